@@ -1,0 +1,70 @@
+# Everything runs in .venv, which is made here on first use. `make` alone lists the targets.
+PYTHON ?= python3
+VENV := .venv
+BIN := $(VENV)/bin
+PIP := $(BIN)/python -m pip --disable-pip-version-check --quiet
+WHEEL_LIMIT := 20000000
+
+.DEFAULT_GOAL := help
+.PHONY: help demo test test-slow test-gpu lint format evaluate wheel clean
+
+help: ## list the targets
+	@sed -n 's/^\([a-z-]*\):.*## /\1\t/p' $(MAKEFILE_LIST) | expand -t 12
+
+demo: $(VENV)/.installed ## watch the embedded model solve a Sudoku and answer questions
+	@$(BIN)/sfumato demo
+
+test: lint ## lint, types and the fast tests
+	@$(BIN)/python -m pytest
+
+test-slow: $(VENV)/.installed-test ## the tests that take minutes
+	@$(BIN)/python -m pytest -m "slow and not gpu" --timeout 1800
+
+test-gpu: $(VENV)/.installed-test ## the tests that need a CUDA device
+	@$(BIN)/python -m pytest -m gpu --timeout 1800
+
+lint: $(VENV)/.installed-test ## ruff and mypy
+	@$(BIN)/ruff check --quiet .
+	@$(BIN)/ruff format --check --quiet . || { $(BIN)/ruff format --diff . ; exit 1; }
+	@$(BIN)/mypy
+
+format: $(VENV)/.installed-test ## let ruff rewrite the files
+	@$(BIN)/ruff check --fix --quiet .
+	@$(BIN)/ruff format --quiet .
+
+evaluate: $(VENV)/.installed ## measure the embedded model on its held-out tasks
+	@$(BIN)/sfumato eval
+
+# setuptools would carry files of an older build/ into the wheel, so it starts from none.
+wheel: $(VENV)/.installed-test ## build the wheel and check its size and contents
+	@rm -rf build dist
+	@$(PIP) wheel --no-deps --wheel-dir dist .
+	@$(BIN)/python -m zipfile -l dist/*.whl | grep -q sfumato/embedded/model.safetensors \
+		|| { echo "the wheel lacks the embedded model" >&2; exit 1; }
+	@size=$$(wc -c < dist/*.whl); echo "wheel: $$size bytes (limit $(WHEEL_LIMIT))"; \
+		test "$$size" -le $(WHEEL_LIMIT)
+
+clean: ## remove what the targets made, .venv too
+	rm -rf $(VENV) build dist src/*.egg-info .mypy_cache .pytest_cache .ruff_cache .hypothesis
+	find src tests -name __pycache__ -type d -prune -exec rm -rf {} +
+
+$(BIN)/python:
+	@command -v $(PYTHON) > /dev/null || { echo "$(PYTHON) not found: install Python 3.11, 3.12 \
+	or 3.13, or name one with make PYTHON=..." >&2; exit 1; }
+	@$(PYTHON) -c 'import sys; sys.exit(not (3, 11) <= sys.version_info < (3, 14))' || { \
+		echo "$(PYTHON) is not Python 3.11, 3.12 or 3.13; name one with make PYTHON=..." >&2; exit 1; }
+	@$(PYTHON) -c 'import ensurepip, venv' 2> /dev/null || { \
+		echo "$(PYTHON) cannot make virtual environments; on Debian: apt install python3-venv" >&2; \
+		exit 1; }
+	@$(PYTHON) -m venv $(VENV)
+
+# Stamps: pip runs again only when what decides the installation has changed.
+$(VENV)/.installed: pyproject.toml constraints.txt | $(BIN)/python
+	@echo "installing into $(VENV) (takes minutes the first time)"
+	@$(PIP) install -c constraints.txt -e .
+	@touch $@
+
+$(VENV)/.installed-test: pyproject.toml constraints.txt | $(BIN)/python
+	@echo "installing into $(VENV) (takes minutes the first time)"
+	@$(PIP) install -c constraints.txt -e '.[test]'
+	@touch $(VENV)/.installed $@

@@ -1,0 +1,37 @@
+"""What every test shares: reproducible Hypothesis, no network, and notes in pytest's summary."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable
+
+import pytest
+from hypothesis import settings
+
+# The hub libraries that some tests use as oracles must never reach for the network.
+os.environ.setdefault("HF_HUB_OFFLINE", "1")
+os.environ.setdefault("TRANSFORMERS_OFFLINE", "1")
+os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
+
+# "fast" finds the same examples in every run; "thorough" looks for new ones.
+settings.register_profile("fast", derandomize=True, deadline=None, max_examples=30)
+settings.register_profile("thorough", deadline=None, max_examples=1000)
+settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "fast"))
+
+_notes = pytest.StashKey[list[str]]()
+
+
+@pytest.fixture
+def note(request: pytest.FixtureRequest) -> Callable[[str], None]:
+    """Print a line under "figures" at the end of the run, passing tests included."""
+    return request.config.stash.setdefault(_notes, []).append
+
+
+def pytest_terminal_summary(
+    terminalreporter: pytest.TerminalReporter, config: pytest.Config
+) -> None:
+    """Show what the tests noted; pytest's own summary line still comes last."""
+    if notes := config.stash.get(_notes, []):
+        terminalreporter.section("figures")
+        for line in notes:
+            terminalreporter.write_line(line)

@@ -1,0 +1,189 @@
+"""Imports point one way only, name nothing undeclared, and the command line starts light."""
+
+from __future__ import annotations
+
+import ast
+import re
+import subprocess
+import sys
+import time
+import tomllib
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parents[1]
+SRC = ROOT / "src" / "sfumato"
+
+# What each part may import, besides itself. "" is the package's own __init__: the public names.
+_NETWORK = {"model", "ops", "weights"}
+_ENGINE = {"engine", "api", "diffusion", "text"} | _NETWORK
+MAY_IMPORT: dict[str, set[str]] = {
+    "weights": set(),
+    "ops": {"weights.blocks"},
+    "text": {"weights"},
+    "model": {"ops", "weights"},
+    "diffusion": set(_NETWORK),
+    "api": {"diffusion", "text"} | _NETWORK,
+    "engine": _ENGINE - {"engine"},
+    "": _ENGINE,
+    "server": {""} | _ENGINE,
+    "bench": {""} | _ENGINE,
+    "train": {""} | _ENGINE,
+    "cli": {"", "server", "bench", "train"} | _ENGINE,
+}
+
+# (module, imported module) -> why the arrow may point the other way. Every entry must be in use.
+EXCEPTIONS: dict[tuple[str, str], str] = {}
+
+
+def _module(path: Path) -> str:
+    """src/sfumato/weights/gguf.py -> "weights.gguf"; the package's own __init__.py -> ""."""
+    parts = path.relative_to(SRC).with_suffix("").parts
+    return ".".join(parts[:-1] if parts[-1] == "__init__" else parts)
+
+
+MODULES = {_module(path): path for path in sorted(SRC.rglob("*.py"))}
+
+
+def _resolve(target: str, name: str) -> str:
+    """`from target import name` imports the module target.name where there is one, else target."""
+    full = f"{target}.{name}".strip(".")
+    is_module = full in MODULES or (SRC / full.replace(".", "/")).is_dir()
+    return full if is_module else target
+
+
+def _imports(path: Path) -> Iterator[str]:
+    """Every import of a file, in functions and under TYPE_CHECKING too, as an absolute name."""
+    package = ["sfumato", *path.relative_to(SRC).parent.parts]
+    for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+        if isinstance(node, ast.Import):
+            yield from (alias.name for alias in node.names)
+        elif isinstance(node, ast.ImportFrom):
+            base = package[: len(package) - node.level + 1] if node.level else []
+            target = ".".join([*base, *filter(None, [node.module])])
+            if target.split(".")[0] != "sfumato":
+                yield target
+                continue
+            inside = target.removeprefix("sfumato").lstrip(".")
+            for alias in node.names:
+                yield f"sfumato.{_resolve(inside, alias.name)}".rstrip(".")
+
+
+def _allowed(part: str, target: str) -> bool:
+    """Whether `part` may import sfumato.`target`."""
+    own = target.split(".")[0]
+    return own == part or bool({own, target} & MAY_IMPORT[part])
+
+
+def _upward() -> set[tuple[str, str]]:
+    """(module, imported module) for each import that the table forbids."""
+    found = set()
+    for module, path in MODULES.items():
+        for name in _imports(path):
+            top, _, target = name.partition(".")
+            if top == "sfumato" and not _allowed(module.split(".")[0], target):
+                found.add((module, target))
+    return found
+
+
+def test_every_part_has_its_place() -> None:
+    assert {module.split(".")[0] for module in MODULES} <= set(MAY_IMPORT)
+
+
+def test_the_table_has_no_cycle() -> None:
+    """Each part, read upwards, imports only parts that came before it."""
+    order = list(MAY_IMPORT)
+    for part, allowed in MAY_IMPORT.items():
+        assert {name.split(".")[0] for name in allowed} <= set(order[: order.index(part)])
+
+
+def test_imports_point_one_way() -> None:
+    upward = _upward()
+    assert sorted(upward - set(EXCEPTIONS)) == []
+    assert sorted(set(EXCEPTIONS) - upward) == [], "an exception that nothing needs"
+
+
+@pytest.mark.parametrize(
+    ("part", "target", "allowed"),
+    [
+        ("ops", "weights.blocks", True),
+        ("ops", "weights.gguf", False),
+        ("ops", "weights", False),
+        ("text", "weights.errors", True),
+        ("text", "model.config", False),
+        ("model", "text.tokenizer", False),
+        ("weights", "", False),
+        ("cli", "api", True),
+        ("api", "cli", False),
+    ],
+)
+def test_the_rule_itself(part: str, target: str, allowed: bool) -> None:
+    assert _allowed(part, target) is allowed
+
+
+def test_every_form_of_import_is_seen(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    source = tmp_path / "model" / "layers.py"
+    source.parent.mkdir()
+    source.write_text(
+        "from typing import TYPE_CHECKING\n"
+        "from ..weights.blocks import QuantizedTensor\n"
+        "from .. import cli\n"
+        "from . import config\n"
+        "import sfumato.api\n"
+        "if TYPE_CHECKING:\n    from sfumato import engine\n"
+        "def later():\n    from sfumato import load\n"
+    )
+    for name in ("cli", "engine", "weights"):
+        (tmp_path / name).mkdir()
+    (tmp_path / "model" / "config.py").touch()
+    monkeypatch.setitem(_imports.__globals__, "SRC", tmp_path)
+    monkeypatch.setitem(_imports.__globals__, "MODULES", {"model.config": source})
+    assert sorted(_imports(source)) == [
+        "sfumato",
+        "sfumato.api",
+        "sfumato.cli",
+        "sfumato.engine",
+        "sfumato.model.config",
+        "sfumato.weights.blocks",
+        "typing",
+    ]
+
+
+def test_only_declared_packages_are_imported() -> None:
+    """No transformers, no gguf, nothing that `pip install sfumato` would not bring."""
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
+    declared = {re.split(r"[^\w-]", name)[0] for name in project["dependencies"]}
+    known = declared | set(sys.stdlib_module_names) | {"sfumato"}
+    undeclared = {
+        f"{module}: {name}"
+        for module, path in MODULES.items()
+        for name in _imports(path)
+        if name.split(".")[0] not in known
+    }
+    assert undeclared == set()
+
+
+def test_help_loads_nothing_heavy() -> None:
+    code = (
+        "import sys\n"
+        "from sfumato.cli import main\n"
+        "try:\n    main(['--help'])\n"
+        "except SystemExit as stop:\n    assert not stop.code, stop.code\n"
+        "heavy = {'torch', 'numpy', 'rich', 'tokenizers', 'jinja2'} & set(sys.modules)\n"
+        "assert not heavy, heavy\n"
+    )
+    subprocess.run([sys.executable, "-c", code], check=True, stdout=subprocess.DEVNULL, timeout=60)
+
+
+def test_help_is_quick() -> None:
+    """The house promises `sfumato --help` in 0.2 s; the best of several runs is the program's."""
+    command = [str(Path(sys.executable).with_name("sfumato")), "--help"]
+
+    def seconds() -> float:
+        start = time.perf_counter()
+        subprocess.run(command, check=True, stdout=subprocess.DEVNULL, timeout=60)
+        return time.perf_counter() - start
+
+    assert min(seconds() for _ in range(7)) < 0.2
