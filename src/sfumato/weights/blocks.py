@@ -1,0 +1,204 @@
+"""Quantized block formats: their layout, and how a block becomes float32.
+
+Layouts and the order of the float operations follow ggml (`ggml-common.h`, `ggml-quants.c`), so
+that the result equals ggml's bit for bit. Everything runs on the device of the data. Knows no
+files and no layers.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from functools import lru_cache
+
+import torch
+from torch import Tensor
+
+# Elements dequantized at a time: temporaries stay at a few times 4 MiB whatever the tensor's size.
+_CHUNK = 1 << 20
+
+_IQ4_VALUES = (-127, -104, -83, -65, -49, -35, -22, -10, 1, 13, 25, 38, 53, 69, 89, 113)
+
+
+@dataclass(frozen=True)
+class BlockFormat:
+    """One block format: `block_bytes` bytes hold `block_size` consecutive elements of a row.
+
+    `dequantize` maps uint8 [n, block_bytes] to float32 [n, block_size]; `ggml_type` is the
+    format's number in GGUF files.
+    """
+
+    name: str
+    ggml_type: int
+    block_size: int
+    block_bytes: int
+    dequantize: Callable[[Tensor], Tensor] = field(repr=False)
+
+
+@dataclass(frozen=True)
+class QuantizedTensor:
+    """A tensor kept in blocks along its last axis.
+
+    data: uint8 [*shape[:-1], row_bytes], contiguous; it may be a read-only view of a mapped file.
+    shape: the shape in elements; its last entry is a multiple of the block size.
+    """
+
+    data: Tensor
+    format: BlockFormat
+    shape: tuple[int, ...]
+
+    def __post_init__(self) -> None:
+        blocks, rest = divmod(self.shape[-1], self.format.block_size)
+        assert rest == 0, f"{self.shape} does not divide into {self.format.name} blocks"
+        assert self.data.dtype == torch.uint8 and self.data.is_contiguous()
+        assert tuple(self.data.shape) == (*self.shape[:-1], blocks * self.format.block_bytes)
+
+    @property
+    def device(self) -> torch.device:
+        return self.data.device
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of the blocks."""
+        return self.data.numel()
+
+    def __getitem__(self, index: int | slice) -> QuantizedTensor:
+        """Entry or range (step 1) of the first axis, without a copy.
+
+        Raises IndexError for an entry out of range, ValueError for a step and for indexing the
+        quantized axis itself.
+        """
+        if len(self.shape) < 2:
+            raise ValueError("the only axis of this tensor is the quantized one: dequantize first")
+        if isinstance(index, slice) and index.step not in (None, 1):
+            raise ValueError(f"rows are taken in steps of 1, not {index.step}; use index_select")
+        data = self.data[index]
+        return QuantizedTensor(data, self.format, (*data.shape[:-1], self.shape[-1]))
+
+    def index_select(self, ids: Tensor) -> QuantizedTensor:
+        """Copies the entries `ids` (int64 [n]) of the first axis."""
+        assert len(self.shape) >= 2
+        data = self.data.index_select(0, ids)
+        return QuantizedTensor(data, self.format, (len(ids), *self.shape[1:]))
+
+    def to(self, device: torch.device | str) -> QuantizedTensor:
+        return QuantizedTensor(self.data.to(device), self.format, self.shape)
+
+    def dequantize(self, dtype: torch.dtype = torch.float32) -> Tensor:
+        """All elements as a new tensor of `shape`: computed in float32, then rounded to `dtype`."""
+        blocks = self.data.view(-1, self.format.block_bytes)
+        out = torch.empty(len(blocks), self.format.block_size, dtype=dtype, device=self.device)
+        step = _CHUNK // self.format.block_size
+        for start in range(0, len(blocks), step):
+            out[start : start + step] = self.format.dequantize(blocks[start : start + step])
+        return out.view(self.shape)
+
+    def __repr__(self) -> str:
+        return f"QuantizedTensor({self.format.name}, {self.shape}, {self.device})"
+
+
+def _half(blocks: Tensor, start: int) -> Tensor:
+    """The float16 at byte `start` of each block, as float32 [n, 1]."""
+    # A fresh copy is aligned for the view; a slice of one block need not be.
+    pair = blocks[:, start : start + 2].clone(memory_format=torch.contiguous_format)
+    return pair.view(torch.float16).float()
+
+
+def _fields(packed: Tensor, bits: int) -> Tensor:
+    """Splits bytes, lowest bits first: uint8 [n, groups, width] to [n, groups, 8 / bits, width]."""
+    mask = (1 << bits) - 1
+    return torch.stack([(packed >> shift) & mask for shift in range(0, 8, bits)], dim=2)
+
+
+def _q8_0(blocks: Tensor) -> Tensor:
+    return blocks[:, 2:].view(torch.int8).float() * _half(blocks, 0)
+
+
+def _q4_0(blocks: Tensor) -> Tensor:
+    codes = _fields(blocks[:, None, 2:], 4).reshape(-1, 32)
+    return _half(blocks, 0) * (codes.float() - 8)
+
+
+def _q5_codes(high: Tensor, low: Tensor) -> Tensor:
+    """Five-bit codes, float32 [n, 32]: bit 4 of each from `high` [n, 4], the rest from `low`."""
+    top = _fields(high[:, :, None], 1).reshape(-1, 32)
+    return (_fields(low[:, None], 4).reshape(-1, 32) | (top << 4)).float()
+
+
+def _q5_0(blocks: Tensor) -> Tensor:
+    return _half(blocks, 0) * (_q5_codes(blocks[:, 2:6], blocks[:, 6:]) - 16)
+
+
+def _q5_1(blocks: Tensor) -> Tensor:
+    return _half(blocks, 0) * _q5_codes(blocks[:, 4:8], blocks[:, 8:]) + _half(blocks, 2)
+
+
+def _k_scales(blocks: Tensor) -> tuple[Tensor, Tensor]:
+    """Scale and offset of the 8 groups of a Q4_K or Q5_K block, each float32 [n, 8, 1].
+
+    Twelve bytes hold eight 6-bit scales and eight 6-bit offsets: the low six bits of bytes 0-3 and
+    4-7 are groups 0-3; bytes 8-11 carry the low nibbles of groups 4-7, whose top two bits are the
+    top two bits of bytes 0-3 and 4-7.
+    """
+    first, second, nibbles = blocks[:, 4:8], blocks[:, 8:12], blocks[:, 12:16]
+    scale = torch.cat((first & 63, (nibbles & 15) | ((first >> 2) & 48)), dim=1)
+    offset = torch.cat((second & 63, (nibbles >> 4) | ((second >> 2) & 48)), dim=1)
+    return (
+        (_half(blocks, 0) * scale.float())[:, :, None],
+        (_half(blocks, 2) * offset.float())[:, :, None],
+    )
+
+
+def _q4_k(blocks: Tensor) -> Tensor:
+    scale, offset = _k_scales(blocks)
+    codes = _fields(blocks[:, 16:].reshape(-1, 4, 32), 4).reshape(-1, 8, 32)
+    return (scale * codes.float() - offset).view(-1, 256)
+
+
+def _q5_k(blocks: Tensor) -> Tensor:
+    scale, offset = _k_scales(blocks)
+    top = _fields(blocks[:, None, 16:48], 1).reshape(-1, 8, 32)
+    codes = _fields(blocks[:, 48:].reshape(-1, 4, 32), 4).reshape(-1, 8, 32) | (top << 4)
+    return (scale * codes.float() - offset).view(-1, 256)
+
+
+def _q6_k(blocks: Tensor) -> Tensor:
+    low = _fields(blocks[:, :128].reshape(-1, 2, 64), 4).reshape(-1, 16, 16)
+    high = _fields(blocks[:, 128:192].reshape(-1, 2, 32), 2).reshape(-1, 16, 16)
+    scale = _half(blocks, 208) * blocks[:, 192:208].view(torch.int8).float()
+    return (scale[:, :, None] * ((low | (high << 4)).float() - 32)).view(-1, 256)
+
+
+@lru_cache
+def _iq4_values(device: torch.device) -> Tensor:
+    return torch.tensor(_IQ4_VALUES, dtype=torch.float32, device=device)
+
+
+def _iq4_nl(blocks: Tensor) -> Tensor:
+    codes = _fields(blocks[:, None, 2:], 4).reshape(-1, 32)
+    return _half(blocks, 0) * _iq4_values(blocks.device)[codes.int()]
+
+
+def _iq4_xs(blocks: Tensor) -> Tensor:
+    low = _fields(blocks[:, 4:8, None], 4).reshape(-1, 8)
+    high = _fields(blocks[:, 2:4, None], 2).reshape(-1, 8)
+    scale = _half(blocks, 0) * ((low | (high << 4)).float() - 32)
+    codes = _fields(blocks[:, 8:].reshape(-1, 8, 16), 4).reshape(-1, 8, 32)
+    return (scale[:, :, None] * _iq4_values(blocks.device)[codes.int()]).view(-1, 256)
+
+
+BLOCK_FORMATS: dict[str, BlockFormat] = {
+    block.name: block
+    for block in (
+        BlockFormat("Q4_0", 2, 32, 18, _q4_0),
+        BlockFormat("Q5_0", 6, 32, 22, _q5_0),
+        BlockFormat("Q5_1", 7, 32, 24, _q5_1),
+        BlockFormat("Q8_0", 8, 32, 34, _q8_0),
+        BlockFormat("Q4_K", 12, 256, 144, _q4_k),
+        BlockFormat("Q5_K", 13, 256, 176, _q5_k),
+        BlockFormat("Q6_K", 14, 256, 210, _q6_k),
+        BlockFormat("IQ4_NL", 20, 32, 18, _iq4_nl),
+        BlockFormat("IQ4_XS", 23, 256, 136, _iq4_xs),
+    )
+}
+"""The quantized formats this package reads, by name."""

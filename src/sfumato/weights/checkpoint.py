@@ -1,0 +1,160 @@
+"""Opens a checkpoint, safetensors or GGUF, under canonical tensor names.
+
+Opening reads headers only; each tensor is mapped when it is read. Knows names and bytes, not what
+a network needs of them: the model brings its list of tensors to `Checkpoint.account`.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from torch import Tensor
+
+from sfumato.weights.blocks import QuantizedTensor
+from sfumato.weights.errors import CheckpointError, quoted
+from sfumato.weights.gguf import read_gguf
+from sfumato.weights.jsonfile import read_object
+from sfumato.weights.locate import Kind, locate
+from sfumato.weights.names import ARCHITECTURE, place_gguf, place_transformers
+from sfumato.weights.safetensors import read_safetensors
+from sfumato.weights.tensorfile import TensorFile, TensorInfo, require_readable
+
+__all__ = ["Checkpoint", "TensorInfo", "open_checkpoint"]
+
+_log = logging.getLogger(__name__)
+
+_LISTED = 8
+"""Tensors listed of each kind of fault."""
+
+
+@dataclass(frozen=True)
+class Checkpoint:
+    """An opened checkpoint.
+
+    tensors: canonical name → where it lies; a tensor of no known place keeps the file's name.
+    vision: the vision tower's tensors, by the file's names, kept aside.
+    metadata: for safetensors {"config": …, "generation_config": … or {}}, the JSON files beside
+    the weights; for GGUF the file's flat key → value.
+    """
+
+    path: Path
+    kind: Kind
+    tensors: Mapping[str, TensorInfo] = field(repr=False)
+    vision: Mapping[str, TensorInfo] = field(repr=False)
+    metadata: Mapping[str, Any] = field(repr=False)
+    files: Mapping[Path, TensorFile] = field(repr=False)
+
+    def read(self, name: str) -> Tensor | QuantizedTensor:
+        """The tensor of this canonical name as stored: blocks, or a plain tensor of the stored
+        dtype. A view of the mapped file: writing to it ends the process, so clone first.
+
+        Raises KeyError if `tensors` has no such name.
+        """
+        info = self.tensors[name]
+        return self.files[info.file].read(info.name)
+
+    def account(self, expected: Mapping[str, tuple[int, ...]]) -> None:
+        """Checks that the tensors are exactly the expected ones.
+
+        expected: canonical name → shape. Raises one CheckpointError naming all that is missing,
+        left over or of another shape.
+        """
+        missing = [name for name in expected if name not in self.tensors]
+        leftover = [info.name for name, info in self.tensors.items() if name not in expected]
+        misshapen = [
+            f"{name} (the file has {list(self.tensors[name].shape)}, the config asks for "
+            f"{list(shape)})"
+            for name, shape in expected.items()
+            if name in self.tensors and self.tensors[name].shape != tuple(shape)
+        ]
+        faults = [
+            _fault("missing", missing),
+            _fault("left over", leftover),
+            _fault("wrongly shaped", misshapen),
+        ]
+        if any(faults):
+            raise CheckpointError(
+                f"{self.path}: the tensors do not match the config: "
+                f"{'; '.join(filter(None, faults))}. Use weights and config of one checkpoint"
+            )
+
+
+def open_checkpoint(path: str | Path) -> Checkpoint:
+    """Opens the checkpoint at `path`: a .gguf or .safetensors file, an index, or a folder.
+
+    Raises CheckpointError, naming file and field, if anything in it cannot be used.
+    """
+    path = Path(path)
+    kind, locations = locate(path)
+    if kind == "gguf":
+        (file,) = files = [read_gguf(locations[0])]
+        _check_architecture(file)
+        metadata = file.metadata
+    else:
+        files = [read_safetensors(location) for location in locations]
+        folder = locations[0].parent
+        generation = folder / "generation_config.json"
+        metadata = {
+            "config": read_object(folder / "config.json"),
+            "generation_config": read_object(generation) if generation.exists() else {},
+        }
+    tensors, vision = _sort(files, kind)
+    for info in tensors.values():
+        require_readable(info)
+    if vision:
+        _log.info("%s: %d vision tensors are kept aside", path, len(vision))
+    return Checkpoint(path, kind, tensors, vision, metadata, {file.path: file for file in files})
+
+
+def _check_architecture(file: TensorFile) -> None:
+    found = file.metadata.get("general.architecture")
+    if found != ARCHITECTURE:
+        hint = "; this is the vision part of one" if found == "clip" else ""
+        raise CheckpointError(
+            f"{file.path}: general.architecture: is {quoted(found)}{hint}; give a GGUF file of "
+            f"architecture {ARCHITECTURE!r}"
+        )
+    parts = file.metadata.get("split.count", 1)
+    if parts != 1:
+        raise CheckpointError(
+            f"{file.path}: split.count: is one of {quoted(parts)} parts; merge them into one file "
+            "first"
+        )
+
+
+def _sort(
+    files: Sequence[TensorFile], kind: Kind
+) -> tuple[dict[str, TensorInfo], dict[str, TensorInfo]]:
+    """The files' tensors by canonical name, and the vision tensors."""
+    place = place_gguf if kind == "gguf" else place_transformers
+    tensors: dict[str, TensorInfo] = {}
+    aliases: dict[str, TensorInfo] = {}
+    vision: dict[str, TensorInfo] = {}
+    for info in (info for file in files for info in file.tensors.values()):
+        found = place(info.name)
+        if found.kind == "derived":
+            continue
+        if found.kind == "alias":
+            aliases.setdefault(found.name, info)
+            continue
+        shelf = vision if found.kind == "vision" else tensors
+        other = shelf.setdefault(found.name, info)
+        if other is not info:
+            raise CheckpointError(
+                f"{info.file}: tensor {quoted(info.name)} holds the same as {quoted(other.name)} "
+                f"of {other.file.name}; remove one of them"
+            )
+    # A tied copy serves where the decoder's own tensor was not saved.
+    return {**aliases, **tensors}, vision
+
+
+def _fault(kind: str, names: Sequence[str]) -> str:
+    if not names:
+        return ""
+    more = f" and {len(names) - _LISTED} more" if len(names) > _LISTED else ""
+    listed = ", ".join(name if len(name) <= 160 else f"{name[:160]}…" for name in names[:_LISTED])
+    return f"{len(names)} {kind}: {listed}{more}"

@@ -1,0 +1,279 @@
+"""Reads GGUF files, versions 2 and 3, little-endian: metadata, and where each tensor lies.
+
+The format: https://github.com/ggml-org/ggml/blob/master/docs/gguf.md. A file is taken for hostile:
+every count and length is checked against the bytes left before anything is allocated or looped
+over. Knows no architecture: any GGUF file's metadata can be read here.
+"""
+
+from __future__ import annotations
+
+import math
+import mmap
+import struct
+from pathlib import Path
+from typing import Any, NoReturn
+
+import numpy as np
+
+from sfumato.weights.errors import CheckpointError, quoted
+from sfumato.weights.tensorfile import TensorFile, TensorInfo, map_file
+
+# Far above any real file (the published one: 16 MB of header, 777 thousand strings, 692 tensors),
+# and low enough that a hostile header costs well under a second.
+_MAX_HEADER = 256 << 20
+_MAX_STRINGS = 1 << 21
+_MAX_ENTRIES = 1 << 16
+_MAX_NAME = 1 << 16
+_MAX_DIMENSIONS = 4
+
+_U32, _U64 = struct.Struct("<I"), struct.Struct("<Q")
+_BOOL, _STRING, _ARRAY = 7, 8, 9
+# Metadata value type → how one value is stored.
+_SCALARS: dict[int, np.dtype[Any]] = {
+    0: np.dtype("u1"),
+    1: np.dtype("i1"),
+    2: np.dtype("<u2"),
+    3: np.dtype("<i2"),
+    4: np.dtype("<u4"),
+    5: np.dtype("<i4"),
+    6: np.dtype("<f4"),
+    _BOOL: np.dtype("u1"),
+    10: np.dtype("<u8"),
+    11: np.dtype("<i8"),
+    12: np.dtype("<f8"),
+}
+# Tensor type → (name, elements per block, bytes per block), the ones this package cannot read
+# included, so that they can be named (ggml.h, ggml-common.h).
+_TENSOR_TYPES = {
+    0: ("F32", 1, 4),
+    1: ("F16", 1, 2),
+    2: ("Q4_0", 32, 18),
+    3: ("Q4_1", 32, 20),
+    6: ("Q5_0", 32, 22),
+    7: ("Q5_1", 32, 24),
+    8: ("Q8_0", 32, 34),
+    9: ("Q8_1", 32, 40),
+    10: ("Q2_K", 256, 84),
+    11: ("Q3_K", 256, 110),
+    12: ("Q4_K", 256, 144),
+    13: ("Q5_K", 256, 176),
+    14: ("Q6_K", 256, 210),
+    15: ("Q8_K", 256, 292),
+    16: ("IQ2_XXS", 256, 66),
+    17: ("IQ2_XS", 256, 74),
+    18: ("IQ3_XXS", 256, 98),
+    19: ("IQ1_S", 256, 50),
+    20: ("IQ4_NL", 32, 18),
+    21: ("IQ3_S", 256, 110),
+    22: ("IQ2_S", 256, 82),
+    23: ("IQ4_XS", 256, 136),
+    24: ("I8", 1, 1),
+    25: ("I16", 1, 2),
+    26: ("I32", 1, 4),
+    27: ("I64", 1, 8),
+    28: ("F64", 1, 8),
+    29: ("IQ1_M", 256, 56),
+    30: ("BF16", 1, 2),
+    34: ("TQ1_0", 256, 54),
+    35: ("TQ2_0", 256, 66),
+    39: ("MXFP4", 32, 17),
+    40: ("NVFP4", 64, 36),
+    41: ("Q1_0", 128, 18),
+}
+
+
+def read_gguf(path: str | Path) -> TensorFile:
+    """Opens a GGUF file; reads its header only.
+
+    Metadata: key → int, float, bool, str, a list of str, or a NumPy array (bool or the stored
+    numeric type). Tensor shapes are in torch order, GGUF's reversed. Raises CheckpointError for
+    anything that is not a sound GGUF file.
+    """
+    path = Path(path)
+    mapping = map_file(path)
+    header = _Header(path, mapping)
+    metadata, tensors = header.parse()
+    return TensorFile(path, metadata, tensors, mapping)
+
+
+class _Header:
+    """A cursor over the header of one file."""
+
+    def __init__(self, path: Path, data: mmap.mmap) -> None:
+        self.path = path
+        self.data = data
+        self.at = 0
+        self.end = min(len(data), _MAX_HEADER)
+        self.strings_left = _MAX_STRINGS
+
+    def fail(self, what: str, problem: str) -> NoReturn:
+        raise CheckpointError(
+            f"{self.path}: {what}: {problem} (at byte {self.at}); the file is damaged or not a "
+            "GGUF file: download or convert it again"
+        )
+
+    def parse(self) -> tuple[dict[str, Any], dict[str, TensorInfo]]:
+        self._version()
+        tensor_count = self._count("number of tensors", smallest=24)
+        entry_count = self._count("number of metadata entries", smallest=13)
+        metadata: dict[str, Any] = {}
+        for index in range(entry_count):
+            key = self._name(f"metadata key {index}")
+            if key in metadata:
+                self.fail(f"metadata key {quoted(key)}", "is there twice")
+            metadata[key] = self._value(f"metadata key {quoted(key)}")
+        alignment = self._alignment(metadata)
+        tensors: dict[str, TensorInfo] = {}
+        for index in range(tensor_count):
+            info = self._tensor(f"tensor {index}", alignment)
+            if info.name in tensors:
+                self.fail(f"tensor {quoted(info.name)}", "is there twice")
+            tensors[info.name] = info
+        return metadata, self._placed(tensors, alignment)
+
+    def _version(self) -> None:
+        if self.data[:4] != b"GGUF":
+            self.fail("magic", f"the file begins with {self.data[:4]!r} instead of b'GGUF'")
+        self.at = 4
+        version = self._integer(_U32, "version")
+        if version and version & 0xFFFF == 0:
+            raise CheckpointError(
+                f"{self.path}: version: this is a big-endian GGUF file, which is not supported; "
+                "use the little-endian one"
+            )
+        if version not in (2, 3):
+            raise CheckpointError(
+                f"{self.path}: version: GGUF version {version} is not supported; use a file of "
+                "version 2 or 3"
+            )
+
+    def _advance(self, size: int, what: str) -> int:
+        """Steps over `size` bytes and returns where they begin."""
+        if size > self.end - self.at:
+            if self.end < len(self.data):
+                self.fail(what, f"the header is longer than {_MAX_HEADER >> 20} MiB")
+            self.fail(what, f"needs {size} bytes where the file has {self.end - self.at} left")
+        start = self.at
+        self.at += size
+        return start
+
+    def _integer(self, layout: struct.Struct, what: str) -> int:
+        value: int = layout.unpack_from(self.data, self._advance(layout.size, what))[0]
+        return value
+
+    def _count(self, what: str, smallest: int) -> int:
+        """A number of entries of at least `smallest` bytes each."""
+        count = self._integer(_U64, what)
+        if count > _MAX_ENTRIES or count * smallest > self.end - self.at:
+            self.fail(what, f"{count} cannot be: the file has {self.end - self.at} bytes left")
+        return count
+
+    def _name(self, what: str) -> str:
+        size = self._integer(_U64, what)
+        if not 0 < size <= _MAX_NAME:
+            self.fail(what, f"a name of {size} bytes")
+        return self._text(size, what)
+
+    def _text(self, size: int, what: str) -> str:
+        start = self._advance(size, what)
+        try:
+            return self.data[start : self.at].decode()
+        except UnicodeDecodeError:
+            self.fail(what, "is not UTF-8")
+
+    def _value(self, what: str) -> Any:
+        kind = self._integer(_U32, what)
+        if kind == _STRING:
+            return self._text(self._integer(_U64, what), what)
+        if kind == _ARRAY:
+            return self._array(what)
+        value = self._numbers(kind, 1, what)[0].item()
+        return bool(value) if kind == _BOOL else value
+
+    def _array(self, what: str) -> list[str] | np.ndarray:
+        kind = self._integer(_U32, what)
+        count = self._integer(_U64, what)
+        if kind == _STRING:
+            return self._strings(count, what)
+        if kind == _ARRAY:
+            self.fail(what, "is an array of arrays, which no known writer makes")
+        numbers = self._numbers(kind, count, what)
+        return numbers.astype(bool) if kind == _BOOL else numbers
+
+    def _numbers(self, kind: int, count: int, what: str) -> np.ndarray:
+        if kind not in _SCALARS:
+            self.fail(what, f"unknown value type {kind}")
+        dtype = _SCALARS[kind]
+        start = self._advance(count * dtype.itemsize, what)
+        return np.frombuffer(self.data[start : self.at], dtype)
+
+    def _strings(self, count: int, what: str) -> list[str]:
+        """The hot loop: a vocabulary has hundreds of thousands of strings."""
+        if count * _U64.size > self.end - self.at or count > self.strings_left:
+            self.fail(what, f"an array of {count} strings")
+        self.strings_left -= count
+        data, at, end, size_at = self.data, self.at, self.end, _U64.unpack_from
+        strings = []
+        try:
+            for _ in range(count):
+                start = at + 8
+                at = start + size_at(data, at)[0]
+                if at > end:
+                    raise IndexError
+                strings.append(data[start:at].decode())
+        except (IndexError, struct.error):
+            self.fail(what, f"string {len(strings)} runs past the end of the file")
+        except UnicodeDecodeError:
+            self.fail(what, f"string {len(strings)} is not UTF-8")
+        self.at = at
+        return strings
+
+    def _alignment(self, metadata: dict[str, Any]) -> int:
+        alignment = metadata.get("general.alignment", 32)
+        power_of_two = type(alignment) is int and alignment & (alignment - 1) == 0
+        if not (power_of_two and 8 <= alignment <= _MAX_HEADER):
+            shown = quoted(alignment)
+            self.fail("general.alignment", f"{shown} is not a power of two from 8 upwards")
+        return int(alignment)
+
+    def _tensor(self, what: str, alignment: int) -> TensorInfo:
+        """One tensor's entry; its offset is still relative to the data section."""
+        name = self._name(what)
+        what = f"tensor {quoted(name)}"
+        dimensions = self._integer(_U32, what)
+        if dimensions > _MAX_DIMENSIONS:
+            self.fail(what, f"{dimensions} dimensions (at most {_MAX_DIMENSIONS})")
+        shape = tuple(self._integer(_U64, what) for _ in range(dimensions))[::-1]
+        kind = self._integer(_U32, what)
+        offset = self._integer(_U64, what)
+        if kind not in _TENSOR_TYPES:
+            self.fail(what, f"unknown tensor type {kind}")
+        type_name, block_size, block_bytes = _TENSOR_TYPES[kind]
+        if 0 in shape:
+            self.fail(what, f"has no elements (shape {shape})")
+        row = shape[-1] if shape else 1
+        if row % block_size:
+            self.fail(what, f"rows of {row} are no multiple of {type_name}'s {block_size}")
+        if offset % alignment:
+            self.fail(what, f"offset {offset} is not aligned to {alignment}")
+        nbytes = math.prod(shape) // block_size * block_bytes
+        return TensorInfo(name, shape, type_name, nbytes, self.path, offset)
+
+    def _placed(self, tensors: dict[str, TensorInfo], alignment: int) -> dict[str, TensorInfo]:
+        """Makes the offsets absolute, and refuses tensors that overlap or leave the file."""
+        data_start = -(-self.at // alignment) * alignment
+        placed = {}
+        end, previous = 0, ""
+        for info in sorted(tensors.values(), key=lambda info: info.offset):
+            what = f"tensor {quoted(info.name)}"
+            if info.offset < end:
+                self.fail(what, f"overlaps tensor {quoted(previous)}")
+            end, previous = info.offset + info.nbytes, info.name
+            if data_start + end > len(self.data):
+                missing = data_start + end - len(self.data)
+                self.fail(what, f"ends {missing} bytes past the end of the file: it is truncated")
+            start = data_start + info.offset
+            placed[info.name] = TensorInfo(
+                info.name, info.shape, info.format, info.nbytes, info.file, start
+            )
+        return placed

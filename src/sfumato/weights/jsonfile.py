@@ -1,0 +1,50 @@
+"""Reads JSON objects out of files that may be malformed; knows nothing of their content."""
+
+from __future__ import annotations
+
+import json
+from collections import Counter
+from pathlib import Path
+from typing import Any
+
+from sfumato.weights.errors import CheckpointError, quoted
+
+MAX_JSON = 4 << 20
+"""Bytes. Real configs, indices and tensor headers have some hundred kilobytes; JSON made to be
+slow takes about half a second at this size."""
+
+
+def read_object(path: Path) -> dict[str, Any]:
+    """The object in a JSON file. Raises CheckpointError if it is absent or holds none."""
+    if not path.is_file():
+        raise CheckpointError(f"{path}: does not exist; complete the checkpoint's folder")
+    if path.stat().st_size > MAX_JSON:
+        raise CheckpointError(f"{path}: is larger than {MAX_JSON >> 20} MiB; download it again")
+    try:
+        return parse_object(path.read_bytes(), str(path))
+    except OSError as error:
+        raise CheckpointError(f"{path}: cannot be read ({error.strerror})") from error
+
+
+def parse_object(data: bytes, where: str) -> dict[str, Any]:
+    """The JSON object in `data`. Raises CheckpointError for anything else, duplicate keys too."""
+
+    def unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+        found = dict(pairs)
+        if len(found) != len(pairs):
+            twice = Counter(name for name, _ in pairs).most_common(1)[0][0]
+            raise CheckpointError(f"{where}: {quoted(twice)} is there twice; download it again")
+        return found
+
+    try:
+        value = json.loads(data.decode(), object_pairs_hook=unique)
+    except CheckpointError:
+        raise
+    except (ValueError, RecursionError) as error:
+        problem = str(error).split("\n")[0][:120]
+        raise CheckpointError(f"{where}: is not JSON ({problem}); download it again") from None
+    if not isinstance(value, dict):
+        raise CheckpointError(
+            f"{where}: holds a JSON {type(value).__name__} instead of an object; download it again"
+        )
+    return value

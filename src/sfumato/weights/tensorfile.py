@@ -1,0 +1,96 @@
+"""One mapped file and the tensors in it: what the GGUF and the safetensors parsers give back.
+
+Opening maps the file and reads nothing; a tensor is a view of the mapping, so that its bytes come
+from disk when they are used. Knows neither header format.
+"""
+
+from __future__ import annotations
+
+import mmap
+import warnings
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from sfumato.weights.blocks import BLOCK_FORMATS, QuantizedTensor
+from sfumato.weights.errors import CheckpointError, quoted
+
+FLOAT_FORMATS = {"F32": torch.float32, "F16": torch.float16, "BF16": torch.bfloat16}
+"""The formats that are read as plain torch tensors."""
+
+
+@dataclass(frozen=True)
+class TensorInfo:
+    """Where a tensor lies. `name` is the file's own; `shape` is in torch order (last axis
+    contiguous); `format` is "F32", "BF16", "Q4_K", …; `offset` (from the start of the file) and
+    `nbytes` are in bytes."""
+
+    name: str
+    shape: tuple[int, ...]
+    format: str
+    nbytes: int
+    file: Path
+    offset: int
+
+
+def map_file(path: Path) -> mmap.mmap:
+    """Maps a whole file read-only. Raises CheckpointError if it is absent, empty or unreadable."""
+    if not path.is_file():
+        found = "is not a regular file" if path.exists() else "does not exist"
+        raise CheckpointError(f"{path}: {found}; give the path of a weight file")
+    try:
+        with path.open("rb") as stream:
+            return mmap.mmap(stream.fileno(), 0, access=mmap.ACCESS_READ)
+    except ValueError:
+        raise CheckpointError(f"{path}: the file is empty; download it again") from None
+    except OSError as error:
+        raise CheckpointError(f"{path}: cannot be read ({error.strerror})") from error
+
+
+@dataclass(frozen=True)
+class TensorFile:
+    """An opened file: its metadata, its tensors by the file's own names, and its mapping."""
+
+    path: Path
+    metadata: Mapping[str, Any] = field(repr=False)
+    tensors: Mapping[str, TensorInfo] = field(repr=False)
+    mapping: mmap.mmap = field(repr=False)
+
+    @cached_property
+    def _bytes(self) -> Tensor:
+        with warnings.catch_warnings():
+            # torch has no read-only tensors and says so of any read-only buffer.
+            warnings.filterwarnings("ignore", message="The given buffer is not writable")
+            return torch.frombuffer(self.mapping, dtype=torch.uint8)
+
+    def read(self, name: str) -> Tensor | QuantizedTensor:
+        """The tensor as stored, a view of the mapping: writing to it ends the process.
+
+        Raises CheckpointError if its format is not one that this package reads, KeyError if the
+        file has no such tensor.
+        """
+        info = self.tensors[name]
+        require_readable(info)
+        data = self._bytes[info.offset : info.offset + info.nbytes]
+        if info.format in BLOCK_FORMATS:
+            rows = data.view(*info.shape[:-1], -1)
+            return QuantizedTensor(rows, BLOCK_FORMATS[info.format], info.shape)
+        dtype = FLOAT_FORMATS[info.format]
+        if info.offset % dtype.itemsize:
+            data = data.clone()  # old safetensors files do not align their data
+        return data.view(dtype).view(info.shape)
+
+
+def require_readable(info: TensorInfo) -> None:
+    """Raises CheckpointError if the tensor's format is not one that this package reads."""
+    if info.format not in FLOAT_FORMATS and info.format not in BLOCK_FORMATS:
+        supported = ", ".join((*FLOAT_FORMATS, *BLOCK_FORMATS))
+        raise CheckpointError(
+            f"{info.file}: tensor {quoted(info.name)} is stored as {info.format}, which is not "
+            f"supported; use a file with {supported}"
+        )

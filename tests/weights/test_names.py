@@ -1,0 +1,86 @@
+"""GGUF and transformers names to canonical ones and back."""
+
+from __future__ import annotations
+
+import pytest
+from tests.support.gguf_files import gguf_config, state_shapes
+
+from sfumato.weights.names import (
+    Place,
+    gguf_name,
+    place_gguf,
+    place_transformers,
+    transformers_name,
+)
+
+NAMES = sorted(state_shapes(gguf_config()))
+
+GGUF = {
+    "token_embd.weight": "embed_tokens.weight",
+    "output_norm.weight": "norm.weight",
+    "self_cond_pre_norm.weight": "self_conditioning.pre_norm.weight",
+    "self_cond_gate.weight": "self_conditioning.gate_proj.weight",
+    "self_cond_down.weight": "self_conditioning.down_proj.weight",
+    "blk.0.attn_norm.weight": "layers.0.input_layernorm.weight",
+    "blk.29.attn_output.weight": "layers.29.self_attn.o_proj.weight",
+    "blk.3.attn_q_norm.weight": "layers.3.self_attn.q_norm.weight",
+    "blk.3.ffn_norm.weight": "layers.3.pre_feedforward_layernorm.weight",
+    "blk.3.post_ffw_norm.weight": "layers.3.post_feedforward_layernorm.weight",
+    "blk.3.post_ffw_norm_1.weight": "layers.3.post_feedforward_layernorm_1.weight",
+    "blk.3.pre_ffw_norm_2.weight": "layers.3.pre_feedforward_layernorm_2.weight",
+    "blk.3.ffn_gate_inp.weight": "layers.3.router.proj.weight",
+    "blk.3.ffn_gate_inp.scale": "layers.3.router.scale",
+    "blk.3.ffn_down_exps.scale": "layers.3.router.per_expert_scale",
+    "blk.3.ffn_down_exps.weight": "layers.3.experts.down_proj",
+    "blk.3.ffn_gate_up_exps.weight": "layers.3.experts.gate_up_proj",
+    "blk.3.layer_output_scale.weight": "layers.3.layer_scalar",
+    "blk.3.enc_layer_output_scale.weight": "layers.3.encoder_layer_scalar",
+}
+
+
+@pytest.mark.parametrize(("theirs", "ours"), GGUF.items())
+def test_gguf_names(theirs: str, ours: str) -> None:
+    assert place_gguf(theirs) == Place("tensor", ours)
+    assert gguf_name(ours) == theirs
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_every_tensor_survives_the_way_there_and_back(name: str) -> None:
+    assert place_gguf(gguf_name(name)) == Place("tensor", name)
+    assert place_transformers(transformers_name(name)) == Place("tensor", name)
+
+
+def test_gguf_names_are_distinct() -> None:
+    assert len({gguf_name(name) for name in NAMES}) == len(NAMES)
+    with pytest.raises(KeyError):
+        gguf_name("layers.0.unheard_of.weight")
+    with pytest.raises(KeyError):
+        gguf_name("unheard_of.weight")
+
+
+def test_gguf_specials() -> None:
+    pre_norm = Place("tensor", "self_conditioning.pre_norm.weight")
+    assert place_gguf("self_cond_norm.weight") == pre_norm
+    assert place_gguf("rope_freqs.weight").kind == "derived"
+    assert place_gguf("v.blk.0.attn_q.weight").kind == "vision"
+    assert place_gguf("mm.input_projection.weight").kind == "vision"
+
+
+@pytest.mark.parametrize(
+    "name",
+    ["blk.0.attn_q.bias", "blk.00.attn_q.weight", "blk.-1.attn_q.weight", "x", "norm.weight"],
+)
+def test_unknown_gguf_names_stay(name: str) -> None:
+    assert place_gguf(name) == Place("unknown", name)
+
+
+def test_transformers_specials() -> None:
+    encoder = "model.encoder.language_model."
+    scalar = place_transformers(f"{encoder}layers.7.layer_scalar")
+    assert scalar == Place("tensor", "layers.7.encoder_layer_scalar")
+    for rest in ("embed_tokens.weight", "norm.weight", "layers.7.router.scale"):
+        assert place_transformers(encoder + rest) == Place("alias", rest)
+    assert place_transformers("lm_head.weight") == Place("alias", "embed_tokens.weight")
+    for name in ("model.encoder.vision_tower.x", "model.encoder.embed_vision.y.weight"):
+        assert place_transformers(name) == Place("vision", name)
+    assert place_transformers("model.layers.0.x") == Place("unknown", "model.layers.0.x")
