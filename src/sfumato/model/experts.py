@@ -1,0 +1,47 @@
+"""The mixture of experts: a router, and the experts that it chooses for each token."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor, nn
+
+from sfumato import ops
+from sfumato.model.config import ModelConfig
+from sfumato.model.layers import Linear
+
+
+class Router(nn.Module):
+    """Chooses experts and their shares for each token.
+
+    It computes in float32 whatever the weights' dtype: the choice is discrete, so rounding here
+    would cost more than anywhere else, and the matrix is tiny.
+    """
+
+    def __init__(self, config: ModelConfig) -> None:
+        super().__init__()
+        self.proj = Linear(config.hidden_size, config.num_experts)
+        self.scale = nn.Parameter(torch.ones(config.hidden_size))
+        self.per_expert_scale = nn.Parameter(torch.ones(config.num_experts))
+        self.active, self.eps = config.experts_per_token, config.rms_norm_eps
+        self.root = config.hidden_size**-0.5
+
+    def forward(self, x: Tensor) -> tuple[Tensor, Tensor]:
+        """x [tokens, hidden] → chosen int64 and shares float32, both [tokens, active]."""
+        scores = self.proj(ops.rms_norm(x.float(), None, self.eps) * self.scale.float() * self.root)
+        shares, chosen = scores.softmax(dim=-1).topk(self.active, dim=-1)
+        shares = shares / shares.sum(dim=-1, keepdim=True)
+        return chosen, shares * self.per_expert_scale.float()[chosen]
+
+
+class Experts(nn.Module):
+    """The weights of all experts of a layer, stacked."""
+
+    def __init__(self, config: ModelConfig) -> None:
+        super().__init__()
+        count, size, hidden = config.num_experts, config.expert_size, config.hidden_size
+        self.gate_up_proj = nn.Parameter(torch.empty(count, 2 * size, hidden))
+        self.down_proj = nn.Parameter(torch.empty(count, hidden, size))
+
+    def forward(self, x: Tensor, chosen: Tensor, shares: Tensor) -> Tensor:
+        """x [tokens, hidden]; chosen and shares [tokens, active] → [tokens, hidden]."""
+        return ops.experts(x, chosen, shares, self.gate_up_proj, self.down_proj)

@@ -1,0 +1,94 @@
+"""The small parts of the network: linear maps, norms, the gated MLP, rotary tables.
+
+Modules hold weights and nothing else; a weight is a parameter, or a `QuantizedTensor` that
+`model/loading.py` puts in its place.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from sfumato import ops
+from sfumato.model.config import LayerConfig
+
+
+class Linear(nn.Module):
+    """`x @ weight.T` without bias: [..., inputs] → [..., outputs]."""
+
+    def __init__(self, inputs: int, outputs: int) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.empty(outputs, inputs))
+
+    def forward(self, x: Tensor) -> Tensor:
+        return ops.linear(x, self.weight)
+
+
+class RMSNorm(nn.Module):
+    """RMS norm over the last axis with a learned scale (`x · w`, not `1 + w`)."""
+
+    def __init__(self, size: int, eps: float) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.ones(size))
+        self.eps = eps
+
+    def forward(self, x: Tensor) -> Tensor:
+        return ops.rms_norm(x, self.weight, self.eps)
+
+
+class GatedMLP(nn.Module):
+    """`down(gelu_tanh(gate(x)) · up(x))`."""
+
+    def __init__(self, hidden: int, inner: int) -> None:
+        super().__init__()
+        self.gate_proj = Linear(hidden, inner)
+        self.up_proj = Linear(hidden, inner)
+        self.down_proj = Linear(inner, hidden)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.down_proj(F.gelu(self.gate_proj(x), approximate="tanh") * self.up_proj(x))
+
+
+class SelfConditioning(GatedMLP):
+    """Adds what the previous step believed to the canvas embeddings, then normalises the sum."""
+
+    def __init__(self, hidden: int, inner: int, eps: float) -> None:
+        super().__init__(hidden, inner)
+        self.pre_norm = RMSNorm(hidden, eps)
+
+    def forward(self, embedded: Tensor, soft: Tensor | None = None) -> Tensor:
+        """embedded [..., hidden] and soft [..., hidden] (None: zeros) → [..., hidden]."""
+        if soft is not None:  # the MLP has no bias: zeros in, zeros out
+            embedded = embedded + super().forward(self.pre_norm(soft))
+        return ops.rms_norm(embedded, None, self.pre_norm.eps)
+
+
+RotaryTables = dict[tuple[float, int, int], tuple[Tensor, Tensor]]
+
+
+def rotary_key(layer: LayerConfig) -> tuple[float, int, int]:
+    """What a layer's rotary table depends on."""
+    return layer.rope_theta, layer.rope_pairs, layer.head_dim
+
+
+def rotary_tables(
+    layers: Sequence[LayerConfig], positions: Tensor, dtype: torch.dtype
+) -> RotaryTables:
+    """cos and sin [..., head_dim / 2] for int positions [...], one pair per kind of layer.
+
+    Pair i turns by position · theta^(-2i / head_dim); pairs from `rope_pairs` on stay still
+    ("proportional" RoPE). Angles are float32; the tables are rounded to `dtype`, as the reference
+    does.
+    """
+    tables: RotaryTables = {}
+    for key in {rotary_key(layer) for layer in layers}:
+        theta, pairs, head_dim = key
+        steps = torch.arange(0, 2 * pairs, 2, device=positions.device).float()
+        frequencies = positions.new_zeros(head_dim // 2, dtype=torch.float32)
+        frequencies[:pairs] = 1.0 / theta ** (steps / head_dim)
+        angles = positions.unsqueeze(-1).float() * frequencies
+        tables[key] = angles.cos().to(dtype), angles.sin().to(dtype)
+    return tables

@@ -1,0 +1,88 @@
+"""A checkpoint's tensors into a network, one at a time, quantized ones as they are.
+
+Every tensor of the checkpoint is used or the load fails naming it; a float tensor that already
+has the wanted dtype and device is taken as the memory map's own view, without a copy.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import torch
+from torch import Tensor, nn
+
+from sfumato.model.config import ModelConfig
+from sfumato.model.network import Network
+from sfumato.model.transformer import Transformer
+from sfumato.weights.blocks import QuantizedTensor
+from sfumato.weights.checkpoint import Checkpoint
+
+Progress = Callable[[int, int], None]
+"""(bytes loaded so far, bytes in all)"""
+
+
+def config_of(checkpoint: Checkpoint) -> ModelConfig:
+    """The configuration that a checkpoint's metadata describe. Raises ConfigError."""
+    if checkpoint.kind == "gguf":
+        embedding = checkpoint.tensors.get("embed_tokens.weight")
+        return ModelConfig.from_gguf(checkpoint.metadata, embedding.shape[0] if embedding else 0)
+    return ModelConfig.from_hf(
+        checkpoint.metadata["config"], checkpoint.metadata.get("generation_config")
+    )
+
+
+def skeleton(config: ModelConfig) -> Transformer:
+    """The network without memory for its weights."""
+    with torch.device("meta"):
+        return Transformer(config).requires_grad_(False)
+
+
+def expected_shapes(config: ModelConfig) -> dict[str, tuple[int, ...]]:
+    """The canonical name and shape of every tensor that a checkpoint of this config holds."""
+    return {name: tuple(p.shape) for name, p in skeleton(config).named_parameters()}
+
+
+def load_network(
+    checkpoint: Checkpoint,
+    device: torch.device,
+    dtype: torch.dtype,
+    progress: Progress | None = None,
+) -> Network:
+    """Loads every tensor to `device`; float matrices become `dtype`, quantized ones stay.
+
+    Raises ConfigError or CheckpointError, naming the field or the tensors, before any is read.
+    """
+    config = config_of(checkpoint)
+    transformer = skeleton(config)
+    expected = {name: tuple(p.shape) for name, p in transformer.named_parameters()}
+    checkpoint.account(expected)
+    total = sum(checkpoint.tensors[name].nbytes for name in expected)
+    done = 0
+    for name in expected:
+        path, _, leaf = name.rpartition(".")
+        module = transformer.get_submodule(path)
+        place(module, leaf, _converted(checkpoint.read(name), name, device, dtype))
+        done += checkpoint.tensors[name].nbytes
+        if progress is not None:
+            progress(done, total)
+    return Network(transformer, device, dtype)
+
+
+def place(module: nn.Module, leaf: str, value: Tensor | QuantizedTensor) -> None:
+    """Puts a weight where `module.leaf` was."""
+    if isinstance(value, QuantizedTensor):
+        delattr(module, leaf)
+        setattr(module, leaf, value)
+    else:
+        setattr(module, leaf, nn.Parameter(value, requires_grad=False))
+
+
+def _converted(
+    value: Tensor | QuantizedTensor, name: str, device: torch.device, dtype: torch.dtype
+) -> Tensor | QuantizedTensor:
+    if isinstance(value, QuantizedTensor):
+        return value.to(device)
+    # Routers compute in float32, and vectors (norms, scales) are cheap to keep as exact as stored.
+    if ".router." in name or (value.ndim == 1 and value.dtype == torch.float32):
+        return value.to(device, torch.float32)
+    return value.to(device, dtype)

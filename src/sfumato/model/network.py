@@ -1,0 +1,106 @@
+"""A loaded network: transformer, vocabulary head and cache slots behind a few calls.
+
+This is all that `diffusion/` and the engine see of a model.  Knows no text and no sampling.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+
+from sfumato.model.attention import DenoiseRows, EncodeRows
+from sfumato.model.cache import KVCache, Slot
+from sfumato.model.head import VocabularyHead
+from sfumato.model.transformer import Transformer
+
+PREFILL_CHUNK = 512  # tokens of a prompt encoded at once: bounds the working memory of a prefill
+
+
+class Network:
+    """Encode, denoise, score; `dtype` is that of activations and cache."""
+
+    def __init__(self, transformer: Transformer, device: torch.device, dtype: torch.dtype) -> None:
+        self.transformer, self.device, self.dtype = transformer, device, dtype
+        self.config = transformer.config
+        self.head = VocabularyHead(transformer.embed_tokens.weight, self.config.logit_softcap)
+
+    def new_slot(self, capacity: int) -> Slot:
+        """An empty slot for `capacity` positions."""
+        return Slot(self.config, capacity, self.dtype, self.device)
+
+    def new_cache(self, rows: int = 1, capacity: int = 4096) -> KVCache:
+        """`rows` empty slots of `capacity` positions each."""
+        return KVCache(self.new_slot(capacity) for _ in range(rows))
+
+    @torch.inference_mode()
+    def encode(
+        self, rows: Sequence[Tensor], slots: Sequence[Slot], chunk: int = PREFILL_CHUNK
+    ) -> None:
+        """Appends tokens to the slots' prefixes: rows[i] int64 [any length] goes to slots[i].
+
+        Raises ValueError, naming the row, where a slot lacks room; then nothing was written.
+        """
+        for index, (ids, slot) in enumerate(zip(rows, slots, strict=True)):
+            if len(ids) > slot.room():
+                raise ValueError(
+                    f"row {index}: {len(ids)} tokens do not fit a cache slot of {slot.capacity} "
+                    f"with {slot.length} filled; make the cache with a larger capacity"
+                )
+            self._check_ids(ids, f"row {index}")
+        pending = [ids.to(self.device) for ids in rows]
+        while any(len(ids) for ids in pending):
+            live = [i for i, ids in enumerate(pending) if len(ids)]
+            share = max(1, chunk // len(live))
+            pieces = [pending[i][:share] for i in live]
+            attend = EncodeRows([slots[i] for i in live], [len(p) for p in pieces])
+            positions = attend.positions(self.device)
+            self.transformer.encode(torch.cat(pieces), positions, attend, self.dtype)
+            for i, piece in zip(live, pieces, strict=True):
+                slots[i].advance(len(piece))
+                pending[i] = pending[i][len(piece) :]
+
+    @torch.inference_mode()
+    def denoise(
+        self,
+        canvases: Sequence[Tensor],
+        slots: Sequence[Slot],
+        softs: Sequence[Tensor | None] | None = None,
+    ) -> Tensor:
+        """One denoising forward: canvases[i] int64 [length] after the prefix of slots[i], with
+        the soft embedding [length, hidden] of the step before (None: first step).
+
+        Returns hidden states [all positions, hidden], rows one after another.
+        """
+        for index, canvas in enumerate(canvases):
+            if not 0 < len(canvas) <= self.config.canvas_length:
+                raise ValueError(
+                    f"canvas {index}: length {len(canvas)} is not within 1 and the checkpoint's "
+                    f"canvas length {self.config.canvas_length}"
+                )
+        attend = DenoiseRows(slots, [len(canvas) for canvas in canvases])
+        tokens = torch.cat([canvas.to(self.device) for canvas in canvases])
+        soft = self._soft(canvases, softs or [None] * len(canvases))
+        positions = attend.positions(self.device)
+        return self.transformer.denoise(tokens, soft, positions, attend, self.dtype)
+
+    def _soft(self, canvases: Sequence[Tensor], softs: Sequence[Tensor | None]) -> Tensor | None:
+        if all(soft is None for soft in softs):
+            return None
+        hidden = self.config.hidden_size
+        return torch.cat(
+            [
+                torch.zeros(len(canvas), hidden, device=self.device, dtype=self.dtype)
+                if soft is None
+                else soft.to(self.device, self.dtype)
+                for canvas, soft in zip(canvases, softs, strict=True)
+            ]
+        )
+
+    def _check_ids(self, ids: Tensor, where: str) -> None:
+        if len(ids) and not 0 <= int(ids.min()) <= int(ids.max()) < self.config.vocab_size:
+            raise ValueError(
+                f"{where}: token ids must lie in 0..{self.config.vocab_size - 1}, "
+                f"got {int(ids.min())}..{int(ids.max())}"
+            )

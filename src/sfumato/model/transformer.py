@@ -1,0 +1,105 @@
+"""The network: embeddings, blocks and the final norm; one set of weights for both phases.
+
+The encode phase reads the prompt and finished canvases, the denoise phase a canvas.  They differ
+in who may look at what (an `Attend`), in what goes in, and in one scalar per layer.  Module and
+parameter names are the checkpoint's, so a weight's path here is its canonical name.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor, nn
+
+from sfumato import ops
+from sfumato.model.attention import Attend, Attention
+from sfumato.model.config import LayerConfig, ModelConfig
+from sfumato.model.experts import Experts, Router
+from sfumato.model.layers import GatedMLP, RMSNorm, SelfConditioning, rotary_key, rotary_tables
+
+
+class Block(nn.Module):
+    """One layer: attention, then a dense MLP and a mixture of experts side by side."""
+
+    def __init__(self, config: ModelConfig, layer: LayerConfig) -> None:
+        super().__init__()
+        hidden, eps = config.hidden_size, config.rms_norm_eps
+        self.self_attn = Attention(config, layer)
+        self.mlp = GatedMLP(hidden, config.intermediate_size)
+        self.router = Router(config)
+        self.experts = Experts(config)
+        self.input_layernorm = RMSNorm(hidden, eps)
+        self.post_attention_layernorm = RMSNorm(hidden, eps)
+        self.pre_feedforward_layernorm = RMSNorm(hidden, eps)
+        self.post_feedforward_layernorm_1 = RMSNorm(hidden, eps)
+        self.pre_feedforward_layernorm_2 = RMSNorm(hidden, eps)
+        self.post_feedforward_layernorm_2 = RMSNorm(hidden, eps)
+        self.post_feedforward_layernorm = RMSNorm(hidden, eps)
+        self.layer_scalar = nn.Parameter(torch.ones(1))
+        self.encoder_layer_scalar = nn.Parameter(torch.ones(1))
+
+    def forward(
+        self, x: Tensor, rotary: tuple[Tensor, Tensor], attend: Attend, index: int, encoding: bool
+    ) -> Tensor:
+        """x [..., tokens, hidden] → the same."""
+        looked = self.self_attn(self.input_layernorm(x), rotary, attend, index)
+        x = x + self.post_attention_layernorm(looked)
+        scalar = self.encoder_layer_scalar if encoding else self.layer_scalar
+        return (x + self._feed_forward(x)) * scalar.to(x.dtype)
+
+    def _feed_forward(self, x: Tensor) -> Tensor:
+        dense = self.post_feedforward_layernorm_1(self.mlp(self.pre_feedforward_layernorm(x)))
+        tokens = x.reshape(-1, x.shape[-1])
+        # The router reads the residual itself; the experts read it through their own norm.
+        mixed = self.experts(self.pre_feedforward_layernorm_2(tokens), *self.router(tokens))
+        mixed = self.post_feedforward_layernorm_2(mixed).view_as(dense)
+        return self.post_feedforward_layernorm(dense + mixed)
+
+
+class Embedding(nn.Module):
+    """The tied token embedding, read here as input; `model/head.py` reads it as output."""
+
+    def __init__(self, vocab: int, hidden: int) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.empty(vocab, hidden))
+
+    def forward(self, ids: Tensor, dtype: torch.dtype) -> Tensor:
+        """ids int64 [...] → [..., hidden], scaled by sqrt(hidden) as rounded to `dtype`."""
+        rows = ops.embed(ids, self.weight, dtype)
+        return rows * torch.tensor(rows.shape[-1] ** 0.5, dtype=dtype, device=rows.device)
+
+
+class Transformer(nn.Module):
+    """Token ids (and a soft embedding) to final hidden states."""
+
+    def __init__(self, config: ModelConfig) -> None:
+        super().__init__()
+        self.config = config
+        self.embed_tokens = Embedding(config.vocab_size, config.hidden_size)
+        self.layers = nn.ModuleList(Block(config, layer) for layer in config.layers)
+        self.norm = RMSNorm(config.hidden_size, config.rms_norm_eps)
+        self.self_conditioning = SelfConditioning(
+            config.hidden_size, config.intermediate_size, config.rms_norm_eps
+        )
+
+    def encode(self, ids: Tensor, positions: Tensor, attend: Attend, dtype: torch.dtype) -> Tensor:
+        """Encode phase: ids and positions int64 [..., tokens] → hidden [..., tokens, hidden]."""
+        return self._blocks(self.embed_tokens(ids, dtype), positions, attend, encoding=True)
+
+    def denoise(
+        self,
+        canvas: Tensor,
+        soft: Tensor | None,
+        positions: Tensor,
+        attend: Attend,
+        dtype: torch.dtype,
+    ) -> Tensor:
+        """Denoise phase: canvas and positions int64 [..., length], soft [..., length, hidden] or
+        None → hidden [..., length, hidden], ready for the vocabulary head."""
+        x = self.self_conditioning(self.embed_tokens(canvas, dtype), soft)
+        return self._blocks(x, positions, attend, encoding=False)
+
+    def _blocks(self, x: Tensor, positions: Tensor, attend: Attend, encoding: bool) -> Tensor:
+        tables = rotary_tables(self.config.layers, positions, x.dtype)
+        for index, (block, layer) in enumerate(zip(self.layers, self.config.layers, strict=True)):
+            x = block(x, tables[rotary_key(layer)], attend, index, encoding)
+        return self.norm(x)

@@ -1,0 +1,92 @@
+"""Every operation of the network in plain torch: the executable specification.
+
+Weights come either as float tensors or as `QuantizedTensor`, which is dequantized one tensor (or
+one expert) at a time.  Every function is differentiable in its float arguments, works on any torch
+device, and treats rows independently: what one row gets does not depend on its neighbours, but for
+the rounding of torch's own matrix products.
+"""
+
+from __future__ import annotations
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from sfumato.weights.blocks import QuantizedTensor
+
+Weight = Tensor | QuantizedTensor
+
+
+def dense(weight: Weight, dtype: torch.dtype) -> Tensor:
+    """The weight as a float tensor of `dtype`; a float tensor of that dtype is not copied."""
+    if isinstance(weight, QuantizedTensor):
+        return weight.dequantize(dtype)
+    return weight.to(dtype)
+
+
+def linear(x: Tensor, weight: Weight) -> Tensor:
+    """`x @ weight.T`: x [..., in], weight [out, in] → [..., out] in x's dtype."""
+    return F.linear(x, dense(weight, x.dtype))
+
+
+def embed(ids: Tensor, weight: Weight, dtype: torch.dtype) -> Tensor:
+    """Rows of the embedding: ids int64 [...], weight [vocab, hidden] → [..., hidden]."""
+    if isinstance(weight, QuantizedTensor):
+        rows = weight.index_select(ids.reshape(-1)).dequantize(dtype)
+        return rows.view(*ids.shape, -1)
+    return F.embedding(ids, weight).to(dtype)
+
+
+def rms_norm(x: Tensor, weight: Tensor | None, eps: float) -> Tensor:
+    """`x / sqrt(mean(x²) + eps) · weight` over the last axis, in float32; x's dtype again."""
+    wide = x.float()
+    wide = wide * (wide.square().mean(-1, keepdim=True) + eps).pow(-0.5)
+    if weight is not None:
+        wide = wide * weight.float()
+    return wide.to(x.dtype)
+
+
+def rotate(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
+    """Rotary embedding of pairs (i, i + d/2): x [..., heads, d]; cos and sin [..., d/2]."""
+    cos, sin = cos.unsqueeze(-2), sin.unsqueeze(-2)
+    first, second = x.chunk(2, dim=-1)
+    return torch.cat((first * cos - second * sin, second * cos + first * sin), dim=-1)
+
+
+def attention(q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None = None) -> Tensor:
+    """Softmax attention with scale 1 and grouped heads.
+
+    q [..., heads, n, d]; k and v [..., kv_heads, m, d]; mask bool [..., n, m], True where a query
+    may look (None: everywhere) → [..., heads, n, d].
+    """
+    kv_heads, n = k.shape[-3], q.shape[-2]
+    group = q.shape[-3] // kv_heads
+    # The heads that share a key head become more queries of that head: no key is ever repeated.
+    folded = q.reshape(*q.shape[:-3], kv_heads, group * n, q.shape[-1])
+    if mask is not None:
+        mask = mask.unsqueeze(-3).repeat(*[1] * (mask.ndim - 1), group, 1)
+    out = F.scaled_dot_product_attention(folded, k, v, attn_mask=mask, scale=1.0)
+    return out.reshape(q.shape)
+
+
+def experts(x: Tensor, chosen: Tensor, shares: Tensor, gate_up: Weight, down: Weight) -> Tensor:
+    """A gated-GELU mixture of experts.
+
+    x [tokens, hidden]; chosen int64 and shares float [tokens, k]; gate_up [experts, 2·m, hidden]
+    with the gate first; down [experts, hidden, m] → [tokens, hidden].  Tokens are grouped by
+    expert, so each expert's weights are read once; a token's k parts are summed in the order of
+    `chosen`, whatever else is in the batch.
+    """
+    k = chosen.shape[-1]
+    order = chosen.reshape(-1).argsort(stable=True)
+    counts = torch.bincount(chosen.reshape(-1), minlength=gate_up.shape[0]).tolist()
+    groups = x[order // k].split(counts)
+    parts = []
+    for expert, group in enumerate(groups):
+        if len(group):
+            gate, up = linear(group, gate_up[expert]).chunk(2, dim=-1)
+            parts.append(linear(F.gelu(gate, approximate="tanh") * up, down[expert]))
+    back = torch.empty_like(order).scatter_(0, order, torch.arange(len(order), device=x.device))
+    return (torch.cat(parts)[back].view(*chosen.shape, -1) * shares.unsqueeze(-1).to(x.dtype)).sum(
+        1
+    )

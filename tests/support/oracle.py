@@ -1,0 +1,127 @@
+"""`transformers` as the oracle: random tiny DiffusionGemmas, and the same weights in Sfumato."""
+
+from __future__ import annotations
+
+import torch
+from sfumato.model.config import ModelConfig
+from sfumato.model.loading import _converted, place, skeleton
+from sfumato.model.network import Network
+from transformers import (
+    DiffusionGemmaConfig,
+    DiffusionGemmaForBlockDiffusion,
+    DiffusionGemmaTextConfig,
+    DynamicCache,
+)
+from transformers.models.gemma4.configuration_gemma4 import Gemma4VisionConfig
+
+S, F = "sliding_attention", "full_attention"
+ENCODER = "model.encoder.language_model."
+
+
+def tiny_config(**changes) -> DiffusionGemmaConfig:
+    """A configuration with every kind of layer, small enough to run in milliseconds."""
+    canvas = changes.pop("canvas_length", 8)
+    text = dict(
+        vocab_size=97,
+        hidden_size=64,
+        intermediate_size=96,
+        num_hidden_layers=3,
+        num_attention_heads=4,
+        num_key_value_heads=2,
+        head_dim=16,
+        global_head_dim=32,
+        num_global_key_value_heads=1,
+        sliding_window=8,
+        num_experts=8,
+        top_k_experts=2,
+        moe_intermediate_size=32,
+        layer_types=[S, S, F],
+        max_position_embeddings=4096,
+        use_bidirectional_attention="vision",
+    )
+    text.update(changes)
+    text["num_hidden_layers"] = len(text["layer_types"])
+    vision = Gemma4VisionConfig(
+        hidden_size=16,
+        intermediate_size=16,
+        num_hidden_layers=1,
+        num_attention_heads=1,
+        num_key_value_heads=1,
+        head_dim=16,
+        position_embedding_size=8,
+    )
+    config = DiffusionGemmaConfig(
+        text_config=DiffusionGemmaTextConfig(**text), vision_config=vision, canvas_length=canvas
+    )
+    config._attn_implementation = "eager"
+    return config
+
+
+def random_oracle(
+    config: DiffusionGemmaConfig, seed: int, dtype: torch.dtype = torch.float32
+) -> DiffusionGemmaForBlockDiffusion:
+    """Random weights in every tensor: norms near 1, another layer scalar in every layer and
+    phase, q_norm scaled down so that attention (scale 1) does not blow differences up."""
+    torch.manual_seed(seed)
+    model = DiffusionGemmaForBlockDiffusion(config).eval().requires_grad_(False)
+    for name, tensor in model.state_dict().items():
+        if "vision" in name:
+            continue
+        if name.endswith("layer_scalar"):
+            tensor.uniform_(0.5, 1.5)
+        elif "q_norm" in name:
+            tensor.uniform_(0.1, 0.3)
+        elif tensor.ndim == 1:
+            tensor.uniform_(0.7, 1.3)
+        elif "embed_tokens" in name:
+            tensor.normal_(0, 0.3)
+        else:
+            tensor.normal_(0, 1 / tensor.shape[-1] ** 0.5)
+    return model.to(dtype)
+
+
+def canonical_state(model: DiffusionGemmaForBlockDiffusion) -> dict[str, torch.Tensor]:
+    """The oracle's weights under Sfumato's names."""
+    state = {}
+    for name, tensor in model.state_dict().items():
+        if name.startswith("model.decoder."):
+            state[name.removeprefix("model.decoder.")] = tensor
+        elif name.startswith(ENCODER) and name.endswith("layer_scalar"):
+            state[name.removeprefix(ENCODER).replace("layer_scalar", "encoder_layer_scalar")] = (
+                tensor
+            )
+    return state
+
+
+def network_of(model: DiffusionGemmaForBlockDiffusion, dtype: torch.dtype | None = None) -> Network:
+    """The same network in Sfumato, through the loader's own conversions but without files."""
+    config = ModelConfig.from_hf(model.config.to_dict())
+    transformer, state = skeleton(config), canonical_state(model)
+    dtype = dtype or model.dtype
+    for name, _ in list(transformer.named_parameters()):
+        path, _, leaf = name.rpartition(".")
+        value = _converted(state.pop(name), name, torch.device("cpu"), dtype)
+        place(transformer.get_submodule(path), leaf, value)
+    assert not state, f"the oracle has weights that Sfumato has not: {sorted(state)}"
+    return Network(transformer, torch.device("cpu"), dtype)
+
+
+def oracle_encode(model: DiffusionGemmaForBlockDiffusion, ids: torch.Tensor, cache=None):
+    """Encodes ids [n] of one row; returns the cache."""
+    cache = cache or DynamicCache(config=model.config.text_config)
+    model.model.encoder(input_ids=ids[None], past_key_values=cache)
+    return cache
+
+
+def oracle_logits(model, canvas: torch.Tensor, cache, soft_logits=None) -> torch.Tensor:
+    """Softcapped logits [length, vocab] of one row."""
+    soft = None if soft_logits is None else soft_logits[None]
+    out = model(
+        decoder_input_ids=canvas[None], past_key_values=cache, self_conditioning_logits=soft
+    )
+    return out.logits[0]
+
+
+def relative(ours: torch.Tensor, reference: torch.Tensor) -> float:
+    """max|Δ| / max|reference|."""
+    return float((ours.float() - reference.float()).abs().max() / reference.float().abs().max())
