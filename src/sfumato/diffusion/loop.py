@@ -1,0 +1,183 @@
+"""The plain generate loop: encode, denoise, commit, until the reply ends.
+
+One request at a time, to be read aloud.  It is the library's path, and the specification that
+batched steps are tested against.
+"""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Callable, Generator, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Literal
+
+import torch
+from torch import Tensor
+
+from sfumato.diffusion.canvas import Canvas, Convergence, Draft
+from sfumato.diffusion.config import SamplerConfig
+from sfumato.diffusion.guards import repetition
+from sfumato.diffusion.noise import Noise
+from sfumato.diffusion.processors import MinTokens
+from sfumato.diffusion.step import denoise_step
+from sfumato.model.cache import Slot
+from sfumato.model.network import Network
+
+StopReason = Literal["eos", "max_tokens", "stop", "cancelled"]
+
+
+@dataclass
+class Stats:
+    """What a reply took. Times in seconds; set-up (loading) is not in them."""
+
+    prompt_tokens: int
+    output_tokens: int = 0
+    canvases: int = 0
+    steps: list[int] = field(default_factory=list)  # denoising forwards of each canvas
+    convergence: list[Convergence] = field(default_factory=list)
+    prefill_s: float = 0.0
+    denoise_s: float = 0.0
+    commit_s: float = 0.0
+    first_draft_s: float | None = None
+    total_s: float = 0.0
+
+    @property
+    def tokens_per_forward(self) -> float:
+        """Visible tokens over denoising forwards."""
+        return self.output_tokens / max(1, sum(self.steps))
+
+
+@dataclass(frozen=True)
+class Settled:
+    """A canvas that has finished: what it adds to the reply."""
+
+    canvas: int
+    token_ids: list[int]  # without an end token and all after it
+    convergence: Convergence
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """How a reply ended, as ids."""
+
+    token_ids: list[int]
+    stop_reason: StopReason
+    stats: Stats
+    warnings: tuple[str, ...]
+
+
+@dataclass(frozen=True)
+class Limits:
+    """When a reply ends."""
+
+    max_tokens: int
+    end_ids: tuple[int, ...]
+    cut: Callable[[list[int]], int | None] = lambda ids: None  # ids kept before a stop string
+    cancelled: Callable[[], bool] = lambda: False
+
+
+def generate(
+    network: Network, prompt: Tensor, config: SamplerConfig, limits: Limits, seed: int
+) -> Generator[Draft | Settled, None, Outcome]:
+    """Yields every draft and every settled canvas; returns the outcome.
+
+    prompt int64 [n]; config complete (see `SamplerConfig.over`).
+    """
+    start = time.perf_counter()
+    config = _complete(network, config, limits)
+    slot = _slot(network, len(prompt), config, limits)
+    stats, reply, warnings = Stats(prompt_tokens=len(prompt)), [], []  # type: tuple[Stats, list[int], list[str]]
+    reason: StopReason | None = None
+
+    network.encode([prompt], [slot])
+    stats.prefill_s = time.perf_counter() - start
+    while reason is None:
+        canvas = Canvas(
+            config, Noise(seed, stats.canvases), network.config.vocab_size, network.device,
+            offset=len(reply),
+        )  # fmt: skip
+        stats.steps.append(0)
+        began = time.perf_counter()
+        while not canvas.done and not limits.cancelled():
+            (draft,) = denoise_step(network, [canvas], [slot])
+            stats.steps[-1] += 1
+            stats.denoise_s += time.perf_counter() - began
+            if stats.first_draft_s is None:
+                stats.first_draft_s = time.perf_counter() - start
+            yield draft
+            began = time.perf_counter()  # what the consumer does with a draft is not our time
+        if canvas.convergence is None:
+            reason = "cancelled"
+            break
+        added, reason = _harvest(canvas, reply, config, limits)
+        if warning := repetition(added, reason):
+            warnings.append(f"canvas {stats.canvases}: {warning}")
+        reply += added
+        stats.canvases += 1
+        stats.convergence.append(canvas.convergence)
+        stats.output_tokens = len(reply)
+        if reason == "stop":  # a stop string may begin in an earlier canvas
+            reply = reply[: limits.cut(reply)]
+        yield Settled(stats.canvases - 1, added, canvas.convergence)
+        if reason is None:  # only a canvas that another follows goes into the cache
+            began = time.perf_counter()
+            network.encode([canvas.argmax], [slot])
+            stats.commit_s += time.perf_counter() - began
+    stats.output_tokens = len(reply)
+    stats.total_s = time.perf_counter() - start
+    return Outcome(reply, reason, stats, tuple(warnings))
+
+
+def _harvest(
+    canvas: Canvas, reply: list[int], config: SamplerConfig, limits: Limits
+) -> tuple[list[int], StopReason | None]:
+    """What a finished canvas adds to the reply, and why the reply ends here, if it does."""
+    added: list[int] = canvas.argmax.tolist()
+    reason: StopReason | None = None
+    if not config.ignore_eos:
+        end = next((i for i, token in enumerate(added) if token in limits.end_ids), None)
+        if end is not None:
+            added, reason = added[:end], "eos"
+    room = limits.max_tokens - len(reply)
+    if len(added) >= room and (len(added) > room or reason is None):
+        added, reason = added[:room], "max_tokens"
+    if limits.cut(reply + added) is not None:
+        reason = "stop"
+    return added, reason
+
+
+def _complete(network: Network, config: SamplerConfig, limits: Limits) -> SamplerConfig:
+    longest = network.config.canvas_length
+    length = config.canvas_length or longest
+    if length > longest:
+        raise ValueError(
+            f"canvas_length: {length} is longer than the {longest} that this checkpoint was "
+            "trained for; use that or less"
+        )
+    config = replace(config, canvas_length=length)
+    if config.min_tokens and limits.end_ids:
+        early = MinTokens(config.min_tokens, limits.end_ids)
+        config = replace(config, processors=(*config.processors, early))
+    return config
+
+
+def _slot(network: Network, prompt: int, config: SamplerConfig, limits: Limits) -> Slot:
+    """A slot for the prompt and all canvases but the last, which is never committed."""
+    assert config.canvas_length
+    if limits.max_tokens < 1:
+        raise ValueError(f"max_tokens: must be at least 1, got {limits.max_tokens}")
+    canvases = math.ceil(limits.max_tokens / config.canvas_length)
+    longest = network.config.context_length
+    if prompt + canvases * config.canvas_length > longest:
+        raise ValueError(
+            f"max_tokens: a prompt of {prompt} tokens and {canvases} canvases of "
+            f"{config.canvas_length} exceed this model's context of {longest}; "
+            "shorten the prompt or lower max_tokens"
+        )
+    return network.new_slot(max(1, prompt + (canvases - 1) * config.canvas_length))
+
+
+def sequence(ids: Sequence[int]) -> Tensor:
+    """Token ids as the int64 tensor that `generate` takes."""
+    return torch.tensor(list(ids), dtype=torch.int64)

@@ -1,0 +1,58 @@
+"""Logit processors: what may act on the softcapped scores before the temperature.
+
+Draw, entropy, stop test and soft embedding all see the result.  A processor gets one row's scores
+a chunk of the vocabulary at a time, so it must be a function of each token's own score and id.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Protocol
+
+import torch
+from torch import Tensor
+
+
+class LogitProcessor(Protocol):
+    """Changes one row's scores."""
+
+    def process(self, scores: Tensor, first_id: int, offset: int) -> Tensor:
+        """scores float32 [length, n] of the token ids first_id.. → the same shape; -inf bans.
+        `offset` is how many tokens of the reply come before this canvas."""
+        ...
+
+
+@dataclass(frozen=True)
+class LogitBias:
+    """Adds a number to the scores of some tokens, everywhere; -inf bans them."""
+
+    bias: Mapping[int, float]
+
+    def process(self, scores: Tensor, first_id: int, offset: int) -> Tensor:
+        here = {i - first_id: b for i, b in self.bias.items()}
+        here = {i: b for i, b in here.items() if 0 <= i < scores.shape[-1]}
+        if not here:
+            return scores
+        ids = torch.tensor(list(here), device=scores.device)
+        values = torch.tensor(list(here.values()), dtype=scores.dtype, device=scores.device)
+        return scores.index_add(-1, ids, values.expand(*scores.shape[:-1], -1))
+
+
+@dataclass(frozen=True)
+class MinTokens:
+    """Bans end tokens at the first `count` positions of the reply."""
+
+    count: int
+    end_ids: tuple[int, ...]
+    _ban: LogitBias = field(init=False, repr=False)
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "_ban", LogitBias(dict.fromkeys(self.end_ids, float("-inf"))))
+
+    def process(self, scores: Tensor, first_id: int, offset: int) -> Tensor:
+        early = max(0, min(self.count - offset, scores.shape[-2]))
+        if early == 0:
+            return scores
+        banned = self._ban.process(scores[..., :early, :], first_id, offset)
+        return torch.cat((banned, scores[..., early:, :]), dim=-2)

@@ -1,0 +1,98 @@
+"""Samplers: which of a step's drawn tokens are accepted; the rest become noise again.
+
+A sampler is a small frozen value with one method, a pure tensor function of what the head found.
+`docs/samplers.md` shows how to write one.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Protocol
+
+import torch
+from torch import Tensor
+
+from sfumato.model.head import HeadStats
+
+
+@dataclass(frozen=True)
+class StepView:
+    """What samplers and stopping rules see of one row after a denoising forward."""
+
+    step: int  # 1..max_steps
+    max_steps: int
+    tokens: Tensor  # int64 [length]: the canvas that went in
+    stats: HeadStats  # of the row: argmax, drawn, entropy, top_probs, … with leading axis [length]
+    history: Tensor  # int64 [earlier steps, length]: their argmax canvases, newest last
+    pinned: Tensor  # bool [length]: positions whose token is fixed; entropy 0, always accepted
+
+
+class Sampler(Protocol):
+    """Decides which positions keep the token drawn at this step.
+
+    A sampler that cannot do with `HeadStats` sets a class attribute `needs_logits = True` and
+    finds float32 [length, vocab] in `view.stats.logits`.
+    """
+
+    def accept(self, view: StepView) -> Tensor:
+        """bool [length]: True where the drawn token stays in the canvas."""
+        ...
+
+
+@dataclass(frozen=True)
+class EntropyBound:
+    """Accepts the positions of least entropy, while the summed entropy of those before each
+    stays within `bound` nats (arXiv 2505.24857; the reference's sampler)."""
+
+    bound: float = 0.1
+
+    def __post_init__(self) -> None:
+        if not self.bound >= 0:
+            raise ValueError(f"entropy_bound: must be at least 0 nats, got {self.bound}")
+
+    def accept(self, view: StepView) -> Tensor:
+        ascending, order = view.stats.entropy.sort(dim=-1)
+        # Cumulative minus own, as the reference computes it: an exclusive sum rounds otherwise.
+        inside = ascending.cumsum(dim=-1) - ascending <= self.bound
+        return torch.zeros_like(inside).scatter(-1, order, inside)
+
+
+@dataclass(frozen=True)
+class FixedCount:
+    """Accepts the `count` positions whose likeliest token is most probable, `count` more at
+    every step."""
+
+    count: int = 8
+
+    def __post_init__(self) -> None:
+        if self.count < 1:
+            raise ValueError(f"count: must be at least 1 position a step, got {self.count}")
+
+    def accept(self, view: StepView) -> Tensor:
+        confidence = view.stats.top_probs[..., 0]
+        keep = min(self.count * view.step, confidence.shape[-1])
+        ranks = confidence.argsort(dim=-1, descending=True, stable=True)
+        accepted = torch.zeros_like(confidence, dtype=torch.bool)
+        return accepted.scatter(-1, ranks[..., :keep], True)
+
+
+@dataclass(frozen=True)
+class Threshold:
+    """Accepts every position whose likeliest token has probability `top` or more, or leads the
+    runner-up by `margin` or more; and always the most confident one, so that steps progress."""
+
+    top: float = 0.9
+    margin: float = 1.0
+
+    def accept(self, view: StepView) -> Tensor:
+        first, second = view.stats.top_probs[..., 0], view.stats.top_probs[..., 1]
+        sure = (first >= self.top) | (first - second >= self.margin)
+        return sure | (first == first.amax(dim=-1, keepdim=True))
+
+
+SAMPLERS: dict[str, type[EntropyBound | FixedCount | Threshold]] = {
+    "entropy-bound": EntropyBound,
+    "fixed-count": FixedCount,
+    "threshold": Threshold,
+}
+"""Names by which command line and HTTP know the samplers."""

@@ -1,0 +1,81 @@
+"""One denoising step of any number of rows: a forward, a pass over the vocabulary, a settlement.
+
+Rows share the two passes and nothing else; each has its own step, temperature, noise, sampler and
+stopping rule.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+
+from sfumato.diffusion.canvas import Canvas, Draft
+from sfumato.model.cache import Slot
+from sfumato.model.head import Adjust, HeadStats
+from sfumato.model.network import Network
+from sfumato.model.truncate import cutoffs
+
+
+@torch.inference_mode()
+def denoise_step(
+    network: Network, canvases: Sequence[Canvas], slots: Sequence[Slot]
+) -> list[Draft]:
+    """Moves each canvas one step on; canvases[i] follows the prefix that slots[i] holds."""
+    hidden = network.denoise(
+        [canvas.tokens for canvas in canvases], slots, [canvas.soft for canvas in canvases]
+    )
+    stats = score(network, hidden, canvases)
+    return [canvas.settle(stats[at]) for canvas, at in zip(canvases, _spans(canvases), strict=True)]
+
+
+def score(network: Network, hidden: Tensor, canvases: Sequence[Canvas]) -> HeadStats:
+    """The head's pass over hidden [all positions, hidden] under each row's own law."""
+    adjust = _adjust(canvases)
+    if any(canvas.config.top_k or canvas.config.top_p for canvas in canvases):
+        top_k = _spread(canvases, [c.config.top_k or 0 for c in canvases]).to(hidden.device)
+        top_p = _spread(canvases, [c.config.top_p or 1.0 for c in canvases]).to(hidden.device)
+        adjust = _cut(cutoffs(network.head, hidden, top_k, top_p, adjust), adjust)
+    return network.head(
+        hidden,
+        temperature=_spread(canvases, [c.temperature() for c in canvases]).to(hidden.device),
+        uniform=torch.cat([c.uniforms() for c in canvases]),
+        adjust=adjust,
+        keep_logits=any(getattr(c.config.sampler, "needs_logits", False) for c in canvases),
+    )
+
+
+def _spans(canvases: Sequence[Canvas]) -> list[slice]:
+    ends = torch.tensor([canvas.length for canvas in canvases]).cumsum(0).tolist()
+    return [slice(end - c.length, end) for end, c in zip(ends, canvases, strict=True)]
+
+
+def _spread(canvases: Sequence[Canvas], values: Sequence[float]) -> Tensor:
+    """One value a row → one a position."""
+    return torch.cat([torch.full((c.length,), v) for c, v in zip(canvases, values, strict=True)])
+
+
+def _adjust(canvases: Sequence[Canvas]) -> Adjust | None:
+    if not any(canvas.config.processors for canvas in canvases):
+        return None
+
+    def adjust(scores: Tensor, first_id: int) -> Tensor:
+        parts = []
+        for canvas, at in zip(canvases, _spans(canvases), strict=True):
+            part = scores[at]
+            for processor in canvas.config.processors:
+                part = processor.process(part, first_id, canvas.offset)
+            parts.append(part)
+        return torch.cat(parts)
+
+    return adjust
+
+
+def _cut(cutoff: Tensor, adjust: Adjust | None) -> Adjust:
+    def cut(scores: Tensor, first_id: int) -> Tensor:
+        if adjust is not None:
+            scores = adjust(scores, first_id)
+        return scores.masked_fill(scores < cutoff[:, None], float("-inf"))
+
+    return cut

@@ -1,0 +1,45 @@
+"""Stop strings: where they end a reply, in text and in ids."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+
+class StopStrings:
+    """Ends a reply before the first occurrence of any of some strings."""
+
+    def __init__(self, stop: str | Sequence[str], decode: Callable[[list[int]], str]) -> None:
+        """decode: the text of some ids, markers included."""
+        self.strings = (stop,) if isinstance(stop, str) else tuple(stop)
+        if not all(isinstance(text, str) and text for text in self.strings):
+            raise ValueError(f"stop: must be non-empty strings, got {self.strings!r}")
+        self._decode = decode
+
+    def _first(self, text: str) -> int | None:
+        found = [at for string in self.strings if (at := text.find(string)) >= 0]
+        return min(found, default=None)
+
+    def cut(self, text: str) -> str:
+        """The text up to the first stop string."""
+        return text[: self._first(text)]
+
+    def final(self, text: str) -> str:
+        """`cut`, less an end of the text with which a stop string may be beginning."""
+        cut = self.cut(text)
+        if len(cut) < len(text):
+            return cut
+        starts = (string[:n] for string in self.strings for n in range(1, len(string)))
+        held = max((len(start) for start in starts if text.endswith(start)), default=0)
+        return text[: len(text) - held]
+
+    def kept_ids(self, ids: list[int]) -> int | None:
+        """How many ids lie wholly before the first stop string; None where there is none."""
+        if not self.strings or (end := self._first(self._decode(ids))) is None:
+            return None
+        low, high = 0, len(ids)  # decoded length grows with the ids: find the last that fits
+        while low < high:
+            middle = (low + high + 1) // 2
+            low, high = (
+                (middle, high) if len(self._decode(ids[:middle])) <= end else (low, middle - 1)
+            )
+        return low
