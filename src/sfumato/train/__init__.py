@@ -1,0 +1,1 @@
+"""Training: the data, objective and recipe behind the embedded demonstration model."""

@@ -1,0 +1,135 @@
+"""Recipes: from nothing to a checkpoint, reproducibly.
+
+`embedded` makes the model that ships in the package.  Knows no command line.
+"""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+import torch
+
+from sfumato.model.config import LayerConfig, ModelConfig
+from sfumato.model.transformer import Transformer
+from sfumato.train.embedded_data import batches
+from sfumato.train.export import save_checkpoint
+from sfumato.train.objective import ENCODER_WEIGHT, loss
+from sfumato.train.vocabulary import BOS, END_OF_TURN, EOS, PAD, TOKENS, write_text_side
+
+STEPS = 9_000
+BATCH = 32
+LEARNING_RATE = 3e-3
+WARM_UP = 100
+CLIP = 1.0
+
+_SLIDING = LayerConfig(True, kv_heads=2, head_dim=32, rope_theta=1e4, rope_pairs=16)
+_FULL = LayerConfig(False, kv_heads=1, head_dim=64, rope_theta=1e6, rope_pairs=8)
+
+EMBEDDED = ModelConfig(
+    vocab_size=len(TOKENS),
+    hidden_size=128,
+    intermediate_size=192,
+    num_heads=4,
+    num_experts=8,
+    experts_per_token=2,
+    expert_size=48,
+    sliding_window=128,
+    canvas_length=32,
+    context_length=4096,
+    rms_norm_eps=1e-6,
+    logit_softcap=30.0,
+    layers=(_SLIDING, _SLIDING, _FULL, _SLIDING, _FULL),
+    bos_id=BOS,
+    eos_ids=(EOS, END_OF_TURN),
+    pad_id=PAD,
+)
+
+Report = Callable[[str], None]
+
+
+def initialised(config: ModelConfig, generator: torch.Generator) -> Transformer:
+    """A network with normal(0, 0.02) matrices and ones for all vectors, in float32."""
+    network = Transformer(config)
+    for name, parameter in network.named_parameters():
+        if parameter.ndim > 1:
+            torch.nn.init.normal_(parameter, std=0.02, generator=generator)
+        # Layer scalars balance two phases in a deep network; five layers need none.
+        parameter.requires_grad_(not name.endswith("layer_scalar"))
+    return network
+
+
+def learning_rate(step: int, steps: int) -> float:
+    """Linear warm-up, then one cosine down to 2 %; restarting it costs accuracy."""
+    cosine = 0.5 * (1 + math.cos(math.pi * step / steps))
+    return LEARNING_RATE * min(1.0, (step + 1) / WARM_UP) * (0.02 + 0.98 * cosine)
+
+
+def train(
+    steps: int = STEPS,
+    seed: int = 0,
+    report: Report = print,
+    every: int = 200,
+    compiled: bool = True,
+) -> Transformer:
+    """Trains the embedded model; the same seed, torch and thread count give the same weights.
+
+    With `compiled`, torch.compile fuses each block's small operations: a minute of compiling, then
+    a quarter less time a step; it needs a C++ compiler.
+    """
+    generator = torch.Generator().manual_seed(seed)
+    network = initialised(EMBEDDED, generator)
+    if compiled:
+        torch._dynamo.config.recompile_limit = 128  # layers, phases and gradient modes differ
+        for block in network.layers:
+            block.compile(dynamic=True)
+    learned = [p for p in network.parameters() if p.requires_grad]
+    optimiser = torch.optim.AdamW(
+        [
+            {"params": [p for p in learned if p.ndim > 1], "weight_decay": 0.01},
+            {"params": [p for p in learned if p.ndim == 1], "weight_decay": 0.0},
+        ],
+        lr=LEARNING_RATE,
+        betas=(0.9, 0.98),
+    )
+    data = batches(np.random.default_rng(seed), BATCH, EMBEDDED.canvas_length)
+    start, smooth = time.perf_counter(), math.nan
+    for step in range(steps):
+        for group in optimiser.param_groups:
+            group["lr"] = learning_rate(step, steps)
+        canvas_loss, encoder_loss = loss(network, *next(data), generator)
+        optimiser.zero_grad(set_to_none=True)
+        (canvas_loss + ENCODER_WEIGHT * encoder_loss).backward()
+        torch.nn.utils.clip_grad_norm_(learned, CLIP)
+        optimiser.step()
+        value = canvas_loss.item()
+        smooth = value if math.isnan(smooth) else 0.98 * smooth + 0.02 * value
+        if (step + 1) % every == 0:
+            spent = time.perf_counter() - start
+            report(
+                f"step {step + 1} of {steps}: canvas loss {smooth:.4f}, encoder loss "
+                f"{encoder_loss.item():.3f}, {spent / (step + 1) * 1e3:.0f} ms a step, "
+                f"{spent / 60:.1f} min"
+            )
+    return network
+
+
+def run(
+    name: str,
+    out: Path,
+    steps: int | None = None,
+    seed: int = 0,
+    report: Report = print,
+    compiled: bool = True,
+) -> None:
+    """Trains the recipe `name` and writes a checkpoint folder. Raises ValueError for a name that
+    is no recipe."""
+    if name != "embedded":
+        raise ValueError(f"recipe: {name!r} is not known; there is 'embedded'")
+    network = train(steps or STEPS, seed, report, compiled=compiled)
+    save_checkpoint(network, out)
+    write_text_side(out)
+    report(f"wrote {out}")

@@ -1,0 +1,115 @@
+"""The embedded model's text side: a character vocabulary and a chat template, written as files.
+
+Knows the ids, and the Hugging Face files that carry them (tokenizer.json, tokenizer_config.json,
+chat_template.jinja). Does not know the network, nor what is said in a conversation.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+from tokenizers import AddedToken, Tokenizer, decoders, models
+
+PAD, EOS, BOS, UNK, MASK, TURN, END_OF_TURN, CHANNEL, END_OF_CHANNEL, THINK = range(10)
+SPECIAL_TOKENS = (
+    "<pad>",
+    "<eos>",
+    "<bos>",
+    "<unk>",
+    "<mask>",
+    "<|turn>",
+    "<turn|>",
+    "<|channel>",
+    "<channel|>",
+    "<|think|>",
+)
+CHARACTERS = "\n" + "".join(map(chr, range(0x20, 0x7F)))
+"""Newline and printable ASCII, in the order of their ids; any other character is `<unk>`."""
+
+TOKENS: tuple[str, ...] = SPECIAL_TOKENS + tuple(CHARACTERS)
+"""Every entry of the vocabulary; a token's id is its index."""
+
+CHAT_TEMPLATE = """\
+{#- Gemma's turns. `enable_thinking` is accepted and ignored: this model does not think.
+    `tools` is ignored too: it knows none. -#}
+{%- macro without_thoughts(text) -%}
+    {%- for part in text.split('<channel|>') -%}
+        {{- part.split('<|channel>')[0] -}}
+    {%- endfor -%}
+{%- endmacro -%}
+{{- bos_token -}}
+{%- for message in messages -%}
+    {%- if message.content is string -%}
+        {%- set text = message.content -%}
+    {%- else -%}
+        {%- set text = message.content | selectattr('type', 'equalto', 'text')
+                | map(attribute='text') | join -%}
+    {%- endif -%}
+    {%- set role = {'assistant': 'model', 'developer': 'system'}.get(message.role, message.role) -%}
+    {%- if role == 'model' -%}
+        {%- set text = without_thoughts(text) -%}
+    {%- endif -%}
+    {{- '<|turn>' + role + '\\n' + text | trim + '<turn|>\\n' -}}
+{%- endfor -%}
+{%- if add_generation_prompt -%}
+    {{- '<|turn>model\\n' -}}
+{%- endif -%}
+"""
+
+_ID_OF = {character: len(SPECIAL_TOKENS) + i for i, character in enumerate(CHARACTERS)}
+
+
+def encode_text(text: str) -> list[int]:
+    """Ids of plain text, one per character; chat markers in it are plain characters here."""
+    return [_ID_OF.get(character, UNK) for character in text]
+
+
+def encode_chat(messages: Sequence[Mapping[str, str]]) -> list[int]:
+    """Ids of a conversation up to where the model's next turn starts.
+
+    Equals rendering CHAT_TEMPLATE with a generation prompt and encoding it with build_tokenizer(),
+    for messages of `role` and `content` strings without markers; but fast enough for training.
+    """
+    ids = [BOS]
+    for message in messages:
+        role = "model" if message["role"] == "assistant" else message["role"]
+        turn = encode_text(f"{role}\n{message['content'].strip()}")
+        ids += [TURN, *turn, END_OF_TURN, _ID_OF["\n"]]
+    return [*ids, TURN, *encode_text("model\n")]
+
+
+def build_tokenizer() -> Tokenizer:
+    """The vocabulary as a tokenizer of the `tokenizers` library: BPE that never merges."""
+    ids = {token: i for i, token in enumerate(TOKENS)}
+    tokenizer = Tokenizer(models.BPE(vocab=ids, merges=[], unk_token="<unk>"))
+    tokenizer.decoder = decoders.Fuse()
+    tokenizer.add_special_tokens(
+        [AddedToken(token, special=True, normalized=False) for token in SPECIAL_TOKENS]
+    )
+    return tokenizer
+
+
+def write_text_side(folder: str | Path) -> None:
+    """Write tokenizer.json, tokenizer_config.json and chat_template.jinja into a checkpoint folder.
+
+    The folder is made if it is not there; files of these names in it are replaced.
+    """
+    folder = Path(folder)
+    folder.mkdir(parents=True, exist_ok=True)
+    build_tokenizer().save(str(folder / "tokenizer.json"))
+    config = {
+        "tokenizer_class": "PreTrainedTokenizerFast",
+        "bos_token": "<bos>",
+        "eos_token": "<eos>",
+        "pad_token": "<pad>",
+        "unk_token": "<unk>",
+        "mask_token": "<mask>",
+        "additional_special_tokens": list(SPECIAL_TOKENS[TURN:]),
+        "clean_up_tokenization_spaces": False,
+        "padding_side": "left",
+    }
+    text = json.dumps(config, indent=2) + "\n"
+    (folder / "tokenizer_config.json").write_text(text, encoding="utf-8")
+    (folder / "chat_template.jinja").write_text(CHAT_TEMPLATE, encoding="utf-8")

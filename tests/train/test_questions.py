@@ -1,0 +1,82 @@
+from __future__ import annotations
+
+from collections import Counter
+
+import numpy as np
+
+from sfumato.train import sudoku
+from sfumato.train.questions import about_nothing, all_questions, wording
+from sfumato.train.vocabulary import CHARACTERS
+
+
+def plain(text: str) -> str:
+    """A wording without what training varies: case, politeness, final mark."""
+    text = text.lower().rstrip("?!.").removesuffix(", please")
+    return text.removeprefix("please ")
+
+
+def test_there_are_enough_questions_of_every_kind() -> None:
+    questions = all_questions()
+    assert 150 <= len(questions) <= 200
+    text = [question.text for question in questions]
+    assert sum("capital" in t for t in text) == 60
+    assert {"Hello!", "Who are you?", "What is a canvas?", "Which continent is Peru in?"} <= {*text}
+    answers = {question.text: question.answer for question in questions}
+    assert answers["What is the capital of the Netherlands?"] == "The capital is Amsterdam."
+    assert (
+        answers["What is the currency of the United States?"]
+        == "The United States uses the dollar."
+    )
+
+
+def test_answers_fit_two_canvases_and_some_need_both() -> None:
+    lengths = [len(question.answer) for question in all_questions()]
+    assert max(lengths) <= 63 and min(lengths) > 0
+    assert sum(33 <= length <= 62 for length in lengths) >= 25
+
+
+def test_texts_are_made_of_the_vocabulary_and_have_no_loose_spaces() -> None:
+    for question in all_questions():
+        for text in (question.text, question.answer, *question.also):
+            assert text == text.strip() and set(text) <= set(CHARACTERS), text
+
+
+def test_no_wording_belongs_to_two_questions() -> None:
+    owner: dict[str, str] = {}
+    for question in all_questions():
+        for text in (question.text, *question.also):
+            assert owner.setdefault(plain(text), question.text) == question.text, text
+    assert len({question.text for question in all_questions()}) == len(all_questions())
+
+
+def test_unanswerable_questions_share_one_honest_answer() -> None:
+    refused = [q.text for q in all_questions() if q.answer.endswith("I do not know that.")]
+    assert len(refused) >= 8 and "What time is it?" in refused
+
+
+def test_the_sudoku_on_offer_has_one_solution_and_a_trained_grid() -> None:
+    (offer,) = [q.answer for q in all_questions() if q.text == "Give me a Sudoku."]
+    cells = sudoku.from_text(offer)
+    assert cells is not None
+    grids = sudoku.all_grids()
+    (solution,) = np.flatnonzero(((cells == 0) | (grids == cells)).all(1))
+    assert solution in sudoku.split()[0]
+
+
+def test_wordings_vary_and_stay_recognisable() -> None:
+    rng = np.random.default_rng(0)
+    for question in all_questions():
+        known = {plain(text) for text in (question.text, *question.also)}
+        drawn = Counter(wording(question, rng) for _ in range(60))
+        assert {plain(text) for text in drawn} <= known
+        assert len(drawn) > 3
+        assert all(text == text.strip() and set(text) <= set(CHARACTERS) for text in drawn)
+
+
+def test_made_up_words_name_no_known_country_and_get_the_refusal() -> None:
+    rng = np.random.default_rng(0)
+    owners = {plain(question.text): question for question in all_questions()}
+    drawn = [about_nothing(rng) for _ in range(2000)]
+    assert not {plain(question.text) for question in drawn} & owners.keys()
+    assert {question.answer for question in drawn} == {owners["what time is it"].answer}
+    assert len({question.text for question in drawn}) > 1500
