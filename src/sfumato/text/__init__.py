@@ -1,0 +1,11 @@
+"""The text room: text to token ids, messages to a prompt, a reply to thought, answer, tool calls.
+
+Knows no tensors, no sampling and no requests.
+
+- tokenizer.py  text and ids, from a tokenizer.json or from GGUF metadata; ids to text, streamed
+- messages.py   what callers send: messages and tools, checked and brought into one shape
+- template.py   the checkpoint's chat template, sandboxed
+- prompt.py     messages to prompt ids, with markers inside messages kept harmless
+- reply.py      a reply, piece by piece, to thought, answer and tool calls
+- calls.py      the argument syntax of tool calls
+"""

@@ -1,0 +1,185 @@
+"""The argument syntax of tool calls: `call:NAME{key:<|"|>text<|"|>,n:3,list:[true,null]}`.
+
+A reader for what models write, so it is lenient where the meaning is plain (parentheses for braces,
+`=` for `:`, JSON quotes, words without quotes) and refuses the rest. It never evaluates anything;
+time is linear in the length (no pattern here can backtrack over its input twice) and nesting is
+bounded. Knows nothing of replies (reply.py finds the calls in them).
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import re
+from dataclasses import dataclass
+from typing import Any
+
+QUOTE = '<|"|>'
+MAX_DEPTH = 32
+"""Levels of lists and objects; deeper calls are refused."""
+
+_SPACE = re.compile(r"\s*")
+_HEAD = re.compile(r"(?:call:\s*)?([\w.\-/]{1,256})\s*")
+_KEY = re.compile(r"[^\s:={}\[\](),<>\"']+")
+_JSON_STRING = re.compile(r'"[^"\\]*(?:\\.[^"\\]*)*"', re.DOTALL)
+_PYTHON_STRING = re.compile(r"'([^'\\]*(?:\\.[^'\\]*)*)'", re.DOTALL)
+_WORD = re.compile(r"[^,{}\[\]()<>\"']+")
+_INTEGER = re.compile(r"[-+]?[0-9]+")
+_FLOAT = re.compile(r"[-+]?(?:[0-9]+(?:\.[0-9]*)?|\.[0-9]+)(?:[eE][-+]?[0-9]+)?")
+_LONGEST_NUMBER = 4000  # Python itself refuses integers of over 4300 digits
+_NAMED = {"true": True, "false": False, "null": None, "True": True, "False": False, "None": None}
+_CLOSER = {"{": "}", "[": "]", "(": ")"}
+
+
+@dataclass(frozen=True)
+class ToolCall:
+    """One call that the model asks for: `arguments` holds JSON values only."""
+
+    name: str
+    arguments: dict[str, Any]
+
+
+class CallSyntaxError(ValueError):
+    """Text that is no tool call; the message says what was expected and at which character."""
+
+
+def parse_call(text: str) -> ToolCall:
+    """Read the text between `<|tool_call>` and `<tool_call|>`.
+
+    `NAME{…}` and `NAME(…)` are read, with `call:` before the name or without. The brackets must be
+    there and closed: a call that was cut off is no call. Of a key that comes twice the last value
+    counts, as in JSON.
+
+    Raises:
+        CallSyntaxError: the text is none of these, or nests deeper than MAX_DEPTH.
+    """
+    text = text.strip()
+    head = _HEAD.match(text)
+    if head is None:
+        raise CallSyntaxError("expected call:NAME{…} at character 0")
+    reader = _Reader(text, head.end())
+    if reader.peek() not in ("{", "("):
+        raise reader.expected("'{'")
+    arguments = reader.members(depth=1)
+    reader.skip_space()
+    if reader.at < len(text):
+        raise reader.expected("the end of the call")
+    return ToolCall(head[1], arguments)
+
+
+class _Reader:
+    """A place in the text; each method reads one thing there and moves past it."""
+
+    def __init__(self, text: str, at: int) -> None:
+        self.text, self.at = text, at
+
+    def expected(self, what: str) -> CallSyntaxError:
+        return CallSyntaxError(f"expected {what} at character {self.at}")
+
+    def peek(self) -> str:
+        return self.text[self.at : self.at + 1]
+
+    def skip_space(self) -> None:
+        space = _SPACE.match(self.text, self.at)
+        assert space is not None  # the pattern matches nothing too
+        self.at = space.end()
+
+    def more(self, closer: str, first: bool) -> bool:
+        """Past the comma to the next item, or past the closing bracket; a last comma is fine."""
+        self.skip_space()
+        if not first and self.peek() == ",":
+            self.at += 1
+            self.skip_space()
+            first = True
+        if self.peek() == closer:
+            self.at += 1
+            return False
+        if not first:
+            raise self.expected(f"',' or {closer!r}")
+        return True
+
+    def members(self, depth: int) -> dict[str, Any]:
+        closer = _CLOSER[self.peek()]
+        self.at += 1
+        found: dict[str, Any] = {}
+        first = True
+        while self.more(closer, first):
+            key = self.key()
+            self.skip_space()
+            if self.peek() not in (":", "="):
+                raise self.expected("':'")
+            self.at += 1
+            found[key] = self.value(depth)
+            first = False
+        return found
+
+    def items(self, depth: int) -> list[Any]:
+        self.at += 1
+        found = []
+        first = True
+        while self.more("]", first):
+            found.append(self.value(depth))
+            first = False
+        return found
+
+    def key(self) -> str:
+        quoted = self.string()
+        if quoted is not None:
+            return quoted
+        bare = _KEY.match(self.text, self.at)
+        if bare is None:
+            raise self.expected("a key")
+        self.at = bare.end()
+        return bare[0]
+
+    def value(self, depth: int) -> Any:
+        self.skip_space()
+        if self.peek() in ("{", "["):
+            if depth >= MAX_DEPTH:
+                raise CallSyntaxError(f"nested deeper than {MAX_DEPTH} levels")
+            return self.members(depth + 1) if self.peek() == "{" else self.items(depth + 1)
+        quoted = self.string()
+        if quoted is not None:
+            return quoted
+        word = _WORD.match(self.text, self.at)
+        if word is None or not word[0].strip():
+            raise self.expected("a value")
+        self.at = word.end()
+        return _scalar(word[0].strip())
+
+    def string(self) -> str | None:
+        if self.text.startswith(QUOTE, self.at):
+            start = self.at + len(QUOTE)
+            end = self.text.find(QUOTE, start)
+            if end < 0:
+                raise self.expected(f"a text that ends with {QUOTE}")
+            self.at = end + len(QUOTE)
+            return self.text[start:end]
+        pattern = {'"': _JSON_STRING, "'": _PYTHON_STRING}.get(self.peek())
+        if pattern is None:
+            return None
+        match = pattern.match(self.text, self.at)
+        if match is None:
+            raise self.expected("a text with its closing quote")
+        body = match[0]
+        if pattern is _PYTHON_STRING:
+            body = '"' + match[1].replace("\\'", "'").replace('"', '\\"') + '"'
+        try:
+            value: str = json.loads(body, strict=False)
+            value.encode()  # "\ud800" is half a character
+        except ValueError as error:
+            raise self.expected("a text with JSON escapes") from error
+        self.at = match.end()
+        return value
+
+
+def _scalar(word: str) -> Any:
+    if word in _NAMED:
+        return _NAMED[word]
+    if len(word) > _LONGEST_NUMBER:
+        return word
+    if _INTEGER.fullmatch(word):
+        return int(word)
+    if _FLOAT.fullmatch(word) and math.isfinite(float(word)):
+        return float(word)
+    return word  # a text without its quotes: models forget them

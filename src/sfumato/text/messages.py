@@ -1,0 +1,213 @@
+"""What callers send, checked: messages and tools in the shape that chat templates read.
+
+Knows no template and no token. Everything that leaves here is fresh, plain JSON data, so that a
+template sees no object with methods of its own, and no caller sees its messages changed.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from sfumato.weights.errors import quoted
+
+ROLES = ("system", "user", "assistant", "tool")
+MAX_DEPTH = 64
+"""Levels of nesting in arguments and tool schemas."""
+
+
+class MessageError(ValueError):
+    """A message or a tool that cannot be used; says which, as in `messages[2].content: …`."""
+
+
+def check_messages(messages: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
+    """A clean copy of `messages`.
+
+    Each message has a `role` of ROLES and a `content`: text, or a list of `{"type": "text",
+    "text": …}`. An assistant's may have `tool_calls` as in OpenAI's API, and then no content; its
+    thoughts are left out, because past thoughts never go back to the model. A tool's answers one of
+    them by `tool_call_id` or `name`; both are in what comes back. Other keys are left out.
+
+    Raises:
+        MessageError: naming the message by its index, and the field.
+    """
+    if isinstance(messages, str | Mapping) or not isinstance(messages, Sequence):
+        raise MessageError(f"messages: must be a list, not {type(messages).__name__}")
+    if not messages:
+        raise MessageError("messages: is empty; send at least one message")
+    checked: list[dict[str, Any]] = []
+    for i, message in enumerate(messages):
+        where = f"messages[{i}]"
+        if not isinstance(message, Mapping):
+            raise MessageError(f"{where}: must be an object with a role and a content")
+        role = message.get("role")
+        if role not in ROLES:
+            raise MessageError(
+                f"{where}.role: must be one of {', '.join(ROLES)}, not {quoted(role)}"
+            )
+        clean: dict[str, Any] = {"role": role}
+        calls = message.get("tool_calls")
+        if calls is not None and role != "assistant":
+            raise MessageError(f"{where}.tool_calls: only an assistant's message has tool calls")
+        if calls:
+            clean["tool_calls"] = _tool_calls(calls, f"{where}.tool_calls")
+        if message.get("content") is not None or "tool_calls" not in clean:
+            clean["content"] = _content(message.get("content"), role, f"{where}.content")
+        if role == "tool":
+            clean |= _answered_call(message, checked, where)
+        checked.append(clean)
+    return checked
+
+
+def check_tools(tools: Sequence[Mapping[str, Any]] | None) -> list[dict[str, Any]] | None:
+    """A clean copy of `tools`: objects `{"type": "function", "function": {"name": …, …}}`.
+
+    Raises:
+        MessageError: naming the tool by its index, and the field.
+    """
+    if not tools:
+        return None
+    if isinstance(tools, str | Mapping) or not isinstance(tools, Sequence):
+        raise MessageError(f"tools: must be a list, not {type(tools).__name__}")
+    checked = []
+    for i, tool in enumerate(tools):
+        where = f"tools[{i}]"
+        clean = _plain(tool, where)
+        if not isinstance(clean, dict) or clean.get("type") != "function":
+            raise MessageError(f'{where}: must be an object of "type": "function"')
+        function = clean.get("function")
+        if not isinstance(function, dict):
+            raise MessageError(f"{where}.function: must be an object")
+        if not isinstance(function.get("name"), str) or not function["name"]:
+            raise MessageError(f"{where}.function.name: must be a text that is not empty")
+        if not isinstance(function.get("description") or "", str):
+            raise MessageError(f"{where}.function.description: must be a text")
+        function["description"] = function.get("description") or ""
+        if not isinstance(function.get("parameters") or {}, dict):
+            raise MessageError(f"{where}.function.parameters: must be a JSON schema object")
+        checked.append(clean)
+    return checked
+
+
+def without_thoughts(text: str) -> str:
+    """An assistant's past text with its thought channels cut out, an unclosed one too."""
+    parts = text.split("<channel|>")
+    return "".join(part.split("<|channel>")[0] for part in parts)
+
+
+def _content(content: Any, role: str, where: str) -> str | list[dict[str, str]]:
+    past = without_thoughts if role == "assistant" else str
+    if isinstance(content, str):
+        return past(_plain(content, where))
+    if isinstance(content, Mapping) or not isinstance(content, Sequence):
+        kind = "null" if content is None else type(content).__name__
+        raise MessageError(f"{where}: must be text or a list of parts, not {kind}")
+    texts = []
+    for i, part in enumerate(content):
+        here = f"{where}[{i}]"
+        if not isinstance(part, Mapping) or "type" not in part:
+            raise MessageError(f'{here}: must be an object such as {{"type": "text", "text": "…"}}')
+        if part["type"] != "text":
+            raise MessageError(f"{here}.type: only 'text' is supported, not {quoted(part['type'])}")
+        if not isinstance(part.get("text"), str):
+            raise MessageError(f"{here}.text: must be text")
+        texts.append(_plain(part["text"], f"{here}.text"))
+    if role != "user":
+        # Templates take an object for these roles and show it as Python prints it, or a channel
+        # opens in one part and closes in another.
+        return past("".join(texts))
+    return [{"type": "text", "text": text} for text in texts]
+
+
+def _tool_calls(calls: Any, where: str) -> list[dict[str, Any]]:
+    if not isinstance(calls, list | tuple):
+        raise MessageError(f"{where}: must be a list")
+    checked = []
+    for i, call in enumerate(calls):
+        here = f"{where}[{i}]"
+        function = call.get("function") if isinstance(call, Mapping) else None
+        if not isinstance(function, Mapping):
+            raise MessageError(f"{here}.function: must be an object with a name and arguments")
+        name = function.get("name")
+        if not isinstance(name, str) or not name:
+            raise MessageError(f"{here}.function.name: must be a text that is not empty")
+        arguments = function.get("arguments") or {}
+        if isinstance(arguments, str):
+            try:
+                arguments = json.loads(arguments)
+            except (ValueError, RecursionError) as error:
+                raise MessageError(
+                    f"{here}.function.arguments: must be JSON ({str(error)[:80]})"
+                ) from error
+        if not isinstance(arguments, Mapping):
+            raise MessageError(f"{here}.function.arguments: must be a JSON object")
+        clean = {
+            "type": "function",
+            "function": {
+                "name": _plain(name, f"{here}.function.name"),
+                "arguments": _plain(arguments, f"{here}.function.arguments"),
+            },
+        }
+        if isinstance(call.get("id"), str):
+            clean["id"] = call["id"]
+        checked.append(clean)
+    return checked
+
+
+def _answered_call(
+    message: Mapping[str, Any], before: Sequence[Mapping[str, Any]], where: str
+) -> dict[str, str]:
+    """The `name` and, where given, the `tool_call_id` of the call that a tool message answers."""
+    at = len(before) - 1
+    while at >= 0 and before[at]["role"] == "tool":
+        at -= 1
+    calls = before[at].get("tool_calls", []) if at >= 0 else []
+    if not calls:
+        raise MessageError(f"{where}.role: a tool's message must follow an assistant's tool_calls")
+    names = [call["function"]["name"] for call in calls]
+    by_id = {call["id"]: call["function"]["name"] for call in calls if "id" in call}
+    call_id, name = message.get("tool_call_id"), message.get("name")
+    if call_id is not None:
+        if not isinstance(call_id, str) or (call_id not in by_id and name is None):
+            raise MessageError(f"{where}.tool_call_id: {quoted(call_id)} is no call's id")
+        name = by_id.get(call_id, name)
+    if name is None and len(names) == 1:
+        name = names[0]
+    if not isinstance(name, str) or name not in names:
+        raise MessageError(
+            f"{where}.name: must say by name or tool_call_id which call is answered, "
+            f"one of {quoted(', '.join(names))}"
+        )
+    return {"name": name} | ({"tool_call_id": call_id} if call_id is not None else {})
+
+
+def _plain(value: Any, where: str, depth: int = 0) -> Any:
+    """`value` rebuilt of JSON types, every text in it valid Unicode."""
+    if depth > MAX_DEPTH:
+        raise MessageError(f"{where[:200]}: is nested deeper than {MAX_DEPTH} levels")
+    if value is None or isinstance(value, bool):
+        return value
+    if isinstance(value, str):
+        try:
+            value.encode()
+        except UnicodeEncodeError as error:
+            raise MessageError(
+                f"{where}: has a lone surrogate at character {error.start}; send valid Unicode"
+            ) from error
+        return str.__str__(value)
+    if isinstance(value, int):
+        return int(value)
+    if isinstance(value, float):
+        return float(value)
+    if isinstance(value, Mapping):
+        for key in value:
+            if not isinstance(key, str):
+                raise MessageError(f"{where}: has the key {quoted(key)}, which is no text")
+        return {
+            _plain(key, where, depth): _plain(item, f"{where}.{key}", depth + 1)
+            for key, item in value.items()
+        }
+    if isinstance(value, list | tuple):
+        return [_plain(item, f"{where}[{i}]", depth + 1) for i, item in enumerate(value)]
+    raise MessageError(f"{where}: must be JSON data, not {type(value).__name__}")

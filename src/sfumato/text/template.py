@@ -1,0 +1,244 @@
+"""The checkpoint's chat template: messages to the text of a prompt.
+
+A template is code out of a file, so it runs in Jinja's immutable sandbox, on plain data only.
+Knows no ids; prompt.py encodes, and keeps markers inside messages harmless.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Mapping, Sequence
+from datetime import datetime
+from pathlib import Path
+from typing import Any
+
+import jinja2
+from jinja2.ext import loopcontrols
+from jinja2.sandbox import ImmutableSandboxedEnvironment, SecurityError
+from jinja2.utils import Namespace
+
+from sfumato.text.messages import check_messages, check_tools
+from sfumato.text.vocabulary import TokenizerError, named_tokens
+from sfumato.weights.errors import CheckpointError, quoted
+from sfumato.weights.jsonfile import read_object
+
+
+class TemplateError(ValueError):
+    """A chat template that is absent, broken, or refuses the messages it was given."""
+
+
+class ChatTemplate:
+    """A compiled template.
+
+    Args:
+        source: Jinja2 source, written for `transformers`' conventions.
+        bos, eos: the texts behind the template's `bos_token` and `eos_token`.
+
+    Raises:
+        TemplateError: the source does not compile.
+    """
+
+    def __init__(self, source: str, bos: str = "<bos>", eos: str = "<eos>") -> None:
+        self.source, self.bos, self.eos = source, bos, eos
+        try:
+            self._template = _environment().from_string(source)
+        except jinja2.TemplateSyntaxError as error:
+            raise TemplateError(
+                f"chat template, line {error.lineno}: {error.message}; get the template again"
+            ) from error
+        except (RecursionError, MemoryError, SyntaxError) as error:
+            raise TemplateError(f"chat template: cannot be compiled ({error})") from error
+
+    @classmethod
+    def from_folder(cls, path: str | Path) -> ChatTemplate:
+        """The template of a checkpoint's folder.
+
+        `chat_template.jinja`, else `chat_template` in `tokenizer_config.json`: a text, or a list of
+        `{"name": …, "template": …}` whose "default" is taken.
+
+        Raises:
+            TemplateError: there is none, or it is broken.
+        """
+        folder = Path(path)
+        config = folder / "tokenizer_config.json"
+        try:
+            source = _source(folder / "chat_template.jinja", config)
+            tokens = named_tokens(config)
+        except (CheckpointError, TokenizerError, OSError, UnicodeDecodeError) as error:
+            raise TemplateError(str(error)) from error
+        return cls(source, bos=tokens.get("bos", "<bos>"), eos=tokens.get("eos", "<eos>"))
+
+    @classmethod
+    def from_gguf(cls, metadata: Mapping[str, Any]) -> ChatTemplate:
+        """The template in GGUF metadata, `tokenizer.chat_template`.
+
+        Raises:
+            TemplateError: there is none, or it is broken.
+        """
+        source = metadata.get("tokenizer.chat_template")
+        if not isinstance(source, str):
+            raise TemplateError(
+                "tokenizer.chat_template: the GGUF file has no chat template; use an "
+                "instruction-tuned file, or send a plain prompt"
+            )
+        tokens: Sequence[Any] = metadata.get("tokenizer.ggml.tokens", ())
+        named = {}
+        for name in ("bos", "eos"):
+            token_id = metadata.get(f"tokenizer.ggml.{name}_token_id")
+            if token_id is not None and 0 <= int(token_id) < len(tokens):
+                named[name] = str(tokens[int(token_id)])
+        return cls(source, **named)
+
+    def render(
+        self,
+        messages: Sequence[Mapping[str, Any]],
+        *,
+        thinking: bool = False,
+        tools: Sequence[Mapping[str, Any]] | None = None,
+        add_generation_prompt: bool = True,
+    ) -> str:
+        """The prompt's text, for people to read; use `prompt_ids` to make ids of messages.
+
+        Args:
+            messages: see `sfumato.text.messages.check_messages`.
+            thinking: the template's `enable_thinking`.
+            tools: JSON schemas of functions, as in OpenAI's API.
+            add_generation_prompt: open the model's turn at the end.
+
+        Raises:
+            MessageError: a message or a tool is malformed.
+            TemplateError: the template failed on them.
+        """
+        return self.render_checked(
+            check_messages(messages),
+            thinking=thinking,
+            tools=check_tools(tools),
+            add_generation_prompt=add_generation_prompt,
+        )
+
+    def render_checked(
+        self,
+        messages: list[dict[str, Any]],
+        *,
+        thinking: bool,
+        tools: list[dict[str, Any]] | None,
+        add_generation_prompt: bool,
+    ) -> str:
+        """`render` for what `check_messages` and `check_tools` returned."""
+        if "tool_responses" in self.source:
+            messages = _with_tool_responses(messages)
+        try:
+            return self._template.render(
+                messages=messages,
+                tools=tools,
+                add_generation_prompt=add_generation_prompt,
+                enable_thinking=thinking,
+                bos_token=self.bos,
+                eos_token=self.eos,
+            )
+        except Exception as error:  # a template is a program: it may fail in any way
+            reason = str(error) or type(error).__name__
+            raise TemplateError(f"chat template: {reason[:400]}") from error
+
+
+def _source(jinja: Path, config: Path) -> str:
+    if jinja.is_file():
+        return jinja.read_text(encoding="utf-8")
+    found = read_object(config).get("chat_template") if config.is_file() else None
+    if isinstance(found, list):
+        named = {
+            entry["name"]: entry.get("template")
+            for entry in found
+            if isinstance(entry, dict) and isinstance(entry.get("name"), str)
+        }
+        if "default" not in named:
+            raise TemplateError(
+                f"{config}: chat_template has no entry named 'default', only {sorted(named)}"
+            )
+        found = named["default"]
+    if found is None:
+        raise TemplateError(
+            f"{jinja}: does not exist, and {config.name} has no chat_template; complete the "
+            "checkpoint's folder, or send a plain prompt"
+        )
+    if not isinstance(found, str):
+        raise TemplateError(f"{config}: chat_template must be a text, not {quoted(found)}")
+    return found
+
+
+def _with_tool_responses(messages: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    """Tool messages, and the answer after them, folded into the turn whose calls they answer.
+
+    This is the format the model knows: one turn of call, response and answer. Calls that follow a
+    response open a turn of their own, since a template writes all calls of a turn first.
+    """
+    folded: list[dict[str, Any]] = []
+    for message in messages:
+        last = folded[-1] if folded else {}
+        if message["role"] == "tool":
+            response = {"name": message["name"], "response": _text(message["content"])}
+            folded[-1] = last | {"tool_responses": [*last.get("tool_responses", []), response]}
+        elif (
+            message["role"] == "assistant"
+            and "tool_calls" not in message
+            and "tool_responses" in last
+        ):
+            folded[-1] = last | {"content": _text(last.get("content")) + _text(message["content"])}
+        else:
+            folded.append(message)
+    return folded
+
+
+def _text(content: Any) -> str:
+    return content if isinstance(content, str) else ""
+
+
+def _environment() -> jinja2.Environment:
+    environment = ImmutableSandboxedEnvironment(
+        trim_blocks=True, lstrip_blocks=True, extensions=[loopcontrols]
+    )
+    helpers: dict[str, Callable[..., Any]] = {
+        "raise_exception": _raise_exception,
+        "strftime_now": lambda form: datetime.now().strftime(form),
+        "namespace": _Namespace,
+    }
+    environment.globals.update(helpers)
+    environment.filters["tojson"] = _to_json
+    return environment
+
+
+def _raise_exception(message: object) -> None:
+    raise jinja2.TemplateError(str(message))
+
+
+def _to_json(
+    value: Any,
+    ensure_ascii: bool = False,
+    indent: int | None = None,
+    separators: tuple[str, str] | None = None,
+    sort_keys: bool = False,
+) -> str:
+    # Jinja's own escapes for HTML; the model reads no HTML.
+    return json.dumps(
+        value, ensure_ascii=ensure_ascii, indent=indent, separators=separators, sort_keys=sort_keys
+    )
+
+
+class _Namespace(Namespace):
+    """Jinja's namespace, without a way to store the names Python keeps its internals under."""
+
+    def __init__(*args: Any, **kwargs: Any) -> None:
+        self, args = args[0], args[1:]
+        fields = dict(*args, **kwargs)
+        for name in fields:
+            _check_name(name)
+        Namespace.__init__(self, fields)
+
+    def __setitem__(self, name: str, value: Any) -> None:
+        _check_name(name)
+        Namespace.__setitem__(self, name, value)
+
+
+def _check_name(name: str) -> None:
+    if name.startswith("_"):
+        raise SecurityError(f"a namespace cannot hold {name!r}")

@@ -1,0 +1,221 @@
+"""Text to token ids and back, for SentencePiece-style BPE vocabularies with byte fallback.
+
+Knows no files beyond their names (vocabulary.py reads them) and no chat format: which marker means
+what is the business of template.py and reply.py.
+"""
+
+from __future__ import annotations
+
+import codecs
+import re
+from collections.abc import Iterable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import tokenizers
+from tokenizers import AddedToken
+
+from sfumato.text.vocabulary import (
+    SPACE,
+    TokenizerError,
+    check_decoder,
+    from_gguf,
+    from_json,
+    named_tokens,
+)
+
+_MARKER = re.compile(r"<\|.+>|<.+\|>")
+
+
+class Tokenizer:
+    """A vocabulary: `encode` and `decode`, and the ids that have a meaning of their own.
+
+    Attributes:
+        vocab_size: number of tokens; ids are 0 .. vocab_size - 1.
+        bos_id, eos_id, pad_id: the id, or None where the vocabulary has none.
+        special_ids: ids of markers (`<bos>`, `<|turn>`, `<|"|>` …): one token each in `encode`,
+            never produced from plain text, dropped by `decode` unless asked for.
+
+    Safe to share between threads: nothing changes after construction.
+    """
+
+    def __init__(
+        self,
+        inner: tokenizers.Tokenizer,
+        *,
+        bos_id: int | None = None,
+        eos_id: int | None = None,
+        pad_id: int | None = None,
+    ) -> None:
+        check_decoder(inner)
+        inner.no_truncation()
+        inner.no_padding()
+        added = inner.get_added_tokens_decoder()
+        self._inner = inner
+        self._plain = _without_special(inner, added)
+        self._bytes = {
+            token_id: bytes([byte])
+            for byte in range(256)
+            if (token_id := inner.token_to_id(f"<0x{byte:02X}>")) is not None
+        }
+        self.vocab_size: int = inner.get_vocab_size(with_added_tokens=True)
+        self.bos_id, self.eos_id, self.pad_id = bos_id, eos_id, pad_id
+        self.special_ids = frozenset(i for i, token in added.items() if _is_special(token))
+        # Where bytes cannot stand in for an unknown character, plain text may well become <unk>.
+        unknown = getattr(inner.model, "unk_token", None)
+        self._never_plain = self.special_ids - {unknown and inner.token_to_id(unknown)}
+
+    @classmethod
+    def from_file(cls, path: str | Path) -> Tokenizer:
+        """Read a `tokenizer.json`; bos, eos and pad are named by `tokenizer_config.json` beside it.
+
+        Where that file is absent or silent they are looked up as `<bos>`, `<eos>` and `<pad>`.
+
+        Raises:
+            TokenizerError: no such file, not a tokenizer, or not of the SentencePiece style.
+        """
+        path = Path(path)
+        inner = from_json(path)
+        named = named_tokens(path.with_name("tokenizer_config.json"))
+        ids = {}
+        for name in ("bos", "eos", "pad"):
+            text = named.get(name)
+            ids[f"{name}_id"] = inner.token_to_id(f"<{name}>" if text is None else text)
+            if text is not None and ids[f"{name}_id"] is None:
+                raise TokenizerError(
+                    f"{path.with_name('tokenizer_config.json')}: {name}_token is {text!r}, which "
+                    f"{path.name} does not know; both files must come from one checkpoint"
+                )
+        try:
+            return cls(inner, **ids)
+        except TokenizerError as error:
+            raise TokenizerError(f"{path}: {error}") from error
+
+    @classmethod
+    def from_gguf(cls, metadata: Mapping[str, Any]) -> Tokenizer:
+        """Build from the `tokenizer.ggml.*` keys of GGUF metadata; about a second for Gemma 4.
+
+        Raises:
+            TokenizerError: a key is missing, of another kind or length, or contradicts another.
+        """
+        inner, ids = from_gguf(metadata)
+        return cls(inner, **ids)
+
+    def token_id(self, token: str) -> int | None:
+        """The id of the token whose text is exactly `token`, or None."""
+        found: int | None = self._inner.token_to_id(token)
+        return found
+
+    def token_text(self, token_id: int) -> str:
+        """The text of one token as `decode` shows it; a lone byte token shows as `<0xE2>`.
+
+        Raises:
+            TokenizerError: the id is outside the vocabulary.
+        """
+        piece = self._inner.id_to_token(token_id) if 0 <= token_id < 2**32 else None
+        if piece is None:
+            raise TokenizerError(
+                f"token id {token_id} is outside the vocabulary of {self.vocab_size} tokens; "
+                "the model and the tokenizer must come from one checkpoint"
+            )
+        return piece.replace(SPACE, " ")
+
+    def encode(self, text: str, special: bool = True) -> list[int]:
+        """Token ids of `text`; no bos is added.
+
+        Args:
+            text: any valid Unicode text.
+            special: read markers such as `<|turn>` as their one token; if False they are plain
+                text like any other, so that no id of `special_ids` comes back.
+
+        Raises:
+            TokenizerError: `text` holds a lone surrogate, or a vocabulary whose merges build a
+                marker out of plain text was asked for plain text.
+        """
+        try:
+            text.encode()
+        except UnicodeEncodeError as error:
+            raise TokenizerError(
+                f"text has a lone surrogate at character {error.start}; send valid Unicode"
+            ) from error
+        inner = self._inner if special else self._plain
+        ids: list[int] = inner.encode(text, add_special_tokens=False).ids
+        if not special and not self._never_plain.isdisjoint(ids):
+            marker = next(i for i in ids if i in self._never_plain)
+            raise TokenizerError(
+                f"the vocabulary builds the special token {self.token_text(marker)!r} out of plain "
+                "text, so text that contains it cannot be encoded safely; remove it from the text"
+            )
+        return ids
+
+    def decode(self, ids: Sequence[int], skip_special: bool = True) -> str:
+        """Text of `ids`; special tokens are dropped, or shown as their text.
+
+        Byte tokens are joined to characters; bytes that are no UTF-8 show as U+FFFD, so an
+        incomplete character at the end can be told by it (or use `Detokenizer`).
+
+        Raises:
+            TokenizerError: an id is outside the vocabulary.
+        """
+        detokenizer = Detokenizer(self, skip_special=skip_special)
+        return detokenizer.push(ids) + detokenizer.flush()
+
+
+class Detokenizer:
+    """Ids to text as they come: each `push` gives the characters that are complete by then.
+
+    The pieces and the last `flush` joined are exactly `tokenizer.decode` of all ids.
+    """
+
+    def __init__(self, tokenizer: Tokenizer, skip_special: bool = False) -> None:
+        self._tokenizer = tokenizer
+        self._dropped = tokenizer.special_ids if skip_special else frozenset[int]()
+        self._utf8 = codecs.getincrementaldecoder("utf-8")("replace")
+
+    def push(self, ids: Iterable[int]) -> str:
+        """Text that `ids` complete; bytes of an unfinished character wait for the next call.
+
+        Raises:
+            TokenizerError: an id is outside the vocabulary.
+        """
+        out = []
+        for token_id in ids:
+            byte = self._tokenizer._bytes.get(token_id)
+            if byte is not None:
+                out.append(self._utf8.decode(byte))
+            elif token_id not in self._dropped:
+                text = self._tokenizer.token_text(token_id)
+                out += self.flush(), text
+        return "".join(out)
+
+    def flush(self) -> str:
+        """U+FFFD for the bytes of a character that never became complete, else nothing."""
+        return self._utf8.decode(b"", final=True)
+
+
+def _is_special(token: AddedToken) -> bool:
+    # Some files leave markers such as <|tool_call> without the flag, to keep them visible.
+    return token.special or _MARKER.fullmatch(token.content) is not None
+
+
+def _without_special(
+    inner: tokenizers.Tokenizer, added: Mapping[int, AddedToken]
+) -> tokenizers.Tokenizer:
+    """A twin of `inner` that reads markers as plain text.
+
+    The model inside is shared, not copied. A twin rather than a switch that each call would turn:
+    a switch is seen by other threads.
+    """
+    plain = tokenizers.Tokenizer(inner.model)
+    if inner.normalizer is not None:
+        plain.normalizer = inner.normalizer
+    if inner.pre_tokenizer is not None:
+        plain.pre_tokenizer = inner.pre_tokenizer
+    for token_id in sorted(added):
+        token = added[token_id]
+        if _is_special(token):
+            plain.add_special_tokens([token])
+        else:
+            plain.add_tokens([token])
+    plain.encode_special_tokens = True
+    return plain

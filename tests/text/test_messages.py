@@ -1,0 +1,150 @@
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from sfumato.text.messages import MessageError, check_messages, check_tools, without_thoughts
+
+USER = {"role": "user", "content": "hi"}
+
+
+def _call(name: str = "f", arguments: Any = None, **more: Any) -> dict[str, Any]:
+    return {"type": "function", "function": {"name": name, "arguments": arguments}, **more}
+
+
+def _calling(*calls: Any) -> dict[str, Any]:
+    return {"role": "assistant", "content": None, "tool_calls": list(calls)}
+
+
+def test_messages_come_back_clean() -> None:
+    parts = [{"type": "text", "text": "Be "}, {"type": "text", "text": "kind."}]
+    messages: list[dict[str, Any]] = [
+        {"role": "system", "content": parts},
+        {"role": "user", "content": [{"type": "text", "text": "hi"}], "extra": object()},
+        {"role": "assistant", "content": "<|channel>thought\nHm<channel|>yes", "reasoning": "Hm"},
+    ]
+    before = repr(messages)
+    assert check_messages(messages) == [
+        {"role": "system", "content": "Be kind."},
+        {"role": "user", "content": [{"type": "text", "text": "hi"}]},
+        {"role": "assistant", "content": "yes"},
+    ]
+    assert repr(messages) == before
+
+
+def test_tool_messages_find_their_calls() -> None:
+    messages = [
+        USER,
+        _calling(_call("f", '{"a": [1]}', id="x"), _call("g", {"b": None}, id="y")),
+        {"role": "tool", "tool_call_id": "y", "content": "1"},
+        {"role": "tool", "name": "f", "content": "2"},
+    ]
+    calling, by_id, by_name = check_messages(messages)[1:]
+    assert [call["function"] for call in calling["tool_calls"]] == [
+        {"name": "f", "arguments": {"a": [1]}},
+        {"name": "g", "arguments": {"b": None}},
+    ]
+    assert by_id == {"role": "tool", "content": "1", "name": "g", "tool_call_id": "y"}
+    assert by_name == {"role": "tool", "content": "2", "name": "f"}
+
+
+def _deep(levels: int) -> Any:
+    value: Any = 1
+    for _ in range(levels):
+        value = [value]
+    return value
+
+
+TOOL = {"role": "tool", "content": "x"}
+
+
+@pytest.mark.parametrize(
+    ("messages", "message"),
+    [
+        ("hi", r"messages: must be a list, not str"),
+        (USER, r"messages: must be a list, not dict"),
+        (None, r"messages: must be a list, not NoneType"),
+        ([], r"messages: is empty"),
+        ([USER, "hi"], r"messages\[1\]: must be an object"),
+        ([{"content": "hi"}], r"messages\[0\]\.role: must be one of system, .*, not None"),
+        ([{"role": ["user"], "content": "hi"}], r"messages\[0\]\.role: must be one of"),
+        ([USER, {"role": "user"}], r"messages\[1\]\.content: must be text .* not null"),
+        ([{"role": "user", "content": 3}], r"messages\[0\]\.content: must be text .* not int"),
+        ([{"role": "user", "content": {}}], r"messages\[0\]\.content: must be text .* not dict"),
+        ([{"role": "user", "content": b"x"}], r"messages\[0\]\.content\[0\]: must be an object"),
+        ([{"role": "user", "content": ["x"]}], r"messages\[0\]\.content\[0\]: must be an object"),
+        (
+            [{"role": "user", "content": [{"type": "image_url"}]}],
+            r"messages\[0\]\.content\[0\]\.type: only 'text' is supported, not 'image_url'",
+        ),
+        (
+            [{"role": "user", "content": [{"type": "text", "text": None}]}],
+            r"messages\[0\]\.content\[0\]\.text: must be text",
+        ),
+        (
+            [USER, {"role": "user", "content": "abc\ud800"}],
+            r"messages\[1\]\.content: has a lone surrogate at character 3",
+        ),
+        ([USER | {"tool_calls": []}], r"messages\[0\]\.tool_calls: only an assistant's"),
+        ([{"role": "assistant", "tool_calls": {"a": 1}}], r"messages\[0\]\.tool_calls: must be"),
+        ([_calling("f")], r"messages\[0\]\.tool_calls\[0\]\.function: must be an object"),
+        ([_calling(_call(""))], r"tool_calls\[0\]\.function\.name: must be a text"),
+        ([_calling(_call("f", "{"))], r"tool_calls\[0\]\.function\.arguments: must be JSON \("),
+        ([_calling(_call("f", "[" * 100_000))], r"function\.arguments: must be JSON"),
+        ([_calling(_call("f", "[1]"))], r"function\.arguments: must be a JSON object"),
+        ([_calling(_call("f", {"a": {1}}))], r"arguments\.a: must be JSON data, not set"),
+        ([_calling(_call("f", {1: 2}))], r"arguments: has the key 1, which is no text"),
+        ([_calling(_call("f", {"a": _deep(100)}))], r"nested deeper than 64"),
+        ([USER, TOOL], r"messages\[1\]\.role: a tool's message must follow"),
+        ([_calling(_call("f"), _call("g")), TOOL], r"messages\[1\]\.name: must say .*'f, g'"),
+        ([_calling(_call("f")), TOOL | {"name": "g"}], r"messages\[1\]\.name: must say"),
+        ([_calling(_call("f")), TOOL | {"tool_call_id": "z"}], r"tool_call_id: 'z' is no call's"),
+        ([_calling(_call("f")), TOOL | {"tool_call_id": []}], r"tool_call_id: \[\] is no call's"),
+    ],
+)
+def test_bad_messages(messages: Any, message: str) -> None:
+    with pytest.raises(MessageError, match=message):
+        check_messages(messages)
+
+
+@pytest.mark.parametrize(
+    ("tools", "message"),
+    [
+        ({"type": "function"}, r"tools: must be a list"),
+        (["f"], r"tools\[0\]: must be an object of \"type\": \"function\""),
+        ([{"type": "function"}], r"tools\[0\]\.function: must be an object"),
+        ([{"type": "function", "function": {}}], r"tools\[0\]\.function\.name: must be a text"),
+        (
+            [{"type": "function", "function": {"name": "f", "description": 3}}],
+            r"tools\[0\]\.function\.description: must be a text",
+        ),
+        (
+            [{"type": "function", "function": {"name": "f", "parameters": [1]}}],
+            r"tools\[0\]\.function\.parameters: must be a JSON schema",
+        ),
+        ([{"type": "function", "function": {"name": object()}}], r"tools\[0\]\.function\.name"),
+    ],
+)
+def test_bad_tools(tools: Any, message: str) -> None:
+    with pytest.raises(MessageError, match=message):
+        check_tools(tools)
+
+
+def test_no_tools_is_none() -> None:
+    assert check_tools(None) is None
+    assert check_tools([]) is None
+
+
+@pytest.mark.parametrize(
+    ("text", "left"),
+    [
+        ("plain", "plain"),
+        ("<|channel>thought\na<channel|>b", "b"),
+        ("a<|channel>b<channel|>c<|channel>d<channel|>e", "ace"),
+        ("a<|channel>never closed", "a"),
+        ("a<channel|>b", "ab"),
+    ],
+)
+def test_thoughts_are_cut_out(text: str, left: str) -> None:
+    assert without_thoughts(text) == left
