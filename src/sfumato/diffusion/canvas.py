@@ -92,7 +92,7 @@ class Canvas:
             self.convergence = "step_cap"
         self.tokens = self._with_pinned(torch.where(accepted, drawn, fresh))
         self.history = torch.cat((self.history, view.stats.argmax[None]))
-        self.soft = stats.soft
+        self.soft = stats.soft if config.self_conditioning else None
         return Draft(
             self.noise.canvas,
             self.step,

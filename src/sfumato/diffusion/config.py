@@ -27,6 +27,7 @@ class SamplerConfig:
     canvas_length: int | None = None  # at most the checkpoint's
     min_tokens: int = 0  # no end of the reply before so many tokens
     ignore_eos: bool = False  # end tokens do not end the reply
+    self_conditioning: bool = True  # off only to measure what it is worth
 
     def __post_init__(self) -> None:
         for name, low in (("max_steps", 1), ("top_k", 1), ("canvas_length", 1), ("min_tokens", 0)):

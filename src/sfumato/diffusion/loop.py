@@ -55,6 +55,7 @@ class Settled:
     canvas: int
     token_ids: list[int]  # without an end token and all after it
     convergence: Convergence
+    stop_reason: StopReason | None  # None: another canvas follows
 
 
 @dataclass(frozen=True)
@@ -119,7 +120,7 @@ def generate(
         stats.output_tokens = len(reply)
         if reason == "stop":  # a stop string may begin in an earlier canvas
             reply = reply[: limits.cut(reply)]
-        yield Settled(stats.canvases - 1, added, canvas.convergence)
+        yield Settled(stats.canvases - 1, added, canvas.convergence, reason)
         if reason is None:  # only a canvas that another follows goes into the cache
             began = time.perf_counter()
             network.encode([canvas.argmax], [slot])

@@ -40,7 +40,7 @@ def embed(ids: Tensor, weight: Weight, dtype: torch.dtype) -> Tensor:
 def rms_norm(x: Tensor, weight: Tensor | None, eps: float) -> Tensor:
     """`x / sqrt(mean(x²) + eps) · weight` over the last axis, in float32; x's dtype again."""
     wide = x.float()
-    wide = wide * (wide.square().mean(-1, keepdim=True) + eps).pow(-0.5)
+    wide = wide * (wide.square().mean(-1, keepdim=True) + eps).rsqrt()
     if weight is not None:
         wide = wide * weight.float()
     return wide.to(x.dtype)
@@ -56,8 +56,8 @@ def rotate(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
 def attention(q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None = None) -> Tensor:
     """Softmax attention with scale 1 and grouped heads.
 
-    q [..., heads, n, d]; k and v [..., kv_heads, m, d]; mask bool [..., n, m], True where a query
-    may look (None: everywhere) → [..., heads, n, d].
+    q [..., heads, n, d]; k and v [..., kv_heads, m, d]; mask [..., n, m], bool with True where a
+    query may look, or what to add to the scores (None: everywhere) → [..., heads, n, d].
     """
     kv_heads, n = k.shape[-3], q.shape[-2]
     group = q.shape[-3] // kv_heads
@@ -80,13 +80,14 @@ def experts(x: Tensor, chosen: Tensor, shares: Tensor, gate_up: Weight, down: We
     k = chosen.shape[-1]
     order = chosen.reshape(-1).argsort(stable=True)
     counts = torch.bincount(chosen.reshape(-1), minlength=gate_up.shape[0]).tolist()
-    groups = x[order // k].split(counts)
+    groups = x.index_select(0, order // k).split(counts)
     parts = []
     for expert, group in enumerate(groups):
         if len(group):
             gate, up = linear(group, gate_up[expert]).chunk(2, dim=-1)
             parts.append(linear(F.gelu(gate, approximate="tanh") * up, down[expert]))
     back = torch.empty_like(order).scatter_(0, order, torch.arange(len(order), device=x.device))
-    return (torch.cat(parts)[back].view(*chosen.shape, -1) * shares.unsqueeze(-1).to(x.dtype)).sum(
-        1
-    )
+    return (
+        torch.cat(parts).index_select(0, back).view(*chosen.shape, -1)
+        * shares.unsqueeze(-1).to(x.dtype)
+    ).sum(1)

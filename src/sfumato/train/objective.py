@@ -38,10 +38,11 @@ class PrefixAttention:
         window = self.config.sliding_window
         near = places > places[:, None] - window
         # Pads come after every real token, so causality alone hides them from those.
-        self.encode_masks = {False: causal, True: causal & near}
+        # Additive masks: attention would otherwise convert bools once per layer and pass.
+        self.encode_masks = {False: _additive(causal), True: _additive(causal & near)}
         real = places < lengths[:, None]
         last = real & (places > lengths[:, None] - window)
-        self.denoise_masks = {False: real, True: last}
+        self.denoise_masks = {False: _additive(real), True: _additive(last)}
 
     def __call__(self, layer: int, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
         """q [batch, tokens, heads, d]; k, v [batch, tokens, kv_heads, d] → like q."""
@@ -53,10 +54,14 @@ class PrefixAttention:
         else:
             old_k, old_v = self.kept[layer]
             prefix = self.denoise_masks[sliding]
-            mask = torch.cat((prefix, prefix.new_ones(len(k), k.shape[2])), dim=1)
+            mask = torch.cat((prefix, prefix.new_zeros(len(k), k.shape[2])), dim=1)
             mask = mask[:, None].expand(-1, k.shape[2], -1)
             k, v = torch.cat((old_k, k), 2), torch.cat((old_v, v), 2)
         return ops.attention(q, k, v, mask).transpose(1, 2)
+
+
+def _additive(mask: Tensor) -> Tensor:
+    return torch.zeros(mask.shape, device=mask.device).masked_fill(~mask, float("-inf"))
 
 
 def logits(network: Transformer, hidden: Tensor) -> Tensor:

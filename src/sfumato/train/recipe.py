@@ -20,7 +20,7 @@ from sfumato.train.export import save_checkpoint
 from sfumato.train.objective import ENCODER_WEIGHT, loss
 from sfumato.train.vocabulary import BOS, END_OF_TURN, EOS, PAD, TOKENS, write_text_side
 
-STEPS = 9_000
+STEPS = 8_000
 BATCH = 32
 LEARNING_RATE = 3e-3
 WARM_UP = 100
@@ -69,23 +69,11 @@ def learning_rate(step: int, steps: int) -> float:
 
 
 def train(
-    steps: int = STEPS,
-    seed: int = 0,
-    report: Report = print,
-    every: int = 200,
-    compiled: bool = True,
+    steps: int = STEPS, seed: int = 0, report: Report = print, every: int = 200
 ) -> Transformer:
-    """Trains the embedded model; the same seed, torch and thread count give the same weights.
-
-    With `compiled`, torch.compile fuses each block's small operations: a minute of compiling, then
-    a quarter less time a step; it needs a C++ compiler.
-    """
+    """Trains the embedded model; the same seed, torch and thread count give the same weights."""
     generator = torch.Generator().manual_seed(seed)
     network = initialised(EMBEDDED, generator)
-    if compiled:
-        torch._dynamo.config.recompile_limit = 128  # layers, phases and gradient modes differ
-        for block in network.layers:
-            block.compile(dynamic=True)
     learned = [p for p in network.parameters() if p.requires_grad]
     optimiser = torch.optim.AdamW(
         [
@@ -118,18 +106,13 @@ def train(
 
 
 def run(
-    name: str,
-    out: Path,
-    steps: int | None = None,
-    seed: int = 0,
-    report: Report = print,
-    compiled: bool = True,
+    name: str, out: Path, steps: int | None = None, seed: int = 0, report: Report = print
 ) -> None:
     """Trains the recipe `name` and writes a checkpoint folder. Raises ValueError for a name that
     is no recipe."""
     if name != "embedded":
         raise ValueError(f"recipe: {name!r} is not known; there is 'embedded'")
-    network = train(steps or STEPS, seed, report, compiled=compiled)
+    network = train(steps or STEPS, seed, report)
     save_checkpoint(network, out)
     write_text_side(out)
     report(f"wrote {out}")

@@ -84,7 +84,10 @@ def build_tokenizer() -> Tokenizer:
     """The vocabulary as a tokenizer of the `tokenizers` library: BPE that never merges."""
     ids = {token: i for i, token in enumerate(TOKENS)}
     tokenizer = Tokenizer(models.BPE(vocab=ids, merges=[], unk_token="<unk>"))
-    tokenizer.decoder = decoders.Fuse()
+    # The decoder of Gemma's own tokenizer, so that one kind serves all; here only Fuse does work.
+    tokenizer.decoder = decoders.Sequence(
+        [decoders.Replace("▁", " "), decoders.ByteFallback(), decoders.Fuse()]
+    )
     tokenizer.add_special_tokens(
         [AddedToken(token, special=True, normalized=False) for token in SPECIAL_TOKENS]
     )

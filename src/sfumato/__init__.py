@@ -1,0 +1,34 @@
+"""Sfumato runs, serves and tunes block-diffusion language models.
+
+The public names, and nothing else; they are imported when first used, so that importing the
+package (as the command line does for `--help`) does not import torch.
+"""
+
+from __future__ import annotations
+
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from sfumato.api import Commit, Done, Model, Reply, load
+    from sfumato.diffusion.canvas import Draft
+    from sfumato.diffusion.config import SamplerConfig
+
+__version__ = "0.1.0"
+
+_HOMES = {
+    "load": "sfumato.api",
+    "Model": "sfumato.api",
+    "Reply": "sfumato.api",
+    "Commit": "sfumato.api",
+    "Done": "sfumato.api",
+    "Draft": "sfumato.diffusion.canvas",
+    "SamplerConfig": "sfumato.diffusion.config",
+}
+__all__ = ["Commit", "Done", "Draft", "Model", "Reply", "SamplerConfig", "load"]
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _HOMES:
+        raise AttributeError(f"module 'sfumato' has no attribute {name!r}")
+    return getattr(import_module(_HOMES[name]), name)

@@ -1,0 +1,316 @@
+"""`load()` makes one `Model` of a checkpoint: its network, its text side and its defaults.
+
+This is the library's front door, and the seam between ids (`diffusion/`) and text (`text/`).
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from sfumato.diffusion.canvas import Convergence, Draft
+from sfumato.diffusion.config import SamplerConfig, defaults_from_gguf, defaults_from_hf
+from sfumato.diffusion.loop import Limits, Outcome, Settled, Stats, StopReason, generate, sequence
+from sfumato.diffusion.stops import StopStrings
+from sfumato.model.cache import KVCache
+from sfumato.model.config import ModelConfig
+from sfumato.model.loading import Progress, config_of, load_network
+from sfumato.model.network import Network
+from sfumato.text.prompt import prompt_ids
+from sfumato.text.reply import Delta, ReplyParser, ToolCall
+from sfumato.text.template import ChatTemplate
+from sfumato.text.tokenizer import Detokenizer, Tokenizer
+from sfumato.weights.blocks import QuantizedTensor
+from sfumato.weights.checkpoint import Checkpoint, open_checkpoint
+
+EMBEDDED = Path(__file__).parent / "embedded"
+SMALL = 100 << 20  # bytes; see `_resolve_dtype`
+END_TOKENS = ("<turn|>", "<|tool_response>")  # end a reply where a checkpoint lists no end ids
+
+Messages = Sequence[Mapping[str, Any]]
+
+
+@dataclass(frozen=True)
+class Commit:
+    """A canvas has settled: its text is final."""
+
+    canvas: int  # 0, 1, … within the reply
+    text: str  # what it adds to the answer
+    thought: str  # what it adds to the thought
+    token_ids: list[int]
+    convergence: Convergence
+
+
+@dataclass(frozen=True)
+class Reply:
+    """A whole reply."""
+
+    text: str
+    thought: str | None
+    tool_calls: tuple[ToolCall, ...]
+    token_ids: list[int]  # without the end token
+    stop_reason: StopReason
+    stats: Stats
+    warnings: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True)
+class Done:
+    """The last event of every stream."""
+
+    reply: Reply
+
+
+@dataclass(frozen=True)
+class TextSide:
+    """How a checkpoint reads and writes text."""
+
+    tokenizer: Tokenizer
+    template: ChatTemplate
+
+
+class Model:
+    """A loaded checkpoint. One thread at a time."""
+
+    def __init__(
+        self,
+        network: Network,
+        text: TextSide,
+        sampler_defaults: SamplerConfig,
+        end_ids: tuple[int, ...],
+        path: Path,
+        load_s: float = 0.0,
+    ) -> None:
+        self.network, self.sampler_defaults, self.end_ids = network, sampler_defaults, end_ids
+        self.tokenizer, self.template = text.tokenizer, text.template
+        self.path, self.load_s = path, load_s
+
+    @property
+    def config(self) -> ModelConfig:
+        return self.network.config
+
+    def generate(
+        self, prompt: str | None = None, *, messages: Messages | None = None, **options: Any
+    ) -> Reply:
+        """The reply to a prompt or a conversation; `options` are those of `stream`."""
+        for event in self.stream(prompt, messages=messages, **options):
+            if isinstance(event, Done):
+                return event.reply
+        raise AssertionError("a stream ends with Done")
+
+    def stream(
+        self,
+        prompt: str | None = None,
+        *,
+        messages: Messages | None = None,
+        max_tokens: int = 256,
+        seed: int = 0,
+        sampler: SamplerConfig | None = None,
+        thinking: bool = False,
+        tools: Sequence[Mapping[str, Any]] | None = None,
+        stop: str | Sequence[str] = (),
+        cancelled: Callable[[], bool] = lambda: False,
+    ) -> Iterator[Draft | Commit | Done]:
+        """Drafts at every denoising step, a `Commit` for every canvas, then one `Done`.
+
+        max_tokens: visible tokens at most; sampler: what is None in it is the checkpoint's;
+        tools: declarations as JSON schemas; stop: strings that end the reply and are not part of
+        it; cancelled: asked before every step, True ends the reply with what is committed.
+        Raises ValueError, naming the argument, for what cannot be done.
+        """
+        ids = self.prompt_ids(prompt, messages, thinking=thinking, tools=tools)
+        return self._events(
+            ids,
+            (sampler or SamplerConfig()).over(self.sampler_defaults),
+            StopStrings(stop, self._shown),
+            max_tokens,
+            seed,
+            cancelled,
+        )
+
+    def _events(
+        self,
+        ids: list[int],
+        config: SamplerConfig,
+        stops: StopStrings,
+        max_tokens: int,
+        seed: int,
+        cancelled: Callable[[], bool],
+    ) -> Iterator[Draft | Commit | Done]:
+        limits = Limits(max_tokens, self.end_ids, stops.kept_ids, cancelled)
+        run = generate(self.network, sequence(ids), config, limits, seed)
+        parser, detokenizer = ReplyParser(), Detokenizer(self.tokenizer)
+        raw, fed = "", 0  # the reply's text, and how much of it the parser has seen
+        while True:
+            try:
+                event = next(run)
+            except StopIteration as end:
+                outcome: Outcome = end.value
+                break
+            if isinstance(event, Draft):
+                yield event
+                continue
+            raw += detokenizer.push(event.token_ids)
+            last = event.stop_reason is not None
+            final = stops.cut(raw + detokenizer.flush()) if last else stops.final(raw)
+            parts = parser.feed(final[fed:]) + (parser.flush() if last else [])
+            fed = len(final)
+            yield _commit(event, parts)
+        parsed = parser.finish()
+        yield Done(
+            Reply(
+                parsed.text,
+                parsed.thought,
+                parsed.tool_calls,
+                outcome.token_ids,
+                outcome.stop_reason,
+                outcome.stats,
+                (*outcome.warnings, *parsed.warnings),
+            )
+        )
+
+    def prompt_ids(
+        self,
+        prompt: str | None = None,
+        messages: Messages | None = None,
+        *,
+        thinking: bool = False,
+        tools: Sequence[Mapping[str, Any]] | None = None,
+    ) -> list[int]:
+        """Token ids of the chat prompt for a user's text, or for messages."""
+        if (prompt is None) == (messages is None):
+            raise ValueError("prompt, messages: give exactly one of them")
+        if messages is None:
+            messages = [{"role": "user", "content": prompt}]
+        return prompt_ids(self.template, self.tokenizer, messages, thinking=thinking, tools=tools)
+
+    def _shown(self, ids: list[int]) -> str:
+        return self.tokenizer.decode(ids, skip_special=False)
+
+    def new_cache(self, rows: int = 1, capacity: int = 4096) -> KVCache:
+        """An empty cache: a slot of `capacity` positions for each row."""
+        return self.network.new_cache(rows, capacity)
+
+    def encode(self, ids: Tensor, cache: KVCache, lengths: Tensor | None = None) -> None:
+        """Appends tokens to the cache: ids int64 [rows, n], of which lengths int64 [rows] count
+        (None: all)."""
+        ends = [ids.shape[1]] * len(ids) if lengths is None else lengths.tolist()
+        if len(ids) != len(cache) or len(ends) != len(ids):
+            raise ValueError(
+                f"ids, lengths, cache: {len(ids)} and {len(ends)} rows for {len(cache)} slots"
+            )
+        self.network.encode([row[:end] for row, end in zip(ids, ends, strict=True)], cache)
+
+    def denoise_logits(self, canvas: Tensor, cache: KVCache, soft: Tensor | None = None) -> Tensor:
+        """canvas int64 [rows, length], soft [rows, length, hidden] or None (first step) →
+        float32 [rows, length, vocab], softcapped, before temperature."""
+        hidden = self.network.denoise(list(canvas), cache, None if soft is None else list(soft))
+        return self.network.head.logits(hidden).view(*canvas.shape, -1)
+
+    def soft_embedding(self, processed_logits: Tensor) -> Tensor:
+        """[rows, length, vocab], after temperature → [rows, length, hidden]."""
+        return self.network.head.soft_embedding(processed_logits, self.network.dtype)
+
+
+def _commit(event: Settled, parts: list[Delta | ToolCall]) -> Commit:
+    texts = {"answer": "", "thought": ""}
+    for part in parts:
+        if isinstance(part, Delta):
+            texts[part.kind] += part.text
+    return Commit(
+        event.canvas, texts["answer"], texts["thought"], event.token_ids, event.convergence
+    )
+
+
+def load(
+    path: str | Path | None = None,
+    device: str = "auto",
+    dtype: str = "auto",
+    progress: Progress | None = None,
+) -> Model:
+    """Loads a checkpoint, file or folder, safetensors or GGUF; None is the embedded model.
+
+    device: "auto" or a torch device; dtype: "auto", "float32", "bfloat16" or "float16", for
+    activations, cache and unquantized weights.  Raises CheckpointError, ConfigError or
+    ValueError, naming the file, field or argument.
+    """
+    start = time.perf_counter()
+    checkpoint = open_checkpoint(EMBEDDED if path is None else path)
+    target = _resolve_device(device)
+    network = load_network(checkpoint, target, _resolve_dtype(dtype, checkpoint, target), progress)
+    text = load_text(checkpoint)
+    if checkpoint.kind == "gguf":
+        defaults = defaults_from_gguf(checkpoint.metadata)
+    else:
+        defaults = defaults_from_hf(checkpoint.metadata.get("generation_config") or {})
+    ends = _end_ids(checkpoint, network.config, text.tokenizer)
+    return Model(network, text, defaults, ends, checkpoint.path, time.perf_counter() - start)
+
+
+def load_text(checkpoint: Checkpoint) -> TextSide:
+    """The tokenizer and chat template of a checkpoint."""
+    if checkpoint.kind == "gguf":
+        metadata = checkpoint.metadata
+        return TextSide(Tokenizer.from_gguf(metadata), ChatTemplate.from_gguf(metadata))
+    folder = checkpoint.path if checkpoint.path.is_dir() else checkpoint.path.parent
+    return TextSide(
+        Tokenizer.from_file(folder / "tokenizer.json"), ChatTemplate.from_folder(folder)
+    )
+
+
+def _end_ids(checkpoint: Checkpoint, config: ModelConfig, tokenizer: Tokenizer) -> tuple[int, ...]:
+    generation = checkpoint.metadata.get("generation_config") or {}
+    listed = generation.get("eos_token_id") if checkpoint.kind == "safetensors" else None
+    if isinstance(listed, list):
+        return config.eos_ids
+    looked_up = (tokenizer.token_id(text) for text in END_TOKENS)
+    return tuple(dict.fromkeys((*config.eos_ids, *(i for i in looked_up if i is not None))))
+
+
+def _resolve_device(name: str) -> torch.device:
+    if name != "auto":
+        try:
+            device = torch.device(name)
+            torch.empty(0, device=device)
+        except (RuntimeError, AssertionError, NotImplementedError) as error:
+            reason = str(error).splitlines()[0]
+            raise ValueError(f"device: {name!r} cannot be used here ({reason})") from error
+        return device
+    accelerator = torch.accelerator.current_accelerator(check_available=True)
+    return accelerator or torch.device("cpu")
+
+
+def _resolve_dtype(name: str, checkpoint: Checkpoint, device: torch.device) -> torch.dtype:
+    known = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
+    if name in known:
+        return known[name]
+    if name != "auto":
+        raise ValueError(f"dtype: {name!r} is none of auto, {', '.join(known)}")
+    embedding = checkpoint.read("embed_tokens.weight")
+    if device.type == "cpu":
+        # A small model fits in float32 too, which a CPU computes as fast and more exactly.
+        total = sum(info.nbytes for info in checkpoint.tensors.values())
+        if isinstance(embedding, QuantizedTensor) or total < SMALL:
+            return torch.float32
+    elif isinstance(embedding, QuantizedTensor):
+        return torch.bfloat16
+    return embedding.dtype if embedding.dtype in known.values() else torch.float32
+
+
+__all__ = [
+    "Commit",
+    "Done",
+    "Draft",
+    "Model",
+    "Reply",
+    "Stats",
+    "config_of",
+    "load",
+    "load_text",
+]

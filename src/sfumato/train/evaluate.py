@@ -1,0 +1,111 @@
+"""How good the embedded model is: exact answers and steps on fixed sets, and what they rest on.
+
+Besides the model as it runs, hard grids are tried with a single step and without self-conditioning:
+if those did as well, the refinement would be for show.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass, replace
+from typing import Any
+
+import torch
+
+from sfumato.api import Model
+from sfumato.diffusion.canvas import Canvas
+from sfumato.diffusion.config import SamplerConfig
+from sfumato.diffusion.noise import Noise
+from sfumato.diffusion.step import denoise_step
+from sfumato.model.cache import Slot
+from sfumato.train.embedded_data import Evaluation, evaluation_sets
+
+ROWS = 32  # conversations denoised together
+CANVASES = 2  # no answer of the sets is longer
+
+
+@dataclass(frozen=True)
+class Score:
+    """What a set of tasks came to."""
+
+    tasks: int
+    exact: float  # share of replies equal to the expected one, character for character
+    steps: float  # denoising steps per canvas, mean
+    most_steps: int
+    converged: float  # share of canvases that ended before the step cap
+
+
+@dataclass
+class _Row:
+    """One conversation on its way."""
+
+    task: Evaluation
+    slot: Slot
+    canvas: Canvas
+    reply: list[int]
+
+
+def evaluate(
+    model: Model, tasks: Sequence[Evaluation], config: SamplerConfig | None = None, seed: int = 0
+) -> Score:
+    """Answers all tasks, `ROWS` at a time, each with its own noise; a row that ends makes room."""
+    filled = (config or SamplerConfig()).over(model.sampler_defaults)
+    filled = replace(filled, canvas_length=model.config.canvas_length)
+    waiting = list(enumerate(tasks))[::-1]
+    rows: list[_Row] = []
+    exact, steps = 0, []
+    converged = 0
+    while waiting or rows:
+        while waiting and len(rows) < ROWS:
+            rows.append(_begin(model, *waiting.pop(), filled, seed))
+        denoise_step(model.network, [row.canvas for row in rows], [row.slot for row in rows])
+        for row in [row for row in rows if row.canvas.done]:
+            steps.append(row.canvas.step)
+            converged += row.canvas.convergence == "converged"
+            if _settle(model, row):
+                rows.remove(row)
+                exact += model.tokenizer.decode(row.reply) == row.task.expected
+    return Score(
+        len(tasks), exact / len(tasks), sum(steps) / len(steps), max(steps), converged / len(steps)
+    )
+
+
+def _begin(model: Model, index: int, task: Evaluation, config: SamplerConfig, seed: int) -> _Row:
+    ids = torch.tensor(model.prompt_ids(messages=task.messages))
+    slot = model.network.new_slot(len(ids) + (CANVASES - 1) * model.config.canvas_length)
+    model.network.encode([ids], [slot])
+    # Another seed for every task: one unlucky canvas must not decide them all.
+    noise = Noise(seed * 1_000_003 + index, 0)
+    network = model.network
+    return _Row(task, slot, Canvas(config, noise, network.config.vocab_size, network.device), [])
+
+
+def _settle(model: Model, row: _Row) -> bool:
+    """Takes a finished canvas into the reply; True where the reply ends with it."""
+    ids = row.canvas.argmax.tolist()
+    end = next((i for i, token in enumerate(ids) if token in model.end_ids), None)
+    row.reply += ids[:end]
+    noise = row.canvas.noise
+    if end is not None or noise.canvas + 1 == CANVASES:
+        return True
+    model.network.encode([row.canvas.argmax], [row.slot])
+    network = model.network
+    row.canvas = Canvas(
+        row.canvas.config,
+        replace(noise, canvas=noise.canvas + 1),
+        network.config.vocab_size,
+        network.device,
+        offset=len(row.reply),
+    )
+    return False
+
+
+def report(model: Model, count: int = 200, seed: int = 0) -> dict[str, dict[str, Any]]:
+    """The scores of every set, and of the hard grids under the two handicaps, by name."""
+    sets = evaluation_sets(count=count)
+    scores = {name: evaluate(model, tasks, seed=seed) for name, tasks in sets.items()}
+    hard = sets["sudoku_hard"]
+    scores["sudoku_hard, one step"] = evaluate(model, hard, SamplerConfig(max_steps=1), seed)
+    off = SamplerConfig(self_conditioning=False)
+    scores["sudoku_hard, no self-conditioning"] = evaluate(model, hard, off, seed)
+    return {name: asdict(score) for name, score in scores.items()}
