@@ -5,6 +5,7 @@ This is the library's front door, and the seam between ids (`diffusion/`) and te
 
 from __future__ import annotations
 
+import re
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -31,6 +32,7 @@ from sfumato.weights.checkpoint import Checkpoint, open_checkpoint
 
 EMBEDDED = Path(__file__).parent / "embedded"
 SMALL = 100 << 20  # bytes; see `_resolve_dtype`
+THOUGHT = re.compile(r"<\|channel>.*?(<channel\|>|\Z)", re.DOTALL)
 END_TOKENS = ("<turn|>", "<|tool_response>")  # end a reply where a checkpoint lists no end ids
 
 Messages = Sequence[Mapping[str, Any]]
@@ -43,7 +45,7 @@ class Commit:
     canvas: int  # 0, 1, … within the reply
     text: str  # what it adds to the answer
     thought: str  # what it adds to the thought
-    token_ids: list[int]
+    token_ids: list[int]  # of the canvas, up to an end token; a stop string is still in them
     convergence: Convergence
 
 
@@ -121,14 +123,14 @@ class Model:
 
         max_tokens: visible tokens at most; sampler: what is None in it is the checkpoint's;
         tools: declarations as JSON schemas; stop: strings that end the reply and are not part of
-        it; cancelled: asked before every step, True ends the reply with what is committed.
+        it, in a thought they do not count; cancelled: asked before every step, True ends the reply with what is committed.
         Raises ValueError, naming the argument, for what cannot be done.
         """
         ids = self.prompt_ids(prompt, messages, thinking=thinking, tools=tools)
         return self._events(
             ids,
             (sampler or SamplerConfig()).over(self.sampler_defaults),
-            StopStrings(stop, self._shown),
+            StopStrings(stop, self._shown, _without_thoughts),
             max_tokens,
             seed,
             cancelled,
@@ -205,6 +207,8 @@ class Model:
             raise ValueError(
                 f"ids, lengths, cache: {len(ids)} and {len(ends)} rows for {len(cache)} slots"
             )
+        if not all(0 <= end <= ids.shape[1] for end in ends):
+            raise ValueError(f"lengths: must lie in 0..{ids.shape[1]}, got {ends}")
         self.network.encode([row[:end] for row, end in zip(ids, ends, strict=True)], cache)
 
     def denoise_logits(self, canvas: Tensor, cache: KVCache, soft: Tensor | None = None) -> Tensor:
@@ -216,6 +220,10 @@ class Model:
     def soft_embedding(self, processed_logits: Tensor) -> Tensor:
         """[rows, length, vocab], after temperature → [rows, length, hidden]."""
         return self.network.head.soft_embedding(processed_logits, self.network.dtype)
+
+
+def _without_thoughts(text: str) -> str:
+    return THOUGHT.sub(lambda thought: "\0" * len(thought[0]), text)
 
 
 def _commit(event: Settled, parts: list[Delta | ToolCall]) -> Commit:

@@ -8,15 +8,22 @@ from collections.abc import Callable, Sequence
 class StopStrings:
     """Ends a reply before the first occurrence of any of some strings."""
 
-    def __init__(self, stop: str | Sequence[str], decode: Callable[[list[int]], str]) -> None:
-        """decode: the text of some ids, markers included."""
+    def __init__(
+        self,
+        stop: str | Sequence[str],
+        decode: Callable[[list[int]], str],
+        hide: Callable[[str], str] = lambda text: text,
+    ) -> None:
+        """decode: the text of some ids, markers included; hide: blanks out, keeping its length,
+        what of a text stop strings are not looked for in."""
         self.strings = (stop,) if isinstance(stop, str) else tuple(stop)
         if not all(isinstance(text, str) and text for text in self.strings):
             raise ValueError(f"stop: must be non-empty strings, got {self.strings!r}")
-        self._decode = decode
+        self._decode, self._hide = decode, hide
 
     def _first(self, text: str) -> int | None:
-        found = [at for string in self.strings if (at := text.find(string)) >= 0]
+        seen = self._hide(text)
+        found = [at for string in self.strings if (at := seen.find(string)) >= 0]
         return min(found, default=None)
 
     def cut(self, text: str) -> str:
@@ -29,7 +36,8 @@ class StopStrings:
         if len(cut) < len(text):
             return cut
         starts = (string[:n] for string in self.strings for n in range(1, len(string)))
-        held = max((len(start) for start in starts if text.endswith(start)), default=0)
+        seen = self._hide(text)
+        held = max((len(start) for start in starts if seen.endswith(start)), default=0)
         return text[: len(text) - held]
 
     def kept_ids(self, ids: list[int]) -> int | None:

@@ -230,6 +230,8 @@ def _hf_layers(text: Mapping[str, Any], read: _Reader) -> tuple[LayerConfig, ...
     if not isinstance(kinds, list) or len(kinds) != count:
         raise ConfigError(f"config.json: layer_types must list {count} layers")
     head_dim, kv_heads = read.integer("head_dim"), read.integer("num_key_value_heads")
+    # Present, it alone says what differs, even where it is empty because nothing does.
+    newer = text.get("per_layer_config") is not None
     overrides = {str(k).lstrip("0") or "0": v for k, v in _mapping(text, "per_layer_config")}
     rope = dict(_mapping(text, "rope_parameters"))
     layers = []
@@ -238,8 +240,8 @@ def _hf_layers(text: Mapping[str, Any], read: _Reader) -> tuple[LayerConfig, ...
             raise ConfigError(f"config.json: layer_types[{index}] is {kind!r}")
         sliding = kind == "sliding_attention"
         heads, dim = kv_heads, head_dim
-        if not sliding:
-            dim = text.get("global_head_dim") or (head_dim if overrides else 512)
+        if not (sliding or newer):
+            dim = text.get("global_head_dim") or 512
             heads = text.get("num_global_key_value_heads") or kv_heads
         own = overrides.get(str(index), {})
         dim, heads = own.get("head_dim", dim), own.get("num_key_value_heads", heads)

@@ -105,9 +105,10 @@ class VocabularyHead:
 
         def processed(rows: Tensor, start: int) -> Tensor:
             scores = self.scores(hidden, rows)
-            if adjust is not None:
-                scores = adjust(scores, start).clamp(min=BANNED)
-            return scores / temperature[:, None]
+            if adjust is None:
+                return scores / temperature[:, None]
+            # Clamped after the division: a low temperature would make BANNED infinite again.
+            return (adjust(scores, start) / temperature[:, None]).clamp(min=BANNED)
 
         tally = _Tally(hidden)
         kept = []

@@ -8,17 +8,20 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, replace
+from pathlib import Path
 from typing import Any
 
 import torch
 
-from sfumato.api import Model
+from sfumato.api import Model, load
 from sfumato.diffusion.canvas import Canvas
 from sfumato.diffusion.config import SamplerConfig
 from sfumato.diffusion.noise import Noise
 from sfumato.diffusion.step import denoise_step
 from sfumato.model.cache import Slot
 from sfumato.train.embedded_data import Evaluation, evaluation_sets
+
+Figures = dict[str, dict[str, Any]]
 
 ROWS = 32  # conversations denoised together
 CANVASES = 2  # no answer of the sets is longer
@@ -100,12 +103,27 @@ def _settle(model: Model, row: _Row) -> bool:
     return False
 
 
-def report(model: Model, count: int = 200, seed: int = 0) -> dict[str, dict[str, Any]]:
-    """The scores of every set, and of the hard grids under the two handicaps, by name."""
+def run(path: str | Path | None = None, count: int = 200, seed: int = 0) -> Figures:
+    """The scores of every set, and of the hard grids under two handicaps, by name.
+
+    path: a checkpoint of this vocabulary; None is the embedded model.
+    """
+    model = load(path)
     sets = evaluation_sets(count=count)
     scores = {name: evaluate(model, tasks, seed=seed) for name, tasks in sets.items()}
     hard = sets["sudoku_hard"]
-    scores["sudoku_hard, one step"] = evaluate(model, hard, SamplerConfig(max_steps=1), seed)
-    off = SamplerConfig(self_conditioning=False)
-    scores["sudoku_hard, no self-conditioning"] = evaluate(model, hard, off, seed)
+    one_step, blind = SamplerConfig(max_steps=1), SamplerConfig(self_conditioning=False)
+    scores["sudoku_hard, one step"] = evaluate(model, hard, one_step, seed)
+    scores["sudoku_hard, no self-conditioning"] = evaluate(model, hard, blind, seed)
     return {name: asdict(score) for name, score in scores.items()}
+
+
+def table(figures: Figures) -> str:
+    """The figures as lines for people."""
+    lines = [f"{'':34}{'tasks':>6}{'exact':>8}{'steps':>7}{'most':>6}{'converged':>11}"]
+    for name, score in figures.items():
+        lines.append(
+            f"{name:34}{score['tasks']:6}{score['exact']:8.1%}{score['steps']:7.2f}"
+            f"{score['most_steps']:6}{score['converged']:11.1%}"
+        )
+    return "\n".join(lines)

@@ -1,0 +1,217 @@
+"""One denoising step: Sfumato against `transformers` on the same random weights, interleaved.
+
+    .venv/bin/python benchmarks/step_vs_transformers.py --dtype bfloat16 --threads 2
+
+A step is all of it: the forward, softmax, draw, entropy, acceptance, stop test, and what the next
+step's self-conditioning needs.  Each round runs every contender once, on the same prefix and
+canvas, at its second step (so that self-conditioning is paid); figures are medians over rounds and
+their ratios to Sfumato.  Peak memory is measured in a fresh process per contender.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import platform
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+
+import torch
+
+VOCABULARY, CANVAS, PREFIX = 32768, 256, 256
+
+
+def hf_config(layers: int = 6):
+    """The 26B-A4B's proportions at hidden size 512: about 170 M parameters."""
+    from transformers import DiffusionGemmaConfig, DiffusionGemmaTextConfig
+    from transformers.models.gemma4.configuration_gemma4 import Gemma4VisionConfig
+
+    text = DiffusionGemmaTextConfig(
+        vocab_size=VOCABULARY,
+        hidden_size=512,
+        intermediate_size=384,
+        num_hidden_layers=layers,
+        num_attention_heads=6,
+        num_key_value_heads=3,
+        num_global_key_value_heads=1,
+        head_dim=128,
+        global_head_dim=256,
+        sliding_window=1024,
+        num_experts=128,
+        top_k_experts=8,
+        moe_intermediate_size=128,
+        max_position_embeddings=8192,
+        use_bidirectional_attention="vision",
+    )
+    vision = Gemma4VisionConfig(
+        hidden_size=16,
+        intermediate_size=16,
+        num_hidden_layers=1,
+        num_attention_heads=1,
+        num_key_value_heads=1,
+        head_dim=16,
+        position_embedding_size=8,
+    )
+    return DiffusionGemmaConfig(text_config=text, vision_config=vision, canvas_length=CANVAS)
+
+
+def write_weights(folder: Path, dtype: torch.dtype) -> int:
+    """Random weights into `folder`; returns the number of parameters."""
+    from transformers import DiffusionGemmaForBlockDiffusion
+
+    torch.manual_seed(0)
+    model = DiffusionGemmaForBlockDiffusion(hf_config()).to(dtype)
+    for name, tensor in model.state_dict().items():
+        if "q_norm" in name:
+            tensor.fill_(0.2)
+    model.save_pretrained(folder)
+    return sum(p.numel() for p in model.parameters())
+
+
+def inputs() -> tuple[torch.Tensor, torch.Tensor]:
+    generator = torch.Generator().manual_seed(1)
+    prompt = torch.randint(0, VOCABULARY, (PREFIX,), generator=generator)
+    return prompt, torch.randint(0, VOCABULARY, (CANVAS,), generator=generator)
+
+
+def sfumato_step(folder: Path) -> Callable[[], None]:
+    """Runs the second step of a canvas at every call."""
+    from sfumato.api import _resolve_dtype
+    from sfumato.diffusion.canvas import Canvas
+    from sfumato.diffusion.config import REFERENCE, fixed_steps
+    from sfumato.diffusion.noise import Noise
+    from sfumato.diffusion.step import denoise_step
+    from sfumato.model.loading import load_network
+    from sfumato.weights.checkpoint import open_checkpoint
+
+    checkpoint, cpu = open_checkpoint(folder), torch.device("cpu")
+    network = load_network(checkpoint, cpu, _resolve_dtype("auto", checkpoint, cpu))
+    config = replace(fixed_steps(48).over(REFERENCE), canvas_length=CANVAS)
+    prompt, tokens = inputs()
+    slot = network.new_slot(PREFIX)
+    network.encode([prompt], [slot])
+    canvas = Canvas(config, Noise(0, 0), VOCABULARY, cpu)
+    denoise_step(network, [canvas], [slot])
+    soft = canvas.soft
+
+    def step() -> None:
+        canvas.step, canvas.tokens, canvas.soft, canvas.convergence = 1, tokens, soft, None
+        denoise_step(network, [canvas], [slot])
+
+    return step
+
+
+def transformers_step(folder: Path, experts: str) -> Callable[[], None]:
+    """The same with `transformers`' own step, sdpa attention and DynamicCache."""
+    from transformers import DiffusionGemmaForBlockDiffusion, DynamicCache
+    from transformers.models.diffusion_gemma import generation_diffusion_gemma as generation
+
+    model = DiffusionGemmaForBlockDiffusion.from_pretrained(
+        folder, dtype="auto", attn_implementation="sdpa", experts_implementation=experts
+    ).eval()
+    prompt, tokens = inputs()
+    cache = DynamicCache(config=model.config.text_config)
+    sampler = generation.EntropyBoundSampler(
+        generation.EntropyBoundSamplerConfig(0.1), CANVAS, VOCABULARY, 48
+    )
+    schedule = generation.LinearTemperatureScheduleLogitsProcessor(0.4, 0.8, 48)
+    stopping = generation.StableAndConfidentStoppingCriteria(1, 0.005)
+    state = {
+        "past_key_values": cache,
+        "decoder_forward": model.forward,
+        "argmax_canvas": tokens[None],
+        "input_ids": prompt[None],
+        "decoder_position_ids": torch.arange(PREFIX, PREFIX + CANVAS)[None],
+        "mask_mapping": {"full_attention": None, "sliding_attention": None},
+        "sampler": sampler,
+        "logits_processor": lambda ids, scores, cur_step: schedule(ids, scores, cur_step),
+        "diffusion_stopping_criteria": stopping,
+    }
+    with torch.no_grad():
+        model.model.encoder(input_ids=prompt[None], past_key_values=cache)
+
+        def run(soft: torch.Tensor | None) -> torch.Tensor:
+            with torch.no_grad():
+                out = model._denoising_step(
+                    current_canvas=tokens[None],
+                    self_conditioning_logits=soft,
+                    finished_denoising=torch.zeros(1, dtype=torch.bool),
+                    cur_step=47,
+                    **state,
+                )
+            return out[2]
+
+        soft = run(None)
+
+    def step() -> None:
+        run(soft)
+
+    return step
+
+
+CONTENDERS: dict[str, Callable[[Path], Callable[[], None]]] = {
+    "sfumato": sfumato_step,
+    "transformers eager": lambda folder: transformers_step(folder, "eager"),
+    "transformers grouped_mm": lambda folder: transformers_step(folder, "grouped_mm"),
+}
+
+
+def peak_mib(name: str, folder: Path, threads: int) -> float:
+    """Peak resident memory (MiB) of a process that loads the weights and runs three steps, over
+    that of one that only imports."""
+    code = (
+        "import sys, torch; sys.path.insert(0, sys.argv[3]); import step_vs_transformers as b;"
+        "from pathlib import Path; torch.set_num_threads(int(sys.argv[4]));"
+        "import transformers.models.diffusion_gemma.modeling_diffusion_gemma, sfumato.api;"
+        "peak = lambda: int(next(l for l in open('/proc/self/status') if 'VmHWM' in l).split()[1]);"
+        "base = peak(); step = b.CONTENDERS[sys.argv[1]](Path(sys.argv[2]));"
+        "step(); step(); step(); print((peak() - base) / 1024)"
+    )
+    here = str(Path(__file__).parent)
+    command = [sys.executable, "-c", code, name, str(folder), here, str(threads)]
+    done = subprocess.run(command, capture_output=True, text=True, check=True)
+    return float(done.stdout.split()[-1])
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--dtype", default="float32", choices=("float32", "bfloat16"))
+    parser.add_argument("--threads", type=int, default=2)
+    parser.add_argument("--rounds", type=int, default=9)
+    options = parser.parse_args()
+    torch.set_num_threads(options.threads)
+    with tempfile.TemporaryDirectory() as name:
+        folder = Path(name)
+        parameters = write_weights(folder, getattr(torch, options.dtype))
+        steps = {name: build(folder) for name, build in CONTENDERS.items()}
+        times: dict[str, list[float]] = {name: [] for name in steps}
+        for round_ in range(options.rounds + 1):
+            for name, step in steps.items():
+                start = time.perf_counter()
+                step()
+                if round_:  # the first round warms up
+                    times[name].append((time.perf_counter() - start) * 1e3)
+        del steps
+        memory = {name: peak_mib(name, folder, options.threads) for name in CONTENDERS}
+    medians = {name: statistics.median(values) for name, values in times.items()}
+    print(f"{parameters / 1e6:.0f} M parameters, {options.dtype}, {options.threads} threads, "
+          f"canvas {CANVAS}, prefix {PREFIX}, vocabulary {VOCABULARY}")  # fmt: skip
+    print(f"{'':24}{'ms a step':>10}{'against sfumato':>17}{'peak MiB':>10}")
+    for name, median in medians.items():
+        ratio = median / medians["sfumato"]
+        print(f"{name:24}{median:10.0f}{ratio:16.2f}x{memory[name]:10.0f}")
+    print(json.dumps({
+        "benchmark": "step_vs_transformers", "parameters": parameters, "dtype": options.dtype,
+        "threads": options.threads, "rounds": options.rounds, "median_ms": medians,
+        "peak_mib": memory, "torch": torch.__version__, "machine": platform.machine(),
+    }))  # fmt: skip
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,64 @@
+"""The command line: parse, run one command, turn failures into one line and an exit code.
+
+Knows no models; each command lives in a module of its own, which is imported only when it runs, so
+that `sfumato --help` stays quick.
+"""
+
+from __future__ import annotations
+
+import importlib
+import os
+import sys
+from collections.abc import Sequence
+
+from sfumato.cli.arguments import build_parser
+
+BAD_INPUT, INTERRUPTED, CLOSED_PIPE = 2, 130, 141  # the last two as a shell reports the signals
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run one command and return its exit code: 0, 2 for bad input, 130 after Ctrl-C."""
+    try:
+        code = _run(argv)
+        sys.stdout.flush()  # here, and not at exit, where a closed pipe could only be a traceback
+        return code
+    except BrokenPipeError:
+        _discard_output()
+        return CLOSED_PIPE
+    except KeyboardInterrupt:
+        return INTERRUPTED
+    except Exception as error:
+        if os.environ.get("SFUMATO_DEBUG") == "1" or not _is_bad_input(error):
+            raise
+        complain(error)
+        return BAD_INPUT
+
+
+def _run(argv: Sequence[str] | None) -> int:
+    try:
+        args = build_parser().parse_args(argv)
+    except SystemExit as stop:  # after --help, --version or a complaint
+        return int(stop.code or 0)
+    module = importlib.import_module(f"sfumato.cli.{args.module}")
+    code: int = module.main(args)
+    return code
+
+
+def _is_bad_input(error: Exception) -> bool:
+    """Whether the user, and not the program, can mend it: a value, a file, too little memory."""
+    too_big = isinstance(error, MemoryError) or type(error).__name__ == "OutOfMemoryError"
+    return isinstance(error, ValueError | OSError) or too_big
+
+
+def complain(error: BaseException | str) -> None:
+    """One line on standard error."""
+    if isinstance(error, OSError) and error.filename is not None:
+        text = f"{error.filename}: {error.strerror}"
+    else:
+        text = " ".join(str(error).split()) or type(error).__name__
+    print(f"sfumato: error: {text}", file=sys.stderr)
+
+
+def _discard_output() -> None:
+    """Nobody reads standard output any more: let Python's flush at exit succeed nevertheless."""
+    os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())

@@ -1,0 +1,93 @@
+"""From options to a loaded model and one shown reply: what `run`, `chat` and `demo` share."""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from rich.console import Console
+
+import sfumato
+from sfumato.cli.units import size
+from sfumato.cli.view.display import Display, Live, Plain, Silent, is_visual
+
+if TYPE_CHECKING:
+    from sfumato.api import Model, Reply
+
+Message = dict[str, Any]
+
+LARGE = 100e6  # bytes; less is loaded before anybody wonders
+
+
+@dataclass(frozen=True)
+class Answer:
+    """What one request came to: the reply, or None where Ctrl-C ended it; the committed text."""
+
+    reply: Reply | None
+    text: str
+
+
+def load(args: argparse.Namespace) -> Model:
+    """The model that the options name. Raises ValueError or OSError, saying what is wrong."""
+    progress = _tell_progress if sys.stderr.isatty() else None
+    return sfumato.load(args.model, device=args.device, dtype=args.dtype, progress=progress)
+
+
+def _tell_progress(done: int, total: int) -> None:
+    """How far a large checkpoint has been read, on a line that is gone when all of it has."""
+    if total > LARGE:
+        told = "" if done == total else f"loading: {done * 100 // total} % of {size(total)}"
+        print(f"\r{told:<40}\r", end="", file=sys.stderr, flush=True)
+
+
+def options(args: argparse.Namespace) -> dict[str, Any]:
+    """The keyword arguments of generate() that the options stand for."""
+    sampler = sfumato.SamplerConfig().options(
+        max_steps=args.steps,
+        sampler=args.sampler,
+        entropy_bound=args.entropy_bound,
+        temperature=args.temperature,
+        top_k=args.top_k,
+        top_p=args.top_p,
+    )
+    return {
+        "max_tokens": args.max_tokens,
+        "seed": args.seed,
+        "sampler": sampler,
+        "thinking": args.thinking,
+        "stop": args.stop,
+    }
+
+
+def opening(args: argparse.Namespace) -> list[Message]:
+    """The messages that every conversation begins with."""
+    return [{"role": "system", "content": args.system}] if args.system else []
+
+
+def answer(model: Model, messages: list[Message], display: Display, **request: Any) -> Answer:
+    """Generate one reply and show it on the way. Ctrl-C ends it with what was committed."""
+    committed: list[str] = []
+    try:
+        with display:
+            for event in model.stream(messages=messages, **request):
+                if isinstance(event, sfumato.Commit):
+                    committed.append(event.text)
+                display.show(event)
+                if isinstance(event, sfumato.Done):
+                    for warning in event.reply.warnings:
+                        print(f"sfumato: warning: {warning}", file=sys.stderr)
+                    return Answer(event.reply, event.reply.text)
+        raise AssertionError("a stream ends with Done")
+    except KeyboardInterrupt:
+        return Answer(None, "".join(committed))
+
+
+def display(args: argparse.Namespace, model: Model, pause_s: float = 0.0) -> Display:
+    """The display for one reply: a live canvas where the terminal can show one."""
+    if getattr(args, "json", False):
+        return Silent()
+    if args.no_visual or not is_visual():
+        return Plain()
+    return Live(Console(highlight=False), model.tokenizer.decode, pause_s)

@@ -1,0 +1,157 @@
+"""`sfumato inspect`: what is in a checkpoint and what running it would take."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import math
+from collections import Counter
+from collections.abc import Iterable, Mapping
+from dataclasses import asdict
+from typing import Any
+
+import torch
+
+from sfumato.cli.units import size, table
+from sfumato.model import head
+from sfumato.model.cache import slot_bytes
+from sfumato.model.config import ModelConfig
+from sfumato.model.loading import config_of, expected_shapes
+from sfumato.weights.checkpoint import Checkpoint, TensorInfo, open_checkpoint
+from sfumato.weights.tensorfile import FLOAT_FORMATS
+
+DTYPES = (torch.bfloat16, torch.float32)
+CONTEXTS = (4096, 32768, 131072, 262144)
+
+
+def main(args: argparse.Namespace) -> int:
+    """Print the findings. Raises CheckpointError or OSError where there is no checkpoint."""
+    checkpoint = open_checkpoint(args.path)
+    found = facts(checkpoint)
+    listed = _listing(checkpoint.tensors) if args.tensors else []
+    if args.json:
+        print(json.dumps(found | ({"list": listed} if listed else {}), indent=2))
+        return 0
+    print("\n".join(report(found)))
+    if listed:
+        rows = [
+            (t["name"], t["format"], "×".join(map(str, t["shape"])) or "1", size(t["bytes"]))
+            for t in listed
+        ]
+        print("\n".join(["tensors", *table(rows)]))
+    return 0
+
+
+def facts(checkpoint: Checkpoint) -> dict[str, Any]:
+    """All that is told, as plain values; sizes in bytes."""
+    tensors = checkpoint.tensors.values()
+    found: dict[str, Any] = {
+        "path": str(checkpoint.path),
+        "kind": checkpoint.kind,
+        "architecture": _architecture(checkpoint),
+        "tensors": len(tensors),
+        "bytes": sum(t.nbytes for t in tensors),
+        "formats": _formats(tensors),
+        "vision": {
+            "tensors": len(checkpoint.vision),
+            "bytes": sum(t.nbytes for t in checkpoint.vision.values()),
+        },
+    }
+    try:
+        config = config_of(checkpoint)
+        checkpoint.account(expected_shapes(config))
+    except ValueError as error:
+        return found | {"runs": False, "why_not": " ".join(str(error).split())}
+    needs = {str(d).removeprefix("torch."): memory(checkpoint, config, d) for d in DTYPES}
+    return found | {"runs": True, "config": asdict(config), "memory": needs}
+
+
+def memory(checkpoint: Checkpoint, config: ModelConfig, dtype: torch.dtype) -> dict[str, Any]:
+    """Bytes that running takes, with activations of `dtype`: weights, the head's working buffer,
+    and one request's cache by context length."""
+    chunk = min(head.CHUNK, config.vocab_size)
+    # Scores of a chunk of the vocabulary in float32, with two more of their size on the way to
+    # probabilities; and the chunk of the embedding that they are computed from.
+    buffer = 3 * config.canvas_length * chunk * 4 + chunk * config.hidden_size * dtype.itemsize
+    lengths = [n for n in CONTEXTS if n < config.context_length] + [config.context_length]
+    return {
+        "weights": sum(_loaded(info, dtype) for info in checkpoint.tensors.values()),
+        "head_buffer": buffer,
+        "kv_cache": {str(length): slot_bytes(config, length, dtype) for length in lengths},
+    }
+
+
+def _loaded(info: TensorInfo, dtype: torch.dtype) -> int:
+    """Bytes in memory: quantized blocks and vectors stay as they are, matrices become `dtype`."""
+    if info.format not in FLOAT_FORMATS or len(info.shape) < 2:
+        return info.nbytes
+    return math.prod(info.shape) * dtype.itemsize
+
+
+def _architecture(checkpoint: Checkpoint) -> str:
+    if checkpoint.kind == "gguf":
+        return str(checkpoint.metadata.get("general.architecture"))
+    return str(checkpoint.metadata["config"].get("model_type"))
+
+
+def _formats(tensors: Iterable[TensorInfo]) -> dict[str, dict[str, int]]:
+    """Number and bytes of the tensors of each format, the largest share first."""
+    tensors = list(tensors)
+    count, nbytes = Counter(t.format for t in tensors), Counter[str]()
+    for tensor in tensors:
+        nbytes[tensor.format] += tensor.nbytes
+    return {name: {"tensors": count[name], "bytes": total} for name, total in nbytes.most_common()}
+
+
+def _listing(tensors: Mapping[str, TensorInfo]) -> list[dict[str, Any]]:
+    return [
+        {"name": name, "format": t.format, "shape": list(t.shape), "bytes": t.nbytes}
+        for name, t in tensors.items()
+    ]
+
+
+def report(found: dict[str, Any]) -> list[str]:
+    """The facts as lines for people."""
+    lines = [
+        f"{found['path']}: {found['kind']}, {found['architecture']}",
+        f"{found['tensors']} tensors, {size(found['bytes'])}",
+        *table(
+            (name, f"{share['tensors']} tensors", size(share["bytes"]))
+            for name, share in found["formats"].items()
+        ),
+    ]
+    if vision := found["vision"]["tensors"]:
+        lines.append(f"vision, kept aside: {vision} tensors, {size(found['vision']['bytes'])}")
+    if not found["runs"]:
+        return [*lines, f"cannot run: {found['why_not']}"]
+    return [*lines, *_shape(found["config"]), *_needs(found["memory"])]
+
+
+def _shape(config: dict[str, Any]) -> list[str]:
+    layers = config["layers"]
+    full = sum(not layer["sliding"] for layer in layers)
+    return [
+        f"{len(layers)} layers ({full} full, the others with a window of "
+        f"{config['sliding_window']}), hidden size {config['hidden_size']}, vocabulary "
+        f"{config['vocab_size']}",
+        f"{config['num_experts']} experts, {config['experts_per_token']} active; canvas of "
+        f"{config['canvas_length']}, context of {config['context_length']}",
+    ]
+
+
+def _needs(memory: dict[str, Any]) -> list[str]:
+    """A column for each dtype of activations; a row for each part."""
+    parts = list(memory.values())
+    rows = [
+        ("", *memory),
+        ("weights", *(size(part["weights"]) for part in parts)),
+        ("vocabulary head's buffer", *(size(part["head_buffer"]) for part in parts)),
+    ]
+    for length in parts[0]["kv_cache"]:
+        cells = []
+        for part in parts:
+            cache = part["kv_cache"][length]
+            together = part["weights"] + part["head_buffer"] + cache
+            cells.append(f"{size(cache)}, together {size(together)}")
+        rows.append((f"cache for {length} tokens", *cells))
+    return ["memory predicted, by the dtype of activations:", *table(rows)]

@@ -1,0 +1,58 @@
+"""`sfumato run`: one question, one answer."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+from dataclasses import asdict
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from sfumato.cli.generation import Answer
+
+
+def main(args: argparse.Namespace) -> int:
+    """Answer, and return the exit code. Raises ValueError or OSError for bad input."""
+    question = _question(args.question)  # before the slow imports: it may be missing
+
+    from sfumato.cli import INTERRUPTED, generation
+
+    request = generation.options(args)
+    model = generation.load(args)
+    messages = [*generation.opening(args), {"role": "user", "content": question}]
+    answer = generation.answer(model, messages, generation.display(args, model), **request)
+    if args.json:
+        print(json.dumps(_report(answer), ensure_ascii=False, indent=2))
+    return 0 if answer.reply else INTERRUPTED
+
+
+def _standard_input() -> str:
+    try:
+        return sys.stdin.buffer.read().decode()
+    except UnicodeDecodeError as error:
+        raise ValueError(f"standard input is not UTF-8 text: {error}") from None
+
+
+def _question(given: str | None) -> str:
+    if given is None and sys.stdin.isatty():
+        raise ValueError('no question: sfumato run "…", or give it on standard input')
+    text = _standard_input() if given is None or given == "-" else given
+    if not text.strip():
+        raise ValueError("the question is empty")
+    return text
+
+
+def _report(answer: Answer) -> dict[str, Any]:
+    """The reply as plain values. Ctrl-C leaves the committed text and no figures."""
+    reply = answer.reply
+    if reply is None:
+        return {"text": answer.text, "stop_reason": "cancelled"}
+    return {
+        "text": reply.text,
+        "thought": reply.thought,
+        "tool_calls": [{"name": c.name, "arguments": c.arguments} for c in reply.tool_calls],
+        "stop_reason": reply.stop_reason,
+        "warnings": list(reply.warnings),
+        "stats": asdict(reply.stats) | {"tokens_per_forward": reply.stats.tokens_per_forward},
+    }

@@ -1,0 +1,150 @@
+"""Showing one reply's events: as a live canvas in a terminal, as plain text anywhere else.
+
+A display is a context manager around one stream; leaving it, for whatever reason, leaves what was
+committed and nothing else. Knows no models and no requests.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+import time
+from collections.abc import Callable
+from typing import Protocol, Self
+
+from rich.console import Console
+from rich.text import Text
+
+from sfumato import Commit, Done, Draft
+from sfumato.cli.view import footer
+from sfumato.cli.view.canvas import CanvasView
+from sfumato.cli.view.pieces import harmless
+from sfumato.cli.view.region import Region
+
+Event = Draft | Commit | Done
+
+MOST_WIDTH = 100  # longer lines are hard to read
+FRAME_S = 1 / 30  # drawing more often would only slow the model down
+
+
+class Display(Protocol):
+    """What a reply is shown on."""
+
+    def __enter__(self) -> Self: ...
+
+    def __exit__(self, *_: object) -> None: ...
+
+    def show(self, event: Event) -> None:
+        """Take in the next event of the stream."""
+
+
+class Plain:
+    """The answer's text and a final newline on standard output, as it is committed."""
+
+    def __init__(self) -> None:
+        # A terminal must be spared what a file or a program is owed: the exact text.
+        self._clean = harmless if sys.stdout.isatty() else str
+        self._written = ""
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        if self._written:
+            print(flush=True)
+
+    def show(self, event: Event) -> None:
+        text = _news(event, self._written)
+        print(self._clean(text), end="", flush=True)
+        self._written += text
+
+
+class Silent(Plain):
+    """Nothing: the reply is printed in another form at its end."""
+
+    def show(self, event: Event) -> None:
+        pass
+
+
+class Live:
+    """The canvas in place, its progress below, committed lines above.
+
+    `pause_s` is how long each draft stays at least: a small model is too quick for the eye.
+    """
+
+    def __init__(
+        self,
+        console: Console,
+        decode: Callable[[list[int]], str],
+        pause_s: float = 0.0,
+        clock: Callable[[], float] = time.perf_counter,
+    ) -> None:
+        self._console, self._clock, self._pause_s = console, clock, pause_s
+        self._region = Region(console)
+        self._view = CanvasView(decode)
+        self._pace = footer.Pace(clock)
+        self._progress: list[str] = []
+        self._text = ""  # the answer, as far as it is committed
+        self._tokens = 0  # of it, and of the thought
+        self._drawn_at = -FRAME_S
+
+    def __enter__(self) -> Self:
+        self._region.__enter__()
+        self._draw()
+        self._pace.resume()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._region.draw([], above=self._view.finish())
+        self._region.__exit__()
+
+    def show(self, event: Event) -> None:
+        self._pace.arrived(is_step=isinstance(event, Draft))
+        if isinstance(event, Draft):
+            self._draft(event)
+        elif isinstance(event, Commit):
+            self._tokens += len(event.token_ids)
+            self._text += event.text
+            self._draw(above=self._view.commit(event.text, self._width, event.thought))
+        else:
+            rest = self._view.commit(_news(event, self._text), self._width)
+            self._region.draw([], above=[*rest, *self._view.finish(), self._summary(event)])
+        self._pace.resume()
+
+    def _draft(self, event: Draft) -> None:
+        self._view.draft(event.canvas, event.token_ids.tolist(), event.accepted.tolist())
+        share = self._view.share
+        self._progress = footer.progress(event.canvas, event.step, event.max_steps, share)
+        if self._pause_s or event.step == 1 or self._clock() - self._drawn_at >= FRAME_S:
+            self._draw()
+            time.sleep(self._pause_s)
+
+    def _draw(self, above: list[Text] | None = None) -> None:
+        height = max(1, self._console.height - 2)  # the footer, and the line where the cursor rests
+        fields = self._progress + self._pace.fields(self._tokens + self._view.accepted)
+        below = footer.line(fields or ["reading the prompt"], self._width)
+        self._region.draw([*self._view.lines(self._width, height), below], above or [])
+        self._drawn_at = self._clock()
+
+    def _summary(self, done: Done) -> Text:
+        fields = footer.summary(done.reply.stats)
+        if done.reply.stop_reason == "max_tokens":
+            fields.insert(1, "cut off by --max-tokens")
+        return footer.line(fields, self._width)
+
+    @property
+    def _width(self) -> int:
+        # One cell stays free: a full line makes some terminals wrap.
+        return min(MOST_WIDTH, self._console.width - 1)
+
+
+def _news(event: Event, so_far: str) -> str:
+    """What an event adds to the answer: the last one may bring text that no canvas had alone."""
+    if isinstance(event, Done):
+        return event.reply.text.removeprefix(so_far)
+    return event.text if isinstance(event, Commit) else ""
+
+
+def is_visual() -> bool:
+    """Whether standard output is a terminal that can move its cursor."""
+    return sys.stdout.isatty() and os.environ.get("TERM", "dumb") not in ("dumb", "unknown")

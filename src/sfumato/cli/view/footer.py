@@ -1,0 +1,80 @@
+"""The line below the canvas: where the work stands and how fast it goes. Knows no terminal."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+from rich.cells import cell_len
+from rich.text import Text
+
+_BAR = 10
+
+
+class Pace:
+    """Counts steps, and the time that the model takes: not the time that drawing takes."""
+
+    def __init__(self, clock: Callable[[], float]) -> None:
+        self._clock = clock
+        self.steps = 0
+        self.busy_s = 0.0
+        self._resumed = clock()
+
+    def arrived(self, is_step: bool) -> None:
+        """The model has handed over an event; its time stops."""
+        self.busy_s += self._clock() - self._resumed
+        self.steps += is_step
+
+    def resume(self) -> None:
+        """The event has been dealt with; the model goes on."""
+        self._resumed = self._clock()
+
+    def fields(self, visible: int) -> list[str]:
+        """Speed so far, with `visible` tokens to show for it."""
+        return speed(self.steps, self.busy_s, visible)
+
+
+def speed(steps: int, seconds: float, visible: int) -> list[str]:
+    """ms per step, tokens per forward, visible tokens per second; nothing before there is any."""
+    if not steps or seconds <= 0:
+        return []
+    return [
+        f"{_round(seconds / steps * 1000)} ms/step",
+        f"{_round(visible / steps)} tok/forward",
+        f"{_round(visible / seconds)} tok/s",
+    ]
+
+
+def progress(canvas: int, step: int, max_steps: int, share: float) -> list[str]:
+    """Canvas and step, counted from 1, and a bar of the accepted share of the canvas."""
+    full = round(share * _BAR)
+    bar = "━" * full + "╌" * (_BAR - full)
+    return [f"canvas {canvas + 1}", f"step {step}/{max_steps}", bar]
+
+
+def summary(stats: Any) -> list[str]:
+    """What a finished reply took, from its Stats; loading and drawing are not in it."""
+    steps, canvases = sum(stats.steps), stats.canvases
+    seconds = stats.prefill_s + stats.denoise_s + stats.commit_s
+    return [
+        f"{_count(steps, 'step')} in {_count(canvases, 'canvas', 'canvases')}",
+        *speed(steps, seconds, stats.output_tokens),
+    ]
+
+
+def line(fields: list[str], width: int) -> Text:
+    """The fields on one dim line; those that do not fit are left out, the last ones first."""
+    while len(fields) > 1 and cell_len(" · ".join(fields)) > width:
+        fields = fields[:-1]
+    text = Text(" · ".join(fields), style="dim")
+    text.truncate(width)
+    return text
+
+
+def _count(number: int, one: str, many: str | None = None) -> str:
+    return f"{number} {one if number == 1 else many or one + 's'}"
+
+
+def _round(value: float) -> str:
+    """Three significant digits, without an exponent."""
+    return f"{value:.0f}" if value >= 100 else f"{value:.1f}" if value >= 10 else f"{value:.2f}"

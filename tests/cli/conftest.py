@@ -1,0 +1,79 @@
+"""A model that says what it is told to, and an easy way to run the command line on it."""
+
+from __future__ import annotations
+
+import io
+import sys
+from collections.abc import Callable, Iterator
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+
+from sfumato import Commit, Done, Draft
+from sfumato.cli import main
+from sfumato.diffusion.loop import Stats
+
+
+class FakeModel:
+    """Answers with its canvases' texts, two drafts each, characters as tokens."""
+
+    def __init__(self, *canvases: str, interrupt_at: int | None = None) -> None:
+        self.canvases = canvases
+        self.interrupt_at = interrupt_at  # the canvas in which somebody presses Ctrl-C
+        self.requests: list[dict[str, Any]] = []
+        self.warnings: tuple[str, ...] = ()
+        self.tokenizer = SimpleNamespace(decode=lambda ids: "".join(map(chr, ids)))
+
+    def stream(self, **request: Any) -> Iterator[Draft | Commit | Done]:
+        self.requests.append(request)
+        for number, text in enumerate(self.canvases):
+            for step in (1, 2):
+                ids = torch.tensor([ord(c) for c in text])
+                accepted = torch.full(ids.shape, step == 2)
+                yield Draft(number, step, ids, torch.zeros(len(ids)), accepted, 48)
+            if number == self.interrupt_at:
+                raise KeyboardInterrupt
+            yield Commit(number, text, "", [ord(c) for c in text], "converged")
+        yield Done(self._reply())
+
+    def _reply(self) -> Any:
+        text = "".join(self.canvases)
+        count = len(self.canvases)
+        stats = Stats(3, len(text), count, [2] * count, ["converged"] * count, 0.1, 0.2, 0.1)
+        return SimpleNamespace(
+            text=text,
+            thought=None,
+            tool_calls=(),
+            stop_reason="eos",
+            warnings=self.warnings,
+            stats=stats,
+        )
+
+
+@pytest.fixture
+def use(monkeypatch: pytest.MonkeyPatch) -> Callable[..., FakeModel]:
+    """use("Hello", …) makes every load() return that fake model."""
+
+    def replace(*canvases: str, **how: Any) -> FakeModel:
+        model = FakeModel(*canvases, **how)
+        monkeypatch.setattr("sfumato.cli.generation.load", lambda args: model)
+        return model
+
+    return replace
+
+
+@pytest.fixture
+def cli(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Any:
+    """cli("run", "Hi", stdin="…") → an object with code, out and err."""
+
+    def run(*argv: str, stdin: str = "") -> SimpleNamespace:
+        monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO(stdin.encode())))
+        try:
+            code = main(argv)
+        except SystemExit as stop:  # argparse's way out
+            code = stop.code
+        return SimpleNamespace(code=code, **capsys.readouterr()._asdict())
+
+    return run

@@ -1,0 +1,50 @@
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from sfumato.cli import demo
+from sfumato.train import sudoku
+
+
+@pytest.fixture
+def solver(use: Any, monkeypatch: pytest.MonkeyPatch) -> Any:
+    """The embedded model is one that answers everything with the solution of puzzle 0."""
+    puzzle = demo._puzzle(0)
+    grid = next(g for g in sudoku.all_grids() if ((puzzle == 0) | (puzzle == g)).all())
+    model = use(sudoku.to_text(grid))
+    monkeypatch.setattr("sfumato.load", lambda: model)
+    return model
+
+
+def test_without_a_terminal_it_prints_plain_lines(solver: Any, cli: Any) -> None:
+    done = cli("demo")
+    assert (done.code, done.err) == (0, "")
+    assert "\nSolved.\n" in done.out
+    assert "\x1b" not in done.out
+    asked = [request["messages"][-1]["content"] for request in solver.requests]
+    assert asked == [sudoku.prompt(demo._puzzle(0)), *demo.QUESTIONS]
+
+
+def test_a_wrong_solution_is_called_wrong(solver: Any, cli: Any) -> None:
+    solver.canvases = ("1234\n1234\n1234\n1234",)
+    assert "Not solved" in cli("demo").out
+
+
+def test_ctrl_c_ends_it(solver: Any, cli: Any) -> None:
+    solver.interrupt_at = 0
+    done = cli("demo")
+    assert done.code == 130
+    assert len(solver.requests) == 1
+
+
+def test_the_puzzle_was_kept_out_of_training() -> None:
+    _, held_out = sudoku.split()
+    for seed in range(5):
+        puzzle = demo._puzzle(seed)
+        fits = [
+            i for i, g in enumerate(sudoku.all_grids()) if ((puzzle == 0) | (puzzle == g)).all()
+        ]
+        assert len(fits) == 1
+        assert fits[0] in held_out

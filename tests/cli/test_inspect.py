@@ -1,0 +1,78 @@
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+
+from sfumato.model.cache import slot_bytes
+from sfumato.train.export import save_checkpoint
+from sfumato.train.recipe import EMBEDDED, initialised
+
+
+@pytest.fixture(scope="module")
+def checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("checkpoint")
+    save_checkpoint(initialised(EMBEDDED, torch.Generator()), folder)
+    return folder
+
+
+def test_json(cli: Any, checkpoint: Path) -> None:
+    done = cli("inspect", str(checkpoint), "--json")
+    found = json.loads(done.out)
+    assert (done.code, done.err) == (0, "")
+    assert (found["kind"], found["architecture"]) == ("safetensors", "diffusion_gemma")
+    assert found["formats"] == {"BF16": {"tensors": found["tensors"], "bytes": found["bytes"]}}
+    assert found["vision"]["tensors"] > 0
+    assert found["runs"]
+    assert found["config"]["vocab_size"] == EMBEDDED.vocab_size
+    half, full = found["memory"]["bfloat16"], found["memory"]["float32"]
+    assert half["weights"] == found["bytes"]
+    assert half["weights"] < full["weights"] <= 2 * half["weights"]
+    assert full["kv_cache"] == {"4096": slot_bytes(EMBEDDED, 4096, torch.float32)}
+    assert "list" not in found
+
+
+def test_report(cli: Any, checkpoint: Path) -> None:
+    done = cli("inspect", str(checkpoint))
+    assert done.code == 0
+    assert "vision, kept aside: " in done.out
+    assert "cache for 4096 tokens" in done.out
+    assert "embed_tokens.weight" not in done.out
+
+
+def test_tensors(cli: Any, checkpoint: Path) -> None:
+    done = cli("inspect", str(checkpoint), "--tensors")
+    (line,) = (line for line in done.out.splitlines() if "embed_tokens.weight" in line)
+    shape = f"{EMBEDDED.vocab_size}×{EMBEDDED.hidden_size}"
+    assert line.split()[:3] == ["embed_tokens.weight", "BF16", shape]
+    found = json.loads(cli("inspect", str(checkpoint), "--tensors", "--json").out)
+    assert len(found["list"]) == found["tensors"]
+
+
+def test_a_checkpoint_that_cannot_run_is_told_with_the_reason(
+    cli: Any, checkpoint: Path, tmp_path: Path
+) -> None:
+    tensors = load_file(checkpoint / "model.safetensors")
+    del tensors["model.decoder.norm.weight"]
+    save_file(tensors, tmp_path / "model.safetensors")
+    (tmp_path / "config.json").write_bytes((checkpoint / "config.json").read_bytes())
+    done = cli("inspect", str(tmp_path))
+    assert done.code == 0
+    assert "cannot run: " in done.out
+    assert "norm.weight" in done.out
+
+
+@pytest.mark.parametrize("content", [None, b"", b"GGUF", b"\x08\0\0\0\0\0\0\0not json"])
+def test_what_is_no_checkpoint_is_one_line(cli: Any, tmp_path: Path, content: bytes | None) -> None:
+    path = tmp_path / "x.safetensors"
+    if content is not None:
+        path.write_bytes(content)
+    done = cli("inspect", str(path))
+    assert (done.code, done.out) == (2, "")
+    assert done.err.startswith("sfumato: error: ")
+    assert str(path) in done.err
+    assert done.err.count("\n") == 1

@@ -1,0 +1,78 @@
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from sfumato import __version__
+from sfumato.cli import main
+
+
+def test_version(cli: Any) -> None:
+    done = cli("--version")
+    assert (done.code, done.out) == (0, f"sfumato {__version__}\n")
+
+
+@pytest.mark.parametrize("command", ["run", "chat", "demo", "inspect", "doctor", "train", "eval"])
+def test_every_command_has_help(cli: Any, command: str) -> None:
+    done = cli(command, "--help")
+    assert done.code == 0
+    assert done.out.startswith(f"usage: sfumato {command}")
+
+
+@pytest.mark.parametrize("argv", [(), ("frobnicate",), ("inspect",), ("train",)])
+def test_wrong_usage_is_one_line(cli: Any, argv: tuple[str, ...]) -> None:
+    done = cli(*argv)
+    assert (done.code, done.out) == (2, "")
+    assert done.err.startswith("sfumato: error: ")
+    assert done.err.count("\n") == 1
+
+
+@pytest.mark.parametrize(
+    ("error", "message"),
+    [
+        (ValueError("first\n  second"), "first second"),
+        (FileNotFoundError(2, "No such file or directory", "x.gguf"), "x.gguf: No such file"),
+        (MemoryError(), "MemoryError"),
+    ],
+)
+def test_bad_input_is_one_line(
+    use: Any, cli: Any, monkeypatch: pytest.MonkeyPatch, error: Exception, message: str
+) -> None:
+    def fails(args: object) -> None:
+        raise error
+
+    monkeypatch.setattr("sfumato.cli.generation.load", fails)
+    done = cli("run", "Hi")
+    assert done.code == 2
+    assert done.err.startswith(f"sfumato: error: {message}")
+    assert done.err.count("\n") == 1
+    monkeypatch.setenv("SFUMATO_DEBUG", "1")
+    with pytest.raises(type(error)):
+        main(["run", "Hi"])
+
+
+def test_a_bug_is_not_hidden(cli: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    def fails(args: object) -> None:
+        raise RuntimeError("a bug")
+
+    monkeypatch.setattr("sfumato.cli.generation.load", fails)
+    with pytest.raises(RuntimeError, match="a bug"):
+        cli("run", "Hi")
+
+
+@pytest.mark.parametrize(("unbuffered", "code"), [("", 141), ("1", 0)])
+def test_a_closed_pipe_is_no_traceback(unbuffered: str, code: int) -> None:
+    command = [str(Path(sys.executable).with_name("sfumato")), "--help"]
+    environment = os.environ | {"PYTHONUNBUFFERED": unbuffered}
+    read, write = os.pipe()
+    os.close(read)
+    done = subprocess.run(
+        command, stdout=write, stderr=subprocess.PIPE, env=environment, timeout=60
+    )
+    os.close(write)
+    assert (done.returncode, done.stderr) == (code, b"")

@@ -1,0 +1,90 @@
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import pytest
+
+
+def test_plain_output_is_exactly_the_answer(use: Any, cli: Any) -> None:
+    use("Hel", "lo [b]you[/b]\n\n  there\x1b[0m ")
+    done = cli("run", "Hi")
+    assert (done.code, done.out, done.err) == (0, "Hello [b]you[/b]\n\n  there\x1b[0m \n", "")
+
+
+def test_question_from_standard_input(use: Any, cli: Any) -> None:
+    model = use("yes")
+    cli("run", stdin="1234\nétc\n")
+    cli("run", "-", stdin="again")
+    cli("run", "given", stdin="ignored")
+    asked = [request["messages"] for request in model.requests]
+    assert asked == [
+        [{"role": "user", "content": text}] for text in ("1234\nétc\n", "again", "given")
+    ]
+
+
+@pytest.mark.parametrize("stdin", ["", " \n"])
+def test_an_empty_question_is_refused(use: Any, cli: Any, stdin: str) -> None:
+    use("yes")
+    done = cli("run", stdin=stdin)
+    assert (done.code, done.out, done.err) == (2, "", "sfumato: error: the question is empty\n")
+
+
+def test_options_reach_the_model(use: Any, cli: Any) -> None:
+    model = use("yes")
+    cli(
+        *("run", "Hi", "--system", "Be brief.", "--max-tokens", "9", "--seed", "7", "--thinking"),
+        *("--stop", "a", "--stop", "b", "--steps", "5", "--temperature", "0", "--top-k", "3"),
+        *("--top-p", "0.5", "--entropy-bound", "0.2"),
+    )
+    (request,) = model.requests
+    sampler = request["sampler"]
+    assert request["messages"][0] == {"role": "system", "content": "Be brief."}
+    assert (request["max_tokens"], request["seed"], request["thinking"]) == (9, 7, True)
+    assert request["stop"] == ["a", "b"]
+    assert (sampler.max_steps, sampler.temperature, sampler.top_k) == (5, 0, 3)
+    assert (sampler.top_p, sampler.sampler.bound) == (0.5, 0.2)
+
+
+@pytest.mark.parametrize(
+    "option",
+    [
+        ("--temperature", "-1"),
+        ("--temperature", "nan"),
+        ("--top-p", "2"),
+        ("--entropy-bound", "-3"),
+        ("--sampler", "magic"),
+        ("--max-tokens", "0"),
+        ("--steps", "many"),
+        ("--seed", "-1"),
+        ("--no-such-option",),
+    ],
+)
+def test_a_wrong_option_is_one_line_and_exit_code_2(use: Any, cli: Any, option: Any) -> None:
+    use("yes")
+    done = cli("run", "Hi", *option)
+    assert (done.code, done.out) == (2, "")
+    assert done.err.startswith("sfumato: error: ")
+    assert done.err.count("\n") == 1
+
+
+def test_json(use: Any, cli: Any) -> None:
+    use("né", "t").warnings = ("canvas 0: odd",)
+    done = cli("run", "Hi", "--json")
+    reply = json.loads(done.out)
+    assert reply["text"] == "nét"
+    assert reply["thought"] is None
+    assert (reply["tool_calls"], reply["stop_reason"]) == ([], "eos")
+    assert reply["warnings"] == ["canvas 0: odd"]
+    assert reply["stats"]["steps"] == [2, 2]
+    assert reply["stats"]["tokens_per_forward"] == 0.75
+    assert done.err == "sfumato: warning: canvas 0: odd\n"
+
+
+def test_ctrl_c_leaves_what_was_committed(use: Any, cli: Any) -> None:
+    use("one ", "two", interrupt_at=1)
+    done = cli("run", "Hi")
+    assert (done.code, done.out, done.err) == (130, "one \n", "")
+    done = cli("run", "Hi", "--json")
+    assert done.code == 130
+    assert json.loads(done.out) == {"text": "one ", "stop_reason": "cancelled"}

@@ -1,0 +1,40 @@
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+SCORES = {
+    "sudoku": {"tasks": 3, "exact": 1 / 3, "steps": 2.5, "most_steps": 4, "converged": 1.0},
+    "questions": {"tasks": 12, "exact": 1.0, "steps": 2.0, "most_steps": 2, "converged": 1.0},
+}
+
+
+def test_train_runs_the_recipe(cli: Any, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    calls: list[Any] = []
+    monkeypatch.setattr("sfumato.train.recipe.run", lambda *a, **k: calls.append((a, k)))
+    done = cli("train", "--recipe", "embedded", "--out", str(tmp_path), "--steps", "7")
+    assert (done.code, calls) == (0, [(("embedded", tmp_path), {"steps": 7, "seed": 0})])
+
+
+def test_an_unknown_recipe_is_one_line(cli: Any, tmp_path: Path) -> None:
+    done = cli("train", "--recipe", "magic", "--out", str(tmp_path))
+    assert done.code == 2
+    assert done.err.startswith("sfumato: error: ")
+
+
+def test_eval_measures_the_model(use: Any, cli: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    model = use("yes")
+    calls: list[Any] = []
+
+    def report(*args: Any, **options: Any) -> Any:
+        calls.append((*args, options))
+        return SCORES
+
+    monkeypatch.setattr("sfumato.train.evaluate.report", report)
+    assert json.loads(cli("eval", "--json", "--count", "9").out) == SCORES
+    assert calls == [(model, {"count": 9, "seed": 0})]
+    lines = cli("eval").out.splitlines()
+    assert lines[1].split() == ["sudoku", "3", "33.3%", "2.50", "4", "100.0%"]

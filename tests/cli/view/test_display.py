@@ -1,0 +1,129 @@
+from __future__ import annotations
+
+import itertools
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+from rich.console import Console
+from tests.cli.view.terminal import Screen
+
+from sfumato import Commit, Done, Draft
+from sfumato.cli.view.display import Live, Plain, is_visual
+from sfumato.diffusion.loop import Stats
+
+
+def drafted(canvas: int, step: int, text: str) -> Draft:
+    """A canvas of at least 40 tokens, characters but for the end's id 0."""
+    ids = torch.tensor([ord(c) for c in text.ljust(40, "\0")])
+    return Draft(canvas, step, ids, torch.zeros(len(ids)), torch.ones(len(ids)).bool(), 48)
+
+
+def commit(canvas: int, text: str) -> Commit:
+    return Commit(canvas, text, "", [ord(c) for c in text], "converged")
+
+
+def done(text: str, stop_reason: str = "eos") -> Done:
+    stats = Stats(3, 20, 2, [3, 2], ["converged"] * 2, 0.1, 0.2, 0.1)
+    reply: Any = SimpleNamespace(text=text, stats=stats, stop_reason=stop_reason)
+    return Done(reply)
+
+
+def live(width: int, tick: float = 1.0, **how: Any) -> tuple[Live, Screen]:
+    """A display, and what it shows; `tick` is the time between two looks at the clock."""
+    screen = Screen(width)
+    console = Console(file=screen, width=width, height=24, force_terminal=True, **how)
+    clock = map(float, itertools.count(step=tick))
+    return Live(
+        console, lambda ids: "".join(chr(i) for i in ids if i), clock=clock.__next__
+    ), screen
+
+
+def test_the_answer_is_what_stays() -> None:
+    display, screen = live(40)
+    with display:
+        display.show(drafted(0, 1, "??????? ??????"))
+        assert screen.terminal.lines[0] == "??????? ??????"
+        assert screen.terminal.lines[-1].startswith("canvas 1 · step 1/48 · ━━")
+        display.show(drafted(0, 2, "A board:\n12\n34"))
+        assert screen.terminal.lines[:3] == ["A board:", "12", "34"]
+        display.show(commit(0, "A board:\n12\n34"))
+        display.show(drafted(1, 1, " and more text that needs a second line"))
+        display.show(commit(1, " and more text that needs a second line"))
+        display.show(done("A board:\n12\n34 and more text that needs a second line."))
+    assert screen.terminal.lines == [
+        "A board:",
+        "12",
+        "34 and more text that needs a second",
+        "line.",
+        "5 steps in 2 canvases · 80.0 ms/step",
+    ]
+
+
+@pytest.mark.parametrize("width", [4, 8, 20, 200])
+def test_the_footer_stays_where_it_is_while_denoising(width: int) -> None:
+    display, screen = live(width)
+    heights = set()
+    with display:
+        for step, text in enumerate(["aaaa bbbb " * 5, "x\n" * 25, "漢" * 50, " " * 50], 1):
+            display.show(drafted(0, step, text))
+            heights.add(len(screen.terminal.lines))
+            assert all(len(line) < max(width, 5) for line in screen.terminal.lines)
+    assert len(heights) == 1
+
+
+def test_interrupted_it_leaves_what_was_committed() -> None:
+    display, screen = live(40)
+    with pytest.raises(KeyboardInterrupt), display:
+        display.show(drafted(0, 1, "First."))
+        display.show(commit(0, "First."))
+        display.show(drafted(1, 1, " Never"))
+        raise KeyboardInterrupt
+    assert screen.terminal.lines == ["First."]
+
+
+def test_drafts_that_come_too_fast_are_not_drawn() -> None:
+    display, screen = live(40, tick=0.001)
+    with display:
+        display.show(drafted(0, 1, "one"))
+        display.show(drafted(0, 2, "two"))
+        assert screen.terminal.lines[0] == "one"
+
+
+def test_no_color_leaves_no_color() -> None:
+    display, screen = live(40, color_system="truecolor", no_color=True)
+    with display:
+        display.show(drafted(0, 1, "glow"))
+    assert "glow" in screen.getvalue()
+    assert not any(f"\x1b[{code}" in screen.getvalue() for code in ("3", "9", "38", "1;3", "1;9"))
+
+
+def test_cut_off_replies_say_so() -> None:
+    display, screen = live(60)
+    with display:
+        display.show(done("", "max_tokens"))
+    assert "cut off by --max-tokens" in screen.terminal.lines[-1]
+
+
+def test_plain_spares_a_terminal_escape_codes(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("sys.stdout.isatty", lambda: True)
+    with Plain() as display:
+        display.show(commit(0, "a\x1b[2Jb"))
+    assert capsys.readouterr().out == "a·[2Jb\n"
+
+
+@pytest.mark.parametrize(
+    ("terminal", "term", "expected"),
+    [(True, "xterm", True), (True, "dumb", False), (True, None, False), (False, "xterm", False)],
+)
+def test_is_visual(
+    monkeypatch: pytest.MonkeyPatch, terminal: bool, term: str | None, expected: bool
+) -> None:
+    monkeypatch.setattr("sys.stdout.isatty", lambda: terminal)
+    monkeypatch.delenv("TERM", raising=False)
+    if term:
+        monkeypatch.setenv("TERM", term)
+    assert is_visual() is expected
