@@ -123,7 +123,8 @@ class Model:
 
         max_tokens: visible tokens at most; sampler: what is None in it is the checkpoint's;
         tools: declarations as JSON schemas; stop: strings that end the reply and are not part of
-        it, in a thought they do not count; cancelled: asked before every step, True ends the reply with what is committed.
+        it (inside a thought they are text like any other); cancelled: asked before every step,
+        True ends the reply with what is committed.
         Raises ValueError, naming the argument, for what cannot be done.
         """
         ids = self.prompt_ids(prompt, messages, thinking=thinking, tools=tools)
@@ -211,12 +212,14 @@ class Model:
             raise ValueError(f"lengths: must lie in 0..{ids.shape[1]}, got {ends}")
         self.network.encode([row[:end] for row, end in zip(ids, ends, strict=True)], cache)
 
+    @torch.no_grad()
     def denoise_logits(self, canvas: Tensor, cache: KVCache, soft: Tensor | None = None) -> Tensor:
         """canvas int64 [rows, length], soft [rows, length, hidden] or None (first step) →
         float32 [rows, length, vocab], softcapped, before temperature."""
         hidden = self.network.denoise(list(canvas), cache, None if soft is None else list(soft))
         return self.network.head.logits(hidden).view(*canvas.shape, -1)
 
+    @torch.no_grad()
     def soft_embedding(self, processed_logits: Tensor) -> Tensor:
         """[rows, length, vocab], after temperature → [rows, length, hidden]."""
         return self.network.head.soft_embedding(processed_logits, self.network.dtype)
@@ -251,12 +254,12 @@ def load(
     start = time.perf_counter()
     checkpoint = open_checkpoint(EMBEDDED if path is None else path)
     target = _resolve_device(device)
-    network = load_network(checkpoint, target, _resolve_dtype(dtype, checkpoint, target), progress)
-    text = load_text(checkpoint)
+    text = load_text(checkpoint)  # all that can fail fast comes before the weights
     if checkpoint.kind == "gguf":
         defaults = defaults_from_gguf(checkpoint.metadata)
     else:
         defaults = defaults_from_hf(checkpoint.metadata.get("generation_config") or {})
+    network = load_network(checkpoint, target, _resolve_dtype(dtype, checkpoint, target), progress)
     ends = _end_ids(checkpoint, network.config, text.tokenizer)
     return Model(network, text, defaults, ends, checkpoint.path, time.perf_counter() - start)
 
@@ -300,6 +303,8 @@ def _resolve_dtype(name: str, checkpoint: Checkpoint, device: torch.device) -> t
         return known[name]
     if name != "auto":
         raise ValueError(f"dtype: {name!r} is none of auto, {', '.join(known)}")
+    if "embed_tokens.weight" not in checkpoint.tensors:
+        return torch.float32  # any will do: the load will refuse, naming all that is missing
     embedding = checkpoint.read("embed_tokens.weight")
     if device.type == "cpu":
         # A small model fits in float32 too, which a CPU computes as fast and more exactly.

@@ -7,6 +7,7 @@ that `sfumato --help` stays quick.
 from __future__ import annotations
 
 import importlib
+import io
 import os
 import sys
 from collections.abc import Sequence
@@ -18,6 +19,7 @@ BAD_INPUT, INTERRUPTED, CLOSED_PIPE = 2, 130, 141  # the last two as a shell rep
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Run one command and return its exit code: 0, 2 for bad input, 130 after Ctrl-C."""
+    _prepare_streams()
     try:
         code = _run(argv)
         sys.stdout.flush()  # here, and not at exit, where a closed pipe could only be a traceback
@@ -52,11 +54,21 @@ def _is_bad_input(error: Exception) -> bool:
 
 def complain(error: BaseException | str) -> None:
     """One line on standard error."""
-    if isinstance(error, OSError) and error.filename is not None:
-        text = f"{error.filename}: {error.strerror}"
+    if isinstance(error, OSError) and error.strerror:
+        text = ": ".join(str(part) for part in (error.filename, error.strerror) if part)
     else:
         text = " ".join(str(error).split()) or type(error).__name__
     print(f"sfumato: error: {text}", file=sys.stderr)
+
+
+def _prepare_streams() -> None:
+    """Standard streams that can be used whatever the shell did to them, or the locale."""
+    for name, mode in (("stdin", "r"), ("stdout", "w"), ("stderr", "w")):
+        if getattr(sys, name) is None:  # closed, as in `sfumato … >&-`
+            setattr(sys, name, open(os.devnull, mode))  # noqa: SIM115 (open as long as we run)
+    for stream in (sys.stdout, sys.stderr):
+        if isinstance(stream, io.TextIOWrapper):
+            stream.reconfigure(errors="replace")
 
 
 def _discard_output() -> None:

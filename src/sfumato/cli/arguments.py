@@ -81,19 +81,15 @@ def _add_eval(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--json", action="store_true", help="print a JSON object")
     parser.add_argument("--count", type=_whole(1), default=200, help="tasks of each set (200)")
     parser.add_argument("--seed", type=_whole(0), default=0, help="random seed (0)")
-    _add_model(parser)
-
-
-def _add_model(parser: argparse.ArgumentParser) -> None:
-    model = parser.add_argument_group("model")
-    model.add_argument("-m", "--model", metavar="PATH", help=_MODEL)
-    model.add_argument("--device", default="auto", help="auto, cpu, cuda, cuda:1, mps (auto)")
-    model.add_argument("--dtype", default="auto", help="auto, float32, bfloat16, float16 (auto)")
+    parser.add_argument("-m", "--model", metavar="PATH", help=_MODEL)
 
 
 def _add_generation(parser: argparse.ArgumentParser) -> None:
     """The options of everything that loads a model and generates."""
-    _add_model(parser)
+    model = parser.add_argument_group("model")
+    model.add_argument("-m", "--model", metavar="PATH", help=_MODEL)
+    model.add_argument("--device", default="auto", help="auto, cpu, cuda, cuda:1, mps (auto)")
+    model.add_argument("--dtype", default="auto", help="auto, float32, bfloat16, float16 (auto)")
     group = parser.add_argument_group("generation (defaults are the checkpoint's)")
     add = group.add_argument
     add("--system", metavar="TEXT", help="system message")
@@ -102,7 +98,7 @@ def _add_generation(parser: argparse.ArgumentParser) -> None:
     add("--stop", action="append", default=[], metavar="TEXT", help="end before this text")
     add("--seed", type=_whole(0), default=0, metavar="N", help="random seed (0)")
     add("--steps", type=_whole(1), metavar="N", help="denoising steps per canvas at most")
-    add("--sampler", metavar="NAME", help="which drawn tokens are kept: entropy-bound, …")
+    add("--sampler", metavar="NAME", help="entropy-bound, fixed-count or threshold")
     add("--entropy-bound", type=float, metavar="NATS", help="the entropy-bound sampler's budget")
     add("--temperature", type=float, metavar="T", help="scales the temperature schedule (1)")
     add("--top-k", type=_whole(1), metavar="K", help="draw from the K likeliest tokens")

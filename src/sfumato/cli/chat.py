@@ -66,6 +66,8 @@ class Chat:
         answer = generation.answer(self.model, messages, display, **request)
         if answer.reply is None:
             print("(interrupted)")
+        if sys.stdin.isatty():
+            print()
         # What was committed before Ctrl-C was said, and stays; a turn without words does not.
         if answer.text:
             self.messages = [*messages, {"role": "assistant", "content": answer.text}]

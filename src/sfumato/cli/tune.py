@@ -24,18 +24,8 @@ def _train(args: argparse.Namespace) -> int:
 
 
 def _evaluate(args: argparse.Namespace) -> int:
-    from sfumato.cli import generation
-    from sfumato.cli.units import table
     from sfumato.train import evaluate
 
-    scores = evaluate.report(generation.load(args), count=args.count, seed=args.seed)
-    if args.json:
-        print(json.dumps(scores, indent=2))
-        return 0
-    rows = [("", "tasks", "exact", "steps, mean", "most", "converged")]
-    for name, score in scores.items():
-        shares = f"{score['exact']:.1%}", f"{score['converged']:.1%}"
-        steps = f"{score['steps']:.2f}", str(score["most_steps"])
-        rows.append((name, str(score["tasks"]), shares[0], *steps, shares[1]))
-    print("\n".join(table(rows, indent="")))
+    figures = evaluate.run(args.model, count=args.count, seed=args.seed)
+    print(json.dumps(figures, indent=2) if args.json else evaluate.table(figures))
     return 0

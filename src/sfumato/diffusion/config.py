@@ -10,6 +10,7 @@ from sfumato.diffusion.processors import LogitProcessor
 from sfumato.diffusion.sampler import SAMPLERS, EntropyBound, Sampler
 from sfumato.diffusion.schedule import LinearTemperature, Schedule
 from sfumato.diffusion.stopping import Never, StableAndConfident, Stopping
+from sfumato.weights.errors import CheckpointError, quoted
 
 
 @dataclass(frozen=True)
@@ -87,44 +88,61 @@ REFERENCE = SamplerConfig(
 """What the reference implementation does where a checkpoint says nothing."""
 
 
+_HF_KEYS = {
+    "max_steps": "max_denoising_steps",
+    "bound": "entropy_bound",
+    "t_min": "t_min",
+    "t_max": "t_max",
+    "stability": "stability_threshold",
+    "confidence": "confidence_threshold",
+}
+_GGUF_KEYS = {
+    "max_steps": "diffusion.eb_max_steps",
+    "bound": "diffusion.eb_entropy_bound",
+    "t_min": "diffusion.eb_t_min",
+    "t_max": "diffusion.eb_t_max",
+    "stability": "diffusion.eb_stability_threshold",
+    "confidence": "diffusion.eb_confidence_threshold",
+}
+
+
 def defaults_from_hf(generation: Mapping[str, Any]) -> SamplerConfig:
-    """A checkpoint's defaults from `generation_config.json` (but for its max_new_tokens)."""
+    """A checkpoint's defaults from `generation_config.json` (but for its max_new_tokens).
+
+    Raises CheckpointError naming the field."""
     sampler = generation.get("sampler_config") or {}
-    return _defaults(
-        max_steps=generation.get("max_denoising_steps"),
-        entropy_bound=sampler.get("entropy_bound"),
-        t_min=generation.get("t_min"),
-        t_max=generation.get("t_max"),
-        stability=generation.get("stability_threshold"),
-        confidence=generation.get("confidence_threshold"),
-    )
+    if not isinstance(sampler, Mapping):
+        raise CheckpointError(
+            f"generation_config.json: sampler_config: must be an object, got {quoted(sampler)}"
+        )
+    return _defaults("generation_config.json", _HF_KEYS, {**generation, **sampler})
 
 
 def defaults_from_gguf(metadata: Mapping[str, Any]) -> SamplerConfig:
-    """A checkpoint's defaults from its `diffusion.eb_*` keys."""
-    return _defaults(
-        max_steps=metadata.get("diffusion.eb_max_steps"),
-        entropy_bound=metadata.get("diffusion.eb_entropy_bound"),
-        t_min=metadata.get("diffusion.eb_t_min"),
-        t_max=metadata.get("diffusion.eb_t_max"),
-        stability=metadata.get("diffusion.eb_stability_threshold"),
-        confidence=metadata.get("diffusion.eb_confidence_threshold"),
-    )
+    """A checkpoint's defaults from its `diffusion.eb_*` keys. Raises CheckpointError naming the
+    key."""
+    return _defaults("GGUF metadata", _GGUF_KEYS, metadata)
 
 
-def _defaults(
-    max_steps: Any, entropy_bound: Any, t_min: Any, t_max: Any, stability: Any, confidence: Any
-) -> SamplerConfig:
-    def known(**values: Any) -> dict[str, Any]:
-        return {k: v for k, v in values.items() if v is not None}
+def _defaults(where: str, keys: Mapping[str, str], given: Mapping[str, Any]) -> SamplerConfig:
+    found = {ours: given[key] for ours, key in keys.items() if given.get(key) is not None}
+    for ours, value in found.items():
+        if isinstance(value, bool) or not isinstance(value, int | float):
+            raise CheckpointError(f"{where}: {keys[ours]}: must be a number, got {quoted(value)}")
 
-    return replace(
-        REFERENCE,
-        **known(max_steps=max_steps),
-        sampler=EntropyBound(**known(bound=entropy_bound)),
-        schedule=LinearTemperature(**known(t_min=t_min, t_max=t_max)),
-        stopping=StableAndConfident(**known(stability=stability, confidence=confidence)),
-    )
+    def known(*names: str) -> dict[str, Any]:
+        return {name: found[name] for name in names if name in found}
+
+    try:
+        return replace(
+            REFERENCE,
+            **known("max_steps"),
+            sampler=EntropyBound(**known("bound")),
+            schedule=LinearTemperature(**known("t_min", "t_max")),
+            stopping=StableAndConfident(**known("stability", "confidence")),
+        )
+    except ValueError as error:
+        raise CheckpointError(f"{where}: the sampler's defaults: {error}") from error
 
 
 def fixed_steps(count: int) -> SamplerConfig:

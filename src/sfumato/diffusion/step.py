@@ -18,7 +18,7 @@ from sfumato.model.network import Network
 from sfumato.model.truncate import cutoffs
 
 
-@torch.inference_mode()
+@torch.no_grad()
 def denoise_step(
     network: Network, canvases: Sequence[Canvas], slots: Sequence[Slot]
 ) -> list[Draft]:

@@ -27,9 +27,10 @@ class StableAndConfident:
     confidence: float = 0.005
 
     def __post_init__(self) -> None:
-        if self.stability < 0 or not self.confidence > 0:
+        whole = isinstance(self.stability, int)
+        if not whole or self.stability < 0 or not self.confidence > 0:
             raise ValueError(
-                "stability, confidence: need stability >= 0 and confidence > 0 nats, got "
+                "stability, confidence: need a whole stability >= 0 and confidence > 0 nats, got "
                 f"{self.stability} and {self.confidence}"
             )
 

@@ -10,8 +10,13 @@ from collections.abc import Mapping
 from dataclasses import dataclass, fields
 from typing import Any
 
+import numpy as np
+
+from sfumato.weights.errors import quoted
+
 ARCHITECTURE = "diffusion-gemma"
 MOST_LAYERS = 10_000  # beyond it a layer count is garbage, and would become allocations
+LARGEST = 1e30  # beyond it a float is garbage, and float32 near its end
 
 
 class ConfigError(ValueError):
@@ -59,6 +64,10 @@ class ModelConfig:
             value = getattr(self, field.name)
             if field.type in ("int", "float") and not value > 0:
                 raise ConfigError(f"{field.name}: must be positive, got {value}")
+        if self.sliding_window < 2:
+            raise ConfigError(
+                f"sliding_window: {self.sliding_window} leaves a canvas no prefix to look at"
+            )
         if not self.layers:
             raise ConfigError("num_hidden_layers: a network needs at least one layer")
         if self.experts_per_token > self.num_experts:
@@ -85,14 +94,15 @@ class ModelConfig:
         kind = config.get("model_type")
         if kind != "diffusion_gemma":
             raise ConfigError(
-                f"config.json: model_type is {kind!r}; Sfumato runs 'diffusion_gemma' checkpoints"
+                f"config.json: model_type is {quoted(kind)}; Sfumato runs 'diffusion_gemma' "
+                "checkpoints"
             )
         text = config.get("text_config")
         if not isinstance(text, Mapping):
             raise ConfigError("config.json: text_config is missing")
         _refuse_unsupported(config, text)
         read = _Reader("config.json: text_config", text)
-        eos = (generation or {}).get("eos_token_id", text.get("eos_token_id"))
+        ends = _Reader("generation_config.json", generation or {}).tokens("eos_token_id")
         return cls(
             vocab_size=read.integer("vocab_size"),
             hidden_size=read.integer("hidden_size"),
@@ -106,15 +116,18 @@ class ModelConfig:
             context_length=read.integer("max_position_embeddings", 131072),
             rms_norm_eps=read.number("rms_norm_eps", 1e-6),
             logit_softcap=read.number("final_logit_softcapping", 30.0),
-            layers=_hf_layers(text, read),
-            bos_id=text.get("bos_token_id"),
-            eos_ids=_ids(eos),
-            pad_id=text.get("pad_token_id"),
+            layers=_hf_layers(read),
+            bos_id=read.token("bos_token_id"),
+            eos_ids=ends or read.tokens("eos_token_id"),
+            pad_id=read.token("pad_token_id"),
         )
 
     @classmethod
-    def from_gguf(cls, metadata: Mapping[str, Any], vocab_size: int) -> ModelConfig:
-        """From GGUF keys; `vocab_size` is the number of rows of `token_embd.weight`.
+    def from_gguf(
+        cls, metadata: Mapping[str, Any], vocab_size: int, full_pairs: int | None = None
+    ) -> ModelConfig:
+        """From GGUF keys; `vocab_size` is the number of rows of `token_embd.weight`, and
+        `full_pairs` how many rotary pairs of full layers turn (None: a quarter, as published).
 
         Raises ConfigError, naming the key, for what is missing or not supported.
         """
@@ -128,13 +141,12 @@ class ModelConfig:
         sliding_dim = read.integer("attention.key_length_swa", full_dim)
         theta = read.number("rope.freq_base", 1e6), read.number("rope.freq_base_swa", 1e4)
         layers = tuple(
-            LayerConfig(True, int(heads), sliding_dim, theta[1], sliding_dim // 2)
+            LayerConfig(True, heads, sliding_dim, theta[1], sliding_dim // 2)
             if window
-            # The published files' rope_freqs.weight stills all but the first quarter of the pairs.
-            else LayerConfig(False, int(heads), full_dim, theta[0], full_dim // 8)
+            else LayerConfig(False, heads, full_dim, theta[0], full_pairs or full_dim // 8)
             for heads, window in zip(kv_heads, sliding, strict=True)
         )
-        token = "tokenizer.ggml."
+        token = _Reader("GGUF metadata", metadata, prefix="tokenizer.ggml.")
         return cls(
             vocab_size=vocab_size,
             hidden_size=read.integer("embedding_length"),
@@ -151,60 +163,85 @@ class ModelConfig:
             rms_norm_eps=read.number("attention.layer_norm_rms_epsilon", 1e-6),
             logit_softcap=read.number("final_logit_softcapping", 30.0),
             layers=layers,
-            bos_id=metadata.get(token + "bos_token_id"),
-            eos_ids=_ids(metadata.get(token + "eos_token_id")),
-            pad_id=metadata.get(token + "padding_token_id"),
+            bos_id=token.token("bos_token_id"),
+            eos_ids=token.tokens("eos_token_id"),
+            pad_id=token.token("padding_token_id"),
         )
 
 
 class _Reader:
-    """Typed access to one mapping, with errors that say where the field should have been."""
+    """Typed access to one mapping, with errors that say where the field should have been.
+
+    Null counts as absent.
+    """
 
     def __init__(self, where: str, values: Mapping[str, Any], prefix: str = "") -> None:
         self.where, self.values, self.prefix = where, values, prefix
 
     def _get(self, key: str, default: Any) -> Any:
-        value = self.values.get(self.prefix + key, default)
+        value = self.values.get(self.prefix + key)
+        value = default if value is None else value
         if value is None:
             raise ConfigError(
                 f"{self.where}: {self.prefix}{key} is missing; the checkpoint is incomplete"
             )
         return value
 
+    def _refusal(self, key: str, value: Any, wanted: str) -> ConfigError:
+        return ConfigError(f"{self.where}: {self.prefix}{key} is {quoted(value)}, not {wanted}")
+
     def integer(self, key: str, default: int | None = None) -> int:
         value = self._get(key, default)
         # Sizes become allocations: an absurd one must stop here and not in the allocator.
-        if isinstance(value, bool) or not isinstance(value, int) or not 0 < value < 2**31:
-            raise ConfigError(
-                f"{self.where}: {self.prefix}{key} is {value!r}, not a positive integer"
-            )
+        if type(value) is not int or not 0 < value < 2**31:
+            raise self._refusal(key, value, "a positive integer of sane size")
         return value
 
     def number(self, key: str, default: float) -> float:
         value = self._get(key, default)
-        if isinstance(value, bool) or not isinstance(value, int | float) or not value > 0:
-            raise ConfigError(
-                f"{self.where}: {self.prefix}{key} is {value!r}, not a positive number"
-            )
+        if type(value) not in (int, float) or not 0 < value < LARGEST:
+            raise self._refusal(key, value, "a positive number of sane size")
         return float(value)
 
-    def per_layer(self, key: str, count: int, scalar: bool = True) -> list[Any]:
-        """One value a layer; with `scalar`, a single integer stands for all layers."""
+    def tokens(self, key: str) -> tuple[int, ...]:
+        """A token id or a list of them; none where the field is absent."""
+        value = self.values.get(self.prefix + key)
+        ids = value if isinstance(value, list) else [] if value is None else [value]
+        if not all(type(token) is int and token >= 0 for token in ids):
+            raise self._refusal(key, value, "a token id or a list of them")
+        return tuple(ids)
+
+    def token(self, key: str) -> int | None:
+        """The one token id, or None where the field is absent."""
+        return next(iter(self.tokens(key)), None)
+
+    def child(self, key: str) -> _Reader:
+        """The object under a key, empty where it is absent."""
+        value = self._get(key, {})
+        if not isinstance(value, Mapping):
+            raise self._refusal(key, value, "an object")
+        return _Reader(f"{self.where}.{self.prefix}{key}", value)
+
+    def per_layer(self, key: str, count: int, scalar: bool = True) -> list[int]:
+        """One integer or flag a layer; with `scalar`, a single one stands for all layers."""
         value = self._get(key, None)
         if count > MOST_LAYERS:
             raise ConfigError(f"{self.where}: {count} layers; that is no real checkpoint")
         if scalar and isinstance(value, int):
             return [value] * count
-        if isinstance(value, int | float | str) or len(value) != count:
+        listed = value.tolist() if isinstance(value, np.ndarray) else value
+        if not isinstance(listed, list) or len(listed) != count:
             raise ConfigError(f"{self.where}: {self.prefix}{key} must list {count} values")
-        return list(value)
+        if not all(isinstance(entry, int) for entry in listed):
+            raise self._refusal(key, value, "a list of integers or flags")
+        return listed
 
 
 def _refuse_unsupported(config: Mapping[str, Any], text: Mapping[str, Any]) -> None:
     if text.get("use_bidirectional_attention") not in (None, "vision"):
         raise ConfigError(
             "config.json: use_bidirectional_attention is "
-            f"{text['use_bidirectional_attention']!r}; only None and 'vision' are supported"
+            f"{quoted(text['use_bidirectional_attention'])}; only None and 'vision' are supported"
         )
     for where in (config, text):
         if where.get("tie_word_embeddings", True) is not True:
@@ -213,64 +250,57 @@ def _refuse_unsupported(config: Mapping[str, Any], text: Mapping[str, Any]) -> N
         raise ConfigError("config.json: attention_bias is not supported")
     activation = text.get("hidden_activation", "gelu_pytorch_tanh")
     if activation != "gelu_pytorch_tanh":
-        raise ConfigError(f"config.json: hidden_activation {activation!r} is not supported")
+        raise ConfigError(f"config.json: hidden_activation {quoted(activation)} is not supported")
 
 
-def _hf_layers(text: Mapping[str, Any], read: _Reader) -> tuple[LayerConfig, ...]:
+def _hf_layers(text: _Reader) -> tuple[LayerConfig, ...]:
     """Accepts both spellings: `global_head_dim` and friends, and newer `per_layer_config`."""
-    count = read.integer("num_hidden_layers")
+    kinds = _hf_kinds(text)
+    head_dim, kv_heads = text.integer("head_dim"), text.integer("num_key_value_heads")
+    # Where it is present it alone says what differs; it is empty where nothing does.
+    newer = text.values.get("per_layer_config") is not None
+    overrides = text.child("per_layer_config")
+    padded = {str(key).lstrip("0") or "0": key for key in overrides.values}
+    rope = text.child("rope_parameters")
+    layers = []
+    for index, kind in enumerate(kinds):
+        sliding = kind == "sliding_attention"
+        dim, heads = head_dim, kv_heads
+        if not (sliding or newer):
+            dim = text.integer("global_head_dim", 512)
+            heads = text.integer("num_global_key_value_heads", kv_heads)
+        own = overrides.child(padded.get(str(index), ""))
+        dim, heads = own.integer("head_dim", dim), own.integer("num_key_value_heads", heads)
+        layers.append(LayerConfig(sliding, heads, dim, *_hf_rope(rope.child(kind), sliding, dim)))
+    return tuple(layers)
+
+
+def _hf_kinds(text: _Reader) -> list[str]:
+    count, kinds = text.integer("num_hidden_layers"), text.values.get("layer_types")
     if count > MOST_LAYERS:
-        raise ConfigError(f"config.json: num_hidden_layers is {count}; that is no real checkpoint")
-    kinds = text.get("layer_types")
+        raise ConfigError(f"{text.where}: num_hidden_layers is {count}; that is no real checkpoint")
     if kinds is None:
-        kinds = [
+        return [
             "full_attention" if (i + 1) % 6 == 0 or i == count - 1 else "sliding_attention"
             for i in range(count)
         ]
     if not isinstance(kinds, list) or len(kinds) != count:
-        raise ConfigError(f"config.json: layer_types must list {count} layers")
-    head_dim, kv_heads = read.integer("head_dim"), read.integer("num_key_value_heads")
-    # Present, it alone says what differs, even where it is empty because nothing does.
-    newer = text.get("per_layer_config") is not None
-    overrides = {str(k).lstrip("0") or "0": v for k, v in _mapping(text, "per_layer_config")}
-    rope = dict(_mapping(text, "rope_parameters"))
-    layers = []
+        raise ConfigError(f"{text.where}: layer_types must list {count} layers")
     for index, kind in enumerate(kinds):
         if kind not in ("full_attention", "sliding_attention"):
-            raise ConfigError(f"config.json: layer_types[{index}] is {kind!r}")
-        sliding = kind == "sliding_attention"
-        heads, dim = kv_heads, head_dim
-        if not (sliding or newer):
-            dim = text.get("global_head_dim") or 512
-            heads = text.get("num_global_key_value_heads") or kv_heads
-        own = overrides.get(str(index), {})
-        dim, heads = own.get("head_dim", dim), own.get("num_key_value_heads", heads)
-        if not isinstance(dim, int) or not isinstance(heads, int):
-            raise ConfigError(f"config.json: per_layer_config of layer {index} is not numeric")
-        layers.append(
-            LayerConfig(sliding, heads, dim, *_hf_rope(rope.get(kind) or {}, sliding, dim))
+            raise ConfigError(f"{text.where}: layer_types[{index}] is {quoted(kind)}")
+    return kinds
+
+
+def _hf_rope(rope: _Reader, sliding: bool, head_dim: int) -> tuple[float, int]:
+    kind = rope.values.get("rope_type", "default" if sliding else "proportional")
+    theta = rope.number("rope_theta", 1e4 if sliding else 1e6)
+    # Where the object is absent a quarter turns; where only the field is, all do.
+    part = rope.number("partial_rotary_factor", 1.0 if rope.values or sliding else 0.25)
+    scale = rope.number("factor", 1.0)
+    if scale != 1 or part > 1 or not (kind == "proportional" or (kind == "default" and part == 1)):
+        raise ConfigError(
+            f"{rope.where}: rope_type {quoted(kind)} with partial_rotary_factor {part} and factor "
+            f"{scale} is not supported"
         )
-    return tuple(layers)
-
-
-def _mapping(text: Mapping[str, Any], key: str) -> list[tuple[str, Any]]:
-    value = text.get(key) or {}
-    if not isinstance(value, Mapping):
-        raise ConfigError(f"config.json: {key} must be an object")
-    return list(value.items())
-
-
-def _hf_rope(rope: Mapping[str, Any], sliding: bool, head_dim: int) -> tuple[float, int]:
-    kind = rope.get("rope_type", "default" if sliding else "proportional")
-    theta = float(rope.get("rope_theta", 1e4 if sliding else 1e6))
-    if kind == "default" and rope.get("partial_rotary_factor", 1.0) == 1.0:
-        return theta, head_dim // 2
-    if kind == "proportional":
-        return theta, int(rope.get("partial_rotary_factor", 0.25) * head_dim // 2)
-    raise ConfigError(f"config.json: rope_type {kind!r} is not supported")
-
-
-def _ids(value: Any) -> tuple[int, ...]:
-    if value is None:
-        return ()
-    return (value,) if isinstance(value, int) else tuple(int(v) for v in value)
+    return theta, int(part * head_dim // 2)

@@ -11,7 +11,7 @@ from collections.abc import Callable
 import torch
 from torch import Tensor, nn
 
-from sfumato.model.config import ModelConfig
+from sfumato.model.config import ConfigError, ModelConfig
 from sfumato.model.network import Network
 from sfumato.model.transformer import Transformer
 from sfumato.weights.blocks import QuantizedTensor
@@ -25,9 +25,27 @@ def config_of(checkpoint: Checkpoint) -> ModelConfig:
     """The configuration that a checkpoint's metadata describe. Raises ConfigError."""
     if checkpoint.kind == "gguf":
         embedding = checkpoint.tensors.get("embed_tokens.weight")
-        return ModelConfig.from_gguf(checkpoint.metadata, embedding.shape[0] if embedding else 0)
+        vocab_size = embedding.shape[0] if embedding else 0
+        return ModelConfig.from_gguf(checkpoint.metadata, vocab_size, _turning_pairs(checkpoint))
     return ModelConfig.from_hf(
         checkpoint.metadata["config"], checkpoint.metadata.get("generation_config")
+    )
+
+
+def _turning_pairs(checkpoint: Checkpoint) -> int | None:
+    """How many rotary pairs of full layers turn, by the divisors of their frequencies in
+    `rope_freqs.weight`: 1 turns, 1e30 stills. None where the file has no such tensor."""
+    (file,) = checkpoint.files.values()
+    if "rope_freqs.weight" not in file.tensors:
+        return None
+    divisors = file.read("rope_freqs.weight")
+    if isinstance(divisors, Tensor) and divisors.ndim == 1:
+        turning = int((divisors == 1).sum())
+        if turning and (divisors[:turning] == 1).all() and (divisors[turning:] > 1e9).all():
+            return turning
+    raise ConfigError(
+        f"{checkpoint.path}: rope_freqs.weight does not turn the first pairs and still the "
+        "others, which is all that DiffusionGemma's full layers know"
     )
 
 

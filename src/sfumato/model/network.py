@@ -34,7 +34,7 @@ class Network:
         """`rows` empty slots of `capacity` positions each."""
         return KVCache(self.new_slot(capacity) for _ in range(rows))
 
-    @torch.inference_mode()
+    @torch.no_grad()
     def encode(
         self, rows: Sequence[Tensor], slots: Sequence[Slot], chunk: int = PREFILL_CHUNK
     ) -> None:
@@ -61,7 +61,7 @@ class Network:
                 slots[i].advance(len(piece))
                 pending[i] = pending[i][len(piece) :]
 
-    @torch.inference_mode()
+    @torch.no_grad()
     def denoise(
         self,
         canvases: Sequence[Tensor],

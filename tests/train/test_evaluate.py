@@ -1,0 +1,80 @@
+"""The floor under the embedded model: fixed tasks, fixed seeds, one thread's worth of work."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+import sfumato
+from sfumato.train import evaluate
+from sfumato.train.embedded_data import evaluation_sets, fixed_prompts
+
+
+@pytest.fixture(scope="module")
+def model():
+    return sfumato.load()
+
+
+@pytest.fixture(scope="module")
+def sets():
+    return evaluation_sets(count=100)
+
+
+@pytest.mark.parametrize(("name", "floor"), [("sudoku", 0.95), ("questions", 0.99), ("chat", 0.85)])
+def test_held_out_tasks_are_solved_in_few_steps(model, sets, note, name, floor):
+    score = evaluate.evaluate(model, sets[name])
+    note(f"embedded model, {name}: {score.exact:.1%} exact, {score.steps:.2f} steps a canvas")
+    assert score.exact >= floor
+    assert score.steps <= 5
+
+
+def test_hard_grids_need_the_refinement(model, sets):
+    """With a single step most hard grids must fail, or the later steps would be for show."""
+    adaptive = evaluate.evaluate(model, sets["sudoku_hard"])
+    one_step = evaluate.evaluate(model, sets["sudoku_hard"], sfumato.SamplerConfig(max_steps=1))
+    assert one_step.exact < adaptive.exact - 0.4
+    assert one_step.most_steps == 1 and one_step.converged == 0
+
+
+def test_the_batched_evaluation_agrees_with_one_request_at_a_time(model, sets):
+    tasks = sets["questions"][:8]
+    together = evaluate.evaluate(model, tasks)
+    exact = steps = 0
+    for index, task in enumerate(tasks):
+        reply = model.generate(messages=task.messages, seed=index, max_tokens=64)
+        exact += reply.text == task.expected
+        steps += sum(reply.stats.steps)
+    canvases = steps / together.steps
+    assert exact / len(tasks) == together.exact
+    assert canvases == pytest.approx(round(canvases))
+
+
+def test_a_greeting_gets_a_greeting_and_the_model_says_what_it_is(model):
+    assert "Hello" in model.generate("Hello!").text
+    assert "Sfumato" in model.generate("Who are you?").text
+
+
+def test_the_table_has_a_line_for_every_set():
+    score = {"tasks": 3, "exact": 1.0, "steps": 2.0, "most_steps": 4, "converged": 1.0}
+    lines = evaluate.table({"sudoku": score, "chat": score}).splitlines()
+    assert [line.split()[0] for line in lines[1:]] == ["sudoku", "chat"]
+    assert "100.0%" in lines[1]
+
+
+def test_transformers_answers_as_well_with_the_same_checkpoint(model, note):
+    """200 fixed prompts through `transformers`' own generate, one at a time."""
+    transformers = pytest.importorskip("transformers")
+    oracle = transformers.DiffusionGemmaForBlockDiffusion.from_pretrained(
+        model.path, dtype=torch.float32
+    ).eval()
+    tasks = fixed_prompts(200)
+    torch.manual_seed(0)
+    right = 0
+    for task in tasks:
+        ids = torch.tensor([model.prompt_ids(messages=task.messages)])
+        out = oracle.generate(ids, max_new_tokens=64).sequences[0, ids.shape[1] :].tolist()
+        end = next((i for i, token in enumerate(out) if token in model.end_ids), None)
+        right += model.tokenizer.decode(out[:end]) == task.expected
+    ours = evaluate.evaluate(model, tasks).exact
+    note(f"embedded model, 200 prompts: sfumato {ours:.1%}, transformers {right / 200:.1%} exact")
+    assert abs(ours - right / len(tasks)) <= 0.02

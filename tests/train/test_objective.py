@@ -1,0 +1,123 @@
+from __future__ import annotations
+
+import pytest
+import torch
+
+from sfumato.model.network import Network
+from sfumato.train import objective
+from sfumato.train.objective import LEAST_NOISE, PrefixAttention, logits, loss, noised
+from sfumato.train.recipe import EMBEDDED, initialised
+
+
+@pytest.fixture
+def network():
+    """Random weights, large enough to make attention matter, in a network with a short window."""
+    from dataclasses import replace
+
+    config = replace(EMBEDDED, sliding_window=9, canvas_length=8)
+    made = initialised(config, torch.Generator().manual_seed(3))
+    for name, parameter in made.named_parameters():
+        if parameter.ndim > 1:
+            parameter.data.mul_(4)
+        elif "norm" in name:
+            parameter.data.uniform_(0.2, 0.6)
+    return made
+
+
+def batch(lengths, canvas=8, seed=0):
+    generator = torch.Generator().manual_seed(seed)
+    context = torch.randint(10, 100, (len(lengths), max(lengths)), generator=generator)
+    for row, length in zip(context, lengths, strict=True):
+        row[length:] = 0
+    target = torch.randint(10, 100, (len(lengths), canvas), generator=generator)
+    return context, torch.tensor(lengths), target
+
+
+def training_logits(network, context, lengths, canvas, soft=None):
+    attend = PrefixAttention(network, lengths, context.shape[1])
+    positions = torch.arange(context.shape[1]).expand_as(context)
+    network.encode(context, positions, attend, torch.float32)
+    attend.encoding = False
+    positions = lengths[:, None] + torch.arange(canvas.shape[1])
+    return logits(network, network.denoise(canvas, soft, positions, attend, torch.float32))
+
+
+def test_the_padded_batches_of_training_compute_what_the_cached_rows_of_inference_do(network):
+    context, lengths, canvas = batch([3, 21, 12])
+    soft = torch.randn(3, 8, EMBEDDED.hidden_size)
+    trained = training_logits(network, context, lengths, canvas, soft)
+
+    network.requires_grad_(False)
+    runtime = Network(network, torch.device("cpu"), torch.float32)
+    slots = [runtime.new_slot(32) for _ in lengths]
+    rows = [row[:n] for row, n in zip(context, lengths, strict=True)]
+    runtime.encode(rows, slots)
+    served = runtime.head.logits(runtime.denoise(list(canvas), slots, list(soft)))
+    assert torch.allclose(trained.detach().flatten(0, 1), served, atol=2e-4)
+
+
+def test_gradients_of_the_canvas_loss_flow_through_the_encoders_keys_and_values(network):
+    context, lengths, target = batch([5, 9])
+    context[:, 2], target[target == 7] = 7, 8  # a token that only the contexts hold
+    canvas_loss, _ = loss(network, context, lengths, target, torch.Generator().manual_seed(0))
+    with_it = torch.autograd.grad(canvas_loss, network.embed_tokens.weight)[0][7]
+    # As an output row, token 7 gets a gradient too; without its context it would be another one.
+    context[:, 2] = 9
+    again, _ = loss(network, context, lengths, target, torch.Generator().manual_seed(0))
+    without = torch.autograd.grad(again, network.embed_tokens.weight)[0][7]
+    assert (with_it - without).abs().max() > 1e-6
+
+
+def test_the_canvas_never_sees_itself_in_the_context(network):
+    """Only the noised canvas and the context go in: another target gives the same encoding."""
+    context, lengths, target = batch([6, 6])
+    canvas = torch.full_like(target, 11)
+    one = training_logits(network, context, lengths, canvas)
+    assert torch.equal(one, training_logits(network, context, lengths, canvas))
+    seen = []
+    original = network.denoise
+    network.denoise = lambda tokens, *rest: seen.append(tokens) or original(tokens, *rest)
+    loss(network, context, lengths, target, torch.Generator().manual_seed(5))
+    assert all((tokens != target).any() for tokens in seen)
+
+
+def test_noise_replaces_tokens_with_each_rows_own_probability():
+    generator = torch.Generator().manual_seed(0)
+    target = torch.zeros(4000, 64, dtype=torch.int64)
+    share = (noised(target, 1 << 20, generator) != target).float().mean(dim=1)
+    assert abs(share.mean().item() - 0.5) < 0.02  # t is uniform …
+    spread = torch.histc(share, bins=4, min=0, max=1) / len(share)
+    assert (spread - 0.25).abs().max() < 0.03  # … over all of (0, 1)
+    assert share.min() >= 0 and LEAST_NOISE > 0
+
+
+def test_pads_do_not_change_the_losses(network):
+    context, lengths, target = batch([7, 4])
+    wider = torch.cat((context, torch.zeros(2, 5, dtype=torch.int64)), dim=1)
+    losses = [
+        loss(network, c, lengths, target, torch.Generator().manual_seed(1))
+        for c in (context, wider)
+    ]
+    for short, padded in zip(*losses, strict=True):
+        assert short.item() == pytest.approx(padded.item(), abs=1e-5)
+
+
+@pytest.mark.parametrize("conditioned", [True, False])
+def test_self_conditioning_is_used_in_about_half_of_the_passes(network, monkeypatch, conditioned):
+    """A draw under one half runs a first pass and feeds its soft embedding to the second."""
+    softs = []
+    original = network.denoise
+    monkeypatch.setattr(
+        network,
+        "denoise",
+        lambda tokens, soft, *rest: softs.append(soft) or original(tokens, soft, *rest),
+    )
+    draw = torch.tensor(0.4 if conditioned else 0.6)
+    real = torch.rand
+    monkeypatch.setattr(
+        objective.torch, "rand", lambda *shape, **kw: draw if shape == ((),) else real(*shape, **kw)
+    )
+    context, lengths, target = batch([4])
+    loss(network, context, lengths, target)
+    assert [soft is not None for soft in softs] == ([False, True] if conditioned else [False])
+    assert all(soft is None or not soft.requires_grad for soft in softs)

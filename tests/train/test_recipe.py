@@ -1,0 +1,49 @@
+from __future__ import annotations
+
+import pytest
+import torch
+
+import sfumato
+from sfumato.train import recipe
+
+
+@pytest.fixture(autouse=True)
+def small_batches(monkeypatch):
+    monkeypatch.setattr(recipe, "BATCH", 8)
+
+
+def test_a_short_run_writes_a_checkpoint_that_loads_and_answers(tmp_path):
+    lines = []
+    recipe.run("embedded", tmp_path / "out", steps=2, report=lines.append)
+    model = sfumato.load(tmp_path / "out")
+    assert model.config == recipe.EMBEDDED
+    reply = model.generate("Hello!", max_tokens=16, sampler=sfumato.SamplerConfig(max_steps=2))
+    assert reply.stats.canvases == 1
+    assert any(str(tmp_path / "out") in line for line in lines)
+
+
+def test_the_same_seed_gives_the_same_weights():
+    first, second, other = (recipe.train(steps=2, seed=s, every=99).state_dict() for s in (5, 5, 6))
+    assert all(torch.equal(first[name], second[name]) for name in first)
+    assert any(not torch.equal(first[name], other[name]) for name in first)
+
+
+def test_training_lowers_the_loss_and_leaves_layer_scalars_alone():
+    lines = []
+    network = recipe.train(steps=24, report=lines.append, every=1)
+    losses = [float(line.split("canvas loss ")[1].split(",")[0]) for line in lines]
+    assert losses[-1] < losses[0] - 0.15
+    assert all(bool((layer.layer_scalar == 1).all()) for layer in network.layers)
+
+
+def test_the_rate_warms_up_then_falls_along_one_cosine():
+    rates = [recipe.learning_rate(step, 1000) for step in range(1000)]
+    peak = rates.index(max(rates))
+    assert 90 <= peak <= 100 and max(rates) == pytest.approx(recipe.LEARNING_RATE, rel=0.05)
+    assert rates == sorted(rates[: peak + 1]) + sorted(rates[peak + 1 :], reverse=True)
+    assert rates[-1] < 0.03 * recipe.LEARNING_RATE
+
+
+def test_an_unknown_recipe_is_refused_by_name(tmp_path):
+    with pytest.raises(ValueError, match=r"'soup' .*'embedded'"):
+        recipe.run("soup", tmp_path)
