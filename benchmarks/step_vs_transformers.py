@@ -82,16 +82,16 @@ def inputs() -> tuple[torch.Tensor, torch.Tensor]:
 
 def sfumato_step(folder: Path) -> Callable[[], None]:
     """Runs the second step of a canvas at every call."""
-    from sfumato.api import _resolve_dtype
     from sfumato.diffusion.canvas import Canvas
     from sfumato.diffusion.config import REFERENCE, fixed_steps
     from sfumato.diffusion.noise import Noise
     from sfumato.diffusion.step import denoise_step
     from sfumato.model.loading import load_network
+    from sfumato.model.placement import pick_dtype
     from sfumato.weights.checkpoint import open_checkpoint
 
     checkpoint, cpu = open_checkpoint(folder), torch.device("cpu")
-    network = load_network(checkpoint, cpu, _resolve_dtype("auto", checkpoint, cpu))
+    network = load_network(checkpoint, cpu, pick_dtype("auto", checkpoint, cpu))
     config = replace(fixed_steps(48).over(REFERENCE), canvas_length=CANVAS)
     prompt, tokens = inputs()
     slot = network.new_slot(PREFIX)

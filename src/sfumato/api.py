@@ -23,15 +23,14 @@ from sfumato.model.cache import KVCache
 from sfumato.model.config import ModelConfig
 from sfumato.model.loading import Progress, config_of, load_network
 from sfumato.model.network import Network
+from sfumato.model.placement import pick_device, pick_dtype
 from sfumato.text.prompt import prompt_ids
 from sfumato.text.reply import Delta, ReplyParser, ToolCall
 from sfumato.text.template import ChatTemplate
 from sfumato.text.tokenizer import Detokenizer, Tokenizer
-from sfumato.weights.blocks import QuantizedTensor
 from sfumato.weights.checkpoint import Checkpoint, open_checkpoint
 
 EMBEDDED = Path(__file__).parent / "embedded"
-SMALL = 100 << 20  # bytes; see `_resolve_dtype`
 THOUGHT = re.compile(r"<\|channel>.*?(<channel\|>|\Z)", re.DOTALL)
 END_TOKENS = ("<turn|>", "<|tool_response>")  # end a reply where a checkpoint lists no end ids
 
@@ -253,13 +252,13 @@ def load(
     """
     start = time.perf_counter()
     checkpoint = open_checkpoint(EMBEDDED if path is None else path)
-    target = _resolve_device(device)
+    target = pick_device(device)
     text = load_text(checkpoint)  # all that can fail fast comes before the weights
     if checkpoint.kind == "gguf":
         defaults = defaults_from_gguf(checkpoint.metadata)
     else:
         defaults = defaults_from_hf(checkpoint.metadata.get("generation_config") or {})
-    network = load_network(checkpoint, target, _resolve_dtype(dtype, checkpoint, target), progress)
+    network = load_network(checkpoint, target, pick_dtype(dtype, checkpoint, target), progress)
     ends = _end_ids(checkpoint, network.config, text.tokenizer)
     return Model(network, text, defaults, ends, checkpoint.path, time.perf_counter() - start)
 
@@ -282,38 +281,6 @@ def _end_ids(checkpoint: Checkpoint, config: ModelConfig, tokenizer: Tokenizer) 
         return config.eos_ids
     looked_up = (tokenizer.token_id(text) for text in END_TOKENS)
     return tuple(dict.fromkeys((*config.eos_ids, *(i for i in looked_up if i is not None))))
-
-
-def _resolve_device(name: str) -> torch.device:
-    if name != "auto":
-        try:
-            device = torch.device(name)
-            torch.empty(0, device=device)
-        except (RuntimeError, AssertionError, NotImplementedError) as error:
-            reason = str(error).splitlines()[0]
-            raise ValueError(f"device: {name!r} cannot be used here ({reason})") from error
-        return device
-    accelerator = torch.accelerator.current_accelerator(check_available=True)
-    return accelerator or torch.device("cpu")
-
-
-def _resolve_dtype(name: str, checkpoint: Checkpoint, device: torch.device) -> torch.dtype:
-    known = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
-    if name in known:
-        return known[name]
-    if name != "auto":
-        raise ValueError(f"dtype: {name!r} is none of auto, {', '.join(known)}")
-    if "embed_tokens.weight" not in checkpoint.tensors:
-        return torch.float32  # any will do: the load will refuse, naming all that is missing
-    embedding = checkpoint.read("embed_tokens.weight")
-    if device.type == "cpu":
-        # A small model fits in float32 too, which a CPU computes as fast and more exactly.
-        total = sum(info.nbytes for info in checkpoint.tensors.values())
-        if isinstance(embedding, QuantizedTensor) or total < SMALL:
-            return torch.float32
-    elif isinstance(embedding, QuantizedTensor):
-        return torch.bfloat16
-    return embedding.dtype if embedding.dtype in known.values() else torch.float32
 
 
 __all__ = [

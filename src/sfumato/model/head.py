@@ -44,11 +44,6 @@ class HeadStats:
         values = (getattr(self, field.name) for field in fields(self))
         return HeadStats(*(None if v is None else v[index] for v in values))  # type: ignore[arg-type]
 
-    def view(self, *shape: int) -> HeadStats:
-        """The same with the first axis replaced by `shape`."""
-        values = (getattr(self, field.name) for field in fields(self))
-        return HeadStats(*(None if v is None else v.view(*shape, *v.shape[1:]) for v in values))  # type: ignore[arg-type]
-
 
 @dataclass(frozen=True)
 class VocabularyHead:

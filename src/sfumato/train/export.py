@@ -21,6 +21,7 @@ from sfumato.diffusion.schedule import LinearTemperature
 from sfumato.diffusion.stopping import StableAndConfident
 from sfumato.model.config import ModelConfig
 from sfumato.model.transformer import Transformer
+from sfumato.weights.names import transformers_name
 
 VISION = 16  # width of every part of the placeholder tower
 PATCH, POSITIONS = 16, 8
@@ -29,7 +30,7 @@ PATCH, POSITIONS = 16, 8
 def save_checkpoint(network: Transformer, folder: Path) -> None:
     """config.json, generation_config.json and model.safetensors (bfloat16) into `folder`."""
     folder.mkdir(parents=True, exist_ok=True)
-    state = {_hf_name(k): v.to(torch.bfloat16) for k, v in network.state_dict().items()}
+    state = {transformers_name(k): v.to(torch.bfloat16) for k, v in network.state_dict().items()}
     state |= {k: v.to(torch.bfloat16) for k, v in vision_weights(network.config).items()}
     save_file(state, folder / "model.safetensors", metadata={"format": "pt"})
     _write(folder / "config.json", hf_config(network.config))
@@ -38,13 +39,6 @@ def save_checkpoint(network: Transformer, folder: Path) -> None:
 
 def _write(path: Path, value: dict[str, Any]) -> None:
     path.write_text(json.dumps(value, indent=2) + "\n", encoding="utf-8")
-
-
-def _hf_name(name: str) -> str:
-    if name.endswith("encoder_layer_scalar"):
-        name = name.replace("encoder_layer_scalar", "layer_scalar")
-        return f"model.encoder.language_model.{name}"
-    return f"model.decoder.{name}"
 
 
 def vision_weights(config: ModelConfig) -> dict[str, Tensor]:

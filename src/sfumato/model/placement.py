@@ -1,0 +1,51 @@
+"""Where a checkpoint runs and in which dtype, when nobody says."""
+
+from __future__ import annotations
+
+import torch
+
+from sfumato.weights.checkpoint import Checkpoint
+from sfumato.weights.tensorfile import FLOAT_FORMATS
+
+DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
+SMALL = 100 << 20  # bytes of tensors; see `pick_dtype`
+
+
+def pick_device(name: str = "auto") -> torch.device:
+    """The torch device of that name; "auto" is the accelerator, where there is one.
+
+    Raises ValueError for a device that is not here.
+    """
+    if name == "auto":
+        accelerator = torch.accelerator.current_accelerator(check_available=True)
+        return accelerator or torch.device("cpu")
+    try:
+        device = torch.device(name)
+        torch.empty(0, device=device)
+    except (RuntimeError, AssertionError, NotImplementedError) as error:
+        reason = str(error).splitlines()[0]
+        raise ValueError(f"device: {name!r} cannot be used here ({reason})") from error
+    if device.type == "meta":
+        raise ValueError("device: 'meta' holds no numbers; use cpu or an accelerator")
+    return device
+
+
+def pick_dtype(name: str, checkpoint: Checkpoint, device: torch.device) -> torch.dtype:
+    """The dtype of activations, cache and unquantized weights.
+
+    "auto" is the embedding's stored dtype, with two exceptions. Quantized weights compute in
+    bfloat16 on an accelerator, and in float32 on a CPU. And a small checkpoint runs in float32 on
+    a CPU, which is as fast there and more exact. Raises ValueError for another name.
+    """
+    if name in DTYPES:
+        return DTYPES[name]
+    if name != "auto":
+        raise ValueError(f"dtype: {name!r} is none of auto, {', '.join(DTYPES)}")
+    info = checkpoint.tensors.get("embed_tokens.weight")
+    if info is None:
+        return torch.float32  # whatever: loading will say what is missing
+    stored = FLOAT_FORMATS.get(info.format)
+    if stored is None:
+        return torch.float32 if device.type == "cpu" else torch.bfloat16
+    small = sum(other.nbytes for other in checkpoint.tensors.values()) < SMALL
+    return torch.float32 if device.type == "cpu" and small else stored

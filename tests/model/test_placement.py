@@ -1,0 +1,52 @@
+from __future__ import annotations
+
+from types import SimpleNamespace
+
+import pytest
+import torch
+
+from sfumato.model.placement import SMALL, pick_device, pick_dtype
+
+CPU, GPU = torch.device("cpu"), torch.device("cuda")
+
+
+def checkpoint(format: str, nbytes: int = SMALL):
+    return SimpleNamespace(
+        tensors={"embed_tokens.weight": SimpleNamespace(format=format, nbytes=nbytes)}
+    )
+
+
+@pytest.mark.parametrize(
+    ("format", "nbytes", "device", "dtype"),
+    [
+        ("BF16", SMALL, CPU, torch.bfloat16),
+        ("BF16", SMALL - 1, CPU, torch.float32),
+        ("BF16", SMALL - 1, GPU, torch.bfloat16),
+        ("F16", SMALL, GPU, torch.float16),
+        ("Q6_K", SMALL, CPU, torch.float32),
+        ("Q6_K", 1, GPU, torch.bfloat16),
+    ],
+)
+def test_auto_dtype(format, nbytes, device, dtype):
+    assert pick_dtype("auto", checkpoint(format, nbytes), device) is dtype
+
+
+def test_a_named_dtype_is_taken_and_an_unknown_one_refused_with_the_list():
+    assert pick_dtype("float16", checkpoint("BF16"), CPU) is torch.float16
+    with pytest.raises(ValueError, match=r"dtype: 'int8' .*bfloat16"):
+        pick_dtype("int8", checkpoint("BF16"), CPU)
+
+
+def test_a_checkpoint_without_embedding_is_left_for_the_loader_to_refuse():
+    assert pick_dtype("auto", SimpleNamespace(tensors={}), CPU) is torch.float32
+
+
+@pytest.mark.parametrize("name", ["toaster", "cuda:99", "meta"])
+def test_a_device_that_is_not_here_is_refused_by_name(name):
+    with pytest.raises(ValueError, match=f"device: '{name}'"):
+        pick_device(name)
+
+
+def test_the_cpu_is_always_there():
+    assert pick_device("cpu") == CPU
+    assert pick_device("auto").type in ("cpu", "cuda", "mps", "xpu")
