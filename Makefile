@@ -2,7 +2,7 @@
 PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
-PIP := $(BIN)/python -m pip --disable-pip-version-check --quiet
+PIP := $(BIN)/python -m pip --disable-pip-version-check -qq
 WHEEL_LIMIT := 20000000
 
 .DEFAULT_GOAL := help
@@ -39,9 +39,9 @@ evaluate: $(VENV)/.installed ## measure the embedded model on its held-out tasks
 wheel: $(VENV)/.installed-test ## build the wheel and check its size and contents
 	@rm -rf build dist
 	@$(PIP) wheel --no-deps --wheel-dir dist .
-	@$(BIN)/python -m zipfile -l dist/*.whl | grep -q sfumato/embedded/model.safetensors \
+	@$(BIN)/python -m zipfile -l dist/*.whl | grep sfumato/embedded/model.safetensors > /dev/null \
 		|| { echo "the wheel lacks the embedded model" >&2; exit 1; }
-	@size=$$(wc -c < dist/*.whl); echo "wheel: $$size bytes (limit $(WHEEL_LIMIT))"; \
+	@size=$$(cat dist/*.whl | wc -c); echo "wheel: $$size bytes (limit $(WHEEL_LIMIT))"; \
 		test "$$size" -le $(WHEEL_LIMIT)
 
 clean: ## remove what the targets made, .venv too

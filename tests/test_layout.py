@@ -71,7 +71,7 @@ def test_no_machine_paths() -> None:
     """A path of the machine it was written on works nowhere else."""
     pattern = re.compile(r"(?<![\w.])/(work|root|home)/")
     kinds = {".py", ".md", ".toml", ".txt", ".json", ".cfg", ".yml", ".cpp", ".h", ""}
-    places = ["src", "tests", "docs", ".ci", "tools", "bench"]
+    places = ["src", "tests", "docs", "benchmarks", ".ci"]
     paths = [path for place in places for path in (ROOT / place).rglob("*")]
     paths += [path for path in ROOT.iterdir() if path.name not in {".git", ".venv"}]
     guilty = [

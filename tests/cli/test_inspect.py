@@ -13,6 +13,11 @@ from sfumato.train.export import save_checkpoint
 from sfumato.train.recipe import EMBEDDED, initialised
 
 
+@pytest.fixture(autouse=True)
+def on_a_cpu(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("sfumato.cli.inspect.pick_device", lambda: torch.device("cpu"))
+
+
 @pytest.fixture(scope="module")
 def checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("checkpoint")
@@ -29,10 +34,10 @@ def test_json(cli: Any, checkpoint: Path) -> None:
     assert found["vision"]["tensors"] > 0
     assert found["runs"]
     assert found["config"]["vocab_size"] == EMBEDDED.vocab_size
-    half, full = found["memory"]["bfloat16"], found["memory"]["float32"]
-    assert half["weights"] == found["bytes"]
-    assert half["weights"] < full["weights"] <= 2 * half["weights"]
-    assert full["kv_cache"] == {"4096": slot_bytes(EMBEDDED, 4096, torch.float32)}
+    memory = found["memory"]
+    assert memory["dtype"] == "float32"
+    assert found["bytes"] < memory["weights"] <= 2 * found["bytes"]
+    assert memory["kv_cache"] == {"4096": slot_bytes(EMBEDDED, 4096, torch.float32)}
     assert "list" not in found
 
 
@@ -40,6 +45,7 @@ def test_report(cli: Any, checkpoint: Path) -> None:
     done = cli("inspect", str(checkpoint))
     assert done.code == 0
     assert "vision, kept aside: " in done.out
+    assert "memory predicted on cpu, in float32:" in done.out
     assert "cache for 4096 tokens" in done.out
     assert "embed_tokens.weight" not in done.out
 

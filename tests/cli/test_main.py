@@ -76,3 +76,11 @@ def test_a_closed_pipe_is_no_traceback(unbuffered: str, code: int) -> None:
     )
     os.close(write)
     assert (done.returncode, done.stderr) == (code, b"")
+
+
+def test_closed_streams_and_plain_locales_do_no_harm() -> None:
+    program = Path(sys.executable).with_name("sfumato")
+    shell = f"'{program}' --help >&- <&- && '{program}' run --help >/dev/null"
+    environment = os.environ | {"PYTHONIOENCODING": "ascii"}
+    done = subprocess.run(shell, shell=True, env=environment, capture_output=True, timeout=60)
+    assert (done.returncode, done.stdout, done.stderr) == (0, b"", b"")

@@ -25,16 +25,15 @@ def test_an_unknown_recipe_is_one_line(cli: Any, tmp_path: Path) -> None:
     assert done.err.startswith("sfumato: error: ")
 
 
-def test_eval_measures_the_model(use: Any, cli: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    model = use("yes")
+def test_eval_measures_the_model(cli: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     calls: list[Any] = []
 
-    def report(*args: Any, **options: Any) -> Any:
+    def run(*args: Any, **options: Any) -> Any:
         calls.append((*args, options))
         return SCORES
 
-    monkeypatch.setattr("sfumato.train.evaluate.report", report)
-    assert json.loads(cli("eval", "--json", "--count", "9").out) == SCORES
-    assert calls == [(model, {"count": 9, "seed": 0})]
+    monkeypatch.setattr("sfumato.train.evaluate.run", run)
+    assert json.loads(cli("eval", "-m", "x", "--json", "--count", "9").out) == SCORES
+    assert calls == [("x", {"count": 9, "seed": 0})]
     lines = cli("eval").out.splitlines()
     assert lines[1].split() == ["sudoku", "3", "33.3%", "2.50", "4", "100.0%"]

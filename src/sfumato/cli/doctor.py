@@ -14,6 +14,7 @@ import torch
 from sfumato import __version__
 from sfumato.cli import machine
 from sfumato.cli.units import size, table
+from sfumato.model.placement import pick_device
 
 # One denoising step of DiffusionGemma 26B-A4B with its canvas of 256 positions. Multiply-adds for
 # each position: 25 sliding and 5 full layers with 8 of 128 experts (3.1e9), and the tied embedding
@@ -32,7 +33,7 @@ def main(args: argparse.Namespace) -> int:
 
 def facts() -> dict[str, Any]:
     """Everything that is told, as plain values: sizes in bytes, speeds in units per second."""
-    device = torch.accelerator.current_accelerator(check_available=True) or torch.device("cpu")
+    device = pick_device()
     speed = measure(device)
     return {
         "sfumato": __version__,

@@ -17,10 +17,10 @@ from sfumato.model import head
 from sfumato.model.cache import slot_bytes
 from sfumato.model.config import ModelConfig
 from sfumato.model.loading import config_of, expected_shapes
+from sfumato.model.placement import pick_device, pick_dtype
 from sfumato.weights.checkpoint import Checkpoint, TensorInfo, open_checkpoint
 from sfumato.weights.tensorfile import FLOAT_FORMATS
 
-DTYPES = (torch.bfloat16, torch.float32)
 CONTEXTS = (4096, 32768, 131072, 262144)
 
 
@@ -62,19 +62,22 @@ def facts(checkpoint: Checkpoint) -> dict[str, Any]:
         checkpoint.account(expected_shapes(config))
     except ValueError as error:
         return found | {"runs": False, "why_not": " ".join(str(error).split())}
-    needs = {str(d).removeprefix("torch."): memory(checkpoint, config, d) for d in DTYPES}
+    needs = memory(checkpoint, config, pick_device())
     return found | {"runs": True, "config": asdict(config), "memory": needs}
 
 
-def memory(checkpoint: Checkpoint, config: ModelConfig, dtype: torch.dtype) -> dict[str, Any]:
-    """Bytes that running takes, with activations of `dtype`: weights, the head's working buffer,
-    and one request's cache by context length."""
+def memory(checkpoint: Checkpoint, config: ModelConfig, device: torch.device) -> dict[str, Any]:
+    """Bytes that running on `device` takes, in the dtype that is its default: the weights, the
+    head's working buffer, and one request's cache by context length."""
+    dtype = pick_dtype("auto", checkpoint, device)
     chunk = min(head.CHUNK, config.vocab_size)
     # Scores of a chunk of the vocabulary in float32, with two more of their size on the way to
     # probabilities; and the chunk of the embedding that they are computed from.
     buffer = 3 * config.canvas_length * chunk * 4 + chunk * config.hidden_size * dtype.itemsize
     lengths = [n for n in CONTEXTS if n < config.context_length] + [config.context_length]
     return {
+        "device": str(device),
+        "dtype": str(dtype).removeprefix("torch."),
         "weights": sum(_loaded(info, dtype) for info in checkpoint.tensors.values()),
         "head_buffer": buffer,
         "kv_cache": {str(length): slot_bytes(config, length, dtype) for length in lengths},
@@ -140,18 +143,11 @@ def _shape(config: dict[str, Any]) -> list[str]:
 
 
 def _needs(memory: dict[str, Any]) -> list[str]:
-    """A column for each dtype of activations; a row for each part."""
-    parts = list(memory.values())
+    fixed = memory["weights"] + memory["head_buffer"]
     rows = [
-        ("", *memory),
-        ("weights", *(size(part["weights"]) for part in parts)),
-        ("vocabulary head's buffer", *(size(part["head_buffer"]) for part in parts)),
+        ("weights", size(memory["weights"]), ""),
+        ("vocabulary head's buffer", size(memory["head_buffer"]), ""),
     ]
-    for length in parts[0]["kv_cache"]:
-        cells = []
-        for part in parts:
-            cache = part["kv_cache"][length]
-            together = part["weights"] + part["head_buffer"] + cache
-            cells.append(f"{size(cache)}, together {size(together)}")
-        rows.append((f"cache for {length} tokens", *cells))
-    return ["memory predicted, by the dtype of activations:", *table(rows)]
+    for length, cache in memory["kv_cache"].items():
+        rows.append((f"cache for {length} tokens", size(cache), f"{size(fixed + cache)} in all"))
+    return [f"memory predicted on {memory['device']}, in {memory['dtype']}:", *table(rows)]
