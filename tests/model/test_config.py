@@ -87,6 +87,15 @@ def test_both_spellings_and_gguf_agree() -> None:
     assert config.eos_ids == (1,)
 
 
+def test_rope_defaults() -> None:
+    """As in `transformers`: a quarter turns where nothing is said, all where only that is not."""
+    config = newer()
+    del config["text_config"]["rope_parameters"]
+    assert ModelConfig.from_hf(config) == ModelConfig.from_hf(newer())
+    config = hf_with(rope_parameters={F: {"rope_type": "proportional", "rope_theta": 50.0}})
+    assert ModelConfig.from_hf(config).layers[5] == LayerConfig(False, 2, 512, 50.0, 256)
+
+
 def test_layer_types_default_to_every_sixth_and_the_last() -> None:
     config = published()
     config["text_config"] |= {"num_hidden_layers": 8, "layer_types": None}
@@ -166,15 +175,19 @@ def hf_with(**changes: Any) -> dict[str, Any]:
         ({"num_key_value_heads": 3}, "16 query heads cannot share 3"),
         ({"head_dim": 255}, "head_dim 255 is not even"),
         ({"sliding_window": 1}, "sliding_window"),
-        ({"per_layer_config": [1]}, "per_layer_config must be an object"),
-        ({"per_layer_config": {"05": 512}}, "per_layer_config"),
-        ({"per_layer_config": {"05": {"head_dim": "512"}}}, "per_layer_config of layer 5"),
-        ({"per_layer_config": {"05": {"num_key_value_heads": 0}}}, "layer 5"),
+        ({"per_layer_config": [1]}, r"per_layer_config is \[1\], not an object"),
+        ({"per_layer_config": {"05": 512}}, "per_layer_config: 05 is 512, not an object"),
+        (
+            {"per_layer_config": {"05": {"head_dim": "512"}}},
+            "05: head_dim is '512'",
+        ),
+        ({"per_layer_config": {"05": {"num_key_value_heads": 0}}}, "05: num_key_value_heads is 0"),
         ({"rope_parameters": {F: {"rope_type": "yarn"}}}, "rope_type 'yarn'"),
         ({"rope_parameters": {S: {"partial_rotary_factor": 0.5}}}, "'default'"),
         ({"rope_parameters": {F: {"rope_theta": "big"}}}, "rope_theta"),
         ({"rope_parameters": {F: {"partial_rotary_factor": 7}}}, "partial_rotary_factor"),
-        ({"rope_parameters": {F: 3}}, "rope_parameters"),
+        ({"rope_parameters": {F: {"rope_type": "proportional", "factor": 8}}}, "factor 8"),
+        ({"rope_parameters": {F: 3}}, "rope_parameters: full_attention is 3"),
         ({"eos_token_id": "</s>"}, "eos_token_id"),
         ({"eos_token_id": [1, None]}, "eos_token_id"),
         ({"bos_token_id": "<bos>"}, "bos_token_id"),
@@ -294,3 +307,9 @@ def test_a_saved_config_is_read_from_a_folder(tmp_path: Path) -> None:
     tiny_config().save_pretrained(tmp_path)
     text = json.loads((tmp_path / "config.json").read_text())["text_config"]
     assert "per_layer_config" in text and "global_head_dim" not in text
+
+
+def test_the_last_layer_is_full_whatever_the_list_says() -> None:
+    config = hf()
+    config["text_config"]["layer_types"][-1] = "sliding_attention"
+    assert not ModelConfig.from_hf(config).layers[-1].sliding

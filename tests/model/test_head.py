@@ -14,6 +14,7 @@ from tests.model.heads import CAP, ban, largest_tensor, random_head
 from tests.support.gguf_files import encode
 from torch import Tensor
 
+from sfumato.model import head as head_module
 from sfumato.model.head import TOP, Adjust, HeadStats, VocabularyHead, _Tally
 from sfumato.weights.blocks import BLOCK_FORMATS, QuantizedTensor
 
@@ -182,6 +183,17 @@ def test_banned_tokens(chunk: int, temperature: float) -> None:
     assert (stats.drawn != names[other.drawn]).sum() <= 1
 
 
+@pytest.mark.parametrize("chunk", [1, 10, 100])
+def test_a_device_without_double_precision(chunk: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """There the greatest uniform becomes 1, and must not fall past the last possible token."""
+    monkeypatch.setattr(head_module, "wide", Tensor.float)
+    head, random = random_head(50, 8, chunk, spread=2.0, seed=6)
+    hidden = torch.randn(40, 8, generator=random)
+    uniform = torch.full((40,), 1 - 2**-53, dtype=torch.float64)
+    drawn = head(hidden, torch.ones(40), uniform, ban(*range(30, 50))).drawn
+    assert (drawn < 30).all()
+
+
 def test_one_allowed_token() -> None:
     head, random = random_head(50, 8, 16)
     hidden = torch.randn(4, 8, generator=random)
@@ -236,11 +248,9 @@ def test_rows_of_statistics() -> None:
     head, random = random_head(60, 8, 32)
     hidden, uniform = torch.randn(6, 8, generator=random), torch.rand(6, generator=random).double()
     stats = head(hidden, torch.ones(6), uniform)
-    rows = stats.view(2, 3)
-    assert rows.argmax.shape == (2, 3) and rows.soft.shape == (2, 3, 8)
-    assert rows.top_ids.shape == (2, 3, TOP) and rows.logits is None
-    assert torch.equal(rows[1].drawn, stats.drawn[3:])
-    assert torch.equal(rows[1].top_probs, stats[3:].top_probs)
+    assert torch.equal(stats[3:].drawn, stats.drawn[3:])
+    assert torch.equal(stats[3:][1].top_probs, stats.top_probs[4])
+    assert stats[0].soft.shape == (8,) and stats[0].logits is None
 
 
 @pytest.mark.parametrize("adjust", [None, ban(3)])

@@ -81,7 +81,7 @@ def test_cutoffs_keep_what_the_book_keeps(
 @pytest.mark.parametrize("top_p", [0.5, 0.97])
 def test_a_flat_law_is_wider_than_the_candidates(top_p: float) -> None:
     """Its nucleus is found by sorting, only a group of positions at a time."""
-    vocab, positions = 2000, 40
+    vocab, positions = 2000, 90
     head, random = random_head(vocab, 8, 256, spread=0.3, seed=1)
     hidden = torch.randn(positions, 8, generator=random)
     top_k = torch.zeros(positions, dtype=torch.int64)

@@ -17,7 +17,7 @@ from sfumato.train.embedded_data import (
     fixed_prompts,
     sample,
 )
-from sfumato.train.vocabulary import END_OF_TURN, EOS, PAD, TOKENS, UNK, encode_chat
+from sfumato.train.vocabulary import END_OF_TURN, EOS, PAD, TOKENS, UNK, encode_chat, encode_text
 
 CANVAS = 32
 
@@ -158,3 +158,15 @@ def test_fixed_prompts_mix_all_sets() -> None:
     for tasks in sets.values():
         assert sum(prompt in tasks for prompt in prompts) >= 50
     assert isinstance(prompts[0], Evaluation)
+
+
+def test_the_share_of_sudoku_may_change_from_pool_to_pool():
+    def puzzles(batch):
+        return sum(
+            set(row.tolist()) <= set(encode_text("1234\n")) | {END_OF_TURN, EOS}
+            for row in batch.target
+        )
+
+    made = batches(np.random.default_rng(0), 4, 32, lambda step: float(step >= 16))
+    counts = [puzzles(next(made)) for _ in range(32)]
+    assert sum(counts[:16]) < 16 and counts[16:] == [4] * 16

@@ -47,3 +47,8 @@ def test_the_rate_warms_up_then_falls_along_one_cosine():
 def test_an_unknown_recipe_is_refused_by_name(tmp_path):
     with pytest.raises(ValueError, match=r"'soup' .*'embedded'"):
         recipe.run("soup", tmp_path)
+
+
+def test_questions_get_most_of_the_later_steps():
+    shares = [recipe.sudoku_share(step, 100) for step in range(100)]
+    assert shares == [0.55] * 42 + [0.35] * 58

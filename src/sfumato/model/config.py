@@ -82,6 +82,11 @@ class ModelConfig:
                 )
             if layer.head_dim < 2 or layer.head_dim % 2:
                 raise ConfigError(f"layer {index}: head_dim {layer.head_dim} is not even")
+            if layer.rope_pairs > layer.head_dim // 2:
+                raise ConfigError(
+                    f"layer {index}: {layer.rope_pairs} rotary pairs cannot turn in a head_dim of "
+                    f"{layer.head_dim}"
+                )
 
     @classmethod
     def from_hf(
@@ -289,7 +294,8 @@ def _hf_kinds(text: _Reader) -> list[str]:
     for index, kind in enumerate(kinds):
         if kind not in ("full_attention", "sliding_attention"):
             raise ConfigError(f"{text.where}: layer_types[{index}] is {quoted(kind)}")
-    return kinds
+    # As the reference does: whatever the list says of it, the last layer is a full one.
+    return [*kinds[:-1], "full_attention"]
 
 
 def _hf_rope(rope: _Reader, sliding: bool, head_dim: int) -> tuple[float, int]:

@@ -12,7 +12,7 @@ from torch import Tensor
 from sfumato.model.head import BANNED, Adjust, VocabularyHead
 
 CANDIDATES = 256  # a nucleus within so many tokens is found in one pass
-GROUP = 16  # positions sorted whole at a time, where it is not: 16 MiB at 262144 tokens
+GROUP = 64  # positions whose scores are held whole, where it is not: 64 MiB at 262144 tokens
 
 
 def cutoffs(
@@ -68,8 +68,9 @@ def _by_sorting(
         whole = torch.cat(
             [_adjusted(head, hidden, a, b, adjust)[group] for a, b in head.spans()], dim=1
         )
-        ranked = whole.sort(dim=1, descending=True)[0]
-        parts.append(_nucleus(ranked, ranked.logsumexp(dim=1), top_p[group])[0])
+        for row, limit in zip(whole.split(1), top_p[group].split(1), strict=True):
+            ranked = row.sort(dim=1, descending=True)[0]
+            parts.append(_nucleus(ranked, ranked.logsumexp(dim=1), limit)[0])
     return torch.cat(parts)
 
 

@@ -6,7 +6,8 @@ the fixed sets that a trained model is measured with. Knows no noise, no loss an
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+import itertools
+from collections.abc import Callable, Iterator, Sequence
 from typing import NamedTuple
 
 import numpy as np
@@ -17,6 +18,7 @@ from sfumato.train.questions import about_nothing, all_questions, pick, wording
 from sfumato.train.vocabulary import END_OF_TURN, EOS, PAD, encode_chat, encode_text
 
 SUDOKU_SHARE = 0.55
+"""Of all exchanges at first; the others are questions. See `batches`."""
 HISTORY_SHARE = 0.15
 TWO_TURNS_SHARE = 0.2
 """Of the examples with a history, those with two earlier turns instead of one."""
@@ -69,9 +71,9 @@ def _ask(text: str) -> list[Message]:
     return [{"role": "user", "content": text}]
 
 
-def _exchange(rng: np.random.Generator) -> tuple[str, str]:
+def _exchange(rng: np.random.Generator, sudoku_share: float) -> tuple[str, str]:
     """A user's text and the answer, as training words them."""
-    if rng.random() < SUDOKU_SHARE:
+    if rng.random() < sudoku_share:
         grid = pick(sudoku.split()[0], rng)
         cells = sudoku.puzzle(grid, pick(_TRAINING_BLANKS, rng), rng)
         text = pick(_SUDOKU_HEADINGS, rng) + sudoku.to_text(cells)
@@ -81,16 +83,16 @@ def _exchange(rng: np.random.Generator) -> tuple[str, str]:
     return wording(question, rng), question.answer
 
 
-def sample(rng: np.random.Generator) -> Example:
+def sample(rng: np.random.Generator, sudoku_share: float = SUDOKU_SHARE) -> Example:
     """One training example; depends on the generator's state alone."""
     messages: list[Message] = []
     if rng.random() < SYSTEM_SHARE:
         messages.append({"role": "system", "content": pick(_SYSTEM_PROMPTS, rng)})
     if rng.random() < HISTORY_SHARE:
         for _ in range(2 if rng.random() < TWO_TURNS_SHARE else 1):
-            text, answer = _exchange(rng)
+            text, answer = _exchange(rng, sudoku_share)
             messages += [*_ask(text), {"role": "assistant", "content": answer}]
-    text, answer = _exchange(rng)
+    text, answer = _exchange(rng, sudoku_share)
     return Example(encode_chat(messages + _ask(text)), [*encode_text(answer), END_OF_TURN])
 
 
@@ -112,14 +114,22 @@ def collate(rows: Sequence[tuple[list[int], list[int]]]) -> Batch:
     return Batch(torch.tensor(context), torch.tensor(lengths), torch.tensor(targets))
 
 
-def batches(rng: np.random.Generator, batch_size: int, canvas: int = 32) -> Iterator[Batch]:
+def batches(
+    rng: np.random.Generator,
+    batch_size: int,
+    canvas: int = 32,
+    sudoku_share: Callable[[int], float] = lambda step: SUDOKU_SHARE,
+) -> Iterator[Batch]:
     """Training batches without end; the same ones for the same generator state.
+
+    `sudoku_share` gives the share of Sudoku among the exchanges from a batch's number, from 0.
 
     Of each example one canvas, drawn evenly, makes a row. Rows of similar context length share a
     batch: a pool of 16 batches is sorted, cut, and given in random order.
     """
-    while True:
-        examples = (sample(rng) for _ in range(batch_size * _POOL_BATCHES))
+    for start in itertools.count(0, _POOL_BATCHES):
+        share = sudoku_share(start)
+        examples = (sample(rng, share) for _ in range(batch_size * _POOL_BATCHES))
         rows = [pick(canvas_rows(example, canvas), rng) for example in examples]
         rows.sort(key=lambda row: len(row[0]))
         for i in rng.permutation(_POOL_BATCHES):

@@ -15,7 +15,7 @@ import torch
 
 from sfumato.model.config import LayerConfig, ModelConfig
 from sfumato.model.transformer import Transformer
-from sfumato.train.embedded_data import batches
+from sfumato.train.embedded_data import SUDOKU_SHARE, batches
 from sfumato.train.export import save_checkpoint
 from sfumato.train.objective import ENCODER_WEIGHT, loss
 from sfumato.train.vocabulary import BOS, END_OF_TURN, EOS, PAD, TOKENS, write_text_side
@@ -25,6 +25,7 @@ BATCH = 32
 LEARNING_RATE = 3e-3
 WARM_UP = 100
 CLIP = 1.0
+LATER_SUDOKU_SHARE = 0.35
 
 _SLIDING = LayerConfig(True, kv_heads=2, head_dim=32, rope_theta=1e4, rope_pairs=16)
 _FULL = LayerConfig(False, kv_heads=1, head_dim=64, rope_theta=1e6, rope_pairs=8)
@@ -68,6 +69,11 @@ def learning_rate(step: int, steps: int) -> float:
     return LEARNING_RATE * min(1.0, (step + 1) / WARM_UP) * (0.02 + 0.98 * cosine)
 
 
+def sudoku_share(step: int, steps: int) -> float:
+    """Sudoku is learnt first; from 42 % of the steps on, questions get most of the rest."""
+    return SUDOKU_SHARE if step < 0.42 * steps else LATER_SUDOKU_SHARE
+
+
 def train(
     steps: int = STEPS, seed: int = 0, report: Report = print, every: int = 200
 ) -> Transformer:
@@ -83,7 +89,12 @@ def train(
         lr=LEARNING_RATE,
         betas=(0.9, 0.98),
     )
-    data = batches(np.random.default_rng(seed), BATCH, EMBEDDED.canvas_length)
+    data = batches(
+        np.random.default_rng(seed),
+        BATCH,
+        EMBEDDED.canvas_length,
+        lambda step: sudoku_share(step, steps),
+    )
     start, smooth = time.perf_counter(), math.nan
     for step in range(steps):
         for group in optimiser.param_groups:

@@ -1,0 +1,132 @@
+"""A canvas's own state: pinned positions, what a draft carries, what is kept between steps."""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+from sfumato.diffusion.canvas import Canvas
+from sfumato.diffusion.config import REFERENCE, SamplerConfig
+from sfumato.diffusion.noise import Noise
+from sfumato.diffusion.sampler import StepView
+from sfumato.diffusion.step import score
+from sfumato.diffusion.stopping import Never
+from sfumato.model.head import VocabularyHead
+
+LENGTH, VOCABULARY = 6, 20
+NETWORK: Any = SimpleNamespace(head=VocabularyHead(torch.eye(VOCABULARY), 30.0))
+
+
+def canvas(pinned: dict[int, int] | None = None, **choices: Any) -> Canvas:
+    config = SamplerConfig(canvas_length=LENGTH, **choices).over(REFERENCE)
+    return Canvas(config, Noise(4, 2), VOCABULARY, torch.device("cpu"), pinned=pinned)
+
+
+def sure_of(*tokens: int) -> Tensor:
+    """Scores of which each position's token is certain; -1: all equally likely."""
+    scores = torch.zeros(len(tokens), VOCABULARY)
+    for position, token in enumerate(tokens):
+        if token >= 0:
+            scores[position, token] = 1e3
+    return scores
+
+
+def settle(row: Canvas, scores: Tensor) -> Any:
+    return row.settle(score(NETWORK, scores, [row]))
+
+
+def test_a_new_canvas_is_its_noise() -> None:
+    row = canvas()
+    assert torch.equal(row.tokens, Noise(4, 2).tokens(0, LENGTH, VOCABULARY))
+    assert torch.equal(row.argmax, row.tokens)
+    assert (row.step, row.done, row.soft) == (0, False, None)
+
+
+def test_a_step_keeps_what_is_sure_and_renews_the_rest() -> None:
+    row = canvas()
+    draft = settle(row, sure_of(3, -1, 5, -1, -1, 7))
+    assert (draft.canvas, draft.step, draft.max_steps) == (2, 1, 48)
+    # Of the three unsure positions, the first in order of entropy still lies within the bound.
+    assert draft.accepted[[0, 2, 5]].all() and int(draft.accepted.sum()) == 4
+    assert row.tokens[[0, 2, 5]].tolist() == [3, 5, 7]
+    renewed = ~draft.accepted
+    fresh = Noise(4, 2).tokens(1, LENGTH, VOCABULARY)
+    assert torch.equal(row.tokens[renewed], fresh[renewed])
+    assert draft.token_ids.tolist() == [3, 0, 5, 0, 0, 7]  # of equals the lowest id
+    assert torch.equal(row.argmax, draft.token_ids)
+
+
+def test_a_position_can_be_given_up_again() -> None:
+    row = canvas(stopping=Never())
+    assert settle(row, sure_of(1, 2, 3, 4, 5, 6)).accepted.all()
+    draft = settle(row, sure_of(1, -1, 3, -1, 5, 6))
+    assert draft.accepted.tolist().count(False) == 1
+    assert row.tokens[0] == 1
+
+
+def test_pinned_positions_stay() -> None:
+    row = canvas(pinned={1: 9, 4: 11}, stopping=Never())
+    for scores in (sure_of(3, 3, 3, 3, 3, 3), sure_of(-1, -1, -1, -1, -1, -1)):
+        assert row.tokens[[1, 4]].tolist() == [9, 11]
+        draft = settle(row, scores)
+        assert draft.token_ids[[1, 4]].tolist() == [9, 11]
+        assert draft.entropy[[1, 4]].tolist() == [0.0, 0.0]
+        assert draft.accepted[[1, 4]].all()
+    assert not draft.accepted.all()
+
+
+def test_pinned_positions_do_not_hold_up_the_others() -> None:
+    """Whatever the model makes of them, they are neither unsure nor unstable."""
+    row = canvas(pinned={0: 9})
+    settle(row, sure_of(-1, 2, 3, 4, 5, 6))
+    settle(row, sure_of(7, 2, 3, 4, 5, 6))
+    assert row.convergence == "converged"
+
+
+def test_pins_are_accepted_whatever_the_sampler_says() -> None:
+    class Nothing:
+        def accept(self, view: StepView) -> Tensor:
+            assert view.pinned.tolist() == [False, True, False, False, False, False]
+            return torch.zeros(LENGTH, dtype=torch.bool)
+
+    row = canvas(pinned={1: 9}, sampler=Nothing())
+    assert settle(row, sure_of(1, 1, 1, 1, 1, 1)).accepted.tolist() == [
+        False, True, False, False, False, False,
+    ]  # fmt: skip
+
+
+@pytest.mark.parametrize("pinned", [{-1: 0}, {LENGTH: 0}, {0: -1}, {0: VOCABULARY}])
+def test_pins_out_of_range_are_refused(pinned: dict[int, int]) -> None:
+    with pytest.raises(ValueError, match=r"pinned: position .* out of range"):
+        canvas(pinned=pinned)
+
+
+def test_samplers_and_rules_see_what_is_promised() -> None:
+    seen: list[StepView] = []
+
+    class Spy:
+        def accept(self, view: StepView) -> Tensor:
+            seen.append(view)
+            return view.stats.entropy < 0.1
+
+        def done(self, view: StepView) -> Tensor:
+            assert view is seen[-1]
+            return torch.tensor(False)
+
+    row = canvas(sampler=Spy(), stopping=Spy(), max_steps=5)
+    went_in = []
+    for token in (3, 4, 5):
+        went_in.append(row.tokens)
+        settle(row, sure_of(*[token] * LENGTH))
+    assert [(view.step, view.max_steps) for view in seen] == [(1, 5), (2, 5), (3, 5)]
+    assert all(torch.equal(v.tokens, t) for v, t in zip(seen, went_in, strict=True))
+    assert [len(view.history) for view in seen] == [0, 1, 2]
+    assert seen[2].history.tolist() == [[3] * LENGTH, [4] * LENGTH]
+    assert seen[2].stats.argmax.tolist() == [5] * LENGTH
+    assert seen[2].stats.drawn.tolist() == [5] * LENGTH
+    assert seen[2].stats.top_ids[:, 0].tolist() == [5] * LENGTH
+    assert seen[2].stats.logits is None

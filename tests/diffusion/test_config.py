@@ -1,0 +1,199 @@
+"""`SamplerConfig`: what it refuses, how options and defaults lie over one another, and where a
+checkpoint's own defaults come from."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+from tests.support.gguf_files import gguf_config, random_state, write_gguf
+
+from sfumato.diffusion.config import (
+    REFERENCE,
+    SamplerConfig,
+    defaults_from_gguf,
+    defaults_from_hf,
+    fixed_steps,
+)
+from sfumato.diffusion.processors import LogitBias
+from sfumato.diffusion.sampler import EntropyBound, FixedCount, Threshold
+from sfumato.diffusion.schedule import LinearTemperature
+from sfumato.diffusion.stopping import Never, StableAndConfident
+from sfumato.train.export import generation_config
+from sfumato.train.recipe import EMBEDDED
+from sfumato.weights.errors import CheckpointError
+from sfumato.weights.gguf import read_gguf
+
+
+@pytest.mark.parametrize(
+    ("values", "message"),
+    [
+        ({"max_steps": 0}, "max_steps: must be at least 1, got 0"),
+        ({"max_steps": 2.5}, "max_steps: must be an integer, got 2.5"),
+        ({"max_steps": True}, "max_steps: must be an integer, got True"),
+        ({"max_steps": "48"}, "max_steps: must be an integer, got '48'"),
+        ({"top_k": 0}, "top_k: must be at least 1"),
+        ({"canvas_length": 0}, "canvas_length: must be at least 1"),
+        ({"min_tokens": -1}, "min_tokens: must be at least 0"),
+        ({"temperature": -0.1}, "temperature: must be finite and at least 0"),
+        ({"temperature": float("nan")}, "temperature: must be finite"),
+        ({"temperature": float("inf")}, "temperature: must be finite"),
+        ({"top_p": 0.0}, "top_p: must be over 0 and at most 1"),
+        ({"top_p": 1.5}, "top_p: must be over 0 and at most 1"),
+        ({"top_p": float("nan")}, "top_p: must be over 0"),
+    ],
+)
+def test_nonsense_is_refused_by_name(values: dict[str, Any], message: str) -> None:
+    with pytest.raises(ValueError, match=f"^{message}"):
+        SamplerConfig(**values)
+
+
+@pytest.mark.parametrize(
+    ("build", "message"),
+    [
+        (lambda: EntropyBound(-0.1), "entropy_bound: must be at least 0 nats, got -0.1"),
+        (lambda: EntropyBound(float("nan")), "entropy_bound"),
+        (lambda: FixedCount(0), "count: must be at least 1"),
+        (lambda: LinearTemperature(0.8, 0.4), "t_min, t_max: need 0 <= t_min <= t_max"),
+        (lambda: LinearTemperature(0, 0), "t_min, t_max"),
+        (lambda: LinearTemperature(-1, 1), "t_min, t_max"),
+        (lambda: StableAndConfident(stability=-1), "stability, confidence"),
+        (lambda: StableAndConfident(stability=1.5), "stability, confidence"),  # type: ignore[arg-type]
+        (lambda: StableAndConfident(confidence=0), "stability, confidence"),
+        (lambda: StableAndConfident(confidence=float("nan")), "stability, confidence"),
+    ],
+)
+def test_parts_refuse_nonsense_too(build: Any, message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        build()
+
+
+def test_over_fills_only_what_is_none() -> None:
+    own = SamplerConfig(max_steps=3, stopping=Never(), temperature=0.5, top_k=7)
+    filled = own.over(REFERENCE)
+    assert filled == replace(REFERENCE, max_steps=3, stopping=Never(), temperature=0.5, top_k=7)
+    assert SamplerConfig().over(REFERENCE) == REFERENCE
+    assert SamplerConfig(temperature=0.0).over(REFERENCE).temperature == 0.0
+    assert REFERENCE.max_steps == 48  # and the defaults are as they were
+
+
+def test_options_lay_over() -> None:
+    config = REFERENCE.options(max_steps=5, temperature=0.2, top_k=None, entropy_bound=0.7)
+    assert config == replace(REFERENCE, max_steps=5, temperature=0.2, sampler=EntropyBound(0.7))
+    assert REFERENCE.options() == REFERENCE
+    assert REFERENCE.options(sampler="threshold").sampler == Threshold()
+    assert REFERENCE.options(sampler="fixed-count").sampler == FixedCount()
+    both = REFERENCE.options(sampler="entropy-bound", entropy_bound=0.0)
+    assert both.sampler == EntropyBound(0.0)
+    assert SamplerConfig().options(entropy_bound=0.3).sampler == EntropyBound(0.3)
+
+
+def test_options_of_the_stopping_rule_keep_its_other_number() -> None:
+    base = replace(REFERENCE, stopping=StableAndConfident(stability=3, confidence=0.5))
+    assert base.options(confidence=0.1).stopping == StableAndConfident(3, 0.1)
+    assert base.options(stability=0).stopping == StableAndConfident(0, 0.5)
+    assert fixed_steps(4).options(stability=2).stopping == StableAndConfident(2)
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"sampler": "euler"}, "sampler: 'euler' is none of entropy-bound, fixed-count, threshold"),
+        ({"sampler": "threshold", "entropy_bound": 0.1}, "entropy_bound: belongs to the sampler"),
+        ({"entropy_bound": -1.0}, "entropy_bound: must be at least 0"),
+        ({"confidence": -1.0}, "confidence > 0"),
+        ({"max_steps": 0}, "max_steps"),
+    ],
+)
+def test_options_refuse_by_name(options: dict[str, Any], message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        REFERENCE.options(**options)
+
+
+def test_fixed_steps_never_stop_early() -> None:
+    config = fixed_steps(12).over(REFERENCE)
+    assert config.max_steps == 12 and config.stopping == Never()
+    assert config.sampler == EntropyBound(0.1)
+
+
+HF = {
+    "max_new_tokens": 256,
+    "max_denoising_steps": 30,
+    "sampler_config": {"_cls_name": "EntropyBoundSamplerConfig", "entropy_bound": 0.25},
+    "t_min": 0.3,
+    "t_max": 0.9,
+    "stability_threshold": 2,
+    "confidence_threshold": 0.01,
+}
+EXPECTED = SamplerConfig(
+    max_steps=30,
+    sampler=EntropyBound(0.25),
+    schedule=LinearTemperature(0.3, 0.9),
+    stopping=StableAndConfident(2, 0.01),
+)
+
+
+def test_defaults_from_generation_config() -> None:
+    assert defaults_from_hf(HF) == EXPECTED  # max_new_tokens is no choice of the sampler
+    assert defaults_from_hf({}) == REFERENCE
+    assert defaults_from_hf({"t_max": None, "sampler_config": None}) == REFERENCE
+    assert defaults_from_hf({"t_min": 0}).schedule == LinearTemperature(0, 0.8)
+
+
+def test_what_we_export_reads_back() -> None:
+    assert defaults_from_hf(json.loads(json.dumps(generation_config(EMBEDDED)))) == REFERENCE
+
+
+def test_defaults_from_gguf_keys(tmp_path: Path) -> None:
+    keys = {
+        "eb_max_steps": 30,
+        "eb_entropy_bound": 0.25,
+        "eb_t_min": 0.5,
+        "eb_t_max": 0.75,
+        "eb_stability_threshold": 2,
+        "eb_confidence_threshold": 0.0078125,
+    }
+    config = gguf_config()
+    path = tmp_path / "tiny.gguf"
+    extra = {f"diffusion.{key}": value for key, value in keys.items()}
+    write_gguf(path, random_state(config), config, extra=extra)
+    expected = SamplerConfig(
+        max_steps=30,
+        sampler=EntropyBound(0.25),
+        schedule=LinearTemperature(0.5, 0.75),
+        stopping=StableAndConfident(2, 0.0078125),
+    )
+    assert defaults_from_gguf(read_gguf(path).metadata) == expected
+    assert defaults_from_gguf({}) == REFERENCE
+
+
+@pytest.mark.parametrize(
+    ("field", "value", "message"),
+    [
+        ("t_min", "0.4", "generation_config.json: t_min: must be a number, got '0.4'"),
+        ("max_denoising_steps", True, "max_denoising_steps: must be a number, got True"),
+        ("max_denoising_steps", 4.5, "max_steps: must be an integer, got 4.5"),
+        ("sampler_config", [0.1], "sampler_config: must be an object"),
+        ("sampler_config", {"entropy_bound": "x"}, "entropy_bound: must be a number"),
+        ("stability_threshold", -1, "need a whole stability"),
+        ("t_min", 2.0, "t_min <= t_max"),
+    ],
+)
+def test_a_bad_generation_config_is_refused(field: str, value: object, message: str) -> None:
+    with pytest.raises(CheckpointError, match=message):
+        defaults_from_hf(HF | {field: value})
+
+
+def test_bad_gguf_keys_are_refused() -> None:
+    message = r"GGUF metadata: diffusion\.eb_t_max: must be a number, got 'hot'"
+    with pytest.raises(CheckpointError, match=message):
+        defaults_from_gguf({"diffusion.eb_t_max": "hot"})
+
+
+def test_configs_are_values() -> None:
+    with pytest.raises(AttributeError):
+        SamplerConfig().max_steps = 3  # type: ignore[misc]
+    assert SamplerConfig(processors=(LogitBias({1: 2.0}),)) != SamplerConfig()

@@ -1,0 +1,99 @@
+"""Acceptance and stopping rules on findings made up by hand."""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+from sfumato.diffusion.sampler import SAMPLERS, EntropyBound, FixedCount, StepView, Threshold
+from sfumato.diffusion.stopping import Never, StableAndConfident
+
+
+def view(step: int = 1, history: list[list[int]] | None = None, **stats: Any) -> StepView:
+    values = {name: torch.as_tensor(value) for name, value in stats.items()}
+    length = len(next(iter(values.values())))
+    past = torch.tensor(history or [], dtype=torch.int64).view(-1, length)
+    tokens = torch.zeros(length, dtype=torch.int64)
+    found: Any = SimpleNamespace(**values)
+    return StepView(step, 10, tokens, found, past, torch.zeros(length, dtype=torch.bool))
+
+
+def accepted(mask: Tensor) -> list[int]:
+    assert mask.dtype == torch.bool
+    return mask.nonzero()[:, 0].tolist()
+
+
+def test_entropy_bound_by_hand() -> None:
+    entropy = [0.5, 0.01, 0.2, 0.02, 0.06]
+    # In ascending order 0.01, 0.02, 0.06, 0.2, 0.5; before each 0, 0.01, 0.03, 0.09, 0.29.
+    assert accepted(EntropyBound(0.1).accept(view(entropy=entropy))) == [1, 2, 3, 4]
+    assert accepted(EntropyBound(0.05).accept(view(entropy=entropy))) == [1, 3, 4]
+    assert accepted(EntropyBound(0.0).accept(view(entropy=entropy))) == [1]
+    assert accepted(EntropyBound(9.0).accept(view(entropy=entropy))) == [0, 1, 2, 3, 4]
+
+
+def test_entropy_bound_takes_the_surest_at_least() -> None:
+    assert len(accepted(EntropyBound(0.1).accept(view(entropy=[3.0, 3.0, 3.0])))) == 1
+    assert accepted(EntropyBound(0.0).accept(view(entropy=[0.0, 0.0, 3.0]))) == [0, 1, 2]
+
+
+def test_fixed_count_takes_more_at_every_step() -> None:
+    top = [[0.5, 0.3], [0.9, 0.1], [0.4, 0.3], [0.7, 0.2], [0.6, 0.2]]
+    for step, expected in ((1, [1, 3]), (2, [0, 1, 3, 4]), (3, [0, 1, 2, 3, 4])):
+        assert accepted(FixedCount(2).accept(view(step, top_probs=top))) == expected
+
+
+def test_fixed_count_breaks_ties_by_position() -> None:
+    assert accepted(FixedCount(2).accept(view(top_probs=[[0.5, 0.5]] * 4))) == [0, 1]
+
+
+def test_threshold() -> None:
+    top = [[0.95, 0.01], [0.6, 0.05], [0.6, 0.35], [0.9, 0.1]]
+    assert accepted(Threshold(0.9).accept(view(top_probs=top))) == [0, 3]
+    assert accepted(Threshold(0.9, margin=0.5).accept(view(top_probs=top))) == [0, 1, 3]
+    assert accepted(Threshold(0.99).accept(view(top_probs=top))) == [0]  # so that steps progress
+
+
+def test_samplers_have_names() -> None:
+    assert {name: kind() for name, kind in SAMPLERS.items()} == {
+        "entropy-bound": EntropyBound(0.1),
+        "fixed-count": FixedCount(8),
+        "threshold": Threshold(0.9, 1.0),
+    }
+
+
+@pytest.mark.parametrize(
+    ("stability", "history", "expected"),
+    [
+        (0, [], True),
+        (1, [], False),
+        (1, [[1, 2]], True),
+        (1, [[1, 3]], False),
+        (1, [[1, 2], [1, 3]], False),
+        (1, [[1, 3], [1, 2]], True),
+        (2, [[1, 2]], False),
+        (2, [[1, 2], [1, 2]], True),
+        (2, [[1, 3], [1, 2]], False),
+        (3, [[9, 9], [1, 2], [1, 2], [1, 2]], True),
+    ],
+)
+def test_stability(stability: int, history: list[list[int]], expected: bool) -> None:
+    seen = view(history=history, argmax=[1, 2], entropy=[0.0, 0.004])
+    done = StableAndConfident(stability, 0.005).done(seen)
+    assert done.dtype == torch.bool and done.shape == ()
+    assert bool(done) is expected
+
+
+def test_confidence_is_of_the_mean() -> None:
+    rule = StableAndConfident(stability=0, confidence=0.005)
+    assert bool(rule.done(view(argmax=[1, 2], entropy=[0.0, 0.0099])))
+    assert not bool(rule.done(view(argmax=[1, 2], entropy=[0.0, 0.0101])))
+
+
+def test_never() -> None:
+    done = Never().done(view(history=[[1, 2]], argmax=[1, 2], entropy=[0.0, 0.0]))
+    assert done.dtype == torch.bool and not bool(done)

@@ -1,0 +1,282 @@
+"""One denoising step: each row's own law, and rows in a batch that do not know of one another."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+from types import SimpleNamespace
+from typing import Any, ClassVar
+
+import pytest
+import torch
+from tests.diffusion.tiny import calm_oracle, inverse_cdf
+from tests.support.oracle import network_of
+from torch import Tensor
+from torch.distributions import Categorical
+
+from sfumato.diffusion.canvas import Canvas, Draft
+from sfumato.diffusion.config import REFERENCE, SamplerConfig
+from sfumato.diffusion.noise import Noise
+from sfumato.diffusion.processors import LogitBias, MinTokens
+from sfumato.diffusion.sampler import EntropyBound, FixedCount, StepView, Threshold
+from sfumato.diffusion.schedule import LinearTemperature
+from sfumato.diffusion.step import denoise_step, score
+from sfumato.diffusion.stopping import Never, StableAndConfident
+from sfumato.model.cache import Slot
+from sfumato.model.head import HeadStats, VocabularyHead
+from sfumato.model.network import Network
+
+LENGTH, VOCABULARY = 12, 40
+HEAT = 0.8  # of the reference's first step
+CPU = torch.device("cpu")
+
+
+def law(temperature: float = HEAT, sharpness: float = 4.0) -> tuple[Any, Tensor]:
+    """A network of nothing but a head, and the scores that it will find, before temperature."""
+    torch.manual_seed(0)
+    head = VocabularyHead(torch.randn(VOCABULARY, 16), 30.0, chunk=9)
+    hidden = torch.randn(LENGTH, 16) * sharpness / 4
+    return SimpleNamespace(head=head, hidden=hidden), head.logits(hidden)
+
+
+def canvas(length: int = LENGTH, offset: int = 0, **choices: Any) -> Canvas:
+    config = SamplerConfig(canvas_length=length, **choices).over(REFERENCE)
+    return Canvas(config, Noise(7, 0), VOCABULARY, CPU, offset=offset)
+
+
+def check(network: Any, row: Canvas, processed: Tensor) -> HeadStats:
+    """That the head found what the law `processed` [length, vocabulary] says."""
+    stats = score(network, network.hidden, [row])
+    probs = processed.softmax(-1)
+    entropy = -(probs * probs.clamp(min=1e-30).log()).sum(-1)
+    torch.testing.assert_close(stats.entropy, entropy, atol=1e-4, rtol=1e-4)
+    assert torch.equal(stats.argmax, processed.argmax(-1))
+    assert torch.equal(stats.drawn, inverse_cdf(probs, row.uniforms()))
+    soft = probs @ network.head.embedding * 4.0
+    torch.testing.assert_close(stats.soft, soft, atol=1e-3, rtol=1e-3)
+    return stats
+
+
+@pytest.mark.parametrize("temperature", [0.25, 1.0, 3.0])
+def test_temperature_scales_the_schedule(temperature: float) -> None:
+    network, logits = law()
+    check(network, canvas(temperature=temperature), logits / (HEAT * temperature))
+
+
+def test_the_schedule_goes_down_step_by_step() -> None:
+    network, logits = law()
+    row = canvas(stopping=Never(), max_steps=4, schedule=LinearTemperature(0.2, 1.0))
+    for heat in (1.0, 0.8, 0.6, 0.4):
+        row.settle(check(network, row, logits / heat))
+    assert row.convergence == "step_cap"
+
+
+def test_at_temperature_0_the_draw_is_the_argmax_and_the_law_is_kept() -> None:
+    network, logits = law(sharpness=1.0)
+    row = canvas(temperature=0.0, sampler=EntropyBound(1e9))
+    stats = check(network, row, logits / HEAT)  # entropy and soft embedding keep the schedule
+    assert not torch.equal(stats.drawn, stats.argmax)
+    draft = row.settle(stats)
+    assert draft.accepted.all()
+    assert torch.equal(row.tokens, stats.argmax)
+    torch.testing.assert_close(row.soft, stats.soft)
+
+
+def test_draws_follow_the_law() -> None:
+    torch.manual_seed(1)
+    head = VocabularyHead(torch.randn(VOCABULARY, 16), 30.0, chunk=9)
+    count = 4000
+    hidden = (torch.randn(1, 16) / 3).expand(count, -1).contiguous()
+    network: Any = SimpleNamespace(head=head)
+    drawn = score(network, hidden, [canvas(count)]).drawn
+    expected = (head.logits(hidden[:1])[0] / HEAT).softmax(-1) * count
+    chi2 = ((drawn.bincount(minlength=VOCABULARY) - expected) ** 2 / expected).sum()
+    assert chi2 < 62  # 39 degrees of freedom, 1 %
+
+
+@pytest.mark.parametrize("k", [1, 3, VOCABULARY, 1000])
+def test_top_k(k: int) -> None:
+    network, logits = law(sharpness=1.0)
+    kept = logits.topk(min(k, VOCABULARY))[0][:, -1:]
+    stats = check(network, canvas(top_k=k), (logits / HEAT).masked_fill(logits < kept, -1e30))
+    if k == 1:
+        assert stats.entropy.max() == 0 and torch.equal(stats.drawn, stats.argmax)
+
+
+@pytest.mark.parametrize("p", [1e-6, 0.3, 0.9, 1.0])
+def test_top_p(p: float) -> None:
+    network, logits = law(sharpness=1.0)
+    ranked = logits.softmax(-1).sort(descending=True)  # the nucleus of the law before temperature
+    before = ranked.values.cumsum(-1) - ranked.values
+    outside = torch.zeros_like(logits, dtype=torch.bool).scatter(-1, ranked.indices, before >= p)
+    stats = check(network, canvas(top_p=p), (logits / HEAT).masked_fill(outside, -1e30))
+    assert (stats.entropy.max() == 0) == (p == 1e-6)
+
+
+def test_processors_act_on_all_that_is_found() -> None:
+    network, logits = law(sharpness=1.0)
+    biased = logits.clone()
+    favourite = int(logits[0].argmax())
+    biased[:, favourite] = -1e30
+    biased[:, 11] += 2.5
+    biased[:5, [3, 30]] = -1e30
+    row = canvas(processors=(LogitBias({favourite: float("-inf"), 11: 2.5}), MinTokens(5, (3, 30))))
+    stats = check(network, row, biased / HEAT)
+    assert stats.argmax[0] != favourite
+    assert row.settle(stats).token_ids[0] != favourite
+
+
+def test_processors_change_when_a_canvas_stops() -> None:
+    """A token that all positions are sure of, banned: neither stable nor sure any more."""
+    head = VocabularyHead(torch.eye(VOCABULARY), 30.0)
+    network: Any = SimpleNamespace(head=head)
+    hidden = torch.zeros(LENGTH, VOCABULARY)
+    hidden[:, 6] = 1e3
+    for processors, steps in (((), 2), ((LogitBias({6: float("-inf")}),), 5)):
+        row = canvas(processors=processors, max_steps=5)
+        while not row.done:
+            row.settle(score(network, hidden, [row]))
+        assert row.step == steps
+
+
+def test_min_tokens_counts_from_the_start_of_the_reply() -> None:
+    network, logits = law(sharpness=1.0)
+    banned = logits.clone()
+    banned[:3, 5] = -1e30
+    check(network, canvas(offset=20, processors=(MinTokens(23, (5,)),)), banned / HEAT)
+    check(network, canvas(offset=23, processors=(MinTokens(23, (5,)),)), logits / HEAT)
+
+
+def test_third_party_parts() -> None:
+    """Nothing but the methods counts: no base class, no registration."""
+
+    class OnlyEven:
+        def process(self, scores: Tensor, first_id: int, offset: int) -> Tensor:
+            odd = (torch.arange(scores.shape[-1]) + first_id) % 2 == 1
+            return scores.masked_fill(odd, float("-inf"))
+
+    class Constant:
+        def temperature(self, step: int, max_steps: int) -> float:
+            return 0.5
+
+    class ByLogits:
+        needs_logits: ClassVar[bool] = True
+
+        def accept(self, view: StepView) -> Tensor:
+            assert view.stats.logits is not None
+            assert view.stats.logits.shape == (LENGTH, VOCABULARY)
+            best = view.stats.logits.topk(2).values
+            return best[:, 0] - best[:, 1] > 1.0
+
+    class AtOnce:
+        def done(self, view: StepView) -> Tensor:
+            return torch.tensor(view.step == 2)
+
+    network, logits = law(sharpness=1.0)
+    processed = logits / 0.5
+    processed[:, 1::2] = -1e30
+    row = canvas(
+        processors=(OnlyEven(),), schedule=Constant(), sampler=ByLogits(), stopping=AtOnce()
+    )
+    stats = check(network, row, processed)
+    assert stats.logits is not None
+    torch.testing.assert_close(stats.logits[:, ::2], processed[:, ::2])
+    best = processed.topk(2).values
+    draft = row.settle(stats)
+    assert torch.equal(draft.accepted, best[:, 0] - best[:, 1] > 1.0)
+    assert 0 < int(draft.accepted.sum()) < LENGTH
+    row.settle(score(network, network.hidden, [row]))
+    assert (row.convergence, row.step) == ("converged", 2)
+
+
+# Rows in a batch.
+
+
+@pytest.fixture(scope="module")
+def network() -> Network:
+    return network_of(calm_oracle())
+
+
+ROWS: list[tuple[int, dict[str, Any]]] = [  # prompt length, choices
+    (5, {}),
+    (17, {"temperature": 0.0, "max_steps": 20}),
+    (1, {"top_k": 3, "canvas_length": 5}),
+    (30, {"sampler": FixedCount(1), "stopping": StableAndConfident(2, 0.5)}),
+    (9, {"top_p": 0.8, "temperature": 1.3, "processors": (LogitBias({4: 3.0}),)}),
+    (2, {"sampler": Threshold(0.7), "schedule": LinearTemperature(0.1, 0.3), "max_steps": 6}),
+    (12, {"self_conditioning": False, "canvas_length": 1}),
+    (8, {"stopping": Never(), "max_steps": 3}),
+]
+
+
+def begin(network: Network, index: int) -> tuple[Canvas, Slot]:
+    length, choices = ROWS[index]
+    config = SamplerConfig(**({"max_steps": 12, "canvas_length": 8} | choices)).over(REFERENCE)
+    random = torch.Generator().manual_seed(index)
+    slot = network.new_slot(64)
+    network.encode([torch.randint(0, 97, (length,), generator=random)], [slot])
+    return Canvas(config, Noise(index, index), 97, CPU, offset=3 * index), slot
+
+
+def alone(network: Network, index: int) -> list[Draft]:
+    canvas, slot = begin(network, index)
+    drafts = []
+    while not canvas.done:
+        drafts += denoise_step(network, [canvas], [slot])
+    return drafts
+
+
+def together(network: Network, joins: Sequence[int]) -> list[list[Draft]]:
+    """All rows in one batch; row i joins at step joins[i] and leaves when it is done."""
+    found: list[list[Draft]] = [[] for _ in ROWS]
+    live: list[tuple[int, Canvas, Slot]] = []
+    step = 0
+    while live or step <= max(joins):
+        live += [(i, *begin(network, i)) for i, join in enumerate(joins) if join == step]
+        canvases, slots = [row[1] for row in live], [row[2] for row in live]
+        for (index, _, _), draft in zip(live, denoise_step(network, canvases, slots), strict=True):
+            found[index].append(draft)
+        live = [row for row in live if not row[1].done]
+        step += 1
+    return found
+
+
+@pytest.mark.parametrize("joins", [[0] * 8, [3, 0, 2, 0, 1, 5, 0, 4]], ids=["at once", "staggered"])
+def test_a_row_is_the_same_alone_and_in_any_batch(network: Network, joins: list[int]) -> None:
+    for index, drafts in enumerate(together(network, joins)):
+        expected = alone(network, index)
+        assert len(drafts) == len(expected)
+        for draft, one in zip(drafts, expected, strict=True):
+            assert (draft.canvas, draft.step) == (one.canvas, one.step) == (index, draft.step)
+            assert torch.equal(draft.token_ids, one.token_ids)
+            assert torch.equal(draft.accepted, one.accepted)
+            torch.testing.assert_close(draft.entropy, one.entropy, atol=1e-4, rtol=1e-4)
+
+
+def test_the_rows_differ(network: Network) -> None:
+    steps = [len(alone(network, index)) for index in range(len(ROWS))]
+    assert len(set(steps)) > 3
+
+
+def test_a_step_leaves_the_prefix_alone(network: Network) -> None:
+    canvas, slot = begin(network, 0)
+    before = [tensor.clone() for layer in range(3) for tensor in slot.read(layer)]
+    denoise_step(network, [canvas], [slot])
+    after = [tensor for layer in range(3) for tensor in slot.read(layer)]
+    assert slot.length == ROWS[0][0]
+    assert all(torch.equal(a, b) for a, b in zip(before, after, strict=True))
+
+
+def test_another_seed_is_another_canvas(network: Network) -> None:
+    canvas, slot = begin(network, 0)
+    other = Canvas(canvas.config, replace(canvas.noise, seed=99), 97, CPU)
+    one, two = denoise_step(network, [canvas, other], [slot, slot])
+    assert not torch.equal(one.token_ids, two.token_ids)
+
+
+def test_entropy_is_in_nats() -> None:
+    network, logits = law()
+    stats = score(network, network.hidden, [canvas()])
+    torch.testing.assert_close(
+        stats.entropy, Categorical(logits=logits / HEAT).entropy(), atol=1e-4, rtol=1e-4
+    )

@@ -1,0 +1,273 @@
+"""Loading: the result equals the oracle, every tensor is accounted for, and little is copied."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+from safetensors.torch import save_file
+from tests.support.gguf_files import gguf_config, random_state, state_shapes, write_gguf
+from tests.support.oracle import (
+    canonical_state,
+    network_of,
+    oracle_encode,
+    oracle_logits,
+    random_oracle,
+    relative,
+    tiny_config,
+)
+from torch import Tensor
+
+from sfumato.model.config import ConfigError
+from sfumato.model.loading import config_of, expected_shapes, load_network
+from sfumato.model.network import Network
+from sfumato.weights.blocks import QuantizedTensor
+from sfumato.weights.checkpoint import open_checkpoint
+from sfumato.weights.errors import CheckpointError
+
+CPU = torch.device("cpu")
+
+
+def theirs(name: str) -> str:
+    """The name in a safetensors file."""
+    if name.endswith("encoder_layer_scalar"):
+        return "model.encoder.language_model." + name.replace("encoder_layer", "layer")
+    return "model.decoder." + name
+
+
+def write_safetensors(folder: Path, state: dict[str, Tensor]) -> Path:
+    """A checkpoint of the tiny config with these tensors, by canonical name."""
+    tiny_config().save_pretrained(folder)
+    save_file({theirs(name): t for name, t in state.items()}, folder / "model.safetensors")
+    return folder
+
+
+def step(network: Network) -> Tensor:
+    """Logits of a canvas after a prompt."""
+    slot = network.new_slot(40)
+    network.encode([torch.arange(30)], [slot])
+    return network.head.logits(network.denoise([torch.arange(8) * 7], [slot]))
+
+
+def test_what_transformers_saves(tmp_path: Path) -> None:
+    oracle = random_oracle(tiny_config(), 21)
+    oracle.save_pretrained(tmp_path)
+    network = load_network(open_checkpoint(tmp_path), CPU, torch.float32)
+    cache = oracle_encode(oracle, torch.arange(30))
+    assert relative(step(network), oracle_logits(oracle, torch.arange(8) * 7, cache)) <= 1e-4
+
+
+def test_float_gguf_equals_the_oracle(tmp_path: Path) -> None:
+    oracle = random_oracle(tiny_config(), 22)
+    path = tmp_path / "model.gguf"
+    write_gguf(path, canonical_state(oracle), gguf_config())
+    network = load_network(open_checkpoint(path), CPU, torch.float32)
+    cache = oracle_encode(oracle, torch.arange(30))
+    assert relative(step(network), oracle_logits(oracle, torch.arange(8) * 7, cache)) <= 1e-4
+
+
+MIXED = {
+    "embed_tokens.weight": "Q6_K",
+    "self_conditioning.down_proj.weight": "Q5_0",
+    "*.self_attn.v_proj.weight": "Q6_K",
+    "*.self_attn.*_proj.weight": "Q4_K",
+    "*.mlp.down_proj.weight": "Q5_1",
+    "*.experts.down_proj": "Q8_0",
+    "layers.1.experts.gate_up_proj": "IQ4_XS",
+    "*.experts.gate_up_proj": "Q4_K",
+    "*.gate_proj.weight": "Q8_0",
+    "*.up_proj.weight": "BF16",
+}
+
+
+def test_mixed_gguf_equals_its_dequantized_self(tmp_path: Path) -> None:
+    config = gguf_config(hidden_size=256, num_heads=16)  # 16 heads of 16: rows of 256
+    path = tmp_path / "model.gguf"
+    held = write_gguf(path, random_state(config, 23), config, MIXED)
+    network = load_network(open_checkpoint(path), CPU, torch.float32)
+    kept = {
+        value.format.name
+        for module in network.transformer.modules()
+        for value in vars(module).values()
+        if isinstance(value, QuantizedTensor)
+    }
+    assert kept == {"Q6_K", "Q5_0", "Q5_1", "Q8_0", "Q4_K", "IQ4_XS"}
+    assert isinstance(network.head.embedding, QuantizedTensor)
+    oracle = random_oracle(tiny_config(hidden_size=256, num_attention_heads=16), 0)
+    weights = canonical_state(oracle)  # views of the oracle's own
+    assert weights.keys() == held.keys() == state_shapes(config).keys()
+    for name, tensor in held.items():
+        weights[name].copy_(tensor)
+    assert relative(step(network), step(network_of(oracle))) <= 1e-5
+    cache = oracle_encode(oracle, torch.arange(30))
+    assert relative(step(network), oracle_logits(oracle, torch.arange(8) * 7, cache)) <= 1e-4
+
+
+def test_missing_left_over_and_misshapen_tensors_are_named(tmp_path: Path) -> None:
+    state = random_state(gguf_config())
+    del state["layers.2.mlp.up_proj.weight"]
+    state["layers.2.self_attn.v_proj.weight"] = torch.zeros(32, 64)  # a full layer has none
+    state["norm.weight"] = torch.zeros(63)
+    with pytest.raises(CheckpointError) as caught:
+        load_network(open_checkpoint(write_safetensors(tmp_path, state)), CPU, torch.float32)
+    text = str(caught.value)
+    assert "1 missing: layers.2.mlp.up_proj.weight" in text
+    assert "1 left over: model.decoder.layers.2.self_attn.v_proj.weight" in text
+    assert "1 wrongly shaped: norm.weight (the file has [63], the config asks for [64])" in text
+
+
+def test_config_errors_come_through(tmp_path: Path) -> None:
+    write_safetensors(tmp_path, random_state(gguf_config()))
+    config = json.loads((tmp_path / "config.json").read_text())
+    config["text_config"]["attention_bias"] = True
+    (tmp_path / "config.json").write_text(json.dumps(config))
+    with pytest.raises(ConfigError, match="attention_bias"):
+        load_network(open_checkpoint(tmp_path), CPU, torch.float32)
+
+
+def write_rotary(path: Path, pairs: int, **metadata: int) -> Path:
+    """A GGUF file whose rope_freqs.weight lets so many of 16 pairs turn."""
+    config = gguf_config()
+    full = dataclasses.replace(config.layers[-1], rope_pairs=pairs)
+    config = dataclasses.replace(config, layers=(*config.layers[:-1], full))
+    write_gguf(path, random_state(config), config, extra=metadata)
+    return path
+
+
+@pytest.mark.parametrize("pairs", [1, 4, 16])
+def test_rotary_factors_of_a_gguf(tmp_path: Path, pairs: int) -> None:
+    checkpoint = open_checkpoint(write_rotary(tmp_path / "model.gguf", pairs))
+    assert [layer.rope_pairs for layer in config_of(checkpoint).layers] == [8, 8, pairs]
+
+
+def test_impossible_rotary_factors_are_refused(tmp_path: Path) -> None:
+    key = {"diffusion-gemma.attention.key_length": 8}  # 4 pairs, of which 16 cannot turn
+    checkpoint = open_checkpoint(write_rotary(tmp_path / "model.gguf", 16, **key))
+    with pytest.raises(ConfigError, match="16 rotary pairs cannot turn in a head_dim of 8"):
+        config_of(checkpoint)
+    checkpoint = open_checkpoint(write_rotary(tmp_path / "none.gguf", 0))
+    with pytest.raises(ConfigError, match=r"none\.gguf: rope_freqs\.weight"):
+        config_of(checkpoint)
+
+
+def test_expected_shapes() -> None:
+    config = gguf_config()
+    assert expected_shapes(config) == state_shapes(config)
+
+
+@pytest.mark.parametrize("kind", ["gguf", "safetensors"])
+def test_floats_are_views_of_the_file(tmp_path: Path, kind: str) -> None:
+    state, config = random_state(gguf_config()), gguf_config()
+    if kind == "gguf":
+        write_gguf(tmp_path / "model.gguf", state, config, {"*.experts.*": "Q8_0"})
+        checkpoint = open_checkpoint(tmp_path / "model.gguf")
+    else:
+        checkpoint = open_checkpoint(write_safetensors(tmp_path, state))
+    assert config_of(checkpoint).layers == config.layers
+    network = load_network(checkpoint, CPU, torch.float32)
+    (file,) = checkpoint.files.values()
+    start, size = file._bytes.data_ptr(), file._bytes.numel()
+    weights = dict(network.transformer.named_parameters())
+    for layer, block in enumerate(network.transformer.layers):
+        experts = block.experts.gate_up_proj
+        assert isinstance(experts, QuantizedTensor) == (kind == "gguf")
+        weights[f"experts of {layer}"] = getattr(experts, "data", experts)
+    assert len(weights) > 50
+    for name, weight in weights.items():
+        assert start <= weight.data_ptr() < start + size, name
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_dtypes_after_loading(tmp_path: Path, dtype: torch.dtype) -> None:
+    checkpoint = open_checkpoint(write_safetensors(tmp_path, random_state(gguf_config())))
+    network = load_network(checkpoint, CPU, dtype)
+    assert network.dtype == dtype and network.new_slot(4).read(0)[0].dtype == dtype
+    for name, weight in network.transformer.named_parameters():
+        exact = ".router." in name or weight.ndim == 1
+        assert weight.dtype == (torch.float32 if exact else dtype), name
+        assert not weight.requires_grad
+
+
+def test_progress_counts_every_byte(tmp_path: Path) -> None:
+    state = random_state(gguf_config())
+    checkpoint = open_checkpoint(write_safetensors(tmp_path, state))
+    calls: list[tuple[int, int]] = []
+    load_network(checkpoint, CPU, torch.float32, lambda done, total: calls.append((done, total)))
+    sizes = sum(tensor.nbytes for tensor in state.values())
+    assert calls[-1] == (sizes, sizes) and len(calls) == len(state)
+    assert [done for done, _ in calls] == sorted({done for done, _ in calls})
+
+
+# Run in a process of its own: loads a checkpoint and prints how far its anonymous memory grew at
+# most beyond where it began, in bytes, sampled by a thread and after every tensor.
+MEASURE = """
+import sys, threading, torch
+from sfumato.model.loading import load_network
+from sfumato.weights.checkpoint import open_checkpoint
+
+def anonymous():
+    with open("/proc/self/status") as lines:
+        return next(int(l.split()[1]) * 1024 for l in lines if l.startswith("RssAnon"))
+
+load = lambda path, dtype, progress: load_network(
+    open_checkpoint(path), torch.device("cpu"), dtype, progress)
+load(sys.argv[1], torch.float32, None)  # imports and caches are not the loader's
+start = peak = anonymous()
+def sample(*_):
+    global peak
+    peak = max(peak, anonymous())
+done = threading.Event()
+def watch():
+    while not done.wait(0.001):
+        sample()
+thread = threading.Thread(target=watch)
+thread.start()
+network = load(sys.argv[2], getattr(torch, sys.argv[3]), sample)
+done.set()
+thread.join()
+print(peak - start)
+"""
+
+
+def growth(small: Path, large: Path, dtype: str) -> int:
+    command = [sys.executable, "-c", MEASURE, str(small), str(large), dtype]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=120)
+    assert done.returncode == 0, done.stderr
+    return int(done.stdout)
+
+
+@pytest.mark.skipif(not Path("/proc/self/status").exists(), reason="reads Linux's /proc")
+@pytest.mark.parametrize("kind", ["gguf", "safetensors"])
+def test_peak_memory(tmp_path: Path, kind: str) -> None:
+    """Some 150 MB: what needs no conversion costs nothing, the rest its own size, once."""
+    sizes = {"hidden_size": 512, "intermediate_size": 1024, "expert_size": 512, "num_experts": 16}
+    config = gguf_config(**sizes)
+    dtype = torch.float32 if kind == "gguf" else torch.bfloat16
+    state = {name: torch.full(shape, 0.01, dtype=dtype) for name, shape in
+             state_shapes(config).items()}  # fmt: skip
+    converted = 2 * max(tensor.numel() for tensor in state.values())
+    if kind == "gguf":
+        small, large = tmp_path / "small.gguf", tmp_path / "large.gguf"
+        write_gguf(small, random_state(gguf_config()), gguf_config())
+        write_gguf(large, state, config, {"*.experts.gate_up_proj": "Q8_0"})
+        file, size = large, large.stat().st_size
+    else:
+        small, large = tmp_path / "small", tmp_path / "large"
+        write_safetensors(small, random_state(gguf_config()))
+        write_safetensors(large, state)
+        theirs_ = tiny_config(
+            hidden_size=512, intermediate_size=1024, moe_intermediate_size=512, num_experts=16
+        )
+        theirs_.save_pretrained(large)
+        file, size = large, (large / "model.safetensors").stat().st_size
+    assert 80e6 < size < 200e6
+    slack = 8 << 20  # the allocator's and Python's own
+    assert growth(small, file, "float32" if kind == "gguf" else "bfloat16") < slack
+    if kind == "safetensors":  # bfloat16 to float32: every tensor copied, one at a time
+        largest = 2 * converted
+        assert size < growth(small, file, "float32") <= 2 * size * 1.1 + largest

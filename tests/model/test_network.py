@@ -1,0 +1,99 @@
+"""The network's calls: refusals that name the row, packing of rows, and what stays unwritten."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from tests.support.oracle import network_of, random_oracle, relative, tiny_config
+from torch import Tensor
+
+from sfumato.model.cache import Slot
+from sfumato.model.network import Network
+
+
+@pytest.fixture(scope="module")
+def network() -> Network:
+    return network_of(random_oracle(tiny_config(), 11))
+
+
+def content(slot: Slot) -> list[Tensor]:
+    return [tensor.clone() for layer in range(3) for tensor in slot.read(layer)]
+
+
+def test_too_long_a_row_is_named_and_nothing_is_written(network: Network) -> None:
+    slots = network.new_cache(2, capacity=12)
+    network.encode([torch.arange(5), torch.arange(9)], slots)
+    before = [content(slot) for slot in slots]
+    with pytest.raises(ValueError, match=r"row 1: 4 tokens do not fit a cache slot of 12 with 9"):
+        network.encode([torch.arange(3), torch.arange(4)], slots)
+    assert slots.lengths == [5, 9]
+    for slot, kept in zip(slots, before, strict=True):
+        assert all(torch.equal(a, b) for a, b in zip(content(slot), kept, strict=True))
+    network.encode([torch.arange(7), torch.arange(3)], slots)  # exactly full
+    assert [slot.room() for slot in slots] == [0, 0]
+
+
+@pytest.mark.parametrize(("ids", "found"), [([3, 97], r"3\.\.97"), ([5, -1], r"-1\.\.5")])
+def test_ids_out_of_range_are_refused(network: Network, ids: list[int], found: str) -> None:
+    slots = network.new_cache(2, capacity=12)
+    with pytest.raises(ValueError, match=rf"row 1: token ids must lie in 0\.\.96, got {found}"):
+        network.encode([torch.arange(3), torch.tensor(ids)], slots)
+    assert slots.lengths == [0, 0]
+
+
+@pytest.mark.parametrize("length", [0, 9, 300])
+def test_canvas_lengths_beyond_the_checkpoints_are_refused(network: Network, length: int) -> None:
+    slots = network.new_cache(2, capacity=12)
+    canvases = [torch.zeros(8, dtype=torch.int64), torch.zeros(length, dtype=torch.int64)]
+    with pytest.raises(ValueError, match=f"canvas 1: length {length} .* canvas length 8"):
+        network.denoise(canvases, slots)
+
+
+def test_as_many_rows_as_slots(network: Network) -> None:
+    with pytest.raises(ValueError):
+        network.encode([torch.arange(3)], network.new_cache(2, capacity=12))
+
+
+def test_an_empty_row_adds_nothing(network: Network) -> None:
+    slots = network.new_cache(2, capacity=12)
+    network.encode([torch.arange(0), torch.arange(4)], slots)
+    assert slots.lengths == [0, 4]
+    network.encode([], [])
+
+
+def test_a_canvas_without_a_prefix(network: Network) -> None:
+    """Packed beside a row that has one; canvases of other lengths than the checkpoint's too."""
+    slots = network.new_cache(2, capacity=30)
+    network.encode([torch.arange(0), torch.arange(20)], slots)
+    canvases = [torch.arange(3), torch.arange(8)]
+    both = network.denoise(canvases, slots)
+    assert both.shape == (11, 64) and both.isfinite().all()
+    alone = [network.denoise([c], [s]) for c, s in zip(canvases, slots, strict=True)]
+    assert relative(both, torch.cat(alone)) <= 1e-5
+
+
+def test_no_soft_embedding_is_one_of_zeros(network: Network) -> None:
+    slots = network.new_cache(2, capacity=30)
+    canvases = [torch.arange(8), torch.arange(8) + 20]
+    zeros = torch.zeros(8, 64)
+    plain = network.denoise(canvases, slots)
+    for softs in ([None, None], [zeros, None], [zeros, zeros]):
+        assert torch.equal(network.denoise(canvases, slots, softs), plain)
+    assert relative(network.denoise(canvases, slots, [zeros + 1, None])[:8], plain[:8]) > 1e-3
+
+
+def test_chunks_bound_the_work_of_a_forward(
+    network: Network, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The tokens of one forward, over all rows, and every token once."""
+    sizes, encode = [], network.transformer.encode
+
+    def spy(ids: Tensor, *rest: object) -> Tensor:
+        sizes.append(len(ids))
+        return encode(ids, *rest)  # type: ignore[arg-type]
+
+    monkeypatch.setattr(network.transformer, "encode", spy)
+    slots = network.new_cache(3, capacity=60)
+    network.encode([torch.arange(n) for n in (50, 20, 1)], slots, chunk=12)
+    assert slots.lengths == [50, 20, 1]
+    assert sum(sizes) == 71 and max(sizes) <= 12

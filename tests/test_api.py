@@ -1,0 +1,377 @@
+"""`load()` and what a `Model` is made of: files, devices, dtypes, defaults, and its raw calls."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+from tests.diffusion.scripted import PIECES, TEMPLATE
+from tests.support.gguf_files import gguf_config, random_state, write_gguf
+
+import sfumato
+from sfumato import Done, Draft, Model, SamplerConfig
+from sfumato.diffusion.canvas import Canvas
+from sfumato.diffusion.config import REFERENCE
+from sfumato.diffusion.noise import Noise
+from sfumato.diffusion.sampler import EntropyBound
+from sfumato.diffusion.step import denoise_step
+from sfumato.model.config import ConfigError
+from sfumato.text.reply import MARKERS
+from sfumato.text.template import TemplateError
+from sfumato.text.vocabulary import TokenizerError
+from sfumato.train.export import save_checkpoint
+from sfumato.train.recipe import EMBEDDED, initialised
+from sfumato.train.vocabulary import END_OF_TURN, EOS, TOKENS, write_text_side
+from sfumato.weights.errors import CheckpointError
+
+FEW = SamplerConfig(max_steps=2)
+
+
+@pytest.fixture(scope="session")
+def tiny(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """An untrained checkpoint of the embedded model's kind."""
+    folder = tmp_path_factory.mktemp("tiny")
+    network = initialised(EMBEDDED, torch.Generator().manual_seed(0))
+    with torch.no_grad():
+        network.embed_tokens.weight.mul_(20)  # or every token would be as likely as any other
+    save_checkpoint(network, folder)
+    write_text_side(folder)
+    return folder
+
+
+@pytest.fixture(scope="session")
+def model(tiny: Path) -> Model:
+    return sfumato.load(tiny)
+
+
+@pytest.fixture
+def copy(tiny: Path, tmp_path: Path) -> Path:
+    """A copy to spoil."""
+    return Path(shutil.copytree(tiny, tmp_path / "copy"))
+
+
+def edit(path: Path, **fields: Any) -> None:
+    path.write_text(json.dumps(json.loads(path.read_text()) | fields))
+
+
+# Loading.
+
+
+def test_a_folder_and_its_file_are_the_same_model(tiny: Path, model: Model) -> None:
+    other = sfumato.load(str(tiny / "model.safetensors"))
+    assert other.config == model.config == EMBEDDED
+    one, two = (m.generate("Hi", sampler=FEW, max_tokens=40) for m in (model, other))
+    assert one.token_ids == two.token_ids and one.text == two.text
+    assert (model.path, other.path) == (tiny, tiny / "model.safetensors")
+    assert model.load_s > 0
+
+
+def test_no_path_is_the_embedded_model(tiny: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("sfumato.api.EMBEDDED", tiny)
+    assert sfumato.load().path == tiny
+
+
+def test_progress_reaches_the_end(tiny: Path) -> None:
+    seen: list[tuple[int, int]] = []
+    sfumato.load(tiny, progress=lambda done, total: seen.append((done, total)))
+    assert [done for done, _ in seen] == sorted(done for done, _ in seen)
+    assert seen[-1][0] == seen[-1][1] > 100_000
+
+
+@pytest.mark.parametrize("name", ["float32", "bfloat16", "float16"])
+def test_dtypes(tiny: Path, name: str) -> None:
+    model = sfumato.load(tiny, device="cpu", dtype=name)
+    assert model.network.dtype == getattr(torch, name)
+    cache = model.new_cache(1, 16)
+    model.encode(torch.tensor([[2, 5, 6]]), cache)
+    assert cache[0].read(0)[0].dtype == getattr(torch, name)
+    logits = model.denoise_logits(torch.zeros(1, 4, dtype=torch.int64), cache)
+    assert logits.dtype == torch.float32 and bool(logits.isfinite().all())
+    assert model.soft_embedding(logits).dtype == getattr(torch, name)
+    assert model.generate("Hi", sampler=FEW, max_tokens=4).token_ids
+
+
+def test_a_small_model_runs_in_float32_by_itself(model: Model) -> None:
+    assert model.network.dtype == torch.float32  # though it is stored in bfloat16
+
+
+@pytest.mark.parametrize(
+    ("where", "message"),
+    [
+        ({"device": "abacus"}, r"device: 'abacus' cannot be used here"),
+        ({"dtype": "int8"}, r"dtype: 'int8' is none of auto, float32, bfloat16, float16"),
+    ],
+)
+def test_unknown_places_are_refused(tiny: Path, where: dict[str, str], message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        sfumato.load(tiny, **where)
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="has the device whose absence this tests")
+def test_an_absent_device_is_refused(tiny: Path) -> None:
+    with pytest.raises(ValueError, match=r"device: 'cuda' cannot be used here"):
+        sfumato.load(tiny, device="cuda")
+
+
+def without_embedding(folder: Path) -> None:
+    path = folder / "model.safetensors"
+    state = {k: v.clone() for k, v in load_file(path).items() if "embed_tokens" not in k}
+    save_file(state, path)
+
+
+Spoil = Callable[[Path], Any]
+SPOILT: list[tuple[str, Spoil, type[Exception], str]] = [
+    ("all", shutil.rmtree, CheckpointError, "does not exist"),
+    ("weights", lambda f: (f / "model.safetensors").unlink(), CheckpointError, "holds no weights"),
+    ("config", lambda f: (f / "config.json").unlink(), CheckpointError, r"config\.json.* exist"),
+    ("tensor", without_embedding, CheckpointError, r"missing: embed_tokens\.weight"),
+    (
+        "tokenizer",
+        lambda f: (f / "tokenizer.json").unlink(),
+        TokenizerError,
+        r"tokenizer\.json: no such file; a checkpoint needs",
+    ),
+    (
+        "template",
+        lambda f: (f / "chat_template.jinja").unlink(),
+        TemplateError,
+        r"chat_template\.jinja: does not exist",
+    ),
+    (
+        "sampler",
+        lambda f: edit(f / "generation_config.json", t_max="hot"),
+        CheckpointError,
+        r"generation_config\.json: t_max: must be a number, got 'hot'",
+    ),
+    (
+        "canvas",
+        lambda f: edit(f / "config.json", canvas_length=0),
+        ConfigError,
+        "canvas_length",
+    ),
+]
+
+
+@pytest.mark.parametrize(
+    ("spoil", "kind", "message"), [row[1:] for row in SPOILT], ids=[row[0] for row in SPOILT]
+)
+def test_a_spoilt_checkpoint_says_what_is_wrong(
+    copy: Path, spoil: Spoil, kind: type[Exception], message: str
+) -> None:
+    spoil(copy)
+    with pytest.raises(kind, match=message):
+        sfumato.load(copy)
+
+
+def test_what_can_fail_fast_does_so_before_the_weights(
+    copy: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (copy / "tokenizer.json").unlink()
+    monkeypatch.setattr("sfumato.api.load_network", lambda *_: pytest.fail("read the weights"))
+    with pytest.raises(TokenizerError):
+        sfumato.load(copy)
+
+
+# Defaults and end tokens.
+
+
+def test_defaults_come_from_the_checkpoint(copy: Path, model: Model) -> None:
+    assert model.sampler_defaults == REFERENCE
+    edit(
+        copy / "generation_config.json",
+        max_denoising_steps=3,
+        sampler_config={"entropy_bound": 0.5},
+        max_new_tokens=1,
+    )
+    other = sfumato.load(copy)
+    assert other.sampler_defaults == replace(REFERENCE, max_steps=3, sampler=EntropyBound(0.5))
+    assert other.generate("Hi", max_tokens=33).stats.steps == [3, 3]  # nor is 1 the limit
+    assert other.generate("Hi", max_tokens=33, sampler=FEW).stats.steps == [2, 2]
+
+
+def test_end_tokens(copy: Path, model: Model) -> None:
+    assert model.end_ids == (EOS, END_OF_TURN)
+    edit(copy / "generation_config.json", eos_token_id=[9, 4])
+    assert sfumato.load(copy).end_ids == (9, 4)
+    edit(copy / "generation_config.json", eos_token_id=9)  # no list: the markers end it too
+    assert sfumato.load(copy).end_ids == (9, END_OF_TURN)
+    (copy / "generation_config.json").unlink()
+    assert sfumato.load(copy).end_ids == (EOS, END_OF_TURN)
+
+
+def test_a_gguf_file(tmp_path: Path) -> None:
+    """One file with everything: weights, tokenizer, template and defaults."""
+    tokens = [*PIECES, "ab"]
+    config = gguf_config(vocab_size=len(tokens))
+    extra: dict[str, Any] = {
+        "tokenizer.ggml.model": "gemma4",
+        "tokenizer.ggml.tokens": tokens,
+        "tokenizer.ggml.token_type": [3 if token in MARKERS else 1 for token in tokens],
+        "tokenizer.ggml.merges": ["a b"],
+        "tokenizer.ggml.add_space_prefix": False,
+        "tokenizer.chat_template": TEMPLATE,
+        "diffusion.eb_max_steps": 2,
+    }
+    path = tmp_path / "tiny.gguf"
+    write_gguf(path, random_state(config), config, {"*mlp*": "Q8_0"}, extra)
+    model = sfumato.load(path)
+    assert model.tokenizer.encode("ab<turn|>") == [tokens.index("ab"), tokens.index("<turn|>")]
+    ends = ("<eos>", "<turn|>", "<|tool_response>")
+    assert model.end_ids == tuple(tokens.index(text) for text in ends)
+    assert model.sampler_defaults == replace(REFERENCE, max_steps=2)
+    assert model.network.dtype == torch.float32
+    reply = model.generate("ab", max_tokens=12, sampler=SamplerConfig(ignore_eos=True))
+    assert len(reply.token_ids) == 12 and reply.stats.steps == [2, 2]
+    assert sfumato.load(tmp_path).path == tmp_path  # a folder that holds one will do
+
+
+# Replies of a real, if untrained, network.
+
+
+def test_a_reply_depends_on_its_seed_alone(model: Model) -> None:
+    def ids(**how: Any) -> list[int]:
+        return model.generate("Hi", max_tokens=40, sampler=FEW, **how).token_ids
+
+    first = ids()
+    torch.manual_seed(1)  # torch's own generator has no say
+    assert ids() == ids(seed=0) == first
+    assert ids(seed=1) != first
+    assert ids(seed=-1) == ids(seed=2**64 - 1) != first
+
+
+def test_what_a_draft_holds(model: Model) -> None:
+    (draft,) = (
+        event
+        for event in model.stream("Hi", max_tokens=8, sampler=SamplerConfig(max_steps=1))
+        if isinstance(event, Draft)
+    )
+    length = model.config.canvas_length
+    assert draft.token_ids.shape == draft.entropy.shape == draft.accepted.shape == (length,)
+    assert draft.token_ids.dtype == torch.int64 and draft.accepted.dtype == torch.bool
+    assert draft.entropy.dtype == torch.float32 and bool((draft.entropy >= 0).all())
+    assert {t.device.type for t in (draft.token_ids, draft.entropy, draft.accepted)} == {"cpu"}
+
+
+def test_a_prompt_is_a_users_message(model: Model) -> None:
+    ids = model.prompt_ids("Hi")
+    assert ids == model.prompt_ids(messages=[{"role": "user", "content": "Hi"}])
+    assert "".join(TOKENS[i] for i in ids) == "<bos><|turn>user\nHi<turn|>\n<|turn>model\n"
+    reply = model.generate("Hi", sampler=FEW, max_tokens=4)
+    assert reply.stats.prompt_tokens == len(ids)
+
+
+@pytest.mark.parametrize("call", ["generate", "stream", "prompt_ids"])
+def test_prompt_and_messages_exclude_one_another(model: Model, call: str) -> None:
+    messages = [{"role": "user", "content": "Hi"}]
+    for arguments in ({}, {"prompt": "Hi", "messages": messages}):
+        with pytest.raises(ValueError, match="prompt, messages: give exactly one of them"):
+            getattr(model, call)(**arguments)
+
+
+def test_what_cannot_be_done_is_refused_by_name(model: Model) -> None:
+    for options, message in (
+        ({"max_tokens": 0}, "max_tokens: must be at least 1"),
+        ({"max_tokens": 5000}, "max_tokens: .* context of 4096"),
+        ({"stop": [""]}, "stop: must be non-empty strings"),
+        ({"sampler": SamplerConfig(canvas_length=33)}, "canvas_length: 33 is longer than the 32"),
+    ):
+        with pytest.raises(ValueError, match=message):
+            model.generate("Hi", **options)
+    with pytest.raises(ValueError, match="role"):
+        model.generate(messages=[{"role": "nobody", "content": "Hi"}])
+
+
+# The raw calls.
+
+
+def test_lengths_say_how_many_tokens_count(model: Model) -> None:
+    ids = torch.randint(10, 100, (3, 9), generator=torch.Generator().manual_seed(0))
+    lengths = torch.tensor([9, 4, 0])
+    cache = model.new_cache(3, 16)
+    model.encode(ids, cache, lengths)
+    assert cache.lengths == [9, 4, 0]
+    canvas = torch.randint(10, 100, (3, 8), generator=torch.Generator().manual_seed(1))
+    together = model.denoise_logits(canvas, cache)
+    assert together.shape == (3, 8, model.config.vocab_size) and together.dtype == torch.float32
+    assert float(together.abs().max()) <= model.config.logit_softcap
+    for row, length in enumerate(lengths.tolist()):
+        own = model.new_cache(capacity=16)
+        model.encode(ids[row : row + 1, :length], own)
+        alone = model.denoise_logits(canvas[row : row + 1], own)
+        torch.testing.assert_close(together[row], alone[0], atol=1e-3, rtol=1e-3)
+
+
+def test_encode_appends(model: Model) -> None:
+    ids = torch.randint(10, 100, (1, 9), generator=torch.Generator().manual_seed(0))
+    whole, parts = model.new_cache(1, 16), model.new_cache(1, 16)
+    model.encode(ids, whole)
+    model.encode(ids[:, :4], parts)
+    model.encode(ids[:, 4:], parts)
+    canvas = ids[:, :8]
+    torch.testing.assert_close(
+        model.denoise_logits(canvas, whole),
+        model.denoise_logits(canvas, parts),
+        atol=1e-3,
+        rtol=1e-3,
+    )
+    assert whole.lengths == parts.lengths == [9]  # denoising leaves no trace
+
+
+@pytest.mark.parametrize(
+    ("rows", "lengths", "message"),
+    [
+        (2, None, "2 and 2 rows for 1 slots"),
+        (1, [3, 3], "1 and 2 rows for 1 slots"),
+        (1, [5], r"lengths: must lie in 0\.\.4, got \[5\]"),
+        (1, [-1], r"lengths: must lie in 0\.\.4"),
+    ],
+)
+def test_rows_and_lengths_must_fit(
+    model: Model, rows: int, lengths: list[int] | None, message: str
+) -> None:
+    ids = torch.full((rows, 4), 12)
+    with pytest.raises(ValueError, match=message):
+        model.encode(ids, model.new_cache(), None if lengths is None else torch.tensor(lengths))
+
+
+def test_a_full_cache_and_strange_ids_are_refused(model: Model) -> None:
+    with pytest.raises(ValueError, match="row 0: 9 tokens do not fit a cache slot of 8"):
+        model.encode(torch.full((1, 9), 12), model.new_cache(1, 8))
+    with pytest.raises(ValueError, match=r"token ids must lie in 0\.\.105"):
+        model.encode(torch.tensor([[106]]), model.new_cache())
+    with pytest.raises(ValueError, match="canvas length 32"):
+        model.denoise_logits(torch.zeros(1, 33, dtype=torch.int64), model.new_cache())
+
+
+def test_the_raw_calls_make_the_same_steps(model: Model) -> None:
+    """Two steps by hand, self-conditioning included, against those of a canvas."""
+    ids = model.prompt_ids("Hi")
+    config = replace(REFERENCE, canvas_length=32)
+    slot = model.network.new_slot(64)
+    model.network.encode([torch.tensor(ids)], [slot])
+    canvas = Canvas(config, Noise(0, 0), model.config.vocab_size, torch.device("cpu"))
+    cache = model.new_cache(1, 64)
+    model.encode(torch.tensor([ids]), cache)
+    soft = None
+    for _ in range(2):
+        processed = model.denoise_logits(canvas.tokens[None], cache, soft) / canvas.temperature()
+        soft = model.soft_embedding(processed)
+        assert soft.shape == (1, 32, model.config.hidden_size)
+        (draft,) = denoise_step(model.network, [canvas], [slot])
+        assert torch.equal(draft.token_ids, processed[0].argmax(-1))
+        assert canvas.soft is not None
+        torch.testing.assert_close(canvas.soft, soft[0], atol=1e-4, rtol=1e-3)
+
+
+def test_generate_is_the_last_event_of_stream(model: Model) -> None:
+    *_, last = model.stream("Hi", max_tokens=40, sampler=FEW)
+    reply = model.generate("Hi", max_tokens=40, sampler=FEW)
+    assert isinstance(last, Done)
+    assert replace(last.reply, stats=reply.stats) == reply
