@@ -142,7 +142,9 @@ def test_commits_always_add_up_to_the_reply(
     assert len(reply.token_ids) <= limit
     alone = scripted(whole, 200).generate("?", max_tokens=limit, stop=stop)
     assert (alone.text, alone.thought) == (reply.text, reply.thought)
-    assert (alone.token_ids, alone.stop_reason) == (reply.token_ids, reply.stop_reason)
+    assert alone.token_ids == reply.token_ids
+    if len(reply.token_ids) < limit:  # else the end token may be in a canvas never begun
+        assert alone.stop_reason == reply.stop_reason
 
 
 def test_cancelling() -> None:

@@ -310,6 +310,7 @@ def test_a_saved_config_is_read_from_a_folder(tmp_path: Path) -> None:
 
 
 def test_the_last_layer_is_full_whatever_the_list_says() -> None:
-    config = hf()
-    config["text_config"]["layer_types"][-1] = "sliding_attention"
-    assert not ModelConfig.from_hf(config).layers[-1].sliding
+    config = published()
+    config["text_config"]["layer_types"] = ["sliding_attention"] * 30
+    layers = ModelConfig.from_hf(config).layers
+    assert [layer.sliding for layer in layers] == [True] * 29 + [False]

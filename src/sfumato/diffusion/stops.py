@@ -6,7 +6,10 @@ from collections.abc import Callable, Sequence
 
 
 class StopStrings:
-    """Ends a reply before the first occurrence of any of some strings."""
+    """Ends a reply before whichever of some strings is complete first.
+
+    Not the one that starts first: a reply must not depend on where its canvases happen to end.
+    """
 
     def __init__(
         self,
@@ -23,8 +26,8 @@ class StopStrings:
 
     def _first(self, text: str) -> int | None:
         seen = self._hide(text)
-        found = [at for string in self.strings if (at := seen.find(string)) >= 0]
-        return min(found, default=None)
+        found = [(at + len(s), at) for s in self.strings if (at := seen.find(s)) >= 0]
+        return min(found)[1] if found else None
 
     def cut(self, text: str) -> str:
         """The text up to the first stop string."""
