@@ -277,7 +277,7 @@ def test_prompt_and_messages_exclude_one_another(model: Model, call: str) -> Non
 
 def test_what_cannot_be_done_is_refused_by_name(model: Model) -> None:
     for options, message in (
-        ({"max_tokens": 0}, "max_tokens: must be at least 1"),
+        ({"max_tokens": 0}, "max_tokens: must be a whole number from 1"),
         ({"max_tokens": 5000}, "max_tokens: .* context of 4096"),
         ({"stop": [""]}, "stop: must be non-empty strings"),
         ({"sampler": SamplerConfig(canvas_length=33)}, "canvas_length: 33 is longer than the 32"),
@@ -375,3 +375,9 @@ def test_generate_is_the_last_event_of_stream(model: Model) -> None:
     reply = model.generate("Hi", max_tokens=40, sampler=FEW)
     assert isinstance(last, Done)
     assert replace(last.reply, stats=reply.stats) == reply
+
+
+def test_a_refusal_comes_with_the_call_and_not_with_the_first_event(model: Model) -> None:
+    for options in ({"max_tokens": 0}, {"max_tokens": 1.5}, {"seed": "x"}, {"stop": [""]}):
+        with pytest.raises(ValueError, match=f"{next(iter(options))}: must be"):
+            model.stream("Hello!", **options)

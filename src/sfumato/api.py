@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import re
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -127,26 +127,17 @@ class Model:
         Raises ValueError, naming the argument, for what cannot be done.
         """
         ids = self.prompt_ids(prompt, messages, thinking=thinking, tools=tools)
-        return self._events(
-            ids,
-            (sampler or SamplerConfig()).over(self.sampler_defaults),
-            StopStrings(stop, self._shown, _without_thoughts),
-            max_tokens,
-            seed,
-            cancelled,
-        )
+        if type(seed) is not int:
+            raise ValueError(f"seed: must be a whole number, got {seed!r}")
+        config = (sampler or SamplerConfig()).over(self.sampler_defaults)
+        stops = StopStrings(stop, self._shown, _without_thoughts)
+        limits = Limits(max_tokens, self.end_ids, stops.kept_ids, cancelled)
+        # What cannot be done is refused by this call, and not by the first event asked for.
+        return self._events(generate(self.network, sequence(ids), config, limits, seed), stops)
 
     def _events(
-        self,
-        ids: list[int],
-        config: SamplerConfig,
-        stops: StopStrings,
-        max_tokens: int,
-        seed: int,
-        cancelled: Callable[[], bool],
+        self, run: Generator[Draft | Settled, None, Outcome], stops: StopStrings
     ) -> Iterator[Draft | Commit | Done]:
-        limits = Limits(max_tokens, self.end_ids, stops.kept_ids, cancelled)
-        run = generate(self.network, sequence(ids), config, limits, seed)
         parser, detokenizer = ReplyParser(), Detokenizer(self.tokenizer)
         raw, fed = "", 0  # the reply's text, and how much of it the parser has seen
         while True:
@@ -164,6 +155,8 @@ class Model:
             parts = parser.feed(final[fed:]) + (parser.flush() if last else [])
             fed = len(final)
             yield _commit(event, parts)
+        # After a cancellation some text may still be held back; otherwise this adds nothing.
+        parser.feed(stops.cut(raw + detokenizer.flush())[fed:])
         parsed = parser.finish()
         yield Done(
             Reply(

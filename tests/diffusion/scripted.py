@@ -69,6 +69,9 @@ class ScriptedNetwork:
         self.slots.append(ScriptedSlot(capacity))
         return self.slots[-1]
 
+    def synchronize(self) -> None:
+        pass
+
     def encode(self, rows: Sequence[Tensor], slots: Sequence[ScriptedSlot]) -> None:
         for ids, slot in zip(rows, slots, strict=True):
             slot.encoded.append(ids.tolist())

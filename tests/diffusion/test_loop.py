@@ -234,7 +234,9 @@ def test_repetition_is_reported_and_never_cut(text: str, limit: int, warned: lis
 
 @pytest.mark.parametrize("max_tokens", [0, -1])
 def test_no_room_is_refused(max_tokens: int) -> None:
-    with pytest.raises(ValueError, match=f"max_tokens: must be at least 1, got {max_tokens}"):
+    with pytest.raises(
+        ValueError, match=f"max_tokens: must be a whole number from 1, got {max_tokens}"
+    ):
         reply("Hi<turn|>", max_tokens=max_tokens)
 
 

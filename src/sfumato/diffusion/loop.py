@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Callable, Generator, Sequence
+from collections.abc import Callable, Generator, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Literal
 
@@ -40,7 +40,7 @@ class Stats:
     denoise_s: float = 0.0
     commit_s: float = 0.0
     first_draft_s: float | None = None
-    total_s: float = 0.0
+    total_s: float = 0.0  # from first to last event, with what the consumer did in between
 
     @property
     def tokens_per_forward(self) -> float:
@@ -83,31 +83,32 @@ def generate(
 ) -> Generator[Draft | Settled, None, Outcome]:
     """Yields every draft and every settled canvas; returns the outcome.
 
-    prompt int64 [n]; config complete (see `SamplerConfig.over`).
+    prompt int64 [n]; config complete (see `SamplerConfig.over`).  Raises ValueError, at the call
+    and not at the first draft, for what this network cannot do.
     """
-    start = time.perf_counter()
     config = _complete(network, config, limits)
-    slot = _slot(network, len(prompt), config, limits)
-    stats, reply, warnings = Stats(prompt_tokens=len(prompt)), [], []  # type: tuple[Stats, list[int], list[str]]
-    reason: StopReason | None = None
+    return _run(network, prompt, config, limits, seed, _slot(network, len(prompt), config, limits))
 
-    network.encode([prompt], [slot])
-    stats.prefill_s = time.perf_counter() - start
+
+def _run(
+    network: Network, prompt: Tensor, config: SamplerConfig, limits: Limits, seed: int, slot: Slot
+) -> Generator[Draft | Settled, None, Outcome]:
+    start = time.perf_counter()
+    stats = Stats(prompt_tokens=len(prompt))
+    reply: list[int] = []
+    warnings: list[str] = []
+    reason: StopReason | None = None
+    vocab, device = network.config.vocab_size, network.device
+
+    stats.prefill_s = _encode(network, prompt, slot)
     while reason is None:
-        canvas = Canvas(
-            config, Noise(seed, stats.canvases), network.config.vocab_size, network.device,
-            offset=len(reply),
-        )  # fmt: skip
-        stats.steps.append(0)
-        began = time.perf_counter()
-        while not canvas.done and not limits.cancelled():
-            (draft,) = denoise_step(network, [canvas], [slot])
-            stats.steps[-1] += 1
-            stats.denoise_s += time.perf_counter() - began
+        canvas = Canvas(config, Noise(seed, stats.canvases), vocab, device, offset=len(reply))
+        for draft, seconds in _denoise(network, canvas, slot, limits):
+            stats.steps[stats.canvases :] = [draft.step]
+            stats.denoise_s += seconds
             if stats.first_draft_s is None:
                 stats.first_draft_s = time.perf_counter() - start
             yield draft
-            began = time.perf_counter()  # what the consumer does with a draft is not our time
         if canvas.convergence is None:
             reason = "cancelled"
             break
@@ -115,19 +116,35 @@ def generate(
         if warning := repetition(added, reason):
             warnings.append(f"canvas {stats.canvases}: {warning}")
         reply += added
-        stats.canvases += 1
-        stats.convergence.append(canvas.convergence)
-        stats.output_tokens = len(reply)
         if reason == "stop":  # a stop string may begin in an earlier canvas
             reply = reply[: limits.cut(reply)]
-        yield Settled(stats.canvases - 1, added, canvas.convergence, reason)
+        stats.canvases += 1
+        stats.convergence.append(canvas.convergence)
+        yield Settled(canvas.noise.canvas, added, canvas.convergence, reason)
         if reason is None:  # only a canvas that another follows goes into the cache
-            began = time.perf_counter()
-            network.encode([canvas.argmax], [slot])
-            stats.commit_s += time.perf_counter() - began
+            stats.commit_s += _encode(network, canvas.argmax, slot)
     stats.output_tokens = len(reply)
     stats.total_s = time.perf_counter() - start
     return Outcome(reply, reason, stats, tuple(warnings))
+
+
+def _encode(network: Network, ids: Tensor, slot: Slot) -> float:
+    """Appends ids to the prefix; returns the seconds that it took."""
+    began = time.perf_counter()
+    network.encode([ids], [slot])
+    network.synchronize()
+    return time.perf_counter() - began
+
+
+def _denoise(
+    network: Network, canvas: Canvas, slot: Slot, limits: Limits
+) -> Iterator[tuple[Draft, float]]:
+    """Steps a canvas until it settles or the reply is cancelled; each draft with its seconds, in
+    which what the consumer does with drafts has no part."""
+    while not canvas.done and not limits.cancelled():
+        began = time.perf_counter()
+        (draft,) = denoise_step(network, [canvas], [slot])
+        yield draft, time.perf_counter() - began
 
 
 def _harvest(
@@ -166,8 +183,8 @@ def _complete(network: Network, config: SamplerConfig, limits: Limits) -> Sample
 def _slot(network: Network, prompt: int, config: SamplerConfig, limits: Limits) -> Slot:
     """A slot for the prompt and all canvases but the last, which is never committed."""
     assert config.canvas_length
-    if limits.max_tokens < 1:
-        raise ValueError(f"max_tokens: must be at least 1, got {limits.max_tokens}")
+    if type(limits.max_tokens) is not int or limits.max_tokens < 1:
+        raise ValueError(f"max_tokens: must be a whole number from 1, got {limits.max_tokens!r}")
     canvases = math.ceil(limits.max_tokens / config.canvas_length)
     longest = network.config.context_length
     if prompt + canvases * config.canvas_length > longest:

@@ -31,7 +31,7 @@ class Sampler(Protocol):
     """Decides which positions keep the token drawn at this step.
 
     A sampler that cannot do with `HeadStats` sets a class attribute `needs_logits = True` and
-    finds float32 [length, vocab] in `view.stats.logits`.
+    finds float32 [length, vocab] in `view.stats.logits`; so does a stopping rule.
     """
 
     def accept(self, view: StepView) -> Tensor:
@@ -59,7 +59,7 @@ class EntropyBound:
 
 @dataclass(frozen=True)
 class FixedCount:
-    """Accepts the `count` positions whose likeliest token is most probable, `count` more at
+    """Accepts the `count` free positions whose likeliest token is most probable, `count` more at
     every step."""
 
     count: int = 8
@@ -69,7 +69,7 @@ class FixedCount:
             raise ValueError(f"count: must be at least 1 position a step, got {self.count}")
 
     def accept(self, view: StepView) -> Tensor:
-        confidence = view.stats.top_probs[..., 0]
+        confidence = view.stats.top_probs[..., 0].masked_fill(view.pinned, -1.0)
         keep = min(self.count * view.step, confidence.shape[-1])
         ranks = confidence.argsort(dim=-1, descending=True, stable=True)
         accepted = torch.zeros_like(confidence, dtype=torch.bool)

@@ -42,8 +42,13 @@ def score(network: Network, hidden: Tensor, canvases: Sequence[Canvas]) -> HeadS
         temperature=_spread(canvases, [c.temperature() for c in canvases]).to(hidden.device),
         uniform=torch.cat([c.uniforms() for c in canvases]),
         adjust=adjust,
-        keep_logits=any(getattr(c.config.sampler, "needs_logits", False) for c in canvases),
+        keep_logits=any(_needs_logits(canvas) for canvas in canvases),
     )
+
+
+def _needs_logits(canvas: Canvas) -> bool:
+    rules = (canvas.config.sampler, canvas.config.stopping)
+    return any(getattr(rule, "needs_logits", False) for rule in rules)
 
 
 def _spans(canvases: Sequence[Canvas]) -> list[slice]:

@@ -34,6 +34,11 @@ class Network:
         """`rows` empty slots of `capacity` positions each."""
         return KVCache(self.new_slot(capacity) for _ in range(rows))
 
+    def synchronize(self) -> None:
+        """Waits for the device, so that a clock read next tells what the work took."""
+        if self.device.type != "cpu":
+            torch.accelerator.synchronize(self.device)
+
     @torch.no_grad()
     def encode(
         self, rows: Sequence[Tensor], slots: Sequence[Slot], chunk: int = PREFILL_CHUNK
