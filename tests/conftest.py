@@ -6,12 +6,16 @@ import os
 from collections.abc import Callable
 
 import pytest
+import torch
 from hypothesis import settings
 
 # The hub libraries that some tests use as oracles must never reach for the network.
 os.environ.setdefault("HF_HUB_OFFLINE", "1")
 os.environ.setdefault("TRANSFORMERS_OFFLINE", "1")
 os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
+
+# The tests' tensors are tiny: more threads would mostly wait for each other.
+torch.set_num_threads(1)
 
 # "fast" finds the same examples in every run; "thorough" looks for new ones.
 settings.register_profile("fast", derandomize=True, deadline=None, max_examples=30)

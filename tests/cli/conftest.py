@@ -24,6 +24,7 @@ class FakeModel:
         self.interrupt_at = interrupt_at  # the canvas in which somebody presses Ctrl-C
         self.requests: list[dict[str, Any]] = []
         self.warnings: tuple[str, ...] = ()
+        self.config = SimpleNamespace(hidden_size=2816)
         self.tokenizer = SimpleNamespace(decode=lambda ids: "".join(map(chr, ids)))
 
     def stream(self, **request: Any) -> Iterator[Draft | Commit | Done]:

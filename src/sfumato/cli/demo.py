@@ -23,6 +23,7 @@ QUESTIONS = (
 def main(args: argparse.Namespace) -> int:
     """Solve a puzzle that was kept out of training, then answer questions."""
     model = sfumato.load()
+    generation.spare_threads(model)
     puzzle = _puzzle(args.seed)
     print("A Sudoku that was kept out of training:\n")
     print(sudoku.to_text(puzzle) + "\n")

@@ -7,6 +7,7 @@ import sys
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
+import torch
 from rich.console import Console
 
 import sfumato
@@ -18,6 +19,7 @@ if TYPE_CHECKING:
 
 Message = dict[str, Any]
 
+TINY = 256  # hidden size
 LARGE = 100e6  # bytes; less is loaded before anybody wonders
 
 
@@ -32,7 +34,16 @@ class Answer:
 def load(args: argparse.Namespace) -> Model:
     """The model that the options name. Raises ValueError or OSError, saying what is wrong."""
     progress = _tell_progress if sys.stderr.isatty() else None
-    return sfumato.load(args.model, device=args.device, dtype=args.dtype, progress=progress)
+    model = sfumato.load(args.model, device=args.device, dtype=args.dtype, progress=progress)
+    spare_threads(model)
+    return model
+
+
+def spare_threads(model: Model) -> None:
+    """Runs a tiny model on one thread: its products are so small that several threads mostly
+    wait for each other, and on a busy machine for a hundred times as long as they compute."""
+    if model.config.hidden_size <= TINY:
+        torch.set_num_threads(1)
 
 
 def _tell_progress(done: int, total: int) -> None:
