@@ -59,6 +59,8 @@ def attention(q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None = None) -> Te
     q [..., heads, n, d]; k and v [..., kv_heads, m, d]; mask [..., n, m], bool with True where a
     query may look, or what to add to the scores (None: everywhere) → [..., heads, n, d].
     """
+    if q.ndim == 3:  # torch's fused kernels want a batch axis; without one it takes a slower path
+        return attention(q[None], k[None], v[None], mask)[0]
     kv_heads, n = k.shape[-3], q.shape[-2]
     group = q.shape[-3] // kv_heads
     # The heads that share a key head become more queries of that head: no key is ever repeated.
