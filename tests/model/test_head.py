@@ -326,3 +326,14 @@ def test_half_precision(dtype: torch.dtype) -> None:
     soft = law @ head.embedding.double() * 32**0.5
     step = torch.finfo(dtype).eps * float(soft.abs().max())
     assert (stats.soft.double() - soft).abs().max() < 2 * step
+
+
+def test_head_bytes_cover_the_largest_tensors_of_a_pass() -> None:
+    from tests.support.gguf_files import gguf_config
+
+    from sfumato.model.head import head_bytes
+
+    config = gguf_config(vocab_size=30000, canvas_length=64)
+    told = head_bytes(config, torch.float32)
+    assert told == 4 * 64 * 8192 * 4 + 8192 * 64 * 8
+    assert head_bytes(config, torch.bfloat16) < told

@@ -97,3 +97,33 @@ def test_chunks_bound_the_work_of_a_forward(
     network.encode([torch.arange(n) for n in (50, 20, 1)], slots, chunk=12)
     assert slots.lengths == [50, 20, 1]
     assert sum(sizes) == 71 and max(sizes) <= 12
+
+
+def test_a_failure_while_encoding_empties_the_slot_that_it_spoilt(
+    network: Network, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The rings were overwritten, the length was not moved: the old prefix is gone."""
+    (slot,) = slots = network.new_cache(1, capacity=40)
+    network.encode([torch.arange(20)], slots)
+    last = network.transformer.layers[-1]
+    with monkeypatch.context() as patch:
+        patch.setattr(last, "forward", lambda *_: (_ for _ in ()).throw(KeyboardInterrupt))
+        with pytest.raises(KeyboardInterrupt):
+            network.encode([torch.arange(9)], slots)
+    assert slot.length == 0
+    network.encode([torch.arange(20)], slots)
+    fresh = network.new_cache(1, capacity=40)
+    network.encode([torch.arange(20)], fresh)
+    assert all(torch.equal(a, b) for a, b in zip(content(slot), content(fresh[0]), strict=True))
+
+
+def test_encoding_can_be_cancelled_between_chunks(network: Network) -> None:
+    answers = iter([False, False, True])
+    (slot,) = slots = network.new_cache(1, capacity=40)
+    done = network.encode([torch.arange(20)], slots, chunk=6, cancelled=lambda: next(answers))
+    assert not done and slot.length == 12
+    assert network.encode([torch.arange(8)], slots)
+    fresh = network.new_cache(1, capacity=40)
+    network.encode([torch.cat((torch.arange(12), torch.arange(8)))], fresh)
+    for mine, other in zip(content(slot), content(fresh[0]), strict=True):
+        assert mine.dtype == torch.int64 or relative(mine, other) < 1e-5

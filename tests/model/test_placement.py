@@ -22,7 +22,7 @@ def checkpoint(format: str, nbytes: int = SMALL):
         ("BF16", SMALL, CPU, torch.bfloat16),
         ("BF16", SMALL - 1, CPU, torch.float32),
         ("BF16", SMALL - 1, GPU, torch.bfloat16),
-        ("F16", SMALL, GPU, torch.float16),
+        ("F16", SMALL, GPU, torch.bfloat16),
         ("Q6_K", SMALL, CPU, torch.float32),
         ("Q6_K", 1, GPU, torch.bfloat16),
     ],

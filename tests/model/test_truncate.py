@@ -111,3 +111,14 @@ def test_ties_with_the_cutoff_survive() -> None:
     head = VocabularyHead(embedding, CAP, 2)
     cutoffs = truncate.cutoffs(head, torch.ones(1, 1), torch.tensor([2]), torch.ones(1))
     assert (head.logits(torch.ones(1, 1)) >= cutoffs[:, None]).tolist() == [[True] * 4 + [False]]
+
+
+def test_a_nucleus_of_nearly_everything_leaves_top_k_in_force() -> None:
+    """In float32 the survivors' probabilities may never add up to a top-p next to 1."""
+    head, random = random_head(600, 8, 256, spread=1.0, seed=4)
+    hidden = torch.randn(64, 8, generator=random)
+    top_k = torch.full((64,), 40)
+    logits = head.logits(hidden)
+    for top_p in (0.9999999, 1 - 2**-24):
+        cutoffs = truncate.cutoffs(head, hidden, top_k, torch.full((64,), top_p))
+        assert ((logits >= cutoffs[:, None]).sum(dim=1) <= 40).all()

@@ -13,9 +13,9 @@ from typing import Any
 import numpy as np
 
 from sfumato.weights.errors import quoted
+from sfumato.weights.names import ARCHITECTURE
 
-ARCHITECTURE = "diffusion-gemma"
-MOST_LAYERS = 10_000  # beyond it a layer count is garbage, and would become allocations
+MOST_LAYERS = 512  # building the skeleton of more would take longer than a bad file may
 LARGEST = 1e30  # beyond it a float is garbage, and float32 near its end
 
 

@@ -2,7 +2,7 @@
 
 One pass over chunks of the tied embedding, with running maxima and sums, gives the argmax, the
 top few, one drawn token, the entropy and the soft embedding, exactly.  Memory is bounded by the
-chunk: [positions, CHUNK] scores and a chunk of the embedding, never [positions, vocabulary].
+chunk (see `head_bytes`): never [positions, vocabulary].
 The draws' uniforms, and all policy, come from `diffusion/`.
 """
 
@@ -15,13 +15,24 @@ import torch
 from torch import Tensor
 
 from sfumato import ops
+from sfumato.model.config import ModelConfig
 from sfumato.ops.reference import Weight
 
-CHUNK = 8192  # vocabulary rows at a time; at 256 positions in float32: 8 MiB of scores
+CHUNK = 8192  # vocabulary rows at a time
 TOP = 8  # how many of the likeliest tokens are reported
 BANNED = (
     -1e30
 )  # stands for -inf: a finite score whose exponential is zero, but whose product is not NaN
+
+
+def head_bytes(config: ModelConfig, dtype: torch.dtype) -> int:
+    """The most that the pass of one canvas holds at a time: four float32 buffers of a chunk's
+    scores (raw, in work, shifted, exponential), and the chunk of the embedding, in `dtype` and,
+    while it is dequantized, in float32."""
+    chunk = min(CHUNK, config.vocab_size)
+    scores = 4 * config.canvas_length * chunk * torch.float32.itemsize
+    return scores + chunk * config.hidden_size * (dtype.itemsize + torch.float32.itemsize)
+
 
 Adjust = Callable[[Tensor, int], Tensor]
 """(softcapped logits float32 [positions, n], first token id) → the same shape; -inf bans."""
@@ -75,9 +86,10 @@ class VocabularyHead:
     def soft_embedding(self, logits: Tensor, dtype: torch.dtype) -> Tensor:
         """softmax(logits) @ embedding · sqrt(hidden): [..., vocab] → [..., hidden] in `dtype`."""
         p = logits.softmax(dim=-1, dtype=torch.float32)
-        soft = sum(p[..., a:b].to(dtype) @ self.rows(a, b, dtype) for a, b in self.spans())
-        assert isinstance(soft, Tensor)
-        return soft * soft.shape[-1] ** 0.5
+        soft = p.new_zeros(*p.shape[:-1], self.embedding.shape[1])
+        for start, stop in self.spans():
+            soft += (p[..., start:stop].to(dtype) @ self.rows(start, stop, dtype)).float()
+        return (soft * soft.shape[-1] ** 0.5).to(dtype)
 
     def spans(self) -> list[tuple[int, int]]:
         """The chunks' bounds."""
@@ -161,8 +173,8 @@ class _Tally:
 
     def add(self, scores: Tensor, rows: Tensor, start: int) -> None:
         """scores float32 [positions, n] of the token ids start.., rows [n, hidden]."""
-        self._add_top(scores, start)
         best, where = scores.max(dim=1)
+        self._add_top(scores, best, start)
         self.argmax = torch.where(best > self.peak, where + start, self.argmax)
         peak = torch.maximum(self.peak, best)
         fade = (self.peak - peak).exp()
@@ -178,10 +190,13 @@ class _Tally:
         self.peaks.append(peak)
         self.peak = peak
 
-    def _add_top(self, scores: Tensor, start: int) -> None:
+    def _add_top(self, scores: Tensor, best: Tensor, start: int) -> None:
         few = min(TOP, scores.shape[1])
-        if self.top.shape[1] == TOP and not (scores.amax(dim=1) > self.top[:, -1]).any():
-            return  # nobody here displaces anybody: the usual case once a canvas settles
+        # Once a canvas settles, nobody here displaces anybody. On other devices the question would
+        # cost a wait, and its answer saves little.
+        full = self.top.shape[1] == TOP
+        if full and scores.device.type == "cpu" and not (best > self.top[:, -1]).any():
+            return
         values, ids = scores.topk(few, dim=1)
         values, ids = torch.cat((self.top, values), 1), torch.cat((self.top_ids, ids + start), 1)
         self.top, order = values.topk(min(TOP, values.shape[1]), dim=1)

@@ -6,6 +6,7 @@ has the wanted dtype and device is taken as the memory map's own view, without a
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 
 import torch
@@ -15,7 +16,8 @@ from sfumato.model.config import ConfigError, ModelConfig
 from sfumato.model.network import Network
 from sfumato.model.transformer import Transformer
 from sfumato.weights.blocks import QuantizedTensor
-from sfumato.weights.checkpoint import Checkpoint
+from sfumato.weights.checkpoint import Checkpoint, TensorInfo
+from sfumato.weights.tensorfile import FLOAT_FORMATS
 
 Progress = Callable[[int, int], None]
 """(bytes loaded so far, bytes in all)"""
@@ -25,7 +27,7 @@ def config_of(checkpoint: Checkpoint) -> ModelConfig:
     """The configuration that a checkpoint's metadata describe. Raises ConfigError."""
     if checkpoint.kind == "gguf":
         embedding = checkpoint.tensors.get("embed_tokens.weight")
-        vocab_size = embedding.shape[0] if embedding else 0
+        vocab_size = embedding.shape[0] if embedding and embedding.shape else 0
         return ModelConfig.from_gguf(checkpoint.metadata, vocab_size, _turning_pairs(checkpoint))
     return ModelConfig.from_hf(
         checkpoint.metadata["config"], checkpoint.metadata.get("generation_config")
@@ -100,7 +102,18 @@ def _converted(
 ) -> Tensor | QuantizedTensor:
     if isinstance(value, QuantizedTensor):
         return value.to(device)
+    return value.to(device, _kept_dtype(name, value.ndim, value.dtype, dtype))
+
+
+def _kept_dtype(name: str, ndim: int, stored: torch.dtype, dtype: torch.dtype) -> torch.dtype:
     # Routers compute in float32, and vectors (norms, scales) are cheap to keep as exact as stored.
-    if ".router." in name or (value.ndim == 1 and value.dtype == torch.float32):
-        return value.to(device, torch.float32)
-    return value.to(device, dtype)
+    exact = ".router." in name or (ndim == 1 and stored == torch.float32)
+    return torch.float32 if exact else dtype
+
+
+def loaded_bytes(name: str, info: TensorInfo, dtype: torch.dtype) -> int:
+    """What the tensor of this canonical name will take in memory, loaded for `dtype`."""
+    stored = FLOAT_FORMATS.get(info.format)
+    if stored is None:
+        return info.nbytes
+    return math.prod(info.shape) * _kept_dtype(name, len(info.shape), stored, dtype).itemsize

@@ -5,7 +5,7 @@ This is all that `diffusion/` and the engine see of a model.  Knows no text and 
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import torch
 from torch import Tensor
@@ -41,11 +41,18 @@ class Network:
 
     @torch.no_grad()
     def encode(
-        self, rows: Sequence[Tensor], slots: Sequence[Slot], chunk: int = PREFILL_CHUNK
-    ) -> None:
+        self,
+        rows: Sequence[Tensor],
+        slots: Sequence[Slot],
+        chunk: int = PREFILL_CHUNK,
+        cancelled: Callable[[], bool] = lambda: False,
+    ) -> bool:
         """Appends tokens to the slots' prefixes: rows[i] int64 [any length] goes to slots[i].
 
-        Raises ValueError, naming the row, where a slot lacks room; then nothing was written.
+        `cancelled` is asked before every chunk; returns False where it ended the work, with the
+        chunks before it in the prefixes.  Raises ValueError, naming the row, where a slot lacks
+        room or an id is none; then nothing was written.  Any other failure empties the slots that
+        were being written, for their rings no longer hold what their lengths say.
         """
         for index, (ids, slot) in enumerate(zip(rows, slots, strict=True)):
             if len(ids) > slot.room():
@@ -53,18 +60,28 @@ class Network:
                     f"row {index}: {len(ids)} tokens do not fit a cache slot of {slot.capacity} "
                     f"with {slot.length} filled; make the cache with a larger capacity"
                 )
-            self._check_ids(ids, f"row {index}")
+            self.check_ids(ids, f"row {index}")
         pending = [ids.to(self.device) for ids in rows]
         while any(len(ids) for ids in pending):
+            if cancelled():
+                return False
             live = [i for i, ids in enumerate(pending) if len(ids)]
             share = max(1, chunk // len(live))
-            pieces = [pending[i][:share] for i in live]
-            attend = EncodeRows([slots[i] for i in live], [len(p) for p in pieces])
-            positions = attend.positions(self.device)
-            self.transformer.encode(torch.cat(pieces), positions, attend, self.dtype)
-            for i, piece in zip(live, pieces, strict=True):
-                slots[i].advance(len(piece))
-                pending[i] = pending[i][len(piece) :]
+            self._encode_chunk([pending[i][:share] for i in live], [slots[i] for i in live])
+            pending = [ids[share:] for ids in pending]
+        return True
+
+    def _encode_chunk(self, pieces: Sequence[Tensor], slots: Sequence[Slot]) -> None:
+        attend = EncodeRows(slots, [len(piece) for piece in pieces])
+        positions = attend.positions(self.device)
+        try:
+            self.transformer.encode(torch.cat(list(pieces)), positions, attend, self.dtype)
+        except BaseException:
+            for slot in slots:
+                slot.reset()
+            raise
+        for slot, piece in zip(slots, pieces, strict=True):
+            slot.advance(len(piece))
 
     @torch.no_grad()
     def denoise(
@@ -103,7 +120,9 @@ class Network:
             ]
         )
 
-    def _check_ids(self, ids: Tensor, where: str) -> None:
+    def check_ids(self, ids: Tensor, where: str) -> None:
+        """Raises ValueError, naming `where`, for token ids that the embedding has not: on a GPU
+        they would end the process instead."""
         if len(ids) and not 0 <= int(ids.min()) <= int(ids.max()) < self.config.vocab_size:
             raise ValueError(
                 f"{where}: token ids must lie in 0..{self.config.vocab_size - 1}, "

@@ -33,9 +33,10 @@ def pick_device(name: str = "auto") -> torch.device:
 def pick_dtype(name: str, checkpoint: Checkpoint, device: torch.device) -> torch.dtype:
     """The dtype of activations, cache and unquantized weights.
 
-    "auto" is the embedding's stored dtype, with two exceptions. Quantized weights compute in
-    bfloat16 on an accelerator, and in float32 on a CPU. And a small checkpoint runs in float32 on
-    a CPU, which is as fast there and more exact. Raises ValueError for another name.
+    "auto" is the embedding's stored dtype, with three exceptions. Quantized weights compute in
+    bfloat16 on an accelerator, and in float32 on a CPU. Float16 becomes bfloat16: activations of
+    this family can exceed what float16 holds. And a small checkpoint runs in float32 on a CPU,
+    which is as fast there and more exact. Raises ValueError for another name.
     """
     if name in DTYPES:
         return DTYPES[name]
@@ -48,4 +49,6 @@ def pick_dtype(name: str, checkpoint: Checkpoint, device: torch.device) -> torch
     if stored is None:
         return torch.float32 if device.type == "cpu" else torch.bfloat16
     small = sum(other.nbytes for other in checkpoint.tensors.values()) < SMALL
-    return torch.float32 if device.type == "cpu" and small else stored
+    if device.type == "cpu" and small:
+        return torch.float32
+    return torch.bfloat16 if stored == torch.float16 else stored

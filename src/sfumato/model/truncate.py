@@ -42,7 +42,8 @@ def cutoffs(
     ranked = torch.where(limited[:, None] & (best < cutoff[:, None]), BANNED, best)
     total = torch.where(limited, ranked.logsumexp(dim=1), total)
     nucleus, found = _nucleus(ranked, total, top_p)
-    cutoff = torch.where(top_p < 1, nucleus, cutoff)
+    # The nucleus of what top-k left can round to more than that.
+    cutoff = torch.where(top_p < 1, torch.maximum(nucleus, cutoff), cutoff)
     wide = ((top_p < 1) & ~found & ~limited).nonzero()[:, 0]
     if len(wide):  # so flat a law that its nucleus holds more than the candidates
         cutoff[wide] = _by_sorting(head, hidden, wide, top_p, adjust)

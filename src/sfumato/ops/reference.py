@@ -59,16 +59,20 @@ def attention(q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None = None) -> Te
     q [..., heads, n, d]; k and v [..., kv_heads, m, d]; mask [..., n, m], bool with True where a
     query may look, or what to add to the scores (None: everywhere) → [..., heads, n, d].
     """
-    if q.ndim == 3:  # torch's fused kernels want a batch axis; without one it takes a slower path
-        return attention(q[None], k[None], v[None], mask)[0]
-    kv_heads, n = k.shape[-3], q.shape[-2]
-    group = q.shape[-3] // kv_heads
-    # The heads that share a key head become more queries of that head: no key is ever repeated.
-    folded = q.reshape(*q.shape[:-3], kv_heads, group * n, q.shape[-1])
-    if mask is not None:
-        mask = mask.unsqueeze(-3).repeat(*[1] * (mask.ndim - 1), group, 1)
-    out = F.scaled_dot_product_attention(folded, k, v, attn_mask=mask, scale=1.0)
-    return out.reshape(q.shape)
+    *batch, heads, n, d = q.shape
+    kv_heads, m = k.shape[-3:-1]
+    group = heads // kv_heads
+    # Torch's fused kernels want exactly four axes; with others it takes a slower path.
+    if mask is None:
+        # The heads that share a key head become more queries of that head.
+        folded = q.reshape(-1, kv_heads, group * n, d)
+        k, v = k.reshape(-1, kv_heads, m, d), v.reshape(-1, kv_heads, m, d)
+        return F.scaled_dot_product_attention(folded, k, v, scale=1.0).view(q.shape)
+    # A batch entry for each key head: its group sees views of one key, one value and one mask.
+    grouped = q.reshape(-1, group, n, d)
+    k, v = (x.reshape(-1, 1, m, d).expand(-1, group, -1, -1) for x in (k, v))
+    mask = mask.unsqueeze(-3).expand(*batch, kv_heads, n, m).reshape(-1, 1, n, m)
+    return F.scaled_dot_product_attention(grouped, k, v, mask, scale=1.0).view(q.shape)
 
 
 def experts(x: Tensor, chosen: Tensor, shares: Tensor, gate_up: Weight, down: Weight) -> Tensor:
