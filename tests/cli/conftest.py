@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import signal
 import sys
 from collections.abc import Callable, Iterator
 from types import SimpleNamespace
@@ -19,9 +20,12 @@ from sfumato.diffusion.loop import Stats
 class FakeModel:
     """Answers with its canvases' texts, two drafts each, characters as tokens."""
 
-    def __init__(self, *canvases: str, interrupt_at: int | None = None) -> None:
+    def __init__(
+        self, *canvases: str, interrupt_at: int | None = None, presses: int = 1, held: str = ""
+    ) -> None:
         self.canvases = canvases
-        self.interrupt_at = interrupt_at  # the canvas in which somebody presses Ctrl-C
+        # The canvas in which somebody presses Ctrl-C, how often, and what text was held back.
+        self.interrupt_at, self.presses, self.held = interrupt_at, presses, held
         self.requests: list[dict[str, Any]] = []
         self.warnings: tuple[str, ...] = ()
         self.config = SimpleNamespace(hidden_size=2816)
@@ -31,23 +35,26 @@ class FakeModel:
         self.requests.append(request)
         for number, text in enumerate(self.canvases):
             for step in (1, 2):
+                if request["cancelled"]():
+                    yield Done(self._reply(number, "cancelled"))
+                    return
                 ids = torch.tensor([ord(c) for c in text])
                 accepted = torch.full(ids.shape, step == 2)
                 yield Draft(number, step, ids, torch.zeros(len(ids)), accepted, 48)
-            if number == self.interrupt_at:
-                raise KeyboardInterrupt
+                if (number, step) == (self.interrupt_at, 1):
+                    for _ in range(self.presses):
+                        signal.raise_signal(signal.SIGINT)
             yield Commit(number, text, "", [ord(c) for c in text], "converged")
-        yield Done(self._reply())
+        yield Done(self._reply(len(self.canvases), "eos"))
 
-    def _reply(self) -> Any:
-        text = "".join(self.canvases)
-        count = len(self.canvases)
+    def _reply(self, count: int, stop_reason: str) -> Any:
+        text = "".join(self.canvases[:count])
         stats = Stats(3, len(text), count, [2] * count, ["converged"] * count, 0.1, 0.2, 0.1)
         return SimpleNamespace(
-            text=text,
+            text=text + (self.held if stop_reason == "cancelled" else ""),
             thought=None,
             tool_calls=(),
-            stop_reason="eos",
+            stop_reason=stop_reason,
             warnings=self.warnings,
             stats=stats,
         )

@@ -12,7 +12,9 @@ def test_report(cli: Any) -> None:
     done = cli("doctor")
     assert (done.code, done.err) == (0, "")
     names = [line.split()[0] for line in done.out.splitlines()]
-    assert {"sfumato", "cpu", "memory", "runs", "measured", "estimate"} <= set(names)
+    assert {"sfumato", "cpu", "memory", "runs", "measured", "estimate", "bound"} <= set(names)
+    (backend,) = (line for line in done.out.splitlines() if line.startswith("backend"))
+    assert "plain torch; compiled CPU kernels are not in this build" in backend
     assert "not a measurement" in done.out
 
 
@@ -20,12 +22,28 @@ def test_json(cli: Any) -> None:
     found = json.loads(cli("doctor", "--json").out)
     assert found["speed"]["float32_flops"] > 0
     assert found["cpu"]["cores"] >= 1
+    assert found["backend"] == "torch"
+    assert 1e6 < found["speed"]["dequantized_weights"] < 1e13
+
+
+def speed(device: str, flops: float, read: float = 1e9, weights: float = 1e9) -> dict[str, Any]:
+    """Measured speeds; bfloat16 is three times as quick as float32."""
+    speeds = {"float32_flops": flops, "bfloat16_flops": 3 * flops}
+    return {"device": device, **speeds, "read_bytes": read, "dequantized_weights": weights}
 
 
 @pytest.mark.parametrize(
     ("flops", "read", "ms"),
-    [(1e15, 1e9, doctor.STEP_BYTES / 1e6), (1e12, 1e15, doctor.STEP_FLOP / 1e9)],
+    [(1e15, 1e9, doctor.STEP_BYTES / 1e6), (1e12, 1e15, doctor.STEP_FLOP / 3e9)],
 )
-def test_the_estimate_is_the_slower_of_the_two(flops: float, read: float, ms: float) -> None:
-    speed = {"float32_flops": flops, "bfloat16_flops": flops / 2, "read_bytes": read}
-    assert doctor.estimate(speed)["ms_per_step"] == pytest.approx(ms)
+def test_the_bound_is_the_slower_of_the_two(flops: float, read: float, ms: float) -> None:
+    assert doctor.estimate(speed("cpu", flops, read))["bound_ms"] == pytest.approx(ms)
+
+
+@pytest.mark.parametrize(("device", "factor"), [("cpu", 1), ("cuda:0", 3)])
+def test_the_estimate_has_the_dequantization_in_it(device: str, factor: int) -> None:
+    """And the arithmetic in the dtype that quantized models compute in there."""
+    step = doctor.estimate(speed(device, 1e12, weights=2e9))
+    assert step["dequantizing_ms"] == pytest.approx(doctor.STEP_WEIGHTS / 2e6)
+    assert step["arithmetic_ms"] == pytest.approx(doctor.STEP_FLOP / 1e9 / factor)
+    assert step["ms_per_step"] == pytest.approx(step["dequantizing_ms"] + step["arithmetic_ms"])

@@ -8,9 +8,13 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
+from sfumato.cli.inspect import memory
 from sfumato.model.cache import slot_bytes
+from sfumato.model.head import head_bytes
+from sfumato.model.loading import load_network
 from sfumato.train.export import save_checkpoint
 from sfumato.train.recipe import EMBEDDED, initialised
+from sfumato.weights.checkpoint import open_checkpoint
 
 
 @pytest.fixture(autouse=True)
@@ -39,6 +43,19 @@ def test_json(cli: Any, checkpoint: Path) -> None:
     assert found["bytes"] < memory["weights"] <= 2 * found["bytes"]
     assert memory["kv_cache"] == {"4096": slot_bytes(EMBEDDED, 4096, torch.float32)}
     assert "list" not in found
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_the_memory_predicted_is_what_loading_takes(
+    checkpoint: Path, monkeypatch: pytest.MonkeyPatch, dtype: torch.dtype
+) -> None:
+    """Routers, norms and scales included, which are kept apart from the others' dtype."""
+    monkeypatch.setattr("sfumato.cli.inspect.pick_dtype", lambda *_: dtype)
+    cpu, opened = torch.device("cpu"), open_checkpoint(checkpoint)
+    network = load_network(opened, cpu, dtype)
+    needs = memory(opened, network.config, cpu)
+    assert needs["weights"] == sum(p.nbytes for p in network.transformer.parameters())
+    assert needs["head_buffer"] == head_bytes(network.config, dtype)
 
 
 def test_report(cli: Any, checkpoint: Path) -> None:

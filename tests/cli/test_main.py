@@ -1,8 +1,10 @@
 from __future__ import annotations
 
+import logging
 import os
 import subprocess
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -84,3 +86,33 @@ def test_closed_streams_and_plain_locales_do_no_harm() -> None:
     environment = os.environ | {"PYTHONIOENCODING": "ascii"}
     done = subprocess.run(shell, shell=True, env=environment, capture_output=True, timeout=60)
     assert (done.returncode, done.stdout, done.stderr) == (0, b"", b"")
+
+
+@pytest.fixture
+def same_log_level() -> Iterator[None]:
+    level = logging.root.level
+    yield
+    logging.root.setLevel(level)
+
+
+@pytest.mark.usefixtures("same_log_level")
+@pytest.mark.parametrize("command", [("run", "Hi"), ("chat",)])
+@pytest.mark.parametrize("option", ["-v", "--verbose", None])
+def test_verbose_shows_the_log(
+    use: Any, cli: Any, monkeypatch: pytest.MonkeyPatch, command: Any, option: str | None
+) -> None:
+    monkeypatch.setattr(logging.root, "handlers", [])  # pytest has put its own there
+    model = use("yes")
+
+    def load(args: object) -> Any:
+        logging.getLogger("sfumato.somewhere").info("a tensor is kept aside")
+        return model
+
+    monkeypatch.setattr("sfumato.cli.generation.load", load)
+    done = cli(*command, *([option] if option else []))
+    assert done.err == ("sfumato: a tensor is kept aside\n" if option else "")
+
+
+@pytest.mark.parametrize("command", ["run", "chat", "demo", "eval"])
+def test_whatever_loads_a_model_may_be_verbose(cli: Any, command: str) -> None:
+    assert "--verbose" in cli(command, "--help").out

@@ -81,8 +81,20 @@ def test_json(use: Any, cli: Any) -> None:
     assert done.err == "sfumato: warning: canvas 0: odd\n"
 
 
-def test_ctrl_c_leaves_what_was_committed(use: Any, cli: Any) -> None:
-    use("one ", "two", interrupt_at=1)
+def test_ctrl_c_ends_the_reply_with_all_that_belongs_to_it(use: Any, cli: Any) -> None:
+    use("one ", "two", interrupt_at=1, held="<").warnings = ("canvas 0: odd",)
+    done = cli("run", "Hi")
+    assert (done.code, done.out) == (130, "one <\n")
+    assert done.err == "sfumato: warning: canvas 0: odd\n"
+    done = cli("run", "Hi", "--json")
+    assert done.code == 130
+    reply = json.loads(done.out)
+    assert (reply["text"], reply["stop_reason"]) == ("one <", "cancelled")
+    assert reply["stats"]["steps"] == [2]
+
+
+def test_a_second_ctrl_c_leaves_what_was_committed(use: Any, cli: Any) -> None:
+    use("one ", "two", interrupt_at=1, held="<", presses=2)
     done = cli("run", "Hi")
     assert (done.code, done.out, done.err) == (130, "one \n", "")
     done = cli("run", "Hi", "--json")

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import gguf
 import numpy as np
 import pytest
@@ -115,6 +117,21 @@ def test_dequantize_in_chunks() -> None:
     tensor = quantized(block, 1030, blocks_per_row=64)
     reference = oracle(block, tensor.data.numpy().reshape(-1, block.block_bytes))
     assert_same_bits(tensor.dequantize().view(-1, block.block_size), reference)
+
+
+@pytest.mark.parametrize(("device", "passes"), [("cpu", 3), ("meta", 1)])
+def test_an_accelerator_gets_larger_chunks(device: str, passes: int) -> None:
+    """A kernel launch costs more there than the work on what fills a CPU's cache."""
+    seen = []
+
+    def dequantize(blocks: torch.Tensor) -> torch.Tensor:
+        seen.append(len(blocks))
+        return torch.empty(len(blocks), 32, device=blocks.device)
+
+    block = replace(BLOCK_FORMATS["Q8_0"], dequantize=dequantize)
+    data = torch.empty(3, 34 << 15, dtype=torch.uint8, device=device)
+    QuantizedTensor(data, block, (3, 1 << 20)).dequantize()
+    assert len(seen) == passes
 
 
 @formats

@@ -66,10 +66,10 @@ def assert_holds(checkpoint: Checkpoint, state: Mapping[str, Tensor]) -> None:
 @pytest.fixture
 def refused() -> Callable[[Path, str], None]:
     def refused(path: Path, words: str) -> None:
-        started = time.perf_counter()
+        started = time.process_time()
         with pytest.raises(CheckpointError, match=words) as caught:
             open_checkpoint(path)
-        assert time.perf_counter() - started < 1
+        assert time.process_time() - started < 1
         assert str(path) in str(caught.value)
 
     return refused

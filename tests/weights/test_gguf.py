@@ -67,10 +67,10 @@ def refused(write: Callable[[bytes], Path]) -> Callable[[bytes, str], None]:
 
     def refused(content: bytes, words: str) -> None:
         path = write(content)
-        started = time.perf_counter()
+        started = time.process_time()
         with pytest.raises(CheckpointError, match=words) as caught:
             read_gguf(path)
-        assert time.perf_counter() - started < 1
+        assert time.process_time() - started < 1
         assert str(path) in str(caught.value)
         assert len(str(caught.value)) < 600 + len(str(path))
 
@@ -166,10 +166,6 @@ def test_no_entries_and_no_tensors(write: Callable[[bytes], Path]) -> None:
     assert (dict(file.metadata), dict(file.tensors)) == ({}, {})
 
 
-def test_a_scalar_tensor(write: Callable[[bytes], Path]) -> None:
-    assert read_gguf(write(gguf_bytes(tensors=[tensor("s", ())]))).read("s").shape == ()
-
-
 @pytest.mark.skipif(not FIXTURE.exists(), reason="needs ../shared/fixtures")
 def test_real_vocabulary_opens_quickly(note: Callable[[str], None]) -> None:
     started = time.perf_counter()
@@ -251,12 +247,13 @@ def test_tensor_faults(refused: Callable[[bytes, str], None]) -> None:
     def one(entry: bytes, words: str) -> None:
         refused(gguf_bytes(tensors=[entry], data=64), words)
 
-    one(tensor("t", (1, 1, 1, 1, 1)), "5 dimensions")
+    one(tensor("t", (1, 1, 1, 1, 1)), "'t': 5 dimensions")
+    one(tensor("t", ()), "'t': 0 dimensions")
     one(tensor("t", kind=4), "'t': unknown tensor type 4")
     one(tensor("t", kind=99), "'t': unknown tensor type 99")
     one(tensor("t", (4, 0)), "no elements")
     one(tensor("t", (33,), kind=8), "rows of 33 are no multiple of Q8_0's 32")
-    one(tensor("t", (), kind=8), "rows of 1 are no multiple of Q8_0's 32")
+    one(tensor("t", (1,), kind=8), "rows of 1 are no multiple of Q8_0's 32")
     one(tensor("t", offset=4), "offset 4 is not aligned to 32")
     one(tensor("t", offset=64), "ends 16 bytes past the end of the file: it is truncated")
     one(tensor("t", offset=2**64 - 32), "past the end")
@@ -309,11 +306,11 @@ def test_mutated_headers_open_or_are_refused(
             value = data.draw(st.sampled_from(edges) | st.integers(0, 300))
             content[at : at + width] = value.to_bytes(width, "little")
     path = write(bytes(content))
-    started = time.perf_counter()
+    started = time.process_time()
     try:
         file = read_gguf(path)
         for name in file.tensors:
             file.read(name)
     except CheckpointError as error:
         assert str(path) in str(error)
-    assert time.perf_counter() - started < 1
+    assert time.process_time() - started < 1

@@ -36,10 +36,10 @@ def test_reads_an_object(tmp_path: Path) -> None:
 def test_malformed_json_is_refused_soon(tmp_path: Path, content: bytes, words: str) -> None:
     path = tmp_path / "config.json"
     path.write_bytes(content)
-    started = time.perf_counter()
+    started = time.process_time()
     with pytest.raises(CheckpointError, match=words) as caught:
         read_object(path)
-    assert time.perf_counter() - started < 1
+    assert time.process_time() - started < 1
     assert str(path) in str(caught.value)
 
 

@@ -61,7 +61,7 @@ def test_gguf_names_are_distinct() -> None:
 def test_gguf_specials() -> None:
     pre_norm = Place("tensor", "self_conditioning.pre_norm.weight")
     assert place_gguf("self_cond_norm.weight") == pre_norm
-    assert place_gguf("rope_freqs.weight").kind == "derived"
+    assert place_gguf("rope_freqs.weight").kind == "rotary"
     assert place_gguf("v.blk.0.attn_q.weight").kind == "vision"
     assert place_gguf("mm.input_projection.weight").kind == "vision"
 

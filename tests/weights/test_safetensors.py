@@ -50,10 +50,10 @@ def refused(write: Callable[[bytes], Path]) -> Callable[[bytes, str], None]:
 
     def refused(content: bytes, words: str) -> None:
         path = write(content)
-        started = time.perf_counter()
+        started = time.process_time()
         with pytest.raises(CheckpointError, match=words) as caught:
             read_safetensors(path)
-        assert time.perf_counter() - started < 1
+        assert time.process_time() - started < 1
         assert str(path) in str(caught.value)
         assert len(str(caught.value)) < 600 + len(str(path))
 
@@ -174,11 +174,11 @@ def test_mutated_headers_open_or_are_refused(
         if not content:
             break
     path = write(bytes(content))
-    started = time.perf_counter()
+    started = time.process_time()
     try:
         file = read_safetensors(path)
         for name in file.tensors:
             file.read(name)
     except CheckpointError as error:
         assert str(path) in str(error)
-    assert time.perf_counter() - started < 1
+    assert time.process_time() - started < 1

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import importlib
 import io
+import logging
 import os
 import sys
 from collections.abc import Sequence
@@ -41,6 +42,8 @@ def _run(argv: Sequence[str] | None) -> int:
         args = build_parser().parse_args(argv)
     except SystemExit as stop:  # after --help, --version or a complaint
         return int(stop.code or 0)
+    if getattr(args, "verbose", False):
+        logging.basicConfig(level=logging.INFO, format="sfumato: %(message)s", stream=sys.stderr)
     module = importlib.import_module(f"sfumato.cli.{args.module}")
     code: int = module.main(args)
     return code

@@ -10,6 +10,8 @@ from sfumato import __version__
 
 _MODEL = "checkpoint: a GGUF file, or a file or folder of safetensors; default: the embedded model"
 
+SAMPLERS = ("entropy-bound", "fixed-count", "threshold")  # written out: their module needs torch
+
 
 class _Parser(argparse.ArgumentParser):
     """Complains in one line, as every other error of the command line does."""
@@ -59,6 +61,7 @@ def _add_chat(parser: argparse.ArgumentParser) -> None:
 def _add_demo(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--seed", type=_whole(0), default=0, help="picks the puzzle (0)")
     _add_display(parser)
+    _add_verbose(parser)
 
 
 def _add_inspect(parser: argparse.ArgumentParser) -> None:
@@ -82,6 +85,7 @@ def _add_eval(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--count", type=_whole(1), default=200, help="tasks of each set (200)")
     parser.add_argument("--seed", type=_whole(0), default=0, help="random seed (0)")
     parser.add_argument("-m", "--model", metavar="PATH", help=_MODEL)
+    _add_verbose(parser)
 
 
 def _add_generation(parser: argparse.ArgumentParser) -> None:
@@ -94,16 +98,21 @@ def _add_generation(parser: argparse.ArgumentParser) -> None:
     add = group.add_argument
     add("--system", metavar="TEXT", help="system message")
     add("--thinking", action="store_true", help="let the model think before it answers")
-    add("--max-tokens", type=_whole(1), default=256, metavar="N", help="length limit (256)")
+    add("--max-tokens", type=_whole(1), default=256, metavar="N", help="length limit (%(default)s)")
     add("--stop", action="append", default=[], metavar="TEXT", help="end before this text")
     add("--seed", type=_whole(0), default=0, metavar="N", help="random seed (0)")
     add("--steps", type=_whole(1), metavar="N", help="denoising steps per canvas at most")
-    add("--sampler", metavar="NAME", help="entropy-bound, fixed-count or threshold")
+    add("--sampler", metavar="NAME", help=", ".join(SAMPLERS))
     add("--entropy-bound", type=float, metavar="NATS", help="the entropy-bound sampler's budget")
     add("--temperature", type=float, metavar="T", help="scales the temperature schedule (1)")
     add("--top-k", type=_whole(1), metavar="K", help="draw from the K likeliest tokens")
     add("--top-p", type=float, metavar="P", help="draw from the likeliest share P")
     _add_display(parser)
+    _add_verbose(parser)
+
+
+def _add_verbose(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("-v", "--verbose", action="store_true", help="tell more, on standard error")
 
 
 def _add_display(parser: argparse.ArgumentParser) -> None:

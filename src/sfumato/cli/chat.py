@@ -64,7 +64,7 @@ class Chat:
         display = generation.display(self.args, self.model)
         request = generation.options(self.args)
         answer = generation.answer(self.model, messages, display, **request)
-        if answer.reply is None:
+        if answer.interrupted:
             print("(interrupted)")
         if sys.stdin.isatty():
             print()

@@ -33,7 +33,7 @@ def main(args: argparse.Namespace) -> int:
         messages = [{"role": "user", "content": text}]
         answer = generation.answer(model, messages, display, seed=args.seed)
         print()
-        return answer.text if answer.reply else None
+        return None if answer.interrupted else answer.text
 
     solution = ask(sudoku.prompt(puzzle))
     if solution is None:

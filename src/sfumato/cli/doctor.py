@@ -11,17 +11,22 @@ from typing import Any
 
 import torch
 
-from sfumato import __version__
+from sfumato import __version__, ops
 from sfumato.cli import machine
 from sfumato.cli.units import size, table
 from sfumato.model.placement import pick_device
+from sfumato.weights.blocks import BLOCK_FORMATS, QuantizedTensor
 
 # One denoising step of DiffusionGemma 26B-A4B with its canvas of 256 positions. Multiply-adds for
 # each position: 25 sliding and 5 full layers with 8 of 128 experts (3.1e9), and the tied embedding
 # twice, as head and as soft embedding (1.5e9). So many positions reach nearly every expert, so that
-# a step reads all weights once; their size is that of the published Q4_K_M file.
+# a step reads all weights once; their size is that of the published Q4_K_M file. This build
+# dequantizes all that it reaches at every step: the layers (25e9 weights) once, the embedding
+# (0.74e9) up to three times: for the cutoffs of top-k and top-p, the statistics, and the draw.
 STEP_FLOP = 2 * 256 * (3.1e9 + 1.5e9)
 STEP_BYTES = 16.8e9
+STEP_WEIGHTS = 25e9 + 3 * 0.74e9
+EXPERT = (1408, 2816)  # one expert's larger matrix: what is dequantized in one go
 
 
 def main(args: argparse.Namespace) -> int:
@@ -53,6 +58,7 @@ def facts() -> dict[str, Any]:
         },
         "devices": devices(),
         "runs_on": str(device),
+        "backend": ops.backend,
         "compilers": machine.compilers(),
         "speed": speed,
         "estimate": estimate(speed),
@@ -72,16 +78,32 @@ def devices() -> list[dict[str, Any]]:
 
 
 def measure(device: torch.device) -> dict[str, Any]:
-    """Speed of matrix products, in operations per second, and of reading memory, in bytes."""
+    """Speed of matrix products, in operations per second, of reading memory, in bytes, and of
+    dequantizing, in weights."""
     side = 768 if device.type == "cpu" else 4096
     found: dict[str, Any] = {"device": str(device)}
     for dtype in (torch.float32, torch.bfloat16):
         a, b = torch.randn(2, side, side, device=device).to(dtype)
         seconds = _best(lambda a=a, b=b: a @ b, device)  # type: ignore[misc]
-        found[f"{str(dtype).removeprefix('torch.')}_flops"] = 2 * side**3 / seconds
+        found[f"{_name(dtype)}_flops"] = 2 * side**3 / seconds
     source = torch.ones(1 << 26, device=device)
     found["read_bytes"] = source.nbytes / _best(source.sum, device)
+    q4_k, (rows, columns) = BLOCK_FORMATS["Q4_K"], EXPERT
+    data = torch.zeros(rows, columns // q4_k.block_size * q4_k.block_bytes, dtype=torch.uint8)
+    expert = QuantizedTensor(data, q4_k, EXPERT).to(device)
+    dtype = _quantized_dtype(device.type)
+    seconds = _best(lambda: expert.dequantize(dtype), device)
+    found["dequantized_weights"] = rows * columns / seconds
     return found
+
+
+def _quantized_dtype(device_type: str) -> torch.dtype:
+    """What quantized models compute in, when nobody says (see `pick_dtype`)."""
+    return torch.float32 if device_type == "cpu" else torch.bfloat16
+
+
+def _name(dtype: torch.dtype) -> str:
+    return str(dtype).removeprefix("torch.")
 
 
 def _best(work: Callable[[], object], device: torch.device) -> float:
@@ -99,13 +121,20 @@ def _best(work: Callable[[], object], device: torch.device) -> float:
 
 
 def estimate(speed: dict[str, Any]) -> dict[str, Any]:
-    """The least time that one step of the 26B-A4B could take, in milliseconds.
-
-    The greater of its arithmetic at the measured speed, and reading its weights once.
-    """
+    """What one step of the 26B-A4B would take, in milliseconds, and the least that any program
+    would need: the greater of its arithmetic at the better speed, and reading its weights once."""
+    dtype = _name(_quantized_dtype(speed["device"]))
+    dequantizing = STEP_WEIGHTS / speed["dequantized_weights"]
+    arithmetic = STEP_FLOP / speed[f"{dtype}_flops"]
     flops = max(speed["float32_flops"], speed["bfloat16_flops"])
-    seconds = max(STEP_FLOP / flops, STEP_BYTES / speed["read_bytes"])
-    return {"model": "DiffusionGemma 26B-A4B, Q4_K_M", "ms_per_step": seconds * 1000}
+    bound = max(STEP_FLOP / flops, STEP_BYTES / speed["read_bytes"])
+    return {
+        "model": "DiffusionGemma 26B-A4B, Q4_K_M",
+        "ms_per_step": (dequantizing + arithmetic) * 1000,
+        "dequantizing_ms": dequantizing * 1000,
+        "arithmetic_ms": arithmetic * 1000,
+        "bound_ms": bound * 1000,
+    }
 
 
 def report(found: dict[str, Any]) -> list[str]:
@@ -126,19 +155,27 @@ def report(found: dict[str, Any]) -> list[str]:
         (
             "runs",
             f"on {found['runs_on']}; quantized models compute in "
-            f"{'float32' if found['runs_on'] == 'cpu' else 'bfloat16'}, others as they are stored",
+            f"{_name(_quantized_dtype(found['runs_on']))}, others as they are stored",
         ),
+        ("backend", f"plain {found['backend']}; compiled CPU kernels are not in this build"),
         ("compilers", "; ".join(found["compilers"].values()) or "none"),
         (
             "measured",
             f"on {speed['device']}: {speed['float32_flops'] / 1e9:.0f} GFLOP/s in float32, "
             f"{speed['bfloat16_flops'] / 1e9:.0f} in bfloat16, "
-            f"{size(speed['read_bytes'])}/s of memory",
+            f"{size(speed['read_bytes'])}/s of memory, "
+            f"{speed['dequantized_weights'] / 1e9:.2g}e9 weights/s dequantized from Q4_K",
         ),
         (
             "estimate",
-            f"{step['model']}: {step['ms_per_step']:,.0f} ms per step at best "
-            "(an estimate from the speeds above, not a measurement)",
+            f"{step['model']}: {step['ms_per_step']:,.0f} ms per step, of which "
+            f"{step['dequantizing_ms']:,.0f} dequantize the weights and "
+            f"{step['arithmetic_ms']:,.0f} compute (from the speeds above, not a measurement)",
+        ),
+        (
+            "bound",
+            f"{step['bound_ms']:,.0f} ms per step for a program that computes on the quantized "
+            "weights (a roofline of the speeds above)",
         ),
     ]
     return table(rows, indent="")

@@ -3,7 +3,11 @@
 from __future__ import annotations
 
 import argparse
+import signal
 import sys
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -25,10 +29,11 @@ LARGE = 100e6  # bytes; less is loaded before anybody wonders
 
 @dataclass(frozen=True)
 class Answer:
-    """What one request came to: the reply, or None where Ctrl-C ended it; the committed text."""
+    """What one request came to."""
 
-    reply: Reply | None
-    text: str
+    reply: Reply | None  # None where a second Ctrl-C did not let it end
+    text: str  # the reply's, or what of it was committed
+    interrupted: bool  # whether Ctrl-C was pressed
 
 
 def load(args: argparse.Namespace) -> Model:
@@ -78,21 +83,47 @@ def opening(args: argparse.Namespace) -> list[Message]:
 
 
 def answer(model: Model, messages: list[Message], display: Display, **request: Any) -> Answer:
-    """Generate one reply and show it on the way. Ctrl-C ends it with what was committed."""
+    """Generate one reply and show it on the way.
+
+    Ctrl-C ends it before the next step, with what was committed; a second one at once.
+    """
     committed: list[str] = []
     try:
-        with display:
-            for event in model.stream(messages=messages, **request):
+        with _ctrl_c() as pressed, display:
+            for event in model.stream(messages=messages, cancelled=pressed, **request):
                 if isinstance(event, sfumato.Commit):
                     committed.append(event.text)
                 display.show(event)
                 if isinstance(event, sfumato.Done):
                     for warning in event.reply.warnings:
                         print(f"sfumato: warning: {warning}", file=sys.stderr)
-                    return Answer(event.reply, event.reply.text)
+                    return Answer(event.reply, event.reply.text, pressed())
         raise AssertionError("a stream ends with Done")
     except KeyboardInterrupt:
-        return Answer(None, "".join(committed))
+        return Answer(None, "".join(committed), True)
+
+
+@contextmanager
+def _ctrl_c() -> Iterator[Callable[[], bool]]:
+    """Whether Ctrl-C has been pressed within; the second time it raises KeyboardInterrupt."""
+    count = 0
+
+    def handle(*_: object) -> None:
+        nonlocal count
+        count += 1
+        if count > 1:
+            raise KeyboardInterrupt
+
+    # Only the main thread may handle signals, and whoever ignores or handles this one has reasons.
+    usual = signal.getsignal(signal.SIGINT) is signal.default_int_handler
+    ours = usual and threading.current_thread() is threading.main_thread()
+    if ours:
+        signal.signal(signal.SIGINT, handle)
+    try:
+        yield lambda: count > 0
+    finally:
+        if ours:
+            signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
 def display(args: argparse.Namespace, model: Model, pause_s: float = 0.0) -> Display:

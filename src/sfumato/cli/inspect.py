@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import argparse
 import json
-import math
 from collections import Counter
 from collections.abc import Iterable, Mapping
 from dataclasses import asdict
@@ -13,13 +12,12 @@ from typing import Any
 import torch
 
 from sfumato.cli.units import size, table
-from sfumato.model import head
 from sfumato.model.cache import slot_bytes
 from sfumato.model.config import ModelConfig
-from sfumato.model.loading import config_of, expected_shapes
+from sfumato.model.head import head_bytes
+from sfumato.model.loading import config_of, expected_shapes, loaded_bytes
 from sfumato.model.placement import pick_device, pick_dtype
 from sfumato.weights.checkpoint import Checkpoint, TensorInfo, open_checkpoint
-from sfumato.weights.tensorfile import FLOAT_FORMATS
 
 CONTEXTS = (4096, 32768, 131072, 262144)
 
@@ -70,25 +68,16 @@ def memory(checkpoint: Checkpoint, config: ModelConfig, device: torch.device) ->
     """Bytes that running on `device` takes, in the dtype that is its default: the weights, the
     head's working buffer, and one request's cache by context length."""
     dtype = pick_dtype("auto", checkpoint, device)
-    chunk = min(head.CHUNK, config.vocab_size)
-    # Scores of a chunk of the vocabulary in float32, with two more of their size on the way to
-    # probabilities; and the chunk of the embedding that they are computed from.
-    buffer = 3 * config.canvas_length * chunk * 4 + chunk * config.hidden_size * dtype.itemsize
     lengths = [n for n in CONTEXTS if n < config.context_length] + [config.context_length]
     return {
         "device": str(device),
         "dtype": str(dtype).removeprefix("torch."),
-        "weights": sum(_loaded(info, dtype) for info in checkpoint.tensors.values()),
-        "head_buffer": buffer,
+        "weights": sum(
+            loaded_bytes(name, info, dtype) for name, info in checkpoint.tensors.items()
+        ),
+        "head_buffer": head_bytes(config, dtype),
         "kv_cache": {str(length): slot_bytes(config, length, dtype) for length in lengths},
     }
-
-
-def _loaded(info: TensorInfo, dtype: torch.dtype) -> int:
-    """Bytes in memory: quantized blocks and vectors stay as they are, matrices become `dtype`."""
-    if info.format not in FLOAT_FORMATS or len(info.shape) < 2:
-        return info.nbytes
-    return math.prod(info.shape) * dtype.itemsize
 
 
 def _architecture(checkpoint: Checkpoint) -> str:

@@ -24,7 +24,7 @@ def main(args: argparse.Namespace) -> int:
     answer = generation.answer(model, messages, generation.display(args, model), **request)
     if args.json:
         print(json.dumps(_report(answer), ensure_ascii=False, indent=2))
-    return 0 if answer.reply else INTERRUPTED
+    return INTERRUPTED if answer.interrupted else 0
 
 
 def _standard_input() -> str:
@@ -44,7 +44,7 @@ def _question(given: str | None) -> str:
 
 
 def _report(answer: Answer) -> dict[str, Any]:
-    """The reply as plain values. Ctrl-C leaves the committed text and no figures."""
+    """The reply as plain values. A second Ctrl-C leaves the committed text and no figures."""
     reply = answer.reply
     if reply is None:
         return {"text": answer.text, "stop_reason": "cancelled"}

@@ -14,8 +14,10 @@ from functools import lru_cache
 import torch
 from torch import Tensor
 
-# Elements dequantized at a time: temporaries stay at a few times 4 MiB whatever the tensor's size.
+# Elements dequantized at a time: temporaries stay at a few times 4 MiB whatever the tensor's size,
+# within a CPU's cache. Elsewhere so few would cost more in kernel launches than in work.
 _CHUNK = 1 << 20
+_CHUNK_ELSEWHERE = 64 * _CHUNK
 
 _IQ4_VALUES = (-127, -104, -83, -65, -49, -35, -22, -10, 1, 13, 25, 38, 53, 69, 89, 113)
 
@@ -88,7 +90,8 @@ class QuantizedTensor:
         """All elements as a new tensor of `shape`: computed in float32, then rounded to `dtype`."""
         blocks = self.data.view(-1, self.format.block_bytes)
         out = torch.empty(len(blocks), self.format.block_size, dtype=dtype, device=self.device)
-        step = _CHUNK // self.format.block_size
+        chunk = _CHUNK if self.device.type == "cpu" else _CHUNK_ELSEWHERE
+        step = chunk // self.format.block_size
         for start in range(0, len(blocks), step):
             out[start : start + step] = self.format.dequantize(blocks[start : start + step])
         return out.view(self.shape)

@@ -136,7 +136,7 @@ def _sort(
     vision: dict[str, TensorInfo] = {}
     for info in (info for file in files for info in file.tensors.values()):
         found = place(info.name)
-        if found.kind == "derived":
+        if found.kind == "rotary":
             continue
         if found.kind == "alias":
             aliases.setdefault(found.name, info)

@@ -15,6 +15,7 @@ from typing import Any, NoReturn
 
 import numpy as np
 
+from sfumato.weights.blocks import BLOCK_FORMATS
 from sfumato.weights.errors import CheckpointError, quoted
 from sfumato.weights.tensorfile import TensorFile, TensorInfo, map_file
 
@@ -42,44 +43,43 @@ _SCALARS: dict[int, np.dtype[Any]] = {
     11: np.dtype("<i8"),
     12: np.dtype("<f8"),
 }
-# Tensor type → (name, elements per block, bytes per block), the ones this package cannot read
-# included, so that they can be named (ggml.h, ggml-common.h).
-_TENSOR_TYPES = {
+# Tensor type → (name, elements per block, bytes per block): what is stored plainly, …
+_PLAIN = {
     0: ("F32", 1, 4),
     1: ("F16", 1, 2),
-    2: ("Q4_0", 32, 18),
-    3: ("Q4_1", 32, 20),
-    6: ("Q5_0", 32, 22),
-    7: ("Q5_1", 32, 24),
-    8: ("Q8_0", 32, 34),
-    9: ("Q8_1", 32, 40),
-    10: ("Q2_K", 256, 84),
-    11: ("Q3_K", 256, 110),
-    12: ("Q4_K", 256, 144),
-    13: ("Q5_K", 256, 176),
-    14: ("Q6_K", 256, 210),
-    15: ("Q8_K", 256, 292),
-    16: ("IQ2_XXS", 256, 66),
-    17: ("IQ2_XS", 256, 74),
-    18: ("IQ3_XXS", 256, 98),
-    19: ("IQ1_S", 256, 50),
-    20: ("IQ4_NL", 32, 18),
-    21: ("IQ3_S", 256, 110),
-    22: ("IQ2_S", 256, 82),
-    23: ("IQ4_XS", 256, 136),
     24: ("I8", 1, 1),
     25: ("I16", 1, 2),
     26: ("I32", 1, 4),
     27: ("I64", 1, 8),
     28: ("F64", 1, 8),
-    29: ("IQ1_M", 256, 56),
     30: ("BF16", 1, 2),
+}
+# … the blocks that this package cannot read, so that they can be named (ggml.h, ggml-common.h),
+_UNREADABLE = {
+    3: ("Q4_1", 32, 20),
+    9: ("Q8_1", 32, 40),
+    10: ("Q2_K", 256, 84),
+    11: ("Q3_K", 256, 110),
+    15: ("Q8_K", 256, 292),
+    16: ("IQ2_XXS", 256, 66),
+    17: ("IQ2_XS", 256, 74),
+    18: ("IQ3_XXS", 256, 98),
+    19: ("IQ1_S", 256, 50),
+    21: ("IQ3_S", 256, 110),
+    22: ("IQ2_S", 256, 82),
+    29: ("IQ1_M", 256, 56),
     34: ("TQ1_0", 256, 54),
     35: ("TQ2_0", 256, 66),
     39: ("MXFP4", 32, 17),
     40: ("NVFP4", 64, 36),
     41: ("Q1_0", 128, 18),
 }
+# … and those that it can.
+_BLOCKS = {
+    block.ggml_type: (block.name, block.block_size, block.block_bytes)
+    for block in BLOCK_FORMATS.values()
+}
+_TENSOR_TYPES = _PLAIN | _UNREADABLE | _BLOCKS
 
 
 def read_gguf(path: str | Path) -> TensorFile:
@@ -241,8 +241,8 @@ class _Header:
         name = self._name(what)
         what = f"tensor {quoted(name)}"
         dimensions = self._integer(_U32, what)
-        if dimensions > _MAX_DIMENSIONS:
-            self.fail(what, f"{dimensions} dimensions (at most {_MAX_DIMENSIONS})")
+        if not 1 <= dimensions <= _MAX_DIMENSIONS:
+            self.fail(what, f"{dimensions} dimensions (1 to {_MAX_DIMENSIONS} can be)")
         shape = tuple(self._integer(_U64, what) for _ in range(dimensions))[::-1]
         kind = self._integer(_U32, what)
         offset = self._integer(_U64, what)
@@ -251,9 +251,8 @@ class _Header:
         type_name, block_size, block_bytes = _TENSOR_TYPES[kind]
         if 0 in shape:
             self.fail(what, f"has no elements (shape {shape})")
-        row = shape[-1] if shape else 1
-        if row % block_size:
-            self.fail(what, f"rows of {row} are no multiple of {type_name}'s {block_size}")
+        if shape[-1] % block_size:
+            self.fail(what, f"rows of {shape[-1]} are no multiple of {type_name}'s {block_size}")
         if offset % alignment:
             self.fail(what, f"offset {offset} is not aligned to {alignment}")
         nbytes = math.prod(shape) // block_size * block_bytes

@@ -65,17 +65,18 @@ class Place:
     """What a file's tensor is to us.
 
     "tensor": the canonical tensor `name`; "alias": a tied copy of it; "vision": kept aside;
-    "derived": computed from the metadata instead; "unknown": none of these, `name` as in the file.
+    "rotary": no weight, but the divisors of the full layers' rotary frequencies, which tell the
+    config how many pairs turn; "unknown": none of these, `name` as in the file.
     """
 
-    kind: Literal["tensor", "alias", "vision", "derived", "unknown"]
+    kind: Literal["tensor", "alias", "vision", "rotary", "unknown"]
     name: str
 
 
 def place_gguf(name: str) -> Place:
     """The place of a tensor of a GGUF file."""
-    if name == "rope_freqs.weight":  # the full layers' rotary factors, which the config gives too
-        return Place("derived", name)
+    if name == "rope_freqs.weight":
+        return Place("rotary", name)
     if name.startswith(_GGUF_VISION):
         return Place("vision", name)
     found = _GLOBAL.get(name) or _OLDER.get(name)
