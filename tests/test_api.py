@@ -179,6 +179,39 @@ def test_what_can_fail_fast_does_so_before_the_weights(
         sfumato.load(copy)
 
 
+@pytest.mark.parametrize(
+    ("spoil", "where"),
+    [
+        (lambda f: edit(f / "config.json", canvas_length=0), {}),
+        (without_embedding, {}),
+        (lambda f: None, {"device": "abacus"}),
+        (lambda f: None, {"dtype": "int8"}),
+    ],
+    ids=["config", "tensors", "device", "dtype"],
+)
+def test_the_slow_tokenizer_comes_after_what_is_quick(
+    copy: Path, monkeypatch: pytest.MonkeyPatch, spoil: Spoil, where: dict[str, str]
+) -> None:
+    spoil(copy)
+    monkeypatch.setattr("sfumato.api.load_text", lambda *_: pytest.fail("built the tokenizer"))
+    with pytest.raises(ValueError):
+        sfumato.load(copy, **where)
+
+
+def test_a_tokenizer_with_more_tokens_than_the_embedding_is_refused(
+    copy: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = copy / "tokenizer.json"
+    written = json.loads(path.read_text())
+    vocabulary = written["model"]["vocab"]
+    size = len(vocabulary)
+    vocabulary["another one"] = size
+    path.write_text(json.dumps(written))
+    monkeypatch.setattr("sfumato.api.load_network", lambda *_: pytest.fail("read the weights"))
+    with pytest.raises(ValueError, match=f"tokenizer has {size + 1} tokens .* embedding {size};"):
+        sfumato.load(copy)
+
+
 # Defaults and end tokens.
 
 
@@ -257,6 +290,14 @@ def test_what_a_draft_holds(model: Model) -> None:
     assert draft.token_ids.dtype == torch.int64 and draft.accepted.dtype == torch.bool
     assert draft.entropy.dtype == torch.float32 and bool((draft.entropy >= 0).all())
     assert {t.device.type for t in (draft.token_ids, draft.entropy, draft.accepted)} == {"cpu"}
+
+
+def test_a_long_prefill_can_be_cancelled(model: Model) -> None:
+    answers = iter([False, False, True])  # no fourth is asked for
+    reply = model.generate("x" * 2000, sampler=FEW, cancelled=lambda: next(answers))
+    assert (reply.stop_reason, reply.token_ids) == ("cancelled", [])
+    assert reply.stats.prompt_tokens > 2000 and reply.stats.steps == []
+    assert reply.stats.prefill_s > 0 and reply.stats.first_draft_s is None
 
 
 def test_a_prompt_is_a_users_message(model: Model) -> None:

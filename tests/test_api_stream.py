@@ -153,10 +153,19 @@ def test_cancelling() -> None:
 
     found, reply = cancel_after(True)
     assert (found, reply.text, reply.stop_reason) == ([], "", "cancelled")
-    found, reply = cancel_after(False, False, False, True)
+    found, reply = cancel_after(*[False] * 5, True)
     assert (reply.text, reply.stop_reason) == ("Hello, w", "cancelled")
     assert joined(found)[0] == "Hello, w" and len(found) == 4
     assert reply.stats.output_tokens == len(reply.token_ids) == 8
+
+
+@pytest.mark.parametrize("length", [3, 8, 100])
+def test_text_goes_on_past_an_end_that_is_ignored(length: int) -> None:
+    model = scripted("Hello<turn|>, wor<eos>ld!", length)
+    sampler = SamplerConfig(ignore_eos=True)
+    found, reply = events(model, max_tokens=15, sampler=sampler)
+    assert joined(found)[0] == reply.text == "Hello, world!"
+    assert len(reply.token_ids) == 15 and reply.stop_reason == "max_tokens"
 
 
 def test_a_stream_may_be_left_early() -> None:

@@ -17,11 +17,11 @@ from torch import Tensor
 
 from sfumato.diffusion.canvas import Convergence, Draft
 from sfumato.diffusion.config import SamplerConfig, defaults_from_gguf, defaults_from_hf
-from sfumato.diffusion.loop import Limits, Outcome, Settled, Stats, StopReason, generate, sequence
+from sfumato.diffusion.loop import Limits, Outcome, Settled, Stats, StopReason, generate
 from sfumato.diffusion.stops import StopStrings
 from sfumato.model.cache import KVCache
 from sfumato.model.config import ModelConfig
-from sfumato.model.loading import Progress, config_of, load_network
+from sfumato.model.loading import Progress, config_of, expected_shapes, load_network
 from sfumato.model.network import Network
 from sfumato.model.placement import pick_device, pick_dtype
 from sfumato.text.prompt import prompt_ids
@@ -29,6 +29,7 @@ from sfumato.text.reply import Delta, ReplyParser, ToolCall
 from sfumato.text.template import ChatTemplate
 from sfumato.text.tokenizer import Detokenizer, Tokenizer
 from sfumato.weights.checkpoint import Checkpoint, open_checkpoint
+from sfumato.weights.errors import CheckpointError
 
 EMBEDDED = Path(__file__).parent / "embedded"
 THOUGHT = re.compile(r"<\|channel>.*?(<channel\|>|\Z)", re.DOTALL)
@@ -122,9 +123,10 @@ class Model:
 
         max_tokens: visible tokens at most; sampler: what is None in it is the checkpoint's;
         tools: declarations as JSON schemas; stop: strings that end the reply and are not part of
-        it (inside a thought they are text like any other); cancelled: asked before every step,
-        True ends the reply with what is committed.
-        Raises ValueError, naming the argument, for what cannot be done.
+        it (inside a thought they are text like any other); cancelled: asked before every step
+        and every chunk of a prefill, True ends the reply with what is committed.
+        Raises ValueError, naming the argument, for what cannot be done. The stream itself raises
+        FloatingPointError where the model's scores are no numbers.
         """
         ids = self.prompt_ids(prompt, messages, thinking=thinking, tools=tools)
         if type(seed) is not int:
@@ -133,12 +135,17 @@ class Model:
         stops = StopStrings(stop, self._shown, _without_thoughts)
         limits = Limits(max_tokens, self.end_ids, stops.kept_ids, cancelled)
         # What cannot be done is refused by this call, and not by the first event asked for.
-        return self._events(generate(self.network, sequence(ids), config, limits, seed), stops)
+        prefix = torch.tensor(ids, dtype=torch.int64)
+        run = generate(self.network, prefix, config, limits, seed)
+        return self._events(run, stops, ReplyParser(ignore_ends=config.ignore_eos))
 
     def _events(
-        self, run: Generator[Draft | Settled, None, Outcome], stops: StopStrings
+        self,
+        run: Generator[Draft | Settled, None, Outcome],
+        stops: StopStrings,
+        parser: ReplyParser,
     ) -> Iterator[Draft | Commit | Done]:
-        parser, detokenizer = ReplyParser(), Detokenizer(self.tokenizer)
+        detokenizer = Detokenizer(self.tokenizer)
         raw, fed = "", 0  # the reply's text, and how much of it the parser has seen
         while True:
             try:
@@ -245,13 +252,23 @@ def load(
     """
     start = time.perf_counter()
     checkpoint = open_checkpoint(EMBEDDED if path is None else path)
+    # What fails fast comes first, and all of it before the weights.
+    config = config_of(checkpoint)
+    checkpoint.account(expected_shapes(config))
     target = pick_device(device)
-    text = load_text(checkpoint)  # all that can fail fast comes before the weights
+    kind = pick_dtype(dtype, checkpoint, target)
+    text = load_text(checkpoint)
+    # The other way round is fine: embeddings are often padded with rows that no token uses.
+    if text.tokenizer.vocab_size > config.vocab_size:
+        raise CheckpointError(
+            f"{checkpoint.path}: the tokenizer has {text.tokenizer.vocab_size} tokens and the "
+            f"embedding {config.vocab_size}; use the tokenizer that the model was trained with"
+        )
     if checkpoint.kind == "gguf":
         defaults = defaults_from_gguf(checkpoint.metadata)
     else:
         defaults = defaults_from_hf(checkpoint.metadata.get("generation_config") or {})
-    network = load_network(checkpoint, target, pick_dtype(dtype, checkpoint, target), progress)
+    network = load_network(checkpoint, target, kind, progress)
     ends = _end_ids(checkpoint, network.config, text.tokenizer)
     return Model(network, text, defaults, ends, checkpoint.path, time.perf_counter() - start)
 
@@ -276,14 +293,4 @@ def _end_ids(checkpoint: Checkpoint, config: ModelConfig, tokenizer: Tokenizer) 
     return tuple(dict.fromkeys((*config.eos_ids, *(i for i in looked_up if i is not None))))
 
 
-__all__ = [
-    "Commit",
-    "Done",
-    "Draft",
-    "Model",
-    "Reply",
-    "Stats",
-    "config_of",
-    "load",
-    "load_text",
-]
+__all__ = ["Commit", "Done", "Draft", "Model", "Reply", "Stats", "load"]

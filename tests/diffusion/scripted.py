@@ -72,11 +72,19 @@ class ScriptedNetwork:
     def synchronize(self) -> None:
         pass
 
-    def encode(self, rows: Sequence[Tensor], slots: Sequence[ScriptedSlot]) -> None:
+    def encode(
+        self,
+        rows: Sequence[Tensor],
+        slots: Sequence[ScriptedSlot],
+        cancelled: Callable[[], bool] = lambda: False,
+    ) -> bool:
+        if cancelled():
+            return False
         for ids, slot in zip(rows, slots, strict=True):
             slot.encoded.append(ids.tolist())
             slot.steps = 0
             assert sum(map(len, slot.encoded)) <= slot.capacity
+        return True
 
     def denoise(
         self,

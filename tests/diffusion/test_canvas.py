@@ -12,9 +12,9 @@ from torch import Tensor
 from sfumato.diffusion.canvas import Canvas
 from sfumato.diffusion.config import REFERENCE, SamplerConfig
 from sfumato.diffusion.noise import Noise
-from sfumato.diffusion.sampler import StepView
+from sfumato.diffusion.sampler import FixedCount, StepView
 from sfumato.diffusion.step import score
-from sfumato.diffusion.stopping import Never
+from sfumato.diffusion.stopping import Never, StableAndConfident
 from sfumato.model.head import VocabularyHead
 
 LENGTH, VOCABULARY = 6, 20
@@ -109,6 +109,8 @@ def test_samplers_and_rules_see_what_is_promised() -> None:
     seen: list[StepView] = []
 
     class Spy:
+        history = 2
+
         def accept(self, view: StepView) -> Tensor:
             seen.append(view)
             return view.stats.entropy < 0.1
@@ -124,9 +126,67 @@ def test_samplers_and_rules_see_what_is_promised() -> None:
         settle(row, sure_of(*[token] * LENGTH))
     assert [(view.step, view.max_steps) for view in seen] == [(1, 5), (2, 5), (3, 5)]
     assert all(torch.equal(v.tokens, t) for v, t in zip(seen, went_in, strict=True))
-    assert [len(view.history) for view in seen] == [0, 1, 2]
+    none = [-1] * LENGTH
+    assert seen[0].history.tolist() == [none, none]
+    assert seen[1].history.tolist() == [none, [3] * LENGTH]
     assert seen[2].history.tolist() == [[3] * LENGTH, [4] * LENGTH]
     assert seen[2].stats.argmax.tolist() == [5] * LENGTH
     assert seen[2].stats.drawn.tolist() == [5] * LENGTH
     assert seen[2].stats.top_ids[:, 0].tolist() == [5] * LENGTH
     assert seen[2].stats.logits is None
+
+
+@pytest.mark.parametrize(
+    ("stability", "max_steps", "rows"),
+    [(0, 9, 1), (1, 9, 1), (3, 9, 3), (11, 9, 9), (10**12, 9, 9)],
+)
+def test_the_history_is_of_one_size(stability: int, max_steps: int, rows: int) -> None:
+    rule = StableAndConfident(stability, confidence=1e-9)
+    row = canvas(stopping=rule, max_steps=max_steps, sampler=FixedCount())
+    while not row.done:
+        assert row.history.shape == (rows, LENGTH)
+        settle(row, sure_of(*[3] * LENGTH))
+    assert row.step == min(stability + 1, max_steps)
+    assert row.convergence == ("converged" if stability < max_steps else "step_cap")
+
+
+def test_what_is_drawn_is_what_happens() -> None:
+    """At temperature 0, and at pinned positions: the view shows what the canvas will hold."""
+    seen: list[StepView] = []
+
+    class All:
+        def accept(self, view: StepView) -> Tensor:
+            seen.append(view)
+            return torch.ones(LENGTH, dtype=torch.bool)
+
+    for temperature in (0.0, 1.0):
+        row = canvas(pinned={2: 9}, temperature=temperature, sampler=All())
+        settle(row, sure_of(*[-1] * LENGTH))
+        assert torch.equal(seen[-1].stats.drawn, row.tokens) and row.tokens[2] == 9
+    cold, warm = seen
+    assert torch.equal(cold.stats.drawn, cold.stats.argmax)
+    assert not torch.equal(warm.stats.drawn, warm.stats.argmax)
+
+
+@pytest.mark.parametrize("value", [float("nan"), float("inf")])
+def test_scores_that_are_no_numbers_are_refused(value: float) -> None:
+    scores = sure_of(*[3] * LENGTH)
+    scores[4] *= value  # zeros among them: NaN either way
+    with pytest.raises(FloatingPointError, match=r"canvas 2, step 1: .*dtype='bfloat16'"):
+        settle(canvas(), scores)
+
+
+def test_the_coldest_temperature_still_gives_numbers() -> None:
+    row = canvas(temperature=1e-38)
+    assert settle(row, torch.randn(LENGTH, VOCABULARY)).entropy.isfinite().all()
+    assert row.soft is not None and row.soft.isfinite().all()
+
+
+@pytest.mark.parametrize("heat", [0.0, -1.0, float("nan"), float("inf")])
+def test_a_schedule_must_give_a_temperature(heat: float) -> None:
+    class Odd:
+        def temperature(self, step: int, max_steps: int) -> float:
+            return heat
+
+    with pytest.raises(ValueError, match=f"^schedule: gave a temperature of {heat} at step 1"):
+        canvas(schedule=Odd()).temperature()

@@ -44,6 +44,15 @@ from sfumato.weights.gguf import read_gguf
         ({"top_p": 0.0}, "top_p: must be over 0 and at most 1"),
         ({"top_p": 1.5}, "top_p: must be over 0 and at most 1"),
         ({"top_p": float("nan")}, "top_p: must be over 0"),
+        ({"temperature": "x"}, "temperature: must be finite and at least 0, got 'x'"),
+        ({"temperature": True}, "temperature: must be finite"),
+        ({"top_p": "x"}, "top_p: must be over 0 and at most 1, got 'x'"),
+        ({"sampler": "threshold"}, r"sampler: .* 'accept', .*options\(sampler='threshold'\)"),
+        ({"sampler": EntropyBound}, r"sampler: .* such as EntropyBound\(\)"),
+        ({"schedule": 0.5}, r"schedule: .* 'temperature', such as LinearTemperature\(\).* got 0.5"),
+        ({"stopping": 3}, r"stopping: .* 'done', such as StableAndConfident\(\); got 3"),
+        ({"processors": (1,)}, r"processors: must be a tuple of .* 'process', .* got \(1,\)"),
+        ({"processors": LogitBias({1: 1.0})}, "processors: must be a tuple"),
     ],
 )
 def test_nonsense_is_refused_by_name(values: dict[str, Any], message: str) -> None:
@@ -56,12 +65,20 @@ def test_nonsense_is_refused_by_name(values: dict[str, Any], message: str) -> No
     [
         (lambda: EntropyBound(-0.1), "entropy_bound: must be at least 0 nats, got -0.1"),
         (lambda: EntropyBound(float("nan")), "entropy_bound"),
+        (lambda: EntropyBound("x"), "entropy_bound: .* got 'x'"),  # type: ignore[arg-type]
         (lambda: FixedCount(0), "count: must be at least 1"),
+        (lambda: FixedCount(1.5), "count: must be at least 1"),  # type: ignore[arg-type]
+        (lambda: Threshold(top=float("nan")), "top: must be a probability from 0 to 1, got nan"),
+        (lambda: Threshold(top=-0.1), "top: must be a probability"),
+        (lambda: Threshold(margin=1.1), "margin: must be a probability"),
+        (lambda: Threshold(margin="x"), "margin: .* got 'x'"),  # type: ignore[arg-type]
+        (lambda: LinearTemperature("x", 1), "t_min, t_max"),  # type: ignore[arg-type]
         (lambda: LinearTemperature(0.8, 0.4), "t_min, t_max: need 0 <= t_min <= t_max"),
         (lambda: LinearTemperature(0, 0), "t_min, t_max"),
         (lambda: LinearTemperature(-1, 1), "t_min, t_max"),
         (lambda: StableAndConfident(stability=-1), "stability, confidence"),
         (lambda: StableAndConfident(stability=1.5), "stability, confidence"),  # type: ignore[arg-type]
+        (lambda: StableAndConfident(confidence="x"), "stability, confidence"),  # type: ignore[arg-type]
         (lambda: StableAndConfident(confidence=0), "stability, confidence"),
         (lambda: StableAndConfident(confidence=float("nan")), "stability, confidence"),
     ],
@@ -91,20 +108,12 @@ def test_options_lay_over() -> None:
     assert SamplerConfig().options(entropy_bound=0.3).sampler == EntropyBound(0.3)
 
 
-def test_options_of_the_stopping_rule_keep_its_other_number() -> None:
-    base = replace(REFERENCE, stopping=StableAndConfident(stability=3, confidence=0.5))
-    assert base.options(confidence=0.1).stopping == StableAndConfident(3, 0.1)
-    assert base.options(stability=0).stopping == StableAndConfident(0, 0.5)
-    assert fixed_steps(4).options(stability=2).stopping == StableAndConfident(2)
-
-
 @pytest.mark.parametrize(
     ("options", "message"),
     [
         ({"sampler": "euler"}, "sampler: 'euler' is none of entropy-bound, fixed-count, threshold"),
         ({"sampler": "threshold", "entropy_bound": 0.1}, "entropy_bound: belongs to the sampler"),
         ({"entropy_bound": -1.0}, "entropy_bound: must be at least 0"),
-        ({"confidence": -1.0}, "confidence > 0"),
         ({"max_steps": 0}, "max_steps"),
     ],
 )

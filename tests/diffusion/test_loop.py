@@ -7,6 +7,7 @@ import time
 from typing import Any
 
 import pytest
+import torch
 from tests.diffusion.scripted import (
     END,
     END_IDS,
@@ -19,7 +20,7 @@ from tests.diffusion.scripted import (
 
 from sfumato.diffusion.canvas import Draft
 from sfumato.diffusion.config import REFERENCE, SamplerConfig, fixed_steps
-from sfumato.diffusion.loop import Limits, Outcome, Settled, generate, sequence
+from sfumato.diffusion.loop import Limits, Outcome, Settled, generate, visible
 from sfumato.diffusion.schedule import LinearTemperature
 
 LENGTH = 8
@@ -38,7 +39,9 @@ def reply(
 ) -> tuple[ScriptedNetwork, list[Draft | Settled], Outcome]:
     network: Any = ScriptedNetwork(script(text, LENGTH), LENGTH, hesitate)
     wanted = Limits(max_tokens, end_ids, **limits)
-    run = generate(network, sequence(prompt), config.over(REFERENCE), wanted, seed=0)
+    run = generate(
+        network, torch.tensor(prompt, dtype=torch.int64), config.over(REFERENCE), wanted, seed=0
+    )
     events: list[Draft | Settled] = []
     while True:
         try:
@@ -148,11 +151,28 @@ def test_cancelling() -> None:
     assert (events, outcome.token_ids, outcome.stop_reason) == ([], [], "cancelled")
     assert outcome.stats.first_draft_s is None and outcome.stats.canvases == 0
 
-    answers = [False, False, False, True]  # the first canvas takes two steps, the second one
+    # Asked before the prompt, two steps, a commit, and two steps of the second canvas.
+    answers = [*[False] * 5, True]
     _, events, outcome = reply("Hello, world!<turn|>", cancelled=counted(answers))
     assert (said(outcome), outcome.stop_reason) == ("Hello, w", "cancelled")
     assert [type(event) for event in events] == [Draft, Draft, Settled, Draft]
     assert outcome.stats.steps == [2, 1] and outcome.stats.convergence == ["converged"]
+
+
+def test_a_settled_canvas_is_not_committed_for_a_cancelled_reply() -> None:
+    answers = [False, False, False, True]
+    network, events, outcome = reply("Hello, world!<turn|>", cancelled=counted(answers))
+    assert (said(outcome), outcome.stop_reason) == ("Hello, w", "cancelled")
+    assert [type(event) for event in events] == [Draft, Draft, Settled]
+    assert network.slots[0].encoded == [PROMPT]
+    assert outcome.stats.steps == [2] and outcome.stats.canvases == 1
+    assert outcome.stats.output_tokens == LENGTH
+
+
+def test_visible() -> None:
+    assert visible([5, 6, 2, 7, 1], (1, 2)) == [5, 6]
+    assert visible([5, 6], {1}) == [5, 6]
+    assert visible([1, 5], (1,)) == visible([], (1,)) == []
 
 
 def test_steps_and_convergence_of_each_canvas() -> None:
@@ -189,7 +209,7 @@ def test_self_conditioning_can_be_turned_off() -> None:
 def test_figures() -> None:
     started = time.perf_counter()
     network: Any = ScriptedNetwork(script("Hello, world!<turn|>", LENGTH), LENGTH)
-    run = generate(network, sequence(PROMPT), REFERENCE, Limits(64, END_IDS), seed=0)
+    run = generate(network, torch.tensor(PROMPT), REFERENCE, Limits(64, END_IDS), seed=0)
     while True:
         try:
             next(run)
@@ -217,7 +237,7 @@ def test_figures() -> None:
 )
 def test_repetition_is_reported_and_never_cut(text: str, limit: int, warned: list[int]) -> None:
     network: Any = ScriptedNetwork(script(text, 16), 16)
-    run = generate(network, sequence(PROMPT), REFERENCE, Limits(limit, END_IDS), seed=0)
+    run = generate(network, torch.tensor(PROMPT), REFERENCE, Limits(limit, END_IDS), seed=0)
     while True:
         try:
             next(run)

@@ -13,13 +13,19 @@ from sfumato.diffusion.sampler import SAMPLERS, EntropyBound, FixedCount, StepVi
 from sfumato.diffusion.stopping import Never, StableAndConfident
 
 
-def view(step: int = 1, history: list[list[int]] | None = None, **stats: Any) -> StepView:
+def view(
+    step: int = 1,
+    history: list[list[int]] | None = None,
+    pinned: list[bool] | None = None,
+    **stats: Any,
+) -> StepView:
     values = {name: torch.as_tensor(value) for name, value in stats.items()}
     length = len(next(iter(values.values())))
-    past = torch.tensor(history or [], dtype=torch.int64).view(-1, length)
+    # The five newest, as a canvas keeps them: -1 where there were not so many.
+    past = torch.tensor([*[[-1] * length] * 5, *(history or [])][-5:])
     tokens = torch.zeros(length, dtype=torch.int64)
     found: Any = SimpleNamespace(**values)
-    return StepView(step, 10, tokens, found, past, torch.zeros(length, dtype=torch.bool))
+    return StepView(step, 10, tokens, found, past, torch.tensor(pinned or [False] * length))
 
 
 def accepted(mask: Tensor) -> list[int]:
@@ -58,6 +64,14 @@ def test_threshold() -> None:
     assert accepted(Threshold(0.99).accept(view(top_probs=top))) == [0]  # so that steps progress
 
 
+def test_threshold_progresses_beside_pinned_positions() -> None:
+    """The model may be surest of a position that is none of its business."""
+    top = [[0.99, 0.01], [0.3, 0.2], [0.4, 0.3]]
+    seen = view(top_probs=top, pinned=[True, False, False])
+    assert accepted(Threshold(0.995).accept(seen)) == [0, 2]
+    assert accepted(Threshold().accept(view(top_probs=top, pinned=[True] * 3))) == [0, 1, 2]
+
+
 def test_samplers_have_names() -> None:
     assert {name: kind() for name, kind in SAMPLERS.items()} == {
         "entropy-bound": EntropyBound(0.1),
@@ -92,6 +106,15 @@ def test_confidence_is_of_the_mean() -> None:
     rule = StableAndConfident(stability=0, confidence=0.005)
     assert bool(rule.done(view(argmax=[1, 2], entropy=[0.0, 0.0099])))
     assert not bool(rule.done(view(argmax=[1, 2], entropy=[0.0, 0.0101])))
+
+
+def test_confidence_is_of_the_free_positions() -> None:
+    rule = StableAndConfident(stability=0, confidence=0.005)
+    pinned = [True, True, True, False]
+    for entropy, done in ((0.0049, True), (0.0051, False)):
+        seen = view(argmax=[1] * 4, entropy=[0.0, 0.0, 0.0, entropy], pinned=pinned)
+        assert bool(rule.done(seen)) is done
+    assert bool(rule.done(view(argmax=[1], entropy=[0.0], pinned=[True])))
 
 
 def test_never() -> None:

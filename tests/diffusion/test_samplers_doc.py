@@ -11,6 +11,7 @@ import pytest
 import torch
 from tests.diffusion.scripted import scripted
 
+from sfumato.diffusion.processors import CanvasView
 from sfumato.diffusion.sampler import StepView
 from sfumato.model.head import HeadStats
 
@@ -42,7 +43,7 @@ def view(names: dict[str, Any], top: list[float], **changes: Any) -> StepView:
     values["argmax"] = torch.arange(length)
     stats = HeadStats(**values | changes.pop("stats", {}))
     none = torch.zeros(length, dtype=torch.bool)
-    history = torch.empty((0, length), dtype=torch.int64)
+    history = torch.full((1, length), -1)
     made = {"pinned": none, "history": history} | changes
     return StepView(1, 8, torch.arange(length), stats, **made)
 
@@ -78,6 +79,13 @@ def test_the_law_is_there_for_who_asks(names: dict[str, Any]) -> None:
         "entropy": torch.distributions.Categorical(logits=logits).entropy(),
     }
     assert names["Typical"]().accept(view(names, [0.5, 0.9], stats=stats)).tolist() == [True, False]
+
+
+def test_the_processor_does_what_it_says(names: dict[str, Any]) -> None:
+    none = torch.zeros(2, dtype=torch.int64)
+    seen = CanvasView(1, none, none[None], torch.tensor([6, 4, 6, 40]))
+    scores = names["Fresh"](0.5).process(torch.zeros(2, 3), 5, seen)
+    assert scores.tolist() == [[0.0, -0.5, 0.0]] * 2
 
 
 def test_the_tables_name_every_field() -> None:

@@ -17,7 +17,7 @@ from torch.distributions import Categorical
 from sfumato.diffusion.canvas import Canvas, Draft
 from sfumato.diffusion.config import REFERENCE, SamplerConfig
 from sfumato.diffusion.noise import Noise
-from sfumato.diffusion.processors import LogitBias, MinTokens
+from sfumato.diffusion.processors import CanvasView, LogitBias, MinTokens
 from sfumato.diffusion.sampler import EntropyBound, FixedCount, StepView, Threshold
 from sfumato.diffusion.schedule import LinearTemperature
 from sfumato.diffusion.step import denoise_step, score
@@ -39,9 +39,9 @@ def law(temperature: float = HEAT, sharpness: float = 4.0) -> tuple[Any, Tensor]
     return SimpleNamespace(head=head, hidden=hidden), head.logits(hidden)
 
 
-def canvas(length: int = LENGTH, offset: int = 0, **choices: Any) -> Canvas:
+def canvas(length: int = LENGTH, reply: Sequence[int] = (), **choices: Any) -> Canvas:
     config = SamplerConfig(canvas_length=length, **choices).over(REFERENCE)
-    return Canvas(config, Noise(7, 0), VOCABULARY, CPU, offset=offset)
+    return Canvas(config, Noise(7, 0), VOCABULARY, CPU, reply)
 
 
 def check(network: Any, row: Canvas, processed: Tensor) -> HeadStats:
@@ -143,15 +143,36 @@ def test_min_tokens_counts_from_the_start_of_the_reply() -> None:
     network, logits = law(sharpness=1.0)
     banned = logits.clone()
     banned[:3, 5] = -1e30
-    check(network, canvas(offset=20, processors=(MinTokens(23, (5,)),)), banned / HEAT)
-    check(network, canvas(offset=23, processors=(MinTokens(23, (5,)),)), logits / HEAT)
+    check(network, canvas(reply=[1] * 20, processors=(MinTokens(23, (5,)),)), banned / HEAT)
+    check(network, canvas(reply=[1] * 23, processors=(MinTokens(23, (5,)),)), logits / HEAT)
+
+
+def test_processors_see_the_canvas() -> None:
+    seen: list[CanvasView] = []
+
+    class Spy:
+        def process(self, scores: Tensor, first_id: int, view: CanvasView) -> Tensor:
+            seen.append(view)
+            return scores
+
+    network, _ = law()
+    row = canvas(reply=[4, 8], processors=(Spy(),))
+    went_in = row.tokens
+    draft = row.settle(score(network, network.hidden, [row]))
+    score(network, network.hidden, [row])
+    first, second = seen[0], seen[-1]
+    assert (first.step, second.step) == (1, 2)
+    assert torch.equal(first.tokens, went_in) and torch.equal(second.tokens, row.tokens)
+    assert first.history.tolist() == [[-1] * LENGTH]
+    assert torch.equal(second.history[-1], draft.token_ids)
+    assert first.reply.tolist() == second.reply.tolist() == [4, 8]
 
 
 def test_third_party_parts() -> None:
     """Nothing but the methods counts: no base class, no registration."""
 
     class OnlyEven:
-        def process(self, scores: Tensor, first_id: int, offset: int) -> Tensor:
+        def process(self, scores: Tensor, first_id: int, view: CanvasView) -> Tensor:
             odd = (torch.arange(scores.shape[-1]) + first_id) % 2 == 1
             return scores.masked_fill(odd, float("-inf"))
 
@@ -202,7 +223,14 @@ ROWS: list[tuple[int, dict[str, Any]]] = [  # prompt length, choices
     (17, {"temperature": 0.0, "max_steps": 20}),
     (1, {"top_k": 3, "canvas_length": 5}),
     (30, {"sampler": FixedCount(1), "stopping": StableAndConfident(2, 0.5)}),
-    (9, {"top_p": 0.8, "temperature": 1.3, "processors": (LogitBias({4: 3.0}),)}),
+    (
+        9,
+        {
+            "top_p": 0.8,
+            "temperature": 1.3,
+            "processors": (LogitBias({4: 3.0}), MinTokens(14, (4,))),
+        },
+    ),
     (2, {"sampler": Threshold(0.7), "schedule": LinearTemperature(0.1, 0.3), "max_steps": 6}),
     (12, {"self_conditioning": False, "canvas_length": 1}),
     (8, {"stopping": Never(), "max_steps": 3}),
@@ -215,7 +243,7 @@ def begin(network: Network, index: int) -> tuple[Canvas, Slot]:
     random = torch.Generator().manual_seed(index)
     slot = network.new_slot(64)
     network.encode([torch.randint(0, 97, (length,), generator=random)], [slot])
-    return Canvas(config, Noise(index, index), 97, CPU, offset=3 * index), slot
+    return Canvas(config, Noise(index, index), 97, CPU, [5] * 3 * index), slot
 
 
 def alone(network: Network, index: int) -> list[Draft]:

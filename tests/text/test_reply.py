@@ -92,6 +92,14 @@ def test_nothing_comes_after_the_end() -> None:
     assert parser.finish() == ParsedReply(None, "a", ())
 
 
+def test_ends_can_be_ignored() -> None:
+    parser = ReplyParser(ignore_ends=True)
+    deltas = parser.feed("a<turn|>b<eos><|channel>thought\nc<|tool_response>d<channel|>e")
+    assert deltas == [Delta("answer", "ab"), Delta("thought", "cd"), Delta("answer", "e")]
+    assert not parser.ended
+    assert parser.finish() == ParsedReply("cd", "abe", ())
+
+
 _pieces = st.sampled_from(
     [*MARKERS, CALL, "thought\n", "thought", "a", " ", "\n", "<", ">", "|", "<tu", "rn|>", "<|tu",
      "rn>", "<e", "os>", "call:f{}", "call:f", "{a:1}", "<|", "|>", "\u2003", "é"]

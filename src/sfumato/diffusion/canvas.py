@@ -5,6 +5,7 @@ Everything is per row: a batch is a list of canvases that share a forward and no
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Literal
 
@@ -13,8 +14,11 @@ from torch import Tensor
 
 from sfumato.diffusion.config import SamplerConfig
 from sfumato.diffusion.noise import Noise
+from sfumato.diffusion.processors import CanvasView
 from sfumato.diffusion.sampler import StepView
 from sfumato.model.head import HeadStats
+
+COLDEST = 1e-6  # scores over a lower temperature would leave float32's range
 
 Convergence = Literal["converged", "step_cap"]
 
@@ -40,13 +44,14 @@ class Canvas:
         noise: Noise,
         vocab_size: int,
         device: torch.device,
-        offset: int = 0,
+        reply: Sequence[int] = (),
         pinned: dict[int, int] | None = None,
     ) -> None:
-        """config: complete, canvas_length included; offset: tokens of the reply before this
+        """config: complete, canvas_length included; reply: the tokens of the reply before this
         canvas; pinned: position → token id, for positions whose token is given."""
         assert config.canvas_length and config.max_steps
-        self.config, self.noise, self.offset = config, noise, offset
+        self.config, self.noise = config, noise
+        self.reply = torch.tensor(reply, dtype=torch.int64, device=device)
         self.vocab_size, self.length = vocab_size, config.canvas_length
         self.step, self.convergence = 0, None  # type: tuple[int, Convergence | None]
         self.pinned = torch.full((self.length,), -1, device=device)
@@ -56,7 +61,10 @@ class Canvas:
             self.pinned[position] = token
         self.tokens = self._with_pinned(noise.tokens(0, self.length, vocab_size).to(device))
         self.soft: Tensor | None = None  # [length, hidden] for the next step's self-conditioning
-        self.history = torch.empty((0, self.length), dtype=torch.int64, device=device)
+        # Of one size at every step, so that a step can be captured once and replayed.
+        rules = (config.sampler, config.stopping)
+        wanted = max(1, *(getattr(rule, "history", 1) for rule in rules))
+        self.history = torch.full((min(wanted, config.max_steps), self.length), -1, device=device)
 
     @property
     def argmax(self) -> Tensor:
@@ -71,42 +79,61 @@ class Canvas:
         """Of the step to come. At a setting of 0 the law keeps the schedule; the draw does not."""
         assert self.config.schedule and self.config.max_steps
         heat = self.config.schedule.temperature(self.step + 1, self.config.max_steps)
-        return heat * (self.config.temperature or 1.0)
+        if not 0 < heat < float("inf"):
+            raise ValueError(
+                f"schedule: gave a temperature of {heat} at step {self.step + 1}; it must be "
+                "finite and more than 0"
+            )
+        return max(COLDEST, heat * (self.config.temperature or 1.0))
 
     def uniforms(self) -> Tensor:
         """float64 [length]: what the tokens of the step to come are drawn with."""
         return self.noise.uniforms(self.step + 1, self.length)
 
+    def before(self) -> CanvasView:
+        """What logit processors see of the step to come."""
+        return CanvasView(self.step + 1, self.tokens, self.history, self.reply)
+
     def settle(self, stats: HeadStats) -> Draft:
-        """Takes in what the forward found at each position, and gets ready for the next step."""
+        """Takes in what the forward found at each position, and gets ready for the next step.
+
+        Raises FloatingPointError where the forward found no numbers.
+        """
         config = self.config
         assert config.sampler and config.stopping and config.max_steps
         self.step += 1
         view = self._view(stats)
         accepted = config.sampler.accept(view) | view.pinned
         fresh = self.noise.tokens(self.step, self.length, self.vocab_size).to(self.tokens.device)
-        drawn = stats.argmax if config.temperature == 0 else stats.drawn
+        self.tokens = torch.where(accepted, view.stats.drawn, fresh)
+        self.history = torch.cat((self.history[1:], view.stats.argmax[None]))
+        self.soft = stats.soft if config.self_conditioning else None
+        entropy = view.stats.entropy.cpu()  # from here on the device is waited for
+        if not entropy.isfinite().all():
+            raise FloatingPointError(
+                f"canvas {self.noise.canvas}, step {self.step}: the model's scores are not finite, "
+                "as when its activations exceed the range of float16; "
+                "load it with dtype='bfloat16' or 'float32'"
+            )
         if bool(config.stopping.done(view)):
             self.convergence = "converged"
         elif self.step == config.max_steps:
             self.convergence = "step_cap"
-        self.tokens = self._with_pinned(torch.where(accepted, drawn, fresh))
-        self.history = torch.cat((self.history, view.stats.argmax[None]))
-        self.soft = stats.soft if config.self_conditioning else None
         return Draft(
             self.noise.canvas,
             self.step,
             self.argmax.cpu(),
-            view.stats.entropy.cpu(),
+            entropy,
             accepted.cpu(),
             config.max_steps,
         )
 
     def _view(self, stats: HeadStats) -> StepView:
-        pinned = self.pinned >= 0
+        pinned, cold = self.pinned >= 0, self.config.temperature == 0
         stats = replace(
             stats,
             argmax=self._with_pinned(stats.argmax),
+            drawn=self._with_pinned(stats.argmax if cold else stats.drawn),
             entropy=stats.entropy.masked_fill(pinned, 0.0),
         )
         assert self.config.max_steps

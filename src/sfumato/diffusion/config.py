@@ -6,11 +6,19 @@ from collections.abc import Mapping
 from dataclasses import dataclass, fields, replace
 from typing import Any
 
+from sfumato.diffusion.checks import is_number, is_whole
 from sfumato.diffusion.processors import LogitProcessor
 from sfumato.diffusion.sampler import SAMPLERS, EntropyBound, Sampler
 from sfumato.diffusion.schedule import LinearTemperature, Schedule
 from sfumato.diffusion.stopping import Never, StableAndConfident, Stopping
 from sfumato.weights.errors import CheckpointError, quoted
+
+_METHODS = {
+    "sampler": ("accept", "EntropyBound(), or options(sampler='threshold') for a name"),
+    "schedule": ("temperature", "LinearTemperature()"),
+    "stopping": ("done", "StableAndConfident()"),
+}
+"""Of each part: the method that makes it one, and an example."""
 
 
 @dataclass(frozen=True)
@@ -26,21 +34,35 @@ class SamplerConfig:
     top_p: float | None = None  # only the likeliest tokens that hold this much probability
     processors: tuple[LogitProcessor, ...] = ()
     canvas_length: int | None = None  # at most the checkpoint's
-    min_tokens: int = 0  # no end of the reply before so many tokens
+    min_tokens: int = 0  # no end token before so many tokens; a stop string may come earlier
     ignore_eos: bool = False  # end tokens do not end the reply
     self_conditioning: bool = True  # off only to measure what it is worth
 
     def __post_init__(self) -> None:
         for name, low in (("max_steps", 1), ("top_k", 1), ("canvas_length", 1), ("min_tokens", 0)):
             value = getattr(self, name)
-            if value is not None and (isinstance(value, bool) or not isinstance(value, int)):
+            if value is not None and not is_whole(value):
                 raise ValueError(f"{name}: must be an integer, got {value!r}")
             if value is not None and value < low:
                 raise ValueError(f"{name}: must be at least {low}, got {value}")
-        if not 0 <= self.temperature < float("inf"):
-            raise ValueError(f"temperature: must be finite and at least 0, got {self.temperature}")
-        if self.top_p is not None and not 0 < self.top_p <= 1:
-            raise ValueError(f"top_p: must be over 0 and at most 1, got {self.top_p}")
+        heat, top_p = self.temperature, self.top_p
+        if not (is_number(heat) and 0 <= heat < float("inf")):
+            raise ValueError(f"temperature: must be finite and at least 0, got {heat!r}")
+        if top_p is not None and not (is_number(top_p) and 0 < top_p <= 1):
+            raise ValueError(f"top_p: must be over 0 and at most 1, got {top_p!r}")
+        for name, (method, example) in _METHODS.items():
+            part = getattr(self, name)
+            if part is not None and not _has(part, method):
+                raise ValueError(
+                    f"{name}: must be an object with a method {method!r}, such as {example}; "
+                    f"got {part!r}"
+                )
+        processors = self.processors
+        if not isinstance(processors, tuple) or not all(_has(p, "process") for p in processors):
+            raise ValueError(
+                "processors: must be a tuple of objects with a method 'process', such as "
+                f"(LogitBias({{5: 1.0}}),); got {processors!r}"
+            )
 
     def over(self, defaults: SamplerConfig) -> SamplerConfig:
         """This config with its Nones filled from `defaults`."""
@@ -51,8 +73,6 @@ class SamplerConfig:
         self,
         *,
         entropy_bound: float | None = None,
-        confidence: float | None = None,
-        stability: int | None = None,
         sampler: str | None = None,
         **flat: Any,
     ) -> SamplerConfig:
@@ -68,15 +88,11 @@ class SamplerConfig:
             if not isinstance(new.sampler, EntropyBound | None):
                 raise ValueError("entropy_bound: belongs to the sampler 'entropy-bound'")
             new = replace(new, sampler=EntropyBound(entropy_bound))
-        if confidence is not None or stability is not None:
-            rule = new.stopping if isinstance(new.stopping, StableAndConfident) else None
-            rule = rule or StableAndConfident()
-            rule = StableAndConfident(
-                rule.stability if stability is None else stability,
-                rule.confidence if confidence is None else confidence,
-            )
-            new = replace(new, stopping=rule)
         return new
+
+
+def _has(part: object, method: str) -> bool:
+    return callable(getattr(part, method, None)) and not isinstance(part, type)
 
 
 REFERENCE = SamplerConfig(

@@ -8,11 +8,10 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Callable, Generator, Iterator, Sequence
+from collections.abc import Callable, Collection, Generator, Iterator
 from dataclasses import dataclass, field, replace
 from typing import Literal
 
-import torch
 from torch import Tensor
 
 from sfumato.diffusion.canvas import Canvas, Convergence, Draft
@@ -75,7 +74,7 @@ class Limits:
     max_tokens: int
     end_ids: tuple[int, ...]
     cut: Callable[[list[int]], int | None] = lambda ids: None  # ids kept before a stop string
-    cancelled: Callable[[], bool] = lambda: False
+    cancelled: Callable[[], bool] = lambda: False  # asked before each step and chunk of a prefill
 
 
 def generate(
@@ -100,9 +99,9 @@ def _run(
     reason: StopReason | None = None
     vocab, device = network.config.vocab_size, network.device
 
-    stats.prefill_s = _encode(network, prompt, slot)
-    while reason is None:
-        canvas = Canvas(config, Noise(seed, stats.canvases), vocab, device, offset=len(reply))
+    going, stats.prefill_s = _encode(network, prompt, slot, limits)
+    while going and reason is None:
+        canvas = Canvas(config, Noise(seed, stats.canvases), vocab, device, reply)
         for draft, seconds in _denoise(network, canvas, slot, limits):
             stats.steps[stats.canvases :] = [draft.step]
             stats.denoise_s += seconds
@@ -110,7 +109,6 @@ def _run(
                 stats.first_draft_s = time.perf_counter() - start
             yield draft
         if canvas.convergence is None:
-            reason = "cancelled"
             break
         added, reason = _harvest(canvas, reply, config, limits)
         if warning := repetition(added, reason):
@@ -122,18 +120,19 @@ def _run(
         stats.convergence.append(canvas.convergence)
         yield Settled(canvas.noise.canvas, added, canvas.convergence, reason)
         if reason is None:  # only a canvas that another follows goes into the cache
-            stats.commit_s += _encode(network, canvas.argmax, slot)
+            going, seconds = _encode(network, canvas.argmax, slot, limits)
+            stats.commit_s += seconds
     stats.output_tokens = len(reply)
     stats.total_s = time.perf_counter() - start
-    return Outcome(reply, reason, stats, tuple(warnings))
+    return Outcome(reply, reason or "cancelled", stats, tuple(warnings))
 
 
-def _encode(network: Network, ids: Tensor, slot: Slot) -> float:
-    """Appends ids to the prefix; returns the seconds that it took."""
+def _encode(network: Network, ids: Tensor, slot: Slot, limits: Limits) -> tuple[bool, float]:
+    """Appends ids to the prefix; returns whether it was not cancelled, and the seconds it took."""
     began = time.perf_counter()
-    network.encode([ids], [slot])
+    whole = network.encode([ids], [slot], cancelled=limits.cancelled)
     network.synchronize()
-    return time.perf_counter() - began
+    return whole, time.perf_counter() - began
 
 
 def _denoise(
@@ -147,16 +146,18 @@ def _denoise(
         yield draft, time.perf_counter() - began
 
 
+def visible(ids: list[int], end_ids: Collection[int]) -> list[int]:
+    """The ids before the first end token."""
+    return ids[: next((i for i, token in enumerate(ids) if token in end_ids), len(ids))]
+
+
 def _harvest(
     canvas: Canvas, reply: list[int], config: SamplerConfig, limits: Limits
 ) -> tuple[list[int], StopReason | None]:
     """What a finished canvas adds to the reply, and why the reply ends here, if it does."""
-    added: list[int] = canvas.argmax.tolist()
-    reason: StopReason | None = None
-    if not config.ignore_eos:
-        end = next((i for i, token in enumerate(added) if token in limits.end_ids), None)
-        if end is not None:
-            added, reason = added[:end], "eos"
+    whole: list[int] = canvas.argmax.tolist()
+    added = whole if config.ignore_eos else visible(whole, limits.end_ids)
+    reason: StopReason | None = "eos" if len(added) < len(whole) else None
     room = limits.max_tokens - len(reply)
     if len(added) >= room and (len(added) > room or reason is None):
         added, reason = added[:room], "max_tokens"
@@ -194,8 +195,3 @@ def _slot(network: Network, prompt: int, config: SamplerConfig, limits: Limits) 
             "shorten the prompt or lower max_tokens"
         )
     return network.new_slot(max(1, prompt + (canvases - 1) * config.canvas_length))
-
-
-def sequence(ids: Sequence[int]) -> Tensor:
-    """Token ids as the int64 tensor that `generate` takes."""
-    return torch.tensor(list(ids), dtype=torch.int64)

@@ -1,7 +1,8 @@
 """Logit processors: what may act on the softcapped scores before the temperature.
 
 Draw, entropy, stop test and soft embedding all see the result.  A processor gets one row's scores
-a chunk of the vocabulary at a time, so it must be a function of each token's own score and id.
+a chunk of the vocabulary at a time, so it must be a function of each token's own score and id,
+and of the canvas that the scores are of.
 """
 
 from __future__ import annotations
@@ -14,12 +15,21 @@ import torch
 from torch import Tensor
 
 
+@dataclass(frozen=True)
+class CanvasView:
+    """What logit processors see of one row before a step; all tensors on the scores' device."""
+
+    step: int  # 1..: of the step to come
+    tokens: Tensor  # int64 [length]: the canvas that the scores were found for
+    history: Tensor  # int64 [rows, length]: as in `StepView`
+    reply: Tensor  # int64 [n]: the reply's tokens before this canvas
+
+
 class LogitProcessor(Protocol):
     """Changes one row's scores."""
 
-    def process(self, scores: Tensor, first_id: int, offset: int) -> Tensor:
-        """scores float32 [length, n] of the token ids first_id.. → the same shape; -inf bans.
-        `offset` is how many tokens of the reply come before this canvas."""
+    def process(self, scores: Tensor, first_id: int, view: CanvasView) -> Tensor:
+        """scores float32 [length, n] of the token ids first_id.. → the same shape; -inf bans."""
         ...
 
 
@@ -29,7 +39,7 @@ class LogitBias:
 
     bias: Mapping[int, float]
 
-    def process(self, scores: Tensor, first_id: int, offset: int) -> Tensor:
+    def process(self, scores: Tensor, first_id: int, view: CanvasView) -> Tensor:
         here = {i - first_id: b for i, b in self.bias.items()}
         here = {i: b for i, b in here.items() if 0 <= i < scores.shape[-1]}
         if not here:
@@ -50,9 +60,9 @@ class MinTokens:
     def __post_init__(self) -> None:
         object.__setattr__(self, "_ban", LogitBias(dict.fromkeys(self.end_ids, float("-inf"))))
 
-    def process(self, scores: Tensor, first_id: int, offset: int) -> Tensor:
-        early = max(0, min(self.count - offset, scores.shape[-2]))
+    def process(self, scores: Tensor, first_id: int, view: CanvasView) -> Tensor:
+        early = max(0, min(self.count - len(view.reply), scores.shape[-2]))
         if early == 0:
             return scores
-        banned = self._ban.process(scores[..., :early, :], first_id, offset)
+        banned = self._ban.process(scores[..., :early, :], first_id, view)
         return torch.cat((banned, scores[..., early:, :]), dim=-2)

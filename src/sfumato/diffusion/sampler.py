@@ -12,6 +12,7 @@ from typing import Protocol
 import torch
 from torch import Tensor
 
+from sfumato.diffusion.checks import is_number, is_whole
 from sfumato.model.head import HeadStats
 
 
@@ -23,7 +24,7 @@ class StepView:
     max_steps: int
     tokens: Tensor  # int64 [length]: the canvas that went in
     stats: HeadStats  # of the row: argmax, drawn, entropy, top_probs, … with leading axis [length]
-    history: Tensor  # int64 [earlier steps, length]: their argmax canvases, newest last
+    history: Tensor  # int64 [rows, length]: earlier argmax canvases, newest last; -1: none yet
     pinned: Tensor  # bool [length]: positions whose token is fixed; entropy 0, always accepted
 
 
@@ -31,7 +32,8 @@ class Sampler(Protocol):
     """Decides which positions keep the token drawn at this step.
 
     A sampler that cannot do with `HeadStats` sets a class attribute `needs_logits = True` and
-    finds float32 [length, vocab] in `view.stats.logits`; so does a stopping rule.
+    finds float32 [length, vocab] in `view.stats.logits`; one that looks back over more than one
+    step sets `history`, the rows of `view.history` that it needs. So does a stopping rule.
     """
 
     def accept(self, view: StepView) -> Tensor:
@@ -47,8 +49,8 @@ class EntropyBound:
     bound: float = 0.1
 
     def __post_init__(self) -> None:
-        if not self.bound >= 0:
-            raise ValueError(f"entropy_bound: must be at least 0 nats, got {self.bound}")
+        if not (is_number(self.bound) and self.bound >= 0):
+            raise ValueError(f"entropy_bound: must be at least 0 nats, got {self.bound!r}")
 
     def accept(self, view: StepView) -> Tensor:
         ascending, order = view.stats.entropy.sort(dim=-1)
@@ -65,8 +67,8 @@ class FixedCount:
     count: int = 8
 
     def __post_init__(self) -> None:
-        if self.count < 1:
-            raise ValueError(f"count: must be at least 1 position a step, got {self.count}")
+        if not (is_whole(self.count) and self.count >= 1):
+            raise ValueError(f"count: must be at least 1 position a step, got {self.count!r}")
 
     def accept(self, view: StepView) -> Tensor:
         confidence = view.stats.top_probs[..., 0].masked_fill(view.pinned, -1.0)
@@ -79,15 +81,21 @@ class FixedCount:
 @dataclass(frozen=True)
 class Threshold:
     """Accepts every position whose likeliest token has probability `top` or more, or leads the
-    runner-up by `margin` or more; and always the most confident one, so that steps progress."""
+    runner-up by `margin` or more; and always the most confident free one, so that steps
+    progress."""
 
     top: float = 0.9
     margin: float = 1.0
 
+    def __post_init__(self) -> None:
+        for name, value in (("top", self.top), ("margin", self.margin)):
+            if not (is_number(value) and 0 <= value <= 1):
+                raise ValueError(f"{name}: must be a probability from 0 to 1, got {value!r}")
+
     def accept(self, view: StepView) -> Tensor:
-        first, second = view.stats.top_probs[..., 0], view.stats.top_probs[..., 1]
-        sure = (first >= self.top) | (first - second >= self.margin)
-        return sure | (first == first.amax(dim=-1, keepdim=True))
+        first = view.stats.top_probs[..., 0].masked_fill(view.pinned, -1.0)
+        sure = (first >= self.top) | (first - view.stats.top_probs[..., 1] >= self.margin)
+        return sure | (first == first.amax(dim=-1, keepdim=True)) | view.pinned
 
 
 SAMPLERS: dict[str, type[EntropyBound | FixedCount | Threshold]] = {

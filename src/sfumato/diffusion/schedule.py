@@ -5,6 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Protocol
 
+from sfumato.diffusion.checks import is_number
+
 
 class Schedule(Protocol):
     """A temperature for every step."""
@@ -22,10 +24,11 @@ class LinearTemperature:
     t_max: float = 0.8
 
     def __post_init__(self) -> None:
-        if not (0 <= self.t_min <= self.t_max and self.t_max > 0):
+        numbers = is_number(self.t_min) and is_number(self.t_max)
+        if not (numbers and 0 <= self.t_min <= self.t_max and self.t_max > 0):
             raise ValueError(
                 f"t_min, t_max: need 0 <= t_min <= t_max and t_max > 0, "
-                f"got {self.t_min} and {self.t_max}"
+                f"got {self.t_min!r} and {self.t_max!r}"
             )
 
     def temperature(self, step: int, max_steps: int) -> float:

@@ -64,13 +64,14 @@ def _spread(canvases: Sequence[Canvas], values: Sequence[float]) -> Tensor:
 def _adjust(canvases: Sequence[Canvas]) -> Adjust | None:
     if not any(canvas.config.processors for canvas in canvases):
         return None
+    views = [canvas.before() for canvas in canvases]
 
     def adjust(scores: Tensor, first_id: int) -> Tensor:
         parts = []
-        for canvas, at in zip(canvases, _spans(canvases), strict=True):
+        for canvas, view, at in zip(canvases, views, _spans(canvases), strict=True):
             part = scores[at]
             for processor in canvas.config.processors:
-                part = processor.process(part, first_id, canvas.offset)
+                part = processor.process(part, first_id, view)
             parts.append(part)
         return torch.cat(parts)
 

@@ -7,11 +7,12 @@ from typing import Protocol
 
 from torch import Tensor
 
+from sfumato.diffusion.checks import is_number, is_whole
 from sfumato.diffusion.sampler import StepView
 
 
 class Stopping(Protocol):
-    """Decides whether a canvas has settled."""
+    """Decides whether a canvas has settled. What it may ask for is said at `Sampler`."""
 
     def done(self, view: StepView) -> Tensor:
         """bool []: True ends the canvas after this step, as converged."""
@@ -20,25 +21,28 @@ class Stopping(Protocol):
 
 @dataclass(frozen=True)
 class StableAndConfident:
-    """The argmax canvas equals those of the last `stability` steps, and the mean entropy is
-    under `confidence` nats (the reference's rule)."""
+    """The argmax canvas equals those of the last `stability` steps, and the mean entropy of its
+    free positions is under `confidence` nats (the reference's rule)."""
 
     stability: int = 1
     confidence: float = 0.005
 
     def __post_init__(self) -> None:
-        whole = isinstance(self.stability, int)
-        if not whole or self.stability < 0 or not self.confidence > 0:
+        stable = is_whole(self.stability) and self.stability >= 0
+        if not (stable and is_number(self.confidence) and self.confidence > 0):
             raise ValueError(
                 "stability, confidence: need a whole stability >= 0 and confidence > 0 nats, got "
-                f"{self.stability} and {self.confidence}"
+                f"{self.stability!r} and {self.confidence!r}"
             )
 
+    @property
+    def history(self) -> int:
+        return self.stability
+
     def done(self, view: StepView) -> Tensor:
-        confident = view.stats.entropy.mean(dim=-1) < self.confidence
-        if len(view.history) < self.stability:
-            return confident & False
-        recent = view.history[len(view.history) - self.stability :]
+        free = (~view.pinned).sum(dim=-1).clamp(min=1)
+        confident = view.stats.entropy.sum(dim=-1) / free < self.confidence
+        recent = view.history[max(0, len(view.history) - self.stability) :]
         return confident & (recent == view.stats.argmax).all()
 
 

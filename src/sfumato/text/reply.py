@@ -73,10 +73,12 @@ class ReplyParser:
 
     Args:
         in_thought: the prompt ended inside a thought channel, so the reply starts with thought.
+        ignore_ends: end markers end nothing; they are dropped like any other marker.
     """
 
-    def __init__(self, in_thought: bool = False) -> None:
+    def __init__(self, in_thought: bool = False, ignore_ends: bool = False) -> None:
         self._state = _In.CHANNEL if in_thought else _In.ANSWER
+        self._ends = set() if ignore_ends else _END
         self._held = ""  # start of a marker, its rest not seen yet
         self._channel = ""  # what has come of the channel's name
         self._call: list[str] = []
@@ -127,7 +129,7 @@ class ReplyParser:
     def _on_marker(self, marker: str, out: list[Delta | ToolCall]) -> None:
         if self._state is _In.NOTHING:
             return
-        if marker in _END:
+        if marker in self._ends:
             self._leave(out)
             self._state = _In.NOTHING
         elif marker == "<|tool_call>":

@@ -16,6 +16,7 @@ import torch
 from sfumato.api import Model, load
 from sfumato.diffusion.canvas import Canvas
 from sfumato.diffusion.config import SamplerConfig
+from sfumato.diffusion.loop import visible
 from sfumato.diffusion.noise import Noise
 from sfumato.diffusion.step import denoise_step
 from sfumato.model.cache import Slot
@@ -86,19 +87,19 @@ def _begin(model: Model, index: int, task: Evaluation, config: SamplerConfig, se
 def _settle(model: Model, row: _Row) -> bool:
     """Takes a finished canvas into the reply; True where the reply ends with it."""
     ids = row.canvas.argmax.tolist()
-    end = next((i for i, token in enumerate(ids) if token in model.end_ids), None)
-    row.reply += ids[:end]
+    added = visible(ids, model.end_ids)
+    row.reply += added
     noise = row.canvas.noise
-    if end is not None or noise.canvas + 1 == CANVASES:
+    if len(added) < len(ids) or noise.canvas + 1 == CANVASES:
         return True
-    model.network.encode([row.canvas.argmax], [row.slot])
     network = model.network
+    network.encode([row.canvas.argmax], [row.slot])
     row.canvas = Canvas(
         row.canvas.config,
         replace(noise, canvas=noise.canvas + 1),
         network.config.vocab_size,
         network.device,
-        offset=len(row.reply),
+        reply=row.reply,
     )
     return False
 

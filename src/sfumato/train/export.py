@@ -32,7 +32,9 @@ def save_checkpoint(network: Transformer, folder: Path) -> None:
     folder.mkdir(parents=True, exist_ok=True)
     state = {transformers_name(k): v.to(torch.bfloat16) for k, v in network.state_dict().items()}
     state |= {k: v.to(torch.bfloat16) for k, v in vision_weights(network.config).items()}
-    save_file(state, folder / "model.safetensors", metadata={"format": "pt"})
+    weights = folder / "model.safetensors"
+    save_file(state, weights, metadata={"format": "pt"})
+    weights.chmod(0o644)  # the library leaves it to its owner alone; a package is for everybody
     _write(folder / "config.json", hf_config(network.config))
     _write(folder / "generation_config.json", generation_config(network.config))
 
