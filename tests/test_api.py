@@ -422,3 +422,20 @@ def test_a_refusal_comes_with_the_call_and_not_with_the_first_event(model: Model
     for options in ({"max_tokens": 0}, {"max_tokens": 1.5}, {"seed": "x"}, {"stop": [""]}):
         with pytest.raises(ValueError, match=f"{next(iter(options))}: must be"):
             model.stream("Hello!", **options)
+
+
+def test_raw_calls_refuse_what_does_not_fit(model: Model) -> None:
+    cache = model.new_cache(2, 16)
+    canvas = torch.full((2, 8), 20)
+    wrong = torch.full((2, 8), 9999)
+    hidden = model.config.hidden_size
+    for arguments, message in (
+        ((canvas[:1],), r"canvas: .* each of the cache's 2 slots, got \[1, 8\]"),
+        ((canvas[0],), r"canvas: must be \[rows, length\]"),
+        ((wrong,), r"canvas: token ids must lie in 0\.\.105, got 9999"),
+        ((canvas, torch.zeros(2, 7, hidden)), r"soft: must be \[2, 8, 128\], got \[2, 7, 128\]"),
+    ):
+        with pytest.raises(ValueError, match=message):
+            model.denoise_logits(arguments[0], cache, *arguments[1:])
+    with pytest.raises(ValueError, match=r"processed_logits: .* vocabulary's 106"):
+        model.soft_embedding(torch.zeros(2, 8, 7))

@@ -215,12 +215,26 @@ class Model:
     def denoise_logits(self, canvas: Tensor, cache: KVCache, soft: Tensor | None = None) -> Tensor:
         """canvas int64 [rows, length], soft [rows, length, hidden] or None (first step) →
         float32 [rows, length, vocab], softcapped, before temperature."""
+        if canvas.ndim != 2 or len(canvas) != len(cache):
+            raise ValueError(
+                f"canvas: must be [rows, length] with a row for each of the cache's {len(cache)} "
+                f"slots, got {list(canvas.shape)}"
+            )
+        expected = (*canvas.shape, self.config.hidden_size)
+        if soft is not None and soft.shape != expected:
+            raise ValueError(f"soft: must be {list(expected)}, got {list(soft.shape)}")
+        self.network.check_ids(canvas.flatten(), "canvas")
         hidden = self.network.denoise(list(canvas), cache, None if soft is None else list(soft))
         return self.network.head.logits(hidden).view(*canvas.shape, -1)
 
     @torch.no_grad()
     def soft_embedding(self, processed_logits: Tensor) -> Tensor:
         """[rows, length, vocab], after temperature → [rows, length, hidden]."""
+        if processed_logits.shape[-1] != self.config.vocab_size:
+            raise ValueError(
+                f"processed_logits: the last axis must be the vocabulary's {self.config.vocab_size}"
+                f", got {list(processed_logits.shape)}"
+            )
         return self.network.head.soft_embedding(processed_logits, self.network.dtype)
 
 
