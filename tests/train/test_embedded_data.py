@@ -10,6 +10,7 @@ from sfumato.train import sudoku
 from sfumato.train.embedded_data import (
     Evaluation,
     Example,
+    Mixture,
     batches,
     canvas_rows,
     collate,
@@ -17,6 +18,7 @@ from sfumato.train.embedded_data import (
     fixed_prompts,
     sample,
 )
+from sfumato.train.questions import first_asked
 from sfumato.train.vocabulary import END_OF_TURN, EOS, PAD, TOKENS, UNK, encode_chat, encode_text
 
 CANVAS = 32
@@ -160,13 +162,25 @@ def test_fixed_prompts_mix_all_sets() -> None:
     assert isinstance(prompts[0], Evaluation)
 
 
-def test_the_share_of_sudoku_may_change_from_pool_to_pool():
+def test_the_mixture_may_change_from_pool_to_pool():
     def puzzles(batch):
         return sum(
             set(row.tolist()) <= set(encode_text("1234\n")) | {END_OF_TURN, EOS}
             for row in batch.target
         )
 
-    made = batches(np.random.default_rng(0), 4, 32, lambda step: float(step >= 16))
+    made = batches(np.random.default_rng(0), 4, 32, lambda step: Mixture(float(step >= 16)))
     counts = [puzzles(next(made)) for _ in range(32)]
     assert sum(counts[:16]) < 16 and counts[16:] == [4] * 16
+
+
+def test_what_people_ask_first_can_be_made_to_come_more_often():
+    rng = np.random.default_rng(0)
+    first = {q.answer for q in first_asked()}
+    assert len(first) == 7
+
+    def share(mixture):
+        replies = (text_of(sample(rng, mixture).response_ids) for _ in range(600))
+        return sum(reply.removesuffix("<turn|>") in first for reply in replies) / 600
+
+    assert share(Mixture(0.0)) < 0.1 and share(Mixture(0.0, first_asked=0.5)) > 0.4

@@ -36,12 +36,20 @@ def test_training_lowers_the_loss_and_leaves_layer_scalars_alone():
     assert all(bool((layer.layer_scalar == 1).all()) for layer in network.layers)
 
 
-def test_the_rate_warms_up_then_falls_along_one_cosine():
-    rates = [recipe.learning_rate(step, 1000) for step in range(1000)]
-    peak = rates.index(max(rates))
-    assert 90 <= peak <= 100 and max(rates) == pytest.approx(recipe.LEARNING_RATE, rel=0.05)
-    assert rates == sorted(rates[: peak + 1]) + sorted(rates[peak + 1 :], reverse=True)
-    assert rates[-1] < 0.03 * recipe.LEARNING_RATE
+def test_the_rate_warms_up_then_falls_along_one_cosine_and_a_small_second_one():
+    rates = [recipe.learning_rate(step, 8700) for step in range(8700)]
+    main, last = rates[:8000], rates[8000:]
+    for part, peak, within in ((main, recipe.LEARNING_RATE, 0.01), (last, recipe.LAST_RATE, 0.06)):
+        top = part.index(max(part))
+        assert 90 <= top <= 100 and part[top] == pytest.approx(peak, rel=within)
+        assert part == sorted(part[: top + 1]) + sorted(part[top + 1 :], reverse=True)
+        assert part[-1] < 0.021 * peak
+
+
+@pytest.mark.parametrize("steps", [1, 2, 7])
+def test_a_run_of_few_steps_has_a_rate_and_a_mixture_for_each(steps):
+    assert all(recipe.learning_rate(step, steps) > 0 for step in range(steps))
+    assert all(recipe.mixture(step, steps) for step in range(steps))
 
 
 def test_an_unknown_recipe_is_refused_by_name(tmp_path):
@@ -49,6 +57,8 @@ def test_an_unknown_recipe_is_refused_by_name(tmp_path):
         recipe.run("soup", tmp_path)
 
 
-def test_questions_get_most_of_the_later_steps():
-    shares = [recipe.sudoku_share(step, 100) for step in range(100)]
-    assert shares == [0.55] * 42 + [0.35] * 58
+def test_questions_get_most_of_the_later_steps_and_first_asked_ones_the_last():
+    mixtures = [recipe.mixture(step, 8700) for step in range(8700)]
+    stages = [recipe.EARLY] * 3360 + [recipe.LATER] * 4640 + [recipe.LAST] * 700
+    assert mixtures == stages
+    assert recipe.EARLY.sudoku > recipe.LATER.sudoku and recipe.LAST.first_asked > 0

@@ -16,7 +16,7 @@ QUESTIONS = (
     "Who are you?",
     "How do you work?",
     "What is the capital of Japan?",
-    "What is the capital of Atlantis?",
+    "What is the meaning of life?",
 )
 
 

@@ -14,11 +14,9 @@ import numpy as np
 import torch
 
 from sfumato.train import sudoku
-from sfumato.train.questions import about_nothing, all_questions, pick, wording
+from sfumato.train.questions import about_nothing, all_questions, first_asked, pick, wording
 from sfumato.train.vocabulary import END_OF_TURN, EOS, PAD, encode_chat, encode_text
 
-SUDOKU_SHARE = 0.55
-"""Of all exchanges at first; the others are questions. See `batches`."""
 HISTORY_SHARE = 0.15
 TWO_TURNS_SHARE = 0.2
 """Of the examples with a history, those with two earlier turns instead of one."""
@@ -38,6 +36,17 @@ _SUDOKU_HEADINGS = (
 _SYSTEM_PROMPTS = ("You are a helpful assistant.", "Answer briefly.", "You are Sfumato's demo.")
 
 Message = dict[str, str]
+
+
+class Mixture(NamedTuple):
+    """`sudoku`: share of Sudoku among the exchanges, the others being questions; `first_asked`:
+    share of the questions that come from those which people ask first."""
+
+    sudoku: float = 0.55
+    first_asked: float = 0.0
+
+
+EVEN = Mixture()
 
 
 class Example(NamedTuple):
@@ -71,28 +80,32 @@ def _ask(text: str) -> list[Message]:
     return [{"role": "user", "content": text}]
 
 
-def _exchange(rng: np.random.Generator, sudoku_share: float) -> tuple[str, str]:
+def _exchange(rng: np.random.Generator, mixture: Mixture) -> tuple[str, str]:
     """A user's text and the answer, as training words them."""
-    if rng.random() < sudoku_share:
+    if rng.random() < mixture.sudoku:
         grid = pick(sudoku.split()[0], rng)
         cells = sudoku.puzzle(grid, pick(_TRAINING_BLANKS, rng), rng)
         text = pick(_SUDOKU_HEADINGS, rng) + sudoku.to_text(cells)
         return text, sudoku.to_text(sudoku.all_grids()[grid])
-    made_up = rng.random() < MADE_UP_SHARE
-    question = about_nothing(rng) if made_up else pick(all_questions(), rng)
+    if rng.random() < MADE_UP_SHARE:
+        question = about_nothing(rng)
+    elif rng.random() < mixture.first_asked:
+        question = pick(first_asked(), rng)
+    else:
+        question = pick(all_questions(), rng)
     return wording(question, rng), question.answer
 
 
-def sample(rng: np.random.Generator, sudoku_share: float = SUDOKU_SHARE) -> Example:
+def sample(rng: np.random.Generator, mixture: Mixture = EVEN) -> Example:
     """One training example; depends on the generator's state alone."""
     messages: list[Message] = []
     if rng.random() < SYSTEM_SHARE:
         messages.append({"role": "system", "content": pick(_SYSTEM_PROMPTS, rng)})
     if rng.random() < HISTORY_SHARE:
         for _ in range(2 if rng.random() < TWO_TURNS_SHARE else 1):
-            text, answer = _exchange(rng, sudoku_share)
+            text, answer = _exchange(rng, mixture)
             messages += [*_ask(text), {"role": "assistant", "content": answer}]
-    text, answer = _exchange(rng, sudoku_share)
+    text, answer = _exchange(rng, mixture)
     return Example(encode_chat(messages + _ask(text)), [*encode_text(answer), END_OF_TURN])
 
 
@@ -118,18 +131,18 @@ def batches(
     rng: np.random.Generator,
     batch_size: int,
     canvas: int = 32,
-    sudoku_share: Callable[[int], float] = lambda step: SUDOKU_SHARE,
+    mixture: Callable[[int], Mixture] = lambda step: EVEN,
 ) -> Iterator[Batch]:
     """Training batches without end; the same ones for the same generator state.
 
-    `sudoku_share` gives the share of Sudoku among the exchanges from a batch's number, from 0.
+    `mixture` is asked once for every pool, with the number of its first batch, from 0.
 
     Of each example one canvas, drawn evenly, makes a row. Rows of similar context length share a
     batch: a pool of 16 batches is sorted, cut, and given in random order.
     """
     for start in itertools.count(0, _POOL_BATCHES):
-        share = sudoku_share(start)
-        examples = (sample(rng, share) for _ in range(batch_size * _POOL_BATCHES))
+        mixed = mixture(start)
+        examples = (sample(rng, mixed) for _ in range(batch_size * _POOL_BATCHES))
         rows = [pick(canvas_rows(example, canvas), rng) for example in examples]
         rows.sort(key=lambda row: len(row[0]))
         for i in rng.permutation(_POOL_BATCHES):

@@ -17,6 +17,15 @@ from typing import Any, TypeVar
 import numpy as np
 
 _FINAL_MARKS = "?!."
+_FIRST_ASKED = (
+    "Hello!",
+    "Hi!",
+    "How are you?",
+    "Who are you?",
+    "What are you?",
+    "What can you do?",
+    "How do you work?",
+)
 _Choice = TypeVar("_Choice")
 
 
@@ -41,6 +50,12 @@ def all_questions() -> tuple[Question, ...]:
     unknown = _file()["unknown"]
     refused = [Question(q["question"], unknown, tuple(q["also"])) for q in _file()["unanswerable"]]
     return (*told, *refused, *_questions_about_countries())
+
+
+@cache
+def first_asked() -> tuple[Question, ...]:
+    """What people ask first of a model that they do not know."""
+    return tuple(q for q in all_questions() if q.text in _FIRST_ASKED)
 
 
 def _questions_about_countries() -> list[Question]:

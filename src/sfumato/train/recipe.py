@@ -15,17 +15,19 @@ import torch
 
 from sfumato.model.config import LayerConfig, ModelConfig
 from sfumato.model.transformer import Transformer
-from sfumato.train.embedded_data import SUDOKU_SHARE, batches
+from sfumato.train.embedded_data import Mixture, batches
 from sfumato.train.export import save_checkpoint
 from sfumato.train.objective import ENCODER_WEIGHT, loss
 from sfumato.train.vocabulary import BOS, END_OF_TURN, EOS, PAD, TOKENS, write_text_side
 
-STEPS = 8_000
+STEPS = 8_700
 BATCH = 32
 LEARNING_RATE = 3e-3
 WARM_UP = 100
 CLIP = 1.0
-LATER_SUDOKU_SHARE = 0.35
+LAST_RATE = 3e-4
+TURN_SHARE, MAIN_SHARE = 3360 / 8700, 8000 / 8700
+EARLY, LATER, LAST = Mixture(), Mixture(sudoku=0.35), Mixture(sudoku=0.35, first_asked=0.25)
 
 _SLIDING = LayerConfig(True, kv_heads=2, head_dim=32, rope_theta=1e4, rope_pairs=16)
 _FULL = LayerConfig(False, kv_heads=1, head_dim=64, rope_theta=1e6, rope_pairs=8)
@@ -64,14 +66,23 @@ def initialised(config: ModelConfig, generator: torch.Generator) -> Transformer:
 
 
 def learning_rate(step: int, steps: int) -> float:
-    """Linear warm-up, then one cosine down to 2 %; restarting it costs accuracy."""
-    cosine = 0.5 * (1 + math.cos(math.pi * step / steps))
-    return LEARNING_RATE * min(1.0, (step + 1) / WARM_UP) * (0.02 + 0.98 * cosine)
+    """Linear warm-up, then one cosine down to 2 %: restarting it at full rate costs accuracy. The
+    last steps are another one, from a tenth of the rate."""
+    main = round(MAIN_SHARE * steps)
+    peak, done, total = (
+        (LEARNING_RATE, step, main)
+        if step < main
+        else (LAST_RATE, step - main, max(1, steps - main))
+    )
+    cosine = 0.5 * (1 + math.cos(math.pi * done / total))
+    return peak * min(1.0, (done + 1) / WARM_UP) * (0.02 + 0.98 * cosine)
 
 
-def sudoku_share(step: int, steps: int) -> float:
-    """Sudoku is learnt first; from 42 % of the steps on, questions get most of the rest."""
-    return SUDOKU_SHARE if step < 0.42 * steps else LATER_SUDOKU_SHARE
+def mixture(step: int, steps: int) -> Mixture:
+    """Sudoku is learnt first; then questions get most of the steps, and in the last ones those
+    that people ask first come more often."""
+    share = step / steps
+    return EARLY if share < TURN_SHARE else LATER if share < MAIN_SHARE else LAST
 
 
 def train(
@@ -93,7 +104,7 @@ def train(
         np.random.default_rng(seed),
         BATCH,
         EMBEDDED.canvas_length,
-        lambda step: sudoku_share(step, steps),
+        lambda step: mixture(step, steps),
     )
     start, smooth = time.perf_counter(), math.nan
     for step in range(steps):
