@@ -10,6 +10,7 @@ import importlib
 import io
 import logging
 import os
+import signal
 import sys
 from collections.abc import Sequence
 
@@ -29,6 +30,8 @@ def main(argv: Sequence[str] | None = None) -> int:
         _discard_output()
         return CLOSED_PIPE
     except KeyboardInterrupt:
+        # One more Ctrl-C would only interrupt the interpreter's own clearing up.
+        signal.signal(signal.SIGINT, signal.SIG_IGN)
         return INTERRUPTED
     except Exception as error:
         if os.environ.get("SFUMATO_DEBUG") == "1" or not _is_bad_input(error):
@@ -51,7 +54,11 @@ def _run(argv: Sequence[str] | None) -> int:
 
 def _is_bad_input(error: Exception) -> bool:
     """Whether the user, and not the program, can mend it: a value, a file, too little memory."""
-    too_big = isinstance(error, MemoryError) or type(error).__name__ == "OutOfMemoryError"
+    too_big = (
+        isinstance(error, MemoryError)
+        or type(error).__name__ == "OutOfMemoryError"
+        or "can't allocate memory" in str(error)  # torch on a CPU: a plain RuntimeError
+    )
     return isinstance(error, ValueError | OSError) or too_big
 
 
