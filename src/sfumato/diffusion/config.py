@@ -21,6 +21,9 @@ _METHODS = {
 """Of each part: the method that makes it one, and an example."""
 
 
+HOTTEST = 1e6  # the law is flat long before, and float32 ends at 3e38
+
+
 @dataclass(frozen=True)
 class SamplerConfig:
     """How canvases are denoised. What is None is the checkpoint's own choice."""
@@ -46,8 +49,8 @@ class SamplerConfig:
             if value is not None and value < low:
                 raise ValueError(f"{name}: must be at least {low}, got {value}")
         heat, top_p = self.temperature, self.top_p
-        if not (is_number(heat) and 0 <= heat < float("inf")):
-            raise ValueError(f"temperature: must be finite and at least 0, got {heat!r}")
+        if not (is_number(heat) and 0 <= heat <= HOTTEST):
+            raise ValueError(f"temperature: must be from 0 to {HOTTEST:.0e}, got {heat!r}")
         if top_p is not None and not (is_number(top_p) and 0 < top_p <= 1):
             raise ValueError(f"top_p: must be over 0 and at most 1, got {top_p!r}")
         for name, (method, example) in _METHODS.items():
