@@ -187,6 +187,8 @@ def test_defaults_from_gguf_keys(tmp_path: Path) -> None:
         ("max_denoising_steps", True, "max_denoising_steps: must be a number, got True"),
         ("max_denoising_steps", 4.5, "max_steps: must be an integer, got 4.5"),
         ("sampler_config", [0.1], "sampler_config: must be an object"),
+        ("sampler_config", [], r"sampler_config: must be an object, got \[\]"),
+        ("sampler_config", 0, "sampler_config: must be an object, got 0"),
         ("sampler_config", {"entropy_bound": "x"}, "entropy_bound: must be a number"),
         ("stability_threshold", -1, "need a whole stability"),
         ("t_min", 2.0, "t_min <= t_max"),

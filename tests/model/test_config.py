@@ -13,7 +13,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from tests.support.gguf_files import gguf_config, gguf_metadata
 from tests.support.oracle import F, S, tiny_config
-from transformers import DiffusionGemmaConfig
+from transformers import DiffusionGemmaConfig, DiffusionGemmaTextConfig
+from transformers.models.diffusion_gemma.generation_diffusion_gemma import (
+    DiffusionGemmaGenerationConfig,
+)
 
 from sfumato.model.config import ConfigError, LayerConfig, ModelConfig
 
@@ -92,8 +95,14 @@ def test_rope_defaults() -> None:
     config = newer()
     del config["text_config"]["rope_parameters"]
     assert ModelConfig.from_hf(config) == ModelConfig.from_hf(newer())
-    config = hf_with(rope_parameters={F: {"rope_type": "proportional", "rope_theta": 50.0}})
-    assert ModelConfig.from_hf(config).layers[5] == LayerConfig(False, 2, 512, 50.0, 256)
+    for rope in ({"rope_type": "proportional", "rope_theta": 50.0}, {"rope_theta": 50.0}):
+        config = with_rope(F, rope)
+        assert ModelConfig.from_hf(config).layers[5] == LayerConfig(False, 2, 512, 50.0, 256)
+
+
+def test_only_kinds_of_layer_that_occur_need_rotary_parameters() -> None:
+    config = hf_with(layer_types=[F] * 30, rope_parameters={F: {"rope_theta": 50.0}})
+    assert {layer.rope_theta for layer in ModelConfig.from_hf(config).layers} == {50.0}
 
 
 def test_layer_types_default_to_every_sixth_and_the_last() -> None:
@@ -148,23 +157,59 @@ def hf_with(**changes: Any) -> dict[str, Any]:
     return config
 
 
+def with_rope(kind: str, rope: Any) -> dict[str, Any]:
+    """The published config with other rotary parameters for one kind of layer."""
+    config = newer()
+    config["text_config"]["rope_parameters"][kind] = rope
+    return config
+
+
+@pytest.mark.parametrize(
+    ("kind", "rope", "words"),
+    [
+        (F, {"rope_type": "yarn", "rope_theta": 1e6}, "rope_type 'yarn'"),
+        (F, {"rope_type": None, "rope_theta": 1e6}, "rope_type None"),
+        (F, {"partial_rotary_factor": 0.25, "rope_theta": 1e6}, "'default' with partial"),
+        (S, {"partial_rotary_factor": 0.5, "rope_theta": 1e4}, "'default' with partial"),
+        (F, {"rope_theta": 1e6, "partial_rotary_factor": 7}, "partial_rotary_factor 7"),
+        (F, {"rope_theta": 1e6, "partial_rotary_factor": None}, "partial_rotary_factor is null"),
+        (F, {"rope_type": "proportional", "rope_theta": 1e6, "factor": 8}, "factor 8"),
+        (F, {"rope_theta": "big"}, "full_attention: rope_theta is 'big'"),
+        (S, {"rope_theta": None}, "rope_parameters.sliding_attention: rope_theta is null"),
+        (S, {"rope_type": "default"}, "sliding_attention: rope_theta is missing"),
+        (F, {}, "full_attention: rope_theta is missing"),
+        (F, 3, "rope_parameters: full_attention is 3, not an object"),
+        (F, None, "rope_parameters: full_attention is null, not an object"),
+    ],
+)
+def test_refusals_of_rotary_parameters(kind: str, rope: Any, words: str) -> None:
+    with pytest.raises(ConfigError, match="config.json: text_config.*" + words):
+        ModelConfig.from_hf(with_rope(kind, rope))
+
+
 @pytest.mark.parametrize(
     ("changes", "words"),
     [
         ({"_model_type": "gemma4"}, "model_type is 'gemma4'"),
         ({"_text_config": None}, "text_config is missing"),
-        ({"_tie_word_embeddings": False}, "untied"),
-        ({"tie_word_embeddings": False}, "untied"),
+        ({"_tie_word_embeddings": False}, "tie_word_embeddings is False; only True"),
+        ({"tie_word_embeddings": None}, "tie_word_embeddings is null"),
         ({"use_bidirectional_attention": "all"}, "use_bidirectional_attention is 'all'"),
-        ({"attention_bias": True}, "attention_bias"),
-        ({"hidden_activation": "silu"}, "hidden_activation 'silu'"),
-        ({"num_experts": None}, "num_experts is missing"),
+        ({"attention_bias": True}, "attention_bias is True"),
+        ({"attention_bias": None}, "attention_bias is null"),
+        ({"hidden_activation": "silu"}, "hidden_activation is 'silu'"),
+        ({"num_experts": None}, "num_experts is null, not a positive integer"),
         ({"vocab_size": 0}, "vocab_size is 0"),
         ({"vocab_size": True}, "vocab_size is True"),
         ({"hidden_size": 2**40}, "hidden_size is 1099511627776"),
         ({"hidden_size": 2816.0}, "hidden_size is 2816.0"),
         ({"_canvas_length": -1}, "canvas_length is -1"),
+        ({"_canvas_length": None}, "config.json: canvas_length is null"),
+        ({"max_position_embeddings": None}, "max_position_embeddings is null"),
         ({"rms_norm_eps": float("nan")}, "rms_norm_eps is nan"),
+        ({"rms_norm_eps": 1e9}, "rms_norm_eps is 1000000000.0, not a number .* below 0.1"),
+        ({"rms_norm_eps": None}, "rms_norm_eps is null"),
+        ({"final_logit_softcapping": None}, "final_logit_softcapping is null"),
         ({"final_logit_softcapping": "30"}, "final_logit_softcapping is '30'"),
         ({"final_logit_softcapping": 0}, "final_logit_softcapping is 0"),
         ({"num_hidden_layers": 10**9, "layer_types": None}, "num_hidden_layers is 1000000000"),
@@ -182,21 +227,42 @@ def hf_with(**changes: Any) -> dict[str, Any]:
             "05: head_dim is '512'",
         ),
         ({"per_layer_config": {"05": {"num_key_value_heads": 0}}}, "05: num_key_value_heads is 0"),
-        ({"rope_parameters": {F: {"rope_type": "yarn"}}}, "rope_type 'yarn'"),
-        ({"rope_parameters": {S: {"partial_rotary_factor": 0.5}}}, "'default'"),
-        ({"rope_parameters": {F: {"rope_theta": "big"}}}, "rope_theta"),
-        ({"rope_parameters": {F: {"partial_rotary_factor": 7}}}, "partial_rotary_factor"),
-        ({"rope_parameters": {F: {"rope_type": "proportional", "factor": 8}}}, "factor 8"),
-        ({"rope_parameters": {F: 3}}, "rope_parameters: full_attention is 3"),
+        ({"per_layer_config": None}, "per_layer_config is null, not an object"),
+        ({"per_layer_config": {"30": {}}}, "per_layer_config: '30' is none of the 30 layers"),
+        ({"per_layer_config": {"": {}}}, "per_layer_config: '' is none of the 30 layers"),
+        ({"rope_parameters": None}, "rope_parameters is null, not an object"),
+        ({"rope_parameters": {}}, "rope_parameters: sliding_attention is missing"),
+        ({"rope_parameters": {S: {"rope_theta": 1e4}}}, "full_attention is missing"),
         ({"eos_token_id": "</s>"}, "eos_token_id"),
         ({"eos_token_id": [1, None]}, "eos_token_id"),
+        ({"eos_token_id": []}, r"eos_token_id is \[\]"),
+        ({"eos_token_id": 262144}, "eos_token_id is 262144, not .* below the vocab_size of 262144"),
         ({"bos_token_id": "<bos>"}, "bos_token_id"),
+        ({"bos_token_id": [2, 3]}, r"bos_token_id is \(2, 3\), not one token id"),
         ({"pad_token_id": -1}, "pad_token_id"),
     ],
 )
 def test_refusals_name_the_field(changes: dict[str, Any], words: str) -> None:
     with pytest.raises(ConfigError, match=words):
         ModelConfig.from_hf(hf_with(**changes))
+    with pytest.raises(ConfigError, match=words):  # whatever the other file says of the ends
+        ModelConfig.from_hf(hf_with(**changes), {"eos_token_id": [1]})
+
+
+@pytest.mark.parametrize("ends", ["x", -1, 1.0, True, [], [1, 262144], [[1]], {}])
+def test_end_tokens_of_the_generation_config(ends: Any) -> None:
+    with pytest.raises(ConfigError, match=r"generation_config\.json: eos_token_id is "):
+        ModelConfig.from_hf(published(), {"eos_token_id": ends})
+
+
+def test_null_where_transformers_writes_it() -> None:
+    config = published()
+    text = config["text_config"]
+    text |= dict.fromkeys(("bos_token_id", "eos_token_id", "pad_token_id", "layer_types"))
+    text |= dict.fromkeys(("num_global_key_value_heads", "use_bidirectional_attention"))
+    found = ModelConfig.from_hf(config, {"eos_token_id": None})
+    assert (found.bos_id, found.eos_ids, found.pad_id) == (None, (), None)
+    assert {layer.kv_heads for layer in found.layers} == {8}
 
 
 PREFIX = "diffusion-gemma."
@@ -205,7 +271,7 @@ PREFIX = "diffusion-gemma."
 @pytest.mark.parametrize(
     ("key", "value", "words"),
     [
-        (PREFIX + "block_count", None, "block_count is missing"),
+        (PREFIX + "block_count", ..., "block_count is missing"),
         (PREFIX + "block_count", 10**9, "layers; that is no real checkpoint"),
         (PREFIX + "block_count", 2, "must list 2 values"),
         (PREFIX + "attention.head_count_kv", "8", "head_count_kv must list"),
@@ -219,13 +285,17 @@ PREFIX = "diffusion-gemma."
         (PREFIX + "rope.freq_base", float("nan"), "freq_base is nan"),
         (PREFIX + "attention.sliding_window", 1, "sliding_window"),
         ("diffusion.canvas_length", 0, "diffusion.canvas_length is 0"),
+        (PREFIX + "attention.layer_norm_rms_epsilon", 1e9, "epsilon is 1000000000.0"),
         ("tokenizer.ggml.eos_token_id", "x", "eos_token_id"),
+        ("tokenizer.ggml.eos_token_id", 97, "eos_token_id is 97, .* vocab_size of 97"),
         ("tokenizer.ggml.bos_token_id", 1.5, "bos_token_id"),
     ],
 )
 def test_gguf_refusals_name_the_key(key: str, value: Any, words: str) -> None:
     metadata = gguf_metadata(gguf_config())
     metadata[key] = value
+    if value is ...:
+        del metadata[key]
     with pytest.raises(ConfigError, match=words):
         ModelConfig.from_gguf(metadata, 97)
 
@@ -303,10 +373,22 @@ def test_every_number_of_the_class_is_checked() -> None:
         gguf_config(layers=())
 
 
-def test_a_saved_config_is_read_from_a_folder(tmp_path: Path) -> None:
-    tiny_config().save_pretrained(tmp_path)
-    text = json.loads((tmp_path / "config.json").read_text())["text_config"]
-    assert "per_layer_config" in text and "global_head_dim" not in text
+def test_what_transformers_saves_by_default(tmp_path: Path) -> None:
+    """Whatever it leaves out or writes as null; the experts' numbers have no default."""
+    experts = {"num_experts": 8, "top_k_experts": 2, "moe_intermediate_size": 32}
+    theirs = DiffusionGemmaConfig(text_config=DiffusionGemmaTextConfig(**experts))
+    theirs.save_pretrained(tmp_path)
+    DiffusionGemmaGenerationConfig().save_pretrained(tmp_path)
+    saved = json.loads((tmp_path / "config.json").read_text())
+    generation = json.loads((tmp_path / "generation_config.json").read_text())
+    assert saved["text_config"]["use_bidirectional_attention"] is None
+    assert "final_logit_softcapping" not in saved["text_config"]
+    config, text = ModelConfig.from_hf(saved, generation), theirs.text_config
+    assert (config.logit_softcap, config.canvas_length) == (30.0, 256)
+    assert (config.vocab_size, config.hidden_size) == (text.vocab_size, text.hidden_size)
+    assert (config.bos_id, config.eos_ids, config.pad_id) == (2, (1,), 0)
+    sliding, full = LayerConfig(True, 4, 256, 1e4, 128), LayerConfig(False, 4, 512, 1e6, 64)
+    assert config.layers == ((sliding,) * 5 + (full,)) * 5
 
 
 def test_the_last_layer_is_full_whatever_the_list_says() -> None:

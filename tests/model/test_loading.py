@@ -126,8 +126,17 @@ def test_config_errors_come_through(tmp_path: Path) -> None:
     config = json.loads((tmp_path / "config.json").read_text())
     config["text_config"]["attention_bias"] = True
     (tmp_path / "config.json").write_text(json.dumps(config))
-    with pytest.raises(ConfigError, match="attention_bias"):
+    with pytest.raises(ConfigError) as caught:
         load_network(open_checkpoint(tmp_path), CPU, torch.float32)
+    assert str(caught.value).startswith(f"{tmp_path}: config.json: attention_bias is True")
+
+
+def test_a_gguf_without_its_embedding(tmp_path: Path) -> None:
+    state = random_state(gguf_config())
+    del state["embed_tokens.weight"]
+    write_gguf(tmp_path / "model.gguf", state, gguf_config())
+    with pytest.raises(ConfigError, match=r"model\.gguf: token_embd\.weight is missing"):
+        config_of(open_checkpoint(tmp_path / "model.gguf"))
 
 
 def write_rotary(path: Path, pairs: int, **metadata: int) -> Path:

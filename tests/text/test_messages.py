@@ -84,7 +84,7 @@ TOOL = {"role": "tool", "content": "x"}
         ),
         (
             [USER, {"role": "user", "content": "abc\ud800"}],
-            r"messages\[1\]\.content: has a lone surrogate at character 3",
+            r"messages\[1\]\.content: holds .* \(lone surrogate U\+D800 at position 3\)",
         ),
         ([USER | {"tool_calls": []}], r"messages\[0\]\.tool_calls: only an assistant's"),
         ([{"role": "assistant", "tool_calls": {"a": 1}}], r"messages\[0\]\.tool_calls: must be"),

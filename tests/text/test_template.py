@@ -120,8 +120,11 @@ def test_tool_turns_of_the_real_template(gemma_template: ChatTemplate) -> None:
 
 
 def test_other_templates_see_tool_messages() -> None:
-    template = ChatTemplate("{% for m in messages %}{{ m.role }}:{{ m.name }} {% endfor %}")
-    assert template.render(OPENAI) == "user: assistant: tool:weather "
+    template = ChatTemplate(
+        "{% for m in messages %}{{ m.role }}:{{ m.name or m.content }} {% endfor %}"
+    )
+    user = USER | {"content": "hi"}
+    assert template.render([user, *OPENAI[1:]]) == "user:hi assistant: tool:weather "
 
 
 def test_messages_are_checked(gemma_template: ChatTemplate) -> None:
@@ -133,11 +136,11 @@ def test_what_templates_may_rely_on() -> None:
     render = ChatTemplate(
         "{% for x in [1, 2, 3] %}\n  {% if x == 2 %}{% continue %}{% endif %}\n{{ x }}{% endfor %}"
         "{{ {'a': '<é>'} | tojson }}{{ strftime_now('%Y') | length }}{{ bos_token }}{{ eos_token }}"
-        "{% set n = namespace(a=1) %}{% set n.a = 2 %}{{ n.a }}",
+        "{% set n = namespace(a=1) %}{% set n.a = 2 %}{{ n.a }}{{ messages[0].content }}",
         bos="B",
         eos="E",
     ).render
-    assert render([USER]) == '13{"a": "<é>"}4BE2'
+    assert render([USER]) == '13{"a": "<é>"}4BE2 What is 2+2?\n'
 
 
 @pytest.mark.parametrize(
@@ -172,7 +175,8 @@ def test_templates_are_kept_in_their_box(source: str) -> None:
     ],
 )
 def test_internals_are_as_if_not_there(source: str) -> None:
-    assert ChatTemplate(source).render([USER]) == ""
+    template = ChatTemplate(source + "{{ messages[0].content }}")
+    assert template.render([USER]) == USER["content"]
 
 
 def test_a_template_can_refuse() -> None:
@@ -187,17 +191,82 @@ def test_sources_that_do_not_compile(source: str) -> None:
         ChatTemplate(source)
 
 
+@pytest.mark.parametrize(
+    "chat", ["", "Hello.", "{{ messages | length }}", "{{ messages[0].role }}"]
+)
+@pytest.mark.parametrize("content", [USER["content"], "", PARTS])
+def test_a_template_that_ignores_the_messages_is_refused(chat: str, content: Any) -> None:
+    template = ChatTemplate("{{ bos_token }}<|turn>user\n" + chat)
+    for _ in range(2):  # not only the first time
+        with pytest.raises(TemplateError, match=r"same prompt whatever the messages say.*get"):
+            template.render([{"role": "user", "content": content}])
+
+
+def test_only_what_was_said_can_be_ignored() -> None:
+    template = ChatTemplate(
+        "{% for m in messages if m.role == 'user' %}{{ m.content }}{% endfor %}"
+    )
+    calls = {"role": "assistant", "tool_calls": CALLS}
+    assert template.render([calls]) == ""  # nothing to ignore: it shows no more than this
+    with pytest.raises(TemplateError, match="whatever the messages say"):
+        template.render([SYSTEM])
+    assert template.render([SYSTEM, USER]) == USER["content"]
+
+
+def test_messages_are_rendered_once_when_the_template_is_known_to_heed_them() -> None:
+    template = ChatTemplate("{{ messages[0].content }}")
+    template.render([USER])
+    filled: list[Any] = []
+    template._filled = lambda *given: filled.append(given) or "x"  # type: ignore[method-assign]
+    template.render([USER])
+    assert len(filled) == 1
+
+
+SAYS = "{{ messages[0].content }}"
+HI = [{"role": "user", "content": "hi"}]
+
+
 def test_from_folder(tmp_path: Path) -> None:
     with pytest.raises(TemplateError, match=r"chat_template\.jinja: does not exist"):
         ChatTemplate.from_folder(tmp_path)
     config = tmp_path / "tokenizer_config.json"
-    config.write_text(json.dumps({"chat_template": "one{{ bos_token }}", "bos_token": "<s>"}))
-    assert ChatTemplate.from_folder(tmp_path).render([USER]) == "one<s>"
-    named = [{"name": "rag", "template": "no"}, {"name": "default", "template": "two"}]
+    config.write_text(json.dumps({"chat_template": SAYS + "{{ bos_token }}", "bos_token": "<s>"}))
+    assert ChatTemplate.from_folder(tmp_path).render(HI) == "hi<s>"
+    named = [{"name": "rag", "template": "no"}, {"name": "default", "template": SAYS + "2"}]
     config.write_text(json.dumps({"chat_template": named}))
-    assert ChatTemplate.from_folder(tmp_path).render([USER]) == "two"
-    (tmp_path / "chat_template.jinja").write_text("three", encoding="utf-8")
-    assert ChatTemplate.from_folder(tmp_path).render([USER]) == "three"
+    assert ChatTemplate.from_folder(tmp_path).render(HI) == "hi2"
+    (tmp_path / "chat_template.jinja").write_text(SAYS + "3", encoding="utf-8")
+    assert ChatTemplate.from_folder(tmp_path).render(HI) == "hi3"
+
+
+@pytest.mark.parametrize(
+    ("source", "message"),
+    [
+        (b"{{ messages }}\xff", "is not UTF-8 .at byte 14.; download it again"),
+        (b"\n{% if %}", "line 2: .*; get the template again"),
+        (b"{{ 1 // 0 }}", "division"),
+        (b"Hello.", "same prompt whatever"),
+    ],
+)
+def test_errors_name_the_file(tmp_path: Path, source: bytes, message: str) -> None:
+    file = tmp_path / "chat_template.jinja"
+    file.write_bytes(source)
+    with pytest.raises(TemplateError, match=message) as caught:
+        ChatTemplate.from_folder(tmp_path).render(HI)
+    assert str(caught.value).startswith(str(file))
+
+
+@pytest.mark.parametrize(
+    "source", ["{% if %}", "{{ 1 // 0 }}", "{{ '\ud800' }}", "\ud800", "Hello."]
+)
+def test_errors_name_the_other_places(tmp_path: Path, source: str) -> None:
+    config = tmp_path / "tokenizer_config.json"
+    config.write_text(json.dumps({"chat_template": source}))
+    with pytest.raises(TemplateError) as caught:
+        ChatTemplate.from_folder(tmp_path).render(HI)
+    assert str(caught.value).startswith(str(config))
+    with pytest.raises(TemplateError, match=r"^tokenizer\.chat_template"):
+        ChatTemplate.from_gguf({"tokenizer.chat_template": source}).render(HI)
 
 
 @pytest.mark.parametrize(
@@ -215,12 +284,6 @@ def test_from_folder(tmp_path: Path) -> None:
 def test_bad_folders(tmp_path: Path, config: str, message: str) -> None:
     (tmp_path / "tokenizer_config.json").write_text(config)
     with pytest.raises(TemplateError, match=message):
-        ChatTemplate.from_folder(tmp_path)
-
-
-def test_a_template_that_is_no_text(tmp_path: Path) -> None:
-    (tmp_path / "chat_template.jinja").write_bytes(b"\xff\xfe")
-    with pytest.raises(TemplateError, match="utf-8"):
         ChatTemplate.from_folder(tmp_path)
 
 

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import json
+import logging
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from sfumato.weights.checkpoint import open_checkpoint
 from sfumato.weights.errors import CheckpointError
 from sfumato.weights.locate import INDEX, locate
 
@@ -45,6 +47,36 @@ def test_folder_prefers_index_then_safetensors_then_gguf(tmp_path: Path) -> None
     index(tmp_path, {"weight_map": weights})
     shards = [tmp_path / "one.safetensors", tmp_path / "two.safetensors"]
     assert locate(tmp_path) == locate(tmp_path / INDEX) == ("safetensors", shards)
+
+
+def test_what_is_passed_over_is_said_in_one_line(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level(logging.INFO)
+    touch(tmp_path, "a.gguf", "README.md", "model.bin")
+    locate(tmp_path)
+    assert not caplog.records  # nothing else could have been meant
+    touch(tmp_path, "mmproj-F16.gguf", "model.safetensors")
+    locate(tmp_path)
+    assert [record.message for record in caplog.records] == [
+        f"{tmp_path}: reads model.safetensors and passes over a.gguf, mmproj-F16.gguf; "
+        "give a file's path to choose another"
+    ]
+    index(tmp_path, {"weight_map": {"a": "model.safetensors"}})
+    (tmp_path / "a.gguf").unlink()
+    (tmp_path / "mmproj-F16.gguf").unlink()
+    caplog.clear()
+    locate(tmp_path)
+    assert not caplog.records
+
+
+def test_an_empty_path_is_not_this_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    touch(tmp_path, "a.gguf")
+    monkeypatch.chdir(tmp_path)
+    assert locate(".") == ("gguf", [Path("a.gguf")])
+    for enter in (locate, open_checkpoint):
+        with pytest.raises(CheckpointError, match="path: is empty; give a weight file"):
+            enter("")
 
 
 def test_several_are_listed(tmp_path: Path) -> None:

@@ -128,8 +128,10 @@ _GGUF_KEYS = {
 def defaults_from_hf(generation: Mapping[str, Any]) -> SamplerConfig:
     """A checkpoint's defaults from `generation_config.json` (but for its max_new_tokens).
 
-    Raises CheckpointError naming the field."""
-    sampler = generation.get("sampler_config") or {}
+    Null counts as absent: `transformers` writes it for what was not set. Raises CheckpointError
+    naming the field."""
+    sampler = generation.get("sampler_config")
+    sampler = {} if sampler is None else sampler
     if not isinstance(sampler, Mapping):
         raise CheckpointError(
             f"generation_config.json: sampler_config: must be an object, got {quoted(sampler)}"

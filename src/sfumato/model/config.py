@@ -2,6 +2,11 @@
 
 `ModelConfig` is the one description that the rest of the house uses; it knows where its
 numbers come from (a Hugging Face `config.json` or GGUF keys), but no tensors and no files.
+
+A field that is absent takes `transformers`' default where there is one that does not change with
+the model's size. A field that is given must make sense: null is refused too, except where it has
+a meaning to `transformers` (`layer_types`, `num_global_key_value_heads`, the token ids,
+`use_bidirectional_attention`).
 """
 
 from __future__ import annotations
@@ -17,6 +22,16 @@ from sfumato.weights.names import ARCHITECTURE
 
 MOST_LAYERS = 512  # building the skeleton of more would take longer than a bad file may
 LARGEST = 1e30  # beyond it a float is garbage, and float32 near its end
+LARGEST_EPS = 0.1  # a norm's epsilon is 1e-5 or 1e-6; one that outweighs the variance is garbage
+ROPE = {
+    "sliding_attention": {"rope_type": "default", "rope_theta": 1e4},
+    "full_attention": {
+        "rope_type": "proportional",
+        "rope_theta": 1e6,
+        "partial_rotary_factor": 0.25,
+    },
+}
+"""The rotary parameters of each kind of layer where `config.json` has no `rope_parameters`."""
 
 
 class ConfigError(ValueError):
@@ -104,12 +119,16 @@ class ModelConfig:
             )
         text = config.get("text_config")
         if not isinstance(text, Mapping):
-            raise ConfigError("config.json: text_config is missing")
+            raise ConfigError("config.json: text_config is missing or not an object")
         _refuse_unsupported(config, text)
         read = _Reader("config.json: text_config", text)
-        ends = _Reader("generation_config.json", generation or {}).tokens("eos_token_id")
+        vocab_size = read.integer("vocab_size")
+        own_ends = read.tokens("eos_token_id", vocab_size)
+        ends = _Reader("generation_config.json", generation or {}).tokens(
+            "eos_token_id", vocab_size
+        )
         return cls(
-            vocab_size=read.integer("vocab_size"),
+            vocab_size=vocab_size,
             hidden_size=read.integer("hidden_size"),
             intermediate_size=read.integer("intermediate_size"),
             num_heads=read.integer("num_attention_heads"),
@@ -119,12 +138,12 @@ class ModelConfig:
             sliding_window=read.integer("sliding_window"),
             canvas_length=_Reader("config.json", config).integer("canvas_length", 256),
             context_length=read.integer("max_position_embeddings", 131072),
-            rms_norm_eps=read.number("rms_norm_eps", 1e-6),
+            rms_norm_eps=read.number("rms_norm_eps", 1e-6, below=LARGEST_EPS),
             logit_softcap=read.number("final_logit_softcapping", 30.0),
             layers=_hf_layers(read),
-            bos_id=read.token("bos_token_id"),
-            eos_ids=ends or read.tokens("eos_token_id"),
-            pad_id=read.token("pad_token_id"),
+            bos_id=read.token("bos_token_id", vocab_size),
+            eos_ids=ends or own_ends,
+            pad_id=read.token("pad_token_id", vocab_size),
         )
 
     @classmethod
@@ -165,35 +184,34 @@ class ModelConfig:
                 "diffusion.canvas_length", 256
             ),
             context_length=read.integer("context_length", 131072),
-            rms_norm_eps=read.number("attention.layer_norm_rms_epsilon", 1e-6),
+            rms_norm_eps=read.number("attention.layer_norm_rms_epsilon", 1e-6, below=LARGEST_EPS),
             logit_softcap=read.number("final_logit_softcapping", 30.0),
             layers=layers,
-            bos_id=token.token("bos_token_id"),
-            eos_ids=token.tokens("eos_token_id"),
-            pad_id=token.token("padding_token_id"),
+            bos_id=token.token("bos_token_id", vocab_size),
+            eos_ids=token.tokens("eos_token_id", vocab_size),
+            pad_id=token.token("padding_token_id", vocab_size),
         )
 
 
 class _Reader:
     """Typed access to one mapping, with errors that say where the field should have been.
 
-    Null counts as absent.
+    A default stands for an absent field only: what is given must be sound, and null is not.
     """
 
     def __init__(self, where: str, values: Mapping[str, Any], prefix: str = "") -> None:
         self.where, self.values, self.prefix = where, values, prefix
 
     def _get(self, key: str, default: Any) -> Any:
-        value = self.values.get(self.prefix + key)
-        value = default if value is None else value
-        if value is None:
+        value = self.values.get(self.prefix + key, default)
+        if value is None and self.prefix + key not in self.values:
             raise ConfigError(
                 f"{self.where}: {self.prefix}{key} is missing; the checkpoint is incomplete"
             )
         return value
 
     def _refusal(self, key: str, value: Any, wanted: str) -> ConfigError:
-        return ConfigError(f"{self.where}: {self.prefix}{key} is {quoted(value)}, not {wanted}")
+        return ConfigError(f"{self.where}: {self.prefix}{key} is {_shown(value)}, not {wanted}")
 
     def integer(self, key: str, default: int | None = None) -> int:
         value = self._get(key, default)
@@ -202,27 +220,33 @@ class _Reader:
             raise self._refusal(key, value, "a positive integer of sane size")
         return value
 
-    def number(self, key: str, default: float) -> float:
+    def number(self, key: str, default: float | None = None, below: float = LARGEST) -> float:
         value = self._get(key, default)
-        if type(value) not in (int, float) or not 0 < value < LARGEST:
-            raise self._refusal(key, value, "a positive number of sane size")
+        if type(value) not in (int, float) or not 0 < value < below:
+            raise self._refusal(key, value, f"a number above 0 and below {below:g}")
         return float(value)
 
-    def tokens(self, key: str) -> tuple[int, ...]:
-        """A token id or a list of them; none where the field is absent."""
+    def tokens(self, key: str, vocab_size: int) -> tuple[int, ...]:
+        """A token id or a list of them; none where the field is absent or null."""
         value = self.values.get(self.prefix + key)
-        ids = value if isinstance(value, list) else [] if value is None else [value]
-        if not all(type(token) is int and token >= 0 for token in ids):
-            raise self._refusal(key, value, "a token id or a list of them")
+        if value is None:
+            return ()
+        ids = value if isinstance(value, list) else [value]
+        if not ids or not all(type(token) is int and 0 <= token < vocab_size for token in ids):
+            wanted = f"a token id below the vocab_size of {vocab_size}, or a list of them"
+            raise self._refusal(key, value, wanted)
         return tuple(ids)
 
-    def token(self, key: str) -> int | None:
-        """The one token id, or None where the field is absent."""
-        return next(iter(self.tokens(key)), None)
+    def token(self, key: str, vocab_size: int) -> int | None:
+        """The one token id, or None where the field is absent or null."""
+        ids = self.tokens(key, vocab_size)
+        if len(ids) > 1:
+            raise self._refusal(key, ids, "one token id")
+        return ids[0] if ids else None
 
-    def child(self, key: str) -> _Reader:
-        """The object under a key, empty where it is absent."""
-        value = self._get(key, {})
+    def child(self, key: str, default: Mapping[str, Any] | None = None) -> _Reader:
+        """The object under a key."""
+        value = self._get(key, default)
         if not isinstance(value, Mapping):
             raise self._refusal(key, value, "an object")
         return _Reader(f"{self.where}.{self.prefix}{key}", value)
@@ -242,20 +266,23 @@ class _Reader:
         return listed
 
 
+def _shown(value: Any) -> str:
+    return "null" if value is None else quoted(value)
+
+
 def _refuse_unsupported(config: Mapping[str, Any], text: Mapping[str, Any]) -> None:
-    if text.get("use_bidirectional_attention") not in (None, "vision"):
-        raise ConfigError(
-            "config.json: use_bidirectional_attention is "
-            f"{quoted(text['use_bidirectional_attention'])}; only None and 'vision' are supported"
-        )
-    for where in (config, text):
-        if where.get("tie_word_embeddings", True) is not True:
-            raise ConfigError("config.json: untied word embeddings are not supported")
-    if text.get("attention_bias"):
-        raise ConfigError("config.json: attention_bias is not supported")
-    activation = text.get("hidden_activation", "gelu_pytorch_tanh")
-    if activation != "gelu_pytorch_tanh":
-        raise ConfigError(f"config.json: hidden_activation {quoted(activation)} is not supported")
+    supported: tuple[tuple[Mapping[str, Any], str, tuple[Any, ...]], ...] = (
+        (config, "tie_word_embeddings", (True,)),
+        (text, "tie_word_embeddings", (True,)),
+        (text, "use_bidirectional_attention", (None, "vision")),
+        (text, "attention_bias", (False,)),
+        (text, "hidden_activation", ("gelu_pytorch_tanh",)),
+    )
+    for where, key, values in supported:
+        value = where.get(key, values[0])
+        if value not in values:
+            only = " or ".join(map(_shown, values))
+            raise ConfigError(f"config.json: {key} is {_shown(value)}; only {only} is supported")
 
 
 def _hf_layers(text: _Reader) -> tuple[LayerConfig, ...]:
@@ -263,20 +290,25 @@ def _hf_layers(text: _Reader) -> tuple[LayerConfig, ...]:
     kinds = _hf_kinds(text)
     head_dim, kv_heads = text.integer("head_dim"), text.integer("num_key_value_heads")
     # Where it is present it alone says what differs; it is empty where nothing does.
-    newer = text.values.get("per_layer_config") is not None
-    overrides = text.child("per_layer_config")
-    padded = {str(key).lstrip("0") or "0": key for key in overrides.values}
-    rope = text.child("rope_parameters")
+    newer = "per_layer_config" in text.values
+    overrides = text.child("per_layer_config", {})
+    padded = {key[:-1].lstrip("0") + key[-1:]: key for key in overrides.values}
+    if strangers := padded.keys() - {str(index) for index in range(len(kinds))}:
+        raise ConfigError(
+            f"{overrides.where}: {quoted(min(strangers))} is none of the {len(kinds)} layers"
+        )
+    rope = text.child("rope_parameters", ROPE)
     layers = []
     for index, kind in enumerate(kinds):
         sliding = kind == "sliding_attention"
         dim, heads = head_dim, kv_heads
         if not (sliding or newer):
             dim = text.integer("global_head_dim", 512)
-            heads = text.integer("num_global_key_value_heads", kv_heads)
-        own = overrides.child(padded.get(str(index), ""))
+            if text.values.get("num_global_key_value_heads") is not None:
+                heads = text.integer("num_global_key_value_heads")
+        own = overrides.child(padded.get(str(index), ""), {})
         dim, heads = own.integer("head_dim", dim), own.integer("num_key_value_heads", heads)
-        layers.append(LayerConfig(sliding, heads, dim, *_hf_rope(rope.child(kind), sliding, dim)))
+        layers.append(LayerConfig(sliding, heads, dim, *_hf_rope(rope.child(kind), dim)))
     return tuple(layers)
 
 
@@ -298,12 +330,11 @@ def _hf_kinds(text: _Reader) -> list[str]:
     return [*kinds[:-1], "full_attention"]
 
 
-def _hf_rope(rope: _Reader, sliding: bool, head_dim: int) -> tuple[float, int]:
-    kind = rope.values.get("rope_type", "default" if sliding else "proportional")
-    theta = rope.number("rope_theta", 1e4 if sliding else 1e6)
-    # Where the object is absent a quarter turns; where only the field is, all do.
-    part = rope.number("partial_rotary_factor", 1.0 if rope.values or sliding else 0.25)
-    scale = rope.number("factor", 1.0)
+def _hf_rope(rope: _Reader, head_dim: int) -> tuple[float, int]:
+    """theta, and how many pairs turn. What is absent means what it means to `transformers`, which
+    has a default for everything but theta."""
+    kind, theta = rope.values.get("rope_type", "default"), rope.number("rope_theta")
+    part, scale = rope.number("partial_rotary_factor", 1.0), rope.number("factor", 1.0)
     if scale != 1 or part > 1 or not (kind == "proportional" or (kind == "default" and part == 1)):
         raise ConfigError(
             f"{rope.where}: rope_type {quoted(kind)} with partial_rotary_factor {part} and factor "

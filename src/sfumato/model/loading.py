@@ -24,14 +24,18 @@ Progress = Callable[[int, int], None]
 
 
 def config_of(checkpoint: Checkpoint) -> ModelConfig:
-    """The configuration that a checkpoint's metadata describe. Raises ConfigError."""
-    if checkpoint.kind == "gguf":
+    """The configuration that a checkpoint's metadata describe. Raises ConfigError, naming the
+    checkpoint and the field."""
+    metadata = checkpoint.metadata
+    try:
+        if checkpoint.kind == "safetensors":
+            return ModelConfig.from_hf(metadata["config"], metadata.get("generation_config"))
         embedding = checkpoint.tensors.get("embed_tokens.weight")
-        vocab_size = embedding.shape[0] if embedding and embedding.shape else 0
-        return ModelConfig.from_gguf(checkpoint.metadata, vocab_size, _turning_pairs(checkpoint))
-    return ModelConfig.from_hf(
-        checkpoint.metadata["config"], checkpoint.metadata.get("generation_config")
-    )
+        if embedding is None:
+            raise ConfigError("token_embd.weight is missing; the checkpoint is incomplete")
+        return ModelConfig.from_gguf(metadata, embedding.shape[0], _turning_pairs(checkpoint))
+    except ConfigError as error:
+        raise ConfigError(f"{checkpoint.path}: {error}") from error
 
 
 def _turning_pairs(checkpoint: Checkpoint) -> int | None:
@@ -46,7 +50,7 @@ def _turning_pairs(checkpoint: Checkpoint) -> int | None:
         if turning and (divisors[:turning] == 1).all() and (divisors[turning:] > 1e9).all():
             return turning
     raise ConfigError(
-        f"{checkpoint.path}: rope_freqs.weight does not turn the first pairs and still the "
+        "rope_freqs.weight does not turn the first pairs and still the "
         "others, which is all that DiffusionGemma's full layers know"
     )
 

@@ -8,4 +8,5 @@ Knows no tensors, no sampling and no requests.
 - prompt.py     messages to prompt ids, with markers inside messages kept harmless
 - reply.py      a reply, piece by piece, to thought, answer and tool calls
 - calls.py      the argument syntax of tool calls
+- unicode.py    what is wrong with a text that is no valid Unicode
 """

@@ -10,6 +10,7 @@ import json
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from sfumato.text.unicode import unicode_fault
 from sfumato.weights.errors import quoted
 
 ROLES = ("system", "user", "assistant", "tool")
@@ -189,12 +190,8 @@ def _plain(value: Any, where: str, depth: int = 0) -> Any:
     if value is None or isinstance(value, bool):
         return value
     if isinstance(value, str):
-        try:
-            value.encode()
-        except UnicodeEncodeError as error:
-            raise MessageError(
-                f"{where}: has a lone surrogate at character {error.start}; send valid Unicode"
-            ) from error
+        if fault := unicode_fault(value):
+            raise MessageError(f"{where}: {fault}")
         return str.__str__(value)
     if isinstance(value, int):
         return int(value)

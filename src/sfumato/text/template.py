@@ -33,21 +33,31 @@ class ChatTemplate:
     Args:
         source: Jinja2 source, written for `transformers`' conventions.
         bos, eos: the texts behind the template's `bos_token` and `eos_token`.
+        origin: where the source is from, for errors: a file, or a key of its metadata.
 
     Raises:
         TemplateError: the source does not compile.
     """
 
-    def __init__(self, source: str, bos: str = "<bos>", eos: str = "<eos>") -> None:
-        self.source, self.bos, self.eos = source, bos, eos
+    def __init__(
+        self,
+        source: str,
+        bos: str = "<bos>",
+        eos: str = "<eos>",
+        origin: str | Path = "chat template",
+    ) -> None:
+        self.source, self.bos, self.eos, self.origin = source, bos, eos, origin
+        self._heeds_messages = False  # until a render has shown it
         try:
             self._template = _environment().from_string(source)
         except jinja2.TemplateSyntaxError as error:
             raise TemplateError(
-                f"chat template, line {error.lineno}: {error.message}; get the template again"
+                f"{origin}, line {error.lineno}: {error.message}; get the template again"
             ) from error
-        except (RecursionError, MemoryError, SyntaxError) as error:
-            raise TemplateError(f"chat template: cannot be compiled ({error})") from error
+        except (RecursionError, MemoryError, SyntaxError, UnicodeError) as error:
+            raise TemplateError(
+                f"{origin}: cannot be compiled ({str(error)[:200]}); get the template again"
+            ) from error
 
     @classmethod
     def from_folder(cls, path: str | Path) -> ChatTemplate:
@@ -62,11 +72,11 @@ class ChatTemplate:
         folder = Path(path)
         config = folder / "tokenizer_config.json"
         try:
-            source = _source(folder / "chat_template.jinja", config)
+            source, origin = _source(folder / "chat_template.jinja", config)
             tokens = named_tokens(config)
-        except (CheckpointError, TokenizerError, OSError, UnicodeDecodeError) as error:
+        except (CheckpointError, TokenizerError, OSError) as error:
             raise TemplateError(str(error)) from error
-        return cls(source, bos=tokens.get("bos", "<bos>"), eos=tokens.get("eos", "<eos>"))
+        return cls(source, tokens.get("bos", "<bos>"), tokens.get("eos", "<eos>"), origin)
 
     @classmethod
     def from_gguf(cls, metadata: Mapping[str, Any]) -> ChatTemplate:
@@ -87,7 +97,7 @@ class ChatTemplate:
             token_id = metadata.get(f"tokenizer.ggml.{name}_token_id")
             if token_id is not None and 0 <= int(token_id) < len(tokens):
                 named[name] = str(tokens[int(token_id)])
-        return cls(source, **named)
+        return cls(source, **named, origin="tokenizer.chat_template")
 
     def render(
         self,
@@ -125,25 +135,44 @@ class ChatTemplate:
         add_generation_prompt: bool,
     ) -> str:
         """`render` for what `check_messages` and `check_tools` returned."""
+        rest = {
+            "tools": tools,
+            "add_generation_prompt": add_generation_prompt,
+            "enable_thinking": thinking,
+        }
+        text = self._filled(messages, rest)
+        if not self._heeds_messages:
+            # One that drops the messages would go unnoticed: the model answers something anyway.
+            others = _reworded(messages)
+            self._heeds_messages = self._filled(others, rest) != text
+            if not self._heeds_messages and others != messages:
+                raise TemplateError(
+                    f"{self.origin}: gives the same prompt whatever the messages say, so the model "
+                    "would not see them; get the template again"
+                )
+        return text
+
+    def _filled(self, messages: list[dict[str, Any]], rest: Mapping[str, Any]) -> str:
         if "tool_responses" in self.source:
             messages = _with_tool_responses(messages)
         try:
             return self._template.render(
-                messages=messages,
-                tools=tools,
-                add_generation_prompt=add_generation_prompt,
-                enable_thinking=thinking,
-                bos_token=self.bos,
-                eos_token=self.eos,
+                messages=messages, bos_token=self.bos, eos_token=self.eos, **rest
             )
         except Exception as error:  # a template is a program: it may fail in any way
             reason = str(error) or type(error).__name__
-            raise TemplateError(f"chat template: {reason[:400]}") from error
+            raise TemplateError(f"{self.origin}: {reason[:400]}") from error
 
 
-def _source(jinja: Path, config: Path) -> str:
+def _source(jinja: Path, config: Path) -> tuple[str, Path]:
+    """The source, and the file that it is from."""
     if jinja.is_file():
-        return jinja.read_text(encoding="utf-8")
+        try:
+            return jinja.read_text(encoding="utf-8"), jinja
+        except UnicodeDecodeError as error:
+            raise TemplateError(
+                f"{jinja}: is not UTF-8 (at byte {error.start}); download it again"
+            ) from error
     found = read_object(config).get("chat_template") if config.is_file() else None
     if isinstance(found, list):
         named = {
@@ -163,7 +192,18 @@ def _source(jinja: Path, config: Path) -> str:
         )
     if not isinstance(found, str):
         raise TemplateError(f"{config}: chat_template must be a text, not {quoted(found)}")
-    return found
+    return found, config
+
+
+def _reworded(messages: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    """The same messages, every content another text."""
+
+    def other(content: str | list[dict[str, str]]) -> Any:
+        if isinstance(content, str):
+            return f"x{content}"
+        return [part | {"text": f"x{part['text']}"} for part in content]
+
+    return [m | {"content": other(m["content"])} if "content" in m else m for m in messages]
 
 
 def _with_tool_responses(messages: list[dict[str, Any]]) -> list[dict[str, Any]]:

@@ -7,7 +7,7 @@ is used; that is tokenizer.py.
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -59,7 +59,7 @@ def from_gguf(metadata: Mapping[str, Any]) -> tuple[tokenizers.Tokenizer, dict[s
     if metadata.get("tokenizer.ggml.add_space_prefix", False):
         raise _bad("add_space_prefix", "is true, and only false is supported")
     tokens = _texts(metadata, "tokens")
-    vocabulary = {token: i for i, token in enumerate(tokens)}
+    vocabulary = dict(zip(tokens, range(len(tokens)), strict=True))
     if len(vocabulary) != len(tokens):
         again = next(i for i, token in enumerate(tokens) if vocabulary[token] != i)
         token = tokens[again]
@@ -72,11 +72,11 @@ def from_gguf(metadata: Mapping[str, Any]) -> tuple[tokenizers.Tokenizer, dict[s
     unknown = _token_id(metadata, "unknown", len(tokens))
     ids = {f"{short}_id": _token_id(metadata, long, len(tokens)) for short, long in _NAMED.items()}
 
-    merges = [tuple(merge.split(" ")) for merge in _texts(metadata, "merges")]
+    merges = _texts(metadata, "merges")
     try:
         model = models.BPE(
             vocab=vocabulary,
-            merges=merges,  # type: ignore[arg-type]  # pairs, else refused just below
+            merges=_Pairs(merges),  # type: ignore[arg-type]  # pairs, else refused just below
             unk_token=None if unknown is None else tokens[unknown],
             fuse_unk=True,
             byte_fallback=True,
@@ -97,6 +97,23 @@ def from_gguf(metadata: Mapping[str, Any]) -> tuple[tokenizers.Tokenizer, dict[s
         ]
     )
     return inner, ids
+
+
+class _Pairs(Sequence[tuple[str, ...]]):
+    """Merges, split while the library walks over them: half a million tuples at once would cost
+    Python's garbage collector more time than the splitting."""
+
+    def __init__(self, merges: Sequence[str]) -> None:
+        self._merges = merges
+
+    def __len__(self) -> int:
+        return len(self._merges)
+
+    def __getitem__(self, index: Any) -> Any:
+        return tuple(self._merges[index].split(" "))
+
+    def __iter__(self) -> Iterator[tuple[str, ...]]:
+        return (tuple(merge.split(" ")) for merge in self._merges)
 
 
 def named_tokens(config: Path) -> dict[str, str]:
@@ -183,11 +200,12 @@ def _token_id(metadata: Mapping[str, Any], name: str, n_tokens: int) -> int | No
     return int(value)
 
 
-def _bad_merge(merges: Sequence[tuple[str, ...]], vocabulary: Mapping[str, int]) -> str | None:
+def _bad_merge(merges: Sequence[str], vocabulary: Mapping[str, int]) -> str | None:
     for i, merge in enumerate(merges):
-        if len(merge) != 2:
-            return f"entry {i} is {quoted(' '.join(merge))}, not two tokens, a space between"
-        for token in (*merge, "".join(merge)):
+        pair = merge.split(" ")
+        if len(pair) != 2:
+            return f"entry {i} is {quoted(merge)}, not two tokens, a space between"
+        for token in (*pair, "".join(pair)):
             if token not in vocabulary:
-                return f"entry {i} is {quoted(' '.join(merge))}, and no token is {quoted(token)}"
+                return f"entry {i} is {quoted(merge)}, and no token is {quoted(token)}"
     return None

@@ -88,8 +88,8 @@ def open_checkpoint(path: str | Path) -> Checkpoint:
 
     Raises CheckpointError, naming file and field, if anything in it cannot be used.
     """
-    path = Path(path)
     kind, locations = locate(path)
+    path = Path(path)
     if kind == "gguf":
         (file,) = files = [read_gguf(locations[0])]
         _check_architecture(file)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from pathlib import Path
 from typing import Literal
 
@@ -10,19 +11,28 @@ from sfumato.weights.jsonfile import read_object
 
 INDEX = "model.safetensors.index.json"
 _PICKLES = {".bin", ".pt", ".pth", ".ckpt", ".pkl", ".pickle"}
+_WEIGHTS = {".safetensors", ".gguf"}
 
 Kind = Literal["safetensors", "gguf"]
 
+_log = logging.getLogger(__name__)
 
-def locate(path: Path) -> tuple[Kind, list[Path]]:
+
+def locate(path: str | Path) -> tuple[Kind, list[Path]]:
     """The kind and the files of the checkpoint at `path`, a weight file, an index or a folder.
 
-    A folder is searched for an index, else one safetensors file, else one GGUF file (vision
-    projectors, "mmproj" in their name, are passed over). Raises CheckpointError.
+    A folder is searched for an index, else `model.safetensors` or the one safetensors file, else
+    one GGUF file (vision projectors, "mmproj" in their name, are passed over). Where it holds
+    other weights too, one logging.info line says what was chosen. Raises CheckpointError.
     """
+    if path == "":  # which pathlib takes for the current folder
+        raise CheckpointError("path: is empty; give a weight file or a folder ('.' is this one)")
+    path = Path(path)
     try:
         if path.is_dir():
-            return _in_folder(path)
+            kind, chosen = _in_folder(path)
+            _tell_choice(path, chosen)
+            return kind, chosen
         if not path.exists():
             raise CheckpointError(f"{path}: does not exist; give a weight file or a folder")
         return _of_file(path)
@@ -82,6 +92,17 @@ def _in_folder(folder: Path) -> tuple[Kind, list[Path]]:
     raise CheckpointError(
         f"{folder}: holds no weights: no {INDEX}, no .safetensors and no .gguf file"
     )
+
+
+def _tell_choice(folder: Path, chosen: list[Path]) -> None:
+    weights = {f for f in folder.iterdir() if f.suffix.lower() in _WEIGHTS and f.is_file()}
+    if others := sorted(weights - set(chosen)):
+        _log.info(
+            "%s: reads %s and passes over %s; give a file's path to choose another",
+            folder,
+            _listed(chosen),
+            _listed(others),
+        )
 
 
 def _shards(index: Path) -> list[Path]:
