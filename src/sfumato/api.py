@@ -7,15 +7,17 @@ from __future__ import annotations
 
 import re
 import time
-from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Collection, Generator, Iterator, Mapping, Sequence
+from dataclasses import dataclass, fields
+from os import PathLike
 from pathlib import Path
-from typing import Any
+from typing import Any, Never
 
 import torch
 from torch import Tensor
 
 from sfumato.diffusion.canvas import Convergence, Draft
+from sfumato.diffusion.checks import check_tensor
 from sfumato.diffusion.config import SamplerConfig, defaults_from_gguf, defaults_from_hf
 from sfumato.diffusion.loop import Limits, Outcome, Settled, Stats, StopReason, generate
 from sfumato.diffusion.stops import StopStrings
@@ -116,21 +118,22 @@ class Model:
         sampler: SamplerConfig | None = None,
         thinking: bool = False,
         tools: Sequence[Mapping[str, Any]] | None = None,
-        stop: str | Sequence[str] = (),
+        stop: str | Sequence[str] | None = None,
         cancelled: Callable[[], bool] = lambda: False,
+        **unknown: Never,
     ) -> Iterator[Draft | Commit | Done]:
         """Drafts at every denoising step, a `Commit` for every canvas, then one `Done`.
 
-        max_tokens: visible tokens at most; sampler: what is None in it is the checkpoint's;
-        tools: declarations as JSON schemas; stop: strings that end the reply and are not part of
-        it (inside a thought they are text like any other); cancelled: asked before every step
-        and every chunk of a prefill, True ends the reply with what is committed.
-        Raises ValueError, naming the argument, for what cannot be done. The stream itself raises
-        FloatingPointError where the model's scores are no numbers.
+        max_tokens: visible tokens at most; seed: 0..2⁶⁴-1; sampler: what is None in it is the
+        checkpoint's; tools: declarations as JSON schemas; stop: strings that end the reply and
+        are not part of it (inside a thought they are text like any other); cancelled: asked
+        before every step and every chunk of a prefill, True ends the reply with what is committed.
+        Raises ValueError, naming the argument, for what cannot be done, and TypeError for an
+        argument that there is not. The stream itself raises FloatingPointError where the model's
+        scores are no numbers, and ValueError where a sampler's or processor's answer is of no use.
         """
+        _check_arguments(sampler, cancelled, unknown)
         ids = self.prompt_ids(prompt, messages, thinking=thinking, tools=tools)
-        if type(seed) is not int:
-            raise ValueError(f"seed: must be a whole number, got {seed!r}")
         config = (sampler or SamplerConfig()).over(self.sampler_defaults)
         stops = StopStrings(stop, self._shown, _without_thoughts)
         limits = Limits(max_tokens, self.end_ids, stops.kept_ids, cancelled)
@@ -196,17 +199,18 @@ class Model:
         return self.tokenizer.decode(ids, skip_special=False)
 
     def new_cache(self, rows: int = 1, capacity: int = 4096) -> KVCache:
-        """An empty cache: a slot of `capacity` positions for each row."""
+        """An empty cache: a slot of `capacity` positions for each row. Raises ValueError where
+        that is more than the device's memory."""
         return self.network.new_cache(rows, capacity)
 
     def encode(self, ids: Tensor, cache: KVCache, lengths: Tensor | None = None) -> None:
         """Appends tokens to the cache: ids int64 [rows, n], of which lengths int64 [rows] count
-        (None: all)."""
-        ends = [ids.shape[1]] * len(ids) if lengths is None else lengths.tolist()
-        if len(ids) != len(cache) or len(ends) != len(ids):
-            raise ValueError(
-                f"ids, lengths, cache: {len(ids)} and {len(ends)} rows for {len(cache)} slots"
-            )
+        (None: all). Raises ValueError naming the argument, as the other raw calls do."""
+        rows = len(cache)
+        check_tensor(ids, "ids: for this cache must be", torch.int64, (rows, "n"))
+        if lengths is not None:
+            check_tensor(lengths, "lengths: must be", torch.int64, (rows,))
+        ends = [ids.shape[1]] * rows if lengths is None else lengths.tolist()
         if not all(0 <= end <= ids.shape[1] for end in ends):
             raise ValueError(f"lengths: must lie in 0..{ids.shape[1]}, got {ends}")
         self.network.encode([row[:end] for row, end in zip(ids, ends, strict=True)], cache)
@@ -215,27 +219,45 @@ class Model:
     def denoise_logits(self, canvas: Tensor, cache: KVCache, soft: Tensor | None = None) -> Tensor:
         """canvas int64 [rows, length], soft [rows, length, hidden] or None (first step) →
         float32 [rows, length, vocab], softcapped, before temperature."""
-        if canvas.ndim != 2 or len(canvas) != len(cache):
-            raise ValueError(
-                f"canvas: must be [rows, length] with a row for each of the cache's {len(cache)} "
-                f"slots, got {list(canvas.shape)}"
-            )
-        expected = (*canvas.shape, self.config.hidden_size)
-        if soft is not None and soft.shape != expected:
-            raise ValueError(f"soft: must be {list(expected)}, got {list(soft.shape)}")
+        rows = len(cache)
+        check_tensor(canvas, "canvas: for this cache must be", torch.int64, (rows, "length"))
+        if soft is not None:
+            check_tensor(soft, "soft: must be", None, (*canvas.shape, self.config.hidden_size))
+            if not soft.isfinite().all():
+                raise ValueError("soft: must be finite, but NaN or infinity is in it")
         self.network.check_ids(canvas.flatten(), "canvas")
         hidden = self.network.denoise(list(canvas), cache, None if soft is None else list(soft))
         return self.network.head.logits(hidden).view(*canvas.shape, -1)
 
     @torch.no_grad()
     def soft_embedding(self, processed_logits: Tensor) -> Tensor:
-        """[rows, length, vocab], after temperature → [rows, length, hidden]."""
-        if processed_logits.shape[-1] != self.config.vocab_size:
+        """Float [rows, length, vocab], after temperature → [rows, length, hidden]."""
+        shape = ("rows", "length", self.config.vocab_size)
+        check_tensor(processed_logits, "processed_logits: must be", None, shape)
+        if not processed_logits.amax(dim=-1).isfinite().all():
             raise ValueError(
-                f"processed_logits: the last axis must be the vocabulary's {self.config.vocab_size}"
-                f", got {list(processed_logits.shape)}"
+                "processed_logits: must hold no NaN and no +inf, and a token that is not -inf at "
+                "every position"
             )
         return self.network.head.soft_embedding(processed_logits, self.network.dtype)
+
+
+def _check_arguments(sampler: object, cancelled: object, unknown: Collection[str]) -> None:
+    """Refuses what Python's own complaint would say too little of."""
+    if unknown:
+        name, ours = next(iter(unknown)), {field.name for field in fields(SamplerConfig)}
+        hint = f"sampler=SamplerConfig({name}=...)" if name in ours else "help(Model.stream)"
+        raise TypeError(f"{name}: is no argument of generate() or stream(); see {hint}")
+    if not isinstance(sampler, SamplerConfig | None):
+        raise ValueError(
+            "sampler: must be a SamplerConfig, such as SamplerConfig(temperature=0.7, "
+            f"sampler=EntropyBound()), got {sampler!r}"
+        )
+    if not callable(cancelled):
+        raise ValueError(
+            "cancelled: must be a function that returns True to end the reply, such as an "
+            f"Event's is_set, got {cancelled!r}"
+        )
 
 
 def _without_thoughts(text: str) -> str:
@@ -253,19 +275,24 @@ def _commit(event: Settled, parts: list[Delta | ToolCall]) -> Commit:
 
 
 def load(
-    path: str | Path | None = None,
-    device: str = "auto",
-    dtype: str = "auto",
+    path: str | PathLike[str] | None = None,
+    device: str | torch.device = "auto",
+    dtype: str | torch.dtype = "auto",
     progress: Progress | None = None,
 ) -> Model:
     """Loads a checkpoint, file or folder, safetensors or GGUF; None is the embedded model.
 
-    device: "auto" or a torch device; dtype: "auto", "float32", "bfloat16" or "float16", for
-    activations, cache and unquantized weights.  Raises CheckpointError, ConfigError or
-    ValueError, naming the file, field or argument.
+    device: "auto" or a torch device; dtype: "auto", "float32", "bfloat16" or "float16", or
+    torch's own, for activations, cache and unquantized weights.  Raises CheckpointError,
+    ConfigError or ValueError, naming the file, field or argument.
     """
     start = time.perf_counter()
-    checkpoint = open_checkpoint(EMBEDDED if path is None else path)
+    if not isinstance(path, str | PathLike | None) or path == "":
+        raise ValueError(
+            "path: must name a checkpoint, a file or a folder, or be None for the embedded model, "
+            f"got {path!r}"
+        )
+    checkpoint = open_checkpoint(EMBEDDED if path is None else Path(path))
     # What fails fast comes first, and all of it before the weights.
     config = config_of(checkpoint)
     checkpoint.account(expected_shapes(config))

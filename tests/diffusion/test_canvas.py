@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from types import SimpleNamespace
 from typing import Any
 
@@ -12,6 +13,7 @@ from torch import Tensor
 from sfumato.diffusion.canvas import Canvas
 from sfumato.diffusion.config import REFERENCE, SamplerConfig
 from sfumato.diffusion.noise import Noise
+from sfumato.diffusion.processors import LogitBias
 from sfumato.diffusion.sampler import FixedCount, StepView
 from sfumato.diffusion.step import score
 from sfumato.diffusion.stopping import Never, StableAndConfident
@@ -124,7 +126,9 @@ def test_samplers_and_rules_see_what_is_promised() -> None:
     for token in (3, 4, 5):
         went_in.append(row.tokens)
         settle(row, sure_of(*[token] * LENGTH))
-    assert [(view.step, view.max_steps) for view in seen] == [(1, 5), (2, 5), (3, 5)]
+    assert [view.max_steps for view in seen] == [5, 5, 5]
+    # Tensors, so that a step can be captured once and replayed.
+    assert torch.equal(torch.stack([view.step for view in seen]), torch.tensor([1, 2, 3]))
     assert all(torch.equal(v.tokens, t) for v, t in zip(seen, went_in, strict=True))
     none = [-1] * LENGTH
     assert seen[0].history.tolist() == [none, none]
@@ -182,11 +186,64 @@ def test_the_coldest_temperature_still_gives_numbers() -> None:
     assert row.soft is not None and row.soft.isfinite().all()
 
 
-@pytest.mark.parametrize("heat", [0.0, -1.0, float("nan"), float("inf")])
-def test_a_schedule_must_give_a_temperature(heat: float) -> None:
+@pytest.mark.parametrize("value", [float("nan"), float("inf")])
+def test_processors_may_be_why_scores_are_no_numbers(value: float) -> None:
+    row = canvas(processors=(LogitBias({3: value}), LogitBias({4: 1.0})))
+    with pytest.raises(FloatingPointError, match=r"no logit processor \(LogitBias, LogitBias\)"):
+        settle(row, sure_of(*[3] * LENGTH))
+    scores = sure_of(*[3] * LENGTH) * float("nan")
+    with pytest.raises(FloatingPointError) as error:
+        settle(canvas(), scores)
+    assert "processor" not in str(error.value)
+
+
+@pytest.mark.parametrize(
+    ("answer", "got"),
+    [
+        (torch.ones(LENGTH), rf"float32 \[{LENGTH}\]"),
+        (torch.ones(LENGTH - 1, dtype=torch.bool), rf"bool \[{LENGTH - 1}\]"),
+        (torch.ones(1, LENGTH, dtype=torch.bool), rf"bool \[1, {LENGTH}\]"),
+        (torch.tensor(True), r"bool \[\]"),
+        ([True] * 2, r"\[True, True\], which is no tensor"),
+        (None, "None, which is no tensor"),
+    ],
+)
+def test_a_sampler_must_return_a_mask(answer: Any, got: str) -> None:
     class Odd:
-        def temperature(self, step: int, max_steps: int) -> float:
+        def accept(self, view: StepView) -> Any:
+            return answer
+
+    message = rf"^sampler Odd: accept must return bool \[{LENGTH}\], got {got}$"
+    with pytest.raises(ValueError, match=message):
+        settle(canvas(sampler=Odd()), sure_of(*[3] * LENGTH))
+
+
+@pytest.mark.parametrize(
+    ("answer", "got"),
+    [
+        (torch.ones(LENGTH, dtype=torch.bool), rf"bool \[{LENGTH}\]"),
+        (torch.tensor(1.0), r"float32 \[\]"),
+        (True, "True, which is no tensor"),
+        (None, "None, which is no tensor"),
+    ],
+)
+def test_a_stopping_rule_must_return_one_truth(answer: Any, got: str) -> None:
+    class Odd:
+        def done(self, view: StepView) -> Any:
+            return answer
+
+    message = rf"^stopping rule Odd: done must return bool \[\], got {got}$"
+    with pytest.raises(ValueError, match=message):
+        settle(canvas(stopping=Odd()), sure_of(*[3] * LENGTH))
+
+
+@pytest.mark.parametrize("heat", [0.0, -1.0, float("nan"), float("inf"), 1e300, "hot", None, True])
+def test_a_schedule_must_give_a_temperature(heat: Any) -> None:
+    class Odd:
+        def temperature(self, step: int, max_steps: int) -> Any:
             return heat
 
-    with pytest.raises(ValueError, match=f"^schedule: gave a temperature of {heat} at step 1"):
+    got = re.escape(repr(heat))
+    message = rf"^schedule Odd: temperature must return a number .* got {got} at step 1$"
+    with pytest.raises(ValueError, match=message):
         canvas(schedule=Odd()).temperature()

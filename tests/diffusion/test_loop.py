@@ -263,7 +263,27 @@ def test_no_room_is_refused(max_tokens: int) -> None:
 def test_more_than_the_context_is_refused() -> None:
     with pytest.raises(ValueError, match=r"max_tokens: a prompt of 3 tokens .* context of 4096"):
         reply("Hi<turn|>", max_tokens=4096)
+    with pytest.raises(ValueError, match=r"max_tokens: a prompt of 3 tokens"):
+        reply("Hi<turn|>", max_tokens=10**400)
     reply("Hi<turn|>", max_tokens=4096 - LENGTH)
+
+
+@pytest.mark.parametrize("length", [4096 - LENGTH + 1, 9999])
+def test_a_prompt_that_leaves_no_room_is_to_blame_itself(length: int) -> None:
+    message = f"^prompt: the prompt is {length} tokens and the context holds 4096, .* takes 8;"
+    with pytest.raises(ValueError, match=message):
+        reply("Hi<turn|>", max_tokens=1, prompt=[5] * length)
+    reply("Hi<turn|>", max_tokens=1, prompt=[5] * (4096 - LENGTH))
+
+
+@pytest.mark.parametrize("seed", [-1, 2**64, True, 1.0, "1", None])
+def test_seeds_are_64_bits(seed: Any) -> None:
+    network: Any = ScriptedNetwork(script("Hi<turn|>", LENGTH), LENGTH)
+    with pytest.raises(
+        ValueError, match=r"^seed: must be a whole number from 0 to 2\*\*64 - 1, got"
+    ):
+        generate(network, torch.tensor(PROMPT), REFERENCE, Limits(64, END_IDS), seed=seed)
+    generate(network, torch.tensor(PROMPT), REFERENCE, Limits(64, END_IDS), seed=2**64 - 1)
 
 
 def test_canvas_lengths() -> None:

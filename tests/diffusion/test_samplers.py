@@ -25,7 +25,9 @@ def view(
     past = torch.tensor([*[[-1] * length] * 5, *(history or [])][-5:])
     tokens = torch.zeros(length, dtype=torch.int64)
     found: Any = SimpleNamespace(**values)
-    return StepView(step, 10, tokens, found, past, torch.tensor(pinned or [False] * length))
+    return StepView(
+        torch.tensor(step), 10, tokens, found, past, torch.tensor(pinned or [False] * length)
+    )
 
 
 def accepted(mask: Tensor) -> list[int]:
@@ -51,6 +53,10 @@ def test_fixed_count_takes_more_at_every_step() -> None:
     top = [[0.5, 0.3], [0.9, 0.1], [0.4, 0.3], [0.7, 0.2], [0.6, 0.2]]
     for step, expected in ((1, [1, 3]), (2, [0, 1, 3, 4]), (3, [0, 1, 2, 3, 4])):
         assert accepted(FixedCount(2).accept(view(step, top_probs=top))) == expected
+
+
+def test_fixed_count_takes_no_more_than_there_are() -> None:
+    assert accepted(FixedCount(10**30).accept(view(3, top_probs=[[0.5, 0.5]] * 4))) == [0, 1, 2, 3]
 
 
 def test_fixed_count_breaks_ties_by_position() -> None:

@@ -45,7 +45,7 @@ def view(names: dict[str, Any], top: list[float], **changes: Any) -> StepView:
     none = torch.zeros(length, dtype=torch.bool)
     history = torch.full((1, length), -1)
     made = {"pinned": none, "history": history} | changes
-    return StepView(1, 8, torch.arange(length), stats, **made)
+    return StepView(torch.tensor(1), 8, torch.arange(length), stats, **made)
 
 
 def test_the_sampler_does_what_it_says(names: dict[str, Any]) -> None:
@@ -83,7 +83,7 @@ def test_the_law_is_there_for_who_asks(names: dict[str, Any]) -> None:
 
 def test_the_processor_does_what_it_says(names: dict[str, Any]) -> None:
     none = torch.zeros(2, dtype=torch.int64)
-    seen = CanvasView(1, none, none[None], torch.tensor([6, 4, 6, 40]))
+    seen = CanvasView(torch.tensor(1), none, none[None], torch.tensor([6, 4, 6, 40]))
     scores = names["Fresh"](0.5).process(torch.zeros(2, 3), 5, seen)
     assert scores.tolist() == [[0.0, -0.5, 0.0]] * 2
 

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import math
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from types import SimpleNamespace
 from typing import Any, ClassVar
@@ -161,7 +162,7 @@ def test_processors_see_the_canvas() -> None:
     draft = row.settle(score(network, network.hidden, [row]))
     score(network, network.hidden, [row])
     first, second = seen[0], seen[-1]
-    assert (first.step, second.step) == (1, 2)
+    assert torch.equal(torch.stack((first.step, second.step)), torch.tensor([1, 2]))
     assert torch.equal(first.tokens, went_in) and torch.equal(second.tokens, row.tokens)
     assert first.history.tolist() == [[-1] * LENGTH]
     assert torch.equal(second.history[-1], draft.token_ids)
@@ -191,7 +192,7 @@ def test_third_party_parts() -> None:
 
     class AtOnce:
         def done(self, view: StepView) -> Tensor:
-            return torch.tensor(view.step == 2)
+            return view.step == 2
 
     network, logits = law(sharpness=1.0)
     processed = logits / 0.5
@@ -208,6 +209,71 @@ def test_third_party_parts() -> None:
     assert 0 < int(draft.accepted.sum()) < LENGTH
     row.settle(score(network, network.hidden, [row]))
     assert (row.convergence, row.step) == ("converged", 2)
+
+
+class Returns:
+    """A processor that gives back something else than it got."""
+
+    def __init__(self, change: Callable[[Tensor], Any]) -> None:
+        self.change = change
+
+    def process(self, scores: Tensor, first_id: int, view: CanvasView) -> Any:
+        return self.change(scores)
+
+
+@pytest.mark.parametrize(
+    ("change", "got"),
+    [
+        (lambda scores: None, "None, which is no tensor"),
+        (lambda scores: scores.double(), r"float64 \[12, 9\]"),
+        (lambda scores: scores[:-1], r"float32 \[11, 9\]"),
+        (lambda scores: scores[0], r"float32 \[9\]"),
+    ],
+)
+def test_a_processor_must_return_scores(change: Callable[[Tensor], Any], got: str) -> None:
+    network, _ = law()
+    row = canvas(processors=(LogitBias({3: 1.0}), Returns(change)))
+    expected = rf"^processor Returns: process must return float32 \[12, 9\], got {got}$"
+    with pytest.raises(ValueError, match=expected):
+        score(network, network.hidden, [row])
+
+
+@pytest.mark.parametrize("choices", [{}, {"top_k": 3}, {"temperature": 1e-6}])
+def test_to_ban_every_token_is_refused(choices: dict[str, Any]) -> None:
+    """Everywhere or at some positions; one token left at each is enough."""
+    network, _ = law()
+
+    class Some:
+        def process(self, scores: Tensor, first_id: int, view: CanvasView) -> Tensor:
+            return scores.index_fill(0, torch.tensor([3, 6]), -math.inf)
+
+    every = LogitBias(dict.fromkeys(range(VOCABULARY), -math.inf))
+    for processor, name, position in ((every, "LogitBias", 0), (Some(), "Some", 3)):
+        row = canvas(processors=(processor,), **choices)
+        message = rf"the logit processors \({name}\) ban every token of position {position}; leave"
+        with pytest.raises(ValueError, match=rf"^canvas 0, step 1: {message}"):
+            row.settle(score(network, network.hidden, [row]))
+    few = LogitBias(dict.fromkeys(range(1, VOCABULARY), -math.inf))
+    row = canvas(processors=(few,), **choices)
+    assert row.settle(score(network, network.hidden, [row])).token_ids.tolist() == [0] * LENGTH
+
+
+def test_a_banned_position_may_be_pinned() -> None:
+    network, _ = law()
+    every = LogitBias(dict.fromkeys(range(VOCABULARY), -math.inf))
+    config = SamplerConfig(canvas_length=LENGTH, processors=(every,)).over(REFERENCE)
+    pinned = dict.fromkeys(range(LENGTH), 7)
+    row = Canvas(config, Noise(7, 0), VOCABULARY, CPU, pinned=pinned)
+    assert row.settle(score(network, network.hidden, [row])).token_ids.tolist() == [7] * LENGTH
+
+
+def test_one_rows_ban_is_no_other_rows_business() -> None:
+    network, _ = law()
+    every = LogitBias(dict.fromkeys(range(VOCABULARY), -math.inf))
+    rows = [canvas(), canvas(processors=(every,)), canvas(processors=(LogitBias({3: 1.0}),))]
+    stats = score(network, network.hidden.repeat(3, 1), rows)
+    entropy = stats.entropy.view(3, LENGTH)
+    assert entropy[1].isinf().all() and entropy[[0, 2]].isfinite().all()
 
 
 # Rows in a batch.

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from typing import Any
 
 import pytest
 from hypothesis import given
@@ -15,6 +16,17 @@ PIECES = ["a", "b", "ab", "ba", "x", "abab", " "]
 
 def decode(ids: list[int]) -> str:
     return "".join(PIECES[i] for i in ids)
+
+
+def test_none_and_one_alone() -> None:
+    assert StopStrings(None, decode).strings == StopStrings((), decode).strings == ()
+    assert StopStrings("ab", decode).strings == StopStrings(["ab"], decode).strings == ("ab",)
+
+
+@pytest.mark.parametrize("stop", [5, True, "", [""], [5], ["a", None], b"ab", {"a": 1}])
+def test_what_is_no_strings_is_refused(stop: Any) -> None:
+    with pytest.raises(ValueError, match=r"stop: must be non-empty strings, one or a list, got"):
+        StopStrings(stop, decode)
 
 
 texts = st.text(alphabet="abx ", max_size=30)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 import torch
 from tests.support.oracle import network_of, random_oracle, relative, tiny_config
@@ -45,13 +47,35 @@ def test_ids_out_of_range_are_refused(network: Network, ids: list[int], found: s
 def test_canvas_lengths_beyond_the_checkpoints_are_refused(network: Network, length: int) -> None:
     slots = network.new_cache(2, capacity=12)
     canvases = [torch.zeros(8, dtype=torch.int64), torch.zeros(length, dtype=torch.int64)]
-    with pytest.raises(ValueError, match=f"canvas 1: length {length} .* canvas length 8"):
+    with pytest.raises(ValueError, match=f"canvas 1: must hold 1 to 8 tokens.* got {length}$"):
         network.denoise(canvases, slots)
 
 
 def test_as_many_rows_as_slots(network: Network) -> None:
     with pytest.raises(ValueError):
         network.encode([torch.arange(3)], network.new_cache(2, capacity=12))
+
+
+def test_a_cache_as_large_as_the_memory_and_no_larger(
+    network: Network, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    needed = 3 * network.new_slot(20).nbytes()
+    monkeypatch.setattr("sfumato.model.network.device_memory", lambda device: needed)
+    assert len(network.new_cache(3, 20)) == 3
+    message = rf"rows, capacity: .* 3 x 21 .* needs .* bytes, and cpu has {needed:,}; lower"
+    with pytest.raises(ValueError, match=message):
+        network.new_cache(3, 21)
+    monkeypatch.setattr("sfumato.model.network.device_memory", lambda device: None)
+    assert len(network.new_cache(3, 21)) == 3
+
+
+@pytest.mark.parametrize("value", [0, -1, True, 1.5, "8", None])
+def test_a_cache_is_of_whole_numbers(network: Network, value: Any) -> None:
+    for name in ("rows", "capacity"):
+        with pytest.raises(
+            ValueError, match=f"^{name}: must be a whole number from 1, got {value!r}"
+        ):
+            network.new_cache(**{"rows": 1, "capacity": 8} | {name: value})
 
 
 def test_an_empty_row_adds_nothing(network: Network) -> None:

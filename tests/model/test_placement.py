@@ -1,11 +1,12 @@
 from __future__ import annotations
 
+import os
 from types import SimpleNamespace
 
 import pytest
 import torch
 
-from sfumato.model.placement import SMALL, pick_device, pick_dtype
+from sfumato.model.placement import SMALL, device_memory, pick_device, pick_dtype
 
 CPU, GPU = torch.device("cpu"), torch.device("cuda")
 
@@ -37,6 +38,12 @@ def test_a_named_dtype_is_taken_and_an_unknown_one_refused_with_the_list():
         pick_dtype("int8", checkpoint("BF16"), CPU)
 
 
+def test_a_dtype_may_be_torchs_own():
+    assert pick_dtype(torch.bfloat16, checkpoint("Q6_K"), CPU) is torch.bfloat16
+    with pytest.raises(ValueError, match=r"dtype: 'int8' .*bfloat16"):
+        pick_dtype(torch.int8, checkpoint("BF16"), CPU)
+
+
 def test_a_checkpoint_without_embedding_is_left_for_the_loader_to_refuse():
     assert pick_dtype("auto", SimpleNamespace(tensors={}), CPU) is torch.float32
 
@@ -45,6 +52,19 @@ def test_a_checkpoint_without_embedding_is_left_for_the_loader_to_refuse():
 def test_a_device_that_is_not_here_is_refused_by_name(name):
     with pytest.raises(ValueError, match=f"device: '{name}'"):
         pick_device(name)
+
+
+def test_a_device_may_be_torchs_own_and_nothing_else():
+    assert pick_device(CPU) == CPU
+    with pytest.raises(ValueError, match="device: 'None' cannot be used"):
+        pick_device(None)
+
+
+@pytest.mark.skipif(not hasattr(os, "sysconf"), reason="this system does not tell")
+def test_a_machine_has_memory(monkeypatch):
+    assert device_memory(CPU) > 1 << 28
+    monkeypatch.delattr("os.sysconf")
+    assert device_memory(CPU) is None
 
 
 def test_the_cpu_is_always_there():

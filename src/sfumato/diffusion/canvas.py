@@ -12,11 +12,13 @@ from typing import Literal
 import torch
 from torch import Tensor
 
-from sfumato.diffusion.config import SamplerConfig
+from sfumato.diffusion.checks import check_returned, is_number
+from sfumato.diffusion.config import HOTTEST, SamplerConfig
 from sfumato.diffusion.noise import Noise
 from sfumato.diffusion.processors import CanvasView
 from sfumato.diffusion.sampler import StepView
 from sfumato.model.head import HeadStats
+from sfumato.weights.errors import quoted
 
 COLDEST = 1e-6  # scores over a lower temperature would leave float32's range
 
@@ -78,11 +80,12 @@ class Canvas:
     def temperature(self) -> float:
         """Of the step to come. At a setting of 0 the law keeps the schedule; the draw does not."""
         assert self.config.schedule and self.config.max_steps
-        heat = self.config.schedule.temperature(self.step + 1, self.config.max_steps)
-        if not 0 < heat < float("inf"):
+        schedule = self.config.schedule
+        heat = schedule.temperature(self.step + 1, self.config.max_steps)
+        if not (is_number(heat) and 0 < heat <= HOTTEST):
             raise ValueError(
-                f"schedule: gave a temperature of {heat} at step {self.step + 1}; it must be "
-                "finite and more than 0"
+                f"schedule {type(schedule).__name__}: temperature must return a number over 0 and "
+                f"at most {HOTTEST:.0e}, got {quoted(heat)} at step {self.step + 1}"
             )
         return max(COLDEST, heat * (self.config.temperature or 1.0))
 
@@ -92,30 +95,32 @@ class Canvas:
 
     def before(self) -> CanvasView:
         """What logit processors see of the step to come."""
-        return CanvasView(self.step + 1, self.tokens, self.history, self.reply)
+        step = self.tokens.new_full((), self.step + 1)
+        return CanvasView(step, self.tokens, self.history, self.reply)
 
     def settle(self, stats: HeadStats) -> Draft:
         """Takes in what the forward found at each position, and gets ready for the next step.
 
-        Raises FloatingPointError where the forward found no numbers.
+        Raises FloatingPointError where the forward found no numbers, and ValueError where the
+        processors left no token or the sampler or stopping rule returned something else than
+        it must.
         """
         config = self.config
         assert config.sampler and config.stopping and config.max_steps
         self.step += 1
         view = self._view(stats)
-        accepted = config.sampler.accept(view) | view.pinned
+        accepted = config.sampler.accept(view)
+        check_returned(accepted, "sampler", config.sampler, "accept", torch.bool, view.pinned.shape)
+        accepted = accepted | view.pinned
         fresh = self.noise.tokens(self.step, self.length, self.vocab_size).to(self.tokens.device)
         self.tokens = torch.where(accepted, view.stats.drawn, fresh)
         self.history = torch.cat((self.history[1:], view.stats.argmax[None]))
         self.soft = stats.soft if config.self_conditioning else None
         entropy = view.stats.entropy.cpu()  # from here on the device is waited for
-        if not entropy.isfinite().all():
-            raise FloatingPointError(
-                f"canvas {self.noise.canvas}, step {self.step}: the model's scores are not finite, "
-                "as when its activations exceed the range of float16; "
-                "load it with dtype='bfloat16' or 'float32'"
-            )
-        if bool(config.stopping.done(view)):
+        self._check_law(entropy)
+        done = config.stopping.done(view)
+        check_returned(done, "stopping rule", config.stopping, "done", torch.bool, ())
+        if bool(done):
             self.convergence = "converged"
         elif self.step == config.max_steps:
             self.convergence = "step_cap"
@@ -128,6 +133,25 @@ class Canvas:
             config.max_steps,
         )
 
+    def _check_law(self, entropy: Tensor) -> None:
+        """Refuses a law that is none: entropy float32 [length], on the CPU, is NaN where scores
+        were no numbers, and infinite where all tokens were banned (see `score`)."""
+        if entropy.isfinite().all():
+            return
+        where = f"canvas {self.noise.canvas}, step {self.step}"
+        processors = ", ".join(type(part).__name__ for part in self.config.processors)
+        if entropy.isinf().any():
+            raise ValueError(
+                f"{where}: the logit processors ({processors}) ban every token of position "
+                f"{int(entropy.isinf().nonzero()[0])}; leave it at least one"
+            )
+        besides = f"; or see that no logit processor ({processors}) makes NaN or infinity of them"
+        raise FloatingPointError(
+            f"{where}: the model's scores are not finite, as when its activations exceed the "
+            "range of float16; load it with dtype='bfloat16' or 'float32'"
+            f"{besides if processors else ''}"
+        )
+
     def _view(self, stats: HeadStats) -> StepView:
         pinned, cold = self.pinned >= 0, self.config.temperature == 0
         stats = replace(
@@ -137,7 +161,8 @@ class Canvas:
             entropy=stats.entropy.masked_fill(pinned, 0.0),
         )
         assert self.config.max_steps
-        return StepView(self.step, self.config.max_steps, self.tokens, stats, self.history, pinned)
+        step = self.tokens.new_full((), self.step)
+        return StepView(step, self.config.max_steps, self.tokens, stats, self.history, pinned)
 
     def _with_pinned(self, tokens: Tensor) -> Tensor:
         return torch.where(self.pinned >= 0, self.pinned, tokens)

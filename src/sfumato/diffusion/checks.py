@@ -1,6 +1,13 @@
-"""What the settings of samplers, schedules and stopping rules are checked with."""
+"""What settings are checked with, and the tensors that callers and their samplers bring."""
 
 from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+
+from sfumato.weights.errors import quoted
 
 
 def is_number(value: object) -> bool:
@@ -11,3 +18,31 @@ def is_number(value: object) -> bool:
 def is_whole(value: object) -> bool:
     """Whether `value` is an int; a bool is none."""
     return isinstance(value, int) and not isinstance(value, bool)
+
+
+def check_tensor(
+    value: object, must: str, dtype: torch.dtype | None, shape: Sequence[int | str]
+) -> None:
+    """Raises ValueError, its message beginning with `must`, unless `value` is a tensor of this
+    dtype (None: any float) and shape (a name stands for any size)."""
+    if not isinstance(value, Tensor):
+        raise ValueError(f"{must} {_kind(dtype, shape)}, got {quoted(value)}, which is no tensor")
+    right = value.is_floating_point() if dtype is None else value.dtype == dtype
+    fits = value.ndim == len(shape) and all(
+        isinstance(size, str) or size == found
+        for size, found in zip(shape, value.shape, strict=True)
+    )
+    if not (right and fits):
+        raise ValueError(f"{must} {_kind(dtype, shape)}, got {_kind(value.dtype, value.shape)}")
+
+
+def check_returned(
+    value: object, role: str, part: object, method: str, dtype: torch.dtype, shape: Sequence[int]
+) -> None:
+    """`check_tensor` of what a method of a sampler, a stopping rule or a processor returned."""
+    check_tensor(value, f"{role} {type(part).__name__}: {method} must return", dtype, shape)
+
+
+def _kind(dtype: torch.dtype | None, shape: Sequence[int | str]) -> str:
+    name = "float" if dtype is None else str(dtype).removeprefix("torch.")
+    return f"{name} [{', '.join(map(str, shape))}]"

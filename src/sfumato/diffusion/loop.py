@@ -6,7 +6,6 @@ batched steps are tested against.
 
 from __future__ import annotations
 
-import math
 import time
 from collections.abc import Callable, Collection, Generator, Iterator
 from dataclasses import dataclass, field, replace
@@ -82,9 +81,11 @@ def generate(
 ) -> Generator[Draft | Settled, None, Outcome]:
     """Yields every draft and every settled canvas; returns the outcome.
 
-    prompt int64 [n]; config complete (see `SamplerConfig.over`).  Raises ValueError, at the call
-    and not at the first draft, for what this network cannot do.
+    prompt int64 [n]; config complete (see `SamplerConfig.over`); seed 0..2⁶⁴-1.  Raises
+    ValueError, at the call and not at the first draft, for what this network cannot do.
     """
+    if type(seed) is not int or not 0 <= seed < 2**64:
+        raise ValueError(f"seed: must be a whole number from 0 to 2**64 - 1, got {seed!r}")
     config = _complete(network, config, limits)
     return _run(network, prompt, config, limits, seed, _slot(network, len(prompt), config, limits))
 
@@ -186,12 +187,16 @@ def _slot(network: Network, prompt: int, config: SamplerConfig, limits: Limits) 
     assert config.canvas_length
     if type(limits.max_tokens) is not int or limits.max_tokens < 1:
         raise ValueError(f"max_tokens: must be a whole number from 1, got {limits.max_tokens!r}")
-    canvases = math.ceil(limits.max_tokens / config.canvas_length)
-    longest = network.config.context_length
-    if prompt + canvases * config.canvas_length > longest:
+    length, longest = config.canvas_length, network.config.context_length
+    if prompt + length > longest:
         raise ValueError(
-            f"max_tokens: a prompt of {prompt} tokens and {canvases} canvases of "
-            f"{config.canvas_length} exceed this model's context of {longest}; "
-            "shorten the prompt or lower max_tokens"
+            f"prompt: the prompt is {prompt} tokens and the context holds {longest}, of which a "
+            f"canvas takes {length}; shorten it"
         )
-    return network.new_slot(max(1, prompt + (canvases - 1) * config.canvas_length))
+    canvases = -(-limits.max_tokens // length)
+    if prompt + canvases * length > longest:
+        raise ValueError(
+            f"max_tokens: a prompt of {prompt} tokens and {canvases} canvases of {length} exceed "
+            f"this model's context of {longest}; shorten the prompt or lower max_tokens"
+        )
+    return network.new_slot(max(1, prompt + (canvases - 1) * length))

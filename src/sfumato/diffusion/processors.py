@@ -19,7 +19,7 @@ from torch import Tensor
 class CanvasView:
     """What logit processors see of one row before a step; all tensors on the scores' device."""
 
-    step: int  # 1..: of the step to come
+    step: Tensor  # int64 []: 1.., of the step to come
     tokens: Tensor  # int64 [length]: the canvas that the scores were found for
     history: Tensor  # int64 [rows, length]: as in `StepView`
     reply: Tensor  # int64 [n]: the reply's tokens before this canvas

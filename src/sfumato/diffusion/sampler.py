@@ -20,7 +20,7 @@ from sfumato.model.head import HeadStats
 class StepView:
     """What samplers and stopping rules see of one row after a denoising forward."""
 
-    step: int  # 1..max_steps
+    step: Tensor  # int64 [], on the device: 1..max_steps
     max_steps: int
     tokens: Tensor  # int64 [length]: the canvas that went in
     stats: HeadStats  # of the row: argmax, drawn, entropy, top_probs, … with leading axis [length]
@@ -72,10 +72,11 @@ class FixedCount:
 
     def accept(self, view: StepView) -> Tensor:
         confidence = view.stats.top_probs[..., 0].masked_fill(view.pinned, -1.0)
-        keep = min(self.count * view.step, confidence.shape[-1])
         ranks = confidence.argsort(dim=-1, descending=True, stable=True)
-        accepted = torch.zeros_like(confidence, dtype=torch.bool)
-        return accepted.scatter(-1, ranks[..., :keep], True)
+        length = confidence.shape[-1]
+        places = torch.arange(length, device=confidence.device)
+        kept = places < min(self.count, length) * view.step
+        return torch.zeros_like(kept).scatter(-1, ranks, kept)
 
 
 @dataclass(frozen=True)

@@ -7,11 +7,13 @@ stopping rule.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 
 import torch
 from torch import Tensor
 
 from sfumato.diffusion.canvas import Canvas, Draft
+from sfumato.diffusion.checks import check_returned
 from sfumato.model.cache import Slot
 from sfumato.model.head import Adjust, HeadStats
 from sfumato.model.network import Network
@@ -31,19 +33,25 @@ def denoise_step(
 
 
 def score(network: Network, hidden: Tensor, canvases: Sequence[Canvas]) -> HeadStats:
-    """The head's pass over hidden [all positions, hidden] under each row's own law."""
-    adjust = _adjust(canvases)
+    """The head's pass over hidden [all positions, hidden] under each row's own law.
+
+    The entropy is infinite where processors ban every token.
+    """
+    processed = any(canvas.config.processors for canvas in canvases)
+    banned = torch.full((len(hidden),), processed, device=hidden.device)
+    adjust = _adjust(canvases, banned) if processed else None
     if any(canvas.config.top_k or canvas.config.top_p for canvas in canvases):
         top_k = _spread(canvases, [c.config.top_k or 0 for c in canvases]).to(hidden.device)
         top_p = _spread(canvases, [c.config.top_p or 1.0 for c in canvases]).to(hidden.device)
         adjust = _cut(cutoffs(network.head, hidden, top_k, top_p, adjust), adjust)
-    return network.head(
+    stats = network.head(
         hidden,
         temperature=_spread(canvases, [c.temperature() for c in canvases]).to(hidden.device),
         uniform=torch.cat([c.uniforms() for c in canvases]),
         adjust=adjust,
         keep_logits=any(_needs_logits(canvas) for canvas in canvases),
     )
+    return replace(stats, entropy=stats.entropy.masked_fill(banned, float("inf")))
 
 
 def _needs_logits(canvas: Canvas) -> bool:
@@ -61,9 +69,9 @@ def _spread(canvases: Sequence[Canvas], values: Sequence[float]) -> Tensor:
     return torch.cat([torch.full((c.length,), v) for c, v in zip(canvases, values, strict=True)])
 
 
-def _adjust(canvases: Sequence[Canvas]) -> Adjust | None:
-    if not any(canvas.config.processors for canvas in canvases):
-        return None
+def _adjust(canvases: Sequence[Canvas], banned: Tensor) -> Adjust:
+    """What the rows' processors make of scores; banned bool [all positions], True at first,
+    becomes False where they leave a token."""
     views = [canvas.before() for canvas in canvases]
 
     def adjust(scores: Tensor, first_id: int) -> Tensor:
@@ -72,8 +80,12 @@ def _adjust(canvases: Sequence[Canvas]) -> Adjust | None:
             part = scores[at]
             for processor in canvas.config.processors:
                 part = processor.process(part, first_id, view)
+                shape = (canvas.length, scores.shape[1])
+                check_returned(part, "processor", processor, "process", scores.dtype, shape)
             parts.append(part)
-        return torch.cat(parts)
+        adjusted = torch.cat(parts)
+        banned.logical_and_(adjusted.amax(dim=1) == float("-inf"))
+        return adjusted
 
     return adjust
 

@@ -13,15 +13,16 @@ class StopStrings:
 
     def __init__(
         self,
-        stop: str | Sequence[str],
+        stop: str | Sequence[str] | None,
         decode: Callable[[list[int]], str],
         hide: Callable[[str], str] = lambda text: text,
     ) -> None:
         """decode: the text of some ids, markers included; hide: blanks out, keeping its length,
         what of a text stop strings are not looked for in."""
-        self.strings = (stop,) if isinstance(stop, str) else tuple(stop)
-        if not all(isinstance(text, str) and text for text in self.strings):
-            raise ValueError(f"stop: must be non-empty strings, got {self.strings!r}")
+        given = () if stop is None else (stop,) if isinstance(stop, str) else stop
+        if not isinstance(given, Sequence) or not all(isinstance(s, str) and s for s in given):
+            raise ValueError(f"stop: must be non-empty strings, one or a list, got {stop!r}")
+        self.strings = tuple(given)
         self._decode, self._hide = decode, hide
 
     def _first(self, text: str) -> int | None:

@@ -11,8 +11,9 @@ import torch
 from torch import Tensor
 
 from sfumato.model.attention import DenoiseRows, EncodeRows
-from sfumato.model.cache import KVCache, Slot
+from sfumato.model.cache import KVCache, Slot, slot_bytes
 from sfumato.model.head import VocabularyHead
+from sfumato.model.placement import device_memory
 from sfumato.model.transformer import Transformer
 
 PREFILL_CHUNK = 512  # tokens of a prompt encoded at once: bounds the working memory of a prefill
@@ -31,7 +32,18 @@ class Network:
         return Slot(self.config, capacity, self.dtype, self.device)
 
     def new_cache(self, rows: int = 1, capacity: int = 4096) -> KVCache:
-        """`rows` empty slots of `capacity` positions each."""
+        """`rows` empty slots of `capacity` positions each. Raises ValueError for what is no such
+        number, and for more than the device's whole memory."""
+        for name, value in (("rows", rows), ("capacity", capacity)):
+            if type(value) is not int or value < 1:
+                raise ValueError(f"{name}: must be a whole number from 1, got {value!r}")
+        needed = rows * slot_bytes(self.config, capacity, self.dtype)
+        there = device_memory(self.device)
+        if there is not None and needed > there:
+            raise ValueError(
+                f"rows, capacity: a cache of {rows} x {capacity} positions needs {needed:,} bytes, "
+                f"and {self.device} has {there:,}; lower one of them"
+            )
         return KVCache(self.new_slot(capacity) for _ in range(rows))
 
     def synchronize(self) -> None:
@@ -98,8 +110,8 @@ class Network:
         for index, canvas in enumerate(canvases):
             if not 0 < len(canvas) <= self.config.canvas_length:
                 raise ValueError(
-                    f"canvas {index}: length {len(canvas)} is not within 1 and the checkpoint's "
-                    f"canvas length {self.config.canvas_length}"
+                    f"canvas {index}: must hold 1 to {self.config.canvas_length} tokens, as this "
+                    f"checkpoint's canvases do, got {len(canvas)}"
                 )
         attend = DenoiseRows(slots, [len(canvas) for canvas in canvases])
         tokens = torch.cat([canvas.to(self.device) for canvas in canvases])

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
+import os
+
 import torch
 
 from sfumato.weights.checkpoint import Checkpoint
@@ -11,7 +14,7 @@ DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch
 SMALL = 100 << 20  # bytes of tensors; see `pick_dtype`
 
 
-def pick_device(name: str = "auto") -> torch.device:
+def pick_device(name: str | torch.device = "auto") -> torch.device:
     """The torch device of that name; "auto" is the accelerator, where there is one.
 
     Raises ValueError for a device that is not here.
@@ -22,15 +25,27 @@ def pick_device(name: str = "auto") -> torch.device:
     try:
         device = torch.device(name)
         torch.empty(0, device=device)
-    except (RuntimeError, AssertionError, NotImplementedError) as error:
+    except (RuntimeError, AssertionError, NotImplementedError, TypeError) as error:
         reason = str(error).splitlines()[0]
-        raise ValueError(f"device: {name!r} cannot be used here ({reason})") from error
+        raise ValueError(f"device: {str(name)!r} cannot be used here ({reason})") from error
     if device.type == "meta":
         raise ValueError("device: 'meta' holds no numbers; use cpu or an accelerator")
     return device
 
 
-def pick_dtype(name: str, checkpoint: Checkpoint, device: torch.device) -> torch.dtype:
+def device_memory(device: torch.device) -> int | None:
+    """Bytes of memory of a CUDA device, or of this machine for others; None where the system
+    does not tell."""
+    if device.type == "cuda":
+        return torch.cuda.get_device_properties(device).total_memory
+    with contextlib.suppress(ValueError, OSError, AttributeError):
+        return os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+    return None
+
+
+def pick_dtype(
+    name: str | torch.dtype, checkpoint: Checkpoint, device: torch.device
+) -> torch.dtype:
     """The dtype of activations, cache and unquantized weights.
 
     "auto" is the embedding's stored dtype, with three exceptions. Quantized weights compute in
@@ -38,6 +53,7 @@ def pick_dtype(name: str, checkpoint: Checkpoint, device: torch.device) -> torch
     this family can exceed what float16 holds. And a small checkpoint runs in float32 on a CPU,
     which is as fast there and more exact. Raises ValueError for another name.
     """
+    name = str(name).removeprefix("torch.")
     if name in DTYPES:
         return DTYPES[name]
     if name != "auto":
