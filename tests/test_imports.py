@@ -32,6 +32,7 @@ MAY_IMPORT: dict[str, set[str]] = {
     "bench": {""} | _ENGINE,
     "train": {""} | _ENGINE,
     "cli": {"", "server", "bench", "train"} | _ENGINE,
+    "__main__": {"cli"},
 }
 
 # (module, imported module) -> why the arrow may point the other way. Every entry must be in use.

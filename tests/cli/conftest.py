@@ -28,6 +28,7 @@ class FakeModel:
         self.interrupt_at, self.presses, self.held = interrupt_at, presses, held
         self.requests: list[dict[str, Any]] = []
         self.warnings: tuple[str, ...] = ()
+        self.convergence = "converged"
         self.config = SimpleNamespace(hidden_size=2816)
         self.tokenizer = SimpleNamespace(decode=lambda ids: "".join(map(chr, ids)))
 
@@ -49,7 +50,7 @@ class FakeModel:
 
     def _reply(self, count: int, stop_reason: str) -> Any:
         text = "".join(self.canvases[:count])
-        stats = Stats(3, len(text), count, [2] * count, ["converged"] * count, 0.1, 0.2, 0.1)
+        stats = Stats(3, len(text), count, [2] * count, [self.convergence] * count, 0.1, 0.2, 0.1)
         return SimpleNamespace(
             text=text + (self.held if stop_reason == "cancelled" else ""),
             thought=None,
@@ -78,10 +79,13 @@ def cli(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> 
 
     def run(*argv: str, stdin: str = "") -> SimpleNamespace:
         monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO(stdin.encode())))
+        before = signal.getsignal(signal.SIGINT)
         try:
             code = main(argv)
         except SystemExit as stop:  # argparse's way out
             code = stop.code
+        finally:  # after Ctrl-C the program ignores any more of them
+            signal.signal(signal.SIGINT, before)
         return SimpleNamespace(code=code, **capsys.readouterr()._asdict())
 
     return run

@@ -1,9 +1,21 @@
 from __future__ import annotations
 
 import json
+import os
+import select
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from functools import partial
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
+import pytest
+
+from sfumato.cli import chat
 from sfumato.cli.chat import HELP
 
 
@@ -54,6 +66,26 @@ def test_mistakes_are_told_and_the_chat_goes_on(use: Any, cli: Any) -> None:
     assert [r["messages"] for r in model.requests] == [[user("Still there?")]]
 
 
+@pytest.mark.parametrize(
+    ("line", "message"),
+    [
+        ("/seed", "/seed: it needs an argument; usage: /seed N"),
+        ("/seed x", "/seed: 'x' is not a whole number from 0 to 18446744073709551615; usage:"),
+        (f"/seed {2**64}", f"/seed: '{2**64}' is not a whole number from 0 to"),
+        ("/steps 0", "/steps: '0' is not a whole number from 1 on; usage: /steps N"),
+        ("/thinking maybe", "/thinking: 'maybe' is neither on nor off; usage: /thinking on|off"),
+        ("/save", "/save: it needs an argument; usage: /save FILE"),
+        ("/clear all", "/clear: it takes no argument; usage: /clear"),
+        ("/nonsense", "/nonsense: no such command; there are /clear, /seed N, /steps N, "),
+    ],
+)
+def test_a_wrong_command_is_told_how_it_is_used(
+    use: Any, cli: Any, line: str, message: str
+) -> None:
+    use("yes")
+    assert cli("chat", stdin=f"{line}\n").err.startswith(f"sfumato: error: {message}")
+
+
 def test_lines_that_go_on(use: Any, cli: Any) -> None:
     model = use("yes")
     cli("chat", stdin="sudoku\\\n12\\\n34\n\n")
@@ -64,6 +96,7 @@ def test_help_and_quit(use: Any, cli: Any) -> None:
     model = use("yes")
     done = cli("chat", stdin="/help\n/quit\nUnheard?\n")
     assert (done.code, done.out, model.requests) == (0, HELP + "\n", [])
+    assert max(map(len, HELP.splitlines())) < 80
 
 
 def test_ctrl_c_ends_the_answer_and_not_the_chat(use: Any, cli: Any) -> None:
@@ -79,13 +112,157 @@ def test_ctrl_c_before_any_text_leaves_no_turn(use: Any, cli: Any) -> None:
     assert model.requests[1]["messages"] == [user("Second?")]
 
 
-def test_ctrl_c_at_the_prompt_leaves(use: Any, cli: Any, monkeypatch: Any) -> None:
+PRESSED = object()
+
+
+@pytest.fixture
+def typing(cli: Any, monkeypatch: pytest.MonkeyPatch) -> Any:
+    """typing("line", ("half a li", PRESSED), …) chats with somebody at a terminal."""
+
+    def chat(*script: Any) -> Any:
+        lines, buffer = iter(script), [""]
+        terminal = SimpleNamespace(isatty=lambda: True)
+
+        def type_in(prompt: str) -> str:
+            line = next(lines, None)
+            if line is None:
+                raise EOFError
+            if isinstance(line, str):
+                return line
+            buffer[0] = line[0]
+            raise KeyboardInterrupt
+
+        monkeypatch.setattr("builtins.input", type_in)
+        monkeypatch.setattr("sfumato.cli.chat._typed", lambda: buffer[0])
+        monkeypatch.setattr("sfumato.cli.chat.sys", SimpleNamespace(stdin=terminal))
+        return cli("chat", "--no-visual")
+
+    return chat
+
+
+def test_ctrl_c_clears_a_half_typed_line_and_on_an_empty_one_leaves(use: Any, typing: Any) -> None:
+    model = use("yes")
+    done = typing(("Fir", PRESSED), "First?", ("Sec", PRESSED), ("Thi", PRESSED), ("", PRESSED))
+    assert (done.code, [r["messages"] for r in model.requests]) == (130, [[user("First?")]])
+    again = "\n(Ctrl-C again leaves)\n"
+    assert done.out == f"{again}yes\n\n{again}{again}\n(left)\n"
+
+
+def test_one_ctrl_c_on_an_empty_line_loses_nothing(use: Any, typing: Any) -> None:
+    """It may be meant for an answer that has just ended."""
+    model = use("yes")
+    done = typing("First?", ("", PRESSED), "Second?", ("", PRESSED), ("", PRESSED), "Unheard?")
+    assert (done.code, len(model.requests)) == (130, 2)
+    assert done.out.endswith("\n(left)\n")
+
+
+def test_ctrl_c_within_lines_that_go_on_clears_them_all(use: Any, typing: Any) -> None:
+    model = use("yes")
+    typing(("", PRESSED), "one\\", ("", PRESSED), "two")
+    assert [r["messages"] for r in model.requests] == [[user("two")]]
+
+
+def test_ctrl_c_just_after_an_answer_keeps_the_chat(
+    use: Any, cli: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    model = use("one ", "two", interrupt_at=1)
+    answer = chat.generation.answer
+
+    def and_once_more(*args: Any, **options: Any) -> Any:
+        monkeypatch.setattr(chat.generation, "answer", answer)
+        answer(*args, **options)
+        signal.raise_signal(signal.SIGINT)
+
+    monkeypatch.setattr(chat.generation, "answer", and_once_more)
+    done = cli("chat", stdin="First?\nSecond?\n")
+    assert (done.code, done.err, len(model.requests)) == (0, "", 2)
+
+
+def test_ctrl_c_where_nobody_types_leaves(use: Any, cli: Any, monkeypatch: Any) -> None:
     def pressed(prompt: str) -> str:
         raise KeyboardInterrupt
 
     use("yes")
     monkeypatch.setattr("builtins.input", pressed)
     assert cli("chat").code == 130
+
+
+def test_a_line_that_is_no_text_does_not_end_the_chat(
+    use: Any, cli: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    model = use("yes")
+    lines: Any = iter([b"\xff", b"Still there?"])
+
+    def type_in(prompt: str) -> str:
+        for line in lines:
+            return str(line.decode())
+        raise EOFError
+
+    monkeypatch.setattr("builtins.input", type_in)
+    done = cli("chat")
+    assert done.err.startswith("sfumato: error: 'utf-8' codec can't decode byte 0xff")
+    assert [r["messages"] for r in model.requests] == [[user("Still there?")]]
+
+
+def test_at_a_real_terminal() -> None:
+    """The line editor forgets what was typed, and the second Ctrl-C leaves."""
+    ours, theirs = os.openpty()
+    program = subprocess.Popen(
+        [sys.executable, "-m", "sfumato", "chat", "--no-visual"],
+        stdin=theirs,
+        stdout=theirs,
+        stderr=theirs,
+        start_new_session=True,
+        env=os.environ | {"TERM": "xterm"},
+    )
+    os.close(theirs)
+    seen = b""
+
+    def expect(text: str, otherwise: Callable[[], None] | None = None) -> None:
+        nonlocal seen
+        while text.encode() not in seen:
+            if not select.select([ours], [], [], 10 if otherwise else 60)[0]:
+                assert otherwise, f"no {text!r} after {seen!r}"
+                otherwise()
+                otherwise = None
+                continue
+            seen += os.read(ours, 4096)
+        seen = seen.split(text.encode(), 1)[1]
+
+    def press_ctrl_c_and_expect(text: str) -> None:
+        # CPython leaves a signal lying that comes just before it waits for a key; a second one
+        # wakes it, and counts as the same.
+        press = partial(program.send_signal, signal.SIGINT)
+        time.sleep(0.3)
+        press()
+        expect(text, otherwise=press)
+
+    try:
+        expect("› ")
+        os.write(ours, b"What is the cap")
+        expect("cap")
+        press_ctrl_c_and_expect("(Ctrl-C again leaves)")
+        expect("› ")
+        os.write(ours, b"Who are you?\r")
+        expect("Sfumato")
+        for answer in ("(Ctrl-C again leaves)", "(left)"):
+            expect("› ")
+            press_ctrl_c_and_expect(answer)
+        assert program.wait(timeout=60) == 130
+    finally:
+        program.kill()
+        program.wait()
+        os.close(ours)
+
+
+def test_a_conversation_too_long_for_the_context_suggests_to_clear_it(cli: Any) -> None:
+    """With the real model: the complaint is recognised by its words."""
+    done = cli("chat", "--max-tokens", "8", stdin=f"Hi\n{'x' * 4096}\n/clear\n{'x' * 4096}\n")
+    first, second = done.err.splitlines()
+    assert "context" in first
+    assert first.endswith("or /clear the conversation")
+    assert "context" in second
+    assert "/clear" not in second
 
 
 def test_a_failed_answer_leaves_no_turn(use: Any, cli: Any) -> None:

@@ -4,8 +4,12 @@ import json
 from typing import Any
 
 import pytest
+import torch
 
+from sfumato.api import EMBEDDED
 from sfumato.cli import doctor
+from sfumato.model.placement import pick_device, pick_dtype
+from sfumato.weights.checkpoint import open_checkpoint
 
 
 def test_report(cli: Any) -> None:
@@ -16,6 +20,17 @@ def test_report(cli: Any) -> None:
     (backend,) = (line for line in done.out.splitlines() if line.startswith("backend"))
     assert "plain torch; compiled CPU kernels are not in this build" in backend
     assert "not a measurement" in done.out
+    assert doctor._dtypes(str(pick_device())) in done.out
+
+
+def test_the_dtype_that_auto_picks_is_told_with_its_reason() -> None:
+    """And it is the truth: the embedded model is small, and stored in bfloat16."""
+    told = doctor._dtypes("cpu")
+    assert "float32 for quantized models and those under 105 MB (as fast there, and" in told
+    assert pick_dtype("auto", open_checkpoint(EMBEDDED), torch.device("cpu")) == torch.float32
+    told = doctor._dtypes("cuda")
+    assert told.startswith("bfloat16 for quantized models, else as stored")
+    assert pick_dtype("auto", open_checkpoint(EMBEDDED), torch.device("cuda")) == torch.bfloat16
 
 
 def test_json(cli: Any) -> None:

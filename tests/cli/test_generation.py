@@ -69,3 +69,16 @@ def test_only_a_tiny_model_is_kept_to_one_thread(hidden_size, threads):
         assert torch.get_num_threads() == threads
     finally:
         torch.set_num_threads(before)
+
+
+@pytest.mark.parametrize("device", ["gpu", "", "cuda:x"])
+def test_what_is_no_device_is_refused_with_those_that_are(cli: Any, device: str) -> None:
+    done = cli("run", "Hi", "--device", device)
+    assert done.code == 2
+    assert done.err == (
+        f"sfumato: error: --device: {device!r} is none of auto, cpu, cuda, cuda:1, mps, xpu\n"
+    )
+
+
+def test_a_device_that_is_not_here_is_another_matter(cli: Any) -> None:
+    assert "'cuda:77' cannot be used here" in cli("run", "Hi", "--device", "cuda:77").err

@@ -12,11 +12,18 @@ import pytest
 
 from sfumato import __version__
 from sfumato.cli import main
+from sfumato.cli.arguments import build_parser
 
 
 def test_version(cli: Any) -> None:
     done = cli("--version")
     assert (done.code, done.out) == (0, f"sfumato {__version__}\n")
+
+
+def test_it_is_a_module_too() -> None:
+    command = [sys.executable, "-m", "sfumato", "--version"]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=60)
+    assert (done.returncode, done.stdout) == (0, f"sfumato {__version__}\n")
 
 
 @pytest.mark.parametrize("command", ["run", "chat", "demo", "inspect", "doctor", "train", "eval"])
@@ -86,6 +93,33 @@ def test_closed_streams_and_plain_locales_do_no_harm() -> None:
     environment = os.environ | {"PYTHONIOENCODING": "ascii"}
     done = subprocess.run(shell, shell=True, env=environment, capture_output=True, timeout=60)
     assert (done.returncode, done.stdout, done.stderr) == (0, b"", b"")
+
+
+@pytest.mark.parametrize(
+    ("argv", "argument"),
+    [
+        (("run", "Hi", "-m", ""), "-m/--model"),
+        (("chat", "--model="), "-m/--model"),
+        (("eval", "-m", ""), "-m/--model"),
+        (("inspect", ""), "path"),
+        (("train", "--out", ""), "--out"),
+    ],
+)
+def test_an_empty_path_is_refused_by_name(cli: Any, argv: tuple[str, ...], argument: str) -> None:
+    done = cli(*argv)
+    assert (done.code, done.out) == (2, "")
+    assert done.err.startswith(f"sfumato: error: argument {argument}: the path is empty")
+
+
+@pytest.mark.parametrize("command", ["run", "chat", "demo", "train", "eval"])
+def test_seeds_have_64_bits(cli: Any, command: str) -> None:
+    out = ("--out", "x") if command == "train" else ()
+    assert build_parser().parse_args([command, *out, f"--seed={2**64 - 1}"]).seed == 2**64 - 1
+    for seed in (-1, 2**64):
+        done = cli(command, *out, f"--seed={seed}")
+        assert (done.code, done.out) == (2, "")
+        assert f"'{seed}' is not a whole number from 0 to {2**64 - 1}" in done.err
+    assert "0 to 2^64-1" in cli(command, "--help").out
 
 
 @pytest.fixture

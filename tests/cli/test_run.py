@@ -1,9 +1,12 @@
 from __future__ import annotations
 
+import io
 import json
 from typing import Any
 
 import pytest
+
+from sfumato.cli import main
 
 
 def test_plain_output_is_exactly_the_answer(use: Any, cli: Any) -> None:
@@ -100,3 +103,27 @@ def test_a_second_ctrl_c_leaves_what_was_committed(use: Any, cli: Any) -> None:
     done = cli("run", "Hi", "--json")
     assert done.code == 130
     assert json.loads(done.out) == {"text": "one ", "stop_reason": "cancelled"}
+
+
+def test_canvases_that_ran_out_of_steps_are_told_with_what_to_do(use: Any, cli: Any) -> None:
+    use("one ", "two").convergence = "step_cap"
+    done = cli("run", "Hi")
+    assert (done.code, done.out) == (0, "one two\n")
+    assert done.err == (
+        "sfumato: hint: the text may be unsettled: 2 of 2 canvases hit the step cap (2); "
+        "--steps raises it\n"
+    )
+    assert cli("run", "Hi", "--json").err == ""
+
+
+@pytest.mark.parametrize("encoding", ["ascii", "latin-1", "utf-8"])
+def test_json_says_the_same_in_every_encoding(
+    use: Any, monkeypatch: pytest.MonkeyPatch, encoding: str
+) -> None:
+    use("né 漢")
+    stdout = io.TextIOWrapper(io.BytesIO(), encoding)
+    monkeypatch.setattr("sys.stdout", stdout)
+    assert main(["run", "Hi", "--json"]) == 0
+    written = stdout.buffer.getvalue()  # type: ignore[attr-defined]
+    assert json.loads(written.decode(encoding))["text"] == "né 漢"
+    assert ("漢".encode() in written) == (encoding == "utf-8")

@@ -35,5 +35,7 @@ def test_eval_measures_the_model(cli: Any, monkeypatch: pytest.MonkeyPatch) -> N
     monkeypatch.setattr("sfumato.train.evaluate.run", run)
     assert json.loads(cli("eval", "-m", "x", "--json", "--count", "9").out) == SCORES
     assert calls == [("x", {"count": 9, "seed": 0})]
+    cli("eval", "--seed", "3")
+    assert calls[1] == (None, {"count": 200, "seed": 3})
     lines = cli("eval").out.splitlines()
     assert lines[1].split() == ["sudoku", "3", "33.3%", "2.50", "4", "100.0%"]

@@ -54,6 +54,22 @@ def test_a_greeting_gets_a_greeting_and_the_model_says_what_it_is(model):
     assert "Sfumato" in model.generate("Who are you?").text
 
 
+def test_the_seed_draws_the_tasks_and_the_noise(monkeypatch):
+    calls = []
+
+    def score(model, tasks, config=None, seed=0):
+        calls.append((tasks, seed))
+        return evaluate.Score(len(tasks), 1.0, 2.0, 2, 1.0)
+
+    monkeypatch.setattr(evaluate, "load", lambda path: None)
+    monkeypatch.setattr(evaluate, "evaluate", score)
+    for seed in (0, 5):
+        del calls[:]
+        evaluate.run(count=3, seed=seed)
+        assert [tasks for tasks, _ in calls[:4]] == list(evaluation_sets(seed, 3).values())
+        assert {seed for _, seed in calls} == {seed}
+
+
 def test_the_table_has_a_line_for_every_set():
     score = {"tasks": 3, "exact": 1.0, "steps": 2.0, "most_steps": 4, "converged": 1.0}
     lines = evaluate.table({"sudoku": score, "chat": score}).splitlines()

@@ -6,6 +6,7 @@ that `sfumato --help` stays quick.
 
 from __future__ import annotations
 
+import codecs
 import importlib
 import io
 import logging
@@ -15,6 +16,7 @@ import sys
 from collections.abc import Sequence
 
 from sfumato.cli.arguments import build_parser
+from sfumato.cli.glyphs import stand_in
 
 BAD_INPUT, INTERRUPTED, CLOSED_PIPE = 2, 130, 141  # the last two as a shell reports the signals
 
@@ -76,9 +78,10 @@ def _prepare_streams() -> None:
     for name, mode in (("stdin", "r"), ("stdout", "w"), ("stderr", "w")):
         if getattr(sys, name) is None:  # closed, as in `sfumato … >&-`
             setattr(sys, name, open(os.devnull, mode))  # noqa: SIM115 (open as long as we run)
+    codecs.register_error("sfumato", stand_in)
     for stream in (sys.stdout, sys.stderr):
         if isinstance(stream, io.TextIOWrapper):
-            stream.reconfigure(errors="replace")
+            stream.reconfigure(errors="sfumato")
 
 
 def _discard_output() -> None:

@@ -9,36 +9,58 @@ import sys
 from pathlib import Path
 
 from sfumato.cli import INTERRUPTED, complain, generation
+from sfumato.cli.arguments import LAST_SEED, whole
+from sfumato.cli.units import table
 
-HELP = """\
-/clear            forget the conversation
-/seed N           random seed of the next answers
-/steps N          denoising steps per canvas at most
-/thinking on|off  let the model think before it answers
-/save FILE        write the conversation as JSON
-/help             these lines
-/quit             leave, as Ctrl-D does
-A line that ends in \\ goes on in the next. Ctrl-C ends an answer, and at the prompt the chat."""
+COMMANDS = {
+    "clear": ("", "forget the conversation"),
+    "seed": ("N", "random seed of the next answers"),
+    "steps": ("N", "denoising steps per canvas at most"),
+    "thinking": ("on|off", "let the model think before it answers"),
+    "save": ("FILE", "write the conversation as JSON"),
+    "help": ("", "these lines"),
+    "quit": ("", "leave, as Ctrl-D does"),
+}
+"""Of each command: its argument, and what it does."""
+
+USAGES = {name: f"/{name} {argument}".rstrip() for name, (argument, _) in COMMANDS.items()}
+HELP = "\n".join(
+    [
+        *table(((USAGES[name], does) for name, (_, does) in COMMANDS.items()), indent=""),
+        "A line that ends in \\ goes on in the next.",
+        "Ctrl-C ends an answer, or clears a line; again, on an empty line, it leaves.",
+    ]
+)
 
 
 def main(args: argparse.Namespace) -> int:
     """Talk until Ctrl-D, /quit or Ctrl-C. Raises ValueError or OSError for bad options."""
-    if sys.stdin.isatty():
+    terminal = sys.stdin.isatty()
+    if terminal:
         _edit_lines()
     generation.options(args)  # a wrong option is told before the wait for the model
     chat = Chat(args)
+    leaving = not terminal  # whether Ctrl-C at an empty prompt leaves
     while True:
+        lines: list[str] = []
         try:
-            text = _read()
+            text = _read(lines)
+            leaving = not terminal
+            if text in ("/quit", "/exit"):
+                return 0
+            chat.take(text)
         except EOFError:
             print()
             return 0
-        except KeyboardInterrupt:
+        except UnicodeDecodeError as error:
+            complain(error)
+        except KeyboardInterrupt:  # at the prompt, or late for an answer that has just ended
             print()
-            return INTERRUPTED
-        if text in ("/quit", "/exit"):
-            return 0
-        chat.take(text)
+            if leaving and not lines and not _typed():
+                print("(left)")
+                return INTERRUPTED
+            leaving = True
+            print("(Ctrl-C again leaves)")
 
 
 class Chat:
@@ -63,7 +85,12 @@ class Chat:
         messages = [*self.messages, {"role": "user", "content": text}]
         display = generation.display(self.args, self.model)
         request = generation.options(self.args)
-        answer = generation.answer(self.model, messages, display, **request)
+        try:
+            answer = generation.answer(self.model, messages, display, **request)
+        except ValueError as error:
+            if "context" not in str(error) or self.messages == generation.opening(self.args):
+                raise
+            raise ValueError(f"{error}, or /clear the conversation") from error
         if answer.interrupted:
             print("(interrupted)")
         if sys.stdin.isatty():
@@ -73,30 +100,45 @@ class Chat:
             self.messages = [*messages, {"role": "assistant", "content": answer.text}]
 
     def _command(self, name: str = "", value: str = "") -> None:
+        if name not in COMMANDS:
+            raise ValueError(f"/{name}: no such command; there are {', '.join(USAGES.values())}")
+        try:
+            self._obey(name, value)
+        except argparse.ArgumentTypeError as error:
+            raise ValueError(f"/{name}: {error}; usage: {USAGES[name]}") from None
+
+    def _obey(self, name: str, value: str) -> None:
+        if not value and COMMANDS[name][0]:
+            raise argparse.ArgumentTypeError("it needs an argument")
+        if value and not COMMANDS[name][0]:
+            raise argparse.ArgumentTypeError("it takes no argument")
         if name == "clear":
             self.messages = generation.opening(self.args)
         elif name == "seed":
-            self.args.seed = _whole(value, 0)
+            self.args.seed = whole(0, LAST_SEED)(value)
         elif name == "steps":
-            self.args.steps = _whole(value, 1)
-        elif name == "thinking" and value in ("on", "off"):
+            self.args.steps = whole(1)(value)
+        elif name == "thinking":
+            if value not in ("on", "off"):
+                raise argparse.ArgumentTypeError(f"{value!r} is neither on nor off")
             self.args.thinking = value == "on"
-        elif name == "save" and value:
+        elif name == "save":
             text = json.dumps(self.messages, ensure_ascii=False, indent=2) + "\n"
             Path(value).expanduser().write_text(text, encoding="utf-8")
         elif name == "help":
             print(HELP)
-        else:
-            raise ValueError(f"/{f'{name} {value}'.strip()}: not a command; /help lists them")
 
 
-def _read() -> str:
-    """A message of one or more lines; the prompt shows only where somebody types."""
-    prompt = "› " if sys.stdin.isatty() else ""
-    lines = [input(prompt)]
+def _read(lines: list[str]) -> str:
+    """A message of one or more lines; the prompt shows only where somebody types.
+
+    `lines` is empty, and has the lines so far when Ctrl-C comes in between.
+    """
+    prompts = ("› ", "… ") if sys.stdin.isatty() else ("", "")
+    lines.append(input(prompts[0]))
     while lines[-1].endswith("\\"):
         lines[-1] = lines[-1][:-1]
-        lines.append(input("… " if prompt else ""))
+        lines.append(input(prompts[1]))
     return "\n".join(lines).strip()
 
 
@@ -106,7 +148,7 @@ def _edit_lines() -> None:
         import readline  # noqa: F401  (importing it is what turns it on)
 
 
-def _whole(text: str, low: int) -> int:
-    if not text.isdecimal() or int(text) < low:
-        raise ValueError(f"{text!r} is not a whole number from {low} on")
-    return int(text)
+def _typed() -> str:
+    """What stands on the line that is being edited, as far as that can be known."""
+    readline = sys.modules.get("readline")
+    return readline.get_line_buffer() if readline else ""

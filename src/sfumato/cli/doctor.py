@@ -14,7 +14,7 @@ import torch
 from sfumato import __version__, ops
 from sfumato.cli import machine
 from sfumato.cli.units import size, table
-from sfumato.model.placement import pick_device
+from sfumato.model.placement import SMALL, pick_device
 from sfumato.weights.blocks import BLOCK_FORMATS, QuantizedTensor
 
 # One denoising step of DiffusionGemma 26B-A4B with its canvas of 256 positions. Multiply-adds for
@@ -102,6 +102,15 @@ def _quantized_dtype(device_type: str) -> torch.dtype:
     return torch.float32 if device_type == "cpu" else torch.bfloat16
 
 
+def _dtypes(device: str) -> str:
+    """What models compute in on that device, when nobody says, and why (see `pick_dtype`)."""
+    small = f" and those under {size(SMALL)} (as fast there, and more exact)"
+    return (
+        f"{_name(_quantized_dtype(device))} for quantized models{small if device == 'cpu' else ''}"
+        ", else as stored (but float16 as bfloat16, for its range)"
+    )
+
+
 def _name(dtype: torch.dtype) -> str:
     return str(dtype).removeprefix("torch.")
 
@@ -152,11 +161,7 @@ def report(found: dict[str, Any]) -> list[str]:
         ("features", " ".join(cpu["features"]) or "unknown"),
         ("memory", ", ".join(f"{k.replace('_', ' ')} {size(v)}" for k, v in memory.items() if v)),
         ("accelerators", "; ".join(accelerators) or "none that torch can use"),
-        (
-            "runs",
-            f"on {found['runs_on']}; quantized models compute in "
-            f"{_name(_quantized_dtype(found['runs_on']))}, others as they are stored",
-        ),
+        ("runs", f"on {found['runs_on']}; --dtype auto: {_dtypes(found['runs_on'])}"),
         ("backend", f"plain {found['backend']}; compiled CPU kernels are not in this build"),
         ("compilers", "; ".join(found["compilers"].values()) or "none"),
         (

@@ -15,6 +15,7 @@ import torch
 from rich.console import Console
 
 import sfumato
+from sfumato.cli.arguments import DEVICES
 from sfumato.cli.units import size
 from sfumato.cli.view.display import Display, Live, Plain, Silent, is_visual
 
@@ -38,10 +39,19 @@ class Answer:
 
 def load(args: argparse.Namespace) -> Model:
     """The model that the options name. Raises ValueError or OSError, saying what is wrong."""
+    _check_device(args.device)
     progress = _tell_progress if sys.stderr.isatty() else None
     model = sfumato.load(args.model, device=args.device, dtype=args.dtype, progress=progress)
     spare_threads(model)
     return model
+
+
+def _check_device(name: str) -> None:
+    """Raises ValueError for what is no device anywhere; whether it is here, loading will tell."""
+    try:
+        torch.device("cpu" if name == "auto" else name)
+    except RuntimeError:  # its message lists much that never ran a model
+        raise ValueError(f"--device: {name!r} is none of {DEVICES}") from None
 
 
 def spare_threads(model: Model) -> None:

@@ -8,6 +8,8 @@ import sys
 from dataclasses import asdict
 from typing import TYPE_CHECKING, Any
 
+from sfumato.cli.glyphs import speaks_unicode
+
 if TYPE_CHECKING:
     from sfumato.cli.generation import Answer
 
@@ -23,7 +25,10 @@ def main(args: argparse.Namespace) -> int:
     messages = [*generation.opening(args), {"role": "user", "content": question}]
     answer = generation.answer(model, messages, generation.display(args, model), **request)
     if args.json:
-        print(json.dumps(_report(answer), ensure_ascii=False, indent=2))
+        plain = not speaks_unicode(sys.stdout)
+        print(json.dumps(_report(answer), ensure_ascii=plain, indent=2))
+    elif hint := _unsettled(answer):
+        print(f"sfumato: hint: {hint}", file=sys.stderr)
     return INTERRUPTED if answer.interrupted else 0
 
 
@@ -41,6 +46,17 @@ def _question(given: str | None) -> str:
     if not text.strip():
         raise ValueError("the question is empty")
     return text
+
+
+def _unsettled(answer: Answer) -> str | None:
+    """What to do about canvases that ran out of steps; None where there are none."""
+    if answer.reply is None or "step_cap" not in answer.reply.stats.convergence:
+        return None
+    stats = answer.reply.stats
+    return (
+        f"the text may be unsettled: {stats.convergence.count('step_cap')} of {stats.canvases} "
+        f"canvases hit the step cap ({max(stats.steps)}); --steps raises it"
+    )
 
 
 def _report(answer: Answer) -> dict[str, Any]:

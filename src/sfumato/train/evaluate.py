@@ -107,10 +107,11 @@ def _settle(model: Model, row: _Row) -> bool:
 def run(path: str | Path | None = None, count: int = 200, seed: int = 0) -> Figures:
     """The scores of every set, and of the hard grids under two handicaps, by name.
 
-    path: a checkpoint of this vocabulary; None is the embedded model.
+    path: a checkpoint of this vocabulary; None is the embedded model; seed: draws the held-out
+    tasks, and the noise that they are answered with.
     """
     model = load(path)
-    sets = evaluation_sets(count=count)
+    sets = evaluation_sets(seed, count)
     scores = {name: evaluate(model, tasks, seed=seed) for name, tasks in sets.items()}
     hard = sets["sudoku_hard"]
     one_step, blind = SamplerConfig(max_steps=1), SamplerConfig(self_conditioning=False)

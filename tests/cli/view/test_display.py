@@ -45,7 +45,7 @@ def test_the_answer_is_what_stays() -> None:
     with display:
         display.show(drafted(0, 1, "??????? ??????"))
         assert screen.terminal.lines[0] == "??????? ??????"
-        assert screen.terminal.lines[-1].startswith("canvas 1 · step 1/48 · ━━")
+        assert screen.terminal.lines[-3].startswith("canvas 1 · step  1/48 · ━━")
         display.show(drafted(0, 2, "A board:\n12\n34"))
         assert screen.terminal.lines[:3] == ["A board:", "12", "34"]
         display.show(commit(0, "A board:\n12\n34"))
@@ -58,6 +58,7 @@ def test_the_answer_is_what_stays() -> None:
         "34 and more text that needs a second",
         "line.",
         "5 steps in 2 canvases · 80.0 ms/step",
+        "4.00 tok/forward · 50.0 tok/s",
     ]
 
 
@@ -71,6 +72,60 @@ def test_the_footer_stays_where_it_is_while_denoising(width: int) -> None:
             heights.add(len(screen.terminal.lines))
             assert all(len(line) < max(width, 5) for line in screen.terminal.lines)
     assert len(heights) == 1
+
+
+def test_a_narrow_terminal_shows_every_figure_below_a_canvas_that_stays_in_place() -> None:
+    display, screen = live(20)
+    with display:
+        display.show(drafted(0, 9, "one"))
+        first = screen.terminal.lines
+        display.show(drafted(0, 10, "one"))
+        second = screen.terminal.lines
+        display.show(done("one"))
+    assert [line.lstrip() for line in second[-5:]] == [
+        "step 10/48",
+        "━━━━━━━",
+        "1000 ms/step",
+        "1.50 tok/forward",
+        "1.50 tok/s",
+    ]
+    assert first.index("step  9/48") == second.index("step 10/48")
+    assert screen.terminal.lines[-1] == "50.0 tok/s"
+
+
+def test_a_low_terminal_keeps_half_of_itself_for_the_canvas() -> None:
+    screen = Screen(20)
+    console = Console(file=screen, width=20, height=5, force_terminal=True)
+    with Live(console, lambda ids: "".join(map(chr, ids))) as display:
+        display.show(drafted(0, 1, "a\nb\nc\nd"))
+        assert screen.terminal.lines == ["a", "b", "canvas 1", "step  1/48"]
+
+
+def test_a_ctrl_c_on_the_way_out_leaves_the_cursor() -> None:
+    display, screen = live(40)
+
+    def pressed() -> None:
+        raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt), display:
+        display._view.finish = pressed  # type: ignore[assignment, method-assign]
+    assert screen.getvalue().endswith("\x1b[?25h")
+
+
+@pytest.mark.parametrize("encoding", ["ascii", "latin-1"])
+def test_a_terminal_without_unicode_gets_ascii_glyphs(encoding: str) -> None:
+    class Narrow(Screen):
+        @property
+        def encoding(self) -> str:  # type: ignore[override]
+            return encoding
+
+    screen = Narrow(60)
+    console = Console(file=screen, width=60, height=24, force_terminal=True)
+    with Live(console, lambda ids: "".join(map(chr, ids))) as display:
+        display.show(drafted(0, 1, "a"))
+        assert screen.terminal.lines[-2].startswith("canvas 1 - step  1/48 - ####")
+        display.show(done("a"))
+    assert screen.getvalue().isascii()
 
 
 def test_interrupted_it_leaves_what_was_committed() -> None:
@@ -103,7 +158,7 @@ def test_cut_off_replies_say_so() -> None:
     display, screen = live(60)
     with display:
         display.show(done("", "max_tokens"))
-    assert "cut off by --max-tokens" in screen.terminal.lines[-1]
+    assert "cut off by --max-tokens" in screen.terminal.lines[0]
 
 
 def test_plain_spares_a_terminal_escape_codes(

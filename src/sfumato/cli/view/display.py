@@ -95,8 +95,10 @@ class Live:
         return self
 
     def __exit__(self, *_: object) -> None:
-        self._region.draw([], above=self._view.finish())
-        self._region.__exit__()
+        try:
+            self._region.draw([], above=self._view.finish())
+        finally:  # Ctrl-C, pressed once more, must not leave a terminal without a cursor
+            self._region.__exit__()
 
     def show(self, event: Event) -> None:
         self._pace.arrived(is_step=isinstance(event, Draft))
@@ -108,7 +110,7 @@ class Live:
             self._draw(above=self._view.commit(event.text, self._width, event.thought))
         else:
             rest = self._view.commit(_news(event, self._text), self._width)
-            self._region.draw([], above=[*rest, *self._view.finish(), self._summary(event)])
+            self._region.draw([], above=[*rest, *self._view.finish(), *self._summary(event)])
         self._pace.resume()
 
     def _draft(self, event: Draft) -> None:
@@ -120,22 +122,23 @@ class Live:
             time.sleep(self._pause_s)
 
     def _draw(self, above: list[Text] | None = None) -> None:
-        height = max(1, self._console.height - 2)  # the footer, and the line where the cursor rests
         fields = self._progress + self._pace.fields(self._tokens + self._view.accepted)
-        below = footer.line(fields or ["reading the prompt"], self._width)
-        self._region.draw([*self._view.lines(self._width, height), below], above or [])
+        free = self._console.height - 1  # but for the line where the cursor rests
+        below = footer.lines(fields or ["reading the prompt"], self._width, max(1, free // 2))
+        canvas = self._view.lines(self._width, max(1, free - len(below)))
+        self._region.draw([*canvas, *below], above or [])
         self._drawn_at = self._clock()
 
-    def _summary(self, done: Done) -> Text:
+    def _summary(self, done: Done) -> list[Text]:
         fields = footer.summary(done.reply.stats)
         if done.reply.stop_reason == "max_tokens":
             fields.insert(1, "cut off by --max-tokens")
-        return footer.line(fields, self._width)
+        return footer.lines(fields, self._width, self._console.height)
 
     @property
     def _width(self) -> int:
         # One cell stays free: a full line makes some terminals wrap.
-        return min(MOST_WIDTH, self._console.width - 1)
+        return max(1, min(MOST_WIDTH, self._console.width - 1))
 
 
 def _news(event: Event, so_far: str) -> str:

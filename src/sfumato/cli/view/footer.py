@@ -1,14 +1,15 @@
-"""The line below the canvas: where the work stands and how fast it goes. Knows no terminal."""
+"""The lines below the canvas: where the work stands and how fast it goes. Knows no terminal."""
 
 from __future__ import annotations
 
+import textwrap
 from collections.abc import Callable
 from typing import Any
 
-from rich.cells import cell_len
 from rich.text import Text
 
-_BAR = 10
+_BAR = 7  # so that all fits a terminal of 80 columns in one line
+_SEPARATOR = " · "
 
 
 class Pace:
@@ -35,7 +36,10 @@ class Pace:
 
 
 def speed(steps: int, seconds: float, visible: int) -> list[str]:
-    """ms per step, tokens per forward, visible tokens per second; nothing before there is any."""
+    """ms per step, tokens per forward, visible tokens per second; nothing before there is any.
+
+    Numbers are padded, so that nothing beside or below them moves while they change.
+    """
     if not steps or seconds <= 0:
         return []
     return [
@@ -49,7 +53,7 @@ def progress(canvas: int, step: int, max_steps: int, share: float) -> list[str]:
     """Canvas and step, counted from 1, and a bar of the accepted share of the canvas."""
     full = round(share * _BAR)
     bar = "━" * full + "╌" * (_BAR - full)
-    return [f"canvas {canvas + 1}", f"step {step}/{max_steps}", bar]
+    return [f"canvas {canvas + 1}", f"step {step:{len(str(max_steps))}}/{max_steps}", bar]
 
 
 def summary(stats: Any) -> list[str]:
@@ -58,17 +62,20 @@ def summary(stats: Any) -> list[str]:
     seconds = stats.prefill_s + stats.denoise_s + stats.commit_s
     return [
         f"{_count(steps, 'step')} in {_count(canvases, 'canvas', 'canvases')}",
-        *speed(steps, seconds, stats.output_tokens),
+        *map(str.strip, speed(steps, seconds, stats.output_tokens)),
     ]
 
 
-def line(fields: list[str], width: int) -> Text:
-    """The fields on one dim line; those that do not fit are left out, the last ones first."""
-    while len(fields) > 1 and cell_len(" · ".join(fields)) > width:
-        fields = fields[:-1]
-    text = Text(" · ".join(fields), style="dim")
-    text.truncate(width)
-    return text
+def lines(fields: list[str], width: int, most: int) -> list[Text]:
+    """The fields on dim lines of `width` cells, broken between fields where that is possible; what
+    exceeds `most` lines is left out."""
+    rows: list[str] = []
+    for field in fields:
+        if rows and len(rows[-1] + _SEPARATOR + field) <= width:
+            rows[-1] += _SEPARATOR + field
+        else:
+            rows += textwrap.wrap(field, width, break_on_hyphens=False)
+    return [Text(row, style="dim") for row in rows[:most]]
 
 
 def _count(number: int, one: str, many: str | None = None) -> str:
@@ -76,5 +83,6 @@ def _count(number: int, one: str, many: str | None = None) -> str:
 
 
 def _round(value: float) -> str:
-    """Three significant digits, without an exponent."""
-    return f"{value:.0f}" if value >= 100 else f"{value:.1f}" if value >= 10 else f"{value:.2f}"
+    """Three significant digits, without an exponent, in four characters while that is enough."""
+    digits = 0 if value >= 99.95 else 1 if value >= 9.995 else 2  # 99.96 would become 100.0
+    return f"{value:4.{digits}f}"

@@ -11,6 +11,8 @@ from collections.abc import Sequence
 from rich.console import Console
 from rich.text import Text
 
+from sfumato.cli.glyphs import STAND_INS, speaks_unicode
+
 _HIDE_CURSOR, _SHOW_CURSOR = "\x1b[?25l", "\x1b[?25h"
 _END_OF_LINE, _REST_OF_SCREEN = "\x1b[K", "\x1b[J"
 
@@ -48,5 +50,7 @@ class Region:
         return capture.get()
 
     def _write(self, text: str) -> None:
+        if not speaks_unicode(self._console.file):
+            text = text.translate(STAND_INS)
         self._console.file.write(text)
         self._console.file.flush()
