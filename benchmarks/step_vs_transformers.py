@@ -1,11 +1,12 @@
 """One denoising step: Sfumato against `transformers` on the same random weights, interleaved.
 
-    .venv/bin/python benchmarks/step_vs_transformers.py --dtype bfloat16 --threads 2
+    .venv/bin/python benchmarks/step_vs_transformers.py --dtype bfloat16 --threads 2 [--where]
 
 A step is all of it: the forward, softmax, draw, entropy, acceptance, stop test, and what the next
 step's self-conditioning needs.  Each round runs every contender once, on the same prefix and
 canvas, at its second step (so that self-conditioning is paid); figures are medians over rounds and
-their ratios to Sfumato.  Peak memory is measured in a fresh process per contender.
+their ratios to Sfumato.  Peak memory is measured in a fresh process per contender.  With --where,
+a few more steps of Sfumato's tell in which of its parts the time goes.
 """
 
 from __future__ import annotations
@@ -19,8 +20,11 @@ import sys
 import tempfile
 import time
 from collections.abc import Callable
+from contextlib import ExitStack
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
+from unittest import mock
 
 import torch
 
@@ -179,11 +183,53 @@ def peak_mib(name: str, folder: Path, threads: int) -> float:
     return float(done.stdout.split()[-1])
 
 
+def where(step: Callable[[], None], rounds: int) -> dict[str, float]:
+    """Percent of a step of Sfumato's inside each part, by the clock: medians over rounds."""
+    from sfumato.model.attention import Attention
+    from sfumato.model.experts import Experts
+    from sfumato.model.head import VocabularyHead
+    from sfumato.model.layers import GatedMLP
+
+    # None of them is called within another; "attention" has its projections in it.
+    parts = {
+        "head": (VocabularyHead, "__call__"),
+        "experts": (Experts, "forward"),
+        "attention": (Attention, "forward"),
+        "dense": (GatedMLP, "forward"),
+    }
+    spent = dict.fromkeys(parts, 0.0)
+
+    def timed(part: str, call: Callable[..., Any]) -> Callable[..., Any]:
+        def wrapper(*args: Any, **options: Any) -> Any:
+            start = time.perf_counter()
+            result = call(*args, **options)
+            spent[part] += time.perf_counter() - start
+            return result
+
+        return wrapper
+
+    shares: dict[str, list[float]] = {part: [] for part in parts}
+    with ExitStack() as patches:
+        for part, (owner, name) in parts.items():
+            wrapper = timed(part, getattr(owner, name))
+            patches.enter_context(mock.patch.object(owner, name, wrapper))
+        for _ in range(rounds):
+            spent.update(dict.fromkeys(parts, 0.0))
+            start = time.perf_counter()
+            step()
+            whole = time.perf_counter() - start
+            for part, seconds in spent.items():
+                shares[part].append(100 * seconds / whole)
+    medians = {part: statistics.median(values) for part, values in shares.items()}
+    return medians | {"rest": 100 - sum(medians.values())}
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--dtype", default="float32", choices=("float32", "bfloat16"))
     parser.add_argument("--threads", type=int, default=2)
     parser.add_argument("--rounds", type=int, default=9)
+    parser.add_argument("--where", action="store_true", help="the share of each part of a step")
     options = parser.parse_args()
     torch.set_num_threads(options.threads)
     with tempfile.TemporaryDirectory() as name:
@@ -197,6 +243,7 @@ def main() -> None:
                 step()
                 if round_:  # the first round warms up
                     times[name].append((time.perf_counter() - start) * 1e3)
+        shares = where(steps["sfumato"], options.rounds) if options.where else None
         del steps
         memory = {name: peak_mib(name, folder, options.threads) for name in CONTENDERS}
     medians = {name: statistics.median(values) for name, values in times.items()}
@@ -206,10 +253,13 @@ def main() -> None:
     for name, median in medians.items():
         ratio = median / medians["sfumato"]
         print(f"{name:24}{median:10.0f}{ratio:16.2f}x{memory[name]:10.0f}")
+    if shares:
+        print("a step of sfumato: " + ", ".join(f"{p} {v:.0f} %" for p, v in shares.items()))
     print(json.dumps({
         "benchmark": "step_vs_transformers", "parameters": parameters, "dtype": options.dtype,
         "threads": options.threads, "rounds": options.rounds, "median_ms": medians,
-        "peak_mib": memory, "torch": torch.__version__, "machine": platform.machine(),
+        "peak_mib": memory, "where_percent": shares, "torch": torch.__version__,
+        "machine": platform.machine(),
     }))  # fmt: skip
 
 
