@@ -4,6 +4,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 PIP := $(BIN)/python -m pip --disable-pip-version-check -qq
 WHEEL_LIMIT := 20000000
+INSTALLED := pyproject.toml setup.py constraints.txt $(wildcard src/sfumato/ops/cpu/csrc/*)
 
 .DEFAULT_GOAL := help
 .PHONY: help demo test test-slow test-gpu lint format evaluate wheel clean
@@ -41,11 +42,14 @@ wheel: $(VENV)/.installed-test ## build the wheel and check its size and content
 	@$(PIP) wheel --no-deps --wheel-dir dist .
 	@$(BIN)/python -m zipfile -l dist/*.whl | grep sfumato/embedded/model.safetensors > /dev/null \
 		|| { echo "the wheel lacks the embedded model" >&2; exit 1; }
+	@! command -v c++ > /dev/null || $(BIN)/python -m zipfile -l dist/*.whl | grep _kernels.so \
+		> /dev/null || { echo "the wheel lacks the compiled operations" >&2; exit 1; }
 	@size=$$(cat dist/*.whl | wc -c); echo "wheel: $$size bytes (limit $(WHEEL_LIMIT))"; \
 		test "$$size" -le $(WHEEL_LIMIT)
 
 clean: ## remove what the targets made, .venv too
 	rm -rf $(VENV) build dist src/*.egg-info .mypy_cache .pytest_cache .ruff_cache .hypothesis
+	rm -f src/sfumato/ops/cpu/_kernels.so
 	find src tests -name __pycache__ -type d -prune -exec rm -rf {} +
 
 $(BIN)/python:
@@ -59,12 +63,12 @@ $(BIN)/python:
 	@$(PYTHON) -m venv $(VENV)
 
 # Stamps: pip runs again only when what decides the installation has changed.
-$(VENV)/.installed: pyproject.toml constraints.txt | $(BIN)/python
+$(VENV)/.installed: $(INSTALLED) | $(BIN)/python
 	@echo "installing into $(VENV) (takes minutes the first time)"
 	@$(PIP) install -c constraints.txt -e .
 	@touch $@
 
-$(VENV)/.installed-test: pyproject.toml constraints.txt | $(BIN)/python
+$(VENV)/.installed-test: $(INSTALLED) | $(BIN)/python
 	@echo "installing into $(VENV) (takes minutes the first time)"
 	@$(PIP) install -c constraints.txt -e '.[test]'
 	@touch $(VENV)/.installed $@

@@ -25,6 +25,7 @@ from sfumato.diffusion.step import denoise_step, score
 from sfumato.model.cache import Slot
 from sfumato.model.loading import load_network
 from sfumato.model.network import Network
+from sfumato.ops.cpu import library
 from sfumato.train.export import save_checkpoint
 from sfumato.train.recipe import EMBEDDED, initialised
 from sfumato.train.vocabulary import write_text_side
@@ -46,6 +47,12 @@ QUANTIZED = {
 }
 PROMPTS = [torch.arange(27) * 5 % 97, torch.arange(3) + 40]
 CANVASES = [torch.arange(8) * 9, torch.arange(6) * 7 + 3]
+
+
+@pytest.fixture(autouse=True)
+def plain_torch(monkeypatch: pytest.MonkeyPatch) -> None:
+    """On the CPU, too: its compiled operations round activations."""
+    monkeypatch.setattr(library, "kernels", None)
 
 
 @pytest.fixture(scope="module")

@@ -279,12 +279,14 @@ def load(
     device: str | torch.device = "auto",
     dtype: str | torch.dtype = "auto",
     progress: Progress | None = None,
+    activations: str = "int8",
 ) -> Model:
     """Loads a checkpoint, file or folder, safetensors or GGUF; None is the embedded model.
 
     device: "auto" or a torch device; dtype: "auto", "float32", "bfloat16" or "float16", or
-    torch's own, for activations, cache and unquantized weights.  Raises CheckpointError,
-    ConfigError or ValueError, naming the file, field or argument.
+    torch's own, for activations, cache and unquantized weights; activations: "int8" or, more exact
+    and slower, "bf16", what a CPU rounds them to for products with quantized weights.  Raises
+    CheckpointError, ConfigError or ValueError, naming the file, field or argument.
     """
     start = time.perf_counter()
     if not isinstance(path, str | PathLike | None) or path == "":
@@ -309,7 +311,7 @@ def load(
         defaults = defaults_from_gguf(checkpoint.metadata)
     else:
         defaults = defaults_from_hf(checkpoint.metadata.get("generation_config") or {})
-    network = load_network(checkpoint, target, kind, progress)
+    network = load_network(checkpoint, target, kind, progress, activations)
     ends = _end_ids(checkpoint, network.config, text.tokenizer)
     return Model(network, text, defaults, ends, checkpoint.path, time.perf_counter() - start)
 

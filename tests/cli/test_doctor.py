@@ -6,6 +6,7 @@ from typing import Any
 import pytest
 import torch
 
+from sfumato import ops
 from sfumato.api import EMBEDDED
 from sfumato.cli import doctor
 from sfumato.model.placement import pick_device, pick_dtype
@@ -18,7 +19,7 @@ def test_report(cli: Any) -> None:
     names = [line.split()[0] for line in done.out.splitlines()]
     assert {"sfumato", "cpu", "memory", "runs", "measured", "estimate", "bound"} <= set(names)
     (backend,) = (line for line in done.out.splitlines() if line.startswith("backend"))
-    assert "plain torch; compiled CPU kernels are not in this build" in backend
+    assert f"on a CPU {ops.backend}: {ops.reason}" in backend
     assert "not a measurement" in done.out
     assert doctor._dtypes(str(pick_device())) in done.out
 
@@ -37,7 +38,7 @@ def test_json(cli: Any) -> None:
     found = json.loads(cli("doctor", "--json").out)
     assert found["speed"]["float32_flops"] > 0
     assert found["cpu"]["cores"] >= 1
-    assert found["backend"] == "torch"
+    assert (found["backend"], found["backend_reason"]) == (ops.backend, ops.reason)
     assert 1e6 < found["speed"]["dequantized_weights"] < 1e13
 
 

@@ -59,6 +59,7 @@ def facts() -> dict[str, Any]:
         "devices": devices(),
         "runs_on": str(device),
         "backend": ops.backend,
+        "backend_reason": ops.reason,
         "compilers": machine.compilers(),
         "speed": speed,
         "estimate": estimate(speed),
@@ -162,7 +163,7 @@ def report(found: dict[str, Any]) -> list[str]:
         ("memory", ", ".join(f"{k.replace('_', ' ')} {size(v)}" for k, v in memory.items() if v)),
         ("accelerators", "; ".join(accelerators) or "none that torch can use"),
         ("runs", f"on {found['runs_on']}; --dtype auto: {_dtypes(found['runs_on'])}"),
-        ("backend", f"plain {found['backend']}; compiled CPU kernels are not in this build"),
+        ("backend", f"on a CPU {found['backend']}: {found['backend_reason']}"),
         ("compilers", "; ".join(found["compilers"].values()) or "none"),
         (
             "measured",

@@ -41,8 +41,17 @@ def load(args: argparse.Namespace) -> Model:
     """The model that the options name. Raises ValueError or OSError, saying what is wrong."""
     _check_device(args.device)
     progress = _tell_progress if sys.stderr.isatty() else None
-    model = sfumato.load(args.model, device=args.device, dtype=args.dtype, progress=progress)
-    spare_threads(model)
+    if args.threads:
+        torch.set_num_threads(args.threads)  # the compiled operations take as many
+    model = sfumato.load(
+        args.model,
+        device=args.device,
+        dtype=args.dtype,
+        progress=progress,
+        activations=args.activations,
+    )
+    if not args.threads:
+        spare_threads(model)
     return model
 
 

@@ -77,8 +77,8 @@ class Rows:
         )
 
     def _split(self, *tensors: Tensor) -> list[tuple[Tensor, ...]]:
-        """[tokens, heads, d] each → per row, [heads, count, d] each."""
-        pieces = [t.transpose(0, 1).split(list(self.counts), dim=1) for t in tensors]
+        """[tokens, heads, d] each → per row, [count, heads, d] each."""
+        pieces = [t.split(list(self.counts)) for t in tensors]
         return list(zip(*pieces, strict=True))
 
 
@@ -88,16 +88,13 @@ class EncodeRows(Rows):
     def __call__(self, layer: int, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
         outs = []
         for slot, (rq, rk, rv) in zip(self.slots, self._split(q, k, v), strict=True):
+            rk, rv = rk.transpose(0, 1), rv.transpose(0, 1)
             old_k, old_v, old_positions = slot.read(layer)
-            new_positions = torch.arange(slot.length, slot.length + rk.shape[1], device=q.device)
-            seen = torch.cat((old_positions, new_positions))
-            mask = seen <= new_positions[:, None]
-            if (window := slot.window(layer)) is not None:
-                mask &= seen > new_positions[:, None] - window
-            keys, values = torch.cat((old_k, rk), 1), torch.cat((old_v, rv), 1)
-            outs.append(ops.attention(rq, keys, values, mask))
+            new = torch.arange(slot.length, slot.length + len(rq), device=q.device)
+            causal = ops.Causal(new, torch.cat((old_positions, new)), slot.window(layer))
+            outs.append(ops.attend(rq, (old_k, rk), (old_v, rv), causal))
             slot.write(layer, rk, rv)
-        return torch.cat(outs, dim=1).transpose(0, 1)
+        return torch.cat(outs)
 
 
 class DenoiseRows(Rows):
@@ -111,6 +108,6 @@ class DenoiseRows(Rows):
         outs = []
         for slot, (rq, rk, rv) in zip(self.slots, self._split(q, k, v), strict=True):
             old_k, old_v, _ = slot.read(layer)
-            keys, values = torch.cat((old_k, rk), 1), torch.cat((old_v, rv), 1)
-            outs.append(ops.attention(rq, keys, values))
-        return torch.cat(outs, dim=1).transpose(0, 1)
+            keys, values = (old_k, rk.transpose(0, 1)), (old_v, rv.transpose(0, 1))
+            outs.append(ops.attend(rq, keys, values))
+        return torch.cat(outs)

@@ -80,8 +80,8 @@ class Slot:
         kept = min(count, size)
         end = self.length + count
         places = torch.arange(end - kept, end, device=keys.device) % size
-        self._keys[layer].index_copy_(1, places, keys[:, count - kept :])
-        self._values[layer].index_copy_(1, places, values[:, count - kept :])
+        self._keys[layer][:, places] = keys[:, count - kept :].to(self._keys[layer].dtype)
+        self._values[layer][:, places] = values[:, count - kept :].to(self._values[layer].dtype)
 
     def advance(self, count: int) -> None:
         """Makes `count` written positions part of the prefix."""

@@ -8,21 +8,19 @@ The draws' uniforms, and all policy, come from `diffusion/`.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, fields
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 
 from sfumato import ops
 from sfumato.model.config import ModelConfig
+from sfumato.ops.law import BANNED, BLOCK, TOP, Law
 from sfumato.ops.reference import Weight
 
-CHUNK = 8192  # vocabulary rows at a time
-TOP = 8  # how many of the likeliest tokens are reported
-BANNED = (
-    -1e30
-)  # stands for -inf: a finite score whose exponential is zero, but whose product is not NaN
+CHUNK = 2048  # vocabulary rows at a time: with their scores, about what a CPU's caches hold
 
 
 def head_bytes(config: ModelConfig, dtype: torch.dtype) -> int:
@@ -58,30 +56,46 @@ class HeadStats:
 
 @dataclass(frozen=True)
 class VocabularyHead:
-    """The tied embedding [vocab, hidden], read as output layer."""
+    """The tied embedding [vocab, hidden], read as output layer.
+
+    output: the same, cut into `chunk` rows each, in the form in which it is multiplied fastest
+    (see `ops.pack`); None where that is the embedding's own.
+    """
 
     embedding: Weight
     softcap: float
     chunk: int = CHUNK
+    output: Sequence[Weight] | None = None
 
     @property
     def vocab_size(self) -> int:
         return self.embedding.shape[0]
 
-    def rows(self, start: int, stop: int, dtype: torch.dtype) -> Tensor:
-        """Rows start..stop of the embedding as a float tensor."""
-        return ops.dense(self.embedding[start:stop], dtype)
+    def rows(
+        self, start: int, stop: int, dtype: torch.dtype, spare: Tensor | None = None
+    ) -> Tensor:
+        """Rows start..stop of the embedding as a float tensor, maybe in `spare` [chunk, hidden]."""
+        room = None if spare is None else spare[: stop - start]
+        return ops.dense(self.embedding[start:stop], dtype, room)
 
-    def scores(self, hidden: Tensor, rows: Tensor) -> Tensor:
-        """Softcapped logits: hidden [..., hidden], rows [n, hidden] → float32 [..., n]."""
-        raw = ops.linear(hidden, rows).float()
+    def raw(self, hidden: Tensor, start: int, rows: Tensor | None = None) -> Tensor:
+        """The products [..., n] of hidden [..., hidden] with the chunk that begins at `start`,
+        in the dtype in which they come; rows: the chunk, where the caller has it already."""
+        if self.output is not None:
+            return ops.linear(hidden, self.output[start // self.chunk])
+        if rows is None:
+            rows = self.rows(start, min(start + self.chunk, self.vocab_size), hidden.dtype)
+        return ops.linear(hidden, rows)
+
+    def scores(self, hidden: Tensor, start: int, rows: Tensor | None = None) -> Tensor:
+        """Softcapped logits float32 [..., n] of the chunk that begins at `start`."""
+        raw = self.raw(hidden, start, rows).float()
         return raw.mul_(1 / self.softcap).tanh_().mul_(self.softcap)
 
     def logits(self, hidden: Tensor) -> Tensor:
         """All softcapped logits, before temperature: float32 [..., vocab]. For tests and samplers
         that cannot do without; its size is what `__call__` avoids."""
-        parts = [self.scores(hidden, self.rows(a, b, hidden.dtype)) for a, b in self.spans()]
-        return torch.cat(parts, dim=-1)
+        return torch.cat([self.scores(hidden, start) for start, _ in self.spans()], dim=-1)
 
     def soft_embedding(self, logits: Tensor, dtype: torch.dtype) -> Tensor:
         """softmax(logits) @ embedding · sqrt(hidden): [..., vocab] → [..., hidden] in `dtype`."""
@@ -109,36 +123,67 @@ class VocabularyHead:
         hidden [positions, hidden]; temperature float32 [positions], > 0; uniform float64
         [positions] in [0, 1); adjust acts on softcapped logits before the temperature.
         """
-
-        def processed(rows: Tensor, start: int) -> Tensor:
-            scores = self.scores(hidden, rows)
-            if adjust is None:
-                return scores / temperature[:, None]
-            # Clamped after the division: a low temperature would make BANNED infinite again.
-            return (adjust(scores, start) / temperature[:, None]).clamp(min=BANNED)
-
-        tally = _Tally(hidden)
-        kept = []
+        law = Law.empty(len(hidden), hidden.device)
+        soft = torch.zeros_like(hidden, dtype=torch.float32)
+        mass_dtype = self._mass_dtype(hidden)
+        spare = hidden.new_empty(self.chunk, hidden.shape[1], dtype=mass_dtype)
+        sums, peaks, kept = [], [], []
         for start, stop in self.spans():
-            rows = self.rows(start, stop, hidden.dtype)
-            scores = processed(rows, start)
-            tally.add(scores, rows, start)
+            rows = self.rows(start, stop, mass_dtype, spare)
+            known = rows if mass_dtype == hidden.dtype else None
+            if adjust is None and not keep_logits:
+                raw, cap = self.raw(hidden, start, known), self.softcap
+            else:
+                raw, cap = self._adjusted(hidden, start, known, adjust), None
             if keep_logits:
-                kept.append(scores)
-        chunk, rest, peak = tally.locate(uniform)
-        drawn = torch.empty_like(chunk)
-        for index in chunk.unique().tolist():
-            which = (chunk == index).nonzero()[:, 0]
-            start, stop = self.spans()[index]
-            rows = self.rows(start, stop, hidden.dtype)
+                kept.append((raw / temperature[:, None]).clamp(min=BANNED))
+            mass, here, fade = ops.absorb(law, raw, start, temperature, cap, mass_dtype)
+            soft.mul_(fade[:, None]).add_(mass @ rows)
+            sums.append(here)
+            peaks.append(law.peak[:, None].expand_as(here).clone())
+        block, inside = _locate(torch.cat(sums, 1), torch.cat(peaks, 1), law.peak, uniform)
+        drawn = self._draw(hidden, temperature, adjust, block, inside)
+        logits = torch.cat(kept, 1) if kept else None
+        return _statistics(law, drawn, soft, hidden.dtype, logits, self.vocab_size)
+
+    def _mass_dtype(self, hidden: Tensor) -> torch.dtype:
+        # Where the output is packed, its products are rounded more coarsely than bfloat16 rounds.
+        packed = self.output is not None and ops.multiplies_bf16(hidden.device)
+        return torch.bfloat16 if packed else hidden.dtype
+
+    def _adjusted(
+        self, hidden: Tensor, start: int, rows: Tensor | None, adjust: Adjust | None
+    ) -> Tensor:
+        scores = self.scores(hidden, start, rows)
+        return scores if adjust is None else adjust(scores, start)
+
+    def _draw(
+        self,
+        hidden: Tensor,
+        temperature: Tensor,
+        adjust: Adjust | None,
+        block: Tensor,
+        inside: Tensor,
+    ) -> Tensor:
+        """The token in whose stretch of its block's mass the share `inside` of it falls."""
+        per_chunk = -(-self.chunk // BLOCK)
+        drawn = torch.empty_like(block)
+        for index in (block // per_chunk).unique().tolist():
+            which = (block // per_chunk == index).nonzero()[:, 0]
+            start = index * self.chunk
             if adjust is None:
-                scores = self.scores(hidden[which], rows) / temperature[which, None]
+                scores = self.scores(hidden[which], start)
             else:
                 # A product over fewer positions may round differently, and a top-k of one token
                 # would then ban that very token: only the same product will do.
-                scores = processed(rows, start)[which]
-            drawn[which] = start + _inverse_cdf(scores, peak[which], rest[which])
-        return tally.stats(drawn, torch.cat(kept, dim=1) if keep_logits else None)
+                scores = self._adjusted(hidden, start, None, adjust)[which]
+            scores = (scores / temperature[which, None]).clamp(min=BANNED)
+            # Of each position its own block, the last one filled up with nothing.
+            scores = F.pad(scores, (0, -scores.shape[1] % BLOCK), value=float("-inf"))
+            place = block[which] % per_chunk
+            scores = scores.unflatten(1, (-1, BLOCK))[torch.arange(len(which)), place]
+            drawn[which] = start + place * BLOCK + _inverse_cdf(scores, inside[which])
+        return drawn
 
 
 def wide(x: Tensor) -> Tensor:
@@ -146,79 +191,35 @@ def wide(x: Tensor) -> Tensor:
     return x.float() if x.device.type == "mps" else x.double()
 
 
-def _inverse_cdf(scores: Tensor, peak: Tensor, rest: Tensor) -> Tensor:
-    """The first index whose cumulated mass exceeds `rest`: scores [n, c] → int64 [n]."""
-    mass = wide((scores - peak[:, None]).exp())
-    places = torch.searchsorted(mass.cumsum(dim=1), rest[:, None], right=True)[:, 0]
-    # Rounding can put `rest` at or past the chunk's end: take the last token with any mass.
+def _locate(sums: Tensor, peaks: Tensor, peak: Tensor, uniform: Tensor) -> tuple[Tensor, Tensor]:
+    """Where the draws fall: the block int64 [positions], and how far into its mass, float64
+    [positions] in [0, 1]. sums [positions, blocks] are relative to peaks, of the same shape."""
+    mass = wide(sums) * wide((peaks - peak[:, None]).exp())
+    ends = mass.cumsum(dim=1)
+    # A uniform next to 1 may round up to the whole mass, past the last token that has any.
+    below = torch.nextafter(ends[:, -1], torch.zeros_like(ends[:, -1]))
+    target = torch.minimum(uniform.to(ends) * ends[:, -1], below)
+    block = torch.searchsorted(ends, target[:, None], right=True).clamp(max=ends.shape[1] - 1)
+    inside = target - (ends - mass).gather(1, block)[:, 0]
+    return block[:, 0], (inside / mass.gather(1, block)[:, 0]).clamp(0, 1)
+
+
+def _inverse_cdf(scores: Tensor, inside: Tensor) -> Tensor:
+    """The first index whose share of the cumulated mass exceeds `inside`: scores [n, c] → int64
+    [n]. Relative to their own peak, scores may be the pass's but for rounding."""
+    mass = wide((scores - scores.amax(dim=1, keepdim=True)).exp())
+    ends = mass.cumsum(dim=1)
+    places = torch.searchsorted(ends, (inside * ends[:, -1])[:, None], right=True)[:, 0]
+    # Rounding can put the target at or past the end: take the last token with any mass.
     last = mass.shape[1] - 1 - (mass > 0).flip(1).to(torch.uint8).argmax(dim=1)
     return torch.minimum(places, last)
 
 
-class _Tally:
-    """Running sums over the chunks, all relative to a running maximum (online softmax)."""
-
-    def __init__(self, hidden: Tensor) -> None:
-        count = len(hidden)
-        self.peak = hidden.new_full((count,), 2 * BANNED, dtype=torch.float32)
-        self.argmax = torch.zeros(count, dtype=torch.int64, device=hidden.device)
-        self.moment = torch.zeros_like(self.peak)  # Σ e^(s - peak) · (s - peak)
-        self.total = torch.zeros_like(self.peak)  # Σ e^(s - peak)
-        self.soft = torch.zeros_like(hidden, dtype=torch.float32)
-        self.top = hidden.new_empty((count, 0), dtype=torch.float32)
-        self.top_ids = torch.empty((count, 0), dtype=torch.int64, device=hidden.device)
-        self.sums: list[Tensor] = []  # per chunk, Σ e^(s - peak) by the peak of that time
-        self.peaks: list[Tensor] = []
-        self.dtype = hidden.dtype
-
-    def add(self, scores: Tensor, rows: Tensor, start: int) -> None:
-        """scores float32 [positions, n] of the token ids start.., rows [n, hidden]."""
-        best, where = scores.max(dim=1)
-        self._add_top(scores, best, start)
-        self.argmax = torch.where(best > self.peak, where + start, self.argmax)
-        peak = torch.maximum(self.peak, best)
-        fade = (self.peak - peak).exp()
-        shifted = scores - peak[:, None]
-        mass = shifted.exp()
-        here = mass.sum(dim=1)
-        # The older moments were taken around the older peak: shift them, then let them fade.
-        older = self.moment + self.total * (self.peak - peak).clamp(min=BANNED)
-        self.moment = fade * older + shifted.mul_(mass).sum(dim=1)
-        self.total = fade * self.total + here
-        self.soft.mul_(fade[:, None]).add_(mass.to(self.dtype) @ rows)
-        self.sums.append(here)
-        self.peaks.append(peak)
-        self.peak = peak
-
-    def _add_top(self, scores: Tensor, best: Tensor, start: int) -> None:
-        few = min(TOP, scores.shape[1])
-        # Once a canvas settles, nobody here displaces anybody. On other devices the question would
-        # cost a wait, and its answer saves little.
-        full = self.top.shape[1] == TOP
-        if full and scores.device.type == "cpu" and not (best > self.top[:, -1]).any():
-            return
-        values, ids = scores.topk(few, dim=1)
-        values, ids = torch.cat((self.top, values), 1), torch.cat((self.top_ids, ids + start), 1)
-        self.top, order = values.topk(min(TOP, values.shape[1]), dim=1)
-        self.top_ids = ids.gather(1, order)
-
-    def locate(self, uniform: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        """Where the draws fall: chunk int64 [positions], the mass that remains inside it
-        float64, and the peak that the masses are relative to."""
-        fades = (torch.stack(self.peaks, dim=1) - self.peak[:, None]).exp()
-        mass = wide(torch.stack(self.sums, dim=1)) * wide(fades)
-        ends = mass.cumsum(dim=1)
-        # A uniform next to 1 may round up to the whole mass, past the last token that has any.
-        below = torch.nextafter(ends[:, -1], torch.zeros_like(ends[:, -1]))
-        target = torch.minimum(uniform.to(ends) * ends[:, -1], below)
-        chunk = torch.searchsorted(ends, target[:, None], right=True).clamp(max=ends.shape[1] - 1)
-        before = (ends - mass).gather(1, chunk)[:, 0]
-        return chunk[:, 0], (target - before).clamp(min=0), self.peak
-
-    def stats(self, drawn: Tensor, logits: Tensor | None) -> HeadStats:
-        entropy = (self.total.log() - self.moment / self.total).clamp(min=0)
-        soft = self.soft / self.total[:, None] * self.soft.shape[1] ** 0.5
-        probs = (self.top - self.peak[:, None]).exp() / self.total[:, None]
-        return HeadStats(
-            self.argmax, drawn, entropy, self.top_ids, probs, soft.to(self.dtype), logits
-        )
+def _statistics(
+    law: Law, drawn: Tensor, soft: Tensor, dtype: torch.dtype, logits: Tensor | None, vocab: int
+) -> HeadStats:
+    entropy = (law.total.log() - law.moment / law.total).clamp(min=0)
+    soft = (soft / law.total[:, None] * soft.shape[1] ** 0.5).to(dtype)
+    few = min(TOP, vocab)
+    probs = (law.top[:, :few] - law.peak[:, None]).exp() / law.total[:, None]
+    return HeadStats(law.argmax, drawn, entropy, law.top_ids[:, :few], probs, soft, logits)

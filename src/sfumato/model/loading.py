@@ -1,7 +1,9 @@
-"""A checkpoint's tensors into a network, one at a time, quantized ones as they are.
+"""A checkpoint's tensors into a network, one at a time, quantized ones in their own precision.
 
-Every tensor of the checkpoint is used or the load fails naming it; a float tensor that already
-has the wanted dtype and device is taken as the memory map's own view, without a copy.
+Every tensor of the checkpoint is used or the load fails naming it.  What is wanted as it lies in
+the file is taken as the memory map's own view, without a copy: the embedding's blocks, and float
+tensors of the wanted dtype and device.  Other matrices may be packed for faster operations (see
+`ops.pack`), and a bfloat16 file's as well: that gives up the view for memory of the process.
 """
 
 from __future__ import annotations
@@ -12,9 +14,13 @@ from collections.abc import Callable
 import torch
 from torch import Tensor, nn
 
+from sfumato import ops
 from sfumato.model.config import ConfigError, ModelConfig
+from sfumato.model.head import CHUNK
 from sfumato.model.network import Network
+from sfumato.model.placement import cache_dtype
 from sfumato.model.transformer import Transformer
+from sfumato.ops.reference import Weight
 from sfumato.weights.blocks import QuantizedTensor
 from sfumato.weights.checkpoint import Checkpoint, TensorInfo
 from sfumato.weights.tensorfile import FLOAT_FORMATS
@@ -71,11 +77,16 @@ def load_network(
     device: torch.device,
     dtype: torch.dtype,
     progress: Progress | None = None,
+    activations: str = "int8",
 ) -> Network:
     """Loads every tensor to `device`; float matrices become `dtype`, quantized ones stay.
 
-    Raises ConfigError or CheckpointError, naming the field or the tensors, before any is read.
+    activations: "int8" or "bf16", to what a CPU rounds them for products with quantized weights.
+    Raises ConfigError or CheckpointError, naming the field or the tensors, and ValueError for
+    other activations, before any tensor is read.
     """
+    if activations not in ops.ACTIVATIONS:
+        raise ValueError(f"activations: {activations!r} is none of {', '.join(ops.ACTIVATIONS)}")
     config = config_of(checkpoint)
     transformer = skeleton(config)
     expected = {name: tuple(p.shape) for name, p in transformer.named_parameters()}
@@ -85,20 +96,37 @@ def load_network(
     for name in expected:
         path, _, leaf = name.rpartition(".")
         module = transformer.get_submodule(path)
-        place(module, leaf, _converted(checkpoint.read(name), name, device, dtype))
+        value = _converted(checkpoint.read(name), name, device, dtype)
+        place(module, leaf, _packed(value, name, activations))
+        del value  # before the next one is converted
         done += checkpoint.tensors[name].nbytes
         if progress is not None:
             progress(done, total)
-    return Network(transformer, device, dtype)
+    output = _output(transformer.embed_tokens.weight, activations)
+    return Network(transformer, device, dtype, cache_dtype(checkpoint, device, dtype), output)
 
 
-def place(module: nn.Module, leaf: str, value: Tensor | QuantizedTensor) -> None:
+def _output(embedding: Weight, activations: str) -> list[Weight] | None:
+    """A quantized embedding once more, as the head multiplies it: packed, chunk by chunk. Its
+    blocks stay, for rows that are read one by one, and may be no more than the mapped file's."""
+    if not isinstance(embedding, QuantizedTensor):
+        return None
+    packed: list[Weight] = []
+    for start in range(0, embedding.shape[0], CHUNK):
+        chunk = embedding[start : start + CHUNK]
+        if not ops.packs(chunk.format.name, chunk.shape, chunk.device):
+            return None
+        packed.append(ops.pack(chunk, activations))
+    return packed
+
+
+def place(module: nn.Module, leaf: str, value: Weight) -> None:
     """Puts a weight where `module.leaf` was."""
-    if isinstance(value, QuantizedTensor):
+    if isinstance(value, Tensor):
+        setattr(module, leaf, nn.Parameter(value, requires_grad=False))
+    else:
         delattr(module, leaf)
         setattr(module, leaf, value)
-    else:
-        setattr(module, leaf, nn.Parameter(value, requires_grad=False))
 
 
 def _converted(
@@ -109,15 +137,33 @@ def _converted(
     return value.to(device, _kept_dtype(name, value.ndim, value.dtype, dtype))
 
 
+def _packed(value: Tensor | QuantizedTensor, name: str, activations: str) -> Weight:
+    return ops.pack(value, activations) if _multiplies(name) else value
+
+
+def _multiplies(name: str) -> bool:
+    """Whether a tensor, if it is a matrix, may serve as a factor that lies anyhow: the embedding's
+    rows are also read one by one, and a router's choice is discrete, so that it has to be exact."""
+    return name != "embed_tokens.weight" and ".router." not in name
+
+
 def _kept_dtype(name: str, ndim: int, stored: torch.dtype, dtype: torch.dtype) -> torch.dtype:
     # Routers compute in float32, and vectors (norms, scales) are cheap to keep as exact as stored.
     exact = ".router." in name or (ndim == 1 and stored == torch.float32)
     return torch.float32 if exact else dtype
 
 
-def loaded_bytes(name: str, info: TensorInfo, dtype: torch.dtype) -> int:
-    """What the tensor of this canonical name will take in memory, loaded for `dtype`."""
+def loaded_bytes(name: str, info: TensorInfo, device: torch.device, dtype: torch.dtype) -> int:
+    """What the tensor of this canonical name will take in memory, loaded as `load_network` does."""
     stored = FLOAT_FORMATS.get(info.format)
     if stored is None:
-        return info.nbytes
-    return math.prod(info.shape) * _kept_dtype(name, len(info.shape), stored, dtype).itemsize
+        format, size = info.format, info.nbytes
+    else:
+        kept = _kept_dtype(name, len(info.shape), stored, dtype)
+        format = "BF16" if kept == torch.bfloat16 else "F32"
+        size = math.prod(info.shape) * kept.itemsize
+    if not ops.packs(format, info.shape, device):
+        return size
+    if name == "embed_tokens.weight":  # packed once more for the head, where it is quantized
+        return size if stored else size + ops.packed_bytes(format, info.shape)
+    return ops.packed_bytes(format, info.shape) if _multiplies(name) else size

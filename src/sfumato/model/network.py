@@ -15,21 +15,33 @@ from sfumato.model.cache import KVCache, Slot, slot_bytes
 from sfumato.model.head import VocabularyHead
 from sfumato.model.placement import device_memory
 from sfumato.model.transformer import Transformer
+from sfumato.ops.reference import Weight
 
 PREFILL_CHUNK = 512  # tokens of a prompt encoded at once: bounds the working memory of a prefill
 
 
 class Network:
-    """Encode, denoise, score; `dtype` is that of activations and cache."""
+    """Encode, denoise, score; `dtype` is that of activations, `cache_dtype` (by default the same)
+    that of stored keys and values."""
 
-    def __init__(self, transformer: Transformer, device: torch.device, dtype: torch.dtype) -> None:
+    def __init__(
+        self,
+        transformer: Transformer,
+        device: torch.device,
+        dtype: torch.dtype,
+        cache_dtype: torch.dtype | None = None,
+        output: Sequence[Weight] | None = None,
+    ) -> None:
+        """output: the embedding's chunks as the head multiplies them, see `VocabularyHead`."""
         self.transformer, self.device, self.dtype = transformer, device, dtype
-        self.config = transformer.config
-        self.head = VocabularyHead(transformer.embed_tokens.weight, self.config.logit_softcap)
+        self.config, self.cache_dtype = transformer.config, cache_dtype or dtype
+        self.head = VocabularyHead(
+            transformer.embed_tokens.weight, self.config.logit_softcap, output=output
+        )
 
     def new_slot(self, capacity: int) -> Slot:
         """An empty slot for `capacity` positions."""
-        return Slot(self.config, capacity, self.dtype, self.device)
+        return Slot(self.config, capacity, self.cache_dtype, self.device)
 
     def new_cache(self, rows: int = 1, capacity: int = 4096) -> KVCache:
         """`rows` empty slots of `capacity` positions each. Raises ValueError for what is no such
@@ -37,7 +49,7 @@ class Network:
         for name, value in (("rows", rows), ("capacity", capacity)):
             if type(value) is not int or value < 1:
                 raise ValueError(f"{name}: must be a whole number from 1, got {value!r}")
-        needed = rows * slot_bytes(self.config, capacity, self.dtype)
+        needed = rows * slot_bytes(self.config, capacity, self.cache_dtype)
         there = device_memory(self.device)
         if there is not None and needed > there:
             raise ValueError(

@@ -31,8 +31,8 @@ def cutoffs(
     few = min(head.vocab_size, max(CANDIDATES, int(top_k.max())))
     best = hidden.new_empty((len(hidden), 0), dtype=torch.float32)
     total = hidden.new_full((len(hidden),), BANNED, dtype=torch.float32)  # log of the summed mass
-    for start, stop in head.spans():
-        scores = _adjusted(head, hidden, start, stop, adjust)
+    for start, _ in head.spans():
+        scores = _adjusted(head, hidden, start, adjust)
         total = torch.logaddexp(total, scores.logsumexp(dim=1))
         best = torch.cat((best, scores), dim=1).topk(min(few, best.shape[1] + scores.shape[1]))[0]
     kth = best.gather(1, (top_k.clamp(min=1, max=best.shape[1]) - 1)[:, None])[:, 0]
@@ -67,7 +67,7 @@ def _by_sorting(
     parts = []
     for group in which.split(GROUP):
         whole = torch.cat(
-            [_adjusted(head, hidden, a, b, adjust)[group] for a, b in head.spans()], dim=1
+            [_adjusted(head, hidden, a, adjust)[group] for a, _ in head.spans()], dim=1
         )
         for row, limit in zip(whole.split(1), top_p[group].split(1), strict=True):
             ranked = row.sort(dim=1, descending=True)[0]
@@ -75,8 +75,6 @@ def _by_sorting(
     return torch.cat(parts)
 
 
-def _adjusted(
-    head: VocabularyHead, hidden: Tensor, start: int, stop: int, adjust: Adjust | None
-) -> Tensor:
-    scores = head.scores(hidden, head.rows(start, stop, hidden.dtype))
+def _adjusted(head: VocabularyHead, hidden: Tensor, start: int, adjust: Adjust | None) -> Tensor:
+    scores = head.scores(hidden, start)
     return scores if adjust is None else adjust(scores, start).clamp(min=BANNED)

@@ -1,12 +1,16 @@
 """Every operation of the network in plain torch: the executable specification.
 
-Weights come either as float tensors or as `QuantizedTensor`, which is dequantized one tensor (or
-one expert) at a time.  Every function is differentiable in its float arguments, works on any torch
+Weights come either as float tensors or as `Stored`, which is dequantized one tensor (or one expert)
+at a time.  Every function is differentiable in its float arguments, works on any torch
 device, and treats rows independently: what one row gets does not depend on its neighbours, but for
 the rounding of torch's own matrix products.
 """
 
 from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Protocol
 
 import torch
 import torch.nn.functional as F
@@ -14,14 +18,24 @@ from torch import Tensor
 
 from sfumato.weights.blocks import QuantizedTensor
 
-Weight = Tensor | QuantizedTensor
+
+class Stored(Protocol):
+    """A weight in another form than floats: blocks, or what a faster twin made of them."""
+
+    @property
+    def shape(self) -> tuple[int, ...]: ...
+
+    def __getitem__(self, index: int | slice, /) -> Stored: ...
+
+    def dequantize(self, dtype: torch.dtype, /) -> Tensor: ...
+
+
+Weight = Tensor | Stored
 
 
 def dense(weight: Weight, dtype: torch.dtype) -> Tensor:
     """The weight as a float tensor of `dtype`; a float tensor of that dtype is not copied."""
-    if isinstance(weight, QuantizedTensor):
-        return weight.dequantize(dtype)
-    return weight.to(dtype)
+    return weight.to(dtype) if isinstance(weight, Tensor) else weight.dequantize(dtype)
 
 
 def linear(x: Tensor, weight: Weight) -> Tensor:
@@ -29,7 +43,7 @@ def linear(x: Tensor, weight: Weight) -> Tensor:
     return F.linear(x, dense(weight, x.dtype))
 
 
-def embed(ids: Tensor, weight: Weight, dtype: torch.dtype) -> Tensor:
+def embed(ids: Tensor, weight: Tensor | QuantizedTensor, dtype: torch.dtype) -> Tensor:
     """Rows of the embedding: ids int64 [...], weight [vocab, hidden] → [..., hidden]."""
     if isinstance(weight, QuantizedTensor):
         rows = weight.index_select(ids.reshape(-1)).dequantize(dtype)
@@ -73,6 +87,32 @@ def attention(q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None = None) -> Te
     k, v = (x.reshape(-1, 1, m, d).expand(-1, group, -1, -1) for x in (k, v))
     mask = mask.unsqueeze(-3).expand(*batch, kv_heads, n, m).reshape(-1, 1, n, m)
     return F.scaled_dot_product_attention(grouped, k, v, mask, scale=1.0).view(q.shape)
+
+
+@dataclass(frozen=True)
+class Causal:
+    """Who sees whom: a token the keys at its own position and before, at most `window` of them."""
+
+    queries: Tensor  # int64 [tokens]: their positions
+    keys: Tensor  # int64 [m]
+    window: int | None = None
+
+
+def attend(
+    q: Tensor, keys: Sequence[Tensor], values: Sequence[Tensor], causal: Causal | None = None
+) -> Tensor:
+    """Softmax attention of one row's tokens, scale 1, grouped heads.
+
+    q [tokens, heads, d]; keys and values in parts, one after another, each [kv_heads, n, d], whose
+    dtypes may differ; causal None: every token sees every key → like q.
+    """
+    k, v = (torch.cat([part.to(q.dtype) for part in parts], dim=1) for parts in (keys, values))
+    mask = None
+    if causal is not None:
+        mask = causal.keys <= causal.queries[:, None]
+        if causal.window is not None:
+            mask &= causal.keys > causal.queries[:, None] - causal.window
+    return attention(q.transpose(0, 1), k, v, mask).transpose(0, 1)
 
 
 def experts(x: Tensor, chosen: Tensor, shares: Tensor, gate_up: Weight, down: Weight) -> Tensor:

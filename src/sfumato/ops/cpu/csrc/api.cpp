@@ -1,0 +1,183 @@
+// The C interface's checks, and the choice of the level that serves a call.
+
+#include <algorithm>
+#include <cstdlib>
+#include <cstring>
+#include <new>
+#include <vector>
+
+#if defined(__linux__)
+#include <sys/mman.h>
+#endif
+
+#include "blocks.h"
+#include "level.h"
+#include "sfumato.h"
+
+namespace {
+
+const Level *level_of(int isa, int mode = SF_MODE_INT8) {
+    if (sf_isa_available(isa) != 1) return nullptr;
+#if defined(__x86_64__)
+    if (isa == SF_AVX2 || (isa == SF_AVX512 && mode == SF_MODE_BF16 && !sf_has_bf16())) return &AVX2_LEVEL;
+    if (isa == SF_AVX512) return &AVX512_LEVEL;
+#endif
+    return &PORTABLE_LEVEL;
+}
+
+// For what all levels do alike, bit for bit.
+const Level *best_level() {
+    const Level *best = nullptr;
+    for (int isa = SF_AVX512; !best; isa--) best = level_of(isa);
+    return best;
+}
+
+// Panels are many and are read in long streams: large pages save most of the page faults while
+// they are written, and misses of the translation buffer later.  A hint, so failing is no error.
+void ask_for_large_pages(void *data, int64_t bytes) {
+#if defined(__linux__)
+    const auto from = (reinterpret_cast<uintptr_t>(data) + 4095) & ~(uintptr_t)4095;
+    const auto to = (reinterpret_cast<uintptr_t>(data) + bytes) & ~(uintptr_t)4095;
+    if (to > from) madvise(reinterpret_cast<void *>(from), to - from, MADV_HUGEPAGE);
+#else
+    (void)data;
+    (void)bytes;
+#endif
+}
+
+bool dtype_ok(int dtype) { return dtype == SF_F32 || dtype == SF_BF16; }
+
+// Products with bfloat16 weights always take bfloat16, and so do all on a level that lacks them.
+int mode_for(int mode, int kind) { return kind == BF16 ? SF_MODE_BF16 : mode; }
+
+// The choices by expert, and tasks of at most EXPERT_TOKENS of them, the largest first.
+struct Grouping {
+    std::vector<int64_t> order;
+    std::vector<ExpertTask> tasks;
+    bool ok = true;
+
+    Grouping(const int64_t *chosen, int64_t choices, int64_t experts) : order(choices) {
+        std::vector<int64_t> start(experts + 1, 0);
+        for (int64_t i = 0; i < choices; i++) {
+            if (chosen[i] < 0 || chosen[i] >= experts) {
+                ok = false;
+                return;
+            }
+            start[chosen[i] + 1]++;
+        }
+        for (int64_t e = 0; e < experts; e++) start[e + 1] += start[e];
+        for (int64_t e = 0; e < experts; e++)
+            for (int64_t at = start[e]; at < start[e + 1]; at += EXPERT_TOKENS)
+                tasks.push_back({e, at, std::min(EXPERT_TOKENS, start[e + 1] - at)});
+        std::vector<int64_t> next(start.begin(), start.end() - 1);
+        for (int64_t i = 0; i < choices; i++) order[next[chosen[i]]++] = i;
+        std::stable_sort(tasks.begin(), tasks.end(), [](const ExpertTask &a, const ExpertTask &b) {
+            return a.count > b.count;
+        });
+    }
+};
+
+}  // namespace
+
+extern "C" int sf_version(void) { return SF_VERSION; }
+
+extern "C" int sf_has_bf16(void) {
+#if defined(__x86_64__)
+    return sf_isa_available(SF_AVX512) == 1 && __builtin_cpu_supports("avx512bf16");
+#else
+    return 0;
+#endif
+}
+
+extern "C" int sf_isa_available(int isa) {
+    if (isa == SF_PORTABLE) return 1;
+#if defined(__x86_64__)
+    __builtin_cpu_init();
+    if (isa == SF_AVX2)
+        return __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma") &&
+               __builtin_cpu_supports("f16c");
+    if (isa == SF_AVX512)
+        return __builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512bw") &&
+               __builtin_cpu_supports("avx512vl") && __builtin_cpu_supports("avx512dq") &&
+               __builtin_cpu_supports("avx512vnni");
+#endif
+    return -1;
+}
+
+extern "C" int sf_kind(int type) { return format_of(type).kind; }
+
+extern "C" int64_t sf_panel_bytes(int kind, int64_t rows, int64_t cols) {
+    if (kind < 0 || kind >= KINDS || rows < 1 || cols < 1) return -1;
+    if (kind != BF16 && cols % BLOCK) return -1;
+    return matrix_bytes(kind, rows, cols);
+}
+
+extern "C" int sf_pack(int type, const void *blocks, int64_t matrices, int64_t rows, int64_t cols,
+                       void *panels, int threads) {
+    const Format format = format_of(type);
+    if (format.kind < 0 || !blocks || !panels || matrices < 0 || threads < 1 ||
+        sf_panel_bytes(format.kind, rows, cols) < 0 || cols % format.block_size)
+        return SF_BAD_ARGUMENT;
+    ask_for_large_pages(panels, matrices * matrix_bytes(format.kind, rows, cols));
+    return best_level()->pack({type, blocks, matrices, rows, cols, panels, threads});
+}
+
+extern "C" int sf_dequantize(int type, const void *blocks, int64_t elements, void *out,
+                             int out_dtype, int threads) {
+    const Format format = format_of(type);
+    if (format.kind < 0 || type == T_BF16 || !blocks || !out || elements < 0 || threads < 1 ||
+        elements % format.block_size || !dtype_ok(out_dtype))
+        return SF_BAD_ARGUMENT;
+    return best_level()->dequantize({type, blocks, elements, out, out_dtype, threads});
+}
+
+extern "C" int sf_linear(int isa, int mode, int kind, const void *panels, int64_t rows,
+                         int64_t cols, const void *x, int x_dtype, int64_t tokens, void *out,
+                         int out_dtype, int threads) {
+    const Level *level = level_of(isa, mode_for(mode, kind));
+    if (!level || !panels || !x || !out || tokens < 0 || threads < 1 || mode < 0 || mode > 1 ||
+        !dtype_ok(x_dtype) || !dtype_ok(out_dtype) || sf_panel_bytes(kind, rows, cols) < 0)
+        return SF_BAD_ARGUMENT;
+    if (!tokens) return SF_OK;
+    return level->linear({mode_for(mode, kind), kind, panels, rows, cols, x, x_dtype, tokens, out,
+                          out_dtype, threads});
+}
+
+extern "C" int sf_experts(int isa, int mode, int gate_up_kind, const void *gate_up, int down_kind,
+                          const void *down, int64_t experts, int64_t hidden, int64_t inner,
+                          const void *x, int x_dtype, int64_t tokens, const int64_t *chosen,
+                          const float *shares, int64_t active, void *out, int out_dtype,
+                          int threads) {
+    mode = std::max(mode_for(mode, gate_up_kind), mode_for(mode, down_kind));
+    const Level *level = level_of(isa, mode);
+    if (!level || !gate_up || !down || !x || !chosen || !shares || !out || experts < 1 ||
+        tokens < 0 || active < 1 || threads < 1 || mode < 0 || mode > 1 || !dtype_ok(x_dtype) ||
+        !dtype_ok(out_dtype) || inner < 1 || sf_panel_bytes(gate_up_kind, 2 * inner, hidden) < 0 ||
+        sf_panel_bytes(down_kind, hidden, inner) < 0)
+        return SF_BAD_ARGUMENT;
+    if (!tokens) return SF_OK;
+    try {
+        const Grouping grouping(chosen, tokens * active, experts);
+        if (!grouping.ok) return SF_BAD_ARGUMENT;
+        return level->experts({mode, gate_up_kind, down_kind, gate_up, down, hidden, inner, x,
+                               x_dtype, tokens, active, grouping.order.data(),
+                               grouping.tasks.data(), (int64_t)grouping.tasks.size(), shares, out,
+                               out_dtype, threads});
+    } catch (const std::bad_alloc &) {
+        return SF_NO_MEMORY;
+    }
+}
+
+extern "C" int sf_law(int isa, const void *raw, int raw_dtype, int64_t positions, int64_t count,
+                      int64_t first_id, float softcap, const float *temperature, float *peak,
+                      float *total, float *moment, int64_t *argmax, float *top, int64_t *top_ids,
+                      float *fade, float *block_sums, void *mass, int mass_dtype, int threads) {
+    const Level *level = level_of(isa);
+    if (!level || !raw || !temperature || !peak || !total || !moment || !argmax || !top ||
+        !top_ids || !fade || !block_sums || !mass || positions < 0 || count < 1 || first_id < 0 ||
+        threads < 1 || softcap < 0.0f || !dtype_ok(raw_dtype) || !dtype_ok(mass_dtype))
+        return SF_BAD_ARGUMENT;
+    return level->law({raw, raw_dtype, positions, count, first_id, softcap, temperature, peak,
+                       total, moment, argmax, top, top_ids, fade, block_sums, mass, mass_dtype,
+                       threads});
+}

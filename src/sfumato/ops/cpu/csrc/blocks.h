@@ -1,0 +1,170 @@
+// The ggml block formats, read 32 elements at a time.  Layouts follow ggml-common.h.
+#ifndef SFUMATO_BLOCKS_H
+#define SFUMATO_BLOCKS_H
+
+#include "panels.h"
+
+namespace {
+
+enum Type { T_Q4_0 = 2, T_Q5_0 = 6, T_Q5_1 = 7, T_Q8_0 = 8, T_Q4_K = 12, T_Q5_K = 13, T_Q6_K = 14,
+            T_IQ4_NL = 20, T_IQ4_XS = 23, T_BF16 = 30 };
+
+// 32 consecutive elements: value = scale[half] * (code - offset) + minimum.
+struct Group {
+    uint8_t codes[BLOCK];
+    float scale[2];
+    float minimum;
+};
+
+struct Format {
+    int kind, block_size, block_bytes;
+};
+
+// kind -1: unknown
+inline Format format_of(int type) {
+    switch (type) {
+        case T_Q4_0: return {Q4, 32, 18};
+        case T_Q5_0: return {Q5, 32, 22};
+        case T_Q5_1: return {Q5M, 32, 24};
+        case T_Q8_0: return {Q8, 32, 34};
+        case T_Q4_K: return {Q4M, 256, 144};
+        case T_Q5_K: return {Q5M, 256, 176};
+        case T_Q6_K: return {Q6, 256, 210};
+        case T_IQ4_NL: return {LUT4, 32, 18};
+        case T_IQ4_XS: return {LUT4, 256, 136};
+        case T_BF16: return {BF16, 1, 2};
+        default: return {-1, 1, 1};
+    }
+}
+
+inline float half_at(const uint8_t *at) {
+    uint16_t h;
+    memcpy(&h, at, 2);
+    return from_half(h);
+}
+
+// out[i] |= (from[i] >> shift & mask) << up for `count` bytes, eight at a time: what leaves a byte
+// on one side and enters the next is masked off.
+inline void add_bits(const uint8_t *from, int count, int shift, uint8_t mask, int up, uint8_t *out) {
+    for (int i = 0; i < count; i += 8) {
+        uint64_t x, y;
+        memcpy(&x, from + i, 8);
+        memcpy(&y, out + i, 8);
+        y |= (x >> shift & 0x0101010101010101u * mask) << up;
+        memcpy(out + i, &y, 8);
+    }
+}
+
+// The first 16 elements in low nibbles, the next in high ones.
+inline void split_nibbles(const uint8_t *from, uint8_t *codes) {
+    add_bits(from, 16, 0, 15, 0, codes);
+    add_bits(from, 16, 4, 15, 0, codes + 16);
+}
+
+inline void add_fifth_bits(const uint8_t *from, uint8_t *codes) {
+    for (int i = 0; i < 32; i++) codes[i] |= (uint8_t)((from[i / 8] >> i % 8 & 1) << 4);
+}
+
+// Scale and minimum of group g of a Q4_K or Q5_K block (twelve bytes hold eight 6-bit pairs).
+inline void k_scale(const uint8_t *block, int g, Group &out) {
+    const uint8_t *packed = block + 4;
+    int scale, minimum;
+    if (g < 4) {
+        scale = packed[g] & 63;
+        minimum = packed[g + 4] & 63;
+    } else {
+        scale = (packed[g + 4] & 15) | (packed[g - 4] >> 6 << 4);
+        minimum = (packed[g + 4] >> 4) | (packed[g] >> 6 << 4);
+    }
+    out.scale[0] = out.scale[1] = half_at(block) * (float)scale;
+    out.minimum = -(half_at(block + 2) * (float)minimum);
+}
+
+template <int TYPE>
+void read_group(const uint8_t *block, int g, Group &out) {
+    out.minimum = 0.0f;
+    memset(out.codes, 0, sizeof out.codes);
+    if (TYPE == T_Q4_K || TYPE == T_Q5_K) {
+        k_scale(block, g, out);
+        const uint8_t *low = block + (TYPE == T_Q4_K ? 16 : 48) + g / 2 * 32;
+        add_bits(low, 32, 4 * (g % 2), 15, 0, out.codes);
+        if (TYPE == T_Q5_K) add_bits(block + 16, 32, g, 1, 4, out.codes);
+        return;
+    }
+    if (TYPE == T_Q6_K) {
+        const uint8_t *low = block + g / 4 * 64 + g % 2 * 32, *high = block + 128 + g / 4 * 32;
+        add_bits(low, 32, 4 * (g % 4 / 2), 15, 0, out.codes);
+        add_bits(high, 32, 2 * (g % 4), 3, 4, out.codes);
+        for (int h = 0; h < 2; h++)
+            out.scale[h] = half_at(block + 208) * (float)(int8_t)block[192 + 2 * g + h];
+        return;
+    }
+    if (TYPE == T_IQ4_XS) {
+        const int low = block[4 + g / 2] >> 4 * (g % 2) & 15;
+        const int high = block[2 + g / 4] >> 2 * (g % 4) & 3;
+        out.scale[0] = out.scale[1] = half_at(block) * (float)((low | high << 4) - 32);
+        split_nibbles(block + 8 + 16 * g, out.codes);
+        return;
+    }
+    out.scale[0] = out.scale[1] = half_at(block);
+    if (TYPE == T_Q8_0)
+        for (int i = 0; i < 32; i++) out.codes[i] = block[2 + i] ^ 128;
+    else if (TYPE == T_Q5_0 || TYPE == T_Q5_1) {
+        const uint8_t *bits = block + (TYPE == T_Q5_1 ? 4 : 2);
+        split_nibbles(bits + 4, out.codes);
+        add_fifth_bits(bits, out.codes);
+        if (TYPE == T_Q5_1) out.minimum = half_at(block + 2);
+    } else
+        split_nibbles(block + 2, out.codes);
+}
+
+template <int TYPE>
+constexpr Shape SHAPE_OF = SHAPES[TYPE == T_Q4_0                         ? Q4
+                                  : TYPE == T_Q4_K                       ? Q4M
+                                  : TYPE == T_Q5_0                       ? Q5
+                                  : TYPE == T_Q5_1 || TYPE == T_Q5_K     ? Q5M
+                                  : TYPE == T_Q6_K                       ? Q6
+                                  : TYPE == T_Q8_0                       ? Q8
+                                                                         : LUT4];
+
+template <int TYPE>
+constexpr bool LOOKED_UP = TYPE == T_IQ4_NL || TYPE == T_IQ4_XS;
+
+// 32 values, with ggml's own order of float operations.
+template <int TYPE>
+inline void plain_values(const Group &group, float *out) {
+    constexpr Shape shape = SHAPE_OF<TYPE>;
+    for (int h = 0; h < 2; h++)
+        for (int i = 16 * h; i < 16 * h + 16; i++) {
+            const int code = LOOKED_UP<TYPE> ? TABLE[group.codes[i]] : group.codes[i];
+            const float value = group.scale[h] * (float)(code - shape.offset);
+            out[i] = shape.minimum ? value + group.minimum : value;
+        }
+}
+
+template <int TYPE>
+inline void plain_halves(const Group &group, uint16_t *out) {
+    float values[32];
+    plain_values<TYPE>(group, values);
+    for (int i = 0; i < 32; i++) out[i] = to_bf16(values[i]);
+}
+
+// Calls f with the type as a compile-time number; types that are not blocks do not come here.
+template <class F>
+void with_type(int type, F f) {
+    switch (type) {
+        case T_Q4_0: return f.template operator()<T_Q4_0>();
+        case T_Q5_0: return f.template operator()<T_Q5_0>();
+        case T_Q5_1: return f.template operator()<T_Q5_1>();
+        case T_Q8_0: return f.template operator()<T_Q8_0>();
+        case T_Q4_K: return f.template operator()<T_Q4_K>();
+        case T_Q5_K: return f.template operator()<T_Q5_K>();
+        case T_Q6_K: return f.template operator()<T_Q6_K>();
+        case T_IQ4_NL: return f.template operator()<T_IQ4_NL>();
+        case T_IQ4_XS: return f.template operator()<T_IQ4_XS>();
+        default: return;
+    }
+}
+
+}  // namespace
+#endif

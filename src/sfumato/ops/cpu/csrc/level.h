@@ -1,0 +1,85 @@
+// What a level (an instruction set) offers to the dispatching interface in api.cpp.
+#ifndef SFUMATO_LEVEL_H
+#define SFUMATO_LEVEL_H
+
+#include <cstdint>
+
+// A run of tokens that one expert works on: places [first, first + count) of `order`.
+struct ExpertTask {
+    int64_t expert, first, count;
+};
+
+struct LinearCall {
+    int mode, kind;
+    const void *panels;
+    int64_t rows, cols;
+    const void *x;
+    int x_dtype;
+    int64_t tokens;
+    void *out;
+    int out_dtype, threads;
+};
+
+struct ExpertsCall {
+    int mode, gate_up_kind, down_kind;
+    const void *gate_up, *down;
+    int64_t hidden, inner;
+    const void *x;
+    int x_dtype;
+    int64_t tokens, active;
+    const int64_t *order;  // [tokens * active]: a choice (token * active + place), by expert
+    const ExpertTask *tasks;
+    int64_t task_count;
+    const float *shares;
+    void *out;
+    int out_dtype, threads;
+};
+
+struct LawCall {
+    const void *raw;
+    int raw_dtype;
+    int64_t positions, count, first_id;
+    float softcap;
+    const float *temperature;
+    float *peak, *total, *moment;
+    int64_t *argmax;
+    float *top;
+    int64_t *top_ids;
+    float *fade, *block_sums;
+    void *mass;
+    int mass_dtype, threads;
+};
+
+struct PackCall {
+    int type;
+    const void *blocks;
+    int64_t matrices, rows, cols;
+    void *panels;
+    int threads;
+};
+
+struct DequantizeCall {
+    int type;
+    const void *blocks;
+    int64_t elements;
+    void *out;
+    int out_dtype, threads;
+};
+
+struct Level {
+    int (*linear)(const LinearCall &);
+    int (*experts)(const ExpertsCall &);
+    int (*law)(const LawCall &);
+    int (*pack)(const PackCall &);
+    int (*dequantize)(const DequantizeCall &);
+};
+
+constexpr int64_t EXPERT_TOKENS = 64;  // of a task: few enough to share a busy expert out
+constexpr int64_t LAW_BLOCK = 256, LAW_TOP = 8;
+
+extern const Level PORTABLE_LEVEL;
+#if defined(__x86_64__)
+extern const Level AVX2_LEVEL, AVX512_LEVEL;
+#endif
+
+#endif

@@ -1,0 +1,95 @@
+/* The C interface of the compiled CPU operations.
+ *
+ * Every function is re-entrant, keeps no state, throws nothing and returns SF_OK or one of the
+ * negative codes.  `threads` is the number of OpenMP threads that a call takes.  Pointers to blocks
+ * need no alignment.  What a row gets depends neither on the other rows of a call nor on `threads`.
+ *
+ * Weights are packed into panels: 16 rows side by side, in blocks of 32 columns, their codes in as
+ * many bits as the block format has (see panels.h for the layout).
+ */
+#ifndef SFUMATO_H
+#define SFUMATO_H
+
+#include <stdint.h>
+
+#if defined(_WIN32)
+#define SF_API __declspec(dllexport)
+#else
+#define SF_API __attribute__((visibility("default")))
+#endif
+
+#ifdef __cplusplus
+extern "C" {
+#endif
+
+#define SF_VERSION 1
+
+enum { SF_OK = 0, SF_BAD_ARGUMENT = -1, SF_NO_MEMORY = -2, SF_UNSUPPORTED = -3 };
+enum { SF_F32 = 0, SF_BF16 = 1 };                     /* dtypes */
+enum { SF_PORTABLE = 0, SF_AVX2 = 1, SF_AVX512 = 2 }; /* instruction sets */
+enum { SF_MODE_INT8 = 0, SF_MODE_BF16 = 1 };          /* what activations are rounded to */
+
+SF_API int sf_version(void);
+/* 1: this processor runs it; 0: it does not; -1: not in this build. */
+SF_API int sf_isa_available(int isa);
+/* Whether this processor multiplies bfloat16 (AVX512-BF16). */
+SF_API int sf_has_bf16(void);
+
+/* The kind of panel that a ggml type is packed into, or -1. */
+SF_API int sf_kind(int ggml_type);
+/* Bytes of the panels of one matrix, or -1. */
+SF_API int64_t sf_panel_bytes(int kind, int64_t rows, int64_t cols);
+/* blocks [matrices][rows][cols] of a ggml type -> panels, each matrix apart. */
+SF_API int sf_pack(int ggml_type, const void *blocks, int64_t matrices, int64_t rows, int64_t cols,
+                   void *panels, int threads);
+/* The values that panels stand for: out float32 [matrices][rows][cols]. */
+SF_API int sf_unpack(int kind, const void *panels, int64_t matrices, int64_t rows, int64_t cols,
+                     float *out, int threads);
+/* Blocks -> out [elements], bit for bit ggml's float32, rounded where out is bfloat16. */
+SF_API int sf_dequantize(int ggml_type, const void *blocks, int64_t elements, void *out,
+                         int out_dtype, int threads);
+
+/* out [tokens][rows] = x [tokens][cols] . weight [rows][cols] transposed. */
+SF_API int sf_linear(int isa, int mode, int kind, const void *panels, int64_t rows, int64_t cols,
+                     const void *x, int x_dtype, int64_t tokens, void *out, int out_dtype,
+                     int threads);
+
+/* out [tokens][hidden] = sum over a token's `active` experts, in their order, of
+ * shares . down . (gelu_tanh(gate . x) * up . x); gate_up [experts][2 inner][hidden], the gate
+ * first; down [experts][hidden][inner]; chosen and shares [tokens][active]. */
+SF_API int sf_experts(int isa, int mode, int gate_up_kind, const void *gate_up, int down_kind,
+                      const void *down, int64_t experts, int64_t hidden, int64_t inner,
+                      const void *x, int x_dtype, int64_t tokens, const int64_t *chosen,
+                      const float *shares, int64_t active, void *out, int out_dtype, int threads);
+
+/* A chunk of the vocabulary's scores taken into each position's law.  raw [positions][count] holds
+ * the scores of ids first_id...; s = softcap tanh(raw / softcap) / temperature, or
+ * raw / temperature where softcap is 0, at least -1e30.  In place: peak = max s, total = sum
+ * e^(s - peak), moment = sum e^(s - peak) (s - peak), argmax (the lowest id of equals), and top and
+ * top_ids [positions][8], falling.  Out: fade = e^(old peak - peak); block_sums
+ * [positions][ceil(count / 256)] and mass [positions][count] = e^(s - peak). */
+SF_API int sf_law(int isa, const void *raw, int raw_dtype, int64_t positions, int64_t count,
+                  int64_t first_id, float softcap, const float *temperature, float *peak,
+                  float *total, float *moment, int64_t *argmax, float *top, int64_t *top_ids,
+                  float *fade, float *block_sums, void *mass, int mass_dtype, int threads);
+
+/* Rows of keys or values: [kv_heads][count][d] by strides in elements. */
+typedef struct {
+    const void *data;
+    int dtype;
+    int64_t count, head_stride, row_stride;
+} sf_rows;
+
+/* Softmax attention with scale 1 and grouped heads: q and out [tokens][heads][d]; keys and values
+ * in segments, one after another.  With positions, a token sees the keys at its own position and
+ * before, at most `window` of them (0: all); without (both null), every key. */
+SF_API int sf_attention(const void *q, int q_dtype, int64_t tokens, int64_t heads,
+                        int64_t kv_heads, int64_t d, const sf_rows *keys, const sf_rows *values,
+                        int64_t segments, const int32_t *query_positions,
+                        const int32_t *key_positions, int64_t window, void *out, int out_dtype,
+                        int threads);
+
+#ifdef __cplusplus
+}
+#endif
+#endif

@@ -1,0 +1,142 @@
+"""The compiled library: where it lies, whether it fits, and with which instructions it runs.
+
+The choice is made once, at import: the best instruction set that the processor has, or the one that
+the environment variable SFUMATO_ISA names (portable, avx2 or avx512; with torch the library rests).
+
+Every call takes as many threads as torch has at that time (`torch.get_num_threads()`), so that one
+setting governs both.  They are the same threads, too: the library is loaded after torch, and finds
+the OpenMP runtime that torch brought.  Knows C types, and neither weights nor operations.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import os
+from ctypes import c_float, c_int, c_int64, c_void_p
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+
+VARIABLE = "SFUMATO_ISA"
+ISAS = ("portable", "avx2", "avx512")
+"""The instruction sets by their number in the library, the worst first."""
+
+LIBRARY = Path(__file__).with_name("_kernels.so")
+_NO_MEMORY = -3
+VERSION = 1  # what sf_version() says of a library that these signatures fit
+
+_LEVEL = _MODE = _KIND = _TYPE = _THREADS = c_int
+_SIGNATURES: dict[str, tuple[type, ...]] = {
+    "sf_version": (),
+    "sf_isa_available": (_LEVEL,),
+    "sf_has_bf16": (),
+    "sf_kind": (_TYPE,),
+    "sf_panel_bytes": (_KIND, c_int64, c_int64),
+    "sf_pack": (_TYPE, c_void_p, *[c_int64] * 3, c_void_p, _THREADS),
+    "sf_unpack": (_KIND, c_void_p, *[c_int64] * 3, c_void_p, _THREADS),
+    "sf_linear": (
+        *(_LEVEL, _MODE, _KIND, c_void_p, c_int64, c_int64),
+        *(c_void_p, _TYPE, c_int64, c_void_p, _TYPE, _THREADS),
+    ),
+    "sf_experts": (
+        *(_LEVEL, _MODE, _KIND, c_void_p, _KIND, c_void_p, *[c_int64] * 3),
+        *(c_void_p, _TYPE, c_int64, c_void_p, c_void_p, c_int64, c_void_p, _TYPE, _THREADS),
+    ),
+    "sf_dequantize": (_TYPE, c_void_p, c_int64, c_void_p, _TYPE, _THREADS),
+    "sf_law": (
+        *(_LEVEL, c_void_p, _TYPE, *[c_int64] * 3, c_float, *[c_void_p] * 9),
+        *(c_void_p, _TYPE, _THREADS),
+    ),
+    "sf_attention": (
+        *(c_void_p, _TYPE, *[c_int64] * 4, c_void_p, c_void_p, c_int64),
+        *(c_void_p, c_void_p, c_int64, c_void_p, _TYPE, _THREADS),
+    ),
+}
+
+
+@dataclass(frozen=True)
+class Kernels:
+    """The loaded library and the instruction set that it is told to use."""
+
+    code: ctypes.CDLL
+    isa: str
+
+    @property
+    def level(self) -> int:
+        return ISAS.index(self.isa)
+
+    @property
+    def bf16(self) -> bool:
+        """Whether products of bfloat16 have instructions of their own."""
+        return self.isa == "avx512" and self.code.sf_has_bf16() == 1
+
+    def run(self, name: str, *arguments: int | float | None) -> None:
+        """Calls a function on torch's number of threads, which is its last argument.
+
+        Raises ValueError where the library refuses an argument, MemoryError where it finds no
+        memory for its buffers.
+        """
+        code = getattr(self.code, name)(*arguments, torch.get_num_threads())
+        if code == _NO_MEMORY:
+            raise MemoryError(f"{name}: no memory for the buffers of the compiled library")
+        if code != 0:
+            raise ValueError(f"{name}: the compiled library refuses its arguments (code {code})")
+
+
+def choose(wanted: str | None, path: Path = LIBRARY) -> tuple[Kernels | None, str]:
+    """The kernels with the instruction set `wanted`, or the best for None, and why, for people.
+
+    No kernels where "torch" is wanted, and where nothing is and the library cannot be used.
+    Raises ValueError for another name, and for what this machine lacks.
+    """
+    names = (*ISAS, "torch")
+    if wanted is not None and wanted not in names:
+        raise ValueError(f"{VARIABLE}: {wanted!r} is none of {', '.join(names)}")
+    if wanted == "torch":
+        return None, f"{VARIABLE} asks for it"
+    try:
+        code = _load(path)
+    except OSError as error:
+        if wanted is not None:
+            raise ValueError(f"{VARIABLE}: {wanted} cannot be had: {error}") from error
+        return None, str(error)
+    able = [isa for level, isa in enumerate(ISAS) if code.sf_isa_available(level) == 1]
+    if wanted is None:
+        return Kernels(code, able[-1]), "the best that this processor can run"
+    if wanted not in able:
+        raise ValueError(f"{VARIABLE}: {wanted} does not run here, but {', '.join(able)} would")
+    return Kernels(code, wanted), f"{VARIABLE} asks for it"
+
+
+def _load(path: Path) -> ctypes.CDLL:
+    """Raises OSError, saying in one line what is wrong and what to do."""
+    if not path.exists():
+        raise OSError(
+            "the compiled operations are missing: there was no C++ compiler with OpenMP when "
+            "sfumato was installed, or it failed; with one, install again (pip -v tells more)"
+        )
+    code = ctypes.CDLL(str(path))
+    for name, arguments in _SIGNATURES.items():
+        function = getattr(code, name, None)
+        if function is None or (name == "sf_version" and code.sf_version() != VERSION):
+            raise OSError(f"{path.name} is of another version of sfumato: install sfumato again")
+        function.argtypes = arguments
+        function.restype = c_int64 if name == "sf_panel_bytes" else c_int
+    return code
+
+
+kernels, reason = choose(os.environ.get(VARIABLE) or None)
+
+
+def loaded() -> Kernels:
+    """The kernels where there must be some."""
+    assert kernels is not None, f"no compiled operations: {reason}"
+    return kernels
+
+
+def describe() -> tuple[str, str]:
+    """Who computes on the CPU, in a word or two, and why it is them."""
+    if kernels is None:
+        return "torch", reason
+    return f"compiled, {kernels.isa}{' with bf16' if kernels.bf16 else ''}", reason

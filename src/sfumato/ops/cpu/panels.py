@@ -1,0 +1,143 @@
+"""Weights as the compiled operations want them: panels of 16 rows, unpacked in registers.
+
+A panel holds the codes of its rows side by side, in as many bits as the block format has. Scales
+are rounded to float16 where a format's own are products of two numbers, so that a value is off by
+at most 2⁻¹¹ of its scaled code and of its offset.  The layout is the library's (`csrc/sfumato.h`);
+here panels are bytes.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from sfumato.ops.cpu import library
+from sfumato.weights.blocks import BLOCK_FORMATS, QuantizedTensor
+
+ACTIVATIONS = ("int8", "bf16")
+"""What the other factor of a product is rounded to, by its number in the library: int8 in blocks of
+32 with a float32 scale each, or bfloat16."""
+
+SMALL = 1 << 16  # elements; a smaller bfloat16 matrix is multiplied as quickly by torch
+
+_TYPES = {name: block.ggml_type for name, block in BLOCK_FORMATS.items()} | {"BF16": 30}
+
+
+@dataclass(frozen=True)
+class PackedTensor:
+    """A matrix in panels, or several of one size, stacked.
+
+    data: uint8 [*shape[:-2], bytes of one matrix]; kind: the panels' number in the library;
+    format: of the blocks that were packed, or "BF16"; shape: in elements.
+    """
+
+    data: Tensor
+    kind: int
+    format: str
+    shape: tuple[int, ...]
+    activations: str
+
+    @property
+    def mode(self) -> int:
+        """The activations' number in the library."""
+        return ACTIVATIONS.index(self.activations)
+
+    @property
+    def device(self) -> torch.device:
+        return self.data.device
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of the panels."""
+        return self.data.numel()
+
+    def __getitem__(self, index: int | slice) -> PackedTensor:
+        """A matrix, or a range (step 1) of them, without a copy.
+
+        Raises IndexError for a matrix out of range, ValueError for a step and for a single matrix.
+        """
+        if len(self.shape) < 3:
+            raise ValueError("the rows of a packed matrix do not lie apart: dequantize first")
+        if isinstance(index, slice) and index.step not in (None, 1):
+            raise ValueError(f"matrices are taken in steps of 1, not {index.step}")
+        data = self.data[index]
+        shape = (*data.shape[:-1], *self.shape[-2:])
+        return PackedTensor(data, self.kind, self.format, shape, self.activations)
+
+    def dequantize(self, dtype: torch.dtype = torch.float32) -> Tensor:
+        """All elements as a new tensor of `shape`, with the scales as rounded here."""
+        matrices, rows, columns = _sizes(self.shape)
+        out = torch.empty(self.shape)
+        if out.numel() == 0:
+            return out.to(dtype)
+        library.loaded().run(
+            *("sf_unpack", self.kind, self.data.data_ptr()),
+            *(matrices, rows, columns, out.data_ptr()),
+        )
+        return out.to(dtype)
+
+    def __repr__(self) -> str:
+        return f"PackedTensor({self.format}, {self.shape}, {self.activations})"
+
+
+def packs(format: str, shape: tuple[int, ...], device: torch.device) -> bool:
+    """Whether `pack` packs such a weight: all blocks on a CPU, and its larger bfloat16 matrices
+    where the processor multiplies bfloat16; nothing without the library."""
+    kernels = library.kernels
+    if kernels is None or device.type != "cpu" or len(shape) < 2 or 0 in shape:
+        return False
+    if format == "BF16":
+        return kernels.bf16 and math.prod(shape) >= SMALL
+    return format in BLOCK_FORMATS
+
+
+def pack(
+    weight: Tensor | QuantizedTensor, activations: str
+) -> Tensor | QuantizedTensor | PackedTensor:
+    """The weight in panels where that serves (see `packs`), else the same.
+
+    `activations` are for the products with blocks; those with bfloat16 take bfloat16.  Panels are
+    the process's own memory, where blocks and bfloat16 may have been a view of a mapped file.
+    """
+    if isinstance(weight, QuantizedTensor):
+        data, format = weight.data, weight.format.name
+    elif weight.dtype == torch.bfloat16:
+        data, format, activations = weight, "BF16", "bf16"
+    else:
+        return weight
+    shape = tuple(weight.shape)
+    return panels(data, format, shape, activations) if packs(format, shape, data.device) else weight
+
+
+def panels(data: Tensor, format: str, shape: tuple[int, ...], activations: str) -> PackedTensor:
+    """Packs bytes: the blocks of a format, or bfloat16."""
+    matrices, rows, columns = _sizes(shape)
+    data = data.contiguous()
+    out = torch.empty(*shape[:-2], packed_bytes(format, shape[-2:]), dtype=torch.uint8)
+    library.loaded().run(
+        *("sf_pack", _TYPES[format], data.data_ptr()),
+        *(matrices, rows, columns, out.data_ptr()),
+    )
+    return PackedTensor(out, _kind(format), format, shape, activations)
+
+
+def packed_bytes(format: str, shape: tuple[int, ...]) -> int:
+    """Bytes of the panels of such a weight."""
+    matrices, rows, columns = _sizes(shape)
+    each: int = library.loaded().code.sf_panel_bytes(_kind(format), rows, columns)
+    assert each >= 0, f"{format} {shape}: cannot be packed"
+    return matrices * each
+
+
+def _kind(format: str) -> int:
+    kind: int = library.loaded().code.sf_kind(_TYPES[format])
+    assert kind >= 0, f"{format}: the library does not know it"
+    return kind
+
+
+def _sizes(shape: tuple[int, ...]) -> tuple[int, int, int]:
+    *leading, rows, columns = shape
+    return math.prod(leading), rows, columns

@@ -1,0 +1,147 @@
+"""The operations that the compiled library has, with the signatures of `ops/reference.py`.
+
+They are not differentiable, and want everything on the CPU.  A row's result depends neither on the
+other rows of a call nor on the number of threads.
+"""
+
+from __future__ import annotations
+
+import ctypes
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+
+from sfumato.ops.cpu import library
+from sfumato.ops.cpu.panels import PackedTensor
+from sfumato.ops.law import BLOCK, Law
+from sfumato.ops.reference import Causal
+from sfumato.weights.blocks import QuantizedTensor
+
+DTYPES = {torch.float32: 0, torch.bfloat16: 1}
+"""What activations may be, by their number in the library."""
+
+
+def linear(x: Tensor, weight: PackedTensor) -> Tensor:
+    """`x @ weight.T`: x [..., in], weight [out, in] → [..., out] in x's dtype."""
+    rows, columns = weight.shape
+    assert x.shape[-1] == columns, f"{x.shape} by {weight.shape}"
+    kernels, given = library.loaded(), _given(x)
+    out = given.new_empty(*x.shape[:-1], rows)
+    if x.numel() == 0:
+        return out.to(x.dtype)
+    kernels.run(
+        *("sf_linear", kernels.level, weight.mode, weight.kind, weight.data.data_ptr()),
+        *(rows, columns, given.data_ptr(), DTYPES[given.dtype], given.numel() // columns),
+        *(out.data_ptr(), DTYPES[out.dtype]),
+    )
+    return out.to(x.dtype)
+
+
+def experts(
+    x: Tensor, chosen: Tensor, shares: Tensor, gate_up: PackedTensor, down: PackedTensor
+) -> Tensor:
+    """A gated-GELU mixture of experts; see the reference.
+
+    Raises ValueError for an expert that there is not.
+    """
+    count, hidden, inner = down.shape
+    assert gate_up.shape == (count, 2 * inner, hidden) and x.shape[-1] == hidden
+    assert chosen.shape == shares.shape == (len(x), chosen.shape[-1])
+    kernels, given = library.loaded(), _given(x)
+    chosen, shares = chosen.contiguous(), shares.float().contiguous()
+    out = torch.zeros_like(given)
+    if chosen.numel() == 0:
+        return out.to(x.dtype)
+    # Where the two differ, as with one of them in bfloat16, the more exact serves both.
+    mode = max(gate_up.mode, down.mode)
+    kernels.run(
+        *("sf_experts", kernels.level, mode, gate_up.kind, gate_up.data.data_ptr()),
+        *(down.kind, down.data.data_ptr(), count, hidden, inner),
+        *(given.data_ptr(), DTYPES[given.dtype], len(given)),
+        *(chosen.data_ptr(), shares.data_ptr(), chosen.shape[-1]),
+        *(out.data_ptr(), DTYPES[out.dtype]),
+    )
+    return out.to(x.dtype)
+
+
+def dequantize(weight: QuantizedTensor, dtype: torch.dtype, out: Tensor | None = None) -> Tensor:
+    """All elements, bit for bit those of `weight.dequantize`: a new tensor, or `out` where that is
+    given, contiguous and of one of DTYPES."""
+    if out is None:
+        out = torch.empty(weight.shape, dtype=dtype if dtype in DTYPES else torch.float32)
+    library.loaded().run(
+        *("sf_dequantize", weight.format.ggml_type, weight.data.data_ptr()),
+        *(out.numel(), out.data_ptr(), DTYPES[out.dtype]),
+    )
+    return out.to(dtype)
+
+
+class _Rows(ctypes.Structure):
+    """`sf_rows` of csrc/sfumato.h."""
+
+    _fields_ = (
+        ("data", ctypes.c_void_p),
+        ("dtype", ctypes.c_int),
+        *((name, ctypes.c_int64) for name in ("count", "head_stride", "row_stride")),
+    )
+
+
+def attend(
+    q: Tensor, keys: Sequence[Tensor], values: Sequence[Tensor], causal: Causal | None
+) -> Tensor:
+    """See `ops.attend`. Products are of bfloat16, sums and softmax in float32."""
+    given, out = q.contiguous(), torch.empty_like(q, memory_format=torch.contiguous_format)
+    tokens, heads, d = q.shape
+    # Named, so that they outlive the call.
+    seen = (causal.queries.int(), causal.keys.int()) if causal else ()
+    pointers: list[int | None]
+    pointers = [positions.data_ptr() for positions in seen] if seen else [None, None]
+    keys, values = (  # the library reads rows at any stride, but a row's numbers side by side
+        [part if part.stride(-1) == 1 else part.contiguous() for part in parts]
+        for parts in (keys, values)
+    )
+    rows = _rows(keys), _rows(values)
+    library.loaded().run(
+        *("sf_attention", given.data_ptr(), DTYPES[given.dtype], tokens, heads),
+        *(keys[0].shape[0], d, ctypes.addressof(rows[0]), ctypes.addressof(rows[1])),
+        *(len(keys), *pointers, (causal.window or 0) if causal else 0),
+        *(out.data_ptr(), DTYPES[out.dtype]),
+    )
+    return out
+
+
+def _rows(parts: Sequence[Tensor]) -> ctypes.Array[_Rows]:
+    made = (
+        _Rows(part.data_ptr(), DTYPES[part.dtype], part.shape[1], *part.stride()[:2])
+        for part in parts
+    )
+    return (_Rows * len(parts))(*made)
+
+
+def absorb(
+    law: Law,
+    raw: Tensor,
+    first_id: int,
+    temperature: Tensor,
+    softcap: float | None,
+    dtype: torch.dtype,
+) -> tuple[Tensor, Tensor, Tensor]:
+    """See `ops.law.absorb`."""
+    positions, count = raw.shape
+    kernels, given = library.loaded(), _given(raw)
+    mass = torch.empty(positions, count, dtype=dtype)
+    sums, fade = torch.empty(positions, -(-count // BLOCK)), torch.empty(positions)
+    state = (law.peak, law.total, law.moment, law.argmax, law.top, law.top_ids)
+    kernels.run(
+        *("sf_law", kernels.level, given.data_ptr(), DTYPES[given.dtype], positions, count),
+        *(first_id, softcap or 0.0, temperature.float().contiguous().data_ptr()),
+        *(part.data_ptr() for part in (*state, fade, sums, mass)),
+        DTYPES[dtype],
+    )
+    return mass, sums, fade
+
+
+def _given(x: Tensor) -> Tensor:
+    """Activations as the library takes them: contiguous, and of a dtype that it knows."""
+    return (x if x.dtype in DTYPES else x.float()).contiguous()

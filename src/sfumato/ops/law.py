@@ -1,0 +1,88 @@
+"""The law of each position over a vocabulary that is read in chunks, in plain torch.
+
+Knows scores and ids; what they are scores of, and what is done with the law, is the head's.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+TOP = 8  # how many of a law's likeliest tokens are kept
+BLOCK = 256  # vocabulary ids whose mass is summed apart, for the draw
+# Stands for -inf: a finite score whose exponential is zero, but whose product is not NaN.
+BANNED = -1e30
+
+
+@dataclass
+class Law:
+    """What is known of each position's law over the vocabulary ids seen so far.
+
+    Masses are relative to `peak`, so that no exponential overflows (online softmax).
+    """
+
+    peak: Tensor  # float32 [positions]: the highest score
+    total: Tensor  # float32 [positions]: Σ e^(s - peak)
+    moment: Tensor  # float32 [positions]: Σ e^(s - peak) · (s - peak)
+    argmax: Tensor  # int64 [positions]: of equal scores the lowest id
+    top: Tensor  # float32 [positions, TOP], falling; 2 · BANNED where fewer ids were seen
+    top_ids: Tensor  # int64 [positions, TOP]
+
+    @classmethod
+    def empty(cls, positions: int, device: torch.device) -> Law:
+        top = torch.full((positions, TOP), 2 * BANNED, device=device)
+        ids = torch.zeros(positions, TOP, dtype=torch.int64, device=device)
+        zeros = torch.zeros(positions, device=device)
+        return cls(top[:, 0].clone(), zeros, zeros.clone(), ids[:, 0].clone(), top, ids)
+
+
+def absorb(
+    law: Law,
+    raw: Tensor,
+    first_id: int,
+    temperature: Tensor,
+    softcap: float | None,
+    dtype: torch.dtype,
+) -> tuple[Tensor, Tensor, Tensor]:
+    """Takes the scores of the ids first_id, first_id + 1, … into a law, in place.
+
+    raw float [positions, n], which may be overwritten; temperature float32 [positions]; scores
+    are softcap · tanh(raw / softcap) / temperature, or raw / temperature where softcap is None.
+    Returns, relative to the new peak, the mass e^(s - peak) of each id in `dtype` [positions, n],
+    its sums over each BLOCK ids float32 [positions, ⌈n / BLOCK⌉], and the factor e^(old peak -
+    peak) float32 [positions] by which all masses returned before have faded.
+    """
+    scores = raw.float()
+    if softcap is not None:
+        scores = scores.mul_(1 / softcap).tanh_().mul_(softcap)
+    # Clamped after the division: a low temperature would make BANNED infinite again.
+    scores = scores.div_(temperature[:, None]).clamp_(min=BANNED)
+    best, where = scores.max(dim=1)
+    _keep_top(law, scores, best, first_id)
+    law.argmax = torch.where(best > law.peak, where + first_id, law.argmax)
+    peak = torch.maximum(law.peak, best)
+    drop = law.peak - peak
+    fade = drop.exp()
+    shifted = scores.sub_(peak[:, None])
+    mass = shifted.exp()
+    sums = F.pad(mass, (0, -mass.shape[1] % BLOCK)).unflatten(1, (-1, BLOCK)).sum(dim=2)
+    # The older moments were taken around the older peak: shift them, then let them fade.
+    older = law.moment + law.total * drop.clamp(min=BANNED)
+    law.moment = fade * older + shifted.mul_(mass).sum(dim=1)
+    law.total = fade * law.total + sums.sum(dim=1)
+    law.peak = peak
+    return mass.to(dtype), sums, fade
+
+
+def _keep_top(law: Law, scores: Tensor, best: Tensor, first_id: int) -> None:
+    # Once a canvas settles, nobody here displaces anybody. On other devices the question would
+    # cost a wait, and its answer saves little.
+    if scores.device.type == "cpu" and not (best > law.top[:, -1]).any():
+        return
+    values, ids = scores.topk(min(TOP, scores.shape[1]), dim=1)
+    values, ids = torch.cat((law.top, values), 1), torch.cat((law.top_ids, ids + first_id), 1)
+    law.top, order = values.topk(TOP, dim=1)
+    law.top_ids = ids.gather(1, order)

@@ -1,0 +1,72 @@
+"""What `run` and `chat` hand to load(): precision of activations, and threads."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+
+from sfumato.cli.arguments import ACTIVATIONS
+from sfumato.ops import ACTIVATIONS as OURS
+
+
+@pytest.fixture(autouse=True)
+def three_threads() -> Iterator[None]:
+    before = torch.get_num_threads()
+    torch.set_num_threads(3)
+    yield
+    torch.set_num_threads(before)
+
+
+@pytest.fixture
+def loads(monkeypatch: pytest.MonkeyPatch) -> list[dict[str, Any]]:
+    """The keyword arguments of every load(), which then gives up."""
+    seen: list[dict[str, Any]] = []
+
+    def load(_: object, **given: Any) -> SimpleNamespace:
+        seen.append(given | {"threads": torch.get_num_threads()})
+        raise ValueError("that is all")
+
+    monkeypatch.setattr("sfumato.load", load, raising=False)
+    return seen
+
+
+def test_the_names_written_out_are_all() -> None:
+    assert ACTIVATIONS == OURS
+
+
+@pytest.mark.parametrize(
+    ("given", "activations", "threads"),
+    [
+        ((), "int8", 3),
+        (("--activations", "bf16"), "bf16", 3),
+        (("--activations", "int8", "--threads", "2"), "int8", 2),
+    ],
+)
+def test_what_is_handed_on(
+    cli: Any, loads: list[dict[str, Any]], given: tuple[str, ...], activations: str, threads: int
+) -> None:
+    done = cli("run", "Hi", *given)
+    assert done.err == "sfumato: error: that is all\n"
+    (handed,) = loads
+    assert (handed["activations"], handed["threads"]) == (activations, threads)
+
+
+def test_other_activations_are_refused(cli: Any) -> None:
+    done = cli("run", "Hi", "--activations", "int4")
+    assert done.code == 2 and "invalid choice: 'int4'" in done.err
+
+
+@pytest.mark.parametrize(("given", "left"), [((), 1), (("--threads", "2"), 2)])
+def test_a_tiny_model_takes_one_thread_unless_told(
+    monkeypatch: pytest.MonkeyPatch, cli: Any, given: tuple[str, ...], left: int
+) -> None:
+    model = SimpleNamespace(config=SimpleNamespace(hidden_size=64))
+    monkeypatch.setattr("sfumato.load", lambda *_, **__: model, raising=False)
+    monkeypatch.setattr("sfumato.cli.generation.answer", lambda *_, **__: 1 / 0)
+    with pytest.raises(ZeroDivisionError):
+        cli("run", "Hi", *given)
+    assert torch.get_num_threads() == left

@@ -1,0 +1,90 @@
+"""The build: what a wheel holds, an installation without a compiler, and the fuzz program."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+import sys
+import zipfile
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parents[3]
+CSRC = ROOT / "src/sfumato/ops/cpu/csrc"
+COMPILER = shutil.which("c++")
+FUZZ_SECONDS = 3
+
+needs_compiler = pytest.mark.skipif(COMPILER is None, reason="needs a C++ compiler")
+
+
+def build(tmp_path: Path, **environment: str) -> tuple[str, Path]:
+    """What pip says, and the wheel that it builds of a copy of the sources."""
+    pytest.importorskip("setuptools", minversion="77")  # tests download nothing
+    project = tmp_path / "project"
+    ignored = shutil.ignore_patterns("__pycache__", "*.so", "*.egg-info", "embedded")
+    shutil.copytree(ROOT / "src", project / "src", ignore=ignored)
+    for name in ("setup.py", "pyproject.toml", "README.md", "LICENSE"):
+        shutil.copy(ROOT / name, project)
+    done = subprocess.run(
+        [
+            *(sys.executable, "-m", "pip", "wheel", "-v", "--no-deps", "--no-build-isolation"),
+            *("--no-cache-dir", "--wheel-dir", str(tmp_path / "dist"), str(project)),
+        ],
+        env=os.environ | environment,
+        capture_output=True,
+        text=True,
+        timeout=600,
+    )
+    assert done.returncode == 0, done.stderr
+    (wheel,) = (tmp_path / "dist").glob("*.whl")
+    return done.stdout + done.stderr, wheel
+
+
+@pytest.mark.slow
+@needs_compiler
+def test_a_wheel_has_the_library_and_none_of_its_sources(tmp_path: Path) -> None:
+    _, wheel = build(tmp_path)
+    platform, abi, python = wheel.stem.split("-")[::-1][:3]
+    assert (python, abi) == ("py3", "none") and platform != "any"
+    names = zipfile.ZipFile(wheel).namelist()
+    assert "sfumato/ops/cpu/_kernels.so" in names
+    assert not [name for name in names if name.endswith((".cpp", ".h", ".o")) or "csrc" in name]
+
+
+@pytest.mark.slow
+def test_without_a_compiler_it_installs_and_torch_serves(tmp_path: Path) -> None:
+    told, wheel = build(tmp_path, CC="false", CXX="false")
+    assert told.count("sfumato: the C++ compiler failed; torch serves on the CPU") == 1
+    place = tmp_path / "installed"
+    zipfile.ZipFile(wheel).extractall(place)
+    assert not list(place.rglob("*.so"))
+    code = "from sfumato import ops; print(ops.__file__); print(ops.backend); print(ops.reason)"
+    done = subprocess.run(
+        [sys.executable, "-c", code],
+        env=os.environ | {"PYTHONPATH": str(place), "SFUMATO_ISA": ""},
+        cwd=tmp_path,
+        capture_output=True,
+        text=True,
+        timeout=60,
+    )
+    where, backend, reason = done.stdout.splitlines()
+    assert where.startswith(str(place)) and backend == "torch"
+    assert "no C++ compiler" in reason
+
+
+@needs_compiler
+def test_fuzz(tmp_path: Path) -> None:
+    """Every function with arguments of all sorts, under the address and the undefined-behaviour
+    sanitizer."""
+    program = tmp_path / "fuzz"
+    flags = "-std=c++17 -O1 -g1 -fopenmp -ffp-contract=off -fno-sanitize-recover=all"
+    sources = sorted(str(path) for path in CSRC.glob("*.cpp"))
+    subprocess.run(
+        [str(COMPILER), *flags.split(), "-fsanitize=address,undefined", *sources, "-o", program],
+        check=True,
+        timeout=240,
+    )
+    done = subprocess.run([program, str(FUZZ_SECONDS)], capture_output=True, text=True, timeout=120)
+    assert done.returncode == 0, done.stdout[-2000:] + done.stderr[-4000:]

@@ -1,0 +1,126 @@
+"""Which library is chosen, and what is said where it cannot be used."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+from tests.ops.cpu.forced import compiled, each_isa, forced
+
+import sfumato
+from sfumato import ops
+from sfumato.ops.cpu import library
+from sfumato.ops.cpu.library import ISAS, LIBRARY, Kernels, choose, describe
+
+
+@pytest.mark.skipif(not shutil.which("c++"), reason="needs a C++ compiler")
+def test_with_a_compiler_there_is_a_library() -> None:
+    assert LIBRARY.exists(), "the C++ did not compile: `pip install -v -e .` shows why"
+
+
+@compiled
+def test_the_best_is_chosen() -> None:
+    kernels, reason = choose(None)
+    assert kernels is not None and "best" in reason
+    able = [isa for level, isa in enumerate(ISAS) if kernels.code.sf_isa_available(level) == 1]
+    assert able[0] == "portable" and kernels.isa == able[-1]
+
+
+def test_torch_can_be_asked_for() -> None:
+    assert choose("torch") == (None, "SFUMATO_ISA asks for it")
+
+
+@each_isa
+def test_each_can_be_asked_for(isa: str) -> None:
+    kernels, reason = choose(isa)
+    assert kernels is not None and kernels.isa == isa and ISAS[kernels.level] == isa
+    assert reason == "SFUMATO_ISA asks for it"
+    with forced(isa):
+        assert describe()[0].startswith(f"compiled, {isa}")
+
+
+def test_a_name_that_there_is_not() -> None:
+    message = r"SFUMATO_ISA: 'sse9' is none of portable, avx2, avx512, torch"
+    with pytest.raises(ValueError, match=message):
+        choose("sse9")
+
+
+def test_a_missing_library(tmp_path: Path) -> None:
+    kernels, reason = choose(None, tmp_path / "none.so")
+    assert kernels is None and "no C++ compiler" in reason
+    with pytest.raises(ValueError, match="SFUMATO_ISA: avx2 cannot be had: the compiled op"):
+        choose("avx2", tmp_path / "none.so")
+
+
+def test_a_library_that_is_none(tmp_path: Path) -> None:
+    path = tmp_path / "broken.so"
+    path.write_bytes(b"no library")
+    kernels, reason = choose(None, path)
+    assert kernels is None and "broken.so" in reason
+
+
+@compiled
+def test_a_library_of_another_version(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(library, "VERSION", -1)
+    kernels, reason = choose(None)
+    assert kernels is None and "another version" in reason
+
+
+@compiled
+def test_what_the_processor_lacks(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(library, "ISAS", ("portable", "avx2", "avx512", "avx9000"))
+    with pytest.raises(ValueError, match="avx9000 does not run here, but portable"):
+        choose("avx9000")
+
+
+@compiled
+def test_a_refusal_is_an_error() -> None:
+    with pytest.raises(ValueError, match="sf_pack: the compiled library refuses"):
+        library.loaded().run("sf_pack", 2, None, 1, 16, 32, None)
+
+
+def test_threads_are_torchs(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch, "get_num_threads", lambda: 7)
+    code: Any = SimpleNamespace(sf_pack=lambda *given: 0 if given == (1, 2, 7) else -1)
+    Kernels(code, "portable").run("sf_pack", 1, 2)
+
+
+def test_no_memory() -> None:
+    code: Any = SimpleNamespace(sf_linear=lambda *_: -3)
+    with pytest.raises(MemoryError, match="sf_linear: no memory for the buffers"):
+        Kernels(code, "portable").run("sf_linear", 1)
+
+
+def run(isa: str, code: str) -> subprocess.CompletedProcess[str]:
+    source = str(Path(sfumato.__file__).parents[1])
+    environment = os.environ | {"SFUMATO_ISA": isa, "PYTHONPATH": source}
+    return subprocess.run(
+        [sys.executable, "-c", code], env=environment, capture_output=True, text=True, timeout=60
+    )
+
+
+def test_the_environment_forces() -> None:
+    done = run("torch", "from sfumato import ops; print(ops.backend, ops.reason)")
+    assert (done.returncode, done.stdout) == (0, "torch SFUMATO_ISA asks for it\n"), done.stderr
+    done = run("", "from sfumato import ops; print(ops.backend)")
+    best = choose(None)[0]
+    assert done.stdout.startswith(f"compiled, {best.isa}" if best else "torch"), done.stderr
+
+
+def test_a_bad_value_is_one_line_on_the_command_line() -> None:
+    done = run("sse9", "from sfumato.cli import main; raise SystemExit(main(['doctor']))")
+    assert done.returncode == 2
+    assert done.stderr == (
+        "sfumato: error: SFUMATO_ISA: 'sse9' is none of portable, avx2, avx512, torch\n"
+    )
+
+
+def test_the_choice_is_told() -> None:
+    assert (ops.backend, ops.reason) == describe()

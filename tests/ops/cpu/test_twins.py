@@ -1,0 +1,340 @@
+"""Compiled operations: every format, mode and instruction set against the same in plain torch.
+
+Twice: against float32, within the errors that are promised; and against the very arithmetic that
+they are to do (activations rounded as they round them), within float32's own rounding.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Callable
+
+import pytest
+import torch
+import torch.nn.functional as F
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from tests.ops.cpu.forced import (
+    FORMATS,
+    blocks,
+    compiled,
+    each_isa,
+    forced,
+    normal,
+    relative,
+    threads,
+    weights,
+)
+from torch import Tensor
+
+from sfumato.ops import reference
+from sfumato.ops.cpu import twins
+from sfumato.ops.cpu.panels import PackedTensor
+from sfumato.weights.blocks import BLOCK_FORMATS
+
+# Relative L2 error against float32 on normally distributed numbers. Experts round twice, and the
+# product of gate and up has the errors of both.
+LINEAR = {"int8": 6.5e-3, "bf16": 3e-3}
+EXPERTS = {"int8": 1.5e-2, "bf16": 5e-3}
+
+each_format = pytest.mark.parametrize(
+    ("name", "mode"),
+    [*itertools.product(sorted(BLOCK_FORMATS), ("int8", "bf16")), ("BF16", "bf16")],
+)
+seeds = st.integers(0, 2**31)
+
+
+def rounded(x: Tensor, mode: str) -> Tensor:
+    """Activations as a kernel rounds them, in float64."""
+    if mode == "bf16":
+        return x.bfloat16().double()
+    padded = F.pad(x.float(), (0, -x.shape[-1] % 32)).unflatten(-1, (-1, 32))
+    peak = padded.abs().amax(dim=-1, keepdim=True)
+    codes = (padded * torch.where(peak > 0, 127 / peak, 0.0)).round()
+    return (codes.double() * (peak / 127).double()).flatten(-2)[..., : x.shape[-1]]
+
+
+def product(x: Tensor, weight: Tensor, mode: str) -> Tensor:
+    """[tokens, in] by [out, in], in float64, of the rounded factors."""
+    return rounded(x, mode) @ (weight.bfloat16() if mode == "bf16" else weight).double().T
+
+
+def on_edge(x: Tensor) -> Tensor:
+    """The rows, bool [tokens], in which a number lies so near the middle between two codes of int8
+    that float32 may round it to either."""
+    padded = F.pad(x.double(), (0, -x.shape[-1] % 32)).unflatten(-1, (-1, 32))
+    peak = padded.abs().amax(dim=-1, keepdim=True).clamp(min=1e-300)
+    return ((padded * 127 / peak % 1 - 0.5).abs() < 1e-4).flatten(-2).any(-1)
+
+
+def check(got: Tensor, x: Tensor, weight: Tensor, mode: str) -> None:
+    """A product is that of rounded activations, within float32's rounding of what it could be at
+    most; but where an activation may be rounded to either side, or a weight to bfloat16."""
+    scale = x.double().norm(dim=-1)[..., None] * weight.double().norm(dim=-1)
+    loose = on_edge(x) if mode == "int8" else torch.ones(x.shape[:-1], dtype=torch.bool)
+    limit = torch.where(loose, 2e-3, 1e-5)[..., None]
+    error = (got.double() - product(x, weight, mode)).abs()
+    assert (error <= limit * scale + 1e-30).all()
+
+
+@each_isa
+@each_format
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_linear(isa: str, name: str, mode: str, dtype: torch.dtype) -> None:
+    packed, stored = weights(name, mode, 80, 512)
+    x = normal(1, 2, 25, 512).to(dtype)
+    with forced(isa):
+        out = twins.linear(x, packed)
+    assert out.dtype == dtype and out.shape == (2, 25, 80)
+    own = 2e-3 if dtype == torch.bfloat16 else 0  # the result's own rounding
+    assert relative(out, x.float() @ stored.T) < LINEAR[mode] + own
+    if dtype == torch.float32:
+        check(out, x, packed.dequantize(), mode)
+
+
+@each_isa
+@settings(max_examples=40)
+@given(
+    form=st.sampled_from([*itertools.product(sorted(BLOCK_FORMATS), ("int8", "bf16"))]),
+    rows=st.integers(1, 70),
+    columns=st.integers(1, 9),
+    tokens=st.integers(0, 40),
+    deviation=st.sampled_from((1e-20, 1e-3, 1.0, 1e4)),
+    seed=seeds,
+)
+def test_linear_of_any_shape(
+    isa: str,
+    form: tuple[str, str],
+    rows: int,
+    columns: int,
+    tokens: int,
+    deviation: float,
+    seed: int,
+) -> None:
+    name, mode = form
+    packed, _ = weights(name, mode, rows, columns * BLOCK_FORMATS[name].block_size, seed=seed)
+    x = normal(seed + 1, tokens, packed.shape[1]) * deviation
+    x[:, : x.shape[1] // 2] *= (normal(seed + 2, tokens, 1) > 0).float()  # some blocks of zeros
+    with forced(isa):
+        out = twins.linear(x, packed)
+    check(out, x, packed.dequantize(), mode)
+
+
+@each_isa
+@settings(max_examples=20)
+@given(rows=st.integers(1, 70), columns=st.integers(1, 130), tokens=st.integers(0, 40), seed=seeds)
+def test_bfloat16_of_any_shape(isa: str, rows: int, columns: int, tokens: int, seed: int) -> None:
+    packed, stored = weights("BF16", "bf16", rows, columns, seed=seed)
+    x = normal(seed + 1, tokens, columns)
+    with forced(isa):
+        out = twins.linear(x, packed)
+    check(out, x, stored, "bf16")
+
+
+@each_isa
+@each_format
+def test_neighbours_and_threads_do_not_matter(isa: str, name: str, mode: str) -> None:
+    """Bit for bit: a row alone, in any batch, on any number of threads."""
+    packed, _ = weights(name, mode, 50, 256)
+    x = normal(3, 70, 256)
+    with forced(isa):
+        together = twins.linear(x, packed)
+        for count in (1, 2, 3, 12, 13, 64):
+            assert torch.equal(twins.linear(x[5 : 5 + count], packed), together[5 : 5 + count])
+        for workers in (2, 3, 5):
+            with threads(workers):
+                assert torch.equal(twins.linear(x, packed), together)
+
+
+def expert_inputs(
+    name: str,
+    mode: str,
+    tokens: int,
+    count: int = 6,
+    sizes: tuple[int, int] = (256, 256),
+    seed: int = 0,
+) -> tuple[Tensor, Tensor, Tensor, PackedTensor, PackedTensor]:
+    """x, chosen, shares, gate_up and down for experts of these sizes (hidden, inner)."""
+    hidden, inner = sizes
+    random = torch.Generator().manual_seed(seed)
+    gate_up, _ = weights(name, mode, count, 2 * inner, hidden, seed=seed)
+    down, _ = weights(name, mode, count, hidden, inner, seed=seed + 1)
+    picks = [torch.randperm(count, generator=random)[:2] for _ in range(tokens)]
+    shares = torch.rand(tokens, 2, generator=random)
+    # So that gelu and up act on numbers of about 1.
+    x = normal(seed + 2, tokens, hidden) * hidden**-0.5
+    return x, torch.stack(picks), shares, gate_up, down
+
+
+@each_isa
+@each_format
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_experts(isa: str, name: str, mode: str, dtype: torch.dtype) -> None:
+    x, chosen, shares, gate_up, down = expert_inputs(name, mode, 40)
+    x = x.to(dtype)
+    with forced(isa):
+        out = twins.experts(x, chosen, shares, gate_up, down)
+    assert out.dtype == dtype and out.shape == x.shape
+    plain = gate_up.dequantize(), down.dequantize()
+    expected = reference.experts(x.float(), chosen, shares, *plain)
+    own = 2e-3 if dtype == torch.bfloat16 else 0
+    assert relative(out, expected) < EXPERTS[mode] + own
+
+
+def emulated(
+    x: Tensor, chosen: Tensor, shares: Tensor, gate_up: Tensor, down: Tensor, mode: str
+) -> Tensor:
+    out = torch.zeros(len(x), down.shape[1], dtype=torch.float64)
+    for token, (row, ids) in enumerate(zip(x, chosen.tolist(), strict=True)):
+        for expert, share in zip(ids, shares[token].double(), strict=True):
+            gate, up = product(row[None], gate_up[expert], mode).chunk(2, dim=-1)
+            inner = (F.gelu(gate, approximate="tanh") * up).float()
+            out[token] += share * product(inner, down[expert], mode)[0]
+    return out
+
+
+@each_isa
+@settings(max_examples=25)
+@given(
+    forms=st.tuples(*[st.sampled_from(FORMATS)] * 2),
+    mode=st.sampled_from(("int8", "bf16")),
+    hidden=st.integers(1, 3),
+    inner=st.integers(1, 3),
+    tokens=st.sampled_from((0, 1, 2, 7, 33)),
+    count=st.integers(1, 9),
+    everybody=st.booleans(),
+    seed=seeds,
+)
+def test_experts_of_any_shape(
+    isa: str,
+    forms: tuple[str, str],
+    mode: str,
+    hidden: int,
+    inner: int,
+    tokens: int,
+    count: int,
+    everybody: bool,
+    seed: int,
+) -> None:
+    """Two formats, uneven experts; with `everybody`, the last expert has all tokens, and twice."""
+    if "BF16" in forms:
+        mode = "bf16"
+    sizes = [BLOCK_FORMATS[name].block_size if name != "BF16" else 32 for name in forms]
+    hidden, inner = hidden * sizes[0], inner * sizes[1]
+    gate_up, _ = weights(forms[0], mode, count, 2 * inner, hidden, seed=seed)
+    down, _ = weights(forms[1], mode, count, hidden, inner, seed=seed + 1)
+    random = torch.Generator().manual_seed(seed)
+    chosen = (torch.rand(tokens, 2, generator=random) ** 2 * count).long()
+    if everybody:
+        chosen[:] = count - 1
+    shares = torch.rand(tokens, 2, generator=random)
+    x = normal(seed + 2, tokens, hidden) * hidden**-0.5
+    with forced(isa):
+        out = twins.experts(x, chosen, shares, gate_up, down)
+    if tokens:
+        plain = gate_up.dequantize(), down.dequantize()
+        # An inner number next to a rounding's edge may fall to either side; with bfloat16 weights
+        # may be rounded, too, and the sizes are so small that it hardly averages out.
+        limit = 4e-3 if mode == "int8" else 1.2e-2
+        assert relative(out, emulated(x, chosen, shares, *plain, mode)) < limit
+
+
+@each_isa
+@pytest.mark.parametrize(("name", "mode"), [("Q4_K", "int8"), ("Q8_0", "bf16"), ("BF16", "bf16")])
+def test_other_tokens_and_threads_do_not_matter(isa: str, name: str, mode: str) -> None:
+    """Bit for bit; 150 tokens are more than one expert gets at a time."""
+    x, chosen, shares, gate_up, down = expert_inputs(name, mode, 150, count=3)
+
+    def run(some: slice) -> Tensor:
+        return twins.experts(x[some], chosen[some], shares[some], gate_up, down)
+
+    with forced(isa):
+        together = run(slice(None))
+        for some in (slice(0, 1), slice(149, 150), slice(20, 90)):
+            assert torch.equal(run(some), together[some])
+        for workers in (2, 3, 5):
+            with threads(workers):
+                assert torch.equal(run(slice(None)), together)
+
+
+@each_isa
+@pytest.mark.parametrize("wrong", [-1, 6, 1 << 40])
+def test_an_expert_that_there_is_not(isa: str, wrong: int) -> None:
+    x, chosen, shares, gate_up, down = expert_inputs("Q8_0", "int8", 3)
+    chosen[1, 1] = wrong
+    with forced(isa), pytest.raises(ValueError, match="sf_experts: the compiled library refuses"):
+        twins.experts(x, chosen, shares, gate_up, down)
+
+
+@each_isa
+def test_inputs_that_do_not_lie_as_they_are_read(isa: str) -> None:
+    """Every second row, transposed choices, float16 and float64."""
+    x, chosen, shares, gate_up, down = expert_inputs("Q8_0", "int8", 8)
+    with forced(isa):
+        expected = twins.experts(x, chosen, shares, gate_up, down)
+        strided = x.repeat_interleave(2, dim=0)[::2], chosen.T.contiguous().T, shares.double()
+        assert torch.equal(twins.experts(*strided, gate_up, down), expected)
+        linear = twins.linear(x, down[0])
+        assert torch.equal(twins.linear(x.T.contiguous().T, down[0]), linear)
+        assert torch.equal(twins.linear(x.double(), down[0]), linear.double())
+        half = twins.linear(x.half(), down[0])
+        assert half.dtype == torch.float16
+        torch.testing.assert_close(half.float(), linear, rtol=0.02, atol=0.02)
+
+
+@each_isa
+@pytest.mark.parametrize("mode", ["int8", "bf16"])
+@pytest.mark.parametrize("bad", [torch.nan, torch.inf])
+def test_what_is_no_number_stays_in_its_row(isa: str, mode: str, bad: float) -> None:
+    packed, _ = weights("Q4_K", mode, 40, 256)
+    x = normal(4, 9, 256)
+    with forced(isa):
+        clean = twins.linear(x, packed)
+        x[3, 7] = bad
+        out = twins.linear(x, packed)
+    assert not out[3].isfinite().any()
+    others = torch.arange(9) != 3
+    assert torch.equal(out[others], clean[others])
+
+
+@compiled
+@pytest.mark.parametrize("name", sorted(BLOCK_FORMATS))
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
+@pytest.mark.parametrize("workers", [1, 3])
+def test_dequantize(name: str, dtype: torch.dtype, workers: int) -> None:
+    """Bit for bit, from any byte on."""
+    weight = blocks(name, 3, 70, 512)
+    with threads(workers):
+        out = twins.dequantize(weight[1:], dtype)
+    assert out.dtype == dtype and torch.equal(out, weight[1:].dequantize(dtype))
+
+
+@compiled
+@given(name=st.sampled_from(sorted(BLOCK_FORMATS)), seed=seeds)
+def test_any_bytes_dequantize_alike(name: str, seed: int) -> None:
+    """Infinite and NaN scales included."""
+    weight = blocks(name, 5, 256)
+    random = torch.Generator().manual_seed(seed)
+    weight.data.random_(0, 256, generator=random)
+    for dtype in (torch.float32, torch.bfloat16):
+        got, expected = twins.dequantize(weight, dtype), weight.dequantize(dtype)
+        torch.testing.assert_close(got, expected, rtol=0, atol=0, equal_nan=True)
+
+
+@compiled
+@pytest.mark.parametrize("mode", ["int8", "bf16"])
+def test_the_errors_at_real_sizes_are_told(mode: str, note: Callable[[str], None]) -> None:
+    worst = {"linear": 0.0, "experts": 0.0}
+    for name, block in BLOCK_FORMATS.items():
+        packed, stored = weights(name, mode, 64, 2816)
+        x = normal(1, 64, 2816)
+        error = relative(twins.linear(x, packed), x @ stored.T)
+        worst["linear"] = max(worst["linear"], error)
+        inner = 704 if block.block_size == 32 else 768
+        *inputs, gate_up, down = expert_inputs(name, mode, 32, count=2, sizes=(2816, inner))
+        expected = reference.experts(*inputs, gate_up.dequantize(), down.dequantize())
+        error = relative(twins.experts(*inputs, gate_up, down), expected)
+        worst["experts"] = max(worst["experts"], error)
+    assert worst["linear"] < LINEAR[mode] and worst["experts"] < EXPERTS[mode]
+    told = ", ".join(f"{what} {error:.1e}" for what, error in worst.items())
+    note(f"compiled operations with {mode} activations: relative L2 error at most {told}")
