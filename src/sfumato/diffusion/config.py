@@ -107,7 +107,7 @@ REFERENCE = SamplerConfig(
 """What the reference implementation does where a checkpoint says nothing."""
 
 
-_HF_KEYS = {
+HF_KEYS = {
     "max_steps": "max_denoising_steps",
     "bound": "entropy_bound",
     "t_min": "t_min",
@@ -115,7 +115,7 @@ _HF_KEYS = {
     "stability": "stability_threshold",
     "confidence": "confidence_threshold",
 }
-_GGUF_KEYS = {
+GGUF_KEYS = {
     "max_steps": "diffusion.eb_max_steps",
     "bound": "diffusion.eb_entropy_bound",
     "t_min": "diffusion.eb_t_min",
@@ -136,13 +136,13 @@ def defaults_from_hf(generation: Mapping[str, Any]) -> SamplerConfig:
         raise CheckpointError(
             f"generation_config.json: sampler_config: must be an object, got {quoted(sampler)}"
         )
-    return _defaults("generation_config.json", _HF_KEYS, {**generation, **sampler})
+    return _defaults("generation_config.json", HF_KEYS, {**generation, **sampler})
 
 
 def defaults_from_gguf(metadata: Mapping[str, Any]) -> SamplerConfig:
     """A checkpoint's defaults from its `diffusion.eb_*` keys. Raises CheckpointError naming the
     key."""
-    return _defaults("GGUF metadata", _GGUF_KEYS, metadata)
+    return _defaults("GGUF metadata", GGUF_KEYS, metadata)
 
 
 def _defaults(where: str, keys: Mapping[str, str], given: Mapping[str, Any]) -> SamplerConfig:

@@ -182,7 +182,7 @@ def _array(metadata: Mapping[str, Any], key: str) -> list[Any]:
 
 def _texts(metadata: Mapping[str, Any], key: str) -> list[str]:
     values = _array(metadata, key)
-    if not values:
+    if not values and key != "merges":  # a vocabulary of characters never merges
         raise _bad(key, "is empty")
     for i, value in enumerate(values):
         if not isinstance(value, str):

@@ -7,7 +7,6 @@
 from __future__ import annotations
 
 import json
-from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -16,15 +15,11 @@ from safetensors.torch import save_file
 from torch import Tensor
 
 from sfumato.diffusion.config import REFERENCE
-from sfumato.diffusion.sampler import EntropyBound
-from sfumato.diffusion.schedule import LinearTemperature
-from sfumato.diffusion.stopping import StableAndConfident
+from sfumato.diffusion.export import to_hf
 from sfumato.model.config import ModelConfig
+from sfumato.model.export import PATCH, POSITIONS, VISION, hf_config
 from sfumato.model.transformer import Transformer
 from sfumato.weights.names import transformers_name
-
-VISION = 16  # width of every part of the placeholder tower
-PATCH, POSITIONS = 16, 8
 
 
 def save_checkpoint(network: Transformer, folder: Path) -> None:
@@ -66,78 +61,10 @@ def vision_weights(config: ModelConfig) -> dict[str, Tensor]:
     return weights
 
 
-def hf_config(config: ModelConfig) -> dict[str, Any]:
-    """`config.json` of this configuration."""
-    sliding = next(layer for layer in config.layers if layer.sliding)
-    full = next(layer for layer in config.layers if not layer.sliding)
-    kind = {True: "sliding_attention", False: "full_attention"}
-    return {
-        "architectures": ["DiffusionGemmaForBlockDiffusion"],
-        "model_type": "diffusion_gemma",
-        "dtype": "bfloat16",
-        "canvas_length": config.canvas_length,
-        "tie_word_embeddings": True,
-        "text_config": {
-            "model_type": "diffusion_gemma_text",
-            "vocab_size": config.vocab_size,
-            "hidden_size": config.hidden_size,
-            "intermediate_size": config.intermediate_size,
-            "num_hidden_layers": len(config.layers),
-            "num_attention_heads": config.num_heads,
-            "num_key_value_heads": sliding.kv_heads,
-            "num_global_key_value_heads": full.kv_heads,
-            "head_dim": sliding.head_dim,
-            "global_head_dim": full.head_dim,
-            "layer_types": [kind[layer.sliding] for layer in config.layers],
-            "sliding_window": config.sliding_window,
-            "num_experts": config.num_experts,
-            "top_k_experts": config.experts_per_token,
-            "moe_intermediate_size": config.expert_size,
-            "max_position_embeddings": config.context_length,
-            "rms_norm_eps": config.rms_norm_eps,
-            "final_logit_softcapping": config.logit_softcap,
-            "rope_parameters": {
-                "sliding_attention": {"rope_type": "default", "rope_theta": sliding.rope_theta},
-                "full_attention": {
-                    "rope_type": "proportional",
-                    "rope_theta": full.rope_theta,
-                    "partial_rotary_factor": 2 * full.rope_pairs / full.head_dim,
-                },
-            },
-            "use_bidirectional_attention": "vision",
-            "tie_word_embeddings": True,
-            "bos_token_id": config.bos_id,
-            "eos_token_id": config.eos_ids[0],
-            "pad_token_id": config.pad_id,
-        },
-        "vision_config": {
-            "model_type": "gemma4_vision",
-            "hidden_size": VISION,
-            "intermediate_size": VISION,
-            "num_hidden_layers": 1,
-            "num_attention_heads": 1,
-            "num_key_value_heads": 1,
-            "head_dim": VISION,
-            "patch_size": PATCH,
-            "position_embedding_size": POSITIONS,
-        },
-    }
-
-
 def generation_config(config: ModelConfig) -> dict[str, Any]:
     """`generation_config.json`: the reference's sampler, spelt out."""
-    sampler, schedule, stopping = REFERENCE.sampler, REFERENCE.schedule, REFERENCE.stopping
-    assert isinstance(sampler, EntropyBound)
-    assert isinstance(schedule, LinearTemperature) and isinstance(stopping, StableAndConfident)
     return {
-        "max_denoising_steps": REFERENCE.max_steps,
-        "sampler_config": {
-            "_cls_name": "EntropyBoundSamplerConfig",
-            "entropy_bound": sampler.bound,
-        },
-        **asdict(schedule),
-        "stability_threshold": stopping.stability,
-        "confidence_threshold": stopping.confidence,
+        **to_hf(REFERENCE),
         "bos_token_id": config.bos_id,
         "eos_token_id": list(config.eos_ids),
         "pad_token_id": config.pad_id,

@@ -19,7 +19,7 @@ from torch import Tensor
 _CHUNK = 1 << 20
 _CHUNK_ELSEWHERE = 64 * _CHUNK
 
-_IQ4_VALUES = (-127, -104, -83, -65, -49, -35, -22, -10, 1, 13, 25, 38, 53, 69, 89, 113)
+IQ4_VALUES = (-127, -104, -83, -65, -49, -35, -22, -10, 1, 13, 25, 38, 53, 69, 89, 113)
 
 
 @dataclass(frozen=True)
@@ -174,7 +174,7 @@ def _q6_k(blocks: Tensor) -> Tensor:
 
 @lru_cache
 def _iq4_values(device: torch.device) -> Tensor:
-    return torch.tensor(_IQ4_VALUES, dtype=torch.float32, device=device)
+    return torch.tensor(IQ4_VALUES, dtype=torch.float32, device=device)
 
 
 def _iq4_nl(blocks: Tensor) -> Tensor:

@@ -1,0 +1,110 @@
+"""Writes a GGUF file of random weights: real sizes and formats, nothing learnt.
+
+    .venv/bin/python benchmarks/random_checkpoint.py random.gguf --preset 26b-a4b
+
+For measuring what reads, loads and runs a file of full size (Q4_K_M: 16.8 GB) where the published
+one is not at hand. The weights are those of `sfumato bench --random-weights`: values of deviation
+width^-½ (0.019 at 2816) and small query norms, so that activations stay tame. `--sparse` writes
+header and holes only: 16.8 GB that take 16 MB of disk, all zeros, for opening and inspecting.
+`--tokenizer` takes the vocabulary and the chat template of another GGUF file; without it the file
+has one of bytes and ASCII.
+"""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from sfumato.bench.random_weights import PRESETS, random_checkpoint
+from sfumato.diffusion import export as sampler_export
+from sfumato.diffusion.config import REFERENCE
+from sfumato.model.config import ModelConfig
+from sfumato.model.export import gguf_config, rotary_divisors
+from sfumato.text.export import BYTE, CONTROL, NORMAL, SCORE, UNUSED
+from sfumato.train.vocabulary import CHARACTERS, CHAT_TEMPLATE, SPECIAL_TOKENS
+from sfumato.weights.convert import gguf_tensors, save_gguf
+from sfumato.weights.gguf import read_gguf
+from sfumato.weights.mixes import TARGETS
+from sfumato.weights.names import ARCHITECTURE
+from sfumato.weights.outgoing import Outgoing, beside
+from sfumato.weights.write_gguf import layout
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
+    parser.add_argument("out", type=Path, help="the file to write")
+    parser.add_argument("--preset", choices=PRESETS, default="26b-a4b", help="sizes (%(default)s)")
+    parser.add_argument("--format", choices=TARGETS, default="q4_k_m", help="(%(default)s)")
+    parser.add_argument("--layers", type=int, help="number of layers; default: the preset's")
+    parser.add_argument("--tokenizer", type=Path, help="a GGUF file whose vocabulary to take")
+    parser.add_argument("--seed", type=int, default=0, help="random seed (0)")
+    parser.add_argument("--sparse", action="store_true", help="write holes instead of weights")
+    parser.add_argument("--force", action="store_true", help="replace what is there")
+    args = parser.parse_args()
+    checkpoint = random_checkpoint(args.preset, args.format, args.layers, args.seed)
+    target = TARGETS[args.format]
+    config = ModelConfig.from_hf(checkpoint.metadata["config"])
+    metadata = {
+        "general.architecture": ARCHITECTURE,
+        "general.type": "model",
+        "general.name": f"random-{args.preset}",
+        "general.file_type": target.file_type,
+        "general.quantization_version": 2,
+        **gguf_config(config),
+        **sampler_export.to_gguf(REFERENCE),
+        **vocabulary(config.vocab_size, args.tokenizer),
+    }
+    shapes = {name: info.shape for name, info in checkpoint.tensors.items()}
+    tensors = gguf_tensors(checkpoint, shapes, target, rotary_divisors(config))
+    if args.sparse:
+        save_sparse(args.out, metadata, tensors, args.force)
+    else:
+        save_gguf(args.out, metadata, tensors, args.force)
+    size = sum(tensor.nbytes for tensor in tensors)
+    print(f"{args.out}: {len(tensors)} tensors, {size / 1e9:.3f} GB")
+
+
+def save_sparse(
+    path: Path, metadata: Mapping[str, Any], tensors: list[Outgoing], force: bool
+) -> None:
+    """The header and the size of a file, and of its tensors only the first: the config needs it."""
+    head, starts = layout(metadata, tensors)
+    with beside(path, len(head), force) as part, part.open("xb") as stream:
+        stream.write(head)
+        for chunk in tensors[0].chunks():
+            stream.write(chunk.numpy().data)
+        stream.truncate(starts[-1] + tensors[-1].nbytes)
+
+
+def vocabulary(rows: int, path: Path | None) -> dict[str, Any]:
+    """The `tokenizer.*` keys of a GGUF file, or of a made-up vocabulary of bytes and ASCII."""
+    if path is not None:
+        metadata = read_gguf(path).metadata
+        count = len(metadata.get("tokenizer.ggml.tokens", ()))
+        if count > rows:
+            raise SystemExit(f"{path}: has {count} tokens, and the embedding {rows} rows")
+        return {key: value for key, value in metadata.items() if key.startswith("tokenizer.")}
+    bytes_ = [f"<0x{byte:02X}>" for byte in range(256)]
+    known = [*SPECIAL_TOKENS, *bytes_, *CHARACTERS.replace(" ", "▁")]
+    kinds = [CONTROL] * len(SPECIAL_TOKENS) + [BYTE] * 256 + [NORMAL] * len(CHARACTERS)
+    rest = rows - len(known)
+    ids = {"bos": 2, "eos": 1, "unknown": 3, "padding": 0, "mask": 4}
+    return {
+        "tokenizer.ggml.model": "gemma4",
+        "tokenizer.ggml.tokens": [*known, *(f"[PAD{i}]" for i in range(len(known), rows))],
+        "tokenizer.ggml.scores": np.full(rows, SCORE, np.float32),
+        "tokenizer.ggml.token_type": np.array([*kinds, *[UNUSED] * rest], np.int32),
+        "tokenizer.ggml.merges": [],
+        **{f"tokenizer.ggml.{name}_token_id": i for name, i in ids.items()},
+        "tokenizer.ggml.add_space_prefix": False,
+        "tokenizer.ggml.add_bos_token": True,
+        "tokenizer.chat_template": CHAT_TEMPLATE,
+    }
+
+
+if __name__ == "__main__":
+    main()

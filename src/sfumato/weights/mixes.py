@@ -1,0 +1,87 @@
+"""Which format each tensor takes in a file of a given kind: llama.cpp's rule for its "mixes".
+
+Knows canonical names and shapes; how a format is made is the business of `quantize.py`.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from sfumato.weights.blocks import BLOCK_FORMATS
+
+_LAYER = re.compile(r"layers\.(\d+)\.(.+)")
+_FALLBACKS = {"Q4_K": "Q5_0", "Q5_K": "Q5_1", "Q6_K": "Q8_0"}
+"""What serves where rows do not divide into blocks of 256; F16 where not even into these."""
+
+
+@dataclass(frozen=True)
+class Target:
+    """A kind of file. `base` is the format of most matrices, `sensitive` (None: base too) that of
+    half of the V and down projections; `file_type` is GGUF's `general.file_type`."""
+
+    base: str
+    file_type: int
+    sensitive: str | None = None
+
+
+TARGETS: dict[str, Target] = {
+    "q4_k_m": Target("Q4_K", 15, "Q6_K"),
+    "q5_k_m": Target("Q5_K", 17, "Q6_K"),
+    "q8_0": Target("Q8_0", 7),
+    "q6_k": Target("Q6_K", 18),
+    "q5_k": Target("Q5_K", 16),
+    "q4_k": Target("Q4_K", 14),
+    "q5_0": Target("Q5_0", 8),
+    "bf16": Target("BF16", 32),
+    "f16": Target("F16", 1),
+    "f32": Target("F32", 0),
+}
+"""Every target of `sfumato convert`, by name."""
+
+
+def formats(shapes: Mapping[str, tuple[int, ...]], target: Target) -> dict[str, str]:
+    """The format of every tensor: canonical name → "Q4_K", "F32", …, in the order of `shapes`.
+
+    shapes: all tensors of one network, layers in order.
+    """
+    layers = 1 + max((int(m[1]) for name in shapes if (m := _LAYER.fullmatch(name))), default=-1)
+    values = [name for name in shapes if name.endswith("v_proj.weight")]
+    chosen = {}
+    for name, shape in shapes.items():
+        layer = _LAYER.fullmatch(name)
+        favoured = False
+        if layer and layer[2] in ("mlp.down_proj.weight", "experts.down_proj"):
+            favoured = _more_bits(int(layer[1]), layers)
+        elif layer and layer[2] == "self_attn.v_proj.weight":
+            # Counted among themselves, for full layers have none.
+            favoured = _more_bits(values.index(name), len(values))
+        chosen[name] = format_of(name, shape, target, favoured)
+    return chosen
+
+
+def _more_bits(index: int, count: int) -> bool:
+    """llama.cpp's choice of half of the layers: the first and the last eighth, and every third."""
+    first = count // 8
+    return index < first or index >= 7 * count // 8 or (index - first) % 3 == 2
+
+
+def format_of(name: str, shape: tuple[int, ...], target: Target, favoured: bool = False) -> str:
+    """The format of one tensor; `favoured` where the target's mix has it among the sensitive ones.
+
+    Vectors and routers stay F32. The embedding, which is the output head too, takes Q6_K at least.
+    """
+    if len(shape) < 2 or ".router." in name:
+        return "F32"
+    chosen = target.base
+    if chosen not in BLOCK_FORMATS:
+        return chosen
+    if name == "embed_tokens.weight":
+        divides = shape[-1] % BLOCK_FORMATS[chosen].block_size == 0
+        chosen = "Q6_K" if divides and chosen != "Q8_0" else "Q8_0"
+    elif favoured and target.sensitive:
+        chosen = target.sensitive
+    if shape[-1] % BLOCK_FORMATS[chosen].block_size:
+        chosen = _FALLBACKS.get(chosen, chosen)
+    return chosen if shape[-1] % BLOCK_FORMATS[chosen].block_size == 0 else "F16"

@@ -1,0 +1,61 @@
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from sfumato.api import EMBEDDED
+from sfumato.cli.arguments import FORMATS
+from sfumato.weights.checkpoint import open_checkpoint
+from sfumato.weights.mixes import TARGETS
+
+
+def test_the_listed_formats_are_those_there_are() -> None:
+    assert list(TARGETS) == list(FORMATS)
+
+
+def test_help(cli: Any) -> None:
+    done = cli("convert", "--help")
+    assert done.code == 0
+    assert done.out.startswith("usage: sfumato convert")
+    assert "q4_k_m, q5_k_m, q8_0" in done.out
+
+
+def test_convert_and_back(cli: Any, tmp_path: Path) -> None:
+    done = cli("convert", str(EMBEDDED), str(tmp_path / "x.gguf"), "--to", "q8_0")
+    assert done.code == 0
+    assert done.out.startswith(f"{tmp_path / 'x.gguf'}: q8_0, 1.86 MB (73 F32, 42 Q8_0, 5 F16)")
+    assert done.err == "sfumato: note: the 16 tensors of the vision tower are left out\n"
+    done = cli("convert", str(tmp_path / "x.gguf"), str(tmp_path / "back"))
+    assert (done.code, done.err) == (0, "")
+    assert {t.format for t in open_checkpoint(tmp_path / "back").tensors.values()} == {"BF16"}
+    assert cli("run", "Hi", "--model", str(tmp_path / "back"), "--max-tokens", "8").code == 0
+
+
+@pytest.mark.parametrize(
+    ("argv", "message"),
+    [
+        (("{e}", "{t}/x.gguf", "--to", "q9"), "invalid choice: 'q9'"),
+        (("{e}", "{t}/there.gguf"), "there.gguf: exists already"),
+        (("{t}/none", "{t}/x.gguf"), "none: does not exist"),
+        (("{e}", "{t}/folder"), "both are safetensors"),
+        (("{e}",), "the following arguments are required: out"),
+    ],
+)
+def test_what_cannot_be_is_one_line(
+    cli: Any, tmp_path: Path, argv: tuple[str, ...], message: str
+) -> None:
+    (tmp_path / "there.gguf").touch()
+    done = cli("convert", *(arg.format(e=EMBEDDED, t=tmp_path) for arg in argv))
+    assert (done.code, done.out) == (2, "")
+    assert done.err.startswith("sfumato: error: ")
+    assert message in done.err
+    assert done.err.count("\n") == 1
+    assert (tmp_path / "there.gguf").read_bytes() == b""
+
+
+def test_force(cli: Any, tmp_path: Path) -> None:
+    (tmp_path / "x.gguf").touch()
+    assert cli("convert", str(EMBEDDED), str(tmp_path / "x.gguf"), "--force").code == 0
+    assert open_checkpoint(tmp_path / "x.gguf").tensors

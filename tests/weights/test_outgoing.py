@@ -1,0 +1,127 @@
+from __future__ import annotations
+
+import errno
+from pathlib import Path
+
+import pytest
+import torch
+
+from sfumato.weights import outgoing
+from sfumato.weights.blocks import BLOCK_FORMATS
+from sfumato.weights.outgoing import Outgoing, beside, recoded
+from sfumato.weights.quantize import quantize
+
+VALUES = torch.linspace(-1, 1, 4 * 512).view(4, 512)
+
+
+def _joined(value, format: str) -> torch.Tensor:
+    return torch.cat(list(recoded(value, format)))
+
+
+@pytest.mark.parametrize("chunk", [512, 1 << 22])
+@pytest.mark.parametrize("format", ["F32", "F16", "BF16", "Q8_0", "Q4_K"])
+def test_recoding(format: str, chunk: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Whatever the pieces, the bytes are those of the whole; from floats and from blocks."""
+    monkeypatch.setattr(outgoing, "_CHUNK", chunk)
+    coarse = quantize(VALUES, BLOCK_FORMATS["Q5_0"])
+    for source, values in ((VALUES, VALUES), (coarse, coarse.dequantize())):
+        if format in BLOCK_FORMATS:
+            expected = quantize(values, BLOCK_FORMATS[format]).data
+        else:
+            expected = values.to(outgoing.FLOAT_FORMATS[format]).view(torch.uint8)
+        found = _joined(source, format)
+        assert torch.equal(found, expected.flatten())
+        assert len(found) == Outgoing("x", (4, 512), format, lambda: iter(())).nbytes
+
+
+def test_blocks_of_the_same_format_are_copied() -> None:
+    blocks = quantize(VALUES, BLOCK_FORMATS["Q4_K"])
+    assert torch.equal(_joined(blocks, "Q4_K"), blocks.data.flatten())
+
+
+def test_float16_that_would_overflow_is_refused() -> None:
+    with pytest.raises(ValueError, match="too large for float16"):
+        _joined(torch.tensor([[1.0, 1e6]]), "F16")
+
+
+def _names(folder: Path) -> set[str]:
+    return {item.name for item in folder.iterdir()}
+
+
+def test_a_file_appears_when_it_is_complete(tmp_path: Path) -> None:
+    with beside(tmp_path / "x.gguf", 5) as part:
+        part.write_bytes(b"whole")
+        assert not (tmp_path / "x.gguf").exists()
+    assert (tmp_path / "x.gguf").read_bytes() == b"whole"
+    assert _names(tmp_path) == {"x.gguf"}
+
+
+@pytest.mark.parametrize("folder", [False, True])
+@pytest.mark.parametrize("error", [KeyboardInterrupt(), OSError(errno.ENOSPC, "No space left")])
+def test_nothing_stays_of_what_fails(tmp_path: Path, error: BaseException, folder: bool) -> None:
+    with pytest.raises(type(error)) as raised, beside(tmp_path / "x", 5) as part:
+        if folder:
+            part.mkdir()
+            (part / "half").touch()
+        else:
+            part.write_bytes(b"half")
+        raise error
+    assert _names(tmp_path) == set()
+    if isinstance(raised.value, OSError):
+        assert raised.value.filename == str(tmp_path / "x")
+
+
+def test_what_exists_is_kept_unless_forced(tmp_path: Path) -> None:
+    path = tmp_path / "x.gguf"
+    path.write_bytes(b"old")
+    with pytest.raises(ValueError, match=r"x\.gguf: exists already.*--force"), beside(path, 1):
+        raise AssertionError
+    with pytest.raises(RuntimeError), beside(path, 1, force=True) as part:
+        part.write_bytes(b"half")
+        raise RuntimeError
+    assert path.read_bytes() == b"old"
+    with beside(path, 1, force=True) as part:
+        part.write_bytes(b"new")
+    assert path.read_bytes() == b"new"
+    assert _names(tmp_path) == {"x.gguf"}
+
+
+def test_what_appears_meanwhile_is_kept(tmp_path: Path) -> None:
+    path = tmp_path / "x.gguf"
+    with pytest.raises(ValueError, match="exists already"), beside(path, 1) as part:
+        part.write_bytes(b"ours")
+        path.write_bytes(b"theirs")
+    assert path.read_bytes() == b"theirs"
+    assert _names(tmp_path) == {"x.gguf"}
+
+
+def test_a_checkpoint_folder_is_replaced_as_a_whole(tmp_path: Path) -> None:
+    path = tmp_path / "model"
+    path.mkdir()
+    (path / "config.json").write_text("{}")
+    (path / "stale.safetensors").touch()
+    with beside(path, 1, force=True) as part:
+        part.mkdir()
+        (part / "config.json").write_text("{1}")
+    assert _names(path) == {"config.json"}
+    assert (path / "config.json").read_text() == "{1}"
+    assert _names(tmp_path) == {"model"}
+
+
+def test_no_other_folder_is_ever_replaced(tmp_path: Path) -> None:
+    (tmp_path / "home").mkdir()
+    (tmp_path / "home" / "thesis.txt").touch()
+    with pytest.raises(ValueError, match="no checkpoint"), beside(tmp_path / "home", 1, force=True):
+        raise AssertionError
+    assert _names(tmp_path / "home") == {"thesis.txt"}
+
+
+def test_too_little_room_is_told_before_anything_is_written(tmp_path: Path) -> None:
+    with pytest.raises(ValueError, match=r"takes 1000000000\.0 GB.*free"):
+        beside(tmp_path / "x", 10**18).__enter__()
+    assert _names(tmp_path) == set()
+
+
+def test_a_missing_folder_is_named(tmp_path: Path) -> None:
+    with pytest.raises(ValueError, match=r"the folder .*nowhere does not exist"):
+        beside(tmp_path / "nowhere" / "x", 1).__enter__()

@@ -1,0 +1,100 @@
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import gguf
+import numpy as np
+import pytest
+import torch
+
+from sfumato.weights.blocks import BLOCK_FORMATS
+from sfumato.weights.gguf import read_gguf
+from sfumato.weights.outgoing import Outgoing, recoded
+from sfumato.weights.quantize import quantize
+from sfumato.weights.write_gguf import ALIGNMENT, write_gguf
+
+METADATA: dict[str, Any] = {
+    "general.architecture": "anything",
+    "a.text": "Zürich ▁",
+    "a.flag": True,
+    "a.count": 262144,
+    "a.large": 1 << 40,
+    "a.negative": -3,
+    "a.number": 1e-6,
+    "a.texts": ["", "one", "二"],
+    "a.none": [],
+    "a.flags": np.array([True, False]),
+    "a.integers": np.array([8, 2, 8], np.int32),
+    "a.numbers": np.array([0.5, -1000], np.float32),
+}
+
+
+def _tensor(name: str, value: torch.Tensor, format: str) -> Outgoing:
+    return Outgoing(name, tuple(value.shape), format, lambda: recoded(value, format))
+
+
+@pytest.fixture(scope="module")
+def values() -> dict[str, torch.Tensor]:
+    random = torch.Generator().manual_seed(0)
+    shapes = {"odd": (7,), "matrix": (5, 256), "experts": (3, 2, 256), "last": (1,)}
+    return {name: torch.randn(shape, generator=random) for name, shape in shapes.items()}
+
+
+FORMATS = {"odd": "F32", "matrix": "Q4_K", "experts": "BF16", "last": "F16"}
+
+
+@pytest.fixture(scope="module")
+def path(values: dict[str, torch.Tensor], tmp_path_factory: pytest.TempPathFactory) -> Path:
+    path = tmp_path_factory.mktemp("gguf") / "x.gguf"
+    told: list[int] = []
+    with path.open("xb") as stream:
+        tensors = [_tensor(name, value, FORMATS[name]) for name, value in values.items()]
+        write_gguf(stream, METADATA, tensors, told.append)
+    assert sum(told) == sum(tensor.nbytes for tensor in tensors)
+    return path
+
+
+def test_our_reader_reads_it(path: Path, values: dict[str, torch.Tensor]) -> None:
+    file = read_gguf(path)
+    assert list(file.metadata) == list(METADATA)
+    for key, value in METADATA.items():
+        found = file.metadata[key]
+        if isinstance(value, np.ndarray):
+            assert found.dtype == value.dtype and np.array_equal(found, value)
+        elif isinstance(value, float):
+            assert found == np.float32(value)
+        elif value != []:
+            assert (type(found), found) == (type(value), value)
+    for name, value in values.items():
+        info = file.tensors[name]
+        assert (info.shape, info.format) == (tuple(value.shape), FORMATS[name])
+        assert info.offset % ALIGNMENT == 0
+    matrix = file.read("matrix")
+    assert torch.equal(matrix.data, quantize(values["matrix"], BLOCK_FORMATS["Q4_K"]).data)
+    assert torch.equal(file.read("experts"), values["experts"].bfloat16())
+    assert torch.equal(file.read("odd"), values["odd"])
+
+
+def test_the_gguf_package_reads_it(path: Path, values: dict[str, torch.Tensor]) -> None:
+    reader = gguf.GGUFReader(path)
+    for key, value in METADATA.items():
+        found = reader.get_field(key).contents()
+        if isinstance(value, list | np.ndarray):
+            assert list(found) == list(value)
+        else:
+            assert found == (np.float32(value) if isinstance(value, float) else value)
+    kinds = [reader.get_field(f"a.{key}").types[0].name for key in ("count", "large", "negative")]
+    assert kinds == ["UINT32", "INT64", "INT32"]
+    assert [tensor.name for tensor in reader.tensors] == list(values)
+    for tensor in reader.tensors:
+        value = values[tensor.name]
+        assert tensor.tensor_type.name == FORMATS[tensor.name]
+        assert tuple(tensor.shape.tolist()) == tuple(value.shape[::-1])
+        back = torch.from_numpy(gguf.dequantize(tensor.data, tensor.tensor_type).copy())
+        assert (back.view(value.shape) - value).abs().max() < 0.3
+
+
+def test_what_gguf_cannot_hold_is_named(tmp_path: Path) -> None:
+    with (tmp_path / "x").open("xb") as stream, pytest.raises(TypeError, match=r"a\.key: .*dict"):
+        write_gguf(stream, {"a.key": {}}, [])
