@@ -26,12 +26,13 @@ MAY_IMPORT: dict[str, set[str]] = {
     "model": {"ops", "weights"},
     "diffusion": set(_NETWORK),
     "api": {"diffusion", "text"} | _NETWORK,
+    "convert": {"api", "diffusion", "text"} | _NETWORK,
     "engine": _ENGINE - {"engine"},
     "": _ENGINE,
     "server": {""} | _ENGINE,
     "bench": {""} | _ENGINE,
     "train": {""} | _ENGINE,
-    "cli": {"", "server", "bench", "train"} | _ENGINE,
+    "cli": {"", "server", "bench", "train", "convert"} | _ENGINE,
     "__main__": {"cli"},
 }
 

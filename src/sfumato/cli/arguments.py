@@ -13,6 +13,12 @@ _MODEL = "checkpoint: a GGUF file, or a file or folder of safetensors; default: 
 SAMPLERS = ("entropy-bound", "fixed-count", "threshold")  # written out: their module needs torch
 DEVICES = "auto, cpu, cuda, cuda:1, mps, xpu"
 LAST_SEED = 2**64 - 1  # the random numbers take 64 bits of it
+ACTIVATIONS = ("int8", "bf16")  # written out likewise
+FORMATS = (  # written out likewise
+    *("q4_k_m", "q5_k_m", "q8_0", "q6_k", "q5_k", "q4_k", "q5_0"),
+    *("bf16", "f16", "f32"),
+)
+_TO = f"{', '.join(FORMATS)}; default: q4_k_m for GGUF, bf16 (of bf16, f16, f32) for a folder"
 
 
 class _Parser(argparse.ArgumentParser):
@@ -41,10 +47,12 @@ def build_parser() -> argparse.ArgumentParser:
     _add_chat(command("chat", "hold a conversation"))
     _add_demo(command("demo", "watch the embedded model solve a Sudoku and answer questions"))
     _add_inspect(command("inspect", "tell what is in a checkpoint, without loading it"))
+    _add_convert(command("convert", "turn a checkpoint into GGUF or safetensors, or quantize it"))
     doctor = command("doctor", "tell what this machine has, and how fast it may be")
     doctor.add_argument("--json", action="store_true", help="print a JSON object")
     _add_train(command("train", "train a model by a recipe", module="tune"))
     _add_eval(command("eval", "measure a model on its recipe's held-out tasks", module="tune"))
+    _add_bench(command("bench", "measure how fast a model, or a server, is"))
     return parser
 
 
@@ -72,6 +80,13 @@ def _add_inspect(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--tensors", action="store_true", help="list every tensor")
 
 
+def _add_convert(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("source", help="a GGUF file, or a file or folder of safetensors")
+    parser.add_argument("out", help="a file that ends in .gguf, or else a folder of safetensors")
+    parser.add_argument("--to", choices=FORMATS, metavar="FORMAT", help=_TO)
+    parser.add_argument("--force", action="store_true", help="replace what is there")
+
+
 def _add_train(parser: argparse.ArgumentParser) -> None:
     parser.set_defaults(action="train")
     parser.add_argument("--recipe", default="embedded", help="name of the recipe (embedded)")
@@ -92,12 +107,55 @@ def _add_eval(parser: argparse.ArgumentParser) -> None:
     _add_verbose(parser)
 
 
+def _add_bench(parser: argparse.ArgumentParser) -> None:
+    add = parser.add_argument_group("what is measured").add_argument
+    add("-m", "--model", metavar="PATH", help=f"{_MODEL}; with --url, the server's name of it")
+    add("--random-weights", metavar="SIZE", help="no checkpoint: 26b-a4b, 180m or tiny")
+    add("--format", metavar="NAME", help="of random weights: q4_k_m, q8_0, bf16, f32, … (q4_k_m)")
+    add("--layers", type=whole(1), metavar="N", help="of random weights; default: the real number")
+    add("--device", default="auto", help="auto, cpu, cuda, cuda:1, mps (auto)")
+    add("--dtype", default="auto", help="auto, float32, bfloat16, float16 (auto)")
+    add("--activations", choices=ACTIVATIONS, help="with quantized weights, on a CPU (int8)")
+    add("--url", help="an OpenAI-compatible server instead, as http://localhost:8000/v1")
+    add("--api-key", metavar="KEY", help="the server's; default: SFUMATO_API_KEY, if it is set")
+    add("--timeout", type=whole(1), default=600, metavar="S", help="of a silent server (600)")
+    add = parser.add_argument_group("work (N,N,… measures every combination)").add_argument
+    add("--prompts", metavar="FILE", help="one a line, or JSON objects with messages or a text")
+    add("--prompt-tokens", type=whole(0), metavar="N", help="synthetic prompts of N tokens")
+    add("--context", type=_wholes(0), metavar="N,…", help="fill each prompt up to N tokens")
+    add("--max-tokens", type=_wholes(1), default=[256], metavar="N,…", help="length limit (256)")
+    add("--threads", type=_wholes(1), metavar="N,…", help="CPU threads; default: torch's choice")
+    add("--concurrency", type=_wholes(1), metavar="N,…", help="requests to a server at a time (1)")
+    add("--warmup", type=whole(0), default=1, metavar="N", help="requests that do not count (1)")
+    add("--repeats", type=whole(1), default=3, metavar="N", help="of every prompt (3)")
+    add("--seed", type=whole(0, LAST_SEED), default=0, metavar="N", help="of the first repeat (0)")
+    add = parser.add_argument_group("sampling (defaults are the checkpoint's)").add_argument
+    add("--fixed-steps", type=whole(1), metavar="N", help="N per canvas; random weights: 8")
+    add("--ignore-eos", action="store_true", help="end tokens do not end a reply")
+    add("--min-tokens", type=whole(0), metavar="N", help="no end token before N tokens")
+    add("--top-k", type=whole(1), metavar="K", help="draw from the K likeliest tokens")
+    add("--drafts", action="store_true", help="ask a server for draft frames (stream_drafts)")
+    add = parser.add_argument_group("report").add_argument
+    add("--where", action="store_true", help="time the parts of a step, in a pass of their own")
+    add("--json", metavar="FILE", help="write a line of JSON; for -, instead of the table")
+    add("--csv", metavar="FILE", help="write a row for each combination")
+    add("--plot", metavar="FILE", help="draw a PNG or SVG (needs sfumato[plot]); implies --where")
+    _add_verbose(parser)
+
+
 def _add_generation(parser: argparse.ArgumentParser) -> None:
     """The options of everything that loads a model and generates."""
     model = parser.add_argument_group("model")
     model.add_argument("-m", "--model", type=_path, metavar="PATH", help=_MODEL)
     model.add_argument("--device", default="auto", help=f"{DEVICES} (auto)")
     model.add_argument("--dtype", default="auto", help="auto, float32, bfloat16, float16 (auto)")
+    model.add_argument(
+        "--activations",
+        choices=ACTIVATIONS,
+        default="int8",
+        help="on a CPU, for products with quantized weights: int8 (default), or bf16, more exact",
+    )
+    model.add_argument("--threads", type=whole(1), metavar="N", help="CPU threads; default: cores")
     group = parser.add_argument_group("generation (defaults are the checkpoint's)")
     add = group.add_argument
     add("--system", metavar="TEXT", help="system message")
@@ -151,3 +209,9 @@ def whole(low: int, high: int | None = None) -> Callable[[str], int]:
         return value
 
     return parse
+
+
+def _wholes(low: int) -> Callable[[str], list[int]]:
+    """A parser of such numbers with commas between them."""
+    one = whole(low)
+    return lambda text: [one(part) for part in text.split(",")]

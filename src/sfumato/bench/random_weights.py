@@ -1,0 +1,153 @@
+"""Checkpoints that exist in memory only: real proportions and formats, random weights.
+
+They go through the same loading as real ones. Knows no text: such a model has no tokenizer.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from sfumato.model.config import ConfigError, ModelConfig
+from sfumato.model.loading import expected_shapes
+from sfumato.weights.blocks import BLOCK_FORMATS, QuantizedTensor
+from sfumato.weights.checkpoint import Checkpoint, TensorInfo
+from sfumato.weights.mixes import TARGETS, formats
+from sfumato.weights.quantize import quantize
+from sfumato.weights.tensorfile import FLOAT_FORMATS
+
+_FULL = {
+    "vocab_size": 262144,
+    "hidden_size": 2816,
+    "intermediate_size": 2112,
+    "num_hidden_layers": 30,
+    "num_attention_heads": 16,
+    "num_key_value_heads": 8,
+    "num_global_key_value_heads": 2,
+    "head_dim": 256,
+    "global_head_dim": 512,
+    "sliding_window": 1024,
+    "num_experts": 128,
+    "top_k_experts": 8,
+    "moe_intermediate_size": 704,
+    "max_position_embeddings": 262144,
+}
+_180M = _FULL | {
+    "vocab_size": 32768,
+    "hidden_size": 512,
+    "intermediate_size": 384,
+    "num_hidden_layers": 6,
+    "num_attention_heads": 6,
+    "num_key_value_heads": 3,
+    "num_global_key_value_heads": 1,
+    "head_dim": 128,
+    "global_head_dim": 256,
+    "moe_intermediate_size": 128,
+}
+_TINY = _180M | {
+    "vocab_size": 512,
+    "hidden_size": 64,
+    "intermediate_size": 96,
+    "num_hidden_layers": 2,
+    "head_dim": 32,
+    "global_head_dim": 64,
+    "num_experts": 8,
+    "top_k_experts": 2,
+    "moe_intermediate_size": 32,
+}
+PRESETS: dict[str, tuple[dict[str, int], int]] = {
+    "26b-a4b": (_FULL, 256),
+    "180m": (_180M, 256),
+    "tiny": (_TINY, 32),
+}
+"""Sizes as config.json names them, and the canvas length. Every 6th layer is full, and the last."""
+
+# A tile of random numbers is repeated, for drawing 25 billion of them would take minutes. A prime
+# length keeps the rows of a matrix different: they begin at different places of the tile.
+_TILE, _BLOCK_TILE = 1048583, 8191  # numbers; blocks
+
+QUERY_NORM = 0.2  # attention has scale 1: larger random queries would see one key each
+
+
+def random_config(preset: str, layers: int | None = None) -> dict[str, Any]:
+    """The config.json of a preset, with another number of layers if one is given.
+
+    Raises ValueError, naming the option, for an unknown preset.
+    """
+    if preset not in PRESETS:
+        raise ValueError(f"random_weights: {preset!r} is none of {', '.join(PRESETS)}")
+    sizes, canvas = PRESETS[preset]
+    text = sizes | ({} if layers is None else {"num_hidden_layers": layers})
+    return {"model_type": "diffusion_gemma", "canvas_length": canvas, "text_config": text}
+
+
+@dataclass(frozen=True)
+class RandomCheckpoint(Checkpoint):
+    """A checkpoint whose tensors are made when they are read, the same for the same seed."""
+
+    seed: int = field(default=0, repr=False)
+
+    def read(self, name: str) -> Tensor | QuantizedTensor:
+        info = self.tensors[name]
+        number = list(self.tensors).index(name)
+        random = torch.Generator().manual_seed(self.seed * len(self.tensors) + number)
+        deviation = info.shape[-1] ** -0.5
+        if name == "embed_tokens.weight":
+            deviation *= 3  # scores of deviation 3: a law that is neither flat nor certain
+        if len(info.shape) == 1:
+            return torch.full(info.shape, QUERY_NORM if "q_norm" in name else 1.0)
+        block = BLOCK_FORMATS.get(info.format)
+        if block is None:
+            count = math.prod(info.shape)
+            tile = torch.randn(min(count, _TILE), generator=random).mul_(deviation)
+            return _repeated(tile.to(FLOAT_FORMATS[info.format]), count).view(info.shape)
+        count = math.prod(info.shape) // block.block_size
+        size = (min(count, _BLOCK_TILE), block.block_size)
+        tile = torch.randn(size, generator=random).mul_(deviation)
+        data = _repeated(quantize(tile, block).data, count).view(*info.shape[:-1], -1)
+        return QuantizedTensor(data, block, info.shape)
+
+
+def random_checkpoint(
+    preset: str, format: str = "q4_k_m", layers: int | None = None, seed: int = 0
+) -> RandomCheckpoint:
+    """A checkpoint of random weights, by name, format and number of layers.
+
+    Raises ValueError, naming the option, for what there is not.
+    """
+    if format not in TARGETS:
+        raise ValueError(f"format: {format!r} is none of {', '.join(TARGETS)}")
+    config = random_config(preset, layers)
+    try:
+        shapes = expected_shapes(ModelConfig.from_hf(config))
+    except ConfigError as error:
+        raise ValueError(f"layers: {layers} make no network ({error})") from None
+    path = Path(f"random-{preset}")
+    tensors = {
+        name: TensorInfo(name, shapes[name], kind, _bytes(kind, shapes[name]), path, 0)
+        for name, kind in formats(shapes, TARGETS[format]).items()
+    }
+    metadata: Mapping[str, Any] = {"config": config, "generation_config": {}}
+    return RandomCheckpoint(path, "safetensors", tensors, {}, metadata, {}, seed)
+
+
+def _bytes(format: str, shape: tuple[int, ...]) -> int:
+    count = math.prod(shape)
+    if format in FLOAT_FORMATS:
+        return count * FLOAT_FORMATS[format].itemsize
+    block = BLOCK_FORMATS[format]
+    return count // block.block_size * block.block_bytes
+
+
+def _repeated(tile: Tensor, count: int) -> Tensor:
+    """The first `count` entries of a tile repeated without end, contiguous."""
+    whole = torch.empty(count, *tile.shape[1:], dtype=tile.dtype)
+    for start in range(0, count, len(tile)):
+        whole[start : start + len(tile)] = tile[: count - start]
+    return whole

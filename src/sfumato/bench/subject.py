@@ -1,0 +1,123 @@
+"""What is measured on this machine: a network, how it reads prompts, and what there is to tell."""
+
+from __future__ import annotations
+
+import math
+import time
+from collections import Counter
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from sfumato.api import Model
+from sfumato.bench.random_weights import random_checkpoint
+from sfumato.bench.workload import Messages, Prompt
+from sfumato.diffusion.config import REFERENCE, SamplerConfig
+from sfumato.model.loading import load_network
+from sfumato.model.network import Network
+from sfumato.model.placement import pick_device, pick_dtype
+from sfumato.ops.cpu.panels import PackedTensor
+from sfumato.weights.checkpoint import Checkpoint, open_checkpoint
+
+
+@dataclass(frozen=True)
+class Subject:
+    """A network that is ready to run."""
+
+    network: Network
+    defaults: SamplerConfig
+    end_ids: tuple[int, ...]
+    read: Callable[[Messages], list[int]] | None  # None: it has no text side
+    load_s: float | None  # None: nothing was loaded
+    about: dict[str, Any]
+
+    def prompt_ids(self, prompt: Prompt, seed: int, context: int | None = None) -> Tensor:
+        """A prompt as int64 [n]; synthetic tokens are drawn from the whole vocabulary.
+
+        context: fill it up to so many tokens, after the first, which may be a bos. Raises
+        ValueError for a longer prompt, and for text where the subject cannot read.
+        """
+        if isinstance(prompt, int):
+            ids = self._synthetic(prompt, seed)
+        elif self.read is None:
+            raise ValueError(
+                "prompts: random weights have no tokenizer; use --prompt-tokens for synthetic ones"
+            )
+        else:
+            ids = torch.tensor(self.read(prompt), dtype=torch.int64)
+        if context is None:
+            return ids
+        if len(ids) > context:
+            raise ValueError(f"context: a prompt of {len(ids)} tokens is more than {context}")
+        return torch.cat((ids[:1], self._synthetic(context - len(ids), seed), ids[1:]))
+
+    def _synthetic(self, count: int, seed: int) -> Tensor:
+        random = torch.Generator().manual_seed(seed)
+        return torch.randint(self.network.config.vocab_size, (count,), generator=random)
+
+
+def loaded(model: Model) -> Subject:
+    """A loaded checkpoint, as it is."""
+    about = {"model": str(model.path), **_about(open_checkpoint(model.path), model.network)}
+    return Subject(
+        model.network,
+        model.sampler_defaults,
+        model.end_ids,
+        lambda messages: model.prompt_ids(messages=messages),
+        model.load_s,
+        about,
+    )
+
+
+def random_subject(
+    preset: str,
+    format: str = "q4_k_m",
+    layers: int | None = None,
+    device: str = "auto",
+    dtype: str = "auto",
+    activations: str = "int8",
+    seed: int = 0,
+) -> Subject:
+    """A network of random weights, made here; its replies end at their longest.
+
+    Raises ValueError, naming the option, for what there is not.
+    """
+    began = time.perf_counter()
+    checkpoint = random_checkpoint(preset, format, layers, seed)
+    target = pick_device(device)
+    kind = pick_dtype(dtype, checkpoint, target)
+    network = load_network(checkpoint, target, kind, activations=activations)
+    about = {"model": f"random {preset}, {format}", **_about(checkpoint, network)}
+    about["made_s"] = time.perf_counter() - began
+    return Subject(network, REFERENCE, (), None, None, about)
+
+
+def _precision(network: Network) -> str:
+    """The dtype of activations, and what they are rounded to for products with packed weights."""
+    held = (value for module in network.transformer.modules() for value in vars(module).values())
+    formats: dict[str, set[str]] = {}
+    for value in held:
+        if isinstance(value, PackedTensor):
+            formats.setdefault(value.activations, set()).add(value.format)
+    rounded = [f"{to} with {', '.join(sorted(names))}" for to, names in formats.items()]
+    return "; ".join([str(network.dtype).removeprefix("torch."), *rounded])
+
+
+def _about(checkpoint: Checkpoint, network: Network) -> dict[str, Any]:
+    stored: Counter[str] = Counter()
+    for info in checkpoint.tensors.values():
+        stored[info.format] += info.nbytes
+    return {
+        "parameters": sum(math.prod(info.shape) for info in checkpoint.tensors.values()),
+        "stored_bytes": stored.total(),
+        "formats": dict(stored.most_common()),  # bytes of each
+        "layers": len(network.config.layers),
+        "hidden_size": network.config.hidden_size,
+        "vocab_size": network.config.vocab_size,
+        "canvas_length": network.config.canvas_length,
+        "precision": _precision(network),
+        "device": str(network.device),
+    }

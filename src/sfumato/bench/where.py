@@ -1,0 +1,98 @@
+"""Where the time of a denoising step goes: a pass of its own, with timers around its parts.
+
+The timers are hooks on the network's modules. They cost little, but the figures of a report are
+taken without them.
+"""
+
+from __future__ import annotations
+
+import time
+from collections import defaultdict
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import replace
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from sfumato.bench.metrics import PARTS, Values
+from sfumato.bench.subject import Subject
+from sfumato.diffusion.canvas import Canvas
+from sfumato.diffusion.config import SamplerConfig
+from sfumato.diffusion.noise import Noise
+from sfumato.diffusion.processors import MinTokens
+from sfumato.diffusion.step import score
+from sfumato.model.attention import Attention
+from sfumato.model.experts import Experts, Router
+from sfumato.model.layers import GatedMLP
+from sfumato.model.network import Network
+
+_MODULES: dict[type[nn.Module], str] = {
+    Attention: "attention_ms",
+    GatedMLP: "dense_ms",
+    Router: "experts_ms",
+    Experts: "experts_ms",
+}
+
+
+@torch.no_grad()
+def where_it_goes(subject: Subject, ids: Tensor, config: SamplerConfig, seed: int) -> Values:
+    """The parts of every step of one canvas after the prompt ids int64 [n].
+
+    config: complete. The same three calls as `diffusion.step.denoise_step`, with a clock between.
+    """
+    network = subject.network
+    if config.min_tokens and subject.end_ids:
+        early = MinTokens(config.min_tokens, subject.end_ids)
+        config = replace(config, processors=(*config.processors, early))
+    slot = network.new_slot(max(1, len(ids)))
+    network.encode([ids], [slot])
+    canvas = Canvas(config, Noise(seed, 0), network.config.vocab_size, network.device)
+    values: Values = {key: [] for key in ("where_step_ms", *PARTS)}
+    with _module_timers(network) as spent:
+        while not canvas.done:
+            spent.clear()
+            start = _now(network)
+            hidden = network.denoise([canvas.tokens], [slot], [canvas.soft])
+            forward = _now(network)
+            stats = score(network, hidden, [canvas])
+            scored = _now(network)
+            canvas.settle(stats)
+            end = _now(network)
+            step = {"where_step_ms": end - start, "head_ms": scored - forward}
+            step |= {"sampler_ms": end - scored, "rest_ms": forward - start - sum(spent.values())}
+            for key, milliseconds in (step | spent).items():
+                values[key].append(milliseconds)
+    return values
+
+
+@contextmanager
+def _module_timers(network: Network) -> Iterator[dict[str, float]]:
+    """The milliseconds that modules took since the mapping was last cleared, by metric."""
+    spent: dict[str, float] = defaultdict(float)
+    began: list[float] = []
+
+    def before(*_: Any) -> None:
+        began.append(_now(network))
+
+    def after(module: nn.Module, *_: Any) -> None:
+        key = next(key for kind, key in _MODULES.items() if isinstance(module, kind))
+        spent[key] += _now(network) - began.pop()
+
+    handles = []
+    for module in network.transformer.modules():
+        if isinstance(module, tuple(_MODULES)):
+            handles.append(module.register_forward_pre_hook(before))
+            handles.append(module.register_forward_hook(after))
+    try:
+        yield spent
+    finally:
+        for handle in handles:
+            handle.remove()
+
+
+def _now(network: Network) -> float:
+    """Milliseconds, once the device has done all that it was given."""
+    network.synchronize()
+    return time.perf_counter() * 1e3

@@ -1,0 +1,200 @@
+"""`sfumato bench`: how fast a checkpoint, random weights or a server is."""
+
+from __future__ import annotations
+
+import argparse
+import os
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from sfumato.bench.workload import QUESTIONS, Prompt, Work, cases, conversation, read_prompts
+
+if TYPE_CHECKING:
+    from sfumato.bench.report import Report
+    from sfumato.bench.subject import Subject
+    from sfumato.diffusion.config import SamplerConfig
+
+RANDOM_STEPS = 8  # of a canvas of random weights, which never settles by itself
+SYNTHETIC = 256  # tokens of a prompt where nobody says and the model cannot read
+
+# Options that mean nothing on one side or the other.
+_LOCAL = (
+    *("random_weights", "format", "layers", "device", "dtype", "activations"),
+    *("context", "threads", "fixed_steps", "where"),
+)
+_REMOTE = ("api_key", "concurrency", "drafts")
+_RANDOM = ("format", "layers")
+
+
+def main(args: argparse.Namespace) -> int:
+    """Measure, report, and return the exit code. Raises ValueError or OSError for bad input."""
+    from sfumato.cli import INTERRUPTED
+
+    _check(args)
+    work = Work(_prompts(args), args.warmup, args.repeats, args.seed)
+    report = _remote(args, work) if args.url else _local(args, work)
+    _tell(0, 0)
+    report.work = {
+        "prompts": args.prompts
+        or ("synthetic" if isinstance(work.prompts[0], int) else "built-in"),
+        "prompt_count": len(work.prompts),
+        **{name: getattr(args, name) for name in ("warmup", "repeats", "seed", "fixed_steps")},
+    }
+    _write(report, args)
+    return INTERRUPTED if report.interrupted else 0
+
+
+def _check(args: argparse.Namespace) -> None:
+    """Refuses what cannot be done, before anything slow."""
+    for name in _LOCAL if args.url else _REMOTE:
+        if getattr(args, name) not in (None, False, "auto"):
+            side = "this machine, not for a server" if args.url else "a server, with --url"
+            raise ValueError(f"{_flag(name)}: is for measuring {side}; leave it out")
+    for name in _RANDOM:
+        if getattr(args, name) is not None and not args.random_weights:
+            raise ValueError(f"{_flag(name)}: belongs to --random-weights")
+    if args.random_weights and (args.model or args.prompts):
+        other = "-m" if args.model else "--prompts"
+        raise ValueError(f"--random-weights: does not go with {other}: there is no text to read")
+    if args.prompts and args.prompt_tokens is not None:
+        raise ValueError("--prompts, --prompt-tokens: give at most one of them")
+    for name in ("json", "csv", "plot"):
+        path = getattr(args, name)
+        if path and path != "-" and not Path(path).parent.is_dir():
+            raise ValueError(f"{_flag(name)}: there is no folder {Path(path).parent}")
+    if args.plot:
+        from sfumato.bench import plot
+
+        plot.check(Path(args.plot))
+
+
+def _flag(name: str) -> str:
+    return f"--{name.replace('_', '-')}"
+
+
+def _prompts(args: argparse.Namespace) -> list[Prompt]:
+    if args.prompts:
+        return read_prompts(Path(args.prompts))
+    if args.prompt_tokens is not None:
+        return [args.prompt_tokens]
+    if args.random_weights:
+        return [SYNTHETIC if args.context is None else 0]  # --context fills it up
+    return [conversation(question) for question in QUESTIONS]
+
+
+def _local(args: argparse.Namespace, work: Work) -> Report:
+    from sfumato.bench import measure
+    from sfumato.bench.environment import environment
+    from sfumato.bench.memory import PeakMemory
+    from sfumato.cli import machine
+
+    with PeakMemory() as memory:
+        report = measure.measure(
+            _subject(args),
+            work,
+            cases(args.max_tokens, args.threads, args.context),
+            _sampler(args),
+            memory,
+            where=bool(args.where or args.plot),
+            tell=_tell,
+        )
+    report.environment = environment() | {
+        "cpu": machine.cpu_name(),
+        "cpu_features": machine.cpu_features(),
+        "cores": machine.usable_cores(),
+        "memory_bytes": machine.total_memory(),
+    }
+    return report
+
+
+def _subject(args: argparse.Namespace) -> Subject:
+    import torch
+
+    import sfumato
+    from sfumato.bench import subject
+    from sfumato.cli.generation import spare_threads
+
+    if args.threads:  # the first case's, for loading
+        torch.set_num_threads(args.threads[0])
+    how = {"device": args.device, "dtype": args.dtype, "activations": args.activations or "int8"}
+    if args.random_weights:
+        format = args.format or "q4_k_m"
+        return subject.random_subject(args.random_weights, format, args.layers, **how)
+    model = sfumato.load(args.model, **how)
+    if not args.threads:
+        spare_threads(model)
+    return subject.loaded(model)
+
+
+def _sampler(args: argparse.Namespace) -> SamplerConfig:
+    from sfumato.diffusion.config import SamplerConfig, fixed_steps
+
+    steps = args.fixed_steps or (RANDOM_STEPS if args.random_weights else None)
+    config = fixed_steps(steps) if steps else SamplerConfig()
+    return config.options(
+        ignore_eos=args.ignore_eos or None, min_tokens=args.min_tokens, top_k=args.top_k
+    )
+
+
+def _remote(args: argparse.Namespace, work: Work) -> Report:
+    from sfumato.bench import remote
+    from sfumato.bench.client import Endpoint, ServerError
+    from sfumato.bench.environment import environment
+    from sfumato.cli import machine
+
+    key = args.api_key or os.environ.get("SFUMATO_API_KEY")
+    endpoint = Endpoint(args.url.rstrip("/"), key, args.timeout)
+    models = [args.model] if args.model else endpoint.models()
+    if not models:
+        raise ServerError(f"{args.url}: has no models; name one with -m")
+    fields = {
+        "ignore_eos": args.ignore_eos or None,
+        "min_tokens": args.min_tokens,
+        "top_k": args.top_k,
+        "stream_drafts": args.drafts or None,
+    }
+    fields = {name: value for name, value in fields.items() if value is not None}
+    report = remote.measure(
+        remote.Target(endpoint, models[0], fields),
+        work,
+        cases(args.max_tokens, concurrency=args.concurrency or (1,)),
+        _tell,
+    )
+    # What is known of the client says nothing of the server.
+    known = environment()
+    report.environment = {name: known[name] for name in ("date", "sfumato", "commit")} | {
+        "client": f"{machine.cpu_name()}, {machine.usable_cores()} cores",
+        **dict.fromkeys(("precision", "backend", "cpu", "memory_bytes")),
+    }
+    return report
+
+
+def _tell(number: int, count: int) -> None:
+    """How far the work is, on a line that is gone when all of it is done."""
+    if sys.stderr.isatty():
+        told = f"request {number} of {count}" if number else ""
+        print(f"\r{told:<40}\r", end="", file=sys.stderr, flush=True)
+
+
+def _write(report: Report, args: argparse.Namespace) -> None:
+    from rich.console import Console
+
+    from sfumato.bench import plot
+    from sfumato.bench import report as forms
+
+    line = forms.to_json(report) + "\n"
+    # Files first: whoever reads the table may close the pipe.
+    for path, text in ((args.json, line), (args.csv, forms.to_csv(report))):
+        if path and path != "-":
+            Path(path).write_text(text, encoding="utf-8")
+    if args.plot:
+        plot.draw(report, Path(args.plot))
+    if report.interrupted:
+        print("sfumato: interrupted: the report has what was measured until then", file=sys.stderr)
+    if args.json == "-":
+        sys.stdout.write(line)
+        return
+    console = Console(highlight=False)
+    for table in forms.to_tables(report):
+        console.print(table)

@@ -1,0 +1,43 @@
+from __future__ import annotations
+
+import mmap
+import time
+from pathlib import Path
+
+import pytest
+import torch
+
+from sfumato.bench.memory import INTERVAL_S, PeakMemory, resident
+
+linux = pytest.mark.skipif(not resident(), reason="only Linux tells the memory of a process")
+SIZE = 64 << 20
+
+
+@linux
+def test_the_peak_stays_when_the_memory_is_gone(tmp_path: Path) -> None:
+    path = tmp_path / "weights"
+    path.write_bytes(bytes(SIZE))
+    before = resident()
+    with PeakMemory() as memory:
+        own = torch.ones(SIZE // 4)
+        with path.open("rb") as file:
+            mapped = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
+        for start in range(0, SIZE, mmap.PAGESIZE):
+            mapped[start]
+        time.sleep(4 * INTERVAL_S)
+        mapped.close()
+        del own
+    peaks = memory.values()
+    for key in ("peak_anonymous", "peak_mapped"):
+        assert 0.9 * SIZE < peaks[key][0] - before[key] < 2 * SIZE
+    assert resident()["peak_mapped"] < peaks["peak_mapped"][0] - SIZE / 2
+    assert peaks["peak_resident"] >= [max(peaks["peak_anonymous"] + peaks["peak_mapped"])]
+
+
+def test_nothing_is_guessed_where_the_system_does_not_tell(tmp_path: Path) -> None:
+    with PeakMemory(tmp_path / "none") as memory:
+        pass
+    assert set(memory.values()) <= {"peak_device"}
+    odd = tmp_path / "status"
+    odd.write_text("Name:\tpython\nVmHWM:\t12 kB\n")
+    assert resident(odd) == {}

@@ -1,0 +1,52 @@
+from __future__ import annotations
+
+import importlib
+from pathlib import Path
+
+import pytest
+
+from sfumato.bench import plot
+from sfumato.bench.metrics import PARTS
+from sfumato.bench.report import CaseReport, Report
+from sfumato.bench.workload import Case
+
+
+def a_report(*parts: str) -> Report:
+    cases = [CaseReport(Case(64, context=context)) for context in (0, 4096)]
+    for result in cases:
+        result.values = {"step_ms": [3.0, 4.0, 9.0]} | {key: [1.0, 2.0] for key in parts}
+    return Report({"model": "painter"}, cases)
+
+
+def test_without_matplotlib_the_extra_is_named(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    def missing(name: str) -> None:
+        raise ImportError(name)
+
+    monkeypatch.setattr(importlib, "import_module", missing)
+    with pytest.raises(ValueError, match=r"pip install 'sfumato\[plot\]'"):
+        plot.check(tmp_path / "a.png")
+
+
+def test_only_png_and_svg() -> None:
+    with pytest.raises(ValueError, match=r"a\.pdf ends in neither \.png nor \.svg"):
+        plot.check(Path("a.pdf"))
+
+
+@pytest.mark.parametrize("timed", [True, False])
+@pytest.mark.parametrize(("name", "start"), [("a.png", b"\x89PNG"), ("b.svg", b"<?xml")])
+def test_draws(tmp_path: Path, name: str, start: bytes, timed: bool) -> None:
+    pytest.importorskip("matplotlib", reason="needs sfumato[plot]")
+    plot.draw(a_report(*(("where_step_ms", *PARTS) if timed else ())), tmp_path / name)
+    assert (tmp_path / name).read_bytes().startswith(start)
+
+
+def test_draws_a_report_without_figures(tmp_path: Path) -> None:
+    pytest.importorskip("matplotlib", reason="needs sfumato[plot]")
+    plot.draw(Report({}, [CaseReport(Case(64))]), tmp_path / "a.png")
+
+
+def test_cases_are_named_by_what_varies() -> None:
+    assert plot._names(a_report().cases) == ["context 0", "context 4096"]
+    assert plot._names(a_report().cases[:1]) == ["max tokens 64, context 0"]

@@ -1,0 +1,73 @@
+from __future__ import annotations
+
+import pytest
+import torch
+
+from sfumato.bench.random_weights import PRESETS, random_checkpoint
+from sfumato.model.loading import load_network
+from sfumato.weights.blocks import QuantizedTensor
+from sfumato.weights.mixes import TARGETS
+
+
+@pytest.mark.parametrize(
+    ("format", "gigabytes"),
+    [("q4_k_m", 16.8), ("q5_k_m", 19.1), ("q6_k", 22.6), ("q8_0", 26.9), ("bf16", 50.5)],
+)
+def test_sizes_are_those_of_the_published_files(format: str, gigabytes: float) -> None:
+    tensors = random_checkpoint("26b-a4b", format).tensors.values()
+    assert sum(info.nbytes for info in tensors) / 1e9 == pytest.approx(gigabytes, abs=0.06)
+
+
+def test_the_real_proportions() -> None:
+    tensors = random_checkpoint("26b-a4b").tensors
+    assert len(tensors) == 691  # and the published file's rope_freqs, which follow from the config
+    assert tensors["layers.29.experts.gate_up_proj"].shape == (128, 1408, 2816)
+    assert "layers.5.self_attn.v_proj.weight" not in tensors  # every 6th layer is full
+    assert "layers.4.self_attn.v_proj.weight" in tensors
+
+
+@pytest.mark.parametrize("format", TARGETS)
+def test_tensors_are_what_they_claim(format: str) -> None:
+    checkpoint = random_checkpoint("tiny", format)
+    for name, info in checkpoint.tensors.items():
+        value = checkpoint.read(name)
+        dense = value.dequantize() if isinstance(value, QuantizedTensor) else value
+        assert (tuple(value.shape), value.nbytes) == (info.shape, info.nbytes)
+        if len(info.shape) > 1:
+            wanted = info.shape[-1] ** -0.5 * (3 if name == "embed_tokens.weight" else 1)
+            assert float(dense.float().std()) == pytest.approx(wanted, rel=0.15)
+            rows = dense.reshape(-1, info.shape[-1])
+            assert len(rows.unique(dim=0)) == len(rows)
+
+
+def test_the_seed_makes_the_weights() -> None:
+    name = "layers.0.mlp.up_proj.weight"
+
+    def data(seed: int) -> torch.Tensor:
+        return random_checkpoint("tiny", "q8_0", seed=seed).read(name).data
+
+    assert torch.equal(data(1), data(1))
+    assert not torch.equal(data(1), data(2))
+
+
+def test_other_numbers_of_layers() -> None:
+    network = load_network(
+        random_checkpoint("tiny", "f32", layers=3), torch.device("cpu"), torch.float32
+    )
+    assert [layer.sliding for layer in network.config.layers] == [True, True, False]
+    canvas = torch.arange(PRESETS["tiny"][1])
+    hidden = network.denoise([canvas], [network.new_slot(1)])
+    assert hidden.isfinite().all()
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (("27b",), "random_weights: '27b' is none of 26b-a4b"),
+        (("tiny", "q3_k"), "format: 'q3_k' is none of q4_k_m"),
+        (("tiny", "q8_0", 10_000), "layers: 10000"),
+    ],
+)
+def test_what_there_is_not(arguments: tuple[object, ...], message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        random_checkpoint(*arguments)  # type: ignore[arg-type]

@@ -1,0 +1,40 @@
+from __future__ import annotations
+
+import torch
+
+from sfumato.bench import subject
+from sfumato.bench.subject import random_subject
+from sfumato.model.loading import place
+from sfumato.ops.cpu.panels import PackedTensor
+
+
+def test_what_there_is_to_tell() -> None:
+    about = random_subject("tiny", "bf16", layers=3, device="cpu", dtype="bfloat16").about
+    assert about["model"] == "random tiny, bf16"
+    assert (about["layers"], about["vocab_size"], about["canvas_length"]) == (3, 512, 32)
+    assert about["stored_bytes"] == sum(about["formats"].values())
+    assert about["precision"].startswith("bfloat16")
+    assert about["device"] == "cpu"
+
+
+def test_the_precision_of_packed_weights_is_told() -> None:
+    network = random_subject("tiny", "f32", device="cpu").network
+    block = network.transformer.layers[0]
+    for module, name, format in (
+        (block.mlp.up_proj, "weight", "Q5_0"),
+        (block.mlp.down_proj, "weight", "Q4_K"),
+        (block.experts, "down_proj", "Q5_0"),
+    ):
+        place(module, name, PackedTensor(torch.zeros(1), 0, format, (1, 1), "int8"))
+    assert subject._precision(network) == "float32; int8 with Q4_K, Q5_0"
+
+
+def test_synthetic_prompts_and_filling() -> None:
+    made = random_subject("tiny", "f32", device="cpu")
+    ids = made.prompt_ids(5, seed=1)
+    assert torch.equal(ids, made.prompt_ids(5, seed=1))
+    assert not torch.equal(ids, made.prompt_ids(5, seed=2))
+    assert 0 <= int(ids.min()) <= int(ids.max()) < 512
+    filled = made.prompt_ids(5, seed=1, context=9)
+    assert len(filled) == 9
+    assert torch.equal(filled[[0, -4, -3, -2, -1]], ids)

@@ -1,0 +1,141 @@
+from __future__ import annotations
+
+import csv
+import importlib
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+from tests.bench.scripted import DONE, end, event, scripted, text
+
+TINY = ("bench", "--random-weights", "tiny", "--fixed-steps", "2", "--repeats", "2")
+
+
+def test_random_weights(cli: Any, tmp_path: Path) -> None:
+    table, rows = tmp_path / "a.json", tmp_path / "a.csv"
+    done = cli(
+        *(*TINY, "--max-tokens", "32,64", "--context", "40", "--threads", "1", "--where"),
+        *("--json", str(table), "--csv", str(rows), "--format", "q8_0", "--layers", "1"),
+    )
+    assert (done.code, done.err) == (0, "")
+    assert "max tokens 64, threads 1, context 40: 2 requests measured" in done.out
+    found = json.loads(table.read_text())
+    assert found["subject"]["model"] == "random tiny, q8_0"
+    assert found["subject"]["layers"] == 1
+    assert {"cpu", "cores", "commit", "backend"} <= set(found["environment"])
+    assert found["work"]["repeats"] == 2
+    (first, second) = found["cases"]
+    assert first["metrics"]["step_ms"]["count"] == 4
+    assert second["metrics"]["prompt_tokens"]["p50"] == 40
+    assert second["metrics"]["attention_ms"]["p50"] > 0
+    with rows.open() as lines:
+        assert [row["max_tokens"] for row in csv.DictReader(lines)] == ["32", "64"]
+
+
+def test_random_weights_end_by_themselves(cli: Any) -> None:
+    done = cli("bench", "--random-weights", "tiny", "--max-tokens", "32", "--json", "-")
+    (case,) = json.loads(done.out)["cases"]
+    assert case["metrics"]["steps_per_canvas"]["max"] == 8
+    assert case["metrics"]["prompt_tokens"]["p50"] == 256
+
+
+def test_the_embedded_model_answers_a_file(cli: Any, tmp_path: Path) -> None:
+    prompts = tmp_path / "prompts.txt"
+    prompts.write_text("What is the capital of France?\nWhat is the capital of Italy?\n")
+    options = ("--prompts", str(prompts), "--repeats", "1", "--max-tokens", "32", "--json", "-")
+    done = cli("bench", *options, "--ignore-eos", "--top-k", "20", "--min-tokens", "3")
+    assert done.out.count("\n") == 1
+    found = json.loads(done.out)
+    metrics = found["cases"][0]["metrics"]
+    assert metrics["output_tokens"] == {"count": 2, "min": 32, "p50": 32, "p95": 32, "max": 32}
+    assert metrics["load_s"]["p50"] > 0
+    assert "top_k 20, min_tokens 3, ignore_eos True" in found["subject"]["sampler"]
+
+
+def test_a_server(cli: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("SFUMATO_API_KEY", "secret")
+    usage = {"prompt_tokens": 9, "completion_tokens": 5}
+
+    def script(body: dict[str, Any]) -> Any:
+        return iter([text("Hello"), end(), event(choices=[], usage=usage), DONE])
+
+    with scripted(script) as server:
+        options = ("--ignore-eos", "--min-tokens", "2", "--top-k", "7", "--drafts", "--seed", "3")
+        done = cli("bench", "--url", server.url + "/", "--concurrency", "1,2", *options)
+    assert (done.code, done.err) == (0, "")
+    assert "concurrency 2: 9 requests measured" in done.out
+    assert "secret" not in done.out
+    body = server.bodies[-1]
+    assert body.items() >= {
+        "model": "painter", "ignore_eos": True, "min_tokens": 2, "top_k": 7, "stream_drafts": True,
+    }.items()  # fmt: skip
+    assert {b["seed"] for b in server.bodies} == {3, 4, 5}
+    assert set(server.keys) == {"Bearer secret"}
+
+
+def test_ctrl_c_reports_what_was_measured(
+    cli: Any, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    def press(number: int, count: int) -> None:
+        if number == 3:
+            raise KeyboardInterrupt
+
+    monkeypatch.setattr("sfumato.cli.bench._tell", press)
+    path = tmp_path / "a.json"
+    done = cli(*TINY, "--max-tokens", "32", "--json", str(path))
+    assert done.code == 130
+    assert "1 requests measured" in done.out
+    assert "interrupted" in done.err
+    found = json.loads(path.read_text())
+    assert (found["interrupted"], found["cases"][0]["requests"]) == (True, 1)
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        (("--random-weights", "27b"), "random_weights: '27b' is none of"),
+        (("--random-weights", "tiny", "-m", "x"), "--random-weights: does not go with -m"),
+        (("--random-weights", "tiny", "--prompts", "x"), "does not go with --prompts"),
+        (("--layers", "3"), "--layers: belongs to --random-weights"),
+        (("--url", "http://a/v1", "--threads", "2"), "--threads: is for measuring this machine"),
+        (("--url", "http://a/v1", "--activations", "bf16"), "--activations: is for measuring this"),
+        (("--random-weights", "tiny", "--activations", "int4"), "argument --activations"),
+        (("--url", "http://a/v1", "--dtype", "float32"), "--dtype: is for measuring this machine"),
+        (("--concurrency", "2"), "--concurrency: is for measuring a server"),
+        (("--url", "a"), "url: 'a' is not like http://localhost:8000/v1"),
+        (
+            ("--prompts", "x", "--prompt-tokens", "3"),
+            "--prompts, --prompt-tokens: give at most one",
+        ),
+        (("--prompts", "/nowhere/x"), "/nowhere/x: No such file"),
+        (("--csv", "/nowhere/x.csv"), "--csv: there is no folder /nowhere"),
+        (("--plot", "x.pdf"), "plot: x.pdf ends in neither"),
+        (("--threads", "1,0"), "argument --threads: '0' is not a whole number from 1 on"),
+        (("--context", "1,"), "argument --context: '' is not a whole number from 0 on"),
+    ],
+)
+def test_bad_options_are_one_line(
+    cli: Any, monkeypatch: pytest.MonkeyPatch, options: tuple[str, ...], message: str
+) -> None:
+    monkeypatch.setattr("sfumato.load", lambda *_, **__: pytest.fail("was loaded"))
+    done = cli("bench", *options)
+    assert (done.code, done.out) == (2, "")
+    assert message in done.err
+    assert done.err.count("\n") == 1
+
+
+def test_a_missing_matplotlib_is_told_before_measuring(
+    cli: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    usual = importlib.import_module
+
+    def missing(name: str) -> Any:
+        if name.startswith("matplotlib"):
+            raise ImportError(name)
+        return usual(name)
+
+    monkeypatch.setattr(importlib, "import_module", missing)
+    done = cli(*TINY, "--plot", "a.png")
+    assert done.code == 2
+    assert "pip install 'sfumato[plot]'" in done.err
