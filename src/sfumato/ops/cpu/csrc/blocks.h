@@ -61,8 +61,16 @@ inline void split_nibbles(const uint8_t *from, uint8_t *codes) {
     add_bits(from, 16, 4, 15, 0, codes + 16);
 }
 
+// Bit i of four bytes becomes bit 4 of code i.
 inline void add_fifth_bits(const uint8_t *from, uint8_t *codes) {
-    for (int i = 0; i < 32; i++) codes[i] |= (uint8_t)((from[i / 8] >> i % 8 & 1) << 4);
+    for (int j = 0; j < 4; j++) {
+        // Byte i keeps bit i alone; adding 127 carries whatever is left of it to the byte's top.
+        const uint64_t bits = from[j] * 0x0101010101010101u & 0x8040201008040201u;
+        uint64_t y;
+        memcpy(&y, codes + 8 * j, 8);
+        y |= ((bits + 0x7f7f7f7f7f7f7f7fu) & 0x8080808080808080u) >> 3;
+        memcpy(codes + 8 * j, &y, 8);
+    }
 }
 
 // Scale and minimum of group g of a Q4_K or Q5_K block (twelve bytes hold eight 6-bit pairs).
