@@ -32,6 +32,7 @@ from sfumato.text.template import ChatTemplate
 from sfumato.text.tokenizer import Detokenizer, Tokenizer
 from sfumato.weights.checkpoint import Checkpoint, open_checkpoint
 from sfumato.weights.errors import CheckpointError
+from sfumato.weights.onload import quantized_on_load
 
 EMBEDDED = Path(__file__).parent / "embedded"
 THOUGHT = re.compile(r"<\|channel>.*?(<channel\|>|\Z)", re.DOTALL)
@@ -280,13 +281,16 @@ def load(
     dtype: str | torch.dtype = "auto",
     progress: Progress | None = None,
     activations: str = "int8",
+    quantize: str | None = None,
 ) -> Model:
     """Loads a checkpoint, file or folder, safetensors or GGUF; None is the embedded model.
 
     device: "auto" or a torch device; dtype: "auto", "float32", "bfloat16" or "float16", or
     torch's own, for activations, cache and unquantized weights; activations: "int8" or, more exact
-    and slower, "bf16", what a CPU rounds them to for products with quantized weights.  Raises
-    CheckpointError, ConfigError or ValueError, naming the file, field or argument.
+    and slower, "bf16", what a CPU rounds them to for products with quantized weights; quantize:
+    "q4_k" or "q8_0", what float matrices become while they are loaded (and what takes fewer bits
+    badly, as in a converted file, a larger format); what the file has quantized already stays as
+    it is.  Raises CheckpointError, ConfigError or ValueError, naming the file, field or argument.
     """
     start = time.perf_counter()
     if not isinstance(path, str | PathLike | None) or path == "":
@@ -299,6 +303,8 @@ def load(
     config = config_of(checkpoint)
     checkpoint.account(expected_shapes(config))
     target = pick_device(device)
+    if quantize is not None:
+        checkpoint = quantized_on_load(checkpoint, quantize, target)
     kind = pick_dtype(dtype, checkpoint, target)
     text = load_text(checkpoint)
     # The other way round is fine: embeddings are often padded with rows that no token uses.

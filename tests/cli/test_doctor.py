@@ -42,6 +42,13 @@ def test_json(cli: Any) -> None:
     assert 1e6 < found["speed"]["dequantized_weights"] < 1e13
 
 
+def test_only_compiled_operations_are_timed_on_blocks(monkeypatch: pytest.MonkeyPatch) -> None:
+    compiled = ops.backend.startswith("compiled")
+    assert ("int8_flops" in doctor.measure(torch.device("cpu"))) == compiled
+    monkeypatch.setattr(ops, "backend", "torch")
+    assert "int8_flops" not in doctor.measure(torch.device("cpu"))
+
+
 def speed(device: str, flops: float, read: float = 1e9, weights: float = 1e9) -> dict[str, Any]:
     """Measured speeds; bfloat16 is three times as quick as float32."""
     speeds = {"float32_flops": flops, "bfloat16_flops": 3 * flops}
@@ -63,3 +70,16 @@ def test_the_estimate_has_the_dequantization_in_it(device: str, factor: int) -> 
     assert step["dequantizing_ms"] == pytest.approx(doctor.STEP_WEIGHTS / 2e6)
     assert step["arithmetic_ms"] == pytest.approx(doctor.STEP_FLOP / 1e9 / factor)
     assert step["ms_per_step"] == pytest.approx(step["dequantizing_ms"] + step["arithmetic_ms"])
+
+
+def test_compiled_operations_dequantize_only_for_the_soft_embedding() -> None:
+    """Experts have few positions each, and so a rate of their own."""
+    measured = speed("cpu", 1e12, 1e15, 2e9) | {"int8_flops": 8e12, "int8_expert_flops": 4e12}
+    step = doctor.estimate(measured)
+    soft = 512 * doctor.EMBEDDING
+    blocks = (doctor.STEP_FLOP - soft - doctor.EXPERTS_FLOP) / 8 + doctor.EXPERTS_FLOP / 4
+    assert step["dequantizing_ms"] == pytest.approx(doctor.EMBEDDING / 2e6)
+    assert step["arithmetic_ms"] == pytest.approx((blocks + soft) / 1e9)
+    assert step["bound_ms"] == pytest.approx(doctor.STEP_FLOP / 8e9)
+    slow = doctor.estimate(measured | {"read_bytes": 1e9})
+    assert slow["arithmetic_ms"] == pytest.approx(doctor.STEP_BYTES / 1e6 + soft / 1e9)

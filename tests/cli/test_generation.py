@@ -1,7 +1,9 @@
 from __future__ import annotations
 
 import inspect
+import io
 import signal
+import sys
 from concurrent.futures import ThreadPoolExecutor
 from types import SimpleNamespace
 from typing import Any
@@ -11,14 +13,16 @@ import torch
 
 from sfumato import Model
 from sfumato.cli import generation
-from sfumato.cli.arguments import SAMPLERS, build_parser
+from sfumato.cli.arguments import ON_LOAD, SAMPLERS, build_parser
 from sfumato.cli.view.display import Silent
 from sfumato.diffusion import sampler
+from sfumato.weights import onload
 
 
 def test_what_is_written_out_for_a_quick_help_is_the_truth() -> None:
     """The parser may not import torch, and so names what it cannot look up."""
     assert tuple(sampler.SAMPLERS) == SAMPLERS
+    assert onload.ON_LOAD == ON_LOAD
     args = build_parser().parse_args(["run", "Hi"])
     parameters = inspect.signature(Model.stream).parameters
     assert args.max_tokens == parameters["max_tokens"].default
@@ -82,3 +86,42 @@ def test_what_is_no_device_is_refused_with_those_that_are(cli: Any, device: str)
 
 def test_a_device_that_is_not_here_is_another_matter(cli: Any) -> None:
     assert "'cuda:77' cannot be used here" in cli("run", "Hi", "--device", "cuda:77").err
+
+
+@pytest.mark.parametrize("command", [["run", "Hi"], ["chat"]])
+@pytest.mark.parametrize("quantize", [None, "q4_k", "q8_0"])
+def test_quantize_reaches_the_loader(
+    monkeypatch: pytest.MonkeyPatch, command: list[str], quantize: str | None
+) -> None:
+    asked: list[dict[str, Any]] = []
+    model = SimpleNamespace(config=SimpleNamespace(hidden_size=2816))
+    monkeypatch.setattr("sfumato.load", lambda path, **how: asked.append(how) or model)
+    more = ["--quantize", quantize] if quantize else []
+    generation.load(build_parser().parse_args([*command, *more]))
+    assert [how["quantize"] for how in asked] == [quantize]
+
+
+def test_an_unknown_quantization_is_refused(cli: Any) -> None:
+    done = cli("run", "Hi", "--quantize", "q3_k")
+    assert done.code == 2 and "argument --quantize: invalid choice: 'q3_k'" in done.err
+
+
+class Terminal(io.StringIO):
+    def isatty(self) -> bool:
+        return True
+
+
+@pytest.mark.parametrize(
+    ("stream", "total", "told"),
+    [(Terminal(), 4 * 10**9, True), (Terminal(), 10**6, False), (io.StringIO(), 10**10, False)],
+)
+def test_a_terminal_is_told_bytes_and_time_left_of_what_is_large(
+    monkeypatch: pytest.MonkeyPatch, stream: io.StringIO, total: int, told: bool
+) -> None:
+    monkeypatch.setenv("TERM", "xterm")
+    monkeypatch.setattr(sys, "stderr", stream)
+    with generation._progress() as progress:
+        for quarter in range(1, 5):
+            progress(quarter * total // 4, total)
+    assert ("4.0/4.0 GB" in stream.getvalue()) == told
+    assert ("loading" in stream.getvalue()) == told

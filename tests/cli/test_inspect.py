@@ -60,6 +60,18 @@ def test_the_memory_predicted_is_what_loading_takes(
     assert needs["head_buffer"] == head_bytes(network.config, dtype)
 
 
+def test_the_memory_of_a_checkpoint_quantized_at_load(cli: Any, checkpoint: Path) -> None:
+    plain, quantized = (
+        json.loads(cli("inspect", str(checkpoint), "--json", *more).out)
+        for more in ((), ("--quantize", "q8_0"))
+    )
+    assert (plain["memory"]["quantize"], quantized["memory"]["quantize"]) == (None, "q8_0")
+    assert quantized["memory"]["weights"] < plain["memory"]["weights"]
+    assert quantized["formats"] == plain["formats"]  # the file is what it is
+    told = cli("inspect", str(checkpoint), "--quantize", "q8_0").out
+    assert "memory predicted on cpu, in float32, --quantize q8_0:" in told
+
+
 def test_report(cli: Any, checkpoint: Path) -> None:
     done = cli("inspect", str(checkpoint))
     assert done.code == 0

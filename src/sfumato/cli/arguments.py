@@ -14,6 +14,7 @@ SAMPLERS = ("entropy-bound", "fixed-count", "threshold")  # written out: their m
 DEVICES = "auto, cpu, cuda, cuda:1, mps, xpu"
 LAST_SEED = 2**64 - 1  # the random numbers take 64 bits of it
 ACTIVATIONS = ("int8", "bf16")  # written out likewise
+ON_LOAD = ("q4_k", "q8_0")  # written out likewise
 FORMATS = (  # written out likewise
     *("q4_k_m", "q5_k_m", "q8_0", "q6_k", "q5_k", "q4_k", "q5_0"),
     *("bf16", "f16", "f32"),
@@ -78,6 +79,7 @@ def _add_inspect(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("path", type=_path, help="a GGUF file, or a file or folder of safetensors")
     parser.add_argument("--json", action="store_true", help="print a JSON object")
     parser.add_argument("--tensors", action="store_true", help="list every tensor")
+    _add_quantize(parser)
 
 
 def _add_convert(parser: argparse.ArgumentParser) -> None:
@@ -155,6 +157,7 @@ def _add_generation(parser: argparse.ArgumentParser) -> None:
         default="int8",
         help="on a CPU, for products with quantized weights: int8 (default), or bf16, more exact",
     )
+    _add_quantize(model)
     model.add_argument("--threads", type=whole(1), metavar="N", help="CPU threads; default: cores")
     group = parser.add_argument_group("generation (defaults are the checkpoint's)")
     add = group.add_argument
@@ -171,6 +174,14 @@ def _add_generation(parser: argparse.ArgumentParser) -> None:
     add("--top-p", type=float, metavar="P", help="draw from the likeliest share P")
     _add_display(parser)
     _add_verbose(parser)
+
+
+def _add_quantize(parser: argparse._ActionsContainer) -> None:
+    parser.add_argument(
+        "--quantize",
+        choices=ON_LOAD,
+        help="quantize float matrices as they are loaded; quantized ones stay as they are",
+    )
 
 
 def _add_verbose(parser: argparse.ArgumentParser) -> None:

@@ -13,10 +13,10 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 from rich.console import Console
+from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TimeRemainingColumn
 
 import sfumato
 from sfumato.cli.arguments import DEVICES
-from sfumato.cli.units import size
 from sfumato.cli.view.display import Display, Live, Plain, Silent, is_visual
 
 if TYPE_CHECKING:
@@ -40,16 +40,17 @@ class Answer:
 def load(args: argparse.Namespace) -> Model:
     """The model that the options name. Raises ValueError or OSError, saying what is wrong."""
     _check_device(args.device)
-    progress = _tell_progress if sys.stderr.isatty() else None
     if args.threads:
         torch.set_num_threads(args.threads)  # the compiled operations take as many
-    model = sfumato.load(
-        args.model,
-        device=args.device,
-        dtype=args.dtype,
-        progress=progress,
-        activations=args.activations,
-    )
+    with _progress() as told:
+        model = sfumato.load(
+            args.model,
+            device=args.device,
+            dtype=args.dtype,
+            progress=told,
+            activations=args.activations,
+            quantize=args.quantize,
+        )
     if not args.threads:
         spare_threads(model)
     return model
@@ -70,11 +71,17 @@ def spare_threads(model: Model) -> None:
         torch.set_num_threads(1)
 
 
-def _tell_progress(done: int, total: int) -> None:
-    """How far a large checkpoint has been read, on a line that is gone when all of it has."""
-    if total > LARGE:
-        told = "" if done == total else f"loading: {done * 100 // total} % of {size(total)}"
-        print(f"\r{told:<40}\r", end="", file=sys.stderr, flush=True)
+@contextmanager
+def _progress() -> Iterator[Callable[[int, int], None]]:
+    """Tells a terminal how much of a large checkpoint has been loaded, and how long the rest may
+    take, on a line that is gone afterwards."""
+    console, quiet = Console(stderr=True), not sys.stderr.isatty()
+    columns = (TextColumn("loading"), BarColumn(), DownloadColumn(), TimeRemainingColumn())
+    with Progress(*columns, console=console, transient=True, disable=quiet) as bar:
+        task = bar.add_task("loading", visible=False)
+        yield lambda done, total: bar.update(
+            task, completed=done, total=total, visible=total > LARGE
+        )
 
 
 def options(args: argparse.Namespace) -> dict[str, Any]:

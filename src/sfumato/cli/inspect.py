@@ -18,6 +18,7 @@ from sfumato.model.head import head_bytes
 from sfumato.model.loading import config_of, expected_shapes, loaded_bytes
 from sfumato.model.placement import cache_dtype, pick_device, pick_dtype
 from sfumato.weights.checkpoint import Checkpoint, TensorInfo, open_checkpoint
+from sfumato.weights.onload import quantized_on_load
 
 CONTEXTS = (4096, 32768, 131072, 262144)
 
@@ -25,7 +26,7 @@ CONTEXTS = (4096, 32768, 131072, 262144)
 def main(args: argparse.Namespace) -> int:
     """Print the findings. Raises CheckpointError or OSError where there is no checkpoint."""
     checkpoint = open_checkpoint(args.path)
-    found = facts(checkpoint)
+    found = facts(checkpoint, args.quantize)
     listed = _listing(checkpoint.tensors) if args.tensors else []
     if args.json:
         print(json.dumps(found | ({"list": listed} if listed else {}), indent=2))
@@ -40,8 +41,9 @@ def main(args: argparse.Namespace) -> int:
     return 0
 
 
-def facts(checkpoint: Checkpoint) -> dict[str, Any]:
-    """All that is told, as plain values; sizes in bytes."""
+def facts(checkpoint: Checkpoint, quantize: str | None = None) -> dict[str, Any]:
+    """All that is told, as plain values; sizes in bytes. The memory is that of the checkpoint
+    quantized at load, where `quantize` says to what."""
     tensors = checkpoint.tensors.values()
     found: dict[str, Any] = {
         "path": str(checkpoint.path),
@@ -60,7 +62,10 @@ def facts(checkpoint: Checkpoint) -> dict[str, Any]:
         checkpoint.account(expected_shapes(config))
     except ValueError as error:
         return found | {"runs": False, "why_not": " ".join(str(error).split())}
-    needs = memory(checkpoint, config, pick_device())
+    device = pick_device()
+    if quantize:
+        checkpoint = quantized_on_load(checkpoint, quantize, device)
+    needs = memory(checkpoint, config, device) | {"quantize": quantize}
     return found | {"runs": True, "config": asdict(config), "memory": needs}
 
 
@@ -140,4 +145,5 @@ def _needs(memory: dict[str, Any]) -> list[str]:
     ]
     for length, cache in memory["kv_cache"].items():
         rows.append((f"cache for {length} tokens", size(cache), f"{size(fixed + cache)} in all"))
-    return [f"memory predicted on {memory['device']}, in {memory['dtype']}:", *table(rows)]
+    how = f"in {memory['dtype']}" + (f", --quantize {to}" if (to := memory["quantize"]) else "")
+    return [f"memory predicted on {memory['device']}, {how}:", *table(rows)]
