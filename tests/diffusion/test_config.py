@@ -52,6 +52,10 @@ from sfumato.weights.gguf import read_gguf
         ({"sampler": EntropyBound}, r"sampler: .* such as EntropyBound\(\)"),
         ({"schedule": 0.5}, r"schedule: .* 'temperature', such as LinearTemperature\(\).* got 0.5"),
         ({"stopping": 3}, r"stopping: .* 'done', such as StableAndConfident\(\); got 3"),
+        ({"soft_skip": 0.0}, "soft_skip: must be over 0 and under 1, got 0.0; leave it out"),
+        ({"soft_skip": 1}, "soft_skip: must be over 0 and under 1, got 1"),
+        ({"soft_skip": float("nan")}, "soft_skip: must be over 0 and under 1"),
+        ({"soft_skip": "x"}, "soft_skip: must be over 0 and under 1, got 'x'"),
         ({"processors": (1,)}, r"processors: must be a tuple of .* 'process', .* got \(1,\)"),
         ({"processors": LogitBias({1: 1.0})}, "processors: must be a tuple"),
     ],
@@ -94,6 +98,8 @@ def test_over_fills_only_what_is_none() -> None:
     filled = own.over(REFERENCE)
     assert filled == replace(REFERENCE, max_steps=3, stopping=Never(), temperature=0.5, top_k=7)
     assert SamplerConfig().over(REFERENCE) == REFERENCE
+    assert SamplerConfig(soft_skip=1e-3).over(REFERENCE).soft_skip == 1e-3
+    assert SamplerConfig().over(replace(REFERENCE, soft_skip=1e-3)).soft_skip == 1e-3
     assert SamplerConfig(temperature=0.0).over(REFERENCE).temperature == 0.0
     assert REFERENCE.max_steps == 48  # and the defaults are as they were
 

@@ -114,6 +114,26 @@ def test_top_p(p: float) -> None:
     assert (stats.entropy.max() == 0) == (p == 1e-6)
 
 
+def test_what_a_row_skips_is_its_own_choice() -> None:
+    """The last step's argmax is the guess, once there is one."""
+    network, _ = law(sharpness=3.0)
+    both = SimpleNamespace(head=network.head, hidden=network.hidden.repeat(2, 1))
+    rows, plain = [canvas(), canvas(soft_skip=0.5)], [canvas(), canvas()]
+    for _ in range(2):
+        stats = score(both, both.hidden, rows)
+        exact = score(both, both.hidden, plain)
+        for name in ("argmax", "drawn", "entropy", "top_probs"):
+            assert torch.equal(getattr(stats, name), getattr(exact, name))
+        torch.testing.assert_close(stats.soft[:LENGTH], exact.soft[:LENGTH])
+        change = (stats.soft[LENGTH:] - exact.soft[LENGTH:]).norm(dim=1)
+        longest = network.head.embedding.norm(dim=1).max() * 4
+        assert 0 < change.max() <= 0.5 * longest
+        for row, at in ((rows[0], slice(LENGTH)), (rows[1], slice(LENGTH, None))):
+            row.settle(stats[at])
+        for row, at in ((plain[0], slice(LENGTH)), (plain[1], slice(LENGTH, None))):
+            row.settle(exact[at])
+
+
 def test_processors_act_on_all_that_is_found() -> None:
     network, logits = law(sharpness=1.0)
     biased = logits.clone()

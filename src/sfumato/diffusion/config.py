@@ -40,6 +40,7 @@ class SamplerConfig:
     min_tokens: int = 0  # no end token before so many tokens; a stop string may come earlier
     ignore_eos: bool = False  # end tokens do not end the reply
     self_conditioning: bool = True  # off only to measure what it is worth
+    soft_skip: float | None = None  # mass that self-conditioning may leave out: docs/head.md
 
     def __post_init__(self) -> None:
         for name, low in (("max_steps", 1), ("top_k", 1), ("canvas_length", 1), ("min_tokens", 0)):
@@ -53,6 +54,11 @@ class SamplerConfig:
             raise ValueError(f"temperature: must be from 0 to {HOTTEST:.0e}, got {heat!r}")
         if top_p is not None and not (is_number(top_p) and 0 < top_p <= 1):
             raise ValueError(f"top_p: must be over 0 and at most 1, got {top_p!r}")
+        skip = self.soft_skip
+        if skip is not None and not (is_number(skip) and 0 < skip < 1):
+            raise ValueError(
+                f"soft_skip: must be over 0 and under 1, got {skip!r}; leave it out to be exact"
+            )
         for name, (method, example) in _METHODS.items():
             part = getattr(self, name)
             if part is not None and not _has(part, method):

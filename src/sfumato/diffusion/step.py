@@ -15,7 +15,7 @@ from torch import Tensor
 from sfumato.diffusion.canvas import Canvas, Draft
 from sfumato.diffusion.checks import check_returned
 from sfumato.model.cache import Slot
-from sfumato.model.head import Adjust, HeadStats
+from sfumato.model.head import Adjust, HeadStats, Skip
 from sfumato.model.network import Network
 from sfumato.model.truncate import cutoffs
 
@@ -50,8 +50,18 @@ def score(network: Network, hidden: Tensor, canvases: Sequence[Canvas]) -> HeadS
         uniform=torch.cat([c.uniforms() for c in canvases]),
         adjust=adjust,
         keep_logits=any(_needs_logits(canvas) for canvas in canvases),
+        skip=_skip(canvases, hidden.device),
     )
     return replace(stats, entropy=stats.entropy.masked_fill(banned, float("inf")))
+
+
+def _skip(canvases: Sequence[Canvas], device: torch.device) -> Skip | None:
+    """None, which is exact, unless a row asks for less; the others skip nothing that counts."""
+    shares = [canvas.config.soft_skip or 0.0 for canvas in canvases]
+    if not any(shares):
+        return None
+    guess = torch.cat([canvas.argmax for canvas in canvases])
+    return Skip(_spread(canvases, shares).to(device), guess)
 
 
 def _needs_logits(canvas: Canvas) -> bool:

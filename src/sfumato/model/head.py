@@ -1,13 +1,15 @@
 """The vocabulary head: all that a denoising step needs to know of 262144 scores per position.
 
 One pass over chunks of the tied embedding, with running maxima and sums, gives the argmax, the
-top few, one drawn token, the entropy and the soft embedding, exactly.  Memory is bounded by the
-chunk (see `head_bytes`): never [positions, vocabulary].
+top few, one drawn token, the entropy and the soft embedding, exactly unless the caller lets the
+soft embedding skip mass.  Memory is bounded by the chunk (see `head_bytes`): never [positions,
+vocabulary].
 The draws' uniforms, and all policy, come from `diffusion/`.
 """
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, fields
 
@@ -19,6 +21,7 @@ from sfumato import ops
 from sfumato.model.config import ModelConfig
 from sfumato.ops.law import BANNED, BLOCK, TOP, Law
 from sfumato.ops.reference import Weight
+from sfumato.weights.blocks import QuantizedTensor
 
 CHUNK = 2048  # vocabulary rows at a time: with their scores, about what a CPU's caches hold
 
@@ -55,6 +58,34 @@ class HeadStats:
 
 
 @dataclass(frozen=True)
+class Skip:
+    """Lets the soft embedding leave out, at each position, the chunks of the vocabulary that hold
+    too little of its law to matter; the other statistics stay exact.
+
+    A chunk is left out where its mass is at most share / chunks of what the law is sure to hold in
+    the end: the mass seen so far, or that of one token. So the weights left out sum to `share` at
+    most, and the vector is off by share · sqrt(hidden) · the longest embedding row at most. The
+    guess's score is rounded otherwise than the pass's: a difference of d makes that share · e^d.
+    """
+
+    share: Tensor  # float32 [positions], of the whole mass; 0 skips what adds nothing
+    guess: Tensor  # int64 [positions]: a token that may be likely, such as the last step's argmax
+
+
+@dataclass(frozen=True)
+class _Limit:
+    log_share: Tensor  # float32 [positions]: of one chunk
+    floor: Tensor  # float32 [positions]: a score over temperature that the law holds for sure
+
+    def exceeded(self, law: Law, sums: Tensor) -> Tensor:
+        """The positions int64 [n] that need the chunk just absorbed, of whose blocks the masses
+        are sums [positions, blocks], relative to the law's peak."""
+        # In logarithms: relative to an early peak, the floor's mass may be infinite.
+        sure = torch.maximum(law.total.log(), self.floor - law.peak)
+        return (sums.sum(dim=1).log() > self.log_share + sure).nonzero()[:, 0]
+
+
+@dataclass(frozen=True)
 class VocabularyHead:
     """The tied embedding [vocab, hidden], read as output layer.
 
@@ -62,7 +93,7 @@ class VocabularyHead:
     (see `ops.pack`); None where that is the embedding's own.
     """
 
-    embedding: Weight
+    embedding: Tensor | QuantizedTensor
     softcap: float
     chunk: int = CHUNK
     output: Sequence[Weight] | None = None
@@ -117,34 +148,51 @@ class VocabularyHead:
         uniform: Tensor,
         adjust: Adjust | None = None,
         keep_logits: bool = False,
+        skip: Skip | None = None,
     ) -> HeadStats:
         """One pass over the vocabulary.
 
         hidden [positions, hidden]; temperature float32 [positions], > 0; uniform float64
-        [positions] in [0, 1); adjust acts on softcapped logits before the temperature.
+        [positions] in [0, 1); adjust acts on softcapped logits before the temperature; skip
+        touches the soft embedding alone.
         """
         law = Law.empty(len(hidden), hidden.device)
         soft = torch.zeros_like(hidden, dtype=torch.float32)
         mass_dtype = self._mass_dtype(hidden)
         spare = hidden.new_empty(self.chunk, hidden.shape[1], dtype=mass_dtype)
         sums, peaks, kept = [], [], []
+        limit = None if skip is None else self._limit(skip, hidden, temperature, adjust)
         for start, stop in self.spans():
-            rows = self.rows(start, stop, mass_dtype, spare)
-            known = rows if mass_dtype == hidden.dtype else None
+            # Packed chunks are multiplied as they are: their rows serve the second product alone.
+            rows = None if self.output is not None else self.rows(start, stop, mass_dtype, spare)
             if adjust is None and not keep_logits:
-                raw, cap = self.raw(hidden, start, known), self.softcap
+                raw, cap = self.raw(hidden, start, rows), self.softcap
             else:
-                raw, cap = self._adjusted(hidden, start, known, adjust), None
+                raw, cap = self._adjusted(hidden, start, rows, adjust), None
             if keep_logits:
                 kept.append((raw / temperature[:, None]).clamp(min=BANNED))
             mass, here, fade = ops.absorb(law, raw, start, temperature, cap, mass_dtype)
-            soft.mul_(fade[:, None]).add_(mass @ rows)
+            soft.mul_(fade[:, None])
+            which = None if limit is None else limit.exceeded(law, here)
+            if which is None or len(which):
+                rows = self.rows(start, stop, mass_dtype, spare) if rows is None else rows
+                _add_product(soft, mass, rows, which)
             sums.append(here)
             peaks.append(law.peak[:, None].expand_as(here).clone())
         block, inside = _locate(torch.cat(sums, 1), torch.cat(peaks, 1), law.peak, uniform)
         drawn = self._draw(hidden, temperature, adjust, block, inside)
         logits = torch.cat(kept, 1) if kept else None
         return _statistics(law, drawn, soft, hidden.dtype, logits, self.vocab_size)
+
+    def _limit(
+        self, skip: Skip, hidden: Tensor, temperature: Tensor, adjust: Adjust | None
+    ) -> _Limit:
+        floor = torch.full_like(temperature, BANNED)
+        if adjust is None:  # which may have banned the guess
+            rows = ops.embed(skip.guess, self.embedding, hidden.dtype)
+            raw = (hidden.float() * rows.float()).sum(dim=1)
+            floor = (raw / self.softcap).tanh() * self.softcap / temperature
+        return _Limit(skip.share.log() - math.log(len(self.spans())), floor)
 
     def _mass_dtype(self, hidden: Tensor) -> torch.dtype:
         # Where the output is packed, its products are rounded more coarsely than bfloat16 rounds.
@@ -167,23 +215,37 @@ class VocabularyHead:
     ) -> Tensor:
         """The token in whose stretch of its block's mass the share `inside` of it falls."""
         per_chunk = -(-self.chunk // BLOCK)
+        # Rows that are floats already are taken block by block; other products come by the chunk.
+        step = per_chunk if adjust is not None or self.output is not None else 1
         drawn = torch.empty_like(block)
-        for index in (block // per_chunk).unique().tolist():
-            which = (block // per_chunk == index).nonzero()[:, 0]
-            start = index * self.chunk
-            if adjust is None:
-                scores = self.scores(hidden[which], start)
-            else:
+        for index in (block // step).unique().tolist():
+            which = (block // step == index).nonzero()[:, 0]
+            chunk, first = divmod(index * step, per_chunk)
+            start = chunk * self.chunk + first * BLOCK
+            if adjust is not None:
                 # A product over fewer positions may round differently, and a top-k of one token
                 # would then ban that very token: only the same product will do.
                 scores = self._adjusted(hidden, start, None, adjust)[which]
+            elif self.output is not None:
+                scores = self.scores(hidden[which], start)
+            else:
+                stop = min(start + BLOCK, (chunk + 1) * self.chunk, self.vocab_size)
+                scores = self.scores(hidden[which], start, self.rows(start, stop, hidden.dtype))
             scores = (scores / temperature[which, None]).clamp(min=BANNED)
             # Of each position its own block, the last one filled up with nothing.
             scores = F.pad(scores, (0, -scores.shape[1] % BLOCK), value=float("-inf"))
-            place = block[which] % per_chunk
+            place = block[which] % step
             scores = scores.unflatten(1, (-1, BLOCK))[torch.arange(len(which)), place]
             drawn[which] = start + place * BLOCK + _inverse_cdf(scores, inside[which])
         return drawn
+
+
+def _add_product(soft: Tensor, mass: Tensor, rows: Tensor, which: Tensor | None) -> None:
+    """Adds mass @ rows to soft [positions, hidden], at all positions or those of `which`."""
+    if which is None or len(which) == len(soft):
+        soft.add_(mass @ rows)
+    else:
+        soft.index_add_(0, which, (mass[which] @ rows).float())
 
 
 def wide(x: Tensor) -> Tensor:

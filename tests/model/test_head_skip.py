@@ -1,0 +1,164 @@
+"""What the soft embedding may leave out: the bound, what is skipped, and what stays exact."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+import pytest
+import torch
+from hypothesis import example, given, settings
+from hypothesis import strategies as st
+from tests.model.heads import CAP, ban, random_head
+from tests.support.gguf_files import encode
+from torch import Tensor
+
+from sfumato import ops
+from sfumato.model.head import HeadStats, Skip, VocabularyHead
+from sfumato.ops.law import Law
+from sfumato.weights.blocks import BLOCK_FORMATS, QuantizedTensor
+
+EXACT = ("argmax", "drawn", "entropy", "top_ids", "top_probs")
+
+
+@dataclass(frozen=True)
+class Recording(VocabularyHead):
+    """Remembers which chunks were read, one entry for each time."""
+
+    read: list[int] = field(default_factory=list)
+
+    def rows(self, start: int, *args: Any, **kwargs: Any) -> Tensor:
+        self.read.append(start)
+        return super().rows(start, *args, **kwargs)
+
+
+def inputs(positions: int, width: int, random: torch.Generator) -> tuple[Tensor, Tensor, Tensor]:
+    return (
+        torch.randn(positions, width, generator=random),
+        torch.rand(positions, generator=random) + 0.4,
+        torch.rand(positions, generator=random, dtype=torch.float64),
+    )
+
+
+def assert_exact(stats: HeadStats, exact: HeadStats) -> None:
+    for name in EXACT:
+        assert torch.equal(getattr(stats, name), getattr(exact, name)), name
+
+
+@settings(max_examples=150)
+@example(vocab=300, chunk=7, spread=30.0, share=0.5, seed=0, right=False, banned=True)
+@given(
+    vocab=st.integers(2, 400),
+    chunk=st.sampled_from((1, 7, 64, 8192)),
+    spread=st.sampled_from((0.0, 0.3, 3.0, 30.0, 1000.0)),
+    share=st.sampled_from((1e-6, 1e-3, 0.1, 0.5, 0.999)),
+    seed=st.integers(0, 2**31),
+    right=st.booleans(),
+    banned=st.booleans(),
+)
+def test_no_more_is_left_out_than_allowed(
+    vocab: int, chunk: int, spread: float, share: float, seed: int, right: bool, banned: bool
+) -> None:
+    """Whatever the guess. One-hot rows are appended to the embedding's, so that the soft embedding
+    tells each token's own weight; they see a hidden state of zeros."""
+    head, random = random_head(vocab, 8, chunk, spread, seed)
+    embedding = torch.cat((head.embedding, torch.eye(vocab)), dim=1)
+    hidden, temperature, uniform = inputs(6, 8, random)
+    hidden = torch.cat((hidden, torch.zeros(6, vocab)), dim=1)
+    head = VocabularyHead(embedding, CAP, chunk)
+    adjust = ban(0, *range(chunk, min(vocab, 2 * chunk))) if banned and vocab > 1 else None
+    exact = head(hidden, temperature, uniform, adjust)
+    guess = exact.argmax if right else torch.randint(0, vocab, (6,), generator=random)
+    skip = Skip(torch.full((6,), share), guess)
+    stats = head(hidden, temperature, uniform, adjust, skip=skip)
+    assert_exact(stats, exact)
+    lost = (exact.soft - stats.soft)[:, 8:] / embedding.shape[1] ** 0.5
+    assert (lost > -1e-5).all()
+    assert lost.sum(dim=1).max() <= share + 1e-5
+    difference = (exact.soft - stats.soft).norm(dim=1)
+    longest = embedding.norm(dim=1).max() * embedding.shape[1] ** 0.5
+    assert (difference <= (share + 1e-5) * longest).all()
+
+
+def test_shares_are_each_positions_own() -> None:
+    head, random = random_head(400, 8, 20, spread=6.0, seed=1)
+    hidden, temperature, uniform = inputs(8, 8, random)
+    exact = head(hidden, temperature, uniform)
+    share = torch.tensor([0.0, 0.9] * 4)
+    stats = head(hidden, temperature, uniform, skip=Skip(share, exact.argmax))
+    error = (stats.soft - exact.soft).norm(dim=1) / exact.soft.norm(dim=1)
+    assert (error[0::2] < 1e-6).all() and (error[1::2] > 1e-4).all()
+
+
+def test_by_default_all_is_summed() -> None:
+    """Bit for bit what two products a chunk give."""
+    head, random = random_head(300, 8, 64, spread=30.0, seed=3)
+    hidden, temperature, uniform = inputs(6, 8, random)
+    law, soft = Law.empty(6, torch.device("cpu")), torch.zeros(6, 8)
+    for start, stop in head.spans():
+        rows = head.embedding[start:stop]
+        raw = head.raw(hidden, start)
+        mass, _, fade = ops.absorb(law, raw, start, temperature, CAP, torch.float32)
+        soft = soft * fade[:, None] + mass @ rows
+    expected = soft / law.total[:, None] * 8**0.5
+    assert torch.equal(head(hidden, temperature, uniform).soft, expected)
+
+
+@pytest.mark.parametrize("first", [0, 500])
+def test_only_the_chunks_that_matter_are_read(first: int) -> None:
+    """Where scores come from packed chunks, the rows of the others are not even dequantized."""
+    random = torch.Generator().manual_seed(4)
+    values = torch.randn(1000, 256, generator=random) / 16
+    data = torch.from_numpy(encode(values, "Q8_0", seed=1))
+    stored = QuantizedTensor(data, BLOCK_FORMATS["Q8_0"], (1000, 256))
+    chunks = [stored[start : start + 50] for start in range(0, 1000, 50)]
+    head = Recording(stored, CAP, 50, chunks)
+    winners = torch.tensor([first + 3, first + 49, 960])
+    hidden = stored.dequantize()[winners] * 25
+    ones, uniform = torch.ones(3), torch.rand(3, generator=random).double()
+    exact = head(hidden, ones, uniform)
+    assert torch.equal(exact.argmax, winners) and exact.top_probs[:, 0].min() > 0.99
+    assert head.read == list(range(0, 1000, 50))
+    head.read.clear()
+    stats = head(hidden, ones, uniform, skip=Skip(torch.full((3,), 1e-2), winners))
+    assert head.read == [first, 950]
+    assert_exact(stats, exact)
+    torch.testing.assert_close(stats.soft, exact.soft, rtol=0, atol=0.02)
+    head.read.clear()  # what a wrong guess costs: the chunks before the winner's own
+    head(hidden, ones, uniform, skip=Skip(torch.full((3,), 1e-2), winners.flip(0) - 1))
+    assert {first, 950} <= set(head.read) and len(head.read) > 2
+
+
+def test_a_flat_law_skips_nothing() -> None:
+    head = Recording(torch.ones(1000, 4), CAP, 50)
+    hidden, ones = torch.ones(3, 4), torch.ones(3)
+    uniform = torch.full((3,), 0.5).double()
+    skip = Skip(torch.full((3,), 1e-2), torch.zeros(3, dtype=torch.int64))
+    assert torch.equal(
+        head(hidden, ones, uniform, skip=skip).soft, head(hidden, ones, uniform).soft
+    )
+
+
+@pytest.mark.parametrize("temperature", [1.0, 1e-6])
+def test_a_guess_far_above_the_first_scores(temperature: float) -> None:
+    """Relative to the first chunk's peak its mass is infinite, and where that chunk is banned
+    there is no peak."""
+    embedding = torch.full((100, 1), -1.0)
+    embedding[70] = 1.0
+    head = VocabularyHead(embedding, CAP, 10)
+    arguments = (torch.full((2, 1), 100.0), torch.full((2,), temperature), torch.rand(2).double())
+    skip = Skip(torch.tensor([0.0, 0.5]), torch.tensor([70, 70]))
+    for adjust in (None, ban(*range(10))):
+        stats = head(*arguments, adjust, skip=skip)
+        torch.testing.assert_close(stats.soft, torch.ones(2, 1))
+
+
+def test_a_banned_guess_bounds_nothing() -> None:
+    head, random = random_head(60, 8, 10, spread=1.0, seed=2)
+    hidden, temperature, uniform = inputs(5, 8, random)
+    favourite = int(head(hidden[:1], temperature[:1], uniform[:1]).argmax)
+    head = replace(head, embedding=head.embedding.index_fill(0, torch.tensor([favourite]), 9.0))
+    exact = head(hidden, temperature, uniform, ban(favourite))
+    skip = Skip(torch.full((5,), 1e-3), torch.full((5,), favourite))
+    stats = head(hidden, temperature, uniform, ban(favourite), skip=skip)
+    torch.testing.assert_close(stats.soft, exact.soft, rtol=1e-3, atol=1e-3)
