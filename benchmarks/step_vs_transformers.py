@@ -1,6 +1,7 @@
 """One denoising step: Sfumato against `transformers` on the same random weights, interleaved.
 
     .venv/bin/python benchmarks/step_vs_transformers.py --dtype bfloat16 --threads 2 [--where]
+    … --sizes 26b-a4b --layers 2 --dtype bfloat16 --peers 'transformers grouped_mm'
 
 A step is all of it: the forward, softmax, draw, entropy, acceptance, stop test, and what the next
 step's self-conditioning needs.  Each round runs every contender once, on the same prefix and
@@ -28,28 +29,33 @@ from unittest import mock
 
 import torch
 
-VOCABULARY, CANVAS, PREFIX = 32768, 256, 256
+CANVAS, PREFIX = 256, 256
+
+# What the 26B-A4B has, and its proportions at hidden size 512: about 180 M parameters in 6 layers.
+SIZES: dict[str, dict[str, int]] = {
+    "26b-a4b": {
+        "vocab_size": 262144, "hidden_size": 2816, "intermediate_size": 2112,
+        "num_attention_heads": 16, "num_key_value_heads": 8, "num_global_key_value_heads": 2,
+        "head_dim": 256, "global_head_dim": 512, "moe_intermediate_size": 704,
+    },
+    "180m": {
+        "vocab_size": 32768, "hidden_size": 512, "intermediate_size": 384,
+        "num_attention_heads": 6, "num_key_value_heads": 3, "num_global_key_value_heads": 1,
+        "head_dim": 128, "global_head_dim": 256, "moe_intermediate_size": 128,
+    },
+}  # fmt: skip
 
 
-def hf_config(layers: int = 6):
-    """The 26B-A4B's proportions at hidden size 512: about 170 M parameters."""
+def hf_config(sizes: str, layers: int):
     from transformers import DiffusionGemmaConfig, DiffusionGemmaTextConfig
     from transformers.models.gemma4.configuration_gemma4 import Gemma4VisionConfig
 
     text = DiffusionGemmaTextConfig(
-        vocab_size=VOCABULARY,
-        hidden_size=512,
-        intermediate_size=384,
+        **SIZES[sizes],
         num_hidden_layers=layers,
-        num_attention_heads=6,
-        num_key_value_heads=3,
-        num_global_key_value_heads=1,
-        head_dim=128,
-        global_head_dim=256,
         sliding_window=1024,
         num_experts=128,
         top_k_experts=8,
-        moe_intermediate_size=128,
         max_position_embeddings=8192,
         use_bidirectional_attention="vision",
     )
@@ -65,12 +71,14 @@ def hf_config(layers: int = 6):
     return DiffusionGemmaConfig(text_config=text, vision_config=vision, canvas_length=CANVAS)
 
 
-def write_weights(folder: Path, dtype: torch.dtype) -> int:
+def write_weights(folder: Path, sizes: str, layers: int, dtype: torch.dtype) -> int:
     """Random weights into `folder`; returns the number of parameters."""
     from transformers import DiffusionGemmaForBlockDiffusion
 
     torch.manual_seed(0)
-    model = DiffusionGemmaForBlockDiffusion(hf_config()).to(dtype)
+    torch.set_default_dtype(dtype)
+    model = DiffusionGemmaForBlockDiffusion(hf_config(sizes, layers)).to(dtype)
+    torch.set_default_dtype(torch.float32)
     for name, tensor in model.state_dict().items():
         if "q_norm" in name:
             tensor.fill_(0.2)
@@ -78,10 +86,15 @@ def write_weights(folder: Path, dtype: torch.dtype) -> int:
     return sum(p.numel() for p in model.parameters())
 
 
-def inputs() -> tuple[torch.Tensor, torch.Tensor]:
+def vocabulary(folder: Path) -> int:
+    return json.loads((folder / "config.json").read_text())["text_config"]["vocab_size"]
+
+
+def inputs(folder: Path) -> tuple[torch.Tensor, torch.Tensor]:
     generator = torch.Generator().manual_seed(1)
-    prompt = torch.randint(0, VOCABULARY, (PREFIX,), generator=generator)
-    return prompt, torch.randint(0, VOCABULARY, (CANVAS,), generator=generator)
+    tokens = vocabulary(folder)
+    prompt = torch.randint(0, tokens, (PREFIX,), generator=generator)
+    return prompt, torch.randint(0, tokens, (CANVAS,), generator=generator)
 
 
 def sfumato_step(folder: Path) -> Callable[[], None]:
@@ -97,10 +110,10 @@ def sfumato_step(folder: Path) -> Callable[[], None]:
     checkpoint, cpu = open_checkpoint(folder), torch.device("cpu")
     network = load_network(checkpoint, cpu, pick_dtype("auto", checkpoint, cpu))
     config = replace(fixed_steps(48).over(REFERENCE), canvas_length=CANVAS)
-    prompt, tokens = inputs()
+    prompt, tokens = inputs(folder)
     slot = network.new_slot(PREFIX)
     network.encode([prompt], [slot])
-    canvas = Canvas(config, Noise(0, 0), VOCABULARY, cpu)
+    canvas = Canvas(config, Noise(0, 0), vocabulary(folder), cpu)
     denoise_step(network, [canvas], [slot])
     soft = canvas.soft
 
@@ -119,10 +132,10 @@ def transformers_step(folder: Path, experts: str) -> Callable[[], None]:
     model = DiffusionGemmaForBlockDiffusion.from_pretrained(
         folder, dtype="auto", attn_implementation="sdpa", experts_implementation=experts
     ).eval()
-    prompt, tokens = inputs()
+    prompt, tokens = inputs(folder)
     cache = DynamicCache(config=model.config.text_config)
     sampler = generation.EntropyBoundSampler(
-        generation.EntropyBoundSamplerConfig(0.1), CANVAS, VOCABULARY, 48
+        generation.EntropyBoundSamplerConfig(0.1), CANVAS, vocabulary(folder), 48
     )
     schedule = generation.LinearTemperatureScheduleLogitsProcessor(0.4, 0.8, 48)
     stopping = generation.StableAndConfidentStoppingCriteria(1, 0.005)
@@ -229,13 +242,18 @@ def main() -> None:
     parser.add_argument("--dtype", default="float32", choices=("float32", "bfloat16"))
     parser.add_argument("--threads", type=int, default=2)
     parser.add_argument("--rounds", type=int, default=9)
+    parser.add_argument("--sizes", default="180m", choices=SIZES)
+    parser.add_argument("--layers", type=int, default=6)
+    parser.add_argument("--peers", nargs="+", default=list(CONTENDERS)[1:], help="whom to run")
     parser.add_argument("--where", action="store_true", help="the share of each part of a step")
     options = parser.parse_args()
     torch.set_num_threads(options.threads)
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
-        parameters = write_weights(folder, getattr(torch, options.dtype))
-        steps = {name: build(folder) for name, build in CONTENDERS.items()}
+        parameters = write_weights(
+            folder, options.sizes, options.layers, getattr(torch, options.dtype)
+        )
+        steps = {name: CONTENDERS[name](folder) for name in ("sfumato", *options.peers)}
         times: dict[str, list[float]] = {name: [] for name in steps}
         for round_ in range(options.rounds + 1):
             for name, step in steps.items():
@@ -245,10 +263,12 @@ def main() -> None:
                     times[name].append((time.perf_counter() - start) * 1e3)
         shares = where(steps["sfumato"], options.rounds) if options.where else None
         del steps
-        memory = {name: peak_mib(name, folder, options.threads) for name in CONTENDERS}
+        memory = {name: peak_mib(name, folder, options.threads) for name in times}
     medians = {name: statistics.median(values) for name, values in times.items()}
-    print(f"{parameters / 1e6:.0f} M parameters, {options.dtype}, {options.threads} threads, "
-          f"canvas {CANVAS}, prefix {PREFIX}, vocabulary {VOCABULARY}")  # fmt: skip
+    print(
+        f"{options.sizes}, {options.layers} layers, {parameters / 1e6:.0f} M parameters, "
+        f"{options.dtype}, {options.threads} threads, canvas {CANVAS}, prefix {PREFIX}"
+    )
     print(f"{'':24}{'ms a step':>10}{'against sfumato':>17}{'peak MiB':>10}")
     for name, median in medians.items():
         ratio = median / medians["sfumato"]
@@ -256,7 +276,8 @@ def main() -> None:
     if shares:
         print("a step of sfumato: " + ", ".join(f"{p} {v:.0f} %" for p, v in shares.items()))
     print(json.dumps({
-        "benchmark": "step_vs_transformers", "parameters": parameters, "dtype": options.dtype,
+        "benchmark": "step_vs_transformers", "sizes": options.sizes,
+        "layers": options.layers, "parameters": parameters, "dtype": options.dtype,
         "threads": options.threads, "rounds": options.rounds, "median_ms": medians,
         "peak_mib": memory, "where_percent": shares, "torch": torch.__version__,
         "machine": platform.machine(),
