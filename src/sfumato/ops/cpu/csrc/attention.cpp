@@ -14,8 +14,16 @@
 
 #include "sfumato.h"
 
+#if defined(__x86_64__)
+
+#if defined(__clang__)
+#pragma clang attribute push( \
+    __attribute__((target("avx512f,avx512bw,avx512vl,avx512dq,avx512bf16,fma"))), \
+    apply_to = function)
+#else
 #pragma GCC push_options
 #pragma GCC target("avx512f,avx512bw,avx512vl,avx512dq,avx512bf16,fma")
+#endif
 #include <immintrin.h>
 
 namespace {
@@ -140,7 +148,7 @@ struct Scratch {
     float *scores, *sums, *peak, *total;  // [ROWS][KEYS], [ROWS][d], [ROWS], [ROWS]
 };
 
-// Whether token `t` may look at none of the keys first..first + count - 1.
+// Whether token `t` may not look at a key.
 bool hidden(const Call &call, int64_t t, int64_t key) {
     const int64_t gap = (int64_t)call.query_positions[t] - call.key_positions[key];
     return gap < 0 || (call.window && gap >= call.window);
@@ -231,7 +239,11 @@ void attend(const Call &call, const Scratch &s, int64_t kv, int64_t first, int64
 }
 
 }  // namespace
+#if defined(__clang__)
+#pragma clang attribute pop
+#else
 #pragma GCC pop_options
+#endif
 
 extern "C" SF_API int sf_attention(const void *q, int q_dtype, int64_t tokens, int64_t heads,
                                    int64_t kv_heads, int64_t d, const sf_rows *keys,
@@ -302,3 +314,13 @@ extern "C" SF_API int sf_attention(const void *q, int q_dtype, int64_t tokens, i
     free(panels);
     return failed ? SF_NO_MEMORY : SF_OK;
 }
+
+#else  // no such processor
+
+extern "C" int sf_attention(const void *, int, int64_t, int64_t, int64_t, int64_t, const sf_rows *,
+                            const sf_rows *, int64_t, const int32_t *, const int32_t *, int64_t,
+                            void *, int, int) {
+    return SF_UNSUPPORTED;
+}
+
+#endif

@@ -167,6 +167,7 @@ void widen_panel(const uint8_t *codes, const uint16_t *scales, int64_t blocks, u
 
 #include "blocks.inc"
 #include "level.inc"
+#include "law.inc"
 
 const Level AVX2_LEVEL = {linear, experts, law, pack, dequantize};
 
