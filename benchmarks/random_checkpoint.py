@@ -7,7 +7,7 @@ one is not at hand. The weights are those of `sfumato bench --random-weights`: v
 width^-½ (0.019 at 2816) and small query norms, so that activations stay tame. `--sparse` writes
 header and holes only: 16.8 GB that take 16 MB of disk, all zeros, for opening and inspecting.
 `--tokenizer` takes the vocabulary and the chat template of another GGUF file; without it the file
-has one of bytes and ASCII.
+has one of bytes and ASCII. A small `--vocab` leaves little but the layers in a step.
 """
 
 from __future__ import annotations
@@ -40,12 +40,13 @@ def main() -> None:
     parser.add_argument("--preset", choices=PRESETS, default="26b-a4b", help="sizes (%(default)s)")
     parser.add_argument("--format", choices=TARGETS, default="q4_k_m", help="(%(default)s)")
     parser.add_argument("--layers", type=int, help="number of layers; default: the preset's")
+    parser.add_argument("--vocab", type=int, help="number of tokens; default: the preset's")
     parser.add_argument("--tokenizer", type=Path, help="a GGUF file whose vocabulary to take")
     parser.add_argument("--seed", type=int, default=0, help="random seed (0)")
     parser.add_argument("--sparse", action="store_true", help="write holes instead of weights")
     parser.add_argument("--force", action="store_true", help="replace what is there")
     args = parser.parse_args()
-    checkpoint = random_checkpoint(args.preset, args.format, args.layers, args.seed)
+    checkpoint = random_checkpoint(args.preset, args.format, args.layers, args.seed, args.vocab)
     target = TARGETS[args.format]
     config = ModelConfig.from_hf(checkpoint.metadata["config"])
     metadata = {

@@ -75,15 +75,18 @@ _TILE, _BLOCK_TILE = 1048583, 8191  # numbers; blocks
 QUERY_NORM = 0.2  # attention has scale 1: larger random queries would see one key each
 
 
-def random_config(preset: str, layers: int | None = None) -> dict[str, Any]:
-    """The config.json of a preset, with another number of layers if one is given.
+def random_config(
+    preset: str, layers: int | None = None, vocab: int | None = None
+) -> dict[str, Any]:
+    """The config.json of a preset, with another number of layers or tokens if one is given.
 
     Raises ValueError, naming the option, for an unknown preset.
     """
     if preset not in PRESETS:
         raise ValueError(f"random_weights: {preset!r} is none of {', '.join(PRESETS)}")
     sizes, canvas = PRESETS[preset]
-    text = sizes | ({} if layers is None else {"num_hidden_layers": layers})
+    changed = {"num_hidden_layers": layers, "vocab_size": vocab}
+    text = sizes | {name: value for name, value in changed.items() if value is not None}
     return {"model_type": "diffusion_gemma", "canvas_length": canvas, "text_config": text}
 
 
@@ -115,15 +118,19 @@ class RandomCheckpoint(Checkpoint):
 
 
 def random_checkpoint(
-    preset: str, format: str = "q4_k_m", layers: int | None = None, seed: int = 0
+    preset: str,
+    format: str = "q4_k_m",
+    layers: int | None = None,
+    seed: int = 0,
+    vocab: int | None = None,
 ) -> RandomCheckpoint:
-    """A checkpoint of random weights, by name, format and number of layers.
+    """A checkpoint of random weights, by name, format and number of layers and of tokens.
 
     Raises ValueError, naming the option, for what there is not.
     """
     if format not in TARGETS:
         raise ValueError(f"format: {format!r} is none of {', '.join(TARGETS)}")
-    config = random_config(preset, layers)
+    config = random_config(preset, layers, vocab)
     try:
         shapes = expected_shapes(ModelConfig.from_hf(config))
     except ConfigError as error:
