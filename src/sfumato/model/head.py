@@ -14,7 +14,6 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, fields
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor
 
 from sfumato import ops
@@ -120,8 +119,7 @@ class VocabularyHead:
 
     def scores(self, hidden: Tensor, start: int, rows: Tensor | None = None) -> Tensor:
         """Softcapped logits float32 [..., n] of the chunk that begins at `start`."""
-        raw = self.raw(hidden, start, rows).float()
-        return raw.mul_(1 / self.softcap).tanh_().mul_(self.softcap)
+        return self._capped(self.raw(hidden, start, rows))
 
     def logits(self, hidden: Tensor) -> Tensor:
         """All softcapped logits, before temperature: float32 [..., vocab]. For tests and samplers
@@ -215,29 +213,41 @@ class VocabularyHead:
     ) -> Tensor:
         """The token in whose stretch of its block's mass the share `inside` of it falls."""
         per_chunk = -(-self.chunk // BLOCK)
-        # Rows that are floats already are taken block by block; other products come by the chunk.
-        step = per_chunk if adjust is not None or self.output is not None else 1
+        chunk, place = block // per_chunk, block % per_chunk
+        ids = torch.arange(BLOCK, device=block.device) + place[:, None] * BLOCK  # in the chunk
+        there = (ids < self.chunk) & (ids + chunk[:, None] * self.chunk < self.vocab_size)
         drawn = torch.empty_like(block)
-        for index in (block // step).unique().tolist():
-            which = (block // step == index).nonzero()[:, 0]
-            chunk, first = divmod(index * step, per_chunk)
-            start = chunk * self.chunk + first * BLOCK
-            if adjust is not None:
+        parts = self._groups(chunk) if adjust is None else self._same_chunk(chunk)
+        for which in parts:
+            start, own = chunk[which] * self.chunk, ids[which]
+            if adjust is None:
+                scores = self._own_scores(hidden[which], start[:, None] + own)
+            else:
                 # A product over fewer positions may round differently, and a top-k of one token
                 # would then ban that very token: only the same product will do.
-                scores = self._adjusted(hidden, start, None, adjust)[which]
-            elif self.output is not None:
-                scores = self.scores(hidden[which], start)
-            else:
-                stop = min(start + BLOCK, (chunk + 1) * self.chunk, self.vocab_size)
-                scores = self.scores(hidden[which], start, self.rows(start, stop, hidden.dtype))
+                scores = self._adjusted(hidden, int(start[0]), None, adjust)[which]
+                scores = scores.gather(1, own.clamp(max=scores.shape[1] - 1))
             scores = (scores / temperature[which, None]).clamp(min=BANNED)
-            # Of each position its own block, the last one filled up with nothing.
-            scores = F.pad(scores, (0, -scores.shape[1] % BLOCK), value=float("-inf"))
-            place = block[which] % step
-            scores = scores.unflatten(1, (-1, BLOCK))[torch.arange(len(which)), place]
-            drawn[which] = start + place * BLOCK + _inverse_cdf(scores, inside[which])
+            scores = scores.masked_fill(~there[which], float("-inf"))
+            drawn[which] = start + own[:, 0] + _inverse_cdf(scores, inside[which])
         return drawn
+
+    def _groups(self, chunk: Tensor) -> Sequence[Tensor]:
+        """Positions, so few at a time that their blocks have no more rows than a chunk."""
+        return torch.arange(len(chunk), device=chunk.device).split(max(1, self.chunk // BLOCK))
+
+    def _same_chunk(self, chunk: Tensor) -> list[Tensor]:
+        """Positions whose blocks lie in one chunk."""
+        return [(chunk == index).nonzero()[:, 0] for index in chunk.unique()]
+
+    def _own_scores(self, hidden: Tensor, ids: Tensor) -> Tensor:
+        """Of each position its own ids' softcapped logits: hidden [n, hidden], ids int64 [n, m],
+        of which those past the vocabulary stand for its last → float32 [n, m]."""
+        rows = ops.embed(ids.clamp(max=self.vocab_size - 1), self.embedding, hidden.dtype)
+        return self._capped((rows @ hidden[..., None])[..., 0])
+
+    def _capped(self, raw: Tensor) -> Tensor:
+        return raw.float().mul_(1 / self.softcap).tanh_().mul_(self.softcap)
 
 
 def _add_product(soft: Tensor, mass: Tensor, rows: Tensor, which: Tensor | None) -> None:

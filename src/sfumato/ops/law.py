@@ -12,7 +12,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 TOP = 8  # how many of a law's likeliest tokens are kept
-BLOCK = 256  # vocabulary ids whose mass is summed apart, for the draw
+BLOCK = 64  # vocabulary ids whose mass is summed apart, for the draw
 # Stands for -inf: a finite score whose exponential is zero, but whose product is not NaN.
 BANNED = -1e30
 

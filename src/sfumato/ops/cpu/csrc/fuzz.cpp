@@ -183,7 +183,7 @@ void law() {
     auto raw = random_rows(positions * count);
     const std::vector<float> heat(positions, 0.7f);
     std::vector<float> peak(positions, -2e30f), total(positions), moment(positions),
-        fade(positions), top(positions * 8, -2e30f), sums(positions * ((count + 255) / 256)),
+        fade(positions), top(positions * 8, -2e30f), sums(positions * ((count + 63) / 64)),
         mass(positions * count);
     std::vector<int64_t> argmax(positions), ids(positions * 8);
     check(!sf_law(random_isa(), raw.data(), SF_F32, positions, count, 5, 30.0f, heat.data(),

@@ -75,7 +75,7 @@ struct Level {
 };
 
 constexpr int64_t EXPERT_TOKENS = 64;  // of a task: few enough to share a busy expert out
-constexpr int64_t LAW_BLOCK = 256, LAW_TOP = 8;
+constexpr int64_t LAW_BLOCK = 64, LAW_TOP = 8;
 
 extern const Level PORTABLE_LEVEL;
 #if defined(__x86_64__)

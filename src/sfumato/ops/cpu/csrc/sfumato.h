@@ -67,7 +67,7 @@ SF_API int sf_experts(int isa, int mode, int gate_up_kind, const void *gate_up, 
  * raw / temperature where softcap is 0, at least -1e30.  In place: peak = max s, total = sum
  * e^(s - peak), moment = sum e^(s - peak) (s - peak), argmax (the lowest id of equals), and top and
  * top_ids [positions][8], falling.  Out: fade = e^(old peak - peak); block_sums
- * [positions][ceil(count / 256)] and mass [positions][count] = e^(s - peak). */
+ * [positions][ceil(count / 64)] and mass [positions][count] = e^(s - peak). */
 SF_API int sf_law(int isa, const void *raw, int raw_dtype, int64_t positions, int64_t count,
                   int64_t first_id, float softcap, const float *temperature, float *peak,
                   float *total, float *moment, int64_t *argmax, float *top, int64_t *top_ids,
