@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import torch
 
+import sfumato
 from sfumato.bench import subject
 from sfumato.bench.subject import random_subject
 from sfumato.model.loading import place
@@ -38,3 +39,10 @@ def test_synthetic_prompts_and_filling() -> None:
     filled = made.prompt_ids(5, seed=1, context=9)
     assert len(filled) == 9
     assert torch.equal(filled[[0, -4, -3, -2, -1]], ids)
+
+
+def test_what_is_quantized_at_load_is_told() -> None:
+    about = subject.loaded(sfumato.load(quantize="q8_0", device="cpu"), "q8_0").about
+    assert about["formats"]["Q8_0"] > about["formats"].get("BF16", 0)
+    plain = subject.loaded(sfumato.load(device="cpu")).about
+    assert "Q8_0" not in plain["formats"] and plain["parameters"] == about["parameters"]

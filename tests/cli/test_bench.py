@@ -97,6 +97,7 @@ def test_ctrl_c_reports_what_was_measured(
         (("--random-weights", "27b"), "random_weights: '27b' is none of"),
         (("--random-weights", "tiny", "-m", "x"), "--random-weights: does not go with -m"),
         (("--random-weights", "tiny", "--prompts", "x"), "does not go with --prompts"),
+        (("--random-weights", "tiny", "--quantize", "q8_0"), "are made in the format of --format"),
         (("--layers", "3"), "--layers: belongs to --random-weights"),
         (("--url", "http://a/v1", "--threads", "2"), "--threads: is for measuring this machine"),
         (("--url", "http://a/v1", "--activations", "bf16"), "--activations: is for measuring this"),

@@ -21,6 +21,7 @@ from sfumato.model.network import Network
 from sfumato.model.placement import pick_device, pick_dtype
 from sfumato.ops.cpu.panels import PackedTensor
 from sfumato.weights.checkpoint import Checkpoint, open_checkpoint
+from sfumato.weights.onload import quantized_on_load
 
 
 @dataclass(frozen=True)
@@ -59,9 +60,12 @@ class Subject:
         return torch.randint(self.network.config.vocab_size, (count,), generator=random)
 
 
-def loaded(model: Model) -> Subject:
-    """A loaded checkpoint, as it is."""
-    about = {"model": str(model.path), **_about(open_checkpoint(model.path), model.network)}
+def loaded(model: Model, quantize: str | None = None) -> Subject:
+    """A loaded checkpoint, as it is; quantize: what it was loaded with."""
+    checkpoint = open_checkpoint(model.path)
+    if quantize is not None:
+        checkpoint = quantized_on_load(checkpoint, quantize, model.network.device)
+    about = {"model": str(model.path), **_about(checkpoint, model.network)}
     return Subject(
         model.network,
         model.sampler_defaults,

@@ -118,6 +118,7 @@ def _add_bench(parser: argparse.ArgumentParser) -> None:
     add("--device", default="auto", help="auto, cpu, cuda, cuda:1, mps (auto)")
     add("--dtype", default="auto", help="auto, float32, bfloat16, float16 (auto)")
     add("--activations", choices=ACTIVATIONS, help="with quantized weights, on a CPU (int8)")
+    add("--quantize", choices=ON_LOAD, help="a checkpoint's float matrices, as they are loaded")
     add("--url", help="an OpenAI-compatible server instead, as http://localhost:8000/v1")
     add("--api-key", metavar="KEY", help="the server's; default: SFUMATO_API_KEY, if it is set")
     add("--timeout", type=whole(1), default=600, metavar="S", help="of a silent server (600)")

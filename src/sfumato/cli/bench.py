@@ -20,7 +20,7 @@ SYNTHETIC = 256  # tokens of a prompt where nobody says and the model cannot rea
 
 # Options that mean nothing on one side or the other.
 _LOCAL = (
-    *("random_weights", "format", "layers", "device", "dtype", "activations"),
+    *("random_weights", "format", "layers", "device", "dtype", "activations", "quantize"),
     *("context", "threads", "fixed_steps", "where"),
 )
 _REMOTE = ("api_key", "concurrency", "drafts")
@@ -54,6 +54,8 @@ def _check(args: argparse.Namespace) -> None:
     for name in _RANDOM:
         if getattr(args, name) is not None and not args.random_weights:
             raise ValueError(f"{_flag(name)}: belongs to --random-weights")
+    if args.random_weights and args.quantize:
+        raise ValueError("--quantize: random weights are made in the format of --format")
     if args.random_weights and (args.model or args.prompts):
         other = "-m" if args.model else "--prompts"
         raise ValueError(f"--random-weights: does not go with {other}: there is no text to read")
@@ -121,10 +123,10 @@ def _subject(args: argparse.Namespace) -> Subject:
     if args.random_weights:
         format = args.format or "q4_k_m"
         return subject.random_subject(args.random_weights, format, args.layers, **how)
-    model = sfumato.load(args.model, **how)
+    model = sfumato.load(args.model, quantize=args.quantize, **how)
     if not args.threads:
         spare_threads(model)
-    return subject.loaded(model)
+    return subject.loaded(model, args.quantize)
 
 
 def _sampler(args: argparse.Namespace) -> SamplerConfig:
