@@ -19,7 +19,7 @@ from typing import Any
 
 import numpy as np
 
-from sfumato.bench.random_weights import PRESETS, random_checkpoint
+from sfumato.bench.random_weights import PRESETS, RandomCheckpoint, random_checkpoint
 from sfumato.diffusion import export as sampler_export
 from sfumato.diffusion.config import REFERENCE
 from sfumato.model.config import ModelConfig
@@ -28,7 +28,7 @@ from sfumato.text.export import BYTE, CONTROL, NORMAL, SCORE, UNUSED
 from sfumato.train.vocabulary import CHARACTERS, CHAT_TEMPLATE, SPECIAL_TOKENS
 from sfumato.weights.convert import gguf_tensors, save_gguf
 from sfumato.weights.gguf import read_gguf
-from sfumato.weights.mixes import TARGETS
+from sfumato.weights.mixes import TARGETS, Target
 from sfumato.weights.names import ARCHITECTURE
 from sfumato.weights.outgoing import Outgoing, beside
 from sfumato.weights.write_gguf import layout
@@ -48,25 +48,38 @@ def main() -> None:
     args = parser.parse_args()
     checkpoint = random_checkpoint(args.preset, args.format, args.layers, args.seed, args.vocab)
     target = TARGETS[args.format]
-    config = ModelConfig.from_hf(checkpoint.metadata["config"])
-    metadata = {
-        "general.architecture": ARCHITECTURE,
-        "general.type": "model",
-        "general.name": f"random-{args.preset}",
-        "general.file_type": target.file_type,
-        "general.quantization_version": 2,
-        **gguf_config(config),
-        **sampler_export.to_gguf(REFERENCE),
-        **vocabulary(config.vocab_size, args.tokenizer),
-    }
-    shapes = {name: info.shape for name, info in checkpoint.tensors.items()}
-    tensors = gguf_tensors(checkpoint, shapes, target, rotary_divisors(config))
+    metadata = header(checkpoint, target, args.tokenizer)
+    tensors = outgoing(checkpoint, target)
     if args.sparse:
         save_sparse(args.out, metadata, tensors, args.force)
     else:
         save_gguf(args.out, metadata, tensors, args.force)
     size = sum(tensor.nbytes for tensor in tensors)
     print(f"{args.out}: {len(tensors)} tensors, {size / 1e9:.3f} GB")
+
+
+def header(
+    checkpoint: RandomCheckpoint, target: Target, tokenizer: Path | None = None
+) -> dict[str, Any]:
+    """The metadata of a file of this target, with another file's vocabulary or a made-up one."""
+    config = ModelConfig.from_hf(checkpoint.metadata["config"])
+    return {
+        "general.architecture": ARCHITECTURE,
+        "general.type": "model",
+        "general.name": checkpoint.path.name,
+        "general.file_type": target.file_type,
+        "general.quantization_version": 2,
+        **gguf_config(config),
+        **sampler_export.to_gguf(REFERENCE),
+        **vocabulary(config.vocab_size, tokenizer),
+    }
+
+
+def outgoing(checkpoint: RandomCheckpoint, target: Target) -> list[Outgoing]:
+    """The tensors of a file of this target, whatever formats the checkpoint's own are."""
+    shapes = {name: info.shape for name, info in checkpoint.tensors.items()}
+    rotary = rotary_divisors(ModelConfig.from_hf(checkpoint.metadata["config"]))
+    return gguf_tensors(checkpoint, shapes, target, rotary)
 
 
 def save_sparse(

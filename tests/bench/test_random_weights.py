@@ -50,6 +50,24 @@ def test_the_seed_makes_the_weights() -> None:
     assert not torch.equal(data(1), data(2))
 
 
+@pytest.mark.parametrize("format", ["Q4_K", "Q5_K", "Q6_K", "Q8_0"])
+def test_a_tiny_one_has_the_formats_of_a_large_one(format: str) -> None:
+    tiny, large = (random_checkpoint(size, format.lower()).tensors for size in ("tiny", "26b-a4b"))
+    for name in tiny.keys() & large.keys():
+        assert tiny[name].format == large[name].format
+    assert tiny["layers.0.experts.gate_up_proj"].format == format
+
+
+def test_routers_spread_their_scores() -> None:
+    checkpoint = random_checkpoint("tiny", "f32")
+    network = load_network(checkpoint, torch.device("cpu"), torch.float32)
+    random = torch.Generator().manual_seed(0)
+    for layer in network.transformer.layers:
+        scale = layer.router.scale * layer.router.root
+        x = torch.randn(500, network.config.hidden_size, generator=random)
+        assert float((x * scale @ layer.router.proj.weight.T).std()) == pytest.approx(3, rel=0.1)
+
+
 def test_other_numbers_of_layers() -> None:
     network = load_network(
         random_checkpoint("tiny", "f32", layers=3), torch.device("cpu"), torch.float32

@@ -52,13 +52,15 @@ _180M = _FULL | {
 }
 _TINY = _180M | {
     "vocab_size": 512,
-    "hidden_size": 64,
+    "hidden_size": 256,
     "intermediate_size": 96,
     "num_hidden_layers": 2,
+    "num_attention_heads": 8,
+    "num_key_value_heads": 4,
     "head_dim": 32,
     "global_head_dim": 64,
-    "num_experts": 8,
-    "top_k_experts": 2,
+    "sliding_window": 16,
+    "num_experts": 24,
     "moe_intermediate_size": 32,
 }
 PRESETS: dict[str, tuple[dict[str, int], int]] = {
@@ -66,13 +68,20 @@ PRESETS: dict[str, tuple[dict[str, int], int]] = {
     "180m": (_180M, 256),
     "tiny": (_TINY, 32),
 }
-"""Sizes as config.json names them, and the canvas length. Every 6th layer is full, and the last."""
+"""Sizes as config.json names them, and the canvas length. Every 6th layer is full, and the last.
+
+Even `tiny` has rows of 256, so that every format is itself there, and down projections that do not
+divide into blocks of 256, as the 26B-A4B's do not."""
 
 # A tile of random numbers is repeated, for drawing 25 billion of them would take minutes. A prime
 # length keeps the rows of a matrix different: they begin at different places of the tile.
 _TILE, _BLOCK_TILE = 1048583, 8191  # numbers; blocks
 
 QUERY_NORM = 0.2  # attention has scale 1: larger random queries would see one key each
+# The deviation of a router's scores. Where all experts chosen weigh the same, rounding that decides
+# a near tie for the last place replaces an eighth of the mixture; here it is about a hundredth.
+ROUTER_SPREAD = 3.0
+VECTOR_SPREAD = 0.1  # no norm and no scalar passes for another
 
 
 def random_config(
@@ -104,7 +113,8 @@ class RandomCheckpoint(Checkpoint):
         if name == "embed_tokens.weight":
             deviation *= 3  # scores of deviation 3: a law that is neither flat nor certain
         if len(info.shape) == 1:
-            return torch.full(info.shape, QUERY_NORM if "q_norm" in name else 1.0)
+            vector = torch.randn(info.shape, generator=random).mul_(VECTOR_SPREAD).add_(1)
+            return vector.mul_(_middle(name, info.shape[0]))
         block = BLOCK_FORMATS.get(info.format)
         if block is None:
             count = math.prod(info.shape)
@@ -142,6 +152,14 @@ def random_checkpoint(
     }
     metadata: Mapping[str, Any] = {"config": config, "generation_config": {}}
     return RandomCheckpoint(path, "safetensors", tensors, {}, metadata, {}, seed)
+
+
+def _middle(name: str, size: int) -> float:
+    """What the values of a vector lie around."""
+    if "q_norm" in name:
+        return QUERY_NORM
+    # A router divides by the root of its width, and its rows have length 1.
+    return ROUTER_SPREAD * size**0.5 if name.endswith("router.scale") else 1.0
 
 
 def _bytes(format: str, shape: tuple[int, ...]) -> int:
