@@ -40,9 +40,7 @@ from sfumato.weights.mixes import TARGETS, Target
 
 PROMPT, CANVAS = 20, 256  # tokens
 LEAST = 0.999  # of cosines to the peer
-MOST_F32 = (
-    1e-3  # of L2 distances where neither rounds; the peer's GELU is a float16 table
-)
+MOST_F32 = 1e-3  # of L2 distances where neither rounds; the peer's GELU is a float16 table
 CPU, FLOAT32 = torch.device("cpu"), torch.float32
 FILES = TARGETS | {
     "q5_1": Target("Q5_1", 9),

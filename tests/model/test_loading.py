@@ -320,6 +320,23 @@ def test_the_bytes_are_foretold(tmp_path: Path, kind: str, dtype: torch.dtype) -
     assert sum(loaded_bytes(name, info, CPU, dtype) for name, info in infos) == taken
 
 
+@compiled
+@pytest.mark.parametrize("size", [32, 97, 200])  # three and a rest, one, or less
+def test_the_output_is_the_embedding_in_chunks(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, size: int
+) -> None:
+    config = gguf_config(hidden_size=256, num_heads=16)
+    write_gguf(tmp_path / "model.gguf", random_state(config, 25), config, MIXED)
+    monkeypatch.setattr("sfumato.model.loading.CHUNK", size)
+    network = load_network(open_checkpoint(tmp_path / "model.gguf"), CPU, torch.float32)
+    embedding, output = network.head.embedding, network.head.output
+    assert isinstance(embedding, QuantizedTensor) and output is not None
+    rows = [min(size, config.vocab_size - at) for at in range(0, config.vocab_size, size)]
+    assert [chunk.shape for chunk in output] == [(n, 256) for n in rows]
+    together = torch.cat([c.dequantize() for c in output if isinstance(c, PackedTensor)])
+    assert relative(together, embedding.dequantize()) < 2**-11
+
+
 @pytest.mark.parametrize("format", sorted(TARGETS))
 def test_memory_at_full_size(format: str) -> None:
     """At most 12 % more than the file's tensors for the Q4_K_M mix, 35 % for any other."""

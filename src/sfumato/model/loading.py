@@ -92,32 +92,38 @@ def load_network(
     expected = {name: tuple(p.shape) for name, p in transformer.named_parameters()}
     checkpoint.account(expected)
     total = sum(checkpoint.tensors[name].nbytes for name in expected)
-    done = 0
+    done, output = 0, None
     for name in expected:
         path, _, leaf = name.rpartition(".")
         module = transformer.get_submodule(path)
         value = _converted(checkpoint.read(name), name, device, dtype)
+        if name == "embed_tokens.weight":
+            output = _output(value, activations)
         place(module, leaf, _packed(value, name, activations))
         del value  # before the next one is converted
         done += checkpoint.tensors[name].nbytes
         if progress is not None:
             progress(done, total)
-    output = _output(transformer.embed_tokens.weight, activations)
     return Network(transformer, device, dtype, cache_dtype(checkpoint, device, dtype), output)
 
 
-def _output(embedding: Weight, activations: str) -> list[Weight] | None:
+def _output(embedding: Tensor | QuantizedTensor, activations: str) -> list[Weight] | None:
     """A quantized embedding once more, as the head multiplies it: packed, chunk by chunk. Its
     blocks stay, for rows that are read one by one, and may be no more than the mapped file's."""
     if not isinstance(embedding, QuantizedTensor):
         return None
-    packed: list[Weight] = []
-    for start in range(0, embedding.shape[0], CHUNK):
-        chunk = embedding[start : start + CHUNK]
-        if not ops.packs(chunk.format.name, chunk.shape, chunk.device):
-            return None
-        packed.append(ops.pack(chunk, activations))
-    return packed
+    rows, columns = embedding.shape
+    if not ops.packs(embedding.format.name, embedding.shape, embedding.device):
+        return None
+    # The whole chunks at once, as so many matrices: one piece of memory, filled by one call.
+    chunks = rows // CHUNK
+    blocks = embedding.data[: chunks * CHUNK].view(chunks, CHUNK, embedding.data.shape[1])
+    whole = QuantizedTensor(blocks, embedding.format, (chunks, CHUNK, columns))
+    packed = ops.pack(whole, activations)
+    output: list[Weight] = [packed[i] for i in range(chunks)]
+    if rows % CHUNK:
+        output.append(ops.pack(embedding[chunks * CHUNK :], activations))
+    return output
 
 
 def place(module: nn.Module, leaf: str, value: Weight) -> None:

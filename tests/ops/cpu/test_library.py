@@ -83,7 +83,7 @@ def test_what_the_processor_lacks(monkeypatch: pytest.MonkeyPatch) -> None:
 @compiled
 def test_a_refusal_is_an_error() -> None:
     with pytest.raises(ValueError, match="sf_pack: the compiled library refuses"):
-        library.loaded().run("sf_pack", 2, None, 1, 16, 32, None)
+        library.loaded().run("sf_pack", 0, 2, None, 1, 16, 32, None)
 
 
 def test_threads_are_torchs(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -34,6 +34,16 @@ pytestmark = compiled
 formats = pytest.mark.parametrize("name", FORMATS)
 
 
+@each_isa
+@formats
+def test_every_instruction_set_packs_alike(isa: str, name: str) -> None:
+    """Byte for byte, of rows that fill no panel too."""
+    best, _ = weights(name, "int8", 2, 37, 512)
+    with forced(isa):
+        packed, _ = weights(name, "int8", 2, 37, 512)
+    assert torch.equal(packed.data, best.data)
+
+
 @formats
 def test_what_is_packed_comes_back(name: str) -> None:
     """Scales that are products are rounded to float16, which the bound of their docstring covers:

@@ -297,27 +297,29 @@ def test_what_is_no_number_stays_in_its_row(isa: str, mode: str, bad: float) -> 
     assert torch.equal(out[others], clean[others])
 
 
-@compiled
+@each_isa
 @pytest.mark.parametrize("name", sorted(BLOCK_FORMATS))
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
 @pytest.mark.parametrize("workers", [1, 3])
-def test_dequantize(name: str, dtype: torch.dtype, workers: int) -> None:
+def test_dequantize(isa: str, name: str, dtype: torch.dtype, workers: int) -> None:
     """Bit for bit, from any byte on."""
     weight = blocks(name, 3, 70, 512)
-    with threads(workers):
+    with forced(isa), threads(workers):
         out = twins.dequantize(weight[1:], dtype)
     assert out.dtype == dtype and torch.equal(out, weight[1:].dequantize(dtype))
 
 
-@compiled
+@each_isa
 @given(name=st.sampled_from(sorted(BLOCK_FORMATS)), seed=seeds)
-def test_any_bytes_dequantize_alike(name: str, seed: int) -> None:
+def test_any_bytes_dequantize_alike(isa: str, name: str, seed: int) -> None:
     """Infinite and NaN scales included."""
     weight = blocks(name, 5, 256)
     random = torch.Generator().manual_seed(seed)
     weight.data.random_(0, 256, generator=random)
     for dtype in (torch.float32, torch.bfloat16):
-        got, expected = twins.dequantize(weight, dtype), weight.dequantize(dtype)
+        with forced(isa):
+            got = twins.dequantize(weight, dtype)
+        expected = weight.dequantize(dtype)
         torch.testing.assert_close(got, expected, rtol=0, atol=0, equal_nan=True)
 
 

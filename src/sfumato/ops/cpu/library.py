@@ -24,7 +24,7 @@ ISAS = ("portable", "avx2", "avx512")
 
 LIBRARY = Path(__file__).with_name("_kernels.so")
 _NO_MEMORY = -3
-VERSION = 1  # what sf_version() says of a library that these signatures fit
+VERSION = 2  # what sf_version() says of a library that these signatures fit
 
 _LEVEL = _MODE = _KIND = _TYPE = _THREADS = c_int
 _SIGNATURES: dict[str, tuple[type, ...]] = {
@@ -33,7 +33,7 @@ _SIGNATURES: dict[str, tuple[type, ...]] = {
     "sf_has_bf16": (),
     "sf_kind": (_TYPE,),
     "sf_panel_bytes": (_KIND, c_int64, c_int64),
-    "sf_pack": (_TYPE, c_void_p, *[c_int64] * 3, c_void_p, _THREADS),
+    "sf_pack": (_LEVEL, _TYPE, c_void_p, *[c_int64] * 3, c_void_p, _THREADS),
     "sf_unpack": (_KIND, c_void_p, *[c_int64] * 3, c_void_p, _THREADS),
     "sf_linear": (
         *(_LEVEL, _MODE, _KIND, c_void_p, c_int64, c_int64),
@@ -43,7 +43,7 @@ _SIGNATURES: dict[str, tuple[type, ...]] = {
         *(_LEVEL, _MODE, _KIND, c_void_p, _KIND, c_void_p, *[c_int64] * 3),
         *(c_void_p, _TYPE, c_int64, c_void_p, c_void_p, c_int64, c_void_p, _TYPE, _THREADS),
     ),
-    "sf_dequantize": (_TYPE, c_void_p, c_int64, c_void_p, _TYPE, _THREADS),
+    "sf_dequantize": (_LEVEL, _TYPE, c_void_p, c_int64, c_void_p, _TYPE, _THREADS),
     "sf_law": (
         *(_LEVEL, c_void_p, _TYPE, *[c_int64] * 3, c_float, *[c_void_p] * 9),
         *(c_void_p, _TYPE, _THREADS),

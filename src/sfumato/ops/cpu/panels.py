@@ -117,8 +117,9 @@ def panels(data: Tensor, format: str, shape: tuple[int, ...], activations: str) 
     matrices, rows, columns = _sizes(shape)
     data = data.contiguous()
     out = torch.empty(*shape[:-2], packed_bytes(format, shape[-2:]), dtype=torch.uint8)
-    library.loaded().run(
-        *("sf_pack", _TYPES[format], data.data_ptr()),
+    kernels = library.loaded()
+    kernels.run(
+        *("sf_pack", kernels.level, _TYPES[format], data.data_ptr()),
         *(matrices, rows, columns, out.data_ptr()),
     )
     return PackedTensor(out, _kind(format), format, shape, activations)

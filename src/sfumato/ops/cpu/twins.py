@@ -70,8 +70,9 @@ def dequantize(weight: QuantizedTensor, dtype: torch.dtype, out: Tensor | None =
     given, contiguous and of one of DTYPES."""
     if out is None:
         out = torch.empty(weight.shape, dtype=dtype if dtype in DTYPES else torch.float32)
-    library.loaded().run(
-        *("sf_dequantize", weight.format.ggml_type, weight.data.data_ptr()),
+    kernels = library.loaded()
+    kernels.run(
+        *("sf_dequantize", kernels.level, weight.format.ggml_type, weight.data.data_ptr()),
         *(out.numel(), out.data_ptr(), DTYPES[out.dtype]),
     )
     return out.to(dtype)

@@ -25,13 +25,6 @@ const Level *level_of(int isa, int mode = SF_MODE_INT8) {
     return &PORTABLE_LEVEL;
 }
 
-// For what all levels do alike, bit for bit.
-const Level *best_level() {
-    const Level *best = nullptr;
-    for (int isa = SF_AVX512; !best; isa--) best = level_of(isa);
-    return best;
-}
-
 // Panels are many and are read in long streams: large pages save most of the page faults while
 // they are written, and misses of the translation buffer later.  A hint, so failing is no error.
 void ask_for_large_pages(void *data, int64_t bytes) {
@@ -112,23 +105,25 @@ extern "C" int64_t sf_panel_bytes(int kind, int64_t rows, int64_t cols) {
     return matrix_bytes(kind, rows, cols);
 }
 
-extern "C" int sf_pack(int type, const void *blocks, int64_t matrices, int64_t rows, int64_t cols,
-                       void *panels, int threads) {
+extern "C" int sf_pack(int isa, int type, const void *blocks, int64_t matrices, int64_t rows,
+                       int64_t cols, void *panels, int threads) {
+    const Level *level = level_of(isa);
     const Format format = format_of(type);
-    if (format.kind < 0 || !blocks || !panels || matrices < 0 || threads < 1 ||
+    if (!level || format.kind < 0 || !blocks || !panels || matrices < 0 || threads < 1 ||
         sf_panel_bytes(format.kind, rows, cols) < 0 || cols % format.block_size)
         return SF_BAD_ARGUMENT;
     ask_for_large_pages(panels, matrices * matrix_bytes(format.kind, rows, cols));
-    return best_level()->pack({type, blocks, matrices, rows, cols, panels, threads});
+    return level->pack({type, blocks, matrices, rows, cols, panels, threads});
 }
 
-extern "C" int sf_dequantize(int type, const void *blocks, int64_t elements, void *out,
+extern "C" int sf_dequantize(int isa, int type, const void *blocks, int64_t elements, void *out,
                              int out_dtype, int threads) {
+    const Level *level = level_of(isa);
     const Format format = format_of(type);
-    if (format.kind < 0 || type == T_BF16 || !blocks || !out || elements < 0 || threads < 1 ||
+    if (!level || format.kind < 0 || type == T_BF16 || !blocks || !out || elements < 0 || threads < 1 ||
         elements % format.block_size || !dtype_ok(out_dtype))
         return SF_BAD_ARGUMENT;
-    return best_level()->dequantize({type, blocks, elements, out, out_dtype, threads});
+    return level->dequantize({type, blocks, elements, out, out_dtype, threads});
 }
 
 extern "C" int sf_linear(int isa, int mode, int kind, const void *panels, int64_t rows,

@@ -145,10 +145,10 @@ void bf16_tile(const uint8_t *left, const uint8_t *right, int64_t blocks, const 
 template <int TYPE>
 inline __m512 half_values(const Group &group, int h) {
     constexpr Shape shape = SHAPE_OF<TYPE>;
-    __m128i codes = _mm_loadu_si128(reinterpret_cast<const __m128i *>(group.codes + 16 * h));
+    __m128i codes = (__m128i)group.codes[h];
     if (LOOKED_UP<TYPE>)
         codes = _mm_shuffle_epi8(_mm_loadu_si128(reinterpret_cast<const __m128i *>(TABLE)), codes);
-    const __m512i wide = _mm512_sub_epi32(_mm512_cvtepu8_epi32(codes), _mm512_set1_epi32(shape.offset));
+    const __m512i wide = _mm512_cvtepi8_epi32(_mm_sub_epi8(codes, _mm_set1_epi8((char)shape.offset)));
     const __m512 value = _mm512_mul_ps(_mm512_cvtepi32_ps(wide), _mm512_set1_ps(group.scale[h]));
     return shape.minimum ? _mm512_add_ps(value, _mm512_set1_ps(group.minimum)) : value;
 }
@@ -158,17 +158,22 @@ void values_of(const Group &group, float *out) {
     for (int h = 0; h < 2; h++) _mm512_storeu_ps(out + 16 * h, half_values<TYPE>(group, h));
 }
 
+// Rounded to bfloat16 in the upper halves, to nearest even; NaN stays NaN.
+inline __m512i rounded(__m512 value) {
+    const __m512i u = _mm512_castps_si512(value);
+    const __m512i odd = _mm512_and_si512(_mm512_srli_epi32(u, 16), _mm512_set1_epi32(1));
+    const __m512i up = _mm512_add_epi32(_mm512_add_epi32(u, _mm512_set1_epi32(0x7fff)), odd);
+    const __mmask16 nan = _mm512_cmp_ps_mask(value, value, _CMP_UNORD_Q);
+    return _mm512_mask_or_epi32(up, nan, u, _mm512_set1_epi32(0x400000));
+}
+
 template <int TYPE>
 void halves_of(const Group &group, uint16_t *out) {
-    for (int h = 0; h < 2; h++) {
-        const __m512 value = half_values<TYPE>(group, h);
-        const __m512i u = _mm512_castps_si512(value), high = _mm512_srli_epi32(u, 16);
-        const __m512i even = _mm512_add_epi32(_mm512_set1_epi32(0x7fff), _mm512_and_si512(high, _mm512_set1_epi32(1)));
-        __m512i rounded = _mm512_srli_epi32(_mm512_add_epi32(u, even), 16);
-        const __mmask16 nan = _mm512_cmp_ps_mask(value, value, _CMP_UNORD_Q);
-        rounded = _mm512_mask_or_epi32(rounded, nan, high, _mm512_set1_epi32(64));
-        _mm256_storeu_si256(reinterpret_cast<__m256i *>(out + 16 * h), _mm512_cvtepi32_epi16(rounded));
-    }
+    alignas(64) static constexpr uint16_t UPPER[32] = {1,  3,  5,  7,  9,  11, 13, 15, 17, 19, 21,
+                                                       23, 25, 27, 29, 31, 33, 35, 37, 39, 41, 43,
+                                                       45, 47, 49, 51, 53, 55, 57, 59, 61, 63};
+    const __m512i low = rounded(half_values<TYPE>(group, 0)), high = rounded(half_values<TYPE>(group, 1));
+    _mm512_storeu_si512(out, _mm512_permutex2var_epi16(low, _mm512_load_si512(UPPER), high));
 }
 
 // Two floats of each row as a pair of bfloat16, rounded to nearest even.
@@ -210,6 +215,7 @@ void widen_panel(const uint8_t *codes, const uint16_t *scales, int64_t blocks, u
 }  // namespace
 
 #include "blocks.inc"
+#include "pack.inc"
 #include "level.inc"
 #include "law.inc"
 

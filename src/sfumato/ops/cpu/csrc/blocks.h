@@ -9,9 +9,12 @@ namespace {
 enum Type { T_Q4_0 = 2, T_Q5_0 = 6, T_Q5_1 = 7, T_Q8_0 = 8, T_Q4_K = 12, T_Q5_K = 13, T_Q6_K = 14,
             T_IQ4_NL = 20, T_IQ4_XS = 23, T_BF16 = 30 };
 
+// Sixteen codes of a byte each, for bitwise operations on all of them in one register.
+typedef uint64_t Codes __attribute__((vector_size(16)));
+
 // 32 consecutive elements: value = scale[half] * (code - offset) + minimum.
 struct Group {
-    uint8_t codes[BLOCK];
+    Codes codes[2];
     float scale[2];
     float minimum;
 };
@@ -21,7 +24,7 @@ struct Format {
 };
 
 // kind -1: unknown
-inline Format format_of(int type) {
+constexpr Format format_of(int type) {
     switch (type) {
         case T_Q4_0: return {Q4, 32, 18};
         case T_Q5_0: return {Q5, 32, 22};
@@ -43,33 +46,28 @@ inline float half_at(const uint8_t *at) {
     return from_half(h);
 }
 
-// out[i] |= (from[i] >> shift & mask) << up for `count` bytes, eight at a time: what leaves a byte
-// on one side and enters the next is masked off.
-inline void add_bits(const uint8_t *from, int count, int shift, uint8_t mask, int up, uint8_t *out) {
-    for (int i = 0; i < count; i += 8) {
-        uint64_t x, y;
-        memcpy(&x, from + i, 8);
-        memcpy(&y, out + i, 8);
-        y |= (x >> shift & 0x0101010101010101u * mask) << up;
-        memcpy(out + i, &y, 8);
-    }
+constexpr uint64_t EACH = 0x0101010101010101u;  // byte
+
+// (from[i] >> shift & mask) << up of sixteen bytes: what leaves a byte on one side and enters the
+// next is masked off.
+inline Codes bits_at(const uint8_t *from, int shift, uint64_t mask, int up = 0) {
+    Codes x;
+    memcpy(&x, from, sizeof x);
+    return (x >> shift & EACH * mask) << up;
 }
 
 // The first 16 elements in low nibbles, the next in high ones.
-inline void split_nibbles(const uint8_t *from, uint8_t *codes) {
-    add_bits(from, 16, 0, 15, 0, codes);
-    add_bits(from, 16, 4, 15, 0, codes + 16);
+inline void split_nibbles(const uint8_t *from, Codes (&codes)[2]) {
+    codes[0] = bits_at(from, 0, 15);
+    codes[1] = bits_at(from, 4, 15);
 }
 
 // Bit i of four bytes becomes bit 4 of code i.
-inline void add_fifth_bits(const uint8_t *from, uint8_t *codes) {
-    for (int j = 0; j < 4; j++) {
+inline void add_fifth_bits(const uint8_t *from, Codes (&codes)[2]) {
+    for (int h = 0; h < 2; h++) {
         // Byte i keeps bit i alone; adding 127 carries whatever is left of it to the byte's top.
-        const uint64_t bits = from[j] * 0x0101010101010101u & 0x8040201008040201u;
-        uint64_t y;
-        memcpy(&y, codes + 8 * j, 8);
-        y |= ((bits + 0x7f7f7f7f7f7f7f7fu) & 0x8080808080808080u) >> 3;
-        memcpy(codes + 8 * j, &y, 8);
+        const Codes bits = Codes{from[2 * h] * EACH, from[2 * h + 1] * EACH} & 0x8040201008040201u;
+        codes[h] |= ((bits + EACH * 127) & EACH * 128) >> 3;
     }
 }
 
@@ -89,22 +87,24 @@ inline void k_scale(const uint8_t *block, int g, Group &out) {
 }
 
 template <int TYPE>
-void read_group(const uint8_t *block, int g, Group &out) {
+inline void read_group(const uint8_t *block, int g, Group &out) {
     out.minimum = 0.0f;
-    memset(out.codes, 0, sizeof out.codes);
     if (TYPE == T_Q4_K || TYPE == T_Q5_K) {
         k_scale(block, g, out);
         const uint8_t *low = block + (TYPE == T_Q4_K ? 16 : 48) + g / 2 * 32;
-        add_bits(low, 32, 4 * (g % 2), 15, 0, out.codes);
-        if (TYPE == T_Q5_K) add_bits(block + 16, 32, g, 1, 4, out.codes);
+        for (int h = 0; h < 2; h++) {
+            out.codes[h] = bits_at(low + 16 * h, 4 * (g % 2), 15);
+            if (TYPE == T_Q5_K) out.codes[h] |= bits_at(block + 16 + 16 * h, g, 1, 4);
+        }
         return;
     }
     if (TYPE == T_Q6_K) {
         const uint8_t *low = block + g / 4 * 64 + g % 2 * 32, *high = block + 128 + g / 4 * 32;
-        add_bits(low, 32, 4 * (g % 4 / 2), 15, 0, out.codes);
-        add_bits(high, 32, 2 * (g % 4), 3, 4, out.codes);
-        for (int h = 0; h < 2; h++)
+        for (int h = 0; h < 2; h++) {
+            out.codes[h] = bits_at(low + 16 * h, 4 * (g % 4 / 2), 15) |
+                           bits_at(high + 16 * h, 2 * (g % 4), 3, 4);
             out.scale[h] = half_at(block + 208) * (float)(int8_t)block[192 + 2 * g + h];
+        }
         return;
     }
     if (TYPE == T_IQ4_XS) {
@@ -116,7 +116,7 @@ void read_group(const uint8_t *block, int g, Group &out) {
     }
     out.scale[0] = out.scale[1] = half_at(block);
     if (TYPE == T_Q8_0)
-        for (int i = 0; i < 32; i++) out.codes[i] = block[2 + i] ^ 128;
+        for (int h = 0; h < 2; h++) out.codes[h] = bits_at(block + 2 + 16 * h, 0, 255) ^ EACH * 128;
     else if (TYPE == T_Q5_0 || TYPE == T_Q5_1) {
         const uint8_t *bits = block + (TYPE == T_Q5_1 ? 4 : 2);
         split_nibbles(bits + 4, out.codes);
@@ -142,9 +142,11 @@ constexpr bool LOOKED_UP = TYPE == T_IQ4_NL || TYPE == T_IQ4_XS;
 template <int TYPE>
 inline void plain_values(const Group &group, float *out) {
     constexpr Shape shape = SHAPE_OF<TYPE>;
+    uint8_t codes[BLOCK];
+    memcpy(codes, group.codes, sizeof codes);
     for (int h = 0; h < 2; h++)
         for (int i = 16 * h; i < 16 * h + 16; i++) {
-            const int code = LOOKED_UP<TYPE> ? TABLE[group.codes[i]] : group.codes[i];
+            const int code = LOOKED_UP<TYPE> ? TABLE[codes[i]] : codes[i];
             const float value = group.scale[h] * (float)(code - shape.offset);
             out[i] = shape.minimum ? value + group.minimum : value;
         }

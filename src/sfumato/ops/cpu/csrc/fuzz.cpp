@@ -58,6 +58,13 @@ struct Weight {
     std::vector<float> values;  // [matrices][rows][cols]
 };
 
+int random_isa() {
+    int isa;
+    do isa = (int)pick(0, 2);
+    while (sf_isa_available(isa) != 1);
+    return isa;
+}
+
 Weight random_weight(int64_t matrices, int64_t rows, int64_t cols, const Format *format) {
     Weight weight;
     const int type = format ? format->type : 30;
@@ -79,15 +86,16 @@ Weight random_weight(int64_t matrices, int64_t rows, int64_t cols, const Format 
     std::vector<uint8_t> odd(blocks.size() + 1);
     memcpy(odd.data() + 1, blocks.data(), blocks.size());
     const int threads = (int)pick(1, 3);
-    check(!sf_pack(type, odd.data() + 1, matrices, rows, cols, weight.panels.data(), threads),
+    check(!sf_pack(random_isa(), type, odd.data() + 1, matrices, rows, cols, weight.panels.data(),
+                   threads),
           "sf_pack");
     check(!sf_unpack(weight.kind, weight.panels.data(), matrices, rows, cols, weight.values.data(),
                      threads),
           "sf_unpack");
     if (format) {
         std::vector<float> exact(weight.values.size());
-        check(!sf_dequantize(type, odd.data() + 1, (int64_t)exact.size(), exact.data(), SF_F32,
-                             threads),
+        check(!sf_dequantize(random_isa(), type, odd.data() + 1, (int64_t)exact.size(),
+                             exact.data(), SF_F32, threads),
               "sf_dequantize");
         for (size_t i = 0; i < exact.size(); i++)
             check(std::fabs(exact[i] - weight.values[i]) <= 0.02f * std::fabs(exact[i]) + 0.02f,
@@ -112,13 +120,6 @@ double distance(const std::vector<float> &got, const std::vector<double> &wanted
 }
 
 const Format *random_format() { return pick(0, 9) ? &FORMATS[pick(0, 8)] : nullptr; }
-
-int random_isa() {
-    int isa;
-    do isa = (int)pick(0, 2);
-    while (sf_isa_available(isa) != 1);
-    return isa;
-}
 
 void linear() {
     const Format *format = random_format();

@@ -107,6 +107,19 @@ inline uint16_t to_half(float x) {
     return _cvtss_sh(x, _MM_FROUND_TO_NEAREST_INT);
 }
 
+inline void from_halves(const uint16_t (&from)[PANEL], float (&to)[PANEL]) {
+    for (int i = 0; i < PANEL; i += 8)
+        _mm256_storeu_ps(to + i, _mm256_cvtph_ps(_mm_loadu_si128((const __m128i *)(from + i))));
+}
+
+inline void to_halves(const float (&from)[PANEL], uint16_t *to) {
+    const __m256 limit = _mm256_set1_ps(65504.0f), least = _mm256_set1_ps(-65504.0f);
+    for (int i = 0; i < PANEL; i += 8) {  // of a NaN and a number, these take the second: the NaN
+        const __m256 x = _mm256_max_ps(least, _mm256_min_ps(limit, _mm256_loadu_ps(from + i)));
+        _mm_storeu_si128((__m128i *)(to + i), _mm256_cvtps_ph(x, _MM_FROUND_TO_NEAREST_INT));
+    }
+}
+
 #else
 
 inline float from_half(uint16_t h) {
@@ -125,6 +138,14 @@ inline uint16_t to_half(float x) {
         return (uint16_t)(sign | (bits_of(size + 0.5f) - bits_of(0.5f)));
     const uint32_t v = bits_of(size), even = (v >> 13) & 1;
     return (uint16_t)(sign | ((v + 0xfff + even - 0x38000000) >> 13));
+}
+
+inline void from_halves(const uint16_t (&from)[PANEL], float (&to)[PANEL]) {
+    for (int i = 0; i < PANEL; i++) to[i] = from_half(from[i]);
+}
+
+inline void to_halves(const float (&from)[PANEL], uint16_t *to) {
+    for (int i = 0; i < PANEL; i++) to[i] = to_half(from[i]);
 }
 
 #endif

@@ -100,6 +100,7 @@ void widen_panel(const uint8_t *codes, const uint16_t *scales, int64_t blocks, u
 }  // namespace
 
 #include "blocks.inc"
+#include "pack.inc"
 #include "level.inc"
 #include "law.inc"
 

@@ -22,7 +22,7 @@
 extern "C" {
 #endif
 
-#define SF_VERSION 1
+#define SF_VERSION 2
 
 enum { SF_OK = 0, SF_BAD_ARGUMENT = -1, SF_NO_MEMORY = -2, SF_UNSUPPORTED = -3 };
 enum { SF_F32 = 0, SF_BF16 = 1 };                     /* dtypes */
@@ -40,13 +40,13 @@ SF_API int sf_kind(int ggml_type);
 /* Bytes of the panels of one matrix, or -1. */
 SF_API int64_t sf_panel_bytes(int kind, int64_t rows, int64_t cols);
 /* blocks [matrices][rows][cols] of a ggml type -> panels, each matrix apart. */
-SF_API int sf_pack(int ggml_type, const void *blocks, int64_t matrices, int64_t rows, int64_t cols,
-                   void *panels, int threads);
+SF_API int sf_pack(int isa, int ggml_type, const void *blocks, int64_t matrices, int64_t rows,
+                   int64_t cols, void *panels, int threads);
 /* The values that panels stand for: out float32 [matrices][rows][cols]. */
 SF_API int sf_unpack(int kind, const void *panels, int64_t matrices, int64_t rows, int64_t cols,
                      float *out, int threads);
 /* Blocks -> out [elements], bit for bit ggml's float32, rounded where out is bfloat16. */
-SF_API int sf_dequantize(int ggml_type, const void *blocks, int64_t elements, void *out,
+SF_API int sf_dequantize(int isa, int ggml_type, const void *blocks, int64_t elements, void *out,
                          int out_dtype, int threads);
 
 /* out [tokens][rows] = x [tokens][cols] . weight [rows][cols] transposed. */
