@@ -1,12 +1,14 @@
-"""What the vocabulary head saves, and how far off its soft embedding is, when it may skip mass.
+"""What the vocabulary head saves, and how far off its soft embedding is, when it may leave out
+chunks that hold little of the mass (`skip`), or all but the likeliest tokens (`top-k`).
 
 A random embedding, and a canvas whose laws go from flat to converged: each hidden state is so
 much of one token's row that this token holds a given probability. The rest is spread over the
 whole vocabulary, or is on a few rivals, whose rows are in the hidden state too. The saved share is
 of the second product's arithmetic, counted; times are medians of the whole pass, exact and
-skipping in turn. The error is the soft embedding's (L2, relative, the worst position's), the bound
-share · sqrt(hidden) · longest row on the same scale. The guess is right. Prints a table and one
-JSON line:
+approximate in turn. The error is the soft embedding's (L2, relative), on the same scale the bound:
+left out · sqrt(hidden) · longest row, twice that where what is kept is renormalised. Left out is
+what a skip allows, and what top-k did; the entropy's error is in nats. Where positions differ, the
+worst one counts. A skip's guess is right. Prints a table and one JSON line:
 
     python benchmarks/head_approximations.py [--vocab 262144] [--hidden 2816] [--dtype float32]
 """
@@ -18,13 +20,15 @@ import json
 import math
 import statistics
 import time
+from collections.abc import Iterator
 from typing import Any
 
 import torch
 from torch import Tensor
 from torch.utils.flop_counter import FlopCounterMode
 
-from sfumato.model.head import HeadStats, Skip, VocabularyHead
+from sfumato.model.approximate import Skip
+from sfumato.model.head import HeadStats, VocabularyHead
 
 CAP = 30.0
 TEMPERATURE = 0.5
@@ -35,6 +39,12 @@ CASES = {  # where the rest of the mass is: on how many rows (0: all), and the w
     "rivals": (7, (0.5, 0.9, 0.99, 0.999)),
 }
 SHARES = (1e-3, 1e-2)
+COUNTS = (16, 64, 256)
+GROUP = 32  # positions whose whole law is held
+COLUMNS = (
+    *("rest", "top p", "how", "left out", "saved", "exact s", "approx s"),
+    *("error", "bound", "entropy"),
+)
 
 
 def law_of(head: VocabularyHead, top: float, positions: int, rivals: int) -> tuple[Tensor, Tensor]:
@@ -51,45 +61,69 @@ def law_of(head: VocabularyHead, top: float, positions: int, rivals: int) -> tup
     return (rows.mT @ solution)[..., 0].to(head.embedding.dtype), ids[:: 1 + rivals]
 
 
-def run(head: VocabularyHead, hidden: Tensor, skip: Skip | None = None) -> HeadStats:
+def run(head: VocabularyHead, hidden: Tensor, **how: Any) -> HeadStats:
     uniform = torch.linspace(0, 0.999, len(hidden), dtype=torch.float64)
-    return head(hidden, torch.full((len(hidden),), TEMPERATURE), uniform, skip=skip)
+    return head(hidden, torch.full((len(hidden),), TEMPERATURE), uniform, **how)
 
 
-def timed(head: VocabularyHead, hidden: Tensor, skip: Skip | None = None) -> tuple[float, Tensor]:
+def timed(head: VocabularyHead, hidden: Tensor, **how: Any) -> tuple[float, HeadStats]:
     begun = time.perf_counter()
-    soft = run(head, hidden, skip).soft
-    return time.perf_counter() - begun, soft.float()
+    stats = run(head, hidden, **how)
+    return time.perf_counter() - begun, stats
 
 
-def flops(head: VocabularyHead, hidden: Tensor, skip: Skip | None = None) -> int:
+def flops(head: VocabularyHead, hidden: Tensor, **how: Any) -> int:
     with FlopCounterMode(display=False) as counter:
-        run(head, hidden, skip)
+        run(head, hidden, **how)
     return counter.get_total_flops()
 
 
+def outside(head: VocabularyHead, hidden: Tensor) -> Tensor:
+    """The mass that the k likeliest tokens leave, of the worst position, for each k: [max k]."""
+    most = min(max(COUNTS), head.vocab_size)
+    laws = (head.logits(part) / TEMPERATURE for part in hidden.split(GROUP))
+    ranked = torch.cat([law.double().softmax(dim=1).topk(most)[0] for law in laws])
+    return (1 - ranked.cumsum(dim=1)).amax(dim=0).clamp(min=0)
+
+
+def approximations(
+    head: VocabularyHead, hidden: Tensor, guess: Tensor
+) -> Iterator[tuple[str, dict[str, Any], float, float]]:
+    """Each one's name, how the head is told, the mass that is left out, and what the bound is of
+    that."""
+    for share in SHARES:
+        yield (
+            f"skip {share:.0e}",
+            {"skip": Skip(torch.full((len(hidden),), share), guess)},
+            share,
+            1,
+        )
+    left = outside(head, hidden)
+    for k in COUNTS:
+        if k < head.vocab_size:
+            yield f"top-k {k}", {"soft_top_k": torch.full((len(hidden),), k)}, float(left[k - 1]), 2
+
+
 def measure(
-    head: VocabularyHead, hidden: Tensor, guess: Tensor, share: float, repeats: int
+    head: VocabularyHead, hidden: Tensor, whole: int, how: dict[str, Any], repeats: int
 ) -> dict[str, Any]:
-    skip = Skip(torch.full((len(hidden),), share), guess)
-    second = 2 * len(hidden) * head.embedding.numel()
-    saved = (flops(head, hidden) - flops(head, hidden, skip)) / second
-    exact_s, skipping_s = [], []
+    """whole: the floating-point operations of the exact pass."""
+    saved = (whole - flops(head, hidden, **how)) / (2 * len(hidden) * head.embedding.numel())
+    exact_s, approximate_s = [], []
     for _ in range(repeats):
         seconds, exact = timed(head, hidden)
         exact_s.append(seconds)
-        seconds, ours = timed(head, hidden, skip)
-        skipping_s.append(seconds)
-    longest = float(head.embedding.norm(dim=1).max()) * hidden.shape[1] ** 0.5
-    size = exact.norm(dim=1)
+        seconds, ours = timed(head, hidden, **how)
+        approximate_s.append(seconds)
+    size = exact.soft.float().norm(dim=1)
     return {
-        "share": share,
-        "top_prob": float(run(head, hidden).top_probs[:, 0].mean()),
+        "top_prob": float(exact.top_probs[:, 0].mean()),
         "saved": saved,
         "exact_s": statistics.median(exact_s),
-        "skipping_s": statistics.median(skipping_s),
-        "error": float(((ours - exact).norm(dim=1) / size).max()),
-        "bound": float((share * longest / size).min()),
+        "approximate_s": statistics.median(approximate_s),
+        "error": float(((ours.soft.float() - exact.soft.float()).norm(dim=1) / size).max()),
+        "size": float(size.min()),
+        "entropy_error": float((ours.entropy - exact.entropy).abs().max()),
     }
 
 
@@ -105,19 +139,21 @@ def main() -> None:
     random = torch.Generator().manual_seed(0)
     embedding = torch.randn(args.vocab, args.hidden, generator=random) * args.hidden**-0.5
     head = VocabularyHead(embedding.to(getattr(torch, args.dtype)), CAP)
-    columns = ("rest", "top p", "share", "saved", "exact s", "skipping s", "error", "bound")
-    print("".join(f"{name:>11}" for name in columns))
+    longest = float(head.embedding.norm(dim=1).max()) * args.hidden**0.5
+    print("".join(f"{name:>11}" for name in COLUMNS))
     found = []
     cases = [(rest, rivals, top) for rest, (rivals, tops) in CASES.items() for top in tops]
     for rest, rivals, top in cases:
         hidden, winners = law_of(head, top, args.positions, rivals)
-        for share in SHARES:
-            row = measure(head, hidden, winners, share, args.repeats)
-            found.append({"rest": rest, **row})
+        whole = flops(head, hidden)
+        for name, how, left, factor in approximations(head, hidden, winners):
+            row = measure(head, hidden, whole, how, args.repeats)
+            bound = factor * left * longest / row.pop("size")
+            found.append({"rest": rest, "how": name, "left_out": left, "bound": bound, **row})
             print(
-                f"{rest:>11}{row['top_prob']:>11.5f}{share:>11.0e}{row['saved']:>11.1%}"
-                f"{row['exact_s']:>11.3f}{row['skipping_s']:>11.3f}"
-                f"{row['error']:>11.1e}{row['bound']:>11.1e}",
+                f"{rest:>11}{row['top_prob']:>11.5f}{name:>11}{left:>11.1e}{row['saved']:>11.1%}"
+                f"{row['exact_s']:>11.3f}{row['approximate_s']:>11.3f}"
+                f"{row['error']:>11.1e}{bound:>11.1e}{row['entropy_error']:>11.1e}",
                 flush=True,
             )
     print(json.dumps({**vars(args), "temperature": TEMPERATURE, "figures": found}))

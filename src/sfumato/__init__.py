@@ -13,6 +13,7 @@ if TYPE_CHECKING:
     from sfumato.api import Commit, Done, Model, Reply, load
     from sfumato.diffusion.canvas import Draft
     from sfumato.diffusion.config import SamplerConfig
+    from sfumato.diffusion.schedule import SoftTopK
 
 __version__ = "0.1.0"
 
@@ -24,8 +25,9 @@ _HOMES = {
     "Done": "sfumato.api",
     "Draft": "sfumato.diffusion.canvas",
     "SamplerConfig": "sfumato.diffusion.config",
+    "SoftTopK": "sfumato.diffusion.schedule",
 }
-__all__ = ["Commit", "Done", "Draft", "Model", "Reply", "SamplerConfig", "load"]
+__all__ = ["Commit", "Done", "Draft", "Model", "Reply", "SamplerConfig", "SoftTopK", "load"]
 
 
 def __getattr__(name: str) -> Any:

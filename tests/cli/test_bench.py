@@ -44,13 +44,15 @@ def test_the_embedded_model_answers_a_file(cli: Any, tmp_path: Path) -> None:
     prompts = tmp_path / "prompts.txt"
     prompts.write_text("What is the capital of France?\nWhat is the capital of Italy?\n")
     options = ("--prompts", str(prompts), "--repeats", "1", "--max-tokens", "32", "--json", "-")
+    options += ("--soft-top-k", "16:4")
     done = cli("bench", *options, "--ignore-eos", "--top-k", "20", "--min-tokens", "3")
     assert done.out.count("\n") == 1
     found = json.loads(done.out)
     metrics = found["cases"][0]["metrics"]
     assert metrics["output_tokens"] == {"count": 2, "min": 32, "p50": 32, "p95": 32, "max": 32}
     assert metrics["load_s"]["p50"] > 0
-    assert "top_k 20, min_tokens 3, ignore_eos True" in found["subject"]["sampler"]
+    few = "soft_top_k SoftTopK(first=16, last=4)"
+    assert f"top_k 20, {few}, min_tokens 3, ignore_eos True" in found["subject"]["sampler"]
 
 
 def test_a_server(cli: Any, monkeypatch: pytest.MonkeyPatch) -> None:

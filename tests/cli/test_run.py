@@ -6,6 +6,7 @@ from typing import Any
 
 import pytest
 
+from sfumato import SoftTopK
 from sfumato.cli import main
 
 
@@ -49,6 +50,16 @@ def test_options_reach_the_model(use: Any, cli: Any) -> None:
     assert (sampler.top_p, sampler.sampler.bound) == (0.5, 0.2)
 
 
+@pytest.mark.parametrize("command", [("run", "Hi"), ("chat",)])
+def test_approximations_are_asked_for(use: Any, cli: Any, command: Any) -> None:
+    model = use("yes")
+    options = ((), ("--soft-skip", "1e-3"), ("--soft-top-k", "64"), ("--soft-top-k", "64:8"))
+    for option in options:
+        assert cli(*command, *option, stdin="Hi\n").code == 0
+    found = [(r["sampler"].soft_skip, r["sampler"].soft_top_k) for r in model.requests]
+    assert found == [(None, None), (1e-3, None), (None, SoftTopK(64)), (None, SoftTopK(64, 8))]
+
+
 @pytest.mark.parametrize(
     "option",
     [
@@ -60,6 +71,12 @@ def test_options_reach_the_model(use: Any, cli: Any) -> None:
         ("--max-tokens", "0"),
         ("--steps", "many"),
         ("--seed", "-1"),
+        ("--soft-skip", "1"),
+        ("--soft-top-k", "0"),
+        ("--soft-top-k", "8:"),
+        ("--soft-top-k", "8:4:2"),
+        ("--soft-top-k", "5000"),
+        ("--soft-top-k", "8", "--soft-skip", "0.1"),
         ("--no-such-option",),
     ],
 )

@@ -6,6 +6,8 @@ from typing import Any
 
 import pytest
 
+from sfumato import SamplerConfig, SoftTopK
+
 SCORES = {
     "sudoku": {"tasks": 3, "exact": 1 / 3, "steps": 2.5, "most_steps": 4, "converged": 1.0},
     "questions": {"tasks": 12, "exact": 1.0, "steps": 2.0, "most_steps": 2, "converged": 1.0},
@@ -34,8 +36,12 @@ def test_eval_measures_the_model(cli: Any, monkeypatch: pytest.MonkeyPatch) -> N
 
     monkeypatch.setattr("sfumato.train.evaluate.run", run)
     assert json.loads(cli("eval", "-m", "x", "--json", "--count", "9").out) == SCORES
-    assert calls == [("x", {"count": 9, "seed": 0})]
+    assert calls == [("x", {"count": 9, "seed": 0, "config": SamplerConfig()})]
     cli("eval", "--seed", "3")
-    assert calls[1] == (None, {"count": 200, "seed": 3})
+    assert calls[1] == (None, {"count": 200, "seed": 3, "config": SamplerConfig()})
+    cli("eval", "--soft-skip", "0.01")
+    cli("eval", "--soft-top-k", "16:4")
+    configs = [found["config"] for _, found in calls[2:]]
+    assert configs == [SamplerConfig(soft_skip=0.01), SamplerConfig(soft_top_k=SoftTopK(16, 4))]
     lines = cli("eval").out.splitlines()
     assert lines[1].split() == ["sudoku", "3", "33.3%", "2.50", "4", "100.0%"]

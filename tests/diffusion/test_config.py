@@ -20,7 +20,7 @@ from sfumato.diffusion.config import (
 )
 from sfumato.diffusion.processors import LogitBias
 from sfumato.diffusion.sampler import EntropyBound, FixedCount, Threshold
-from sfumato.diffusion.schedule import LinearTemperature
+from sfumato.diffusion.schedule import LinearTemperature, SoftTopK
 from sfumato.diffusion.stopping import Never, StableAndConfident
 from sfumato.train.export import generation_config
 from sfumato.train.recipe import EMBEDDED
@@ -56,6 +56,11 @@ from sfumato.weights.gguf import read_gguf
         ({"soft_skip": 1}, "soft_skip: must be over 0 and under 1, got 1"),
         ({"soft_skip": float("nan")}, "soft_skip: must be over 0 and under 1"),
         ({"soft_skip": "x"}, "soft_skip: must be over 0 and under 1, got 'x'"),
+        ({"soft_top_k": 0}, "soft_top_k: must be whole numbers from 1 to 2048, got 0"),
+        ({"soft_top_k": 2049}, "soft_top_k: must be whole numbers from 1 to 2048, got 2049"),
+        ({"soft_top_k": True}, "soft_top_k: must be .*'k', .* or a whole number; got True"),
+        ({"soft_top_k": 2.5}, r"soft_top_k: must be .* SoftTopK\(256, 32\), .*; got 2.5"),
+        ({"soft_top_k": 8, "soft_skip": 0.1}, "soft_skip, soft_top_k: give at most one of them"),
         ({"processors": (1,)}, r"processors: must be a tuple of .* 'process', .* got \(1,\)"),
         ({"processors": LogitBias({1: 1.0})}, "processors: must be a tuple"),
     ],
@@ -100,6 +105,7 @@ def test_over_fills_only_what_is_none() -> None:
     assert SamplerConfig().over(REFERENCE) == REFERENCE
     assert SamplerConfig(soft_skip=1e-3).over(REFERENCE).soft_skip == 1e-3
     assert SamplerConfig().over(replace(REFERENCE, soft_skip=1e-3)).soft_skip == 1e-3
+    assert SamplerConfig(soft_top_k=64).over(REFERENCE).soft_top_k == SoftTopK(64)
     assert SamplerConfig(temperature=0.0).over(REFERENCE).temperature == 0.0
     assert REFERENCE.max_steps == 48  # and the defaults are as they were
 

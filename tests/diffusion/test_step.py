@@ -20,7 +20,7 @@ from sfumato.diffusion.config import REFERENCE, SamplerConfig
 from sfumato.diffusion.noise import Noise
 from sfumato.diffusion.processors import CanvasView, LogitBias, MinTokens
 from sfumato.diffusion.sampler import EntropyBound, FixedCount, StepView, Threshold
-from sfumato.diffusion.schedule import LinearTemperature
+from sfumato.diffusion.schedule import LinearTemperature, SoftTopK
 from sfumato.diffusion.step import denoise_step, score
 from sfumato.diffusion.stopping import Never, StableAndConfident
 from sfumato.model.cache import Slot
@@ -132,6 +132,55 @@ def test_what_a_row_skips_is_its_own_choice() -> None:
             row.settle(stats[at])
         for row, at in ((plain[0], slice(LENGTH)), (plain[1], slice(LENGTH, None))):
             row.settle(exact[at])
+
+
+def test_how_many_tokens_count_is_a_rows_own_choice() -> None:
+    """And that of its step; the entropy stays that of all of them."""
+    network, logits = law(sharpness=1.0)
+    both = SimpleNamespace(head=network.head, hidden=network.hidden.repeat(2, 1))
+    rows = [canvas(), canvas(soft_top_k=SoftTopK(9, 1), max_steps=3, stopping=Never())]
+    for heat, few in ((HEAT, 9), (0.4 + 0.4 * 2 / 3, 3), (0.4 + 0.4 / 3, 1)):
+        assert rows[1].soft_top_k() == few
+        stats = score(both, both.hidden, rows)
+        exact = score(both, both.hidden, [rows[0], rows[0]])
+        for name in ("argmax", "drawn", "entropy", "top_probs"):
+            assert torch.equal(getattr(stats[:LENGTH], name), getattr(exact[:LENGTH], name))
+        torch.testing.assert_close(stats.soft[:LENGTH], exact.soft[:LENGTH])
+        all_of_it = logits / heat
+        cut = all_of_it.masked_fill(all_of_it < all_of_it.topk(few)[0][:, -1:], -torch.inf)
+        probs = cut.softmax(-1)
+        own = stats[LENGTH:]
+        assert torch.equal(own.drawn, inverse_cdf(probs, rows[1].uniforms()))
+        torch.testing.assert_close(own.soft, probs @ network.head.embedding * 4.0)
+        torch.testing.assert_close(own.entropy, Categorical(logits=all_of_it).entropy())
+        rows[1].settle(own)
+
+
+def test_top_p_and_processors_act_before_the_few_are_chosen() -> None:
+    network, logits = law(sharpness=1.0)
+    favourite = int(logits[0].argmax())
+    biased = logits.index_fill(1, torch.tensor([favourite]), -torch.inf)
+    row = canvas(soft_top_k=3, top_k=20, processors=(LogitBias({favourite: float("-inf")}),))
+    stats = score(network, network.hidden, [row])
+    cut = biased.masked_fill(biased < biased.topk(3)[0][:, -1:], -torch.inf)
+    probs = (cut / HEAT).softmax(-1)
+    torch.testing.assert_close(stats.soft, probs @ network.head.embedding * 4.0)
+    assert torch.equal(stats.drawn, inverse_cdf(probs, row.uniforms()))
+    kept = biased.masked_fill(biased < biased.topk(20)[0][:, -1:], -torch.inf)
+    entropy = Categorical(logits=kept / HEAT).entropy()
+    torch.testing.assert_close(stats.entropy, entropy, atol=1e-4, rtol=1e-4)
+
+
+@pytest.mark.parametrize("count", [0, 2049, 2.5, None])
+def test_a_count_that_is_none_is_refused(count: Any) -> None:
+    class Odd:
+        def k(self, step: int, max_steps: int) -> Any:
+            return count
+
+    network, _ = law()
+    message = r"soft_top_k Odd: k must return a whole number from 1 to 2048, got .* at step 1"
+    with pytest.raises(ValueError, match=message):
+        score(network, network.hidden, [canvas(soft_top_k=Odd())])
 
 
 def test_processors_act_on_all_that_is_found() -> None:

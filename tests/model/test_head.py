@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import math
+import subprocess
+import sys
 from collections.abc import Callable
 from typing import Any
 
@@ -14,8 +16,9 @@ from tests.model.heads import CAP, ban, largest_tensor, random_head
 from tests.support.gguf_files import encode
 from torch import Tensor
 
-from sfumato.model import head as head_module
-from sfumato.model.head import Adjust, HeadStats, VocabularyHead, _locate, _statistics
+from sfumato.model import draw as draw_module
+from sfumato.model.draw import locate
+from sfumato.model.head import Adjust, HeadStats, VocabularyHead, _statistics
 from sfumato.ops.law import TOP, Law, absorb
 from sfumato.weights.blocks import BLOCK_FORMATS, QuantizedTensor
 
@@ -187,7 +190,7 @@ def test_banned_tokens(chunk: int, temperature: float) -> None:
 @pytest.mark.parametrize("chunk", [1, 10, 100])
 def test_a_device_without_double_precision(chunk: int, monkeypatch: pytest.MonkeyPatch) -> None:
     """There the greatest uniform becomes 1, and must not fall past the last possible token."""
-    monkeypatch.setattr(head_module, "wide", Tensor.float)
+    monkeypatch.setattr(draw_module, "wide", Tensor.float)
     head, random = random_head(50, 8, chunk, spread=2.0, seed=6)
     hidden = torch.randn(40, 8, generator=random)
     uniform = torch.full((40,), 1 - 2**-53, dtype=torch.float64)
@@ -283,7 +286,8 @@ def test_a_rows_sums_do_not_depend_on_other_rows(size: int) -> None:
             raw = scores[which].clone()
             sums.append(absorb(law, raw, index * size, ones, None, torch.float32)[1])
             peaks.append(law.peak[:, None].expand_as(sums[-1]))
-        places = _locate(torch.cat(sums, 1), torch.cat(peaks, 1), law.peak, uniform[which])
+        fade = (torch.cat(peaks, 1) - law.peak[:, None]).exp()
+        places = locate(torch.cat(sums, 1) * fade, uniform[which])
         soft = torch.ones(count, 4)
         return _statistics(law, law.argmax, soft, torch.float32, None, 3 * size), places
 
@@ -332,12 +336,31 @@ def test_half_precision(dtype: torch.dtype) -> None:
     assert (stats.soft.double() - soft).abs().max() < 2 * step
 
 
-def test_head_bytes_cover_the_largest_tensors_of_a_pass() -> None:
-    from tests.support.gguf_files import gguf_config
+PASS = """
+import torch
+from sfumato.model.head import CHUNK, VocabularyHead, head_bytes
+from tests.support.gguf_files import gguf_config
 
-    from sfumato.model.head import CHUNK, head_bytes
+def status(name):
+    lines = open("/proc/self/status").read().split("\\n")
+    return next(1024 * int(line.split()[1]) for line in lines if line.startswith(name))
 
-    config = gguf_config(vocab_size=30000, canvas_length=64)
-    told = head_bytes(config, torch.float32)
-    assert told == 4 * 64 * CHUNK * 4 + CHUNK * 64 * 8
-    assert head_bytes(config, torch.bfloat16) < told
+torch.set_num_threads(1)
+config = gguf_config(vocab_size=64 * CHUNK, canvas_length=256)
+embedding = torch.randn(config.vocab_size, config.hidden_size)
+hidden, heat = torch.randn(256, config.hidden_size), torch.full((256,), 0.5)
+uniform = torch.rand(256, dtype=torch.float64)
+VocabularyHead(embedding[:CHUNK], 30.0)(hidden, heat, uniform)  # what torch keeps for good
+before = status("RssAnon")
+open("/proc/self/clear_refs", "w").write("5")  # the peak begins anew
+VocabularyHead(embedding, 30.0)(hidden, heat, uniform)
+print(status("VmHWM") - status("RssFile") - before, head_bytes(config, torch.float32))
+"""
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="reads a process's memory from /proc")
+def test_a_pass_takes_no_more_than_head_bytes() -> None:
+    done = subprocess.run([sys.executable, "-c", PASS], capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    took, told = map(int, done.stdout.split())
+    assert took < 1.5 * told

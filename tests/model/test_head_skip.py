@@ -14,7 +14,8 @@ from tests.support.gguf_files import encode
 from torch import Tensor
 
 from sfumato import ops
-from sfumato.model.head import HeadStats, Skip, VocabularyHead
+from sfumato.model.approximate import Skip
+from sfumato.model.head import HeadStats, VocabularyHead
 from sfumato.ops.law import Law
 from sfumato.weights.blocks import BLOCK_FORMATS, QuantizedTensor
 

@@ -172,7 +172,8 @@ def _described(config: SamplerConfig) -> str:
     """The sampler path in a line: rules, most steps, and what else is not the default."""
     parts = [f"{config.max_steps} steps at most"]
     parts += [repr(part) for part in (config.sampler, config.schedule, config.stopping)]
-    for name in ("temperature", "top_k", "top_p", "min_tokens", "ignore_eos"):
+    names = ("temperature", "top_k", "top_p", "soft_skip", "soft_top_k", "min_tokens", "ignore_eos")
+    for name in names:
         if (value := getattr(config, name)) != getattr(SamplerConfig(), name):
             parts.append(f"{name} {value}")
     return ", ".join(parts)

@@ -105,6 +105,7 @@ def _add_eval(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--json", action="store_true", help="print a JSON object")
     parser.add_argument("--count", type=whole(1), default=200, help="tasks of each set (200)")
     _add_seed(parser, "draws the held-out tasks and the noise")
+    _add_approximations(parser.add_argument_group("sampling (defaults are the checkpoint's)"))
     parser.add_argument("-m", "--model", type=_path, metavar="PATH", help=_MODEL)
     _add_verbose(parser)
 
@@ -132,11 +133,13 @@ def _add_bench(parser: argparse.ArgumentParser) -> None:
     add("--warmup", type=whole(0), default=1, metavar="N", help="requests that do not count (1)")
     add("--repeats", type=whole(1), default=3, metavar="N", help="of every prompt (3)")
     add("--seed", type=whole(0, LAST_SEED), default=0, metavar="N", help="of the first repeat (0)")
-    add = parser.add_argument_group("sampling (defaults are the checkpoint's)").add_argument
+    group = parser.add_argument_group("sampling (defaults are the checkpoint's)")
+    add = group.add_argument
     add("--fixed-steps", type=whole(1), metavar="N", help="N per canvas; random weights: 8")
     add("--ignore-eos", action="store_true", help="end tokens do not end a reply")
     add("--min-tokens", type=whole(0), metavar="N", help="no end token before N tokens")
     add("--top-k", type=whole(1), metavar="K", help="draw from the K likeliest tokens")
+    _add_approximations(group)
     add("--drafts", action="store_true", help="ask a server for draft frames (stream_drafts)")
     add = parser.add_argument_group("report").add_argument
     add("--where", action="store_true", help="time the parts of a step, in a pass of their own")
@@ -173,8 +176,26 @@ def _add_generation(parser: argparse.ArgumentParser) -> None:
     add("--temperature", type=float, metavar="T", help="scales the temperature schedule (1)")
     add("--top-k", type=whole(1), metavar="K", help="draw from the K likeliest tokens")
     add("--top-p", type=float, metavar="P", help="draw from the likeliest share P")
+    _add_approximations(group)
     _add_display(parser)
     _add_verbose(parser)
+
+
+def _add_approximations(parser: argparse._ActionsContainer) -> None:
+    """What lets the pass over the vocabulary be less than exact; docs/head.md."""
+    parser.add_argument(
+        "--soft-skip",
+        type=float,
+        metavar="SHARE",
+        help="self-conditioning may leave out this share of the probability; default: none",
+    )
+    parser.add_argument(
+        "--soft-top-k",
+        type=_one_or_two(1),
+        metavar="K[:K2]",
+        help="draw from, and self-condition on, the K likeliest tokens, falling to K2 at the last "
+        "step; entropy stays that of all; default: all",
+    )
 
 
 def _add_quantize(parser: argparse._ActionsContainer) -> None:
@@ -219,6 +240,19 @@ def whole(low: int, high: int | None = None) -> Callable[[str], int]:
             reach = f"from {low} on" if high is None else f"from {low} to {high}"
             raise argparse.ArgumentTypeError(f"{text!r} is not a whole number {reach}")
         return value
+
+    return parse
+
+
+def _one_or_two(low: int) -> Callable[[str], tuple[int, ...]]:
+    """A parser of one such number, or of two with a colon between them."""
+    one = whole(low)
+
+    def parse(text: str) -> tuple[int, ...]:
+        parts = text.split(":")
+        if len(parts) > 2:
+            raise argparse.ArgumentTypeError(f"{text!r} is more than two numbers")
+        return tuple(one(part) for part in parts)
 
     return parse
 

@@ -21,7 +21,7 @@ SYNTHETIC = 256  # tokens of a prompt where nobody says and the model cannot rea
 # Options that mean nothing on one side or the other.
 _LOCAL = (
     *("random_weights", "format", "layers", "device", "dtype", "activations", "quantize"),
-    *("context", "threads", "fixed_steps", "where"),
+    *("context", "threads", "fixed_steps", "soft_skip", "soft_top_k", "where"),
 )
 _REMOTE = ("api_key", "concurrency", "drafts")
 _RANDOM = ("format", "layers")
@@ -130,12 +130,16 @@ def _subject(args: argparse.Namespace) -> Subject:
 
 
 def _sampler(args: argparse.Namespace) -> SamplerConfig:
+    from sfumato.cli.generation import approximations
     from sfumato.diffusion.config import SamplerConfig, fixed_steps
 
     steps = args.fixed_steps or (RANDOM_STEPS if args.random_weights else None)
     config = fixed_steps(steps) if steps else SamplerConfig()
     return config.options(
-        ignore_eos=args.ignore_eos or None, min_tokens=args.min_tokens, top_k=args.top_k
+        ignore_eos=args.ignore_eos or None,
+        min_tokens=args.min_tokens,
+        top_k=args.top_k,
+        **approximations(args),
     )
 
 

@@ -93,6 +93,7 @@ def options(args: argparse.Namespace) -> dict[str, Any]:
         temperature=args.temperature,
         top_k=args.top_k,
         top_p=args.top_p,
+        **approximations(args),
     )
     return {
         "max_tokens": args.max_tokens,
@@ -101,6 +102,12 @@ def options(args: argparse.Namespace) -> dict[str, Any]:
         "thinking": args.thinking,
         "stop": args.stop,
     }
+
+
+def approximations(args: argparse.Namespace) -> dict[str, Any]:
+    """The sampler's options that let the pass over the vocabulary be less than exact."""
+    few = args.soft_top_k
+    return {"soft_skip": args.soft_skip, "soft_top_k": few and sfumato.SoftTopK(*few)}
 
 
 def opening(args: argparse.Namespace) -> list[Message]:

@@ -24,8 +24,11 @@ def _train(args: argparse.Namespace) -> int:
 
 
 def _evaluate(args: argparse.Namespace) -> int:
+    import sfumato
+    from sfumato.cli.generation import approximations
     from sfumato.train import evaluate
 
-    figures = evaluate.run(args.model, count=args.count, seed=args.seed)
+    config = sfumato.SamplerConfig().options(**approximations(args))
+    figures = evaluate.run(args.model, count=args.count, seed=args.seed, config=config)
     print(json.dumps(figures, indent=2) if args.json else evaluate.table(figures))
     return 0

@@ -12,11 +12,12 @@ from typing import Literal
 import torch
 from torch import Tensor
 
-from sfumato.diffusion.checks import check_returned, is_number
+from sfumato.diffusion.checks import check_returned, is_number, is_whole
 from sfumato.diffusion.config import HOTTEST, SamplerConfig
 from sfumato.diffusion.noise import Noise
 from sfumato.diffusion.processors import CanvasView
 from sfumato.diffusion.sampler import StepView
+from sfumato.diffusion.schedule import MOST
 from sfumato.model.head import HeadStats
 from sfumato.weights.errors import quoted
 
@@ -88,6 +89,20 @@ class Canvas:
                 f"at most {HOTTEST:.0e}, got {quoted(heat)} at step {self.step + 1}"
             )
         return max(COLDEST, heat * (self.config.temperature or 1.0))
+
+    def soft_top_k(self) -> int:
+        """How many of each position's likeliest tokens count in the step to come; 0: all."""
+        chosen = self.config.soft_top_k
+        if chosen is None:
+            return 0
+        assert self.config.max_steps and not isinstance(chosen, int)
+        count = chosen.k(self.step + 1, self.config.max_steps)
+        if not (is_whole(count) and 1 <= count <= MOST):
+            raise ValueError(
+                f"soft_top_k {type(chosen).__name__}: k must return a whole number from 1 to "
+                f"{MOST}, got {quoted(count)} at step {self.step + 1}"
+            )
+        return count
 
     def uniforms(self) -> Tensor:
         """float64 [length]: what the tokens of the step to come are drawn with."""

@@ -9,7 +9,7 @@ from typing import Any
 from sfumato.diffusion.checks import is_number, is_whole
 from sfumato.diffusion.processors import LogitProcessor
 from sfumato.diffusion.sampler import SAMPLERS, EntropyBound, Sampler
-from sfumato.diffusion.schedule import LinearTemperature, Schedule
+from sfumato.diffusion.schedule import LinearTemperature, Schedule, SoftTopK
 from sfumato.diffusion.stopping import Never, StableAndConfident, Stopping
 from sfumato.weights.errors import CheckpointError, quoted
 
@@ -17,6 +17,7 @@ _METHODS = {
     "sampler": ("accept", "EntropyBound(), or options(sampler='threshold') for a name"),
     "schedule": ("temperature", "LinearTemperature()"),
     "stopping": ("done", "StableAndConfident()"),
+    "soft_top_k": ("k", "SoftTopK(256, 32), or a whole number"),
 }
 """Of each part: the method that makes it one, and an example."""
 
@@ -41,6 +42,7 @@ class SamplerConfig:
     ignore_eos: bool = False  # end tokens do not end the reply
     self_conditioning: bool = True  # off only to measure what it is worth
     soft_skip: float | None = None  # mass that self-conditioning may leave out: docs/head.md
+    soft_top_k: SoftTopK | int | None = None  # likeliest tokens that count: docs/head.md
 
     def __post_init__(self) -> None:
         for name, low in (("max_steps", 1), ("top_k", 1), ("canvas_length", 1), ("min_tokens", 0)):
@@ -58,6 +60,14 @@ class SamplerConfig:
         if skip is not None and not (is_number(skip) and 0 < skip < 1):
             raise ValueError(
                 f"soft_skip: must be over 0 and under 1, got {skip!r}; leave it out to be exact"
+            )
+        few = self.soft_top_k
+        if isinstance(few, int) and is_whole(few):
+            object.__setattr__(self, "soft_top_k", SoftTopK(few))
+        if skip is not None and few is not None:
+            raise ValueError(
+                "soft_skip, soft_top_k: give at most one of them; both say what "
+                "self-conditioning may leave out"
             )
         for name, (method, example) in _METHODS.items():
             part = getattr(self, name)

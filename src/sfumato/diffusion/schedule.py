@@ -1,11 +1,12 @@
-"""Temperature schedules: how hot the model's law is at each step."""
+"""What changes from a canvas's first step to its last: how hot the model's law is, and how many
+tokens of it count."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 from typing import Protocol
 
-from sfumato.diffusion.checks import is_number
+from sfumato.diffusion.checks import is_number, is_whole
 
 
 class Schedule(Protocol):
@@ -34,3 +35,31 @@ class LinearTemperature:
     def temperature(self, step: int, max_steps: int) -> float:
         remaining = max_steps + 1 - step
         return self.t_min + (self.t_max - self.t_min) * (remaining / max_steps)
+
+
+MOST = 2048  # more rows of the embedding would be gathered, position by position, than it has
+
+
+@dataclass(frozen=True)
+class SoftTopK:
+    """The `first` likeliest tokens at the first step, `last` at the last one, and in between as
+    many as fall (or rise) by the same factor from step to step; without `last`, `first` always.
+
+    They alone make a position's draw and its soft embedding; the entropy stays that of all.
+    """
+
+    first: int
+    last: int | None = None
+
+    def __post_init__(self) -> None:
+        for value in (self.first, self.first if self.last is None else self.last):
+            if not (is_whole(value) and 1 <= value <= MOST):
+                raise ValueError(
+                    f"soft_top_k: must be whole numbers from 1 to {MOST}, got {value!r}"
+                )
+
+    def k(self, step: int, max_steps: int) -> int:
+        """step counts 1..max_steps; the result is from 1 to MOST."""
+        if self.last is None or max_steps == 1:
+            return self.first
+        return round(self.first * (self.last / self.first) ** ((step - 1) / (max_steps - 1)))

@@ -14,8 +14,9 @@ from torch import Tensor
 
 from sfumato.diffusion.canvas import Canvas, Draft
 from sfumato.diffusion.checks import check_returned
+from sfumato.model.approximate import Skip
 from sfumato.model.cache import Slot
-from sfumato.model.head import Adjust, HeadStats, Skip
+from sfumato.model.head import Adjust, HeadStats
 from sfumato.model.network import Network
 from sfumato.model.truncate import cutoffs
 
@@ -51,6 +52,7 @@ def score(network: Network, hidden: Tensor, canvases: Sequence[Canvas]) -> HeadS
         adjust=adjust,
         keep_logits=any(_needs_logits(canvas) for canvas in canvases),
         skip=_skip(canvases, hidden.device),
+        soft_top_k=_soft_top_k(canvases, hidden.device),
     )
     return replace(stats, entropy=stats.entropy.masked_fill(banned, float("inf")))
 
@@ -62,6 +64,12 @@ def _skip(canvases: Sequence[Canvas], device: torch.device) -> Skip | None:
         return None
     guess = torch.cat([canvas.argmax for canvas in canvases])
     return Skip(_spread(canvases, shares).to(device), guess)
+
+
+def _soft_top_k(canvases: Sequence[Canvas], device: torch.device) -> Tensor | None:
+    """None, which is exact, unless a row asks for a few; the others have 0, which is all."""
+    counts = [canvas.soft_top_k() for canvas in canvases]
+    return _spread(canvases, counts).to(device) if any(counts) else None
 
 
 def _needs_logits(canvas: Canvas) -> bool:

@@ -1,9 +1,9 @@
 """The vocabulary head: all that a denoising step needs to know of 262144 scores per position.
 
 One pass over chunks of the tied embedding, with running maxima and sums, gives the argmax, the
-top few, one drawn token, the entropy and the soft embedding, exactly unless the caller lets the
-soft embedding skip mass.  Memory is bounded by the chunk (see `head_bytes`): never [positions,
-vocabulary].
+top few, one drawn token, the entropy and the soft embedding, exactly unless the caller lets some
+of the mass go (`approximate.py`).  Memory is bounded by the chunk (see `head_bytes`): never
+[positions, vocabulary].
 The draws' uniforms, and all policy, come from `diffusion/`.
 """
 
@@ -17,7 +17,9 @@ import torch
 from torch import Tensor
 
 from sfumato import ops
+from sfumato.model.approximate import Likeliest, Limit, Skip, narrow
 from sfumato.model.config import ModelConfig
+from sfumato.model.draw import inverse_cdf, locate
 from sfumato.ops.law import BANNED, BLOCK, TOP, Law
 from sfumato.ops.reference import Weight
 from sfumato.weights.blocks import QuantizedTensor
@@ -27,11 +29,14 @@ CHUNK = 2048  # vocabulary rows at a time: with their scores, about what a CPU's
 
 def head_bytes(config: ModelConfig, dtype: torch.dtype) -> int:
     """The most that the pass of one canvas holds at a time: four float32 buffers of a chunk's
-    scores (raw, in work, shifted, exponential), and the chunk of the embedding, in `dtype` and,
-    while it is dequantized, in float32."""
+    scores (raw, in work, shifted, exponential), the chunk of the embedding, in `dtype` and,
+    while it is dequantized, in float32, and the masses of the draw's blocks, in the end three times
+    in float64 as well."""
     chunk = min(CHUNK, config.vocab_size)
     scores = 4 * config.canvas_length * chunk * torch.float32.itemsize
-    return scores + chunk * config.hidden_size * (dtype.itemsize + torch.float32.itemsize)
+    rows = chunk * config.hidden_size * (dtype.itemsize + torch.float32.itemsize)
+    blocks = config.canvas_length * -(-config.vocab_size // BLOCK)
+    return scores + rows + blocks * (torch.float32.itemsize + 3 * torch.float64.itemsize)
 
 
 Adjust = Callable[[Tensor, int], Tensor]
@@ -54,34 +59,6 @@ class HeadStats:
         """The statistics of one row, or of some, along the first axis."""
         values = (getattr(self, field.name) for field in fields(self))
         return HeadStats(*(None if v is None else v[index] for v in values))  # type: ignore[arg-type]
-
-
-@dataclass(frozen=True)
-class Skip:
-    """Lets the soft embedding leave out, at each position, the chunks of the vocabulary that hold
-    too little of its law to matter; the other statistics stay exact.
-
-    A chunk is left out where its mass is at most share / chunks of what the law is sure to hold in
-    the end: the mass seen so far, or that of one token. So the weights left out sum to `share` at
-    most, and the vector is off by share · sqrt(hidden) · the longest embedding row at most. The
-    guess's score is rounded otherwise than the pass's: a difference of d makes that share · e^d.
-    """
-
-    share: Tensor  # float32 [positions], of the whole mass; 0 skips what adds nothing
-    guess: Tensor  # int64 [positions]: a token that may be likely, such as the last step's argmax
-
-
-@dataclass(frozen=True)
-class _Limit:
-    log_share: Tensor  # float32 [positions]: of one chunk
-    floor: Tensor  # float32 [positions]: a score over temperature that the law holds for sure
-
-    def exceeded(self, law: Law, sums: Tensor) -> Tensor:
-        """The positions int64 [n] that need the chunk just absorbed, of whose blocks the masses
-        are sums [positions, blocks], relative to the law's peak."""
-        # In logarithms: relative to an early peak, the floor's mass may be infinite.
-        sure = torch.maximum(law.total.log(), self.floor - law.peak)
-        return (sums.sum(dim=1).log() > self.log_share + sure).nonzero()[:, 0]
 
 
 @dataclass(frozen=True)
@@ -147,20 +124,25 @@ class VocabularyHead:
         adjust: Adjust | None = None,
         keep_logits: bool = False,
         skip: Skip | None = None,
+        soft_top_k: Tensor | None = None,
     ) -> HeadStats:
         """One pass over the vocabulary.
 
         hidden [positions, hidden]; temperature float32 [positions], > 0; uniform float64
         [positions] in [0, 1); adjust acts on softcapped logits before the temperature; skip
-        touches the soft embedding alone.
+        touches the soft embedding alone; soft_top_k int64 [positions]: how many of its likeliest
+        tokens a position is drawn from and has its soft embedding of, 0 for all.
         """
+        best = self._likeliest(soft_top_k)
         law = Law.empty(len(hidden), hidden.device)
         soft = torch.zeros_like(hidden, dtype=torch.float32)
         mass_dtype = self._mass_dtype(hidden)
         spare = hidden.new_empty(self.chunk, hidden.shape[1], dtype=mass_dtype)
-        sums, peaks, kept = [], [], []
-        limit = None if skip is None else self._limit(skip, hidden, temperature, adjust)
-        for start, stop in self.spans():
+        # Tables made beforehand: what is kept between the chunks' buffers would keep their memory.
+        sums, peaks = self._tables(law)
+        kept = []
+        limit = self._limit(skip, best, hidden, temperature, adjust)
+        for index, (start, stop) in enumerate(self.spans()):
             # Packed chunks are multiplied as they are: their rows serve the second product alone.
             rows = None if self.output is not None else self.rows(start, stop, mass_dtype, spare)
             if adjust is None and not keep_logits:
@@ -169,28 +151,76 @@ class VocabularyHead:
                 raw, cap = self._adjusted(hidden, start, rows, adjust), None
             if keep_logits:
                 kept.append((raw / temperature[:, None]).clamp(min=BANNED))
+            if best is not None:
+                best.offer(raw, start)  # softcap and temperature leave the order as it is
             mass, here, fade = ops.absorb(law, raw, start, temperature, cap, mass_dtype)
             soft.mul_(fade[:, None])
             which = None if limit is None else limit.exceeded(law, here)
             if which is None or len(which):
                 rows = self.rows(start, stop, mass_dtype, spare) if rows is None else rows
                 _add_product(soft, mass, rows, which)
-            sums.append(here)
-            peaks.append(law.peak[:, None].expand_as(here).clone())
-        block, inside = _locate(torch.cat(sums, 1), torch.cat(peaks, 1), law.peak, uniform)
-        drawn = self._draw(hidden, temperature, adjust, block, inside)
+            sums[:, index, : here.shape[1]] = here
+            peaks[:, index] = law.peak
+        sums *= (peaks - law.peak[:, None]).exp()[..., None]
+        block, inside = locate(sums.flatten(1), uniform)
+        drawn = self._draw(hidden, temperature, adjust, block, inside, best)
         logits = torch.cat(kept, 1) if kept else None
-        return _statistics(law, drawn, soft, hidden.dtype, logits, self.vocab_size)
+        stats = _statistics(law, drawn, soft, hidden.dtype, logits, self.vocab_size)
+        if best is not None:
+            self._narrow(stats, best, temperature, uniform, cap, mass_dtype)
+        return stats
+
+    def _tables(self, law: Law) -> tuple[Tensor, Tensor]:
+        """The masses of blocks [positions, chunks, blocks of a chunk], none so far, and the peaks
+        [positions, chunks] that they are relative to."""
+        chunks = len(law.peak), len(self.spans())
+        sums = law.peak.new_zeros(*chunks, -(-self.chunk // BLOCK))
+        return sums, law.peak.new_empty(chunks)
+
+    def _likeliest(self, count: Tensor | None) -> Likeliest | None:
+        if count is None:
+            return None
+        few = count.masked_fill(count >= self.vocab_size, 0)  # that many are all
+        return Likeliest(few, self.chunk) if few.any() else None
 
     def _limit(
-        self, skip: Skip, hidden: Tensor, temperature: Tensor, adjust: Adjust | None
-    ) -> _Limit:
+        self,
+        skip: Skip | None,
+        best: Likeliest | None,
+        hidden: Tensor,
+        temperature: Tensor,
+        adjust: Adjust | None,
+    ) -> Limit | None:
+        if skip is None and best is None:
+            return None
         floor = torch.full_like(temperature, BANNED)
-        if adjust is None:  # which may have banned the guess
+        if skip is not None and adjust is None:  # which may have banned the guess
             rows = ops.embed(skip.guess, self.embedding, hidden.dtype)
             raw = (hidden.float() * rows.float()).sum(dim=1)
             floor = (raw / self.softcap).tanh() * self.softcap / temperature
-        return _Limit(skip.share.log() - math.log(len(self.spans())), floor)
+        share = torch.zeros_like(temperature) if skip is None else skip.share
+        log_share = share.log() - math.log(len(self.spans()))
+        if best is not None:
+            log_share[best.which] = float("inf")
+        return Limit(log_share, floor)
+
+    def _narrow(
+        self,
+        stats: HeadStats,
+        best: Likeliest,
+        temperature: Tensor,
+        uniform: Tensor,
+        softcap: float | None,
+        dtype: torch.dtype,
+    ) -> None:
+        """Puts draw and soft embedding of the likeliest tokens alone in the place of those that
+        the statistics have."""
+        scores, ids = best.found()
+        scores = scores if softcap is None else self._capped(scores)
+        scores = (scores / temperature[best.which, None]).clamp(min=BANNED)
+        drawn, soft = narrow(scores, ids, uniform[best.which], self.embedding, dtype, self.chunk)
+        stats.drawn[best.which] = drawn
+        stats.soft[best.which] = soft.to(stats.soft.dtype)
 
     def _mass_dtype(self, hidden: Tensor) -> torch.dtype:
         # Where the output is packed, its products are rounded more coarsely than bfloat16 rounds.
@@ -210,14 +240,17 @@ class VocabularyHead:
         adjust: Adjust | None,
         block: Tensor,
         inside: Tensor,
+        best: Likeliest | None,
     ) -> Tensor:
-        """The token in whose stretch of its block's mass the share `inside` of it falls."""
+        """The token in whose stretch of its block's mass the share `inside` of it falls; of the
+        positions in `best`, which are drawn otherwise, any."""
         per_chunk = -(-self.chunk // BLOCK)
         chunk, place = block // per_chunk, block % per_chunk
         ids = torch.arange(BLOCK, device=block.device) + place[:, None] * BLOCK  # in the chunk
         there = (ids < self.chunk) & (ids + chunk[:, None] * self.chunk < self.vocab_size)
-        drawn = torch.empty_like(block)
-        parts = self._groups(chunk) if adjust is None else self._same_chunk(chunk)
+        drawn = torch.zeros_like(block)
+        wanted = torch.arange(len(block), device=block.device) if best is None else best.others
+        parts = self._groups(wanted) if adjust is None else self._same_chunk(chunk, wanted)
         for which in parts:
             start, own = chunk[which] * self.chunk, ids[which]
             if adjust is None:
@@ -229,16 +262,17 @@ class VocabularyHead:
                 scores = scores.gather(1, own.clamp(max=scores.shape[1] - 1))
             scores = (scores / temperature[which, None]).clamp(min=BANNED)
             scores = scores.masked_fill(~there[which], float("-inf"))
-            drawn[which] = start + own[:, 0] + _inverse_cdf(scores, inside[which])
+            drawn[which] = start + own[:, 0] + inverse_cdf(scores, inside[which])
         return drawn
 
-    def _groups(self, chunk: Tensor) -> Sequence[Tensor]:
+    def _groups(self, wanted: Tensor) -> Sequence[Tensor]:
         """Positions, so few at a time that their blocks have no more rows than a chunk."""
-        return torch.arange(len(chunk), device=chunk.device).split(max(1, self.chunk // BLOCK))
+        return wanted.split(max(1, self.chunk // BLOCK)) if len(wanted) else ()
 
-    def _same_chunk(self, chunk: Tensor) -> list[Tensor]:
+    def _same_chunk(self, chunk: Tensor, wanted: Tensor) -> list[Tensor]:
         """Positions whose blocks lie in one chunk."""
-        return [(chunk == index).nonzero()[:, 0] for index in chunk.unique()]
+        chunk = chunk[wanted]
+        return [wanted[chunk == index] for index in chunk.unique()]
 
     def _own_scores(self, hidden: Tensor, ids: Tensor) -> Tensor:
         """Of each position its own ids' softcapped logits: hidden [n, hidden], ids int64 [n, m],
@@ -256,35 +290,6 @@ def _add_product(soft: Tensor, mass: Tensor, rows: Tensor, which: Tensor | None)
         soft.add_(mass @ rows)
     else:
         soft.index_add_(0, which, (mass[which] @ rows).float())
-
-
-def wide(x: Tensor) -> Tensor:
-    """Float64, or the widest float that the device has (Apple's GPUs stop at float32)."""
-    return x.float() if x.device.type == "mps" else x.double()
-
-
-def _locate(sums: Tensor, peaks: Tensor, peak: Tensor, uniform: Tensor) -> tuple[Tensor, Tensor]:
-    """Where the draws fall: the block int64 [positions], and how far into its mass, float64
-    [positions] in [0, 1]. sums [positions, blocks] are relative to peaks, of the same shape."""
-    mass = wide(sums) * wide((peaks - peak[:, None]).exp())
-    ends = mass.cumsum(dim=1)
-    # A uniform next to 1 may round up to the whole mass, past the last token that has any.
-    below = torch.nextafter(ends[:, -1], torch.zeros_like(ends[:, -1]))
-    target = torch.minimum(uniform.to(ends) * ends[:, -1], below)
-    block = torch.searchsorted(ends, target[:, None], right=True).clamp(max=ends.shape[1] - 1)
-    inside = target - (ends - mass).gather(1, block)[:, 0]
-    return block[:, 0], (inside / mass.gather(1, block)[:, 0]).clamp(0, 1)
-
-
-def _inverse_cdf(scores: Tensor, inside: Tensor) -> Tensor:
-    """The first index whose share of the cumulated mass exceeds `inside`: scores [n, c] → int64
-    [n]. Relative to their own peak, scores may be the pass's but for rounding."""
-    mass = wide((scores - scores.amax(dim=1, keepdim=True)).exp())
-    ends = mass.cumsum(dim=1)
-    places = torch.searchsorted(ends, (inside * ends[:, -1])[:, None], right=True)[:, 0]
-    # Rounding can put the target at or past the end: take the last token with any mass.
-    last = mass.shape[1] - 1 - (mass > 0).flip(1).to(torch.uint8).argmax(dim=1)
-    return torch.minimum(places, last)
 
 
 def _statistics(

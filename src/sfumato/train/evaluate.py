@@ -104,17 +104,22 @@ def _settle(model: Model, row: _Row) -> bool:
     return False
 
 
-def run(path: str | Path | None = None, count: int = 200, seed: int = 0) -> Figures:
+def run(
+    path: str | Path | None = None,
+    count: int = 200,
+    seed: int = 0,
+    config: SamplerConfig | None = None,
+) -> Figures:
     """The scores of every set, and of the hard grids under two handicaps, by name.
 
     path: a checkpoint of this vocabulary; None is the embedded model; seed: draws the held-out
-    tasks, and the noise that they are answered with.
+    tasks, and the noise that they are answered with; config: how, in all of them.
     """
-    model = load(path)
+    model, config = load(path), config or SamplerConfig()
     sets = evaluation_sets(seed, count)
-    scores = {name: evaluate(model, tasks, seed=seed) for name, tasks in sets.items()}
+    scores = {name: evaluate(model, tasks, config, seed) for name, tasks in sets.items()}
     hard = sets["sudoku_hard"]
-    one_step, blind = SamplerConfig(max_steps=1), SamplerConfig(self_conditioning=False)
+    one_step, blind = replace(config, max_steps=1), replace(config, self_conditioning=False)
     scores["sudoku_hard, one step"] = evaluate(model, hard, one_step, seed)
     scores["sudoku_hard, no self-conditioning"] = evaluate(model, hard, blind, seed)
     return {name: asdict(score) for name, score in scores.items()}
