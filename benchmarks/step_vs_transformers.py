@@ -4,10 +4,10 @@
     … --sizes 26b-a4b --layers 2 --dtype bfloat16 --peers 'transformers grouped_mm'
 
 A step is all of it: the forward, softmax, draw, entropy, acceptance, stop test, and what the next
-step's self-conditioning needs.  Each round runs every contender once, on the same prefix and
-canvas, at its second step (so that self-conditioning is paid); figures are medians over rounds and
-their ratios to Sfumato.  Peak memory is measured in a fresh process per contender.  With --where,
-a few more steps of Sfumato's tell in which of its parts the time goes.
+step's self-conditioning needs.  Each round runs every contender once and begins with the next
+one, on the same prefix and canvas, at the second step (so that self-conditioning is paid); figures
+are medians over rounds and their ratios to Sfumato.  Peak memory is measured in a fresh process per
+contender.  With --where, a few more steps of Sfumato's tell in which of its parts the time goes.
 """
 
 from __future__ import annotations
@@ -20,6 +20,7 @@ import subprocess
 import sys
 import tempfile
 import time
+from collections import deque
 from collections.abc import Callable
 from contextlib import ExitStack
 from dataclasses import replace
@@ -255,12 +256,14 @@ def main() -> None:
         )
         steps = {name: CONTENDERS[name](folder) for name in ("sfumato", *options.peers)}
         times: dict[str, list[float]] = {name: [] for name in steps}
+        order = deque(steps)
         for round_ in range(options.rounds + 1):
-            for name, step in steps.items():
+            for name in order:
                 start = time.perf_counter()
-                step()
+                steps[name]()
                 if round_:  # the first round warms up
                     times[name].append((time.perf_counter() - start) * 1e3)
+            order.rotate(-1)
         shares = where(steps["sfumato"], options.rounds) if options.where else None
         del steps
         memory = {name: peak_mib(name, folder, options.threads) for name in times}

@@ -5,8 +5,8 @@
 256 positions, hidden size 2816. "transformers" does what its step does with the hidden states, with
 its own sampler's calls: logits, softcap in float32, temperature, argmax, softmax and multinomial,
 entropy, and softmax @ embedding for the next step's self-conditioning. "two products" are the
-bfloat16 matrix products that no exact way avoids. Each round runs every contender once; figures are
-medians. Prints a table and one JSON line.
+bfloat16 matrix products that no exact way avoids. Each round runs every contender once, and begins
+with the next one; figures are medians. Prints a table and one JSON line.
 """
 
 from __future__ import annotations
@@ -15,6 +15,7 @@ import argparse
 import json
 import statistics
 import time
+from collections import deque
 from collections.abc import Callable
 
 import torch
@@ -75,12 +76,14 @@ def main() -> None:
         given = hidden if "BF16" in name else hidden.float()
         runs[name] = lambda head=head, given=given: head(given, heat, uniform)
     times: dict[str, list[float]] = {name: [] for name in runs}
+    order = deque(runs)
     for round_ in range(options.rounds + 1):
-        for name, run in runs.items():
+        for name in order:
             start = time.perf_counter()
-            run()
+            runs[name]()
             if round_:  # the first round warms up
                 times[name].append(time.perf_counter() - start)
+        order.rotate(-1)
     medians = {name: statistics.median(values) for name, values in times.items()}
     print(f"{POSITIONS} positions, vocabulary {options.vocabulary}, {options.threads} threads")
     print(f"{'':18}{'seconds':>8}{'transformers / it':>19}{'it / two products':>19}")

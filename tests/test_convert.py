@@ -256,12 +256,20 @@ def test_what_exists_is_kept_unless_forced(folder: Path, tmp_path: Path) -> None
 def test_a_folder_that_holds_the_source_is_not_replaced(folder: Path, tmp_path: Path) -> None:
     inside = tmp_path / "model"
     inside.mkdir()
-    (inside / "config.json").write_text("{}")
+    (inside / "config.json").write_text(json.dumps(hf_config(CONFIG)))
     convert(folder, inside / "x.gguf")
     for source in (inside / "x.gguf", inside):
-        with pytest.raises(ValueError, match="holds what is to be converted"):
+        with pytest.raises(ValueError, match=r"model: holds 'x\.gguf', .* would be lost"):
             convert(source, inside, force=True)
     assert (inside / "x.gguf").is_file()
+
+
+def test_its_own_folder_is_replaced(folder: Path, tmp_path: Path) -> None:
+    convert(folder, tmp_path / "x.gguf", "f32")
+    for _ in range(2):
+        convert(tmp_path / "x.gguf", tmp_path / "back", force=True)
+    assert open_checkpoint(tmp_path / "back").tensors
+    assert {item.name for item in tmp_path.iterdir()} == {"x.gguf", "back"}
 
 
 @pytest.mark.parametrize(

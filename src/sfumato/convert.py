@@ -68,8 +68,6 @@ def convert(
     checkpoint = open_checkpoint(source)
     if kind == checkpoint.kind == "safetensors":
         raise ValueError(f"{out}: both are safetensors; give a name that ends in .gguf")
-    if out.is_dir() and checkpoint.path.resolve().is_relative_to(out.resolve()):
-        raise ValueError(f"{out}: holds what is to be converted; name another folder")
     config = config_of(checkpoint)
     shapes = expected_shapes(config)
     checkpoint.account(shapes)

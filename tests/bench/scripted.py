@@ -28,16 +28,19 @@ class Scripted:
 
 @contextmanager
 def scripted(
-    script: Script, status: int = 200, kind: str = "text/event-stream; charset=utf-8"
+    script: Script,
+    status: int = 200,
+    kind: str = "text/event-stream; charset=utf-8",
+    models: str = '{"data": [{"id": "painter"}]}',
 ) -> Iterator[Scripted]:
-    """Serves GET /v1/models, with the model "painter", and POST /v1/chat/completions."""
+    """Serves GET /v1/models and POST /v1/chat/completions."""
     lock, running = threading.Lock(), 0
 
     class Handler(BaseHTTPRequestHandler):
         protocol_version = "HTTP/1.1"
 
         def do_GET(self) -> None:
-            answer = json.dumps({"data": [{"id": "painter"}]} if self.path == "/v1/models" else {})
+            answer = models if self.path == "/v1/models" else "{}"
             self.send_response(200)
             self.send_header("Content-Length", str(len(answer)))
             self.end_headers()

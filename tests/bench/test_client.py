@@ -112,6 +112,24 @@ def test_models() -> None:
             Endpoint(server.url + "/other").models()
 
 
+def test_models_may_be_nested_too_deeply() -> None:
+    with (
+        scripted(says(), models='{"data": ' + "[" * 100_000) as server,
+        pytest.raises(ServerError, match="lists no models"),
+    ):
+        Endpoint(server.url).models()
+
+
+def test_an_error_cannot_control_a_terminal() -> None:
+    said = event(error={"message": "\x1b]0;owned\x07 \x9b2J\u202e \ud800 two\nlines: ä 猫"})
+    with scripted(says(said)) as server, pytest.raises(ServerError) as raised:
+        chunks(server.url)
+    assert (
+        str(raised.value)
+        == f"{server.url}: \ufffd]0;owned\ufffd \ufffd2J\ufffd \ufffd two lines: ä 猫"
+    )
+
+
 @pytest.mark.parametrize(
     "url", ["localhost:8000/v1", "ftp://a/v1", "http://", "http://a:b/v1", "http://a/v1?x", "http://me:secret@a/v1"]
 )  # fmt: skip

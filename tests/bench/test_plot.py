@@ -34,6 +34,14 @@ def test_only_png_and_svg() -> None:
         plot.check(Path("a.pdf"))
 
 
+def test_a_name_is_no_formula(tmp_path: Path) -> None:
+    pytest.importorskip("matplotlib", reason="needs sfumato[plot]")
+    report = a_report()
+    report.subject["model"] = r"$\frac$"
+    plot.draw(report, tmp_path / "a.svg")
+    assert (tmp_path / "a.svg").is_file()
+
+
 @pytest.mark.parametrize("timed", [True, False])
 @pytest.mark.parametrize(("name", "start"), [("a.png", b"\x89PNG"), ("b.svg", b"<?xml")])
 def test_draws(tmp_path: Path, name: str, start: bytes, timed: bool) -> None:

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import json
 import time
 from collections.abc import Iterator
 from typing import Any
@@ -10,7 +11,7 @@ from tests.bench.scripted import DONE, Scripted, end, event, scripted, text
 from sfumato.bench import remote
 from sfumato.bench.client import Endpoint, ServerError
 from sfumato.bench.metrics import METRICS
-from sfumato.bench.report import CaseReport, Report
+from sfumato.bench.report import CaseReport, Report, to_json, to_tables
 from sfumato.bench.workload import Case, Work, cases, conversation
 
 USAGE = {"prompt_tokens": 12, "completion_tokens": 40}
@@ -84,11 +85,33 @@ def test_whatever_is_visible_counts(delta: dict[str, Any]) -> None:
         {"usage": None, "timings": {"diffusion": 3, "predicted_ms": True}, "choices": None},
         {"usage": 5, "choices": [{"delta": None}]},
         {"timings": {"diffusion": {"steps": 3, "blocks": 0}}},
+        {"usage": {"completion_tokens": 10**400, "prompt_tokens": -3}},
+        {"usage": {"completion_tokens": float("nan"), "prompt_tokens": float("inf")}},
+        {"timings": {"prompt_per_second": 1e16, "diffusion": {"steps": 1e15, "blocks": 5e-324}}},
     ],
 )
 def test_nonsense_is_no_figure(chunk: dict[str, Any]) -> None:
     values = values_of(lambda body: iter([event(**chunk), text("a"), end(), DONE]))
     assert set(values) == {"first_token_s", "last_token_s", "total_s"}
+
+
+def test_whatever_a_server_tells_can_be_reported() -> None:
+    """The largest figures that are taken, in both directions, make finite ones."""
+    usage = {"prompt_tokens": 1e15, "completion_tokens": 1e15}
+    timings = {"predicted_ms": 5e-324, "diffusion": {"blocks": 1e15, "steps": 5e-324}}
+    values = values_of(lambda body: iter([event(usage=usage, timings=timings), end(), DONE]))
+    result = CaseReport(Case(64), values)
+    report = Report({"model": "painter"}, [result])
+    assert json.loads(to_json(report), parse_constant=pytest.fail)
+    assert list(to_tables(report))
+
+
+def test_a_name_cannot_control_a_terminal() -> None:
+    with scripted(plain) as server:
+        target = remote.Target(Endpoint(server.url), "a\x1b[2J", {})
+        report = remote.measure(target, Work([4], 0, 1), [Case(64)])
+    assert server.bodies[0]["model"] == "a\x1b[2J"
+    assert report.subject["model"] == "a\ufffd[2J"
 
 
 def test_what_is_sent() -> None:

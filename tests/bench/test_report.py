@@ -71,6 +71,19 @@ def test_tables_say_what_nobody_could_tell() -> None:
     assert "precision  —" in text
 
 
+def test_json_is_json_or_nothing() -> None:
+    report = a_report()
+    report.cases[0].values["step_ms"] = [float("nan")]
+    with pytest.raises(ValueError, match="JSON compliant"):
+        to_json(report)
+
+
+def test_a_seed_is_shown_as_it_is_given() -> None:
+    report = a_report()
+    report.work["seed"] = 2**64 - 1
+    assert "seed       18446744073709551615" in shown(report)
+
+
 @pytest.mark.parametrize(
     ("value", "text"),
     [

@@ -29,6 +29,20 @@ def test_json_objects(tmp_path: Path) -> None:
     assert read_prompts(written(tmp_path, "\n".join(lines))) == [messages, question("How?")]
 
 
+def test_a_byte_order_mark_is_no_part_of_the_first_prompt(tmp_path: Path) -> None:
+    assert read_prompts(written(tmp_path, "\ufeffWhy?\r\nHow?\r\n")) == [
+        question("Why?"), question("How?"),
+    ]  # fmt: skip
+    assert read_prompts(written(tmp_path, '\ufeff{"text": "Why?"}\r\n')) == [question("Why?")]
+
+
+def test_only_line_ends_part_prompts(tmp_path: Path) -> None:
+    text = "one\u2028two\x0cthree\x85four"
+    assert read_prompts(written(tmp_path, text)) == [question(text)]
+    line = json.dumps({"text": text}, ensure_ascii=False)
+    assert read_prompts(written(tmp_path, line)) == [question(text)]
+
+
 @pytest.mark.parametrize(
     ("text", "message"),
     [

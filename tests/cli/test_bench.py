@@ -3,6 +3,7 @@ from __future__ import annotations
 import csv
 import importlib
 import json
+import re
 from pathlib import Path
 from typing import Any
 
@@ -76,6 +77,36 @@ def test_a_server(cli: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     assert set(server.keys) == {"Bearer secret"}
 
 
+def test_a_server_cannot_take_the_report(cli: Any) -> None:
+    """Markup in names and errors is text, and what it says of itself need not make sense."""
+    usage = {"prompt_tokens": -1, "completion_tokens": 10**400}
+
+    def script(body: dict[str, Any]) -> Any:
+        if body["seed"] == 1:
+            return iter([event(error={"message": "[/x] :cat: \x1b[2J"})])
+        return iter([text("Hello"), end(), event(choices=[], usage=usage), DONE])
+
+    with scripted(script, models='{"data": [{"id": "[/x] :cat: \\ud800"}]}') as server:
+        done = cli("bench", "--url", server.url, "--prompt-tokens", "4")
+    assert (done.code, done.err) == (0, "")
+    assert "2 requests measured" in done.out
+    assert "1 failed, the first:" in done.out
+    assert "[/x] :cat: \ufffd[2J" in done.out
+    assert "[/x] :cat: \ufffd\n" in re.sub(" +\n", "\n", done.out)
+
+
+def test_csv_on_standard_output(cli: Any) -> None:
+    done = cli(*TINY, "--max-tokens", "32", "--csv", "-")
+    (row,) = csv.DictReader(done.out.splitlines())
+    assert row["requests"] == "2"
+
+
+def test_the_last_seeds_there_are(cli: Any) -> None:
+    done = cli(*TINY, "--max-tokens", "32", "--seed", str(2**64 - 2))
+    assert (done.code, done.err) == (0, "")
+    assert "18446744073709551614" in done.out
+
+
 def test_ctrl_c_reports_what_was_measured(
     cli: Any, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
@@ -114,17 +145,32 @@ def test_ctrl_c_reports_what_was_measured(
         (("--prompts", "/nowhere/x"), "/nowhere/x: No such file"),
         (("--csv", "/nowhere/x.csv"), "--csv: there is no folder /nowhere"),
         (("--plot", "x.pdf"), "plot: x.pdf ends in neither"),
-        (("--threads", "1,0"), "argument --threads: '0' is not a whole number from 1 on"),
+        (("--threads", "1,0"), "argument --threads: '0' is not a whole number from 1 to 1024"),
+        (("--json", "{t}"), "--json: {t} is a folder; name a file"),
+        (("--csv", "{t}"), "--csv: {t} is a folder; name a file"),
+        (("--plot", "{t}/a.svg"), "--plot: {t}/a.svg is a folder; name a file"),
+        (("--json", ""), "argument --json: the path is empty"),
+        (("--csv", ""), "argument --csv: the path is empty"),
+        (("--plot", ""), "argument --plot: the path is empty"),
+        (("--prompts", ""), "argument --prompts: the path is empty"),
+        (("--url", ""), "url: '' is not like http://localhost:8000/v1"),
+        (("--json", "-", "--csv", "-"), "--json, --csv: only one of them can go to standard"),
+        (("--seed", str(2**64 - 1), "--repeats", "2"), "--seed: each repeat takes the next one"),
         (("--context", "1,"), "argument --context: '' is not a whole number from 0 on"),
     ],
 )
 def test_bad_options_are_one_line(
-    cli: Any, monkeypatch: pytest.MonkeyPatch, options: tuple[str, ...], message: str
+    cli: Any,
+    monkeypatch: pytest.MonkeyPatch,
+    tmp_path: Path,
+    options: tuple[str, ...],
+    message: str,
 ) -> None:
     monkeypatch.setattr("sfumato.load", lambda *_, **__: pytest.fail("was loaded"))
-    done = cli("bench", *options)
+    (tmp_path / "a.svg").mkdir()
+    done = cli("bench", *(option.format(t=tmp_path) for option in options))
     assert (done.code, done.out) == (2, "")
-    assert message in done.err
+    assert message.format(t=tmp_path) in done.err
     assert done.err.count("\n") == 1
 
 

@@ -1,10 +1,13 @@
 from __future__ import annotations
 
+import signal
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+import sfumato.convert
 from sfumato.api import EMBEDDED
 from sfumato.cli.arguments import FORMATS
 from sfumato.weights.checkpoint import open_checkpoint
@@ -53,6 +56,31 @@ def test_what_cannot_be_is_one_line(
     assert message in done.err
     assert done.err.count("\n") == 1
     assert (tmp_path / "there.gguf").read_bytes() == b""
+
+
+@pytest.mark.parametrize(
+    ("number", "code"), [(signal.SIGTERM, 143), (signal.SIGHUP, 129), (signal.SIGINT, 130)]
+)
+@pytest.mark.parametrize("out", ["x.gguf", "back"])
+def test_a_signal_leaves_nothing(
+    cli: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, number: int, code: int, out: str
+) -> None:
+    source = EMBEDDED
+    if out == "back":
+        source = tmp_path / "source.gguf"
+        assert cli("convert", str(EMBEDDED), str(source)).code == 0
+
+    def convert(*given: Any, progress: Callable[[int, int], None], **more: Any) -> None:
+        def told(count: int, total: int) -> None:
+            assert any(item.suffix == ".part" for item in tmp_path.iterdir())
+            signal.raise_signal(number)
+
+        sfumato.convert.convert(*given, progress=told, **more)
+
+    monkeypatch.setattr("sfumato.cli.convert.convert", convert)
+    before = set(tmp_path.iterdir())
+    assert cli("convert", str(source), str(tmp_path / out)).code == code
+    assert set(tmp_path.iterdir()) == before
 
 
 def test_force(cli: Any, tmp_path: Path) -> None:

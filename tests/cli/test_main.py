@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import logging
 import os
+import signal
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -72,6 +73,55 @@ def test_a_bug_is_not_hidden(cli: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("sfumato.cli.generation.load", fails)
     with pytest.raises(RuntimeError, match="a bug"):
         cli("run", "Hi")
+
+
+def test_signals_are_as_they_were(use: Any, cli: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Only while a command runs are they exceptions; one that is ignored, as by nohup, stays so."""
+    monkeypatch.setattr(
+        "sfumato.cli.generation.load", lambda _: signal.raise_signal(signal.SIGTERM)
+    )
+    assert cli("run", "Hi").code == 143
+    assert signal.getsignal(signal.SIGTERM) is signal.SIG_DFL
+
+    model = use("yes")
+
+    def load(_: object) -> Any:
+        signal.raise_signal(signal.SIGHUP)
+        return model
+
+    monkeypatch.setattr("sfumato.cli.generation.load", load)
+    usual = signal.signal(signal.SIGHUP, signal.SIG_IGN)
+    try:
+        assert cli("run", "Hi").code == 0
+        assert signal.getsignal(signal.SIGHUP) is signal.SIG_IGN
+    finally:
+        signal.signal(signal.SIGHUP, usual)
+
+
+def test_one_signal_more_does_not_interrupt_the_clearing_up(
+    cli: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    cleared = []
+
+    def load(_: object) -> None:
+        try:
+            signal.raise_signal(signal.SIGHUP)
+        finally:
+            signal.raise_signal(signal.SIGTERM)
+            cleared.append(True)
+
+    monkeypatch.setattr("sfumato.cli.generation.load", load)
+    assert cli("run", "Hi").code == 129
+    assert cleared
+
+
+@pytest.mark.parametrize("command", [("run", "Hi"), ("chat",), ("bench",), ("train", "--out", "x")])
+def test_threads_have_a_limit(cli: Any, command: tuple[str, ...]) -> None:
+    for count in ("0", "1025", "40000"):
+        done = cli(*command, "--threads", count)
+        assert (done.code, done.out) == (2, "")
+        assert f"--threads: '{count}' is not a whole number from 1 to 1024" in done.err
+    assert build_parser().parse_args([*command, "--threads", "1024"]).threads in (1024, [1024])
 
 
 @pytest.mark.parametrize(("unbuffered", "code"), [("", 141), ("1", 0)])

@@ -1,6 +1,8 @@
 from __future__ import annotations
 
 import errno
+import json
+import os
 from pathlib import Path
 
 import pytest
@@ -95,25 +97,126 @@ def test_what_appears_meanwhile_is_kept(tmp_path: Path) -> None:
     assert _names(tmp_path) == {"x.gguf"}
 
 
-def test_a_checkpoint_folder_is_replaced_as_a_whole(tmp_path: Path) -> None:
-    path = tmp_path / "model"
+OURS = json.dumps({"model_type": "diffusion_gemma"})
+
+
+def _folder(path: Path, config: str = OURS) -> Path:
     path.mkdir()
-    (path / "config.json").write_text("{}")
-    (path / "stale.safetensors").touch()
+    (path / "config.json").write_text(config)
+    return path
+
+
+def _replace(path: Path) -> None:
     with beside(path, 1, force=True) as part:
         part.mkdir()
         (part / "config.json").write_text("{1}")
+
+
+def test_a_checkpoint_folder_is_replaced_as_a_whole(tmp_path: Path) -> None:
+    path = _folder(tmp_path / "model")
+    for name in ("generation_config.json", "tokenizer.json", "tokenizer_config.json",
+                 "chat_template.jinja", "model.safetensors", "model.safetensors.index.json",
+                 "model-00001-of-00002.safetensors"):  # fmt: skip
+        (path / name).touch()
+    _replace(path)
     assert _names(path) == {"config.json"}
     assert (path / "config.json").read_text() == "{1}"
     assert _names(tmp_path) == {"model"}
 
 
-def test_no_other_folder_is_ever_replaced(tmp_path: Path) -> None:
-    (tmp_path / "home").mkdir()
-    (tmp_path / "home" / "thesis.txt").touch()
-    with pytest.raises(ValueError, match="no checkpoint"), beside(tmp_path / "home", 1, force=True):
-        raise AssertionError
-    assert _names(tmp_path / "home") == {"thesis.txt"}
+@pytest.mark.parametrize("other", ["thesis.txt", "package.json", "other.safetensors", ".git/"])
+def test_a_folder_with_anything_else_is_never_replaced(tmp_path: Path, other: str) -> None:
+    path = _folder(tmp_path / "web")
+    (path / other).mkdir() if other.endswith("/") else (path / other).touch()
+    with pytest.raises(ValueError, match=f"web: holds '{other.strip('/')}', which is no part"):
+        _replace(path)
+    assert _names(path) == {"config.json", other.strip("/")}
+
+
+@pytest.mark.parametrize("config", ["{}", '{"model_type": "llama"}', "{", None])
+def test_nor_is_one_of_another_program(tmp_path: Path, config: str | None) -> None:
+    path = _folder(tmp_path / "home", config or "")
+    if config is None:
+        (path / "config.json").unlink()
+    with pytest.raises(ValueError, match="home: is a folder, and no checkpoint"):
+        _replace(path)
+    assert _names(path) == ({"config.json"} if config is not None else set())
+
+
+def test_what_a_link_points_to_is_replaced(tmp_path: Path) -> None:
+    (tmp_path / "disk").mkdir()
+    folder = _folder(tmp_path / "disk" / "model")
+    (tmp_path / "disk" / "x.gguf").write_bytes(b"old")
+    for name in ("model", "x.gguf"):
+        (tmp_path / name).symlink_to(tmp_path / "disk" / name)
+    _replace(tmp_path / "model")
+    with beside(tmp_path / "x.gguf", 1, force=True) as part:
+        part.write_bytes(b"new")
+    assert (folder / "config.json").read_text() == "{1}"
+    assert (tmp_path / "disk" / "x.gguf").read_bytes() == b"new"
+    assert (tmp_path / "model").is_symlink() and (tmp_path / "x.gguf").is_symlink()
+    assert _names(tmp_path) == {"disk", "model", "x.gguf"}
+    assert _names(tmp_path / "disk") == {"model", "x.gguf"}
+
+
+def test_a_link_inside_a_folder_is_not_taken_for_its_file(tmp_path: Path) -> None:
+    path = _folder(tmp_path / "model")
+    (path / "tokenizer.json").symlink_to(path / "config.json")
+    with pytest.raises(ValueError, match=r"holds 'tokenizer\.json'"):
+        _replace(path)
+
+
+def test_a_pipe_is_no_file(tmp_path: Path) -> None:
+    os.mkfifo(tmp_path / "x.gguf")
+    with pytest.raises(ValueError, match=r"x\.gguf: is neither a file nor a folder"):
+        beside(tmp_path / "x.gguf", 1, force=True).__enter__()
+    assert (tmp_path / "x.gguf").is_fifo()
+
+
+@pytest.mark.parametrize(
+    ("error", "what", "done", "found"),
+    [
+        (OSError, "model", False, OURS),
+        (OSError, ".part", False, OURS),
+        (KeyboardInterrupt, "model", False, OURS),
+        (KeyboardInterrupt, "model", True, OURS),
+        (KeyboardInterrupt, ".part", False, OURS),
+        (KeyboardInterrupt, ".part", True, "{1}"),
+    ],
+)
+def test_a_folder_is_the_old_or_the_new_one(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch,
+    error: type[BaseException], what: str, done: bool, found: str,
+) -> None:  # fmt: skip
+    """Whether a rename fails, or a signal comes before or right after it."""
+    path, rename = _folder(tmp_path / "model"), Path.rename
+
+    def fails(source: Path, target: Path) -> Path:
+        failing = source.name.endswith(what)
+        if done or not failing:
+            rename(source, target)
+        if failing:
+            raise error
+        return target
+
+    monkeypatch.setattr(Path, "rename", fails)
+    with pytest.raises(error):
+        _replace(path)
+    assert (path / "config.json").read_text() == found
+    assert _names(tmp_path) == {"model"}
+
+
+def test_an_old_folder_that_cannot_be_removed_is_no_failure(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = _folder(tmp_path / "model")
+
+    def fails(*_: object, **__: object) -> None:
+        raise PermissionError
+
+    monkeypatch.setattr(os, "rmdir", fails)
+    _replace(path)
+    assert (path / "config.json").read_text() == "{1}"
 
 
 def test_too_little_room_is_told_before_anything_is_written(tmp_path: Path) -> None:

@@ -21,7 +21,13 @@ METADATA: dict[str, Any] = {
     "a.count": 262144,
     "a.large": 1 << 40,
     "a.negative": -3,
+    "a.huge": 2**64 - 1,
     "a.number": 1e-6,
+    "a.infinite": -np.inf,
+    "a.denormal": 2.0**-149,
+    "a.exact": np.float64(0.1),
+    "a.enormous": np.float64(1e300),
+    "a.minute": np.float64(1e-300),
     "a.texts": ["", "one", "二"],
     "a.none": [],
     "a.flags": np.array([True, False]),
@@ -62,9 +68,9 @@ def test_our_reader_reads_it(path: Path, values: dict[str, torch.Tensor]) -> Non
         found = file.metadata[key]
         if isinstance(value, np.ndarray):
             assert found.dtype == value.dtype and np.array_equal(found, value)
-        elif isinstance(value, float):
-            assert found == np.float32(value)
-        elif value != []:
+        elif isinstance(value, float) and not isinstance(value, np.float64):
+            assert (type(found), found) == (float, np.float32(value))
+        elif key != "a.none":
             assert (type(found), found) == (type(value), value)
     for name, value in values.items():
         info = file.tensors[name]
@@ -83,9 +89,14 @@ def test_the_gguf_package_reads_it(path: Path, values: dict[str, torch.Tensor]) 
         if isinstance(value, list | np.ndarray):
             assert list(found) == list(value)
         else:
-            assert found == (np.float32(value) if isinstance(value, float) else value)
-    kinds = [reader.get_field(f"a.{key}").types[0].name for key in ("count", "large", "negative")]
-    assert kinds == ["UINT32", "INT64", "INT32"]
+            assert found == (np.float32(value) if type(value) is float else value)
+    kinds = {key.removeprefix("a."): reader.get_field(key).types[0].name for key in METADATA}
+    expected = {
+        "count": "UINT32", "large": "INT64", "negative": "INT32", "huge": "UINT64",
+        "number": "FLOAT32", "infinite": "FLOAT32", "denormal": "FLOAT32",
+        "exact": "FLOAT64", "enormous": "FLOAT64", "minute": "FLOAT64",
+    }  # fmt: skip
+    assert {key: kinds[key] for key in expected} == expected
     assert [tensor.name for tensor in reader.tensors] == list(values)
     for tensor in reader.tensors:
         value = values[tensor.name]
@@ -93,6 +104,13 @@ def test_the_gguf_package_reads_it(path: Path, values: dict[str, torch.Tensor]) 
         assert tuple(tensor.shape.tolist()) == tuple(value.shape[::-1])
         back = torch.from_numpy(gguf.dequantize(tensor.data, tensor.tensor_type).copy())
         assert (back.view(value.shape) - value).abs().max() < 0.3
+
+
+@pytest.mark.parametrize("value", [1e300, -1e300, 1e-300])
+def test_a_float_that_float32_cannot_hold_stays(tmp_path: Path, value: float) -> None:
+    with (tmp_path / "x.gguf").open("xb") as stream:
+        write_gguf(stream, {"a.key": value}, [])
+    assert read_gguf(tmp_path / "x.gguf").metadata == {"a.key": value}
 
 
 def test_what_gguf_cannot_hold_is_named(tmp_path: Path) -> None:

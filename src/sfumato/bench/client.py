@@ -20,8 +20,17 @@ _LONGEST_LINE = 16 << 20  # bytes of an event; a canvas with all its entropies i
 _LONGEST_BODY = 1 << 20
 
 
+def printable(text: str) -> str:
+    """A line of a server's words, without what controls a terminal or cannot be encoded."""
+    return "".join(c if c.isprintable() else "\ufffd" for c in " ".join(text.split()))
+
+
 class ServerError(OSError):
-    """The server cannot be reached, refuses, or breaks off. The message says where and why."""
+    """The server cannot be reached, refuses, or breaks off. The message says where and why, and is
+    printable whatever the server sent."""
+
+    def __init__(self, message: str) -> None:
+        super().__init__(printable(message))
 
 
 @dataclass(frozen=True)
@@ -47,7 +56,7 @@ class Endpoint:
             try:
                 listed = json.loads(response.read(_LONGEST_BODY))["data"]
                 return [str(model["id"]) for model in listed]
-            except (ValueError, KeyError, TypeError):
+            except (ValueError, KeyError, TypeError, RecursionError):
                 raise ServerError(f"{self.url}/models: lists no models; name one with -m") from None
 
     def stream_chat(self, body: dict[str, Any]) -> Iterator[dict[str, Any]]:

@@ -36,7 +36,7 @@ def draw(report: Report, path: Path) -> None:
     parts, spread = figure.subplots(1, 2)
     _draw_parts(parts, named)
     _draw_spread(spread, named)
-    figure.suptitle(str(report.subject.get("model", "")))
+    figure.suptitle(str(report.subject.get("model", "")), parse_math=False)
     figure.savefig(path, dpi=150)
 
 

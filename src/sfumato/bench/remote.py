@@ -14,13 +14,14 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from sfumato.bench.client import Endpoint, ServerError
+from sfumato.bench.client import Endpoint, ServerError, printable
 from sfumato.bench.metrics import Values
 from sfumato.bench.report import CaseReport, Report
 from sfumato.bench.workload import Case, Messages, Prompt, Work, conversation
 
 _WORDS = ("the", "sun", "and", "moon", "rise", "over", "a", "quiet", "sea")  # mostly a token each
 _TEXTS = ("content", "reasoning_content", "reasoning", "tool_calls")  # what of a delta is visible
+_LARGEST = 1e15  # no figure of a reply comes near it, and sums and quotients of such stay finite
 
 
 @dataclass(frozen=True)
@@ -43,7 +44,7 @@ def measure(
     tell: (requests done, requests in all).  Raises ServerError where a warm-up fails, or every
     measured request; single failures are part of the report.
     """
-    report = Report({"model": target.model, "url": target.endpoint.url})
+    report = Report({"model": printable(target.model), "url": target.endpoint.url})
     count = len(cases) * (work.warmup + len(work.requests()))
     numbers = iter(range(1, count + 1))
     try:
@@ -175,11 +176,13 @@ def _part(whole: Mapping[str, Any], key: str) -> Mapping[str, Any]:
 
 
 def _number(whole: Mapping[str, Any], key: str) -> float | None:
+    """The figure under a key; None where there is none, or one that cannot be."""
     value = whole.get(key)
     if isinstance(value, bool) or not isinstance(value, int | float):
         return None
-    return float(value)
+    return float(value) if 0 <= value <= _LARGEST else None
 
 
 def _quotient(over: float | None, under: float | None) -> float | None:
-    return over / under if over is not None and under else None
+    found = over / under if over is not None and under else None
+    return found if found is not None and found <= _LARGEST else None

@@ -78,7 +78,7 @@ def to_json(report: Report) -> str:
         "interrupted": report.interrupted,
         "cases": cases,
     }
-    return json.dumps(whole, ensure_ascii=False)
+    return json.dumps(whole, ensure_ascii=False, allow_nan=False)
 
 
 def to_csv(report: Report) -> str:
@@ -100,7 +100,8 @@ def to_csv(report: Report) -> str:
 
 
 def to_tables(report: Report) -> Iterator[Table]:
-    """A table of figures for each case, and one of what they were measured with."""
+    """A table of figures for each case, and one of what they were measured with. Texts in them are
+    a server's: print them with a console that takes no markup."""
     for result in report.cases:
         yield _figures(result)
     facts = Table(box=None, show_header=False, padding=(0, 2, 0, 0))
@@ -156,4 +157,4 @@ def _fact(name: str, value: Any) -> str:
         return f"{number(value / 1e9)} GB"
     if isinstance(value, list):
         return ", ".join(map(str, value))
-    return str(value) if isinstance(value, str | bool) else number(value)
+    return str(value) if isinstance(value, str | bool) or name == "seed" else number(value)

@@ -77,7 +77,8 @@ def read_prompts(path: Path) -> list[Prompt]:
     OSError where the file cannot be read, and ValueError naming the line.
     """
     try:
-        lines = path.read_text(encoding="utf-8").splitlines()
+        # Not splitlines(): other separators, as U+2028, may be part of a prompt.
+        lines = path.read_text(encoding="utf-8-sig").split("\n")
     except UnicodeDecodeError as error:
         raise ValueError(f"{path}: is not UTF-8 text: {error}") from None
     numbered = [(number, line) for number, line in enumerate(lines, 1) if line.strip()]

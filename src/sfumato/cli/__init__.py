@@ -13,7 +13,9 @@ import logging
 import os
 import signal
 import sys
-from collections.abc import Sequence
+import threading
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 
 from sfumato.cli.arguments import build_parser
 from sfumato.cli.glyphs import stand_in
@@ -22,10 +24,15 @@ BAD_INPUT, INTERRUPTED, CLOSED_PIPE = 2, 130, 141  # the last two as a shell rep
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Run one command and return its exit code: 0, 2 for bad input, 130 after Ctrl-C."""
+    """Run one command and return its exit code: 0, 2 for bad input, 130 after Ctrl-C.
+
+    SIGTERM and SIGHUP raise SystemExit(128 + the signal's number), so that nothing half-written
+    stays.
+    """
     _prepare_streams()
     try:
-        code = _run(argv)
+        with _ended_by_signals():
+            code = _run(argv)
         sys.stdout.flush()  # here, and not at exit, where a closed pipe could only be a traceback
         return code
     except BrokenPipeError:
@@ -52,6 +59,29 @@ def _run(argv: Sequence[str] | None) -> int:
     module = importlib.import_module(f"sfumato.cli.{args.module}")
     code: int = module.main(args)
     return code
+
+
+@contextmanager
+def _ended_by_signals() -> Iterator[None]:
+    """Within, signals that would end the program at once end it as an exception does. Ctrl-C is
+    none of them: Python raises KeyboardInterrupt by itself, and commands handle it."""
+
+    def end(number: int, _: object) -> None:
+        for each in ours:  # one more would only interrupt the clearing up
+            signal.signal(each, signal.SIG_IGN)
+        raise SystemExit(128 + number)
+
+    # Only the main thread may handle signals, and whoever ignores one (nohup) has reasons.
+    here = threading.current_thread() is threading.main_thread()
+    ends = [getattr(signal, name) for name in ("SIGTERM", "SIGHUP") if hasattr(signal, name)]
+    ours = [each for each in ends if here and signal.getsignal(each) is signal.SIG_DFL]
+    for each in ours:
+        signal.signal(each, end)
+    try:
+        yield
+    finally:
+        for each in ours:
+            signal.signal(each, signal.SIG_DFL)
 
 
 def _is_bad_input(error: Exception) -> bool:

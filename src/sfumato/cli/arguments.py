@@ -13,6 +13,7 @@ _MODEL = "checkpoint: a GGUF file, or a file or folder of safetensors; default: 
 SAMPLERS = ("entropy-bound", "fixed-count", "threshold")  # written out: their module needs torch
 DEVICES = "auto, cpu, cuda, cuda:1, mps, xpu"
 LAST_SEED = 2**64 - 1  # the random numbers take 64 bits of it
+MOST_THREADS = 1024  # far more crash OpenMP
 ACTIVATIONS = ("int8", "bf16")  # written out likewise
 ON_LOAD = ("q4_k", "q8_0")  # written out likewise
 FORMATS = (  # written out likewise
@@ -97,7 +98,7 @@ def _add_train(parser: argparse.ArgumentParser) -> None:
     )
     _add_seed(parser, "random seed")
     parser.add_argument("--steps", type=whole(1), help="training steps; default: the recipe's")
-    parser.add_argument("--threads", type=whole(1), help="CPU threads; default: all")
+    parser.add_argument("--threads", type=whole(1, MOST_THREADS), help="CPU threads; default: all")
 
 
 def _add_eval(parser: argparse.ArgumentParser) -> None:
@@ -124,11 +125,21 @@ def _add_bench(parser: argparse.ArgumentParser) -> None:
     add("--api-key", metavar="KEY", help="the server's; default: SFUMATO_API_KEY, if it is set")
     add("--timeout", type=whole(1), default=600, metavar="S", help="of a silent server (600)")
     add = parser.add_argument_group("work (N,N,… measures every combination)").add_argument
-    add("--prompts", metavar="FILE", help="one a line, or JSON objects with messages or a text")
+    add(
+        "--prompts",
+        type=_path,
+        metavar="FILE",
+        help="one a line, or JSON objects with messages or a text",
+    )
     add("--prompt-tokens", type=whole(0), metavar="N", help="synthetic prompts of N tokens")
     add("--context", type=_wholes(0), metavar="N,…", help="fill each prompt up to N tokens")
     add("--max-tokens", type=_wholes(1), default=[256], metavar="N,…", help="length limit (256)")
-    add("--threads", type=_wholes(1), metavar="N,…", help="CPU threads; default: torch's choice")
+    add(
+        "--threads",
+        type=_wholes(1, MOST_THREADS),
+        metavar="N,…",
+        help="CPU threads; default: torch's choice",
+    )
     add("--concurrency", type=_wholes(1), metavar="N,…", help="requests to a server at a time (1)")
     add("--warmup", type=whole(0), default=1, metavar="N", help="requests that do not count (1)")
     add("--repeats", type=whole(1), default=3, metavar="N", help="of every prompt (3)")
@@ -143,9 +154,11 @@ def _add_bench(parser: argparse.ArgumentParser) -> None:
     add("--drafts", action="store_true", help="ask a server for draft frames (stream_drafts)")
     add = parser.add_argument_group("report").add_argument
     add("--where", action="store_true", help="time the parts of a step, in a pass of their own")
-    add("--json", metavar="FILE", help="write a line of JSON; for -, instead of the table")
-    add("--csv", metavar="FILE", help="write a row for each combination")
-    add("--plot", metavar="FILE", help="draw a PNG or SVG (needs sfumato[plot]); implies --where")
+    to_json = "write a line of JSON; for -, instead of the table"
+    to_csv = "write a row for each combination; for -, instead of the table"
+    to_plot = "draw a PNG or SVG (needs sfumato[plot]); implies --where"
+    for name, what in (("--json", to_json), ("--csv", to_csv), ("--plot", to_plot)):
+        add(name, type=_path, metavar="FILE", help=what)
     _add_verbose(parser)
 
 
@@ -162,7 +175,12 @@ def _add_generation(parser: argparse.ArgumentParser) -> None:
         help="on a CPU, for products with quantized weights: int8 (default), or bf16, more exact",
     )
     _add_quantize(model)
-    model.add_argument("--threads", type=whole(1), metavar="N", help="CPU threads; default: cores")
+    model.add_argument(
+        "--threads",
+        type=whole(1, MOST_THREADS),
+        metavar="N",
+        help="CPU threads; default: cores",
+    )
     group = parser.add_argument_group("generation (defaults are the checkpoint's)")
     add = group.add_argument
     add("--system", metavar="TEXT", help="system message")
@@ -257,7 +275,7 @@ def _one_or_two(low: int) -> Callable[[str], tuple[int, ...]]:
     return parse
 
 
-def _wholes(low: int) -> Callable[[str], list[int]]:
+def _wholes(low: int, high: int | None = None) -> Callable[[str], list[int]]:
     """A parser of such numbers with commas between them."""
-    one = whole(low)
+    one = whole(low, high)
     return lambda text: [one(part) for part in text.split(",")]

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from sfumato.bench.workload import QUESTIONS, Prompt, Work, cases, conversation, read_prompts
+from sfumato.cli.arguments import LAST_SEED
 
 if TYPE_CHECKING:
     from sfumato.bench.report import Report
@@ -33,7 +34,7 @@ def main(args: argparse.Namespace) -> int:
 
     _check(args)
     work = Work(_prompts(args), args.warmup, args.repeats, args.seed)
-    report = _remote(args, work) if args.url else _local(args, work)
+    report = _local(args, work) if args.url is None else _remote(args, work)
     _tell(0, 0)
     report.work = {
         "prompts": args.prompts
@@ -47,9 +48,9 @@ def main(args: argparse.Namespace) -> int:
 
 def _check(args: argparse.Namespace) -> None:
     """Refuses what cannot be done, before anything slow."""
-    for name in _LOCAL if args.url else _REMOTE:
+    for name in _REMOTE if args.url is None else _LOCAL:
         if getattr(args, name) not in (None, False, "auto"):
-            side = "this machine, not for a server" if args.url else "a server, with --url"
+            side = "a server, with --url" if args.url is None else "this machine, not for a server"
             raise ValueError(f"{_flag(name)}: is for measuring {side}; leave it out")
     for name in _RANDOM:
         if getattr(args, name) is not None and not args.random_weights:
@@ -61,10 +62,16 @@ def _check(args: argparse.Namespace) -> None:
         raise ValueError(f"--random-weights: does not go with {other}: there is no text to read")
     if args.prompts and args.prompt_tokens is not None:
         raise ValueError("--prompts, --prompt-tokens: give at most one of them")
+    if args.seed + args.repeats - 1 > LAST_SEED:
+        raise ValueError("--seed: each repeat takes the next one, and the last is above 2^64-1")
+    if args.json == args.csv == "-":
+        raise ValueError("--json, --csv: only one of them can go to standard output")
     for name in ("json", "csv", "plot"):
         path = getattr(args, name)
         if path and path != "-" and not Path(path).parent.is_dir():
             raise ValueError(f"{_flag(name)}: there is no folder {Path(path).parent}")
+        if path and Path(path).is_dir():
+            raise ValueError(f"{_flag(name)}: {path} is a folder; name a file")
     if args.plot:
         from sfumato.bench import plot
 
@@ -189,18 +196,20 @@ def _write(report: Report, args: argparse.Namespace) -> None:
     from sfumato.bench import plot
     from sfumato.bench import report as forms
 
-    line = forms.to_json(report) + "\n"
     # Files first: whoever reads the table may close the pipe.
-    for path, text in ((args.json, line), (args.csv, forms.to_csv(report))):
-        if path and path != "-":
+    printed = None
+    for path, text in ((args.json, forms.to_json(report) + "\n"), (args.csv, forms.to_csv(report))):
+        if path == "-":
+            printed = text
+        elif path:
             Path(path).write_text(text, encoding="utf-8")
     if args.plot:
         plot.draw(report, Path(args.plot))
     if report.interrupted:
         print("sfumato: interrupted: the report has what was measured until then", file=sys.stderr)
-    if args.json == "-":
-        sys.stdout.write(line)
+    if printed is not None:
+        sys.stdout.write(printed)
         return
-    console = Console(highlight=False)
+    console = Console(highlight=False, markup=False, emoji=False)
     for table in forms.to_tables(report):
         console.print(table)

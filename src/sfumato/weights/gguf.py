@@ -28,7 +28,7 @@ _MAX_NAME = 1 << 16
 _MAX_DIMENSIONS = 4
 
 _U32, _U64 = struct.Struct("<I"), struct.Struct("<Q")
-_BOOL, _STRING, _ARRAY = 7, 8, 9
+_BOOL, _STRING, _ARRAY, _FLOAT64 = 7, 8, 9, 12
 # Metadata value type → how one value is stored.
 _SCALARS: dict[int, np.dtype[Any]] = {
     0: np.dtype("u1"),
@@ -41,7 +41,7 @@ _SCALARS: dict[int, np.dtype[Any]] = {
     _BOOL: np.dtype("u1"),
     10: np.dtype("<u8"),
     11: np.dtype("<i8"),
-    12: np.dtype("<f8"),
+    _FLOAT64: np.dtype("<f8"),
 }
 # Tensor type → (name, elements per block, bytes per block): what is stored plainly, …
 _PLAIN = {
@@ -85,9 +85,9 @@ _TENSOR_TYPES = _PLAIN | _UNREADABLE | _BLOCKS
 def read_gguf(path: str | Path) -> TensorFile:
     """Opens a GGUF file; reads its header only.
 
-    Metadata: key → int, float, bool, str, a list of str, or a NumPy array (bool or the stored
-    numeric type). Tensor shapes are in torch order, GGUF's reversed. Raises CheckpointError for
-    anything that is not a sound GGUF file.
+    Metadata: key → int, float (NumPy's, a subclass, where it is stored as float64), bool, str, a
+    list of str, or a NumPy array (bool or the stored numeric type). Tensor shapes are in torch
+    order, GGUF's reversed. Raises CheckpointError for anything that is not a sound GGUF file.
     """
     path = Path(path)
     mapping = map_file(path)
@@ -187,8 +187,10 @@ class _Header:
             return self._text(self._integer(_U64, what), what)
         if kind == _ARRAY:
             return self._array(what)
-        value = self._numbers(kind, 1, what)[0].item()
-        return bool(value) if kind == _BOOL else value
+        value = self._numbers(kind, 1, what)[0]
+        if kind == _FLOAT64:
+            return value  # so that whoever writes it again knows
+        return bool(value) if kind == _BOOL else value.item()
 
     def _array(self, what: str) -> list[str] | np.ndarray:
         kind = self._integer(_U32, what)

@@ -1,12 +1,14 @@
 """Tensors on their way to a file, and files that appear under their name only when complete.
 
-Knows no format of files: `write_gguf.py` and `write_safetensors.py` do.
+Knows no format of files: `write_gguf.py` and `write_safetensors.py` do. Of a checkpoint's folder it
+knows the names, so that nothing else is ever replaced.
 """
 
 from __future__ import annotations
 
 import math
 import os
+import re
 import shutil
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -17,10 +19,17 @@ import torch
 from torch import Tensor
 
 from sfumato.weights.blocks import BLOCK_FORMATS, QuantizedTensor
+from sfumato.weights.errors import CheckpointError, quoted
+from sfumato.weights.jsonfile import read_object
 from sfumato.weights.quantize import encoded
 from sfumato.weights.tensorfile import FLOAT_FORMATS
 
 _CHUNK = 1 << 22  # elements read at a time: what is in memory stays at some tens of megabytes
+_WRITTEN = re.compile(  # the files of a folder that a conversion or a training wrote
+    r"(generation_|tokenizer_)?config\.json|tokenizer\.json|chat_template\.jinja"
+    r"|model(-\d+-of-\d+)?\.safetensors|model\.safetensors\.index\.json"
+)
+_MODEL_TYPE = "diffusion_gemma"  # in its config.json
 
 
 @dataclass(frozen=True)
@@ -72,8 +81,10 @@ def beside(path: Path, nbytes: int, force: bool = False) -> Iterator[Path]:
     """A path beside `path` to write a file or folder to, which takes its place at the end.
 
     nbytes: about what will be written. Whatever fails within, nothing stays behind and `path` is
-    as it was. Raises ValueError where it exists (unless `force`) or its disk has too little room.
+    as it was; if it is a symbolic link, what it points to is replaced. Raises ValueError where it
+    exists (unless `force`) or its disk has too little room.
     """
+    path = Path(os.path.realpath(path))  # unlike Path.resolve, no error for a link to itself
     check_free(path, force)
     if (free := shutil.disk_usage(path.parent).free) < nbytes:
         raise ValueError(
@@ -95,14 +106,34 @@ def beside(path: Path, nbytes: int, force: bool = False) -> Iterator[Path]:
 
 
 def check_free(path: Path, force: bool) -> None:
-    """Raises ValueError if `path` may not be written."""
+    """Raises ValueError if `path` may not be written.
+
+    With `force`, plain files may be replaced, and folders of nothing but a checkpoint of ours.
+    """
     if not path.parent.is_dir():
         raise ValueError(f"{path}: the folder {path.parent} does not exist; make it first")
     if not path.exists():
         return
     if not force:
         raise ValueError(f"{path}: exists already; name another, or replace it with --force")
-    if path.is_dir() and not (path / "config.json").is_file():
+    if path.is_dir():
+        _check_folder(path)
+    elif not path.is_file():
+        raise ValueError(f"{path}: is neither a file nor a folder; name another")
+
+
+def _check_folder(path: Path) -> None:
+    for item in path.iterdir():
+        if item.is_symlink() or not item.is_file() or not _WRITTEN.fullmatch(item.name):
+            raise ValueError(
+                f"{path}: holds {quoted(item.name)}, which is no part of a checkpoint and would be "
+                "lost; name another folder"
+            )
+    try:
+        kind = read_object(path / "config.json").get("model_type")
+    except CheckpointError:
+        kind = None
+    if kind != _MODEL_TYPE:
         raise ValueError(f"{path}: is a folder, and no checkpoint that could be replaced")
 
 
@@ -118,13 +149,16 @@ def _put(part: Path, path: Path) -> None:
         part.replace(path)
         return
     old = part.with_suffix(".old")
-    path.rename(old)  # a folder that is not empty cannot be replaced in one go
     try:
+        path.rename(old)  # a folder that is not empty cannot be replaced in one go
         part.rename(path)
-    except OSError:
-        old.rename(path)
+    except BaseException:  # a signal may come when either is done
+        if not path.exists():
+            old.rename(path)
         raise
-    shutil.rmtree(old)
+    finally:
+        if path.exists():  # then nobody needs the old one, and what cannot be removed is no failure
+            shutil.rmtree(old, ignore_errors=True)
 
 
 def _remove(path: Path) -> None:

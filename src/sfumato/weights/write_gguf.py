@@ -5,6 +5,7 @@ The format: https://github.com/ggml-org/ggml/blob/master/docs/gguf.md. Knows no 
 
 from __future__ import annotations
 
+import math
 import struct
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, BinaryIO
@@ -17,7 +18,8 @@ from sfumato.weights.outgoing import Outgoing
 ALIGNMENT = 32
 
 _U32, _U64 = struct.Struct("<I"), struct.Struct("<Q")
-_UINT32, _INT32, _FLOAT32, _BOOL, _STRING, _ARRAY, _INT64 = 4, 5, 6, 7, 8, 9, 11
+_UINT32, _INT32, _FLOAT32, _BOOL, _STRING, _ARRAY = 4, 5, 6, 7, 8, 9
+_UINT64, _INT64, _FLOAT64 = 10, 11, 12
 _ARRAYS = {
     "uint8": 0,
     "int8": 1,
@@ -27,9 +29,9 @@ _ARRAYS = {
     "int32": _INT32,
     "float32": _FLOAT32,
     "bool": _BOOL,
-    "uint64": 10,
+    "uint64": _UINT64,
     "int64": _INT64,
-    "float64": 12,
+    "float64": _FLOAT64,
 }
 _TENSOR_TYPES = {"F32": 0, "F16": 1, "BF16": 30} | {
     block.name: block.ggml_type for block in BLOCK_FORMATS.values()
@@ -45,7 +47,8 @@ def write_gguf(
     """Writes a whole file. `wrote` is told the bytes of tensors written since its last call.
 
     metadata: key → str, bool, int, float, a list of str, or a NumPy array. Readers ask for exact
-    types: integers become uint32 where they fit, floats float32, as other writers have it.
+    types: integers become uint32 where they fit, floats float32, as other writers have it. Those
+    outside float32's range become float64, and NumPy's float64, which `read_gguf` gives, stay it.
     """
     head, starts = layout(metadata, tensors)
     stream.write(head)
@@ -88,7 +91,7 @@ def _value(key: str, value: Any) -> bytes:
     if isinstance(value, int):
         return _integer(value)
     if isinstance(value, float):
-        return struct.pack("<If", _FLOAT32, value)
+        return _float(value)
     if isinstance(value, np.ndarray):
         kind = _U32.pack(_ARRAYS[value.dtype.name])
         data = value.astype(value.dtype.newbyteorder("<")).tobytes()
@@ -104,4 +107,15 @@ def _integer(value: int) -> bytes:
         return struct.pack("<II", _UINT32, value)
     if -(1 << 31) <= value < 0:
         return struct.pack("<Ii", _INT32, value)
-    return struct.pack("<Iq", _INT64, value)
+    if value < 1 << 63:
+        return struct.pack("<Iq", _INT64, value)
+    return struct.pack("<IQ", _UINT64, value)
+
+
+def _float(value: float) -> bytes:
+    with np.errstate(over="ignore"):
+        narrow = float(np.float32(value))
+    in_range = not math.isfinite(value) or math.isclose(narrow, value, rel_tol=1e-6)
+    if in_range and not isinstance(value, np.float64):
+        return struct.pack("<If", _FLOAT32, value)
+    return struct.pack("<Id", _FLOAT64, value)
