@@ -103,6 +103,16 @@ def test_blocks_are_dequantized_by_the_library(
     assert calls == ["dequantize"] * 3
 
 
+@compiled
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
+def test_nothing_is_served_as_nothing(dtype: torch.dtype) -> None:
+    weight, none = blocks("Q8_0", 9, 64), torch.empty(2, 0, dtype=torch.int64)
+    rows = ops.embed(none, weight, dtype)
+    assert rows.shape == (2, 0, 64) and rows.dtype == dtype
+    rows = ops.dense(weight[3:3], dtype)
+    assert rows.shape == (0, 64) and rows.dtype == dtype
+
+
 @pytest.mark.usefixtures("no_library")
 def test_without_the_library_torch_serves(calls: list[str]) -> None:
     weight = blocks("Q4_K", 9, 256)

@@ -69,7 +69,7 @@ def linear(x: Tensor, weight: Weight) -> Tensor:
 def embed(ids: Tensor, weight: Tensor | QuantizedTensor, dtype: torch.dtype) -> Tensor:
     """Rows of the embedding: ids int64 [...], weight [vocab, hidden] → [..., hidden]."""
     if isinstance(weight, QuantizedTensor):
-        return dense(weight.index_select(ids.reshape(-1)), dtype).view(*ids.shape, -1)
+        return dense(weight.index_select(ids.reshape(-1)), dtype).view(*ids.shape, weight.shape[-1])
     return reference.embed(ids, weight, dtype)
 
 
@@ -97,8 +97,8 @@ def attend(
     dtypes may differ; causal None: every token sees every key → like q.  The compiled twin
     multiplies bfloat16: it serves where a part is stored in it.
     """
-    rounded = any(part.dtype == torch.bfloat16 for part in keys)
-    if rounded and multiplies_bf16(q.device) and q.shape[-1] % 32 == 0 and _compiled(q, *keys):
+    rounded = any(part.dtype == torch.bfloat16 for part in keys) and q.shape[-1] % 32 == 0
+    if rounded and multiplies_bf16(q.device) and _compiled(q, *keys, *values):
         return twins.attend(q, keys, values, causal)
     return reference.attend(q, keys, values, causal)
 

@@ -47,7 +47,7 @@ def embed(ids: Tensor, weight: Tensor | QuantizedTensor, dtype: torch.dtype) -> 
     """Rows of the embedding: ids int64 [...], weight [vocab, hidden] → [..., hidden]."""
     if isinstance(weight, QuantizedTensor):
         rows = weight.index_select(ids.reshape(-1)).dequantize(dtype)
-        return rows.view(*ids.shape, -1)
+        return rows.view(*ids.shape, weight.shape[-1])
     return F.embedding(ids, weight).to(dtype)
 
 

@@ -5,7 +5,9 @@ from __future__ import annotations
 import pytest
 import torch
 from tests.ops.cpu.forced import compiled, each_isa, forced, normal
+from torch import Tensor
 
+from sfumato import ops
 from sfumato.ops import law, reference
 from sfumato.ops.cpu import library, twins
 from sfumato.ops.law import Law
@@ -36,6 +38,77 @@ def test_attend(sizes: tuple[int, ...], causal: bool, window: int | None) -> Non
     assert torch.equal(twins.attend(q[:1], keys, values, alone)[0], out[0])
 
 
+def attend_inputs(tokens: int = 5) -> tuple[Tensor, list[Tensor], list[Tensor]]:
+    """q, and keys and values in two parts of 7 and 3."""
+    parts = [normal(seed, 2, 7 if seed < 3 else 3, 32).bfloat16() for seed in range(1, 5)]
+    return normal(0, tokens, 4, 32) * 0.1, parts[::2], parts[1::2]
+
+
+@bf16
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16, torch.float64])
+def test_attend_in_any_dtype(dtype: torch.dtype) -> None:
+    """Queries, and one of the parts."""
+    q, keys, values = attend_inputs()
+    expected = reference.attend(q, keys, values)
+    keys[0], values[0] = keys[0].to(dtype), values[0].to(dtype)
+    out = twins.attend(q.to(dtype), keys, values, None)
+    assert out.dtype == dtype
+    assert (out.float() - expected).norm() < 1e-2 * expected.norm()
+
+
+@bf16
+def test_attend_of_no_tokens() -> None:
+    q, keys, values = attend_inputs(0)
+    assert ops.attend(q, keys, values).shape == (0, 4, 32)
+
+
+@bf16
+@pytest.mark.parametrize("window", [None, 0, 2])
+def test_who_sees_nothing_gets_zeros(window: int | None) -> None:
+    """All keys of the first token lie ahead of it; in a window of 0 there is none for anybody."""
+    q, keys, values = attend_inputs()
+    who = Causal(torch.arange(5) * 3, torch.arange(1, 11), window)
+    out, expected = twins.attend(q, keys, values, who), reference.attend(q, keys, values, who)
+    assert not out[0].any()
+    assert ((out == 0) == (expected == 0)).all()
+    assert (out - expected).norm() <= 1e-2 * expected.norm()
+
+
+@bf16
+@pytest.mark.parametrize("bits", [0x7FC00000, 0x7FFFFFFF, 0xFFFFFFFF])
+@pytest.mark.parametrize("where", ["query", "key", "only key"])
+def test_what_is_no_number_stays_so(bits: int, where: str) -> None:
+    """In the rows that see it, and in no others, unlike torch's."""
+    bad = torch.tensor(bits, dtype=torch.uint32).view(torch.float32)
+    q, keys, values = attend_inputs()
+    sees = torch.zeros(5, 4, dtype=torch.bool)
+    if where == "query":
+        q[2, 1, 3] = bad
+        sees[2, 1] = True
+    else:
+        keys[1] = keys[1].float()
+        keys[1][0, 0, 3] = bad  # the eighth, of heads 0 and 1
+        sees[3 : 4 if where == "only key" else 5, :2] = True
+    window = 1 if where == "only key" else None
+    who = Causal(torch.tensor([0, 1, 2, 7, 8]), torch.arange(10), window)
+    out = twins.attend(q, keys, values, who)
+    assert torch.equal(out.isnan(), sees[..., None].expand_as(out))
+
+
+@bf16
+def test_attend_asks_for_fitting_parts() -> None:
+    q, keys, values = attend_inputs()
+    positions = torch.arange(10)
+    for wrong in (
+        (keys, [values[0][..., :16], values[1]]),
+        ([keys[0], keys[1][:1]], [values[0], values[1][:1]]),
+        (keys, values, Causal(positions[:4], positions)),
+        (keys, values, Causal(positions[:5], positions[:9])),
+    ):
+        with pytest.raises(AssertionError):
+            twins.attend(q, *wrong[:2], *(wrong[2:] or (None,)))  # type: ignore[misc,arg-type]
+
+
 @compiled
 @each_isa
 @pytest.mark.parametrize("softcap", [None, 30.0])
@@ -56,3 +129,50 @@ def test_absorb(isa: str, softcap: float | None) -> None:
         one, other = getattr(ours, name), getattr(plain, name)
         torch.testing.assert_close(one, other, rtol=1e-4, atol=1e-4)
     assert torch.equal(ours.argmax, plain.argmax) and torch.equal(ours.top_ids, plain.top_ids)
+
+
+@compiled
+@each_isa
+def test_absorb_takes_temperatures_of_any_dtype_and_stride(isa: str) -> None:
+    """As they are, not as memory that was theirs: enough of it that it is soon used again."""
+    raw, heat = normal(0, 256, 600), torch.linspace(0.4, 0.8, 256)
+
+    def masses(temperature: Tensor) -> Tensor:
+        state = Law.empty(256, torch.device("cpu"))
+        return twins.absorb(state, raw.clone(), 0, temperature, 30.0, torch.float32)[0]
+
+    with forced(isa):
+        expected = masses(heat)
+        for other in (heat.double(), heat.repeat_interleave(2)[::2]):
+            assert torch.equal(masses(other), expected)
+
+
+@compiled
+def test_absorb_asks_for_fitting_inputs() -> None:
+    raw, heat = normal(0, 3, 40), torch.ones(3)
+    for positions, temperature in ((3, heat[:1]), (3, torch.ones(())), (2, heat)):
+        with pytest.raises(AssertionError):
+            state = Law.empty(positions, torch.device("cpu"))
+            twins.absorb(state, raw, 0, temperature, None, torch.float32)
+
+
+@compiled
+@each_isa
+def test_absorb_of_no_positions(isa: str) -> None:
+    state = Law.empty(0, torch.device("cpu"))
+    with forced(isa):
+        got = ops.absorb(state, torch.empty(0, 70), 0, torch.empty(0), 30.0, torch.float32)
+    assert [tuple(part.shape) for part in got] == [(0, 70), (0, 2), (0,)]
+
+
+@compiled
+@each_isa
+@pytest.mark.parametrize("softcap", [None, 30.0])
+@pytest.mark.parametrize("bits", [0x7FC00000, 0x7FFFFFFF, 0x7F800001, 0xFFFFFFFF])
+def test_any_nan_shows_in_the_law(isa: str, softcap: float | None, bits: int) -> None:
+    raw = normal(0, 2, 64)
+    raw[1, 5] = torch.tensor(bits, dtype=torch.uint32).view(torch.float32)
+    state = Law.empty(2, torch.device("cpu"))
+    with forced(isa):
+        mass, _, _ = twins.absorb(state, raw, 0, torch.ones(2), softcap, torch.float32)
+    assert mass[1, 5].isnan() and state.total.isnan().tolist() == [False, True]

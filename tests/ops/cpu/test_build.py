@@ -14,7 +14,7 @@ import pytest
 ROOT = Path(__file__).resolve().parents[3]
 CSRC = ROOT / "src/sfumato/ops/cpu/csrc"
 COMPILER = shutil.which("c++")
-FUZZ_SECONDS = 3
+FUZZ_SEED = 3
 
 needs_compiler = pytest.mark.skipif(COMPILER is None, reason="needs a C++ compiler")
 
@@ -86,5 +86,5 @@ def test_fuzz(tmp_path: Path) -> None:
         check=True,
         timeout=240,
     )
-    done = subprocess.run([program, str(FUZZ_SECONDS)], capture_output=True, text=True, timeout=120)
+    done = subprocess.run([program, str(FUZZ_SEED)], capture_output=True, text=True, timeout=120)
     assert done.returncode == 0, done.stdout[-2000:] + done.stderr[-4000:]

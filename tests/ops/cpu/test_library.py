@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import shutil
 import subprocess
 import sys
@@ -92,10 +93,16 @@ def test_threads_are_torchs(monkeypatch: pytest.MonkeyPatch) -> None:
     Kernels(code, "portable").run("sf_pack", 1, 2)
 
 
-def test_no_memory() -> None:
-    code: Any = SimpleNamespace(sf_linear=lambda *_: -3)
-    with pytest.raises(MemoryError, match="sf_linear: no memory for the buffers"):
-        Kernels(code, "portable").run("sf_linear", 1)
+def test_error_codes() -> None:
+    """Those of the header: no memory is told apart from the others."""
+    header = LIBRARY.with_name("csrc").joinpath("sfumato.h").read_text()
+    codes = {name: int(code) for name, code in re.findall(r"\b(SF_\w+) = (-\d+)", header)}
+    assert set(codes) == {"SF_BAD_ARGUMENT", "SF_NO_MEMORY", "SF_UNSUPPORTED"}
+    for name, number in codes.items():
+        code: Any = SimpleNamespace(sf_linear=lambda *_, number=number: number)
+        raised = MemoryError if name == "SF_NO_MEMORY" else ValueError
+        with pytest.raises(raised, match="sf_linear: "):
+            Kernels(code, "portable").run("sf_linear", 1)
 
 
 def run(isa: str, code: str) -> subprocess.CompletedProcess[str]:

@@ -19,9 +19,10 @@ from tests.ops.cpu.forced import (
     threads,
     weights,
 )
+from torch import Tensor
 
 from sfumato import ops
-from sfumato.ops.cpu import library
+from sfumato.ops.cpu import library, twins
 from sfumato.ops.cpu.panels import PackedTensor, pack, packed_bytes, packs, panels
 from sfumato.weights.blocks import BLOCK_FORMATS, QuantizedTensor
 
@@ -94,6 +95,28 @@ def test_a_scale_beyond_float16_stays_finite() -> None:
     assert panels(weight.data, "Q4_K", weight.shape, "int8").dequantize().isfinite().all()
 
 
+@each_isa
+@pytest.mark.parametrize("name", sorted(BLOCK_FORMATS))
+@pytest.mark.parametrize("half", [0x7C00, 0xFC00, 0x7E00, 0x7FFF, 0x7C01])
+def test_a_scale_that_is_no_number_stays_none(isa: str, name: str, half: int) -> None:
+    """Infinities and any NaN, in products of both modes too; the other rows keep what they have."""
+    weight = blocks(name, 16, 256)
+    at = 208 if name == "Q6_K" else 0
+    scale = torch.tensor([half & 255, half >> 8], dtype=torch.uint8)
+    weight.data[3].view(-1, weight.format.block_bytes)[:, at : at + 2] = scale
+    x = normal(1, 2, 256)
+    others = torch.arange(16) != 3
+    with forced(isa):
+        for mode in ("int8", "bf16"):
+            packed = panels(weight.data, name, weight.shape, mode)
+            back, exact = packed.dequantize(), weight.dequantize()
+            assert torch.equal(back.isnan(), exact.isnan())
+            assert torch.equal(back.isinf(), exact.isinf())
+            assert relative(back[others], exact[others]) < 2**-11
+            out = twins.linear(x, packed)
+            assert not out[:, 3].isfinite().any() and out[:, others].isfinite().all()
+
+
 @formats
 def test_threads_do_not_matter(name: str) -> None:
     one, _ = weights(name, "int8", 5, 40, 256)
@@ -149,6 +172,12 @@ def test_a_stack_of_matrices() -> None:
     with pytest.raises(ValueError, match="dequantize first"):
         packed[0][0]
     assert repr(packed) == "PackedTensor(Q8_0, (4, 20, 64), bf16)"
+
+
+@pytest.mark.parametrize("weight", [blocks("Q8_0", 16, 64), normal(0, 300, 300)])
+def test_activations_that_there_are_not(weight: Tensor | QuantizedTensor) -> None:
+    with pytest.raises(ValueError, match="activations: 'fp4' is none of int8, bf16"):
+        pack(weight, "fp4")
 
 
 @pytest.mark.parametrize("name", sorted(BLOCK_FORMATS))

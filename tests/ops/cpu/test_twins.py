@@ -266,6 +266,13 @@ def test_an_expert_that_there_is_not(isa: str, wrong: int) -> None:
         twins.experts(x, chosen, shares, gate_up, down)
 
 
+@compiled
+def test_choices_are_int64() -> None:
+    x, chosen, shares, gate_up, down = expert_inputs("Q8_0", "int8", 3)
+    with pytest.raises(AssertionError, match=r"int64, not torch\.int32"):
+        twins.experts(x, chosen.int(), shares, gate_up, down)
+
+
 @each_isa
 def test_inputs_that_do_not_lie_as_they_are_read(isa: str) -> None:
     """Every second row, transposed choices, float16 and float64."""

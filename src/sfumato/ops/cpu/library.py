@@ -23,8 +23,8 @@ ISAS = ("portable", "avx2", "avx512")
 """The instruction sets by their number in the library, the worst first."""
 
 LIBRARY = Path(__file__).with_name("_kernels.so")
-_NO_MEMORY = -3
-VERSION = 2  # what sf_version() says of a library that these signatures fit
+_NO_MEMORY = -2  # SF_NO_MEMORY of csrc/sfumato.h
+VERSION = 3  # what sf_version() says of a library that these signatures fit
 
 _LEVEL = _MODE = _KIND = _TYPE = _THREADS = c_int
 _SIGNATURES: dict[str, tuple[type, ...]] = {

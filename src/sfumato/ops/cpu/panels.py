@@ -2,8 +2,9 @@
 
 A panel holds the codes of its rows side by side, in as many bits as the block format has. Scales
 are rounded to float16 where a format's own are products of two numbers, so that a value is off by
-at most 2⁻¹¹ of its scaled code and of its offset.  The layout is the library's (`csrc/sfumato.h`);
-here panels are bytes.
+at most 2⁻¹¹ of its scaled code and of its offset; products beyond float16's range, as only a
+hostile file has them, become its largest number, while infinite ones stay infinite.  The layout is
+the library's (`csrc/sfumato.h`); here panels are bytes.
 """
 
 from __future__ import annotations
@@ -101,7 +102,10 @@ def pack(
 
     `activations` are for the products with blocks; those with bfloat16 take bfloat16.  Panels are
     the process's own memory, where blocks and bfloat16 may have been a view of a mapped file.
+    Raises ValueError for activations that are none of ACTIVATIONS.
     """
+    if activations not in ACTIVATIONS:
+        raise ValueError(f"activations: {activations!r} is none of {', '.join(ACTIVATIONS)}")
     if isinstance(weight, QuantizedTensor):
         data, format = weight.data, weight.format.name
     elif weight.dtype == torch.bfloat16:

@@ -14,12 +14,14 @@ from torch import Tensor
 
 from sfumato.ops.cpu import library
 from sfumato.ops.cpu.panels import PackedTensor
-from sfumato.ops.law import BLOCK, Law
+from sfumato.ops.law import BLOCK, TOP, Law
 from sfumato.ops.reference import Causal
 from sfumato.weights.blocks import QuantizedTensor
 
 DTYPES = {torch.float32: 0, torch.bfloat16: 1}
 """What activations may be, by their number in the library."""
+
+EVERYTHING = 2**63 - 1  # a window that no two positions are apart
 
 
 def linear(x: Tensor, weight: PackedTensor) -> Tensor:
@@ -48,6 +50,7 @@ def experts(
     count, hidden, inner = down.shape
     assert gate_up.shape == (count, 2 * inner, hidden) and x.shape[-1] == hidden
     assert chosen.shape == shares.shape == (len(x), chosen.shape[-1])
+    assert chosen.dtype == torch.int64, f"choices are int64, not {chosen.dtype}"
     kernels, given = library.loaded(), _given(x)
     chosen, shares = chosen.contiguous(), shares.float().contiguous()
     out = torch.zeros_like(given)
@@ -70,6 +73,8 @@ def dequantize(weight: QuantizedTensor, dtype: torch.dtype, out: Tensor | None =
     given, contiguous and of one of DTYPES."""
     if out is None:
         out = torch.empty(weight.shape, dtype=dtype if dtype in DTYPES else torch.float32)
+    if out.numel() == 0:
+        return out.to(dtype)
     kernels = library.loaded()
     kernels.run(
         *("sf_dequantize", kernels.level, weight.format.ggml_type, weight.data.data_ptr()),
@@ -92,24 +97,34 @@ def attend(
     q: Tensor, keys: Sequence[Tensor], values: Sequence[Tensor], causal: Causal | None
 ) -> Tensor:
     """See `ops.attend`. Products are of bfloat16, sums and softmax in float32."""
-    given, out = q.contiguous(), torch.empty_like(q, memory_format=torch.contiguous_format)
     tokens, heads, d = q.shape
+    kv_heads, held = keys[0].shape[0], sum(part.shape[1] for part in keys)
+    for key, value in zip(keys, values, strict=True):
+        assert key.shape == value.shape == (kv_heads, key.shape[1], d), f"{key.shape} for {q.shape}"
+    assert causal is None or (causal.queries.shape, causal.keys.shape) == ((tokens,), (held,))
+    given = _given(q)
+    out = torch.empty_like(given)
+    if tokens == 0:
+        return out.to(q.dtype)
     # Named, so that they outlive the call.
     seen = (causal.queries.int(), causal.keys.int()) if causal else ()
     pointers: list[int | None]
     pointers = [positions.data_ptr() for positions in seen] if seen else [None, None]
-    keys, values = (  # the library reads rows at any stride, but a row's numbers side by side
-        [part if part.stride(-1) == 1 else part.contiguous() for part in parts]
-        for parts in (keys, values)
-    )
+    keys, values = ([_side_by_side(part) for part in parts] for parts in (keys, values))
     rows = _rows(keys), _rows(values)
+    window = EVERYTHING if causal is None or causal.window is None else causal.window
     library.loaded().run(
         *("sf_attention", given.data_ptr(), DTYPES[given.dtype], tokens, heads),
-        *(keys[0].shape[0], d, ctypes.addressof(rows[0]), ctypes.addressof(rows[1])),
-        *(len(keys), *pointers, (causal.window or 0) if causal else 0),
-        *(out.data_ptr(), DTYPES[out.dtype]),
+        *(kv_heads, d, ctypes.addressof(rows[0]), ctypes.addressof(rows[1])),
+        *(len(keys), *pointers, window, out.data_ptr(), DTYPES[out.dtype]),
     )
-    return out
+    return out.to(q.dtype)
+
+
+def _side_by_side(part: Tensor) -> Tensor:
+    """Keys or values as the library takes them: rows at any stride, a row's numbers at none."""
+    part = part if part.dtype in DTYPES else part.float()
+    return part if part.stride(-1) == 1 else part.contiguous()
 
 
 def _rows(parts: Sequence[Tensor]) -> ctypes.Array[_Rows]:
@@ -130,13 +145,19 @@ def absorb(
 ) -> tuple[Tensor, Tensor, Tensor]:
     """See `ops.law.absorb`."""
     positions, count = raw.shape
-    kernels, given = library.loaded(), _given(raw)
+    assert temperature.shape == law.peak.shape == (positions,), f"{temperature.shape}, {raw.shape}"
+    assert law.top.shape == law.top_ids.shape == (positions, TOP)
+    assert law.argmax.dtype == law.top_ids.dtype == torch.int64
+    assert law.peak.dtype == law.total.dtype == law.moment.dtype == law.top.dtype == torch.float32
     mass = torch.empty(positions, count, dtype=dtype)
     sums, fade = torch.empty(positions, -(-count // BLOCK)), torch.empty(positions)
+    if positions == 0:
+        return mass, sums, fade
     state = (law.peak, law.total, law.moment, law.argmax, law.top, law.top_ids)
+    kernels, given, heat = library.loaded(), _given(raw), temperature.float().contiguous()
     kernels.run(
         *("sf_law", kernels.level, given.data_ptr(), DTYPES[given.dtype], positions, count),
-        *(first_id, softcap or 0.0, temperature.float().contiguous().data_ptr()),
+        *(first_id, softcap or 0.0, heat.data_ptr()),
         *(part.data_ptr() for part in (*state, fade, sums, mass)),
         DTYPES[dtype],
     )

@@ -11,6 +11,7 @@
 #endif
 
 #include "blocks.h"
+#include "checks.h"
 #include "level.h"
 #include "sfumato.h"
 
@@ -37,8 +38,6 @@ void ask_for_large_pages(void *data, int64_t bytes) {
     (void)bytes;
 #endif
 }
-
-bool dtype_ok(int dtype) { return dtype == SF_F32 || dtype == SF_BF16; }
 
 // Products with bfloat16 weights always take bfloat16, and so do all on a level that lacks them.
 int mode_for(int mode, int kind) { return kind == BF16 ? SF_MODE_BF16 : mode; }
@@ -100,7 +99,7 @@ extern "C" int sf_isa_available(int isa) {
 extern "C" int sf_kind(int type) { return format_of(type).kind; }
 
 extern "C" int64_t sf_panel_bytes(int kind, int64_t rows, int64_t cols) {
-    if (kind < 0 || kind >= KINDS || rows < 1 || cols < 1) return -1;
+    if (kind < 0 || kind >= KINDS || rows < 1 || cols < 1 || !fits({rows, cols})) return -1;
     if (kind != BF16 && cols % BLOCK) return -1;
     return matrix_bytes(kind, rows, cols);
 }
@@ -109,8 +108,9 @@ extern "C" int sf_pack(int isa, int type, const void *blocks, int64_t matrices, 
                        int64_t cols, void *panels, int threads) {
     const Level *level = level_of(isa);
     const Format format = format_of(type);
-    if (!level || format.kind < 0 || !blocks || !panels || matrices < 0 || threads < 1 ||
-        sf_panel_bytes(format.kind, rows, cols) < 0 || cols % format.block_size)
+    if (!level || format.kind < 0 || !blocks || !panels_ok(panels) || threads < 1 ||
+        sf_panel_bytes(format.kind, rows, cols) < 0 || cols % format.block_size ||
+        !fits({matrices, rows, cols}))
         return SF_BAD_ARGUMENT;
     ask_for_large_pages(panels, matrices * matrix_bytes(format.kind, rows, cols));
     return level->pack({type, blocks, matrices, rows, cols, panels, threads});
@@ -120,8 +120,8 @@ extern "C" int sf_dequantize(int isa, int type, const void *blocks, int64_t elem
                              int out_dtype, int threads) {
     const Level *level = level_of(isa);
     const Format format = format_of(type);
-    if (!level || format.kind < 0 || type == T_BF16 || !blocks || !out || elements < 0 || threads < 1 ||
-        elements % format.block_size || !dtype_ok(out_dtype))
+    if (!level || format.kind < 0 || type == T_BF16 || !blocks || !out || !fits({elements}) ||
+        threads < 1 || elements % format.block_size || !dtype_ok(out_dtype))
         return SF_BAD_ARGUMENT;
     return level->dequantize({type, blocks, elements, out, out_dtype, threads});
 }
@@ -130,8 +130,9 @@ extern "C" int sf_linear(int isa, int mode, int kind, const void *panels, int64_
                          int64_t cols, const void *x, int x_dtype, int64_t tokens, void *out,
                          int out_dtype, int threads) {
     const Level *level = level_of(isa, mode_for(mode, kind));
-    if (!level || !panels || !x || !out || tokens < 0 || threads < 1 || mode < 0 || mode > 1 ||
-        !dtype_ok(x_dtype) || !dtype_ok(out_dtype) || sf_panel_bytes(kind, rows, cols) < 0)
+    if (!level || !panels_ok(panels) || !x || !out || threads < 1 || mode < 0 || mode > 1 ||
+        !dtype_ok(x_dtype) || !dtype_ok(out_dtype) || sf_panel_bytes(kind, rows, cols) < 0 ||
+        !fits({tokens, rows}) || !fits({tokens, cols}))
         return SF_BAD_ARGUMENT;
     if (!tokens) return SF_OK;
     return level->linear({mode_for(mode, kind), kind, panels, rows, cols, x, x_dtype, tokens, out,
@@ -145,9 +146,10 @@ extern "C" int sf_experts(int isa, int mode, int gate_up_kind, const void *gate_
                           int threads) {
     mode = std::max(mode_for(mode, gate_up_kind), mode_for(mode, down_kind));
     const Level *level = level_of(isa, mode);
-    if (!level || !gate_up || !down || !x || !chosen || !shares || !out || experts < 1 ||
-        tokens < 0 || active < 1 || threads < 1 || mode < 0 || mode > 1 || !dtype_ok(x_dtype) ||
-        !dtype_ok(out_dtype) || inner < 1 || sf_panel_bytes(gate_up_kind, 2 * inner, hidden) < 0 ||
+    if (!level || !panels_ok(gate_up) || !panels_ok(down) || !x || !chosen || !shares || !out ||
+        experts < 1 || hidden < 1 || inner < 1 || active < 1 || threads < 1 || mode < 0 ||
+        mode > 1 || !dtype_ok(x_dtype) || !dtype_ok(out_dtype) || !fits({experts, inner, hidden}) ||
+        !fits({tokens, active, hidden}) || sf_panel_bytes(gate_up_kind, 2 * inner, hidden) < 0 ||
         sf_panel_bytes(down_kind, hidden, inner) < 0)
         return SF_BAD_ARGUMENT;
     if (!tokens) return SF_OK;
@@ -169,8 +171,9 @@ extern "C" int sf_law(int isa, const void *raw, int raw_dtype, int64_t positions
                       float *fade, float *block_sums, void *mass, int mass_dtype, int threads) {
     const Level *level = level_of(isa);
     if (!level || !raw || !temperature || !peak || !total || !moment || !argmax || !top ||
-        !top_ids || !fade || !block_sums || !mass || positions < 0 || count < 1 || first_id < 0 ||
-        threads < 1 || softcap < 0.0f || !dtype_ok(raw_dtype) || !dtype_ok(mass_dtype))
+        !top_ids || !fade || !block_sums || !mass || count < 1 || threads < 1 ||
+        !fits({positions, count}) || !fits({first_id}) || !(softcap >= 0.0f) ||
+        !dtype_ok(raw_dtype) || !dtype_ok(mass_dtype))
         return SF_BAD_ARGUMENT;
     return level->law({raw, raw_dtype, positions, count, first_id, softcap, temperature, peak,
                        total, moment, argmax, top, top_ids, fade, block_sums, mass, mass_dtype,

@@ -12,6 +12,7 @@
 #include <cmath>
 #include <cstring>
 
+#include "checks.h"
 #include "sfumato.h"
 
 #if defined(__x86_64__)
@@ -49,9 +50,9 @@ __m256i to_bf16(__m512 x) {
     return out;
 }
 
-// e^x for x <= 0, to about 2 ulp; 0 under -87.
+// e^x for x <= 0, to about 2 ulp; 0 under -87; NaN stays NaN.
 __m512 exp16(__m512 x) {
-    const __mmask16 keep = _mm512_cmp_ps_mask(x, _mm512_set1_ps(-87.0f), _CMP_GE_OQ);
+    const __mmask16 keep = _mm512_cmp_ps_mask(x, _mm512_set1_ps(-87.0f), _CMP_NLT_UQ);
     const __m512 t = _mm512_mul_ps(x, _mm512_set1_ps(1.44269504f));
     const __m512 whole = _mm512_roundscale_ps(t, 0);
     __m512 r = _mm512_fnmadd_ps(whole, _mm512_set1_ps(0.693359375f), x);
@@ -151,7 +152,7 @@ struct Scratch {
 // Whether token `t` may not look at a key.
 bool hidden(const Call &call, int64_t t, int64_t key) {
     const int64_t gap = (int64_t)call.query_positions[t] - call.key_positions[key];
-    return gap < 0 || (call.window && gap >= call.window);
+    return gap < 0 || gap >= call.window;
 }
 
 // Scores of one row -> masses in bf16, with the row's running peak and total; sums fade with it.
@@ -159,11 +160,14 @@ void absorb(const Call &call, const Scratch &s, int64_t row, int64_t count) {
     float *scores = s.scores + row * KEYS;
     uint16_t *p = s.p + row * KEYS;
     __m512 best = _mm512_set1_ps(-INFINITY);
+    __mmask16 odd = 0;  // maxima lose a NaN, whose row shall be none but NaN
     for (int64_t i = 0; i < count; i += 16) {
         const __mmask16 there = count - i >= 16 ? 0xffff : (1u << (count - i)) - 1;
-        best = _mm512_mask_max_ps(best, there, best, _mm512_loadu_ps(scores + i));
+        const __m512 x = _mm512_loadu_ps(scores + i);
+        best = _mm512_mask_max_ps(best, there, best, x);
+        odd |= _mm512_mask_cmp_ps_mask(there, x, x, _CMP_UNORD_Q);
     }
-    const float old = s.peak[row], here = _mm512_reduce_max_ps(best);
+    const float old = s.peak[row], here = odd ? NAN : _mm512_reduce_max_ps(best);
     const float peak = old > here ? old : here;
     if (peak == -INFINITY) {  // nothing seen yet, and nothing to see here
         memset(p, 0, KEYS * sizeof *p);
@@ -225,7 +229,8 @@ void attend(const Call &call, const Scratch &s, int64_t kv, int64_t first, int64
         product(s.p, KEYS, count, values + at * 16, call.padded * 16, wide / 2, s.sums, d, d, true);
     }
     for (int64_t r = 0; r < count; r++) {
-        const __m512 share = _mm512_set1_ps(1.0f / s.total[r]);
+        // Who sees nothing gets zeros, as torch has it.
+        const __m512 share = _mm512_set1_ps(s.total[r] == 0.0f ? 0.0f : 1.0f / s.total[r]);
         for (int64_t i = 0; i < d; i += 16) {
             const __m512 x = _mm512_mul_ps(_mm512_loadu_ps(s.sums + r * d + i), share);
             if (call.out_dtype == SF_F32)
@@ -245,6 +250,10 @@ void attend(const Call &call, const Scratch &s, int64_t kv, int64_t first, int64
 #pragma GCC pop_options
 #endif
 
+static bool rows_ok(const sf_rows &rows) {
+    return dtype_ok(rows.dtype) && fits({rows.count}) && (rows.data || !rows.count);
+}
+
 extern "C" SF_API int sf_attention(const void *q, int q_dtype, int64_t tokens, int64_t heads,
                                    int64_t kv_heads, int64_t d, const sf_rows *keys,
                                    const sf_rows *values, int64_t segments,
@@ -253,12 +262,15 @@ extern "C" SF_API int sf_attention(const void *q, int q_dtype, int64_t tokens, i
     if (!sf_has_bf16()) return SF_UNSUPPORTED;
     if (!q || !keys || !values || !out || tokens < 0 || heads < 1 || kv_heads < 1 ||
         heads % kv_heads || d < 32 || d % 32 || segments < 1 || threads < 1 || window < 0 ||
-        !query_positions != !key_positions)
+        !dtype_ok(q_dtype) || !dtype_ok(out_dtype) || !query_positions != !key_positions ||
+        !fits({tokens, heads, d}) || !fits({kv_heads, d}))
         return SF_BAD_ARGUMENT;
     int64_t total = 0;
     for (int64_t s = 0; s < segments; s++) {
-        if (keys[s].count < 0 || keys[s].count != values[s].count) return SF_BAD_ARGUMENT;
+        if (keys[s].count != values[s].count || !rows_ok(keys[s]) || !rows_ok(values[s]))
+            return SF_BAD_ARGUMENT;
         total += keys[s].count;
+        if (!fits({total, kv_heads, d})) return SF_BAD_ARGUMENT;
     }
     if (total < 1) return SF_BAD_ARGUMENT;
     if (!tokens) return SF_OK;

@@ -127,16 +127,10 @@ inline void read_group(const uint8_t *block, int g, Group &out) {
 }
 
 template <int TYPE>
-constexpr Shape SHAPE_OF = SHAPES[TYPE == T_Q4_0                         ? Q4
-                                  : TYPE == T_Q4_K                       ? Q4M
-                                  : TYPE == T_Q5_0                       ? Q5
-                                  : TYPE == T_Q5_1 || TYPE == T_Q5_K     ? Q5M
-                                  : TYPE == T_Q6_K                       ? Q6
-                                  : TYPE == T_Q8_0                       ? Q8
-                                                                         : LUT4];
+constexpr Shape SHAPE_OF = SHAPES[format_of(TYPE).kind];
 
 template <int TYPE>
-constexpr bool LOOKED_UP = TYPE == T_IQ4_NL || TYPE == T_IQ4_XS;
+constexpr bool LOOKED_UP = format_of(TYPE).kind == LUT4;
 
 // 32 values, with ggml's own order of float operations.
 template <int TYPE>

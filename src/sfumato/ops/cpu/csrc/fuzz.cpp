@@ -7,27 +7,12 @@
 #include <cstdio>
 #include <cstdlib>
 #include <cstring>
-#include <random>
 #include <vector>
 
+#include "fuzz.h"
 #include "sfumato.h"
 
 namespace {
-
-std::mt19937 source;
-
-int64_t pick(int64_t low, int64_t high) {
-    return std::uniform_int_distribution<int64_t>(low, high)(source);
-}
-
-float normal() { return std::normal_distribution<float>()(source); }
-
-void check(bool good, const char *what) {
-    if (!good) {
-        std::fprintf(stderr, "fuzz: %s\n", what);
-        std::exit(1);
-    }
-}
 
 struct Format {
     int type, size, bytes;
@@ -97,26 +82,18 @@ Weight random_weight(int64_t matrices, int64_t rows, int64_t cols, const Format 
         check(!sf_dequantize(random_isa(), type, odd.data() + 1, (int64_t)exact.size(),
                              exact.data(), SF_F32, threads),
               "sf_dequantize");
-        for (size_t i = 0; i < exact.size(); i++)
+        std::vector<uint16_t> half(exact.size());
+        check(!sf_dequantize(random_isa(), type, odd.data() + 1, (int64_t)half.size(), half.data(),
+                             SF_BF16, threads),
+              "sf_dequantize");
+        for (size_t i = 0; i < exact.size(); i++) {
             check(std::fabs(exact[i] - weight.values[i]) <= 0.02f * std::fabs(exact[i]) + 0.02f,
                   "values of panels and blocks differ");
+            check(std::fabs(exact[i] - from_bf16(half[i])) <= 0.004f * std::fabs(exact[i]) + 1e-30f,
+                  "sf_dequantize: wrong bfloat16");
+        }
     }
     return weight;
-}
-
-std::vector<float> random_rows(int64_t count) {
-    std::vector<float> out(count);
-    for (auto &x : out) x = normal();
-    return out;
-}
-
-double distance(const std::vector<float> &got, const std::vector<double> &wanted) {
-    double error = 0, size = 1e-30;
-    for (size_t i = 0; i < got.size(); i++) {
-        error += (got[i] - wanted[i]) * (got[i] - wanted[i]);
-        size += wanted[i] * wanted[i];
-    }
-    return std::sqrt(error / size);
 }
 
 const Format *random_format() { return pick(0, 9) ? &FORMATS[pick(0, 8)] : nullptr; }
@@ -126,17 +103,25 @@ void linear() {
     const int64_t cols = format ? format->size * pick(1, 3) : pick(1, 99);
     const int64_t rows = pick(1, 70), tokens = pick(0, 40);
     const Weight weight = random_weight(1, rows, cols, format);
-    const auto x = random_rows(tokens * cols);
-    std::vector<float> out(tokens * rows);
+    auto rows_in = random_rows(tokens * cols);
+    const int64_t odd = tokens ? pick(-tokens, tokens - 1) : -1;  // the row with what is no number
+    if (odd >= 0) rows_in[odd * cols + pick(0, cols - 1)] = no_number();
+    Numbers in(rows_in), result(tokens * rows);
     check(!sf_linear(random_isa(), (int)pick(0, 1), weight.kind, weight.panels.data(), rows, cols,
-                     x.empty() ? (const void *)&rows : x.data(), SF_F32, tokens,
-                     out.empty() ? (void *)&source : out.data(), SF_F32, (int)pick(1, 3)),
+                     in.data(), in.dtype, tokens, result.data(), result.dtype, (int)pick(1, 3)),
           "sf_linear");
+    auto x = in.floats(), out = result.floats();
     std::vector<double> wanted(out.size(), 0.0);
     for (int64_t t = 0; t < tokens; t++)
-        for (int64_t r = 0; r < rows; r++)
+        for (int64_t r = 0; r < rows; r++) {
+            if (t == odd) {
+                check(!std::isfinite(out[t * rows + r]), "sf_linear: made a number of what is none");
+                out[t * rows + r] = 0;
+                continue;
+            }
             for (int64_t k = 0; k < cols; k++)
                 wanted[t * rows + r] += (double)x[t * cols + k] * weight.values[r * cols + k];
+        }
     if (tokens) check(distance(out, wanted) < 0.03, "sf_linear: wrong result");
 }
 
@@ -145,18 +130,19 @@ void experts() {
     const int64_t active = pick(1, 3), tokens = pick(1, 90);
     const Weight gate_up = random_weight(count, 2 * inner, hidden, random_format());
     const Weight down = random_weight(count, hidden, inner, pick(0, 3) ? &FORMATS[pick(0, 3)] : nullptr);
-    const auto x = random_rows(tokens * hidden), shares = random_rows(tokens * active);
+    Numbers in(random_rows(tokens * hidden)), result(tokens * hidden);
+    const auto x = in.floats(), shares = random_rows(tokens * active);
     std::vector<int64_t> chosen(tokens * active);
     for (auto &expert : chosen) expert = pick(0, 2) ? pick(0, count - 1) : 0;
-    std::vector<float> out(tokens * hidden);
     const int mode = (int)pick(0, 1);
     const auto call = [&] {
         return sf_experts(random_isa(), mode, gate_up.kind, gate_up.panels.data(), down.kind,
-                          down.panels.data(), count, hidden, inner, x.data(), SF_F32, tokens,
-                          chosen.data(), shares.data(), active, out.data(), SF_F32,
+                          down.panels.data(), count, hidden, inner, in.data(), in.dtype, tokens,
+                          chosen.data(), shares.data(), active, result.data(), result.dtype,
                           (int)pick(1, 3));
     };
     check(!call(), "sf_experts");
+    const auto out = result.floats();
     std::vector<double> wanted(out.size(), 0.0), mid(2 * inner);
     for (int64_t i = 0; i < tokens * active; i++) {
         const float *row = &x[i / active * hidden];
@@ -175,55 +161,161 @@ void experts() {
                     shares[i] * mid[r] * down.values[(chosen[i] * hidden + h) * inner + r];
     }
     check(distance(out, wanted) < 0.06, "sf_experts: wrong result");
+    const int64_t odd = pick(0, tokens - 1);
+    const float bad = no_number();
+    if (in.dtype == SF_F32)
+        in.wide[odd * hidden] = bad;
+    else
+        memcpy(&in.half[odd * hidden], (const char *)&bad + 2, 2);
+    check(!call(), "sf_experts");
+    const auto mixed = result.floats();
+    for (int64_t i = 0; i < tokens * hidden; i++)
+        check(std::isfinite(mixed[i]) == (i / hidden != odd), "sf_experts: no number strayed");
     chosen[pick(0, tokens * active - 1)] = pick(0, 1) ? count : -1;
     check(call() == SF_BAD_ARGUMENT, "sf_experts: took an expert that there is not");
 }
 
 void law() {
-    const int64_t positions = pick(1, 5), count = pick(1, 700);
-    auto raw = random_rows(positions * count);
-    const std::vector<float> heat(positions, 0.7f);
+    const int64_t positions = pick(1, 5), total_ids = pick(1, 1200), cut = pick(1, total_ids);
+    const float cap = pick(0, 1) ? 30.0f : 0.0f, heat = 0.7f;
+    const int64_t odd = pick(-5, positions - 1);  // the position with a NaN
+    const std::vector<float> temperature(positions, heat);
     std::vector<float> peak(positions, -2e30f), total(positions), moment(positions),
-        fade(positions), top(positions * 8, -2e30f), sums(positions * ((count + 63) / 64)),
-        mass(positions * count);
+        fade(positions), top(positions * 8, -2e30f);
     std::vector<int64_t> argmax(positions), ids(positions * 8);
-    check(!sf_law(random_isa(), raw.data(), SF_F32, positions, count, 5, 30.0f, heat.data(),
-                  peak.data(), total.data(), moment.data(), argmax.data(), top.data(), ids.data(),
-                  fade.data(), sums.data(), mass.data(), SF_F32, (int)pick(1, 3)),
-          "sf_law");
-    for (int64_t t = 0; t < positions; t++) {
-        int64_t best = 0;
-        double sum = 0, most = -1e9;
-        for (int64_t i = 0; i < count; i++) {
-            if (raw[t * count + i] > raw[t * count + best]) best = i;
-            most = std::fmax(most, 30 * std::tanh(raw[t * count + i] / 30.0) / 0.7);
+    std::vector<std::vector<double>> scores(positions);
+    for (int64_t first = 0; first < total_ids; first = first ? total_ids : cut) {
+        const int64_t count = first ? total_ids - cut : cut;
+        auto rows = random_rows(positions * count);
+        if (odd >= 0) {
+            const uint32_t nan = 0x7fffffff;
+            memcpy(&rows[odd * count], &nan, 4);
         }
-        for (int64_t i = 0; i < count; i++)
-            sum += std::exp(30 * std::tanh(raw[t * count + i] / 30.0) / 0.7 - most);
-        check(argmax[t] == best + 5 && ids[t * 8] == best + 5, "sf_law: wrong argmax");
+        Numbers raw(rows), mass(positions * count);
+        std::vector<float> sums(positions * ((count + 63) / 64));
+        check(!sf_law(random_isa(), raw.data(), raw.dtype, positions, count, 5 + first, cap,
+                      temperature.data(), peak.data(), total.data(), moment.data(), argmax.data(),
+                      top.data(), ids.data(), fade.data(), sums.data(), mass.data(), mass.dtype,
+                      (int)pick(1, 3)),
+              "sf_law");
+        const auto values = raw.floats();
+        for (int64_t i = 0; i < positions * count; i++) {
+            const double x = values[i];
+            scores[i / count].push_back((cap > 0 ? cap * std::tanh(x / cap) : x) / heat);
+        }
+    }
+    for (int64_t t = 0; t < positions; t++) {
+        if (t == odd) {
+            check(std::isnan(total[t]) && std::isnan(moment[t]), "sf_law: lost a NaN");
+            continue;
+        }
+        double most = -1e9, sum = 0, around = 0;
+        for (double s : scores[t]) most = std::fmax(most, s);
+        for (double s : scores[t]) {
+            sum += std::exp(s - most);
+            around += std::exp(s - most) * (s - most);
+        }
+        check(argmax[t] == ids[t * 8] && most - scores[t][argmax[t] - 5] < 1e-5, "sf_law: wrong argmax");
         check(std::fabs(total[t] - sum) < 1e-4 * sum, "sf_law: wrong total");
+        check(std::fabs(moment[t] - around) < 1e-4 * (sum - around), "sf_law: wrong moment");
     }
 }
 
 void attention() {
     if (!sf_has_bf16()) return;
-    const int64_t kv = pick(1, 2), heads = kv * pick(1, 3), d = 32 * pick(1, 3);
-    const int64_t tokens = pick(1, 40), first = pick(0, 300), second = tokens;
-    const auto q = random_rows(tokens * heads * d);
-    const auto k1 = random_rows(kv * first * d), v1 = random_rows(kv * first * d);
-    const auto k2 = random_rows(second * kv * d), v2 = random_rows(second * kv * d);
-    const sf_rows keys[2] = {{k1.data(), SF_F32, first, first * d, d}, {k2.data(), SF_F32, second, d, kv * d}};
-    const sf_rows values[2] = {{v1.data(), SF_F32, first, first * d, d}, {v2.data(), SF_F32, second, d, kv * d}};
-    std::vector<int32_t> mine(tokens), theirs(first + second);
+    const int64_t kv = pick(1, 2), group = pick(1, 3), heads = kv * group, d = 32 * pick(1, 3);
+    const int64_t tokens = pick(1, 40), first = pick(0, 300), all = first + tokens;
+    auto rows = random_rows(tokens * heads * d);
+    for (auto &x : rows) x *= 0.1f;
+    const int64_t odd = pick(-tokens, tokens - 1);  // the token whose first head is NaN
+    if (odd >= 0) rows[odd * heads * d + pick(0, d - 1)] = NAN;
+    Numbers q(rows), result(tokens * heads * d);
+    Numbers parts[2][2] = {{Numbers(random_rows(kv * first * d)), Numbers(random_rows(tokens * kv * d))},
+                           {Numbers(random_rows(kv * first * d)), Numbers(random_rows(tokens * kv * d))}};
+    sf_rows segments[2][2];
+    std::vector<float> plain[2][2];
+    for (int i = 0; i < 2; i++)
+        for (int s = 0; s < 2; s++) {
+            segments[i][s] = {parts[i][s].data(), parts[i][s].dtype, s ? tokens : first,
+                              s ? d : first * d, s ? kv * d : d};
+            plain[i][s] = parts[i][s].floats();
+        }
+    std::vector<int32_t> mine(tokens), theirs(all);
     for (int64_t i = 0; i < tokens; i++) mine[i] = (int32_t)(first + i);
-    for (int64_t i = 0; i < first + second; i++) theirs[i] = (int32_t)i;
-    std::vector<float> out(q.size());
+    for (int64_t i = 0; i < all; i++) theirs[i] = (int32_t)i;
     const bool masked = pick(0, 1);
-    check(!sf_attention(q.data(), SF_F32, tokens, heads, kv, d, keys, values, 2,
-                        masked ? mine.data() : nullptr, masked ? theirs.data() : nullptr,
-                        masked ? pick(0, 50) : 0, out.data(), SF_F32, (int)pick(1, 3)),
+    const int64_t window = pick(0, 1) ? pick(0, 50) : INT64_MAX;
+    check(!sf_attention(q.data(), q.dtype, tokens, heads, kv, d, segments[0], segments[1], 2,
+                        masked ? mine.data() : nullptr, masked ? theirs.data() : nullptr, window,
+                        result.data(), result.dtype, (int)pick(1, 3)),
           "sf_attention");
-    for (float x : out) check(std::isfinite(x), "sf_attention: no number");
+    const auto numbers = q.floats();
+    auto out = result.floats();
+    std::vector<double> wanted(out.size(), 0.0);
+    const auto at = [&](int i, int64_t key, int64_t head) {
+        const sf_rows &part = segments[i][key >= first];
+        return &plain[i][key >= first][head * part.head_stride +
+                                       (key < first ? key : key - first) * part.row_stride];
+    };
+    for (int64_t i = 0; i < tokens * heads; i++) {
+        const int64_t token = i / heads, head = i % heads / group;
+        const bool blind = masked && window == 0;
+        if (token == odd && i % heads == 0) {
+            for (int64_t k = 0; k < d; k++) {
+                check(blind || std::isnan(out[i * d + k]), "sf_attention: lost a NaN");
+                out[i * d + k] = 0;
+            }
+            continue;
+        }
+        double sum = 0;
+        for (int64_t key = 0; key < all; key++) {
+            const int64_t gap = first + token - key;
+            if (masked && (gap < 0 || gap >= window)) continue;
+            double score = 0;
+            for (int64_t k = 0; k < d; k++) score += (double)numbers[i * d + k] * at(0, key, head)[k];
+            const double mass = std::exp(score);
+            sum += mass;
+            for (int64_t k = 0; k < d; k++) wanted[i * d + k] += mass * at(1, key, head)[k];
+        }
+        for (int64_t k = 0; k < d; k++) wanted[i * d + k] /= blind ? 1 : sum;
+    }
+    check(distance(out, wanted) < 0.03, "sf_attention: wrong result");
+}
+
+// Sizes whose products overflow, dtypes that there are not, and addresses that are none.
+void refusals() {
+    constexpr int64_t huge = (int64_t)1 << 40, most = INT64_MAX;
+    std::vector<float> x(64);
+    const int64_t chosen = 0;
+    const int bad = SF_BAD_ARGUMENT, kind = sf_kind(2);
+    alignas(2) uint8_t panels[2048] = {};
+    for (int64_t size : {(int64_t)-1, (int64_t)1 << 61, most}) {
+        check(sf_panel_bytes(kind, size, 32) == -1, "sf_panel_bytes: took any size");
+        check(sf_pack(0, 2, panels, size, 16, 32, panels, 1) == bad, "sf_pack: took any size");
+        check(sf_unpack(kind, panels, size, 16, 32, x.data(), 1) == bad, "sf_unpack: took any size");
+        check(sf_dequantize(0, 2, panels, size, x.data(), 0, 1) == bad, "sf_dequantize: took any size");
+        check(sf_linear(0, 0, kind, panels, 16, 32, x.data(), 0, size, x.data(), 0, 1) == bad,
+              "sf_linear: took any size");
+        for (int which = 0; which < 3; which++)
+            check(sf_experts(0, 0, kind, panels, kind, panels, which == 0 ? size : 1, 32, 32, x.data(), 0,
+                             which == 1 ? size : 1, &chosen, x.data(), which == 2 ? size : 1,
+                             x.data(), 0, 1) == bad,
+                  "sf_experts: took any size");
+    }
+    check(sf_panel_bytes(kind, huge, huge) == -1, "sf_panel_bytes: overflowed");
+    check(sf_linear(0, 0, kind, panels + 1, 16, 32, x.data(), 0, 1, x.data(), 0, 1) == bad,
+          "sf_linear: took panels at an odd address");
+    if (!sf_has_bf16()) return;
+    const auto attend = [&](int q_dtype, int out_dtype, sf_rows rows) {
+        return sf_attention(x.data(), q_dtype, 1, 1, 1, 32, &rows, &rows, 1, nullptr, nullptr, 0,
+                            x.data(), out_dtype, 1);
+    };
+    const sf_rows good = {x.data(), SF_F32, 1, 32, 32};
+    check(attend(7, 0, good) == bad && attend(0, 9, good) == bad &&
+              attend(0, 0, {x.data(), 5, 1, 32, 32}) == bad &&
+              attend(0, 0, {nullptr, 0, 1, 32, 32}) == bad &&
+              attend(0, 0, {x.data(), 0, most, 32, 32}) == bad,
+          "sf_attention: took bad arguments");
 }
 
 }  // namespace
@@ -235,6 +327,7 @@ int main(int count, char **arguments) {
           "bad arguments were taken");
     check(sf_linear(7, 0, 0, &source, 1, 32, &source, 0, 1, &source, 0, 1) == SF_BAD_ARGUMENT,
           "an instruction set that there is not");
+    refusals();
     for (int i = 0; i < 60; i++) {
         linear();
         experts();

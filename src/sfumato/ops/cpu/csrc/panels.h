@@ -102,22 +102,15 @@ inline uint16_t to_bf16(float x) {
 
 inline float from_half(uint16_t h) { return _cvtsh_ss(h); }
 
-inline uint16_t to_half(float x) {
-    x = x > 65504.0f ? 65504.0f : x < -65504.0f ? -65504.0f : x;
-    return _cvtss_sh(x, _MM_FROUND_TO_NEAREST_INT);
-}
-
 inline void from_halves(const uint16_t (&from)[PANEL], float (&to)[PANEL]) {
     for (int i = 0; i < PANEL; i += 8)
         _mm256_storeu_ps(to + i, _mm256_cvtph_ps(_mm_loadu_si128((const __m128i *)(from + i))));
 }
 
 inline void to_halves(const float (&from)[PANEL], uint16_t *to) {
-    const __m256 limit = _mm256_set1_ps(65504.0f), least = _mm256_set1_ps(-65504.0f);
-    for (int i = 0; i < PANEL; i += 8) {  // of a NaN and a number, these take the second: the NaN
-        const __m256 x = _mm256_max_ps(least, _mm256_min_ps(limit, _mm256_loadu_ps(from + i)));
-        _mm_storeu_si128((__m128i *)(to + i), _mm256_cvtps_ph(x, _MM_FROUND_TO_NEAREST_INT));
-    }
+    for (int i = 0; i < PANEL; i += 8)
+        _mm_storeu_si128((__m128i *)(to + i), _mm256_cvtps_ph(_mm256_loadu_ps(from + i),
+                                                              _MM_FROUND_TO_NEAREST_INT));
 }
 
 #else
@@ -129,11 +122,11 @@ inline float from_half(uint16_t h) {
     return float_of(sign | bits_of(float_of(rest << 13) * float_of(0x77800000)));
 }
 
-// Round to nearest even; what exceeds the range becomes its largest number.
+// Round to nearest even; what exceeds the range becomes infinite.
 inline uint16_t to_half(float x) {
     const uint32_t u = bits_of(x), sign = (u >> 16) & 0x8000;
     const float size = float_of(u & 0x7fffffff);
-    if (!(size < 65504.0f)) return (uint16_t)(sign | (size != size ? 0x7e00 : 0x7bff));
+    if (!(size <= 65504.0f)) return (uint16_t)(sign | (size != size ? 0x7e00 : 0x7c00));
     if (size < 6.103515625e-5f)  // subnormal: its unit is 2^-24, which 0.5 makes the last bit
         return (uint16_t)(sign | (bits_of(size + 0.5f) - bits_of(0.5f)));
     const uint32_t v = bits_of(size), even = (v >> 13) & 1;

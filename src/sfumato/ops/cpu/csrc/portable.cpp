@@ -35,17 +35,17 @@ void int8_tile(const uint8_t *codes, const uint16_t *scales, int64_t blocks, con
             float own;
             memcpy(&own, behind + i * 4, 4);
             for (int h = 0; h < halves; h++) {
-                int32_t first = 0, dots[16];
+                uint32_t first = 0, dots[16];  // of a row with NaN they may overflow
                 float correction = 0.0f;
                 memcpy(shape.minimum ? (void *)&correction : (void *)&first,
                        behind + (1 + h) * ROWS * 4 + i * 4, 4);
                 for (int r = 0; r < 16; r++) dots[r] = first;
                 for (int k = h * BLOCK / halves; k < (h + 1) * BLOCK / halves; k++) {
                     const int16_t x = q[k];  // 16 bits each: products of those vectorize everywhere
-                    for (int r = 0; r < 16; r++) dots[r] += x * weight[k][r];
+                    for (int r = 0; r < 16; r++) dots[r] += (uint32_t)(x * weight[k][r]);
                 }
                 for (int r = 0; r < 16; r++) {
-                    sums[i][r] += (float)dots[r] * (scale[h][r] * own);
+                    sums[i][r] += (float)(int32_t)dots[r] * (scale[h][r] * own);
                     if (shape.minimum) sums[i][r] += minimum[r] * correction;
                 }
             }

@@ -2,7 +2,9 @@
  *
  * Every function is re-entrant, keeps no state, throws nothing and returns SF_OK or one of the
  * negative codes.  `threads` is the number of OpenMP threads that a call takes.  Pointers to blocks
- * need no alignment.  What a row gets depends neither on the other rows of a call nor on `threads`.
+ * need no alignment; panels lie at an even address, and all else where a number of its type may.
+ * No tensor has more than 2^48 elements.  What a row gets depends neither on the other rows of a
+ * call nor on `threads`.
  *
  * Weights are packed into panels: 16 rows side by side, in blocks of 32 columns, their codes in as
  * many bits as the block format has (see panels.h for the layout).
@@ -22,7 +24,7 @@
 extern "C" {
 #endif
 
-#define SF_VERSION 2
+#define SF_VERSION 3
 
 enum { SF_OK = 0, SF_BAD_ARGUMENT = -1, SF_NO_MEMORY = -2, SF_UNSUPPORTED = -3 };
 enum { SF_F32 = 0, SF_BF16 = 1 };                     /* dtypes */
@@ -82,7 +84,8 @@ typedef struct {
 
 /* Softmax attention with scale 1 and grouped heads: q and out [tokens][heads][d]; keys and values
  * in segments, one after another.  With positions, a token sees the keys at its own position and
- * before, at most `window` of them (0: all); without (both null), every key. */
+ * before, those less than `window` behind it; without (both null), every key.  Who sees none gets
+ * zeros. */
 SF_API int sf_attention(const void *q, int q_dtype, int64_t tokens, int64_t heads,
                         int64_t kv_heads, int64_t d, const sf_rows *keys, const sf_rows *values,
                         int64_t segments, const int32_t *query_positions,

@@ -1,5 +1,6 @@
 // The values that panels stand for, for tests and for whoever needs plain numbers again.
 
+#include "checks.h"
 #include "panels.h"
 #include "sfumato.h"
 
@@ -48,8 +49,8 @@ struct UnpackPanel {
 
 extern "C" int sf_unpack(int kind, const void *panels, int64_t matrices, int64_t rows, int64_t cols,
                          float *out, int threads) {
-    if (!panels || !out || matrices < 0 || threads < 1 ||
-        sf_panel_bytes(kind, rows, cols) < 0)
+    if (!panels_ok(panels) || !out || threads < 1 || sf_panel_bytes(kind, rows, cols) < 0 ||
+        !fits({matrices, rows, cols}))
         return SF_BAD_ARGUMENT;
     const int64_t each = ceil_div(rows, PANEL), bytes = matrix_bytes(kind, rows, cols);
 #pragma omp parallel for num_threads(threads) schedule(static)
