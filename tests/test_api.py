@@ -4,12 +4,10 @@ from __future__ import annotations
 
 import json
 import shutil
-import threading
-import time
 from collections.abc import Callable
 from dataclasses import fields, replace
 from pathlib import Path
-from typing import Any, Never
+from typing import Any
 
 import pytest
 import torch
@@ -31,7 +29,6 @@ from sfumato.text.vocabulary import TokenizerError
 from sfumato.train.export import save_checkpoint
 from sfumato.train.recipe import EMBEDDED, initialised
 from sfumato.train.vocabulary import END_OF_TURN, EOS, TOKENS, write_text_side
-from sfumato.weights.checkpoint import Checkpoint
 from sfumato.weights.errors import CheckpointError
 
 FEW = SamplerConfig(max_steps=2)
@@ -224,29 +221,6 @@ def test_a_tokenizer_with_more_tokens_than_the_embedding_is_refused(
     monkeypatch.setattr("sfumato.api.load_network", lambda *_: pytest.fail("read the weights"))
     with pytest.raises(ValueError, match=f"tokenizer has {size + 1} tokens .* embedding {size};"):
         sfumato.load(copy)
-
-
-def test_a_tokenizer_that_fails_late_ends_the_load_at_the_next_tensor(
-    copy: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    reading, failed, steps = threading.Event(), threading.Event(), []
-
-    def late(_: Checkpoint) -> Never:
-        assert reading.wait(10)
-        failed.set()
-        raise TokenizerError("no tokens at all")
-
-    def progress(done: int, total: int) -> None:
-        steps.append(done)
-        reading.set()
-        assert failed.wait(10)
-        time.sleep(0.1)  # what raises takes a moment to be seen as done
-
-    monkeypatch.setattr("sfumato.api.SOON", 0.0)
-    monkeypatch.setattr("sfumato.api.load_text", late)
-    with pytest.raises(TokenizerError, match="no tokens at all"):
-        sfumato.load(copy, progress=progress)
-    assert len(steps) == 1
 
 
 # Defaults and end tokens.

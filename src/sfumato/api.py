@@ -8,7 +8,6 @@ from __future__ import annotations
 import re
 import time
 from collections.abc import Callable, Collection, Generator, Iterator, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor, wait
 from dataclasses import dataclass, fields
 from os import PathLike
 from pathlib import Path
@@ -37,7 +36,6 @@ from sfumato.weights.onload import quantized_on_load
 
 EMBEDDED = Path(__file__).parent / "embedded"
 THOUGHT = re.compile(r"<\|channel>.*?(<channel\|>|\Z)", re.DOTALL)
-SOON = 0.1  # seconds
 END_TOKENS = ("<turn|>", "<|tool_response>")  # end a reply where a checkpoint lists no end ids
 
 Messages = Sequence[Mapping[str, Any]]
@@ -312,21 +310,8 @@ def load(
         defaults = defaults_from_gguf(checkpoint.metadata)
     else:
         defaults = defaults_from_hf(checkpoint.metadata.get("generation_config") or {})
-    # A large vocabulary takes a second, on one core: the weights need not wait for it.
-    with ThreadPoolExecutor(1) as beside:
-        reading = beside.submit(_fitting_text, checkpoint, config)
-
-        def step(done: int, total: int) -> None:
-            if reading.done():
-                reading.result()  # which ends the load where the text side is of no use
-            if progress is not None:
-                progress(done, total)
-
-        # Most of what can be wrong with it shows at once, before any weight is read.
-        if wait([reading], SOON).done:
-            reading.result()
-        network = load_network(checkpoint, target, kind, step, activations)
-        text = reading.result()
+    text = _fitting_text(checkpoint, config)
+    network = load_network(checkpoint, target, kind, progress, activations)
     ends = _end_ids(checkpoint, network.config, text.tokenizer)
     return Model(network, text, defaults, ends, checkpoint.path, time.perf_counter() - start)
 

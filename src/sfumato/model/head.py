@@ -24,7 +24,7 @@ from sfumato.ops.law import BANNED, BLOCK, TOP, Law
 from sfumato.ops.reference import Weight
 from sfumato.weights.blocks import QuantizedTensor
 
-CHUNK = 2048  # vocabulary rows at a time: with their scores, about what a CPU's caches hold
+CHUNK = 4096  # vocabulary rows at a time: with their scores, about what a CPU's caches hold
 
 
 def head_bytes(config: ModelConfig, dtype: torch.dtype) -> int:
