@@ -73,6 +73,14 @@ def use(monkeypatch: pytest.MonkeyPatch) -> Callable[..., FakeModel]:
     return replace
 
 
+@pytest.fixture(autouse=True)
+def no_nohup() -> Iterator[None]:
+    """Signals end a program, even if the tests were started by one that ignores them."""
+    before = signal.signal(signal.SIGHUP, signal.SIG_DFL)
+    yield
+    signal.signal(signal.SIGHUP, before)
+
+
 @pytest.fixture
 def cli(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Any:
     """cli("run", "Hi", stdin="…") → an object with code, out and err."""
