@@ -9,7 +9,16 @@ from hypothesis import strategies as st
 from tests.support.gguf_files import gguf_config
 from torch import Tensor
 
-from sfumato.model.cache import KVCache, Slot, slot_bytes, slot_sizes
+from sfumato.model.cache import (
+    BLOCK,
+    NOWHERE,
+    KVCache,
+    Slot,
+    slot_bytes,
+    slot_sizes,
+    snapshot_bytes,
+)
+from sfumato.model.config import ModelConfig
 
 CPU = torch.device("cpu")
 
@@ -68,6 +77,102 @@ def test_rings_hold_the_last_positions(window: int, counts: list[int], spare: in
     for index, parts in enumerate(content):
         for ours, theirs in zip(parts, whole.read(index), strict=True):
             assert torch.equal(ours, theirs)
+
+
+def fill(slot: Slot, config: ModelConfig, count: int) -> None:
+    for index, layer in enumerate(config.layers):
+        keys = numbered(slot.length, count, layer.kv_heads, layer.head_dim)
+        slot.write(index, keys, -keys)
+    slot.advance(count)
+
+
+def filled(config: ModelConfig, capacity: int, count: int) -> Slot:
+    slot = Slot(config, capacity, torch.float32, CPU)
+    fill(slot, config, count)
+    return slot
+
+
+def assert_equal(ours: Slot, theirs: Slot) -> None:
+    assert ours.length == theirs.length
+    for index in range(3):
+        for a, b in zip(ours.read(index), theirs.read(index), strict=True):
+            assert torch.equal(a, b)
+
+
+@given(window=st.integers(2, 12), length=st.integers(0, 25), at=st.integers(0, 25))
+def test_a_prefix_can_be_cut_while_no_ring_has_come_round(
+    window: int, length: int, at: int
+) -> None:
+    config = gguf_config(sliding_window=window)
+    slot = filled(config, 40, length)
+    whole = at == length or at < length < window
+    assert slot.holds(at) == whole
+    if not whole:
+        with pytest.raises(ValueError, match=f"length: .* windows of the first {at}"):
+            slot.truncate(at)
+    else:
+        slot.truncate(at)
+        assert_equal(slot, filled(config, 40, at))
+
+
+@given(
+    window=st.integers(2, 12),
+    at=st.integers(1, 25),
+    further=st.integers(0, 25),
+    capacity=st.integers(1, 60),
+    after=st.integers(0, 20),
+)
+def test_a_snapshot_brings_a_prefix_back(
+    window: int, at: int, further: int, capacity: int, after: int
+) -> None:
+    """In the slot itself and in another, of any capacity that holds it; and so does the source
+    itself, as long as it holds its windows."""
+    config = gguf_config(sliding_window=window)
+    source = filled(config, 50, at)
+    snapshot = source.snapshot()
+    assert snapshot.nbytes == snapshot_bytes(config, at, torch.float32)
+    fill(source, config, further)
+    others = [(Slot(config, max(capacity, at + after), torch.float32, CPU), snapshot)]
+    if source.holds(at):
+        others.append((Slot(config, max(capacity, at + after), torch.float32, CPU), None))
+    others.append((source, snapshot))
+    for slot, windows in others:
+        slot.restore(source, at, windows)
+        fill(slot, config, min(after, slot.room()))
+        assert_equal(slot, filled(config, 70, slot.length))
+
+
+@given(window=st.integers(2, 600), length=st.integers(0, 700))
+def test_history_is_in_order_and_in_whole_blocks(window: int, length: int) -> None:
+    """What is not in a ring any more is at no position that is seen, so that places stay those of
+    the positions, modulo a block."""
+    config = gguf_config(sliding_window=window)
+    slot = filled(config, 800, length)
+    for index, layer in enumerate(config.layers):
+        keys, values, positions = slot.history(index)
+        places = torch.arange(len(positions))
+        seen = positions != NOWHERE
+        kept = positions[seen]
+        held = min(length, window - 1) if layer.sliding else length
+        assert kept.tolist() == list(range(length - held, length))
+        assert torch.equal(kept % BLOCK, places[seen] % BLOCK)
+        for parts, sign in ((keys, 1), (values, -1)):
+            joined = torch.cat(parts, dim=1)
+            assert joined.shape == (layer.kv_heads, len(positions), layer.head_dim)
+            told = torch.where(seen, sign * positions, 0).float()
+            assert torch.equal(joined, told[None, :, None].expand_as(joined))
+
+
+def test_what_cannot_be_restored() -> None:
+    config = gguf_config(sliding_window=4)
+    source, small = filled(config, 20, 9), Slot(config, 5, torch.float32, CPU)
+    for length in (10, 6):
+        with pytest.raises(ValueError, match=f"length: {length} positions of a source .* of 5"):
+            small.restore(source, length, source.snapshot())
+    with pytest.raises(ValueError, match=r"snapshot: .* at 5"):
+        small.restore(source, 5)
+    with pytest.raises(ValueError, match="snapshot: was taken at 9, wanted is 5"):
+        small.restore(source, 5, source.snapshot())
 
 
 def test_windows() -> None:

@@ -89,10 +89,10 @@ class EncodeRows(Rows):
         outs = []
         for slot, (rq, rk, rv) in zip(self.slots, self._split(q, k, v), strict=True):
             rk, rv = rk.transpose(0, 1), rv.transpose(0, 1)
-            old_k, old_v, old_positions = slot.read(layer)
+            old_k, old_v, old_positions = slot.history(layer)
             new = torch.arange(slot.length, slot.length + len(rq), device=q.device)
             causal = ops.Causal(new, torch.cat((old_positions, new)), slot.window(layer))
-            outs.append(ops.attend(rq, (old_k, rk), (old_v, rv), causal))
+            outs.append(ops.attend(rq, (*old_k, rk), (*old_v, rv), causal))
             slot.write(layer, rk, rv)
         return torch.cat(outs)
 

@@ -2,15 +2,23 @@
 
 Full layers keep all positions.  Sliding layers keep the last `window - 1` in a ring in which
 position p lives at p mod size, so that what a slot holds depends on its tokens alone and not on
-the chunks in which they came.  Knows no requests: who owns a slot is the engine's business.
+the chunks in which they came.  Once a ring has come round, earlier positions are gone: a snapshot
+of the windows, taken in time, is what makes a prefix of a prefix usable again.  Knows no requests:
+who owns a slot is the engine's business.
 """
 
 from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
 from sfumato.model.config import ModelConfig
+
+BLOCK = 256  # keys that the compiled attention sums at a time
+NOWHERE = 2**31 - 1  # a position after all others, which no token sees; int32 for compiled twins
 
 
 def slot_sizes(config: ModelConfig, capacity: int) -> list[int]:
@@ -28,6 +36,25 @@ def slot_bytes(config: ModelConfig, capacity: int, dtype: torch.dtype) -> int:
         for size, layer in zip(sizes, config.layers, strict=True)
     )
     return numbers * dtype.itemsize
+
+
+@dataclass(frozen=True)
+class Snapshot:
+    """What the sliding layers of a slot held at a length, in host memory."""
+
+    length: int
+    rings: tuple[Tensor, ...]  # of each sliding layer keys, then values: [kv_heads, held, d]
+
+    @property
+    def nbytes(self) -> int:
+        return sum(ring.nbytes for ring in self.rings)
+
+
+def snapshot_bytes(config: ModelConfig, length: int, dtype: torch.dtype) -> int:
+    """Bytes of the snapshot of a slot that holds `length` positions."""
+    held = min(length, config.sliding_window - 1)
+    kept = (2 * held * layer.kv_heads * layer.head_dim for layer in config.layers if layer.sliding)
+    return sum(kept) * dtype.itemsize
 
 
 class Slot:
@@ -70,6 +97,28 @@ class Slot:
         positions = self.length - 1 - (self.length - 1 - places) % size
         return keys[:, :held], values[:, :held], positions
 
+    def history(self, layer: int) -> tuple[list[Tensor], list[Tensor], Tensor]:
+        """Keys and values in order of their positions, in parts [kv_heads, n, d], and the
+        positions int64 [all n].
+
+        What a ring has lost of the first block is made up by zeros at no position that anyone
+        sees: sums that go by blocks of keys then come out the same wherever a chunk begins.
+        """
+        keys, values, positions = self.read(layer)
+        start = self.length - keys.shape[1]
+        if start == 0:
+            return [keys], [values], positions
+        first = start % keys.shape[1]  # where the oldest position lives
+        gap = start % BLOCK
+        lost = keys.new_zeros(keys.shape[0], 1, keys.shape[2]).expand(-1, gap, -1)
+        ordered = (positions[first:], positions[:first])
+        unseen = positions.new_full((gap,), NOWHERE)
+        return (
+            [lost, keys[:, first:], keys[:, :first]],
+            [lost, values[:, first:], values[:, :first]],
+            torch.cat((unseen, *ordered)),
+        )
+
     def write(self, layer: int, keys: Tensor, values: Tensor) -> None:
         """Stores keys and values [kv_heads, n, d] of the positions from `length` on.
 
@@ -87,8 +136,68 @@ class Slot:
         """Makes `count` written positions part of the prefix."""
         self.length += count
 
+    def holds(self, length: int) -> bool:
+        """Whether the first `length` positions can be used without a snapshot: all are here, and
+        no ring has come round since, which overwrites what the end of a shorter prefix sees."""
+        return length == self.length or length < self.length <= self._ring()
+
+    def truncate(self, length: int) -> None:
+        """Forgets all but the first `length` positions. Raises ValueError where rings have
+        forgotten some of what these need; `restore` brings it back from a snapshot."""
+        if not self.holds(length):
+            raise ValueError(
+                f"length: a slot of {self.length} positions no longer holds the windows of the "
+                f"first {length}; restore a snapshot that was taken there"
+            )
+        self.length = length
+
+    def snapshot(self) -> Snapshot:
+        """The windows of the sliding layers as they are at this length."""
+        held = min(self.length, self._ring())
+        rings = (ring[:, :held].to("cpu", copy=True) for ring in self._rings())
+        return Snapshot(self.length, tuple(rings))
+
+    def restore(self, source: Slot, length: int, snapshot: Snapshot | None = None) -> None:
+        """Makes the prefix that of the source's first `length` positions, which may be this very
+        slot's. The snapshot is that of a slot that held the same tokens at that length; None
+        where the source holds them still. Raises ValueError where that cannot be."""
+        if length > min(self.capacity, source.length):
+            raise ValueError(
+                f"length: {length} positions of a source that holds {source.length} do not fit a "
+                f"cache slot of {self.capacity}"
+            )
+        if snapshot is None and not source.holds(length):
+            raise ValueError(f"snapshot: the source needs that of its windows at {length}")
+        if snapshot is not None and snapshot.length != length:
+            raise ValueError(f"snapshot: was taken at {snapshot.length}, wanted is {length}")
+        if source is not self:
+            for own, theirs in zip(self._fulls(), source._fulls(), strict=True):
+                own[:, :length] = theirs[:, :length]
+        if snapshot is not None or source is not self:
+            # Rings of different sizes agree on the places of all that the smaller can hold.
+            held = min(length, self._ring())
+            rings = source._rings() if snapshot is None else snapshot.rings
+            for own, theirs in zip(self._rings(), rings, strict=True):
+                own[:, :held] = theirs[:, :held]
+        self.length = length
+
     def nbytes(self) -> int:
         return sum(t.nbytes for t in (*self._keys, *self._values))
+
+    def _ring(self) -> int:
+        """How many positions the sliding layers hold; all, where there are none such."""
+        return min((keys.shape[1] for keys in self._keys), default=self.capacity)
+
+    def _rings(self) -> Iterator[Tensor]:
+        return (t for sliding, t in self._tensors() if sliding)
+
+    def _fulls(self) -> Iterator[Tensor]:
+        return (t for sliding, t in self._tensors() if not sliding)
+
+    def _tensors(self) -> Iterator[tuple[bool, Tensor]]:
+        for layer, keys, values in zip(self._layers, self._keys, self._values, strict=True):
+            yield layer.sliding, keys
+            yield layer.sliding, values
 
 
 class KVCache(list[Slot]):

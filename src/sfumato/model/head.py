@@ -27,16 +27,23 @@ from sfumato.weights.blocks import QuantizedTensor
 CHUNK = 4096  # vocabulary rows at a time: with their scores, about what a CPU's caches hold
 
 
-def head_bytes(config: ModelConfig, dtype: torch.dtype) -> int:
-    """The most that the pass of one canvas holds at a time: four float32 buffers of a chunk's
-    scores (raw, in work, shifted, exponential), the chunk of the embedding, in `dtype` and,
-    while it is dequantized, in float32, and the masses of the draw's blocks, in the end three times
-    in float64 as well."""
-    chunk = min(CHUNK, config.vocab_size)
-    scores = 4 * config.canvas_length * chunk * torch.float32.itemsize
-    rows = chunk * config.hidden_size * (dtype.itemsize + torch.float32.itemsize)
-    blocks = config.canvas_length * -(-config.vocab_size // BLOCK)
-    return scores + rows + blocks * (torch.float32.itemsize + 3 * torch.float64.itemsize)
+def head_bytes(
+    config: ModelConfig, dtype: torch.dtype, rows: int = 1, compiled: bool = False
+) -> int:
+    """The most that the pass of `rows` canvases holds at a time, but for what processors of logits
+    copy: the masses of the draw's blocks, and beside them first four float32 buffers of a chunk's
+    scores (raw, in work, shifted, exponential) and the chunk of the embedding, in `dtype` and,
+    while it is dequantized, in float32; then, for the draw, the masses three times in float64, and
+    the chunk in `dtype`.
+
+    compiled: by the compiled operations, which have two buffers of scores, and no float32 chunk."""
+    chunk, positions = min(CHUNK, config.vocab_size), rows * config.canvas_length
+    scores = (2 if compiled else 4) * positions * chunk
+    embedding = chunk * config.hidden_size
+    masses = positions * -(-config.vocab_size // BLOCK)
+    first = (scores if compiled else scores + embedding) * torch.float32.itemsize
+    then = 3 * masses * torch.float64.itemsize
+    return masses * torch.float32.itemsize + embedding * dtype.itemsize + max(first, then)
 
 
 Adjust = Callable[[Tensor, int], Tensor]
@@ -287,9 +294,9 @@ class VocabularyHead:
 def _add_product(soft: Tensor, mass: Tensor, rows: Tensor, which: Tensor | None) -> None:
     """Adds mass @ rows to soft [positions, hidden], at all positions or those of `which`."""
     if which is None or len(which) == len(soft):
-        soft.add_(mass @ rows)
+        soft.add_(ops.linear(mass, rows.T))
     else:
-        soft.index_add_(0, which, (mass[which] @ rows).float())
+        soft.index_add_(0, which, ops.linear(mass[which], rows.T).float())
 
 
 def _statistics(

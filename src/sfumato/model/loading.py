@@ -173,3 +173,15 @@ def loaded_bytes(name: str, info: TensorInfo, device: torch.device, dtype: torch
     if name == "embed_tokens.weight":  # packed once more for the head, where it is quantized
         return size if stored else size + ops.packed_bytes(format, info.shape)
     return ops.packed_bytes(format, info.shape) if _multiplies(name) else size
+
+
+def viewed_bytes(name: str, info: TensorInfo, device: torch.device, dtype: torch.dtype) -> int:
+    """How many of a tensor's loaded bytes are pages of the mapped file, which take no memory of
+    the process: what is wanted on a CPU as it lies in the file."""
+    stored = FLOAT_FORMATS.get(info.format)
+    if device.type != "cpu":
+        return 0
+    if stored is not None and _kept_dtype(name, len(info.shape), stored, dtype) != stored:
+        return 0
+    packed = ops.packs(info.format, info.shape, device) and _multiplies(name)
+    return 0 if packed else info.nbytes

@@ -3,7 +3,7 @@
 Weights come either as float tensors or as `Stored`, which is dequantized one tensor (or one expert)
 at a time.  Every function is differentiable in its float arguments, works on any torch
 device, and treats rows independently: what one row gets does not depend on its neighbours, but for
-the rounding of torch's own matrix products.
+the rounding of torch's own matrix products (on a CPU `linear` sees to that).
 """
 
 from __future__ import annotations
@@ -32,6 +32,11 @@ class Stored(Protocol):
 
 Weight = Tensor | Stored
 
+ROWS = 16
+"""Rows of a product on a CPU, or a multiple of them. Torch rounds few rows, and those left over
+when threads have shared the rest, otherwise than many; what a request is told would then depend
+on who else is served."""
+
 
 def dense(weight: Weight, dtype: torch.dtype) -> Tensor:
     """The weight as a float tensor of `dtype`; a float tensor of that dtype is not copied."""
@@ -40,7 +45,14 @@ def dense(weight: Weight, dtype: torch.dtype) -> Tensor:
 
 def linear(x: Tensor, weight: Weight) -> Tensor:
     """`x @ weight.T`: x [..., in], weight [out, in] → [..., out] in x's dtype."""
-    return F.linear(x, dense(weight, x.dtype))
+    factor = dense(weight, x.dtype)
+    grad = torch.is_grad_enabled() and (x.requires_grad or factor.requires_grad)
+    rows = x.reshape(-1, x.shape[-1])
+    short = -len(rows) % ROWS
+    if x.device.type != "cpu" or grad or not short:
+        return F.linear(x, factor)
+    padded = F.pad(rows, (0, 0, 0, short))
+    return F.linear(padded, factor)[: len(rows)].view(*x.shape[:-1], -1)
 
 
 def embed(ids: Tensor, weight: Tensor | QuantizedTensor, dtype: torch.dtype) -> Tensor:
