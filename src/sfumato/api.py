@@ -8,7 +8,8 @@ from __future__ import annotations
 import re
 import time
 from collections.abc import Callable, Collection, Generator, Iterator, Mapping, Sequence
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, field, fields
+from functools import partial
 from os import PathLike
 from pathlib import Path
 from typing import Any, Never
@@ -19,7 +20,8 @@ from torch import Tensor
 from sfumato.diffusion.canvas import Convergence, Draft
 from sfumato.diffusion.checks import check_tensor
 from sfumato.diffusion.config import SamplerConfig, defaults_from_gguf, defaults_from_hf
-from sfumato.diffusion.loop import Limits, Outcome, Settled, Stats, StopReason, generate
+from sfumato.diffusion.limits import Limits, StopReason
+from sfumato.diffusion.loop import Outcome, Settled, Stats, generate
 from sfumato.diffusion.stops import StopStrings
 from sfumato.model.cache import KVCache
 from sfumato.model.config import ModelConfig
@@ -50,6 +52,11 @@ class Commit:
     thought: str  # what it adds to the thought
     token_ids: list[int]  # of the canvas, up to an end token; a stop string is still in them
     convergence: Convergence
+    tool_calls: tuple[ToolCall, ...] = ()  # those that it completes
+    # What the canvas's last step found likeliest at each of token_ids, int64 and float32 [n, few];
+    # None where that is not known.
+    top_ids: Tensor | None = field(default=None, compare=False)
+    top_probs: Tensor | None = field(default=None, compare=False)
 
 
 @dataclass(frozen=True)
@@ -70,6 +77,82 @@ class Done:
     """The last event of every stream."""
 
     reply: Reply
+
+
+class Transcript:
+    """The text of one reply, as its canvases settle."""
+
+    def __init__(
+        self, tokenizer: Tokenizer, stop: str | Sequence[str] | None, ignore_ends: bool = False
+    ) -> None:
+        """stop: strings that end the reply. Raises ValueError where they are none."""
+        self.shown = partial(tokenizer.decode, skip_special=False)
+        self.stops = StopStrings(stop, self.shown, _without_thoughts)
+        self._detokenizer = Detokenizer(tokenizer)
+        self._parser = ReplyParser(ignore_ends=ignore_ends)
+        self._raw, self._fed = "", 0  # the reply's text, and how much of it the parser has seen
+
+    def add(self, settled: Settled, last: Draft | None = None) -> Commit:
+        """What a canvas adds; `last` is the draft of its last step, where the caller has it."""
+        self._raw += self._detokenizer.push(settled.token_ids)
+        if settled.stop_reason is None:
+            parts = self._feed(self.stops.final(self._raw))
+        else:
+            parts = self._feed(self._cut()) + self._parser.flush()
+        texts = {"answer": "", "thought": ""}
+        for part in parts:
+            if isinstance(part, Delta):
+                texts[part.kind] += part.text
+        return Commit(
+            settled.canvas,
+            texts["answer"],
+            texts["thought"],
+            settled.token_ids,
+            settled.convergence,
+            tuple(part for part in parts if isinstance(part, ToolCall)),
+            None if last is None else last.top_ids[: len(settled.token_ids)],
+            None if last is None else last.top_probs[: len(settled.token_ids)],
+        )
+
+    def finish(self, outcome: Outcome) -> Reply:
+        """The whole reply, once."""
+        # After a cancellation some text may still be held back; otherwise this adds nothing.
+        self._feed(self._cut())
+        parsed = self._parser.finish()
+        return Reply(
+            parsed.text,
+            parsed.thought,
+            parsed.tool_calls,
+            outcome.token_ids,
+            outcome.stop_reason,
+            outcome.stats,
+            (*outcome.warnings, *parsed.warnings),
+        )
+
+    def _cut(self) -> str:
+        return self.stops.cut(self._raw + self._detokenizer.flush())
+
+    def _feed(self, text: str) -> list[Delta | ToolCall]:
+        parts = self._parser.feed(text[self._fed :])
+        self._fed = len(text)
+        return parts
+
+
+def _events(
+    run: Generator[Draft | Settled, None, Outcome], transcript: Transcript
+) -> Iterator[Draft | Commit | Done]:
+    last = None
+    while True:
+        try:
+            event = next(run)
+        except StopIteration as end:
+            yield Done(transcript.finish(end.value))
+            return
+        if isinstance(event, Draft):
+            last = event
+            yield event
+        else:
+            yield transcript.add(event, last)
 
 
 @dataclass(frozen=True)
@@ -136,50 +219,11 @@ class Model:
         _check_arguments(sampler, cancelled, unknown)
         ids = self.prompt_ids(prompt, messages, thinking=thinking, tools=tools)
         config = (sampler or SamplerConfig()).over(self.sampler_defaults)
-        stops = StopStrings(stop, self._shown, _without_thoughts)
-        limits = Limits(max_tokens, self.end_ids, stops.kept_ids, cancelled)
+        transcript = Transcript(self.tokenizer, stop, config.ignore_eos)
+        limits = Limits(max_tokens, self.end_ids, transcript.stops.kept_ids, cancelled)
         # What cannot be done is refused by this call, and not by the first event asked for.
         prefix = torch.tensor(ids, dtype=torch.int64)
-        run = generate(self.network, prefix, config, limits, seed)
-        return self._events(run, stops, ReplyParser(ignore_ends=config.ignore_eos))
-
-    def _events(
-        self,
-        run: Generator[Draft | Settled, None, Outcome],
-        stops: StopStrings,
-        parser: ReplyParser,
-    ) -> Iterator[Draft | Commit | Done]:
-        detokenizer = Detokenizer(self.tokenizer)
-        raw, fed = "", 0  # the reply's text, and how much of it the parser has seen
-        while True:
-            try:
-                event = next(run)
-            except StopIteration as end:
-                outcome: Outcome = end.value
-                break
-            if isinstance(event, Draft):
-                yield event
-                continue
-            raw += detokenizer.push(event.token_ids)
-            last = event.stop_reason is not None
-            final = stops.cut(raw + detokenizer.flush()) if last else stops.final(raw)
-            parts = parser.feed(final[fed:]) + (parser.flush() if last else [])
-            fed = len(final)
-            yield _commit(event, parts)
-        # After a cancellation some text may still be held back; otherwise this adds nothing.
-        parser.feed(stops.cut(raw + detokenizer.flush())[fed:])
-        parsed = parser.finish()
-        yield Done(
-            Reply(
-                parsed.text,
-                parsed.thought,
-                parsed.tool_calls,
-                outcome.token_ids,
-                outcome.stop_reason,
-                outcome.stats,
-                (*outcome.warnings, *parsed.warnings),
-            )
-        )
+        return _events(generate(self.network, prefix, config, limits, seed), transcript)
 
     def prompt_ids(
         self,
@@ -195,9 +239,6 @@ class Model:
         if messages is None:
             messages = [{"role": "user", "content": prompt}]
         return prompt_ids(self.template, self.tokenizer, messages, thinking=thinking, tools=tools)
-
-    def _shown(self, ids: list[int]) -> str:
-        return self.tokenizer.decode(ids, skip_special=False)
 
     def new_cache(self, rows: int = 1, capacity: int = 4096) -> KVCache:
         """An empty cache: a slot of `capacity` positions for each row. Raises ValueError where
@@ -263,16 +304,6 @@ def _check_arguments(sampler: object, cancelled: object, unknown: Collection[str
 
 def _without_thoughts(text: str) -> str:
     return THOUGHT.sub(lambda thought: "\0" * len(thought[0]), text)
-
-
-def _commit(event: Settled, parts: list[Delta | ToolCall]) -> Commit:
-    texts = {"answer": "", "thought": ""}
-    for part in parts:
-        if isinstance(part, Delta):
-            texts[part.kind] += part.text
-    return Commit(
-        event.canvas, texts["answer"], texts["thought"], event.token_ids, event.convergence
-    )
 
 
 def load(

@@ -20,7 +20,8 @@ from tests.diffusion.scripted import (
 
 from sfumato.diffusion.canvas import Draft
 from sfumato.diffusion.config import REFERENCE, SamplerConfig, fixed_steps
-from sfumato.diffusion.loop import Limits, Outcome, Settled, generate, visible
+from sfumato.diffusion.limits import Limits, visible
+from sfumato.diffusion.loop import Outcome, Settled, generate
 from sfumato.diffusion.schedule import LinearTemperature
 
 LENGTH = 8

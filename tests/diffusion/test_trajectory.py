@@ -24,7 +24,8 @@ from transformers.models.diffusion_gemma.generation_diffusion_gemma import (
 
 from sfumato.diffusion.canvas import Draft
 from sfumato.diffusion.config import SamplerConfig
-from sfumato.diffusion.loop import Limits, Outcome, Settled, generate
+from sfumato.diffusion.limits import Limits
+from sfumato.diffusion.loop import Outcome, Settled, generate
 from sfumato.diffusion.noise import Noise
 from sfumato.diffusion.sampler import EntropyBound
 from sfumato.diffusion.schedule import LinearTemperature

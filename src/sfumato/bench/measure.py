@@ -20,7 +20,8 @@ from sfumato.bench.where import where_it_goes
 from sfumato.bench.workload import Case, Prompt, Work
 from sfumato.diffusion.canvas import Draft
 from sfumato.diffusion.config import SamplerConfig
-from sfumato.diffusion.loop import Limits, Outcome, Settled, Stats, generate
+from sfumato.diffusion.limits import Limits
+from sfumato.diffusion.loop import Outcome, Settled, Stats, generate
 
 Run = Generator[Draft | Settled, None, Outcome]
 Tell = Callable[[int, int], None]

@@ -36,6 +36,8 @@ class Draft:
     entropy: Tensor  # float32 [length], nats
     accepted: Tensor  # bool [length]: positions that keep their drawn token for the next step
     max_steps: int
+    top_ids: Tensor  # int64 [length, few]: the likeliest tokens of each position, likeliest first
+    top_probs: Tensor  # float32 [length, few]: their probabilities
 
 
 class Canvas:
@@ -146,6 +148,8 @@ class Canvas:
             entropy,
             accepted.cpu(),
             config.max_steps,
+            stats.top_ids.cpu(),
+            stats.top_probs.cpu(),
         )
 
     def _check_law(self, entropy: Tensor) -> None:

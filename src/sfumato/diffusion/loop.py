@@ -7,22 +7,26 @@ batched steps are tested against.
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Collection, Generator, Iterator
-from dataclasses import dataclass, field, replace
-from typing import Literal
+from collections.abc import Generator, Iterator
+from dataclasses import dataclass, field
 
 from torch import Tensor
 
 from sfumato.diffusion.canvas import Canvas, Convergence, Draft
 from sfumato.diffusion.config import SamplerConfig
 from sfumato.diffusion.guards import repetition
+from sfumato.diffusion.limits import (
+    Limits,
+    StopReason,
+    check_context,
+    check_seed,
+    complete,
+    harvest,
+)
 from sfumato.diffusion.noise import Noise
-from sfumato.diffusion.processors import MinTokens
 from sfumato.diffusion.step import denoise_step
 from sfumato.model.cache import Slot
 from sfumato.model.network import Network
-
-StopReason = Literal["eos", "max_tokens", "stop", "cancelled"]
 
 
 @dataclass
@@ -66,16 +70,6 @@ class Outcome:
     warnings: tuple[str, ...]
 
 
-@dataclass(frozen=True)
-class Limits:
-    """When a reply ends."""
-
-    max_tokens: int
-    end_ids: tuple[int, ...]
-    cut: Callable[[list[int]], int | None] = lambda ids: None  # ids kept before a stop string
-    cancelled: Callable[[], bool] = lambda: False  # asked before each step and chunk of a prefill
-
-
 def generate(
     network: Network, prompt: Tensor, config: SamplerConfig, limits: Limits, seed: int
 ) -> Generator[Draft | Settled, None, Outcome]:
@@ -84,10 +78,13 @@ def generate(
     prompt int64 [n]; config complete (see `SamplerConfig.over`); seed 0..2⁶⁴-1.  Raises
     ValueError, at the call and not at the first draft, for what this network cannot do.
     """
-    if type(seed) is not int or not 0 <= seed < 2**64:
-        raise ValueError(f"seed: must be a whole number from 0 to 2**64 - 1, got {seed!r}")
-    config = _complete(network, config, limits)
-    return _run(network, prompt, config, limits, seed, _slot(network, len(prompt), config, limits))
+    check_seed(seed)
+    config = complete(network, config, limits)
+    canvases = check_context(network, len(prompt), config, limits)
+    assert config.canvas_length
+    # The last canvas is never committed.
+    slot = network.new_slot(max(1, len(prompt) + (canvases - 1) * config.canvas_length))
+    return _run(network, prompt, config, limits, seed, slot)
 
 
 def _run(
@@ -111,7 +108,7 @@ def _run(
             yield draft
         if canvas.convergence is None:
             break
-        added, reason = _harvest(canvas, reply, config, limits)
+        added, reason = harvest(canvas.argmax.tolist(), reply, config, limits)
         if warning := repetition(added, reason):
             warnings.append(f"canvas {stats.canvases}: {warning}")
         reply += added
@@ -145,58 +142,3 @@ def _denoise(
         began = time.perf_counter()
         (draft,) = denoise_step(network, [canvas], [slot])
         yield draft, time.perf_counter() - began
-
-
-def visible(ids: list[int], end_ids: Collection[int]) -> list[int]:
-    """The ids before the first end token."""
-    return ids[: next((i for i, token in enumerate(ids) if token in end_ids), len(ids))]
-
-
-def _harvest(
-    canvas: Canvas, reply: list[int], config: SamplerConfig, limits: Limits
-) -> tuple[list[int], StopReason | None]:
-    """What a finished canvas adds to the reply, and why the reply ends here, if it does."""
-    whole: list[int] = canvas.argmax.tolist()
-    added = whole if config.ignore_eos else visible(whole, limits.end_ids)
-    reason: StopReason | None = "eos" if len(added) < len(whole) else None
-    room = limits.max_tokens - len(reply)
-    if len(added) >= room and (len(added) > room or reason is None):
-        added, reason = added[:room], "max_tokens"
-    if limits.cut(reply + added) is not None:
-        reason = "stop"
-    return added, reason
-
-
-def _complete(network: Network, config: SamplerConfig, limits: Limits) -> SamplerConfig:
-    longest = network.config.canvas_length
-    length = config.canvas_length or longest
-    if length > longest:
-        raise ValueError(
-            f"canvas_length: {length} is longer than the {longest} that this checkpoint was "
-            "trained for; use that or less"
-        )
-    config = replace(config, canvas_length=length)
-    if config.min_tokens and limits.end_ids:
-        early = MinTokens(config.min_tokens, limits.end_ids)
-        config = replace(config, processors=(*config.processors, early))
-    return config
-
-
-def _slot(network: Network, prompt: int, config: SamplerConfig, limits: Limits) -> Slot:
-    """A slot for the prompt and all canvases but the last, which is never committed."""
-    assert config.canvas_length
-    if type(limits.max_tokens) is not int or limits.max_tokens < 1:
-        raise ValueError(f"max_tokens: must be a whole number from 1, got {limits.max_tokens!r}")
-    length, longest = config.canvas_length, network.config.context_length
-    if prompt + length > longest:
-        raise ValueError(
-            f"prompt: the prompt is {prompt} tokens and the context holds {longest}, of which a "
-            f"canvas takes {length}; shorten it"
-        )
-    canvases = -(-limits.max_tokens // length)
-    if prompt + canvases * length > longest:
-        raise ValueError(
-            f"max_tokens: a prompt of {prompt} tokens and {canvases} canvases of {length} exceed "
-            f"this model's context of {longest}; shorten the prompt or lower max_tokens"
-        )
-    return network.new_slot(max(1, prompt + (canvases - 1) * length))

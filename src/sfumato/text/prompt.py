@@ -6,7 +6,7 @@ Joins template.py and tokenizer.py; knows nothing of replies.
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from sfumato.text.messages import MessageError, check_messages, check_tools
@@ -25,6 +25,7 @@ def prompt_ids(
     thinking: bool = False,
     tools: Sequence[Mapping[str, Any]] | None = None,
     add_generation_prompt: bool = True,
+    check: Callable[[str], None] = lambda text: None,
 ) -> list[int]:
     """Token ids of the rendered prompt, bos exactly once and first (where there is a bos).
 
@@ -36,6 +37,8 @@ def prompt_ids(
     trims, splits or joins texts: these become ids, and the stretches between them are plain text,
     encoded after the character is put back. Markers split texts in ordinary encoding too, so
     messages without markers give exactly `tokenizer.encode(template.render(messages))`.
+
+    check: called with the rendered prompt before any of it is encoded, and may raise.
 
     Raises:
         MessageError: a message or a tool is malformed.
@@ -53,6 +56,7 @@ def prompt_ids(
         tools=_translated(schemas, hidden),
         add_generation_prompt=add_generation_prompt,
     )
+    check(text)
     # Longest first: of two markers that start alike, the tokenizer too takes the longer.
     markers = "|".join(map(re.escape, sorted(special, key=len, reverse=True)))
     ids: list[int] = []

@@ -9,6 +9,7 @@ from __future__ import annotations
 import codecs
 import re
 from collections.abc import Iterable, Mapping, Sequence
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -102,6 +103,12 @@ class Tokenizer:
         """
         inner, ids = from_gguf(metadata)
         return cls(inner, **ids)
+
+    @cached_property
+    def longest_token(self) -> int:
+        """Characters of the longest token: a text of n characters is n / longest_token tokens or
+        more, which tells of a very long one without tokenizing it."""
+        return max(map(len, self._inner.get_vocab(with_added_tokens=True)), default=1)
 
     def token_id(self, token: str) -> int | None:
         """The id of the token whose text is exactly `token`, or None."""

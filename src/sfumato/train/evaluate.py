@@ -16,7 +16,7 @@ import torch
 from sfumato.api import Model, load
 from sfumato.diffusion.canvas import Canvas
 from sfumato.diffusion.config import SamplerConfig
-from sfumato.diffusion.loop import visible
+from sfumato.diffusion.limits import visible
 from sfumato.diffusion.noise import Noise
 from sfumato.diffusion.step import denoise_step
 from sfumato.model.cache import Slot

@@ -17,7 +17,10 @@ from sfumato.diffusion.loop import Stats
 def drafted(canvas: int, step: int, text: str) -> Draft:
     """A canvas of at least 40 tokens, characters but for the end's id 0."""
     ids = torch.tensor([ord(c) for c in text.ljust(40, "\0")])
-    return Draft(canvas, step, ids, torch.zeros(len(ids)), torch.ones(len(ids)).bool(), 48)
+    sure = torch.ones(len(ids))
+    return Draft(
+        canvas, step, ids, 0 * sure, sure.bool(), 48, top_ids=ids[:, None], top_probs=sure[:, None]
+    )
 
 
 def commit(canvas: int, text: str) -> Commit:

@@ -1,0 +1,92 @@
+"""When a reply ends, and what is refused before it begins: pure functions of ids and numbers.
+
+The plain loop and the engine ask the same questions here, so that they give the same answers.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection
+from dataclasses import dataclass, replace
+from typing import Literal
+
+from sfumato.diffusion.config import SamplerConfig
+from sfumato.diffusion.processors import MinTokens
+from sfumato.model.network import Network
+
+StopReason = Literal["eos", "max_tokens", "stop", "cancelled"]
+
+
+@dataclass(frozen=True)
+class Limits:
+    """When a reply ends."""
+
+    max_tokens: int
+    end_ids: tuple[int, ...]
+    cut: Callable[[list[int]], int | None] = lambda ids: None  # ids kept before a stop string
+    cancelled: Callable[[], bool] = lambda: False  # asked before each step and chunk of a prefill
+
+
+def visible(ids: list[int], end_ids: Collection[int]) -> list[int]:
+    """The ids before the first end token."""
+    return ids[: next((i for i, token in enumerate(ids) if token in end_ids), len(ids))]
+
+
+def harvest(
+    whole: list[int], reply: list[int], config: SamplerConfig, limits: Limits
+) -> tuple[list[int], StopReason | None]:
+    """What a finished canvas, of the ids `whole`, adds to the reply, and why the reply ends here,
+    if it does."""
+    added = whole if config.ignore_eos else visible(whole, limits.end_ids)
+    reason: StopReason | None = "eos" if len(added) < len(whole) else None
+    room = limits.max_tokens - len(reply)
+    if len(added) >= room and (len(added) > room or reason is None):
+        added, reason = added[:room], "max_tokens"
+    if limits.cut(reply + added) is not None:
+        reason = "stop"
+    return added, reason
+
+
+def check_seed(seed: object) -> None:
+    """Raises ValueError for what is no seed."""
+    if type(seed) is not int or not 0 <= seed < 2**64:
+        raise ValueError(f"seed: must be a whole number from 0 to 2**64 - 1, got {seed!r}")
+
+
+def complete(network: Network, config: SamplerConfig, limits: Limits) -> SamplerConfig:
+    """The config with a canvas length, and with the processor that keeps its `min_tokens`.
+
+    Raises ValueError for canvases longer than this network's."""
+    longest = network.config.canvas_length
+    length = config.canvas_length or longest
+    if length > longest:
+        raise ValueError(
+            f"canvas_length: {length} is longer than the {longest} that this checkpoint was "
+            "trained for; use that or less"
+        )
+    config = replace(config, canvas_length=length)
+    if config.min_tokens and limits.end_ids:
+        early = MinTokens(config.min_tokens, limits.end_ids)
+        config = replace(config, processors=(*config.processors, early))
+    return config
+
+
+def check_context(network: Network, prompt: int, config: SamplerConfig, limits: Limits) -> int:
+    """How many canvases a reply to `prompt` tokens has at most.
+
+    config: complete.  Raises ValueError where the model's context does not hold them all."""
+    assert config.canvas_length
+    if type(limits.max_tokens) is not int or limits.max_tokens < 1:
+        raise ValueError(f"max_tokens: must be a whole number from 1, got {limits.max_tokens!r}")
+    length, longest = config.canvas_length, network.config.context_length
+    if prompt + length > longest:
+        raise ValueError(
+            f"prompt: the prompt is {prompt} tokens and the context holds {longest}, of which a "
+            f"canvas takes {length}; shorten it"
+        )
+    canvases = -(-limits.max_tokens // length)
+    if prompt + canvases * length > longest:
+        raise ValueError(
+            f"max_tokens: a prompt of {prompt} tokens and {canvases} canvases of {length} exceed "
+            f"this model's context of {longest}; shorten the prompt or lower max_tokens"
+        )
+    return canvases
