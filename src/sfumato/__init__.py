@@ -14,6 +14,7 @@ if TYPE_CHECKING:
     from sfumato.diffusion.canvas import Draft
     from sfumato.diffusion.config import SamplerConfig
     from sfumato.diffusion.schedule import SoftTopK
+    from sfumato.engine import Account, Engine, EngineConfig, Failed, Finished, Request
 
 __version__ = "0.1.0"
 
@@ -26,8 +27,29 @@ _HOMES = {
     "Draft": "sfumato.diffusion.canvas",
     "SamplerConfig": "sfumato.diffusion.config",
     "SoftTopK": "sfumato.diffusion.schedule",
+    "Engine": "sfumato.engine",
+    "EngineConfig": "sfumato.engine",
+    "Request": "sfumato.engine",
+    "Finished": "sfumato.engine",
+    "Failed": "sfumato.engine",
+    "Account": "sfumato.engine",
 }
-__all__ = ["Commit", "Done", "Draft", "Model", "Reply", "SamplerConfig", "SoftTopK", "load"]
+__all__ = [
+    "Account",
+    "Commit",
+    "Done",
+    "Draft",
+    "Engine",
+    "EngineConfig",
+    "Failed",
+    "Finished",
+    "Model",
+    "Reply",
+    "Request",
+    "SamplerConfig",
+    "SoftTopK",
+    "load",
+]
 
 
 def __getattr__(name: str) -> Any:

@@ -12,11 +12,12 @@ from typing import Any
 import torch
 
 from sfumato.cli.units import size, table
+from sfumato.engine.memory import Subject
 from sfumato.model.cache import slot_bytes
 from sfumato.model.config import ModelConfig
 from sfumato.model.head import head_bytes
-from sfumato.model.loading import config_of, expected_shapes, loaded_bytes
-from sfumato.model.placement import cache_dtype, pick_device, pick_dtype
+from sfumato.model.loading import config_of, expected_shapes
+from sfumato.model.placement import pick_device, pick_dtype
 from sfumato.weights.checkpoint import Checkpoint, TensorInfo, open_checkpoint
 from sfumato.weights.onload import quantized_on_load
 
@@ -73,16 +74,16 @@ def memory(checkpoint: Checkpoint, config: ModelConfig, device: torch.device) ->
     """Bytes that running on `device` takes, in the dtype that is its default: the weights, the
     head's working buffer, and one request's cache by context length."""
     dtype = pick_dtype("auto", checkpoint, device)
-    cached = cache_dtype(checkpoint, device, dtype)
+    subject = Subject.of_checkpoint(checkpoint, config, device, dtype)
     lengths = [n for n in CONTEXTS if n < config.context_length] + [config.context_length]
     return {
         "device": str(device),
         "dtype": str(dtype).removeprefix("torch."),
-        "weights": sum(
-            loaded_bytes(name, info, device, dtype) for name, info in checkpoint.tensors.items()
-        ),
+        "weights": subject.weights,
         "head_buffer": head_bytes(config, dtype),
-        "kv_cache": {str(length): slot_bytes(config, length, cached) for length in lengths},
+        "kv_cache": {
+            str(length): slot_bytes(config, length, subject.cache_dtype) for length in lengths
+        },
     }
 
 

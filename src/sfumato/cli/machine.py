@@ -1,8 +1,7 @@
-"""What a machine has: memory and its limits, processor, compilers. Knows no torch and no models."""
+"""What a machine has: processor, compilers, and (in `engine/budget.py`) memory. Knows no models."""
 
 from __future__ import annotations
 
-import contextlib
 import os
 import platform
 import re
@@ -10,12 +9,23 @@ import shutil
 import subprocess
 from pathlib import Path
 
+from sfumato.engine.budget import available_memory, memory_limit, total_memory
+
+__all__ = [
+    "available_memory",
+    "compilers",
+    "cpu_features",
+    "cpu_name",
+    "memory_limit",
+    "total_memory",
+    "usable_cores",
+]
+
 # The instructions that make quantized and bfloat16 arithmetic fast, as /proc/cpuinfo names them.
 _FEATURES = (
     *("avx2", "fma", "f16c", "avx512f", "avx512_vnni", "avx512_bf16", "avx512_fp16", "avx_vnni"),
     *("amx_int8", "amx_bf16", "asimd", "asimddp", "i8mm", "bf16", "sve", "sve2"),
 )
-_NO_LIMIT = 1 << 60  # what cgroups of version 1 say when they mean none
 
 
 def cpu_name() -> str:
@@ -34,43 +44,6 @@ def usable_cores() -> int:
     if hasattr(os, "sched_getaffinity"):
         return len(os.sched_getaffinity(0))
     return os.cpu_count() or 1
-
-
-def total_memory() -> int | None:
-    """Physical memory in bytes, or None where the system does not tell."""
-    with contextlib.suppress(ValueError, OSError, AttributeError):
-        return os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
-    return None
-
-
-def available_memory() -> int | None:
-    """Bytes that a new program could use now, or None where the system does not tell."""
-    for line in _read(Path("/proc/meminfo")).splitlines():
-        if line.startswith("MemAvailable:"):
-            return int(line.split()[1]) * 1024
-    return None
-
-
-def memory_limit(proc: Path = Path("/proc"), cgroups: Path = Path("/sys/fs/cgroup")) -> int | None:
-    """The tightest memory limit, in bytes, of the control groups that this process is in."""
-    limits = []
-    for line in _read(proc / "self" / "cgroup").splitlines():
-        _, controllers, group = line.split(":", 2)
-        if controllers == "":
-            top, name = cgroups, "memory.max"
-        elif controllers == "memory":
-            top, name = cgroups / "memory", "memory.limit_in_bytes"
-        else:
-            continue
-        folder = top / group.lstrip("/")
-        # A parent's limit holds as well; within a container only the top may be visible.
-        for place in (folder, *folder.parents):
-            text = _read(place / name).strip()
-            if text.isdecimal() and int(text) < _NO_LIMIT:
-                limits.append(int(text))
-            if place == top:
-                break
-    return min(limits, default=None)
 
 
 def compilers() -> dict[str, str]:

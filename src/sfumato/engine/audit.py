@@ -1,0 +1,263 @@
+"""The audit log: one line of JSON for every request, for operators and their programs.
+
+Says what a request was and what it took, and never what was asked or answered, unless told to.
+Knows no HTTP and no engine: what is theirs in a line comes in as `Facts`.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+import os
+import threading
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any, BinaryIO
+
+import torch
+
+from sfumato.api import Model
+from sfumato.engine.budget import Budget
+from sfumato.engine.events import Account, Failed, Finished
+from sfumato.engine.request import Request
+from sfumato.weights.names import ARCHITECTURE
+
+logger = logging.getLogger(__name__)
+
+MAX_BYTES, KEEP = 64 << 20, 5
+
+
+@dataclass(frozen=True)
+class Facts:
+    """What of a line is the engine's, not the request's."""
+
+    model: str
+    architecture: str
+    device: str
+    memory_used: int | None = None  # bytes
+    memory_budget: int | None = None
+
+
+def facts(model: Model, name: str, budget: Budget | None) -> Facts:
+    """Of a model that clients call `name`, as of now; budget: what the engine was given."""
+    device = model.network.device
+    there = None if budget is None else budget.nbytes
+    return Facts(name, ARCHITECTURE, str(device), used_memory(device), there)
+
+
+def used_memory(device: torch.device, proc: Path = Path("/proc")) -> int | None:
+    """Bytes that this process holds: of a GPU what torch has taken, else what is resident. None
+    where nobody tells."""
+    if device.type == "cuda":
+        return torch.cuda.memory_reserved(device)
+    if device.type == "xpu":
+        return torch.xpu.memory_reserved(device)
+    if device.type == "mps":
+        return torch.mps.driver_allocated_memory()
+    try:
+        pages = (proc / "self" / "statm").read_text().split()[1]
+        return int(pages) * os.sysconf("SC_PAGE_SIZE")
+    except OSError:
+        return None
+
+
+def entry(
+    request: Request,
+    event: Finished | Failed,
+    facts: Facts,
+    text: bool = False,
+    now: datetime | None = None,
+) -> dict[str, Any]:
+    """The line of one request, as plain values. Seconds, tokens, tokens per second, bytes.
+
+    What is not known (a request that was refused has no account) is None. An error's message may
+    quote the request, and so is there with `text` only; now: None is the present.
+    """
+    account = event.account
+    finished = event if isinstance(event, Finished) else None
+    reason = finished.reply.stop_reason if finished else None
+    found: dict[str, Any] = {
+        "event": "finished" if finished else "failed",
+        "timestamp": (now or datetime.now(UTC)).isoformat(timespec="milliseconds"),
+        "request_id": request.id,
+        "endpoint": request.endpoint,
+        "user": request.user,
+        "model": facts.model,
+        "architecture": facts.architecture,
+        "success": reason not in (None, "cancelled"),
+        "stop_reason": reason,
+        "error": None if isinstance(event, Finished) else event.kind,
+        "seed": request.seed if account is None else account.seed,
+        "tokens": _tokens(request, account),
+        "steps": account and list(account.steps),
+        "convergence": account and list(account.convergence),
+        "retries": account and account.retries,
+        "seconds": account and _seconds(account),
+        "speed": account and _speed(account),
+        "allocation": account
+        and {"slot": account.slot, "context": account.context, "reused": account.reused},
+        "memory": {
+            "device": facts.device,
+            "used": facts.memory_used,
+            "budget": facts.memory_budget,
+        },
+    }
+    if text:
+        found["text"] = _text(request, event)
+    return found
+
+
+def _tokens(request: Request, account: Account | None) -> dict[str, int | None]:
+    if account is None:
+        unknown = dict.fromkeys(("prompt", "cached", "output", "thought", "canvas"))
+        return unknown | {"requested": request.max_tokens}
+    return {
+        "prompt": account.prompt_tokens,
+        "cached": account.cached_tokens,
+        "requested": account.requested_tokens,
+        "output": account.output_tokens,
+        "thought": account.thought_tokens,
+        "canvas": account.canvas_tokens,
+    }
+
+
+def _seconds(account: Account) -> dict[str, float | None]:
+    seconds = {
+        "queue": account.queue_s,
+        "slot_wait": account.slot_wait_s,
+        "prefill": account.prefill_s,
+        "denoise": account.denoise_s,
+        "commit": account.commit_s,
+        "first_draft": account.first_draft_s,
+        "first_commit": account.first_commit_s,
+        "total": account.total_s,
+    }
+    return {name: _rounded(value) for name, value in seconds.items()}
+
+
+def _speed(account: Account) -> dict[str, float | None]:
+    """As in the reports of `sfumato bench`: visible tokens over the whole request, positions of
+    canvases over the seconds of denoising."""
+    steps = sum(account.steps)
+    return {
+        "visible_tokens_per_second": _quotient(account.output_tokens, account.total_s),
+        "canvas_tokens_per_second": _quotient(account.canvas_tokens, account.denoise_s),
+        "ms_per_step": _quotient(account.denoise_s * 1e3, steps),
+        "tokens_per_forward": _quotient(account.output_tokens, steps),
+    }
+
+
+def _text(request: Request, event: Finished | Failed) -> dict[str, Any]:
+    asked = {
+        "prompt": request.prompt,
+        "messages": None if request.messages is None else list(request.messages),
+        "ids": None if request.ids is None else list(request.ids),
+        "opening": request.opening,
+    }
+    found = {name: value for name, value in asked.items() if value is not None}
+    if isinstance(event, Failed):
+        return found | {"error": event.message}
+    return found | {"answer": event.reply.text, "thought": event.reply.thought}
+
+
+def _quotient(over: float, under: float) -> float | None:
+    return _rounded(over / under) if under else None
+
+
+def _rounded(value: float | None) -> float | None:
+    return None if value is None else round(value, 6)
+
+
+class AuditLog:
+    """A file of lines, rotated by size: path is the newest, path.1 the one before it.
+
+    Every line is written at once, whole, and handed to the system. What cannot be written (a full
+    disk) is lost, with one warning; requests do not suffer. Any thread may write.
+    """
+
+    def __init__(
+        self,
+        path: str | os.PathLike[str],
+        max_bytes: int = MAX_BYTES,
+        keep: int = KEEP,
+        text: bool = False,
+    ) -> None:
+        """max_bytes: of one file, 0 for no rotation; keep: older files that stay; text: whether
+        lines hold prompts and answers. Raises ValueError where the path cannot be written."""
+        self.path, self.text = Path(path), text
+        self._max_bytes, self._keep = max_bytes, keep
+        self._lock = threading.Lock()
+        self._lost = 0  # lines, since the last that could be written
+        self._file: BinaryIO | None = None
+        self._closed = False
+        try:
+            self._file = self._opened()
+        except OSError as error:
+            raise ValueError(
+                f"audit log: {self.path} cannot be written ({error.strerror}); name a file in a "
+                "folder that exists and that this user may write to"
+            ) from error
+
+    def write(self, line: dict[str, Any]) -> None:
+        """Adds a line; never raises for what the file or the disk does."""
+        data = json.dumps(line, separators=(",", ":"), default=str).encode() + b"\n"
+        with self._lock:
+            if self._closed:
+                return
+            try:
+                self._append(data)
+            except OSError as error:
+                self._lost += 1
+                if self._lost == 1:
+                    logger.warning(
+                        "audit log: %s cannot be written (%s); lines are lost until it can",
+                        self.path,
+                        error.strerror or error,
+                    )
+            else:
+                if self._lost:
+                    logger.warning(
+                        "audit log: %s is written again; lines lost: %d", self.path, self._lost
+                    )
+                self._lost = 0
+
+    def record(self, request: Request, event: Finished | Failed, facts: Facts) -> None:
+        """Adds the line of one request."""
+        self.write(entry(request, event, facts, self.text))
+
+    def close(self) -> None:
+        """What is written after it is dropped."""
+        with self._lock:
+            self._closed = True
+            if self._file is not None:
+                self._file.close()
+
+    def _opened(self) -> BinaryIO:
+        return open(self.path, "ab", buffering=0)
+
+    def _append(self, data: bytes) -> None:
+        if self._file is None:
+            self._file = self._opened()
+        size = os.fstat(self._file.fileno()).st_size
+        # A pipe or a terminal has no size, and is never rotated.
+        if self._max_bytes and size and size + len(data) > self._max_bytes:
+            self._rotate()
+            size = 0
+        written = self._file.write(data)
+        if written != len(data):  # half a line would spoil the next one
+            os.ftruncate(self._file.fileno(), size)
+            raise OSError(f"{written or 0} of {len(data)} bytes written")
+
+    def _rotate(self) -> None:
+        """path → path.1 → … → path.keep; the oldest goes."""
+        assert self._file is not None
+        self._file.close()
+        self._file = None  # opened again even where a file cannot be moved
+        names = [self.path, *(Path(f"{self.path}.{i}") for i in range(1, self._keep + 1))]
+        if not self._keep:
+            self.path.unlink()
+        for older, newer in reversed(list(zip(names[1:], names, strict=False))):
+            if newer.exists():
+                newer.replace(older)
+        self._file = self._opened()

@@ -1,0 +1,311 @@
+"""The engine: many requests, one model. `step()` is schedule, run, settle."""
+
+from __future__ import annotations
+
+import logging
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from threading import Condition, Thread
+
+from sfumato.api import Model, Reply
+from sfumato.engine.config import EngineConfig
+from sfumato.engine.errors import EngineDead, EngineError, QueueFull
+from sfumato.engine.events import Failed, FailureKind
+from sfumato.engine.failures import explain, is_out_of_memory
+from sfumato.engine.handle import Handle, Sink
+from sfumato.engine.memory import Guard
+from sfumato.engine.request import Prompt, Request, check_length, make_prompt, prepare
+from sfumato.engine.row import Row
+from sfumato.engine.runner import Runner
+from sfumato.engine.scheduler import Plan, Scheduler
+from sfumato.engine.settle import OnFinish, Settler
+from sfumato.engine.slots import SlotPool
+from sfumato.engine.state import EngineState, Health, Meters, RowState, SlotState
+from sfumato.model.network import Network
+
+log = logging.getLogger(__name__)
+
+POLL_S = 0.05  # how often a line that nothing moves is looked at again
+JOIN_S = 30.0  # how long a step under way may hold up `close`
+
+
+class Engine:
+    """Serves requests with one model, whose network nobody else may use meanwhile.
+
+    Either `start()` gives it a thread, or its owner calls `step()`. Any thread may submit.
+    """
+
+    def __init__(
+        self,
+        model: Model,
+        config: EngineConfig | None = None,
+        on_finish: OnFinish | None = None,
+        clock: Callable[[], float] = time.perf_counter,
+    ) -> None:
+        """on_finish: called once for each request, with its terminal event in the engine's thread,
+        or, where it is refused, with a `Failed` that has no account in the caller's.
+
+        Raises EngineError where the slots do not fit the memory."""
+        self.model, self.config = model, config or EngineConfig()
+        self._clock = clock
+        c = self.config
+        self._guard = Guard(model.network, c)
+        self._pool = _pool(model.network, c, self._guard)
+        self._scheduler, self._meters = Scheduler(c.prefill_chunk), Meters(clock)
+        self._runner = Runner(model.network, self._pool, clock)
+        self._settler = Settler(self._scheduler, self._pool, self._meters, on_finish, clock)
+        self._began, self._longest = clock(), self._pool.longest
+        self._inbox: list[Row] = []  # submitted, not yet seen by the engine's thread
+        self._wake = Condition()
+        self._thread: Thread | None = None
+        self._closed: str | None = None  # why no request is taken any more
+        self._death: str | None = None
+        self._stop = False
+        self._publish()
+
+    # For clients: any thread.
+
+    def submit(self, request: Request, sink: Sink | None = None) -> Handle:
+        """Puts a request in line. sink: called with its events in the engine's thread, and must
+        not block.
+
+        Raises ValueError, naming the field, for what cannot be done; TooLarge, a ValueError, for
+        what no slot can ever hold; QueueFull; EngineDead.
+        """
+        with self.refusals(request):
+            return self._submit(request, sink)
+
+    def _submit(self, request: Request, sink: Sink | None) -> Handle:
+        prepared = prepare(self.model, request, self._longest)
+        self._pool.check(prepared.need)
+        limits = [s for s in (request.timeout_s, self.config.request_timeout_s) if s is not None]
+        now = self._clock()
+        handle = Handle(request.id, sink, self._notify)
+        row = Row(request, prepared, handle, now, now + min(limits) if limits else None)
+        with self._wake:
+            if self._closed is not None:
+                raise EngineDead(self._closed)
+            if self._waiting() >= self.config.queue:
+                raise QueueFull(
+                    f"{self.config.queue} requests wait already, which is the limit; try again "
+                    "later, or raise --queue"
+                )
+            self._inbox.append(row)
+            self._wake.notify_all()
+        return handle
+
+    def prompt(self, request: Request) -> Prompt:
+        """What the request's prompt comes to: for a caller who needs its length, or submits it
+        several times, and then sets `made`. Raises ValueError and TooLarge, as `submit` does."""
+        with self.refusals(request):
+            return make_prompt(self.model, request, self._longest)
+
+    def check_length(self, text: str, field: str) -> None:
+        """Raises TooLarge, naming the field, for a text that no context here could hold. It is not
+        tokenized for that."""
+        check_length(self.model, text, self._longest, field)
+
+    @contextmanager
+    def refusals(self, request: Request) -> Iterator[None]:
+        """Tells on_finish where the request is refused inside."""
+        try:
+            yield
+        except (ValueError, QueueFull, EngineDead) as error:
+            kind, message = explain(error)
+            dead = isinstance(error, EngineDead) and self._death is not None
+            self._settler.tell(request, Failed("internal" if dead else kind, message))
+            raise
+
+    def generate(self, request: Request) -> Reply:
+        """The reply to a request. Raises what `submit` raises, and RequestFailed."""
+        handle = self.submit(request)
+        while self._thread is None and handle.terminal is None:
+            self.step()
+        return handle.result()
+
+    def health(self) -> Health:
+        dead = self._death
+        if dead is None and self._thread is not None and not self._thread.is_alive():
+            dead = self._closed or "the engine's thread has ended"
+        return Health(
+            dead is None and self._closed is None,
+            dead or self._closed,
+            self._clock() - self._began,
+            self._waiting(),
+            len(self._scheduler.running),
+        )
+
+    def state(self) -> EngineState:
+        """What runs and what has been done, as of about now."""
+        now = self._clock()
+        return EngineState(
+            self._waiting(),
+            tuple(_row_state(row, now) for row in self._running()),
+            self._slots,
+            self._meters.copy(),
+            self._meters.speeds(),
+            self._meters.history(),
+            *self._slot_bytes,
+            self._guard.view,
+        )
+
+    # For the owner.
+
+    def start(self) -> Engine:
+        """Gives the engine its thread."""
+        assert self._thread is None, "an engine is started once"
+        self._thread = Thread(target=self._serve, name="sfumato-engine", daemon=True)
+        self._thread.start()
+        return self
+
+    def close(self, drain_s: float = 0.0) -> None:
+        """Takes no more requests, waits up to drain_s for those accepted, and fails the rest."""
+        with self._wake:
+            self._closed = self._closed or "the engine is shutting down"
+        until = time.monotonic() + drain_s
+        while self._busy() and self._death is None and time.monotonic() < until:
+            if self._thread is None:
+                self.step()
+            else:
+                time.sleep(min(POLL_S, drain_s))
+        with self._wake:
+            self._stop = True
+            self._wake.notify_all()
+        if self._thread is not None and self._thread is not threading.current_thread():
+            self._thread.join(JOIN_S)
+        self._fail_all("shutdown", "the server is shutting down")
+
+    def step(self) -> bool:
+        """One step of all rows; False where there is nothing to do. Not after `start`."""
+        try:
+            plan = self._schedule()
+            busy = bool(plan.encode or plan.denoise)
+            if busy:
+                self._settler.settle(self._runner.run(plan, self._wanted))
+            self._publish()
+            return busy
+        except BaseException as error:
+            self._die(error)
+            raise
+
+    def _publish(self) -> None:
+        """What `state` tells of slots, which only the engine's thread may look into."""
+        pool = self._pool
+        holders = {row.lease.index: row.request.id for row in self._running() if row.lease}
+        self._slots = tuple(
+            SlotState(v.index, v.context, v.busy, v.tokens, v.larger, holders.get(v.index))
+            for v in pool.views()
+        )
+        self._slot_bytes = pool.snapshot_bytes, pool.larger_bytes
+
+    def _schedule(self) -> Plan:
+        with self._wake:
+            self._scheduler.waiting.extend(self._inbox)
+            self._inbox.clear()
+        for row in (*self._scheduler.waiting, *self._scheduler.running):
+            if not self._wanted(row):
+                self._give_up(row)
+        self._admit()
+        return self._scheduler.plan()
+
+    def _wanted(self, row: Row) -> bool:
+        late = row.deadline is not None and self._clock() > row.deadline
+        return not (row.handle.cancelled or late)
+
+    def _give_up(self, row: Row) -> None:
+        if row.handle.cancelled:
+            self._settler.finish(row, "cancelled")
+        else:
+            limit = (row.deadline or 0.0) - row.submitted
+            self._settler.fail(row, "timeout", f"the request took longer than its {limit:g} s")
+
+    def _admit(self) -> None:
+        """Gives slots to those in line, strictly in order, as long as there are any."""
+        while self._scheduler.waiting:
+            row = self._scheduler.waiting[0]
+            if row.first_in_line is None:
+                row.first_in_line = self._clock()
+            try:
+                if not self._settler.lend(row):
+                    return
+            except Exception as error:
+                self._settler.raised(row, error)
+            else:
+                self._scheduler.admit(row)
+
+    # The thread, and the end.
+
+    def _serve(self) -> None:
+        while not self._stop:
+            try:
+                busy = self.step()
+            except BaseException:
+                return  # `step` has told everybody
+            if not busy:
+                with self._wake:
+                    if not self._stop and not self._inbox:
+                        # A line that nothing moves still has deadlines and cancellations.
+                        self._wake.wait(POLL_S if self._scheduler.waiting else None)
+
+    def _notify(self) -> None:
+        with self._wake:
+            self._wake.notify_all()
+
+    def _busy(self) -> bool:
+        return bool(self._waiting() or self._scheduler.running)
+
+    def _running(self) -> tuple[Row, ...]:
+        return tuple(self._scheduler.running)
+
+    def _waiting(self) -> int:
+        return len(self._inbox) + len(self._scheduler.waiting)
+
+    def _die(self, error: BaseException) -> None:
+        if not isinstance(error, KeyboardInterrupt | SystemExit):  # which the owner asked for
+            log.critical("the engine has stopped", exc_info=error)
+        with self._wake:
+            self._death = f"the engine has stopped after an internal error ({type(error).__name__})"
+            self._closed, self._stop = self._death, True
+        self._fail_all("internal", self._death)
+
+    def _fail_all(self, kind: FailureKind, message: str) -> None:
+        with self._wake:
+            rows = [*self._scheduler.running, *self._scheduler.waiting, *self._inbox]
+            self._inbox.clear()
+        for row in rows:
+            try:
+                self._settler.fail(row, kind, message)
+            except Exception:  # the client has its event all the same
+                log.exception("request %s could not be cleared away", row.request.id)
+        self._publish()
+
+
+def _pool(network: Network, config: EngineConfig, guard: Guard) -> SlotPool:
+    c, snapshots = config, guard.prediction.snapshots
+    try:
+        return SlotPool(network, c.slots, c.context, c.strict, snapshots, guard.fits, guard.spare)
+    except (RuntimeError, MemoryError) as error:
+        if not is_out_of_memory(error):
+            raise
+        raise EngineError(
+            f"the memory does not hold {c.slots} slots of {c.context:,} tokens "
+            f"({guard.prediction.slots:,} bytes); lower --slots or --context"
+        ) from error
+
+
+def _row_state(row: Row, now: float) -> RowState:
+    canvas = row.canvas
+    return RowState(
+        row.request.id,
+        row.request.endpoint,
+        row.phase,
+        row.stats.canvases,
+        canvas.step if canvas else 0,
+        row.config.max_steps or 0,
+        len(row.prepared.prompt.ids),
+        len(row.reply),
+        row.lease.index if row.lease else -1,
+        now - row.submitted,
+    )

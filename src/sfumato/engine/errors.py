@@ -1,0 +1,28 @@
+"""What an engine refuses, and how it says so."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from sfumato.engine.events import Failed
+
+
+class EngineError(RuntimeError):
+    """An engine cannot be made: what it needs, what there is, and which setting to change."""
+
+
+class QueueFull(RuntimeError):
+    """As many requests wait as may; the client should come back later."""
+
+
+class EngineDead(RuntimeError):
+    """The engine takes no requests: it was closed, or its thread has died."""
+
+
+class RequestFailed(RuntimeError):
+    """A request that ended in `Failed`."""
+
+    def __init__(self, failed: Failed) -> None:
+        super().__init__(f"{failed.kind}: {failed.message}")
+        self.failed = failed

@@ -1,0 +1,63 @@
+"""What a request gives: drafts, commits, and exactly one terminal event, `Finished` or `Failed`."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal
+
+from sfumato.api import Commit, Reply
+from sfumato.diffusion.canvas import Draft
+
+FailureKind = Literal[
+    "invalid", "too_large", "queue_full", "timeout", "shutdown", "memory", "internal"
+]
+
+
+@dataclass(frozen=True)
+class Account:
+    """What a request took. Times in seconds; what is None never happened."""
+
+    request_id: str
+    endpoint: str
+    seed: int
+    prompt_tokens: int
+    cached_tokens: int  # of the prompt, found in a slot and not encoded again
+    requested_tokens: int
+    output_tokens: int  # visible ones, thoughts included
+    thought_tokens: int
+    canvas_tokens: int  # positions of all canvases that settled, those drawn again included
+    steps: tuple[int, ...]  # denoising forwards of each canvas
+    convergence: tuple[str, ...]
+    retries: int  # canvases drawn again because the answer was empty
+    queue_s: float  # from submission to a slot
+    slot_wait_s: float  # the part of it spent first in line
+    prefill_s: float
+    denoise_s: float
+    commit_s: float
+    first_draft_s: float | None  # from submission, as the next two
+    first_commit_s: float | None
+    total_s: float
+    slot: int | None
+    context: int | None  # positions of the slot
+    reused: bool  # a slot allocated at start, rather than a larger one made for the request
+
+
+@dataclass(frozen=True)
+class Finished:
+    """The reply is whole, or as far as it was when the client cancelled it."""
+
+    reply: Reply
+    account: Account
+
+
+@dataclass(frozen=True)
+class Failed:
+    """There is no reply. The message is for the client: no path and no trace is in it."""
+
+    kind: FailureKind
+    message: str
+    account: Account | None = None
+
+
+Terminal = Finished | Failed
+Event = Draft | Commit | Finished | Failed

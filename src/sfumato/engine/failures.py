@@ -1,0 +1,35 @@
+"""Which failure an exception is to the client whose request it ends."""
+
+from __future__ import annotations
+
+import torch
+
+from sfumato.engine.errors import EngineDead, QueueFull
+from sfumato.engine.events import FailureKind
+from sfumato.engine.slots import TooLarge
+
+_NO_MEMORY = ("out of memory", "not enough memory", "can't allocate memory")
+
+
+def is_out_of_memory(error: BaseException) -> bool:
+    """Whether a device or the host had no memory left; on a CPU torch says so in words only."""
+    if isinstance(error, torch.OutOfMemoryError | MemoryError):
+        return True
+    return isinstance(error, RuntimeError) and any(s in str(error).lower() for s in _NO_MEMORY)
+
+
+def explain(error: Exception) -> tuple[FailureKind, str]:
+    """A kind, and a message in which nothing of this machine is told."""
+    if isinstance(error, TooLarge):
+        return "too_large", str(error)
+    if isinstance(error, QueueFull):
+        return "queue_full", str(error)
+    if isinstance(error, EngineDead):
+        return "shutdown", str(error)
+    if is_out_of_memory(error):
+        return "memory", "the memory did not suffice for this request; try again or shorten it"
+    if isinstance(error, ValueError):  # of the request, or of a row's own processors and samplers
+        return "invalid", str(error)
+    if isinstance(error, FloatingPointError):
+        return "internal", str(error)
+    return "internal", f"an internal error ({type(error).__name__}); the log has more"

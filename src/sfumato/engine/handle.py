@@ -1,0 +1,77 @@
+"""A client's end of a request: its events, its result, and a way to cancel it."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Iterator
+from queue import SimpleQueue
+from threading import Event as Flag
+from threading import Lock
+
+from sfumato.api import Reply
+from sfumato.engine.errors import RequestFailed
+from sfumato.engine.events import Event, Failed, Finished, Terminal
+
+log = logging.getLogger(__name__)
+
+Sink = Callable[[Event], None]
+
+
+class Handle:
+    """Delivers the events of one request, and nothing after the terminal one."""
+
+    def __init__(self, request_id: str, sink: Sink | None, wake: Callable[[], None]) -> None:
+        """sink: called with each event, in the engine's thread; None keeps them for `events`."""
+        self.id = request_id
+        self.cancelled = False
+        self.terminal: Terminal | None = None
+        self._kept: SimpleQueue[Event] | None = None if sink else SimpleQueue()
+        self._sink, self._wake = sink, wake
+        self._ended, self._lock = Flag(), Lock()
+
+    def cancel(self) -> None:
+        """Ends the request before its next step or chunk; it ends in `Finished`, with the stop
+        reason "cancelled" and what had settled. Does nothing once it has ended."""
+        self.cancelled = True
+        self._wake()
+
+    def events(self) -> Iterator[Event]:
+        """Waits for each event; ends after the terminal one. Only without a sink, and once."""
+        if self._kept is None:
+            raise ValueError("sink: this request's events go there; submit without one to iterate")
+        while True:
+            event = self._kept.get()
+            yield event
+            if isinstance(event, Finished | Failed):
+                return
+
+    def result(self) -> Reply:
+        """Waits for the end. Raises RequestFailed where there is no reply."""
+        self._ended.wait()
+        if isinstance(self.terminal, Failed):
+            raise RequestFailed(self.terminal)
+        assert self.terminal
+        return self.terminal.reply
+
+    def deliver(self, event: Event) -> bool:
+        """False where the request has ended already, and the event goes nowhere.
+
+        A sink that raises has lost its client: the request is cancelled.
+        """
+        with self._lock:
+            if self.terminal is not None:
+                return False
+            if isinstance(event, Finished | Failed):
+                self.terminal = event
+        try:
+            if self._kept is not None:
+                self._kept.put(event)
+            elif self._sink is not None:
+                self._sink(event)
+        except Exception:
+            log.exception("request %s: its sink failed; the request is cancelled", self.id)
+            self.cancelled = True
+        finally:
+            if self.terminal is not None:
+                self._ended.set()
+        return True

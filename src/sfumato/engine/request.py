@@ -1,0 +1,173 @@
+"""What is asked of the engine, and what becomes of it before it waits in line.
+
+`prepare` is the gate: it refuses, naming the field, what cannot be done, and turns text into ids.
+It knows no slots and no threads.
+"""
+
+from __future__ import annotations
+
+import secrets
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from sfumato.api import Messages, Model, Transcript
+from sfumato.diffusion.checks import is_number, is_whole
+from sfumato.diffusion.config import SamplerConfig
+from sfumato.diffusion.limits import Limits, check_context, check_seed, complete
+from sfumato.engine.prefix import reusable_lengths
+from sfumato.engine.slots import TooLarge
+from sfumato.engine.thinking import ThinkingBudget
+from sfumato.text.prompt import prompt_ids
+
+
+def new_id() -> str:
+    return f"req-{secrets.token_hex(8)}"
+
+
+@dataclass(frozen=True)
+class Prompt:
+    """What a prompt comes to."""
+
+    ids: list[int]
+    marks: tuple[int, ...]  # lengths of it that later ones are likely to share
+
+
+@dataclass(frozen=True)
+class Request:
+    """One reply that is wanted. Exactly one of prompt, messages and ids; `Model.stream` says what
+    the fields mean that it has too."""
+
+    prompt: str | None = None
+    messages: Messages | None = None
+    ids: Sequence[int] | None = None  # the prompt's tokens as they are, without a chat template
+    made: Prompt | None = None  # what `Engine.prompt` made of them, where it was asked
+    max_tokens: int = 256
+    seed: int | None = None  # None: drawn at random, and told in the account
+    sampler: SamplerConfig | None = None
+    thinking: bool = False
+    tools: Sequence[Mapping[str, Any]] | None = None
+    stop: str | Sequence[str] | None = None
+    opening: str | None = None  # text, markers included, that the reply begins with
+    max_thinking_tokens: int | None = None  # None: what leaves room for an answer
+    retry_empty: bool = True  # an answer that settles as nothing is drawn again
+    drafts: bool = False  # whether Draft events are wanted
+    timeout_s: float | None = None  # from submission; None: the engine's own
+    id: str = field(default_factory=new_id)
+    endpoint: str = "api"  # where it came in, for the audit
+    user: str | None = None  # whose it is, for the audit
+
+
+@dataclass(frozen=True)
+class Prepared:
+    """A request that can be done."""
+
+    prompt: Prompt
+    config: SamplerConfig  # complete
+    limits: Limits
+    transcript: Transcript
+    seed: int
+    opening: list[int]
+    thinking: ThinkingBudget
+    context: int  # positions that the model was made for
+    need: int  # cache positions
+
+
+def prepare(model: Model, request: Request, longest: int) -> Prepared:
+    """longest: tokens that a slot here can have at most. Raises ValueError, naming the field, for
+    what cannot be done; TooLarge for texts that no slot holds."""
+    _check(request)
+    prompt = request.made or make_prompt(model, request, longest)
+    config = (request.sampler or SamplerConfig()).over(model.sampler_defaults)
+    transcript = Transcript(model.tokenizer, request.stop, config.ignore_eos)
+    limits = Limits(request.max_tokens, model.end_ids, transcript.stops.kept_ids)
+    config = complete(model.network, config, limits)
+    canvases = check_context(model.network, len(prompt.ids), config, limits)
+    # 53 bits: what survives a client that reads JSON numbers as floats.
+    seed = secrets.randbits(53) if request.seed is None else request.seed
+    check_seed(seed)
+    check_length(model, request.opening or "", longest, "opening")
+    opening = [] if request.opening is None else model.tokenizer.encode(request.opening)
+    if len(opening) >= request.max_tokens:
+        raise ValueError(
+            f"opening: takes {len(opening)} tokens and max_tokens is {request.max_tokens}, which "
+            "leaves none for the reply; raise max_tokens"
+        )
+    assert config.canvas_length
+    budget = ThinkingBudget.of(
+        model.tokenizer, request.max_thinking_tokens, request.max_tokens, config.canvas_length
+    )
+    # The last canvas is never committed. A thought that is ended makes canvases shorter and more.
+    cuts = request.thinking or request.max_thinking_tokens is not None
+    most = request.max_tokens - 1 if cuts else (canvases - 1) * config.canvas_length
+    return Prepared(
+        prompt,
+        config,
+        limits,
+        transcript,
+        seed,
+        opening,
+        budget,
+        context=model.config.context_length,
+        need=len(prompt.ids) + most,
+    )
+
+
+def _check(request: Request) -> None:
+    if not isinstance(request.sampler, SamplerConfig | None):
+        raise ValueError(f"sampler: must be a SamplerConfig, got {request.sampler!r}")
+    if not isinstance(request.opening, str | None):
+        raise ValueError(f"opening: must be text, got {request.opening!r}")
+    limit, timeout = request.max_thinking_tokens, request.timeout_s
+    if limit is not None and not (is_whole(limit) and limit >= 0):
+        raise ValueError(f"max_thinking_tokens: must be a whole number from 0, got {limit!r}")
+    if timeout is not None and not (is_number(timeout) and timeout > 0):
+        raise ValueError(f"timeout_s: must be over 0 seconds, got {timeout!r}")
+
+
+def make_prompt(model: Model, request: Request, longest: int) -> Prompt:
+    """The prompt's tokens. Raises what `prepare` raises."""
+    given = [x for x in (request.prompt, request.messages, request.ids) if x is not None]
+    if len(given) != 1:
+        raise ValueError("prompt, messages, ids: give exactly one of them")
+    if request.ids is not None:
+        ids = _checked_ids(model, request.ids)
+        return Prompt(ids, (len(ids),))
+
+    def ids_of(messages: Messages) -> list[int]:
+        return prompt_ids(
+            model.template,
+            model.tokenizer,
+            messages,
+            thinking=request.thinking,
+            tools=request.tools,
+            check=lambda text: check_length(model, text, longest, "prompt"),
+        )
+
+    messages = request.messages
+    if messages is None:
+        messages = [{"role": "user", "content": request.prompt}]
+    ids = ids_of(messages)
+    return Prompt(ids, reusable_lengths(ids_of, messages, ids))
+
+
+def check_length(model: Model, text: str, longest: int, field: str) -> None:
+    """Raises TooLarge for a text that has more tokens than `longest` however it is cut. Tokenizing
+    it to tell by how many would take seconds and hundreds of megabytes."""
+    least = -(-len(text) // model.tokenizer.longest_token)
+    if least > longest:
+        hint = "" if longest >= model.config.context_length else ", or change --context or --slots"
+        raise TooLarge(
+            f"{field}: {len(text):,} characters are {least:,} tokens or more, and the longest "
+            f"context here has {longest:,}; shorten it{hint}"
+        )
+
+
+def _checked_ids(model: Model, given: Sequence[int]) -> list[int]:
+    ids = list(given)
+    if not ids or not all(is_whole(token) for token in ids):
+        raise ValueError("ids: must be at least one token id, all of them whole numbers")
+    vocabulary = model.config.vocab_size
+    if not 0 <= min(ids) <= max(ids) < vocabulary:
+        raise ValueError(f"ids: must lie in 0..{vocabulary - 1}, got {min(ids)}..{max(ids)}")
+    return ids

@@ -1,0 +1,151 @@
+"""What follows from a step: events go out, rows move on or end, slots come back.
+
+Each row's consequences are its own: what raises here ends that row and no other.  Every row ends
+here, in exactly one terminal event.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable
+
+from sfumato.diffusion.limits import StopReason
+from sfumato.engine.events import Failed, FailureKind, Finished, Terminal
+from sfumato.engine.failures import explain, is_out_of_memory
+from sfumato.engine.request import Request
+from sfumato.engine.row import Row
+from sfumato.engine.runner import Encoded, Ran
+from sfumato.engine.scheduler import Scheduler
+from sfumato.engine.slots import SlotPool
+from sfumato.engine.state import Meters
+from sfumato.model.head import HeadStats
+
+log = logging.getLogger(__name__)
+
+OnFinish = Callable[[Request, Terminal], None]
+
+
+class Settler:
+    """Settles steps, and lends and takes back the slots that rows need for them."""
+
+    def __init__(
+        self,
+        scheduler: Scheduler,
+        pool: SlotPool,
+        meters: Meters,
+        on_finish: OnFinish | None,
+        clock: Callable[[], float],
+    ) -> None:
+        self._scheduler, self._pool, self._meters = scheduler, pool, meters
+        self._on_finish, self._clock = on_finish, clock
+
+    def lend(self, row: Row) -> bool:
+        """Whether there is a slot for a row now, which then has it."""
+        lease = self._pool.lease(row.prefix, row.prepared.need, row.prepared.prompt.marks)
+        if lease is not None:
+            row.lend(lease, self._clock())
+        return lease is not None
+
+    def settle(self, ran: Ran) -> None:
+        """Takes in what a step found."""
+        self._encoded(ran.encoded, ran.encode_s)
+        if ran.found:
+            for row, found in ran.found:
+                try:
+                    if isinstance(found, Exception):
+                        raise found
+                    self._denoised(row, found, ran.began)
+                except Exception as error:
+                    self.raised(row, error)
+            self._meters.stepped(len(ran.found), self._clock() - ran.began)
+
+    def _encoded(self, encoded: list[Encoded], seconds: float) -> None:
+        failed: dict[Row, Exception] = {}
+        for segment, error in encoded:
+            if error is None:
+                segment.row.took(len(segment.ids))
+                self._meters.totals.encoded_tokens += len(segment.ids)
+            else:
+                failed[segment.row] = error
+        for row in {segment.row: None for segment, _ in encoded}:
+            row.waited(seconds)
+        self._meters.totals.encode_s += seconds
+        for row, error in failed.items():
+            # In company the fault may be another's: each row starts over by itself, once.
+            again = not row.alone and (len(failed) > 1 or is_out_of_memory(error))
+            try:
+                if not (again and self._start_over(row)):
+                    self.raised(row, error)
+            except Exception as another:
+                self.raised(row, another)
+
+    def _start_over(self, row: Row) -> bool:
+        """A slot anew for a row whose own was emptied; it then encodes alone."""
+        self._take_back(row, keep=False)
+        row.alone = True
+        return self.lend(row)
+
+    def _denoised(self, row: Row, found: HeadStats, began: float) -> None:
+        draft = row.settle(found)
+        now = self._clock()
+        row.stats.denoise_s += now - began
+        if row.stats.first_draft_s is None:
+            row.stats.first_draft_s = now - row.submitted
+        if row.request.drafts:
+            row.handle.deliver(draft)
+        if not row.settled:
+            return
+        commit = row.collect(draft)
+        self._meters.settled(len(draft.token_ids), 0 if commit is None else len(commit.token_ids))
+        if commit is not None:
+            if row.first_commit_s is None:
+                row.first_commit_s = now - row.submitted
+            row.handle.deliver(commit)
+        if row.reason is not None:
+            self.finish(row, row.reason)
+
+    # Ends.
+
+    def finish(self, row: Row, reason: StopReason) -> None:
+        """Ends a row with its reply as it stands."""
+        now = self._clock()
+        try:
+            terminal = Finished(row.finish(reason, now), row.account(now))
+        except Exception as error:
+            self.raised(row, error)
+        else:
+            self._end(row, terminal, reason)
+
+    def raised(self, row: Row, error: Exception) -> None:
+        """Ends a row that an exception came of."""
+        kind, message = explain(error)
+        if kind == "internal":
+            log.error("request %s failed", row.request.id, exc_info=error)
+        self.fail(row, kind, message)
+
+    def fail(self, row: Row, kind: FailureKind, message: str) -> None:
+        """Ends a row without a reply."""
+        self._end(row, Failed(kind, message, row.account(self._clock())), kind)
+
+    def _end(self, row: Row, terminal: Terminal, outcome: str) -> None:
+        self._scheduler.remove(row)
+        try:
+            self._take_back(row, keep=True)
+        finally:
+            if row.handle.deliver(terminal):
+                self._meters.ended(outcome, terminal.account)
+                self.tell(row.request, terminal)
+
+    def tell(self, request: Request, terminal: Terminal) -> None:
+        """Calls on_finish, whatever it does."""
+        if self._on_finish is None:
+            return
+        try:
+            self._on_finish(request, terminal)
+        except Exception:
+            log.exception("request %s: on_finish failed", request.id)
+
+    def _take_back(self, row: Row, keep: bool) -> None:
+        lease, row.lease = row.lease, None
+        if lease is not None:
+            self._pool.release(lease, keep)

@@ -1,0 +1,314 @@
+"""The pool of cache slots: who has which, what tokens each holds, and which prefix can be reused.
+
+Slots are allocated once and leased to one request after another. A new request takes over the
+longest prefix that some slot, free or busy, holds of its prompt. Sliding layers keep a window
+only, so that a prefix can be cut where their windows are still there: at the slot's present end,
+anywhere while no ring has come round, and at marks, of which snapshots are kept in host memory.
+Pure bookkeeping but for the copies; used by the engine's thread alone. Knows no requests.
+"""
+
+from __future__ import annotations
+
+from array import array
+from bisect import bisect_left
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, field
+
+import numpy as np
+
+from sfumato.model.cache import Slot, Snapshot, slot_bytes
+from sfumato.model.network import Network
+
+
+class TooLarge(ValueError):
+    """A request that can never be served here. Says what it needs, what there is, and which
+    setting to change."""
+
+
+@dataclass(frozen=True)
+class SlotView:
+    """A slot as others see it."""
+
+    index: int
+    context: int  # positions
+    busy: bool
+    tokens: int  # positions filled
+    larger: bool  # made for one long request, beyond the slots that were allocated at start
+
+
+@dataclass(eq=False)
+class _Mark:
+    """A length at which a prompt ended, or that prompts share; shared by slots with that prefix."""
+
+    snapshot: Snapshot
+    used: int  # the pool's clock, when it last was
+
+
+@dataclass(eq=False)
+class _Place:
+    """One slot and what is known of it."""
+
+    index: int
+    slot: Slot
+    larger: bool
+    held: array[int] = field(default_factory=lambda: array("i"))  # token ids, by position
+    marks: dict[int, _Mark] = field(default_factory=dict)  # by length
+    busy: bool = False
+    used: int = 0  # the pool's clock, when it was leased or released
+
+    def common(self, ids: np.ndarray) -> int:
+        """How many of the first ids this slot holds."""
+        if self.slot.length != len(self.held):  # an encode failed, or has not been told of yet
+            return 0
+        most = min(len(ids), len(self.held))
+        if not most:
+            return 0
+        differ = np.frombuffer(self.held, np.int32, most) != ids[:most]
+        first = int(differ.argmax())
+        return first if differ[first] else most
+
+    def usable(self, common: int) -> int:
+        """The longest prefix of the first `common` tokens whose windows are at hand."""
+        if common and self.slot.holds(common):
+            return common
+        live = len(self.held) if len(self.held) <= common else 0
+        return max((n for n in self.marks if live < n <= common), default=live)
+
+    def marked_beyond(self, length: int) -> bool:
+        """Whether prompts that go beyond `length` can begin here."""
+        return any(n > length for n in self.marks)
+
+    def keep(self, length: int) -> None:
+        """Forgets what is known of the tokens from `length` on."""
+        del self.held[length:]
+        self.marks = {n: mark for n, mark in self.marks.items() if n <= length}
+
+
+@dataclass
+class Lease:
+    """A slot in a request's hands, from `SlotPool.lease` to `SlotPool.release`."""
+
+    cached: int  # tokens of the prompt that the slot held already, its prefix now
+    reused: bool  # an allocated slot, rather than one made for this request
+    marks: tuple[int, ...]  # lengths over `cached` at which the prefill stops, to call `mark`
+    _place: _Place
+    _pool: SlotPool
+
+    @property
+    def slot(self) -> Slot:
+        return self._place.slot
+
+    @property
+    def index(self) -> int:
+        return self._place.index
+
+    @property
+    def context(self) -> int:
+        """Positions that the slot has."""
+        return self._place.slot.capacity
+
+    def extend(self, ids: Iterable[int]) -> None:
+        """Says which tokens an encode has just appended to the slot."""
+        before = len(self._place.held)
+        self._place.held.extend(ids)
+        self._pool.encoded_tokens += len(self._place.held) - before
+
+
+class SlotPool:
+    """All slots of an engine.
+
+    fits: whether so many bytes of larger slots, all of them together, go beside what was
+    allocated at start; spare: how many do, where that is known, for messages.
+    """
+
+    def __init__(
+        self,
+        network: Network,
+        slots: int,
+        context: int,
+        strict: bool,
+        snapshot_bytes: int,
+        fits: Callable[[int], bool],
+        spare: int | None = None,
+    ) -> None:
+        self._network, self._context, self._strict = network, context, strict
+        self._limit, self._fits, self._spare = snapshot_bytes, fits, spare
+        self._rows, self._clock = slots, 0
+        self._places = [_Place(i, network.new_slot(context), larger=False) for i in range(slots)]
+        self.cached_tokens = 0  # of prompts, taken over from slots
+        self.encoded_tokens = 0  # appended by leases
+
+    def lease(self, ids: Sequence[int], need: int, marks: Iterable[int] = ()) -> Lease | None:
+        """A slot of at least `need` positions whose prefix is the longest known one of the prompt
+        `ids`; None where the request has to wait for one. Raises TooLarge for what never fits.
+
+        marks: prompt lengths that later prompts are likely to share (see `engine/prefix.py`). To
+        them comes the length that this prompt shares with a slot which could not give all of it.
+        """
+        larger = need > self._context
+        if larger:
+            self._check(need)
+        busy = sum(place.busy for place in self._places)
+        if busy >= self._rows:
+            return None
+        fresh = None
+        if larger and not any(p.slot.capacity >= need and not p.busy for p in self._places):
+            fresh = self._made(need)
+            if fresh is None and busy:
+                return None
+            if fresh is None:  # and waiting would change nothing
+                raise self._too_large(need)
+        prompt = np.frombuffer(array("i", ids), np.int32)
+        shared = {place: place.common(prompt) for place in self._places} if len(prompt) else {}
+        usable = {place: place.usable(common) for place, common in shared.items()}
+        source = max(usable, key=lambda p: (usable[p], not p.busy, p.used), default=None)
+        length = usable[source] if source else 0
+        place = fresh or self._target(need, source if length else None, length)
+        if source and length:
+            self._take_over(place, source, length)
+            if fresh and source.larger and not (source.busy or source.marked_beyond(length)):
+                self._places.remove(source)  # outgrown
+        else:
+            place.slot.reset()
+            place.keep(0)
+        place.busy, place.used = True, self._tick()
+        self.cached_tokens += length
+        wanted = {*marks, max(shared.values(), default=0)} if self._limit else set()
+        stops = tuple(sorted(n for n in wanted if length < n <= len(prompt)))
+        return Lease(length, fresh is None, stops, place, self)
+
+    def check(self, need: int) -> None:
+        """Raises TooLarge where no slot can ever hold `need` positions."""
+        if need > self._context:
+            self._check(need)
+
+    @property
+    def longest(self) -> int:
+        """Positions that the slot of a request can have at most, larger ones considered."""
+        most = self._network.config.context_length
+        if self._strict or most <= self._context:
+            return min(self._context, most)
+        beyond = range(self._context + 1, most + 1)
+        at = bisect_left(beyond, True, key=lambda n: not self._fits(self._bytes(n)))
+        return self._context + at
+
+    def mark(self, lease: Lease) -> None:
+        """Keeps what it takes to come back to the slot's present length later."""
+        place, length = lease._place, lease.slot.length
+        if not length or length != len(place.held):
+            return
+        mark = place.marks.get(length)
+        if mark is None:
+            mark = place.marks[length] = _Mark(place.slot.snapshot(), 0)
+        mark.used = self._tick()
+        self._evict()
+
+    def release(self, lease: Lease, keep: bool) -> None:
+        """Takes a slot back. keep: its contents serve later prompts; False where an encode may
+        have left them half written."""
+        place = lease._place
+        assert place.busy, "a lease is released once"
+        place.busy, place.used = False, self._tick()
+        if not keep or place.slot.length != len(place.held):
+            place.slot.reset()
+            place.keep(0)
+
+    @property
+    def snapshot_bytes(self) -> int:
+        """Host memory that snapshots take now."""
+        return sum(mark.snapshot.nbytes for mark in self._marks())
+
+    @property
+    def larger_bytes(self) -> int:
+        """Memory of the slots beyond those allocated at start."""
+        return sum(place.slot.nbytes() for place in self._places if place.larger)
+
+    def views(self) -> tuple[SlotView, ...]:
+        return tuple(
+            SlotView(p.index, p.slot.capacity, p.busy, len(p.held), p.larger) for p in self._places
+        )
+
+    def _tick(self) -> int:
+        self._clock += 1
+        return self._clock
+
+    def _check(self, need: int) -> None:
+        """Refuses what no slot can ever hold."""
+        if self._strict:
+            raise TooLarge(
+                f"the request needs a context of {need:,} tokens and slots have {self._context:,}; "
+                "raise --context, ask for fewer tokens, or allow larger slots (strict is set)"
+            )
+        if not self._fits(self._bytes(need)):
+            raise self._too_large(need)
+
+    def _too_large(self, need: int) -> TooLarge:
+        there = "there is no room" if self._spare is None else f"of memory {self._spare:,} are left"
+        return TooLarge(
+            f"the request needs a context of {need:,} tokens, slots have {self._context:,}; a "
+            f"larger one takes {self._bytes(need):,} bytes, and {there}; lower --slots, --context "
+            "or --snapshot-memory, or ask for fewer tokens"
+        )
+
+    def _bytes(self, capacity: int) -> int:
+        return slot_bytes(self._network.config, capacity, self._network.cache_dtype)
+
+    def _made(self, need: int) -> _Place | None:
+        """A new slot of `need` positions, or some more for the next turn; None where it has to
+        wait for the memory of other larger ones."""
+        idle = sorted((p for p in self._places if p.larger and not p.busy), key=lambda p: p.used)
+        roomy = min(-(-need // self._context) * self._context, self._network.config.context_length)
+        while True:
+            for capacity in (max(roomy, need), need):
+                if self._fits(self.larger_bytes + self._bytes(capacity)):
+                    return self._added(capacity)
+            if not idle:
+                return None
+            self._places.remove(idle.pop(0))
+
+    def _added(self, capacity: int) -> _Place | None:
+        try:
+            slot = self._network.new_slot(capacity)
+        except (RuntimeError, MemoryError):  # torch's error depends on the device
+            return None
+        numbers = {place.index for place in self._places}
+        index = next(i for i in range(len(numbers) + 1) if i not in numbers)
+        place = _Place(index, slot, larger=True)
+        self._places.append(place)
+        return place
+
+    def _target(self, need: int, source: _Place | None, length: int) -> _Place:
+        """The free slot that is given up for a request: the source itself, or, where that holds a
+        marked prompt beyond what is taken over, an empty one, or the least recently used."""
+        free = [p for p in self._places if not p.busy and p.slot.capacity >= need]
+        oldest = min(free, key=lambda p: (p.larger, bool(p.held), p.used))
+        if source is None or source not in free:
+            return oldest
+        return oldest if source.marked_beyond(length) else source
+
+    def _take_over(self, place: _Place, source: _Place, length: int) -> None:
+        mark = source.marks.get(length)
+        snapshot = None if source.slot.holds(length) or mark is None else mark.snapshot
+        place.slot.restore(source.slot, length, snapshot)
+        if mark is not None:
+            mark.used = self._tick()
+        if place is not source:
+            place.held, place.marks = source.held[:], dict(source.marks)
+        place.keep(length)
+
+    def _marks(self) -> set[_Mark]:
+        return {mark for place in self._places for mark in place.marks.values()}
+
+    def _evict(self) -> None:
+        """Drops the snapshots that were not used for the longest time, down to the limit."""
+        marks = sorted(self._marks(), key=lambda mark: mark.used)
+        excess = sum(mark.snapshot.nbytes for mark in marks) - self._limit
+        gone = set()
+        for mark in marks:
+            if excess <= 0:
+                break
+            gone.add(mark)
+            excess -= mark.snapshot.nbytes
+        if gone:
+            for place in self._places:
+                place.marks = {n: mark for n, mark in place.marks.items() if mark not in gone}

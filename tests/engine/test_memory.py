@@ -1,0 +1,170 @@
+"""Predictions of memory, against what a process really takes, and what they refuse."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import torch
+from benchmarks import random_checkpoint as script
+
+from sfumato import ops
+from sfumato.bench.memory import resident
+from sfumato.bench.random_weights import random_checkpoint
+from sfumato.engine.budget import Budget
+from sfumato.engine.config import EngineConfig
+from sfumato.engine.errors import EngineError
+from sfumato.engine.memory import Guard, Prediction, Subject, check_load, predict
+from sfumato.model.cache import slot_bytes
+from sfumato.model.loading import config_of, load_network
+from sfumato.model.network import Network
+from sfumato.weights.checkpoint import open_checkpoint
+
+ROOT = Path(__file__).resolve().parents[2]
+CPU = torch.device("cpu")
+LAYOUT = EngineConfig(slots=2, context=2048)
+
+# What an engine does, with the most that it holds over the bare process, once all is imported.
+PROCESS = """
+import json, sys
+from dataclasses import replace
+import torch
+import sfumato.api
+from sfumato.bench import memory
+from sfumato.diffusion.canvas import Canvas
+from sfumato.diffusion.config import REFERENCE
+from sfumato.diffusion.noise import Noise
+from sfumato.diffusion.step import denoise_step
+from sfumato.model.loading import load_network
+from sfumato.model.placement import pick_dtype
+from sfumato.weights.checkpoint import open_checkpoint
+
+path, rows, context, chunk = sys.argv[1], *map(int, sys.argv[2:])
+torch.set_num_threads(1)
+memory.INTERVAL_S = 0.003
+bare = memory.resident()["peak_anonymous"]
+with memory.PeakMemory() as watch:
+    checkpoint, cpu = open_checkpoint(path), torch.device("cpu")
+    network = load_network(checkpoint, cpu, pick_dtype("auto", checkpoint, cpu))
+    vocab, length = network.config.vocab_size, network.config.canvas_length
+    slots = network.new_cache(rows, context)
+    prompts = [torch.arange(context) * (7 + row) % vocab for row in range(rows)]
+    network.encode(prompts, slots, chunk)
+    snapshots = [slot.snapshot() for slot in slots]
+    config = replace(REFERENCE, canvas_length=length)
+    canvases = [Canvas(config, Noise(row, 0), vocab, cpu) for row in range(rows)]
+    for _ in range(2):
+        denoise_step(network, canvases, slots)
+(peak,) = watch.values()["peak_anonymous"]
+print(json.dumps({"peak": peak - bare, "snapshots": sum(s.nbytes for s in snapshots)}))
+"""
+
+
+@pytest.mark.skipif(not resident(), reason="only Linux tells the memory of a process")
+@pytest.mark.parametrize("format", ["q4_k_m", "bf16"])
+def test_the_prediction_is_what_a_process_takes(
+    format: str,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    note: Callable[[str], None],
+) -> None:
+    """180 million parameters, two slots filled to the brim, two rows stepping. Without compiled
+    operations the weights stay in the file, and what torch keeps of its buffers differs from run
+    to run: there the prediction is held from below alone."""
+    path = tmp_path / "model.gguf"
+    argv = ["random_checkpoint.py", str(path), "--preset", "180m", "--format", format]
+    monkeypatch.setattr(sys, "argv", argv)
+    script.main()
+    checkpoint = open_checkpoint(path)
+    dtype = torch.bfloat16 if format == "bf16" else torch.float32
+    subject = Subject.of_checkpoint(checkpoint, config_of(checkpoint), CPU, dtype)
+    numbers = [LAYOUT.slots, LAYOUT.context, LAYOUT.prefill_chunk]
+    done = subprocess.run(
+        [sys.executable, "-c", PROCESS, str(path), *map(str, numbers)],
+        capture_output=True,
+        text=True,
+        check=True,
+        env=os.environ | {"PYTHONPATH": str(ROOT / "src")},
+    )
+    found = json.loads(done.stdout)
+    predicted = replace(predict(subject, LAYOUT), snapshots=found["snapshots"])
+    ratio = predicted.anonymous / found["peak"]
+    note(
+        f"memory of 180m {format}, 2 rows: predicted {predicted.anonymous / 1e6:.1f} MB, "
+        f"measured {found['peak'] / 1e6:.1f} MB ({ratio - 1:+.1%})"
+    )
+    assert 0.9 < ratio < (1.1 if ops.multiplies_bf16(CPU) else 2)
+
+
+def tiny(format: str = "q4_k_m") -> Network:
+    return load_network(random_checkpoint("tiny", format), CPU, torch.float32)
+
+
+def tellers(nbytes: int) -> Callable[[torch.device], Budget]:
+    return lambda device: Budget(nbytes, f"the test's {device}")
+
+
+def test_a_loaded_model_weighs_what_was_predicted() -> None:
+    for format in ("q4_k_m", "q8_0", "f32"):
+        checkpoint = random_checkpoint("tiny", format)
+        config = config_of(checkpoint)
+        before = Subject.of_checkpoint(checkpoint, config, CPU, torch.float32)
+        after = Subject.of_network(tiny(format))
+        assert replace(after, weights=0) == replace(before, weights=0)
+        assert after.weights == before.weights
+
+
+def test_parts_follow_the_layout() -> None:
+    subject = Subject.of_network(tiny())
+    base = predict(subject, LAYOUT)
+    more = predict(subject, replace(LAYOUT, slots=4))
+    assert more.slots == 2 * base.slots
+    assert base.slots == 2 * slot_bytes(subject.config, 2048, subject.cache_dtype)
+    assert more.step > base.step and more.prefill == base.prefill
+    assert predict(subject, replace(LAYOUT, prefill_chunk=2048)).prefill > base.prefill
+    assert predict(subject, replace(LAYOUT, snapshot_bytes=5)).snapshots == 5
+    assert 0 < base.snapshots < LAYOUT.snapshot_bytes  # as many as a few slots are worth
+    assert base.total == base.weights + base.slots + base.working + base.snapshots + base.libraries
+
+
+def test_what_does_not_fit_says_so() -> None:
+    network = tiny()
+    with pytest.raises(EngineError) as error:
+        Guard(network, LAYOUT, tellers(6_000_000))
+    text = str(error.value)
+    assert "an engine of 2 slots x 2,048 tokens needs" in text
+    assert "of 6.0 MB (the test's cpu) a margin of 5% leaves 5.7 MB" in text
+    assert "lower --slots, --context or --snapshot-memory" in text
+
+
+def test_larger_slots_fit_into_what_is_left() -> None:
+    network = tiny()
+    need = _added(predict(Subject.of_network(network), LAYOUT))
+    layout = replace(LAYOUT, memory_margin=0.0)
+    guard = Guard(network, layout, tellers(need + 1000))
+    assert guard.fits(1000) and not guard.fits(1001)
+    with pytest.raises(EngineError):
+        Guard(network, layout, tellers(need - 1))
+    assert Guard(network, LAYOUT, lambda device: None).fits(1 << 60)  # nobody knows
+
+
+def test_a_model_that_is_not_loaded_yet() -> None:
+    checkpoint = random_checkpoint("26b-a4b")
+    subject = Subject.of_checkpoint(checkpoint, config_of(checkpoint), CPU, torch.float32)
+    with pytest.raises(EngineError, match=r"the model \(\d\d\.\d\d GB\) with 4 slots needs"):
+        check_load(subject, EngineConfig(), tellers(10**10))
+    prediction = check_load(subject, EngineConfig(), tellers(10**11))
+    assert prediction.snapshots == EngineConfig().snapshot_bytes
+    gpu = replace(subject, device=torch.device("cuda"))
+    alone = prediction.total - prediction.snapshots - prediction.libraries
+    assert check_load(gpu, replace(EngineConfig(), memory_margin=0), tellers(2 * alone))
+
+
+def _added(prediction: Prediction) -> int:
+    return prediction.total - prediction.weights

@@ -1,0 +1,166 @@
+"""The engine says what the plain loop says, alone and in any company: on the embedded model."""
+
+from __future__ import annotations
+
+import random
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any
+
+import pytest
+import torch
+from tests.engine.scripted import run
+
+import sfumato
+from sfumato import Engine, EngineConfig, Model, Request, SamplerConfig
+from sfumato.diffusion.noise import Noise
+from sfumato.diffusion.processors import LogitBias
+from sfumato.diffusion.sampler import FixedCount, Threshold
+from sfumato.engine import Commit, Event, Finished
+
+PROMPTS = (
+    "Who are you?",
+    "What is the capital of France?",
+    "How do you work?",
+    "What is the meaning of life?",
+    "name a color",
+    "tell me everything you know about the sea and the ships on it, and do not stop",
+)
+SAMPLERS = (
+    None,
+    SamplerConfig(max_steps=3),
+    SamplerConfig(temperature=0),
+    SamplerConfig(sampler=FixedCount(4), max_steps=8),
+    SamplerConfig(sampler=Threshold(0.8), canvas_length=16),
+    SamplerConfig(top_k=3, top_p=0.9, max_steps=6),
+    SamplerConfig(processors=(LogitBias({40: 5.0}),), max_steps=5),
+    SamplerConfig(ignore_eos=True, max_steps=4),
+    SamplerConfig(min_tokens=12, max_steps=9),
+    SamplerConfig(self_conditioning=False, max_steps=4),
+)
+
+
+@pytest.fixture(scope="module")
+def model() -> Model:
+    return sfumato.load(device="cpu")
+
+
+def requests(count: int, seed: int) -> list[dict[str, Any]]:
+    chosen = random.Random(seed)
+    return [
+        {
+            "prompt": chosen.choice(PROMPTS),
+            "seed": chosen.randrange(2**64),
+            "sampler": chosen.choice(SAMPLERS),
+            "max_tokens": chosen.choice([1, 10, 32, 33, 70, 100]),
+            "stop": chosen.choice([None, "a", ["the", " is"]]),
+        }
+        for _ in range(count)
+    ]
+
+
+def same(one: Any, other: Any) -> bool:
+    fields = ("text", "thought", "token_ids", "stop_reason", "warnings", "tool_calls")
+    figures = ("steps", "convergence", "canvases", "prompt_tokens", "output_tokens")
+    return all(getattr(one, f) == getattr(other, f) for f in fields) and all(
+        getattr(one.stats, f) == getattr(other.stats, f) for f in figures
+    )
+
+
+@pytest.mark.parametrize("lengths", [(16, 32, 32), (32, 5, 1)])
+def test_no_row_rounds_by_its_neighbours(model: Model, lengths: tuple[int, ...]) -> None:
+    """Bit for bit: a trajectory can hang on the last one."""
+    network, vocabulary = model.network, model.config.vocab_size
+    slots = []
+    for prompt, _ in zip(PROMPTS, lengths, strict=False):
+        slots.append(network.new_slot(256))
+        network.encode([torch.tensor(model.prompt_ids(prompt))], slots[-1:])
+    for seed in range(5):
+        canvases = [Noise(seed + n, n).tokens(0, n, vocabulary) for n in lengths]
+        softs = [torch.randn(n, model.config.hidden_size) for n in lengths]
+        together = network.denoise(canvases, slots, softs).split(lengths)
+        for canvas, slot, soft, found in zip(canvases, slots, softs, together, strict=True):
+            assert torch.equal(network.denoise([canvas], [slot], [soft]), found)
+
+
+def test_alone(model: Model) -> None:
+    serving = Engine(model, EngineConfig(slots=1, context=512))
+    for asked in requests(12, seed=1):
+        assert same(
+            serving.generate(Request(**asked, retry_empty=False)), model.generate(**asked)
+        ), asked
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_in_mixed_batches(model: Model, seed: int) -> None:
+    """Different prompts, samplers, seeds, stops and lengths, arriving at different steps, with
+    prompts in small chunks and slots that hold what others left."""
+    serving = Engine(model, EngineConfig(slots=5, context=256, prefill_chunk=24))
+    chosen = random.Random(seed)
+    asked = requests(12, seed=100 + seed)
+    handles = []
+    for each in asked:
+        handles.append(serving.submit(Request(**each, retry_empty=False, drafts=True)))
+        for _ in range(chosen.randrange(3)):
+            serving.step()
+    run(serving)
+    batched = serving.state().totals
+    assert batched.steps > 1.3 * batched.forwards, "rows were seldom together"
+    for each, handle in zip(asked, handles, strict=True):
+        assert same(handle.result(), model.generate(**each)), each
+
+
+def test_from_many_threads(model: Model) -> None:
+    serving = Engine(model, EngineConfig(slots=3, context=256)).start()
+    asked = requests(9, seed=7)
+
+    def events(each: dict[str, Any]) -> list[Event]:
+        return list(serving.submit(Request(**each, retry_empty=False)).events())
+
+    try:
+        with ThreadPoolExecutor(9) as clients:
+            found = list(clients.map(events, asked))
+    finally:
+        serving.close()
+    for each, (*others, last) in zip(asked, found, strict=True):
+        assert isinstance(last, Finished) and all(isinstance(e, Commit) for e in others)
+        assert same(last.reply, model.generate(**each))
+
+
+def test_messages_and_ids_are_the_same_prompt(model: Model) -> None:
+    serving = Engine(model, EngineConfig(slots=2, context=512))
+    messages = [{"role": "user", "content": PROMPTS[1]}]
+    ids = model.prompt_ids(PROMPTS[1])
+    replies = [
+        serving.generate(Request(seed=3, **{name: value}))
+        for name, value in (("prompt", PROMPTS[1]), ("messages", messages), ("ids", ids))
+    ]
+    assert [reply.text for reply in replies] == [model.generate(PROMPTS[1], seed=3).text] * 3
+
+
+@pytest.mark.parametrize("opening", ["The town", "x", "y" * 40])
+def test_an_opening_is_what_the_reply_begins_with(model: Model, opening: str) -> None:
+    """Also one that is longer than a canvas."""
+    serving = Engine(model, EngineConfig(slots=1, context=512))
+    reply = serving.generate(Request(PROMPTS[1], seed=1, opening=opening, max_tokens=90))
+    assert reply.text.startswith(opening) and reply.stop_reason == "eos"
+    assert reply.token_ids[: len(opening)] == model.tokenizer.encode(opening)
+
+
+def test_an_answer_that_would_be_empty_may_not_end_at_last(model: Model) -> None:
+    """With a bias for the end token every draw is empty, until ends are banned."""
+    end = model.tokenizer.token_id("<turn|>")
+    assert end is not None
+    eager = SamplerConfig(processors=(LogitBias({end: 100.0}),), max_steps=8)
+    serving = Engine(model, EngineConfig(slots=1, context=512))
+    asked: dict[str, Any] = {"prompt": PROMPTS[0], "seed": 1, "sampler": eager}
+    empty = serving.generate(Request(**asked, retry_empty=False))
+    assert empty.text == model.generate(**asked).text == "" and empty.warnings == ()
+    handle = serving.submit(Request(**asked))
+    run(serving)
+    reply = handle.result()
+    assert len(reply.token_ids) == 1 and reply.text
+    assert reply.warnings == ("canvas 0: the answer was empty and was drawn again",)
+    assert isinstance(handle.terminal, Finished)
+    account = handle.terminal.account
+    assert (account.retries, account.canvas_tokens) == (2, 3 * 32)
+    assert len(account.steps) == 1 and sum(account.steps) >= 6
