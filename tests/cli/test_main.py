@@ -27,7 +27,9 @@ def test_it_is_a_module_too() -> None:
     assert (done.returncode, done.stdout) == (0, f"sfumato {__version__}\n")
 
 
-@pytest.mark.parametrize("command", ["run", "chat", "demo", "inspect", "doctor", "train", "eval"])
+@pytest.mark.parametrize(
+    "command", ["run", "chat", "serve", "demo", "inspect", "doctor", "train", "eval"]
+)
 def test_every_command_has_help(cli: Any, command: str) -> None:
     done = cli(command, "--help")
     assert done.code == 0
@@ -115,7 +117,10 @@ def test_one_signal_more_does_not_interrupt_the_clearing_up(
     assert cleared
 
 
-@pytest.mark.parametrize("command", [("run", "Hi"), ("chat",), ("bench",), ("train", "--out", "x")])
+THREADED = [("run", "Hi"), ("chat",), ("serve",), ("bench",), ("train", "--out", "x")]
+
+
+@pytest.mark.parametrize("command", THREADED)
 def test_threads_have_a_limit(cli: Any, command: tuple[str, ...]) -> None:
     for count in ("0", "1025", "40000"):
         done = cli(*command, "--threads", count)
@@ -150,6 +155,7 @@ def test_closed_streams_and_plain_locales_do_no_harm() -> None:
     [
         (("run", "Hi", "-m", ""), "-m/--model"),
         (("chat", "--model="), "-m/--model"),
+        (("serve", "-m", ""), "-m/--model"),
         (("eval", "-m", ""), "-m/--model"),
         (("inspect", ""), "path"),
         (("train", "--out", ""), "--out"),
@@ -197,6 +203,6 @@ def test_verbose_shows_the_log(
     assert done.err == ("sfumato: a tensor is kept aside\n" if option else "")
 
 
-@pytest.mark.parametrize("command", ["run", "chat", "demo", "eval"])
+@pytest.mark.parametrize("command", ["run", "chat", "serve", "demo", "eval"])
 def test_whatever_loads_a_model_may_be_verbose(cli: Any, command: str) -> None:
     assert "--verbose" in cli(command, "--help").out

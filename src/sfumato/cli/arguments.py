@@ -20,6 +20,10 @@ FORMATS = (  # written out likewise
     *("q4_k_m", "q5_k_m", "q8_0", "q6_k", "q5_k", "q4_k", "q5_0"),
     *("bf16", "f16", "f32"),
 )
+_SNAPSHOTS = "host memory to come back to earlier prompts with (1G)"
+_CORS = "let the pages of this origin call, as https://chat.example; may be given several times"
+_REPLY = "of a reply where a request does not say and the context has as many (4096)"
+_ROTATION = "of the file, then a new one is begun; 0: never (64M)"
 _TO = f"{', '.join(FORMATS)}; default: q4_k_m for GGUF, bf16 (of bf16, f16, f32) for a folder"
 
 
@@ -47,6 +51,7 @@ def build_parser() -> argparse.ArgumentParser:
 
     _add_run(command("run", "answer one question"))
     _add_chat(command("chat", "hold a conversation"))
+    _add_serve(command("serve", "serve a model over HTTP, to OpenAI's clients and as a web page"))
     _add_demo(command("demo", "watch the embedded model solve a Sudoku and answer questions"))
     _add_inspect(command("inspect", "tell what is in a checkpoint, without loading it"))
     _add_convert(command("convert", "turn a checkpoint into GGUF or safetensors, or quantize it"))
@@ -68,6 +73,35 @@ def _add_run(parser: argparse.ArgumentParser) -> None:
 
 def _add_chat(parser: argparse.ArgumentParser) -> None:
     _add_generation(parser)
+
+
+def _add_serve(parser: argparse.ArgumentParser) -> None:
+    _add_loading(parser)
+    add = parser.add_argument_group("engine").add_argument
+    add("--slots", type=whole(1), default=4, metavar="N", help="requests that run at a time (4)")
+    add("--context", type=whole(1), metavar="N", help="tokens of a slot; default: 8192, or fewer")
+    add("--queue", type=whole(1), default=64, metavar="N", help="requests that may wait (64)")
+    add("--strict", action="store_true", help="refuse what does not fit a slot")
+    add("--snapshot-memory", type=size, default=2**30, metavar="SIZE", help=_SNAPSHOTS)
+    add("--request-timeout", type=seconds, metavar="S", help="a request fails after S seconds")
+    add("--drain", type=seconds, default=30.0, metavar="S", help="at the end, wait for S (30)")
+    add = parser.add_argument_group("HTTP").add_argument
+    add("--host", default="127.0.0.1", metavar="ADDRESS", help="0.0.0.0: all there are (127.0.0.1)")
+    add("--port", type=whole(0, 65535), default=8080, metavar="N", help="0: any free one (8080)")
+    add("--name", metavar="TEXT", help="what clients call the model; default: the file's name")
+    add("--api-key", metavar="KEY", help="ask clients for this key; default: SFUMATO_API_KEY")
+    add("--api-key-file", metavar="FILE", help="the key stands in a file")
+    add("--cors-origin", action="append", default=[], metavar="URL", help=_CORS)
+    add("--max-tokens", type=whole(1), default=4096, metavar="N", help=_REPLY)
+    add("--max-body", type=size, default=8 * 2**20, metavar="SIZE", help="of a request (8M)")
+    add("--max-messages", type=whole(1), default=1024, metavar="N", help="of a request (1024)")
+    add("--lenient", action="store_true", help="ignore unknown fields instead of refusing them")
+    add("--open", action="store_true", help="open the web page in a browser")
+    add = parser.add_argument_group("audit").add_argument
+    add("--audit-log", metavar="FILE", help="write a line of JSON for every request")
+    add("--audit-text", action="store_true", help="with prompts and answers in it")
+    add("--audit-max-bytes", type=size, default=64 * 2**20, metavar="SIZE", help=_ROTATION)
+    _add_verbose(parser)
 
 
 def _add_demo(parser: argparse.ArgumentParser) -> None:
@@ -164,23 +198,7 @@ def _add_bench(parser: argparse.ArgumentParser) -> None:
 
 def _add_generation(parser: argparse.ArgumentParser) -> None:
     """The options of everything that loads a model and generates."""
-    model = parser.add_argument_group("model")
-    model.add_argument("-m", "--model", type=_path, metavar="PATH", help=_MODEL)
-    model.add_argument("--device", default="auto", help=f"{DEVICES} (auto)")
-    model.add_argument("--dtype", default="auto", help="auto, float32, bfloat16, float16 (auto)")
-    model.add_argument(
-        "--activations",
-        choices=ACTIVATIONS,
-        default="int8",
-        help="on a CPU, for products with quantized weights: int8 (default), or bf16, more exact",
-    )
-    _add_quantize(model)
-    model.add_argument(
-        "--threads",
-        type=whole(1, MOST_THREADS),
-        metavar="N",
-        help="CPU threads; default: cores",
-    )
+    _add_loading(parser)
     group = parser.add_argument_group("generation (defaults are the checkpoint's)")
     add = group.add_argument
     add("--system", metavar="TEXT", help="system message")
@@ -197,6 +215,23 @@ def _add_generation(parser: argparse.ArgumentParser) -> None:
     _add_approximations(group)
     _add_display(parser)
     _add_verbose(parser)
+
+
+def _add_loading(parser: argparse.ArgumentParser) -> None:
+    model = parser.add_argument_group("model")
+    model.add_argument("-m", "--model", type=_path, metavar="PATH", help=_MODEL)
+    model.add_argument("--device", default="auto", help=f"{DEVICES} (auto)")
+    model.add_argument("--dtype", default="auto", help="auto, float32, bfloat16, float16 (auto)")
+    model.add_argument(
+        "--activations",
+        choices=ACTIVATIONS,
+        default="int8",
+        help="on a CPU, for products with quantized weights: int8 (default), or bf16, more exact",
+    )
+    _add_quantize(model)
+    model.add_argument(
+        "--threads", type=whole(1, MOST_THREADS), metavar="N", help="CPU threads; default: cores"
+    )
 
 
 def _add_approximations(parser: argparse._ActionsContainer) -> None:
@@ -260,6 +295,28 @@ def whole(low: int, high: int | None = None) -> Callable[[str], int]:
         return value
 
     return parse
+
+
+def seconds(text: str) -> float:
+    """A number of seconds from 0 on. Raises ArgumentTypeError."""
+    try:
+        value = float(text)
+    except ValueError:
+        value = -1.0
+    if not 0 <= value < 1e9:
+        raise argparse.ArgumentTypeError(f"{text!r} is no number of seconds")
+    return value
+
+
+def size(text: str) -> int:
+    """Bytes, as 4096, 512K, 8M or 1G. Raises ArgumentTypeError."""
+    digits = text[:-1] if text[-1:].upper() in _UNITS else text
+    if not (digits.isascii() and digits.isdecimal() and len(digits) < 16):
+        raise argparse.ArgumentTypeError(f"{text!r} is no size; write 4096, 512K, 8M or 1G")
+    return int(digits) * (1 if digits == text else _UNITS[text[-1].upper()])
+
+
+_UNITS = {"K": 2**10, "M": 2**20, "G": 2**30}
 
 
 def _one_or_two(low: int) -> Callable[[str], tuple[int, ...]]:

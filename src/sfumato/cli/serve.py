@@ -1,0 +1,185 @@
+"""`sfumato serve`: a model behind HTTP, until a signal comes."""
+
+from __future__ import annotations
+
+import argparse
+import ipaddress
+import json
+import logging
+import os
+import socket
+import sys
+import threading
+import webbrowser
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from sfumato.server.listen import Listener, bind
+from sfumato.server.settings import ServerSettings
+
+if TYPE_CHECKING:
+    from sfumato.engine import Engine, EngineConfig, Request, Terminal
+
+ANY_ADDRESS = ("0.0.0.0", "::", "")
+OWN_NAMES = ("localhost", "127.0.0.1", "::1")
+
+
+def main(args: argparse.Namespace) -> int:
+    """Serve, and return the exit code. Raises ValueError or OSError for bad input."""
+    if not args.verbose:
+        logging.basicConfig(level=logging.WARNING, format="sfumato: %(message)s", stream=sys.stderr)
+    settings = _settings(args)
+    bound = bind(args.host, args.port)  # before the slow part: it may be taken
+    if settings.api_key is None and not _is_loopback(args.host):
+        print(
+            f"sfumato: warning: everybody who reaches {args.host} may use this server; "
+            "--api-key asks for a key",
+            file=sys.stderr,
+        )
+    with bound:
+        _serve(args, settings, bound.getsockname()[1], bound)
+    return 0
+
+
+def _serve(
+    args: argparse.Namespace, settings: ServerSettings, port: int, bound: socket.socket
+) -> None:
+    from sfumato.cli import generation
+    from sfumato.engine import Engine, EngineError
+    from sfumato.server.app import create_app
+    from sfumato.server.metrics import Metrics
+
+    ends: list[Callable[[Request, Terminal], None]] = []
+
+    def finished(request: Request, event: Terminal) -> None:
+        for listen in ends:
+            listen(request, event)
+
+    generation.check_device(args.device)
+    try:
+        _check_memory(args)
+        model = generation.load(args)
+        config = _config(args, model.config.context_length)
+        engine = Engine(model, config, on_finish=finished)
+    except EngineError as error:
+        raise ValueError(str(error)) from error
+    metrics = Metrics(engine)
+    ends.append(metrics.observe)
+    if args.audit_log:
+        ends.append(_audit(args, engine, settings.model_name))
+    app = create_app(engine, settings, metrics)
+    url = f"http://{_shown(args.host)}:{port}"
+    listener = Listener(
+        app,
+        args.drain,
+        engine.close,
+        ready=lambda: _tell(args, engine, settings, url),
+        access_log=args.verbose,
+    )
+    engine.start()
+    try:
+        listener.run(sockets=[bound])
+    finally:
+        engine.close()
+
+
+def _settings(args: argparse.Namespace) -> ServerSettings:
+    settings = ServerSettings(
+        model_name=args.name or (Path(args.model).name if args.model else "sfumato-embedded"),
+        api_key=_api_key(args),
+        cors_origins=tuple(args.cors_origin),
+        lenient=args.lenient,
+        max_body=args.max_body,
+        max_messages=args.max_messages,
+        max_tokens=args.max_tokens,
+    )
+    if settings.api_key is not None:
+        return settings
+    # Without a key, pages of other names must not get in by having their name point here.
+    return replace(settings, hosts=OWN_NAMES) if _is_loopback(args.host) else settings
+
+
+def _api_key(args: argparse.Namespace) -> str | None:
+    if args.api_key is not None and args.api_key_file is not None:
+        raise ValueError("--api-key, --api-key-file: give one of them")
+    if args.api_key_file is not None:
+        return Path(args.api_key_file).read_text(encoding="utf-8").strip()
+    if args.api_key is not None:
+        return str(args.api_key)
+    return os.environ.get("SFUMATO_API_KEY") or None
+
+
+def _is_loopback(host: str) -> bool:
+    try:
+        return ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        return host == "localhost"
+
+
+def _config(args: argparse.Namespace, longest: int) -> EngineConfig:
+    """longest: the context that the model was made for."""
+    from sfumato.engine import EngineConfig
+
+    return EngineConfig(
+        slots=args.slots,
+        context=args.context or min(EngineConfig.context, longest),
+        queue=args.queue,
+        strict=args.strict,
+        snapshot_bytes=args.snapshot_memory,
+        request_timeout_s=args.request_timeout or None,
+    )
+
+
+def _check_memory(args: argparse.Namespace) -> None:
+    """Raises ValueError where the model and its slots cannot fit, before it is loaded."""
+    from sfumato.api import EMBEDDED
+    from sfumato.engine.memory import Subject, check_load
+    from sfumato.model.loading import config_of
+    from sfumato.model.placement import pick_device, pick_dtype
+    from sfumato.weights.checkpoint import open_checkpoint
+    from sfumato.weights.onload import quantized_on_load
+
+    checkpoint = open_checkpoint(Path(args.model) if args.model else EMBEDDED)
+    config, device = config_of(checkpoint), pick_device(args.device)
+    if args.quantize is not None:
+        checkpoint = quantized_on_load(checkpoint, args.quantize, device)
+    dtype = pick_dtype(args.dtype, checkpoint, device)
+    subject = Subject.of_checkpoint(checkpoint, config, device, dtype)
+    check_load(subject, _config(args, config.context_length))
+
+
+def _audit(
+    args: argparse.Namespace, engine: Engine, name: str
+) -> Callable[[Request, Terminal], None]:
+    from sfumato.engine.audit import AuditLog, facts
+
+    log = AuditLog(args.audit_log, max_bytes=args.audit_max_bytes, text=args.audit_text)
+    budget = engine.state().memory.budget
+    return lambda request, event: log.record(request, event, facts(engine.model, name, budget))
+
+
+def _shown(host: str) -> str:
+    """The host as a URL of this machine has it."""
+    if host in ANY_ADDRESS:
+        return "127.0.0.1"
+    return f"[{host}]" if ":" in host else host
+
+
+def _tell(args: argparse.Namespace, engine: Engine, settings: ServerSettings, url: str) -> None:
+    """Where it listens, and what to do next."""
+    config = engine.config
+    key = " -H 'Authorization: Bearer KEY'" if settings.api_key is not None else ""
+    body = json.dumps({"messages": [{"role": "user", "content": "Who are you?"}]})
+    print(
+        f"{settings.model_name} on {url} ({config.slots} slots of {config.context:,} tokens)\n"
+        f"  page     {url}/\n"
+        f"  clients  base URL {url}/v1, model {settings.model_name}\n"
+        f"  try      curl {url}/v1/chat/completions{key} \\\n"
+        f"             -H 'Content-Type: application/json' -d '{body}'\n"
+        "Ctrl-C stops it.",
+        flush=True,
+    )
+    if args.open:  # some browsers return only when they are closed
+        threading.Thread(target=webbrowser.open, args=(f"{url}/",), daemon=True).start()

@@ -1,0 +1,165 @@
+"""`create_app`: an engine and settings become an ASGI application. The routes stand here."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+from fastapi import FastAPI, Request
+from fastapi.middleware.cors import CORSMiddleware
+from fastapi.responses import HTMLResponse, Response
+from fastapi.staticfiles import StaticFiles
+from pydantic import BaseModel
+
+from sfumato import __version__
+from sfumato.engine import Engine
+from sfumato.server import chat, completions, errors, info, llama, reference, schemas
+from sfumato.server.metrics import CONTENT_TYPE, Metrics
+from sfumato.server.security import Gate
+from sfumato.server.service import Service
+from sfumato.server.settings import ServerSettings
+
+__all__ = ["ServerSettings", "create_app"]
+
+STATIC = Path(__file__).parent / "static"
+_ABOUT = (
+    "Block-diffusion language models behind OpenAI's API. docs/api.md says of every field whether "
+    "it is honoured, refused or ignored."
+)
+
+
+def create_app(
+    engine: Engine, settings: ServerSettings | None = None, metrics: Metrics | None = None
+) -> FastAPI:
+    """engine: started by its owner, who closes it too; metrics: those that see each request's end
+    (None: the engine's own figures alone)."""
+    service = Service(engine, settings or ServerSettings())
+    app = FastAPI(
+        title="Sfumato",
+        version=__version__,
+        description=_ABOUT,
+        docs_url=None,
+        redoc_url=None,
+    )
+    app.state.service = service
+    _add_openai(app, service)
+    _add_llama(app, service)
+    _add_info(app, service, metrics)
+    _add_reference(app)
+    if service.settings.page:
+        app.mount("/", StaticFiles(directory=STATIC, html=True), name="page")
+    errors.add_handlers(app)
+    app.add_middleware(Gate, settings=service.settings)
+    if service.settings.cors_origins:
+        app.add_middleware(
+            CORSMiddleware,
+            allow_origins=service.settings.cors_origins,
+            allow_methods=["GET", "POST"],
+            allow_headers=["*"],
+        )
+    return app
+
+
+def _takes(model: type[BaseModel]) -> dict[str, Any]:
+    """The OpenAPI description of a body that the route reads itself."""
+    schema = {"$ref": f"#/components/schemas/{model.__name__}"}
+    return {"requestBody": {"required": True, "content": {"application/json": {"schema": schema}}}}
+
+
+def _add_openai(app: FastAPI, service: Service) -> None:
+    @app.post("/v1/chat/completions", tags=["OpenAI"], openapi_extra=_takes(schemas.ChatBody))
+    async def chat_completions(request: Request) -> Response:
+        """The reply to a conversation, whole or as a stream of chunks."""
+        return await chat.complete(service, request)
+
+    @app.post("/v1/completions", tags=["OpenAI"], openapi_extra=_takes(schemas.CompletionBody))
+    async def text_completions(request: Request) -> Response:
+        """Text that goes on from a prompt, without a chat template."""
+        return await completions.complete(service, request)
+
+    @app.get("/v1/models", tags=["OpenAI"])
+    async def models() -> dict[str, Any]:
+        """The model that is loaded."""
+        return info.models(service)
+
+    @app.get("/v1/models/{model:path}", tags=["OpenAI"])
+    async def model_named(model: str) -> dict[str, Any]:
+        """The model that is loaded, by its name."""
+        return info.model_named(service, model)
+
+
+def _add_llama(app: FastAPI, service: Service) -> None:
+    @app.post("/completion", tags=["llama-server"], openapi_extra=_takes(schemas.LlamaBody))
+    async def completion(request: Request) -> Response:
+        """A completion as llama-server has it."""
+        return await llama.completion(service, request)
+
+    @app.post("/tokenize", tags=["llama-server"], openapi_extra=_takes(schemas.TokenizeBody))
+    async def tokenize(request: Request) -> dict[str, Any]:
+        """Text to token ids."""
+        return await llama.tokenize(service, request)
+
+    @app.post("/detokenize", tags=["llama-server"], openapi_extra=_takes(schemas.DetokenizeBody))
+    async def detokenize(request: Request) -> dict[str, Any]:
+        """Token ids to text."""
+        return await llama.detokenize(service, request)
+
+    @app.post("/apply-template", tags=["llama-server"], openapi_extra=_takes(schemas.TemplateBody))
+    async def apply_template(request: Request) -> dict[str, Any]:
+        """The prompt that messages become."""
+        return await llama.apply_template(service, request)
+
+
+def _add_info(app: FastAPI, service: Service, metrics: Metrics | None) -> None:
+    @app.get("/health", tags=["server"])
+    @app.get("/v1/health", tags=["server"], include_in_schema=False)
+    async def health() -> Response:
+        """200 while requests are taken, else 503 with the reason."""
+        return info.health(service)
+
+    @app.get("/props", tags=["server"])
+    async def props() -> dict[str, Any]:
+        """The model's properties, defaults and the server's limits."""
+        return info.props(service)
+
+    @app.get("/slots", tags=["server"])
+    async def slots() -> dict[str, Any]:
+        """Slots, the requests that run, the queue, totals and speeds."""
+        return info.slots(service)
+
+    @app.get("/memory", tags=["server"])
+    async def memory() -> dict[str, Any]:
+        """Memory as predicted, and as there is."""
+        return info.memory(service)
+
+    scrape = (metrics or Metrics(service.engine)).text
+
+    @app.get("/metrics", tags=["server"], response_class=Response)
+    def metrics_text() -> Response:
+        """Prometheus' text format."""
+        return Response(scrape(), media_type=CONTENT_TYPE)
+
+
+def _add_reference(app: FastAPI) -> None:
+    described = app.openapi
+
+    def openapi() -> dict[str, Any]:
+        if app.openapi_schema is None:
+            description = described()
+            parts = description.setdefault("components", {}).setdefault("schemas", {})
+            for model in (
+                *(schemas.ChatBody, schemas.CompletionBody, schemas.LlamaBody),
+                *(schemas.TokenizeBody, schemas.DetokenizeBody, schemas.TemplateBody),
+            ):
+                whole = model.model_json_schema(ref_template="#/components/schemas/{model}")
+                parts |= whole.pop("$defs", {})
+                parts[model.__name__] = whole
+            app.openapi_schema = description
+        return app.openapi_schema
+
+    app.openapi = openapi  # type: ignore[method-assign]  # as FastAPI's own manual has it
+
+    @app.get("/docs", include_in_schema=False)
+    async def docs() -> HTMLResponse:
+        """What can be asked of this server."""
+        return HTMLResponse(reference.page(app.openapi()))

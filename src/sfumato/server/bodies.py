@@ -1,0 +1,96 @@
+"""From the bytes of a body to its model, with errors that name the field.
+
+Unknown fields are refused, or, where the server is lenient, left out.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Sequence
+from typing import Any, Never, TypeVar
+
+from fastapi import Request
+from pydantic import BaseModel, ValidationError
+
+from sfumato.server.errors import ApiError, bad_request
+
+Model = TypeVar("Model", bound=BaseModel)
+
+_HALF = re.compile(rb"\\u[dD][89a-fA-F]")  # perhaps a pair with another one
+_TYPE_NAMES = {"str", "int", "float", "bool", "dict", "nullable"}  # branches of a union
+
+
+async def read(request: Request, model: type[Model], lenient: bool) -> Model:
+    """Raises ApiError."""
+    return validated(parse(await request.body()), model, lenient)
+
+
+def parse(body: bytes) -> dict[str, Any]:
+    """A JSON object. Raises ApiError for anything else."""
+    try:
+        value = json.loads(body, parse_constant=_constant)
+        if _HALF.search(body):
+            json.dumps(value, ensure_ascii=False).encode()
+    except RecursionError:
+        raise bad_request("the body is nested too deeply") from None
+    except UnicodeEncodeError:
+        raise bad_request("the body holds half a character (a lone surrogate)") from None
+    except ValueError as error:
+        raise bad_request(f"the body is not JSON: {str(error)[:200]}") from None
+    if not isinstance(value, dict):
+        raise bad_request("the body must be a JSON object")
+    return value
+
+
+def _constant(name: str) -> Never:
+    raise ValueError(f"{name} is no number in JSON")
+
+
+def validated(value: dict[str, Any], model: type[Model], lenient: bool) -> Model:
+    """The body's model. Raises ApiError."""
+    try:
+        return model.model_validate(value)
+    except ValidationError as error:
+        found = error.errors(include_url=False, include_input=False, include_context=False)
+    unknown = [item["loc"] for item in found if item["type"] == "extra_forbidden"]
+    if unknown and not lenient:
+        names = ", ".join(_name(loc) for loc in unknown[:20])
+        raise bad_request(
+            f"{names}: unknown; remove it, or start the server with --lenient",
+            _name(unknown[0]),
+            "unknown_field",
+        )
+    if unknown:
+        for loc in unknown:
+            _remove(value, loc)
+        return validated(value, model, lenient)
+    raise _refusal(found[0]["loc"], found[0]["msg"], found[0]["type"])
+
+
+def _refusal(loc: Sequence[int | str], message: str, kind: str) -> ApiError:
+    name = _name(loc)
+    if kind == "value_error":  # from `only`
+        return bad_request(f"{name}: {message.removeprefix('Value error, ')}", name, "unsupported")
+    text = message[:1].lower() + message[1:]
+    code = kind if kind == "missing" else None
+    return bad_request(f"{name}: {text}", name, code)
+
+
+def _name(loc: Sequence[int | str]) -> str:
+    """("messages", 0, "role") → "messages[0].role", without the branches of unions."""
+    name = ""
+    for part in loc:
+        if isinstance(part, int):
+            name += f"[{part}]"
+        elif not name:
+            name = part[:100]
+        elif part not in _TYPE_NAMES and "[" not in part and "-" not in part:
+            name += f".{part[:100]}"
+    return name
+
+
+def _remove(value: Any, loc: Sequence[int | str]) -> None:
+    for part in loc[:-1]:
+        value = value[part]
+    value.pop(loc[-1], None)

@@ -1,0 +1,237 @@
+"""POST /v1/chat/completions: a body becomes requests, and replies become choices or chunks."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterable, Sequence
+from dataclasses import replace
+from typing import Any
+
+from fastapi import Request as HttpRequest
+from fastapi.concurrency import run_in_threadpool
+from fastapi.responses import JSONResponse, Response
+
+from sfumato.api import Reply
+from sfumato.engine import Account, Commit, Finished, Request, new_id
+from sfumato.server import bodies, replies, running, stream
+from sfumato.server.errors import bad_request
+from sfumato.server.logprobs import TokenLog
+from sfumato.server.messages import CALL, CALL_END, conversation, tool_use
+from sfumato.server.running import Outcome
+from sfumato.server.sampling import sampler_of, seeds_of, stops_of
+from sfumato.server.schemas import ChatBody
+from sfumato.server.service import FINGERPRINT, Service
+from sfumato.text.reply import ToolCall
+
+# Thinking tokens that an effort allows; None: all but what the answer needs.
+EFFORTS = {
+    "none": 0,
+    "minimal": 0,
+    "low": 512,
+    "medium": 2048,
+    "high": None,
+    "xhigh": None,
+    "max": None,
+}
+
+
+async def complete(service: Service, http: HttpRequest) -> Response:
+    """Raises ApiError."""
+    body = await bodies.read(http, ChatBody, service.settings.lenient)
+    requests = await run_in_threadpool(requests_of, service, body)
+    started = await running.start(service.engine, requests)
+    if body.stream:
+        return stream.response(service, started, ChatWriter(service, body))
+    found = await running.outcomes(http, started)
+    return JSONResponse(whole(service, body, found))
+
+
+def requests_of(service: Service, body: ChatBody) -> list[Request]:
+    """One request for each of the n replies. Raises ApiError."""
+    settings = service.settings
+    messages = conversation(body.messages, settings.max_messages, settings.lenient)
+    use = tool_use(body.tools, body.tool_choice)
+    _check(body, settings.max_choices)
+    thinking, budget = _thinking(body)
+    opener = service.model.tokenizer.token_id(CALL)
+    if use.opening and opener is None:
+        raise bad_request("tool_choice: this model's vocabulary has no tool calls", "tool_choice")
+    banned = [opener] if use.forbidden and opener is not None else []
+    sampler = sampler_of(body, service.model, banned)
+    stops = stops_of(body.stop)
+    if body.parallel_tool_calls is False and use.tools:
+        stops.append(CALL_END)  # a call that is cut here is whole, and the only one
+    limit = body.max_completion_tokens or body.max_tokens
+    asked = Request(
+        messages=messages,
+        sampler=sampler,
+        thinking=thinking,
+        tools=use.tools,
+        stop=stops or None,
+        opening=use.opening,
+        max_thinking_tokens=budget,
+        retry_empty=body.retry_empty is not False,
+        drafts=bool(body.stream and body.stream_drafts),
+        timeout_s=body.timeout,
+        endpoint="/v1/chat/completions",
+        user=body.user,
+    )
+    prompt = service.chat_prompt(asked)  # once, however many replies
+    most = limit or service.room(len(prompt.ids), body.canvas_length)
+    return [
+        replace(asked, id=new_id(), made=prompt, max_tokens=most, seed=seed)
+        for seed in seeds_of(body.seed, body.n or 1)
+    ]
+
+
+def _check(body: ChatBody, most: int) -> None:
+    if (body.n or 1) > most:
+        raise bad_request(f"n: at most {most} replies", "n")
+    if body.top_logprobs is not None and not body.logprobs:
+        raise bad_request("top_logprobs: needs logprobs to be true", "top_logprobs")
+    if body.stream_options is not None and not body.stream:
+        raise bad_request("stream_options: only with stream", "stream_options")
+    both = (body.max_tokens, body.max_completion_tokens)
+    if None not in both and both[0] != both[1]:
+        raise bad_request("max_tokens, max_completion_tokens: differ; send one", "max_tokens")
+
+
+def _thinking(body: ChatBody) -> tuple[bool, int | None]:
+    """Whether the model thinks, and for how many tokens at most."""
+    effort = body.reasoning_effort
+    if effort is not None and effort not in EFFORTS:
+        raise bad_request(
+            f"reasoning_effort: must be one of {', '.join(EFFORTS)}", "reasoning_effort"
+        )
+    budget = None if effort is None else EFFORTS[effort]
+    asked = body.chat_template_kwargs and body.chat_template_kwargs.enable_thinking
+    thinking = asked if asked is not None else effort is not None and budget != 0
+    if body.max_thinking_tokens is not None:
+        budget = body.max_thinking_tokens
+    return bool(thinking), budget if thinking and budget != 0 else body.max_thinking_tokens
+
+
+def whole(service: Service, body: ChatBody, found: Sequence[Outcome]) -> dict[str, Any]:
+    ends = [outcome.finished for outcome in found]
+    choices = []
+    for number, (outcome, end) in enumerate(zip(found, ends, strict=True)):
+        choice = {
+            "index": number,
+            "message": message(end.reply),
+            "logprobs": _logprobs(service, body, outcome) if body.logprobs else None,
+            "finish_reason": replies.finish_reason(end.reply),
+        }
+        if len(ends) > 1:
+            choice["timings"] = replies.timings(end.account)
+        choices.append(choice)
+    return {
+        "id": replies.new_id("chatcmpl"),
+        "object": "chat.completion",
+        "created": int(time.time()),
+        "model": service.name,
+        "system_fingerprint": FINGERPRINT,
+        "choices": choices,
+        "usage": replies.usage([end.account for end in ends]),
+    } | replies.figures(ends)
+
+
+def message(reply: Reply) -> dict[str, Any]:
+    """The assistant's message; content is null where there are only tool calls."""
+    calls = [replies.call_object(call) for call in reply.tool_calls]
+    found: dict[str, Any] = {
+        "role": "assistant",
+        "content": None if calls and not reply.text else reply.text,
+        "refusal": None,
+    }
+    if reply.thought is not None:
+        found["reasoning_content"] = reply.thought
+    if calls:
+        found["tool_calls"] = calls
+    return found
+
+
+def _logprobs(service: Service, body: ChatBody, outcome: Outcome) -> dict[str, Any]:
+    tokens = TokenLog(service, body.top_logprobs or 0)
+    for commit in outcome.commits:
+        tokens.add(commit)
+    return {"content": tokens.take(len(outcome.finished.reply.text)), "refusal": None}
+
+
+class ChatWriter:
+    """Chunks of a streamed chat completion."""
+
+    def __init__(self, service: Service, body: ChatBody) -> None:
+        self._base = {
+            "id": replies.new_id("chatcmpl"),
+            "object": "chat.completion.chunk",
+            "created": int(time.time()),
+            "model": service.name,
+            "system_fingerprint": FINGERPRINT,
+        }
+        options = body.stream_options
+        self._usage = options is not None and bool(options.include_usage)
+        count, few = body.n or 1, body.top_logprobs or 0
+        self._logs = [TokenLog(service, few) if body.logprobs else None for _ in range(count)]
+        # Characters of the answer and of the thought, and tool calls, that have gone out.
+        self._sent = [{"content": 0, "reasoning_content": 0, "calls": 0} for _ in range(count)]
+
+    def extra(self, fields: dict[str, Any]) -> dict[str, Any]:
+        return self._base | {"choices": []} | fields
+
+    def begin(self, number: int) -> Iterable[dict[str, Any]]:
+        yield self._chunk(number, {"role": "assistant", "content": ""})
+
+    def commit(self, number: int, commit: Commit) -> Iterable[dict[str, Any]]:
+        log = self._logs[number]
+        if log is not None:
+            log.add(commit)
+        yield from self._texts(number, "reasoning_content", commit.thought)
+        yield from self._texts(number, "content", commit.text)
+        for call in commit.tool_calls:
+            yield from self._call(number, call)
+
+    def finish(self, number: int, end: Finished) -> Iterable[dict[str, Any]]:
+        reply, sent = end.reply, self._sent[number]
+        thought = (reply.thought or "")[sent["reasoning_content"] :]
+        yield from self._texts(number, "reasoning_content", thought)
+        yield from self._texts(number, "content", reply.text[sent["content"] :])
+        for call in reply.tool_calls[sent["calls"] :]:
+            yield from self._call(number, call)
+        last = self._chunk(number, {}, replies.finish_reason(reply))
+        last["timings"] = replies.timings(end.account)
+        if reply.warnings:
+            last["warnings"] = list(reply.warnings)
+        yield last
+
+    def close(self, accounts: Sequence[Account]) -> Iterable[dict[str, Any]]:
+        if self._usage:
+            yield self.extra({"usage": replies.usage(accounts)})
+
+    def _texts(self, number: int, name: str, text: str) -> Iterable[dict[str, Any]]:
+        self._sent[number][name] += len(text)
+        log = self._logs[number] if name == "content" else None
+        for piece in stream.pieces(text):
+            chunk = self._chunk(number, {name: piece})
+            if log is not None:
+                found = log.take(len(piece))
+                chunk["choices"][0]["logprobs"] = {"content": found, "refusal": None}
+            yield chunk
+
+    def _call(self, number: int, call: ToolCall) -> Iterable[dict[str, Any]]:
+        whole = replies.call_object(call)
+        at, arguments = self._sent[number]["calls"], whole["function"]["arguments"]
+        self._sent[number]["calls"] += 1
+        whole["function"]["arguments"] = ""
+        yield self._chunk(number, {"tool_calls": [{"index": at, **whole}]})
+        for piece in stream.pieces(arguments):
+            part = {"index": at, "function": {"arguments": piece}}
+            yield self._chunk(number, {"tool_calls": [part]})
+
+    def _chunk(
+        self, number: int, delta: dict[str, Any], reason: str | None = None
+    ) -> dict[str, Any]:
+        choice = {"index": number, "delta": delta, "logprobs": None, "finish_reason": reason}
+        chunk: dict[str, Any] = {**self._base, "choices": [choice]}
+        if self._usage:
+            chunk["usage"] = None
+        return chunk

@@ -1,0 +1,169 @@
+"""POST /v1/completions: text that goes on from a prompt, without a chat template."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterable, Sequence
+from typing import Any
+
+from fastapi import Request as HttpRequest
+from fastapi.concurrency import run_in_threadpool
+from fastapi.responses import JSONResponse, Response
+
+from sfumato.engine import Account, Commit, Finished, Request
+from sfumato.server import bodies, replies, running, stream
+from sfumato.server.errors import bad_request
+from sfumato.server.logprobs import TokenLog, legacy
+from sfumato.server.running import Outcome
+from sfumato.server.sampling import sampler_of, seeds_of, stops_of
+from sfumato.server.schemas import CompletionBody
+from sfumato.server.service import FINGERPRINT, Service
+
+
+async def complete(service: Service, http: HttpRequest) -> Response:
+    """Raises ApiError."""
+    body = await bodies.read(http, CompletionBody, service.settings.lenient)
+    requests = await run_in_threadpool(requests_of, service, body)
+    started = await running.start(service.engine, requests)
+    if body.stream:
+        return stream.response(service, started, TextWriter(service, body, len(requests)))
+    found = await running.outcomes(http, started)
+    return JSONResponse(whole(service, body, found))
+
+
+def prompts_of(prompt: str | list[str] | list[int] | list[list[int]]) -> list[str | list[int]]:
+    """The one or several prompts that the field holds. Raises ApiError."""
+    if isinstance(prompt, str):
+        return [prompt]
+    if not prompt:
+        raise bad_request("prompt: is empty", "prompt")
+    if isinstance(prompt[0], int):
+        return [[token for token in prompt if isinstance(token, int)]]
+    return [part for part in prompt if isinstance(part, str | list)]
+
+
+def requests_of(service: Service, body: CompletionBody) -> list[Request]:
+    """n requests for each prompt. Raises ApiError."""
+    prompts, count = prompts_of(body.prompt), body.n or 1
+    if len(prompts) * count > service.settings.max_choices:
+        most = service.settings.max_choices
+        raise bad_request(f"n: at most {most} replies to a request, all prompts together", "n")
+    if body.stream_options is not None and not body.stream:
+        raise bad_request("stream_options: only with stream", "stream_options")
+    sampler = sampler_of(body, service.model)
+    requests = []
+    for prompt in prompts:
+        ids = service.raw_prompt(prompt, "/v1/completions", body.user)
+        if not ids:
+            raise bad_request("prompt: is empty, and this model has no token to begin with")
+        for seed in seeds_of(body.seed, count):
+            requests.append(
+                Request(
+                    ids=ids,
+                    max_tokens=body.max_tokens or service.room(len(ids), body.canvas_length),
+                    seed=seed,
+                    sampler=sampler,
+                    stop=stops_of(body.stop) or None,
+                    max_thinking_tokens=body.max_thinking_tokens,
+                    retry_empty=body.retry_empty is not False,
+                    drafts=bool(body.stream and body.stream_drafts),
+                    timeout_s=body.timeout,
+                    endpoint="/v1/completions",
+                    user=body.user,
+                )
+            )
+    return requests
+
+
+def whole(service: Service, body: CompletionBody, found: Sequence[Outcome]) -> dict[str, Any]:
+    ends = [outcome.finished for outcome in found]
+    choices = []
+    for number, outcome in enumerate(found):
+        reply = outcome.finished.reply
+        choice = {
+            "index": number,
+            "text": reply.text,
+            "logprobs": _logprobs(service, body, outcome),
+            "finish_reason": "length" if reply.stop_reason == "max_tokens" else "stop",
+        }
+        if len(ends) > 1:
+            choice["timings"] = replies.timings(outcome.finished.account)
+        choices.append(choice)
+    return {
+        "id": replies.new_id("cmpl"),
+        "object": "text_completion",
+        "created": int(time.time()),
+        "model": service.name,
+        "system_fingerprint": FINGERPRINT,
+        "choices": choices,
+        "usage": replies.usage_of_prompts([end.account for end in ends], body.n or 1),
+    } | replies.figures(ends)
+
+
+def _logprobs(service: Service, body: CompletionBody, outcome: Outcome) -> dict[str, Any] | None:
+    if body.logprobs is None:
+        return None
+    tokens = TokenLog(service, body.logprobs)
+    for commit in outcome.commits:
+        tokens.add(commit)
+    return legacy(tokens.take(len(outcome.finished.reply.text)))
+
+
+class TextWriter:
+    """Chunks of a streamed text completion."""
+
+    def __init__(self, service: Service, body: CompletionBody, count: int) -> None:
+        self._base = {
+            "id": replies.new_id("cmpl"),
+            "object": "text_completion",
+            "created": int(time.time()),
+            "model": service.name,
+            "system_fingerprint": FINGERPRINT,
+        }
+        options = body.stream_options
+        self._usage = options is not None and bool(options.include_usage)
+        self._each = body.n or 1
+        few = body.logprobs
+        self._logs = [None if few is None else TokenLog(service, few) for _ in range(count)]
+        self._sent = [0] * count
+
+    def extra(self, fields: dict[str, Any]) -> dict[str, Any]:
+        return self._base | {"choices": []} | fields
+
+    def begin(self, number: int) -> Iterable[dict[str, Any]]:
+        return ()
+
+    def commit(self, number: int, commit: Commit) -> Iterable[dict[str, Any]]:
+        log = self._logs[number]
+        if log is not None:
+            log.add(commit)
+        yield from self._texts(number, commit.text)
+
+    def finish(self, number: int, end: Finished) -> Iterable[dict[str, Any]]:
+        yield from self._texts(number, end.reply.text[self._sent[number] :])
+        reason = "length" if end.reply.stop_reason == "max_tokens" else "stop"
+        last = self._chunk(number, "", reason)
+        last["timings"] = replies.timings(end.account)
+        if end.reply.warnings:
+            last["warnings"] = list(end.reply.warnings)
+        yield last
+
+    def close(self, accounts: Sequence[Account]) -> Iterable[dict[str, Any]]:
+        if self._usage:
+            yield self.extra({"usage": replies.usage_of_prompts(accounts, self._each)})
+
+    def _texts(self, number: int, text: str) -> Iterable[dict[str, Any]]:
+        for piece in stream.pieces(text):
+            chunk = self._chunk(number, piece)
+            log = self._logs[number]
+            if log is not None:
+                chunk["choices"][0]["logprobs"] = legacy(log.take(len(piece)), self._sent[number])
+            self._sent[number] += len(piece)
+            yield chunk
+
+    def _chunk(self, number: int, text: str, reason: str | None = None) -> dict[str, Any]:
+        choice = {"index": number, "text": text, "logprobs": None, "finish_reason": reason}
+        chunk: dict[str, Any] = {**self._base, "choices": [choice]}
+        if self._usage:
+            chunk["usage"] = None
+        return chunk

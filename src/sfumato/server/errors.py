@@ -1,0 +1,153 @@
+"""Failures as OpenAI's error objects, and what the engine raises as HTTP statuses.
+
+What reaches a client says what is wrong and what to do; paths and traces stay here.
+"""
+
+from __future__ import annotations
+
+import logging
+import re
+from typing import Any
+
+from fastapi import FastAPI, Request
+from fastapi.exceptions import StarletteHTTPException as HTTPException
+from fastapi.responses import JSONResponse, Response
+from fastapi.routing import APIRoute
+
+from sfumato.engine import EngineDead, Failed, QueueFull, TooLarge
+
+log = logging.getLogger(__name__)
+
+RETRY_AFTER_S = 2
+CLIENT_GONE = 499  # as nginx writes it; nobody is there to read it
+
+_FIELD = re.compile(r"([A-Za-z_][\w.\[\]]*)(?:, [A-Za-z_]\w*)*: ")
+_PATH = re.compile(r"(?<![\w/.:])/(?:[^\s/'\",;]+/)+([^\s/'\",;]*)")
+_STATUS = {
+    "invalid": 400,
+    "too_large": 400,
+    "queue_full": 429,
+    "timeout": 504,
+    "shutdown": 503,
+    "memory": 503,
+    "internal": 500,
+}
+_TYPES = {
+    400: "invalid_request_error",
+    401: "authentication_error",
+    403: "permission_error",
+    404: "not_found_error",
+    429: "rate_limit_error",
+    503: "service_unavailable_error",
+    504: "timeout_error",
+}
+
+
+class ApiError(Exception):
+    """An answer other than 200."""
+
+    def __init__(
+        self,
+        status: int,
+        message: str,
+        param: str | None = None,
+        code: str | None = None,
+        headers: dict[str, str] | None = None,
+    ) -> None:
+        super().__init__(message)
+        self.status, self.message, self.param, self.code = status, message, param, code
+        self.headers = headers or {}
+
+    def body(self) -> dict[str, Any]:
+        kind = "invalid_request_error" if 400 < self.status < 500 else "server_error"
+        return {
+            "error": {
+                "message": self.message,
+                "type": _TYPES.get(self.status, kind),
+                "param": self.param,
+                "code": self.code,
+            }
+        }
+
+    def response(self) -> Response:
+        return JSONResponse(self.body(), self.status, self.headers)
+
+
+def without_paths(text: str) -> str:
+    """The text with absolute paths cut to the names of their files."""
+    return _PATH.sub(r"\1", text)
+
+
+def bad_request(message: str, param: str | None = None, code: str | None = None) -> ApiError:
+    return ApiError(400, message, param, code)
+
+
+def from_value_error(error: ValueError) -> ApiError:
+    """What a check of our own raised; its message begins with the field's name."""
+    field = _FIELD.match(str(error))
+    code = "context_length_exceeded" if isinstance(error, TooLarge) else None
+    return bad_request(without_paths(str(error)), field[1] if field else None, code)
+
+
+def from_refusal(error: Exception) -> ApiError:
+    """What `Engine.submit` raised. Raises the error again where it is none of the promised."""
+    if isinstance(error, QueueFull):
+        return ApiError(429, without_paths(str(error)), code="queue_full", headers=_retry())
+    if isinstance(error, EngineDead):
+        return ApiError(503, without_paths(str(error)), code="engine_unavailable", headers=_retry())
+    if isinstance(error, ValueError):
+        return from_value_error(error)
+    raise error
+
+
+def from_failed(failed: Failed) -> ApiError:
+    """What a request ended in."""
+    status, message = _STATUS[failed.kind], without_paths(failed.message)
+    if status == 400:
+        field = _FIELD.match(message)
+        return bad_request(message, field[1] if field else None, failed.kind)
+    headers = _retry() if status in (429, 503) else None
+    return ApiError(status, message, code=failed.kind, headers=headers)
+
+
+def _retry() -> dict[str, str]:
+    return {"Retry-After": str(RETRY_AFTER_S)}
+
+
+def add_handlers(app: FastAPI) -> None:
+    """Every failure of a route in the same shape."""
+
+    async def api_error(request: Request, error: Exception) -> Response:
+        assert isinstance(error, ApiError)
+        return error.response()
+
+    async def http_error(request: Request, error: Exception) -> Response:
+        assert isinstance(error, HTTPException)
+        path, status = request.url.path, error.status_code
+        headers = dict(error.headers) if error.headers else {}
+        if status == 404 and (methods := _methods(app, path)):
+            # The page's files are looked for under every path, whatever the routes are.
+            status, headers = 405, {"Allow": ", ".join(sorted(methods))}
+        said = {404: f"there is no {path[:200]}", 405: f"{path[:200]} takes another method"}
+        return ApiError(status, said.get(status, str(error.detail)), headers=headers).response()
+
+    async def bug(request: Request, error: Exception) -> Response:
+        log.error("%s %s failed", request.method, request.url.path, exc_info=error)
+        return internal().response()
+
+    app.add_exception_handler(ApiError, api_error)
+    app.add_exception_handler(HTTPException, http_error)
+    app.add_exception_handler(Exception, bug)
+
+
+def _methods(app: FastAPI, path: str) -> set[str]:
+    """What the route of exactly that path takes; nothing where there is none."""
+    found: set[str] = set()
+    for route in app.routes:
+        if isinstance(route, APIRoute) and route.path == path:
+            found |= route.methods or set()
+    return found
+
+
+def internal() -> ApiError:
+    return ApiError(500, "the server failed; its log says why", code="internal")

@@ -1,0 +1,138 @@
+"""What the server says of itself: health, model, settings, slots, memory, metrics."""
+
+from __future__ import annotations
+
+from dataclasses import asdict, is_dataclass
+from typing import Any
+
+from fastapi.responses import JSONResponse, Response
+
+from sfumato import __version__
+from sfumato.diffusion.sampler import EntropyBound
+from sfumato.diffusion.schedule import LinearTemperature
+from sfumato.diffusion.stopping import StableAndConfident
+from sfumato.engine.audit import used_memory
+from sfumato.server.errors import ApiError, without_paths
+from sfumato.server.examples import examples
+from sfumato.server.schemas import MOST_ALTERNATIVES
+from sfumato.server.service import Service
+
+
+def health(service: Service) -> Response:
+    """200, or 503 with the reason where the engine takes no requests."""
+    found = service.engine.health()
+    body = {"status": "ok" if found.ok else "error", **asdict(found)}
+    if not found.ok:
+        body["error"] = ApiError(503, without_paths(found.reason or "not ready")).body()["error"]
+        body["reason"] = body["error"]["message"]
+    return JSONResponse(body, 200 if found.ok else 503)
+
+
+def model_card(service: Service) -> dict[str, Any]:
+    config = service.model.config
+    return {
+        "id": service.name,
+        "object": "model",
+        "created": service.started,
+        "owned_by": "sfumato",
+        "meta": {
+            "vocab_size": config.vocab_size,
+            "context_length": config.context_length,
+            "canvas_length": config.canvas_length,
+        },
+    }
+
+
+def models(service: Service) -> dict[str, Any]:
+    return {"object": "list", "data": [model_card(service)]}
+
+
+def model_named(service: Service, name: str) -> dict[str, Any]:
+    """Raises ApiError."""
+    if name != service.name:
+        raise ApiError(404, f"there is no model {name[:200]!r}; this is {service.name!r}", "model")
+    return model_card(service)
+
+
+def props(service: Service) -> dict[str, Any]:
+    """What a page or client needs to know before it asks: nothing of the machine's files."""
+    model, settings, engine = service.model, service.settings, service.engine.config
+    return {
+        "model": service.name,
+        "version": __version__,
+        "architecture": "DiffusionGemma",
+        "canvas_length": model.config.canvas_length,
+        "vocab_size": model.config.vocab_size,
+        "context_length": model.config.context_length,
+        "total_slots": engine.slots,
+        "chat_template": model.template.source,
+        "bos_token": model.template.bos,
+        "eos_token": model.template.eos,
+        "default_generation_settings": {"n_ctx": service.context, "params": defaults(service)},
+        "sampler": defaults(service),
+        "limits": {
+            "context": service.context,
+            "slots": engine.slots,
+            "queue": engine.queue,
+            "max_body": settings.max_body,
+            "max_messages": settings.max_messages,
+            "max_choices": settings.max_choices,
+            "max_tokens": settings.max_tokens,
+            "top_logprobs": MOST_ALTERNATIVES,
+            "request_timeout": engine.request_timeout_s,
+        },
+        "examples": examples(model),
+    }
+
+
+def defaults(service: Service) -> dict[str, Any]:
+    """The checkpoint's sampling, in the names of request fields; what is null is another rule's."""
+    config = service.model.sampler_defaults
+    sampler, schedule, stopping = config.sampler, config.schedule, config.stopping
+    linear = schedule if isinstance(schedule, LinearTemperature) else None
+    stable = stopping if isinstance(stopping, StableAndConfident) else None
+    bound = sampler.bound if isinstance(sampler, EntropyBound) else None
+    return {
+        "max_steps": config.max_steps,
+        "sampler": "entropy-bound" if bound is not None else type(sampler).__name__,
+        "entropy_bound": bound,
+        "temperature": config.temperature,
+        "t_min": linear and linear.t_min,
+        "t_max": linear and linear.t_max,
+        "stability": stable and stable.stability,
+        "confidence": stable and stable.confidence,
+        "top_k": config.top_k,
+        "top_p": config.top_p,
+        "max_tokens": service.settings.max_tokens,
+    }
+
+
+def slots(service: Service) -> dict[str, Any]:
+    """The engine's state, as it names its parts."""
+    state: dict[str, Any] = plain(service.engine.state())
+    state.pop("memory", None)
+    return state
+
+
+def memory(service: Service) -> dict[str, Any]:
+    """What the engine was predicted to take at most, what there was, and what is taken now."""
+    state = service.engine.state()
+    view = state.memory
+    found: dict[str, Any] = plain(view)
+    found["prediction"]["total"] = view.prediction.total
+    return found | {
+        "used": used_memory(service.model.network.device),
+        "snapshot_bytes": state.snapshot_bytes,
+        "larger_bytes": state.larger_bytes,
+    }
+
+
+def plain(value: Any) -> Any:
+    """Dataclasses, tuples and mappings as what JSON has."""
+    if is_dataclass(value) and not isinstance(value, type):
+        return {name: plain(item) for name, item in vars(value).items()}
+    if isinstance(value, dict):
+        return {str(key): plain(item) for key, item in value.items()}
+    if isinstance(value, list | tuple):
+        return [plain(item) for item in value]
+    return value if isinstance(value, str | int | float | bool | None) else str(value)

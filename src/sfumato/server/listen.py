@@ -1,0 +1,99 @@
+"""uvicorn around the application: the socket, and an end in good order.
+
+After SIGTERM or SIGINT no connection is accepted any more, the requests that run may finish for a
+while, and what is left then ends in an error of its own. A second signal ends it at once.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import signal
+import socket
+import threading
+from collections.abc import Callable, Iterator
+from types import FrameType
+from typing import Any
+
+import uvicorn
+from fastapi import FastAPI
+
+SIGNALS = (signal.SIGINT, signal.SIGTERM)
+AFTER_DRAIN_S = 10.0  # for the last errors to reach their clients
+
+
+def bind(host: str, port: int) -> socket.socket:
+    """A socket of that address, not listening yet. Raises ValueError where it cannot be had."""
+    try:
+        family, kind, protocol, _, address = socket.getaddrinfo(
+            host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE
+        )[0]
+    except (OSError, UnicodeError):
+        raise ValueError(f"--host: {host!r} is no address of this machine") from None
+    bound = socket.socket(family, kind, protocol)
+    try:
+        bound.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        bound.bind(address)
+    except OSError as error:
+        bound.close()
+        said = error.strerror or str(error)
+        raise ValueError(
+            f"{host}:{port}: cannot be listened on ({said}); choose another --port or --host"
+        ) from None
+    return bound
+
+
+class Listener(uvicorn.Server):
+    """Serves until a signal comes."""
+
+    def __init__(
+        self,
+        app: FastAPI,
+        drain_s: float,
+        close: Callable[[float], None],
+        ready: Callable[[], None] = lambda: None,
+        **options: Any,
+    ) -> None:
+        """close(seconds): drains the engine for so long, then fails the rest; it may block.
+        ready: called when connections are accepted."""
+        limit = int(drain_s + AFTER_DRAIN_S)
+        super().__init__(
+            uvicorn.Config(
+                app,
+                log_config=None,
+                lifespan="off",
+                server_header=False,
+                timeout_graceful_shutdown=limit,
+                **options,
+            )
+        )
+        self._drain_s, self._close, self._ready = drain_s, close, ready
+
+    async def startup(self, sockets: list[socket.socket] | None = None) -> None:
+        await super().startup(sockets)
+        self._ready()
+
+    def handle_exit(self, sig: int, frame: FrameType | None) -> None:
+        """The first signal asks for an end, the second one insists."""
+        self.force_exit = self.should_exit
+        self.should_exit = True
+
+    async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
+        """The engine drains while uvicorn waits for its connections."""
+        closer = threading.Thread(target=self._close, args=(self._drain_s,), daemon=True)
+        closer.start()
+        await super().shutdown(sockets)
+        if not self.force_exit:
+            closer.join(AFTER_DRAIN_S)
+
+    @contextlib.contextmanager
+    def capture_signals(self) -> Iterator[None]:
+        """Signals end the server, and are not raised again afterwards as uvicorn does."""
+        if threading.current_thread() is not threading.main_thread():
+            yield
+            return
+        before = {number: signal.signal(number, self.handle_exit) for number in SIGNALS}
+        try:
+            yield
+        finally:
+            for number, handler in before.items():
+                signal.signal(number, handler)

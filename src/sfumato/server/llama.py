@@ -1,0 +1,144 @@
+"""llama-server's own routes: /completion, /tokenize, /detokenize, /apply-template."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from typing import Any
+
+from fastapi import Request as HttpRequest
+from fastapi.concurrency import run_in_threadpool
+from fastapi.responses import JSONResponse, Response
+
+from sfumato.engine import Account, Commit, Finished, Request
+from sfumato.server import bodies, replies, running, stream
+from sfumato.server.errors import bad_request, from_value_error
+from sfumato.server.messages import conversation
+from sfumato.server.sampling import sampler_of, seeds_of, stops_of
+from sfumato.server.schemas import DetokenizeBody, LlamaBody, TemplateBody, TokenizeBody
+from sfumato.server.service import Service
+
+_STOP_TYPES = {"eos": "eos", "max_tokens": "limit", "stop": "word", "cancelled": "none"}
+
+
+async def completion(service: Service, http: HttpRequest) -> Response:
+    """Raises ApiError."""
+    body = await bodies.read(http, LlamaBody, service.settings.lenient)
+    request = await run_in_threadpool(request_of, service, body)
+    started = await running.start(service.engine, [request])
+    if body.stream:
+        return stream.response(service, started, LlamaWriter(service), done=False)
+    (outcome,) = await running.outcomes(http, started)
+    text = outcome.finished.reply.text
+    return JSONResponse({"content": text, **_last(service, outcome.finished)})
+
+
+def request_of(service: Service, body: LlamaBody) -> Request:
+    """Raises ApiError."""
+    ids = service.raw_prompt(body.prompt, "/completion")
+    if not ids:
+        raise bad_request("prompt: is empty", "prompt")
+    if body.n_predict == 0:
+        raise bad_request("n_predict: must be at least 1, or -1 for what fits", "n_predict")
+    unlimited = body.n_predict is None or body.n_predict < 0
+    seed = None if body.seed == -1 else body.seed  # as llama-server reads it
+    return Request(
+        ids=ids,
+        max_tokens=service.room(len(ids), body.canvas_length) if unlimited else body.n_predict or 1,
+        seed=seeds_of(seed, 1)[0],
+        sampler=sampler_of(body, service.model),
+        stop=stops_of(body.stop) or None,
+        max_thinking_tokens=body.max_thinking_tokens,
+        retry_empty=body.retry_empty is not False,
+        drafts=bool(body.stream and body.stream_drafts),
+        timeout_s=body.timeout,
+        endpoint="/completion",
+    )
+
+
+def _last(service: Service, end: Finished) -> dict[str, Any]:
+    """All but the text: what llama-server sends at the end."""
+    reply, account = end.reply, end.account
+    found = {
+        "index": 0,
+        "id_slot": -1 if account.slot is None else account.slot,
+        "stop": True,
+        "stop_type": _STOP_TYPES[reply.stop_reason],
+        "model": service.name,
+        "tokens_predicted": account.output_tokens,
+        "tokens_evaluated": account.prompt_tokens,
+        "tokens_cached": account.cached_tokens,
+        "truncated": False,
+        "timings": replies.timings(account),
+    }
+    return found | ({"warnings": list(reply.warnings)} if reply.warnings else {})
+
+
+class LlamaWriter:
+    """Frames of a streamed /completion: no choices, no [DONE]; the last says stop."""
+
+    def __init__(self, service: Service) -> None:
+        self._service, self._sent = service, 0
+
+    def extra(self, fields: dict[str, Any]) -> dict[str, Any]:
+        return {"index": 0, "content": "", "stop": False} | fields
+
+    def begin(self, number: int) -> Iterable[dict[str, Any]]:
+        return ()
+
+    def commit(self, number: int, commit: Commit) -> Iterable[dict[str, Any]]:
+        yield from self._texts(commit.text)
+
+    def finish(self, number: int, end: Finished) -> Iterable[dict[str, Any]]:
+        yield from self._texts(end.reply.text[self._sent :])
+        yield {"content": "", **_last(self._service, end)}
+
+    def close(self, accounts: Sequence[Account]) -> Iterable[dict[str, Any]]:
+        return ()
+
+    def _texts(self, text: str) -> Iterable[dict[str, Any]]:
+        self._sent += len(text)
+        for piece in stream.pieces(text):
+            yield self.extra({"content": piece})
+
+
+async def tokenize(service: Service, http: HttpRequest) -> dict[str, Any]:
+    """Raises ApiError."""
+    body = await bodies.read(http, TokenizeBody, service.settings.lenient)
+    tokenizer = service.model.tokenizer
+    try:
+        ids = await run_in_threadpool(service.encode, body.content, "content", body.parse_special)
+    except ValueError as error:
+        raise from_value_error(error) from None
+    if body.add_special and tokenizer.bos_id is not None:
+        ids = [tokenizer.bos_id, *ids]
+    if not body.with_pieces:
+        return {"tokens": ids}
+    pieces = zip(ids, service.pieces(ids), strict=True)
+    return {"tokens": [{"id": token, "piece": piece} for token, piece in pieces]}
+
+
+async def detokenize(service: Service, http: HttpRequest) -> dict[str, Any]:
+    """Raises ApiError."""
+    body = await bodies.read(http, DetokenizeBody, service.settings.lenient)
+    try:
+        return {"content": service.model.tokenizer.decode(body.tokens, skip_special=False)}
+    except (ValueError, OverflowError) as error:
+        raise bad_request(f"tokens: {error}", "tokens") from None
+
+
+async def apply_template(service: Service, http: HttpRequest) -> dict[str, Any]:
+    """Raises ApiError."""
+    settings = service.settings
+    body = await bodies.read(http, TemplateBody, settings.lenient)
+    messages = conversation(body.messages, settings.max_messages, settings.lenient)
+    kwargs = body.chat_template_kwargs
+    try:
+        prompt = service.model.template.render(
+            messages,
+            thinking=bool(kwargs and kwargs.enable_thinking),
+            tools=body.tools,
+            add_generation_prompt=body.add_generation_prompt,
+        )
+    except ValueError as error:
+        raise from_value_error(error) from None
+    return {"prompt": prompt}

@@ -1,0 +1,209 @@
+"""What Prometheus scrapes: counters and histograms of requests, and the engine's state as gauges.
+
+Names and units follow Prometheus' conventions: base units, `_total` for what only grows. Each app
+has a registry of its own. Knows no HTTP.
+"""
+
+from __future__ import annotations
+
+from collections import Counter as Tally
+from collections.abc import Iterator, Mapping
+
+import torch
+from prometheus_client import (
+    CONTENT_TYPE_LATEST,
+    CollectorRegistry,
+    Counter,
+    Histogram,
+    ProcessCollector,
+    generate_latest,
+)
+from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, InfoMetricFamily
+from prometheus_client.metrics_core import Metric
+from prometheus_client.registry import Collector
+
+from sfumato import __version__
+from sfumato.engine.audit import used_memory
+from sfumato.engine.engine import Engine
+from sfumato.engine.events import Failed, Finished
+from sfumato.engine.memory import MemoryView
+from sfumato.engine.request import Request
+from sfumato.engine.row import Phase
+from sfumato.engine.state import EngineState
+
+CONTENT_TYPE = CONTENT_TYPE_LATEST
+
+PHASES: tuple[Phase, ...] = ("prefill", "denoise", "commit")
+SECONDS = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60, 120, 300)
+STEPS = (1, 2, 4, 6, 8, 12, 16, 20, 24, 32, 40, 48, 64, 96, 128)
+
+
+class Metrics:
+    """The metrics of one engine. `observe` and `text` may be called from any thread."""
+
+    def __init__(self, engine: Engine) -> None:
+        self._registry = registry = CollectorRegistry()
+        self._requests = Counter(
+            "sfumato_requests",
+            "Requests that ended, by how: a stop reason, or a kind of failure.",
+            ("endpoint", "outcome"),
+            registry=registry,
+        )
+        self._canvases = Counter(
+            "sfumato_canvases",
+            "Canvases of requests that ended, by whether they converged or met the step cap.",
+            ("convergence",),
+            registry=registry,
+        )
+        times = {
+            "queue_s": ("queue", "From submission to a slot."),
+            "prefill_s": ("prefill", "Encoding the prompt."),
+            "first_draft_s": ("first_draft", "From submission to the first draft."),
+            "first_commit_s": ("first_commit", "From submission to the first settled canvas."),
+            "total_s": ("request", "From submission to the terminal event."),
+        }
+        self._seconds = {
+            key: Histogram(f"sfumato_{name}_seconds", help, buckets=SECONDS, registry=registry)
+            for key, (name, help) in times.items()
+        }
+        self._steps = Histogram(
+            "sfumato_canvas_steps",
+            "Denoising steps of a canvas.",
+            buckets=STEPS,
+            registry=registry,
+        )
+        registry.register(_EngineCollector(engine))
+        ProcessCollector(registry=registry)
+
+    def observe(self, request: Request, event: Finished | Failed) -> None:
+        """Counts a request by its terminal event; one that was refused has no account."""
+        outcome = event.kind if isinstance(event, Failed) else event.reply.stop_reason
+        self._requests.labels(request.endpoint, outcome).inc()
+        account = event.account
+        if account is None:
+            return
+        for key, histogram in self._seconds.items():
+            seconds = getattr(account, key)
+            if seconds is not None:
+                histogram.observe(seconds)
+        for steps, convergence in zip(account.steps, account.convergence, strict=False):
+            self._canvases.labels(convergence).inc()
+            self._steps.observe(steps)
+
+    def text(self) -> bytes:
+        """The answer to a scrape, of the type CONTENT_TYPE."""
+        return generate_latest(self._registry)
+
+
+class _EngineCollector(Collector):
+    """Asks the engine when it is asked."""
+
+    def __init__(self, engine: Engine) -> None:
+        self._engine = engine
+
+    def describe(self) -> Iterator[Metric]:
+        """Empty: registering must not ask the engine yet."""
+        return iter(())
+
+    def collect(self) -> Iterator[Metric]:
+        engine, state, health = self._engine, self._engine.state(), self._engine.health()
+        about = {
+            "version": __version__,
+            "model": engine.model.path.name,
+            "device": str(engine.model.network.device),
+        }
+        yield InfoMetricFamily("sfumato_build", "What serves.", about)
+        yield _gauge("sfumato_healthy", "1 while the engine takes requests.", float(health.ok))
+        yield _gauge("sfumato_uptime_seconds", "Since the engine was made.", health.uptime_s)
+        yield _gauge("sfumato_queue_depth", "Requests that wait for a slot.", state.waiting)
+        yield from _counters(state)
+        yield from _gauges(state)
+        yield from _memory(engine.model.network.device, state.memory)
+
+
+def _counters(state: EngineState) -> Iterator[Metric]:
+    totals = state.totals
+    tokens = {
+        "prompt": totals.prompt_tokens,
+        "cached": totals.cached_tokens,
+        "encoded": totals.encoded_tokens,
+        "output": totals.output_tokens,
+        "thought": totals.thought_tokens,
+        "canvas": totals.canvas_tokens,
+    }
+    yield _family(
+        CounterMetricFamily,
+        "sfumato_tokens",
+        "Tokens by kind. Cached ones are among the prompt's, thoughts among the output; encoded "
+        "are prompts and commits, canvas all positions of settled canvases.",
+        "kind",
+        tokens,
+    )
+    plain = {
+        "sfumato_steps": ("Denoising steps of rows: a forward of 3 rows is 3.", totals.steps),
+        "sfumato_forwards": ("Batched denoising forwards.", totals.forwards),
+        "sfumato_retries": ("Canvases drawn again: an empty answer.", totals.retries),
+        "sfumato_encode_seconds": ("Time spent on prompts and commits.", totals.encode_s),
+        "sfumato_denoise_seconds": ("Time spent on denoising forwards.", totals.denoise_s),
+    }
+    for name, (help, value) in plain.items():
+        yield CounterMetricFamily(name, help, value=value)
+
+
+def _gauges(state: EngineState) -> Iterator[Metric]:
+    phases = Tally(row.phase for row in state.running)
+    rows: dict[str, int] = {phase: phases[phase] for phase in PHASES}
+    yield _family(GaugeMetricFamily, "sfumato_rows", "Requests that run.", "phase", rows)
+    busy = sum(slot.busy for slot in state.slots)
+    slots = {"busy": busy, "idle": len(state.slots) - busy}
+    yield _family(GaugeMetricFamily, "sfumato_slots", "Cache slots.", "state", slots)
+    held = sum(slot.tokens for slot in state.slots)
+    yield _gauge("sfumato_slot_tokens", "Tokens that all slots hold.", held)
+    yield _gauge("sfumato_snapshot_bytes", "Host memory of snapshots.", state.snapshot_bytes)
+    yield _gauge("sfumato_larger_slot_bytes", "Memory of larger slots.", state.larger_bytes)
+    speeds = {"output": state.speeds.output_tokens, "canvas": state.speeds.canvas_tokens}
+    yield _family(
+        GaugeMetricFamily,
+        "sfumato_tokens_per_second",
+        "Over the last minute of wall time, all requests together.",
+        "kind",
+        speeds,
+    )
+    step = state.speeds.ms_per_step / 1e3
+    yield _gauge("sfumato_step_seconds", "A batched step, mean over the last minute.", step)
+    batch = state.speeds.rows_per_forward
+    yield _gauge("sfumato_rows_per_forward", "Mean over the last minute.", batch)
+
+
+def _memory(device: torch.device, view: MemoryView) -> Iterator[Metric]:
+    found = {
+        "used": used_memory(device),
+        "predicted": view.prediction.total,
+        "budget": None if view.budget is None else view.budget.nbytes,
+        "spare": view.spare,
+    }
+    yield _family(
+        GaugeMetricFamily,
+        "sfumato_memory_bytes",
+        "On the model's device: held by this process, predicted at most, there was at the start, "
+        "and left for larger slots.",
+        "kind",
+        {kind: nbytes for kind, nbytes in found.items() if nbytes is not None},
+    )
+
+
+def _gauge(name: str, help: str, value: float) -> Metric:
+    return GaugeMetricFamily(name, help, value=value)
+
+
+def _family(
+    kind: type[CounterMetricFamily] | type[GaugeMetricFamily],
+    name: str,
+    help: str,
+    label: str,
+    values: Mapping[str, float],
+) -> Metric:
+    family = kind(name, help, labels=(label,))
+    for value, number in values.items():
+        family.add_metric((value,), number)
+    return family

@@ -1,0 +1,131 @@
+"""Requests of one HTTP call while the engine works on them: events from its thread to the loop.
+
+Whoever starts requests here cancels them when the client has gone.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+
+from fastapi import Request as HttpRequest
+from fastapi.concurrency import run_in_threadpool
+
+from sfumato.engine import Commit, Draft, Engine, Event, Failed, Finished, Handle, Request
+from sfumato.server.errors import CLIENT_GONE, ApiError, from_failed, from_refusal
+
+MOST_DRAFTS = 64  # waiting for a client that reads slowly; more are left out
+
+
+@dataclass
+class Outcome:
+    """All that came of one request."""
+
+    commits: list[Commit] = field(default_factory=list)
+    end: Finished | None = None
+
+    @property
+    def finished(self) -> Finished:
+        assert self.end
+        return self.end
+
+
+class Running:
+    """Some requests' events, in the order in which they come."""
+
+    def __init__(self, count: int) -> None:
+        self.open = set(range(count))  # those whose terminal event has not been taken yet
+        self._loop = asyncio.get_running_loop()
+        self._queue: asyncio.Queue[tuple[int, Event]] = asyncio.Queue()
+        self._drafts = 0
+        self._handles: list[Handle] = []
+
+    async def next(self, patience_s: float | None = None) -> tuple[int, Event] | None:
+        """The next event with its request's number; None where none came in time."""
+        try:
+            async with asyncio.timeout(patience_s):
+                number, event = await self._queue.get()
+        except TimeoutError:
+            return None
+        if isinstance(event, Draft):
+            self._drafts -= 1
+        elif isinstance(event, Finished | Failed):
+            self.open.discard(number)
+        return number, event
+
+    def cancel(self) -> None:
+        """Ends what has not ended."""
+        for number, handle in enumerate(self._handles):
+            if number in self.open:
+                handle.cancel()
+
+    def submit(self, engine: Engine, requests: Sequence[Request]) -> None:
+        """In a thread of its own: prompts become tokens here. Raises what the engine raises."""
+        for number, request in enumerate(requests):
+            self._handles.append(engine.submit(request, self._sink(number)))
+
+    def _sink(self, number: int) -> Callable[[Event], None]:
+        def deliver(event: Event) -> None:
+            try:
+                self._loop.call_soon_threadsafe(self._put, number, event)
+            except RuntimeError:  # the loop is closed: the server has stopped
+                return
+
+        return deliver
+
+    def _put(self, number: int, event: Event) -> None:
+        if isinstance(event, Draft):
+            if self._drafts >= MOST_DRAFTS:
+                return
+            self._drafts += 1
+        self._queue.put_nowait((number, event))
+
+
+async def start(engine: Engine, requests: Sequence[Request]) -> Running:
+    """Raises ApiError where the engine refuses one of them; then none of them runs."""
+    running = Running(len(requests))
+    try:
+        await run_in_threadpool(running.submit, engine, requests)
+    except Exception as error:
+        running.cancel()
+        raise from_refusal(error) from None
+    except BaseException:
+        running.cancel()
+        raise
+    return running
+
+
+async def outcomes(http: HttpRequest, running: Running) -> list[Outcome]:
+    """Waits for all of them. Raises ApiError where one fails or the client goes away."""
+    work = asyncio.create_task(_collect(running))
+    gone = asyncio.create_task(_disconnect(http))
+    try:
+        await asyncio.wait({work, gone}, return_when=asyncio.FIRST_COMPLETED)
+        if not work.done():
+            raise ApiError(CLIENT_GONE, "the client has gone")
+        return work.result()
+    finally:
+        running.cancel()
+        work.cancel()
+        gone.cancel()
+
+
+async def _collect(running: Running) -> list[Outcome]:
+    found = [Outcome() for _ in running.open]
+    while running.open:
+        taken = await running.next()
+        assert taken
+        number, event = taken
+        if isinstance(event, Failed):
+            raise from_failed(event)
+        if isinstance(event, Finished):
+            found[number].end = event
+        elif isinstance(event, Commit):
+            found[number].commits.append(event)
+    return found
+
+
+async def _disconnect(http: HttpRequest) -> None:
+    while (await http.receive())["type"] != "http.disconnect":
+        pass

@@ -1,0 +1,95 @@
+"""The sampling fields of a body as a `SamplerConfig`, and seeds and stop strings checked."""
+
+from __future__ import annotations
+
+import secrets
+from collections.abc import Iterable, Mapping
+from dataclasses import replace
+
+from sfumato.api import Model
+from sfumato.diffusion.config import SamplerConfig
+from sfumato.diffusion.processors import LogitBias
+from sfumato.diffusion.schedule import LinearTemperature
+from sfumato.diffusion.stopping import StableAndConfident
+from sfumato.server.errors import bad_request, from_value_error
+from sfumato.server.schemas import Sampling
+
+MOST_STOPS, LONGEST_STOP, MOST_BIASES = 16, 256, 1024
+_LEAST_SHARE = 1e-6  # what top_p: 0 comes to: the likeliest token
+
+
+def sampler_of(body: Sampling, model: Model, banned: Iterable[int] = ()) -> SamplerConfig:
+    """What the body asks of sampling; `banned` tokens are never drawn. Raises ApiError."""
+    bias = _bias(body.logit_bias, model.tokenizer.vocab_size)
+    bias |= dict.fromkeys(banned, float("-inf"))
+    try:
+        config = SamplerConfig(processors=(LogitBias(bias),) if bias else ()).options(
+            max_steps=body.max_steps,
+            sampler=body.sampler,
+            entropy_bound=body.entropy_bound,
+            temperature=body.temperature,
+            top_k=body.top_k if (body.top_k or 0) > 0 else None,
+            top_p=_LEAST_SHARE if body.top_p == 0 else body.top_p,
+            min_tokens=body.min_tokens,
+            ignore_eos=body.ignore_eos,
+            canvas_length=body.canvas_length,
+            self_conditioning=body.self_conditioning,
+            soft_skip=body.soft_skip,
+        )
+        return _with_rules(config, body, model.sampler_defaults)
+    except ValueError as error:
+        raise from_value_error(error) from None
+
+
+def _with_rules(config: SamplerConfig, body: Sampling, own: SamplerConfig) -> SamplerConfig:
+    """The schedule and the stopping rule, where the body sets a part of either."""
+    if body.t_min is not None or body.t_max is not None:
+        usual = own.schedule if isinstance(own.schedule, LinearTemperature) else LinearTemperature()
+        low = usual.t_min if body.t_min is None else body.t_min
+        high = usual.t_max if body.t_max is None else body.t_max
+        config = replace(config, schedule=LinearTemperature(low, high))
+    if body.stability is not None or body.confidence is not None:
+        rule = own.stopping if isinstance(own.stopping, StableAndConfident) else None
+        rule = rule or StableAndConfident()
+        stability = rule.stability if body.stability is None else body.stability
+        confidence = rule.confidence if body.confidence is None else body.confidence
+        config = replace(config, stopping=StableAndConfident(stability, confidence))
+    return config
+
+
+def _bias(given: Mapping[str, float] | None, vocabulary: int) -> dict[int, float]:
+    given = given or {}
+    if len(given) > MOST_BIASES:
+        raise bad_request(f"logit_bias: at most {MOST_BIASES} tokens", "logit_bias")
+    bias: dict[int, float] = {}
+    for key, value in given.items():
+        token = int(key) if key.isascii() and key.isdecimal() and len(key) < 12 else -1
+        if not 0 <= token < vocabulary:
+            raise bad_request(
+                f"logit_bias: {key[:40]!r} is no token id of this model (0 to {vocabulary - 1})",
+                "logit_bias",
+            )
+        if not -100 <= value <= 100:
+            raise bad_request(f"logit_bias: {value} is not from -100 to 100", "logit_bias")
+        bias[token] = float("-inf") if value == -100 else value
+    return bias
+
+
+def seeds_of(seed: int | None, count: int) -> list[int]:
+    """Of `count` replies, one after another; where none is asked for, from a random one on.
+
+    OpenAI's API has negative seeds too; the engine counts from 0 to 2⁶⁴-1. What is drawn has 48
+    bits: clients that read JSON numbers as floats get it whole.
+    """
+    first = secrets.randbits(48) if seed is None else seed
+    return [(first + i) % 2**64 for i in range(count)]
+
+
+def stops_of(stop: str | list[str] | None) -> list[str]:
+    """Raises ApiError."""
+    stops = [stop] if isinstance(stop, str) else stop or []
+    if len(stops) > MOST_STOPS or any(not 0 < len(text) <= LONGEST_STOP for text in stops):
+        raise bad_request(
+            f"stop: at most {MOST_STOPS} texts, each of 1 to {LONGEST_STOP} characters", "stop"
+        )
+    return stops

@@ -1,0 +1,82 @@
+"""What every route works with: the engine, the settings, and what the model's tokens look like."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from functools import lru_cache
+
+from sfumato import __version__
+from sfumato.api import Model
+from sfumato.engine import Engine, Prompt, Request
+from sfumato.server.errors import from_value_error
+from sfumato.server.settings import ServerSettings
+
+FINGERPRINT = f"sfumato-{__version__}"
+
+
+@dataclass(frozen=True)
+class Service:
+    engine: Engine
+    settings: ServerSettings
+    started: int = field(default_factory=lambda: int(time.time()))
+
+    @property
+    def model(self) -> Model:
+        return self.engine.model
+
+    @property
+    def name(self) -> str:
+        return self.settings.model_name
+
+    @property
+    def context(self) -> int:
+        """Positions that a slot made at start has, and the model was made for."""
+        return min(self.engine.config.context, self.model.config.context_length)
+
+    def room(self, prompt: int, canvas: int | None) -> int:
+        """Tokens of a reply whose request does not say: what the context has left after a prompt,
+        in whole canvases, up to the setting."""
+        canvas = canvas or self.model.config.canvas_length
+        left = (self.context - prompt) // canvas * canvas
+        return max(1, min(self.settings.max_tokens, max(left, canvas)))
+
+    def chat_prompt(self, asked: Request) -> Prompt:
+        """What the messages of a request come to. Raises ApiError."""
+        try:
+            return self.engine.prompt(asked)
+        except ValueError as error:
+            raise from_value_error(error) from None
+
+    def raw_prompt(
+        self, prompt: str | Sequence[int], endpoint: str, user: str | None = None
+    ) -> list[int]:
+        """Ids of a prompt that is no chat: bos, then the text. Raises ApiError."""
+        if not isinstance(prompt, str):
+            return list(prompt)
+        tokenizer = self.model.tokenizer
+        try:
+            with self.engine.refusals(Request(prompt, endpoint=endpoint, user=user)):
+                ids = self.encode(prompt, "prompt")
+        except ValueError as error:
+            raise from_value_error(error) from None
+        if tokenizer.bos_id is not None and ids[:1] != [tokenizer.bos_id]:
+            ids.insert(0, tokenizer.bos_id)
+        return ids
+
+    def encode(self, text: str, field: str, special: bool = True) -> list[int]:
+        """Ids of a text. Raises ValueError; TooLarge where no context could hold it."""
+        self.engine.check_length(text, field)
+        return self.model.tokenizer.encode(text, special)
+
+    def pieces(self, ids: Sequence[int]) -> list[str]:
+        """The text of each token."""
+        return [piece(self.model, token) for token in ids]
+
+
+@lru_cache(maxsize=2**16)
+def piece(model: Model, token: int) -> str:
+    """The text of one token; nothing for padding of the vocabulary that no token uses."""
+    tokenizer = model.tokenizer
+    return tokenizer.token_text(token) if token < tokenizer.vocab_size else ""

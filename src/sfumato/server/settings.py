@@ -1,0 +1,36 @@
+"""`ServerSettings`: what an operator decides about the HTTP side. Knows no engine."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from urllib.parse import urlsplit
+
+
+@dataclass(frozen=True)
+class ServerSettings:
+    """Every default is written here, and nowhere else."""
+
+    model_name: str = "sfumato"  # what /v1/models and replies call the model
+    api_key: str | None = None  # None: no key is asked for
+    cors_origins: tuple[str, ...] = ()  # web pages elsewhere that may call, as https://host:port
+    hosts: tuple[str, ...] | None = None  # Host headers that are answered; None: all
+    lenient: bool = False  # unknown fields are ignored instead of refused
+    max_body: int = 8 * 2**20  # bytes of a request
+    max_messages: int = 1024
+    max_choices: int = 16  # replies of one HTTP request: n, or n times the prompts
+    max_tokens: int = 4096  # of a reply whose request says nothing, where the context has as many
+    keepalive_s: float = 10.0  # of a silent stream, until a comment is sent
+    page: bool = True  # serve the web page
+
+    def __post_init__(self) -> None:
+        for origin in self.cors_origins:
+            parts = urlsplit(origin)
+            if parts.scheme not in ("http", "https") or not parts.netloc or parts.path:
+                raise ValueError(
+                    f"--cors-origin: {origin!r} is no origin; write scheme, host and port, and no "
+                    "path, as in https://chat.example:8443"
+                )
+        if self.api_key is not None and not self.api_key.isascii():
+            raise ValueError("--api-key: must be of ASCII characters, which HTTP headers carry")
+        if self.api_key is not None and not self.api_key.strip():
+            raise ValueError("--api-key: is empty; leave it out to ask for no key")

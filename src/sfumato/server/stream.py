@@ -1,0 +1,142 @@
+"""Server-sent events: an answer in small pieces, drafts, keep-alives, errors on the way, [DONE].
+
+What the pieces look like is a `Writer`'s business: one for chat, one for text completions.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+import re
+from collections.abc import AsyncIterator, Iterable, Sequence
+from typing import Any, Protocol
+
+from fastapi.responses import StreamingResponse
+
+from sfumato.engine import Account, Commit, Draft, Failed, Finished
+from sfumato.server.errors import from_failed, internal
+from sfumato.server.running import Running
+from sfumato.server.service import Service
+
+log = logging.getLogger(__name__)
+
+# One word, with the space before it; what is very long, or has no spaces, is cut.
+_PIECE = re.compile(r"\s?\S{1,24}|\s{1,24}")
+KEEPALIVE = ": waiting\n\n"
+DONE = "data: [DONE]\n\n"
+
+
+class Writer(Protocol):
+    """Frames of one HTTP reply's choices, by number."""
+
+    def begin(self, number: int) -> Iterable[dict[str, Any]]: ...
+
+    def commit(self, number: int, commit: Commit) -> Iterable[dict[str, Any]]: ...
+
+    def finish(self, number: int, end: Finished) -> Iterable[dict[str, Any]]: ...
+
+    def close(self, accounts: Sequence[Account]) -> Iterable[dict[str, Any]]: ...
+
+    def extra(self, fields: dict[str, Any]) -> dict[str, Any]:
+        """A frame without choices."""
+        ...
+
+
+def pieces(text: str) -> list[str]:
+    """The text in small pieces, cut between words; joined they are the text."""
+    return _PIECE.findall(text)
+
+
+def sse(frame: dict[str, Any]) -> str:
+    return f"data: {json.dumps(frame, ensure_ascii=False, separators=(',', ':'))}\n\n"
+
+
+def response(
+    service: Service, running: Running, writer: Writer, done: bool = True
+) -> StreamingResponse:
+    """The stream of `running`, which is cancelled when the client goes away."""
+    headers = {"Cache-Control": "no-store", "X-Accel-Buffering": "no"}
+    events = _events(service, running, writer, done)
+    return StreamingResponse(events, media_type="text/event-stream", headers=headers)
+
+
+async def _events(
+    service: Service, running: Running, writer: Writer, done: bool
+) -> AsyncIterator[str]:
+    try:
+        async for frame in _frames(service, running, writer):
+            yield KEEPALIVE if frame is None else sse(frame)
+    except Exception:
+        log.exception("a stream failed")
+        yield sse(internal().body())
+    finally:
+        running.cancel()
+    if done:
+        yield DONE
+
+
+async def _frames(
+    service: Service, running: Running, writer: Writer
+) -> AsyncIterator[dict[str, Any] | None]:
+    """None where nothing has happened for a while."""
+    accounts: dict[int, Account] = {}
+    steps: dict[int, int] = {}
+    for number in sorted(running.open):
+        for frame in writer.begin(number):
+            yield frame
+    while running.open:
+        taken = await running.next(service.settings.keepalive_s)
+        if taken is None:
+            yield None
+            continue
+        number, event = taken
+        if isinstance(event, Draft):
+            steps[number] = event.step
+            yield writer.extra({"draft": draft_frame(service, number, event)})
+        elif isinstance(event, Commit):
+            if number in steps:
+                settled = settled_frame(service, number, event, steps[number])
+                yield writer.extra({"settled": settled})
+            for frame in writer.commit(number, event):
+                yield frame
+        elif isinstance(event, Failed):
+            yield from_failed(event).body()
+            return
+        else:
+            accounts[number] = event.account
+            for frame in writer.finish(number, event):
+                yield frame
+    for frame in writer.close([accounts[number] for number in sorted(accounts)]):
+        yield frame
+
+
+def draft_frame(service: Service, number: int, draft: Draft) -> dict[str, Any]:
+    """A canvas on the way. Probabilities and entropies (nats) are rounded: they are looked at."""
+    ids = draft.token_ids.tolist()
+    top_ids, top_probs = draft.top_ids.tolist(), draft.top_probs.tolist()
+    return {
+        "index": number,
+        "canvas": draft.canvas,
+        "step": draft.step,
+        "max_steps": draft.max_steps,
+        "token_ids": ids,
+        "tokens": service.pieces(ids),
+        "text": service.model.tokenizer.decode(ids),
+        "entropy": [round(value, 4) for value in draft.entropy.tolist()],
+        "accepted": draft.accepted.tolist(),
+        "top": [
+            [[token, round(p, 4)] for token, p in zip(tokens, probs, strict=True)]
+            for tokens, probs in zip(top_ids, top_probs, strict=True)
+        ],
+    }
+
+
+def settled_frame(service: Service, number: int, commit: Commit, steps: int) -> dict[str, Any]:
+    return {
+        "index": number,
+        "canvas": commit.canvas,
+        "convergence": commit.convergence,
+        "token_ids": commit.token_ids,
+        "tokens": service.pieces(commit.token_ids),
+        "steps": steps,
+    }

@@ -1,0 +1,91 @@
+"""Real servers on free ports: one of the embedded model for all tests, and any other on demand."""
+
+from __future__ import annotations
+
+import contextlib
+import threading
+import time
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import httpx
+import openai
+import pytest
+
+import sfumato
+from sfumato.api import Model
+from sfumato.engine import Engine, EngineConfig
+from sfumato.server.app import ServerSettings, create_app
+from sfumato.server.listen import Listener, bind
+
+
+class Served:
+    """A server, its engine and ways to ask it."""
+
+    def __init__(self, engine: Engine, url: str) -> None:
+        self.engine, self.url = engine, url
+        self.http = httpx.Client(base_url=url, timeout=60)
+
+    def client(self, key: str = "any") -> openai.OpenAI:
+        return openai.OpenAI(base_url=f"{self.url}/v1", api_key=key, max_retries=0, timeout=60)
+
+    def post(self, path: str, **body: Any) -> httpx.Response:
+        return self.http.post(path, json=body)
+
+    def chat(self, text: str = "Who are you?", **body: Any) -> httpx.Response:
+        messages = body.pop("messages", [{"role": "user", "content": text}])
+        return self.post("/v1/chat/completions", messages=messages, **body)
+
+
+@contextlib.contextmanager
+def serving(
+    model: Model, settings: ServerSettings | None = None, drain_s: float = 0.0, **config: Any
+) -> Iterator[Served]:
+    engine = Engine(model, EngineConfig(**{"slots": 4, "context": 512} | config)).start()
+    app = create_app(engine, settings or ServerSettings(keepalive_s=0.2))
+    ready = threading.Event()
+    bound = bind("127.0.0.1", 0)
+    listener = Listener(app, drain_s, engine.close, ready=ready.set)
+    thread = threading.Thread(target=lambda: listener.run(sockets=[bound]), daemon=True)
+    thread.start()
+    assert ready.wait(20)
+    served = Served(engine, f"http://127.0.0.1:{bound.getsockname()[1]}")
+    try:
+        yield served
+    finally:
+        served.http.close()
+        listener.should_exit = True
+        thread.join(20)
+        engine.close()
+
+
+@pytest.fixture(scope="session")
+def embedded() -> Model:
+    return sfumato.load()
+
+
+@pytest.fixture(scope="session")
+def server(embedded: Model) -> Iterator[Served]:
+    """The embedded model's."""
+    with serving(embedded) as served:
+        yield served
+
+
+@pytest.fixture
+def serve() -> Iterator[Callable[..., Served]]:
+    """serve(model, settings, slots=…) starts another one, until the test has ended."""
+    with contextlib.ExitStack() as stack:
+        yield lambda *args, **how: stack.enter_context(serving(*args, **how))
+
+
+@pytest.fixture
+def eventually() -> Callable[[Callable[[], bool]], None]:
+    """Waits until something holds."""
+
+    def wait(holds: Callable[[], bool], seconds: float = 10.0) -> None:
+        until = time.monotonic() + seconds
+        while not holds():
+            assert time.monotonic() < until, "it never came to hold"
+            time.sleep(0.01)
+
+    return wait

@@ -1,0 +1,66 @@
+"""A model that answers each question as written beforehand, behind the real engine."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+from tests.diffusion.scripted import END_IDS, TEMPLATE, VOCABULARY, tokenizer
+from tests.engine.scripted import LENGTH, ScriptedNetwork, ScriptedSlot
+from torch import Tensor
+
+from sfumato.api import Model, TextSide
+from sfumato.diffusion.config import REFERENCE
+from sfumato.text.template import ChatTemplate
+
+PAD = VOCABULARY["<pad>"]
+OPENING = "<|turn>model"  # the template engine drops the last line end
+
+
+class Teller(ScriptedNetwork):
+    """Finds the last user's text in its answers; what is not there is answered by "Hello."."""
+
+    def __init__(self, answers: Mapping[str, str] | None = None) -> None:
+        super().__init__([])
+        self.answers = dict(answers or {})
+        self._tokenizer = tokenizer()
+
+    def encode(self, rows: Sequence[Tensor], slots: Sequence[ScriptedSlot], chunk: int) -> bool:
+        self.before("encode", [])
+        for ids, slot in zip(rows, slots, strict=True):
+            slot.ids += ids.tolist()
+        return True
+
+    def denoise(
+        self, canvases: Sequence[Tensor], slots: Sequence[ScriptedSlot], softs: object
+    ) -> Tensor:
+        self.before("denoise", [])
+        parts = []
+        for slot in slots:
+            hidden = torch.zeros(LENGTH, self.config.hidden_size)
+            hidden[torch.arange(LENGTH), torch.tensor(self._canvas(slot))] = 1e3
+            parts.append(hidden)
+        return torch.cat(parts)
+
+    def _canvas(self, slot: ScriptedSlot) -> list[int]:
+        text = self._tokenizer.decode(slot.ids, skip_special=False)
+        question, _, reply = text.rpartition(OPENING)
+        asked = question.rpartition("<|turn>user\n")[2].removesuffix("<turn|>\n")
+        answer = self.answers.get(asked, "Hello.<turn|>")
+        ids = self._tokenizer.encode(answer)[len(self._tokenizer.encode(reply)) :][:LENGTH]
+        return ids + [PAD] * (LENGTH - len(ids))
+
+
+def teller(answers: Mapping[str, str] | None = None) -> Model:
+    stand_in: Any = Teller(answers)
+    return Model(
+        stand_in, TextSide(tokenizer(), ChatTemplate(TEMPLATE)), REFERENCE, END_IDS, Path("told")
+    )
+
+
+def slow_down(model: Model, pause: Callable[[], None]) -> None:
+    """Calls pause before every forward."""
+    network: Any = model.network
+    network.before = lambda what, keys: pause()

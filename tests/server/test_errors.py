@@ -1,0 +1,234 @@
+"""Refusals: status, OpenAI's error object, the field's name, and what to do."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable
+from typing import Any
+
+import openai
+import pytest
+from tests.server.scripted import slow_down, teller
+
+from sfumato.api import Model
+from sfumato.server.app import ServerSettings
+from sfumato.text.tokenizer import Tokenizer
+
+LONG = {"long": "word " * 400 + "<turn|>"}
+USER = {"role": "user", "content": "Hi"}
+
+
+def refused(answer: Any, status: int = 400) -> dict[str, Any]:
+    assert answer.status_code == status, answer.text
+    error: dict[str, Any] = answer.json()["error"]
+    assert error.keys() == {"message", "type", "param", "code"}
+    return error
+
+
+@pytest.mark.parametrize(
+    ("fields", "param"),
+    [
+        ({"temperature": "hot"}, "temperature"),
+        ({"temperature": -1.0}, "temperature"),
+        ({"top_p": 1.5}, "top_p"),
+        ({"top_p": True}, "top_p"),
+        ({"max_tokens": 0}, "max_tokens"),
+        ({"max_tokens": 1.5}, "max_tokens"),
+        ({"max_tokens": 4, "max_completion_tokens": 5}, "max_tokens"),
+        ({"n": 0}, "n"),
+        ({"n": 100}, "n"),
+        ({"seed": 2**70}, "seed"),
+        ({"stop": [""]}, "stop"),
+        ({"stop": ["x"] * 17}, "stop"),
+        ({"stop": ["x" * 300]}, "stop"),
+        ({"top_logprobs": 2}, "top_logprobs"),
+        ({"logprobs": True, "top_logprobs": 9}, "top_logprobs"),
+        ({"logit_bias": {"x": 1}}, "logit_bias"),
+        ({"logit_bias": {"999999": 1}}, "logit_bias"),
+        ({"logit_bias": {"5": 101}}, "logit_bias"),
+        ({"stream_options": {"include_usage": True}}, "stream_options"),
+        ({"stream": True, "stream_options": {"speed": 1}}, "stream_options.speed"),
+        ({"chat_template_kwargs": {"x": 1}}, "chat_template_kwargs.x"),
+        ({"reasoning_effort": "huge"}, "reasoning_effort"),
+        ({"sampler": "magic"}, "sampler"),
+        ({"sampler": "threshold", "entropy_bound": 0.1}, "entropy_bound"),
+        ({"canvas_length": 10_000}, "canvas_length"),
+        ({"max_steps": 0}, "max_steps"),
+        ({"soft_skip": 1.0}, "soft_skip"),
+        ({"max_thinking_tokens": -1}, "max_thinking_tokens"),
+        ({"timeout": 0}, "timeout"),
+        ({"best_of": 2}, "best_of"),
+        ({"messages": []}, "messages"),
+        ({"messages": "Hi"}, "messages"),
+        ({"messages": [{"role": "king", "content": "Hi"}]}, "messages[0].role"),
+        ({"messages": [{"role": "function", "content": "Hi"}]}, "messages[0].role"),
+        ({"messages": [{"role": "user", "content": 5}]}, "messages[0].content"),
+        ({"messages": [USER | {"weight": 1}]}, "messages[0].weight"),
+        ({"messages": [{"role": "tool", "content": "x", "tool_call_id": "a"}]}, "messages[0].role"),
+        (
+            {"messages": [{"role": "user", "content": [{"type": "image_url"}]}]},
+            "messages[0].content[0]",
+        ),
+        (
+            {"messages": [{"role": "user", "content": [{"type": "input_audio"}]}]},
+            "messages[0].content[0]",
+        ),
+        ({"response_format": {"type": "json_object"}}, "response_format"),
+        ({"response_format": {"type": "json_schema", "json_schema": {}}}, "response_format"),
+        ({"modalities": ["text", "audio"]}, "modalities"),
+        ({"frequency_penalty": 0.5}, "frequency_penalty"),
+        ({"functions": [{"name": "x"}]}, "functions"),
+    ],
+)
+def test_a_400_names_the_field(server: Any, fields: dict[str, Any], param: str) -> None:
+    error = refused(server.post("/v1/chat/completions", **({"messages": [USER]} | fields)))
+    assert error["param"] == param
+    assert error["type"] == "invalid_request_error"
+    assert error["message"].startswith(param.split(".")[0].split("[")[0])
+
+
+def test_unknown_fields_are_all_named(server: Any) -> None:
+    error = refused(server.chat("Hi", tempreature=1, foo=2))
+    assert "tempreature" in error["message"] and "foo" in error["message"]
+    assert error["code"] == "unknown_field"
+
+
+def test_unknown_fields_are_ignored_where_the_server_is_lenient(
+    serve: Callable[..., Any], embedded: Model
+) -> None:
+    served = serve(embedded, ServerSettings(lenient=True))
+    messages = [USER | {"weight": 1}]
+    answer = served.chat(messages=messages, foo=2, chat_template_kwargs={"x": 1})
+    assert answer.status_code == 200
+    assert refused(served.chat("Hi", foo=2, n=0))["param"] == "n"
+    assert refused(served.chat("Hi", response_format={"type": "json_object"}))
+
+
+@pytest.mark.parametrize(
+    ("body", "said"),
+    [
+        (b"", "not JSON"),
+        (b"{", "not JSON"),
+        (b"[]", "JSON object"),
+        (b"\xff\xfe", "not JSON"),
+        (b'{"messages": NaN}', "NaN"),
+        (b'{"a":' * 100_000, "nested too deeply"),
+        (b'{"seed": ' + b"9" * 5000 + b"}", "not JSON"),
+    ],
+)
+def test_a_body_that_is_no_request(server: Any, body: bytes, said: str) -> None:
+    error = refused(server.http.post("/v1/chat/completions", content=body))
+    assert said in error["message"]
+
+
+def test_lone_surrogates_are_refused(server: Any) -> None:
+    for body in (
+        rb'{"messages": [{"role": "user", "content": "\ud800"}]}',
+        rb'{"messages": [{"role": "user", "content": "Hi"}], "stop": "\ud800"}',
+        rb'{"messages": [{"role": "user", "content": "Hi"}], "model": "\ud800"}',
+        rb'{"messages": [{"role": "user", "content": "Hi"}], "\ud800": 1}',
+        rb'{"messages": [{"role": "\ud800", "content": "Hi"}]}',
+    ):
+        refused(server.http.post("/v1/chat/completions", content=body))
+
+
+def test_other_statuses(server: Any) -> None:
+    assert refused(server.http.get("/nowhere"), 404)["type"] == "not_found_error"
+    refused(server.http.get("/v1/chat/completions"), 405)
+    refused(server.http.get("/v1/models/gpt-4"), 404)
+
+
+def test_the_openai_client_sees_its_own_exceptions(server: Any) -> None:
+    client = server.client().chat.completions
+    with pytest.raises(openai.BadRequestError) as caught:
+        client.create(model="m", messages=[USER], extra_body={"foo": 1})  # type: ignore[list-item]
+    assert (caught.value.param, caught.value.code) == ("foo", "unknown_field")
+
+
+def test_what_can_never_fit_says_how_much(serve: Callable[..., Any], embedded: Model) -> None:
+    served = serve(embedded, slots=1, context=128, strict=True)
+    error = refused(served.chat("x" * 200))
+    assert error["code"] == "context_length_exceeded"
+    assert "128" in error["message"] and "--context" in error["message"]
+    beyond = refused(served.chat("Hi", max_tokens=100_000))
+    assert "4096" in beyond["message"].replace(",", "")
+
+
+@pytest.mark.parametrize(
+    ("path", "field", "body"),
+    [
+        ("/v1/chat/completions", "prompt", lambda text: {"messages": [USER | {"content": text}]}),
+        ("/v1/completions", "prompt", lambda text: {"prompt": text}),
+        ("/completion", "prompt", lambda text: {"prompt": text}),
+        ("/tokenize", "content", lambda text: {"content": text}),
+    ],
+)
+def test_text_that_no_context_holds_is_not_tokenized(
+    server: Any, monkeypatch: pytest.MonkeyPatch, path: str, field: str, body: Any
+) -> None:
+    monkeypatch.setattr(Tokenizer, "encode", None)
+    error = refused(server.post(path, **body("many words " * 40_000)))
+    assert (error["param"], error["code"]) == (field, "context_length_exceeded")
+    assert "440,000 characters" in error["message"] or path == "/v1/chat/completions"
+
+
+def test_a_full_queue_is_a_429(serve: Callable[..., Any], eventually: Any) -> None:
+    model = teller(LONG)
+    slow_down(model, lambda: time.sleep(0.02))
+    served = serve(model, slots=1, queue=1, context=4096)
+
+    def ask() -> None:
+        served.chat("long", max_tokens=1000, timeout=1.5)
+
+    threads = [threading.Thread(target=ask) for _ in range(2)]
+    threads[0].start()
+    eventually(lambda: len(served.engine.state().running) == 1)
+    threads[1].start()
+    eventually(lambda: served.engine.state().waiting == 1)
+    answer = served.chat("Hi")
+    assert refused(answer, 429)["type"] == "rate_limit_error"
+    assert int(answer.headers["retry-after"]) >= 1
+    # Of n requests none runs where one is refused.
+    refused(served.chat("Hi", n=3), 429)
+    for thread in threads:
+        thread.join()
+    assert served.engine.state().waiting == 0
+
+
+def test_a_deadline_is_a_504(serve: Callable[..., Any]) -> None:
+    model = teller(LONG)
+    slow_down(model, lambda: time.sleep(0.02))
+    served = serve(model, context=4096, request_timeout_s=0.3)
+    assert refused(served.chat("long", max_tokens=1000), 504)["code"] == "timeout"
+    began = time.monotonic()
+    refused(served.chat("long", max_tokens=1000, timeout=60.0), 504)  # the operator's is the limit
+    assert time.monotonic() - began < 5
+
+
+def test_an_engine_that_was_closed_is_a_503(serve: Callable[..., Any], embedded: Model) -> None:
+    served = serve(embedded)
+    served.engine.close()
+    assert refused(served.chat("Hi"), 503)["type"] == "service_unavailable_error"
+    health = served.http.get("/health")
+    assert (health.status_code, health.json()["status"]) == (503, "error")
+    assert health.json()["error"]["message"]
+
+
+def test_a_dead_engine_tells_everybody(serve: Callable[..., Any], eventually: Any) -> None:
+    model = teller(LONG)
+    slow_down(model, lambda: time.sleep(0.02))
+    served = serve(model, context=4096)
+    answers: list[Any] = []
+    thread = threading.Thread(target=lambda: answers.append(served.chat("long", max_tokens=999)))
+    thread.start()
+    eventually(lambda: len(served.engine.state().running) == 1)
+
+    def die() -> None:
+        raise SystemExit("the thread is gone")
+
+    slow_down(model, die)
+    thread.join(20)
+    refused(answers[0], 500)
+    assert served.http.get("/health").status_code == 503
+    refused(served.chat("Hi"), 503)

@@ -1,0 +1,83 @@
+"""What the server says of itself, and the page's files."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from sfumato.api import Model
+from sfumato.server.metrics import CONTENT_TYPE
+
+
+def test_health(server: Any) -> None:
+    for path in ("/health", "/v1/health"):
+        found = server.http.get(path).json()
+        assert found["status"] == "ok" and found["ok"] is True
+        assert found["uptime_s"] > 0
+
+
+def test_props_tell_a_page_what_it_needs(server: Any, embedded: Model) -> None:
+    found = server.http.get("/props").json()
+    assert found["canvas_length"] == embedded.config.canvas_length
+    assert found["vocab_size"] == embedded.config.vocab_size
+    assert found["sampler"]["max_steps"] == 48
+    assert found["sampler"]["entropy_bound"] == pytest.approx(0.1)
+    assert found["limits"]["context"] == 512
+    assert found["total_slots"] == 4
+    titles = [example["title"] for example in found["examples"]]
+    assert "Solve a Sudoku" in titles
+    assert str(embedded.path) not in server.http.get("/props").text
+
+
+@pytest.mark.parametrize("number", [0, 1])
+def test_the_first_examples_are_solved_in_some_steps(server: Any, number: int) -> None:
+    from sfumato.train import sudoku
+
+    example = server.http.get("/props").json()["examples"][number]
+    replies = [server.chat(messages=example["messages"], seed=seed).json() for seed in range(3)]
+    for reply in replies:
+        answer = reply["choices"][0]["message"]["content"]
+        assert sudoku.is_solution(example["messages"][0]["content"], answer)
+    assert min(reply["timings"]["diffusion"]["steps"] for reply in replies) >= 4
+
+
+def test_slots_count_what_was_done(server: Any, eventually: Any) -> None:
+    def totals() -> dict[str, int]:
+        found: dict[str, int] = server.http.get("/slots").json()["totals"]
+        return found
+
+    # What a request took is counted just after its end is told, and then its slot is free.
+    eventually(lambda: not any(s["busy"] for s in server.http.get("/slots").json()["slots"]))
+    before = totals()
+    used = server.chat(seed=1).json()["usage"]
+    for ours, theirs in (("output", "completion"), ("prompt", "prompt")):
+        expected = before[f"{ours}_tokens"] + used[f"{theirs}_tokens"]
+        eventually(lambda ours=ours, n=expected: totals()[f"{ours}_tokens"] == n)
+    found = server.http.get("/slots").json()
+    assert len(found["slots"]) == 4 and found["waiting"] == 0
+    assert len(found["history"]["rows"]) == len(found["history"]["canvas_tokens"])
+    assert any(slot["tokens"] for slot in found["slots"])
+
+
+def test_memory_is_predicted_and_measured(server: Any) -> None:
+    found = server.http.get("/memory").json()
+    assert found["prediction"]["total"] >= found["prediction"]["slots"] > 0
+    assert found["budget"]["nbytes"] > 0 and found["budget"]["source"]
+    assert found["used"] > 0
+
+
+def test_metrics(server: Any) -> None:
+    server.chat(seed=1)
+    answer = server.http.get("/metrics")
+    assert answer.headers["content-type"] == CONTENT_TYPE
+    assert "sfumato_" in answer.text
+
+
+def test_the_page_and_its_modules(server: Any) -> None:
+    page = server.http.get("/")
+    assert page.headers["content-type"].startswith("text/html")
+    assert "<script" in page.text
+    script = server.http.get("/api.js")
+    assert "javascript" in script.headers["content-type"]
+    assert script.headers["cache-control"] == "no-cache"

@@ -1,0 +1,200 @@
+"""Metrics as a scraper reads them: of scripted events, of a scripted state, and of an engine."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any, cast
+
+import pytest
+import torch
+from prometheus_client.parser import text_string_to_metric_families
+
+import sfumato
+from sfumato.api import Reply
+from sfumato.diffusion.loop import Stats
+from sfumato.engine.budget import Budget
+from sfumato.engine.engine import Engine, EngineConfig
+from sfumato.engine.events import Account, Failed, Finished
+from sfumato.engine.memory import MemoryView, Prediction
+from sfumato.engine.request import Request
+from sfumato.engine.state import EngineState, Health, History, RowState, SlotState, Speeds, Totals
+from sfumato.server.metrics import CONTENT_TYPE, Metrics
+
+CHAT = "/v1/chat/completions"
+
+Read = Callable[..., float | None]
+
+
+def account(**changes: Any) -> Account:
+    fields: dict[str, Any] = {
+        "request_id": "req-1",
+        "endpoint": CHAT,
+        "seed": 7,
+        "prompt_tokens": 30,
+        "cached_tokens": 20,
+        "requested_tokens": 100,
+        "output_tokens": 96,
+        "thought_tokens": 6,
+        "canvas_tokens": 128,
+        "steps": (10, 6),
+        "convergence": ("converged", "step_cap"),
+        "retries": 1,
+        "queue_s": 0.5,
+        "slot_wait_s": 0.25,
+        "prefill_s": 0.125,
+        "denoise_s": 2.0,
+        "commit_s": 0.0625,
+        "first_draft_s": 1.0,
+        "first_commit_s": 2.0,
+        "total_s": 3.0,
+        "slot": 2,
+        "context": 8192,
+        "reused": True,
+    }
+    return Account(**(fields | changes))
+
+
+def finished(reason: Any = "eos", **changes: Any) -> Finished:
+    return Finished(Reply("", None, (), [], reason, Stats(30)), account(**changes))
+
+
+MEMORY = MemoryView(Prediction(100, 50, 20, 8, 9, 3, 4), Budget(4000, "a test"), 700)
+
+HISTORY = History(5.0, (1.0, 2.0), (1, 2))
+
+
+def scripted() -> Engine:
+    """What metrics ask of an engine, with every number another."""
+    totals = Totals(Counter(), 11, 12, 13, 14, 15, 16, 17, 18, 19, 20, 21.5, 22.5)
+    running = tuple(
+        RowState(f"req-{i}", CHAT, phase, 0, 3, 48, 30, 0, i, 1.5)
+        for i, phase in enumerate(("denoise", "denoise", "prefill"))
+    )
+    slots = tuple(SlotState(i, 512, i < 3, 10 * i, False, None) for i in range(5))
+    speeds = Speeds(31.0, 32.0, 33.0, 340.0, 3.5)
+    whole = EngineState(23, running, slots, totals, speeds, HISTORY, 24, 25, MEMORY)
+    state = SimpleNamespace(**vars(whole))
+    network = SimpleNamespace(device=torch.device("cpu"))
+    engine = SimpleNamespace(
+        model=SimpleNamespace(path=Path("models") / "small.gguf", network=network),
+        state=lambda: state,
+        health=lambda: Health(False, "its thread has ended", 26.5, 23, 3),
+    )
+    return cast(Engine, engine)
+
+
+@pytest.fixture
+def metrics() -> Metrics:
+    return Metrics(scripted())
+
+
+def reader(metrics: Metrics) -> Read:
+    """Reads one sample of a scrape: name, labels."""
+    samples = {
+        (sample.name, frozenset(sample.labels.items())): sample.value
+        for family in text_string_to_metric_families(metrics.text().decode())
+        for sample in family.samples
+    }
+    return lambda name, **labels: samples.get((name, frozenset(labels.items())))
+
+
+def test_requests_are_counted_by_endpoint_and_outcome(metrics: Metrics) -> None:
+    request = Request("", endpoint=CHAT)
+    metrics.observe(request, finished())
+    metrics.observe(request, finished())
+    metrics.observe(request, finished("cancelled"))
+    metrics.observe(Request("", endpoint="/completion"), Failed("timeout", "", account()))
+    metrics.observe(request, Failed("queue_full", ""))
+    read = reader(metrics)
+    assert read("sfumato_requests_total", endpoint=CHAT, outcome="eos") == 2
+    assert read("sfumato_requests_total", endpoint=CHAT, outcome="cancelled") == 1
+    assert read("sfumato_requests_total", endpoint=CHAT, outcome="queue_full") == 1
+    assert read("sfumato_requests_total", endpoint="/completion", outcome="timeout") == 1
+    assert read("sfumato_request_seconds_count") == 4, "a refused request took no time"
+
+
+def test_histograms_of_times_and_steps(metrics: Metrics) -> None:
+    metrics.observe(Request(""), finished())
+    metrics.observe(Request(""), finished(first_draft_s=None, first_commit_s=None))
+    read = reader(metrics)
+    assert read("sfumato_queue_seconds_sum") == 1.0
+    assert read("sfumato_prefill_seconds_bucket", le="0.1") == 0
+    assert read("sfumato_prefill_seconds_bucket", le="0.25") == 2
+    assert read("sfumato_first_draft_seconds_count") == 1
+    assert read("sfumato_first_commit_seconds_sum") == 2.0
+    assert read("sfumato_canvas_steps_sum") == 32
+    assert read("sfumato_canvas_steps_bucket", le="6.0") == 2
+    assert read("sfumato_canvases_total", convergence="converged") == 2
+    assert read("sfumato_canvases_total", convergence="step_cap") == 2
+
+
+def test_the_engine_is_read_at_the_scrape(metrics: Metrics) -> None:
+    read = reader(metrics)
+    kinds = ("prompt", "cached", "encoded", "output", "thought", "canvas")
+    assert [read("sfumato_tokens_total", kind=kind) for kind in kinds] == [*range(11, 17)]
+    assert read("sfumato_retries_total") == 18
+    assert read("sfumato_forwards_total") == 19
+    assert read("sfumato_steps_total") == 20
+    assert read("sfumato_encode_seconds_total") == 21.5
+    assert read("sfumato_denoise_seconds_total") == 22.5
+    assert read("sfumato_queue_depth") == 23
+    assert read("sfumato_snapshot_bytes") == 24
+    assert read("sfumato_larger_slot_bytes") == 25
+    phases = ("prefill", "denoise", "commit")
+    assert [read("sfumato_rows", phase=phase) for phase in phases] == [1, 2, 0]
+    assert [read("sfumato_slots", state=state) for state in ("busy", "idle")] == [3, 2]
+    assert read("sfumato_slot_tokens") == 100
+    kinds = ("output", "canvas")
+    assert [read("sfumato_tokens_per_second", kind=kind) for kind in kinds] == [31, 32]
+    assert read("sfumato_step_seconds") == pytest.approx(0.34)
+    assert read("sfumato_rows_per_forward") == 3.5
+    assert read("sfumato_healthy") == 0
+    assert read("sfumato_uptime_seconds") == 26.5
+    used = read("sfumato_memory_bytes", kind="used")
+    assert used is None or used > 50e6
+    assert read("sfumato_memory_bytes", kind="predicted") == MEMORY.prediction.total == 136
+    assert read("sfumato_memory_bytes", kind="budget") == 4000
+    assert read("sfumato_memory_bytes", kind="spare") == 700
+    about = {"version": sfumato.__version__, "model": "small.gguf", "device": "cpu"}
+    assert read("sfumato_build_info", **about) == 1
+
+
+def test_names_follow_the_conventions(metrics: Metrics) -> None:
+    metrics.observe(Request(""), finished())
+    families = list(text_string_to_metric_families(metrics.text().decode()))
+    assert CONTENT_TYPE.startswith("text/plain; version=")
+    for family in families:
+        assert family.name.startswith(("sfumato_", "process_"))
+        assert family.documentation and family.type != "unknown"
+        assert not family.name.endswith(("_ms", "_s", "_mb"))
+
+
+def test_each_app_has_its_own_registry() -> None:
+    first, second = Metrics(scripted()), Metrics(scripted())
+    first.observe(Request("", endpoint=CHAT), finished())
+    assert reader(first)("sfumato_requests_total", endpoint=CHAT, outcome="eos") == 1
+    assert reader(second)("sfumato_requests_total", endpoint=CHAT, outcome="eos") is None
+
+
+def test_a_real_engine() -> None:
+    observed: list[Metrics] = []
+    engine = Engine(
+        sfumato.load(),
+        EngineConfig(slots=2, context=512),
+        on_finish=lambda request, event: observed[0].observe(request, event),
+    )
+    metrics = Metrics(engine)
+    observed.append(metrics)
+    reply = engine.generate(Request("Who are you?", seed=1, max_tokens=64, endpoint="api"))
+    read = reader(metrics)
+    assert read("sfumato_requests_total", endpoint="api", outcome=reply.stop_reason) == 1
+    assert read("sfumato_tokens_total", kind="output") == len(reply.token_ids)
+    assert read("sfumato_canvas_steps_sum") == sum(reply.stats.steps)
+    assert read("sfumato_steps_total") == sum(reply.stats.steps)
+    assert read("sfumato_slots", state="idle") == 2
+    assert read("sfumato_healthy") == 1
+    engine.close()
+    assert reader(metrics)("sfumato_healthy") == 0

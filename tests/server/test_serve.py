@@ -1,0 +1,223 @@
+"""`sfumato serve` as a program: what it prints, what it refuses, how it ends; and curl."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import shlex
+import shutil
+import signal
+import socket
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+
+from sfumato.cli.arguments import build_parser
+from sfumato.engine import EngineConfig
+from sfumato.engine.audit import MAX_BYTES
+from sfumato.server.settings import ServerSettings
+
+SRC = Path(__file__).parents[2] / "src"
+
+
+class Program:
+    """A running `sfumato serve`."""
+
+    def __init__(self, *options: str, **variables: str) -> None:
+        environment = os.environ | {"PYTHONPATH": str(SRC), "OMP_NUM_THREADS": "1"} | variables
+        environment.pop("SFUMATO_API_KEY", None) if "SFUMATO_API_KEY" not in variables else None
+        self.process = subprocess.Popen(
+            [sys.executable, "-m", "sfumato", "serve", "--port", "0", *options],
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+            env=environment,
+        )
+        self.said: list[str] = []
+        assert self.process.stdout
+        for line in self.process.stdout:
+            self.said.append(line)
+            if "Ctrl-C" in line:
+                break
+        found = re.search(r"http://[\w.\[\]:]+", "".join(self.said))
+        assert found, self.process.communicate()
+        self.url = found[0]
+
+    def end(self, number: int = signal.SIGTERM) -> tuple[int, str]:
+        """Its exit code and what it said on standard error."""
+        self.process.send_signal(number)
+        _, said = self.process.communicate(timeout=30)
+        return self.process.returncode, said
+
+
+@pytest.fixture
+def start() -> Iterator[Callable[..., Program]]:
+    programs: list[Program] = []
+
+    def begin(*options: str, **variables: str) -> Program:
+        programs.append(Program(*options, **variables))
+        return programs[-1]
+
+    yield begin
+    for program in programs:
+        if program.process.poll() is None:
+            program.process.kill()
+        program.process.communicate()
+
+
+def refuse(*options: str) -> str:
+    """The one line that a wrong start ends in."""
+    done = subprocess.run(
+        [sys.executable, "-m", "sfumato", "serve", *options],
+        capture_output=True,
+        text=True,
+        timeout=60,
+        env=os.environ | {"PYTHONPATH": str(SRC)},
+    )
+    assert done.returncode == 2, done.stderr
+    assert done.stderr.count("\n") == 1 and done.stderr.startswith("sfumato: error: ")
+    return done.stderr
+
+
+@pytest.mark.skipif(not shutil.which("curl"), reason="there is no curl on this machine")
+def test_it_prints_a_curl_line_that_works(start: Callable[..., Program], tmp_path: Path) -> None:
+    log = tmp_path / "audit.jsonl"
+    program = start("--name", "tiny", "--audit-log", str(log), "--slots", "1", "--context", "256")
+    said = "".join(program.said)
+    assert "tiny" in said and f"{program.url}/v1" in said and "256" in said
+    line = said[said.index("curl") : said.index("Ctrl-C")].replace("\\\n", " ")
+    done = subprocess.run(shlex.split(line), capture_output=True, text=True, timeout=60)
+    reply = json.loads(done.stdout)
+    assert reply["model"] == "tiny" and "Sfumato" in reply["choices"][0]["message"]["content"]
+    code, complaints = program.end()
+    assert (code, complaints) == (0, "")
+    (entry,) = map(json.loads, log.read_text().splitlines())
+    assert entry["endpoint"] == "/v1/chat/completions" and "text" not in entry
+
+
+@pytest.mark.parametrize(
+    ("path", "body"),
+    [
+        ("/v1/chat/completions", {"messages": [{"role": "user", "content": "x" * 100_000}]}),
+        ("/v1/completions", {"prompt": "x" * 100_000}),
+    ],
+)
+def test_a_refusal_is_counted_and_audited(
+    start: Callable[..., Program], tmp_path: Path, path: str, body: dict[str, Any]
+) -> None:
+    log = tmp_path / "audit.jsonl"
+    program = start("--audit-log", str(log), "--slots", "1", "--context", "256")
+    assert httpx.post(program.url + path, json=body | {"user": "ann", "n": 2}).status_code == 400
+    counted = f'sfumato_requests_total{{endpoint="{path}",outcome="too_large"}} 1.0'
+    assert counted in httpx.get(f"{program.url}/metrics").text
+    program.end()
+    (entry,) = map(json.loads, log.read_text().splitlines())
+    assert (entry["event"], entry["error"], entry["user"]) == ("failed", "too_large", "ann")
+    assert entry["seconds"] is None and "xxx" not in log.read_text()
+
+
+def test_a_signal_lets_requests_finish(start: Callable[..., Program]) -> None:
+    program = start("--slots", "1", "--context", "4096", "--drain", "30")
+    answers: list[httpx.Response] = []
+    body: dict[str, Any] = {"messages": [{"role": "user", "content": "Hi"}], "ignore_eos": True}
+    body |= {"max_tokens": 320, "max_steps": 8}
+
+    def ask() -> None:
+        answers.append(httpx.post(f"{program.url}/v1/chat/completions", json=body, timeout=60))
+
+    thread = threading.Thread(target=ask)
+    thread.start()
+    wait_until_running(program)
+    code, _ = program.end()
+    thread.join()
+    assert code == 0
+    assert answers[0].json()["usage"]["completion_tokens"] == 320
+
+
+def test_what_is_not_done_in_time_ends_in_an_error(start: Callable[..., Program]) -> None:
+    program = start("--slots", "1", "--context", "4096", "--drain", "0.2")
+    body: dict[str, Any] = {"messages": [{"role": "user", "content": "Hi"}], "ignore_eos": True}
+    body |= {"max_tokens": 4000, "confidence": 1e-9, "stream": True}
+    lines: list[str] = []
+
+    def ask() -> None:
+        url = f"{program.url}/v1/chat/completions"
+        with httpx.stream("POST", url, json=body, timeout=60) as response:
+            lines.extend(line for line in response.iter_lines() if line)
+
+    thread = threading.Thread(target=ask)
+    thread.start()
+    wait_until_running(program)
+    began = time.monotonic()
+    code, _ = program.end(signal.SIGINT)
+    thread.join()
+    assert (code, lines[-1]) == (0, "data: [DONE]")
+    assert json.loads(lines[-2][6:])["error"]["code"] == "shutdown"
+    assert time.monotonic() - began < 15
+
+
+def wait_until_running(program: Program) -> None:
+    until = time.monotonic() + 20
+    while not httpx.get(f"{program.url}/slots").json()["running"]:
+        assert time.monotonic() < until
+        time.sleep(0.02)
+
+
+@pytest.mark.parametrize("where", ["option", "file", "variable"])
+def test_the_key_from_everywhere(start: Callable[..., Program], tmp_path: Path, where: str) -> None:
+    file = tmp_path / "key"
+    file.write_text("abc\n")
+    options = {"option": ("--api-key", "abc"), "file": ("--api-key-file", str(file))}
+    variables = {"SFUMATO_API_KEY": "abc"} if where == "variable" else {}
+    program = start("--context", "128", *options.get(where, ()), **variables)
+    assert httpx.get(f"{program.url}/v1/models").status_code == 401
+    right = {"Authorization": "Bearer abc"}
+    assert httpx.get(f"{program.url}/v1/models", headers=right).status_code == 200
+    assert "abc" not in "".join(program.said)
+
+
+def test_it_warns_where_everybody_may_ask(start: Callable[..., Program]) -> None:
+    program = start("--host", "0.0.0.0", "--context", "128")
+    _, said = program.end()
+    assert said.count("\n") == 1 and "--api-key" in said
+
+
+def test_wrong_starts_are_one_clear_line(tmp_path: Path) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port = str(taken.getsockname()[1])
+        assert f"127.0.0.1:{port}" in refuse("--port", port)
+    assert "--host" in refuse("--host", "no.such.host.invalid")
+    assert "nothing.gguf" in refuse("--port", "0", "-m", "nothing.gguf")
+    assert "--cors-origin" in refuse("--cors-origin", "*")
+    assert "give one" in refuse("--api-key", "a", "--api-key-file", "b")
+    assert "missing-key" in refuse("--api-key-file", str(tmp_path / "missing-key"))
+    assert "audit" in refuse("--port", "0", "--audit-log", str(tmp_path / "no" / "log"))
+    assert "is no size" in refuse("--max-body", "lots")
+    assert "whole number" in refuse("--slots", "0")
+
+
+def test_defaults_are_those_of_the_settings() -> None:
+    args = build_parser().parse_args(["serve"])
+    config, settings = EngineConfig(), ServerSettings()
+    assert (args.slots, args.queue, args.snapshot_memory) == (
+        config.slots,
+        config.queue,
+        config.snapshot_bytes,
+    )
+    assert (args.strict, args.request_timeout) == (config.strict, config.request_timeout_s)
+    for name in ("max_body", "max_messages", "max_tokens", "lenient"):
+        assert getattr(args, name) == getattr(settings, name)
+    assert (args.host, args.port, args.audit_max_bytes) == ("127.0.0.1", 8080, MAX_BYTES)
+
+
+@pytest.mark.parametrize(("text", "size"), [("4096", 4096), ("2K", 2048), ("8m", 8 << 20)])
+def test_sizes(text: str, size: int) -> None:
+    assert build_parser().parse_args(["serve", "--max-body", text]).max_body == size
