@@ -1,0 +1,167 @@
+// The conversation: sends a question, feeds the reply's frames to its bubble, stops and retries.
+// Knows the order of things; how they look is message.js's, how they travel api.js's.
+
+import { complete, ServerError } from './api.js';
+import { isBoard, question, ReplyView } from './message.js';
+import { loadTurns, saveTurns } from './store.js';
+
+const SEEDS = 1_000_000; // so many are enough, and short enough to type
+const PATIENCE_MS = 1200; // drafts of a canvas are held back so long altogether, and no longer
+
+export class Chat {
+  #turns = loadTurns(); // [{ role: 'user', content } | { role: 'assistant', content, … }]
+  #views = []; // one for each turn; null for a question
+  #running = null; // AbortController of the reply that is on its way
+
+  /** list: the element for the turns; onState() is called when what can be done has changed. */
+  constructor(list, { settings, inspector, onState }) {
+    Object.assign(this, { list, settings, inspector, onState });
+    for (const turn of this.#turns) {
+      // What was left in the middle of a reply is as far as it came.
+      if (turn.role === 'assistant' && !turn.finish && !turn.error) turn.stopped = true;
+      this.#show(turn)?.finish({ quietly: true });
+    }
+    addEventListener('pagehide', () => saveTurns(this.#turns));
+  }
+
+  get isRunning() { return this.#running !== null; }
+
+  get isEmpty() { return this.#turns.length === 0; }
+
+  /** The bubble of the last reply, if there is one. */
+  get last() { return this.#views.at(-1) ?? null; }
+
+  /** Asks, and shows the reply as it forms. */
+  async send(text) {
+    if (this.isRunning || !text.trim()) return;
+    this.#add({ role: 'user', content: text });
+    await this.#reply();
+  }
+
+  stop() { this.#running?.abort(); }
+
+  /** The last question once more. */
+  async retry() {
+    if (this.isRunning || this.#turns.at(-1)?.role !== 'assistant') return;
+    this.inspector.close();
+    this.#turns.pop();
+    this.#views.pop().element.remove();
+    await this.#reply();
+  }
+
+  /** Forgets everything. */
+  clear() {
+    this.stop();
+    this.inspector.close();
+    this.#turns = [];
+    this.#views = [];
+    this.list.replaceChildren();
+    saveTurns([]);
+    this.onState();
+  }
+
+  async #reply() {
+    const messages = history(this.#turns);
+    const asked = this.settings.asked;
+    // Drawn here, so that it can be told and asked for again.
+    asked.seed ??= crypto.getRandomValues(new Uint32Array(1))[0] % SEEDS;
+    const record = { role: 'assistant', content: '', thought: '', canvases: [], seed: asked.seed };
+    const view = this.#add(record);
+    const running = new AbortController();
+    this.#running = running;
+    this.onState();
+    view.begin(this.settings.values.thinking);
+    try {
+      await this.#follow(complete({ messages, ...asked }, running.signal), view, running.signal);
+    } catch (error) {
+      if (running.signal.aborted) record.stopped = true;
+      else if (error instanceof ServerError) record.error = explain(error);
+      else { record.error = 'The connection broke off.'; console.warn(error); }
+    }
+    this.#running = null;
+    this.#keep(() => view.finish());
+    if (this.#turns.includes(record)) saveTurns(this.#turns);
+    this.onState();
+  }
+
+  async #follow(frames, view, signal) {
+    const { record } = view;
+    let waited = 0, next = 0;
+    for await (const frame of frames) {
+      if (frame.draft) {
+        if (frame.draft.step === 1) waited = 0;
+        const wait = Math.min(next - performance.now(), PATIENCE_MS - waited);
+        if (wait > 0) { waited += wait; await pause(wait, signal); }
+        next = performance.now() + this.settings.pace;
+        this.#keep(() => view.draft(frame.draft));
+      }
+      if (frame.settled) {
+        await pause(next - performance.now(), signal);
+        next = 0;
+        this.#keep(() => view.settle(frame.settled));
+      }
+      const choice = frame.choices?.[0];
+      if (choice?.delta?.content) { record.content += choice.delta.content; view.speak(choice.delta.content); }
+      if (choice?.delta?.reasoning_content) record.thought += choice.delta.reasoning_content;
+      if (choice?.finish_reason) record.finish = choice.finish_reason;
+      if (frame.timings) record.timings = frame.timings;
+      if (frame.warnings) record.warnings = frame.warnings;
+    }
+  }
+
+  #add(turn) {
+    this.#turns.push(turn);
+    let view;
+    this.#keep(() => { view = this.#show(turn); }, true);
+    saveTurns(this.#turns);
+    return view;
+  }
+
+  #show(turn) {
+    if (turn.role === 'user') {
+      this.list.append(question(turn.content));
+      this.#views.push(null);
+      return null;
+    }
+    const asked = this.#turns[this.#turns.indexOf(turn) - 1]?.content ?? '';
+    const view = new ReplyView(turn, {
+      board: isBoard(asked), inspector: this.inspector, onRetry: () => this.retry(),
+    });
+    turn.canvases = view.trace.data;
+    this.#views.push(view);
+    this.list.append(view.element);
+    return view;
+  }
+
+  /** Does something that may make the page longer; whoever was reading its end goes on doing so. */
+  #keep(change, follow = false) {
+    const page = document.scrollingElement;
+    const atEnd = page.scrollHeight - page.scrollTop - page.clientHeight < 80;
+    change();
+    if (atEnd || follow) requestAnimationFrame(() => page.scrollTo({ top: page.scrollHeight }));
+  }
+}
+
+/** What the model is told: questions with their replies; those that came to nothing are left out. */
+function history(turns) {
+  const messages = [];
+  turns.forEach(({ role, content }, i) => {
+    const answer = turns[i + 1];
+    if (role === 'assistant' ? content : !answer || answer.content) messages.push({ role, content });
+  });
+  return messages;
+}
+
+function explain(error) {
+  if (error.status === 401 || error.status === 403) return `${error.message} The key is entered in the settings.`;
+  return error.message;
+}
+
+/** Waits; an abort ends it at once. */
+function pause(ms, signal) {
+  if (ms <= 0) return Promise.resolve();
+  return new Promise((resolve, reject) => {
+    const timer = setTimeout(resolve, ms);
+    signal.addEventListener('abort', () => { clearTimeout(timer); reject(signal.reason); }, { once: true });
+  });
+}

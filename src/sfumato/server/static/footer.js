@@ -1,0 +1,40 @@
+// The line below a reply: what it took, in numbers that a reader may compare. Knows the server's
+// `timings`, and no DOM.
+
+const three = (value) => value.toFixed(value >= 99.95 ? 0 : value >= 9.995 ? 1 : 2);
+const count = (number, one) => `${number} ${number === 1 ? one : `${one}s`}`;
+
+/** While it runs: where the work stands. */
+export function progress(canvas, drafts, maxSteps) {
+  const last = drafts.at(-1);
+  const share = last.accepted.reduce((a, b) => a + b, 0) / last.accepted.length;
+  const full = Math.round(share * 8);
+  const step = String(last.step).padStart(String(maxSteps).length, '\u2007');
+  return [`canvas ${canvas + 1}`, `step ${step}/${maxSteps}`, '━'.repeat(full) + '╌'.repeat(8 - full)];
+}
+
+/** When it is done: from `timings` with its `diffusion` part; fewer fields where there is less. */
+export function summary({ timings, finish, seed, stopped }) {
+  const fields = [];
+  const diffusion = timings?.diffusion;
+  if (diffusion) {
+    const steps = [diffusion.steps].flat().reduce((a, b) => a + b, 0);
+    const among = diffusion.blocks > 1 ? ` in ${diffusion.blocks} canvases` : '';
+    fields.push(count(steps, 'step') + among);
+    if (diffusion.ms_per_step) fields.push(`${three(diffusion.ms_per_step)} ms/step`);
+    if (diffusion.tokens_per_forward) fields.push(`${three(diffusion.tokens_per_forward)} tok/forward`);
+    if (timings.predicted_per_second) fields.push(`${three(timings.predicted_per_second)} tok/s`);
+    fields.push(ending(diffusion.convergence));
+  }
+  if (stopped) fields.unshift('stopped');
+  if (finish === 'length') fields.push('cut off by the token limit');
+  if (seed !== undefined) fields.push(`seed ${seed}`);
+  return fields.filter(Boolean);
+}
+
+function ending(convergence) {
+  const capped = (convergence ?? []).filter((one) => one === 'step_cap').length;
+  if (!convergence?.length) return '';
+  if (!capped) return 'converged';
+  return `step cap reached${convergence.length > 1 ? ` ${capped} of ${convergence.length} times` : ''}`;
+}

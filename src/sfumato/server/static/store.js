@@ -1,0 +1,56 @@
+// What outlives a reload: the conversation and the settings, in this browser alone. The API key is
+// kept for as long as the tab is. Knows no DOM.
+
+const TALK = 'sfumato.conversation', SETTINGS = 'sfumato.settings', KEY = 'sfumato.key';
+
+function read(storage, name, otherwise) {
+  try {
+    return JSON.parse(storage.getItem(name)) ?? otherwise;
+  } catch {
+    return otherwise; // storage is off, or holds something else
+  }
+}
+
+function write(storage, name, text) {
+  try {
+    storage.setItem(name, text);
+  } catch (error) {
+    console.info('not kept:', error.message); // full, or off
+  }
+}
+
+export const loadTurns = () => read(localStorage, TALK, []);
+
+const ROOM = 4_500_000; // characters; browsers have five million for a site
+const FORMS = [(turn) => turn, withoutTop, withoutDrafts];
+
+/**
+ * Keeps the conversation. Where there is no room for all of it, older replies lose first their
+ * likeliest few, then their drafts; never their text.
+ */
+export function saveTurns(turns) {
+  let room = ROOM, form = 0;
+  const kept = turns.toReversed().map((turn) => {
+    for (;; form++) {
+      const text = JSON.stringify(turn.canvases ? FORMS[form](turn) : turn);
+      if (text.length > room && form < FORMS.length - 1) continue;
+      room -= text.length;
+      return text;
+    }
+  });
+  write(localStorage, TALK, `[${kept.reverse().join(',')}]`);
+}
+
+function withoutTop(turn) {
+  const drafts = (canvas) => canvas.drafts.map((draft) => ({ ...draft, top: [] }));
+  return { ...turn, canvases: turn.canvases.map((canvas) => ({ ...canvas, drafts: drafts(canvas) })) };
+}
+
+function withoutDrafts(turn) { return { ...turn, canvases: [] }; }
+
+export const loadSettings = () => ({ ...read(localStorage, SETTINGS, {}), key: read(sessionStorage, KEY, '') });
+
+export function saveSettings({ key, ...settings }) {
+  write(localStorage, SETTINGS, JSON.stringify(settings));
+  write(sessionStorage, KEY, JSON.stringify(key ?? ''));
+}

@@ -1,0 +1,86 @@
+// How one reply came about: for every canvas its drafts, step by step, and what it settled to. The
+// one source for the text, the scrubber, the heat maps and the inspector. Plain data inside, so
+// that it can be kept across a reload. Knows no DOM.
+
+const round = (value, digits) => Number(value.toFixed(digits));
+
+export class Trace {
+  /** canvases: what `data` of an earlier trace was. */
+  constructor(canvases = []) {
+    this.data = canvases;
+    for (const canvas of canvases) markChanges(canvas);
+  }
+
+  /** Takes in a `draft` frame. A step that comes again means that the canvas is drawn again. */
+  draft(frame) {
+    const canvas = this.#canvas(frame.canvas);
+    const last = canvas.drafts.at(-1);
+    if (last && frame.step <= last.step) { canvas.drafts = []; canvas.again = true; }
+    canvas.maxSteps = frame.max_steps;
+    canvas.drafts.push({
+      step: frame.step,
+      ids: frame.token_ids,
+      tokens: frame.tokens,
+      entropy: frame.entropy.map((nats) => round(nats, 3)),
+      accepted: frame.accepted.map(Number),
+      top: (frame.top ?? []).map((few) => few.map(([id, p]) => [id, round(p, 4)])),
+    });
+    markChanges(canvas, canvas.drafts.length - 1);
+  }
+
+  /** Takes in a `settled` frame. */
+  settle(frame) {
+    const canvas = this.#canvas(frame.canvas);
+    canvas.settled = {
+      ids: frame.token_ids, tokens: frame.tokens,
+      convergence: frame.convergence, steps: frame.steps,
+    };
+  }
+
+  #canvas(index) {
+    while (this.data.length <= index) this.data.push({ maxSteps: 0, drafts: [], settled: null });
+    return this.data[index];
+  }
+
+  /** Every step of every canvas, in order: [{ canvas, draft }], indices both. */
+  frames() {
+    return this.data.flatMap((canvas, c) => canvas.drafts.map((_, d) => ({ canvas: c, draft: d })));
+  }
+
+  /** The token that position settled to (or stands at, where nothing settled): { id, text }. */
+  settledAt(canvas, position) {
+    const { settled, drafts } = this.data[canvas];
+    const last = drafts.at(-1);
+    const from = settled && position < settled.ids.length ? settled : last;
+    return { id: from.ids[position], text: from.tokens[position] ?? '' };
+  }
+
+  /** Where the settled token stood at a draft: { rank (1 is likeliest, null: not among the few), p }. */
+  standing(canvas, position, draft) {
+    const few = this.data[canvas].drafts[draft].top[position] ?? [];
+    const rank = few.findIndex(([id]) => id === this.settledAt(canvas, position).id);
+    return rank < 0 ? { rank: null, p: null } : { rank: rank + 1, p: few[rank][1] };
+  }
+
+  /** The step at which a position had last changed, seen from a draft. */
+  changedStep(canvas, position, draft) {
+    const { drafts } = this.data[canvas];
+    return drafts[drafts[draft].changed[position]].step;
+  }
+
+  /** Drafts since a position changed, seen from a draft: 0 is fresh. */
+  age(canvas, position, draft) {
+    return draft - this.data[canvas].drafts[draft].changed[position];
+  }
+}
+
+/** `changed` of each draft: for each position, the index of the draft at which it last changed. */
+function markChanges(canvas, from = 0) {
+  const { drafts } = canvas;
+  for (let d = from; d < drafts.length; d++) {
+    const before = drafts[d - 1];
+    const changed = drafts[d].ids.map((id, p) => (before?.ids[p] === id ? before.changed[p] : d));
+    // Derived: kept out of what is written to storage.
+    Object.defineProperty(drafts[d], 'changed', { value: changed, configurable: true });
+  }
+}
