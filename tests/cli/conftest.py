@@ -1,4 +1,4 @@
-"""A model that says what it is told to, and an easy way to run the command line on it."""
+"""A model that says what it is told to, with an engine, and an easy way to run the command line."""
 
 from __future__ import annotations
 
@@ -6,15 +6,17 @@ import io
 import signal
 import sys
 from collections.abc import Callable, Iterator
+from dataclasses import fields
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
 import torch
 
-from sfumato import Commit, Done, Draft
+from sfumato import Commit, Done, Draft, Finished, Request
 from sfumato.cli import main
 from sfumato.diffusion.loop import Stats
+from sfumato.engine import Event, Handle
 
 
 class FakeModel:
@@ -29,7 +31,7 @@ class FakeModel:
         self.requests: list[dict[str, Any]] = []
         self.warnings: tuple[str, ...] = ()
         self.convergence = "converged"
-        self.config = SimpleNamespace(hidden_size=2816)
+        self.config = SimpleNamespace(hidden_size=2816, context_length=8192)
         self.tokenizer = SimpleNamespace(decode=lambda ids: "".join(map(chr, ids)))
 
     def stream(self, **request: Any) -> Iterator[Draft | Commit | Done]:
@@ -41,7 +43,8 @@ class FakeModel:
                     return
                 ids = torch.tensor([ord(c) for c in text])
                 accepted = torch.full(ids.shape, step == 2)
-                yield Draft(number, step, ids, torch.zeros(len(ids)), accepted, 48)
+                sure = torch.ones(len(ids))
+                yield Draft(number, step, ids, 0 * sure, accepted, 48, ids[:, None], sure[:, None])
                 if (number, step) == (self.interrupt_at, 1):
                     for _ in range(self.presses):
                         signal.raise_signal(signal.SIGINT)
@@ -61,13 +64,33 @@ class FakeModel:
         )
 
 
+class FakeEngine:
+    """Does a step for each event of its model's stream."""
+
+    def __init__(self, model: FakeModel) -> None:
+        self._model = model
+
+    def submit(self, request: Request, sink: Callable[[Event], None]) -> Handle:
+        self._handle = handle = Handle(request.id, sink, lambda: None)
+        given = {field.name: getattr(request, field.name) for field in fields(request)}
+        self._events = self._model.stream(**given, cancelled=lambda: handle.cancelled)
+        return handle
+
+    def step(self) -> None:
+        event: Any = next(self._events)
+        if isinstance(event, Done):
+            event = Finished(event.reply, SimpleNamespace(cached_tokens=2))  # type: ignore[arg-type]
+        self._handle.deliver(event)
+
+
 @pytest.fixture
 def use(monkeypatch: pytest.MonkeyPatch) -> Callable[..., FakeModel]:
-    """use("Hello", …) makes every load() return that fake model."""
+    """use("Hello", …) makes every load() return that fake model, and engines run on it."""
 
     def replace(*canvases: str, **how: Any) -> FakeModel:
         model = FakeModel(*canvases, **how)
         monkeypatch.setattr("sfumato.cli.generation.load", lambda args: model)
+        monkeypatch.setattr("sfumato.cli.generation.engine", lambda model, *_: FakeEngine(model))
         return model
 
     return replace

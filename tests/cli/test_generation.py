@@ -10,13 +10,16 @@ from typing import Any
 
 import pytest
 import torch
+from tests.cli.conftest import FakeEngine
 
-from sfumato import Model
+from sfumato import Model, Request
 from sfumato.cli import generation
 from sfumato.cli.arguments import ON_LOAD, SAMPLERS, build_parser
 from sfumato.cli.view.display import Silent
 from sfumato.diffusion import sampler
 from sfumato.weights import onload
+
+HI = Request("Hi")
 
 
 def test_what_is_written_out_for_a_quick_help_is_the_truth() -> None:
@@ -32,17 +35,17 @@ def test_what_is_written_out_for_a_quick_help_is_the_truth() -> None:
 @pytest.mark.parametrize("presses", [0, 1, 2])
 def test_the_signal_handler_is_given_back(use: Any, presses: int) -> None:
     model = use("one", "two", interrupt_at=1, presses=presses)
-    answer = generation.answer(model, [], Silent())
+    answer = generation.answer(FakeEngine(model), HI, Silent())
     assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
     assert (answer.interrupted, answer.reply is None) == (presses > 0, presses > 1)
 
 
 def test_the_signal_handler_is_given_back_after_a_failure() -> None:
-    def fails(**request: Any) -> Any:
+    def fails(*_: object) -> Any:
         raise ValueError("the prompt is too long")
 
     with pytest.raises(ValueError):
-        generation.answer(SimpleNamespace(stream=fails), [], Silent())  # type: ignore[arg-type]
+        generation.answer(SimpleNamespace(submit=fails), HI, Silent())  # type: ignore[arg-type]
     assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
 
 
@@ -51,7 +54,7 @@ def test_a_signal_that_is_ignored_stays_so(use: Any) -> None:
     model = use("one", interrupt_at=0)
     before = signal.signal(signal.SIGINT, signal.SIG_IGN)
     try:
-        answer = generation.answer(model, [], Silent())
+        answer = generation.answer(FakeEngine(model), HI, Silent())
         assert signal.getsignal(signal.SIGINT) is signal.SIG_IGN
     finally:
         signal.signal(signal.SIGINT, before)
@@ -60,7 +63,7 @@ def test_a_signal_that_is_ignored_stays_so(use: Any) -> None:
 
 def test_in_another_thread_nothing_is_handled(use: Any) -> None:
     with ThreadPoolExecutor() as pool:
-        answer = pool.submit(generation.answer, use("one"), [], Silent()).result()
+        answer = pool.submit(generation.answer, FakeEngine(use("one")), HI, Silent()).result()
     assert answer.text == "one"
 
 

@@ -66,7 +66,7 @@ def test_a_tiny_model_takes_one_thread_unless_told(
 ) -> None:
     model = SimpleNamespace(config=SimpleNamespace(hidden_size=64))
     monkeypatch.setattr("sfumato.load", lambda *_, **__: model, raising=False)
-    monkeypatch.setattr("sfumato.cli.generation.answer", lambda *_, **__: 1 / 0)
+    monkeypatch.setattr("sfumato.cli.generation.engine", lambda *_, **__: 1 / 0)
     with pytest.raises(ZeroDivisionError):
         cli("run", "Hi", *given)
     assert torch.get_num_threads() == left

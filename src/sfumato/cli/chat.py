@@ -7,11 +7,17 @@ import contextlib
 import json
 import sys
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from sfumato.cli import INTERRUPTED, complain, generation
 from sfumato.cli.arguments import LAST_SEED, whole
 from sfumato.cli.units import table
 
+if TYPE_CHECKING:
+    from sfumato.engine import Engine
+
+CONTEXT = 4096  # tokens of conversation before a larger cache slot has to be made
+KEPT = 3  # prompts to go on from: of the system message, of the last turn, of this one
 COMMANDS = {
     "clear": ("", "forget the conversation"),
     "seed": ("N", "random seed of the next answers"),
@@ -38,7 +44,7 @@ def main(args: argparse.Namespace) -> int:
     terminal = sys.stdin.isatty()
     if terminal:
         _edit_lines()
-    generation.options(args)  # a wrong option is told before the wait for the model
+    generation.request(args, [])  # a wrong option is told before the wait for the model
     chat = Chat(args)
     leaving = not terminal  # whether Ctrl-C at an empty prompt leaves
     while True:
@@ -69,6 +75,7 @@ class Chat:
     def __init__(self, args: argparse.Namespace) -> None:
         self.args = args
         self.model = generation.load(args)
+        self.engine: Engine | None = None  # made for the first answer
         self.messages = generation.opening(args)
 
     def take(self, text: str) -> None:
@@ -84,13 +91,18 @@ class Chat:
     def _answer(self, text: str) -> None:
         messages = [*self.messages, {"role": "user", "content": text}]
         display = generation.display(self.args, self.model)
-        request = generation.options(self.args)
+        request = generation.request(self.args, messages)
         try:
-            answer = generation.answer(self.model, messages, display, **request)
+            if self.engine is None:
+                context = min(CONTEXT, self.model.config.context_length)
+                self.engine = generation.engine(self.model, request, context, KEPT)
+            answer = generation.answer(self.engine, request, display)
         except ValueError as error:
             if "context" not in str(error) or self.messages == generation.opening(self.args):
                 raise
             raise ValueError(f"{error}, or /clear the conversation") from error
+        if answer.reply is None:  # it was left in the midst of a step
+            self.engine = None
         if answer.interrupted:
             print("(interrupted)")
         if sys.stdin.isatty():

@@ -8,6 +8,7 @@ import numpy as np
 
 import sfumato
 from sfumato.cli import INTERRUPTED, generation
+from sfumato.engine import Request
 from sfumato.train import sudoku
 
 BLANKS = 10
@@ -25,27 +26,31 @@ def main(args: argparse.Namespace) -> int:
     model = sfumato.load()
     generation.spare_threads(model)
     puzzle = _puzzle(args.seed)
+    first = _request(sudoku.prompt(puzzle), args.seed)
+    engine = generation.engine(model, first)
     print("A Sudoku that was kept out of training:\n")
     print(sudoku.to_text(puzzle) + "\n")
 
-    def ask(text: str) -> str | None:
-        display = generation.display(args, model, PAUSE_S)
-        messages = [{"role": "user", "content": text}]
-        answer = generation.answer(model, messages, display, seed=args.seed)
+    def ask(request: Request) -> str | None:
+        answer = generation.answer(engine, request, generation.display(args, model, PAUSE_S))
         print()
         return None if answer.interrupted else answer.text
 
-    solution = ask(sudoku.prompt(puzzle))
+    solution = ask(first)
     if solution is None:
         return INTERRUPTED
     right = sudoku.is_solution(sudoku.to_text(puzzle), solution)
     print("Solved.\n" if right else "Not solved: this one was too hard for so small a model.\n")
     for question in QUESTIONS:
         print(f"› {question}\n")
-        if ask(question) is None:
+        if ask(_request(question, args.seed)) is None:
             return INTERRUPTED
     print('Your turn: sfumato run "…", sfumato chat, or -m PATH for a large model.')
     return 0
+
+
+def _request(text: str, seed: int) -> Request:
+    return Request(messages=[{"role": "user", "content": text}], seed=seed, drafts=True)
 
 
 def _puzzle(seed: int) -> sudoku.Cells:

@@ -1,4 +1,7 @@
-"""From options to a loaded model and one shown reply: what `run`, `chat` and `demo` share."""
+"""From options to a loaded model and one shown reply: what `run`, `chat` and `demo` share.
+
+Replies come of an engine that has no thread: whoever shows them calls `step()` in between.
+"""
 
 from __future__ import annotations
 
@@ -6,8 +9,9 @@ import argparse
 import signal
 import sys
 import threading
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections import deque
+from collections.abc import Callable, Generator, Iterator
+from contextlib import closing, contextmanager
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -18,9 +22,13 @@ from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TimeR
 import sfumato
 from sfumato.cli.arguments import DEVICES
 from sfumato.cli.view.display import Display, Live, Plain, Silent, is_visual
+from sfumato.engine import Engine, EngineConfig, EngineError, Failed, Finished, Request, TooLarge
+from sfumato.engine.request import prepare
+from sfumato.model.cache import snapshot_bytes
 
 if TYPE_CHECKING:
     from sfumato.api import Model, Reply
+    from sfumato.engine import Account, Event
 
 Message = dict[str, Any]
 
@@ -35,11 +43,12 @@ class Answer:
     reply: Reply | None  # None where a second Ctrl-C did not let it end
     text: str  # the reply's, or what of it was committed
     interrupted: bool  # whether Ctrl-C was pressed
+    account: Account | None = None  # the reply's
 
 
 def load(args: argparse.Namespace) -> Model:
     """The model that the options name. Raises ValueError or OSError, saying what is wrong."""
-    _check_device(args.device)
+    check_device(args.device)
     if args.threads:
         torch.set_num_threads(args.threads)  # the compiled operations take as many
     with _progress() as told:
@@ -56,7 +65,7 @@ def load(args: argparse.Namespace) -> Model:
     return model
 
 
-def _check_device(name: str) -> None:
+def check_device(name: str) -> None:
     """Raises ValueError for what is no device anywhere; whether it is here, loading will tell."""
     try:
         torch.device("cpu" if name == "auto" else name)
@@ -84,8 +93,8 @@ def _progress() -> Iterator[Callable[[int, int], None]]:
         )
 
 
-def options(args: argparse.Namespace) -> dict[str, Any]:
-    """The keyword arguments of generate() that the options stand for."""
+def request(args: argparse.Namespace, messages: list[Message]) -> Request:
+    """What the options ask for. Raises ValueError for a wrong one."""
     sampler = sfumato.SamplerConfig().options(
         max_steps=args.steps,
         sampler=args.sampler,
@@ -95,13 +104,15 @@ def options(args: argparse.Namespace) -> dict[str, Any]:
         top_p=args.top_p,
         **approximations(args),
     )
-    return {
-        "max_tokens": args.max_tokens,
-        "seed": args.seed,
-        "sampler": sampler,
-        "thinking": args.thinking,
-        "stop": args.stop,
-    }
+    return Request(
+        messages=messages,
+        max_tokens=args.max_tokens,
+        seed=args.seed,
+        sampler=sampler,
+        thinking=args.thinking,
+        stop=args.stop,
+        drafts=True,
+    )
 
 
 def approximations(args: argparse.Namespace) -> dict[str, Any]:
@@ -115,45 +126,102 @@ def opening(args: argparse.Namespace) -> list[Message]:
     return [{"role": "system", "content": args.system}] if args.system else []
 
 
-def answer(model: Model, messages: list[Message], display: Display, **request: Any) -> Answer:
-    """Generate one reply and show it on the way.
+def engine(model: Model, first: Request, context: int = 1, kept: int = 0) -> Engine:
+    """An engine for one request at a time, in a slot that the `first` one fits, of `context`
+    positions at least. It makes larger ones for those that need them, where the memory allows.
 
-    Ctrl-C ends it before the next step, with what was committed; a second one at once.
+    kept: how many prompts are remembered, in host memory, for others that begin like them.
+    Raises ValueError where the first request cannot be done, or the memory does not suffice.
+    """
+    context = max(context, prepare(model, first, model.config.context_length).need)
+    one = snapshot_bytes(model.config, context, model.network.cache_dtype)
+    try:
+        return Engine(model, EngineConfig(slots=1, context=context, snapshot_bytes=kept * one))
+    except EngineError as error:
+        raise _told(str(error)) from error
+
+
+def answer(engine: Engine, request: Request, display: Display) -> Answer:
+    """Generate one reply and show it on the way. Raises ValueError where there is none.
+
+    Ctrl-C ends it before the next step, with what was committed; a second one at once, which
+    the engine may not survive.
     """
     committed: list[str] = []
     try:
-        with _ctrl_c() as pressed, display:
-            for event in model.stream(messages=messages, cancelled=pressed, **request):
+        with _ctrl_c() as pressed, display, closing(_events(engine, request, pressed)) as events:
+            for event in events:
+                if isinstance(event, Failed):
+                    raise _told(event.message)
+                if isinstance(event, Finished):
+                    display.show(sfumato.Done(event.reply))
+                    for warning in event.reply.warnings:
+                        print(f"sfumato: warning: {warning}", file=sys.stderr)
+                    reply, interrupted = event.reply, pressed.count > 0
+                    return Answer(reply, reply.text, interrupted, event.account)
                 if isinstance(event, sfumato.Commit):
                     committed.append(event.text)
                 display.show(event)
-                if isinstance(event, sfumato.Done):
-                    for warning in event.reply.warnings:
-                        print(f"sfumato: warning: {warning}", file=sys.stderr)
-                    return Answer(event.reply, event.reply.text, pressed())
-        raise AssertionError("a stream ends with Done")
+        raise AssertionError("a request ends in Finished or Failed")
     except KeyboardInterrupt:
         return Answer(None, "".join(committed), True)
 
 
-@contextmanager
-def _ctrl_c() -> Iterator[Callable[[], bool]]:
-    """Whether Ctrl-C has been pressed within; the second time it raises KeyboardInterrupt."""
-    count = 0
+def _events(engine: Engine, request: Request, pressed: _Pressed) -> Generator[Event, None, None]:
+    """A request's events. It is cancelled when Ctrl-C is pressed, and when nobody wants more."""
+    events: deque[Event] = deque()
+    try:
+        handle = engine.submit(request, events.append)
+    except TooLarge as error:
+        raise _told(str(error)) from error
+    try:
+        pressed.tell(handle.cancel)
+        while events or handle.terminal is None:
+            if events:
+                yield events.popleft()
+            else:
+                engine.step()
+    finally:
+        handle.cancel()
 
-    def handle(*_: object) -> None:
-        nonlocal count
-        count += 1
-        if count > 1:
+
+def _told(message: str) -> ValueError:
+    """What an engine complains of, with advice for somebody who has no server."""
+    facts, advice, _ = message.partition("; lower --slots")
+    return ValueError(f"{facts}; lower --max-tokens, or free some memory" if advice else facts)
+
+
+class _Pressed:
+    """Counts how often Ctrl-C was pressed; the second time it raises KeyboardInterrupt."""
+
+    def __init__(self) -> None:
+        self.count = 0
+        self._listen: Callable[[], None] = lambda: None
+
+    def __call__(self, *_: object) -> None:
+        self.count += 1
+        if self.count > 1:
             raise KeyboardInterrupt
+        self._listen()
 
+    def tell(self, listen: Callable[[], None]) -> None:
+        """Calls `listen` the first time, which may have been already."""
+        self._listen = listen
+        if self.count:
+            listen()
+
+
+@contextmanager
+def _ctrl_c() -> Iterator[_Pressed]:
+    """Within, Ctrl-C is counted."""
+    pressed = _Pressed()
     # Only the main thread may handle signals, and whoever ignores or handles this one has reasons.
     usual = signal.getsignal(signal.SIGINT) is signal.default_int_handler
     ours = usual and threading.current_thread() is threading.main_thread()
     if ours:
-        signal.signal(signal.SIGINT, handle)
+        signal.signal(signal.SIGINT, pressed)
     try:
-        yield lambda: count > 0
+        yield pressed
     finally:
         if ours:
             signal.signal(signal.SIGINT, signal.default_int_handler)

@@ -20,10 +20,11 @@ def main(args: argparse.Namespace) -> int:
 
     from sfumato.cli import INTERRUPTED, generation
 
-    request = generation.options(args)
-    model = generation.load(args)
     messages = [*generation.opening(args), {"role": "user", "content": question}]
-    answer = generation.answer(model, messages, generation.display(args, model), **request)
+    request = generation.request(args, messages)
+    model = generation.load(args)
+    engine = generation.engine(model, request)
+    answer = generation.answer(engine, request, generation.display(args, model))
     if args.json:
         plain = not speaks_unicode(sys.stdout)
         print(json.dumps(_report(answer), ensure_ascii=plain, indent=2))
@@ -61,14 +62,18 @@ def _unsettled(answer: Answer) -> str | None:
 
 def _report(answer: Answer) -> dict[str, Any]:
     """The reply as plain values. A second Ctrl-C leaves the committed text and no figures."""
-    reply = answer.reply
-    if reply is None:
+    reply, account = answer.reply, answer.account
+    if reply is None or account is None:
         return {"text": answer.text, "stop_reason": "cancelled"}
+    stats = asdict(reply.stats) | {
+        "cached_tokens": account.cached_tokens,
+        "tokens_per_forward": reply.stats.tokens_per_forward,
+    }
     return {
         "text": reply.text,
         "thought": reply.thought,
         "tool_calls": [{"name": c.name, "arguments": c.arguments} for c in reply.tool_calls],
         "stop_reason": reply.stop_reason,
         "warnings": list(reply.warnings),
-        "stats": asdict(reply.stats) | {"tokens_per_forward": reply.stats.tokens_per_forward},
+        "stats": stats,
     }
