@@ -7,7 +7,7 @@ WHEEL_LIMIT := 20000000
 INSTALLED := pyproject.toml setup.py constraints.txt $(wildcard src/sfumato/ops/cpu/csrc/*)
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test test-slow test-gpu lint format evaluate wheel clean
+.PHONY: help demo test test-slow test-gpu soak lint format evaluate wheel clean
 
 help: ## list the targets
 	@sed -n 's/^\([a-z-]*\):.*## /\1\t/p' $(MAKEFILE_LIST) | expand -t 12
@@ -23,6 +23,9 @@ test-slow: $(VENV)/.installed-test ## the tests that take minutes
 
 test-gpu: $(VENV)/.installed-test ## the tests that need a CUDA device
 	@$(BIN)/python -m pytest -m gpu --timeout 1800
+
+soak: $(VENV)/.installed-test ## 64 clients, some of them rude, against the server for a minute
+	@$(BIN)/python -m benchmarks.soak
 
 lint: $(VENV)/.installed-test ## ruff and mypy
 	@$(BIN)/ruff check --quiet .

@@ -1,0 +1,283 @@
+"""What the clients of benchmarks/soak.py do, and how they tell a right answer."""
+
+from __future__ import annotations
+
+import json
+import random
+import socket
+import struct
+import threading
+import time
+from collections import defaultdict
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import closing, contextmanager
+from dataclasses import dataclass
+from http.client import HTTPConnection, HTTPException, HTTPResponse
+from typing import Any
+
+from prometheus_client.parser import text_string_to_metric_families
+
+PROMPTS = (
+    "Who are you?",
+    "What is the capital of Japan?",
+    "How do you work?",
+    "What is the meaning of life?",
+)
+SEEDS = 8
+PATIENCE_S = 120.0  # without a byte: the request is lost
+
+CHAT, TEXT = "/v1/chat/completions", "/v1/completions"
+HELLO = [{"role": "user", "content": "Hello"}]
+MALFORMED: tuple[tuple[str, bytes], ...] = (
+    (CHAT, b""),
+    (CHAT, b"{"),
+    (CHAT, b"\xff\xfe\x00"),
+    (CHAT, b"[]"),
+    (CHAT, b"[" * 100_000),
+    (CHAT, json.dumps({"messages": []}).encode()),
+    (CHAT, json.dumps({"messages": "Hello"}).encode()),
+    (CHAT, json.dumps({"messages": [{"role": "nobody", "content": "Hello"}]}).encode()),
+    (CHAT, json.dumps({"messages": HELLO, "max_tokens": -1}).encode()),
+    (CHAT, json.dumps({"messages": HELLO, "max_tokens": "many"}).encode()),
+    (CHAT, json.dumps({"messages": HELLO, "temperature": -3}).encode()),
+    (CHAT, json.dumps({"messages": HELLO, "no_such_field": 1}).encode()),
+    (CHAT, json.dumps({"messages": HELLO, "seed": 2**70}).encode()),
+    (CHAT, json.dumps({"messages": HELLO, "stop": [1]}).encode()),
+    (CHAT, b'{"messages": [{"role": "user", "content": "Hello"}], "temperature": NaN}'),
+    (TEXT, json.dumps({"prompt": [10**9]}).encode()),
+    (TEXT, json.dumps({"prompt": {}}).encode()),
+    ("/completion", json.dumps({"prompt": 3}).encode()),
+    ("/tokenize", json.dumps({"content": None}).encode()),
+    ("/detokenize", json.dumps({"tokens": [-1]}).encode()),
+)
+OVERSIZED: tuple[Callable[[], dict[str, Any]], ...] = (
+    lambda: {"messages": [{"role": "user", "content": "many words " * 40_000}]},
+    lambda: {"messages": HELLO, "max_tokens": 10**9},
+    lambda: {"messages": HELLO * 20_000},
+    lambda: {"messages": [{"role": "user", "content": "x" * (12 << 20)}]},
+)
+
+
+class Violation(Exception):
+    """Something that the server promises does not hold."""
+
+
+def check_stream(lines: Iterable[bytes]) -> dict[int, str]:
+    """The text of each choice of a stream, read to its end.
+
+    Holds one finish reason for each, one [DONE], and nothing after."""
+    texts: dict[int, str] = defaultdict(str)
+    reasons: dict[int, str] = {}
+    done = False
+    for line in lines:
+        data = line.removeprefix(b"data:").strip()
+        if not data or line.startswith(b":"):
+            continue
+        if done:
+            raise Violation(f"an event after [DONE]: {data[:200]!r}")
+        if data == b"[DONE]":
+            done = True
+            continue
+        chunk = json.loads(data)
+        if "error" in chunk:
+            raise Violation(f"a stream ended in an error: {chunk['error']}")
+        for choice in chunk["choices"]:
+            index = choice["index"]
+            said = text_of(choice.get("delta") or choice)
+            if index in reasons and (said or choice.get("finish_reason")):
+                raise Violation(f"choice {index} goes on after its finish reason")
+            texts[index] += said
+            if choice.get("finish_reason"):
+                reasons[index] = choice["finish_reason"]
+    if not done or not reasons or reasons.keys() != texts.keys():
+        raise Violation(f"a stream ended before its reply: finished {reasons}, [DONE] {done}")
+    return dict(texts)
+
+
+def check_whole(body: bytes) -> dict[int, str]:
+    """The text of each choice of a plain reply, all of which have a finish reason."""
+    choices = json.loads(body)["choices"]
+    if not choices or not all(choice["finish_reason"] for choice in choices):
+        raise Violation(f"a reply without an end: {body[:200]!r}")
+    return {choice["index"]: text_of(choice.get("message") or choice) for choice in choices}
+
+
+def text_of(part: dict[str, Any]) -> str:
+    """Of a message, a delta or a choice of a text completion; thoughts come before the answer."""
+    return "".join(part.get(key) or "" for key in ("reasoning_content", "content", "text"))
+
+
+@dataclass
+class Server:
+    """Where requests go, and how."""
+
+    host: str
+    port: int
+    key: str | None = None
+
+    @contextmanager
+    def request(self, method: str, path: str, body: bytes | None = None) -> Iterator[HTTPResponse]:
+        headers = {"Content-Type": "application/json"}
+        if self.key:
+            headers["Authorization"] = f"Bearer {self.key}"
+        with closing(HTTPConnection(self.host, self.port, timeout=PATIENCE_S)) as connection:
+            connection.request(method, path, body, headers)
+            yield connection.getresponse()
+
+    def get(self, path: str) -> bytes:
+        with self.request("GET", path) as response:
+            body = response.read()
+        if response.status != 200:
+            raise Violation(f"GET {path}: HTTP {response.status}: {body[:200]!r}")
+        return body
+
+    def metrics(self) -> dict[tuple[str, str], float]:
+        """(name, the values of its labels) → value."""
+        families = text_string_to_metric_families(self.get("/metrics").decode())
+        samples = (sample for family in families for sample in family.samples)
+        return {(s.name, ",".join(s.labels.values())): s.value for s in samples}
+
+
+class Soak:
+    """What all clients share: the server, the tally, and the texts that seeds have given."""
+
+    def __init__(self, server: Server) -> None:
+        self.server = server
+        self.seconds: defaultdict[tuple[str, str], list[float]] = defaultdict(list)
+        self.violations: list[str] = []
+        self.texts: dict[tuple[Any, ...], str] = {}
+        self._lock = threading.Lock()
+
+    def count(self, kind: str, outcome: str, seconds: float) -> None:
+        with self._lock:
+            self.seconds[kind, outcome].append(seconds)
+
+    def violated(self, what: str) -> None:
+        with self._lock:
+            self.violations.append(what)
+
+    def same(self, key: tuple[Any, ...], text: str) -> None:
+        """Holds that a request has the text that it had before."""
+        with self._lock:
+            before = self.texts.setdefault(key, text)
+        if before != text:
+            raise Violation(f"{key}: {text!r}, and before {before!r}")
+
+    # What clients do. Each returns how it went, or raises Violation.
+
+    def stream(self, rng: random.Random) -> str:
+        return self._reply(rng, stream=True)
+
+    def drafts(self, rng: random.Random) -> str:
+        return self._reply(rng, stream=True, stream_drafts=True)
+
+    def plain(self, rng: random.Random) -> str:
+        return self._reply(rng, stream=False)
+
+    def choices(self, rng: random.Random) -> str:
+        return self._reply(rng, stream=rng.random() < 0.5, n=rng.randint(2, 3))
+
+    def leave(self, rng: random.Random) -> str:
+        """Disconnects: before the answer, or amid the stream; half of them without a farewell."""
+        body = {**asked(rng), "stream": rng.random() < 0.7, "max_tokens": 256}
+        server = self.server
+        with closing(HTTPConnection(server.host, server.port, timeout=PATIENCE_S)) as connection:
+            headers = {"Content-Type": "application/json"}
+            if server.key:
+                headers["Authorization"] = f"Bearer {server.key}"
+            connection.request("POST", CHAT, json.dumps(body), headers)
+            if rng.random() < 0.5:  # a reset instead of an orderly end
+                linger = struct.pack("ii", 1, 0)
+                connection.sock.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, linger)
+            if body["stream"] and rng.random() < 0.6:
+                response = connection.getresponse()
+                if response.status == 429:
+                    return "queue full"
+                for _ in range(rng.randint(0, 4)):
+                    response.readline()
+                return "amid the stream"
+            time.sleep(rng.random() * 0.3)
+        return "before the answer"
+
+    def malformed(self, rng: random.Random) -> str:
+        path, body = rng.choice(MALFORMED)
+        return self._refused(path, body)
+
+    def oversized(self, rng: random.Random) -> str:
+        try:
+            return self._refused(CHAT, json.dumps(rng.choice(OVERSIZED)()).encode())
+        except (ConnectionError, HTTPException):
+            return "cut off"  # the server need not read on
+
+    def look(self, rng: random.Random) -> str:
+        self.server.get(rng.choice(("/health", "/slots", "/metrics", "/memory", "/v1/models")))
+        return "whole"
+
+    def _reply(self, rng: random.Random, **options: Any) -> str:
+        body = {**asked(rng), **options}
+        with self.server.request("POST", CHAT, json.dumps(body).encode()) as response:
+            if response.status == 429:
+                response.read()
+                time.sleep(0.1 + rng.random())
+                return "queue full"
+            if response.status != 200:
+                raise Violation(f"{body}: HTTP {response.status}: {response.read(500)!r}")
+            if options["stream"]:
+                texts = check_stream(iter(response.readline, b""))
+            else:
+                texts = check_whole(response.read())
+        if texts.keys() != set(range(options.get("n", 1))):
+            raise Violation(f"{body}: has choices {list(texts)}")
+        for index, text in texts.items():
+            # The i-th choice has the seed plus i.
+            key = (body["messages"][0]["content"], body["max_tokens"], body["seed"] + index)
+            self.same(key, text)
+        return "whole"
+
+    def _refused(self, path: str, body: bytes) -> str:
+        with self.server.request("POST", path, body) as response:
+            answer = response.read()
+        if response.status not in (400, 413, 422):
+            raise Violation(f"{path} {body[:80]!r}: HTTP {response.status}: {answer[:200]!r}")
+        if not json.loads(answer)["error"]["message"]:
+            raise Violation(f"{path} {body[:80]!r}: refused without saying why")
+        return f"HTTP {response.status}"
+
+
+ACTIONS: dict[str, tuple[Callable[[Soak, random.Random], str], float]] = {
+    "stream": (Soak.stream, 5),
+    "drafts": (Soak.drafts, 2),
+    "plain": (Soak.plain, 4),
+    "choices": (Soak.choices, 1),
+    "leave": (Soak.leave, 4),
+    "malformed": (Soak.malformed, 3),
+    "oversized": (Soak.oversized, 0.5),
+    "look": (Soak.look, 1),
+}
+
+
+def asked(rng: random.Random) -> dict[str, Any]:
+    """One of few requests, so that most are asked more than once."""
+    return {
+        "messages": [{"role": "user", "content": rng.choice(PROMPTS)}],
+        "max_tokens": rng.choice((16, 64, 128)),
+        "seed": rng.randrange(SEEDS),
+    }
+
+
+def client(soak: Soak, number: int, seed: int, until: float) -> None:
+    """One client's life."""
+    rng = random.Random(f"{seed} {number}")
+    names, weights = list(ACTIONS), [weight for _, weight in ACTIONS.values()]
+    while time.monotonic() < until:
+        (name,) = rng.choices(names, weights)
+        start = time.monotonic()
+        try:
+            outcome = ACTIONS[name][0](soak, rng)
+        except Violation as violation:
+            outcome = "VIOLATION"
+            soak.violated(f"{name}: {violation}")
+        except (OSError, HTTPException, ValueError, KeyError, TypeError, AttributeError) as error:
+            outcome = "LOST"
+            soak.violated(f"{name}: {type(error).__name__}: {error}")
+        soak.count(name, outcome, time.monotonic() - start)
