@@ -56,6 +56,7 @@ def probes(soak: Soak) -> None:
                 "POST", CHAT, json.dumps({**body, "seed": seed}).encode()
             ) as response:
                 texts = check_whole(response.read())
+                soak.read(response, 1)
             soak.same((prompt, 64, seed), texts[0])
 
 
@@ -153,11 +154,6 @@ def served(options: argparse.Namespace, soak: Soak, folder: Path) -> Iterator[No
     try:
         await_health(soak.server, process, log)
         yield
-        total = sum(
-            value
-            for (name, _), value in soak.server.metrics().items()
-            if name == "sfumato_requests_total"
-        )
         process.send_signal(signal.SIGTERM)
         try:
             code = process.wait(SETTLE_S)
@@ -169,20 +165,23 @@ def served(options: argparse.Namespace, soak: Soak, folder: Path) -> Iterator[No
     finally:
         process.kill()
         process.wait()
-    for line in audited(audit.read_text().splitlines(), int(total)):
+    for line in audited(audit.read_text().splitlines(), soak):
         soak.violated(line)
     text = log.read_text(errors="replace")
     if "Traceback" in text:
         soak.violated(f"the server's log has a trace: …{text[text.index('Traceback') :][:3000]}")
 
 
-def audited(lines: list[str], total: int) -> Iterator[str]:
-    """What is wrong with an audit log: one line for each of `total` requests is right."""
+def audited(lines: list[str], soak: Soak) -> Iterator[str]:
+    """What is wrong with an audit log, by what clients have seen: a reply that was read has one
+    line, and one that nobody waited for has one at most."""
     ids = Counter(json.loads(line)["request_id"] for line in lines)
     if twice := [name for name, count in ids.items() if count > 1]:
         yield f"audit log: {len(twice)} requests ended more than once, as {twice[0]}"
-    if len(lines) != total:
-        yield f"audit log: {len(lines)} lines for {total} requests"
+    if lost := soak.answered - ids.keys():
+        yield f"audit log: {len(lost)} replies are not in it, as {min(lost)}"
+    if not 0 <= len(lines) - soak.replies <= soak.unread:
+        yield f"audit log: {len(lines)} lines for {soak.replies} replies, and {soak.unread} unread"
 
 
 def await_health(server: Server, process: subprocess.Popen[bytes], log: Path) -> None:

@@ -146,11 +146,25 @@ class Soak:
         self.seconds: defaultdict[tuple[str, str], list[float]] = defaultdict(list)
         self.violations: list[str] = []
         self.texts: dict[tuple[Any, ...], str] = {}
+        self.answered: set[str] = set()  # ids of requests whose reply was read to its end
+        self.replies = 0  # that were read to their end, several of them to one request or not
+        self.unread = 0  # that the server may have begun, and nobody waited for
         self._lock = threading.Lock()
 
     def count(self, kind: str, outcome: str, seconds: float) -> None:
         with self._lock:
             self.seconds[kind, outcome].append(seconds)
+
+    def read(self, response: HTTPResponse, replies: int) -> None:
+        """A reply was read to its end."""
+        with self._lock:
+            self.answered.add(response.headers["X-Request-Id"])
+            self.replies += replies
+
+    def left(self, replies: int) -> None:
+        """Replies were asked for that will not be read."""
+        with self._lock:
+            self.unread += replies
 
     def violated(self, what: str) -> None:
         with self._lock:
@@ -185,6 +199,7 @@ class Soak:
             headers = {"Content-Type": "application/json"}
             if server.key:
                 headers["Authorization"] = f"Bearer {server.key}"
+            self.left(1)
             connection.request("POST", CHAT, json.dumps(body), headers)
             if rng.random() < 0.5:  # a reset instead of an orderly end
                 linger = struct.pack("ii", 1, 0)
@@ -215,9 +230,11 @@ class Soak:
 
     def _reply(self, rng: random.Random, **options: Any) -> str:
         body = {**asked(rng), **options}
+        count = options.get("n", 1)
         with self.server.request("POST", CHAT, json.dumps(body).encode()) as response:
             if response.status == 429:
                 response.read()
+                self.left(count - 1)  # those before the one that was refused are taken back
                 time.sleep(0.1 + rng.random())
                 return "queue full"
             if response.status != 200:
@@ -226,7 +243,8 @@ class Soak:
                 texts = check_stream(iter(response.readline, b""))
             else:
                 texts = check_whole(response.read())
-        if texts.keys() != set(range(options.get("n", 1))):
+            self.read(response, count)
+        if texts.keys() != set(range(count)):
             raise Violation(f"{body}: has choices {list(texts)}")
         for index, text in texts.items():
             # The i-th choice has the seed plus i.

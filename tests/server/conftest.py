@@ -14,7 +14,7 @@ import pytest
 
 import sfumato
 from sfumato.api import Model
-from sfumato.engine import Engine, EngineConfig
+from sfumato.engine import Engine, EngineConfig, Request, Terminal
 from sfumato.server.app import ServerSettings, create_app
 from sfumato.server.listen import Listener, bind
 
@@ -39,9 +39,14 @@ class Served:
 
 @contextlib.contextmanager
 def serving(
-    model: Model, settings: ServerSettings | None = None, drain_s: float = 0.0, **config: Any
+    model: Model,
+    settings: ServerSettings | None = None,
+    drain_s: float = 0.0,
+    on_finish: Callable[[Request, Terminal], None] | None = None,
+    **config: Any,
 ) -> Iterator[Served]:
-    engine = Engine(model, EngineConfig(**{"slots": 4, "context": 512} | config)).start()
+    config = {"slots": 4, "context": 512} | config
+    engine = Engine(model, EngineConfig(**config), on_finish=on_finish).start()
     app = create_app(engine, settings or ServerSettings(keepalive_s=0.2))
     ready = threading.Event()
     bound = bind("127.0.0.1", 0)

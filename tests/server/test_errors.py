@@ -173,24 +173,33 @@ def test_text_that_no_context_holds_is_not_tokenized(
     assert "440,000 characters" in error["message"] or path == "/v1/chat/completions"
 
 
+def test_more_replies_than_may_wait_are_refused(serve: Callable[..., Any]) -> None:
+    answer = serve(teller(), queue=1).chat(n=2)
+    assert answer.status_code == 400
+    assert answer.json()["error"]["param"] == "n" and "--queue" in answer.text
+
+
 def test_a_full_queue_is_a_429(serve: Callable[..., Any], eventually: Any) -> None:
     model = teller(LONG)
     slow_down(model, lambda: time.sleep(0.02))
-    served = serve(model, slots=1, queue=1, context=4096)
+    served = serve(model, slots=1, queue=2, context=4096)
 
     def ask() -> None:
         served.chat("long", max_tokens=1000, timeout=1.5)
 
-    threads = [threading.Thread(target=ask) for _ in range(2)]
+    threads = [threading.Thread(target=ask) for _ in range(3)]
     threads[0].start()
     eventually(lambda: len(served.engine.state().running) == 1)
     threads[1].start()
     eventually(lambda: served.engine.state().waiting == 1)
+    # Of n requests none runs where one is refused.
+    refused(served.chat("Hi", n=2), 429)
+    eventually(lambda: served.engine.state().waiting == 1)
+    threads[2].start()
+    eventually(lambda: served.engine.state().waiting == 2)
     answer = served.chat("Hi")
     assert refused(answer, 429)["type"] == "rate_limit_error"
     assert int(answer.headers["retry-after"]) >= 1
-    # Of n requests none runs where one is refused.
-    refused(served.chat("Hi", n=3), 429)
     for thread in threads:
         thread.join()
     assert served.engine.state().waiting == 0

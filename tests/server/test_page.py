@@ -161,12 +161,12 @@ class Script:
         self.frames.append({"choices": [choice], **more})
         return self
 
-    def play(self, page: Any) -> None:
+    def play(self, page: Any, end: str = "data: [DONE]\n\n") -> None:
         body = "".join(f"data: {json.dumps(frame)}\n\n" for frame in self.frames)
         page.route(
             "**/v1/chat/completions",
             lambda route: route.fulfill(
-                body=": hello\n\n" + body + "data: [DONE]\n\n", content_type="text/event-stream"
+                body=": hello\n\n" + body + end, content_type="text/event-stream"
             ),
         )
 
@@ -426,6 +426,121 @@ def test_errors_are_told(open_page: Callable[..., Any]) -> None:
     page.get_by_role("button", name="Retry").click()
     expect(page.get_by_role("alert")).to_have_text("the engine stopped")
     assert text_of(page) == "half"
+
+
+def test_a_reply_that_breaks_off_is_not_taken_for_a_whole_one(
+    open_page: Callable[..., Any],
+) -> None:
+    page = open_page()
+    Script().draft(0, 1, ["half"]).settle(0, ["half"]).delta(content="half").play(page, end="")
+    ask(page, "hello")
+    wait(page)
+    expect(page.get_by_role("alert")).to_have_text("The reply broke off.")
+    assert text_of(page) == "half"
+
+
+def test_what_else_is_in_the_storage_does_no_harm(open_page: Callable[..., Any]) -> None:
+    page = open_page()
+    for text in ("{}", "3", '"turns"', "null", "["):
+        # What the page itself keeps as it goes would be written over it.
+        page.add_init_script(f"localStorage.setItem('sfumato.conversation', {text!r})")
+        page.reload()
+        expect(page.locator(".example").first).to_be_visible()
+
+
+def test_a_replay_makes_room_once(open_page: Callable[..., Any]) -> None:
+    page = open_page()
+    script = Script()
+    for canvas in range(3):
+        for step in range(1, 5):
+            script.draft(canvas, step, [f"{canvas}{step} "] * 8)
+        script.settle(canvas, [f"{canvas} "] * 8).delta(content=f"{canvas} " * 8)
+    script.end().play(page)
+    ask(page, "hello")
+    wait(page)
+    page.evaluate("""async () => {
+      const { CanvasView } = await import('/canvas_view.js');
+      const rowsFor = CanvasView.prototype.rowsFor;
+      window.laid = 0;
+      CanvasView.prototype.rowsFor = function (tokens) {
+        window.laid++;
+        return rowsFor.call(this, tokens);
+      };
+    }""")
+    slider = page.locator("input[type=range]")
+    slider.focus()
+    slider.press("Home")
+    once = page.evaluate("window.laid")
+    assert once == 2 * 12
+    for _ in range(5):
+        slider.press("ArrowRight")
+    assert page.evaluate("window.laid") == once
+    page.set_viewport_size({"width": 500, "height": 800})
+    expect(page.locator(".where")).to_have_text("canvas 2, step 2")
+    page.wait_for_timeout(100)
+    slider.press("ArrowRight")
+    assert page.evaluate("window.laid") == 2 * once  # other widths, other rooms
+    slider.press("End")
+    slider.blur()
+    slider.press("Home")
+    assert page.evaluate("window.laid") == 3 * once
+
+
+def test_the_likeliest_outlive_a_reload(open_page: Callable[..., Any]) -> None:
+    page = open_page()
+    tokens = ["a", "b", "c"]
+    script = Script().draft(0, 1, tokens, few=4).settle(0, tokens).delta(content="abc").end()
+    script.play(page)
+    seen = []
+    for _ in range(2):
+        if not page.locator(".reply").count():
+            ask(page, "hello")
+            wait(page)
+        page.locator(".token").nth(1).click()
+        few = page.locator("#inspector .few li")
+        expect(few).to_have_count(4)
+        expect(page.locator("#inspector .few li.settled .mono")).to_have_text("b")
+        seen.append([few.nth(k).locator(".number").inner_text() for k in range(4)])
+        page.reload()
+        page.wait_for_selector(".reply")
+    assert seen[0] == seen[1] == ["50 %", "25 %", "17 %", "13 %"]
+
+
+def test_a_name_is_asked_for_once(open_page: Callable[..., Any]) -> None:
+    page = open_page(expected="Failed to load")
+    asked: list[str] = []
+    page.on("request", lambda r: asked.append(r.url) if "detokenize" in r.url else None)
+    names = """async () => {
+      const { nameOf } = await import('/api.js');
+      return Promise.all([60, 60, 60].map((id) => nameOf(id).catch(() => null)));
+    }"""
+    page.route("**/detokenize", lambda route: route.fulfill(status=503, body="{}"))
+    assert page.evaluate(names) == [None] * 3
+    page.unroute("**/detokenize")
+    first = page.evaluate(names)
+    assert first[0] and first == page.evaluate(names)
+    assert len(asked) == 2
+
+
+def test_what_is_not_shown_is_not_measured(open_page: Callable[..., Any]) -> None:
+    page = open_page()
+    assert page.evaluate("""async () => {
+      const { CanvasView } = await import('/canvas_view.js');
+      const view = new CanvasView(() => {});
+      let probes = 0;
+      new MutationObserver((changes) => {
+        const added = changes.flatMap((change) => [...change.addedNodes]);
+        probes += added.filter((node) => node.className === 'probe').length;
+      }).observe(view.element, { childList: true });
+      const draw = async () => {
+        for (const text of 'abc') view.draw([{ key: '0.0', text, style: '' }]);
+        await new Promise((resolve) => setTimeout(resolve));
+        return probes;
+      };
+      const hidden = await draw();
+      document.body.append(view.element);
+      return [hidden, await draw() > 0];
+    }""") == [0, True]
 
 
 def test_a_phone_is_wide_enough(open_page: Callable[..., Any]) -> None:

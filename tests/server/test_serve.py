@@ -199,7 +199,8 @@ def test_wrong_starts_are_one_clear_line(tmp_path: Path) -> None:
     assert "--cors-origin" in refuse("--cors-origin", "*")
     assert "give one" in refuse("--api-key", "a", "--api-key-file", "b")
     assert "missing-key" in refuse("--api-key-file", str(tmp_path / "missing-key"))
-    assert "audit" in refuse("--port", "0", "--audit-log", str(tmp_path / "no" / "log"))
+    wrong_log = ("--audit-log", str(tmp_path / "no" / "log"))
+    assert "audit" in refuse("--port", "0", *wrong_log, "-m", "nothing.gguf")  # before it is loaded
     assert "is no size" in refuse("--max-body", "lots")
     assert "whole number" in refuse("--slots", "0")
 

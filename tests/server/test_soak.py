@@ -100,9 +100,14 @@ def test_growth_after_the_first_third() -> None:
 
 def test_an_audit_log_is_counted() -> None:
     lines = [json.dumps({"request_id": name}) for name in ("a", "b", "b")]
-    assert list(soak.audited(lines[:2], 2)) == []
-    assert "2 lines for 3" in "".join(soak.audited(lines[:2], 3))
-    assert "more than once, as b" in "".join(soak.audited(lines, 3))
+    state = Soak(Server("localhost", 1))
+    state.answered, state.replies, state.unread = {"a"}, 1, 1
+    assert list(soak.audited(lines[:1], state)) == list(soak.audited(lines[:2], state)) == []
+    assert "more than once, as b" in "".join(soak.audited(lines, state))
+    assert "not in it, as a" in "".join(soak.audited(lines[1:2], state))
+    assert "3 lines for 1 replies" in "".join(soak.audited(lines, state))
+    state.replies = 3
+    assert "2 lines for 3 replies" in "".join(soak.audited(lines[:2], state))
 
 
 def test_clients_ask_the_same_more_than_once() -> None:

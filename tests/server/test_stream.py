@@ -2,18 +2,23 @@
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
+import gc
 import json
 import threading
 import time
 from collections.abc import Callable, Iterator
+from functools import partial
 from typing import Any
 
 import httpx
 import pytest
 from tests.server.scripted import slow_down, teller
 
-from sfumato.server.app import ServerSettings
+from sfumato.engine import Commit, Draft, Engine, EngineConfig, Event, Finished, Request
+from sfumato.server.app import ServerSettings, create_app
+from sfumato.server.running import MOST_DRAFTS, start
 from sfumato.server.stream import pieces
 
 LONG = {"long": "word " * 400 + "<turn|>"}
@@ -154,19 +159,142 @@ def test_a_client_that_leaves_the_queue(serve: Callable[..., Any], eventually: A
     assert len(served.engine.state().running) == 1
 
 
-def test_a_slow_reader_gets_the_text_whole(server: Any) -> None:
-    """Drafts may be left out for it, text may not."""
-    expected = server.chat(seed=3).json()["choices"][0]["message"]["content"]
-    body = {
-        "messages": [{"role": "user", "content": "Who are you?"}],
-        "seed": 3,
-        "stream": True,
-        "stream_drafts": True,
-    }
-    with httpx.stream("POST", f"{server.url}/v1/chat/completions", json=body) as response:
-        text = ""
-        for frame in frames(response.iter_lines()):
-            time.sleep(0.02)
-            for choice in frame["choices"]:
-                text += choice["delta"].get("content", "")
-    assert text == expected
+def test_a_slow_reader_gets_the_text_whole_and_the_newest_drafts() -> None:
+    """A reader that takes nothing until the reply is over."""
+    model = teller(LONG)
+    with contextlib.closing(Engine(model, EngineConfig(context=4096)).start()) as engine:
+        expected = engine.generate(Request(prompt="long", max_tokens=600)).text
+        asked = [Request(prompt="long", max_tokens=600, drafts=True, seed=i) for i in range(2)]
+
+        async def events() -> list[tuple[int, Event]]:
+            started = await start(engine, asked)
+            while engine.state().totals.requests != {"max_tokens": 3}:
+                await asyncio.sleep(0.01)
+            found = []
+            while started.open:
+                taken = await started.next(10)
+                assert taken
+                found.append(taken)
+            return found
+
+        every = asyncio.run(events())
+    for number in range(2):
+        mine = [event for of, event in every if of == number]
+        drafts = [event for event in mine if isinstance(event, Draft)]
+        commits = [event for event in mine if isinstance(event, Commit)]
+        end = mine[-1]
+        assert isinstance(end, Finished) and end.reply.text == expected
+        assert "".join(commit.text for commit in commits) == expected
+        assert len(commits) > len(drafts) == MOST_DRAFTS
+        assert drafts[-1].canvas == commits[-1].canvas
+        assert drafts[-1].step == end.account.steps[-1]
+
+
+def call(app: Any, body: dict[str, Any], send: Callable[[Any], Any]) -> Any:
+    """The application's answer to a chat request of a client that stays."""
+    path = "/v1/chat/completions"
+    scope = {"type": "http", "asgi": {"version": "3.0", "spec_version": "2.3"}}
+    scope |= {"method": "POST", "scheme": "http", "path": path, "raw_path": path.encode()}
+    scope |= {"query_string": b"", "root_path": "", "http_version": "1.1", "state": {}}
+    headers = [(b"host", b"localhost"), (b"content-type", b"application/json")]
+    scope |= {"headers": headers, "client": ("1", 1), "server": ("localhost", 80)}
+    sent = asyncio.Event()
+
+    async def receive() -> Any:
+        if sent.is_set():
+            await asyncio.Event().wait()
+        sent.set()
+        return {"type": "http.request", "body": json.dumps(body).encode(), "more_body": False}
+
+    return app(scope, receive, send)
+
+
+@pytest.mark.parametrize("frames_read", [0, 5])
+def test_a_stream_that_is_given_up_is_cancelled_at_once(frames_read: int) -> None:
+    """Before its generator has begun, and while a frame does not go out; the generator that is
+    left over is never collected."""
+    model = teller(LONG)
+    slow_down(model, lambda: time.sleep(0.02))
+    with contextlib.closing(Engine(model, EngineConfig(context=4096)).start()) as engine:
+        app = create_app(engine)
+        count = 0
+
+        async def send(message: Any) -> None:
+            nonlocal count
+            count += 1
+            if count > frames_read:
+                raise OSError("the connection is gone")
+
+        body = {"messages": ENDLESS, "stream": True, "max_tokens": 2000}
+
+        async def give_up() -> None:
+            # Held: frames in a traceback keep generators alive, as a collection that is late would.
+            with pytest.raises(Exception) as held:
+                await call(app, body, send)
+            for _ in range(100):
+                await asyncio.sleep(0.02)
+                if engine.state().totals.requests == {"cancelled": 1}:
+                    break
+            else:
+                pytest.fail(f"it runs on, after {held.value!r}")
+
+        gc.disable()
+        try:
+            asyncio.run(give_up())
+        finally:
+            gc.enable()
+
+
+def test_the_servers_loop_does_no_long_work(
+    serve: Callable[..., Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What takes time for a long text is not done where all connections are served."""
+    model = teller()
+    served = serve(model)
+    at_work: dict[str, list[bool]] = {"decode": [], "render": [], "token_text": []}
+
+    def watch(owner: Any, name: str) -> None:
+        real = getattr(owner, name)
+
+        def watched(*args: Any, **options: Any) -> Any:
+            at_work[name].append(asyncio._get_running_loop() is not None)
+            return real(*args, **options)
+
+        monkeypatch.setattr(owner, name, watched)
+
+    watch(model.tokenizer, "decode")
+    watch(model.tokenizer, "token_text")
+    watch(model.template, "render")
+    answers = [
+        served.post("/detokenize", tokens=[5, 6]),
+        served.post("/tokenize", content="a b", with_pieces=True),
+        served.post("/apply-template", messages=ENDLESS),
+        served.chat("a", logprobs=True, top_logprobs=2),
+        served.post("/v1/completions", prompt="a", logprobs=2),
+    ]
+    assert [answer.status_code for answer in answers] == [200] * 5
+    assert all(at_work.values()), at_work
+    assert not any(any(looped) for looped in at_work.values()), at_work
+
+
+def test_a_reply_is_found_in_the_audit_log(serve: Callable[..., Any], eventually: Any) -> None:
+    ended: list[str] = []
+    served = serve(teller(), on_finish=lambda request, event: ended.append(request.id))
+    body: dict[str, Any] = {"messages": [{"role": "user", "content": "a"}], "n": 2}
+    for stream in (False, True):
+        ended.clear()
+        answer = served.post("/v1/chat/completions", **body, stream=stream)
+        lines = answer.text.splitlines()
+        found = next(frames(iter(lines))) if stream else answer.json()
+        name = answer.headers["x-request-id"]
+        assert found["id"] == "chatcmpl-" + name.removeprefix("req-")
+        eventually(partial(ended.__contains__, name))
+        answer = served.post("/v1/completions", prompt="a", stream=stream)
+        name = answer.headers["x-request-id"]
+        assert name.replace("req-", "cmpl-") in answer.text
+        eventually(partial(ended.__contains__, name))
+    failed = served.chat(timeout=1e-6)
+    assert failed.status_code == 504
+    for answer in (failed, served.post("/completion", prompt="a")):
+        name = answer.headers["x-request-id"]
+        eventually(partial(ended.__contains__, name))

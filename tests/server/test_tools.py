@@ -68,6 +68,14 @@ def test_a_required_call_is_begun_even_where_the_model_would_not(told: Any) -> N
     assert any("call:time{" in text for text in warnings)
 
 
+@pytest.mark.parametrize("stream", [False, True])
+def test_a_call_of_none_of_the_tools_is_told(told: Any, stream: bool) -> None:
+    answer = told.chat("one", tools=TOOLS[1:] * 2, tool_choice="required", stream=stream)
+    assert "'weather' is of none of the tools" in answer.text
+    answer = told.chat("one", tools=TOOLS, tool_choice="required", stream=stream)
+    assert "weather" in answer.text and "warnings" not in answer.text
+
+
 def test_several_calls_and_text_before_them(told: Any) -> None:
     (found,) = ask(told, "both", tools=TOOLS).choices
     cities = [json.loads(call.function.arguments)["city"] for call in found.message.tool_calls]

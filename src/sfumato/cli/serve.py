@@ -12,6 +12,7 @@ import sys
 import threading
 import webbrowser
 from collections.abc import Callable
+from contextlib import AbstractContextManager, closing, nullcontext
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -21,6 +22,7 @@ from sfumato.server.settings import ServerSettings
 
 if TYPE_CHECKING:
     from sfumato.engine import Engine, EngineConfig, Request, Terminal
+    from sfumato.engine.audit import AuditLog
 
 ANY_ADDRESS = ("0.0.0.0", "::", "")
 OWN_NAMES = ("localhost", "127.0.0.1", "::1")
@@ -38,13 +40,16 @@ def main(args: argparse.Namespace) -> int:
             "--api-key asks for a key",
             file=sys.stderr,
         )
-    with bound:
-        _serve(args, settings, bound.getsockname()[1], bound)
+    with bound, _audit_log(args) as audit:
+        _serve(args, settings, bound, audit)
     return 0
 
 
 def _serve(
-    args: argparse.Namespace, settings: ServerSettings, port: int, bound: socket.socket
+    args: argparse.Namespace,
+    settings: ServerSettings,
+    bound: socket.socket,
+    audit: AuditLog | None,
 ) -> None:
     from sfumato.cli import generation
     from sfumato.engine import Engine, EngineError
@@ -67,10 +72,10 @@ def _serve(
         raise ValueError(str(error)) from error
     metrics = Metrics(engine)
     ends.append(metrics.observe)
-    if args.audit_log:
-        ends.append(_audit(args, engine, settings.model_name))
+    if audit is not None:
+        ends.append(_recorder(audit, engine, settings.model_name))
     app = create_app(engine, settings, metrics)
-    url = f"http://{_shown(args.host)}:{port}"
+    url = f"http://{_shown(args.host)}:{bound.getsockname()[1]}"
     listener = Listener(
         app,
         args.drain,
@@ -150,12 +155,18 @@ def _check_memory(args: argparse.Namespace) -> None:
     check_load(subject, _config(args, config.context_length))
 
 
-def _audit(
-    args: argparse.Namespace, engine: Engine, name: str
-) -> Callable[[Request, Terminal], None]:
-    from sfumato.engine.audit import AuditLog, facts
+def _audit_log(args: argparse.Namespace) -> AbstractContextManager[AuditLog | None]:
+    """Open, so that a path that cannot be written is told before the model is loaded."""
+    from sfumato.engine.audit import AuditLog
 
-    log = AuditLog(args.audit_log, max_bytes=args.audit_max_bytes, text=args.audit_text)
+    if not args.audit_log:
+        return nullcontext()
+    return closing(AuditLog(args.audit_log, max_bytes=args.audit_max_bytes, text=args.audit_text))
+
+
+def _recorder(log: AuditLog, engine: Engine, name: str) -> Callable[[Request, Terminal], None]:
+    from sfumato.engine.audit import facts
+
     budget = engine.state().memory.budget
     return lambda request, event: log.record(request, event, facts(engine.model, name, budget))
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Iterable, Sequence
 from dataclasses import replace
 from typing import Any
@@ -15,12 +14,12 @@ from sfumato.api import Reply
 from sfumato.engine import Account, Commit, Finished, Request, new_id
 from sfumato.server import bodies, replies, running, stream
 from sfumato.server.errors import bad_request
-from sfumato.server.logprobs import TokenLog
+from sfumato.server.logprobs import TokenLog, entries
 from sfumato.server.messages import CALL, CALL_END, conversation, tool_use
 from sfumato.server.running import Outcome
 from sfumato.server.sampling import sampler_of, seeds_of, stops_of
 from sfumato.server.schemas import ChatBody
-from sfumato.server.service import FINGERPRINT, Service
+from sfumato.server.service import Service
 from sfumato.text.reply import ToolCall
 
 # Thinking tokens that an effort allows; None: all but what the answer needs.
@@ -41,9 +40,10 @@ async def complete(service: Service, http: HttpRequest) -> Response:
     requests = await run_in_threadpool(requests_of, service, body)
     started = await running.start(service.engine, requests)
     if body.stream:
-        return stream.response(service, started, ChatWriter(service, body))
+        return stream.response(service, started, ChatWriter(service, body, requests))
     found = await running.outcomes(http, started)
-    return JSONResponse(whole(service, body, found))
+    answer = await run_in_threadpool(whole, service, body, found)
+    return JSONResponse(answer, headers=running.headers_of(started))
 
 
 def requests_of(service: Service, body: ChatBody) -> list[Request]:
@@ -119,20 +119,17 @@ def whole(service: Service, body: ChatBody, found: Sequence[Outcome]) -> dict[st
             "index": number,
             "message": message(end.reply),
             "logprobs": _logprobs(service, body, outcome) if body.logprobs else None,
-            "finish_reason": replies.finish_reason(end.reply),
+            "finish_reason": replies.finish_reason(end.reply, end.reply.tool_calls),
         }
         if len(ends) > 1:
             choice["timings"] = replies.timings(end.account)
         choices.append(choice)
+    name = ends[0].account.request_id
     return {
-        "id": replies.new_id("chatcmpl"),
-        "object": "chat.completion",
-        "created": int(time.time()),
-        "model": service.name,
-        "system_fingerprint": FINGERPRINT,
+        **replies.head("chatcmpl", "chat.completion", name, service.name),
         "choices": choices,
         "usage": replies.usage([end.account for end in ends]),
-    } | replies.figures(ends)
+    } | replies.figures(ends, [text for end in ends for text in warnings(body, end.reply)])
 
 
 def message(reply: Reply) -> dict[str, Any]:
@@ -150,27 +147,28 @@ def message(reply: Reply) -> dict[str, Any]:
     return found
 
 
+def warnings(body: ChatBody, reply: Reply) -> list[str]:
+    """Those of the reply, and of calls for which there is no tool: names are the model's to write,
+    but for that of a tool that has to be called."""
+    names = {tool["function"]["name"] for tool in body.tools or ()}
+    strange = [call.name for call in reply.tool_calls if names and call.name not in names]
+    return [*reply.warnings, *(f"the call of {name!r} is of none of the tools" for name in strange)]
+
+
 def _logprobs(service: Service, body: ChatBody, outcome: Outcome) -> dict[str, Any]:
-    tokens = TokenLog(service, body.top_logprobs or 0)
-    for commit in outcome.commits:
-        tokens.add(commit)
-    return {"content": tokens.take(len(outcome.finished.reply.text)), "refusal": None}
+    return {"content": entries(service, body.top_logprobs or 0, outcome), "refusal": None}
 
 
 class ChatWriter:
     """Chunks of a streamed chat completion."""
 
-    def __init__(self, service: Service, body: ChatBody) -> None:
-        self._base = {
-            "id": replies.new_id("chatcmpl"),
-            "object": "chat.completion.chunk",
-            "created": int(time.time()),
-            "model": service.name,
-            "system_fingerprint": FINGERPRINT,
-        }
+    def __init__(self, service: Service, body: ChatBody, requests: Sequence[Request]) -> None:
+        name = requests[0].id
+        self._base = replies.head("chatcmpl", "chat.completion.chunk", name, service.name)
+        self._body = body
         options = body.stream_options
         self._usage = options is not None and bool(options.include_usage)
-        count, few = body.n or 1, body.top_logprobs or 0
+        count, few = len(requests), body.top_logprobs or 0
         self._logs = [TokenLog(service, few) if body.logprobs else None for _ in range(count)]
         # Characters of the answer and of the thought, and tool calls, that have gone out.
         self._sent = [{"content": 0, "reasoning_content": 0, "calls": 0} for _ in range(count)]
@@ -197,10 +195,10 @@ class ChatWriter:
         yield from self._texts(number, "content", reply.text[sent["content"] :])
         for call in reply.tool_calls[sent["calls"] :]:
             yield from self._call(number, call)
-        last = self._chunk(number, {}, replies.finish_reason(reply))
+        last = self._chunk(number, {}, replies.finish_reason(reply, reply.tool_calls))
         last["timings"] = replies.timings(end.account)
-        if reply.warnings:
-            last["warnings"] = list(reply.warnings)
+        if found := warnings(self._body, reply):
+            last["warnings"] = found
         yield last
 
     def close(self, accounts: Sequence[Account]) -> Iterable[dict[str, Any]]:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Iterable, Sequence
 from typing import Any
 
@@ -13,11 +12,11 @@ from fastapi.responses import JSONResponse, Response
 from sfumato.engine import Account, Commit, Finished, Request
 from sfumato.server import bodies, replies, running, stream
 from sfumato.server.errors import bad_request
-from sfumato.server.logprobs import TokenLog, legacy
+from sfumato.server.logprobs import TokenLog, entries, legacy
 from sfumato.server.running import Outcome
 from sfumato.server.sampling import sampler_of, seeds_of, stops_of
 from sfumato.server.schemas import CompletionBody
-from sfumato.server.service import FINGERPRINT, Service
+from sfumato.server.service import Service
 
 
 async def complete(service: Service, http: HttpRequest) -> Response:
@@ -26,9 +25,10 @@ async def complete(service: Service, http: HttpRequest) -> Response:
     requests = await run_in_threadpool(requests_of, service, body)
     started = await running.start(service.engine, requests)
     if body.stream:
-        return stream.response(service, started, TextWriter(service, body, len(requests)))
+        return stream.response(service, started, TextWriter(service, body, requests))
     found = await running.outcomes(http, started)
-    return JSONResponse(whole(service, body, found))
+    answer = await run_in_threadpool(whole, service, body, found)
+    return JSONResponse(answer, headers=running.headers_of(started))
 
 
 def prompts_of(prompt: str | list[str] | list[int] | list[list[int]]) -> list[str | list[int]]:
@@ -84,48 +84,34 @@ def whole(service: Service, body: CompletionBody, found: Sequence[Outcome]) -> d
             "index": number,
             "text": reply.text,
             "logprobs": _logprobs(service, body, outcome),
-            "finish_reason": "length" if reply.stop_reason == "max_tokens" else "stop",
+            "finish_reason": replies.finish_reason(reply),
         }
         if len(ends) > 1:
             choice["timings"] = replies.timings(outcome.finished.account)
         choices.append(choice)
+    name = ends[0].account.request_id
     return {
-        "id": replies.new_id("cmpl"),
-        "object": "text_completion",
-        "created": int(time.time()),
-        "model": service.name,
-        "system_fingerprint": FINGERPRINT,
+        **replies.head("cmpl", "text_completion", name, service.name),
         "choices": choices,
         "usage": replies.usage_of_prompts([end.account for end in ends], body.n or 1),
-    } | replies.figures(ends)
+    } | replies.figures(ends, [text for end in ends for text in end.reply.warnings])
 
 
 def _logprobs(service: Service, body: CompletionBody, outcome: Outcome) -> dict[str, Any] | None:
-    if body.logprobs is None:
-        return None
-    tokens = TokenLog(service, body.logprobs)
-    for commit in outcome.commits:
-        tokens.add(commit)
-    return legacy(tokens.take(len(outcome.finished.reply.text)))
+    return None if body.logprobs is None else legacy(entries(service, body.logprobs, outcome))
 
 
 class TextWriter:
     """Chunks of a streamed text completion."""
 
-    def __init__(self, service: Service, body: CompletionBody, count: int) -> None:
-        self._base = {
-            "id": replies.new_id("cmpl"),
-            "object": "text_completion",
-            "created": int(time.time()),
-            "model": service.name,
-            "system_fingerprint": FINGERPRINT,
-        }
+    def __init__(self, service: Service, body: CompletionBody, requests: Sequence[Request]) -> None:
+        self._base = replies.head("cmpl", "text_completion", requests[0].id, service.name)
         options = body.stream_options
         self._usage = options is not None and bool(options.include_usage)
         self._each = body.n or 1
         few = body.logprobs
-        self._logs = [None if few is None else TokenLog(service, few) for _ in range(count)]
-        self._sent = [0] * count
+        self._logs = [None if few is None else TokenLog(service, few) for _ in requests]
+        self._sent = [0] * len(requests)
 
     def extra(self, fields: dict[str, Any]) -> dict[str, Any]:
         return self._base | {"choices": []} | fields
@@ -141,8 +127,7 @@ class TextWriter:
 
     def finish(self, number: int, end: Finished) -> Iterable[dict[str, Any]]:
         yield from self._texts(number, end.reply.text[self._sent[number] :])
-        reason = "length" if end.reply.stop_reason == "max_tokens" else "stop"
-        last = self._chunk(number, "", reason)
+        last = self._chunk(number, "", replies.finish_reason(end.reply))
         last["timings"] = replies.timings(end.account)
         if end.reply.warnings:
             last["warnings"] = list(end.reply.warnings)

@@ -29,7 +29,8 @@ async def completion(service: Service, http: HttpRequest) -> Response:
         return stream.response(service, started, LlamaWriter(service), done=False)
     (outcome,) = await running.outcomes(http, started)
     text = outcome.finished.reply.text
-    return JSONResponse({"content": text, **_last(service, outcome.finished)})
+    whole = {"content": text, **_last(service, outcome.finished)}
+    return JSONResponse(whole, headers=running.headers_of(started))
 
 
 def request_of(service: Service, body: LlamaBody) -> Request:
@@ -113,27 +114,33 @@ async def tokenize(service: Service, http: HttpRequest) -> dict[str, Any]:
         ids = [tokenizer.bos_id, *ids]
     if not body.with_pieces:
         return {"tokens": ids}
-    pieces = zip(ids, service.pieces(ids), strict=True)
+    pieces = zip(ids, await run_in_threadpool(service.pieces, ids), strict=True)
     return {"tokens": [{"id": token, "piece": piece} for token, piece in pieces]}
 
 
 async def detokenize(service: Service, http: HttpRequest) -> dict[str, Any]:
     """Raises ApiError."""
     body = await bodies.read(http, DetokenizeBody, service.settings.lenient)
+    decode = service.model.tokenizer.decode
     try:
-        return {"content": service.model.tokenizer.decode(body.tokens, skip_special=False)}
+        return {"content": await run_in_threadpool(decode, body.tokens, skip_special=False)}
     except (ValueError, OverflowError) as error:
         raise bad_request(f"tokens: {error}", "tokens") from None
 
 
 async def apply_template(service: Service, http: HttpRequest) -> dict[str, Any]:
     """Raises ApiError."""
+    body = await bodies.read(http, TemplateBody, service.settings.lenient)
+    return {"prompt": await run_in_threadpool(_prompt, service, body)}
+
+
+def _prompt(service: Service, body: TemplateBody) -> str:
+    """Raises ApiError."""
     settings = service.settings
-    body = await bodies.read(http, TemplateBody, settings.lenient)
     messages = conversation(body.messages, settings.max_messages, settings.lenient)
     kwargs = body.chat_template_kwargs
     try:
-        prompt = service.model.template.render(
+        return service.model.template.render(
             messages,
             thinking=bool(kwargs and kwargs.enable_thinking),
             tools=body.tools,
@@ -141,4 +148,3 @@ async def apply_template(service: Service, http: HttpRequest) -> dict[str, Any]:
         )
     except ValueError as error:
         raise from_value_error(error) from None
-    return {"prompt": prompt}

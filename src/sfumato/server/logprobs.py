@@ -4,9 +4,12 @@ from __future__ import annotations
 
 import math
 from collections import deque
+from functools import lru_cache
 from typing import Any
 
+from sfumato.api import Model
 from sfumato.engine import Commit
+from sfumato.server.running import Outcome
 from sfumato.server.service import Service, piece
 from sfumato.text.tokenizer import Detokenizer
 
@@ -60,20 +63,30 @@ class TokenLog:
         return self._token(token, own) | {"top_logprobs": top}
 
     def _token(self, token: int, probability: float) -> dict[str, Any]:
-        text = piece(self._model, token)
-        raw = self._bytes(token, text)
-        shown = self._model.tokenizer.decode([token], skip_special=False) if text else ""
+        shown, raw = _looks(self._model, token)
         return {
             "token": shown,
             "logprob": math.log(probability) if probability > 0 else UNLIKELY,
             "bytes": list(raw),
         }
 
-    @staticmethod
-    def _bytes(token: int, text: str) -> bytes:
-        if len(text) == 6 and text.startswith("<0x") and text.endswith(">"):
-            return bytes([int(text[3:5], 16)])
-        return text.encode()
+
+def entries(service: Service, alternatives: int, outcome: Outcome) -> list[dict[str, Any]]:
+    """All tokens of a whole answer."""
+    log = TokenLog(service, alternatives)
+    for commit in outcome.commits:
+        log.add(commit)
+    return log.take(len(outcome.finished.reply.text))
+
+
+@lru_cache(maxsize=2**16)
+def _looks(model: Model, token: int) -> tuple[str, bytes]:
+    """A token as text, and its bytes."""
+    text = piece(model, token)
+    shown = model.tokenizer.decode([token], skip_special=False) if text else ""
+    if len(text) == 6 and text.startswith("<0x") and text.endswith(">"):
+        return shown, bytes([int(text[3:5], 16)])
+    return shown, text.encode()
 
 
 def legacy(entries: list[dict[str, Any]], offset: int = 0) -> dict[str, Any]:

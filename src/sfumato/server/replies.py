@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import json
 import secrets
+import time
 from collections.abc import Sequence
 from typing import Any
 
 from sfumato.api import Reply
 from sfumato.engine import Account, Finished
+from sfumato.server.service import FINGERPRINT
 from sfumato.text.reply import ToolCall
 
 
@@ -16,11 +18,23 @@ def new_id(kind: str) -> str:
     return f"{kind}-{secrets.token_hex(12)}"
 
 
-def finish_reason(reply: Reply) -> str:
-    """As OpenAI has it: "length", "tool_calls" or "stop"."""
+def head(kind: str, what: str, request_id: str, model: str) -> dict[str, Any]:
+    """What each object of OpenAI's begins with. Its id is the request's, as it is in the audit log,
+    with another `kind` in front."""
+    return {
+        "id": f"{kind}-{request_id.removeprefix('req-')}",
+        "object": what,
+        "created": int(time.time()),
+        "model": model,
+        "system_fingerprint": FINGERPRINT,
+    }
+
+
+def finish_reason(reply: Reply, calls: Sequence[ToolCall] = ()) -> str:
+    """As OpenAI has it: "length", "tool_calls" (of a chat, with its calls) or "stop"."""
     if reply.stop_reason == "max_tokens":
         return "length"
-    return "tool_calls" if reply.tool_calls else "stop"
+    return "tool_calls" if calls else "stop"
 
 
 def call_object(call: ToolCall) -> dict[str, Any]:
@@ -98,11 +112,11 @@ def _ms(seconds: float | None) -> float | None:
     return None if seconds is None else 1e3 * seconds
 
 
-def figures(ends: Sequence[Finished]) -> dict[str, Any]:
+def figures(ends: Sequence[Finished], warnings: list[str]) -> dict[str, Any]:
     """What is beside the choices of a whole reply: the timings of a single one, and warnings."""
     found: dict[str, Any] = {}
     if len(ends) == 1:
         found["timings"] = timings(ends[0].account)
-    if warnings := [text for end in ends for text in end.reply.warnings]:
+    if warnings:
         found["warnings"] = warnings
     return found

@@ -6,6 +6,7 @@ Whoever starts requests here cancels them when the client has gone.
 from __future__ import annotations
 
 import asyncio
+from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
@@ -13,9 +14,9 @@ from fastapi import Request as HttpRequest
 from fastapi.concurrency import run_in_threadpool
 
 from sfumato.engine import Commit, Draft, Engine, Event, Failed, Finished, Handle, Request
-from sfumato.server.errors import CLIENT_GONE, ApiError, from_failed, from_refusal
+from sfumato.server.errors import CLIENT_GONE, ApiError, bad_request, from_failed, from_refusal
 
-MOST_DRAFTS = 64  # waiting for a client that reads slowly; more are left out
+MOST_DRAFTS = 4  # of a request, waiting for a client that reads slowly; the newest are kept
 
 
 @dataclass
@@ -37,20 +38,26 @@ class Running:
     def __init__(self, count: int) -> None:
         self.open = set(range(count))  # those whose terminal event has not been taken yet
         self._loop = asyncio.get_running_loop()
-        self._queue: asyncio.Queue[tuple[int, Event]] = asyncio.Queue()
-        self._drafts = 0
+        self._waiting: deque[tuple[int, Event]] = deque()
+        self._arrived = asyncio.Event()
         self._handles: list[Handle] = []
+
+    @property
+    def id(self) -> str:
+        """The first request's, under which the audit log has it."""
+        return self._handles[0].id
 
     async def next(self, patience_s: float | None = None) -> tuple[int, Event] | None:
         """The next event with its request's number; None where none came in time."""
         try:
             async with asyncio.timeout(patience_s):
-                number, event = await self._queue.get()
+                await self._arrived.wait()
         except TimeoutError:
             return None
-        if isinstance(event, Draft):
-            self._drafts -= 1
-        elif isinstance(event, Finished | Failed):
+        number, event = self._waiting.popleft()
+        if not self._waiting:
+            self._arrived.clear()
+        if isinstance(event, Finished | Failed):
             self.open.discard(number)
         return number, event
 
@@ -76,14 +83,25 @@ class Running:
 
     def _put(self, number: int, event: Event) -> None:
         if isinstance(event, Draft):
-            if self._drafts >= MOST_DRAFTS:
-                return
-            self._drafts += 1
-        self._queue.put_nowait((number, event))
+            drafts = [
+                at
+                for at, (of, before) in enumerate(self._waiting)
+                if of == number and isinstance(before, Draft)
+            ]
+            if len(drafts) == MOST_DRAFTS:
+                del self._waiting[drafts[0]]
+        self._waiting.append((number, event))
+        self._arrived.set()
 
 
 async def start(engine: Engine, requests: Sequence[Request]) -> Running:
     """Raises ApiError where the engine refuses one of them; then none of them runs."""
+    if len(requests) > (most := engine.config.queue):
+        raise bad_request(
+            f"n: this is {len(requests)} replies, and {most} requests may wait; ask for fewer, or "
+            "raise --queue",
+            "n",
+        )
     running = Running(len(requests))
     try:
         await run_in_threadpool(running.submit, engine, requests)
@@ -94,6 +112,11 @@ async def start(engine: Engine, requests: Sequence[Request]) -> Running:
         running.cancel()
         raise
     return running
+
+
+def headers_of(running: Running) -> dict[str, str]:
+    """Those by which an answer can be found in the audit log."""
+    return {"X-Request-Id": running.id}
 
 
 async def outcomes(http: HttpRequest, running: Running) -> list[Outcome]:
@@ -118,7 +141,9 @@ async def _collect(running: Running) -> list[Outcome]:
         assert taken
         number, event = taken
         if isinstance(event, Failed):
-            raise from_failed(event)
+            failure = from_failed(event)
+            failure.headers |= headers_of(running)
+            raise failure
         if isinstance(event, Finished):
             found[number].end = event
         elif isinstance(event, Commit):

@@ -12,10 +12,12 @@ from collections.abc import AsyncIterator, Iterable, Sequence
 from typing import Any, Protocol
 
 from fastapi.responses import StreamingResponse
+from starlette.types import Receive, Scope, Send
+from torch import Tensor
 
 from sfumato.engine import Account, Commit, Draft, Failed, Finished
 from sfumato.server.errors import from_failed, internal
-from sfumato.server.running import Running
+from sfumato.server.running import Running, headers_of
 from sfumato.server.service import Service
 
 log = logging.getLogger(__name__)
@@ -55,9 +57,23 @@ def response(
     service: Service, running: Running, writer: Writer, done: bool = True
 ) -> StreamingResponse:
     """The stream of `running`, which is cancelled when the client goes away."""
-    headers = {"Cache-Control": "no-store", "X-Accel-Buffering": "no"}
-    events = _events(service, running, writer, done)
-    return StreamingResponse(events, media_type="text/event-stream", headers=headers)
+    return _Stream(running, _events(service, running, writer, done))
+
+
+class _Stream(StreamingResponse):
+    """Cancels what runs when it ends. Its generator cannot: a client that goes away early, or in
+    the middle of a frame, leaves it not begun, or waiting to be collected."""
+
+    def __init__(self, running: Running, events: AsyncIterator[str]) -> None:
+        headers = {"Cache-Control": "no-store", "X-Accel-Buffering": "no"} | headers_of(running)
+        super().__init__(events, media_type="text/event-stream", headers=headers)
+        self._running = running
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        try:
+            await super().__call__(scope, receive, send)
+        finally:
+            self._running.cancel()
 
 
 async def _events(
@@ -69,8 +85,6 @@ async def _events(
     except Exception:
         log.exception("a stream failed")
         yield sse(internal().body())
-    finally:
-        running.cancel()
     if done:
         yield DONE
 
@@ -113,7 +127,7 @@ async def _frames(
 def draft_frame(service: Service, number: int, draft: Draft) -> dict[str, Any]:
     """A canvas on the way. Probabilities and entropies (nats) are rounded: they are looked at."""
     ids = draft.token_ids.tolist()
-    top_ids, top_probs = draft.top_ids.tolist(), draft.top_probs.tolist()
+    top_ids, top_probs = draft.top_ids.tolist(), _rounded(draft.top_probs)
     return {
         "index": number,
         "canvas": draft.canvas,
@@ -122,13 +136,18 @@ def draft_frame(service: Service, number: int, draft: Draft) -> dict[str, Any]:
         "token_ids": ids,
         "tokens": service.pieces(ids),
         "text": service.model.tokenizer.decode(ids),
-        "entropy": [round(value, 4) for value in draft.entropy.tolist()],
+        "entropy": _rounded(draft.entropy),
         "accepted": draft.accepted.tolist(),
         "top": [
-            [[token, round(p, 4)] for token, p in zip(tokens, probs, strict=True)]
+            list(zip(tokens, probs, strict=True))
             for tokens, probs in zip(top_ids, top_probs, strict=True)
         ],
     }
+
+
+def _rounded(values: Tensor) -> Any:
+    """Lists of the values, to four digits."""
+    return values.double().mul(1e4).round().div(1e4).tolist()
 
 
 def settled_frame(service: Service, number: int, commit: Commit, steps: int) -> dict[str, Any]:

@@ -1,19 +1,12 @@
 // The server's routes, as functions. Knows URLs, the API key and the shape of errors; no DOM.
 
+import { ServerError } from './errors.js';
 import { frames } from './stream.js';
 
 let key = '';
 
 /** The key for servers that want one; empty: none. */
 export function useKey(value) { key = value; }
-
-/** An answer other than 200: `message` is for the reader, `status` is the HTTP status. */
-export class ServerError extends Error {
-  constructor(status, message) {
-    super(message);
-    this.status = status;
-  }
-}
 
 async function request(path, body, signal) {
   const headers = key ? { Authorization: `Bearer ${key}` } : {};
@@ -40,17 +33,19 @@ export const props = () => json('props');
 export const slots = () => json('slots');
 export const memory = () => json('memory');
 
-const names = new Map();
+const names = new Map(); // texts of tokens, and promises of them
 
 /** Remember what tokens look like. */
 export function learn(ids, texts) {
   ids.forEach((id, i) => { if (texts[i]) names.set(id, texts[i]); });
 }
 
-/** The text of a token; asked for once. */
+/** The text of a token; asked for once, unless that fails. */
 export async function nameOf(id) {
   if (!names.has(id)) {
-    names.set(id, (await json('detokenize', { tokens: [id] })).content);
+    const asked = json('detokenize', { tokens: [id] }).then((answer) => answer.content);
+    names.set(id, asked);
+    asked.catch(() => names.delete(id));
   }
   return names.get(id);
 }

@@ -33,7 +33,8 @@ export class CanvasView {
   /** tokens: [{ key, text, style }]; a key names a position for as long as the view lives. */
   draw(tokens, breaks = this.#breaks) {
     this.#tokens = tokens;
-    if (!this.#columns) this.#measure(false);
+    // What is not shown has no width; to look for one at every draft would cost a layout each.
+    if (!this.#columns && tokens.length && this.element.offsetParent) this.#measure(false);
     const wrapped = wrap(tokens.map((token) => token.text), this.#columns || 60, breaks);
     this.#breaks = wrapped.breaks;
     this.#rows = Math.max(this.#held ? this.#rows : 0, wrapped.lines.length);
@@ -46,6 +47,9 @@ export class CanvasView {
   }
 
   get breaks() { return this.#breaks; }
+
+  /** Characters that a line has room for; 0 while that is not known. */
+  get columns() { return this.#columns; }
 
   /** From now on the box may grow and not shrink; `rows`: room for so many lines at once. */
   hold(rows = 0) {

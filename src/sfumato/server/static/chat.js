@@ -1,7 +1,8 @@
 // The conversation: sends a question, feeds the reply's frames to its bubble, stops and retries.
 // Knows the order of things; how they look is message.js's, how they travel api.js's.
 
-import { complete, ServerError } from './api.js';
+import { complete } from './api.js';
+import { ServerError } from './errors.js';
 import { isBoard, question, ReplyView } from './message.js';
 import { loadTurns, saveTurns } from './store.js';
 
@@ -161,7 +162,8 @@ function explain(error) {
 function pause(ms, signal) {
   if (ms <= 0) return Promise.resolve();
   return new Promise((resolve, reject) => {
-    const timer = setTimeout(resolve, ms);
-    signal.addEventListener('abort', () => { clearTimeout(timer); reject(signal.reason); }, { once: true });
+    const stop = () => { clearTimeout(timer); reject(signal.reason); };
+    const timer = setTimeout(() => { signal.removeEventListener('abort', stop); resolve(); }, ms);
+    signal.addEventListener('abort', stop, { once: true });
   });
 }

@@ -2,7 +2,7 @@
 // that it settled to stood at every step. A panel beside the conversation. Knows traces, and no
 // messages: it is told where to look, and says where the reader wants to look next.
 
-import { learn, nameOf } from './api.js';
+import { nameOf } from './api.js';
 import { button, el } from './dom.js';
 import { printable } from './tokens.js';
 
@@ -57,7 +57,6 @@ export class Inspector {
   #draw() {
     const { trace, canvas, position, draft } = this.#place;
     const { drafts } = trace.data[canvas];
-    for (const one of drafts) learn(one.ids, one.tokens);
     const now = drafts[draft];
     const settled = trace.settledAt(canvas, position);
     this.#body.replaceChildren(
@@ -69,7 +68,7 @@ export class Inspector {
         el('dt', {}, 'accepted'), el('dd', {}, now.accepted[position] ? 'yes' : 'no'),
         el('dt', {}, 'last changed'), el('dd', {}, `at step ${trace.changedStep(canvas, position, draft)}`)),
       el('h3', {}, 'Likeliest'),
-      this.#few(now.top[position] ?? [], settled.id),
+      this.#few(now.top.at(position), settled.id),
       el('h3', {}, 'The settled token, step by step'),
       this.#history(trace, canvas, position, draft));
   }

@@ -40,6 +40,7 @@ export class ReplyView {
   #pending = 0;
   #live = false;
   #picked = null; // { canvas, position }
+  #heldFor = null; // the widths for which there is room for every frame
 
   /** record: { content, thought, canvases, … }, see chat.js; board: draw it larger. */
   constructor(record, { board, onRetry, inspector }) {
@@ -54,7 +55,7 @@ export class ReplyView {
     this.#scrubber = new Scrubber({
       onMove: (frame) => this.#draw(frame, true),
       onHold: () => this.#holdForReplay(),
-      onRelease: () => { if (!this.#live) { this.#answer.release(); this.#thought.release(); } },
+      onRelease: () => { if (!this.#live) this.#release(); },
     });
     const at = (position, step) => this.#inspect(this.#mapped(), position, step);
     this.#entropy = new HeatMap('Entropy', ['0', 'highest'], at);
@@ -123,8 +124,7 @@ export class ReplyView {
     this.#scrubber.load(this.trace.frames(), this.trace.data.length);
     this.#draw(null);
     this.#fold.hidden = !record.thought;
-    this.#answer.release();
-    this.#thought.release();
+    this.#release();
     this.#tell(summary(record));
     this.#actions.hidden = false;
     const note = record.error ?? (record.warnings ?? []).join(' ');
@@ -199,6 +199,9 @@ export class ReplyView {
 
   /** Room for the tallest frame: while it is replayed, a reply's height does not change. */
   #holdForReplay() {
+    const columns = `${this.#answer.columns} ${this.#thought.columns}`;
+    if (this.#heldFor === columns) return; // every frame is laid out below
+    this.#heldFor = columns;
     let answer = 0, thought = 0;
     for (const frame of this.trace.frames()) {
       const shown = this.#tokensAt(frame);
@@ -207,6 +210,12 @@ export class ReplyView {
     }
     this.#answer.hold(answer);
     this.#thought.hold(thought);
+  }
+
+  #release() {
+    this.#heldFor = null;
+    this.#answer.release();
+    this.#thought.release();
   }
 
   #toggleMaps() {

@@ -19,7 +19,10 @@ function write(storage, name, text) {
   }
 }
 
-export const loadTurns = () => read(localStorage, TALK, []);
+export function loadTurns() {
+  const found = read(localStorage, TALK, []);
+  return Array.isArray(found) ? found : [];
+}
 
 const ROOM = 4_500_000; // characters; browsers have five million for a site
 const FORMS = [(turn) => turn, withoutTop, withoutDrafts];

@@ -2,13 +2,21 @@
 // one source for the text, the scrubber, the heat maps and the inspector. Plain data inside, so
 // that it can be kept across a reload. Knows no DOM.
 
+import { learn } from './api.js';
+
 const round = (value, digits) => Number(value.toFixed(digits));
 
 export class Trace {
   /** canvases: what `data` of an earlier trace was. */
   constructor(canvases = []) {
     this.data = canvases;
-    for (const canvas of canvases) markChanges(canvas);
+    for (const canvas of canvases) {
+      for (const draft of canvas.drafts) {
+        learn(draft.ids, draft.tokens);
+        draft.top = new Likeliest(draft.top);
+      }
+      markChanges(canvas);
+    }
   }
 
   /** Takes in a `draft` frame. A step that comes again means that the canvas is drawn again. */
@@ -17,13 +25,14 @@ export class Trace {
     const last = canvas.drafts.at(-1);
     if (last && frame.step <= last.step) { canvas.drafts = []; canvas.again = true; }
     canvas.maxSteps = frame.max_steps;
+    learn(frame.token_ids, frame.tokens);
     canvas.drafts.push({
       step: frame.step,
       ids: frame.token_ids,
       tokens: frame.tokens,
       entropy: frame.entropy.map((nats) => round(nats, 3)),
       accepted: frame.accepted.map(Number),
-      top: (frame.top ?? []).map((few) => few.map(([id, p]) => [id, round(p, 4)])),
+      top: Likeliest.of(frame.top ?? []),
     });
     markChanges(canvas, canvas.drafts.length - 1);
   }
@@ -57,7 +66,7 @@ export class Trace {
 
   /** Where the settled token stood at a draft: { rank (1 is likeliest, null: not among the few), p }. */
   standing(canvas, position, draft) {
-    const few = this.data[canvas].drafts[draft].top[position] ?? [];
+    const few = this.data[canvas].drafts[draft].top.at(position);
     const rank = few.findIndex(([id]) => id === this.settledAt(canvas, position).id);
     return rank < 0 ? { rank: null, p: null } : { rank: rank + 1, p: few[rank][1] };
   }
@@ -71,6 +80,37 @@ export class Trace {
   /** Drafts since a position changed, seen from a draft: 0 is fresh. */
   age(canvas, position, draft) {
     return draft - this.data[canvas].drafts[draft].changed[position];
+  }
+}
+
+/** The likeliest few tokens of each position of a draft. In two flat arrays: as lists of pairs they
+ *  would be most of what the page holds. */
+class Likeliest {
+  /** Of what its JSON was, or of nothing. */
+  constructor({ few = 0, ids = [], p = [] } = {}) {
+    this.few = few;
+    this.ids = Int32Array.from(ids);
+    this.p = Float32Array.from(p);
+  }
+
+  /** Of [[[id, p], …few], …positions]. */
+  static of(top) {
+    const flat = top.flat();
+    return new Likeliest({
+      few: top[0]?.length, ids: flat.map(([id]) => id), p: flat.map(([, p]) => p),
+    });
+  }
+
+  /** [[id, p], …] of a position, the likeliest first; empty where they were not kept. */
+  at(position) {
+    return Array.from({ length: this.few }, (_, k) => {
+      const i = position * this.few + k;
+      return [this.ids[i], this.p[i]];
+    });
+  }
+
+  toJSON() {
+    return { few: this.few, ids: [...this.ids], p: Array.from(this.p, (p) => round(p, 4)) };
   }
 }
 
