@@ -228,7 +228,7 @@ def test_what_the_engine_says_ends_in_the_advice_that_is_replaced(
 ) -> None:
     """The engine's own words, as `_told` knows them."""
     engine = Engine(scripted_model(network), EngineConfig(slots=1, context=8))
-    monkeypatch.setattr(engine._pool, "_fits", lambda nbytes: False)
+    monkeypatch.setattr(engine._pool, "_lacks", lambda *_: "takes 9 bytes, and 1 are left")
     with pytest.raises(ValueError, match=r"left|no room") as told:
         generation.answer(engine, Request("Hi", max_tokens=100), Silent())
     assert str(told.value).endswith("; lower --max-tokens, or free some memory")

@@ -23,6 +23,7 @@ from sfumato.text.template import ChatTemplate
 from sfumato.train.recipe import EMBEDDED
 
 LENGTH = 8  # of a canvas
+RING = 12  # positions after which slots need snapshots
 PAD = VOCABULARY["<pad>"]
 
 
@@ -47,9 +48,15 @@ class Script:
         return Request(ids=[self.key] * self.prompt, seed=self.key, **how)
 
 
+@dataclass(frozen=True)
+class ScriptedSnapshot:
+    ids: list[int]
+    nbytes: int = 1
+
+
 @dataclass(eq=False)
 class ScriptedSlot:
-    """A slot that holds ids, for all that others can tell."""
+    """A slot that holds ids, for all that others can tell, with windows of RING positions."""
 
     capacity: int
     ids: list[int] = field(default_factory=list)
@@ -66,12 +73,16 @@ class ScriptedSlot:
         self.ids, self.steps = [], 0
 
     def holds(self, length: int) -> bool:
-        return length <= len(self.ids)
+        return length == self.length or length < self.length <= RING
 
     def snapshot(self) -> Any:
-        return type("Snapshot", (), {"nbytes": 1})()
+        return ScriptedSnapshot(list(self.ids))
 
     def restore(self, source: ScriptedSlot, length: int, snapshot: Any = None) -> None:
+        if snapshot is None:
+            assert source.holds(length)
+        else:
+            assert snapshot.ids == source.ids[:length]
         self.ids, self.steps = source.ids[:length], 0
 
     def nbytes(self) -> int:
@@ -88,9 +99,8 @@ class ScriptedNetwork:
         )
         self.device, self.dtype = torch.device("cpu"), torch.float32
         self.cache_dtype = self.dtype
-        self.transformer = torch.nn.Module()  # without weights
         self.head = VocabularyHead(torch.eye(size), 30.0)
-        self.transformer = torch.nn.Module()  # of no weight
+        self.transformer = torch.nn.Module()  # without weights
         self.scripts = {script.key: script for script in scripts}
         self.log: list[tuple[str, dict[int, int]]] = []
         """("encode", key → tokens) and ("denoise", key → canvas), one for each forward."""

@@ -53,7 +53,7 @@ ACCOUNT = Account(
     total_s=3.0,
     slot=2,
     context=8192,
-    reused=True,
+    allocated=True,
 )
 REPLY = Reply(ANSWER, "think", (), [1, 2], "eos", Stats(30))
 FINISHED = Finished(REPLY, ACCOUNT)

@@ -1,21 +1,17 @@
-"""What goes wrong in a row, a batch, memory or the engine itself, and who hears of it."""
+"""What goes wrong in a row, a batch or a sink, and who hears of it."""
 
 from __future__ import annotations
 
-import logging
-import time
-from collections.abc import Callable
 from typing import Any
 
 import pytest
 import torch
+from tests.engine.faults import LONG, no_slot_is_leaked, outcome, raising, three
 from tests.engine.scripted import Script, engine, run
 
 from sfumato.diffusion.config import SamplerConfig
 from sfumato.diffusion.processors import LogitBias
 from sfumato.engine import (
-    Engine,
-    EngineDead,
     Event,
     Failed,
     Finished,
@@ -23,29 +19,6 @@ from sfumato.engine import (
     RequestFailed,
     TooLarge,
 )
-
-LONG = "one two three four five six seven.<turn|>"
-
-
-def outcome(handle: Handle) -> str:
-    assert handle.terminal is not None
-    if isinstance(handle.terminal, Failed):
-        return handle.terminal.kind
-    return handle.terminal.reply.stop_reason
-
-
-def raising(
-    error: BaseException, what: str, keys: set[int], times: int = 1000
-) -> Callable[[str, list[int]], None]:
-    """Raises in forwards of one kind in which one of the keys takes part."""
-    left = [times]
-
-    def before(kind: str, asked: list[int]) -> None:
-        if kind == what and keys & set(asked) and left[0]:
-            left[0] -= 1
-            raise error
-
-    return before
 
 
 class Broken:
@@ -58,17 +31,6 @@ class Broken:
         if int(view.step) == self.at:
             raise RuntimeError("a fault in /secret/path")
         return torch.zeros(len(view.tokens), dtype=torch.bool)
-
-
-def three(**how: Any) -> tuple[Engine, Any, list[Script], list[Handle]]:
-    scripts = [Script(key, 5, LONG) for key in (40, 41, 42)]
-    serving, network = engine(*scripts)
-    handles = [serving.submit(script.request(**how)) for script in scripts]
-    return serving, network, scripts, handles
-
-
-def no_slot_is_leaked(serving: Engine) -> bool:
-    return not any(slot.busy for slot in serving.state().slots) and not serving.state().running
 
 
 def test_a_row_whose_settlement_raises_ends_alone(caplog: pytest.LogCaptureFixture) -> None:
@@ -119,49 +81,6 @@ def test_a_commit_that_fails_once_costs_no_text() -> None:
     network.before = raising(RuntimeError("once"), "encode", {40, 41, 42}, times=1)
     run(serving)
     assert [h.result().text for h in handles] == [LONG.removesuffix("<turn|>")] * 3
-
-
-def test_out_of_memory_once_is_tried_with_the_older_half() -> None:
-    scripts = [Script(key, 5, LONG) for key in (40, 41, 42, 43)]
-    serving, network = engine(*scripts)
-    handles = [serving.submit(script.request()) for script in scripts]
-    network.before = raising(torch.OutOfMemoryError("CUDA out of memory"), "denoise", {43}, times=1)
-    run(serving)
-    assert [h.result().text for h in handles] == [LONG.removesuffix("<turn|>")] * 4
-    assert network.denoised()[:3] == [[40, 41, 42, 43], [40, 41], [42, 43]]
-    assert network.denoised()[3:5] == [[40, 41], [42, 43]], "the lesson is kept"
-
-
-def test_out_of_memory_again_ends_the_newest() -> None:
-    """Until what is left fits."""
-    scripts = [Script(key, 5, LONG) for key in (40, 41, 42, 43)]
-    serving, network = engine(*scripts)
-    handles = [serving.submit(script.request()) for script in scripts]
-
-    def before(what: str, keys: list[int]) -> None:
-        if what == "denoise" and len(keys) > 1:
-            raise RuntimeError(
-                "[enforce fail at alloc_cpu.cpp] DefaultCPUAllocator: not enough memory"
-            )
-
-    network.before = before
-    run(serving)
-    # Four and two do not fit, so 43 ends; of three, one fits and the others follow one by one.
-    assert [outcome(h) for h in handles] == ["eos", "eos", "eos", "memory"]
-    assert isinstance(handles[3].terminal, Failed)
-    assert "memory" in handles[3].terminal.message
-    assert no_slot_is_leaked(serving)
-
-
-@pytest.mark.parametrize("what", ["encode", "denoise"])
-def test_out_of_memory_always_ends_everyone_and_not_the_engine(what: str) -> None:
-    serving, network, scripts, handles = three()
-    network.before = raising(MemoryError(), what, {40, 41, 42})
-    run(serving)
-    assert [outcome(h) for h in handles] == ["memory"] * 3
-    network.before = lambda what, keys: None
-    assert serving.generate(scripts[0].request()).text == LONG.removesuffix("<turn|>")
-    assert serving.health().ok and no_slot_is_leaked(serving)
 
 
 class Clock:
@@ -227,65 +146,6 @@ def test_a_deadline_between_encoding_and_denoising() -> None:
     assert network.denoised() == []
 
 
-class Stop(BaseException):
-    """What no handler expects."""
-
-
-@pytest.mark.filterwarnings("ignore::pytest.PytestUnhandledThreadExceptionWarning")
-def test_when_the_thread_dies_everyone_is_told(caplog: pytest.LogCaptureFixture) -> None:
-    scripts = [Script(key, 5, LONG, hesitate=[40]) for key in (40, 41, 42)]
-    serving, network = engine(*scripts, slots=1)
-    handles = [serving.submit(script.request()) for script in scripts]
-    network.before = raising(Stop(), "denoise", {40})
-    serving.start()
-    with caplog.at_level(logging.CRITICAL):
-        for handle in handles:
-            with pytest.raises(RequestFailed, match=r"internal: the engine has stopped .*\(Stop\)"):
-                handle.result()
-    health = serving.health()
-    assert not health.ok and health.reason and "Stop" in health.reason
-    with pytest.raises(EngineDead, match="Stop"):
-        serving.submit(scripts[0].request())
-    assert "the engine has stopped" in caplog.text
-    serving.close()
-
-
-def test_closing_fails_what_is_left() -> None:
-    scripts = [Script(key, 5, LONG, hesitate=[40]) for key in (40, 41)]
-    serving, _ = engine(*scripts, slots=1)
-    handles = [serving.submit(script.request()) for script in scripts]
-    serving.step()
-    serving.close()
-    assert [outcome(h) for h in handles] == ["shutdown", "shutdown"]
-    assert serving.health().reason == "the engine is shutting down"
-    with pytest.raises(EngineDead):
-        serving.submit(scripts[0].request())
-    assert no_slot_is_leaked(serving)
-    serving.close()
-
-
-@pytest.mark.parametrize("threaded", [False, True])
-def test_draining_lets_the_accepted_finish(threaded: bool) -> None:
-    scripts = [Script(key, 5, LONG, hesitate=[3]) for key in (40, 41)]
-    serving, _ = engine(*scripts, slots=1)
-    if threaded:
-        serving.start()
-    handles = [serving.submit(script.request()) for script in scripts]
-    serving.close(drain_s=30)
-    assert [outcome(h) for h in handles] == ["eos", "eos"]
-
-
-def test_draining_has_an_end() -> None:
-    script = Script(40, 5, LONG, hesitate=[40])
-    serving, network = engine(script)
-    network.before = lambda what, keys: time.sleep(0.05)
-    serving.start()
-    handle = serving.submit(script.request())
-    began = time.monotonic()
-    serving.close(drain_s=0.2)
-    assert outcome(handle) == "shutdown" and time.monotonic() - began < 2
-
-
 def test_a_sink_that_raises_has_its_request_cancelled() -> None:
     scripts = [Script(key, 5, LONG) for key in (40, 41)]
     serving, _ = engine(*scripts)
@@ -329,11 +189,11 @@ def test_exactly_one_terminal_event_whoever_cancels_when() -> None:
     def pick(high: int) -> int:
         return int(torch.randint(high, (), generator=generator))
 
-    scripts = [Script(key, 3 + key % 20, LONG, hesitate=[key % 5]) for key in range(40, 80)]
+    scripts = [Script(key, 3 + key % 20, LONG, hesitate=[key % 5]) for key in range(40, 70)]
     serving, network = engine(*scripts, slots=3, prefill_chunk=8)
-    seen: dict[int, list[Event]] = {script.key: [] for script in scripts}
+    seen: list[list[Event]] = []
     handles: list[Handle] = []
-    waiting = list(scripts)
+    waiting = [script for script in scripts for _ in range(2)]  # the second finds the first's
 
     def before(what: str, keys: list[int]) -> None:
         if pick(40) == 0:
@@ -344,15 +204,19 @@ def test_exactly_one_terminal_event_whoever_cancels_when() -> None:
         if waiting and pick(3) == 0:
             script = waiting.pop()
             drafts = bool(pick(2))
-            handles.append(serving.submit(script.request(drafts=drafts), seen[script.key].append))
+            seen.append([])
+            handles.append(serving.submit(script.request(drafts=drafts), seen[-1].append))
         if handles and pick(12) == 0:
             handles[pick(len(handles))].cancel()
         serving.step()
-    for events in seen.values():
+    for events in seen:
         terminal = [event for event in events if isinstance(event, Finished | Failed)]
         assert len(terminal) == 1 and events[-1] is terminal[0]
-    outcomes = serving.state().totals.requests
-    assert outcomes.total() == len(scripts) and {"eos", "cancelled"} < set(outcomes)
+        if isinstance(terminal[0], Finished) and terminal[0].reply.stop_reason == "eos":
+            assert terminal[0].reply.text == LONG.removesuffix("<turn|>")
+    totals, outcomes = serving.state().totals, serving.state().totals.requests
+    assert totals.cached_tokens > 0
+    assert outcomes.total() == 2 * len(scripts) and {"eos", "cancelled"} < set(outcomes)
     assert no_slot_is_leaked(serving)
 
 

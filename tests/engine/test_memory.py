@@ -8,15 +8,19 @@ import subprocess
 import sys
 from collections.abc import Callable
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
+from typing import cast
 
 import pytest
 import torch
 from benchmarks import random_checkpoint as script
+from tests.engine.scripted import Script, ScriptedNetwork, engine
 
 from sfumato import ops
 from sfumato.bench.memory import resident
 from sfumato.bench.random_weights import random_checkpoint
+from sfumato.engine import TooLarge
 from sfumato.engine.budget import Budget
 from sfumato.engine.config import EngineConfig
 from sfumato.engine.errors import EngineError
@@ -147,11 +151,59 @@ def test_larger_slots_fit_into_what_is_left() -> None:
     network = tiny()
     need = _added(predict(Subject.of_network(network), LAYOUT))
     layout = replace(LAYOUT, memory_margin=0.0)
-    guard = Guard(network, layout, tellers(need + 1000))
-    assert guard.fits(1000) and not guard.fits(1001)
+    one, two = (slot_bytes(network.config, n, network.cache_dtype) for n in (2000, 1000))
+    guard = Guard(network, layout, tellers(need + one + two))
+    assert guard.lacks([2000, 1000], None) is None
+    assert guard.lacks([2000, 1001], None)
     with pytest.raises(EngineError):
         Guard(network, layout, tellers(need - 1))
-    assert Guard(network, LAYOUT, lambda device: None).fits(1 << 60)  # nobody knows
+    assert Guard(network, LAYOUT, lambda device: None).lacks([1 << 40], 0) is None  # nobody knows
+
+
+def test_a_larger_slot_makes_larger_buffers() -> None:
+    """A forward of a longer context takes more besides the slot."""
+    network, layout = tiny(), replace(LAYOUT, memory_margin=0.0)
+    subject = Subject.of_network(network)
+    base, longer = predict(subject, layout), predict(subject, replace(layout, context=9000))
+    need, more = _added(base), longer.working - base.working
+    slot = slot_bytes(subject.config, 9000, subject.cache_dtype)
+    assert more > 0
+    tight = Guard(network, layout, tellers(need + slot + more - 1)).lacks([9000], None)
+    assert tight == f"takes {slot + more:,} bytes, and of memory {slot + more - 1:,} are left"
+    assert Guard(network, layout, tellers(need + slot + more)).lacks([9000], None) is None
+
+
+def test_an_engine_refuses_a_slot_whose_buffers_do_not_fit(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Though the slot alone would."""
+    asked = Script(40, 3000)
+    layout = EngineConfig(slots=1, context=64, prefill_chunk=32, memory_margin=0.0)
+    subject = Subject.of_network(cast(Network, ScriptedNetwork([asked])))
+    need, slot = _added(predict(subject, layout)), slot_bytes(subject.config, 3000, torch.float32)
+    for spare, fits in ((slot, False), (2 * slot + 10**8, True)):
+        guard = partial(Guard, ask=tellers(need + spare))
+        monkeypatch.setattr("sfumato.engine.engine.Guard", guard)
+        serving, _ = engine(asked, slots=1, context=64, memory_margin=0.0)
+        if fits:
+            assert serving.generate(asked.request(max_tokens=8)).text == "Hello."
+            assert [view.context for view in serving.state().slots] == [64, 3008]
+        else:
+            with pytest.raises(TooLarge, match=f"and of memory {spare:,} are left"):
+                serving.submit(asked.request(max_tokens=8))
+
+
+def test_memory_is_looked_at_again_for_a_larger_slot() -> None:
+    """What others have taken since is not there any more, and what idle slots hold is."""
+    network, layout = tiny(), replace(LAYOUT, memory_margin=0.0)
+    working = predict(Subject.of_network(network), layout).working
+    there = [10**9]
+    guard = Guard(network, layout, lambda device: Budget(there[0], "the test"))
+    need = guard.added([4096])
+    assert guard.lacks([4096], 0) is None
+    there[0] = working + need - 1
+    assert guard.lacks([4096], 0) and guard.lacks([4096], None) is None
+    assert guard.lacks([4096], 1) is None
+    there[0] += 1
+    assert guard.lacks([4096], 0) is None
 
 
 def test_a_model_that_is_not_loaded_yet() -> None:

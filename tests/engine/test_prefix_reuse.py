@@ -1,4 +1,4 @@
-"""Prefix reuse on a network: only new tokens are encoded, and nobody can tell from the logits.
+"""Prefix reuse on a network: only new tokens are encoded, and nobody can tell from the reply.
 
 A random quantized checkpoint with a window of 1,024: a prefix of 2,000 tokens goes round its
 rings. The compiled operations sum in an order that depends on positions alone, so that what is
@@ -9,20 +9,29 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
 
 import pytest
 import torch
+from tests.diffusion.scripted import END_IDS, PIECES, TEMPLATE, tokenizer
 from torch import Tensor
 
 from sfumato import ops
+from sfumato.api import Model, TextSide
 from sfumato.bench.random_weights import random_checkpoint
-from sfumato.engine.slots import Lease, SlotPool
+from sfumato.diffusion.config import REFERENCE, SamplerConfig
+from sfumato.diffusion.processors import LogitBias
+from sfumato.engine import Draft, Engine, EngineConfig, Finished, Handle, Request
 from sfumato.model.cache import Slot
 from sfumato.model.loading import load_network
 from sfumato.model.network import Network
+from sfumato.text.template import ChatTemplate
 
-SHARED, OWN, CONTEXT = 2000, 60, 2200
+SHARED, OWN, CONTEXT, LENGTH = 2000, 60, 2200, 32
 CPU = torch.device("cpu")
+# The model knows 512 tokens, and the tests' tokenizer fewer.
+SPELLABLE = LogitBias(dict.fromkeys(range(len(PIECES), 512), float("-inf")))
 BITWISE = ops.multiplies_bf16(CPU)  # else attention is torch's
 
 
@@ -49,23 +58,6 @@ def cold(network: Network, ids: Sequence[int]) -> Tensor:
     return logits(network, slot)
 
 
-def serve(pool: SlotPool, network: Network, ids: Sequence[int], marks: Sequence[int]) -> Lease:
-    lease = pool.lease(ids, CONTEXT, marks)
-    assert lease
-    encode(pool, network, lease, ids)
-    return lease
-
-
-def encode(pool: SlotPool, network: Network, lease: Lease, ids: Sequence[int]) -> None:
-    at = lease.cached
-    for stop in (*lease.marks, len(ids)):
-        network.encode([torch.tensor(ids[at:stop], dtype=torch.int64)], [lease.slot])
-        lease.extend(ids[at:stop])
-        if stop in lease.marks:
-            pool.mark(lease)
-        at = stop
-
-
 def assert_same(network: Network, warm: Tensor, expected: Tensor) -> None:
     if BITWISE:
         assert torch.equal(warm, expected)
@@ -75,39 +67,83 @@ def assert_same(network: Network, warm: Tensor, expected: Tensor) -> None:
         assert difference < (0.2 if network.dtype == torch.bfloat16 else 0.02)
 
 
-def pool_of(network: Network, slots: int = 2) -> SlotPool:
-    return SlotPool(network, slots, CONTEXT, True, 1 << 30, lambda nbytes: False)
+@dataclass(frozen=True)
+class Told:
+    """What a client sees of a request, down to the last bit."""
+
+    ids: list[int]
+    entropy: Tensor  # float32 [steps of all canvases, length]
+    cached: int
+
+
+def serving(network: Network) -> Engine:
+    text = TextSide(tokenizer(), ChatTemplate(TEMPLATE))
+    model = Model(network, text, REFERENCE, END_IDS, Path("random"))
+    return Engine(model, EngineConfig(slots=2, context=CONTEXT, strict=True, prefill_chunk=700))
+
+
+def asked(engine: Engine, ids: Sequence[int]) -> Handle:
+    sampler = SamplerConfig(
+        max_steps=3, canvas_length=LENGTH, ignore_eos=True, processors=(SPELLABLE,)
+    )
+    return engine.submit(
+        Request(ids=ids, max_tokens=2 * LENGTH, seed=7, sampler=sampler, drafts=True)
+    )
+
+
+def told(engine: Engine, *handles: Handle) -> list[Told]:
+    while engine.step():
+        pass
+    found = []
+    for handle in handles:
+        drafts = [event.entropy for event in handle.events() if isinstance(event, Draft)]
+        assert isinstance(handle.terminal, Finished)
+        reply, account = handle.terminal.reply, handle.terminal.account
+        found.append(Told(reply.token_ids, torch.stack(drafts), account.cached_tokens))
+    return found
+
+
+def assert_like_cold(network: Network, ids: Sequence[int], warm: Told) -> None:
+    """As an engine that has served nobody yet has it."""
+    fresh = serving(network)
+    (cold,) = told(fresh, asked(fresh, ids))
+    assert cold.cached == 0
+    if BITWISE:
+        assert warm.ids == cold.ids and torch.equal(warm.entropy, cold.entropy)
+    else:  # later steps build on drawn tokens, which a rounding may change
+        assert_same(network, warm.entropy[0], cold.entropy[0])
 
 
 @pytest.mark.parametrize("busy", [False, True])
 def test_a_shared_prefix_is_paid_for_once(network: Network, busy: bool) -> None:
-    pool, shared = pool_of(network), tokens(0, SHARED)
-    one, two = ([*shared, *tokens(seed, OWN)] for seed in (1, 2))
-    first = serve(pool, network, one, marks=(SHARED, len(one)))
-    if not busy:
-        pool.release(first, keep=True)
-    assert (pool.encoded_tokens, pool.cached_tokens) == (SHARED + OWN, 0)
-    second = serve(pool, network, two, marks=(SHARED, len(two)))
-    assert (pool.encoded_tokens, pool.cached_tokens) == (SHARED + 2 * OWN, SHARED)
-    assert second.slot is not first.slot
-    assert_same(network, logits(network, second.slot), cold(network, two))
-    assert_same(network, logits(network, first.slot), cold(network, one))
+    """Two find out that they share it, the third has it: from a slot at rest or one at work."""
+    engine, shared = serving(network), tokens(0, SHARED)
+    prompts = [[*shared, *tokens(seed, OWN)] for seed in (1, 2, 3)]
+    for prompt in prompts[:2]:
+        told(engine, asked(engine, prompt))
+    before = engine.state().totals.encoded_tokens
+    handles = [asked(engine, prompts[2])]
+    if busy:
+        engine.step()
+        handles.append(asked(engine, [*shared, *tokens(4, OWN)]))
+    found = told(engine, *handles)
+    assert [one.cached for one in found] == [SHARED] * len(found)
+    assert engine.state().totals.encoded_tokens - before == len(found) * (OWN + LENGTH)
+    assert_like_cold(network, prompts[2], found[0])
+    if busy:
+        assert_like_cold(network, [*shared, *tokens(4, OWN)], found[1])
 
 
 def test_the_next_turn_begins_where_the_prompt_ended(network: Network) -> None:
     """After the reply's canvases, thoughts and all, have gone over the rings."""
-    pool, prompt = pool_of(network), tokens(0, SHARED)
-    first = serve(pool, network, prompt, marks=(SHARED,))
-    reply = tokens(3, 64)
-    network.encode([torch.tensor(reply)], [first.slot])
-    first.extend(reply)
-    pool.release(first, keep=True)
-    turn = [*prompt, *reply[20:], *tokens(4, OWN)]
-    before = pool.encoded_tokens
-    second = serve(pool, network, turn, marks=(len(turn),))
-    assert second.slot is first.slot and second.cached == SHARED
-    assert pool.encoded_tokens - before == len(turn) - SHARED
-    assert_same(network, logits(network, second.slot), cold(network, turn))
+    engine, prompt = serving(network), tokens(0, SHARED)
+    (first,) = told(engine, asked(engine, prompt))
+    turn = [*prompt, *first.ids[20:], *tokens(4, OWN)]
+    before = engine.state().totals.encoded_tokens
+    (second,) = told(engine, asked(engine, turn))
+    assert second.cached == SHARED
+    assert engine.state().totals.encoded_tokens - before == len(turn) - SHARED + LENGTH
+    assert_like_cold(network, turn, second)
 
 
 def test_company_and_chunks_change_nothing(network: Network) -> None:

@@ -10,7 +10,7 @@ from tests.diffusion.scripted import END, VOCABULARY, tokenizer
 from tests.engine.scripted import LENGTH, Script, engine, run
 
 from sfumato.api import Reply
-from sfumato.engine import Commit, Event, Finished, Request
+from sfumato.engine import Commit, Event, Finished, Request, TooLarge
 
 CLOSES = VOCABULARY["<channel|>"]
 MUSING = "<|channel>thought\n" + "hm " * 100
@@ -52,6 +52,12 @@ def test_a_thought_ends_at_its_budget(budget: int) -> None:
     commits = [event for event in events if isinstance(event, Commit)]
     assert "".join(commit.text for commit in commits) == reply.text
     assert "".join(commit.thought for commit in commits) == (reply.thought or "")
+
+
+def test_a_budget_beyond_the_reply_leaves_room_to_answer() -> None:
+    reply, _, _ = answered(Script(40, 5, says=muses), max_tokens=60, max_thinking_tokens=512)
+    assert reply.text == "It is 4."
+    assert len(reply.token_ids) <= 60
 
 
 @pytest.mark.parametrize("most", [2, 3, 8, 16, 17, 24, 25, 60, 200])
@@ -166,3 +172,10 @@ def test_what_cannot_be_done_is_refused_by_name(how: dict[str, Any], message: st
     with pytest.raises(ValueError, match=message):
         serving.submit(Request(**how))
     assert not serving.step()
+
+
+@pytest.mark.parametrize("how", [{"prompt": "a", "max_tokens": 10**6}, {"prompt": "a" * 5000}])
+def test_what_exceeds_the_models_context_is_too_large(how: dict[str, Any]) -> None:
+    serving, _ = engine()
+    with pytest.raises(TooLarge, match="context"):
+        serving.submit(Request(**how))

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import itertools
+from collections import deque
+from typing import Any
 
 import pytest
 from tests.engine.scripted import LENGTH, Script, engine, run
@@ -185,7 +187,32 @@ def test_what_a_request_took() -> None:
     assert (stats.steps, stats.canvases, stats.output_tokens) == ([4, 3], 2, 13)
     assert account.first_draft_s and account.first_commit_s
     assert account.queue_s <= account.first_draft_s < account.first_commit_s <= account.total_s
-    assert (account.slot, account.context, account.reused) == (0, 512, True)
+    assert (account.slot, account.context, account.allocated) == (0, 512, True)
+
+
+def test_what_a_stop_string_takes_back_is_not_counted() -> None:
+    """It begins in a canvas that had settled before."""
+    script = Script(40, 5, LONG)
+    serving, _ = engine(script)
+    reply = serving.generate(script.request(stop="two three"))
+    assert reply.text == "one " and len(reply.token_ids) < LENGTH
+    assert serving.state().totals.output_tokens == len(reply.token_ids)
+
+
+def test_one_who_is_admitted_is_never_in_neither_list() -> None:
+    """Another thread that drains counts who waits and who runs."""
+    script = Script(40, 5)
+    serving, _ = engine(script)
+    scheduler, seen = serving._scheduler, []
+
+    class Line(deque[Any]):
+        def popleft(self) -> Any:
+            seen.append(list(self) == scheduler.running)
+            return super().popleft()
+
+    scheduler.waiting = Line()
+    serving.generate(script.request())
+    assert seen == [True]
 
 
 def test_the_queue_has_an_end() -> None:

@@ -6,6 +6,7 @@ Slots are real, with a window of 5; instead of a network, keys carry their token
 from __future__ import annotations
 
 import time
+from array import array
 from collections.abc import Callable, Sequence
 from types import SimpleNamespace
 from typing import Any, cast
@@ -16,7 +17,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from tests.support.gguf_files import gguf_config
 
-from sfumato.engine.slots import Lease, SlotPool, TooLarge
+from sfumato.engine import TooLarge
+from sfumato.engine.slots import Lease, SlotPool
 from sfumato.model.cache import Slot, slot_bytes, snapshot_bytes
 from sfumato.model.network import Network
 
@@ -34,10 +36,20 @@ def pool(
     context: int = 40,
     strict: bool = False,
     snapshots: int = PLENTY,
-    fits: Callable[[int], bool] = lambda nbytes: True,
+    room: float = float("inf"),
 ) -> SlotPool:
     parts: Any = SimpleNamespace(config=CONFIG, cache_dtype=torch.float32, new_slot=new_slot)
-    return SlotPool(cast(Network, parts), slots, context, strict, snapshots, fits)
+    return SlotPool(cast(Network, parts), slots, context, strict, snapshots, lacks(room))
+
+
+def lacks(room: float) -> Callable[[Sequence[int], int | None], str | None]:
+    """Larger slots take `room` bytes at most."""
+
+    def lacks(capacities: Sequence[int], held: int | None) -> str | None:
+        need = sum(slot_bytes(CONFIG, n, torch.float32) for n in capacities)
+        return None if need <= room else f"takes {need:,} bytes, which is over {room}"
+
+    return lacks
 
 
 def encode(lease: Lease, ids: Sequence[int]) -> None:
@@ -90,7 +102,7 @@ def test_the_next_turn_pays_for_what_is_new() -> None:
     slots.release(serve(slots, prompt, reply=[50, 51, *answer]), keep=True)  # thoughts 50, 51
     assert (slots.encoded_tokens, slots.cached_tokens) == (25, 0)
     lease = serve(slots, [*prompt, *answer, 7, 8])
-    assert (lease.index, lease.cached, lease.reused) == (0, 20, True)
+    assert (lease.index, lease.cached, lease.allocated) == (0, 20, True)
     assert (slots.encoded_tokens, slots.cached_tokens) == (30, 20)
 
 
@@ -156,6 +168,25 @@ def test_what_may_be_half_written_is_not_reused() -> None:
     assert serve(slots, [2] * 10).cached == 0
 
 
+def test_a_take_over_that_failed_leaves_an_empty_slot(monkeypatch: pytest.MonkeyPatch) -> None:
+    slots, first, second = pool(), [1] * 20, [2] * 20
+    serve(slots, first)
+    slots.release(serve(slots, second), keep=True)
+    rings = Slot._rings
+
+    def fault(slot: Slot) -> Any:
+        raise RuntimeError("a fault in a copy")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(Slot, "_rings", fault)
+        patch.setattr(Slot, "_ring", lambda slot: 4)
+        with pytest.raises(RuntimeError, match="a fault"):
+            slots.lease([*first, 3], 40)  # the full layers are overwritten by then
+    assert Slot._rings is rings
+    lease = serve(slots, second)
+    assert lease.cached == 0 and told(lease.slot) == expected(second)
+
+
 def test_a_busy_slot_whose_encode_failed_is_no_source() -> None:
     slots = pool()
     serve(slots, [1] * 10).slot.reset()
@@ -212,19 +243,19 @@ def test_a_larger_slot_is_made_and_kept_for_the_next_turn() -> None:
     prompt = list(range(60))
     slots.release(serve(slots, prompt[:20]), keep=True)
     lease = serve(slots, prompt, need=70)
-    assert (lease.context, lease.cached, lease.reused) == (80, 20, False)
+    assert (lease.context, lease.cached, lease.allocated) == (80, 20, False)
     assert slots.views()[lease.index].larger and slots.larger_bytes == lease.slot.nbytes()
     slots.release(lease, keep=True)
     again = serve(slots, [*prompt, 1], need=75)
-    assert (again.index, again.cached, again.reused) == (lease.index, 60, True)
+    assert (again.index, again.cached, again.allocated) == (lease.index, 60, True)
 
 
 def test_a_larger_slot_needs_memory() -> None:
     small, large = (slot_bytes(CONFIG, n, torch.float32) for n in (50, 60))
-    slots = pool(slots=3, fits=lambda nbytes: nbytes <= large)
+    slots = pool(slots=3, room=large)
     with pytest.raises(
         TooLarge,
-        match=r"61 tokens, slots have 40; a larger one takes [\d,]+ bytes, and there is no room",
+        match=r"61 tokens, slots have 40; a larger one takes [\d,]+ bytes, which is over",
     ):
         slots.lease([1], 61)
     first = slots.lease([1], 50)  # without room to spare: 80 positions would not fit
@@ -241,16 +272,28 @@ def test_the_longest_slot_that_can_be_had() -> None:
     large = slot_bytes(CONFIG, 60, torch.float32)
     most = next(n for n in range(60, 999) if slot_bytes(CONFIG, n + 1, torch.float32) > large)
     assert pool(strict=True).longest == 40
-    assert pool(fits=lambda nbytes: False).longest == 40
-    assert pool(fits=lambda nbytes: nbytes <= large).longest == most
+    assert pool(room=0).longest == 40
+    assert pool(room=large).longest == most
     assert pool().longest == CONFIG.context_length
 
 
+def test_an_idle_larger_slot_stays_where_giving_it_up_would_not_help() -> None:
+    both = slot_bytes(CONFIG, 80, torch.float32) + slot_bytes(CONFIG, 50, torch.float32)
+    slots = pool(slots=3, room=both)
+    busy = slots.lease([1] * 60, 80)
+    idle = serve(slots, [2] * 45, need=50)
+    slots.release(idle, keep=True)
+    assert busy and slots.lease([3], 60) is None
+    assert [view.context for view in slots.views()] == [40, 40, 40, 80, 50]
+    assert serve(slots, [2] * 45, need=50).cached == 45
+
+
 def test_what_never_fits_is_told_in_numbers() -> None:
-    network = pool()._network
-    slots = SlotPool(network, 1, 40, False, 0, fits=lambda nbytes: nbytes <= 999, spare=999)
+    slots = pool(room=999)
     need = slot_bytes(CONFIG, 41, torch.float32)
-    with pytest.raises(TooLarge, match=f"takes {need:,} bytes, and of memory 999 are left; lower"):
+    with pytest.raises(
+        TooLarge, match=f"a larger one takes {need:,} bytes, which is over 999; lower"
+    ):
         slots.check(41)
     slots.check(40)
 
@@ -269,22 +312,29 @@ def test_a_device_without_the_memory_after_all(monkeypatch: pytest.MonkeyPatch) 
         slots.lease([2], 50)
 
 
-def test_leasing_is_quick(note: Callable[[str], None]) -> None:
-    """Bookkeeping, copies apart: the target is 100 µs."""
-    slots = pool(slots=4, context=2100)
-    prompts = [[first, *range(1, 2000)] for first in range(4)]
-    for prompt in prompts:
-        slots.release(serve(slots, prompt, need=2100), keep=True)
+@pytest.mark.parametrize("alike", [0, 8000], ids=["apart", "alike"])
+def test_leasing_is_quick(alike: int, note: Callable[[str], None]) -> None:
+    """Bookkeeping, copies apart, takes under 100 µs: 16 slots, each with 8,000 tokens that share
+    their beginning or not. The prompt comes as rows keep it."""
+    slots = pool(slots=16, context=8192)
+    prompts = []
+    for own in range(16):
+        prompts.append(array("i", [*range(alike), *[1000 + own] * (8000 - alike), own]))
+        slots.release(serve(slots, prompts[-1], need=8192), keep=True)
     times = []
-    for turn in range(200):
+    for turn in range(160):
+        prompt = prompts[turn % 16]
         start = time.perf_counter()
-        lease = slots.lease(prompts[turn % 4], 2100)
+        lease = slots.lease(prompt, 8192)
         times.append(time.perf_counter() - start)
-        assert lease and lease.cached == 2000
+        assert lease and lease.cached == 8001
         slots.release(lease, keep=True)
-    median = sorted(times)[100]
-    note(f"leasing a slot for 2,000 tokens that it holds: {median * 1e6:.0f} µs (median of 200)")
-    assert median < 1e-3
+    best, median = min(times), sorted(times)[80]
+    note(
+        f"leasing one of 16 slots for 8,001 tokens that it holds: {median * 1e6:.0f} µs (median), "
+        f"{best * 1e6:.0f} µs (least)"
+    )
+    assert best < 1e-4  # the machine may be busy, though not always
 
 
 @given(data=st.data())

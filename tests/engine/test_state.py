@@ -17,7 +17,7 @@ def test_the_history_is_of_whole_grains() -> None:
     meters = Meters(clock)
     assert meters.history().canvas_tokens == ()
     meters.stepped(3, 0.1)
-    meters.settled(64, 20)
+    meters.settled(64)
     meters.stepped(2, 0.1)
     assert meters.history().canvas_tokens == (), "the first grain is not over"
     clock.now += GRAIN_S
@@ -36,7 +36,7 @@ def test_the_history_forgets() -> None:
     meters = Meters(clock)
     for _ in range(3 * GRAINS):
         meters.stepped(1, 0.1)
-        meters.settled(64, 20)
+        meters.settled(64)
         clock.now += GRAIN_S
     found = meters.history()
     assert found.canvas_tokens == (64 / GRAIN_S,) * GRAINS and found.rows == (1,) * GRAINS

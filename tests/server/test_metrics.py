@@ -52,7 +52,7 @@ def account(**changes: Any) -> Account:
         "total_s": 3.0,
         "slot": 2,
         "context": 8192,
-        "reused": True,
+        "allocated": True,
     }
     return Account(**(fields | changes))
 

@@ -87,7 +87,10 @@ def _serve(
     try:
         listener.run(sockets=[bound])
     finally:
-        engine.close()
+        if listener.force_exit:
+            engine.close(join_s=0.0)  # a second signal does not wait for the step under way
+        else:
+            engine.close()
 
 
 def _settings(args: argparse.Namespace) -> ServerSettings:

@@ -16,6 +16,11 @@ from sfumato.model.network import Network
 StopReason = Literal["eos", "max_tokens", "stop", "cancelled"]
 
 
+class TooLarge(ValueError):
+    """A request that can never be served here. Says what it needs, what there is, and what to
+    change."""
+
+
 @dataclass(frozen=True)
 class Limits:
     """When a reply ends."""
@@ -73,19 +78,20 @@ def complete(network: Network, config: SamplerConfig, limits: Limits) -> Sampler
 def check_context(network: Network, prompt: int, config: SamplerConfig, limits: Limits) -> int:
     """How many canvases a reply to `prompt` tokens has at most.
 
-    config: complete.  Raises ValueError where the model's context does not hold them all."""
+    config: complete.  Raises TooLarge where the model's context does not hold them all, and
+    ValueError for what is no number of tokens."""
     assert config.canvas_length
     if type(limits.max_tokens) is not int or limits.max_tokens < 1:
         raise ValueError(f"max_tokens: must be a whole number from 1, got {limits.max_tokens!r}")
     length, longest = config.canvas_length, network.config.context_length
     if prompt + length > longest:
-        raise ValueError(
+        raise TooLarge(
             f"prompt: the prompt is {prompt} tokens and the context holds {longest}, of which a "
             f"canvas takes {length}; shorten it"
         )
     canvases = -(-limits.max_tokens // length)
     if prompt + canvases * length > longest:
-        raise ValueError(
+        raise TooLarge(
             f"max_tokens: a prompt of {prompt} tokens and {canvases} canvases of {length} exceed "
             f"this model's context of {longest}; shorten the prompt or lower max_tokens"
         )

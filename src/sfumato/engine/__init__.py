@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
+from sfumato.diffusion.limits import TooLarge
 from sfumato.engine.config import EngineConfig
 from sfumato.engine.engine import Engine
 from sfumato.engine.errors import EngineDead, EngineError, QueueFull, RequestFailed
 from sfumato.engine.events import Account, Commit, Draft, Event, Failed, Finished, Terminal
 from sfumato.engine.handle import Handle
 from sfumato.engine.request import Prompt, Request, new_id
-from sfumato.engine.slots import TooLarge
 from sfumato.engine.state import EngineState, Health
 
 __all__ = [

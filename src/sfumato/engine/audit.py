@@ -96,7 +96,7 @@ def entry(
         "seconds": account and _seconds(account),
         "speed": account and _speed(account),
         "allocation": account
-        and {"slot": account.slot, "context": account.context, "reused": account.reused},
+        and {"slot": account.slot, "context": account.context, "reused": account.allocated},
         "memory": {
             "device": facts.device,
             "used": facts.memory_used,
@@ -137,14 +137,12 @@ def _seconds(account: Account) -> dict[str, float | None]:
 
 
 def _speed(account: Account) -> dict[str, float | None]:
-    """As in the reports of `sfumato bench`: visible tokens over the whole request, positions of
-    canvases over the seconds of denoising."""
-    steps = sum(account.steps)
+    """As in the reports of `sfumato bench`."""
     return {
-        "visible_tokens_per_second": _quotient(account.output_tokens, account.total_s),
-        "canvas_tokens_per_second": _quotient(account.canvas_tokens, account.denoise_s),
-        "ms_per_step": _quotient(account.denoise_s * 1e3, steps),
-        "tokens_per_forward": _quotient(account.output_tokens, steps),
+        "visible_tokens_per_second": _rounded(account.visible_tokens_per_second),
+        "canvas_tokens_per_second": _rounded(account.canvas_tokens_per_second),
+        "ms_per_step": _rounded(account.ms_per_step),
+        "tokens_per_forward": _rounded(account.tokens_per_forward),
     }
 
 
@@ -159,10 +157,6 @@ def _text(request: Request, event: Finished | Failed) -> dict[str, Any]:
     if isinstance(event, Failed):
         return found | {"error": event.message}
     return found | {"answer": event.reply.text, "thought": event.reply.thought}
-
-
-def _quotient(over: float, under: float) -> float | None:
-    return _rounded(over / under) if under else None
 
 
 def _rounded(value: float | None) -> float | None:

@@ -29,6 +29,7 @@ log = logging.getLogger(__name__)
 
 POLL_S = 0.05  # how often a line that nothing moves is looked at again
 JOIN_S = 30.0  # how long a step under way may hold up `close`
+CLOSING = "the server is shutting down"
 
 
 class Engine:
@@ -160,8 +161,12 @@ class Engine:
         self._thread.start()
         return self
 
-    def close(self, drain_s: float = 0.0) -> None:
-        """Takes no more requests, waits up to drain_s for those accepted, and fails the rest."""
+    def close(self, drain_s: float = 0.0, join_s: float = JOIN_S) -> None:
+        """Takes no more requests, waits up to drain_s for those accepted, and fails the rest.
+
+        join_s: how long a step under way may hold this up. Past it everybody is told all the same,
+        and the step is left to itself.
+        """
         with self._wake:
             self._closed = self._closed or "the engine is shutting down"
         until = time.monotonic() + drain_s
@@ -174,8 +179,12 @@ class Engine:
             self._stop = True
             self._wake.notify_all()
         if self._thread is not None and self._thread is not threading.current_thread():
-            self._thread.join(JOIN_S)
-        self._fail_all("shutdown", "the server is shutting down")
+            self._thread.join(join_s)
+            if self._thread.is_alive():
+                self._fail_all("shutdown", CLOSING, self._settler.abandon)
+                return
+        self._fail_all("shutdown", CLOSING)
+        self._publish()
 
     def step(self) -> bool:
         """One step of all rows; False where there is nothing to do. Not after `start`."""
@@ -193,7 +202,8 @@ class Engine:
     def _publish(self) -> None:
         """What `state` tells of slots, which only the engine's thread may look into."""
         pool = self._pool
-        holders = {row.lease.index: row.request.id for row in self._running() if row.lease}
+        leases = ((row.lease, row.request.id) for row in self._running())
+        holders = {lease.index: owner for lease, owner in leases if lease}
         self._slots = tuple(
             SlotState(v.index, v.context, v.busy, v.tokens, v.larger, holders.get(v.index))
             for v in pool.views()
@@ -231,7 +241,7 @@ class Engine:
                 if not self._settler.lend(row):
                     return
             except Exception as error:
-                self._settler.raised(row, error)
+                self._settler.end_with(row, error)
             else:
                 self._scheduler.admit(row)
 
@@ -269,23 +279,30 @@ class Engine:
             self._death = f"the engine has stopped after an internal error ({type(error).__name__})"
             self._closed, self._stop = self._death, True
         self._fail_all("internal", self._death)
+        self._publish()
 
-    def _fail_all(self, kind: FailureKind, message: str) -> None:
+    def _fail_all(
+        self,
+        kind: FailureKind,
+        message: str,
+        fail: Callable[[Row, FailureKind, str], None] | None = None,
+    ) -> None:
+        fail = fail or self._settler.fail
         with self._wake:
             rows = [*self._scheduler.running, *self._scheduler.waiting, *self._inbox]
             self._inbox.clear()
         for row in rows:
             try:
-                self._settler.fail(row, kind, message)
+                fail(row, kind, message)
             except Exception:  # the client has its event all the same
                 log.exception("request %s could not be cleared away", row.request.id)
-        self._publish()
 
 
 def _pool(network: Network, config: EngineConfig, guard: Guard) -> SlotPool:
-    c, snapshots = config, guard.prediction.snapshots
+    c = config
     try:
-        return SlotPool(network, c.slots, c.context, c.strict, snapshots, guard.fits, guard.spare)
+        snapshots = guard.prediction.snapshots
+        return SlotPool(network, c.slots, c.context, c.strict, snapshots, guard.lacks)
     except (RuntimeError, MemoryError) as error:
         if not is_out_of_memory(error):
             raise
@@ -296,7 +313,7 @@ def _pool(network: Network, config: EngineConfig, guard: Guard) -> SlotPool:
 
 
 def _row_state(row: Row, now: float) -> RowState:
-    canvas = row.canvas
+    canvas, lease = row.canvas, row.lease  # once: the engine's thread clears them
     return RowState(
         row.request.id,
         row.request.endpoint,
@@ -306,6 +323,6 @@ def _row_state(row: Row, now: float) -> RowState:
         row.config.max_steps or 0,
         len(row.prepared.prompt.ids),
         len(row.reply),
-        row.lease.index if row.lease else -1,
+        lease.index if lease else -1,
         now - row.submitted,
     )

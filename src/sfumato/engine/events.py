@@ -39,7 +39,29 @@ class Account:
     total_s: float
     slot: int | None
     context: int | None  # positions of the slot
-    reused: bool  # a slot allocated at start, rather than a larger one made for the request
+    allocated: bool  # the slot was there already, rather than made for the request
+
+    @property
+    def visible_tokens_per_second(self) -> float | None:
+        """Over the whole request."""
+        return _quotient(self.output_tokens, self.total_s)
+
+    @property
+    def canvas_tokens_per_second(self) -> float | None:
+        """Positions of canvases over the seconds of denoising."""
+        return _quotient(self.canvas_tokens, self.denoise_s)
+
+    @property
+    def ms_per_step(self) -> float | None:
+        return _quotient(self.denoise_s * 1e3, sum(self.steps))
+
+    @property
+    def tokens_per_forward(self) -> float | None:
+        return _quotient(self.output_tokens, sum(self.steps))
+
+
+def _quotient(over: float, under: float) -> float | None:
+    return over / under if under else None
 
 
 @dataclass(frozen=True)

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import torch
 
+from sfumato.diffusion.limits import TooLarge
 from sfumato.engine.errors import EngineDead, QueueFull
 from sfumato.engine.events import FailureKind
-from sfumato.engine.slots import TooLarge
 
 _NO_MEMORY = ("out of memory", "not enough memory", "can't allocate memory")
 

@@ -63,15 +63,15 @@ class Handle:
                 return False
             if isinstance(event, Finished | Failed):
                 self.terminal = event
-        try:
-            if self._kept is not None:
-                self._kept.put(event)
-            elif self._sink is not None:
-                self._sink(event)
-        except Exception:
-            log.exception("request %s: its sink failed; the request is cancelled", self.id)
-            self.cancelled = True
-        finally:
-            if self.terminal is not None:
-                self._ended.set()
-        return True
+            try:  # within the lock: another thread's terminal event waits until this one is out
+                if self._kept is not None:
+                    self._kept.put(event)
+                elif self._sink is not None:
+                    self._sink(event)
+            except Exception:
+                log.exception("request %s: its sink failed; the request is cancelled", self.id)
+                self.cancelled = True
+            finally:
+                if self.terminal is not None:
+                    self._ended.set()
+            return True

@@ -8,8 +8,8 @@ the one gave back in pieces that serve the other.
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -162,7 +162,8 @@ class Guard:
         ask: Callable[[torch.device], Budget | None] = budget,
     ) -> None:
         """Raises EngineError where the slots and what steps need do not fit beside the weights."""
-        self.prediction = predict(Subject.of_network(network), config)
+        self._subject, self._config, self._ask = Subject.of_network(network), config, ask
+        self.prediction = predict(self._subject, config)
         self.budget, host = ask(network.device), ask(torch.device("cpu"))
         self.spare: int | None = None  # bytes for larger slots; None: nobody knows
         own = self.prediction.slots + self.prediction.working
@@ -179,9 +180,28 @@ class Guard:
     def view(self) -> MemoryView:
         return MemoryView(self.prediction, self.budget, self.spare)
 
-    def fits(self, nbytes: int) -> bool:
-        """Whether larger slots of so many bytes, all of them together, go beside the rest."""
-        return self.spare is None or nbytes <= self.spare
+    def added(self, capacities: Sequence[int]) -> int:
+        """Bytes that larger slots of so many positions add, with what steps then take more."""
+        subject, config = self._subject, self._config
+        slots = (slot_bytes(subject.config, n, subject.cache_dtype) for n in capacities)
+        longest = replace(config, context=max(config.context, *capacities))
+        return sum(slots) + predict(subject, longest).working - self.prediction.working
+
+    def lacks(self, capacities: Sequence[int], held: int | None) -> str | None:
+        """Why such larger slots, all of them together, do not go beside the rest; None where they
+        do. held: bytes that larger slots hold now, for what is left at present to count as well;
+        None asks whether they ever can."""
+        if self.spare is None or self.budget is None:
+            return None
+        need, left = self.added(capacities), self.spare
+        now = None if held is None else self._ask(self._subject.device)
+        if held is not None and now is not None:
+            # Between steps their buffers count as free, and `held` can be given back.
+            margin = int(self.budget.nbytes * self._config.memory_margin)
+            left = min(left, now.nbytes - margin - self.prediction.working + held)
+        if need <= left:
+            return None
+        return f"takes {need:,} bytes, and of memory {max(0, left):,} are left"
 
 
 def check(need: int, there: Budget, margin: float, what: str) -> int:

@@ -14,9 +14,8 @@ from typing import Any
 from sfumato.api import Messages, Model, Transcript
 from sfumato.diffusion.checks import is_number, is_whole
 from sfumato.diffusion.config import SamplerConfig
-from sfumato.diffusion.limits import Limits, check_context, check_seed, complete
+from sfumato.diffusion.limits import Limits, TooLarge, check_context, check_seed, complete
 from sfumato.engine.prefix import reusable_lengths
-from sfumato.engine.slots import TooLarge
 from sfumato.engine.thinking import ThinkingBudget
 from sfumato.text.prompt import prompt_ids
 

@@ -5,6 +5,7 @@ All state of a request is here and nothing of any other's. Knows no batches and 
 
 from __future__ import annotations
 
+from array import array
 from dataclasses import replace
 from typing import Literal
 
@@ -49,7 +50,7 @@ class Row:
         self.first_commit_s: float | None = None
         self.lease: Lease | None = None
         self.cached = 0  # tokens of the prompt that the slot held already
-        self.prefix = list(prepared.prompt.ids)  # all that comes before the canvas
+        self.prefix = array("i", prepared.prompt.ids)  # all that comes before the canvas
         self.encoded = 0  # how much of it the slot holds
         self.alone = False  # encodes by itself, after it failed in company
         self.canvas: Canvas | None = None
@@ -72,7 +73,7 @@ class Row:
             return "commit" if self.reply else "prefill"
         return "denoise"
 
-    def lend(self, lease: Lease, now: float) -> None:
+    def leased(self, lease: Lease, now: float) -> None:
         """Takes a slot, which may hold a part of the prefix already."""
         if self.admitted is None:
             self.admitted, self.cached = now, lease.cached
@@ -135,7 +136,7 @@ class Row:
         self.reason = reason
         self._next_canvas()
         if reason is None:  # only a canvas that another follows goes into the cache
-            self.prefix += added
+            self.prefix.extend(added)
         return self.prepared.transcript.add(settled, draft)
 
     def finish(self, reason: StopReason, now: float) -> Reply:
@@ -147,8 +148,8 @@ class Row:
 
     def account(self, now: float) -> Account:
         stats, lease = self.stats, self.lease
-        leased = now if self.admitted is None else self.admitted
-        line = leased if self.first_in_line is None else self.first_in_line
+        began = now if self.admitted is None else self.admitted
+        line = began if self.first_in_line is None else self.first_in_line
         return Account(
             request_id=self.request.id,
             endpoint=self.request.endpoint,
@@ -162,8 +163,8 @@ class Row:
             steps=tuple(stats.steps),
             convergence=tuple(stats.convergence),
             retries=self.retries,
-            queue_s=leased - self.submitted,
-            slot_wait_s=leased - line,
+            queue_s=began - self.submitted,
+            slot_wait_s=began - line,
             prefill_s=stats.prefill_s,
             denoise_s=stats.denoise_s,
             commit_s=stats.commit_s,
@@ -172,7 +173,7 @@ class Row:
             total_s=now - self.submitted,
             slot=lease.index if lease else None,
             context=lease.context if lease else None,
-            reused=lease.reused if lease else False,
+            allocated=lease.allocated if lease else False,
         )
 
     @property

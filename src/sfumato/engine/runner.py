@@ -169,4 +169,4 @@ def _segments(piece: Piece) -> list[Segment]:
     assert row.lease
     start, end = row.encoded, row.encoded + piece.count
     cuts = [start, *(mark for mark in row.lease.marks if start < mark < end), end]
-    return [Segment(row, row.prefix[a:b]) for a, b in pairwise(cuts)]
+    return [Segment(row, row.prefix[a:b].tolist()) for a, b in pairwise(cuts)]

@@ -35,12 +35,15 @@ class Scheduler:
     def __init__(self, chunk: int) -> None:
         self.waiting: deque[Row] = deque()
         self.running: list[Row] = []  # oldest first
-        self._chunk = chunk
+        self._chunk, self._whole = chunk, chunk
+        self._short = False  # the memory did not suffice for the last encode work
+        self._crowd: set[Row] = set()  # who ran when it last did not
 
     def admit(self, row: Row) -> None:
         """Moves the first in line into the batch."""
         assert self.waiting[0] is row, "first in, first out"
-        self.running.append(self.waiting.popleft())
+        self.running.append(row)  # first: others count both, and it is never in neither
+        self.waiting.popleft()
 
     def remove(self, row: Row) -> None:
         """Forgets a row that has ended."""
@@ -48,6 +51,25 @@ class Scheduler:
             self.running.remove(row)
         elif row in self.waiting:
             self.waiting.remove(row)
+        self._restore()
+
+    def shrink(self, tokens: int) -> bool:
+        """Halves the chunk, since the memory did not suffice for so many tokens. Whether the
+        last encode work had failed in the same way."""
+        before, self._short, self._crowd = self._short, True, set(self.running)
+        self._chunk = max(1, min(self._chunk, tokens) // 2)
+        return before
+
+    def relax(self) -> None:
+        """Some encode work was done."""
+        self._short = False
+        self._restore()
+
+    def _restore(self) -> None:
+        """Makes the chunk whole again once the crowd that it was too much for has thinned out and
+        nobody has work left: sooner, a long prompt might fail and start over for ever."""
+        if not (self._crowd.issubset(self.running) or any(row.pending for row in self.running)):
+            self._chunk, self._crowd = self._whole, set()
 
     def plan(self) -> Plan:
         """The step to come."""

@@ -43,7 +43,7 @@ class Settler:
         """Whether there is a slot for a row now, which then has it."""
         lease = self._pool.lease(row.prefix, row.prepared.need, row.prepared.prompt.marks)
         if lease is not None:
-            row.lend(lease, self._clock())
+            row.leased(lease, self._clock())
         return lease is not None
 
     def settle(self, ran: Ran) -> None:
@@ -56,7 +56,7 @@ class Settler:
                         raise found
                     self._denoised(row, found, ran.began)
                 except Exception as error:
-                    self.raised(row, error)
+                    self.end_with(row, error)
             self._meters.stepped(len(ran.found), self._clock() - ran.began)
 
     def _encoded(self, encoded: list[Encoded], seconds: float) -> None:
@@ -70,19 +70,30 @@ class Settler:
         for row in {segment.row: None for segment, _ in encoded}:
             row.waited(seconds)
         self._meters.totals.encode_s += seconds
+        crowded = [row for row, error in failed.items() if is_out_of_memory(error)]
+        ended: Row | None = None
+        if crowded:  # fewer tokens at once may fit; where they do not, the newest makes room
+            if self._scheduler.shrink(sum(len(segment.ids) for segment, _ in encoded)):
+                ended = [row for row in self._scheduler.running if row.pending][-1]
+        elif encoded:
+            self._scheduler.relax()
         for row, error in failed.items():
-            # In company the fault may be another's: each row starts over by itself, once.
-            again = not row.alone and (len(failed) > 1 or is_out_of_memory(error))
+            if row in crowded:
+                again = row is not ended
+            else:  # in company the fault may be another's: each starts over by itself, once
+                again = not row.alone and len(failed) > 1
+                row.alone = True
             try:
                 if not (again and self._start_over(row)):
-                    self.raised(row, error)
+                    self.end_with(row, error)
             except Exception as another:
-                self.raised(row, another)
+                self.end_with(row, another)
+        if ended is not None and ended not in failed:  # it had no part in this step's work
+            self.end_with(ended, failed[crowded[0]])
 
     def _start_over(self, row: Row) -> bool:
-        """A slot anew for a row whose own was emptied; it then encodes alone."""
+        """A slot anew for a row whose own was emptied."""
         self._take_back(row, keep=False)
-        row.alone = True
         return self.lend(row)
 
     def _denoised(self, row: Row, found: HeadStats, began: float) -> None:
@@ -96,7 +107,7 @@ class Settler:
         if not row.settled:
             return
         commit = row.collect(draft)
-        self._meters.settled(len(draft.token_ids), 0 if commit is None else len(commit.token_ids))
+        self._meters.settled(len(draft.token_ids))
         if commit is not None:
             if row.first_commit_s is None:
                 row.first_commit_s = now - row.submitted
@@ -112,11 +123,11 @@ class Settler:
         try:
             terminal = Finished(row.finish(reason, now), row.account(now))
         except Exception as error:
-            self.raised(row, error)
+            self.end_with(row, error)
         else:
             self._end(row, terminal, reason)
 
-    def raised(self, row: Row, error: Exception) -> None:
+    def end_with(self, row: Row, error: Exception) -> None:
         """Ends a row that an exception came of."""
         kind, message = explain(error)
         if kind == "internal":
@@ -127,14 +138,26 @@ class Settler:
         """Ends a row without a reply."""
         self._end(row, Failed(kind, message, row.account(self._clock())), kind)
 
+    def abandon(self, row: Row, kind: FailureKind, message: str) -> None:
+        """Tells that a row fails, and leaves its slot alone, which a step may still be using."""
+        self._tell(row, Failed(kind, message, row.account(self._clock())), kind)
+
     def _end(self, row: Row, terminal: Terminal, outcome: str) -> None:
         self._scheduler.remove(row)
         try:
             self._take_back(row, keep=True)
         finally:
-            if row.handle.deliver(terminal):
-                self._meters.ended(outcome, terminal.account)
-                self.tell(row.request, terminal)
+            self._tell(row, terminal, outcome)
+
+    def _take_back(self, row: Row, keep: bool) -> None:
+        lease, row.lease = row.lease, None
+        if lease is not None:
+            self._pool.release(lease, keep)
+
+    def _tell(self, row: Row, terminal: Terminal, outcome: str) -> None:
+        if row.handle.deliver(terminal):
+            self._meters.ended(outcome, terminal.account)
+            self.tell(row.request, terminal)
 
     def tell(self, request: Request, terminal: Terminal) -> None:
         """Calls on_finish, whatever it does."""
@@ -144,8 +167,3 @@ class Settler:
             self._on_finish(request, terminal)
         except Exception:
             log.exception("request %s: on_finish failed", request.id)
-
-    def _take_back(self, row: Row, keep: bool) -> None:
-        lease, row.lease = row.lease, None
-        if lease is not None:
-            self._pool.release(lease, keep)

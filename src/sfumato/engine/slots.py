@@ -16,13 +16,14 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from sfumato.model.cache import Slot, Snapshot, slot_bytes
+from sfumato.diffusion.limits import TooLarge
+from sfumato.model.cache import Slot, Snapshot
 from sfumato.model.network import Network
 
-
-class TooLarge(ValueError):
-    """A request that can never be served here. Says what it needs, what there is, and which
-    setting to change."""
+Lacks = Callable[[Sequence[int], int | None], str | None]
+"""Why larger slots of so many positions, all of them together, do not go beside what was allocated
+at start; None where they do. The second: bytes that such slots hold now, where it is asked whether
+there is room at present, and None where, whether there ever can be."""
 
 
 @dataclass(frozen=True)
@@ -71,8 +72,7 @@ class _Place:
         """The longest prefix of the first `common` tokens whose windows are at hand."""
         if common and self.slot.holds(common):
             return common
-        live = len(self.held) if len(self.held) <= common else 0
-        return max((n for n in self.marks if live < n <= common), default=live)
+        return max((n for n in self.marks if n <= common), default=0)
 
     def marked_beyond(self, length: int) -> bool:
         """Whether prompts that go beyond `length` can begin here."""
@@ -89,7 +89,7 @@ class Lease:
     """A slot in a request's hands, from `SlotPool.lease` to `SlotPool.release`."""
 
     cached: int  # tokens of the prompt that the slot held already, its prefix now
-    reused: bool  # an allocated slot, rather than one made for this request
+    allocated: bool  # at start or earlier, rather than one made for this request
     marks: tuple[int, ...]  # lengths over `cached` at which the prefill stops, to call `mark`
     _place: _Place
     _pool: SlotPool
@@ -115,11 +115,7 @@ class Lease:
 
 
 class SlotPool:
-    """All slots of an engine.
-
-    fits: whether so many bytes of larger slots, all of them together, go beside what was
-    allocated at start; spare: how many do, where that is known, for messages.
-    """
+    """All slots of an engine."""
 
     def __init__(
         self,
@@ -128,11 +124,10 @@ class SlotPool:
         context: int,
         strict: bool,
         snapshot_bytes: int,
-        fits: Callable[[int], bool],
-        spare: int | None = None,
+        lacks: Lacks,
     ) -> None:
         self._network, self._context, self._strict = network, context, strict
-        self._limit, self._fits, self._spare = snapshot_bytes, fits, spare
+        self._limit, self._lacks = snapshot_bytes, lacks
         self._rows, self._clock = slots, 0
         self._places = [_Place(i, network.new_slot(context), larger=False) for i in range(slots)]
         self.cached_tokens = 0  # of prompts, taken over from slots
@@ -157,14 +152,11 @@ class SlotPool:
             if fresh is None and busy:
                 return None
             if fresh is None:  # and waiting would change nothing
-                raise self._too_large(need)
+                raise self._too_large(need, self._lacks([need], self.larger_bytes))
         prompt = np.frombuffer(array("i", ids), np.int32)
-        shared = {place: place.common(prompt) for place in self._places} if len(prompt) else {}
-        usable = {place: place.usable(common) for place, common in shared.items()}
-        source = max(usable, key=lambda p: (usable[p], not p.busy, p.used), default=None)
-        length = usable[source] if source else 0
-        place = fresh or self._target(need, source if length else None, length)
-        if source and length:
+        source, length, known = self._source(prompt)
+        place = fresh or self._target(need, source, length)
+        if source:
             self._take_over(place, source, length)
             if fresh and source.larger and not (source.busy or source.marked_beyond(length)):
                 self._places.remove(source)  # outgrown
@@ -173,7 +165,7 @@ class SlotPool:
             place.keep(0)
         place.busy, place.used = True, self._tick()
         self.cached_tokens += length
-        wanted = {*marks, max(shared.values(), default=0)} if self._limit else set()
+        wanted = {*marks, known} if self._limit else set()
         stops = tuple(sorted(n for n in wanted if length < n <= len(prompt)))
         return Lease(length, fresh is None, stops, place, self)
 
@@ -189,7 +181,7 @@ class SlotPool:
         if self._strict or most <= self._context:
             return min(self._context, most)
         beyond = range(self._context + 1, most + 1)
-        at = bisect_left(beyond, True, key=lambda n: not self._fits(self._bytes(n)))
+        at = bisect_left(beyond, True, key=lambda n: self._lacks([n], None) is not None)
         return self._context + at
 
     def mark(self, lease: Lease) -> None:
@@ -239,32 +231,44 @@ class SlotPool:
                 f"the request needs a context of {need:,} tokens and slots have {self._context:,}; "
                 "raise --context, ask for fewer tokens, or allow larger slots (strict is set)"
             )
-        if not self._fits(self._bytes(need)):
-            raise self._too_large(need)
+        if (lack := self._lacks([need], None)) is not None:
+            raise self._too_large(need, lack)
 
-    def _too_large(self, need: int) -> TooLarge:
-        there = "there is no room" if self._spare is None else f"of memory {self._spare:,} are left"
+    def _too_large(self, need: int, lack: str | None) -> TooLarge:
         return TooLarge(
             f"the request needs a context of {need:,} tokens, slots have {self._context:,}; a "
-            f"larger one takes {self._bytes(need):,} bytes, and {there}; lower --slots, --context "
-            "or --snapshot-memory, or ask for fewer tokens"
+            f"larger one {lack or 'finds no room'}; lower --slots, --context or "
+            "--snapshot-memory, or ask for fewer tokens"
         )
 
-    def _bytes(self, capacity: int) -> int:
-        return slot_bytes(self._network.config, capacity, self._network.cache_dtype)
+    def _source(self, prompt: np.ndarray) -> tuple[_Place | None, int, int]:
+        """The place with the longest usable prefix of a prompt, if any, that prefix's length,
+        and the longest that was found, usable or not."""
+        source, length, known = None, 0, 0
+        # Of equals the first counts: a free one, and the last used.
+        for place in sorted(self._places, key=lambda p: (p.busy, -p.used)):
+            if length == len(prompt):
+                break
+            common = place.common(prompt)
+            known = max(known, common)
+            if (usable := place.usable(common)) > length:
+                source, length = place, usable
+        return source, length, known
 
     def _made(self, need: int) -> _Place | None:
         """A new slot of `need` positions, or some more for the next turn; None where it has to
         wait for the memory of other larger ones."""
+        busy = [p.slot.capacity for p in self._places if p.larger and p.busy]
         idle = sorted((p for p in self._places if p.larger and not p.busy), key=lambda p: p.used)
         roomy = min(-(-need // self._context) * self._context, self._network.config.context_length)
-        while True:
+        held = self.larger_bytes
+        for gone in range(len(idle) + 1):  # of the idle ones, those not used for the longest time
+            kept = [place.slot.capacity for place in idle[gone:]]
             for capacity in (max(roomy, need), need):
-                if self._fits(self.larger_bytes + self._bytes(capacity)):
+                if self._lacks([capacity, *busy, *kept], held) is None:
+                    self._places = [p for p in self._places if p not in idle[:gone]]
                     return self._added(capacity)
-            if not idle:
-                return None
-            self._places.remove(idle.pop(0))
+        return None
 
     def _added(self, capacity: int) -> _Place | None:
         try:

@@ -58,7 +58,7 @@ class Totals:
     prompt_tokens: int = 0
     cached_tokens: int = 0  # of prompts, found in slots
     encoded_tokens: int = 0  # prompts and commits
-    output_tokens: int = 0
+    output_tokens: int = 0  # of replies that have ended
     thought_tokens: int = 0
     canvas_tokens: int = 0  # positions of settled canvases
     canvases: int = 0
@@ -137,10 +137,9 @@ class Meters:
         grain.rows = max(grain.rows, rows)
         self._sample()
 
-    def settled(self, positions: int, visible: int) -> None:
+    def settled(self, positions: int) -> None:
         self.totals.canvases += 1
         self.totals.canvas_tokens += positions
-        self.totals.output_tokens += visible
         self._grain().canvas_tokens += positions
 
     def ended(self, outcome: str, account: Account | None) -> None:
@@ -148,6 +147,8 @@ class Meters:
         if account is not None:
             self.totals.prompt_tokens += account.prompt_tokens
             self.totals.cached_tokens += account.cached_tokens
+            # At the end only: a stop string takes back what earlier canvases said.
+            self.totals.output_tokens += account.output_tokens
             self.totals.thought_tokens += account.thought_tokens
             self.totals.retries += account.retries
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 
 from sfumato.text.tokenizer import Tokenizer
@@ -21,10 +21,11 @@ class ThinkingBudget:
     def of(
         cls, tokenizer: Tokenizer, asked: int | None, max_tokens: int, canvas_length: int
     ) -> ThinkingBudget:
-        """asked: by the request; None leaves min(canvas, max_tokens // 2) tokens for the answer,
-        and touches only a thought that would take them."""
+        """asked: by the request. Whatever it is, min(canvas, max_tokens // 2) tokens are left for
+        the answer; None touches only a thought that would take them."""
         answer, markers = min(canvas_length, max_tokens // 2), 2
-        tokens = max(0, max_tokens - answer - markers) if asked is None else asked
+        room = max(0, max_tokens - answer - markers)
+        tokens = room if asked is None else min(asked, room)
         opens, closes = tokenizer.token_id("<|channel>"), tokenizer.token_id("<channel|>")
         return cls(opens, closes, tokens, asked is not None)
 
@@ -33,26 +34,26 @@ class ThinkingBudget:
         the canvas stays as it is."""
         if self.opens is None or self.closes is None:
             return None
-        inside, count, over = False, 0, None
-        for place, token in enumerate((*reply, *added)):
-            if token == self.closes:
-                inside = False
-                over = over if self.strict else None
-            elif inside:
-                count += 1
-                over = place if over is None and count > self.tokens else over
-            else:
-                inside = token == self.opens
-        return None if over is None else max(0, over - len(reply))
+        left = self.tokens
+        for places, ended in self._thoughts((*reply, *added)):
+            if len(places) > left and (self.strict or not ended):
+                return max(0, places[left] - len(reply))
+            left = max(0, left - len(places))
+        return None
 
     def count(self, ids: Iterable[int]) -> int:
         """The tokens of a reply that are thought, without the markers."""
-        inside, count = False, 0
-        for token in ids:
-            if token == self.closes:
-                inside = False
-            elif inside:
-                count += 1
-            else:
-                inside = token == self.opens
-        return count
+        return sum(len(places) for places, _ in self._thoughts(ids))
+
+    def _thoughts(self, ids: Iterable[int]) -> Iterator[tuple[range, bool]]:
+        """Where the tokens of each thought stand, without the markers, and whether it ended."""
+        start, end = None, 0
+        for place, token in enumerate(ids):
+            end = place + 1
+            if start is None:
+                start = end if token == self.opens else None
+            elif token == self.closes:
+                yield range(start, place), True
+                start = None
+        if start is not None:
+            yield range(start, end), False

@@ -170,6 +170,7 @@ class Slot:
             raise ValueError(f"snapshot: the source needs that of its windows at {length}")
         if snapshot is not None and snapshot.length != length:
             raise ValueError(f"snapshot: was taken at {snapshot.length}, wanted is {length}")
+        self.length = 0  # until all is written: a copy that fails leaves an empty slot
         if source is not self:
             for own, theirs in zip(self._fulls(), source._fulls(), strict=True):
                 own[:, :length] = theirs[:, :length]
