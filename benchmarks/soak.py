@@ -174,14 +174,15 @@ def served(options: argparse.Namespace, soak: Soak, folder: Path) -> Iterator[No
 
 def audited(lines: list[str], soak: Soak) -> Iterator[str]:
     """What is wrong with an audit log, by what clients have seen: a reply that was read has one
-    line, and one that nobody waited for has one at most."""
-    ids = Counter(json.loads(line)["request_id"] for line in lines)
+    line, and one that nobody waited for has one at most. Refusals took no time and do not count."""
+    entries = [entry for line in lines if (entry := json.loads(line))["seconds"]]
+    ids = Counter(entry["request_id"] for entry in entries)
     if twice := [name for name, count in ids.items() if count > 1]:
         yield f"audit log: {len(twice)} requests ended more than once, as {twice[0]}"
     if lost := soak.answered - ids.keys():
         yield f"audit log: {len(lost)} replies are not in it, as {min(lost)}"
-    if not 0 <= len(lines) - soak.replies <= soak.unread:
-        yield f"audit log: {len(lines)} lines for {soak.replies} replies, and {soak.unread} unread"
+    if not 0 <= (found := len(entries)) - soak.replies <= soak.unread:
+        yield f"audit log: {found} lines for {soak.replies} replies, and {soak.unread} unread"
 
 
 def await_health(server: Server, process: subprocess.Popen[bytes], log: Path) -> None:

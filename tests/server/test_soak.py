@@ -99,10 +99,12 @@ def test_growth_after_the_first_third() -> None:
 
 
 def test_an_audit_log_is_counted() -> None:
-    lines = [json.dumps({"request_id": name}) for name in ("a", "b", "b")]
+    lines = [json.dumps({"request_id": name, "seconds": {"total": 1}}) for name in ("a", "b", "b")]
+    refused = json.dumps({"request_id": "c", "seconds": None})
     state = Soak(Server("localhost", 1))
     state.answered, state.replies, state.unread = {"a"}, 1, 1
     assert list(soak.audited(lines[:1], state)) == list(soak.audited(lines[:2], state)) == []
+    assert list(soak.audited([*lines[:1], refused, refused], state)) == []
     assert "more than once, as b" in "".join(soak.audited(lines, state))
     assert "not in it, as a" in "".join(soak.audited(lines[1:2], state))
     assert "3 lines for 1 replies" in "".join(soak.audited(lines, state))

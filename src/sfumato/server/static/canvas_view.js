@@ -27,7 +27,9 @@ export class CanvasView {
       const key = event.target.closest?.('.token')?.dataset.key;
       if (key && getSelection().isCollapsed) onPick(key);
     });
-    new ResizeObserver(() => this.#measure()).observe(this.element);
+    new ResizeObserver(() => {
+      if (this.element.offsetParent) this.#measure();
+    }).observe(this.element);
   }
 
   /** tokens: [{ key, text, style }]; a key names a position for as long as the view lives. */
