@@ -44,10 +44,9 @@ def test_a_thought_ends_at_its_budget(budget: int) -> None:
     )
     assert (reply.text, reply.stop_reason) == ("It is 4.", "eos")
     assert end.account.thought_tokens == budget
-    assert reply.token_ids == [*encoded(MUSING)[: budget + 1], CLOSES, *encoded("It is 4.")]
-    assert (
-        reply.thought == (MUSING[: len("<|channel>") + budget][18:].strip() or None) or budget < 8
-    )
+    kept = len(encoded("<|channel>thought\n")) + budget if budget else 1  # the header is no thought
+    assert reply.token_ids == [*encoded(MUSING)[:kept], CLOSES, *encoded("It is 4.")]
+    assert reply.thought == (MUSING[18 : 18 + budget].strip() or None)
     assert any("thought was ended" in warning for warning in reply.warnings)
     commits = [event for event in events if isinstance(event, Commit)]
     assert "".join(commit.text for commit in commits) == reply.text
@@ -75,7 +74,7 @@ def test_without_a_budget_an_answer_has_room(most: int) -> None:
         ("<|channel>thought\nLet me see.<channel|>It is 4, as two and two are.<turn|>", 60),
         ("<|channel>thought\n<channel|>Yes.<turn|>", 30),
         ("No thought at all.<turn|>", 19),
-        # 17 tokens of thought, where 15 would leave a canvas for the answer: they are there now.
+        # 9 tokens of thought, where 7 would leave a canvas for the answer: they are there now.
         ("<|channel>thought\nabcdefghi<channel|>Yes.<turn|>", 25),
     ],
 )
@@ -86,8 +85,8 @@ def test_a_thought_that_ends_by_itself_is_left_alone(text: str, most: int) -> No
 
 def test_a_budget_that_was_asked_for_holds_for_every_thought() -> None:
     text = "<|channel>thought\nabcd<channel|>Well."
-    reply, end, _ = answered(Script(40, 5, text), max_tokens=60, max_thinking_tokens=10)
-    assert end.account.thought_tokens == 10
+    reply, end, _ = answered(Script(40, 5, text), max_tokens=60, max_thinking_tokens=2)
+    assert end.account.thought_tokens == 2
     assert reply.thought is not None and reply.thought.startswith("ab")
 
 
