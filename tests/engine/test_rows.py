@@ -65,7 +65,8 @@ def test_without_a_budget_an_answer_has_room(most: int) -> None:
     room = min(LENGTH, most // 2)
     assert len(reply.token_ids) <= most
     if most > 3:  # what the two markers leave
-        assert reply.text == "It is 4."[:room] and most - reply.token_ids.index(CLOSES) - 1 >= room
+        left = most - reply.token_ids.index(CLOSES) - 1
+        assert reply.text == "It is 4."[:left] and left >= room
 
 
 @pytest.mark.parametrize(
