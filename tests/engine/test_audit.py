@@ -314,3 +314,15 @@ def test_an_engine_writes_one_line_for_each_request(
         assert line["seconds"]["total"] >= line["seconds"]["denoise"] > 0
         assert line["allocation"]["context"] == 512
     assert found[cancelled.id]["stop_reason"] == "cancelled"
+
+
+def test_a_file_that_was_moved_away_is_followed_by_another(opened: Opener, tmp_path: Path) -> None:
+    log = opened()
+    log.write({"number": 0})
+    log.path.rename(tmp_path / "moved")
+    log.write({"number": 1})
+    log.path.unlink()
+    log.path.touch()  # as logrotate's `create` does
+    log.write({"number": 2})
+    assert lines(tmp_path / "moved") == [{"number": 0}]
+    assert lines(log.path) == [{"number": 2}]

@@ -34,6 +34,7 @@ def test_each_refusal_is_told_once_and_raised() -> None:
         with pytest.raises(kind):
             serving.submit(request)
     handle = serving.submit(good)
+    waits = serving.submit(Script(40, 5).request(max_tokens=16))
     with pytest.raises(QueueFull):
         serving.submit(Request(ids=[40], max_tokens=8, id="c"))
     run(serving)
@@ -41,8 +42,8 @@ def test_each_refusal_is_told_once_and_raised() -> None:
     with pytest.raises(EngineDead):
         serving.submit(Request(ids=[40], max_tokens=8, id="d"))
     names = [name for name, _ in heard]
-    assert names == ["a", "b", "c", good.id, "d"]
-    refused = [end for name, end in heard if name != good.id]
+    assert names == ["a", "b", "c", good.id, waits.id, "d"]
+    refused = [end for name, end in heard if name in "abcd"]
     assert [end.kind for end in refused] == ["invalid", "too_large", "queue_full", "shutdown"]
     assert all(isinstance(end, Failed) and end.account is None for end in refused)
     assert refused[0].message.startswith("max_tokens: ")

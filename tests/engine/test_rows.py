@@ -113,6 +113,13 @@ def test_an_empty_answer_is_drawn_again() -> None:
     assert sum(isinstance(event, Commit) for event in events) == 1
 
 
+def test_a_broken_tool_call_is_no_empty_answer() -> None:
+    text = "<|tool_call>x<turn|>"
+    reply, end, _ = answered(Script(40, 5, says=attempts(text, "Hi!<turn|>")))
+    assert (reply.text, reply.token_ids) == ("", encoded(text)[:-1])
+    assert end.account.retries == 0 and "could not be read" in reply.warnings[0]
+
+
 @pytest.mark.parametrize(
     "empty", ["<turn|>", " \n<turn|>", "<pad><pad><turn|>", "<|channel><turn|>"]
 )

@@ -218,14 +218,18 @@ def test_one_who_is_admitted_is_never_in_neither_list() -> None:
 def test_the_queue_has_an_end() -> None:
     scripts = [Script(key, 3) for key in range(40, 45)]
     serving, _ = engine(*scripts, slots=1, queue=3)
-    for script in scripts[:3]:
+    for script in scripts[:4]:  # there is a slot for one of them
         serving.submit(script.request())
     with pytest.raises(QueueFull, match=r"3 requests wait already.*--queue"):
-        serving.submit(scripts[3].request())
-    serving.step()  # one has a slot now
-    serving.submit(scripts[3].request())
+        serving.submit(scripts[4].request())
+    serving.step()
+    with pytest.raises(QueueFull):  # three wait, and no slot is free
+        serving.submit(scripts[4].request())
+    while len(serving._scheduler.waiting) == 3:
+        serving.step()
+    serving.submit(scripts[4].request())
     run(serving)
-    assert serving.state().totals.requests == {"eos": 4}
+    assert serving.state().totals.requests == {"eos": 5}
 
 
 def test_a_random_seed_is_told() -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import socket
 import threading
 import time
 from collections.abc import Callable
@@ -12,7 +13,9 @@ import pytest
 from tests.server.scripted import slow_down, teller
 
 from sfumato.api import Model
+from sfumato.server import bodies, errors
 from sfumato.server.app import ServerSettings
+from sfumato.server.errors import CLIENT_GONE
 from sfumato.text.tokenizer import Tokenizer
 
 LONG = {"long": "word " * 400 + "<turn|>"}
@@ -158,7 +161,7 @@ def test_what_can_never_fit_says_how_much(serve: Callable[..., Any], embedded: M
 @pytest.mark.parametrize(
     ("path", "field", "body"),
     [
-        ("/v1/chat/completions", "prompt", lambda text: {"messages": [USER | {"content": text}]}),
+        ("/v1/chat/completions", "messages", lambda text: {"messages": [USER | {"content": text}]}),
         ("/v1/completions", "prompt", lambda text: {"prompt": text}),
         ("/completion", "prompt", lambda text: {"prompt": text}),
         ("/tokenize", "content", lambda text: {"content": text}),
@@ -174,7 +177,7 @@ def test_text_that_no_context_holds_is_not_tokenized(
 
 
 def test_more_replies_than_may_wait_are_refused(serve: Callable[..., Any]) -> None:
-    answer = serve(teller(), queue=1).chat(n=2)
+    answer = serve(teller(), slots=1, queue=1).chat(n=3)
     assert answer.status_code == 400
     assert answer.json()["error"]["param"] == "n" and "--queue" in answer.text
 
@@ -209,7 +212,9 @@ def test_a_deadline_is_a_504(serve: Callable[..., Any]) -> None:
     model = teller(LONG)
     slow_down(model, lambda: time.sleep(0.02))
     served = serve(model, context=4096, request_timeout_s=0.3)
-    assert refused(served.chat("long", max_tokens=1000), 504)["code"] == "timeout"
+    answer = served.chat("long", max_tokens=1000)
+    assert refused(answer, 504)["code"] == "timeout"
+    assert answer.headers["x-should-retry"] == "false"  # OpenAI's client would wait as long again
     began = time.monotonic()
     refused(served.chat("long", max_tokens=1000, timeout=60.0), 504)  # the operator's is the limit
     assert time.monotonic() - began < 5
@@ -239,5 +244,84 @@ def test_a_dead_engine_tells_everybody(serve: Callable[..., Any], eventually: An
     slow_down(model, die)
     thread.join(20)
     refused(answers[0], 500)
+    assert answers[0].headers["x-should-retry"] == "false"
     assert served.http.get("/health").status_code == 503
     refused(served.chat("Hi"), 503)
+
+
+def test_the_queue_is_for_those_without_a_slot(serve: Callable[..., Any]) -> None:
+    served = serve(teller(), slots=4, queue=1)
+    assert len(served.chat("Hi", n=5).json()["choices"]) == 5
+
+
+@pytest.mark.parametrize(
+    ("path", "fields", "param"),
+    [
+        ("/v1/completions", {"prompt": [999_999]}, "prompt"),
+        ("/completion", {"prompt": [-1]}, "prompt"),
+        ("/v1/chat/completions", {"messages": [USER | {"content": "x" * 400_000}]}, "messages"),
+        ("/v1/chat/completions", {"messages": [USER | {"content": "x " * 8000}]}, "messages"),
+    ],
+)
+def test_the_prompt_is_named_as_the_body_has_it(
+    serve: Callable[..., Any], embedded: Model, path: str, fields: Any, param: str
+) -> None:
+    served = serve(embedded, slots=1, context=512, strict=True)
+    error = refused(served.post(path, **fields))
+    assert error["param"] == param
+    assert error["message"].startswith(f"{param}: ")
+
+
+def test_a_bias_that_bans_everything_is_named(serve: Callable[..., Any]) -> None:
+    model = teller()
+    bias = {str(token): -100 for token in range(model.config.vocab_size)}
+    served = serve(model)
+    assert refused(served.chat("Hi", logit_bias=bias))["param"] == "logit_bias"
+
+
+@pytest.mark.parametrize("top_k", [2**63, 2**70])
+def test_a_top_k_beyond_the_vocabulary_is_all_of_it(server: Any, top_k: int) -> None:
+    every = server.chat(seed=3, max_tokens=32).json()["choices"]
+    assert server.chat(seed=3, max_tokens=32, top_k=top_k).json()["choices"] == every
+
+
+def test_a_client_that_leaves_while_it_uploads_is_no_failure(
+    server: Any, eventually: Any, caplog: pytest.LogCaptureFixture
+) -> None:
+    gone: list[int] = []
+    with caplog.at_level("ERROR"), pytest.MonkeyPatch.context() as patch:
+        patch.setattr(errors.ApiError, "response", told(errors.ApiError.response, gone))
+        with upload(server.url):
+            time.sleep(0.2)
+        eventually(lambda: bool(gone))
+        time.sleep(0.1)
+    assert gone == [CLIENT_GONE]
+    assert caplog.records == []
+
+
+def test_a_body_has_its_time(server: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(bodies, "BODY_S", 0.2)
+    with upload(server.url) as raw:
+        raw.settimeout(10)
+        answer = b""
+        while data := raw.recv(4096):  # until the server hangs up
+            answer += data
+    assert answer.startswith(b"HTTP/1.1 408 ")
+    assert b'"code":"body_timeout"' in answer
+
+
+def upload(url: str) -> socket.socket:
+    """A connection whose body never comes to its end."""
+    host, port = url.removeprefix("http://").split(":")
+    raw = socket.create_connection((host, int(port)))
+    head = f"POST /v1/chat/completions HTTP/1.1\r\nHost: {host}\r\nContent-Length: 1000\r\n\r\n"
+    raw.sendall(head.encode() + b'{"messages": [')
+    return raw
+
+
+def told(response: Callable[[Any], Any], statuses: list[int]) -> Callable[[Any], Any]:
+    def call(error: Any) -> Any:
+        statuses.append(error.status)
+        return response(error)
+
+    return call

@@ -64,7 +64,7 @@ def test_memory_is_predicted_and_measured(server: Any) -> None:
     found = server.http.get("/memory").json()
     assert found["prediction"]["total"] >= found["prediction"]["slots"] > 0
     assert found["budget"]["nbytes"] > 0 and found["budget"]["source"]
-    assert found["used"] > 0
+    assert found["used"] > 0 and found["baseline"] > 0
 
 
 def test_metrics(server: Any) -> None:
@@ -81,3 +81,9 @@ def test_the_page_and_its_modules(server: Any) -> None:
     script = server.http.get("/api.js")
     assert "javascript" in script.headers["content-type"]
     assert script.headers["cache-control"] == "no-cache"
+
+
+@pytest.mark.parametrize("path", ["/health", "/v1/health"])
+def test_health_without_its_body(server: Any, path: str) -> None:
+    answer = server.http.head(path)
+    assert (answer.status_code, answer.content) == (200, b"")

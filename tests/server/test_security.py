@@ -244,3 +244,27 @@ def test_a_broken_request_line_gets_a_400(server: Any) -> None:
     with socket.create_connection((host, int(port))) as raw:
         raw.sendall(b"NONSENSE\r\n\r\n")
         assert b" 400 " in raw.recv(1000)
+
+
+@pytest.mark.parametrize(("header", "value"), [("Host", "["), ("Origin", "http://[")])
+def test_what_is_no_address_is_refused(ask: Any, header: str, value: str) -> None:
+    for settings in (ServerSettings(), ServerSettings(hosts=("localhost",))):
+        assert ask(settings, "GET", "/v1/models", headers={header: value}).status_code == 403
+
+
+@pytest.mark.parametrize("origin", ["http://[", "https://[::1", "chat.example"])
+def test_an_origin_that_is_none_names_its_option(origin: str) -> None:
+    with pytest.raises(ValueError, match="--cors-origin"):
+        ServerSettings(cors_origins=(origin,))
+
+
+@pytest.mark.parametrize("key", ["", " ", "a ", "\na", "a\tb", "a\x00", "ü"])
+def test_a_key_that_no_header_carries_is_refused(key: str) -> None:
+    with pytest.raises(ValueError, match="--api-key"):
+        ServerSettings(api_key=key)
+
+
+@pytest.mark.parametrize("field", ["max_body", "max_messages", "max_tokens"])
+def test_limits_leave_something(field: str) -> None:
+    with pytest.raises(ValueError, match=f"--{field.replace('_', '-')}: "):
+        ServerSettings(**{field: 0})

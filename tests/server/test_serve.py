@@ -175,8 +175,8 @@ def wait_until_running(program: Program) -> None:
 def test_the_key_from_everywhere(start: Callable[..., Program], tmp_path: Path, where: str) -> None:
     file = tmp_path / "key"
     file.write_text("abc\n")
-    options = {"option": ("--api-key", "abc"), "file": ("--api-key-file", str(file))}
-    variables = {"SFUMATO_API_KEY": "abc"} if where == "variable" else {}
+    options = {"option": ("--api-key", "abc "), "file": ("--api-key-file", str(file))}
+    variables = {"SFUMATO_API_KEY": "abc\n"} if where == "variable" else {}
     program = start("--context", "128", *options.get(where, ()), **variables)
     assert httpx.get(f"{program.url}/v1/models").status_code == 401
     right = {"Authorization": "Bearer abc"}
@@ -202,6 +202,7 @@ def test_wrong_starts_are_one_clear_line(tmp_path: Path) -> None:
     wrong_log = ("--audit-log", str(tmp_path / "no" / "log"))
     assert "audit" in refuse("--port", "0", *wrong_log, "-m", "nothing.gguf")  # before it is loaded
     assert "is no size" in refuse("--max-body", "lots")
+    assert "--max-body" in refuse("--max-body", "0")
     assert "whole number" in refuse("--slots", "0")
 
 
@@ -222,3 +223,21 @@ def test_defaults_are_those_of_the_settings() -> None:
 @pytest.mark.parametrize(("text", "size"), [("4096", 4096), ("2K", 2048), ("8m", 8 << 20)])
 def test_sizes(text: str, size: int) -> None:
     assert build_parser().parse_args(["serve", "--max-body", text]).max_body == size
+
+
+@pytest.mark.parametrize("insists", [False, True])
+def test_an_upload_that_stalls_holds_nothing_up(
+    start: Callable[..., Program], insists: bool
+) -> None:
+    program = start("--context", "128", "--drain", "30")
+    host, port = program.url.removeprefix("http://").split(":")
+    with socket.create_connection((host, int(port))) as raw:
+        head = f"POST /tokenize HTTP/1.1\r\nHost: {host}\r\nContent-Length: 1000\r\n\r\n"
+        raw.sendall(head.encode())
+        time.sleep(0.3)
+        began = time.monotonic()
+        if insists:
+            program.process.send_signal(signal.SIGTERM)
+            time.sleep(0.3)
+        assert program.end() == (0, "")
+        assert time.monotonic() - began < 6

@@ -3,6 +3,7 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Callable
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -159,3 +160,24 @@ def test_threads_do_not_change_each_others_reading(tiny_json: Path) -> None:
     for thread in threads:
         thread.join()
     assert wrong == []
+
+
+def test_a_long_text_lets_other_threads_run(tiny_json: Path) -> None:
+    tokenizer = Tokenizer.from_file(tiny_json)
+    ticks: list[float] = []
+    done = threading.Event()
+
+    def tick() -> None:
+        while not done.wait(0.001):
+            ticks.append(time.perf_counter())
+
+    thread = threading.Thread(target=tick)
+    thread.start()
+    began = time.perf_counter()
+    tokenizer.encode("hello a" * 100_000)
+    ended = time.perf_counter()
+    done.set()
+    thread.join()
+    inside = [began, *(t for t in ticks if began < t < ended), ended]
+    longest = max(after - before for before, after in pairwise(inside))
+    assert longest < 0.6 * (ended - began)

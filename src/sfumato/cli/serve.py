@@ -22,7 +22,7 @@ from sfumato.server.settings import ServerSettings
 
 if TYPE_CHECKING:
     from sfumato.engine import Engine, EngineConfig, Request, Terminal
-    from sfumato.engine.audit import AuditLog
+    from sfumato.engine.behind import Behind
 
 ANY_ADDRESS = ("0.0.0.0", "::", "")
 OWN_NAMES = ("localhost", "127.0.0.1", "::1")
@@ -49,7 +49,7 @@ def _serve(
     args: argparse.Namespace,
     settings: ServerSettings,
     bound: socket.socket,
-    audit: AuditLog | None,
+    audit: Behind | None,
 ) -> None:
     from sfumato.cli import generation
     from sfumato.engine import Engine, EngineError
@@ -115,8 +115,9 @@ def _api_key(args: argparse.Namespace) -> str | None:
     if args.api_key_file is not None:
         return Path(args.api_key_file).read_text(encoding="utf-8").strip()
     if args.api_key is not None:
-        return str(args.api_key)
-    return os.environ.get("SFUMATO_API_KEY") or None
+        return str(args.api_key).strip()
+    given = os.environ.get("SFUMATO_API_KEY")
+    return given.strip() if given else None
 
 
 def _is_loopback(host: str) -> bool:
@@ -158,16 +159,18 @@ def _check_memory(args: argparse.Namespace) -> None:
     check_load(subject, _config(args, config.context_length))
 
 
-def _audit_log(args: argparse.Namespace) -> AbstractContextManager[AuditLog | None]:
+def _audit_log(args: argparse.Namespace) -> AbstractContextManager[Behind | None]:
     """Open, so that a path that cannot be written is told before the model is loaded."""
     from sfumato.engine.audit import AuditLog
+    from sfumato.engine.behind import Behind
 
     if not args.audit_log:
         return nullcontext()
-    return closing(AuditLog(args.audit_log, max_bytes=args.audit_max_bytes, text=args.audit_text))
+    log = AuditLog(args.audit_log, max_bytes=args.audit_max_bytes, text=args.audit_text)
+    return closing(Behind(log))
 
 
-def _recorder(log: AuditLog, engine: Engine, name: str) -> Callable[[Request, Terminal], None]:
+def _recorder(log: Behind, engine: Engine, name: str) -> Callable[[Request, Terminal], None]:
     from sfumato.engine.audit import facts
 
     budget = engine.state().memory.budget

@@ -15,10 +15,8 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any, BinaryIO
 
-import torch
-
 from sfumato.api import Model
-from sfumato.engine.budget import Budget
+from sfumato.engine.budget import Budget, used_memory
 from sfumato.engine.events import Account, Failed, Finished
 from sfumato.engine.request import Request
 from sfumato.weights.names import ARCHITECTURE
@@ -44,22 +42,6 @@ def facts(model: Model, name: str, budget: Budget | None) -> Facts:
     device = model.network.device
     there = None if budget is None else budget.nbytes
     return Facts(name, ARCHITECTURE, str(device), used_memory(device), there)
-
-
-def used_memory(device: torch.device, proc: Path = Path("/proc")) -> int | None:
-    """Bytes that this process holds: of a GPU what torch has taken, else what is resident. None
-    where nobody tells."""
-    if device.type == "cuda":
-        return torch.cuda.memory_reserved(device)
-    if device.type == "xpu":
-        return torch.xpu.memory_reserved(device)
-    if device.type == "mps":
-        return torch.mps.driver_allocated_memory()
-    try:
-        pages = (proc / "self" / "statm").read_text().split()[1]
-        return int(pages) * os.sysconf("SC_PAGE_SIZE")
-    except OSError:
-        return None
 
 
 def entry(
@@ -166,7 +148,8 @@ def _rounded(value: float | None) -> float | None:
 class AuditLog:
     """A file of lines, rotated by size: path is the newest, path.1 the one before it.
 
-    Every line is written at once, whole, and handed to the system. What cannot be written (a full
+    Every line is written at once, whole, and handed to the system; where others have moved the file
+    away, to a new one. What cannot be written (a full
     disk) is lost, with one warning; requests do not suffer. Any thread may write.
     """
 
@@ -231,6 +214,9 @@ class AuditLog:
         return open(self.path, "ab", buffering=0)
 
     def _append(self, data: bytes) -> None:
+        if self._file is not None and self._moved(self._file):
+            self._file.close()
+            self._file = None
         if self._file is None:
             self._file = self._opened()
         size = os.fstat(self._file.fileno()).st_size
@@ -242,6 +228,13 @@ class AuditLog:
         if written != len(data):  # half a line would spoil the next one
             os.ftruncate(self._file.fileno(), size)
             raise OSError(f"{written or 0} of {len(data)} bytes written")
+
+    def _moved(self, file: BinaryIO) -> bool:
+        """Whether the path names another file by now, or none, as after logrotate."""
+        try:
+            return not os.path.samestat(os.stat(self.path), os.fstat(file.fileno()))
+        except FileNotFoundError:
+            return True
 
     def _rotate(self) -> None:
         """path → path.1 → … → path.keep; the oldest goes."""

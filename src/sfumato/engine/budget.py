@@ -127,3 +127,19 @@ def _read(path: Path) -> str:
         return path.read_text(encoding="utf-8", errors="replace")
     except OSError:
         return ""
+
+
+def used_memory(device: torch.device, proc: Path = Path("/proc")) -> int | None:
+    """Bytes that this process holds: of a GPU what torch has taken, else what is resident. None
+    where nobody tells."""
+    if device.type == "cuda":
+        return torch.cuda.memory_reserved(device)
+    if device.type == "xpu":
+        return torch.xpu.memory_reserved(device)
+    if device.type == "mps":
+        return torch.mps.driver_allocated_memory()
+    try:
+        pages = (proc / "self" / "statm").read_text().split()[1]
+        return int(pages) * os.sysconf("SC_PAGE_SIZE")
+    except OSError:
+        return None

@@ -88,7 +88,9 @@ class Engine:
         with self._wake:
             if self._closed is not None:
                 raise EngineDead(self._closed)
-            if self._waiting() >= self.config.queue:
+            # Those for whom a slot is free do not wait; the next step takes them.
+            free = max(0, self.config.slots - len(self._scheduler.running))
+            if self._waiting() >= self.config.queue + free:
                 raise QueueFull(
                     f"{self.config.queue} requests wait already, which is the limit; try again "
                     "later, or raise --queue"

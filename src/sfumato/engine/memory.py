@@ -15,7 +15,7 @@ from typing import Any
 import torch
 
 from sfumato import ops
-from sfumato.engine.budget import Budget, budget
+from sfumato.engine.budget import Budget, budget, used_memory
 from sfumato.engine.config import EngineConfig
 from sfumato.engine.errors import EngineError
 from sfumato.model.cache import BLOCK, slot_bytes, snapshot_bytes
@@ -150,6 +150,7 @@ class MemoryView:
     prediction: Prediction
     budget: Budget | None  # on the model's device, before the engine took its share
     spare: int | None  # bytes for larger slots
+    baseline: int | None = None  # bytes that the process held before, the weights with it
 
 
 class Guard:
@@ -164,6 +165,7 @@ class Guard:
         """Raises EngineError where the slots and what steps need do not fit beside the weights."""
         self._subject, self._config, self._ask = Subject.of_network(network), config, ask
         self.prediction = predict(self._subject, config)
+        self.baseline = used_memory(network.device)
         self.budget, host = ask(network.device), ask(torch.device("cpu"))
         self.spare: int | None = None  # bytes for larger slots; None: nobody knows
         own = self.prediction.slots + self.prediction.working
@@ -178,7 +180,7 @@ class Guard:
 
     @property
     def view(self) -> MemoryView:
-        return MemoryView(self.prediction, self.budget, self.spare)
+        return MemoryView(self.prediction, self.budget, self.spare, self.baseline)
 
     def added(self, capacities: Sequence[int]) -> int:
         """Bytes that larger slots of so many positions add, with what steps then take more."""

@@ -201,7 +201,9 @@ class Row:
         if not self.request.retry_empty or self.attempt == RETRIES:
             return False
         parsed = parse_reply(self.prepared.transcript.shown([*self.reply, *added]))
-        if parsed.text.strip() or parsed.tool_calls:
+        if (
+            parsed.text.strip() or parsed.tool_calls or parsed.warnings
+        ):  # a broken call is something
             return False
         if self.attempt == 0:
             self.warnings.append(

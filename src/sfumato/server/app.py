@@ -111,6 +111,8 @@ def _add_llama(app: FastAPI, service: Service) -> None:
 
 
 def _add_info(app: FastAPI, service: Service, metrics: Metrics | None) -> None:
+    @app.head("/health", include_in_schema=False)
+    @app.head("/v1/health", include_in_schema=False)
     @app.get("/health", tags=["server"])
     @app.get("/v1/health", tags=["server"], include_in_schema=False)
     async def health() -> Response:

@@ -5,6 +5,7 @@ Unknown fields are refused, or, where the server is lenient, left out.
 
 from __future__ import annotations
 
+import asyncio
 import json
 import re
 from collections.abc import Sequence
@@ -13,9 +14,11 @@ from typing import Any, Never, TypeVar
 from fastapi import Request
 from pydantic import BaseModel, ValidationError
 
-from sfumato.server.errors import ApiError, bad_request
+from sfumato.server.errors import CLIENT_GONE, ApiError, bad_request
 
 Model = TypeVar("Model", bound=BaseModel)
+
+BODY_S = 30.0  # a body must have arrived by then
 
 _HALF = re.compile(rb"\\u[dD][89a-fA-F]")  # perhaps a pair with another one
 _TYPE_NAMES = {"str", "int", "float", "bool", "dict", "nullable"}  # branches of a union
@@ -23,7 +26,31 @@ _TYPE_NAMES = {"str", "int", "float", "bool", "dict", "nullable"}  # branches of
 
 async def read(request: Request, model: type[Model], lenient: bool) -> Model:
     """Raises ApiError."""
-    return validated(parse(await request.body()), model, lenient)
+    return validated(parse(await _arrived(request)), model, lenient)
+
+
+async def _arrived(request: Request) -> bytes:
+    try:
+        async with asyncio.timeout(BODY_S):
+            return await _whole(request)
+    except TimeoutError:
+        raise ApiError(
+            408,
+            f"the body did not arrive within {BODY_S:g} seconds; send it faster, or less",
+            code="body_timeout",
+            headers={"Connection": "close"},
+        ) from None
+
+
+async def _whole(request: Request) -> bytes:
+    parts = bytearray()
+    while True:
+        message = await request.receive()
+        if message["type"] == "http.disconnect":
+            raise ApiError(CLIENT_GONE, "the client has gone")
+        parts += message.get("body", b"")
+        if not message.get("more_body", False):
+            return bytes(parts)
 
 
 def parse(body: bytes) -> dict[str, Any]:

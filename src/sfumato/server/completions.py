@@ -55,7 +55,9 @@ def requests_of(service: Service, body: CompletionBody) -> list[Request]:
     for prompt in prompts:
         ids = service.raw_prompt(prompt, "/v1/completions", body.user)
         if not ids:
-            raise bad_request("prompt: is empty, and this model has no token to begin with")
+            raise bad_request(
+                "prompt: is empty, and this model has no token to begin with", "prompt"
+            )
         for seed in seeds_of(body.seed, count):
             requests.append(
                 Request(

@@ -15,6 +15,7 @@ from fastapi.responses import JSONResponse, Response
 from fastapi.routing import APIRoute
 
 from sfumato.engine import EngineDead, Failed, QueueFull, TooLarge
+from sfumato.engine import Request as EngineRequest
 
 log = logging.getLogger(__name__)
 
@@ -22,6 +23,7 @@ RETRY_AFTER_S = 2
 CLIENT_GONE = 499  # as nginx writes it; nobody is there to read it
 
 _FIELD = re.compile(r"([A-Za-z_][\w.\[\]]*)(?:, [A-Za-z_]\w*)*: ")
+_PROMPT = ("prompt", "ids", "text")  # what the prompt is called where it is made
 _PATH = re.compile(r"(?<![\w/.:])/(?:[^\s/'\",;]+/)+([^\s/'\",;]*)")
 _STATUS = {
     "invalid": 400,
@@ -70,7 +72,10 @@ class ApiError(Exception):
         }
 
     def response(self) -> Response:
-        return JSONResponse(self.body(), self.status, self.headers)
+        headers = self.headers
+        if self.status in (500, 504):  # OpenAI's clients would ask, and wait, again
+            headers = headers | {"x-should-retry": "false"}
+        return JSONResponse(self.body(), self.status, headers)
 
 
 def without_paths(text: str) -> str:
@@ -82,21 +87,28 @@ def bad_request(message: str, param: str | None = None, code: str | None = None)
     return ApiError(400, message, param, code)
 
 
-def from_value_error(error: ValueError) -> ApiError:
-    """What a check of our own raised; its message begins with the field's name."""
-    field = _FIELD.match(str(error))
+def from_value_error(error: ValueError, asked: EngineRequest | None = None) -> ApiError:
+    """What a check of our own raised; its message begins with the field's name. asked: what it
+    was about, whose prompt came in a field of another name."""
+    message = without_paths(str(error))
+    field = _FIELD.match(message)
+    name = field[1] if field else None
+    if name in _PROMPT and asked is not None:
+        prompt = "prompt" if asked.messages is None else "messages"
+        name, message = prompt, prompt + message[len(name) :]
     code = "context_length_exceeded" if isinstance(error, TooLarge) else None
-    return bad_request(without_paths(str(error)), field[1] if field else None, code)
+    return bad_request(message, name, code)
 
 
-def from_refusal(error: Exception) -> ApiError:
-    """What `Engine.submit` raised. Raises the error again where it is none of the promised."""
+def from_refusal(error: Exception, asked: EngineRequest) -> ApiError:
+    """What `Engine.submit` raised of what was asked. Raises the error again where it is none of the
+    promised."""
     if isinstance(error, QueueFull):
         return ApiError(429, without_paths(str(error)), code="queue_full", headers=_retry())
     if isinstance(error, EngineDead):
         return ApiError(503, without_paths(str(error)), code="engine_unavailable", headers=_retry())
     if isinstance(error, ValueError):
-        return from_value_error(error)
+        return from_value_error(error, asked)
     raise error
 
 

@@ -11,7 +11,7 @@ from sfumato import __version__
 from sfumato.diffusion.sampler import EntropyBound
 from sfumato.diffusion.schedule import LinearTemperature
 from sfumato.diffusion.stopping import StableAndConfident
-from sfumato.engine.audit import used_memory
+from sfumato.engine.budget import used_memory
 from sfumato.server.errors import ApiError, without_paths
 from sfumato.server.examples import examples
 from sfumato.server.schemas import MOST_ALTERNATIVES

@@ -6,7 +6,9 @@ while, and what is left then ends in an error of its own. A second signal ends i
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
+import logging
 import signal
 import socket
 import threading
@@ -18,7 +20,10 @@ import uvicorn
 from fastapi import FastAPI
 
 SIGNALS = (signal.SIGINT, signal.SIGTERM)
-AFTER_DRAIN_S = 10.0  # for the last errors to reach their clients
+AFTER_DRAIN_S = 10.0  # until all connections are closed, whatever they do
+LAST_WORDS_S = 1.0  # for the last errors to reach their clients
+
+_log = logging.getLogger("uvicorn.error")
 
 
 def bind(host: str, port: int) -> socket.socket:
@@ -77,13 +82,33 @@ class Listener(uvicorn.Server):
         self.force_exit = self.should_exit
         self.should_exit = True
 
+    def run(self, sockets: list[socket.socket] | None = None) -> None:
+        try:
+            super().run(sockets)
+        finally:
+            _log.disabled = False
+
     async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
         """The engine drains while uvicorn waits for its connections."""
+        _log.disabled = True  # it would show a trace for each request that is broken off
         closer = threading.Thread(target=self._close, args=(self._drain_s,), daemon=True)
         closer.start()
+        hanging_up = asyncio.create_task(self._hang_up(closer))
         await super().shutdown(sockets)
+        hanging_up.cancel()
         if not self.force_exit:
             closer.join(AFTER_DRAIN_S)
+
+    async def _hang_up(self, closer: threading.Thread) -> None:
+        """Once the engine has ended nothing is to come on what is still open: clients that do not
+        end their requests, or do not read."""
+        while closer.is_alive() and not self.force_exit:
+            await asyncio.sleep(0.05)
+        for end in ("close", "abort"):  # what is not read holds up a close, too
+            if not self.force_exit:
+                await asyncio.sleep(LAST_WORDS_S)
+            for connection in list(self.server_state.connections):
+                getattr(connection.transport, end)()
 
     @contextlib.contextmanager
     def capture_signals(self) -> Iterator[None]:

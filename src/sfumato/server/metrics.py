@@ -23,7 +23,7 @@ from prometheus_client.metrics_core import Metric
 from prometheus_client.registry import Collector
 
 from sfumato import __version__
-from sfumato.engine.audit import used_memory
+from sfumato.engine.budget import used_memory
 from sfumato.engine.engine import Engine
 from sfumato.engine.events import Failed, Finished
 from sfumato.engine.memory import MemoryView

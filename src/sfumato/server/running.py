@@ -96,10 +96,11 @@ class Running:
 
 async def start(engine: Engine, requests: Sequence[Request]) -> Running:
     """Raises ApiError where the engine refuses one of them; then none of them runs."""
-    if len(requests) > (most := engine.config.queue):
+    most = engine.config.slots + engine.config.queue
+    if len(requests) > most:
         raise bad_request(
-            f"n: this is {len(requests)} replies, and {most} requests may wait; ask for fewer, or "
-            "raise --queue",
+            f"n: {len(requests)} replies are asked for, and {most} at most fit the slots and the "
+            "queue; ask for fewer, or raise --slots or --queue",
             "n",
         )
     running = Running(len(requests))
@@ -107,7 +108,7 @@ async def start(engine: Engine, requests: Sequence[Request]) -> Running:
         await run_in_threadpool(running.submit, engine, requests)
     except Exception as error:
         running.cancel()
-        raise from_refusal(error) from None
+        raise from_refusal(error, requests[0]) from None
     except BaseException:
         running.cancel()
         raise

@@ -22,13 +22,18 @@ def sampler_of(body: Sampling, model: Model, banned: Iterable[int] = ()) -> Samp
     """What the body asks of sampling; `banned` tokens are never drawn. Raises ApiError."""
     bias = _bias(body.logit_bias, model.tokenizer.vocab_size)
     bias |= dict.fromkeys(banned, float("-inf"))
+    if sum(value == float("-inf") for value in bias.values()) >= model.config.vocab_size:
+        raise bad_request("logit_bias: bans every token of this model", "logit_bias")
     try:
         config = SamplerConfig(processors=(LogitBias(bias),) if bias else ()).options(
             max_steps=body.max_steps,
             sampler=body.sampler,
             entropy_bound=body.entropy_bound,
             temperature=body.temperature,
-            top_k=body.top_k if (body.top_k or 0) > 0 else None,
+            # More than there are is all of them, and may be more than an int64 holds.
+            top_k=min(body.top_k, model.config.vocab_size)
+            if body.top_k and body.top_k > 0
+            else None,
             top_p=_LEAST_SHARE if body.top_p == 0 else body.top_p,
             min_tokens=body.min_tokens,
             ignore_eos=body.ignore_eos,

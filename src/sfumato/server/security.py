@@ -11,7 +11,7 @@ import hmac
 from collections.abc import Awaitable, Callable, MutableMapping
 from ipaddress import ip_address
 from typing import Any
-from urllib.parse import urlsplit
+from urllib.parse import SplitResult, urlsplit
 
 from fastapi.datastructures import Headers
 
@@ -89,7 +89,7 @@ class Gate:
     def _check_host(self, host: str) -> None:
         """Against pages elsewhere whose name is made to point to this machine."""
         allowed = self.settings.hosts
-        name = urlsplit(f"//{host}").hostname or ""
+        name = _split(f"//{host}", "Host").hostname or ""
         if allowed is None or name in allowed or _is_address(name):
             return
         names = {urlsplit(origin).hostname for origin in self.settings.cors_origins}
@@ -105,7 +105,7 @@ class Gate:
         """A page elsewhere may not act here, not even by requests that need no permission."""
         if origin is None or origin in self.settings.cors_origins:
             return
-        if urlsplit(origin).netloc != host:
+        if _split(origin, "Origin").netloc != host:
             raise ApiError(
                 403,
                 f"pages of {origin[:100]!r} may not call this server; --cors-origin lets them",
@@ -126,6 +126,15 @@ class Gate:
             code="invalid_api_key",
             headers={"WWW-Authenticate": offer},
         )
+
+
+def _split(address: str, header: str) -> SplitResult:
+    try:
+        return urlsplit(address)
+    except ValueError:
+        raise ApiError(
+            403, f"the {header} header holds no address", code=f"{header.lower()}_refused"
+        ) from None
 
 
 def _credentials(authorization: str) -> bytes:

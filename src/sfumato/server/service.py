@@ -47,7 +47,7 @@ class Service:
         try:
             return self.engine.prompt(asked)
         except ValueError as error:
-            raise from_value_error(error) from None
+            raise from_value_error(error, asked) from None
 
     def raw_prompt(
         self, prompt: str | Sequence[int], endpoint: str, user: str | None = None
@@ -56,11 +56,12 @@ class Service:
         if not isinstance(prompt, str):
             return list(prompt)
         tokenizer = self.model.tokenizer
+        asked = Request(prompt, endpoint=endpoint, user=user)
         try:
-            with self.engine.refusals(Request(prompt, endpoint=endpoint, user=user)):
+            with self.engine.refusals(asked):
                 ids = self.encode(prompt, "prompt")
         except ValueError as error:
-            raise from_value_error(error) from None
+            raise from_value_error(error, asked) from None
         if tokenizer.bos_id is not None and ids[:1] != [tokenizer.bos_id]:
             ids.insert(0, tokenizer.bos_id)
         return ids

@@ -24,13 +24,29 @@ class ServerSettings:
 
     def __post_init__(self) -> None:
         for origin in self.cors_origins:
-            parts = urlsplit(origin)
-            if parts.scheme not in ("http", "https") or not parts.netloc or parts.path:
+            if not _is_origin(origin):
                 raise ValueError(
                     f"--cors-origin: {origin!r} is no origin; write scheme, host and port, and no "
                     "path, as in https://chat.example:8443"
                 )
-        if self.api_key is not None and not self.api_key.isascii():
-            raise ValueError("--api-key: must be of ASCII characters, which HTTP headers carry")
-        if self.api_key is not None and not self.api_key.strip():
+        for name in ("max_body", "max_messages", "max_tokens"):
+            if getattr(self, name) < 1:
+                raise ValueError(f"--{name.replace('_', '-')}: must be at least 1")
+        key = self.api_key
+        if key is None:
+            return
+        if not key.strip():
             raise ValueError("--api-key: is empty; leave it out to ask for no key")
+        if not (key.isascii() and key.isprintable() and key == key.strip()):
+            raise ValueError(
+                "--api-key: must be of printable ASCII characters without spaces around them, as "
+                "HTTP headers carry them"
+            )
+
+
+def _is_origin(text: str) -> bool:
+    try:
+        parts = urlsplit(text)
+    except ValueError:  # as for half an IPv6 address
+        return False
+    return parts.scheme in ("http", "https") and bool(parts.netloc) and not parts.path

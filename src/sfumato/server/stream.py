@@ -12,12 +12,12 @@ from collections.abc import AsyncIterator, Iterable, Sequence
 from typing import Any, Protocol
 
 from fastapi.responses import StreamingResponse
-from starlette.types import Receive, Scope, Send
 from torch import Tensor
 
 from sfumato.engine import Account, Commit, Draft, Failed, Finished
 from sfumato.server.errors import from_failed, internal
 from sfumato.server.running import Running, headers_of
+from sfumato.server.security import Receive, Scope, Send
 from sfumato.server.service import Service
 
 log = logging.getLogger(__name__)

@@ -144,7 +144,8 @@ class Tokenizer:
         if fault := unicode_fault(text):
             raise TokenizerError(f"text: {fault}")
         inner = self._inner if special else self._plain
-        ids: list[int] = inner.encode(text, add_special_tokens=False).ids
+        # Of one text too `encode` holds the interpreter's lock throughout, and a batch does not.
+        ids: list[int] = inner.encode_batch_fast([text], add_special_tokens=False)[0].ids
         if not special and not self._never_plain.isdisjoint(ids):
             marker = next(i for i in ids if i in self._never_plain)
             raise TokenizerError(
