@@ -70,6 +70,21 @@ print(json.dumps({"peak": peak - bare, "snapshots": sum(s.nbytes for s in snapsh
 """
 
 
+RUNS = 3  # the median counts: what the allocator keeps differs from run to run
+
+
+def measured(path: Path, *numbers: int) -> dict[str, int]:
+    done = subprocess.run(
+        [sys.executable, "-c", PROCESS, str(path), *map(str, numbers)],
+        capture_output=True,
+        text=True,
+        check=True,
+        env=os.environ | {"PYTHONPATH": str(ROOT / "src")},
+    )
+    found: dict[str, int] = json.loads(done.stdout)
+    return found
+
+
 @pytest.mark.skipif(not resident(), reason="only Linux tells the memory of a process")
 @pytest.mark.parametrize("format", ["q4_k_m", "bf16"])
 def test_the_prediction_is_what_a_process_takes(
@@ -89,19 +104,14 @@ def test_the_prediction_is_what_a_process_takes(
     dtype = torch.bfloat16 if format == "bf16" else torch.float32
     subject = Subject.of_checkpoint(checkpoint, config_of(checkpoint), CPU, dtype)
     numbers = [LAYOUT.slots, LAYOUT.context, LAYOUT.prefill_chunk]
-    done = subprocess.run(
-        [sys.executable, "-c", PROCESS, str(path), *map(str, numbers)],
-        capture_output=True,
-        text=True,
-        check=True,
-        env=os.environ | {"PYTHONPATH": str(ROOT / "src")},
-    )
-    found = json.loads(done.stdout)
+    runs = [measured(path, *numbers) for _ in range(RUNS)]
+    found = sorted(runs, key=lambda run: run["peak"])[RUNS // 2]
     predicted = replace(predict(subject, LAYOUT), snapshots=found["snapshots"])
     ratio = predicted.anonymous / found["peak"]
+    peaks = ", ".join(f"{run['peak'] / 1e6:.1f}" for run in runs)
     note(
         f"memory of 180m {format}, 2 rows: predicted {predicted.anonymous / 1e6:.1f} MB, "
-        f"measured {found['peak'] / 1e6:.1f} MB ({ratio - 1:+.1%})"
+        f"measured {peaks} MB ({ratio - 1:+.1%})"
     )
     assert 0.9 < ratio < (1.1 if ops.multiplies_bf16(CPU) else 2)
 

@@ -12,6 +12,7 @@ from tests.engine.scripted import Script, engine, run
 import sfumato
 from sfumato.api import Model
 from sfumato.engine import Engine, EngineConfig, EngineDead, Failed, QueueFull, Request, TooLarge
+from sfumato.engine.thinking import HEADER
 from sfumato.text.tokenizer import Tokenizer
 
 
@@ -67,7 +68,9 @@ def test_a_prompt_is_made_once_and_handed_over(monkeypatch: pytest.MonkeyPatch) 
     made = serving.prompt(asked)
     assert made.ids == model.prompt_ids("Who are you?")
     expected = serving.generate(asked).text
-    monkeypatch.setattr(Tokenizer, "encode", None)  # no text is tokenized again
+    markers = {HEADER: [1]}
+    # No text is tokenized again.
+    monkeypatch.setattr(Tokenizer, "encode", lambda _, text, special=True: markers[text])
     again = serving.submit(Request("Who are you?", made=made, seed=1, max_tokens=64))
     run(serving)
     assert again.result().text == expected

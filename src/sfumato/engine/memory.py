@@ -28,7 +28,7 @@ from sfumato.weights.checkpoint import Checkpoint
 
 # What torch's and OpenMP's first work leaves behind (6 MB on Linux), and what the C library keeps
 # of memory that was given back, by pieces of up to 32 MiB.
-LIBRARIES = 20 << 20
+LIBRARIES = 10 << 20
 TORCH = 48 << 20  # what torch's own matrix products keep besides, where no compiled ones serve
 MARKS = 8  # snapshots that are worth keeping for each slot
 _FLOAT = torch.float32.itemsize
