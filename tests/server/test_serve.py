@@ -214,6 +214,10 @@ def test_defaults_are_those_of_the_settings() -> None:
         config.queue,
         config.snapshot_bytes,
     )
+    assert (args.memory_margin / 100, args.prefill_chunk) == (
+        config.memory_margin,
+        config.prefill_chunk,
+    )
     assert (args.strict, args.request_timeout) == (config.strict, config.request_timeout_s)
     for name in ("max_body", "max_messages", "max_tokens", "lenient"):
         assert getattr(args, name) == getattr(settings, name)

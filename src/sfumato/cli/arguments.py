@@ -20,6 +20,8 @@ FORMATS = (  # written out likewise
     *("q4_k_m", "q5_k_m", "q8_0", "q6_k", "q5_k", "q4_k", "q5_0"),
     *("bf16", "f16", "f32"),
 )
+_MARGIN = "of the memory there is, leave so much alone (5)"
+_PREFILL = "tokens of prompts that are read between two steps of the others at most (512)"
 _SNAPSHOTS = "host memory to come back to earlier prompts with (1G)"
 _CORS = "let the pages of this origin call, as https://chat.example; may be given several times"
 _REPLY = "of a reply where a request does not say and the context has as many (4096)"
@@ -83,6 +85,8 @@ def _add_serve(parser: argparse.ArgumentParser) -> None:
     add("--queue", type=whole(1), default=64, metavar="N", help="requests that may wait (64)")
     add("--strict", action="store_true", help="refuse what does not fit a slot")
     add("--snapshot-memory", type=size, default=2**30, metavar="SIZE", help=_SNAPSHOTS)
+    add("--memory-margin", type=whole(0, 99), default=5, metavar="PERCENT", help=_MARGIN)
+    add("--prefill-chunk", type=whole(1), default=512, metavar="N", help=_PREFILL)
     add("--request-timeout", type=seconds, metavar="S", help="a request fails after S seconds")
     add("--drain", type=seconds, default=30.0, metavar="S", help="at the end, wait for S (30)")
     add = parser.add_argument_group("HTTP").add_argument

@@ -137,6 +137,8 @@ def _config(args: argparse.Namespace, longest: int) -> EngineConfig:
         queue=args.queue,
         strict=args.strict,
         snapshot_bytes=args.snapshot_memory,
+        memory_margin=args.memory_margin / 100,
+        prefill_chunk=args.prefill_chunk,
         request_timeout_s=args.request_timeout or None,
     )
 
