@@ -12,6 +12,9 @@ import pytest
 
 import sfumato
 from sfumato.api import Model
+from sfumato.diffusion.sampler import FixedCount, Threshold
+from sfumato.server.sampling import sampler_of
+from sfumato.server.schemas import Sampling
 from sfumato.text.prompt import prompt_ids
 
 WHO = [{"role": "user", "content": "Who are you?"}]
@@ -215,6 +218,20 @@ def test_sampler_settings_per_request(
     found = server.chat(seed=2, max_tokens=64, **fields).json()
     assert found["choices"][0]["message"]["content"] == expected.text
     assert found["timings"]["diffusion"]["steps_per_block"] == expected.stats.steps
+
+
+@pytest.mark.parametrize(
+    ("fields", "sampler"),
+    [
+        ({"sampler": "fixed-count", "count": 3}, FixedCount(3)),
+        ({"sampler": "threshold", "threshold": 0.99, "margin": 0.5}, Threshold(0.99, 0.5)),
+    ],
+)
+def test_the_samplers_own_settings(
+    server: Any, embedded: Model, fields: dict[str, Any], sampler: FixedCount | Threshold
+) -> None:
+    assert sampler_of(Sampling(**fields), embedded).sampler == sampler
+    assert server.chat(seed=2, max_tokens=64, **fields).status_code == 200
 
 
 def test_schedule_and_stopping_per_request(server: Any) -> None:

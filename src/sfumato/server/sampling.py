@@ -9,6 +9,7 @@ from dataclasses import replace
 from sfumato.api import Model
 from sfumato.diffusion.config import SamplerConfig
 from sfumato.diffusion.processors import LogitBias
+from sfumato.diffusion.sampler import FixedCount, Threshold
 from sfumato.diffusion.schedule import LinearTemperature
 from sfumato.diffusion.stopping import StableAndConfident
 from sfumato.server.errors import bad_request, from_value_error
@@ -40,10 +41,30 @@ def sampler_of(body: Sampling, model: Model, banned: Iterable[int] = ()) -> Samp
             canvas_length=body.canvas_length,
             self_conditioning=body.self_conditioning,
             soft_skip=body.soft_skip,
+            soft_top_k=body.soft_top_k,
         )
-        return _with_rules(config, body, model.sampler_defaults)
+        return _with_rules(_with_sampler(config, body), body, model.sampler_defaults)
     except ValueError as error:
         raise from_value_error(error) from None
+
+
+def _with_sampler(config: SamplerConfig, body: Sampling) -> SamplerConfig:
+    """The parts of the samplers that have some besides the bound."""
+    for name, part, field, kind in (
+        ("fixed-count", "count", "count", FixedCount),
+        ("threshold", "top", "threshold", Threshold),
+        ("threshold", "margin", "margin", Threshold),
+    ):
+        value = getattr(body, field)
+        if value is None:
+            continue
+        if not isinstance(config.sampler, kind):
+            raise bad_request(f"{field}: belongs to the sampler {name!r}", field)
+        try:
+            config = replace(config, sampler=replace(config.sampler, **{part: value}))
+        except ValueError as error:
+            raise bad_request(f"{field}: {str(error).partition(': ')[2]}", field) from None
+    return config
 
 
 def _with_rules(config: SamplerConfig, body: Sampling, own: SamplerConfig) -> SamplerConfig:
