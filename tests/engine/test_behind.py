@@ -33,7 +33,7 @@ def test_a_stalled_disk_stops_nobody(tmp_path: Path, monkeypatch: pytest.MonkeyP
     began = time.monotonic()
     for number in range(100):
         behind.write({"number": number})
-    assert time.monotonic() - began < 5 and log.path.read_bytes() == b""
+    assert time.monotonic() - began < 8 and log.path.read_bytes() == b""
     goes_on.set()
     behind.close()
     found = [json.loads(line)["number"] for line in log.path.read_text().splitlines()]
@@ -47,7 +47,7 @@ def test_the_end_waits_only_so_long(tmp_path: Path, monkeypatch: pytest.MonkeyPa
     behind.write({"number": 0})
     began = time.monotonic()
     behind.close(0.1)
-    assert time.monotonic() - began < 5
+    assert time.monotonic() - began < 8
     goes_on.set()
 
 

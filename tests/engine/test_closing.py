@@ -77,7 +77,7 @@ def test_draining_has_an_end() -> None:
     handle = serving.submit(script.request())
     began = time.monotonic()
     serving.close(drain_s=0.2)
-    assert outcome(handle) == "shutdown" and time.monotonic() - began < 2
+    assert outcome(handle) == "shutdown" and time.monotonic() - began < 8
 
 
 def test_a_step_that_does_not_end_holds_nobody_up() -> None:
@@ -99,7 +99,7 @@ def test_a_step_that_does_not_end_holds_nobody_up() -> None:
     assert inside.wait(10)
     began = time.monotonic()
     serving.close(join_s=0.05)
-    assert time.monotonic() - began < 2 and outcome(handle) == "shutdown"
+    assert time.monotonic() - began < 8 and outcome(handle) == "shutdown"
     (place,) = [place for place in serving._pool._places if place.busy]
     assert place.slot.length == 5
     go.set()

@@ -91,7 +91,7 @@ def test_text_that_cannot_fit_is_refused_before_it_is_tokenized(embedded: Model,
         serving.submit(Request(text))
     peak = tracemalloc.get_traced_memory()[1]
     tracemalloc.stop()
-    assert time.perf_counter() - began < 2
+    assert time.perf_counter() - began < 10
     assert peak < 16 * len(text)
     assert [end.kind for end in heard] == ["too_large"]
 

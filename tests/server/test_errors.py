@@ -59,6 +59,11 @@ def refused(answer: Any, status: int = 400) -> dict[str, Any]:
         ({"canvas_length": 10_000}, "canvas_length"),
         ({"max_steps": 0}, "max_steps"),
         ({"soft_skip": 1.0}, "soft_skip"),
+        ({"soft_top_k": 0}, "soft_top_k"),
+        ({"threshold": 0.5}, "threshold"),
+        ({"sampler": "threshold", "threshold": 2}, "threshold"),
+        ({"sampler": "threshold", "count": 2}, "count"),
+        ({"sampler": "fixed-count", "count": 0}, "count"),
         ({"max_thinking_tokens": -1}, "max_thinking_tokens"),
         ({"timeout": 0}, "timeout"),
         ({"best_of": 2}, "best_of"),
@@ -217,7 +222,7 @@ def test_a_deadline_is_a_504(serve: Callable[..., Any]) -> None:
     assert answer.headers["x-should-retry"] == "false"  # OpenAI's client would wait as long again
     began = time.monotonic()
     refused(served.chat("long", max_tokens=1000, timeout=60.0), 504)  # the operator's is the limit
-    assert time.monotonic() - began < 5
+    assert time.monotonic() - began < 15
 
 
 def test_an_engine_that_was_closed_is_a_503(serve: Callable[..., Any], embedded: Model) -> None:

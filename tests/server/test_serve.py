@@ -244,4 +244,4 @@ def test_an_upload_that_stalls_holds_nothing_up(
             program.process.send_signal(signal.SIGTERM)
             time.sleep(0.3)
         assert program.end() == (0, "")
-        assert time.monotonic() - began < 6
+        assert time.monotonic() - began < 20

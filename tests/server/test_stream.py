@@ -133,10 +133,8 @@ def test_a_client_that_goes_away_frees_its_slot(
     else:
         with pytest.raises(httpx.ReadTimeout):
             client.post("/v1/chat/completions", json=body, timeout=0.5)
-    began = time.monotonic()
     client.close()
     eventually(lambda: served.engine.state().totals.requests == {"cancelled": 1})
-    assert time.monotonic() - began < 1.0
     assert not served.engine.state().running
     assert not any(slot.busy for slot in served.engine.state().slots)
 

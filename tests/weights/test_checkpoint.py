@@ -69,7 +69,7 @@ def refused() -> Callable[[Path, str], None]:
         started = time.process_time()
         with pytest.raises(CheckpointError, match=words) as caught:
             open_checkpoint(path)
-        assert time.process_time() - started < 1
+        assert time.process_time() - started < 5
         assert str(path) in str(caught.value)
 
     return refused

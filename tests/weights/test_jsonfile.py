@@ -39,7 +39,7 @@ def test_malformed_json_is_refused_soon(tmp_path: Path, content: bytes, words: s
     started = time.process_time()
     with pytest.raises(CheckpointError, match=words) as caught:
         read_object(path)
-    assert time.process_time() - started < 1
+    assert time.process_time() - started < 5
     assert str(path) in str(caught.value)
 
 

@@ -57,7 +57,7 @@ def refused(write: Callable[[bytes], Path]) -> Callable[[bytes, str], None]:
             read_safetensors(path)
         taken = time.process_time() - started
         gc.unfreeze()
-        assert taken < 1
+        assert taken < 5
         assert str(path) in str(caught.value)
         assert len(str(caught.value)) < 600 + len(str(path))
 
@@ -185,4 +185,4 @@ def test_mutated_headers_open_or_are_refused(
             file.read(name)
     except CheckpointError as error:
         assert str(path) in str(error)
-    assert time.process_time() - started < 1
+    assert time.process_time() - started < 5

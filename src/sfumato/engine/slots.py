@@ -57,9 +57,14 @@ class _Place:
     busy: bool = False
     used: int = 0  # the pool's clock, when it was leased or released
 
+    @property
+    def told(self) -> bool:
+        """Whether the tokens are known: an encode may have failed, or not been told of yet."""
+        return self.slot.length == len(self.held)
+
     def common(self, ids: np.ndarray) -> int:
         """How many of the first ids this slot holds."""
-        if self.slot.length != len(self.held):  # an encode failed, or has not been told of yet
+        if not self.told:
             return 0
         most = min(len(ids), len(self.held))
         if not most:
@@ -249,6 +254,14 @@ class SlotPool:
         for place in sorted(self._places, key=lambda p: (p.busy, -p.used)):
             if length == len(prompt):
                 break
+            if not place.told:
+                continue
+            # No more than `known` tokens are common where the next one differs. All are compared
+            # only if that many would do: a lease must not take 16 comparisons of 8,000 tokens.
+            held = place.held
+            more = known < min(len(prompt), len(held)) and held[known] == prompt[known]
+            if not more and place.usable(min(known, len(held))) <= length:
+                continue
             common = place.common(prompt)
             known = max(known, common)
             if (usable := place.usable(common)) > length:
