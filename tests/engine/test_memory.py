@@ -10,7 +10,7 @@ from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
-from typing import cast
+from typing import Any, cast
 
 import pytest
 import torch
@@ -34,46 +34,61 @@ ROOT = Path(__file__).resolve().parents[2]
 CPU = torch.device("cpu")
 LAYOUT = EngineConfig(slots=2, context=2048)
 
-# What an engine does, with the most that it holds over the bare process, once all is imported.
+LARGER = 4096
+
+# What an engine does with two requests that fill its slots, and with one beside a larger one, and
+# the most that it holds over the bare process (all imported, the text side there) in either.
 PROCESS = """
 import json, sys
-from dataclasses import replace
 import torch
 import sfumato.api
+from sfumato.api import load_text
 from sfumato.bench import memory
-from sfumato.diffusion.canvas import Canvas
-from sfumato.diffusion.config import REFERENCE
-from sfumato.diffusion.noise import Noise
-from sfumato.diffusion.step import denoise_step
-from sfumato.model.loading import load_network
-from sfumato.model.placement import pick_dtype
+from sfumato.diffusion.config import SamplerConfig
+from sfumato.engine import Engine, EngineConfig, Request
+from sfumato.engine.memory import Guard
 from sfumato.weights.checkpoint import open_checkpoint
 
-path, rows, context, chunk = sys.argv[1], *map(int, sys.argv[2:])
+path, slots, context, larger = sys.argv[1], *map(int, sys.argv[2:])
+layout = EngineConfig(slots=slots, context=context)
+two_steps = SamplerConfig(max_steps=2, ignore_eos=True)
 torch.set_num_threads(1)
 memory.INTERVAL_S = 0.003
+load_text(open_checkpoint(path))
 bare = memory.resident()["peak_anonymous"]
+
+def submitted(seed, length, canvases):
+    ids = [(7 + seed) * i % 251 + 5 for i in range(length - canvases * canvas)]
+    made = dict(ids=ids, max_tokens=canvases * canvas, sampler=two_steps, seed=seed)
+    return engine.submit(Request(**made))
+
+def served(*handles):
+    while engine.step():
+        pass
+    assert all(handle.result() for handle in handles)
+    (peak,) = watch.values()["peak_anonymous"]
+    contexts = [slot.context for slot in engine.state().slots]
+    return {"peak": peak - bare, "snapshots": engine._pool.snapshot_bytes, "contexts": contexts}
+
 with memory.PeakMemory() as watch:
-    checkpoint, cpu = open_checkpoint(path), torch.device("cpu")
-    network = load_network(checkpoint, cpu, pick_dtype("auto", checkpoint, cpu))
-    vocab, length = network.config.vocab_size, network.config.canvas_length
-    slots = network.new_cache(rows, context)
-    prompts = [torch.arange(context) * (7 + row) % vocab for row in range(rows)]
-    network.encode(prompts, slots, chunk)
-    snapshots = [slot.snapshot() for slot in slots]
-    config = replace(REFERENCE, canvas_length=length)
-    canvases = [Canvas(config, Noise(row, 0), vocab, cpu) for row in range(rows)]
-    for _ in range(2):
-        denoise_step(network, canvases, slots)
-(peak,) = watch.values()["peak_anonymous"]
-print(json.dumps({"peak": peak - bare, "snapshots": sum(s.nbytes for s in snapshots)}))
+    model = sfumato.api.load(path)
+    canvas = model.config.canvas_length
+    engine = Engine(model, layout)
+    full = served(*[submitted(row, context, 1) for row in range(slots)])
+    long = submitted(8, larger, 4)
+    for _ in range(larger // layout.prefill_chunk):
+        engine.step()  # until both denoise together
+    more = served(long, submitted(9, context, 1))
+added = Guard(model.network, layout).added([larger])
+print(json.dumps({"full": full, "more": more, "added": added}))
 """
 
 
 RUNS = 3  # the median counts: what the allocator keeps differs from run to run
 
 
-def measured(path: Path, *numbers: int) -> dict[str, int]:
+def measured(path: Path) -> dict[str, Any]:
+    numbers = LAYOUT.slots, LAYOUT.context, LARGER
     done = subprocess.run(
         [sys.executable, "-c", PROCESS, str(path), *map(str, numbers)],
         capture_output=True,
@@ -81,7 +96,9 @@ def measured(path: Path, *numbers: int) -> dict[str, int]:
         check=True,
         env=os.environ | {"PYTHONPATH": str(ROOT / "src")},
     )
-    found: dict[str, int] = json.loads(done.stdout)
+    found: dict[str, Any] = json.loads(done.stdout)
+    assert found["full"]["contexts"] == [LAYOUT.context] * LAYOUT.slots
+    assert found["more"]["contexts"] == [LAYOUT.context] * LAYOUT.slots + [LARGER]
     return found
 
 
@@ -93,9 +110,10 @@ def test_the_prediction_is_what_a_process_takes(
     monkeypatch: pytest.MonkeyPatch,
     note: Callable[[str], None],
 ) -> None:
-    """180 million parameters, two slots filled to the brim, two rows stepping. Without compiled
-    operations the weights stay in the file, and what torch keeps of its buffers differs from run
-    to run: there the prediction is held from below alone."""
+    """180 million parameters, two slots filled to the brim, two rows stepping; and then a request
+    that is admitted to a larger slot. Without compiled operations the weights stay in the file,
+    and what torch keeps of its buffers differs from run to run: there the prediction is held from
+    below alone."""
     path = tmp_path / "model.gguf"
     argv = ["random_checkpoint.py", str(path), "--preset", "180m", "--format", format]
     monkeypatch.setattr(sys, "argv", argv)
@@ -103,17 +121,18 @@ def test_the_prediction_is_what_a_process_takes(
     checkpoint = open_checkpoint(path)
     dtype = torch.bfloat16 if format == "bf16" else torch.float32
     subject = Subject.of_checkpoint(checkpoint, config_of(checkpoint), CPU, dtype)
-    numbers = [LAYOUT.slots, LAYOUT.context, LAYOUT.prefill_chunk]
-    runs = [measured(path, *numbers) for _ in range(RUNS)]
-    found = sorted(runs, key=lambda run: run["peak"])[RUNS // 2]
-    predicted = replace(predict(subject, LAYOUT), snapshots=found["snapshots"])
-    ratio = predicted.anonymous / found["peak"]
-    peaks = ", ".join(f"{run['peak'] / 1e6:.1f}" for run in runs)
-    note(
-        f"memory of 180m {format}, 2 rows: predicted {predicted.anonymous / 1e6:.1f} MB, "
-        f"measured {peaks} MB ({ratio - 1:+.1%})"
-    )
-    assert 0.9 < ratio < (1.1 if ops.multiplies_bf16(CPU) else 2)
+    runs = [measured(path) for _ in range(RUNS)]
+    added = runs[0]["added"]
+    for what, more in (("full", 0), ("more", added)):
+        found = sorted((run[what] for run in runs), key=lambda run: run["peak"])[RUNS // 2]
+        predicted = replace(predict(subject, LAYOUT), snapshots=found["snapshots"]).anonymous + more
+        ratio = predicted / found["peak"]
+        peaks = ", ".join(f"{run[what]['peak'] / 1e6:.1f}" for run in runs)
+        note(
+            f"memory of 180m {format}, 2 rows{' and a larger slot' if more else ''}: predicted "
+            f"{predicted / 1e6:.1f} MB, measured {peaks} MB ({ratio - 1:+.1%})"
+        )
+        assert 0.9 < ratio < (1.1 if ops.multiplies_bf16(CPU) else 2)
 
 
 def tiny(format: str = "q4_k_m") -> Network:
