@@ -144,7 +144,13 @@ def test_lone_surrogates_are_refused(server: Any) -> None:
 def test_other_statuses(server: Any) -> None:
     assert refused(server.http.get("/nowhere"), 404)["type"] == "not_found_error"
     refused(server.http.get("/v1/chat/completions"), 405)
+    refused(server.http.post("/v1/models/gpt-4"), 405)
     refused(server.http.get("/v1/models/gpt-4"), 404)
+
+
+def test_a_route_that_is_not_there_is_a_404_by_any_method(server: Any) -> None:
+    error = refused(server.http.post("/v1/responses", json={"input": "Hi"}), 404)
+    assert error["message"] == "there is no POST /v1/responses; /docs lists what there is"
 
 
 def test_the_openai_client_sees_its_own_exceptions(server: Any) -> None:

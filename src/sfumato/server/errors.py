@@ -137,10 +137,16 @@ def add_handlers(app: FastAPI) -> None:
         assert isinstance(error, HTTPException)
         path, status = request.url.path, error.status_code
         headers = dict(error.headers) if error.headers else {}
-        if status == 404 and (methods := _methods(app, path)):
-            # The page's files are looked for under every path, whatever the routes are.
-            status, headers = 405, {"Allow": ", ".join(sorted(methods))}
-        said = {404: f"there is no {path[:200]}", 405: f"{path[:200]} takes another method"}
+        if status in (404, 405):
+            # Where no route takes it the page's files are looked through, which say one or the
+            # other by the method alone.
+            methods = _methods(app, path)
+            status = 405 if methods else 404
+            headers = {"Allow": ", ".join(sorted(methods))} if methods else {}
+        said = {
+            404: f"there is no {request.method} {path[:200]}; /docs lists what there is",
+            405: f"{path[:200]} takes another method",
+        }
         return ApiError(status, said.get(status, str(error.detail)), headers=headers).response()
 
     async def bug(request: Request, error: Exception) -> Response:
@@ -153,10 +159,10 @@ def add_handlers(app: FastAPI) -> None:
 
 
 def _methods(app: FastAPI, path: str) -> set[str]:
-    """What the route of exactly that path takes; nothing where there is none."""
+    """What routes of that path take; nothing where there are none."""
     found: set[str] = set()
     for route in app.routes:
-        if isinstance(route, APIRoute) and route.path == path:
+        if isinstance(route, APIRoute) and route.path_regex.match(path):
             found |= route.methods or set()
     return found
 
