@@ -17,7 +17,7 @@ from sfumato.server.errors import bad_request
 from sfumato.server.logprobs import TokenLog, entries
 from sfumato.server.messages import CALL, CALL_END, conversation, tool_use
 from sfumato.server.running import Outcome
-from sfumato.server.sampling import sampler_of, seeds_of, stops_of
+from sfumato.server.sampling import asked, seeds_of
 from sfumato.server.schemas import ChatBody
 from sfumato.server.service import Service
 from sfumato.text.reply import ToolCall
@@ -57,29 +57,24 @@ def requests_of(service: Service, body: ChatBody) -> list[Request]:
     if use.opening and opener is None:
         raise bad_request("tool_choice: this model's vocabulary has no tool calls", "tool_choice")
     banned = [opener] if use.forbidden and opener is not None else []
-    sampler = sampler_of(body, service.model, banned)
-    stops = stops_of(body.stop)
+    alike = asked(body, service.model, "/v1/chat/completions", banned)
     if body.parallel_tool_calls is False and use.tools:
-        stops.append(CALL_END)  # a call that is cut here is whole, and the only one
-    limit = body.max_completion_tokens or body.max_tokens
-    asked = Request(
+        # A call that is cut here is whole, and the only one.
+        alike["stop"] = [*(alike["stop"] or ()), CALL_END]
+    alike["max_thinking_tokens"] = budget
+    one = Request(
         messages=messages,
-        sampler=sampler,
         thinking=thinking,
         tools=use.tools,
-        stop=stops or None,
         opening=use.opening,
-        max_thinking_tokens=budget,
-        retry_empty=body.retry_empty is not False,
-        drafts=bool(body.stream and body.stream_drafts),
-        timeout_s=body.timeout,
-        endpoint="/v1/chat/completions",
         user=body.user,
+        **alike,
     )
-    prompt = service.chat_prompt(asked)  # once, however many replies
+    prompt = service.chat_prompt(one)  # once, however many replies
+    limit = body.max_completion_tokens or body.max_tokens
     most = limit or service.room(len(prompt.ids), body.canvas_length)
     return [
-        replace(asked, id=new_id(), made=prompt, max_tokens=most, seed=seed)
+        replace(one, id=new_id(), made=prompt, max_tokens=most, seed=seed)
         for seed in seeds_of(body.seed, body.n or 1)
     ]
 

@@ -14,7 +14,7 @@ from sfumato.server import bodies, replies, running, stream
 from sfumato.server.errors import bad_request
 from sfumato.server.logprobs import TokenLog, entries, legacy
 from sfumato.server.running import Outcome
-from sfumato.server.sampling import sampler_of, seeds_of, stops_of
+from sfumato.server.sampling import asked, seeds_of
 from sfumato.server.schemas import CompletionBody
 from sfumato.server.service import Service
 
@@ -50,7 +50,7 @@ def requests_of(service: Service, body: CompletionBody) -> list[Request]:
         raise bad_request(f"n: at most {most} replies to a request, all prompts together", "n")
     if body.stream_options is not None and not body.stream:
         raise bad_request("stream_options: only with stream", "stream_options")
-    sampler = sampler_of(body, service.model)
+    alike = asked(body, service.model, "/v1/completions")
     requests = []
     for prompt in prompts:
         ids = service.raw_prompt(prompt, "/v1/completions", body.user)
@@ -64,14 +64,8 @@ def requests_of(service: Service, body: CompletionBody) -> list[Request]:
                     ids=ids,
                     max_tokens=body.max_tokens or service.room(len(ids), body.canvas_length),
                     seed=seed,
-                    sampler=sampler,
-                    stop=stops_of(body.stop) or None,
-                    max_thinking_tokens=body.max_thinking_tokens,
-                    retry_empty=body.retry_empty is not False,
-                    drafts=bool(body.stream and body.stream_drafts),
-                    timeout_s=body.timeout,
-                    endpoint="/v1/completions",
                     user=body.user,
+                    **alike,
                 )
             )
     return requests

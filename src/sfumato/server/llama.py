@@ -13,7 +13,7 @@ from sfumato.engine import Account, Commit, Finished, Request
 from sfumato.server import bodies, replies, running, stream
 from sfumato.server.errors import bad_request, from_value_error
 from sfumato.server.messages import conversation
-from sfumato.server.sampling import sampler_of, seeds_of, stops_of
+from sfumato.server.sampling import asked, seeds_of
 from sfumato.server.schemas import DetokenizeBody, LlamaBody, TemplateBody, TokenizeBody
 from sfumato.server.service import Service
 
@@ -46,13 +46,7 @@ def request_of(service: Service, body: LlamaBody) -> Request:
         ids=ids,
         max_tokens=service.room(len(ids), body.canvas_length) if unlimited else body.n_predict or 1,
         seed=seeds_of(seed, 1)[0],
-        sampler=sampler_of(body, service.model),
-        stop=stops_of(body.stop) or None,
-        max_thinking_tokens=body.max_thinking_tokens,
-        retry_empty=body.retry_empty is not False,
-        drafts=bool(body.stream and body.stream_drafts),
-        timeout_s=body.timeout,
-        endpoint="/completion",
+        **asked(body, service.model, "/completion"),
     )
 
 

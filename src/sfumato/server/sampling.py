@@ -1,10 +1,12 @@
-"""The sampling fields of a body as a `SamplerConfig`, and seeds and stop strings checked."""
+"""What every body may say of a reply, as fields of a `Request`: the sampler's settings, seeds and
+stop strings checked."""
 
 from __future__ import annotations
 
 import secrets
 from collections.abc import Iterable, Mapping
 from dataclasses import replace
+from typing import Any
 
 from sfumato.api import Model
 from sfumato.diffusion.config import SamplerConfig
@@ -17,6 +19,21 @@ from sfumato.server.schemas import Sampling
 
 MOST_STOPS, LONGEST_STOP, MOST_BIASES = 16, 256, 1024
 _LEAST_SHARE = 1e-6  # what top_p: 0 comes to: the likeliest token
+
+
+def asked(
+    body: Sampling, model: Model, endpoint: str, banned: Iterable[int] = ()
+) -> dict[str, Any]:
+    """The fields of a Request that all routes take from a body alike. Raises ApiError."""
+    return {
+        "sampler": sampler_of(body, model, banned),
+        "stop": stops_of(body.stop) or None,
+        "max_thinking_tokens": body.max_thinking_tokens,
+        "retry_empty": body.retry_empty is not False,
+        "drafts": bool(body.stream and body.stream_drafts),
+        "timeout_s": body.timeout,
+        "endpoint": endpoint,
+    }
 
 
 def sampler_of(body: Sampling, model: Model, banned: Iterable[int] = ()) -> SamplerConfig:

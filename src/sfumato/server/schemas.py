@@ -88,7 +88,7 @@ class Body(BaseModel):
 
 
 class Sampling(Body):
-    """How a reply is drawn; what is null is the checkpoint's own choice."""
+    """How a reply is drawn and sent; what is null is the checkpoint's own choice."""
 
     temperature: float | None = Field(None, description="Scales the temperature schedule.")
     top_p: float | None = Field(None, description="Draw from the likeliest share only.")
@@ -117,6 +117,8 @@ class Sampling(Body):
     max_thinking_tokens: int | None = Field(None, ge=0, description="Then the answer begins.")
     retry_empty: bool | None = Field(None, description="Draw an empty answer again (true).")
     timeout: float | None = Field(None, gt=0, description="Seconds until the request fails.")
+    stream: bool | None = Field(None, description="Send server-sent events.")
+    stream_drafts: bool | None = Field(None, description="Send draft and settled frames too.")
 
 
 class StreamOptions(Body):
@@ -134,9 +136,7 @@ class Generation(Sampling):
     model: Annotated[str | None, Field(description="Ignored: one model is loaded.")] = None
     max_tokens: int | None = Field(None, ge=1, description="Visible tokens at most.")
     n: int | None = Field(None, ge=1, description="Replies; the i-th has the seed plus i.")
-    stream: bool | None = Field(None, description="Send server-sent events.")
     stream_options: StreamOptions | None = None
-    stream_drafts: bool | None = Field(None, description="Send draft and settled frames too.")
     user: str | None = Field(None, max_length=512, description="Told in the audit log.")
     frequency_penalty: NoPenalty = None
     presence_penalty: NoPenalty = None
@@ -187,8 +187,6 @@ class LlamaBody(Sampling):
 
     prompt: str | list[int]
     n_predict: int | None = Field(None, ge=-1, description="Tokens at most; -1: what fits.")
-    stream: bool | None = None
-    stream_drafts: bool | None = None
     cache_prompt: Ignored = None
     id_slot: Ignored = None
     n_keep: Ignored = None
