@@ -64,7 +64,7 @@ def test_tests_mirror_the_source() -> None:
     ]
     assert untested == []
     tested = {path.parent.relative_to(ROOT / "tests") for path in ROOT.glob("tests/**/test_*.py")}
-    assert tested - packages <= {Path(".")}
+    assert [folder for folder in tested if not (SRC / folder).is_dir()] == []
 
 
 def test_no_machine_paths() -> None:

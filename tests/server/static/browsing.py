@@ -1,0 +1,103 @@
+"""What tests of the page do in it, and replies of which they say every frame."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import pytest
+
+expect = pytest.importorskip("playwright.sync_api", reason="playwright is not installed").expect
+
+SUDOKU = "sudoku\n2.1.\n....\n....\n.1.4"
+SOLUTION = "2413\n1342\n4231\n3124"
+
+# Notes, with every picture of the screen, how high the live bubble is and where its tokens are.
+WATCH = """() => {
+  window.seen = [];
+  const look = () => {
+    const live = document.querySelector('.reply.live');
+    if (live) {
+      const box = live.querySelector('.canvas:not(.thought .canvas)');
+      const top = box.getBoundingClientRect().top;
+      const places = {};
+      for (const token of box.querySelectorAll('.token')) {
+        const at = token.getBoundingClientRect();
+        places[token.dataset.key] = [Math.round(at.left), Math.round(at.top - top)];
+      }
+      window.seen.push({
+        height: Math.round(live.getBoundingClientRect().height), places, text: box.innerText,
+        fresh: box.querySelectorAll('.glow-0').length,
+        stats: live.querySelector('.stats').innerText,
+      });
+    }
+    requestAnimationFrame(look);
+  };
+  look();
+}"""
+
+
+def ask(page: Any, text: str) -> None:
+    page.fill("#prompt", text)
+    page.press("#prompt", "Enter")
+
+
+def wait(page: Any) -> None:
+    """Until the reply is whole."""
+    page.wait_for_selector(".reply:last-child:not(.live)")
+
+
+def text_of(page: Any, nth: int = -1) -> str:
+    return str(page.locator(".reply").nth(nth).locator(".bubble > .canvas").inner_text())
+
+
+def watched(page: Any) -> list[dict[str, Any]]:
+    """What WATCH noted since the first draft."""
+    seen: list[dict[str, Any]] = page.evaluate("window.seen")
+    return [look for look in seen if look["places"]]
+
+
+class Script:
+    """Frames of a reply that the page is given instead of the server's."""
+
+    def __init__(self) -> None:
+        self.frames: list[dict[str, Any]] = []
+
+    def draft(self, canvas: int, step: int, tokens: list[str], few: int = 3) -> Script:
+        ids = [self._id(token) for token in tokens]
+        n = len(tokens)
+        top = [[[token + k, 0.5 / (k + 1)] for k in range(few)] for token in ids]
+        frame = {"canvas": canvas, "step": step, "max_steps": 8, "token_ids": ids, "tokens": tokens}
+        rest = {"entropy": [1.0 / step] * n, "accepted": [step > 1] * n, "top": top}
+        self.frames.append({"choices": [], "draft": {**frame, **rest}})
+        return self
+
+    def settle(self, canvas: int, tokens: list[str], convergence: str = "converged") -> Script:
+        ids = [self._id(token) for token in tokens]
+        frame = {"canvas": canvas, "convergence": convergence, "steps": 2}
+        self.frames.append(
+            {"choices": [], "settled": {**frame, "token_ids": ids, "tokens": tokens}}
+        )
+        return self
+
+    def delta(self, **delta: str) -> Script:
+        self.frames.append({"choices": [{"delta": delta}]})
+        return self
+
+    def end(self, reason: str = "stop", **more: Any) -> Script:
+        choice = {"delta": {}, "finish_reason": reason}
+        self.frames.append({"choices": [choice], **more})
+        return self
+
+    def play(self, page: Any, end: str = "data: [DONE]\n\n") -> None:
+        body = "".join(f"data: {json.dumps(frame)}\n\n" for frame in self.frames)
+        page.route(
+            "**/v1/chat/completions",
+            lambda route: route.fulfill(
+                body=": hello\n\n" + body + end, content_type="text/event-stream"
+            ),
+        )
+
+    @staticmethod
+    def _id(token: str) -> int:
+        return sum(token.encode()) % 90 + 5
