@@ -8,6 +8,7 @@ from __future__ import annotations
 import time
 from array import array
 from collections.abc import Callable, Sequence
+from itertools import takewhile
 from types import SimpleNamespace
 from typing import Any, cast
 
@@ -338,10 +339,21 @@ def test_leasing_is_quick(alike: int, note: Callable[[str], None]) -> None:
     assert best < 1e-3
 
 
+def longest(slots: SlotPool, prompt: Sequence[int]) -> int:
+    """The longest prefix of a prompt that some slot can give, by looking through all of them."""
+    found = 0
+    for place in slots._places:
+        if place.told:
+            pairs = zip(place.held, prompt, strict=False)
+            common = sum(1 for _ in takewhile(lambda pair: pair[0] == pair[1], pairs))
+            found = max(found, place.usable(common))
+    return found
+
+
 @given(data=st.data())
 def test_any_course_of_events(data: st.DataObject) -> None:
-    """What a lease finds in its slot is what its prompt says, whatever went before; and leases
-    that are out keep what they have."""
+    """What a lease finds in its slot is what its prompt says, whatever went before, and no slot has
+    more of it to give; and leases that are out keep what they have."""
     count = data.draw(st.integers(1, 3))
     slots = pool(slots=count, context=24, snapshots=data.draw(st.sampled_from([0, 6000, PLENTY])))
     token = st.integers(0, 1)
@@ -352,9 +364,11 @@ def test_any_course_of_events(data: st.DataObject) -> None:
             history = data.draw(st.sampled_from([[], *(ids for _, ids in out)]))
             prompt = [*history, *data.draw(st.lists(token, max_size=16))][:30]
             stops = data.draw(st.sets(st.integers(1, 30)))
+            most = longest(slots, prompt)
             lease = slots.lease(prompt, max(1, len(prompt)), marks=stops)
             assert (lease is None) == (len(out) == count)
             if lease:
+                assert lease.cached == most
                 assert told(lease.slot) == expected(prompt[: lease.cached])
                 prefill(slots, lease, prompt)
                 out.append((lease, prompt))
