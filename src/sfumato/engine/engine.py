@@ -16,7 +16,14 @@ from sfumato.engine.events import Failed, FailureKind
 from sfumato.engine.failures import explain, is_out_of_memory
 from sfumato.engine.handle import Handle, Sink
 from sfumato.engine.memory import Guard
-from sfumato.engine.request import Prompt, Request, check_length, make_prompt, prepare
+from sfumato.engine.request import (
+    Prompt,
+    Request,
+    check_length,
+    make_prompt,
+    prepare,
+    seams_of,
+)
 from sfumato.engine.row import Row
 from sfumato.engine.runner import Runner
 from sfumato.engine.scheduler import Plan, Scheduler
@@ -58,6 +65,7 @@ class Engine:
         self._runner = Runner(model.network, self._pool, clock)
         self._settler = Settler(self._scheduler, self._pool, self._meters, on_finish, clock)
         self._began, self._longest = clock(), self._pool.longest
+        self._seams = seams_of(model)
         self._inbox: list[Row] = []  # submitted, not yet seen by the engine's thread
         self._wake = Condition()
         self._thread: Thread | None = None
@@ -79,12 +87,13 @@ class Engine:
             return self._submit(request, sink)
 
     def _submit(self, request: Request, sink: Sink | None) -> Handle:
-        prepared = prepare(self.model, request, self._longest)
+        # Before the prompt is made: the time for that is the client's waiting time too.
+        since = self.now() if request.since is None else request.since
+        prepared = prepare(self.model, request, self._longest, self._seams)
         self._pool.check(prepared.need)
         limits = [s for s in (request.timeout_s, self.config.request_timeout_s) if s is not None]
-        now = self._clock()
         handle = Handle(request.id, sink, self._notify)
-        row = Row(request, prepared, handle, now, now + min(limits) if limits else None)
+        row = Row(request, prepared, handle, since, since + min(limits) if limits else None)
         with self._wake:
             if self._closed is not None:
                 raise EngineDead(self._closed)
@@ -99,11 +108,15 @@ class Engine:
             self._wake.notify_all()
         return handle
 
+    def now(self) -> float:
+        """The engine's clock, for `Request.since`, in seconds from some moment on."""
+        return self._clock()
+
     def prompt(self, request: Request) -> Prompt:
         """What the request's prompt comes to: for a caller who needs its length, or submits it
         several times, and then sets `made`. Raises ValueError and TooLarge, as `submit` does."""
         with self.refusals(request):
-            return make_prompt(self.model, request, self._longest)
+            return make_prompt(self.model, request, self._longest, self._seams)
 
     def check_length(self, text: str, field: str) -> None:
         """Raises TooLarge, naming the field, for a text that no context here could hold. It is not
