@@ -28,6 +28,7 @@ from sfumato.engine.row import Row
 from sfumato.engine.runner import Runner
 from sfumato.engine.scheduler import Plan, Scheduler
 from sfumato.engine.settle import OnFinish, Settler
+from sfumato.engine.sharing import Sharing
 from sfumato.engine.slots import SlotPool
 from sfumato.engine.state import EngineState, Health, Meters, RowState, SlotState
 from sfumato.model.network import Network
@@ -62,6 +63,7 @@ class Engine:
         self._guard = Guard(model.network, c)
         self._pool = _pool(model.network, c, self._guard)
         self._scheduler, self._meters = Scheduler(c.prefill_chunk), Meters(clock)
+        self._sharing = Sharing(self._pool)
         self._runner = Runner(model.network, self._pool, clock)
         self._settler = Settler(self._scheduler, self._pool, self._meters, on_finish, clock)
         self._began, self._longest = clock(), self._pool.longest
@@ -247,9 +249,11 @@ class Engine:
             self._settler.fail(row, "timeout", f"the request took longer than its {limit:g} s")
 
     def _admit(self) -> None:
-        """Gives slots to those in line, strictly in order, as long as there are any."""
-        while self._scheduler.waiting:
-            row = self._scheduler.waiting[0]
+        """Gives slots to those in line, strictly in order, as long as there are any. Who waits
+        for what another row encodes needs none yet."""
+        for row in tuple(self._scheduler.waiting):
+            if self._sharing.waits(row, self._scheduler.running):
+                continue
             if row.first_in_line is None:
                 row.first_in_line = self._clock()
             try:
