@@ -8,7 +8,7 @@ from typing import NoReturn
 
 from sfumato import __version__
 
-_MODEL = "checkpoint: a GGUF file, or a file or folder of safetensors; default: the embedded model"
+_MODEL = "a GGUF file, a file or folder of safetensors, or hf:owner/name[:file]; default: embedded"
 
 SAMPLERS = ("entropy-bound", "fixed-count", "threshold")  # written out: their module needs torch
 DEVICES = "auto, cpu, cuda, cuda:1, mps, xpu"
@@ -57,8 +57,10 @@ def build_parser() -> argparse.ArgumentParser:
     _add_demo(command("demo", "watch the embedded model solve a Sudoku and answer questions"))
     _add_inspect(command("inspect", "tell what is in a checkpoint, without loading it"))
     _add_convert(command("convert", "turn a checkpoint into GGUF or safetensors, or quantize it"))
-    doctor = command("doctor", "tell what this machine has, and how fast it may be")
+    doctor = command("doctor", "tell whether DiffusionGemma fits this machine, and how fast it is")
     doctor.add_argument("--json", action="store_true", help="print a JSON object")
+    _add_verbose(doctor)
+    _add_pull(command("pull", "download a model; without a name, list what is published"))
     _add_train(command("train", "train a model by a recipe", module="tune"))
     _add_eval(command("eval", "measure a model on its recipe's held-out tasks", module="tune"))
     _add_bench(command("bench", "measure how fast a model, or a server, is"))
@@ -119,6 +121,11 @@ def _add_inspect(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--json", action="store_true", help="print a JSON object")
     parser.add_argument("--tensors", action="store_true", help="list every tensor")
     _add_quantize(parser)
+
+
+def _add_pull(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("name", nargs="?", help="hf:owner/name, or hf:owner/name:file")
+    parser.add_argument("--force", action="store_true", help="even where disk or memory is short")
 
 
 def _add_convert(parser: argparse.ArgumentParser) -> None:

@@ -1,0 +1,118 @@
+"""`sfumato pull`: a model from the hub, after a look at the disk and the memory there are."""
+
+from __future__ import annotations
+
+import argparse
+import shutil
+import sys
+from pathlib import Path
+
+from sfumato import catalog
+from sfumato.cli import download, hub
+from sfumato.cli.hub import Listing, Reference
+from sfumato.cli.units import size
+
+_SHARE = {"q4_k": 0.36, "q8_0": 0.55}
+"""What quantizing while loading leaves of bfloat16, the embedding's two copies included."""
+
+
+def main(args: argparse.Namespace) -> int:
+    """Download, and print the path. Raises ValueError or OSError where that cannot be."""
+    if args.name is None:
+        print(catalog.advice())
+        return 0
+    given = args.name if args.name.startswith(hub.PREFIX) else f"{hub.PREFIX}{args.name}"
+    reference = hub.parse(given)
+    try:
+        path = fetch(reference, force=args.force)
+    except hub.Unreachable as error:
+        found = hub.local(reference)
+        if found is None:
+            raise
+        print(f"sfumato: note: {error}; it was downloaded before", file=sys.stderr)
+        path = found
+    print(path)
+    if sys.stdout.isatty():
+        print(f'Run it: sfumato run -m {reference} "Why is the sky blue?"', file=sys.stderr)
+    return 0
+
+
+def fetch(reference: Reference, quantize: str | None = None, force: bool = False) -> Path:
+    """Downloads what is not here yet, if it will fit; returns the model's path.
+
+    quantize: what float matrices are to become when the model is loaded. Raises ValueError or
+    OSError, also where disk or memory do not suffice, unless `force` is given.
+    """
+    listing = hub.remote(reference)
+    names = hub.choose(listing, reference)
+    remaining = download.missing(listing, names)
+    if not remaining:
+        return download.download(listing, names, reference)
+    reasons = [*_unreadable(listing), *_too_large(listing, names, remaining, quantize)]
+    if reasons and not force:
+        raise ValueError(
+            f"{reference}: {'; '.join(reasons)}. Nothing was downloaded; "
+            f"`sfumato pull --force {reference}` does so all the same"
+        )
+    for reason in reasons:
+        print(f"sfumato: warning: {reason}", file=sys.stderr)
+    whole = sum(listing.sizes[name] for name in names)
+    rest = f", of which {size(whole - remaining)} are here" if remaining < whole else ""
+    what = names[0] if len(names) == 1 else f"{len(names)} files"
+    print(f"sfumato: downloading {what} of {listing.repo}: {size(whole)}{rest}", file=sys.stderr)
+    try:
+        return download.download(listing, names, reference)
+    except KeyboardInterrupt:
+        print("\nsfumato: interrupted; the same command goes on from here", file=sys.stderr)
+        raise
+
+
+def _unreadable(listing: Listing) -> list[str]:
+    """Why the files would be of no use, as far as the hub tells."""
+    reasons = []
+    if listing.architecture not in (None, *hub.ARCHITECTURES):
+        reasons.append(f"the model is a {listing.architecture!r}, not a diffusion-gemma")
+    if listing.quantized:
+        reasons.append(
+            f"its weights are quantized by {listing.quantized!r}, which is not read; take "
+            f"hf:{catalog.GGUF}"
+        )
+    return reasons
+
+
+def _too_large(
+    listing: Listing, names: list[str], remaining: int, quantize: str | None
+) -> list[str]:
+    """What does not fit: the predicted need against what is free."""
+    reasons = []
+    folder = hub.cache_folder(listing.repo)
+    there = next(path for path in (folder, *folder.parents) if path.exists())
+    free = shutil.disk_usage(there).free
+    if remaining > free:
+        reasons.append(
+            f"{size(remaining)} are to be downloaded, and {size(free)} of disk are free in {there}"
+        )
+    need, budget = memory(listing, names, quantize), _budget()
+    if budget is not None and need > budget[0]:
+        reasons.append(
+            f"running it takes about {size(need)}, and {size(budget[0])} are free ({budget[1]})"
+        )
+    return reasons
+
+
+def memory(listing: Listing, names: list[str], quantize: str | None) -> float:
+    """Bytes that running the model is predicted to take."""
+    entry = catalog.find(listing.repo, names[-1])
+    weights = sum(listing.sizes[n] for n in names if n.endswith((".gguf", ".safetensors")))
+    if quantize is not None and names[-1].endswith(".safetensors"):
+        return weights * _SHARE[quantize] + catalog.MARGIN
+    return entry.memory if entry is not None else weights + catalog.MARGIN
+
+
+def _budget() -> tuple[int, str] | None:
+    """Free bytes where a model would run, and who says so."""
+    from sfumato.engine.budget import budget
+    from sfumato.model.placement import pick_device
+
+    found = budget(pick_device())
+    return None if found is None else (found.nbytes, found.source)
