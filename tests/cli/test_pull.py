@@ -44,7 +44,8 @@ def test_a_name_becomes_a_path_that_is_found_again_without_the_hub(
     path = Path(done.out.strip())
     assert (done.code, path.name) == (0, Q4)
     assert path.read_bytes() == there.repos[REPO][Q4]
-    assert f"downloading {Q4} of {REPO}: 4 kB" in done.err
+    assert f"sfumato: downloading {Q4}\nsfumato: 4 kB (" in done.err
+    assert re.search(r"of disk free\); running it takes 600 MB \(\S+ \S+ free\)", done.err)
     assert cli("pull", f"{REPO}:q4_k_m").out.strip() == str(path)  # "hf:" may be left out
     monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", True)
     args = SimpleNamespace(model=f"hf:{REPO}:Q4_K_M", name=None)
@@ -92,7 +93,7 @@ def test_an_interrupted_download_goes_on(
     assert done.code == 0, done.err
     held = there.sent[-1][1]
     assert held is not None and re.fullmatch(r"bytes=[1-9]\d*-", held)
-    assert "are here" in done.err
+    assert re.search(r"sfumato: [\d.]+ kB of 102 kB \(", done.err)
     assert Path(done.out.strip()).read_bytes() == there.repos[REPO][Q4]
 
 
@@ -139,6 +140,29 @@ def test_what_cannot_be_had_is_said_with_what_to_do(
     assert done.code == 2
     assert re.search(words, done.err.splitlines()[-1]), done.err
     assert there.sent == []
+
+
+def test_the_safetensors_that_a_folder_would_be_read_by() -> None:
+    """What else lies in the repository stays there."""
+
+    def chosen(*names: str, file: str | None = None) -> list[str]:
+        listing = hub.Listing("a/b", REVISION, dict.fromkeys(names, 1))
+        return hub.choose(listing, hub.Reference("a/b", file))
+
+    shards = [f"model-0000{n}-of-00002.safetensors" for n in (1, 2)]
+    assert chosen("config.json", hub.INDEX, *shards, "consolidated.safetensors", "x.gguf") == [
+        *("config.json", hub.INDEX, *shards)
+    ]
+    assert chosen("a.safetensors", "model.safetensors") == ["model.safetensors"]
+    assert chosen("a.safetensors", "b.safetensors", file="a.safetensors") == ["a.safetensors"]
+    with pytest.raises(ValueError, match=r"2 safetensors files and no .*; there are a.safetens"):
+        chosen("a.safetensors", "b.safetensors")
+
+
+def test_a_servers_name_of_its_model_is_left_alone() -> None:
+    args = SimpleNamespace(model="hf:a/b", url="http://127.0.0.1:1/v1")
+    hub.resolve(args)  # type: ignore[arg-type]
+    assert args.model == "hf:a/b"
 
 
 def test_a_hub_out_of_reach(there: StandIn, cli: Any, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -80,8 +80,10 @@ def _fetch(library: Any, listing: Listing, name: str) -> None:
     blob, expected = _blob(listing, name), listing.sizes[name]
     part = _part(blob)
     blob.parent.mkdir(parents=True, exist_ok=True)
+    locks = blob.parents[2] / ".locks" / blob.parents[1].name  # the library's own
+    locks.mkdir(parents=True, exist_ok=True)
     lock = importlib.import_module("huggingface_hub.utils").WeakFileLock
-    with lock(str(part.with_suffix(".lock"))):
+    with lock(str(locks / f"{blob.name}.lock")):
         if blob.exists():  # another process was quicker
             return
         held = part.stat().st_size if part.exists() else 0
@@ -103,8 +105,14 @@ def _stream(library: Any, listing: Listing, name: str, file: Any, held: int) -> 
     if urlparse(location).netloc != urlparse(url).netloc:
         headers.pop("authorization", None)  # the token is the hub's, and no other server's
     get = importlib.import_module("huggingface_hub.file_download").http_get
-    size = listing.sizes[name]
-    get(location, file, resume_size=held, headers=headers, expected_size=size)
+    get(
+        location,
+        file,
+        resume_size=held,
+        headers=headers,
+        expected_size=listing.sizes[name],
+        displayed_filename=Path(name).name,
+    )
 
 
 def _sha256(path: Path) -> str:

@@ -30,6 +30,7 @@ BESIDE = (
 
 _REPO = re.compile(r"[A-Za-z0-9][\w.-]{0,95}/[A-Za-z0-9][\w.-]{0,95}", re.ASCII)
 _PART = re.compile(r"-\d{5}-of-(\d{5})\.gguf$")
+_SHARD = re.compile(r"-\d{5}-of-\d{5}\.safetensors$")
 _NETWORK = {"httpx", "httpx2", "httpcore", "httpcore2", "requests", "urllib3", "socket", "ssl"}
 
 
@@ -161,9 +162,12 @@ def choose(listing: Listing, reference: Reference) -> list[str]:
     names, wanted = sorted(listing.sizes), reference.file
     ggufs = [n for n in names if n.lower().endswith(".gguf") and "mmproj" not in n.lower()]
     if wanted is None or wanted.lower().endswith(".safetensors"):
-        tensors = [n for n in names if n.endswith(".safetensors") and "/" not in n]
-        if wanted is not None:
-            tensors = [n for n in tensors if n == wanted]
+        tensors = _tensors(names) if wanted is None else [n for n in names if n == wanted]
+        if len(tensors) > 1 and INDEX not in names:
+            raise ValueError(
+                f"{reference}: {len(tensors)} safetensors files and no {INDEX}; "
+                f"{_files(listing, tensors)}; name one, as hf:{listing.repo}:{tensors[0]}"
+            )
         if tensors:
             return [*(n for n in BESIDE if n in listing.sizes), *tensors]
     found = ggufs if wanted is None else _matching(ggufs, wanted)
@@ -181,6 +185,14 @@ def choose(listing: Listing, reference: Reference) -> list[str]:
             "read; choose another format, or merge the parts into one file"
         )
     return found
+
+
+def _tensors(names: list[str]) -> list[str]:
+    """The safetensors files that `weights.locate` would read in a folder of these files."""
+    tensors = [name for name in names if name.endswith(".safetensors") and "/" not in name]
+    if INDEX in names:
+        return [name for name in tensors if _SHARD.search(name)] or tensors
+    return ["model.safetensors"] if "model.safetensors" in tensors else tensors
 
 
 def _matching(names: list[str], wanted: str) -> list[str]:
@@ -232,6 +244,6 @@ def explained(reference: Reference) -> Iterator[None]:
         ):
             raise
         raise Unreachable(
-            f"{reference}: the hub cannot be reached ({type(error).__name__}); check the network, "
-            "then try again: a download goes on where it stopped"
+            f"{reference}: the hub cannot be reached ({type(error).__name__}: {str(error)[:100]}); "
+            "check the network, then try again: a download goes on where it stopped"
         ) from None

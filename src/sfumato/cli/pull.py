@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import shutil
 import sys
+from dataclasses import dataclass
 from pathlib import Path
 
 from sfumato import catalog
@@ -48,7 +49,8 @@ def fetch(reference: Reference, quantize: str | None = None, force: bool = False
     remaining = download.missing(listing, names)
     if not remaining:
         return download.download(listing, names, reference)
-    reasons = [*_unreadable(listing), *_too_large(listing, names, remaining, quantize)]
+    room = look(listing, names, remaining, quantize)
+    reasons = [*_unreadable(listing), *room.lacks()]
     if reasons and not force:
         raise ValueError(
             f"{reference}: {'; '.join(reasons)}. Nothing was downloaded; "
@@ -56,10 +58,8 @@ def fetch(reference: Reference, quantize: str | None = None, force: bool = False
         )
     for reason in reasons:
         print(f"sfumato: warning: {reason}", file=sys.stderr)
-    whole = sum(listing.sizes[name] for name in names)
-    rest = f", of which {size(whole - remaining)} are here" if remaining < whole else ""
-    what = names[0] if len(names) == 1 else f"{len(names)} files"
-    print(f"sfumato: downloading {what} of {listing.repo}: {size(whole)}{rest}", file=sys.stderr)
+    what = Path(names[0]).name if len(names) == 1 else f"{len(names)} files of {listing.repo}"
+    print(f"sfumato: downloading {what}\nsfumato: {room}", file=sys.stderr)
     try:
         return download.download(listing, names, reference)
     except KeyboardInterrupt:
@@ -80,24 +80,48 @@ def _unreadable(listing: Listing) -> list[str]:
     return reasons
 
 
-def _too_large(
-    listing: Listing, names: list[str], remaining: int, quantize: str | None
-) -> list[str]:
-    """What does not fit: the predicted need against what is free."""
-    reasons = []
+@dataclass(frozen=True)
+class Room:
+    """What a model takes, and what is free. Bytes."""
+
+    whole: int
+    remaining: int  # of it, to be downloaded
+    disk: int
+    folder: Path
+    need: float  # of memory, to run it
+    memory: tuple[int, str] | None  # free, and who says so; None: not known
+
+    def lacks(self) -> list[str]:
+        """What does not fit."""
+        reasons = []
+        if self.remaining > self.disk:
+            reasons.append(
+                f"{size(self.remaining)} are to be downloaded, and {size(self.disk)} of disk are "
+                f"free in {self.folder}"
+            )
+        if self.memory is not None and self.need > self.memory[0]:
+            reasons.append(
+                f"running it takes about {size(self.need)}, and {size(self.memory[0])} are free "
+                f"({self.memory[1]})"
+            )
+        return reasons
+
+    def __str__(self) -> str:
+        rest = f" of {size(self.whole)}" if self.remaining < self.whole else ""
+        free = "" if self.memory is None else f" ({size(self.memory[0])} free)"
+        return (
+            f"{size(self.remaining)}{rest} ({size(self.disk)} of disk free); running it takes "
+            f"{size(self.need)}{free}"
+        )
+
+
+def look(listing: Listing, names: list[str], remaining: int, quantize: str | None) -> Room:
+    """What there is room for."""
     folder = hub.cache_folder(listing.repo)
     there = next(path for path in (folder, *folder.parents) if path.exists())
-    free = shutil.disk_usage(there).free
-    if remaining > free:
-        reasons.append(
-            f"{size(remaining)} are to be downloaded, and {size(free)} of disk are free in {there}"
-        )
-    need, budget = memory(listing, names, quantize), _budget()
-    if budget is not None and need > budget[0]:
-        reasons.append(
-            f"running it takes about {size(need)}, and {size(budget[0])} are free ({budget[1]})"
-        )
-    return reasons
+    whole = sum(listing.sizes[name] for name in names)
+    need = memory(listing, names, quantize)
+    return Room(whole, remaining, shutil.disk_usage(there).free, there, need, _budget())
 
 
 def memory(listing: Listing, names: list[str], quantize: str | None) -> float:
