@@ -69,9 +69,9 @@ PUBLISHED = (
 """The smallest first. The last may be quantized while it is loaded: --quantize q4_k."""
 
 MACHINES = (
-    Machine("2 cores, AVX-512", 1.0, True),
-    Machine("8 cores, AVX-512", 1 / 4, True),  # in proportion to the cores
-    Machine("8 cores, AVX2", 3.5 / 4, False),  # six layers took 3.5 times as long with AVX2
+    Machine("2 cores AVX-512", 1.0, True),
+    Machine("8 cores AVX-512", 1 / 4, True),  # in proportion to the cores
+    Machine("8 cores AVX2", 3.5 / 4, False),  # six layers took 3.5 times as long with AVX2
 )
 
 
