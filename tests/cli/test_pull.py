@@ -12,6 +12,7 @@ from typing import Any
 
 import pytest
 
+from sfumato import catalog
 from sfumato.api import EMBEDDED
 from sfumato.cli import download, hub, pull
 
@@ -54,7 +55,8 @@ def test_a_name_becomes_a_path_that_is_found_again_without_the_hub(
     again = cli("pull", f"hf:{REPO}:Q4_K_M")
     assert (again.code, again.out.strip()) == (0, str(path))
     assert "it was downloaded before" in again.err
-    assert "HF_HUB_OFFLINE" in cli("pull", f"hf:{REPO}:Q8_0").err
+    assert "HF_HUB_OFFLINE is set" in cli("pull", f"hf:{REPO}:Q8_0").err
+    assert hub.local(hub.parse(f"hf:{REPO}:Q4")) is None  # it takes the hub to know that it is one
     assert [name for name, _ in there.sent] == [Q4]
 
 
@@ -182,7 +184,7 @@ def test_what_does_not_fit_is_not_downloaded(
         monkeypatch.setattr(pull.shutil, "disk_usage", lambda _: SimpleNamespace(free=3000))
         words = "4 kB are to be downloaded, and 3 kB of disk are free in"
     else:
-        monkeypatch.setattr(pull, "_budget", lambda: (500_000_000, "memory of this machine"))
+        monkeypatch.setattr(pull, "_budget", lambda _: (500_000_000, "memory of this machine"))
         words = r"running it takes about 600 MB, and 500 MB are free \(memory of this machine\)"
     done = cli("pull", f"hf:{REPO}:Q4_K_M")
     assert done.code == 2
@@ -212,7 +214,11 @@ def test_without_the_library_one_line_says_what_to_install(
         assert "-m pip install huggingface_hub" in done.err
 
 
-def test_without_a_name_the_published_ones_are_listed(cli: Any) -> None:
+def test_the_published_ones_are_listed(cli: Any) -> None:
+    """Without a name, and after a path where nothing is."""
     done = cli("pull")
-    assert done.code == 0
-    assert "sfumato pull hf:unsloth/diffusiongemma-26B-A4B-it-GGUF:Q4_K_M" in done.out
+    assert (done.code, done.out) == (0, catalog.advice() + "\n")
+    missed = cli("run", "-m", "absent.gguf", "Hi")
+    first, rest = missed.err.split("\n\n", 1)
+    assert first == "sfumato: error: absent.gguf: does not exist; give a weight file or a folder"
+    assert (missed.code, rest) == (2, done.out)

@@ -10,7 +10,6 @@ import json
 import platform
 import shutil
 import textwrap
-from pathlib import Path
 from typing import Any
 
 import torch
@@ -65,7 +64,7 @@ def facts() -> dict[str, Any]:
             "available": machine.available_memory(),
             "cgroup_limit": machine.memory_limit(),
         },
-        "disk_free": shutil.disk_usage(Path.home()).free,
+        "disk_free": machine.free_disk(),
         "devices": devices(),
         "runs_on": str(device),
         "backend": ops.backend,
@@ -176,9 +175,8 @@ def notes(found: dict[str, Any]) -> list[str]:
         lines.append("The times are estimates from short probes of this machine.")
     if found["best"] is not None:
         taken = next(f for f in found["formats"] if f["format"] == found["best"])
-        lines.append(
-            f"Get it ({size(taken['download'])}; {size(found['disk_free'])} of disk are free):"
-        )
+        disk = f"; {size(free)} of disk are free" if (free := found["disk_free"]) else ""
+        lines.append(f"Get it ({size(taken['download'])}{disk}):")
         lines.append(f"  sfumato pull {taken['name']}")
     return lines
 

@@ -10,6 +10,7 @@ from __future__ import annotations
 import hashlib
 import importlib
 import os
+import re
 from pathlib import Path
 from typing import Any
 from urllib.parse import urlparse
@@ -66,7 +67,7 @@ def _resumable(listing: Listing, name: str) -> bool:
 
 def _blob(listing: Listing, name: str) -> Path:
     digest = listing.hashes[name]
-    if len(digest) != 64 or not digest.isalnum():  # it becomes the name of a file
+    if not re.fullmatch("[0-9a-f]{64}", digest):  # it becomes the name of a file
         raise ValueError(f"{listing.repo}: {name}: the hub gives no SHA-256 for it")
     return hub.cache_folder(listing.repo) / "blobs" / digest
 

@@ -94,7 +94,8 @@ def resolve(args: argparse.Namespace) -> None:
             from sfumato.cli import pull
 
             reference = parse(given)
-            path = local(reference) or pull.fetch(reference, getattr(args, "quantize", None))
+            quantize, device = getattr(args, "quantize", None), getattr(args, "device", "auto")
+            path = local(reference) or pull.fetch(reference, quantize, device)
             setattr(args, name, str(path))
             if getattr(args, "name", "") is None:  # a snapshot's folder is no name for clients
                 args.name = path.name if path.is_file() else reference.repo.split("/")[1]
@@ -114,7 +115,7 @@ def local(reference: Reference) -> Path | None:
         if path.is_file()
     }
     try:
-        names = choose(Listing(reference.repo, revision, found), reference)
+        names = choose(Listing(reference.repo, revision, found), reference, loosely=False)
         path = path_of(snapshot, names)
         if path.is_dir():
             locate(path)
@@ -142,23 +143,31 @@ def remote(reference: Reference) -> Listing:
     hub = library()
     with explained(reference):
         found = hub.HfApi().model_info(reference.repo, files_metadata=True, timeout=30)
-    config = found.config if isinstance(found.config, dict) else {}
-    gguf = found.gguf if isinstance(found.gguf, dict) else {}
-    quantization = config.get("quantization_config") or {}
-    files = found.siblings or []
+    config, gguf = _object(found.config), _object(found.gguf)
+    quantized = _object(config.get("quantization_config")).get("quant_method")
+    architecture = gguf.get("architecture") or config.get("model_type")
+    # A name may come to a terminal, where what is not printable could do harm.
+    files = [file for file in found.siblings or [] if file.rfilename.isprintable()]
     return Listing(
         reference.repo,
         str(found.sha),
-        {file.rfilename: int(file.size or 0) for file in files},
+        {file.rfilename: max(0, int(file.size or 0)) for file in files},
         {file.rfilename: file.lfs.sha256 for file in files if file.lfs},
-        gguf.get("architecture") or config.get("model_type"),
-        quantization.get("quant_method"),
+        None if architecture is None else str(architecture)[:40],
+        None if quantized is None else str(quantized)[:40],
     )
 
 
-def choose(listing: Listing, reference: Reference) -> list[str]:
+def _object(value: Any) -> dict[str, Any]:
+    return value if isinstance(value, dict) else {}
+
+
+def choose(listing: Listing, reference: Reference, loosely: bool = True) -> list[str]:
     """The files that a reference means: one GGUF file, or safetensors with what is read beside
-    them, the weights last. Raises ValueError where it means none, or several."""
+    them, the weights last. Raises ValueError where it means none, or several.
+
+    loosely: any part of a file's name serves; for that all names must be listed.
+    """
     names, wanted = sorted(listing.sizes), reference.file
     ggufs = [n for n in names if n.lower().endswith(".gguf") and "mmproj" not in n.lower()]
     if wanted is None or wanted.lower().endswith(".safetensors"):
@@ -170,7 +179,7 @@ def choose(listing: Listing, reference: Reference) -> list[str]:
             )
         if tensors:
             return [*(n for n in BESIDE if n in listing.sizes), *tensors]
-    found = ggufs if wanted is None else _matching(ggufs, wanted)
+    found = ggufs if wanted is None else _matching(ggufs, wanted, loosely)
     if len(found) != 1:
         several = f"{len(found)} files match" if found else "no such file"
         if wanted is None:
@@ -195,13 +204,13 @@ def _tensors(names: list[str]) -> list[str]:
     return ["model.safetensors"] if "model.safetensors" in tensors else tensors
 
 
-def _matching(names: list[str], wanted: str) -> list[str]:
+def _matching(names: list[str], wanted: str, loosely: bool) -> list[str]:
     """Names that are `wanted`, or else that end in it as a format does, or else have it in them."""
     ends = re.compile(rf"(^|[-_./]){re.escape(wanted)}(\.gguf)?$", re.IGNORECASE)
     for fits in (
         lambda name: name == wanted or name.split("/")[-1] == wanted,
         lambda name: ends.search(name),
-        lambda name: wanted.lower() in name.lower(),
+        lambda name: loosely and wanted.lower() in name.lower(),
     ):
         if found := [name for name in names if fits(name)]:
             return found
@@ -210,9 +219,9 @@ def _matching(names: list[str], wanted: str) -> list[str]:
 
 def _files(listing: Listing, names: list[str], limit: int = 20) -> str:
     shown = names or sorted(listing.sizes)
-    told = ", ".join(f"{name} ({size(listing.sizes[name])})" for name in shown[:limit])
+    listed = ", ".join(f"{name} ({size(listing.sizes[name])})" for name in shown[:limit])
     more = f", and {len(shown) - limit} more" if len(shown) > limit else ""
-    return f"there are {told}{more}" if shown else "the repository is empty"
+    return f"there are {listed}{more}" if shown else "the repository is empty"
 
 
 @contextmanager
@@ -233,15 +242,15 @@ def explained(reference: Reference) -> Iterator[None]:
         ) from None
     except errors.OfflineModeIsEnabled:
         raise Unreachable(
-            f"{reference}: is not on this machine, and HF_HUB_OFFLINE forbids to ask the hub"
+            f"{reference}: the hub may not be asked, for HF_HUB_OFFLINE is set"
         ) from None
     except errors.HfHubHTTPError as error:
         status = getattr(error.response, "status_code", "an error")
         raise Unreachable(f"{reference}: the hub answered {status}; try again later") from None
     except Exception as error:
-        if type(error).__module__.split(".")[0] not in _NETWORK and not isinstance(
-            error, ConnectionError | TimeoutError
-        ):
+        # The library's own transfer, for the largest files, fails with RuntimeError.
+        kinds = ConnectionError | TimeoutError | RuntimeError | errors.XetDownloadError
+        if type(error).__module__.split(".")[0] not in _NETWORK and not isinstance(error, kinds):
             raise
         raise Unreachable(
             f"{reference}: the hub cannot be reached ({type(error).__name__}: {str(error)[:100]}); "

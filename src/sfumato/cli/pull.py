@@ -38,18 +38,23 @@ def main(args: argparse.Namespace) -> int:
     return 0
 
 
-def fetch(reference: Reference, quantize: str | None = None, force: bool = False) -> Path:
+def fetch(
+    reference: Reference,
+    quantize: str | None = None,
+    device: str = "auto",
+    force: bool = False,
+) -> Path:
     """Downloads what is not here yet, if it will fit; returns the model's path.
 
-    quantize: what float matrices are to become when the model is loaded. Raises ValueError or
-    OSError, also where disk or memory do not suffice, unless `force` is given.
+    quantize: what float matrices are to become when the model is loaded, on that device. Raises
+    ValueError or OSError, also where disk or memory do not suffice, unless `force` is given.
     """
     listing = hub.remote(reference)
     names = hub.choose(listing, reference)
     remaining = download.missing(listing, names)
     if not remaining:
         return download.download(listing, names, reference)
-    room = look(listing, names, remaining, quantize)
+    room = look(listing, names, remaining, memory(listing, names, quantize), device)
     reasons = [*_unreadable(listing), *room.lacks()]
     if reasons and not force:
         raise ValueError(
@@ -115,13 +120,14 @@ class Room:
         )
 
 
-def look(listing: Listing, names: list[str], remaining: int, quantize: str | None) -> Room:
+def look(
+    listing: Listing, names: list[str], remaining: int, need: float, device: str = "auto"
+) -> Room:
     """What there is room for."""
     folder = hub.cache_folder(listing.repo)
     there = next(path for path in (folder, *folder.parents) if path.exists())
     whole = sum(listing.sizes[name] for name in names)
-    need = memory(listing, names, quantize)
-    return Room(whole, remaining, shutil.disk_usage(there).free, there, need, _budget())
+    return Room(whole, remaining, shutil.disk_usage(there).free, there, need, _budget(device))
 
 
 def memory(listing: Listing, names: list[str], quantize: str | None) -> float:
@@ -133,10 +139,10 @@ def memory(listing: Listing, names: list[str], quantize: str | None) -> float:
     return entry.memory if entry is not None else weights + catalog.MARGIN
 
 
-def _budget() -> tuple[int, str] | None:
+def _budget(device: str) -> tuple[int, str] | None:
     """Free bytes where a model would run, and who says so."""
     from sfumato.engine.budget import budget
     from sfumato.model.placement import pick_device
 
-    found = budget(pick_device())
+    found = budget(pick_device(device))
     return None if found is None else (found.nbytes, found.source)
