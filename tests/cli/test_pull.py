@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import importlib
+import os
 import re
+import subprocess
 import sys
 from collections.abc import Iterator
 from pathlib import Path
@@ -60,14 +62,24 @@ def test_a_name_becomes_a_path_that_is_found_again_without_the_hub(
     assert [name for name, _ in there.sent] == [Q4]
 
 
-def test_a_folder_of_safetensors_answers(there: StandIn, cli: Any) -> None:
-    """The embedded model, as a repository, from its name to an answer."""
+def test_a_folder_of_safetensors_answers(there: StandIn, cli: Any, tmp_path: Path) -> None:
+    """The embedded model, as a repository, from its name to an answer; in a process of its own,
+    which knows the hub by its environment."""
     files = {path.name: path.read_bytes() for path in EMBEDDED.iterdir() if path.is_file()}
     there.repos["someone/tiny"] = files | {"README.md": b"#", "pytorch_model.bin": b"no"}
     there.about["someone/tiny"] = {"config": {"model_type": "diffusion_gemma"}}
-    done = cli("run", "-m", "hf:someone/tiny", "--no-visual", "What is the capital of France?")
-    assert done.code == 0, done.err
-    assert "Paris" in done.out
+    where = {"HF_ENDPOINT": there.url, "HF_HUB_CACHE": str(tmp_path / "hub")}
+    offline = {"HF_HUB_OFFLINE": "0", "TRANSFORMERS_OFFLINE": "0"}
+    done = subprocess.run(
+        [sys.executable, "-m", "sfumato", "run", "-m", "hf:someone/tiny", "Capital of France?"],
+        env={**os.environ, **where, **offline, "HF_TOKEN_PATH": str(tmp_path / "token")},
+        capture_output=True,
+        text=True,
+        timeout=120,
+    )
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.strip()
+    assert "sfumato: downloading 6 files of someone/tiny" in done.stderr
     fetched = {name for name, _ in there.sent}
     assert "model.safetensors" in fetched
     assert not fetched & {"README.md", "pytorch_model.bin"}
