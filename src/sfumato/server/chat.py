@@ -21,6 +21,7 @@ from sfumato.server.sampling import asked, seeds_of
 from sfumato.server.schemas import ChatBody
 from sfumato.server.service import Service
 from sfumato.text.reply import ToolCall
+from sfumato.text.tokenizer import Marker
 
 # Thinking tokens that an effort allows; None: all but what the answer needs.
 EFFORTS = {
@@ -60,7 +61,7 @@ def requests_of(service: Service, body: ChatBody) -> list[Request]:
     alike = asked(body, service.model, "/v1/chat/completions", banned)
     if body.parallel_tool_calls is False and use.tools:
         # A call that is cut here is whole, and the only one.
-        alike["stop"] = [*(alike["stop"] or ()), CALL_END]
+        alike["stop"] = [*(alike["stop"] or ()), Marker(CALL_END)]
     alike["max_thinking_tokens"] = budget
     one = Request(
         messages=messages,
