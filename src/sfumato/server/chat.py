@@ -14,7 +14,7 @@ from sfumato.api import Reply
 from sfumato.engine import Account, Commit, Finished, Request, new_id
 from sfumato.server import bodies, replies, running, stream
 from sfumato.server.errors import bad_request
-from sfumato.server.logprobs import TokenLog, entries
+from sfumato.server.logprobs import Logged, TokenLog, entries
 from sfumato.server.messages import CALL, CALL_END, conversation, tool_use
 from sfumato.server.running import Outcome
 from sfumato.server.sampling import asked, seeds_of
@@ -189,6 +189,8 @@ class ChatWriter:
         thought = (reply.thought or "")[sent["reasoning_content"] :]
         yield from self._texts(number, "reasoning_content", thought)
         yield from self._texts(number, "content", reply.text[sent["content"] :])
+        if (log := self._logs[number]) is not None:
+            yield from self._logged(number, log.end())
         for call in reply.tool_calls[sent["calls"] :]:
             yield from self._call(number, call)
         last = self._chunk(number, {}, replies.finish_reason(reply, reply.tool_calls))
@@ -204,11 +206,17 @@ class ChatWriter:
     def _texts(self, number: int, name: str, text: str) -> Iterable[dict[str, Any]]:
         self._sent[number][name] += len(text)
         log = self._logs[number] if name == "content" else None
+        if log is not None:
+            yield from self._logged(number, log.take(text))
+            return
         for piece in stream.pieces(text):
-            chunk = self._chunk(number, {name: piece})
-            if log is not None:
-                found = log.take(len(piece))
-                chunk["choices"][0]["logprobs"] = {"content": found, "refusal": None}
+            yield self._chunk(number, {name: piece})
+
+    def _logged(self, number: int, parts: Sequence[Logged]) -> Iterable[dict[str, Any]]:
+        """Content with its tokens."""
+        for text, tokens in parts:
+            chunk = self._chunk(number, {"content": text})
+            chunk["choices"][0]["logprobs"] = {"content": tokens, "refusal": None}
             yield chunk
 
     def _call(self, number: int, call: ToolCall) -> Iterable[dict[str, Any]]:
