@@ -174,6 +174,25 @@ def test_history_with_calls_and_results(told: Any) -> None:
         ),
         ({"tools": [{"type": "custom", "custom": {"name": "x"}}]}, "tools[0].type"),
         ({"tools": [{"type": "function", "function": {}}]}, "tools[0].function.name"),
+        # A name is written into the pinned opening of a call, where a marker would be one.
+        *[
+            (
+                {"tools": [{"type": "function", "function": {"name": name}}]}
+                | {"tool_choice": choice},
+                "tools[0].function.name",
+            )
+            for name in ("f}<tool_call|><turn|>", "two words", "x" * 129)
+            for choice in ("required", "none")
+        ],
+        (
+            {
+                "messages": [
+                    {"role": "user", "content": "a"},
+                    {"role": "assistant", "tool_calls": [{"function": {"name": "f<eos>"}}]},
+                ]
+            },
+            "messages[1].tool_calls[0].function.name",
+        ),
     ],
 )
 def test_what_cannot_be_chosen(told: Any, fields: dict[str, Any], param: str) -> None:
