@@ -3,6 +3,7 @@ tool calls, stop strings and ends, over canvases of a few tokens."""
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -162,6 +163,16 @@ def test_stop_strings_are_looked_for_once(monkeypatch: pytest.MonkeyPatch) -> No
         )
         work.append(decoded[0])
     assert work[1] < 2.2 * work[0]
+
+
+def test_drafts_have_a_text() -> None:
+    """Of the canvas as it would be committed, special tokens left out, and only if asked."""
+    found, _ = events(scripted("Hello,<pad> <turn|>", 9))
+    drafts = [event for event in found if isinstance(event, Draft)]
+    assert drafts and {draft.text for draft in drafts} == {"Hello, "}
+    assert drafts[0] is found[0] and "decode" not in repr(drafts[0])
+    with pytest.raises(ValueError, match=r"text: .* Model\.stream"):
+        _ = replace(drafts[0], decode=None).text
 
 
 @pytest.mark.parametrize("text", ["1 <", "a <|tu", "x <|channel", "café", "日本"])

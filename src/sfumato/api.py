@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Collection, Generator, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, field, fields, replace
 from os import PathLike
 from pathlib import Path
 from typing import Any, Never
@@ -84,6 +84,7 @@ class Transcript:
         stops = StopStrings(stop)
         self.cut = StopCut(tokenizer, stops, ignore_ends)
         self.pieces = tokenizer.pieces
+        self._decode = tokenizer.decode
         self._detokenizer = Detokenizer(tokenizer)
         self._gate = StopGate(stops, ignore_ends)
         self._parser = ReplyParser(ignore_ends=ignore_ends)
@@ -107,6 +108,10 @@ class Transcript:
             None if last is None else last.top_ids[: len(settled.token_ids)],
             None if last is None else last.top_probs[: len(settled.token_ids)],
         )
+
+    def readable(self, draft: Draft) -> Draft:
+        """The draft with its text."""
+        return replace(draft, decode=self._decode)
 
     def finish(self, outcome: Outcome) -> Reply:
         """The whole reply, once."""
@@ -140,8 +145,8 @@ def _events(
             yield Done(transcript.finish(end.value))
             return
         if isinstance(event, Draft):
-            last = event
-            yield event
+            last = transcript.readable(event)
+            yield last
         else:
             yield transcript.add(event, last)
 

@@ -10,7 +10,7 @@ from tests.diffusion.scripted import END, VOCABULARY, tokenizer
 from tests.engine.scripted import LENGTH, Script, engine, run
 
 from sfumato.api import Reply
-from sfumato.engine import Commit, Event, Finished, Request, TooLarge
+from sfumato.engine import Commit, Draft, Event, Finished, Request, TooLarge
 
 CLOSES = VOCABULARY["<channel|>"]
 MUSING = "<|channel>thought\n" + "hm " * 100
@@ -109,6 +109,11 @@ def test_a_stop_string_goes_before_a_thought_that_is_cut() -> None:
     reply, _, _ = answered(Script(40, 5, text), max_tokens=200, max_thinking_tokens=0, stop="op")
     assert (reply.text, reply.thought, reply.stop_reason) == ("St", None, "stop")
     assert reply.token_ids == encoded("St")
+
+
+def test_drafts_have_a_text() -> None:
+    _, _, events = answered(Script(40, 5, "Hi.<pad><turn|>"), drafts=True)
+    assert {event.text for event in events if isinstance(event, Draft)} == {"Hi."}
 
 
 def attempts(*texts: str) -> Callable[[list[int]], list[int]]:

@@ -113,7 +113,7 @@ class Row:
     def settle(self, stats: HeadStats) -> Draft:
         """Moves the canvas a step on."""
         assert self.canvas
-        draft = self.canvas.settle(stats)
+        draft = self.prepared.transcript.readable(self.canvas.settle(stats))
         self.stats.steps[self.stats.canvases :] = [self.spent + draft.step]
         return draft
 
