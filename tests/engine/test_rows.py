@@ -108,6 +108,7 @@ def test_a_stop_string_goes_before_a_thought_that_is_cut() -> None:
     text = "Stop.<|channel>thought\n" + "hm " * 100
     reply, _, _ = answered(Script(40, 5, text), max_tokens=200, max_thinking_tokens=0, stop="op")
     assert (reply.text, reply.thought, reply.stop_reason) == ("St", None, "stop")
+    assert reply.stats.canvases == 1
     assert reply.token_ids == encoded("St")
 
 
