@@ -16,6 +16,7 @@ from sfumato.diffusion.noise import Noise
 from sfumato.diffusion.processors import LogitBias
 from sfumato.diffusion.sampler import FixedCount, StepView
 from sfumato.diffusion.step import score
+from sfumato.diffusion.schedule import temperature_at
 from sfumato.diffusion.stopping import Never, StableAndConfident
 from sfumato.model.head import VocabularyHead
 
@@ -140,18 +141,35 @@ def test_samplers_and_rules_see_what_is_promised() -> None:
     assert seen[2].stats.logits is None
 
 
-@pytest.mark.parametrize(
-    ("stability", "max_steps", "rows"),
-    [(0, 9, 1), (1, 9, 1), (3, 9, 3), (11, 9, 9), (10**12, 9, 9)],
-)
-def test_the_history_is_of_one_size(stability: int, max_steps: int, rows: int) -> None:
-    rule = StableAndConfident(stability, confidence=1e-9)
-    row = canvas(stopping=rule, max_steps=max_steps, sampler=FixedCount())
+@pytest.mark.parametrize(("rows", "max_steps"), [(0, 9), (1, 9), (3, 9), (11, 9), (256, 9)])
+def test_the_history_is_of_one_size(rows: int, max_steps: int) -> None:
+    class Back(Never):
+        history = rows
+
+    row = canvas(stopping=Back(), max_steps=max_steps, sampler=FixedCount())
     while not row.done:
-        assert row.history.shape == (rows, LENGTH)
+        assert row.history.shape == (max(1, min(rows, max_steps)), LENGTH)
         settle(row, sure_of(*[3] * LENGTH))
-    assert row.step == min(stability + 1, max_steps)
-    assert row.convergence == ("converged" if stability < max_steps else "step_cap")
+
+
+@pytest.mark.parametrize("stability", [0, 1, 3, 8, 9, 64])
+def test_stability_is_a_count_and_keeps_one_canvas(stability: int) -> None:
+    rule = StableAndConfident(stability, confidence=1e-9)
+    row = canvas(stopping=rule, max_steps=9, sampler=FixedCount())
+    while not row.done:
+        assert row.history.shape == (1, LENGTH)
+        settle(row, sure_of(*[3] * LENGTH))
+    assert row.step == min(stability + 1, 9)
+    assert row.convergence == ("converged" if stability < 9 else "step_cap")
+
+
+def test_a_change_begins_the_count_anew() -> None:
+    row = canvas(stopping=StableAndConfident(2, confidence=1e-9), max_steps=20)
+    counts = []
+    for token in (3, 3, 4, 3, 4, 4, 4):
+        settle(row, sure_of(*[token] * LENGTH))
+        counts.append(int(row.unchanged))
+    assert counts == [0, 1, 0, 0, 0, 1, 2] and row.convergence == "converged"
 
 
 def test_what_is_drawn_is_what_happens() -> None:
@@ -247,3 +265,13 @@ def test_a_schedule_must_give_a_temperature(heat: Any) -> None:
     message = rf"^schedule Odd: temperature must return a number .* got {got} at step 1$"
     with pytest.raises(ValueError, match=message):
         canvas(schedule=Odd()).temperature()
+
+
+def test_a_schedule_that_raises_is_named() -> None:
+    class Odd:
+        def temperature(self, step: int, max_steps: int) -> float:
+            return 1 / (step - 3)
+
+    message = r"^schedule Odd: temperature raised ZeroDivisionError at step 3: "
+    with pytest.raises(ValueError, match=message):
+        temperature_at(Odd(), 3, 9)

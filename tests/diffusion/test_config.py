@@ -38,6 +38,11 @@ from sfumato.weights.gguf import read_gguf
         ({"top_k": 0}, "top_k: must be at least 1"),
         ({"canvas_length": 0}, "canvas_length: must be at least 1"),
         ({"min_tokens": -1}, "min_tokens: must be at least 0"),
+        ({"max_steps": 4097}, "max_steps: must be at most 4096, got 4097"),
+        ({"max_steps": 10**15}, "max_steps: must be at most 4096"),
+        ({"top_k": 1025}, "top_k: must be at most 1024, got 1025"),
+        ({"canvas_length": 10**15}, "canvas_length: must be at most"),
+        ({"min_tokens": 2**63}, "min_tokens: must be at most"),
         ({"temperature": -0.1}, r"temperature: must be from 0 to 1e\+06"),
         ({"temperature": 1e39}, r"temperature: must be from 0 to 1e\+06"),
         ({"temperature": float("nan")}, "temperature: must be from 0"),
@@ -73,11 +78,13 @@ def test_nonsense_is_refused_by_name(values: dict[str, Any], message: str) -> No
 @pytest.mark.parametrize(
     ("build", "message"),
     [
-        (lambda: EntropyBound(-0.1), "entropy_bound: must be at least 0 nats, got -0.1"),
+        (lambda: EntropyBound(-0.1), r"entropy_bound: must be from 0 to 1e\+06 nats, got -0.1"),
+        (lambda: EntropyBound(1e308), "entropy_bound"),
         (lambda: EntropyBound(float("nan")), "entropy_bound"),
         (lambda: EntropyBound("x"), "entropy_bound: .* got 'x'"),  # type: ignore[arg-type]
-        (lambda: FixedCount(0), "count: must be at least 1"),
-        (lambda: FixedCount(1.5), "count: must be at least 1"),  # type: ignore[arg-type]
+        (lambda: FixedCount(0), "count: must be from 1 to"),
+        (lambda: FixedCount(1.5), "count: must be from 1 to"),  # type: ignore[arg-type]
+        (lambda: FixedCount(10**15), "count: must be from 1 to"),
         (lambda: Threshold(top=float("nan")), "top: must be a probability from 0 to 1, got nan"),
         (lambda: Threshold(top=-0.1), "top: must be a probability"),
         (lambda: Threshold(margin=1.1), "margin: must be a probability"),
@@ -85,17 +92,35 @@ def test_nonsense_is_refused_by_name(values: dict[str, Any], message: str) -> No
         (lambda: LinearTemperature("x", 1), "t_min, t_max"),  # type: ignore[arg-type]
         (lambda: LinearTemperature(0.8, 0.4), "t_min, t_max: need 0 <= t_min <= t_max"),
         (lambda: LinearTemperature(0, 0), "t_min, t_max"),
+        (lambda: LinearTemperature(0, 1e300), r"^t_max: must be from 1e-06 to 1e\+06, got 1e\+300"),
+        (lambda: LinearTemperature(0, 1e-320), "^t_max: "),
         (lambda: LinearTemperature(-1, 1), "t_min, t_max"),
-        (lambda: StableAndConfident(stability=-1), "stability, confidence"),
-        (lambda: StableAndConfident(stability=1.5), "stability, confidence"),  # type: ignore[arg-type]
-        (lambda: StableAndConfident(confidence="x"), "stability, confidence"),  # type: ignore[arg-type]
-        (lambda: StableAndConfident(confidence=0), "stability, confidence"),
-        (lambda: StableAndConfident(confidence=float("nan")), "stability, confidence"),
+        (lambda: StableAndConfident(stability=-1), "^stability: must be .* from 0 to 64, got -1"),
+        (lambda: StableAndConfident(stability=65), "^stability: must be .* from 0 to 64, got 65"),
+        (lambda: StableAndConfident(stability=1.5), "^stability: "),  # type: ignore[arg-type]
+        (lambda: StableAndConfident(confidence="x"), "^confidence: "),  # type: ignore[arg-type]
+        (lambda: StableAndConfident(confidence=0), "^confidence: must be over 0"),
+        (lambda: StableAndConfident(confidence=1e308), "^confidence: "),
+        (lambda: StableAndConfident(confidence=float("nan")), "^confidence: "),
     ],
 )
 def test_parts_refuse_nonsense_too(build: Any, message: str) -> None:
     with pytest.raises(ValueError, match=message):
         build()
+
+
+@pytest.mark.parametrize("rows", [-1, 257, 10**15, 1.5, None])
+def test_a_rule_may_not_look_back_for_ever(rows: Any) -> None:
+    class Far:
+        history = rows
+
+        def done(self, view: Any) -> Any: ...
+
+        accept = done
+
+    for name in ("sampler", "stopping"):
+        with pytest.raises(ValueError, match=f"^{name}: its history must be .* from 0 to 256"):
+            SamplerConfig(**{name: Far()})
 
 
 def test_over_fills_only_what_is_none() -> None:
@@ -126,7 +151,7 @@ def test_options_lay_over() -> None:
     [
         ({"sampler": "euler"}, "sampler: 'euler' is none of entropy-bound, fixed-count, threshold"),
         ({"sampler": "threshold", "entropy_bound": 0.1}, "entropy_bound: belongs to the sampler"),
-        ({"entropy_bound": -1.0}, "entropy_bound: must be at least 0"),
+        ({"entropy_bound": -1.0}, "entropy_bound: must be from 0"),
         ({"max_steps": 0}, "max_steps"),
     ],
 )
@@ -202,7 +227,9 @@ def test_defaults_from_gguf_keys(tmp_path: Path) -> None:
         ("sampler_config", [], r"sampler_config: must be an object, got \[\]"),
         ("sampler_config", 0, "sampler_config: must be an object, got 0"),
         ("sampler_config", {"entropy_bound": "x"}, "entropy_bound: must be a number"),
-        ("stability_threshold", -1, "need a whole stability"),
+        ("stability_threshold", -1, "stability: must be"),
+        ("stability_threshold", 10**15, "stability: must be"),
+        ("max_denoising_steps", 10**15, "max_steps: must be at most"),
         ("t_min", 2.0, "t_min <= t_max"),
     ],
 )

@@ -44,7 +44,7 @@ def view(names: dict[str, Any], top: list[float], **changes: Any) -> StepView:
     stats = HeadStats(**values | changes.pop("stats", {}))
     none = torch.zeros(length, dtype=torch.bool)
     history = torch.full((1, length), -1)
-    made = {"pinned": none, "history": history} | changes
+    made = {"pinned": none, "history": history, "unchanged": torch.tensor(0)} | changes
     return StepView(torch.tensor(1), 8, torch.arange(length), stats, **made)
 
 

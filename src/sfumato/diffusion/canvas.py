@@ -12,16 +12,13 @@ from typing import Literal
 import torch
 from torch import Tensor
 
-from sfumato.diffusion.checks import check_returned, is_number, is_whole
-from sfumato.diffusion.config import HOTTEST, SamplerConfig
+from sfumato.diffusion.checks import check_returned
+from sfumato.diffusion.config import SamplerConfig
 from sfumato.diffusion.noise import Noise
 from sfumato.diffusion.processors import CanvasView
 from sfumato.diffusion.sampler import StepView
-from sfumato.diffusion.schedule import MOST
+from sfumato.diffusion.schedule import COLDEST, count_at, temperature_at
 from sfumato.model.head import HeadStats
-from sfumato.weights.errors import quoted
-
-COLDEST = 1e-6  # scores over a lower temperature would leave float32's range
 
 Convergence = Literal["converged", "step_cap"]
 
@@ -47,6 +44,16 @@ class Draft:
         if self.decode is None:
             raise ValueError("text: this draft has no tokenizer; drafts of Model.stream have one")
         return self.decode(self.token_ids.tolist())
+
+
+@dataclass(frozen=True)
+class Coming:
+    """What a step takes from its row alone, before the forward."""
+
+    step: int
+    temperature: float
+    soft_top_k: int
+    uniforms: Tensor
 
 
 class Canvas:
@@ -79,6 +86,8 @@ class Canvas:
         rules = (config.sampler, config.stopping)
         wanted = max(1, *(getattr(rule, "history", 1) for rule in rules))
         self.history = torch.full((min(wanted, config.max_steps), self.length), -1, device=device)
+        self.unchanged = torch.zeros((), dtype=torch.int64, device=device)  # as in `StepView`
+        self._coming: Coming | None = None
 
     @property
     def argmax(self) -> Tensor:
@@ -89,35 +98,38 @@ class Canvas:
     def done(self) -> bool:
         return self.convergence is not None
 
+    def coming(self) -> Coming:
+        """What the step to come needs of this row, found once. What fails here is the row's own
+        fault, so the engine calls this before it puts rows together."""
+        step = self.step + 1
+        if self._coming is None or self._coming.step != step:
+            heat, count = self._temperature(step), self._soft_top_k(step)
+            self._coming = Coming(step, heat, count, self.noise.uniforms(step, self.length))
+        return self._coming
+
     def temperature(self) -> float:
         """Of the step to come. At a setting of 0 the law keeps the schedule; the draw does not."""
-        assert self.config.schedule and self.config.max_steps
-        schedule = self.config.schedule
-        heat = schedule.temperature(self.step + 1, self.config.max_steps)
-        if not (is_number(heat) and 0 < heat <= HOTTEST):
-            raise ValueError(
-                f"schedule {type(schedule).__name__}: temperature must return a number over 0 and "
-                f"at most {HOTTEST:.0e}, got {quoted(heat)} at step {self.step + 1}"
-            )
-        return max(COLDEST, heat * (self.config.temperature or 1.0))
+        return self.coming().temperature
 
     def soft_top_k(self) -> int:
         """How many of each position's likeliest tokens count in the step to come; 0: all."""
+        return self.coming().soft_top_k
+
+    def uniforms(self) -> Tensor:
+        """float64 [length]: what the tokens of the step to come are drawn with."""
+        return self.coming().uniforms
+
+    def _temperature(self, step: int) -> float:
+        assert self.config.schedule and self.config.max_steps
+        heat = temperature_at(self.config.schedule, step, self.config.max_steps)
+        return max(COLDEST, heat * (self.config.temperature or 1.0))
+
+    def _soft_top_k(self, step: int) -> int:
         chosen = self.config.soft_top_k
         if chosen is None:
             return 0
         assert self.config.max_steps and not isinstance(chosen, int)
-        count = chosen.k(self.step + 1, self.config.max_steps)
-        if not (is_whole(count) and 1 <= count <= MOST):
-            raise ValueError(
-                f"soft_top_k {type(chosen).__name__}: k must return a whole number from 1 to "
-                f"{MOST}, got {quoted(count)} at step {self.step + 1}"
-            )
-        return count
-
-    def uniforms(self) -> Tensor:
-        """float64 [length]: what the tokens of the step to come are drawn with."""
-        return self.noise.uniforms(self.step + 1, self.length)
+        return count_at(chosen, step, self.config.max_steps)
 
     def before(self) -> CanvasView:
         """What logit processors see of the step to come."""
@@ -138,6 +150,7 @@ class Canvas:
         accepted = config.sampler.accept(view)
         check_returned(accepted, "sampler", config.sampler, "accept", torch.bool, view.pinned.shape)
         accepted = accepted | view.pinned
+        self.unchanged = view.unchanged
         fresh = self.noise.tokens(self.step, self.length, self.vocab_size).to(self.tokens.device)
         self.tokens = torch.where(accepted, view.stats.drawn, fresh)
         self.history = torch.cat((self.history[1:], view.stats.argmax[None]))
@@ -190,7 +203,16 @@ class Canvas:
         )
         assert self.config.max_steps
         step = self.tokens.new_full((), self.step)
-        return StepView(step, self.config.max_steps, self.tokens, stats, self.history, pinned)
+        same = (stats.argmax == self.history[-1]).all()  # of -1 before the first step: equals none
+        return StepView(
+            step,
+            self.config.max_steps,
+            self.tokens,
+            stats,
+            self.history,
+            pinned,
+            torch.where(same, self.unchanged + 1, 0),
+        )
 
     def _with_pinned(self, tokens: Tensor) -> Tensor:
         return torch.where(self.pinned >= 0, self.pinned, tokens)

@@ -9,6 +9,10 @@ from torch import Tensor
 
 from sfumato.weights.errors import quoted
 
+MOST_TOKENS = 2**24  # in any count of tokens or positions: more than any context holds
+MOST_NATS = 1e6  # of any entropy: far more than a whole canvas has; float32 ends at 3e38
+MOST_SECONDS = 1e9  # in any time limit: 31 years
+
 
 def is_number(value: object) -> bool:
     """Whether `value` is an int or a float; a bool or NaN is none."""

@@ -6,10 +6,10 @@ from collections.abc import Mapping
 from dataclasses import dataclass, fields, replace
 from typing import Any
 
-from sfumato.diffusion.checks import is_number, is_whole
+from sfumato.diffusion.checks import MOST_TOKENS, is_number, is_whole
 from sfumato.diffusion.processors import LogitProcessor
 from sfumato.diffusion.sampler import SAMPLERS, EntropyBound, Sampler
-from sfumato.diffusion.schedule import LinearTemperature, Schedule, SoftTopK
+from sfumato.diffusion.schedule import HOTTEST, LinearTemperature, Schedule, SoftTopK
 from sfumato.diffusion.stopping import Never, StableAndConfident, Stopping
 from sfumato.weights.errors import CheckpointError, quoted
 
@@ -22,19 +22,28 @@ _METHODS = {
 """Of each part: the method that makes it one, and an example."""
 
 
-HOTTEST = 1e6  # the law is flat long before, and float32 ends at 3e38
+MOST_STEPS = 4096  # many times what any canvas needs: a schedule is asked for every one beforehand
+MOST_TOP_K = 1024  # the scores of so many tokens are kept at every position
+MOST_HISTORY = 256  # rows that a sampler or a stopping rule may look back over
+
+_RANGES = {
+    "max_steps": (1, MOST_STEPS),
+    "top_k": (1, MOST_TOP_K),
+    "canvas_length": (1, MOST_TOKENS),
+    "min_tokens": (0, MOST_TOKENS),
+}
 
 
 @dataclass(frozen=True)
 class SamplerConfig:
     """How canvases are denoised. What is None is the checkpoint's own choice."""
 
-    max_steps: int | None = None  # denoising steps per canvas at most
+    max_steps: int | None = None  # denoising steps per canvas at most; up to MOST_STEPS
     sampler: Sampler | None = None  # which drawn tokens are accepted
     schedule: Schedule | None = None  # the temperature of each step
     stopping: Stopping | None = None  # when a canvas is finished early
     temperature: float = 1.0  # scales the schedule; at 0 the draw is the argmax
-    top_k: int | None = None  # only the k likeliest tokens
+    top_k: int | None = None  # only the k likeliest tokens; up to MOST_TOP_K
     top_p: float | None = None  # only the likeliest tokens that hold this much probability
     processors: tuple[LogitProcessor, ...] = ()
     canvas_length: int | None = None  # at most the checkpoint's
@@ -45,12 +54,14 @@ class SamplerConfig:
     soft_top_k: SoftTopK | int | None = None  # likeliest tokens that count: docs/head.md
 
     def __post_init__(self) -> None:
-        for name, low in (("max_steps", 1), ("top_k", 1), ("canvas_length", 1), ("min_tokens", 0)):
+        for name, (low, high) in _RANGES.items():
             value = getattr(self, name)
             if value is not None and not is_whole(value):
                 raise ValueError(f"{name}: must be an integer, got {value!r}")
             if value is not None and value < low:
                 raise ValueError(f"{name}: must be at least {low}, got {value}")
+            if value is not None and value > high:
+                raise ValueError(f"{name}: must be at most {high}, got {quoted(value)}")
         heat, top_p = self.temperature, self.top_p
         if not (is_number(heat) and 0 <= heat <= HOTTEST):
             raise ValueError(f"temperature: must be from 0 to {HOTTEST:.0e}, got {heat!r}")
@@ -75,6 +86,13 @@ class SamplerConfig:
                 raise ValueError(
                     f"{name}: must be an object with a method {method!r}, such as {example}; "
                     f"got {part!r}"
+                )
+        for name in ("sampler", "stopping"):
+            rows = getattr(getattr(self, name), "history", 1)
+            if not (is_whole(rows) and 0 <= rows <= MOST_HISTORY):
+                raise ValueError(
+                    f"{name}: its history must be a whole number of rows from 0 to "
+                    f"{MOST_HISTORY}, got {quoted(rows)}"
                 )
         processors = self.processors
         if not isinstance(processors, tuple) or not all(_has(p, "process") for p in processors):

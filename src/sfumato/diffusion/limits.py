@@ -11,6 +11,7 @@ from typing import Literal
 
 from sfumato.diffusion.config import SamplerConfig
 from sfumato.diffusion.processors import MinTokens
+from sfumato.diffusion.schedule import count_at, temperature_at
 from sfumato.model.network import Network
 
 StopReason = Literal["eos", "max_tokens", "stop", "cancelled"]
@@ -61,7 +62,8 @@ def check_seed(seed: object) -> None:
 def complete(network: Network, config: SamplerConfig, limits: Limits) -> SamplerConfig:
     """The config with a canvas length, and with the processor that keeps its `min_tokens`.
 
-    Raises ValueError for canvases longer than this network's."""
+    Raises ValueError for canvases longer than this network's, and for a schedule that some step
+    of it would fail with."""
     longest = network.config.canvas_length
     length = config.canvas_length or longest
     if length > longest:
@@ -69,11 +71,22 @@ def complete(network: Network, config: SamplerConfig, limits: Limits) -> Sampler
             f"canvas_length: {length} is longer than the {longest} that this checkpoint was "
             "trained for; use that or less"
         )
+    check_steps(config)
     config = replace(config, canvas_length=length)
     if config.min_tokens and limits.end_ids:
         early = MinTokens(config.min_tokens, limits.end_ids)
         config = replace(config, processors=(*config.processors, early))
     return config
+
+
+def check_steps(config: SamplerConfig) -> None:
+    """Asks schedule and soft_top_k for every step that there may be. Raises ValueError, which
+    names the step, where one of them gives nothing that a step can do with."""
+    assert config.schedule and config.max_steps
+    for step in range(1, config.max_steps + 1):
+        temperature_at(config.schedule, step, config.max_steps)
+        if config.soft_top_k is not None and not isinstance(config.soft_top_k, int):
+            count_at(config.soft_top_k, step, config.max_steps)
 
 
 def check_context(network: Network, prompt: int, config: SamplerConfig, limits: Limits) -> int:

@@ -12,8 +12,9 @@ from typing import Protocol
 import torch
 from torch import Tensor
 
-from sfumato.diffusion.checks import is_number, is_whole
+from sfumato.diffusion.checks import MOST_NATS, MOST_TOKENS, is_number, is_whole
 from sfumato.model.head import HeadStats
+from sfumato.weights.errors import quoted
 
 
 @dataclass(frozen=True)
@@ -26,6 +27,7 @@ class StepView:
     stats: HeadStats  # of the row: argmax, drawn, entropy, top_probs, … with leading axis [length]
     history: Tensor  # int64 [rows, length]: earlier argmax canvases, newest last; -1: none yet
     pinned: Tensor  # bool [length]: positions whose token is fixed; entropy 0, always accepted
+    unchanged: Tensor  # int64 []: so many steps before this one, in a row, had this argmax canvas
 
 
 class Sampler(Protocol):
@@ -49,8 +51,10 @@ class EntropyBound:
     bound: float = 0.1
 
     def __post_init__(self) -> None:
-        if not (is_number(self.bound) and self.bound >= 0):
-            raise ValueError(f"entropy_bound: must be at least 0 nats, got {self.bound!r}")
+        if not (is_number(self.bound) and 0 <= self.bound <= MOST_NATS):
+            raise ValueError(
+                f"entropy_bound: must be from 0 to {MOST_NATS:.0e} nats, got {self.bound!r}"
+            )
 
     def accept(self, view: StepView) -> Tensor:
         ascending, order = view.stats.entropy.sort(dim=-1)
@@ -67,8 +71,10 @@ class FixedCount:
     count: int = 8
 
     def __post_init__(self) -> None:
-        if not (is_whole(self.count) and self.count >= 1):
-            raise ValueError(f"count: must be at least 1 position a step, got {self.count!r}")
+        if not (is_whole(self.count) and 1 <= self.count <= MOST_TOKENS):
+            raise ValueError(
+                f"count: must be from 1 to {MOST_TOKENS} positions a step, got {quoted(self.count)}"
+            )
 
     def accept(self, view: StepView) -> Tensor:
         confidence = view.stats.top_probs[..., 0].masked_fill(view.pinned, -1.0)

@@ -3,10 +3,15 @@ tokens of it count."""
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Any, Protocol
 
 from sfumato.diffusion.checks import is_number, is_whole
+from sfumato.weights.errors import quoted
+
+COLDEST = 1e-6  # scores over a lower temperature would leave float32's range
+HOTTEST = 1e6  # the distribution is flat long before, and float32 ends at 3e38
 
 
 class Schedule(Protocol):
@@ -31,10 +36,22 @@ class LinearTemperature:
                 f"t_min, t_max: need 0 <= t_min <= t_max and t_max > 0, "
                 f"got {self.t_min!r} and {self.t_max!r}"
             )
+        if not COLDEST <= self.t_max <= HOTTEST:
+            raise ValueError(
+                f"t_max: must be from {COLDEST:.0e} to {HOTTEST:.0e}, got {self.t_max!r}"
+            )
 
     def temperature(self, step: int, max_steps: int) -> float:
         remaining = max_steps + 1 - step
         return self.t_min + (self.t_max - self.t_min) * (remaining / max_steps)
+
+
+class Counts(Protocol):
+    """A number of tokens for every step."""
+
+    def k(self, step: int, max_steps: int) -> int:
+        """step counts 1..max_steps; the result is from 1 to MOST."""
+        ...
 
 
 MOST = 2048  # more rows of the embedding would be gathered, position by position, than it has
@@ -63,3 +80,35 @@ class SoftTopK:
         if self.last is None or max_steps == 1:
             return self.first
         return round(self.first * (self.last / self.first) ** ((step - 1) / (max_steps - 1)))
+
+
+def temperature_at(schedule: Schedule, step: int, max_steps: int) -> float:
+    """What a schedule says of a step. Raises ValueError where that is no temperature."""
+    heat = _asked(f"schedule {type(schedule).__name__}", schedule.temperature, step, max_steps)
+    if not (is_number(heat) and 0 < heat <= HOTTEST):
+        raise ValueError(
+            f"schedule {type(schedule).__name__}: temperature must return a number over 0 and at "
+            f"most {HOTTEST:.0e}, got {quoted(heat)} at step {step}"
+        )
+    return float(heat)
+
+
+def count_at(counts: Counts, step: int, max_steps: int) -> int:
+    """How many tokens count at a step. Raises ValueError where that is no count."""
+    count = _asked(f"soft_top_k {type(counts).__name__}", counts.k, step, max_steps)
+    if not (is_whole(count) and 1 <= count <= MOST):
+        raise ValueError(
+            f"soft_top_k {type(counts).__name__}: k must return a whole number from 1 to {MOST}, "
+            f"got {quoted(count)} at step {step}"
+        )
+    return int(count)
+
+
+def _asked(what: str, method: Callable[[int, int], Any], step: int, max_steps: int) -> Any:
+    try:
+        return method(step, max_steps)
+    except Exception as error:
+        raise ValueError(
+            f"{what}: {method.__name__} raised {type(error).__name__} at step {step}: "
+            f"{str(error)[:200]}"
+        ) from error

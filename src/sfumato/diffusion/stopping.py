@@ -7,8 +7,11 @@ from typing import Protocol
 
 from torch import Tensor
 
-from sfumato.diffusion.checks import is_number, is_whole
+from sfumato.diffusion.checks import MOST_NATS, is_number, is_whole
 from sfumato.diffusion.sampler import StepView
+from sfumato.weights.errors import quoted
+
+MOST_STABILITY = 64  # steps; a canvas that has been the same for a few does not change any more
 
 
 class Stopping(Protocol):
@@ -28,22 +31,21 @@ class StableAndConfident:
     confidence: float = 0.005
 
     def __post_init__(self) -> None:
-        stable = is_whole(self.stability) and self.stability >= 0
-        if not (stable and is_number(self.confidence) and self.confidence > 0):
+        if not (is_whole(self.stability) and 0 <= self.stability <= MOST_STABILITY):
             raise ValueError(
-                "stability, confidence: need a whole stability >= 0 and confidence > 0 nats, got "
-                f"{self.stability!r} and {self.confidence!r}"
+                f"stability: must be a whole number of steps from 0 to {MOST_STABILITY}, got "
+                f"{quoted(self.stability)}"
             )
-
-    @property
-    def history(self) -> int:
-        return self.stability
+        if not (is_number(self.confidence) and 0 < self.confidence <= MOST_NATS):
+            raise ValueError(
+                f"confidence: must be over 0 and at most {MOST_NATS:.0e} nats, got "
+                f"{quoted(self.confidence)}"
+            )
 
     def done(self, view: StepView) -> Tensor:
         free = (~view.pinned).sum(dim=-1).clamp(min=1)
         confident = view.stats.entropy.sum(dim=-1) / free < self.confidence
-        recent = view.history[max(0, len(view.history) - self.stability) :]
-        return confident & (recent == view.stats.argmax).all()
+        return confident & (view.unchanged >= self.stability)
 
 
 @dataclass(frozen=True)
