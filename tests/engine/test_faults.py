@@ -19,6 +19,7 @@ from sfumato.engine import (
     RequestFailed,
     TooLarge,
 )
+from sfumato.engine.row import Row
 
 
 class Broken:
@@ -233,3 +234,59 @@ def test_a_cancelled_request_keeps_what_had_settled() -> None:
     assert not serving.step() and len(network.denoised()) == 3
     handle.cancel()  # and a second time does nothing
     assert not serving.step()
+
+
+@pytest.mark.parametrize(
+    ("error", "kind"), [(RuntimeError("no"), "internal"), (MemoryError(), "memory")]
+)
+def test_what_fails_in_a_rows_preparation_ends_that_row_alone(
+    error: Exception, kind: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The others lose neither their step nor a run in one batch."""
+    serving, network, scripts, handles = three()
+    bad = serving.submit(scripts[0].request())
+    opens = Row.open
+
+    def fails(self: Row, *how: Any) -> Any:
+        if self.request.id == bad.id:
+            raise error
+        return opens(self, *how)
+
+    monkeypatch.setattr(Row, "open", fails)
+    run(serving)
+    assert [outcome(h) for h in (*handles, bad)] == ["eos"] * 3 + [kind]
+    assert network.denoised()[0] == [40, 41, 42]
+    assert no_slot_is_leaked(serving)
+
+
+def test_a_schedule_that_changes_its_mind_ends_its_row_alone() -> None:
+    class Moody:
+        asked = 0
+
+        def temperature(self, step: int, max_steps: int) -> float:
+            self.asked += 1
+            return 0.5 if self.asked <= max_steps + 1 else 1e300
+
+    serving, network, scripts, handles = three()
+    bad = serving.submit(scripts[0].request(sampler=SamplerConfig(schedule=Moody())))
+    run(serving)
+    assert [outcome(h) for h in (*handles, bad)] == ["eos"] * 3 + ["invalid"]
+    assert all(len(keys) >= 3 for keys in network.denoised()), "no step was run row by row"
+
+
+def test_a_schedule_is_checked_for_every_step_beforehand() -> None:
+    class Late:
+        def temperature(self, step: int, max_steps: int) -> float:
+            return 0.5 if step < max_steps else 0.0
+
+    class Few:
+        def k(self, step: int, max_steps: int) -> int:
+            return 3 - step
+
+    script = Script(40, 5)
+    serving, network = engine(script)
+    with pytest.raises(ValueError, match=r"^schedule Late: .* got 0.0 at step 9$"):
+        serving.submit(script.request(sampler=SamplerConfig(schedule=Late(), max_steps=9)))
+    with pytest.raises(ValueError, match=r"^soft_top_k Few: .* got 0 at step 3$"):
+        serving.submit(script.request(sampler=SamplerConfig(soft_top_k=Few())))
+    assert network.log == []

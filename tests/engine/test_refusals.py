@@ -11,8 +11,10 @@ from tests.engine.scripted import Script, engine, run
 
 import sfumato
 from sfumato.api import Model
+from sfumato.diffusion.config import REFERENCE, SamplerConfig
 from sfumato.engine import Engine, EngineConfig, EngineDead, Failed, QueueFull, Request, TooLarge
 from sfumato.engine.thinking import HEADER
+from sfumato.server.settings import ServerSettings
 from sfumato.text.tokenizer import Tokenizer
 
 
@@ -59,6 +61,43 @@ def test_after_its_death_an_engine_tells_so() -> None:
     with pytest.raises(EngineDead):
         serving.submit(Script(40, 5).request())
     assert [end.kind for _, end in heard] == ["internal"]
+
+
+@pytest.mark.parametrize(
+    ("fields", "message"),
+    [
+        ({"sampler": SamplerConfig(max_steps=257)}, "max_steps: must be at most 256, got 257; .* --"),
+        ({"timeout_s": 1e308}, "timeout_s: must be over 0 and at most"),
+        ({"timeout_s": 2**2000}, "timeout_s: must be over 0 and at most"),
+        ({"max_thinking_tokens": 2**63}, "max_thinking_tokens: must be a whole number from 0 to"),
+    ],
+)
+def test_every_number_has_an_upper_bound(fields: dict[str, Any], message: str) -> None:
+    serving, heard = told()
+    with pytest.raises(ValueError, match=f"^{message}"):
+        serving.submit(Script(40, 5).request(**fields))
+    assert [end.kind for _, end in heard] == ["invalid"]
+
+
+@pytest.mark.parametrize(
+    ("fields", "message"),
+    [
+        ({"max_steps": 4097}, "max_steps: must be at most 4096, got 4097"),
+        ({"max_steps": 0}, "max_steps: must be a whole number from 1, got 0"),
+        ({"request_timeout_s": 1e10}, "request_timeout_s: must be over 0 and at most"),
+        ({"request_timeout_s": 0}, "request_timeout_s: .* None for no limit"),
+    ],
+)
+def test_so_have_the_settings(fields: dict[str, Any], message: str) -> None:
+    with pytest.raises(ValueError, match=f"^{message}"):
+        EngineConfig(**fields)
+
+
+def test_the_default_time_limit_is_what_its_comment_derives() -> None:
+    limit = EngineConfig().request_timeout_s
+    canvases = ServerSettings().max_tokens / 256
+    slots, steps, seconds = EngineConfig().slots, REFERENCE.max_steps or 0, 6.0
+    assert limit is not None and canvases * steps * seconds * slots <= limit <= 6 * 3600
 
 
 def test_a_prompt_is_made_once_and_handed_over(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -290,10 +290,13 @@ def test_a_bias_that_bans_everything_is_named(serve: Callable[..., Any]) -> None
     assert refused(served.chat("Hi", logit_bias=bias))["param"] == "logit_bias"
 
 
-@pytest.mark.parametrize("top_k", [2**63, 2**70])
-def test_a_top_k_beyond_the_vocabulary_is_all_of_it(server: Any, top_k: int) -> None:
-    every = server.chat(seed=3, max_tokens=32).json()["choices"]
-    assert server.chat(seed=3, max_tokens=32, top_k=top_k).json()["choices"] == every
+def test_a_top_k_beyond_the_vocabulary_is_all_of_it(serve: Callable[..., Any]) -> None:
+    model = teller()
+    assert model.config.vocab_size < 1024
+    served = serve(model)
+    every = served.chat(seed=3, max_tokens=32).json()["choices"]
+    assert served.chat(seed=3, max_tokens=32, top_k=1024).json()["choices"] == every
+    refused(served.chat(seed=3, max_tokens=32, top_k=1025))  # whatever the vocabulary
 
 
 def test_a_client_that_leaves_while_it_uploads_is_no_failure(

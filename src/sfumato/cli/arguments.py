@@ -22,6 +22,8 @@ FORMATS = (  # written out likewise
 )
 _MARGIN = "of the memory there is, leave so much alone (5)"
 _PREFILL = "tokens of prompts that are read between two steps of the others at most (512)"
+_STEPS = "denoising steps per canvas that a request may ask for (256)"
+_TIMEOUT = "a request fails after S seconds; 0: never (21600, which is six hours)"
 _SNAPSHOTS = "host memory to come back to earlier prompts with (1G)"
 _CORS = "let the pages of this origin call, as https://chat.example; may be given several times"
 _REPLY = "of a reply where a request does not say and the context has as many (4096)"
@@ -89,7 +91,8 @@ def _add_serve(parser: argparse.ArgumentParser) -> None:
     add("--snapshot-memory", type=size, default=2**30, metavar="SIZE", help=_SNAPSHOTS)
     add("--memory-margin", type=whole(0, 99), default=5, metavar="PERCENT", help=_MARGIN)
     add("--prefill-chunk", type=whole(1), default=512, metavar="N", help=_PREFILL)
-    add("--request-timeout", type=seconds, metavar="S", help="a request fails after S seconds")
+    add("--max-steps", type=whole(1, 4096), default=256, metavar="N", help=_STEPS)
+    add("--request-timeout", type=seconds, default=21_600.0, metavar="S", help=_TIMEOUT)
     add("--drain", type=seconds, default=30.0, metavar="S", help="at the end, wait for S (30)")
     add = parser.add_argument_group("HTTP").add_argument
     add("--host", default="127.0.0.1", metavar="ADDRESS", help="0.0.0.0: all there are (127.0.0.1)")

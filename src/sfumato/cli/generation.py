@@ -22,6 +22,7 @@ from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TimeR
 import sfumato
 from sfumato.cli.arguments import DEVICES
 from sfumato.cli.view.display import Display, Live, Plain, Silent, is_visual
+from sfumato.diffusion.config import MOST_STEPS
 from sfumato.engine import Engine, EngineConfig, EngineError, Failed, Finished, Request, TooLarge
 from sfumato.engine.request import prepare, seams_of
 from sfumato.model.cache import snapshot_bytes
@@ -131,12 +132,20 @@ def engine(model: Model, first: Request, context: int = 1, kept: int = 0) -> Eng
     positions at least. It makes larger ones for those that need them, where the memory allows.
 
     kept: how many prompts are remembered, in host memory, for others that begin like them.
+    A request here has no time limit, and as many steps as the library allows: its user can end it.
     Raises ValueError where the first request cannot be done, or the memory does not suffice.
     """
     context = max(context, prepare(model, first, model.config.context_length, seams_of(model)).need)
     one = snapshot_bytes(model.config, context, model.network.cache_dtype)
     try:
-        return Engine(model, EngineConfig(slots=1, context=context, snapshot_bytes=kept * one))
+        config = EngineConfig(
+            slots=1,
+            context=context,
+            snapshot_bytes=kept * one,
+            max_steps=MOST_STEPS,
+            request_timeout_s=None,
+        )
+        return Engine(model, config)
     except EngineError as error:
         raise _told(str(error)) from error
 

@@ -139,6 +139,7 @@ def _config(args: argparse.Namespace, longest: int) -> EngineConfig:
         snapshot_bytes=args.snapshot_memory,
         memory_margin=args.memory_margin / 100,
         prefill_chunk=args.prefill_chunk,
+        max_steps=args.max_steps,
         request_timeout_s=args.request_timeout or None,
     )
 

@@ -30,15 +30,13 @@ class LinearTemperature:
     t_max: float = 0.8
 
     def __post_init__(self) -> None:
-        numbers = is_number(self.t_min) and is_number(self.t_max)
-        if not (numbers and 0 <= self.t_min <= self.t_max and self.t_max > 0):
+        for name, low in (("t_min", 0), ("t_max", COLDEST)):
+            value = getattr(self, name)
+            if not (is_number(value) and low <= value <= HOTTEST):
+                raise ValueError(f"{name}: must be from {low:g} to {HOTTEST:g}, got {value!r}")
+        if self.t_min > self.t_max:
             raise ValueError(
-                f"t_min, t_max: need 0 <= t_min <= t_max and t_max > 0, "
-                f"got {self.t_min!r} and {self.t_max!r}"
-            )
-        if not COLDEST <= self.t_max <= HOTTEST:
-            raise ValueError(
-                f"t_max: must be from {COLDEST:.0e} to {HOTTEST:.0e}, got {self.t_max!r}"
+                f"t_min, t_max: need t_min <= t_max, got {self.t_min!r} and {self.t_max!r}"
             )
 
     def temperature(self, step: int, max_steps: int) -> float:

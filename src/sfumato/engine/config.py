@@ -4,7 +4,13 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from sfumato.diffusion.checks import is_number, is_whole
+from sfumato.diffusion.checks import MOST_SECONDS, is_number, is_whole
+from sfumato.diffusion.config import MOST_STEPS
+
+REQUEST_TIMEOUT_S = 21_600.0
+"""Six hours. The longest reply that `sfumato serve` gives unasked, 4,096 tokens, is 16 canvases of 48
+steps; the 26B model takes 6 s a step on two CPU threads (docs/performance.md); and on a CPU four
+requests at a time take four times as long as one: 16 × 48 × 6 s × 4 is five hours and some minutes."""
 
 
 @dataclass(frozen=True)
@@ -17,7 +23,8 @@ class EngineConfig:
     prefill_chunk: int = 512  # tokens encoded between two denoising steps at most
     strict: bool = False  # refuse what does not fit a slot, rather than make a larger one
     snapshot_bytes: int = 2**30  # host memory for what prefix reuse needs
-    request_timeout_s: float | None = None  # from submission
+    max_steps: int = 256  # denoising steps per canvas that a request may ask for
+    request_timeout_s: float | None = REQUEST_TIMEOUT_S  # from submission; None: no limit
     memory_margin: float = 0.05  # share of the memory that stays free
 
     def __post_init__(self) -> None:
@@ -25,11 +32,16 @@ class EngineConfig:
             value = getattr(self, name)
             if not (is_whole(value) and value >= low):
                 raise ValueError(f"{name}: must be a whole number from {low}, got {value!r}")
+        if self.max_steps > MOST_STEPS:
+            raise ValueError(f"max_steps: must be at most {MOST_STEPS}, got {self.max_steps}")
         limit = self.request_timeout_s
-        if limit is not None and not (is_number(limit) and limit > 0):
-            raise ValueError(f"request_timeout_s: must be over 0 seconds, got {limit!r}")
+        if limit is not None and not (is_number(limit) and 0 < limit <= MOST_SECONDS):
+            raise ValueError(
+                f"request_timeout_s: must be over 0 and at most {MOST_SECONDS:.0e} seconds, got "
+                f"{limit!r}; None for no limit"
+            )
         if not (is_number(self.memory_margin) and 0 <= self.memory_margin < 1):
             raise ValueError(f"memory_margin: must be from 0 to 1, got {self.memory_margin!r}")
 
 
-_COUNTS = ("slots", "context", "queue", "prefill_chunk")
+_COUNTS = ("slots", "context", "queue", "prefill_chunk", "max_steps")

@@ -91,7 +91,9 @@ class Engine:
     def _submit(self, request: Request, sink: Sink | None) -> Handle:
         # Before the prompt is made: the time for that is the client's waiting time too.
         since = self.now() if request.since is None else request.since
-        prepared = prepare(self.model, request, self._longest, self._seams)
+        prepared = prepare(
+            self.model, request, self._longest, self._seams, self.config.max_steps
+        )
         self._pool.check(prepared.need)
         limits = [s for s in (request.timeout_s, self.config.request_timeout_s) if s is not None]
         handle = Handle(request.id, sink, self._notify)

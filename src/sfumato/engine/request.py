@@ -8,17 +8,18 @@ from __future__ import annotations
 
 import secrets
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from sfumato.api import Messages, Model, Transcript
-from sfumato.diffusion.checks import is_number, is_whole
-from sfumato.diffusion.config import SamplerConfig
+from sfumato.diffusion.checks import MOST_SECONDS, MOST_TOKENS, is_number, is_whole
+from sfumato.diffusion.config import MOST_STEPS, SamplerConfig
 from sfumato.diffusion.limits import Limits, TooLarge, check_context, check_seed, complete
 from sfumato.engine.prefix import Seams
 from sfumato.engine.thinking import ThinkingBudget
 from sfumato.text.prompt import prompt_ids
 from sfumato.text.stops import Stop
+from sfumato.weights.errors import quoted
 
 
 def new_id() -> str:
@@ -83,12 +84,17 @@ def seams_of(model: Model) -> Seams:
     return Seams(ids_of, model.tokenizer.special_ids)
 
 
-def prepare(model: Model, request: Request, longest: int, seams: Seams) -> Prepared:
-    """longest: tokens that a slot here can have at most. Raises ValueError, naming the field, for
-    what cannot be done; TooLarge for texts that no slot holds."""
-    _check(request)
+def prepare(
+    model: Model, request: Request, longest: int, seams: Seams, most_steps: int = MOST_STEPS
+) -> Prepared:
+    """longest: tokens that a slot here can have at most; most_steps: per canvas, which bounds the
+    checkpoint's own choice too. Raises ValueError, naming the field, for what cannot be done;
+    TooLarge for texts that no slot holds."""
+    _check(request, most_steps)
     prompt = request.made or make_prompt(model, request, longest, seams)
     config = (request.sampler or SamplerConfig()).over(model.sampler_defaults)
+    assert config.max_steps
+    config = replace(config, max_steps=min(config.max_steps, most_steps))
     transcript = Transcript(model.tokenizer, request.stop, config.ignore_eos)
     limits = Limits(request.max_tokens, model.end_ids, transcript.cut)
     config = complete(model.network, config, limits)
@@ -127,16 +133,28 @@ def prepare(model: Model, request: Request, longest: int, seams: Seams) -> Prepa
     )
 
 
-def _check(request: Request) -> None:
+def _check(request: Request, most_steps: int) -> None:
     if not isinstance(request.sampler, SamplerConfig | None):
         raise ValueError(f"sampler: must be a SamplerConfig, got {request.sampler!r}")
+    steps = request.sampler.max_steps if request.sampler else None
+    if steps is not None and steps > most_steps:
+        raise ValueError(
+            f"max_steps: must be at most {most_steps}, got {steps}; ask for fewer, or raise "
+            "--max-steps"
+        )
     if not isinstance(request.opening, str | None):
         raise ValueError(f"opening: must be text, got {request.opening!r}")
     limit, timeout = request.max_thinking_tokens, request.timeout_s
-    if limit is not None and not (is_whole(limit) and limit >= 0):
-        raise ValueError(f"max_thinking_tokens: must be a whole number from 0, got {limit!r}")
-    if timeout is not None and not (is_number(timeout) and timeout > 0):
-        raise ValueError(f"timeout_s: must be over 0 seconds, got {timeout!r}")
+    if limit is not None and not (is_whole(limit) and 0 <= limit <= MOST_TOKENS):
+        raise ValueError(
+            f"max_thinking_tokens: must be a whole number from 0 to {MOST_TOKENS}, got "
+            f"{quoted(limit)}"
+        )
+    if timeout is not None and not (is_number(timeout) and 0 < timeout <= MOST_SECONDS):
+        raise ValueError(
+            f"timeout_s: must be over 0 and at most {MOST_SECONDS:.0e} seconds, got "
+            f"{quoted(timeout)}"
+        )
 
 
 def make_prompt(model: Model, request: Request, longest: int, seams: Seams) -> Prompt:

@@ -81,9 +81,25 @@ class Runner:
     def denoise(self, rows: Sequence[Row]) -> list[Found]:
         """What one step finds on each row's canvas, or why it could not. Rows left out had no
         room in memory this time and may try again."""
+        opened = [(row, self._open(row)) for row in rows]  # apart: what fails here is one row's
+        failed: list[Found] = [(row, error) for row, error in opened if error is not None]
+        rows = [row for row, error in opened if error is None]
         if self._most is not None and len(rows) <= self._most:
             self._most = None  # the crowd is gone; the next one is tried whole
-        return self._in_groups(rows)
+        return failed + self._in_groups(rows)
+
+    def _open(self, row: Row, again: bool = True) -> Exception | None:
+        """Makes ready what a step needs of one row alone; returns what kept it from that. again:
+        whether memory that is not enough is freed for a second try."""
+        network = self._network
+        try:
+            row.open(network.config.vocab_size, network.device).coming()
+        except Exception as error:
+            if not (again and is_out_of_memory(error)):
+                return error
+            self._free(error)
+            return self._open(row, again=False)
+        return None
 
     def _in_groups(self, rows: Sequence[Row]) -> list[Found]:
         size = self._most or max(1, len(rows))

@@ -8,9 +8,10 @@ from typing import Any
 from fastapi.responses import JSONResponse, Response
 
 from sfumato import __version__
+from sfumato.diffusion.config import MOST_STEPS, MOST_TOP_K
 from sfumato.diffusion.sampler import EntropyBound
 from sfumato.diffusion.schedule import LinearTemperature
-from sfumato.diffusion.stopping import StableAndConfident
+from sfumato.diffusion.stopping import MOST_STABILITY, StableAndConfident
 from sfumato.engine.budget import used_memory
 from sfumato.server.errors import ApiError, without_paths
 from sfumato.server.examples import examples
@@ -78,6 +79,9 @@ def props(service: Service) -> dict[str, Any]:
             "max_messages": settings.max_messages,
             "max_choices": settings.max_choices,
             "max_tokens": settings.max_tokens,
+            "max_steps": engine.max_steps,
+            "stability": MOST_STABILITY,
+            "top_k": MOST_TOP_K,
             "top_logprobs": MOST_ALTERNATIVES,
             "request_timeout": engine.request_timeout_s,
         },
@@ -93,7 +97,7 @@ def defaults(service: Service) -> dict[str, Any]:
     stable = stopping if isinstance(stopping, StableAndConfident) else None
     bound = sampler.bound if isinstance(sampler, EntropyBound) else None
     return {
-        "max_steps": config.max_steps,
+        "max_steps": min(config.max_steps or MOST_STEPS, service.engine.config.max_steps),
         "sampler": "entropy-bound" if bound is not None else type(sampler).__name__,
         "entropy_bound": bound,
         "temperature": config.temperature,

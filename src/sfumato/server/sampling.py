@@ -48,10 +48,7 @@ def sampler_of(body: Sampling, model: Model, banned: Iterable[int] = ()) -> Samp
             sampler=body.sampler,
             entropy_bound=body.entropy_bound,
             temperature=body.temperature,
-            # More than there are is all of them, and may be more than an int64 holds.
-            top_k=min(body.top_k, model.config.vocab_size)
-            if body.top_k and body.top_k > 0
-            else None,
+            top_k=body.top_k if body.top_k and body.top_k > 0 else None,
             top_p=_LEAST_SHARE if body.top_p == 0 else body.top_p,
             min_tokens=body.min_tokens,
             ignore_eos=body.ignore_eos,

@@ -10,6 +10,8 @@ from typing import Annotated, Any
 
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field
 
+from sfumato.diffusion.checks import MOST_SECONDS, MOST_TOKENS
+
 MOST_ALTERNATIVES = 8  # per position: what a step keeps of the model's law
 
 Ignored = Annotated[Any, Field(description="Accepted and ignored.")]
@@ -116,7 +118,9 @@ class Sampling(Body):
     soft_top_k: int | None = Field(None, description="Likeliest tokens that it goes by; all.")
     max_thinking_tokens: int | None = Field(None, ge=0, description="Then the answer begins.")
     retry_empty: bool | None = Field(None, description="Draw an empty answer again (true).")
-    timeout: float | None = Field(None, gt=0, description="Seconds until the request fails.")
+    timeout: float | None = Field(
+        None, gt=0, le=MOST_SECONDS, description="Seconds until the request fails."
+    )
     stream: bool | None = Field(None, description="Send server-sent events.")
     stream_drafts: bool | None = Field(None, description="Send draft and settled frames too.")
 
@@ -144,7 +148,9 @@ class Generation(Sampling):
 
 class ChatBody(Generation):
     messages: list[dict[str, Any]] = Field(min_length=1)
-    max_completion_tokens: int | None = Field(None, ge=1, description="The same as max_tokens.")
+    max_completion_tokens: int | None = Field(
+        None, ge=1, le=MOST_TOKENS, description="The same as max_tokens."
+    )
     logprobs: bool | None = Field(None, description="Of the step that settled each token.")
     top_logprobs: int | None = Field(None, ge=0, le=MOST_ALTERNATIVES)
     tools: list[dict[str, Any]] | None = None
@@ -186,7 +192,9 @@ class LlamaBody(Sampling):
     """llama-server's own completion. What it has and we have not is refused unless neutral."""
 
     prompt: str | list[int]
-    n_predict: int | None = Field(None, ge=-1, description="Tokens at most; -1: what fits.")
+    n_predict: int | None = Field(
+        None, ge=-1, le=MOST_TOKENS, description="Tokens at most; -1: what fits."
+    )
     cache_prompt: Ignored = None
     id_slot: Ignored = None
     n_keep: Ignored = None

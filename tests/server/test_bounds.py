@@ -1,0 +1,133 @@
+"""Every number that a client may send, driven far beyond what anybody needs: a 400 that names the
+field, or an answer, and soon; and the server goes on serving."""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import pytest
+from tests.server.scripted import teller
+
+from sfumato.diffusion.config import MOST_STEPS
+from sfumato.server.app import ServerSettings
+
+HUGE = (2**63, 10**15, 1e308)
+LIMIT_S = 5.0  # several times the second that is asked for: a test machine may be busy
+
+USER = {"role": "user", "content": "Hi"}
+CHAT: dict[str, Any] = {"messages": [USER]}
+BODIES: dict[str, dict[str, Any]] = {
+    "/v1/chat/completions": CHAT,
+    "/v1/completions": {"prompt": "Hi"},
+    "/completion": {"prompt": "Hi"},
+    "/tokenize": {"content": "Hi"},
+    "/detokenize": {"tokens": [5]},
+    "/apply-template": CHAT,
+}
+BESIDE: dict[str, dict[str, Any]] = {
+    "count": {"sampler": "fixed-count"},
+    "threshold": {"sampler": "threshold"},
+    "margin": {"sampler": "threshold"},
+    "top_logprobs": {"logprobs": True},
+    "seed": {"n": 2},
+}
+"""What a field needs beside it to count."""
+
+
+def numbers(schema: Any, parts: dict[str, Any]) -> Iterator[tuple[str, Callable[[Any], Any]]]:
+    """Of a body's schema: the name of each field that takes numbers, and what a value of it looks
+    like with a number in it."""
+    for name, field in schema["properties"].items():
+        for shape in _shapes(field, parts):
+            yield name, shape
+
+
+def _shapes(schema: dict[str, Any], parts: dict[str, Any]) -> Iterator[Callable[[Any], Any]]:
+    if "$ref" in schema:
+        target = parts[schema["$ref"].rpartition("/")[2]]
+        for name, shape in numbers(target, parts):
+            yield lambda value, name=name, shape=shape: {name: shape(value)}
+    for option in schema.get("anyOf", ()):
+        yield from _shapes(option, parts)
+    if schema.get("type") in ("integer", "number"):
+        yield lambda value: value
+    if isinstance(schema.get("items"), dict):
+        for shape in _shapes(schema["items"], parts):
+            yield lambda value, shape=shape: [shape(value)]
+    if isinstance(schema.get("additionalProperties"), dict):
+        for shape in _shapes(schema["additionalProperties"], parts):
+            yield lambda value, shape=shape: {"5": shape(value)}
+
+
+def test_no_number_does_harm(serve: Callable[..., Any]) -> None:
+    served = serve(teller(), ServerSettings(max_tokens=16))
+    description = served.http.get("/openapi.json").json()
+    parts = description["components"]["schemas"]
+    routes = {path for path, how in description["paths"].items() if "post" in how}
+    assert routes == set(BODIES)
+    driven = set()
+    for path, body in BODIES.items():
+        content = description["paths"][path]["post"]["requestBody"]["content"]
+        name = content["application/json"]["schema"]["$ref"].rpartition("/")[2]
+        for field, shape in numbers(parts[name], parts):
+            driven.add((path, field))
+            for number in HUGE:
+                for value in (number, -number):
+                    _drive(served, path, field, body | _beside(path, field) | {field: shape(value)})
+    chat = {field for path, field in driven if path == "/v1/chat/completions"}
+    assert chat >= {"max_steps", "stability", "top_k", "t_max", "seed", "n", "timeout"}
+    assert ("/detokenize", "tokens") in driven and ("/v1/completions", "prompt") in driven
+    assert served.http.get("/health").status_code == 200
+    assert served.chat("Hi").json()["choices"][0]["message"]["content"] == "Hello."
+
+
+def _beside(path: str, field: str) -> dict[str, Any]:
+    return {} if path == "/completion" and field == "seed" else BESIDE.get(field, {})
+
+
+def _drive(served: Any, path: str, field: str, body: dict[str, Any]) -> None:
+    began = time.monotonic()
+    answer = served.post(path, **body)
+    what = f"{path} {json.dumps(body)[:200]} -> {answer.status_code} {answer.text[:200]}"
+    assert time.monotonic() - began < LIMIT_S, what
+    if answer.status_code != 200:
+        assert answer.status_code == 400, what
+        error = answer.json()["error"]
+        assert field in (error["param"] or "") and error["message"].startswith(field), what
+
+
+@pytest.mark.parametrize(
+    ("fields", "param"),
+    [
+        ({"max_steps": 257}, "max_steps"),
+        ({"stability": 65}, "stability"),
+        ({"t_max": 1e300}, "t_max"),
+        ({"t_max": 1e-300, "t_min": 0}, "t_max"),
+        ({"top_k": 1025}, "top_k"),
+        ({"confidence": 1e300}, "confidence"),
+        ({"timeout": 1e300}, "timeout"),
+    ],
+)
+def test_bounds_have_a_last_value(server: Any, fields: dict[str, Any], param: str) -> None:
+    answer = server.chat("Hi", max_tokens=8, **fields)
+    assert (answer.status_code, answer.json()["error"]["param"]) == (400, param)
+
+
+def test_the_bounds_themselves_are_allowed(server: Any) -> None:
+    limits = server.http.get("/props").json()["limits"]
+    fields = {name: limits[name] for name in ("max_steps", "stability", "top_k")}
+    assert fields == {"max_steps": 256, "stability": 64, "top_k": 1024}
+    assert server.chat("Hi", max_tokens=8, **fields).status_code == 200
+
+
+def test_the_operator_chooses_the_bound_of_steps(serve: Callable[..., Any]) -> None:
+    served = serve(teller(), max_steps=4)
+    error = served.chat("Hi", max_steps=5).json()["error"]
+    assert error["param"] == "max_steps" and "--max-steps" in error["message"]
+    assert served.http.get("/props").json()["sampler"]["max_steps"] == 4
+    steps = served.chat("Hi", stability=9).json()["timings"]["diffusion"]["steps"]
+    assert steps == 4  # of the checkpoint's 48
+    assert serve(teller(), max_steps=MOST_STEPS).chat("Hi", max_steps=MOST_STEPS).is_success
