@@ -116,7 +116,13 @@ class ScriptedNetwork:
     def check_ids(self, ids: Tensor, where: str) -> None:
         pass
 
-    def encode(self, rows: Sequence[Tensor], slots: Sequence[ScriptedSlot], chunk: int) -> bool:
+    def encode(
+        self,
+        rows: Sequence[Tensor],
+        slots: Sequence[ScriptedSlot],
+        chunk: int = 512,
+        cancelled: Callable[[], bool] = lambda: False,
+    ) -> bool:
         keys = [s.ids[0] if s.ids else int(ids[0]) for ids, s in zip(rows, slots, strict=True)]
         self.log.append(("encode", dict(zip(keys, map(len, rows), strict=True))))
         try:
@@ -134,7 +140,9 @@ class ScriptedNetwork:
     def denoise(
         self, canvases: Sequence[Tensor], slots: Sequence[ScriptedSlot], softs: object
     ) -> Tensor:
-        scripts = [self.scripts[slot.ids[0]] for slot in slots]
+        # The engine's own probe asks with bos, and stands in no script.
+        probe = Script(VOCABULARY["<bos>"], 1)
+        scripts = [(self.scripts | {probe.key: probe})[slot.ids[0]] for slot in slots]
         replies = [s.ids[script.prompt :] for s, script in zip(slots, scripts, strict=True)]
         numbers = [len(reply) // LENGTH for reply in replies]
         keys = [script.key for script in scripts]

@@ -28,7 +28,13 @@ class Teller(ScriptedNetwork):
         self.answers = dict(answers or {})
         self._tokenizer = tokenizer()
 
-    def encode(self, rows: Sequence[Tensor], slots: Sequence[ScriptedSlot], chunk: int) -> bool:
+    def encode(
+        self,
+        rows: Sequence[Tensor],
+        slots: Sequence[ScriptedSlot],
+        chunk: int = 512,
+        cancelled: Callable[[], bool] = lambda: False,
+    ) -> bool:
         self.before("encode", [])
         for ids, slot in zip(rows, slots, strict=True):
             slot.ids += ids.tolist()

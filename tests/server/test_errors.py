@@ -235,6 +235,7 @@ def test_an_engine_that_was_closed_is_a_503(serve: Callable[..., Any], embedded:
     served = serve(embedded)
     served.engine.close()
     assert refused(served.chat("Hi"), 503)["type"] == "service_unavailable_error"
+    assert served.http.get("/livez").status_code == 200, "it was asked to end: no restart"
     health = served.http.get("/health")
     assert (health.status_code, health.json()["status"]) == (503, "error")
     assert health.json()["error"]["message"]
@@ -257,7 +258,36 @@ def test_a_dead_engine_tells_everybody(serve: Callable[..., Any], eventually: An
     refused(answers[0], 500)
     assert answers[0].headers["x-should-retry"] == "false"
     assert served.http.get("/health").status_code == 503
+    live = served.http.get("/livez")
+    assert live.status_code == 503 and "SystemExit" in live.json()["reason"]
     refused(served.chat("Hi"), 503)
+
+
+def test_failures_that_last_make_it_unready_for_a_while(
+    serve: Callable[..., Any], eventually: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("sfumato.engine.circuit.WAITS_S", (0.2,) * 1000)
+    model = teller()
+    served = serve(model)
+
+    def fail() -> None:
+        raise RuntimeError("/dev/thing is lost")
+
+    slow_down(model, fail)
+    for _ in range(3):
+        refused(served.chat("Hi"), 500)
+    eventually(lambda: served.http.get("/readyz").status_code == 503)
+    answer = served.chat("Hi")
+    error = refused(answer, 503)
+    assert error["code"] == "not_ready" and int(answer.headers["retry-after"]) >= 1
+    assert "not ready" in error["message"] and "/dev" not in error["message"]
+    assert "RuntimeError" in served.http.get("/health").json()["reason"]
+    assert served.http.get("/livez").status_code == 200
+    assert "sfumato_circuit_open 1.0" in served.http.get("/metrics").text
+    slow_down(model, lambda: None)
+    eventually(lambda: served.http.get("/readyz").status_code == 200)
+    assert served.chat("Hi").status_code == 200
+    assert "sfumato_circuit_open 0.0" in served.http.get("/metrics").text
 
 
 def test_the_queue_is_for_those_without_a_slot(serve: Callable[..., Any]) -> None:

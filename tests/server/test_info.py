@@ -11,7 +11,7 @@ from sfumato.server.metrics import CONTENT_TYPE
 
 
 def test_health(server: Any) -> None:
-    for path in ("/health", "/v1/health"):
+    for path in ("/health", "/v1/health", "/readyz"):
         found = server.http.get(path).json()
         assert found["status"] == "ok" and found["ok"] is True
         assert found["uptime_s"] > 0
@@ -83,7 +83,12 @@ def test_the_page_and_its_modules(server: Any) -> None:
     assert script.headers["cache-control"] == "no-cache"
 
 
-@pytest.mark.parametrize("path", ["/health", "/v1/health"])
+def test_it_lives(server: Any) -> None:
+    answer = server.http.get("/livez")
+    assert (answer.status_code, answer.json()) == (200, {"status": "ok"})
+
+
+@pytest.mark.parametrize("path", ["/health", "/v1/health", "/readyz", "/livez"])
 def test_health_without_its_body(server: Any, path: str) -> None:
     answer = server.http.head(path)
     assert (answer.status_code, answer.content) == (200, b"")

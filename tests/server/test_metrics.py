@@ -15,7 +15,10 @@ from prometheus_client.parser import text_string_to_metric_families
 import sfumato
 from sfumato.api import Reply
 from sfumato.diffusion.loop import Stats
+from sfumato.engine.audit import AuditLog
+from sfumato.engine.behind import Behind
 from sfumato.engine.budget import Budget
+from sfumato.engine.circuit import CircuitState
 from sfumato.engine.engine import Engine, EngineConfig
 from sfumato.engine.events import Account, Failed, Finished
 from sfumato.engine.memory import MemoryView, Prediction
@@ -75,7 +78,8 @@ def scripted() -> Engine:
     )
     slots = tuple(SlotState(i, 512, i < 3, 10 * i, False, None) for i in range(5))
     speeds = Speeds(31.0, 32.0, 33.0, 340.0, 3.5)
-    whole = EngineState(23, running, slots, totals, speeds, HISTORY, 24, 25, MEMORY)
+    circuit = CircuitState(True, "its probe fails", 3, 1)
+    whole = EngineState(23, running, slots, totals, speeds, HISTORY, 24, 25, MEMORY, circuit)
     state = SimpleNamespace(**vars(whole))
     network = SimpleNamespace(device=torch.device("cpu"))
     engine = SimpleNamespace(
@@ -198,3 +202,29 @@ def test_a_real_engine() -> None:
     assert read("sfumato_healthy") == 1
     engine.close()
     assert reader(metrics)("sfumato_healthy") == 0
+
+
+def test_an_audit_that_fails_shows(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    log = AuditLog(tmp_path / "audit.jsonl")
+    behind = Behind(log)
+    write = log.write
+
+    def sometimes(line: dict[str, Any]) -> None:
+        if line.get("bad"):
+            raise ValueError("no line")
+        write(line)
+
+    monkeypatch.setattr(log, "write", sometimes)
+    for bad in (True, False, True):
+        behind.write({"bad": bad})
+    behind.close()
+    read = reader(Metrics(scripted(), behind))
+    assert read("sfumato_audit_lines_lost_total", reason="error") == 2
+    assert read("sfumato_audit_lines_lost_total", reason="queue") == 0
+    assert read("sfumato_audit_lines_lost_total", reason="file") == 0
+    assert read("sfumato_audit_writer_alive") == 0, "it has been closed"
+    assert reader(Metrics(scripted()))("sfumato_audit_writer_alive") is None
+
+
+def test_an_open_circuit_shows(metrics: Metrics) -> None:
+    assert reader(metrics)("sfumato_circuit_open") == 1

@@ -27,6 +27,8 @@ ROUTES = {
         "/v1/models",
         "/v1/models/{model}",
         "/health",
+        "/livez",
+        "/readyz",
         "/props",
         "/slots",
         "/memory",

@@ -64,7 +64,7 @@ def test_every_route_but_health_asks_for_the_key(ask: Any, method: str, path: st
     assert right.status_code != 401
 
 
-@pytest.mark.parametrize("path", ["/health", "/v1/health"])
+@pytest.mark.parametrize("path", ["/health", "/v1/health", "/readyz", "/livez"])
 def test_health_asks_for_none(ask: Any, path: str) -> None:
     answer = ask(ServerSettings(api_key=KEY), "GET", path)
     assert (answer.status_code, answer.json()["status"]) == (200, "ok")

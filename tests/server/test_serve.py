@@ -31,11 +31,13 @@ SRC = Path(__file__).parents[2] / "src"
 class Program:
     """A running `sfumato serve`."""
 
-    def __init__(self, *options: str, **variables: str) -> None:
+    def __init__(self, *options: str, code: str | None = None, **variables: str) -> None:
+        """code: run in place of the command line, with the same options."""
         environment = os.environ | {"PYTHONPATH": str(SRC), "OMP_NUM_THREADS": "1"} | variables
         environment.pop("SFUMATO_API_KEY", None) if "SFUMATO_API_KEY" not in variables else None
+        how = ("-m", "sfumato", "serve") if code is None else ("-c", code)
         self.process = subprocess.Popen(
-            [sys.executable, "-m", "sfumato", "serve", "--port", "0", *options],
+            [sys.executable, *how, "--port", "0", *options],
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,
             text=True,
@@ -62,8 +64,8 @@ class Program:
 def start() -> Iterator[Callable[..., Program]]:
     programs: list[Program] = []
 
-    def begin(*options: str, **variables: str) -> Program:
-        programs.append(Program(*options, **variables))
+    def begin(*options: str, **how: str) -> Program:
+        programs.append(Program(*options, **how))
         return programs[-1]
 
     yield begin
@@ -162,6 +164,38 @@ def test_what_is_not_done_in_time_ends_in_an_error(start: Callable[..., Program]
     assert (code, lines[-1]) == (0, "data: [DONE]")
     assert json.loads(lines[-2][6:])["error"]["code"] == "shutdown"
     assert time.monotonic() - began < 15
+
+
+BROKEN = """
+import sys
+import sfumato.engine.circuit as circuit
+from sfumato.cli import main
+from sfumato.model.network import Network
+
+def fail(*_):
+    raise {error}("the device is lost")
+
+circuit.WAITS_S = (0.05, 0.1)
+Network.denoise = fail
+sys.exit(main(["serve", *sys.argv[1:]]))
+"""
+
+
+@pytest.mark.parametrize(("error", "requests"), [("RuntimeError", 3), ("SystemExit", 1)])
+def test_it_exits_where_failures_last_or_the_thread_dies(
+    start: Callable[..., Program], error: str, requests: int
+) -> None:
+    """So that systemd or Kubernetes starts it again."""
+    program = start("--context", "128", code=BROKEN.format(error=error))
+    body = {"messages": [{"role": "user", "content": "Hi"}]}
+    for _ in range(requests):
+        answer = httpx.post(f"{program.url}/v1/chat/completions", json=body, timeout=60)
+        assert answer.status_code == 500
+    _, said = program.process.communicate(timeout=60)
+    assert program.process.returncode == 70
+    last = said.splitlines()[-1]
+    assert last.startswith("sfumato: error: the engine has stopped") and "start it again" in last
+    assert error in last
 
 
 def wait_until_running(program: Program) -> None:

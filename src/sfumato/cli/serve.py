@@ -25,6 +25,7 @@ if TYPE_CHECKING:
     from sfumato.engine.behind import Behind
 
 ANY_ADDRESS = ("0.0.0.0", "::", "")
+DIED = 70  # the exit code of a server whose engine has stopped; sysexits.h: internal error
 OWN_NAMES = ("localhost", "127.0.0.1", "::1")
 
 
@@ -41,8 +42,10 @@ def main(args: argparse.Namespace) -> int:
             file=sys.stderr,
         )
     with bound, _audit_log(args) as audit:
-        _serve(args, settings, bound, audit)
-    return 0
+        death = _serve(args, settings, bound, audit)
+    if death is not None:
+        print(f"sfumato: error: {death}; start it again", file=sys.stderr)
+    return 0 if death is None else DIED
 
 
 def _serve(
@@ -50,7 +53,8 @@ def _serve(
     settings: ServerSettings,
     bound: socket.socket,
     audit: Behind | None,
-) -> None:
+) -> str | None:
+    """Serves to the end; returns why, where the engine died."""
     from sfumato.cli import generation
     from sfumato.engine import Engine, EngineError
     from sfumato.server.app import create_app
@@ -70,7 +74,7 @@ def _serve(
         engine = Engine(model, config, on_finish=finished)
     except EngineError as error:
         raise ValueError(str(error)) from error
-    metrics = Metrics(engine)
+    metrics = Metrics(engine, audit)
     ends.append(metrics.observe)
     if audit is not None:
         ends.append(_recorder(audit, engine, settings.model_name))
@@ -81,6 +85,7 @@ def _serve(
         args.drain,
         engine.close,
         ready=lambda: _tell(args, engine, settings, url),
+        dead=lambda: engine.death is not None,
         access_log=args.verbose,
     )
     engine.start()
@@ -91,6 +96,7 @@ def _serve(
             engine.close(join_s=0.0)  # a second signal does not wait for the step under way
         else:
             engine.close()
+    return engine.death
 
 
 def _settings(args: argparse.Namespace) -> ServerSettings:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from sfumato.diffusion.limits import TooLarge
 from sfumato.engine.config import EngineConfig
 from sfumato.engine.engine import Engine
-from sfumato.engine.errors import EngineDead, EngineError, QueueFull, RequestFailed
+from sfumato.engine.errors import EngineDead, EngineError, NotReady, QueueFull, RequestFailed
 from sfumato.engine.events import Account, Commit, Draft, Event, Failed, Finished, Terminal
 from sfumato.engine.handle import Handle
 from sfumato.engine.request import Prompt, Request, new_id
@@ -25,6 +25,7 @@ __all__ = [
     "Finished",
     "Handle",
     "Health",
+    "NotReady",
     "Prompt",
     "QueueFull",
     "Request",

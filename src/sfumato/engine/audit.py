@@ -166,6 +166,7 @@ class AuditLog:
         self._max_bytes, self._keep = max_bytes, keep
         self._lock = threading.Lock()
         self._lost = 0  # lines, since the last that could be written
+        self.lost = 0  # lines, since the start
         self._file: BinaryIO | None = None
         self._closed = False
         try:
@@ -186,6 +187,7 @@ class AuditLog:
                 self._append(data)
             except OSError as error:
                 self._lost += 1
+                self.lost += 1
                 if self._lost == 1:
                     logger.warning(
                         "audit log: %s cannot be written (%s); lines are lost until it can",

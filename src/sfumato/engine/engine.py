@@ -10,8 +10,9 @@ from contextlib import contextmanager
 from threading import Condition, Thread
 
 from sfumato.api import Model, Reply
+from sfumato.engine.circuit import Circuit, probe
 from sfumato.engine.config import EngineConfig
-from sfumato.engine.errors import EngineDead, EngineError, QueueFull
+from sfumato.engine.errors import EngineDead, EngineError, FailuresLast, NotReady, QueueFull
 from sfumato.engine.events import Failed, FailureKind
 from sfumato.engine.failures import explain, is_out_of_memory
 from sfumato.engine.handle import Handle, Sink
@@ -65,7 +66,10 @@ class Engine:
         self._scheduler, self._meters = Scheduler(c.prefill_chunk), Meters(clock)
         self._sharing = Sharing(self._pool)
         self._runner = Runner(model.network, self._pool, clock)
-        self._settler = Settler(self._scheduler, self._pool, self._meters, on_finish, clock)
+        self._circuit = Circuit(lambda: probe(model), clock)
+        self._settler = Settler(
+            self._scheduler, self._pool, self._meters, self._circuit, on_finish, clock
+        )
         self._began, self._longest = clock(), self._pool.longest
         self._seams = seams_of(model)
         self._inbox: list[Row] = []  # submitted, not yet seen by the engine's thread
@@ -83,17 +87,18 @@ class Engine:
         not block.
 
         Raises ValueError, naming the field, for what cannot be done; TooLarge, a ValueError, for
-        what no slot can ever hold; QueueFull; EngineDead.
+        what no slot can ever hold; QueueFull; NotReady; EngineDead.
         """
         with self.refusals(request):
             return self._submit(request, sink)
 
     def _submit(self, request: Request, sink: Sink | None) -> Handle:
+        if self._closed is None and self._circuit.reason is not None:
+            raise NotReady(self._circuit.reason, self._circuit.retry_s())
         # Before the prompt is made: the time for that is the client's waiting time too.
         since = self.now() if request.since is None else request.since
-        prepared = prepare(
-            self.model, request, self._longest, self._seams, self.config.max_steps
-        )
+        most = self.config.max_steps
+        prepared = prepare(self.model, request, self._longest, self._seams, most)
         self._pool.check(prepared.need)
         limits = [s for s in (request.timeout_s, self.config.request_timeout_s) if s is not None]
         handle = Handle(request.id, sink, self._notify)
@@ -132,7 +137,7 @@ class Engine:
         """Tells on_finish where the request is refused inside."""
         try:
             yield
-        except (ValueError, QueueFull, EngineDead) as error:
+        except (ValueError, QueueFull, NotReady, EngineDead) as error:
             kind, message = explain(error)
             dead = isinstance(error, EngineDead) and self._death is not None
             self._settler.tell(request, Failed("internal" if dead else kind, message))
@@ -145,13 +150,18 @@ class Engine:
             self.step()
         return handle.result()
 
+    @property
+    def death(self) -> str | None:
+        """Why the engine has stopped though it was not closed; None where it has not."""
+        if self._death is None and not (self._stop or self._closed) and self._thread is not None:
+            return None if self._thread.is_alive() else "the engine's thread has ended"
+        return self._death
+
     def health(self) -> Health:
-        dead = self._death
-        if dead is None and self._thread is not None and not self._thread.is_alive():
-            dead = self._closed or "the engine's thread has ended"
+        reason = self.death or self._closed or self._circuit.reason
         return Health(
-            dead is None and self._closed is None,
-            dead or self._closed,
+            reason is None,
+            reason,
             self._clock() - self._began,
             self._waiting(),
             len(self._scheduler.running),
@@ -169,6 +179,7 @@ class Engine:
             self._meters.history(),
             *self._slot_bytes,
             self._guard.view,
+            self._circuit.state,
         )
 
     # For the owner.
@@ -207,13 +218,19 @@ class Engine:
 
     def step(self) -> bool:
         """One step of all rows; False where there is nothing to do. Not after `start`."""
-        try:
+        with self._deadly():
             plan = self._schedule()
             busy = bool(plan.encode or plan.denoise)
             if busy:
                 self._settler.settle(self._runner.run(plan, self._wanted))
             self._publish()
             return busy
+
+    @contextmanager
+    def _deadly(self) -> Iterator[None]:
+        """What is raised inside ends the engine."""
+        try:
+            yield
         except BaseException as error:
             self._die(error)
             raise
@@ -230,14 +247,18 @@ class Engine:
         self._slot_bytes = pool.snapshot_bytes, pool.larger_bytes
 
     def _schedule(self) -> Plan:
+        self._take_in()
+        self._admit()
+        return self._scheduler.plan()
+
+    def _take_in(self) -> None:
+        """Takes in what was submitted, and ends what has been cancelled or is late."""
         with self._wake:
             self._scheduler.waiting.extend(self._inbox)
             self._inbox.clear()
         for row in (*self._scheduler.waiting, *self._scheduler.running):
             if not self._wanted(row):
                 self._give_up(row)
-        self._admit()
-        return self._scheduler.plan()
 
     def _wanted(self, row: Row) -> bool:
         late = row.deadline is not None and self._clock() > row.deadline
@@ -271,14 +292,25 @@ class Engine:
     def _serve(self) -> None:
         while not self._stop:
             try:
-                busy = self.step()
+                busy = self._turn()
             except BaseException:
-                return  # `step` has told everybody
+                return  # all requests have been ended
             if not busy:
                 with self._wake:
-                    if not self._stop and not self._inbox:
-                        # A line that nothing moves still has deadlines and cancellations.
-                        self._wake.wait(POLL_S if self._scheduler.waiting else None)
+                    held = self._circuit.reason is not None
+                    if not self._stop and (held or not self._inbox):
+                        # What nothing moves still has deadlines, cancellations and probes.
+                        self._wake.wait(POLL_S if self._scheduler.waiting or held else None)
+
+    def _turn(self) -> bool:
+        """A step, or, while the engine's failures last, only what needs no step. An engine without
+        a thread does without the circuit: its owner sees each failure."""
+        with self._deadly():
+            if not self._circuit.check():
+                self._take_in()
+                self._publish()
+                return False
+        return self.step()
 
     def _notify(self) -> None:
         with self._wake:
@@ -297,7 +329,8 @@ class Engine:
         if not isinstance(error, KeyboardInterrupt | SystemExit):  # which the owner asked for
             log.critical("the engine has stopped", exc_info=error)
         with self._wake:
-            self._death = f"the engine has stopped after an internal error ({type(error).__name__})"
+            why = str(error) if isinstance(error, FailuresLast) else type(error).__name__
+            self._death = f"the engine has stopped after an internal error ({why})"
             self._closed, self._stop = self._death, True
         self._fail_all("internal", self._death)
         self._publish()

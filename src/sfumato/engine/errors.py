@@ -20,6 +20,18 @@ class EngineDead(RuntimeError):
     """The engine takes no requests: it was closed, or its thread has died."""
 
 
+class NotReady(RuntimeError):
+    """The engine's failures last, and it takes no requests until a probe of its own works."""
+
+    def __init__(self, message: str, retry_s: float) -> None:
+        super().__init__(message)
+        self.retry_s = retry_s  # until the next probe
+
+
+class FailuresLast(RuntimeError):
+    """The engine has probed itself as often as it may, and every probe failed."""
+
+
 class RequestFailed(RuntimeError):
     """A request that ended in `Failed`."""
 

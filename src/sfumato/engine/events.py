@@ -9,7 +9,14 @@ from sfumato.api import Commit, Reply
 from sfumato.diffusion.canvas import Draft
 
 FailureKind = Literal[
-    "invalid", "too_large", "queue_full", "timeout", "shutdown", "memory", "internal"
+    "invalid",
+    "too_large",
+    "queue_full",
+    "not_ready",
+    "timeout",
+    "shutdown",
+    "memory",
+    "internal",
 ]
 
 

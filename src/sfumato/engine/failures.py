@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 
 from sfumato.diffusion.limits import TooLarge
-from sfumato.engine.errors import EngineDead, QueueFull
+from sfumato.engine.errors import EngineDead, NotReady, QueueFull
 from sfumato.engine.events import FailureKind
 
 _NO_MEMORY = ("out of memory", "not enough memory", "can't allocate memory")
@@ -24,6 +24,8 @@ def explain(error: Exception) -> tuple[FailureKind, str]:
         return "too_large", str(error)
     if isinstance(error, QueueFull):
         return "queue_full", str(error)
+    if isinstance(error, NotReady):
+        return "not_ready", str(error)
     if isinstance(error, EngineDead):
         return "shutdown", str(error)
     if is_out_of_memory(error):

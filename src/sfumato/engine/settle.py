@@ -10,6 +10,7 @@ import logging
 from collections.abc import Callable
 
 from sfumato.diffusion.limits import StopReason
+from sfumato.engine.circuit import Circuit
 from sfumato.engine.events import Failed, FailureKind, Finished, Terminal
 from sfumato.engine.failures import explain, is_out_of_memory
 from sfumato.engine.request import Request
@@ -33,10 +34,12 @@ class Settler:
         scheduler: Scheduler,
         pool: SlotPool,
         meters: Meters,
+        circuit: Circuit,
         on_finish: OnFinish | None,
         clock: Callable[[], float],
     ) -> None:
-        self._scheduler, self._pool, self._meters = scheduler, pool, meters
+        self._scheduler, self._pool = scheduler, pool
+        self._meters, self._circuit = meters, circuit
         self._on_finish, self._clock = on_finish, clock
 
     def lend(self, row: Row) -> bool:
@@ -157,6 +160,7 @@ class Settler:
     def _tell(self, row: Row, terminal: Terminal, outcome: str) -> None:
         if row.handle.deliver(terminal):
             self._meters.ended(outcome, terminal.account)
+            self._circuit.ended(terminal)
             self.tell(row.request, terminal)
 
     def tell(self, request: Request, terminal: Terminal) -> None:

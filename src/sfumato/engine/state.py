@@ -7,6 +7,7 @@ from collections import Counter, deque
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 
+from sfumato.engine.circuit import CircuitState
 from sfumato.engine.events import Account
 from sfumato.engine.memory import MemoryView
 from sfumato.engine.row import Phase
@@ -100,6 +101,7 @@ class EngineState:
     snapshot_bytes: int  # host memory that prefix snapshots take now
     larger_bytes: int
     memory: MemoryView  # predicted, and there when the engine was made
+    circuit: CircuitState
 
 
 @dataclass(frozen=True)

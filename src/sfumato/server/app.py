@@ -111,8 +111,16 @@ def _add_llama(app: FastAPI, service: Service) -> None:
 
 
 def _add_info(app: FastAPI, service: Service, metrics: Metrics | None) -> None:
+    @app.head("/livez", include_in_schema=False)
+    @app.get("/livez", tags=["server"])
+    async def live() -> Response:
+        """200 while the engine lives, ready or not; 503: start the server again."""
+        return info.alive(service)
+
     @app.head("/health", include_in_schema=False)
     @app.head("/v1/health", include_in_schema=False)
+    @app.head("/readyz", include_in_schema=False)
+    @app.get("/readyz", tags=["server"])
     @app.get("/health", tags=["server"])
     @app.get("/v1/health", tags=["server"], include_in_schema=False)
     async def health() -> Response:

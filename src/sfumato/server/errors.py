@@ -6,6 +6,7 @@ What reaches a client says what is wrong and what to do; paths and traces stay h
 from __future__ import annotations
 
 import logging
+import math
 import re
 from typing import Any
 
@@ -14,7 +15,7 @@ from fastapi.exceptions import StarletteHTTPException as HTTPException
 from fastapi.responses import JSONResponse, Response
 from fastapi.routing import APIRoute
 
-from sfumato.engine import EngineDead, Failed, QueueFull, TooLarge
+from sfumato.engine import EngineDead, Failed, NotReady, QueueFull, TooLarge
 from sfumato.engine import Request as EngineRequest
 
 log = logging.getLogger(__name__)
@@ -29,6 +30,7 @@ _STATUS = {
     "invalid": 400,
     "too_large": 400,
     "queue_full": 429,
+    "not_ready": 503,
     "timeout": 504,
     "shutdown": 503,
     "memory": 503,
@@ -105,6 +107,9 @@ def from_refusal(error: Exception, asked: EngineRequest) -> ApiError:
     promised."""
     if isinstance(error, QueueFull):
         return ApiError(429, without_paths(str(error)), code="queue_full", headers=_retry())
+    if isinstance(error, NotReady):
+        later = {"Retry-After": str(max(RETRY_AFTER_S, math.ceil(error.retry_s)))}
+        return ApiError(503, without_paths(str(error)), code="not_ready", headers=later)
     if isinstance(error, EngineDead):
         return ApiError(503, without_paths(str(error)), code="engine_unavailable", headers=_retry())
     if isinstance(error, ValueError):

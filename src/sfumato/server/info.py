@@ -29,6 +29,14 @@ def health(service: Service) -> Response:
     return JSONResponse(body, 200 if found.ok else 503)
 
 
+def alive(service: Service) -> Response:
+    """200, or 503 with the reason where the engine has stopped and will not go on by itself."""
+    death = service.engine.death
+    if death is None:
+        return JSONResponse({"status": "ok"})
+    return JSONResponse({"status": "error", "reason": without_paths(death)}, 503)
+
+
 def model_card(service: Service) -> dict[str, Any]:
     config = service.model.config
     return {

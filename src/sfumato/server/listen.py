@@ -48,7 +48,7 @@ def bind(host: str, port: int) -> socket.socket:
 
 
 class Listener(uvicorn.Server):
-    """Serves until a signal comes."""
+    """Serves until a signal comes, or what it serves has died."""
 
     def __init__(
         self,
@@ -56,10 +56,12 @@ class Listener(uvicorn.Server):
         drain_s: float,
         close: Callable[[float], None],
         ready: Callable[[], None] = lambda: None,
+        dead: Callable[[], bool] = lambda: False,
         **options: Any,
     ) -> None:
         """close(seconds): drains the engine for so long, then fails the rest; it may block.
-        ready: called when connections are accepted."""
+        ready: called when connections are accepted. dead: asked ten times a second; where it is
+        true the server ends as after a signal."""
         limit = int(drain_s + AFTER_DRAIN_S)
         super().__init__(
             uvicorn.Config(
@@ -71,11 +73,14 @@ class Listener(uvicorn.Server):
                 **options,
             )
         )
-        self._drain_s, self._close, self._ready = drain_s, close, ready
+        self._drain_s, self._close, self._ready, self._dead = drain_s, close, ready, dead
 
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
         await super().startup(sockets)
         self._ready()
+
+    async def on_tick(self, counter: int) -> bool:
+        return await super().on_tick(counter) or self._dead()
 
     def handle_exit(self, sig: int, frame: FrameType | None) -> None:
         """The first signal asks for an end, the second one insists."""

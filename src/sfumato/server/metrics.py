@@ -23,6 +23,7 @@ from prometheus_client.metrics_core import Metric
 from prometheus_client.registry import Collector
 
 from sfumato import __version__
+from sfumato.engine.behind import Behind
 from sfumato.engine.budget import used_memory
 from sfumato.engine.engine import Engine
 from sfumato.engine.events import Failed, Finished
@@ -41,7 +42,8 @@ STEPS = (1, 2, 4, 6, 8, 12, 16, 20, 24, 32, 40, 48, 64, 96, 128)
 class Metrics:
     """The metrics of one engine. `observe` and `text` may be called from any thread."""
 
-    def __init__(self, engine: Engine) -> None:
+    def __init__(self, engine: Engine, audit: Behind | None = None) -> None:
+        """audit: what writes the audit log, where there is one."""
         self._registry = registry = CollectorRegistry()
         self._requests = Counter(
             "sfumato_requests",
@@ -73,6 +75,8 @@ class Metrics:
             registry=registry,
         )
         registry.register(_EngineCollector(engine))
+        if audit is not None:
+            registry.register(_AuditCollector(audit))
         ProcessCollector(registry=registry)
 
     def observe(self, request: Request, event: Finished | Failed) -> None:
@@ -114,11 +118,41 @@ class _EngineCollector(Collector):
         }
         yield InfoMetricFamily("sfumato_build", "What serves.", about)
         yield _gauge("sfumato_healthy", "1 while the engine takes requests.", float(health.ok))
+        yield _gauge(
+            "sfumato_circuit_open",
+            "1 while the engine's own probe fails and no request runs.",
+            float(state.circuit.open),
+        )
         yield _gauge("sfumato_uptime_seconds", "Since the engine was made.", health.uptime_s)
         yield _gauge("sfumato_queue_depth", "Requests that wait for a slot.", state.waiting)
         yield from _counters(state)
         yield from _gauges(state)
         yield from _memory(engine.model.network.device, state.memory)
+
+
+class _AuditCollector(Collector):
+    """Asks the audit log's writer when it is asked."""
+
+    def __init__(self, audit: Behind) -> None:
+        self._audit = audit
+
+    def describe(self) -> Iterator[Metric]:
+        return iter(())
+
+    def collect(self) -> Iterator[Metric]:
+        counts = self._audit.counts
+        yield _family(
+            CounterMetricFamily,
+            "sfumato_audit_lines_lost",
+            "Lines that are not in the audit log: too many waited, the file could not be written, "
+            "or an exception that the log tells of.",
+            "reason",
+            {"queue": counts.overflowed, "file": counts.unwritten, "error": counts.errors},
+        )
+        yield _gauge("sfumato_audit_lines_waiting", "Lines to be written.", counts.waiting)
+        yield _gauge(
+            "sfumato_audit_writer_alive", "1 while the thread that writes runs.", counts.alive
+        )
 
 
 def _counters(state: EngineState) -> Iterator[Metric]:

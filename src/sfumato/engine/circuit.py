@@ -1,0 +1,109 @@
+"""The circuit breaker: tells failures that last from those that single requests cause.
+
+Requests that fail one after another only raise a suspicion.  Then the engine runs a probe, a tiny
+request of its own: where that works, the requests were at fault.  Where it fails, the circuit
+opens: no row runs and no request is taken until a later probe works, and after the last one the
+engine stops, so that the process can be started again.  Knows no rows, slots and threads.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import torch
+
+from sfumato.api import Model
+from sfumato.diffusion.config import SamplerConfig
+from sfumato.diffusion.limits import Limits
+from sfumato.diffusion.loop import generate
+from sfumato.engine.errors import FailuresLast
+from sfumato.engine.events import Failed, Terminal
+
+log = logging.getLogger(__name__)
+
+FAILURES = 3  # requests that end in an internal failure, one after another, raise the suspicion
+WAITS_S = (1.0, 2.0, 4.0, 8.0, 16.0)  # before each further probe; when the last fails, it is over
+LENGTH = 16  # positions of the probe's canvas at most
+
+
+@dataclass(frozen=True)
+class CircuitState:
+    open: bool
+    reason: str | None  # why it is open
+    failures: int  # requests that have failed since the last one that worked
+    probes: int  # that have failed, one after another
+
+
+class Circuit:
+    """Written by the engine's thread alone; any thread may read."""
+
+    def __init__(self, probe: Callable[[], None], clock: Callable[[], float]) -> None:
+        """probe: raises where the engine does not work."""
+        self._probe, self._clock, self._waits = probe, clock, WAITS_S
+        self._failures, self._probes, self._next = 0, 0, 0.0
+        self._reason: str | None = None
+
+    @property
+    def reason(self) -> str | None:
+        """Why no request is taken; None while the circuit is closed."""
+        return self._reason
+
+    @property
+    def state(self) -> CircuitState:
+        reason = self._reason
+        return CircuitState(reason is not None, reason, self._failures, self._probes)
+
+    def retry_s(self) -> float:
+        """Seconds until the next probe of an open circuit."""
+        return max(0.0, self._next - self._clock())
+
+    def ended(self, terminal: Terminal) -> None:
+        """Takes note of how a request has ended."""
+        if isinstance(terminal, Failed):
+            self._failures += terminal.kind == "internal"
+        elif terminal.reply.stop_reason != "cancelled":
+            self._failures = 0
+
+    def check(self) -> bool:
+        """Whether rows may run now. Runs the probe where that is due. Raises FailuresLast when the
+        last probe has failed."""
+        if self._reason is None and self._failures < FAILURES:
+            return True
+        if self._reason is not None and self._clock() < self._next:
+            return False
+        try:
+            self._probe()
+        except Exception as error:
+            self._failed(error)
+            return False
+        log.warning(
+            "%d requests failed one after another; the engine's own probe works, so requests %s",
+            self._failures,
+            "are taken" if self._reason is None else "are taken again",
+        )
+        self._failures, self._probes, self._reason = 0, 0, None
+        return True
+
+    def _failed(self, error: Exception) -> None:
+        self._probes += 1
+        log.error("probe %d of the engine failed", self._probes, exc_info=error)
+        what = f"{self._failures} requests and {self._probes} probes"
+        if self._probes > len(self._waits):
+            raise FailuresLast(f"{what} of its own failed ({type(error).__name__})")
+        self._next = self._clock() + self._waits[self._probes - 1]
+        self._reason = (
+            f"the engine is not ready: {what} of its own failed ({type(error).__name__}); it probes "
+            "itself again, and stops if that goes on"
+        )
+
+
+def probe(model: Model) -> None:
+    """One token, one short canvas, one step, in a slot of its own: raises where the model or its
+    device does not work."""
+    config = SamplerConfig(max_steps=1, canvas_length=min(LENGTH, model.config.canvas_length))
+    prompt = torch.tensor([model.tokenizer.bos_id or 0])
+    config, limits = config.over(model.sampler_defaults), Limits(1, model.end_ids)
+    for _ in generate(model.network, prompt, config, limits, seed=0):
+        pass
