@@ -15,8 +15,8 @@ from sfumato.diffusion.config import REFERENCE, SamplerConfig
 from sfumato.diffusion.noise import Noise
 from sfumato.diffusion.processors import LogitBias
 from sfumato.diffusion.sampler import FixedCount, StepView
-from sfumato.diffusion.step import score
 from sfumato.diffusion.schedule import temperature_at
+from sfumato.diffusion.step import score
 from sfumato.diffusion.stopping import Never, StableAndConfident
 from sfumato.model.head import VocabularyHead
 

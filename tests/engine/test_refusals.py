@@ -66,7 +66,7 @@ def test_after_its_death_an_engine_tells_so() -> None:
 @pytest.mark.parametrize(
     ("fields", "message"),
     [
-        ({"sampler": SamplerConfig(max_steps=257)}, "max_steps: must be at most 256, got 257; .* --"),
+        ({"sampler": SamplerConfig(max_steps=257)}, "max_steps: must be at most 256, got 257"),
         ({"timeout_s": 1e308}, "timeout_s: must be over 0 and at most"),
         ({"timeout_s": 2**2000}, "timeout_s: must be over 0 and at most"),
         ({"max_thinking_tokens": 2**63}, "max_thinking_tokens: must be a whole number from 0 to"),

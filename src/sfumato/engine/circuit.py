@@ -89,14 +89,13 @@ class Circuit:
     def _failed(self, error: Exception) -> None:
         self._probes += 1
         log.error("probe %d of the engine failed", self._probes, exc_info=error)
-        what = f"{self._failures} requests and {self._probes} probes"
-        if self._probes > len(self._waits):
-            raise FailuresLast(f"{what} of its own failed ({type(error).__name__})")
+        most = len(self._waits) + 1
+        probes = f"its own probe {self._probes} of {most} times ({type(error).__name__})"
+        what = f"the last {self._failures} requests failed, and {probes}"
+        if self._probes == most:
+            raise FailuresLast(what)
         self._next = self._clock() + self._waits[self._probes - 1]
-        self._reason = (
-            f"the engine is not ready: {what} of its own failed ({type(error).__name__}); it probes "
-            "itself again, and stops if that goes on"
-        )
+        self._reason = f"the engine is not ready: {what}; try again later"
 
 
 def probe(model: Model) -> None:

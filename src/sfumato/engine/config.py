@@ -8,9 +8,9 @@ from sfumato.diffusion.checks import MOST_SECONDS, is_number, is_whole
 from sfumato.diffusion.config import MOST_STEPS
 
 REQUEST_TIMEOUT_S = 21_600.0
-"""Six hours. The longest reply that `sfumato serve` gives unasked, 4,096 tokens, is 16 canvases of 48
-steps; the 26B model takes 6 s a step on two CPU threads (docs/performance.md); and on a CPU four
-requests at a time take four times as long as one: 16 × 48 × 6 s × 4 is five hours and some minutes."""
+"""Six hours. The longest reply that `sfumato serve` gives unasked, 4,096 tokens, is 16 canvases of
+48 steps; the 26B model takes 6 s a step on two CPU threads (docs/performance.md); and on a CPU four
+requests at a time take four times as long as one. 16 × 48 × 6 s × 4 is a little over five hours."""
 
 
 @dataclass(frozen=True)
