@@ -140,9 +140,9 @@ class ScriptedNetwork:
     def denoise(
         self, canvases: Sequence[Tensor], slots: Sequence[ScriptedSlot], softs: object
     ) -> Tensor:
-        # The engine's own probe asks with bos, and stands in no script.
+        # The engine's own probe begins with bos, and may stand in no script.
         probe = Script(VOCABULARY["<bos>"], 1)
-        scripts = [(self.scripts | {probe.key: probe})[slot.ids[0]] for slot in slots]
+        scripts = [({probe.key: probe} | self.scripts)[slot.ids[0]] for slot in slots]
         replies = [s.ids[script.prompt :] for s, script in zip(slots, scripts, strict=True)]
         numbers = [len(reply) // LENGTH for reply in replies]
         keys = [script.key for script in scripts]

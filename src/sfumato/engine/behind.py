@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import logging
 import time
+from collections.abc import Callable
 from dataclasses import dataclass
 from queue import Full, Queue
 from threading import Lock, Thread
@@ -86,11 +87,14 @@ class Behind:
 
     def _run(self) -> None:
         while (line := self._lines.get()) is not None:
-            try:
-                self._log.write(line)
-            except BaseException as error:  # the thread is for this alone, and must go on
-                self._failed(error)
-        self._log.close()
+            self._guarded(self._log.write, line)
+        self._guarded(self._log.close)
+
+    def _guarded(self, do: Callable[..., None], *what: Any) -> None:
+        try:
+            do(*what)
+        except BaseException as error:  # the thread is for this alone, and must go on
+            self._failed(error)
 
     def _failed(self, error: BaseException) -> None:
         """Counts a line that an exception cost."""
