@@ -1,7 +1,7 @@
 """A reply's replay as one HTML file, which plays without a server and without a network.
 
 The file is static/replay.html with the page's own styles and modules in it, and the replay as JSON.
-The page exports with the same template (static/share.js). Knows events and files; no HTTP, no torch.
+The page exports with the same template (static/share.js). Knows events and files, and no HTTP.
 """
 
 from __future__ import annotations

@@ -22,7 +22,7 @@ const MEMORY = {
   'prediction libraries': '– libraries',
   'budget nbytes': 'Free when the server started',
   'budget source': 'As counted by',
-  spare: 'Left over at the most',
+  spare: 'Free when all of that is taken',
 };
 
 export class Dashboard {
@@ -86,7 +86,7 @@ function whileBusy({ output_tokens: visible, canvas_tokens: canvas, steps, ms_pe
 
 function queue({ waiting, running, slots, totals }) {
   const ended = Object.values(totals.requests).reduce((a, b) => a + b, 0);
-  return card('Requests', figure(running.length, running.length === 1 ? 'runs' : 'run'),
+  return card('Requests', figure(running.length, running.length === 1 ? 'request runs' : 'requests run'),
     facts({
       'Waiting for a slot': waiting,
       'Slots in use': `${running.length} of ${slots.length}`,

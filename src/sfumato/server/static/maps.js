@@ -42,7 +42,7 @@ export class Maps {
     if (!this.isOpen || !drafts.length) return;
     this.#canvas = canvas;
     const count = trace.data.length;
-    this.#title.textContent = count > 1 ? `Canvas ${canvas + 1} of ${count}` : 'Canvas 1, the only one';
+    this.#title.textContent = `Canvas ${canvas + 1} of ${count}`;
     this.#before.hidden = this.#after.hidden = count < 2;
     this.#before.disabled = canvas === 0;
     this.#after.disabled = canvas === count - 1;
