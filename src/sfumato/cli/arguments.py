@@ -28,7 +28,6 @@ _CORS = "let the pages of this origin call, as https://chat.example; may be give
 _REPLY = "of a reply where a request does not say and the context has as many (4096)"
 _ROTATION = "of the file, then a new one is begun; 0: never (64M)"
 _TO = f"{', '.join(FORMATS)}; default: q4_k_m for GGUF, bf16 (of bf16, f16, f32) for a folder"
-
 _REPLAY = "save how the reply was denoised, as a web page that plays by itself"
 
 

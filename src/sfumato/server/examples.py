@@ -28,7 +28,7 @@ _OTHERS = {
 
 
 def demonstration(model: Model) -> str | None:
-    """What the embedded model can do, for people who may take it for a large one; None for others."""
+    """What the embedded model can do, and that this is all; None for other models."""
     return DEMONSTRATION if model.path == EMBEDDED else None
 
 

@@ -17,7 +17,12 @@ export class Scrubber {
     this.#slider = el('input', {
       type: 'range', min: 0, max: 0, value: 0, step: 1, disabled: true,
       'aria-label': 'Replay of the denoising, step by step',
-      on: { input: () => { this.#stop(); onHold(); this.#moved(); }, blur: () => this.#rest() },
+      on: {
+        input: () => { this.#stop(); onHold(); this.#moved(); },
+        // A key that leaves the slider where it is, as Home at its beginning, holds the replay too.
+        keydown: (event) => { if (event.key !== 'Tab') this.#stop(); },
+        blur: () => this.#rest(),
+      },
     });
     this.#label = el('output', { class: 'where' });
     this.#play = button('▸', () => (this.#timer ? this.#stop() : this.play()), {
