@@ -46,6 +46,7 @@ def test_markdown_is_drawn_once_it_has_settled(open_page: Callable[..., Any]) ->
     expect(drawn.locator("h4")).to_have_text("Tea")
     expect(drawn.locator("strong")).to_have_text("Hot")
     expect(drawn.locator("td").last).to_have_text("40")
+    expect(drawn.locator("td").last).to_have_css("text-align", "right")
     expect(drawn.locator("pre code")).to_have_text("<b>bold</b>\n")
     assert drawn.locator("img, style, script, [onerror], [style]").count() == 0
     expect(drawn).to_contain_text("<img src=x onerror=alert(1)>")
@@ -107,9 +108,11 @@ def test_canvases_that_have_settled_are_drawn_while_the_next_one_forms(
 
 def test_plain_text_stays_on_its_canvas(open_page: Callable[..., Any]) -> None:
     page = open_page()
-    has = "text => import('/markdown.js').then((m) => m.hasMarkdown(text))"
+    has = "text => import('/markdown.js').then((m) => m.render(text) !== null)"
     for text in ("I am a model.\nYes.", "a * b, 2_000_000, see https://example.org", "<b>x</b>"):
         assert page.evaluate(has, text) is False, text
+    for text in (">" * 20_000, "- " * 5_000, "a " * 40_000 + "**b**"):  # too deep, too long
+        assert page.evaluate(has, text) is False, text[:9]
     for text in ("- a\n- b", "`x`", "# A", "| a |\n|---|\n| b |", "1. a"):
         assert page.evaluate(has, text) is True, text
     ask(page, "Who are you?")

@@ -5,7 +5,7 @@
 import DOMPurify from './vendor/dompurify.js';
 import { Marked } from './vendor/marked.js';
 
-const MOST = 200_000; // characters; longer text is shown as it is
+const MOST = 50_000; // characters: some tenths of a second; longer text is shown as it is
 const PLAIN = new Set(['space', 'paragraph', 'text', 'escape', 'br', 'html']);
 const ALLOWED = {
   ALLOWED_TAGS: [
@@ -14,6 +14,7 @@ const ALLOWED = {
   ],
   ALLOWED_ATTR: ['href', 'start', 'align'],
   ALLOWED_URI_REGEXP: /^(?:https?:|mailto:)/i,
+  ADD_URI_SAFE_ATTR: ['start', 'align'], // which hold no address
   ALLOW_DATA_ATTR: false,
   ALLOW_ARIA_ATTR: false,
   RETURN_DOM_FRAGMENT: true,
@@ -37,11 +38,8 @@ const marked = new Marked({
   },
 });
 
-/** Whether a text has anything that Markdown would draw in another way. */
-export function hasMarkdown(text) {
-  if (text.length > MOST) return false;
+function hasMarkdown(tokens) {
   let found = false;
-  const tokens = marked.lexer(text);
   // Addresses that stand for themselves are text as well.
   marked.walkTokens(tokens, (token) => {
     if (!PLAIN.has(token.type) && !(token.type === 'link' && token.raw === token.text)) found = true;
@@ -49,9 +47,18 @@ export function hasMarkdown(text) {
   return found;
 }
 
-/** The text as elements. */
+/** The text as elements; null where Markdown would draw nothing in another way. */
 export function render(text) {
-  const fragment = DOMPurify.sanitize(marked.parse(text), ALLOWED);
+  if (text.length > MOST) return null;
+  let fragment;
+  try {
+    const tokens = marked.lexer(text);
+    if (!hasMarkdown(tokens)) return null;
+    fragment = DOMPurify.sanitize(marked.parser(tokens), ALLOWED);
+  } catch (error) {
+    if (error instanceof RangeError) return null; // nested deeper than anything is meant
+    throw error;
+  }
   for (const link of fragment.querySelectorAll('a')) {
     if (link.hasAttribute('href')) Object.assign(link, { target: '_blank', rel: 'noopener noreferrer nofollow' });
   }

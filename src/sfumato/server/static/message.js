@@ -8,7 +8,7 @@ import { CanvasView } from './canvas_view.js';
 import { button, el } from './dom.js';
 import { progress, remark, summary } from './footer.js';
 import { Maps } from './maps.js';
-import { hasMarkdown, render } from './markdown.js';
+import { render } from './markdown.js';
 import { NOISE, tokensAt } from './reading.js';
 import { Scrubber } from './scrubber.js';
 import { harmless } from './tokens.js';
@@ -24,7 +24,8 @@ export class ReplyView {
   #scrubber;
   #puzzle;
   #text = el('div', { class: 'markdown', hidden: true }); // settled text with its Markdown drawn
-  #drawn = null; // the text that stands there
+  #looked = ''; // the text that was last looked through for Markdown
+  #isDrawn = false; // whether it had any
   #said = ''; // of the answer, while it comes: what whole canvases have added
   #covered = 0; // so many canvases that is
   #wantsText = true;
@@ -153,7 +154,7 @@ export class ReplyView {
     this.#bubble.style.minHeight = '';
     this.#draw(null);
     // Those who listen have the drawn text from now on, and not twice.
-    if (this.#drawn !== null) setTimeout(() => this.#spoken.remove(), quietly ? 0 : SAID_MS);
+    if (this.#isDrawn) setTimeout(() => this.#spoken.remove(), quietly ? 0 : SAID_MS);
     this.#fold.hidden = !record.thought;
     this.#release();
     this.#tell(summary(record));
@@ -196,18 +197,18 @@ export class ReplyView {
     const { content, stopped, error } = this.record;
     const text = this.#live ? this.#said : stopped || error ? '' : content;
     const settled = this.#puzzle ? '' : text.trim();
-    if (settled !== (this.#drawn ?? '')) {
-      const has = hasMarkdown(settled);
-      if (has && this.#live) this.#keepHeight();
-      if (has) this.#text.replaceChildren(render(harmless(settled)));
-      this.#drawn = has ? settled : null;
+    if (settled !== this.#looked) {
+      this.#looked = settled;
+      const elements = render(harmless(settled));
+      if (elements && this.#live) this.#keepHeight();
+      if (elements) this.#text.replaceChildren(elements);
+      this.#isDrawn = elements !== null;
     }
-    const can = this.#drawn !== null;
-    const isShown = can && (this.#live || (this.#wantsText && !frame && !this.#picked));
+    const isShown = this.#isDrawn && (this.#live || (this.#wantsText && !frame && !this.#picked));
     this.#text.hidden = !isShown;
     this.#text.inert = this.#live;
     this.#answer.element.hidden = isShown && !this.#live;
-    this.forms.hidden = !can;
+    this.forms.hidden = !this.#isDrawn;
     this.forms.childNodes.forEach((one, i) => one.setAttribute('aria-pressed', String((i === 0) === isShown)));
     return isShown;
   }
