@@ -48,5 +48,8 @@ class Recording:
         summary = footer.summary(reply.stats) if reply else ["interrupted"]
         data = self._recorder.data(model, question, answer.text, summary)
         part = path.with_name(path.name + ".part")
-        part.write_text(document(data), "utf-8")
-        part.replace(path)
+        try:
+            part.write_text(document(data), "utf-8", errors="replace")  # a shell passes any bytes
+            part.replace(path)
+        finally:
+            part.unlink(missing_ok=True)

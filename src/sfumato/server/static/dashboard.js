@@ -74,12 +74,14 @@ function speed({ speeds, totals, history }) {
 }
 
 /** Tokens per second of denoising: in the last minute, else since the server started. */
-function whileBusy({ output_tokens: visible, canvas_tokens: canvas, steps, ms_per_step: ms, rows_per_forward: rows }, totals) {
-  const busy = rows ? (steps / rows) * (ms / 1000) : 0; // the share of the minute
-  if (busy && visible) return { value: number(visible / busy), unit: 'visible tokens per second, the last minute' };
-  if (busy && canvas) return { value: number(canvas / busy), unit: 'canvas tokens per second, the last minute' };
+function whileBusy(speeds, totals) {
+  const { output_tokens: visible, canvas_tokens: canvas, rows_per_forward: rows } = speeds;
+  const busy = rows ? (speeds.steps / rows) * (speeds.ms_per_step / 1000) : 0; // the share of the minute
+  const told = (rate, unit) => ({ value: number(rate), unit });
+  if (busy && visible) return told(visible / busy, 'visible tokens per second, the last minute');
+  if (busy && canvas) return told(canvas / busy, 'canvas tokens per second, the last minute');
   if (totals.denoise_s && totals.output_tokens) {
-    return { value: number(totals.output_tokens / totals.denoise_s), unit: 'visible tokens per second, since the start' };
+    return told(totals.output_tokens / totals.denoise_s, 'visible tokens per second, since the start');
   }
   return { value: '–', unit: 'no reply yet' };
 }
@@ -105,7 +107,8 @@ function slotList({ slots, running }) {
   return el('section', { class: 'card wide' }, el('h3', {}, 'Slots'),
     el('ul', { class: 'slots' }, ...slots.map((slot) => {
       const row = rows.get(slot.request);
-      const at = row && `${PHASES[row.phase] ?? row.phase}, canvas ${row.canvas + 1}, step ${row.step}/${row.max_steps}`;
+      const phase = row && (PHASES[row.phase] ?? row.phase);
+      const at = row && `${phase}, canvas ${row.canvas + 1}, step ${row.step}/${row.max_steps}`;
       const doing = at ?? (slot.busy ? 'busy' : 'free');
       return el('li', { class: slot.busy ? 'slot busy' : 'slot' },
         el('span', {}, `${slot.index + 1}${slot.larger ? ' (larger)' : ''}`),
@@ -118,10 +121,12 @@ function slotList({ slots, running }) {
 /** Memory by names that a reader knows; its parts differ between devices. */
 function room(memory) {
   const told = new Map(flat(memory));
-  const names = [...Object.keys(MEMORY).filter((name) => told.has(name)), ...[...told.keys()].filter((name) => !(name in MEMORY))];
-  const pairs = Object.fromEntries(names.map((name) => {
-    const value = told.get(name);
-    return [MEMORY[name] ?? name.replaceAll('_', ' '), typeof value === 'number' ? bytes(value) : String(value ?? 'not known')];
+  const known = Object.keys(MEMORY).filter((name) => told.has(name));
+  const others = [...told.keys()].filter((name) => !(name in MEMORY));
+  const pairs = Object.fromEntries([...known, ...others].map((name) => {
+    const value = told.get(name) ?? 'not known';
+    const label = MEMORY[name] ?? name.replace(/_?bytes$/, '').replaceAll('_', ' ');
+    return [label, typeof value === 'number' ? bytes(value) : String(value)];
   }));
   return el('section', { class: 'card wide' }, el('h3', {}, 'Memory'), ...share(memory), facts(pairs));
 }

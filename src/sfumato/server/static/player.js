@@ -31,7 +31,8 @@ function play(data) {
   const answer = new CanvasView(() => {}, { class: `canvas${board}` });
   if (puzzle) answer.element.style.setProperty('--size', puzzle.size);
   const thought = new CanvasView(() => {});
-  const fold = el('details', { class: 'thought', open: true, hidden: true }, el('summary', {}, 'Thought'), thought.element);
+  const fold = el('details', { class: 'thought', open: true, hidden: true },
+    el('summary', {}, 'Thought'), thought.element);
   const at = (frame) => {
     const shown = tokensAt(trace, frame, puzzle);
     const said = shown.answer.map((token) => token.text).join('').trim();
@@ -46,7 +47,11 @@ function play(data) {
     thought.draw(shown.thought);
     answer.draw(shown.answer);
   };
+  let heldFor = '';
   const hold = () => {
+    const columns = `${answer.columns} ${thought.columns}`;
+    if (columns === heldFor) return; // every frame is laid out below
+    heldFor = columns;
     const all = [...frames, null].map(at);
     answer.hold(Math.max(...all.map((shown) => answer.rowsFor(shown.answer))));
     thought.hold(Math.max(...all.map((shown) => thought.rowsFor(shown.thought))));

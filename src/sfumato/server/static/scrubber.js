@@ -10,7 +10,7 @@ export class Scrubber {
   #timer = null;
   #frames = [];
 
-  /** onMove(frame): frame is { canvas, draft }, or null at the settled text; pace(): milliseconds
+  /** onMove(frame): frame is { canvas, draft, step }, or null at the settled text; pace(): milliseconds
    *  that a frame is held when the replay plays. */
   constructor({ onMove, onHold, onRelease, pace }) {
     Object.assign(this, { onMove, onHold, onRelease, pace });
@@ -87,7 +87,7 @@ export class Scrubber {
   #tell() {
     const frame = this.frame;
     const where = frame && (this.canvases > 1 ? `canvas ${frame.canvas + 1}, ` : '');
-    const step = frame && (frame.draft < 0 ? 'noise' : `step ${frame.draft + 1}`);
+    const step = frame && (frame.step ? `step ${frame.step}` : 'noise');
     const text = frame ? where + step : 'settled';
     this.#label.textContent = text;
     this.#slider.setAttribute('aria-valuetext', text);

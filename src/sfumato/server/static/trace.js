@@ -56,11 +56,12 @@ export class Trace {
     return this.data[index];
   }
 
-  /** Every step of every canvas, in order: [{ canvas, draft }], indices both; draft -1 is the noise. */
+  /** Every step of every canvas, in order: [{ canvas, draft, step }], the first two indices; draft -1
+   *  is the noise. Some steps may be missing: a server spares slow clients some. */
   frames() {
     return this.data.flatMap(({ drafts, noise }, c) => [
-      ...noise && drafts.length ? [{ canvas: c, draft: -1 }] : [],
-      ...drafts.map((_, d) => ({ canvas: c, draft: d })),
+      ...noise && drafts.length ? [{ canvas: c, draft: -1, step: 0 }] : [],
+      ...drafts.map(({ step }, d) => ({ canvas: c, draft: d, step })),
     ]);
   }
 
