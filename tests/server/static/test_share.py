@@ -69,7 +69,7 @@ def test_a_replay_plays_without_a_server(
     assert problems == []
     one, other = data_in(mine), data_in(theirs)
     assert one.keys() == other.keys()
-    # The same question and seed: the same steps, whoever packed them.
+    # The same question and seed: both exports hold the same steps.
     for data in (one, other):
         for step in data["canvases"][0]["drafts"]:
             assert len(step.pop("entropy")) == len(step["tokens"])  # rounded in two ways

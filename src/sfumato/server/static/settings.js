@@ -69,7 +69,7 @@ export class Settings {
     return body;
   }
 
-  /** What the model is told before the conversation; '' for nothing. */
+  /** The system prompt; '' where there is none. */
   get system() { return (this.values.system ?? '').trim(); }
 
   /** How long drafts stay: { frame, canvas, replay }, see PACES. */
