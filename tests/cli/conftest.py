@@ -32,7 +32,9 @@ class FakeModel:
         self.warnings: tuple[str, ...] = ()
         self.convergence = "converged"
         self.config = SimpleNamespace(hidden_size=2816, context_length=8192)
-        self.tokenizer = SimpleNamespace(decode=lambda ids: "".join(map(chr, ids)))
+        self.tokenizer = SimpleNamespace(
+            decode=lambda ids: "".join(map(chr, ids)), token_text=chr, vocab_size=2**16
+        )
 
     def stream(self, **request: Any) -> Iterator[Draft | Commit | Done]:
         self.requests.append(request)

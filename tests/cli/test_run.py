@@ -2,6 +2,8 @@ from __future__ import annotations
 
 import io
 import json
+import re
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -131,6 +133,42 @@ def test_canvases_that_ran_out_of_steps_are_told_with_what_to_do(use: Any, cli: 
         "--steps raises it\n"
     )
     assert cli("run", "Hi", "--json").err == ""
+
+
+def test_a_replay_is_written_beside_the_answer(use: Any, cli: Any, tmp_path: Path) -> None:
+    use("né", " </script>")
+    path = tmp_path / "replay.html"
+    done = cli("run", "Hi", "--replay", str(path))
+    assert (done.code, done.out, done.err) == (0, "né </script>\n", "")
+    page = path.read_text("utf-8")
+    found = re.search(r'id="replay">(.*?)</script>', page)
+    assert found
+    data = json.loads(found[1])
+    assert (data["question"], data["text"]) == ("Hi", "né </script>")
+    assert [len(canvas["drafts"]) for canvas in data["canvases"]] == [2, 2]
+    assert data["summary"][0] == "4 steps in 2 canvases"
+    use("one ", "two", interrupt_at=1)
+    assert cli("run", "Hi", "--replay", str(path)).code == 130
+    assert '"text":"one "' in path.read_text("utf-8")
+    assert [file.name for file in tmp_path.iterdir()] == ["replay.html"]
+
+
+@pytest.mark.parametrize(
+    ("name", "why"),
+    [
+        ("no/where.html", "does not exist"),
+        ("a.txt", "name it FILE.html"),
+        ("d.html", "is a folder"),
+    ],
+)
+def test_a_replay_that_cannot_be_written_is_refused_first(
+    use: Any, cli: Any, tmp_path: Path, name: str, why: str
+) -> None:
+    model = use("yes")
+    (tmp_path / "d.html").mkdir()
+    done = cli("run", "Hi", "--replay", str(tmp_path / name))
+    assert (done.code, done.out, model.requests) == (2, "", [])
+    assert why in done.err and done.err.count("\n") == 1
 
 
 @pytest.mark.parametrize("encoding", ["ascii", "latin-1", "utf-8"])

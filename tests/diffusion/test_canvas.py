@@ -52,6 +52,7 @@ def test_a_new_canvas_is_its_noise() -> None:
 def test_a_step_keeps_what_is_sure_and_renews_the_rest() -> None:
     row = canvas()
     draft = settle(row, sure_of(3, -1, 5, -1, -1, 7))
+    assert torch.equal(draft.noise, Noise(4, 2).tokens(0, LENGTH, VOCABULARY))
     assert (draft.canvas, draft.step, draft.max_steps) == (2, 1, 48)
     # Of the three unsure positions, the first in order of entropy still lies within the bound.
     assert draft.accepted[[0, 2, 5]].all() and int(draft.accepted.sum()) == 4
@@ -67,12 +68,14 @@ def test_a_position_can_be_given_up_again() -> None:
     row = canvas(stopping=Never())
     assert settle(row, sure_of(1, 2, 3, 4, 5, 6)).accepted.all()
     draft = settle(row, sure_of(1, -1, 3, -1, 5, 6))
+    assert draft.noise is None  # at the first step alone
     assert draft.accepted.tolist().count(False) == 1
     assert row.tokens[0] == 1
 
 
 def test_pinned_positions_stay() -> None:
     row = canvas(pinned={1: 9, 4: 11}, stopping=Never())
+    assert row.begun[[1, 4]].tolist() == row.tokens[[1, 4]].tolist() == [9, 11]
     for scores in (sure_of(3, 3, 3, 3, 3, 3), sure_of(-1, -1, -1, -1, -1, -1)):
         assert row.tokens[[1, 4]].tolist() == [9, 11]
         draft = settle(row, scores)

@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+from copy import copy
+from pathlib import Path
 from typing import Any
 
 import pytest
 
 from sfumato.api import Model
+from sfumato.server.examples import demonstration, examples
 from sfumato.server.metrics import CONTENT_TYPE
+from sfumato.train import sudoku
 
 
 def test_health(server: Any) -> None:
@@ -27,13 +31,30 @@ def test_props_tell_a_page_what_it_needs(server: Any, embedded: Model) -> None:
     assert found["total_slots"] == 4
     titles = [example["title"] for example in found["examples"]]
     assert "Solve a Sudoku" in titles
+    assert "demonstration model" in found["demonstration"] and "4x4" in found["demonstration"]
     assert str(embedded.path) not in server.http.get("/props").text
+
+
+def test_only_the_embedded_model_is_called_a_demonstration(embedded: Model) -> None:
+    assert demonstration(embedded)
+    other = copy(embedded)
+    other.path = Path("model.gguf")
+    assert demonstration(other) is None
+
+
+def test_the_example_sudokus_have_one_solution(embedded: Model) -> None:
+    texts = [example["messages"][0]["content"] for example in examples(embedded)]
+    puzzles = [sudoku.from_text(text) for text in texts if text.startswith("sudoku")]
+    assert len(puzzles) == 2
+    for cells in puzzles:
+        assert cells is not None
+        fits = ((cells == 0) | (sudoku.all_grids() == cells)).all(1)
+        assert fits.sum() == 1
+        assert int(fits.argmax()) in sudoku.split()[1], "the grid was trained on"
 
 
 @pytest.mark.parametrize("number", [0, 1])
 def test_the_first_examples_are_solved_in_some_steps(server: Any, number: int) -> None:
-    from sfumato.train import sudoku
-
     example = server.http.get("/props").json()["examples"][number]
     replies = [server.chat(messages=example["messages"], seed=seed).json() for seed in range(3)]
     for reply in replies:

@@ -55,11 +55,13 @@ def test_drafts_come_before_the_text_and_say_all_there_is(server: Any) -> None:
         assert len(draft[name]) == 32
     assert all(isinstance(flag, bool) for flag in draft["accepted"])
     assert draft["top"][0][0][0] == draft["token_ids"][0]
+    assert len(draft["noise"]) == 32 and draft["noise"] != draft["tokens"]
     last = [f["draft"] for f in found if "draft" in f and f["draft"]["canvas"] == 0][-1]
     settled = next(f["settled"] for f in found if "settled" in f)
     count = len(settled["token_ids"])
     assert settled["token_ids"] == last["token_ids"][:count]
     assert (settled["steps"], settled["convergence"]) == (last["step"], "converged")
+    assert last["step"] > 1 and "noise" not in last
     assert settled["tokens"] == last["tokens"][:count]
     assert all(f["object"] == "chat.completion.chunk" for f in found)
     assert all(f["choices"] == [] for f in found if "draft" in f or "settled" in f)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 from collections.abc import Callable
+from pathlib import Path
 from typing import NoReturn
 
 from sfumato import __version__
@@ -29,6 +30,7 @@ _CORS = "let the pages of this origin call, as https://chat.example; may be give
 _REPLY = "of a reply where a request does not say and the context has as many (4096)"
 _ROTATION = "of the file, then a new one is begun; 0: never (64M)"
 _TO = f"{', '.join(FORMATS)}; default: q4_k_m for GGUF, bf16 (of bf16, f16, f32) for a folder"
+_REPLAY = "save how the reply was denoised, as a web page that plays by itself"
 
 
 class _Parser(argparse.ArgumentParser):
@@ -74,6 +76,7 @@ def _add_run(parser: argparse.ArgumentParser) -> None:
         "question", nargs="?", help="the question; without it, or for -, standard input is read"
     )
     parser.add_argument("--json", action="store_true", help="print a JSON object")
+    parser.add_argument("--replay", type=Path, metavar="FILE.html", help=_REPLAY)
     _add_generation(parser)
 
 

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import argparse
 import json
+import os
 import sys
 from dataclasses import asdict
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from sfumato.cli.glyphs import speaks_unicode
@@ -17,14 +19,21 @@ if TYPE_CHECKING:
 def main(args: argparse.Namespace) -> int:
     """Answer, and return the exit code. Raises ValueError or OSError for bad input."""
     question = _question(args.question)  # before the slow imports: it may be missing
+    if args.replay:
+        _check_replay(args.replay)
 
-    from sfumato.cli import INTERRUPTED, generation
+    from sfumato.cli import INTERRUPTED, generation, replay
 
     messages = [*generation.opening(args), {"role": "user", "content": question}]
     request = generation.request(args, messages)
     model = generation.load(args)
     engine = generation.engine(model, request)
-    answer = generation.answer(engine, request, generation.display(args, model))
+    display = generation.display(args, model)
+    recording = replay.Recording(display, model) if args.replay else None
+    answer = generation.answer(engine, request, recording or display)
+    if recording:
+        name = Path(args.model).name if args.model else "sfumato-embedded"
+        recording.write(args.replay, name, question, answer)
     if args.json:
         plain = not speaks_unicode(sys.stdout)
         print(json.dumps(_report(answer), ensure_ascii=plain, indent=2))
@@ -47,6 +56,17 @@ def _question(given: str | None) -> str:
     if not text.strip():
         raise ValueError("the question is empty")
     return text
+
+
+def _check_replay(path: Path) -> None:
+    """Raises ValueError where the file could not be written: before there is a reply to lose."""
+    if path.suffix.lower() not in (".html", ".htm"):
+        raise ValueError(f"--replay {path}: the replay is a web page, name it FILE.html")
+    if path.is_dir() or not path.absolute().parent.is_dir():
+        reason = "is a folder" if path.is_dir() else "its folder does not exist"
+        raise ValueError(f"--replay {path}: {reason}")
+    if not os.access(path if path.exists() else path.absolute().parent, os.W_OK):
+        raise ValueError(f"--replay {path}: cannot be written")
 
 
 def _unsettled(answer: Answer) -> str | None:

@@ -35,6 +35,7 @@ class Draft:
     max_steps: int
     top_ids: Tensor  # int64 [length, few]: the likeliest tokens of each position, likeliest first
     top_probs: Tensor  # float32 [length, few]: their probabilities
+    noise: Tensor | None = None  # int64 [length], at step 1: the tokens that the canvas began as
     decode: Callable[[list[int]], str] | None = field(default=None, compare=False, repr=False)
 
     @property
@@ -75,12 +76,13 @@ class Canvas:
         self.reply = torch.tensor(reply, dtype=torch.int64, device=device)
         self.vocab_size, self.length = vocab_size, config.canvas_length
         self.step, self.convergence = 0, None  # type: tuple[int, Convergence | None]
+        self.begun = noise.tokens(0, self.length, vocab_size)  # stays on the host, to be shown
         self.pinned = torch.full((self.length,), -1, device=device)
         for position, token in (pinned or {}).items():
             if not (0 <= position < self.length and 0 <= token < vocab_size):
                 raise ValueError(f"pinned: position {position}, token {token} is out of range")
-            self.pinned[position] = token
-        self.tokens = self._with_pinned(noise.tokens(0, self.length, vocab_size).to(device))
+            self.pinned[position] = self.begun[position] = token
+        self.tokens = self.begun.to(device)
         self.soft: Tensor | None = None  # [length, hidden] for the next step's self-conditioning
         # Of one size at every step, so that a step can be captured once and replayed.
         rules = (config.sampler, config.stopping)
@@ -172,6 +174,7 @@ class Canvas:
             config.max_steps,
             stats.top_ids.cpu(),
             stats.top_probs.cpu(),
+            self.begun if self.step == 1 else None,
         )
 
     def _check_law(self, entropy: Tensor) -> None:

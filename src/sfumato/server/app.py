@@ -13,7 +13,7 @@ from pydantic import BaseModel
 
 from sfumato import __version__
 from sfumato.engine import Engine
-from sfumato.server import chat, completions, errors, info, llama, reference, schemas
+from sfumato.server import chat, completions, errors, info, llama, reference, replay, schemas
 from sfumato.server.metrics import CONTENT_TYPE, Metrics
 from sfumato.server.security import Gate
 from sfumato.server.service import Service
@@ -47,6 +47,7 @@ def create_app(
     _add_info(app, service, metrics)
     _add_reference(app)
     if service.settings.page:
+        _add_replay(app)
         app.mount("/", StaticFiles(directory=STATIC, html=True), name="page")
     errors.add_handlers(app)
     app.add_middleware(Gate, settings=service.settings)
@@ -148,6 +149,13 @@ def _add_info(app: FastAPI, service: Service, metrics: Metrics | None) -> None:
     def metrics_text() -> Response:
         """Prometheus' text format."""
         return Response(scrape(), media_type=CONTENT_TYPE)
+
+
+def _add_replay(app: FastAPI) -> None:
+    @app.get("/replay.html", include_in_schema=False)
+    def replay_template() -> HTMLResponse:
+        """What the page fills when a replay is shared; its own scripts do not run from here."""
+        return HTMLResponse(replay.template())
 
 
 def _add_reference(app: FastAPI) -> None:

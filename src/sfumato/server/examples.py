@@ -6,10 +6,14 @@ from typing import Any
 
 from sfumato.api import EMBEDDED, Model
 
-# Boards of few digits have several solutions, and take more steps than those of one.
+DEMONSTRATION = (
+    "This demonstration model solves 4x4 Sudoku and answers a fixed set of simple questions."
+)
+
+# Boards with one solution, of held-out grids; with four digits they take the most steps.
 _EMBEDDED = {
-    "Solve a Sudoku": "sudoku\n1...\n....\n....\n...2",
-    "Another Sudoku": "sudoku\n1..4\n....\n....\n3..2",
+    "Solve a Sudoku": "sudoku\n....\n..32\n....\n4..1",
+    "Another Sudoku": "sudoku\n.2..\n..3.\n2...\n...1",
     "Who are you?": "Who are you?",
     "How do you work?": "How do you work?",
     "A capital": "What is the capital of Japan?",
@@ -21,6 +25,11 @@ _OTHERS = {
     "A poem": "Write a sonnet about mist on a lake.",
     "Arithmetic": "A train leaves at 9:40 and takes 2 h 35 min. When does it arrive? Show steps.",
 }
+
+
+def demonstration(model: Model) -> str | None:
+    """What the embedded model can do, and that this is all; None for other models."""
+    return DEMONSTRATION if model.path == EMBEDDED else None
 
 
 def examples(model: Model) -> list[dict[str, Any]]:

@@ -14,7 +14,7 @@ from sfumato.diffusion.schedule import LinearTemperature
 from sfumato.diffusion.stopping import MOST_STABILITY, StableAndConfident
 from sfumato.engine.budget import used_memory
 from sfumato.server.errors import ApiError, without_paths
-from sfumato.server.examples import examples
+from sfumato.server.examples import demonstration, examples
 from sfumato.server.schemas import MOST_ALTERNATIVES
 from sfumato.server.service import Service
 
@@ -93,6 +93,7 @@ def props(service: Service) -> dict[str, Any]:
             "top_logprobs": MOST_ALTERNATIVES,
             "request_timeout": engine.request_timeout_s,
         },
+        "demonstration": demonstration(model),
         "examples": examples(model),
     }
 

@@ -128,6 +128,7 @@ def draft_frame(service: Service, number: int, draft: Draft) -> dict[str, Any]:
     """A canvas on the way. Probabilities and entropies (nats) are rounded: they are looked at."""
     ids = draft.token_ids.tolist()
     top_ids, top_probs = draft.top_ids.tolist(), _rounded(draft.top_probs)
+    began = {} if draft.noise is None else {"noise": service.pieces(draft.noise.tolist())}
     return {
         "index": number,
         "canvas": draft.canvas,
@@ -142,6 +143,7 @@ def draft_frame(service: Service, number: int, draft: Draft) -> dict[str, Any]:
             list(zip(tokens, probs, strict=True))
             for tokens, probs in zip(top_ids, top_probs, strict=True)
         ],
+        **began,
     }
 
 

@@ -35,6 +35,10 @@ def test_stop_retry_and_reload(open_page: Callable[..., Any]) -> None:
     ask(page, "Who are you?")
     wait(page)
     assert text_of(page) == "I am Sfumato's embedded demo, a tiny diffusion model."
+    page.fill("#prompt", "not sent\nyet")
+    page.reload()
+    expect(page.locator("#prompt")).to_have_value("not sent\nyet")
+    page.locator(".reply").last.wait_for()
     page.get_by_role("button", name="New conversation").click()
     expect(page.locator(".turn")).to_have_count(0)
     expect(page.locator(".example").first).to_be_visible()
@@ -78,9 +82,46 @@ def test_settings_are_sent_and_kept(open_page: Callable[..., Any]) -> None:
     page.reload()
     page.get_by_role("button", name="Settings").click()
     expect(page.get_by_label("Seed")).to_have_value("7")
-    page.get_by_label("Most steps per canvas").fill("0")  # refused by the field: not sent
+    page.get_by_label("System prompt").fill(" Be brief. ")
+    page.get_by_label("Drafts").select_option("none")
     page.keyboard.press("Escape")
     ask(page, SUDOKU)
+    wait(page)
+    assert sent[-1]["messages"][0] == {"role": "system", "content": "Be brief."}
+    assert [message["role"] for message in sent[-1]["messages"]].count("system") == 1
+
+
+def test_settings_refuse_in_words_and_can_be_reset(open_page: Callable[..., Any]) -> None:
+    page = open_page()
+    sent: list[dict[str, Any]] = []
+    page.on("request", lambda r: sent.append(r.post_data_json) if r.method == "POST" else None)
+    page.get_by_role("button", name="Settings").click()
+    steps, tokens = page.get_by_label("Most steps per canvas"), page.get_by_label("Most tokens")
+    steps.fill("12")
+    steps.blur()
+    problem = page.locator(".problem:visible")
+    for wrong in ("0", "-3", "2.5"):
+        steps.fill(wrong)
+        expect(problem).to_contain_text("Enter a whole number")
+        expect(steps).to_have_attribute("aria-invalid", "true")
+    page.get_by_role("button", name="Done").click()  # refused: the field is to be looked at
+    expect(page.locator("#settings")).to_be_visible()
+    expect(steps).to_be_focused()
+    steps.fill("12")
+    expect(problem).to_have_count(0)
+    tokens.fill("1025")
+    expect(problem).to_have_text("Enter a whole number from 1 to 1,024, or leave the field empty.")
+    page.keyboard.press("Escape")  # leaves what was refused behind
+    expect(page.locator("#settings")).to_be_hidden()
+    ask(page, "Who are you?")
+    wait(page)
+    assert sent[-1]["max_steps"] == 12 and "max_tokens" not in sent[-1]
+    page.get_by_role("button", name="Settings").click()
+    expect(tokens).to_have_value("")
+    page.get_by_role("button", name="Reset all settings").click()
+    expect(steps).to_have_value("")
+    page.get_by_role("button", name="Done").click()
+    ask(page, "Who are you?")
     wait(page)
     assert "max_steps" not in sent[-1]
 
@@ -143,6 +184,10 @@ def test_errors_are_told(open_page: Callable[..., Any]) -> None:
     ask(page, "hello")
     wait(page)
     expect(page.get_by_role("alert")).to_have_text("queue: full, try later")
+    failed = page.locator(".reply")
+    expect(failed.locator("input[type=range]")).to_be_hidden()
+    for name in ("Heat maps", "Share"):
+        expect(failed.get_by_role("button", name=name)).to_have_count(0)
     page.unroute("**/v1/chat/completions")
     script = Script().draft(0, 1, ["half"])
     script.frames.append({"error": {"message": "the engine stopped"}})
@@ -150,6 +195,7 @@ def test_errors_are_told(open_page: Callable[..., Any]) -> None:
     page.get_by_role("button", name="Retry").click()
     expect(page.get_by_role("alert")).to_have_text("the engine stopped")
     assert text_of(page) == "half"
+    expect(page.locator("input[type=range]")).to_be_hidden()
 
 
 def test_a_reply_that_breaks_off_is_not_taken_for_a_whole_one(

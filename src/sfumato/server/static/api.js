@@ -33,6 +33,9 @@ export const props = () => json('props');
 export const slots = () => json('slots');
 export const memory = () => json('memory');
 
+/** The page that an exported replay is, with a place for its data. */
+export const replayTemplate = async () => (await request('replay.html')).text();
+
 const names = new Map(); // texts of tokens, and promises of them
 
 /** Remember what tokens look like. */

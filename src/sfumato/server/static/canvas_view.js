@@ -4,7 +4,7 @@
 //
 // The text is monospaced and plain, white space kept: every cell of a canvas then has its place
 // while it is still changing (boards, code and tables stand in their columns), and what settles is
-// exactly what was denoised. Markdown would move all of it at the moment that it settles.
+// exactly what was denoised.
 
 import { el, isCalm } from './dom.js';
 import { wrap } from './wrap.js';

@@ -2,17 +2,21 @@
 // Knows the order of things; how they look is message.js's, how they travel api.js's.
 
 import { complete } from './api.js';
+import { question } from './board.js';
 import { ServerError } from './errors.js';
-import { isBoard, question, ReplyView } from './message.js';
+import { ReplyView } from './message.js';
+import { share } from './share.js';
 import { loadTurns, saveTurns } from './store.js';
 
 const SEEDS = 1_000_000; // so many are enough, and short enough to type
-const PATIENCE_MS = 1200; // drafts of a canvas are held back so long altogether, and no longer
 
 export class Chat {
   #turns = loadTurns(); // [{ role: 'user', content } | { role: 'assistant', content, … }]
   #views = []; // one for each turn; null for a question
   #running = null; // AbortController of the reply that is on its way
+
+  /** What the server says of its model: { model, version, demonstration }, see /props. */
+  about = {};
 
   /** list: the element for the turns; onState() is called when what can be done has changed. */
   constructor(list, { settings, inspector, onState }) {
@@ -62,11 +66,13 @@ export class Chat {
   }
 
   async #reply() {
-    const messages = history(this.#turns);
+    const { system } = this.settings;
+    const messages = [...system ? [{ role: 'system', content: system }] : [], ...history(this.#turns)];
     const asked = this.settings.asked;
     // Drawn here, so that it can be told and asked for again.
     asked.seed ??= crypto.getRandomValues(new Uint32Array(1))[0] % SEEDS;
     const record = { role: 'assistant', content: '', thought: '', canvases: [], seed: asked.seed };
+    if (this.about.demonstration) record.demonstration = true;
     const view = this.#add(record);
     const running = new AbortController();
     this.#running = running;
@@ -87,13 +93,18 @@ export class Chat {
 
   async #follow(frames, view, signal) {
     const { record } = view;
-    let waited = 0, next = 0;
+    let waited = 0, next = 0; // drafts of a canvas are held back so long altogether
+    const hold = async () => {
+      const { frame: held, canvas } = this.settings.pace;
+      const wait = Math.min(next - performance.now(), canvas - waited);
+      if (wait > 0) { waited += wait; await pause(wait, signal); }
+      next = performance.now() + held;
+    };
     for await (const frame of frames) {
       if (frame.draft) {
         if (frame.draft.step === 1) waited = 0;
-        const wait = Math.min(next - performance.now(), PATIENCE_MS - waited);
-        if (wait > 0) { waited += wait; await pause(wait, signal); }
-        next = performance.now() + this.settings.pace;
+        if (frame.draft.noise) { await hold(); this.#keep(() => view.noise(frame.draft)); }
+        await hold();
         this.#keep(() => view.draft(frame.draft));
       }
       if (frame.settled) {
@@ -126,7 +137,9 @@ export class Chat {
     }
     const asked = this.#turns[this.#turns.indexOf(turn) - 1]?.content ?? '';
     const view = new ReplyView(turn, {
-      board: isBoard(asked), inspector: this.inspector, onRetry: () => this.retry(),
+      asked, inspector: this.inspector, onRetry: () => this.retry(),
+      onShare: (view, label) => share(view, asked, this.about, label),
+      pace: () => this.settings.pace.replay,
     });
     turn.canvases = view.trace.data;
     this.#views.push(view);

@@ -6,7 +6,24 @@ import { sparkline } from './sparkline.js';
 
 const EVERY_MS = 1000;
 const GRAINS = 60; // of the history that /slots tells, when it is full
-const WORDS = { snapshot_bytes: 'prefix snapshots', larger_bytes: 'larger slots' };
+// What /memory tells, in the order in which it is shown. What it tells besides stands under its own name.
+const MEMORY = {
+  used: 'Taken now, by all of the server',
+  baseline: 'Taken when the model was loaded',
+  snapshot_bytes: 'Remembered beginnings of prompts, now',
+  larger_bytes: 'Larger slots for long requests, now',
+  'prediction total': 'Most that may be taken, as predicted',
+  'prediction weights': '– the model\u2019s weights',
+  'prediction mapped': '– weights read from the file as needed',
+  'prediction slots': '– slots: prompts and replies',
+  'prediction step': '– a denoising step',
+  'prediction prefill': '– reading a prompt',
+  'prediction snapshots': '– remembered beginnings of prompts',
+  'prediction libraries': '– libraries',
+  'budget nbytes': 'Free when the server started',
+  'budget source': 'As counted by',
+  spare: 'Free when all of that is taken',
+};
 
 export class Dashboard {
   #timer = null;
@@ -33,7 +50,7 @@ export class Dashboard {
   async #poll() {
     try {
       const [state, memory] = await Promise.all([this.slots(), this.memory()]);
-      this.element.replaceChildren(queue(state), speed(state), room(memory), slotList(state));
+      this.element.replaceChildren(speed(state), queue(state), slotList(state), room(memory));
     } catch (error) {
       this.element.replaceChildren(el('p', { class: 'note', role: 'alert' }, error.message));
     }
@@ -42,53 +59,75 @@ export class Dashboard {
   }
 }
 
-function speed({ speeds, history }) {
-  return card('Speed, over the last minute',
-    figure(number(speeds.output_tokens), 'visible tok/s'),
+/** Speeds over the last minute; the headline is over that part of it in which there was work. */
+function speed({ speeds, totals, history }) {
+  const { value, unit } = whileBusy(speeds, totals);
+  return card('Speed while busy', figure(value, unit),
     facts({
-      'canvas tok/s': number(speeds.canvas_tokens),
-      'steps/s': number(speeds.steps),
-      'ms per batched step': number(speeds.ms_per_step),
-      'rows per step': number(speeds.rows_per_forward),
+      'Visible tokens per second, pauses included': number(speeds.output_tokens),
+      'Canvas tokens per second, pauses included': number(speeds.canvas_tokens),
+      'Milliseconds per step': number(speeds.ms_per_step),
+      'Requests per step': number(speeds.rows_per_forward),
     }),
     sparkline(history.canvas_tokens, GRAINS,
       `Canvas tokens per second, the last ${(GRAINS * history.grain_s) / 60} minutes`));
 }
 
+/** Tokens per second of denoising: in the last minute, else since the server started. */
+function whileBusy(speeds, totals) {
+  const { output_tokens: visible, canvas_tokens: canvas, rows_per_forward: rows } = speeds;
+  const busy = rows ? (speeds.steps / rows) * (speeds.ms_per_step / 1000) : 0; // the share of the minute
+  const told = (rate, unit) => ({ value: number(rate), unit });
+  if (busy && visible) return told(visible / busy, 'visible tokens per second, the last minute');
+  if (busy && canvas) return told(canvas / busy, 'canvas tokens per second, the last minute');
+  if (totals.denoise_s && totals.output_tokens) {
+    return told(totals.output_tokens / totals.denoise_s, 'visible tokens per second, since the start');
+  }
+  return { value: '–', unit: 'no reply yet' };
+}
+
 function queue({ waiting, running, slots, totals }) {
   const ended = Object.values(totals.requests).reduce((a, b) => a + b, 0);
-  return card('Queue', figure(waiting, waiting === 1 ? 'request waits' : 'requests wait'),
+  return card('Requests', figure(running.length, running.length === 1 ? 'request runs' : 'requests run'),
     facts({
-      running: `${running.length} of ${slots.length} slots`,
-      'ended so far': ended,
-      'prompt tokens': totals.prompt_tokens.toLocaleString(),
-      'of them from the cache': totals.cached_tokens.toLocaleString(),
-      'visible tokens': totals.output_tokens.toLocaleString(),
-      'canvas tokens': totals.canvas_tokens.toLocaleString(),
+      'Waiting for a slot': waiting,
+      'Slots in use': `${running.length} of ${slots.length}`,
+      'Ended so far': ended.toLocaleString(),
+      'Prompt tokens': totals.prompt_tokens.toLocaleString(),
+      'Prompt tokens already known': totals.cached_tokens.toLocaleString(),
+      'Visible tokens of replies': totals.output_tokens.toLocaleString(),
+      'Canvas tokens': totals.canvas_tokens.toLocaleString(),
     }));
 }
+
+const PHASES = { queued: 'waiting', prefill: 'reading the prompt', denoise: 'denoising', commit: 'keeping a canvas' };
 
 function slotList({ slots, running }) {
   const rows = new Map(running.map((row) => [row.id, row]));
   return el('section', { class: 'card wide' }, el('h3', {}, 'Slots'),
     el('ul', { class: 'slots' }, ...slots.map((slot) => {
       const row = rows.get(slot.request);
-      const at = row && `${row.phase}, canvas ${row.canvas + 1}, step ${row.step}/${row.max_steps}`;
+      const phase = row && (PHASES[row.phase] ?? row.phase);
+      const at = row && `${phase}, canvas ${row.canvas + 1}, step ${row.step}/${row.max_steps}`;
       const doing = at ?? (slot.busy ? 'busy' : 'free');
       return el('li', { class: slot.busy ? 'slot busy' : 'slot' },
-        el('span', {}, `${slot.index}${slot.larger ? ' (larger)' : ''}`),
+        el('span', {}, `${slot.index + 1}${slot.larger ? ' (larger)' : ''}`),
         meter(slot.tokens / slot.context),
         el('span', { class: 'dim' }, `${slot.tokens.toLocaleString()} of ${slot.context.toLocaleString()}`),
         el('span', { class: 'doing' }, doing));
     })));
 }
 
-/** What /memory tells, name by name: its parts differ between devices. */
+/** Memory by names that a reader knows; its parts differ between devices. */
 function room(memory) {
-  const pairs = Object.fromEntries(flat(memory).map(([name, value]) => [
-    WORDS[name] ?? name.replace(/n?_?bytes$/, '').replaceAll('_', ' ').trim(),
-    typeof value === 'number' ? bytes(value) : String(value),
-  ]));
+  const told = new Map(flat(memory));
+  const known = Object.keys(MEMORY).filter((name) => told.has(name));
+  const others = [...told.keys()].filter((name) => !(name in MEMORY));
+  const pairs = Object.fromEntries([...known, ...others].map((name) => {
+    const value = told.get(name) ?? 'not known';
+    const label = MEMORY[name] ?? name.replace(/_?bytes$/, '').replaceAll('_', ' ');
+    return [label, typeof value === 'number' ? bytes(value) : String(value)];
+  }));
   return el('section', { class: 'card wide' }, el('h3', {}, 'Memory'), ...share(memory), facts(pairs));
 }
 

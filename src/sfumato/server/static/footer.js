@@ -38,3 +38,10 @@ function ending(convergence) {
   if (!capped) return 'converged';
   return `step cap reached${convergence.length > 1 ? ` ${capped} of ${convergence.length} times` : ''}`;
 }
+
+/** What is to be said below a reply; '' where that is nothing. */
+export function remark({ warnings, demonstration, timings }) {
+  const isCapped = timings?.diffusion?.convergence?.includes('step_cap');
+  if (demonstration && isCapped) return 'This demonstration model cannot answer that.';
+  return (warnings ?? []).join(' ');
+}

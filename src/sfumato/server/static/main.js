@@ -2,12 +2,13 @@
 // only through here.
 
 import { memory, props, slots, useKey } from './api.js';
+import { grid, isBoard, puzzleIn } from './board.js';
 import { Chat } from './chat.js';
 import { Dashboard } from './dashboard.js';
 import { el } from './dom.js';
 import { Inspector } from './inspector.js';
-import { isBoard } from './message.js';
 import { Settings } from './settings.js';
+import { loadUnsent, saveUnsent } from './store.js';
 
 const $ = (id) => document.getElementById(id);
 
@@ -25,11 +26,16 @@ function showState() {
 }
 
 function send(text) {
-  prompt.value = '';
-  grow();
+  if (text === prompt.value) write(''); // an example leaves what was written
   const sent = chat.send(text);
   showState();
   return sent;
+}
+
+function write(text) {
+  prompt.value = text;
+  saveUnsent(text);
+  grow();
 }
 
 /** The box is as high as what is written, within reason (see max-height). */
@@ -56,21 +62,30 @@ async function meetServer() {
     $('model').textContent = error.status === 401 ? 'enter the API key in the settings' : 'server not reached';
     return;
   }
+  chat.about = about;
   $('model').textContent = about.model ?? '';
-  settings.suggest({ ...about.sampler, ...about.limits });
-  $('examples').replaceChildren(...(about.examples ?? []).map(({ title, messages }) => {
-    const text = messages.at(-1).content;
-    return el('li', {}, el('button', { type: 'button', class: 'example', on: { click: () => send(text) } },
-      title === text ? '' : el('span', { class: 'title' }, title),
-      el('span', { class: isBoard(text) ? 'sample board' : 'sample' }, text)));
-  }));
+  $('demonstration').textContent = about.demonstration ?? '';
+  $('demonstration').hidden = !about.demonstration;
+  const { context, max_steps: steps } = about.limits ?? {};
+  settings.suggest({ ...about.sampler, ...about.limits }, { max_tokens: context, max_steps: steps });
+  $('examples').replaceChildren(...(about.examples ?? []).map(example));
+}
+
+/** A prompt to try, as a button that sends it. */
+function example({ title, messages }) {
+  const text = messages.at(-1).content;
+  const puzzle = puzzleIn(text);
+  const sample = puzzle ? grid(puzzle)
+    : el('span', { class: isBoard(text) ? 'sample board' : 'sample' }, text);
+  return el('li', {}, el('button', { type: 'button', class: 'example', on: { click: () => send(text) } },
+    title === text ? '' : el('span', { class: 'title' }, title), sample));
 }
 
 $('composer').addEventListener('submit', (event) => {
   event.preventDefault();
-  send(prompt.value);
+  if (!chat.isRunning) send(prompt.value);
 });
-prompt.addEventListener('input', grow);
+prompt.addEventListener('input', () => write(prompt.value));
 prompt.addEventListener('keydown', (event) => {
   if (event.key !== 'Enter' || event.shiftKey || event.isComposing) return;
   event.preventDefault();
@@ -81,7 +96,10 @@ document.addEventListener('keydown', (event) => {
     if (chat.isRunning) { chat.stop(); prompt.focus(); } else inspector.close();
   }
   const by = { ArrowLeft: -1, ArrowRight: 1 }[event.key];
-  const taken = event.target.closest('input, textarea, dialog') || event.altKey || event.metaKey || event.ctrlKey;
+  // With nothing written there is nothing to move through, and the arrows replay.
+  const isWriting = event.target === prompt
+    ? prompt.value !== '' : event.target.closest('input, textarea, dialog, .scroller');
+  const taken = isWriting || event.altKey || event.metaKey || event.ctrlKey || event.shiftKey;
   if (by && !taken && !$('chat').hidden && !chat.isRunning) {
     event.preventDefault();
     chat.last?.shift(by);
@@ -98,6 +116,7 @@ for (const tab of document.querySelectorAll('.tab')) {
   tab.addEventListener('click', () => showView(tab.dataset.view));
 }
 
+write(loadUnsent());
 showState();
 meetServer();
 if (!matchMedia('(pointer: coarse)').matches) prompt.focus();

@@ -1,77 +1,92 @@
-// The bubble of one message. A reply denoises inside its bubble, and can be replayed, mapped and
-// inspected there afterwards. Knows a record (the data that is kept) and its trace, no network.
+// The bubble of a reply, which denoises inside it, and can be replayed, mapped,
+// inspected and shared there afterwards; once it has settled, its Markdown is drawn. Knows a record
+// (the data that is kept) and its trace, no network.
 
+import { learn } from './api.js';
+import { boardClass, isBoard, puzzleIn } from './board.js';
 import { CanvasView } from './canvas_view.js';
 import { button, el } from './dom.js';
-import { progress, summary } from './footer.js';
-import { HeatMap } from './heatmap.js';
+import { progress, remark, summary } from './footer.js';
+import { Maps } from './maps.js';
+import { render } from './markdown.js';
+import { NOISE, tokensAt } from './reading.js';
 import { Scrubber } from './scrubber.js';
-import { harmless, joinBytes, readTokens, START } from './tokens.js';
+import { harmless } from './tokens.js';
 import { Trace } from './trace.js';
 
-const HAZE = [0.05, 0.5, 1.5]; // nats at which a position is drawn one shade hazier
 const SAY_MS = 150;
-const BOARD = /^(?:[^\n]*\n)?(?:[\d._] ?){3,9}(?:\n(?:[\d._] ?){3,9}){2,8}$/;
-
-/** Whether a text is a board of digits, which is drawn larger. */
-export const isBoard = (text) => BOARD.test(text.trim());
-
-/** What the reader wrote. */
-export function question(text) {
-  const style = isBoard(text) ? 'bubble said board' : 'bubble said';
-  return el('li', { class: 'turn user' },
-    el('h3', { class: 'unseen' }, 'You'), el('div', { class: style }, harmless(text)));
-}
+const SAID_MS = 2000; // until what was read out is read out
 
 export class ReplyView {
   #answer;
   #thought;
   #fold;
   #scrubber;
+  #puzzle;
+  #text = el('div', { class: 'markdown', hidden: true }); // settled text with its Markdown drawn
+  #looked = ''; // the text that was last looked through for Markdown
+  #isDrawn = false; // whether it had any
+  #said = ''; // of the answer, while it comes: what whole canvases have added
+  #covered = 0; // so many canvases that is
+  #wantsText = true;
   #spoken = el('p', { class: 'unseen', 'aria-live': 'polite' });
   #note = el('p', { class: 'note', hidden: true });
   #stats = el('p', { class: 'stats' });
+  #bubble = el('div', { class: 'bubble' });
   #actions = el('div', { class: 'actions', hidden: true });
-  #maps = el('div', { class: 'maps', hidden: true });
-  #entropy;
-  #changes;
+  #maps;
   #unsaid = '';
   #saying = 0;
   #pending = 0;
   #live = false;
+  #frame = null; // what is drawn: a frame of the trace, or null for the end
   #picked = null; // { canvas, position }
+  #mapped = null; // the canvas that the maps are of, where it was chosen
   #heldFor = null; // the widths for which there is room for every frame
 
-  /** record: { content, thought, canvases, … }, see chat.js; board: draw it larger. */
-  constructor(record, { board, onRetry, inspector }) {
+  /** record: { content, thought, canvases, … }, see chat.js; asked: the question. */
+  constructor(record, { asked, onRetry, onShare, inspector, pace }) {
     this.record = record;
     this.trace = new Trace(record.canvases);
+    for (const { drafts } of record.canvases) for (const { ids, tokens } of drafts) learn(ids, tokens);
     this.inspector = inspector;
+    this.#puzzle = puzzleIn(asked);
     const pick = (key) => this.#pickKey(key);
-    this.#answer = new CanvasView(pick, { class: board ? 'canvas board' : 'canvas' });
+    const board = this.#puzzle ? ` ${boardClass(this.#puzzle)}` : isBoard(asked) ? ' board' : '';
+    this.#answer = new CanvasView(pick, { class: `canvas${board}` });
+    if (this.#puzzle) this.#answer.element.style.setProperty('--size', this.#puzzle.size);
     this.#thought = new CanvasView(pick);
     this.#fold = el('details', { class: 'thought', hidden: true },
       el('summary', {}, 'Thought'), this.#thought.element);
     this.#scrubber = new Scrubber({
-      onMove: (frame) => this.#draw(frame, true),
+      pace,
+      onMove: (frame) => { this.#mapped = null; this.#draw(frame, true); },
       onHold: () => this.#holdForReplay(),
       onRelease: () => { if (!this.#live) this.#release(); },
     });
-    const at = (position, step) => this.#inspect(this.#mapped(), position, step);
-    this.#entropy = new HeatMap('Entropy', ['0', 'highest'], at);
-    this.#changes = new HeatMap('Step of the last change', ['first', 'last'], at);
-    this.#maps.append(this.#entropy.element, this.#changes.element,
-      el('p', { class: 'dim' }, 'Positions run across, steps run down. Click a cell to look into it, or ',
-        button('begin with the first', () => this.#inspectFirst(), { class: 'link' }), '.'));
-    this.mapsButton = button('Heat maps', () => this.#toggleMaps(), { 'aria-expanded': 'false' });
-    this.#actions.append(this.mapsButton,
-      ...navigator.clipboard ? [button('Copy', (event) => copy(event.target, record.content))] : [],
-      button('Retry', onRetry, { class: 'quiet retry' }));
+    this.#maps = new Maps({
+      onPick: (canvas, position, step) => this.#inspect(canvas, position, step),
+      onCanvas: (canvas) => { this.#mapped = canvas; this.#drawMaps(); },
+      onBegin: () => this.#inspectFirst(),
+    });
+    this.#addActions(onRetry, onShare);
     this.element = el('li', { class: 'turn reply' },
       el('h3', { class: 'unseen' }, 'Sfumato'),
-      el('div', { class: 'bubble' }, this.#fold, this.#answer.element, this.#spoken, this.#note,
-        this.#scrubber.element, this.#maps,
-        el('div', { class: 'foot' }, this.#stats, this.#actions)));
+      this.#bubble);
+    this.#bubble.append(this.#fold, this.#text, this.#answer.element, this.#spoken, this.#note,
+      this.#scrubber.element, this.#maps.element, el('div', { class: 'foot' }, this.#stats, this.#actions));
+  }
+
+  #addActions(onRetry, onShare) {
+    const toggle = (label, wanted) => button(label, () => this.#choose(wanted));
+    this.forms = el('span', { class: 'forms', role: 'group', 'aria-label': 'Drawn as', hidden: true },
+      toggle('Text', true), toggle('Canvas', false));
+    this.mapsButton = button('Heat maps', () => this.#toggleMaps(), { 'aria-expanded': 'false' });
+    this.shareButton = button('Share', (event) => onShare(this, event.target),
+      { title: 'Save the replay as a page that plays by itself' });
+    this.#actions.append(this.forms, this.mapsButton, this.shareButton,
+      ...navigator.clipboard ? [button('Copy', (event) => copy(event.target, this.record.content))] : [],
+      button('Retry', onRetry, { class: 'quiet retry' }));
   }
 
   /** The reply begins. */
@@ -79,13 +94,22 @@ export class ReplyView {
     this.#live = true;
     this.#fold.hidden = !thinking;
     this.element.classList.add('live', 'waiting');
-    this.#answer.hold(1);
+    this.#answer.hold(this.#puzzle?.size ?? 1);
     this.#thought.hold();
     this.#tell(['waiting for the first draft']);
   }
 
+  /** What a canvas begins as. */
+  noise(frame) {
+    this.trace.begin(frame);
+    this.element.classList.remove('waiting');
+    this.#tell([`canvas ${frame.canvas + 1}`, 'noise']);
+    this.#soon({ canvas: frame.canvas, draft: NOISE });
+  }
+
   /** Takes in a draft; it is drawn with the next picture of the screen. */
   draft(frame) {
+    learn(frame.token_ids, frame.tokens);
     this.trace.draft(frame);
     this.element.classList.remove('waiting');
     const { drafts, maxSteps } = this.trace.data[frame.canvas];
@@ -103,13 +127,15 @@ export class ReplyView {
   speak(text) {
     this.#unsaid += text;
     clearTimeout(this.#saying);
-    this.#saying = setTimeout(() => this.#say(), SAY_MS);
+    this.#saying = setTimeout(() => { this.#say(); this.#soon(this.#frame); }, SAY_MS);
   }
 
   #say() {
     clearTimeout(this.#saying);
     if (this.#unsaid) this.#spoken.append(this.#unsaid);
+    this.#said += this.#unsaid;
     this.#unsaid = '';
+    this.#covered = this.trace.data.filter((canvas) => canvas.settled).length;
   }
 
   /** The reply is over, or is shown again after a reload: from here on it is for looking at. */
@@ -121,20 +147,26 @@ export class ReplyView {
     if (quietly) this.#spoken.removeAttribute('aria-live'); // nothing new to those who listen
     if (quietly) this.#unsaid = record.content;
     this.#say();
-    this.#scrubber.load(this.trace.frames(), this.trace.data.length);
+    const frames = this.trace.frames();
+    this.#scrubber.load(frames, this.trace.data.length);
+    this.#scrubber.element.hidden = this.mapsButton.hidden = this.shareButton.hidden
+      = Boolean(record.error) || !frames.length;
+    this.#bubble.style.minHeight = '';
     this.#draw(null);
+    // Those who listen have the drawn text from now on, and not twice.
+    if (this.#isDrawn) setTimeout(() => this.#spoken.remove(), quietly ? 0 : SAID_MS);
     this.#fold.hidden = !record.thought;
     this.#release();
     this.#tell(summary(record));
     this.#actions.hidden = false;
-    const note = record.error ?? (record.warnings ?? []).join(' ');
+    const note = record.error ?? remark(record);
     this.#note.textContent = note;
     this.#note.hidden = !note;
     this.#note.setAttribute('role', record.error ? 'alert' : 'note');
   }
 
   /** Scrubs by some steps. */
-  shift(by) { this.#scrubber.shift(by); }
+  shift(by) { if (!this.#scrubber.element.hidden) this.#scrubber.shift(by); }
 
   #tell(fields) { this.#stats.replaceChildren(...fields.map((field) => el('span', {}, field))); }
 
@@ -144,40 +176,64 @@ export class ReplyView {
   }
 
   #draw(frame, replaying = false) {
+    this.#frame = frame;
     const { answer, thought } = this.#tokensAt(frame);
     if (thought.length) this.#fold.hidden = false;
     this.#thought.draw(thought);
-    this.#answer.draw(answer);
+    const covered = this.#drawText(frame) && this.#live ? this.#covered : 0;
+    this.#answer.draw(answer.filter((token) => token.canvas >= covered));
     if (this.#picked && replaying) {
       const { canvas, position } = this.#picked;
-      const draft = frame?.canvas === canvas ? frame.draft : this.trace.data[canvas].drafts.length - 1;
-      this.#inspect(canvas, position, draft, false);
+      this.#inspect(canvas, position, this.#draftOf(canvas), false);
     }
     this.#drawMaps();
   }
 
+  /**
+   * Draws the text that has settled, and says whether it is shown: where it has Markdown, unless the
+   * canvas is asked for, replayed or looked into.
+   */
+  #drawText(frame) {
+    const { content, stopped, error } = this.record;
+    const text = this.#live ? this.#said : stopped || error ? '' : content;
+    const settled = this.#puzzle ? '' : text.trim();
+    if (settled !== this.#looked) {
+      this.#looked = settled;
+      const elements = render(harmless(settled));
+      if (elements && this.#live) this.#keepHeight();
+      if (elements) this.#text.replaceChildren(elements);
+      this.#isDrawn = elements !== null;
+    }
+    const isShown = this.#isDrawn && (this.#live || (this.#wantsText && !frame && !this.#picked));
+    this.#text.hidden = !isShown;
+    this.#text.inert = this.#live;
+    this.#answer.element.hidden = isShown && !this.#live;
+    this.forms.hidden = !this.#isDrawn;
+    this.forms.childNodes.forEach((one, i) => one.setAttribute('aria-pressed', String((i === 0) === isShown)));
+    return isShown;
+  }
+
+  /** A canvas becomes text: the canvas after it begins afresh, and the bubble does not get lower. */
+  #keepHeight() {
+    this.#bubble.style.minHeight = `${this.#bubble.offsetHeight}px`;
+    this.#answer.release();
+    this.#answer.hold();
+  }
+
+  /** Text or canvas, of what has settled. */
+  #choose(wantsText) {
+    this.#wantsText = wantsText;
+    this.inspector.close();
+    this.#scrubber.end();
+    this.#draw(null);
+    this.#release();
+  }
+
   /** Tokens of answer and thought as they stood at a frame (null: at the end). */
   #tokensAt(frame) {
-    const shown = { answer: [], thought: [] };
-    let state = START;
-    const last = frame ? frame.canvas : this.trace.data.length - 1;
-    for (let c = 0; c <= last; c++) {
-      const { drafts, settled } = this.trace.data[c];
-      const d = frame && c === last ? frame.draft : drafts.length - 1;
-      const drafting = (frame && c === last) || !settled;
-      const draft = drafts[d];
-      const tokens = drafting ? draft?.tokens ?? [] : settled.tokens;
-      const read = readTokens(tokens, state);
-      state = read.state;
-      joinBytes(tokens).forEach((text, p) => {
-        const kind = read.kinds[p];
-        if (!kind) return;
-        const style = drafting ? this.#style(c, p, d) : kind === 'call' ? 'call' : '';
-        shown[kind === 'thought' ? 'thought' : 'answer'].push({ key: `${c}.${p}`, text: harmless(text), style });
-      });
-    }
+    const shown = tokensAt(this.trace, frame, this.#puzzle);
     if (!frame && !this.#live && !this.#agrees(shown.answer)) {
-      shown.answer = [{ key: '', text: harmless(this.record.content), style: '' }];
+      shown.answer = [{ key: '', canvas: 0, text: harmless(this.record.content), style: '' }];
     }
     return shown;
   }
@@ -189,16 +245,9 @@ export class ReplyView {
     return said.trim() === harmless(this.record.content).trim();
   }
 
-  #style(c, p, d) {
-    const draft = this.trace.data[c].drafts[d];
-    const age = this.trace.age(c, p, d);
-    const shade = HAZE.filter((nats) => draft.entropy[p] > nats).length;
-    const haze = draft.accepted[p] ? Math.max(0, shade - 1) : Math.max(1, shade);
-    return `haze-${haze}${age < 3 ? ` glow-${age}` : ''}`;
-  }
-
   /** Room for the tallest frame: while it is replayed, a reply's height does not change. */
   #holdForReplay() {
+    this.#answer.element.hidden = false;
     const columns = `${this.#answer.columns} ${this.#thought.columns}`;
     if (this.#heldFor === columns) return; // every frame is laid out below
     this.#heldFor = columns;
@@ -219,42 +268,43 @@ export class ReplyView {
   }
 
   #toggleMaps() {
-    this.#maps.hidden = !this.#maps.hidden;
-    this.mapsButton.setAttribute('aria-expanded', String(!this.#maps.hidden));
+    this.#maps.element.hidden = this.#maps.isOpen;
+    this.mapsButton.setAttribute('aria-expanded', String(this.#maps.isOpen));
     this.#drawMaps();
-    this.#maps.scrollIntoView({ block: 'nearest' });
+    this.#maps.element.scrollIntoView({ block: 'nearest' });
   }
 
-  /** The canvas that the maps show: the one looked at. */
-  #mapped() { return this.#scrubber.frame?.canvas ?? this.#picked?.canvas ?? this.trace.data.length - 1; }
+  /** The canvas that the maps show: the one chosen or looked at. */
+  #canvasOfMaps() {
+    return this.#mapped ?? this.#scrubber.frame?.canvas ?? this.#picked?.canvas ?? this.trace.data.length - 1;
+  }
+
+  /** The draft of a canvas that is looked at: its last, but where the replay stands in it. */
+  #draftOf(canvas) {
+    const frame = this.#scrubber.frame;
+    return Math.max(0, frame?.canvas === canvas ? frame.draft : this.trace.data[canvas].drafts.length - 1);
+  }
 
   #drawMaps() {
-    const c = this.#mapped();
-    const drafts = this.trace.data[c]?.drafts ?? [];
-    if (this.#maps.hidden || !drafts.length) return;
-    const frame = this.#scrubber.frame;
-    const at = this.#picked?.canvas === c
-      ? { position: this.#picked.position, step: frame?.canvas === c ? frame.draft : drafts.length - 1 } : null;
-    const highest = Math.max(0.001, ...drafts.flatMap((draft) => draft.entropy));
-    const size = [drafts[0].ids.length, drafts.length];
-    this.#entropy.show(...size, (p, d) => drafts[d].entropy[p] / highest, at);
-    this.#changes.show(...size, (p, d) => drafts[d].changed[p] / Math.max(1, drafts.length - 1), at);
+    if (!this.#maps.isOpen) return;
+    const canvas = this.#canvasOfMaps();
+    const at = this.#picked?.canvas === canvas
+      ? { position: this.#picked.position, step: this.#draftOf(canvas) } : null;
+    this.#maps.show(this.trace, canvas, at);
   }
 
   #pickKey(key) {
     const [canvas, position] = key.split('.').map(Number);
     if (this.#live || !this.trace.data[canvas]?.drafts.length) return;
-    const frame = this.#scrubber.frame;
-    const draft = frame?.canvas === canvas ? frame.draft : this.trace.data[canvas].drafts.length - 1;
-    this.#inspect(canvas, position, draft, false);
+    this.#mapped = null;
+    this.#inspect(canvas, position, this.#draftOf(canvas), false);
     this.#drawMaps();
   }
 
   #inspectFirst() {
-    const canvas = this.#mapped();
-    const drafts = this.trace.data[canvas]?.drafts ?? [];
-    if (!drafts.length) return;
-    this.#inspect(canvas, 0, this.#scrubber.frame?.draft ?? drafts.length - 1, false);
+    const canvas = this.#canvasOfMaps();
+    if (!this.trace.data[canvas]?.drafts.length) return;
+    this.#inspect(canvas, 0, this.#draftOf(canvas), false);
     this.inspector.element.querySelector('button')?.focus();
   }
 
@@ -263,11 +313,17 @@ export class ReplyView {
     this.#picked = { canvas, position };
     if (seek) { this.#holdForReplay(); this.#scrubber.seek(canvas, draft); return; }
     const key = `${canvas}.${position}`;
+    if (!this.#text.hidden) this.#draw(this.#frame);
     this.#answer.mark(key);
     this.#thought.mark(key);
     this.inspector.show({ trace: this.trace, canvas, position, draft }, {
       onMove: (to, step) => this.#inspect(canvas, to, step),
-      onClose: () => { this.#picked = null; this.#answer.mark(null); this.#thought.mark(null); this.#drawMaps(); },
+      onClose: () => {
+        this.#picked = null;
+        this.#answer.mark(null);
+        this.#thought.mark(null);
+        this.#draw(this.#frame);
+      },
     });
   }
 }

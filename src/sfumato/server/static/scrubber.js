@@ -3,8 +3,6 @@
 
 import { button, el } from './dom.js';
 
-const FRAME_MS = 260;
-
 export class Scrubber {
   #slider;
   #label;
@@ -12,16 +10,22 @@ export class Scrubber {
   #timer = null;
   #frames = [];
 
-  /** onMove(frame, isLast): frame is { canvas, draft }, or null at the settled text. */
-  constructor({ onMove, onHold, onRelease }) {
-    this.onMove = onMove;
+  /** onMove(frame): frame is { canvas, draft, step }, or null at the settled text; pace(): milliseconds
+   *  that a frame is held when the replay plays. */
+  constructor({ onMove, onHold, onRelease, pace }) {
+    Object.assign(this, { onMove, onHold, onRelease, pace });
     this.#slider = el('input', {
       type: 'range', min: 0, max: 0, value: 0, step: 1, disabled: true,
       'aria-label': 'Replay of the denoising, step by step',
-      on: { input: () => { this.#stop(); onHold(); this.#moved(); }, blur: () => this.#rest(onRelease) },
+      on: {
+        input: () => { this.#stop(); onHold(); this.#moved(); },
+        // A key that leaves the slider where it is, as Home at its beginning, holds the replay too.
+        keydown: (event) => { if (event.key !== 'Tab') this.#stop(); },
+        blur: () => this.#rest(),
+      },
     });
     this.#label = el('output', { class: 'where' });
-    this.#play = button('▸', () => (this.#timer ? this.#stop() : this.#start(onHold, onRelease)), {
+    this.#play = button('▸', () => (this.#timer ? this.#stop() : this.play()), {
       class: 'quiet play', 'aria-label': 'Play the replay', disabled: true,
     });
     this.element = el('div', { class: 'scrubber' }, this.#play, this.#slider, this.#label);
@@ -47,10 +51,32 @@ export class Scrubber {
     this.#moved();
   }
 
+  /** Goes to the settled text. */
+  end() {
+    this.#stop();
+    this.#slider.value = this.#frames.length;
+    this.#tell();
+  }
+
   /** Some steps on or back. */
   shift(by) {
     this.#slider.value = Number(this.#slider.value) + by;
     this.#slider.dispatchEvent(new Event('input'));
+  }
+
+  /** From where it stands; from the beginning, where it stands at the end. */
+  play() {
+    this.onHold();
+    if (!this.frame) this.#slider.value = 0;
+    this.#moved();
+    this.#show('❙❙', 'Pause the replay');
+    const next = () => {
+      this.#slider.value = Number(this.#slider.value) + 1;
+      this.#moved();
+      if (this.frame) this.#timer = setTimeout(next, this.pace());
+      else { this.#stop(); this.#rest(); }
+    };
+    this.#timer = setTimeout(next, this.pace());
   }
 
   #moved() {
@@ -61,25 +87,14 @@ export class Scrubber {
   #tell() {
     const frame = this.frame;
     const where = frame && (this.canvases > 1 ? `canvas ${frame.canvas + 1}, ` : '');
-    const text = frame ? `${where}step ${frame.draft + 1}` : 'settled';
+    const step = frame && (frame.step ? `step ${frame.step}` : 'noise');
+    const text = frame ? where + step : 'settled';
     this.#label.textContent = text;
     this.#slider.setAttribute('aria-valuetext', text);
   }
 
-  #start(onHold, onRelease) {
-    onHold();
-    if (!this.frame) this.#slider.value = 0;
-    this.#moved();
-    this.#show('❙❙', 'Pause the replay');
-    this.#timer = setInterval(() => {
-      this.#slider.value = Number(this.#slider.value) + 1;
-      this.#moved();
-      if (!this.frame) { this.#stop(); this.#rest(onRelease); }
-    }, FRAME_MS);
-  }
-
   #stop() {
-    clearInterval(this.#timer);
+    clearTimeout(this.#timer);
     this.#timer = null;
     this.#show('▸', 'Play the replay');
   }
@@ -89,5 +104,5 @@ export class Scrubber {
     this.#play.setAttribute('aria-label', label);
   }
 
-  #rest(onRelease) { if (!this.frame && !this.#timer) onRelease(); }
+  #rest() { if (!this.frame && !this.#timer) this.onRelease(); }
 }

@@ -1,7 +1,8 @@
-// What outlives a reload: the conversation and the settings, in this browser alone. The API key is
-// kept for as long as the tab is. Knows no DOM.
+// What outlives a reload: the conversation and the settings, in this browser alone. The API key and
+// the text that was not sent yet are kept for as long as the tab is. Knows no DOM.
 
 const TALK = 'sfumato.conversation', SETTINGS = 'sfumato.settings', KEY = 'sfumato.key';
+const UNSENT = 'sfumato.unsent';
 
 function read(storage, name, otherwise) {
   try {
@@ -57,3 +58,8 @@ export function saveSettings({ key, ...settings }) {
   write(localStorage, SETTINGS, JSON.stringify(settings));
   write(sessionStorage, KEY, JSON.stringify(key ?? ''));
 }
+
+/** The question that was written and not sent. */
+export const loadUnsent = () => String(read(sessionStorage, UNSENT, ''));
+
+export const saveUnsent = (text) => write(sessionStorage, UNSENT, JSON.stringify(text));

@@ -8,6 +8,8 @@ const MARKERS = new Set([
   '<|tool_call>', '<tool_call|>', '<|tool_response>', '<tool_response|>',
   '<|image>', '<|image|>', '<image|>', '<|audio>', '<|audio|>', '<audio|>', '<|video|>',
 ]);
+export const isMarker = (token) => MARKERS.has(token);
+
 const ENDS = new Set(['<turn|>', '<eos>', '<|tool_response>']);
 const CHANNEL = 'thought\n';
 

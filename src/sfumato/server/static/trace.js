@@ -2,8 +2,6 @@
 // one source for the text, the scrubber, the heat maps and the inspector. Plain data inside, so
 // that it can be kept across a reload. Knows no DOM.
 
-import { learn } from './api.js';
-
 const round = (value, digits) => Number(value.toFixed(digits));
 
 export class Trace {
@@ -12,7 +10,6 @@ export class Trace {
     this.data = canvases;
     for (const canvas of canvases) {
       for (const draft of canvas.drafts) {
-        learn(draft.ids, draft.tokens);
         draft.top = new Likeliest(draft.top);
       }
       markChanges(canvas);
@@ -25,7 +22,7 @@ export class Trace {
     const last = canvas.drafts.at(-1);
     if (last && frame.step <= last.step) { canvas.drafts = []; canvas.again = true; }
     canvas.maxSteps = frame.max_steps;
-    learn(frame.token_ids, frame.tokens);
+    if (frame.noise) canvas.noise = frame.noise;
     canvas.drafts.push({
       step: frame.step,
       ids: frame.token_ids,
@@ -35,6 +32,14 @@ export class Trace {
       top: Likeliest.of(frame.top ?? []),
     });
     markChanges(canvas, canvas.drafts.length - 1);
+  }
+
+  /** Takes in what a canvas begins as, before its first draft. */
+  begin(frame) {
+    const canvas = this.#canvas(frame.canvas);
+    canvas.maxSteps = frame.max_steps;
+    if (canvas.drafts.length) Object.assign(canvas, { drafts: [], again: true });
+    canvas.noise = frame.noise;
   }
 
   /** Takes in a `settled` frame. */
@@ -51,9 +56,13 @@ export class Trace {
     return this.data[index];
   }
 
-  /** Every step of every canvas, in order: [{ canvas, draft }], indices both. */
+  /** Every step of every canvas, in order: [{ canvas, draft, step }], the first two indices; draft -1
+   *  is the noise. Some steps may be missing: a server spares slow clients some. */
   frames() {
-    return this.data.flatMap((canvas, c) => canvas.drafts.map((_, d) => ({ canvas: c, draft: d })));
+    return this.data.flatMap(({ drafts, noise }, c) => [
+      ...noise && drafts.length ? [{ canvas: c, draft: -1, step: 0 }] : [],
+      ...drafts.map(({ step }, d) => ({ canvas: c, draft: d, step })),
+    ]);
   }
 
   /** The token that position settled to (or stands at, where nothing settled): { id, text }. */

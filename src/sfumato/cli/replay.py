@@ -1,0 +1,55 @@
+"""`sfumato run --replay FILE.html`: a reply's replay, recorded on the way and written at its end.
+
+Knows displays and files; what is in the file is `sfumato.server.replay`'s.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Self
+
+from sfumato import Commit, Draft
+from sfumato.cli.view import footer
+from sfumato.cli.view.display import Display, Event
+from sfumato.server.replay import Recorder, document
+
+if TYPE_CHECKING:
+    from sfumato.api import Model
+    from sfumato.cli.generation import Answer
+
+
+class Recording:
+    """A display that shows all on another one, and keeps what a replay needs."""
+
+    def __init__(self, shown: Display, model: Model) -> None:
+        self._shown = shown
+        tokenizer = model.tokenizer
+        self._recorder = Recorder(
+            lambda token: tokenizer.token_text(token) if token < tokenizer.vocab_size else ""
+        )
+
+    def __enter__(self) -> Self:
+        self._shown.__enter__()
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        self._shown.__exit__(*error)
+
+    def show(self, event: Event) -> None:
+        if isinstance(event, Draft):
+            self._recorder.draft(event)
+        elif isinstance(event, Commit):
+            self._recorder.commit(event)
+        self._shown.show(event)
+
+    def write(self, path: Path, model: str, question: str, answer: Answer) -> None:
+        """Writes the file, whole or not at all. Raises OSError."""
+        reply = answer.reply
+        summary = footer.summary(reply.stats) if reply else ["interrupted"]
+        data = self._recorder.data(model, question, answer.text, summary)
+        part = path.with_name(path.name + ".part")
+        try:
+            part.write_text(document(data), "utf-8", errors="replace")  # a shell passes any bytes
+            part.replace(path)
+        finally:
+            part.unlink(missing_ok=True)

@@ -1,0 +1,111 @@
+"""A reply's replay as one HTML file, which plays without a server and without a network.
+
+The file is static/replay.html with the page's own styles and modules in it, and the replay as JSON.
+The page exports with the same template (static/share.js). Knows events and files, and no HTTP.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Callable, Sequence
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+from sfumato.api import Commit, Draft
+
+STATIC = Path(__file__).parent / "static"
+STYLES = ("style.css", "reply.css")
+# In the order in which they need each other.
+SCRIPTS = (
+    *("dom.js", "tokens.js", "wrap.js", "trace.js", "reading.js", "board.js"),
+    *("canvas_view.js", "scrubber.js", "player.js"),
+)
+SLOT = '"REPLAY"'
+
+MOST_POSITIONS = 400_000
+"""Of all drafts together, which is a file of some megabytes. Above it, steps are left out."""
+
+_IMPORT = re.compile(r"^import\s[^;]*;\n", re.MULTILINE)
+_EXPORT = re.compile(r"^export (?=const|class|function|async)", re.MULTILINE)
+
+
+@cache
+def template() -> str:
+    """The page with `SLOT` where the data goes. Its modules are one, since a file has no others."""
+    styles = "\n".join((STATIC / name).read_text("utf-8") for name in STYLES)
+    scripts = "\n".join((STATIC / name).read_text("utf-8") for name in SCRIPTS)
+    scripts = _EXPORT.sub("", _IMPORT.sub("", scripts))
+    page = (STATIC / "replay.html").read_text("utf-8")
+    return page.replace("/* STYLES */", styles).replace("/* SCRIPTS */", scripts)
+
+
+def document(data: dict[str, Any]) -> str:
+    """The page with a replay in it: what `Recorder.data` returns. No `<` is left in the data, so
+    that no text can end its element."""
+    text = json.dumps(data, ensure_ascii=False, separators=(",", ":")).replace("<", "\\u003c")
+    return template().replace(SLOT, text)
+
+
+class Recorder:
+    """Collects one reply's events. Tokens are kept as numbers into a list of their texts."""
+
+    def __init__(self, token_text: Callable[[int], str]) -> None:
+        self._token_text = token_text
+        self._numbers: dict[str, int] = {}
+        self._canvases: list[dict[str, Any]] = []
+
+    def draft(self, draft: Draft) -> None:
+        """Takes in a step. One that comes again means that the canvas is drawn again."""
+        while len(self._canvases) <= draft.canvas:
+            empty: dict[str, Any] = {"max_steps": 0, "noise": None, "drafts": [], "settled": None}
+            self._canvases.append(empty)
+        canvas = self._canvases[draft.canvas]
+        if canvas["drafts"] and draft.step <= canvas["drafts"][-1]["step"]:
+            canvas["drafts"] = []
+        canvas["max_steps"] = draft.max_steps
+        if draft.noise is not None:
+            canvas["noise"] = self._pack(draft.noise.tolist())
+        canvas["drafts"].append(
+            {
+                "step": draft.step,
+                "tokens": self._pack(draft.token_ids.tolist()),
+                "entropy": [round(nats, 2) for nats in draft.entropy.tolist()],
+                "accepted": "".join("01"[flag] for flag in draft.accepted.tolist()),
+            }
+        )
+
+    def commit(self, commit: Commit) -> None:
+        """Takes in what a canvas settled to."""
+        if commit.canvas < len(self._canvases):
+            self._canvases[commit.canvas]["settled"] = self._pack(commit.token_ids)
+        self._thin()
+
+    def data(self, model: str, question: str, text: str, summary: Sequence[str]) -> dict[str, Any]:
+        """The replay, as the page's share.js packs it too."""
+        self._thin()
+        return {
+            "version": 1,
+            "model": model,
+            "question": question,
+            "text": text,
+            "summary": list(summary),
+            "texts": list(self._numbers),
+            "canvases": self._canvases,
+        }
+
+    def _pack(self, ids: Sequence[int]) -> list[int]:
+        texts = (self._token_text(token) for token in ids)
+        return [self._numbers.setdefault(text, len(self._numbers)) for text in texts]
+
+    def _thin(self) -> None:
+        """Leaves out every second draft until they are few enough; the last of a canvas stays."""
+        while self._positions() > MOST_POSITIONS:
+            if all(len(canvas["drafts"]) < 2 for canvas in self._canvases):
+                return
+            for canvas in self._canvases:
+                canvas["drafts"] = canvas["drafts"][::-1][::2][::-1]
+
+    def _positions(self) -> int:
+        return sum(len(draft["tokens"]) for c in self._canvases for draft in c["drafts"])
