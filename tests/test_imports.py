@@ -20,6 +20,8 @@ SRC = ROOT / "src" / "sfumato"
 _NETWORK = {"model", "ops", "weights"}
 _ENGINE = {"engine", "api", "diffusion", "text"} | _NETWORK
 MAY_IMPORT: dict[str, set[str]] = {
+    "values": set(),
+    "options": {"values"},
     "weights": set(),
     "ops": {"weights.blocks"},
     "text": {"weights"},
@@ -32,7 +34,7 @@ MAY_IMPORT: dict[str, set[str]] = {
     "server": {""} | _ENGINE,
     "bench": {""} | _ENGINE,
     "train": {""} | _ENGINE,
-    "cli": {"", "server", "bench", "train", "convert"} | _ENGINE,
+    "cli": {"", "options", "values", "server", "bench", "train", "convert"} | _ENGINE,
     "__main__": {"cli"},
 }
 
@@ -174,7 +176,7 @@ def test_help_loads_nothing_heavy() -> None:
         "from sfumato.cli import main\n"
         "try:\n    main(['--help'])\n"
         "except SystemExit as stop:\n    assert not stop.code, stop.code\n"
-        "heavy = {'torch', 'numpy', 'rich', 'tokenizers', 'jinja2', 'fastapi', 'uvicorn'}\n"
+        "heavy = {'torch', 'numpy', 'rich', 'tokenizers', 'jinja2', 'fastapi', 'uvicorn', 'shtab'}\n"
         "heavy &= set(sys.modules)\n"
         "assert not heavy, heavy\n"
     )

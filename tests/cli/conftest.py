@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import os
 import signal
 import sys
 from collections.abc import Callable, Iterator
@@ -102,6 +103,13 @@ def no_nohup() -> Iterator[None]:
     before = signal.signal(signal.SIGHUP, signal.SIG_DFL)
     yield
     signal.signal(signal.SIGHUP, before)
+
+
+@pytest.fixture(autouse=True)
+def no_variables(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Options are what a test says, whatever the shell that runs it has set."""
+    for name in [name for name in os.environ if name.startswith("SFUMATO_")]:
+        monkeypatch.delenv(name)
 
 
 @pytest.fixture

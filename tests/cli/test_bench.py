@@ -56,6 +56,20 @@ def test_the_embedded_model_answers_a_file(cli: Any, tmp_path: Path) -> None:
     assert f"top_k 20, {few}, min_tokens 3, ignore_eos True" in found["subject"]["sampler"]
 
 
+def test_variables_for_other_commands_do_no_harm(cli: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    """SFUMATO_DEVICE is for what runs here: with --url it means nothing, and is no error."""
+    monkeypatch.setenv("SFUMATO_DEVICE", "cuda:77")
+    monkeypatch.setenv("SFUMATO_THREADS", "2")
+    monkeypatch.setenv("SFUMATO_API_KEY", "secret")
+    usage = {"prompt_tokens": 9, "completion_tokens": 5}
+    script = [text("Hello"), end(), event(choices=[], usage=usage), DONE]
+    with scripted(lambda body: iter(script)) as server:
+        done = cli("bench", "--url", server.url, "--repeats", "1", "--json", "-")
+    assert (done.code, done.err) == (0, "")
+    monkeypatch.delenv("SFUMATO_DEVICE")
+    assert cli(*TINY, "--max-tokens", "32", "--json", "-").code == 0
+
+
 def test_a_server(cli: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("SFUMATO_API_KEY", "secret")
     usage = {"prompt_tokens": 9, "completion_tokens": 5}

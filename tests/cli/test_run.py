@@ -2,6 +2,9 @@ from __future__ import annotations
 
 import io
 import json
+import os
+import subprocess
+import sys
 from typing import Any
 
 import pytest
@@ -25,6 +28,40 @@ def test_question_from_standard_input(use: Any, cli: Any) -> None:
     assert asked == [
         [{"role": "user", "content": text}] for text in ("1234\nétc\n", "again", "given")
     ]
+
+
+def test_words_need_no_quotes(use: Any, cli: Any) -> None:
+    model = use("yes")
+    lines = (
+        ("what", "is", "this?"),
+        ("what", "is", "--seed", "3", "this?"),
+        ("--seed", "3", "what is", "this?"),
+        ("--", "-5", "+", "3"),
+    )
+    assert [cli("run", *words).code for words in lines] == [0] * 4
+    asked = [request["messages"][0]["content"] for request in model.requests]
+    assert asked == ["what is this?"] * 3 + ["-5 + 3"]
+
+
+@pytest.mark.parametrize("typed", ["Who are you?\n", ""])
+def test_a_terminal_is_asked_for_the_question(typed: str) -> None:
+    """The prompt goes to the terminal, and not into the file that the answer goes to."""
+    ours, theirs = os.openpty()
+    command = [sys.executable, "-m", "sfumato", "run", "--no-visual"]
+    running = subprocess.Popen(
+        command, stdin=theirs, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+    )
+    assert running.stderr
+    prompt = running.stderr.read(len("Your question: "))
+    os.write(ours, typed.encode() or b"\x04")
+    out, err = running.communicate(timeout=120)
+    os.close(ours), os.close(theirs)
+    assert prompt == "Your question: "
+    if typed:
+        assert (running.returncode, "Sfumato" in out) == (0, True), err
+    else:
+        assert (running.returncode, out) == (2, "")
+        assert err.endswith("sfumato: error: the question is empty\n")
 
 
 @pytest.mark.parametrize("stdin", ["", " \n"])

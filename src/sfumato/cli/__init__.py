@@ -19,6 +19,7 @@ from contextlib import contextmanager
 
 from sfumato.cli.arguments import build_parser
 from sfumato.cli.glyphs import stand_in
+from sfumato.cli.sources import suspicious
 
 BAD_INPUT, INTERRUPTED, CLOSED_PIPE = 2, 130, 141  # the last two as a shell reports the signals
 
@@ -50,10 +51,16 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def _run(argv: Sequence[str] | None) -> int:
+    line = build_parser()
     try:
-        args = build_parser().parse_args(argv)
+        args = line.parse_args(argv)
     except SystemExit as stop:  # after --help, --version or a complaint
         return int(stop.code or 0)
+    if args.command is None:
+        line.parser.print_help()
+        return 0
+    for warning in suspicious(os.environ):
+        print(f"sfumato: warning: {warning}", file=sys.stderr)
     if getattr(args, "verbose", False):
         logging.basicConfig(level=logging.INFO, format="sfumato: %(message)s", stream=sys.stderr)
     module = importlib.import_module(f"sfumato.cli.{args.module}")

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import argparse
-import os
 import sys
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from sfumato.bench.workload import QUESTIONS, Prompt, Work, cases, conversation, read_prompts
-from sfumato.cli.arguments import LAST_SEED
+from sfumato.cli.arguments import rank
+from sfumato.options import LAST_SEED, options_of
 
 if TYPE_CHECKING:
     from sfumato.bench.report import Report
@@ -47,9 +47,13 @@ def main(args: argparse.Namespace) -> int:
 
 
 def _check(args: argparse.Namespace) -> None:
-    """Refuses what cannot be done, before anything slow."""
+    """Refuses what cannot be done, before anything slow. What means nothing here and was not asked
+    for on the command line is ignored: a variable or a file may serve other commands too."""
+    defaults = {option.key: option.default for option in options_of("bench")}
     for name in _REMOTE if args.url is None else _LOCAL:
-        if getattr(args, name) not in (None, False, "auto"):
+        if rank(args, name) < 3:
+            setattr(args, name, defaults[name])
+        elif getattr(args, name) not in (None, False, "auto"):
             side = "a server, with --url" if args.url is None else "this machine, not for a server"
             raise ValueError(f"{_flag(name)}: is for measuring {side}; leave it out")
     for name in _RANDOM:
@@ -156,8 +160,7 @@ def _remote(args: argparse.Namespace, work: Work) -> Report:
     from sfumato.bench.environment import environment
     from sfumato.cli import machine
 
-    key = args.api_key or os.environ.get("SFUMATO_API_KEY")
-    endpoint = Endpoint(args.url.rstrip("/"), key, args.timeout)
+    endpoint = Endpoint(args.url.rstrip("/"), args.api_key, args.timeout)
     models = [args.model] if args.model else endpoint.models()
     if not models:
         raise ServerError(f"{args.url}: has no models; name one with -m")

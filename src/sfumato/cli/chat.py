@@ -10,8 +10,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from sfumato.cli import INTERRUPTED, complain, generation
-from sfumato.cli.arguments import LAST_SEED, whole
 from sfumato.cli.units import table
+from sfumato.options import LAST_SEED
+from sfumato.values import Whole
 
 if TYPE_CHECKING:
     from sfumato.engine import Engine
@@ -116,23 +117,23 @@ class Chat:
             raise ValueError(f"/{name}: no such command; there are {', '.join(USAGES.values())}")
         try:
             self._obey(name, value)
-        except argparse.ArgumentTypeError as error:
+        except ValueError as error:
             raise ValueError(f"/{name}: {error}; usage: {USAGES[name]}") from None
 
     def _obey(self, name: str, value: str) -> None:
         if not value and COMMANDS[name][0]:
-            raise argparse.ArgumentTypeError("it needs an argument")
+            raise ValueError("it needs an argument")
         if value and not COMMANDS[name][0]:
-            raise argparse.ArgumentTypeError("it takes no argument")
+            raise ValueError("it takes no argument")
         if name == "clear":
             self.messages = generation.opening(self.args)
         elif name == "seed":
-            self.args.seed = whole(0, LAST_SEED)(value)
+            self.args.seed = Whole(0, LAST_SEED).parse(value)
         elif name == "steps":
-            self.args.steps = whole(1)(value)
+            self.args.steps = Whole(1).parse(value)
         elif name == "thinking":
             if value not in ("on", "off"):
-                raise argparse.ArgumentTypeError(f"{value!r} is neither on nor off")
+                raise ValueError(f"{value!r} is neither on nor off")
             self.args.thinking = value == "on"
         elif name == "save":
             text = json.dumps(self.messages, ensure_ascii=False, indent=2) + "\n"

@@ -20,11 +20,12 @@ from rich.console import Console
 from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TimeRemainingColumn
 
 import sfumato
-from sfumato.cli.arguments import DEVICES
+from sfumato.cli.arguments import label
 from sfumato.cli.view.display import Display, Live, Plain, Silent, is_visual
 from sfumato.engine import Engine, EngineConfig, EngineError, Failed, Finished, Request, TooLarge
 from sfumato.engine.request import prepare
 from sfumato.model.cache import snapshot_bytes
+from sfumato.options import DEVICES
 
 if TYPE_CHECKING:
     from sfumato.api import Model, Reply
@@ -48,7 +49,7 @@ class Answer:
 
 def load(args: argparse.Namespace) -> Model:
     """The model that the options name. Raises ValueError or OSError, saying what is wrong."""
-    check_device(args.device)
+    check_device(args.device, label(args, "device"))
     if args.threads:
         torch.set_num_threads(args.threads)  # the compiled operations take as many
     with _progress() as told:
@@ -65,12 +66,14 @@ def load(args: argparse.Namespace) -> Model:
     return model
 
 
-def check_device(name: str) -> None:
-    """Raises ValueError for what is no device anywhere; whether it is here, loading will tell."""
+def check_device(name: str, given: str = "--device") -> None:
+    """Raises ValueError for what is no device anywhere; whether it is here, loading will tell.
+
+    given: where the name comes from."""
     try:
         torch.device("cpu" if name == "auto" else name)
     except RuntimeError:  # its message lists much that never ran a model
-        raise ValueError(f"--device: {name!r} is none of {DEVICES}") from None
+        raise ValueError(f"{given}: {name!r} is none of {DEVICES}") from None
 
 
 def spare_threads(model: Model) -> None:

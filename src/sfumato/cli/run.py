@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import contextlib
 import json
 import sys
 from dataclasses import asdict
@@ -40,13 +41,32 @@ def _standard_input() -> str:
         raise ValueError(f"standard input is not UTF-8 text: {error}") from None
 
 
-def _question(given: str | None) -> str:
-    if given is None and sys.stdin.isatty():
-        raise ValueError('no question: sfumato run "…", or give it on standard input')
-    text = _standard_input() if given is None or given == "-" else given
+def _question(words: list[str]) -> str:
+    """The words of the command line, standard input, or what somebody types when asked."""
+    if words and words != ["-"]:
+        text = " ".join(words)
+    elif not words and sys.stdin.isatty():
+        text = _asked()
+    else:
+        text = _standard_input()
     if not text.strip():
         raise ValueError("the question is empty")
     return text
+
+
+def _asked() -> str:
+    prompt = "Your question: "
+    if sys.stdout.isatty():
+        with contextlib.suppress(ImportError):
+            import readline  # noqa: F401  (importing it gives arrow keys to input())
+    else:  # the answer goes to a file; the prompt must not
+        print(prompt, end="", file=sys.stderr, flush=True)
+        prompt = ""
+    try:
+        return input(prompt)
+    except EOFError:
+        print(file=sys.stderr)
+        return ""
 
 
 def _unsettled(answer: Answer) -> str | None:

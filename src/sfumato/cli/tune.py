@@ -9,7 +9,7 @@ from pathlib import Path
 
 def main(args: argparse.Namespace) -> int:
     """Run the one that the options name. Raises ValueError or OSError for bad input."""
-    return _train(args) if args.action == "train" else _evaluate(args)
+    return _train(args) if args.command == "train" else _evaluate(args)
 
 
 def _train(args: argparse.Namespace) -> int:
