@@ -247,6 +247,8 @@ OPTIONS = (
     # What people see.
     Option("no-visual", _FLAG, ("run", "chat", "demo"),
            "plain lines instead of the live canvas", False),
+    Option("slow", _FLAG, ("run",),
+           "show the noise first, and hold the frame of each step for 0.4 s", False),
     Option("verbose", _FLAG, (*_LOAD, "demo", "eval", "bench"),
            "tell more, on standard error", False, short="v"),
 )

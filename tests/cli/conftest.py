@@ -8,6 +8,7 @@ import signal
 import sys
 from collections.abc import Callable, Iterator
 from dataclasses import fields
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
@@ -32,6 +33,7 @@ class FakeModel:
         self.requests: list[dict[str, Any]] = []
         self.warnings: tuple[str, ...] = ()
         self.convergence = "converged"
+        self.path = Path("model.gguf")
         self.config = SimpleNamespace(hidden_size=2816, context_length=8192)
         self.tokenizer = SimpleNamespace(decode=lambda ids: "".join(map(chr, ids)))
 

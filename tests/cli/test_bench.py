@@ -21,6 +21,8 @@ def test_random_weights(cli: Any, tmp_path: Path) -> None:
     )
     assert (done.code, done.err) == (0, "")
     assert "max tokens 64, threads 1, context 40: 2 requests measured" in done.out
+    assert done.out.index("random tiny, q8_0") < done.out.index("max tokens 32")
+    assert done.out.rstrip()[-1] == "┘"  # the result is what stands last
     found = json.loads(table.read_text())
     assert found["subject"]["model"] == "random tiny, q8_0"
     assert found["subject"]["layers"] == 1

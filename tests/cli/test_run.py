@@ -5,12 +5,19 @@ import json
 import os
 import subprocess
 import sys
+from pathlib import Path
 from typing import Any
 
 import pytest
 
 from sfumato import SoftTopK
+from sfumato.api import EMBEDDED
 from sfumato.cli import main
+
+
+class Terminal(io.StringIO):
+    def isatty(self) -> bool:
+        return True
 
 
 def test_plain_output_is_exactly_the_answer(use: Any, cli: Any) -> None:
@@ -168,6 +175,44 @@ def test_canvases_that_ran_out_of_steps_are_told_with_what_to_do(use: Any, cli: 
         "--steps raises it\n"
     )
     assert cli("run", "Hi", "--json").err == ""
+
+
+def test_the_embedded_model_is_not_to_be_given_more_steps(use: Any, cli: Any) -> None:
+    model = use("bbl")
+    model.path, model.convergence = EMBEDDED, "step_cap"
+    done = cli("run", "Hi")
+    assert (done.code, done.out) == (0, "bbl\n")
+    assert done.err == "sfumato: hint: this demonstration model cannot answer that\n"
+
+
+@pytest.mark.parametrize(("path", "told"), [(EMBEDDED, True), (Path("model.gguf"), False)])
+def test_a_terminal_is_told_that_the_embedded_model_is_a_toy(
+    use: Any, cli: Any, monkeypatch: pytest.MonkeyPatch, path: Path, told: bool
+) -> None:
+    use("yes").path = path
+    for argv in (("run", "Hi"), ("run", "Hi", "--json")):
+        stderr = Terminal()
+        monkeypatch.setattr("sys.stderr", stderr)
+        assert cli(*argv).code == 0
+        said = " ".join(stderr.getvalue().split())
+        assert ("is a toy: it solves 4x4 Sudoku" in said) == (told and "--json" not in argv)
+        assert "loading" in said
+
+
+def test_slow_shows_the_noise_and_holds_every_frame(
+    use: Any, cli: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    model, waits = use("one", "two"), []
+    model.config.canvas_length, model.config.vocab_size = 3, 64
+    monkeypatch.setattr("sfumato.cli.generation.is_visual", lambda: True)
+    monkeypatch.setattr("time.sleep", waits.append)
+    done = cli("run", "Hi", "--slow")
+    assert all(f"step  {step}/48" in done.out for step in range(3))
+    # Between noise, two drafts and the commit, for each of two canvases.
+    assert sum(0.35 < wait <= 0.4 for wait in waits) == 6
+    del waits[:]
+    assert "step  0/48" not in cli("run", "Hi").out
+    assert waits == []
 
 
 @pytest.mark.parametrize("encoding", ["ascii", "latin-1", "utf-8"])

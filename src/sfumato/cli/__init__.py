@@ -19,6 +19,7 @@ from contextlib import contextmanager
 
 from sfumato.cli.arguments import build_parser
 from sfumato.cli.glyphs import stand_in
+from sfumato.cli.notes import loading
 from sfumato.cli.sources import suspicious
 
 BAD_INPUT, INTERRUPTED, CLOSED_PIPE = 2, 130, 141  # the last two as a shell reports the signals
@@ -63,7 +64,8 @@ def _run(argv: Sequence[str] | None) -> int:
         print(f"sfumato: warning: {warning}", file=sys.stderr)
     if getattr(args, "verbose", False):
         logging.basicConfig(level=logging.INFO, format="sfumato: %(message)s", stream=sys.stderr)
-    module = importlib.import_module(f"sfumato.cli.{args.module}")
+    with loading():
+        module = importlib.import_module(f"sfumato.cli.{args.module}")
     code: int = module.main(args)
     return code
 

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from sfumato.cli import INTERRUPTED, complain, generation
+from sfumato.cli.notes import wrapped
 from sfumato.cli.units import table
 from sfumato.options import LAST_SEED
 from sfumato.values import Whole
@@ -17,6 +18,7 @@ from sfumato.values import Whole
 if TYPE_CHECKING:
     from sfumato.engine import Engine
 
+EMBEDDED_NAME = "sfumato-embedded"
 CONTEXT = 4096  # tokens of conversation before a larger cache slot has to be made
 KEPT = 3  # prompts to go on from: of the system message, of the last turn, of this one
 COMMANDS = {
@@ -47,6 +49,8 @@ def main(args: argparse.Namespace) -> int:
         _edit_lines()
     generation.request(args, [])  # a wrong option is told before the wait for the model
     chat = Chat(args)
+    if terminal:
+        print(chat.greeting() + "\n")
     leaving = not terminal  # whether Ctrl-C at an empty prompt leaves
     while True:
         lines: list[str] = []
@@ -79,6 +83,12 @@ class Chat:
         self.engine: Engine | None = None  # made for the first answer
         self.messages = generation.opening(args)
 
+    def greeting(self) -> str:
+        """The model's name, and where to go on."""
+        name = Path(self.args.model).resolve().name if self.args.model else EMBEDDED_NAME
+        toy = [generation.TOY] if generation.is_embedded(self.model) else []
+        return "\n".join(map(wrapped, [f"{name} · /help lists the commands", *toy]))
+
     def take(self, text: str) -> None:
         """Obey a command or answer a message; what is wrong with it is told in one line."""
         try:
@@ -104,6 +114,8 @@ class Chat:
             raise ValueError(f"{error}, or /clear the conversation") from error
         if answer.reply is None:  # it was left in the midst of a step
             self.engine = None
+        if hint := generation.unsettled(answer, self.model, "/steps"):
+            print(f"sfumato: hint: {hint}", file=sys.stderr)
         if answer.interrupted:
             print("(interrupted)")
         if sys.stdin.isatty():

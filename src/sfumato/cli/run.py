@@ -9,6 +9,7 @@ import sys
 from dataclasses import asdict
 from typing import TYPE_CHECKING, Any
 
+from sfumato.cli import notes
 from sfumato.cli.glyphs import speaks_unicode
 
 if TYPE_CHECKING:
@@ -19,17 +20,20 @@ def main(args: argparse.Namespace) -> int:
     """Answer, and return the exit code. Raises ValueError or OSError for bad input."""
     question = _question(args.question)  # before the slow imports: it may be missing
 
-    from sfumato.cli import INTERRUPTED, generation
+    with notes.loading():
+        from sfumato.cli import INTERRUPTED, generation
 
     messages = [*generation.opening(args), {"role": "user", "content": question}]
     request = generation.request(args, messages)
     model = generation.load(args)
     engine = generation.engine(model, request)
-    answer = generation.answer(engine, request, generation.display(args, model))
+    if generation.is_embedded(model) and not args.json and sys.stderr.isatty():
+        print(notes.wrapped(generation.TOY), file=sys.stderr)
+    answer = generation.answer(engine, request, generation.display(args, model, args.slow))
     if args.json:
         plain = not speaks_unicode(sys.stdout)
         print(json.dumps(_report(answer), ensure_ascii=plain, indent=2))
-    elif hint := _unsettled(answer):
+    elif hint := generation.unsettled(answer, model):
         print(f"sfumato: hint: {hint}", file=sys.stderr)
     return INTERRUPTED if answer.interrupted else 0
 
@@ -67,17 +71,6 @@ def _asked() -> str:
     except EOFError:
         print(file=sys.stderr)
         return ""
-
-
-def _unsettled(answer: Answer) -> str | None:
-    """What to do about canvases that ran out of steps; None where there are none."""
-    if answer.reply is None or "step_cap" not in answer.reply.stats.convergence:
-        return None
-    stats = answer.reply.stats
-    return (
-        f"the text may be unsettled: {stats.convergence.count('step_cap')} of {stats.canvases} "
-        f"canvases hit the step cap ({max(stats.steps)}); --steps raises it"
-    )
 
 
 def _report(answer: Answer) -> dict[str, Any]:
