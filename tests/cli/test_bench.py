@@ -62,12 +62,14 @@ def test_variables_for_other_commands_do_no_harm(cli: Any, monkeypatch: pytest.M
     """SFUMATO_DEVICE is for what runs here: with --url it means nothing, and is no error."""
     monkeypatch.setenv("SFUMATO_DEVICE", "cuda:77")
     monkeypatch.setenv("SFUMATO_THREADS", "2")
+    monkeypatch.setenv("SFUMATO_MODEL", "model.gguf")
     monkeypatch.setenv("SFUMATO_API_KEY", "secret")
     usage = {"prompt_tokens": 9, "completion_tokens": 5}
     script = [text("Hello"), end(), event(choices=[], usage=usage), DONE]
     with scripted(lambda body: iter(script)) as server:
         done = cli("bench", "--url", server.url, "--repeats", "1", "--json", "-")
     assert (done.code, done.err) == (0, "")
+    assert json.loads(done.out)["subject"]["model"] == "painter"  # the server's, not the file
     monkeypatch.delenv("SFUMATO_DEVICE")
     assert cli(*TINY, "--max-tokens", "32", "--json", "-").code == 0
 

@@ -143,7 +143,9 @@ def test_a_value_that_is_overruled_does_no_harm(parse: Any) -> None:
 
 
 def test_common_keys_may_be_another_command_s(parse: Any) -> None:
-    assert parse("serve", file="temperature = 0.5\njson = true").port == 8080
+    file = "temperature = 0.5\njson = true"
+    assert parse("serve", file=file).port == 8080
+    assert (parse("run", file=file).json, parse("bench", file=file).json) == (True, None)
 
 
 def test_a_key_is_never_shown(

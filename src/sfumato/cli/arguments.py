@@ -96,7 +96,7 @@ def label(args: argparse.Namespace, key: str) -> str:
 
 
 def rank(args: argparse.Namespace, key: str) -> int:
-    """How strong the source of an option's value is: 3 for the command line … 0 for a default."""
+    """How strong the source of an option's value is; 0 for a default."""
     origin: Origin | None = getattr(args, "origins", {}).get(key)
     return origin.rank if origin else 0
 

@@ -42,6 +42,7 @@ stop = ["\\n\\n"]
 
 - The variable of an option is `SFUMATO_` and its name in capitals, with `_` for `-`. An empty
   variable counts as not set. A variable that is almost the name of an option gets a warning.
+  A variable holds for every command that has the option; a table of a file is for one.
 - In a file, `max-tokens` and `max_tokens` are the same key. All keys and values are checked,
   those of other commands too; an unknown key is an error. Paths are relative to the working
   directory, not to the file.

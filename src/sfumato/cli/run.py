@@ -28,7 +28,7 @@ def main(args: argparse.Namespace) -> int:
     model = generation.load(args)
     engine = generation.engine(model, request)
     if generation.is_embedded(model) and not args.json and sys.stderr.isatty():
-        print(notes.wrapped(generation.TOY), file=sys.stderr)
+        print(notes.wrapped(generation.TOY) + "\n", file=sys.stderr)
     answer = generation.answer(engine, request, generation.display(args, model, args.slow))
     if args.json:
         plain = not speaks_unicode(sys.stdout)

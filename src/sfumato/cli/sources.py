@@ -14,6 +14,7 @@ from sfumato.options import OPTIONS, PREFIX, Option, options_of
 
 LARGEST = 1 << 20  # bytes of a file
 OTHER_VARIABLES = (f"{PREFIX}ISA", f"{PREFIX}DEBUG")  # no options: read where they are needed
+FILE, ENVIRONMENT, COMMAND_LINE = 1, 2, 3  # ranks of sources; a default has rank 0
 _ALIKE = 0.85  # names that differ in a letter or two
 _COMMANDS = sorted({name for option in OPTIONS for name in option.commands})
 
@@ -22,7 +23,7 @@ _COMMANDS = sorted({name for option in OPTIONS for name in option.commands})
 class Origin:
     """Where a value comes from: "--port", "SFUMATO_PORT", "port in sfumato.toml"."""
 
-    rank: int  # 3: command line, 2: environment, 1: file
+    rank: int  # COMMAND_LINE, ENVIRONMENT or FILE
     label: str
 
 
@@ -35,13 +36,17 @@ class ConfigFile:
     tables: Mapping[str, Mapping[str, Any]]
 
     def find(self, command: str, option: Option) -> tuple[Any, Origin] | None:
-        """What it says of an option of a command; the command's own table comes first."""
-        for keys, place in (
-            (self.tables.get(command, {}), f"{option.name} in [{command}] of {self.path}"),
-            (self.common, f"{option.name} in {self.path}"),
-        ):
-            if option.name in keys:
-                return keys[option.name], Origin(1, place)
+        """What it says of an option of a command; the command's own table comes first.
+
+        A common key whose value this command does not take is for another that does: `json` is a
+        path for bench, and true or false elsewhere.
+        """
+        own = self.tables.get(command, {})
+        if option.name in own:
+            label = f"{option.name} in [{command}] of {self.path}"
+            return own[option.name], Origin(FILE, label)
+        if option.name in self.common and _takes(option, self.common[option.name]):
+            return self.common[option.name], Origin(FILE, f"{option.name} in {self.path}")
         return None
 
 
@@ -59,9 +64,9 @@ def resolve(
     for option in sorted(options_of(command), key=lambda option: option.name != "config"):
         key = option.key
         if key in given:
-            values[key], origins[key] = given[key], Origin(3, option.flag)
+            values[key], origins[key] = given[key], Origin(COMMAND_LINE, option.flag)
         elif text := environment.get(option.variable):
-            origins[key] = Origin(2, option.variable)
+            origins[key] = Origin(ENVIRONMENT, option.variable)
             values[key] = _read(option, origins[key], text, from_text=True)
         elif file is not None and (found := file.find(command, option)):
             origins[key] = found[1]
@@ -129,21 +134,18 @@ def _keys(path: str, command: str | None, raw: Mapping[str, Any]) -> dict[str, A
             raise ValueError(f"{where}: unknown key {written!r}; {_elsewhere(name, known)}")
         if name in keys:
             raise ValueError(f"{where}: {name!r} is given twice, with - and with _")
-        _check(rows, Origin(1, f"{name} in {where}"), value)
+        if not any(_takes(option, value) for option in rows):
+            _read(rows[0], Origin(FILE, f"{name} in {where}"), value)
         keys[name] = value
     return keys
 
 
-def _check(rows: list[Option], origin: Origin, value: Any) -> None:
-    """Raises ValueError where no row takes the value: commands may differ in what they take."""
-    errors = []
-    for option in rows:
-        try:
-            _read(option, origin, value)
-            return
-        except ValueError as error:
-            errors.append(error)
-    raise errors[0]
+def _takes(option: Option, value: Any) -> bool:
+    try:
+        option.kind.accept(value)
+    except ValueError:
+        return False
+    return True
 
 
 def _elsewhere(name: str, known: Iterable[Option]) -> str:
