@@ -24,7 +24,7 @@ def test_bash_completes_what_it_has_sourced(cli: Any, tmp_path: Path) -> None:
     questions = {
         ("se",): "serve",
         ("serve", "--po"): "--port",
-        ("serve", "--no-"): "",  # what turns flags off would only crowd the list
+        ("serve", "--no-"): "",  # what turns flags off is not listed
         ("run", "--activations", ""): "int8 bf16",
         ("completion", ""): "bash zsh fish",
         ("inspect", f"{tmp_path}/mod"): f"{tmp_path}/model.gguf",

@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 
 from sfumato.cli.arguments import build_parser, label
+from sfumato.cli.serve import _api_key
 from sfumato.cli.sources import LARGEST, suspicious
 from sfumato.options import OPTIONS, Option
 from sfumato.values import Choice, Each, Flag, Number, Text
@@ -76,7 +77,7 @@ def test_several_values(parse: Any) -> None:
     assert (args.max_tokens, args.soft_top_k) == ([16, 32], (64, 8))
     one, other = parse("run"), parse("run")
     one.stop.append("x")
-    assert other.stop == []  # the default is nobody's to change
+    assert other.stop == []  # no command changes the default
 
 
 def sample(option: Option) -> tuple[str, str]:
@@ -156,6 +157,18 @@ def test_a_key_is_never_shown(
     assert said.startswith("api-key in sfumato.toml: is not text") and "7357" not in said
     monkeypatch.setenv("SFUMATO_API_KEY", "s3cret")
     assert "s3cret" not in cli("serve", "--help").out
+
+
+def test_of_a_key_and_a_file_with_a_key_the_stronger_source_counts(
+    parse: Any, tmp_path: Path
+) -> None:
+    (tmp_path / "key").write_text("filed\n", encoding="utf-8")
+    by_file = ("serve", "--api-key-file", "key")
+    assert _api_key(parse(*by_file, SFUMATO_API_KEY="told")) == "filed"
+    assert _api_key(parse("serve", SFUMATO_API_KEY="told\n", file='api-key-file = "key"')) == "told"
+    assert _api_key(parse("serve")) is None
+    with pytest.raises(ValueError, match=r"^SFUMATO_API_KEY, SFUMATO_API_KEY_FILE: give one of"):
+        _api_key(parse("serve", SFUMATO_API_KEY="told", SFUMATO_API_KEY_FILE="key"))
 
 
 def test_a_file_that_is_not_there_is_one_line(cli: Any) -> None:
