@@ -7,7 +7,7 @@ WHEEL_LIMIT := 20000000
 INSTALLED := pyproject.toml setup.py constraints.txt $(wildcard src/sfumato/ops/cpu/csrc/*)
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test test-slow test-gpu soak lint format options evaluate wheel clean
+.PHONY: help demo test test-slow test-gpu soak lint format options evaluate picture wheel clean
 
 help: ## list the targets
 	@sed -n 's/^\([a-z-]*\):.*## /\1\t/p' $(MAKEFILE_LIST) | expand -t 12
@@ -41,6 +41,9 @@ options: $(VENV)/.installed ## write docs/options.md from the table of options
 
 evaluate: $(VENV)/.installed ## measure the embedded model on its held-out tasks
 	@$(BIN)/sfumato eval
+
+picture: $(VENV)/.installed ## draw the README's picture of the haze from a run of the embedded model
+	@$(BIN)/python -m benchmarks.haze docs/haze.svg
 
 # setuptools would carry files of an older build/ into the wheel, so it starts from none.
 wheel: $(VENV)/.installed-test ## build the wheel and check its size and contents

@@ -17,12 +17,13 @@ ROOT = Path(__file__).resolve().parents[1]
 SRC = ROOT / "src" / "sfumato"
 
 # What each part may import, besides itself. "" is the package's own __init__: the public names.
-_NETWORK = {"model", "ops", "weights"}
+_NETWORK = {"model", "ops", "weights", "catalog"}
 _ENGINE = {"engine", "api", "diffusion", "text"} | _NETWORK
 MAY_IMPORT: dict[str, set[str]] = {
     "values": set(),
     "options": {"values"},
-    "weights": set(),
+    "catalog": set(),
+    "weights": {"catalog"},
     "ops": {"weights.blocks"},
     "text": {"weights"},
     "model": {"ops", "weights"},

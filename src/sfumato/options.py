@@ -80,11 +80,13 @@ class Option:
         return "" if nothing else self.kind.show(self.default)
 
 
-_CHECKPOINT = "a GGUF file, or a file or folder of safetensors"
 _SERVE, _DEMO, _BENCH = ("serve",), ("demo",), ("bench",)
 _TALK = ("run", "chat")
 _LOAD = ("run", "chat", "serve")
-_EVERY = ("run", "chat", "serve", "demo", "inspect", "convert", "doctor", "train", "eval", "bench")
+_EVERY = (
+    *("run", "chat", "serve", "demo", "inspect", "convert", "doctor", "pull", "train", "eval"),
+    "bench",
+)
 
 # The headings of --help.
 _MODEL, _REPLY, _ENGINE, _HTTP, _AUDIT = "model", "generation", "engine", "HTTP", "audit"
@@ -95,7 +97,7 @@ GROUP_NOTES = {
     _WORK: "N,N,… measures every combination",
 }
 
-_FILE = f"checkpoint: {_CHECKPOINT}; default: the embedded model"
+_FILE = "a GGUF file, a file or folder of safetensors, or hf:owner/name[:file]; default: embedded"
 _FILE_OR_NAME = f"{_FILE}; with --url, the server's name of it"
 _FLAG, _TEXT, _PATH, _SIZE, _FROM_1, _FROM_0 = Flag(), Text(), Path(), Size(), Whole(1), Whole(0)
 _THREADS, _SEED = Whole(1, MOST_THREADS), Whole(0, LAST_SEED)
@@ -123,9 +125,10 @@ OPTIONS = (
     Option("steps", _FROM_1, ("train",), "training steps; default: the recipe's", metavar="N"),
     Option("threads", _THREADS, ("train",), "CPU threads; default: all", metavar="N"),
     Option("count", _FROM_1, ("eval",), "tasks of each set", 200, "N"),
-    # convert
+    # convert and pull
     Option("to", Choice(FORMATS), ("convert",), _TO, metavar="FORMAT"),
     Option("force", _FLAG, ("convert",), "replace what is there", False),
+    Option("force", _FLAG, ("pull",), "even where disk or memory is short", False),
     # The model.
     Option("model", _PATH, (*_LOAD, "eval"), _FILE, None, "PATH", _MODEL, short="m"),
     Option("model", _PATH, _BENCH, _FILE_OR_NAME, None, "PATH", _WHAT, short="m"),
@@ -249,7 +252,7 @@ OPTIONS = (
            "plain lines instead of the live canvas", False),
     Option("slow", _FLAG, ("run",),
            "show the noise first, and hold the frame of each step for 0.4 s", False),
-    Option("verbose", _FLAG, (*_LOAD, "demo", "eval", "bench"),
+    Option("verbose", _FLAG, (*_LOAD, "demo", "doctor", "eval", "bench"),
            "tell more, on standard error", False, short="v"),
 )
 # fmt: on

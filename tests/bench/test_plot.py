@@ -25,7 +25,7 @@ def test_without_matplotlib_the_extra_is_named(
         raise ImportError(name)
 
     monkeypatch.setattr(importlib, "import_module", missing)
-    with pytest.raises(ValueError, match=r"pip install 'sfumato\[plot\]'"):
+    with pytest.raises(ValueError, match=r"pip install matplotlib"):
         plot.check(tmp_path / "a.png")
 
 

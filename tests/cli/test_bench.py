@@ -205,4 +205,4 @@ def test_a_missing_matplotlib_is_told_before_measuring(
     monkeypatch.setattr(importlib, "import_module", missing)
     done = cli(*TINY, "--plot", "a.png")
     assert done.code == 2
-    assert "pip install 'sfumato[plot]'" in done.err
+    assert "pip install matplotlib" in done.err

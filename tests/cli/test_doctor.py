@@ -1,85 +1,159 @@
 from __future__ import annotations
 
 import json
+import re
 from typing import Any
 
 import pytest
 import torch
 
-from sfumato import ops
+from sfumato import catalog, ops
 from sfumato.api import EMBEDDED
-from sfumato.cli import doctor
+from sfumato.cli import doctor, estimate, probes
+from sfumato.engine.budget import Budget
 from sfumato.model.placement import pick_device, pick_dtype
 from sfumato.weights.checkpoint import open_checkpoint
 
+SPEED = {
+    **{f"{name}_flops": 8e12 for name in ("Q4_K", "Q5_K", "Q6_K", "Q8_0", "BF16")},
+    "float32_flops": 1e12,
+    "bfloat16_flops": 3e12,
+    "expert_flops": 4e12,
+    "read_bytes": 1e15,
+    "dequantized_weights": 2e9,
+}
+PLAIN = {name: SPEED[name] for name in ("float32_flops", "bfloat16_flops")} | {
+    "read_bytes": 1e15,
+    "dequantized_weights": 2e9,
+}
 
-def test_report(cli: Any) -> None:
+
+@pytest.fixture
+def machine(monkeypatch: pytest.MonkeyPatch) -> Any:
+    """machine(free=…, share=…) says what the probes and the memory of the next report are."""
+
+    def say(
+        free: float = 40e9, total: float = 64e9, share: float = 0.98, load: float = 0.1
+    ) -> None:
+        found = probes.Measured("cpu", SPEED, 7, load, share, 2)
+        monkeypatch.setattr(doctor, "measure", lambda *_: found)
+        monkeypatch.setattr(doctor, "budget", lambda _: Budget(int(free), "a test"))
+        monkeypatch.setattr(doctor, "device_memory", lambda _: int(total))
+        monkeypatch.setattr(doctor.machine, "memory_limit", lambda: None)
+        monkeypatch.setattr(doctor, "pick_device", lambda: torch.device("cpu"))
+
+    return say
+
+
+def test_the_verdict_comes_first(machine: Any, cli: Any) -> None:
+    machine()
     done = cli("doctor")
     assert (done.code, done.err) == (0, "")
-    names = [line.split()[0] for line in done.out.splitlines()]
-    assert {"sfumato", "cpu", "memory", "runs", "measured", "estimate", "bound"} <= set(names)
-    (backend,) = (line for line in done.out.splitlines() if line.startswith("backend"))
-    assert f"on a CPU {ops.backend}: {ops.reason}" in backend
-    assert "not a measurement" in done.out
-    assert doctor._dtypes(str(pick_device())) in done.out
+    first, steps, _, head, *lines = done.out.splitlines()
+    step = doctor.seconds(estimate.step_seconds(SPEED, "cpu", "Q4_K_M", 16.8e9))
+    assert first == f"{catalog.MODEL} fits: take Q4_K_M, about {step} a step on this CPU."
+    assert re.fullmatch(r"A text of 256 tokens takes 12 to 48 steps: \S+ \w+ to \S+ \w+\.", steps)
+    assert head.split() == ["format", "memory", "fits", "a", "step"]
+    fits = [line.split()[3] for line in lines[: len(catalog.PUBLISHED)]]
+    assert fits == ["yes", "yes", "yes", "yes", "not", "not"]
+    assert f"  {catalog.PUBLISHED[0].command}" in lines
+    assert "busy" not in done.out
+    assert "features" not in done.out
 
 
-def test_the_dtype_that_auto_picks_is_told_with_its_reason() -> None:
+def test_too_little_memory_is_the_verdict(machine: Any, cli: Any) -> None:
+    machine(free=8e9, total=16e9)
+    words = " ".join(cli("doctor").out.split())
+    assert f"{catalog.MODEL} does not fit: Q4_K_M, the smallest, needs 18.9 GB, and 8 GB" in words
+    assert "sfumato pull" not in words
+    machine(free=8e9)
+    words = " ".join(cli("doctor").out.split())
+    assert "does not fit now, while other programs hold memory" in words
+
+
+@pytest.mark.parametrize(("share", "load"), [(0.4, 0.1), (0.99, 6.0)])
+def test_a_busy_machine_is_said_to_be_so(machine: Any, cli: Any, share: float, load: float) -> None:
+    machine(share=share, load=load)
+    words = " ".join(cli("doctor").out.split())
+    assert f"busy (load {load:.1f} on" in words
+    assert f"a probe got {share:.0%} of a core" in words
+
+
+@pytest.mark.parametrize("columns", [44, 80])
+def test_no_line_is_too_wide_and_no_word_is_broken(
+    machine: Any, cli: Any, monkeypatch: pytest.MonkeyPatch, columns: int
+) -> None:
+    machine(share=0.4)
+    whole = cli("doctor", "--verbose").out.split()
+    monkeypatch.setenv("COLUMNS", str(columns))
+    done = cli("doctor", "--verbose")
+    for line in done.out.splitlines():
+        alone = len(line.split()) <= 3  # a command, or one long word
+        assert len(line) <= columns or alone, line
+    assert done.out.split() == whole
+    names = {line.split()[0] for line in done.out.splitlines() if line}
+    assert {"sfumato", "cpu", "memory", "runs", "measured", "backend", "bound"} <= names
+
+
+def test_the_dtype_that_auto_picks_is_given_with_its_reason() -> None:
     """And it is the truth: the embedded model is small, and stored in bfloat16."""
-    told = doctor._dtypes("cpu")
-    assert "float32 for quantized models and those under 105 MB (as fast there, and" in told
+    said = doctor._dtypes("cpu")
+    assert "float32 for quantized models and those under 105 MB (as fast there, and" in said
     assert pick_dtype("auto", open_checkpoint(EMBEDDED), torch.device("cpu")) == torch.float32
-    told = doctor._dtypes("cuda")
-    assert told.startswith("bfloat16 for quantized models, else as stored")
+    said = doctor._dtypes("cuda")
+    assert said.startswith("bfloat16 for quantized models, else as stored")
     assert pick_dtype("auto", open_checkpoint(EMBEDDED), torch.device("cuda")) == torch.bfloat16
 
 
 def test_json(cli: Any) -> None:
+    """With real probes."""
     found = json.loads(cli("doctor", "--json").out)
     assert found["speed"]["float32_flops"] > 0
     assert found["cpu"]["cores"] >= 1
     assert (found["backend"], found["backend_reason"]) == (ops.backend, ops.reason)
+    assert found["runs_on"] == str(pick_device())
     assert 1e6 < found["speed"]["dequantized_weights"] < 1e13
-
-
-def test_only_compiled_operations_are_timed_on_blocks(monkeypatch: pytest.MonkeyPatch) -> None:
-    compiled = ops.backend.startswith("compiled")
-    assert ("int8_flops" in doctor.measure(torch.device("cpu"))) == compiled
-    monkeypatch.setattr(ops, "backend", "torch")
-    assert "int8_flops" not in doctor.measure(torch.device("cpu"))
-
-
-def speed(device: str, flops: float, read: float = 1e9, weights: float = 1e9) -> dict[str, Any]:
-    """Measured speeds; bfloat16 is three times as quick as float32."""
-    speeds = {"float32_flops": flops, "bfloat16_flops": 3 * flops}
-    return {"device": device, **speeds, "read_bytes": read, "dequantized_weights": weights}
+    assert 0 < found["busy"]["share"] <= 1
+    assert [each["format"] for each in found["formats"]] == [e.format for e in catalog.PUBLISHED]
+    assert all(each["step_s"] > found["least_s"] > 0 for each in found["formats"])
 
 
 @pytest.mark.parametrize(
-    ("flops", "read", "ms"),
-    [(1e15, 1e9, doctor.STEP_BYTES / 1e6), (1e12, 1e15, doctor.STEP_FLOP / 3e9)],
+    ("value", "shown"), [(0.371, "0.37 s"), (8.14, "8.1 s"), (94.2, "94 s"), (390, "6.5 min")]
 )
-def test_the_bound_is_the_slower_of_the_two(flops: float, read: float, ms: float) -> None:
-    assert doctor.estimate(speed("cpu", flops, read))["bound_ms"] == pytest.approx(ms)
+def test_times_have_two_digits(value: float, shown: str) -> None:
+    assert doctor.seconds(value) == shown
 
 
-@pytest.mark.parametrize(("device", "factor"), [("cpu", 1), ("cuda:0", 3)])
-def test_the_estimate_has_the_dequantization_in_it(device: str, factor: int) -> None:
-    """And the arithmetic in the dtype that quantized models compute in there."""
-    step = doctor.estimate(speed(device, 1e12, weights=2e9))
-    assert step["dequantizing_ms"] == pytest.approx(doctor.STEP_WEIGHTS / 2e6)
-    assert step["arithmetic_ms"] == pytest.approx(doctor.STEP_FLOP / 1e9 / factor)
-    assert step["ms_per_step"] == pytest.approx(step["dequantizing_ms"] + step["arithmetic_ms"])
+def test_fits() -> None:
+    there = Budget(20, "a test")
+    assert doctor.fits(20, there, 30) == "yes"
+    assert doctor.fits(25, there, 30) == "not now"
+    assert doctor.fits(25, there, None) == doctor.fits(31, there, 30) == "no"
+    assert doctor.fits(1, None, 30) == "unknown"
+
+
+def test_the_least_is_the_slower_of_arithmetic_and_reading() -> None:
+    assert estimate.least_seconds(PLAIN, 16.8e9) == pytest.approx(estimate.STEP_FLOP / 3e12)
+    slow = PLAIN | {"read_bytes": 1e9}
+    assert estimate.least_seconds(slow, 16.8e9) == pytest.approx(16.8)
+
+
+@pytest.mark.parametrize(("device", "rate"), [("cpu", 1e12), ("cuda:0", 3e12)])
+def test_without_compiled_operations_all_is_dequantized(device: str, rate: float) -> None:
+    """And the arithmetic is in the dtype that quantized models compute in there."""
+    step = estimate.step_seconds(PLAIN, device, "Q4_K_M", 16.8e9)
+    dequantizing = estimate.STEP_WEIGHTS / 2e9
+    assert step == pytest.approx(dequantizing + estimate.STEP_FLOP / rate)
+    plain = estimate.step_seconds(PLAIN, device, "BF16", 50.5e9)
+    assert plain == pytest.approx(estimate.STEP_FLOP / 3e12)
 
 
 def test_compiled_operations_dequantize_only_for_the_soft_embedding() -> None:
     """Experts have few positions each, and so a rate of their own."""
-    measured = speed("cpu", 1e12, 1e15, 2e9) | {"int8_flops": 8e12, "int8_expert_flops": 4e12}
-    step = doctor.estimate(measured)
-    soft = 512 * doctor.EMBEDDING
-    blocks = (doctor.STEP_FLOP - soft - doctor.EXPERTS_FLOP) / 8 + doctor.EXPERTS_FLOP / 4
-    assert step["dequantizing_ms"] == pytest.approx(doctor.EMBEDDING / 2e6)
-    assert step["arithmetic_ms"] == pytest.approx((blocks + soft) / 1e9)
-    assert step["bound_ms"] == pytest.approx(doctor.STEP_FLOP / 8e9)
-    slow = doctor.estimate(measured | {"read_bytes": 1e9})
-    assert slow["arithmetic_ms"] == pytest.approx(doctor.STEP_BYTES / 1e6 + soft / 1e9)
+    step = estimate.step_seconds(SPEED, "cpu", "Q4_K_M", 16.8e9)
+    layers = (estimate.LAYERS_FLOP - estimate.EXPERTS_FLOP) / 8e12 + estimate.EXPERTS_FLOP / 4e12
+    head = estimate.HEAD_FLOP / 8e12 + estimate.HEAD_FLOP / 1e12 + estimate.EMBEDDING / 2e9
+    assert step == pytest.approx(estimate.LAYER_EXTRA * layers + head, rel=1e-3)
+    slow = estimate.step_seconds(SPEED | {"read_bytes": 1e9}, "cpu", "Q4_K_M", 16.8e9)
+    assert slow == pytest.approx(step + 16.8, rel=1e-3)

@@ -36,5 +36,6 @@ def test_no_limit(tmp_path: Path) -> None:
 def test_this_machine() -> None:
     assert machine.cpu_name()
     assert machine.usable_cores() >= 1
+    assert machine.free_disk()
     total, available = machine.total_memory(), machine.available_memory()
     assert total is None or available is None or 0 < available <= total

@@ -206,9 +206,9 @@ def test_one_who_is_admitted_is_never_in_neither_list() -> None:
     scheduler, seen = serving._scheduler, []
 
     class Line(deque[Any]):
-        def popleft(self) -> Any:
+        def remove(self, row: Any) -> None:
             seen.append(list(self) == scheduler.running)
-            return super().popleft()
+            super().remove(row)
 
     scheduler.waiting = Line()
     serving.generate(script.request())

@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 
+from sfumato import catalog
 from sfumato.weights.checkpoint import open_checkpoint
 from sfumato.weights.errors import CheckpointError
 from sfumato.weights.locate import INDEX, locate
@@ -84,6 +85,17 @@ def test_several_are_listed(tmp_path: Path) -> None:
     refused(tmp_path, r"2 GGUF files \(a.gguf, b.gguf\); give the path of one")
     touch(tmp_path, *(f"{n}.safetensors" for n in range(10, 30)))
     refused(tmp_path, r"20 safetensors files \(10.safetensors, .*17.safetensors, …\) and no model")
+
+
+def test_who_has_no_model_is_told_how_to_get_one(tmp_path: Path) -> None:
+    with pytest.raises(CheckpointError, match="does not exist") as caught:
+        locate(tmp_path / "absent.gguf")
+    (note,) = caught.value.__notes__
+    assert note == catalog.advice()
+    for entry in catalog.PUBLISHED:
+        assert f"  {entry.command}\n    {catalog.gigabytes(entry.nbytes)}, " in note
+    with pytest.raises(CheckpointError, match="`sfumato pull hf:a/b` does so and prints the path"):
+        locate("hf:a/b")
 
 
 def test_nothing_to_read(tmp_path: Path) -> None:

@@ -46,7 +46,7 @@ def _figure_class() -> Any:
         return importlib.import_module("matplotlib.figure").Figure
     except ImportError:
         raise ValueError(
-            "plot: needs matplotlib, which is not installed; pip install 'sfumato[plot]'"
+            "plot: needs matplotlib, which is not installed; pip install matplotlib"
         ) from None
 
 

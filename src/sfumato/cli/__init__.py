@@ -64,6 +64,8 @@ def _run(argv: Sequence[str] | None) -> int:
         print(f"sfumato: warning: {warning}", file=sys.stderr)
     if getattr(args, "verbose", False):
         logging.basicConfig(level=logging.INFO, format="sfumato: %(message)s", stream=sys.stderr)
+    if any(isinstance(value, str) and value.startswith("hf:") for value in vars(args).values()):
+        importlib.import_module("sfumato.cli.hub").resolve(args)
     with loading():
         module = importlib.import_module(f"sfumato.cli.{args.module}")
     code: int = module.main(args)
@@ -110,6 +112,8 @@ def complain(error: BaseException | str) -> None:
     else:
         text = " ".join(str(error).split()) or type(error).__name__
     print(f"sfumato: error: {text}", file=sys.stderr)
+    for note in getattr(error, "__notes__", ()):
+        print(f"\n{note}", file=sys.stderr)
 
 
 def _prepare_streams() -> None:

@@ -85,7 +85,8 @@ class Chat:
 
     def greeting(self) -> str:
         """The model's name, and where to go on."""
-        name = Path(self.args.model).resolve().name if self.args.model else EMBEDDED_NAME
+        path = Path(self.args.model).absolute().name if self.args.model else EMBEDDED_NAME
+        name = getattr(self.args, "asked_for", path)
         toy = [generation.TOY] if generation.is_embedded(self.model) else []
         return "\n".join(map(wrapped, [f"{name} · /help lists the commands", *toy]))
 

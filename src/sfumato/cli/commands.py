@@ -61,7 +61,12 @@ COMMANDS = (
             Argument("out", "a file that ends in .gguf, or else a folder of safetensors"),
         ),
     ),
-    Command("doctor", "tell what this machine has, and how fast it may be"),
+    Command("doctor", "tell whether DiffusionGemma fits this machine, and how fast it is"),
+    Command(
+        "pull",
+        "download a model; without a name, list what is published",
+        (Argument("name", "hf:owner/name, or hf:owner/name:file", count="?"),),
+    ),
     Command("train", "train a model by a recipe", module="tune"),
     Command("eval", "measure a model on its recipe's held-out tasks", module="tune"),
     Command("bench", "measure how fast a model, or a server, is"),

@@ -1,50 +1,53 @@
-"""`sfumato doctor`: what this machine has, what would run on it, and roughly how fast."""
+"""`sfumato doctor`: does DiffusionGemma 26B-A4B fit, in which format, at how many seconds a step.
+
+The verdict first, then the formats; `--verbose` adds what the machine has and what was measured.
+"""
 
 from __future__ import annotations
 
 import argparse
 import json
 import platform
-import time
-from collections.abc import Callable
+import shutil
+import textwrap
 from typing import Any
 
 import torch
 
-from sfumato import __version__, ops
+from sfumato import __version__, catalog, ops
 from sfumato.cli import machine
+from sfumato.cli.estimate import least_seconds, step_seconds
+from sfumato.cli.probes import Measured, dtype_name, measure, quantized_dtype
 from sfumato.cli.units import size, table
-from sfumato.model.placement import SMALL, pick_device
-from sfumato.weights.blocks import BLOCK_FORMATS, QuantizedTensor
+from sfumato.engine.budget import Budget, budget
+from sfumato.model.placement import SMALL, device_memory, pick_device
 
-# One denoising step of DiffusionGemma 26B-A4B with its canvas of 256 positions. Multiply-adds for
-# each position: 25 sliding and 5 full layers with 8 of 128 experts (3.1e9), and the tied embedding
-# twice, as head and as soft embedding (1.5e9). So many positions reach nearly every expert, so that
-# a step reads all weights once; their size is that of the published Q4_K_M file. Without compiled
-# operations all that a step reaches is dequantized: the layers (25e9 weights) once, the embedding
-# (0.74e9) up to three times: for the cutoffs of top-k and top-p, the statistics, and the draw.
-# Compiled ones multiply the blocks; only the soft embedding dequantizes, and multiplies floats.
-STEP_FLOP = 2 * 256 * (3.1e9 + 1.5e9)
-STEP_BYTES = 16.8e9
-STEP_WEIGHTS = 25e9 + 3 * 0.74e9
-EXPERTS_FLOP = 2 * 256 * 1.4e9
-EXPERT_ROWS = 256 * 8 // 128  # positions that an expert has on average
-EMBEDDING = 0.74e9
-SLOW_S = 0.05
-EXPERT = (1408, 2816)  # one expert's larger matrix: what is dequantized, or multiplied, in one go
+LEAST_WIDTH = 40
 
 
 def main(args: argparse.Namespace) -> int:
-    """Measure for about a second, and print."""
+    """Measure for a few seconds, and print."""
     found = facts()
-    print(json.dumps(found, indent=2) if args.json else "\n".join(report(found)))
+    if args.json:
+        print(json.dumps(found, indent=2))
+        return 0
+    width = max(LEAST_WIDTH, shutil.get_terminal_size((80, 24)).columns)
+    lines = [*verdict(found), "", *formats_table(found["formats"]), *notes(found)]
+    print("\n".join(wrapped for line in lines for wrapped in _wrap(line, width)))
+    if args.verbose:
+        print("\n" + "\n".join(detail(found, width)))
     return 0
 
 
 def facts() -> dict[str, Any]:
-    """Everything that is told, as plain values: sizes in bytes, speeds in units per second."""
-    device = pick_device()
-    speed = measure(device)
+    """Everything that is said, as plain values: sizes in bytes, speeds in units a second."""
+    device, cores = pick_device(), machine.usable_cores()
+    there = budget(device)
+    total = device_memory(device)
+    limit = machine.memory_limit() if device.type == "cpu" else None
+    measured = measure(device, cores)
+    whole = min((n for n in (total, limit) if n is not None), default=None)
+    formats = entries(measured, there, whole)
     return {
         "sfumato": __version__,
         "python": platform.python_version(),
@@ -53,7 +56,7 @@ def facts() -> dict[str, Any]:
         "cpu": {
             "name": machine.cpu_name(),
             "features": machine.cpu_features(),
-            "cores": machine.usable_cores(),
+            "cores": cores,
             "torch_threads": torch.get_num_threads(),
         },
         "memory": {
@@ -61,14 +64,50 @@ def facts() -> dict[str, Any]:
             "available": machine.available_memory(),
             "cgroup_limit": machine.memory_limit(),
         },
+        "disk_free": machine.free_disk(),
         "devices": devices(),
         "runs_on": str(device),
         "backend": ops.backend,
         "backend_reason": ops.reason,
         "compilers": machine.compilers(),
-        "speed": speed,
-        "estimate": estimate(speed),
+        "speed": {"device": measured.device, **measured.speed},
+        "rounds": measured.rounds,
+        "busy": {"is": measured.busy, "load": measured.load, "share": measured.share},
+        "budget": None if there is None else {"bytes": there.nbytes, "source": there.source},
+        "usable": whole,
+        "formats": formats,
+        "best": best(formats),
+        "least_s": least_seconds(measured.speed, catalog.PUBLISHED[0].nbytes),
     }
+
+
+def entries(measured: Measured, there: Budget | None, whole: int | None) -> list[dict[str, Any]]:
+    """Each published format: whether it fits, and a step's time."""
+    return [
+        {
+            "format": entry.format,
+            "name": entry.name,
+            "download": entry.nbytes,
+            "memory": entry.memory,
+            "fits": fits(entry.memory, there, whole),
+            "step_s": step_seconds(measured.speed, measured.device, entry.format, entry.nbytes),
+        }
+        for entry in catalog.PUBLISHED
+    ]
+
+
+def fits(need: float, there: Budget | None, whole: int | None) -> str:
+    """ "yes"; "not now" where other programs hold what it needs; "no"; or "unknown"."""
+    if there is None:
+        return "unknown"
+    if need <= there.nbytes:
+        return "yes"
+    return "not now" if whole is not None and need <= whole else "no"
+
+
+def best(formats: list[dict[str, Any]]) -> str | None:
+    """The format to begin with, the smallest that fits; None: none does."""
+    return next((each["format"] for each in formats if each["fits"] in ("yes", "unknown")), None)
 
 
 def devices() -> list[dict[str, Any]]:
@@ -83,139 +122,145 @@ def devices() -> list[dict[str, Any]]:
     return found
 
 
-def measure(device: torch.device) -> dict[str, Any]:
-    """Speed of matrix products, in operations per second, of reading memory, in bytes, and of
-    dequantizing, in weights; and, with compiled operations, of products with blocks of Q4_K, for
-    a whole canvas and for an expert's share of it."""
-    side = 768 if device.type == "cpu" else 4096
-    found: dict[str, Any] = {"device": str(device)}
-    for dtype in (torch.float32, torch.bfloat16):
-        a, b = torch.randn(2, side, side, device=device).to(dtype)
-        seconds = _best(lambda a=a, b=b: a @ b, device)  # type: ignore[misc]
-        found[f"{_name(dtype)}_flops"] = 2 * side**3 / seconds
-    source = torch.ones(1 << 26, device=device)
-    found["read_bytes"] = source.nbytes / _best(source.sum, device)
-    q4_k, (rows, columns) = BLOCK_FORMATS["Q4_K"], EXPERT
-    data = torch.zeros(rows, columns // q4_k.block_size * q4_k.block_bytes, dtype=torch.uint8)
-    expert = QuantizedTensor(data, q4_k, EXPERT).to(device)
-    dtype = _quantized_dtype(device.type)
-    seconds = _best(lambda: expert.dequantize(dtype), device)
-    found["dequantized_weights"] = rows * columns / seconds
-    if device.type == "cpu" and ops.backend.startswith("compiled"):
-        packed = ops.pack(expert, "int8")
-        for key, positions in (("int8_flops", 256), ("int8_expert_flops", EXPERT_ROWS)):
-            x = torch.randn(positions, columns)
-            seconds = _best(lambda x=x: ops.linear(x, packed), device)  # type: ignore[misc]
-            found[key] = 2 * positions * rows * columns / seconds
-    return found
+def verdict(found: dict[str, Any]) -> list[str]:
+    """The answer, in a few sentences."""
+    smallest, there = found["formats"][0], found["budget"]
+    taken = next((f for f in found["formats"] if f["format"] == found["best"]), None)
+    if taken is None:
+        free = f"{size(there['bytes'])} of memory are free" if there else "too little is free"
+        return [
+            f"{catalog.MODEL} does not fit{_now(smallest)}: {smallest['format']}, the smallest, "
+            f"needs {size(smallest['memory'])}, and {free} on {_place(found['runs_on'])}.",
+            "`sfumato demo` shows the small model that is part of this package.",
+        ]
+    step = taken["step_s"]
+    low, high = (seconds(count * step) for count in catalog.STEPS)
+    lines = [
+        f"{catalog.MODEL} fits: take {taken['format']}, about {seconds(step)} a step on "
+        f"{_place(found['runs_on'])}.",
+        f"A text of 256 tokens takes {catalog.STEPS[0]} to {catalog.STEPS[1]} steps: {low} to "
+        f"{high}.",
+    ]
+    if taken["fits"] == "unknown":
+        lines.append(f"It needs {size(taken['memory'])}; what is free cannot be found out here.")
+    return lines
 
 
-def _quantized_dtype(device_type: str) -> torch.dtype:
-    """What quantized models compute in, when nobody says (see `pick_dtype`)."""
-    return torch.float32 if device_type == "cpu" else torch.bfloat16
+def _place(device: str) -> str:
+    return "this CPU" if device == "cpu" else device
 
 
-def _dtypes(device: str) -> str:
-    """What models compute in on that device, when nobody says, and why (see `pick_dtype`)."""
-    small = f" and those under {size(SMALL)} (as fast there, and more exact)"
-    return (
-        f"{_name(_quantized_dtype(device))} for quantized models{small if device == 'cpu' else ''}"
-        ", else as stored (but float16 as bfloat16, for its range)"
-    )
+def _now(smallest: dict[str, Any]) -> str:
+    return " now, while other programs hold memory" if smallest["fits"] == "not now" else ""
 
 
-def _name(dtype: torch.dtype) -> str:
-    return str(dtype).removeprefix("torch.")
+def formats_table(formats: list[dict[str, Any]]) -> list[str]:
+    rows = [("format", "memory", "fits", "a step")]
+    rows += [(f["format"], size(f["memory"]), f["fits"], seconds(f["step_s"])) for f in formats]
+    return table(rows)
 
 
-def _best(work: Callable[[], object], device: torch.device) -> float:
-    """Seconds of the quickest of a few runs, or of the second where they are slow."""
-
-    def timed() -> float:
-        start = time.perf_counter()
-        work()
-        if device.type != "cpu":
-            torch.accelerator.synchronize(device)
-        return time.perf_counter() - start
-
-    runs = 5 if timed() < SLOW_S else 1
-    return min(timed() for _ in range(runs))
-
-
-def estimate(speed: dict[str, Any]) -> dict[str, Any]:
-    """What one step of the 26B-A4B would take, in milliseconds, and the least that any program
-    would need: the greater of its arithmetic at the better speed, and reading its weights once."""
-    floats = speed[f"{_name(_quantized_dtype(speed['device']))}_flops"]
-    if "int8_flops" in speed:
-        soft = 2 * 256 * EMBEDDING
-        dequantizing = EMBEDDING / speed["dequantized_weights"]
-        products = (STEP_FLOP - EXPERTS_FLOP - soft) / speed["int8_flops"]
-        products += EXPERTS_FLOP / speed["int8_expert_flops"]
-        arithmetic = max(products, STEP_BYTES / speed["read_bytes"]) + soft / floats
+def notes(found: dict[str, Any]) -> list[str]:
+    """What the figures are, and what to do next."""
+    lines, busy = [""], found["busy"]
+    if busy["is"]:
+        cores = found["cpu"]["cores"]
+        load = f"load {busy['load']:.1f} on {cores} cores, and " if busy["load"] else ""
+        lines.append(
+            f"This machine is busy ({load}a probe got {busy['share']:.0%} of a core). The times "
+            "are estimates for idle cores, less certain than usual; now a step takes longer. Run "
+            "doctor again when the other work is done."
+        )
     else:
-        dequantizing = STEP_WEIGHTS / speed["dequantized_weights"]
-        arithmetic = STEP_FLOP / floats
-    flops = max(rate for key, rate in speed.items() if key.endswith("_flops"))
-    bound = max(STEP_FLOP / flops, STEP_BYTES / speed["read_bytes"])
-    return {
-        "model": "DiffusionGemma 26B-A4B, Q4_K_M",
-        "ms_per_step": (dequantizing + arithmetic) * 1000,
-        "dequantizing_ms": dequantizing * 1000,
-        "arithmetic_ms": arithmetic * 1000,
-        "bound_ms": bound * 1000,
-    }
+        lines.append("The times are estimates from short probes of this machine.")
+    if found["best"] is not None:
+        taken = next(f for f in found["formats"] if f["format"] == found["best"])
+        disk = f"; {size(free)} of disk are free" if (free := found["disk_free"]) else ""
+        lines.append(f"Get it ({size(taken['download'])}{disk}):")
+        lines.append(f"  sfumato pull {taken['name']}")
+    return lines
 
 
-def _compiled_speed(speed: dict[str, Any]) -> str:
-    if "int8_flops" not in speed:
-        return ""
-    return (
-        f", {speed['int8_flops'] / 1e9:.0f} GFLOP/s with Q4_K itself and "
-        f"{speed['int8_expert_flops'] / 1e9:.0f} with an expert's {EXPERT_ROWS} positions (int8)"
-    )
+def seconds(value: float) -> str:
+    """Two significant digits, for a guess deserves no more: 0.37 s, 8.1 s, 94 s, 6.5 min."""
+    if value < 99.5:
+        return f"{value:.2g} s" if value < 9.95 else f"{value:.0f} s"
+    return f"{value / 60:.1f} min" if value < 570 else f"{value / 60:.0f} min"
 
 
-def _dequantized(speed: dict[str, Any]) -> str:
-    """What of the weights a step dequantizes."""
-    return "the soft embedding's weights" if "int8_flops" in speed else "the weights"
-
-
-def report(found: dict[str, Any]) -> list[str]:
-    """The facts as lines for people."""
-    cpu, memory, speed = found["cpu"], found["memory"], found["speed"]
-    step = found["estimate"]
+def detail(found: dict[str, Any], width: int) -> list[str]:
+    """What the machine has, and what was measured, for people."""
+    cpu, speed = found["cpu"], found["speed"]
     accelerators = [
         f"{d['device']}: {d['name']}" + (f", {size(d['free'])} free" if d["free"] else "")
         for d in found["devices"]
     ]
+    memory = (f"{k.replace('_', ' ')} {size(v)}" for k, v in found["memory"].items() if v)
     rows = [
         ("sfumato", f"{found['sfumato']}, Python {found['python']}, torch {found['torch']}"),
         ("platform", found["platform"]),
         ("cpu", f"{cpu['name']}, {cpu['cores']} cores, {cpu['torch_threads']} threads in torch"),
         ("features", " ".join(cpu["features"]) or "unknown"),
-        ("memory", ", ".join(f"{k.replace('_', ' ')} {size(v)}" for k, v in memory.items() if v)),
+        ("memory", ", ".join(memory)),
         ("accelerators", "; ".join(accelerators) or "none that torch can use"),
         ("runs", f"on {found['runs_on']}; --dtype auto: {_dtypes(found['runs_on'])}"),
         ("backend", f"on a CPU {found['backend']}: {found['backend_reason']}"),
         ("compilers", "; ".join(found["compilers"].values()) or "none"),
-        (
-            "measured",
-            f"on {speed['device']}: {speed['float32_flops'] / 1e9:.0f} GFLOP/s in float32, "
-            f"{speed['bfloat16_flops'] / 1e9:.0f} in bfloat16, "
-            f"{size(speed['read_bytes'])}/s of memory, "
-            f"{speed['dequantized_weights'] / 1e9:.2g}e9 weights/s dequantized from Q4_K"
-            + _compiled_speed(speed),
-        ),
-        (
-            "estimate",
-            f"{step['model']}: {step['ms_per_step']:,.0f} ms per step, of which "
-            f"{step['dequantizing_ms']:,.0f} dequantize {_dequantized(speed)} and "
-            f"{step['arithmetic_ms']:,.0f} compute (from the speeds above, not a measurement)",
-        ),
+        ("measured", f"on {speed['device']}, medians of {found['rounds']}: {_speeds(speed)}"),
         (
             "bound",
-            f"{step['bound_ms']:,.0f} ms per step for a program that computes on the quantized "
-            "weights (a roofline of the speeds above)",
+            f"{seconds(found['least_s'])} a step of {found['formats'][0]['format']} for any "
+            "program (the better of these rates for all of its arithmetic, or reading its weights)",
         ),
     ]
-    return table(rows, indent="")
+    indent = 2 + max(len(name) for name, _ in rows)
+    lines = []
+    for name, text in rows:
+        lines += textwrap.wrap(
+            f"{name:<{indent}}{text}",
+            width,
+            subsequent_indent=" " * indent,
+            break_long_words=False,
+            break_on_hyphens=False,
+        )
+    return lines
+
+
+def _speeds(speed: dict[str, Any]) -> str:
+    flops = [
+        f"{rate / 1e9:.0f} GFLOP/s {_PROBES.get(name, name.removesuffix('_flops'))}"
+        for name, rate in speed.items()
+        if name.endswith("_flops")
+    ]
+    return ", ".join(
+        [
+            *flops,
+            f"{size(speed['read_bytes'])}/s of memory",
+            f"{speed['dequantized_weights'] / 1e9:.2g}e9 weights/s dequantized from Q4_K",
+        ]
+    )
+
+
+_PROBES = {
+    "float32_flops": "in float32",
+    "bfloat16_flops": "in bfloat16",
+    "expert_flops": "with an expert's few positions",
+    "Q4_K_flops": "with packed Q4_K",
+}
+
+
+def _dtypes(device: str) -> str:
+    """What models compute in on that device, where no option says, and why (see `pick_dtype`)."""
+    small = f" and those under {size(SMALL)} (as fast there, and more exact)"
+    return (
+        f"{dtype_name(quantized_dtype(device))} for quantized models"
+        f"{small if device == 'cpu' else ''}, else as stored (but float16 as bfloat16, for its "
+        "range)"
+    )
+
+
+def _wrap(line: str, width: int) -> list[str]:
+    """A sentence at the terminal's width; what is indented stays as it is."""
+    if not line or line.startswith(" "):
+        return [line]
+    return textwrap.wrap(line, width, break_long_words=False, break_on_hyphens=False)

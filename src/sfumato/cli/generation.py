@@ -26,7 +26,7 @@ from sfumato.cli.view.canvas import CanvasView
 from sfumato.cli.view.display import Display, Live, Plain, Silent, is_visual
 from sfumato.diffusion.noise import Noise
 from sfumato.engine import Engine, EngineConfig, EngineError, Failed, Finished, Request, TooLarge
-from sfumato.engine.request import prepare
+from sfumato.engine.request import prepare, seams_of
 from sfumato.model.cache import snapshot_bytes
 from sfumato.options import DEVICES
 
@@ -144,7 +144,7 @@ def engine(model: Model, first: Request, context: int = 1, kept: int = 0) -> Eng
     kept: how many prompts are remembered, in host memory, for others that begin like them.
     Raises ValueError where the first request cannot be done, or the memory does not suffice.
     """
-    context = max(context, prepare(model, first, model.config.context_length).need)
+    context = max(context, prepare(model, first, model.config.context_length, seams_of(model)).need)
     one = snapshot_bytes(model.config, context, model.network.cache_dtype)
     try:
         return Engine(model, EngineConfig(slots=1, context=context, snapshot_bytes=kept * one))

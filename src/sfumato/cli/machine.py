@@ -16,6 +16,7 @@ __all__ = [
     "compilers",
     "cpu_features",
     "cpu_name",
+    "free_disk",
     "memory_limit",
     "total_memory",
     "usable_cores",
@@ -44,6 +45,17 @@ def usable_cores() -> int:
     if hasattr(os, "sched_getaffinity"):
         return len(os.sched_getaffinity(0))
     return os.cpu_count() or 1
+
+
+def free_disk() -> int | None:
+    """Bytes that are free where this user's files are, or None where that cannot be known."""
+    home = Path(os.path.expanduser("~"))
+    for place in (home, *home.parents):
+        try:
+            return shutil.disk_usage(place).free
+        except OSError:
+            continue
+    return None
 
 
 def compilers() -> dict[str, str]:

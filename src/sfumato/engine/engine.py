@@ -16,11 +16,19 @@ from sfumato.engine.events import Failed, FailureKind
 from sfumato.engine.failures import explain, is_out_of_memory
 from sfumato.engine.handle import Handle, Sink
 from sfumato.engine.memory import Guard
-from sfumato.engine.request import Prompt, Request, check_length, make_prompt, prepare
+from sfumato.engine.request import (
+    Prompt,
+    Request,
+    check_length,
+    make_prompt,
+    prepare,
+    seams_of,
+)
 from sfumato.engine.row import Row
 from sfumato.engine.runner import Runner
 from sfumato.engine.scheduler import Plan, Scheduler
 from sfumato.engine.settle import OnFinish, Settler
+from sfumato.engine.sharing import Sharing
 from sfumato.engine.slots import SlotPool
 from sfumato.engine.state import EngineState, Health, Meters, RowState, SlotState
 from sfumato.model.network import Network
@@ -55,9 +63,11 @@ class Engine:
         self._guard = Guard(model.network, c)
         self._pool = _pool(model.network, c, self._guard)
         self._scheduler, self._meters = Scheduler(c.prefill_chunk), Meters(clock)
+        self._sharing = Sharing(self._pool)
         self._runner = Runner(model.network, self._pool, clock)
         self._settler = Settler(self._scheduler, self._pool, self._meters, on_finish, clock)
         self._began, self._longest = clock(), self._pool.longest
+        self._seams = seams_of(model)
         self._inbox: list[Row] = []  # submitted, not yet seen by the engine's thread
         self._wake = Condition()
         self._thread: Thread | None = None
@@ -79,12 +89,13 @@ class Engine:
             return self._submit(request, sink)
 
     def _submit(self, request: Request, sink: Sink | None) -> Handle:
-        prepared = prepare(self.model, request, self._longest)
+        # Before the prompt is made: the time for that is the client's waiting time too.
+        since = self.now() if request.since is None else request.since
+        prepared = prepare(self.model, request, self._longest, self._seams)
         self._pool.check(prepared.need)
         limits = [s for s in (request.timeout_s, self.config.request_timeout_s) if s is not None]
-        now = self._clock()
         handle = Handle(request.id, sink, self._notify)
-        row = Row(request, prepared, handle, now, now + min(limits) if limits else None)
+        row = Row(request, prepared, handle, since, since + min(limits) if limits else None)
         with self._wake:
             if self._closed is not None:
                 raise EngineDead(self._closed)
@@ -99,11 +110,15 @@ class Engine:
             self._wake.notify_all()
         return handle
 
+    def now(self) -> float:
+        """The engine's clock, for `Request.since`, in seconds from some moment on."""
+        return self._clock()
+
     def prompt(self, request: Request) -> Prompt:
         """What the request's prompt comes to: for a caller who needs its length, or submits it
         several times, and then sets `made`. Raises ValueError and TooLarge, as `submit` does."""
         with self.refusals(request):
-            return make_prompt(self.model, request, self._longest)
+            return make_prompt(self.model, request, self._longest, self._seams)
 
     def check_length(self, text: str, field: str) -> None:
         """Raises TooLarge, naming the field, for a text that no context here could hold. It is not
@@ -234,9 +249,11 @@ class Engine:
             self._settler.fail(row, "timeout", f"the request took longer than its {limit:g} s")
 
     def _admit(self) -> None:
-        """Gives slots to those in line, strictly in order, as long as there are any."""
-        while self._scheduler.waiting:
-            row = self._scheduler.waiting[0]
+        """Gives slots to those in line, strictly in order, as long as there are any. Who waits
+        for what another row encodes needs none yet."""
+        for row in tuple(self._scheduler.waiting):
+            if self._sharing.waits(row, self._scheduler.running):
+                continue
             if row.first_in_line is None:
                 row.first_in_line = self._clock()
             try:

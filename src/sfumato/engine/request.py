@@ -15,7 +15,7 @@ from sfumato.api import Messages, Model, Transcript
 from sfumato.diffusion.checks import is_number, is_whole
 from sfumato.diffusion.config import SamplerConfig
 from sfumato.diffusion.limits import Limits, TooLarge, check_context, check_seed, complete
-from sfumato.engine.prefix import reusable_lengths
+from sfumato.engine.prefix import Seams
 from sfumato.engine.thinking import ThinkingBudget
 from sfumato.text.prompt import prompt_ids
 
@@ -51,7 +51,8 @@ class Request:
     max_thinking_tokens: int | None = None  # None: what leaves room for an answer
     retry_empty: bool = True  # an answer that settles as nothing is drawn again
     drafts: bool = False  # whether Draft events are wanted
-    timeout_s: float | None = None  # from submission; None: the engine's own
+    timeout_s: float | None = None  # from `since`; None: the engine's own
+    since: float | None = None  # when the client asked, by `Engine.now`; None: at its submission
     id: str = field(default_factory=new_id)
     endpoint: str = "api"  # where it came in, for the audit
     user: str | None = None  # whose it is, for the audit
@@ -72,11 +73,20 @@ class Prepared:
     need: int  # cache positions
 
 
-def prepare(model: Model, request: Request, longest: int) -> Prepared:
+def seams_of(model: Model) -> Seams:
+    """Where the prompts of a model's template part."""
+
+    def ids_of(messages: Messages, thinking: bool) -> list[int]:
+        return prompt_ids(model.template, model.tokenizer, messages, thinking=thinking)
+
+    return Seams(ids_of, model.tokenizer.special_ids)
+
+
+def prepare(model: Model, request: Request, longest: int, seams: Seams) -> Prepared:
     """longest: tokens that a slot here can have at most. Raises ValueError, naming the field, for
     what cannot be done; TooLarge for texts that no slot holds."""
     _check(request)
-    prompt = request.made or make_prompt(model, request, longest)
+    prompt = request.made or make_prompt(model, request, longest, seams)
     config = (request.sampler or SamplerConfig()).over(model.sampler_defaults)
     transcript = Transcript(model.tokenizer, request.stop, config.ignore_eos)
     limits = Limits(request.max_tokens, model.end_ids, transcript.stops.kept_ids)
@@ -124,30 +134,26 @@ def _check(request: Request) -> None:
         raise ValueError(f"timeout_s: must be over 0 seconds, got {timeout!r}")
 
 
-def make_prompt(model: Model, request: Request, longest: int) -> Prompt:
-    """The prompt's tokens. Raises what `prepare` raises."""
+def make_prompt(model: Model, request: Request, longest: int, seams: Seams) -> Prompt:
+    """The prompt's tokens. Its text is rendered and tokenized once. Raises as `prepare` does."""
     given = [x for x in (request.prompt, request.messages, request.ids) if x is not None]
     if len(given) != 1:
         raise ValueError("prompt, messages, ids: give exactly one of them")
     if request.ids is not None:
         ids = _checked_ids(model, request.ids)
         return Prompt(ids, (len(ids),))
-
-    def ids_of(messages: Messages) -> list[int]:
-        return prompt_ids(
-            model.template,
-            model.tokenizer,
-            messages,
-            thinking=request.thinking,
-            tools=request.tools,
-            check=lambda text: check_length(model, text, longest, "prompt"),
-        )
-
     messages = request.messages
     if messages is None:
         messages = [{"role": "user", "content": request.prompt}]
-    ids = ids_of(messages)
-    return Prompt(ids, reusable_lengths(ids_of, messages, ids))
+    ids = prompt_ids(
+        model.template,
+        model.tokenizer,
+        messages,
+        thinking=request.thinking,
+        tools=request.tools,
+        check=lambda text: check_length(model, text, longest, "prompt"),
+    )
+    return Prompt(ids, seams.lengths(ids, messages, request.thinking))
 
 
 def check_length(model: Model, text: str, longest: int, field: str) -> None:

@@ -48,6 +48,8 @@ class Row:
         self.first_in_line: float | None = None
         self.admitted: float | None = None
         self.first_commit_s: float | None = None
+        self.leader: Row | None = None  # the row whose encoding this one waits for, in line
+        self.shared = 0  # tokens that both prompts begin with
         self.lease: Lease | None = None
         self.cached = 0  # tokens of the prompt that the slot held already
         self.prefix = array("i", prepared.prompt.ids)  # all that comes before the canvas
@@ -59,6 +61,10 @@ class Row:
         self.stats = Stats(prompt_tokens=len(prepared.prompt.ids))
         self.warnings: list[str] = []
         self.attempt, self.retries, self.spent = 0, 0, 0  # spent: steps of earlier attempts
+
+    @property
+    def prompt_tokens(self) -> int:
+        return len(self.prepared.prompt.ids)
 
     @property
     def pending(self) -> int:

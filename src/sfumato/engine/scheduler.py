@@ -1,8 +1,9 @@
 """Who waits, who runs, and what each step does: bookkeeping on the host, no tensors.
 
 Requests are admitted strictly in the order in which they came, so that no large one is overtaken
-by small ones for ever. Each step encodes some tokens (prompts and commits alike) and then denoises
-every row whose prefix is complete.
+by small ones for ever; only those that wait for what another one encodes let others pass (see
+sharing.py). Each step encodes some tokens (prompts and commits alike) and then denoises every row
+whose prefix is complete.
 """
 
 from __future__ import annotations
@@ -40,10 +41,9 @@ class Scheduler:
         self._crowd: set[Row] = set()  # who ran when it last did not
 
     def admit(self, row: Row) -> None:
-        """Moves the first in line into the batch."""
-        assert self.waiting[0] is row, "first in, first out"
+        """Moves a row from the line into the batch."""
         self.running.append(row)  # first: others count both, and it is never in neither
-        self.waiting.popleft()
+        self.waiting.remove(row)
 
     def remove(self, row: Row) -> None:
         """Forgets a row that has ended."""

@@ -112,6 +112,11 @@ class Lease:
         """Positions that the slot has."""
         return self._place.slot.capacity
 
+    def stop_at(self, length: int) -> None:
+        """Has the prefill stop at one more length, to call `mark`, where that can still help."""
+        if self._pool.keeps_marks and length > self.slot.length:
+            self.marks = tuple(sorted({*self.marks, length}))
+
     def extend(self, ids: Iterable[int]) -> None:
         """Says which tokens an encode has just appended to the slot."""
         before = len(self._place.held)
@@ -170,9 +175,18 @@ class SlotPool:
             place.keep(0)
         place.busy, place.used = True, self._tick()
         self.cached_tokens += length
-        wanted = {*marks, known} if self._limit else set()
+        wanted = {*marks, known} if self.keeps_marks else set()
         stops = tuple(sorted(n for n in wanted if length < n <= len(prompt)))
         return Lease(length, fresh is None, stops, place, self)
+
+    @property
+    def keeps_marks(self) -> bool:
+        """Whether there is memory for snapshots."""
+        return bool(self._limit)
+
+    def reusable(self, ids: Sequence[int]) -> int:
+        """How many tokens of a prompt a lease would find in some slot now."""
+        return self._source(np.frombuffer(array("i", ids), np.int32))[1]
 
     def check(self, need: int) -> None:
         """Raises TooLarge where no slot can ever hold `need` positions."""

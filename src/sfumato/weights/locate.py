@@ -6,6 +6,7 @@ import logging
 from pathlib import Path
 from typing import Literal
 
+from sfumato import catalog
 from sfumato.weights.errors import CheckpointError, quoted
 from sfumato.weights.jsonfile import read_object
 
@@ -34,12 +35,24 @@ def locate(path: str | Path) -> tuple[Kind, list[Path]]:
             _tell_choice(path, chosen)
             return kind, chosen
         if not path.exists():
-            raise CheckpointError(f"{path}: does not exist; give a weight file or a folder")
+            raise _absent(path)
         return _of_file(path)
     except (OSError, ValueError) as error:
         if isinstance(error, CheckpointError):
             raise
         raise CheckpointError(f"{quoted(str(path))}: cannot be opened ({error})") from error
+
+
+def _absent(path: Path) -> CheckpointError:
+    """The error of a path where nothing is; a note of it says how to get a model."""
+    if str(path).startswith("hf:"):
+        return CheckpointError(
+            f"{path}: names a repository, which the command line downloads; `sfumato pull {path}` "
+            "does so and prints the path to give here"
+        )
+    error = CheckpointError(f"{path}: does not exist; give a weight file or a folder")
+    error.add_note(catalog.advice())
+    return error
 
 
 def _of_file(path: Path) -> tuple[Kind, list[Path]]:

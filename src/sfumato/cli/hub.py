@@ -1,0 +1,261 @@
+"""`hf:owner/name[:file]`: which files of a hub's repository such a name means, and where they are.
+
+What is in the hub's local cache is found without the network. Knows no transfers (`download.py`)
+and no memory (`pull.py`). The hub's library is an optional extra, imported only when asked for.
+"""
+
+from __future__ import annotations
+
+import argparse
+import importlib
+import re
+import sys
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from sfumato.cli.units import size
+from sfumato.weights.locate import INDEX, locate
+
+PREFIX = "hf:"
+USAGE = "hf:owner/name, or hf:owner/name:file with a file's name or a part of it, as Q4_K_M"
+ARCHITECTURES = ("diffusion-gemma", "diffusion_gemma")
+BESIDE = (
+    *("config.json", "generation_config.json", "tokenizer.json", "tokenizer_config.json"),
+    *("chat_template.jinja", "chat_template.json", INDEX),
+)
+"""What is read beside safetensors."""
+
+_REPO = re.compile(r"[A-Za-z0-9][\w.-]{0,95}/[A-Za-z0-9][\w.-]{0,95}", re.ASCII)
+_PART = re.compile(r"-\d{5}-of-(\d{5})\.gguf$")
+_SHARD = re.compile(r"-\d{5}-of-\d{5}\.safetensors$")
+_NETWORK = {"httpx", "httpx2", "httpcore", "httpcore2", "requests", "urllib3", "socket", "ssl"}
+
+
+@dataclass(frozen=True)
+class Reference:
+    """What follows `hf:`."""
+
+    repo: str
+    file: str | None = None
+
+    def __str__(self) -> str:
+        return f"{PREFIX}{self.repo}" + (f":{self.file}" if self.file else "")
+
+
+@dataclass(frozen=True)
+class Listing:
+    """What a repository holds, as the hub or the local cache has it."""
+
+    repo: str
+    revision: str
+    sizes: Mapping[str, int]  # by the file's name
+    hashes: Mapping[str, str] = field(default_factory=dict)  # SHA-256, of large files
+    architecture: str | None = None  # None: it is not known
+    quantized: str | None = None  # by what method, other than in GGUF
+
+
+class Unreachable(ValueError):
+    """The hub does not answer."""
+
+
+def parse(text: str) -> Reference:
+    """Raises ValueError for what is no such name."""
+    repo, _, file = text.removeprefix(PREFIX).partition(":")
+    parts = file.split("/")
+    if not _REPO.fullmatch(repo) or (file and not all(parts)) or ".." in parts or len(file) > 400:
+        raise ValueError(f"{text[:200]}: is no name of a model; write {USAGE}")
+    return Reference(repo, file or None)
+
+
+def library() -> Any:
+    """The hub's library. Raises ValueError, which says what to install, where it is missing."""
+    try:
+        found = importlib.import_module("huggingface_hub")
+        importlib.import_module("huggingface_hub.utils")
+    except ImportError:
+        raise ValueError(
+            f"{PREFIX} names need the package huggingface_hub, which is not installed; "
+            f"{sys.executable} -m pip install huggingface_hub"
+        ) from None
+    return found
+
+
+def resolve(args: argparse.Namespace) -> None:
+    """Puts a path in the place of every `hf:` name among the options, and downloads what is not
+    here yet. Raises ValueError or OSError where that cannot be."""
+    if getattr(args, "url", None):  # what -m names there, a server has
+        return
+    if getattr(args, "random_weights", None):  # SFUMATO_MODEL is for other runs
+        return
+    for name in ("model", "path", "source"):
+        given = getattr(args, name, None)
+        if isinstance(given, str) and given.startswith(PREFIX):
+            from sfumato.cli import pull
+
+            reference = parse(given)
+            quantize, device = getattr(args, "quantize", None), getattr(args, "device", "auto")
+            path = local(reference) or pull.fetch(reference, quantize, device)
+            setattr(args, name, str(path))
+            args.asked_for = given  # a snapshot's path says little
+            if getattr(args, "name", "") is None:  # a snapshot's folder is no name for clients
+                args.name = path.name if path.is_file() else reference.repo.split("/")[1]
+
+
+def local(reference: Reference) -> Path | None:
+    """The model in the local cache, whole; None where it is not there. Needs no network."""
+    folder = cache_folder(reference.repo)
+    try:
+        revision = (folder / "refs" / "main").read_text(encoding="ascii").strip()
+    except (OSError, ValueError):
+        return None
+    snapshot = folder / "snapshots" / revision
+    found = {
+        path.relative_to(snapshot).as_posix(): path.stat().st_size
+        for path in sorted(snapshot.rglob("*"))
+        if path.is_file()
+    }
+    try:
+        names = choose(Listing(reference.repo, revision, found), reference, loosely=False)
+        path = path_of(snapshot, names)
+        if path.is_dir():
+            locate(path)
+            if not {"config.json", "tokenizer.json"} <= set(names):
+                return None
+    except ValueError:  # incomplete, or it takes the hub to say which
+        return None
+    return path
+
+
+def cache_folder(repo: str) -> Path:
+    """Where the hub's library keeps a repository."""
+    library()
+    cache = importlib.import_module("huggingface_hub.constants").HF_HUB_CACHE
+    return Path(cache) / f"models--{repo.replace('/', '--')}"
+
+
+def path_of(snapshot: Path, names: list[str]) -> Path:
+    """What to give to `load`: a GGUF file, or the folder of safetensors."""
+    return snapshot / names[0] if len(names) == 1 else snapshot
+
+
+def remote(reference: Reference) -> Listing:
+    """What the hub says of a repository. Raises ValueError; Unreachable where it is silent."""
+    hub = library()
+    with explained(reference):
+        found = hub.HfApi().model_info(reference.repo, files_metadata=True, timeout=30)
+    config, gguf = _object(found.config), _object(found.gguf)
+    quantized = _object(config.get("quantization_config")).get("quant_method")
+    architecture = gguf.get("architecture") or config.get("model_type")
+    # A name may come to a terminal, where what is not printable could do harm.
+    files = [file for file in found.siblings or [] if file.rfilename.isprintable()]
+    return Listing(
+        reference.repo,
+        str(found.sha),
+        {file.rfilename: max(0, int(file.size or 0)) for file in files},
+        {file.rfilename: file.lfs.sha256 for file in files if file.lfs},
+        None if architecture is None else str(architecture)[:40],
+        None if quantized is None else str(quantized)[:40],
+    )
+
+
+def _object(value: Any) -> dict[str, Any]:
+    return value if isinstance(value, dict) else {}
+
+
+def choose(listing: Listing, reference: Reference, loosely: bool = True) -> list[str]:
+    """The files that a reference means: one GGUF file, or safetensors with what is read beside
+    them, the weights last. Raises ValueError where it means none, or several.
+
+    loosely: any part of a file's name serves; for that all names must be listed.
+    """
+    names, wanted = sorted(listing.sizes), reference.file
+    ggufs = [n for n in names if n.lower().endswith(".gguf") and "mmproj" not in n.lower()]
+    if wanted is None or wanted.lower().endswith(".safetensors"):
+        tensors = _tensors(names) if wanted is None else [n for n in names if n == wanted]
+        if len(tensors) > 1 and INDEX not in names:
+            raise ValueError(
+                f"{reference}: {len(tensors)} safetensors files and no {INDEX}; "
+                f"{_files(listing, tensors)}; name one, as hf:{listing.repo}:{tensors[0]}"
+            )
+        if tensors:
+            return [*(n for n in BESIDE if n in listing.sizes), *tensors]
+    found = ggufs if wanted is None else _matching(ggufs, wanted, loosely)
+    if len(found) != 1:
+        several = f"{len(found)} files match" if found else "no such file"
+        if wanted is None:
+            several = f"holds {len(found)} GGUF files" if found else "holds no weights to read"
+        raise ValueError(
+            f"{reference}: {several}; {_files(listing, found or ggufs)}"
+            + (f"; name one, as hf:{listing.repo}:{Path(ggufs[0]).name}" if ggufs else "")
+        )
+    if part := _PART.search(found[0]):
+        raise ValueError(
+            f"{reference}: {found[0]} is one of {int(part[1])} parts, and only whole files are "
+            "read; choose another format, or merge the parts into one file"
+        )
+    return found
+
+
+def _tensors(names: list[str]) -> list[str]:
+    """The safetensors files that `weights.locate` would read in a folder of these files."""
+    tensors = [name for name in names if name.endswith(".safetensors") and "/" not in name]
+    if INDEX in names:
+        return [name for name in tensors if _SHARD.search(name)] or tensors
+    return ["model.safetensors"] if "model.safetensors" in tensors else tensors
+
+
+def _matching(names: list[str], wanted: str, loosely: bool) -> list[str]:
+    """Names that are `wanted`, or else that end in it as a format does, or else have it in them."""
+    ends = re.compile(rf"(^|[-_./]){re.escape(wanted)}(\.gguf)?$", re.IGNORECASE)
+    for fits in (
+        lambda name: name == wanted or name.split("/")[-1] == wanted,
+        lambda name: ends.search(name),
+        lambda name: loosely and wanted.lower() in name.lower(),
+    ):
+        if found := [name for name in names if fits(name)]:
+            return found
+    return []
+
+
+def _files(listing: Listing, names: list[str], limit: int = 20) -> str:
+    shown = names or sorted(listing.sizes)
+    listed = ", ".join(f"{name} ({size(listing.sizes[name])})" for name in shown[:limit])
+    more = f", and {len(shown) - limit} more" if len(shown) > limit else ""
+    return f"there are {listed}{more}" if shown else "the repository is empty"
+
+
+@contextmanager
+def explained(reference: Reference) -> Iterator[None]:
+    """Within, the library's errors become a ValueError that says what to do."""
+    errors = importlib.import_module("huggingface_hub.errors")
+    page = f"https://huggingface.co/{reference.repo}"
+    login = "log in with `hf auth login` (or set HF_TOKEN)"
+    try:
+        yield
+    except errors.GatedRepoError:
+        raise ValueError(
+            f"{reference}: is gated; accept its terms at {page}, then {login} and try again"
+        ) from None
+    except errors.RepositoryNotFoundError:
+        raise ValueError(
+            f"{reference}: no such repository, or it is private; check the name, or {login}"
+        ) from None
+    except errors.OfflineModeIsEnabled:
+        raise Unreachable(
+            f"{reference}: the hub may not be asked, for HF_HUB_OFFLINE is set"
+        ) from None
+    except errors.HfHubHTTPError as error:
+        status = getattr(error.response, "status_code", "an error")
+        raise Unreachable(f"{reference}: the hub answered {status}; try again later") from None
+    except Exception as error:
+        # The library's own transfer, for the largest files, fails with RuntimeError.
+        kinds = ConnectionError | TimeoutError | RuntimeError | errors.XetDownloadError
+        if type(error).__module__.split(".")[0] not in _NETWORK and not isinstance(error, kinds):
+            raise
+        raise Unreachable(
+            f"{reference}: the hub cannot be reached ({type(error).__name__}: {str(error)[:100]}); "
+            "check the network, then try again: a download goes on where it stopped"
+        ) from None

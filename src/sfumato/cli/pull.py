@@ -1,0 +1,148 @@
+"""`sfumato pull`: a model from the hub, after a look at the disk and the memory there are."""
+
+from __future__ import annotations
+
+import argparse
+import shutil
+import sys
+from dataclasses import dataclass
+from pathlib import Path
+
+from sfumato import catalog
+from sfumato.cli import download, hub
+from sfumato.cli.hub import Listing, Reference
+from sfumato.cli.units import size
+
+_SHARE = {"q4_k": 0.36, "q8_0": 0.55}
+"""What quantizing while loading leaves of bfloat16, the embedding's two copies included."""
+
+
+def main(args: argparse.Namespace) -> int:
+    """Download, and print the path. Raises ValueError or OSError where that cannot be."""
+    if args.name is None:
+        print(catalog.advice())
+        return 0
+    given = args.name if args.name.startswith(hub.PREFIX) else f"{hub.PREFIX}{args.name}"
+    reference = hub.parse(given)
+    try:
+        path = fetch(reference, force=args.force)
+    except hub.Unreachable as error:
+        found = hub.local(reference)
+        if found is None:
+            raise
+        print(f"sfumato: note: {error}; it was downloaded before", file=sys.stderr)
+        path = found
+    print(path)
+    if sys.stdout.isatty():
+        print(f'Run it: sfumato run -m {reference} "Why is the sky blue?"', file=sys.stderr)
+    return 0
+
+
+def fetch(
+    reference: Reference,
+    quantize: str | None = None,
+    device: str = "auto",
+    force: bool = False,
+) -> Path:
+    """Downloads what is not here yet, if it will fit; returns the model's path.
+
+    quantize: what float matrices are to become when the model is loaded, on that device. Raises
+    ValueError or OSError, also where disk or memory do not suffice, unless `force` is given.
+    """
+    listing = hub.remote(reference)
+    names = hub.choose(listing, reference)
+    remaining = download.missing(listing, names)
+    if not remaining:
+        return download.download(listing, names, reference)
+    room = look(listing, names, remaining, memory(listing, names, quantize), device)
+    reasons = [*_unreadable(listing), *room.lacks()]
+    if reasons and not force:
+        raise ValueError(
+            f"{reference}: {'; '.join(reasons)}. Nothing was downloaded; "
+            f"`sfumato pull --force {reference}` does so all the same"
+        )
+    for reason in reasons:
+        print(f"sfumato: warning: {reason}", file=sys.stderr)
+    what = Path(names[0]).name if len(names) == 1 else f"{len(names)} files of {listing.repo}"
+    print(f"sfumato: downloading {what}\nsfumato: {room}", file=sys.stderr)
+    try:
+        return download.download(listing, names, reference)
+    except KeyboardInterrupt:
+        print("\nsfumato: interrupted; the same command goes on from here", file=sys.stderr)
+        raise
+
+
+def _unreadable(listing: Listing) -> list[str]:
+    """Why the files would be of no use, as far as the hub tells."""
+    reasons = []
+    if listing.architecture not in (None, *hub.ARCHITECTURES):
+        reasons.append(f"the model is a {listing.architecture!r}, not a diffusion-gemma")
+    if listing.quantized:
+        reasons.append(
+            f"its weights are quantized by {listing.quantized!r}, which is not read; take "
+            f"hf:{catalog.GGUF}"
+        )
+    return reasons
+
+
+@dataclass(frozen=True)
+class Room:
+    """What a model takes, and what is free. Bytes."""
+
+    whole: int
+    remaining: int  # of it, to be downloaded
+    disk: int
+    folder: Path
+    need: float  # of memory, to run it
+    memory: tuple[int, str] | None  # free, and who says so; None: not known
+
+    def lacks(self) -> list[str]:
+        """What does not fit."""
+        reasons = []
+        if self.remaining > self.disk:
+            reasons.append(
+                f"{size(self.remaining)} are to be downloaded, and {size(self.disk)} of disk are "
+                f"free in {self.folder}"
+            )
+        if self.memory is not None and self.need > self.memory[0]:
+            reasons.append(
+                f"running it takes about {size(self.need)}, and {size(self.memory[0])} are free "
+                f"({self.memory[1]})"
+            )
+        return reasons
+
+    def __str__(self) -> str:
+        rest = f" of {size(self.whole)}" if self.remaining < self.whole else ""
+        free = "" if self.memory is None else f" ({size(self.memory[0])} free)"
+        return (
+            f"{size(self.remaining)}{rest} ({size(self.disk)} of disk free); running it takes "
+            f"{size(self.need)}{free}"
+        )
+
+
+def look(
+    listing: Listing, names: list[str], remaining: int, need: float, device: str = "auto"
+) -> Room:
+    """What there is room for."""
+    folder = hub.cache_folder(listing.repo)
+    there = next(path for path in (folder, *folder.parents) if path.exists())
+    whole = sum(listing.sizes[name] for name in names)
+    return Room(whole, remaining, shutil.disk_usage(there).free, there, need, _budget(device))
+
+
+def memory(listing: Listing, names: list[str], quantize: str | None) -> float:
+    """Bytes that running the model is predicted to take."""
+    entry = catalog.find(listing.repo, names[-1])
+    weights = sum(listing.sizes[n] for n in names if n.endswith((".gguf", ".safetensors")))
+    if quantize is not None and names[-1].endswith(".safetensors"):
+        return weights * _SHARE[quantize] + catalog.MARGIN
+    return entry.memory if entry is not None else weights + catalog.MARGIN
+
+
+def _budget(device: str) -> tuple[int, str] | None:
+    """Free bytes where a model would run, and who says so."""
+    from sfumato.engine.budget import budget
+    from sfumato.model.placement import pick_device
+
+    found = budget(pick_device(device))
+    return None if found is None else (found.nbytes, found.source)

@@ -1,0 +1,236 @@
+"""Models by the name that a hub has them under, against a stand-in for the hub."""
+
+from __future__ import annotations
+
+import importlib
+import os
+import re
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from sfumato import catalog
+from sfumato.api import EMBEDDED
+from sfumato.cli import download, hub, pull
+
+from .stand_in import REVISION, StandIn, stand_in
+
+REPO = "someone/tiny-GGUF"
+Q4, Q8 = "tiny-Q4_K_M.gguf", "tiny-Q8_0.gguf"
+
+
+@pytest.fixture
+def there(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[StandIn]:
+    """A hub with one repository; the local cache is empty."""
+    constants = importlib.import_module("huggingface_hub.constants")
+    with stand_in() as served:
+        template = served.url + "/{repo_id}/resolve/{revision}/{filename}"
+        values: dict[str, Any] = {"ENDPOINT": served.url, "HF_HUB_CACHE": str(tmp_path / "hub")}
+        values |= {"HF_HUB_OFFLINE": False, "HUGGINGFACE_CO_URL_TEMPLATE": template}
+        for name, value in values.items():
+            monkeypatch.setattr(constants, name, value)
+        monkeypatch.delenv("HF_TOKEN", raising=False)
+        monkeypatch.setattr(constants, "HF_TOKEN_PATH", str(tmp_path / "token"))
+        served.repos[REPO] = {Q4: b"GGUF" * 1000, Q8: b"GGUF" * 2000, "mmproj-F16.gguf": b"x"}
+        yield served
+
+
+def test_a_name_becomes_a_path_that_is_found_again_without_the_hub(
+    there: StandIn, cli: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    done = cli("pull", f"hf:{REPO}:Q4_K_M")
+    path = Path(done.out.strip())
+    assert (done.code, path.name) == (0, Q4)
+    assert path.read_bytes() == there.repos[REPO][Q4]
+    assert f"sfumato: downloading {Q4}\nsfumato: 4 kB (" in done.err
+    assert re.search(r"of disk free\); running it takes 600 MB \(\S+ \S+ free\)", done.err)
+    assert cli("pull", f"{REPO}:q4_k_m").out.strip() == str(path)  # "hf:" may be left out
+    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", True)
+    args = SimpleNamespace(model=f"hf:{REPO}:Q4_K_M", name=None)
+    hub.resolve(args)  # type: ignore[arg-type]
+    assert (args.model, args.name) == (str(path), Q4)
+    again = cli("pull", f"hf:{REPO}:Q4_K_M")
+    assert (again.code, again.out.strip()) == (0, str(path))
+    assert "it was downloaded before" in again.err
+    assert "HF_HUB_OFFLINE is set" in cli("pull", f"hf:{REPO}:Q8_0").err
+    assert hub.local(hub.parse(f"hf:{REPO}:Q4")) is None  # it takes the hub to know that it is one
+    assert [name for name, _ in there.sent] == [Q4]
+
+
+def test_a_folder_of_safetensors_answers(there: StandIn, cli: Any, tmp_path: Path) -> None:
+    """The embedded model, as a repository, from its name to an answer; in a process of its own,
+    which knows the hub by its environment."""
+    files = {path.name: path.read_bytes() for path in EMBEDDED.iterdir() if path.is_file()}
+    there.repos["someone/tiny"] = files | {"README.md": b"#", "pytorch_model.bin": b"no"}
+    there.about["someone/tiny"] = {"config": {"model_type": "diffusion_gemma"}}
+    where = {"HF_ENDPOINT": there.url, "HF_HUB_CACHE": str(tmp_path / "hub")}
+    offline = {"HF_HUB_OFFLINE": "0", "TRANSFORMERS_OFFLINE": "0"}
+    done = subprocess.run(
+        [sys.executable, "-m", "sfumato", "run", "-m", "hf:someone/tiny", "Capital of France?"],
+        env={**os.environ, **where, **offline, "HF_TOKEN_PATH": str(tmp_path / "token")},
+        capture_output=True,
+        text=True,
+        timeout=120,
+    )
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.strip()
+    assert "sfumato: downloading 6 files of someone/tiny" in done.stderr
+    fetched = {name for name, _ in there.sent}
+    assert "model.safetensors" in fetched
+    assert not fetched & {"README.md", "pytorch_model.bin"}
+    count = len(there.sent)
+    assert cli("inspect", "hf:someone/tiny").code == 0
+    assert len(there.sent) == count
+
+
+def test_an_interrupted_download_goes_on(
+    there: StandIn, cli: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    there.repos[REPO][Q4] = bytes(range(256)) * 400
+
+    def given_up(*_: object) -> None:
+        raise KeyboardInterrupt
+
+    there.cut = 60_000
+    monkeypatch.setattr("huggingface_hub.constants.DOWNLOAD_CHUNK_SIZE", 10_000)
+    monkeypatch.setattr("huggingface_hub.file_download.time.sleep", given_up)
+    stopped = cli("pull", f"hf:{REPO}:Q4_K_M")
+    assert stopped.code == 130
+    assert "the same command goes on from here" in stopped.err
+    there.cut = None
+    done = cli("pull", f"hf:{REPO}:Q4_K_M")
+    assert done.code == 0, done.err
+    held = there.sent[-1][1]
+    assert held is not None and re.fullmatch(r"bytes=[1-9]\d*-", held)
+    assert re.search(r"sfumato: [\d.]+ kB of 102 kB \(", done.err)
+    assert Path(done.out.strip()).read_bytes() == there.repos[REPO][Q4]
+
+
+def test_a_damaged_part_is_not_taken(there: StandIn, cli: Any) -> None:
+    listing = hub.remote(hub.parse(f"hf:{REPO}"))
+    part = download._part(download._blob(listing, Q4))
+    part.parent.mkdir(parents=True)
+    part.write_bytes(b"else")
+    done = cli("pull", f"hf:{REPO}:Q4_K_M")
+    assert done.code == 2
+    assert "damaged; it is removed, try again" in done.err
+    assert cli("pull", f"hf:{REPO}:Q4_K_M").code == 0
+
+
+@pytest.mark.parametrize(
+    ("name", "words"),
+    [
+        ("hf:someone/absent", "no such repository, or it is private"),
+        (f"hf:{REPO}", r"holds 2 GGUF files; there are tiny-Q4_K_M.gguf \(4 kB\), tiny-Q8_0.g"),
+        (f"hf:{REPO}:Q5_K_M", r"no such file; there are tiny-Q4_K_M.gguf \(4 kB\), .*name one"),
+        (f"hf:{REPO}:tiny", "2 files match"),
+        ("hf:someone", "is no name of a model; write hf:owner/name"),
+        (f"hf:{REPO}:../x", "is no name of a model"),
+        ("hf:someone/split", "is one of 2 parts"),
+        ("hf:someone/text", r"holds no weights to read; there are README.md \(1 B\)"),
+        ("hf:someone/gated", "is gated; accept its terms at https://.*then log in with `hf auth"),
+        ("hf:someone/llama", "the model is a 'llama', not a diffusion-gemma. Nothing was downl"),
+        ("hf:someone/fp8", "quantized by 'compressed-tensors', which is not read; take hf:unsl"),
+    ],
+)
+def test_what_cannot_be_had_is_said_with_what_to_do(
+    there: StandIn, cli: Any, name: str, words: str
+) -> None:
+    weights = {"model.safetensors": b"x" * 10, "config.json": b"{}"}
+    there.repos["someone/split"] = {"a-00001-of-00002.gguf": b"x"}
+    there.repos["someone/text"] = {"README.md": b"#"}
+    there.repos["someone/gated"] = there.repos["someone/llama"] = weights
+    there.repos["someone/fp8"] = weights
+    there.gated.add("someone/gated")
+    there.about["someone/llama"] = {"config": {"model_type": "llama"}}
+    method = {"quantization_config": {"quant_method": "compressed-tensors"}}
+    there.about["someone/fp8"] = {"config": {"model_type": "diffusion_gemma"} | method}
+    done = cli("pull", name)
+    assert done.code == 2
+    assert re.search(words, done.err.splitlines()[-1]), done.err
+    assert there.sent == []
+
+
+def test_the_safetensors_that_a_folder_would_be_read_by() -> None:
+    """What else lies in the repository stays there."""
+
+    def chosen(*names: str, file: str | None = None) -> list[str]:
+        listing = hub.Listing("a/b", REVISION, dict.fromkeys(names, 1))
+        return hub.choose(listing, hub.Reference("a/b", file))
+
+    shards = [f"model-0000{n}-of-00002.safetensors" for n in (1, 2)]
+    assert chosen("config.json", hub.INDEX, *shards, "consolidated.safetensors", "x.gguf") == [
+        *("config.json", hub.INDEX, *shards)
+    ]
+    assert chosen("a.safetensors", "model.safetensors") == ["model.safetensors"]
+    assert chosen("a.safetensors", "b.safetensors", file="a.safetensors") == ["a.safetensors"]
+    with pytest.raises(ValueError, match=r"2 safetensors files and no .*; there are a.safetens"):
+        chosen("a.safetensors", "b.safetensors")
+
+
+def test_a_servers_name_of_its_model_is_left_alone() -> None:
+    args = SimpleNamespace(model="hf:a/b", url="http://127.0.0.1:1/v1")
+    hub.resolve(args)  # type: ignore[arg-type]
+    assert args.model == "hf:a/b"
+
+
+def test_a_hub_out_of_reach(there: StandIn, cli: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    there.status = 503
+    assert "the hub answered 503; try again later" in cli("pull", f"hf:{REPO}").err
+    monkeypatch.setattr("huggingface_hub.constants.ENDPOINT", "http://127.0.0.1:9")
+    done = cli("run", "-m", f"hf:{REPO}", "Hi")
+    assert done.code == 2
+    assert "the hub cannot be reached" in done.err
+
+
+@pytest.mark.parametrize("short", ["disk", "memory"])
+def test_what_does_not_fit_is_not_downloaded(
+    there: StandIn, cli: Any, monkeypatch: pytest.MonkeyPatch, short: str
+) -> None:
+    if short == "disk":
+        monkeypatch.setattr(pull.shutil, "disk_usage", lambda _: SimpleNamespace(free=3000))
+        words = "4 kB are to be downloaded, and 3 kB of disk are free in"
+    else:
+        monkeypatch.setattr(pull, "_budget", lambda _: (500_000_000, "memory of this machine"))
+        words = r"running it takes about 600 MB, and 500 MB are free \(memory of this machine\)"
+    done = cli("pull", f"hf:{REPO}:Q4_K_M")
+    assert done.code == 2
+    assert re.search(words, done.err)
+    assert f"`sfumato pull --force hf:{REPO}:Q4_K_M` does so all the same" in done.err
+    assert there.sent == []
+    forced = cli("pull", "--force", f"hf:{REPO}:Q4_K_M")
+    assert forced.code == 0
+    assert re.search(f"warning: {words}", forced.err)
+
+
+def test_the_memory_that_a_download_will_need() -> None:
+    names = ["config.json", "model.safetensors"]
+    listing = hub.Listing("a/b", REVISION, {"config.json": 1, "model.safetensors": 10**10})
+    assert pull.memory(listing, names, None) == pytest.approx(10.6e9)
+    assert pull.memory(listing, names, "q4_k") == pytest.approx(4.2e9)
+
+
+def test_without_the_library_one_line_says_what_to_install(
+    cli: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(sys.modules, "huggingface_hub", None)
+    for command in (["pull", f"hf:{REPO}"], ["run", "-m", f"hf:{REPO}", "Hi"]):
+        done = cli(*command)
+        assert done.code == 2
+        assert done.err.count("\n") == 1
+        assert "-m pip install huggingface_hub" in done.err
+
+
+def test_the_published_ones_are_listed(cli: Any) -> None:
+    """Without a name, and after a path where nothing is."""
+    done = cli("pull")
+    assert (done.code, done.out) == (0, catalog.advice() + "\n")
+    missed = cli("run", "-m", "absent.gguf", "Hi")
+    first, rest = missed.err.split("\n\n", 1)
+    assert first == "sfumato: error: absent.gguf: does not exist; give a weight file or a folder"
+    assert (missed.code, rest) == (2, done.out)
