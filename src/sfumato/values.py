@@ -38,7 +38,6 @@ def quoted(value: object) -> str:
     return text if len(text) <= _SHOWN else f"{text[:_SHOWN]}…"
 
 
-@dataclass(frozen=True)
 class Flag:
     """True or false; on the command line the option alone says true."""
 
@@ -60,7 +59,6 @@ class Flag:
         return "true or false"
 
 
-@dataclass(frozen=True)
 class Text:
     """Any text."""
 
@@ -79,7 +77,6 @@ class Text:
         return "text"
 
 
-@dataclass(frozen=True)
 class Path(Text):
     """A file or folder, relative to the working directory."""
 
@@ -183,7 +180,6 @@ class Number:
         return f"number{self.unit and f' of {self.unit}'} {low}{high}"
 
 
-@dataclass(frozen=True)
 class Size:
     """Bytes: 4096, 512K, 8M or 1G."""
 

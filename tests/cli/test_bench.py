@@ -71,6 +71,7 @@ def test_variables_for_other_commands_do_no_harm(cli: Any, monkeypatch: pytest.M
     assert (done.code, done.err) == (0, "")
     assert json.loads(done.out)["subject"]["model"] == "painter"  # the server's, not the file
     monkeypatch.delenv("SFUMATO_DEVICE")
+    monkeypatch.setenv("SFUMATO_MODEL", "hf:owner/name")  # which nothing is downloaded for
     assert cli(*TINY, "--max-tokens", "32", "--json", "-").code == 0
 
 

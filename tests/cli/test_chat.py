@@ -141,9 +141,16 @@ def typing(cli: Any, monkeypatch: pytest.MonkeyPatch) -> Any:
     return chat
 
 
-def test_a_terminal_is_greeted_with_the_model_and_help(use: Any, typing: Any) -> None:
+def test_a_terminal_is_greeted_with_the_model_and_help(
+    use: Any, typing: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
     use("yes")
     assert typing().out.startswith("sfumato-embedded · /help lists the commands\n\n")
+    monkeypatch.setenv("SFUMATO_MODEL", "models/small.gguf")
+    assert typing().out.startswith("small.gguf · /help")
+    monkeypatch.setenv("SFUMATO_MODEL", "hf:owner/name")
+    monkeypatch.setattr("sfumato.cli.hub.local", lambda reference: Path("snapshots/1a2b"))
+    assert typing().out.startswith("hf:owner/name · /help")
 
 
 @pytest.mark.parametrize(
