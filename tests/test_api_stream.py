@@ -3,15 +3,17 @@ tool calls, stop strings and ends, over canvases of a few tokens."""
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from tests.diffusion.scripted import END, ScriptedNetwork, counted, scripted
+from tests.diffusion.scripted import END, ScriptedNetwork, counted, scripted, tokenizer
 
 from sfumato import Commit, Done, Draft, Model, Reply, SamplerConfig
 from sfumato.text.calls import ToolCall
+from sfumato.text.tokenizer import Marker, Tokenizer
 
 THINKING = "<|channel>thought\nLet me see: 2 + 2.<channel|>It is 4.<turn|>"
 CALLING = (
@@ -112,10 +114,70 @@ def test_a_stop_string_in_a_thought_is_text_like_any_other() -> None:
     assert joined(found) == ("One", "A b.")
 
 
+def quoting(*parts: str) -> list[int]:
+    """Ids of texts, in turn plain ones, which quote markers, and ones with special tokens."""
+    encode = tokenizer().encode
+    return [i for n, part in enumerate(parts) for i in encode(part, special=bool(n % 2))]
+
+
+@pytest.mark.parametrize("length", [1, 3, 8, 500])
+def test_quoted_markers_are_text(length: int) -> None:
+    """In the answer, in a thought and in a call's arguments: only special tokens are markers."""
+    code = "while x != '<eos>': <pad><mask>" + CALLING
+    ids = quoting("", "<|channel>thought\n", code, "<channel|>", code, "<turn|>")
+    found, reply = events(scripted(ids, length), max_tokens=500)
+    assert (reply.text, reply.thought, reply.tool_calls) == (code, code, ())
+    assert joined(found) == (code, code) and reply.warnings == ()
+    ids = quoting("Hm.", '<|tool_call>call:f{a:<|"|>', code, '<|"|>}<tool_call|><turn|>')
+    found, reply = events(scripted(ids, length), max_tokens=500)
+    assert (reply.text, reply.tool_calls) == ("Hm.", (ToolCall("f", {"a": code}),))
+
+
+@pytest.mark.parametrize("length", [1, 3, 8, 500])
+def test_stop_strings_are_text(length: int) -> None:
+    """They are found in texts that quote markers, and not in special tokens."""
+    ids = quoting("Say <turn|> and", "<|tool_call>call:f{}<tool_call|><pad>", " on.", "<turn|>")
+    _, reply = events(scripted(ids, length), stop="turn|> a", max_tokens=500)
+    assert (reply.text, reply.stop_reason) == ("Say <", "stop")
+    _, reply = events(scripted(ids, length), stop=["<pad>", "_call", "and on"], max_tokens=500)
+    assert (reply.text, reply.stop_reason) == ("Say <turn|> and on.", "eos")
+    _, reply = events(scripted(ids, length), stop=Marker("<tool_call|>"), max_tokens=500)
+    assert (reply.text, reply.stop_reason) == ("Say <turn|> and", "stop")
+    assert reply.tool_calls == (ToolCall("f", {}),)
+
+
+def test_stop_strings_are_looked_for_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Twice the reply, twice the work."""
+    decoded, text_of = [0], Tokenizer.token_text
+
+    def counted_text(self: Tokenizer, token: int) -> str:
+        decoded[0] += 1
+        return text_of(self, token)
+
+    monkeypatch.setattr(Tokenizer, "token_text", counted_text)
+    work = []
+    for length in (400, 800):
+        decoded[0] = 0
+        model = scripted("some of " * (length // 8) + "<turn|>", 8)
+        assert len(model.generate("?", stop=["never"], max_tokens=1000).token_ids) == length
+        work.append(decoded[0])
+    assert work[1] < 2.2 * work[0]
+
+
+def test_drafts_have_a_text() -> None:
+    """Of the canvas as it would be committed, special tokens left out, and only if asked."""
+    found, _ = events(scripted("Hello,<pad> <turn|>", 9))
+    drafts = [event for event in found if isinstance(event, Draft)]
+    assert drafts and {draft.text for draft in drafts} == {"Hello, "}
+    assert drafts[0] is found[0] and "decode" not in repr(drafts[0])
+    with pytest.raises(ValueError, match=r"text: .* Model\.stream"):
+        _ = replace(drafts[0], decode=None).text
+
+
 @pytest.mark.parametrize("text", ["1 <", "a <|tu", "x <|channel", "café", "日本"])
 @pytest.mark.parametrize("length", [1, 2, 7])
 def test_the_end_of_a_reply_is_in_its_last_commit(text: str, length: int) -> None:
-    """Starts of markers and of characters are held back no longer than that."""
+    """Starts of characters are held back no longer than that."""
     found, reply = events(scripted(text + "<turn|>", length))
     assert joined(found)[0] == reply.text == text
 

@@ -5,11 +5,9 @@ This is the library's front door, and the seam between ids (`diffusion/`) and te
 
 from __future__ import annotations
 
-import re
 import time
 from collections.abc import Callable, Collection, Generator, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, fields
-from functools import partial
+from dataclasses import dataclass, field, fields, replace
 from os import PathLike
 from pathlib import Path
 from typing import Any, Never
@@ -22,7 +20,6 @@ from sfumato.diffusion.checks import check_tensor
 from sfumato.diffusion.config import SamplerConfig, defaults_from_gguf, defaults_from_hf
 from sfumato.diffusion.limits import Limits, StopReason
 from sfumato.diffusion.loop import Outcome, Settled, Stats, generate
-from sfumato.diffusion.stops import StopStrings
 from sfumato.model.cache import KVCache
 from sfumato.model.config import ModelConfig
 from sfumato.model.loading import Progress, config_of, expected_shapes, load_network
@@ -30,6 +27,7 @@ from sfumato.model.network import Network
 from sfumato.model.placement import pick_device, pick_dtype
 from sfumato.text.prompt import prompt_ids
 from sfumato.text.reply import Delta, ReplyParser, ToolCall
+from sfumato.text.stops import Stop, StopCut, StopGate, StopStrings
 from sfumato.text.template import ChatTemplate
 from sfumato.text.tokenizer import Detokenizer, Tokenizer
 from sfumato.weights.checkpoint import Checkpoint, open_checkpoint
@@ -37,7 +35,6 @@ from sfumato.weights.errors import CheckpointError
 from sfumato.weights.onload import quantized_on_load
 
 EMBEDDED = Path(__file__).parent / "embedded"
-THOUGHT = re.compile(r"<\|channel>.*?(<channel\|>|\Z)", re.DOTALL)
 END_TOKENS = ("<turn|>", "<|tool_response>")  # end a reply where a checkpoint lists no end ids
 
 Messages = Sequence[Mapping[str, Any]]
@@ -82,23 +79,21 @@ class Done:
 class Transcript:
     """The text of one reply, as its canvases settle."""
 
-    def __init__(
-        self, tokenizer: Tokenizer, stop: str | Sequence[str] | None, ignore_ends: bool = False
-    ) -> None:
-        """stop: strings that end the reply. Raises ValueError where they are none."""
-        self.shown = partial(tokenizer.decode, skip_special=False)
-        self.stops = StopStrings(stop, self.shown, _without_thoughts)
+    def __init__(self, tokenizer: Tokenizer, stop: Stop, ignore_ends: bool = False) -> None:
+        """stop: what ends the reply. Raises ValueError where it is nothing of the kind."""
+        stops = StopStrings(stop)
+        self.cut = StopCut(tokenizer, stops, ignore_ends)
+        self.pieces = tokenizer.pieces
+        self._decode = tokenizer.decode
         self._detokenizer = Detokenizer(tokenizer)
+        self._gate = StopGate(stops, ignore_ends)
         self._parser = ReplyParser(ignore_ends=ignore_ends)
-        self._raw, self._fed = "", 0  # the reply's text, and how much of it the parser has seen
 
     def add(self, settled: Settled, last: Draft | None = None) -> Commit:
         """What a canvas adds; `last` is the draft of its last step, where the caller has it."""
-        self._raw += self._detokenizer.push(settled.token_ids)
-        if settled.stop_reason is None:
-            parts = self._feed(self.stops.final(self._raw))
-        else:
-            parts = self._feed(self._cut()) + self._parser.flush()
+        parts = self._parser.feed(self._gate.feed(self._detokenizer.pieces(settled.token_ids)))
+        if settled.stop_reason is not None:
+            parts += self._rest()
         texts = {"answer": "", "thought": ""}
         for part in parts:
             if isinstance(part, Delta):
@@ -114,10 +109,14 @@ class Transcript:
             None if last is None else last.top_probs[: len(settled.token_ids)],
         )
 
+    def readable(self, draft: Draft) -> Draft:
+        """The draft with its text."""
+        return replace(draft, decode=self._decode)
+
     def finish(self, outcome: Outcome) -> Reply:
         """The whole reply, once."""
         # After a cancellation some text may still be held back; otherwise this adds nothing.
-        self._feed(self._cut())
+        self._rest()
         parsed = self._parser.finish()
         return Reply(
             parsed.text,
@@ -129,13 +128,10 @@ class Transcript:
             (*outcome.warnings, *parsed.warnings),
         )
 
-    def _cut(self) -> str:
-        return self.stops.cut(self._raw + self._detokenizer.flush())
-
-    def _feed(self, text: str) -> list[Delta | ToolCall]:
-        parts = self._parser.feed(text[self._fed :])
-        self._fed = len(text)
-        return parts
+    def _rest(self) -> list[Delta | ToolCall]:
+        """What was held back in case something followed."""
+        rest = self._gate.feed(self._detokenizer.pieces((), last=True)) + self._gate.flush()
+        return self._parser.feed(rest) + self._parser.flush()
 
 
 def _events(
@@ -149,8 +145,8 @@ def _events(
             yield Done(transcript.finish(end.value))
             return
         if isinstance(event, Draft):
-            last = event
-            yield event
+            last = transcript.readable(event)
+            yield last
         else:
             yield transcript.add(event, last)
 
@@ -202,7 +198,7 @@ class Model:
         sampler: SamplerConfig | None = None,
         thinking: bool = False,
         tools: Sequence[Mapping[str, Any]] | None = None,
-        stop: str | Sequence[str] | None = None,
+        stop: Stop = None,
         cancelled: Callable[[], bool] = lambda: False,
         **unknown: Never,
     ) -> Iterator[Draft | Commit | Done]:
@@ -210,8 +206,9 @@ class Model:
 
         max_tokens: visible tokens at most; seed: 0..2⁶⁴-1; sampler: what is None in it is the
         checkpoint's; tools: declarations as JSON schemas; stop: strings that end the reply and
-        are not part of it (inside a thought they are text like any other); cancelled: asked
-        before every step and every chunk of a prefill, True ends the reply with what is committed.
+        are not part of it (inside a thought they are text like any other), or special tokens, each
+        as a `sfumato.text.tokenizer.Marker`; cancelled: asked before every step and every chunk of
+        a prefill, True ends the reply with what is committed.
         Raises ValueError, naming the argument, for what cannot be done, and TypeError for an
         argument that there is not. The stream itself raises FloatingPointError where the model's
         scores are no numbers, and ValueError where a sampler's or processor's answer is of no use.
@@ -220,7 +217,7 @@ class Model:
         ids = self.prompt_ids(prompt, messages, thinking=thinking, tools=tools)
         config = (sampler or SamplerConfig()).over(self.sampler_defaults)
         transcript = Transcript(self.tokenizer, stop, config.ignore_eos)
-        limits = Limits(max_tokens, self.end_ids, transcript.stops.kept_ids, cancelled)
+        limits = Limits(max_tokens, self.end_ids, transcript.cut, cancelled)
         # What cannot be done is refused by this call, and not by the first event asked for.
         prefix = torch.tensor(ids, dtype=torch.int64)
         return _events(generate(self.network, prefix, config, limits, seed), transcript)
@@ -300,10 +297,6 @@ def _check_arguments(sampler: object, cancelled: object, unknown: Collection[str
             "cancelled: must be a function that returns True to end the reply, such as an "
             f"Event's is_set, got {cancelled!r}"
         )
-
-
-def _without_thoughts(text: str) -> str:
-    return THOUGHT.sub(lambda thought: "\0" * len(thought[0]), text)
 
 
 def load(

@@ -20,7 +20,11 @@ from sfumato.text.template import ChatTemplate
 from sfumato.text.tokenizer import Tokenizer
 from sfumato.train.recipe import EMBEDDED
 
-PIECES = (*MARKERS, *(f"<0x{b:02X}>" for b in range(256)), "▁", *map(chr, range(0x21, 0x7F)), "\n")
+MERGED = ("zq", "zq▁", "zq▁j")  # tokens of several characters, which few texts have
+PIECES = (
+    *(*MARKERS, *(f"<0x{b:02X}>" for b in range(256)), "▁", *map(chr, range(0x21, 0x7F)), "\n"),
+    *MERGED,
+)
 VOCABULARY = {piece: i for i, piece in enumerate(PIECES)}
 END, EOS = VOCABULARY["<turn|>"], VOCABULARY["<eos>"]
 END_IDS = (EOS, END)
@@ -32,7 +36,8 @@ TEMPLATE = (
 
 def tokenizer() -> Tokenizer:
     """One token for each marker, byte and ASCII character; other characters are their bytes."""
-    inner = tokenizers.Tokenizer(models.BPE(vocab=VOCABULARY, merges=[], byte_fallback=True))
+    merges = [(piece[:-1], piece[-1]) for piece in MERGED]
+    inner = tokenizers.Tokenizer(models.BPE(vocab=VOCABULARY, merges=merges, byte_fallback=True))
     inner.normalizer = normalizers.Replace(" ", "▁")
     inner.decoder = decoders.Sequence(
         [decoders.Replace("▁", " "), decoders.ByteFallback(), decoders.Fuse()]
@@ -104,15 +109,15 @@ class ScriptedNetwork:
         return torch.cat(parts)
 
 
-def script(text: str, length: int) -> list[list[int]]:
-    """The canvases of a text; the last is filled up with padding."""
-    ids = tokenizer().encode(text)
+def script(text: str | Sequence[int], length: int) -> list[list[int]]:
+    """The canvases of a text, or of ids; the last is filled up with padding."""
+    ids = tokenizer().encode(text) if isinstance(text, str) else list(text)
     ids += [VOCABULARY["<pad>"]] * (-len(ids) % length)
     return [ids[at : at + length] for at in range(0, len(ids), length)]
 
 
 def scripted(
-    text: str,
+    text: str | Sequence[int],
     length: int = 8,
     hesitate: int = 0,
     defaults: SamplerConfig = REFERENCE,

@@ -136,8 +136,8 @@ def test_min_tokens_counts_over_canvases() -> None:
 
 
 def test_a_stop_string_inside_a_canvas() -> None:
-    def cut(ids: list[int]) -> int | None:
-        at = tokenizer().decode(ids).find("lo, wor")
+    def cut(reply: list[int], added: list[int]) -> int | None:
+        at = tokenizer().decode(reply + added).find("lo, wor")
         return None if at < 0 else at
 
     network, events, outcome = reply("Hello, world!<turn|>", cut=cut)

@@ -10,7 +10,7 @@ from tests.diffusion.scripted import END, VOCABULARY, tokenizer
 from tests.engine.scripted import LENGTH, Script, engine, run
 
 from sfumato.api import Reply
-from sfumato.engine import Commit, Event, Finished, Request, TooLarge
+from sfumato.engine import Commit, Draft, Event, Finished, Request, TooLarge
 
 CLOSES = VOCABULARY["<channel|>"]
 MUSING = "<|channel>thought\n" + "hm " * 100
@@ -91,6 +91,32 @@ def test_a_budget_that_was_asked_for_holds_for_every_thought() -> None:
     assert reply.thought is not None and reply.thought.startswith("ab")
 
 
+def test_what_a_thought_is_the_markers_say() -> None:
+    """Their text does not; and a call ends a thought, as it does in the reply that is shown."""
+    encode = tokenizer().encode
+    quoted = "a<channel|>b<eos>"
+    ids = encode("<|channel>thought\n") + encode(quoted, special=False)
+    ids += encode("<|tool_call>call:f{}<tool_call|>Done.<turn|>")
+    script = Script(40, 5, says=lambda reply: ids[len(reply) :][:LENGTH])
+    reply, end, _ = answered(script, max_tokens=200, max_thinking_tokens=50)
+    assert (reply.thought, reply.text) == (quoted, "Done.")
+    assert [call.name for call in reply.tool_calls] == ["f"] and reply.warnings == ()
+    assert end.account.thought_tokens == len(quoted)
+
+
+def test_a_stop_string_goes_before_a_thought_that_is_cut() -> None:
+    text = "Stop.<|channel>thought\n" + "hm " * 100
+    reply, _, _ = answered(Script(40, 5, text), max_tokens=200, max_thinking_tokens=0, stop="op")
+    assert (reply.text, reply.thought, reply.stop_reason) == ("St", None, "stop")
+    assert reply.stats.canvases == 1
+    assert reply.token_ids == encoded("St")
+
+
+def test_drafts_have_a_text() -> None:
+    _, _, events = answered(Script(40, 5, "Hi.<pad><turn|>"), drafts=True)
+    assert {event.text for event in events if isinstance(event, Draft)} == {"Hi."}
+
+
 def attempts(*texts: str) -> Callable[[list[int]], list[int]]:
     """What each draw of the first canvas says; each takes two steps."""
     asked = [0]
@@ -128,6 +154,13 @@ def test_what_counts_as_empty(empty: str) -> None:
     assert (reply.text, end.account.retries) == ("Hi!", 1)
     reply, end, _ = answered(Script(40, 5, says=attempts(empty)), retry_empty=False)
     assert (reply.text.strip(), end.account.retries, reply.warnings) == ("", 0, ())
+
+
+@pytest.mark.parametrize("text", ["<eos>", "<pad>", "<|channel>"])
+def test_a_quoted_marker_is_no_empty_answer(text: str) -> None:
+    ids = [*tokenizer().encode(text, special=False), END]
+    reply, end, _ = answered(Script(40, 5, says=lambda reply: ids[len(reply) :][:LENGTH]))
+    assert (reply.text, end.account.retries) == (text, 0)
 
 
 def test_a_tool_call_is_an_answer() -> None:

@@ -16,13 +16,14 @@ from sfumato.diffusion.config import REFERENCE
 from sfumato.text.template import ChatTemplate
 
 PAD = VOCABULARY["<pad>"]
+Answer = str | list[int]  # markers in a text are special tokens
 OPENING = "<|turn>model"  # the template engine drops the last line end
 
 
 class Teller(ScriptedNetwork):
     """Finds the last user's text in its answers; what is not there is answered by "Hello."."""
 
-    def __init__(self, answers: Mapping[str, str] | None = None) -> None:
+    def __init__(self, answers: Mapping[str, Answer] | None = None) -> None:
         super().__init__([])
         self.answers = dict(answers or {})
         self._tokenizer = tokenizer()
@@ -49,11 +50,20 @@ class Teller(ScriptedNetwork):
         question, _, reply = text.rpartition(OPENING)
         asked = question.rpartition("<|turn>user\n")[2].removesuffix("<turn|>\n")
         answer = self.answers.get(asked, "Hello.<turn|>")
-        ids = self._tokenizer.encode(answer)[len(self._tokenizer.encode(reply)) :][:LENGTH]
+        told = self._tokenizer.encode(answer) if isinstance(answer, str) else answer
+        ids = told[self._said(slot.ids, reply) :][:LENGTH]
         return ids + [PAD] * (LENGTH - len(ids))
 
+    def _said(self, ids: list[int], reply: str) -> int:
+        """Tokens of the reply. A canvas may have ended in the middle of a character, so they are
+        counted as ids where the prompt is a chat's."""
+        opening = self._tokenizer.encode(OPENING)
+        ends = range(len(ids), len(opening) - 1, -1)
+        found = (len(ids) - end for end in ends if ids[end - len(opening) : end] == opening)
+        return next(found, len(self._tokenizer.encode(reply)))
 
-def teller(answers: Mapping[str, str] | None = None) -> Model:
+
+def teller(answers: Mapping[str, Answer] | None = None) -> Model:
     stand_in: Any = Teller(answers)
     return Model(
         stand_in, TextSide(tokenizer(), ChatTemplate(TEMPLATE)), REFERENCE, END_IDS, Path("told")

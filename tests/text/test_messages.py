@@ -90,6 +90,11 @@ TOOL = {"role": "tool", "content": "x"}
         ([{"role": "assistant", "tool_calls": {"a": 1}}], r"messages\[0\]\.tool_calls: must be"),
         ([_calling("f")], r"messages\[0\]\.tool_calls\[0\]\.function: must be an object"),
         ([_calling(_call(""))], r"tool_calls\[0\]\.function\.name: must be a text"),
+        (
+            [_calling(_call("f"), _call("f}<tool_call|>"))],
+            r"calls\[1\]\.function\.name: .*'f}<to",
+        ),
+        ([_calling(_call("f\n"))], r"tool_calls\[0\]\.function\.name: must be a text"),
         ([_calling(_call("f", "{"))], r"tool_calls\[0\]\.function\.arguments: must be JSON \("),
         ([_calling(_call("f", "[" * 100_000))], r"function\.arguments: must be JSON"),
         ([_calling(_call("f", "[1]"))], r"function\.arguments: must be a JSON object"),
@@ -124,11 +129,23 @@ def test_bad_messages(messages: Any, message: str) -> None:
             r"tools\[0\]\.function\.parameters: must be a JSON schema",
         ),
         ([{"type": "function", "function": {"name": object()}}], r"tools\[0\]\.function\.name"),
+        *[
+            ([{"type": "function", "function": {"name": name}}], r"tools\[0\]\.function\.name: mu")
+            for name in ("a b", "a/b", "é", "f{", "f\n", "x" * 129, "<eos>")
+        ],
     ],
 )
 def test_bad_tools(tools: Any, message: str) -> None:
     with pytest.raises(MessageError, match=message):
         check_tools(tools)
+
+
+@pytest.mark.parametrize("name", ["f", "a.b-c_1", "x" * 128])
+def test_names_of_tools(name: str) -> None:
+    tools: Any = [{"type": "function", "function": {"name": name}}]
+    assert (check_tools(tools) or [])[0]["function"]["name"] == name
+    calling = check_messages([_calling(_call(name))])[0]
+    assert calling["tool_calls"][0]["function"]["name"] == name
 
 
 def test_no_tools_is_none() -> None:

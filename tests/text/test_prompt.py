@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from sfumato.text.messages import MessageError
 from sfumato.text.prompt import prompt_ids
-from sfumato.text.reply import MARKERS
+from sfumato.text.reply import MARKERS, ToolCall, parse_reply
 from sfumato.text.template import ChatTemplate
 from sfumato.text.tokenizer import Tokenizer
 
@@ -115,6 +115,34 @@ def test_only_the_template_writes_markers(
     harmless = prompt_ids(gemma_template, gemma, messages, thinking=thinking)
     assert _special(gemma, ids) == _special(gemma, harmless)
     assert text.strip() in gemma.decode(ids)
+
+
+def test_a_reply_that_quotes_markers_comes_back_as_it_was(
+    gemma: Tokenizer, gemma_template: ChatTemplate
+) -> None:
+    """As past content and as a past call's arguments; thoughts are cut out, see above."""
+    text = "if x == '" + "' or x == '".join(m for m in MARKERS if "channel" not in m) + "':"
+    said = gemma.encode(text, special=False)
+    quote, call, ends = (gemma.encode(m) for m in ('<|"|>', "<|tool_call>", "<tool_call|>"))
+    name = gemma.encode("call:f{a:", special=False)
+    whole = [*said, *call, *name, *quote, *said, *quote, *gemma.encode("}"), *ends]
+    reply = parse_reply(gemma.pieces(whole))
+    assert (reply.text, reply.tool_calls) == (text, (ToolCall("f", {"a": text}),))
+    ids = prompt_ids(gemma_template, gemma, _past(reply.text, reply.tool_calls[0].arguments))
+    assert gemma.decode(ids).count(text) == 2
+    harmless = prompt_ids(gemma_template, gemma, _past("x", {"a": "x"}))
+    assert _special(gemma, ids) == _special(gemma, harmless)
+
+
+def _past(content: str, arguments: dict[str, Any]) -> list[dict[str, Any]]:
+    call = {"type": "function", "function": {"name": "f", "arguments": arguments}}
+    return [
+        *_user("?"),
+        {"role": "assistant", "content": content},
+        *_user("?"),
+        {"role": "assistant", "tool_calls": [call]},
+        {"role": "tool", "content": "done"},
+    ]
 
 
 @pytest.mark.parametrize("bos", ["", "{{ bos_token * 3 }}"])

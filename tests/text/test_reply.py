@@ -1,16 +1,24 @@
 from __future__ import annotations
 
 import time
-from itertools import pairwise
+from collections.abc import Iterator
+from itertools import cycle
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from tests.support.pieces import pieces
 
 from sfumato.text.reply import MARKERS, Delta, ParsedReply, ReplyParser, ToolCall, parse_reply
+from sfumato.text.tokenizer import Marker, Piece
 
 CALL = '<|tool_call>call:f{a:<|"|>x<|"|>,n:3,t:true,l:[1],o:{k:null}}<tool_call|>'
 CALLED = ToolCall("f", {"a": "x", "n": 3, "t": True, "l": [1], "o": {"k": None}})
+
+
+def parse(text: str, in_thought: bool = False) -> ParsedReply:
+    """A reply whose markers are special tokens."""
+    return parse_reply(pieces(text), in_thought)
 
 
 @pytest.mark.parametrize(
@@ -44,18 +52,18 @@ CALLED = ToolCall("f", {"a": "x", "n": 3, "t": True, "l": [1], "o": {"k": None}}
     ],
 )
 def test_replies(text: str, expected: ParsedReply) -> None:
-    assert parse_reply(text) == expected
+    assert parse(text) == expected
 
 
 def test_a_prompt_that_opened_the_thought() -> None:
     expected = ParsedReply("Hm", "Yes", ())
-    assert parse_reply("Hm<channel|>Yes", in_thought=True) == expected
-    assert parse_reply("thought\nHm<channel|>Yes", in_thought=True) == expected
-    assert parse_reply("Yes", in_thought=True) == ParsedReply("Yes", "", ())
+    assert parse("Hm<channel|>Yes", in_thought=True) == expected
+    assert parse("thought\nHm<channel|>Yes", in_thought=True) == expected
+    assert parse("Yes", in_thought=True) == ParsedReply("Yes", "", ())
 
 
 def test_an_unreadable_call_is_a_warning_and_nothing_else() -> None:
-    reply = parse_reply('a<|tool_call>call:f{a:<|"|>x<tool_call|>b<|tool_call>call:g{}<tool_call|>')
+    reply = parse('a<|tool_call>call:f{a:<|"|>x<tool_call|>b<|tool_call>call:g{}<tool_call|>')
     assert (reply.text, reply.tool_calls) == ("ab", (ToolCall("g", {}),))
     assert len(reply.warnings) == 1
     assert "a tool call could not be read (expected a text that ends with" in reply.warnings[0]
@@ -64,56 +72,103 @@ def test_an_unreadable_call_is_a_warning_and_nothing_else() -> None:
 def test_a_call_that_was_cut_off_is_not_made() -> None:
     whole = '<|tool_call>call:delete{path:<|"|>/a<|"|>,n:3}'
     for end in range(len("<|tool_call>"), len(whole)):
-        reply = parse_reply(whole[:end])
+        reply = parse(whole[:end])
         assert (reply.text, reply.tool_calls) == ("", ())
         assert reply.warnings
 
 
+def test_text_that_looks_like_markers_is_text() -> None:
+    quoted = "".join(MARKERS) + CALL
+    assert parse_reply([quoted]) == ParsedReply(None, quoted, ())
+    thought = [Marker("<|channel>"), f"thought\n{quoted}", Marker("<channel|>"), "if '<eos>' in x:"]
+    assert parse_reply(thought) == ParsedReply(quoted, "if '<eos>' in x:", ())
+
+
+def test_quoted_quotes_inside_a_call() -> None:
+    """The token ends a text; characters that look like it are in the text."""
+    quote, ends = Marker('<|"|>'), Marker("<tool_call|>")
+    call = [Marker("<|tool_call>"), "call:f{a:", quote, '<|"|>x<tool_call|><eos>', quote, "}", ends]
+    assert parse_reply(call).tool_calls == (ToolCall("f", {"a": '<|"|>x<tool_call|><eos>'}),)
+    call = [Marker("<|tool_call>"), 'call:f{a:<|"|>x<|"|>}', ends]
+    assert parse_reply(call).tool_calls == ()
+    (warning,) = parse_reply(call).warnings
+    assert warning.endswith("""(expected a value at character 9): 'call:f{a:<|"|>x<|"|>}'""")
+    (warning,) = parse_reply(
+        [Marker("<|tool_call>"), "f{a:", quote, "x", quote, "b", ends]
+    ).warnings
+    assert warning.endswith("""at character 15): 'f{a:<|"|>x<|"|>b'""") and warning.isascii()
+
+
+def test_special_tokens_without_a_meaning_vanish() -> None:
+    """Wherever they stand, those of other formats too."""
+    noise = [Marker("<pad>"), Marker("<|start|>")]
+    assert parse_reply(["a", *noise, "b"]).text == "ab"
+    call = [Marker("<|tool_call>"), "call:f{a:1", *noise, "}", Marker("<tool_call|>")]
+    assert parse_reply(call).tool_calls == (ToolCall("f", {"a": 1}),)
+
+
 def test_events_come_in_order_and_as_soon_as_they_are_known() -> None:
     parser = ReplyParser()
-    assert parser.feed("<|chan") == []
-    assert parser.feed("nel>thou") == []
-    assert parser.feed("ght\nHm. ") == [Delta("thought", "Hm.")]
-    assert parser.feed("So\n<channel|>Ye") == [Delta("thought", " So"), Delta("answer", "Ye")]
-    assert parser.feed("s <") == [Delta("answer", "s ")]
-    assert parser.feed("3" + CALL[:30]) == [Delta("answer", "<3")]
-    assert parser.feed(CALL[30:] + "<bos>ok") == [CALLED, Delta("answer", "ok")]
+    assert parser.feed(pieces("<|channel>thou")) == []
+    assert parser.feed(["ght\nHm. "]) == [Delta("thought", "Hm.")]
+    assert parser.feed(pieces("So\n<channel|>Ye")) == [
+        Delta("thought", " So"),
+        Delta("answer", "Ye"),
+    ]
+    assert parser.feed(["s <"]) == [Delta("answer", "s <")]
+    assert parser.feed(pieces("3" + CALL[:27])) == [Delta("answer", "3")]
+    assert parser.feed(pieces(CALL[27:] + "<bos>ok")) == [CALLED, Delta("answer", "ok")]
     assert not parser.ended
-    assert parser.feed("<tu") == []
-    assert parser.flush() == [Delta("answer", "<tu")]
-    assert parser.finish() == ParsedReply("Hm. So", "Yes <3ok<tu", (CALLED,))
+    assert parser.flush() == []
+    assert parser.finish() == ParsedReply("Hm. So", "Yes <3ok", (CALLED,))
 
 
 def test_nothing_comes_after_the_end() -> None:
     parser = ReplyParser()
-    parser.feed("a<turn|>b")
+    parser.feed(pieces("a<turn|>b"))
     assert parser.ended
-    assert parser.feed("c<|channel>thought\nd" + CALL) == []
+    assert parser.feed(pieces("c<|channel>thought\nd" + CALL)) == []
     assert parser.finish() == ParsedReply(None, "a", ())
 
 
 def test_ends_can_be_ignored() -> None:
     parser = ReplyParser(ignore_ends=True)
-    deltas = parser.feed("a<turn|>b<eos><|channel>thought\nc<|tool_response>d<channel|>e")
+    deltas = parser.feed(pieces("a<turn|>b<eos><|channel>thought\nc<|tool_response>d<channel|>e"))
     assert deltas == [Delta("answer", "ab"), Delta("thought", "cd"), Delta("answer", "e")]
     assert not parser.ended
     assert parser.finish() == ParsedReply("cd", "abe", ())
 
 
-_pieces = st.sampled_from(
-    [*MARKERS, CALL, "thought\n", "thought", "a", " ", "\n", "<", ">", "|", "<tu", "rn|>", "<|tu",
-     "rn>", "<e", "os>", "call:f{}", "call:f", "{a:1}", "<|", "|>", "\u2003", "é"]
+_markers = st.sampled_from(MARKERS).map(Marker)
+_texts = st.sampled_from(
+    [*MARKERS, CALL, "thought\n", "thought", "a", " ", "\n", "<", ">", "|", "<tu", "call:f{}",
+     "call:f", "{a:1}", "<|", "|>", "\u2003", "é"]
 )  # fmt: skip
-_replies = st.lists(_pieces, max_size=14).map("".join)
+_replies = st.lists(_markers | _texts | st.just(CALL).map(pieces), max_size=14).map(
+    lambda parts: [p for part in parts for p in (part if isinstance(part, list) else [part])]
+)
 
 
-@given(text=_replies, cuts=st.lists(st.integers(0, 200), max_size=12), in_thought=st.booleans())
-def test_cuts_do_not_matter(text: str, cuts: list[int], in_thought: bool) -> None:
-    whole = parse_reply(text, in_thought)
-    for bounds in (sorted({0, len(text), *(c for c in cuts if c < len(text))}),
-                   range(len(text) + 1)):  # fmt: skip
+def _cut(reply: list[Piece], sizes: list[int]) -> Iterator[Piece]:
+    """The reply with its texts cut, into parts of these sizes in turn."""
+    turn = cycle(sizes)
+    for piece in reply:
+        if isinstance(piece, Marker):
+            yield piece
+            continue
+        at = 0
+        while at < len(piece):
+            size = next(turn)
+            yield piece[at : at + size]
+            at += size
+
+
+@given(_replies, st.lists(st.integers(1, 9), min_size=1, max_size=12), st.booleans())
+def test_cuts_do_not_matter(reply: list[Piece], sizes: list[int], in_thought: bool) -> None:
+    whole = parse_reply(reply, in_thought)
+    for size in (sizes, [1]):
         parser = ReplyParser(in_thought)
-        events = [event for a, b in pairwise(bounds) for event in parser.feed(text[a:b])]
+        events = [event for piece in _cut(reply, size) for event in parser.feed([piece])]
         events += parser.flush()
         assert parser.finish() == whole
         joined = {"thought": "", "answer": ""}
@@ -125,34 +180,21 @@ def test_cuts_do_not_matter(text: str, cuts: list[int], in_thought: bool) -> Non
         assert tuple(e for e in events if isinstance(e, ToolCall)) == whole.tool_calls
 
 
-@given(text=_replies, in_thought=st.booleans())
-def test_no_marker_ever_shows(text: str, in_thought: bool) -> None:
-    reply = parse_reply(text, in_thought)
-    for marker in MARKERS:
-        assert marker not in reply.text
-        assert marker not in (reply.thought or "")
-
-
-def test_dropping_a_marker_makes_no_other() -> None:
-    assert parse_reply("a<tu<bos>rn|>b").text == "a<turn|b"
-    assert parse_reply("a<tu<tu<bos>rn|>rn|>b<eos>").text == "a<tu<turn|rn|>b"
-
-
-@given(st.text(st.characters(exclude_characters="<")))
+@given(st.text())
 def test_text_without_markers_is_the_answer(text: str) -> None:
-    assert parse_reply(text) == ParsedReply(None, text, ())
+    assert parse_reply([text]) == ParsedReply(None, text, ())
 
 
 @pytest.mark.parametrize(
     "unit", ["a", "<", ">", "<|", "<bos>", "<bos>a", "<|tool_call>", "<|channel>", "<|channel>a",
-             "<|tool_call>{<tool_call|>", "<|tool_call>[", "<tu<bos>rn|>", " ", "<|channel>\n"]
+             "<|tool_call>{<tool_call|>", "<|tool_call>[", " ", "<|channel>\n", '<|tool_call><|"|>']
 )  # fmt: skip
 def test_long_replies_take_linear_time(unit: str) -> None:
-    text = unit * (400_000 // len(unit))
+    text = pieces(unit * (400_000 // len(unit)))
     start = time.perf_counter()
     whole = parse_reply(text)
     parser = ReplyParser()
-    for i in range(0, len(text), 7):
-        parser.feed(text[i : i + 7])
+    for piece in _cut(text, [7]):
+        parser.feed([piece])
     assert parser.finish() == whole
     assert time.perf_counter() - start < 20  # about a second; squared: hours

@@ -5,8 +5,8 @@ Everything is per row: a batch is a list of canvases that share a forward and no
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field, replace
 from typing import Literal
 
 import torch
@@ -38,6 +38,15 @@ class Draft:
     max_steps: int
     top_ids: Tensor  # int64 [length, few]: the likeliest tokens of each position, likeliest first
     top_probs: Tensor  # float32 [length, few]: their probabilities
+    decode: Callable[[list[int]], str] | None = field(default=None, compare=False, repr=False)
+
+    @property
+    def text(self) -> str:
+        """`token_ids` as text, special tokens left out; decoded when it is asked for. Raises
+        ValueError where the draft is not from a `Model` or an `Engine`: ids alone have no text."""
+        if self.decode is None:
+            raise ValueError("text: this draft has no tokenizer; drafts of Model.stream have one")
+        return self.decode(self.token_ids.tolist())
 
 
 class Canvas:

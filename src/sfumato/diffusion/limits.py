@@ -27,7 +27,8 @@ class Limits:
 
     max_tokens: int
     end_ids: tuple[int, ...]
-    cut: Callable[[list[int]], int | None] = lambda ids: None  # ids kept before a stop string
+    # Of a reply and what a canvas adds: how many ids come before a stop string, if there is one.
+    cut: Callable[[list[int], list[int]], int | None] = lambda reply, added: None
     cancelled: Callable[[], bool] = lambda: False  # asked before each step and chunk of a prefill
 
 
@@ -46,7 +47,7 @@ def harvest(
     room = limits.max_tokens - len(reply)
     if len(added) >= room and (len(added) > room or reason is None):
         added, reason = added[:room], "max_tokens"
-    if limits.cut(reply + added) is not None:
+    if limits.cut(reply, added) is not None:
         reason = "stop"
     return added, reason
 

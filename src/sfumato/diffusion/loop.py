@@ -113,7 +113,7 @@ def _run(
             warnings.append(f"canvas {stats.canvases}: {warning}")
         reply += added
         if reason == "stop":  # a stop string may begin in an earlier canvas
-            reply = reply[: limits.cut(reply)]
+            reply = reply[: limits.cut(reply, [])]
         stats.canvases += 1
         stats.convergence.append(canvas.convergence)
         yield Settled(canvas.noise.canvas, added, canvas.convergence, reason)

@@ -18,6 +18,7 @@ from sfumato.diffusion.limits import Limits, TooLarge, check_context, check_seed
 from sfumato.engine.prefix import Seams
 from sfumato.engine.thinking import ThinkingBudget
 from sfumato.text.prompt import prompt_ids
+from sfumato.text.stops import Stop
 
 
 def new_id() -> str:
@@ -46,7 +47,7 @@ class Request:
     sampler: SamplerConfig | None = None
     thinking: bool = False
     tools: Sequence[Mapping[str, Any]] | None = None
-    stop: str | Sequence[str] | None = None
+    stop: Stop = None
     opening: str | None = None  # text, markers included, that the reply begins with
     max_thinking_tokens: int | None = None  # None: what leaves room for an answer
     retry_empty: bool = True  # an answer that settles as nothing is drawn again
@@ -89,7 +90,7 @@ def prepare(model: Model, request: Request, longest: int, seams: Seams) -> Prepa
     prompt = request.made or make_prompt(model, request, longest, seams)
     config = (request.sampler or SamplerConfig()).over(model.sampler_defaults)
     transcript = Transcript(model.tokenizer, request.stop, config.ignore_eos)
-    limits = Limits(request.max_tokens, model.end_ids, transcript.stops.kept_ids)
+    limits = Limits(request.max_tokens, model.end_ids, transcript.cut)
     config = complete(model.network, config, limits)
     canvases = check_context(model.network, len(prompt.ids), config, limits)
     # 53 bits: what survives a client that reads JSON numbers as floats.
@@ -104,7 +105,11 @@ def prepare(model: Model, request: Request, longest: int, seams: Seams) -> Prepa
         )
     assert config.canvas_length
     budget = ThinkingBudget.of(
-        model.tokenizer, request.max_thinking_tokens, request.max_tokens, config.canvas_length
+        model.tokenizer,
+        request.max_thinking_tokens,
+        request.max_tokens,
+        config.canvas_length,
+        config.ignore_eos,
     )
     # The last canvas is never committed. A thought that is ended makes canvases shorter and more.
     cuts = request.thinking or request.max_thinking_tokens is not None

@@ -113,7 +113,7 @@ class Row:
     def settle(self, stats: HeadStats) -> Draft:
         """Moves the canvas a step on."""
         assert self.canvas
-        draft = self.canvas.settle(stats)
+        draft = self.prepared.transcript.readable(self.canvas.settle(stats))
         self.stats.steps[self.stats.canvases :] = [self.spent + draft.step]
         return draft
 
@@ -125,7 +125,7 @@ class Row:
         whole: list[int] = self.canvas.argmax.tolist()
         added, reason = harvest(whole, self.reply, self.config, limits)
         kept = self._thought_kept(added)
-        if kept is not None:
+        if kept is not None and limits.cut(self.reply, added[:kept]) is None:
             assert self.prepared.thinking.closes is not None
             added, reason = [*added[:kept], self.prepared.thinking.closes], None
             self.warnings.append(f"canvas {number}: the thought was ended to leave room to answer")
@@ -136,7 +136,7 @@ class Row:
         settled = Settled(number, added, self.canvas.convergence, reason)
         self.reply += added
         if reason == "stop":  # a stop string may begin in an earlier canvas
-            self.reply = self.reply[: limits.cut(self.reply)]
+            self.reply = self.reply[: limits.cut(self.reply, [])]
         self.stats.canvases += 1
         self.stats.convergence.append(self.canvas.convergence)
         self.reason = reason
@@ -206,7 +206,7 @@ class Row:
         """Whether the answer is empty and the canvas begins anew with another draw."""
         if not self.request.retry_empty or self.attempt == RETRIES:
             return False
-        parsed = parse_reply(self.prepared.transcript.shown([*self.reply, *added]))
+        parsed = parse_reply(self.prepared.transcript.pieces([*self.reply, *added]))
         if (
             parsed.text.strip() or parsed.tool_calls or parsed.warnings
         ):  # a broken call is something

@@ -1,10 +1,12 @@
-"""The thinking budget: where a thought is ended so that an answer has room. Knows ids only."""
+"""The thinking budget: where a thought is ended so that an answer has room. Knows no texts: what a
+thought is, the markers among the ids say, as they do to the parser of replies."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 
+from sfumato.text.reply import Region
 from sfumato.text.tokenizer import Tokenizer
 
 HEADER = "thought\n"  # what a thought's channel begins with
@@ -14,29 +16,36 @@ HEADER = "thought\n"  # what a thought's channel begins with
 class ThinkingBudget:
     """How many tokens of a reply may be thought, and the markers between which thoughts stand."""
 
-    opens: int | None  # None: this tokenizer knows no thoughts
-    closes: int | None
+    markers: Mapping[int, str]  # the special tokens, by id
+    closes: int | None  # the one that ends a thought; None: this tokenizer knows no thoughts
     header: tuple[int, ...]  # names the channel; no part of the thought
     tokens: int
     strict: bool  # asked for, so that a thought that ended by itself is cut too
+    ignore_ends: bool  # end markers end no thought
 
     @classmethod
     def of(
-        cls, tokenizer: Tokenizer, asked: int | None, max_tokens: int, canvas_length: int
+        cls,
+        tokenizer: Tokenizer,
+        asked: int | None,
+        max_tokens: int,
+        canvas_length: int,
+        ignore_ends: bool,
     ) -> ThinkingBudget:
         """asked: by the request. Whatever it is, min(canvas, max_tokens // 2) tokens are left for
         the answer; None touches only a thought that would take them."""
         header = tuple(tokenizer.encode(HEADER, special=False))
-        answer, markers = min(canvas_length, max_tokens // 2), 2 + len(header)
-        room = max(0, max_tokens - answer - markers)
+        answer, around = min(canvas_length, max_tokens // 2), 2 + len(header)
+        room = max(0, max_tokens - answer - around)
         tokens = room if asked is None else min(asked, room)
-        opens, closes = tokenizer.token_id("<|channel>"), tokenizer.token_id("<channel|>")
-        return cls(opens, closes, header, tokens, asked is not None)
+        markers = {token: tokenizer.token_text(token) for token in tokenizer.special_ids}
+        closes = tokenizer.token_id("<channel|>")
+        return cls(markers, closes, header, tokens, asked is not None, ignore_ends)
 
     def cut(self, reply: list[int], added: list[int]) -> int | None:
         """How many tokens of a settled canvas are kept before its thought is closed; None where
         the canvas stays as it is."""
-        if self.opens is None or self.closes is None:
+        if self.closes is None:
             return None
         left = self.tokens
         for opened, places, ended in self._thoughts((*reply, *added)):
@@ -54,14 +63,15 @@ class ThinkingBudget:
     def _thoughts(self, ids: Iterable[int]) -> Iterator[tuple[int, range, bool]]:
         """Of each thought: the place after its opening marker, where its tokens stand, without
         markers and header, and whether it ended."""
-        whole, opened = tuple(ids), None
+        whole, region, opened = tuple(ids), Region.ANSWER, 0
         for place, token in enumerate(whole):
-            if opened is None:
-                opened = place + 1 if token == self.opens else None
-            elif token == self.closes:
-                yield opened, range(self._begin(whole, opened), place), True
-                opened = None
-        if opened is not None:
+            marker = self.markers.get(token)
+            begun = None if marker is None else region.begun_by(marker, self.ignore_ends)
+            if begun is not None:
+                if region is Region.THOUGHT:
+                    yield opened, range(self._begin(whole, opened), place), True
+                region, opened = begun, place + 1
+        if region is Region.THOUGHT:
             yield opened, range(self._begin(whole, opened), len(whole)), False
 
     def _begin(self, ids: tuple[int, ...], opened: int) -> int:

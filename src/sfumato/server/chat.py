@@ -14,13 +14,14 @@ from sfumato.api import Reply
 from sfumato.engine import Account, Commit, Finished, Request, new_id
 from sfumato.server import bodies, replies, running, stream
 from sfumato.server.errors import bad_request
-from sfumato.server.logprobs import TokenLog, entries
+from sfumato.server.logprobs import Logged, TokenLog, entries
 from sfumato.server.messages import CALL, CALL_END, conversation, tool_use
 from sfumato.server.running import Outcome
 from sfumato.server.sampling import asked, seeds_of
 from sfumato.server.schemas import ChatBody
 from sfumato.server.service import Service
 from sfumato.text.reply import ToolCall
+from sfumato.text.tokenizer import Marker
 
 # Thinking tokens that an effort allows; None: all but what the answer needs.
 EFFORTS = {
@@ -60,7 +61,7 @@ def requests_of(service: Service, body: ChatBody) -> list[Request]:
     alike = asked(body, service.model, "/v1/chat/completions", banned)
     if body.parallel_tool_calls is False and use.tools:
         # A call that is cut here is whole, and the only one.
-        alike["stop"] = [*(alike["stop"] or ()), CALL_END]
+        alike["stop"] = [*(alike["stop"] or ()), Marker(CALL_END)]
     alike["max_thinking_tokens"] = budget
     one = Request(
         messages=messages,
@@ -188,6 +189,8 @@ class ChatWriter:
         thought = (reply.thought or "")[sent["reasoning_content"] :]
         yield from self._texts(number, "reasoning_content", thought)
         yield from self._texts(number, "content", reply.text[sent["content"] :])
+        if (log := self._logs[number]) is not None:
+            yield from self._logged(number, log.end())
         for call in reply.tool_calls[sent["calls"] :]:
             yield from self._call(number, call)
         last = self._chunk(number, {}, replies.finish_reason(reply, reply.tool_calls))
@@ -203,11 +206,17 @@ class ChatWriter:
     def _texts(self, number: int, name: str, text: str) -> Iterable[dict[str, Any]]:
         self._sent[number][name] += len(text)
         log = self._logs[number] if name == "content" else None
+        if log is not None:
+            yield from self._logged(number, log.take(text))
+            return
         for piece in stream.pieces(text):
-            chunk = self._chunk(number, {name: piece})
-            if log is not None:
-                found = log.take(len(piece))
-                chunk["choices"][0]["logprobs"] = {"content": found, "refusal": None}
+            yield self._chunk(number, {name: piece})
+
+    def _logged(self, number: int, parts: Sequence[Logged]) -> Iterable[dict[str, Any]]:
+        """Content with its tokens."""
+        for text, tokens in parts:
+            chunk = self._chunk(number, {"content": text})
+            chunk["choices"][0]["logprobs"] = {"content": tokens, "refusal": None}
             yield chunk
 
     def _call(self, number: int, call: ToolCall) -> Iterable[dict[str, Any]]:

@@ -12,7 +12,7 @@ from fastapi.responses import JSONResponse, Response
 from sfumato.engine import Account, Commit, Finished, Request
 from sfumato.server import bodies, replies, running, stream
 from sfumato.server.errors import bad_request
-from sfumato.server.logprobs import TokenLog, entries, legacy
+from sfumato.server.logprobs import Logged, TokenLog, entries, legacy
 from sfumato.server.running import Outcome
 from sfumato.server.sampling import asked, seeds_of
 from sfumato.server.schemas import CompletionBody
@@ -107,7 +107,8 @@ class TextWriter:
         self._each = body.n or 1
         few = body.logprobs
         self._logs = [None if few is None else TokenLog(service, few) for _ in requests]
-        self._sent = [0] * len(requests)
+        # Characters that were taken, and that have gone out: some wait for their tokens.
+        self._taken, self._sent = [0] * len(requests), [0] * len(requests)
 
     def extra(self, fields: dict[str, Any]) -> dict[str, Any]:
         return self._base | {"choices": []} | fields
@@ -122,7 +123,9 @@ class TextWriter:
         yield from self._texts(number, commit.text)
 
     def finish(self, number: int, end: Finished) -> Iterable[dict[str, Any]]:
-        yield from self._texts(number, end.reply.text[self._sent[number] :])
+        yield from self._texts(number, end.reply.text[self._taken[number] :])
+        if (log := self._logs[number]) is not None:
+            yield from self._logged(number, log.end())
         last = self._chunk(number, "", replies.finish_reason(end.reply))
         last["timings"] = replies.timings(end.account)
         if end.reply.warnings:
@@ -134,12 +137,20 @@ class TextWriter:
             yield self.extra({"usage": replies.usage_of_prompts(accounts, self._each)})
 
     def _texts(self, number: int, text: str) -> Iterable[dict[str, Any]]:
+        self._taken[number] += len(text)
+        log = self._logs[number]
+        if log is not None:
+            yield from self._logged(number, log.take(text))
+            return
         for piece in stream.pieces(text):
-            chunk = self._chunk(number, piece)
-            log = self._logs[number]
-            if log is not None:
-                chunk["choices"][0]["logprobs"] = legacy(log.take(len(piece)), self._sent[number])
-            self._sent[number] += len(piece)
+            yield self._chunk(number, piece)
+
+    def _logged(self, number: int, parts: Sequence[Logged]) -> Iterable[dict[str, Any]]:
+        """Text with its tokens."""
+        for text, tokens in parts:
+            chunk = self._chunk(number, text)
+            chunk["choices"][0]["logprobs"] = legacy(tokens, self._sent[number])
+            self._sent[number] += len(text)
             yield chunk
 
     def _chunk(self, number: int, text: str, reason: str | None = None) -> dict[str, Any]:

@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from sfumato.server.errors import ApiError, bad_request
+from sfumato.text.messages import MessageError, tool_name
 
 CALL, CALL_END = "<|tool_call>", "<tool_call|>"
 
@@ -118,9 +119,10 @@ def _tool_name(tool: Mapping[str, Any], where: str) -> str:
         )
     function = tool.get("function")
     name = function.get("name") if isinstance(function, Mapping) else None
-    if not isinstance(name, str) or not name:
-        raise bad_request(f"{where}.function.name: must be a text", f"{where}.function.name")
-    return name
+    try:
+        return tool_name(name, f"{where}.function.name")
+    except MessageError as error:
+        raise bad_request(str(error), f"{where}.function.name") from None
 
 
 def _chosen(choice: str | Mapping[str, Any]) -> str:

@@ -135,7 +135,7 @@ def draft_frame(service: Service, number: int, draft: Draft) -> dict[str, Any]:
         "max_steps": draft.max_steps,
         "token_ids": ids,
         "tokens": service.pieces(ids),
-        "text": service.model.tokenizer.decode(ids),
+        "text": draft.text,
         "entropy": _rounded(draft.entropy),
         "accepted": draft.accepted.tolist(),
         "top": [

@@ -4,6 +4,9 @@ A reader for what models write, so it is lenient where the meaning is plain (par
 `=` for `:`, JSON quotes, words without quotes) and refuses the rest. It never evaluates anything;
 time is linear in the length (no pattern here can backtrack over its input twice) and nesting is
 bounded. Knows nothing of replies (reply.py finds the calls in them).
+
+The quotes around a text are special tokens. In the text that is read here, `QUOTE` stands for each:
+half a character, which no decoded text holds, so that a text about `<|"|>` can hold its characters.
 """
 
 from __future__ import annotations
@@ -14,16 +17,19 @@ import re
 from dataclasses import dataclass
 from typing import Any
 
-QUOTE = '<|"|>'
+QUOTE = "\ud800"
+QUOTE_TOKEN = '<|"|>'
+TOOL_NAME = re.compile(r"[A-Za-z0-9_.-]{1,128}")
+"""What a tool may be called, here and in what callers send (messages.py)."""
 MAX_DEPTH = 32
 """Levels of lists and objects; deeper calls are refused."""
 
 _SPACE = re.compile(r"\s*")
-_HEAD = re.compile(r"(?:call:\s*)?([\w.\-/]{1,256})\s*")
-_KEY = re.compile(r"[^\s:={}\[\](),<>\"']+")
+_HEAD = re.compile(rf"(?:call:\s*)?({TOOL_NAME.pattern})\s*")
+_KEY = re.compile(r"[^\s:={}\[\](),<>\"'\ud800]+")
 _JSON_STRING = re.compile(r'"[^"\\]*(?:\\.[^"\\]*)*"', re.DOTALL)
 _PYTHON_STRING = re.compile(r"'([^'\\]*(?:\\.[^'\\]*)*)'", re.DOTALL)
-_WORD = re.compile(r"[^,{}\[\]()<>\"']+")
+_WORD = re.compile(r"[^,{}\[\]()<>\"'\ud800]+")
 _INTEGER = re.compile(r"[-+]?[0-9]+")
 _FLOAT = re.compile(r"[-+]?(?:[0-9]+(?:\.[0-9]*)?|\.[0-9]+)(?:[eE][-+]?[0-9]+)?")
 _LONGEST_NUMBER = 4000  # Python itself refuses integers of over 4300 digits
@@ -44,7 +50,7 @@ class CallSyntaxError(ValueError):
 
 
 def parse_call(text: str) -> ToolCall:
-    """Read the text between `<|tool_call>` and `<tool_call|>`.
+    """Read the text between `<|tool_call>` and `<tool_call|>`, with `QUOTE` for each `<|"|>`.
 
     `NAME{…}` and `NAME(…)` are read, with `call:` before the name or without. The brackets must be
     there and closed: a call that was cut off is no call. Of a key that comes twice the last value
@@ -67,6 +73,11 @@ def parse_call(text: str) -> ToolCall:
     return ToolCall(head[1], arguments)
 
 
+def written(text: str) -> str:
+    """Such a text as the model wrote it, to be shown."""
+    return text.replace(QUOTE, QUOTE_TOKEN)
+
+
 class _Reader:
     """A place in the text; each method reads one thing there and moves past it."""
 
@@ -74,7 +85,8 @@ class _Reader:
         self.text, self.at = text, at
 
     def expected(self, what: str) -> CallSyntaxError:
-        return CallSyntaxError(f"expected {what} at character {self.at}")
+        at = len(written(self.text[: self.at]))
+        return CallSyntaxError(f"expected {what} at character {at}")
 
     def peek(self) -> str:
         return self.text[self.at : self.at + 1]
@@ -152,7 +164,7 @@ class _Reader:
             start = self.at + len(QUOTE)
             end = self.text.find(QUOTE, start)
             if end < 0:
-                raise self.expected(f"a text that ends with {QUOTE}")
+                raise self.expected(f"a text that ends with {QUOTE_TOKEN}")
             self.at = end + len(QUOTE)
             return self.text[start:end]
         pattern = {'"': _JSON_STRING, "'": _PYTHON_STRING}.get(self.peek())

@@ -10,6 +10,7 @@ import json
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from sfumato.text.calls import TOOL_NAME
 from sfumato.text.unicode import unicode_fault
 from sfumato.weights.errors import quoted
 
@@ -80,8 +81,7 @@ def check_tools(tools: Sequence[Mapping[str, Any]] | None) -> list[dict[str, Any
         function = clean.get("function")
         if not isinstance(function, dict):
             raise MessageError(f"{where}.function: must be an object")
-        if not isinstance(function.get("name"), str) or not function["name"]:
-            raise MessageError(f"{where}.function.name: must be a text that is not empty")
+        tool_name(function.get("name"), f"{where}.function.name")
         if not isinstance(function.get("description") or "", str):
             raise MessageError(f"{where}.function.description: must be a text")
         function["description"] = function.get("description") or ""
@@ -121,6 +121,20 @@ def _content(content: Any, role: str, where: str) -> str | list[dict[str, str]]:
     return [{"type": "text", "text": text} for text in texts]
 
 
+def tool_name(name: Any, where: str) -> str:
+    """A tool's name, as a call of it can be written and read back.
+
+    Raises:
+        MessageError: it is none.
+    """
+    if not isinstance(name, str) or not TOOL_NAME.fullmatch(name):
+        raise MessageError(
+            f"{where}: must be a text of 1 to 128 characters out of A-Z, a-z, 0-9, '_', '.' and "
+            f"'-', not {quoted(name)}"
+        )
+    return str.__str__(name)
+
+
 def _tool_calls(calls: Any, where: str) -> list[dict[str, Any]]:
     if not isinstance(calls, list | tuple):
         raise MessageError(f"{where}: must be a list")
@@ -130,9 +144,7 @@ def _tool_calls(calls: Any, where: str) -> list[dict[str, Any]]:
         function = call.get("function") if isinstance(call, Mapping) else None
         if not isinstance(function, Mapping):
             raise MessageError(f"{here}.function: must be an object with a name and arguments")
-        name = function.get("name")
-        if not isinstance(name, str) or not name:
-            raise MessageError(f"{here}.function.name: must be a text that is not empty")
+        name = tool_name(function.get("name"), f"{here}.function.name")
         arguments = function.get("arguments") or {}
         if isinstance(arguments, str):
             try:
@@ -146,7 +158,7 @@ def _tool_calls(calls: Any, where: str) -> list[dict[str, Any]]:
         clean = {
             "type": "function",
             "function": {
-                "name": _plain(name, f"{here}.function.name"),
+                "name": name,
                 "arguments": _plain(arguments, f"{here}.function.arguments"),
             },
         }

@@ -1,35 +1,62 @@
 """A reply to its parts: thought, answer and tool calls, piece by piece as the text comes.
 
-Knows the markers of the chat format as text, and nothing of ids: feed it text that was decoded
-with `skip_special=False`. The syntax inside a tool call is read by calls.py.
+Only special tokens are markers. They come as `Marker`, from `Tokenizer.pieces`; a text that quotes
+a marker is text. Knows no ids. The syntax inside a tool call is read by calls.py.
 """
 
 from __future__ import annotations
 
-import re
+from collections.abc import Iterable
 from dataclasses import dataclass
 from enum import Enum
 from itertools import groupby
 from typing import Literal
 
-from sfumato.text.calls import CallSyntaxError, ToolCall, parse_call
+from sfumato.text.calls import (
+    QUOTE,
+    QUOTE_TOKEN,
+    CallSyntaxError,
+    ToolCall,
+    parse_call,
+    written,
+)
+from sfumato.text.tokenizer import Marker, Piece
 
-__all__ = ["MARKERS", "Delta", "ParsedReply", "ReplyParser", "ToolCall", "parse_reply"]
+__all__ = ["MARKERS", "Delta", "ParsedReply", "Region", "ReplyParser", "ToolCall", "parse_reply"]
 
 MARKERS = (
-    *("<pad>", "<eos>", "<bos>", "<unk>", "<mask>", "<|think|>", '<|"|>'),
+    *("<pad>", "<eos>", "<bos>", "<unk>", "<mask>", "<|think|>", QUOTE_TOKEN),
     *("<|turn>", "<turn|>", "<|channel>", "<channel|>", "<|tool>", "<tool|>"),
     *("<|tool_call>", "<tool_call|>", "<|tool_response>", "<tool_response|>"),
     *("<|image>", "<|image|>", "<image|>", "<|audio>", "<|audio|>", "<audio|>", "<|video|>"),
 )
-"""Every marker of the format. Each has one `<`, at its start, and one `>`, at its end."""
+"""Every marker of the format. Those without a meaning in a reply are dropped, as others are."""
 
 _END = {"<turn|>", "<eos>", "<|tool_response>"}
-_MARKER = re.compile("|".join(map(re.escape, MARKERS)))
-_LONGEST = max(map(len, MARKERS))
-_PREFIXES = {marker[:n] for marker in MARKERS for n in range(1, len(marker))}
-_UNFINISHED = tuple(marker[:-1] for marker in MARKERS)
 _CHANNEL = "thought\n"
+
+
+class Region(Enum):
+    """What a place in a reply is part of."""
+
+    ANSWER = 0
+    THOUGHT = 1  # its header, the channel's name, included
+    CALL = 2
+    NOTHING = 3  # after the end of the turn
+
+    def begun_by(self, marker: str, ignore_ends: bool = False) -> Region | None:
+        """The region that a marker in this one begins; None where it begins none."""
+        if self is Region.NOTHING:
+            return None
+        if marker in _END and not ignore_ends:
+            return Region.NOTHING
+        if marker == "<|tool_call>":
+            return Region.CALL
+        if self is Region.CALL:
+            return Region.ANSWER if marker == "<tool_call|>" else None
+        if marker == "<|channel>":
+            return Region.THOUGHT
+        return Region.ANSWER if marker == "<channel|>" else None
 
 
 @dataclass(frozen=True)
@@ -47,7 +74,7 @@ class ParsedReply:
     Attributes:
         thought: without the white space around it; None where nothing was thought, an empty
             thought block included.
-        text: the answer, its white space kept, no marker in it.
+        text: the answer, its white space kept.
         tool_calls: in the order they were written.
         warnings: one line for each tool call that could not be read; its text is in no field.
     """
@@ -58,16 +85,8 @@ class ParsedReply:
     warnings: tuple[str, ...] = ()
 
 
-class _In(Enum):
-    ANSWER = 0
-    CHANNEL = 1  # just after <|channel>: its name may still be coming
-    THOUGHT = 2
-    CALL = 3
-    NOTHING = 4  # after the end of the turn
-
-
 class ReplyParser:
-    """Feed a reply in pieces, cut anywhere; the parts do not depend on the cuts.
+    """Feed a reply in pieces, text cut anywhere; the parts do not depend on the cuts.
 
     Deltas of one kind, joined over all of `feed` and `flush`, equal that field of `finish()`.
 
@@ -77,10 +96,10 @@ class ReplyParser:
     """
 
     def __init__(self, in_thought: bool = False, ignore_ends: bool = False) -> None:
-        self._state = _In.CHANNEL if in_thought else _In.ANSWER
-        self._ends = set() if ignore_ends else _END
-        self._held = ""  # start of a marker, its rest not seen yet
-        self._channel = ""  # what has come of the channel's name
+        self._region = Region.THOUGHT if in_thought else Region.ANSWER
+        self._naming = in_thought  # the name of the thought's channel may still be coming
+        self._ignore_ends = ignore_ends
+        self._channel = ""  # what has come of that name
         self._call: list[str] = []
         self._texts = {"thought": _Text(strip=True), "answer": _Text(strip=False)}
         self._calls: list[ToolCall] = []
@@ -89,31 +108,22 @@ class ReplyParser:
     @property
     def ended(self) -> bool:
         """Whether the reply's end marker was seen; whatever follows is ignored."""
-        return self._state is _In.NOTHING
+        return self._region is Region.NOTHING
 
-    def feed(self, piece: str) -> list[Delta | ToolCall]:
-        """What `piece` adds, in order; a tool call comes when it is complete."""
-        text = self._held + piece
+    def feed(self, pieces: Iterable[Piece]) -> list[Delta | ToolCall]:
+        """What the pieces add, in order; a tool call comes when it is complete."""
         out: list[Delta | ToolCall] = []
-        at = 0
-        for marker in _MARKER.finditer(text):
-            self._on_text(text[at : marker.start()], out)
-            self._on_marker(marker[0], out)
-            at = marker.end()
-        cut = text.rfind("<", max(at, len(text) - _LONGEST))
-        if cut < 0 or text[cut:] not in _PREFIXES:
-            cut = len(text)
-        self._on_text(text[at:cut], out)
-        self._held = text[cut:]
+        for piece in pieces:
+            if isinstance(piece, Marker):
+                self._on_marker(piece.text, out)
+            else:
+                self._on_text(piece, out)
         return _joined(out)
 
     def flush(self) -> list[Delta | ToolCall]:
         """What was held back in the hope of more: call it once, after the last `feed`."""
         out: list[Delta | ToolCall] = []
-        held, self._held = self._held, ""
-        self._on_text(held, out)
-        self._leave(out)
-        self._state = _In.NOTHING
+        self._enter(Region.NOTHING, out)
         return _joined(out)
 
     def finish(self) -> ParsedReply:
@@ -127,34 +137,22 @@ class ReplyParser:
         )
 
     def _on_marker(self, marker: str, out: list[Delta | ToolCall]) -> None:
-        if self._state is _In.NOTHING:
-            return
-        if marker in self._ends:
-            self._leave(out)
-            self._state = _In.NOTHING
-        elif marker == "<|tool_call>":
-            self._leave(out)
-            self._state = _In.CALL
-        elif self._state is _In.CALL:
-            if marker == "<tool_call|>":
-                self._leave(out)
-            else:
-                self._call.append(marker)
-        elif marker == "<|channel>":
-            self._leave(out)
-            self._texts["thought"].new_paragraph()
-            self._state = _In.CHANNEL
-        elif marker == "<channel|>":
-            self._leave(out)
+        begun = self._region.begun_by(marker, self._ignore_ends)
+        if begun is not None:
+            self._enter(begun, out)
+        elif self._region is Region.CALL and marker == QUOTE_TOKEN:
+            self._call.append(QUOTE)
 
-    def _leave(self, out: list[Delta | ToolCall]) -> None:
-        """Close what is open; the answer goes on."""
-        if self._state is _In.CHANNEL and self._channel != _CHANNEL.strip():
+    def _enter(self, region: Region, out: list[Delta | ToolCall]) -> None:
+        """Closes what is open."""
+        if self._naming and self._channel != _CHANNEL.strip():
             self._append("thought", self._channel, out)
-        elif self._state is _In.CALL:
+        elif self._region is Region.CALL:
             self._close_call(out)
-        self._channel = ""
-        self._state = _In.ANSWER
+        self._region, self._channel = region, ""
+        self._naming = region is Region.THOUGHT
+        if self._naming:
+            self._texts["thought"].new_paragraph()
 
     def _close_call(self, out: list[Delta | ToolCall]) -> None:
         text = "".join(self._call)
@@ -162,6 +160,7 @@ class ReplyParser:
         try:
             call = parse_call(text)
         except CallSyntaxError as error:
+            text = written(text)
             shown = text if len(text) <= 80 else text[:80] + "…"
             self._warnings.append(f"a tool call could not be read ({error}): {shown!r}")
         else:
@@ -169,22 +168,21 @@ class ReplyParser:
             out.append(call)
 
     def _on_text(self, text: str, out: list[Delta | ToolCall]) -> None:
-        if self._state is _In.CHANNEL:
-            self._channel += text
-            if _CHANNEL.startswith(self._channel):
-                if self._channel != _CHANNEL:
-                    return
-                text = ""
-            else:
-                text = self._channel.removeprefix(_CHANNEL)
-            self._channel = ""
-            self._state = _In.THOUGHT
-        if self._state is _In.CALL:
+        if self._region is Region.CALL:
             self._call.append(text)
-        elif self._state is _In.THOUGHT:
-            self._append("thought", text, out)
-        elif self._state is _In.ANSWER:
+        elif self._region is Region.ANSWER:
             self._append("answer", text, out)
+        elif self._region is Region.THOUGHT:
+            self._append("thought", self._after_name(text) if self._naming else text, out)
+
+    def _after_name(self, text: str) -> str:
+        """What of a text is behind the name of the channel."""
+        whole = self._channel + text
+        if whole != _CHANNEL and _CHANNEL.startswith(whole):
+            self._channel = whole
+            return ""
+        self._naming, self._channel = False, ""
+        return whole.removeprefix(_CHANNEL)
 
     def _append(
         self, kind: Literal["thought", "answer"], text: str, out: list[Delta | ToolCall]
@@ -211,14 +209,12 @@ class _Text:
         self._strip = strip
         self._parts: list[str] = []
         self._space: list[str] = []  # white space that is shown only if more text follows
-        self._tail = ""
 
     def new_paragraph(self) -> None:
         if self._parts:
             self._space = ["\n\n"]
 
     def append(self, text: str) -> str:
-        text = self._without_markers(text)
         if self._strip:
             bare = text.rstrip()
             if not bare:
@@ -234,23 +230,9 @@ class _Text:
     def whole(self) -> str:
         return "".join(self._parts)
 
-    def _without_markers(self, text: str) -> str:
-        # Dropping a marker joins what stood around it: "<tu<bos>rn|>" must not become one.
-        # Every marker ends in ">", so dropping each ">" that would complete one is enough, and it
-        # does not depend on how the text was cut.
-        first, *rest = text.split(">")
-        kept = [first]
-        tail = self._tail + first
-        for part in rest:
-            end = part if tail.endswith(_UNFINISHED) else ">" + part
-            kept.append(end)
-            tail = tail[-_LONGEST:] + end
-        self._tail = tail[-_LONGEST:]
-        return "".join(kept)
 
-
-def parse_reply(text: str, in_thought: bool = False) -> ParsedReply:
-    """`text`, a whole reply with its markers, to its parts; see `ReplyParser`."""
+def parse_reply(pieces: Iterable[Piece], in_thought: bool = False) -> ParsedReply:
+    """A whole reply, its special tokens as markers, to its parts; see `ReplyParser`."""
     parser = ReplyParser(in_thought)
-    parser.feed(text)
+    parser.feed(pieces)
     return parser.finish()

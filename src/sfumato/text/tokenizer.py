@@ -9,6 +9,7 @@ from __future__ import annotations
 import codecs
 import re
 from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
 from typing import Any
@@ -27,6 +28,17 @@ from sfumato.text.vocabulary import (
 )
 
 _MARKER = re.compile(r"<\|.+>|<.+\|>")
+
+
+@dataclass(frozen=True)
+class Marker:
+    """A special token among text. Text that merely looks like one is a `str`, like all text."""
+
+    text: str
+
+
+Piece = str | Marker
+"""What ids are decoded to: text, or a special token."""
 
 
 class Tokenizer:
@@ -129,6 +141,10 @@ class Tokenizer:
             )
         return piece.replace(SPACE, " ")
 
+    def byte(self, token_id: int) -> bytes | None:
+        """The byte that a byte token such as `<0xE2>` stands for; None for any other token."""
+        return self._bytes.get(token_id)
+
     def encode(self, text: str, special: bool = True) -> list[int]:
         """Token ids of `text`; no bos is added.
 
@@ -166,11 +182,20 @@ class Tokenizer:
         detokenizer = Detokenizer(self, skip_special=skip_special)
         return detokenizer.push(ids) + detokenizer.flush()
 
+    def pieces(self, ids: Sequence[int]) -> list[Piece]:
+        """Text of `ids`, with every special token as a `Marker`: what `parse_reply` reads.
+
+        Raises:
+            TokenizerError: an id is outside the vocabulary.
+        """
+        return Detokenizer(self).pieces(ids, last=True)
+
 
 class Detokenizer:
     """Ids to text as they come: each `push` gives the characters that are complete by then.
 
-    The pieces and the last `flush` joined are exactly `tokenizer.decode` of all ids.
+    The texts and the last `flush` joined are exactly `tokenizer.decode` of all ids. `pieces` is for
+    readers that must tell special tokens from text.
     """
 
     def __init__(self, tokenizer: Tokenizer, skip_special: bool = False) -> None:
@@ -184,19 +209,56 @@ class Detokenizer:
         Raises:
             TokenizerError: an id is outside the vocabulary.
         """
-        out = []
+        pieces = self.pieces(ids)
+        return "".join(piece if isinstance(piece, str) else piece.text for piece in pieces)
+
+    def pieces(self, ids: Iterable[int], last: bool = False) -> list[Piece]:
+        """`push`, with every special token as a `Marker` of its own; no text is empty.
+
+        last: nothing follows, so that this is `flush` too.
+
+        Raises:
+            TokenizerError: an id is outside the vocabulary.
+        """
+        out: list[Piece] = []
+        texts: list[str] = []
         for token_id in ids:
-            byte = self._tokenizer._bytes.get(token_id)
+            byte = self._tokenizer.byte(token_id)
             if byte is not None:
-                out.append(self._utf8.decode(byte))
+                texts.append(self._utf8.decode(byte))
             elif token_id not in self._dropped:
+                texts.append(self.flush())
                 text = self._tokenizer.token_text(token_id)
-                out += self.flush(), text
-        return "".join(out)
+                if token_id in self._tokenizer.special_ids:
+                    out += [*_whole(texts), Marker(text)]
+                    texts = []
+                else:
+                    texts.append(text)
+        if last:
+            texts.append(self.flush())
+        return out + _whole(texts)
 
     def flush(self) -> str:
         """U+FFFD for the bytes of a character that never became complete, else nothing."""
         return self._utf8.decode(b"", final=True)
+
+    @property
+    def unfinished(self) -> bool:
+        """Whether bytes of a character wait for the rest of it."""
+        return bool(self._utf8.getstate()[0])
+
+    def copy(self) -> Detokenizer:
+        """Another one, at the same place of the same ids."""
+        twin = Detokenizer(self._tokenizer)
+        twin._dropped = self._dropped
+        twin._utf8.setstate(self._utf8.getstate())
+        return twin
+
+
+def _whole(texts: list[str]) -> list[Piece]:
+    """The texts as one piece, or none."""
+    text = "".join(texts)
+    return [text] if text else []
 
 
 def _is_special(token: AddedToken) -> bool:

@@ -24,9 +24,10 @@ export function readTokens(tokens, state = START) {
     if (within === 'end') return '';
     if (MARKERS.has(token)) {
       if (ENDS.has(token)) within = 'end';
-      else if (token === '<|channel>') { within = 'channel'; name = ''; }
       else if (token === '<|tool_call>') within = 'call';
-      else if (token === '<channel|>' || token === '<tool_call|>') within = 'answer';
+      else if (within === 'call') { if (token === '<tool_call|>') within = 'answer'; }
+      else if (token === '<|channel>') { within = 'channel'; name = ''; }
+      else if (token === '<channel|>') within = 'answer';
       return '';
     }
     if (within === 'channel') {

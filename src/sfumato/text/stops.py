@@ -1,0 +1,175 @@
+"""Stop strings: where they end a reply, in ids and in text, with work linear in the reply.
+
+A stop string is text and is looked for in text alone: in the answer and in tool calls, not in
+thoughts. A caller that means a special token gives it as a `Marker`.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_right
+from collections import deque
+from collections.abc import Iterable, Sequence
+from copy import copy
+
+from sfumato.text.reply import Region
+from sfumato.text.tokenizer import Detokenizer, Marker, Piece, Tokenizer
+
+Stop = str | Marker | Sequence[str | Marker] | None
+
+
+class StopStrings:
+    """Strings that end a reply, before whichever of them is complete first.
+
+    Not the one that starts first: a reply must not depend on where its canvases happen to end.
+    """
+
+    def __init__(self, stop: Stop) -> None:
+        """Raises ValueError for what is neither strings nor markers."""
+        given = () if stop is None else (stop,) if isinstance(stop, str | Marker) else stop
+        if not isinstance(given, Sequence) or not all(
+            isinstance(s, Marker) or (isinstance(s, str) and s) for s in given
+        ):
+            raise ValueError(f"stop: must be non-empty strings, one or a list, got {stop!r}")
+        self.strings = tuple(s for s in given if isinstance(s, str))
+        self.markers = frozenset(s.text for s in given if isinstance(s, Marker))
+        self.longest = max(map(len, self.strings), default=0)
+
+    def __bool__(self) -> bool:
+        return bool(self.strings or self.markers)
+
+
+class StopSearch:
+    """Looks for stop strings in one reply, in pieces as it comes; reads each piece once.
+
+    Attributes:
+        read: characters of text so far, thoughts included, markers not.
+        found: how many of them come before the stop string; None until there is one.
+    """
+
+    def __init__(self, stops: StopStrings, ignore_ends: bool = False) -> None:
+        self.read = 0
+        self.found: int | None = None
+        self._stops, self._ignore_ends = stops, ignore_ends
+        self._region = Region.ANSWER
+        # The last of what was read: a stop string may reach from it into what comes. One reaches
+        # over markers that only vanish, and from no region into another.
+        self._tail = ""
+
+    def feed(self, piece: Piece) -> None:
+        """Reads on; to be called until there is a stop string."""
+        assert self.found is None
+        if isinstance(piece, Marker):
+            self._on_marker(piece.text)
+            return
+        self.read += len(piece)
+        if self._searched and self._stops.strings:
+            self._look(piece)
+
+    @property
+    def final(self) -> int:
+        """How many characters no stop string that may be beginning can take away."""
+        if self.found is not None:
+            return self.found
+        starts = (s[:n] for s in self._stops.strings for n in range(1, len(s)))
+        return self.read - max((len(s) for s in starts if self._tail.endswith(s)), default=0)
+
+    @property
+    def _searched(self) -> bool:
+        return self._region in (Region.ANSWER, Region.CALL)
+
+    def _on_marker(self, marker: str) -> None:
+        if marker in self._stops.markers and self._searched:
+            self.found = self.read
+        elif (begun := self._region.begun_by(marker, self._ignore_ends)) is not None:
+            self._region, self._tail = begun, ""
+
+    def _look(self, piece: str) -> None:
+        known, text = len(self._tail), self._tail + piece
+        ends = []
+        for string in self._stops.strings:
+            at = text.find(string, max(0, known - len(string) + 1))
+            if at >= 0:
+                ends.append((at + len(string), at))
+        if ends:
+            self.found = self.read - len(text) + min(ends)[1]
+        self._tail = text[max(0, len(text) - self._stops.longest + 1) :]
+
+
+class StopCut:
+    """How many ids of a reply lie wholly before its first stop string; one for each reply.
+
+    It remembers the ids that it has seen settle, and decodes each of them twice, not once a canvas.
+    """
+
+    def __init__(self, tokenizer: Tokenizer, stops: StopStrings, ignore_ends: bool = False) -> None:
+        self._stops = stops
+        self._detokenizer = Detokenizer(tokenizer)
+        self._search = StopSearch(stops, ignore_ends)
+        self._ends: list[int] = []  # of each id: where its last character ends, whole or begun
+
+    def __call__(self, reply: Sequence[int], added: Sequence[int]) -> int | None:
+        """Of `reply` and `added` together; None where there is no stop string in them.
+
+        reply: what it was at the last call, and more; added: may be other ids in the next one.
+        """
+        if not self._stops:
+            return None
+        count = self._read(reply[len(self._ends) :])
+        if count is not None:
+            return count
+        settled, detokenizer, length = copy(self._search), self._detokenizer.copy(), len(self._ends)
+        count = self._read(added)
+        self._search, self._detokenizer = settled, detokenizer
+        del self._ends[length:]
+        return count
+
+    def _read(self, ids: Sequence[int]) -> int | None:
+        search = self._search
+        for token in ids if search.found is None else ():
+            for piece in self._detokenizer.pieces([token]):
+                if search.found is None:
+                    search.feed(piece)
+            if search.found is not None:
+                break
+            self._ends.append(search.read + self._detokenizer.unfinished)
+        return None if search.found is None else bisect_right(self._ends, search.found)
+
+
+class StopGate:
+    """Lets the pieces of one reply through up to its first stop string, and holds back an end of
+    the text with which one may be beginning."""
+
+    def __init__(self, stops: StopStrings, ignore_ends: bool = False) -> None:
+        self._search = StopSearch(stops, ignore_ends)
+        self._held: deque[Piece] = deque()
+        self._passed = 0  # characters
+
+    def feed(self, pieces: Iterable[Piece]) -> list[Piece]:
+        """What goes through now."""
+        for piece in pieces:
+            if self._search.found is not None:
+                break
+            self._search.feed(piece)
+            if isinstance(piece, Marker) and self._search.found is not None:
+                break  # the stop itself
+            self._held.append(piece)
+        return self._pass(self._search.final)
+
+    def flush(self) -> list[Piece]:
+        """What was held back and is no stop string: to be called once nothing more comes."""
+        found = self._search.found
+        return self._pass(self._search.read if found is None else found)
+
+    def _pass(self, end: int) -> list[Piece]:
+        """The held pieces up to a character, and the markers before it."""
+        out: list[Piece] = []
+        while self._held:
+            piece = self._held.popleft()
+            if isinstance(piece, str) and len(piece) > end - self._passed:
+                before = piece[: end - self._passed]
+                self._held.appendleft(piece[end - self._passed :])
+                self._passed = end
+                return [*out, before] if before else out
+            self._passed += len(piece) if isinstance(piece, str) else 0
+            out.append(piece)
+        return out
