@@ -7,7 +7,7 @@ WHEEL_LIMIT := 20000000
 INSTALLED := pyproject.toml setup.py constraints.txt $(wildcard src/sfumato/ops/cpu/csrc/*)
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test test-slow test-gpu soak lint format evaluate picture wheel clean
+.PHONY: help demo test test-slow test-gpu soak lint format options evaluate picture wheel clean
 
 help: ## list the targets
 	@sed -n 's/^\([a-z-]*\):.*## /\1\t/p' $(MAKEFILE_LIST) | expand -t 12
@@ -35,6 +35,9 @@ lint: $(VENV)/.installed-test ## ruff and mypy
 format: $(VENV)/.installed-test ## let ruff rewrite the files
 	@$(BIN)/ruff check --fix --quiet .
 	@$(BIN)/ruff format --quiet .
+
+options: $(VENV)/.installed ## write docs/options.md from the table of options
+	@$(BIN)/python -m sfumato.cli.reference > docs/options.md
 
 evaluate: $(VENV)/.installed ## measure the embedded model on its held-out tasks
 	@$(BIN)/sfumato eval

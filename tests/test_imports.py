@@ -20,6 +20,8 @@ SRC = ROOT / "src" / "sfumato"
 _NETWORK = {"model", "ops", "weights", "catalog"}
 _ENGINE = {"engine", "api", "diffusion", "text"} | _NETWORK
 MAY_IMPORT: dict[str, set[str]] = {
+    "values": set(),
+    "options": {"values"},
     "catalog": set(),
     "weights": {"catalog"},
     "ops": {"weights.blocks"},
@@ -33,7 +35,7 @@ MAY_IMPORT: dict[str, set[str]] = {
     "server": {""} | _ENGINE,
     "bench": {""} | _ENGINE,
     "train": {""} | _ENGINE,
-    "cli": {"", "server", "bench", "train", "convert"} | _ENGINE,
+    "cli": {"", "options", "values", "server", "bench", "train", "convert"} | _ENGINE,
     "__main__": {"cli"},
 }
 
@@ -176,6 +178,7 @@ def test_help_loads_nothing_heavy() -> None:
         "try:\n    main(['--help'])\n"
         "except SystemExit as stop:\n    assert not stop.code, stop.code\n"
         "heavy = {'torch', 'numpy', 'rich', 'tokenizers', 'jinja2', 'fastapi', 'uvicorn'}\n"
+        "heavy |= {'shtab', 'tomllib', 'json'}\n"
         "heavy &= set(sys.modules)\n"
         "assert not heavy, heavy\n"
     )

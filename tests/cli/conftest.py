@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import io
+import os
 import signal
 import sys
 from collections.abc import Callable, Iterator
 from dataclasses import fields
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
@@ -31,6 +33,7 @@ class FakeModel:
         self.requests: list[dict[str, Any]] = []
         self.warnings: tuple[str, ...] = ()
         self.convergence = "converged"
+        self.path = Path("model.gguf")
         self.config = SimpleNamespace(hidden_size=2816, context_length=8192)
         self.tokenizer = SimpleNamespace(
             decode=lambda ids: "".join(map(chr, ids)), token_text=chr, vocab_size=2**16
@@ -104,6 +107,13 @@ def no_nohup() -> Iterator[None]:
     before = signal.signal(signal.SIGHUP, signal.SIG_DFL)
     yield
     signal.signal(signal.SIGHUP, before)
+
+
+@pytest.fixture(autouse=True)
+def no_variables(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Options are what a test says, whatever the shell that runs it has set."""
+    for name in [name for name in os.environ if name.startswith("SFUMATO_")]:
+        monkeypatch.delenv(name)
 
 
 @pytest.fixture

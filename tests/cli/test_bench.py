@@ -21,6 +21,8 @@ def test_random_weights(cli: Any, tmp_path: Path) -> None:
     )
     assert (done.code, done.err) == (0, "")
     assert "max tokens 64, threads 1, context 40: 2 requests measured" in done.out
+    assert done.out.index("random tiny, q8_0") < done.out.index("max tokens 32")
+    assert done.out.rstrip()[-1] == "┘"  # the result is what stands last
     found = json.loads(table.read_text())
     assert found["subject"]["model"] == "random tiny, q8_0"
     assert found["subject"]["layers"] == 1
@@ -54,6 +56,23 @@ def test_the_embedded_model_answers_a_file(cli: Any, tmp_path: Path) -> None:
     assert metrics["load_s"]["p50"] > 0
     few = "soft_top_k SoftTopK(first=16, last=4)"
     assert f"top_k 20, {few}, min_tokens 3, ignore_eos True" in found["subject"]["sampler"]
+
+
+def test_variables_for_other_commands_do_no_harm(cli: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    """SFUMATO_DEVICE is for what runs here: with --url it means nothing, and is no error."""
+    monkeypatch.setenv("SFUMATO_DEVICE", "cuda:77")
+    monkeypatch.setenv("SFUMATO_THREADS", "2")
+    monkeypatch.setenv("SFUMATO_MODEL", "model.gguf")
+    monkeypatch.setenv("SFUMATO_API_KEY", "secret")
+    usage = {"prompt_tokens": 9, "completion_tokens": 5}
+    script = [text("Hello"), end(), event(choices=[], usage=usage), DONE]
+    with scripted(lambda body: iter(script)) as server:
+        done = cli("bench", "--url", server.url, "--repeats", "1", "--json", "-")
+    assert (done.code, done.err) == (0, "")
+    assert json.loads(done.out)["subject"]["model"] == "painter"  # the server's, not the file
+    monkeypatch.delenv("SFUMATO_DEVICE")
+    monkeypatch.setenv("SFUMATO_MODEL", "hf:owner/name")  # which nothing is downloaded for
+    assert cli(*TINY, "--max-tokens", "32", "--json", "-").code == 0
 
 
 def test_a_server(cli: Any, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -15,6 +15,7 @@ from typing import Any
 
 import pytest
 
+from sfumato.api import EMBEDDED
 from sfumato.cli import chat
 from sfumato.cli.chat import HELP
 
@@ -140,12 +141,37 @@ def typing(cli: Any, monkeypatch: pytest.MonkeyPatch) -> Any:
     return chat
 
 
+def test_a_terminal_is_greeted_with_the_model_and_help(
+    use: Any, typing: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    use("yes")
+    assert typing().out.startswith("sfumato-embedded · /help lists the commands\n\n")
+    monkeypatch.setenv("SFUMATO_MODEL", "models/small.gguf")
+    assert typing().out.startswith("small.gguf · /help")
+    monkeypatch.setenv("SFUMATO_MODEL", "hf:owner/name")
+    monkeypatch.setattr("sfumato.cli.hub.local", lambda reference: Path("snapshots/1a2b"))
+    assert typing().out.startswith("hf:owner/name · /help")
+
+
+@pytest.mark.parametrize(
+    ("path", "hint"),
+    [
+        (EMBEDDED, "this demonstration model cannot answer that"),
+        (Path("x.gguf"), "the text may be unsettled: 1 of 1 canvases hit the step cap (2); /steps"),
+    ],
+)
+def test_canvases_that_ran_out_of_steps(use: Any, cli: Any, path: Path, hint: str) -> None:
+    model = use("bbl")
+    model.path, model.convergence = path, "step_cap"
+    assert cli("chat", stdin="Hi\n").err.startswith(f"sfumato: hint: {hint}")
+
+
 def test_ctrl_c_clears_a_half_typed_line_and_on_an_empty_one_leaves(use: Any, typing: Any) -> None:
     model = use("yes")
     done = typing(("Fir", PRESSED), "First?", ("Sec", PRESSED), ("Thi", PRESSED), ("", PRESSED))
     assert (done.code, [r["messages"] for r in model.requests]) == (130, [[user("First?")]])
     again = "\n(Ctrl-C again leaves)\n"
-    assert done.out == f"{again}yes\n\n{again}{again}\n(left)\n"
+    assert done.out.endswith(f"commands\n\n{again}yes\n\n{again}{again}\n(left)\n")
 
 
 def test_one_ctrl_c_on_an_empty_line_loses_nothing(use: Any, typing: Any) -> None:
@@ -238,6 +264,9 @@ def test_at_a_real_terminal() -> None:
         expect(text, otherwise=press)
 
     try:
+        expect("loading")
+        expect("sfumato-embedded · /help lists the commands")
+        expect("is a toy")
         expect("› ")
         os.write(ours, b"What is the cap")
         expect("cap")

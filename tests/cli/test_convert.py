@@ -9,7 +9,7 @@ import pytest
 
 import sfumato.convert
 from sfumato.api import EMBEDDED
-from sfumato.cli.arguments import FORMATS
+from sfumato.options import FORMATS
 from sfumato.weights.checkpoint import open_checkpoint
 from sfumato.weights.mixes import TARGETS
 

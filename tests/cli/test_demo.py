@@ -22,9 +22,28 @@ def test_without_a_terminal_it_prints_plain_lines(solver: Any, cli: Any) -> None
     done = cli("demo")
     assert (done.code, done.err) == (0, "")
     assert "\nSolved.\n" in done.out
+    assert done.out.startswith("The embedded model is a toy")
+    assert "\n├─────┼─────┤\n" in done.out  # the puzzle, drawn
+    assert "Colours" not in done.out
     assert "\x1b" not in done.out
     asked = [request["messages"][-1]["content"] for request in solver.requests]
     assert asked == [sudoku.prompt(demo._puzzle(0)), *demo.QUESTIONS]
+
+
+def test_in_a_terminal_it_is_slow_and_explains_its_colours(
+    solver: Any, cli: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    waits: list[float] = []
+    solver.config.canvas_length, solver.config.vocab_size = 19, 64
+    monkeypatch.setattr("sfumato.cli.generation.is_visual", lambda: True)
+    monkeypatch.setattr("sfumato.cli.demo.is_visual", lambda: True)
+    monkeypatch.setattr("time.sleep", waits.append)
+    done = cli("demo")
+    assert done.code == 0
+    assert "step  0/48" in done.out
+    assert sum(0.35 < wait <= 0.4 for wait in waits) == 3 * 5  # noise, two steps; five replies
+    assert done.out.count("┌─────┬─────┐") >= 5  # the puzzle, and its canvas
+    assert "Colours: cyan: a given digit; yellow" in " ".join(done.out.split())
 
 
 def test_a_wrong_solution_is_called_wrong(solver: Any, cli: Any) -> None:

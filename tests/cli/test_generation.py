@@ -14,9 +14,10 @@ from tests.cli.conftest import FakeEngine
 
 from sfumato import Model, Request
 from sfumato.cli import generation
-from sfumato.cli.arguments import ON_LOAD, SAMPLERS, build_parser
+from sfumato.cli.arguments import build_parser
 from sfumato.cli.view.display import Silent
 from sfumato.diffusion import sampler
+from sfumato.options import ON_LOAD, SAMPLERS
 from sfumato.weights import onload
 
 HI = Request("Hi")

@@ -28,7 +28,7 @@ def test_it_is_a_module_too() -> None:
 
 
 @pytest.mark.parametrize(
-    "command", ["run", "chat", "serve", "demo", "inspect", "doctor", "train", "eval"]
+    "command", ["run", "chat", "serve", "demo", "inspect", "doctor", "train", "eval", "completion"]
 )
 def test_every_command_has_help(cli: Any, command: str) -> None:
     done = cli(command, "--help")
@@ -36,7 +36,23 @@ def test_every_command_has_help(cli: Any, command: str) -> None:
     assert done.out.startswith(f"usage: sfumato {command}")
 
 
-@pytest.mark.parametrize("argv", [(), ("frobnicate",), ("inspect",), ("train",)])
+def test_without_a_command_it_shows_help(cli: Any) -> None:
+    done = cli()
+    assert (done.code, done.err, done.out) == (0, "", cli("--help").out)
+    assert "serve       serve a model over HTTP" in done.out
+
+
+@pytest.mark.parametrize(
+    "argv",
+    [
+        ("frobnicate",),
+        ("inspect",),
+        ("train",),
+        ("--frob",),
+        ("chat", "Hi"),
+        ("run", "Hi", "--frob"),
+    ],
+)
 def test_wrong_usage_is_one_line(cli: Any, argv: tuple[str, ...]) -> None:
     done = cli(*argv)
     assert (done.code, done.out) == (2, "")

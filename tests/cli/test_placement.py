@@ -9,8 +9,8 @@ from typing import Any
 import pytest
 import torch
 
-from sfumato.cli.arguments import ACTIVATIONS
 from sfumato.ops import ACTIVATIONS as OURS
+from sfumato.options import ACTIVATIONS
 
 
 @pytest.fixture(autouse=True)

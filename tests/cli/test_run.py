@@ -2,14 +2,23 @@ from __future__ import annotations
 
 import io
 import json
+import os
 import re
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from sfumato import SoftTopK
+from sfumato.api import EMBEDDED
 from sfumato.cli import main
+
+
+class Terminal(io.StringIO):
+    def isatty(self) -> bool:
+        return True
 
 
 def test_plain_output_is_exactly_the_answer(use: Any, cli: Any) -> None:
@@ -27,6 +36,40 @@ def test_question_from_standard_input(use: Any, cli: Any) -> None:
     assert asked == [
         [{"role": "user", "content": text}] for text in ("1234\nétc\n", "again", "given")
     ]
+
+
+def test_words_need_no_quotes(use: Any, cli: Any) -> None:
+    model = use("yes")
+    lines = (
+        ("what", "is", "this?"),
+        ("what", "is", "--seed", "3", "this?"),
+        ("--seed", "3", "what is", "this?"),
+        ("--", "-5", "+", "3"),
+    )
+    assert [cli("run", *words).code for words in lines] == [0] * 4
+    asked = [request["messages"][0]["content"] for request in model.requests]
+    assert asked == ["what is this?"] * 3 + ["-5 + 3"]
+
+
+@pytest.mark.parametrize("typed", ["Who are you?\n", ""])
+def test_a_terminal_is_asked_for_the_question(typed: str) -> None:
+    """The prompt goes to the terminal, and not into the file that the answer goes to."""
+    ours, theirs = os.openpty()
+    command = [sys.executable, "-m", "sfumato", "run", "--no-visual"]
+    running = subprocess.Popen(
+        command, stdin=theirs, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+    )
+    assert running.stderr
+    prompt = running.stderr.read(len("Your question: "))
+    os.write(ours, typed.encode() or b"\x04")
+    out, err = running.communicate(timeout=120)
+    os.close(ours), os.close(theirs)
+    assert prompt == "Your question: "
+    if typed:
+        assert (running.returncode, "Sfumato" in out) == (0, True), err
+    else:
+        assert (running.returncode, out) == (2, "")
+        assert err.endswith("sfumato: error: the question is empty\n")
 
 
 @pytest.mark.parametrize("stdin", ["", " \n"])
@@ -169,6 +212,44 @@ def test_a_replay_that_cannot_be_written_is_refused_first(
     done = cli("run", "Hi", "--replay", str(tmp_path / name))
     assert (done.code, done.out, model.requests) == (2, "", [])
     assert why in done.err and done.err.count("\n") == 1
+
+
+def test_the_embedded_model_is_not_to_be_given_more_steps(use: Any, cli: Any) -> None:
+    model = use("bbl")
+    model.path, model.convergence = EMBEDDED, "step_cap"
+    done = cli("run", "Hi")
+    assert (done.code, done.out) == (0, "bbl\n")
+    assert done.err == "sfumato: hint: this demonstration model cannot answer that\n"
+
+
+@pytest.mark.parametrize(("path", "told"), [(EMBEDDED, True), (Path("model.gguf"), False)])
+def test_a_terminal_is_told_that_the_embedded_model_is_a_toy(
+    use: Any, cli: Any, monkeypatch: pytest.MonkeyPatch, path: Path, told: bool
+) -> None:
+    use("yes").path = path
+    for argv in (("run", "Hi"), ("run", "Hi", "--json")):
+        stderr = Terminal()
+        monkeypatch.setattr("sys.stderr", stderr)
+        assert cli(*argv).code == 0
+        said = " ".join(stderr.getvalue().split())
+        assert ("is a toy: it solves 4x4 Sudoku" in said) == (told and "--json" not in argv)
+        assert "loading" in said
+
+
+def test_slow_shows_the_noise_and_holds_every_frame(
+    use: Any, cli: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    model, waits = use("one", "two"), []
+    model.config.canvas_length, model.config.vocab_size = 3, 64
+    monkeypatch.setattr("sfumato.cli.generation.is_visual", lambda: True)
+    monkeypatch.setattr("time.sleep", waits.append)
+    done = cli("run", "Hi", "--slow")
+    assert all(f"step  {step}/48" in done.out for step in range(3))
+    # Between noise, two drafts and the commit, for each of two canvases.
+    assert sum(0.35 < wait <= 0.4 for wait in waits) == 6
+    del waits[:]
+    assert "step  0/48" not in cli("run", "Hi").out
+    assert waits == []
 
 
 @pytest.mark.parametrize("encoding", ["ascii", "latin-1", "utf-8"])

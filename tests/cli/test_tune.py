@@ -18,7 +18,10 @@ def test_train_runs_the_recipe(cli: Any, monkeypatch: pytest.MonkeyPatch, tmp_pa
     calls: list[Any] = []
     monkeypatch.setattr("sfumato.train.recipe.run", lambda *a, **k: calls.append((a, k)))
     done = cli("train", "--recipe", "embedded", "--out", str(tmp_path), "--steps", "7")
-    assert (done.code, calls) == (0, [(("embedded", tmp_path), {"steps": 7, "seed": 0})])
+    ((names, options),) = calls
+    options["progress"](1, 7)  # and nothing is shown: standard error is no terminal
+    assert (done.code, done.err, names) == (0, "", ("embedded", tmp_path))
+    assert (options["steps"], options["seed"]) == (7, 0)
 
 
 def test_an_unknown_recipe_is_one_line(cli: Any, tmp_path: Path) -> None:
@@ -31,6 +34,7 @@ def test_eval_measures_the_model(cli: Any, monkeypatch: pytest.MonkeyPatch) -> N
     calls: list[Any] = []
 
     def run(*args: Any, **options: Any) -> Any:
+        options.pop("progress")(1, 9)
         calls.append((*args, options))
         return SCORES
 

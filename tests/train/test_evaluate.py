@@ -55,17 +55,22 @@ def test_a_greeting_gets_a_greeting_and_the_model_says_what_it_is(model):
 
 
 def test_the_seed_draws_the_tasks_and_the_noise(monkeypatch):
-    calls = []
+    calls, told = [], []
 
-    def score(model, tasks, config=None, seed=0):
+    def score(model, tasks, config=None, seed=0, answered=lambda: None):
         calls.append((tasks, seed))
+        for _ in tasks:
+            answered()
         return evaluate.Score(len(tasks), 1.0, 2.0, 2, 1.0)
 
     monkeypatch.setattr(evaluate, "load", lambda path: None)
     monkeypatch.setattr(evaluate, "evaluate", score)
     for seed in (0, 5):
         del calls[:]
-        evaluate.run(count=3, seed=seed)
+        del told[:]
+        evaluate.run(count=3, seed=seed, progress=lambda *far: told.append(far))
+        total = sum(len(tasks) for tasks, _ in calls)
+        assert told == [(done, total) for done in range(1, total + 1)]
         assert [tasks for tasks, _ in calls[:4]] == list(evaluation_sets(seed, 3).values())
         assert {seed for _, seed in calls} == {seed}
 

@@ -100,14 +100,15 @@ def to_csv(report: Report) -> str:
 
 
 def to_tables(report: Report) -> Iterator[Table]:
-    """A table of figures for each case, and one of what they were measured with. Texts in them are
-    a server's: print them with a console that takes no markup."""
-    for result in report.cases:
-        yield _figures(result)
+    """A table of what was measured and with what, and then one of figures for each case: what was
+    asked for stands last, where a terminal shows it. Texts in them are a server's: print them with
+    a console that takes no markup."""
     facts = Table(box=None, show_header=False, padding=(0, 2, 0, 0))
     for name, value in (report.subject | report.environment | report.work).items():
         facts.add_row(name.removesuffix("_bytes").replace("_", " "), _fact(name, value))
     yield facts
+    for result in report.cases:
+        yield _figures(result)
 
 
 def _figures(result: CaseReport) -> Table:

@@ -19,6 +19,8 @@ from contextlib import contextmanager
 
 from sfumato.cli.arguments import build_parser
 from sfumato.cli.glyphs import stand_in
+from sfumato.cli.notes import loading
+from sfumato.cli.sources import suspicious
 
 BAD_INPUT, INTERRUPTED, CLOSED_PIPE = 2, 130, 141  # the last two as a shell reports the signals
 
@@ -50,15 +52,22 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def _run(argv: Sequence[str] | None) -> int:
+    line = build_parser()
     try:
-        args = build_parser().parse_args(argv)
+        args = line.parse_args(argv)
     except SystemExit as stop:  # after --help, --version or a complaint
         return int(stop.code or 0)
+    if args.command is None:
+        line.parser.print_help()
+        return 0
+    for warning in suspicious(os.environ):
+        print(f"sfumato: warning: {warning}", file=sys.stderr)
     if getattr(args, "verbose", False):
         logging.basicConfig(level=logging.INFO, format="sfumato: %(message)s", stream=sys.stderr)
     if any(isinstance(value, str) and value.startswith("hf:") for value in vars(args).values()):
         importlib.import_module("sfumato.cli.hub").resolve(args)
-    module = importlib.import_module(f"sfumato.cli.{args.module}")
+    with loading():
+        module = importlib.import_module(f"sfumato.cli.{args.module}")
     code: int = module.main(args)
     return code
 

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import argparse
-import os
 import sys
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from sfumato.bench.workload import QUESTIONS, Prompt, Work, cases, conversation, read_prompts
-from sfumato.cli.arguments import LAST_SEED
+from sfumato.cli.arguments import rank
+from sfumato.cli.sources import COMMAND_LINE
+from sfumato.options import LAST_SEED, options_of
 
 if TYPE_CHECKING:
     from sfumato.bench.report import Report
@@ -26,6 +27,13 @@ _LOCAL = (
 )
 _REMOTE = ("api_key", "concurrency", "drafts")
 _RANDOM = ("format", "layers")
+# Where the first of two is given, the second has another meaning, or none.
+_EITHER = (
+    *(("url", "model"), ("random_weights", "model"), ("model", "random_weights")),
+    *(("random_weights", "prompts"), ("prompts", "random_weights")),
+    *(("random_weights", "quantize"), ("quantize", "random_weights")),
+    *(("prompts", "prompt_tokens"), ("prompt_tokens", "prompts")),
+)
 
 
 def main(args: argparse.Namespace) -> int:
@@ -48,6 +56,7 @@ def main(args: argparse.Namespace) -> int:
 
 def _check(args: argparse.Namespace) -> None:
     """Refuses what cannot be done, before anything slow."""
+    _leave_out(args)
     for name in _REMOTE if args.url is None else _LOCAL:
         if getattr(args, name) not in (None, False, "auto"):
             side = "a server, with --url" if args.url is None else "this machine, not for a server"
@@ -76,6 +85,18 @@ def _check(args: argparse.Namespace) -> None:
         from sfumato.bench import plot
 
         plot.check(Path(args.plot))
+
+
+def _leave_out(args: argparse.Namespace) -> None:
+    """Takes out what means nothing in this run and is not on the command line: a variable or a file
+    may serve other commands and other runs too."""
+    defaults = {option.key: option.default for option in options_of("bench")}
+    for name in _REMOTE if args.url is None else _LOCAL:
+        if rank(args, name) < COMMAND_LINE:
+            setattr(args, name, defaults[name])
+    for one, other in _EITHER:
+        if getattr(args, one) is not None and rank(args, other) < rank(args, one):
+            setattr(args, other, None)
 
 
 def _flag(name: str) -> str:
@@ -156,8 +177,7 @@ def _remote(args: argparse.Namespace, work: Work) -> Report:
     from sfumato.bench.environment import environment
     from sfumato.cli import machine
 
-    key = args.api_key or os.environ.get("SFUMATO_API_KEY")
-    endpoint = Endpoint(args.url.rstrip("/"), key, args.timeout)
+    endpoint = Endpoint(args.url.rstrip("/"), args.api_key, args.timeout)
     models = [args.model] if args.model else endpoint.models()
     if not models:
         raise ServerError(f"{args.url}: has no models; name one with -m")

@@ -10,12 +10,15 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from sfumato.cli import INTERRUPTED, complain, generation
-from sfumato.cli.arguments import LAST_SEED, whole
+from sfumato.cli.notes import wrapped
 from sfumato.cli.units import table
+from sfumato.options import LAST_SEED
+from sfumato.values import Whole
 
 if TYPE_CHECKING:
     from sfumato.engine import Engine
 
+EMBEDDED_NAME = "sfumato-embedded"
 CONTEXT = 4096  # tokens of conversation before a larger cache slot has to be made
 KEPT = 3  # prompts to go on from: of the system message, of the last turn, of this one
 COMMANDS = {
@@ -46,6 +49,8 @@ def main(args: argparse.Namespace) -> int:
         _edit_lines()
     generation.request(args, [])  # a wrong option is told before the wait for the model
     chat = Chat(args)
+    if terminal:
+        print(chat.greeting() + "\n")
     leaving = not terminal  # whether Ctrl-C at an empty prompt leaves
     while True:
         lines: list[str] = []
@@ -78,6 +83,13 @@ class Chat:
         self.engine: Engine | None = None  # made for the first answer
         self.messages = generation.opening(args)
 
+    def greeting(self) -> str:
+        """The model's name, and where to go on."""
+        path = Path(self.args.model).absolute().name if self.args.model else EMBEDDED_NAME
+        name = getattr(self.args, "asked_for", path)
+        toy = [generation.TOY] if generation.is_embedded(self.model) else []
+        return "\n".join(map(wrapped, [f"{name} · /help lists the commands", *toy]))
+
     def take(self, text: str) -> None:
         """Obey a command or answer a message; what is wrong with it is told in one line."""
         try:
@@ -103,6 +115,8 @@ class Chat:
             raise ValueError(f"{error}, or /clear the conversation") from error
         if answer.reply is None:  # it was left in the midst of a step
             self.engine = None
+        if hint := generation.unsettled(answer, self.model, "/steps"):
+            print(f"sfumato: hint: {hint}", file=sys.stderr)
         if answer.interrupted:
             print("(interrupted)")
         if sys.stdin.isatty():
@@ -116,23 +130,23 @@ class Chat:
             raise ValueError(f"/{name}: no such command; there are {', '.join(USAGES.values())}")
         try:
             self._obey(name, value)
-        except argparse.ArgumentTypeError as error:
+        except ValueError as error:
             raise ValueError(f"/{name}: {error}; usage: {USAGES[name]}") from None
 
     def _obey(self, name: str, value: str) -> None:
         if not value and COMMANDS[name][0]:
-            raise argparse.ArgumentTypeError("it needs an argument")
+            raise ValueError("it needs an argument")
         if value and not COMMANDS[name][0]:
-            raise argparse.ArgumentTypeError("it takes no argument")
+            raise ValueError("it takes no argument")
         if name == "clear":
             self.messages = generation.opening(self.args)
         elif name == "seed":
-            self.args.seed = whole(0, LAST_SEED)(value)
+            self.args.seed = Whole(0, LAST_SEED).parse(value)
         elif name == "steps":
-            self.args.steps = whole(1)(value)
+            self.args.steps = Whole(1).parse(value)
         elif name == "thinking":
             if value not in ("on", "off"):
-                raise argparse.ArgumentTypeError(f"{value!r} is neither on nor off")
+                raise ValueError(f"{value!r} is neither on nor off")
             self.args.thinking = value == "on"
         elif name == "save":
             text = json.dumps(self.messages, ensure_ascii=False, indent=2) + "\n"

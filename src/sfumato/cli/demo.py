@@ -5,19 +5,32 @@ from __future__ import annotations
 import argparse
 
 import numpy as np
+from rich.console import Console
+from rich.text import Text
 
 import sfumato
 from sfumato.cli import INTERRUPTED, generation
+from sfumato.cli.notes import wrapped
+from sfumato.cli.view import board, canvas
+from sfumato.cli.view.display import is_visual
 from sfumato.engine import Request
 from sfumato.train import sudoku
 
-BLANKS = 10
-PAUSE_S = 0.15  # a draft of so small a model is gone before the eye has seen it
+BLANKS = 12  # as many as a puzzle with one solution can have
+FIRST = 117  # of the first 150 puzzles, the one that takes the most steps (6, with seed 0)
 QUESTIONS = (
     "Who are you?",
     "How do you work?",
     "What is the capital of Japan?",
     "What is the meaning of life?",
+)
+COLOURS = Text("; ").join(
+    [
+        Text.assemble(("cyan", board.GIVEN), ": a given digit"),
+        Text.assemble(("yellow", canvas.GLOW[0]), ": changed in the last steps"),
+        Text.assemble(("dim", canvas.HAZE), ": not accepted yet, drawn again in the next step"),
+        Text("plain: accepted (it may still change until its canvas is done)"),
+    ]
 )
 
 
@@ -25,27 +38,33 @@ def main(args: argparse.Namespace) -> int:
     """Solve a puzzle that was kept out of training, then answer questions."""
     model = sfumato.load()
     generation.spare_threads(model)
-    puzzle = _puzzle(args.seed)
-    first = _request(sudoku.prompt(puzzle), args.seed)
+    cells = _puzzle(args.seed)
+    puzzle, first = sudoku.to_text(cells), _request(sudoku.prompt(cells), args.seed)
     engine = generation.engine(model, first)
-    print("A Sudoku that was kept out of training:\n")
-    print(sudoku.to_text(puzzle) + "\n")
+    console = Console(highlight=False)
+    print(wrapped(generation.TOY) + "\n\nA hard Sudoku that was kept out of training:\n")
+    console.print(*board.puzzle(puzzle), sep="\n")
+    print()
 
-    def ask(request: Request) -> str | None:
-        answer = generation.answer(engine, request, generation.display(args, model, PAUSE_S))
+    def ask(request: Request, view: canvas.CanvasView | None = None) -> str | None:
+        display = generation.display(args, model, slow=True, view=view)
+        answer = generation.answer(engine, request, display)
         print()
         return None if answer.interrupted else answer.text
 
-    solution = ask(first)
+    solution = ask(first, board.BoardView(model.tokenizer.decode, puzzle))
     if solution is None:
         return INTERRUPTED
-    right = sudoku.is_solution(sudoku.to_text(puzzle), solution)
+    right = sudoku.is_solution(puzzle, solution)
     print("Solved.\n" if right else "Not solved: this one was too hard for so small a model.\n")
     for question in QUESTIONS:
         print(f"› {question}\n")
         if ask(_request(question, args.seed)) is None:
             return INTERRUPTED
-    print('Your turn: sfumato run "…", sfumato chat, or -m PATH for a large model.')
+    if is_visual() and not args.no_visual:
+        console.print(Text("Colours: ") + COLOURS)
+        print()
+    print(wrapped('Your turn: sfumato run "…", sfumato chat, or -m PATH for a large model.'))
     return 0
 
 
@@ -54,7 +73,7 @@ def _request(text: str, seed: int) -> Request:
 
 
 def _puzzle(seed: int) -> sudoku.Cells:
-    """One of the held-out grids with ten cells blank."""
-    rng = np.random.default_rng(seed)
+    """One of the held-out grids with twelve cells blank."""
+    rng = np.random.default_rng(FIRST + seed)
     _, held_out = sudoku.split()
     return sudoku.puzzle(int(rng.choice(held_out)), BLANKS, rng)

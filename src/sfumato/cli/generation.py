@@ -20,12 +20,16 @@ from rich.console import Console
 from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TimeRemainingColumn
 
 import sfumato
-from sfumato.cli.arguments import DEVICES
+from sfumato.api import EMBEDDED
+from sfumato.cli.arguments import label
+from sfumato.cli.view.canvas import CanvasView
 from sfumato.cli.view.display import Display, Live, Plain, Silent, is_visual
 from sfumato.diffusion.config import MOST_STEPS
+from sfumato.diffusion.noise import Noise
 from sfumato.engine import Engine, EngineConfig, EngineError, Failed, Finished, Request, TooLarge
 from sfumato.engine.request import prepare, seams_of
 from sfumato.model.cache import snapshot_bytes
+from sfumato.options import DEVICES
 
 if TYPE_CHECKING:
     from sfumato.api import Model, Reply
@@ -34,6 +38,11 @@ if TYPE_CHECKING:
 Message = dict[str, Any]
 
 TINY = 256  # hidden size
+PAUSE_S = 0.4  # that a frame of a slow display stays
+TOY = (
+    "The embedded model is a toy: it solves 4x4 Sudoku and answers a fixed set of simple questions "
+    "(docs/embedded-model.md). -m PATH loads a real model."
+)
 LARGE = 100e6  # bytes; less is loaded before anybody wonders
 
 
@@ -49,7 +58,7 @@ class Answer:
 
 def load(args: argparse.Namespace) -> Model:
     """The model that the options name. Raises ValueError or OSError, saying what is wrong."""
-    check_device(args.device)
+    check_device(args.device, label(args, "device"))
     if args.threads:
         torch.set_num_threads(args.threads)  # the compiled operations take as many
     with _progress() as told:
@@ -66,12 +75,14 @@ def load(args: argparse.Namespace) -> Model:
     return model
 
 
-def check_device(name: str) -> None:
-    """Raises ValueError for what is no device anywhere; whether it is here, loading will tell."""
+def check_device(name: str, given: str = "--device") -> None:
+    """Raises ValueError for what is no device anywhere; whether it is here, loading will tell.
+
+    given: where the name comes from."""
     try:
         torch.device("cpu" if name == "auto" else name)
     except RuntimeError:  # its message lists much that never ran a model
-        raise ValueError(f"--device: {name!r} is none of {DEVICES}") from None
+        raise ValueError(f"{given}: {name!r} is none of {DEVICES}") from None
 
 
 def spare_threads(model: Model) -> None:
@@ -236,10 +247,50 @@ def _ctrl_c() -> Iterator[_Pressed]:
             signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
-def display(args: argparse.Namespace, model: Model, pause_s: float = 0.0) -> Display:
-    """The display for one reply: a live canvas where the terminal can show one."""
+def display(
+    args: argparse.Namespace, model: Model, slow: bool = False, view: CanvasView | None = None
+) -> Display:
+    """The display for one reply: a live canvas where the terminal can show one.
+
+    slow: hold every frame, from the noise on; view: how canvases are drawn, where not as text.
+    """
     if getattr(args, "json", False):
         return Silent()
     if args.no_visual or not is_visual():
         return Plain()
-    return Live(Console(highlight=False), model.tokenizer.decode, pause_s)
+    return Live(
+        Console(highlight=False),
+        model.tokenizer.decode,
+        PAUSE_S if slow else 0.0,
+        noise=noise(model, args.seed),
+        view=view,
+    )
+
+
+def noise(model: Model, seed: int) -> Callable[[int], list[int]]:
+    """The tokens that each canvas of a reply begins with."""
+    config = model.config
+    return lambda canvas: (
+        Noise(seed, canvas).tokens(0, config.canvas_length, config.vocab_size).tolist()
+    )
+
+
+def is_embedded(model: Model) -> bool:
+    """Whether it is the model in the package."""
+    return model.path == EMBEDDED
+
+
+def unsettled(answer: Answer, model: Model, raises: str = "--steps") -> str | None:
+    """What to know of canvases that ran out of steps; None where there are none.
+
+    raises: what raises the limit.
+    """
+    if answer.reply is None or "step_cap" not in answer.reply.stats.convergence:
+        return None
+    if is_embedded(model):
+        return "this demonstration model cannot answer that"
+    stats = answer.reply.stats
+    return (
+        f"the text may be unsettled: {stats.convergence.count('step_cap')} of {stats.canvases} "
+        f"canvases hit the step cap ({max(stats.steps)}); {raises} raises it"
+    )

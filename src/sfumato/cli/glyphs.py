@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 # One cell for one cell, so that nothing that was laid out moves.
-STAND_INS = str.maketrans({"·": "-", "━": "#", "╌": ".", "›": ">", "…": ".", "×": "x"})
+STAND_INS = str.maketrans(
+    {"·": "-", "━": "#", "╌": ".", "›": ">", "…": ".", "×": "x", "─": "-", "│": "|"}
+    | dict.fromkeys("┌┬┐├┼┤└┴┘", "+")
+)
 
 
 def speaks_unicode(stream: object) -> bool:

@@ -88,6 +88,8 @@ def resolve(args: argparse.Namespace) -> None:
     here yet. Raises ValueError or OSError where that cannot be."""
     if getattr(args, "url", None):  # what -m names there, a server has
         return
+    if getattr(args, "random_weights", None):  # SFUMATO_MODEL is for other runs
+        return
     for name in ("model", "path", "source"):
         given = getattr(args, name, None)
         if isinstance(given, str) and given.startswith(PREFIX):
@@ -97,6 +99,7 @@ def resolve(args: argparse.Namespace) -> None:
             quantize, device = getattr(args, "quantize", None), getattr(args, "device", "auto")
             path = local(reference) or pull.fetch(reference, quantize, device)
             setattr(args, name, str(path))
+            args.asked_for = given  # a snapshot's path says little
             if getattr(args, "name", "") is None:  # a snapshot's folder is no name for clients
                 args.name = path.name if path.is_file() else reference.repo.split("/")[1]
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import contextlib
 import json
 import os
 import sys
@@ -10,6 +11,7 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from sfumato.cli import notes
 from sfumato.cli.glyphs import speaks_unicode
 
 if TYPE_CHECKING:
@@ -20,24 +22,27 @@ def main(args: argparse.Namespace) -> int:
     """Answer, and return the exit code. Raises ValueError or OSError for bad input."""
     question = _question(args.question)  # before the slow imports: it may be missing
     if args.replay:
-        _check_replay(args.replay)
+        _check_replay(Path(args.replay))
 
-    from sfumato.cli import INTERRUPTED, generation, replay
+    with notes.loading():
+        from sfumato.cli import INTERRUPTED, generation, replay
 
     messages = [*generation.opening(args), {"role": "user", "content": question}]
     request = generation.request(args, messages)
     model = generation.load(args)
     engine = generation.engine(model, request)
-    display = generation.display(args, model)
+    if generation.is_embedded(model) and not args.json and sys.stderr.isatty():
+        print(notes.wrapped(generation.TOY) + "\n", file=sys.stderr)
+    display = generation.display(args, model, args.slow)
     recording = replay.Recording(display, model) if args.replay else None
     answer = generation.answer(engine, request, recording or display)
     if recording:
         name = Path(args.model).name if args.model else "sfumato-embedded"
-        recording.write(args.replay, name, question, answer)
+        recording.write(Path(args.replay), name, question, answer)
     if args.json:
         plain = not speaks_unicode(sys.stdout)
         print(json.dumps(_report(answer), ensure_ascii=plain, indent=2))
-    elif hint := _unsettled(answer):
+    elif hint := generation.unsettled(answer, model):
         print(f"sfumato: hint: {hint}", file=sys.stderr)
     return INTERRUPTED if answer.interrupted else 0
 
@@ -49,10 +54,14 @@ def _standard_input() -> str:
         raise ValueError(f"standard input is not UTF-8 text: {error}") from None
 
 
-def _question(given: str | None) -> str:
-    if given is None and sys.stdin.isatty():
-        raise ValueError('no question: sfumato run "…", or give it on standard input')
-    text = _standard_input() if given is None or given == "-" else given
+def _question(words: list[str]) -> str:
+    """The words of the command line, standard input, or what somebody types when asked."""
+    if words and words != ["-"]:
+        text = " ".join(words)
+    elif not words and sys.stdin.isatty():
+        text = _asked()
+    else:
+        text = _standard_input()
     if not text.strip():
         raise ValueError("the question is empty")
     return text
@@ -69,15 +78,19 @@ def _check_replay(path: Path) -> None:
         raise ValueError(f"--replay {path}: cannot be written")
 
 
-def _unsettled(answer: Answer) -> str | None:
-    """What to do about canvases that ran out of steps; None where there are none."""
-    if answer.reply is None or "step_cap" not in answer.reply.stats.convergence:
-        return None
-    stats = answer.reply.stats
-    return (
-        f"the text may be unsettled: {stats.convergence.count('step_cap')} of {stats.canvases} "
-        f"canvases hit the step cap ({max(stats.steps)}); --steps raises it"
-    )
+def _asked() -> str:
+    prompt = "Your question: "
+    if sys.stdout.isatty():
+        with contextlib.suppress(ImportError):
+            import readline  # noqa: F401  (importing it gives arrow keys to input())
+    else:  # the answer goes to a file; the prompt must not
+        print(prompt, end="", file=sys.stderr, flush=True)
+        prompt = ""
+    try:
+        return input(prompt)
+    except EOFError:
+        print(file=sys.stderr)
+        return ""
 
 
 def _report(answer: Answer) -> dict[str, Any]:

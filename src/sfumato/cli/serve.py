@@ -6,7 +6,6 @@ import argparse
 import ipaddress
 import json
 import logging
-import os
 import socket
 import sys
 import threading
@@ -17,6 +16,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from sfumato.cli.arguments import label, rank
 from sfumato.server.listen import Listener, bind
 from sfumato.server.settings import ServerSettings
 
@@ -66,7 +66,7 @@ def _serve(
         for listen in ends:
             listen(request, event)
 
-    generation.check_device(args.device)
+    generation.check_device(args.device, label(args, "device"))
     try:
         _check_memory(args)
         model = generation.load(args)
@@ -116,14 +116,15 @@ def _settings(args: argparse.Namespace) -> ServerSettings:
 
 
 def _api_key(args: argparse.Namespace) -> str | None:
-    if args.api_key is not None and args.api_key_file is not None:
-        raise ValueError("--api-key, --api-key-file: give one of them")
-    if args.api_key_file is not None:
+    """The key, or the key in the file: the one that the stronger source names."""
+    by_text, by_file = rank(args, "api_key"), rank(args, "api_key_file")
+    if by_text and by_text == by_file:
+        raise ValueError(
+            f"{label(args, 'api_key')}, {label(args, 'api_key_file')}: give one of them"
+        )
+    if by_file > by_text:
         return Path(args.api_key_file).read_text(encoding="utf-8").strip()
-    if args.api_key is not None:
-        return str(args.api_key).strip()
-    given = os.environ.get("SFUMATO_API_KEY")
-    return given.strip() if given else None
+    return str(args.api_key).strip() if by_text else None
 
 
 def _is_loopback(host: str) -> bool:

@@ -6,10 +6,12 @@ import argparse
 import json
 from pathlib import Path
 
+from sfumato.cli import notes
+
 
 def main(args: argparse.Namespace) -> int:
     """Run the one that the options name. Raises ValueError or OSError for bad input."""
-    return _train(args) if args.action == "train" else _evaluate(args)
+    return _train(args) if args.command == "train" else _evaluate(args)
 
 
 def _train(args: argparse.Namespace) -> int:
@@ -19,7 +21,8 @@ def _train(args: argparse.Namespace) -> int:
 
     if args.threads:
         torch.set_num_threads(args.threads)
-    recipe.run(args.recipe, Path(args.out), steps=args.steps, seed=args.seed)
+    with notes.progress("training") as told:
+        recipe.run(args.recipe, Path(args.out), steps=args.steps, seed=args.seed, progress=told)
     return 0
 
 
@@ -29,6 +32,9 @@ def _evaluate(args: argparse.Namespace) -> int:
     from sfumato.train import evaluate
 
     config = sfumato.SamplerConfig().options(**approximations(args))
-    figures = evaluate.run(args.model, count=args.count, seed=args.seed, config=config)
+    with notes.progress("answering") as told:
+        figures = evaluate.run(
+            args.model, count=args.count, seed=args.seed, config=config, progress=told
+        )
     print(json.dumps(figures, indent=2) if args.json else evaluate.table(figures))
     return 0

@@ -6,7 +6,8 @@ if those did as well, the refinement would be for show.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import itertools
+from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -50,9 +51,15 @@ class _Row:
 
 
 def evaluate(
-    model: Model, tasks: Sequence[Evaluation], config: SamplerConfig | None = None, seed: int = 0
+    model: Model,
+    tasks: Sequence[Evaluation],
+    config: SamplerConfig | None = None,
+    seed: int = 0,
+    answered: Callable[[], None] = lambda: None,
 ) -> Score:
-    """Answers all tasks, `ROWS` at a time, each with its own noise; a row that ends makes room."""
+    """Answers all tasks, `ROWS` at a time, each with its own noise; a row that ends makes room.
+
+    answered: called after each."""
     filled = (config or SamplerConfig()).over(model.sampler_defaults)
     filled = replace(filled, canvas_length=model.config.canvas_length)
     waiting = list(enumerate(tasks))[::-1]
@@ -68,6 +75,7 @@ def evaluate(
             converged += row.canvas.convergence == "converged"
             if _settle(model, row):
                 rows.remove(row)
+                answered()
                 exact += model.tokenizer.decode(row.reply) == row.task.expected
     return Score(
         len(tasks), exact / len(tasks), sum(steps) / len(steps), max(steps), converged / len(steps)
@@ -109,20 +117,26 @@ def run(
     count: int = 200,
     seed: int = 0,
     config: SamplerConfig | None = None,
+    progress: Callable[[int, int], None] = lambda done, total: None,
 ) -> Figures:
     """The scores of every set, and of the hard grids under two handicaps, by name.
 
     path: a checkpoint of this vocabulary; None is the embedded model; seed: draws the held-out
-    tasks, and the noise that they are answered with; config: how, in all of them.
+    tasks, and the noise that they are answered with; config: how, in all of them; progress: called
+    with the tasks answered, and all of them.
     """
     model, config = load(path), config or SamplerConfig()
     sets = evaluation_sets(seed, count)
-    scores = {name: evaluate(model, tasks, config, seed) for name, tasks in sets.items()}
     hard = sets["sudoku_hard"]
     one_step, blind = replace(config, max_steps=1), replace(config, self_conditioning=False)
-    scores["sudoku_hard, one step"] = evaluate(model, hard, one_step, seed)
-    scores["sudoku_hard, no self-conditioning"] = evaluate(model, hard, blind, seed)
-    return {name: asdict(score) for name, score in scores.items()}
+    runs = [(name, tasks, config) for name, tasks in sets.items()]
+    runs += [("sudoku_hard, one step", hard, one_step)]
+    runs += [("sudoku_hard, no self-conditioning", hard, blind)]
+    total, done = sum(len(tasks) for _, tasks, _ in runs), itertools.count(1)
+    return {
+        name: asdict(evaluate(model, tasks, how, seed, lambda: progress(next(done), total)))
+        for name, tasks, how in runs
+    }
 
 
 def table(figures: Figures) -> str:

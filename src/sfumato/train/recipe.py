@@ -52,6 +52,7 @@ EMBEDDED = ModelConfig(
 )
 
 Report = Callable[[str], None]
+Progress = Callable[[int, int], None]  # called with the steps done, and all of them
 
 
 def initialised(config: ModelConfig, generator: torch.Generator) -> Transformer:
@@ -86,7 +87,11 @@ def mixture(step: int, steps: int) -> Mixture:
 
 
 def train(
-    steps: int = STEPS, seed: int = 0, report: Report = print, every: int = 200
+    steps: int = STEPS,
+    seed: int = 0,
+    report: Report = print,
+    every: int = 200,
+    progress: Progress = lambda done, total: None,
 ) -> Transformer:
     """Trains the embedded model; the same seed, torch and thread count give the same weights."""
     generator = torch.Generator().manual_seed(seed)
@@ -116,6 +121,7 @@ def train(
         torch.nn.utils.clip_grad_norm_(learned, CLIP)
         optimiser.step()
         value = canvas_loss.item()
+        progress(step + 1, steps)
         smooth = value if math.isnan(smooth) else 0.98 * smooth + 0.02 * value
         if (step + 1) % every == 0:
             spent = time.perf_counter() - start
@@ -128,13 +134,18 @@ def train(
 
 
 def run(
-    name: str, out: Path, steps: int | None = None, seed: int = 0, report: Report = print
+    name: str,
+    out: Path,
+    steps: int | None = None,
+    seed: int = 0,
+    report: Report = print,
+    progress: Progress = lambda done, total: None,
 ) -> None:
     """Trains the recipe `name` and writes a checkpoint folder. Raises ValueError for a name that
     is no recipe."""
     if name != "embedded":
         raise ValueError(f"recipe: {name!r} is not known; there is 'embedded'")
-    network = train(steps or STEPS, seed, report)
+    network = train(steps or STEPS, seed, report, progress=progress)
     save_checkpoint(network, out)
     write_text_side(out)
     report(f"wrote {out}")

@@ -6,6 +6,7 @@ committed and nothing else. Knows no models and no requests.
 
 from __future__ import annotations
 
+import math
 import os
 import sys
 import time
@@ -69,7 +70,9 @@ class Silent(Plain):
 class Live:
     """The canvas in place, its progress below, committed lines above.
 
-    `pause_s` is how long each draft stays at least: a small model is too quick for the eye.
+    `pause_s` is how long each draft stays at least: a small model is too quick for the eye. Then a
+    canvas begins with a frame of the noise that it is made from: `noise` gives the ids for its
+    number.
     """
 
     def __init__(
@@ -78,15 +81,18 @@ class Live:
         decode: Callable[[list[int]], str],
         pause_s: float = 0.0,
         clock: Callable[[], float] = time.perf_counter,
+        noise: Callable[[int], list[int]] | None = None,
+        view: CanvasView | None = None,
     ) -> None:
-        self._console, self._clock, self._pause_s = console, clock, pause_s
+        self._console, self._clock, self._pause_s, self._noise = console, clock, pause_s, noise
         self._region = Region(console)
-        self._view = CanvasView(decode)
+        self._view = view or CanvasView(decode)
         self._pace = footer.Pace(clock)
         self._progress: list[str] = []
         self._text = ""  # the answer, as far as it is committed
         self._tokens = 0  # of it, and of the thought
         self._drawn_at = -FRAME_S
+        self._held_until = -math.inf  # by the clock
 
     def __enter__(self) -> Self:
         self._region.__enter__()
@@ -107,6 +113,8 @@ class Live:
         elif isinstance(event, Commit):
             self._tokens += len(event.token_ids)
             self._text += event.text
+            self._hold()
+            self._held_until = -math.inf
             self._draw(above=self._view.commit(event.text, self._width, event.thought))
         else:
             rest = self._view.commit(_news(event, self._text), self._width)
@@ -114,12 +122,24 @@ class Live:
         self._pace.resume()
 
     def _draft(self, event: Draft) -> None:
-        self._view.draft(event.canvas, event.token_ids.tolist(), event.accepted.tolist())
-        share = self._view.share
-        self._progress = footer.progress(event.canvas, event.step, event.max_steps, share)
-        if self._pause_s or event.step == 1 or self._clock() - self._drawn_at >= FRAME_S:
+        ids = event.token_ids.tolist()
+        if self._pause_s and event.step == 1 and self._noise:
+            noise = self._noise(event.canvas)[: len(ids)]
+            self._frame(event, 0, noise, [False] * len(noise))
+        self._frame(event, event.step, ids, event.accepted.tolist())
+
+    def _frame(self, event: Draft, step: int, ids: list[int], accepted: list[bool]) -> None:
+        self._hold()
+        self._view.draft(event.canvas, ids, accepted)
+        self._progress = footer.progress(event.canvas, step, event.max_steps, self._view.share)
+        if self._pause_s or step <= 1 or self._clock() - self._drawn_at >= FRAME_S:
             self._draw()
-            time.sleep(self._pause_s)
+            self._held_until = self._drawn_at + self._pause_s
+
+    def _hold(self) -> None:
+        """Waits until the last frame has been seen long enough."""
+        if self._pause_s:
+            time.sleep(max(0.0, min(self._pause_s, self._held_until - self._clock())))
 
     def _draw(self, above: list[Text] | None = None) -> None:
         fields = self._progress + self._pace.fields(self._tokens + self._view.accepted)

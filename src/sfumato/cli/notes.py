@@ -1,0 +1,54 @@
+"""Lines for people at a terminal, on standard error: what is being waited for, and how far it is.
+
+Where standard error is no terminal, there are none. Knows no models.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+
+_LOADING = "loading …"
+
+
+@contextmanager
+def loading() -> Iterator[None]:
+    """Says so within, on a line that is gone afterwards."""
+    shown = sys.stderr.isatty()
+    if shown:
+        print(_LOADING, end="\r", file=sys.stderr, flush=True)
+    try:
+        yield
+    finally:
+        if shown:
+            print(" " * len(_LOADING), end="\r", file=sys.stderr, flush=True)
+
+
+def wrapped(text: str) -> str:
+    """The text in lines that a terminal need not break within words."""
+    import shutil
+    import textwrap
+
+    return textwrap.fill(text, max(20, shutil.get_terminal_size().columns - 1))
+
+
+@contextmanager
+def progress(what: str) -> Iterator[Callable[[int, int], None]]:
+    """Yields a function that takes how many of how many are done, and shows a bar and the time
+    left, which are gone afterwards."""
+    if not sys.stderr.isatty():
+        yield lambda done, total: None
+        return
+    from rich.console import Console
+    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn
+    from rich.progress import TimeRemainingColumn as TimeLeft
+
+    columns = (TextColumn(what), BarColumn(), MofNCompleteColumn(), TimeLeft())
+    # Lines on standard output go above the bar in a terminal, and unchanged into a file.
+    both = sys.stdout.isatty()
+    with Progress(
+        *columns, console=Console(stderr=True), transient=True, redirect_stdout=both
+    ) as bar:
+        task = bar.add_task(what, total=None)
+        yield lambda done, total: bar.update(task, completed=done, total=total)

@@ -1,0 +1,284 @@
+"""Kinds of option values: how one is read from text, checked as a plain value, and described.
+
+Text comes from the command line and from environment variables, plain values from TOML. Every
+method that refuses raises ValueError with a message that says what is wrong, and not where: that
+is known to the caller. Knows no option and no source.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+_UNITS = {"K": 2**10, "M": 2**20, "G": 2**30}
+_ON, _OFF = ("1", "true", "yes", "on"), ("0", "false", "no", "off")
+_SHOWN = 60  # characters of a refused value
+
+
+class Kind(Protocol):
+    """One kind of values."""
+
+    def parse(self, text: str) -> Any:
+        """The value that a text stands for. Raises ValueError."""
+
+    def accept(self, value: object) -> Any:
+        """The value that a TOML value stands for. Raises ValueError."""
+
+    def show(self, value: Any) -> str:
+        """A value as somebody would write it."""
+
+    def describe(self) -> str:
+        """What is accepted, in a few words."""
+
+
+def quoted(value: object) -> str:
+    """A value for a message, cut where it is long."""
+    text = repr(value)
+    return text if len(text) <= _SHOWN else f"{text[:_SHOWN]}…"
+
+
+class Flag:
+    """True or false; on the command line the option alone says true."""
+
+    def parse(self, text: str) -> bool:
+        word = text.strip().lower()
+        if word not in _ON + _OFF:
+            raise ValueError(f"{quoted(text)} is neither true nor false")
+        return word in _ON
+
+    def accept(self, value: object) -> bool:
+        if not isinstance(value, bool):
+            raise ValueError(f"{quoted(value)} is neither true nor false (without quotes)")
+        return value
+
+    def show(self, value: bool) -> str:
+        return "true" if value else "false"
+
+    def describe(self) -> str:
+        return "true or false"
+
+
+class Text:
+    """Any text."""
+
+    def parse(self, text: str) -> str:
+        return text
+
+    def accept(self, value: object) -> str:
+        if not isinstance(value, str):
+            raise ValueError(f"{quoted(value)} is not text; write it in quotes")
+        return self.parse(value)
+
+    def show(self, value: str) -> str:
+        return value
+
+    def describe(self) -> str:
+        return "text"
+
+
+class Path(Text):
+    """A file or folder, relative to the working directory."""
+
+    def parse(self, text: str) -> str:
+        if not text:  # which pathlib would take for the working directory
+            raise ValueError("the path is empty")
+        return text
+
+    def describe(self) -> str:
+        return "path"
+
+
+@dataclass(frozen=True)
+class Choice(Text):
+    """One of a few names."""
+
+    names: tuple[str, ...]
+
+    def parse(self, text: str) -> str:
+        if text not in self.names:
+            raise ValueError(f"{quoted(text)} is none of {', '.join(self.names)}")
+        return text
+
+    def describe(self) -> str:
+        return ", ".join(self.names)
+
+
+@dataclass(frozen=True)
+class Whole:
+    """A whole number from `low` to `high`."""
+
+    low: int
+    high: int | None = None
+
+    def parse(self, text: str) -> int:
+        try:
+            value = int(text)
+        except ValueError:
+            value = self.low - 1
+        return self._inside(value, text)
+
+    def accept(self, value: object) -> int:
+        if not isinstance(value, int) or isinstance(value, bool):
+            hint = "; write it without quotes" if isinstance(value, str) else ""
+            raise ValueError(f"{quoted(value)} is not a {self.describe()}{hint}")
+        return self._inside(value, value)
+
+    def _inside(self, value: int, given: object) -> int:
+        if value < self.low or (self.high is not None and value > self.high):
+            raise ValueError(f"{quoted(given)} is not a {self.describe()}")
+        return value
+
+    def show(self, value: int) -> str:
+        return str(value)
+
+    def describe(self) -> str:
+        reach = f"from {self.low} on" if self.high is None else f"from {self.low} to {self.high}"
+        return f"whole number {reach}"
+
+
+@dataclass(frozen=True)
+class Number:
+    """A number from `low` to `high`; the ends count where they are not named in `without`."""
+
+    low: float
+    high: float = math.inf
+    without: tuple[float, ...] = ()
+    unit: str = ""
+
+    def parse(self, text: str) -> float:
+        try:
+            value = float(text)
+        except ValueError:
+            value = math.nan
+        return self._inside(value, text)
+
+    def accept(self, value: object) -> float:
+        if not isinstance(value, int | float) or isinstance(value, bool):
+            hint = "; write it without quotes" if isinstance(value, str) else ""
+            raise ValueError(f"{quoted(value)} is not a {self.describe()}{hint}")
+        try:
+            number = float(value)
+        except OverflowError:
+            number = math.inf
+        return self._inside(number, value)
+
+    def _inside(self, value: float, given: object) -> float:
+        inside = self.low <= value <= self.high and math.isfinite(value)
+        if not inside or value in self.without:
+            raise ValueError(f"{quoted(given)} is not a {self.describe()}")
+        return value
+
+    def show(self, value: float) -> str:
+        return f"{value:g}"
+
+    def describe(self) -> str:
+        low = f"over {self.low}" if self.low in self.without else f"from {self.low}"
+        high = f" to {self.high}" if math.isfinite(self.high) else " on"
+        if self.high in self.without:
+            high = f" to under {self.high}"
+        return f"number{self.unit and f' of {self.unit}'} {low}{high}"
+
+
+class Size:
+    """Bytes: 4096, 512K, 8M or 1G."""
+
+    def parse(self, text: str) -> int:
+        digits = text[:-1] if text[-1:].upper() in _UNITS else text
+        if not (digits.isascii() and digits.isdecimal() and len(digits) < 16):
+            raise ValueError(f"{quoted(text)} is no size; write {self.describe()}")
+        return int(digits) * (1 if digits == text else _UNITS[text[-1].upper()])
+
+    def accept(self, value: object) -> int:
+        if isinstance(value, bool) or not isinstance(value, str | int):
+            raise ValueError(f'{quoted(value)} is no size; write 4096, "512K", "8M" or "1G"')
+        return self.parse(str(value))
+
+    def show(self, value: int) -> str:
+        for letter in reversed(_UNITS):
+            if value and value % _UNITS[letter] == 0:
+                return f"{value // _UNITS[letter]}{letter}"
+        return str(value)
+
+    def describe(self) -> str:
+        return "4096, 512K, 8M or 1G"
+
+
+@dataclass(frozen=True)
+class Each:
+    """Several values: an option that may be given several times; an array in TOML.
+
+    As one text, values stand between commas, or in a JSON array, where they hold commas themselves.
+    """
+
+    item: Kind
+
+    def parse(self, text: str) -> list[Any]:
+        if not text.lstrip().startswith("["):
+            return [self.item.parse(part.strip()) for part in text.split(",") if part.strip()]
+        import json  # here: `sfumato --help` needs none
+
+        try:
+            values = json.loads(text)
+        except (ValueError, RecursionError):
+            raise ValueError(
+                'a value that begins with [ must be a JSON array, as ["a", "b"]'
+            ) from None
+        return self.accept(values)
+
+    def accept(self, value: object) -> list[Any]:
+        return [self.item.accept(one) for one in (value if isinstance(value, list) else [value])]
+
+    def show(self, value: list[Any]) -> str:
+        return ",".join(map(self.item.show, value))
+
+    def describe(self) -> str:
+        return f"{self.item.describe()}, several times"
+
+
+@dataclass(frozen=True)
+class Listed:
+    """One or more values with commas between them: 256,512; an array in TOML."""
+
+    item: Kind
+
+    def parse(self, text: str) -> list[Any]:
+        return [self.item.parse(part) for part in text.split(",")]
+
+    def accept(self, value: object) -> list[Any]:
+        if value == []:
+            raise ValueError("the array is empty")
+        return [self.item.accept(one) for one in (value if isinstance(value, list) else [value])]
+
+    def show(self, value: list[Any]) -> str:
+        return ",".join(map(self.item.show, value))
+
+    def describe(self) -> str:
+        return f"{self.item.describe()}; several with commas"
+
+
+@dataclass(frozen=True)
+class OneOrTwo:
+    """One value, or two with a colon between them: 64:8; in TOML also an array."""
+
+    item: Kind
+
+    def parse(self, text: str) -> tuple[Any, ...]:
+        parts = text.split(":")
+        if len(parts) > 2:
+            raise ValueError(f"{quoted(text)} is more than two values")
+        return tuple(self.item.parse(part) for part in parts)
+
+    def accept(self, value: object) -> tuple[Any, ...]:
+        if isinstance(value, str):
+            return self.parse(value)
+        values = value if isinstance(value, list) else [value]
+        if not 1 <= len(values) <= 2:
+            raise ValueError(f"{quoted(value)} is not one value or two")
+        return tuple(self.item.accept(one) for one in values)
+
+    def show(self, value: tuple[Any, ...]) -> str:
+        return ":".join(map(self.item.show, value))
+
+    def describe(self) -> str:
+        return f"{self.item.describe()}; or two with a colon"

@@ -1,0 +1,41 @@
+from __future__ import annotations
+
+import io
+import os
+
+import pytest
+
+from sfumato.cli import notes
+
+
+class Terminal(io.StringIO):
+    def isatty(self) -> bool:
+        return True
+
+
+def test_a_terminal_is_told_of_the_loading(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("sys.stderr", stderr := Terminal())
+    with notes.loading():
+        assert stderr.getvalue() == "loading …\r"
+    assert stderr.getvalue().split("\r")[1:] == [" " * 9, ""]
+    monkeypatch.setattr("sys.stderr", stderr := io.StringIO())
+    with notes.loading():
+        assert stderr.getvalue() == ""
+
+
+def test_progress_is_a_bar_in_a_terminal_and_nothing_elsewhere(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("TERM", "xterm")
+    for stderr, shown in ((Terminal(), True), (io.StringIO(), False)):
+        monkeypatch.setattr("sys.stderr", stderr)
+        with notes.progress("training") as told:
+            told(3, 7)
+            print("a line of the report")
+        assert ("training" in stderr.getvalue()) == ("3/7" in stderr.getvalue()) == shown
+        assert capsys.readouterr().out == "a line of the report\n"  # a file gets it unchanged
+
+
+def test_lines_are_broken_between_words(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("shutil.get_terminal_size", lambda: os.terminal_size((44, 24)))
+    assert notes.wrapped("word " * 20).splitlines()[0] == ("word " * 8).strip()
