@@ -98,6 +98,7 @@ def _add_serve(parser: argparse.ArgumentParser) -> None:
     add("--cors-origin", action="append", default=[], metavar="URL", help=_CORS)
     add("--max-tokens", type=whole(1), default=4096, metavar="N", help=_REPLY)
     add("--max-body", type=size, default=8 * 2**20, metavar="SIZE", help="of a request (8M)")
+    add("--max-values", type=whole(1), default=2**17, metavar="N", help="of a body's JSON (131072)")
     add("--max-messages", type=whole(1), default=1024, metavar="N", help="of a request (1024)")
     add("--lenient", action="store_true", help="ignore unknown fields instead of refusing them")
     add("--open", action="store_true", help="open the web page in a browser")

@@ -100,6 +100,7 @@ def _settings(args: argparse.Namespace) -> ServerSettings:
         cors_origins=tuple(args.cors_origin),
         lenient=args.lenient,
         max_body=args.max_body,
+        max_values=args.max_values,
         max_messages=args.max_messages,
         max_tokens=args.max_tokens,
     )

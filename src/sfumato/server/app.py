@@ -95,17 +95,17 @@ def _add_llama(app: FastAPI, service: Service) -> None:
         return await llama.completion(service, request)
 
     @app.post("/tokenize", tags=["llama-server"], openapi_extra=_takes(schemas.TokenizeBody))
-    async def tokenize(request: Request) -> dict[str, Any]:
+    async def tokenize(request: Request) -> Response:
         """Text to token ids."""
         return await llama.tokenize(service, request)
 
     @app.post("/detokenize", tags=["llama-server"], openapi_extra=_takes(schemas.DetokenizeBody))
-    async def detokenize(request: Request) -> dict[str, Any]:
+    async def detokenize(request: Request) -> Response:
         """Token ids to text."""
         return await llama.detokenize(service, request)
 
     @app.post("/apply-template", tags=["llama-server"], openapi_extra=_takes(schemas.TemplateBody))
-    async def apply_template(request: Request) -> dict[str, Any]:
+    async def apply_template(request: Request) -> Response:
         """The prompt that messages become."""
         return await llama.apply_template(service, request)
 
