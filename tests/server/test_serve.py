@@ -118,10 +118,14 @@ def test_a_refusal_is_counted_and_audited(
     assert httpx.post(program.url + path, json=body | {"user": "ann", "n": 2}).status_code == 400
     counted = f'sfumato_requests_total{{endpoint="{path}",outcome="too_large"}} 1.0'
     assert counted in httpx.get(f"{program.url}/metrics").text
-    program.end()
-    (entry,) = map(json.loads, log.read_text().splitlines())
+    assert httpx.post(program.url + path, content="[").status_code == 400
+    _, said = program.end()
+    entry, other = map(json.loads, log.read_text().splitlines())
     assert (entry["event"], entry["error"], entry["user"]) == ("failed", "too_large", "ann")
     assert entry["seconds"] is None and "xxx" not in log.read_text()
+    assert (other["event"], other["endpoint"], other["status"]) == ("refused", path, 400)
+    assert re.match(r"\d{4}-\d\d-\d\dT[\d:.]+Z WARNING sfumato\.server\.observe: refused: ", said)
+    assert said.count("\n") == 2
 
 
 def test_a_signal_lets_requests_finish(start: Callable[..., Program]) -> None:
@@ -185,9 +189,10 @@ def test_the_key_from_everywhere(start: Callable[..., Program], tmp_path: Path, 
 
 
 def test_it_warns_where_everybody_may_ask(start: Callable[..., Program]) -> None:
-    program = start("--host", "0.0.0.0", "--context", "128")
+    program = start("--host", "0.0.0.0", "--context", "128", "--log-format", "json")
     _, said = program.end()
-    assert said.count("\n") == 1 and "--api-key" in said
+    line = json.loads(said)
+    assert line["level"] == "warning" and "--api-key" in line["message"] and line["time"]
 
 
 def test_wrong_starts_are_one_clear_line(tmp_path: Path) -> None:

@@ -102,7 +102,8 @@ def _add_serve(parser: argparse.ArgumentParser) -> None:
     add("--max-messages", type=whole(1), default=1024, metavar="N", help="of a request (1024)")
     add("--lenient", action="store_true", help="ignore unknown fields instead of refusing them")
     add("--open", action="store_true", help="open the web page in a browser")
-    add = parser.add_argument_group("audit").add_argument
+    add = parser.add_argument_group("logs").add_argument
+    add("--log-format", choices=("text", "json"), default="text", help="on standard error (text)")
     add("--audit-log", metavar="FILE", help="write a line of JSON for every request")
     add("--audit-text", action="store_true", help="with prompts and answers in it")
     add("--audit-max-bytes", type=size, default=64 * 2**20, metavar="SIZE", help=_ROTATION)

@@ -8,7 +8,6 @@ import json
 import logging
 import os
 import socket
-import sys
 import threading
 import webbrowser
 from collections.abc import Callable
@@ -17,6 +16,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from sfumato.server import logs
 from sfumato.server.listen import Listener, bind
 from sfumato.server.settings import ServerSettings
 
@@ -24,21 +24,20 @@ if TYPE_CHECKING:
     from sfumato.engine import Engine, EngineConfig, Request, Terminal
     from sfumato.engine.behind import Behind
 
+log = logging.getLogger(__name__)
+
 ANY_ADDRESS = ("0.0.0.0", "::", "")
 OWN_NAMES = ("localhost", "127.0.0.1", "::1")
 
 
 def main(args: argparse.Namespace) -> int:
     """Serve, and return the exit code. Raises ValueError or OSError for bad input."""
-    if not args.verbose:
-        logging.basicConfig(level=logging.WARNING, format="sfumato: %(message)s", stream=sys.stderr)
+    logs.configure(args.log_format, args.verbose)
     settings = _settings(args)
     bound = bind(args.host, args.port)  # before the slow part: it may be taken
     if settings.api_key is None and not _is_loopback(args.host):
-        print(
-            f"sfumato: warning: everybody who reaches {args.host} may use this server; "
-            "--api-key asks for a key",
-            file=sys.stderr,
+        log.warning(
+            "everybody who reaches %s may use this server; --api-key asks for a key", args.host
         )
     with bound, _audit_log(args) as audit:
         _serve(args, settings, bound, audit)
@@ -74,7 +73,7 @@ def _serve(
     ends.append(metrics.observe)
     if audit is not None:
         ends.append(_recorder(audit, engine, settings.model_name))
-    app = create_app(engine, settings, metrics)
+    app = create_app(engine, settings, metrics, None if audit is None else audit.write)
     url = f"http://{_shown(args.host)}:{bound.getsockname()[1]}"
     listener = Listener(
         app,

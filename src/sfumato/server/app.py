@@ -15,6 +15,7 @@ from sfumato import __version__
 from sfumato.engine import Engine
 from sfumato.server import chat, completions, errors, info, llama, reference, schemas
 from sfumato.server.metrics import CONTENT_TYPE, Metrics
+from sfumato.server.observe import AuditLine, Observer
 from sfumato.server.security import Gate
 from sfumato.server.service import Service
 from sfumato.server.settings import ServerSettings
@@ -29,11 +30,16 @@ _ABOUT = (
 
 
 def create_app(
-    engine: Engine, settings: ServerSettings | None = None, metrics: Metrics | None = None
+    engine: Engine,
+    settings: ServerSettings | None = None,
+    metrics: Metrics | None = None,
+    audit: AuditLine | None = None,
 ) -> FastAPI:
     """engine: started by its owner, who closes it too; metrics: those that see each request's end
-    (None: the engine's own figures alone)."""
+    (None: figures of the engine and of HTTP alone); audit: takes lines of requests that never reach
+    the engine."""
     service = Service(engine, settings or ServerSettings())
+    metrics = metrics or Metrics(engine)
     app = FastAPI(
         title="Sfumato",
         version=__version__,
@@ -57,6 +63,7 @@ def create_app(
             allow_methods=["GET", "POST"],
             allow_headers=["*"],
         )
+    app.add_middleware(Observer, routes=app.routes, metrics=metrics, audit=audit)  # outermost
     return app
 
 
@@ -110,7 +117,7 @@ def _add_llama(app: FastAPI, service: Service) -> None:
         return await llama.apply_template(service, request)
 
 
-def _add_info(app: FastAPI, service: Service, metrics: Metrics | None) -> None:
+def _add_info(app: FastAPI, service: Service, metrics: Metrics) -> None:
     @app.head("/health", include_in_schema=False)
     @app.head("/v1/health", include_in_schema=False)
     @app.get("/health", tags=["server"])
@@ -134,12 +141,10 @@ def _add_info(app: FastAPI, service: Service, metrics: Metrics | None) -> None:
         """Memory as predicted, and as there is."""
         return info.memory(service)
 
-    scrape = (metrics or Metrics(service.engine)).text
-
     @app.get("/metrics", tags=["server"], response_class=Response)
     def metrics_text() -> Response:
         """Prometheus' text format."""
-        return Response(scrape(), media_type=CONTENT_TYPE)
+        return Response(metrics.text(), media_type=CONTENT_TYPE)
 
 
 def _add_reference(app: FastAPI) -> None:
