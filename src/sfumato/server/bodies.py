@@ -89,7 +89,18 @@ def made(
     return validated(value, model, lenient)
 
 
-def parse(data: bytes | bytearray, most_values: int) -> dict[str, Any]:
+def light(body: Model) -> Model:
+    """The body without its lists, objects and longer texts: for what is kept while its replies are
+    written, which may be hundreds at a time."""
+    heavy = [
+        name
+        for name, value in body
+        if isinstance(value, list | dict) or (isinstance(value, str) and len(value) > 1000)
+    ]
+    return body.model_copy(update=dict.fromkeys(heavy))
+
+
+def parse(data: bytearray, most_values: int) -> dict[str, Any]:
     """A JSON object in UTF-8. Raises ApiError for anything else."""
     try:
         extent(data, most_values)
@@ -97,7 +108,9 @@ def parse(data: bytes | bytearray, most_values: int) -> dict[str, Any]:
         hint = "" if "nested" in str(error) else "; send less, or raise --max-values"
         raise bad_request(f"the body {error}{hint}", code="body_too_complex") from None
     try:
-        value = from_json(data.removeprefix(_BOM), allow_inf_nan=False, cache_strings="none")
+        if data.startswith(_BOM):
+            del data[: len(_BOM)]
+        value = from_json(data, allow_inf_nan=False, cache_strings="none")
     except ValueError as error:
         hint = "; NaN and Infinity are no numbers in JSON" if _has_no_number(data) else ""
         raise bad_request(f"the body is not JSON: {str(error)[:200]}{hint}") from None
@@ -106,7 +119,7 @@ def parse(data: bytes | bytearray, most_values: int) -> dict[str, Any]:
     return value
 
 
-def _has_no_number(data: bytes | bytearray) -> bool:
+def _has_no_number(data: bytearray) -> bool:
     return b"NaN" in data or b"Infinity" in data
 
 

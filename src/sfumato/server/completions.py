@@ -23,6 +23,7 @@ async def complete(service: Service, http: HttpRequest) -> Response:
     """Raises ApiError."""
     async with bodies.read(service, http, CompletionBody) as body:
         requests = await run_in_threadpool(requests_of, service, body)
+    body = bodies.light(body)
     started = await running.start(service.engine, requests)
     if body.stream:
         return stream.response(service, started, TextWriter(service, body, requests))

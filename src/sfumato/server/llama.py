@@ -16,6 +16,7 @@ from sfumato.server.messages import conversation
 from sfumato.server.sampling import asked, seeds_of
 from sfumato.server.schemas import DetokenizeBody, LlamaBody, TemplateBody, TokenizeBody
 from sfumato.server.service import Service
+from sfumato.text.prompt import check_long_texts
 
 _STOP_TYPES = {"eos": "eos", "max_tokens": "limit", "stop": "word", "cancelled": "none"}
 
@@ -24,8 +25,10 @@ async def completion(service: Service, http: HttpRequest) -> Response:
     """Raises ApiError."""
     async with bodies.read(service, http, LlamaBody) as body:
         request = await run_in_threadpool(request_of, service, body)
+    streamed = body.stream
+    del body  # it may be large
     started = await running.start(service.engine, [request])
-    if body.stream:
+    if streamed:
         return stream.response(service, started, LlamaWriter(service), done=False)
     (outcome,) = await running.outcomes(http, started)
     text = outcome.finished.reply.text
@@ -151,6 +154,9 @@ def _prompt(service: Service, body: TemplateBody) -> str:
     messages = conversation(body.messages, settings.max_messages, settings.lenient)
     kwargs = body.chat_template_kwargs
     try:
+        check_long_texts(
+            [messages, body.tools], lambda text: service.engine.check_length(text, "messages")
+        )
         return service.model.template.render(
             messages,
             thinking=bool(kwargs and kwargs.enable_thinking),

@@ -47,10 +47,8 @@ def prompt_ids(
         TemplateError: the template failed on them.
         TokenizerError: the text cannot be encoded.
     """
+    check_long_texts([messages, tools], check)
     checked, schemas = check_messages(messages), check_tools(tools)
-    for text in _texts([checked, schemas]):
-        if len(text) > LONG:  # as soon as can be: to render and search it takes long, too
-            check(text.strip())
     special = {tokenizer.token_text(i): i for i in tokenizer.special_ids}
     starts = {text[0] for text in special}
     stand_ins = _stand_ins(starts, starts | _private([checked, schemas]))
@@ -75,6 +73,14 @@ def prompt_ids(
     return [tokenizer.bos_id, *(i for i in ids if i != tokenizer.bos_id)]
 
 
+def check_long_texts(value: Any, check: Callable[[str], None]) -> None:
+    """Calls check with each long text in plain data, before any copy of it is made: a template may
+    trim a text, or leave a past thought out, but not by megabytes that somebody meant."""
+    for text in _texts(value):
+        if len(text) > LONG:
+            check(text)
+
+
 def _stand_ins(starts: set[str], used: set[str]) -> dict[str, str]:
     free = (c for c in map(chr, _PRIVATE) if c not in used)
     chosen = dict(zip(sorted(starts), free, strict=False))
@@ -96,7 +102,7 @@ def _texts(value: Any) -> Iterator[str]:
         yield from value
         for item in value.values():
             yield from _texts(item)
-    elif isinstance(value, list):
+    elif isinstance(value, list | tuple):
         for item in value:
             yield from _texts(item)
 
