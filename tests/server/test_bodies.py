@@ -18,7 +18,7 @@ from pydantic import BaseModel
 
 from sfumato.api import Model
 from sfumato.server import admission, bodies, schemas
-from sfumato.server.admission import Lane
+from sfumato.server.admission import Room, Turns
 from sfumato.server.app import ServerSettings
 from sfumato.server.errors import ApiError
 
@@ -190,9 +190,9 @@ def run(work: Coroutine[Any, Any, None]) -> None:
     asyncio.run(asyncio.wait_for(work, 20))
 
 
-async def busy(lane: Lane, nbytes: int) -> ApiError:
+async def busy(room: Room, nbytes: int) -> ApiError:
     with pytest.raises(ApiError) as caught:
-        async with lane.room(nbytes):
+        async with room.share(nbytes):
             pass
     return caught.value
 
@@ -201,34 +201,35 @@ def test_room_is_given_in_order_and_the_wait_is_bounded(monkeypatch: pytest.Monk
     monkeypatch.setattr(admission, "WAIT_S", 0.3)
     monkeypatch.setattr(admission, "TICK_S", 0.05)
 
-    async def body(lane: Lane, nbytes: int, taken: list[int]) -> None:
-        async with lane.room(nbytes):
+    async def body(room: Room, nbytes: int, taken: list[int]) -> None:
+        async with room.share(nbytes):
             taken.append(nbytes)
 
     async def work() -> None:
-        lane, taken = Lane(100, threads=1, most_waiting=2), list[int]()
-        async with lane.room(60):
-            large = asyncio.create_task(body(lane, 80, taken))
+        room, taken = Room(100, most_waiting=2), list[int]()
+        async with room.share(60):
+            large = asyncio.create_task(body(room, 80, taken))
             await asyncio.sleep(0)
-            small = asyncio.create_task(body(lane, 10, taken))  # there is room; it waits its turn
+            small = asyncio.create_task(body(room, 10, taken))  # there is room; it waits its turn
             await asyncio.sleep(0)
-            third = await busy(lane, 1)
+            third = await busy(room, 1)
             assert (third.status, third.code) == (503, "bodies_busy")
             assert third.headers["Retry-After"]
         await asyncio.gather(large, small)
         assert taken == [80, 10]
-        async with lane.room(100):
+        async with room.share(100):
             began = time.monotonic()
-            assert (await busy(lane, 1)).status == 503
+            assert (await busy(room, 1)).status == 503
             assert 0.2 < time.monotonic() - began < 5
-            gone = asyncio.create_task(body(lane, 1, taken))
+            gone = asyncio.create_task(body(room, 1, taken))
             await asyncio.sleep(0)
             gone.cancel()
-        async with lane.room(100):  # all of it is there again
+        async with room.share(100):  # all of it is there again
             pass
-        async with lane.thread():
+        turns = Turns(1)
+        async with turns.turn():
             with pytest.raises(ApiError):
-                async with lane.thread():
+                async with turns.turn():
                     pass
 
     run(work())
@@ -240,24 +241,24 @@ def test_a_body_that_keeps_its_pace_is_not_hurried(monkeypatch: pytest.MonkeyPat
     monkeypatch.setattr(admission, "TICK_S", 0.01)
 
     @asynccontextmanager
-    async def uploading(lane: Lane, nbytes: int) -> AsyncIterator[None]:
-        async with lane.arrival(9.0) as arrival:
+    async def uploading(room: Room, nbytes: int) -> AsyncIterator[None]:
+        async with room.arriving(9.0) as arrival:
             arrival.nbytes = nbytes
             yield
 
-    async def slow(lane: Lane) -> None:
-        async with lane.room(50), uploading(lane, 0):
+    async def slow(room: Room) -> None:
+        async with room.share(50), uploading(room, 0):
             await asyncio.sleep(10)
 
     async def work() -> None:
-        lane = Lane(100, threads=1, most_waiting=2)
+        room = Room(100, most_waiting=2)
         async with AsyncExitStack() as held:
-            await held.enter_async_context(lane.room(50))
-            await held.enter_async_context(uploading(lane, 10**9))
-            task = asyncio.create_task(slow(lane))
+            await held.enter_async_context(room.share(50))
+            await held.enter_async_context(uploading(room, 10**9))
+            task = asyncio.create_task(slow(room))
             await asyncio.sleep(0.1)
             assert not task.done()  # nobody waits for its room
-            async with lane.room(50):
+            async with room.share(50):
                 with pytest.raises(ApiError, match="while others waited"):
                     await task
 

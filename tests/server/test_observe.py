@@ -9,6 +9,7 @@ import logging
 import re
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -16,6 +17,7 @@ from prometheus_client.parser import text_string_to_metric_families
 from tests.server.test_metrics import finished
 
 from sfumato.api import Model
+from sfumato.cli import serve
 from sfumato.engine import Engine, EngineConfig, Failed, Request
 from sfumato.server import logs
 from sfumato.server.app import ServerSettings, create_app
@@ -121,6 +123,19 @@ def test_a_flood_of_refusals_fills_no_log(caplog: pytest.LogCaptureFixture) -> N
     assert "more with this status" in caplog.records[-1].getMessage()
 
 
+def test_a_flood_of_what_the_engine_refuses_fills_no_audit_log(asked: Asked) -> None:
+    lines: list[Any] = []
+    log: Any = SimpleNamespace(record=lambda request, event, facts, held: lines.append(event.kind))
+    record = serve._recorder(log, asked.client.app.state.service.engine, "name")  # type: ignore
+    for _ in range(500):
+        record(Request(""), Failed("queue_full", ""))
+    record(Request(""), Failed("too_large", ""))
+    failed = Failed("timeout", "", finished().account)  # it had a slot, and that is its line
+    for _ in range(50):
+        record(Request(""), failed)
+    assert lines == ["queue_full"] * 10 + ["too_large"] + ["timeout"] * 50
+
+
 @pytest.fixture
 def configured() -> Iterator[Callable[[str], io.StringIO]]:
     """The root logger as `serve` configures it, and as it was again afterwards."""
@@ -145,7 +160,7 @@ def test_lines_of_the_log_have_time_and_level(configured: Callable[[str], io.Str
     log.warning("line\nbreak %s", "100%")
     log.info("left out")
     assert re.fullmatch(
-        r"20\d\d-\d\d-\d\dT\d\d:\d\d:\d\d\.\d{3}Z WARNING sfumato\.test: line\\nbreak 100%\n",
+        r"20\d\d-\d\d-\d\dT\d\d:\d\d:\d\d\.\d{3}Z WARNING sfumato\.test: line\\x0abreak 100%\n",
         text.getvalue(),
     )
     text = configured("json")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import gc
 import ipaddress
 import json
 import logging
@@ -18,6 +19,7 @@ from typing import TYPE_CHECKING
 
 from sfumato.server import logs
 from sfumato.server.listen import Listener, bind
+from sfumato.server.ratelimit import RateLimit
 from sfumato.server.settings import ServerSettings
 
 if TYPE_CHECKING:
@@ -82,6 +84,9 @@ def _serve(
         ready=lambda: _tell(args, engine, settings, url),
         access_log=args.verbose,
     )
+    # What is there by now stays: looking through it again and again would hold all threads up.
+    gc.collect()
+    gc.freeze()
     engine.start()
     try:
         listener.run(sockets=[bound])
@@ -176,7 +181,16 @@ def _recorder(log: Behind, engine: Engine, name: str) -> Callable[[Request, Term
     from sfumato.engine.audit import facts
 
     budget = engine.state().memory.budget
-    return lambda request, event: log.record(request, event, facts(engine.model, name, budget))
+    limit = RateLimit()
+
+    def record(request: Request, event: Terminal) -> None:
+        held_back: int | None = 0
+        if event.account is None:  # refused: a client may have that as often as it likes
+            held_back = limit.passes(getattr(event, "kind", None))
+        if held_back is not None:
+            log.record(request, event, facts(engine.model, name, budget), held_back)
+
+    return record
 
 
 def _shown(host: str) -> str:

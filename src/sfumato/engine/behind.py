@@ -43,9 +43,12 @@ class Behind:
                 )
             self._lost = True
 
-    def record(self, request: Request, event: Finished | Failed, facts: Facts) -> None:
-        """Writes the line of one request."""
-        self.write(entry(request, event, facts, self._log.text))
+    def record(
+        self, request: Request, event: Finished | Failed, facts: Facts, held_back: int = 0
+    ) -> None:
+        """Writes the line of one request. held_back: refusals before it that have none."""
+        line = entry(request, event, facts, self._log.text)
+        self.write(line | {"held_back": held_back} if held_back else line)
 
     def close(self, seconds: float = CLOSE_S) -> None:
         """Waits so long for what has been written to reach the file."""

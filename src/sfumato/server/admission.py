@@ -1,8 +1,8 @@
-"""How many bytes of bodies are held at a time, and how many bodies are read by a thread.
+"""How many bytes of large bodies are held at a time, and how many bodies are read by a thread.
 
-A body holds its share from its first byte until its request is made. Where there is no room the
-body is not received: the connection stands still. That wait is bounded, and ends in a 503. Knows no
-JSON.
+A large body holds its share from its first byte until its request is made. Where there is no room
+it is not received: the connection stands still. Small ones need no share, since a connection has as
+much in its own buffers. Every wait is bounded, and ends in a 503. Knows no JSON.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from contextlib import asynccontextmanager
 
 from sfumato.server.errors import RETRY_AFTER_S, ApiError
 
-SMALL = 64 * 2**10  # bytes; larger bodies have a lane of their own, and never delay the others
+SMALL = 64 * 2**10  # bytes; what a connection buffers in any case
 WAIT_S = 10.0  # for room, and again for a thread
 TICK_S = 0.25
 GRACE_S = 2.0  # that a body may take to arrive, whatever others wait for
@@ -33,48 +33,32 @@ class Arrival:
     def hurry(self, now: float) -> None:
         """Ends it where it is slow."""
         age = now - self._began
-        if not self.hurried and age > GRACE_S and self.nbytes < PACE * age:
+        slow = age > GRACE_S and self.nbytes < PACE * age
+        if slow and not self.hurried and not self._limit.expired():
             self.hurried = True
             self._limit.reschedule(now)
 
 
-class Lane:
-    """Room for bodies of a kind, first come, first served."""
+@asynccontextmanager
+async def arriving(seconds: float) -> AsyncIterator[Arrival]:
+    """Within, a body is received. Raises ApiError where it takes too long."""
+    arrival: Arrival | None = None
+    try:
+        async with asyncio.timeout(seconds) as limit:
+            arrival = Arrival(limit)
+            yield arrival
+    except TimeoutError:
+        raise _late(seconds, arrival is not None and arrival.hurried) from None
 
-    def __init__(self, nbytes: int, threads: int, most_waiting: int) -> None:
-        self._free, self._most_waiting = nbytes, most_waiting
-        self._waiting: deque[tuple[int, asyncio.Future[None]]] = deque()
-        self._arrivals: set[Arrival] = set()
+
+class Turns:
+    """Threads that read bodies, first come, first served."""
+
+    def __init__(self, threads: int) -> None:
         self._threads = asyncio.Semaphore(threads)
 
     @asynccontextmanager
-    async def room(self, nbytes: int) -> AsyncIterator[None]:
-        """Within, so many bytes are taken. Raises ApiError where there is no room for long."""
-        await self._take(nbytes)
-        try:
-            yield
-        finally:
-            self._free += nbytes
-            self._grant()
-
-    @asynccontextmanager
-    async def arrival(self, seconds: float) -> AsyncIterator[Arrival]:
-        """Within, a body is received. Raises ApiError where it takes too long."""
-        arrival: Arrival | None = None
-        try:
-            async with asyncio.timeout(seconds) as limit:
-                arrival = Arrival(limit)
-                self._arrivals.add(arrival)
-                yield arrival
-        except TimeoutError:
-            hurried = arrival is not None and arrival.hurried
-            raise _late(seconds, hurried) from None
-        finally:
-            if arrival is not None:
-                self._arrivals.discard(arrival)
-
-    @asynccontextmanager
-    async def thread(self) -> AsyncIterator[None]:
+    async def turn(self) -> AsyncIterator[None]:
         """Within, a thread may work on a body. Raises ApiError where others take too long."""
         try:
             async with asyncio.timeout(WAIT_S):
@@ -85,6 +69,35 @@ class Lane:
             yield
         finally:
             self._threads.release()
+
+
+class Room:
+    """Bytes for bodies, first come, first served."""
+
+    def __init__(self, nbytes: int, most_waiting: int) -> None:
+        self._free, self._most_waiting = nbytes, most_waiting
+        self._waiting: deque[tuple[int, asyncio.Future[None]]] = deque()
+        self._arrivals: set[Arrival] = set()
+
+    @asynccontextmanager
+    async def share(self, nbytes: int) -> AsyncIterator[None]:
+        """Within, so many bytes are taken. Raises ApiError where there is no room for long."""
+        await self._take(nbytes)
+        try:
+            yield
+        finally:
+            self._free += nbytes
+            self._grant()
+
+    @asynccontextmanager
+    async def arriving(self, seconds: float) -> AsyncIterator[Arrival]:
+        """Within, a body that has a share is received; it must make haste where others wait."""
+        async with arriving(seconds) as arrival:
+            self._arrivals.add(arrival)
+            try:
+                yield arrival
+            finally:
+                self._arrivals.discard(arrival)
 
     async def _take(self, nbytes: int) -> None:
         if not self._waiting and nbytes <= self._free:
@@ -118,14 +131,15 @@ class Lane:
             granted.set_result(None)
 
 
-class Lanes:
-    """The two lanes of a server: of small bodies, which nearly all are, and of large ones."""
+class Admission:
+    """What a server admits. Small bodies, which nearly all are, never wait for large ones."""
 
     def __init__(self, max_body: int) -> None:
         self.most = max_body
-        self.small = Lane(256 * SMALL, threads=2, most_waiting=1024)
+        self.room = Room(2 * max_body, most_waiting=16)
+        self.small = Turns(2)
         # One at a time is read: its values and texts may take several times its bytes.
-        self.large = Lane(2 * max(max_body, SMALL), threads=1, most_waiting=16)
+        self.large = Turns(1)
 
 
 def _busy() -> ApiError:

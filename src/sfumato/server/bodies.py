@@ -17,7 +17,7 @@ from fastapi.concurrency import run_in_threadpool
 from pydantic import BaseModel, ValidationError
 from pydantic_core import from_json
 
-from sfumato.server.admission import SMALL, Arrival, Lane, Lanes
+from sfumato.server.admission import SMALL, Admission, Arrival, Turns, arriving
 from sfumato.server.errors import CLIENT_GONE, ApiError, bad_request
 from sfumato.server.service import Service
 from sfumato.text.jsonscan import JsonTooLarge, extent
@@ -37,31 +37,30 @@ async def read(service: Service, request: Request, model: type[Model]) -> AsyncI
     held: what takes time with it belongs there. Raises ApiError."""
     settings = service.settings
     async with AsyncExitStack() as held:
-        data, lane = await _arrived(request, service.lanes, held)
-        await held.enter_async_context(lane.thread())
+        data, turns = await _arrived(request, service.admission, held)
+        await held.enter_async_context(turns.turn())
         yield await run_in_threadpool(
             made, data, model, settings.lenient, settings.max_values, empty=True
         )
 
 
-async def _arrived(request: Request, lanes: Lanes, held: AsyncExitStack) -> tuple[bytearray, Lane]:
-    """The whole body, and the lane that it has its share of."""
+async def _arrived(
+    request: Request, admission: Admission, held: AsyncExitStack
+) -> tuple[bytearray, Turns]:
+    """The whole body, and what it has to wait for; a large one's share is held."""
     said = request.headers.get("content-length", "")
     length = int(said) if said.isascii() and said.isdecimal() and len(said) < 20 else None
-    small = length is None or length <= SMALL
-    lane = lanes.small if small else lanes.large
-    await held.enter_async_context(lane.room(SMALL if length is None else length))
     data = bytearray()
-    async with lane.arrival(BODY_S) as arrival:
-        whole = await _received(request, data, arrival, SMALL if small else lanes.most)
-    if whole:
-        return data, lane
-    # It did not say how long it is, and is not small.
-    lane = lanes.large
-    await held.enter_async_context(lane.room(lanes.most))
-    async with lane.arrival(BODY_S) as arrival:
-        await _received(request, data, arrival, lanes.most)
-    return data, lane
+    if length is None or length <= SMALL:
+        async with arriving(BODY_S) as arrival:
+            if await _received(request, data, arrival, SMALL):
+                return data, admission.small
+        # It did not say how long it is, and is not small.
+        length = admission.most
+    await held.enter_async_context(admission.room.share(length))
+    async with admission.room.arriving(BODY_S) as arrival:
+        await _received(request, data, arrival, admission.most)
+    return data, admission.large
 
 
 async def _received(request: Request, data: bytearray, arrival: Arrival, most: int) -> bool:

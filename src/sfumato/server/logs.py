@@ -17,7 +17,8 @@ FORMATS = ("text", "json")
 # Loggers that write what a client may make them write, over and over.
 REPEATED = ("uvicorn.error", "sfumato.server.errors")
 
-_BREAKS = str.maketrans({"\r": "\\r", "\n": "\\n"})
+# No line ends and no terminal codes, whatever a client sent.
+_CONTROLS = str.maketrans({code: f"\\x{code:02x}" for code in (*range(32), *range(127, 160))})
 
 
 def configure(form: str = "text", verbose: bool = False, stream: TextIO | None = None) -> None:
@@ -57,7 +58,7 @@ class TextFormatter(logging.Formatter):
         return _time(record)
 
     def formatMessage(self, record: logging.LogRecord) -> str:
-        message = record.message.translate(_BREAKS)  # one line, whatever a client sent
+        message = record.message.translate(_CONTROLS)
         return f"{record.asctime} {record.levelname} {record.name}: {message}"
 
     def usesTime(self) -> bool:
@@ -76,7 +77,7 @@ class JsonFormatter(logging.Formatter):
         }
         if record.exc_info:
             line["exception"] = self.formatException(record.exc_info)
-        return json.dumps(line, ensure_ascii=False)
+        return json.dumps(line)
 
 
 def _time(record: logging.LogRecord) -> str:
