@@ -186,6 +186,19 @@ def test_stalled_uploads_hold_up_no_small_body_and_give_way_to_large_ones(
         raw.close()
 
 
+def test_what_there_is_no_room_for_has_its_answer(
+    serve: Callable[..., Any], embedded: Model, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(admission, "WAIT_S", 0.2)
+    monkeypatch.setattr(admission, "TICK_S", 0.05)
+    served = serve(embedded, ServerSettings(max_body=1 << 22))
+    # As where others hold all of it.
+    monkeypatch.setattr(served.service.admission, "room", Room(0, most_waiting=1))
+    answer = served.post("/tokenize", content="x" * 4_000_000)
+    assert answer.status_code == 503 and answer.headers["retry-after"]
+    assert answer.json()["error"]["code"] == "bodies_busy"
+
+
 def run(work: Coroutine[Any, Any, None]) -> None:
     asyncio.run(asyncio.wait_for(work, 20))
 

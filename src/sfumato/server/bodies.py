@@ -7,8 +7,9 @@ refused, or, where the server is lenient, left out.
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import AsyncIterator, Iterator, Mapping, Sequence
-from contextlib import AsyncExitStack, asynccontextmanager
+from contextlib import AsyncExitStack, asynccontextmanager, suppress
 from functools import lru_cache
 from typing import Any, TypeVar, get_args
 
@@ -25,6 +26,7 @@ from sfumato.text.jsonscan import JsonTooLarge, extent
 Model = TypeVar("Model", bound=BaseModel)
 
 BODY_S = 30.0  # a body must have arrived by then
+DISCARD_S = 5.0  # for a body that is refused, and still comes
 MOST_NAMES = 20  # of unknown fields in one message
 
 _BOM = b"\xef\xbb\xbf"
@@ -57,10 +59,22 @@ async def _arrived(
                 return data, admission.small
         # It did not say how long it is, and is not small.
         length = admission.most
-    await held.enter_async_context(admission.room.share(length))
+    try:
+        await held.enter_async_context(admission.room.share(length))
+    except ApiError:
+        await _discard(request)
+        raise
     async with admission.room.arriving(BODY_S) as arrival:
         await _received(request, data, arrival, admission.most)
     return data, admission.large
+
+
+async def _discard(request: Request) -> None:
+    """Drops what comes: most clients send their body to its end before they read an answer."""
+    with suppress(TimeoutError):
+        async with asyncio.timeout(DISCARD_S):
+            while (await request.receive()).get("more_body", False):
+                pass
 
 
 async def _received(request: Request, data: bytearray, arrival: Arrival, most: int) -> bool:

@@ -9,7 +9,7 @@ import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
-from sfumato.text.messages import MessageError, check_messages, check_tools
+from sfumato.text.messages import MAX_DEPTH, MessageError, check_messages, check_tools
 from sfumato.text.template import ChatTemplate
 from sfumato.text.tokenizer import Tokenizer
 
@@ -40,7 +40,8 @@ def prompt_ids(
     encoded after the character is put back. Markers split texts in ordinary encoding too, so
     messages without markers give exactly `tokenizer.encode(template.render(messages))`.
 
-    check: called with the rendered prompt before any of it is encoded, and may raise.
+    check: called with each long text before any copy of it is made, and with the rendered prompt
+    before any of it is encoded, and may raise.
 
     Raises:
         MessageError: a message or a tool is malformed.
@@ -94,17 +95,20 @@ def _private(value: Any) -> set[str]:
     return {match[0] for text in _texts(value) for match in _PRIVATE_USE.finditer(text)}
 
 
-def _texts(value: Any) -> Iterator[str]:
-    """Every text in plain data, the keys of objects too."""
+def _texts(value: Any, depth: int = 0) -> Iterator[str]:
+    """Every text in plain data, the keys of objects too; but not below what a check of the messages
+    lets pass."""
     if isinstance(value, str):
         yield value
+    elif depth > 2 * MAX_DEPTH:
+        return
     elif isinstance(value, dict):
-        yield from value
+        yield from (key for key in value if isinstance(key, str))
         for item in value.values():
-            yield from _texts(item)
+            yield from _texts(item, depth + 1)
     elif isinstance(value, list | tuple):
         for item in value:
-            yield from _texts(item)
+            yield from _texts(item, depth + 1)
 
 
 def _translated(value: Any, table: Mapping[str, str]) -> Any:
