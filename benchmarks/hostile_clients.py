@@ -2,16 +2,16 @@
 
     .venv/bin/python -m benchmarks.hostile_clients [--seconds 5] [--clients 1,4] [--attacks NAME,…]
 
-Starts `sfumato serve` with the embedded model on 127.0.0.1. First an innocent client streams alone,
-and tells how long a step takes; then beside each attack, by each number of attackers. Meanwhile
-/health is asked every 20 ms, and the server's resident memory is read. Prints a table and one JSON
-line. Every attack ends after --seconds, each attacker waits for an answer before it sends again,
-and nothing leaves this machine.
+Starts `sfumato serve` with the embedded model on 127.0.0.1. First an innocent client asks alone, and
+tells how long a step takes; then beside each attack, by each number of attackers. Meanwhile /health
+is asked every 20 ms, and the server's resident memory is read. Prints a table and one JSON line.
+Every attack ends after --seconds, each attacker waits for an answer before it sends again, and
+nothing leaves this machine.
 
-Columns: bodies sent and how they were answered; milliseconds a step of the innocent request, as a
-multiple of those alone; /health in milliseconds; by how many MB memory grew over what it was before
-the attack. Exit code 1 where a bound of docs/serving.md does not hold: /health within 250 ms at the
-99th percentile, memory within 100 MB, and every request answered.
+The first row is without an attack. Columns: milliseconds a step of the innocent request, waiting
+included, and as a multiple of those alone; /health in milliseconds; by how many MB memory grew over
+what it was before the attack; how requests were answered. Exit code 1 where /health takes over
+250 ms at the 99th percentile, memory grows by more than 100 MB, or a request has no answer.
 """
 
 from __future__ import annotations
@@ -41,6 +41,7 @@ PATIENCE_S = 60.0  # for an answer
 HEALTH_S, HEALTH_P99_S, GROWTH_MB = 0.02, 0.25, 100.0
 SIZE = 8 << 20  # the default of --max-body
 MANY = 24  # attackers of "many clients", whatever --clients says
+ALONE = "none"
 HELLO = b'"messages":[{"role":"user","content":"Hello"}]'
 INNOCENT = {
     "messages": [{"role": "user", "content": "Who are you?"}],
@@ -257,6 +258,8 @@ def figures(
 
 
 def faults(found: dict[str, Any]) -> Iterator[str]:
+    if found["attack"] == ALONE:
+        return
     where = f"{found['attack']} by {found['clients']}"
     if found["health_p99_ms"] > 1e3 * HEALTH_P99_S:
         yield f"{where}: /health took {found['health_p99_ms']} ms at the 99th percentile"
@@ -326,6 +329,8 @@ def run(options: argparse.Namespace, folder: Path) -> Iterator[dict[str, Any]]:
             alone = measured(server, pid, min(options.seconds, 3.0), None, 0)
             step = statistics.median(alone.step_ms) if alone.step_ms else None
             before = resident_mb(pid)
+            if name == names[0]:  # what a machine that is busy with other things gives, too
+                yield figures(ALONE, 0, alone, step, alone.resident[0])
             for clients in [attack.clients] if attack.clients else options.clients:
                 seen = measured(server, pid, options.seconds, attack, clients)
                 yield figures(name, clients, seen, step, before)

@@ -22,7 +22,8 @@ def test_two_clients_for_a_second(note: Callable[[str], None]) -> None:
     done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=280)
     assert done.returncode in (0, 1), done.stdout + done.stderr
     line = json.loads(done.stdout.splitlines()[-1])
-    (found,) = line["results"]
+    alone, found = line["results"]
+    assert alone["attack"] == "none" and alone["slowdown"] == 1
     note(f"hostile clients: {found}")
     # The benchmark's own bounds are for a machine that does nothing else.
     assert set(found["answers"]) <= {"400", "503"} and found["answers"]["400"] > 0
