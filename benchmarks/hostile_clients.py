@@ -2,11 +2,11 @@
 
     .venv/bin/python -m benchmarks.hostile_clients [--seconds 5] [--clients 1,4] [--attacks NAME,…]
 
-Starts `sfumato serve` with the embedded model on 127.0.0.1. First an innocent client asks alone, and
-tells how long a step takes; then beside each attack, by each number of attackers. Meanwhile /health
-is asked every 20 ms, and the server's resident memory is read. Prints a table and one JSON line.
-Every attack ends after --seconds, each attacker waits for an answer before it sends again, and
-nothing leaves this machine.
+Starts `sfumato serve` with the embedded model on 127.0.0.1. First an innocent client asks alone,
+and tells how long a step takes; then beside each attack, by each number of attackers. Meanwhile
+/health is asked every 20 ms, and the server's resident memory is read. Prints a table and one JSON
+line. Every attack ends after --seconds, each attacker waits for an answer before it sends again,
+and nothing leaves this machine.
 
 The first row is without an attack. Columns: milliseconds a step of the innocent request, waiting
 included, and as a multiple of those alone; /health in milliseconds; by how many MB memory grew over

@@ -102,13 +102,14 @@ def made(
     return validated(value, model, lenient)
 
 
-def light(body: Model) -> Model:
-    """The body without its lists, objects and longer texts: for what is kept while its replies are
-    written, which may be hundreds at a time."""
+def light(body: Model, *kept: str) -> Model:
+    """The body without its lists, objects and longer texts, but for the fields that are kept: for
+    the time while its replies are written, which may be hundreds at once."""
     heavy = [
         name
         for name, value in body
-        if isinstance(value, list | dict) or (isinstance(value, str) and len(value) > 1000)
+        if name not in kept
+        and (isinstance(value, list | dict) or (isinstance(value, str) and len(value) > 1000))
     ]
     return body.model_copy(update=dict.fromkeys(heavy))
 

@@ -38,7 +38,8 @@ async def complete(service: Service, http: HttpRequest) -> Response:
     """Raises ApiError."""
     async with bodies.read(service, http, ChatBody) as body:
         requests = await run_in_threadpool(requests_of, service, body)
-    body = bodies.light(body)
+    # Tools that the prompt holds are no larger than a context.
+    body = bodies.light(body, *(("tools",) if requests[0].tools else ()))
     started = await running.start(service.engine, requests)
     if body.stream:
         return stream.response(service, started, ChatWriter(service, body, requests))
