@@ -239,6 +239,8 @@ OPTIONS = (
     Option("max-tokens", _FROM_1, _SERVE,
            "of a reply where a request does not say and the context has as many", 4096, "N", _HTTP),
     Option("max-body", _SIZE, _SERVE, "of a request", 8 * 2**20, "SIZE", _HTTP),
+    Option("max-values", _FROM_1, _SERVE,
+           "JSON values of a request, counted before they are made", 2**17, "N", _HTTP),
     Option("max-messages", _FROM_1, _SERVE, "of a request", 1024, "N", _HTTP),
     Option("lenient", _FLAG, _SERVE,
            "ignore unknown fields instead of refusing them", False, "", _HTTP),
@@ -249,6 +251,8 @@ OPTIONS = (
     Option("audit-text", _FLAG, _SERVE, "with prompts and answers in it", False, "", _AUDIT),
     Option("audit-max-bytes", _SIZE, _SERVE,
            "of the file, then a new one is begun; 0: never", 64 * 2**20, "SIZE", _AUDIT),
+    Option("log-format", Choice(("text", "json")), _SERVE,
+           "of the log, on standard error", "text", "", _AUDIT),
     # What people see.
     Option("no-visual", _FLAG, ("run", "chat", "demo"),
            "plain lines instead of the live canvas", False),

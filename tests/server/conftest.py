@@ -17,13 +17,15 @@ from sfumato.api import Model
 from sfumato.engine import Engine, EngineConfig, Request, Terminal
 from sfumato.server.app import ServerSettings, create_app
 from sfumato.server.listen import Listener, bind
+from sfumato.server.service import Service
 
 
 class Served:
     """A server, its engine and ways to ask it."""
 
-    def __init__(self, engine: Engine, url: str) -> None:
+    def __init__(self, engine: Engine, url: str, service: Service) -> None:
         self.engine, self.url = engine, url
+        self.service = service
         self.http = httpx.Client(base_url=url, timeout=60)
 
     def client(self, key: str = "any") -> openai.OpenAI:
@@ -54,7 +56,7 @@ def serving(
     thread = threading.Thread(target=lambda: listener.run(sockets=[bound]), daemon=True)
     thread.start()
     assert ready.wait(20)
-    served = Served(engine, f"http://127.0.0.1:{bound.getsockname()[1]}")
+    served = Served(engine, f"http://127.0.0.1:{bound.getsockname()[1]}", app.state.service)
     try:
         yield served
     finally:

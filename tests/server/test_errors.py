@@ -363,9 +363,9 @@ def upload(url: str) -> socket.socket:
     return raw
 
 
-def told(response: Callable[[Any], Any], statuses: list[int]) -> Callable[[Any], Any]:
-    def call(error: Any) -> Any:
+def told(response: Callable[..., Any], statuses: list[int]) -> Callable[..., Any]:
+    def call(error: Any, scope: Any) -> Any:
         statuses.append(error.status)
-        return response(error)
+        return response(error, scope)
 
     return call

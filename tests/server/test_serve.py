@@ -120,10 +120,14 @@ def test_a_refusal_is_counted_and_audited(
     assert httpx.post(program.url + path, json=body | {"user": "ann", "n": 2}).status_code == 400
     counted = f'sfumato_requests_total{{endpoint="{path}",outcome="too_large"}} 1.0'
     assert counted in httpx.get(f"{program.url}/metrics").text
-    program.end()
-    (entry,) = map(json.loads, log.read_text().splitlines())
+    assert httpx.post(program.url + path, content="[").status_code == 400
+    _, said = program.end()
+    entry, other = map(json.loads, log.read_text().splitlines())
     assert (entry["event"], entry["error"], entry["user"]) == ("failed", "too_large", "ann")
     assert entry["seconds"] is None and "xxx" not in log.read_text()
+    assert (other["event"], other["endpoint"], other["status"]) == ("refused", path, 400)
+    assert re.match(r"\d{4}-\d\d-\d\dT[\d:.]+Z WARNING sfumato\.server\.observe: refused: ", said)
+    assert said.count("\n") == 2
 
 
 def test_a_signal_lets_requests_finish(start: Callable[..., Program]) -> None:
@@ -194,7 +198,7 @@ def test_it_exits_where_failures_last_or_the_thread_dies(
     _, said = program.process.communicate(timeout=60)
     assert program.process.returncode == 70
     last = said.splitlines()[-1]
-    assert last.startswith("sfumato: error: the engine has stopped") and "start it again" in last
+    assert "the engine has stopped" in last and "start it again" in last
     assert error in last
 
 
@@ -219,9 +223,10 @@ def test_the_key_from_everywhere(start: Callable[..., Program], tmp_path: Path, 
 
 
 def test_it_warns_where_everybody_may_ask(start: Callable[..., Program]) -> None:
-    program = start("--host", "0.0.0.0", "--context", "128")
+    program = start("--host", "0.0.0.0", "--context", "128", "--log-format", "json")
     _, said = program.end()
-    assert said.count("\n") == 1 and "--api-key" in said
+    line = json.loads(said)
+    assert line["level"] == "warning" and "--api-key" in line["message"] and line["time"]
 
 
 def test_wrong_starts_are_one_clear_line(tmp_path: Path) -> None:
@@ -254,7 +259,7 @@ def test_defaults_are_those_of_the_settings() -> None:
     )
     assert (args.strict, args.request_timeout) == (config.strict, config.request_timeout_s)
     assert args.max_steps == config.max_steps
-    for name in ("max_body", "max_messages", "max_tokens", "lenient"):
+    for name in ("max_body", "max_values", "max_messages", "max_tokens", "lenient"):
         assert getattr(args, name) == getattr(settings, name)
     assert (args.host, args.port, args.audit_max_bytes) == ("127.0.0.1", 8080, MAX_BYTES)
 

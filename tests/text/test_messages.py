@@ -4,7 +4,13 @@ from typing import Any
 
 import pytest
 
-from sfumato.text.messages import MessageError, check_messages, check_tools, without_thoughts
+from sfumato.text.messages import (
+    MOST_VALUES,
+    MessageError,
+    check_messages,
+    check_tools,
+    without_thoughts,
+)
 
 USER = {"role": "user", "content": "hi"}
 
@@ -165,3 +171,20 @@ def test_no_tools_is_none() -> None:
 )
 def test_thoughts_are_cut_out(text: str, left: str) -> None:
     assert without_thoughts(text) == left
+
+
+def test_json_within_json_is_bounded_too() -> None:
+    """Arguments of past calls are a text of JSON: counted, all together, before it is decoded."""
+    lists = ",".join(["[]"] * (MOST_VALUES // 6))  # each counts as two, and has a comma
+    call = {"type": "function", "function": {"name": "f", "arguments": f'{{"a":[{lists}]}}'}}
+    for count in (1, 3):
+        messages = [{"role": "user", "content": "Hi"}, {"role": "assistant", "tool_calls": [call]}]
+        messages[1]["tool_calls"] *= count  # type: ignore[operator]
+        if count == 1:
+            assert len(check_messages(messages)[1]["tool_calls"]) == 1
+            continue
+        with pytest.raises(MessageError, match=r"tool_calls\[2\].*holds more than"):
+            check_messages(messages)
+    call["function"] = {"name": "f", "arguments": '{"a":' * 100 + "1"}
+    with pytest.raises(MessageError, match="nested too deeply"):
+        check_messages(messages)

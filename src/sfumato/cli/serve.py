@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import argparse
+import gc
 import ipaddress
 import json
 import logging
 import socket
-import sys
 import threading
 import webbrowser
 from collections.abc import Callable
@@ -17,12 +17,16 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from sfumato.cli.arguments import label, rank
+from sfumato.server import logs
 from sfumato.server.listen import Listener, bind
+from sfumato.server.ratelimit import RateLimit
 from sfumato.server.settings import ServerSettings
 
 if TYPE_CHECKING:
     from sfumato.engine import Engine, EngineConfig, Request, Terminal
     from sfumato.engine.behind import Behind
+
+log = logging.getLogger(__name__)
 
 ANY_ADDRESS = ("0.0.0.0", "::", "")
 DIED = 70  # the exit code of a server whose engine has stopped; sysexits.h: internal error
@@ -31,20 +35,17 @@ OWN_NAMES = ("localhost", "127.0.0.1", "::1")
 
 def main(args: argparse.Namespace) -> int:
     """Serve, and return the exit code. Raises ValueError or OSError for bad input."""
-    if not args.verbose:
-        logging.basicConfig(level=logging.WARNING, format="sfumato: %(message)s", stream=sys.stderr)
+    logs.configure(args.log_format, args.verbose)
     settings = _settings(args)
     bound = bind(args.host, args.port)  # before the slow part: it may be taken
     if settings.api_key is None and not _is_loopback(args.host):
-        print(
-            f"sfumato: warning: everybody who reaches {args.host} may use this server; "
-            "--api-key asks for a key",
-            file=sys.stderr,
+        log.warning(
+            "everybody who reaches %s may use this server; --api-key asks for a key", args.host
         )
     with bound, _audit_log(args) as audit:
         death = _serve(args, settings, bound, audit)
     if death is not None:
-        print(f"sfumato: error: {death}; start it again", file=sys.stderr)
+        log.critical("%s; start it again", death)
     return 0 if death is None else DIED
 
 
@@ -78,7 +79,7 @@ def _serve(
     ends.append(metrics.observe)
     if audit is not None:
         ends.append(_recorder(audit, engine, settings.model_name))
-    app = create_app(engine, settings, metrics)
+    app = create_app(engine, settings, metrics, None if audit is None else audit.write)
     url = f"http://{_shown(args.host)}:{bound.getsockname()[1]}"
     listener = Listener(
         app,
@@ -88,6 +89,9 @@ def _serve(
         dead=lambda: engine.death is not None,
         access_log=args.verbose,
     )
+    # What is there by now stays: looking through it again and again would hold all threads up.
+    gc.collect()
+    gc.freeze()
     engine.start()
     try:
         listener.run(sockets=[bound])
@@ -106,6 +110,7 @@ def _settings(args: argparse.Namespace) -> ServerSettings:
         cors_origins=tuple(args.cors_origin),
         lenient=args.lenient,
         max_body=args.max_body,
+        max_values=args.max_values,
         max_messages=args.max_messages,
         max_tokens=args.max_tokens,
     )
@@ -184,7 +189,16 @@ def _recorder(log: Behind, engine: Engine, name: str) -> Callable[[Request, Term
     from sfumato.engine.audit import facts
 
     budget = engine.state().memory.budget
-    return lambda request, event: log.record(request, event, facts(engine.model, name, budget))
+    limit = RateLimit()
+
+    def record(request: Request, event: Terminal) -> None:
+        held_back: int | None = 0
+        if event.account is None:  # refused: a client may have that as often as it likes
+            held_back = limit.passes(getattr(event, "kind", None))
+        if held_back is not None:
+            log.record(request, event, facts(engine.model, name, budget), held_back)
+
+    return record
 
 
 def _shown(host: str) -> str:

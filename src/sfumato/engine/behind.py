@@ -70,10 +70,14 @@ class Behind:
                     "audit log: %s takes no lines; they are lost until it does", self._log.path
                 )
 
-    def record(self, request: Request, event: Finished | Failed, facts: Facts) -> None:
-        """Writes the line of one request. Never raises: an audit that fails ends no request."""
+    def record(
+        self, request: Request, event: Finished | Failed, facts: Facts, held_back: int = 0
+    ) -> None:
+        """Writes the line of one request. held_back: refusals before it that have none. Never
+        raises: an audit that fails ends no request."""
         try:
-            self.write(entry(request, event, facts, self._log.text))
+            line = entry(request, event, facts, self._log.text)
+            self.write(line | {"held_back": held_back} if held_back else line)
         except Exception as error:
             self._failed(error)
 

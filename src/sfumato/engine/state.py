@@ -147,16 +147,22 @@ class Meters:
     def ended(self, outcome: str, account: Account | None) -> None:
         self.totals.requests[outcome] += 1
         if account is not None:
-            self.totals.prompt_tokens += account.prompt_tokens
-            self.totals.cached_tokens += account.cached_tokens
-            # At the end only: a stop string takes back what earlier canvases said.
-            self.totals.output_tokens += account.output_tokens
-            self.totals.thought_tokens += account.thought_tokens
-            self.totals.retries += account.retries
+            # All at once: who reads them subtracts them from each other. And at the end only: a
+            # stop string takes back what earlier canvases said.
+            before = self.totals
+            self.totals = replace(
+                before,
+                prompt_tokens=before.prompt_tokens + account.prompt_tokens,
+                cached_tokens=before.cached_tokens + account.cached_tokens,
+                output_tokens=before.output_tokens + account.output_tokens,
+                thought_tokens=before.thought_tokens + account.thought_tokens,
+                retries=before.retries + account.retries,
+            )
 
     def copy(self) -> Totals:
         """The totals as they are now."""
-        return replace(self.totals, requests=Counter(self.totals.requests))
+        totals = self.totals
+        return replace(totals, requests=Counter(totals.requests))
 
     def speeds(self) -> Speeds:
         now, new = self._clock(), self._now()

@@ -15,6 +15,7 @@ from sfumato import __version__
 from sfumato.engine import Engine
 from sfumato.server import chat, completions, errors, info, llama, reference, replay, schemas
 from sfumato.server.metrics import CONTENT_TYPE, Metrics
+from sfumato.server.observe import AuditLine, Observer
 from sfumato.server.security import Gate
 from sfumato.server.service import Service
 from sfumato.server.settings import ServerSettings
@@ -29,11 +30,16 @@ _ABOUT = (
 
 
 def create_app(
-    engine: Engine, settings: ServerSettings | None = None, metrics: Metrics | None = None
+    engine: Engine,
+    settings: ServerSettings | None = None,
+    metrics: Metrics | None = None,
+    audit: AuditLine | None = None,
 ) -> FastAPI:
     """engine: started by its owner, who closes it too; metrics: those that see each request's end
-    (None: the engine's own figures alone)."""
+    (None: figures of the engine and of HTTP alone); audit: takes lines of requests that never reach
+    the engine."""
     service = Service(engine, settings or ServerSettings())
+    metrics = metrics or Metrics(engine)
     app = FastAPI(
         title="Sfumato",
         version=__version__,
@@ -58,6 +64,7 @@ def create_app(
             allow_methods=["GET", "POST"],
             allow_headers=["*"],
         )
+    app.add_middleware(Observer, routes=app.routes, metrics=metrics, audit=audit)  # outermost
     return app
 
 
@@ -96,22 +103,22 @@ def _add_llama(app: FastAPI, service: Service) -> None:
         return await llama.completion(service, request)
 
     @app.post("/tokenize", tags=["llama-server"], openapi_extra=_takes(schemas.TokenizeBody))
-    async def tokenize(request: Request) -> dict[str, Any]:
+    async def tokenize(request: Request) -> Response:
         """Text to token ids."""
         return await llama.tokenize(service, request)
 
     @app.post("/detokenize", tags=["llama-server"], openapi_extra=_takes(schemas.DetokenizeBody))
-    async def detokenize(request: Request) -> dict[str, Any]:
+    async def detokenize(request: Request) -> Response:
         """Token ids to text."""
         return await llama.detokenize(service, request)
 
     @app.post("/apply-template", tags=["llama-server"], openapi_extra=_takes(schemas.TemplateBody))
-    async def apply_template(request: Request) -> dict[str, Any]:
+    async def apply_template(request: Request) -> Response:
         """The prompt that messages become."""
         return await llama.apply_template(service, request)
 
 
-def _add_info(app: FastAPI, service: Service, metrics: Metrics | None) -> None:
+def _add_info(app: FastAPI, service: Service, metrics: Metrics) -> None:
     @app.head("/livez", include_in_schema=False)
     @app.get("/livez", tags=["server"])
     async def live() -> Response:
@@ -143,12 +150,10 @@ def _add_info(app: FastAPI, service: Service, metrics: Metrics | None) -> None:
         """Memory as predicted, and as there is."""
         return info.memory(service)
 
-    scrape = (metrics or Metrics(service.engine)).text
-
     @app.get("/metrics", tags=["server"], response_class=Response)
     def metrics_text() -> Response:
         """Prometheus' text format."""
-        return Response(scrape(), media_type=CONTENT_TYPE)
+        return Response(metrics.text(), media_type=CONTENT_TYPE)
 
 
 def _add_replay(app: FastAPI) -> None:

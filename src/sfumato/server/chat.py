@@ -37,8 +37,10 @@ EFFORTS = {
 
 async def complete(service: Service, http: HttpRequest) -> Response:
     """Raises ApiError."""
-    body = await bodies.read(http, ChatBody, service.settings.lenient)
-    requests = await run_in_threadpool(requests_of, service, body)
+    async with bodies.read(service, http, ChatBody) as body:
+        requests = await run_in_threadpool(requests_of, service, body)
+    # Tools that the prompt holds are no larger than a context.
+    body = bodies.light(body, *(("tools",) if requests[0].tools else ()))
     started = await running.start(service.engine, requests)
     if body.stream:
         return stream.response(service, started, ChatWriter(service, body, requests))

@@ -21,8 +21,9 @@ from sfumato.server.service import Service
 
 async def complete(service: Service, http: HttpRequest) -> Response:
     """Raises ApiError."""
-    body = await bodies.read(http, CompletionBody, service.settings.lenient)
-    requests = await run_in_threadpool(requests_of, service, body)
+    async with bodies.read(service, http, CompletionBody) as body:
+        requests = await run_in_threadpool(requests_of, service, body)
+    body = bodies.light(body)
     started = await running.start(service.engine, requests)
     if body.stream:
         return stream.response(service, started, TextWriter(service, body, requests))

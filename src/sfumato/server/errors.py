@@ -8,6 +8,7 @@ from __future__ import annotations
 import logging
 import math
 import re
+from collections.abc import MutableMapping
 from typing import Any
 
 from fastapi import FastAPI, Request
@@ -21,7 +22,8 @@ from sfumato.engine import Request as EngineRequest
 log = logging.getLogger(__name__)
 
 RETRY_AFTER_S = 2
-CLIENT_GONE = 499  # as nginx writes it; nobody is there to read it
+CLIENT_GONE = 499  # as nginx writes it; there is no client to read it
+REFUSAL = "sfumato.refusal"  # the key of an ASGI scope that holds the ApiError of its answer
 
 _FIELD = re.compile(r"([A-Za-z_][\w.\[\]]*)(?:, [A-Za-z_]\w*)*: ")
 _PROMPT = ("prompt", "ids", "text")  # what the prompt is called where it is made
@@ -61,6 +63,7 @@ class ApiError(Exception):
         super().__init__(message)
         self.status, self.message, self.param, self.code = status, message, param, code
         self.headers = headers or {}
+        self.recorded = False  # the engine has counted it, and the audit log has it
 
     def body(self) -> dict[str, Any]:
         kind = "invalid_request_error" if 400 < self.status < 500 else "server_error"
@@ -73,7 +76,9 @@ class ApiError(Exception):
             }
         }
 
-    def response(self) -> Response:
+    def response(self, scope: MutableMapping[str, Any]) -> Response:
+        """The answer to the request of that ASGI scope."""
+        scope[REFUSAL] = self
         headers = self.headers
         if self.status in (500, 504):  # OpenAI's clients would ask, and wait, again
             headers = headers | {"x-should-retry": "false"}
@@ -99,22 +104,28 @@ def from_value_error(error: ValueError, asked: EngineRequest | None = None) -> A
         prompt = "prompt" if asked.messages is None else "messages"
         name, message = prompt, prompt + message[len(name) :]
     code = "context_length_exceeded" if isinstance(error, TooLarge) else None
-    return bad_request(message, name, code)
+    found = bad_request(message, name, code)
+    found.recorded = asked is not None
+    return found
 
 
 def from_refusal(error: Exception, asked: EngineRequest) -> ApiError:
     """What `Engine.submit` raised of what was asked. Raises the error again where it is none of the
     promised."""
-    if isinstance(error, QueueFull):
-        return ApiError(429, without_paths(str(error)), code="queue_full", headers=_retry())
-    if isinstance(error, NotReady):
-        later = {"Retry-After": str(max(RETRY_AFTER_S, math.ceil(error.retry_s)))}
-        return ApiError(503, without_paths(str(error)), code="not_ready", headers=later)
-    if isinstance(error, EngineDead):
-        return ApiError(503, without_paths(str(error)), code="engine_unavailable", headers=_retry())
     if isinstance(error, ValueError):
         return from_value_error(error, asked)
-    raise error
+    seconds = RETRY_AFTER_S
+    if isinstance(error, QueueFull):
+        status, code = 429, "queue_full"
+    elif isinstance(error, NotReady):
+        status, code, seconds = 503, "not_ready", max(seconds, math.ceil(error.retry_s))
+    elif isinstance(error, EngineDead):
+        status, code = 503, "engine_unavailable"
+    else:
+        raise error
+    found = ApiError(status, without_paths(str(error)), code=code, headers=_retry(seconds))
+    found.recorded = True
+    return found
 
 
 def from_failed(failed: Failed) -> ApiError:
@@ -122,13 +133,16 @@ def from_failed(failed: Failed) -> ApiError:
     status, message = _STATUS[failed.kind], without_paths(failed.message)
     if status == 400:
         field = _FIELD.match(message)
-        return bad_request(message, field[1] if field else None, failed.kind)
-    headers = _retry() if status in (429, 503) else None
-    return ApiError(status, message, code=failed.kind, headers=headers)
+        found = bad_request(message, field[1] if field else None, failed.kind)
+    else:
+        headers = _retry() if status in (429, 503) else None
+        found = ApiError(status, message, code=failed.kind, headers=headers)
+    found.recorded = True
+    return found
 
 
-def _retry() -> dict[str, str]:
-    return {"Retry-After": str(RETRY_AFTER_S)}
+def _retry(seconds: int = RETRY_AFTER_S) -> dict[str, str]:
+    return {"Retry-After": str(seconds)}
 
 
 def add_handlers(app: FastAPI) -> None:
@@ -136,7 +150,7 @@ def add_handlers(app: FastAPI) -> None:
 
     async def api_error(request: Request, error: Exception) -> Response:
         assert isinstance(error, ApiError)
-        return error.response()
+        return error.response(request.scope)
 
     async def http_error(request: Request, error: Exception) -> Response:
         assert isinstance(error, HTTPException)
@@ -152,11 +166,12 @@ def add_handlers(app: FastAPI) -> None:
             404: f"there is no {request.method} {path[:200]}; /docs lists what there is",
             405: f"{path[:200]} takes another method",
         }
-        return ApiError(status, said.get(status, str(error.detail)), headers=headers).response()
+        answer = ApiError(status, said.get(status, str(error.detail)), headers=headers)
+        return answer.response(request.scope)
 
     async def bug(request: Request, error: Exception) -> Response:
         log.error("%s %s failed", request.method, request.url.path, exc_info=error)
-        return internal().response()
+        return internal().response(request.scope)
 
     app.add_exception_handler(ApiError, api_error)
     app.add_exception_handler(HTTPException, http_error)

@@ -16,16 +16,19 @@ from sfumato.server.messages import conversation
 from sfumato.server.sampling import asked, seeds_of
 from sfumato.server.schemas import DetokenizeBody, LlamaBody, TemplateBody, TokenizeBody
 from sfumato.server.service import Service
+from sfumato.text.prompt import check_long_texts
 
 _STOP_TYPES = {"eos": "eos", "max_tokens": "limit", "stop": "word", "cancelled": "none"}
 
 
 async def completion(service: Service, http: HttpRequest) -> Response:
     """Raises ApiError."""
-    body = await bodies.read(http, LlamaBody, service.settings.lenient)
-    request = await run_in_threadpool(request_of, service, body)
+    async with bodies.read(service, http, LlamaBody) as body:
+        request = await run_in_threadpool(request_of, service, body)
+    streamed = body.stream
+    del body  # it may be large
     started = await running.start(service.engine, [request])
-    if body.stream:
+    if streamed:
         return stream.response(service, started, LlamaWriter(service), done=False)
     (outcome,) = await running.outcomes(http, started)
     text = outcome.finished.reply.text
@@ -96,36 +99,53 @@ class LlamaWriter:
             yield self.extra({"content": piece})
 
 
-async def tokenize(service: Service, http: HttpRequest) -> dict[str, Any]:
+async def tokenize(service: Service, http: HttpRequest) -> Response:
     """Raises ApiError."""
-    body = await bodies.read(http, TokenizeBody, service.settings.lenient)
+    async with bodies.read(service, http, TokenizeBody) as body:
+        return await run_in_threadpool(_tokens, service, body)
+
+
+def _tokens(service: Service, body: TokenizeBody) -> Response:
+    """Raises ApiError."""
     tokenizer = service.model.tokenizer
     try:
-        ids = await run_in_threadpool(service.encode, body.content, "content", body.parse_special)
+        ids = service.encode(body.content, "content", body.parse_special)
     except ValueError as error:
         raise from_value_error(error) from None
     if body.add_special and tokenizer.bos_id is not None:
         ids = [tokenizer.bos_id, *ids]
     if not body.with_pieces:
-        return {"tokens": ids}
-    pieces = zip(ids, await run_in_threadpool(service.pieces, ids), strict=True)
-    return {"tokens": [{"id": token, "piece": piece} for token, piece in pieces]}
+        return JSONResponse({"tokens": ids})
+    pieces = zip(ids, service.pieces(ids), strict=True)
+    return JSONResponse({"tokens": [{"id": token, "piece": piece} for token, piece in pieces]})
 
 
-async def detokenize(service: Service, http: HttpRequest) -> dict[str, Any]:
+async def detokenize(service: Service, http: HttpRequest) -> Response:
     """Raises ApiError."""
-    body = await bodies.read(http, DetokenizeBody, service.settings.lenient)
-    decode = service.model.tokenizer.decode
+    async with bodies.read(service, http, DetokenizeBody) as body:
+        return await run_in_threadpool(_text, service, body.tokens)
+
+
+def _text(service: Service, ids: list[int]) -> Response:
+    """Raises ApiError."""
+    most = service.model.config.context_length
+    if len(ids) > most:
+        raise bad_request(
+            f"tokens: are {len(ids):,}, and this model's context has {most:,}; send them in parts",
+            "tokens",
+        )
     try:
-        return {"content": await run_in_threadpool(decode, body.tokens, skip_special=False)}
+        text = service.model.tokenizer.decode(ids, skip_special=False)
     except (ValueError, OverflowError) as error:
         raise bad_request(f"tokens: {error}", "tokens") from None
+    return JSONResponse({"content": text})
 
 
-async def apply_template(service: Service, http: HttpRequest) -> dict[str, Any]:
+async def apply_template(service: Service, http: HttpRequest) -> Response:
     """Raises ApiError."""
-    body = await bodies.read(http, TemplateBody, service.settings.lenient)
-    return {"prompt": await run_in_threadpool(_prompt, service, body)}
+    async with bodies.read(service, http, TemplateBody) as body:
+        prompt = await run_in_threadpool(_prompt, service, body)
+        return JSONResponse({"prompt": prompt})
 
 
 def _prompt(service: Service, body: TemplateBody) -> str:
@@ -134,6 +154,9 @@ def _prompt(service: Service, body: TemplateBody) -> str:
     messages = conversation(body.messages, settings.max_messages, settings.lenient)
     kwargs = body.chat_template_kwargs
     try:
+        check_long_texts(
+            [messages, body.tools], lambda text: service.engine.check_length(text, "messages")
+        )
         return service.model.template.render(
             messages,
             thinking=bool(kwargs and kwargs.enable_thinking),

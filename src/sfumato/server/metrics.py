@@ -1,7 +1,8 @@
 """What Prometheus scrapes: counters and histograms of requests, and the engine's state as gauges.
 
-Names and units follow Prometheus' conventions: base units, `_total` for what only grows. Each app
-has a registry of its own. Knows no HTTP.
+Names and units follow Prometheus' conventions: base units, `_total` for what only grows, and the
+values of a label never overlap, so that `sum()` is right. What `rate()` can tell (tokens a second,
+seconds a step) has no gauge. Each app has a registry of its own.
 """
 
 from __future__ import annotations
@@ -36,6 +37,7 @@ CONTENT_TYPE = CONTENT_TYPE_LATEST
 
 PHASES: tuple[Phase, ...] = ("prefill", "denoise", "commit")
 SECONDS = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60, 120, 300)
+HTTP_SECONDS = (0.001, *SECONDS)
 STEPS = (1, 2, 4, 6, 8, 12, 16, 20, 24, 32, 40, 48, 64, 96, 128)
 
 
@@ -65,13 +67,29 @@ class Metrics:
             "total_s": ("request", "From submission to the terminal event."),
         }
         self._seconds = {
-            key: Histogram(f"sfumato_{name}_seconds", help, buckets=SECONDS, registry=registry)
+            key: Histogram(
+                f"sfumato_{name}_seconds", help, ("outcome",), buckets=SECONDS, registry=registry
+            )
             for key, (name, help) in times.items()
         }
         self._steps = Histogram(
             "sfumato_canvas_steps",
             "Denoising steps of a canvas.",
             buckets=STEPS,
+            registry=registry,
+        )
+        self._answers = Counter(
+            "sfumato_http_requests",
+            "HTTP requests by the template of their route and the status of the answer, refusals "
+            "among them. 499: the client left before it.",
+            ("route", "status"),
+            registry=registry,
+        )
+        self._answer_seconds = Histogram(
+            "sfumato_http_request_seconds",
+            "From the head of an HTTP request to the end of its answer, streams too.",
+            ("route", "status_class"),
+            buckets=HTTP_SECONDS,
             registry=registry,
         )
         registry.register(_EngineCollector(engine))
@@ -89,10 +107,15 @@ class Metrics:
         for key, histogram in self._seconds.items():
             seconds = getattr(account, key)
             if seconds is not None:
-                histogram.observe(seconds)
+                histogram.labels(outcome).observe(seconds)
         for steps, convergence in zip(account.steps, account.convergence, strict=False):
             self._canvases.labels(convergence).inc()
             self._steps.observe(steps)
+
+    def answered(self, route: str, status: int, seconds: float) -> None:
+        """Counts an HTTP request. route: of a bounded set of names."""
+        self._answers.labels(route, str(status)).inc()
+        self._answer_seconds.labels(route, f"{status // 100}xx").observe(seconds)
 
     def text(self) -> bytes:
         """The answer to a scrape, of the type CONTENT_TYPE."""
@@ -157,23 +180,19 @@ class _AuditCollector(Collector):
 
 def _counters(state: EngineState) -> Iterator[Metric]:
     totals = state.totals
-    tokens = {
-        "prompt": totals.prompt_tokens,
-        "cached": totals.cached_tokens,
-        "encoded": totals.encoded_tokens,
-        "output": totals.output_tokens,
+    cached = {"true": totals.cached_tokens, "false": totals.prompt_tokens - totals.cached_tokens}
+    parts = {
         "thought": totals.thought_tokens,
-        "canvas": totals.canvas_tokens,
+        "answer": totals.output_tokens - totals.thought_tokens,
     }
-    yield _family(
-        CounterMetricFamily,
-        "sfumato_tokens",
-        "Tokens by kind. Cached ones are among the prompt's, thoughts among the output; encoded "
-        "are prompts and commits, canvas all positions of settled canvases.",
-        "kind",
-        tokens,
-    )
+    kind = CounterMetricFamily
+    name, help = "sfumato_prompt_tokens", "Of requests that ended; cached: found in a slot."
+    yield _family(kind, name, help, "cached", cached)
+    name, help = "sfumato_output_tokens", "Visible tokens of replies that ended."
+    yield _family(kind, name, help, "part", parts)
     plain = {
+        "sfumato_encoded_tokens": ("Tokens of prompts and commits.", totals.encoded_tokens),
+        "sfumato_canvas_tokens": ("Positions of settled canvases.", totals.canvas_tokens),
         "sfumato_steps": ("Denoising steps of rows: a forward of 3 rows is 3.", totals.steps),
         "sfumato_forwards": ("Batched denoising forwards.", totals.forwards),
         "sfumato_retries": ("Canvases drawn again: an empty answer.", totals.retries),
@@ -195,35 +214,18 @@ def _gauges(state: EngineState) -> Iterator[Metric]:
     yield _gauge("sfumato_slot_tokens", "Tokens that all slots hold.", held)
     yield _gauge("sfumato_snapshot_bytes", "Host memory of snapshots.", state.snapshot_bytes)
     yield _gauge("sfumato_larger_slot_bytes", "Memory of larger slots.", state.larger_bytes)
-    speeds = {"output": state.speeds.output_tokens, "canvas": state.speeds.canvas_tokens}
-    yield _family(
-        GaugeMetricFamily,
-        "sfumato_tokens_per_second",
-        "Over the last minute of wall time, all requests together.",
-        "kind",
-        speeds,
-    )
-    step = state.speeds.ms_per_step / 1e3
-    yield _gauge("sfumato_step_seconds", "A batched step, mean over the last minute.", step)
-    batch = state.speeds.rows_per_forward
-    yield _gauge("sfumato_rows_per_forward", "Mean over the last minute.", batch)
 
 
 def _memory(device: torch.device, view: MemoryView) -> Iterator[Metric]:
     found = {
-        "used": used_memory(device),
-        "predicted": view.prediction.total,
-        "budget": None if view.budget is None else view.budget.nbytes,
-        "spare": view.spare,
+        "used": ("Held by this process on the model's device.", used_memory(device)),
+        "predicted": ("The most that the engine takes.", view.prediction.total),
+        "budget": ("There was at the start.", None if view.budget is None else view.budget.nbytes),
+        "spare": ("Left for larger slots.", view.spare),
     }
-    yield _family(
-        GaugeMetricFamily,
-        "sfumato_memory_bytes",
-        "On the model's device: held by this process, predicted at most, there was at the start, "
-        "and left for larger slots.",
-        "kind",
-        {kind: nbytes for kind, nbytes in found.items() if nbytes is not None},
-    )
+    for name, (help, nbytes) in found.items():
+        if nbytes is not None:
+            yield _gauge(f"sfumato_memory_{name}_bytes", help, nbytes)
 
 
 def _gauge(name: str, help: str, value: float) -> Metric:

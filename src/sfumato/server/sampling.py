@@ -15,9 +15,9 @@ from sfumato.diffusion.sampler import FixedCount, Threshold
 from sfumato.diffusion.schedule import LinearTemperature
 from sfumato.diffusion.stopping import StableAndConfident
 from sfumato.server.errors import bad_request, from_value_error
-from sfumato.server.schemas import Sampling
+from sfumato.server.schemas import MOST_BIASES, Sampling
 
-MOST_STOPS, LONGEST_STOP, MOST_BIASES = 16, 256, 1024
+MOST_STOPS, LONGEST_STOP = 16, 256
 _LEAST_SHARE = 1e-6  # what top_p: 0 comes to: the likeliest token
 
 

@@ -8,11 +8,13 @@ from __future__ import annotations
 
 from typing import Annotated, Any
 
-from pydantic import AfterValidator, BaseModel, ConfigDict, Field
+from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field
+from pydantic_core import PydanticCustomError
 
 from sfumato.diffusion.checks import MOST_SECONDS, MOST_TOKENS
 
 MOST_ALTERNATIVES = 8  # per position: what a step keeps of the model's law
+MOST_BIASES = 1024
 
 Ignored = Annotated[Any, Field(description="Accepted and ignored.")]
 
@@ -83,6 +85,24 @@ NoEcho = Annotated[
 ]
 
 
+# An error of a list's first item is all that is told: one for each of millions takes gigabytes.
+First = Field(fail_fast=True)
+Texts = Annotated[list[str], First]
+Ids = Annotated[list[int], First]
+Objects = Annotated[list[dict[str, Any]], First]
+
+
+def at_most(count: int) -> BeforeValidator:
+    """Refuses an object of more fields before they are looked at."""
+
+    def check(value: Any) -> Any:
+        if isinstance(value, dict) and len(value) > count:
+            raise PydanticCustomError("too_many", f"at most {count} fields")
+        return value
+
+    return BeforeValidator(check)
+
+
 class Body(BaseModel):
     """Strict: no unknown field, no text for a number, no NaN."""
 
@@ -96,8 +116,8 @@ class Sampling(Body):
     top_p: float | None = Field(None, description="Draw from the likeliest share only.")
     top_k: int | None = Field(None, description="Draw from the k likeliest; 0 and -1: all.")
     seed: int | None = Field(None, ge=-(2**63), lt=2**64, description="Same seed, same text.")
-    stop: str | list[str] | None = Field(None, description="Texts that end the reply.")
-    logit_bias: dict[str, float] | None = Field(
+    stop: str | Texts | None = Field(None, description="Texts that end the reply.")
+    logit_bias: Annotated[dict[str, float] | None, at_most(MOST_BIASES)] = Field(
         None, description="Token id → -100 … 100, added to its score; -100 bans it."
     )
     min_tokens: int | None = Field(None, description="No end token before so many tokens.")
@@ -147,13 +167,13 @@ class Generation(Sampling):
 
 
 class ChatBody(Generation):
-    messages: list[dict[str, Any]] = Field(min_length=1)
+    messages: Objects = Field(min_length=1)
     max_completion_tokens: int | None = Field(
         None, ge=1, le=MOST_TOKENS, description="The same as max_tokens."
     )
     logprobs: bool | None = Field(None, description="Of the step that settled each token.")
     top_logprobs: int | None = Field(None, ge=0, le=MOST_ALTERNATIVES)
-    tools: list[dict[str, Any]] | None = None
+    tools: Objects | None = None
     tool_choice: str | dict[str, Any] | None = Field(
         None, description='none, auto, required, or {"type": "function", "function": {"name": …}}.'
     )
@@ -181,7 +201,7 @@ class ChatBody(Generation):
 
 
 class CompletionBody(Generation):
-    prompt: str | list[str] | list[int] | list[list[int]]
+    prompt: str | Texts | Ids | Annotated[list[Ids], First]
     logprobs: int | None = Field(None, ge=0, le=MOST_ALTERNATIVES, description="Alternatives.")
     best_of: OneOnly = None
     echo: NoEcho = None
@@ -191,7 +211,7 @@ class CompletionBody(Generation):
 class LlamaBody(Sampling):
     """llama-server's own completion. What it has and we have not is refused unless neutral."""
 
-    prompt: str | list[int]
+    prompt: str | Ids
     n_predict: int | None = Field(
         None, ge=-1, le=MOST_TOKENS, description="Tokens at most; -1: what fits."
     )
@@ -218,11 +238,11 @@ class TokenizeBody(Body):
 
 
 class DetokenizeBody(Body):
-    tokens: list[int]
+    tokens: Ids
 
 
 class TemplateBody(Body):
-    messages: list[dict[str, Any]] = Field(min_length=1)
-    tools: list[dict[str, Any]] | None = None
+    messages: Objects = Field(min_length=1)
+    tools: Objects | None = None
     chat_template_kwargs: TemplateKwargs | None = None
     add_generation_prompt: bool = True

@@ -71,7 +71,7 @@ class Gate:
         try:
             self._check(scope)
         except ApiError as error:
-            await error.response()(scope, receive, with_headers)
+            await error.response(scope)(scope, receive, with_headers)
             return
         await self.app(scope, _limited(receive, self.settings.max_body), with_headers)
 

@@ -10,6 +10,7 @@ from functools import lru_cache
 from sfumato import __version__
 from sfumato.api import Model
 from sfumato.engine import Engine, Prompt, Request
+from sfumato.server.admission import Admission
 from sfumato.server.errors import from_value_error
 from sfumato.server.settings import ServerSettings
 
@@ -21,6 +22,10 @@ class Service:
     engine: Engine
     settings: ServerSettings
     started: int = field(default_factory=lambda: int(time.time()))
+    admission: Admission = field(init=False)
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "admission", Admission(self.settings.max_body))
 
     @property
     def model(self) -> Model:

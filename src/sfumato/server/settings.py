@@ -16,6 +16,7 @@ class ServerSettings:
     hosts: tuple[str, ...] | None = None  # Host headers that are answered; None: all
     lenient: bool = False  # unknown fields are ignored instead of refused
     max_body: int = 8 * 2**20  # bytes of a request
+    max_values: int = 2**17  # in a request: numbers, texts, keys, lists …
     max_messages: int = 1024
     max_choices: int = 16  # replies of one HTTP request: n, or n times the prompts
     max_tokens: int = 4096  # of a reply whose request says nothing, where the context has as many
@@ -29,7 +30,7 @@ class ServerSettings:
                     f"--cors-origin: {origin!r} is no origin; write scheme, host and port, and no "
                     "path, as in https://chat.example:8443"
                 )
-        for name in ("max_body", "max_messages", "max_tokens"):
+        for name in ("max_body", "max_values", "max_messages", "max_tokens"):
             if getattr(self, name) < 1:
                 raise ValueError(f"--{name.replace('_', '-')}: must be at least 1")
         key = self.api_key

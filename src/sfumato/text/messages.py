@@ -8,15 +8,19 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 from sfumato.text.calls import TOOL_NAME
+from sfumato.text.jsonscan import extent
 from sfumato.text.unicode import unicode_fault
 from sfumato.weights.errors import quoted
 
 ROLES = ("system", "user", "assistant", "tool")
 MAX_DEPTH = 64
 """Levels of nesting in arguments and tool schemas."""
+MOST_VALUES = 2**17
+"""In a conversation's arguments that are sent as texts of JSON, all together."""
 
 
 class MessageError(ValueError):
@@ -39,6 +43,7 @@ def check_messages(messages: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]
     if not messages:
         raise MessageError("messages: is empty; send at least one message")
     checked: list[dict[str, Any]] = []
+    room = _Room()
     for i, message in enumerate(messages):
         where = f"messages[{i}]"
         if not isinstance(message, Mapping):
@@ -53,7 +58,7 @@ def check_messages(messages: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]
         if calls is not None and role != "assistant":
             raise MessageError(f"{where}.tool_calls: only an assistant's message has tool calls")
         if calls:
-            clean["tool_calls"] = _tool_calls(calls, f"{where}.tool_calls")
+            clean["tool_calls"] = _tool_calls(calls, f"{where}.tool_calls", room)
         if message.get("content") is not None or "tool_calls" not in clean:
             clean["content"] = _content(message.get("content"), role, f"{where}.content")
         if role == "tool":
@@ -135,7 +140,19 @@ def tool_name(name: Any, where: str) -> str:
     return str.__str__(name)
 
 
-def _tool_calls(calls: Any, where: str) -> list[dict[str, Any]]:
+@dataclass
+class _Room:
+    """Values that may still be made of texts."""
+
+    left: int = MOST_VALUES
+
+    def decoded(self, text: str) -> Any:
+        """Raises ValueError for what is no JSON, or too much of it."""
+        self.left -= extent(text.encode(), self.left, MAX_DEPTH).values
+        return json.loads(text)
+
+
+def _tool_calls(calls: Any, where: str, room: _Room) -> list[dict[str, Any]]:
     if not isinstance(calls, list | tuple):
         raise MessageError(f"{where}: must be a list")
     checked = []
@@ -148,8 +165,8 @@ def _tool_calls(calls: Any, where: str) -> list[dict[str, Any]]:
         arguments = function.get("arguments") or {}
         if isinstance(arguments, str):
             try:
-                arguments = json.loads(arguments)
-            except (ValueError, RecursionError) as error:
+                arguments = room.decoded(arguments)
+            except ValueError as error:
                 raise MessageError(
                     f"{here}.function.arguments: must be JSON ({str(error)[:80]})"
                 ) from error
