@@ -93,6 +93,7 @@ def _add_serve(parser: argparse.ArgumentParser) -> None:
     add("--host", default="127.0.0.1", metavar="ADDRESS", help="0.0.0.0: all there are (127.0.0.1)")
     add("--port", type=whole(0, 65535), default=8080, metavar="N", help="0: any free one (8080)")
     add("--name", metavar="TEXT", help="what clients call the model; default: the file's name")
+    add("--alias", action="append", default=[], metavar="TEXT", help="another name of the model")
     add("--api-key", metavar="KEY", help="ask clients for this key; default: SFUMATO_API_KEY")
     add("--api-key-file", metavar="FILE", help="the key stands in a file")
     add("--cors-origin", action="append", default=[], metavar="URL", help=_CORS)

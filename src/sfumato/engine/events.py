@@ -9,7 +9,7 @@ from sfumato.api import Commit, Reply
 from sfumato.diffusion.canvas import Draft
 
 FailureKind = Literal[
-    "invalid", "too_large", "queue_full", "timeout", "shutdown", "memory", "internal"
+    "invalid", "too_large", "queue_full", "timeout", "cancelled", "shutdown", "memory", "internal"
 ]
 
 
@@ -79,6 +79,7 @@ class Failed:
     kind: FailureKind
     message: str
     account: Account | None = None
+    context: int | None = None  # of what is too large: the tokens that there is room for
 
 
 Terminal = Finished | Failed

@@ -47,11 +47,13 @@ class Request:
     thinking: bool = False
     tools: Sequence[Mapping[str, Any]] | None = None
     stop: str | Sequence[str] | None = None
+    continued: str | None = None  # what of the reply is said already: the prompt ends in it
     opening: str | None = None  # text, markers included, that the reply begins with
     max_thinking_tokens: int | None = None  # None: what leaves room for an answer
     retry_empty: bool = True  # an answer that settles as nothing is drawn again
     drafts: bool = False  # whether Draft events are wanted
     timeout_s: float | None = None  # from submission; None: the engine's own
+    since: float | None = None  # reading of the engine's clock that counts as its submission
     id: str = field(default_factory=new_id)
     endpoint: str = "api"  # where it came in, for the audit
     user: str | None = None  # whose it is, for the audit
@@ -115,6 +117,10 @@ def prepare(model: Model, request: Request, longest: int) -> Prepared:
 def _check(request: Request) -> None:
     if not isinstance(request.sampler, SamplerConfig | None):
         raise ValueError(f"sampler: must be a SamplerConfig, got {request.sampler!r}")
+    if not isinstance(request.continued, str | None):
+        raise ValueError(f"continued: must be text, got {request.continued!r}")
+    if request.continued is not None and request.ids is not None:
+        raise ValueError("continued: belongs to messages or a prompt; add its tokens to the ids")
     if not isinstance(request.opening, str | None):
         raise ValueError(f"opening: must be text, got {request.opening!r}")
     limit, timeout = request.max_thinking_tokens, request.timeout_s
@@ -147,7 +153,12 @@ def make_prompt(model: Model, request: Request, longest: int) -> Prompt:
     if messages is None:
         messages = [{"role": "user", "content": request.prompt}]
     ids = ids_of(messages)
-    return Prompt(ids, reusable_lengths(ids_of, messages, ids))
+    marks = reusable_lengths(ids_of, messages, ids)
+    if request.continued is not None:
+        # By itself, as the model wrote it: a cut inside a word stays one, and markers are text.
+        check_length(model, request.continued, longest, "prompt")
+        ids = [*ids, *model.tokenizer.encode(request.continued, special=False)]
+    return Prompt(ids, marks)
 
 
 def check_length(model: Model, text: str, longest: int, field: str) -> None:
@@ -158,7 +169,9 @@ def check_length(model: Model, text: str, longest: int, field: str) -> None:
         hint = "" if longest >= model.config.context_length else ", or change --context or --slots"
         raise TooLarge(
             f"{field}: {len(text):,} characters are {least:,} tokens or more, and the longest "
-            f"context here has {longest:,}; shorten it{hint}"
+            f"context here has {longest:,}; shorten it{hint}",
+            least,
+            longest,
         )
 
 

@@ -8,15 +8,17 @@ from __future__ import annotations
 import asyncio
 import json
 import re
-from collections.abc import Sequence
-from typing import Any, Never, TypeVar
+from collections.abc import Iterator, Mapping, Sequence
+from functools import lru_cache
+from typing import Any, Never, TypeVar, get_args
 
 from fastapi import Request
 from pydantic import BaseModel, ValidationError
 
 from sfumato.server.errors import CLIENT_GONE, ApiError, bad_request
+from sfumato.server.schemas import Body
 
-Model = TypeVar("Model", bound=BaseModel)
+Model = TypeVar("Model", bound=Body)
 
 BODY_S = 30.0  # a body must have arrived by then
 
@@ -76,23 +78,53 @@ def _constant(name: str) -> Never:
 
 def validated(value: dict[str, Any], model: type[Model], lenient: bool) -> Model:
     """The body's model. Raises ApiError."""
-    try:
-        return model.model_validate(value)
-    except ValidationError as error:
-        found = error.errors(include_url=False, include_input=False, include_context=False)
-    unknown = [item["loc"] for item in found if item["type"] == "extra_forbidden"]
+    unknown = list(_unknown(value, model))
     if unknown and not lenient:
-        names = ", ".join(_name(loc) for loc in unknown[:20])
+        names = ", ".join(unknown[:20])
         raise bad_request(
             f"{names}: unknown; remove it, or start the server with --lenient",
-            _name(unknown[0]),
+            unknown[0],
             "unknown_field",
         )
-    if unknown:
-        for loc in unknown:
-            _remove(value, loc)
-        return validated(value, model, lenient)
+    try:
+        body = model.model_validate(_known(value, model))
+    except ValidationError as error:
+        found = error.errors(include_url=False, include_input=False, include_context=False)
+    else:
+        body.ignored.extend(unknown)
+        return body
     raise _refusal(found[0]["loc"], found[0]["msg"], found[0]["type"])
+
+
+def _unknown(value: Mapping[str, Any], model: type[BaseModel], where: str = "") -> Iterator[str]:
+    """The names of fields that the model has not: before validation, which makes an error of
+    each. Null always means that a field is not there."""
+    for name, item in value.items():
+        if item is not None and name not in model.model_fields:
+            yield f"{where}{name[:100]}"
+    for name, part in _parts(model).items():
+        if isinstance(inner := value.get(name), dict):
+            yield from _unknown(inner, part, f"{where}{name}.")
+
+
+def _known(value: Mapping[str, Any], model: type[BaseModel]) -> dict[str, Any]:
+    """The fields that the model has."""
+    found = {name: item for name, item in value.items() if name in model.model_fields}
+    for name, part in _parts(model).items():
+        if isinstance(inner := found.get(name), dict):
+            found[name] = _known(inner, part)
+    return found
+
+
+@lru_cache
+def _parts(model: type[BaseModel]) -> dict[str, type[BaseModel]]:
+    """The fields that are models themselves, or null."""
+    found = {}
+    for name, field in model.model_fields.items():
+        for kind in (field.annotation, *get_args(field.annotation)):
+            if isinstance(kind, type) and issubclass(kind, BaseModel):
+                found[name] = kind
+    return found
 
 
 def _refusal(loc: Sequence[int | str], message: str, kind: str) -> ApiError:
@@ -115,9 +147,3 @@ def _name(loc: Sequence[int | str]) -> str:
         elif part not in _TYPE_NAMES and "[" not in part and "-" not in part:
             name += f".{part[:100]}"
     return name
-
-
-def _remove(value: Any, loc: Sequence[int | str]) -> None:
-    for part in loc[:-1]:
-        value = value[part]
-    value.pop(loc[-1], None)

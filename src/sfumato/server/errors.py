@@ -30,6 +30,7 @@ _STATUS = {
     "too_large": 400,
     "queue_full": 429,
     "timeout": 504,
+    "cancelled": CLIENT_GONE,
     "shutdown": 503,
     "memory": 503,
     "internal": 500,
@@ -45,6 +46,25 @@ _TYPES = {
 }
 
 
+SCHEMA = {
+    "type": "object",
+    "properties": {
+        "error": {
+            "type": "object",
+            "properties": {
+                "message": {"type": "string"},
+                "type": {"type": "string"},
+                "param": {"type": ["string", "null"]},
+                "code": {"type": ["string", "null"]},
+            },
+            "required": ["message", "type", "param", "code"],
+        }
+    },
+    "required": ["error"],
+}
+"""Of every error's body, for the API description."""
+
+
 class ApiError(Exception):
     """An answer other than 200."""
 
@@ -55,10 +75,12 @@ class ApiError(Exception):
         param: str | None = None,
         code: str | None = None,
         headers: dict[str, str] | None = None,
+        more: dict[str, Any] | None = None,
     ) -> None:
+        """more: what the error's object has besides, or instead."""
         super().__init__(message)
         self.status, self.message, self.param, self.code = status, message, param, code
-        self.headers = headers or {}
+        self.headers, self.more = headers or {}, more or {}
 
     def body(self) -> dict[str, Any]:
         kind = "invalid_request_error" if 400 < self.status < 500 else "server_error"
@@ -68,6 +90,7 @@ class ApiError(Exception):
                 "type": _TYPES.get(self.status, kind),
                 "param": self.param,
                 "code": self.code,
+                **self.more,
             }
         }
 
@@ -96,8 +119,16 @@ def from_value_error(error: ValueError, asked: EngineRequest | None = None) -> A
     if name in _PROMPT and asked is not None:
         prompt = "prompt" if asked.messages is None else "messages"
         name, message = prompt, prompt + message[len(name) :]
-    code = "context_length_exceeded" if isinstance(error, TooLarge) else None
-    return bad_request(message, name, code)
+    if isinstance(error, TooLarge):
+        return too_large(message, name, error.prompt_tokens, error.context)
+    return bad_request(message, name)
+
+
+def too_large(message: str, param: str | None, prompt: int | None, context: int | None) -> ApiError:
+    """What exceeds the context: the code is OpenAI's, the rest llama-server's."""
+    numbers = {"n_prompt_tokens": prompt, "n_ctx": context}
+    more = {"type": "exceed_context_size_error", **numbers}
+    return ApiError(400, message, param, "context_length_exceeded", more=more)
 
 
 def from_refusal(error: Exception, asked: EngineRequest) -> ApiError:
@@ -106,10 +137,14 @@ def from_refusal(error: Exception, asked: EngineRequest) -> ApiError:
     if isinstance(error, QueueFull):
         return ApiError(429, without_paths(str(error)), code="queue_full", headers=_retry())
     if isinstance(error, EngineDead):
-        return ApiError(503, without_paths(str(error)), code="engine_unavailable", headers=_retry())
+        return dead(error)
     if isinstance(error, ValueError):
         return from_value_error(error, asked)
     raise error
+
+
+def dead(error: EngineDead) -> ApiError:
+    return ApiError(503, without_paths(str(error)), code="engine_unavailable", headers=_retry())
 
 
 def from_failed(failed: Failed) -> ApiError:
@@ -117,7 +152,11 @@ def from_failed(failed: Failed) -> ApiError:
     status, message = _STATUS[failed.kind], without_paths(failed.message)
     if status == 400:
         field = _FIELD.match(message)
-        return bad_request(message, field[1] if field else None, failed.kind)
+        name = field[1] if field else None
+        if failed.kind == "too_large":
+            prompt = failed.account.prompt_tokens if failed.account else None
+            return too_large(message, name, prompt, failed.context)
+        return bad_request(message, name, failed.kind)
     headers = _retry() if status in (429, 503) else None
     return ApiError(status, message, code=failed.kind, headers=headers)
 
