@@ -230,6 +230,8 @@ OPTIONS = (
     Option("port", Whole(0, 65535), _SERVE, "0: any free one", 8080, "N", _HTTP),
     Option("name", _TEXT, _SERVE,
            "what clients call the model; default: the file's name", None, "TEXT", _HTTP),
+    Option("alias", Each(_TEXT), _SERVE,
+           "another name of the model; may be given several times", (), "TEXT", _HTTP),
     Option("api-key", _TEXT, _SERVE,
            "ask clients for this key; better in SFUMATO_API_KEY", None, "KEY", _HTTP, secret=True),
     Option("api-key-file", _PATH, _SERVE, "the key stands in a file", None, "FILE", _HTTP),

@@ -107,6 +107,19 @@ def test_the_next_turn_pays_for_what_is_new() -> None:
     assert (slots.encoded_tokens, slots.cached_tokens) == (30, 20)
 
 
+def test_free_slots_forget_and_busy_ones_do_not() -> None:
+    slots, prompt, other = pool(), list(range(20)), list(range(30, 50))
+    slots.release(serve(slots, prompt), keep=True)
+    busy = serve(slots, other)
+    assert slots.snapshot_bytes
+    assert [slots.forget(), slots.forget()] == [1, 0]
+    assert told(busy.slot) == expected(other)
+    encode(busy, [7])
+    assert serve(slots, prompt).cached == 0
+    slots.release(busy, keep=True)
+    assert serve(slots, [*other, 7, 8]).cached == 21
+
+
 def test_a_reply_that_stays_in_history_is_reused_to_its_end() -> None:
     slots, prompt = pool(), list(range(20))
     slots.release(serve(slots, prompt, reply=[50, 51]), keep=True)

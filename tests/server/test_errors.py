@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import socket
 import threading
 import time
@@ -25,7 +26,8 @@ USER = {"role": "user", "content": "Hi"}
 def refused(answer: Any, status: int = 400) -> dict[str, Any]:
     assert answer.status_code == status, answer.text
     error: dict[str, Any] = answer.json()["error"]
-    assert error.keys() == {"message", "type", "param", "code"}
+    numbers = {"n_prompt_tokens", "n_ctx"} if error["code"] == "context_length_exceeded" else set()
+    assert error.keys() == {"message", "type", "param", "code"} | numbers
     return error
 
 
@@ -40,7 +42,8 @@ def refused(answer: Any, status: int = 400) -> dict[str, Any]:
         ({"max_tokens": 1.5}, "max_tokens"),
         ({"max_tokens": 4, "max_completion_tokens": 5}, "max_tokens"),
         ({"n": 0}, "n"),
-        ({"n": 100}, "n"),
+        ({"n": 129}, "n"),
+        ({"max_tokens": -2}, "max_tokens"),
         ({"seed": 2**70}, "seed"),
         ({"stop": [""]}, "stop"),
         ({"stop": ["x"] * 17}, "stop"),
@@ -107,10 +110,32 @@ def test_unknown_fields_are_ignored_where_the_server_is_lenient(
 ) -> None:
     served = serve(embedded, ServerSettings(lenient=True))
     messages = [USER | {"weight": 1}]
-    answer = served.chat(messages=messages, foo=2, chat_template_kwargs={"x": 1})
-    assert answer.status_code == 200
+    strange: dict[str, Any] = {"foo": 2, "bar": None, "chat_template_kwargs": {"x": 1}}
+    said = ["foo, chat_template_kwargs.x, messages[0].weight: unknown, and ignored"]
+    assert served.chat(messages=messages, n=2, **strange).json()["warnings"] == said
+    chunks = events(served.chat(messages=messages, n=2, stream=True, **strange).text)
+    assert [chunk["warnings"] for chunk in chunks if "warnings" in chunk] == [said]
+    for path in ("/v1/completions", "/completion"):
+        whole = served.post(path, prompt="Hi", foo=2).json()
+        last = events(served.post(path, prompt="Hi", foo=2, stream=True).text)[-1]
+        assert whole["warnings"] == last["warnings"] == ["foo: unknown, and ignored"]
+    many = served.post("/tokenize", content="Hi", **{f"x{i}": 0 for i in range(30)}).json()
+    assert many["warnings"][0].endswith("x19 and 10 more: unknown, and ignored")
     assert refused(served.chat("Hi", foo=2, n=0))["param"] == "n"
     assert refused(served.chat("Hi", response_format={"type": "json_object"}))
+
+
+def events(text: str) -> list[dict[str, Any]]:
+    """The objects of a stream."""
+    lines = [line.removeprefix("data: ") for line in text.splitlines() if line.startswith("data:")]
+    return [json.loads(line) for line in lines if line != "[DONE]"]
+
+
+def test_null_means_that_a_field_is_not_there(server: Any) -> None:
+    messages = [USER | {"weight": None, "tool_calls": None}]
+    kwargs = {"enable_thinking": None, "x": None}
+    answer = server.chat(messages=messages, foo=None, chat_template_kwargs=kwargs, max_tokens=4)
+    assert answer.status_code == 200 and "warnings" not in answer.json()
 
 
 @pytest.mark.parametrize(
@@ -165,6 +190,8 @@ def test_what_can_never_fit_says_how_much(serve: Callable[..., Any], embedded: M
     error = refused(served.chat("x" * 200))
     assert error["code"] == "context_length_exceeded"
     assert "128" in error["message"] and "--context" in error["message"]
+    assert error["type"] == "exceed_context_size_error"  # which llama-server's clients look for
+    assert error["n_ctx"] == 128 and 200 <= error["n_prompt_tokens"] < 300
     beyond = refused(served.chat("Hi", max_tokens=100_000))
     assert "4096" in beyond["message"].replace(",", "")
 
@@ -187,12 +214,6 @@ def test_text_that_no_context_holds_is_not_tokenized(
     assert "440,000 characters" in error["message"] or path == "/v1/chat/completions"
 
 
-def test_more_replies_than_may_wait_are_refused(serve: Callable[..., Any]) -> None:
-    answer = serve(teller(), slots=1, queue=1).chat(n=3)
-    assert answer.status_code == 400
-    assert answer.json()["error"]["param"] == "n" and "--queue" in answer.text
-
-
 def test_a_full_queue_is_a_429(serve: Callable[..., Any], eventually: Any) -> None:
     model = teller(LONG)
     slow_down(model, lambda: time.sleep(0.02))
@@ -206,11 +227,10 @@ def test_a_full_queue_is_a_429(serve: Callable[..., Any], eventually: Any) -> No
     eventually(lambda: len(served.engine.state().running) == 1)
     threads[1].start()
     eventually(lambda: served.engine.state().waiting == 1)
-    # Of n requests none runs where one is refused.
-    refused(served.chat("Hi", n=2), 429)
-    eventually(lambda: served.engine.state().waiting == 1)
     threads[2].start()
     eventually(lambda: served.engine.state().waiting == 2)
+    # Of n requests none runs where there is no room for the first.
+    refused(served.chat("Hi", n=2), 429)
     answer = served.chat("Hi")
     assert refused(answer, 429)["type"] == "rate_limit_error"
     assert int(answer.headers["retry-after"]) >= 1

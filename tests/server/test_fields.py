@@ -88,6 +88,21 @@ ASKING: dict[str, Any] = {
 NOTHING = {"x": {"y": []}}  # a value that no field takes
 
 
+HARMLESS: dict[str, list[Any]] = {
+    "min_p": [0, 0.0],
+    "repetition_penalty": [1, 1.0],
+    "length_penalty": [1],
+    "use_beam_search": [False],
+    "skip_special_tokens": [True],
+    "cache_prompt": [True, False],
+    "timings_per_token": [True],
+    "return_progress": [True],
+    "best_of": [1],
+    "stop": [""],
+}
+"""Values that clients send without a need for them."""
+
+
 def fates(route: str) -> dict[str, str]:
     """Field → fate, as the docs' table of a route has it."""
     section = DOCS.read_text(encoding="utf-8").split(f"### POST {route}\n")[1].split("\n### ")[0]
@@ -118,7 +133,40 @@ def test_every_field_of_our_own_is_in_the_docs() -> None:
         official(CHAT) | official(TEXT)
     )
     assert own and {name for name in own if f"`{name}`" not in text} == set()
-    assert own - set(Generation.model_fields) == {"chat_template_kwargs"}
+    assert own - set(Generation.model_fields) == {
+        *("chat_template_kwargs", "add_generation_prompt", "continue_final_message")
+    }
+
+
+@pytest.mark.parametrize(
+    "fields",
+    [
+        *({name: value} for name, values in HARMLESS.items() for value in values),
+        {"stream": True, "stream_options": {"continuous_usage_stats": True}},
+    ],
+)
+def test_harmless_fields_at_neutral_values(server: Any, fields: dict[str, Any]) -> None:
+    for route, base in (BASE | {"/completion": {"prompt": "Who?", "n_predict": 8}}).items():
+        if route == "/completion" and fields.keys() & {"stream_options", "max_tokens"}:
+            continue
+        answer = server.post(route, **base | fields)
+        assert answer.status_code == 200, answer.text
+
+
+@pytest.mark.parametrize("name", ["min_p", "repetition_penalty", "use_beam_search", "best_of"])
+def test_harmless_fields_that_ask_for_something(server: Any, name: str) -> None:
+    for route, base in BASE.items():
+        error = server.post(route, **base | {name: 5}).json()["error"]
+        assert (error["param"], error["code"]) == (name, "unsupported")
+
+
+def test_what_fits_may_be_asked_for(server: Any) -> None:
+    for route, base in BASE.items():
+        del (body := dict(base))["max_tokens"]
+        whole = server.post(route, **body).json()["choices"]
+        assert server.post(route, **body, max_tokens=-1).json()["choices"] == whole
+    no_logs = server.post(CHAT, **BASE[CHAT], top_logprobs=0).json()["choices"][0]
+    assert no_logs["logprobs"] is None
 
 
 @pytest.mark.parametrize(("route", "name"), cases("honoured"))
@@ -153,6 +201,6 @@ def test_the_description_has_every_field(server: Any) -> None:
     schemas = server.http.get("/openapi.json").json()["components"]["schemas"]
     for name, model in (("ChatBody", ChatBody), ("CompletionBody", CompletionBody)):
         assert schemas[name]["properties"].keys() == model.model_fields.keys()
-        assert schemas[name]["additionalProperties"] is False
+        assert schemas[name]["additionalProperties"] == {"type": "null"}
     page = server.http.get("/docs").text
     assert "reasoning_effort" in page and "<script" not in page and "https://" not in page

@@ -113,3 +113,33 @@ def test_it_lives(server: Any) -> None:
 def test_health_without_its_body(server: Any, path: str) -> None:
     answer = server.http.head(path)
     assert (answer.status_code, answer.content) == (200, b"")
+
+
+def test_what_the_tokenizer_is(server: Any, embedded: Model) -> None:
+    found = server.http.get("/tokenizer_info").json()
+    assert found["bos_token"] == "<bos>" and found["tokenizer_class"]
+    assert found["chat_template"] == embedded.template.source
+    # As vLLM's clients ask for tokens.
+    made = server.post("/tokenize", prompt="Who?", add_special_tokens=True, model="m").json()
+    assert made["tokens"] == [embedded.tokenizer.bos_id, *embedded.tokenizer.encode("Who?")]
+    assert made["count"] == len(made["tokens"]) and made["max_model_len"] == 512
+    assert server.post("/detokenize", tokens=made["tokens"][1:]).json()["prompt"] == "Who?"
+    for wrong in ({}, {"content": "a", "prompt": "b"}):
+        assert server.post("/tokenize", **wrong).json()["error"]["param"] == "content"
+
+
+def test_the_prefix_cache_is_emptied(serve: Any, embedded: Model, eventually: Any) -> None:
+    served = serve(embedded, slots=2)
+    messages = [{"role": "user", "content": "Who are you? " * 4}]
+
+    def cached() -> int:
+        used = served.chat(messages=messages, max_tokens=4, seed=1).json()["usage"]
+        eventually(lambda: not served.engine.state().running)
+        return int(used["prompt_tokens_details"]["cached_tokens"])
+
+    assert cached() == 0 and cached() > 0
+    assert served.http.post("/reset_prefix_cache").json() == {"emptied_slots": 1}
+    assert served.http.post("/reset_prefix_cache/").json() == {"emptied_slots": 0}
+    assert cached() == 0 and cached() > 0
+    served.engine.close()
+    assert served.http.post("/reset_prefix_cache").status_code == 503

@@ -106,6 +106,7 @@ def _serve(
 def _settings(args: argparse.Namespace) -> ServerSettings:
     settings = ServerSettings(
         model_name=args.name or (Path(args.model).name if args.model else "sfumato-embedded"),
+        aliases=tuple(args.alias),
         api_key=_api_key(args),
         cors_origins=tuple(args.cors_origin),
         lenient=args.lenient,

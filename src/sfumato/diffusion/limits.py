@@ -19,7 +19,13 @@ StopReason = Literal["eos", "max_tokens", "stop", "cancelled"]
 
 class TooLarge(ValueError):
     """A request that can never be served here. Says what it needs, what there is, and what to
-    change."""
+    change; in numbers too, as far as they are known."""
+
+    def __init__(
+        self, message: str, prompt_tokens: int | None = None, context: int | None = None
+    ) -> None:
+        super().__init__(message)
+        self.prompt_tokens, self.context = prompt_tokens, context
 
 
 @dataclass(frozen=True)
@@ -101,12 +107,16 @@ def check_context(network: Network, prompt: int, config: SamplerConfig, limits: 
     if prompt + length > longest:
         raise TooLarge(
             f"prompt: the prompt is {prompt} tokens and the context holds {longest}, of which a "
-            f"canvas takes {length}; shorten it"
+            f"canvas takes {length}; shorten it",
+            prompt,
+            longest,
         )
     canvases = -(-limits.max_tokens // length)
     if prompt + canvases * length > longest:
         raise TooLarge(
             f"max_tokens: a prompt of {prompt} tokens and {canvases} canvases of {length} exceed "
-            f"this model's context of {longest}; shorten the prompt or lower max_tokens"
+            f"this model's context of {longest}; shorten the prompt or lower max_tokens",
+            prompt,
+            longest,
         )
     return canvases

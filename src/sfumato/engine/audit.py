@@ -133,6 +133,7 @@ def _text(request: Request, event: Finished | Failed) -> dict[str, Any]:
         "prompt": request.prompt,
         "messages": None if request.messages is None else list(request.messages),
         "ids": None if request.ids is None else list(request.ids),
+        "continued": request.continued,
         "opening": request.opening,
     }
     found = {name: value for name, value in asked.items() if value is not None}

@@ -6,10 +6,12 @@ import logging
 import threading
 import time
 from collections.abc import Callable, Iterator
+from concurrent.futures import Future
 from contextlib import contextmanager
 from threading import Condition, Thread
 
 from sfumato.api import Model, Reply
+from sfumato.diffusion.limits import TooLarge
 from sfumato.engine.circuit import Circuit, probe
 from sfumato.engine.config import EngineConfig
 from sfumato.engine.errors import EngineDead, EngineError, FailuresLast, NotReady, QueueFull
@@ -18,6 +20,7 @@ from sfumato.engine.failures import explain, is_out_of_memory
 from sfumato.engine.handle import Handle, Sink
 from sfumato.engine.memory import Guard
 from sfumato.engine.request import (
+    Prepared,
     Prompt,
     Request,
     check_length,
@@ -73,6 +76,7 @@ class Engine:
         self._began, self._longest = clock(), self._pool.longest
         self._seams = seams_of(model)
         self._inbox: list[Row] = []  # submitted, not yet seen by the engine's thread
+        self._resets: list[Future[int]] = []  # of the prefix cache, asked for and not yet done
         self._wake = Condition()
         self._thread: Thread | None = None
         self._closed: str | None = None  # why no request is taken any more
@@ -92,17 +96,46 @@ class Engine:
         with self.refusals(request):
             return self._submit(request, sink)
 
+    def offer(self, request: Request, sink: Sink | None = None) -> Handle | None:
+        """As `submit`, but where the queue is full it returns None, and on_finish is not called."""
+        with self.refusals(request):
+            try:
+                return self._submit(request, sink)
+            except QueueFull:
+                return None
+
+    def check(self, request: Request) -> None:
+        """Raises what `submit` raises of a request that cannot be done."""
+        with self.refusals(request):
+            self._prepared(request)
+
+    def drop(self, request: Request, terminal: Failed) -> None:
+        """Tells on_finish how a request ended that was to be submitted later."""
+        self._settler.tell(request, terminal)
+
+    def limit(self, request: Request) -> float | None:
+        """Seconds that a request has from when the client asked."""
+        limits = (request.timeout_s, self.config.request_timeout_s)
+        return min((s for s in limits if s is not None), default=None)
+
+    def _prepared(self, request: Request) -> Prepared:
+        most = self.config.max_steps
+        prepared = prepare(self.model, request, self._longest, self._seams, most)
+        try:
+            self._pool.check(prepared.need)
+        except TooLarge as error:
+            error.prompt_tokens = len(prepared.prompt.ids)
+            raise
+        return prepared
+
     def _submit(self, request: Request, sink: Sink | None) -> Handle:
         if self._closed is None and self._circuit.reason is not None:
             raise NotReady(self._circuit.reason, self._circuit.retry_s())
         # Before the prompt is made: the time for that is the client's waiting time too.
         since = self.now() if request.since is None else request.since
-        most = self.config.max_steps
-        prepared = prepare(self.model, request, self._longest, self._seams, most)
-        self._pool.check(prepared.need)
-        limits = [s for s in (request.timeout_s, self.config.request_timeout_s) if s is not None]
+        prepared, limit = self._prepared(request), self.limit(request)
         handle = Handle(request.id, sink, self._notify)
-        row = Row(request, prepared, handle, since, since + min(limits) if limits else None)
+        row = Row(request, prepared, handle, since, None if limit is None else since + limit)
         with self._wake:
             if self._closed is not None:
                 raise EngineDead(self._closed)
@@ -182,6 +215,17 @@ class Engine:
             self._circuit.state,
         )
 
+    def reset_prefix_cache(self) -> Future[int]:
+        """Has the engine forget, before its next step, what free slots hold: how many held
+        something. Raises EngineDead."""
+        done: Future[int] = Future()
+        with self._wake:
+            if self._closed is not None:
+                raise EngineDead(self._closed)
+            self._resets.append(done)
+            self._wake.notify_all()
+        return done
+
     # For the owner.
 
     def start(self) -> Engine:
@@ -256,6 +300,10 @@ class Engine:
         with self._wake:
             self._scheduler.waiting.extend(self._inbox)
             self._inbox.clear()
+            resets, self._resets = self._resets, []
+        for reset in resets:
+            if reset.set_running_or_notify_cancel():
+                reset.set_result(self._pool.forget())
         for row in (*self._scheduler.waiting, *self._scheduler.running):
             if not self._wanted(row):
                 self._give_up(row)
@@ -298,7 +346,7 @@ class Engine:
             if not busy:
                 with self._wake:
                     held = self._circuit.reason is not None
-                    if not self._stop and (held or not self._inbox):
+                    if not (self._stop or self._resets) and (held or not self._inbox):
                         # What nothing moves still has deadlines, cancellations and probes.
                         self._wake.wait(POLL_S if self._scheduler.waiting or held else None)
 
@@ -345,6 +393,10 @@ class Engine:
         with self._wake:
             rows = [*self._scheduler.running, *self._scheduler.waiting, *self._inbox]
             self._inbox.clear()
+            resets, self._resets = self._resets, []
+        for reset in resets:
+            if reset.set_running_or_notify_cancel():
+                reset.set_exception(EngineDead(message))
         for row in rows:
             try:
                 fail(row, kind, message)

@@ -14,6 +14,7 @@ FailureKind = Literal[
     "queue_full",
     "not_ready",
     "timeout",
+    "cancelled",
     "shutdown",
     "memory",
     "internal",
@@ -86,6 +87,7 @@ class Failed:
     kind: FailureKind
     message: str
     account: Account | None = None
+    context: int | None = None  # of what is too large: the tokens that there is room for
 
 
 Terminal = Finished | Failed

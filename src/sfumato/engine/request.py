@@ -49,6 +49,7 @@ class Request:
     thinking: bool = False
     tools: Sequence[Mapping[str, Any]] | None = None
     stop: Stop = None
+    continued: str | None = None  # what of the reply is said already: the prompt ends in it
     opening: str | None = None  # text, markers included, that the reply begins with
     max_thinking_tokens: int | None = None  # None: what leaves room for an answer
     retry_empty: bool = True  # an answer that settles as nothing is drawn again
@@ -142,6 +143,10 @@ def _check(request: Request, most_steps: int) -> None:
             f"max_steps: must be at most {most_steps}, got {steps}; ask for fewer, or raise "
             "--max-steps"
         )
+    if not isinstance(request.continued, str | None):
+        raise ValueError(f"continued: must be text, got {request.continued!r}")
+    if request.continued is not None and request.ids is not None:
+        raise ValueError("continued: belongs to messages or a prompt; add its tokens to the ids")
     if not isinstance(request.opening, str | None):
         raise ValueError(f"opening: must be text, got {request.opening!r}")
     limit, timeout = request.max_thinking_tokens, request.timeout_s
@@ -176,7 +181,12 @@ def make_prompt(model: Model, request: Request, longest: int, seams: Seams) -> P
         tools=request.tools,
         check=lambda text: check_length(model, text, longest, "prompt"),
     )
-    return Prompt(ids, seams.lengths(ids, messages, request.thinking))
+    marks = seams.lengths(ids, messages, request.thinking)
+    if request.continued is not None:
+        # By itself, as the model wrote it: a cut inside a word stays one, and markers are text.
+        check_length(model, request.continued, longest, "prompt")
+        ids = [*ids, *model.tokenizer.encode(request.continued, special=False)]
+    return Prompt(ids, marks)
 
 
 def check_length(model: Model, text: str, longest: int, field: str) -> None:
@@ -187,7 +197,9 @@ def check_length(model: Model, text: str, longest: int, field: str) -> None:
         hint = "" if longest >= model.config.context_length else ", or change --context or --slots"
         raise TooLarge(
             f"{field}: {len(text):,} characters are {least:,} tokens or more, and the longest "
-            f"context here has {longest:,}; shorten it{hint}"
+            f"context here has {longest:,}; shorten it{hint}",
+            least,
+            longest,
         )
 
 

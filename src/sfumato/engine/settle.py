@@ -9,7 +9,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable
 
-from sfumato.diffusion.limits import StopReason
+from sfumato.diffusion.limits import StopReason, TooLarge
 from sfumato.engine.circuit import Circuit
 from sfumato.engine.events import Failed, FailureKind, Finished, Terminal
 from sfumato.engine.failures import explain, is_out_of_memory
@@ -135,7 +135,8 @@ class Settler:
         kind, message = explain(error)
         if kind == "internal":
             log.error("request %s failed", row.request.id, exc_info=error)
-        self.fail(row, kind, message)
+        context = error.context if isinstance(error, TooLarge) else None
+        self._end(row, Failed(kind, message, row.account(self._clock()), context), kind)
 
     def fail(self, row: Row, kind: FailureKind, message: str) -> None:
         """Ends a row without a reply."""

@@ -224,6 +224,17 @@ class SlotPool:
             place.slot.reset()
             place.keep(0)
 
+    def forget(self) -> int:
+        """Empties the slots that are free, so that no prompt begins with what they hold; how many
+        held something. Those that are busy keep what they have."""
+        emptied = 0
+        for place in self._places:
+            if not place.busy:
+                emptied += bool(place.held)
+                place.slot.reset()
+                place.keep(0)
+        return emptied
+
     @property
     def snapshot_bytes(self) -> int:
         """Host memory that snapshots take now."""
@@ -248,7 +259,8 @@ class SlotPool:
         if self._strict:
             raise TooLarge(
                 f"the request needs a context of {need:,} tokens and slots have {self._context:,}; "
-                "raise --context, ask for fewer tokens, or allow larger slots (strict is set)"
+                "raise --context, ask for fewer tokens, or allow larger slots (strict is set)",
+                context=self._context,
             )
         if (lack := self._lacks([need], None)) is not None:
             raise self._too_large(need, lack)
@@ -257,7 +269,8 @@ class SlotPool:
         return TooLarge(
             f"the request needs a context of {need:,} tokens, slots have {self._context:,}; a "
             f"larger one {lack or 'finds no room'}; lower --slots, --context or "
-            "--snapshot-memory, or ask for fewer tokens"
+            "--snapshot-memory, or ask for fewer tokens",
+            context=self._context,
         )
 
     def _source(self, prompt: np.ndarray) -> tuple[_Place | None, int, int]:

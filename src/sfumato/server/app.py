@@ -13,7 +13,17 @@ from pydantic import BaseModel
 
 from sfumato import __version__
 from sfumato.engine import Engine
-from sfumato.server import chat, completions, errors, info, llama, reference, replay, schemas
+from sfumato.server import (
+    chat,
+    completions,
+    errors,
+    info,
+    llama,
+    reference,
+    replay,
+    rules,
+    schemas,
+)
 from sfumato.server.metrics import CONTENT_TYPE, Metrics
 from sfumato.server.observe import AuditLine, Observer
 from sfumato.server.security import Gate
@@ -68,51 +78,81 @@ def create_app(
     return app
 
 
-def _takes(model: type[BaseModel]) -> dict[str, Any]:
-    """The OpenAPI description of a body that the route reads itself."""
+_ERROR = {"application/json": {"schema": {"$ref": "#/components/schemas/Error"}}}
+_FAILS = {
+    400: rules.described(),
+    401: "The API key is missing or wrong.",
+    403: "A page of another origin, or another host name.",
+    404: "There is no such model.",
+    408: "The body took too long to arrive.",
+    413: "The body is too large.",
+    429: "The queue is full.",
+    500: "A fault of the server.",
+    503: "The engine is shutting down, or has no memory.",
+    504: "The deadline has passed.",
+}
+
+
+def _fails(*statuses: int) -> dict[int | str, dict[str, Any]]:
+    """The OpenAPI description of the answers other than 200: these, and those of any route."""
+    return {
+        status: {"description": _FAILS[status], "content": _ERROR}
+        for status in sorted({401, 403, 413, 500, *statuses})
+    }
+
+
+def _takes(model: type[BaseModel], streams: bool = False) -> dict[str, Any]:
+    """How a POST route that reads its body itself is described."""
     schema = {"$ref": f"#/components/schemas/{model.__name__}"}
-    return {"requestBody": {"required": True, "content": {"application/json": {"schema": schema}}}}
+    body = {"required": True, "content": {"application/json": {"schema": schema}}}
+    answers = _fails(400, 408, 429, 503, 504)
+    if streams:
+        answers[200] = {
+            "description": "The reply, whole or as server-sent events.",
+            "content": {"text/event-stream": {"schema": {"type": "string"}}},
+        }
+    return {"openapi_extra": {"requestBody": body}, "responses": answers}
 
 
 def _add_openai(app: FastAPI, service: Service) -> None:
-    @app.post("/v1/chat/completions", tags=["OpenAI"], openapi_extra=_takes(schemas.ChatBody))
+    @app.post("/v1/chat/completions", tags=["OpenAI"], **_takes(schemas.ChatBody, True))
     async def chat_completions(request: Request) -> Response:
         """The reply to a conversation, whole or as a stream of chunks."""
         return await chat.complete(service, request)
 
-    @app.post("/v1/completions", tags=["OpenAI"], openapi_extra=_takes(schemas.CompletionBody))
+    @app.post("/v1/completions", tags=["OpenAI"], **_takes(schemas.CompletionBody, True))
     async def text_completions(request: Request) -> Response:
         """Text that goes on from a prompt, without a chat template."""
         return await completions.complete(service, request)
 
-    @app.get("/v1/models", tags=["OpenAI"])
+    @app.get("/v1/models", tags=["OpenAI"], responses=_fails())
     async def models() -> dict[str, Any]:
         """The model that is loaded."""
         return info.models(service)
 
-    @app.get("/v1/models/{model:path}", tags=["OpenAI"])
+    @app.get("/v1/models/{model:path}", tags=["OpenAI"], responses=_fails(404))
     async def model_named(model: str) -> dict[str, Any]:
         """The model that is loaded, by its name."""
         return info.model_named(service, model)
 
 
 def _add_llama(app: FastAPI, service: Service) -> None:
-    @app.post("/completion", tags=["llama-server"], openapi_extra=_takes(schemas.LlamaBody))
+    @app.post("/completion", tags=["llama-server"], **_takes(schemas.LlamaBody, True))
     async def completion(request: Request) -> Response:
         """A completion as llama-server has it."""
         return await llama.completion(service, request)
 
-    @app.post("/tokenize", tags=["llama-server"], openapi_extra=_takes(schemas.TokenizeBody))
+    @app.post("/tokenize", tags=["llama-server"], **_takes(schemas.TokenizeBody))
     async def tokenize(request: Request) -> Response:
         """Text to token ids."""
         return await llama.tokenize(service, request)
 
-    @app.post("/detokenize", tags=["llama-server"], openapi_extra=_takes(schemas.DetokenizeBody))
+    @app.post("/detokenize", tags=["llama-server"], **_takes(schemas.DetokenizeBody))
     async def detokenize(request: Request) -> Response:
         """Token ids to text."""
         return await llama.detokenize(service, request)
 
-    @app.post("/apply-template", tags=["llama-server"], openapi_extra=_takes(schemas.TemplateBody))
+    @app.post("/apply-template", tags=["llama-server"], **_takes(schemas.TemplateBody))
     async def apply_template(request: Request) -> Response:
         """The prompt that messages become."""
         return await llama.apply_template(service, request)
@@ -120,7 +160,7 @@ def _add_llama(app: FastAPI, service: Service) -> None:
 
 def _add_info(app: FastAPI, service: Service, metrics: Metrics) -> None:
     @app.head("/livez", include_in_schema=False)
-    @app.get("/livez", tags=["server"])
+    @app.get("/livez", tags=["server"], responses=_fails(503))
     async def live() -> Response:
         """200 while the engine lives, ready or not; 503: start the server again."""
         return info.alive(service)
@@ -128,29 +168,39 @@ def _add_info(app: FastAPI, service: Service, metrics: Metrics) -> None:
     @app.head("/health", include_in_schema=False)
     @app.head("/v1/health", include_in_schema=False)
     @app.head("/readyz", include_in_schema=False)
-    @app.get("/readyz", tags=["server"])
-    @app.get("/health", tags=["server"])
+    @app.get("/readyz", tags=["server"], responses=_fails(503))
+    @app.get("/health", tags=["server"], responses=_fails(503))
     @app.get("/v1/health", tags=["server"], include_in_schema=False)
     async def health() -> Response:
         """200 while requests are taken, else 503 with the reason."""
         return info.health(service)
 
-    @app.get("/props", tags=["server"])
+    @app.get("/props", tags=["server"], responses=_fails())
     async def props() -> dict[str, Any]:
         """The model's properties, defaults and the server's limits."""
         return info.props(service)
 
-    @app.get("/slots", tags=["server"])
+    @app.get("/slots", tags=["server"], responses=_fails())
     async def slots() -> dict[str, Any]:
         """Slots, the requests that run, the queue, totals and speeds."""
         return info.slots(service)
 
-    @app.get("/memory", tags=["server"])
+    @app.get("/memory", tags=["server"], responses=_fails())
     async def memory() -> dict[str, Any]:
         """Memory as predicted, and as there is."""
         return info.memory(service)
 
-    @app.get("/metrics", tags=["server"], response_class=Response)
+    @app.get("/tokenizer_info", tags=["vLLM"], responses=_fails())
+    async def tokenizer_info() -> dict[str, Any]:
+        """The tokenizer's special tokens and the chat template."""
+        return info.tokenizer_info(service)
+
+    @app.post("/reset_prefix_cache", tags=["vLLM"], responses=_fails(503))
+    async def reset_prefix_cache() -> dict[str, Any]:
+        """Slots that are free forget what they hold."""
+        return await info.reset_prefix_cache(service)
+
+    @app.get("/metrics", tags=["server"], response_class=Response, responses=_fails())
     def metrics_text() -> Response:
         """Prometheus' text format."""
         return Response(metrics.text(), media_type=CONTENT_TYPE)
@@ -177,6 +227,7 @@ def _add_reference(app: FastAPI) -> None:
                 whole = model.model_json_schema(ref_template="#/components/schemas/{model}")
                 parts |= whole.pop("$defs", {})
                 parts[model.__name__] = whole
+            parts["Error"] = errors.SCHEMA
             app.openapi_schema = description
         return app.openapi_schema
 

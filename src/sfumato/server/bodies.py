@@ -20,10 +20,11 @@ from pydantic_core import from_json
 
 from sfumato.server.admission import SMALL, Admission, Arrival, Turns, arriving
 from sfumato.server.errors import CLIENT_GONE, ApiError, bad_request
+from sfumato.server.schemas import Body
 from sfumato.server.service import Service
 from sfumato.text.jsonscan import JsonTooLarge, extent
 
-Model = TypeVar("Model", bound=BaseModel)
+Model = TypeVar("Model", bound=Body)
 
 BODY_S = 30.0  # a body must have arrived by then
 DISCARD_S = 5.0  # for a body that is refused, and still comes
@@ -149,17 +150,20 @@ def validated(value: dict[str, Any], model: type[Model], lenient: bool) -> Model
             "unknown_field",
         )
     try:
-        return model.model_validate(_known(value, model) if unknown else value)
+        body = model.model_validate(_known(value, model))
     except ValidationError as error:
         found = error.errors(include_url=False, include_input=False, include_context=False)
+    else:
+        body.ignored.extend(unknown)
+        return body
     raise _refusal(found[0]["loc"], found[0]["msg"], found[0]["type"])
 
 
 def _unknown(value: Mapping[str, Any], model: type[BaseModel], where: str = "") -> Iterator[str]:
     """The names of fields that the model has not: before validation, which makes an error of
-    each."""
-    for name in value:
-        if name not in model.model_fields:
+    each. Null always means that a field is not there."""
+    for name, item in value.items():
+        if item is not None and name not in model.model_fields:
             yield f"{where}{name[:100]}"
     for name, part in _parts(model).items():
         if isinstance(inner := value.get(name), dict):

@@ -13,26 +13,16 @@ from fastapi.responses import JSONResponse, Response
 from sfumato.api import Reply
 from sfumato.engine import Account, Commit, Finished, Request, new_id
 from sfumato.server import bodies, replies, running, stream
+from sfumato.server.described import EFFORTS
 from sfumato.server.errors import bad_request
 from sfumato.server.logprobs import Logged, TokenLog, entries
-from sfumato.server.messages import CALL, CALL_END, conversation, tool_use
+from sfumato.server.messages import CALL, CALL_END, continuation, conversation, tool_use
 from sfumato.server.running import Outcome
 from sfumato.server.sampling import asked, seeds_of
 from sfumato.server.schemas import ChatBody
 from sfumato.server.service import Service
 from sfumato.text.reply import ToolCall
 from sfumato.text.tokenizer import Marker
-
-# Thinking tokens that an effort allows; None: all but what the answer needs.
-EFFORTS = {
-    "none": 0,
-    "minimal": 0,
-    "low": 512,
-    "medium": 2048,
-    "high": None,
-    "xhigh": None,
-    "max": None,
-}
 
 
 async def complete(service: Service, http: HttpRequest) -> Response:
@@ -52,10 +42,19 @@ async def complete(service: Service, http: HttpRequest) -> Response:
 def requests_of(service: Service, body: ChatBody) -> list[Request]:
     """One request for each of the n replies. Raises ApiError."""
     settings = service.settings
-    messages = conversation(body.messages, settings.max_messages, settings.lenient)
+    messages, continued = continuation(
+        conversation(body, settings), body.continue_final_message, body.add_generation_prompt
+    )
     use = tool_use(body.tools, body.tool_choice)
     _check(body, settings.max_choices)
     thinking, budget = _thinking(body)
+    if thinking and continued is not None:
+        name = "chat_template_kwargs" if body.reasoning_effort is None else "reasoning_effort"
+        raise bad_request(
+            f"{name}: an answer that is continued is not thought about first; ask for no thinking, "
+            "or set continue_final_message to false",
+            name,
+        )
     opener = service.model.tokenizer.token_id(CALL)
     if use.opening and opener is None:
         raise bad_request("tool_choice: this model's vocabulary has no tool calls", "tool_choice")
@@ -65,8 +64,11 @@ def requests_of(service: Service, body: ChatBody) -> list[Request]:
         # A call that is cut here is whole, and the only one.
         alike["stop"] = [*(alike["stop"] or ()), Marker(CALL_END)]
     alike["max_thinking_tokens"] = budget
+    if continued is not None:  # which may be whole already
+        alike["retry_empty"] = body.retry_empty is True
     one = Request(
         messages=messages,
+        continued=continued,
         thinking=thinking,
         tools=use.tools,
         opening=use.opening,
@@ -74,18 +76,23 @@ def requests_of(service: Service, body: ChatBody) -> list[Request]:
         **alike,
     )
     prompt = service.chat_prompt(one)  # once, however many replies
-    limit = body.max_completion_tokens or body.max_tokens
-    most = limit or service.room(len(prompt.ids), body.canvas_length)
+    most = limit_of(service, body, len(prompt.ids))
     return [
         replace(one, id=new_id(), made=prompt, max_tokens=most, seed=seed)
         for seed in seeds_of(body.seed, body.n or 1)
     ]
 
 
+def limit_of(service: Service, body: ChatBody, prompt: int) -> int:
+    """Tokens of a reply to a prompt of so many."""
+    given = body.max_tokens if body.max_completion_tokens is None else body.max_completion_tokens
+    return service.limit(given, prompt, body.canvas_length)
+
+
 def _check(body: ChatBody, most: int) -> None:
     if (body.n or 1) > most:
         raise bad_request(f"n: at most {most} replies", "n")
-    if body.top_logprobs is not None and not body.logprobs:
+    if body.top_logprobs and not body.logprobs:
         raise bad_request("top_logprobs: needs logprobs to be true", "top_logprobs")
     if body.stream_options is not None and not body.stream:
         raise bad_request("stream_options: only with stream", "stream_options")
@@ -127,7 +134,9 @@ def whole(service: Service, body: ChatBody, found: Sequence[Outcome]) -> dict[st
         **replies.head("chatcmpl", "chat.completion", name, service.name),
         "choices": choices,
         "usage": replies.usage([end.account for end in ends]),
-    } | replies.figures(ends, [text for end in ends for text in warnings(body, end.reply)])
+    } | replies.figures(
+        ends, [*replies.notes(body), *(text for end in ends for text in warnings(body, end.reply))]
+    )
 
 
 def message(reply: Reply) -> dict[str, Any]:
@@ -163,7 +172,7 @@ class ChatWriter:
     def __init__(self, service: Service, body: ChatBody, requests: Sequence[Request]) -> None:
         name = requests[0].id
         self._base = replies.head("chatcmpl", "chat.completion.chunk", name, service.name)
-        self._body = body
+        self._body, self._notes = body, replies.notes(body)
         options = body.stream_options
         self._usage = options is not None and bool(options.include_usage)
         count, few = len(requests), body.top_logprobs or 0
@@ -197,8 +206,8 @@ class ChatWriter:
             yield from self._call(number, call)
         last = self._chunk(number, {}, replies.finish_reason(reply, reply.tool_calls))
         last["timings"] = replies.timings(end.account)
-        if found := warnings(self._body, reply):
-            last["warnings"] = found
+        if found := [*self._notes, *warnings(self._body, reply)]:
+            last["warnings"], self._notes = found, []
         yield last
 
     def close(self, accounts: Sequence[Account]) -> Iterable[dict[str, Any]]:

@@ -63,7 +63,7 @@ def requests_of(service: Service, body: CompletionBody) -> list[Request]:
             requests.append(
                 Request(
                     ids=ids,
-                    max_tokens=body.max_tokens or service.room(len(ids), body.canvas_length),
+                    max_tokens=service.limit(body.max_tokens, len(ids), body.canvas_length),
                     seed=seed,
                     user=body.user,
                     **alike,
@@ -91,7 +91,9 @@ def whole(service: Service, body: CompletionBody, found: Sequence[Outcome]) -> d
         **replies.head("cmpl", "text_completion", name, service.name),
         "choices": choices,
         "usage": replies.usage_of_prompts([end.account for end in ends], body.n or 1),
-    } | replies.figures(ends, [text for end in ends for text in end.reply.warnings])
+    } | replies.figures(
+        ends, [*replies.notes(body), *(text for end in ends for text in end.reply.warnings)]
+    )
 
 
 def _logprobs(service: Service, body: CompletionBody, outcome: Outcome) -> dict[str, Any] | None:
@@ -106,6 +108,7 @@ class TextWriter:
         options = body.stream_options
         self._usage = options is not None and bool(options.include_usage)
         self._each = body.n or 1
+        self._notes = replies.notes(body)
         few = body.logprobs
         self._logs = [None if few is None else TokenLog(service, few) for _ in requests]
         # Characters that were taken, and that have gone out: some wait for their tokens.
@@ -129,8 +132,8 @@ class TextWriter:
             yield from self._logged(number, log.end())
         last = self._chunk(number, "", replies.finish_reason(end.reply))
         last["timings"] = replies.timings(end.account)
-        if end.reply.warnings:
-            last["warnings"] = list(end.reply.warnings)
+        if warnings := [*self._notes, *end.reply.warnings]:
+            last["warnings"], self._notes = warnings, []
         yield last
 
     def close(self, accounts: Sequence[Account]) -> Iterable[dict[str, Any]]:

@@ -34,6 +34,7 @@ _STATUS = {
     "queue_full": 429,
     "not_ready": 503,
     "timeout": 504,
+    "cancelled": CLIENT_GONE,
     "shutdown": 503,
     "memory": 503,
     "internal": 500,
@@ -49,6 +50,25 @@ _TYPES = {
 }
 
 
+SCHEMA = {
+    "type": "object",
+    "properties": {
+        "error": {
+            "type": "object",
+            "properties": {
+                "message": {"type": "string"},
+                "type": {"type": "string"},
+                "param": {"type": ["string", "null"]},
+                "code": {"type": ["string", "null"]},
+            },
+            "required": ["message", "type", "param", "code"],
+        }
+    },
+    "required": ["error"],
+}
+"""Of every error's body, for the API description."""
+
+
 class ApiError(Exception):
     """An answer other than 200."""
 
@@ -59,10 +79,12 @@ class ApiError(Exception):
         param: str | None = None,
         code: str | None = None,
         headers: dict[str, str] | None = None,
+        more: dict[str, Any] | None = None,
     ) -> None:
+        """more: what the error's object has besides, or instead."""
         super().__init__(message)
         self.status, self.message, self.param, self.code = status, message, param, code
-        self.headers = headers or {}
+        self.headers, self.more = headers or {}, more or {}
         self.recorded = False  # the engine has counted it, and the audit log has it
 
     def body(self) -> dict[str, Any]:
@@ -73,6 +95,7 @@ class ApiError(Exception):
                 "type": _TYPES.get(self.status, kind),
                 "param": self.param,
                 "code": self.code,
+                **self.more,
             }
         }
 
@@ -103,10 +126,19 @@ def from_value_error(error: ValueError, asked: EngineRequest | None = None) -> A
     if name in _PROMPT and asked is not None:
         prompt = "prompt" if asked.messages is None else "messages"
         name, message = prompt, prompt + message[len(name) :]
-    code = "context_length_exceeded" if isinstance(error, TooLarge) else None
-    found = bad_request(message, name, code)
+    if isinstance(error, TooLarge):
+        found = too_large(message, name, error.prompt_tokens, error.context)
+    else:
+        found = bad_request(message, name)
     found.recorded = asked is not None
     return found
+
+
+def too_large(message: str, param: str | None, prompt: int | None, context: int | None) -> ApiError:
+    """What exceeds the context: the code is OpenAI's, the rest llama-server's."""
+    numbers = {"n_prompt_tokens": prompt, "n_ctx": context}
+    more = {"type": "exceed_context_size_error", **numbers}
+    return ApiError(400, message, param, "context_length_exceeded", more=more)
 
 
 def from_refusal(error: Exception, asked: EngineRequest) -> ApiError:
@@ -128,12 +160,21 @@ def from_refusal(error: Exception, asked: EngineRequest) -> ApiError:
     return found
 
 
+def dead(error: EngineDead) -> ApiError:
+    return ApiError(503, without_paths(str(error)), code="engine_unavailable", headers=_retry())
+
+
 def from_failed(failed: Failed) -> ApiError:
     """What a request ended in."""
     status, message = _STATUS[failed.kind], without_paths(failed.message)
     if status == 400:
         field = _FIELD.match(message)
-        found = bad_request(message, field[1] if field else None, failed.kind)
+        name = field[1] if field else None
+        if failed.kind == "too_large":
+            prompt = failed.account.prompt_tokens if failed.account else None
+            found = too_large(message, name, prompt, failed.context)
+        else:
+            found = bad_request(message, name, failed.kind)
     else:
         headers = _retry() if status in (429, 503) else None
         found = ApiError(status, message, code=failed.kind, headers=headers)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from dataclasses import asdict, is_dataclass
 from typing import Any
 
@@ -12,8 +13,9 @@ from sfumato.diffusion.config import MOST_STEPS, MOST_TOP_K
 from sfumato.diffusion.sampler import EntropyBound
 from sfumato.diffusion.schedule import LinearTemperature
 from sfumato.diffusion.stopping import MOST_STABILITY, StableAndConfident
+from sfumato.engine import EngineDead
 from sfumato.engine.budget import used_memory
-from sfumato.server.errors import ApiError, without_paths
+from sfumato.server.errors import ApiError, dead, without_paths
 from sfumato.server.examples import demonstration, examples
 from sfumato.server.schemas import MOST_ALTERNATIVES
 from sfumato.server.service import Service
@@ -42,6 +44,7 @@ def model_card(service: Service) -> dict[str, Any]:
     return {
         "id": service.name,
         "object": "model",
+        "aliases": list(service.settings.aliases),
         "created": service.started,
         "owned_by": "sfumato",
         "meta": {
@@ -58,9 +61,33 @@ def models(service: Service) -> dict[str, Any]:
 
 def model_named(service: Service, name: str) -> dict[str, Any]:
     """Raises ApiError."""
-    if name != service.name:
+    if name not in (service.name, *service.settings.aliases):
         raise ApiError(404, f"there is no model {name[:200]!r}; this is {service.name!r}", "model")
     return model_card(service)
+
+
+def tokenizer_info(service: Service) -> dict[str, Any]:
+    """As vLLM has it: what a client needs to render and count prompts itself."""
+    tokenizer, template = service.model.tokenizer, service.model.template
+    special = sorted(tokenizer.special_ids)
+    return {
+        "tokenizer_class": "PreTrainedTokenizerFast",
+        "vocab_size": tokenizer.vocab_size,
+        "model_max_length": service.context,
+        "bos_token": template.bos,
+        "eos_token": template.eos,
+        "pad_token": next((t for t in ("<pad>",) if tokenizer.token_id(t) is not None), None),
+        "additional_special_tokens": [tokenizer.token_text(token) for token in special],
+        "chat_template": template.source,
+    }
+
+
+async def reset_prefix_cache(service: Service) -> dict[str, Any]:
+    """Raises ApiError."""
+    try:
+        return {"emptied_slots": await asyncio.wrap_future(service.engine.reset_prefix_cache())}
+    except EngineDead as error:
+        raise dead(error) from None
 
 
 def props(service: Service) -> dict[str, Any]:

@@ -12,7 +12,7 @@ from fastapi.responses import JSONResponse, Response
 from sfumato.engine import Account, Commit, Finished, Request
 from sfumato.server import bodies, replies, running, stream
 from sfumato.server.errors import bad_request, from_value_error
-from sfumato.server.messages import conversation
+from sfumato.server.messages import continuation, conversation
 from sfumato.server.sampling import asked, seeds_of
 from sfumato.server.schemas import DetokenizeBody, LlamaBody, TemplateBody, TokenizeBody
 from sfumato.server.service import Service
@@ -25,14 +25,13 @@ async def completion(service: Service, http: HttpRequest) -> Response:
     """Raises ApiError."""
     async with bodies.read(service, http, LlamaBody) as body:
         request = await run_in_threadpool(request_of, service, body)
-    streamed = body.stream
-    del body  # it may be large
+    body = bodies.light(body)
     started = await running.start(service.engine, [request])
-    if streamed:
-        return stream.response(service, started, LlamaWriter(service), done=False)
+    if body.stream:
+        return stream.response(service, started, LlamaWriter(service, body), done=False)
     (outcome,) = await running.outcomes(http, started)
     text = outcome.finished.reply.text
-    whole = {"content": text, **_last(service, outcome.finished)}
+    whole = {"content": text, **_last(service, body, outcome.finished)}
     return JSONResponse(whole, headers=running.headers_of(started))
 
 
@@ -41,21 +40,19 @@ def request_of(service: Service, body: LlamaBody) -> Request:
     ids = service.raw_prompt(body.prompt, "/completion")
     if not ids:
         raise bad_request("prompt: is empty", "prompt")
-    if body.n_predict == 0:
-        raise bad_request("n_predict: must be at least 1, or -1 for what fits", "n_predict")
-    unlimited = body.n_predict is None or body.n_predict < 0
     seed = None if body.seed == -1 else body.seed  # as llama-server reads it
     return Request(
         ids=ids,
-        max_tokens=service.room(len(ids), body.canvas_length) if unlimited else body.n_predict or 1,
+        max_tokens=service.limit(body.n_predict, len(ids), body.canvas_length),
         seed=seeds_of(seed, 1)[0],
         **asked(body, service.model, "/completion"),
     )
 
 
-def _last(service: Service, end: Finished) -> dict[str, Any]:
+def _last(service: Service, body: LlamaBody, end: Finished) -> dict[str, Any]:
     """All but the text: what llama-server sends at the end."""
     reply, account = end.reply, end.account
+    warnings = [*replies.notes(body), *reply.warnings]
     found = {
         "index": 0,
         "id_slot": -1 if account.slot is None else account.slot,
@@ -68,14 +65,14 @@ def _last(service: Service, end: Finished) -> dict[str, Any]:
         "truncated": False,
         "timings": replies.timings(account),
     }
-    return found | ({"warnings": list(reply.warnings)} if reply.warnings else {})
+    return found | ({"warnings": warnings} if warnings else {})
 
 
 class LlamaWriter:
     """Frames of a streamed /completion: no choices, no [DONE]; the last says stop."""
 
-    def __init__(self, service: Service) -> None:
-        self._service, self._sent = service, 0
+    def __init__(self, service: Service, body: LlamaBody) -> None:
+        self._service, self._body, self._sent = service, body, 0
 
     def extra(self, fields: dict[str, Any]) -> dict[str, Any]:
         return {"index": 0, "content": "", "stop": False} | fields
@@ -88,7 +85,7 @@ class LlamaWriter:
 
     def finish(self, number: int, end: Finished) -> Iterable[dict[str, Any]]:
         yield from self._texts(end.reply.text[self._sent :])
-        yield {"content": "", **_last(self._service, end)}
+        yield {"content": "", **_last(self._service, self._body, end)}
 
     def close(self, accounts: Sequence[Account]) -> Iterable[dict[str, Any]]:
         return ()
@@ -108,26 +105,35 @@ async def tokenize(service: Service, http: HttpRequest) -> Response:
 def _tokens(service: Service, body: TokenizeBody) -> Response:
     """Raises ApiError."""
     tokenizer = service.model.tokenizer
+    text = body.prompt if body.content is None else body.content
+    field = "prompt" if body.content is None else "content"
+    if text is None:
+        raise bad_request("content: is missing", "content", "missing")
+    if body.prompt is not None and body.prompt != text:
+        raise bad_request("content, prompt: differ; send one", "content")
+    marked = body.parse_special is not False
     try:
-        ids = service.encode(body.content, "content", body.parse_special)
+        ids = service.encode(text, field, marked)
     except ValueError as error:
         raise from_value_error(error) from None
-    if body.add_special and tokenizer.bos_id is not None:
+    if (body.add_special or body.add_special_tokens) and tokenizer.bos_id is not None:
         ids = [tokenizer.bos_id, *ids]
-    if not body.with_pieces:
-        return JSONResponse({"tokens": ids})
-    pieces = zip(ids, service.pieces(ids), strict=True)
-    return JSONResponse({"tokens": [{"id": token, "piece": piece} for token, piece in pieces]})
+    found: dict[str, Any] = {"tokens": ids, "count": len(ids), "max_model_len": service.context}
+    if body.with_pieces:
+        pieces = zip(ids, service.pieces(ids), strict=True)
+        found["tokens"] = [{"id": token, "piece": piece} for token, piece in pieces]
+    return JSONResponse(found | replies.warned(body))
 
 
 async def detokenize(service: Service, http: HttpRequest) -> Response:
     """Raises ApiError."""
     async with bodies.read(service, http, DetokenizeBody) as body:
-        return await run_in_threadpool(_text, service, body.tokens)
+        return await run_in_threadpool(_text, service, body)
 
 
-def _text(service: Service, ids: list[int]) -> Response:
+def _text(service: Service, body: DetokenizeBody) -> Response:
     """Raises ApiError."""
+    ids = body.tokens
     most = service.model.config.context_length
     if len(ids) > most:
         raise bad_request(
@@ -138,30 +144,34 @@ def _text(service: Service, ids: list[int]) -> Response:
         text = service.model.tokenizer.decode(ids, skip_special=False)
     except (ValueError, OverflowError) as error:
         raise bad_request(f"tokens: {error}", "tokens") from None
-    return JSONResponse({"content": text})
+    # The prompt is as vLLM has it.
+    return JSONResponse({"content": text, "prompt": text} | replies.warned(body))
 
 
 async def apply_template(service: Service, http: HttpRequest) -> Response:
     """Raises ApiError."""
     async with bodies.read(service, http, TemplateBody) as body:
         prompt = await run_in_threadpool(_prompt, service, body)
-        return JSONResponse({"prompt": prompt})
+        return JSONResponse({"prompt": prompt} | replies.warned(body))
 
 
 def _prompt(service: Service, body: TemplateBody) -> str:
     """Raises ApiError."""
-    settings = service.settings
-    messages = conversation(body.messages, settings.max_messages, settings.lenient)
+    messages, continued = conversation(body, service.settings), None
+    opened = body.add_generation_prompt
+    if opened is not False or body.continue_final_message:
+        messages, continued = continuation(messages, body.continue_final_message, opened)
     kwargs = body.chat_template_kwargs
     try:
         check_long_texts(
             [messages, body.tools], lambda text: service.engine.check_length(text, "messages")
         )
-        return service.model.template.render(
+        prompt = service.model.template.render(
             messages,
             thinking=bool(kwargs and kwargs.enable_thinking),
             tools=body.tools,
-            add_generation_prompt=body.add_generation_prompt,
+            add_generation_prompt=opened is not False or continued is not None,
         )
     except ValueError as error:
         raise from_value_error(error) from None
+    return prompt + (continued or "")

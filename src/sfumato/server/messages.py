@@ -9,8 +9,10 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from sfumato.server.errors import ApiError, bad_request
-from sfumato.text.messages import MessageError, tool_name
+from sfumato.server.errors import ApiError, bad_request, from_value_error
+from sfumato.server.schemas import ChatBody, TemplateBody
+from sfumato.server.settings import ServerSettings
+from sfumato.text.messages import MessageError, check_messages, tool_name
 
 CALL, CALL_END = "<|tool_call>", "<tool_call|>"
 
@@ -32,20 +34,66 @@ _UNSUPPORTED = {
 }
 
 
-def conversation(
-    messages: Sequence[Mapping[str, Any]], most: int, lenient: bool
-) -> list[dict[str, Any]]:
-    """The messages in the four roles of the chat template. Raises ApiError."""
+def conversation(body: ChatBody | TemplateBody, settings: ServerSettings) -> list[dict[str, Any]]:
+    """The messages in the four roles of the chat template; what a lenient server ignores of them
+    is noted in the body. Raises ApiError."""
+    messages, most = body.messages, settings.max_messages
     if len(messages) > most:
         raise bad_request(
             f"messages: {len(messages)} of them, and this server takes {most}; leave out old ones, "
             "or raise --max-messages",
             "messages",
         )
-    return [_message(message, f"messages[{i}]", lenient) for i, message in enumerate(messages)]
+    ignored = body.ignored if settings.lenient else None
+    return [_message(message, f"messages[{i}]", ignored) for i, message in enumerate(messages)]
 
 
-def _message(message: Mapping[str, Any], where: str, lenient: bool) -> dict[str, Any]:
+def continuation(
+    messages: list[dict[str, Any]], wanted: bool | None, opened: bool | None
+) -> tuple[list[dict[str, Any]], str | None]:
+    """The messages that the prompt shows whole; and the text of the last one where the reply
+    continues it, as it does with an assistant's.
+
+    wanted, opened: the body's continue_final_message and add_generation_prompt. Raises ApiError.
+    """
+    own = messages[-1]["role"] == "assistant"
+    if wanted and opened:
+        raise bad_request(
+            "continue_final_message: a message is continued, or the model's turn is opened; set "
+            "add_generation_prompt to false",
+            "continue_final_message",
+        )
+    if wanted and not own:
+        raise bad_request(
+            "continue_final_message: the last message must be an assistant's",
+            "continue_final_message",
+        )
+    if opened is False and (not own or wanted is False):
+        raise bad_request(
+            "add_generation_prompt: must be true where no assistant's message is continued",
+            "add_generation_prompt",
+        )
+    if not own or wanted is False:
+        return messages, None
+    where = f"messages[{len(messages) - 1}]"
+    if messages[-1].get("tool_calls"):
+        raise bad_request(
+            f"{where}.tool_calls: cannot be continued; send the tools' answers after them",
+            f"{where}.tool_calls",
+        )
+    if len(messages) == 1:
+        raise bad_request(
+            "messages: an assistant's message can only be continued after a user's", "messages"
+        )
+    try:
+        text: str = check_messages(messages)[-1]["content"]
+    except ValueError as error:
+        raise from_value_error(error) from None
+    return messages[:-1], text or None
+
+
+def _message(message: Mapping[str, Any], where: str, ignored: list[str] | None) -> dict[str, Any]:
+    """ignored: None where unknown fields are refused."""
     role = message.get("role")
     role = "system" if role == "developer" else role
     if role == "function":
@@ -56,9 +104,12 @@ def _message(message: Mapping[str, Any], where: str, lenient: bool) -> dict[str,
             f"{where}.role: must be one of system, developer, user, assistant, tool",
             f"{where}.role",
         )
-    unknown = sorted(message.keys() - keys)
-    if unknown and not lenient:
-        name = f"{where}.{unknown[0][:100]}"
+    unknown = sorted(name for name in message.keys() - keys if message[name] is not None)
+    names = [f"{where}.{name[:100]}" for name in unknown]
+    if ignored is not None:
+        ignored += names
+    elif names:
+        name = names[0]
         raise bad_request(
             f"{name}: unknown; remove it, or start the server with --lenient", name, "unknown_field"
         )

@@ -10,6 +10,7 @@ from typing import Any
 
 from sfumato.api import Reply
 from sfumato.engine import Account, Finished
+from sfumato.server.schemas import Body
 from sfumato.server.service import FINGERPRINT
 from sfumato.text.reply import ToolCall
 
@@ -110,6 +111,23 @@ def _per(over: float, under: float) -> float:
 
 def _ms(seconds: float | None) -> float | None:
     return None if seconds is None else 1e3 * seconds
+
+
+MOST_NAMED = 20  # of ignored fields
+
+
+def notes(body: Body) -> list[str]:
+    """What a lenient server has ignored, as a line for `warnings`."""
+    names = body.ignored[:MOST_NAMED]
+    more = len(body.ignored) - len(names)
+    text = ", ".join(names) + (f" and {more} more" if more else "")
+    return [f"{text}: unknown, and ignored"] if names else []
+
+
+def warned(body: Body) -> dict[str, Any]:
+    """The same as a part of an answer."""
+    found = notes(body)
+    return {"warnings": found} if found else {}
 
 
 def figures(ends: Sequence[Finished], warnings: list[str]) -> dict[str, Any]:

@@ -1,6 +1,7 @@
 """Requests of one HTTP call while the engine works on them: events from its thread to the loop.
 
-Whoever starts requests here cancels them when the client has gone.
+Of many requests only some are the engine's at a time; the next one follows when one has ended.
+What starts requests here cancels them when the client has gone.
 """
 
 from __future__ import annotations
@@ -8,15 +9,18 @@ from __future__ import annotations
 import asyncio
 from collections import deque
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from contextlib import suppress
+from dataclasses import dataclass, field, replace
 
 from fastapi import Request as HttpRequest
 from fastapi.concurrency import run_in_threadpool
 
 from sfumato.engine import Commit, Draft, Engine, Event, Failed, Finished, Handle, Request
-from sfumato.server.errors import CLIENT_GONE, ApiError, bad_request, from_failed, from_refusal
+from sfumato.engine.failures import explain
+from sfumato.server.errors import CLIENT_GONE, ApiError, from_failed, from_refusal
 
 MOST_DRAFTS = 4  # of a request, waiting for a client that reads slowly; the newest are kept
+RETRY_S = 0.1  # how often a full queue is tried again, and a deadline looked at
 
 
 @dataclass
@@ -35,17 +39,26 @@ class Outcome:
 class Running:
     """Some requests' events, in the order in which they come."""
 
-    def __init__(self, count: int) -> None:
-        self.open = set(range(count))  # those whose terminal event has not been taken yet
+    def __init__(self, engine: Engine, requests: Sequence[Request]) -> None:
+        self._engine, self._since = engine, engine.now()
+        # What waits here has the deadline that it would have in the queue.
+        self._requests = [replace(request, since=self._since) for request in requests]
+        self.open = set(range(len(requests)))  # those whose terminal event has not been taken yet
+        # As many as the slots wait in the queue, so that no slot is free for long; more would take
+        # the queue from other clients.
+        self._window = 2 * engine.config.slots
+        self._ended = 0
+        self._cancelled = False
         self._loop = asyncio.get_running_loop()
         self._waiting: deque[tuple[int, Event]] = deque()
-        self._arrived = asyncio.Event()
-        self._handles: list[Handle] = []
+        self._arrived, self._moved = asyncio.Event(), asyncio.Event()
+        self._handles: list[Handle] = []  # of the first ones; the others are yet to be submitted
+        self._feeder: asyncio.Task[None] | None = None
 
     @property
     def id(self) -> str:
         """The first request's, under which the audit log has it."""
-        return self._handles[0].id
+        return self._requests[0].id
 
     async def next(self, patience_s: float | None = None) -> tuple[int, Event] | None:
         """The next event with its request's number; None where none came in time."""
@@ -63,14 +76,65 @@ class Running:
 
     def cancel(self) -> None:
         """Ends what has not ended."""
+        self._cancelled = True
+        self._moved.set()
         for number, handle in enumerate(self._handles):
             if number in self.open:
                 handle.cancel()
 
-    def submit(self, engine: Engine, requests: Sequence[Request]) -> None:
-        """In a thread of its own: prompts become tokens here. Raises what the engine raises."""
-        for number, request in enumerate(requests):
-            self._handles.append(engine.submit(request, self._sink(number)))
+    async def begin(self) -> None:
+        """Submits as many as there is room for now, and in time the others. Raises what the engine
+        raises of one of them; QueueFull only where there is no room for the first."""
+        await run_in_threadpool(self._submit)
+        if len(self._handles) < len(self._requests):
+            self._feeder = asyncio.create_task(self._feed())
+
+    def _submit(self) -> None:
+        """In a thread: prompts become tokens here."""
+        for request in self._requests[1:]:
+            self._engine.check(request)
+        self._took(self._engine.submit(self._requests[0], self._sink(0)))
+        while len(self._handles) < min(self._window, len(self._requests)) and self._offer():
+            pass
+
+    def _offer(self) -> bool:
+        """Submits the next one; False where the queue is full."""
+        number = len(self._handles)
+        handle = self._engine.offer(self._requests[number], self._sink(number))
+        if handle is not None:
+            self._took(handle)
+        return handle is not None
+
+    def _took(self, handle: Handle) -> None:
+        self._handles.append(handle)
+        if self._cancelled:  # in the meantime
+            handle.cancel()
+
+    async def _feed(self) -> None:
+        """Submits the rest, one by one, as there is room. Those for which there never was any end
+        here."""
+        rest, refused = Failed("cancelled", "the request was cancelled before it began"), 0
+        limit = self._engine.limit(self._requests[0])
+        try:
+            while len(self._handles) < len(self._requests) and not self._cancelled:
+                if limit is not None and self._engine.now() > self._since + limit:
+                    rest = Failed("timeout", f"the request took longer than its {limit:g} s")
+                    break
+                self._moved.clear()
+                room = len(self._handles) < self._ended + self._window
+                if room and await run_in_threadpool(self._offer):
+                    continue
+                with suppress(TimeoutError):
+                    async with asyncio.timeout(RETRY_S):
+                        await self._moved.wait()
+        except Exception as error:
+            rest, refused = Failed(*explain(error)), 1
+        finally:
+            began = len(self._handles)
+            for number in range(began, len(self._requests)):
+                self._put(number, rest)
+                if number >= began + refused:  # of one that it refuses the engine itself tells
+                    self._engine.drop(self._requests[number], rest)
 
     def _sink(self, number: int) -> Callable[[Event], None]:
         def deliver(event: Event) -> None:
@@ -90,22 +154,18 @@ class Running:
             ]
             if len(drafts) == MOST_DRAFTS:
                 del self._waiting[drafts[0]]
+        elif isinstance(event, Finished | Failed):
+            self._ended += 1
+            self._moved.set()
         self._waiting.append((number, event))
         self._arrived.set()
 
 
 async def start(engine: Engine, requests: Sequence[Request]) -> Running:
     """Raises ApiError where the engine refuses one of them; then none of them runs."""
-    most = engine.config.slots + engine.config.queue
-    if len(requests) > most:
-        raise bad_request(
-            f"n: {len(requests)} replies are asked for, and {most} at most fit the slots and the "
-            "queue; ask for fewer, or raise --slots or --queue",
-            "n",
-        )
-    running = Running(len(requests))
+    running = Running(engine, requests)
     try:
-        await run_in_threadpool(running.submit, engine, requests)
+        await running.begin()
     except Exception as error:
         running.cancel()
         raise from_refusal(error, requests[0]) from None

@@ -14,10 +14,10 @@ from sfumato.diffusion.processors import LogitBias
 from sfumato.diffusion.sampler import FixedCount, Threshold
 from sfumato.diffusion.schedule import LinearTemperature
 from sfumato.diffusion.stopping import StableAndConfident
+from sfumato.server.described import LONGEST_STOP, MOST_BIASES, MOST_STOPS
 from sfumato.server.errors import bad_request, from_value_error
-from sfumato.server.schemas import MOST_BIASES, Sampling
+from sfumato.server.schemas import Sampling
 
-MOST_STOPS, LONGEST_STOP = 16, 256
 _LEAST_SHARE = 1e-6  # what top_p: 0 comes to: the likeliest token
 
 
@@ -127,7 +127,7 @@ def seeds_of(seed: int | None, count: int) -> list[int]:
 
 def stops_of(stop: str | list[str] | None) -> list[str]:
     """Raises ApiError."""
-    stops = [stop] if isinstance(stop, str) else stop or []
+    stops = [stop] if isinstance(stop, str) and stop else list(stop or ())
     if len(stops) > MOST_STOPS or any(not 0 < len(text) <= LONGEST_STOP for text in stops):
         raise bad_request(
             f"stop: at most {MOST_STOPS} texts, each of 1 to {LONGEST_STOP} characters", "stop"

@@ -1,88 +1,32 @@
 """The bodies of requests, as pydantic models: names, types, and what the API description says.
 
-A field is honoured, or refused but for the values that ask for nothing (`only`), or ignored
-(`Ignored`). Ranges that depend on the model are the engine's business.
+A field is honoured, or refused but for the values that ask for nothing (`Only`), or ignored
+(`Ignored`). What the description cannot say stands in rules.py. Ranges that depend on the model are
+the engine's business.
 """
 
 from __future__ import annotations
 
 from typing import Annotated, Any
 
-from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field
+from pydantic import (
+    AfterValidator,
+    BaseModel,
+    BeforeValidator,
+    ConfigDict,
+    Field,
+    PrivateAttr,
+    WithJsonSchema,
+)
 from pydantic_core import PydanticCustomError
 
 from sfumato.diffusion.checks import MOST_SECONDS, MOST_TOKENS
+from sfumato.server import described
+from sfumato.server.neutral import AtTheEnd, Ignored, Neutral, Only
 
 MOST_ALTERNATIVES = 8  # per position: what a step keeps of the model's law
-MOST_BIASES = 1024
 
-Ignored = Annotated[Any, Field(description="Accepted and ignored.")]
-
-
-def only(*neutral: Any, why: str) -> AfterValidator:
-    """Null and the `neutral` values pass; anything else is refused, and `why` is told."""
-
-    def check(value: Any) -> Any:
-        for good in (None, *neutral):
-            if value == good and isinstance(value, bool) == isinstance(good, bool):
-                return value
-        raise ValueError(why)
-
-    return AfterValidator(check)
-
-
-NoPenalty = Annotated[
-    Any,
-    only(0, why="penalties are not supported: the tokens of a canvas are drawn together"),
-    Field(description="Refused unless 0."),
-]
-NoSchema = Annotated[
-    Any,
-    only({"type": "text"}, why="JSON output by schema is not supported yet; ask for text"),
-    Field(description='Refused unless {"type": "text"}.'),
-]
-NoAudio = Annotated[
-    Any, only(why="audio is not supported"), Field(description="Refused unless null.")
-]
-TextOnly = Annotated[
-    Any,
-    only(["text"], why="only text is supported"),
-    Field(description='Refused unless ["text"].'),
-]
-NoFunctions = Annotated[
-    Any,
-    only([], "none", "auto", why="is long deprecated; use tools and tool_choice"),
-    Field(description="Refused unless null or empty; tools took their place."),
-]
-NoStore = Annotated[
-    Any, only(False, why="nothing is stored here"), Field(description="Refused unless false.")
-]
-NoSearch = Annotated[
-    Any, only(why="there is no web search here"), Field(description="Refused unless null.")
-]
-NoModeration = Annotated[
-    Any, only(why="there is no moderation here"), Field(description="Refused unless null.")
-]
-MediumOnly = Annotated[
-    Any,
-    only("medium", why="cannot be set; say in a message how long the answer should be"),
-    Field(description='Refused unless "medium".'),
-]
-NoSuffix = Annotated[
-    Any,
-    only("", why="filling in before a suffix is not supported yet"),
-    Field(description="Refused unless empty."),
-]
-OneOnly = Annotated[
-    Any,
-    only(1, why="is not supported; ask for n replies and choose"),
-    Field(description="Refused unless 1."),
-]
-NoEcho = Annotated[
-    Any,
-    only(False, why="is not supported; the prompt is known to the client"),
-    Field(description="Refused unless false."),
-]
+NoFunctions = Only([], "none", "auto", why="is long deprecated; use tools and tool_choice")
 
 
 # An error of a list's first item is all that is told: one for each of millions takes gigabytes.
@@ -104,26 +48,44 @@ def at_most(count: int) -> BeforeValidator:
 
 
 class Body(BaseModel):
-    """Strict: no unknown field, no text for a number, no NaN."""
+    """Strict: no unknown field that is not null, no text for a number, no NaN."""
 
-    model_config = ConfigDict(extra="forbid", strict=True, allow_inf_nan=False)
+    model_config = ConfigDict(
+        extra="forbid",
+        strict=True,
+        allow_inf_nan=False,
+        json_schema_extra=described.with_ranges,
+    )
+
+    _ignored: list[str] = PrivateAttr(default_factory=list)
+
+    @property
+    def ignored(self) -> list[str]:
+        """Names of unknown fields that a lenient server has left out."""
+        return self._ignored
 
 
-class Sampling(Body):
+class Sampling(Neutral, Body):
     """How a reply is drawn and sent; what is null is the checkpoint's own choice."""
 
     temperature: float | None = Field(None, description="Scales the temperature schedule.")
     top_p: float | None = Field(None, description="Draw from the likeliest share only.")
     top_k: int | None = Field(None, description="Draw from the k likeliest; 0 and -1: all.")
     seed: int | None = Field(None, ge=-(2**63), lt=2**64, description="Same seed, same text.")
-    stop: str | Texts | None = Field(None, description="Texts that end the reply.")
-    logit_bias: Annotated[dict[str, float] | None, at_most(MOST_BIASES)] = Field(
-        None, description="Token id → -100 … 100, added to its score; -100 bans it."
+    stop: Annotated[str | Texts | None, WithJsonSchema(described.STOP)] = Field(
+        None, description="Texts that end the reply; an empty one is none."
     )
+    logit_bias: Annotated[
+        dict[str, float] | None,
+        at_most(described.MOST_BIASES),
+        WithJsonSchema(described.BIAS),
+    ] = Field(None, description="Token id → -100 … 100, added to its score; -100 bans it.")
     min_tokens: int | None = Field(None, description="No end token before so many tokens.")
     ignore_eos: bool | None = Field(None, description="End tokens do not end the reply.")
     max_steps: int | None = Field(None, description="Denoising steps per canvas at most.")
-    sampler: str | None = Field(None, description="entropy-bound, fixed-count or threshold.")
+    sampler: Annotated[str | None, WithJsonSchema(described.SAMPLER)] = Field(
+        None, description="entropy-bound, fixed-count or threshold."
+    )
     entropy_bound: float | None = Field(None, description="Nats; of the entropy-bound sampler.")
     count: int | None = Field(None, description="Positions a step; of the fixed-count sampler.")
     threshold: float | None = Field(None, description="Probability; of the threshold sampler.")
@@ -145,9 +107,33 @@ class Sampling(Body):
     stream_drafts: bool | None = Field(None, description="Send draft and settled frames too.")
 
 
+def _not_zero(value: int | None) -> int | None:
+    if value == 0:
+        raise ValueError("must be at least 1, or -1 for what fits")
+    return value
+
+
+MaxTokens = Annotated[
+    int | None,
+    Field(ge=-1, le=MOST_TOKENS),
+    AfterValidator(_not_zero),
+    WithJsonSchema(described.MAX_TOKENS),
+]
+Messages = Annotated[Objects, WithJsonSchema(described.MESSAGES)]
+Tools = Annotated[Objects | None, WithJsonSchema(described.TOOLS)]
+Continue = Annotated[
+    bool | None,
+    Field(description="Continue the last message, an assistant's; null: where it is one."),
+]
+AddPrompt = Annotated[
+    bool | None, Field(description="False: only where the last message is continued.")
+]
+
+
 class StreamOptions(Body):
     include_usage: bool | None = Field(None, description="Send usage in a chunk of its own.")
     include_obfuscation: Ignored = None
+    continuous_usage_stats: AtTheEnd = None
 
 
 class TemplateKwargs(Body):
@@ -158,39 +144,44 @@ class Generation(Sampling):
     """What chat and text completions share."""
 
     model: Annotated[str | None, Field(description="Ignored: one model is loaded.")] = None
-    max_tokens: int | None = Field(None, ge=1, description="Visible tokens at most.")
+    max_tokens: MaxTokens = Field(None, description="Visible tokens at most; -1: what fits.")
     n: int | None = Field(None, ge=1, description="Replies; the i-th has the seed plus i.")
     stream_options: StreamOptions | None = None
     user: str | None = Field(None, max_length=512, description="Told in the audit log.")
-    frequency_penalty: NoPenalty = None
-    presence_penalty: NoPenalty = None
 
 
 class ChatBody(Generation):
-    messages: Objects = Field(min_length=1)
-    max_completion_tokens: int | None = Field(
-        None, ge=1, le=MOST_TOKENS, description="The same as max_tokens."
-    )
+    messages: Messages = Field(min_length=1)
+    add_generation_prompt: AddPrompt = None
+    continue_final_message: Continue = None
+    max_completion_tokens: MaxTokens = Field(None, description="The same as max_tokens.")
     logprobs: bool | None = Field(None, description="Of the step that settled each token.")
     top_logprobs: int | None = Field(None, ge=0, le=MOST_ALTERNATIVES)
-    tools: Objects | None = None
-    tool_choice: str | dict[str, Any] | None = Field(
-        None, description='none, auto, required, or {"type": "function", "function": {"name": …}}.'
+    tools: Tools = None
+    tool_choice: Annotated[str | dict[str, Any] | None, WithJsonSchema(described.TOOL_CHOICE)] = (
+        Field(
+            None,
+            description='none, auto, required, or {"type": "function", "function": {"name": …}}.',
+        )
     )
     parallel_tool_calls: bool | None = Field(None, description="False: one call at most.")
-    reasoning_effort: str | None = Field(
+    reasoning_effort: Annotated[str | None, WithJsonSchema(described.EFFORT)] = Field(
         None, description="none and minimal: no thinking; low, medium, high, xhigh, max: thinking."
     )
     chat_template_kwargs: TemplateKwargs | None = None
-    response_format: NoSchema = None
-    audio: NoAudio = None
-    modalities: TextOnly = None
-    functions: NoFunctions = None
-    function_call: NoFunctions = None
-    store: NoStore = None
-    web_search_options: NoSearch = None
-    moderation: NoModeration = None
-    verbosity: MediumOnly = None
+    response_format: Annotated[
+        Any, Only({"type": "text"}, why="JSON output by schema is not supported yet; ask for text")
+    ] = None
+    audio: Annotated[Any, Only(why="audio is not supported")] = None
+    modalities: Annotated[Any, Only(["text"], why="only text is supported")] = None
+    functions: Annotated[Any, NoFunctions] = None
+    function_call: Annotated[Any, NoFunctions] = None
+    store: Annotated[Any, Only(False, why="nothing is stored here")] = None
+    web_search_options: Annotated[Any, Only(why="there is no web search here")] = None
+    moderation: Annotated[Any, Only(why="there is no moderation here")] = None
+    verbosity: Annotated[
+        Any, Only("medium", why="cannot be set; say in a message how long the answer should be")
+    ] = None
     metadata: Ignored = None
     prediction: Ignored = None
     prompt_cache_key: Ignored = None
@@ -201,48 +192,52 @@ class ChatBody(Generation):
 
 
 class CompletionBody(Generation):
-    prompt: str | Texts | Ids | Annotated[list[Ids], First]
+    prompt: Annotated[
+        str | Texts | Ids | Annotated[list[Ids], First], WithJsonSchema(described.PROMPTS)
+    ]
     logprobs: int | None = Field(None, ge=0, le=MOST_ALTERNATIVES, description="Alternatives.")
-    best_of: OneOnly = None
-    echo: NoEcho = None
-    suffix: NoSuffix = None
+    echo: Annotated[Any, Only(False, why="is not supported; the prompt is known to the client")] = (
+        None
+    )
+    suffix: Annotated[Any, Only("", why="filling in before a suffix is not supported yet")] = None
 
 
 class LlamaBody(Sampling):
     """llama-server's own completion. What it has and we have not is refused unless neutral."""
 
-    prompt: str | Ids
-    n_predict: int | None = Field(
-        None, ge=-1, le=MOST_TOKENS, description="Tokens at most; -1: what fits."
-    )
-    cache_prompt: Ignored = None
+    prompt: Annotated[str | Ids, WithJsonSchema(described.PROMPT)]
+    n_predict: MaxTokens = Field(None, description="Tokens at most; -1: what fits.")
     id_slot: Ignored = None
     n_keep: Ignored = None
-    min_p: Annotated[Any, only(0, why="min_p is not supported; use top_p")] = None
-    typical_p: Annotated[Any, only(1, why="typical_p is not supported; use top_p")] = None
-    repeat_penalty: Annotated[Any, only(1, why="penalties are not supported")] = None
+    typical_p: Annotated[Any, Only(1, why="is not supported; use top_p")] = None
+    repeat_penalty: Annotated[Any, Only(1, why="penalties are not supported")] = None
     repeat_last_n: Ignored = None
-    frequency_penalty: NoPenalty = None
-    presence_penalty: NoPenalty = None
-    mirostat: Annotated[Any, only(0, why="mirostat is not supported")] = None
-    grammar: Annotated[Any, only("", why="grammars are not supported")] = None
-    json_schema: Annotated[Any, only({}, why="JSON schemas are not supported yet")] = None
-    n_probs: Annotated[Any, only(0, why="use /v1/completions with logprobs")] = None
+    mirostat: Annotated[Any, Only(0, why="is not supported")] = None
+    grammar: Annotated[Any, Only("", why="grammars are not supported")] = None
+    json_schema: Annotated[Any, Only({}, why="JSON schemas are not supported yet")] = None
+    n_probs: Annotated[Any, Only(0, why="use /v1/completions with logprobs")] = None
 
 
 class TokenizeBody(Body):
-    content: str
-    add_special: bool = Field(False, description="Put bos in front.")
-    parse_special: bool = Field(True, description="Read markers as their tokens.")
-    with_pieces: bool = Field(False, description="Answer objects with id and piece.")
+    """llama-server's, with a content, or vLLM's, with a prompt."""
+
+    content: str | None = None
+    prompt: str | None = Field(None, description="The same as content.")
+    add_special: bool | None = Field(None, description="Put bos in front (false).")
+    add_special_tokens: bool | None = Field(None, description="The same as add_special.")
+    parse_special: bool | None = Field(None, description="Read markers as their tokens (true).")
+    with_pieces: bool | None = Field(None, description="Answer objects with id and piece (false).")
+    model: Ignored = None
 
 
 class DetokenizeBody(Body):
-    tokens: Ids
+    tokens: Annotated[Ids, WithJsonSchema(described.IDS)]
+    model: Ignored = None
 
 
 class TemplateBody(Body):
-    messages: Objects = Field(min_length=1)
-    tools: Objects | None = None
+    messages: Messages = Field(min_length=1)
+    tools: Tools = None
     chat_template_kwargs: TemplateKwargs | None = None
-    add_generation_prompt: bool = True
+    add_generation_prompt: bool | None = Field(None, description="Open the model's turn (true).")
+    continue_final_message: Continue = None

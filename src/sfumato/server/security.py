@@ -16,6 +16,7 @@ from urllib.parse import SplitResult, urlsplit
 from fastapi.datastructures import Headers
 
 from sfumato.server.errors import ApiError
+from sfumato.server.paths import canonical
 from sfumato.server.settings import ServerSettings
 
 Message = MutableMapping[str, Any]
@@ -68,6 +69,7 @@ class Gate:
                 message["headers"] = [*message["headers"], *missing]
             await send(message)
 
+        scope["path"] = canonical(scope["path"])
         try:
             self._check(scope)
         except ApiError as error:
@@ -81,7 +83,7 @@ class Gate:
         self._check_host(host)
         self._check_origin(headers.get("origin"), host)
         if self._key is not None and scope["path"] not in OPEN_PATHS:
-            self._check_key(headers.get("authorization", ""), scope["path"])
+            self._check_key(headers, scope["path"])
         length = headers.get("content-length", "")
         if length.isdecimal() and int(length) > self.settings.max_body:
             raise BodyTooLarge(self.settings.max_body)
@@ -112,17 +114,20 @@ class Gate:
                 code="origin_refused",
             )
 
-    def _check_key(self, authorization: str, path: str) -> None:
+    def _check_key(self, headers: Headers, path: str) -> None:
         assert self._key is not None
-        given = _credentials(authorization)
-        if hmac.compare_digest(given, self._key):
+        given = (
+            _credentials(headers.get("authorization", "")),
+            headers.get("x-api-key", "").encode("latin-1", "replace"),
+        )
+        if any(hmac.compare_digest(key, self._key) for key in given):
             return
         # A browser asks for a password where it is offered Basic, which is how the page opens.
         page = path in ("/", "/docs") or ("." in path and not path.startswith("/v1/"))
         offer = 'Basic realm="Sfumato: the API key is the password"' if page else "Bearer"
         raise ApiError(
             401,
-            "the API key is missing or wrong; send it as Authorization: Bearer KEY",
+            "the API key is missing or wrong; send it as Authorization: Bearer KEY or X-Api-Key",
             code="invalid_api_key",
             headers={"WWW-Authenticate": offer},
         )

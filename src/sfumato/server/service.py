@@ -40,6 +40,10 @@ class Service:
         """Positions that a slot made at start has, and the model was made for."""
         return min(self.engine.config.context, self.model.config.context_length)
 
+    def limit(self, given: int | None, prompt: int, canvas: int | None) -> int:
+        """Tokens of a reply whose request gives a number; None and -1 are what fits."""
+        return self.room(prompt, canvas) if given in (None, -1) else given
+
     def room(self, prompt: int, canvas: int | None) -> int:
         """Tokens of a reply whose request does not say: what the context has left after a prompt,
         in whole canvases, up to the setting."""

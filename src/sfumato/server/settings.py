@@ -11,6 +11,7 @@ class ServerSettings:
     """Every default is written here, and nowhere else."""
 
     model_name: str = "sfumato"  # what /v1/models and replies call the model
+    aliases: tuple[str, ...] = ()  # further names that /v1/models lists
     api_key: str | None = None  # None: no key is asked for
     cors_origins: tuple[str, ...] = ()  # web pages elsewhere that may call, as https://host:port
     hosts: tuple[str, ...] | None = None  # Host headers that are answered; None: all
@@ -18,7 +19,7 @@ class ServerSettings:
     max_body: int = 8 * 2**20  # bytes of a request
     max_values: int = 2**17  # in a request: numbers, texts, keys, lists …
     max_messages: int = 1024
-    max_choices: int = 16  # replies of one HTTP request: n, or n times the prompts
+    max_choices: int = 128  # replies of one HTTP request: n, or n times the prompts
     max_tokens: int = 4096  # of a reply whose request says nothing, where the context has as many
     keepalive_s: float = 10.0  # of a silent stream, until a comment is sent
     page: bool = True  # serve the web page
@@ -33,6 +34,8 @@ class ServerSettings:
         for name in ("max_body", "max_values", "max_messages", "max_tokens"):
             if getattr(self, name) < 1:
                 raise ValueError(f"--{name.replace('_', '-')}: must be at least 1")
+        if not all(name.strip() and name.isprintable() for name in self.aliases):
+            raise ValueError("--alias: must be a name of printable characters")
         key = self.api_key
         if key is None:
             return
