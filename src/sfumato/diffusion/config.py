@@ -22,6 +22,7 @@ _METHODS = {
 """Of each part: the method that makes it one, and an example."""
 
 
+MOST_TOP = 20  # tokens that a step names at each position, as OpenAI's API has them
 HOTTEST = 1e6  # the law is flat long before, and float32 ends at 3e38
 
 
@@ -39,10 +40,11 @@ class SamplerConfig:
     processors: tuple[LogitProcessor, ...] = ()
     canvas_length: int | None = None  # at most the checkpoint's
     min_tokens: int = 0  # no end token before so many tokens; a stop string may come earlier
-    ignore_eos: bool = False  # end tokens do not end the reply
+    ignore_eos: bool = False  # end tokens are banned: the reply has max_tokens tokens
     self_conditioning: bool = True  # off only to measure what it is worth
     soft_skip: float | None = None  # mass that self-conditioning may leave out: docs/head.md
     soft_top_k: SoftTopK | int | None = None  # likeliest tokens that count: docs/head.md
+    top_tokens: int | None = None  # most probable tokens that drafts and commits name; at least 8
 
     def __post_init__(self) -> None:
         for name, low in (("max_steps", 1), ("top_k", 1), ("canvas_length", 1), ("min_tokens", 0)):
@@ -51,6 +53,9 @@ class SamplerConfig:
                 raise ValueError(f"{name}: must be an integer, got {value!r}")
             if value is not None and value < low:
                 raise ValueError(f"{name}: must be at least {low}, got {value}")
+        named = self.top_tokens
+        if named is not None and not (is_whole(named) and 0 <= named <= MOST_TOP):
+            raise ValueError(f"top_tokens: must be from 0 to {MOST_TOP} tokens, got {named!r}")
         heat, top_p = self.temperature, self.top_p
         if not (is_number(heat) and 0 <= heat <= HOTTEST):
             raise ValueError(f"temperature: must be from 0 to {HOTTEST:.0e}, got {heat!r}")

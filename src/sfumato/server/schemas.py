@@ -10,7 +10,9 @@ from typing import Annotated, Any
 
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field
 
-MOST_ALTERNATIVES = 8  # per position: what a step keeps of the model's law
+from sfumato.diffusion.config import MOST_TOP
+
+MOST_ALTERNATIVES = MOST_TOP  # of each token
 
 Ignored = Annotated[Any, Field(description="Accepted and ignored.")]
 
@@ -99,7 +101,7 @@ class Sampling(Body):
         None, description="Token id → -100 … 100, added to its score; -100 bans it."
     )
     min_tokens: int | None = Field(None, description="No end token before so many tokens.")
-    ignore_eos: bool | None = Field(None, description="End tokens do not end the reply.")
+    ignore_eos: bool | None = Field(None, description="End tokens are banned.")
     max_steps: int | None = Field(None, description="Denoising steps per canvas at most.")
     sampler: str | None = Field(None, description="entropy-bound, fixed-count or threshold.")
     entropy_bound: float | None = Field(None, description="Nats; of the entropy-bound sampler.")
