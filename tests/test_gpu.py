@@ -21,7 +21,8 @@ from sfumato.diffusion.canvas import Canvas
 from sfumato.diffusion.config import REFERENCE
 from sfumato.diffusion.noise import Noise
 from sfumato.diffusion.processors import LogitBias
-from sfumato.diffusion.step import denoise_step, score
+from sfumato.diffusion.scoring import score
+from sfumato.diffusion.step import denoise_step
 from sfumato.model.cache import Slot
 from sfumato.model.loading import load_network
 from sfumato.model.network import Network
@@ -170,12 +171,13 @@ def test_statistics_agree(
     networks = [load(files[kind], "cpu"), load(files[kind], device)]
     hidden = torch.randn(16, 256, generator=torch.Generator().manual_seed(2))
     found = [score(n, hidden.to(n.device), canvases(n, config)) for n in networks]
-    # Which of the banned tokens come last among the likeliest is anybody's choice.
-    found = [replace(s, top_ids=s.top_ids.masked_fill(s.top_probs == 0, -1)) for s in found]
-    for field in fields(found[0]):
-        here, there = (getattr(stats, field.name) for stats in found)
-        if here is not None:
-            assert_close(there, here, device)
+    for rows in zip(*found, strict=True):
+        # Which of the banned tokens come last among the likeliest is anybody's choice.
+        clear = [replace(s, top_ids=s.top_ids.masked_fill(s.top_probs == 0, -1)) for s in rows]
+        for field in fields(clear[0]):
+            here, there = (getattr(stats, field.name) for stats in clear)
+            if here is not None:
+                assert_close(there, here, device)
 
 
 @devices

@@ -16,7 +16,7 @@ from sfumato.diffusion.noise import Noise
 from sfumato.diffusion.processors import LogitBias
 from sfumato.diffusion.sampler import FixedCount, StepView
 from sfumato.diffusion.schedule import temperature_at
-from sfumato.diffusion.step import score
+from sfumato.diffusion.scoring import score
 from sfumato.diffusion.stopping import Never, StableAndConfident
 from sfumato.model.head import VocabularyHead
 
@@ -39,7 +39,7 @@ def sure_of(*tokens: int) -> Tensor:
 
 
 def settle(row: Canvas, scores: Tensor) -> Any:
-    return row.settle(score(NETWORK, scores, [row]))
+    return row.settle(score(NETWORK.head, scores, [row])[0])
 
 
 def test_a_new_canvas_is_its_noise() -> None:

@@ -112,10 +112,11 @@ def test_end_and_limit_together(text: str, limit: int, expected: str, reason: st
 
 
 def test_ignore_eos() -> None:
+    """The script insists on the end; banned, it cannot come, and padding cannot either."""
     config = SamplerConfig(ignore_eos=True)
     _, _, outcome = reply("abc<turn|>defghijklmn", max_tokens=12, config=config)
-    assert said(outcome) == "abc<turn|>defghijk"
-    assert outcome.stop_reason == "max_tokens"
+    assert len(outcome.token_ids) == 12 and outcome.stop_reason == "max_tokens"
+    assert not {VOCABULARY["<pad>"], *END_IDS} & set(outcome.token_ids)
 
 
 def test_min_tokens_bans_the_end_until_then() -> None:

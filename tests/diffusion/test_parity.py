@@ -27,7 +27,7 @@ from sfumato.diffusion.config import SamplerConfig
 from sfumato.diffusion.noise import Noise
 from sfumato.diffusion.sampler import EntropyBound
 from sfumato.diffusion.schedule import LinearTemperature
-from sfumato.diffusion.step import score
+from sfumato.diffusion.scoring import score
 from sfumato.diffusion.stopping import StableAndConfident
 from sfumato.model.head import VocabularyHead
 
@@ -124,7 +124,7 @@ def check(case: Case, seen: Callable[[int, int, str | None], None] = lambda *_: 
         argmax = processed.argmax(-1)
         stop = bool(stopping(argmax, processed))
 
-        draft = canvas.settle(score(network, raw, [canvas]))
+        draft = canvas.settle(score(network.head, raw, [canvas])[0])
         assert draft.step == step
         assert torch.equal(draft.accepted, sampler.accepted_token_mask[0])
         assert torch.equal(draft.token_ids, argmax[0])

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
-from dataclasses import replace
+from dataclasses import fields, replace
 from types import SimpleNamespace
 from typing import Any, ClassVar
 
@@ -15,13 +15,14 @@ from tests.support.oracle import network_of
 from torch import Tensor
 from torch.distributions import Categorical
 
+from sfumato.diffusion import scoring
 from sfumato.diffusion.canvas import Canvas, Draft
 from sfumato.diffusion.config import REFERENCE, SamplerConfig
 from sfumato.diffusion.noise import Noise
 from sfumato.diffusion.processors import CanvasView, LogitBias, MinTokens
 from sfumato.diffusion.sampler import EntropyBound, FixedCount, StepView, Threshold
 from sfumato.diffusion.schedule import LinearTemperature, SoftTopK
-from sfumato.diffusion.step import denoise_step, score
+from sfumato.diffusion.step import denoise_step
 from sfumato.diffusion.stopping import Never, StableAndConfident
 from sfumato.model.cache import Slot
 from sfumato.model.head import HeadStats, VocabularyHead
@@ -38,6 +39,13 @@ def law(temperature: float = HEAT, sharpness: float = 4.0) -> tuple[Any, Tensor]
     head = VocabularyHead(torch.randn(VOCABULARY, 16), 30.0, chunk=9)
     hidden = torch.randn(LENGTH, 16) * sharpness / 4
     return SimpleNamespace(head=head, hidden=hidden), head.logits(hidden)
+
+
+def score(network: Any, hidden: Tensor, rows: Sequence[Canvas]) -> HeadStats:
+    """What `scoring.score` finds, of all rows together."""
+    found = scoring.score(network.head, hidden, rows)
+    parts = ([getattr(stats, part.name) for stats in found] for part in fields(HeadStats))
+    return HeadStats(*(None if part[0] is None else torch.cat(part) for part in parts))
 
 
 def canvas(length: int = LENGTH, reply: Sequence[int] = (), **choices: Any) -> Canvas:
@@ -443,3 +451,56 @@ def test_entropy_is_in_nats() -> None:
     torch.testing.assert_close(
         stats.entropy, Categorical(logits=logits / HEAT).entropy(), atol=1e-4, rtol=1e-4
     )
+
+
+@pytest.mark.parametrize("changed", [False, True])
+def test_bans_are_minus_infinity_at_those_ids(changed: bool) -> None:
+    """Whether they are counted with plain rows or, beside a bias, with changed ones."""
+    network, logits = law(sharpness=1.0)
+    few, end = (3, 17, 39, VOCABULARY + 5), 5
+    processors = (LogitBias(dict.fromkeys(few, -math.inf)), MinTokens(9, (end, 3)))
+    bias = (LogitBias({1: 0.5}),) if changed else ()
+    row = canvas(reply=[8, 8], processors=(*processors, *bias))
+    expected = logits.clone()
+    expected[:, 1] += 0.5 * changed
+    expected[:, list(few[:3])] = -1e30
+    expected[:7, end] = -1e30  # nine tokens less the two that there are
+    check(network, row, expected / HEAT)
+    assert (scoring._bans(row) is None) == changed
+
+
+def test_what_a_row_asks_for_changes_no_bit_of_another() -> None:
+    """Bans, cutoffs, kept logits, more named tokens, skips and few tokens, in one batch."""
+
+    class Whole(EntropyBound):
+        needs_logits: ClassVar[bool] = True
+
+    torch.manual_seed(1)
+    asks: list[dict[str, Any]] = [
+        {},
+        {"processors": (LogitBias({4: -math.inf}),)},
+        {"processors": (LogitBias({4: 2.0}),)},
+        {"top_k": 3},
+        {"top_p": 0.5, "length": 5},
+        {"top_k": 30, "top_p": 0.8},
+        {"soft_top_k": 4},
+        {"soft_top_k": 9, "min_tokens": 3},
+        {"soft_skip": 0.3, "length": 7},
+        {"sampler": Whole(), "top_tokens": 20},
+        {"top_tokens": 12},
+    ]
+    network, _ = law(sharpness=1.0)
+    rows = [canvas(**ask) for ask in asks]
+    hidden = [torch.randn(row.length, 16) for row in rows]
+    alone = [
+        scoring.score(network.head, own, [row])[0] for own, row in zip(hidden, rows, strict=True)
+    ]
+    for order in ([*range(11)], [10, 9, 0, 3], [8, 6, 7, 1], [5, 4, 2, 9]):
+        whole = torch.cat([hidden[i] for i in order])
+        together = scoring.score(network.head, whole, [rows[i] for i in order])
+        for i, found in zip(order, together, strict=True):
+            for part in fields(HeadStats):
+                one, other = getattr(found, part.name), getattr(alone[i], part.name)
+                assert (one is None and other is None) or torch.equal(one, other), (asks[i], part)
+    assert [stats.top_ids.shape[1] for stats in alone] == [8] * 9 + [20, 12]
+    assert [stats.logits is not None for stats in alone] == [False] * 9 + [True, False]

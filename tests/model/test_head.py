@@ -259,7 +259,7 @@ def test_rows_of_statistics() -> None:
 
 @pytest.mark.parametrize("adjust", [None, ban(3)])
 def test_whole_logits_never_exist(adjust: Adjust | None) -> None:
-    vocab, chunk, positions, width = 5000, 512, 20, 8
+    vocab, chunk, positions, width = 5000, 512, 64, 8  # as many rows as a product has
     head, random = random_head(vocab, width, chunk)
     hidden = torch.randn(positions, width, generator=random)
     uniform = torch.rand(positions, generator=random, dtype=torch.float64)

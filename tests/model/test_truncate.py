@@ -106,6 +106,23 @@ def test_rows_choose_for_themselves() -> None:
     assert 256 < kept[2] < 500 and 3 <= kept[3] < 10
 
 
+def test_a_wide_top_k_is_one_positions_cost() -> None:
+    """Others keep their numbers, to the last bit, and what is held does not grow with them."""
+    vocab, positions = 3000, 70
+    head, random = random_head(vocab, 8, 500, spread=2.0, seed=3)
+    hidden = torch.randn(positions, 8, generator=random)
+    top_k = torch.full((positions,), 5)
+    top_p = torch.rand(positions, generator=random) * 0.5 + 0.4
+    usual = truncate.cutoffs(head, hidden, top_k, top_p)
+    wide = top_k.clone()
+    wide[7] = 1000
+    with largest_tensor() as seen:
+        found = truncate.cutoffs(head, hidden, wide, top_p)
+    others = torch.arange(positions) != 7
+    assert torch.equal(found[others], usual[others]) and found[7] <= usual[7]
+    assert seen.numel <= positions * 500  # the scores of a chunk, and no table of all candidates
+
+
 def test_ties_with_the_cutoff_survive() -> None:
     embedding = torch.tensor([[3.0], [2.0], [2.0], [2.0], [1.0]])
     head = VocabularyHead(embedding, CAP, 2)

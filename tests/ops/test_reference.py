@@ -185,15 +185,8 @@ def test_quantized_experts(name: str) -> None:
     assert torch.equal(out, plain)
 
 
-def test_other_tokens_do_not_change_how_a_tokens_experts_are_summed(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    """Bit for bit, once the matrix products are: these go row by row, as torch's do not."""
-
-    def rowwise(x: Tensor, weight: Any) -> Tensor:
-        return (x[:, None, :] * weight[None]).sum(-1)
-
-    monkeypatch.setattr(reference, "linear", rowwise)
+def test_other_tokens_do_not_change_how_a_tokens_experts_are_summed() -> None:
+    """Bit for bit."""
     inputs = expert_inputs(7, 12)
     together = ops.experts(**inputs)
     for token in range(12):
@@ -262,3 +255,43 @@ def test_the_backend_has_a_name() -> None:
     assert ops.backend
     assert ops.reason
     assert all(hasattr(ops, name) for name in ops.__all__)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize(("inputs", "outputs"), [(128, 106), (1024, 1032)])
+def test_a_product_rounds_a_row_alike_among_any_others(
+    dtype: torch.dtype, inputs: int, outputs: int
+) -> None:
+    """Bit for bit, and so does GELU; the larger weight is one of those that torch reads in
+    another way for more rows."""
+    x, weight = torch.randn(600, inputs).to(dtype), torch.randn(outputs, inputs).to(dtype)
+    for factor in (weight, weight.T.contiguous().T):
+        whole = ops.gelu(ops.linear(x, factor))
+        for start, stop in ((0, 1), (3, 20), (17, 81), (100, 356), (5, 600)):
+            part = ops.gelu(ops.linear(x[start:stop], factor))
+            assert torch.equal(part, whole[start:stop]), (start, stop)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("window", [None, 40])
+def test_causal_attention_does_not_depend_on_where_chunks_begin(
+    dtype: torch.dtype, window: int | None
+) -> None:
+    total = 620
+    q, k, v = (torch.randn(total, heads, 16).to(dtype) for heads in (4, 2, 2))
+    keys, values, positions = k.transpose(0, 1), v.transpose(0, 1), torch.arange(total)
+
+    def attended(start: int, stop: int) -> Tensor:
+        seen = ops.Causal(positions[start:stop], positions[:stop], window)
+        parts = [keys[:, :start], keys[:, start:stop]], [values[:, :start], values[:, start:stop]]
+        return reference.attend(q[start:stop], *parts, seen)
+
+    whole = attended(0, total)
+    for start, stop in ((0, 1), (1, 33), (33, 500), (500, 513), (77, 600)):
+        assert torch.equal(attended(start, stop), whole[start:stop]), (start, stop)
+    mask = positions <= positions[:, None]
+    if window is not None:
+        mask &= positions > positions[:, None] - window
+    exact = ops.attention(*(x.float().transpose(0, 1) for x in (q, k, v)), mask).transpose(0, 1)
+    atol = 1e-4 if dtype == torch.float32 else 0.05
+    torch.testing.assert_close(whole.float(), exact, rtol=0, atol=atol)

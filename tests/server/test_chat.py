@@ -173,6 +173,24 @@ def test_logprobs_are_of_the_tokens_of_the_content(server: Any, stream: bool) ->
         assert sum(math.exp(top.logprob) for top in entry.top_logprobs) <= 1.001
 
 
+def test_more_alternatives_than_the_kernels_keep(server: Any) -> None:
+    """Those that ask for few are told the same of them, and the same text."""
+
+    def logs(**asked: Any) -> list[dict[str, Any]]:
+        found = server.chat(seed=3, logprobs=True, **asked).json()["choices"][0]
+        return found["logprobs"]["content"]  # type: ignore[no-any-return]
+
+    many, few = logs(top_logprobs=20), logs(top_logprobs=8)
+    for wide, narrow in zip(many, few, strict=True):
+        assert wide["top_logprobs"][:8] == narrow["top_logprobs"]
+        named = [top["token"] for top in wide["top_logprobs"]]
+        probs = [top["logprob"] for top in wide["top_logprobs"]]
+        assert len(set(named)) == 20 and probs == sorted(probs, reverse=True)
+    prompt = {"prompt": "a", "seed": 3, "max_tokens": 5}
+    wide = server.post("/v1/completions", logprobs=20, **prompt).json()["choices"][0]["logprobs"]
+    assert all(len(top) == 20 for top in wide["top_logprobs"])
+
+
 def test_logprobs_without_alternatives(server: Any) -> None:
     entries = server.chat(logprobs=True).json()["choices"][0]["logprobs"]["content"]
     assert entries and all(entry["top_logprobs"] == [] for entry in entries)
@@ -198,6 +216,8 @@ def test_min_tokens_and_ignore_eos(server: Any) -> None:
     through = server.chat(seed=3, ignore_eos=True, max_tokens=96).json()
     assert through["usage"]["completion_tokens"] == 96
     assert through["choices"][0]["finish_reason"] == "length"
+    text = through["choices"][0]["message"]["content"]
+    assert len(server.post("/tokenize", content=text).json()["tokens"]) == 96  # no padding
 
 
 @pytest.mark.parametrize(

@@ -49,7 +49,7 @@ def refused(answer: Any, status: int = 400) -> dict[str, Any]:
         ({"stop": ["x"] * 17}, "stop"),
         ({"stop": ["x" * 300]}, "stop"),
         ({"top_logprobs": 2}, "top_logprobs"),
-        ({"logprobs": True, "top_logprobs": 9}, "top_logprobs"),
+        ({"logprobs": True, "top_logprobs": 21}, "top_logprobs"),
         ({"logit_bias": {"x": 1}}, "logit_bias"),
         ({"logit_bias": {"999999": 1}}, "logit_bias"),
         ({"logit_bias": {"5": 101}}, "logit_bias"),

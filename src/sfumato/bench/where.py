@@ -22,7 +22,7 @@ from sfumato.diffusion.canvas import Canvas
 from sfumato.diffusion.config import SamplerConfig
 from sfumato.diffusion.noise import Noise
 from sfumato.diffusion.processors import MinTokens
-from sfumato.diffusion.step import score
+from sfumato.diffusion.scoring import score
 from sfumato.model.attention import Attention
 from sfumato.model.experts import Experts, Router
 from sfumato.model.layers import GatedMLP
@@ -56,7 +56,7 @@ def where_it_goes(subject: Subject, ids: Tensor, config: SamplerConfig, seed: in
             start = _now(network)
             hidden = network.denoise([canvas.tokens], [slot], [canvas.soft])
             forward = _now(network)
-            stats = score(network, hidden, [canvas])
+            (stats,) = score(network.head, hidden, [canvas])
             scored = _now(network)
             canvas.settle(stats)
             end = _now(network)

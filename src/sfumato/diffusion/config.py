@@ -24,11 +24,13 @@ _METHODS = {
 
 MOST_STEPS = 4096  # many times what any canvas needs: a schedule is asked for every one beforehand
 MOST_TOP_K = 1024  # the scores of so many tokens are kept at every position
+MOST_TOP = 20  # tokens that a step names at each position, as OpenAI's API has them
 MOST_HISTORY = 256  # rows that a sampler or a stopping rule may look back over
 
 _RANGES = {
     "max_steps": (1, MOST_STEPS),
     "top_k": (1, MOST_TOP_K),
+    "top_tokens": (0, MOST_TOP),
     "canvas_length": (1, MOST_TOKENS),
     "min_tokens": (0, MOST_TOKENS),
 }
@@ -48,10 +50,11 @@ class SamplerConfig:
     processors: tuple[LogitProcessor, ...] = ()
     canvas_length: int | None = None  # at most the checkpoint's
     min_tokens: int = 0  # no end token before so many tokens; a stop string may come earlier
-    ignore_eos: bool = False  # end tokens do not end the reply
+    ignore_eos: bool = False  # end tokens are banned: the reply has max_tokens tokens
     self_conditioning: bool = True  # off only to measure what it is worth
     soft_skip: float | None = None  # mass that self-conditioning may leave out: docs/head.md
     soft_top_k: SoftTopK | int | None = None  # likeliest tokens that count: docs/head.md
+    top_tokens: int | None = None  # most probable tokens that drafts and commits name; at least 8
 
     def __post_init__(self) -> None:
         for name, (low, high) in _RANGES.items():

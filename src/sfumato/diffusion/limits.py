@@ -10,7 +10,7 @@ from dataclasses import dataclass, replace
 from typing import Literal
 
 from sfumato.diffusion.config import SamplerConfig
-from sfumato.diffusion.processors import MinTokens
+from sfumato.diffusion.processors import LogitBias, LogitProcessor, MinTokens
 from sfumato.diffusion.schedule import count_at, temperature_at
 from sfumato.model.network import Network
 
@@ -66,7 +66,8 @@ def check_seed(seed: object) -> None:
 
 
 def complete(network: Network, config: SamplerConfig, limits: Limits) -> SamplerConfig:
-    """The config with a canvas length, and with the processor that keeps its `min_tokens`.
+    """The config with a canvas length, and with the processors that keep `min_tokens` and
+    `ignore_eos`. They ban padding too, which fills a canvas behind its end: it is no text.
 
     Raises ValueError for canvases longer than this network's, and for a schedule that some step
     of it would fail with."""
@@ -79,10 +80,16 @@ def complete(network: Network, config: SamplerConfig, limits: Limits) -> Sampler
         )
     check_steps(config)
     config = replace(config, canvas_length=length)
-    if config.min_tokens and limits.end_ids:
-        early = MinTokens(config.min_tokens, limits.end_ids)
-        config = replace(config, processors=(*config.processors, early))
-    return config
+    if not limits.end_ids:
+        return config
+    pad = network.config.pad_id
+    ends = tuple(dict.fromkeys((*limits.end_ids, *(() if pad is None else (pad,)))))
+    bans: list[LogitProcessor] = []
+    if config.ignore_eos:
+        bans.append(LogitBias(dict.fromkeys(ends, float("-inf"))))
+    elif config.min_tokens:
+        bans.append(MinTokens(config.min_tokens, ends))
+    return replace(config, processors=(*config.processors, *bans))
 
 
 def check_steps(config: SamplerConfig) -> None:

@@ -7,7 +7,7 @@ and of the canvas that the scores are of.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
 from typing import Protocol
 
@@ -34,6 +34,23 @@ class LogitProcessor(Protocol):
 
 
 @dataclass(frozen=True)
+class Banned:
+    """Tokens that may not stand at a canvas's first so many positions."""
+
+    positions: int
+    ids: Collection[int]
+
+
+def banned_by(processor: LogitProcessor, reply: int, length: int) -> Banned | None:
+    """What a processor bans on a canvas of `length` positions after `reply` tokens; None where it
+    does more than that, or does not say. One that only bans costs next to nothing, and says so by
+    a method `banned(reply, length) -> Banned | None`."""
+    says = getattr(processor, "banned", None)
+    found: Banned | None = None if says is None else says(reply, length)
+    return found
+
+
+@dataclass(frozen=True)
 class LogitBias:
     """Adds a number to the scores of some tokens, everywhere; -inf bans them."""
 
@@ -48,6 +65,10 @@ class LogitBias:
         values = torch.tensor(list(here.values()), dtype=scores.dtype, device=scores.device)
         return scores.index_add(-1, ids, values.expand(*scores.shape[:-1], -1))
 
+    def banned(self, reply: int, length: int) -> Banned | None:
+        only_bans = all(bias == float("-inf") for bias in self.bias.values())
+        return Banned(length, self.bias.keys()) if only_bans else None
+
 
 @dataclass(frozen=True)
 class MinTokens:
@@ -61,8 +82,11 @@ class MinTokens:
         object.__setattr__(self, "_ban", LogitBias(dict.fromkeys(self.end_ids, float("-inf"))))
 
     def process(self, scores: Tensor, first_id: int, view: CanvasView) -> Tensor:
-        early = max(0, min(self.count - len(view.reply), scores.shape[-2]))
+        early = self.banned(len(view.reply), scores.shape[-2]).positions
         if early == 0:
             return scores
         banned = self._ban.process(scores[..., :early, :], first_id, view)
         return torch.cat((banned, scores[..., early:, :]), dim=-2)
+
+    def banned(self, reply: int, length: int) -> Banned:
+        return Banned(max(0, min(self.count - reply, length)), self.end_ids)

@@ -24,6 +24,7 @@ from sfumato.model.head import head_bytes
 from sfumato.model.loading import loaded_bytes, viewed_bytes
 from sfumato.model.network import Network
 from sfumato.model.placement import cache_dtype
+from sfumato.model.truncate import cutoff_bytes
 from sfumato.weights.checkpoint import Checkpoint
 
 # What torch's and OpenMP's first work leaves behind (6 MB on Linux), and what the C library keeps
@@ -114,7 +115,8 @@ def predict(subject: Subject, config: EngineConfig) -> Prediction:
         mapped=subject.mapped,
         slots=rows * slot_bytes(model, config.context, subject.cache_dtype),
         step=_forward(subject, canvases, model.canvas_length, context, causal=False)
-        + head_bytes(model, subject.dtype, rows, ops.multiplies_bf16(subject.device)),
+        + head_bytes(model, subject.dtype, rows, ops.multiplies_bf16(subject.device))
+        + cutoff_bytes(model, canvases),
         prefill=_forward(subject, chunk, chunk, context, causal=True),
         snapshots=min(config.snapshot_bytes, rows * MARKS * one),
         libraries=LIBRARIES + (0 if ops.multiplies_bf16(subject.device) else TORCH),

@@ -29,7 +29,7 @@ class Skip:
     guess's score is rounded otherwise than the pass's: a difference of d makes that share · e^d.
     """
 
-    share: Tensor  # float32 [positions], of the whole mass; 0 skips what adds nothing
+    share: Tensor  # float32 [positions], of the whole mass; 0 skips nothing
     guess: Tensor  # int64 [positions]: a token that may be likely, such as the last step's argmax
 
 
@@ -37,7 +37,7 @@ class Skip:
 class Limit:
     """The mass under which a position leaves a chunk out of its soft embedding."""
 
-    log_share: Tensor  # float32 [positions]: of one chunk; infinite where none is wanted
+    log_share: Tensor  # float32 [positions]: of one chunk; infinite where this has no say
     floor: Tensor  # float32 [positions]: a score over temperature that the law holds for sure
 
     def exceeded(self, law: Law, sums: Tensor) -> Tensor:
@@ -140,14 +140,19 @@ def narrow(
     scores float32 (over temperature, finite) and ids int64 [n, k], of rising ids; uniform float64
     [n] in [0, 1); products are in `dtype`, of no more than `rows` rows of the embedding at a time.
     """
+    if len(ids) == 1:  # torch multiplies one pair of matrices otherwise than several
+        scores, ids, uniform = (x.expand(2, *x.shape[1:]) for x in (scores, ids, uniform))
+        drawn, soft = narrow(scores, ids, uniform, embedding, dtype, rows)
+        return drawn[:1], soft[:1]
     drawn = ids.gather(1, inverse_cdf(scores, uniform)[:, None])[:, 0]
     # The likeliest weighs 1, which no dtype rounds, where its share would be rounded.
     weights = (scores - scores.amax(dim=1, keepdim=True)).exp()
     total, weights = weights.sum(dim=1), weights.to(dtype)
     soft = torch.zeros(len(ids), embedding.shape[1], device=ids.device)
-    some = max(1, rows // ids.shape[1])  # positions
-    for first in range(0, len(ids), some):
-        at = slice(first, first + some)
+    some = max(2, rows // ids.shape[1])  # positions
+    for start in range(0, len(ids), some):
+        at = slice(min(start, len(ids) - 2), start + some)  # never the last one alone, as above
+        soft[at] = 0
         for part, share in zip(ids[at].split(rows, 1), weights[at].split(rows, 1), strict=True):
             soft[at] += (share[:, None] @ ops.embed(part, embedding, dtype))[:, 0].float()
     return drawn, soft / total[:, None] * soft.shape[1] ** 0.5

@@ -16,8 +16,9 @@ import torch
 from torch import Tensor
 
 from sfumato.model.config import ModelConfig
+from sfumato.ops import reference
 
-BLOCK = 256  # keys that the compiled attention sums at a time
+BLOCK = reference.KEYS  # that torch's attention sums at a time, the compiled one half of them
 NOWHERE = 2**31 - 1  # a position after all others, which no token sees; int32 for compiled twins
 
 

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, fields, replace
 
 import torch
 from torch import Tensor
@@ -20,8 +20,9 @@ from sfumato import ops
 from sfumato.model.approximate import Likeliest, Limit, Skip, narrow
 from sfumato.model.config import ModelConfig
 from sfumato.model.draw import inverse_cdf, locate
-from sfumato.ops.law import BANNED, BLOCK, TOP, Law
-from sfumato.ops.reference import Weight
+from sfumato.model.more_top import MoreTop
+from sfumato.ops.law import BANNED, BLOCK, TOP, Bans, Law
+from sfumato.ops.reference import ROWS, Weight
 from sfumato.weights.blocks import QuantizedTensor
 
 CHUNK = 4096  # vocabulary rows at a time: with their scores, about what a CPU's caches hold
@@ -57,10 +58,10 @@ class HeadStats:
     argmax: Tensor  # int64 [...]; of equal scores the lowest id
     drawn: Tensor  # int64 [...]; by inverse CDF from the uniform
     entropy: Tensor  # float32 [...], in nats
-    top_ids: Tensor  # int64 [..., TOP], likeliest first
-    top_probs: Tensor  # float32 [..., TOP]
+    top_ids: Tensor  # int64 [..., TOP], likeliest first; wider where more were asked for
+    top_probs: Tensor  # float32, like top_ids
     soft: Tensor  # [..., hidden]: Σ p · embedding · sqrt(hidden), in the hidden states' dtype
-    logits: Tensor | None = None  # float32 [..., vocab], processed; only when asked for
+    logits: Tensor | None = None  # float32 [..., vocab], processed; only where asked for
 
     def __getitem__(self, index: int | slice) -> HeadStats:
         """The statistics of one row, or of some, along the first axis."""
@@ -129,17 +130,24 @@ class VocabularyHead:
         temperature: Tensor,
         uniform: Tensor,
         adjust: Adjust | None = None,
-        keep_logits: bool = False,
+        keep_logits: bool | Tensor = False,
         skip: Skip | None = None,
         soft_top_k: Tensor | None = None,
+        bans: Bans | None = None,
+        top: Tensor | None = None,
     ) -> HeadStats:
         """One pass over the vocabulary.
 
         hidden [positions, hidden]; temperature float32 [positions], > 0; uniform float64
-        [positions] in [0, 1); adjust acts on softcapped logits before the temperature; skip
-        touches the soft embedding alone; soft_top_k int64 [positions]: how many of its likeliest
-        tokens a position is drawn from and has its soft embedding of, 0 for all.
+        [positions] in [0, 1); adjust acts on softcapped logits before the temperature; keep_logits:
+        whether of all positions or, bool [positions], of which; skip touches the soft embedding
+        alone; soft_top_k int64 [positions]: how many of its likeliest tokens a position is drawn
+        from and has its soft embedding of, 0 for all; bans: never beside an adjust or kept logits;
+        top int64 [positions]: how many of its most probable tokens a position names, TOP at least.
+        What is asked for at one position changes no bit at another.
         """
+        keep = _kept(keep_logits)
+        assert bans is None or (adjust is None and keep is None)
         best = self._likeliest(soft_top_k)
         law = Law.empty(len(hidden), hidden.device)
         soft = torch.zeros_like(hidden, dtype=torch.float32)
@@ -148,34 +156,41 @@ class VocabularyHead:
         # Tables made beforehand: what is kept between the chunks' buffers would keep their memory.
         sums, peaks = self._tables(law)
         kept = []
-        limit = self._limit(skip, best, hidden, temperature, adjust)
+        exact, limit = self._limit(skip, best, hidden, temperature, adjust is None, bans)
+        more = MoreTop.of(top, self.chunk, self.vocab_size)
         for index, (start, stop) in enumerate(self.spans()):
             # Packed chunks are multiplied as they are: their rows serve the second product alone.
             rows = None if self.output is not None else self.rows(start, stop, mass_dtype, spare)
-            if adjust is None and not keep_logits:
+            if adjust is None and keep is None:
                 raw, cap = self.raw(hidden, start, rows), self.softcap
             else:
                 raw, cap = self._adjusted(hidden, start, rows, adjust), None
-            if keep_logits:
-                kept.append((raw / temperature[:, None]).clamp(min=BANNED))
-            if best is not None:
-                best.offer(raw, start)  # softcap and temperature leave the order as it is
-            mass, here, fade = ops.absorb(law, raw, start, temperature, cap, mass_dtype)
+            if keep is not None:
+                kept.append((raw[keep] / temperature[keep, None]).clamp(min=BANNED))
+            _offer(raw, start, bans, best, more)
+            mass, here, fade = ops.absorb(law, raw, start, temperature, cap, mass_dtype, bans)
             soft.mul_(fade[:, None])
-            which = None if limit is None else limit.exceeded(law, here)
-            if which is None or len(which):
+            which = () if limit is None else limit.exceeded(law, here)
+            if exact is None or len(exact) or len(which):
                 rows = self.rows(start, stop, mass_dtype, spare) if rows is None else rows
-                _add_product(soft, mass, rows, which)
+                _add_products(soft, mass, rows, exact, which)
             sums[:, index, : here.shape[1]] = here
             peaks[:, index] = law.peak
         sums *= (peaks - law.peak[:, None]).exp()[..., None]
         block, inside = locate(sums.flatten(1), uniform)
-        drawn = self._draw(hidden, temperature, adjust, block, inside, best)
-        logits = torch.cat(kept, 1) if kept else None
-        stats = _statistics(law, drawn, soft, hidden.dtype, logits, self.vocab_size)
+        drawn = self._draw(hidden, temperature, adjust, bans, block, inside, best)
+        stats = _statistics(law, drawn, soft, hidden.dtype, kept, self.vocab_size)
         if best is not None:
             self._narrow(stats, best, temperature, uniform, cap, mass_dtype)
-        return stats
+        return stats if more is None else self._name_more(stats, law, more, temperature, cap)
+
+    def _name_more(
+        self, stats: HeadStats, law: Law, more: MoreTop, temperature: Tensor, softcap: float | None
+    ) -> HeadStats:
+        scores, ids = more.found()
+        scores = self._over(scores, softcap, temperature[more.which])
+        top_ids, top_probs = more.behind(law, scores, ids, stats.top_ids, stats.top_probs)
+        return replace(stats, top_ids=top_ids, top_probs=top_probs)
 
     def _tables(self, law: Law) -> tuple[Tensor, Tensor]:
         """The masses of blocks [positions, chunks, blocks of a chunk], none so far, and the peaks
@@ -196,20 +211,29 @@ class VocabularyHead:
         best: Likeliest | None,
         hidden: Tensor,
         temperature: Tensor,
-        adjust: Adjust | None,
-    ) -> Limit | None:
+        guessed: bool,
+        bans: Bans | None,
+    ) -> tuple[Tensor | None, Limit | None]:
+        """The positions int64 [n] that need every chunk, None for all; and of the others, when."""
         if skip is None and best is None:
-            return None
+            return None, None
+        share = torch.zeros_like(temperature) if skip is None else skip.share
+        some = share > 0
+        if best is not None:
+            some[best.which] = True
         floor = torch.full_like(temperature, BANNED)
-        if skip is not None and adjust is None:  # which may have banned the guess
+        if skip is not None and guessed:  # an adjust may have banned the guess
             rows = ops.embed(skip.guess, self.embedding, hidden.dtype)
             raw = (hidden.float() * rows.float()).sum(dim=1)
             floor = (raw / self.softcap).tanh() * self.softcap / temperature
-        share = torch.zeros_like(temperature) if skip is None else skip.share
+            if bans is not None:
+                positions, ids = bans.pairs(hidden.device)
+                floor[positions[skip.guess[positions] == ids]] = BANNED
         log_share = share.log() - math.log(len(self.spans()))
+        log_share[~some] = float("inf")
         if best is not None:
             log_share[best.which] = float("inf")
-        return Limit(log_share, floor)
+        return (~some).nonzero()[:, 0], Limit(log_share, floor)
 
     def _narrow(
         self,
@@ -223,11 +247,20 @@ class VocabularyHead:
         """Puts draw and soft embedding of the likeliest tokens alone in the place of those that
         the statistics have."""
         scores, ids = best.found()
-        scores = scores if softcap is None else self._capped(scores)
-        scores = (scores / temperature[best.which, None]).clamp(min=BANNED)
-        drawn, soft = narrow(scores, ids, uniform[best.which], self.embedding, dtype, self.chunk)
-        stats.drawn[best.which] = drawn
-        stats.soft[best.which] = soft.to(stats.soft.dtype)
+        scores = self._over(scores, softcap, temperature[best.which]).clamp(min=BANNED)
+        for count in best.count.unique().tolist():  # so that none is summed with another's many
+            at = (best.count == count).nonzero()[:, 0]
+            which, few = best.which[at], (scores[at, :count], ids[at, :count])
+            drawn, soft = narrow(*few, uniform[which], self.embedding, dtype, self.chunk)
+            stats.drawn[which] = drawn
+            stats.soft[which] = soft.to(stats.soft.dtype)
+
+    def _over(self, scores: Tensor, softcap: float | None, temperature: Tensor) -> Tensor:
+        """Gathered scores [n, m] as the distribution has them; -inf, of no token, stays."""
+        capped = scores
+        if softcap is not None:
+            capped = self._capped(scores.clone()).masked_fill(scores.isneginf(), float("-inf"))
+        return capped / temperature[:, None]
 
     def _mass_dtype(self, hidden: Tensor) -> torch.dtype:
         # Where the output is packed, its products are rounded more coarsely than bfloat16 rounds.
@@ -245,6 +278,7 @@ class VocabularyHead:
         hidden: Tensor,
         temperature: Tensor,
         adjust: Adjust | None,
+        bans: Bans | None,
         block: Tensor,
         inside: Tensor,
         best: Likeliest | None,
@@ -255,6 +289,11 @@ class VocabularyHead:
         chunk, place = block // per_chunk, block % per_chunk
         ids = torch.arange(BLOCK, device=block.device) + place[:, None] * BLOCK  # in the chunk
         there = (ids < self.chunk) & (ids + chunk[:, None] * self.chunk < self.vocab_size)
+        if bans is not None:
+            positions, tokens = bans.pairs(block.device)
+            column = tokens - (chunk * self.chunk + place * BLOCK)[positions]
+            near = (column >= 0) & (column < BLOCK)
+            there[positions[near], column[near]] = False
         drawn = torch.zeros_like(block)
         wanted = torch.arange(len(block), device=block.device) if best is None else best.others
         parts = self._groups(wanted) if adjust is None else self._same_chunk(chunk, wanted)
@@ -285,23 +324,54 @@ class VocabularyHead:
         """Of each position its own ids' softcapped logits: hidden [n, hidden], ids int64 [n, m],
         of which those past the vocabulary stand for its last → float32 [n, m]."""
         rows = ops.embed(ids.clamp(max=self.vocab_size - 1), self.embedding, hidden.dtype)
-        return self._capped((rows @ hidden[..., None])[..., 0])
+        alone = len(rows) == 1  # torch multiplies one pair of matrices otherwise than several
+        if alone:
+            rows, hidden = rows.expand(2, -1, -1), hidden.expand(2, -1)
+        scores = self._capped((rows @ hidden[..., None])[..., 0])
+        return scores[:1] if alone else scores
 
     def _capped(self, raw: Tensor) -> Tensor:
         return raw.float().mul_(1 / self.softcap).tanh_().mul_(self.softcap)
 
 
-def _add_product(soft: Tensor, mass: Tensor, rows: Tensor, which: Tensor | None) -> None:
-    """Adds mass @ rows to soft [positions, hidden], at all positions or those of `which`."""
-    if which is None or len(which) == len(soft):
+def _kept(keep_logits: bool | Tensor) -> Tensor | slice | None:
+    """Of which positions the scores are kept, as an index; None for none."""
+    if isinstance(keep_logits, bool):
+        return slice(None) if keep_logits else None
+    which = keep_logits.nonzero()[:, 0]
+    return which if len(which) else None
+
+
+def _offer(
+    raw: Tensor, start: int, bans: Bans | None, *gathering: Likeliest | MoreTop | None
+) -> None:
+    """Shows a chunk's scores to those that gather the best of them: softcap and temperature leave
+    the order as it is."""
+    some = [each for each in gathering if each is not None]
+    if some and bans is not None:  # in place: `absorb` bans the same
+        banned = bans.within(start, raw.shape[1], raw.device)
+        raw.index_put_(banned, raw.new_tensor(float("-inf")))
+    for each in some:
+        each.offer(raw, start)
+
+
+def _add_products(
+    soft: Tensor, mass: Tensor, rows: Tensor, exact: Tensor | None, which: Tensor | tuple[()]
+) -> None:
+    """Adds mass @ rows to soft [positions, hidden], at the positions `exact` (None: all), and at
+    those of `which` by products of fewer rows, since they are meant to be few."""
+    if exact is None:
         soft.add_(ops.linear(mass, rows.T))
-    else:
-        soft.index_add_(0, which, ops.linear(mass[which], rows.T).float())
+    elif len(exact):
+        soft.index_add_(0, exact, ops.linear(mass[exact], rows.T).float())
+    if isinstance(which, Tensor) and len(which):
+        soft.index_add_(0, which, ops.linear(mass[which], rows.T, ROWS).float())
 
 
 def _statistics(
-    law: Law, drawn: Tensor, soft: Tensor, dtype: torch.dtype, logits: Tensor | None, vocab: int
+    law: Law, drawn: Tensor, soft: Tensor, dtype: torch.dtype, kept: list[Tensor], vocab: int
 ) -> HeadStats:
+    logits = torch.cat(kept, 1) if kept else None
     entropy = (law.total.log() - law.moment / law.total).clamp(min=0)
     soft = (soft / law.total[:, None] * soft.shape[1] ** 0.5).to(dtype)
     few = min(TOP, vocab)

@@ -9,7 +9,6 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor, nn
 
 from sfumato import ops
@@ -49,7 +48,7 @@ class GatedMLP(nn.Module):
         self.down_proj = Linear(inner, hidden)
 
     def forward(self, x: Tensor) -> Tensor:
-        return self.down_proj(F.gelu(self.gate_proj(x), approximate="tanh") * self.up_proj(x))
+        return self.down_proj(ops.gelu(self.gate_proj(x)) * self.up_proj(x))
 
 
 class SelfConditioning(GatedMLP):

@@ -9,10 +9,23 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from sfumato.model.head import BANNED, Adjust, VocabularyHead
+from sfumato.model.config import ModelConfig
+from sfumato.model.head import BANNED, CHUNK, Adjust, VocabularyHead
 
 CANDIDATES = 256  # a nucleus within so many tokens is found in one pass
 GROUP = 64  # positions whose scores are held whole, where it is not: 64 MiB at 262144 tokens
+MERGED = 32  # positions whose candidates are found at a time: bounds what that takes
+MOST = 1024  # that a top-k is predicted to keep
+
+
+def cutoff_bytes(config: ModelConfig, positions: int) -> int:
+    """The most that finding cutoffs holds beside a pass's buffers, with a top-k of MOST at most at
+    each of `positions`."""
+    few, size = min(MOST, config.vocab_size), torch.float32.itemsize
+    merged = MERGED * (2 * min(CHUNK, config.vocab_size) + few) * size
+    found = MERGED * few * (size + torch.int64.itemsize)
+    whole = min(GROUP, positions) * config.vocab_size * size
+    return positions * few * size + max(merged + found, whole)
 
 
 def cutoffs(
@@ -25,16 +38,51 @@ def cutoffs(
     """The least softcapped logit that survives, float32 [positions].
 
     hidden [positions, hidden]; top_k int64 [positions] (0: off); top_p float32 [positions] (1:
-    off; the nucleus of the model's own law, before any temperature; the likeliest token always
-    survives).  With both, top-p looks at what top-k left.
+    off; the nucleus of the model's own distribution, before any temperature; the most probable
+    token always survives).  With both, top-p looks at what top-k left.
     """
-    few = min(head.vocab_size, max(CANDIDATES, int(top_k.max())))
-    best = hidden.new_empty((len(hidden), 0), dtype=torch.float32)
+    few = top_k.clamp(min=CANDIDATES).clamp(max=head.vocab_size)
+    # Positions with as many candidates go together, so that none pays for another's many, and
+    # none's sums are cut as another's.
+    groups = [(few == count).nonzero()[:, 0] for count in few.unique().tolist()]
+    bests = [_Best(which, int(few[which[0]])) for which in groups]
     total = hidden.new_full((len(hidden),), BANNED, dtype=torch.float32)  # log of the summed mass
     for start, _ in head.spans():
         scores = _adjusted(head, hidden, start, adjust)
         total = torch.logaddexp(total, scores.logsumexp(dim=1))
-        best = torch.cat((best, scores), dim=1).topk(min(few, best.shape[1] + scores.shape[1]))[0]
+        for best in bests:
+            best.offer(scores)
+    cutoff = torch.empty_like(total)
+    found = torch.empty_like(top_p, dtype=torch.bool)
+    for best in bests:
+        at = best.which
+        cutoff[at], found[at] = _of_candidates(best.scores, total[at], top_k[at], top_p[at])
+    wide = ((top_p < 1) & ~found & (top_k == 0)).nonzero()[:, 0]
+    if len(wide):  # so flat a distribution that its nucleus holds more than the candidates
+        cutoff[wide] = _by_sorting(head, hidden, wide, top_p, adjust)
+    return cutoff
+
+
+class _Best:
+    """The highest scores of some positions, gathered chunk by chunk."""
+
+    def __init__(self, which: Tensor, few: int) -> None:
+        self.which, self._few = which, few
+        size = (len(which), few)
+        self.scores = torch.full(size, float("-inf"), device=which.device)  # falling
+
+    def offer(self, scores: Tensor) -> None:
+        """Takes in the scores [positions, n] of a chunk, all of them BANNED at least."""
+        for part, which in zip(self.scores.split(MERGED), self.which.split(MERGED), strict=True):
+            both = torch.cat((part, scores[which]), dim=1)
+            part.copy_(both.topk(self._few, dim=1)[0])
+
+
+def _of_candidates(
+    best: Tensor, total: Tensor, top_k: Tensor, top_p: Tensor
+) -> tuple[Tensor, Tensor]:
+    """The cutoffs float32 [n], by the highest scores [n, m] in falling order and the log mass of
+    all scores, and whether the candidates hold the whole nucleus."""
     kth = best.gather(1, (top_k.clamp(min=1, max=best.shape[1]) - 1)[:, None])[:, 0]
     limited = top_k > 0
     cutoff = torch.where(limited, kth, BANNED)
@@ -44,10 +92,7 @@ def cutoffs(
     nucleus, found = _nucleus(ranked, total, top_p)
     # The nucleus of what top-k left can round to more than that.
     cutoff = torch.where(top_p < 1, torch.maximum(nucleus, cutoff), cutoff)
-    wide = ((top_p < 1) & ~found & ~limited).nonzero()[:, 0]
-    if len(wide):  # so flat a law that its nucleus holds more than the candidates
-        cutoff[wide] = _by_sorting(head, hidden, wide, top_p, adjust)
-    return cutoff
+    return cutoff, found
 
 
 def _nucleus(ranked: Tensor, total: Tensor, top_p: Tensor) -> tuple[Tensor, Tensor]:
@@ -66,9 +111,9 @@ def _by_sorting(
 ) -> Tensor:
     parts = []
     for group in which.split(GROUP):
-        whole = torch.cat(
-            [_adjusted(head, hidden, a, adjust)[group] for a, _ in head.spans()], dim=1
-        )
+        whole = hidden.new_empty(len(group), head.vocab_size, dtype=torch.float32)
+        for start, stop in head.spans():
+            whole[:, start:stop] = _adjusted(head, hidden, start, adjust)[group]
         for row, limit in zip(whole.split(1), top_p[group].split(1), strict=True):
             ranked = row.sort(dim=1, descending=True)[0]
             parts.append(_nucleus(ranked, ranked.logsumexp(dim=1), limit)[0])

@@ -18,8 +18,8 @@ from sfumato.ops import law as law_module
 from sfumato.ops import reference
 from sfumato.ops.cpu import library, twins
 from sfumato.ops.cpu.panels import ACTIVATIONS, PackedTensor, pack, packed_bytes, packs
-from sfumato.ops.law import Law
-from sfumato.ops.reference import Causal, Weight, attention, rms_norm, rotate
+from sfumato.ops.law import Bans, Law
+from sfumato.ops.reference import Causal, Weight, attention, gelu, rms_norm, rotate
 from sfumato.weights.blocks import QuantizedTensor
 
 __all__ = [
@@ -32,6 +32,7 @@ __all__ = [
     "dense",
     "embed",
     "experts",
+    "gelu",
     "linear",
     "multiplies_bf16",
     "pack",
@@ -59,11 +60,14 @@ def dense(weight: Weight, dtype: torch.dtype, spare: Tensor | None = None) -> Te
     return reference.dense(weight, dtype)
 
 
-def linear(x: Tensor, weight: Weight) -> Tensor:
-    """`x @ weight.T`: x [..., in], weight [out, in] → [..., out] in x's dtype."""
+def linear(x: Tensor, weight: Weight, tile: int | None = None) -> Tensor:
+    """`x @ weight.T`: x [..., in], weight [out, in] → [..., out] in x's dtype.
+
+    tile: rows of each of torch's products, see `reference.linear`; a compiled one needs none.
+    """
     if isinstance(weight, PackedTensor) and _compiled(x):
         return twins.linear(x, weight)
-    return reference.linear(x, dense(weight, x.dtype))
+    return reference.linear(x, dense(weight, x.dtype), tile)
 
 
 def embed(ids: Tensor, weight: Tensor | QuantizedTensor, dtype: torch.dtype) -> Tensor:
@@ -110,11 +114,12 @@ def absorb(
     temperature: Tensor,
     softcap: float | None,
     dtype: torch.dtype,
+    bans: Bans | None = None,
 ) -> tuple[Tensor, Tensor, Tensor]:
     """Takes a chunk of scores into a law, in place; see `ops.law.absorb`."""
     serves = library.kernels is not None and dtype in twins.DTYPES and _compiled(raw)
     serve = twins.absorb if serves else law_module.absorb
-    return serve(law, raw, first_id, temperature, softcap, dtype)
+    return serve(law, raw, first_id, temperature, softcap, dtype, bans)
 
 
 def multiplies_bf16(device: torch.device) -> bool:

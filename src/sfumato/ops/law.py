@@ -6,6 +6,7 @@ Knows scores and ids; what they are scores of, and what is done with the law, is
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import cached_property
 
 import torch
 import torch.nn.functional as F
@@ -39,6 +40,44 @@ class Law:
         return cls(top[:, 0].clone(), zeros, zeros.clone(), ids[:, 0].clone(), top, ids)
 
 
+@dataclass(frozen=True)
+class Bans:
+    """Tokens that positions may not have: those of position p are ids[first[p]:last[p]].
+
+    All int64, on the CPU, whatever the device of the scores: who makes them knows them there.
+    """
+
+    first: Tensor  # [positions]
+    last: Tensor  # [positions]
+    ids: Tensor
+
+    def covers(self, size: int) -> Tensor:
+        """bool [positions]: where all ids of a vocabulary are banned; a position's own differ."""
+        return self.last - self.first >= size
+
+    def within(self, first_id: int, count: int, device: torch.device) -> tuple[Tensor, Tensor]:
+        """Those among the ids first_id, first_id + 1, …: positions and columns, int64 [n]."""
+        positions, ids = self._pairs
+        ends = torch.tensor([first_id, first_id + count])
+        a, b = torch.searchsorted(ids, ends).tolist()
+        return positions[a:b].to(device), (ids[a:b] - first_id).to(device)
+
+    def pairs(self, device: torch.device) -> tuple[Tensor, Tensor]:
+        """All of them: positions and ids, int64 [n]."""
+        positions, ids = self._pairs
+        return positions.to(device), ids.to(device)
+
+    @cached_property
+    def _pairs(self) -> tuple[Tensor, Tensor]:
+        """By id."""
+        sizes = self.last - self.first
+        positions = torch.arange(len(sizes)).repeat_interleave(sizes)
+        starts = (self.first - (sizes.cumsum(0) - sizes)).repeat_interleave(sizes)
+        ids = self.ids[torch.arange(len(positions)) + starts]
+        order = ids.argsort()
+        return positions[order], ids[order]
+
+
 def absorb(
     law: Law,
     raw: Tensor,
@@ -46,11 +85,13 @@ def absorb(
     temperature: Tensor,
     softcap: float | None,
     dtype: torch.dtype,
+    bans: Bans | None = None,
 ) -> tuple[Tensor, Tensor, Tensor]:
     """Takes the scores of the ids first_id, first_id + 1, … into a law, in place.
 
     raw float [positions, n], which may be overwritten; temperature float32 [positions]; scores
-    are softcap · tanh(raw / softcap) / temperature, or raw / temperature where softcap is None.
+    are softcap · tanh(raw / softcap) / temperature, or raw / temperature where softcap is None;
+    banned ones are BANNED.
     Returns, relative to the new peak, the mass e^(s - peak) of each id in `dtype` [positions, n],
     its sums over each BLOCK ids float32 [positions, ⌈n / BLOCK⌉], and the factor e^(old peak -
     peak) float32 [positions] by which all masses returned before have faded.
@@ -60,6 +101,10 @@ def absorb(
         scores = scores.mul_(1 / softcap).tanh_().mul_(softcap)
     # Clamped after the division: a low temperature would make BANNED infinite again.
     scores = scores.div_(temperature[:, None]).clamp_(min=BANNED)
+    if bans is not None:
+        scores.index_put_(
+            bans.within(first_id, scores.shape[1], scores.device), scores.new_tensor(BANNED)
+        )
     best, where = scores.max(dim=1)
     _keep_top(law, scores, best, first_id)
     law.argmax = torch.where(best > law.peak, where + first_id, law.argmax)
@@ -78,11 +123,14 @@ def absorb(
 
 
 def _keep_top(law: Law, scores: Tensor, best: Tensor, first_id: int) -> None:
-    # Once a canvas settles, nobody here displaces anybody. On other devices the question would
+    # Once a canvas settles, no score here displaces another. On other devices the question would
     # cost a wait, and its answer saves little.
-    if scores.device.type == "cpu" and not (best > law.top[:, -1]).any():
+    better = best > law.top[:, -1]
+    if scores.device.type == "cpu" and not better.any():
         return
     values, ids = scores.topk(min(TOP, scores.shape[1]), dim=1)
     values, ids = torch.cat((law.top, values), 1), torch.cat((law.top_ids, ids + first_id), 1)
-    law.top, order = values.topk(TOP, dim=1)
-    law.top_ids = ids.gather(1, order)
+    top, order = values.topk(TOP, dim=1)
+    # A position that finds none keeps its own: among equals, the merge may choose otherwise.
+    law.top = torch.where(better[:, None], top, law.top)
+    law.top_ids = torch.where(better[:, None], ids.gather(1, order), law.top_ids)

@@ -2,12 +2,14 @@
 
 Weights come either as float tensors or as `Stored`, which is dequantized one tensor (or one expert)
 at a time.  Every function is differentiable in its float arguments, works on any torch
-device, and treats rows independently: what one row gets does not depend on its neighbours, but for
-the rounding of torch's own matrix products (on a CPU `linear` sees to that).
+device, and treats rows independently.  On a CPU, and where no gradient is asked for, that holds to
+the last bit: torch rounds by shape and place, so products, attention and GELU are computed here in
+shapes that do not depend on how many other rows there are.  Other devices round as they do.
 """
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Protocol
@@ -32,10 +34,19 @@ class Stored(Protocol):
 
 Weight = Tensor | Stored
 
-ROWS = 16
-"""Rows of a product on a CPU, or a multiple of them. Torch rounds few rows, and those left over
-when threads have shared the rest, otherwise than many; what a request is told would then depend
-on who else is served."""
+ROWS, MANY, FEW = 64, 256, 16
+"""Rows of every product on a CPU with a small weight, a large one, and a large one of an expert.
+
+Torch's libraries choose kernels, and how a sum is cut, by the number of rows: in bfloat16, and in
+float32 with large weights, two numbers of rows seldom round alike, multiples of 16 or not. With
+one fixed number they always do, wherever a row stands (measured with MKL and oneDNN, AVX2 to AMX).
+The fewer rows, the less is padding; the more, the less often a weight is read. Experts have few."""
+
+LARGE = 1 << 20
+"""Elements from which a weight is large: time goes into reading it, rather than into calls."""
+
+QUERIES, KEYS = 64, 512
+"""Of one call of torch's causal attention: how many queries, and how many keys or a multiple."""
 
 
 def dense(weight: Weight, dtype: torch.dtype) -> Tensor:
@@ -43,16 +54,43 @@ def dense(weight: Weight, dtype: torch.dtype) -> Tensor:
     return weight.to(dtype) if isinstance(weight, Tensor) else weight.dequantize(dtype)
 
 
-def linear(x: Tensor, weight: Weight) -> Tensor:
-    """`x @ weight.T`: x [..., in], weight [out, in] → [..., out] in x's dtype."""
+def linear(x: Tensor, weight: Weight, tile: int | None = None) -> Tensor:
+    """`x @ weight.T`: x [..., in], weight [out, in] → [..., out] in x's dtype.
+
+    tile: rows of each product on a CPU; None: by the weight's size (see `ROWS`).
+    """
     factor = dense(weight, x.dtype)
-    grad = torch.is_grad_enabled() and (x.requires_grad or factor.requires_grad)
-    rows = x.reshape(-1, x.shape[-1])
-    short = -len(rows) % ROWS
-    if x.device.type != "cpu" or grad or not short:
+    if not _steady(x, factor):
         return F.linear(x, factor)
-    padded = F.pad(rows, (0, 0, 0, short))
-    return F.linear(padded, factor)[: len(rows)].view(*x.shape[:-1], -1)
+    rows = x.reshape(-1, x.shape[-1]).contiguous()
+    size = tile or (MANY if factor.numel() >= LARGE else ROWS)
+    out = rows.new_empty(len(rows), len(factor))
+    whole = len(rows) // size * size
+    for at in range(0, whole, size):
+        torch.mm(rows[at : at + size], factor.T, out=out[at : at + size])
+    if rest := len(rows) - whole:
+        padded = F.pad(rows[whole:], (0, 0, 0, size - rest))
+        out[whole:] = torch.mm(padded, factor.T)[:rest]
+    return out.view(*x.shape[:-1], len(factor))
+
+
+def gelu(x: Tensor) -> Tensor:
+    """`x · Φ(x)`, by the tanh approximation, in float32; x's dtype again.
+
+    Torch's own takes another tanh for the last few elements of a call or a thread's share.
+    """
+    if not _steady(x):
+        return F.gelu(x, approximate="tanh")
+    wide = x.float()
+    bent = wide.square().mul_(0.044715).add_(1.0).mul_(wide).mul_(math.sqrt(2 / math.pi)).tanh_()
+    return bent.add_(1.0).mul_(wide).mul_(0.5).to(x.dtype)
+
+
+def _steady(*inputs: Tensor) -> bool:
+    """Whether shapes are to be such that rows round alike: not where a gradient is asked for,
+    since training has no companions."""
+    grad = torch.is_grad_enabled() and any(x.requires_grad for x in inputs)
+    return not grad and all(x.device.type == "cpu" for x in inputs)
 
 
 def embed(ids: Tensor, weight: Tensor | QuantizedTensor, dtype: torch.dtype) -> Tensor:
@@ -116,15 +154,41 @@ def attend(
     """Softmax attention of one row's tokens, scale 1, grouped heads.
 
     q [tokens, heads, d]; keys and values in parts, one after another, each [kv_heads, n, d], whose
-    dtypes may differ; causal None: every token sees every key → like q.
+    dtypes may differ; causal None: every token sees every key → like q.  On a CPU a token's result
+    does not depend on which others come in a call: see `_in_tiles`.
     """
     k, v = (torch.cat([part.to(q.dtype) for part in parts], dim=1) for parts in (keys, values))
-    mask = None
-    if causal is not None:
-        mask = causal.keys <= causal.queries[:, None]
-        if causal.window is not None:
-            mask &= causal.keys > causal.queries[:, None] - causal.window
-    return attention(q.transpose(0, 1), k, v, mask).transpose(0, 1)
+    q = q.transpose(0, 1)
+    if causal is None:
+        return attention(q, k, v).transpose(0, 1)
+    seen = causal.keys <= causal.queries[:, None]
+    if causal.window is not None:
+        seen &= causal.keys > causal.queries[:, None] - causal.window
+    attended = _in_tiles if _steady(q, k, v) and k.shape[1] >= q.shape[1] else attention
+    return attended(q, k, v, seen).transpose(0, 1)
+
+
+def _in_tiles(q: Tensor, k: Tensor, v: Tensor, seen: Tensor) -> Tensor:
+    """Attention whose result for a token does not depend on which others come with it.
+
+    As `attention` without a batch; the queries' own keys are the last ones.  Torch rounds by the
+    number of queries, by a query's place among them, and by where its blocks of 512 keys begin and
+    end.  So tokens go in aligned tiles: a token is always the same one of QUERIES, which see the
+    same blocks of KEYS, if the first key's position is a multiple of KEYS.
+    """
+    n, m = seen.shape
+    front = (m - n) % QUERIES
+    rows, short = (front, -(front + n) % QUERIES), -m % KEYS
+    q, seen = F.pad(q, (0, 0, *rows)), F.pad(seen, (0, short, *rows))
+    k, v = F.pad(k, (0, 0, 0, short)), F.pad(v, (0, 0, 0, short))
+    parts = []
+    for queries, sees in zip(q.split(QUERIES, 1), seen.split(QUERIES), strict=True):
+        blocks = sees.any(dim=0).view(-1, KEYS).any(dim=1).nonzero()[:, 0].tolist() or [0]
+        at = slice(blocks[0] * KEYS, (blocks[-1] + 1) * KEYS)
+        hidden = q.new_zeros(QUERIES, at.stop - at.start)
+        hidden.masked_fill_(~sees[:, at], float("-inf"))
+        parts.append(attention(queries.contiguous(), k[:, at], v[:, at], hidden))
+    return torch.cat(parts, dim=1)[:, front : front + n]
 
 
 def experts(x: Tensor, chosen: Tensor, shares: Tensor, gate_up: Weight, down: Weight) -> Tensor:
@@ -138,14 +202,14 @@ def experts(x: Tensor, chosen: Tensor, shares: Tensor, gate_up: Weight, down: We
     k = chosen.shape[-1]
     order = chosen.reshape(-1).argsort(stable=True)
     counts = torch.bincount(chosen.reshape(-1), minlength=gate_up.shape[0]).tolist()
-    groups = x.index_select(0, order // k).split(counts)
-    parts = []
-    for expert, group in enumerate(groups):
-        if len(group):
-            gate, up = linear(group, gate_up[expert]).chunk(2, dim=-1)
-            parts.append(linear(F.gelu(gate, approximate="tanh") * up, down[expert]))
+
+    def products(groups: Sequence[Tensor], weight: Weight) -> Tensor:
+        tile = FEW if math.prod(weight.shape[1:]) >= LARGE else ROWS
+        pairs = [(group, expert) for expert, group in enumerate(groups) if len(group)]
+        return torch.cat([linear(group, weight[expert], tile) for group, expert in pairs])
+
+    gate, up = products(x.index_select(0, order // k).split(counts), gate_up).chunk(2, dim=-1)
+    parts = products((gelu(gate) * up).split(counts), down)
     back = torch.empty_like(order).scatter_(0, order, torch.arange(len(order), device=x.device))
-    return (
-        torch.cat(parts).index_select(0, back).view(*chosen.shape, -1)
-        * shares.unsqueeze(-1).to(x.dtype)
-    ).sum(1)
+    weighted = parts.index_select(0, back).view(*chosen.shape, -1)
+    return (weighted * shares.unsqueeze(-1).to(x.dtype)).sum(1)

@@ -59,7 +59,7 @@ def requests_of(service: Service, body: ChatBody) -> list[Request]:
     if use.opening and opener is None:
         raise bad_request("tool_choice: this model's vocabulary has no tool calls", "tool_choice")
     banned = [opener] if use.forbidden and opener is not None else []
-    alike = asked(body, service.model, "/v1/chat/completions", banned)
+    alike = asked(body, service.model, "/v1/chat/completions", banned, body.top_logprobs)
     if body.parallel_tool_calls is False and use.tools:
         # A call that is cut here is whole, and the only one.
         alike["stop"] = [*(alike["stop"] or ()), Marker(CALL_END)]

@@ -51,7 +51,7 @@ def requests_of(service: Service, body: CompletionBody) -> list[Request]:
         raise bad_request(f"n: at most {most} replies to a request, all prompts together", "n")
     if body.stream_options is not None and not body.stream:
         raise bad_request("stream_options: only with stream", "stream_options")
-    alike = asked(body, service.model, "/v1/completions")
+    alike = asked(body, service.model, "/v1/completions", alternatives=body.logprobs)
     requests = []
     for prompt in prompts:
         ids = service.raw_prompt(prompt, "/v1/completions", body.user)

@@ -22,11 +22,16 @@ _LEAST_SHARE = 1e-6  # what top_p: 0 comes to: the likeliest token
 
 
 def asked(
-    body: Sampling, model: Model, endpoint: str, banned: Iterable[int] = ()
+    body: Sampling,
+    model: Model,
+    endpoint: str,
+    banned: Iterable[int] = (),
+    alternatives: int | None = None,
 ) -> dict[str, Any]:
-    """The fields of a Request that all routes take from a body alike. Raises ApiError."""
+    """The fields of a Request that all routes take from a body alike; alternatives: how many
+    tokens its log probabilities name. Raises ApiError."""
     return {
-        "sampler": sampler_of(body, model, banned),
+        "sampler": replace(sampler_of(body, model, banned), top_tokens=alternatives),
         "stop": stops_of(body.stop) or None,
         "max_thinking_tokens": body.max_thinking_tokens,
         "retry_empty": body.retry_empty is not False,

@@ -21,10 +21,11 @@ from pydantic import (
 from pydantic_core import PydanticCustomError
 
 from sfumato.diffusion.checks import MOST_SECONDS, MOST_TOKENS
+from sfumato.diffusion.config import MOST_TOP
 from sfumato.server import described
 from sfumato.server.neutral import AtTheEnd, Ignored, Neutral, Only
 
-MOST_ALTERNATIVES = 8  # per position: what a step keeps of the model's law
+MOST_ALTERNATIVES = MOST_TOP  # of each token
 
 NoFunctions = Only([], "none", "auto", why="is long deprecated; use tools and tool_choice")
 
@@ -81,7 +82,7 @@ class Sampling(Neutral, Body):
         WithJsonSchema(described.BIAS),
     ] = Field(None, description="Token id → -100 … 100, added to its score; -100 bans it.")
     min_tokens: int | None = Field(None, description="No end token before so many tokens.")
-    ignore_eos: bool | None = Field(None, description="End tokens do not end the reply.")
+    ignore_eos: bool | None = Field(None, description="End tokens are banned.")
     max_steps: int | None = Field(None, description="Denoising steps per canvas at most.")
     sampler: Annotated[str | None, WithJsonSchema(described.SAMPLER)] = Field(
         None, description="entropy-bound, fixed-count or threshold."

@@ -17,7 +17,7 @@ import torch
 from sfumato.api import Model, load
 from sfumato.diffusion.canvas import Canvas
 from sfumato.diffusion.config import SamplerConfig
-from sfumato.diffusion.limits import visible
+from sfumato.diffusion.limits import Limits, complete, harvest
 from sfumato.diffusion.noise import Noise
 from sfumato.diffusion.step import denoise_step
 from sfumato.model.cache import Slot
@@ -62,6 +62,7 @@ def evaluate(
     answered: called after each."""
     filled = (config or SamplerConfig()).over(model.sampler_defaults)
     filled = replace(filled, canvas_length=model.config.canvas_length)
+    filled = complete(model.network, filled, _limits(model))
     waiting = list(enumerate(tasks))[::-1]
     rows: list[_Row] = []
     exact, steps = 0, []
@@ -82,6 +83,10 @@ def evaluate(
     )
 
 
+def _limits(model: Model) -> Limits:
+    return Limits(CANVASES * model.config.canvas_length, model.end_ids)
+
+
 def _begin(model: Model, index: int, task: Evaluation, config: SamplerConfig, seed: int) -> _Row:
     ids = torch.tensor(model.prompt_ids(messages=task.messages))
     slot = model.network.new_slot(len(ids) + (CANVASES - 1) * model.config.canvas_length)
@@ -95,12 +100,11 @@ def _begin(model: Model, index: int, task: Evaluation, config: SamplerConfig, se
 def _settle(model: Model, row: _Row) -> bool:
     """Takes a finished canvas into the reply; True where the reply ends with it."""
     ids = row.canvas.argmax.tolist()
-    added = visible(ids, model.end_ids)
+    added, reason = harvest(ids, row.reply, row.canvas.config, _limits(model))
     row.reply += added
-    noise = row.canvas.noise
-    if len(added) < len(ids) or noise.canvas + 1 == CANVASES:
+    if reason is not None:
         return True
-    network = model.network
+    noise, network = row.canvas.noise, model.network
     network.encode([row.canvas.argmax], [row.slot])
     row.canvas = Canvas(
         row.canvas.config,

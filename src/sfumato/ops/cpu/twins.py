@@ -14,7 +14,7 @@ from torch import Tensor
 
 from sfumato.ops.cpu import library
 from sfumato.ops.cpu.panels import PackedTensor
-from sfumato.ops.law import BLOCK, TOP, Law
+from sfumato.ops.law import BLOCK, TOP, Bans, Law
 from sfumato.ops.reference import Causal
 from sfumato.weights.blocks import QuantizedTensor
 
@@ -142,6 +142,7 @@ def absorb(
     temperature: Tensor,
     softcap: float | None,
     dtype: torch.dtype,
+    bans: Bans | None = None,
 ) -> tuple[Tensor, Tensor, Tensor]:
     """See `ops.law.absorb`."""
     positions, count = raw.shape
@@ -154,10 +155,16 @@ def absorb(
     if positions == 0:
         return mass, sums, fade
     state = (law.peak, law.total, law.moment, law.argmax, law.top, law.top_ids)
+    banned = () if bans is None else (bans.first, bans.last, bans.ids)
+    assert all(part.dtype == torch.int64 and part.is_contiguous() for part in banned)
+    assert bans is None or bans.first.shape == bans.last.shape == (positions,)
+    lists: list[int | None] = [part.data_ptr() for part in banned]
+    lists = lists or [None] * 3
     kernels, given, heat = library.loaded(), _given(raw), temperature.float().contiguous()
     kernels.run(
         *("sf_law", kernels.level, given.data_ptr(), DTYPES[given.dtype], positions, count),
         *(first_id, softcap or 0.0, heat.data_ptr()),
+        *(*lists, 0 if bans is None else len(bans.ids)),
         *(part.data_ptr() for part in (*state, fade, sums, mass)),
         DTYPES[dtype],
     )

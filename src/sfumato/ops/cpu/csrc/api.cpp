@@ -166,8 +166,9 @@ extern "C" int sf_experts(int isa, int mode, int gate_up_kind, const void *gate_
 }
 
 extern "C" int sf_law(int isa, const void *raw, int raw_dtype, int64_t positions, int64_t count,
-                      int64_t first_id, float softcap, const float *temperature, float *peak,
-                      float *total, float *moment, int64_t *argmax, float *top, int64_t *top_ids,
+                      int64_t first_id, float softcap, const float *temperature,
+                      const int64_t *ban_first, const int64_t *ban_last, const int64_t *ban_ids,
+                      int64_t bans, float *peak, float *total, float *moment, int64_t *argmax, float *top, int64_t *top_ids,
                       float *fade, float *block_sums, void *mass, int mass_dtype, int threads) {
     const Level *level = level_of(isa);
     if (!level || !raw || !temperature || !peak || !total || !moment || !argmax || !top ||
@@ -175,7 +176,11 @@ extern "C" int sf_law(int isa, const void *raw, int raw_dtype, int64_t positions
         !fits({positions, count}) || !fits({first_id}) || !(softcap >= 0.0f) ||
         !dtype_ok(raw_dtype) || !dtype_ok(mass_dtype))
         return SF_BAD_ARGUMENT;
-    return level->law({raw, raw_dtype, positions, count, first_id, softcap, temperature, peak,
-                       total, moment, argmax, top, top_ids, fade, block_sums, mass, mass_dtype,
+    if (!ban_first != !ban_last || !ban_first != !ban_ids) return SF_BAD_ARGUMENT;
+    for (int64_t t = 0; ban_first && t < positions; t++)
+        if (ban_first[t] < 0 || ban_first[t] > ban_last[t] || ban_last[t] > bans)
+            return SF_BAD_ARGUMENT;
+    return level->law({raw, raw_dtype, positions, count, first_id, softcap, temperature,
+                       ban_first, ban_last, ban_ids, peak, total, moment, argmax, top, top_ids, fade, block_sums, mass, mass_dtype,
                        threads});
 }

@@ -184,6 +184,13 @@ void law() {
         fade(positions), top(positions * 8, -2e30f);
     std::vector<int64_t> argmax(positions), ids(positions * 8);
     std::vector<std::vector<double>> scores(positions);
+    // Each position's own stretch of ids that may lie anywhere, in the vocabulary or not.
+    std::vector<int64_t> banned(pick(1, 6)), ban_first(positions), ban_last(positions);
+    for (int64_t &id : banned) id = pick(0, total_ids + 20);
+    for (int64_t t = 0; t < positions; t++) {
+        ban_first[t] = pick(0, (int64_t)banned.size());
+        ban_last[t] = t == odd ? ban_first[t] : pick(ban_first[t], (int64_t)banned.size());
+    }
     for (int64_t first = 0; first < total_ids; first = first ? total_ids : cut) {
         const int64_t count = first ? total_ids - cut : cut;
         auto rows = random_rows(positions * count);
@@ -194,7 +201,8 @@ void law() {
         Numbers raw(rows), mass(positions * count);
         std::vector<float> sums(positions * ((count + 63) / 64));
         check(!sf_law(random_isa(), raw.data(), raw.dtype, positions, count, 5 + first, cap,
-                      temperature.data(), peak.data(), total.data(), moment.data(), argmax.data(),
+                      temperature.data(), ban_first.data(), ban_last.data(), banned.data(),
+                      (int64_t)banned.size(), peak.data(), total.data(), moment.data(), argmax.data(),
                       top.data(), ids.data(), fade.data(), sums.data(), mass.data(), mass.dtype,
                       (int)pick(1, 3)),
               "sf_law");
@@ -205,11 +213,13 @@ void law() {
         }
     }
     for (int64_t t = 0; t < positions; t++) {
+        for (int64_t b = ban_first[t]; b < ban_last[t]; b++)
+            if (banned[b] >= 5 && banned[b] < 5 + total_ids) scores[t][banned[b] - 5] = -1e30;
         if (t == odd) {
             check(std::isnan(total[t]) && std::isnan(moment[t]), "sf_law: lost a NaN");
             continue;
         }
-        double most = -1e9, sum = 0, around = 0;
+        double most = -2e30, sum = 0, around = 0;
         for (double s : scores[t]) most = std::fmax(most, s);
         for (double s : scores[t]) {
             sum += std::exp(s - most);

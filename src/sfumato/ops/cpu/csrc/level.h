@@ -41,6 +41,7 @@ struct LawCall {
     int64_t positions, count, first_id;
     float softcap;
     const float *temperature;
+    const int64_t *ban_first, *ban_last, *ban_ids;  // null: nothing is banned
     float *peak, *total, *moment;
     int64_t *argmax;
     float *top;

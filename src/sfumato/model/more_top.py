@@ -1,0 +1,46 @@
+"""More of a position's most probable tokens than the kernels keep, for those that ask for them.
+
+Changes nothing else that a pass over the vocabulary finds.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from sfumato.model.approximate import Likeliest
+from sfumato.ops.law import TOP, Law
+
+
+class MoreTop:
+    """Gathers them chunk by chunk, as `Likeliest` does."""
+
+    def __init__(self, best: Likeliest) -> None:
+        self.which, self.offer, self.found = best.which, best.offer, best.found
+        self._most = best.most
+
+    @classmethod
+    def of(cls, count: Tensor | None, chunk: int, vocab_size: int) -> MoreTop | None:
+        """count: int64 [positions], how many tokens; None where TOP suffice for all."""
+        if count is None:
+            return None
+        count = count.clamp(max=vocab_size).masked_fill(count <= TOP, 0)
+        return cls(Likeliest(count, chunk)) if vocab_size > TOP and count.any() else None
+
+    def behind(
+        self, law: Law, scores: Tensor, ids: Tensor, top_ids: Tensor, top_probs: Tensor
+    ) -> tuple[Tensor, Tensor]:
+        """The kernels' own [positions, TOP], as they are, and behind them those of `scores` (over
+        temperature) and `ids`, as they were found; zeros at positions that ask for no more."""
+        own_ids, own_probs = top_ids[self.which], top_probs[self.which]
+        known = (ids[..., None] == own_ids[:, None]).any(dim=-1)
+        rest = scores.masked_fill(known, float("-inf"))
+        order = rest.argsort(dim=1, descending=True, stable=True)[:, : self._most - TOP]
+        peak, total = law.peak[self.which, None], law.total[self.which, None]
+        probs = (rest.gather(1, order) - peak).exp() / total
+        # Found by their products, which the softcap may round into another order.
+        probs = torch.minimum(probs, own_probs[:, -1:])
+        more_ids = top_ids.new_zeros(len(top_ids), order.shape[1])
+        more_probs = top_probs.new_zeros(more_ids.shape)
+        more_ids[self.which], more_probs[self.which] = ids.gather(1, order), probs
+        return torch.cat((top_ids, more_ids), 1), torch.cat((top_probs, more_probs), 1)

@@ -1,0 +1,123 @@
+"""The same seed is the same text, bit for bit, whatever a request is served with."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any, ClassVar
+
+import pytest
+from tests.engine.scripted import run
+from torch import Tensor
+
+import sfumato
+from sfumato import Engine, EngineConfig, Model, Request, SamplerConfig
+from sfumato.diffusion.processors import LogitBias
+from sfumato.diffusion.sampler import EntropyBound, StepView
+from sfumato.engine import Commit
+from sfumato.ops.cpu import library
+
+BANNED = float("-inf")
+
+
+class WantsLogits(EntropyBound):
+    needs_logits: ClassVar[bool] = True
+
+    def accept(self, view: StepView) -> Tensor:
+        assert view.stats.logits is not None
+        return super().accept(view)
+
+
+KINDS: dict[str, dict[str, Any]] = {
+    "plain": {},
+    "short canvas": {"canvas_length": 5},
+    "cold": {"temperature": 0.3},
+    "ignore_eos": {"ignore_eos": True},
+    "min_tokens": {"min_tokens": 20},
+    "bans": {"processors": (LogitBias({40: BANNED, 41: BANNED}),)},
+    "biased": {"processors": (LogitBias({40: 3.0, 41: BANNED}),)},
+    "top_k": {"top_k": 7},
+    "top_p": {"top_p": 0.7},
+    "both": {"top_k": 60, "top_p": 0.9, "canvas_length": 16},
+    "soft_top_k": {"soft_top_k": 9},
+    "one of soft_top_k": {"soft_top_k": 3, "ignore_eos": True},
+    "soft_skip": {"soft_skip": 0.2},
+    "logits": {"sampler": WantsLogits(0.1)},
+    "more named": {"top_tokens": 20},
+}
+PROMPTS = ("Who are you?", "name a color", "tell me all about the sea and its ships. " * 5)
+
+
+@contextmanager
+def torch_alone() -> Iterator[None]:
+    before, library.kernels = library.kernels, None
+    try:
+        yield
+    finally:
+        library.kernels = before
+
+
+@contextmanager
+def as_it_is() -> Iterator[None]:
+    yield
+
+
+def asked(number: int, kind: str) -> dict[str, Any]:
+    return {
+        "prompt": PROMPTS[number % len(PROMPTS)],
+        "seed": 100 + number,
+        "sampler": SamplerConfig(max_steps=3, **KINDS[kind]),
+        "max_tokens": 34,
+        "retry_empty": False,
+        "drafts": True,
+    }
+
+
+def told(model: Model, layout: EngineConfig, wanted: list[dict[str, Any]], gaps: list[int]) -> Any:
+    """Of each request all that a client can see of its steps."""
+    serving = Engine(model, layout)
+    handles = []
+    for each, gap in zip(wanted, gaps, strict=True):
+        handles.append(serving.submit(Request(**each)))
+        for _ in range(gap):
+            serving.step()
+    run(serving)
+    return [_seen(handle) for handle in handles]
+
+
+def _seen(handle: Any) -> tuple[str, list[list[float]]]:
+    numbers = []
+    for event in list(handle.events())[:-1]:
+        assert event.top_probs is not None
+        numbers.append(event.top_probs.flatten().tolist())
+        if not isinstance(event, Commit):
+            numbers.append(event.entropy.tolist())
+    return handle.result().text, numbers
+
+
+@pytest.mark.parametrize(
+    ("load", "backend"),
+    [
+        pytest.param({"dtype": "float32"}, as_it_is, id="float32"),
+        pytest.param({"dtype": "float32"}, torch_alone, id="float32 by torch"),
+        pytest.param({"dtype": "bfloat16"}, as_it_is, id="bfloat16"),
+        pytest.param({"dtype": "bfloat16"}, torch_alone, id="bfloat16 by torch"),
+        pytest.param({"quantize": "q8_0"}, as_it_is, id="int8"),
+    ],
+)
+def test_the_same_seed_is_the_same_text(load: dict[str, Any], backend: Callable[[], Any]) -> None:
+    """Text, entropies and probabilities of every step, alone and in any mix of companions, with
+    prompts in any chunks and rows that arrive at any step."""
+    with backend():
+        model = sfumato.load(device="cpu", **load)
+        wanted = [asked(number, kind) for number, kind in enumerate(KINDS)]
+        whole = EngineConfig(slots=1, context=1024)
+        alone = told(model, whole, wanted, [0] * len(wanted))
+        chosen = random.Random(1)
+        order = chosen.sample(range(len(wanted)), len(wanted))
+        gaps = [chosen.choice((0, 0, 1, 2)) for _ in order]
+        layout = EngineConfig(slots=12, context=1024, prefill_chunk=200)
+        mixed = told(model, layout, [wanted[i] for i in order], gaps)
+        for i, found in zip(order, mixed, strict=True):
+            assert found == alone[i], list(KINDS)[i]
