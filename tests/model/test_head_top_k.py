@@ -236,7 +236,7 @@ def test_a_law_of_nothing_is_no_crash() -> None:
 
 
 def test_whole_logits_never_exist() -> None:
-    vocab, chunk, positions, width = 5000, 512, 20, 8
+    vocab, chunk, positions, width = 5000, 512, 64, 8  # as many rows as a product has
     head, random = random_head(vocab, width, chunk)
     arguments = inputs(positions, width, random)
     for few in (1, 50, 600):

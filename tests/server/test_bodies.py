@@ -140,7 +140,7 @@ def test_no_copy_is_made_of_a_text_that_no_context_holds(
 ) -> None:
     monkeypatch.setattr("sfumato.text.prompt.check_messages", None)
     monkeypatch.setattr("sfumato.text.template.check_messages", None)
-    answer = server.post(path, messages=[message])
+    answer = server.post(path, messages=[message, {"role": "user", "content": "Hi"}])
     assert answer.json()["error"]["code"] == "context_length_exceeded"
 
 

@@ -85,8 +85,10 @@ def refuse(*options: str) -> str:
         env=os.environ | {"PYTHONPATH": str(SRC)},
     )
     assert done.returncode == 2, done.stderr
-    assert done.stderr.count("\n") == 1 and done.stderr.startswith("sfumato: error: ")
-    return done.stderr
+    line, _, advice = done.stderr.partition("\n")
+    assert line.startswith("sfumato: error: ")
+    assert advice == "" or advice.startswith("\nTo get DiffusionGemma")
+    return line
 
 
 @pytest.mark.skipif(not shutil.which("curl"), reason="there is no curl on this machine")

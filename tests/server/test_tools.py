@@ -189,6 +189,7 @@ def test_history_with_calls_and_results(told: Any) -> None:
                 "messages": [
                     {"role": "user", "content": "a"},
                     {"role": "assistant", "tool_calls": [{"function": {"name": "f<eos>"}}]},
+                    {"role": "tool", "content": "b"},
                 ]
             },
             "messages[1].tool_calls[0].function.name",

@@ -14,9 +14,9 @@ from sfumato.api import Model, Reply
 from sfumato.diffusion.limits import TooLarge
 from sfumato.engine.circuit import Circuit, probe
 from sfumato.engine.config import EngineConfig
-from sfumato.engine.errors import EngineDead, EngineError, FailuresLast, NotReady, QueueFull
+from sfumato.engine.errors import EngineDead, FailuresLast, NotReady, QueueFull
 from sfumato.engine.events import Failed, FailureKind
-from sfumato.engine.failures import explain, is_out_of_memory
+from sfumato.engine.failures import explain
 from sfumato.engine.handle import Handle, Sink
 from sfumato.engine.memory import Guard
 from sfumato.engine.request import (
@@ -33,9 +33,8 @@ from sfumato.engine.runner import Runner
 from sfumato.engine.scheduler import Plan, Scheduler
 from sfumato.engine.settle import OnFinish, Settler
 from sfumato.engine.sharing import Sharing
-from sfumato.engine.slots import SlotPool
-from sfumato.engine.state import EngineState, Health, Meters, RowState, SlotState
-from sfumato.model.network import Network
+from sfumato.engine.slots import make_pool
+from sfumato.engine.state import EngineState, Health, Meters, SlotState
 
 log = logging.getLogger(__name__)
 
@@ -65,7 +64,7 @@ class Engine:
         self._clock = clock
         c = self.config
         self._guard = Guard(model.network, c)
-        self._pool = _pool(model.network, c, self._guard)
+        self._pool = make_pool(model.network, c, self._guard)
         self._scheduler, self._meters = Scheduler(c.prefill_chunk), Meters(clock)
         self._sharing = Sharing(self._pool)
         self._runner = Runner(model.network, self._pool, clock)
@@ -205,7 +204,7 @@ class Engine:
         now = self._clock()
         return EngineState(
             self._waiting(),
-            tuple(_row_state(row, now) for row in self._running()),
+            tuple(row.state(now) for row in self._running()),
             self._slots,
             self._meters.copy(),
             self._meters.speeds(),
@@ -244,7 +243,7 @@ class Engine:
         with self._wake:
             self._closed = self._closed or "the engine is shutting down"
         until = time.monotonic() + drain_s
-        while self._busy() and self._death is None and time.monotonic() < until:
+        while (self._waiting() or self._running()) and not self._death and time.monotonic() < until:
             if self._thread is None:
                 self.step()
             else:
@@ -364,9 +363,6 @@ class Engine:
         with self._wake:
             self._wake.notify_all()
 
-    def _busy(self) -> bool:
-        return bool(self._waiting() or self._scheduler.running)
-
     def _running(self) -> tuple[Row, ...]:
         return tuple(self._scheduler.running)
 
@@ -402,33 +398,3 @@ class Engine:
                 fail(row, kind, message)
             except Exception:  # the client has its event all the same
                 log.exception("request %s could not be cleared away", row.request.id)
-
-
-def _pool(network: Network, config: EngineConfig, guard: Guard) -> SlotPool:
-    c = config
-    try:
-        snapshots = guard.prediction.snapshots
-        return SlotPool(network, c.slots, c.context, c.strict, snapshots, guard.lacks)
-    except (RuntimeError, MemoryError) as error:
-        if not is_out_of_memory(error):
-            raise
-        raise EngineError(
-            f"the memory does not hold {c.slots} slots of {c.context:,} tokens "
-            f"({guard.prediction.slots:,} bytes); lower --slots or --context"
-        ) from error
-
-
-def _row_state(row: Row, now: float) -> RowState:
-    canvas, lease = row.canvas, row.lease  # once: the engine's thread clears them
-    return RowState(
-        row.request.id,
-        row.request.endpoint,
-        row.phase,
-        row.stats.canvases,
-        canvas.step if canvas else 0,
-        row.config.max_steps or 0,
-        len(row.prepared.prompt.ids),
-        len(row.reply),
-        lease.index if lease else -1,
-        now - row.submitted,
-    )

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 from array import array
 from dataclasses import replace
-from typing import Literal
 
 import torch
 
@@ -22,10 +21,9 @@ from sfumato.engine.events import Account
 from sfumato.engine.handle import Handle
 from sfumato.engine.request import Prepared, Request
 from sfumato.engine.slots import Lease
+from sfumato.engine.state import Phase, RowState
 from sfumato.model.head import HeadStats
 from sfumato.text.reply import parse_reply
-
-Phase = Literal["queued", "prefill", "denoise", "commit"]
 
 RETRIES = 2
 """Times that an empty answer is drawn again; the last time it may not end where it did."""
@@ -151,6 +149,22 @@ class Row:
         stats.output_tokens, stats.total_s = len(self.reply), now - self.submitted
         outcome = Outcome(self.reply, reason, stats, tuple(self.warnings))
         return self.prepared.transcript.finish(outcome)
+
+    def state(self, now: float) -> RowState:
+        """What others see of it, from any thread."""
+        canvas, lease = self.canvas, self.lease  # once: the engine's thread clears them
+        return RowState(
+            self.request.id,
+            self.request.endpoint,
+            self.phase,
+            self.stats.canvases,
+            canvas.step if canvas else 0,
+            self.config.max_steps or 0,
+            self.prompt_tokens,
+            len(self.reply),
+            lease.index if lease else -1,
+            now - self.submitted,
+        )
 
     def account(self, now: float) -> Account:
         stats, lease = self.stats, self.lease

@@ -17,6 +17,10 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from sfumato.diffusion.limits import TooLarge
+from sfumato.engine.config import EngineConfig
+from sfumato.engine.errors import EngineError
+from sfumato.engine.failures import is_out_of_memory
+from sfumato.engine.memory import Guard
 from sfumato.model.cache import Slot, Snapshot
 from sfumato.model.network import Network
 
@@ -356,3 +360,18 @@ class SlotPool:
         if gone:
             for place in self._places:
                 place.marks = {n: mark for n, mark in place.marks.items() if mark not in gone}
+
+
+def make_pool(network: Network, config: EngineConfig, guard: Guard) -> SlotPool:
+    """The slots of an engine. Raises EngineError where the memory does not hold them."""
+    c = config
+    try:
+        snapshots = guard.prediction.snapshots
+        return SlotPool(network, c.slots, c.context, c.strict, snapshots, guard.lacks)
+    except (RuntimeError, MemoryError) as error:
+        if not is_out_of_memory(error):
+            raise
+        raise EngineError(
+            f"the memory does not hold {c.slots} slots of {c.context:,} tokens "
+            f"({guard.prediction.slots:,} bytes); lower --slots or --context"
+        ) from error

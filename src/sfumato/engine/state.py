@@ -6,14 +6,16 @@ import time
 from collections import Counter, deque
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
+from typing import Literal
 
 from sfumato.engine.circuit import CircuitState
 from sfumato.engine.events import Account
 from sfumato.engine.memory import MemoryView
-from sfumato.engine.row import Phase
 
 WINDOW_S = 60.0  # what speeds are averaged over
 GRAIN_S, GRAINS = 5.0, 60  # of the history, which goes back five minutes
+
+Phase = Literal["queued", "prefill", "denoise", "commit"]
 
 
 @dataclass(frozen=True)

@@ -30,8 +30,7 @@ from sfumato.engine.engine import Engine
 from sfumato.engine.events import Failed, Finished
 from sfumato.engine.memory import MemoryView
 from sfumato.engine.request import Request
-from sfumato.engine.row import Phase
-from sfumato.engine.state import EngineState
+from sfumato.engine.state import EngineState, Phase
 
 CONTENT_TYPE = CONTENT_TYPE_LATEST
 
