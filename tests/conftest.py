@@ -22,20 +22,20 @@ settings.register_profile("fast", derandomize=True, deadline=None, max_examples=
 settings.register_profile("thorough", deadline=None, max_examples=1000)
 settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "fast"))
 
-_notes = pytest.StashKey[list[str]]()
-
 
 @pytest.fixture
 def note(request: pytest.FixtureRequest) -> Callable[[str], None]:
     """Print a line under "figures" at the end of the run, passing tests included."""
-    return request.config.stash.setdefault(_notes, []).append
+    # Properties reach the reports, from other processes too.
+    return lambda line: request.node.user_properties.append(("figure", line))
 
 
-def pytest_terminal_summary(
-    terminalreporter: pytest.TerminalReporter, config: pytest.Config
-) -> None:
+def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
     """Show what the tests noted; pytest's own summary line still comes last."""
-    if notes := config.stash.get(_notes, []):
+    reports = [one for many in terminalreporter.stats.values() for one in many]
+    calls = [one for one in reports if getattr(one, "when", None) == "call"]
+    lines = [text for one in calls for name, text in one.user_properties if name == "figure"]
+    if lines:
         terminalreporter.section("figures")
-        for line in notes:
+        for line in lines:
             terminalreporter.write_line(line)

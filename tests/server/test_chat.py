@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 import math
+import time
 from typing import Any
 
 import openai
@@ -46,6 +47,29 @@ def test_a_prompt_is_rendered_once_however_many_replies(
     monkeypatch.setattr("sfumato.engine.request.prompt_ids", counted)
     assert len(server.chat(n=3, seed=1).json()["choices"]) == 3
     assert len(rendered) == 1
+
+
+def test_the_time_to_make_a_prompt_counts(server: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    def slow(*args: Any, **options: Any) -> list[int]:
+        time.sleep(0.4)
+        return prompt_ids(*args, **options)
+
+    monkeypatch.setattr("sfumato.engine.request.prompt_ids", slow)
+    diffusion = server.chat(seed=1).json()["timings"]["diffusion"]
+    assert 400 <= diffusion["queue_ms"] <= diffusion["first_draft_ms"]
+    assert server.chat(seed=1, timeout=0.3).status_code == 504
+
+
+@pytest.mark.parametrize("path", ["chat/completions", "completions"])
+def test_replies_to_one_prompt_encode_it_once(server: Any, path: str) -> None:
+    text = f"{path}: " + "a b c " * 20
+    asked = (
+        {"messages": [{"role": "user", "content": text}]} if "chat" in path else {"prompt": text}
+    )
+    before = server.engine.state().totals.encoded_tokens
+    usage = server.post(f"/v1/{path}", **asked, n=4, max_tokens=8).json()["usage"]
+    encoded = server.engine.state().totals.encoded_tokens - before
+    assert usage["prompt_tokens"] > 100 and encoded <= usage["prompt_tokens"]
 
 
 def test_timings_are_those_of_llama_server_and_diffusions_own(server: Any) -> None:

@@ -41,10 +41,13 @@ async def read(service: Service, request: Request, model: type[Model]) -> AsyncI
     settings = service.settings
     async with AsyncExitStack() as held:
         data, turns = await _arrived(request, service.admission, held)
+        since = service.engine.now()
         await held.enter_async_context(turns.turn())
-        yield await run_in_threadpool(
+        body = await run_in_threadpool(
             made, data, model, settings.lenient, settings.max_values, empty=True
         )
+        body.arrived(since)
+        yield body
 
 
 async def _arrived(

@@ -75,7 +75,7 @@ def requests_of(service: Service, body: ChatBody) -> list[Request]:
         user=body.user,
         **alike,
     )
-    prompt = service.chat_prompt(one)  # once, however many replies
+    prompt = service.prompt(one)  # once, however many replies
     most = limit_of(service, body, len(prompt.ids))
     return [
         replace(one, id=new_id(), made=prompt, max_tokens=most, seed=seed)

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
+from dataclasses import replace
 from typing import Any
 
 from fastapi import Request as HttpRequest
 from fastapi.concurrency import run_in_threadpool
 from fastapi.responses import JSONResponse, Response
 
-from sfumato.engine import Account, Commit, Finished, Request
+from sfumato.engine import Account, Commit, Finished, Request, new_id
 from sfumato.server import bodies, replies, running, stream
 from sfumato.server.errors import bad_request
 from sfumato.server.logprobs import Logged, TokenLog, entries, legacy
@@ -52,23 +53,19 @@ def requests_of(service: Service, body: CompletionBody) -> list[Request]:
     if body.stream_options is not None and not body.stream:
         raise bad_request("stream_options: only with stream", "stream_options")
     alike = asked(body, service.model, "/v1/completions", alternatives=body.logprobs)
-    requests = []
+    requests: list[Request] = []
     for prompt in prompts:
         ids = service.raw_prompt(prompt, "/v1/completions", body.user)
         if not ids:
             raise bad_request(
                 "prompt: is empty, and this model has no token to begin with", "prompt"
             )
-        for seed in seeds_of(body.seed, count):
-            requests.append(
-                Request(
-                    ids=ids,
-                    max_tokens=service.limit(body.max_tokens, len(ids), body.canvas_length),
-                    seed=seed,
-                    user=body.user,
-                    **alike,
-                )
-            )
+        most = service.limit(body.max_tokens, len(ids), body.canvas_length)
+        one = Request(ids=ids, max_tokens=most, user=body.user, **alike)
+        made = service.prompt(one)  # one for all n, which then encode it once
+        requests += [
+            replace(one, id=new_id(), made=made, seed=seed) for seed in seeds_of(body.seed, count)
+        ]
     return requests
 
 

@@ -40,8 +40,9 @@ class Running:
     """Some requests' events, in the order in which they come."""
 
     def __init__(self, engine: Engine, requests: Sequence[Request]) -> None:
-        self._engine, self._since = engine, engine.now()
-        # What waits here has the deadline that it would have in the queue.
+        self._engine = engine
+        # When the body had arrived: what waits here has the deadline that it has in the queue.
+        self._since = engine.now() if requests[0].since is None else requests[0].since
         self._requests = [replace(request, since=self._since) for request in requests]
         self.open = set(range(len(requests)))  # those whose terminal event has not been taken yet
         # As many as the slots wait in the queue, so that no slot is free for long; more would take

@@ -37,6 +37,7 @@ def asked(
         "retry_empty": body.retry_empty is not False,
         "drafts": bool(body.stream and body.stream_drafts),
         "timeout_s": body.timeout,
+        "since": body.since,
         "endpoint": endpoint,
     }
 

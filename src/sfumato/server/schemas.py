@@ -59,11 +59,21 @@ class Body(BaseModel):
     )
 
     _ignored: list[str] = PrivateAttr(default_factory=list)
+    _since: float | None = PrivateAttr(None)
 
     @property
     def ignored(self) -> list[str]:
         """Names of unknown fields that a lenient server has left out."""
         return self._ignored
+
+    @property
+    def since(self) -> float | None:
+        """When the body had arrived, by the engine's clock."""
+        return self._since
+
+    def arrived(self, since: float) -> None:
+        """Sets `since`."""
+        self._since = since
 
 
 class Sampling(Neutral, Body):

@@ -51,8 +51,8 @@ class Service:
         left = (self.context - prompt) // canvas * canvas
         return max(1, min(self.settings.max_tokens, max(left, canvas)))
 
-    def chat_prompt(self, asked: Request) -> Prompt:
-        """What the messages of a request come to. Raises ApiError."""
+    def prompt(self, asked: Request) -> Prompt:
+        """What the messages or ids of a request come to. Raises ApiError."""
         try:
             return self.engine.prompt(asked)
         except ValueError as error:
