@@ -170,7 +170,7 @@ def test_statistics_agree(
     """Of the same hidden states: the same tokens, and the same law as far as float32 goes."""
     networks = [load(files[kind], "cpu"), load(files[kind], device)]
     hidden = torch.randn(16, 256, generator=torch.Generator().manual_seed(2))
-    found = [score(n, hidden.to(n.device), canvases(n, config)) for n in networks]
+    found = [score(n.head, hidden.to(n.device), canvases(n, config)) for n in networks]
     for rows in zip(*found, strict=True):
         # Which of the banned tokens come last among the likeliest is anybody's choice.
         clear = [replace(s, top_ids=s.top_ids.masked_fill(s.top_probs == 0, -1)) for s in rows]

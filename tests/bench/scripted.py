@@ -7,7 +7,7 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any
@@ -59,17 +59,23 @@ def scripted(
             self.send_header("Content-Type", kind)
             self.send_header("Transfer-Encoding", "chunked")
             self.end_headers()
-            try:
-                for part in script(body):
+            with ExitStack() as counted:
+                counted.callback(self.leave)
+                parts = list(script(body))
+                for number, part in enumerate(parts, 1):
+                    if number == len(parts):  # whoever has read it may ask again at once
+                        counted.close()
                     if isinstance(part, str):
                         data = part.encode()
                         self.wfile.write(b"%x\r\n%s\r\n" % (len(data), data))
                     else:
                         time.sleep(part)
                 self.wfile.write(b"0\r\n\r\n")
-            finally:
-                with lock:
-                    running -= 1
+
+        def leave(self) -> None:
+            nonlocal running
+            with lock:
+                running -= 1
 
         def log_message(self, *_: Any) -> None:
             pass
