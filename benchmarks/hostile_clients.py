@@ -73,6 +73,31 @@ def fields(**values: Any) -> Callable[[], bytes]:
 
 
 ATTACKS: dict[str, Attack] = {
+    "plain": Attack(
+        "no attack: requests like the innocent one, for the other rows to be compared with",
+        CHAT,
+        fields(max_steps=24, confidence=1e-9, ignore_eos=True),
+    ),
+    "allowed": Attack(
+        "every costly setting at the largest value that is allowed",
+        CHAT,
+        fields(
+            max_steps=256,
+            stability=64,
+            confidence=1e-9,
+            ignore_eos=True,
+            top_k=1024,
+            top_p=0.99999,
+            soft_top_k=256,
+            timeout=2.0,
+            logit_bias={str(token): 0.5 for token in range(5, 150)},
+        ),
+    ),
+    "replies": Attack(
+        "128 replies at once with 20 alternatives for each token",
+        CHAT,
+        fields(n=128, logprobs=True, top_logprobs=20, max_tokens=32, ignore_eos=True, timeout=4.0),
+    ),
     "steps": Attack(
         "max_steps and stability of 2,000,000",
         CHAT,
