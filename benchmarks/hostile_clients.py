@@ -90,7 +90,7 @@ ATTACKS: dict[str, Attack] = {
             top_p=0.99999,
             soft_top_k=256,
             timeout=2.0,
-            logit_bias={str(token): 0.5 for token in range(5, 150)},
+            logit_bias={str(token): 0.5 for token in range(5, 100)},
         ),
     ),
     "replies": Attack(
