@@ -183,7 +183,9 @@ def test_json_within_json_is_bounded_too() -> None:
         if count == 1:
             assert len(check_messages(messages)[1]["tool_calls"]) == 1
             continue
-        with pytest.raises(MessageError, match=r"tool_calls\[2\].*: all arguments .* more than 131,072 values"):
+        with pytest.raises(
+            MessageError, match=r"tool_calls\[2\].*: all arguments .* more than 131,072 values"
+        ):
             check_messages(messages)
     call["function"] = {"name": "f", "arguments": '{"a":' * 100 + "1"}
     with pytest.raises(MessageError, match="nested too deeply"):

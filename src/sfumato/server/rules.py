@@ -30,7 +30,10 @@ RULES = (
         r"(prompt|messages|content|tokens|opening|max_tokens): .*(context|leaves none)"
         r"|the request needs",
     ),
-    Rule("Whole numbers have no decimal point: 8, and not 8.0.", r".*input should be a valid int"),
+    Rule(
+        "Whole numbers have no decimal point: 8, and not 8.0.",
+        r"[^:]*: whole numbers are written without",
+    ),
     Rule(
         "Token ids are of the model's vocabulary.",
         r"prompt: must lie in 0\.\.|tokens: token id \d+ is outside|logit_bias: .* is no token id",
@@ -75,7 +78,10 @@ RULES = (
         r"(continue_final_message|add_generation_prompt): |.*continued",
     ),
     Rule("The chat template can render messages and tools.", r".*chat.template"),
-    Rule("Arguments of calls and tools are nested at most 64 levels deep, and the body 100.", r".*nested (deeper|too deeply)"),
+    Rule(
+        "Arguments of calls and tools are nested at most 64 levels deep, and the body 100.",
+        r".*nested (deeper|too deeply)",
+    ),
     Rule("Texts are valid Unicode.", r".*(surrogate|Unicode)"),
 )
 
