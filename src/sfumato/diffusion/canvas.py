@@ -179,8 +179,8 @@ class Canvas:
         )
 
     def _check_entropy(self, entropy: Tensor) -> None:
-        """Refuses what is no distribution: entropy float32 [length], on the CPU, is NaN where scores
-        were no numbers, and infinite where all tokens were banned (see `score`)."""
+        """Refuses what is no distribution: entropy float32 [length], on the CPU, is NaN where
+        scores were no numbers, and infinite where all tokens were banned (see `score`)."""
         if entropy.isfinite().all():
             return
         where = f"canvas {self.noise.canvas}, step {self.step}"
