@@ -122,6 +122,19 @@ def test_a_damaged_part_is_not_taken(there: StandIn, cli: Any) -> None:
     assert cli("pull", f"hf:{REPO}:Q4_K_M").code == 0
 
 
+def test_a_first_download_is_compared_with_its_hash(
+    there: StandIn, cli: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def damaged(library: Any, listing: Any, name: str, file: Any, held: int) -> None:
+        file.write(bytes(listing.sizes[name]))
+
+    with monkeypatch.context() as patched:
+        patched.setattr(download, "_stream", damaged)
+        done = cli("pull", f"hf:{REPO}:Q4_K_M")
+    assert done.code == 2 and "damaged; it is removed, try again" in done.err
+    assert cli("pull", f"hf:{REPO}:Q4_K_M").code == 0
+
+
 @pytest.mark.parametrize(
     ("name", "words"),
     [

@@ -104,6 +104,27 @@ def test_after_a_bounded_number_of_probes_it_is_over() -> None:
         circuit.check()
 
 
+@pytest.mark.parametrize("error", [MemoryError(), RuntimeError("CUDA out of memory")])
+def test_a_probe_without_memory_says_nothing(error: Exception) -> None:
+    probe = Probe()
+    circuit = suspicious(probe)
+    probe.error = error
+    for asked in range(1, 3 * len(WAITS_S)):
+        assert circuit.check() and circuit.reason is None
+        assert circuit.check() and probe.asked == asked, "the next probe is not due"
+        probe.now += WAITS_S[0]
+    probe.error = RuntimeError("gone")
+    assert not circuit.check() and circuit.state.probes == 1
+    probe.error = error
+    for _ in range(3 * len(WAITS_S)):
+        assert circuit.retry_s() == WAITS_S[0]
+        probe.now += WAITS_S[0]
+        assert not circuit.check() and circuit.state.probes == 1, "neither counted nor closed"
+    probe.error = None
+    probe.now += WAITS_S[0]
+    assert circuit.check() and circuit.reason is None
+
+
 def until(holds: Callable[[], bool], seconds: float = 20.0) -> None:
     end = time.monotonic() + seconds
     while not holds():

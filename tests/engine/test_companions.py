@@ -121,3 +121,14 @@ def test_the_same_seed_is_the_same_text(load: dict[str, Any], backend: Callable[
         mixed = told(model, layout, [wanted[i] for i in order], gaps)
         for i, found in zip(order, mixed, strict=True):
             assert found == alone[i], list(KINDS)[i]
+
+
+def test_a_long_prompt_is_the_same_in_chunks_of_any_size() -> None:
+    model = sfumato.load(device="cpu", dtype="float32")
+    wanted = [asked(0, "plain") | {"prompt": "tell me all about the sea and its ships. " * 40}]
+    assert len(model.prompt_ids(wanted[0]["prompt"])) > 1100
+    found = [
+        told(model, EngineConfig(slots=1, context=2048, prefill_chunk=chunk), wanted, [0])
+        for chunk in (37, 100, 300)
+    ]
+    assert found[0] == found[1] == found[2]

@@ -282,6 +282,10 @@ def test_schedule_and_stopping_per_request(server: Any) -> None:
     strict = server.chat(seed=2, confidence=1e-9, stability=3, max_steps=9).json()
     assert strict["timings"]["diffusion"]["convergence"][0] == "step_cap"
     assert server.chat(t_min=2.0, t_max=1.0).json()["error"]["param"] == "t_min"
+    for field, value, other in (("t_min", 5, "t_max, 0.8"), ("t_max", 0.2, "t_min, 0.4")):
+        error = server.chat(**{field: value}).json()["error"]
+        assert error["param"] == field
+        assert f"{other} by the checkpoint's default; got {value}" in error["message"]
     assert server.chat(t_min=0.1, t_max=0.2).status_code == 200
 
 

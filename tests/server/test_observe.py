@@ -97,6 +97,13 @@ def test_refusals_are_counted_by_status_and_route(
     assert said[0].startswith(f"refused: POST {CHAT}, status 401, invalid_api_key, client ")
 
 
+@pytest.mark.parametrize("path", ["/chat/completions", f"{CHAT}/", "/chat/completions/"])
+def test_other_spellings_of_a_path_are_the_same_route(asked: Asked, path: str) -> None:
+    assert asked.client.post(path, content=b"{}").status_code == 401
+    assert asked.count("sfumato_http_requests_total", route=CHAT, status="401") == 1
+    assert asked.lines[0]["endpoint"] == CHAT
+
+
 def test_what_the_engine_has_told_of_is_not_audited_twice(asked: Asked) -> None:
     key = {"Authorization": "Bearer key"}
     body = {"prompt": "x" * 1500, "max_tokens": 5000}
@@ -154,6 +161,13 @@ def configured() -> Iterator[Callable[[str], io.StringIO]]:
         logging.getLogger(name).filters.clear()
 
 
+def _fail(log: logging.Logger, text: str) -> None:
+    try:
+        raise RuntimeError(text)
+    except RuntimeError:
+        log.error("failed", exc_info=True)
+
+
 def test_lines_of_the_log_have_time_and_level(configured: Callable[[str], io.StringIO]) -> None:
     log = logging.getLogger("sfumato.test")
     text = configured("text")
@@ -163,11 +177,14 @@ def test_lines_of_the_log_have_time_and_level(configured: Callable[[str], io.Str
         r"20\d\d-\d\d-\d\dT\d\d:\d\d:\d\d\.\d{3}Z WARNING sfumato\.test: line\\x0abreak 100%\n",
         text.getvalue(),
     )
+    text = configured("text")
+    _fail(log, "a\x1b[2J\r\n2026-01-01T00:00:00.000Z ERROR forged: b")
+    first, *trace = text.getvalue().splitlines()
+    assert first.endswith("sfumato.test: failed")
+    assert all(line.startswith("  ") and line.isprintable() for line in trace)
+    assert trace[-2].endswith("a\\x1b[2J\\x0d") and trace[-1].endswith("forged: b")
     text = configured("json")
-    try:
-        raise RuntimeError("a\nb")
-    except RuntimeError:
-        log.error("failed", exc_info=True)
+    _fail(log, "a\nb")
     line = json.loads(text.getvalue())
     assert text.getvalue().count("\n") == 1
     assert (line["level"], line["logger"], line["message"]) == ("error", "sfumato.test", "failed")

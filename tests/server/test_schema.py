@@ -78,6 +78,34 @@ def test_all_routes_are_here(description: Any) -> None:
     assert found == {(method, path) for method, path, _ in PLAIN}
 
 
+def test_a_rule_is_about_its_own_messages_alone() -> None:
+    others = (
+        "prompt: input should be a valid string",
+        "tokens: input should be a valid list",
+        "logit_bias: 101 is not from -100 to 100",
+        "n: input should be a valid integer",
+        "t_min: must be from 0 to 1e+06, got -1.0",
+    )
+    for message in others:
+        assert not any(rule.broken({"message": message}) for rule in RULES), message
+
+
+def test_whole_numbers_with_a_decimal_point_are_refused_in_words(description: Any) -> None:
+    for path, field, value in (
+        ("/v1/chat/completions", "n", 2.0),
+        ("/v1/completions", "prompt", [[1], [2.0]]),
+        ("/detokenize", "tokens", [2.0]),
+    ):
+        body = {"prompt": "Hi", "messages": [{"role": "user", "content": "Hi"}]}
+        body = {k: v for k, v in body.items() if (k == "messages") == ("chat" in path)}
+        if path == "/detokenize":
+            body = {}
+        response = description[path]["POST"].Case(body=body | {field: value}).call()
+        error = response.json()["error"]
+        assert response.status_code == 400 and error["message"].startswith(field)
+        assert "without a decimal point, and not as 2.0" in error["message"]
+
+
 @pytest.mark.parametrize(("method", "path", "mode"), [*PLAIN, *WRONG])
 def test_no_route_fails(description: Any, method: str, path: str, mode: str) -> None:
     answers: list[int] = []

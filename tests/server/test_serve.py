@@ -21,9 +21,12 @@ import httpx
 import pytest
 
 from sfumato.cli.arguments import build_parser
+from sfumato.diffusion.config import MOST_STEPS
 from sfumato.engine import EngineConfig
 from sfumato.engine.audit import MAX_BYTES
+from sfumato.options import OPTIONS
 from sfumato.server.settings import ServerSettings
+from sfumato.values import Whole
 
 SRC = Path(__file__).parents[2] / "src"
 
@@ -261,6 +264,8 @@ def test_defaults_are_those_of_the_settings() -> None:
     )
     assert (args.strict, args.request_timeout) == (config.strict, config.request_timeout_s)
     assert args.max_steps == config.max_steps
+    (steps,) = [option.kind for option in OPTIONS if option.name == "max-steps"]
+    assert steps == Whole(1, MOST_STEPS)
     for name in ("max_body", "max_values", "max_messages", "max_tokens", "lenient"):
         assert getattr(args, name) == getattr(settings, name)
     assert (args.host, args.port, args.audit_max_bytes) == ("127.0.0.1", 8080, MAX_BYTES)

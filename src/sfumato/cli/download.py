@@ -93,7 +93,7 @@ def _fetch(library: Any, listing: Listing, name: str) -> None:
         with part.open("r+b" if held else "wb") as file:
             file.seek(held)
             _stream(library, listing, name, file, held)
-        if held and _sha256(part) != listing.hashes[name]:
+        if _sha256(part) != listing.hashes[name]:
             part.unlink()
             raise OSError(f"{name}: what was downloaded is damaged; it is removed, try again")
         os.replace(part, blob)

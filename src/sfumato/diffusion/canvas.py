@@ -110,7 +110,8 @@ class Canvas:
         return self._coming
 
     def temperature(self) -> float:
-        """Of the step to come. At a setting of 0 the law keeps the schedule; the draw does not."""
+        """Of the step to come. At a setting of 0 the distribution keeps the schedule; the draw does
+        not."""
         return self.coming().temperature
 
     def soft_top_k(self) -> int:
@@ -158,7 +159,7 @@ class Canvas:
         self.history = torch.cat((self.history[1:], view.stats.argmax[None]))
         self.soft = stats.soft if config.self_conditioning else None
         entropy = view.stats.entropy.cpu()  # from here on the device is waited for
-        self._check_law(entropy)
+        self._check_entropy(entropy)
         done = config.stopping.done(view)
         check_returned(done, "stopping rule", config.stopping, "done", torch.bool, ())
         if bool(done):
@@ -177,9 +178,9 @@ class Canvas:
             self.begun if self.step == 1 else None,
         )
 
-    def _check_law(self, entropy: Tensor) -> None:
-        """Refuses a law that is none: entropy float32 [length], on the CPU, is NaN where scores
-        were no numbers, and infinite where all tokens were banned (see `score`)."""
+    def _check_entropy(self, entropy: Tensor) -> None:
+        """Refuses what is no distribution: entropy float32 [length], on the CPU, is NaN where
+        scores were no numbers, and infinite where all tokens were banned (see `score`)."""
         if entropy.isfinite().all():
             return
         where = f"canvas {self.noise.canvas}, step {self.step}"

@@ -3,7 +3,8 @@
 Requests that fail one after another only raise a suspicion.  Then the engine runs a probe, a tiny
 request of its own: where that works, the requests were at fault.  Where it fails, the circuit
 opens: no row runs and no request is taken until a later probe works, and after the last one the
-engine stops, so that the process can be started again.  Knows no rows, slots and threads.
+engine stops, so that the process can be started again.  A probe that finds no memory says nothing:
+it is repeated later, and neither opens nor closes the circuit.  Knows no rows, slots and threads.
 """
 
 from __future__ import annotations
@@ -20,6 +21,7 @@ from sfumato.diffusion.limits import Limits
 from sfumato.diffusion.loop import generate
 from sfumato.engine.errors import FailuresLast
 from sfumato.engine.events import Failed, Terminal
+from sfumato.engine.failures import is_out_of_memory
 
 log = logging.getLogger(__name__)
 
@@ -69,13 +71,16 @@ class Circuit:
     def check(self) -> bool:
         """Whether rows may run now. Runs the probe where that is due. Raises FailuresLast when the
         last probe has failed."""
-        if self._reason is None and self._failures < FAILURES:
-            return True
-        if self._reason is not None and self._clock() < self._next:
-            return False
+        is_closed = self._reason is None
+        if (is_closed and self._failures < FAILURES) or self._clock() < self._next:
+            return is_closed
         try:
             self._probe()
         except Exception as error:
+            if is_out_of_memory(error):  # others may have it all: nothing is known yet
+                log.warning("the probe of the engine found no memory; it is repeated later")
+                self._next = self._clock() + self._waits[max(0, self._probes - 1)]
+                return is_closed
             self._failed(error)
             return False
         log.warning(
@@ -83,7 +88,7 @@ class Circuit:
             self._failures,
             "are taken" if self._reason is None else "are taken again",
         )
-        self._failures, self._probes, self._reason = 0, 0, None
+        self._failures, self._probes, self._next, self._reason = 0, 0, 0.0, None
         return True
 
     def _failed(self, error: Exception) -> None:

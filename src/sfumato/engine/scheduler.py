@@ -66,8 +66,9 @@ class Scheduler:
         self._restore()
 
     def _restore(self) -> None:
-        """Makes the chunk whole again once the crowd that it was too much for has thinned out and
-        nobody has work left: sooner, a long prompt might fail and start over for ever."""
+        """Restores the full prefill chunk after an out-of-memory back-off, once one of the rows
+        that ran at the time has ended and no row has tokens left to encode: sooner, a long prompt
+        might fail and start over for ever."""
         if not (self._crowd.issubset(self.running) or any(row.pending for row in self.running)):
             self._chunk, self._crowd = self._whole, set()
 

@@ -155,11 +155,18 @@ def validated(value: dict[str, Any], model: type[Model], lenient: bool) -> Model
     try:
         body = model.model_validate(_known(value, model))
     except ValidationError as error:
-        found = error.errors(include_url=False, include_input=False, include_context=False)
+        found = error.errors(include_url=False, include_context=False)
     else:
         body.ignored.extend(unknown)
         return body
-    raise _refusal(found[0]["loc"], found[0]["msg"], found[0]["type"])
+    first = found[0]
+    for error_of_branch in found:  # of a union, the first is about another branch
+        given = error_of_branch["input"]
+        is_point = error_of_branch["type"] == "int_type" and isinstance(given, float)
+        if is_point and given.is_integer() and error_of_branch["loc"][0] == first["loc"][0]:
+            text = f"whole numbers are written without a decimal point, and not as {given!r}"
+            raise _refusal(error_of_branch["loc"], text, "int_type")
+    raise _refusal(first["loc"], first["msg"], first["type"])
 
 
 def _unknown(value: Mapping[str, Any], model: type[BaseModel], where: str = "") -> Iterator[str]:

@@ -87,11 +87,13 @@ class TokenLog:
             self._open = []
 
     def _entry(self, commit: Commit, at: int, token: int) -> Entry:
-        law: list[tuple[int, float]] = []
+        likely: list[tuple[int, float]] = []
         if commit.top_ids is not None and commit.top_probs is not None:
-            law = list(zip(commit.top_ids[at].tolist(), commit.top_probs[at].tolist(), strict=True))
-        own = next((p for i, p in law if i == token), 0.0)
-        top = [self._token(i, p) for i, p in law[: self._few]]
+            likely = list(
+                zip(commit.top_ids[at].tolist(), commit.top_probs[at].tolist(), strict=True)
+            )
+        own = next((p for i, p in likely if i == token), 0.0)
+        top = [self._token(i, p) for i, p in likely[: self._few]]
         return self._token(token, own) | {"token": "", "top_logprobs": top}
 
     def _token(self, token: int, probability: float) -> Entry:

@@ -9,7 +9,7 @@ import json
 import logging
 import sys
 from datetime import UTC, datetime
-from typing import TextIO
+from typing import Any, TextIO
 
 from sfumato.server.ratelimit import RateLimit
 
@@ -52,7 +52,7 @@ class Few(logging.Filter):
 
 
 class TextFormatter(logging.Formatter):
-    """2026-11-22T10:00:00.000Z WARNING sfumato.server: what happened"""
+    """2026-11-22T10:00:00.000Z WARNING sfumato.server: what happened; a trace below, indented"""
 
     def formatTime(self, record: logging.LogRecord, datefmt: str | None = None) -> str:
         return _time(record)
@@ -60,6 +60,12 @@ class TextFormatter(logging.Formatter):
     def formatMessage(self, record: logging.LogRecord) -> str:
         message = record.message.translate(_CONTROLS)
         return f"{record.asctime} {record.levelname} {record.name}: {message}"
+
+    def formatException(self, ei: Any) -> str:
+        return _indented(super().formatException(ei))
+
+    def formatStack(self, stack_info: str) -> str:
+        return _indented(super().formatStack(stack_info))
 
     def usesTime(self) -> bool:
         return True
@@ -78,6 +84,11 @@ class JsonFormatter(logging.Formatter):
         if record.exc_info:
             line["exception"] = self.formatException(record.exc_info)
         return json.dumps(line)
+
+
+def _indented(trace: str) -> str:
+    """Its lines, which cannot be taken for those of other records."""
+    return "\n".join(f"  {line.translate(_CONTROLS)}" for line in trace.split("\n"))
 
 
 def _time(record: logging.LogRecord) -> str:

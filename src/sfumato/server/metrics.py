@@ -35,7 +35,8 @@ from sfumato.engine.state import EngineState, Phase
 CONTENT_TYPE = CONTENT_TYPE_LATEST
 
 PHASES: tuple[Phase, ...] = ("prefill", "denoise", "commit")
-SECONDS = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60, 120, 300)
+MINUTES = (60, 120, 300, 900, 3600, 21600)  # in seconds; a request may take six hours
+SECONDS = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, *MINUTES)
 HTTP_SECONDS = (0.001, *SECONDS)
 STEPS = (1, 2, 4, 6, 8, 12, 16, 20, 24, 32, 40, 48, 64, 96, 128)
 

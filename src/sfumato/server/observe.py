@@ -14,6 +14,7 @@ from typing import Any
 
 from sfumato.server.errors import CLIENT_GONE, REFUSAL, ApiError
 from sfumato.server.metrics import Metrics
+from sfumato.server.paths import canonical
 from sfumato.server.ratelimit import RateLimit
 from sfumato.server.security import App, Message, Receive, Scope, Send
 
@@ -46,7 +47,7 @@ class Observer:
                 status = message["status"]
             await send(message)
 
-        path = scope["path"]
+        path = canonical(scope["path"])  # as the gate has it
         try:
             await self.app(scope, receive, watched)
         except Exception:

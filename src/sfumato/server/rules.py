@@ -27,10 +27,26 @@ class Rule:
 RULES = (
     Rule(
         "Prompt and reply fit the context.",
-        r"(prompt|messages|content|opening|max_tokens): .*(context|leaves none)|the request needs",
+        r"(prompt|messages|content|tokens|opening|max_tokens): .*(context|leaves none)"
+        r"|the request needs",
     ),
-    Rule("Whole numbers have no decimal point: 8, and not 8.0.", r".*input should be a valid int"),
-    Rule("Token ids are of the model's vocabulary.", r"(prompt|tokens|logit_bias): .*"),
+    Rule(
+        "Whole numbers have no decimal point: 8, and not 8.0.",
+        r"[^:]*: whole numbers are written without",
+    ),
+    Rule(
+        "Token ids are of the model's vocabulary.",
+        r"prompt: must lie in 0\.\.|tokens: token id \d+ is outside|logit_bias: .* is no token id",
+    ),
+    Rule("logit_bias leaves a token.", r"logit_bias: bans every token"),
+    Rule(
+        "An empty prompt needs a model that has a token to begin with.",
+        r"prompt: is empty(, and this model has no token|$)",
+    ),
+    Rule(
+        "The arguments of all calls together hold at most 131,072 JSON values.",
+        r".*all arguments together hold more",
+    ),
     Rule("n times the prompts are at most 128 (`max_choices` in /props).", r"n: at most"),
     Rule("stream_options belongs to stream.", r"stream_options: only with stream"),
     Rule("top_logprobs belongs to logprobs.", r"top_logprobs: needs logprobs"),
@@ -41,7 +57,10 @@ RULES = (
         r"(count|threshold|margin|entropy_bound): .*sampler",
     ),
     Rule("soft_skip and soft_top_k do not go together.", r"soft_skip, soft_top_k: "),
-    Rule("t_min is at most t_max, and both suit the sampler and the steps.", r"t_m(in|ax)"),
+    Rule(
+        "t_min is at most t_max; of the two, what a body leaves out is the checkpoint's.",
+        r"t_min, t_max: need|t_m(in|ax): must be at (most|least) t_m",
+    ),
     Rule("canvas_length is at most the checkpoint's.", r"canvas_length: .* longer than"),
     Rule("max_steps is at most the server's setting.", r"max_steps: must be at most"),
     Rule(
@@ -54,11 +73,15 @@ RULES = (
     ),
     Rule(
         "Only an assistant's message is continued, one without calls, after another message, "
-        "without thinking; add_generation_prompt is then not true, and otherwise not false.",
+        "without thinking; add_generation_prompt is not true together with continue_final_message, "
+        "and not false where nothing is continued.",
         r"(continue_final_message|add_generation_prompt): |.*continued",
     ),
     Rule("The chat template can render messages and tools.", r".*chat.template"),
-    Rule("Nothing is nested deeper than 64 levels.", r".*nested (deeper|too deeply)"),
+    Rule(
+        "Arguments of calls and tools are nested at most 64 levels deep, and the body 100.",
+        r".*nested (deeper|too deeply)",
+    ),
     Rule("Texts are valid Unicode.", r".*(surrogate|Unicode)"),
 )
 

@@ -18,6 +18,7 @@ from sfumato.server.described import LONGEST_STOP, MOST_BIASES, MOST_STOPS
 from sfumato.server.errors import bad_request, from_value_error
 from sfumato.server.schemas import Sampling
 
+_OWN = "checkpoint's default"
 _LEAST_SHARE = 1e-6  # what top_p: 0 comes to: the likeliest token
 
 
@@ -93,6 +94,10 @@ def _with_rules(config: SamplerConfig, body: Sampling, own: SamplerConfig) -> Sa
         usual = own.schedule if isinstance(own.schedule, LinearTemperature) else LinearTemperature()
         low = usual.t_min if body.t_min is None else body.t_min
         high = usual.t_max if body.t_max is None else body.t_max
+        if low > high and body.t_max is None:
+            raise ValueError(f"t_min: must be at most t_max, {high:g} by the {_OWN}; got {low:g}")
+        if low > high and body.t_min is None:
+            raise ValueError(f"t_max: must be at least t_min, {low:g} by the {_OWN}; got {high:g}")
         config = replace(config, schedule=LinearTemperature(low, high))
     if body.stability is not None or body.confidence is not None:
         rule = own.stopping if isinstance(own.stopping, StableAndConfident) else None

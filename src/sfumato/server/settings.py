@@ -8,7 +8,7 @@ from urllib.parse import urlsplit
 
 @dataclass(frozen=True)
 class ServerSettings:
-    """Every default is written here, and nowhere else."""
+    """The defaults. The table of options repeats those that have one: it loads nothing."""
 
     model_name: str = "sfumato"  # what /v1/models and replies call the model
     aliases: tuple[str, ...] = ()  # further names that /v1/models lists

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from sfumato.text.calls import TOOL_NAME
-from sfumato.text.jsonscan import extent
+from sfumato.text.jsonscan import JsonTooLarge, extent
 from sfumato.text.unicode import unicode_fault
 from sfumato.weights.errors import quoted
 
@@ -147,8 +147,10 @@ class _Room:
     left: int = MOST_VALUES
 
     def decoded(self, text: str) -> Any:
-        """Raises ValueError for what is no JSON, or too much of it."""
-        self.left -= extent(text.encode(), self.left, MAX_DEPTH).values
+        """Raises JsonTooLarge for too much of it, and ValueError for what is no JSON."""
+        self.left -= extent(text.encode(), most_depth=MAX_DEPTH).values
+        if self.left < 0:
+            raise JsonTooLarge(f"all arguments together hold more than {MOST_VALUES:,} values")
         return json.loads(text)
 
 
@@ -166,6 +168,8 @@ def _tool_calls(calls: Any, where: str, room: _Room) -> list[dict[str, Any]]:
         if isinstance(arguments, str):
             try:
                 arguments = room.decoded(arguments)
+            except JsonTooLarge as error:
+                raise MessageError(f"{here}.function.arguments: {error}") from error
             except ValueError as error:
                 raise MessageError(
                     f"{here}.function.arguments: must be JSON ({str(error)[:80]})"

@@ -97,9 +97,15 @@ def test_settings_refuse_in_words_and_can_be_reset(open_page: Callable[..., Any]
     page.on("request", lambda r: sent.append(r.post_data_json) if r.method == "POST" else None)
     page.get_by_role("button", name="Settings").click()
     steps, tokens = page.get_by_label("Most steps per canvas"), page.get_by_label("Most tokens")
+    expect(steps).to_have_attribute("placeholder", "48")  # the checkpoint's, not the most
+    expect(steps).to_have_attribute("max", "256")
     steps.fill("12")
     steps.blur()
     problem = page.locator(".problem:visible")
+    for label in ("Entropy bound", "Temperature"):
+        page.get_by_label(label).fill("1000001")
+        expect(problem).to_contain_text("Enter a number from 0 to 1,000,000")
+        page.get_by_label(label).fill("")
     for wrong in ("0", "-3", "2.5"):
         steps.fill(wrong)
         expect(problem).to_contain_text("Enter a whole number")
@@ -109,8 +115,8 @@ def test_settings_refuse_in_words_and_can_be_reset(open_page: Callable[..., Any]
     expect(steps).to_be_focused()
     steps.fill("12")
     expect(problem).to_have_count(0)
-    tokens.fill("1025")
-    expect(problem).to_have_text("Enter a whole number from 1 to 1,024, or leave the field empty.")
+    tokens.fill("4097")  # the model's context: a slot that is larger than 1,024 can be made
+    expect(problem).to_have_text("Enter a whole number from 1 to 4,096, or leave the field empty.")
     page.keyboard.press("Escape")  # leaves what was refused behind
     expect(page.locator("#settings")).to_be_hidden()
     ask(page, "Who are you?")

@@ -66,8 +66,9 @@ async function meetServer() {
   $('model').textContent = about.model ?? '';
   $('demonstration').textContent = about.demonstration ?? '';
   $('demonstration').hidden = !about.demonstration;
-  const { context, max_steps: steps } = about.limits ?? {};
-  settings.suggest({ ...about.sampler, ...about.limits }, { max_tokens: context, max_steps: steps });
+  const { max_steps: steps, max_tokens: tokens } = about.limits ?? {};
+  settings.suggest({ ...about.sampler, max_tokens: tokens },
+    { max_tokens: about.context_length, max_steps: steps });
   $('examples').replaceChildren(...(about.examples ?? []).map(example));
 }
 
