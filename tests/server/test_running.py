@@ -32,7 +32,7 @@ class Ends:
         return Counter(kind for _, kind in self.heard)
 
 
-def test_more_replies_than_slots_and_queue_hold(serve: Callable[..., Any]) -> None:
+def test_more_replies_than_slots_and_queue_hold(serve: Callable[..., Any], eventually: Any) -> None:
     ends = Ends()
     served = serve(teller(), slots=2, queue=3, on_finish=ends)
     most = 0
@@ -50,6 +50,7 @@ def test_more_replies_than_slots_and_queue_hold(serve: Callable[..., Any]) -> No
     assert len(served.chat(n=20).json()["choices"]) == 20
     lines = served.chat(n=20, stream=True).text.splitlines()
     assert sum('"finish_reason":"stop"' in line for line in lines) == 20
+    eventually(lambda: len(ends.heard) == 168)  # of which the client hears first
     assert ends.kinds() == {"eos": 168}
 
 

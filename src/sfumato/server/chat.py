@@ -2,17 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
 from fastapi import Request as HttpRequest
 from fastapi.concurrency import run_in_threadpool
-from fastapi.responses import JSONResponse, Response
+from fastapi.responses import Response
 
 from sfumato.api import Reply
 from sfumato.engine import Account, Commit, Finished, Request, new_id
-from sfumato.server import bodies, replies, running, stream
+from sfumato.server import answer, bodies, replies, running, stream
 from sfumato.server.described import EFFORTS
 from sfumato.server.errors import bad_request
 from sfumato.server.logprobs import Logged, TokenLog, entries
@@ -34,9 +34,8 @@ async def complete(service: Service, http: HttpRequest) -> Response:
     started = await running.start(service.engine, requests)
     if body.stream:
         return stream.response(service, started, ChatWriter(service, body, requests))
-    found = await running.outcomes(http, started)
-    answer = await run_in_threadpool(whole, service, body, found)
-    return JSONResponse(answer, headers=running.headers_of(started))
+    found = await running.outcomes(http, started, commits=body.logprobs is True)
+    return await run_in_threadpool(whole, service, body, found, running.headers_of(started))
 
 
 def requests_of(service: Service, body: ChatBody) -> list[Request]:
@@ -116,27 +115,36 @@ def _thinking(body: ChatBody) -> tuple[bool, int | None]:
     return bool(thinking), budget if thinking and budget != 0 else body.max_thinking_tokens
 
 
-def whole(service: Service, body: ChatBody, found: Sequence[Outcome]) -> dict[str, Any]:
+def whole(
+    service: Service, body: ChatBody, found: Sequence[Outcome], headers: Mapping[str, str]
+) -> Response:
+    """In a thread."""
     ends = [outcome.finished for outcome in found]
-    choices = []
-    for number, (outcome, end) in enumerate(zip(found, ends, strict=True)):
+    name = ends[0].account.request_id
+    fields = {
+        **replies.head("chatcmpl", "chat.completion", name, service.name),
+        "usage": replies.usage([end.account for end in ends]),
+    } | replies.figures(
+        ends, [*replies.notes(body), *(text for end in ends for text in warnings(body, end.reply))]
+    )
+    return answer.response(fields, _choices(service, body, found), headers)
+
+
+def _choices(
+    service: Service, body: ChatBody, found: Sequence[Outcome]
+) -> Iterator[dict[str, Any]]:
+    for number, outcome in enumerate(found):
+        end = outcome.finished
         choice = {
             "index": number,
             "message": message(end.reply),
             "logprobs": _logprobs(service, body, outcome) if body.logprobs else None,
             "finish_reason": replies.finish_reason(end.reply, end.reply.tool_calls),
         }
-        if len(ends) > 1:
+        outcome.commits.clear()
+        if len(found) > 1:
             choice["timings"] = replies.timings(end.account)
-        choices.append(choice)
-    name = ends[0].account.request_id
-    return {
-        **replies.head("chatcmpl", "chat.completion", name, service.name),
-        "choices": choices,
-        "usage": replies.usage([end.account for end in ends]),
-    } | replies.figures(
-        ends, [*replies.notes(body), *(text for end in ends for text in warnings(body, end.reply))]
-    )
+        yield choice
 
 
 def message(reply: Reply) -> dict[str, Any]:

@@ -25,9 +25,9 @@ RETRY_S = 0.1  # how often a full queue is tried again, and a deadline looked at
 
 @dataclass
 class Outcome:
-    """All that came of one request."""
+    """What came of one request."""
 
-    commits: list[Commit] = field(default_factory=list)
+    commits: list[Commit] = field(default_factory=list)  # where they are wanted
     end: Finished | None = None
 
     @property
@@ -181,9 +181,10 @@ def headers_of(running: Running) -> dict[str, str]:
     return {"X-Request-Id": running.id}
 
 
-async def outcomes(http: HttpRequest, running: Running) -> list[Outcome]:
-    """Waits for all of them. Raises ApiError where one fails or the client goes away."""
-    work = asyncio.create_task(_collect(running))
+async def outcomes(http: HttpRequest, running: Running, commits: bool = False) -> list[Outcome]:
+    """Waits for all of them; commits: whether those are wanted too, which hold tensors. Raises
+    ApiError where one fails or the client goes away."""
+    work = asyncio.create_task(_collect(running, commits))
     gone = asyncio.create_task(_disconnect(http))
     try:
         await asyncio.wait({work, gone}, return_when=asyncio.FIRST_COMPLETED)
@@ -196,7 +197,7 @@ async def outcomes(http: HttpRequest, running: Running) -> list[Outcome]:
         gone.cancel()
 
 
-async def _collect(running: Running) -> list[Outcome]:
+async def _collect(running: Running, commits: bool) -> list[Outcome]:
     found = [Outcome() for _ in running.open]
     while running.open:
         taken = await running.next()
@@ -208,7 +209,7 @@ async def _collect(running: Running) -> list[Outcome]:
             raise failure
         if isinstance(event, Finished):
             found[number].end = event
-        elif isinstance(event, Commit):
+        elif isinstance(event, Commit) and commits:
             found[number].commits.append(event)
     return found
 
