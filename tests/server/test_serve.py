@@ -261,7 +261,7 @@ def test_defaults_are_those_of_the_settings() -> None:
     )
     assert (args.strict, args.request_timeout) == (config.strict, config.request_timeout_s)
     assert args.max_steps == config.max_steps
-    for name in ("max_body", "max_values", "max_messages", "max_tokens", "lenient"):
+    for name in ("max_body", "max_values", "max_messages", "max_choices", "max_tokens", "lenient"):
         assert getattr(args, name) == getattr(settings, name)
     assert (args.host, args.port, args.audit_max_bytes) == ("127.0.0.1", 8080, MAX_BYTES)
 
