@@ -18,7 +18,7 @@ from sfumato.server.errors import bad_request
 from sfumato.server.logprobs import Logged, TokenLog, entries
 from sfumato.server.messages import CALL, CALL_END, continuation, conversation, tool_use
 from sfumato.server.running import Outcome
-from sfumato.server.sampling import asked, seeds_of
+from sfumato.server.sampling import asked, check_size, seeds_of
 from sfumato.server.schemas import ChatBody
 from sfumato.server.service import Service
 from sfumato.text.reply import ToolCall
@@ -76,9 +76,11 @@ def requests_of(service: Service, body: ChatBody) -> list[Request]:
     )
     prompt = service.prompt(one)  # once, however many replies
     most = limit_of(service, body, len(prompt.ids))
+    count = body.n or 1
+    check_size(service.model, [most] * count, body.top_logprobs, "n, max_tokens, top_logprobs")
     return [
         replace(one, id=new_id(), made=prompt, max_tokens=most, seed=seed)
-        for seed in seeds_of(body.seed, body.n or 1)
+        for seed in seeds_of(body.seed, count)
     ]
 
 

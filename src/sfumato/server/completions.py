@@ -15,7 +15,7 @@ from sfumato.server import answer, bodies, replies, running, stream
 from sfumato.server.errors import bad_request
 from sfumato.server.logprobs import Logged, TokenLog, entries, legacy
 from sfumato.server.running import Outcome
-from sfumato.server.sampling import asked, seeds_of
+from sfumato.server.sampling import asked, check_size, seeds_of
 from sfumato.server.schemas import CompletionBody
 from sfumato.server.service import Service
 
@@ -65,6 +65,8 @@ def requests_of(service: Service, body: CompletionBody) -> list[Request]:
         requests += [
             replace(one, id=new_id(), made=made, seed=seed) for seed in seeds_of(body.seed, count)
         ]
+    limits = [request.max_tokens for request in requests]
+    check_size(service.model, limits, body.logprobs, "n, prompt, max_tokens, logprobs")
     return requests
 
 

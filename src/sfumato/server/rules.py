@@ -32,6 +32,10 @@ RULES = (
     Rule("Whole numbers have no decimal point: 8, and not 8.0.", r".*input should be a valid int"),
     Rule("Token ids are of the model's vocabulary.", r"(prompt|tokens|logit_bias): .*"),
     Rule("n times the prompts are at most 128 (`max_choices` in /props).", r"n: at most"),
+    Rule(
+        "n times the prompts times max_tokens times (1 + top_logprobs) is at most 1,048,576.",
+        r"n, .*: come to",
+    ),
     Rule("stream_options belongs to stream.", r"stream_options: only with stream"),
     Rule("top_logprobs belongs to logprobs.", r"top_logprobs: needs logprobs"),
     Rule("max_tokens and max_completion_tokens agree.", r"max_tokens, max_completion_tokens: "),

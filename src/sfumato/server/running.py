@@ -10,16 +10,18 @@ import asyncio
 from collections import deque
 from collections.abc import Callable, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 
 from fastapi import Request as HttpRequest
 from fastapi.concurrency import run_in_threadpool
 
 from sfumato.engine import Commit, Draft, Engine, Event, Failed, Finished, Handle, Request
+from sfumato.engine.errors import REFUSALS
 from sfumato.engine.failures import explain
 from sfumato.server.errors import CLIENT_GONE, ApiError, from_failed, from_refusal
 
 MOST_DRAFTS = 4  # of a request, waiting for a client that reads slowly; the newest are kept
+_NOT_BEGUN = Failed("cancelled", "the request was cancelled before it began")
 RETRY_S = 0.1  # how often a full queue is tried again, and a deadline looked at
 
 
@@ -41,9 +43,10 @@ class Running:
 
     def __init__(self, engine: Engine, requests: Sequence[Request]) -> None:
         self._engine = engine
-        # When the body had arrived: what waits here has the deadline that it has in the queue.
-        self._since = engine.now() if requests[0].since is None else requests[0].since
-        self._requests = [replace(request, since=self._since) for request in requests]
+        self._requests = (
+            requests  # with `since`: what waits here has the deadline that it has there
+        )
+        self._asked = 0  # the one that the engine looks at, or looked at last
         self.open = set(range(len(requests)))  # those whose terminal event has not been taken yet
         # As many as the slots wait in the queue, so that no slot is free for long; more would take
         # the queue from other clients.
@@ -85,22 +88,35 @@ class Running:
 
     async def begin(self) -> None:
         """Submits as many as there is room for now, and in time the others. Raises what the engine
-        raises of one of them; QueueFull only where there is no room for the first."""
-        await run_in_threadpool(self._submit)
+        raises of one of them, and then ends all; QueueFull only where there is no room for the
+        first."""
+        try:
+            await run_in_threadpool(self._submit)
+        except BaseException as error:
+            self.cancel()
+            self._drop(
+                Failed(*explain(error)) if isinstance(error, Exception) else _NOT_BEGUN, error
+            )
+            raise
         if len(self._handles) < len(self._requests):
             self._feeder = asyncio.create_task(self._feed())
 
     def _submit(self) -> None:
-        """In a thread: prompts become tokens here."""
-        for request in self._requests[1:]:
-            self._engine.check(request)
+        """In a thread. Of the replies to one prompt, which differ in seeds alone, one is checked."""
+        checked = {id(self._requests[0].made)}
+        for number, request in enumerate(self._requests):
+            if id(request.made) not in checked:
+                checked.add(id(request.made))
+                self._asked = number
+                self._engine.check(request)
+        self._asked = 0
         self._took(self._engine.submit(self._requests[0], self._sink(0)))
         while len(self._handles) < min(self._window, len(self._requests)) and self._offer():
             pass
 
     def _offer(self) -> bool:
         """Submits the next one; False where the queue is full."""
-        number = len(self._handles)
+        self._asked = number = len(self._handles)
         handle = self._engine.offer(self._requests[number], self._sink(number))
         if handle is not None:
             self._took(handle)
@@ -114,12 +130,11 @@ class Running:
     async def _feed(self) -> None:
         """Submits the rest, one by one, as there is room. Those for which there never was any end
         here."""
-        rest, refused = Failed("cancelled", "the request was cancelled before it began"), 0
-        limit = self._engine.limit(self._requests[0])
+        rest, raised = _NOT_BEGUN, None
         try:
             while len(self._handles) < len(self._requests) and not self._cancelled:
-                if limit is not None and self._engine.now() > self._since + limit:
-                    rest = Failed("timeout", f"the request took longer than its {limit:g} s")
+                if late := self._engine.late(self._requests[0]):
+                    rest = Failed("timeout", late)
                     break
                 self._moved.clear()
                 room = len(self._handles) < self._ended + self._window
@@ -129,13 +144,18 @@ class Running:
                     async with asyncio.timeout(RETRY_S):
                         await self._moved.wait()
         except Exception as error:
-            rest, refused = Failed(*explain(error)), 1
+            rest, raised = Failed(*explain(error)), error
         finally:
-            began = len(self._handles)
-            for number in range(began, len(self._requests)):
+            for number in range(len(self._handles), len(self._requests)):
                 self._put(number, rest)
-                if number >= began + refused:  # of one that it refuses the engine itself tells
-                    self._engine.drop(self._requests[number], rest)
+            self._drop(rest, raised)
+
+    def _drop(self, rest: Failed, raised: BaseException | None) -> None:
+        """Ends those that the engine does not have; of one that it refused it has told itself."""
+        refused = self._asked if isinstance(raised, REFUSALS) else None
+        for number in range(len(self._handles), len(self._requests)):
+            if number != refused:
+                self._engine.drop(self._requests[number], rest)
 
     def _sink(self, number: int) -> Callable[[Event], None]:
         def deliver(event: Event) -> None:
@@ -168,11 +188,7 @@ async def start(engine: Engine, requests: Sequence[Request]) -> Running:
     try:
         await running.begin()
     except Exception as error:
-        running.cancel()
         raise from_refusal(error, requests[0]) from None
-    except BaseException:
-        running.cancel()
-        raise
     return running
 
 
