@@ -42,7 +42,10 @@ def requests_of(service: Service, body: ChatBody) -> list[Request]:
     """One request for each of the n replies. Raises ApiError."""
     settings = service.settings
     messages, continued = continuation(
-        conversation(body, settings), body.continue_final_message, body.add_generation_prompt
+        conversation(body, settings),
+        body.continue_final_message,
+        body.add_generation_prompt,
+        service.engine.check_length,
     )
     use = tool_use(body.tools, body.tool_choice)
     _check(body, settings.max_choices)

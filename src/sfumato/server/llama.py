@@ -165,7 +165,9 @@ def _prompt(service: Service, body: TemplateBody) -> Response:
     messages, continued = conversation(body, service.settings), None
     opened = body.add_generation_prompt
     if opened is not False or body.continue_final_message:
-        messages, continued = continuation(messages, body.continue_final_message, opened)
+        messages, continued = continuation(
+            messages, body.continue_final_message, opened, service.engine.check_length
+        )
     kwargs = body.chat_template_kwargs
     try:
         check_long_texts(

@@ -102,7 +102,7 @@ class Running:
             self._feeder = asyncio.create_task(self._feed())
 
     def _submit(self) -> None:
-        """In a thread. Of the replies to one prompt, which differ in seeds alone, one is checked."""
+        """In a thread. One of the replies to a prompt is checked: only seeds differ."""
         checked = {id(self._requests[0].made)}
         for number, request in enumerate(self._requests):
             if id(request.made) not in checked:
