@@ -43,9 +43,7 @@ class Running:
 
     def __init__(self, engine: Engine, requests: Sequence[Request]) -> None:
         self._engine = engine
-        self._requests = (
-            requests  # with `since`: what waits here has the deadline that it has there
-        )
+        self._requests = requests  # their `since` is set: deadlines count while they wait here
         self._asked = 0  # the one that the engine looks at, or looked at last
         self.open = set(range(len(requests)))  # those whose terminal event has not been taken yet
         # As many as the slots wait in the queue, so that no slot is free for long; more would take
@@ -94,9 +92,8 @@ class Running:
             await run_in_threadpool(self._submit)
         except BaseException as error:
             self.cancel()
-            self._drop(
-                Failed(*explain(error)) if isinstance(error, Exception) else _NOT_BEGUN, error
-            )
+            rest = Failed(*explain(error)) if isinstance(error, Exception) else _NOT_BEGUN
+            self._drop(rest, error)
             raise
         if len(self._handles) < len(self._requests):
             self._feeder = asyncio.create_task(self._feed())
