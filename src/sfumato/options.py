@@ -244,6 +244,8 @@ OPTIONS = (
     Option("max-values", _FROM_1, _SERVE,
            "JSON values of a request, counted before they are made", 2**17, "N", _HTTP),
     Option("max-messages", _FROM_1, _SERVE, "of a request", 1024, "N", _HTTP),
+    Option("max-choices", _FROM_1, _SERVE,
+           "replies to a request: n, or n times the prompts", 128, "N", _HTTP),
     Option("lenient", _FLAG, _SERVE,
            "ignore unknown fields instead of refusing them", False, "", _HTTP),
     Option("open", _FLAG, _SERVE, "open the web page in a browser", False, "", _HTTP),

@@ -103,6 +103,7 @@ def test_many_unknown_fields_are_left_out_where_the_server_is_lenient() -> None:
     body = b'{"messages":[%b],%b,%b}' % (USER, inner, names)
     found = bodies.made(bytearray(body), CHAT, lenient=True, most_values=MOST)
     assert found.stream_options and found.stream_options.include_usage
+    assert (len(found.ignored.named), found.ignored.count) == (20, MOST // 2 - 49)
 
 
 @pytest.mark.parametrize("length", [True, False])

@@ -224,6 +224,8 @@ def test_stop_length_and_bias(server: Any) -> None:
     stopped = server.chat(seed=3, stop="demo").json()["choices"][0]
     assert stopped["message"]["content"] == "I am Sfumato's embedded "
     assert stopped["finish_reason"] == "stop"
+    assert server.chat(seed=3, stop=["", "demo"]).json()["choices"][0] == stopped
+    assert server.chat(seed=3, stop=[""]).status_code == 200
     short = server.chat(seed=3, max_tokens=5).json()
     assert short["choices"][0]["finish_reason"] == "length"
     assert short["usage"]["completion_tokens"] == 5

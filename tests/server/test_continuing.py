@@ -8,12 +8,13 @@ import pytest
 from tests.server.scripted import teller
 
 from sfumato.api import Model
+from sfumato.server import messages as chat_messages
 
 USER = {"role": "user", "content": "Who are you?"}
 CALLS = [{"id": "a", "type": "function", "function": {"name": "f", "arguments": "{}"}}]
 
 
-def said(text: str, **more: Any) -> list[dict[str, Any]]:
+def said(text: Any, **more: Any) -> list[dict[str, Any]]:
     return [USER, {"role": "assistant", "content": text, **more}]
 
 
@@ -96,3 +97,19 @@ def test_what_cannot_be_continued(server: Any, fields: dict[str, Any], param: st
     answer = server.post("/v1/chat/completions", **{"messages": [USER]} | fields)
     assert answer.status_code == 400
     assert answer.json()["error"]["param"].startswith(param)
+
+
+def test_of_the_last_message_lengths_are_looked_at_first(server: Any, monkeypatch: Any) -> None:
+    seen: list[int] = []
+    clean = chat_messages.check_messages
+
+    def watched(given: Any, first: int = 0) -> Any:
+        seen.append(len(given))
+        return clean(given, first)
+
+    monkeypatch.setattr(chat_messages, "check_messages", watched)
+    error = server.chat(messages=said("x " * 100_000)).json()["error"]
+    assert (error["param"], error["code"]) == ("messages", "context_length_exceeded")
+    assert not seen
+    error = server.chat(messages=said([{"type": "text", "text": 1}])).json()["error"]
+    assert error["message"].startswith("messages[1].content") and seen == [1]

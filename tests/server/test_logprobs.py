@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 from collections.abc import Iterator
 from typing import Any
@@ -10,6 +11,8 @@ import pytest
 from tests.diffusion.scripted import VOCABULARY, tokenizer
 from tests.server.conftest import Served, serving
 from tests.server.scripted import Answer, teller
+
+from sfumato.server import answer, stream
 
 BROKEN = VOCABULARY["<0xE2>"]  # the first byte of a character that never becomes one
 QUOTED = "'<eos>' and <|tool_call>"
@@ -99,3 +102,24 @@ def test_offsets_of_text_completions(told: Served, name: str, stop: str | None) 
     parts = [chunk["logprobs"] for chunk in streamed if chunk["logprobs"]]
     assert [token for part in parts for token in part["tokens"]] == tokens
     assert [offset for part in parts for offset in part["text_offset"]] == offsets
+
+
+def test_large_answers_are_encoded_in_threads(told: Served, monkeypatch: Any) -> None:
+    looped: list[bool] = []
+
+    def watched(encode: Any) -> Any:
+        def encoded(value: Any) -> str:
+            text: str = encode(value)
+            if '"top_logprobs":[' in text:
+                looped.append(asyncio._get_running_loop() is not None)
+            return text
+
+        return encoded
+
+    monkeypatch.setattr(answer, "_json", watched(answer._json))
+    monkeypatch.setattr(stream, "sse", watched(stream.sse))
+    asked = {"logprobs": True, "top_logprobs": 2}
+    assert told.chat("mixed", n=2, **asked).status_code == 200
+    assert told.chat("mixed", stream=True, **asked).status_code == 200
+    assert told.post("/v1/completions", prompt="Hi", logprobs=2).status_code == 200
+    assert len(looped) > 4 and not any(looped)

@@ -32,7 +32,7 @@ class Ends:
         return Counter(kind for _, kind in self.heard)
 
 
-def test_more_replies_than_slots_and_queue_hold(serve: Callable[..., Any]) -> None:
+def test_more_replies_than_slots_and_queue_hold(serve: Callable[..., Any], eventually: Any) -> None:
     ends = Ends()
     served = serve(teller(), slots=2, queue=3, on_finish=ends)
     most = 0
@@ -50,6 +50,7 @@ def test_more_replies_than_slots_and_queue_hold(serve: Callable[..., Any]) -> No
     assert len(served.chat(n=20).json()["choices"]) == 20
     lines = served.chat(n=20, stream=True).text.splitlines()
     assert sum('"finish_reason":"stop"' in line for line in lines) == 20
+    eventually(lambda: len(ends.heard) == 168)  # of which the client hears first
     assert ends.kinds() == {"eos": 168}
 
 
@@ -133,3 +134,35 @@ def test_an_engine_that_closes_ends_all_of_them(serve: Callable[..., Any], event
     assert answers[0].status_code == 503
     eventually(lambda: len(ends.heard) == 6)
     assert ends.kinds().keys() <= {"shutdown", "cancelled"}
+
+
+def test_an_engine_that_refuses_a_later_one_ends_all_of_them(
+    serve: Callable[..., Any], eventually: Any, monkeypatch: Any
+) -> None:
+    ends = Ends()
+    served = serve(teller(LONG), slots=2, queue=3, context=4096, on_finish=ends)
+    engine, offer, checks = served.engine, served.engine.offer, []
+    check = engine.check
+
+    def closing(request: Any, sink: Any) -> Any:
+        engine._closed = "the engine is shutting down"
+        return offer(request, sink)
+
+    monkeypatch.setattr(engine, "offer", closing)
+    monkeypatch.setattr(engine, "check", lambda request: (checks.append(request), check(request)))
+    answer = served.post("/v1/completions", prompt=["a", "b"], n=4, max_tokens=1000)
+    assert answer.status_code == 503
+    eventually(lambda: len(ends.heard) == 8)
+    time.sleep(0.1)  # none ends twice
+    assert sum(ends.kinds().values()) == 8 and ends.kinds()["shutdown"] == 7
+    assert len(checks) == 1  # of the second prompt; the first is checked as it is submitted
+
+
+def test_one_answer_has_a_bounded_number_of_tokens_and_alternatives(server: Any) -> None:
+    most = {"n": 128, "max_tokens": 4096}
+    for asked in ({"logprobs": True, "top_logprobs": 20}, {"logprobs": True, "top_logprobs": 5}):
+        error = server.chat(**most, **asked).json()["error"]
+        assert error["message"].startswith("n, max_tokens, top_logprobs: come to")
+        assert error["param"] == "n"
+    error = server.post("/v1/completions", prompt=["a", "b"], n=64, logprobs=20, max_tokens=4096)
+    assert error.json()["error"]["message"].startswith("n, prompt, max_tokens, logprobs: come to")

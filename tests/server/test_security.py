@@ -264,7 +264,9 @@ def test_a_key_that_no_header_carries_is_refused(key: str) -> None:
         ServerSettings(api_key=key)
 
 
-@pytest.mark.parametrize("field", ["max_body", "max_values", "max_messages", "max_tokens"])
+@pytest.mark.parametrize(
+    "field", ["max_body", "max_values", "max_messages", "max_choices", "max_tokens"]
+)
 def test_limits_leave_something(field: str) -> None:
     with pytest.raises(ValueError, match=f"--{field.replace('_', '-')}: "):
         ServerSettings(**{field: 0})

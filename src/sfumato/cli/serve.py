@@ -113,6 +113,7 @@ def _settings(args: argparse.Namespace) -> ServerSettings:
         max_body=args.max_body,
         max_values=args.max_values,
         max_messages=args.max_messages,
+        max_choices=args.max_choices,
         max_tokens=args.max_tokens,
     )
     if settings.api_key is not None:

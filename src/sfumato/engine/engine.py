@@ -14,9 +14,9 @@ from sfumato.api import Model, Reply
 from sfumato.diffusion.limits import TooLarge
 from sfumato.engine.circuit import Circuit, probe
 from sfumato.engine.config import EngineConfig
-from sfumato.engine.errors import EngineDead, FailuresLast, NotReady, QueueFull
+from sfumato.engine.errors import REFUSALS, EngineDead, FailuresLast, NotReady, QueueFull
 from sfumato.engine.events import Failed, FailureKind
-from sfumato.engine.failures import explain
+from sfumato.engine.failures import explain, late
 from sfumato.engine.handle import Handle, Sink
 from sfumato.engine.memory import Guard
 from sfumato.engine.request import (
@@ -112,8 +112,11 @@ class Engine:
         """Tells on_finish how a request ended that was to be submitted later."""
         self._settler.tell(request, terminal)
 
-    def limit(self, request: Request) -> float | None:
-        """Seconds that a request has from when the client asked."""
+    def late(self, request: Request) -> str | None:
+        """Why a request that is to be submitted later ends now; None before its deadline."""
+        return late(request.since, self._limit(request), self.now())
+
+    def _limit(self, request: Request) -> float | None:
         limits = (request.timeout_s, self.config.request_timeout_s)
         return min((s for s in limits if s is not None), default=None)
 
@@ -132,9 +135,8 @@ class Engine:
             raise NotReady(self._circuit.reason, self._circuit.retry_s())
         # Before the prompt is made: the time for that is the client's waiting time too.
         since = self.now() if request.since is None else request.since
-        prepared, limit = self._prepared(request), self.limit(request)
-        handle = Handle(request.id, sink, self._notify)
-        row = Row(request, prepared, handle, since, None if limit is None else since + limit)
+        prepared, handle = self._prepared(request), Handle(request.id, sink, self._notify)
+        row = Row(request, prepared, handle, since, self._limit(request))
         with self._wake:
             if self._closed is not None:
                 raise EngineDead(self._closed)
@@ -169,7 +171,7 @@ class Engine:
         """Tells on_finish where the request is refused inside."""
         try:
             yield
-        except (ValueError, QueueFull, NotReady, EngineDead) as error:
+        except REFUSALS as error:
             kind, message = explain(error)
             dead = isinstance(error, EngineDead) and self._death is not None
             self._settler.tell(request, Failed("internal" if dead else kind, message))
@@ -308,15 +310,13 @@ class Engine:
                 self._give_up(row)
 
     def _wanted(self, row: Row) -> bool:
-        late = row.deadline is not None and self._clock() > row.deadline
-        return not (row.handle.cancelled or late)
+        return not (row.handle.cancelled or late(row.submitted, row.limit_s, self._clock()))
 
     def _give_up(self, row: Row) -> None:
         if row.handle.cancelled:
             self._settler.finish(row, "cancelled")
-        else:
-            limit = (row.deadline or 0.0) - row.submitted
-            self._settler.fail(row, "timeout", f"the request took longer than its {limit:g} s")
+        elif why := late(row.submitted, row.limit_s, self._clock()):
+            self._settler.fail(row, "timeout", why)
 
     def _admit(self) -> None:
         """Gives slots to those in line, strictly in order, as long as there are any. Who waits

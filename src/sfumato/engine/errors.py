@@ -28,6 +28,9 @@ class NotReady(RuntimeError):
         self.retry_s = retry_s  # until the next probe
 
 
+REFUSALS = (ValueError, QueueFull, NotReady, EngineDead)  # all that `Engine.submit` promises
+
+
 class FailuresLast(RuntimeError):
     """The engine has probed itself as often as it may, and every probe failed."""
 

@@ -1,4 +1,4 @@
-"""Which failure an exception is to the client whose request it ends."""
+"""Which failure an exception, or a deadline, is to the client whose request it ends."""
 
 from __future__ import annotations
 
@@ -35,3 +35,10 @@ def explain(error: Exception) -> tuple[FailureKind, str]:
     if isinstance(error, FloatingPointError):
         return "internal", str(error)
     return "internal", f"an internal error ({type(error).__name__}); the log has more"
+
+
+def late(since: float | None, limit_s: float | None, now: float) -> str | None:
+    """What a request is told that has run for longer than its limit; None where it has not."""
+    if since is None or limit_s is None or now <= since + limit_s:
+        return None
+    return f"the request took longer than its {limit_s:g} s"

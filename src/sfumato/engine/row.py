@@ -38,9 +38,9 @@ class Row:
         prepared: Prepared,
         handle: Handle,
         submitted: float,
-        deadline: float | None,
+        limit_s: float | None,
     ) -> None:
-        self.request, self.handle, self.deadline = request, handle, deadline
+        self.request, self.handle, self.limit_s = request, handle, limit_s
         self.prepared, self.config = prepared, prepared.config
         self.submitted = submitted
         self.first_in_line: float | None = None

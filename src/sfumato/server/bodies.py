@@ -20,7 +20,7 @@ from pydantic_core import from_json
 
 from sfumato.server.admission import SMALL, Admission, Arrival, Turns, arriving
 from sfumato.server.errors import CLIENT_GONE, ApiError, bad_request
-from sfumato.server.schemas import Body
+from sfumato.server.schemas import Body, Unknown
 from sfumato.server.service import Service
 from sfumato.text.jsonscan import JsonTooLarge, extent
 
@@ -28,7 +28,6 @@ Model = TypeVar("Model", bound=Body)
 
 BODY_S = 30.0  # a body must have arrived by then
 DISCARD_S = 5.0  # for a body that is refused, and still comes
-MOST_NAMES = 20  # of unknown fields in one message
 
 _BOM = b"\xef\xbb\xbf"
 _TYPE_NAMES = {"str", "int", "float", "bool", "dict", "nullable"}  # branches of a union
@@ -143,13 +142,11 @@ def _has_no_number(data: bytearray) -> bool:
 
 def validated(value: dict[str, Any], model: type[Model], lenient: bool) -> Model:
     """The body's model. Raises ApiError."""
-    unknown = list(_unknown(value, model))
-    if unknown and not lenient:
-        names = ", ".join(unknown[:MOST_NAMES])
-        more = f" and {len(unknown) - MOST_NAMES:,} more" if len(unknown) > MOST_NAMES else ""
+    unknown = Unknown(_unknown(value, model))
+    if unknown.count and not lenient:
         raise bad_request(
-            f"{names}{more}: unknown; remove it, or start the server with --lenient",
-            unknown[0],
+            f"{unknown}: unknown; remove it, or start the server with --lenient",
+            unknown.named[0],
             "unknown_field",
         )
     try:
@@ -157,7 +154,7 @@ def validated(value: dict[str, Any], model: type[Model], lenient: bool) -> Model
     except ValidationError as error:
         found = error.errors(include_url=False, include_context=False)
     else:
-        body.ignored.extend(unknown)
+        body.leave_out(unknown)
         return body
     first = found[0]
     for error_of_branch in found:  # of a union, the first is about another branch

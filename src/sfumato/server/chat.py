@@ -2,23 +2,23 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
 from fastapi import Request as HttpRequest
 from fastapi.concurrency import run_in_threadpool
-from fastapi.responses import JSONResponse, Response
+from fastapi.responses import Response
 
 from sfumato.api import Reply
 from sfumato.engine import Account, Commit, Finished, Request, new_id
-from sfumato.server import bodies, replies, running, stream
+from sfumato.server import answer, bodies, replies, running, stream
 from sfumato.server.described import EFFORTS
 from sfumato.server.errors import bad_request
 from sfumato.server.logprobs import Logged, TokenLog, entries
 from sfumato.server.messages import CALL, CALL_END, continuation, conversation, tool_use
 from sfumato.server.running import Outcome
-from sfumato.server.sampling import asked, seeds_of
+from sfumato.server.sampling import asked, check_size, seeds_of
 from sfumato.server.schemas import ChatBody
 from sfumato.server.service import Service
 from sfumato.text.reply import ToolCall
@@ -34,16 +34,18 @@ async def complete(service: Service, http: HttpRequest) -> Response:
     started = await running.start(service.engine, requests)
     if body.stream:
         return stream.response(service, started, ChatWriter(service, body, requests))
-    found = await running.outcomes(http, started)
-    answer = await run_in_threadpool(whole, service, body, found)
-    return JSONResponse(answer, headers=running.headers_of(started))
+    found = await running.outcomes(http, started, commits=body.logprobs is True)
+    return await run_in_threadpool(whole, service, body, found, running.headers_of(started))
 
 
 def requests_of(service: Service, body: ChatBody) -> list[Request]:
     """One request for each of the n replies. Raises ApiError."""
     settings = service.settings
     messages, continued = continuation(
-        conversation(body, settings), body.continue_final_message, body.add_generation_prompt
+        conversation(body, settings),
+        body.continue_final_message,
+        body.add_generation_prompt,
+        service.engine.check_length,
     )
     use = tool_use(body.tools, body.tool_choice)
     _check(body, settings.max_choices)
@@ -77,9 +79,11 @@ def requests_of(service: Service, body: ChatBody) -> list[Request]:
     )
     prompt = service.prompt(one)  # once, however many replies
     most = limit_of(service, body, len(prompt.ids))
+    count = body.n or 1
+    check_size(service.model, [most] * count, body.top_logprobs, "n, max_tokens, top_logprobs")
     return [
         replace(one, id=new_id(), made=prompt, max_tokens=most, seed=seed)
-        for seed in seeds_of(body.seed, body.n or 1)
+        for seed in seeds_of(body.seed, count)
     ]
 
 
@@ -116,27 +120,36 @@ def _thinking(body: ChatBody) -> tuple[bool, int | None]:
     return bool(thinking), budget if thinking and budget != 0 else body.max_thinking_tokens
 
 
-def whole(service: Service, body: ChatBody, found: Sequence[Outcome]) -> dict[str, Any]:
+def whole(
+    service: Service, body: ChatBody, found: Sequence[Outcome], headers: Mapping[str, str]
+) -> Response:
+    """In a thread."""
     ends = [outcome.finished for outcome in found]
-    choices = []
-    for number, (outcome, end) in enumerate(zip(found, ends, strict=True)):
+    name = ends[0].account.request_id
+    fields = {
+        **replies.head("chatcmpl", "chat.completion", name, service.name),
+        "usage": replies.usage([end.account for end in ends]),
+    } | replies.figures(
+        ends, [*replies.notes(body), *(text for end in ends for text in warnings(body, end.reply))]
+    )
+    return answer.response(fields, _choices(service, body, found), headers)
+
+
+def _choices(
+    service: Service, body: ChatBody, found: Sequence[Outcome]
+) -> Iterator[dict[str, Any]]:
+    for number, outcome in enumerate(found):
+        end = outcome.finished
         choice = {
             "index": number,
             "message": message(end.reply),
             "logprobs": _logprobs(service, body, outcome) if body.logprobs else None,
             "finish_reason": replies.finish_reason(end.reply, end.reply.tool_calls),
         }
-        if len(ends) > 1:
+        outcome.commits.clear()
+        if len(found) > 1:
             choice["timings"] = replies.timings(end.account)
-        choices.append(choice)
-    name = ends[0].account.request_id
-    return {
-        **replies.head("chatcmpl", "chat.completion", name, service.name),
-        "choices": choices,
-        "usage": replies.usage([end.account for end in ends]),
-    } | replies.figures(
-        ends, [*replies.notes(body), *(text for end in ends for text in warnings(body, end.reply))]
-    )
+        yield choice
 
 
 def message(reply: Reply) -> dict[str, Any]:

@@ -2,20 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
 from fastapi import Request as HttpRequest
 from fastapi.concurrency import run_in_threadpool
-from fastapi.responses import JSONResponse, Response
+from fastapi.responses import Response
 
 from sfumato.engine import Account, Commit, Finished, Request, new_id
-from sfumato.server import bodies, replies, running, stream
+from sfumato.server import answer, bodies, replies, running, stream
 from sfumato.server.errors import bad_request
 from sfumato.server.logprobs import Logged, TokenLog, entries, legacy
 from sfumato.server.running import Outcome
-from sfumato.server.sampling import asked, seeds_of
+from sfumato.server.sampling import asked, check_size, seeds_of
 from sfumato.server.schemas import CompletionBody
 from sfumato.server.service import Service
 
@@ -28,9 +28,8 @@ async def complete(service: Service, http: HttpRequest) -> Response:
     started = await running.start(service.engine, requests)
     if body.stream:
         return stream.response(service, started, TextWriter(service, body, requests))
-    found = await running.outcomes(http, started)
-    answer = await run_in_threadpool(whole, service, body, found)
-    return JSONResponse(answer, headers=running.headers_of(started))
+    found = await running.outcomes(http, started, commits=body.logprobs is not None)
+    return await run_in_threadpool(whole, service, body, found, running.headers_of(started))
 
 
 def prompts_of(prompt: str | list[str] | list[int] | list[list[int]]) -> list[str | list[int]]:
@@ -66,12 +65,29 @@ def requests_of(service: Service, body: CompletionBody) -> list[Request]:
         requests += [
             replace(one, id=new_id(), made=made, seed=seed) for seed in seeds_of(body.seed, count)
         ]
+    limits = [request.max_tokens for request in requests]
+    check_size(service.model, limits, body.logprobs, "n, prompt, max_tokens, logprobs")
     return requests
 
 
-def whole(service: Service, body: CompletionBody, found: Sequence[Outcome]) -> dict[str, Any]:
+def whole(
+    service: Service, body: CompletionBody, found: Sequence[Outcome], headers: Mapping[str, str]
+) -> Response:
+    """In a thread."""
     ends = [outcome.finished for outcome in found]
-    choices = []
+    name = ends[0].account.request_id
+    fields = {
+        **replies.head("cmpl", "text_completion", name, service.name),
+        "usage": replies.usage_of_prompts([end.account for end in ends], body.n or 1),
+    } | replies.figures(
+        ends, [*replies.notes(body), *(text for end in ends for text in end.reply.warnings)]
+    )
+    return answer.response(fields, _choices(service, body, found), headers)
+
+
+def _choices(
+    service: Service, body: CompletionBody, found: Sequence[Outcome]
+) -> Iterator[dict[str, Any]]:
     for number, outcome in enumerate(found):
         reply = outcome.finished.reply
         choice = {
@@ -80,17 +96,10 @@ def whole(service: Service, body: CompletionBody, found: Sequence[Outcome]) -> d
             "logprobs": _logprobs(service, body, outcome),
             "finish_reason": replies.finish_reason(reply),
         }
-        if len(ends) > 1:
+        outcome.commits.clear()
+        if len(found) > 1:
             choice["timings"] = replies.timings(outcome.finished.account)
-        choices.append(choice)
-    name = ends[0].account.request_id
-    return {
-        **replies.head("cmpl", "text_completion", name, service.name),
-        "choices": choices,
-        "usage": replies.usage_of_prompts([end.account for end in ends], body.n or 1),
-    } | replies.figures(
-        ends, [*replies.notes(body), *(text for end in ends for text in end.reply.warnings)]
-    )
+        yield choice
 
 
 def _logprobs(service: Service, body: CompletionBody, outcome: Outcome) -> dict[str, Any] | None:

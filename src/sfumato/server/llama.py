@@ -30,9 +30,15 @@ async def completion(service: Service, http: HttpRequest) -> Response:
     if body.stream:
         return stream.response(service, started, LlamaWriter(service, body), done=False)
     (outcome,) = await running.outcomes(http, started)
-    text = outcome.finished.reply.text
-    whole = {"content": text, **_last(service, body, outcome.finished)}
-    return JSONResponse(whole, headers=running.headers_of(started))
+    return await run_in_threadpool(
+        _whole, service, body, outcome.finished, running.headers_of(started)
+    )
+
+
+def _whole(service: Service, body: LlamaBody, end: Finished, headers: dict[str, str]) -> Response:
+    """In a thread."""
+    found = {"content": end.reply.text, **_last(service, body, end)}
+    return JSONResponse(found, headers=headers)
 
 
 def request_of(service: Service, body: LlamaBody) -> Request:
@@ -151,16 +157,17 @@ def _text(service: Service, body: DetokenizeBody) -> Response:
 async def apply_template(service: Service, http: HttpRequest) -> Response:
     """Raises ApiError."""
     async with bodies.read(service, http, TemplateBody) as body:
-        prompt = await run_in_threadpool(_prompt, service, body)
-        return JSONResponse({"prompt": prompt} | replies.warned(body))
+        return await run_in_threadpool(_prompt, service, body)
 
 
-def _prompt(service: Service, body: TemplateBody) -> str:
+def _prompt(service: Service, body: TemplateBody) -> Response:
     """Raises ApiError."""
     messages, continued = conversation(body, service.settings), None
     opened = body.add_generation_prompt
     if opened is not False or body.continue_final_message:
-        messages, continued = continuation(messages, body.continue_final_message, opened)
+        messages, continued = continuation(
+            messages, body.continue_final_message, opened, service.engine.check_length
+        )
     kwargs = body.chat_template_kwargs
     try:
         check_long_texts(
@@ -174,4 +181,4 @@ def _prompt(service: Service, body: TemplateBody) -> str:
         )
     except ValueError as error:
         raise from_value_error(error) from None
-    return prompt + (continued or "")
+    return JSONResponse({"prompt": prompt + (continued or "")} | replies.warned(body))

@@ -5,14 +5,15 @@ The checks of the text side come after these; here is what only OpenAI's API has
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from sfumato.server.errors import ApiError, bad_request, from_value_error
-from sfumato.server.schemas import ChatBody, TemplateBody
+from sfumato.server.schemas import ChatBody, TemplateBody, Unknown
 from sfumato.server.settings import ServerSettings
 from sfumato.text.messages import MessageError, check_messages, tool_name
+from sfumato.text.prompt import check_long_texts
 
 CALL, CALL_END = "<|tool_call>", "<tool_call|>"
 
@@ -49,12 +50,16 @@ def conversation(body: ChatBody | TemplateBody, settings: ServerSettings) -> lis
 
 
 def continuation(
-    messages: list[dict[str, Any]], wanted: bool | None, opened: bool | None
+    messages: list[dict[str, Any]],
+    wanted: bool | None,
+    opened: bool | None,
+    check: Callable[[str, str], None],
 ) -> tuple[list[dict[str, Any]], str | None]:
     """The messages that the prompt shows whole; and the text of the last one where the reply
     continues it, as it does with an assistant's.
 
-    wanted, opened: the body's continue_final_message and add_generation_prompt. Raises ApiError.
+    wanted, opened: the body's continue_final_message and add_generation_prompt; check: raises for a
+    text that is too long for any context, and a field. Raises ApiError.
     """
     own = messages[-1]["role"] == "assistant"
     if wanted and opened:
@@ -86,13 +91,14 @@ def continuation(
             "messages: an assistant's message can only be continued after a user's", "messages"
         )
     try:
-        text: str = check_messages(messages)[-1]["content"]
+        check_long_texts(messages[-1], lambda text: check(text, "messages"))
+        text: str = check_messages(messages[-1:], len(messages) - 1)[0]["content"]
     except ValueError as error:
         raise from_value_error(error) from None
     return messages[:-1], text or None
 
 
-def _message(message: Mapping[str, Any], where: str, ignored: list[str] | None) -> dict[str, Any]:
+def _message(message: Mapping[str, Any], where: str, ignored: Unknown | None) -> dict[str, Any]:
     """ignored: None where unknown fields are refused."""
     role = message.get("role")
     role = "system" if role == "developer" else role
@@ -107,7 +113,7 @@ def _message(message: Mapping[str, Any], where: str, ignored: list[str] | None) 
     unknown = sorted(name for name in message.keys() - keys if message[name] is not None)
     names = [f"{where}.{name[:100]}" for name in unknown]
     if ignored is not None:
-        ignored += names
+        ignored.add(names)
     elif names:
         name = names[0]
         raise bad_request(

@@ -113,15 +113,9 @@ def _ms(seconds: float | None) -> float | None:
     return None if seconds is None else 1e3 * seconds
 
 
-MOST_NAMED = 20  # of ignored fields
-
-
 def notes(body: Body) -> list[str]:
     """What a lenient server has ignored, as a line for `warnings`."""
-    names = body.ignored[:MOST_NAMED]
-    more = len(body.ignored) - len(names)
-    text = ", ".join(names) + (f" and {more} more" if more else "")
-    return [f"{text}: unknown, and ignored"] if names else []
+    return [f"{body.ignored}: unknown, and ignored"] if body.ignored.count else []
 
 
 def warned(body: Body) -> dict[str, Any]:

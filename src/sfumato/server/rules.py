@@ -48,6 +48,10 @@ RULES = (
         r".*all arguments together hold more",
     ),
     Rule("n times the prompts are at most 128 (`max_choices` in /props).", r"n: at most"),
+    Rule(
+        "n times the prompts times max_tokens times (1 + top_logprobs) is at most 1,048,576.",
+        r"n, .*: come to",
+    ),
     Rule("stream_options belongs to stream.", r"stream_options: only with stream"),
     Rule("top_logprobs belongs to logprobs.", r"top_logprobs: needs logprobs"),
     Rule("max_tokens and max_completion_tokens agree.", r"max_tokens, max_completion_tokens: "),

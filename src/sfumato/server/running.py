@@ -10,24 +10,26 @@ import asyncio
 from collections import deque
 from collections.abc import Callable, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 
 from fastapi import Request as HttpRequest
 from fastapi.concurrency import run_in_threadpool
 
 from sfumato.engine import Commit, Draft, Engine, Event, Failed, Finished, Handle, Request
+from sfumato.engine.errors import REFUSALS
 from sfumato.engine.failures import explain
 from sfumato.server.errors import CLIENT_GONE, ApiError, from_failed, from_refusal
 
 MOST_DRAFTS = 4  # of a request, waiting for a client that reads slowly; the newest are kept
+_NOT_BEGUN = Failed("cancelled", "the request was cancelled before it began")
 RETRY_S = 0.1  # how often a full queue is tried again, and a deadline looked at
 
 
 @dataclass
 class Outcome:
-    """All that came of one request."""
+    """What came of one request."""
 
-    commits: list[Commit] = field(default_factory=list)
+    commits: list[Commit] = field(default_factory=list)  # where they are wanted
     end: Finished | None = None
 
     @property
@@ -41,9 +43,8 @@ class Running:
 
     def __init__(self, engine: Engine, requests: Sequence[Request]) -> None:
         self._engine = engine
-        # When the body had arrived: what waits here has the deadline that it has in the queue.
-        self._since = engine.now() if requests[0].since is None else requests[0].since
-        self._requests = [replace(request, since=self._since) for request in requests]
+        self._requests = requests  # their `since` is set: deadlines count while they wait here
+        self._asked = 0  # the one that the engine looks at, or looked at last
         self.open = set(range(len(requests)))  # those whose terminal event has not been taken yet
         # As many as the slots wait in the queue, so that no slot is free for long; more would take
         # the queue from other clients.
@@ -85,22 +86,34 @@ class Running:
 
     async def begin(self) -> None:
         """Submits as many as there is room for now, and in time the others. Raises what the engine
-        raises of one of them; QueueFull only where there is no room for the first."""
-        await run_in_threadpool(self._submit)
+        raises of one of them, and then ends all; QueueFull only where there is no room for the
+        first."""
+        try:
+            await run_in_threadpool(self._submit)
+        except BaseException as error:
+            self.cancel()
+            rest = Failed(*explain(error)) if isinstance(error, Exception) else _NOT_BEGUN
+            self._drop(rest, error)
+            raise
         if len(self._handles) < len(self._requests):
             self._feeder = asyncio.create_task(self._feed())
 
     def _submit(self) -> None:
-        """In a thread: prompts become tokens here."""
-        for request in self._requests[1:]:
-            self._engine.check(request)
+        """In a thread. One of the replies to a prompt is checked: only seeds differ."""
+        checked = {id(self._requests[0].made)}
+        for number, request in enumerate(self._requests):
+            if id(request.made) not in checked:
+                checked.add(id(request.made))
+                self._asked = number
+                self._engine.check(request)
+        self._asked = 0
         self._took(self._engine.submit(self._requests[0], self._sink(0)))
         while len(self._handles) < min(self._window, len(self._requests)) and self._offer():
             pass
 
     def _offer(self) -> bool:
         """Submits the next one; False where the queue is full."""
-        number = len(self._handles)
+        self._asked = number = len(self._handles)
         handle = self._engine.offer(self._requests[number], self._sink(number))
         if handle is not None:
             self._took(handle)
@@ -114,12 +127,11 @@ class Running:
     async def _feed(self) -> None:
         """Submits the rest, one by one, as there is room. Those for which there never was any end
         here."""
-        rest, refused = Failed("cancelled", "the request was cancelled before it began"), 0
-        limit = self._engine.limit(self._requests[0])
+        rest, raised = _NOT_BEGUN, None
         try:
             while len(self._handles) < len(self._requests) and not self._cancelled:
-                if limit is not None and self._engine.now() > self._since + limit:
-                    rest = Failed("timeout", f"the request took longer than its {limit:g} s")
+                if late := self._engine.late(self._requests[0]):
+                    rest = Failed("timeout", late)
                     break
                 self._moved.clear()
                 room = len(self._handles) < self._ended + self._window
@@ -129,13 +141,18 @@ class Running:
                     async with asyncio.timeout(RETRY_S):
                         await self._moved.wait()
         except Exception as error:
-            rest, refused = Failed(*explain(error)), 1
+            rest, raised = Failed(*explain(error)), error
         finally:
-            began = len(self._handles)
-            for number in range(began, len(self._requests)):
+            for number in range(len(self._handles), len(self._requests)):
                 self._put(number, rest)
-                if number >= began + refused:  # of one that it refuses the engine itself tells
-                    self._engine.drop(self._requests[number], rest)
+            self._drop(rest, raised)
+
+    def _drop(self, rest: Failed, raised: BaseException | None) -> None:
+        """Ends those that the engine does not have; of one that it refused it has told itself."""
+        refused = self._asked if isinstance(raised, REFUSALS) else None
+        for number in range(len(self._handles), len(self._requests)):
+            if number != refused:
+                self._engine.drop(self._requests[number], rest)
 
     def _sink(self, number: int) -> Callable[[Event], None]:
         def deliver(event: Event) -> None:
@@ -168,11 +185,7 @@ async def start(engine: Engine, requests: Sequence[Request]) -> Running:
     try:
         await running.begin()
     except Exception as error:
-        running.cancel()
         raise from_refusal(error, requests[0]) from None
-    except BaseException:
-        running.cancel()
-        raise
     return running
 
 
@@ -181,9 +194,10 @@ def headers_of(running: Running) -> dict[str, str]:
     return {"X-Request-Id": running.id}
 
 
-async def outcomes(http: HttpRequest, running: Running) -> list[Outcome]:
-    """Waits for all of them. Raises ApiError where one fails or the client goes away."""
-    work = asyncio.create_task(_collect(running))
+async def outcomes(http: HttpRequest, running: Running, commits: bool = False) -> list[Outcome]:
+    """Waits for all of them; commits: whether those are wanted too, which hold tensors. Raises
+    ApiError where one fails or the client goes away."""
+    work = asyncio.create_task(_collect(running, commits))
     gone = asyncio.create_task(_disconnect(http))
     try:
         await asyncio.wait({work, gone}, return_when=asyncio.FIRST_COMPLETED)
@@ -196,7 +210,7 @@ async def outcomes(http: HttpRequest, running: Running) -> list[Outcome]:
         gone.cancel()
 
 
-async def _collect(running: Running) -> list[Outcome]:
+async def _collect(running: Running, commits: bool) -> list[Outcome]:
     found = [Outcome() for _ in running.open]
     while running.open:
         taken = await running.next()
@@ -208,7 +222,7 @@ async def _collect(running: Running) -> list[Outcome]:
             raise failure
         if isinstance(event, Finished):
             found[number].end = event
-        elif isinstance(event, Commit):
+        elif isinstance(event, Commit) and commits:
             found[number].commits.append(event)
     return found
 

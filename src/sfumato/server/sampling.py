@@ -19,6 +19,9 @@ from sfumato.server.errors import bad_request, from_value_error
 from sfumato.server.schemas import Sampling
 
 _OWN = "checkpoint's default"
+# Tokens of one answer, alternatives included: about 400 bytes each until they are encoded. 128
+# replies of 4,096 tokens pass, and one of 32,768 with 20 alternatives.
+MOST_ENTRIES = 2**20
 _LEAST_SHARE = 1e-6  # what top_p: 0 comes to: the likeliest token
 
 
@@ -126,6 +129,19 @@ def _bias(given: Mapping[str, float] | None, vocabulary: int) -> dict[int, float
     return bias
 
 
+def check_size(model: Model, limits: Iterable[int], alternatives: int | None, fields: str) -> None:
+    """limits: tokens of each reply; what exceeds the model's context is refused elsewhere. Raises
+    ApiError."""
+    tokens = sum(min(limit, model.config.context_length) for limit in limits)
+    found = tokens * (1 + (alternatives or 0))
+    if found > MOST_ENTRIES:
+        raise bad_request(
+            f"{fields}: come to {found:,} tokens and alternatives, and one answer has at most "
+            f"{MOST_ENTRIES:,}; ask for less, in several requests",
+            fields.partition(",")[0],
+        )
+
+
 def seeds_of(seed: int | None, count: int) -> list[int]:
     """Of `count` replies, one after another; where none is asked for, from a random one on.
 
@@ -138,9 +154,9 @@ def seeds_of(seed: int | None, count: int) -> list[int]:
 
 def stops_of(stop: str | list[str] | None) -> list[str]:
     """Raises ApiError."""
-    stops = [stop] if isinstance(stop, str) and stop else list(stop or ())
-    if len(stops) > MOST_STOPS or any(not 0 < len(text) <= LONGEST_STOP for text in stops):
+    stops = [text for text in ([stop] if isinstance(stop, str) else stop or ()) if text]
+    if len(stops) > MOST_STOPS or any(len(text) > LONGEST_STOP for text in stops):
         raise bad_request(
-            f"stop: at most {MOST_STOPS} texts, each of 1 to {LONGEST_STOP} characters", "stop"
+            f"stop: at most {MOST_STOPS} texts, each of at most {LONGEST_STOP} characters", "stop"
         )
     return stops

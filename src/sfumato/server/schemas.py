@@ -7,6 +7,7 @@ the engine's business.
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from typing import Annotated, Any
 
 from pydantic import (
@@ -48,6 +49,28 @@ def at_most(count: int) -> BeforeValidator:
     return BeforeValidator(check)
 
 
+MOST_NAMED = 20  # of unknown fields
+
+
+class Unknown:
+    """Names of unknown fields: the first ones, and how many there are."""
+
+    def __init__(self, names: Iterable[str] = ()) -> None:
+        self.named: list[str] = []
+        self.count = 0
+        self.add(names)
+
+    def add(self, names: Iterable[str]) -> None:
+        for name in names:
+            self.count += 1
+            if len(self.named) < MOST_NAMED:
+                self.named.append(name)
+
+    def __str__(self) -> str:
+        more = self.count - len(self.named)
+        return ", ".join(self.named) + (f" and {more:,} more" if more else "")
+
+
 class Body(BaseModel):
     """Strict: no unknown field that is not null, no text for a number, no NaN."""
 
@@ -58,18 +81,22 @@ class Body(BaseModel):
         json_schema_extra=described.with_ranges,
     )
 
-    _ignored: list[str] = PrivateAttr(default_factory=list)
+    _ignored: Unknown = PrivateAttr(default_factory=Unknown)
     _since: float | None = PrivateAttr(None)
 
     @property
-    def ignored(self) -> list[str]:
-        """Names of unknown fields that a lenient server has left out."""
+    def ignored(self) -> Unknown:
+        """The unknown fields that a lenient server has left out."""
         return self._ignored
 
     @property
     def since(self) -> float | None:
         """When the body had arrived, by the engine's clock."""
         return self._since
+
+    def leave_out(self, unknown: Unknown) -> None:
+        """Sets `ignored`."""
+        self._ignored = unknown
 
     def arrived(self, since: float) -> None:
         """Sets `since`."""

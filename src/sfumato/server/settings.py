@@ -31,7 +31,7 @@ class ServerSettings:
                     f"--cors-origin: {origin!r} is no origin; write scheme, host and port, and no "
                     "path, as in https://chat.example:8443"
                 )
-        for name in ("max_body", "max_values", "max_messages", "max_tokens"):
+        for name in ("max_body", "max_values", "max_messages", "max_choices", "max_tokens"):
             if getattr(self, name) < 1:
                 raise ValueError(f"--{name.replace('_', '-')}: must be at least 1")
         if not all(name.strip() and name.isprintable() for name in self.aliases):

@@ -11,10 +11,11 @@ import re
 from collections.abc import AsyncIterator, Iterable, Sequence
 from typing import Any, Protocol
 
+from fastapi.concurrency import run_in_threadpool
 from fastapi.responses import StreamingResponse
 from torch import Tensor
 
-from sfumato.engine import Account, Commit, Draft, Failed, Finished
+from sfumato.engine import Account, Commit, Draft, Event, Failed, Finished
 from sfumato.server.errors import from_failed, internal
 from sfumato.server.running import Running, headers_of
 from sfumato.server.security import Receive, Scope, Send
@@ -80,8 +81,22 @@ async def _events(
     service: Service, running: Running, writer: Writer, done: bool
 ) -> AsyncIterator[str]:
     try:
-        async for frame in _frames(service, running, writer):
-            yield KEEPALIVE if frame is None else sse(frame)
+        for number in sorted(running.open):
+            for frame in writer.begin(number):
+                yield sse(frame)
+        frames = _Frames(service, writer)
+        while running.open:
+            taken = await running.next(service.settings.keepalive_s)
+            if taken is None:
+                yield KEEPALIVE
+                continue
+            for text in await run_in_threadpool(frames.encoded, *taken):
+                yield text
+            if isinstance(taken[1], Failed):
+                break
+        else:
+            for frame in frames.last():
+                yield sse(frame)
     except Exception:
         log.exception("a stream failed")
         yield sse(internal().body())
@@ -89,39 +104,37 @@ async def _events(
         yield DONE
 
 
-async def _frames(
-    service: Service, running: Running, writer: Writer
-) -> AsyncIterator[dict[str, Any] | None]:
-    """None where nothing has happened for a while."""
-    accounts: dict[int, Account] = {}
-    steps: dict[int, int] = {}
-    for number in sorted(running.open):
-        for frame in writer.begin(number):
-            yield frame
-    while running.open:
-        taken = await running.next(service.settings.keepalive_s)
-        if taken is None:
-            yield None
-            continue
-        number, event = taken
+class _Frames:
+    """The frames of a stream, event by event."""
+
+    def __init__(self, service: Service, writer: Writer) -> None:
+        self._service, self._writer = service, writer
+        self._accounts: dict[int, Account] = {}
+        self._steps: dict[int, int] = {}
+
+    def encoded(self, number: int, event: Event) -> list[str]:
+        """In a thread: a large canvas with log probabilities takes tens of milliseconds."""
+        return [sse(frame) for frame in self._of(number, event)]
+
+    def last(self) -> Iterable[dict[str, Any]]:
+        """Those after all replies."""
+        return self._writer.close([self._accounts[number] for number in sorted(self._accounts)])
+
+    def _of(self, number: int, event: Event) -> Iterable[dict[str, Any]]:
+        writer = self._writer
         if isinstance(event, Draft):
-            steps[number] = event.step
-            yield writer.extra({"draft": draft_frame(service, number, event)})
+            self._steps[number] = event.step
+            yield writer.extra({"draft": draft_frame(self._service, number, event)})
         elif isinstance(event, Commit):
-            if number in steps:
-                settled = settled_frame(service, number, event, steps[number])
+            if number in self._steps:
+                settled = settled_frame(self._service, number, event, self._steps[number])
                 yield writer.extra({"settled": settled})
-            for frame in writer.commit(number, event):
-                yield frame
+            yield from writer.commit(number, event)
         elif isinstance(event, Failed):
             yield from_failed(event).body()
-            return
         else:
-            accounts[number] = event.account
-            for frame in writer.finish(number, event):
-                yield frame
-    for frame in writer.close([accounts[number] for number in sorted(accounts)]):
-        yield frame
+            self._accounts[number] = event.account
+            yield from writer.finish(number, event)
 
 
 def draft_frame(service: Service, number: int, draft: Draft) -> dict[str, Any]:

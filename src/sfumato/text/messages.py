@@ -27,8 +27,8 @@ class MessageError(ValueError):
     """A message or a tool that cannot be used; says which, as in `messages[2].content: …`."""
 
 
-def check_messages(messages: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
-    """A clean copy of `messages`.
+def check_messages(messages: Sequence[Mapping[str, Any]], first: int = 0) -> list[dict[str, Any]]:
+    """A clean copy of `messages`; first: the number that errors give the first of them.
 
     Each message has a `role` of ROLES and a `content`: text, or a list of `{"type": "text",
     "text": …}`. An assistant's may have `tool_calls` as in OpenAI's API, and then no content; its
@@ -44,7 +44,7 @@ def check_messages(messages: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]
         raise MessageError("messages: is empty; send at least one message")
     checked: list[dict[str, Any]] = []
     room = _Room()
-    for i, message in enumerate(messages):
+    for i, message in enumerate(messages, first):
         where = f"messages[{i}]"
         if not isinstance(message, Mapping):
             raise MessageError(f"{where}: must be an object with a role and a content")
