@@ -8,7 +8,7 @@ from __future__ import annotations
 from typing import Any
 
 from sfumato.diffusion.checks import MOST_NATS, MOST_SECONDS, MOST_TOKENS
-from sfumato.diffusion.config import MOST_STEPS, MOST_TOP_K
+from sfumato.diffusion.config import MOST_STEPS
 from sfumato.diffusion.schedule import COLDEST, HOTTEST, MOST
 from sfumato.diffusion.stopping import MOST_STABILITY
 

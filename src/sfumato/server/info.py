@@ -9,7 +9,7 @@ from typing import Any
 from fastapi.responses import JSONResponse, Response
 
 from sfumato import __version__
-from sfumato.diffusion.config import MOST_STEPS, MOST_TOP_K
+from sfumato.diffusion.config import MOST_STEPS
 from sfumato.diffusion.sampler import EntropyBound
 from sfumato.diffusion.schedule import LinearTemperature
 from sfumato.diffusion.stopping import MOST_STABILITY, StableAndConfident
