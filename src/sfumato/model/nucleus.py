@@ -37,10 +37,11 @@ def least_scores(chunks: Callable[[], Iterable[Tensor]], total: Tensor, top_p: T
     known = torch.zeros_like(total, dtype=torch.int32)  # the digits found so far
     above = torch.zeros_like(total, dtype=torch.int64)  # mass over all that begin with them
     wanted = above
+    table = above.new_empty(len(above), BINS)  # one for all rounds
     left = sum(DIGITS)
     for digit in DIGITS:
         first, left = left == sum(DIGITS), left - digit
-        bins = above.new_zeros(len(above), 1 << digit)
+        bins = table[:, : 1 << digit].zero_()
         for scores in chunks():
             parts = (rows.split(ROWS) for rows in (bins, scores, total, known))
             for into, part, log_mass, prefix in zip(*parts, strict=True):

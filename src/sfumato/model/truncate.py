@@ -29,7 +29,7 @@ def cutoff_bytes(config: ModelConfig, positions: int) -> int:
     merged = MERGED * (2 * chunk + few) * size
     found = MERGED * few * (size + torch.int64.itemsize)
     whole = min(GROUP, positions) * config.vocab_size * size
-    wide = max(whole, positions * chunk * size) + nucleus_bytes(positions, chunk)
+    wide = whole + positions * chunk * size + nucleus_bytes(positions, chunk)
     return positions * few * size + max(merged + found, wide)
 
 
