@@ -18,7 +18,7 @@ from sfumato.model.draw import wide
 
 DIGITS = (11, 11, 10)  # bits that each round finds, the highest first
 BINS = 1 << max(DIGITS)
-ROWS = 32  # positions looked at together within a chunk: bounds what that takes
+ROWS = 16  # positions looked at together within a chunk: bounds what that takes
 _UNIT = float(1 << 50)  # mass is counted in 1/_UNIT
 
 
@@ -47,7 +47,9 @@ def least_scores(chunks: Callable[[], Iterable[Tensor]], total: Tensor, top_p: T
             for into, part, log_mass, prefix in zip(*parts, strict=True):
                 _count(into, part - log_mass[:, None], part, None if first else prefix, left)
         if first:
-            wanted = (wide(bins.sum(dim=1)) * wide(top_p)).long().clamp(min=1)
+            mass = bins.sum(dim=1)
+            # In float32 the product may round up to more than all.
+            wanted = (wide(mass) * wide(top_p)).long().minimum(mass).clamp(min=1)
         parts = (rows.split(ROWS) for rows in (bins, above, wanted))
         found = [_find(*part) for part in zip(*parts, strict=True)]
         place, above = (torch.cat(one) for one in zip(*found, strict=True))

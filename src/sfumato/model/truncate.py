@@ -28,9 +28,10 @@ def cutoff_bytes(config: ModelConfig, positions: int) -> int:
     chunk = min(CHUNK, config.vocab_size)
     merged = MERGED * (2 * chunk + few) * size
     found = MERGED * few * (size + torch.int64.itemsize)
-    whole = min(GROUP, positions) * config.vocab_size * size
-    wide = whole + positions * chunk * size + nucleus_bytes(positions, chunk)
-    return positions * few * size + max(merged + found, wide)
+    held = min(GROUP, positions)
+    whole = held * (config.vocab_size + chunk) * size + nucleus_bytes(held, chunk)
+    passes = positions * chunk * size + nucleus_bytes(positions, chunk)
+    return positions * few * size + max(merged + found, whole, passes)
 
 
 def cutoffs(
