@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from tests.model.heads import CAP, ban, largest_tensor, random_head
 from torch import Tensor
 
-from sfumato.model import truncate
+from sfumato.model import nucleus, truncate
 from sfumato.model.head import VocabularyHead
 
 
@@ -78,21 +78,53 @@ def test_cutoffs_keep_what_the_book_keeps(
             assert (alive | (logits[row] == -torch.inf)).all()
 
 
+@pytest.mark.parametrize("positions", [truncate.GROUP, 90])
 @pytest.mark.parametrize("top_p", [0.5, 0.97])
-def test_a_flat_law_is_wider_than_the_candidates(top_p: float) -> None:
-    """Its nucleus is found by sorting, only a group of positions at a time."""
-    vocab, positions = 2000, 90
-    head, random = random_head(vocab, 8, 256, spread=0.3, seed=1)
+def test_a_flat_law_is_wider_than_the_candidates(top_p: float, positions: int) -> None:
+    """Its nucleus takes no sort and a few passes, however many positions have one, and each
+    position's is its own."""
+    vocab, chunk = 2000, 256
+    head, random = random_head(vocab, 8, chunk, spread=0.3, seed=1)
     hidden = torch.randn(positions, 8, generator=random)
     top_k = torch.zeros(positions, dtype=torch.int64)
-    with largest_tensor() as seen:
-        cutoffs = truncate.cutoffs(head, hidden, top_k, torch.full((positions,), top_p))
+    few = torch.full((positions,), top_p)
+    starts: list[int] = []
+
+    def counted(scores: Tensor, start: int) -> Tensor:
+        starts.append(start)
+        return scores
+
+    with largest_tensor() as seen, pytest.MonkeyPatch.context() as patch:
+        patch.setattr(Tensor, "sort", None)
+        cutoffs = truncate.cutoffs(head, hidden, top_k, few, counted)
+    passes = 2 if positions <= truncate.GROUP else 1 + len(nucleus.DIGITS)
+    assert len(starts) == passes * len(head.spans())
     logits = head.logits(hidden)
     kept = (logits >= cutoffs[:, None]).sum(dim=1)
     assert (kept > truncate.CANDIDATES).all()
     mass = logits.double().softmax(dim=1).masked_fill(logits < cutoffs[:, None], 0).sum(dim=1)
     assert (mass >= top_p - 1e-6).all() and (mass < top_p + 2 / vocab).all()
-    assert seen.numel <= truncate.GROUP * vocab < positions * vocab
+    assert (logits == cutoffs[:, None]).any(dim=1).all()
+    assert seen.numel <= max(truncate.GROUP * vocab, positions * nucleus.BINS)
+    others = torch.arange(positions) % 3 > 0
+    few[~others] = 1.0
+    assert torch.equal(truncate.cutoffs(head, hidden, top_k, few)[others], cutoffs[others])
+
+
+def test_a_nucleus_of_nearly_everything_is_found_at_a_real_vocabulary() -> None:
+    """Positive, negative and equal scores, zero among them, against a sort in float64."""
+    scores = torch.randn(3, 262144, generator=torch.Generator().manual_seed(5))
+    scores[1] = (scores[1] * 4).round() / 4  # many ties, of 0 and -0 as well
+    scores[2] -= 9
+    for top_p in (0.3, 0.9, 0.99999):
+        least = nucleus.least_scores(
+            lambda: scores.split(4096, dim=1), scores.logsumexp(dim=1), torch.full((3,), top_p)
+        )
+        for row, cutoff in zip(scores, least, strict=True):
+            law = row.double().softmax(dim=0)
+            assert law[row > cutoff].sum() < top_p + 1e-6
+            assert law[row >= cutoff].sum() > top_p - 1e-6
+            assert (row == cutoff).any()
 
 
 def test_rows_choose_for_themselves() -> None:

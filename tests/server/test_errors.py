@@ -63,6 +63,7 @@ def refused(answer: Any, status: int = 400) -> dict[str, Any]:
         ({"max_steps": 0}, "max_steps"),
         ({"soft_skip": 1.0}, "soft_skip"),
         ({"soft_top_k": 0}, "soft_top_k"),
+        ({"soft_top_k": 257}, "soft_top_k"),
         ({"threshold": 0.5}, "threshold"),
         ({"sampler": "threshold", "threshold": 2}, "threshold"),
         ({"sampler": "threshold", "count": 2}, "count"),

@@ -11,6 +11,7 @@ from sfumato.diffusion.processors import LogitProcessor
 from sfumato.diffusion.sampler import SAMPLERS, EntropyBound, Sampler
 from sfumato.diffusion.schedule import HOTTEST, LinearTemperature, Schedule, SoftTopK
 from sfumato.diffusion.stopping import Never, StableAndConfident, Stopping
+from sfumato.model.truncate import MOST_TOP_K
 from sfumato.weights.errors import CheckpointError, quoted
 
 _METHODS = {
@@ -23,7 +24,6 @@ _METHODS = {
 
 
 MOST_STEPS = 4096  # many times what any canvas needs: a schedule is asked for every one beforehand
-MOST_TOP_K = 1024  # the scores of so many tokens are kept at every position
 MOST_TOP = 20  # tokens that a step names at each position, as OpenAI's API has them
 MOST_HISTORY = 256  # rows that a sampler or a stopping rule may look back over
 

@@ -6,26 +6,32 @@ pass of its own, before the head's.  Tokens that tie with the cutoff are all kep
 
 from __future__ import annotations
 
+from collections.abc import Callable, Iterable
+
 import torch
 from torch import Tensor
 
 from sfumato.model.config import ModelConfig
 from sfumato.model.head import BANNED, CHUNK, Adjust, VocabularyHead
+from sfumato.model.nucleus import least_scores, nucleus_bytes
 
 CANDIDATES = 256  # a nucleus within so many tokens is found in one pass
-GROUP = 64  # positions whose scores are held whole, where it is not: 64 MiB at 262144 tokens
+GROUP = 64  # up to so many wider ones have their scores held whole: 64 MiB at 262144 tokens
 MERGED = 32  # positions whose candidates are found at a time: bounds what that takes
-MOST = 1024  # that a top-k is predicted to keep
+MOST_TOP_K = 1024  # the scores of so many tokens are kept at every position
 
 
 def cutoff_bytes(config: ModelConfig, positions: int) -> int:
-    """The most that finding cutoffs holds beside a pass's buffers, with a top-k of MOST at most at
-    each of `positions`."""
-    few, size = min(MOST, config.vocab_size), torch.float32.itemsize
-    merged = MERGED * (2 * min(CHUNK, config.vocab_size) + few) * size
+    """The most that finding cutoffs holds beside a pass's buffers, with a top-k of MOST_TOP_K at
+    most at each of `positions`."""
+    few, size = min(MOST_TOP_K, config.vocab_size), torch.float32.itemsize
+    chunk = min(CHUNK, config.vocab_size)
+    merged = MERGED * (2 * chunk + few) * size
     found = MERGED * few * (size + torch.int64.itemsize)
-    whole = min(GROUP, positions) * config.vocab_size * size
-    return positions * few * size + max(merged + found, whole)
+    held = min(GROUP, positions)
+    whole = held * (config.vocab_size + chunk) * size + nucleus_bytes(held, chunk)
+    passes = positions * chunk * size + nucleus_bytes(positions, chunk)
+    return positions * few * size + max(merged + found, whole, passes)
 
 
 def cutoffs(
@@ -59,7 +65,8 @@ def cutoffs(
         cutoff[at], found[at] = _of_candidates(best.scores, total[at], top_k[at], top_p[at])
     wide = ((top_p < 1) & ~found & (top_k == 0)).nonzero()[:, 0]
     if len(wide):  # so flat a distribution that its nucleus holds more than the candidates
-        cutoff[wide] = _by_sorting(head, hidden, wide, top_p, adjust)
+        chunks = _chunks(head, hidden, wide, adjust)
+        cutoff[wide] = least_scores(chunks, total[wide], top_p[wide])
     return cutoff
 
 
@@ -106,18 +113,22 @@ def _nucleus(ranked: Tensor, total: Tensor, top_p: Tensor) -> tuple[Tensor, Tens
     return least, (before + probs)[:, -1] >= top_p
 
 
-def _by_sorting(
-    head: VocabularyHead, hidden: Tensor, which: Tensor, top_p: Tensor, adjust: Adjust | None
-) -> Tensor:
-    parts = []
-    for group in which.split(GROUP):
-        whole = hidden.new_empty(len(group), head.vocab_size, dtype=torch.float32)
-        for start, stop in head.spans():
-            whole[:, start:stop] = _adjusted(head, hidden, start, adjust)[group]
-        for row, limit in zip(whole.split(1), top_p[group].split(1), strict=True):
-            ranked = row.sort(dim=1, descending=True)[0]
-            parts.append(_nucleus(ranked, ranked.logsumexp(dim=1), limit)[0])
-    return torch.cat(parts)
+def _chunks(
+    head: VocabularyHead, hidden: Tensor, which: Tensor, adjust: Adjust | None
+) -> Callable[[], Iterable[Tensor]]:
+    """What gives the scores of the positions `which`, chunk by chunk, as often as it is called:
+    of few positions they are held from one pass on, of more each call makes a pass."""
+
+    def scored() -> Iterable[Tensor]:
+        # Of all positions, as the head has them: the last bits of a product depend on its shape.
+        return (_adjusted(head, hidden, start, adjust)[which] for start, _ in head.spans())
+
+    if len(which) > GROUP:
+        return scored
+    whole = hidden.new_empty(len(which), head.vocab_size, dtype=torch.float32)
+    for (start, stop), scores in zip(head.spans(), scored(), strict=True):
+        whole[:, start:stop] = scores
+    return lambda: (whole[:, start:stop] for start, stop in head.spans())
 
 
 def _adjusted(head: VocabularyHead, hidden: Tensor, start: int, adjust: Adjust | None) -> Tensor:

@@ -8,9 +8,10 @@ from __future__ import annotations
 from typing import Any
 
 from sfumato.diffusion.checks import MOST_NATS, MOST_SECONDS, MOST_TOKENS
-from sfumato.diffusion.config import MOST_STEPS, MOST_TOP_K
-from sfumato.diffusion.schedule import COLDEST, HOTTEST, MOST
+from sfumato.diffusion.config import MOST_STEPS
+from sfumato.diffusion.schedule import COLDEST, HOTTEST
 from sfumato.diffusion.stopping import MOST_STABILITY
+from sfumato.model.truncate import MOST_TOP_K
 
 Schema = dict[str, Any]
 
@@ -26,6 +27,8 @@ EFFORTS = {
 }
 
 MOST_STOPS, LONGEST_STOP, MOST_BIASES = 16, 256, 1024
+# Of a request: more would be gathered at every position in a step that all requests share.
+MOST_SOFT_TOP_K = 256
 NAME = "^[A-Za-z0-9_.-]{1,128}$"  # of a tool
 NULL: Schema = {"type": "null"}
 TEXT: Schema = {"type": "string"}
@@ -96,7 +99,7 @@ RANGES: dict[str, Schema] = {
     "confidence": {"exclusiveMinimum": 0, "maximum": MOST_NATS},
     "canvas_length": _from(1, MOST_TOKENS),
     "soft_skip": {"exclusiveMinimum": 0, "exclusiveMaximum": 1},
-    "soft_top_k": _from(1, MOST),
+    "soft_top_k": _from(1, MOST_SOFT_TOP_K),
     "max_thinking_tokens": _from(0, MOST_TOKENS),
     "timeout": {"exclusiveMinimum": 0, "maximum": MOST_SECONDS},
 }

@@ -9,12 +9,14 @@ from typing import Any
 from fastapi.responses import JSONResponse, Response
 
 from sfumato import __version__
-from sfumato.diffusion.config import MOST_STEPS, MOST_TOP_K
+from sfumato.diffusion.config import MOST_STEPS
 from sfumato.diffusion.sampler import EntropyBound
 from sfumato.diffusion.schedule import LinearTemperature
 from sfumato.diffusion.stopping import MOST_STABILITY, StableAndConfident
 from sfumato.engine import EngineDead
 from sfumato.engine.budget import used_memory
+from sfumato.model.truncate import MOST_TOP_K
+from sfumato.server.described import MOST_SOFT_TOP_K
 from sfumato.server.errors import ApiError, dead, without_paths
 from sfumato.server.examples import demonstration, examples
 from sfumato.server.schemas import MOST_ALTERNATIVES
@@ -117,6 +119,7 @@ def props(service: Service) -> dict[str, Any]:
             "max_steps": engine.max_steps,
             "stability": MOST_STABILITY,
             "top_k": MOST_TOP_K,
+            "soft_top_k": MOST_SOFT_TOP_K,
             "top_logprobs": MOST_ALTERNATIVES,
             "request_timeout": engine.request_timeout_s,
         },

@@ -14,7 +14,7 @@ from sfumato.diffusion.processors import LogitBias
 from sfumato.diffusion.sampler import FixedCount, Threshold
 from sfumato.diffusion.schedule import LinearTemperature
 from sfumato.diffusion.stopping import StableAndConfident
-from sfumato.server.described import LONGEST_STOP, MOST_BIASES, MOST_STOPS
+from sfumato.server.described import LONGEST_STOP, MOST_BIASES, MOST_SOFT_TOP_K, MOST_STOPS
 from sfumato.server.errors import bad_request, from_value_error
 from sfumato.server.schemas import Sampling
 
@@ -52,6 +52,8 @@ def sampler_of(body: Sampling, model: Model, banned: Iterable[int] = ()) -> Samp
     bias |= dict.fromkeys(banned, float("-inf"))
     if sum(value == float("-inf") for value in bias.values()) >= model.config.vocab_size:
         raise bad_request("logit_bias: bans every token of this model", "logit_bias")
+    if body.soft_top_k is not None and body.soft_top_k > MOST_SOFT_TOP_K:
+        raise bad_request(f"soft_top_k: must be at most {MOST_SOFT_TOP_K}", "soft_top_k")
     try:
         config = SamplerConfig(processors=(LogitBias(bias),) if bias else ()).options(
             max_steps=body.max_steps,
