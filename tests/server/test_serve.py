@@ -86,9 +86,9 @@ def refuse(*options: str) -> str:
         env=os.environ | {"PYTHONPATH": str(SRC)},
     )
     assert done.returncode == 2, done.stderr
-    line, _, advice = done.stderr.partition("\n")
+    advice, line = done.stderr.rstrip("\n").rpartition("\n")[::2]
     assert line.startswith("sfumato: error: ")
-    assert advice == "" or advice.startswith("\nTo get DiffusionGemma")
+    assert advice == "" or advice.startswith("To get DiffusionGemma")
     return line
 
 
