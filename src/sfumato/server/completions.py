@@ -13,6 +13,7 @@ from fastapi.responses import JSONResponse, Response
 from sfumato.engine import Account, Commit, Finished, Request, new_id
 from sfumato.server import bodies, replies, running, stream
 from sfumato.server.errors import bad_request
+from sfumato.server.examples import warnings
 from sfumato.server.logprobs import Logged, TokenLog, entries, legacy
 from sfumato.server.running import Outcome
 from sfumato.server.sampling import asked, seeds_of
@@ -89,7 +90,11 @@ def whole(service: Service, body: CompletionBody, found: Sequence[Outcome]) -> d
         "choices": choices,
         "usage": replies.usage_of_prompts([end.account for end in ends], body.n or 1),
     } | replies.figures(
-        ends, [*replies.notes(body), *(text for end in ends for text in end.reply.warnings)]
+        ends,
+        [
+            *replies.notes(body),
+            *(text for end in ends for text in warnings(service.model, end.reply)),
+        ],
     )
 
 
@@ -105,7 +110,7 @@ class TextWriter:
         options = body.stream_options
         self._usage = options is not None and bool(options.include_usage)
         self._each = body.n or 1
-        self._notes = replies.notes(body)
+        self._model, self._notes = service.model, replies.notes(body)
         few = body.logprobs
         self._logs = [None if few is None else TokenLog(service, few) for _ in requests]
         # Characters that were taken, and that have gone out: some wait for their tokens.
@@ -129,8 +134,8 @@ class TextWriter:
             yield from self._logged(number, log.end())
         last = self._chunk(number, "", replies.finish_reason(end.reply))
         last["timings"] = replies.timings(end.account)
-        if warnings := [*self._notes, *end.reply.warnings]:
-            last["warnings"], self._notes = warnings, []
+        if found := [*self._notes, *warnings(self._model, end.reply)]:
+            last["warnings"], self._notes = found, []
         yield last
 
     def close(self, accounts: Sequence[Account]) -> Iterable[dict[str, Any]]:
