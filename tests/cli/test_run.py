@@ -213,10 +213,16 @@ def test_a_replay_that_cannot_be_written_is_refused_first(
     assert why in done.err and done.err.count("\n") == 1
 
 
-def test_the_embedded_model_is_not_to_be_given_more_steps(use: Any, cli: Any) -> None:
+def test_the_embedded_model_is_not_to_be_given_more_steps(
+    use: Any, cli: Any, tmp_path: Path
+) -> None:
     model = use("bbl")
     model.path, model.convergence = EMBEDDED, "step_cap"
-    done = cli("run", "Hi")
+    path = tmp_path / "replay.html"
+    done = cli("run", "Hi", "--replay", str(path))
+    page = path.read_text("utf-8")
+    assert '"demonstration":"This demonstration model solves' in page
+    assert '"remark":"This demonstration model cannot answer that."' in page
     assert (done.code, done.out) == (0, "bbl\n")
     assert done.err == "sfumato: hint: this demonstration model cannot answer that\n"
 
