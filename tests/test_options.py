@@ -5,8 +5,8 @@ import sys
 from collections import Counter
 
 from sfumato.cli.commands import COMMANDS
-from sfumato.model.placement import DTYPES as PLACED
 from sfumato.diffusion import config
+from sfumato.model.placement import DTYPES as PLACED
 from sfumato.options import DTYPES, MOST_STEPS, MOST_TOP_K, OPTIONS
 from sfumato.values import Flag
 

@@ -183,9 +183,11 @@ def test_a_second_signal_ends_it_at_once(start: Callable[..., Program], tmp_path
 
     def ask() -> None:
         url = f"{program.url}/v1/chat/completions"
-        with contextlib.suppress(httpx.HTTPError):
-            with httpx.stream("POST", url, json=body, timeout=60) as response:
-                lines.extend(line for line in response.iter_lines() if line)
+        with (
+            contextlib.suppress(httpx.HTTPError),
+            httpx.stream("POST", url, json=body, timeout=60) as response,
+        ):
+            lines.extend(line for line in response.iter_lines() if line)
 
     thread = threading.Thread(target=ask)
     thread.start()
