@@ -125,7 +125,8 @@ def _serve(
         listener.run(sockets=[bound])
     finally:
         forced = _close(engine, listener.force_exit)
-    return End(engine.death, forced, forced or engine.alive)
+    working = any(thread.name == "sfumato-engine" for thread in threading.enumerate())
+    return End(engine.death, forced, forced or working)
 
 
 def _close(engine: Engine, forced: bool) -> bool:

@@ -189,11 +189,6 @@ class Engine:
             return None if self._thread.is_alive() else "the engine's thread has ended"
         return self._death
 
-    @property
-    def alive(self) -> bool:
-        """Whether its thread runs: after `close`, whether it is in a step that takes long."""
-        return self._thread is not None and self._thread.is_alive()
-
     def health(self) -> Health:
         reason = self.death or self._closed or self._circuit.reason
         return Health(
