@@ -5,8 +5,9 @@ import sys
 from collections import Counter
 
 from sfumato.cli.commands import COMMANDS
+from sfumato.diffusion import config
 from sfumato.model.placement import DTYPES as PLACED
-from sfumato.options import DTYPES, OPTIONS
+from sfumato.options import DTYPES, MOST_STEPS, MOST_TOP_K, OPTIONS
 from sfumato.values import Flag
 
 
@@ -38,6 +39,7 @@ def test_every_command_takes_a_file_of_options() -> None:
 
 def test_names_written_out_are_those_of_the_loader() -> None:
     assert ("auto", *PLACED) == DTYPES
+    assert (MOST_STEPS, MOST_TOP_K) == (config.MOST_STEPS, config.MOST_TOP_K)
 
 
 def test_the_table_loads_nothing_heavy() -> None:

@@ -29,6 +29,7 @@ DEVICES = "auto, cpu, cuda, cuda:1, mps, xpu"
 DTYPES = ("auto", "float32", "bfloat16", "float16")  # written out likewise
 LAST_SEED = 2**64 - 1  # the random numbers take 64 bits of it
 MOST_THREADS = 1024  # far more crash OpenMP
+MOST_STEPS, MOST_TOP_K = 4096, 1024  # written out likewise
 ACTIVATIONS = ("int8", "bf16")  # written out likewise
 ON_LOAD = ("q4_k", "q8_0")  # written out likewise
 FORMATS = (  # written out likewise
@@ -101,6 +102,7 @@ _FILE = "a GGUF file, a file or folder of safetensors, or hf:owner/name[:file]; 
 _FILE_OR_NAME = f"{_FILE}; with --url, the server's name of it"
 _FLAG, _TEXT, _PATH, _SIZE, _FROM_1, _FROM_0 = Flag(), Text(), Path(), Size(), Whole(1), Whole(0)
 _THREADS, _SEED = Whole(1, MOST_THREADS), Whole(0, LAST_SEED)
+_STEPS, _TOP_K = Whole(1, MOST_STEPS), Whole(1, MOST_TOP_K)
 _SECONDS = Number(0, 10**9, unit="seconds")
 _TO = f"{', '.join(FORMATS)}; default: q4_k_m for GGUF, bf16 (of bf16, f16, f32) for a folder"
 _FAST = "on a CPU, for products with quantized weights: int8, or bf16, more exact"
@@ -124,7 +126,7 @@ OPTIONS = (
     Option("out", _PATH, ("train",), "folder for the checkpoint", metavar="DIR", required=True),
     Option("steps", _FROM_1, ("train",), "training steps; default: the recipe's", metavar="N"),
     Option("threads", _THREADS, ("train",), "CPU threads; default: all", metavar="N"),
-    Option("count", _FROM_1, ("eval",), "tasks of each set", 200, "N"),
+    Option("count", _FROM_1, ("eval",), "tasks of each set at most", 200, "N"),
     # convert and pull
     Option("to", Choice(FORMATS), ("convert",), _TO, metavar="FORMAT"),
     Option("force", _FLAG, ("convert",), "replace what is there", False),
@@ -184,14 +186,17 @@ OPTIONS = (
     Option("seed", _SEED, _DEMO, "picks the puzzle, 0 to 2^64-1", 0, "N"),
     Option("seed", _SEED, ("train",), "random seed, 0 to 2^64-1", 0, "N"),
     Option("seed", _SEED, ("eval",), "draws the held-out tasks and the noise, 0 to 2^64-1", 0, "N"),
-    Option("steps", _FROM_1, _TALK, "denoising steps per canvas at most", None, "N", _REPLY),
+    Option("steps", _STEPS, _TALK,
+           "denoising steps per canvas at most, 1 to 4096", None, "N", _REPLY),
     Option("sampler", Choice(SAMPLERS), _TALK, ", ".join(SAMPLERS), None, "NAME", _REPLY),
     Option("entropy-bound", Number(0), _TALK,
            "the entropy-bound sampler's budget", None, "NATS", _REPLY),
     Option("temperature", Number(0, 10**6), _TALK,
            "scales the temperature schedule; default: 1", None, "T", _REPLY),
-    Option("top-k", _FROM_1, _TALK, "draw from the K most probable tokens", None, "K", _REPLY),
-    Option("top-k", _FROM_1, _BENCH, "draw from the K most probable tokens", None, "K", _SAMPLING),
+    Option("top-k", _TOP_K, _TALK,
+           "draw from the K most probable tokens, 1 to 1024", None, "K", _REPLY),
+    Option("top-k", _TOP_K, _BENCH,
+           "draw from the K most probable tokens, 1 to 1024", None, "K", _SAMPLING),
     Option("top-p", Number(0, 1, (0,)), _TALK,
            "draw from the most probable share P", None, "P", _REPLY),
     Option("soft-skip", Number(0, 1, (0, 1)), _TALK, _SKIP, None, "SHARE", _REPLY),
@@ -220,7 +225,7 @@ OPTIONS = (
     Option("prefill-chunk", _FROM_1, _SERVE,
            "tokens of prompts that are read between two steps of the others at most",
            512, "N", _ENGINE),
-    Option("max-steps", Whole(1, 4096), _SERVE,
+    Option("max-steps", _STEPS, _SERVE,
            "denoising steps per canvas that a request may ask for", 256, "N", _ENGINE),
     Option("request-timeout", _SECONDS, _SERVE,
            "a request fails after S seconds; 0: never", 21_600.0, "S", _ENGINE),

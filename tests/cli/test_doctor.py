@@ -76,7 +76,20 @@ def test_a_busy_machine_is_said_to_be_so(machine: Any, cli: Any, share: float, l
     machine(share=share, load=load)
     words = " ".join(cli("doctor").out.split())
     assert f"busy (load {load:.1f} on" in words
-    assert f"a probe got {share:.0%} of a core" in words
+    assert (f", and a probe got {share:.0%} of a core" in words) == (share < 0.9)
+
+
+def test_fewer_threads_than_cores_are_named(
+    machine: Any, cli: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    machine()
+    monkeypatch.setattr(doctor.machine, "usable_cores", lambda: torch.get_num_threads() + 1)
+    monkeypatch.setenv("OMP_NUM_THREADS", "1")
+    words = " ".join(cli("doctor").out.split())
+    n = torch.get_num_threads()
+    assert f"for {n} of {n + 1} cores, to which OMP_NUM_THREADS limits threads." in words
+    monkeypatch.setattr(doctor.machine, "usable_cores", torch.get_num_threads)
+    assert "limits threads" not in cli("doctor").out
 
 
 @pytest.mark.parametrize("columns", [44, 80])

@@ -12,7 +12,8 @@ from typing import Any
 import pytest
 
 from sfumato import __version__
-from sfumato.cli import main
+from sfumato.api import EMBEDDED
+from sfumato.cli import generation, main
 from sfumato.cli.arguments import build_parser
 
 
@@ -222,3 +223,20 @@ def test_verbose_shows_the_log(
 @pytest.mark.parametrize("command", ["run", "chat", "serve", "demo", "eval"])
 def test_whatever_loads_a_model_may_be_verbose(cli: Any, command: str) -> None:
     assert "--verbose" in cli(command, "--help").out
+
+
+def test_the_embedded_model_has_a_name(
+    use: Any, cli: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It is what no name means; a path of the same name comes first."""
+    monkeypatch.chdir(tmp_path)
+    use("yes")
+    given: list[Any] = []
+    load = generation.load
+    monkeypatch.setattr(generation, "load", lambda args: given.append(args.model) or load(args))
+    assert cli("run", "-m", "embedded", "Hi").code == 0
+    assert str(EMBEDDED) in cli("inspect", "embedded").out
+    (tmp_path / "embedded").mkdir()
+    assert cli("run", "-m", "embedded", "Hi").code == 0
+    assert given == [None, "embedded"]
+    assert "holds no weights" in cli("inspect", "embedded").err

@@ -244,6 +244,8 @@ def test_the_published_ones_are_listed(cli: Any) -> None:
     done = cli("pull")
     assert (done.code, done.out) == (0, catalog.advice() + "\n")
     missed = cli("run", "-m", "absent.gguf", "Hi")
-    first, rest = missed.err.split("\n\n", 1)
-    assert first == "sfumato: error: absent.gguf: does not exist; give a weight file or a folder"
-    assert (missed.code, rest) == (2, done.out)
+    said = "sfumato: error: absent.gguf: does not exist; give a weight file or a folder"
+    assert (missed.code, missed.err) == (2, f"{done.out}\n{said}\n")
+    for command in (("inspect", "absent.gguf"), ("eval", "-m", "absent.gguf")):
+        missed = cli(*command)
+        assert missed.err == f"{said}; `sfumato pull` lists models to download\n"

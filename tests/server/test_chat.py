@@ -283,6 +283,14 @@ def test_the_samplers_own_settings(
 def test_schedule_and_stopping_per_request(server: Any) -> None:
     strict = server.chat(seed=2, confidence=1e-9, stability=3, max_steps=9).json()
     assert strict["timings"]["diffusion"]["convergence"][0] == "step_cap"
+    cannot = "this demonstration model cannot answer that"
+    assert strict["warnings"].count(cannot) == 1
+    few = {"seed": 2, "confidence": 1e-9, "max_steps": 2}
+    for path, limit in (("/v1/completions", "max_tokens"), ("/completion", "n_predict")):
+        answer = server.post(path, prompt="Hi", **few, **{limit: 20})
+        assert cannot in answer.json()["warnings"]
+    assert server.chat("Hi", stream=True, max_tokens=20, **few).text.count(cannot) == 1
+    assert "warnings" not in server.chat("Who are you?").json()
     assert server.chat(t_min=2.0, t_max=1.0).json()["error"]["param"] == "t_min"
     for field, value, other in (("t_min", 5, "t_max, 0.8"), ("t_max", 0.2, "t_min, 0.4")):
         error = server.chat(**{field: value}).json()["error"]

@@ -51,6 +51,7 @@ def test_the_file_holds_the_steps_and_asks_for_nothing() -> None:
         "accepted": "10",
     }
     assert (data["model"], data["question"], data["text"]) == ("a model", "a question", "c")
+    assert (data["demonstration"], data["remark"]) == ("", "")
     assert not re.search(r"\b(?:src|href)=|@import|url\(|^\s*(?:import|export)\b", template(), re.M)
 
 

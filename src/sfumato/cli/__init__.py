@@ -6,6 +6,7 @@ that `sfumato --help` stays quick.
 
 from __future__ import annotations
 
+import argparse
 import codecs
 import importlib
 import io
@@ -22,6 +23,8 @@ from sfumato.cli.glyphs import stand_in
 from sfumato.cli.notes import loading
 from sfumato.cli.sources import suspicious
 
+EMBEDDED = "embedded"
+LISTING = ("run", "chat", "serve")  # list what to download where nothing is at a path
 BAD_INPUT, INTERRUPTED, CLOSED_PIPE = 2, 130, 141  # the last two as a shell reports the signals
 
 
@@ -66,10 +69,28 @@ def _run(argv: Sequence[str] | None) -> int:
         logging.basicConfig(level=logging.INFO, format="sfumato: %(message)s", stream=sys.stderr)
     if any(isinstance(value, str) and value.startswith("hf:") for value in vars(args).values()):
         importlib.import_module("sfumato.cli.hub").resolve(args)
+    _resolve_embedded(args)
     with loading():
         module = importlib.import_module(f"sfumato.cli.{args.module}")
-    code: int = module.main(args)
+    try:
+        code: int = module.main(args)
+    except ValueError as error:
+        if getattr(error, "__notes__", None) and args.command not in LISTING:
+            raise ValueError(f"{error}; `sfumato pull` lists models to download") from error
+        raise
     return code
+
+
+def _resolve_embedded(args: argparse.Namespace) -> None:
+    """The model in the package where its name is given, unless a path of that name exists."""
+    names = [name for name in ("model", "path", "source") if getattr(args, name, 0) == EMBEDDED]
+    other = getattr(args, "url", None) or getattr(args, "random_weights", None)
+    if not names or other or os.path.exists(EMBEDDED):
+        return
+    for name in names:
+        folder = os.path.join(os.path.dirname(os.path.dirname(__file__)), EMBEDDED)
+        # Options without a model mean it, too, and then say its full name.
+        setattr(args, name, None if name == "model" else folder)
 
 
 @contextmanager
@@ -106,14 +127,14 @@ def _is_bad_input(error: Exception) -> bool:
 
 
 def complain(error: BaseException | str) -> None:
-    """One line on standard error."""
+    """One line on standard error, the last; the error's notes stand before it."""
     if isinstance(error, OSError) and error.strerror:
         text = ": ".join(str(part) for part in (error.filename, error.strerror) if part)
     else:
         text = " ".join(str(error).split()) or type(error).__name__
-    print(f"sfumato: error: {text}", file=sys.stderr)
     for note in getattr(error, "__notes__", ()):
-        print(f"\n{note}", file=sys.stderr)
+        print(f"{note}\n", file=sys.stderr)
+    print(f"sfumato: error: {text}", file=sys.stderr)
 
 
 def _prepare_streams() -> None:

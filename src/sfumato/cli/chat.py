@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 from sfumato.cli import INTERRUPTED, complain, generation
 from sfumato.cli.notes import wrapped
 from sfumato.cli.units import table
-from sfumato.options import LAST_SEED
+from sfumato.options import LAST_SEED, MOST_STEPS
 from sfumato.values import Whole
 
 if TYPE_CHECKING:
@@ -143,7 +143,7 @@ class Chat:
         elif name == "seed":
             self.args.seed = Whole(0, LAST_SEED).parse(value)
         elif name == "steps":
-            self.args.steps = Whole(1).parse(value)
+            self.args.steps = Whole(1, MOST_STEPS).parse(value)
         elif name == "thinking":
             if value not in ("on", "off"):
                 raise ValueError(f"{value!r} is neither on nor off")

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import os
 import platform
 import shutil
 import textwrap
@@ -23,6 +24,7 @@ from sfumato.engine.budget import Budget, budget
 from sfumato.model.placement import SMALL, device_memory, pick_device
 
 LEAST_WIDTH = 40
+WHOLE = 0.9  # of a core: a probe that had as much was not held up
 
 
 def main(args: argparse.Namespace) -> int:
@@ -165,14 +167,20 @@ def notes(found: dict[str, Any]) -> list[str]:
     lines, busy = [""], found["busy"]
     if busy["is"]:
         cores = found["cpu"]["cores"]
-        load = f"load {busy['load']:.1f} on {cores} cores, and " if busy["load"] else ""
+        why = [f"load {busy['load']:.1f} on {cores} cores"] if busy["load"] else []
+        if busy["share"] < WHOLE:
+            why.append(f"a probe got {busy['share']:.0%} of a core")
         lines.append(
-            f"This machine is busy ({load}a probe got {busy['share']:.0%} of a core). The times "
+            f"This machine is busy ({', and '.join(why)}). The times "
             "are estimates for idle cores, less certain than usual; now a step takes longer. Run "
             "doctor again when the other work is done."
         )
     else:
         lines.append("The times are estimates from short probes of this machine.")
+    threads, cores = found["cpu"]["torch_threads"], found["cpu"]["cores"]
+    if found["runs_on"] == "cpu" and threads < cores:
+        limit = "OMP_NUM_THREADS" if "OMP_NUM_THREADS" in os.environ else "torch"
+        lines.append(f"They are for {threads} of {cores} cores, to which {limit} limits threads.")
     if found["best"] is not None:
         taken = next(f for f in found["formats"] if f["format"] == found["best"])
         disk = f"; {size(free)} of disk are free" if (free := found["disk_free"]) else ""

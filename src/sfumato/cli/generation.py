@@ -30,6 +30,7 @@ from sfumato.engine import Engine, EngineConfig, EngineError, Failed, Finished, 
 from sfumato.engine.request import prepare, seams_of
 from sfumato.model.cache import snapshot_bytes
 from sfumato.options import DEVICES
+from sfumato.server.examples import CANNOT
 
 if TYPE_CHECKING:
     from sfumato.api import Model, Reply
@@ -288,7 +289,7 @@ def unsettled(answer: Answer, model: Model, raises: str = "--steps") -> str | No
     if answer.reply is None or "step_cap" not in answer.reply.stats.convergence:
         return None
     if is_embedded(model):
-        return "this demonstration model cannot answer that"
+        return CANNOT
     stats = answer.reply.stats
     return (
         f"the text may be unsettled: {stats.convergence.count('step_cap')} of {stats.canvases} "

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Self
 from sfumato import Commit, Draft
 from sfumato.cli.view import footer
 from sfumato.cli.view.display import Display, Event
+from sfumato.server.examples import demonstration, remark
 from sfumato.server.replay import Recorder, document
 
 if TYPE_CHECKING:
@@ -22,7 +23,7 @@ class Recording:
     """A display that shows all on another one, and keeps what a replay needs."""
 
     def __init__(self, shown: Display, model: Model) -> None:
-        self._shown = shown
+        self._shown, self._model = shown, model
         tokenizer = model.tokenizer
         self._recorder = Recorder(
             lambda token: tokenizer.token_text(token) if token < tokenizer.vocab_size else ""
@@ -46,7 +47,9 @@ class Recording:
         """Writes the file, whole or not at all. Raises OSError."""
         reply = answer.reply
         summary = footer.summary(reply.stats) if reply else ["interrupted"]
-        data = self._recorder.data(model, question, answer.text, summary)
+        badge = demonstration(self._model) or ""
+        below = remark(self._model, reply) if reply else ""
+        data = self._recorder.data(model, question, answer.text, summary, badge, below)
         part = path.with_name(path.name + ".part")
         try:
             part.write_text(document(data), "utf-8", errors="replace")  # a shell passes any bytes

@@ -21,6 +21,8 @@ if TYPE_CHECKING:
 def main(args: argparse.Namespace) -> int:
     """Answer, and return the exit code. Raises ValueError or OSError for bad input."""
     question = _question(args.question)  # before the slow imports: it may be missing
+    if question is None:
+        return 0
     if args.replay:
         _check_replay(Path(args.replay))
 
@@ -54,15 +56,17 @@ def _standard_input() -> str:
         raise ValueError(f"standard input is not UTF-8 text: {error}") from None
 
 
-def _question(words: list[str]) -> str:
-    """The words of the command line, standard input, or what somebody types when asked."""
+def _question(words: list[str]) -> str | None:
+    """The words of the command line, standard input, or what somebody types when asked; None where
+    that is Ctrl-D."""
+    text: str | None
     if words and words != ["-"]:
         text = " ".join(words)
     elif not words and sys.stdin.isatty():
         text = _asked()
     else:
         text = _standard_input()
-    if not text.strip():
+    if text is not None and not text.strip():
         raise ValueError("the question is empty")
     return text
 
@@ -78,7 +82,7 @@ def _check_replay(path: Path) -> None:
         raise ValueError(f"--replay {path}: cannot be written")
 
 
-def _asked() -> str:
+def _asked() -> str | None:
     prompt = "Your question: "
     if sys.stdout.isatty():
         with contextlib.suppress(ImportError):
@@ -90,7 +94,7 @@ def _asked() -> str:
         return input(prompt)
     except EOFError:
         print(file=sys.stderr)
-        return ""
+        return None
 
 
 def _report(answer: Answer) -> dict[str, Any]:

@@ -3,22 +3,26 @@
 from __future__ import annotations
 
 import argparse
+import contextlib
 import gc
 import ipaddress
 import json
 import logging
+import os
+import signal
 import socket
+import sys
 import threading
 import webbrowser
 from collections.abc import Callable
 from contextlib import AbstractContextManager, closing, nullcontext
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NoReturn
 
 from sfumato.cli.arguments import label, rank
 from sfumato.server import logs
-from sfumato.server.listen import Listener, bind
+from sfumato.server.listen import SIGNALS, Listener, bind
 from sfumato.server.ratelimit import RateLimit
 from sfumato.server.settings import ServerSettings
 
@@ -30,6 +34,7 @@ log = logging.getLogger(__name__)
 
 ANY_ADDRESS = ("0.0.0.0", "::", "")
 DIED = 70  # the exit code of a server whose engine has stopped; sysexits.h: internal error
+FORCED = 1  # the exit code after a second signal
 OWN_NAMES = ("localhost", "127.0.0.1", "::1")
 
 
@@ -43,10 +48,31 @@ def main(args: argparse.Namespace) -> int:
             "everybody who reaches %s may use this server; --api-key asks for a key", args.host
         )
     with bound, _audit_log(args) as audit:
-        death = _serve(args, settings, bound, audit)
-    if death is not None:
-        log.critical("%s; start it again", death)
-    return 0 if death is None else DIED
+        end = _serve(args, settings, bound, audit)
+    if end.death is not None:
+        log.critical("%s; start it again", end.death)
+    code = FORCED if end.forced else 0 if end.death is None else DIED
+    if end.working:
+        _leave(code)
+    return code
+
+
+@dataclass(frozen=True)
+class End:
+    """How serving ended."""
+
+    death: str | None  # why, where the engine died
+    forced: bool  # by a second signal
+    working: bool  # whether the engine's thread may still be in a step
+
+
+def _leave(code: int) -> NoReturn:
+    """Ends the process without Python's clearing up, which aborts where a thread is in torch."""
+    logging.shutdown()
+    for stream in (sys.stdout, sys.stderr):
+        with contextlib.suppress(OSError, ValueError):
+            stream.flush()
+    os._exit(code)
 
 
 def _serve(
@@ -54,8 +80,8 @@ def _serve(
     settings: ServerSettings,
     bound: socket.socket,
     audit: Behind | None,
-) -> str | None:
-    """Serves to the end; returns why, where the engine died."""
+) -> End:
+    """Serves to the end."""
     from sfumato.cli import generation
     from sfumato.engine import Engine, EngineError
     from sfumato.server.app import create_app
@@ -87,6 +113,8 @@ def _serve(
         engine.close,
         ready=lambda: _tell(args, engine, settings, url),
         dead=lambda: engine.death is not None,
+        halt=lambda: engine.close(join_s=0.0),
+        running=lambda: engine.health().running + engine.health().waiting,
         access_log=args.verbose,
     )
     # What is there by now stays: looking through it again and again would hold all threads up.
@@ -96,11 +124,23 @@ def _serve(
     try:
         listener.run(sockets=[bound])
     finally:
-        if listener.force_exit:
-            engine.close(join_s=0.0)  # a second signal does not wait for the step under way
-        else:
+        forced = _close(engine, listener.force_exit)
+    working = any(thread.name == "sfumato-engine" for thread in threading.enumerate())
+    return End(engine.death, forced, forced or working)
+
+
+def _close(engine: Engine, forced: bool) -> bool:
+    """Ends the engine; returns whether a second signal has come, which waits for no step."""
+    if not forced:
+        try:
             engine.close()
-    return engine.death
+        except (KeyboardInterrupt, SystemExit):
+            forced = True
+    if forced:
+        for number in SIGNALS:  # a third signal ends the process as it ends any other
+            signal.signal(number, signal.SIG_DFL)
+        engine.close(join_s=0.0)
+    return forced
 
 
 def _settings(args: argparse.Namespace) -> ServerSettings:

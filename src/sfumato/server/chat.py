@@ -12,7 +12,7 @@ from fastapi.responses import Response
 
 from sfumato.api import Reply
 from sfumato.engine import Account, Commit, Finished, Request, new_id
-from sfumato.server import answer, bodies, replies, running, stream
+from sfumato.server import answer, bodies, examples, replies, running, stream
 from sfumato.server.described import EFFORTS
 from sfumato.server.errors import bad_request
 from sfumato.server.logprobs import Logged, TokenLog, entries
@@ -126,12 +126,11 @@ def whole(
     """In a thread."""
     ends = [outcome.finished for outcome in found]
     name = ends[0].account.request_id
+    said = (text for end in ends for text in warnings(service, body, end.reply))
     fields = {
         **replies.head("chatcmpl", "chat.completion", name, service.name),
         "usage": replies.usage([end.account for end in ends]),
-    } | replies.figures(
-        ends, [*replies.notes(body), *(text for end in ends for text in warnings(body, end.reply))]
-    )
+    } | replies.figures(ends, [*replies.notes(body), *said])
     return answer.response(fields, _choices(service, body, found), headers)
 
 
@@ -167,12 +166,13 @@ def message(reply: Reply) -> dict[str, Any]:
     return found
 
 
-def warnings(body: ChatBody, reply: Reply) -> list[str]:
+def warnings(service: Service, body: ChatBody, reply: Reply) -> list[str]:
     """Those of the reply, and of calls for which there is no tool: names are the model's to write,
     but for that of a tool that has to be called."""
     names = {tool["function"]["name"] for tool in body.tools or ()}
     strange = [call.name for call in reply.tool_calls if names and call.name not in names]
-    return [*reply.warnings, *(f"the call of {name!r} is of none of the tools" for name in strange)]
+    calls = (f"the call of {name!r} is of none of the tools" for name in strange)
+    return [*examples.warnings(service.model, reply), *calls]
 
 
 def _logprobs(service: Service, body: ChatBody, outcome: Outcome) -> dict[str, Any]:
@@ -185,7 +185,7 @@ class ChatWriter:
     def __init__(self, service: Service, body: ChatBody, requests: Sequence[Request]) -> None:
         name = requests[0].id
         self._base = replies.head("chatcmpl", "chat.completion.chunk", name, service.name)
-        self._body, self._notes = body, replies.notes(body)
+        self._service, self._body, self._notes = service, body, replies.notes(body)
         options = body.stream_options
         self._usage = options is not None and bool(options.include_usage)
         count, few = len(requests), body.top_logprobs or 0
@@ -219,7 +219,7 @@ class ChatWriter:
             yield from self._call(number, call)
         last = self._chunk(number, {}, replies.finish_reason(reply, reply.tool_calls))
         last["timings"] = replies.timings(end.account)
-        if found := [*self._notes, *warnings(self._body, reply)]:
+        if found := [*self._notes, *warnings(self._service, self._body, reply)]:
             last["warnings"], self._notes = found, []
         yield last
 

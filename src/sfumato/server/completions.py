@@ -13,6 +13,7 @@ from fastapi.responses import Response
 from sfumato.engine import Account, Commit, Finished, Request, new_id
 from sfumato.server import answer, bodies, replies, running, stream
 from sfumato.server.errors import bad_request
+from sfumato.server.examples import warnings
 from sfumato.server.logprobs import Logged, TokenLog, entries, legacy
 from sfumato.server.running import Outcome
 from sfumato.server.sampling import asked, check_size, seeds_of
@@ -76,12 +77,11 @@ def whole(
     """In a thread."""
     ends = [outcome.finished for outcome in found]
     name = ends[0].account.request_id
+    said = (text for end in ends for text in warnings(service.model, end.reply))
     fields = {
         **replies.head("cmpl", "text_completion", name, service.name),
         "usage": replies.usage_of_prompts([end.account for end in ends], body.n or 1),
-    } | replies.figures(
-        ends, [*replies.notes(body), *(text for end in ends for text in end.reply.warnings)]
-    )
+    } | replies.figures(ends, [*replies.notes(body), *said])
     return answer.response(fields, _choices(service, body, found), headers)
 
 
@@ -114,7 +114,7 @@ class TextWriter:
         options = body.stream_options
         self._usage = options is not None and bool(options.include_usage)
         self._each = body.n or 1
-        self._notes = replies.notes(body)
+        self._model, self._notes = service.model, replies.notes(body)
         few = body.logprobs
         self._logs = [None if few is None else TokenLog(service, few) for _ in requests]
         # Characters that were taken, and that have gone out: some wait for their tokens.
@@ -138,8 +138,8 @@ class TextWriter:
             yield from self._logged(number, log.end())
         last = self._chunk(number, "", replies.finish_reason(end.reply))
         last["timings"] = replies.timings(end.account)
-        if warnings := [*self._notes, *end.reply.warnings]:
-            last["warnings"], self._notes = warnings, []
+        if found := [*self._notes, *warnings(self._model, end.reply)]:
+            last["warnings"], self._notes = found, []
         yield last
 
     def close(self, accounts: Sequence[Account]) -> Iterable[dict[str, Any]]:

@@ -1,14 +1,15 @@
-"""Prompts for a page to offer, whose answers have a shape that can be watched."""
+"""What a model is good for: prompts to offer, and what is to be said of the embedded model."""
 
 from __future__ import annotations
 
 from typing import Any
 
-from sfumato.api import EMBEDDED, Model
+from sfumato.api import EMBEDDED, Model, Reply
 
 DEMONSTRATION = (
     "This demonstration model solves 4x4 Sudoku and answers a fixed set of simple questions."
 )
+CANNOT = "this demonstration model cannot answer that"
 
 # Boards with one solution, of held-out grids; with four digits they take the most steps.
 _EMBEDDED = {
@@ -30,6 +31,18 @@ _OTHERS = {
 def demonstration(model: Model) -> str | None:
     """What the embedded model can do, and that this is all; None for other models."""
     return DEMONSTRATION if model.path == EMBEDDED else None
+
+
+def warnings(model: Model, reply: Reply) -> list[str]:
+    """The reply's, and one where the embedded model ran out of steps: more would not help it."""
+    capped = demonstration(model) and "step_cap" in reply.stats.convergence
+    return [*reply.warnings, *([CANNOT] if capped else [])]
+
+
+def remark(model: Model, reply: Reply) -> str:
+    """What stands below a reply, as the page has it (static/footer.js); empty: nothing does."""
+    found = warnings(model, reply)
+    return f"{CANNOT.capitalize()}." if CANNOT in found else " ".join(found)
 
 
 def examples(model: Model) -> list[dict[str, Any]]:

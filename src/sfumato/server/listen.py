@@ -1,7 +1,7 @@
 """uvicorn around the application: the socket, and an end in good order.
 
 After SIGTERM or SIGINT no connection is accepted any more, the requests that run may finish for a
-while, and what is left then ends in an error of its own. A second signal ends it at once.
+while, and what is left then ends in an error of its own. A second signal ends that at once.
 """
 
 from __future__ import annotations
@@ -12,6 +12,7 @@ import logging
 import signal
 import socket
 import threading
+import time
 from collections.abc import Callable, Iterator
 from types import FrameType
 from typing import Any
@@ -22,8 +23,10 @@ from fastapi import FastAPI
 SIGNALS = (signal.SIGINT, signal.SIGTERM)
 AFTER_DRAIN_S = 10.0  # until all connections are closed, whatever they do
 LAST_WORDS_S = 1.0  # for the last errors to reach their clients
+FORCED_S = 0.5  # the same after a second signal
 
 _log = logging.getLogger("uvicorn.error")
+_own_log = logging.getLogger(__name__)
 
 
 def bind(host: str, port: int) -> socket.socket:
@@ -57,11 +60,14 @@ class Listener(uvicorn.Server):
         close: Callable[[float], None],
         ready: Callable[[], None] = lambda: None,
         dead: Callable[[], bool] = lambda: False,
+        halt: Callable[[], None] = lambda: None,
+        running: Callable[[], int] = lambda: 0,
         **options: Any,
     ) -> None:
         """close(seconds): drains the engine for so long, then fails the rest; it may block.
         ready: called when connections are accepted. dead: asked ten times a second; where it is
-        true the server ends as after a signal."""
+        true the server ends as after a signal. halt: fails what is left, without waiting.
+        running: how many requests have not ended."""
         limit = int(drain_s + AFTER_DRAIN_S)
         super().__init__(
             uvicorn.Config(
@@ -74,6 +80,7 @@ class Listener(uvicorn.Server):
             )
         )
         self._drain_s, self._close, self._ready, self._dead = drain_s, close, ready, dead
+        self._halt, self._running = halt, running
 
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
         await super().startup(sockets)
@@ -95,20 +102,28 @@ class Listener(uvicorn.Server):
 
     async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
         """The engine drains while uvicorn waits for its connections."""
+        if self.should_exit:
+            _own_log.warning("%s", _stopping(self._running(), self._drain_s))
         _log.disabled = True  # it would show a trace for each request that is broken off
         closer = threading.Thread(target=self._close, args=(self._drain_s,), daemon=True)
         closer.start()
         hanging_up = asyncio.create_task(self._hang_up(closer))
         await super().shutdown(sockets)
         hanging_up.cancel()
-        if not self.force_exit:
-            closer.join(AFTER_DRAIN_S)
+        until = time.monotonic() + AFTER_DRAIN_S
+        while closer.is_alive() and not self.force_exit and time.monotonic() < until:
+            await asyncio.sleep(0.02)
 
     async def _hang_up(self, closer: threading.Thread) -> None:
         """Once the engine has ended nothing is to come on what is still open: clients that do not
         end their requests, or do not read."""
         while closer.is_alive() and not self.force_exit:
             await asyncio.sleep(0.05)
+        if self.force_exit:
+            threading.Thread(target=self._halt, daemon=True).start()
+            until = time.monotonic() + FORCED_S
+            while self.server_state.tasks and time.monotonic() < until:
+                await asyncio.sleep(0.02)
         for end in ("close", "abort"):  # what is not read holds up a close, too
             if not self.force_exit:
                 await asyncio.sleep(LAST_WORDS_S)
@@ -127,3 +142,13 @@ class Listener(uvicorn.Server):
         finally:
             for number, handler in before.items():
                 signal.signal(number, handler)
+
+
+def _stopping(running: int, drain_s: float) -> str:
+    """What an operator reads after the first signal."""
+    if not running:
+        return "stopping: no request is running"
+    count = "1 request has" if running == 1 else f"{running} requests have"
+    return (
+        f"stopping: {count} {drain_s:g} seconds to finish; a second signal ends the server at once"
+    )

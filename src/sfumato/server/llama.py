@@ -12,6 +12,7 @@ from fastapi.responses import JSONResponse, Response
 from sfumato.engine import Account, Commit, Finished, Request
 from sfumato.server import bodies, replies, running, stream
 from sfumato.server.errors import bad_request, from_value_error
+from sfumato.server.examples import warnings
 from sfumato.server.messages import continuation, conversation
 from sfumato.server.sampling import asked, seeds_of
 from sfumato.server.schemas import DetokenizeBody, LlamaBody, TemplateBody, TokenizeBody
@@ -58,7 +59,7 @@ def request_of(service: Service, body: LlamaBody) -> Request:
 def _last(service: Service, body: LlamaBody, end: Finished) -> dict[str, Any]:
     """All but the text: what llama-server sends at the end."""
     reply, account = end.reply, end.account
-    warnings = [*replies.notes(body), *reply.warnings]
+    told = [*replies.notes(body), *warnings(service.model, reply)]
     found = {
         "index": 0,
         "id_slot": -1 if account.slot is None else account.slot,
@@ -71,7 +72,7 @@ def _last(service: Service, body: LlamaBody, end: Finished) -> dict[str, Any]:
         "truncated": False,
         "timings": replies.timings(account),
     }
-    return found | ({"warnings": warnings} if warnings else {})
+    return found | ({"warnings": told} if told else {})
 
 
 class LlamaWriter:

@@ -82,8 +82,17 @@ class Recorder:
             self._canvases[commit.canvas]["settled"] = self._pack(commit.token_ids)
         self._thin()
 
-    def data(self, model: str, question: str, text: str, summary: Sequence[str]) -> dict[str, Any]:
-        """The replay, as the page's share.js packs it too."""
+    def data(
+        self,
+        model: str,
+        question: str,
+        text: str,
+        summary: Sequence[str],
+        demonstration: str = "",
+        remark: str = "",
+    ) -> dict[str, Any]:
+        """The replay, as the page's share.js packs it too. demonstration: what is said of a model
+        that is one; remark: what stands below the reply."""
         self._thin()
         return {
             "version": 1,
@@ -91,6 +100,8 @@ class Recorder:
             "question": question,
             "text": text,
             "summary": list(summary),
+            "demonstration": demonstration,
+            "remark": remark,
             "texts": list(self._numbers),
             "canvases": self._canvases,
         }

@@ -125,12 +125,13 @@ def run(
 ) -> Figures:
     """The scores of every set, and of the hard grids under two handicaps, by name.
 
-    path: a checkpoint of this vocabulary; None is the embedded model; seed: draws the held-out
+    path: a checkpoint of this vocabulary; None is the embedded model; count: of tasks in each set,
+    at most; seed: draws the held-out
     tasks, and the noise that they are answered with; config: how, in all of them; progress: called
     with the tasks answered, and all of them.
     """
     model, config = load(path), config or SamplerConfig()
-    sets = evaluation_sets(seed, count)
+    sets = {name: tasks[:count] for name, tasks in evaluation_sets(seed, count).items()}
     hard = sets["sudoku_hard"]
     one_step, blind = replace(config, max_steps=1), replace(config, self_conditioning=False)
     runs = [(name, tasks, config) for name, tasks in sets.items()]

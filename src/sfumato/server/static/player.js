@@ -60,9 +60,13 @@ function play(data) {
     ...SPEEDS.map(([ms, text]) => el('option', { value: ms, selected: ms === 400 }, text)));
   const scrubber = new Scrubber({ onMove: draw, onHold: hold, onRelease() {}, pace: () => Number(speed.value) });
   document.getElementById('model').textContent = data.model;
+  const badge = document.getElementById('demonstration');
+  badge.textContent = data.demonstration;
+  badge.hidden = !data.demonstration;
   document.getElementById('turns').append(question(data.question), el('li', { class: 'turn reply' },
     el('h3', { class: 'unseen' }, 'Sfumato'),
     el('div', { class: 'bubble' }, fold, answer.element, el('p', { class: 'unseen' }, data.text), scrubber.element,
+      el('p', { class: 'note', role: 'note', hidden: !data.remark }, data.remark),
       el('div', { class: 'foot' },
         el('p', { class: 'stats' }, ...data.summary.map((part) => el('span', {}, part))), speed))));
   scrubber.load(frames, trace.data.length);

@@ -2,7 +2,7 @@
 // `sfumato run --replay` fills it (see server/replay.py, which says what it is filled with).
 
 import { replayTemplate } from './api.js';
-import { summary } from './footer.js';
+import { remark, summary } from './footer.js';
 
 const MOST_POSITIONS = 400_000; // of drafts: some megabytes; above, steps are left out
 const SLOT = '"REPLAY"';
@@ -29,6 +29,8 @@ export function pack({ record, trace }, question, about) {
     question,
     text: record.content,
     summary: summary(record),
+    demonstration: about.demonstration ?? '',
+    remark: remark(record),
     texts: [...texts.keys()],
     canvases,
   };
