@@ -63,7 +63,7 @@ PROMPTS = either(TEXT, _list(TEXT, 1), _PROMPT_IDS, _list(_PROMPT_IDS, 1))
 MAX_TOKENS = either({"type": "integer", "minimum": 1, "maximum": MOST_TOKENS}, {"const": -1}, NULL)
 STOP = either(
     {"type": "string", "maxLength": LONGEST_STOP},
-    _list({"type": "string", "minLength": 1, "maxLength": LONGEST_STOP}) | {"maxItems": MOST_STOPS},
+    _list({"type": "string", "maxLength": LONGEST_STOP}) | {"maxItems": MOST_STOPS},
     NULL,
 )
 BIAS = either(
