@@ -99,7 +99,7 @@ def test_a_megabyte_of_junk_is_quick(unit: str) -> None:
             parse_call(text)
         except CallSyntaxError as error:
             assert len(str(error)) < 200
-    assert time.perf_counter() - start < 10  # linear: well under a second each; squared: hours
+    assert time.perf_counter() - start < 60  # linear: a second each; squared: hours
 
 
 def _written(value: Any) -> str:
