@@ -37,7 +37,7 @@ MALFORMED: tuple[tuple[str, bytes], ...] = (
     (CHAT, json.dumps({"messages": []}).encode()),
     (CHAT, json.dumps({"messages": "Hello"}).encode()),
     (CHAT, json.dumps({"messages": [{"role": "nobody", "content": "Hello"}]}).encode()),
-    (CHAT, json.dumps({"messages": HELLO, "max_tokens": -1}).encode()),
+    (CHAT, json.dumps({"messages": HELLO, "max_tokens": -2}).encode()),
     (CHAT, json.dumps({"messages": HELLO, "max_tokens": "many"}).encode()),
     (CHAT, json.dumps({"messages": HELLO, "temperature": -3}).encode()),
     (CHAT, json.dumps({"messages": HELLO, "no_such_field": 1}).encode()),
