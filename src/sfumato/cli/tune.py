@@ -21,8 +21,8 @@ def _train(args: argparse.Namespace) -> int:
 
     if args.threads:
         torch.set_num_threads(args.threads)
-    with notes.progress("training") as told:
-        recipe.run(args.recipe, Path(args.out), steps=args.steps, seed=args.seed, progress=told)
+    with notes.progress("training") as progress:
+        recipe.run(args.recipe, Path(args.out), steps=args.steps, seed=args.seed, progress=progress)
     return 0
 
 
@@ -32,9 +32,9 @@ def _evaluate(args: argparse.Namespace) -> int:
     from sfumato.train import evaluate
 
     config = sfumato.SamplerConfig().options(**approximations(args))
-    with notes.progress("answering") as told:
+    with notes.progress("answering") as progress:
         figures = evaluate.run(
-            args.model, count=args.count, seed=args.seed, config=config, progress=told
+            args.model, count=args.count, seed=args.seed, config=config, progress=progress
         )
     print(json.dumps(figures, indent=2) if args.json else evaluate.table(figures))
     return 0
