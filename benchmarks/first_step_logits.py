@@ -36,7 +36,7 @@ from sfumato.model.loading import load_network
 from sfumato.weights.blocks import QuantizedTensor
 from sfumato.weights.checkpoint import Checkpoint, open_checkpoint
 from sfumato.weights.convert import save_gguf
-from sfumato.weights.mixes import TARGETS, Target
+from sfumato.weights.quant_recipes import TARGETS, Target
 
 PROMPT, CANVAS = 20, 256  # tokens
 LEAST = 0.999  # of cosines to the peer

@@ -50,7 +50,7 @@ def frames(model: sfumato.Model) -> Iterator[Frame]:
     for event in model.stream(QUESTION, seed=SEED, sampler=sampler):
         if isinstance(event, sfumato.Draft):
             drafts.append(event)
-        elif isinstance(event, sfumato.Commit):
+        elif isinstance(event, sfumato.Settled):
             yield from _canvas(model, drafts, done)
             settled = event.text.ljust(len(drafts[-1].token_ids))
             done.append(tuple((letter, SETTLED) for letter in settled))

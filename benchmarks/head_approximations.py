@@ -1,8 +1,8 @@
 """What the vocabulary head saves, and how far off its soft embedding is, when it may leave out
 chunks that hold little of the mass (`skip`), or all but the likeliest tokens (`top-k`).
 
-A random embedding, and a canvas whose laws go from flat to converged: each hidden state is so
-much of one token's row that this token holds a given probability. The rest is spread over the
+A random embedding, and a canvas whose distributions go from flat to converged: each hidden state
+is so much of one token's row that this token holds a given probability. The rest is spread over the
 whole vocabulary, or is on a few rivals, whose rows are in the hidden state too. The saved share is
 of the second product's arithmetic, counted; times are medians of the whole pass, exact and
 approximate in turn. The error is the soft embedding's (L2, relative), on the same scale the bound:
@@ -33,14 +33,14 @@ from sfumato.model.head import HeadStats, VocabularyHead
 CAP = 30.0
 TEMPERATURE = 0.5
 CONVERGED = 30.0  # the winner's score over the temperature, where rivals hold the rest
-FLAT = 1e-5  # of a law spread over the vocabulary, the likeliest token's probability
+FLAT = 1e-5  # of a distribution spread over the vocabulary, the likeliest token's probability
 CASES = {  # where the rest of the mass is: on how many rows (0: all), and the winner's own
     "spread": (0, (FLAT, 0.5, 0.9, 0.99, 0.999)),
     "rivals": (7, (0.5, 0.9, 0.99, 0.999)),
 }
 SHARES = (1e-3, 1e-2)
 COUNTS = (16, 64, 256)
-GROUP = 32  # positions whose whole law is held
+GROUP = 32  # positions whose whole distribution is held
 COLUMNS = (
     *("rest", "top p", "how", "left out", "saved", "exact s", "approx s"),
     *("error", "bound", "entropy"),
@@ -81,8 +81,8 @@ def flops(head: VocabularyHead, hidden: Tensor, **how: Any) -> int:
 def outside(head: VocabularyHead, hidden: Tensor) -> Tensor:
     """The mass that the k likeliest tokens leave, of the worst position, for each k: [max k]."""
     most = min(max(COUNTS), head.vocab_size)
-    laws = (head.logits(part) / TEMPERATURE for part in hidden.split(GROUP))
-    ranked = torch.cat([law.double().softmax(dim=1).topk(most)[0] for law in laws])
+    distributions = (head.logits(part) / TEMPERATURE for part in hidden.split(GROUP))
+    ranked = torch.cat([row.double().softmax(dim=1).topk(most)[0] for row in distributions])
     return (1 - ranked.cumsum(dim=1)).amax(dim=0).clamp(min=0)
 
 

@@ -48,7 +48,7 @@ print(json.dumps({"load": took, "user": user, "system": system}))
 PARTS = """
 times = [time.perf_counter()]
 checkpoint, target = open_checkpoint(path), pick_device(device)
-checkpoint.account(expected_shapes(config_of(checkpoint)))
+checkpoint.check_tensors(expected_shapes(config_of(checkpoint)))
 times.append(time.perf_counter())
 load_text(checkpoint)
 times.append(time.perf_counter())

@@ -26,11 +26,11 @@ from sfumato.model.config import ModelConfig
 from sfumato.model.export import gguf_config, rotary_divisors
 from sfumato.text.export import BYTE, CONTROL, NORMAL, SCORE, UNUSED
 from sfumato.train.vocabulary import CHARACTERS, CHAT_TEMPLATE, SPECIAL_TOKENS
+from sfumato.weights.atomic_write import Outgoing, beside
 from sfumato.weights.convert import gguf_tensors, save_gguf
 from sfumato.weights.gguf import read_gguf
-from sfumato.weights.mixes import TARGETS, Target
 from sfumato.weights.names import ARCHITECTURE
-from sfumato.weights.outgoing import Outgoing, beside
+from sfumato.weights.quant_recipes import TARGETS, Target
 from sfumato.weights.write_gguf import layout
 
 

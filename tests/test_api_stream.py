@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from tests.diffusion.scripted import END, ScriptedNetwork, counted, scripted, tokenizer
 
-from sfumato import Commit, Done, Draft, Model, Reply, SamplerConfig
+from sfumato import Done, Draft, Model, Reply, SamplerConfig, Settled
 from sfumato.text.calls import ToolCall
 from sfumato.text.tokenizer import Marker, Tokenizer
 
@@ -22,18 +22,18 @@ CALLING = (
 )
 
 
-def events(model: Model, **options: Any) -> tuple[list[Draft | Commit], Reply]:
+def events(model: Model, **options: Any) -> tuple[list[Draft | Settled], Reply]:
     *others, last = model.stream("?", **options)
     assert isinstance(last, Done)
     assert not any(isinstance(event, Done) for event in others)
     return others, last.reply  # type: ignore[return-value]
 
 
-def commits(found: list[Draft | Commit]) -> list[Commit]:
-    return [event for event in found if isinstance(event, Commit)]
+def commits(found: list[Draft | Settled]) -> list[Settled]:
+    return [event for event in found if isinstance(event, Settled)]
 
 
-def joined(found: list[Draft | Commit]) -> tuple[str, str]:
+def joined(found: list[Draft | Settled]) -> tuple[str, str]:
     """The answer and the thought that the commits add up to."""
     return "".join(c.text for c in commits(found)), "".join(c.thought for c in commits(found))
 
@@ -41,7 +41,7 @@ def joined(found: list[Draft | Commit]) -> tuple[str, str]:
 def test_the_order_of_events() -> None:
     found, _ = events(scripted("Hello, world!<turn|>", hesitate=1))
     kinds = [(type(event).__name__, event.canvas) for event in found]
-    draft, commit = "Draft", "Commit"
+    draft, commit = "Draft", "Settled"
     assert kinds == [
         *[(draft, 0)] * 3, (commit, 0),
         *[(draft, 1)] * 3, (commit, 1),
@@ -210,7 +210,7 @@ def test_commits_always_add_up_to_the_reply(
 
 
 def test_cancelling() -> None:
-    def cancel_after(*answers: bool) -> tuple[list[Draft | Commit], Reply]:
+    def cancel_after(*answers: bool) -> tuple[list[Draft | Settled], Reply]:
         return events(scripted("Hello, world!<turn|>"), cancelled=counted(answers))
 
     found, reply = cancel_after(True)
@@ -248,7 +248,7 @@ def test_two_streams_at_once_do_not_mix() -> None:
     texts = ["", ""]
     for pair in zip(model.stream("a"), model.stream("b", seed=5), strict=True):
         for i, event in enumerate(pair):
-            texts[i] += event.text if isinstance(event, Commit) else ""
+            texts[i] += event.text if isinstance(event, Settled) else ""
     assert texts == ["Hello, world!"] * 2
 
 

@@ -153,7 +153,7 @@ CONFIGS = {
 
 
 def canvases(network: Network, config: SamplerConfig) -> list[Canvas]:
-    """Two rows under laws of their own."""
+    """Two rows under distributions of their own."""
     whole = [replace(c.over(REFERENCE), canvas_length=8) for c in (config, SamplerConfig())]
     return [
         Canvas(c, Noise(seed, 0), network.config.vocab_size, network.device, pinned={2: 5})
@@ -167,7 +167,7 @@ def canvases(network: Network, config: SamplerConfig) -> list[Canvas]:
 def test_statistics_agree(
     files: dict[str, Path], kind: str, config: SamplerConfig, device: str
 ) -> None:
-    """Of the same hidden states: the same tokens, and the same law as far as float32 goes."""
+    """Of the same hidden states: the same tokens, and distributions equal within float32."""
     networks = [load(files[kind], "cpu"), load(files[kind], device)]
     hidden = torch.randn(16, 256, generator=torch.Generator().manual_seed(2))
     found = [score(n.head, hidden.to(n.device), canvases(n, config)) for n in networks]

@@ -52,7 +52,7 @@ def test_a_sparse_file_of_full_size_opens_at_once(
     assert len(found["config"]["layers"]) == 30
     counts = {"Q4_K": 194, "Q6_K": 14, "Q8_0": 28, "Q5_0": 33, "F32": 422}
     assert Counter(info.format for info in checkpoint.tensors.values()) == counts
-    checkpoint.account(expected_shapes(config_of(checkpoint)))
+    checkpoint.check_tensors(expected_shapes(config_of(checkpoint)))
 
 
 def test_a_tiny_one_runs_and_stays_tame(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -10,7 +10,7 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from sfumato.api import Commit, Done, Model, Reply, load
+    from sfumato.api import Done, Model, Reply, Settled, load
     from sfumato.diffusion.canvas import Draft
     from sfumato.diffusion.config import SamplerConfig
     from sfumato.diffusion.schedule import SoftTopK
@@ -22,7 +22,7 @@ _HOMES = {
     "load": "sfumato.api",
     "Model": "sfumato.api",
     "Reply": "sfumato.api",
-    "Commit": "sfumato.api",
+    "Settled": "sfumato.api",
     "Done": "sfumato.api",
     "Draft": "sfumato.diffusion.canvas",
     "SamplerConfig": "sfumato.diffusion.config",
@@ -36,7 +36,6 @@ _HOMES = {
 }
 __all__ = [
     "Account",
-    "Commit",
     "Done",
     "Draft",
     "Engine",
@@ -47,6 +46,7 @@ __all__ = [
     "Reply",
     "Request",
     "SamplerConfig",
+    "Settled",
     "SoftTopK",
     "load",
 ]

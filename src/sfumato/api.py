@@ -19,7 +19,7 @@ from sfumato.diffusion.canvas import Convergence, Draft
 from sfumato.diffusion.checks import check_tensor
 from sfumato.diffusion.config import SamplerConfig, defaults_from_gguf, defaults_from_hf
 from sfumato.diffusion.limits import Limits, StopReason
-from sfumato.diffusion.loop import Outcome, Settled, Stats, generate
+from sfumato.diffusion.loop import Outcome, SettledCanvas, Stats, generate
 from sfumato.model.cache import KVCache
 from sfumato.model.config import ModelConfig
 from sfumato.model.loading import Progress, config_of, expected_shapes, load_network
@@ -32,7 +32,7 @@ from sfumato.text.template import ChatTemplate
 from sfumato.text.tokenizer import Detokenizer, Tokenizer
 from sfumato.weights.checkpoint import Checkpoint, open_checkpoint
 from sfumato.weights.errors import CheckpointError
-from sfumato.weights.onload import quantized_on_load
+from sfumato.weights.quantize_on_load import quantized_on_load
 
 EMBEDDED = Path(__file__).parent / "embedded"
 END_TOKENS = ("<turn|>", "<|tool_response>")  # end a reply where a checkpoint lists no end ids
@@ -41,7 +41,7 @@ Messages = Sequence[Mapping[str, Any]]
 
 
 @dataclass(frozen=True)
-class Commit:
+class Settled:
     """A canvas has settled: its text is final."""
 
     canvas: int  # 0, 1, … within the reply
@@ -89,7 +89,7 @@ class Transcript:
         self._gate = StopGate(stops, ignore_ends)
         self._parser = ReplyParser(ignore_ends=ignore_ends)
 
-    def add(self, settled: Settled, last: Draft | None = None) -> Commit:
+    def add(self, settled: SettledCanvas, last: Draft | None = None) -> Settled:
         """What a canvas adds; `last` is the draft of its last step, where the caller has it."""
         parts = self._parser.feed(self._gate.feed(self._detokenizer.pieces(settled.token_ids)))
         if settled.stop_reason is not None:
@@ -98,7 +98,7 @@ class Transcript:
         for part in parts:
             if isinstance(part, Delta):
                 texts[part.kind] += part.text
-        return Commit(
+        return Settled(
             settled.canvas,
             texts["answer"],
             texts["thought"],
@@ -135,8 +135,8 @@ class Transcript:
 
 
 def _events(
-    run: Generator[Draft | Settled, None, Outcome], transcript: Transcript
-) -> Iterator[Draft | Commit | Done]:
+    run: Generator[Draft | SettledCanvas, None, Outcome], transcript: Transcript
+) -> Iterator[Draft | Settled | Done]:
     last = None
     while True:
         try:
@@ -201,8 +201,8 @@ class Model:
         stop: Stop = None,
         cancelled: Callable[[], bool] = lambda: False,
         **unknown: Never,
-    ) -> Iterator[Draft | Commit | Done]:
-        """Drafts at every denoising step, a `Commit` for every canvas, then one `Done`.
+    ) -> Iterator[Draft | Settled | Done]:
+        """Drafts at every denoising step, a `Settled` for every canvas, then one `Done`.
 
         max_tokens: visible tokens at most; seed: 0..2⁶⁴-1; sampler: what is None in it is the
         checkpoint's; tools: declarations as JSON schemas; stop: strings that end the reply and
@@ -325,7 +325,7 @@ def load(
     checkpoint = open_checkpoint(EMBEDDED if path is None else Path(path))
     # What fails fast comes first, and all of it before the weights.
     config = config_of(checkpoint)
-    checkpoint.account(expected_shapes(config))
+    checkpoint.check_tensors(expected_shapes(config))
     target = pick_device(device)
     if quantize is not None:
         checkpoint = quantized_on_load(checkpoint, quantize, target)
@@ -371,4 +371,4 @@ def _end_ids(checkpoint: Checkpoint, config: ModelConfig, tokenizer: Tokenizer) 
     return tuple(dict.fromkeys((*config.eos_ids, *(i for i in looked_up if i is not None))))
 
 
-__all__ = ["Commit", "Done", "Draft", "Model", "Reply", "Stats", "load"]
+__all__ = ["Done", "Draft", "Model", "Reply", "Settled", "Stats", "load"]

@@ -19,12 +19,12 @@ from sfumato.model.config import ModelConfig
 from sfumato.model.export import gguf_config, hf_config, rotary_divisors
 from sfumato.model.loading import config_of, expected_shapes
 from sfumato.text import export as text_export
+from sfumato.weights.atomic_write import Outgoing, check_free
 from sfumato.weights.blocks import BLOCK_FORMATS
 from sfumato.weights.checkpoint import Checkpoint, open_checkpoint
 from sfumato.weights.convert import Progress, gguf_tensors, hf_tensors, save_gguf, save_hf
-from sfumato.weights.mixes import TARGETS, Target, formats
 from sfumato.weights.names import ARCHITECTURE
-from sfumato.weights.outgoing import Outgoing, check_free
+from sfumato.weights.quant_recipes import TARGETS, Target, formats
 
 HF_TARGETS = {"bf16": "bfloat16", "f16": "float16", "f32": "float32"}
 DEFAULTS = {"gguf": "q4_k_m", "safetensors": "bf16"}
@@ -70,7 +70,7 @@ def convert(
         raise ValueError(f"{out}: both are safetensors; give a name that ends in .gguf")
     config = config_of(checkpoint)
     shapes = expected_shapes(config)
-    checkpoint.account(shapes)
+    checkpoint.check_tensors(shapes)
     notes = _notes(checkpoint, shapes, target)
     if kind == "gguf":
         tensors = gguf_tensors(checkpoint, shapes, target, rotary_divisors(config))

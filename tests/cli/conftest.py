@@ -15,7 +15,7 @@ from typing import Any
 import pytest
 import torch
 
-from sfumato import Commit, Done, Draft, Finished, Request
+from sfumato import Done, Draft, Finished, Request, Settled
 from sfumato.cli import main
 from sfumato.diffusion.loop import Stats
 from sfumato.engine import Event, Handle
@@ -39,7 +39,7 @@ class FakeModel:
             decode=lambda ids: "".join(map(chr, ids)), token_text=chr, vocab_size=2**16
         )
 
-    def stream(self, **request: Any) -> Iterator[Draft | Commit | Done]:
+    def stream(self, **request: Any) -> Iterator[Draft | Settled | Done]:
         self.requests.append(request)
         for number, text in enumerate(self.canvases):
             for step in (1, 2):
@@ -53,7 +53,7 @@ class FakeModel:
                 if (number, step) == (self.interrupt_at, 1):
                     for _ in range(self.presses):
                         signal.raise_signal(signal.SIGINT)
-            yield Commit(number, text, "", [ord(c) for c in text], "converged")
+            yield Settled(number, text, "", [ord(c) for c in text], "converged")
         yield Done(self._reply(len(self.canvases), "eos"))
 
     def _reply(self, count: int, stop_reason: str) -> Any:

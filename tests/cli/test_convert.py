@@ -11,7 +11,7 @@ import sfumato.convert
 from sfumato.api import EMBEDDED
 from sfumato.options import FORMATS
 from sfumato.weights.checkpoint import open_checkpoint
-from sfumato.weights.mixes import TARGETS
+from sfumato.weights.quant_recipes import TARGETS
 
 
 def test_the_listed_formats_are_those_there_are() -> None:

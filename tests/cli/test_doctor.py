@@ -10,7 +10,7 @@ import torch
 from sfumato import catalog, ops
 from sfumato.api import EMBEDDED
 from sfumato.cli import doctor, estimate, probes
-from sfumato.engine.budget import Budget
+from sfumato.engine.device_memory import Budget
 from sfumato.model.placement import pick_device, pick_dtype
 from sfumato.weights.checkpoint import open_checkpoint
 

@@ -21,7 +21,7 @@ from tests.diffusion.scripted import (
 from sfumato.diffusion.canvas import Draft
 from sfumato.diffusion.config import REFERENCE, SamplerConfig, fixed_steps
 from sfumato.diffusion.limits import Limits, visible
-from sfumato.diffusion.loop import Outcome, Settled, generate
+from sfumato.diffusion.loop import Outcome, SettledCanvas, generate
 from sfumato.diffusion.schedule import LinearTemperature
 
 LENGTH = 8
@@ -37,13 +37,13 @@ def reply(
     prompt: list[int] = PROMPT,
     end_ids: tuple[int, ...] = END_IDS,
     **limits: Any,
-) -> tuple[ScriptedNetwork, list[Draft | Settled], Outcome]:
+) -> tuple[ScriptedNetwork, list[Draft | SettledCanvas], Outcome]:
     network: Any = ScriptedNetwork(script(text, LENGTH), LENGTH, hesitate)
     wanted = Limits(max_tokens, end_ids, **limits)
     run = generate(
         network, torch.tensor(prompt, dtype=torch.int64), config.over(REFERENCE), wanted, seed=0
     )
-    events: list[Draft | Settled] = []
+    events: list[Draft | SettledCanvas] = []
     while True:
         try:
             events.append(next(run))
@@ -55,8 +55,8 @@ def said(outcome: Outcome) -> str:
     return tokenizer().decode(outcome.token_ids, skip_special=False)
 
 
-def settled(events: list[Draft | Settled]) -> list[Settled]:
-    return [event for event in events if isinstance(event, Settled)]
+def settled(events: list[Draft | SettledCanvas]) -> list[SettledCanvas]:
+    return [event for event in events if isinstance(event, SettledCanvas)]
 
 
 def test_a_reply_ends_at_its_end_token() -> None:
@@ -157,7 +157,7 @@ def test_cancelling() -> None:
     answers = [*[False] * 5, True]
     _, events, outcome = reply("Hello, world!<turn|>", cancelled=counted(answers))
     assert (said(outcome), outcome.stop_reason) == ("Hello, w", "cancelled")
-    assert [type(event) for event in events] == [Draft, Draft, Settled, Draft]
+    assert [type(event) for event in events] == [Draft, Draft, SettledCanvas, Draft]
     assert outcome.stats.steps == [2, 1] and outcome.stats.convergence == ["converged"]
 
 
@@ -165,7 +165,7 @@ def test_a_settled_canvas_is_not_committed_for_a_cancelled_reply() -> None:
     answers = [False, False, False, True]
     network, events, outcome = reply("Hello, world!<turn|>", cancelled=counted(answers))
     assert (said(outcome), outcome.stop_reason) == ("Hello, w", "cancelled")
-    assert [type(event) for event in events] == [Draft, Draft, Settled]
+    assert [type(event) for event in events] == [Draft, Draft, SettledCanvas]
     assert network.slots[0].encoded == [PROMPT]
     assert outcome.stats.steps == [2] and outcome.stats.canvases == 1
     assert outcome.stats.output_tokens == LENGTH

@@ -1,4 +1,4 @@
-"""Noise: the published vectors of its generator, the laws it gives, and what it depends on."""
+"""Noise: the published vectors of its generator, its distributions, and what it depends on."""
 
 from __future__ import annotations
 

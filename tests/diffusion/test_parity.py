@@ -124,7 +124,7 @@ def check(case: Case, seen: Callable[[int, int, str | None], None] = lambda *_: 
         argmax = processed.argmax(-1)
         stop = bool(stopping(argmax, processed))
 
-        draft = canvas.settle(score(network.head, raw, [canvas])[0])
+        draft = canvas.advance(score(network.head, raw, [canvas])[0])
         assert draft.step == step
         assert torch.equal(draft.accepted, sampler.accepted_token_mask[0])
         assert torch.equal(draft.token_ids, argmax[0])

@@ -1,4 +1,4 @@
-"""One denoising step: each row's own law, and rows in a batch that do not know of one another."""
+"""One denoising step: each row's own distribution, whatever other rows are in the batch."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ HEAT = 0.8  # of the reference's first step
 CPU = torch.device("cpu")
 
 
-def law(temperature: float = HEAT, sharpness: float = 4.0) -> tuple[Any, Tensor]:
+def distribution(temperature: float = HEAT, sharpness: float = 4.0) -> tuple[Any, Tensor]:
     """A network of nothing but a head, and the scores that it will find, before temperature."""
     torch.manual_seed(0)
     head = VocabularyHead(torch.randn(VOCABULARY, 16), 30.0, chunk=9)
@@ -54,7 +54,7 @@ def canvas(length: int = LENGTH, reply: Sequence[int] = (), **choices: Any) -> C
 
 
 def check(network: Any, row: Canvas, processed: Tensor) -> HeadStats:
-    """That the head found what the law `processed` [length, vocabulary] says."""
+    """That the head found what the distribution `processed` [length, vocabulary] says."""
     stats = score(network, network.hidden, [row])
     probs = processed.softmax(-1)
     entropy = -(probs * probs.clamp(min=1e-30).log()).sum(-1)
@@ -68,12 +68,12 @@ def check(network: Any, row: Canvas, processed: Tensor) -> HeadStats:
 
 @pytest.mark.parametrize("temperature", [0.25, 1.0, 3.0])
 def test_temperature_scales_the_schedule(temperature: float) -> None:
-    network, logits = law()
+    network, logits = distribution()
     check(network, canvas(temperature=temperature), logits / (HEAT * temperature))
 
 
 def test_the_schedule_goes_down_step_by_step() -> None:
-    network, logits = law()
+    network, logits = distribution()
     row = canvas(stopping=Never(), max_steps=4, schedule=LinearTemperature(0.2, 1.0))
     for heat in (1.0, 0.8, 0.6, 0.4):
         row.settle(check(network, row, logits / heat))
@@ -81,7 +81,7 @@ def test_the_schedule_goes_down_step_by_step() -> None:
 
 
 def test_at_temperature_0_the_draw_is_the_argmax_and_the_law_is_kept() -> None:
-    network, logits = law(sharpness=1.0)
+    network, logits = distribution(sharpness=1.0)
     row = canvas(temperature=0.0, sampler=EntropyBound(1e6))
     stats = check(network, row, logits / HEAT)  # entropy and soft embedding keep the schedule
     assert not torch.equal(stats.drawn, stats.argmax)
@@ -105,7 +105,7 @@ def test_draws_follow_the_law() -> None:
 
 @pytest.mark.parametrize("k", [1, 3, VOCABULARY, 1000])
 def test_top_k(k: int) -> None:
-    network, logits = law(sharpness=1.0)
+    network, logits = distribution(sharpness=1.0)
     kept = logits.topk(min(k, VOCABULARY))[0][:, -1:]
     stats = check(network, canvas(top_k=k), (logits / HEAT).masked_fill(logits < kept, -1e30))
     if k == 1:
@@ -114,8 +114,8 @@ def test_top_k(k: int) -> None:
 
 @pytest.mark.parametrize("p", [1e-6, 0.3, 0.9, 1.0])
 def test_top_p(p: float) -> None:
-    network, logits = law(sharpness=1.0)
-    ranked = logits.softmax(-1).sort(descending=True)  # the nucleus of the law before temperature
+    network, logits = distribution(sharpness=1.0)
+    ranked = logits.softmax(-1).sort(descending=True)  # before temperature
     before = ranked.values.cumsum(-1) - ranked.values
     outside = torch.zeros_like(logits, dtype=torch.bool).scatter(-1, ranked.indices, before >= p)
     stats = check(network, canvas(top_p=p), (logits / HEAT).masked_fill(outside, -1e30))
@@ -124,7 +124,7 @@ def test_top_p(p: float) -> None:
 
 def test_what_a_row_skips_is_its_own_choice() -> None:
     """The last step's argmax is the guess, once there is one."""
-    network, _ = law(sharpness=3.0)
+    network, _ = distribution(sharpness=3.0)
     both = SimpleNamespace(head=network.head, hidden=network.hidden.repeat(2, 1))
     rows, plain = [canvas(), canvas(soft_skip=0.5)], [canvas(), canvas()]
     for _ in range(2):
@@ -144,7 +144,7 @@ def test_what_a_row_skips_is_its_own_choice() -> None:
 
 def test_how_many_tokens_count_is_a_rows_own_choice() -> None:
     """And that of its step; the entropy stays that of all of them."""
-    network, logits = law(sharpness=1.0)
+    network, logits = distribution(sharpness=1.0)
     both = SimpleNamespace(head=network.head, hidden=network.hidden.repeat(2, 1))
     rows = [canvas(), canvas(soft_top_k=SoftTopK(9, 1), max_steps=3, stopping=Never())]
     for heat, few in ((HEAT, 9), (0.4 + 0.4 * 2 / 3, 3), (0.4 + 0.4 / 3, 1)):
@@ -165,7 +165,7 @@ def test_how_many_tokens_count_is_a_rows_own_choice() -> None:
 
 
 def test_top_p_and_processors_act_before_the_few_are_chosen() -> None:
-    network, logits = law(sharpness=1.0)
+    network, logits = distribution(sharpness=1.0)
     favourite = int(logits[0].argmax())
     biased = logits.index_fill(1, torch.tensor([favourite]), -torch.inf)
     row = canvas(soft_top_k=3, top_k=20, processors=(LogitBias({favourite: float("-inf")}),))
@@ -185,14 +185,14 @@ def test_a_count_that_is_none_is_refused(count: Any) -> None:
         def k(self, step: int, max_steps: int) -> Any:
             return count
 
-    network, _ = law()
+    network, _ = distribution()
     message = r"soft_top_k Odd: k must return a whole number from 1 to 2048, got .* at step 1"
     with pytest.raises(ValueError, match=message):
         score(network, network.hidden, [canvas(soft_top_k=Odd())])
 
 
 def test_processors_act_on_all_that_is_found() -> None:
-    network, logits = law(sharpness=1.0)
+    network, logits = distribution(sharpness=1.0)
     biased = logits.clone()
     favourite = int(logits[0].argmax())
     biased[:, favourite] = -1e30
@@ -218,7 +218,7 @@ def test_processors_change_when_a_canvas_stops() -> None:
 
 
 def test_min_tokens_counts_from_the_start_of_the_reply() -> None:
-    network, logits = law(sharpness=1.0)
+    network, logits = distribution(sharpness=1.0)
     banned = logits.clone()
     banned[:3, 5] = -1e30
     check(network, canvas(reply=[1] * 20, processors=(MinTokens(23, (5,)),)), banned / HEAT)
@@ -233,7 +233,7 @@ def test_processors_see_the_canvas() -> None:
             seen.append(view)
             return scores
 
-    network, _ = law()
+    network, _ = distribution()
     row = canvas(reply=[4, 8], processors=(Spy(),))
     went_in = row.tokens
     draft = row.settle(score(network, network.hidden, [row]))
@@ -271,7 +271,7 @@ def test_third_party_parts() -> None:
         def done(self, view: StepView) -> Tensor:
             return view.step == 2
 
-    network, logits = law(sharpness=1.0)
+    network, logits = distribution(sharpness=1.0)
     processed = logits / 0.5
     processed[:, 1::2] = -1e30
     row = canvas(
@@ -308,7 +308,7 @@ class Returns:
     ],
 )
 def test_a_processor_must_return_scores(change: Callable[[Tensor], Any], got: str) -> None:
-    network, _ = law()
+    network, _ = distribution()
     row = canvas(processors=(LogitBias({3: 1.0}), Returns(change)))
     expected = rf"^processor Returns: process must return float32 \[12, 9\], got {got}$"
     with pytest.raises(ValueError, match=expected):
@@ -318,7 +318,7 @@ def test_a_processor_must_return_scores(change: Callable[[Tensor], Any], got: st
 @pytest.mark.parametrize("choices", [{}, {"top_k": 3}, {"temperature": 1e-6}])
 def test_to_ban_every_token_is_refused(choices: dict[str, Any]) -> None:
     """Everywhere or at some positions; one token left at each is enough."""
-    network, _ = law()
+    network, _ = distribution()
 
     class Some:
         def process(self, scores: Tensor, first_id: int, view: CanvasView) -> Tensor:
@@ -336,7 +336,7 @@ def test_to_ban_every_token_is_refused(choices: dict[str, Any]) -> None:
 
 
 def test_a_banned_position_may_be_pinned() -> None:
-    network, _ = law()
+    network, _ = distribution()
     every = LogitBias(dict.fromkeys(range(VOCABULARY), -math.inf))
     config = SamplerConfig(canvas_length=LENGTH, processors=(every,)).over(REFERENCE)
     pinned = dict.fromkeys(range(LENGTH), 7)
@@ -345,7 +345,7 @@ def test_a_banned_position_may_be_pinned() -> None:
 
 
 def test_one_rows_ban_is_no_other_rows_business() -> None:
-    network, _ = law()
+    network, _ = distribution()
     every = LogitBias(dict.fromkeys(range(VOCABULARY), -math.inf))
     rows = [canvas(), canvas(processors=(every,)), canvas(processors=(LogitBias({3: 1.0}),))]
     stats = score(network, network.hidden.repeat(3, 1), rows)
@@ -446,7 +446,7 @@ def test_another_seed_is_another_canvas(network: Network) -> None:
 
 
 def test_entropy_is_in_nats() -> None:
-    network, logits = law()
+    network, logits = distribution()
     stats = score(network, network.hidden, [canvas()])
     torch.testing.assert_close(
         stats.entropy, Categorical(logits=logits / HEAT).entropy(), atol=1e-4, rtol=1e-4
@@ -456,7 +456,7 @@ def test_entropy_is_in_nats() -> None:
 @pytest.mark.parametrize("changed", [False, True])
 def test_bans_are_minus_infinity_at_those_ids(changed: bool) -> None:
     """Whether they are counted with plain rows or, beside a bias, with changed ones."""
-    network, logits = law(sharpness=1.0)
+    network, logits = distribution(sharpness=1.0)
     few, end = (3, 17, 39, VOCABULARY + 5), 5
     processors = (LogitBias(dict.fromkeys(few, -math.inf)), MinTokens(9, (end, 3)))
     bias = (LogitBias({1: 0.5}),) if changed else ()
@@ -489,7 +489,7 @@ def test_what_a_row_asks_for_changes_no_bit_of_another() -> None:
         {"sampler": Whole(), "top_tokens": 20},
         {"top_tokens": 12},
     ]
-    network, _ = law(sharpness=1.0)
+    network, _ = distribution(sharpness=1.0)
     rows = [canvas(**ask) for ask in asks]
     hidden = [torch.randn(row.length, 16) for row in rows]
     alone = [

@@ -25,7 +25,7 @@ from transformers.models.diffusion_gemma.generation_diffusion_gemma import (
 from sfumato.diffusion.canvas import Draft
 from sfumato.diffusion.config import SamplerConfig
 from sfumato.diffusion.limits import Limits
-from sfumato.diffusion.loop import Outcome, Settled, generate
+from sfumato.diffusion.loop import Outcome, SettledCanvas, generate
 from sfumato.diffusion.noise import Noise
 from sfumato.diffusion.sampler import EntropyBound
 from sfumato.diffusion.schedule import LinearTemperature
@@ -117,7 +117,7 @@ def ours(network: Network, case: Case, eos: tuple[int, ...]) -> tuple[Trajectory
             if isinstance(event, Draft):
                 steps.append(Step(inputs[-1], event.accepted, event.token_ids, event.entropy))
             else:
-                assert isinstance(event, Settled)
+                assert isinstance(event, SettledCanvas)
                 found.canvases.append(steps)
                 steps = []
 

@@ -20,7 +20,7 @@ import sfumato
 from sfumato.api import Reply
 from sfumato.diffusion.loop import Stats
 from sfumato.engine.audit import AuditLog, Facts, entry, facts, used_memory
-from sfumato.engine.budget import Budget
+from sfumato.engine.device_memory import Budget
 from sfumato.engine.engine import Engine, EngineConfig
 from sfumato.engine.events import Account, Failed, Finished
 from sfumato.engine.request import Request

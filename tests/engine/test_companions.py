@@ -15,7 +15,7 @@ import sfumato
 from sfumato import Engine, EngineConfig, Model, Request, SamplerConfig
 from sfumato.diffusion.processors import LogitBias
 from sfumato.diffusion.sampler import EntropyBound, StepView
-from sfumato.engine import Commit
+from sfumato.engine import Settled
 from sfumato.ops.cpu import library
 
 BANNED = float("-inf")
@@ -91,7 +91,7 @@ def _seen(handle: Any) -> tuple[str, list[list[float]]]:
     for event in list(handle.events())[:-1]:
         assert event.top_probs is not None
         numbers.append(event.top_probs.flatten().tolist())
-        if not isinstance(event, Commit):
+        if not isinstance(event, Settled):
             numbers.append(event.entropy.tolist())
     return handle.result().text, numbers
 

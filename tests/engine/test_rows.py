@@ -10,7 +10,7 @@ from tests.diffusion.scripted import END, VOCABULARY, tokenizer
 from tests.engine.scripted import LENGTH, Script, engine, run
 
 from sfumato.api import Reply
-from sfumato.engine import Commit, Draft, Event, Finished, Request, TooLarge
+from sfumato.engine import Draft, Event, Finished, Request, Settled, TooLarge
 
 CLOSES = VOCABULARY["<channel|>"]
 MUSING = "<|channel>thought\n" + "hm " * 100
@@ -48,7 +48,7 @@ def test_a_thought_ends_at_its_budget(budget: int) -> None:
     assert reply.token_ids == [*encoded(MUSING)[:kept], CLOSES, *encoded("It is 4.")]
     assert reply.thought == (MUSING[18 : 18 + budget].strip() or None)
     assert any("thought was ended" in warning for warning in reply.warnings)
-    commits = [event for event in events if isinstance(event, Commit)]
+    commits = [event for event in events if isinstance(event, Settled)]
     assert "".join(commit.text for commit in commits) == reply.text
     assert "".join(commit.thought for commit in commits) == (reply.thought or "")
 
@@ -136,7 +136,7 @@ def test_an_empty_answer_is_drawn_again() -> None:
     assert (end.account.retries, end.account.steps) == (1, (4,))
     assert (reply.stats.steps, reply.stats.canvases) == ([4], 1)
     assert end.account.canvas_tokens == 2 * LENGTH
-    assert sum(isinstance(event, Commit) for event in events) == 1
+    assert sum(isinstance(event, Settled) for event in events) == 1
 
 
 def test_a_broken_tool_call_is_no_empty_answer() -> None:
@@ -167,7 +167,7 @@ def test_a_tool_call_is_an_answer() -> None:
     text = "<|tool_call>call:now{}<tool_call|><turn|>"
     reply, end, events = answered(Script(40, 5, text))
     assert end.account.retries == 0 and reply.tool_calls[0].name == "now"
-    calls = [call for event in events if isinstance(event, Commit) for call in event.tool_calls]
+    calls = [call for event in events if isinstance(event, Settled) for call in event.tool_calls]
     assert tuple(calls) == reply.tool_calls
 
 

@@ -15,7 +15,7 @@ from sfumato import Engine, EngineConfig, Model, Request, SamplerConfig
 from sfumato.diffusion.noise import Noise
 from sfumato.diffusion.processors import LogitBias
 from sfumato.diffusion.sampler import FixedCount, Threshold
-from sfumato.engine import Commit, Event, Finished
+from sfumato.engine import Event, Finished, Settled
 
 PROMPTS = (
     "Who are you?",
@@ -122,7 +122,7 @@ def test_from_many_threads(model: Model) -> None:
     finally:
         serving.close()
     for each, (*others, last) in zip(asked, found, strict=True):
-        assert isinstance(last, Finished) and all(isinstance(e, Commit) for e in others)
+        assert isinstance(last, Finished) and all(isinstance(e, Settled) for e in others)
         assert same(last.reply, model.generate(**each))
 
 

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 from tests.engine.scripted import LENGTH, Script, engine, run
 
-from sfumato.engine import Commit, Draft, Event, Finished, QueueFull, Request
+from sfumato.engine import Draft, Event, Finished, QueueFull, Request, Settled
 
 LONG = "one two three four five six seven.<turn|>"  # 5 canvases
 
@@ -146,10 +146,10 @@ def test_the_order_of_events() -> None:
     seen: list[Event] = []
     serving.submit(script.request(drafts=True), seen.append)
     run(serving)
-    assert [type(event) for event in seen] == [*[Draft] * 3, Commit] * 2 + [Finished]
+    assert [type(event) for event in seen] == [*[Draft] * 3, Settled] * 2 + [Finished]
     assert [e.step for e in seen if isinstance(e, Draft)] == [1, 2, 3] * 2
-    assert [e.text for e in seen if isinstance(e, Commit)] == ["Hello, w", "orld!"]
-    first = next(e for e in seen if isinstance(e, Commit))
+    assert [e.text for e in seen if isinstance(e, Settled)] == ["Hello, w", "orld!"]
+    first = next(e for e in seen if isinstance(e, Settled))
     assert first.top_ids is not None and first.top_probs is not None
     assert first.top_ids[:, 0].tolist() == first.token_ids
     assert first.top_probs.shape == first.top_ids.shape
@@ -170,7 +170,7 @@ def test_drafts_only_for_those_who_ask() -> None:
     serving, _ = engine(script)
     handle = serving.submit(script.request())
     run(serving)
-    assert [type(event) for event in handle.events()] == [Commit, Finished]
+    assert [type(event) for event in handle.events()] == [Settled, Finished]
 
 
 def test_what_a_request_took() -> None:

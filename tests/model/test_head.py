@@ -19,7 +19,7 @@ from torch import Tensor
 from sfumato.model import draw as draw_module
 from sfumato.model.draw import locate
 from sfumato.model.head import Adjust, HeadStats, VocabularyHead, _statistics
-from sfumato.ops.law import TOP, Law, absorb
+from sfumato.ops.online_softmax import TOP, SoftmaxState, update
 from sfumato.weights.blocks import BLOCK_FORMATS, QuantizedTensor
 
 
@@ -35,7 +35,7 @@ def whole(
 
 
 def nearest_edge(logits: Tensor, tokens: Tensor, uniform: Tensor) -> Tensor:
-    """How far outside a token's stretch of the cumulated law its uniform lies; 0 inside."""
+    """How far outside a token's stretch of the cumulated probs its uniform lies; 0 inside."""
     cumulated = logits.double().softmax(dim=1).cumsum(dim=1)
     cumulated /= cumulated[:, -1:].clone()
     after = cumulated.gather(1, tokens[:, None])[:, 0]
@@ -68,18 +68,18 @@ def test_statistics_equal_those_of_whole_logits(shape: dict[str, Any], positions
     expected = whole(head, hidden, temperature)
     torch.testing.assert_close(stats.logits.double(), expected, rtol=1e-5, atol=1e-4)
     # The rest is judged by the logits that the head itself saw: rounding makes and breaks ties.
-    law = stats.logits.double().softmax(dim=1)
+    probs = stats.logits.double().softmax(dim=1)
     assert torch.equal(stats.argmax, stats.logits.argmax(dim=1))
     few = min(TOP, shape["vocab"])
     assert stats.top_ids.shape == stats.top_probs.shape == (positions, few)
     assert torch.equal(stats.logits.gather(1, stats.top_ids), stats.logits.topk(few, dim=1)[0])
     assert all(len(set(ids)) == few for ids in stats.top_ids.tolist())
     torch.testing.assert_close(
-        stats.top_probs.double(), law.gather(1, stats.top_ids), rtol=1e-5, atol=1e-6
+        stats.top_probs.double(), probs.gather(1, stats.top_ids), rtol=1e-5, atol=1e-6
     )
-    entropy = -torch.special.xlogy(law, law).sum(dim=1)
+    entropy = -torch.special.xlogy(probs, probs).sum(dim=1)
     torch.testing.assert_close(stats.entropy.double(), entropy, rtol=1e-4, atol=2e-5)
-    soft = law @ head.embedding.double() * shape["hidden"] ** 0.5
+    soft = probs @ head.embedding.double() * shape["hidden"] ** 0.5
     size = 1e-6 * max(1.0, float(head.embedding.abs().max())) * shape["hidden"] ** 0.5
     torch.testing.assert_close(stats.soft.double(), soft, rtol=1e-5, atol=size)
     again = head.soft_embedding(stats.logits, torch.float32)
@@ -281,15 +281,20 @@ def test_a_rows_sums_do_not_depend_on_other_rows(size: int) -> None:
 
     def statistics(which: slice) -> tuple[HeadStats, tuple[Tensor, Tensor]]:
         count = len(uniform[which])
-        law, ones, sums, peaks = Law.empty(count, torch.device("cpu")), torch.ones(count), [], []
+        state, ones, sums, peaks = (
+            SoftmaxState.empty(count, torch.device("cpu")),
+            torch.ones(count),
+            [],
+            [],
+        )
         for index, scores in enumerate(chunks):
             raw = scores[which].clone()
-            sums.append(absorb(law, raw, index * size, ones, None, torch.float32)[1])
-            peaks.append(law.peak[:, None].expand_as(sums[-1]))
-        fade = (torch.cat(peaks, 1) - law.peak[:, None]).exp()
+            sums.append(update(state, raw, index * size, ones, None, torch.float32)[1])
+            peaks.append(state.max[:, None].expand_as(sums[-1]))
+        fade = (torch.cat(peaks, 1) - state.max[:, None]).exp()
         places = locate(torch.cat(sums, 1) * fade, uniform[which])
         soft = torch.ones(count, 4)
-        return _statistics(law, law.argmax, soft, torch.float32, None, 3 * size), places
+        return _statistics(state, state.argmax, soft, torch.float32, None, 3 * size), places
 
     together, places = statistics(slice(None))
     for row in range(9):
@@ -328,10 +333,10 @@ def test_half_precision(dtype: torch.dtype) -> None:
     stats = head(hidden, torch.ones(6), uniform, keep_logits=True)
     assert stats.soft.dtype == dtype and stats.entropy.dtype == torch.float32
     assert stats.logits is not None
-    law = stats.logits.double().softmax(dim=1)
-    entropy = -torch.special.xlogy(law, law).sum(dim=1)
+    probs = stats.logits.double().softmax(dim=1)
+    entropy = -torch.special.xlogy(probs, probs).sum(dim=1)
     torch.testing.assert_close(stats.entropy.double(), entropy, rtol=1e-4, atol=1e-4)
-    soft = law @ head.embedding.double() * 32**0.5
+    soft = probs @ head.embedding.double() * 32**0.5
     step = torch.finfo(dtype).eps * float(soft.abs().max())
     assert (stats.soft.double() - soft).abs().max() < 2 * step
 

@@ -16,7 +16,7 @@ from torch import Tensor
 from sfumato import ops
 from sfumato.model.approximate import Skip
 from sfumato.model.head import HeadStats, VocabularyHead
-from sfumato.ops.law import Law
+from sfumato.ops.online_softmax import SoftmaxState
 from sfumato.weights.blocks import BLOCK_FORMATS, QuantizedTensor
 
 EXACT = ("argmax", "drawn", "entropy", "top_ids", "top_probs")
@@ -95,13 +95,13 @@ def test_by_default_all_is_summed() -> None:
     """Bit for bit what two products a chunk give."""
     head, random = random_head(300, 8, 64, spread=30.0, seed=3)
     hidden, temperature, uniform = inputs(6, 8, random)
-    law, soft = Law.empty(6, torch.device("cpu")), torch.zeros(6, 8)
+    state, soft = SoftmaxState.empty(6, torch.device("cpu")), torch.zeros(6, 8)
     for start, stop in head.spans():
         rows = head.embedding[start:stop]
         raw = head.raw(hidden, start)
-        mass, _, fade = ops.absorb(law, raw, start, temperature, CAP, torch.float32)
+        mass, _, fade = ops.update(state, raw, start, temperature, CAP, torch.float32)
         soft = soft * fade[:, None] + mass @ rows
-    expected = soft / law.total[:, None] * 8**0.5
+    expected = soft / state.sum_exp[:, None] * 8**0.5
     assert torch.equal(head(hidden, temperature, uniform).soft, expected)
 
 

@@ -44,14 +44,14 @@ def check(stats: HeadStats, count: Tensor, uniform: Tensor, embedding: Tensor, a
     """Against a softmax of all logits, of which the others are then forgotten."""
     assert stats.logits is not None
     logits = stats.logits.double()
-    law = logits.softmax(dim=1) * kept(stats.logits, count)
-    law /= law.sum(dim=1, keepdim=True)
-    soft = law @ embedding.double() * embedding.shape[1] ** 0.5
+    probs = logits.softmax(dim=1) * kept(stats.logits, count)
+    probs /= probs.sum(dim=1, keepdim=True)
+    soft = probs @ embedding.double() * embedding.shape[1] ** 0.5
     torch.testing.assert_close(stats.soft.double(), soft, rtol=0, atol=atol)
-    after = law.cumsum(dim=1)
-    before = after - law
+    after = probs.cumsum(dim=1)
+    before = after - probs
     drawn = stats.drawn[:, None]
-    assert (law.gather(1, drawn) > 0).all()
+    assert (probs.gather(1, drawn) > 0).all()
     assert (before.gather(1, drawn)[:, 0] <= uniform + 1e-6).all()
     assert (after.gather(1, drawn)[:, 0] >= uniform - 1e-6).all()
 

@@ -34,7 +34,7 @@ from sfumato.ops.cpu.panels import PackedTensor
 from sfumato.weights.blocks import QuantizedTensor
 from sfumato.weights.checkpoint import open_checkpoint
 from sfumato.weights.errors import CheckpointError
-from sfumato.weights.mixes import TARGETS
+from sfumato.weights.quant_recipes import TARGETS
 
 CPU = torch.device("cpu")
 

@@ -98,20 +98,20 @@ def test_logits_and_statistics(
     uniform = torch.rand(16, generator=random, dtype=torch.float64)
     stats = network.head(hidden, temperature, uniform)
     logits = network.head.logits(hidden).double() / 0.6
-    law = logits.softmax(dim=1)
+    probs = logits.softmax(dim=1)
     assert torch.equal(stats.argmax, logits.argmax(dim=1))
     assert torch.equal(logits.gather(1, stats.top_ids), logits.topk(8, dim=1)[0])
     torch.testing.assert_close(
-        stats.top_probs.double(), law.gather(1, stats.top_ids), rtol=1e-4, atol=0
+        stats.top_probs.double(), probs.gather(1, stats.top_ids), rtol=1e-4, atol=0
     )
-    entropy = -torch.special.xlogy(law, law).sum(dim=1)
+    entropy = -torch.special.xlogy(probs, probs).sum(dim=1)
     torch.testing.assert_close(stats.entropy.double(), entropy, rtol=1e-5, atol=1e-5)
-    cumulated = law.cumsum(dim=1)
+    cumulated = probs.cumsum(dim=1)
     ends = cumulated.gather(1, stats.drawn[:, None])[:, 0]
-    starts = ends - law.gather(1, stats.drawn[:, None])[:, 0]
+    starts = ends - probs.gather(1, stats.drawn[:, None])[:, 0]
     assert (uniform < ends + 1e-6).all() and (uniform >= starts - 1e-6).all()
     embedding = network.transformer.embed_tokens.weight
-    soft = law.float() @ embedding * 2816**0.5
+    soft = probs.float() @ embedding * 2816**0.5
     assert relative(stats.soft, soft) <= 1e-4
     second = oracle_logits(oracle, canvas, cache, soft_logits=first / 0.6)
     hidden = network.denoise([canvas], [slot], [stats.soft])

@@ -15,15 +15,15 @@ from sfumato.model.head import VocabularyHead
 
 def survivors(logits: Tensor, top_k: int, top_p: float) -> tuple[Tensor, float]:
     """Which of the logits [vocab] survive, by the book: top-k first, then the shortest head of
-    the renormalised law whose mass reaches top_p; and how near that mass came to top_p."""
+    the renormalised probs whose mass reaches top_p; and how near that mass came to top_p."""
     ranked, order = logits.double().sort(descending=True, stable=True)
     kept = torch.ones(len(logits), dtype=torch.bool)
     if top_k > 0:
         kept = ranked >= ranked[min(top_k, len(ranked)) - 1]
     margin = 1.0
     if top_p < 1:
-        law = ranked.masked_fill(~kept, -torch.inf).softmax(dim=0)
-        before = law.cumsum(dim=0) - law
+        probs = ranked.masked_fill(~kept, -torch.inf).softmax(dim=0)
+        before = probs.cumsum(dim=0) - probs
         kept &= before < top_p
         kept[0] = True
         margin = float((before[1:] - top_p).abs().min())  # the first survives whatever top_p
@@ -121,9 +121,9 @@ def test_a_nucleus_of_nearly_everything_is_found_at_a_real_vocabulary() -> None:
             lambda: scores.split(4096, dim=1), scores.logsumexp(dim=1), torch.full((3,), top_p)
         )
         for row, cutoff in zip(scores, least, strict=True):
-            law = row.double().softmax(dim=0)
-            assert law[row > cutoff].sum() < top_p + 1e-6
-            assert law[row >= cutoff].sum() > top_p - 1e-6
+            probs = row.double().softmax(dim=0)
+            assert probs[row > cutoff].sum() < top_p + 1e-6
+            assert probs[row >= cutoff].sum() > top_p - 1e-6
             assert (row == cutoff).any()
 
 

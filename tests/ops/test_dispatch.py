@@ -11,7 +11,7 @@ from torch import Tensor
 
 from sfumato import ops
 from sfumato.ops import reference
-from sfumato.ops.cpu import library, twins
+from sfumato.ops.cpu import kernels, library
 from sfumato.ops.cpu.panels import PackedTensor
 
 
@@ -26,11 +26,11 @@ def calls(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[str]]:
     seen: list[str] = []
 
     def spied(name: str) -> object:
-        twin = getattr(twins, name)
+        twin = getattr(kernels, name)
         return lambda *inputs: seen.append(name) or twin(*inputs)  # type: ignore[func-returns-value]
 
     for name in ("linear", "experts", "dequantize"):
-        monkeypatch.setattr(twins, name, spied(name))
+        monkeypatch.setattr(kernels, name, spied(name))
     yield seen
 
 

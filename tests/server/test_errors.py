@@ -14,7 +14,7 @@ import pytest
 from tests.server.scripted import slow_down, teller
 
 from sfumato.api import Model
-from sfumato.server import bodies, errors
+from sfumato.server import errors, request_body
 from sfumato.server.app import ServerSettings
 from sfumato.server.errors import CLIENT_GONE
 from sfumato.text.tokenizer import Tokenizer
@@ -364,7 +364,7 @@ def test_a_client_that_leaves_while_it_uploads_is_no_failure(
 
 
 def test_a_body_has_its_time(server: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(bodies, "BODY_S", 0.2)
+    monkeypatch.setattr(request_body, "BODY_S", 0.2)
     with upload(server.url) as raw:
         raw.settimeout(10)
         answer = b""

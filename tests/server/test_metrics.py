@@ -16,14 +16,15 @@ import sfumato
 from sfumato.api import Reply
 from sfumato.diffusion.loop import Stats
 from sfumato.engine.audit import AuditLog
-from sfumato.engine.behind import Behind
-from sfumato.engine.budget import Budget
+from sfumato.engine.audit_writer import Behind
 from sfumato.engine.circuit import CircuitState
+from sfumato.engine.device_memory import Budget
 from sfumato.engine.engine import Engine, EngineConfig
 from sfumato.engine.events import Account, Failed, Finished
-from sfumato.engine.memory import MemoryView, Prediction
+from sfumato.engine.memory_estimate import Prediction
+from sfumato.engine.memory_guard import MemoryView
 from sfumato.engine.request import Request
-from sfumato.engine.state import EngineState, Health, History, RowState, SlotState, Speeds, Totals
+from sfumato.engine.stats import EngineState, Health, History, RowState, SlotState, Speeds, Totals
 from sfumato.server.metrics import CONTENT_TYPE, Metrics
 
 CHAT = "/v1/chat/completions"

@@ -16,9 +16,9 @@ import httpx
 import pytest
 from tests.server.scripted import slow_down, teller
 
-from sfumato.engine import Commit, Draft, Engine, EngineConfig, Event, Finished, Request
+from sfumato.engine import Draft, Engine, EngineConfig, Event, Finished, Request, Settled
 from sfumato.server.app import ServerSettings, create_app
-from sfumato.server.running import MOST_DRAFTS, start
+from sfumato.server.inflight import MOST_DRAFTS, start
 from sfumato.server.stream import pieces
 
 LONG = {"long": "word " * 400 + "<turn|>"}
@@ -181,7 +181,7 @@ def test_a_slow_reader_gets_the_text_whole_and_the_newest_drafts() -> None:
     for number in range(2):
         mine = [event for of, event in every if of == number]
         drafts = [event for event in mine if isinstance(event, Draft)]
-        commits = [event for event in mine if isinstance(event, Commit)]
+        commits = [event for event in mine if isinstance(event, Settled)]
         end = mine[-1]
         assert isinstance(end, Finished) and end.reply.text == expected
         assert "".join(commit.text for commit in commits) == expected

@@ -45,7 +45,7 @@ def test_transformers_loads_every_weight_and_computes_the_same_logits(saved):
 def test_sfumato_opens_what_it_saved_with_the_vision_tower_aside(saved):
     network, folder = saved
     checkpoint = open_checkpoint(folder)
-    checkpoint.account({name: tuple(p.shape) for name, p in network.named_parameters()})
+    checkpoint.check_tensors({name: tuple(p.shape) for name, p in network.named_parameters()})
     assert checkpoint.vision
     for name, parameter in network.named_parameters():
         assert torch.equal(checkpoint.read(name).float(), parameter)

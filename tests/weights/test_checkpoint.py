@@ -81,7 +81,7 @@ def test_safetensors(tmp_path: Path, shards: int) -> None:
     checkpoint = open_checkpoint(str(folder))
     assert checkpoint.kind == "safetensors"
     assert_holds(checkpoint, STATE)
-    checkpoint.account(SHAPES)
+    checkpoint.check_tensors(SHAPES)
     assert checkpoint.metadata["config"] == {"model_type": "diffusion_gemma"}
     assert checkpoint.metadata["generation_config"] == {}
     assert not checkpoint.vision
@@ -103,7 +103,7 @@ def test_tied_copies_serve_only_where_the_decoders_tensor_is_absent(tmp_path: Pa
     tensors[f"{ENCODER}layers.0.router.scale"] = torch.zeros(CONFIG.hidden_size)
     checkpoint = open_checkpoint(save_folder(tmp_path, tensors))
     assert_holds(checkpoint, STATE)
-    checkpoint.account(SHAPES)
+    checkpoint.check_tensors(SHAPES)
 
 
 def test_vision_is_kept_aside_with_one_line(
@@ -121,7 +121,7 @@ def test_vision_is_kept_aside_with_one_line(
     assert [record.message for record in caplog.records] == [
         f"{folder}: 3 vision tensors are kept aside"
     ]
-    checkpoint.account(SHAPES)
+    checkpoint.check_tensors(SHAPES)
 
 
 FORMATS: dict[str, dict[str, str]] = {
@@ -147,7 +147,7 @@ def test_gguf(tmp_path: Path, formats: dict[str, str], older_names: bool) -> Non
     checkpoint = open_checkpoint(tmp_path)
     assert checkpoint.kind == "gguf"
     assert_holds(checkpoint, held)
-    checkpoint.account(state_shapes(WIDE))
+    checkpoint.check_tensors(state_shapes(WIDE))
     assert {info.format for info in checkpoint.tensors.values()} == {"F32", *formats.values()}
     assert checkpoint.metadata["diffusion-gemma.embedding_length"] == 256
     assert checkpoint.metadata["diffusion-gemma.attention.head_count_kv"].tolist() == [2, 2, 1]
@@ -172,7 +172,7 @@ def test_account_names_all_faults_at_once(tmp_path: Path) -> None:
     tensors["elsewhere"] = torch.ones(3)
     checkpoint = open_checkpoint(save_folder(tmp_path, tensors))
     with pytest.raises(CheckpointError) as caught:
-        checkpoint.account(SHAPES)
+        checkpoint.check_tensors(SHAPES)
     message = str(caught.value)
     assert str(tmp_path) in message
     assert "1 missing: layers.0.router.scale;" in message
@@ -185,7 +185,7 @@ def test_account_names_all_faults_at_once(tmp_path: Path) -> None:
 def test_account_lists_eight_of_many(tmp_path: Path) -> None:
     checkpoint = open_checkpoint(save_folder(tmp_path, theirs()))
     with pytest.raises(CheckpointError) as caught:
-        checkpoint.account({f"tensor{n:03}": (1,) for n in range(100)})
+        checkpoint.check_tensors({f"tensor{n:03}": (1,) for n in range(100)})
     message = str(caught.value)
     assert "100 missing: tensor000, " in message and "tensor007 and 92 more" in message
     assert "tensor008" not in message

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from sfumato.weights import quantize as module
 from sfumato.weights.blocks import BLOCK_FORMATS, QuantizedTensor
-from sfumato.weights.mixes import TARGETS
+from sfumato.weights.quant_recipes import TARGETS
 from sfumato.weights.quantize import quantize, quantized
 
 SIMPLE = ("Q4_0", "Q5_0", "Q5_1", "Q8_0")

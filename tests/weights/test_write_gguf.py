@@ -8,9 +8,9 @@ import numpy as np
 import pytest
 import torch
 
+from sfumato.weights.atomic_write import Outgoing, recoded
 from sfumato.weights.blocks import BLOCK_FORMATS
 from sfumato.weights.gguf import read_gguf
-from sfumato.weights.outgoing import Outgoing, recoded
 from sfumato.weights.quantize import quantize
 from sfumato.weights.write_gguf import ALIGNMENT, write_gguf
 

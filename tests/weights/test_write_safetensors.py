@@ -6,9 +6,9 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
+from sfumato.weights.atomic_write import Outgoing, recoded
 from sfumato.weights.jsonfile import read_object
 from sfumato.weights.locate import INDEX, locate
-from sfumato.weights.outgoing import Outgoing, recoded
 from sfumato.weights.safetensors import read_safetensors
 from sfumato.weights.write_safetensors import write_safetensors
 

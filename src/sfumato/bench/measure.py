@@ -21,9 +21,9 @@ from sfumato.bench.workload import Case, Prompt, Work
 from sfumato.diffusion.canvas import Draft
 from sfumato.diffusion.config import SamplerConfig
 from sfumato.diffusion.limits import Limits
-from sfumato.diffusion.loop import Outcome, Settled, Stats, generate
+from sfumato.diffusion.loop import Outcome, SettledCanvas, Stats, generate
 
-Run = Generator[Draft | Settled, None, Outcome]
+Run = Generator[Draft | SettledCanvas, None, Outcome]
 Tell = Callable[[int, int], None]
 """(number of the request that begins, requests in all)"""
 

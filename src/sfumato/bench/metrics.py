@@ -120,7 +120,7 @@ METRICS = (
     ),
     Metric(
         "blocks_per_s", "blocks", "1/s", "speed",
-        "Settled canvases of a reply over the seconds of denoising and committing.",
+        "SettledCanvas canvases of a reply over the seconds of denoising and committing.",
     ),
     Metric(
         "throughput_tps", "all requests", "tok/s", "speed",

@@ -18,7 +18,7 @@ from sfumato.model.config import ConfigError, ModelConfig
 from sfumato.model.loading import expected_shapes
 from sfumato.weights.blocks import BLOCK_FORMATS, QuantizedTensor
 from sfumato.weights.checkpoint import Checkpoint, TensorInfo
-from sfumato.weights.mixes import TARGETS, formats
+from sfumato.weights.quant_recipes import TARGETS, formats
 from sfumato.weights.quantize import quantize
 from sfumato.weights.tensorfile import FLOAT_FORMATS
 
@@ -111,7 +111,7 @@ class RandomCheckpoint(Checkpoint):
         random = torch.Generator().manual_seed(self.seed * len(self.tensors) + number)
         deviation = info.shape[-1] ** -0.5
         if name == "embed_tokens.weight":
-            deviation *= 3  # scores of deviation 3: a law that is neither flat nor certain
+            deviation *= 3  # scores of deviation 3: a distribution that is neither flat nor certain
         if len(info.shape) == 1:
             vector = torch.randn(info.shape, generator=random).mul_(VECTOR_SPREAD).add_(1)
             return vector.mul_(_middle(name, info.shape[0]))

@@ -21,7 +21,7 @@ from sfumato.model.network import Network
 from sfumato.model.placement import pick_device, pick_dtype
 from sfumato.ops.cpu.panels import PackedTensor
 from sfumato.weights.checkpoint import Checkpoint, open_checkpoint
-from sfumato.weights.onload import quantized_on_load
+from sfumato.weights.quantize_on_load import quantized_on_load
 
 
 @dataclass(frozen=True)

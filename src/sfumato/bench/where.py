@@ -58,7 +58,7 @@ def where_it_goes(subject: Subject, ids: Tensor, config: SamplerConfig, seed: in
             forward = _now(network)
             (stats,) = score(network.head, hidden, [canvas])
             scored = _now(network)
-            canvas.settle(stats)
+            canvas.advance(stats)
             end = _now(network)
             step = {"where_step_ms": end - start, "head_ms": scored - forward}
             step |= {"sampler_ms": end - scored, "rest_ms": forward - start - sum(spent.values())}

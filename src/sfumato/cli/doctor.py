@@ -20,7 +20,7 @@ from sfumato.cli import machine
 from sfumato.cli.estimate import least_seconds, step_seconds
 from sfumato.cli.probes import Measured, dtype_name, measure, quantized_dtype
 from sfumato.cli.units import size, table
-from sfumato.engine.budget import Budget, budget
+from sfumato.engine.device_memory import Budget, budget
 from sfumato.model.placement import SMALL, device_memory, pick_device
 
 LEAST_WIDTH = 40

@@ -180,7 +180,7 @@ def answer(engine: Engine, request: Request, display: Display) -> Answer:
                         print(f"sfumato: warning: {warning}", file=sys.stderr)
                     reply, interrupted = event.reply, pressed.count > 0
                     return Answer(reply, reply.text, interrupted, event.account)
-                if isinstance(event, sfumato.Commit):
+                if isinstance(event, sfumato.Settled):
                     committed.append(event.text)
                 display.show(event)
         raise AssertionError("a request ends in Finished or Failed")

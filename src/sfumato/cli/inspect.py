@@ -12,14 +12,14 @@ from typing import Any
 import torch
 
 from sfumato.cli.units import size, table
-from sfumato.engine.memory import Subject
+from sfumato.engine.memory_estimate import Subject
 from sfumato.model.cache import slot_bytes
 from sfumato.model.config import ModelConfig
 from sfumato.model.head import head_bytes
 from sfumato.model.loading import config_of, expected_shapes
 from sfumato.model.placement import pick_device, pick_dtype
 from sfumato.weights.checkpoint import Checkpoint, TensorInfo, open_checkpoint
-from sfumato.weights.onload import quantized_on_load
+from sfumato.weights.quantize_on_load import quantized_on_load
 
 CONTEXTS = (4096, 32768, 131072, 262144)
 
@@ -60,7 +60,7 @@ def facts(checkpoint: Checkpoint, quantize: str | None = None) -> dict[str, Any]
     }
     try:
         config = config_of(checkpoint)
-        checkpoint.account(expected_shapes(config))
+        checkpoint.check_tensors(expected_shapes(config))
     except ValueError as error:
         return found | {"runs": False, "why_not": " ".join(str(error).split())}
     device = pick_device()

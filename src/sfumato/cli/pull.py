@@ -141,7 +141,7 @@ def memory(listing: Listing, names: list[str], quantize: str | None) -> float:
 
 def _budget(device: str) -> tuple[int, str] | None:
     """Free bytes where a model would run, and who says so."""
-    from sfumato.engine.budget import budget
+    from sfumato.engine.device_memory import budget
     from sfumato.model.placement import pick_device
 
     found = budget(pick_device(device))

@@ -8,7 +8,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import TYPE_CHECKING, Self
 
-from sfumato import Commit, Draft
+from sfumato import Draft, Settled
 from sfumato.cli.view import footer
 from sfumato.cli.view.display import Display, Event
 from sfumato.server.examples import demonstration, remark
@@ -39,7 +39,7 @@ class Recording:
     def show(self, event: Event) -> None:
         if isinstance(event, Draft):
             self._recorder.draft(event)
-        elif isinstance(event, Commit):
+        elif isinstance(event, Settled):
             self._recorder.commit(event)
         self._shown.show(event)
 

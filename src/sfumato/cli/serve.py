@@ -22,13 +22,13 @@ from typing import TYPE_CHECKING, NoReturn
 
 from sfumato.cli.arguments import label, rank
 from sfumato.server import logs
-from sfumato.server.listen import SIGNALS, Listener, bind
 from sfumato.server.ratelimit import RateLimit
 from sfumato.server.settings import ServerSettings
+from sfumato.server.uvicorn_server import SIGNALS, Listener, bind
 
 if TYPE_CHECKING:
     from sfumato.engine import Engine, EngineConfig, Request, Terminal
-    from sfumato.engine.behind import Behind
+    from sfumato.engine.audit_writer import Behind
 
 log = logging.getLogger(__name__)
 
@@ -201,11 +201,12 @@ def _config(args: argparse.Namespace, longest: int) -> EngineConfig:
 def _check_memory(args: argparse.Namespace) -> None:
     """Raises ValueError where the model and its slots cannot fit, before it is loaded."""
     from sfumato.api import EMBEDDED
-    from sfumato.engine.memory import Subject, check_load
+    from sfumato.engine.memory_estimate import Subject
+    from sfumato.engine.memory_guard import check_load
     from sfumato.model.loading import config_of
     from sfumato.model.placement import pick_device, pick_dtype
     from sfumato.weights.checkpoint import open_checkpoint
-    from sfumato.weights.onload import quantized_on_load
+    from sfumato.weights.quantize_on_load import quantized_on_load
 
     checkpoint = open_checkpoint(Path(args.model) if args.model else EMBEDDED)
     config, device = config_of(checkpoint), pick_device(args.device)
@@ -219,7 +220,7 @@ def _check_memory(args: argparse.Namespace) -> None:
 def _audit_log(args: argparse.Namespace) -> AbstractContextManager[Behind | None]:
     """Open, so that a path that cannot be written is told before the model is loaded."""
     from sfumato.engine.audit import AuditLog
-    from sfumato.engine.behind import Behind
+    from sfumato.engine.audit_writer import Behind
 
     if not args.audit_log:
         return nullcontext()

@@ -139,7 +139,7 @@ class Canvas:
         step = self.tokens.new_full((), self.step + 1)
         return CanvasView(step, self.tokens, self.history, self.reply)
 
-    def settle(self, stats: HeadStats) -> Draft:
+    def advance(self, stats: HeadStats) -> Draft:
         """Takes in what the forward found at each position, and gets ready for the next step.
 
         Raises FloatingPointError where the forward found no numbers, and ValueError where the

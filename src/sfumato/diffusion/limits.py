@@ -44,7 +44,7 @@ def visible(ids: list[int], end_ids: Collection[int]) -> list[int]:
     return ids[: next((i for i, token in enumerate(ids) if token in end_ids), len(ids))]
 
 
-def harvest(
+def truncate_canvas(
     whole: list[int], reply: list[int], config: SamplerConfig, limits: Limits
 ) -> tuple[list[int], StopReason | None]:
     """What a finished canvas, of the ids `whole`, adds to the reply, and why the reply ends here,
@@ -65,7 +65,7 @@ def check_seed(seed: object) -> None:
         raise ValueError(f"seed: must be a whole number from 0 to 2**64 - 1, got {seed!r}")
 
 
-def complete(network: Network, config: SamplerConfig, limits: Limits) -> SamplerConfig:
+def resolve(network: Network, config: SamplerConfig, limits: Limits) -> SamplerConfig:
     """The config with a canvas length, and with the processors that keep `min_tokens` and
     `ignore_eos`. They ban padding too, which fills a canvas behind its end: it is no text.
 

@@ -20,8 +20,8 @@ from sfumato.diffusion.limits import (
     StopReason,
     check_context,
     check_seed,
-    complete,
-    harvest,
+    resolve,
+    truncate_canvas,
 )
 from sfumato.diffusion.noise import Noise
 from sfumato.diffusion.step import denoise_step
@@ -51,7 +51,7 @@ class Stats:
 
 
 @dataclass(frozen=True)
-class Settled:
+class SettledCanvas:
     """A canvas that has finished: what it adds to the reply."""
 
     canvas: int
@@ -72,14 +72,14 @@ class Outcome:
 
 def generate(
     network: Network, prompt: Tensor, config: SamplerConfig, limits: Limits, seed: int
-) -> Generator[Draft | Settled, None, Outcome]:
+) -> Generator[Draft | SettledCanvas, None, Outcome]:
     """Yields every draft and every settled canvas; returns the outcome.
 
     prompt int64 [n]; config complete (see `SamplerConfig.over`); seed 0..2⁶⁴-1.  Raises
     ValueError, at the call and not at the first draft, for what this network cannot do.
     """
     check_seed(seed)
-    config = complete(network, config, limits)
+    config = resolve(network, config, limits)
     canvases = check_context(network, len(prompt), config, limits)
     assert config.canvas_length
     # The last canvas is never committed.
@@ -89,7 +89,7 @@ def generate(
 
 def _run(
     network: Network, prompt: Tensor, config: SamplerConfig, limits: Limits, seed: int, slot: Slot
-) -> Generator[Draft | Settled, None, Outcome]:
+) -> Generator[Draft | SettledCanvas, None, Outcome]:
     start = time.perf_counter()
     stats = Stats(prompt_tokens=len(prompt))
     reply: list[int] = []
@@ -108,7 +108,7 @@ def _run(
             yield draft
         if canvas.convergence is None:
             break
-        added, reason = harvest(canvas.argmax.tolist(), reply, config, limits)
+        added, reason = truncate_canvas(canvas.argmax.tolist(), reply, config, limits)
         if warning := repetition(added, reason):
             warnings.append(f"canvas {stats.canvases}: {warning}")
         reply += added
@@ -116,7 +116,7 @@ def _run(
             reply = reply[: limits.cut(reply, [])]
         stats.canvases += 1
         stats.convergence.append(canvas.convergence)
-        yield Settled(canvas.noise.canvas, added, canvas.convergence, reason)
+        yield SettledCanvas(canvas.noise.canvas, added, canvas.convergence, reason)
         if reason is None:  # only a canvas that another follows goes into the cache
             going, seconds = _encode(network, canvas.argmax, slot, limits)
             stats.commit_s += seconds

@@ -1,5 +1,5 @@
-"""What changes from a canvas's first step to its last: how hot the model's law is, and how many
-tokens of it count."""
+"""What changes from a canvas's first step to its last: the temperature of the distribution, and how
+many tokens of it count."""
 
 from __future__ import annotations
 

@@ -21,7 +21,7 @@ from sfumato.diffusion.processors import Banned, banned_by
 from sfumato.model.approximate import Skip
 from sfumato.model.head import Adjust, HeadStats, VocabularyHead
 from sfumato.model.truncate import cutoffs
-from sfumato.ops.law import TOP, Bans
+from sfumato.ops.online_softmax import TOP, Bans
 
 
 def score(head: VocabularyHead, hidden: Tensor, canvases: Sequence[Canvas]) -> list[HeadStats]:

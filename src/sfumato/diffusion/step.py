@@ -22,12 +22,12 @@ def denoise_step(
     network: Network, canvases: Sequence[Canvas], slots: Sequence[Slot]
 ) -> list[Draft]:
     """Moves each canvas one step on; canvases[i] follows the prefix that slots[i] holds."""
-    found = look(network, canvases, slots)
-    return [canvas.settle(stats) for canvas, stats in zip(canvases, found, strict=True)]
+    found = forward(network, canvases, slots)
+    return [canvas.advance(stats) for canvas, stats in zip(canvases, found, strict=True)]
 
 
 @torch.no_grad()
-def look(network: Network, canvases: Sequence[Canvas], slots: Sequence[Slot]) -> list[HeadStats]:
+def forward(network: Network, canvases: Sequence[Canvas], slots: Sequence[Slot]) -> list[HeadStats]:
     """What one forward finds on each canvas; changes none of them, so it may be repeated."""
     hidden = network.denoise(
         [canvas.tokens for canvas in canvases], slots, [canvas.soft for canvas in canvases]

@@ -6,14 +6,13 @@ from sfumato.diffusion.limits import TooLarge
 from sfumato.engine.config import EngineConfig
 from sfumato.engine.engine import Engine
 from sfumato.engine.errors import EngineDead, EngineError, NotReady, QueueFull, RequestFailed
-from sfumato.engine.events import Account, Commit, Draft, Event, Failed, Finished, Terminal
+from sfumato.engine.events import Account, Draft, Event, Failed, Finished, Settled, Terminal
 from sfumato.engine.handle import Handle
 from sfumato.engine.request import Prompt, Request, new_id
-from sfumato.engine.state import EngineState, Health
+from sfumato.engine.stats import EngineState, Health
 
 __all__ = [
     "Account",
-    "Commit",
     "Draft",
     "Engine",
     "EngineConfig",
@@ -30,6 +29,7 @@ __all__ = [
     "QueueFull",
     "Request",
     "RequestFailed",
+    "Settled",
     "Terminal",
     "TooLarge",
     "new_id",

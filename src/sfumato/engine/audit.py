@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any, BinaryIO
 
 from sfumato.api import Model
-from sfumato.engine.budget import Budget, used_memory
+from sfumato.engine.device_memory import Budget, used_memory
 from sfumato.engine.events import Account, Failed, Finished
 from sfumato.engine.request import Request
 from sfumato.weights.names import ARCHITECTURE

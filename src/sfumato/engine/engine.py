@@ -18,7 +18,8 @@ from sfumato.engine.errors import REFUSALS, EngineDead, FailuresLast, NotReady, 
 from sfumato.engine.events import Failed, FailureKind
 from sfumato.engine.failures import explain, late
 from sfumato.engine.handle import Handle, Sink
-from sfumato.engine.memory import Guard
+from sfumato.engine.memory_guard import MemoryGuard
+from sfumato.engine.output_processor import OnFinish, OutputProcessor
 from sfumato.engine.request import (
     Prepared,
     Prompt,
@@ -31,10 +32,9 @@ from sfumato.engine.request import (
 from sfumato.engine.row import Row
 from sfumato.engine.runner import Runner
 from sfumato.engine.scheduler import Plan, Scheduler
-from sfumato.engine.settle import OnFinish, Settler
 from sfumato.engine.sharing import Sharing
 from sfumato.engine.slots import make_pool
-from sfumato.engine.state import EngineState, Health, Meters, SlotState
+from sfumato.engine.stats import EngineState, Health, SlotState, Statistics
 
 log = logging.getLogger(__name__)
 
@@ -63,14 +63,14 @@ class Engine:
         self.model, self.config = model, config or EngineConfig()
         self._clock = clock
         c = self.config
-        self._guard = Guard(model.network, c)
+        self._guard = MemoryGuard(model.network, c)
         self._pool = make_pool(model.network, c, self._guard)
-        self._scheduler, self._meters = Scheduler(c.prefill_chunk), Meters(clock)
+        self._scheduler, self._statistics = Scheduler(c.prefill_chunk), Statistics(clock)
         self._sharing = Sharing(self._pool)
         self._runner = Runner(model.network, self._pool, clock)
         self._circuit = Circuit(lambda: probe(model), clock)
-        self._settler = Settler(
-            self._scheduler, self._pool, self._meters, self._circuit, on_finish, clock
+        self._outputs = OutputProcessor(
+            self._scheduler, self._pool, self._statistics, self._circuit, on_finish, clock
         )
         self._began, self._longest = clock(), self._pool.longest
         self._seams = seams_of(model)
@@ -110,7 +110,7 @@ class Engine:
 
     def drop(self, request: Request, terminal: Failed) -> None:
         """Tells on_finish how a request ended that was to be submitted later."""
-        self._settler.tell(request, terminal)
+        self._outputs.tell(request, terminal)
 
     def late(self, request: Request) -> str | None:
         """Why a request that is to be submitted later ends now; None before its deadline."""
@@ -174,7 +174,7 @@ class Engine:
         except REFUSALS as error:
             kind, message = explain(error)
             dead = isinstance(error, EngineDead) and self._death is not None
-            self._settler.tell(request, Failed("internal" if dead else kind, message))
+            self._outputs.tell(request, Failed("internal" if dead else kind, message))
             raise
 
     def generate(self, request: Request) -> Reply:
@@ -208,9 +208,9 @@ class Engine:
             self._waiting(),
             tuple(row.state(now) for row in self._running()),
             self._slots,
-            self._meters.copy(),
-            self._meters.speeds(),
-            self._meters.history(),
+            self._statistics.copy(),
+            self._statistics.speeds(),
+            self._statistics.history(),
             *self._slot_bytes,
             self._guard.view,
             self._circuit.state,
@@ -256,7 +256,7 @@ class Engine:
         if self._thread is not None and self._thread is not threading.current_thread():
             self._thread.join(join_s)
             if self._thread.is_alive():
-                self._fail_all("shutdown", CLOSING, self._settler.abandon)
+                self._fail_all("shutdown", CLOSING, self._outputs.abandon)
                 return
         self._fail_all("shutdown", CLOSING)
         self._publish()
@@ -267,7 +267,7 @@ class Engine:
             plan = self._schedule()
             busy = bool(plan.encode or plan.denoise)
             if busy:
-                self._settler.settle(self._runner.run(plan, self._wanted))
+                self._outputs.process(self._runner.run(plan, self._wanted))
             self._publish()
             return busy
 
@@ -314,9 +314,9 @@ class Engine:
 
     def _give_up(self, row: Row) -> None:
         if row.handle.cancelled:
-            self._settler.finish(row, "cancelled")
+            self._outputs.finish(row, "cancelled")
         elif why := late(row.submitted, row.limit_s, self._clock()):
-            self._settler.fail(row, "timeout", why)
+            self._outputs.fail(row, "timeout", why)
 
     def _admit(self) -> None:
         """Gives slots to those in line, strictly in order, as long as there are any. Who waits
@@ -327,10 +327,10 @@ class Engine:
             if row.first_in_line is None:
                 row.first_in_line = self._clock()
             try:
-                if not self._settler.lend(row):
+                if not self._outputs.lend(row):
                     return
             except Exception as error:
-                self._settler.end_with(row, error)
+                self._outputs.end_with(row, error)
             else:
                 self._scheduler.admit(row)
 
@@ -385,7 +385,7 @@ class Engine:
         message: str,
         fail: Callable[[Row, FailureKind, str], None] | None = None,
     ) -> None:
-        fail = fail or self._settler.fail
+        fail = fail or self._outputs.fail
         with self._wake:
             rows = [*self._scheduler.running, *self._scheduler.waiting, *self._inbox]
             self._inbox.clear()

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal
 
-from sfumato.api import Commit, Reply
+from sfumato.api import Reply, Settled
 from sfumato.diffusion.canvas import Draft
 
 FailureKind = Literal[
@@ -91,4 +91,4 @@ class Failed:
 
 
 Terminal = Finished | Failed
-Event = Draft | Commit | Finished | Failed
+Event = Draft | Settled | Finished | Failed

@@ -14,7 +14,7 @@ from typing import Any
 from sfumato.api import Messages, Model, Transcript
 from sfumato.diffusion.checks import MOST_SECONDS, MOST_TOKENS, is_number, is_whole
 from sfumato.diffusion.config import MOST_STEPS, SamplerConfig
-from sfumato.diffusion.limits import Limits, TooLarge, check_context, check_seed, complete
+from sfumato.diffusion.limits import Limits, TooLarge, check_context, check_seed, resolve
 from sfumato.engine.prefix import Seams
 from sfumato.engine.thinking import ThinkingBudget
 from sfumato.text.prompt import prompt_ids
@@ -98,7 +98,7 @@ def prepare(
     config = replace(config, max_steps=min(config.max_steps, most_steps))
     transcript = Transcript(model.tokenizer, request.stop, config.ignore_eos)
     limits = Limits(request.max_tokens, model.end_ids, transcript.cut)
-    config = complete(model.network, config, limits)
+    config = resolve(model.network, config, limits)
     canvases = check_context(model.network, len(prompt.ids), config, limits)
     # 53 bits: what survives a client that reads JSON numbers as floats.
     seed = secrets.randbits(53) if request.seed is None else request.seed

@@ -10,18 +10,18 @@ from dataclasses import replace
 
 import torch
 
-from sfumato.api import Commit, Reply
+from sfumato.api import Reply, Settled
 from sfumato.diffusion.canvas import Canvas, Draft
 from sfumato.diffusion.guards import repetition
-from sfumato.diffusion.limits import StopReason, harvest
-from sfumato.diffusion.loop import Outcome, Settled, Stats
+from sfumato.diffusion.limits import StopReason, truncate_canvas
+from sfumato.diffusion.loop import Outcome, SettledCanvas, Stats
 from sfumato.diffusion.noise import Noise
 from sfumato.diffusion.processors import MinTokens
 from sfumato.engine.events import Account
 from sfumato.engine.handle import Handle
 from sfumato.engine.request import Prepared, Request
 from sfumato.engine.slots import Lease
-from sfumato.engine.state import Phase, RowState
+from sfumato.engine.stats import Phase, RowState
 from sfumato.model.head import HeadStats
 from sfumato.text.reply import parse_reply
 
@@ -108,20 +108,20 @@ class Row:
             self.canvas = Canvas(self.config, noise, vocab_size, device, self.reply, pins)
         return self.canvas
 
-    def settle(self, stats: HeadStats) -> Draft:
+    def advance(self, stats: HeadStats) -> Draft:
         """Moves the canvas a step on."""
         assert self.canvas
-        draft = self.prepared.transcript.readable(self.canvas.settle(stats))
+        draft = self.prepared.transcript.readable(self.canvas.advance(stats))
         self.stats.steps[self.stats.canvases :] = [self.spent + draft.step]
         return draft
 
-    def collect(self, draft: Draft) -> Commit | None:
+    def collect(self, draft: Draft) -> Settled | None:
         """What a canvas that has settled adds, `draft` being its last; None where it is drawn
         again. Sets `reason` where the reply ends with it."""
         assert self.canvas and self.canvas.convergence
         limits, number = self.prepared.limits, self.stats.canvases
         whole: list[int] = self.canvas.argmax.tolist()
-        added, reason = harvest(whole, self.reply, self.config, limits)
+        added, reason = truncate_canvas(whole, self.reply, self.config, limits)
         kept = self._thought_kept(added)
         if kept is not None and limits.cut(self.reply, added[:kept]) is None:
             assert self.prepared.thinking.closes is not None
@@ -131,7 +131,7 @@ class Row:
             return None
         if warning := repetition(added, reason):
             self.warnings.append(f"canvas {number}: {warning}")
-        settled = Settled(number, added, self.canvas.convergence, reason)
+        settled = SettledCanvas(number, added, self.canvas.convergence, reason)
         self.reply += added
         if reason == "stop":  # a stop string may begin in an earlier canvas
             self.reply = self.reply[: limits.cut(self.reply, [])]

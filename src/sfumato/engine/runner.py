@@ -15,7 +15,7 @@ from itertools import pairwise, zip_longest
 
 import torch
 
-from sfumato.diffusion.step import look
+from sfumato.diffusion.step import forward
 from sfumato.engine.failures import is_out_of_memory
 from sfumato.engine.row import Row
 from sfumato.engine.scheduler import Piece, Plan
@@ -162,7 +162,7 @@ class Runner:
     def _batch(self, rows: Sequence[Row]) -> list[Found]:
         network = self._network
         canvases = [row.open(network.config.vocab_size, network.device) for row in rows]
-        stats = look(network, canvases, [_slot(row) for row in rows])
+        stats = forward(network, canvases, [_slot(row) for row in rows])
         network.synchronize()
         return list(zip(rows, stats, strict=True))
 

@@ -20,7 +20,7 @@ from sfumato.diffusion.limits import TooLarge
 from sfumato.engine.config import EngineConfig
 from sfumato.engine.errors import EngineError
 from sfumato.engine.failures import is_out_of_memory
-from sfumato.engine.memory import Guard
+from sfumato.engine.memory_guard import MemoryGuard
 from sfumato.model.cache import Slot, Snapshot
 from sfumato.model.network import Network
 
@@ -362,7 +362,7 @@ class SlotPool:
                 place.marks = {n: mark for n, mark in place.marks.items() if mark not in gone}
 
 
-def make_pool(network: Network, config: EngineConfig, guard: Guard) -> SlotPool:
+def make_pool(network: Network, config: EngineConfig, guard: MemoryGuard) -> SlotPool:
     """The slots of an engine. Raises EngineError where the memory does not hold them."""
     c = config
     try:

@@ -14,19 +14,20 @@ from torch import Tensor
 
 from sfumato import ops
 from sfumato.model.draw import inverse_cdf
-from sfumato.ops.law import Law
+from sfumato.ops.online_softmax import SoftmaxState
 from sfumato.weights.blocks import QuantizedTensor
 
 
 @dataclass(frozen=True)
 class Skip:
     """Lets the soft embedding leave out, at each position, the chunks of the vocabulary that hold
-    too little of its law to matter; the other statistics stay exact.
+    too little of its distribution to matter; the other statistics stay exact.
 
-    A chunk is left out where its mass is at most share / chunks of what the law is sure to hold in
-    the end: the mass seen so far, or that of one token. So the weights left out sum to `share` at
-    most, and the vector is off by share · sqrt(hidden) · the longest embedding row at most. The
-    guess's score is rounded otherwise than the pass's: a difference of d makes that share · e^d.
+    A chunk is left out where its mass is at most share / chunks of what the distribution is sure to
+    hold in the end: the mass seen so far, or that of one token. So the weights left out sum to
+    `share` at most, and the vector is off by share · sqrt(hidden) · the longest embedding row at
+    most. The guess's score is rounded otherwise than the pass's: a difference of d makes that
+    share · e^d.
     """
 
     share: Tensor  # float32 [positions], of the whole mass; 0 skips nothing
@@ -38,13 +39,13 @@ class Limit:
     """The mass under which a position leaves a chunk out of its soft embedding."""
 
     log_share: Tensor  # float32 [positions]: of one chunk; infinite where this has no say
-    floor: Tensor  # float32 [positions]: a score over temperature that the law holds for sure
+    floor: Tensor  # float32 [positions]: a score over temperature that is sure to be there
 
-    def exceeded(self, law: Law, sums: Tensor) -> Tensor:
+    def exceeded(self, state: SoftmaxState, sums: Tensor) -> Tensor:
         """The positions int64 [n] that need the chunk just absorbed, of whose blocks the masses
-        are sums [positions, blocks], relative to the law's peak."""
+        are sums [positions, blocks], relative to the distribution's peak."""
         # In logarithms: relative to an early peak, the floor's mass may be infinite.
-        sure = torch.maximum(law.total.log(), self.floor - law.peak)
+        sure = torch.maximum(state.sum_exp.log(), self.floor - state.max)
         return (sums.sum(dim=1).log() > self.log_share + sure).nonzero()[:, 0]
 
 
@@ -72,7 +73,7 @@ class Likeliest:
 
     def offer(self, raw: Tensor, first_id: int) -> None:
         """Takes note of the scores float [positions, m] of the ids first_id, first_id + 1, …,
-        from 0 on and in order; any that rank as those of the law do."""
+        from 0 on and in order; any that rank as those of the distribution do."""
         scores = raw if len(self.which) == len(raw) else raw[self.which]
         better = self._best(scores) if first_id == 0 else self._better(scores)
         if int((self.held + _sizes(better)).max()) > self.scores.shape[1]:
@@ -97,7 +98,7 @@ class Likeliest:
         self.worst = worst[:, 0].float().masked_fill_(self.count > size, float("-inf"))
         above, level = scores > worst, scores == worst
         room = self.count - _sizes(above)
-        # What is banned is in nobody's law.
+        # What is banned is in nobody's distribution.
         return (above | level & (level.cumsum(dim=1) <= room[:, None])) & (scores > float("-inf"))
 
     def _condense(self) -> None:
@@ -135,7 +136,7 @@ def narrow(
     rows: int,
 ) -> tuple[Tensor, Tensor]:
     """The draw int64 [n], and the soft embedding Σ p · embedding · sqrt(hidden) float32 [n,
-    hidden], of the law that a few tokens make by themselves: p is the softmax of their scores.
+    hidden], of the distribution of a few tokens alone: p is the softmax of their scores.
 
     scores float32 (over temperature, finite) and ids int64 [n, k], of rising ids; uniform float64
     [n] in [0, 1); products are in `dtype`, of no more than `rows` rows of the embedding at a time.

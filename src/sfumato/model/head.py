@@ -21,7 +21,7 @@ from sfumato.model.approximate import Likeliest, Limit, Skip, narrow
 from sfumato.model.config import ModelConfig
 from sfumato.model.draw import inverse_cdf, locate
 from sfumato.model.more_top import MoreTop
-from sfumato.ops.law import BANNED, BLOCK, TOP, Bans, Law
+from sfumato.ops.online_softmax import BANNED, BLOCK, TOP, Bans, SoftmaxState
 from sfumato.ops.reference import ROWS, Weight
 from sfumato.weights.blocks import QuantizedTensor
 
@@ -149,12 +149,12 @@ class VocabularyHead:
         keep = _kept(keep_logits)
         assert bans is None or (adjust is None and keep is None)
         best = self._likeliest(soft_top_k)
-        law = Law.empty(len(hidden), hidden.device)
+        state = SoftmaxState.empty(len(hidden), hidden.device)
         soft = torch.zeros_like(hidden, dtype=torch.float32)
         mass_dtype = self._mass_dtype(hidden)
         spare = hidden.new_empty(self.chunk, hidden.shape[1], dtype=mass_dtype)
         # Tables made beforehand: what is kept between the chunks' buffers would keep their memory.
-        sums, peaks = self._tables(law)
+        sums, peaks = self._tables(state)
         kept = []
         exact, limit = self._limit(skip, best, hidden, temperature, adjust is None, bans)
         more = MoreTop.of(top, self.chunk, self.vocab_size)
@@ -168,36 +168,41 @@ class VocabularyHead:
             if keep is not None:
                 kept.append((raw[keep] / temperature[keep, None]).clamp(min=BANNED))
             _offer(raw, start, bans, best, more)
-            mass, here, fade = ops.absorb(law, raw, start, temperature, cap, mass_dtype, bans)
+            mass, here, fade = ops.update(state, raw, start, temperature, cap, mass_dtype, bans)
             soft.mul_(fade[:, None])
-            which = () if limit is None else limit.exceeded(law, here)
+            which = () if limit is None else limit.exceeded(state, here)
             if exact is None or len(exact) or len(which):
                 rows = self.rows(start, stop, mass_dtype, spare) if rows is None else rows
                 _add_products(soft, mass, rows, exact, which)
             sums[:, index, : here.shape[1]] = here
-            peaks[:, index] = law.peak
-        sums *= (peaks - law.peak[:, None]).exp()[..., None]
+            peaks[:, index] = state.max
+        sums *= (peaks - state.max[:, None]).exp()[..., None]
         block, inside = locate(sums.flatten(1), uniform)
         drawn = self._draw(hidden, temperature, adjust, bans, block, inside, best)
-        stats = _statistics(law, drawn, soft, hidden.dtype, kept, self.vocab_size)
+        stats = _statistics(state, drawn, soft, hidden.dtype, kept, self.vocab_size)
         if best is not None:
             self._narrow(stats, best, temperature, uniform, cap, mass_dtype)
-        return stats if more is None else self._name_more(stats, law, more, temperature, cap)
+        return stats if more is None else self._name_more(stats, state, more, temperature, cap)
 
     def _name_more(
-        self, stats: HeadStats, law: Law, more: MoreTop, temperature: Tensor, softcap: float | None
+        self,
+        stats: HeadStats,
+        state: SoftmaxState,
+        more: MoreTop,
+        temperature: Tensor,
+        softcap: float | None,
     ) -> HeadStats:
         scores, ids = more.found()
         scores = self._over(scores, softcap, temperature[more.which])
-        top_ids, top_probs = more.behind(law, scores, ids, stats.top_ids, stats.top_probs)
+        top_ids, top_probs = more.behind(state, scores, ids, stats.top_ids, stats.top_probs)
         return replace(stats, top_ids=top_ids, top_probs=top_probs)
 
-    def _tables(self, law: Law) -> tuple[Tensor, Tensor]:
+    def _tables(self, state: SoftmaxState) -> tuple[Tensor, Tensor]:
         """The masses of blocks [positions, chunks, blocks of a chunk], none so far, and the peaks
         [positions, chunks] that they are relative to."""
-        chunks = len(law.peak), len(self.spans())
-        sums = law.peak.new_zeros(*chunks, -(-self.chunk // BLOCK))
-        return sums, law.peak.new_empty(chunks)
+        chunks = len(state.max), len(self.spans())
+        sums = state.max.new_zeros(*chunks, -(-self.chunk // BLOCK))
+        return sums, state.max.new_empty(chunks)
 
     def _likeliest(self, count: Tensor | None) -> Likeliest | None:
         if count is None:
@@ -348,7 +353,7 @@ def _offer(
     """Shows a chunk's scores to those that gather the best of them: softcap and temperature leave
     the order as it is."""
     some = [each for each in gathering if each is not None]
-    if some and bans is not None:  # in place: `absorb` bans the same
+    if some and bans is not None:  # in place: `update` bans the same
         banned = bans.within(start, raw.shape[1], raw.device)
         raw.index_put_(banned, raw.new_tensor(float("-inf")))
     for each in some:
@@ -369,11 +374,16 @@ def _add_products(
 
 
 def _statistics(
-    law: Law, drawn: Tensor, soft: Tensor, dtype: torch.dtype, kept: list[Tensor], vocab: int
+    state: SoftmaxState,
+    drawn: Tensor,
+    soft: Tensor,
+    dtype: torch.dtype,
+    kept: list[Tensor],
+    vocab: int,
 ) -> HeadStats:
     logits = torch.cat(kept, 1) if kept else None
-    entropy = (law.total.log() - law.moment / law.total).clamp(min=0)
-    soft = (soft / law.total[:, None] * soft.shape[1] ** 0.5).to(dtype)
+    entropy = (state.sum_exp.log() - state.sum_shifted / state.sum_exp).clamp(min=0)
+    soft = (soft / state.sum_exp[:, None] * soft.shape[1] ** 0.5).to(dtype)
     few = min(TOP, vocab)
-    probs = (law.top[:, :few] - law.peak[:, None]).exp() / law.total[:, None]
-    return HeadStats(law.argmax, drawn, entropy, law.top_ids[:, :few], probs, soft, logits)
+    probs = (state.top[:, :few] - state.max[:, None]).exp() / state.sum_exp[:, None]
+    return HeadStats(state.argmax, drawn, entropy, state.top_ids[:, :few], probs, soft, logits)

@@ -90,7 +90,7 @@ def load_network(
     config = config_of(checkpoint)
     transformer = skeleton(config)
     expected = {name: tuple(p.shape) for name, p in transformer.named_parameters()}
-    checkpoint.account(expected)
+    checkpoint.check_tensors(expected)
     total = sum(checkpoint.tensors[name].nbytes for name in expected)
     done, output = 0, None
     for name in expected:

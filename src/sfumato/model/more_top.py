@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from sfumato.model.approximate import Likeliest
-from sfumato.ops.law import TOP, Law
+from sfumato.ops.online_softmax import TOP, SoftmaxState
 
 
 class MoreTop:
@@ -28,7 +28,7 @@ class MoreTop:
         return cls(Likeliest(count, chunk)) if vocab_size > TOP and count.any() else None
 
     def behind(
-        self, law: Law, scores: Tensor, ids: Tensor, top_ids: Tensor, top_probs: Tensor
+        self, state: SoftmaxState, scores: Tensor, ids: Tensor, top_ids: Tensor, top_probs: Tensor
     ) -> tuple[Tensor, Tensor]:
         """The kernels' own [positions, TOP], as they are, and behind them those of `scores` (over
         temperature) and `ids`, as they were found; zeros at positions that ask for no more."""
@@ -36,7 +36,7 @@ class MoreTop:
         known = (ids[..., None] == own_ids[:, None]).any(dim=-1)
         rest = scores.masked_fill(known, float("-inf"))
         order = rest.argsort(dim=1, descending=True, stable=True)[:, : self._most - TOP]
-        peak, total = law.peak[self.which, None], law.total[self.which, None]
+        peak, total = state.max[self.which, None], state.sum_exp[self.which, None]
         probs = (rest.gather(1, order) - peak).exp() / total
         # Found by their products, which the softcap may round into another order.
         probs = torch.minimum(probs, own_probs[:, -1:])

@@ -14,18 +14,16 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from sfumato.ops import law as law_module
-from sfumato.ops import reference
-from sfumato.ops.cpu import library, twins
+from sfumato.ops import online_softmax, reference
+from sfumato.ops.cpu import kernels, library
 from sfumato.ops.cpu.panels import ACTIVATIONS, PackedTensor, pack, packed_bytes, packs
-from sfumato.ops.law import Bans, Law
+from sfumato.ops.online_softmax import Bans, SoftmaxState
 from sfumato.ops.reference import Causal, Weight, attention, gelu, rms_norm, rotate
 from sfumato.weights.blocks import QuantizedTensor
 
 __all__ = [
     "ACTIVATIONS",
     "Causal",
-    "absorb",
     "attend",
     "attention",
     "backend",
@@ -41,6 +39,7 @@ __all__ = [
     "reason",
     "rms_norm",
     "rotate",
+    "update",
 ]
 
 backend, reason = library.describe()
@@ -56,7 +55,7 @@ def dense(weight: Weight, dtype: torch.dtype, spare: Tensor | None = None) -> Te
     more than the work where weights are dequantized over and over.
     """
     if isinstance(weight, QuantizedTensor) and weight.device.type == "cpu" and library.kernels:
-        return twins.dequantize(weight, dtype, spare if dtype in twins.DTYPES else None)
+        return kernels.dequantize(weight, dtype, spare if dtype in kernels.DTYPES else None)
     return reference.dense(weight, dtype)
 
 
@@ -66,7 +65,7 @@ def linear(x: Tensor, weight: Weight, tile: int | None = None) -> Tensor:
     tile: rows of each of torch's products, see `reference.linear`; a compiled one needs none.
     """
     if isinstance(weight, PackedTensor) and _compiled(x):
-        return twins.linear(x, weight)
+        return kernels.linear(x, weight)
     return reference.linear(x, dense(weight, x.dtype), tile)
 
 
@@ -88,7 +87,7 @@ def experts(x: Tensor, chosen: Tensor, shares: Tensor, gate_up: Weight, down: We
         and isinstance(down, PackedTensor)
         and _compiled(x, shares)
     ):
-        return twins.experts(x, chosen, shares, gate_up, down)
+        return kernels.experts(x, chosen, shares, gate_up, down)
     return reference.experts(x, chosen, shares, gate_up, down)
 
 
@@ -103,12 +102,12 @@ def attend(
     """
     rounded = any(part.dtype == torch.bfloat16 for part in keys) and q.shape[-1] % 32 == 0
     if rounded and multiplies_bf16(q.device) and _compiled(q, *keys, *values):
-        return twins.attend(q, keys, values, causal)
+        return kernels.attend(q, keys, values, causal)
     return reference.attend(q, keys, values, causal)
 
 
-def absorb(
-    law: Law,
+def update(
+    state: SoftmaxState,
     raw: Tensor,
     first_id: int,
     temperature: Tensor,
@@ -116,10 +115,10 @@ def absorb(
     dtype: torch.dtype,
     bans: Bans | None = None,
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """Takes a chunk of scores into a law, in place; see `ops.law.absorb`."""
-    serves = library.kernels is not None and dtype in twins.DTYPES and _compiled(raw)
-    serve = twins.absorb if serves else law_module.absorb
-    return serve(law, raw, first_id, temperature, softcap, dtype, bans)
+    """Takes a chunk of scores into a state, in place; see `ops.online_softmax.update`."""
+    serves = library.kernels is not None and dtype in kernels.DTYPES and _compiled(raw)
+    serve = kernels.update if serves else online_softmax.update
+    return serve(state, raw, first_id, temperature, softcap, dtype, bans)
 
 
 def multiplies_bf16(device: torch.device) -> bool:

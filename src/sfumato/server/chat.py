@@ -11,14 +11,14 @@ from fastapi.concurrency import run_in_threadpool
 from fastapi.responses import Response
 
 from sfumato.api import Reply
-from sfumato.engine import Account, Commit, Finished, Request, new_id
-from sfumato.server import answer, bodies, examples, replies, running, stream
+from sfumato.engine import Account, Finished, Request, Settled, new_id
+from sfumato.server import answer, examples, inflight, openai_objects, request_body, stream
 from sfumato.server.described import EFFORTS
 from sfumato.server.errors import bad_request
+from sfumato.server.inflight import Outcome
 from sfumato.server.logprobs import Logged, TokenLog, entries
-from sfumato.server.messages import CALL, CALL_END, continuation, conversation, tool_use
-from sfumato.server.running import Outcome
-from sfumato.server.sampling import asked, check_size, seeds_of
+from sfumato.server.openai_messages import CALL, CALL_END, continuation, conversation, tool_use
+from sfumato.server.sampling import check_size, request_fields, seeds_of
 from sfumato.server.schemas import ChatBody
 from sfumato.server.service import Service
 from sfumato.text.reply import ToolCall
@@ -27,15 +27,17 @@ from sfumato.text.tokenizer import Marker
 
 async def complete(service: Service, http: HttpRequest) -> Response:
     """Raises ApiError."""
-    async with bodies.read(service, http, ChatBody) as body:
+    async with request_body.read(service, http, ChatBody) as body:
         requests = await run_in_threadpool(requests_of, service, body)
     # Tools that the prompt holds are no larger than a context.
-    body = bodies.light(body, *(("tools",) if requests[0].tools else ()))
-    started = await running.start(service.engine, requests)
+    body = request_body.light(body, *(("tools",) if requests[0].tools else ()))
+    started = await inflight.start(service.engine, requests)
     if body.stream:
         return stream.response(service, started, ChatWriter(service, body, requests))
-    found = await running.outcomes(http, started, commits=body.logprobs is True)
-    return await run_in_threadpool(whole, service, body, found, running.headers_of(started))
+    found = await inflight.outcomes(http, started, commits=body.logprobs is True)
+    return await run_in_threadpool(
+        response_body, service, body, found, inflight.headers_of(started)
+    )
 
 
 def requests_of(service: Service, body: ChatBody) -> list[Request]:
@@ -61,9 +63,9 @@ def requests_of(service: Service, body: ChatBody) -> list[Request]:
     if use.opening and opener is None:
         raise bad_request("tool_choice: this model's vocabulary has no tool calls", "tool_choice")
     banned = [opener] if use.forbidden and opener is not None else []
-    alike = asked(body, service.model, "/v1/chat/completions", banned, body.top_logprobs)
+    alike = request_fields(body, service.model, "/v1/chat/completions", banned, body.top_logprobs)
     if body.parallel_tool_calls is False and use.tools:
-        # A call that is cut here is whole, and the only one.
+        # A call that is cut here is response_body, and the only one.
         alike["stop"] = [*(alike["stop"] or ()), Marker(CALL_END)]
     alike["max_thinking_tokens"] = budget
     if continued is not None:  # which may be whole already
@@ -120,7 +122,7 @@ def _thinking(body: ChatBody) -> tuple[bool, int | None]:
     return bool(thinking), budget if thinking and budget != 0 else body.max_thinking_tokens
 
 
-def whole(
+def response_body(
     service: Service, body: ChatBody, found: Sequence[Outcome], headers: Mapping[str, str]
 ) -> Response:
     """In a thread."""
@@ -128,9 +130,9 @@ def whole(
     name = ends[0].account.request_id
     said = (text for end in ends for text in warnings(service, body, end.reply))
     fields = {
-        **replies.head("chatcmpl", "chat.completion", name, service.name),
-        "usage": replies.usage([end.account for end in ends]),
-    } | replies.figures(ends, [*replies.notes(body), *said])
+        **openai_objects.head("chatcmpl", "chat.completion", name, service.name),
+        "usage": openai_objects.usage([end.account for end in ends]),
+    } | openai_objects.figures(ends, [*openai_objects.notes(body), *said])
     return answer.response(fields, _choices(service, body, found), headers)
 
 
@@ -143,17 +145,17 @@ def _choices(
             "index": number,
             "message": message(end.reply),
             "logprobs": _logprobs(service, body, outcome) if body.logprobs else None,
-            "finish_reason": replies.finish_reason(end.reply, end.reply.tool_calls),
+            "finish_reason": openai_objects.finish_reason(end.reply, end.reply.tool_calls),
         }
         outcome.commits.clear()
         if len(found) > 1:
-            choice["timings"] = replies.timings(end.account)
+            choice["timings"] = openai_objects.timings(end.account)
         yield choice
 
 
 def message(reply: Reply) -> dict[str, Any]:
     """The assistant's message; content is null where there are only tool calls."""
-    calls = [replies.call_object(call) for call in reply.tool_calls]
+    calls = [openai_objects.call_object(call) for call in reply.tool_calls]
     found: dict[str, Any] = {
         "role": "assistant",
         "content": None if calls and not reply.text else reply.text,
@@ -184,8 +186,8 @@ class ChatWriter:
 
     def __init__(self, service: Service, body: ChatBody, requests: Sequence[Request]) -> None:
         name = requests[0].id
-        self._base = replies.head("chatcmpl", "chat.completion.chunk", name, service.name)
-        self._service, self._body, self._notes = service, body, replies.notes(body)
+        self._base = openai_objects.head("chatcmpl", "chat.completion.chunk", name, service.name)
+        self._service, self._body, self._notes = service, body, openai_objects.notes(body)
         options = body.stream_options
         self._usage = options is not None and bool(options.include_usage)
         count, few = len(requests), body.top_logprobs or 0
@@ -199,7 +201,7 @@ class ChatWriter:
     def begin(self, number: int) -> Iterable[dict[str, Any]]:
         yield self._chunk(number, {"role": "assistant", "content": ""})
 
-    def commit(self, number: int, commit: Commit) -> Iterable[dict[str, Any]]:
+    def commit(self, number: int, commit: Settled) -> Iterable[dict[str, Any]]:
         log = self._logs[number]
         if log is not None:
             log.add(commit)
@@ -217,15 +219,15 @@ class ChatWriter:
             yield from self._logged(number, log.end())
         for call in reply.tool_calls[sent["calls"] :]:
             yield from self._call(number, call)
-        last = self._chunk(number, {}, replies.finish_reason(reply, reply.tool_calls))
-        last["timings"] = replies.timings(end.account)
+        last = self._chunk(number, {}, openai_objects.finish_reason(reply, reply.tool_calls))
+        last["timings"] = openai_objects.timings(end.account)
         if found := [*self._notes, *warnings(self._service, self._body, reply)]:
             last["warnings"], self._notes = found, []
         yield last
 
     def close(self, accounts: Sequence[Account]) -> Iterable[dict[str, Any]]:
         if self._usage:
-            yield self.extra({"usage": replies.usage(accounts)})
+            yield self.extra({"usage": openai_objects.usage(accounts)})
 
     def _texts(self, number: int, name: str, text: str) -> Iterable[dict[str, Any]]:
         self._sent[number][name] += len(text)
@@ -244,7 +246,7 @@ class ChatWriter:
             yield chunk
 
     def _call(self, number: int, call: ToolCall) -> Iterable[dict[str, Any]]:
-        whole = replies.call_object(call)
+        whole = openai_objects.call_object(call)
         at, arguments = self._sent[number]["calls"], whole["function"]["arguments"]
         self._sent[number]["calls"] += 1
         whole["function"]["arguments"] = ""

@@ -10,27 +10,29 @@ from fastapi import Request as HttpRequest
 from fastapi.concurrency import run_in_threadpool
 from fastapi.responses import Response
 
-from sfumato.engine import Account, Commit, Finished, Request, new_id
-from sfumato.server import answer, bodies, replies, running, stream
+from sfumato.engine import Account, Finished, Request, Settled, new_id
+from sfumato.server import answer, inflight, openai_objects, request_body, stream
 from sfumato.server.errors import bad_request
 from sfumato.server.examples import warnings
+from sfumato.server.inflight import Outcome
 from sfumato.server.logprobs import Logged, TokenLog, entries, legacy
-from sfumato.server.running import Outcome
-from sfumato.server.sampling import asked, check_size, seeds_of
+from sfumato.server.sampling import check_size, request_fields, seeds_of
 from sfumato.server.schemas import CompletionBody
 from sfumato.server.service import Service
 
 
 async def complete(service: Service, http: HttpRequest) -> Response:
     """Raises ApiError."""
-    async with bodies.read(service, http, CompletionBody) as body:
+    async with request_body.read(service, http, CompletionBody) as body:
         requests = await run_in_threadpool(requests_of, service, body)
-    body = bodies.light(body)
-    started = await running.start(service.engine, requests)
+    body = request_body.light(body)
+    started = await inflight.start(service.engine, requests)
     if body.stream:
         return stream.response(service, started, TextWriter(service, body, requests))
-    found = await running.outcomes(http, started, commits=body.logprobs is not None)
-    return await run_in_threadpool(whole, service, body, found, running.headers_of(started))
+    found = await inflight.outcomes(http, started, commits=body.logprobs is not None)
+    return await run_in_threadpool(
+        response_body, service, body, found, inflight.headers_of(started)
+    )
 
 
 def prompts_of(prompt: str | list[str] | list[int] | list[list[int]]) -> list[str | list[int]]:
@@ -52,7 +54,7 @@ def requests_of(service: Service, body: CompletionBody) -> list[Request]:
         raise bad_request(f"n: at most {most} replies to a request, all prompts together", "n")
     if body.stream_options is not None and not body.stream:
         raise bad_request("stream_options: only with stream", "stream_options")
-    alike = asked(body, service.model, "/v1/completions", alternatives=body.logprobs)
+    alike = request_fields(body, service.model, "/v1/completions", alternatives=body.logprobs)
     requests: list[Request] = []
     for prompt in prompts:
         ids = service.raw_prompt(prompt, "/v1/completions", body.user)
@@ -71,7 +73,7 @@ def requests_of(service: Service, body: CompletionBody) -> list[Request]:
     return requests
 
 
-def whole(
+def response_body(
     service: Service, body: CompletionBody, found: Sequence[Outcome], headers: Mapping[str, str]
 ) -> Response:
     """In a thread."""
@@ -79,9 +81,9 @@ def whole(
     name = ends[0].account.request_id
     said = (text for end in ends for text in warnings(service.model, end.reply))
     fields = {
-        **replies.head("cmpl", "text_completion", name, service.name),
-        "usage": replies.usage_of_prompts([end.account for end in ends], body.n or 1),
-    } | replies.figures(ends, [*replies.notes(body), *said])
+        **openai_objects.head("cmpl", "text_completion", name, service.name),
+        "usage": openai_objects.usage_of_prompts([end.account for end in ends], body.n or 1),
+    } | openai_objects.figures(ends, [*openai_objects.notes(body), *said])
     return answer.response(fields, _choices(service, body, found), headers)
 
 
@@ -94,11 +96,11 @@ def _choices(
             "index": number,
             "text": reply.text,
             "logprobs": _logprobs(service, body, outcome),
-            "finish_reason": replies.finish_reason(reply),
+            "finish_reason": openai_objects.finish_reason(reply),
         }
         outcome.commits.clear()
         if len(found) > 1:
-            choice["timings"] = replies.timings(outcome.finished.account)
+            choice["timings"] = openai_objects.timings(outcome.finished.account)
         yield choice
 
 
@@ -110,11 +112,11 @@ class TextWriter:
     """Chunks of a streamed text completion."""
 
     def __init__(self, service: Service, body: CompletionBody, requests: Sequence[Request]) -> None:
-        self._base = replies.head("cmpl", "text_completion", requests[0].id, service.name)
+        self._base = openai_objects.head("cmpl", "text_completion", requests[0].id, service.name)
         options = body.stream_options
         self._usage = options is not None and bool(options.include_usage)
         self._each = body.n or 1
-        self._model, self._notes = service.model, replies.notes(body)
+        self._model, self._notes = service.model, openai_objects.notes(body)
         few = body.logprobs
         self._logs = [None if few is None else TokenLog(service, few) for _ in requests]
         # Characters that were taken, and that have gone out: some wait for their tokens.
@@ -126,7 +128,7 @@ class TextWriter:
     def begin(self, number: int) -> Iterable[dict[str, Any]]:
         return ()
 
-    def commit(self, number: int, commit: Commit) -> Iterable[dict[str, Any]]:
+    def commit(self, number: int, commit: Settled) -> Iterable[dict[str, Any]]:
         log = self._logs[number]
         if log is not None:
             log.add(commit)
@@ -136,15 +138,15 @@ class TextWriter:
         yield from self._texts(number, end.reply.text[self._taken[number] :])
         if (log := self._logs[number]) is not None:
             yield from self._logged(number, log.end())
-        last = self._chunk(number, "", replies.finish_reason(end.reply))
-        last["timings"] = replies.timings(end.account)
+        last = self._chunk(number, "", openai_objects.finish_reason(end.reply))
+        last["timings"] = openai_objects.timings(end.account)
         if found := [*self._notes, *warnings(self._model, end.reply)]:
             last["warnings"], self._notes = found, []
         yield last
 
     def close(self, accounts: Sequence[Account]) -> Iterable[dict[str, Any]]:
         if self._usage:
-            yield self.extra({"usage": replies.usage_of_prompts(accounts, self._each)})
+            yield self.extra({"usage": openai_objects.usage_of_prompts(accounts, self._each)})
 
     def _texts(self, number: int, text: str) -> Iterable[dict[str, Any]]:
         self._taken[number] += len(text)

@@ -14,7 +14,7 @@ from sfumato.diffusion.sampler import EntropyBound
 from sfumato.diffusion.schedule import LinearTemperature
 from sfumato.diffusion.stopping import MOST_STABILITY, StableAndConfident
 from sfumato.engine import EngineDead
-from sfumato.engine.budget import used_memory
+from sfumato.engine.device_memory import used_memory
 from sfumato.model.truncate import MOST_TOP_K
 from sfumato.server.described import MOST_SOFT_TOP_K
 from sfumato.server.errors import ApiError, dead, without_paths

@@ -9,12 +9,12 @@ from fastapi import Request as HttpRequest
 from fastapi.concurrency import run_in_threadpool
 from fastapi.responses import JSONResponse, Response
 
-from sfumato.engine import Account, Commit, Finished, Request
-from sfumato.server import bodies, replies, running, stream
+from sfumato.engine import Account, Finished, Request, Settled
+from sfumato.server import inflight, openai_objects, request_body, stream
 from sfumato.server.errors import bad_request, from_value_error
 from sfumato.server.examples import warnings
-from sfumato.server.messages import continuation, conversation
-from sfumato.server.sampling import asked, seeds_of
+from sfumato.server.openai_messages import continuation, conversation
+from sfumato.server.sampling import request_fields, seeds_of
 from sfumato.server.schemas import DetokenizeBody, LlamaBody, TemplateBody, TokenizeBody
 from sfumato.server.service import Service
 from sfumato.text.prompt import check_long_texts
@@ -24,15 +24,15 @@ _STOP_TYPES = {"eos": "eos", "max_tokens": "limit", "stop": "word", "cancelled":
 
 async def completion(service: Service, http: HttpRequest) -> Response:
     """Raises ApiError."""
-    async with bodies.read(service, http, LlamaBody) as body:
+    async with request_body.read(service, http, LlamaBody) as body:
         request = await run_in_threadpool(request_of, service, body)
-    body = bodies.light(body)
-    started = await running.start(service.engine, [request])
+    body = request_body.light(body)
+    started = await inflight.start(service.engine, [request])
     if body.stream:
         return stream.response(service, started, LlamaWriter(service, body), done=False)
-    (outcome,) = await running.outcomes(http, started)
+    (outcome,) = await inflight.outcomes(http, started)
     return await run_in_threadpool(
-        _whole, service, body, outcome.finished, running.headers_of(started)
+        _whole, service, body, outcome.finished, inflight.headers_of(started)
     )
 
 
@@ -52,14 +52,14 @@ def request_of(service: Service, body: LlamaBody) -> Request:
         ids=ids,
         max_tokens=service.limit(body.n_predict, len(ids), body.canvas_length),
         seed=seeds_of(seed, 1)[0],
-        **asked(body, service.model, "/completion"),
+        **request_fields(body, service.model, "/completion"),
     )
 
 
 def _last(service: Service, body: LlamaBody, end: Finished) -> dict[str, Any]:
     """All but the text: what llama-server sends at the end."""
     reply, account = end.reply, end.account
-    told = [*replies.notes(body), *warnings(service.model, reply)]
+    told = [*openai_objects.notes(body), *warnings(service.model, reply)]
     found = {
         "index": 0,
         "id_slot": -1 if account.slot is None else account.slot,
@@ -70,7 +70,7 @@ def _last(service: Service, body: LlamaBody, end: Finished) -> dict[str, Any]:
         "tokens_evaluated": account.prompt_tokens,
         "tokens_cached": account.cached_tokens,
         "truncated": False,
-        "timings": replies.timings(account),
+        "timings": openai_objects.timings(account),
     }
     return found | ({"warnings": told} if told else {})
 
@@ -87,7 +87,7 @@ class LlamaWriter:
     def begin(self, number: int) -> Iterable[dict[str, Any]]:
         return ()
 
-    def commit(self, number: int, commit: Commit) -> Iterable[dict[str, Any]]:
+    def commit(self, number: int, commit: Settled) -> Iterable[dict[str, Any]]:
         yield from self._texts(commit.text)
 
     def finish(self, number: int, end: Finished) -> Iterable[dict[str, Any]]:
@@ -105,7 +105,7 @@ class LlamaWriter:
 
 async def tokenize(service: Service, http: HttpRequest) -> Response:
     """Raises ApiError."""
-    async with bodies.read(service, http, TokenizeBody) as body:
+    async with request_body.read(service, http, TokenizeBody) as body:
         return await run_in_threadpool(_tokens, service, body)
 
 
@@ -129,12 +129,12 @@ def _tokens(service: Service, body: TokenizeBody) -> Response:
     if body.with_pieces:
         pieces = zip(ids, service.pieces(ids), strict=True)
         found["tokens"] = [{"id": token, "piece": piece} for token, piece in pieces]
-    return JSONResponse(found | replies.warned(body))
+    return JSONResponse(found | openai_objects.warned(body))
 
 
 async def detokenize(service: Service, http: HttpRequest) -> Response:
     """Raises ApiError."""
-    async with bodies.read(service, http, DetokenizeBody) as body:
+    async with request_body.read(service, http, DetokenizeBody) as body:
         return await run_in_threadpool(_text, service, body)
 
 
@@ -152,12 +152,12 @@ def _text(service: Service, body: DetokenizeBody) -> Response:
     except (ValueError, OverflowError) as error:
         raise bad_request(f"tokens: {error}", "tokens") from None
     # The prompt is as vLLM has it.
-    return JSONResponse({"content": text, "prompt": text} | replies.warned(body))
+    return JSONResponse({"content": text, "prompt": text} | openai_objects.warned(body))
 
 
 async def apply_template(service: Service, http: HttpRequest) -> Response:
     """Raises ApiError."""
-    async with bodies.read(service, http, TemplateBody) as body:
+    async with request_body.read(service, http, TemplateBody) as body:
         return await run_in_threadpool(_prompt, service, body)
 
 
@@ -182,4 +182,4 @@ def _prompt(service: Service, body: TemplateBody) -> Response:
         )
     except ValueError as error:
         raise from_value_error(error) from None
-    return JSONResponse({"prompt": prompt + (continued or "")} | replies.warned(body))
+    return JSONResponse({"prompt": prompt + (continued or "")} | openai_objects.warned(body))

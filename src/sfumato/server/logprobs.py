@@ -8,8 +8,8 @@ from functools import lru_cache
 from typing import Any
 
 from sfumato.api import Model
-from sfumato.engine import Commit
-from sfumato.server.running import Outcome
+from sfumato.engine import Settled
+from sfumato.server.inflight import Outcome
 from sfumato.server.service import Service, piece
 from sfumato.text.reply import Region
 from sfumato.text.tokenizer import Detokenizer
@@ -35,7 +35,7 @@ class TokenLog:
         self._ready: deque[Logged] = deque()  # tokens by the text they complete
         self._text = ""  # what has been taken and goes on within a token
 
-    def add(self, commit: Commit) -> None:
+    def add(self, commit: Settled) -> None:
         """The tokens of a settled canvas."""
         special = self._model.tokenizer.special_ids
         for at, token in enumerate(commit.token_ids):
@@ -86,7 +86,7 @@ class TokenLog:
             self._ready.append((text, self._open))
             self._open = []
 
-    def _entry(self, commit: Commit, at: int, token: int) -> Entry:
+    def _entry(self, commit: Settled, at: int, token: int) -> Entry:
         likely: list[tuple[int, float]] = []
         if commit.top_ids is not None and commit.top_probs is not None:
             likely = list(

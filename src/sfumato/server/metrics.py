@@ -24,13 +24,13 @@ from prometheus_client.metrics_core import Metric
 from prometheus_client.registry import Collector
 
 from sfumato import __version__
-from sfumato.engine.behind import Behind
-from sfumato.engine.budget import used_memory
+from sfumato.engine.audit_writer import Behind
+from sfumato.engine.device_memory import used_memory
 from sfumato.engine.engine import Engine
 from sfumato.engine.events import Failed, Finished
-from sfumato.engine.memory import MemoryView
+from sfumato.engine.memory_guard import MemoryView
 from sfumato.engine.request import Request
-from sfumato.engine.state import EngineState, Phase
+from sfumato.engine.stats import EngineState, Phase
 
 CONTENT_TYPE = CONTENT_TYPE_LATEST
 

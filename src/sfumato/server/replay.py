@@ -13,7 +13,7 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
-from sfumato.api import Commit, Draft
+from sfumato.api import Draft, Settled
 
 STATIC = Path(__file__).parent / "static"
 STYLES = ("style.css", "reply.css")
@@ -76,7 +76,7 @@ class Recorder:
             }
         )
 
-    def commit(self, commit: Commit) -> None:
+    def commit(self, commit: Settled) -> None:
         """Takes in what a canvas settled to."""
         if commit.canvas < len(self._canvases):
             self._canvases[commit.canvas]["settled"] = self._pack(commit.token_ids)

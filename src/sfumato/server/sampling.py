@@ -25,7 +25,7 @@ MOST_ENTRIES = 2**20
 _LEAST_SHARE = 1e-6  # what top_p: 0 comes to: the likeliest token
 
 
-def asked(
+def request_fields(
     body: Sampling,
     model: Model,
     endpoint: str,

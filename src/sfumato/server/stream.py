@@ -15,9 +15,9 @@ from fastapi.concurrency import run_in_threadpool
 from fastapi.responses import StreamingResponse
 from torch import Tensor
 
-from sfumato.engine import Account, Commit, Draft, Event, Failed, Finished
+from sfumato.engine import Account, Draft, Event, Failed, Finished, Settled
 from sfumato.server.errors import from_failed, internal
-from sfumato.server.running import Running, headers_of
+from sfumato.server.inflight import Running, headers_of
 from sfumato.server.security import Receive, Scope, Send
 from sfumato.server.service import Service
 
@@ -34,7 +34,7 @@ class Writer(Protocol):
 
     def begin(self, number: int) -> Iterable[dict[str, Any]]: ...
 
-    def commit(self, number: int, commit: Commit) -> Iterable[dict[str, Any]]: ...
+    def commit(self, number: int, commit: Settled) -> Iterable[dict[str, Any]]: ...
 
     def finish(self, number: int, end: Finished) -> Iterable[dict[str, Any]]: ...
 
@@ -125,7 +125,7 @@ class _Frames:
         if isinstance(event, Draft):
             self._steps[number] = event.step
             yield writer.extra({"draft": draft_frame(self._service, number, event)})
-        elif isinstance(event, Commit):
+        elif isinstance(event, Settled):
             if number in self._steps:
                 settled = settled_frame(self._service, number, event, self._steps[number])
                 yield writer.extra({"settled": settled})
@@ -165,7 +165,7 @@ def _rounded(values: Tensor) -> Any:
     return values.double().mul(1e4).round().div(1e4).tolist()
 
 
-def settled_frame(service: Service, number: int, commit: Commit, steps: int) -> dict[str, Any]:
+def settled_frame(service: Service, number: int, commit: Settled, steps: int) -> dict[str, Any]:
     return {
         "index": number,
         "canvas": commit.canvas,

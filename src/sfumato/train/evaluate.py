@@ -17,7 +17,7 @@ import torch
 from sfumato.api import Model, load
 from sfumato.diffusion.canvas import Canvas
 from sfumato.diffusion.config import SamplerConfig
-from sfumato.diffusion.limits import Limits, complete, harvest
+from sfumato.diffusion.limits import Limits, resolve, truncate_canvas
 from sfumato.diffusion.noise import Noise
 from sfumato.diffusion.step import denoise_step
 from sfumato.model.cache import Slot
@@ -62,7 +62,7 @@ def evaluate(
     answered: called after each."""
     filled = (config or SamplerConfig()).over(model.sampler_defaults)
     filled = replace(filled, canvas_length=model.config.canvas_length)
-    filled = complete(model.network, filled, _limits(model))
+    filled = resolve(model.network, filled, _limits(model))
     waiting = list(enumerate(tasks))[::-1]
     rows: list[_Row] = []
     exact, steps = 0, []
@@ -100,7 +100,7 @@ def _begin(model: Model, index: int, task: Evaluation, config: SamplerConfig, se
 def _settle(model: Model, row: _Row) -> bool:
     """Takes a finished canvas into the reply; True where the reply ends with it."""
     ids = row.canvas.argmax.tolist()
-    added, reason = harvest(ids, row.reply, row.canvas.config, _limits(model))
+    added, reason = truncate_canvas(ids, row.reply, row.canvas.config, _limits(model))
     row.reply += added
     if reason is not None:
         return True

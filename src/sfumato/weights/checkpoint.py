@@ -57,7 +57,7 @@ class Checkpoint:
         info = self.tensors[name]
         return self.files[info.file].read(info.name)
 
-    def account(self, expected: Mapping[str, tuple[int, ...]]) -> None:
+    def check_tensors(self, expected: Mapping[str, tuple[int, ...]]) -> None:
         """Checks that the tensors are exactly the expected ones.
 
         expected: canonical name → shape. Raises one CheckpointError naming all that is missing,

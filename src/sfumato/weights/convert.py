@@ -12,10 +12,10 @@ from typing import Any
 
 from torch import Tensor
 
+from sfumato.weights.atomic_write import Outgoing, beside, recoded
 from sfumato.weights.checkpoint import Checkpoint
-from sfumato.weights.mixes import Target, formats
 from sfumato.weights.names import gguf_name, transformers_name
-from sfumato.weights.outgoing import Outgoing, beside, recoded
+from sfumato.weights.quant_recipes import Target, formats
 from sfumato.weights.write_gguf import layout, write_gguf
 from sfumato.weights.write_safetensors import write_safetensors
 

@@ -14,8 +14,8 @@ import torch
 from torch import Tensor
 
 from sfumato.weights.blocks import BLOCK_FORMATS, IQ4_VALUES, BlockFormat, QuantizedTensor
-from sfumato.weights.fit import fit_affine, fit_linear
-from sfumato.weights.mixes import TARGETS, format_of
+from sfumato.weights.quant_recipes import TARGETS, format_of
+from sfumato.weights.scale_search import fit_affine, fit_linear
 
 # Elements quantized at a time by each thread: enough that torch's work outweighs its calls, few
 # enough that a dozen temporaries of 1 MiB hardly leave the cache.

@@ -12,8 +12,8 @@ from typing import Any, BinaryIO
 
 import numpy as np
 
+from sfumato.weights.atomic_write import Outgoing
 from sfumato.weights.blocks import BLOCK_FORMATS
-from sfumato.weights.outgoing import Outgoing
 
 ALIGNMENT = 32
 

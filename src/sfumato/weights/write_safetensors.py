@@ -11,8 +11,8 @@ from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import BinaryIO
 
+from sfumato.weights.atomic_write import Outgoing
 from sfumato.weights.locate import INDEX
-from sfumato.weights.outgoing import Outgoing
 
 SHARD = 5_000_000_000
 """Bytes of tensors in one file at most, unless a single tensor is larger."""

@@ -9,7 +9,7 @@ import torch
 from rich.console import Console
 from tests.cli.view.terminal import Screen
 
-from sfumato import Commit, Done, Draft
+from sfumato import Done, Draft, Settled
 from sfumato.cli.view.display import Live, Plain, is_visual
 from sfumato.diffusion.loop import Stats
 
@@ -23,8 +23,8 @@ def drafted(canvas: int, step: int, text: str) -> Draft:
     )
 
 
-def commit(canvas: int, text: str) -> Commit:
-    return Commit(canvas, text, "", [ord(c) for c in text], "converged")
+def commit(canvas: int, text: str) -> Settled:
+    return Settled(canvas, text, "", [ord(c) for c in text], "converged")
 
 
 def done(text: str, stop_reason: str = "eos") -> Done:

@@ -22,7 +22,7 @@ from tests.ops.cpu.forced import (
 from torch import Tensor
 
 from sfumato import ops
-from sfumato.ops.cpu import library, twins
+from sfumato.ops.cpu import kernels, library
 from sfumato.ops.cpu.panels import PackedTensor, pack, packed_bytes, packs, panels
 from sfumato.weights.blocks import BLOCK_FORMATS, QuantizedTensor
 
@@ -113,7 +113,7 @@ def test_a_scale_that_is_no_number_stays_none(isa: str, name: str, half: int) ->
             assert torch.equal(back.isnan(), exact.isnan())
             assert torch.equal(back.isinf(), exact.isinf())
             assert relative(back[others], exact[others]) < 2**-11
-            out = twins.linear(x, packed)
+            out = kernels.linear(x, packed)
             assert not out[:, 3].isfinite().any() and out[:, others].isfinite().all()
 
 

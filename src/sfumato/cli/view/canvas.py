@@ -13,7 +13,7 @@ from itertools import groupby
 
 from rich.text import Text
 
-from sfumato.cli.view.pieces import Pieces, harmless
+from sfumato.cli.view.token_text import Pieces, harmless
 from sfumato.cli.view.wrap import Line, wrap
 
 # By steps since the token changed: a fresh one glows, and fades.

@@ -16,13 +16,13 @@ from typing import Protocol, Self
 from rich.console import Console
 from rich.text import Text
 
-from sfumato import Commit, Done, Draft
+from sfumato import Done, Draft, Settled
 from sfumato.cli.view import footer
 from sfumato.cli.view.canvas import CanvasView
-from sfumato.cli.view.pieces import harmless
 from sfumato.cli.view.region import Region
+from sfumato.cli.view.token_text import harmless
 
-Event = Draft | Commit | Done
+Event = Draft | Settled | Done
 
 MOST_WIDTH = 100  # longer lines are hard to read
 FRAME_S = 1 / 30  # drawing more often would only slow the model down
@@ -110,7 +110,7 @@ class Live:
         self._pace.arrived(is_step=isinstance(event, Draft))
         if isinstance(event, Draft):
             self._draft(event)
-        elif isinstance(event, Commit):
+        elif isinstance(event, Settled):
             self._tokens += len(event.token_ids)
             self._text += event.text
             self._hold()
@@ -165,7 +165,7 @@ def _news(event: Event, so_far: str) -> str:
     """What an event adds to the answer: the last one may bring text that no canvas had alone."""
     if isinstance(event, Done):
         return event.reply.text.removeprefix(so_far)
-    return event.text if isinstance(event, Commit) else ""
+    return event.text if isinstance(event, Settled) else ""
 
 
 def is_visual() -> bool:

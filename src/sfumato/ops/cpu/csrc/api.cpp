@@ -165,7 +165,7 @@ extern "C" int sf_experts(int isa, int mode, int gate_up_kind, const void *gate_
     }
 }
 
-extern "C" int sf_law(int isa, const void *raw, int raw_dtype, int64_t positions, int64_t count,
+extern "C" int sf_softmax_update(int isa, const void *raw, int raw_dtype, int64_t positions, int64_t count,
                       int64_t first_id, float softcap, const float *temperature,
                       const int64_t *ban_first, const int64_t *ban_last, const int64_t *ban_ids,
                       int64_t bans, float *peak, float *total, float *moment, int64_t *argmax, float *top, int64_t *top_ids,
@@ -180,7 +180,7 @@ extern "C" int sf_law(int isa, const void *raw, int raw_dtype, int64_t positions
     for (int64_t t = 0; ban_first && t < positions; t++)
         if (ban_first[t] < 0 || ban_first[t] > ban_last[t] || ban_last[t] > bans)
             return SF_BAD_ARGUMENT;
-    return level->law({raw, raw_dtype, positions, count, first_id, softcap, temperature,
+    return level->distribution({raw, raw_dtype, positions, count, first_id, softcap, temperature,
                        ban_first, ban_last, ban_ids, peak, total, moment, argmax, top, top_ids, fade, block_sums, mass, mass_dtype,
                        threads});
 }

@@ -156,7 +156,7 @@ bool hidden(const Call &call, int64_t t, int64_t key) {
 }
 
 // Scores of one row -> masses in bf16, with the row's running peak and total; sums fade with it.
-void absorb(const Call &call, const Scratch &s, int64_t row, int64_t count) {
+void update(const Call &call, const Scratch &s, int64_t row, int64_t count) {
     float *scores = s.scores + row * KEYS;
     uint16_t *p = s.p + row * KEYS;
     __m512 best = _mm512_set1_ps(-INFINITY);
@@ -224,7 +224,7 @@ void attend(const Call &call, const Scratch &s, int64_t kv, int64_t first, int64
                 for (int64_t k = 0; k < here; k++)
                     if (hidden(call, (first + r) % call.tokens, at + k))
                         s.scores[r * KEYS + k] = -INFINITY;
-            absorb(call, s, r, here);
+            update(call, s, r, here);
         }
         product(s.p, KEYS, count, values + at * 16, call.padded * 16, wide / 2, s.sums, d, d, true);
     }

@@ -168,9 +168,9 @@ void widen_panel(const uint8_t *codes, const uint16_t *scales, int64_t blocks, u
 #include "blocks.inc"
 #include "pack.inc"
 #include "level.inc"
-#include "law.inc"
+#include "online_softmax.inc"
 
-const Level AVX2_LEVEL = {linear, experts, law, pack, dequantize};
+const Level AVX2_LEVEL = {linear, experts, distribution, pack, dequantize};
 
 #if defined(__clang__)
 #pragma clang attribute pop

@@ -175,7 +175,7 @@ void experts() {
     check(call() == SF_BAD_ARGUMENT, "sf_experts: took an expert that there is not");
 }
 
-void law() {
+void distribution() {
     const int64_t positions = pick(1, 5), total_ids = pick(1, 1200), cut = pick(1, total_ids);
     const float cap = pick(0, 1) ? 30.0f : 0.0f, heat = 0.7f;
     const int64_t odd = pick(-5, positions - 1);  // the position with a NaN
@@ -200,12 +200,12 @@ void law() {
         }
         Numbers raw(rows), mass(positions * count);
         std::vector<float> sums(positions * ((count + 63) / 64));
-        check(!sf_law(random_isa(), raw.data(), raw.dtype, positions, count, 5 + first, cap,
+        check(!sf_softmax_update(random_isa(), raw.data(), raw.dtype, positions, count, 5 + first, cap,
                       temperature.data(), ban_first.data(), ban_last.data(), banned.data(),
                       (int64_t)banned.size(), peak.data(), total.data(), moment.data(), argmax.data(),
                       top.data(), ids.data(), fade.data(), sums.data(), mass.data(), mass.dtype,
                       (int)pick(1, 3)),
-              "sf_law");
+              "sf_softmax_update");
         const auto values = raw.floats();
         for (int64_t i = 0; i < positions * count; i++) {
             const double x = values[i];
@@ -216,7 +216,7 @@ void law() {
         for (int64_t b = ban_first[t]; b < ban_last[t]; b++)
             if (banned[b] >= 5 && banned[b] < 5 + total_ids) scores[t][banned[b] - 5] = -1e30;
         if (t == odd) {
-            check(std::isnan(total[t]) && std::isnan(moment[t]), "sf_law: lost a NaN");
+            check(std::isnan(total[t]) && std::isnan(moment[t]), "sf_softmax_update: lost a NaN");
             continue;
         }
         double most = -2e30, sum = 0, around = 0;
@@ -225,9 +225,9 @@ void law() {
             sum += std::exp(s - most);
             around += std::exp(s - most) * (s - most);
         }
-        check(argmax[t] == ids[t * 8] && most - scores[t][argmax[t] - 5] < 1e-5, "sf_law: wrong argmax");
-        check(std::fabs(total[t] - sum) < 1e-4 * sum, "sf_law: wrong total");
-        check(std::fabs(moment[t] - around) < 1e-4 * (sum - around), "sf_law: wrong moment");
+        check(argmax[t] == ids[t * 8] && most - scores[t][argmax[t] - 5] < 1e-5, "sf_softmax_update: wrong argmax");
+        check(std::fabs(total[t] - sum) < 1e-4 * sum, "sf_softmax_update: wrong total");
+        check(std::fabs(moment[t] - around) < 1e-4 * (sum - around), "sf_softmax_update: wrong moment");
     }
 }
 
@@ -341,7 +341,7 @@ int main(int count, char **arguments) {
     for (int i = 0; i < 60; i++) {
         linear();
         experts();
-        law();
+        distribution();
         attention();
     }
     std::puts("fuzz: all well");

@@ -70,7 +70,7 @@ struct DequantizeCall {
 struct Level {
     int (*linear)(const LinearCall &);
     int (*experts)(const ExpertsCall &);
-    int (*law)(const LawCall &);
+    int (*distribution)(const LawCall &);
     int (*pack)(const PackCall &);
     int (*dequantize)(const DequantizeCall &);
 };

@@ -102,6 +102,6 @@ void widen_panel(const uint8_t *codes, const uint16_t *scales, int64_t blocks, u
 #include "blocks.inc"
 #include "pack.inc"
 #include "level.inc"
-#include "law.inc"
+#include "online_softmax.inc"
 
-const Level PORTABLE_LEVEL = {linear, experts, law, pack, dequantize};
+const Level PORTABLE_LEVEL = {linear, experts, distribution, pack, dequantize};

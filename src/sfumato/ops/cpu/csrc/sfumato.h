@@ -24,7 +24,7 @@
 extern "C" {
 #endif
 
-#define SF_VERSION 4
+#define SF_VERSION 5
 
 enum { SF_OK = 0, SF_BAD_ARGUMENT = -1, SF_NO_MEMORY = -2, SF_UNSUPPORTED = -3 };
 enum { SF_F32 = 0, SF_BF16 = 1 };                     /* dtypes */
@@ -64,14 +64,14 @@ SF_API int sf_experts(int isa, int mode, int gate_up_kind, const void *gate_up, 
                       const void *x, int x_dtype, int64_t tokens, const int64_t *chosen,
                       const float *shares, int64_t active, void *out, int out_dtype, int threads);
 
-/* A chunk of the vocabulary's scores taken into each position's law.  raw [positions][count] holds
+/* A chunk of the vocabulary's scores taken into each position's distribution.  raw [positions][count] holds
  * the scores of ids first_id...; s = softcap tanh(raw / softcap) / temperature, or
  * raw / temperature where softcap is 0, at least -1e30, which is also the score of what is banned:
  * at position p ban_ids[ban_first[p]...ban_last[p]), of `bans` ids in all (all null: none).  In place: peak = max s, total = sum
  * e^(s - peak), moment = sum e^(s - peak) (s - peak), argmax (the lowest id of equals), and top and
  * top_ids [positions][8], falling.  Out: fade = e^(old peak - peak); block_sums
  * [positions][ceil(count / 64)] and mass [positions][count] = e^(s - peak). */
-SF_API int sf_law(int isa, const void *raw, int raw_dtype, int64_t positions, int64_t count,
+SF_API int sf_softmax_update(int isa, const void *raw, int raw_dtype, int64_t positions, int64_t count,
                   int64_t first_id, float softcap, const float *temperature,
                   const int64_t *ban_first, const int64_t *ban_last, const int64_t *ban_ids,
                   int64_t bans, float *peak, float *total, float *moment, int64_t *argmax, float *top, int64_t *top_ids,

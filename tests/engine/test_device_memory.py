@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from sfumato.engine import budget as module
-from sfumato.engine.budget import Budget, budget, host_budgets
+from sfumato.engine.device_memory import Budget, budget, host_budgets
 
 GIB = 1 << 30
 

@@ -19,7 +19,7 @@ from sfumato.ops.cpu.panels import PackedTensor
 from sfumato.weights.blocks import QuantizedTensor
 from sfumato.weights.checkpoint import open_checkpoint
 from sfumato.weights.names import transformers_name
-from sfumato.weights.onload import quantized_on_load
+from sfumato.weights.quantize_on_load import quantized_on_load
 
 CPU = torch.device("cpu")
 # Rows of 256, of 288 and of 96 elements: Q4_K and what serves where it cannot.

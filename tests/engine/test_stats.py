@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from sfumato.engine.state import GRAIN_S, GRAINS, Meters
+from sfumato.engine.stats import GRAIN_S, GRAINS, Statistics
 
 
 class Clock:
@@ -14,7 +14,7 @@ class Clock:
 
 def test_the_history_is_of_whole_grains() -> None:
     clock = Clock()
-    meters = Meters(clock)
+    meters = Statistics(clock)
     assert meters.history().canvas_tokens == ()
     meters.stepped(3, 0.1)
     meters.settled(64)
@@ -33,7 +33,7 @@ def test_the_history_is_of_whole_grains() -> None:
 
 def test_the_history_forgets() -> None:
     clock = Clock()
-    meters = Meters(clock)
+    meters = Statistics(clock)
     for _ in range(3 * GRAINS):
         meters.stepped(1, 0.1)
         meters.settled(64)

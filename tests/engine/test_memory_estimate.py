@@ -22,10 +22,11 @@ from sfumato import ops
 from sfumato.bench.memory import resident
 from sfumato.bench.random_weights import random_checkpoint
 from sfumato.engine import TooLarge
-from sfumato.engine.budget import Budget
 from sfumato.engine.config import EngineConfig
+from sfumato.engine.device_memory import Budget
 from sfumato.engine.errors import EngineError
-from sfumato.engine.memory import Guard, Prediction, Subject, check_load, predict
+from sfumato.engine.memory_estimate import Prediction, Subject, predict
+from sfumato.engine.memory_guard import MemoryGuard, check_load
 from sfumato.model.cache import slot_bytes
 from sfumato.model.loading import config_of, load_network
 from sfumato.model.network import Network
@@ -48,7 +49,7 @@ from sfumato.api import load_text
 from sfumato.bench import memory
 from sfumato.diffusion.config import SamplerConfig
 from sfumato.engine import Engine, EngineConfig, Request
-from sfumato.engine.memory import Guard
+from sfumato.engine.memory_guard import MemoryGuard
 from sfumato.weights.checkpoint import open_checkpoint
 
 path, slots, context, larger = sys.argv[1], *map(int, sys.argv[2:])
@@ -81,7 +82,7 @@ with memory.PeakMemory() as watch:
     for _ in range(larger // layout.prefill_chunk):
         engine.step()  # until both denoise together
     more = served(long, submitted(9, context, 1))
-added = Guard(model.network, layout).added([larger])
+added = MemoryGuard(model.network, layout).added([larger])
 print(json.dumps({"full": full, "more": more, "added": added}))
 """
 
@@ -176,7 +177,7 @@ def test_parts_follow_the_layout() -> None:
 def test_what_does_not_fit_says_so() -> None:
     network = tiny()
     with pytest.raises(EngineError) as error:
-        Guard(network, LAYOUT, tellers(6_000_000))
+        MemoryGuard(network, LAYOUT, tellers(6_000_000))
     text = str(error.value)
     assert "an engine of 2 slots x 2,048 tokens needs" in text
     assert "of 6.0 MB (the test's cpu) a margin of 5% leaves 5.7 MB" in text
@@ -188,12 +189,12 @@ def test_larger_slots_fit_into_what_is_left() -> None:
     need = _added(predict(Subject.of_network(network), LAYOUT))
     layout = replace(LAYOUT, memory_margin=0.0)
     one, two = (slot_bytes(network.config, n, network.cache_dtype) for n in (2000, 1000))
-    guard = Guard(network, layout, tellers(need + one + two))
+    guard = MemoryGuard(network, layout, tellers(need + one + two))
     assert guard.lacks([2000, 1000], None) is None
     assert guard.lacks([2000, 1001], None)
     with pytest.raises(EngineError):
-        Guard(network, layout, tellers(need - 1))
-    assert Guard(network, LAYOUT, lambda device: None).lacks([1 << 40], 0) is None  # nobody knows
+        MemoryGuard(network, layout, tellers(need - 1))
+    assert MemoryGuard(network, LAYOUT, lambda device: None).lacks([1 << 40], 0) is None
 
 
 def test_a_larger_slot_makes_larger_buffers() -> None:
@@ -204,9 +205,9 @@ def test_a_larger_slot_makes_larger_buffers() -> None:
     need, more = _added(base), longer.working - base.working
     slot = slot_bytes(subject.config, 9000, subject.cache_dtype)
     assert more > 0
-    tight = Guard(network, layout, tellers(need + slot + more - 1)).lacks([9000], None)
+    tight = MemoryGuard(network, layout, tellers(need + slot + more - 1)).lacks([9000], None)
     assert tight == f"takes {slot + more:,} bytes, and of memory {slot + more - 1:,} are left"
-    assert Guard(network, layout, tellers(need + slot + more)).lacks([9000], None) is None
+    assert MemoryGuard(network, layout, tellers(need + slot + more)).lacks([9000], None) is None
 
 
 def test_an_engine_refuses_a_slot_whose_buffers_do_not_fit(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -216,8 +217,8 @@ def test_an_engine_refuses_a_slot_whose_buffers_do_not_fit(monkeypatch: pytest.M
     subject = Subject.of_network(cast(Network, ScriptedNetwork([asked])))
     need, slot = _added(predict(subject, layout)), slot_bytes(subject.config, 3000, torch.float32)
     for spare, fits in ((slot, False), (2 * slot + 10**8, True)):
-        guard = partial(Guard, ask=tellers(need + spare))
-        monkeypatch.setattr("sfumato.engine.engine.Guard", guard)
+        guard = partial(MemoryGuard, ask=tellers(need + spare))
+        monkeypatch.setattr("sfumato.engine.engine.MemoryGuard", guard)
         serving, _ = engine(asked, slots=1, context=64, memory_margin=0.0)
         if fits:
             assert serving.generate(asked.request(max_tokens=8)).text == "Hello."
@@ -232,7 +233,7 @@ def test_memory_is_looked_at_again_for_a_larger_slot() -> None:
     network, layout = tiny(), replace(LAYOUT, memory_margin=0.0)
     working = predict(Subject.of_network(network), layout).working
     there = [10**9]
-    guard = Guard(network, layout, lambda device: Budget(there[0], "the test"))
+    guard = MemoryGuard(network, layout, lambda device: Budget(there[0], "the test"))
     need = guard.added([4096])
     assert guard.lacks([4096], 0) is None
     there[0] = working + need - 1

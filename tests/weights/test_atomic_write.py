@@ -9,8 +9,8 @@ import pytest
 import torch
 
 from sfumato.weights import outgoing
+from sfumato.weights.atomic_write import Outgoing, beside, recoded
 from sfumato.weights.blocks import BLOCK_FORMATS
-from sfumato.weights.outgoing import Outgoing, beside, recoded
 from sfumato.weights.quantize import quantize
 
 VALUES = torch.linspace(-1, 1, 4 * 512).view(4, 512)

@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from sfumato.engine.audit import AuditLog
-from sfumato.engine.behind import Behind
+from sfumato.engine.audit_writer import Behind
 
 
 def stalled(log: AuditLog, monkeypatch: pytest.MonkeyPatch) -> Event:

@@ -1,6 +1,6 @@
-"""The law of each position over a vocabulary that is read in chunks, in plain torch.
+"""The distribution of each position over a vocabulary that is read in chunks, in plain torch.
 
-Knows scores and ids; what they are scores of, and what is done with the law, is the head's.
+Knows scores and ids; what they are scores of, and what is done with the state, is the head's.
 """
 
 from __future__ import annotations
@@ -12,28 +12,28 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-TOP = 8  # how many of a law's likeliest tokens are kept
+TOP = 8  # how many of a distribution's likeliest tokens are kept
 BLOCK = 64  # vocabulary ids whose mass is summed apart, for the draw
 # Stands for -inf: a finite score whose exponential is zero, but whose product is not NaN.
 BANNED = -1e30
 
 
 @dataclass
-class Law:
-    """What is known of each position's law over the vocabulary ids seen so far.
+class SoftmaxState:
+    """What is known of each position's distribution over the vocabulary ids seen so far.
 
-    Masses are relative to `peak`, so that no exponential overflows (online softmax).
+    Masses are relative to `max`, so that no exponential overflows (online softmax).
     """
 
-    peak: Tensor  # float32 [positions]: the highest score
-    total: Tensor  # float32 [positions]: Σ e^(s - peak)
-    moment: Tensor  # float32 [positions]: Σ e^(s - peak) · (s - peak)
+    max: Tensor  # float32 [positions]: the highest score
+    sum_exp: Tensor  # float32 [positions]: Σ e^(s - max)
+    sum_shifted: Tensor  # float32 [positions]: Σ e^(s - max) · (s - max)
     argmax: Tensor  # int64 [positions]: of equal scores the lowest id
     top: Tensor  # float32 [positions, TOP], falling; 2 · BANNED where fewer ids were seen
     top_ids: Tensor  # int64 [positions, TOP]
 
     @classmethod
-    def empty(cls, positions: int, device: torch.device) -> Law:
+    def empty(cls, positions: int, device: torch.device) -> SoftmaxState:
         top = torch.full((positions, TOP), 2 * BANNED, device=device)
         ids = torch.zeros(positions, TOP, dtype=torch.int64, device=device)
         zeros = torch.zeros(positions, device=device)
@@ -78,8 +78,8 @@ class Bans:
         return positions[order], ids[order]
 
 
-def absorb(
-    law: Law,
+def update(
+    state: SoftmaxState,
     raw: Tensor,
     first_id: int,
     temperature: Tensor,
@@ -87,7 +87,7 @@ def absorb(
     dtype: torch.dtype,
     bans: Bans | None = None,
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """Takes the scores of the ids first_id, first_id + 1, … into a law, in place.
+    """Takes the scores of the ids first_id, first_id + 1, … into a state, in place.
 
     raw float [positions, n], which may be overwritten; temperature float32 [positions]; scores
     are softcap · tanh(raw / softcap) / temperature, or raw / temperature where softcap is None;
@@ -106,31 +106,31 @@ def absorb(
             bans.within(first_id, scores.shape[1], scores.device), scores.new_tensor(BANNED)
         )
     best, where = scores.max(dim=1)
-    _keep_top(law, scores, best, first_id)
-    law.argmax = torch.where(best > law.peak, where + first_id, law.argmax)
-    peak = torch.maximum(law.peak, best)
-    drop = law.peak - peak
+    _keep_top(state, scores, best, first_id)
+    state.argmax = torch.where(best > state.max, where + first_id, state.argmax)
+    peak = torch.maximum(state.max, best)
+    drop = state.max - peak
     fade = drop.exp()
     shifted = scores.sub_(peak[:, None])
     mass = shifted.exp()
     sums = F.pad(mass, (0, -mass.shape[1] % BLOCK)).unflatten(1, (-1, BLOCK)).sum(dim=2)
     # The older moments were taken around the older peak: shift them, then let them fade.
-    older = law.moment + law.total * drop.clamp(min=BANNED)
-    law.moment = fade * older + shifted.mul_(mass).sum(dim=1)
-    law.total = fade * law.total + sums.sum(dim=1)
-    law.peak = peak
+    older = state.sum_shifted + state.sum_exp * drop.clamp(min=BANNED)
+    state.sum_shifted = fade * older + shifted.mul_(mass).sum(dim=1)
+    state.sum_exp = fade * state.sum_exp + sums.sum(dim=1)
+    state.max = peak
     return mass.to(dtype), sums, fade
 
 
-def _keep_top(law: Law, scores: Tensor, best: Tensor, first_id: int) -> None:
+def _keep_top(state: SoftmaxState, scores: Tensor, best: Tensor, first_id: int) -> None:
     # Once a canvas settles, no score here displaces another. On other devices the question would
     # cost a wait, and its answer saves little.
-    better = best > law.top[:, -1]
+    better = best > state.top[:, -1]
     if scores.device.type == "cpu" and not better.any():
         return
     values, ids = scores.topk(min(TOP, scores.shape[1]), dim=1)
-    values, ids = torch.cat((law.top, values), 1), torch.cat((law.top_ids, ids + first_id), 1)
+    values, ids = torch.cat((state.top, values), 1), torch.cat((state.top_ids, ids + first_id), 1)
     top, order = values.topk(TOP, dim=1)
     # A position that finds none keeps its own: among equals, the merge may choose otherwise.
-    law.top = torch.where(better[:, None], top, law.top)
-    law.top_ids = torch.where(better[:, None], ids.gather(1, order), law.top_ids)
+    state.top = torch.where(better[:, None], top, state.top)
+    state.top_ids = torch.where(better[:, None], ids.gather(1, order), state.top_ids)

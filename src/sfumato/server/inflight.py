@@ -15,7 +15,7 @@ from dataclasses import dataclass, field
 from fastapi import Request as HttpRequest
 from fastapi.concurrency import run_in_threadpool
 
-from sfumato.engine import Commit, Draft, Engine, Event, Failed, Finished, Handle, Request
+from sfumato.engine import Draft, Engine, Event, Failed, Finished, Handle, Request, Settled
 from sfumato.engine.errors import REFUSALS
 from sfumato.engine.failures import explain
 from sfumato.server.errors import CLIENT_GONE, ApiError, from_failed, from_refusal
@@ -29,7 +29,7 @@ RETRY_S = 0.1  # how often a full queue is tried again, and a deadline looked at
 class Outcome:
     """What came of one request."""
 
-    commits: list[Commit] = field(default_factory=list)  # where they are wanted
+    commits: list[Settled] = field(default_factory=list)  # where they are wanted
     end: Finished | None = None
 
     @property
@@ -222,7 +222,7 @@ async def _collect(running: Running, commits: bool) -> list[Outcome]:
             raise failure
         if isinstance(event, Finished):
             found[number].end = event
-        elif isinstance(event, Commit) and commits:
+        elif isinstance(event, Settled) and commits:
             found[number].commits.append(event)
     return found
 

@@ -17,7 +17,7 @@ import pytest
 from pydantic import BaseModel
 
 from sfumato.api import Model
-from sfumato.server import admission, bodies, schemas
+from sfumato.server import admission, request_body, schemas
 from sfumato.server.admission import Room, Turns
 from sfumato.server.app import ServerSettings
 from sfumato.server.errors import ApiError
@@ -88,7 +88,7 @@ def test_the_worst_bodies_cost_little(name: str) -> None:
     tracemalloc.start()
     try:
         with pytest.raises(ApiError) as caught:
-            bodies.made(data, model, lenient=False, most_values=MOST, empty=True)
+            request_body.made(data, model, lenient=False, most_values=MOST, empty=True)
         peak = tracemalloc.get_traced_memory()[1]
     finally:
         tracemalloc.stop()
@@ -101,7 +101,7 @@ def test_many_unknown_fields_are_left_out_where_the_server_is_lenient() -> None:
     names = b",".join(b'"k%d":1' % i for i in range(MOST // 2 - 50))
     inner = b'"stream_options":{"include_usage":true,"x":1}'
     body = b'{"messages":[%b],%b,%b}' % (USER, inner, names)
-    found = bodies.made(bytearray(body), CHAT, lenient=True, most_values=MOST)
+    found = request_body.made(bytearray(body), CHAT, lenient=True, most_values=MOST)
     assert found.stream_options and found.stream_options.include_usage
     assert (len(found.ignored.named), found.ignored.count) == (20, MOST // 2 - 49)
 
@@ -122,7 +122,7 @@ def test_a_large_text_is_read(server: Any, length: bool) -> None:
 def test_no_large_part_of_a_body_is_kept_while_its_reply_is_written() -> None:
     body = b'{"messages":[%b],"metadata":{"x":1},"model":"%b","n":2,"tool_choice":{"type":"x"}}'
     body = bytearray(body % (USER, b"x" * 2000))
-    found = bodies.light(bodies.made(body, CHAT, lenient=False, most_values=MOST))
+    found = request_body.light(request_body.made(body, CHAT, lenient=False, most_values=MOST))
     assert (found.messages, found.metadata, found.model, found.tool_choice) == (None,) * 4
     assert found.n == 2
 

@@ -1,4 +1,4 @@
-"""The compiled attention and law against their plain twins."""
+"""The compiled attention and online softmax against their plain twins."""
 
 from __future__ import annotations
 
@@ -8,9 +8,9 @@ from tests.ops.cpu.forced import compiled, each_isa, forced, normal
 from torch import Tensor
 
 from sfumato import ops
-from sfumato.ops import law, reference
-from sfumato.ops.cpu import library, twins
-from sfumato.ops.law import Law
+from sfumato.ops import online_softmax, reference
+from sfumato.ops.cpu import kernels, library
+from sfumato.ops.online_softmax import SoftmaxState
 from sfumato.ops.reference import Causal
 
 bf16 = pytest.mark.skipif(
@@ -31,11 +31,11 @@ def test_attend(sizes: tuple[int, ...], causal: bool, window: int | None) -> Non
     values = normal(3, kv_heads, held, d).bfloat16(), normal(4, tokens, kv_heads, d).transpose(0, 1)
     positions = torch.arange(held + tokens)
     who = Causal(positions[held:], positions, window) if causal else None
-    out = twins.attend(q, keys, values, who)
+    out = kernels.attend(q, keys, values, who)
     expected = reference.attend(q, keys, values, who)
     assert (out - expected).norm() < 1e-2 * expected.norm()  # of products rounded to bfloat16
     alone = Causal(positions[held : held + 1], positions, window) if causal else None
-    assert torch.equal(twins.attend(q[:1], keys, values, alone)[0], out[0])
+    assert torch.equal(kernels.attend(q[:1], keys, values, alone)[0], out[0])
 
 
 def attend_inputs(tokens: int = 5) -> tuple[Tensor, list[Tensor], list[Tensor]]:
@@ -51,7 +51,7 @@ def test_attend_in_any_dtype(dtype: torch.dtype) -> None:
     q, keys, values = attend_inputs()
     expected = reference.attend(q, keys, values)
     keys[0], values[0] = keys[0].to(dtype), values[0].to(dtype)
-    out = twins.attend(q.to(dtype), keys, values, None)
+    out = kernels.attend(q.to(dtype), keys, values, None)
     assert out.dtype == dtype
     assert (out.float() - expected).norm() < 1e-2 * expected.norm()
 
@@ -68,7 +68,7 @@ def test_who_sees_nothing_gets_zeros(window: int | None) -> None:
     """All keys of the first token lie ahead of it; in a window of 0 there is none for anybody."""
     q, keys, values = attend_inputs()
     who = Causal(torch.arange(5) * 3, torch.arange(1, 11), window)
-    out, expected = twins.attend(q, keys, values, who), reference.attend(q, keys, values, who)
+    out, expected = kernels.attend(q, keys, values, who), reference.attend(q, keys, values, who)
     assert not out[0].any()
     assert ((out == 0) == (expected == 0)).all()
     assert (out - expected).norm() <= 1e-2 * expected.norm()
@@ -91,7 +91,7 @@ def test_what_is_no_number_stays_so(bits: int, where: str) -> None:
         sees[3 : 4 if where == "only key" else 5, :2] = True
     window = 1 if where == "only key" else None
     who = Causal(torch.tensor([0, 1, 2, 7, 8]), torch.arange(10), window)
-    out = twins.attend(q, keys, values, who)
+    out = kernels.attend(q, keys, values, who)
     assert torch.equal(out.isnan(), sees[..., None].expand_as(out))
 
 
@@ -106,26 +106,28 @@ def test_attend_asks_for_fitting_parts() -> None:
         (keys, values, Causal(positions[:5], positions[:9])),
     ):
         with pytest.raises(AssertionError):
-            twins.attend(q, *wrong[:2], *(wrong[2:] or (None,)))  # type: ignore[misc,arg-type]
+            kernels.attend(q, *wrong[:2], *(wrong[2:] or (None,)))  # type: ignore[misc,arg-type]
 
 
 @compiled
 @each_isa
 @pytest.mark.parametrize("softcap", [None, 30.0])
-def test_absorb(isa: str, softcap: float | None) -> None:
+def test_update(isa: str, softcap: float | None) -> None:
     """Chunk after chunk, one of them with bans and one with a ragged end."""
     heat = torch.rand(9) + 0.4
-    ours, plain = (Law.empty(9, torch.device("cpu")) for _ in range(2))
+    ours, plain = (SoftmaxState.empty(9, torch.device("cpu")) for _ in range(2))
     for index, count in enumerate((700, 512, 33)):
         raw = normal(index, 9, count) * 20
         if softcap is None and index == 1:
             raw[:, ::3] = -torch.inf
         with forced(isa):
-            got = twins.absorb(ours, raw.clone(), 700 * index, heat, softcap, torch.float32)
-        wanted = law.absorb(plain, raw.clone(), 700 * index, heat, softcap, torch.float32)
+            got = kernels.update(ours, raw.clone(), 700 * index, heat, softcap, torch.float32)
+        wanted = online_softmax.update(
+            plain, raw.clone(), 700 * index, heat, softcap, torch.float32
+        )
         for one, other in zip(got, wanted, strict=True):
             torch.testing.assert_close(one, other, rtol=1e-4, atol=1e-6)
-    for name in ("peak", "total", "moment", "top"):
+    for name in ("max", "sum_exp", "sum_shifted", "top"):
         one, other = getattr(ours, name), getattr(plain, name)
         torch.testing.assert_close(one, other, rtol=1e-4, atol=1e-4)
     assert torch.equal(ours.argmax, plain.argmax) and torch.equal(ours.top_ids, plain.top_ids)
@@ -133,13 +135,13 @@ def test_absorb(isa: str, softcap: float | None) -> None:
 
 @compiled
 @each_isa
-def test_absorb_takes_temperatures_of_any_dtype_and_stride(isa: str) -> None:
+def test_update_takes_temperatures_of_any_dtype_and_stride(isa: str) -> None:
     """As they are, not as memory that was theirs: enough of it that it is soon used again."""
     raw, heat = normal(0, 256, 600), torch.linspace(0.4, 0.8, 256)
 
     def masses(temperature: Tensor) -> Tensor:
-        state = Law.empty(256, torch.device("cpu"))
-        return twins.absorb(state, raw.clone(), 0, temperature, 30.0, torch.float32)[0]
+        state = SoftmaxState.empty(256, torch.device("cpu"))
+        return kernels.update(state, raw.clone(), 0, temperature, 30.0, torch.float32)[0]
 
     with forced(isa):
         expected = masses(heat)
@@ -148,20 +150,20 @@ def test_absorb_takes_temperatures_of_any_dtype_and_stride(isa: str) -> None:
 
 
 @compiled
-def test_absorb_asks_for_fitting_inputs() -> None:
+def test_update_asks_for_fitting_inputs() -> None:
     raw, heat = normal(0, 3, 40), torch.ones(3)
     for positions, temperature in ((3, heat[:1]), (3, torch.ones(())), (2, heat)):
         with pytest.raises(AssertionError):
-            state = Law.empty(positions, torch.device("cpu"))
-            twins.absorb(state, raw, 0, temperature, None, torch.float32)
+            state = SoftmaxState.empty(positions, torch.device("cpu"))
+            kernels.update(state, raw, 0, temperature, None, torch.float32)
 
 
 @compiled
 @each_isa
-def test_absorb_of_no_positions(isa: str) -> None:
-    state = Law.empty(0, torch.device("cpu"))
+def test_update_of_no_positions(isa: str) -> None:
+    state = SoftmaxState.empty(0, torch.device("cpu"))
     with forced(isa):
-        got = ops.absorb(state, torch.empty(0, 70), 0, torch.empty(0), 30.0, torch.float32)
+        got = ops.update(state, torch.empty(0, 70), 0, torch.empty(0), 30.0, torch.float32)
     assert [tuple(part.shape) for part in got] == [(0, 70), (0, 2), (0,)]
 
 
@@ -172,7 +174,7 @@ def test_absorb_of_no_positions(isa: str) -> None:
 def test_any_nan_shows_in_the_law(isa: str, softcap: float | None, bits: int) -> None:
     raw = normal(0, 2, 64)
     raw[1, 5] = torch.tensor(bits, dtype=torch.uint32).view(torch.float32)
-    state = Law.empty(2, torch.device("cpu"))
+    state = SoftmaxState.empty(2, torch.device("cpu"))
     with forced(isa):
-        mass, _, _ = twins.absorb(state, raw, 0, torch.ones(2), softcap, torch.float32)
-    assert mass[1, 5].isnan() and state.total.isnan().tolist() == [False, True]
+        mass, _, _ = kernels.update(state, raw, 0, torch.ones(2), softcap, torch.float32)
+    assert mass[1, 5].isnan() and state.sum_exp.isnan().tolist() == [False, True]

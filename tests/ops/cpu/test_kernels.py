@@ -28,7 +28,7 @@ from tests.ops.cpu.forced import (
 from torch import Tensor
 
 from sfumato.ops import reference
-from sfumato.ops.cpu import twins
+from sfumato.ops.cpu import kernels
 from sfumato.ops.cpu.panels import PackedTensor
 from sfumato.weights.blocks import BLOCK_FORMATS
 
@@ -84,7 +84,7 @@ def test_linear(isa: str, name: str, mode: str, dtype: torch.dtype) -> None:
     packed, stored = weights(name, mode, 80, 512)
     x = normal(1, 2, 25, 512).to(dtype)
     with forced(isa):
-        out = twins.linear(x, packed)
+        out = kernels.linear(x, packed)
     assert out.dtype == dtype and out.shape == (2, 25, 80)
     own = 2e-3 if dtype == torch.bfloat16 else 0  # the result's own rounding
     assert relative(out, x.float() @ stored.T) < LINEAR[mode] + own
@@ -116,7 +116,7 @@ def test_linear_of_any_shape(
     x = normal(seed + 1, tokens, packed.shape[1]) * deviation
     x[:, : x.shape[1] // 2] *= (normal(seed + 2, tokens, 1) > 0).float()  # some blocks of zeros
     with forced(isa):
-        out = twins.linear(x, packed)
+        out = kernels.linear(x, packed)
     check(out, x, packed.dequantize(), mode)
 
 
@@ -127,7 +127,7 @@ def test_bfloat16_of_any_shape(isa: str, rows: int, columns: int, tokens: int, s
     packed, stored = weights("BF16", "bf16", rows, columns, seed=seed)
     x = normal(seed + 1, tokens, columns)
     with forced(isa):
-        out = twins.linear(x, packed)
+        out = kernels.linear(x, packed)
     check(out, x, stored, "bf16")
 
 
@@ -138,12 +138,12 @@ def test_neighbours_and_threads_do_not_matter(isa: str, name: str, mode: str) ->
     packed, _ = weights(name, mode, 50, 256)
     x = normal(3, 70, 256)
     with forced(isa):
-        together = twins.linear(x, packed)
+        together = kernels.linear(x, packed)
         for count in (1, 2, 3, 12, 13, 64):
-            assert torch.equal(twins.linear(x[5 : 5 + count], packed), together[5 : 5 + count])
+            assert torch.equal(kernels.linear(x[5 : 5 + count], packed), together[5 : 5 + count])
         for workers in (2, 3, 5):
             with threads(workers):
-                assert torch.equal(twins.linear(x, packed), together)
+                assert torch.equal(kernels.linear(x, packed), together)
 
 
 def expert_inputs(
@@ -173,7 +173,7 @@ def test_experts(isa: str, name: str, mode: str, dtype: torch.dtype) -> None:
     x, chosen, shares, gate_up, down = expert_inputs(name, mode, 40)
     x = x.to(dtype)
     with forced(isa):
-        out = twins.experts(x, chosen, shares, gate_up, down)
+        out = kernels.experts(x, chosen, shares, gate_up, down)
     assert out.dtype == dtype and out.shape == x.shape
     plain = gate_up.dequantize(), down.dequantize()
     expected = reference.experts(x.float(), chosen, shares, *plain)
@@ -230,7 +230,7 @@ def test_experts_of_any_shape(
     shares = torch.rand(tokens, 2, generator=random)
     x = normal(seed + 2, tokens, hidden) * hidden**-0.5
     with forced(isa):
-        out = twins.experts(x, chosen, shares, gate_up, down)
+        out = kernels.experts(x, chosen, shares, gate_up, down)
     if tokens:
         plain = gate_up.dequantize(), down.dequantize()
         # An inner number next to a rounding's edge may fall to either side; with bfloat16 weights
@@ -246,7 +246,7 @@ def test_other_tokens_and_threads_do_not_matter(isa: str, name: str, mode: str) 
     x, chosen, shares, gate_up, down = expert_inputs(name, mode, 150, count=3)
 
     def run(some: slice) -> Tensor:
-        return twins.experts(x[some], chosen[some], shares[some], gate_up, down)
+        return kernels.experts(x[some], chosen[some], shares[some], gate_up, down)
 
     with forced(isa):
         together = run(slice(None))
@@ -263,14 +263,14 @@ def test_an_expert_that_there_is_not(isa: str, wrong: int) -> None:
     x, chosen, shares, gate_up, down = expert_inputs("Q8_0", "int8", 3)
     chosen[1, 1] = wrong
     with forced(isa), pytest.raises(ValueError, match="sf_experts: the compiled library refuses"):
-        twins.experts(x, chosen, shares, gate_up, down)
+        kernels.experts(x, chosen, shares, gate_up, down)
 
 
 @compiled
 def test_choices_are_int64() -> None:
     x, chosen, shares, gate_up, down = expert_inputs("Q8_0", "int8", 3)
     with pytest.raises(AssertionError, match=r"int64, not torch\.int32"):
-        twins.experts(x, chosen.int(), shares, gate_up, down)
+        kernels.experts(x, chosen.int(), shares, gate_up, down)
 
 
 @each_isa
@@ -278,13 +278,13 @@ def test_inputs_that_do_not_lie_as_they_are_read(isa: str) -> None:
     """Every second row, transposed choices, float16 and float64."""
     x, chosen, shares, gate_up, down = expert_inputs("Q8_0", "int8", 8)
     with forced(isa):
-        expected = twins.experts(x, chosen, shares, gate_up, down)
+        expected = kernels.experts(x, chosen, shares, gate_up, down)
         strided = x.repeat_interleave(2, dim=0)[::2], chosen.T.contiguous().T, shares.double()
-        assert torch.equal(twins.experts(*strided, gate_up, down), expected)
-        linear = twins.linear(x, down[0])
-        assert torch.equal(twins.linear(x.T.contiguous().T, down[0]), linear)
-        assert torch.equal(twins.linear(x.double(), down[0]), linear.double())
-        half = twins.linear(x.half(), down[0])
+        assert torch.equal(kernels.experts(*strided, gate_up, down), expected)
+        linear = kernels.linear(x, down[0])
+        assert torch.equal(kernels.linear(x.T.contiguous().T, down[0]), linear)
+        assert torch.equal(kernels.linear(x.double(), down[0]), linear.double())
+        half = kernels.linear(x.half(), down[0])
         assert half.dtype == torch.float16
         torch.testing.assert_close(half.float(), linear, rtol=0.02, atol=0.02)
 
@@ -296,9 +296,9 @@ def test_what_is_no_number_stays_in_its_row(isa: str, mode: str, bad: float) -> 
     packed, _ = weights("Q4_K", mode, 40, 256)
     x = normal(4, 9, 256)
     with forced(isa):
-        clean = twins.linear(x, packed)
+        clean = kernels.linear(x, packed)
         x[3, 7] = bad
-        out = twins.linear(x, packed)
+        out = kernels.linear(x, packed)
     assert not out[3].isfinite().any()
     others = torch.arange(9) != 3
     assert torch.equal(out[others], clean[others])
@@ -312,7 +312,7 @@ def test_dequantize(isa: str, name: str, dtype: torch.dtype, workers: int) -> No
     """Bit for bit, from any byte on."""
     weight = blocks(name, 3, 70, 512)
     with forced(isa), threads(workers):
-        out = twins.dequantize(weight[1:], dtype)
+        out = kernels.dequantize(weight[1:], dtype)
     assert out.dtype == dtype and torch.equal(out, weight[1:].dequantize(dtype))
 
 
@@ -325,7 +325,7 @@ def test_any_bytes_dequantize_alike(isa: str, name: str, seed: int) -> None:
     weight.data.random_(0, 256, generator=random)
     for dtype in (torch.float32, torch.bfloat16):
         with forced(isa):
-            got = twins.dequantize(weight, dtype)
+            got = kernels.dequantize(weight, dtype)
         expected = weight.dequantize(dtype)
         torch.testing.assert_close(got, expected, rtol=0, atol=0, equal_nan=True)
 
@@ -337,12 +337,12 @@ def test_the_errors_at_real_sizes_are_told(mode: str, note: Callable[[str], None
     for name, block in BLOCK_FORMATS.items():
         packed, stored = weights(name, mode, 64, 2816)
         x = normal(1, 64, 2816)
-        error = relative(twins.linear(x, packed), x @ stored.T)
+        error = relative(kernels.linear(x, packed), x @ stored.T)
         worst["linear"] = max(worst["linear"], error)
         inner = 704 if block.block_size == 32 else 768
         *inputs, gate_up, down = expert_inputs(name, mode, 32, count=2, sizes=(2816, inner))
         expected = reference.experts(*inputs, gate_up.dequantize(), down.dequantize())
-        error = relative(twins.experts(*inputs, gate_up, down), expected)
+        error = relative(kernels.experts(*inputs, gate_up, down), expected)
         worst["experts"] = max(worst["experts"], error)
     assert worst["linear"] < LINEAR[mode] and worst["experts"] < EXPERTS[mode]
     told = ", ".join(f"{what} {error:.1e}" for what, error in worst.items())

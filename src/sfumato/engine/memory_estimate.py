@@ -1,4 +1,4 @@
-"""What an engine needs of memory, predicted from shapes alone, and whether it is there.
+"""What an engine needs of memory, predicted from shapes alone.
 
 Predicted is what weights, slots, working buffers and snapshots add to the bare process. Pages of
 mapped weight files are told apart: the system can take them back. Working buffers are those of the
@@ -8,16 +8,13 @@ the one gave back in pieces that serve the other.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any
 
 import torch
 
 from sfumato import ops
-from sfumato.engine.budget import Budget, budget, used_memory
 from sfumato.engine.config import EngineConfig
-from sfumato.engine.errors import EngineError
 from sfumato.model.cache import BLOCK, slot_bytes, snapshot_bytes
 from sfumato.model.config import ModelConfig
 from sfumato.model.head import head_bytes
@@ -143,100 +140,3 @@ def _forward(subject: Subject, tokens: int, longest: int, context: int, causal: 
     experts = tokens * parts * model.hidden_size * size
     stream = 4 * tokens * model.hidden_size * max(size, _FLOAT)
     return max(projected + seen, experts) + stream
-
-
-@dataclass(frozen=True)
-class MemoryView:
-    """Prediction and budget of an engine, as others see them."""
-
-    prediction: Prediction
-    budget: Budget | None  # on the model's device, before the engine took its share
-    spare: int | None  # bytes for larger slots
-    baseline: int | None = None  # bytes that the process held before, the weights with it
-
-
-class Guard:
-    """Watches that an engine stays within the memory there is. Made before its slots are."""
-
-    def __init__(
-        self,
-        network: Network,
-        config: EngineConfig,
-        ask: Callable[[torch.device], Budget | None] = budget,
-    ) -> None:
-        """Raises EngineError where the slots and what steps need do not fit beside the weights."""
-        self._subject, self._config, self._ask = Subject.of_network(network), config, ask
-        self.prediction = predict(self._subject, config)
-        self.baseline = used_memory(network.device)
-        self.budget, host = ask(network.device), ask(torch.device("cpu"))
-        self.spare: int | None = None  # bytes for larger slots; None: nobody knows
-        own = self.prediction.slots + self.prediction.working
-        aside = self.prediction.snapshots + self.prediction.libraries
-        if network.device.type in ("cpu", "mps"):
-            own += aside
-        elif host is not None:
-            check(aside, host, config.memory_margin, "prefix snapshots")
-        if self.budget is not None:
-            what = f"an engine of {config.slots} slots x {config.context:,} tokens"
-            self.spare = check(own, self.budget, config.memory_margin, what)
-
-    @property
-    def view(self) -> MemoryView:
-        return MemoryView(self.prediction, self.budget, self.spare, self.baseline)
-
-    def added(self, capacities: Sequence[int]) -> int:
-        """Bytes that larger slots of so many positions add, with what steps then take more."""
-        subject, config = self._subject, self._config
-        slots = (slot_bytes(subject.config, n, subject.cache_dtype) for n in capacities)
-        longest = replace(config, context=max(config.context, *capacities))
-        return sum(slots) + predict(subject, longest).working - self.prediction.working
-
-    def lacks(self, capacities: Sequence[int], held: int | None) -> str | None:
-        """Why such larger slots, all of them together, do not go beside the rest; None where they
-        do. held: bytes that larger slots hold now, for what is left at present to count as well;
-        None asks whether they ever can."""
-        if self.spare is None or self.budget is None:
-            return None
-        need, left = self.added(capacities), self.spare
-        now = None if held is None else self._ask(self._subject.device)
-        if held is not None and now is not None:
-            # Between steps their buffers count as free, and `held` can be given back.
-            margin = int(self.budget.nbytes * self._config.memory_margin)
-            left = min(left, now.nbytes - margin - self.prediction.working + held)
-        if need <= left:
-            return None
-        return f"takes {need:,} bytes, and of memory {max(0, left):,} are left"
-
-
-def check(need: int, there: Budget, margin: float, what: str) -> int:
-    """The bytes that stay free, the margin aside. Raises EngineError where there are too few."""
-    usable = int(there.nbytes * (1 - margin))
-    if need > usable:
-        raise EngineError(
-            f"{what} needs {_size(need)}, and of {_size(there.nbytes)} ({there.source}) a margin "
-            f"of {margin:.0%} leaves {_size(usable)}; lower --slots, --context or "
-            "--snapshot-memory, or free some memory"
-        )
-    return usable - need
-
-
-def check_load(
-    subject: Subject,
-    config: EngineConfig,
-    ask: Callable[[torch.device], Budget | None] = budget,
-) -> Prediction:
-    """What a model that is not loaded yet will take, with its engine. Raises EngineError where
-    that does not fit; pages of mapped files are counted, for without them every step reads the
-    file again."""
-    prediction, there = predict(subject, config), ask(subject.device)
-    if there is not None:
-        need = prediction.total
-        if subject.device.type not in ("cpu", "mps"):
-            need -= prediction.snapshots + prediction.libraries
-        what = f"the model ({_size(prediction.weights)}) with {config.slots} slots"
-        check(need, there, config.memory_margin, what)
-    return prediction
-
-
-def _size(nbytes: int) -> str:
-    return f"{nbytes / 1e9:,.2f} GB" if nbytes >= 1e8 else f"{nbytes / 1e6:,.1f} MB"

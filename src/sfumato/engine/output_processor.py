@@ -18,7 +18,7 @@ from sfumato.engine.row import Row
 from sfumato.engine.runner import Encoded, Ran
 from sfumato.engine.scheduler import Scheduler
 from sfumato.engine.slots import SlotPool
-from sfumato.engine.state import Meters
+from sfumato.engine.stats import Statistics
 from sfumato.model.head import HeadStats
 
 log = logging.getLogger(__name__)
@@ -26,20 +26,20 @@ log = logging.getLogger(__name__)
 OnFinish = Callable[[Request, Terminal], None]
 
 
-class Settler:
+class OutputProcessor:
     """Settles steps, and lends and takes back the slots that rows need for them."""
 
     def __init__(
         self,
         scheduler: Scheduler,
         pool: SlotPool,
-        meters: Meters,
+        meters: Statistics,
         circuit: Circuit,
         on_finish: OnFinish | None,
         clock: Callable[[], float],
     ) -> None:
         self._scheduler, self._pool = scheduler, pool
-        self._meters, self._circuit = meters, circuit
+        self._statistics, self._circuit = meters, circuit
         self._on_finish, self._clock = on_finish, clock
 
     def lend(self, row: Row) -> bool:
@@ -49,7 +49,7 @@ class Settler:
             row.leased(lease, self._clock())
         return lease is not None
 
-    def settle(self, ran: Ran) -> None:
+    def process(self, ran: Ran) -> None:
         """Takes in what a step found."""
         self._encoded(ran.encoded, ran.encode_s)
         if ran.found:
@@ -60,19 +60,19 @@ class Settler:
                     self._denoised(row, found, ran.began)
                 except Exception as error:
                     self.end_with(row, error)
-            self._meters.stepped(len(ran.found), self._clock() - ran.began)
+            self._statistics.stepped(len(ran.found), self._clock() - ran.began)
 
     def _encoded(self, encoded: list[Encoded], seconds: float) -> None:
         failed: dict[Row, Exception] = {}
         for segment, error in encoded:
             if error is None:
                 segment.row.took(len(segment.ids))
-                self._meters.totals.encoded_tokens += len(segment.ids)
+                self._statistics.totals.encoded_tokens += len(segment.ids)
             else:
                 failed[segment.row] = error
         for row in {segment.row: None for segment, _ in encoded}:
             row.waited(seconds)
-        self._meters.totals.encode_s += seconds
+        self._statistics.totals.encode_s += seconds
         crowded = [row for row, error in failed.items() if is_out_of_memory(error)]
         ended: Row | None = None
         if crowded:  # fewer tokens at once may fit; where they do not, the newest makes room
@@ -100,7 +100,7 @@ class Settler:
         return self.lend(row)
 
     def _denoised(self, row: Row, found: HeadStats, began: float) -> None:
-        draft = row.settle(found)
+        draft = row.advance(found)
         now = self._clock()
         row.stats.denoise_s += now - began
         if row.stats.first_draft_s is None:
@@ -110,7 +110,7 @@ class Settler:
         if not row.settled:
             return
         commit = row.collect(draft)
-        self._meters.settled(len(draft.token_ids))
+        self._statistics.settled(len(draft.token_ids))
         if commit is not None:
             if row.first_commit_s is None:
                 row.first_commit_s = now - row.submitted
@@ -160,7 +160,7 @@ class Settler:
 
     def _tell(self, row: Row, terminal: Terminal, outcome: str) -> None:
         if row.handle.deliver(terminal):
-            self._meters.ended(outcome, terminal.account)
+            self._statistics.ended(outcome, terminal.account)
             self._circuit.ended(terminal)
             self.tell(row.request, terminal)
 

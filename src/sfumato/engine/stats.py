@@ -10,7 +10,7 @@ from typing import Literal
 
 from sfumato.engine.circuit import CircuitState
 from sfumato.engine.events import Account
-from sfumato.engine.memory import MemoryView
+from sfumato.engine.memory_guard import MemoryView
 
 WINDOW_S = 60.0  # what speeds are averaged over
 GRAIN_S, GRAINS = 5.0, 60  # of the history, which goes back five minutes
@@ -123,7 +123,7 @@ class _Grain:
     rows: int = 0
 
 
-class Meters:
+class Statistics:
     """Totals, their last minute, and a history. Written by the engine's thread alone."""
 
     def __init__(self, clock: Callable[[], float] = time.perf_counter) -> None:

@@ -14,7 +14,7 @@ from torch import Tensor
 
 from sfumato.weights.blocks import BLOCK_FORMATS, QuantizedTensor
 from sfumato.weights.checkpoint import Checkpoint, TensorInfo
-from sfumato.weights.mixes import TARGETS, format_of
+from sfumato.weights.quant_recipes import TARGETS, format_of
 from sfumato.weights.quantize import quantized
 from sfumato.weights.tensorfile import FLOAT_FORMATS
 

@@ -6,8 +6,8 @@ import pytest
 
 from sfumato.model.config import LayerConfig, ModelConfig
 from sfumato.model.loading import expected_shapes
-from sfumato.weights.mixes import TARGETS, format_of, formats
-from sfumato.weights.outgoing import Outgoing
+from sfumato.weights.atomic_write import Outgoing
+from sfumato.weights.quant_recipes import TARGETS, format_of, formats
 
 SLIDING = LayerConfig(True, 8, 256, 1e4, 128)
 FULL = LayerConfig(False, 2, 512, 1e6, 64)

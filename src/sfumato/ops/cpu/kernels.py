@@ -14,7 +14,7 @@ from torch import Tensor
 
 from sfumato.ops.cpu import library
 from sfumato.ops.cpu.panels import PackedTensor
-from sfumato.ops.law import BLOCK, TOP, Bans, Law
+from sfumato.ops.online_softmax import BLOCK, TOP, Bans, SoftmaxState
 from sfumato.ops.reference import Causal
 from sfumato.weights.blocks import QuantizedTensor
 
@@ -135,8 +135,8 @@ def _rows(parts: Sequence[Tensor]) -> ctypes.Array[_Rows]:
     return (_Rows * len(parts))(*made)
 
 
-def absorb(
-    law: Law,
+def update(
+    state: SoftmaxState,
     raw: Tensor,
     first_id: int,
     temperature: Tensor,
@@ -144,17 +144,23 @@ def absorb(
     dtype: torch.dtype,
     bans: Bans | None = None,
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """See `ops.law.absorb`."""
+    """See `ops.online_softmax.update`."""
     positions, count = raw.shape
-    assert temperature.shape == law.peak.shape == (positions,), f"{temperature.shape}, {raw.shape}"
-    assert law.top.shape == law.top_ids.shape == (positions, TOP)
-    assert law.argmax.dtype == law.top_ids.dtype == torch.int64
-    assert law.peak.dtype == law.total.dtype == law.moment.dtype == law.top.dtype == torch.float32
+    assert temperature.shape == state.max.shape == (positions,), f"{temperature.shape}, {raw.shape}"
+    assert state.top.shape == state.top_ids.shape == (positions, TOP)
+    assert state.argmax.dtype == state.top_ids.dtype == torch.int64
+    assert (
+        state.max.dtype
+        == state.sum_exp.dtype
+        == state.sum_shifted.dtype
+        == state.top.dtype
+        == torch.float32
+    )
     mass = torch.empty(positions, count, dtype=dtype)
     sums, fade = torch.empty(positions, -(-count // BLOCK)), torch.empty(positions)
     if positions == 0:
         return mass, sums, fade
-    state = (law.peak, law.total, law.moment, law.argmax, law.top, law.top_ids)
+    fields = (state.max, state.sum_exp, state.sum_shifted, state.argmax, state.top, state.top_ids)
     banned = () if bans is None else (bans.first, bans.last, bans.ids)
     assert all(part.dtype == torch.int64 and part.is_contiguous() for part in banned)
     assert bans is None or bans.first.shape == bans.last.shape == (positions,)
@@ -162,10 +168,17 @@ def absorb(
     lists = lists or [None] * 3
     kernels, given, heat = library.loaded(), _given(raw), temperature.float().contiguous()
     kernels.run(
-        *("sf_law", kernels.level, given.data_ptr(), DTYPES[given.dtype], positions, count),
+        *(
+            "sf_softmax_update",
+            kernels.level,
+            given.data_ptr(),
+            DTYPES[given.dtype],
+            positions,
+            count,
+        ),
         *(first_id, softcap or 0.0, heat.data_ptr()),
         *(*lists, 0 if bans is None else len(bans.ids)),
-        *(part.data_ptr() for part in (*state, fade, sums, mass)),
+        *(part.data_ptr() for part in (*fields, fade, sums, mass)),
         DTYPES[dtype],
     )
     return mass, sums, fade
