@@ -8,7 +8,7 @@ from tests.ops.cpu.forced import compiled, each_isa, forced, normal
 from torch import Tensor
 
 from sfumato import ops
-from sfumato.ops import online_softmax, reference
+from sfumato.ops import online_softmax, reference, registry
 from sfumato.ops.cpu import attention as compiled_attention
 from sfumato.ops.cpu import library
 from sfumato.ops.cpu import online_softmax as compiled_softmax
@@ -98,6 +98,34 @@ def test_what_is_no_number_stays_so(bits: int, where: str) -> None:
     who = Causal(torch.tensor([0, 1, 2, 7, 8]), torch.arange(10), window)
     out = compiled_attention.attend(q, keys, values, who)
     assert torch.equal(out.isnan(), sees[..., None].expand_as(out))
+
+
+@bf16
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_canvas_attention_is_that_of_each_row_alone(dtype: torch.dtype) -> None:
+    q, k, v = (normal(seed, 4, 48, heads, 32).to(dtype) for seed, heads in ((0, 4), (1, 2), (2, 2)))
+    keys, values = (normal(seed, 5, 2, 300, 32).bfloat16() for seed in (3, 4))
+    slots, held, width = (torch.tensor(x) for x in ([4, 0, 2, 2], [300, 0, 17, 9], [48, 7, 0, 33]))
+    got = compiled_attention.canvas_attention(q * 0.1, k, v, keys, values, slots, held, width)
+    assert got.dtype == dtype
+    with registry.reference_only():
+        plain = ops.canvas_attention(q * 0.1, k, v, keys, values, slots, held, width)
+    for row, (slot, count, n) in enumerate(zip(slots, held, width, strict=True)):
+        parts = [[old[slot, :, :count], new[row, :n].transpose(0, 1)]
+                 for old, new in ((keys, k), (values, v))]  # fmt: skip
+        alone = compiled_attention.attend(q[row, :n] * 0.1, parts[0], parts[1])
+        assert torch.equal(got[row, :n], alone) and not got[row, n:].any()
+        gap = (alone.float() - plain[row, :n].float()).norm()
+        assert gap <= 1e-2 * plain[row, :n].float().norm()
+    assert ops.canvas_attention(q, k, v, keys, values, slots, held, width).shape == q.shape
+    for wrong in (slots + 1, slots - 1):
+        with pytest.raises(ValueError, match="refuses"):
+            compiled_attention.canvas_attention(q, k, v, keys, values, wrong, held, width)
+    for wrong_held, wrong_width in ((held + 1, width), (held, width + 1), (held - 1, width)):
+        with pytest.raises(ValueError, match="refuses"):
+            compiled_attention.canvas_attention(
+                q, k, v, keys, values, slots, wrong_held, wrong_width
+            )
 
 
 @bf16

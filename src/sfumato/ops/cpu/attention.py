@@ -24,7 +24,7 @@ def multiplies_bf16() -> bool:
     return library.kernels is not None and library.kernels.bf16
 
 
-class _Rows(ctypes.Structure):
+class KeyRows(ctypes.Structure):
     """`sf_rows` of csrc/sfumato.h."""
 
     _fields_ = (
@@ -73,15 +73,64 @@ def attend(
     return out.to(q.dtype)
 
 
+class CanvasCall(ctypes.Structure):
+    """`sf_canvas_call` of csrc/sfumato.h."""
+
+    _fields_ = (
+        *((name, ctypes.c_void_p) for name in ("q", "k", "v", "keys", "values")),
+        *((name, ctypes.c_int) for name in ("dtype", "stored_dtype")),
+        *((name, ctypes.c_int64) for name in ("rows", "length", "heads", "kv_heads", "d")),
+        *((name, ctypes.c_int64) for name in ("stored", "size")),
+        *((name, ctypes.c_void_p) for name in ("slots", "held", "width", "out")),
+    )
+
+
+def _canvas_stored_in_bf16(q: Tensor, k: Tensor, v: Tensor, keys: Tensor, *rest: Tensor) -> bool:
+    known = q.dtype in DTYPES and k.dtype == v.dtype == q.dtype and keys.is_contiguous()
+    return known and rest[0].is_contiguous() and _stored_in_bf16(q, [keys, k], [])
+
+
+@twin("canvas_attention", "cpu", serves=_canvas_stored_in_bf16)
+def canvas_attention(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    keys: Tensor,
+    values: Tensor,
+    slots: Tensor,
+    held: Tensor,
+    width: Tensor,
+) -> Tensor:
+    """See `ops.canvas_attention`. Each row as `attend` has it; zeros after its width."""
+    rows, length, heads, d = q.shape
+    stored, kv_heads, size, _ = keys.shape
+    assert keys.shape == values.shape and keys.dtype == values.dtype
+    assert k.shape == v.shape == (rows, length, kv_heads, d) and keys.shape[3] == d
+    numbers = [each.to(torch.int64).contiguous() for each in (slots, held, width)]
+    assert all(each.shape == (rows,) for each in numbers)
+    out = torch.zeros(q.shape, dtype=q.dtype)
+    if out.numel() == 0:
+        return out
+    # Named, so that they outlive the call.
+    new = [x.contiguous() for x in (q, k, v)]
+    call = CanvasCall(
+        *(x.data_ptr() for x in (*new, keys, values)),
+        *(DTYPES[q.dtype], DTYPES[keys.dtype], rows, length, heads, kv_heads, d, stored, size),
+        *(x.data_ptr() for x in (*numbers, out)),
+    )
+    library.loaded().run("sf_canvas_attention", ctypes.addressof(call))
+    return out
+
+
 def _side_by_side(part: Tensor) -> Tensor:
     """Keys or values as the library takes them: rows at any stride, a row's numbers at none."""
     part = part if part.dtype in DTYPES else part.float()
     return part if part.stride(-1) == 1 else part.contiguous()
 
 
-def _rows(parts: Sequence[Tensor]) -> ctypes.Array[_Rows]:
+def _rows(parts: Sequence[Tensor]) -> ctypes.Array[KeyRows]:
     made = (
-        _Rows(part.data_ptr(), DTYPES[part.dtype], part.shape[1], *part.stride()[:2])
+        KeyRows(part.data_ptr(), DTYPES[part.dtype], part.shape[1], *part.stride()[:2])
         for part in parts
     )
-    return (_Rows * len(parts))(*made)
+    return (KeyRows * len(parts))(*made)

@@ -54,6 +54,7 @@ _SIGNATURES: dict[str, tuple[type, ...]] = {
         *(c_void_p, _THREADS),
     ),
     "sf_rotate": (_LEVEL, c_void_p, _TYPE, *[c_int64] * 3, *[c_void_p] * 3, _THREADS),
+    "sf_canvas_attention": (c_void_p, _THREADS),
     "sf_attention": (
         *(c_void_p, _TYPE, *[c_int64] * 4, c_void_p, c_void_p, c_int64),
         *(c_void_p, c_void_p, c_int64, c_void_p, _TYPE, _THREADS),

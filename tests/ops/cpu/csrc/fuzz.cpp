@@ -347,6 +347,62 @@ void attention() {
     check(distance(out, wanted) < 0.03, "sf_attention: wrong result");
 }
 
+// Canvases of several rows, each of which is what sf_attention makes of it.
+void canvas_attention() {
+    if (!sf_has_bf16()) return;
+    const int64_t rows = pick(1, 3), length = pick(1, 20), kv = pick(1, 2), heads = kv * pick(1, 3);
+    const int64_t d = 32, stored = pick(1, 3), size = pick(1, 40);
+    Numbers q(random_rows(rows * length * heads * d)), k(1), v(1), out(1);
+    const auto with_dtype = [](int dtype, int64_t count) {
+        Numbers made(random_rows(count));
+        while (made.dtype != dtype) made = Numbers(random_rows(count));
+        return made;
+    };
+    k = with_dtype(q.dtype, rows * length * kv * d), v = with_dtype(q.dtype, rows * length * kv * d);
+    out = with_dtype(q.dtype, rows * length * heads * d);
+    Numbers keys(random_rows(stored * kv * size * d)), values(1), alone(1);
+    values = with_dtype(keys.dtype, stored * kv * size * d);
+    std::vector<int64_t> slots(rows), held(rows), width(rows);
+    for (int64_t row = 0; row < rows; row++) {
+        slots[row] = pick(0, stored - 1);
+        held[row] = pick(0, size);
+        width[row] = pick(0, length);
+    }
+    sf_canvas_call call = {q.data(), k.data(), v.data(), keys.data(), values.data(),
+                           q.dtype, keys.dtype, rows, length, heads, kv, d, stored, size,
+                           slots.data(), held.data(), width.data(), out.data()};
+    check(!sf_canvas_attention(&call, (int)pick(1, 3)), "sf_canvas_attention");
+    const auto part = [](Numbers &of, int64_t at) {
+        return static_cast<char *>(of.data()) + at * (of.dtype == SF_F32 ? 4 : 2);
+    };
+    for (int64_t row = 0; row < rows; row++) {
+        if (!width[row]) continue;
+        const int64_t slot = slots[row] * kv * size * d, mine = row * length * kv * d;
+        const sf_rows both[2][2] = {
+            {{part(keys, slot), keys.dtype, held[row], size * d, d},
+             {part(k, mine), k.dtype, width[row], d, kv * d}},
+            {{part(values, slot), values.dtype, held[row], size * d, d},
+             {part(v, mine), v.dtype, width[row], d, kv * d}}};
+        const int64_t count = width[row] * heads * d, first = row * length * heads * d;
+        alone = with_dtype(q.dtype, count);
+        check(!sf_attention(part(q, first), q.dtype, width[row], heads, kv, d, both[0], both[1], 2,
+                            nullptr, nullptr, 0, alone.data(), q.dtype, 1),
+              "sf_attention of a row");
+        check(!memcmp(alone.data(), part(out, first), count * (q.dtype == SF_F32 ? 4 : 2)),
+              "sf_canvas_attention: a row is another than alone");
+    }
+    int64_t *const wrong[] = {&slots[0], &held[0], &width[0]};
+    const int64_t most[] = {stored - 1, size, length};
+    for (int i = 0; i < 3; i++) {
+        const int64_t before = *wrong[i];
+        for (int64_t bad : {(int64_t)-1, most[i] + 1}) {
+            *wrong[i] = bad;
+            check(sf_canvas_attention(&call, 1) == SF_BAD_ARGUMENT, "sf_canvas_attention: took any");
+        }
+        *wrong[i] = before;
+    }
+}
+
 // Sizes whose products overflow, dtypes that there are not, and addresses that are none.
 void refusals() {
     constexpr int64_t huge = (int64_t)1 << 40, most = INT64_MAX;
@@ -403,6 +459,7 @@ int main(int count, char **arguments) {
         softmax_update();
         row_operations();
         attention();
+        canvas_attention();
     }
     std::puts("fuzz: all well");
 }

@@ -214,3 +214,40 @@ extern "C" int sf_rotate(int isa, const void *x, int dtype, int64_t tokens, int6
     level->rotate({x, dtype, tokens, heads, half, cosines, sines, out, threads});
     return SF_OK;
 }
+
+extern "C" int sf_canvas_attention(const sf_canvas_call *call, int threads) {
+    if (!call || threads < 1) return SF_BAD_ARGUMENT;
+    const sf_canvas_call &c = *call;
+    if (!c.q || !c.k || !c.v || !c.keys || !c.values || !c.slots || !c.held || !c.width || !c.out ||
+        !dtype_ok(c.dtype) || !dtype_ok(c.stored_dtype) || c.kv_heads < 1 || c.d < 1 ||
+        !fits({c.rows, c.length, c.heads, c.d}) || !fits({c.stored, c.kv_heads, c.size, c.d}) ||
+        !fits({c.rows, c.length, c.kv_heads, c.d}))
+        return SF_BAD_ARGUMENT;
+    for (int64_t row = 0; row < c.rows; row++)
+        if (c.slots[row] < 0 || c.slots[row] >= c.stored || c.held[row] < 0 ||
+            c.held[row] > c.size || c.width[row] < 0 || c.width[row] > c.length)
+            return SF_BAD_ARGUMENT;
+    const auto part = [](const void *data, int dtype, int64_t at) {
+        return static_cast<const char *>(data) + at * (dtype == SF_F32 ? 4 : 2);
+    };
+    const int64_t slot = c.kv_heads * c.size * c.d, own = c.length * c.kv_heads * c.d;
+    const int64_t queries = c.length * c.heads * c.d;
+    for (int64_t row = 0; row < c.rows; row++) {
+        if (!c.width[row]) continue;
+        // One after another: a row is computed as it would be alone.
+        const auto both = [&](const void *stored, const void *mine, sf_rows (&out)[2]) {
+            out[0] = {part(stored, c.stored_dtype, c.slots[row] * slot), c.stored_dtype,
+                      c.held[row], c.size * c.d, c.d};
+            out[1] = {part(mine, c.dtype, row * own), c.dtype, c.width[row], c.d, c.kv_heads * c.d};
+        };
+        sf_rows keys[2], values[2];
+        both(c.keys, c.k, keys);
+        both(c.values, c.v, values);
+        void *out = const_cast<char *>(part(c.out, c.dtype, row * queries));
+        const int code = sf_attention(part(c.q, c.dtype, row * queries), c.dtype, c.width[row],
+                                      c.heads, c.kv_heads, c.d, keys, values, 2, nullptr, nullptr, 0,
+                                      out, c.dtype, threads);
+        if (code != SF_OK) return code;
+    }
+    return SF_OK;
+}

@@ -125,6 +125,20 @@ SF_API int sf_attention(const void *q, int q_dtype, int64_t tokens, int64_t head
                         const int32_t *key_positions, int64_t window, void *out, int out_dtype,
                         int threads);
 
+/* Attention of canvases, one a row: q and out [rows][length][heads][d]; k and v [rows][length]
+ * [kv_heads][d]; keys and values [stored][kv_heads][size][d].  The first width[row] positions of a
+ * row see the first held[row] positions stored at slots[row] and one another; the others get
+ * nothing, and their part of `out` is left as it is. */
+typedef struct {
+    const void *q, *k, *v, *keys, *values;
+    int dtype, stored_dtype; /* of q, k, v and out; of keys and values */
+    int64_t rows, length, heads, kv_heads, d, stored, size;
+    const int64_t *slots, *held, *width;
+    void *out;
+} sf_canvas_call;
+
+SF_API int sf_canvas_attention(const sf_canvas_call *call, int threads);
+
 #ifdef __cplusplus
 }
 #endif
