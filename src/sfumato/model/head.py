@@ -168,9 +168,8 @@ class VocabularyHead:
             if keep is not None:
                 kept.append((raw[keep] / temperature[keep, None]).clamp(min=BANNED))
             _offer(raw, start, bans, best, more)
-            mass, here, fade = ops.update_softmax(
-                state, raw, start, temperature, cap, mass_dtype, bans
-            )
+            settings = temperature, cap, mass_dtype, bans
+            mass, here, fade = ops.update_softmax(state, raw, start, *settings)
             soft.mul_(fade[:, None])
             which = () if limit is None else limit.exceeded(state, here)
             if exact is None or len(exact) or len(which):
