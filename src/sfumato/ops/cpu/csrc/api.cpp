@@ -165,22 +165,89 @@ extern "C" int sf_experts(int isa, int mode, int gate_up_kind, const void *gate_
     }
 }
 
-extern "C" int sf_softmax_update(int isa, const void *raw, int raw_dtype, int64_t positions, int64_t count,
-                      int64_t first_id, float softcap, const float *temperature,
-                      const int64_t *ban_first, const int64_t *ban_last, const int64_t *ban_ids,
-                      int64_t bans, float *peak, float *total, float *moment, int64_t *argmax, float *top, int64_t *top_ids,
-                      float *fade, float *block_sums, void *mass, int mass_dtype, int threads) {
+extern "C" int sf_softmax_update(int isa, const sf_softmax_call *call, int threads) {
     const Level *level = level_of(isa);
-    if (!level || !raw || !temperature || !peak || !total || !moment || !argmax || !top ||
-        !top_ids || !fade || !block_sums || !mass || count < 1 || threads < 1 ||
-        !fits({positions, count}) || !fits({first_id}) || !(softcap >= 0.0f) ||
-        !dtype_ok(raw_dtype) || !dtype_ok(mass_dtype))
+    if (!level || !call || threads < 1) return SF_BAD_ARGUMENT;
+    const sf_softmax_call &c = *call;
+    const bool all = c.raw && c.temperature && c.max && c.sum_exp && c.sum_shifted && c.argmax &&
+                     c.top && c.top_ids && c.fade && c.block_sums && c.mass;
+    if (!all || c.count < 1 || !fits({c.positions, c.count}) || !fits({c.first_id}) ||
+        !(c.softcap >= 0.0f) || !dtype_ok(c.raw_dtype) || !dtype_ok(c.mass_dtype))
         return SF_BAD_ARGUMENT;
-    if (!ban_first != !ban_last || !ban_first != !ban_ids) return SF_BAD_ARGUMENT;
-    for (int64_t t = 0; ban_first && t < positions; t++)
-        if (ban_first[t] < 0 || ban_first[t] > ban_last[t] || ban_last[t] > bans)
+    if (!c.ban_first != !c.ban_last || !c.ban_first != !c.ban_ids) return SF_BAD_ARGUMENT;
+    for (int64_t t = 0; c.ban_first && t < c.positions; t++)
+        if (c.ban_first[t] < 0 || c.ban_first[t] > c.ban_last[t] || c.ban_last[t] > c.bans)
             return SF_BAD_ARGUMENT;
-    return level->distribution({raw, raw_dtype, positions, count, first_id, softcap, temperature,
-                       ban_first, ban_last, ban_ids, peak, total, moment, argmax, top, top_ids, fade, block_sums, mass, mass_dtype,
-                       threads});
+    return level->update_softmax(c, threads);
+}
+
+extern "C" int sf_geglu(int isa, const void *gate, int64_t gate_stride, const void *up,
+                        int64_t up_stride, int dtype, int64_t rows, int64_t columns, void *out,
+                        int threads) {
+    const Level *level = level_of(isa);
+    if (!level || !gate || !up || !out || threads < 1 || !dtype_ok(dtype) || columns < 1 ||
+        gate_stride < 0 || up_stride < 0 || !fits({rows, columns}) || !fits({rows, gate_stride}) ||
+        !fits({rows, up_stride}))
+        return SF_BAD_ARGUMENT;
+    level->geglu({gate, up, gate_stride, up_stride, dtype, rows, columns, out, threads});
+    return SF_OK;
+}
+
+extern "C" int sf_rms_norm(int isa, const void *x, int dtype, int64_t rows, int64_t columns,
+                           const void *weight, int weight_dtype, float eps, void *out,
+                           int threads) {
+    const Level *level = level_of(isa);
+    if (!level || !x || !out || threads < 1 || !dtype_ok(dtype) || !dtype_ok(weight_dtype) ||
+        columns < 1 || !fits({rows, columns}))
+        return SF_BAD_ARGUMENT;
+    level->rms_norm({x, dtype, rows, columns, weight, weight_dtype, eps, out, threads});
+    return SF_OK;
+}
+
+extern "C" int sf_rotate(int isa, const void *x, int dtype, int64_t tokens, int64_t heads,
+                         int64_t half, const void *cosines, const void *sines, void *out,
+                         int threads) {
+    const Level *level = level_of(isa);
+    if (!level || !x || !cosines || !sines || !out || threads < 1 || !dtype_ok(dtype) ||
+        half < 1 || !fits({tokens, heads, half, 2}))
+        return SF_BAD_ARGUMENT;
+    level->rotate({x, dtype, tokens, heads, half, cosines, sines, out, threads});
+    return SF_OK;
+}
+
+extern "C" int sf_canvas_attention(const sf_canvas_call *call, int threads) {
+    if (!call || threads < 1) return SF_BAD_ARGUMENT;
+    const sf_canvas_call &c = *call;
+    if (!c.q || !c.k || !c.v || !c.keys || !c.values || !c.slots || !c.held || !c.width || !c.out ||
+        !dtype_ok(c.dtype) || !dtype_ok(c.stored_dtype) || c.kv_heads < 1 || c.d < 1 ||
+        !fits({c.rows, c.length, c.heads, c.d}) || !fits({c.stored, c.kv_heads, c.size, c.d}) ||
+        !fits({c.rows, c.length, c.kv_heads, c.d}))
+        return SF_BAD_ARGUMENT;
+    for (int64_t row = 0; row < c.rows; row++)
+        if (c.slots[row] < 0 || c.slots[row] >= c.stored || c.held[row] < 0 ||
+            c.held[row] > c.size || c.width[row] < 0 || c.width[row] > c.length)
+            return SF_BAD_ARGUMENT;
+    const auto part = [](const void *data, int dtype, int64_t at) {
+        return static_cast<const char *>(data) + at * (dtype == SF_F32 ? 4 : 2);
+    };
+    const int64_t slot = c.kv_heads * c.size * c.d, own = c.length * c.kv_heads * c.d;
+    const int64_t queries = c.length * c.heads * c.d;
+    for (int64_t row = 0; row < c.rows; row++) {
+        if (!c.width[row]) continue;
+        // One after another: a row is computed as it would be alone.
+        const auto both = [&](const void *stored, const void *mine, sf_rows (&out)[2]) {
+            out[0] = {part(stored, c.stored_dtype, c.slots[row] * slot), c.stored_dtype,
+                      c.held[row], c.size * c.d, c.d};
+            out[1] = {part(mine, c.dtype, row * own), c.dtype, c.width[row], c.d, c.kv_heads * c.d};
+        };
+        sf_rows keys[2], values[2];
+        both(c.keys, c.k, keys);
+        both(c.values, c.v, values);
+        void *out = const_cast<char *>(part(c.out, c.dtype, row * queries));
+        const int code = sf_attention(part(c.q, c.dtype, row * queries), c.dtype, c.width[row],
+                                      c.heads, c.kv_heads, c.d, keys, values, 2, nullptr, nullptr, 0,
+                                      out, c.dtype, threads);
+        if (code != SF_OK) return code;
+    }
+    return SF_OK;
 }

@@ -83,6 +83,12 @@ std::vector<float> random_rows(int64_t count) {
     return out;
 }
 
+Numbers random_numbers(int dtype, int64_t count) {
+    Numbers out(random_rows(count));
+    while (out.dtype != dtype) out = Numbers(random_rows(count));
+    return out;
+}
+
 double distance(const std::vector<float> &got, const std::vector<double> &wanted) {
     double error = 0, size = 1e-30;
     for (size_t i = 0; i < got.size(); i++) {
