@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from sfumato.model.attention import DenoiseRows, EncodeRows
-from sfumato.model.cache import KVCache, Slot, slot_bytes
+from sfumato.model.cache import KVCache, KVPool, Slot, slot_bytes
 from sfumato.model.head import VocabularyHead
 from sfumato.model.placement import device_memory
 from sfumato.model.transformer import Transformer
@@ -39,9 +39,13 @@ class Network:
             transformer.embed_tokens.weight, self.config.logit_softcap, output=output
         )
 
+    def new_slots(self, count: int, capacity: int) -> list[Slot]:
+        """Empty slots of one pool, for `capacity` positions each."""
+        return KVPool(self.config, count, capacity, self.cache_dtype, self.device).slots()
+
     def new_slot(self, capacity: int) -> Slot:
-        """An empty slot for `capacity` positions."""
-        return Slot(self.config, capacity, self.cache_dtype, self.device)
+        """An empty slot for `capacity` positions: a pool of one."""
+        return self.new_slots(1, capacity)[0]
 
     def new_cache(self, rows: int = 1, capacity: int = 4096) -> KVCache:
         """`rows` empty slots of `capacity` positions each. Raises ValueError for what is no such
@@ -56,7 +60,7 @@ class Network:
                 f"rows, capacity: a cache of {rows} x {capacity} positions needs {needed:,} bytes, "
                 f"and {self.device} has {there:,}; lower one of them"
             )
-        return KVCache(self.new_slot(capacity) for _ in range(rows))
+        return KVCache(self.new_slots(rows, capacity))
 
     def synchronize(self) -> None:
         """Waits for the device, so that a clock read next tells what the work took."""
