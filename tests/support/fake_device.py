@@ -120,3 +120,10 @@ def _guarded() -> Iterator[None]:
         yield
     finally:
         table[cuda] = before
+
+
+@contextmanager
+def traced() -> Iterator[Trace]:
+    """What is made inside on DEVICE holds no numbers, and must stay there."""
+    with _guarded(), FakeTensorMode(), Trace() as trace:
+        yield trace

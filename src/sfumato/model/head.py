@@ -168,7 +168,9 @@ class VocabularyHead:
             if keep is not None:
                 kept.append((raw[keep] / temperature[keep, None]).clamp(min=BANNED))
             _offer(raw, start, bans, best, more)
-            mass, here, fade = ops.update(state, raw, start, temperature, cap, mass_dtype, bans)
+            mass, here, fade = ops.update_softmax(
+                state, raw, start, temperature, cap, mass_dtype, bans
+            )
             soft.mul_(fade[:, None])
             which = () if limit is None else limit.exceeded(state, here)
             if exact is None or len(exact) or len(which):
@@ -232,8 +234,7 @@ class VocabularyHead:
             raw = (hidden.float() * rows.float()).sum(dim=1)
             floor = (raw / self.softcap).tanh() * self.softcap / temperature
             if bans is not None:
-                positions, ids = bans.pairs(hidden.device)
-                floor[positions[skip.guess[positions] == ids]] = BANNED
+                floor = floor.masked_fill(bans.contain(skip.guess), BANNED)
         log_share = share.log() - math.log(len(self.spans()))
         log_share[~some] = float("inf")
         if best is not None:
@@ -295,13 +296,10 @@ class VocabularyHead:
         ids = torch.arange(BLOCK, device=block.device) + place[:, None] * BLOCK  # in the chunk
         there = (ids < self.chunk) & (ids + chunk[:, None] * self.chunk < self.vocab_size)
         if bans is not None:
-            positions, tokens = bans.pairs(block.device)
-            column = tokens - (chunk * self.chunk + place * BLOCK)[positions]
-            near = (column >= 0) & (column < BLOCK)
-            there[positions[near], column[near]] = False
+            there &= ~bans.window(chunk * self.chunk + place * BLOCK, BLOCK)
         drawn = torch.zeros_like(block)
         wanted = torch.arange(len(block), device=block.device) if best is None else best.others
-        parts = self._groups(wanted) if adjust is None else self._same_chunk(chunk, wanted)
+        parts = [wanted] if adjust is None else self._same_chunk(chunk, wanted)
         for which in parts:
             start, own = chunk[which] * self.chunk, ids[which]
             if adjust is None:
@@ -316,10 +314,6 @@ class VocabularyHead:
             drawn[which] = start + own[:, 0] + inverse_cdf(scores, inside[which])
         return drawn
 
-    def _groups(self, wanted: Tensor) -> Sequence[Tensor]:
-        """Positions, so few at a time that their blocks have no more rows than a chunk."""
-        return wanted.split(max(1, self.chunk // BLOCK)) if len(wanted) else ()
-
     def _same_chunk(self, chunk: Tensor, wanted: Tensor) -> list[Tensor]:
         """Positions whose blocks lie in one chunk."""
         chunk = chunk[wanted]
@@ -328,12 +322,8 @@ class VocabularyHead:
     def _own_scores(self, hidden: Tensor, ids: Tensor) -> Tensor:
         """Of each position its own ids' softcapped logits: hidden [n, hidden], ids int64 [n, m],
         of which those past the vocabulary stand for its last → float32 [n, m]."""
-        rows = ops.embed(ids.clamp(max=self.vocab_size - 1), self.embedding, hidden.dtype)
-        alone = len(rows) == 1  # torch multiplies one pair of matrices otherwise than several
-        if alone:
-            rows, hidden = rows.expand(2, -1, -1), hidden.expand(2, -1)
-        scores = self._capped((rows @ hidden[..., None])[..., 0])
-        return scores[:1] if alone else scores
+        ids = ids.clamp(max=self.vocab_size - 1)
+        return self._capped(ops.own_scores(hidden, self.embedding, ids))
 
     def _capped(self, raw: Tensor) -> Tensor:
         return raw.float().mul_(1 / self.softcap).tanh_().mul_(self.softcap)
@@ -354,8 +344,7 @@ def _offer(
     the order as it is."""
     some = [each for each in gathering if each is not None]
     if some and bans is not None:  # in place: `update` bans the same
-        banned = bans.within(start, raw.shape[1], raw.device)
-        raw.index_put_(banned, raw.new_tensor(float("-inf")))
+        raw.masked_fill_(bans.within(start, raw.shape[1]), float("-inf"))
     for each in some:
         each.offer(raw, start)
 

@@ -49,7 +49,7 @@ class GatedMLP(nn.Module):
         self.down_proj = Linear(inner, hidden)
 
     def forward(self, x: Tensor) -> Tensor:
-        return self.down_proj(ops.gelu(self.gate_proj(x)) * self.up_proj(x))
+        return self.down_proj(ops.geglu(self.gate_proj(x), self.up_proj(x)))
 
 
 class SelfConditioning(GatedMLP):
