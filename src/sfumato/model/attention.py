@@ -1,4 +1,4 @@
-"""Attention: the projections of one layer, and who may look at what in each phase.
+"""Attention: the projections of one layer, and which keys a token sees in each phase.
 
 The phases share the projections.  They differ in where keys and values come from and go to, and
 that is an `Attend`: the kinds here use the cache and serve inference, on packed tokens of several
@@ -21,7 +21,7 @@ from sfumato.model.layers import Linear, RMSNorm
 
 
 class Attend(Protocol):
-    """Lets the queries of one layer look at the keys and values that they may see."""
+    """Attention of one layer over the keys and values that each query sees."""
 
     def __call__(self, layer: int, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
         """q [..., tokens, heads, d]; k, v [..., tokens, kv_heads, d] → like q."""
@@ -62,7 +62,7 @@ class EncodeRows:
     follow the prefix of `slots[i]`. Each token sees that prefix and itself.
 
     One row after another keeps attention free of padding and masks between rows, and makes a
-    row's result independent of its neighbours.
+    row's result independent of the other rows.
     """
 
     slots: Sequence[Slot]
@@ -92,9 +92,10 @@ class EncodeRows:
 
 @dataclass(frozen=True)
 class CanvasPart:
-    """Canvases of one width whose prefixes stand in one pool; what a forward takes by itself.
+    """Canvases of one width whose prefixes stand in one pool.
 
-    All of it keeps its address from step to step; the lengths of the prefixes are the pool's.
+    Its tensors may keep their addresses from step to step; a forward reads the lengths of the
+    prefixes from the pool.
     """
 
     pool: KVPool
@@ -103,11 +104,11 @@ class CanvasPart:
     lengths: Tensor  # int64 [rows]: how many of them, the first ones, are its canvas
     index: Tensor | None = None
     """int64 [tokens], rising: which of the rows · width positions are among the packed tokens;
-    None: all. Those that are not must lie beyond their canvas's length."""
+    None: all. Every position that is left out lies beyond its canvas's length."""
 
     @property
     def tokens(self) -> int:
-        """How many packed tokens are this part's."""
+        """How many packed tokens the part has."""
         return len(self.slots) * self.width if self.index is None else len(self.index)
 
 
@@ -116,8 +117,8 @@ class CanvasRows:
 
     The packed tokens are those of the parts, one part after another.  One operation serves a
     layer and part, whatever the number of rows.  On sliding layers every position sees the same
-    last `window - 1` prefix positions, which is exactly what a slot keeps of them, so no mask is
-    needed.  Made anew for each forward, since it holds the lengths of that moment.
+    last `window - 1` prefix positions, which is exactly what a slot stores, so no mask is needed.
+    Each forward needs a new object, since the object reads the prefix lengths when it is made.
     """
 
     def __init__(self, parts: Sequence[CanvasPart]) -> None:

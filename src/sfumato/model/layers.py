@@ -53,7 +53,7 @@ class GatedMLP(nn.Module):
 
 
 class SelfConditioning(GatedMLP):
-    """Adds what the previous step believed to the canvas embeddings, then normalises the sum."""
+    """Adds the previous step's soft embedding to the canvas embeddings, then normalises the sum."""
 
     def __init__(self, hidden: int, inner: int, eps: float) -> None:
         super().__init__(hidden, inner)
@@ -107,8 +107,8 @@ class Rotary:
 
 
 def rounded(value: float, dtype: torch.dtype) -> float:
-    """The value as a tensor of that dtype would hold it, to nearest even; no tensor is made, for
-    one on an accelerator would be a copy to it."""
+    """The value as a tensor of that dtype would hold it, rounded to nearest even.  No tensor is
+    made: making one on an accelerator would be a copy to it."""
     fraction, exponent = math.frexp(value)
     bits = 1 - round(math.log2(torch.finfo(dtype).eps))
     return math.ldexp(round(math.ldexp(fraction, bits)), exponent - bits)

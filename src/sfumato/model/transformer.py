@@ -1,7 +1,7 @@
 """The network: embeddings, blocks and the final norm; one set of weights for both phases.
 
 The encode phase reads the prompt and finished canvases, the denoise phase a canvas.  They differ
-in who may look at what (an `Attend`), in what goes in, and in one scalar per layer.  Module and
+in which keys a token sees (an `Attend`), in their input, and in one scalar per layer.  Module and
 parameter names are the checkpoint's, so a weight's path here is its canonical name.
 """
 
@@ -48,8 +48,8 @@ class Block(nn.Module):
         self, x: Tensor, rotary: tuple[Tensor, Tensor], attend: Attend, index: int, encoding: bool
     ) -> Tensor:
         """x [..., tokens, hidden] → the same."""
-        looked = self.self_attn(self.input_layernorm(x), rotary, attend, index)
-        x = x + self.post_attention_layernorm(looked)
+        attended = self.self_attn(self.input_layernorm(x), rotary, attend, index)
+        x = x + self.post_attention_layernorm(attended)
         scalar = self.encoder_layer_scalar if encoding else self.layer_scalar
         return (x + self._feed_forward(x)) * scalar.to(x.dtype)
 
