@@ -1,10 +1,13 @@
-"""The KV cache: one slot per row, each with the keys and values of every layer.
+"""The KV cache: pools of slots, one slot per row, with the keys and values of every layer.
 
-Full layers keep all positions.  Sliding layers keep the last `window - 1` in a ring in which
-position p lives at p mod size, so that what a slot holds depends on its tokens alone and not on
-the chunks in which they came.  Once a ring has come round, earlier positions are gone: a snapshot
-of the windows, taken in time, is what makes a prefix of a prefix usable again.  Knows no requests:
-who owns a slot is the engine's business.
+The slots of a pool are slices of one tensor per layer, and their lengths stand in a tensor on the
+device, so that attention takes all rows in one call.
+
+Full layers store all positions.  Sliding layers store the last `window - 1` in a ring, in which
+position p stands at p mod size, so that what a slot holds depends on its tokens alone and not on
+the chunks in which they came.  A full ring overwrites the oldest position with each new one: a
+shorter prefix is usable again only with a snapshot of the windows that was taken at its length.
+Knows no requests: the engine decides which request has which slot.
 """
 
 from __future__ import annotations
@@ -18,8 +21,8 @@ from torch import Tensor
 from sfumato.model.config import ModelConfig
 from sfumato.ops import reference
 
-BLOCK = reference.KEYS  # that torch's attention sums at a time, the compiled one half of them
-NOWHERE = 2**31 - 1  # a position after all others, which no token sees; int32 for compiled twins
+BLOCK = reference.KEYS  # keys that torch's attention sums at a time; compiled attention sums half
+NOWHERE = 2**31 - 1  # a position after all others, which no token sees; int32 for compiled kernels
 
 
 def slot_sizes(config: ModelConfig, capacity: int) -> list[int]:
@@ -32,11 +35,11 @@ def slot_sizes(config: ModelConfig, capacity: int) -> list[int]:
 def slot_bytes(config: ModelConfig, capacity: int, dtype: torch.dtype) -> int:
     """Bytes of one slot: keys and values of all layers."""
     sizes = slot_sizes(config, capacity)
-    numbers = sum(
+    elements = sum(
         2 * size * layer.kv_heads * layer.head_dim
         for size, layer in zip(sizes, config.layers, strict=True)
     )
-    return numbers * dtype.itemsize
+    return elements * dtype.itemsize
 
 
 @dataclass(frozen=True)
@@ -54,38 +57,85 @@ class Snapshot:
 def snapshot_bytes(config: ModelConfig, length: int, dtype: torch.dtype) -> int:
     """Bytes of the snapshot of a slot that holds `length` positions."""
     held = min(length, config.sliding_window - 1)
-    kept = (2 * held * layer.kv_heads * layer.head_dim for layer in config.layers if layer.sliding)
-    return sum(kept) * dtype.itemsize
+    elements = (
+        2 * held * layer.kv_heads * layer.head_dim for layer in config.layers if layer.sliding
+    )
+    return sum(elements) * dtype.itemsize
 
 
-class Slot:
-    """The prefix of one row: up to `capacity` positions, `length` of them filled."""
+class KVPool:
+    """The memory of slots of one capacity: they are slices of one tensor per layer."""
 
     def __init__(
-        self, config: ModelConfig, capacity: int, dtype: torch.dtype, device: torch.device
+        self,
+        config: ModelConfig,
+        slots: int,
+        capacity: int,
+        dtype: torch.dtype,
+        device: torch.device,
     ) -> None:
         if capacity < 1:
             raise ValueError(f"capacity: a cache slot holds at least 1 position, got {capacity}")
-        self.capacity, self.length = capacity, 0
-        self._layers, self._window = config.layers, config.sliding_window
-        self._keys, self._values = (
+        self.capacity, self.device = capacity, device
+        self.layers, self.sliding_window = config.layers, config.sliding_window
+        self.keys, self.values = (  # of each layer [slots, kv_heads, size, head_dim]
             [
-                torch.zeros(layer.kv_heads, size, layer.head_dim, dtype=dtype, device=device)
+                torch.zeros(slots, layer.kv_heads, size, layer.head_dim, dtype=dtype, device=device)
                 for size, layer in zip(slot_sizes(config, capacity), config.layers, strict=True)
             ]
             for _ in range(2)
         )
+        self.lengths = torch.zeros(slots, dtype=torch.int64, device=device)
+        self._lengths = [0] * slots  # the same on the host, so that reading a length is no wait
+
+    def __len__(self) -> int:
+        return len(self._lengths)
+
+    def slot(self, index: int) -> Slot:
+        """The slot of that number. All objects of one number share its contents and its length."""
+        return Slot(self, index)
+
+    def slots(self) -> list[Slot]:
+        """All slots, in order."""
+        return [Slot(self, index) for index in range(len(self))]
+
+    def length(self, index: int) -> int:
+        """How many positions of a slot are filled."""
+        return self._lengths[index]
+
+    def set_length(self, index: int, length: int) -> None:
+        """Changes the length of a slot here and on the device."""
+        self._lengths[index] = length
+        self.lengths[index].fill_(length)
+
+
+class Slot:
+    """The prefix of one row: up to `capacity` positions of a pool, `length` of them filled."""
+
+    def __init__(self, pool: KVPool, index: int) -> None:
+        # The pool does not hold its slots: a cycle would keep their memory until it is collected.
+        self.pool, self.index, self.capacity = pool, index, pool.capacity
+        self._keys = [keys[index] for keys in pool.keys]  # views [kv_heads, size, head_dim]
+        self._values = [values[index] for values in pool.values]
+
+    @property
+    def length(self) -> int:
+        return self.pool.length(self.index)
+
+    @length.setter
+    def length(self, length: int) -> None:
+        self.pool.set_length(self.index, length)
 
     def window(self, layer: int) -> int | None:
         """The sliding window of a layer, the token itself included; None on full layers."""
-        return self._window if self._layers[layer].sliding else None
+        return self.pool.sliding_window if self.pool.layers[layer].sliding else None
 
     def reset(self) -> None:
-        """Forgets the prefix; the memory stays."""
+        """Empties the prefix; the memory stays allocated."""
         self.length = 0
 
     def room(self) -> int:
-        """How many more positions fit."""
+        """How many positions are free."""
         return self.capacity - self.length
 
     def read(self, layer: int) -> tuple[Tensor, Tensor, Tensor]:
@@ -102,21 +152,21 @@ class Slot:
         """Keys and values in order of their positions, in parts [kv_heads, n, d], and the
         positions int64 [all n].
 
-        What a ring has lost of the first block is made up by zeros at no position that anyone
-        sees: sums that go by blocks of keys then come out the same wherever a chunk begins.
+        Zeros at a position that no token sees stand for what a ring has overwritten of the first
+        block: sums over blocks of keys are then the same wherever a chunk begins.
         """
         keys, values, positions = self.read(layer)
         start = self.length - keys.shape[1]
         if start == 0:
             return [keys], [values], positions
-        first = start % keys.shape[1]  # where the oldest position lives
+        first = start % keys.shape[1]  # where the oldest position stands
         gap = start % BLOCK
-        lost = keys.new_zeros(keys.shape[0], 1, keys.shape[2]).expand(-1, gap, -1)
+        zeros = keys.new_zeros(keys.shape[0], 1, keys.shape[2]).expand(-1, gap, -1)
         ordered = (positions[first:], positions[:first])
         unseen = positions.new_full((gap,), NOWHERE)
         return (
-            [lost, keys[:, first:], keys[:, :first]],
-            [lost, values[:, first:], values[:, :first]],
+            [zeros, keys[:, first:], keys[:, :first]],
+            [zeros, values[:, first:], values[:, :first]],
             torch.cat((unseen, *ordered)),
         )
 
@@ -127,24 +177,24 @@ class Slot:
         leaves sliding layers overwritten, so its slot must be reset.
         """
         size, count = self._keys[layer].shape[1], keys.shape[1]
-        kept = min(count, size)
+        stored = min(count, size)
         end = self.length + count
-        places = torch.arange(end - kept, end, device=keys.device) % size
-        self._keys[layer][:, places] = keys[:, count - kept :].to(self._keys[layer].dtype)
-        self._values[layer][:, places] = values[:, count - kept :].to(self._values[layer].dtype)
+        places = torch.arange(end - stored, end, device=keys.device) % size
+        self._keys[layer][:, places] = keys[:, count - stored :].to(self._keys[layer].dtype)
+        self._values[layer][:, places] = values[:, count - stored :].to(self._values[layer].dtype)
 
     def advance(self, count: int) -> None:
         """Makes `count` written positions part of the prefix."""
         self.length += count
 
     def holds(self, length: int) -> bool:
-        """Whether the first `length` positions can be used without a snapshot: all are here, and
-        no ring has come round since, which overwrites what the end of a shorter prefix sees."""
+        """Whether the first `length` positions can be used without a snapshot: the slot has
+        them, and no ring has overwritten a position that the end of that prefix sees."""
         return length == self.length or length < self.length <= self._ring()
 
     def truncate(self, length: int) -> None:
-        """Forgets all but the first `length` positions. Raises ValueError where rings have
-        forgotten some of what these need; `restore` brings it back from a snapshot."""
+        """Shortens the prefix to its first `length` positions. Raises ValueError where a ring has
+        overwritten some of their windows; `restore` brings these back from a snapshot."""
         if not self.holds(length):
             raise ValueError(
                 f"length: a slot of {self.length} positions no longer holds the windows of the "
@@ -153,15 +203,16 @@ class Slot:
         self.length = length
 
     def snapshot(self) -> Snapshot:
-        """The windows of the sliding layers as they are at this length."""
+        """A copy of the sliding layers' windows at this length."""
         held = min(self.length, self._ring())
         rings = (ring[:, :held].to("cpu", copy=True) for ring in self._rings())
         return Snapshot(self.length, tuple(rings))
 
     def restore(self, source: Slot, length: int, snapshot: Snapshot | None = None) -> None:
         """Makes the prefix that of the source's first `length` positions, which may be this very
-        slot's. The snapshot is that of a slot that held the same tokens at that length; None
-        where the source holds them still. Raises ValueError where that cannot be."""
+        slot's. The snapshot is of a slot that held the same tokens at that length; None where the
+        source still holds their windows. Raises ValueError where positions or windows are missing.
+        """
         if length > min(self.capacity, source.length):
             raise ValueError(
                 f"length: {length} positions of a source that holds {source.length} do not fit a "
@@ -171,23 +222,24 @@ class Slot:
             raise ValueError(f"snapshot: the source needs that of its windows at {length}")
         if snapshot is not None and snapshot.length != length:
             raise ValueError(f"snapshot: was taken at {snapshot.length}, wanted is {length}")
-        self.length = 0  # until all is written: a copy that fails leaves an empty slot
-        if source is not self:
-            for own, theirs in zip(self._fulls(), source._fulls(), strict=True):
-                own[:, :length] = theirs[:, :length]
-        if snapshot is not None or source is not self:
+        same = source.pool is self.pool and source.index == self.index
+        self.length = 0  # until all is copied: a copy that fails leaves an empty slot
+        if not same:
+            for target, stored in zip(self._fulls(), source._fulls(), strict=True):
+                target[:, :length] = stored[:, :length]
+        if snapshot is not None or not same:
             # Rings of different sizes agree on the places of all that the smaller can hold.
             held = min(length, self._ring())
             rings = source._rings() if snapshot is None else snapshot.rings
-            for own, theirs in zip(self._rings(), rings, strict=True):
-                own[:, :held] = theirs[:, :held]
+            for target, stored in zip(self._rings(), rings, strict=True):
+                target[:, :held] = stored[:, :held]
         self.length = length
 
     def nbytes(self) -> int:
         return sum(t.nbytes for t in (*self._keys, *self._values))
 
     def _ring(self) -> int:
-        """How many positions the sliding layers hold; all, where there are none such."""
+        """How many positions a sliding layer holds; the capacity where there is no such layer."""
         return min((keys.shape[1] for keys in self._keys), default=self.capacity)
 
     def _rings(self) -> Iterator[Tensor]:
@@ -197,7 +249,7 @@ class Slot:
         return (t for sliding, t in self._tensors() if not sliding)
 
     def _tensors(self) -> Iterator[tuple[bool, Tensor]]:
-        for layer, keys, values in zip(self._layers, self._keys, self._values, strict=True):
+        for layer, keys, values in zip(self.pool.layers, self._keys, self._values, strict=True):
             yield layer.sliding, keys
             yield layer.sliding, values
 
@@ -211,6 +263,6 @@ class KVCache(list[Slot]):
         return [slot.length for slot in self]
 
     def reset(self) -> None:
-        """Forgets every row's prefix."""
+        """Empties every row's prefix."""
         for slot in self:
             slot.reset()

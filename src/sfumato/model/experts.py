@@ -13,8 +13,8 @@ from sfumato.model.layers import Linear
 class Router(nn.Module):
     """Chooses experts and their shares for each token.
 
-    It computes in float32 whatever the weights' dtype: the choice is discrete, so rounding here
-    would cost more than anywhere else, and the matrix is tiny.
+    Computes in float32 whatever the weights' dtype: the choice is discrete, so rounding here would
+    change results more than anywhere else, and the matrix is small.
     """
 
     def __init__(self, config: ModelConfig) -> None:

@@ -1,17 +1,18 @@
 """A loaded network: transformer, vocabulary head and cache slots behind a few calls.
 
-This is all that `diffusion/` and the engine see of a model.  Knows no text and no sampling.
+`diffusion/` and the engine use a model through this alone.  Knows no text and no sampling.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from itertools import groupby
 
 import torch
 from torch import Tensor
 
-from sfumato.model.attention import DenoiseRows, EncodeRows
-from sfumato.model.cache import KVCache, Slot, slot_bytes
+from sfumato.model.attention import CanvasPart, CanvasRows, EncodeRows
+from sfumato.model.cache import KVCache, KVPool, Slot, slot_bytes
 from sfumato.model.head import VocabularyHead
 from sfumato.model.placement import device_memory
 from sfumato.model.transformer import Transformer
@@ -39,27 +40,31 @@ class Network:
             transformer.embed_tokens.weight, self.config.logit_softcap, output=output
         )
 
+    def new_slots(self, count: int, capacity: int) -> list[Slot]:
+        """Empty slots of one pool, for `capacity` positions each."""
+        return KVPool(self.config, count, capacity, self.cache_dtype, self.device).slots()
+
     def new_slot(self, capacity: int) -> Slot:
-        """An empty slot for `capacity` positions."""
-        return Slot(self.config, capacity, self.cache_dtype, self.device)
+        """An empty slot for `capacity` positions: a pool of one."""
+        return self.new_slots(1, capacity)[0]
 
     def new_cache(self, rows: int = 1, capacity: int = 4096) -> KVCache:
-        """`rows` empty slots of `capacity` positions each. Raises ValueError for what is no such
-        number, and for more than the device's whole memory."""
+        """`rows` empty slots of `capacity` positions each. Raises ValueError where one is no whole
+        number from 1, and where they exceed the device's memory."""
         for name, value in (("rows", rows), ("capacity", capacity)):
             if type(value) is not int or value < 1:
                 raise ValueError(f"{name}: must be a whole number from 1, got {value!r}")
         needed = rows * slot_bytes(self.config, capacity, self.cache_dtype)
-        there = device_memory(self.device)
-        if there is not None and needed > there:
+        available = device_memory(self.device)
+        if available is not None and needed > available:
             raise ValueError(
                 f"rows, capacity: a cache of {rows} x {capacity} positions needs {needed:,} bytes, "
-                f"and {self.device} has {there:,}; lower one of them"
+                f"and {self.device} has {available:,}; lower one of them"
             )
-        return KVCache(self.new_slot(capacity) for _ in range(rows))
+        return KVCache(self.new_slots(rows, capacity))
 
     def synchronize(self) -> None:
-        """Waits for the device, so that a clock read next tells what the work took."""
+        """Waits for the device, so that a clock read afterwards includes its work."""
         if self.device.type != "cpu":
             torch.accelerator.synchronize(self.device)
 
@@ -73,10 +78,10 @@ class Network:
     ) -> bool:
         """Appends tokens to the slots' prefixes: rows[i] int64 [any length] goes to slots[i].
 
-        `cancelled` is asked before every chunk; returns False where it ended the work, with the
-        chunks before it in the prefixes.  Raises ValueError, naming the row, where a slot lacks
-        room or an id is none; then nothing was written.  Any other failure empties the slots that
-        were being written, for their rings no longer hold what their lengths say.
+        Calls `cancelled` before every chunk; returns False where it returned True, with the
+        chunks before that in the prefixes.  Raises ValueError, naming the row, where a slot has too
+        few free positions or an id is out of range; then nothing was written.  Any other failure
+        empties the slots that were being written, for their rings may be half overwritten.
         """
         for index, (ids, slot) in enumerate(zip(rows, slots, strict=True)):
             if len(ids) > slot.room():
@@ -125,11 +130,30 @@ class Network:
                     f"canvas {index}: must hold 1 to {self.config.canvas_length} tokens, as this "
                     f"checkpoint's canvases do, got {len(canvas)}"
                 )
-        attend = DenoiseRows(slots, [len(canvas) for canvas in canvases])
         tokens = torch.cat([canvas.to(self.device) for canvas in canvases])
         soft = self._soft(canvases, softs or [None] * len(canvases))
-        positions = attend.positions(self.device)
-        return self.transformer.denoise(tokens, soft, positions, attend, self.dtype)
+        parts = self._parts([len(canvas) for canvas in canvases], slots)
+        return self.denoise_batch(tokens, soft, CanvasRows(parts))
+
+    @torch.no_grad()
+    def denoise_batch(self, tokens: Tensor, soft: Tensor | None, attend: CanvasRows) -> Tensor:
+        """One denoising forward of packed canvases: tokens int64 [n] of the parts of `attend`, one
+        part after another, and their soft embeddings [n, hidden] (None: zeros) in `dtype`.
+
+        Returns hidden states [n, hidden].  Changes no slot, reads nothing on the host and copies
+        nothing to the device; the number of operations does not depend on the number of rows.
+        """
+        return self.transformer.denoise(tokens, soft, attend.positions(), attend, self.dtype)
+
+    def _parts(self, lengths: Sequence[int], slots: Sequence[Slot]) -> list[CanvasPart]:
+        """One part for adjacent canvases of one length whose slots are of one pool."""
+        rows = zip(lengths, slots, strict=True)
+        parts = []
+        for (_, length), group in groupby(rows, lambda row: (id(row[1].pool), row[0])):
+            members = [slot for _, slot in group]
+            index = torch.tensor([slot.index for slot in members], device=self.device)
+            parts.append(CanvasPart(members[0].pool, index, length, torch.full_like(index, length)))
+        return parts
 
     def _soft(self, canvases: Sequence[Tensor], softs: Sequence[Tensor | None]) -> Tensor | None:
         if all(soft is None for soft in softs):
@@ -145,8 +169,8 @@ class Network:
         )
 
     def check_ids(self, ids: Tensor, where: str) -> None:
-        """Raises ValueError, naming `where`, for token ids that the embedding has not: on a GPU
-        they would end the process instead."""
+        """Raises ValueError, naming `where`, for token ids that the embedding does not have: on a
+        GPU they would end the process."""
         if len(ids) and not 0 <= int(ids.min()) <= int(ids.max()) < self.config.vocab_size:
             raise ValueError(
                 f"{where}: token ids must lie in 0..{self.config.vocab_size - 1}, "

@@ -1,4 +1,4 @@
-"""Where a checkpoint runs and in which dtype, when nobody says."""
+"""The device and the dtype of a checkpoint, where the user names none."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ SMALL = 100 << 20  # bytes of tensors; see `pick_dtype`
 def pick_device(name: str | torch.device = "auto") -> torch.device:
     """The torch device of that name; "auto" is the accelerator, where there is one.
 
-    Raises ValueError for a device that is not here.
+    Raises ValueError for a device that this machine does not have.
     """
     if name == "auto":
         accelerator = torch.accelerator.current_accelerator(check_available=True)
@@ -36,7 +36,7 @@ def pick_device(name: str | torch.device = "auto") -> torch.device:
 
 def device_memory(device: torch.device) -> int | None:
     """Bytes of memory of a CUDA device, or of this machine for others; None where the system
-    does not tell."""
+    does not report it."""
     if device.type == "cuda":
         return torch.cuda.get_device_properties(device).total_memory
     with contextlib.suppress(ValueError, OSError, AttributeError):
@@ -61,7 +61,7 @@ def pick_dtype(
         raise ValueError(f"dtype: {name!r} is none of auto, {', '.join(DTYPES)}")
     info = checkpoint.tensors.get("embed_tokens.weight")
     if info is None:
-        return torch.float32  # whatever: loading will say what is missing
+        return torch.float32  # any: loading will raise and name what is missing
     stored = FLOAT_FORMATS.get(info.format)
     if stored is None:
         return torch.float32 if device.type == "cpu" else torch.bfloat16
