@@ -110,6 +110,9 @@ class ScriptedNetwork:
     def new_slot(self, capacity: int) -> Any:
         return ScriptedSlot(capacity)
 
+    def new_slots(self, count: int, capacity: int) -> list[Any]:
+        return [self.new_slot(capacity) for _ in range(count)]
+
     def synchronize(self) -> None:
         pass
 

@@ -20,7 +20,7 @@ from tests.support.gguf_files import gguf_config
 
 from sfumato.engine import TooLarge
 from sfumato.engine.slots import Lease, SlotPool
-from sfumato.model.cache import Slot, slot_bytes, snapshot_bytes
+from sfumato.model.cache import KVPool, Slot, slot_bytes, snapshot_bytes
 from sfumato.model.network import Network
 
 CONFIG = gguf_config(sliding_window=5)
@@ -29,7 +29,11 @@ PLENTY = 1 << 30
 
 
 def new_slot(capacity: int) -> Slot:
-    return Slot(CONFIG, capacity, torch.float32, CPU)
+    return new_slots(1, capacity)[0]
+
+
+def new_slots(count: int, capacity: int) -> list[Slot]:
+    return KVPool(CONFIG, count, capacity, torch.float32, CPU).slots()
 
 
 def pool(
@@ -39,7 +43,9 @@ def pool(
     snapshots: int = PLENTY,
     room: float = float("inf"),
 ) -> SlotPool:
-    parts: Any = SimpleNamespace(config=CONFIG, cache_dtype=torch.float32, new_slot=new_slot)
+    parts: Any = SimpleNamespace(
+        config=CONFIG, cache_dtype=torch.float32, new_slot=new_slot, new_slots=new_slots
+    )
     return SlotPool(cast(Network, parts), slots, context, strict, snapshots, lacks(room))
 
 

@@ -13,6 +13,7 @@ from sfumato.model.cache import (
     BLOCK,
     NOWHERE,
     KVCache,
+    KVPool,
     Slot,
     slot_bytes,
     slot_sizes,
@@ -23,12 +24,23 @@ from sfumato.model.config import ModelConfig
 CPU = torch.device("cpu")
 
 
+def new_pool(
+    config: ModelConfig, slots: int, capacity: int, dtype: torch.dtype = torch.float32
+) -> KVPool:
+    return KVPool(config, slots, capacity, dtype, CPU)
+
+
+def new_slot(config: ModelConfig, capacity: int, dtype: torch.dtype = torch.float32) -> Slot:
+    """The middle one of a pool of three."""
+    return new_pool(config, 3, capacity, dtype).slot(1)
+
+
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 @pytest.mark.parametrize("window", [2, 8, 1000])
 @pytest.mark.parametrize("capacity", [1, 7, 8, 50])
 def test_bytes_are_those_of_the_tensors(capacity: int, window: int, dtype: torch.dtype) -> None:
     config = gguf_config(sliding_window=window)
-    slot = Slot(config, capacity, dtype, CPU)
+    slot = new_slot(config, capacity, dtype)
     ring = min(capacity, window - 1)
     assert slot_sizes(config, capacity) == [ring, ring, capacity]
     # Keys and values; 2 heads of 16 on the two sliding layers, 1 head of 32 on the full one.
@@ -50,7 +62,7 @@ def numbered(first: int, count: int, heads: int, width: int) -> Tensor:
 def test_rings_hold_the_last_positions(window: int, counts: list[int], spare: int) -> None:
     """Against a list to which everything is appended."""
     config = gguf_config(sliding_window=window)
-    slot = Slot(config, sum(counts) + spare, torch.float32, CPU)
+    slot = new_slot(config, sum(counts) + spare)
     for count in counts:
         before = slot.length
         for index, layer in enumerate(config.layers):
@@ -68,7 +80,7 @@ def test_rings_hold_the_last_positions(window: int, counts: list[int], spare: in
             assert torch.equal(values, -keys)
     assert slot.room() == spare
     content = [slot.read(index) for index in range(3)]
-    whole = Slot(config, sum(counts) + spare, torch.float32, CPU)
+    whole = new_slot(config, sum(counts) + spare)
     if counts:  # what a slot holds does not depend on the pieces that it came in
         for index, layer in enumerate(config.layers):
             keys = numbered(0, sum(counts), layer.kv_heads, layer.head_dim)
@@ -87,12 +99,14 @@ def fill(slot: Slot, config: ModelConfig, count: int) -> None:
 
 
 def filled(config: ModelConfig, capacity: int, count: int) -> Slot:
-    slot = Slot(config, capacity, torch.float32, CPU)
+    slot = new_slot(config, capacity)
     fill(slot, config, count)
     return slot
 
 
 def assert_equal(ours: Slot, theirs: Slot) -> None:
+    for slot in (ours, theirs):  # on the device as on the host, and no other slot's
+        assert slot.pool.lengths.tolist() == [0, slot.length, 0]
     assert ours.length == theirs.length
     for index in range(3):
         for a, b in zip(ours.read(index), theirs.read(index), strict=True):
@@ -132,9 +146,9 @@ def test_a_snapshot_brings_a_prefix_back(
     snapshot = source.snapshot()
     assert snapshot.nbytes == snapshot_bytes(config, at, torch.float32)
     fill(source, config, further)
-    others = [(Slot(config, max(capacity, at + after), torch.float32, CPU), snapshot)]
+    others = [(new_slot(config, max(capacity, at + after)), snapshot)]
     if source.holds(at):
-        others.append((Slot(config, max(capacity, at + after), torch.float32, CPU), None))
+        others.append((new_slot(config, max(capacity, at + after)), None))
     others.append((source, snapshot))
     for slot, windows in others:
         slot.restore(source, at, windows)
@@ -165,7 +179,7 @@ def test_history_is_in_order_and_in_whole_blocks(window: int, length: int) -> No
 
 def test_what_cannot_be_restored() -> None:
     config = gguf_config(sliding_window=4)
-    source, small = filled(config, 20, 9), Slot(config, 5, torch.float32, CPU)
+    source, small = filled(config, 20, 9), new_slot(config, 5)
     for length in (10, 6):
         with pytest.raises(ValueError, match=f"length: {length} positions of a source .* of 5"):
             small.restore(source, length, source.snapshot())
@@ -176,13 +190,36 @@ def test_what_cannot_be_restored() -> None:
 
 
 def test_windows() -> None:
-    slot = Slot(gguf_config(sliding_window=9), 20, torch.float32, CPU)
+    slot = new_slot(gguf_config(sliding_window=9), 20)
     assert [slot.window(index) for index in range(3)] == [9, 9, None]
+
+
+def test_slots_of_a_pool_are_views_and_share_nothing() -> None:
+    config = gguf_config(sliding_window=6)
+    pool = new_pool(config, 3, 20)
+    first, last = pool.slot(0), pool.slots()[2]
+    fill(first, config, 9)
+    snapshot = first.snapshot()
+    fill(first, config, 3)
+    last.restore(first, 9, snapshot)  # within the pool, and onto itself
+    first.restore(pool.slot(0), 9, snapshot)
+    assert pool.lengths.tolist() == [9, 0, 9]
+    assert pool.lengths.dtype == torch.int64
+    for keys, values in zip(pool.keys, pool.values, strict=True):
+        assert keys.shape[0] == values.shape[0] == 3
+        assert not keys[1].any() and torch.equal(keys[0, :, :5], keys[2, :, :5])
+    expected = filled(config, 20, 9)
+    for slot in (first, last):
+        for index in range(3):
+            for ours, theirs in zip(slot.read(index), expected.read(index), strict=True):
+                assert torch.equal(ours, theirs)
+    pool.slot(2).reset()
+    assert (last.length, pool.lengths.tolist()) == (0, [9, 0, 0])
 
 
 def test_reset_forgets_and_keeps_the_memory() -> None:
     config = gguf_config()
-    slot = Slot(config, 20, torch.float32, CPU)
+    slot = new_slot(config, 20)
     slot.write(0, numbered(0, 5, 2, 16), numbered(0, 5, 2, 16))
     slot.advance(5)
     place = slot.read(0)[0].data_ptr()
@@ -195,7 +232,7 @@ def test_reset_forgets_and_keeps_the_memory() -> None:
 
 
 def test_a_cache_of_rows() -> None:
-    cache = KVCache(Slot(gguf_config(), 20, torch.float32, CPU) for _ in range(3))
+    cache = KVCache(new_pool(gguf_config(), 3, 20).slots())
     cache[1].advance(4)
     assert cache.lengths == [0, 4, 0]
     cache.reset()
@@ -205,4 +242,4 @@ def test_a_cache_of_rows() -> None:
 @pytest.mark.parametrize("capacity", [0, -5])
 def test_a_slot_of_nothing_is_refused(capacity: int) -> None:
     with pytest.raises(ValueError, match=f"capacity: .* got {capacity}"):
-        Slot(gguf_config(), capacity, torch.float32, CPU)
+        new_slot(gguf_config(), capacity)

@@ -143,7 +143,8 @@ class SlotPool:
         self._network, self._context, self._strict = network, context, strict
         self._limit, self._lacks = snapshot_bytes, lacks
         self._rows, self._clock = slots, 0
-        self._places = [_Place(i, network.new_slot(context), larger=False) for i in range(slots)]
+        standard = enumerate(network.new_slots(slots, context))
+        self._places = [_Place(index, slot, larger=False) for index, slot in standard]
         self.cached_tokens = 0  # of prompts, taken over from slots
         self.encoded_tokens = 0  # appended by leases
 

@@ -1,8 +1,8 @@
 """Attention: the projections of one layer, and who may look at what in each phase.
 
-The projections are shared by the phases.  What differs is where keys and values come from and go
-to, and that is an `Attend`: the cached kinds here serve inference, on packed tokens of several
-rows; training brings its own, on padded batches with gradients.
+The phases share the projections.  They differ in where keys and values come from and go to, and
+that is an `Attend`: the kinds here use the cache and serve inference, on packed tokens of several
+rows; training has its own, on padded batches with gradients.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ import torch
 from torch import Tensor, nn
 
 from sfumato import ops
-from sfumato.model.cache import Slot
+from sfumato.model.cache import KVPool, Slot
 from sfumato.model.config import LayerConfig, ModelConfig
 from sfumato.model.layers import Linear, RMSNorm
 
@@ -57,8 +57,9 @@ class Attention(nn.Module):
 
 
 @dataclass(frozen=True)
-class Rows:
-    """Packed tokens of several rows: `counts[i]` new tokens that follow the prefix of `slots[i]`.
+class EncodeRows:
+    """Causal attention that writes: packed tokens of several rows, `counts[i]` new ones that
+    follow the prefix of `slots[i]`. Each token sees that prefix and itself.
 
     One row after another keeps attention free of padding and masks between rows, and makes a
     row's result independent of its neighbours.
@@ -76,18 +77,10 @@ class Rows:
             ]
         )
 
-    def _split(self, *tensors: Tensor) -> list[tuple[Tensor, ...]]:
-        """[tokens, heads, d] each → per row, [count, heads, d] each."""
-        pieces = [t.split(list(self.counts)) for t in tensors]
-        return list(zip(*pieces, strict=True))
-
-
-class EncodeRows(Rows):
-    """Causal attention that writes: each token sees its prefix and itself."""
-
     def __call__(self, layer: int, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
         outs = []
-        for slot, (rq, rk, rv) in zip(self.slots, self._split(q, k, v), strict=True):
+        rows = zip(*(x.split(list(self.counts)) for x in (q, k, v)), strict=True)
+        for slot, (rq, rk, rv) in zip(self.slots, rows, strict=True):
             rk, rv = rk.transpose(0, 1), rv.transpose(0, 1)
             old_k, old_v, old_positions = slot.history(layer)
             new = torch.arange(slot.length, slot.length + len(rq), device=q.device)
@@ -97,17 +90,88 @@ class EncodeRows(Rows):
         return torch.cat(outs)
 
 
-class DenoiseRows(Rows):
-    """Attention of canvases, which reads only: each position sees the prefix and all its canvas.
+@dataclass(frozen=True)
+class CanvasPart:
+    """Canvases of one width whose prefixes stand in one pool; what a forward takes by itself.
 
-    On sliding layers every position sees the same last `window - 1` prefix positions, which is
-    exactly what a slot keeps of them, so no mask is needed.
+    All of it keeps its address from step to step; the lengths of the prefixes are the pool's.
     """
 
+    pool: KVPool
+    slots: Tensor  # int64 [rows]
+    width: int  # positions of a row
+    lengths: Tensor  # int64 [rows]: how many of them, the first ones, are its canvas
+    index: Tensor | None = None
+    """int64 [tokens], rising: which of the rows · width positions are among the packed tokens;
+    None: all. Those that are not must lie beyond their canvas's length."""
+
+    @property
+    def tokens(self) -> int:
+        """How many packed tokens are this part's."""
+        return len(self.slots) * self.width if self.index is None else len(self.index)
+
+
+class CanvasRows:
+    """Attention of canvases, which reads only: each position sees its prefix and all its canvas.
+
+    The packed tokens are those of the parts, one part after another.  One operation serves a
+    layer and part, whatever the number of rows.  On sliding layers every position sees the same
+    last `window - 1` prefix positions, which is exactly what a slot keeps of them, so no mask is
+    needed.  Made anew for each forward, since it holds the lengths of that moment.
+    """
+
+    def __init__(self, parts: Sequence[CanvasPart]) -> None:
+        self.parts = tuple(parts)
+        self._sizes = [part.tokens for part in parts]
+        self._held = [_held(part) for part in parts]
+
+    def positions(self) -> Tensor:
+        """int64 [tokens]: each token's position in its row."""
+        return _joined([_positions(part) for part in self.parts])
+
     def __call__(self, layer: int, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+        split = zip(*(x.split(self._sizes) for x in (q, k, v)), strict=True)
         outs = []
-        for slot, (rq, rk, rv) in zip(self.slots, self._split(q, k, v), strict=True):
-            old_k, old_v, _ = slot.read(layer)
-            keys, values = (old_k, rk.transpose(0, 1)), (old_v, rv.transpose(0, 1))
-            outs.append(ops.attend(rq, keys, values))
-        return torch.cat(outs)
+        for part, held, tensors in zip(self.parts, self._held, split, strict=True):
+            keys, values = part.pool.keys[layer], part.pool.values[layer]
+            rows_q, rows_k, rows_v = (_padded(part, x) for x in tensors)
+            out = _canvas_attention(
+                rows_q, rows_k, rows_v, keys, values, part.slots, held[keys.shape[2]], part.lengths
+            ).flatten(0, 1)
+            outs.append(out if part.index is None else out.index_select(0, part.index))
+        return _joined(outs)
+
+
+def _held(part: CanvasPart) -> dict[int, Tensor]:
+    """How many positions of each row's prefix a layer holds, int64 [rows], by the layer's size."""
+    lengths = part.pool.lengths.index_select(0, part.slots)
+    return {size: lengths.clamp(max=size) for size in {keys.shape[2] for keys in part.pool.keys}}
+
+
+def _positions(part: CanvasPart) -> Tensor:
+    first = part.pool.lengths.index_select(0, part.slots)
+    places = torch.arange(part.width, device=first.device)
+    positions = (first[:, None] + places).flatten()
+    return positions if part.index is None else positions.index_select(0, part.index)
+
+
+def _padded(part: CanvasPart, packed: Tensor) -> Tensor:
+    """[tokens, heads, d] → [rows, width, heads, d], zeros where no token stands."""
+    if part.index is not None:
+        rows = packed.new_zeros(len(part.slots) * part.width, *packed.shape[1:])
+        packed = rows.index_copy_(0, part.index, packed)
+    return packed.unflatten(0, (-1, part.width))
+
+
+def _joined(parts: Sequence[Tensor]) -> Tensor:
+    return parts[0] if len(parts) == 1 else torch.cat(list(parts))
+
+
+def _canvas_attention(q, k, v, keys, values, slots, held, lengths):  # type: ignore
+    out = torch.zeros_like(q)
+    rows = zip(slots.tolist(), held.tolist(), lengths.tolist(), strict=True)
+    for row, (slot, count, width) in enumerate(rows):
+        parts = (keys[slot, :, :count], k[row, :width].transpose(0, 1))
+        more = (values[slot, :, :count], v[row, :width].transpose(0, 1))
+        out[row, :width] = ops.attend(q[row, :width], parts, more)
+    return out

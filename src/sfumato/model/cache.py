@@ -1,4 +1,7 @@
-"""The KV cache: one slot per row, each with the keys and values of every layer.
+"""The KV cache: pools of slots, one slot per row, with the keys and values of every layer.
+
+The slots of a pool are slices of one tensor per layer, and their lengths stand in a tensor on the
+device, so that attention takes all rows in one call.
 
 Full layers keep all positions.  Sliding layers keep the last `window - 1` in a ring in which
 position p lives at p mod size, so that what a slot holds depends on its tokens alone and not on
@@ -58,27 +61,72 @@ def snapshot_bytes(config: ModelConfig, length: int, dtype: torch.dtype) -> int:
     return sum(kept) * dtype.itemsize
 
 
-class Slot:
-    """The prefix of one row: up to `capacity` positions, `length` of them filled."""
+class KVPool:
+    """The memory of slots of one capacity: they are slices of one tensor per layer."""
 
     def __init__(
-        self, config: ModelConfig, capacity: int, dtype: torch.dtype, device: torch.device
+        self,
+        config: ModelConfig,
+        slots: int,
+        capacity: int,
+        dtype: torch.dtype,
+        device: torch.device,
     ) -> None:
         if capacity < 1:
             raise ValueError(f"capacity: a cache slot holds at least 1 position, got {capacity}")
-        self.capacity, self.length = capacity, 0
-        self._layers, self._window = config.layers, config.sliding_window
-        self._keys, self._values = (
+        self.capacity, self.device = capacity, device
+        self.layers, self.sliding_window = config.layers, config.sliding_window
+        self.keys, self.values = (  # of each layer [slots, kv_heads, size, head_dim]
             [
-                torch.zeros(layer.kv_heads, size, layer.head_dim, dtype=dtype, device=device)
+                torch.zeros(slots, layer.kv_heads, size, layer.head_dim, dtype=dtype, device=device)
                 for size, layer in zip(slot_sizes(config, capacity), config.layers, strict=True)
             ]
             for _ in range(2)
         )
+        self.lengths = torch.zeros(slots, dtype=torch.int64, device=device)
+        self._lengths = [0] * slots  # the same, where the host reads it without a wait
+
+    def __len__(self) -> int:
+        return len(self._lengths)
+
+    def slot(self, index: int) -> Slot:
+        """The slot of that number; it may be asked for more than once."""
+        return Slot(self, index)
+
+    def slots(self) -> list[Slot]:
+        """All of them, in order."""
+        return [Slot(self, index) for index in range(len(self))]
+
+    def length(self, index: int) -> int:
+        """How many positions of a slot are filled."""
+        return self._lengths[index]
+
+    def set_length(self, index: int, length: int) -> None:
+        """Changes the length of a slot here and on the device."""
+        self._lengths[index] = length
+        self.lengths[index].fill_(length)
+
+
+class Slot:
+    """The prefix of one row: up to `capacity` positions of a pool, `length` of them filled."""
+
+    def __init__(self, pool: KVPool, index: int) -> None:
+        # The pool does not hold its slots: a cycle would keep their memory until it is collected.
+        self.pool, self.index, self.capacity = pool, index, pool.capacity
+        self._keys = [keys[index] for keys in pool.keys]  # views [kv_heads, size, head_dim]
+        self._values = [values[index] for values in pool.values]
+
+    @property
+    def length(self) -> int:
+        return self.pool.length(self.index)
+
+    @length.setter
+    def length(self, length: int) -> None:
+        self.pool.set_length(self.index, length)
 
     def window(self, layer: int) -> int | None:
         """The sliding window of a layer, the token itself included; None on full layers."""
-        return self._window if self._layers[layer].sliding else None
+        return self.pool.sliding_window if self.pool.layers[layer].sliding else None
 
     def reset(self) -> None:
         """Forgets the prefix; the memory stays."""
@@ -171,11 +219,12 @@ class Slot:
             raise ValueError(f"snapshot: the source needs that of its windows at {length}")
         if snapshot is not None and snapshot.length != length:
             raise ValueError(f"snapshot: was taken at {snapshot.length}, wanted is {length}")
+        same = source.pool is self.pool and source.index == self.index
         self.length = 0  # until all is written: a copy that fails leaves an empty slot
-        if source is not self:
+        if not same:
             for own, theirs in zip(self._fulls(), source._fulls(), strict=True):
                 own[:, :length] = theirs[:, :length]
-        if snapshot is not None or source is not self:
+        if snapshot is not None or not same:
             # Rings of different sizes agree on the places of all that the smaller can hold.
             held = min(length, self._ring())
             rings = source._rings() if snapshot is None else snapshot.rings
@@ -197,7 +246,7 @@ class Slot:
         return (t for sliding, t in self._tensors() if not sliding)
 
     def _tensors(self) -> Iterator[tuple[bool, Tensor]]:
-        for layer, keys, values in zip(self._layers, self._keys, self._values, strict=True):
+        for layer, keys, values in zip(self.pool.layers, self._keys, self._values, strict=True):
             yield layer.sliding, keys
             yield layer.sliding, values
 

@@ -6,12 +6,13 @@ This is all that `diffusion/` and the engine see of a model.  Knows no text and 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from itertools import groupby
 
 import torch
 from torch import Tensor
 
-from sfumato.model.attention import DenoiseRows, EncodeRows
-from sfumato.model.cache import KVCache, Slot, slot_bytes
+from sfumato.model.attention import CanvasPart, CanvasRows, EncodeRows
+from sfumato.model.cache import KVCache, KVPool, Slot, slot_bytes
 from sfumato.model.head import VocabularyHead
 from sfumato.model.placement import device_memory
 from sfumato.model.transformer import Transformer
@@ -39,9 +40,13 @@ class Network:
             transformer.embed_tokens.weight, self.config.logit_softcap, output=output
         )
 
+    def new_slots(self, count: int, capacity: int) -> list[Slot]:
+        """Empty slots of one pool, for `capacity` positions each."""
+        return KVPool(self.config, count, capacity, self.cache_dtype, self.device).slots()
+
     def new_slot(self, capacity: int) -> Slot:
-        """An empty slot for `capacity` positions."""
-        return Slot(self.config, capacity, self.cache_dtype, self.device)
+        """An empty slot for `capacity` positions: a pool of one."""
+        return self.new_slots(1, capacity)[0]
 
     def new_cache(self, rows: int = 1, capacity: int = 4096) -> KVCache:
         """`rows` empty slots of `capacity` positions each. Raises ValueError for what is no such
@@ -56,7 +61,7 @@ class Network:
                 f"rows, capacity: a cache of {rows} x {capacity} positions needs {needed:,} bytes, "
                 f"and {self.device} has {there:,}; lower one of them"
             )
-        return KVCache(self.new_slot(capacity) for _ in range(rows))
+        return KVCache(self.new_slots(rows, capacity))
 
     def synchronize(self) -> None:
         """Waits for the device, so that a clock read next tells what the work took."""
@@ -125,11 +130,30 @@ class Network:
                     f"canvas {index}: must hold 1 to {self.config.canvas_length} tokens, as this "
                     f"checkpoint's canvases do, got {len(canvas)}"
                 )
-        attend = DenoiseRows(slots, [len(canvas) for canvas in canvases])
         tokens = torch.cat([canvas.to(self.device) for canvas in canvases])
         soft = self._soft(canvases, softs or [None] * len(canvases))
-        positions = attend.positions(self.device)
-        return self.transformer.denoise(tokens, soft, positions, attend, self.dtype)
+        parts = self._parts([len(canvas) for canvas in canvases], slots)
+        return self.denoise_batch(tokens, soft, CanvasRows(parts))
+
+    @torch.no_grad()
+    def denoise_batch(self, tokens: Tensor, soft: Tensor | None, attend: CanvasRows) -> Tensor:
+        """One denoising forward of packed canvases: tokens int64 [n] of the parts of `attend`, one
+        part after another, and their soft embeddings [n, hidden] (None: zeros) in `dtype`.
+
+        Returns hidden states [n, hidden]. Changes nothing, reads nothing on the host and copies
+        nothing to the device; the number of operations does not depend on the rows of a part.
+        """
+        return self.transformer.denoise(tokens, soft, attend.positions(), attend, self.dtype)
+
+    def _parts(self, lengths: Sequence[int], slots: Sequence[Slot]) -> list[CanvasPart]:
+        """Neighbours of one length with slots of one pool go together."""
+        rows = zip(lengths, slots, strict=True)
+        parts = []
+        for (_, length), group in groupby(rows, lambda row: (id(row[1].pool), row[0])):
+            members = [slot for _, slot in group]
+            index = torch.tensor([slot.index for slot in members], device=self.device)
+            parts.append(CanvasPart(members[0].pool, index, length, torch.full_like(index, length)))
+        return parts
 
     def _soft(self, canvases: Sequence[Tensor], softs: Sequence[Tensor | None]) -> Tensor | None:
         if all(soft is None for soft in softs):
