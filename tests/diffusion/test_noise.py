@@ -7,7 +7,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from sfumato.diffusion.noise import Noise, noise, philox, seed_words
+from sfumato.diffusion.noise import Noise, philox
 
 # kat_vectors of Random123, philox4x32 with 10 rounds: counter, key, result.
 KNOWN = [

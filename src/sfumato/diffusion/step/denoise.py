@@ -1,0 +1,132 @@
+"""One denoising step as pure tensor functions of the state of batches.
+
+Nothing here reads a value on the host, copies to the device, or has a shape that depends on data,
+but for what rules do that cannot be lifted (see `rules.py`).  What a step decides is written into
+the batch in place.  `packed.py` takes to the host what it is to learn.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+
+import torch
+from torch import Tensor
+
+from sfumato.diffusion.noise import noise
+from sfumato.diffusion.sampler import StepView
+from sfumato.diffusion.step.batch import StepBatch
+from sfumato.diffusion.step.layout import Part
+from sfumato.diffusion.step.rules import decide
+from sfumato.model.attention import CanvasPart, CanvasRows
+from sfumato.model.head import HeadStats
+from sfumato.model.network import Network
+
+
+@dataclass(frozen=True)
+class Draws:
+    """What a step is drawn with."""
+
+    temperature: Tensor  # float32 [positions], packed
+    uniforms: Tensor  # float64 [positions], packed
+    fresh: tuple[Tensor, ...]  # int64 [R, W] of each part
+
+
+def draw(parts: Sequence[Part], vocab_size: int) -> Draws:
+    """Of the step to come."""
+    temperatures, uniforms, fresh = [], [], []
+    for part in parts:
+        batch = part.batch
+        # A row that is done may have no next step in its table.
+        step = torch.minimum(batch.step, batch.max_steps - 1)
+        temperature = batch.temperatures.gather(1, step[:, None])
+        words = batch.seeds, batch.canvas, batch.attempt, batch.step + 1
+        uniform, tokens = noise(*words, batch.width, vocab_size)
+        temperatures.append(part.pack(temperature.expand(-1, batch.width)))
+        uniforms.append(part.pack(uniform))
+        fresh.append(tokens)
+    return Draws(_joined(temperatures), _joined(uniforms), tuple(fresh))
+
+
+def hidden_states(
+    network: Network, parts: Sequence[Part], attended: Sequence[CanvasPart], begun: bool
+) -> Tensor:
+    """One forward: [positions, hidden], packed. begun: whether any row has a soft embedding."""
+    tokens = _joined([part.pack(part.batch.tokens) for part in parts])
+    soft = _joined([part.pack(part.batch.soft) for part in parts]) if begun else None
+    return network.denoise_batch(tokens, soft, CanvasRows(attended))
+
+
+def _joined(parts: Sequence[Tensor]) -> Tensor:
+    return parts[0] if len(parts) == 1 else torch.cat(list(parts))
+
+
+@dataclass(frozen=True)
+class Change:
+    """What a step makes of a batch, before anything is written."""
+
+    tokens: Tensor  # int64 [R, W]
+    soft: Tensor  # [R, W, hidden]
+    history: Tensor  # int64 [R, H, W]
+    unchanged: Tensor  # int64 [R]
+    stop: Tensor  # bool [R]
+    entropy: Tensor  # float32 [R, W], pinned positions without
+    accepted: Tensor  # bool [R, W]
+    top_ids: Tensor  # int64 [R, W, top]
+    top_probs: Tensor  # float32 [R, W, top]
+    errors: dict[int, Exception]  # by row: what its rules raised
+
+
+def change(part: Part, stats: HeadStats, fresh: Tensor, extra: Mapping[int, HeadStats]) -> Change:
+    """What the rules make of the statistics of a part's packed positions; extra: see `decide`."""
+    batch = part.batch
+    names = ("argmax", "drawn", "entropy", "top_ids", "top_probs", "soft")
+    stats = HeadStats(*(part.unpack(getattr(stats, name)) for name in names))
+    pinned = batch.pinned >= 0
+    drawn = torch.where(batch.cold[:, None], stats.argmax, stats.drawn)
+    stats = replace(
+        stats,
+        argmax=torch.where(pinned, batch.pinned, stats.argmax),
+        drawn=torch.where(pinned, batch.pinned, drawn),
+        entropy=stats.entropy.masked_fill(pinned, 0.0),
+    )
+    # Of -1 before the first step, which equals no token.
+    same = (stats.argmax == batch.history[:, -1]).all(dim=1)
+    # Copies of what is about to be overwritten: a rule may keep its view.
+    view = StepView(
+        batch.step + 1,
+        0,
+        batch.tokens.clone(),
+        stats,
+        batch.history.clone(),
+        pinned,
+        torch.where(same, batch.unchanged + 1, 0),
+    )
+    decision = decide(part.groups, view, extra)
+    accepted = decision.accepted | pinned
+    return Change(
+        tokens=torch.where(accepted, stats.drawn, fresh),
+        soft=stats.soft,
+        history=torch.cat((view.history[:, 1:], stats.argmax[:, None]), dim=1),
+        unchanged=view.unchanged,
+        stop=decision.stop,
+        entropy=stats.entropy,
+        accepted=accepted,
+        top_ids=stats.top_ids,
+        top_probs=stats.top_probs,
+        errors=decision.errors,
+    )
+
+
+def write(batch: StepBatch, new: Change) -> None:
+    """Takes a step's change into the rows that are not done."""
+    frozen = batch.done.clone()
+    by_row, by_position = frozen, frozen[:, None]
+    torch.where(by_position, batch.tokens, new.tokens, out=batch.tokens)
+    unlearned = (frozen | ~batch.self_conditioning)[:, None, None]
+    torch.where(unlearned, batch.soft, new.soft, out=batch.soft)
+    torch.where(frozen[:, None, None], batch.history, new.history, out=batch.history)
+    torch.where(by_row, batch.unchanged, new.unchanged, out=batch.unchanged)
+    batch.step.add_(~frozen)
+    batch.converged.logical_or_(new.stop & ~frozen)
+    batch.done.logical_or_(batch.converged | (batch.step >= batch.max_steps))
