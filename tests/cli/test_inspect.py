@@ -10,7 +10,7 @@ from safetensors.torch import load_file, save_file
 
 from sfumato.cli.inspect import memory
 from sfumato.model.cache import slot_bytes
-from sfumato.model.head import head_bytes
+from sfumato.model.head_memory import head_bytes
 from sfumato.model.loading import load_network
 from sfumato.train.export import save_checkpoint
 from sfumato.train.recipe import EMBEDDED, initialised

@@ -343,7 +343,8 @@ def test_half_precision(dtype: torch.dtype) -> None:
 
 PASS = """
 import torch
-from sfumato.model.head import CHUNK, VocabularyHead, head_bytes
+from sfumato.model.head import CHUNK, VocabularyHead
+from sfumato.model.head_memory import head_bytes
 from tests.support.gguf_files import gguf_config
 
 def status(name):

@@ -99,7 +99,7 @@ def test_by_default_all_is_summed() -> None:
     for start, stop in head.spans():
         rows = head.embedding[start:stop]
         raw = head.raw(hidden, start)
-        mass, _, fade = ops.update(state, raw, start, temperature, CAP, torch.float32)
+        mass, _, fade = ops.update_softmax(state, raw, start, temperature, CAP, torch.float32)
         soft = soft * fade[:, None] + mass @ rows
     expected = soft / state.sum_exp[:, None] * 8**0.5
     assert torch.equal(head(hidden, temperature, uniform).soft, expected)

@@ -13,8 +13,9 @@ from tests.model.heads import CAP, ban, largest_tensor, random_head
 from tests.support.gguf_files import encode
 from torch import Tensor
 
-from sfumato.model.approximate import Likeliest, Skip
+from sfumato.model.approximate import Skip
 from sfumato.model.head import HeadStats, VocabularyHead
+from sfumato.model.most_probable import MostProbable
 from sfumato.weights.blocks import BLOCK_FORMATS, QuantizedTensor
 
 EXACT = ("argmax", "entropy", "top_ids", "top_probs")
@@ -108,7 +109,7 @@ def test_the_likeliest_depend_on_neither_chunks_nor_neighbours(
     wanted = [row.nonzero()[:, 0].tolist() for row in kept(scores, count)]
 
     def found(which: slice, chunk: int) -> list[list[int]]:
-        best = Likeliest(count[which], chunk)
+        best = MostProbable(count[which], chunk)
         for start in range(0, vocab, chunk):
             best.offer(scores[which, start : start + chunk], start)
         values, ids = best.found()

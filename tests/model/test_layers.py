@@ -15,7 +15,7 @@ from transformers.models.diffusion_gemma.modeling_diffusion_gemma import (
 
 from sfumato.model.config import ModelConfig
 from sfumato.model.experts import Router
-from sfumato.model.layers import GatedMLP, rotary_key, rotary_tables
+from sfumato.model.layers import GatedMLP, Rotary, rotary_key, rounded
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
@@ -33,7 +33,8 @@ def test_rotary_tables(dtype: torch.dtype, share: float) -> None:
     theirs = oracle.tiny_config(head_dim=256, global_head_dim=512, rope_parameters=rope)
     config = ModelConfig.from_hf(theirs.to_dict())
     positions = torch.tensor([0, 1, 2, 255, 1023, 4097, 99_999, 262_143])
-    tables = rotary_tables(config.layers, positions, dtype)
+    rotary = Rotary(config.layers)
+    tables = rotary.tables(positions, dtype)
     assert len(tables) == 2
     embedding = DiffusionGemmaTextRotaryEmbedding(theirs.text_config)
     for index, kind in ((0, oracle.S), (2, oracle.F)):
@@ -41,6 +42,12 @@ def test_rotary_tables(dtype: torch.dtype, share: float) -> None:
         for ours, reference in zip(tables[rotary_key(config.layers[index])], expected, strict=True):
             assert ours.dtype == dtype
             assert torch.equal(ours, reference[0, :, : ours.shape[-1]])
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
+def test_a_number_is_rounded_as_a_tensor_rounds_it(dtype: torch.dtype) -> None:
+    values = [size**0.5 for size in range(1, 5000, 7)] + [1.00390625, 1.01171875]  # the last: ties
+    assert [rounded(v, dtype) for v in values] == torch.tensor(values, dtype=dtype).tolist()
 
 
 def test_gated_mlp_uses_the_tanh_gelu() -> None:

@@ -15,7 +15,7 @@ from sfumato.cli.units import size, table
 from sfumato.engine.memory_estimate import Subject
 from sfumato.model.cache import slot_bytes
 from sfumato.model.config import ModelConfig
-from sfumato.model.head import head_bytes
+from sfumato.model.head_memory import head_bytes
 from sfumato.model.loading import config_of, expected_shapes
 from sfumato.model.placement import pick_device, pick_dtype
 from sfumato.weights.checkpoint import Checkpoint, TensorInfo, open_checkpoint

@@ -69,8 +69,8 @@ class Scoring:
             if not rows:
                 continue
             members = [canvases[i] for i in rows]
-            bans = None if kind == "adjusted" else _all_bans(members, vocab_size)
-            covered = None if bans is None else bans.covers(vocab_size).to(device)
+            bans = None if kind == "adjusted" else _all_bans(members, vocab_size, device)
+            covered = None if bans is None else bans.covers(vocab_size)
             places = torch.cat([torch.arange(canvases[i].length) + starts[i] for i in rows])
             # What is found beyond a canvas is not looked at: it need not be left out.
             all_rows = kind == "plain" and bans is None and len(rows) == len(canvases)
@@ -251,21 +251,18 @@ def _bans(canvas: Canvas) -> list[Banned] | None:
     return found
 
 
-def _all_bans(canvases: Sequence[Canvas], vocab_size: int) -> Bans | None:
-    """Those of all rows: the ids of one row stand together, and a position's are the first so
-    many of them, since a processor bans at the row's first so many positions."""
-    ids: list[int] = []
-    first, last = [], []
+def _all_bans(canvases: Sequence[Canvas], vocab_size: int, device: torch.device) -> Bans | None:
+    """Those of all rows; None where no row bans a token."""
+    limits: list[dict[int, int]] = []
     for canvas in canvases:
-        start, known, lasts = len(ids), set(), torch.full((canvas.length,), len(ids))
-        for banned in sorted(_bans(canvas) or [], key=lambda b: b.positions, reverse=True):
-            new = [i for i in banned.ids if 0 <= i < vocab_size and i not in known]
-            known.update(new)
-            ids += dict.fromkeys(new)
-            lasts[: banned.positions] = len(ids)
-        first.append(torch.full((canvas.length,), start))
-        last.append(lasts)
-    return Bans(torch.cat(first), torch.cat(last), torch.tensor(ids)) if ids else None
+        row: dict[int, int] = {}
+        for banned in _bans(canvas) or []:
+            for i in banned.ids:
+                if 0 <= i < vocab_size:
+                    row[i] = max(row.get(i, 0), banned.positions)
+        limits.append(row)
+    lengths = [canvas.length for canvas in canvases]
+    return Bans.of(limits, lengths, device) if any(limits) else None
 
 
 # Changed scores.

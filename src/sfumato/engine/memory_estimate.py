@@ -17,7 +17,7 @@ from sfumato import ops
 from sfumato.engine.config import EngineConfig
 from sfumato.model.cache import BLOCK, slot_bytes, snapshot_bytes
 from sfumato.model.config import ModelConfig
-from sfumato.model.head import head_bytes
+from sfumato.model.head_memory import head_bytes
 from sfumato.model.loading import loaded_bytes, viewed_bytes
 from sfumato.model.network import Network
 from sfumato.model.placement import cache_dtype

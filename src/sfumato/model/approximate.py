@@ -1,21 +1,20 @@
-"""What the vocabulary head may leave out where it is told to, to save its second product.
+"""The soft embedding, summed chunk by chunk, and what may be left out of it.
 
-`Skip` leaves chunks of little mass out of the soft embedding; `Likeliest` gathers the few tokens
-that alone make soft embedding and draw.  Knows scores, masses and ids; what the scores are, the
-head knows, and who asks for so little, `diffusion/`.
+`Skip` leaves out chunks that hold little mass, and so saves their part of the head's second
+product.  Knows scores and masses; the head knows what the scores are of, and `diffusion/` who asks.
 """
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
 from sfumato import ops
-from sfumato.model.draw import inverse_cdf
 from sfumato.ops.online_softmax import SoftmaxState
-from sfumato.weights.blocks import QuantizedTensor
+from sfumato.ops.reference import ROWS
 
 
 @dataclass(frozen=True)
@@ -38,122 +37,43 @@ class Skip:
 class Limit:
     """The mass under which a position leaves a chunk out of its soft embedding."""
 
-    log_share: Tensor  # float32 [positions]: of one chunk; infinite where this has no say
+    exact: Tensor  # int64 [n]: the positions that leave out no chunk
+    log_share: Tensor  # float32 [positions]: of one chunk; infinite where this decides nothing
     floor: Tensor  # float32 [positions]: a score over temperature that is sure to be there
 
     def exceeded(self, state: SoftmaxState, sums: Tensor) -> Tensor:
-        """The positions int64 [n] that need the chunk just absorbed, of whose blocks the masses
-        are sums [positions, blocks], relative to the distribution's peak."""
+        """The positions int64 [n] that need the chunk just taken into `state`: sums [positions,
+        blocks] are the masses of its blocks, relative to the distribution's peak."""
         # In logarithms: relative to an early peak, the floor's mass may be infinite.
         sure = torch.maximum(state.sum_exp.log(), self.floor - state.max)
         return (sums.sum(dim=1).log() > self.log_share + sure).nonzero()[:, 0]
 
 
-class Likeliest:
-    """The likeliest tokens of the positions that ask for some, gathered chunk by chunk.
+class SoftSum:
+    """Σ mass · embedding float32 [positions, hidden], relative to the distribution's peak."""
 
-    Of equal scores the lowest ids are kept, so that neither chunks nor neighbours matter. Whatever
-    beats the worst kept so far is put aside; once there is no more room, the best are found anew.
-    After the first chunk that is a comparison for each score, and hardly ever more.
-    """
+    def __init__(self, hidden: Tensor, limit: Limit | None) -> None:
+        """hidden [positions, hidden]; limit: which chunks are left out, None for none."""
+        self.sum = torch.zeros_like(hidden, dtype=torch.float32)
+        self._limit = limit
 
-    def __init__(self, count: Tensor, chunk: int) -> None:
-        """count: int64 [positions], how many tokens, 0 for a position that has no part in this;
-        chunk: how many scores come at a time at most."""
-        self.which = count.nonzero()[:, 0]  # int64 [n]: the positions that take part
-        self.others = (count == 0).nonzero()[:, 0]
-        self.count = count[self.which]
-        self.most = int(self.count.max())
-        # In the order of their ids; past the last, -inf. Float32 holds what any dtype holds.
-        size = (len(self.which), self.most + chunk)
-        self.scores = torch.full(size, float("-inf"), device=count.device)
-        self.ids = torch.zeros(size, dtype=torch.int64, device=count.device)
-        self.held = torch.zeros_like(self.count)
-        self.worst = torch.full_like(self.scores[:, 0], float("-inf"))  # that the best have
-
-    def offer(self, raw: Tensor, first_id: int) -> None:
-        """Takes note of the scores float [positions, m] of the ids first_id, first_id + 1, …,
-        from 0 on and in order; any that rank as those of the distribution do."""
-        scores = raw if len(self.which) == len(raw) else raw[self.which]
-        better = self._best(scores) if first_id == 0 else self._better(scores)
-        if int((self.held + _sizes(better)).max()) > self.scores.shape[1]:
-            self._condense()
-            better = self._better(scores)
-        self._add(better, scores, first_id)
-
-    def found(self) -> tuple[Tensor, Tensor]:
-        """Scores float32 and ids int64 of the best, both [n, most], in the order of the ids; where
-        there are fewer, scores of -inf come last."""
-        self._condense()
-        return self.scores[:, : self.most], self.ids[:, : self.most]
-
-    def _better(self, scores: Tensor) -> Tensor:
-        return scores > self.worst.to(scores.dtype)[:, None]
-
-    def _best(self, scores: Tensor) -> Tensor:
-        """Where each row's `count` best are, bool like scores; the worst of them is noted."""
-        size = scores.shape[1]
-        ranked = scores.topk(min(self.most, size), dim=1)[0]
-        worst = ranked.gather(1, (self.count.clamp(max=size) - 1)[:, None])
-        self.worst = worst[:, 0].float().masked_fill_(self.count > size, float("-inf"))
-        above, level = scores > worst, scores == worst
-        room = self.count - _sizes(above)
-        # What is banned is in nobody's distribution.
-        return (above | level & (level.cumsum(dim=1) <= room[:, None])) & (scores > float("-inf"))
-
-    def _condense(self) -> None:
-        best = self._best(self.scores)
-        row, column = best.nonzero(as_tuple=True)
-        scores, ids = self.scores[row, column], self.ids[row, column]
-        self.scores.fill_(float("-inf"))
-        self.held.zero_()
-        self._put(row, _sizes(best), scores, ids)
-
-    def _add(self, chosen: Tensor, scores: Tensor, first_id: int) -> None:
-        row, column = chosen.nonzero(as_tuple=True)
-        self._put(row, _sizes(chosen), scores[row, column].float(), column + first_id)
-
-    def _put(self, row: Tensor, sizes: Tensor, scores: Tensor, ids: Tensor) -> None:
-        """Puts entries behind those that are held: row int64 [m], rising, sizes of each its own."""
-        first = self.held - (sizes.cumsum(0) - sizes)
-        place = first[row] + torch.arange(len(row), device=row.device)
-        self.scores[row, place] = scores
-        self.ids[row, place] = ids
-        self.held += sizes
-
-
-def _sizes(mask: Tensor) -> Tensor:
-    """How many are true in each row: int64 [n]. Summed in 32 bits, twenty times as fast."""
-    return mask.sum(dim=1, dtype=torch.int32).long()
-
-
-def narrow(
-    scores: Tensor,
-    ids: Tensor,
-    uniform: Tensor,
-    embedding: Tensor | QuantizedTensor,
-    dtype: torch.dtype,
-    rows: int,
-) -> tuple[Tensor, Tensor]:
-    """The draw int64 [n], and the soft embedding Σ p · embedding · sqrt(hidden) float32 [n,
-    hidden], of the distribution of a few tokens alone: p is the softmax of their scores.
-
-    scores float32 (over temperature, finite) and ids int64 [n, k], of rising ids; uniform float64
-    [n] in [0, 1); products are in `dtype`, of no more than `rows` rows of the embedding at a time.
-    """
-    if len(ids) == 1:  # torch multiplies one pair of matrices otherwise than several
-        scores, ids, uniform = (x.expand(2, *x.shape[1:]) for x in (scores, ids, uniform))
-        drawn, soft = narrow(scores, ids, uniform, embedding, dtype, rows)
-        return drawn[:1], soft[:1]
-    drawn = ids.gather(1, inverse_cdf(scores, uniform)[:, None])[:, 0]
-    # The likeliest weighs 1, which no dtype rounds, where its share would be rounded.
-    weights = (scores - scores.amax(dim=1, keepdim=True)).exp()
-    total, weights = weights.sum(dim=1), weights.to(dtype)
-    soft = torch.zeros(len(ids), embedding.shape[1], device=ids.device)
-    some = max(2, rows // ids.shape[1])  # positions
-    for start in range(0, len(ids), some):
-        at = slice(min(start, len(ids) - 2), start + some)  # never the last one alone, as above
-        soft[at] = 0
-        for part, share in zip(ids[at].split(rows, 1), weights[at].split(rows, 1), strict=True):
-            soft[at] += (share[:, None] @ ops.embed(part, embedding, dtype))[:, 0].float()
-    return drawn, soft / total[:, None] * soft.shape[1] ** 0.5
+    def add(
+        self,
+        state: SoftmaxState,
+        mass: Tensor,
+        sums: Tensor,
+        fade: Tensor,
+        rows: Callable[[], Tensor],
+    ) -> None:
+        """Adds a chunk just taken into `state`, with what `ops.update_softmax` returned of it;
+        rows: gives its rows of the embedding [n, hidden], called only where they are needed."""
+        self.sum.mul_(fade[:, None])
+        if self._limit is None:
+            self.sum.add_(ops.linear(mass, rows().T))
+            return
+        some = self._limit.exceeded(state, sums)
+        exact = self._limit.exact
+        if len(exact):
+            self.sum.index_add_(0, exact, ops.linear(mass[exact], rows().T).float())
+        if len(some):  # meant to be few, so by products of fewer rows
+            self.sum.index_add_(0, some, ops.linear(mass[some], rows().T, ROWS).float())

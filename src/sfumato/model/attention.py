@@ -135,7 +135,7 @@ class CanvasRows:
         for part, held, tensors in zip(self.parts, self._held, split, strict=True):
             keys, values = part.pool.keys[layer], part.pool.values[layer]
             rows_q, rows_k, rows_v = (_padded(part, x) for x in tensors)
-            out = _canvas_attention(
+            out = ops.canvas_attention(
                 rows_q, rows_k, rows_v, keys, values, part.slots, held[keys.shape[2]], part.lengths
             ).flatten(0, 1)
             outs.append(out if part.index is None else out.index_select(0, part.index))
@@ -165,13 +165,3 @@ def _padded(part: CanvasPart, packed: Tensor) -> Tensor:
 
 def _joined(parts: Sequence[Tensor]) -> Tensor:
     return parts[0] if len(parts) == 1 else torch.cat(list(parts))
-
-
-def _canvas_attention(q, k, v, keys, values, slots, held, lengths):  # type: ignore
-    out = torch.zeros_like(q)
-    rows = zip(slots.tolist(), held.tolist(), lengths.tolist(), strict=True)
-    for row, (slot, count, width) in enumerate(rows):
-        parts = (keys[slot, :, :count], k[row, :width].transpose(0, 1))
-        more = (values[slot, :, :count], v[row, :width].transpose(0, 1))
-        out[row, :width] = ops.attend(q[row, :width], parts, more)
-    return out

@@ -1,12 +1,14 @@
-"""Draws by inverse CDF, in the order of the token ids.
+"""Draws by inverse CDF, in the order of the token ids: first the block, then a token of it.
 
-Knows masses, scores and uniforms; where they come from, the head knows.
+Knows masses, scores and uniforms; the head knows where they come from.
 """
 
 from __future__ import annotations
 
 import torch
 from torch import Tensor
+
+from sfumato.ops.online_softmax import BLOCK
 
 
 def wide(x: Tensor) -> Tensor:
@@ -36,3 +38,33 @@ def inverse_cdf(scores: Tensor, inside: Tensor) -> Tensor:
     # Rounding can put the target at or past the end: take the last token with any mass.
     last = mass.shape[1] - 1 - (mass > 0).flip(1).to(torch.uint8).argmax(dim=1)
     return torch.minimum(places, last)
+
+
+class BlockMasses:
+    """The masses of the vocabulary's blocks, a chunk at a time."""
+
+    def __init__(self, positions: int, chunks: int, chunk: int, device: torch.device) -> None:
+        # Tables made beforehand: what is kept between the chunks' buffers would keep their memory.
+        size = positions, chunks, -(-chunk // BLOCK)
+        self._sums = torch.zeros(size, device=device)
+        self._peaks = torch.empty(positions, chunks, device=device)
+
+    def put(self, index: int, sums: Tensor, peak: Tensor) -> None:
+        """Those of one chunk, sums [positions, blocks], relative to the peaks [positions]."""
+        self._sums[:, index, : sums.shape[1]] = sums
+        self._peaks[:, index] = peak
+
+    def locate(self, peak: Tensor, uniform: Tensor) -> tuple[Tensor, Tensor]:
+        """See `locate`; peak [positions]: that of the whole distribution."""
+        self._sums *= (self._peaks - peak[:, None]).exp()[..., None]
+        return locate(self._sums.flatten(1), uniform)
+
+
+def block_ids(block: Tensor, chunk: int, vocab_size: int) -> tuple[Tensor, Tensor]:
+    """The ids int64 [positions, BLOCK] of each position's block, int64 [positions], and which of
+    them, bool, are in its chunk and in the vocabulary."""
+    per_chunk = -(-chunk // BLOCK)
+    first = block // per_chunk * chunk
+    columns = (block % per_chunk * BLOCK)[:, None] + torch.arange(BLOCK, device=block.device)
+    ids = first[:, None] + columns
+    return ids, (columns < chunk) & (ids < vocab_size)

@@ -12,39 +12,21 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, fields, replace
+from functools import cache, partial
 
 import torch
 from torch import Tensor
 
 from sfumato import ops
-from sfumato.model.approximate import Likeliest, Limit, Skip, narrow
-from sfumato.model.config import ModelConfig
-from sfumato.model.draw import inverse_cdf, locate
+from sfumato.model.approximate import Limit, Skip, SoftSum
+from sfumato.model.draw import BlockMasses, block_ids, inverse_cdf
 from sfumato.model.more_top import MoreTop
+from sfumato.model.most_probable import MostProbable, narrow
 from sfumato.ops.online_softmax import BANNED, BLOCK, TOP, Bans, SoftmaxState
-from sfumato.ops.reference import ROWS, Weight
+from sfumato.ops.reference import Weight
 from sfumato.weights.blocks import QuantizedTensor
 
 CHUNK = 4096  # vocabulary rows at a time: with their scores, about what a CPU's caches hold
-
-
-def head_bytes(
-    config: ModelConfig, dtype: torch.dtype, rows: int = 1, compiled: bool = False
-) -> int:
-    """The most that the pass of `rows` canvases holds at a time, but for what processors of logits
-    copy: the masses of the draw's blocks, and beside them first four float32 buffers of a chunk's
-    scores (raw, in work, shifted, exponential) and the chunk of the embedding, in `dtype` and,
-    while it is dequantized, in float32; then, for the draw, the masses three times in float64, and
-    the chunk in `dtype`.
-
-    compiled: by the compiled operations, which have two buffers of scores, and no float32 chunk."""
-    chunk, positions = min(CHUNK, config.vocab_size), rows * config.canvas_length
-    scores = (2 if compiled else 4) * positions * chunk
-    embedding = chunk * config.hidden_size
-    masses = positions * -(-config.vocab_size // BLOCK)
-    first = (scores if compiled else scores + embedding) * torch.float32.itemsize
-    then = 3 * masses * torch.float64.itemsize
-    return masses * torch.float32.itemsize + embedding * dtype.itemsize + max(first, then)
 
 
 Adjust = Callable[[Tensor, int], Tensor]
@@ -58,7 +40,7 @@ class HeadStats:
     argmax: Tensor  # int64 [...]; of equal scores the lowest id
     drawn: Tensor  # int64 [...]; by inverse CDF from the uniform
     entropy: Tensor  # float32 [...], in nats
-    top_ids: Tensor  # int64 [..., TOP], likeliest first; wider where more were asked for
+    top_ids: Tensor  # int64 [..., TOP], most probable first; wider where more were asked for
     top_probs: Tensor  # float32, like top_ids
     soft: Tensor  # [..., hidden]: Σ p · embedding · sqrt(hidden), in the hidden states' dtype
     logits: Tensor | None = None  # float32 [..., vocab], processed; only where asked for
@@ -141,48 +123,46 @@ class VocabularyHead:
         hidden [positions, hidden]; temperature float32 [positions], > 0; uniform float64
         [positions] in [0, 1); adjust acts on softcapped logits before the temperature; keep_logits:
         whether of all positions or, bool [positions], of which; skip touches the soft embedding
-        alone; soft_top_k int64 [positions]: how many of its likeliest tokens a position is drawn
-        from and has its soft embedding of, 0 for all; bans: never beside an adjust or kept logits;
+        alone; soft_top_k int64 [positions]: of how many of its most probable tokens a position draws
+        and has its soft embedding, 0 for all; bans: never beside an adjust or kept logits;
         top int64 [positions]: how many of its most probable tokens a position names, TOP at least.
         What is asked for at one position changes no bit at another.
         """
         keep = _kept(keep_logits)
         assert bans is None or (adjust is None and keep is None)
-        best = self._likeliest(soft_top_k)
+        best = MostProbable.of(soft_top_k, self.chunk, self.vocab_size)
+        more = MoreTop.of(top, self.chunk, self.vocab_size)
+        changed = adjust is not None or keep is not None
+        softcap = None if changed else self.softcap  # else the scores come softcapped
         state = SoftmaxState.empty(len(hidden), hidden.device)
-        soft = torch.zeros_like(hidden, dtype=torch.float32)
+        limit = self._limit(skip, best, hidden, temperature, adjust is None, bans)
+        soft = SoftSum(hidden, limit)
+        masses = BlockMasses(len(hidden), len(self.spans()), self.chunk, hidden.device)
+        kept: list[Tensor] = []
         mass_dtype = self._mass_dtype(hidden)
         spare = hidden.new_empty(self.chunk, hidden.shape[1], dtype=mass_dtype)
-        # Tables made beforehand: what is kept between the chunks' buffers would keep their memory.
-        sums, peaks = self._tables(state)
-        kept = []
-        exact, limit = self._limit(skip, best, hidden, temperature, adjust is None, bans)
-        more = MoreTop.of(top, self.chunk, self.vocab_size)
         for index, (start, stop) in enumerate(self.spans()):
+            rows = cache(partial(self.rows, start, stop, mass_dtype, spare))
             # Packed chunks are multiplied as they are: their rows serve the second product alone.
-            rows = None if self.output is not None else self.rows(start, stop, mass_dtype, spare)
-            if adjust is None and keep is None:
-                raw, cap = self.raw(hidden, start, rows), self.softcap
+            first_rows = None if self.output is not None else rows()
+            if changed:
+                raw = self._adjusted(hidden, start, first_rows, adjust)
             else:
-                raw, cap = self._adjusted(hidden, start, rows, adjust), None
+                raw = self.raw(hidden, start, first_rows)
             if keep is not None:
                 kept.append((raw[keep] / temperature[keep, None]).clamp(min=BANNED))
             _offer(raw, start, bans, best, more)
-            mass, here, fade = ops.update(state, raw, start, temperature, cap, mass_dtype, bans)
-            soft.mul_(fade[:, None])
-            which = () if limit is None else limit.exceeded(state, here)
-            if exact is None or len(exact) or len(which):
-                rows = self.rows(start, stop, mass_dtype, spare) if rows is None else rows
-                _add_products(soft, mass, rows, exact, which)
-            sums[:, index, : here.shape[1]] = here
-            peaks[:, index] = state.max
-        sums *= (peaks - state.max[:, None]).exp()[..., None]
-        block, inside = locate(sums.flatten(1), uniform)
+            mass, sums, fade = ops.update_softmax(
+                state, raw, start, temperature, softcap, mass_dtype, bans
+            )
+            soft.add(state, mass, sums, fade, rows)
+            masses.put(index, sums, state.max)
+        block, inside = masses.locate(state.max, uniform)
         drawn = self._draw(hidden, temperature, adjust, bans, block, inside, best)
-        stats = _statistics(state, drawn, soft, hidden.dtype, kept, self.vocab_size)
+        stats = _statistics(state, drawn, soft.sum, hidden.dtype, kept, self.vocab_size)
         if best is not None:
-            self._narrow(stats, best, temperature, uniform, cap, mass_dtype)
-        return stats if more is None else self._name_more(stats, state, more, temperature, cap)
+            self._narrow(stats, best, temperature, uniform, softcap, mass_dtype)
+        return stats if more is None else self._name_more(stats, state, more, temperature, softcap)
 
     def _name_more(
         self,
@@ -197,31 +177,18 @@ class VocabularyHead:
         top_ids, top_probs = more.behind(state, scores, ids, stats.top_ids, stats.top_probs)
         return replace(stats, top_ids=top_ids, top_probs=top_probs)
 
-    def _tables(self, state: SoftmaxState) -> tuple[Tensor, Tensor]:
-        """The masses of blocks [positions, chunks, blocks of a chunk], none so far, and the peaks
-        [positions, chunks] that they are relative to."""
-        chunks = len(state.max), len(self.spans())
-        sums = state.max.new_zeros(*chunks, -(-self.chunk // BLOCK))
-        return sums, state.max.new_empty(chunks)
-
-    def _likeliest(self, count: Tensor | None) -> Likeliest | None:
-        if count is None:
-            return None
-        few = count.masked_fill(count >= self.vocab_size, 0)  # that many are all
-        return Likeliest(few, self.chunk) if few.any() else None
-
     def _limit(
         self,
         skip: Skip | None,
-        best: Likeliest | None,
+        best: MostProbable | None,
         hidden: Tensor,
         temperature: Tensor,
         guessed: bool,
         bans: Bans | None,
-    ) -> tuple[Tensor | None, Limit | None]:
-        """The positions int64 [n] that need every chunk, None for all; and of the others, when."""
+    ) -> Limit | None:
+        """Which chunks are left out of the soft embedding; None: none is, at any position."""
         if skip is None and best is None:
-            return None, None
+            return None
         share = torch.zeros_like(temperature) if skip is None else skip.share
         some = share > 0
         if best is not None:
@@ -232,24 +199,23 @@ class VocabularyHead:
             raw = (hidden.float() * rows.float()).sum(dim=1)
             floor = (raw / self.softcap).tanh() * self.softcap / temperature
             if bans is not None:
-                positions, ids = bans.pairs(hidden.device)
-                floor[positions[skip.guess[positions] == ids]] = BANNED
+                floor = floor.masked_fill(bans.contain(skip.guess), BANNED)
         log_share = share.log() - math.log(len(self.spans()))
         log_share[~some] = float("inf")
         if best is not None:
             log_share[best.which] = float("inf")
-        return (~some).nonzero()[:, 0], Limit(log_share, floor)
+        return Limit((~some).nonzero()[:, 0], log_share, floor)
 
     def _narrow(
         self,
         stats: HeadStats,
-        best: Likeliest,
+        best: MostProbable,
         temperature: Tensor,
         uniform: Tensor,
         softcap: float | None,
         dtype: torch.dtype,
     ) -> None:
-        """Puts draw and soft embedding of the likeliest tokens alone in the place of those that
+        """Puts draw and soft embedding of the most probable tokens alone in the place of those that
         the statistics have."""
         scores, ids = best.found()
         scores = self._over(scores, softcap, temperature[best.which]).clamp(min=BANNED)
@@ -286,54 +252,47 @@ class VocabularyHead:
         bans: Bans | None,
         block: Tensor,
         inside: Tensor,
-        best: Likeliest | None,
+        best: MostProbable | None,
     ) -> Tensor:
         """The token in whose stretch of its block's mass the share `inside` of it falls; of the
         positions in `best`, which are drawn otherwise, any."""
-        per_chunk = -(-self.chunk // BLOCK)
-        chunk, place = block // per_chunk, block % per_chunk
-        ids = torch.arange(BLOCK, device=block.device) + place[:, None] * BLOCK  # in the chunk
-        there = (ids < self.chunk) & (ids + chunk[:, None] * self.chunk < self.vocab_size)
+        ids, exists = block_ids(block, self.chunk, self.vocab_size)
         if bans is not None:
-            positions, tokens = bans.pairs(block.device)
-            column = tokens - (chunk * self.chunk + place * BLOCK)[positions]
-            near = (column >= 0) & (column < BLOCK)
-            there[positions[near], column[near]] = False
-        drawn = torch.zeros_like(block)
-        wanted = torch.arange(len(block), device=block.device) if best is None else best.others
-        parts = self._groups(wanted) if adjust is None else self._same_chunk(chunk, wanted)
-        for which in parts:
-            start, own = chunk[which] * self.chunk, ids[which]
-            if adjust is None:
-                scores = self._own_scores(hidden[which], start[:, None] + own)
-            else:
-                # A product over fewer positions may round differently, and a top-k of one token
-                # would then ban that very token: only the same product will do.
-                scores = self._adjusted(hidden, int(start[0]), None, adjust)[which]
-                scores = scores.gather(1, own.clamp(max=scores.shape[1] - 1))
-            scores = (scores / temperature[which, None]).clamp(min=BANNED)
-            scores = scores.masked_fill(~there[which], float("-inf"))
-            drawn[which] = start + own[:, 0] + inverse_cdf(scores, inside[which])
-        return drawn
+            exists &= ~bans.window(ids[:, 0], BLOCK)
+        others = None if best is None else best.others
+        if adjust is not None:
+            scores = self._adjusted_scores(hidden, ids, adjust, others)
+        elif others is None:
+            scores = self._own_scores(hidden, ids)
+        else:
+            scores = temperature.new_zeros(ids.shape)
+            scores[others] = self._own_scores(hidden[others], ids[others])
+        scores = (scores / temperature[:, None]).clamp(min=BANNED)
+        return ids[:, 0] + inverse_cdf(scores.masked_fill(~exists, float("-inf")), inside)
 
-    def _groups(self, wanted: Tensor) -> Sequence[Tensor]:
-        """Positions, so few at a time that their blocks have no more rows than a chunk."""
-        return wanted.split(max(1, self.chunk // BLOCK)) if len(wanted) else ()
+    def _adjusted_scores(
+        self, hidden: Tensor, ids: Tensor, adjust: Adjust, others: Tensor | None
+    ) -> Tensor:
+        """The adjusted scores float32 [positions, BLOCK] of each position's own ids, which are
+        those of a block; zeros where `others` is given and a position is not among them.
 
-    def _same_chunk(self, chunk: Tensor, wanted: Tensor) -> list[Tensor]:
-        """Positions whose blocks lie in one chunk."""
-        chunk = chunk[wanted]
-        return [wanted[chunk == index] for index in chunk.unique()]
+        A product over fewer positions may round differently, and a top-k of one token would then
+        ban that very token: so each chunk's scores are computed again, at all positions.
+        """
+        chunk = ids[:, 0] // self.chunk
+        scores = torch.zeros(ids.shape, device=ids.device)
+        for index in (chunk if others is None else chunk[others]).unique().tolist():
+            start, which = index * self.chunk, (chunk == index).nonzero()[:, 0]
+            of_chunk = self._adjusted(hidden, start, None, adjust)[which]
+            columns = (ids[which] - start).clamp(max=of_chunk.shape[1] - 1)
+            scores[which] = of_chunk.gather(1, columns)
+        return scores
 
     def _own_scores(self, hidden: Tensor, ids: Tensor) -> Tensor:
         """Of each position its own ids' softcapped logits: hidden [n, hidden], ids int64 [n, m],
         of which those past the vocabulary stand for its last → float32 [n, m]."""
-        rows = ops.embed(ids.clamp(max=self.vocab_size - 1), self.embedding, hidden.dtype)
-        alone = len(rows) == 1  # torch multiplies one pair of matrices otherwise than several
-        if alone:
-            rows, hidden = rows.expand(2, -1, -1), hidden.expand(2, -1)
-        scores = self._capped((rows @ hidden[..., None])[..., 0])
-        return scores[:1] if alone else scores
+        ids = ids.clamp(max=self.vocab_size - 1)
+        return self._capped(ops.own_scores(hidden, self.embedding, ids))
 
     def _capped(self, raw: Tensor) -> Tensor:
         return raw.float().mul_(1 / self.softcap).tanh_().mul_(self.softcap)
@@ -348,29 +307,15 @@ def _kept(keep_logits: bool | Tensor) -> Tensor | slice | None:
 
 
 def _offer(
-    raw: Tensor, start: int, bans: Bans | None, *gathering: Likeliest | MoreTop | None
+    raw: Tensor, start: int, bans: Bans | None, *gathering: MostProbable | MoreTop | None
 ) -> None:
     """Shows a chunk's scores to those that gather the best of them: softcap and temperature leave
     the order as it is."""
     some = [each for each in gathering if each is not None]
     if some and bans is not None:  # in place: `update` bans the same
-        banned = bans.within(start, raw.shape[1], raw.device)
-        raw.index_put_(banned, raw.new_tensor(float("-inf")))
+        raw.masked_fill_(bans.within(start, raw.shape[1]), float("-inf"))
     for each in some:
         each.offer(raw, start)
-
-
-def _add_products(
-    soft: Tensor, mass: Tensor, rows: Tensor, exact: Tensor | None, which: Tensor | tuple[()]
-) -> None:
-    """Adds mass @ rows to soft [positions, hidden], at the positions `exact` (None: all), and at
-    those of `which` by products of fewer rows, since they are meant to be few."""
-    if exact is None:
-        soft.add_(ops.linear(mass, rows.T))
-    elif len(exact):
-        soft.index_add_(0, exact, ops.linear(mass[exact], rows.T).float())
-    if isinstance(which, Tensor) and len(which):
-        soft.index_add_(0, which, ops.linear(mass[which], rows.T, ROWS).float())
 
 
 def _statistics(

@@ -6,6 +6,7 @@ Modules hold weights and nothing else; a weight is a parameter, or a `QuantizedT
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 
 import torch
@@ -48,7 +49,7 @@ class GatedMLP(nn.Module):
         self.down_proj = Linear(inner, hidden)
 
     def forward(self, x: Tensor) -> Tensor:
-        return self.down_proj(ops.gelu(self.gate_proj(x)) * self.up_proj(x))
+        return self.down_proj(ops.geglu(self.gate_proj(x), self.up_proj(x)))
 
 
 class SelfConditioning(GatedMLP):
@@ -65,29 +66,49 @@ class SelfConditioning(GatedMLP):
         return ops.rms_norm(embedded, None, self.pre_norm.eps)
 
 
-RotaryTables = dict[tuple[float, int, int], tuple[Tensor, Tensor]]
+RotaryKey = tuple[float, int, int]
+"""What the rotary tables of a layer depend on: theta, turning pairs, head_dim."""
 
 
-def rotary_key(layer: LayerConfig) -> tuple[float, int, int]:
-    """What a layer's rotary table depends on."""
+def rotary_key(layer: LayerConfig) -> RotaryKey:
     return layer.rope_theta, layer.rope_pairs, layer.head_dim
 
 
-def rotary_tables(
-    layers: Sequence[LayerConfig], positions: Tensor, dtype: torch.dtype
-) -> RotaryTables:
-    """cos and sin [..., head_dim / 2] for int positions [...], one pair per kind of layer.
+class Rotary:
+    """Rotary tables for any positions; the frequencies are computed once for each device."""
 
-    Pair i turns by position · theta^(-2i / head_dim); pairs from `rope_pairs` on stay still
-    ("proportional" RoPE). Angles are float32; the tables are rounded to `dtype`, as the reference
-    does.
-    """
-    tables: RotaryTables = {}
-    for key in {rotary_key(layer) for layer in layers}:
-        theta, pairs, head_dim = key
-        steps = torch.arange(0, 2 * pairs, 2, device=positions.device).float()
-        frequencies = positions.new_zeros(head_dim // 2, dtype=torch.float32)
-        frequencies[:pairs] = 1.0 / theta ** (steps / head_dim)
-        angles = positions.unsqueeze(-1).float() * frequencies
-        tables[key] = angles.cos().to(dtype), angles.sin().to(dtype)
-    return tables
+    def __init__(self, layers: Sequence[LayerConfig]) -> None:
+        self._keys = tuple(dict.fromkeys(rotary_key(layer) for layer in layers))
+        self._frequencies: dict[tuple[RotaryKey, torch.device], Tensor] = {}
+
+    def tables(
+        self, positions: Tensor, dtype: torch.dtype
+    ) -> dict[RotaryKey, tuple[Tensor, Tensor]]:
+        """cos and sin [..., head_dim / 2] for int positions [...], one pair per kind of layer.
+
+        Angles are float32; the tables are rounded to `dtype`, as the reference does.
+        """
+        tables, wide = {}, positions.unsqueeze(-1).float()
+        for key in self._keys:
+            angles = wide * self._frequencies_of(key, positions.device)
+            tables[key] = angles.cos().to(dtype), angles.sin().to(dtype)
+        return tables
+
+    def _frequencies_of(self, key: RotaryKey, device: torch.device) -> Tensor:
+        """float32 [head_dim / 2]: pair i turns by position · theta^(-2i / head_dim); pairs from
+        `rope_pairs` on stay still ("proportional" RoPE)."""
+        if (key, device) not in self._frequencies:
+            theta, pairs, head_dim = key
+            steps = torch.arange(0, 2 * pairs, 2, device=device).float()
+            frequencies = torch.zeros(head_dim // 2, device=device)
+            frequencies[:pairs] = 1.0 / theta ** (steps / head_dim)
+            self._frequencies[key, device] = frequencies
+        return self._frequencies[key, device]
+
+
+def rounded(value: float, dtype: torch.dtype) -> float:
+    """The value as a tensor of that dtype would hold it, to nearest even; no tensor is made, for
+    one on an accelerator would be a copy to it."""
+    fraction, exponent = math.frexp(value)
+    bits = 1 - round(math.log2(torch.finfo(dtype).eps))
+    return math.ldexp(round(math.ldexp(fraction, bits)), exponent - bits)

@@ -8,14 +8,14 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from sfumato.model.approximate import Likeliest
+from sfumato.model.most_probable import MostProbable
 from sfumato.ops.online_softmax import TOP, SoftmaxState
 
 
 class MoreTop:
-    """Gathers them chunk by chunk, as `Likeliest` does."""
+    """Gathers them chunk by chunk, as `MostProbable` does."""
 
-    def __init__(self, best: Likeliest) -> None:
+    def __init__(self, best: MostProbable) -> None:
         self.which, self.offer, self.found = best.which, best.offer, best.found
         self._most = best.most
 
@@ -25,7 +25,7 @@ class MoreTop:
         if count is None:
             return None
         count = count.clamp(max=vocab_size).masked_fill(count <= TOP, 0)
-        return cls(Likeliest(count, chunk)) if vocab_size > TOP and count.any() else None
+        return cls(MostProbable(count, chunk)) if vocab_size > TOP and count.any() else None
 
     def behind(
         self, state: SoftmaxState, scores: Tensor, ids: Tensor, top_ids: Tensor, top_probs: Tensor

@@ -14,7 +14,14 @@ from sfumato import ops
 from sfumato.model.attention import Attend, Attention
 from sfumato.model.config import LayerConfig, ModelConfig
 from sfumato.model.experts import Experts, Router
-from sfumato.model.layers import GatedMLP, RMSNorm, SelfConditioning, rotary_key, rotary_tables
+from sfumato.model.layers import (
+    GatedMLP,
+    RMSNorm,
+    Rotary,
+    SelfConditioning,
+    rotary_key,
+    rounded,
+)
 
 
 class Block(nn.Module):
@@ -65,7 +72,7 @@ class Embedding(nn.Module):
     def forward(self, ids: Tensor, dtype: torch.dtype) -> Tensor:
         """ids int64 [...] → [..., hidden], scaled by sqrt(hidden) as rounded to `dtype`."""
         rows = ops.embed(ids, self.weight, dtype)
-        return rows * torch.tensor(rows.shape[-1] ** 0.5, dtype=dtype, device=rows.device)
+        return rows * rounded(rows.shape[-1] ** 0.5, dtype)
 
 
 class Transformer(nn.Module):
@@ -77,6 +84,7 @@ class Transformer(nn.Module):
         self.embed_tokens = Embedding(config.vocab_size, config.hidden_size)
         self.layers = nn.ModuleList(Block(config, layer) for layer in config.layers)
         self.norm = RMSNorm(config.hidden_size, config.rms_norm_eps)
+        self.rotary = Rotary(config.layers)
         self.self_conditioning = SelfConditioning(
             config.hidden_size, config.intermediate_size, config.rms_norm_eps
         )
@@ -99,7 +107,7 @@ class Transformer(nn.Module):
         return self._blocks(x, positions, attend, encoding=False)
 
     def _blocks(self, x: Tensor, positions: Tensor, attend: Attend, encoding: bool) -> Tensor:
-        tables = rotary_tables(self.config.layers, positions, x.dtype)
+        tables = self.rotary.tables(positions, x.dtype)
         for index, (block, layer) in enumerate(zip(self.layers, self.config.layers, strict=True)):
             x = block(x, tables[rotary_key(layer)], attend, index, encoding)
         return self.norm(x)

@@ -1,51 +1,61 @@
-"""One signature per operation, and the choice of who serves it.
+"""The operations of the network: one signature each, whatever serves it.
 
-Every operation has a plain-torch specification in `reference`.  A faster twin serves where it can:
-the compiled ones take weights that `pack` has put into panels, and dequantize blocks, on a CPU and
-where no gradient is asked for.  Whether there are any is settled once, at import, and `reason` says
-why; callers never choose.  This module knows no layers.
+Every operation has a specification in plain torch (`reference`, `online_softmax`).  Faster twins
+register themselves (`registry`); callers never choose.  Whether compiled kernels serve on a CPU is
+settled once, at import, and `reason` says why.  This module knows no layers.
 """
 
 from __future__ import annotations
 
 import logging
 from collections.abc import Sequence
+from typing import cast
 
 import torch
 from torch import Tensor
 
-from sfumato.ops import online_softmax, reference
-from sfumato.ops.cpu import kernels, library
-from sfumato.ops.cpu.panels import ACTIVATIONS, PackedTensor, pack, packed_bytes, packs
+from sfumato.ops.cpu import (
+    kernels,
+    library,
+    torch_steady,  # noqa: F401  (registers its twins)
+)
+from sfumato.ops.cpu.panels import ACTIVATIONS, pack, packed_bytes, packs
 from sfumato.ops.online_softmax import Bans, SoftmaxState
-from sfumato.ops.reference import Causal, Weight, attention, gelu, rms_norm, rotate
+from sfumato.ops.reference import Causal, Weight
+from sfumato.ops.registry import ANY, call, form_of
 from sfumato.weights.blocks import QuantizedTensor
 
 __all__ = [
     "ACTIVATIONS",
+    "Bans",
     "Causal",
+    "SoftmaxState",
     "attend",
     "attention",
     "backend",
+    "canvas_attention",
     "dense",
     "embed",
     "experts",
-    "gelu",
+    "geglu",
     "linear",
     "multiplies_bf16",
+    "own_scores",
     "pack",
     "packed_bytes",
     "packs",
     "reason",
     "rms_norm",
     "rotate",
-    "update",
+    "update_softmax",
 ]
 
 backend, reason = library.describe()
-"""Who serves the operations on a CPU, and why, for `sfumato doctor` and the logs."""
+"""What serves the operations on a CPU, and why, for `sfumato doctor` and the logs."""
 
 logging.getLogger(__name__).info("operations on a CPU: %s (%s)", backend, reason)
+
+_CPU = torch.device("cpu")
 
 
 def dense(weight: Weight, dtype: torch.dtype, spare: Tensor | None = None) -> Tensor:
@@ -54,26 +64,37 @@ def dense(weight: Weight, dtype: torch.dtype, spare: Tensor | None = None) -> Te
     spare: memory of its shape and dtype, which may be taken for the result: fresh memory costs
     more than the work where weights are dequantized over and over.
     """
-    if isinstance(weight, QuantizedTensor) and weight.device.type == "cpu" and library.kernels:
-        return kernels.dequantize(weight, dtype, spare if dtype in kernels.DTYPES else None)
-    return reference.dense(weight, dtype)
+    device = weight.device if isinstance(weight, Tensor | QuantizedTensor) else _CPU
+    return cast(Tensor, call("dense", device, form_of(weight), weight, dtype, spare))
 
 
 def linear(x: Tensor, weight: Weight, tile: int | None = None) -> Tensor:
     """`x @ weight.T`: x [..., in], weight [out, in] → [..., out] in x's dtype.
 
-    tile: rows of each of torch's products, see `reference.linear`; a compiled one needs none.
+    tile: rows of each of torch's products on a CPU, such as `reference.ROWS` where they are few;
+    None: by the weight's size.
     """
-    if isinstance(weight, PackedTensor) and _compiled(x):
-        return kernels.linear(x, weight)
-    return reference.linear(x, dense(weight, x.dtype), tile)
+    return cast(Tensor, call("linear", x.device, form_of(weight), x, weight, tile))
 
 
 def embed(ids: Tensor, weight: Tensor | QuantizedTensor, dtype: torch.dtype) -> Tensor:
     """Rows of the embedding: ids int64 [...], weight [vocab, hidden] → [..., hidden]."""
-    if isinstance(weight, QuantizedTensor):
-        return dense(weight.index_select(ids.reshape(-1)), dtype).view(*ids.shape, weight.shape[-1])
-    return reference.embed(ids, weight, dtype)
+    return cast(Tensor, call("embed", ids.device, form_of(weight), ids, weight, dtype))
+
+
+def rms_norm(x: Tensor, weight: Tensor | None, eps: float) -> Tensor:
+    """`x / sqrt(mean(x²) + eps) · weight` over the last axis, in float32; x's dtype again."""
+    return cast(Tensor, call("rms_norm", x.device, ANY, x, weight, eps))
+
+
+def rotate(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
+    """Rotary embedding of pairs (i, i + d/2): x [..., heads, d]; cos and sin [..., d/2]."""
+    return cast(Tensor, call("rotate", x.device, ANY, x, cos, sin))
+
+
+def geglu(gate: Tensor, up: Tensor) -> Tensor:
+    """`gelu(gate) · up` of the same shape, where gelu is the tanh approximation."""
+    return cast(Tensor, call("geglu", gate.device, ANY, gate, up))
 
 
 def experts(x: Tensor, chosen: Tensor, shares: Tensor, gate_up: Weight, down: Weight) -> Tensor:
@@ -82,13 +103,17 @@ def experts(x: Tensor, chosen: Tensor, shares: Tensor, gate_up: Weight, down: We
     x [tokens, hidden]; chosen int64 and shares float [tokens, k]; gate_up [experts, 2·m, hidden]
     with the gate first; down [experts, hidden, m] → [tokens, hidden].
     """
-    if (
-        isinstance(gate_up, PackedTensor)
-        and isinstance(down, PackedTensor)
-        and _compiled(x, shares)
-    ):
-        return kernels.experts(x, chosen, shares, gate_up, down)
-    return reference.experts(x, chosen, shares, gate_up, down)
+    form = form_of(gate_up, down)
+    return cast(Tensor, call("experts", x.device, form, x, chosen, shares, gate_up, down))
+
+
+def attention(q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None = None) -> Tensor:
+    """Softmax attention of a batch with scale 1 and grouped heads.
+
+    q [..., heads, n, d]; k and v [..., kv_heads, m, d]; mask [..., n, m], bool with True where a
+    query may look, or what to add to the scores (None: everywhere) → [..., heads, n, d].
+    """
+    return cast(Tensor, call("attention", q.device, ANY, q, k, v, mask))
 
 
 def attend(
@@ -100,13 +125,37 @@ def attend(
     dtypes may differ; causal None: every token sees every key → like q.  The compiled twin
     multiplies bfloat16: it serves where a part is stored in it.
     """
-    rounded = any(part.dtype == torch.bfloat16 for part in keys) and q.shape[-1] % 32 == 0
-    if rounded and multiplies_bf16(q.device) and _compiled(q, *keys, *values):
-        return kernels.attend(q, keys, values, causal)
-    return reference.attend(q, keys, values, causal)
+    return cast(Tensor, call("attend", q.device, ANY, q, keys, values, causal))
 
 
-def update(
+def canvas_attention(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    keys: Tensor,
+    values: Tensor,
+    slots: Tensor,
+    held: Tensor,
+    width: Tensor,
+) -> Tensor:
+    """Softmax attention of canvases, one a row, scale 1, grouped heads.
+
+    q [rows, n, heads, d]; k and v [rows, n, kv_heads, d]; keys and values [slots, kv_heads, size,
+    d], stored; slots, held and width int64 [rows] → like q.  Each position sees the `held` first
+    stored positions of its row's slot and the `width` first positions of its own canvas; what
+    comes out at the positions after those is finite and otherwise undefined.
+    """
+    arguments = (q, k, v, keys, values, slots, held, width)
+    return cast(Tensor, call("canvas_attention", q.device, ANY, *arguments))
+
+
+def own_scores(hidden: Tensor, weight: Tensor | QuantizedTensor, ids: Tensor) -> Tensor:
+    """Products of each position with rows of its own: hidden [n, hidden], weight [vocab, hidden],
+    ids int64 [n, m] → [n, m] in the dtype of hidden."""
+    return cast(Tensor, call("own_scores", hidden.device, form_of(weight), hidden, weight, ids))
+
+
+def update_softmax(
     state: SoftmaxState,
     raw: Tensor,
     first_id: int,
@@ -116,17 +165,10 @@ def update(
     bans: Bans | None = None,
 ) -> tuple[Tensor, Tensor, Tensor]:
     """Takes a chunk of scores into a state, in place; see `ops.online_softmax.update`."""
-    serves = library.kernels is not None and dtype in kernels.DTYPES and _compiled(raw)
-    serve = kernels.update if serves else online_softmax.update
-    return serve(state, raw, first_id, temperature, softcap, dtype, bans)
+    arguments = (state, raw, first_id, temperature, softcap, dtype, bans)
+    return cast(tuple[Tensor, Tensor, Tensor], call("update_softmax", raw.device, ANY, *arguments))
 
 
 def multiplies_bf16(device: torch.device) -> bool:
     """Whether the compiled twins multiply bfloat16 with instructions of its own."""
-    return device.type == "cpu" and library.kernels is not None and library.kernels.bf16
-
-
-def _compiled(*inputs: Tensor) -> bool:
-    """Whether compiled twins may have these inputs."""
-    grad = torch.is_grad_enabled() and any(x.requires_grad for x in inputs)
-    return not grad and all(x.device.type == "cpu" for x in inputs)
+    return device.type == "cpu" and kernels.multiplies_bf16()

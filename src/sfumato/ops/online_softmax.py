@@ -5,12 +5,15 @@ Knows scores and ids; what they are scores of, and what is done with the state, 
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
+
+from sfumato.ops.registry import reference
 
 TOP = 8  # how many of a distribution's likeliest tokens are kept
 BLOCK = 64  # vocabulary ids whose mass is summed apart, for the draw
@@ -42,42 +45,76 @@ class SoftmaxState:
 
 @dataclass(frozen=True)
 class Bans:
-    """Tokens that positions may not have: those of position p are ids[first[p]:last[p]].
+    """Tokens that positions may not have, in a shape that does not depend on how many there are.
 
-    All int64, on the CPU, whatever the device of the scores: who makes them knows them there.
+    Of each row the ids, and at how many of its first positions each is banned; 0 where there is
+    none.  All int64, on the device of the scores.
     """
 
-    first: Tensor  # [positions]
-    last: Tensor  # [positions]
-    ids: Tensor
+    ids: (
+        Tensor  # [rows, n]: of each row different ones; what stands where the limit is 0 is ignored
+    )
+    limits: Tensor  # [rows, n]
+    row: Tensor  # [positions]: each position's row
+    place: Tensor  # [positions]: its place in that row
+
+    @classmethod
+    def of(
+        cls,
+        limits: Sequence[Mapping[int, int]],
+        lengths: Sequence[int],
+        device: torch.device,
+    ) -> Bans:
+        """Of each row, the number of first positions at which an id is banned, by id; lengths: how
+        many positions each row has, one row's after another's."""
+        most = max(1, *map(len, limits))
+        ids = [[*each, *[0] * (most - len(each))] for each in limits]
+        numbers = [[*each.values(), *[0] * (most - len(each))] for each in limits]
+        row = torch.arange(len(lengths)).repeat_interleave(torch.tensor(lengths))
+        place = torch.cat([torch.arange(length) for length in lengths])
+        tensors = (torch.tensor(ids), torch.tensor(numbers), row, place)
+        return cls(*(tensor.to(device) for tensor in tensors))
 
     def covers(self, size: int) -> Tensor:
-        """bool [positions]: where all ids of a vocabulary are banned; a position's own differ."""
-        return self.last - self.first >= size
+        """bool [positions]: where all ids of a vocabulary are banned."""
+        return self._here().sum(dim=1) >= size
 
-    def within(self, first_id: int, count: int, device: torch.device) -> tuple[Tensor, Tensor]:
-        """Those among the ids first_id, first_id + 1, …: positions and columns, int64 [n]."""
-        positions, ids = self._pairs
-        ends = torch.tensor([first_id, first_id + count])
-        a, b = torch.searchsorted(ids, ends).tolist()
-        return positions[a:b].to(device), (ids[a:b] - first_id).to(device)
+    def contain(self, ids: Tensor) -> Tensor:
+        """bool [positions]: where each position's own id, int64 [positions], is banned."""
+        return (self._here() & (self.ids.index_select(0, self.row) == ids[:, None])).any(dim=1)
 
-    def pairs(self, device: torch.device) -> tuple[Tensor, Tensor]:
-        """All of them: positions and ids, int64 [n]."""
-        positions, ids = self._pairs
-        return positions.to(device), ids.to(device)
+    def within(self, first_id: int, count: int) -> Tensor:
+        """bool [positions, count]: which of the ids first_id, first_id + 1, … are banned."""
+        limits = _spread(self.ids - first_id, self.limits.int(), count)
+        return limits.index_select(0, self.row) > self.place[:, None]
+
+    def window(self, first_ids: Tensor, count: int) -> Tensor:
+        """bool [positions, count]: as `within`, of ids that begin at each position's own."""
+        columns = self.ids.index_select(0, self.row) - first_ids[:, None]
+        return _spread(columns, self._here().to(torch.uint8), count) > 0
 
     @cached_property
-    def _pairs(self) -> tuple[Tensor, Tensor]:
-        """By id."""
-        sizes = self.last - self.first
-        positions = torch.arange(len(sizes)).repeat_interleave(sizes)
-        starts = (self.first - (sizes.cumsum(0) - sizes)).repeat_interleave(sizes)
-        ids = self.ids[torch.arange(len(positions)) + starts]
-        order = ids.argsort()
-        return positions[order], ids[order]
+    def lists(self) -> tuple[Tensor, Tensor, Tensor]:
+        """first and last int64 [positions], and ids: those of position p are ids[first[p]:last[p]].
+        For kernels of the CPU."""
+        order = self.limits.argsort(dim=1, descending=True)
+        first = self.row * self.ids.shape[1]
+        return first, first + self._here().sum(dim=1), self.ids.gather(1, order).reshape(-1)
+
+    def _here(self) -> Tensor:
+        """bool [positions, n]: which of its row's ids are banned at a position."""
+        return self.limits.index_select(0, self.row) > self.place[:, None]
 
 
+def _spread(columns: Tensor, values: Tensor, count: int) -> Tensor:
+    """The highest of the values [rows, n], at least 0, that go to each of `count` columns [rows,
+    n]; what goes to others is left out."""
+    kept = values.masked_fill((columns < 0) | (columns >= count), 0)
+    table = values.new_zeros(len(columns), count)
+    return table.scatter_reduce_(1, columns.clamp(0, count - 1), kept, "amax")
+
+
+@reference("update_softmax")
 def update(
     state: SoftmaxState,
     raw: Tensor,
@@ -86,6 +123,7 @@ def update(
     softcap: float | None,
     dtype: torch.dtype,
     bans: Bans | None = None,
+    lazy: bool = False,
 ) -> tuple[Tensor, Tensor, Tensor]:
     """Takes the scores of the ids first_id, first_id + 1, … into a state, in place.
 
@@ -95,6 +133,7 @@ def update(
     Returns, relative to the new peak, the mass e^(s - peak) of each id in `dtype` [positions, n],
     its sums over each BLOCK ids float32 [positions, ⌈n / BLOCK⌉], and the factor e^(old peak -
     peak) float32 [positions] by which all masses returned before have faded.
+    lazy: looks on the host whether any score displaces one of the top, and else sorts none.
     """
     scores = raw.float()
     if softcap is not None:
@@ -102,11 +141,11 @@ def update(
     # Clamped after the division: a low temperature would make BANNED infinite again.
     scores = scores.div_(temperature[:, None]).clamp_(min=BANNED)
     if bans is not None:
-        scores.index_put_(
-            bans.within(first_id, scores.shape[1], scores.device), scores.new_tensor(BANNED)
-        )
+        scores.masked_fill_(bans.within(first_id, scores.shape[1]), BANNED)
     best, where = scores.max(dim=1)
-    _keep_top(state, scores, best, first_id)
+    better = best > state.top[:, -1]
+    if not lazy or better.any():
+        _keep_top(state, scores, better, first_id)
     state.argmax = torch.where(best > state.max, where + first_id, state.argmax)
     peak = torch.maximum(state.max, best)
     drop = state.max - peak
@@ -122,15 +161,11 @@ def update(
     return mass.to(dtype), sums, fade
 
 
-def _keep_top(state: SoftmaxState, scores: Tensor, best: Tensor, first_id: int) -> None:
-    # Once a canvas settles, no score here displaces another. On other devices the question would
-    # cost a wait, and its answer saves little.
-    better = best > state.top[:, -1]
-    if scores.device.type == "cpu" and not better.any():
-        return
+def _keep_top(state: SoftmaxState, scores: Tensor, better: Tensor, first_id: int) -> None:
+    """Merges a chunk's best into the top, at the positions `better`."""
     values, ids = scores.topk(min(TOP, scores.shape[1]), dim=1)
     values, ids = torch.cat((state.top, values), 1), torch.cat((state.top_ids, ids + first_id), 1)
     top, order = values.topk(TOP, dim=1)
-    # A position that finds none keeps its own: among equals, the merge may choose otherwise.
+    # Other positions keep their top: among equals, the merge may choose otherwise.
     state.top = torch.where(better[:, None], top, state.top)
     state.top_ids = torch.where(better[:, None], ids.gather(1, order), state.top_ids)

@@ -1,10 +1,9 @@
 """Every operation of the network in plain torch: the executable specification.
 
-Weights come either as float tensors or as `Stored`, which is dequantized one tensor (or one expert)
-at a time.  Every function is differentiable in its float arguments, works on any torch
-device, and treats rows independently.  On a CPU, and where no gradient is asked for, that holds to
-the last bit: torch rounds by shape and place, so products, attention and GELU are computed here in
-shapes that do not depend on how many other rows there are.  Other devices round as they do.
+Weights come either as float tensors or as `Stored`, which is dequantized.  Every function is
+differentiable in its float arguments, works on any torch device, and treats rows independently up
+to rounding.  None reads a number on the host, copies to the device or has a shape that depends on
+data, and the number of tensor operations does not depend on the number of rows.
 """
 
 from __future__ import annotations
@@ -18,6 +17,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from sfumato.ops.registry import BLOCKS, reference, register_form
 from sfumato.weights.blocks import QuantizedTensor
 
 
@@ -34,65 +34,42 @@ class Stored(Protocol):
 
 Weight = Tensor | Stored
 
-ROWS, MANY, FEW = 64, 256, 16
-"""Rows of every product on a CPU with a small weight, a large one, and a large one of an expert.
+register_form(QuantizedTensor, BLOCKS)
 
-Torch's libraries choose kernels, and how a sum is cut, by the number of rows: in bfloat16, and in
-float32 with large weights, two numbers of rows seldom round alike, multiples of 16 or not. With
-one fixed number they always do, wherever a row stands (measured with MKL and oneDNN, AVX2 to AMX).
-The fewer rows, the less is padding; the more, the less often a weight is read. Experts have few."""
+ROWS = 64
+"""A `tile` for products of few rows, see `linear`."""
 
-LARGE = 1 << 20
-"""Elements from which a weight is large: time goes into reading it, rather than into calls."""
+KEYS, QUERIES, GROUP = 512, 16, 16
+"""What the number of keys and queries of a canvas, and of an expert's tokens, are padded to a
+multiple of: torch's kernels choose how to cut a sum by the shape, so that without padding a canvas
+of 100 rounds otherwise beside one of 128 than alone."""
 
-QUERIES, KEYS = 64, 512
-"""Of one call of torch's causal attention: how many queries, and how many keys or a multiple."""
+SLICE = 1 << 26
+"""Elements of the experts' weights that are dequantized at a time."""
+
+COLUMNS = 128
+"""Columns of the embedding that `own_scores` gathers at a time, or those of one block."""
 
 
-def dense(weight: Weight, dtype: torch.dtype) -> Tensor:
+@reference("dense")
+def dense(weight: Weight, dtype: torch.dtype, spare: Tensor | None = None) -> Tensor:
     """The weight as a float tensor of `dtype`; a float tensor of that dtype is not copied."""
     return weight.to(dtype) if isinstance(weight, Tensor) else weight.dequantize(dtype)
 
 
+@reference("linear")
 def linear(x: Tensor, weight: Weight, tile: int | None = None) -> Tensor:
-    """`x @ weight.T`: x [..., in], weight [out, in] → [..., out] in x's dtype.
-
-    tile: rows of each product on a CPU; None: by the weight's size (see `ROWS`).
-    """
-    factor = dense(weight, x.dtype)
-    if not _steady(x, factor):
-        return F.linear(x, factor)
-    rows = x.reshape(-1, x.shape[-1]).contiguous()
-    size = tile or (MANY if factor.numel() >= LARGE else ROWS)
-    out = rows.new_empty(len(rows), len(factor))
-    whole = len(rows) // size * size
-    for at in range(0, whole, size):
-        torch.mm(rows[at : at + size], factor.T, out=out[at : at + size])
-    if rest := len(rows) - whole:
-        padded = F.pad(rows[whole:], (0, 0, 0, size - rest))
-        out[whole:] = torch.mm(padded, factor.T)[:rest]
-    return out.view(*x.shape[:-1], len(factor))
+    """`x @ weight.T`: x [..., in], weight [out, in] → [..., out] in x's dtype."""
+    return F.linear(x, dense(weight, x.dtype))
 
 
-def gelu(x: Tensor) -> Tensor:
-    """`x · Φ(x)`, by the tanh approximation, in float32; x's dtype again.
-
-    Torch's own takes another tanh for the last few elements of a call or a thread's share.
-    """
-    if not _steady(x):
-        return F.gelu(x, approximate="tanh")
-    wide = x.float()
-    bent = wide.square().mul_(0.044715).add_(1.0).mul_(wide).mul_(math.sqrt(2 / math.pi)).tanh_()
-    return bent.add_(1.0).mul_(wide).mul_(0.5).to(x.dtype)
+@reference("geglu")
+def geglu(gate: Tensor, up: Tensor) -> Tensor:
+    """`gelu(gate) · up`, where gelu(x) = x · Φ(x) by the tanh approximation."""
+    return F.gelu(gate, approximate="tanh") * up
 
 
-def _steady(*inputs: Tensor) -> bool:
-    """Whether shapes are to be such that rows round alike: not where a gradient is asked for,
-    since training has no companions."""
-    grad = torch.is_grad_enabled() and any(x.requires_grad for x in inputs)
-    return not grad and all(x.device.type == "cpu" for x in inputs)
-
-
+@reference("embed")
 def embed(ids: Tensor, weight: Tensor | QuantizedTensor, dtype: torch.dtype) -> Tensor:
     """Rows of the embedding: ids int64 [...], weight [vocab, hidden] → [..., hidden]."""
     if isinstance(weight, QuantizedTensor):
@@ -101,6 +78,7 @@ def embed(ids: Tensor, weight: Tensor | QuantizedTensor, dtype: torch.dtype) -> 
     return F.embedding(ids, weight).to(dtype)
 
 
+@reference("rms_norm")
 def rms_norm(x: Tensor, weight: Tensor | None, eps: float) -> Tensor:
     """`x / sqrt(mean(x²) + eps) · weight` over the last axis, in float32; x's dtype again."""
     wide = x.float()
@@ -110,6 +88,7 @@ def rms_norm(x: Tensor, weight: Tensor | None, eps: float) -> Tensor:
     return wide.to(x.dtype)
 
 
+@reference("rotate")
 def rotate(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
     """Rotary embedding of pairs (i, i + d/2): x [..., heads, d]; cos and sin [..., d/2]."""
     cos, sin = cos.unsqueeze(-2), sin.unsqueeze(-2)
@@ -117,6 +96,7 @@ def rotate(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
     return torch.cat((first * cos - second * sin, second * cos + first * sin), dim=-1)
 
 
+@reference("attention")
 def attention(q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None = None) -> Tensor:
     """Softmax attention with scale 1 and grouped heads.
 
@@ -141,75 +121,156 @@ def attention(q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None = None) -> Te
 
 @dataclass(frozen=True)
 class Causal:
-    """Who sees whom: a token the keys at its own position and before, at most `window` of them."""
+    """Which keys a token sees: those at its own position and before, at most `window` of them."""
 
     queries: Tensor  # int64 [tokens]: their positions
     keys: Tensor  # int64 [m]
     window: int | None = None
 
+    def mask(self) -> Tensor:
+        """bool [tokens, m]: True where a token sees a key."""
+        seen = self.keys <= self.queries[:, None]
+        if self.window is not None:
+            seen &= self.keys > self.queries[:, None] - self.window
+        return seen
 
+
+@reference("attend")
 def attend(
     q: Tensor, keys: Sequence[Tensor], values: Sequence[Tensor], causal: Causal | None = None
 ) -> Tensor:
     """Softmax attention of one row's tokens, scale 1, grouped heads.
 
     q [tokens, heads, d]; keys and values in parts, one after another, each [kv_heads, n, d], whose
-    dtypes may differ; causal None: every token sees every key → like q.  On a CPU a token's result
-    does not depend on which others come in a call: see `_in_tiles`.
+    dtypes may differ; causal None: every token sees every key → like q.
     """
-    k, v = (torch.cat([part.to(q.dtype) for part in parts], dim=1) for parts in (keys, values))
-    q = q.transpose(0, 1)
-    if causal is None:
-        return attention(q, k, v).transpose(0, 1)
-    seen = causal.keys <= causal.queries[:, None]
-    if causal.window is not None:
-        seen &= causal.keys > causal.queries[:, None] - causal.window
-    attended = _in_tiles if _steady(q, k, v) and k.shape[1] >= q.shape[1] else attention
-    return attended(q, k, v, seen).transpose(0, 1)
+    k, v = joined(keys, q.dtype), joined(values, q.dtype)
+    mask = None if causal is None else causal.mask()
+    return attention(q.transpose(0, 1), k, v, mask).transpose(0, 1)
 
 
-def _in_tiles(q: Tensor, k: Tensor, v: Tensor, seen: Tensor) -> Tensor:
-    """Attention whose result for a token does not depend on which others come with it.
-
-    As `attention` without a batch; the queries' own keys are the last ones.  Torch rounds by the
-    number of queries, by a query's place among them, and by where its blocks of 512 keys begin and
-    end.  So tokens go in aligned tiles: a token is always the same one of QUERIES, which see the
-    same blocks of KEYS, if the first key's position is a multiple of KEYS.
-    """
-    n, m = seen.shape
-    front = (m - n) % QUERIES
-    rows, short = (front, -(front + n) % QUERIES), -m % KEYS
-    q, seen = F.pad(q, (0, 0, *rows)), F.pad(seen, (0, short, *rows))
-    k, v = F.pad(k, (0, 0, 0, short)), F.pad(v, (0, 0, 0, short))
-    parts = []
-    for queries, sees in zip(q.split(QUERIES, 1), seen.split(QUERIES), strict=True):
-        blocks = sees.any(dim=0).view(-1, KEYS).any(dim=1).nonzero()[:, 0].tolist() or [0]
-        at = slice(blocks[0] * KEYS, (blocks[-1] + 1) * KEYS)
-        hidden = q.new_zeros(QUERIES, at.stop - at.start)
-        hidden.masked_fill_(~sees[:, at], float("-inf"))
-        parts.append(attention(queries.contiguous(), k[:, at], v[:, at], hidden))
-    return torch.cat(parts, dim=1)[:, front : front + n]
+def joined(parts: Sequence[Tensor], dtype: torch.dtype) -> Tensor:
+    """Keys or values in parts [kv_heads, n, d] as one tensor."""
+    return torch.cat([part.to(dtype) for part in parts], dim=1)
 
 
+@reference("canvas_attention")
+def canvas_attention(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    keys: Tensor,
+    values: Tensor,
+    slots: Tensor,
+    held: Tensor,
+    width: Tensor,
+) -> Tensor:
+    """Attention of canvases, one a row; see `ops.canvas_attention`."""
+    rows, length, heads, d = q.shape
+    kv_heads, size = keys.shape[1:3]
+    more_keys, more_queries = -(size + length) % KEYS, -length % QUERIES
+
+    def all_of(stored: Tensor, new: Tensor) -> Tensor:
+        parts = stored.index_select(0, slots).to(q.dtype), new.transpose(1, 2)
+        return F.pad(torch.cat(parts, dim=2), (0, 0, 0, more_keys))
+
+    place = torch.arange(size + length + more_keys, device=q.device)
+    in_canvas = (place >= size) & (place < size + width[:, None])
+    seen = ((place < size) & (place < held[:, None])) | in_canvas  # [rows, keys]
+    # The heads that share a key head become more queries of that head.
+    folded = F.pad(q.transpose(1, 2), (0, 0, 0, more_queries)).reshape(rows, kv_heads, -1, d)
+    out = F.scaled_dot_product_attention(
+        folded, all_of(keys, k), all_of(values, v), seen[:, None, None], scale=1.0
+    )
+    out = out.view(rows, heads, -1, d)[:, :, :length].transpose(1, 2)
+    return out.masked_fill((held + width == 0)[:, None, None, None], 0.0)  # of no key
+
+
+@reference("experts")
 def experts(x: Tensor, chosen: Tensor, shares: Tensor, gate_up: Weight, down: Weight) -> Tensor:
-    """A gated-GELU mixture of experts.
+    """A gated-GELU mixture of experts; see `ops.experts`.
 
-    x [tokens, hidden]; chosen int64 and shares float [tokens, k]; gate_up [experts, 2·m, hidden]
-    with the gate first; down [experts, hidden, m] → [tokens, hidden].  Tokens are grouped by
-    expert, so each expert's weights are read once; a token's k parts are summed in the order of
-    `chosen`, whatever else is in the batch.
+    Tokens are sorted by expert, so that each expert's weights are read once.  Every group begins
+    at a multiple of GROUP.  A token's k parts are summed in the order of `chosen`.
     """
-    k = chosen.shape[-1]
+    count, k = gate_up.shape[0], chosen.shape[-1]
     order = chosen.reshape(-1).argsort(stable=True)
-    counts = torch.bincount(chosen.reshape(-1), minlength=gate_up.shape[0]).tolist()
-
-    def products(groups: Sequence[Tensor], weight: Weight) -> Tensor:
-        tile = FEW if math.prod(weight.shape[1:]) >= LARGE else ROWS
-        pairs = [(group, expert) for expert, group in enumerate(groups) if len(group)]
-        return torch.cat([linear(group, weight[expert], tile) for group, expert in pairs])
-
-    gate, up = products(x.index_select(0, order // k).split(counts), gate_up).chunk(2, dim=-1)
-    parts = products((gelu(gate) * up).split(counts), down)
-    back = torch.empty_like(order).scatter_(0, order, torch.arange(len(order), device=x.device))
+    expert = chosen.reshape(-1).index_select(0, order)
+    ends = torch.searchsorted(expert, torch.arange(count, device=x.device), right=True)
+    sizes = torch.diff(ends, prepend=ends.new_zeros(1))
+    padded = (sizes + (GROUP - 1)) // GROUP * GROUP
+    offsets = padded.cumsum(0)  # where the group of each expert ends
+    shift = (offsets - padded) - (ends - sizes)
+    place = torch.arange(len(order), device=x.device) + shift.index_select(0, expert)
+    total = len(order) + (GROUP - 1) * min(count, len(order))
+    grouped = x.new_zeros(total, x.shape[-1])
+    grouped = grouped.index_copy(0, place, x.index_select(0, order // k))
+    gate, up = _grouped_product(grouped, offsets, gate_up).chunk(2, dim=-1)
+    parts = _grouped_product(geglu(gate, up), offsets, down)
+    back = torch.empty_like(place).scatter_(0, order, place)
     weighted = parts.index_select(0, back).view(*chosen.shape, -1)
     return (weighted * shares.unsqueeze(-1).to(x.dtype)).sum(1)
+
+
+def _grouped_product(x: Tensor, offsets: Tensor, weight: Weight) -> Tensor:
+    """Each group's rows by its expert's weight: x [rows, in]; offsets int64 [experts], where the
+    groups end; weight [experts, out, in] → [rows, out]; rows past the last group are undefined."""
+    count, *each = weight.shape
+    step = count if isinstance(weight, Tensor) else max(1, SLICE // math.prod(each))
+    if step >= count:
+        return _product_of_groups(x, offsets, dense(weight, x.dtype))
+    out = x.new_zeros(len(x), each[0])
+    rows = torch.arange(len(x), device=x.device)
+    for a in range(0, count, step):
+        first = offsets[a - 1] if a else offsets.new_zeros(())
+        ends = offsets[a : a + step]
+        some = x.index_select(0, (rows + first).clamp(max=len(x) - 1))
+        part = _product_of_groups(some, ends - first, dense(weight[a : a + step], x.dtype))
+        inside = (rows >= first) & (rows < ends[-1])
+        out = torch.where(inside[:, None], part.index_select(0, (rows - first).clamp(min=0)), out)
+    return out
+
+
+def _product_of_groups(x: Tensor, offsets: Tensor, weight: Tensor) -> Tensor:
+    """As `_grouped_product`, of a float weight."""
+    aligned = all(size * x.element_size() % 16 == 0 for size in weight.shape[1:])
+    if aligned and x.dtype in (torch.bfloat16, torch.float16, torch.float32):
+        return F.grouped_mm(x, weight.transpose(1, 2), offs=offsets.int())
+    # What torch's grouped product does not take: each weight by all rows, of which its own stay.
+    expert = torch.searchsorted(offsets, torch.arange(len(x), device=x.device), right=True)
+    out = x.new_zeros(len(x), weight.shape[1])
+    for index, each in enumerate(weight):
+        out = torch.where((expert == index)[:, None], F.linear(x, each), out)
+    return out
+
+
+@reference("own_scores")
+def own_scores(hidden: Tensor, weight: Tensor | QuantizedTensor, ids: Tensor) -> Tensor:
+    """Products of each position with rows of its own; see `ops.own_scores`.
+
+    Few columns of the rows are gathered at a time, so that memory is bounded by n · m · COLUMNS
+    and the number of operations depends on the hidden size alone.
+    """
+    size = hidden.shape[-1]
+    step = COLUMNS
+    if isinstance(weight, QuantizedTensor):
+        step = max(COLUMNS, weight.format.block_size)
+    wide = torch.float64 if hidden.dtype == torch.float64 else torch.float32
+    scores = hidden.new_zeros(ids.shape, dtype=wide)
+    for a in range(0, size, step):
+        b = min(a + step, size)
+        rows = _part_of_rows(weight, ids.reshape(-1), a, b, hidden.dtype)
+        products = rows.view(*ids.shape, b - a).to(wide) @ hidden[:, a:b, None].to(wide)
+        scores = scores + products[..., 0]
+    return scores.to(hidden.dtype)
+
+
+def _part_of_rows(
+    weight: Tensor | QuantizedTensor, ids: Tensor, a: int, b: int, dtype: torch.dtype
+) -> Tensor:
+    """Columns a..b, of whole blocks, of the rows `ids` int64 [n] → [n, b - a]."""
+    if isinstance(weight, Tensor):
+        return weight[:, a:b].index_select(0, ids).to(dtype)
+    size, nbytes = weight.format.block_size, weight.format.block_bytes
+    data = weight.data[:, a // size * nbytes : b // size * nbytes].index_select(0, ids)
+    return QuantizedTensor(data, weight.format, (len(ids), b - a)).dequantize(dtype)

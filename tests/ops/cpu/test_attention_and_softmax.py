@@ -163,7 +163,7 @@ def test_update_asks_for_fitting_inputs() -> None:
 def test_update_of_no_positions(isa: str) -> None:
     state = SoftmaxState.empty(0, torch.device("cpu"))
     with forced(isa):
-        got = ops.update(state, torch.empty(0, 70), 0, torch.empty(0), 30.0, torch.float32)
+        got = ops.update_softmax(state, torch.empty(0, 70), 0, torch.empty(0), 30.0, torch.float32)
     assert [tuple(part.shape) for part in got] == [(0, 70), (0, 2), (0,)]
 
 

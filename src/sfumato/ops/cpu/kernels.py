@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import ctypes
 from collections.abc import Sequence
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -16,15 +17,23 @@ from sfumato.ops.cpu import library
 from sfumato.ops.cpu.panels import PackedTensor
 from sfumato.ops.online_softmax import BLOCK, TOP, Bans, SoftmaxState
 from sfumato.ops.reference import Causal
+from sfumato.ops.registry import BLOCKS, PANELS, twin
 from sfumato.weights.blocks import QuantizedTensor
 
 DTYPES = {torch.float32: 0, torch.bfloat16: 1}
 """What activations may be, by their number in the library."""
 
+
+def multiplies_bf16() -> bool:
+    """Whether the library multiplies bfloat16 with instructions of its own."""
+    return library.kernels is not None and library.kernels.bf16
+
+
 EVERYTHING = 2**63 - 1  # a window that no two positions are apart
 
 
-def linear(x: Tensor, weight: PackedTensor) -> Tensor:
+@twin("linear", "cpu", PANELS)
+def linear(x: Tensor, weight: PackedTensor, tile: int | None = None) -> Tensor:
     """`x @ weight.T`: x [..., in], weight [out, in] → [..., out] in x's dtype."""
     rows, columns = weight.shape
     assert x.shape[-1] == columns, f"{x.shape} by {weight.shape}"
@@ -40,6 +49,7 @@ def linear(x: Tensor, weight: PackedTensor) -> Tensor:
     return out.to(x.dtype)
 
 
+@twin("experts", "cpu", PANELS)
 def experts(
     x: Tensor, chosen: Tensor, shares: Tensor, gate_up: PackedTensor, down: PackedTensor
 ) -> Tensor:
@@ -68,9 +78,11 @@ def experts(
     return out.to(x.dtype)
 
 
-def dequantize(weight: QuantizedTensor, dtype: torch.dtype, out: Tensor | None = None) -> Tensor:
-    """All elements, bit for bit those of `weight.dequantize`: a new tensor, or `out` where that is
-    given, contiguous and of one of DTYPES."""
+@twin("dense", "cpu", BLOCKS, serves=lambda *_: library.kernels is not None)
+def dequantize(weight: QuantizedTensor, dtype: torch.dtype, spare: Tensor | None = None) -> Tensor:
+    """All elements, bit for bit those of `weight.dequantize`: a new tensor, or `spare` where that
+    is given, contiguous and `dtype` is one of DTYPES."""
+    out = spare if dtype in DTYPES else None
     if out is None:
         out = torch.empty(weight.shape, dtype=dtype if dtype in DTYPES else torch.float32)
     if out.numel() == 0:
@@ -93,8 +105,19 @@ class _Rows(ctypes.Structure):
     )
 
 
+def _stored_in_bf16(
+    q: Tensor,
+    keys: Sequence[Tensor],
+    values: Sequence[Tensor],
+    causal: Causal | None = None,
+) -> bool:
+    stored = any(part.dtype == torch.bfloat16 for part in keys)
+    return stored and q.shape[-1] % 32 == 0 and multiplies_bf16()
+
+
+@twin("attend", "cpu", serves=_stored_in_bf16)
 def attend(
-    q: Tensor, keys: Sequence[Tensor], values: Sequence[Tensor], causal: Causal | None
+    q: Tensor, keys: Sequence[Tensor], values: Sequence[Tensor], causal: Causal | None = None
 ) -> Tensor:
     """See `ops.attend`. Products are of bfloat16, sums and softmax in float32."""
     tokens, heads, d = q.shape
@@ -135,6 +158,11 @@ def _rows(parts: Sequence[Tensor]) -> ctypes.Array[_Rows]:
     return (_Rows * len(parts))(*made)
 
 
+def _known_dtype(*arguments: Any) -> bool:
+    return library.kernels is not None and arguments[5] in DTYPES
+
+
+@twin("update_softmax", "cpu", serves=_known_dtype)
 def update(
     state: SoftmaxState,
     raw: Tensor,
@@ -144,7 +172,7 @@ def update(
     dtype: torch.dtype,
     bans: Bans | None = None,
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """See `ops.online_softmax.update`."""
+    """See `ops.update_softmax`."""
     positions, count = raw.shape
     assert temperature.shape == state.max.shape == (positions,), f"{temperature.shape}, {raw.shape}"
     assert state.top.shape == state.top_ids.shape == (positions, TOP)
@@ -161,9 +189,9 @@ def update(
     if positions == 0:
         return mass, sums, fade
     fields = (state.max, state.sum_exp, state.sum_shifted, state.argmax, state.top, state.top_ids)
-    banned = () if bans is None else (bans.first, bans.last, bans.ids)
+    banned = () if bans is None else bans.lists
     assert all(part.dtype == torch.int64 and part.is_contiguous() for part in banned)
-    assert bans is None or bans.first.shape == bans.last.shape == (positions,)
+    assert bans is None or bans.row.shape == bans.place.shape == (positions,)
     lists: list[int | None] = [part.data_ptr() for part in banned]
     lists = lists or [None] * 3
     kernels, given, heat = library.loaded(), _given(raw), temperature.float().contiguous()
@@ -177,7 +205,7 @@ def update(
             count,
         ),
         *(first_id, softcap or 0.0, heat.data_ptr()),
-        *(*lists, 0 if bans is None else len(bans.ids)),
+        *(*lists, len(banned[2]) if banned else 0),
         *(part.data_ptr() for part in (*fields, fade, sums, mass)),
         DTYPES[dtype],
     )

@@ -16,6 +16,7 @@ import torch
 from torch import Tensor
 
 from sfumato.ops.cpu import library
+from sfumato.ops.registry import PANELS, register_form
 from sfumato.weights.blocks import BLOCK_FORMATS, QuantizedTensor
 
 ACTIVATIONS = ("int8", "bf16")
@@ -82,6 +83,9 @@ class PackedTensor:
 
     def __repr__(self) -> str:
         return f"PackedTensor({self.format}, {self.shape}, {self.activations})"
+
+
+register_form(PackedTensor, PANELS)
 
 
 def packs(format: str, shape: tuple[int, ...], device: torch.device) -> bool:

@@ -1,0 +1,184 @@
+"""Plain torch on a CPU in which a row's result does not depend, to the last bit, on other rows.
+
+Torch rounds by shape and place.  So products, attention and GELU are computed here in shapes that
+do not depend on how many other rows there are.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from sfumato.ops import online_softmax, reference
+from sfumato.ops.online_softmax import Bans, SoftmaxState
+from sfumato.ops.reference import KEYS, ROWS, Causal, Weight, attention, joined
+from sfumato.ops.registry import choose, form_of, twin
+from sfumato.weights.blocks import QuantizedTensor
+
+MANY, FEW = 256, 16
+"""Rows of every product with a large weight, and with a large one of an expert; ROWS with a small
+one.
+
+Torch's libraries choose kernels, and how a sum is cut, by the number of rows: in bfloat16, and in
+float32 with large weights, two numbers of rows seldom round alike, multiples of 16 or not. With
+one fixed number they always do, wherever a row stands (measured with MKL and oneDNN, AVX2 to AMX).
+The fewer rows, the less is padding; the more, the less often a weight is read. Experts have few."""
+
+LARGE = 1 << 20
+"""Elements from which a weight is large: time goes into reading it, rather than into calls."""
+
+QUERIES = 64
+"""Of one call of torch's causal attention; its keys come in multiples of KEYS."""
+
+GATHERED = 4096
+"""Rows of the embedding that `own_scores` gathers at a time."""
+
+
+def _dense(weight: Weight, dtype: torch.dtype) -> Tensor:
+    device = weight.device if isinstance(weight, Tensor | QuantizedTensor) else torch.device("cpu")
+    floats: Tensor = choose("dense", device, form_of(weight), weight, dtype)(weight, dtype)
+    return floats
+
+
+@twin("linear", "cpu")
+def linear(x: Tensor, weight: Weight, tile: int | None = None) -> Tensor:
+    """See `ops.linear`."""
+    factor = _dense(weight, x.dtype)
+    rows = x.reshape(-1, x.shape[-1]).contiguous()
+    size = tile or (MANY if factor.numel() >= LARGE else ROWS)
+    out = rows.new_empty(len(rows), len(factor))
+    full = len(rows) // size * size
+    for at in range(0, full, size):
+        torch.mm(rows[at : at + size], factor.T, out=out[at : at + size])
+    if rest := len(rows) - full:
+        padded = F.pad(rows[full:], (0, 0, 0, size - rest))
+        out[full:] = torch.mm(padded, factor.T)[:rest]
+    return out.view(*x.shape[:-1], len(factor))
+
+
+@twin("geglu", "cpu")
+def geglu(gate: Tensor, up: Tensor) -> Tensor:
+    """See `ops.geglu`; GELU in float32, rounded to the dtype before the product.
+
+    Torch's own takes another tanh for the last few elements of a call or a thread's share.
+    """
+    wide = gate.float()
+    bent = wide.square().mul_(0.044715).add_(1.0).mul_(wide).mul_(math.sqrt(2 / math.pi)).tanh_()
+    return bent.add_(1.0).mul_(wide).mul_(0.5).to(gate.dtype) * up
+
+
+@twin("embed", "cpu")
+def embed(ids: Tensor, weight: Tensor | QuantizedTensor, dtype: torch.dtype) -> Tensor:
+    """See `ops.embed`."""
+    if isinstance(weight, QuantizedTensor):
+        rows = _dense(weight.index_select(ids.reshape(-1)), dtype)
+        return rows.view(*ids.shape, weight.shape[-1])
+    return reference.embed(ids, weight, dtype)
+
+
+def _more_keys_than_queries(
+    q: Tensor, keys: Sequence[Tensor], values: Sequence[Tensor], causal: Causal | None
+) -> bool:
+    return causal is not None and sum(part.shape[1] for part in keys) >= len(q)
+
+
+@twin("attend", "cpu", serves=_more_keys_than_queries)
+def attend_causally(
+    q: Tensor, keys: Sequence[Tensor], values: Sequence[Tensor], causal: Causal
+) -> Tensor:
+    """Attention of which a token's result does not depend on the other tokens of a call.
+
+    The queries' own keys are the last ones.  Torch rounds by the number of queries, by a query's
+    place among them, and by where its blocks of 512 keys begin and end.  So tokens go in aligned
+    tiles: a token is always the same one of QUERIES, which see the same blocks of KEYS, if the
+    first key's position is a multiple of KEYS.
+    """
+    q, k, v = q.transpose(0, 1), joined(keys, q.dtype), joined(values, q.dtype)
+    seen = causal.mask()
+    n, m = seen.shape
+    front = (m - n) % QUERIES
+    rows, short = (front, -(front + n) % QUERIES), -m % KEYS
+    q, seen = F.pad(q, (0, 0, *rows)), F.pad(seen, (0, short, *rows))
+    k, v = F.pad(k, (0, 0, 0, short)), F.pad(v, (0, 0, 0, short))
+    parts = []
+    for queries, sees in zip(q.split(QUERIES, 1), seen.split(QUERIES), strict=True):
+        blocks = sees.any(dim=0).view(-1, KEYS).any(dim=1).nonzero()[:, 0].tolist() or [0]
+        at = slice(blocks[0] * KEYS, (blocks[-1] + 1) * KEYS)
+        hidden = q.new_zeros(QUERIES, at.stop - at.start)
+        hidden.masked_fill_(~sees[:, at], float("-inf"))
+        parts.append(attention(queries.contiguous(), k[:, at], v[:, at], hidden))
+    return torch.cat(parts, dim=1)[:, front : front + n].transpose(0, 1)
+
+
+@twin("canvas_attention", "cpu")
+def canvas_attention(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    keys: Tensor,
+    values: Tensor,
+    slots: Tensor,
+    held: Tensor,
+    width: Tensor,
+) -> Tensor:
+    """See `ops.canvas_attention`. One row after another, each in the shape that it has alone."""
+    out = torch.zeros_like(q)
+    rows = zip(slots.tolist(), held.tolist(), width.tolist(), strict=True)
+    for row, (slot, count, length) in enumerate(rows):
+        if length:
+            all_keys = keys[slot, :, :count], k[row, :length].transpose(0, 1)
+            all_values = values[slot, :, :count], v[row, :length].transpose(0, 1)
+            serve = choose("attend", q.device, "any", q[row], all_keys, all_values, None)
+            out[row, :length] = serve(q[row, :length], all_keys, all_values, None)
+    return out
+
+
+@twin("experts", "cpu")
+def experts(x: Tensor, chosen: Tensor, shares: Tensor, gate_up: Weight, down: Weight) -> Tensor:
+    """See `ops.experts`."""
+    k = chosen.shape[-1]
+    order = chosen.reshape(-1).argsort(stable=True)
+    counts = torch.bincount(chosen.reshape(-1), minlength=gate_up.shape[0]).tolist()
+
+    def products(groups: Sequence[Tensor], weight: Weight) -> Tensor:
+        tile = FEW if math.prod(weight.shape[1:]) >= LARGE else ROWS
+        pairs = [(group, expert) for expert, group in enumerate(groups) if len(group)]
+        return torch.cat([linear(group, weight[expert], tile) for group, expert in pairs])
+
+    gate, up = products(x.index_select(0, order // k).split(counts), gate_up).chunk(2, dim=-1)
+    parts = products(geglu(gate, up).split(counts), down)
+    back = torch.empty_like(order).scatter_(0, order, torch.arange(len(order)))
+    weighted = parts.index_select(0, back).view(*chosen.shape, -1)
+    return (weighted * shares.unsqueeze(-1).to(x.dtype)).sum(1)
+
+
+@twin("own_scores", "cpu")
+def own_scores(hidden: Tensor, weight: Tensor | QuantizedTensor, ids: Tensor) -> Tensor:
+    """See `ops.own_scores`. So few positions at a time that no more than GATHERED rows are."""
+    if len(ids) == 1:  # torch multiplies one pair of matrices otherwise than several
+        return own_scores(hidden.expand(2, -1), weight, ids.expand(2, -1))[:1]
+    out = hidden.new_empty(ids.shape)
+    some = max(2, GATHERED // max(1, ids.shape[1]))
+    for start in range(0, len(ids), some):
+        at = slice(min(start, len(ids) - 2), start + some)  # never the last one alone, as above
+        rows = embed(ids[at], weight, hidden.dtype)
+        out[at] = (rows @ hidden[at, :, None])[..., 0]
+    return out
+
+
+@twin("update_softmax", "cpu")
+def update(
+    state: SoftmaxState,
+    raw: Tensor,
+    first_id: int,
+    temperature: Tensor,
+    softcap: float | None,
+    dtype: torch.dtype,
+    bans: Bans | None = None,
+) -> tuple[Tensor, Tensor, Tensor]:
+    """See `ops.update_softmax`. Leaves out the sort of scores that displace none of the top."""
+    return online_softmax.update(state, raw, first_id, temperature, softcap, dtype, bans, lazy=True)

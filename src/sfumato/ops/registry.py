@@ -1,0 +1,122 @@
+"""Who serves an operation, by its name, the device and the form of the weight.
+
+Every operation has a reference in plain torch.  A twin is a faster function of the same signature,
+registered for one kind of device and one form of weight in a file of its own.  A twin has no
+gradient, so the reference serves where one is asked for.  This module knows no operation.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+ANY, FLOAT, BLOCKS, PANELS = "any", "float", "blocks", "panels"
+"""Forms of a weight: any (or an operation without one), a float tensor, quantized blocks, and what
+the compiled CPU kernels packed."""
+
+Function = Callable[..., Any]
+
+
+@dataclass(frozen=True)
+class Twin:
+    """A faster function, and for which arguments it serves."""
+
+    function: Function
+    serves: Callable[..., bool]
+
+
+_references: dict[str, Function] = {}
+_twins: dict[tuple[str, str, str], list[Twin]] = {}
+_forms: dict[type, str] = {}
+_counters: list[Counter[str]] = []
+_forced = 0  # how many `reference_only` are open
+
+
+def reference(operation: str) -> Callable[[Function], Function]:
+    """Registers the decorated function as the specification of an operation."""
+
+    def register(function: Function) -> Function:
+        assert operation not in _references, f"{operation}: has a reference already"
+        _references[operation] = function
+        return function
+
+    return register
+
+
+def twin(
+    operation: str, device: str, form: str = ANY, serves: Callable[..., bool] | None = None
+) -> Callable[[Function], Function]:
+    """Registers the decorated function for a kind of device and a form of weight.
+
+    serves: takes the arguments of a call; False leaves the call to the twins registered before this
+    one, and at last to the reference.  A twin for one form goes before those for any.
+    """
+
+    def register(function: Function) -> Function:
+        entry = Twin(function, serves or (lambda *arguments: True))
+        _twins.setdefault((operation, device, form), []).insert(0, entry)
+        return function
+
+    return register
+
+
+def register_form(kind: type, form: str) -> None:
+    """Weights of this class have this form; those of no registered class are float tensors."""
+    _forms[kind] = form
+
+
+def form_of(*weights: object) -> str:
+    """The form of a weight, or of several where they share it, else ANY."""
+    forms = {_forms.get(type(weight), FLOAT) for weight in weights}
+    return forms.pop() if len(forms) == 1 else ANY
+
+
+def call(operation: str, device: torch.device, form: str, *arguments: Any) -> Any:
+    """Calls an operation: what the public functions of `ops` do."""
+    for counter in _counters:
+        counter[operation] += 1
+    return choose(operation, device, form, *arguments)(*arguments)
+
+
+def choose(operation: str, device: torch.device, form: str, *arguments: Any) -> Function:
+    """The function that serves these arguments."""
+    if not _forced and not _wants_gradient(arguments):
+        for key in (form, ANY) if form != ANY else (ANY,):
+            for entry in _twins.get((operation, device.type, key), ()):
+                if entry.serves(*arguments):
+                    return entry.function
+    return _references[operation]
+
+
+def _wants_gradient(arguments: tuple[Any, ...]) -> bool:
+    return torch.is_grad_enabled() and any(
+        x.requires_grad for x in arguments if isinstance(x, Tensor)
+    )
+
+
+@contextmanager
+def reference_only() -> Iterator[None]:
+    """The references serve every call of every thread. For tests."""
+    global _forced
+    _forced += 1
+    try:
+        yield
+    finally:
+        _forced -= 1
+
+
+@contextmanager
+def counted() -> Iterator[Counter[str]]:
+    """Counts the calls of every operation in every thread, not those inside of twins. For tests."""
+    counter: Counter[str] = Counter()
+    _counters.append(counter)
+    try:
+        yield counter
+    finally:
+        _counters[:] = [other for other in _counters if other is not counter]

@@ -1,0 +1,106 @@
+"""The references read nothing on the host, and make as many operations for many rows as for one."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import pytest
+import torch
+from tests.support.fake_device import DEVICE, traced
+from torch import Tensor
+
+from sfumato import ops
+from sfumato.ops import registry
+from sfumato.ops.online_softmax import Bans, SoftmaxState
+
+VOCAB, HIDDEN, INNER, EXPERTS, HEADS, KV_HEADS, DIM, SIZE = 96, 64, 16, 4, 4, 2, 16, 40
+BF16 = torch.bfloat16
+
+
+def whole(size: int, *shape: int) -> Tensor:
+    return torch.zeros(*shape, dtype=torch.int64, device=DEVICE) + size
+
+
+def floats(*shape: int, dtype: torch.dtype = BF16) -> Tensor:
+    return torch.empty(*shape, dtype=dtype, device=DEVICE)
+
+
+def canvas_attention(rows: int) -> Tensor:
+    new = (floats(rows, 24, heads, DIM) for heads in (HEADS, KV_HEADS, KV_HEADS))
+    stored = (floats(9, KV_HEADS, SIZE, DIM) for _ in range(2))
+    return ops.canvas_attention(*new, *stored, *(whole(3, rows) for _ in range(3)))
+
+
+def experts(rows: int) -> Tensor:
+    chosen, shares = whole(1, rows * 24, 2), floats(rows * 24, 2, dtype=torch.float32)
+    weights = floats(EXPERTS, 2 * INNER, HIDDEN), floats(EXPERTS, HIDDEN, INNER)
+    return ops.experts(floats(rows * 24, HIDDEN), chosen, shares, *weights)
+
+
+def own_scores(rows: int) -> Tensor:
+    return ops.own_scores(floats(rows * 24, HIDDEN), floats(VOCAB, HIDDEN), whole(1, rows * 24, 64))
+
+
+def update_softmax(rows: int) -> Tensor:
+    n = rows * 24
+    bans = Bans(whole(3, rows, 5), whole(2, rows, 5), whole(0, n), whole(0, n))
+    state = SoftmaxState.empty(n, DEVICE)
+    raw, temperature = floats(n, 70), floats(n, dtype=torch.float32)
+    ops.update_softmax(state, raw, 64, temperature, 30.0, BF16, bans)
+    bans.covers(VOCAB), bans.contain(whole(0, n))
+    return bans.window(whole(0, n), 64)
+
+
+def small(rows: int) -> Tensor:
+    x = ops.embed(whole(0, rows * 24), floats(VOCAB, HIDDEN), BF16)
+    x = ops.rms_norm(x, floats(HIDDEN), 1e-6)
+    x = ops.geglu(ops.linear(x, floats(HIDDEN, HIDDEN)), x)
+    heads = x.view(rows * 24, HEADS, DIM)
+    return ops.rotate(heads, floats(rows * 24, DIM // 2), floats(rows * 24, DIM // 2))
+
+
+@pytest.mark.parametrize("run", [canvas_attention, experts, own_scores, update_softmax, small])
+def test_references_have_a_fixed_shape(run: Callable[[int], Tensor]) -> None:
+    counts = []
+    for rows in (1, 8):
+        with traced() as trace:
+            run(rows)
+        counts.append(trace.count)
+    assert counts[0] == counts[1] > 0
+
+
+@pytest.mark.parametrize(
+    "fault",
+    [
+        lambda x: x.cpu(),
+        lambda x: x.tolist(),
+        lambda x: x.item(),
+        lambda x: x.nonzero(),
+        lambda x: x[x > 0],
+        lambda x: x + torch.ones(1),
+        lambda x: torch.ones(1).to(x.device),
+        lambda x: int(x.max()),
+    ],
+)
+def test_the_trace_shows_what_asks_the_host(fault: Callable[[Tensor], object]) -> None:
+    with pytest.raises(Exception), traced():  # noqa: B017
+        fault(whole(0, 1))
+
+
+def test_canvas_attention_is_that_of_each_row_alone() -> None:
+    torch.manual_seed(0)
+    q, k, v = (torch.randn(3, 24, heads, DIM) for heads in (HEADS, KV_HEADS, KV_HEADS))
+    keys, values = (torch.randn(5, KV_HEADS, SIZE, DIM) for _ in range(2))
+    slots, held, width = (torch.tensor(x) for x in ([4, 0, 2], [40, 0, 17], [24, 7, 20]))
+    arguments = (q, k, v, keys, values, slots, held, width)
+    with registry.reference_only():
+        plain = ops.canvas_attention(*arguments)
+        nothing = ops.canvas_attention(*arguments[:6], held * 0, width * 0)
+    twin = ops.canvas_attention(*arguments)
+    assert not nothing.any() and plain.isfinite().all()
+    for row, (slot, count, n) in enumerate(zip(*arguments[5:], strict=True)):
+        parts = [(old[slot, :, :count], new[row, :n].transpose(0, 1))
+                 for old, new in ((keys, k), (values, v))]  # fmt: skip
+        alone = ops.attend(q[row, :n], *parts)
+        assert torch.equal(twin[row, :n], alone)
+        torch.testing.assert_close(plain[row, :n], alone)
