@@ -1,23 +1,25 @@
 """One denoising step as pure tensor functions of the state of batches.
 
-Nothing here reads a value on the host, copies to the device, or has a shape that depends on data,
-but for what rules do that cannot be lifted (see `rules.py`).  What a step decides is written into
-the batch in place.  `packed.py` takes to the host what it is to learn.
+`forward` changes nothing; `move` writes what the step decides into the batches in place, and packs
+what the host is to learn into one tensor.  Neither reads a value on the host, copies to the device,
+or has a shape that depends on data.  Exceptions are rows that ask for more than the plain
+distribution (see `scoring.py`), and rules that cannot be lifted (see `rules.py`).
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Sequence
+from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
+from sfumato.diffusion.canvas import Canvas
 from sfumato.diffusion.noise import noise
-from sfumato.diffusion.sampler import StepView
-from sfumato.diffusion.step.batch import StepBatch
-from sfumato.diffusion.step.layout import Part
-from sfumato.diffusion.step.rules import decide
+from sfumato.diffusion.scoring import score_rows
+from sfumato.diffusion.step.change import change, write
+from sfumato.diffusion.step.layout import Layout, Part
+from sfumato.diffusion.step.packed import pack
 from sfumato.model.attention import CanvasPart, CanvasRows
 from sfumato.model.head import HeadStats
 from sfumato.model.network import Network
@@ -57,76 +59,49 @@ def hidden_states(
     return network.denoise_batch(tokens, soft, CanvasRows(attended))
 
 
+@dataclass(frozen=True)
+class Findings:
+    """What a forward found, before any canvas is moved on."""
+
+    layout: Layout
+    canvases: tuple[Canvas, ...]  # in the layout's order
+    draws: Draws
+    stats: HeadStats  # of all packed positions
+    extra: dict[int, HeadStats]  # by row in the layout's order: see `score_rows`
+
+
+def forward(
+    network: Network,
+    layout: Layout,
+    canvases: tuple[Canvas, ...],
+    attended: Sequence[CanvasPart],
+    begun: bool,
+) -> Findings:
+    """canvases: in the layout's order; attended and begun: see `hidden_states`."""
+    draws = draw(layout.parts, network.config.vocab_size)
+    hidden = hidden_states(network, layout.parts, attended, begun)
+    scored = hidden, canvases, draws.temperature, draws.uniforms, layout.scoring
+    return Findings(layout, canvases, draws, *score_rows(network.head, *scored))
+
+
+def move(findings: Findings) -> tuple[Tensor, list[dict[int, Exception]]]:
+    """Moves the rows on. Returns the packed words of all parts, one part after another, and of each
+    part, by row, what its rules raised."""
+    parts, stats = findings.layout.parts, findings.stats
+    changes = []
+    row = position = 0
+    for part, fresh in zip(parts, findings.draws.fresh, strict=True):
+        rows, positions = len(part.lengths), sum(part.spans)
+        part_stats = stats if len(parts) == 1 else stats[position : position + positions]
+        extra = {i - row: e for i, e in findings.extra.items() if row <= i < row + rows}
+        changes.append(change(part, part_stats, fresh, extra))
+        row, position = row + rows, position + positions
+    # Nothing is written before all is known: what raises up to here may be tried again.
+    for part, new in zip(parts, changes, strict=True):
+        write(part.batch, new)
+    words = [pack(part.batch, new).flatten() for part, new in zip(parts, changes, strict=True)]
+    return _joined(words), [new.errors for new in changes]
+
+
 def _joined(parts: Sequence[Tensor]) -> Tensor:
     return parts[0] if len(parts) == 1 else torch.cat(list(parts))
-
-
-@dataclass(frozen=True)
-class Change:
-    """What a step makes of a batch, before anything is written."""
-
-    tokens: Tensor  # int64 [R, W]
-    soft: Tensor  # [R, W, hidden]
-    history: Tensor  # int64 [R, H, W]
-    unchanged: Tensor  # int64 [R]
-    stop: Tensor  # bool [R]
-    entropy: Tensor  # float32 [R, W], pinned positions without
-    accepted: Tensor  # bool [R, W]
-    top_ids: Tensor  # int64 [R, W, top]
-    top_probs: Tensor  # float32 [R, W, top]
-    errors: dict[int, Exception]  # by row: what its rules raised
-
-
-def change(part: Part, stats: HeadStats, fresh: Tensor, extra: Mapping[int, HeadStats]) -> Change:
-    """What the rules make of the statistics of a part's packed positions; extra: see `decide`."""
-    batch = part.batch
-    names = ("argmax", "drawn", "entropy", "top_ids", "top_probs", "soft")
-    stats = HeadStats(*(part.unpack(getattr(stats, name)) for name in names))
-    pinned = batch.pinned >= 0
-    drawn = torch.where(batch.cold[:, None], stats.argmax, stats.drawn)
-    stats = replace(
-        stats,
-        argmax=torch.where(pinned, batch.pinned, stats.argmax),
-        drawn=torch.where(pinned, batch.pinned, drawn),
-        entropy=stats.entropy.masked_fill(pinned, 0.0),
-    )
-    # Of -1 before the first step, which equals no token.
-    same = (stats.argmax == batch.history[:, -1]).all(dim=1)
-    # Copies of what is about to be overwritten: a rule may keep its view.
-    view = StepView(
-        batch.step + 1,
-        0,
-        batch.tokens.clone(),
-        stats,
-        batch.history.clone(),
-        pinned,
-        torch.where(same, batch.unchanged + 1, 0),
-    )
-    decision = decide(part.groups, view, extra)
-    accepted = decision.accepted | pinned
-    return Change(
-        tokens=torch.where(accepted, stats.drawn, fresh),
-        soft=stats.soft,
-        history=torch.cat((view.history[:, 1:], stats.argmax[:, None]), dim=1),
-        unchanged=view.unchanged,
-        stop=decision.stop,
-        entropy=stats.entropy,
-        accepted=accepted,
-        top_ids=stats.top_ids,
-        top_probs=stats.top_probs,
-        errors=decision.errors,
-    )
-
-
-def write(batch: StepBatch, new: Change) -> None:
-    """Takes a step's change into the rows that are not done."""
-    frozen = batch.done.clone()
-    by_row, by_position = frozen, frozen[:, None]
-    torch.where(by_position, batch.tokens, new.tokens, out=batch.tokens)
-    unlearned = (frozen | ~batch.self_conditioning)[:, None, None]
-    torch.where(unlearned, batch.soft, new.soft, out=batch.soft)
-    torch.where(frozen[:, None, None], batch.history, new.history, out=batch.history)
-    torch.where(by_row, batch.unchanged, new.unchanged, out=batch.unchanged)
-    batch.step.add_(~frozen)
-    batch.converged.logical_or_(new.stop & ~frozen)
-    batch.done.logical_or_(batch.converged | (batch.step >= batch.max_steps))

@@ -7,43 +7,21 @@ state lives; `Pending.results` waits for what the host learns of it, which may b
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 
 import torch
-from torch import Tensor
 
 from sfumato.diffusion.canvas import Canvas, Draft
-from sfumato.diffusion.scoring import score_rows
 from sfumato.diffusion.step.batch import StepBatch, width_for
-from sfumato.diffusion.step.denoise import Draws, change, draw, hidden_states, write
+from sfumato.diffusion.step.change import change, write
+from sfumato.diffusion.step.denoise import Findings, draw, forward, move
 from sfumato.diffusion.step.layout import Layout, Part, lay_out
-from sfumato.diffusion.step.packed import (
-    CONVERGED,
-    DONE,
-    NOT_FINITE,
-    Unpacked,
-    pack,
-    to_host,
-    unpack,
-)
+from sfumato.diffusion.step.packed import pack, to_host, unpack
+from sfumato.diffusion.step.results import Pending, Result, result_of
 from sfumato.diffusion.step.rules import RuleGroup
 from sfumato.diffusion.step.seats import Key, Seats
 from sfumato.model.cache import Slot
 from sfumato.model.head import HeadStats
 from sfumato.model.network import Network
-
-Result = Draft | Exception
-
-
-@dataclass(frozen=True)
-class Findings:
-    """What a forward found, before any canvas is moved on."""
-
-    layout: Layout
-    canvases: tuple[Canvas, ...]  # in the layout's order
-    draws: Draws
-    stats: HeadStats  # of all packed positions
-    extra: dict[int, HeadStats]  # by row in the layout's order: see `score_rows`
 
 
 class Denoiser:
@@ -61,28 +39,14 @@ class Denoiser:
         network = self.network
         layout = self._lay_out(canvases, slots)
         ordered = tuple(canvases[i] for i in layout.order)
-        draws = draw(layout.parts, network.config.vocab_size)
         begun = any(canvas.step and canvas.config.self_conditioning for canvas in canvases)
-        hidden = hidden_states(network, layout.parts, layout.attended(slots), begun)
-        given = hidden, ordered, draws.temperature, draws.uniforms, layout.scoring
-        return Findings(layout, ordered, draws, *score_rows(network.head, *given))
+        return forward(network, layout, ordered, layout.attended(slots), begun)
 
     @torch.no_grad()
     def write(self, findings: Findings) -> Pending:
         """Moves the rows on, and starts the copy of what the host learns of it."""
-        parts, stats = findings.layout.parts, findings.stats
-        changes = []
-        row = position = 0
-        for part, fresh in zip(parts, findings.draws.fresh, strict=True):
-            rows, positions = len(part.lengths), sum(part.spans)
-            part_stats = stats if len(parts) == 1 else stats[position : position + positions]
-            extra = {i - row: e for i, e in findings.extra.items() if row <= i < row + rows}
-            changes.append(change(part, part_stats, fresh, extra))
-            row, position = row + rows, position + positions
-        for part, new in zip(parts, changes, strict=True):
-            write(part.batch, new)
-        words = [pack(part.batch, new) for part, new in zip(parts, changes, strict=True)]
-        return Pending(findings, [new.errors for new in changes], *to_host(words))
+        words, errors = move(findings)
+        return Pending(findings, errors, *to_host(words))
 
     def advance(self, findings: Findings) -> list[Result]:
         """Moves the canvases on: of each its draft, or what failed in it alone, in the order of
@@ -128,58 +92,6 @@ class Denoiser:
         return self._seats[key]
 
 
-@dataclass(frozen=True)
-class Pending:
-    """A step that has been written, and of which the host has learned nothing yet."""
-
-    findings: Findings
-    errors: list[dict[int, Exception]]  # of each part, by row: what its rules raised
-    words: list[Tensor]  # of each part, on the host
-    copied: torch.Event | None  # None: `words` can be read at once
-
-    def results(self) -> list[Result]:
-        """Of each canvas its draft, or what failed in it alone, in the order of `forward`."""
-        if self.copied is not None:
-            self.copied.synchronize()
-        findings, layout = self.findings, self.findings.layout
-        results: dict[int, Result] = {}
-        for part, errors, words in zip(layout.parts, self.errors, self.words, strict=True):
-            step = unpack(words, part.batch.width)
-            for row in range(len(part.lengths)):
-                at = len(results)
-                canvas = findings.canvases[at]
-                if row in errors:
-                    results[at] = errors[row]
-                else:
-                    results[at] = _result(canvas, step, row, findings.extra.get(at))
-        places = {place: at for at, place in enumerate(layout.order)}
-        return [results[places[place]] for place in range(len(results))]
-
-
-def _result(canvas: Canvas, step: Unpacked, row: int, extra: HeadStats | None) -> Result:
-    """Tells a canvas what became of its row."""
-    length, flags = canvas.length, step.flags[row]
-    entropy = step.entropy[row, :length]
-    if flags & NOT_FINITE:
-        try:
-            canvas.check_entropy(entropy, step.steps[row])
-        except (ValueError, FloatingPointError) as error:
-            return error
-    canvas.learn(step.steps[row], bool(flags & CONVERGED), bool(flags & DONE))
-    assert canvas.config.max_steps
-    return Draft(
-        canvas.noise.canvas,
-        canvas.step,
-        step.argmax[row, :length],
-        entropy,
-        step.accepted[row, :length],
-        canvas.config.max_steps,
-        step.top_ids[row, :length] if extra is None else extra.top_ids.cpu(),
-        step.top_probs[row, :length] if extra is None else extra.top_probs.cpu(),
-        canvas.begun if canvas.step == 1 else None,
-    )
-
-
 def denoise_step(
     network: Network, canvases: Sequence[Canvas], slots: Sequence[Slot]
 ) -> list[Draft]:
@@ -218,10 +130,7 @@ def advance_one(canvas: Canvas, stats: HeadStats) -> Draft:
     if new.errors:
         raise new.errors[0]
     write(state, new)
-    (words,), copied = to_host([pack(state, new)])
-    if copied is not None:
-        copied.synchronize()
-    result = _result(canvas, unpack(words, batch.width), 0, stats)
+    result = result_of(canvas, unpack(pack(state, new).cpu(), 1, batch.width), 0, stats)
     if isinstance(result, Exception):
         raise result
     return result

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from sfumato.diffusion.step.batch import StepBatch
-from sfumato.diffusion.step.denoise import Change
+from sfumato.diffusion.step.change import Change
 
 DONE, CONVERGED, NOT_FINITE = 1, 2, 4
 """Flags of a row."""
@@ -37,23 +37,21 @@ def pack(batch: StepBatch, new: Change) -> Tensor:
     )
 
 
-def to_host(words: Sequence[Tensor]) -> tuple[list[Tensor], torch.Event | None]:
-    """The words of all parts on the host, by one copy; and the event after which they may be read,
-    where the copy goes on meanwhile."""
-    device = words[0].device
-    if device.type == "cpu":
-        return list(words), None
-    flat = torch.cat([part.flatten() for part in words])
-    copied = None
-    if device.type == "cuda":
-        host = torch.empty(flat.shape, dtype=flat.dtype, pin_memory=True)
-        host.copy_(flat, non_blocking=True)
-        copied = torch.Event(device)
-        copied.record()
-    else:
-        host = flat.cpu()
-    parts = host.split([part.numel() for part in words])
-    return [part.view(like.shape) for part, like in zip(parts, words, strict=True)], copied
+def row_words(width: int, top: int) -> int:
+    """The words of a row; top: most probable tokens of a position."""
+    return HEADER + width * (3 + 2 * top)
+
+
+def to_host(words: Tensor) -> tuple[Tensor, torch.Event | None]:
+    """Packed words on the host, by one copy; and the event after which they may be read, where the
+    copy goes on meanwhile."""
+    if words.device.type != "cuda":
+        return words.cpu(), None
+    host = torch.empty(words.shape, dtype=words.dtype, pin_memory=True)
+    host.copy_(words, non_blocking=True)
+    copied = torch.Event(words.device)
+    copied.record()
+    return host, copied
 
 
 @dataclass(frozen=True)
@@ -69,8 +67,9 @@ class Unpacked:
     top_probs: Tensor  # float32 [R, W, top]
 
 
-def unpack(words: Tensor, width: int) -> Unpacked:
-    """words: int32 [R, words], on the host."""
+def unpack(words: Tensor, rows: int, width: int) -> Unpacked:
+    """words: int32, those of one part, on the host."""
+    words = words.view(rows, -1)
     steps, flags = words[:, :HEADER].t().tolist()
     top = ((words.shape[1] - HEADER) // width - 3) // 2
     argmax, entropy, accepted, ids, probs = words[:, HEADER:].split(
