@@ -123,9 +123,9 @@ class VocabularyHead:
         hidden [positions, hidden]; temperature float32 [positions], > 0; uniform float64
         [positions] in [0, 1); adjust acts on softcapped logits before the temperature; keep_logits:
         whether of all positions or, bool [positions], of which; skip touches the soft embedding
-        alone; soft_top_k int64 [positions]: of how many of its most probable tokens a position draws
-        and has its soft embedding, 0 for all; bans: never beside an adjust or kept logits;
-        top int64 [positions]: how many of its most probable tokens a position names, TOP at least.
+        alone; soft_top_k int64 [positions]: the draw and the soft embedding are of so many most
+        probable tokens, 0 for all; bans: never beside an adjust or kept logits; top int64
+        [positions]: how many most probable tokens are named, TOP at least.
         What is asked for at one position changes no bit at another.
         """
         keep = _kept(keep_logits)
