@@ -100,11 +100,14 @@ def decide(groups: Sequence[RuleGroup], view: StepView, extra: Mapping[int, Head
     stop = torch.zeros_like(view.pinned[:, 0])
     errors: dict[int, Exception] = {}
     for group in groups:
-        at = slice(None) if group.index is None else group.index
         several = len(group.rows) > 1 and not any(row in extra for row in group.rows)
         lifted = _lifted(group, view) if several else None
         if lifted is not None:
-            accepted[at, : group.length], stop[at] = lifted
+            if group.index is None:
+                accepted[:, : group.length], stop[:] = lifted
+            else:
+                accepted[:, : group.length].index_copy_(0, group.index, lifted[0])
+                stop.index_copy_(0, group.index, lifted[1])
             continue
         for row in group.rows:
             try:
