@@ -21,7 +21,7 @@ CSRC = Path("src/sfumato/ops/cpu/csrc")
 
 KERNELS = Extension(
     "sfumato.ops.cpu._kernels",
-    sources=sorted(str(path) for path in CSRC.glob("*.cpp") if path.name != "fuzz.cpp"),
+    sources=sorted(str(path) for path in CSRC.glob("*.cpp")),
     depends=sorted(str(path) for path in CSRC.glob("*") if path.suffix != ".cpp"),
     # No contraction: a product and a sum become one rounding only where the source says so.
     extra_compile_args=[

@@ -18,7 +18,8 @@ from torch import Tensor
 
 from sfumato.model import draw as draw_module
 from sfumato.model.draw import locate
-from sfumato.model.head import Adjust, HeadStats, VocabularyHead, _statistics
+from sfumato.model.head import Adjust, HeadStats, VocabularyHead
+from sfumato.model.head_stats import statistics as final_statistics
 from sfumato.ops.online_softmax import TOP, SoftmaxState, update
 from sfumato.weights.blocks import BLOCK_FORMATS, QuantizedTensor
 
@@ -294,7 +295,7 @@ def test_a_rows_sums_do_not_depend_on_other_rows(size: int) -> None:
         fade = (torch.cat(peaks, 1) - state.max[:, None]).exp()
         places = locate(torch.cat(sums, 1) * fade, uniform[which])
         soft = torch.ones(count, 4)
-        return _statistics(state, state.argmax, soft, torch.float32, None, 3 * size), places
+        return final_statistics(state, state.argmax, soft, torch.float32, None, 3 * size), places
 
     together, places = statistics(slice(None))
     for row in range(9):

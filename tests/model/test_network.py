@@ -9,8 +9,10 @@ import torch
 from tests.support.oracle import network_of, random_oracle, relative, tiny_config
 from torch import Tensor
 
+from sfumato.model.attention import CanvasPart, CanvasRows
 from sfumato.model.cache import Slot
 from sfumato.model.network import Network
+from sfumato.ops import registry
 
 
 @pytest.fixture(scope="module")
@@ -94,6 +96,38 @@ def test_a_canvas_without_a_prefix(network: Network) -> None:
     assert both.shape == (11, 64) and both.isfinite().all()
     alone = [network.denoise([c], [s]) for c, s in zip(canvases, slots, strict=True)]
     assert relative(both, torch.cat(alone)) <= 1e-5
+
+
+def test_rows_of_several_widths_and_pools_are_one_forward(network: Network) -> None:
+    """Bit for bit what each row is alone, and one call of every operation but attention's."""
+    slots = [*network.new_slots(4, 40), network.new_slot(25), network.new_slot(60)]
+    prefixes = (30, 7, 0, 12, 25, 50)
+    network.encode([torch.arange(n) for n in prefixes], slots)
+    canvases = [torch.arange(n) + n for n in (8, 8, 5, 3, 3, 8)]
+    softs = [torch.randn(len(canvas), 64) for canvas in canvases]
+    with registry.counted() as counts:
+        both = network.denoise(canvases, slots, softs)
+    alone = []
+    for row in zip(canvases, slots, softs, strict=True):
+        with registry.counted() as one:
+            alone.append(network.denoise(*([part] for part in row)))
+    assert torch.equal(both, torch.cat(alone))
+    attention = counts.pop("canvas_attention")
+    assert attention == 5 * one.pop("canvas_attention") and counts == one
+
+
+def test_a_canvas_in_a_wider_row_is_what_it_is_alone(network: Network) -> None:
+    """Positions beyond it are left out of the packed tokens."""
+    slots = network.new_slots(3, 40)
+    network.encode([torch.arange(n) for n in (30, 7, 12)], slots)
+    rows, lengths = torch.tensor([2, 0]), torch.tensor([5, 7])
+    index = torch.tensor([*range(5), *range(16, 16 + 7)])
+    part = CanvasPart(slots[0].pool, rows, 16, lengths, index)
+    canvases = [torch.arange(5), torch.arange(7) + 9]
+    attend = CanvasRows([part])
+    assert attend.positions().tolist() == [*range(12, 17), *range(30, 37)]
+    found = network.denoise_batch(torch.cat(canvases), None, attend)
+    assert torch.equal(found, network.denoise(canvases, [slots[2], slots[0]]))
 
 
 def test_no_soft_embedding_is_one_of_zeros(network: Network) -> None:

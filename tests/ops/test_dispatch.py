@@ -96,7 +96,7 @@ def test_blocks_are_dequantized_by_the_library(
         torch.tensor([[8, 0], [8, 3]]),
     )
     assert torch.equal(ops.dense(weight, dtype), weight.dequantize(dtype))
-    torch.testing.assert_close(ops.linear(x, weight), reference.linear(x, weight))
+    assert relative(ops.linear(x, weight), reference.linear(x, weight)) < 1e-3
     rows = ops.embed(ids, weight, dtype)
     assert torch.equal(rows, reference.embed(ids, weight, dtype)) and rows.shape == (2, 2, 256)
     assert calls == ["dequantize"] * 3

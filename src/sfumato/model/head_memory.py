@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 
 from sfumato.model.config import ModelConfig
-from sfumato.model.head import CHUNK
+from sfumato.model.output_embedding import CHUNK
 from sfumato.ops.online_softmax import BLOCK
 
 

@@ -12,8 +12,9 @@ import torch
 from torch import Tensor
 
 from sfumato.model.config import ModelConfig
-from sfumato.model.head import BANNED, CHUNK, Adjust, VocabularyHead
+from sfumato.model.head import CHUNK, Adjust, VocabularyHead
 from sfumato.model.nucleus import least_scores, nucleus_bytes
+from sfumato.ops.online_softmax import BANNED
 
 CANDIDATES = 256  # a nucleus within so many tokens is found in one pass
 GROUP = 64  # up to so many wider ones have their scores held whole: 64 MiB at 262144 tokens

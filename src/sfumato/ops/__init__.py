@@ -14,11 +14,11 @@ from typing import cast
 import torch
 from torch import Tensor
 
-from sfumato.ops.cpu import (
-    kernels,
-    library,
-    torch_steady,  # noqa: F401  (registers its twins)
-)
+from sfumato.ops.cpu import attention as cpu_attention
+from sfumato.ops.cpu import kernels as cpu_kernels
+from sfumato.ops.cpu import library, torch_steady
+from sfumato.ops.cpu import online_softmax as cpu_online_softmax
+from sfumato.ops.cpu import row_operations as cpu_row_operations
 from sfumato.ops.cpu.panels import ACTIVATIONS, pack, packed_bytes, packs
 from sfumato.ops.online_softmax import Bans, SoftmaxState
 from sfumato.ops.reference import Causal, Weight
@@ -49,6 +49,9 @@ __all__ = [
     "rotate",
     "update_softmax",
 ]
+
+TWINS = (torch_steady, cpu_kernels, cpu_attention, cpu_online_softmax, cpu_row_operations)
+"""The files that register twins."""
 
 backend, reason = library.describe()
 """What serves the operations on a CPU, and why, for `sfumato doctor` and the logs."""
@@ -171,4 +174,4 @@ def update_softmax(
 
 def multiplies_bf16(device: torch.device) -> bool:
     """Whether the compiled twins multiply bfloat16 with instructions of its own."""
-    return device.type == "cpu" and kernels.multiplies_bf16()
+    return device.type == "cpu" and cpu_attention.multiplies_bf16()

@@ -20,6 +20,9 @@ ANY, FLOAT, BLOCKS, PANELS = "any", "float", "blocks", "panels"
 """Forms of a weight: any (or an operation without one), a float tensor, quantized blocks, and what
 the compiled CPU kernels packed."""
 
+TORCH, COMPILED = 0, 1
+"""What a twin is made of: where several could serve, the higher goes first."""
+
 Function = Callable[..., Any]
 
 
@@ -29,6 +32,7 @@ class Twin:
 
     function: Function
     serves: Callable[..., bool]
+    made_of: int
 
 
 _references: dict[str, Function] = {}
@@ -50,17 +54,23 @@ def reference(operation: str) -> Callable[[Function], Function]:
 
 
 def twin(
-    operation: str, device: str, form: str = ANY, serves: Callable[..., bool] | None = None
+    operation: str,
+    device: str,
+    form: str = ANY,
+    serves: Callable[..., bool] | None = None,
+    made_of: int = COMPILED,
 ) -> Callable[[Function], Function]:
     """Registers the decorated function for a kind of device and a form of weight.
 
-    serves: takes the arguments of a call; False leaves the call to the twins registered before this
-    one, and at last to the reference.  A twin for one form goes before those for any.
+    serves: takes the arguments of a call; False leaves the call to the next twin, and at last to
+    the reference.  A twin for one form goes before those for any.
     """
 
     def register(function: Function) -> Function:
-        entry = Twin(function, serves or (lambda *arguments: True))
-        _twins.setdefault((operation, device, form), []).insert(0, entry)
+        entries = _twins.setdefault((operation, device, form), [])
+        assert all(entry.made_of != made_of for entry in entries), f"{operation}: has this twin"
+        entries.append(Twin(function, serves or (lambda *arguments: True), made_of))
+        entries.sort(key=lambda entry: -entry.made_of)
         return function
 
     return register

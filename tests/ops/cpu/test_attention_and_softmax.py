@@ -9,7 +9,9 @@ from torch import Tensor
 
 from sfumato import ops
 from sfumato.ops import online_softmax, reference
-from sfumato.ops.cpu import kernels, library
+from sfumato.ops.cpu import attention as compiled_attention
+from sfumato.ops.cpu import library
+from sfumato.ops.cpu import online_softmax as compiled_softmax
 from sfumato.ops.online_softmax import SoftmaxState
 from sfumato.ops.reference import Causal
 
@@ -31,11 +33,11 @@ def test_attend(sizes: tuple[int, ...], causal: bool, window: int | None) -> Non
     values = normal(3, kv_heads, held, d).bfloat16(), normal(4, tokens, kv_heads, d).transpose(0, 1)
     positions = torch.arange(held + tokens)
     who = Causal(positions[held:], positions, window) if causal else None
-    out = kernels.attend(q, keys, values, who)
+    out = compiled_attention.attend(q, keys, values, who)
     expected = reference.attend(q, keys, values, who)
     assert (out - expected).norm() < 1e-2 * expected.norm()  # of products rounded to bfloat16
     alone = Causal(positions[held : held + 1], positions, window) if causal else None
-    assert torch.equal(kernels.attend(q[:1], keys, values, alone)[0], out[0])
+    assert torch.equal(compiled_attention.attend(q[:1], keys, values, alone)[0], out[0])
 
 
 def attend_inputs(tokens: int = 5) -> tuple[Tensor, list[Tensor], list[Tensor]]:
@@ -51,7 +53,7 @@ def test_attend_in_any_dtype(dtype: torch.dtype) -> None:
     q, keys, values = attend_inputs()
     expected = reference.attend(q, keys, values)
     keys[0], values[0] = keys[0].to(dtype), values[0].to(dtype)
-    out = kernels.attend(q.to(dtype), keys, values, None)
+    out = compiled_attention.attend(q.to(dtype), keys, values, None)
     assert out.dtype == dtype
     assert (out.float() - expected).norm() < 1e-2 * expected.norm()
 
@@ -68,7 +70,10 @@ def test_who_sees_nothing_gets_zeros(window: int | None) -> None:
     """All keys of the first token lie ahead of it; in a window of 0 there is none for anybody."""
     q, keys, values = attend_inputs()
     who = Causal(torch.arange(5) * 3, torch.arange(1, 11), window)
-    out, expected = kernels.attend(q, keys, values, who), reference.attend(q, keys, values, who)
+    out, expected = (
+        compiled_attention.attend(q, keys, values, who),
+        reference.attend(q, keys, values, who),
+    )
     assert not out[0].any()
     assert ((out == 0) == (expected == 0)).all()
     assert (out - expected).norm() <= 1e-2 * expected.norm()
@@ -91,7 +96,7 @@ def test_what_is_no_number_stays_so(bits: int, where: str) -> None:
         sees[3 : 4 if where == "only key" else 5, :2] = True
     window = 1 if where == "only key" else None
     who = Causal(torch.tensor([0, 1, 2, 7, 8]), torch.arange(10), window)
-    out = kernels.attend(q, keys, values, who)
+    out = compiled_attention.attend(q, keys, values, who)
     assert torch.equal(out.isnan(), sees[..., None].expand_as(out))
 
 
@@ -106,7 +111,7 @@ def test_attend_asks_for_fitting_parts() -> None:
         (keys, values, Causal(positions[:5], positions[:9])),
     ):
         with pytest.raises(AssertionError):
-            kernels.attend(q, *wrong[:2], *(wrong[2:] or (None,)))  # type: ignore[misc,arg-type]
+            compiled_attention.attend(q, *wrong[:2], *(wrong[2:] or (None,)))  # type: ignore[misc,arg-type]
 
 
 @compiled
@@ -114,16 +119,18 @@ def test_attend_asks_for_fitting_parts() -> None:
 @pytest.mark.parametrize("softcap", [None, 30.0])
 def test_update(isa: str, softcap: float | None) -> None:
     """Chunk after chunk, one of them with bans and one with a ragged end."""
-    heat = torch.rand(9) + 0.4
+    temperature = torch.rand(9) + 0.4
     ours, plain = (SoftmaxState.empty(9, torch.device("cpu")) for _ in range(2))
     for index, count in enumerate((700, 512, 33)):
         raw = normal(index, 9, count) * 20
         if softcap is None and index == 1:
             raw[:, ::3] = -torch.inf
         with forced(isa):
-            got = kernels.update(ours, raw.clone(), 700 * index, heat, softcap, torch.float32)
+            got = compiled_softmax.update(
+                ours, raw.clone(), 700 * index, temperature, softcap, torch.float32
+            )
         wanted = online_softmax.update(
-            plain, raw.clone(), 700 * index, heat, softcap, torch.float32
+            plain, raw.clone(), 700 * index, temperature, softcap, torch.float32
         )
         for one, other in zip(got, wanted, strict=True):
             torch.testing.assert_close(one, other, rtol=1e-4, atol=1e-6)
@@ -137,25 +144,25 @@ def test_update(isa: str, softcap: float | None) -> None:
 @each_isa
 def test_update_takes_temperatures_of_any_dtype_and_stride(isa: str) -> None:
     """As they are, not as memory that was theirs: enough of it that it is soon used again."""
-    raw, heat = normal(0, 256, 600), torch.linspace(0.4, 0.8, 256)
+    raw, temperature = normal(0, 256, 600), torch.linspace(0.4, 0.8, 256)
 
     def masses(temperature: Tensor) -> Tensor:
         state = SoftmaxState.empty(256, torch.device("cpu"))
-        return kernels.update(state, raw.clone(), 0, temperature, 30.0, torch.float32)[0]
+        return compiled_softmax.update(state, raw.clone(), 0, temperature, 30.0, torch.float32)[0]
 
     with forced(isa):
-        expected = masses(heat)
-        for other in (heat.double(), heat.repeat_interleave(2)[::2]):
+        expected = masses(temperature)
+        for other in (temperature.double(), temperature.repeat_interleave(2)[::2]):
             assert torch.equal(masses(other), expected)
 
 
 @compiled
 def test_update_asks_for_fitting_inputs() -> None:
-    raw, heat = normal(0, 3, 40), torch.ones(3)
-    for positions, temperature in ((3, heat[:1]), (3, torch.ones(())), (2, heat)):
+    raw, ones = normal(0, 3, 40), torch.ones(3)
+    for positions, temperature in ((3, ones[:1]), (3, torch.ones(())), (2, ones)):
         with pytest.raises(AssertionError):
             state = SoftmaxState.empty(positions, torch.device("cpu"))
-            kernels.update(state, raw, 0, temperature, None, torch.float32)
+            compiled_softmax.update(state, raw, 0, temperature, None, torch.float32)
 
 
 @compiled
@@ -171,10 +178,10 @@ def test_update_of_no_positions(isa: str) -> None:
 @each_isa
 @pytest.mark.parametrize("softcap", [None, 30.0])
 @pytest.mark.parametrize("bits", [0x7FC00000, 0x7FFFFFFF, 0x7F800001, 0xFFFFFFFF])
-def test_any_nan_shows_in_the_law(isa: str, softcap: float | None, bits: int) -> None:
+def test_any_nan_shows_in_the_state(isa: str, softcap: float | None, bits: int) -> None:
     raw = normal(0, 2, 64)
     raw[1, 5] = torch.tensor(bits, dtype=torch.uint32).view(torch.float32)
     state = SoftmaxState.empty(2, torch.device("cpu"))
     with forced(isa):
-        mass, _, _ = kernels.update(state, raw, 0, torch.ones(2), softcap, torch.float32)
+        mass, _, _ = compiled_softmax.update(state, raw, 0, torch.ones(2), softcap, torch.float32)
     assert mass[1, 5].isnan() and state.sum_exp.isnan().tolist() == [False, True]

@@ -80,9 +80,12 @@ def test_fuzz(tmp_path: Path) -> None:
     sanitizer."""
     program = tmp_path / "fuzz"
     flags = "-std=c++17 -O1 -g1 -fopenmp -ffp-contract=off -fno-sanitize-recover=all"
-    sources = sorted(str(path) for path in CSRC.glob("*.cpp"))
+    sources = [*sorted(CSRC.glob("*.cpp")), Path(__file__).with_name("csrc") / "fuzz.cpp"]
     subprocess.run(
-        [str(COMPILER), *flags.split(), "-fsanitize=address,undefined", *sources, "-o", program],
+        [
+            *(str(COMPILER), *flags.split(), "-fsanitize=address,undefined", f"-I{CSRC}"),
+            *(*sources, "-o", program),
+        ],
         check=True,
         timeout=240,
     )

@@ -16,7 +16,7 @@ from torch import Tensor
 from sfumato.ops import online_softmax, reference
 from sfumato.ops.online_softmax import Bans, SoftmaxState
 from sfumato.ops.reference import KEYS, ROWS, Causal, Weight, attention, joined
-from sfumato.ops.registry import choose, form_of, twin
+from sfumato.ops.registry import TORCH, choose, form_of, twin
 from sfumato.weights.blocks import QuantizedTensor
 
 MANY, FEW = 256, 16
@@ -44,7 +44,7 @@ def _dense(weight: Weight, dtype: torch.dtype) -> Tensor:
     return floats
 
 
-@twin("linear", "cpu")
+@twin("linear", "cpu", made_of=TORCH)
 def linear(x: Tensor, weight: Weight, tile: int | None = None) -> Tensor:
     """See `ops.linear`."""
     factor = _dense(weight, x.dtype)
@@ -60,7 +60,7 @@ def linear(x: Tensor, weight: Weight, tile: int | None = None) -> Tensor:
     return out.view(*x.shape[:-1], len(factor))
 
 
-@twin("geglu", "cpu")
+@twin("geglu", "cpu", made_of=TORCH)
 def geglu(gate: Tensor, up: Tensor) -> Tensor:
     """See `ops.geglu`; GELU in float32, rounded to the dtype before the product.
 
@@ -71,7 +71,7 @@ def geglu(gate: Tensor, up: Tensor) -> Tensor:
     return bent.add_(1.0).mul_(wide).mul_(0.5).to(gate.dtype) * up
 
 
-@twin("embed", "cpu")
+@twin("embed", "cpu", made_of=TORCH)
 def embed(ids: Tensor, weight: Tensor | QuantizedTensor, dtype: torch.dtype) -> Tensor:
     """See `ops.embed`."""
     if isinstance(weight, QuantizedTensor):
@@ -86,7 +86,7 @@ def _more_keys_than_queries(
     return causal is not None and sum(part.shape[1] for part in keys) >= len(q)
 
 
-@twin("attend", "cpu", serves=_more_keys_than_queries)
+@twin("attend", "cpu", serves=_more_keys_than_queries, made_of=TORCH)
 def attend_causally(
     q: Tensor, keys: Sequence[Tensor], values: Sequence[Tensor], causal: Causal
 ) -> Tensor:
@@ -114,7 +114,7 @@ def attend_causally(
     return torch.cat(parts, dim=1)[:, front : front + n].transpose(0, 1)
 
 
-@twin("canvas_attention", "cpu")
+@twin("canvas_attention", "cpu", made_of=TORCH)
 def canvas_attention(
     q: Tensor,
     k: Tensor,
@@ -137,7 +137,7 @@ def canvas_attention(
     return out
 
 
-@twin("experts", "cpu")
+@twin("experts", "cpu", made_of=TORCH)
 def experts(x: Tensor, chosen: Tensor, shares: Tensor, gate_up: Weight, down: Weight) -> Tensor:
     """See `ops.experts`."""
     k = chosen.shape[-1]
@@ -156,7 +156,7 @@ def experts(x: Tensor, chosen: Tensor, shares: Tensor, gate_up: Weight, down: We
     return (weighted * shares.unsqueeze(-1).to(x.dtype)).sum(1)
 
 
-@twin("own_scores", "cpu")
+@twin("own_scores", "cpu", made_of=TORCH)
 def own_scores(hidden: Tensor, weight: Tensor | QuantizedTensor, ids: Tensor) -> Tensor:
     """See `ops.own_scores`. So few positions at a time that no more than GATHERED rows are."""
     if len(ids) == 1:  # torch multiplies one pair of matrices otherwise than several
@@ -170,7 +170,7 @@ def own_scores(hidden: Tensor, weight: Tensor | QuantizedTensor, ids: Tensor) ->
     return out
 
 
-@twin("update_softmax", "cpu")
+@twin("update_softmax", "cpu", made_of=TORCH)
 def update(
     state: SoftmaxState,
     raw: Tensor,

@@ -165,22 +165,52 @@ extern "C" int sf_experts(int isa, int mode, int gate_up_kind, const void *gate_
     }
 }
 
-extern "C" int sf_softmax_update(int isa, const void *raw, int raw_dtype, int64_t positions, int64_t count,
-                      int64_t first_id, float softcap, const float *temperature,
-                      const int64_t *ban_first, const int64_t *ban_last, const int64_t *ban_ids,
-                      int64_t bans, float *peak, float *total, float *moment, int64_t *argmax, float *top, int64_t *top_ids,
-                      float *fade, float *block_sums, void *mass, int mass_dtype, int threads) {
+extern "C" int sf_softmax_update(int isa, const sf_softmax_call *call, int threads) {
     const Level *level = level_of(isa);
-    if (!level || !raw || !temperature || !peak || !total || !moment || !argmax || !top ||
-        !top_ids || !fade || !block_sums || !mass || count < 1 || threads < 1 ||
-        !fits({positions, count}) || !fits({first_id}) || !(softcap >= 0.0f) ||
-        !dtype_ok(raw_dtype) || !dtype_ok(mass_dtype))
+    if (!level || !call || threads < 1) return SF_BAD_ARGUMENT;
+    const sf_softmax_call &c = *call;
+    const bool all = c.raw && c.temperature && c.max && c.sum_exp && c.sum_shifted && c.argmax &&
+                     c.top && c.top_ids && c.fade && c.block_sums && c.mass;
+    if (!all || c.count < 1 || !fits({c.positions, c.count}) || !fits({c.first_id}) ||
+        !(c.softcap >= 0.0f) || !dtype_ok(c.raw_dtype) || !dtype_ok(c.mass_dtype))
         return SF_BAD_ARGUMENT;
-    if (!ban_first != !ban_last || !ban_first != !ban_ids) return SF_BAD_ARGUMENT;
-    for (int64_t t = 0; ban_first && t < positions; t++)
-        if (ban_first[t] < 0 || ban_first[t] > ban_last[t] || ban_last[t] > bans)
+    if (!c.ban_first != !c.ban_last || !c.ban_first != !c.ban_ids) return SF_BAD_ARGUMENT;
+    for (int64_t t = 0; c.ban_first && t < c.positions; t++)
+        if (c.ban_first[t] < 0 || c.ban_first[t] > c.ban_last[t] || c.ban_last[t] > c.bans)
             return SF_BAD_ARGUMENT;
-    return level->distribution({raw, raw_dtype, positions, count, first_id, softcap, temperature,
-                       ban_first, ban_last, ban_ids, peak, total, moment, argmax, top, top_ids, fade, block_sums, mass, mass_dtype,
-                       threads});
+    return level->update_softmax(c, threads);
+}
+
+extern "C" int sf_geglu(int isa, const void *gate, int64_t gate_stride, const void *up,
+                        int64_t up_stride, int dtype, int64_t rows, int64_t columns, void *out,
+                        int threads) {
+    const Level *level = level_of(isa);
+    if (!level || !gate || !up || !out || threads < 1 || !dtype_ok(dtype) || columns < 1 ||
+        gate_stride < 0 || up_stride < 0 || !fits({rows, columns}) || !fits({rows, gate_stride}) ||
+        !fits({rows, up_stride}))
+        return SF_BAD_ARGUMENT;
+    level->geglu({gate, up, gate_stride, up_stride, dtype, rows, columns, out, threads});
+    return SF_OK;
+}
+
+extern "C" int sf_rms_norm(int isa, const void *x, int dtype, int64_t rows, int64_t columns,
+                           const void *weight, int weight_dtype, float eps, void *out,
+                           int threads) {
+    const Level *level = level_of(isa);
+    if (!level || !x || !out || threads < 1 || !dtype_ok(dtype) || !dtype_ok(weight_dtype) ||
+        columns < 1 || !fits({rows, columns}))
+        return SF_BAD_ARGUMENT;
+    level->rms_norm({x, dtype, rows, columns, weight, weight_dtype, eps, out, threads});
+    return SF_OK;
+}
+
+extern "C" int sf_rotate(int isa, const void *x, int dtype, int64_t tokens, int64_t heads,
+                         int64_t half, const void *cosines, const void *sines, void *out,
+                         int threads) {
+    const Level *level = level_of(isa);
+    if (!level || !x || !cosines || !sines || !out || threads < 1 || !dtype_ok(dtype) ||
+        half < 1 || !fits({tokens, heads, half, 2}))
+        return SF_BAD_ARGUMENT;
+    level->rotate({x, dtype, tokens, heads, half, cosines, sines, out, threads});
+    return SF_OK;
 }

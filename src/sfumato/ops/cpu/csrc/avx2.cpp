@@ -2,6 +2,7 @@
 
 #if defined(__x86_64__)
 
+#include <cmath>
 #include <cstdlib>
 #include <cstring>
 
@@ -169,8 +170,10 @@ void widen_panel(const uint8_t *codes, const uint16_t *scales, int64_t blocks, u
 #include "pack.inc"
 #include "level.inc"
 #include "online_softmax.inc"
+#include "row_operations.inc"
 
-const Level AVX2_LEVEL = {linear, experts, distribution, pack, dequantize};
+const Level AVX2_LEVEL = {linear,   experts, update_softmax, geglu,
+                              rms_norm, rotate,  pack,           dequantize};
 
 #if defined(__clang__)
 #pragma clang attribute pop

@@ -4,6 +4,8 @@
 
 #include <cstdint>
 
+#include "sfumato.h"
+
 // A run of tokens that one expert works on: places [first, first + count) of `order`.
 struct ExpertTask {
     int64_t expert, first, count;
@@ -35,20 +37,33 @@ struct ExpertsCall {
     int out_dtype, threads;
 };
 
-struct LawCall {
-    const void *raw;
-    int raw_dtype;
-    int64_t positions, count, first_id;
-    float softcap;
-    const float *temperature;
-    const int64_t *ban_first, *ban_last, *ban_ids;  // null: nothing is banned
-    float *peak, *total, *moment;
-    int64_t *argmax;
-    float *top;
-    int64_t *top_ids;
-    float *fade, *block_sums;
-    void *mass;
-    int mass_dtype, threads;
+struct GegluCall {
+    const void *gate, *up;
+    int64_t gate_stride, up_stride;
+    int dtype;
+    int64_t rows, columns;
+    void *out;
+    int threads;
+};
+
+struct RmsNormCall {
+    const void *x;
+    int dtype;
+    int64_t rows, columns;
+    const void *weight;  // null: 1
+    int weight_dtype;
+    float eps;
+    void *out;
+    int threads;
+};
+
+struct RotateCall {
+    const void *x;
+    int dtype;
+    int64_t tokens, heads, half;
+    const void *cosines, *sines;
+    void *out;
+    int threads;
 };
 
 struct PackCall {
@@ -70,13 +85,16 @@ struct DequantizeCall {
 struct Level {
     int (*linear)(const LinearCall &);
     int (*experts)(const ExpertsCall &);
-    int (*distribution)(const LawCall &);
+    int (*update_softmax)(const sf_softmax_call &, int threads);
+    void (*geglu)(const GegluCall &);
+    void (*rms_norm)(const RmsNormCall &);
+    void (*rotate)(const RotateCall &);
     int (*pack)(const PackCall &);
     int (*dequantize)(const DequantizeCall &);
 };
 
 constexpr int64_t EXPERT_TOKENS = 64;  // of a task: few enough to share a busy expert out
-constexpr int64_t LAW_BLOCK = 64, LAW_TOP = 8;
+constexpr int64_t SOFTMAX_BLOCK = 64, SOFTMAX_TOP = 8;
 
 extern const Level PORTABLE_LEVEL;
 #if defined(__x86_64__)

@@ -1,5 +1,6 @@
 // The level that runs everywhere: plain loops, as well as the compiler vectorizes them.
 
+#include <cmath>
 #include <cstdlib>
 
 #include "level.h"
@@ -103,5 +104,7 @@ void widen_panel(const uint8_t *codes, const uint16_t *scales, int64_t blocks, u
 #include "pack.inc"
 #include "level.inc"
 #include "online_softmax.inc"
+#include "row_operations.inc"
 
-const Level PORTABLE_LEVEL = {linear, experts, distribution, pack, dequantize};
+const Level PORTABLE_LEVEL = {linear,   experts, update_softmax, geglu,
+                              rms_norm, rotate,  pack,           dequantize};

@@ -24,7 +24,7 @@
 extern "C" {
 #endif
 
-#define SF_VERSION 5
+#define SF_VERSION 6
 
 enum { SF_OK = 0, SF_BAD_ARGUMENT = -1, SF_NO_MEMORY = -2, SF_UNSUPPORTED = -3 };
 enum { SF_F32 = 0, SF_BF16 = 1 };                     /* dtypes */
@@ -64,18 +64,49 @@ SF_API int sf_experts(int isa, int mode, int gate_up_kind, const void *gate_up, 
                       const void *x, int x_dtype, int64_t tokens, const int64_t *chosen,
                       const float *shares, int64_t active, void *out, int out_dtype, int threads);
 
-/* A chunk of the vocabulary's scores taken into each position's distribution.  raw [positions][count] holds
- * the scores of ids first_id...; s = softcap tanh(raw / softcap) / temperature, or
- * raw / temperature where softcap is 0, at least -1e30, which is also the score of what is banned:
- * at position p ban_ids[ban_first[p]...ban_last[p]), of `bans` ids in all (all null: none).  In place: peak = max s, total = sum
- * e^(s - peak), moment = sum e^(s - peak) (s - peak), argmax (the lowest id of equals), and top and
- * top_ids [positions][8], falling.  Out: fade = e^(old peak - peak); block_sums
- * [positions][ceil(count / 64)] and mass [positions][count] = e^(s - peak). */
-SF_API int sf_softmax_update(int isa, const void *raw, int raw_dtype, int64_t positions, int64_t count,
-                  int64_t first_id, float softcap, const float *temperature,
-                  const int64_t *ban_first, const int64_t *ban_last, const int64_t *ban_ids,
-                  int64_t bans, float *peak, float *total, float *moment, int64_t *argmax, float *top, int64_t *top_ids,
-                  float *fade, float *block_sums, void *mass, int mass_dtype, int threads);
+/* A chunk of the vocabulary's scores, to be taken into the distribution of each position.
+ *
+ * raw [positions][count] holds the scores of the ids first_id...; s = softcap tanh(raw / softcap) /
+ * temperature, or raw / temperature where softcap is 0, at least -1e30, which is also the score of
+ * what is banned: at position p ban_ids[ban_first[p]...ban_last[p]), of `bans` ids in all (all
+ * null: nothing is banned). */
+typedef struct {
+    const void *raw;
+    int raw_dtype;
+    int64_t positions, count, first_id;
+    float softcap;
+    const float *temperature; /* [positions] */
+    const int64_t *ban_first, *ban_last, *ban_ids;
+    int64_t bans;
+    /* The state, in place: max s, sum e^(s - max), sum e^(s - max) (s - max), the id of the highest
+     * score (the lowest of equals), and the highest scores [positions][8], falling, with their ids. */
+    float *max, *sum_exp, *sum_shifted;
+    int64_t *argmax;
+    float *top;
+    int64_t *top_ids;
+    /* Results: e^(old max - max) [positions]; e^(s - max) summed over each 64 ids [positions]
+     * [ceil(count / 64)]; e^(s - max) [positions][count]. */
+    float *fade, *block_sums;
+    void *mass;
+    int mass_dtype;
+} sf_softmax_call;
+
+SF_API int sf_softmax_update(int isa, const sf_softmax_call *call, int threads);
+
+/* out [rows][columns] = gelu_tanh(gate) . up, rounded once; rows of gate and up lie `gate_stride`
+ * and `up_stride` elements apart. */
+SF_API int sf_geglu(int isa, const void *gate, int64_t gate_stride, const void *up,
+                    int64_t up_stride, int dtype, int64_t rows, int64_t columns, void *out,
+                    int threads);
+
+/* out [rows][columns] = x / sqrt(mean x^2 + eps) . weight (null: 1), in float32, rounded once. */
+SF_API int sf_rms_norm(int isa, const void *x, int dtype, int64_t rows, int64_t columns,
+                       const void *weight, int weight_dtype, float eps, void *out, int threads);
+
+/* Rotary embedding of the pairs (i, i + half): x and out [tokens][heads][2 half]; cosines and sines
+ * [tokens][half]; all of one dtype, rounded once. */
+SF_API int sf_rotate(int isa, const void *x, int dtype, int64_t tokens, int64_t heads, int64_t half,
+                     const void *cosines, const void *sines, void *out, int threads);
 
 /* Rows of keys or values: [kv_heads][count][d] by strides in elements. */
 typedef struct {

@@ -1,5 +1,5 @@
 // Random calls of every operation, for a run under the address and undefined-behaviour sanitizers:
-//   g++ -std=c++17 -O1 -g -fopenmp -fsanitize=address,undefined *.cpp -o fuzz && ./fuzz [seed]
+// tests/ops/cpu/test_build.py builds it with the sources of the library and runs it.
 // All memory is exactly as large as the interface says.  Results are held against plain loops in
 // double precision, so that it is a test of its own as well.
 
@@ -175,12 +175,12 @@ void experts() {
     check(call() == SF_BAD_ARGUMENT, "sf_experts: took an expert that there is not");
 }
 
-void distribution() {
+void softmax_update() {
     const int64_t positions = pick(1, 5), total_ids = pick(1, 1200), cut = pick(1, total_ids);
-    const float cap = pick(0, 1) ? 30.0f : 0.0f, heat = 0.7f;
+    const float cap = pick(0, 1) ? 30.0f : 0.0f, degree = 0.7f;
     const int64_t odd = pick(-5, positions - 1);  // the position with a NaN
-    const std::vector<float> temperature(positions, heat);
-    std::vector<float> peak(positions, -2e30f), total(positions), moment(positions),
+    const std::vector<float> temperature(positions, degree);
+    std::vector<float> max(positions, -2e30f), sum_exp(positions), sum_shifted(positions),
         fade(positions), top(positions * 8, -2e30f);
     std::vector<int64_t> argmax(positions), ids(positions * 8);
     std::vector<std::vector<double>> scores(positions);
@@ -200,23 +200,24 @@ void distribution() {
         }
         Numbers raw(rows), mass(positions * count);
         std::vector<float> sums(positions * ((count + 63) / 64));
-        check(!sf_softmax_update(random_isa(), raw.data(), raw.dtype, positions, count, 5 + first, cap,
-                      temperature.data(), ban_first.data(), ban_last.data(), banned.data(),
-                      (int64_t)banned.size(), peak.data(), total.data(), moment.data(), argmax.data(),
-                      top.data(), ids.data(), fade.data(), sums.data(), mass.data(), mass.dtype,
-                      (int)pick(1, 3)),
-              "sf_softmax_update");
+        const sf_softmax_call call = {
+            raw.data(),       raw.dtype,       positions,     count,         5 + first,
+            cap,              temperature.data(), ban_first.data(), ban_last.data(), banned.data(),
+            (int64_t)banned.size(), max.data(), sum_exp.data(), sum_shifted.data(), argmax.data(),
+            top.data(),       ids.data(),      fade.data(),   sums.data(),   mass.data(),
+            mass.dtype};
+        check(!sf_softmax_update(random_isa(), &call, (int)pick(1, 3)), "sf_softmax_update");
         const auto values = raw.floats();
         for (int64_t i = 0; i < positions * count; i++) {
             const double x = values[i];
-            scores[i / count].push_back((cap > 0 ? cap * std::tanh(x / cap) : x) / heat);
+            scores[i / count].push_back((cap > 0 ? cap * std::tanh(x / cap) : x) / degree);
         }
     }
     for (int64_t t = 0; t < positions; t++) {
         for (int64_t b = ban_first[t]; b < ban_last[t]; b++)
             if (banned[b] >= 5 && banned[b] < 5 + total_ids) scores[t][banned[b] - 5] = -1e30;
         if (t == odd) {
-            check(std::isnan(total[t]) && std::isnan(moment[t]), "sf_softmax_update: lost a NaN");
+            check(std::isnan(sum_exp[t]) && std::isnan(sum_shifted[t]), "sf_softmax_update: lost a NaN");
             continue;
         }
         double most = -2e30, sum = 0, around = 0;
@@ -226,9 +227,63 @@ void distribution() {
             around += std::exp(s - most) * (s - most);
         }
         check(argmax[t] == ids[t * 8] && most - scores[t][argmax[t] - 5] < 1e-5, "sf_softmax_update: wrong argmax");
-        check(std::fabs(total[t] - sum) < 1e-4 * sum, "sf_softmax_update: wrong total");
-        check(std::fabs(moment[t] - around) < 1e-4 * (sum - around), "sf_softmax_update: wrong moment");
+        check(std::fabs(sum_exp[t] - sum) < 1e-4 * sum, "sf_softmax_update: wrong sum");
+        check(std::fabs(sum_shifted[t] - around) < 1e-4 * (sum - around), "sf_softmax_update: wrong shifted sum");
     }
+}
+
+// Gated GELU, RMS norm and rotary embedding.
+void row_operations() {
+    const int64_t rows = pick(1, 6), half = pick(1, 300), columns = 2 * half;
+    const int isa = random_isa(), threads = (int)pick(1, 3);
+    const Numbers x(random_rows(rows * columns));
+    const auto numbers = x.floats();
+    const auto with_dtype = [&](int64_t count) {
+        Numbers out(random_rows(count));
+        while (out.dtype != x.dtype) out = Numbers(random_rows(count));
+        return out;
+    };
+    Numbers input = x, out = with_dtype(rows * columns), gated = with_dtype(rows * half);
+    std::vector<double> wanted(rows * half);
+    char *gate = static_cast<char *>(input.data());
+    check(!sf_geglu(isa, gate, columns, gate + half * (x.dtype == SF_F32 ? 4 : 2), columns, x.dtype,
+                    rows, half, gated.data(), threads),
+          "sf_geglu");
+    for (int64_t i = 0; i < rows * half; i++) {
+        const double g = numbers[i / half * columns + i % half];
+        const double z = std::sqrt(2 / M_PI) * (g + 0.044715 * g * g * g);
+        wanted[i] = g * 0.5 * (1 + std::tanh(z)) * numbers[i / half * columns + half + i % half];
+    }
+    check(distance(gated.floats(), wanted) < 0.01, "sf_geglu: wrong result");
+    Numbers weight(random_rows(columns));
+    const bool weighted = pick(0, 1);
+    check(!sf_rms_norm(isa, input.data(), x.dtype, rows, columns, weighted ? weight.data() : nullptr,
+                       weight.dtype, 1e-3f, out.data(), threads),
+          "sf_rms_norm");
+    const auto scales = weight.floats();
+    wanted.assign(rows * columns, 0.0);
+    for (int64_t t = 0; t < rows; t++) {
+        double sum = 0;
+        for (int64_t i = 0; i < columns; i++) sum += std::pow(numbers[t * columns + i], 2);
+        const double root = std::sqrt(sum / columns + 1e-3);
+        for (int64_t i = 0; i < columns; i++)
+            wanted[t * columns + i] = numbers[t * columns + i] / root * (weighted ? scales[i] : 1);
+    }
+    check(distance(out.floats(), wanted) < 0.01, "sf_rms_norm: wrong result");
+    const int64_t heads = pick(1, 2) == 2 && rows % 2 == 0 ? 2 : 1, tokens = rows / heads;
+    Numbers cosines = with_dtype(tokens * half), sines = with_dtype(tokens * half);
+    check(!sf_rotate(isa, input.data(), x.dtype, tokens, heads, half, cosines.data(), sines.data(),
+                     out.data(), threads),
+          "sf_rotate");
+    const auto cosine = cosines.floats(), sine = sines.floats();
+    for (int64_t row = 0; row < rows; row++)
+        for (int64_t i = 0; i < half; i++) {
+            const double a = numbers[row * columns + i], b = numbers[row * columns + half + i];
+            const int64_t at = row / heads * half + i;
+            wanted[row * columns + i] = a * cosine[at] - b * sine[at];
+            wanted[row * columns + half + i] = b * cosine[at] + a * sine[at];
+        }
+    check(distance(out.floats(), wanted) < 0.01, "sf_rotate: wrong result");
 }
 
 void attention() {
@@ -306,6 +361,10 @@ void refusals() {
         check(sf_dequantize(0, 2, panels, size, x.data(), 0, 1) == bad, "sf_dequantize: took any size");
         check(sf_linear(0, 0, kind, panels, 16, 32, x.data(), 0, size, x.data(), 0, 1) == bad,
               "sf_linear: took any size");
+        check(sf_geglu(0, x.data(), 1, x.data(), size, 0, 2, 1, x.data(), 1) == bad &&
+                  sf_rms_norm(0, x.data(), 0, size, 2, nullptr, 0, 1.0f, x.data(), 1) == bad &&
+                  sf_rotate(0, x.data(), 0, 1, 1, size, x.data(), x.data(), x.data(), 1) == bad,
+              "row operations: took any size");
         for (int which = 0; which < 3; which++)
             check(sf_experts(0, 0, kind, panels, kind, panels, which == 0 ? size : 1, 32, 32, x.data(), 0,
                              which == 1 ? size : 1, &chosen, x.data(), which == 2 ? size : 1,
@@ -341,7 +400,8 @@ int main(int count, char **arguments) {
     for (int i = 0; i < 60; i++) {
         linear();
         experts();
-        distribution();
+        softmax_update();
+        row_operations();
         attention();
     }
     std::puts("fuzz: all well");

@@ -1,0 +1,81 @@
+"""The tied embedding as the output layer reads it: chunk by chunk, and softcapped."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from sfumato import ops
+from sfumato.ops.reference import Weight
+from sfumato.weights.blocks import QuantizedTensor
+
+CHUNK = 4096  # vocabulary rows at a time: with their scores, about what a CPU's caches hold
+
+
+@dataclass(frozen=True)
+class OutputEmbedding:
+    """The tied embedding [vocab, hidden], read as output layer.
+
+    output: the same, cut into `chunk` rows each, in the form in which it is multiplied fastest
+    (see `ops.pack`); None where that is the embedding's own.
+    """
+
+    embedding: Tensor | QuantizedTensor
+    softcap: float
+    chunk: int = CHUNK
+    output: Sequence[Weight] | None = None
+
+    @property
+    def vocab_size(self) -> int:
+        return self.embedding.shape[0]
+
+    def rows(
+        self, start: int, stop: int, dtype: torch.dtype, spare: Tensor | None = None
+    ) -> Tensor:
+        """Rows start..stop of the embedding as a float tensor, maybe in `spare` [chunk, hidden]."""
+        room = None if spare is None else spare[: stop - start]
+        return ops.dense(self.embedding[start:stop], dtype, room)
+
+    def raw(self, hidden: Tensor, start: int, rows: Tensor | None = None) -> Tensor:
+        """The products [..., n] of hidden [..., hidden] with the chunk that begins at `start`,
+        in the dtype in which they come; rows: the chunk, where the caller has it already."""
+        if self.output is not None:
+            return ops.linear(hidden, self.output[start // self.chunk])
+        if rows is None:
+            rows = self.rows(start, min(start + self.chunk, self.vocab_size), hidden.dtype)
+        return ops.linear(hidden, rows)
+
+    def scores(self, hidden: Tensor, start: int, rows: Tensor | None = None) -> Tensor:
+        """Softcapped logits float32 [..., n] of the chunk that begins at `start`."""
+        return self.capped(self.raw(hidden, start, rows))
+
+    def logits(self, hidden: Tensor) -> Tensor:
+        """All softcapped logits, before temperature: float32 [..., vocab]. For tests and samplers
+        that cannot do without; its size is what `__call__` avoids."""
+        return torch.cat([self.scores(hidden, start) for start, _ in self.spans()], dim=-1)
+
+    def soft_embedding(self, logits: Tensor, dtype: torch.dtype) -> Tensor:
+        """softmax(logits) @ embedding · sqrt(hidden): [..., vocab] → [..., hidden] in `dtype`."""
+        p = logits.softmax(dim=-1, dtype=torch.float32)
+        soft = p.new_zeros(*p.shape[:-1], self.embedding.shape[1])
+        for start, stop in self.spans():
+            soft += (p[..., start:stop].to(dtype) @ self.rows(start, stop, dtype)).float()
+        return (soft * soft.shape[-1] ** 0.5).to(dtype)
+
+    def spans(self) -> list[tuple[int, int]]:
+        """The chunks' bounds."""
+        size = self.vocab_size
+        return [(a, min(a + self.chunk, size)) for a in range(0, size, self.chunk)]
+
+    def own_scores(self, hidden: Tensor, ids: Tensor) -> Tensor:
+        """Of each position its own ids' softcapped logits: hidden [n, hidden], ids int64 [n, m],
+        of which those past the vocabulary stand for its last → float32 [n, m]."""
+        ids = ids.clamp(max=self.vocab_size - 1)
+        return self.capped(ops.own_scores(hidden, self.embedding, ids))
+
+    def capped(self, raw: Tensor) -> Tensor:
+        """softcap · tanh(raw / softcap), float32, maybe in place."""
+        return raw.float().mul_(1 / self.softcap).tanh_().mul_(self.softcap)

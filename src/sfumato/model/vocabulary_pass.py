@@ -1,0 +1,198 @@
+"""One pass over the vocabulary, chunk by chunk, with running maxima and sums.
+
+The plain pass reads nothing on the host, and its operations do not depend on how many positions
+there are.  `skip`, `soft_top_k`, `top`, kept logits and adjusted scores may read on the host, since
+their shapes depend on data.  Memory is bounded by the chunk (see `head_bytes`): never [positions,
+vocabulary].
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from functools import cache, partial
+
+import torch
+from torch import Tensor
+
+from sfumato import ops
+from sfumato.model.approximate import Limit, Skip, SoftSum
+from sfumato.model.draw import BlockMasses, block_ids, inverse_cdf
+from sfumato.model.head_stats import HeadStats, statistics
+from sfumato.model.more_top import MoreTop
+from sfumato.model.most_probable import MostProbable, narrow
+from sfumato.model.output_embedding import OutputEmbedding
+from sfumato.ops.online_softmax import BANNED, BLOCK, Bans, SoftmaxState
+
+Adjust = Callable[[Tensor, int], Tensor]
+"""(softcapped logits float32 [positions, n], first token id) → the same shape; -inf bans."""
+
+
+@dataclass(frozen=True)
+class PassSettings:
+    """What a pass is asked for; see `VocabularyHead.__call__`."""
+
+    temperature: Tensor
+    uniform: Tensor
+    adjust: Adjust | None = None
+    keep_logits: bool | Tensor = False
+    skip: Skip | None = None
+    soft_top_k: Tensor | None = None
+    bans: Bans | None = None
+    top: Tensor | None = None
+
+
+class VocabularyPass:
+    """A pass of some positions, and what it gathers beside the sums."""
+
+    def __init__(self, output: OutputEmbedding, hidden: Tensor, settings: PassSettings) -> None:
+        """hidden [positions, hidden]."""
+        self.output, self.hidden, self.settings = output, hidden, settings
+        self.kept = _kept(settings.keep_logits)
+        self.changed = settings.adjust is not None or self.kept is not None
+        assert settings.bans is None or not self.changed
+        chunk, vocab_size = output.chunk, output.vocab_size
+        self.best = MostProbable.of(settings.soft_top_k, chunk, vocab_size)
+        self.more = MoreTop.of(settings.top, chunk, vocab_size)
+        # Changed scores come softcapped.
+        self.softcap = None if self.changed else output.softcap
+        # Where the output is packed, its products are rounded more coarsely than bfloat16 rounds.
+        coarse = output.output is not None and ops.multiplies_bf16(hidden.device)
+        self.dtype = torch.bfloat16 if coarse else hidden.dtype
+
+    def run(self) -> HeadStats:
+        """The statistics of all positions."""
+        output, hidden, device = self.output, self.hidden, self.hidden.device
+        temperature, bans = self.settings.temperature, self.settings.bans
+        state = SoftmaxState.empty(len(hidden), device)
+        soft = SoftSum(hidden, self._limit())
+        masses = BlockMasses(len(hidden), len(output.spans()), output.chunk, device)
+        logits: list[Tensor] = []
+        spare = hidden.new_empty(output.chunk, hidden.shape[1], dtype=self.dtype)
+        for index, (start, stop) in enumerate(output.spans()):
+            rows = cache(partial(output.rows, start, stop, self.dtype, spare))
+            # Packed chunks are multiplied as they are: their rows serve the second product alone.
+            raw = self._raw(start, None if output.output is not None else rows())
+            if self.kept is not None:
+                over = raw[self.kept] / temperature[self.kept, None]
+                logits.append(over.clamp(min=BANNED))
+            self._offer(raw, start)
+            mass, sums, fade = ops.update_softmax(
+                state, raw, start, temperature, self.softcap, self.dtype, bans
+            )
+            soft.add(state, mass, sums, fade, rows)
+            masses.put(index, sums, state.max)
+        drawn = self._draw(*masses.locate(state.max, self.settings.uniform))
+        stats = statistics(state, drawn, soft.sum, hidden.dtype, logits, output.vocab_size)
+        if self.best is not None:
+            self._narrow(stats, self.best)
+        return stats if self.more is None else self._name_more(stats, state, self.more)
+
+    def _raw(self, start: int, rows: Tensor | None) -> Tensor:
+        """The products of the chunk that begins at `start`; changed scores where they are asked
+        for."""
+        if not self.changed:
+            return self.output.raw(self.hidden, start, rows)
+        scores, adjust = self.output.scores(self.hidden, start, rows), self.settings.adjust
+        return scores if adjust is None else adjust(scores, start)
+
+    def _offer(self, raw: Tensor, start: int) -> None:
+        """Shows a chunk's scores to those that gather the best of them: softcap and temperature
+        leave the order as it is."""
+        gathering = [each for each in (self.best, self.more) if each is not None]
+        if gathering and self.settings.bans is not None:  # in place: the softmax bans the same
+            raw.masked_fill_(self.settings.bans.within(start, raw.shape[1]), float("-inf"))
+        for each in gathering:
+            each.offer(raw, start)
+
+    def _limit(self) -> Limit | None:
+        """Which chunks are left out of the soft embedding; None: none is, at any position."""
+        skip, best, temperature = self.settings.skip, self.best, self.settings.temperature
+        if skip is None and best is None:
+            return None
+        share = torch.zeros_like(temperature) if skip is None else skip.share
+        some = share > 0
+        if best is not None:
+            some[best.which] = True
+        floor = torch.full_like(temperature, BANNED)
+        if skip is not None and self.settings.adjust is None:  # which may ban the guess
+            rows = ops.embed(skip.guess, self.output.embedding, self.hidden.dtype)
+            raw = (self.hidden.float() * rows.float()).sum(dim=1)
+            floor = (raw / self.output.softcap).tanh() * self.output.softcap / temperature
+            if self.settings.bans is not None:
+                floor = floor.masked_fill(self.settings.bans.contain(skip.guess), BANNED)
+        log_share = share.log() - math.log(len(self.output.spans()))
+        log_share[~some] = float("inf")
+        if best is not None:
+            log_share[best.which] = float("inf")
+        return Limit((~some).nonzero()[:, 0], log_share, floor)
+
+    def _draw(self, block: Tensor, inside: Tensor) -> Tensor:
+        """The token in whose stretch of its block's mass the share `inside` of it falls; of the
+        positions in `best`, which are drawn otherwise, any."""
+        ids, exists = block_ids(block, self.output.chunk, self.output.vocab_size)
+        if self.settings.bans is not None:
+            exists &= ~self.settings.bans.window(ids[:, 0], BLOCK)
+        others = None if self.best is None else self.best.others
+        if self.settings.adjust is not None:
+            scores = self._adjusted_scores(ids, others)
+        elif others is None:
+            scores = self.output.own_scores(self.hidden, ids)
+        else:
+            scores = torch.zeros(ids.shape, device=ids.device)
+            scores[others] = self.output.own_scores(self.hidden[others], ids[others])
+        scores = (scores / self.settings.temperature[:, None]).clamp(min=BANNED)
+        return ids[:, 0] + inverse_cdf(scores.masked_fill(~exists, float("-inf")), inside)
+
+    def _adjusted_scores(self, ids: Tensor, others: Tensor | None) -> Tensor:
+        """The adjusted scores float32 [positions, BLOCK] of each position's own ids, which are
+        those of a block; zeros where `others` is given and a position is not among them.
+
+        A product over fewer positions may round differently, and a top-k of one token would then
+        ban that very token: so each chunk's scores are computed again, at all positions.
+        """
+        chunk = ids[:, 0] // self.output.chunk
+        scores = torch.zeros(ids.shape, device=ids.device)
+        for index in (chunk if others is None else chunk[others]).unique().tolist():
+            start, which = index * self.output.chunk, (chunk == index).nonzero()[:, 0]
+            of_chunk = self._raw(start, None)[which]
+            columns = (ids[which] - start).clamp(max=of_chunk.shape[1] - 1)
+            scores[which] = of_chunk.gather(1, columns)
+        return scores
+
+    def _narrow(self, stats: HeadStats, best: MostProbable) -> None:
+        """Replaces draw and soft embedding by those of the most probable tokens alone."""
+        scores, ids = best.found()
+        scores = self._over(scores, best.which).clamp(min=BANNED)
+        embedding, chunk = self.output.embedding, self.output.chunk
+        for count in best.count.unique().tolist():  # so that none is summed with another's many
+            at = (best.count == count).nonzero()[:, 0]
+            which, few = best.which[at], (scores[at, :count], ids[at, :count])
+            uniform = self.settings.uniform[which]
+            drawn, soft = narrow(*few, uniform, embedding, self.dtype, chunk)
+            stats.drawn[which] = drawn
+            stats.soft[which] = soft.to(stats.soft.dtype)
+
+    def _name_more(self, stats: HeadStats, state: SoftmaxState, more: MoreTop) -> HeadStats:
+        """Names more of the most probable tokens."""
+        scores, ids = more.found()
+        scores = self._over(scores, more.which)
+        top_ids, top_probs = more.behind(state, scores, ids, stats.top_ids, stats.top_probs)
+        return replace(stats, top_ids=top_ids, top_probs=top_probs)
+
+    def _over(self, scores: Tensor, which: Tensor) -> Tensor:
+        """Gathered scores [n, m] of the positions `which`, as the distribution has them: over
+        temperature; -inf, of no token, stays."""
+        if self.softcap is not None:
+            empty = scores.isneginf()
+            scores = self.output.capped(scores.clone()).masked_fill(empty, float("-inf"))
+        return scores / self.settings.temperature[which, None]
+
+
+def _kept(keep_logits: bool | Tensor) -> Tensor | slice | None:
+    """Of which positions the scores are kept, as an index; None for none."""
+    if isinstance(keep_logits, bool):
+        return slice(None) if keep_logits else None
+    which = keep_logits.nonzero()[:, 0]
+    return which if len(which) else None

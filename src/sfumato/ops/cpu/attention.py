@@ -1,0 +1,87 @@
+"""Attention by the compiled library, in bfloat16 with float32 sums.
+
+A token's result depends neither on the other tokens of a call nor on the number of threads.
+"""
+
+from __future__ import annotations
+
+import ctypes
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+
+from sfumato.ops.cpu import library
+from sfumato.ops.cpu.kernels import DTYPES, contiguous
+from sfumato.ops.reference import Causal
+from sfumato.ops.registry import twin
+
+EVERYTHING = 2**63 - 1  # a window that no two positions are apart
+
+
+def multiplies_bf16() -> bool:
+    """Whether the library multiplies bfloat16 with instructions of its own."""
+    return library.kernels is not None and library.kernels.bf16
+
+
+class _Rows(ctypes.Structure):
+    """`sf_rows` of csrc/sfumato.h."""
+
+    _fields_ = (
+        ("data", ctypes.c_void_p),
+        ("dtype", ctypes.c_int),
+        *((name, ctypes.c_int64) for name in ("count", "head_stride", "row_stride")),
+    )
+
+
+def _stored_in_bf16(
+    q: Tensor,
+    keys: Sequence[Tensor],
+    values: Sequence[Tensor],
+    causal: Causal | None = None,
+) -> bool:
+    stored = any(part.dtype == torch.bfloat16 for part in keys)
+    return stored and q.shape[-1] % 32 == 0 and multiplies_bf16()
+
+
+@twin("attend", "cpu", serves=_stored_in_bf16)
+def attend(
+    q: Tensor, keys: Sequence[Tensor], values: Sequence[Tensor], causal: Causal | None = None
+) -> Tensor:
+    """See `ops.attend`. Products are of bfloat16, sums and softmax in float32."""
+    tokens, heads, d = q.shape
+    kv_heads, held = keys[0].shape[0], sum(part.shape[1] for part in keys)
+    for key, value in zip(keys, values, strict=True):
+        assert key.shape == value.shape == (kv_heads, key.shape[1], d), f"{key.shape} for {q.shape}"
+    assert causal is None or (causal.queries.shape, causal.keys.shape) == ((tokens,), (held,))
+    given = contiguous(q)
+    out = torch.empty_like(given)
+    if tokens == 0:
+        return out.to(q.dtype)
+    # Named, so that they outlive the call.
+    seen = (causal.queries.int(), causal.keys.int()) if causal else ()
+    pointers: list[int | None]
+    pointers = [positions.data_ptr() for positions in seen] if seen else [None, None]
+    keys, values = ([_side_by_side(part) for part in parts] for parts in (keys, values))
+    rows = _rows(keys), _rows(values)
+    window = EVERYTHING if causal is None or causal.window is None else causal.window
+    library.loaded().run(
+        *("sf_attention", given.data_ptr(), DTYPES[given.dtype], tokens, heads),
+        *(kv_heads, d, ctypes.addressof(rows[0]), ctypes.addressof(rows[1])),
+        *(len(keys), *pointers, window, out.data_ptr(), DTYPES[out.dtype]),
+    )
+    return out.to(q.dtype)
+
+
+def _side_by_side(part: Tensor) -> Tensor:
+    """Keys or values as the library takes them: rows at any stride, a row's numbers at none."""
+    part = part if part.dtype in DTYPES else part.float()
+    return part if part.stride(-1) == 1 else part.contiguous()
+
+
+def _rows(parts: Sequence[Tensor]) -> ctypes.Array[_Rows]:
+    made = (
+        _Rows(part.data_ptr(), DTYPES[part.dtype], part.shape[1], *part.stride()[:2])
+        for part in parts
+    )
+    return (_Rows * len(parts))(*made)
