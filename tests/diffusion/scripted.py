@@ -9,6 +9,7 @@ from typing import Any
 
 import tokenizers
 import torch
+from tests.support.scripted_pool import PackedCanvases, ScriptedPool
 from tokenizers import AddedToken, decoders, models, normalizers
 from torch import Tensor
 
@@ -51,9 +52,10 @@ class ScriptedSlot:
 
     def __init__(self, capacity: int) -> None:
         self.capacity, self.encoded, self.steps = capacity, [], 0  # type: tuple[int, list[list[int]], int]
+        self.pool, self.index = ScriptedPool(self), 0
 
 
-class ScriptedNetwork:
+class ScriptedNetwork(PackedCanvases):
     """Says script[n] on the n-th canvas of a reply, with certainty.
 
     hesitate: steps of each canvas at whose end every token is still equally likely.

@@ -38,8 +38,8 @@ def sure_of(*tokens: int) -> Tensor:
     return scores
 
 
-def settle(row: Canvas, scores: Tensor) -> Any:
-    return row.settle(score(NETWORK.head, scores, [row])[0])
+def advance(row: Canvas, scores: Tensor) -> Any:
+    return row.advance(score(NETWORK.head, scores, [row])[0])
 
 
 def test_a_new_canvas_is_its_noise() -> None:
@@ -51,7 +51,7 @@ def test_a_new_canvas_is_its_noise() -> None:
 
 def test_a_step_keeps_what_is_sure_and_renews_the_rest() -> None:
     row = canvas()
-    draft = settle(row, sure_of(3, -1, 5, -1, -1, 7))
+    draft = advance(row, sure_of(3, -1, 5, -1, -1, 7))
     assert torch.equal(draft.noise, Noise(4, 2).tokens(0, LENGTH, VOCABULARY))
     assert (draft.canvas, draft.step, draft.max_steps) == (2, 1, 48)
     # Of the three unsure positions, the first in order of entropy still lies within the bound.
@@ -66,8 +66,8 @@ def test_a_step_keeps_what_is_sure_and_renews_the_rest() -> None:
 
 def test_a_position_can_be_given_up_again() -> None:
     row = canvas(stopping=Never())
-    assert settle(row, sure_of(1, 2, 3, 4, 5, 6)).accepted.all()
-    draft = settle(row, sure_of(1, -1, 3, -1, 5, 6))
+    assert advance(row, sure_of(1, 2, 3, 4, 5, 6)).accepted.all()
+    draft = advance(row, sure_of(1, -1, 3, -1, 5, 6))
     assert draft.noise is None  # at the first step alone
     assert draft.accepted.tolist().count(False) == 1
     assert row.tokens[0] == 1
@@ -78,7 +78,7 @@ def test_pinned_positions_stay() -> None:
     assert row.begun[[1, 4]].tolist() == row.tokens[[1, 4]].tolist() == [9, 11]
     for scores in (sure_of(3, 3, 3, 3, 3, 3), sure_of(-1, -1, -1, -1, -1, -1)):
         assert row.tokens[[1, 4]].tolist() == [9, 11]
-        draft = settle(row, scores)
+        draft = advance(row, scores)
         assert draft.token_ids[[1, 4]].tolist() == [9, 11]
         assert draft.entropy[[1, 4]].tolist() == [0.0, 0.0]
         assert draft.accepted[[1, 4]].all()
@@ -88,8 +88,8 @@ def test_pinned_positions_stay() -> None:
 def test_pinned_positions_do_not_hold_up_the_others() -> None:
     """Whatever the model makes of them, they are neither unsure nor unstable."""
     row = canvas(pinned={0: 9})
-    settle(row, sure_of(-1, 2, 3, 4, 5, 6))
-    settle(row, sure_of(7, 2, 3, 4, 5, 6))
+    advance(row, sure_of(-1, 2, 3, 4, 5, 6))
+    advance(row, sure_of(7, 2, 3, 4, 5, 6))
     assert row.convergence == "converged"
 
 
@@ -100,7 +100,7 @@ def test_pins_are_accepted_whatever_the_sampler_says() -> None:
             return torch.zeros(LENGTH, dtype=torch.bool)
 
     row = canvas(pinned={1: 9}, sampler=Nothing())
-    assert settle(row, sure_of(1, 1, 1, 1, 1, 1)).accepted.tolist() == [
+    assert advance(row, sure_of(1, 1, 1, 1, 1, 1)).accepted.tolist() == [
         False, True, False, False, False, False,
     ]  # fmt: skip
 
@@ -129,7 +129,7 @@ def test_samplers_and_rules_see_what_is_promised() -> None:
     went_in = []
     for token in (3, 4, 5):
         went_in.append(row.tokens)
-        settle(row, sure_of(*[token] * LENGTH))
+        advance(row, sure_of(*[token] * LENGTH))
     assert [view.max_steps for view in seen] == [5, 5, 5]
     # Tensors, so that a step can be captured once and replayed.
     assert torch.equal(torch.stack([view.step for view in seen]), torch.tensor([1, 2, 3]))
@@ -152,7 +152,7 @@ def test_the_history_is_of_one_size(rows: int, max_steps: int) -> None:
     row = canvas(stopping=Back(), max_steps=max_steps, sampler=FixedCount())
     while not row.done:
         assert row.history.shape == (max(1, min(rows, max_steps)), LENGTH)
-        settle(row, sure_of(*[3] * LENGTH))
+        advance(row, sure_of(*[3] * LENGTH))
 
 
 @pytest.mark.parametrize("stability", [0, 1, 3, 8, 9, 64])
@@ -161,7 +161,7 @@ def test_stability_is_a_count_and_keeps_one_canvas(stability: int) -> None:
     row = canvas(stopping=rule, max_steps=9, sampler=FixedCount())
     while not row.done:
         assert row.history.shape == (1, LENGTH)
-        settle(row, sure_of(*[3] * LENGTH))
+        advance(row, sure_of(*[3] * LENGTH))
     assert row.step == min(stability + 1, 9)
     assert row.convergence == ("converged" if stability < 9 else "step_cap")
 
@@ -170,7 +170,7 @@ def test_a_change_begins_the_count_anew() -> None:
     row = canvas(stopping=StableAndConfident(2, confidence=1e-9), max_steps=20)
     counts = []
     for token in (3, 3, 4, 3, 4, 4, 4):
-        settle(row, sure_of(*[token] * LENGTH))
+        advance(row, sure_of(*[token] * LENGTH))
         counts.append(int(row.unchanged))
     assert counts == [0, 1, 0, 0, 0, 1, 2] and row.convergence == "converged"
 
@@ -186,7 +186,7 @@ def test_what_is_drawn_is_what_happens() -> None:
 
     for temperature in (0.0, 1.0):
         row = canvas(pinned={2: 9}, temperature=temperature, sampler=All())
-        settle(row, sure_of(*[-1] * LENGTH))
+        advance(row, sure_of(*[-1] * LENGTH))
         assert torch.equal(seen[-1].stats.drawn, row.tokens) and row.tokens[2] == 9
     cold, warm = seen
     assert torch.equal(cold.stats.drawn, cold.stats.argmax)
@@ -198,12 +198,12 @@ def test_scores_that_are_no_numbers_are_refused(value: float) -> None:
     scores = sure_of(*[3] * LENGTH)
     scores[4] *= value  # zeros among them: NaN either way
     with pytest.raises(FloatingPointError, match=r"canvas 2, step 1: .*dtype='bfloat16'"):
-        settle(canvas(), scores)
+        advance(canvas(), scores)
 
 
 def test_the_coldest_temperature_still_gives_numbers() -> None:
     row = canvas(temperature=1e-38)
-    assert settle(row, torch.randn(LENGTH, VOCABULARY)).entropy.isfinite().all()
+    assert advance(row, torch.randn(LENGTH, VOCABULARY)).entropy.isfinite().all()
     assert row.soft is not None and row.soft.isfinite().all()
 
 
@@ -211,10 +211,10 @@ def test_the_coldest_temperature_still_gives_numbers() -> None:
 def test_processors_may_be_why_scores_are_no_numbers(value: float) -> None:
     row = canvas(processors=(LogitBias({3: value}), LogitBias({4: 1.0})))
     with pytest.raises(FloatingPointError, match=r"no logit processor \(LogitBias, LogitBias\)"):
-        settle(row, sure_of(*[3] * LENGTH))
+        advance(row, sure_of(*[3] * LENGTH))
     scores = sure_of(*[3] * LENGTH) * float("nan")
     with pytest.raises(FloatingPointError) as error:
-        settle(canvas(), scores)
+        advance(canvas(), scores)
     assert "processor" not in str(error.value)
 
 
@@ -236,7 +236,7 @@ def test_a_sampler_must_return_a_mask(answer: Any, got: str) -> None:
 
     message = rf"^sampler Odd: accept must return bool \[{LENGTH}\], got {got}$"
     with pytest.raises(ValueError, match=message):
-        settle(canvas(sampler=Odd()), sure_of(*[3] * LENGTH))
+        advance(canvas(sampler=Odd()), sure_of(*[3] * LENGTH))
 
 
 @pytest.mark.parametrize(
@@ -255,7 +255,7 @@ def test_a_stopping_rule_must_return_one_truth(answer: Any, got: str) -> None:
 
     message = rf"^stopping rule Odd: done must return bool \[\], got {got}$"
     with pytest.raises(ValueError, match=message):
-        settle(canvas(stopping=Odd()), sure_of(*[3] * LENGTH))
+        advance(canvas(stopping=Odd()), sure_of(*[3] * LENGTH))
 
 
 @pytest.mark.parametrize("heat", [0.0, -1.0, float("nan"), float("inf"), 1e300, "hot", None, True])

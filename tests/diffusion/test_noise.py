@@ -33,13 +33,13 @@ KNOWN = [
 def test_known_answers(
     counter: tuple[int, ...], key: tuple[int, int], expected: tuple[int, ...]
 ) -> None:
-    words = philox(tuple(torch.tensor([c]) for c in counter), key[0] | key[1] << 32)  # type: ignore[arg-type]
+    words = philox(tuple(torch.tensor([c]) for c in counter), torch.tensor(key))  # type: ignore[arg-type]
     assert tuple(words[:, 0].tolist()) == expected
 
 
 def test_counters_side_by_side_do_not_mix() -> None:
     columns = [torch.tensor(column) for column in zip(*(c for c, _, _ in KNOWN), strict=True)]
-    words = philox(tuple(columns), 0)  # type: ignore[arg-type]
+    words = philox(tuple(columns), torch.zeros(2, dtype=torch.int64))  # type: ignore[arg-type]
     assert tuple(words[:, 0].tolist()) == KNOWN[0][2]
 
 

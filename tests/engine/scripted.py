@@ -13,6 +13,7 @@ from typing import Any
 
 import torch
 from tests.diffusion.scripted import END_IDS, PIECES, TEMPLATE, VOCABULARY, tokenizer
+from tests.support.scripted_pool import PackedCanvases, ScriptedPool
 from torch import Tensor
 
 from sfumato.api import Model, TextSide
@@ -62,6 +63,9 @@ class ScriptedSlot:
     ids: list[int] = field(default_factory=list)
     steps: int = 0  # denoising steps since the last encode
 
+    def __post_init__(self) -> None:
+        self.pool, self.index = ScriptedPool(self), 0
+
     @property
     def length(self) -> int:
         return len(self.ids)
@@ -89,7 +93,7 @@ class ScriptedSlot:
         return self.capacity
 
 
-class ScriptedNetwork:
+class ScriptedNetwork(PackedCanvases):
     """Says what its scripts say, with certainty once it has stopped hesitating."""
 
     def __init__(self, scripts: Sequence[Script]) -> None:

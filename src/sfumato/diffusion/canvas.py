@@ -1,26 +1,43 @@
-"""The state of one canvas of one row, and how a step's findings change it.
+"""The host's handle of one canvas of one row: its settings, its progress, and where its state is.
 
-Everything is per row: a batch is a list of canvases that share a forward and nothing else.
+The state itself is a row of a `StepBatch` once the canvas has taken part in a step.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field, replace
-from typing import Literal
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Literal, Protocol
 
 import torch
 from torch import Tensor
 
-from sfumato.diffusion.checks import check_returned
 from sfumato.diffusion.config import SamplerConfig
 from sfumato.diffusion.noise import Noise
 from sfumato.diffusion.processors import CanvasView
-from sfumato.diffusion.sampler import StepView
 from sfumato.diffusion.schedule import COLDEST, count_at, temperature_at
-from sfumato.model.head import HeadStats
+
+if TYPE_CHECKING:
+    from sfumato.diffusion.step.batch import StepBatch
+    from sfumato.diffusion.step.host import Denoiser
+    from sfumato.model.head import HeadStats
+    from sfumato.model.network import Network
 
 Convergence = Literal["converged", "step_cap"]
+
+
+@dataclass(frozen=True)
+class RowStart:
+    """What a canvas begins as; all on the host."""
+
+    tokens: Tensor  # int64 [length]
+    pinned: Tensor  # int64 [length]: the token of a pinned position, -1 elsewhere
+    seed: int
+    canvas: int
+    attempt: int
+    temperatures: list[float]  # of each step
+    cold: bool  # temperature 0: the draw is the argmax
+    self_conditioning: bool
 
 
 @dataclass(frozen=True)
@@ -47,18 +64,17 @@ class Draft:
         return self.decode(self.token_ids.tolist())
 
 
-@dataclass(frozen=True)
-class Coming:
-    """What a step takes from its row alone, before the forward."""
+class Plan(Protocol):
+    """What a canvas begins with."""
 
-    step: int
-    temperature: float
-    soft_top_k: int
-    uniforms: Tensor
+    config: SamplerConfig
+    noise: Noise
+    reply: Sequence[int]
+    pinned: dict[int, int] | None
 
 
 class Canvas:
-    """Tokens, step, noise and pinned positions of a canvas that is being denoised."""
+    """Settings and progress of a canvas that is being denoised."""
 
     def __init__(
         self,
@@ -72,24 +88,68 @@ class Canvas:
         """config: complete, canvas_length included; reply: the tokens of the reply before this
         canvas; pinned: position → token id, for positions whose token is given."""
         assert config.canvas_length and config.max_steps
-        self.config, self.noise = config, noise
+        self.config, self.noise, self.device = config, noise, device
         self.reply = torch.tensor(reply, dtype=torch.int64, device=device)
         self.vocab_size, self.length = vocab_size, config.canvas_length
         self.step, self.convergence = 0, None  # type: tuple[int, Convergence | None]
         self.begun = noise.tokens(0, self.length, vocab_size)  # stays on the host, to be shown
-        self.pinned = torch.full((self.length,), -1, device=device)
+        self._pinned = torch.full((self.length,), -1)
         for position, token in (pinned or {}).items():
             if not (0 <= position < self.length and 0 <= token < vocab_size):
                 raise ValueError(f"pinned: position {position}, token {token} is out of range")
-            self.pinned[position] = self.begun[position] = token
-        self.tokens = self.begun.to(device)
-        self.soft: Tensor | None = None  # [length, hidden] for the next step's self-conditioning
+            self._pinned[position] = self.begun[position] = token
         # Of one size at every step, so that a step can be captured once and replayed.
         rules = (config.sampler, config.stopping)
         wanted = max(1, *(getattr(rule, "history", 1) for rule in rules))
-        self.history = torch.full((min(wanted, config.max_steps), self.length), -1, device=device)
-        self.unchanged = torch.zeros((), dtype=torch.int64, device=device)  # as in `StepView`
-        self._coming: Coming | None = None
+        self.history_rows = min(wanted, config.max_steps)
+        self.place: tuple[StepBatch, int] | None = None  # where the state is; None before a step
+        self.denoiser: Denoiser | None = None  # of `denoise_step`
+        self._start: RowStart | None = None
+        self._soft_top_k: list[int] = []
+
+    @classmethod
+    def of(cls, plan: Plan, network: Network) -> Canvas:
+        """The canvas of a plan on a network."""
+        vocab, device = network.config.vocab_size, network.device
+        return cls(plan.config, plan.noise, vocab, device, plan.reply, plan.pinned)
+
+    @property
+    def done(self) -> bool:
+        return self.convergence is not None
+
+    # The state, as copies: it is written in place.
+
+    @property
+    def tokens(self) -> Tensor:
+        """int64 [length]: what the next step reads."""
+        if self.place is None:
+            return self.begun.to(self.device, copy=True)
+        batch, row = self.place
+        return batch.tokens[row, : self.length].clone()
+
+    @property
+    def soft(self) -> Tensor | None:
+        """[length, hidden] for the next step's self-conditioning; None where it has none."""
+        if self.place is None or not (self.step and self.config.self_conditioning):
+            return None
+        batch, row = self.place
+        return batch.soft[row, : self.length].clone()
+
+    @property
+    def history(self) -> Tensor:
+        """int64 [rows, length]: argmax canvases, the newest last; -1: none yet."""
+        if self.place is None:
+            return torch.full((self.history_rows, self.length), -1, device=self.device)
+        batch, row = self.place
+        return batch.history[row, :, : self.length].clone()
+
+    @property
+    def unchanged(self) -> Tensor:
+        """int64 []: steps in a row before which the argmax canvas was the same."""
+        if self.place is None:
+            return self.reply.new_zeros(())
+        batch, row = self.place
+        return batch.unchanged[row].clone()
 
     @property
     def argmax(self) -> Tensor:
@@ -97,93 +157,80 @@ class Canvas:
         return self.history[-1] if self.step else self.tokens
 
     @property
-    def done(self) -> bool:
-        return self.convergence is not None
+    def pinned(self) -> Tensor:
+        """int64 [length], on the host: the token of a pinned position, -1 elsewhere."""
+        return self._pinned
 
-    def coming(self) -> Coming:
-        """What the step to come needs of this row, found once. What fails here is the row's own
-        fault, so the engine calls this before it puts rows together."""
-        step = self.step + 1
-        if self._coming is None or self._coming.step != step:
-            heat, count = self._temperature(step), self._soft_top_k(step)
-            self._coming = Coming(step, heat, count, self.noise.uniforms(step, self.length))
-        return self._coming
+    # What a step needs of the row alone.
+
+    def prepare(self) -> RowStart:
+        """Tabulates temperature and soft_top_k, once. What fails here is the row's own fault, so
+        the engine calls this before it puts rows together."""
+        if self._start is None:
+            config = self.config
+            assert config.schedule and config.max_steps
+            steps = range(1, config.max_steps + 1)
+            scale = config.temperature or 1.0  # at 0 the distribution keeps the schedule
+            temperatures = [
+                max(COLDEST, temperature_at(config.schedule, step, config.max_steps) * scale)
+                for step in steps
+            ]
+            few = config.soft_top_k
+            if few is not None:
+                assert not isinstance(few, int)
+                self._soft_top_k = [count_at(few, step, config.max_steps) for step in steps]
+            self._start = RowStart(
+                self.begun,
+                self._pinned,
+                self.noise.seed,
+                self.noise.canvas,
+                self.noise.attempt,
+                temperatures,
+                config.temperature == 0,
+                config.self_conditioning,
+            )
+        return self._start
 
     def temperature(self) -> float:
         """Of the step to come. At a setting of 0 the distribution keeps the schedule; the draw does
         not."""
-        return self.coming().temperature
+        temperatures = self.prepare().temperatures
+        return temperatures[min(self.step, len(temperatures) - 1)]
 
     def soft_top_k(self) -> int:
-        """How many of each position's likeliest tokens count in the step to come; 0: all."""
-        return self.coming().soft_top_k
+        """How many of each position's most probable tokens count in the step to come; 0: all."""
+        self.prepare()
+        counts = self._soft_top_k
+        return counts[min(self.step, len(counts) - 1)] if counts else 0
 
     def uniforms(self) -> Tensor:
-        """float64 [length]: what the tokens of the step to come are drawn with."""
-        return self.coming().uniforms
-
-    def _temperature(self, step: int) -> float:
-        assert self.config.schedule and self.config.max_steps
-        heat = temperature_at(self.config.schedule, step, self.config.max_steps)
-        return max(COLDEST, heat * (self.config.temperature or 1.0))
-
-    def _soft_top_k(self, step: int) -> int:
-        chosen = self.config.soft_top_k
-        if chosen is None:
-            return 0
-        assert self.config.max_steps and not isinstance(chosen, int)
-        return count_at(chosen, step, self.config.max_steps)
+        """float64 [length], on the host: what the tokens of the step to come are drawn with."""
+        return self.noise.uniforms(self.step + 1, self.length)
 
     def before(self) -> CanvasView:
         """What logit processors see of the step to come."""
-        step = self.tokens.new_full((), self.step + 1)
+        step = self.reply.new_full((), self.step + 1)
         return CanvasView(step, self.tokens, self.history, self.reply)
 
     def advance(self, stats: HeadStats) -> Draft:
-        """Takes in what the forward found at each position, and gets ready for the next step.
+        """Moves this canvas alone one step on, `stats` being what the forward found at its
+        positions. Raises what `Denoiser.advance` returns as the row's failure."""
+        from sfumato.diffusion.step.host import advance_one  # which knows canvases
 
-        Raises FloatingPointError where the forward found no numbers, and ValueError where the
-        processors left no token or the sampler or stopping rule returned something else than
-        it must.
-        """
-        config = self.config
-        assert config.sampler and config.stopping and config.max_steps
-        self.step += 1
-        view = self._view(stats)
-        accepted = config.sampler.accept(view)
-        check_returned(accepted, "sampler", config.sampler, "accept", torch.bool, view.pinned.shape)
-        accepted = accepted | view.pinned
-        self.unchanged = view.unchanged
-        fresh = self.noise.tokens(self.step, self.length, self.vocab_size).to(self.tokens.device)
-        self.tokens = torch.where(accepted, view.stats.drawn, fresh)
-        self.history = torch.cat((self.history[1:], view.stats.argmax[None]))
-        self.soft = stats.soft if config.self_conditioning else None
-        entropy = view.stats.entropy.cpu()  # from here on the device is waited for
-        self._check_entropy(entropy)
-        done = config.stopping.done(view)
-        check_returned(done, "stopping rule", config.stopping, "done", torch.bool, ())
-        if bool(done):
-            self.convergence = "converged"
-        elif self.step == config.max_steps:
-            self.convergence = "step_cap"
-        return Draft(
-            self.noise.canvas,
-            self.step,
-            self.argmax.cpu(),
-            entropy,
-            accepted.cpu(),
-            config.max_steps,
-            stats.top_ids.cpu(),
-            stats.top_probs.cpu(),
-            self.begun if self.step == 1 else None,
-        )
+        return advance_one(self, stats)
 
-    def _check_entropy(self, entropy: Tensor) -> None:
+    def learn(self, step: int, converged: bool, done: bool) -> None:
+        """Takes in what the host learns of a step."""
+        self.step = step
+        if done:
+            self.convergence = "converged" if converged else "step_cap"
+
+    def check_entropy(self, entropy: Tensor, step: int) -> None:
         """Refuses what is no distribution: entropy float32 [length], on the CPU, is NaN where
         scores were no numbers, and infinite where all tokens were banned (see `score`)."""
         if entropy.isfinite().all():
             return
-        where = f"canvas {self.noise.canvas}, step {self.step}"
+        where = f"canvas {self.noise.canvas}, step {step}"
         processors = ", ".join(type(part).__name__ for part in self.config.processors)
         if entropy.isinf().any():
             raise ValueError(
@@ -196,27 +243,3 @@ class Canvas:
             "range of float16; load it with dtype='bfloat16' or 'float32'"
             f"{besides if processors else ''}"
         )
-
-    def _view(self, stats: HeadStats) -> StepView:
-        pinned, cold = self.pinned >= 0, self.config.temperature == 0
-        stats = replace(
-            stats,
-            argmax=self._with_pinned(stats.argmax),
-            drawn=self._with_pinned(stats.argmax if cold else stats.drawn),
-            entropy=stats.entropy.masked_fill(pinned, 0.0),
-        )
-        assert self.config.max_steps
-        step = self.tokens.new_full((), self.step)
-        same = (stats.argmax == self.history[-1]).all()  # of -1 before the first step: equals none
-        return StepView(
-            step,
-            self.config.max_steps,
-            self.tokens,
-            stats,
-            self.history,
-            pinned,
-            torch.where(same, self.unchanged + 1, 0),
-        )
-
-    def _with_pinned(self, tokens: Tensor) -> Tensor:
-        return torch.where(self.pinned >= 0, self.pinned, tokens)

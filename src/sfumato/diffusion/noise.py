@@ -1,8 +1,12 @@
-"""Random numbers that depend on (seed, canvas, step, position) alone.
+"""Random numbers that depend on (seed, canvas, attempt, step, position) alone.
 
 Philox4x32-10 (Salmon et al., "Parallel random numbers: as easy as 1, 2, 3", SC 2011) is a
 function from a counter and a key to 128 random bits.  Nothing is carried from call to call, so a
 row draws the same numbers alone, in any batch, and after any interruption.
+
+The words are computed as int64 on the device of the inputs, for all rows of a batch at once.  A
+device without float64 (Apple's GPUs) gets float32 uniforms, with 24 random bits in place of 53:
+there, draws may differ from those of other devices.
 """
 
 from __future__ import annotations
@@ -12,30 +16,67 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-_MULTIPLIERS = 0xD2511F53, 0xCD9E8D57
+_MULTIPLIERS = 0xCD9E8D57, 0xD2511F53  # of the counter's words 2 and 0
 _WEYL = 0x9E3779B9, 0xBB67AE85
 _LOW = 0xFFFFFFFF
+ROUNDS = 10
 
 
-def philox(counter: tuple[Tensor, Tensor, Tensor, Tensor], key: int, rounds: int = 10) -> Tensor:
+def philox(counter: tuple[Tensor, Tensor, Tensor, Tensor], key: Tensor) -> Tensor:
     """Four 32-bit words for each counter.
 
-    counter: four int64 tensors [n] of unsigned 32-bit values; key: 64 bits.
-    Returns int64 [4, n], values in 0..2³²-1.
+    counter: four int64 tensors [...] of unsigned 32-bit values; key: int64 [..., 2], likewise, the
+    low word first; their leading axes broadcast. Returns int64 [4, ...], values in 0..2³²-1.
     """
-    c0, c1, c2, c3 = counter
-    k0, k1 = key & _LOW, key >> 32 & _LOW
-    for _ in range(rounds):
-        # The products wrap around int64, but their 64 bits are right, and the masks drop the sign.
-        p0, p1 = c0 * _MULTIPLIERS[0], c2 * _MULTIPLIERS[1]
-        c0, c1, c2, c3 = (
-            (p1 >> 32 & _LOW) ^ c1 ^ k0,
-            p1 & _LOW,
-            (p0 >> 32 & _LOW) ^ c3 ^ k1,
-            p0 & _LOW,
-        )
-        k0, k1 = (k0 + _WEYL[0]) & _LOW, (k1 + _WEYL[1]) & _LOW
-    return torch.stack((c0, c1, c2, c3))
+    c0, c1, c2, c3 = torch.broadcast_tensors(*counter)
+    # Words 0 and 2 go through a round alike, and so do 1 and 3: one operation serves both.
+    even, odd = torch.stack((c0, c2)), torch.stack((c1, c3))
+    keys = key.view(*[1] * (even.ndim - key.ndim), *key.shape).movedim(-1, 0)
+    # Filled on the device: a tensor made of numbers would be copied to it from the host.
+    multipliers, weyl = _pair(_MULTIPLIERS, even), _pair(_WEYL, even)
+    for _ in range(ROUNDS):
+        # The products wrap around int64, but their 64 bits are right, and the mask drops the sign.
+        product = even.flip(0) * multipliers
+        even = (product >> 32).bitwise_and_(_LOW).bitwise_xor_(odd).bitwise_xor_(keys)
+        odd = product.bitwise_and_(_LOW)
+        keys = (keys + weyl).bitwise_and_(_LOW)
+    return torch.stack((even[0], odd[0], even[1], odd[1]))
+
+
+def _pair(values: tuple[int, int], like: Tensor) -> Tensor:
+    """int64 [2, 1, …] on the device of `like` [2, …]."""
+    pair = like.new_empty(2, *[1] * (like.ndim - 1))
+    for index, value in enumerate(values):
+        pair[index].fill_(value)
+    return pair
+
+
+def seed_words(seed: int) -> tuple[int, int]:
+    """The low and the high word of a seed's low 64 bits."""
+    return seed & _LOW, seed >> 32 & _LOW
+
+
+def noise(
+    seeds: Tensor, canvas: Tensor, attempt: Tensor, step: Tensor, width: int, vocab_size: int
+) -> tuple[Tensor, Tensor]:
+    """What one step of several rows is drawn with: seeds int64 [rows, 2], see `seed_words`; canvas,
+    attempt and step int64 [rows] → uniforms [rows, width] in [0, 1) and fresh tokens int64 [rows,
+    width].
+
+    The uniforms are float64 with 53 random bits, or float32 with 24 where the device has no
+    float64. The tokens are uniform over the vocabulary (exactly so where its size is a power of
+    two, else within 2⁻³² · size).
+    """
+    position = torch.arange(width, device=seeds.device)
+    counter = (position[None], step[:, None], canvas[:, None], attempt[:, None])
+    high, low, word, _ = philox(counter, seeds[:, None])
+    return _uniform(high, low), word * vocab_size >> 32
+
+
+def _uniform(high: Tensor, low: Tensor) -> Tensor:
+    if high.device.type == "mps":
+        return (high >> 8).float() / 2**24
+    return ((high >> 5) * 2**26 + (low >> 6)).double() / 2**53
 
 
 @dataclass(frozen=True)
@@ -46,19 +87,17 @@ class Noise:
     canvas: int  # 0, 1, … within the reply
     attempt: int = 0  # another draw of the same canvas
 
-    def _words(self, step: int, length: int) -> Tensor:
-        position = torch.arange(length)
-        fixed = (torch.full_like(position, n) for n in (step, self.canvas, self.attempt))
-        return philox((position, *fixed), self.seed & 0xFFFFFFFFFFFFFFFF)  # type: ignore[arg-type]
+    def _draw(self, step: int, length: int, vocab_size: int) -> tuple[Tensor, Tensor]:
+        canvas, attempt, at = (torch.tensor([n]) for n in (self.canvas, self.attempt, step))
+        seeds = torch.tensor([seed_words(self.seed)])
+        uniforms, tokens = noise(seeds, canvas, attempt, at, length, vocab_size)
+        return uniforms[0], tokens[0]
 
     def uniforms(self, step: int, length: int) -> Tensor:
-        """float64 [length] in [0, 1) with 53 random bits: what the tokens are drawn with."""
-        high, low, _, _ = self._words(step, length)
-        return ((high >> 5) * 2**26 + (low >> 6)).double() / 2**53
+        """float64 [length] in [0, 1), on the host: what the tokens are drawn with."""
+        return self._draw(step, length, 1)[0]
 
     def tokens(self, step: int, length: int, vocab_size: int) -> Tensor:
-        """int64 [length], uniform over the vocabulary (exactly so where its size is a power of
-        two, else within 2⁻³² · size): what fresh positions are filled with. Step 0 is the
-        first canvas."""
-        _, _, word, _ = self._words(step, length)
-        return word * vocab_size >> 32
+        """int64 [length], on the host: what fresh positions are filled with. Step 0 is the first
+        canvas."""
+        return self._draw(step, length, vocab_size)[1]

@@ -1,16 +1,19 @@
 """The vocabulary pass of one step: every row under its own sampling settings.
 
-Rows are scored in two groups at most.  Plain rows go through the compiled pass, and so do those
-that only ban tokens; rows whose scores are changed otherwise, or kept whole, go through another
-arithmetic.  So what a row finds does not depend on which rows it is denoised with, to the last bit
-on a CPU, and within a group nothing that one row asks for changes another's numbers.
+Rows are scored in three groups at most.  Plain rows go through the compiled pass, and so do those
+that only ban tokens; nothing in their pass reads a value on the host.  Rows that ask for an
+approximate soft embedding or for more named tokens are a group of their own, and so are rows whose
+scores are changed otherwise, or kept whole: what these two groups do may depend on data.  A row's
+statistics do not depend on which rows it is denoised with, to the last bit on a CPU, and within a
+group nothing that one row asks for changes another's numbers.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import replace
-from typing import Any
+from dataclasses import dataclass, replace
+from itertools import accumulate
+from typing import Any, Literal, get_args
 
 import torch
 from torch import Tensor
@@ -23,28 +26,134 @@ from sfumato.model.head import Adjust, HeadStats, VocabularyHead
 from sfumato.model.truncate import cutoffs
 from sfumato.ops.online_softmax import TOP, Bans
 
+Kind = Literal["plain", "approximate", "adjusted"]
+"""plain: nothing but bans; approximate: a soft embedding and draw of less than all tokens, or more
+named tokens; adjusted: scores changed otherwise, or kept whole."""
+
+
+@dataclass(frozen=True)
+class ScoringGroup:
+    """Rows that one pass over the vocabulary serves."""
+
+    kind: Kind
+    rows: tuple[int, ...]
+    positions: Tensor | None  # int64: their positions among all, on the device; None: all
+    bans: Bans | None
+    covered: Tensor | None  # bool [their positions]: where every token is banned
+
+
+@dataclass(frozen=True)
+class Scoring:
+    """How rows are grouped: the same at every step of the same rows."""
+
+    groups: tuple[ScoringGroup, ...]
+    restore: Tensor | None  # int64 [positions]: from the groups' order to the rows'
+
+    @classmethod
+    def of(
+        cls,
+        canvases: Sequence[Canvas],
+        vocab_size: int,
+        device: torch.device,
+        spans: Sequence[int] | None = None,
+    ) -> Scoring:
+        """spans: packed positions of each row, of which the first ones are its canvas's; None: no
+        more than these."""
+        spans = [canvas.length for canvas in canvases] if spans is None else spans
+        starts = list(accumulate(spans, initial=0))
+        kinds = [_kind(canvas) for canvas in canvases]
+        groups: list[ScoringGroup] = []
+        order: list[Tensor] = []
+        for kind in get_args(Kind):
+            rows = tuple(i for i, other in enumerate(kinds) if other == kind)
+            if not rows:
+                continue
+            members = [canvases[i] for i in rows]
+            bans = None if kind == "adjusted" else _all_bans(members, vocab_size, device)
+            covered = None if bans is None else bans.covers(vocab_size)
+            places = torch.cat([torch.arange(canvases[i].length) + starts[i] for i in rows])
+            # What is found beyond a canvas is not looked at: it need not be left out.
+            all_rows = kind == "plain" and bans is None and len(rows) == len(canvases)
+            everything = all_rows or len(places) == starts[-1]
+            order.append(places)
+            positions = None if everything else places.to(device)
+            groups.append(ScoringGroup(kind, rows, positions, bans, covered))
+        if groups[0].positions is None:
+            return cls(tuple(groups), None)
+        restore = torch.zeros(starts[-1], dtype=torch.int64)
+        together = torch.cat(order)
+        restore[together] = torch.arange(len(together))
+        return cls(tuple(groups), restore.to(device))
+
 
 def score(head: VocabularyHead, hidden: Tensor, canvases: Sequence[Canvas]) -> list[HeadStats]:
-    """What each canvas's own hidden states, in hidden [all positions, hidden], come to.
+    """The statistics of each canvas, whose hidden states stand one after another in hidden [all
+    positions, hidden].
 
     The entropy is infinite where processors ban every token.
     """
-    parts = hidden.split([canvas.length for canvas in canvases])
-    found: dict[int, HeadStats] = {}
-    for changed in (False, True):
-        group = [i for i, canvas in enumerate(canvases) if _changes_scores(canvas) == changed]
-        if not group:
-            continue
-        whole = len(group) == len(canvases)
-        own = hidden if whole else torch.cat([parts[i] for i in group])
-        score_group = _score_changed if changed else _score_plain
-        found.update(zip(group, score_group(head, own, [canvases[i] for i in group]), strict=True))
-    return [found[i] for i in range(len(canvases))]
+    scoring = Scoring.of(canvases, head.vocab_size, hidden.device)
+    temperature = _spread(canvases, [c.temperature() for c in canvases]).to(hidden.device)
+    uniforms = torch.cat([canvas.uniforms() for canvas in canvases])
+    stats, extra = score_rows(head, hidden, canvases, temperature, uniforms, scoring)
+    return [extra.get(i, stats[at]) for i, at in enumerate(_spans(canvases))]
 
 
-def _changes_scores(canvas: Canvas) -> bool:
-    """Whether a row asks for more of its scores than bans of tokens."""
-    return _cuts(canvas) or _needs_logits(canvas) or _bans(canvas) is None
+def score_rows(
+    head: VocabularyHead,
+    hidden: Tensor,
+    canvases: Sequence[Canvas],
+    temperature: Tensor,
+    uniforms: Tensor,
+    scoring: Scoring,
+) -> tuple[HeadStats, dict[int, HeadStats]]:
+    """The statistics of all positions, with TOP named tokens; and by row, complete, those of rows
+    that asked for more tokens or for their scores. temperature float32 and uniforms float64
+    [positions]."""
+    passes: list[HeadStats] = []
+    extra: dict[int, HeadStats] = {}
+    for group in scoring.groups:
+        inputs = hidden, temperature, uniforms
+        if group.positions is not None:
+            inputs = (
+                hidden[group.positions],
+                temperature[group.positions],
+                uniforms[group.positions],
+            )
+        members = [canvases[i] for i in group.rows]
+        if group.kind == "adjusted":
+            stats = _score_adjusted(head, members, *inputs)
+        else:
+            settings = {} if group.kind == "plain" else _settings(members, hidden.device)
+            stats = head(*inputs, **settings, bans=group.bans)
+            if group.covered is not None:
+                entropy = stats.entropy.masked_fill(group.covered, float("inf"))
+                stats = replace(stats, entropy=entropy)
+        if group.kind != "plain":
+            rows = zip(group.rows, _by_row(stats, members), strict=True)
+            extra |= {i: row for i, row in rows if _has_more(row)}
+        passes.append(replace(_first_top(stats, TOP), logits=None))
+    if scoring.restore is None:
+        return passes[0], extra
+    return _merged(passes, scoring.restore), extra
+
+
+def _merged(passes: Sequence[HeadStats], restore: Tensor) -> HeadStats:
+    def merge(name: str) -> Tensor:
+        return torch.cat([getattr(stats, name) for stats in passes]).index_select(0, restore)
+
+    names = ("argmax", "drawn", "entropy", "top_ids", "top_probs", "soft")
+    return HeadStats(*(merge(name) for name in names))
+
+
+def _kind(canvas: Canvas) -> Kind:
+    """What a row asks for beside the plain distribution."""
+    if _cuts(canvas) or _needs_logits(canvas) or _bans(canvas) is None:
+        return "adjusted"
+    config = canvas.config
+    if config.soft_skip or config.soft_top_k is not None or (config.top_tokens or 0) > TOP:
+        return "approximate"
+    return "plain"
 
 
 def _cuts(canvas: Canvas) -> bool:
@@ -58,20 +167,37 @@ def _needs_logits(canvas: Canvas) -> bool:
     return any(getattr(rule, "needs_logits", False) for rule in rules)
 
 
-def _score_plain(
-    head: VocabularyHead, hidden: Tensor, canvases: Sequence[Canvas]
-) -> list[HeadStats]:
-    bans = _all_bans(canvases, head.vocab_size, hidden.device)
-    stats = head(hidden, **_settings(canvases, hidden.device), bans=bans)
-    if bans is not None:
-        covered = bans.covers(head.vocab_size)
-        stats = replace(stats, entropy=stats.entropy.masked_fill(covered, float("inf")))
-    return _by_row(stats, canvases)
+def _has_more(stats: HeadStats) -> bool:
+    return stats.logits is not None or stats.top_ids.shape[1] > TOP
 
 
-def _score_changed(
-    head: VocabularyHead, hidden: Tensor, canvases: Sequence[Canvas]
-) -> list[HeadStats]:
+def _first_top(stats: HeadStats, count: int) -> HeadStats:
+    if stats.top_ids.shape[1] <= count:
+        return stats
+    return replace(stats, top_ids=stats.top_ids[:, :count], top_probs=stats.top_probs[:, :count])
+
+
+def _by_row(stats: HeadStats, canvases: Sequence[Canvas]) -> list[HeadStats]:
+    """Each row's part of a group's statistics, with as many of its most probable tokens as it asked
+    for, and with its scores if it asked for them."""
+    rows = []
+    wanting = [canvas.length for canvas in canvases if _needs_logits(canvas)]
+    logits = iter(() if stats.logits is None else stats.logits.split(wanting))
+    stats = replace(stats, logits=None)
+    for canvas, at in zip(canvases, _spans(canvases), strict=True):
+        row = _first_top(stats[at], max(TOP, canvas.config.top_tokens or 0))
+        rows.append(replace(row, logits=next(logits)) if _needs_logits(canvas) else row)
+    return rows
+
+
+def _score_adjusted(
+    head: VocabularyHead,
+    canvases: Sequence[Canvas],
+    hidden: Tensor,
+    temperature: Tensor,
+    uniforms: Tensor,
+) -> HeadStats:
+    """Statistics whose logits are those of the rows that asked for them, one after another."""
     banned = torch.ones(len(hidden), dtype=torch.bool, device=hidden.device)
     adjust = _adjust(canvases, banned)
     asking = [canvas for canvas in canvases if _cuts(canvas)]
@@ -79,48 +205,30 @@ def _score_changed(
         adjust = _cut(_cutoffs(head, hidden, canvases, asking), adjust)
     keep = _spread(canvases, [_needs_logits(canvas) for canvas in canvases]).to(hidden.device)
     settings = _settings(canvases, hidden.device)
-    stats = head(hidden, **settings, adjust=adjust, keep_logits=keep)
-    logits = stats.logits
+    stats = head(hidden, temperature, uniforms, **settings, adjust=adjust, keep_logits=keep)
     processed = _spread(canvases, [bool(c.config.processors) for c in canvases])
     empty = banned & processed.to(hidden.device)
-    stats = replace(stats, entropy=stats.entropy.masked_fill(empty, float("inf")), logits=None)
-    rows = _by_row(stats, canvases)
-    if logits is not None:
-        wanting = [i for i, canvas in enumerate(canvases) if _needs_logits(canvas)]
-        kept = logits.split([canvases[i].length for i in wanting])
-        for i, own in zip(wanting, kept, strict=True):
-            rows[i] = replace(rows[i], logits=own)
-    return rows
-
-
-def _by_row(stats: HeadStats, canvases: Sequence[Canvas]) -> list[HeadStats]:
-    """Each row's own part, with as many of its most probable tokens as it asked for."""
-    rows = []
-    for canvas, at in zip(canvases, _spans(canvases), strict=True):
-        own, few = stats[at], max(TOP, canvas.config.top_tokens or 0)
-        if own.top_ids.shape[1] > few:
-            own = replace(own, top_ids=own.top_ids[:, :few], top_probs=own.top_probs[:, :few])
-        rows.append(own)
-    return rows
+    return replace(stats, entropy=stats.entropy.masked_fill(empty, float("inf")))
 
 
 def _settings(canvases: Sequence[Canvas], device: torch.device) -> dict[str, Any]:
-    """What both groups give the head alike."""
-    few = [canvas.soft_top_k() for canvas in canvases]
+    """What rows of the groups that are not plain ask of the head, whether or not they adjust."""
+    counts = [canvas.soft_top_k() for canvas in canvases]
     shares = [canvas.config.soft_skip or 0.0 for canvas in canvases]
     top = [canvas.config.top_tokens or 0 for canvas in canvases]
-    guess = torch.cat([canvas.argmax for canvas in canvases])
+    skip = None
+    if any(shares):
+        guess = torch.cat([canvas.argmax for canvas in canvases])
+        skip = Skip(_spread(canvases, shares).to(device), guess)
     return {
-        "temperature": _spread(canvases, [c.temperature() for c in canvases]).to(device),
-        "uniform": torch.cat([c.uniforms() for c in canvases]),
-        "skip": Skip(_spread(canvases, shares).to(device), guess) if any(shares) else None,
-        "soft_top_k": _spread(canvases, few).to(device) if any(few) else None,
+        "skip": skip,
+        "soft_top_k": _spread(canvases, counts).to(device) if any(counts) else None,
         "top": _spread(canvases, top).to(device) if max(top) > TOP else None,
     }
 
 
 def _spans(canvases: Sequence[Canvas]) -> list[slice]:
-    ends = torch.tensor([canvas.length for canvas in canvases]).cumsum(0).tolist()
+    ends = list(accumulate(canvas.length for canvas in canvases))
     return [slice(end - c.length, end) for end, c in zip(ends, canvases, strict=True)]
 
 

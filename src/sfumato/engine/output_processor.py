@@ -9,6 +9,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable
 
+from sfumato.diffusion.canvas import Draft
 from sfumato.diffusion.limits import StopReason, TooLarge
 from sfumato.engine.circuit import Circuit
 from sfumato.engine.events import Failed, FailureKind, Finished, Terminal
@@ -19,7 +20,6 @@ from sfumato.engine.runner import Encoded, Ran
 from sfumato.engine.scheduler import Scheduler
 from sfumato.engine.slots import SlotPool
 from sfumato.engine.stats import Statistics
-from sfumato.model.head import HeadStats
 
 log = logging.getLogger(__name__)
 
@@ -99,7 +99,7 @@ class OutputProcessor:
         self._take_back(row, keep=False)
         return self.lend(row)
 
-    def _denoised(self, row: Row, found: HeadStats, began: float) -> None:
+    def _denoised(self, row: Row, found: Draft, began: float) -> None:
         draft = row.advance(found)
         now = self._clock()
         row.stats.denoise_s += now - began

@@ -22,7 +22,6 @@ from sfumato.engine.handle import Handle
 from sfumato.engine.request import Prepared, Request
 from sfumato.engine.slots import Lease
 from sfumato.engine.stats import Phase, RowState
-from sfumato.model.head import HeadStats
 from sfumato.text.reply import parse_reply
 
 RETRIES = 2
@@ -108,10 +107,9 @@ class Row:
             self.canvas = Canvas(self.config, noise, vocab_size, device, self.reply, pins)
         return self.canvas
 
-    def advance(self, stats: HeadStats) -> Draft:
-        """Moves the canvas a step on."""
-        assert self.canvas
-        draft = self.prepared.transcript.readable(self.canvas.advance(stats))
+    def advance(self, draft: Draft) -> Draft:
+        """Takes note of a step; returns the draft with its text."""
+        draft = self.prepared.transcript.readable(draft)
         self.stats.steps[self.stats.canvases :] = [self.spent + draft.step]
         return draft
 

@@ -15,13 +15,13 @@ from itertools import pairwise, zip_longest
 
 import torch
 
-from sfumato.diffusion.step import forward
+from sfumato.diffusion.canvas import Draft
+from sfumato.diffusion.step import Denoiser
 from sfumato.engine.failures import is_out_of_memory
 from sfumato.engine.row import Row
 from sfumato.engine.scheduler import Piece, Plan
 from sfumato.engine.slots import SlotPool
 from sfumato.model.cache import Slot
-from sfumato.model.head import HeadStats
 from sfumato.model.network import Network
 
 log = logging.getLogger(__name__)
@@ -36,7 +36,7 @@ class Segment:
 
 
 Encoded = tuple[Segment, Exception | None]
-Found = tuple[Row, HeadStats | Exception]
+Found = tuple[Row, Draft | Exception]
 
 
 @dataclass(frozen=True)
@@ -54,6 +54,7 @@ class Runner:
 
     def __init__(self, network: Network, pool: SlotPool, clock: Callable[[], float]) -> None:
         self._network, self._pool, self._clock = network, pool, clock
+        self._denoiser = Denoiser(network, len(pool.views()))
         self._most: int | None = None  # rows that fit the memory, once more did not
 
     def run(self, plan: Plan, wanted: Callable[[Row], bool]) -> Ran:
@@ -79,7 +80,7 @@ class Runner:
         return results
 
     def denoise(self, rows: Sequence[Row]) -> list[Found]:
-        """What one step finds on each row's canvas, or why it could not. Rows left out had no
+        """Moves each row's canvas a step on: its draft, or why it has none. Rows left out had no
         room in memory this time and may try again."""
         opened = [(row, self._open(row)) for row in rows]  # apart: what fails here is one row's
         failed: list[Found] = [(row, error) for row, error in opened if error is not None]
@@ -93,7 +94,7 @@ class Runner:
         whether memory that is not enough is freed for a second try."""
         network = self._network
         try:
-            row.open(network.config.vocab_size, network.device).coming()
+            row.open(network.config.vocab_size, network.device).prepare()
         except Exception as error:
             if not (again and is_out_of_memory(error)):
                 return error
@@ -162,9 +163,9 @@ class Runner:
     def _batch(self, rows: Sequence[Row]) -> list[Found]:
         network = self._network
         canvases = [row.open(network.config.vocab_size, network.device) for row in rows]
-        stats = forward(network, canvases, [_slot(row) for row in rows])
-        network.synchronize()
-        return list(zip(rows, stats, strict=True))
+        findings = self._denoiser.forward(canvases, [_slot(row) for row in rows])
+        network.synchronize()  # up to here nothing has changed, and all may be run again
+        return list(zip(rows, self._denoiser.advance(findings), strict=True))
 
     def _free(self, error: Exception) -> None:
         log.warning("out of memory; freeing what is not in use: %s", error)

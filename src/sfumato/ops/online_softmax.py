@@ -70,7 +70,7 @@ class Bans:
         most = max(1, *map(len, limits))
         ids = [[*each, *[0] * (most - len(each))] for each in limits]
         numbers = [[*each.values(), *[0] * (most - len(each))] for each in limits]
-        row = torch.arange(len(lengths)).repeat_interleave(torch.tensor(lengths))
+        row = torch.cat([torch.full((length,), i) for i, length in enumerate(lengths)])
         place = torch.cat([torch.arange(length) for length in lengths])
         tensors = (torch.tensor(ids), torch.tensor(numbers), row, place)
         return cls(*(tensor.to(device) for tensor in tensors))

@@ -1,0 +1,7 @@
+"""The denoising step of a batch: its state, its tensor functions, and the host's side of it."""
+
+from __future__ import annotations
+
+from sfumato.diffusion.step.host import Denoiser, denoise_step
+
+__all__ = ["Denoiser", "denoise_step"]

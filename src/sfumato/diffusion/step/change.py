@@ -1,0 +1,91 @@
+"""What a step makes of the rows of a batch, and its writing in place.
+
+Pure tensor functions of the batch's state and of what a forward found: nothing here reads a value
+on the host, copies to the device, or has a shape that depends on data, but for what rules do that
+cannot be lifted (see `rules.py`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+
+import torch
+from torch import Tensor
+
+from sfumato.diffusion.sampler import StepView
+from sfumato.diffusion.step.batch import StepBatch
+from sfumato.diffusion.step.layout import Part
+from sfumato.diffusion.step.rules import decide
+from sfumato.model.head import HeadStats
+
+
+@dataclass(frozen=True)
+class Change:
+    """What a step makes of a batch, before anything is written."""
+
+    tokens: Tensor  # int64 [R, W]
+    soft: Tensor  # [R, W, hidden]
+    history: Tensor  # int64 [R, H, W]
+    unchanged: Tensor  # int64 [R]
+    stop: Tensor  # bool [R]
+    entropy: Tensor  # float32 [R, W], pinned positions without
+    accepted: Tensor  # bool [R, W]
+    top_ids: Tensor  # int64 [R, W, top]
+    top_probs: Tensor  # float32 [R, W, top]
+    errors: dict[int, Exception]  # by row: what its rules raised
+
+
+def change(part: Part, stats: HeadStats, fresh: Tensor, extra: Mapping[int, HeadStats]) -> Change:
+    """What the rules make of the statistics of a part's packed positions; extra: see `decide`."""
+    batch = part.batch
+    names = ("argmax", "drawn", "entropy", "top_ids", "top_probs", "soft")
+    stats = HeadStats(*(part.unpack(getattr(stats, name)) for name in names))
+    pinned = batch.pinned >= 0
+    drawn = torch.where(batch.cold[:, None], stats.argmax, stats.drawn)
+    stats = replace(
+        stats,
+        argmax=torch.where(pinned, batch.pinned, stats.argmax),
+        drawn=torch.where(pinned, batch.pinned, drawn),
+        entropy=stats.entropy.masked_fill(pinned, 0.0),
+    )
+    # Of -1 before the first step, which equals no token.
+    same = (stats.argmax == batch.history[:, -1]).all(dim=1)
+    # Copies of what is about to be overwritten: a rule may keep its view.
+    view = StepView(
+        batch.step + 1,
+        0,
+        batch.tokens.clone(),
+        stats,
+        batch.history.clone(),
+        pinned,
+        torch.where(same, batch.unchanged + 1, 0),
+    )
+    decision = decide(part.groups, view, extra)
+    accepted = decision.accepted | pinned
+    return Change(
+        tokens=torch.where(accepted, stats.drawn, fresh),
+        soft=stats.soft,
+        history=torch.cat((view.history[:, 1:], stats.argmax[:, None]), dim=1),
+        unchanged=view.unchanged,
+        stop=decision.stop,
+        entropy=stats.entropy,
+        accepted=accepted,
+        top_ids=stats.top_ids,
+        top_probs=stats.top_probs,
+        errors=decision.errors,
+    )
+
+
+def write(batch: StepBatch, new: Change) -> None:
+    """Takes a step's change into the rows that are not done."""
+    frozen = batch.done.clone()
+    by_row, by_position = frozen, frozen[:, None]
+    torch.where(by_position, batch.tokens, new.tokens, out=batch.tokens)
+    unlearned = (frozen | ~batch.self_conditioning)[:, None, None]
+    torch.where(unlearned, batch.soft, new.soft, out=batch.soft)
+    torch.where(frozen[:, None, None], batch.history, new.history, out=batch.history)
+    torch.where(by_row, batch.unchanged, new.unchanged, out=batch.unchanged)
+    batch.step.add_(~frozen)
+    batch.converged.logical_or_(new.stop & ~frozen)
+    batch.done.logical_or_(batch.converged | (batch.step >= batch.max_steps))

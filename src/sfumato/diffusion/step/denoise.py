@@ -1,0 +1,107 @@
+"""One denoising step as pure tensor functions of the state of batches.
+
+`forward` changes nothing; `move` writes what the step decides into the batches in place, and packs
+what the host is to learn into one tensor.  Neither reads a value on the host, copies to the device,
+or has a shape that depends on data.  Exceptions are rows that ask for more than the plain
+distribution (see `scoring.py`), and rules that cannot be lifted (see `rules.py`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from sfumato.diffusion.canvas import Canvas
+from sfumato.diffusion.noise import noise
+from sfumato.diffusion.scoring import score_rows
+from sfumato.diffusion.step.change import change, write
+from sfumato.diffusion.step.layout import Layout, Part
+from sfumato.diffusion.step.packed import pack
+from sfumato.model.attention import CanvasPart, CanvasRows
+from sfumato.model.head import HeadStats
+from sfumato.model.network import Network
+
+
+@dataclass(frozen=True)
+class Draws:
+    """What a step is drawn with."""
+
+    temperature: Tensor  # float32 [positions], packed
+    uniforms: Tensor  # float64 [positions], packed
+    fresh: tuple[Tensor, ...]  # int64 [R, W] of each part
+
+
+def draw(parts: Sequence[Part], vocab_size: int) -> Draws:
+    """Of the step to come."""
+    temperatures, uniforms, fresh = [], [], []
+    for part in parts:
+        batch = part.batch
+        # A row that is done may have no next step in its table.
+        step = torch.minimum(batch.step, batch.max_steps - 1)
+        temperature = batch.temperatures.gather(1, step[:, None])
+        words = batch.seeds, batch.canvas, batch.attempt, batch.step + 1
+        uniform, tokens = noise(*words, batch.width, vocab_size)
+        temperatures.append(part.pack(temperature.expand(-1, batch.width)))
+        uniforms.append(part.pack(uniform))
+        fresh.append(tokens)
+    return Draws(_joined(temperatures), _joined(uniforms), tuple(fresh))
+
+
+def hidden_states(
+    network: Network, parts: Sequence[Part], attended: Sequence[CanvasPart], begun: bool
+) -> Tensor:
+    """One forward: [positions, hidden], packed. begun: whether any row has a soft embedding."""
+    tokens = _joined([part.pack(part.batch.tokens) for part in parts])
+    soft = _joined([part.pack(part.batch.soft) for part in parts]) if begun else None
+    return network.denoise_batch(tokens, soft, CanvasRows(attended))
+
+
+@dataclass(frozen=True)
+class Findings:
+    """What a forward found, before any canvas is moved on."""
+
+    layout: Layout
+    canvases: tuple[Canvas, ...]  # in the layout's order
+    draws: Draws
+    stats: HeadStats  # of all packed positions
+    extra: dict[int, HeadStats]  # by row in the layout's order: see `score_rows`
+
+
+def forward(
+    network: Network,
+    layout: Layout,
+    canvases: tuple[Canvas, ...],
+    attended: Sequence[CanvasPart],
+    begun: bool,
+) -> Findings:
+    """canvases: in the layout's order; attended and begun: see `hidden_states`."""
+    draws = draw(layout.parts, network.config.vocab_size)
+    hidden = hidden_states(network, layout.parts, attended, begun)
+    scored = hidden, canvases, draws.temperature, draws.uniforms, layout.scoring
+    return Findings(layout, canvases, draws, *score_rows(network.head, *scored))
+
+
+def move(findings: Findings) -> tuple[Tensor, list[dict[int, Exception]]]:
+    """Moves the rows on. Returns the packed words of all parts, one part after another, and of each
+    part, by row, what its rules raised."""
+    parts, stats = findings.layout.parts, findings.stats
+    changes = []
+    row = position = 0
+    for part, fresh in zip(parts, findings.draws.fresh, strict=True):
+        rows, positions = len(part.lengths), sum(part.spans)
+        part_stats = stats if len(parts) == 1 else stats[position : position + positions]
+        extra = {i - row: e for i, e in findings.extra.items() if row <= i < row + rows}
+        changes.append(change(part, part_stats, fresh, extra))
+        row, position = row + rows, position + positions
+    # Nothing is written before all is known: what raises up to here may be tried again.
+    for part, new in zip(parts, changes, strict=True):
+        write(part.batch, new)
+    words = [pack(part.batch, new).flatten() for part, new in zip(parts, changes, strict=True)]
+    return _joined(words), [new.errors for new in changes]
+
+
+def _joined(parts: Sequence[Tensor]) -> Tensor:
+    return parts[0] if len(parts) == 1 else torch.cat(list(parts))

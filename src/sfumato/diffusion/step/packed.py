@@ -1,0 +1,86 @@
+"""What the host learns of a step: one tensor for all rows, and one copy."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from sfumato.diffusion.step.batch import StepBatch
+from sfumato.diffusion.step.change import Change
+
+DONE, CONVERGED, NOT_FINITE = 1, 2, 4
+"""Flags of a row."""
+HEADER = 2  # words of a row before those of its positions: steps done, flags
+
+
+def pack(batch: StepBatch, new: Change) -> Tensor:
+    """int32 [R, words] of a step that has been written; `unpack` reads them. Token ids fit 32 bits;
+    floats are carried as their bits."""
+    flags = (
+        batch.done * DONE
+        + batch.converged * CONVERGED
+        + (~new.entropy.isfinite()).any(dim=1) * NOT_FINITE
+    )
+    return torch.cat(
+        (
+            torch.stack((batch.step, flags), dim=1).int(),
+            batch.history[:, -1].int(),
+            new.entropy.view(torch.int32),
+            new.accepted.int(),
+            new.top_ids.flatten(1).int(),
+            new.top_probs.contiguous().view(torch.int32).flatten(1),
+        ),
+        dim=1,
+    )
+
+
+def row_words(width: int, top: int) -> int:
+    """The words of a row; top: most probable tokens of a position."""
+    return HEADER + width * (3 + 2 * top)
+
+
+def to_host(words: Tensor) -> tuple[Tensor, torch.Event | None]:
+    """Packed words on the host, by one copy; and the event after which they may be read, where the
+    copy goes on meanwhile."""
+    if words.device.type != "cuda":
+        return words.cpu(), None
+    host = torch.empty(words.shape, dtype=words.dtype, pin_memory=True)
+    host.copy_(words, non_blocking=True)
+    copied = torch.Event(words.device)
+    copied.record()
+    return host, copied
+
+
+@dataclass(frozen=True)
+class Unpacked:
+    """A packed step on the host, R rows of width W."""
+
+    steps: Sequence[int]
+    flags: Sequence[int]
+    argmax: Tensor  # int64 [R, W]
+    entropy: Tensor  # float32 [R, W]
+    accepted: Tensor  # bool [R, W]
+    top_ids: Tensor  # int64 [R, W, top]
+    top_probs: Tensor  # float32 [R, W, top]
+
+
+def unpack(words: Tensor, rows: int, width: int) -> Unpacked:
+    """words: int32, those of one part, on the host."""
+    words = words.view(rows, -1)
+    steps, flags = words[:, :HEADER].t().tolist()
+    top = ((words.shape[1] - HEADER) // width - 3) // 2
+    argmax, entropy, accepted, ids, probs = words[:, HEADER:].split(
+        (width, width, width, top * width, top * width), dim=1
+    )
+    return Unpacked(
+        steps,
+        flags,
+        argmax.long(),
+        entropy.contiguous().view(torch.float32),
+        accepted.bool(),
+        ids.long().unflatten(1, (width, top)),
+        probs.contiguous().view(torch.float32).unflatten(1, (width, top)),
+    )

@@ -1,0 +1,134 @@
+"""Rules of one row on many rows: lifted where they can be, and each row's own fault where not."""
+
+from __future__ import annotations
+
+import logging
+from typing import Any
+
+import pytest
+import torch
+from tests.diffusion.tiny import calm_oracle
+from tests.support.oracle import network_of
+from torch import Tensor
+
+from sfumato.diffusion.canvas import Canvas, Draft
+from sfumato.diffusion.config import REFERENCE, SamplerConfig
+from sfumato.diffusion.noise import Noise
+from sfumato.diffusion.sampler import SAMPLERS, StepView
+from sfumato.diffusion.step import Denoiser
+from sfumato.diffusion.stopping import Never
+from sfumato.model.network import Network
+
+CPU = torch.device("cpu")
+
+
+@pytest.fixture(scope="module")
+def network() -> Network:
+    return network_of(calm_oracle())
+
+
+def run(network: Network, rules: list[dict[str, Any]], count: int = 3) -> list[list[Any]]:
+    """The results of some steps of a row for each of the rules, all in one batch."""
+    canvases, slots = [], []
+    for seed, rule in enumerate(rules):
+        config = SamplerConfig(**({"max_steps": 9, "canvas_length": 8} | rule)).over(REFERENCE)
+        canvases.append(Canvas(config, Noise(seed, 0), 97, CPU, pinned={2: 7} if seed % 2 else {}))
+        slots.append(network.new_slot(16))
+        network.encode([torch.arange(3 + seed)], slots[-1:])
+    denoiser = Denoiser(network, len(rules))
+    steps = [denoiser.advance(denoiser.forward(canvases, slots)) for _ in range(count)]
+    return [list(row) for row in zip(*steps, strict=True)]
+
+
+def same(one: list[Any], other: list[Any]) -> bool:
+    return all(
+        torch.equal(getattr(a, name), getattr(b, name))
+        for a, b in zip(one, other, strict=True)
+        for name in ("token_ids", "accepted", "entropy")
+    )
+
+
+class Reads:
+    """Branches on a value."""
+
+    def __init__(self, seen: list[int]) -> None:
+        self.seen = seen
+
+    def accept(self, view: StepView) -> Tensor:
+        self.seen.append(view.tokens.ndim)
+        if view.stats.entropy.mean() > 0.5:
+            return view.stats.entropy < 0.5
+        return view.stats.entropy < view.stats.entropy.max().item()
+
+
+@pytest.mark.parametrize("name", SAMPLERS)
+def test_a_lifted_rule_gives_what_it_gives_alone(network: Network, name: str) -> None:
+    rule = {"sampler": SAMPLERS[name](), "stopping": Never()}
+    together = run(network, [rule] * 4)
+    others = [{"temperature": 2.0, "stopping": Never(), "canvas_length": 5}] * 4
+    for seed, drafts in enumerate(together):
+        mixed = list(others)
+        mixed[seed] = rule
+        assert same(drafts, run(network, mixed)[seed])
+
+
+def test_a_lifted_rule_is_called_once_for_its_rows(network: Network) -> None:
+    calls = []
+
+    class Counts:
+        def done(self, view: StepView) -> Tensor:
+            assert (view.tokens.shape, view.step.shape, view.max_steps) == ((8,), (), 9)
+            calls.append(1)
+            return view.step == 2
+
+    rule = {"stopping": Counts()}
+    drafts = run(network, [rule] * 5, count=2)
+    assert len(calls) == 2 and all(row[1].step == 2 for row in drafts)
+
+
+def test_what_cannot_be_lifted_runs_row_by_row_and_says_so_once(
+    network: Network, caplog: pytest.LogCaptureFixture
+) -> None:
+    seen: list[int] = []
+    rule = {"sampler": Reads(seen), "stopping": Never()}
+    with caplog.at_level(logging.WARNING):
+        together = run(network, [rule] * 3)
+        run(network, [rule] * 2)
+    (record,) = [r for r in caplog.records if "row by row" in r.message]
+    assert record.message.startswith("Reads cannot run on several rows at once")
+    assert set(seen) == {1}
+    for seed, drafts in enumerate(together):
+        rules = [{"stopping": Never(), "canvas_length": 3}] * 3
+        assert same(drafts, run(network, [*rules[:seed], rule, *rules[seed + 1 :]])[seed])
+
+
+def test_what_a_rule_raises_ends_its_row_alone(
+    network: Network, caplog: pytest.LogCaptureFixture
+) -> None:
+    class Fails:
+        def accept(self, view: StepView) -> Tensor:
+            raise RuntimeError("no such luck")
+
+    class Odd:
+        def accept(self, view: StepView) -> Any:
+            return view.stats.entropy
+
+    class Picky:
+        """Fails on a row's values."""
+
+        def accept(self, view: StepView) -> Tensor:
+            if bool(view.pinned.any()):
+                raise ValueError("pinned")
+            return view.stats.entropy < 1
+
+    plain = {"stopping": Never()}
+    rules = [plain, *[{"sampler": s} for s in (Fails(), Odd())], plain, {"sampler": (p := Picky())}]
+    rows = run(network, [*rules, {"sampler": p}], count=1)
+    assert [type(row[0]).__name__ for row in rows] == [
+        "Draft", "RuntimeError", "ValueError", "Draft", "Draft", "ValueError",
+    ]  # fmt: skip
+    assert str(rows[2][0]) == "sampler Odd: accept must return bool [8], got float32 [8]"
+    assert str(rows[5][0]) == "pinned"
+    alone = run(network, [plain, *[{"canvas_length": 3}] * 2, plain], count=1)
+    assert same(rows[0], alone[0]) and same(rows[3], alone[3])
+    assert isinstance(rows[4][0], Draft)

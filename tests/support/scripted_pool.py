@@ -1,0 +1,38 @@
+"""What lets a scripted network, which knows rows, be called with packed canvases."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from sfumato.model.attention import CanvasRows
+
+
+class ScriptedPool:
+    """A pool of one scripted slot, without keys and values."""
+
+    def __init__(self, slot: Any) -> None:
+        self.members = [slot]
+        self.keys: list[Tensor] = []
+        self.lengths = torch.zeros(1, dtype=torch.int64)
+
+
+class PackedCanvases:
+    """Gives a network with `denoise(canvases, slots, softs)` a `denoise_batch`."""
+
+    def denoise_batch(self, tokens: Tensor, soft: Tensor | None, attend: CanvasRows) -> Tensor:
+        canvases, slots, softs = [], [], []
+        first = 0
+        for part in attend.parts:
+            rows = zip(part.slots.tolist(), part.lengths.tolist(), strict=True)
+            for slot, length in rows:
+                at = slice(first, first + length)
+                canvases.append(tokens[at])
+                softs.append(None if soft is None else soft[at])
+                slots.append(part.pool.members[slot])  # type: ignore[attr-defined]
+                first += length
+        network: Any = self
+        hidden: Tensor = network.denoise(canvases, slots, softs)
+        return hidden
