@@ -14,7 +14,7 @@ from tests.engine.scripted import Script, engine
 import sfumato
 from sfumato.api import Reply
 from sfumato.diffusion.config import SamplerConfig
-from sfumato.diffusion.loop import Stats
+from sfumato.diffusion.outcome import Stats
 from sfumato.engine import Engine, EngineDead, Failed, Finished, Handle, NotReady, RequestFailed
 from sfumato.engine.circuit import FAILURES, WAITS_S, Circuit, probe
 from sfumato.engine.errors import FailuresLast
