@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 import torch
-from tests.diffusion.scripted import (
+from tests.support.scripted_model import (
     END,
     END_IDS,
     VOCABULARY,

@@ -7,9 +7,9 @@ from collections.abc import Callable
 from typing import Any
 
 import pytest
-from tests.diffusion.scripted import VOCABULARY
 from tests.engine.faults import LONG, no_slot_is_leaked, outcome, raising
-from tests.engine.scripted import Script, engine
+from tests.support.scripted_engine import Script, engine
+from tests.support.scripted_model import VOCABULARY
 
 import sfumato
 from sfumato.api import Reply

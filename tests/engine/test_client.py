@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from tests.engine.scripted import Script, engine
+from tests.support.scripted_engine import Script, engine
 
 from sfumato.engine import EngineClient, ServedModel
 
