@@ -23,6 +23,7 @@ from sfumato.text.prompt import prompt_ids
 from sfumato.text.reply import parse_reply
 from sfumato.text.stops import Stop
 from sfumato.weights.errors import quoted
+from sfumato.weights.names import ARCHITECTURE
 
 
 def new_id() -> str:
@@ -75,6 +76,8 @@ class Prepared:
     opening: list[int]
     thinking: ThinkingBudget
     need: int  # cache positions
+    family: str  # with `adapter` and the tokens, decides what a slot holds
+    adapter: str | None = None
 
 
 def seams_of(model: Model) -> Seams:
@@ -124,7 +127,9 @@ def prepare(
     cuts = request.thinking or request.max_thinking_tokens is not None
     most = request.max_tokens - 1 if cuts else (plan.canvases - 1) * plan.config.canvas_length
     need = len(prompt.ids) + most
-    return Prepared(prompt, plan, Policies(budget, empty), transcript, opening, budget, need)
+    return Prepared(
+        prompt, plan, Policies(budget, empty), transcript, opening, budget, need, ARCHITECTURE
+    )
 
 
 def is_empty(transcript: Transcript, ids: list[int]) -> bool:

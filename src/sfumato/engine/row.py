@@ -13,8 +13,8 @@ from sfumato.diffusion.limits import StopReason
 from sfumato.diffusion.sequence import Sequence
 from sfumato.engine.events import Account
 from sfumato.engine.handle import Handle
+from sfumato.engine.lease import CacheKey, Lease
 from sfumato.engine.request import Prepared, Request
-from sfumato.engine.slots import Lease
 from sfumato.engine.stats import Phase, RowState
 from sfumato.model.head import HeadStats
 from sfumato.model.network import Network
@@ -34,16 +34,16 @@ class Row:
         self.request, self.handle, self.limit_s = request, handle, limit_s
         self.prepared = prepared
         self.submitted = submitted
-        self.first_in_line: float | None = None
+        self.first_in_queue: float | None = None
         self.admitted: float | None = None
         self.first_commit_s: float | None = None
-        self.leader: Row | None = None  # the row whose encoding this one waits for, in line
+        self.leader: Row | None = None  # the row whose encoding this one waits for, in the queue
         self.shared = 0  # tokens that both prompts begin with
         self.lease: Lease | None = None
         self.cached = 0  # tokens of the prompt that the slot held already
         self.prefix = array("i", prepared.prompt.ids)  # all that comes before the canvas
         self.encoded = 0  # how much of it the slot holds
-        self.alone = False  # encodes by itself, after it failed in company
+        self.encodes_alone = False  # after its encoding failed together with others
         self.canvas: Canvas | None = None
         self.sequence = Sequence(prepared.plan, prepared.policies, prepared.opening)
         self.stats = self.sequence.stats
@@ -51,6 +51,11 @@ class Row:
     @property
     def prompt_tokens(self) -> int:
         return len(self.prepared.prompt.ids)
+
+    @property
+    def cache_key(self) -> CacheKey:
+        """What a slot must hold for this row to reuse it."""
+        return CacheKey(self.prepared.family, self.prepared.adapter, self.prefix)
 
     @property
     def pending(self) -> int:
@@ -74,7 +79,7 @@ class Row:
     def took(self, tokens: int) -> None:
         """Tokens of the prefix have been encoded."""
         self.encoded += tokens
-        self.alone = self.alone and self.pending > 0
+        self.encodes_alone = self.encodes_alone and self.pending > 0
 
     def waited(self, seconds: float) -> None:
         """A step's encode work took so long, some of this row's in it."""
@@ -141,7 +146,7 @@ class Row:
     def account(self, now: float) -> Account:
         stats, lease, sequence = self.stats, self.lease, self.sequence
         began = now if self.admitted is None else self.admitted
-        line = began if self.first_in_line is None else self.first_in_line
+        first = began if self.first_in_queue is None else self.first_in_queue
         return Account(
             request_id=self.request.id,
             endpoint=self.request.endpoint,
@@ -157,7 +162,7 @@ class Row:
             retries=sequence.retries,
             step_s=tuple(sequence.step_s),
             queue_s=began - self.submitted,
-            slot_wait_s=began - line,
+            slot_wait_s=began - first,
             prefill_s=stats.prefill_s,
             denoise_s=stats.denoise_s,
             commit_s=stats.commit_s,

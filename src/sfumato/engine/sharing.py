@@ -38,7 +38,7 @@ class Sharing:
                     continue  # its slot will have gone past what can be taken over
                 if shared > max(row.shared, other.encoded):
                     row.leader, row.shared = other, shared
-            if row.leader and self._pool.reusable(row.prefix) >= row.shared:
+            if row.leader and self._pool.reusable(row.cache_key) >= row.shared:
                 row.leader = None  # some slot has it all already
         leader = row.leader
         if leader is None or leader.encoded >= row.shared:
@@ -50,7 +50,10 @@ class Sharing:
 
 
 def _shared(row: Row, other: Row) -> int:
-    """The tokens that two prompts begin with alike; 0 where they are too few to wait for."""
+    """The tokens that two prompts begin with alike; 0 where they are too few to wait for, or
+    another adapter encodes them."""
+    if not row.cache_key.may_share(other.cache_key):
+        return 0
     ours, theirs = row.prepared.prompt, other.prepared.prompt
     if ours is theirs:
         return row.prompt_tokens

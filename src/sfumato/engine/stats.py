@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import time
 from collections import Counter, deque
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Literal
 
 from sfumato.engine.circuit import CircuitState
 from sfumato.engine.events import Account
+from sfumato.engine.lease import SlotView
 from sfumato.engine.memory_guard import MemoryView
 
 WINDOW_S = 60.0  # what speeds are averaged over
@@ -51,6 +52,14 @@ class SlotState:
     tokens: int  # positions filled
     larger: bool  # made for one long request, beyond those allocated at start
     request: str | None  # whose it is
+
+
+def slot_states(views: Iterable[SlotView], requests: Mapping[int, str]) -> tuple[SlotState, ...]:
+    """requests: slot → the id of the request that has it."""
+    return tuple(
+        SlotState(v.index, v.context, v.busy, v.tokens, v.larger, requests.get(v.index))
+        for v in views
+    )
 
 
 @dataclass
