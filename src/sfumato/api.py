@@ -56,15 +56,15 @@ class Settled:
     token_ids: list[int]  # of the canvas, up to an end token; a stop string is still in them
     convergence: Convergence
     tool_calls: tuple[ToolCall, ...] = ()  # those that it completes
-    # What the canvas's last step found likeliest at each of token_ids, int64 and float32 [n, few];
-    # None where that is not known.
+    # The most probable tokens of the canvas's last step at each of token_ids, and their
+    # probabilities, int64 and float32 [n, top]; None where they are not known.
     top_ids: Tensor | None = field(default=None, compare=False)
     top_probs: Tensor | None = field(default=None, compare=False)
 
 
 @dataclass(frozen=True)
 class Reply:
-    """A whole reply."""
+    """A complete reply."""
 
     text: str
     thought: str | None
@@ -120,7 +120,7 @@ class Transcript:
         return replace(draft, decode=self._decode)
 
     def finish(self, outcome: Outcome) -> Reply:
-        """The whole reply, once."""
+        """The complete reply; called once."""
         # After a cancellation some text may still be held back; otherwise this adds nothing.
         self._rest()
         parsed = self._parser.finish()
@@ -213,7 +213,7 @@ class Model:
         max_tokens: visible tokens at most; seed: 0..2⁶⁴-1; sampler: what is None in it is the
         checkpoint's; tools: declarations as JSON schemas; stop: strings that end the reply and
         are not part of it (inside a thought they are text like any other), or special tokens, each
-        as a `sfumato.text.tokenizer.Marker`; cancelled: asked before every step and every chunk of
+        as a `sfumato.text.tokenizer.Marker`; cancelled: called before every step and every chunk of
         a prefill, True ends the reply with what is committed.
         Raises ValueError, naming the argument, for what cannot be done, and TypeError for an
         argument that there is not. The stream itself raises FloatingPointError where the model's
@@ -221,7 +221,7 @@ class Model:
         """
         _check_arguments(cancelled, unknown)
         ids = self.prompt_ids(prompt, messages, thinking=thinking, tools=tools)
-        # What cannot be done is refused by this call, and not by the first event asked for.
+        # What cannot be done is refused by this call, and not by the first `next`.
         plan, transcript = self.plan_reply(len(ids), max_tokens, seed, sampler, stop, cancelled)
         prefix = torch.tensor(ids, dtype=torch.int64)
         return _events(run(self.network, prefix, plan), transcript)
@@ -315,10 +315,11 @@ def check_sampler(sampler: object) -> None:
 
 
 def _check_arguments(cancelled: object, unknown: Collection[str]) -> None:
-    """Refuses what Python's own complaint would say too little of."""
+    """Raises messages that say more than Python's own would."""
     if unknown:
-        name, ours = next(iter(unknown)), {field.name for field in fields(SamplerConfig)}
-        hint = f"sampler=SamplerConfig({name}=...)" if name in ours else "help(Model.stream)"
+        name = next(iter(unknown))
+        settings = {field.name for field in fields(SamplerConfig)}
+        hint = f"sampler=SamplerConfig({name}=...)" if name in settings else "help(Model.stream)"
         raise TypeError(f"{name}: is no argument of generate() or stream(); see {hint}")
     if not callable(cancelled):
         raise ValueError(

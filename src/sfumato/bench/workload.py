@@ -50,7 +50,7 @@ class Case:
     max_tokens: int
     threads: int | None = None
     context: int | None = None  # tokens that every prompt is filled up to
-    concurrency: int | None = None  # requests to a server at a time
+    concurrency: int | None = None  # requests at a time
 
 
 def cases(

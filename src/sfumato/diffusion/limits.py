@@ -36,7 +36,7 @@ class Limits:
     end_ids: tuple[int, ...]
     # Of a reply and what a canvas adds: how many ids come before a stop string, if there is one.
     cut: Callable[[list[int], list[int]], int | None] = lambda reply, added: None
-    cancelled: Callable[[], bool] = lambda: False  # asked before each step and chunk of a prefill
+    cancelled: Callable[[], bool] = lambda: False  # called before each step and chunk of a prefill
 
 
 @dataclass(frozen=True)
@@ -105,8 +105,8 @@ def resolve(network: Network, config: SamplerConfig, limits: Limits) -> SamplerC
 
 
 def check_steps(config: SamplerConfig) -> None:
-    """Asks schedule and soft_top_k for every step that there may be. Raises ValueError, which
-    names the step, where one of them gives nothing that a step can do with."""
+    """Evaluates schedule and soft_top_k for every step that there may be. Raises ValueError, which
+    names the step, for a value that no step can use."""
     assert config.schedule and config.max_steps
     for step in range(1, config.max_steps + 1):
         temperature_at(config.schedule, step, config.max_steps)

@@ -1,4 +1,4 @@
-"""The circuit breaker: tells failures that last from those that single requests cause.
+"""The circuit breaker: distinguishes failures that last from those of single requests.
 
 Requests that fail one after another only raise a suspicion.  Then the engine runs a probe, a tiny
 request of its own: where that works, the requests were at fault.  Where it fails, the circuit

@@ -31,7 +31,7 @@ JOIN_S = 30.0  # how long a step under way may hold up `close`
 
 
 class Engine:
-    """Serves requests with one model, whose network nobody else may use meanwhile. An
+    """Serves requests with one model, whose network no other code may use meanwhile. An
     `EngineClient` for those who send requests.
 
     Either `start()` gives it a thread, or its owner calls `step()`. Any thread may submit.

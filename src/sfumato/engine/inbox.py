@@ -54,7 +54,7 @@ class Inbox:
 
     def take(self, queue: deque[Row]) -> Resets:
         """Moves the rows into a queue, so that each is always in one of both; returns the resets
-        that are asked for and not cancelled."""
+        that are requested and not cancelled."""
         with self._changed:
             queue.extend(self._rows)
             self._rows.clear()

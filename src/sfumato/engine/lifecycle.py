@@ -100,7 +100,7 @@ class Lifecycle:
         return bool(len(self._inbox) or self._scheduler.waiting or self._scheduler.running)
 
     def _die(self, error: BaseException) -> None:
-        if not isinstance(error, KeyboardInterrupt | SystemExit):  # which the owner asked for
+        if not isinstance(error, KeyboardInterrupt | SystemExit):  # by which the owner ends it
             log.critical("the engine has stopped", exc_info=error)
         why = str(error) if isinstance(error, FailuresLast) else type(error).__name__
         self._death = f"the engine has stopped after an internal error ({why})"

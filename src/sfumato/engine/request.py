@@ -1,6 +1,6 @@
-"""What is asked of the engine, and what becomes of it before it waits in line.
+"""A request to the engine, and how it is prepared before it waits in the queue.
 
-`prepare` is the gate: it refuses, naming the field, what cannot be done, and turns text into ids.
+`prepare` refuses, naming the field, what cannot be done, and turns text into ids.
 It knows no slots and no threads.
 """
 
@@ -46,20 +46,20 @@ class Request:
     prompt: str | None = None
     messages: Messages | None = None
     ids: Sequence[int] | None = None  # the prompt's tokens as they are, without a chat template
-    made: Prompt | None = None  # what `Engine.prompt` made of them, where it was asked
+    made: Prompt | None = None  # from `Engine.prompt`, if it was called
     max_tokens: int = 256
-    seed: int | None = None  # None: drawn at random, and told in the account
+    seed: int | None = None  # None: drawn at random; the account has it
     sampler: SamplerConfig | None = None
     thinking: bool = False
     tools: Sequence[Mapping[str, Any]] | None = None
     stop: Stop = None
-    continued: str | None = None  # what of the reply is said already: the prompt ends in it
+    continued: str | None = None  # the reply's beginning, which the prompt ends in
     opening: str | None = None  # text, markers included, that the reply begins with
     max_thinking_tokens: int | None = None  # None: what leaves room for an answer
     retry_empty: bool = True  # an answer that settles as nothing is drawn again
     drafts: bool = False  # whether Draft events are wanted
     timeout_s: float | None = None  # from `since`; None: the engine's own
-    since: float | None = None  # when the client asked, by `Engine.now`; None: at its submission
+    since: float | None = None  # when the client sent it, by `Engine.now`; None: at its submission
     id: str = field(default_factory=new_id)
     endpoint: str = "api"  # where it came in, for the audit
     user: str | None = None  # whose it is, for the audit
@@ -195,7 +195,7 @@ def make_prompt(model: Model, request: Request, longest: int, seams: Seams) -> P
 
 def check_length(model: Model, text: str, longest: int, field: str) -> None:
     """Raises TooLarge for a text that has more tokens than `longest` however it is cut. Tokenizing
-    it to tell by how many would take seconds and hundreds of megabytes."""
+    it to count them would take seconds and hundreds of megabytes."""
     least = -(-len(text) // model.tokenizer.longest_token)
     if least > longest:
         hint = "" if longest >= model.config.context_length else ", or change --context or --slots"

@@ -1,4 +1,4 @@
-"""The pool of cache slots: who has which, what tokens each holds, and which prefix can be reused.
+"""The pool of cache slots: which are leased, what each holds, and which prefix can be reused.
 
 Slots are allocated once and leased to one request after another. A new request takes over the
 longest prefix that some slot, free or busy, holds of its prompt. Sliding layers keep a window
@@ -25,8 +25,8 @@ from sfumato.model.network import Network
 
 Lacks = Callable[[Sequence[int], int | None], str | None]
 """Why larger slots of so many positions, all of them together, do not go beside what was allocated
-at start; None where they do. The second: bytes that such slots hold now, where it is asked whether
-there is room at present, and None where, whether there ever can be."""
+at start; None where they do. The second argument: bytes that such slots hold now, if the question
+is whether there is room at present; None if it is whether there ever can be."""
 
 
 class SlotPool:
@@ -68,7 +68,7 @@ class SlotPool:
                 return None
             if fresh is None:  # and waiting would change nothing
                 raise self._too_large(need, self._lacks([need], self.larger_bytes))
-        prompt = np.frombuffer(array("i", key.content), np.int32)
+        prompt = np.asarray(array("i", key.content), np.int32)
         source, length, known = self._source(key, prompt)
         place = fresh or self._target(need, source, length)
         if source:
@@ -92,7 +92,7 @@ class SlotPool:
 
     def reusable(self, key: CacheKey) -> int:
         """How many tokens of a prompt a lease would find in some slot now."""
-        return self._source(key, np.frombuffer(array("i", key.content), np.int32))[1]
+        return self._source(key, np.asarray(array("i", key.content), np.int32))[1]
 
     def check(self, need: int) -> None:
         """Raises TooLarge where no slot can ever hold `need` positions."""
@@ -181,7 +181,7 @@ class SlotPool:
 
     def _source(self, key: CacheKey, prompt: np.ndarray) -> tuple[Place | None, int, int]:
         """The place with the longest usable prefix of a prompt, if any, that prefix's length,
-        and the longest that was found, usable or not."""
+        and the longest common prefix, usable or not."""
         source, length, known = None, 0, 0
         # Of equals the first counts: a free one, and the last used.
         for place in sorted(self._places, key=lambda p: (p.busy, -p.used)):
@@ -208,11 +208,11 @@ class SlotPool:
         idle = sorted((p for p in self._places if p.larger and not p.busy), key=lambda p: p.used)
         roomy = min(-(-need // self._context) * self._context, self._network.config.context_length)
         held = self.larger_bytes
-        for gone in range(len(idle) + 1):  # of the idle ones, those not used for the longest time
-            kept = [place.slot.capacity for place in idle[gone:]]
+        for dropped in range(len(idle) + 1):  # idle slots, the least recently used first
+            kept = [place.slot.capacity for place in idle[dropped:]]
             for capacity in (max(roomy, need), need):
                 if self._lacks([capacity, *busy, *kept], held) is None:
-                    self._places = [p for p in self._places if p not in idle[:gone]]
+                    self._places = [p for p in self._places if p not in idle[:dropped]]
                     return self._added(capacity)
         return None
 
@@ -253,15 +253,15 @@ class SlotPool:
         """Drops the snapshots that were not used for the longest time, down to the limit."""
         marks = sorted(self._marks(), key=lambda mark: mark.used)
         excess = sum(mark.snapshot.nbytes for mark in marks) - self._limit
-        gone = set()
+        dropped = set()
         for mark in marks:
             if excess <= 0:
                 break
-            gone.add(mark)
+            dropped.add(mark)
             excess -= mark.snapshot.nbytes
-        if gone:
+        if dropped:
             for place in self._places:
-                place.marks = {n: mark for n, mark in place.marks.items() if mark not in gone}
+                place.marks = {n: mark for n, mark in place.marks.items() if mark not in dropped}
 
 
 def make_pool(network: Network, config: EngineConfig, guard: MemoryGuard) -> SlotPool:

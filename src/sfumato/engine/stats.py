@@ -68,7 +68,7 @@ class Totals:
 
     requests: Counter[str] = field(default_factory=Counter)  # by stop reason or failure
     prompt_tokens: int = 0
-    cached_tokens: int = 0  # of prompts, found in slots
+    cached_tokens: int = 0  # of prompts, reused from slots
     encoded_tokens: int = 0  # prompts and commits
     output_tokens: int = 0  # of replies that have ended
     thought_tokens: int = 0
@@ -193,11 +193,11 @@ class Statistics:
         """Ends with the last grain that is over."""
         grains = {grain.number: grain for grain in tuple(self._grains)}
         end = self._number()
-        found = [grains.get(n, _Grain(n)) for n in range(max(0, end - GRAINS), end)]
+        past = [grains.get(n, _Grain(n)) for n in range(max(0, end - GRAINS), end)]
         return History(
             GRAIN_S,
-            tuple(grain.canvas_tokens / GRAIN_S for grain in found),
-            tuple(grain.rows for grain in found),
+            tuple(grain.canvas_tokens / GRAIN_S for grain in past),
+            tuple(grain.rows for grain in past),
         )
 
     def _number(self) -> int:
