@@ -167,7 +167,7 @@ OPTIONS = (
     Option("threads", Listed(_THREADS), _BENCH,
            "CPU threads; default: torch's choice", None, "N,…", _WORK),
     Option("concurrency", Listed(_FROM_1), _BENCH,
-           "requests at a time; default: 1", None, "N,…", _WORK),
+           "requests to a server at a time; default: 1", None, "N,…", _WORK),
     Option("warmup", _FROM_0, _BENCH, "requests that do not count", 1, "N", _WORK),
     Option("repeats", _FROM_1, _BENCH, "of every prompt", 3, "N", _WORK),
     Option("seed", _SEED, _BENCH, "of the first repeat", 0, "N", _WORK),

@@ -15,8 +15,9 @@ from sfumato.bench.metrics import METRICS, PARTS
 from sfumato.bench.report import Report
 from sfumato.bench.subject import Subject, loaded
 from sfumato.bench.workload import Case, Work, cases, conversation
-from sfumato.diffusion.canvas import Canvas
+from sfumato.diffusion.canvas import Canvas, Draft
 from sfumato.diffusion.config import SamplerConfig, fixed_steps
+from sfumato.diffusion.sequence import Sequence
 
 LOCAL = {metric.key for metric in METRICS if metric.group != "where"} - {"load_s", "peak_device"}
 
@@ -80,14 +81,14 @@ def test_requests_at_a_time(tiny: Subject) -> None:
 def test_a_request_that_fails_is_counted_as_such(
     tiny: Subject, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    advance, calls = Canvas.advance, iter(range(100))
+    stepped, calls = Sequence.stepped, iter(range(100))
 
-    def failing(self: Canvas, stats: Any) -> Any:
+    def failing(self: Sequence, *step: Any) -> None:
         if next(calls) in fail:
             raise FloatingPointError("no numbers")
-        return advance(self, stats)
+        stepped(self, *step)
 
-    monkeypatch.setattr(Canvas, "advance", failing)
+    monkeypatch.setattr(Sequence, "stepped", failing)
     fail = {1}
     (result,) = measured(tiny, Work([4], 0, 2), Case(32)).cases
     assert (result.requests, result.failures) == (1, ["internal: no numbers"])
@@ -119,23 +120,28 @@ def test_where_the_time_goes(tiny: Subject) -> None:
 def test_the_timed_pass_does_what_a_request_does(
     tiny: Subject, monkeypatch: pytest.MonkeyPatch, min_tokens: int
 ) -> None:
-    seen: list[list[list[int]]] = [[], []]
-    advance = Canvas.advance
+    requested: list[list[int]] = []
+    timed: list[list[int]] = []
+    stepped, advance = Sequence.stepped, Canvas.advance
 
-    def recording(self: Canvas, stats: Any) -> Any:
+    def of_request(self: Sequence, draft: Draft, *seconds: float) -> None:
+        requested.append(draft.token_ids.tolist())
+        stepped(self, draft, *seconds)
+
+    def of_timed_pass(self: Canvas, stats: Any) -> Draft:
         draft = advance(self, stats)
-        seen[0].append(draft.token_ids.tolist())
+        timed.append(draft.token_ids.tolist())
         return draft
 
     subject = replace(tiny, model=copy(tiny.model))
     subject.model.end_ids = (7,)
     sampler = SamplerConfig(top_k=5, min_tokens=min_tokens, max_steps=3)
-    monkeypatch.setattr(Canvas, "advance", recording)
+    monkeypatch.setattr(Sequence, "stepped", of_request)
     measured(subject, Work([6], 0, 1), Case(32), sampler=sampler)
-    seen.reverse()
+    monkeypatch.setattr(Canvas, "advance", of_timed_pass)
     config = replace(sampler.over(tiny.defaults), canvas_length=32)
     where.where_it_goes(subject, subject.prompt_ids(6, 0), config, 0)
-    assert seen[0] == seen[1] != []
+    assert requested == timed != []
 
 
 def test_ctrl_c_keeps_what_was_measured(tiny: Subject) -> None:
@@ -154,14 +160,14 @@ def test_ctrl_c_keeps_what_was_measured(tiny: Subject) -> None:
 def test_ctrl_c_in_a_request_keeps_its_steps(
     tiny: Subject, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    advance, calls = Canvas.advance, iter(range(1, 100))
+    stepped, calls = Sequence.stepped, iter(range(1, 100))
 
-    def pressed(self: Canvas, stats: Any) -> Any:
+    def pressed(self: Sequence, *step: Any) -> None:
         if next(calls) == 8:  # in the third canvas of three
             raise KeyboardInterrupt
-        return advance(self, stats)
+        stepped(self, *step)
 
-    monkeypatch.setattr(Canvas, "advance", pressed)
+    monkeypatch.setattr(Sequence, "stepped", pressed)
     report = measured(tiny, Work([4], 0, 1), Case(96))
     (result,) = report.cases
     assert (report.interrupted, result.requests) == (True, 0)
