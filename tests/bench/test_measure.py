@@ -98,6 +98,12 @@ def test_a_request_that_fails_is_counted_as_such(
         measured(tiny, Work([4], 0, 2), Case(32))
 
 
+def test_more_slots_than_the_memory_holds_are_refused(tiny: Subject) -> None:
+    message = r"an engine of 1000000000 slots .* needs .*; lower --concurrency, --max-tokens or"
+    with pytest.raises(ValueError, match=message):
+        measured(tiny, Work([4], 0, 1), Case(32, concurrency=10**9))
+
+
 def test_an_empty_prompt_has_no_prefill_and_one_canvas_no_commit(tiny: Subject) -> None:
     (result,) = measured(tiny, Work([0], 0, 1), Case(32, context=0)).cases
     assert not {"prefill_tps", "commit_ms"} & set(result.values)

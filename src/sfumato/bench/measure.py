@@ -87,10 +87,10 @@ def _measure_case(
     engine = _engine(subject, work, case, config)
 
     def run(pairs: list[tuple[Prompt, int]]) -> Iterable[RequestFigures]:
-        made: list[MakeRequest] = [
+        makers: list[MakeRequest] = [
             partial(_request, subject, prompt, seed, case, config) for prompt, seed in pairs
         ]
-        return run_requests(engine, made, case.concurrency or 1, length, begin)
+        return run_requests(engine, makers, case.concurrency or 1, length, begin)
 
     for _ in run(work.warmups()):
         pass
@@ -120,7 +120,10 @@ def _engine(subject: Subject, work: Work, case: Case, config: SamplerConfig) -> 
             ),
         )
     except EngineError as error:
-        raise ValueError(str(error)) from error
+        shortage = str(error).partition("; lower")[0]  # its advice names options of a server
+        raise ValueError(
+            f"{shortage}; lower --concurrency, --max-tokens or --context, or free some memory"
+        ) from error
 
 
 def _needed_context(subject: Subject, work: Work, case: Case, config: SamplerConfig) -> int:

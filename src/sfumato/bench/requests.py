@@ -1,6 +1,6 @@
 """Sends a benchmark's requests to an engine, several at a time, and takes the figures of each.
 
-The engine has no thread: whoever takes the figures steps it. Knows no reports.
+The engine has no thread: taking the figures steps it. Knows no reports.
 """
 
 from __future__ import annotations
@@ -61,8 +61,8 @@ def run_requests(
     begin: Callable[[], None] = lambda: None,
 ) -> Iterator[RequestFigures]:
     """The figures of every request as it ends, `concurrency` at a time; of those under way where
-    the consumer or a step is interrupted. begin: called before each. What free slots hold is
-    forgotten before each request, so that it pays for its own prefill."""
+    the consumer or a step is interrupted. begin: called before each. Free slots are
+    emptied before each request, so that each request encodes its own prompt."""
     waiting, running = deque(requests), []  # type: tuple[deque[MakeRequest], list[Measurement]]
     try:
         while waiting or running:
@@ -81,7 +81,7 @@ def run_requests(
 
 
 def _of_steps(account: Account) -> Values:
-    """What is known of a reply without an end too."""
+    """Figures that a reply without an end has too."""
     values: Values = {"setup_s": [account.queue_s]}
     values["step_ms"] = [1e3 * seconds for seconds in account.step_s]
     if account.first_draft_s is not None:
@@ -90,7 +90,7 @@ def _of_steps(account: Account) -> Values:
 
 
 def _of_reply(account: Account, canvas_length: int) -> Values:
-    """Figures of a whole reply; a quotient of nothing is left out."""
+    """Figures of a complete reply; a quotient by zero is left out."""
     canvases, encoded = len(account.convergence), account.prompt_tokens - account.cached_tokens
     quotients = {
         "prefill_tps": (encoded, encoded and account.prefill_s),

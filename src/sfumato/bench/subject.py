@@ -1,4 +1,4 @@
-"""What is measured on this machine: a network, how it reads prompts, and what there is to tell."""
+"""What is measured on this machine: a model, its prompts, and the facts that a report gives."""
 
 from __future__ import annotations
 
@@ -87,7 +87,7 @@ def random_subject(
 ) -> Subject:
     """A network of random weights, made here; its replies end at their longest.
 
-    Raises ValueError, naming the option, for what there is not.
+    Raises ValueError, naming the option, for an unknown preset or format.
     """
     began = time.perf_counter()
     checkpoint = random_checkpoint(preset, format, layers, seed)

@@ -69,8 +69,8 @@ class ModelFootprint:
 
 
 def _weights(module: torch.nn.Module) -> list[Any]:
-    own = [*module.parameters(recurse=False), *vars(module).values()]
-    return [value for value in own if hasattr(value, "nbytes")]
+    values = [*module.parameters(recurse=False), *vars(module).values()]
+    return [value for value in values if hasattr(value, "nbytes")]
 
 
 @dataclass(frozen=True)
@@ -96,7 +96,7 @@ class Prediction:
 
     @property
     def anonymous(self) -> int:
-        """What of it is the process's own memory on a CPU."""
+        """The part that is the process's private memory on a CPU."""
         return self.total - self.mapped
 
 

@@ -20,7 +20,7 @@ from sfumato.model.network import Network
 
 @dataclass(frozen=True)
 class MemoryView:
-    """Prediction and budget of an engine, as others see them."""
+    """Prediction and budget of an engine, as `state` gives them."""
 
     prediction: Prediction
     budget: Budget | None  # on the model's device, before the engine took its share
@@ -29,7 +29,7 @@ class MemoryView:
 
 
 class MemoryGuard:
-    """Watches that an engine stays within the memory there is. Made before its slots are."""
+    """Keeps an engine within the available memory. Made before its slots are."""
 
     def __init__(
         self,
@@ -43,15 +43,15 @@ class MemoryGuard:
         self.baseline = used_memory(network.device)
         self.budget, host = ask(network.device), ask(torch.device("cpu"))
         self.spare: int | None = None  # bytes for larger slots; None: the budget is unknown
-        own = self.prediction.slots + self.prediction.working
+        need = self.prediction.slots + self.prediction.working
         aside = self.prediction.snapshots + self.prediction.libraries
         if network.device.type in ("cpu", "mps"):
-            own += aside
+            need += aside
         elif host is not None:
             check(aside, host, config.memory_margin, "prefix snapshots")
         if self.budget is not None:
             what = f"an engine of {config.slots} slots x {config.context:,} tokens"
-            self.spare = check(own, self.budget, config.memory_margin, what)
+            self.spare = check(need, self.budget, config.memory_margin, what)
 
     @property
     def view(self) -> MemoryView:
@@ -81,12 +81,12 @@ class MemoryGuard:
         return f"takes {need:,} bytes, and of memory {max(0, left):,} are left"
 
 
-def check(need: int, there: Budget, margin: float, what: str) -> int:
+def check(need: int, budget: Budget, margin: float, what: str) -> int:
     """The bytes that stay free, the margin aside. Raises EngineError where there are too few."""
-    usable = int(there.nbytes * (1 - margin))
+    usable = int(budget.nbytes * (1 - margin))
     if need > usable:
         raise EngineError(
-            f"{what} needs {_size(need)}, and of {_size(there.nbytes)} ({there.source}) a margin "
+            f"{what} needs {_size(need)}, and of {_size(budget.nbytes)} ({budget.source}) a margin "
             f"of {margin:.0%} leaves {_size(usable)}; lower --slots, --context or "
             "--snapshot-memory, or free some memory"
         )
@@ -101,13 +101,13 @@ def check_load(
     """What a model that is not loaded yet will take, with its engine. Raises EngineError where
     that does not fit; pages of mapped files are counted, for without them every step reads the
     file again."""
-    prediction, there = predict(footprint, config), ask(footprint.device)
-    if there is not None:
+    prediction, available = predict(footprint, config), ask(footprint.device)
+    if available is not None:
         need = prediction.total
         if footprint.device.type not in ("cpu", "mps"):
             need -= prediction.snapshots + prediction.libraries
         what = f"the model ({_size(prediction.weights)}) with {config.slots} slots"
-        check(need, there, config.memory_margin, what)
+        check(need, available, config.memory_margin, what)
     return prediction
 
 

@@ -74,12 +74,12 @@ class OutputProcessor:
             row.handle.deliver(draft)
         if not row.settled:
             return
-        commit = row.collect(draft)
+        settled = row.collect(draft)
         self._statistics.settled(len(draft.token_ids))
-        if commit is not None:
+        if settled is not None:
             if row.first_commit_s is None:
                 row.first_commit_s = now - row.submitted
-            row.handle.deliver(commit)
+            row.handle.deliver(settled)
         if row.reason is not None:
             self.finish(row, row.reason)
 
@@ -96,7 +96,7 @@ class OutputProcessor:
             self._end(row, terminal, reason)
 
     def end_with(self, row: Row, error: Exception) -> None:
-        """Ends a row that an exception came of."""
+        """Ends a row that an exception was raised for."""
         kind, message = explain(error)
         if kind == "internal":
             log.error("request %s failed", row.request.id, exc_info=error)

@@ -111,7 +111,7 @@ class EngineState:
     history: History
     snapshot_bytes: int  # host memory that prefix snapshots take now
     larger_bytes: int
-    memory: MemoryView  # predicted, and there when the engine was made
+    memory: MemoryView  # predicted, and available when the engine was made
     circuit: CircuitState
 
 
