@@ -10,7 +10,7 @@ import torch
 from sfumato import catalog
 from sfumato.bench.random_weights import random_checkpoint
 from sfumato.engine.config import EngineConfig
-from sfumato.engine.memory_estimate import Subject, predict
+from sfumato.engine.memory_estimate import ModelFootprint, predict
 from sfumato.model.loading import config_of
 from sfumato.model.placement import pick_dtype
 
@@ -25,8 +25,8 @@ def test_sizes_and_memory_are_those_of_the_shapes(entry: catalog.Published) -> N
     assert stored == pytest.approx(entry.nbytes, rel=0.01)
     cpu, config = torch.device("cpu"), config_of(checkpoint)
     dtype = pick_dtype("auto", checkpoint, cpu)
-    subject = Subject.of_checkpoint(checkpoint, config, cpu, dtype)
-    need = predict(subject, EngineConfig(slots=1, context=4096, snapshot_bytes=0)).total
+    footprint = ModelFootprint.of_checkpoint(checkpoint, config, cpu, dtype)
+    need = predict(footprint, EngineConfig(slots=1, context=4096, snapshot_bytes=0)).total
     assert need == pytest.approx(entry.memory, rel=0.08)
 
 

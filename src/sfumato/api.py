@@ -17,9 +17,15 @@ from torch import Tensor
 
 from sfumato.diffusion.canvas import Convergence, Draft
 from sfumato.diffusion.checks import check_tensor
-from sfumato.diffusion.config import SamplerConfig, defaults_from_gguf, defaults_from_hf
-from sfumato.diffusion.limits import Limits, StopReason
-from sfumato.diffusion.loop import Outcome, SettledCanvas, Stats, generate
+from sfumato.diffusion.config import (
+    MOST_STEPS,
+    SamplerConfig,
+    defaults_from_gguf,
+    defaults_from_hf,
+)
+from sfumato.diffusion.limits import Limits, ReplyPlan, StopReason, plan_reply
+from sfumato.diffusion.loop import run
+from sfumato.diffusion.outcome import Outcome, SettledCanvas, Stats
 from sfumato.model.cache import KVCache
 from sfumato.model.config import ModelConfig
 from sfumato.model.loading import Progress, config_of, expected_shapes, load_network
@@ -50,15 +56,15 @@ class Settled:
     token_ids: list[int]  # of the canvas, up to an end token; a stop string is still in them
     convergence: Convergence
     tool_calls: tuple[ToolCall, ...] = ()  # those that it completes
-    # What the canvas's last step found likeliest at each of token_ids, int64 and float32 [n, few];
-    # None where that is not known.
+    # The most probable tokens of the canvas's last step at each of token_ids, and their
+    # probabilities, int64 and float32 [n, top]; None where they are not known.
     top_ids: Tensor | None = field(default=None, compare=False)
     top_probs: Tensor | None = field(default=None, compare=False)
 
 
 @dataclass(frozen=True)
 class Reply:
-    """A whole reply."""
+    """A complete reply."""
 
     text: str
     thought: str | None
@@ -114,7 +120,7 @@ class Transcript:
         return replace(draft, decode=self._decode)
 
     def finish(self, outcome: Outcome) -> Reply:
-        """The whole reply, once."""
+        """The complete reply; called once."""
         # After a cancellation some text may still be held back; otherwise this adds nothing.
         self._rest()
         parsed = self._parser.finish()
@@ -207,20 +213,38 @@ class Model:
         max_tokens: visible tokens at most; seed: 0..2⁶⁴-1; sampler: what is None in it is the
         checkpoint's; tools: declarations as JSON schemas; stop: strings that end the reply and
         are not part of it (inside a thought they are text like any other), or special tokens, each
-        as a `sfumato.text.tokenizer.Marker`; cancelled: asked before every step and every chunk of
+        as a `sfumato.text.tokenizer.Marker`; cancelled: called before every step and every chunk of
         a prefill, True ends the reply with what is committed.
         Raises ValueError, naming the argument, for what cannot be done, and TypeError for an
         argument that there is not. The stream itself raises FloatingPointError where the model's
         scores are no numbers, and ValueError where a sampler's or processor's answer is of no use.
         """
-        _check_arguments(sampler, cancelled, unknown)
+        _check_arguments(cancelled, unknown)
         ids = self.prompt_ids(prompt, messages, thinking=thinking, tools=tools)
+        # What cannot be done is refused by this call, and not by the first `next`.
+        plan, transcript = self.plan_reply(len(ids), max_tokens, seed, sampler, stop, cancelled)
+        prefix = torch.tensor(ids, dtype=torch.int64)
+        return _events(run(self.network, prefix, plan), transcript)
+
+    def plan_reply(
+        self,
+        prompt_tokens: int,
+        max_tokens: int,
+        seed: int,
+        sampler: SamplerConfig | None = None,
+        stop: Stop = None,
+        cancelled: Callable[[], bool] = lambda: False,
+        most_steps: int = MOST_STEPS,
+    ) -> tuple[ReplyPlan, Transcript]:
+        """All checks of a reply to so many tokens, for `stream` and for the engine. most_steps:
+        denoising steps per canvas. Raises ValueError, naming the argument, for what cannot be
+        done."""
+        check_sampler(sampler)
         config = (sampler or SamplerConfig()).over(self.sampler_defaults)
         transcript = Transcript(self.tokenizer, stop, config.ignore_eos)
         limits = Limits(max_tokens, self.end_ids, transcript.cut, cancelled)
-        # What cannot be done is refused by this call, and not by the first event asked for.
-        prefix = torch.tensor(ids, dtype=torch.int64)
-        return _events(generate(self.network, prefix, config, limits, seed), transcript)
+        plan = plan_reply(self.network, prompt_tokens, config, limits, seed, most_steps)
+        return plan, transcript
 
     def prompt_ids(
         self,
@@ -281,17 +305,22 @@ class Model:
         return self.network.head.soft_embedding(processed_logits, self.network.dtype)
 
 
-def _check_arguments(sampler: object, cancelled: object, unknown: Collection[str]) -> None:
-    """Refuses what Python's own complaint would say too little of."""
-    if unknown:
-        name, ours = next(iter(unknown)), {field.name for field in fields(SamplerConfig)}
-        hint = f"sampler=SamplerConfig({name}=...)" if name in ours else "help(Model.stream)"
-        raise TypeError(f"{name}: is no argument of generate() or stream(); see {hint}")
+def check_sampler(sampler: object) -> None:
+    """Raises ValueError for what is no SamplerConfig."""
     if not isinstance(sampler, SamplerConfig | None):
         raise ValueError(
             "sampler: must be a SamplerConfig, such as SamplerConfig(temperature=0.7, "
             f"sampler=EntropyBound()), got {sampler!r}"
         )
+
+
+def _check_arguments(cancelled: object, unknown: Collection[str]) -> None:
+    """Raises messages that say more than Python's own would."""
+    if unknown:
+        name = next(iter(unknown))
+        settings = {field.name for field in fields(SamplerConfig)}
+        hint = f"sampler=SamplerConfig({name}=...)" if name in settings else "help(Model.stream)"
+        raise TypeError(f"{name}: is no argument of generate() or stream(); see {hint}")
     if not callable(cancelled):
         raise ValueError(
             "cancelled: must be a function that returns True to end the reply, such as an "

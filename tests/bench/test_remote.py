@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from typing import Any
 
 import pytest
-from tests.bench.scripted import DONE, Scripted, end, event, scripted, text
+from tests.support.fake_openai_server import DONE, Scripted, end, event, scripted, text
 
 from sfumato.bench import remote
 from sfumato.bench.client import Endpoint, ServerError
@@ -29,7 +29,7 @@ TIMINGS = {
 
 
 def measured(server: Scripted, work: Work, *case: Case, **fields: Any) -> Report:
-    target = remote.Target(Endpoint(server.url), "painter", fields)
+    target = remote.RemoteModel(Endpoint(server.url), "painter", fields)
     return remote.measure(target, work, list(case))
 
 
@@ -108,7 +108,7 @@ def test_whatever_a_server_tells_can_be_reported() -> None:
 
 def test_a_name_cannot_control_a_terminal() -> None:
     with scripted(plain) as server:
-        target = remote.Target(Endpoint(server.url), "a\x1b[2J", {})
+        target = remote.RemoteModel(Endpoint(server.url), "a\x1b[2J", {})
         report = remote.measure(target, Work([4], 0, 1), [Case(64)])
     assert server.bodies[0]["model"] == "a\x1b[2J"
     assert report.subject["model"] == "a\ufffd[2J"
@@ -170,7 +170,7 @@ def test_a_bug_is_not_taken_for_a_failure(monkeypatch: pytest.MonkeyPatch) -> No
         raise TypeError("a bug")
 
     monkeypatch.setattr(remote, "_request", bug)
-    target = remote.Target(Endpoint("http://localhost/v1"), "painter", {})
+    target = remote.RemoteModel(Endpoint("http://localhost/v1"), "painter", {})
     with pytest.raises(TypeError, match="a bug"):
         remote.measure(target, Work([4], 0, 2), [Case(64)])
 
@@ -181,7 +181,7 @@ def test_ctrl_c_keeps_what_was_measured() -> None:
             raise KeyboardInterrupt
 
     with scripted(frank) as server:
-        target = remote.Target(Endpoint(server.url), "painter", {})
+        target = remote.RemoteModel(Endpoint(server.url), "painter", {})
         report = remote.measure(target, Work([4], 1, 5), [Case(64), Case(32)], tell)
     assert report.interrupted
     assert [result.requests for result in report.cases] == [1]

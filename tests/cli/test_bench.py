@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from tests.bench.scripted import DONE, end, event, scripted, text
+from tests.support.fake_openai_server import DONE, end, event, scripted, text
 
 TINY = ("bench", "--random-weights", "tiny", "--fixed-steps", "2", "--repeats", "2")
 
@@ -115,8 +115,9 @@ def test_a_server_cannot_take_the_report(cli: Any) -> None:
 
 
 def test_csv_on_standard_output(cli: Any) -> None:
-    done = cli(*TINY, "--max-tokens", "32", "--csv", "-")
+    done = cli(*TINY, "--max-tokens", "32", "--concurrency", "2", "--csv", "-")
     (row,) = csv.DictReader(done.out.splitlines())
+    assert row["concurrency"] == "2" and float(row["throughput_tps_p50"]) > 0
     assert row["requests"] == "2"
 
 
@@ -155,7 +156,7 @@ def test_ctrl_c_reports_what_was_measured(
         (("--url", "http://a/v1", "--activations", "bf16"), "--activations: is for measuring this"),
         (("--random-weights", "tiny", "--activations", "int4"), "argument --activations"),
         (("--url", "http://a/v1", "--dtype", "float32"), "--dtype: is for measuring this machine"),
-        (("--concurrency", "2"), "--concurrency: is for measuring a server"),
+        (("--drafts",), "--drafts: is for measuring a server"),
         (("--url", "a"), "url: 'a' is not like http://localhost:8000/v1"),
         (
             ("--prompts", "x", "--prompt-tokens", "3"),

@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from sfumato.engine.audit import AuditLog
-from sfumato.engine.audit_writer import Behind
+from sfumato.engine.audit_writer import AuditWriter
 
 
 def stalled(log: AuditLog, monkeypatch: pytest.MonkeyPatch) -> Event:
@@ -30,13 +30,13 @@ def stalled(log: AuditLog, monkeypatch: pytest.MonkeyPatch) -> Event:
 def test_a_stalled_disk_stops_nobody(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     log = AuditLog(tmp_path / "audit.jsonl")
     goes_on = stalled(log, monkeypatch)
-    behind = Behind(log)
+    writer = AuditWriter(log)
     began = time.monotonic()
     for number in range(100):
-        behind.write({"number": number})
+        writer.write({"number": number})
     assert time.monotonic() - began < 8 and log.path.read_bytes() == b""
     goes_on.set()
-    behind.close()
+    writer.close()
     found = [json.loads(line)["number"] for line in log.path.read_text().splitlines()]
     assert found == list(range(100))
 
@@ -44,10 +44,10 @@ def test_a_stalled_disk_stops_nobody(tmp_path: Path, monkeypatch: pytest.MonkeyP
 def test_the_end_waits_only_so_long(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     log = AuditLog(tmp_path / "audit.jsonl")
     goes_on = stalled(log, monkeypatch)
-    behind = Behind(log)
-    behind.write({"number": 0})
+    writer = AuditWriter(log)
+    writer.write({"number": 0})
     began = time.monotonic()
-    behind.close(0.1)
+    writer.close(0.1)
     assert time.monotonic() - began < 8
     goes_on.set()
 
@@ -57,14 +57,14 @@ def test_too_many_lines_are_one_warning(
 ) -> None:
     log = AuditLog(tmp_path / "audit.jsonl")
     goes_on = stalled(log, monkeypatch)
-    behind = Behind(log, most=2)
+    writer = AuditWriter(log, most=2)
     with caplog.at_level(logging.WARNING):
         for number in range(10):
-            behind.write({"number": number})
+            writer.write({"number": number})
     (warning,) = caplog.messages
     assert "audit.jsonl takes no lines" in warning
     goes_on.set()
-    behind.close()
+    writer.close()
     assert 2 <= len(log.path.read_text().splitlines()) <= 3
 
 
@@ -84,16 +84,16 @@ def test_no_exception_ends_the_thread(
         write(line)
 
     monkeypatch.setattr(log, "write", sometimes)
-    behind = Behind(log)
+    writer = AuditWriter(log)
     for number in range(6):
-        behind.write({"number": number})
-    while behind.counts.waiting:
+        writer.write({"number": number})
+    while writer.counts.waiting:
         time.sleep(0.005)
-    assert behind.counts.alive
-    behind.close()
+    assert writer.counts.alive
+    writer.close()
     found = [json.loads(line)["number"] for line in log.path.read_text().splitlines()]
     assert found == [0, 2, 4]
-    assert (behind.counts.errors, behind.counts.alive) == (3, False)
+    assert (writer.counts.errors, writer.counts.alive) == (3, False)
     assert caplog.text.count("is lost") == 1, "and the log is not flooded"
     assert type(error).__name__ in caplog.text
 
@@ -101,28 +101,28 @@ def test_no_exception_ends_the_thread(
 def test_lines_that_are_lost_are_counted(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     log = AuditLog(tmp_path / "audit.jsonl")
     goes_on = stalled(log, monkeypatch)
-    behind = Behind(log, most=2)
+    writer = AuditWriter(log, most=2)
     for number in range(10):
-        behind.write({"number": number})
-    assert 7 <= behind.counts.overflowed <= 8
+        writer.write({"number": number})
+    assert 7 <= writer.counts.overflowed <= 8
     goes_on.set()
-    behind.close()
+    writer.close()
 
     def full(data: bytes) -> None:
         raise OSError(28, "No space left on device")
 
     log = AuditLog(tmp_path / "audit.jsonl")
     monkeypatch.setattr(log, "_append", full)
-    behind = Behind(log)
-    behind.write({})
-    behind.write({})
-    behind.close()
-    assert (behind.counts.unwritten, behind.counts.errors) == (2, 0)
+    writer = AuditWriter(log)
+    writer.write({})
+    writer.write({})
+    writer.close()
+    assert (writer.counts.unwritten, writer.counts.errors) == (2, 0)
 
 
 def test_a_line_that_cannot_be_made_is_counted_and_raises_nothing(tmp_path: Path) -> None:
-    behind = Behind(AuditLog(tmp_path / "audit.jsonl"))
+    writer = AuditWriter(AuditLog(tmp_path / "audit.jsonl"))
     nothing: Any = None
-    behind.record(nothing, nothing, nothing)
-    assert behind.counts.errors == 1
-    behind.close()
+    writer.record(nothing, nothing, nothing)
+    assert writer.counts.errors == 1
+    writer.close()

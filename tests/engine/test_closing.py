@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 from tests.engine.faults import LONG, no_slot_is_leaked, outcome, raising
-from tests.engine.scripted import Script, engine
+from tests.support.scripted_engine import Script, engine
 
 from sfumato.engine import (
     EngineDead,
@@ -103,11 +103,12 @@ def test_a_step_that_does_not_end_holds_nobody_up() -> None:
     (place,) = [place for place in serving._pool._places if place.busy]
     assert place.slot.length == 5
     go.set()
-    assert serving._thread
-    serving._thread.join(10)
+    thread = serving._lifecycle.thread
+    assert thread
+    thread.join(10)
     assert events == [handle.terminal]
     serving.close()
-    assert not any(place.busy for place in serving._pool._places) or serving._thread.is_alive()
+    assert not any(place.busy for place in serving._pool._places) or thread.is_alive()
 
 
 def test_no_event_comes_after_the_terminal_one() -> None:

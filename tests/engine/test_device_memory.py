@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from sfumato.engine import budget as module
+from sfumato.engine import device_memory as module
 from sfumato.engine.device_memory import Budget, budget, host_budgets
 
 GIB = 1 << 30

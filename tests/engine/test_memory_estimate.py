@@ -16,7 +16,7 @@ from typing import Any, cast
 import pytest
 import torch
 from benchmarks import random_checkpoint as script
-from tests.engine.scripted import Script, ScriptedNetwork, engine
+from tests.support.scripted_engine import Script, ScriptedNetwork, engine
 
 from sfumato import ops
 from sfumato.bench.memory import resident
@@ -25,7 +25,7 @@ from sfumato.engine import TooLarge
 from sfumato.engine.config import EngineConfig
 from sfumato.engine.device_memory import Budget
 from sfumato.engine.errors import EngineError
-from sfumato.engine.memory_estimate import Prediction, Subject, predict
+from sfumato.engine.memory_estimate import ModelFootprint, Prediction, predict
 from sfumato.engine.memory_guard import MemoryGuard, check_load
 from sfumato.model.cache import slot_bytes
 from sfumato.model.loading import config_of, load_network
@@ -123,13 +123,13 @@ def test_the_prediction_is_what_a_process_takes(
     script.main()
     checkpoint = open_checkpoint(path)
     dtype = torch.bfloat16 if format == "bf16" else torch.float32
-    subject = Subject.of_checkpoint(checkpoint, config_of(checkpoint), CPU, dtype)
+    footprint = ModelFootprint.of_checkpoint(checkpoint, config_of(checkpoint), CPU, dtype)
     with ThreadPoolExecutor(2) as pool:
         runs = list(pool.map(measured, [path] * RUNS))
     added = runs[0]["added"]
-    whole = predict(subject, LAYOUT)
+    whole = predict(footprint, LAYOUT)
     # These rows ask for no top-k and no top-p, whose memory is predicted for all that may.
-    cutoffs = cutoff_bytes(subject.config, LAYOUT.slots * subject.config.canvas_length)
+    cutoffs = cutoff_bytes(footprint.config, LAYOUT.slots * footprint.config.canvas_length)
     plain = replace(whole, step=whole.step - cutoffs)
     for what, more in (("full", 0), ("more", added)):
         found = sorted((run[what] for run in runs), key=lambda run: run["peak"])[RUNS // 2]
@@ -155,21 +155,21 @@ def test_a_loaded_model_weighs_what_was_predicted() -> None:
     for format in ("q4_k_m", "q8_0", "f32"):
         checkpoint = random_checkpoint("tiny", format)
         config = config_of(checkpoint)
-        before = Subject.of_checkpoint(checkpoint, config, CPU, torch.float32)
-        after = Subject.of_network(tiny(format))
+        before = ModelFootprint.of_checkpoint(checkpoint, config, CPU, torch.float32)
+        after = ModelFootprint.of_network(tiny(format))
         assert replace(after, weights=0) == replace(before, weights=0)
         assert after.weights == before.weights
 
 
 def test_parts_follow_the_layout() -> None:
-    subject = Subject.of_network(tiny())
-    base = predict(subject, LAYOUT)
-    more = predict(subject, replace(LAYOUT, slots=4))
+    footprint = ModelFootprint.of_network(tiny())
+    base = predict(footprint, LAYOUT)
+    more = predict(footprint, replace(LAYOUT, slots=4))
     assert more.slots == 2 * base.slots
-    assert base.slots == 2 * slot_bytes(subject.config, 2048, subject.cache_dtype)
+    assert base.slots == 2 * slot_bytes(footprint.config, 2048, footprint.cache_dtype)
     assert more.step > base.step and more.prefill == base.prefill
-    assert predict(subject, replace(LAYOUT, prefill_chunk=2048)).prefill > base.prefill
-    assert predict(subject, replace(LAYOUT, snapshot_bytes=5)).snapshots == 5
+    assert predict(footprint, replace(LAYOUT, prefill_chunk=2048)).prefill > base.prefill
+    assert predict(footprint, replace(LAYOUT, snapshot_bytes=5)).snapshots == 5
     assert 0 < base.snapshots < LAYOUT.snapshot_bytes  # as many as a few slots are worth
     assert base.total == base.weights + base.slots + base.working + base.snapshots + base.libraries
 
@@ -186,7 +186,7 @@ def test_what_does_not_fit_says_so() -> None:
 
 def test_larger_slots_fit_into_what_is_left() -> None:
     network = tiny()
-    need = _added(predict(Subject.of_network(network), LAYOUT))
+    need = _added(predict(ModelFootprint.of_network(network), LAYOUT))
     layout = replace(LAYOUT, memory_margin=0.0)
     one, two = (slot_bytes(network.config, n, network.cache_dtype) for n in (2000, 1000))
     guard = MemoryGuard(network, layout, tellers(need + one + two))
@@ -200,10 +200,10 @@ def test_larger_slots_fit_into_what_is_left() -> None:
 def test_a_larger_slot_makes_larger_buffers() -> None:
     """A forward of a longer context takes more besides the slot."""
     network, layout = tiny(), replace(LAYOUT, memory_margin=0.0)
-    subject = Subject.of_network(network)
-    base, longer = predict(subject, layout), predict(subject, replace(layout, context=9000))
+    footprint = ModelFootprint.of_network(network)
+    base, longer = predict(footprint, layout), predict(footprint, replace(layout, context=9000))
     need, more = _added(base), longer.working - base.working
-    slot = slot_bytes(subject.config, 9000, subject.cache_dtype)
+    slot = slot_bytes(footprint.config, 9000, footprint.cache_dtype)
     assert more > 0
     tight = MemoryGuard(network, layout, tellers(need + slot + more - 1)).lacks([9000], None)
     assert tight == f"takes {slot + more:,} bytes, and of memory {slot + more - 1:,} are left"
@@ -214,8 +214,11 @@ def test_an_engine_refuses_a_slot_whose_buffers_do_not_fit(monkeypatch: pytest.M
     """Though the slot alone would."""
     asked = Script(40, 3000)
     layout = EngineConfig(slots=1, context=64, prefill_chunk=32, memory_margin=0.0)
-    subject = Subject.of_network(cast(Network, ScriptedNetwork([asked])))
-    need, slot = _added(predict(subject, layout)), slot_bytes(subject.config, 3000, torch.float32)
+    footprint = ModelFootprint.of_network(cast(Network, ScriptedNetwork([asked])))
+    need, slot = (
+        _added(predict(footprint, layout)),
+        slot_bytes(footprint.config, 3000, torch.float32),
+    )
     for spare, fits in ((slot, False), (2 * slot + 10**8, True)):
         guard = partial(MemoryGuard, ask=tellers(need + spare))
         monkeypatch.setattr("sfumato.engine.engine.MemoryGuard", guard)
@@ -231,7 +234,7 @@ def test_an_engine_refuses_a_slot_whose_buffers_do_not_fit(monkeypatch: pytest.M
 def test_memory_is_looked_at_again_for_a_larger_slot() -> None:
     """What others have taken since is not there any more, and what idle slots hold is."""
     network, layout = tiny(), replace(LAYOUT, memory_margin=0.0)
-    working = predict(Subject.of_network(network), layout).working
+    working = predict(ModelFootprint.of_network(network), layout).working
     there = [10**9]
     guard = MemoryGuard(network, layout, lambda device: Budget(there[0], "the test"))
     need = guard.added([4096])
@@ -245,12 +248,12 @@ def test_memory_is_looked_at_again_for_a_larger_slot() -> None:
 
 def test_a_model_that_is_not_loaded_yet() -> None:
     checkpoint = random_checkpoint("26b-a4b")
-    subject = Subject.of_checkpoint(checkpoint, config_of(checkpoint), CPU, torch.float32)
+    footprint = ModelFootprint.of_checkpoint(checkpoint, config_of(checkpoint), CPU, torch.float32)
     with pytest.raises(EngineError, match=r"the model \(\d\d\.\d\d GB\) with 4 slots needs"):
-        check_load(subject, EngineConfig(), tellers(10**10))
-    prediction = check_load(subject, EngineConfig(), tellers(10**11))
+        check_load(footprint, EngineConfig(), tellers(10**10))
+    prediction = check_load(footprint, EngineConfig(), tellers(10**11))
     assert prediction.snapshots == EngineConfig().snapshot_bytes
-    gpu = replace(subject, device=torch.device("cuda"))
+    gpu = replace(footprint, device=torch.device("cuda"))
     alone = prediction.total - prediction.snapshots - prediction.libraries
     assert check_load(gpu, replace(EngineConfig(), memory_margin=0), tellers(2 * alone))
 

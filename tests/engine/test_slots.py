@@ -19,7 +19,8 @@ from hypothesis import strategies as st
 from tests.support.gguf_files import gguf_config
 
 from sfumato.engine import TooLarge
-from sfumato.engine.slots import Lease, SlotPool
+from sfumato.engine.lease import CacheKey, Lease
+from sfumato.engine.slots import SlotPool
 from sfumato.model.cache import KVPool, Slot, slot_bytes, snapshot_bytes
 from sfumato.model.network import Network
 
@@ -85,9 +86,19 @@ def expected(ids: Sequence[int]) -> list[dict[int, int]]:
     return [last, last, whole]
 
 
-def serve(pool: SlotPool, ids: Sequence[int], reply: Sequence[int] = (), need: int = 40) -> Lease:
+def key(ids: Sequence[int], family: str = "tiny", adapter: str | None = None) -> CacheKey:
+    return CacheKey(family, adapter, ids)
+
+
+def serve(
+    pool: SlotPool,
+    ids: Sequence[int],
+    reply: Sequence[int] = (),
+    need: int = 40,
+    **encoder: str,
+) -> Lease:
     """Leases, encodes with its stops, marks the end as well, and appends a reply."""
-    lease = pool.lease(ids, need, marks=(len(ids),))
+    lease = pool.lease(key(ids, **encoder), need, marks=(len(ids),))
     assert lease is not None
     assert told(lease.slot) == expected(ids[: lease.cached])
     prefill(pool, lease, ids)
@@ -132,6 +143,21 @@ def test_a_reply_that_stays_in_history_is_reused_to_its_end() -> None:
     assert serve(slots, [*prompt, 50, 51, 7]).cached == 22
 
 
+@pytest.mark.parametrize("other", [{"family": "other"}, {"adapter": "b"}])
+def test_two_keys_share_nothing(other: dict[str, str]) -> None:
+    """Neither free slots nor busy ones nor marks, though the tokens are the same."""
+    slots, prompt = pool(slots=3), list(range(20))
+    slots.release(serve(slots, prompt, adapter="a"), keep=True)
+    assert slots.reusable(key(prompt, adapter="a")) == 20
+    for unlike in ({"adapter": "a"} | other, {}):
+        assert slots.reusable(key(prompt, **unlike)) == 0
+        assert not key(prompt, **unlike).may_share(key(prompt, adapter="a"))
+        busy = serve(slots, prompt, reply=[50], **unlike)
+        assert busy.cached == 0 and busy.marks == (20,)
+        slots.release(busy, keep=False)
+    assert serve(slots, [*prompt, 60], adapter="a").cached == 20
+
+
 def test_a_short_prefix_can_be_cut_anywhere() -> None:
     slots = pool()
     slots.release(serve(slots, [1, 2, 3, 4]), keep=True)
@@ -159,7 +185,7 @@ def test_a_shared_prompt_is_marked_when_it_shows() -> None:
 
 def test_another_conversation_does_not_cost_the_first_its_prompt() -> None:
     slots, shared = pool(), list(range(20))
-    lease = slots.lease([*shared, 31], 40, marks=(20, 21))
+    lease = slots.lease(key([*shared, 31]), 40, marks=(20, 21))
     assert lease
     prefill(slots, lease, [*shared, 31])
     slots.release(lease, keep=True)
@@ -201,7 +227,7 @@ def test_a_take_over_that_failed_leaves_an_empty_slot(monkeypatch: pytest.Monkey
         patch.setattr(Slot, "_rings", fault)
         patch.setattr(Slot, "_ring", lambda slot: 4)
         with pytest.raises(RuntimeError, match="a fault"):
-            slots.lease([*first, 3], 40)  # the full layers are overwritten by then
+            slots.lease(key([*first, 3]), 40)  # the full layers are overwritten by then
     assert Slot._rings is rings
     lease = serve(slots, second)
     assert lease.cached == 0 and told(lease.slot) == expected(second)
@@ -216,10 +242,10 @@ def test_a_busy_slot_whose_encode_failed_is_no_source() -> None:
 def test_a_full_pool_lets_wait() -> None:
     slots = pool()
     leases = [serve(slots, [n] * 10) for n in (1, 2)]
-    assert slots.lease([3] * 10, 40) is None
-    assert slots.lease([3] * 10, 50) is None
+    assert slots.lease(key([3] * 10), 40) is None
+    assert slots.lease(key([3] * 10), 50) is None
     slots.release(leases[0], keep=True)
-    assert slots.lease([3] * 10, 40) is not None
+    assert slots.lease(key([3] * 10), 40) is not None
 
 
 def test_snapshots_stay_below_their_limit() -> None:
@@ -250,11 +276,11 @@ def test_no_snapshots() -> None:
 
 def test_strict_refuses_what_does_not_fit_a_slot() -> None:
     slots = pool(strict=True)
-    assert slots.lease([1], 40) is not None
+    assert slots.lease(key([1]), 40) is not None
     with pytest.raises(
         TooLarge, match=r"a context of 41 tokens and slots have 40; raise --context"
     ):
-        slots.lease([1], 41)
+        slots.lease(key([1]), 41)
     assert [view.busy for view in slots.views()] == [True, False]
 
 
@@ -277,12 +303,12 @@ def test_a_larger_slot_needs_memory() -> None:
         TooLarge,
         match=r"61 tokens, slots have 40; a larger one takes [\d,]+ bytes, which is over",
     ):
-        slots.lease([1], 61)
-    first = slots.lease([1], 50)  # without room to spare: 80 positions would not fit
+        slots.lease(key([1]), 61)
+    first = slots.lease(key([1]), 50)  # without room to spare: 80 positions would not fit
     assert first and first.context == 50
-    assert slots.lease([2], 50) is None  # two would not fit
+    assert slots.lease(key([2]), 50) is None  # two would not fit
     slots.release(first, keep=True)
-    second = slots.lease([2], 60)  # the idle one makes room
+    second = slots.lease(key([2]), 60)  # the idle one makes room
     assert second and second.context == 60
     assert slots.larger_bytes == large > small
     assert [view.context for view in slots.views()] == [40, 40, 40, 60]
@@ -300,10 +326,10 @@ def test_the_longest_slot_that_can_be_had() -> None:
 def test_an_idle_larger_slot_stays_where_giving_it_up_would_not_help() -> None:
     both = slot_bytes(CONFIG, 80, torch.float32) + slot_bytes(CONFIG, 50, torch.float32)
     slots = pool(slots=3, room=both)
-    busy = slots.lease([1] * 60, 80)
+    busy = slots.lease(key([1] * 60), 80)
     idle = serve(slots, [2] * 45, need=50)
     slots.release(idle, keep=True)
-    assert busy and slots.lease([3], 60) is None
+    assert busy and slots.lease(key([3]), 60) is None
     assert [view.context for view in slots.views()] == [40, 40, 40, 80, 50]
     assert serve(slots, [2] * 45, need=50).cached == 45
 
@@ -325,11 +351,11 @@ def test_a_device_without_the_memory_after_all(monkeypatch: pytest.MonkeyPatch) 
         raise torch.OutOfMemoryError("device is full")
 
     monkeypatch.setattr(slots._network, "new_slot", full)
-    busy = slots.lease([1], 40)
-    assert busy and slots.lease([2], 50) is None
+    busy = slots.lease(key([1]), 40)
+    assert busy and slots.lease(key([2]), 50) is None
     slots.release(busy, keep=True)
     with pytest.raises(TooLarge, match="50 tokens"):
-        slots.lease([2], 50)
+        slots.lease(key([2]), 50)
 
 
 @pytest.mark.parametrize("alike", [0, 8000], ids=["apart", "alike"])
@@ -346,7 +372,7 @@ def test_leasing_is_quick(alike: int, note: Callable[[str], None]) -> None:
     for turn in range(160):
         prompt = prompts[turn % 16]
         start = time.perf_counter()
-        lease = slots.lease(prompt, 8192)
+        lease = slots.lease(key(prompt), 8192)
         times.append(time.perf_counter() - start)
         assert lease and lease.cached == 8001
         slots.release(lease, keep=True)
@@ -362,7 +388,7 @@ def longest(slots: SlotPool, prompt: Sequence[int]) -> int:
     """The longest prefix of a prompt that some slot can give, by looking through all of them."""
     found = 0
     for place in slots._places:
-        if place.told:
+        if place.is_known:
             pairs = zip(place.held, prompt, strict=False)
             common = sum(1 for _ in takewhile(lambda pair: pair[0] == pair[1], pairs))
             found = max(found, place.usable(common))
@@ -384,7 +410,7 @@ def test_any_course_of_events(data: st.DataObject) -> None:
             prompt = [*history, *data.draw(st.lists(token, max_size=16))][:30]
             stops = data.draw(st.sets(st.integers(1, 30)))
             most = longest(slots, prompt)
-            lease = slots.lease(prompt, max(1, len(prompt)), marks=stops)
+            lease = slots.lease(key(prompt), max(1, len(prompt)), marks=stops)
             assert (lease is None) == (len(out) == count)
             if lease:
                 assert lease.cached == most
@@ -429,5 +455,5 @@ def test_a_slot_that_holds_another_conversation_besides_is_kept() -> None:
 
 def test_without_memory_for_snapshots_no_prompt_is_cut_for_them() -> None:
     slots = pool(snapshots=0)
-    lease = slots.lease(list(range(20)), 40, marks=(10, 20))
+    lease = slots.lease(key(list(range(20))), 40, marks=(10, 20))
     assert lease and lease.marks == ()

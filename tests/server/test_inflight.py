@@ -9,7 +9,7 @@ from collections.abc import Callable
 from typing import Any
 
 import pytest
-from tests.server.scripted import slow_down, teller
+from tests.support.answering_model import slow_down, teller
 
 from sfumato.engine import Finished
 
@@ -145,7 +145,7 @@ def test_an_engine_that_refuses_a_later_one_ends_all_of_them(
     check = engine.check
 
     def closing(request: Any, sink: Any) -> Any:
-        engine._closed = "the engine is shutting down"
+        engine._inbox.close("the engine is shutting down")
         return offer(request, sink)
 
     monkeypatch.setattr(engine, "offer", closing)

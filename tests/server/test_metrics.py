@@ -14,9 +14,9 @@ from prometheus_client.parser import text_string_to_metric_families
 
 import sfumato
 from sfumato.api import Reply
-from sfumato.diffusion.loop import Stats
+from sfumato.diffusion.outcome import Stats
 from sfumato.engine.audit import AuditLog
-from sfumato.engine.audit_writer import Behind
+from sfumato.engine.audit_writer import AuditWriter
 from sfumato.engine.circuit import CircuitState
 from sfumato.engine.device_memory import Budget
 from sfumato.engine.engine import Engine, EngineConfig
@@ -217,7 +217,7 @@ def test_a_real_engine() -> None:
 
 def test_an_audit_that_fails_shows(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     log = AuditLog(tmp_path / "audit.jsonl")
-    behind = Behind(log)
+    writer = AuditWriter(log)
     write = log.write
 
     def sometimes(line: dict[str, Any]) -> None:
@@ -227,9 +227,9 @@ def test_an_audit_that_fails_shows(tmp_path: Path, monkeypatch: pytest.MonkeyPat
 
     monkeypatch.setattr(log, "write", sometimes)
     for bad in (True, False, True):
-        behind.write({"bad": bad})
-    behind.close()
-    read = reader(Metrics(scripted(), behind))
+        writer.write({"bad": bad})
+    writer.close()
+    read = reader(Metrics(scripted(), writer))
     assert read("sfumato_audit_lines_lost_total", reason="error") == 2
     assert read("sfumato_audit_lines_lost_total", reason="queue") == 0
     assert read("sfumato_audit_lines_lost_total", reason="file") == 0

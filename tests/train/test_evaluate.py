@@ -49,6 +49,14 @@ def test_the_batched_evaluation_agrees_with_one_request_at_a_time(model, sets):
     assert canvases == pytest.approx(round(canvases))
 
 
+def test_min_tokens_are_honoured(model, sets):
+    """No expected answer is so long, and so none is exact; every reply takes both canvases."""
+    least = evaluate.CANVASES * model.config.canvas_length
+    config = sfumato.SamplerConfig(min_tokens=least, max_steps=2)
+    score = evaluate.evaluate(model, sets["questions"][:2], config)
+    assert (score.exact, score.steps) == (0, 2)
+
+
 def test_a_greeting_gets_a_greeting_and_the_model_says_what_it_is(model):
     assert "Hello" in model.generate("Hello!").text
     assert "Sfumato" in model.generate("Who are you?").text

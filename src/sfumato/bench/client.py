@@ -131,7 +131,7 @@ def _why(response: HTTPResponse) -> str:
 
 
 def _message(answer: Any) -> str:
-    """What an error object says; servers have several forms of it."""
+    """The message of an error object; servers have several forms of it."""
     error = answer.get("error", answer) if isinstance(answer, dict) else answer
-    found = error.get("message", error) if isinstance(error, dict) else error
-    return str(found)[:300]
+    message = error.get("message", error) if isinstance(error, dict) else error
+    return str(message)[:300]

@@ -1,30 +1,28 @@
-"""Takes the figures of requests on this machine, one request at a time.
+"""Takes the figures of requests on this machine: `sfumato bench` without a server.
 
-Requests run through `diffusion.loop.generate`, the library's path, with nothing put in its way: it
-asks whether it is cancelled right before every step, and so tells when the step began.
+Requests are submitted to an engine, so that what is measured is what serves.
 """
 
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Generator
+from collections.abc import Callable, Iterable
 from dataclasses import replace
+from functools import partial
 
 import torch
 
 from sfumato.bench.memory import PeakMemory
-from sfumato.bench.metrics import Values
 from sfumato.bench.report import CaseReport, Report
+from sfumato.bench.requests import INTERRUPTED, MakeRequest, RequestFigures, run_requests
 from sfumato.bench.subject import Subject
 from sfumato.bench.where import where_it_goes
 from sfumato.bench.workload import Case, Prompt, Work
-from sfumato.diffusion.canvas import Draft
-from sfumato.diffusion.config import SamplerConfig
-from sfumato.diffusion.limits import Limits
-from sfumato.diffusion.loop import Outcome, SettledCanvas, Stats, generate
+from sfumato.diffusion.config import MOST_STEPS, SamplerConfig
+from sfumato.engine import Engine, EngineConfig, EngineError, Request
+from sfumato.engine import Prompt as PromptTokens
 
-Run = Generator[Draft | SettledCanvas, None, Outcome]
-Tell = Callable[[int, int], None]
+Progress = Callable[[int, int], None]
 """(number of the request that begins, requests in all)"""
 
 
@@ -35,20 +33,19 @@ def measure(
     sampler: SamplerConfig,
     memory: PeakMemory,
     where: bool = False,
-    tell: Tell = lambda number, count: None,
+    progress: Progress = lambda number, count: None,
 ) -> Report:
     """Every case, one after another; KeyboardInterrupt ends it with what is measured so far.
 
     sampler: laid over the subject's defaults; memory: entered before the subject was made; where:
     one canvas more in each case, with timers.  Raises ValueError, before anything is measured, for
-    settings and prompts that the subject cannot do.
+    settings and prompts that the subject cannot do, and where every request fails.
     """
     config = sampler.over(subject.defaults)
     length = config.canvas_length or subject.network.config.canvas_length
     config = replace(config, canvas_length=length)
     for case in cases:
-        for prompt in work.prompts:
-            _begin(subject, prompt, work.seed, case, config, lambda: False)
+        _needed_context(subject, work, case, config)
     report = Report({**subject.about, "sampler": _described(config)})
     count = len(cases) * (work.warmup + len(work.requests()))
     numbers = iter(range(1, count + 1))
@@ -59,7 +56,7 @@ def measure(
             result = CaseReport(replace(case, threads=torch.get_num_threads()))
             report.cases.append(result)
             try:
-                _measure_case(subject, work, result, config, lambda: tell(next(numbers), count))
+                _measure_case(subject, work, result, config, lambda: progress(next(numbers), count))
                 if where:
                     prompt, seed = work.requests()[0]
                     ids = subject.prompt_ids(prompt, seed, case.context)
@@ -70,6 +67,9 @@ def measure(
         report.interrupted = True
     finally:
         torch.set_num_threads(threads)
+    failures = [failure for result in report.cases for failure in result.failures]
+    if failures and not any(result.requests for result in report.cases):
+        raise ValueError(f"all {len(failures)} requests failed, the first: {failures[0]}")
     return report
 
 
@@ -78,95 +78,77 @@ def _measure_case(
     work: Work,
     result: CaseReport,
     config: SamplerConfig,
-    tell: Callable[[], None],
+    begin: Callable[[], None],
 ) -> None:
     if subject.load_s is not None:
         result.values["load_s"] = [subject.load_s]
-    for prompt, seed in work.warmups():
-        tell()
-        _request(subject, prompt, seed, result.case, config, {})
+    case, length = result.case, config.canvas_length
+    assert length
+    engine = _engine(subject, work, case, config)
+
+    def run(pairs: list[tuple[Prompt, int]]) -> Iterable[RequestFigures]:
+        makers: list[MakeRequest] = [
+            partial(_request, subject, prompt, seed, case, config) for prompt, seed in pairs
+        ]
+        return run_requests(engine, makers, case.concurrency or 1, length, begin)
+
+    for _ in run(work.warmups()):
+        pass
     began = time.perf_counter()
-    for prompt, seed in work.requests():
-        tell()
-        values: Values = {}
-        try:
-            _request(subject, prompt, seed, result.case, config, values)
-        finally:
-            result.add(values)  # after Ctrl-C too: a reply without an end has steps
-        result.finished(time.perf_counter() - began)
+    for figures in run(work.requests()):
+        result.add(figures.values)  # after Ctrl-C too: a reply without an end has steps
+        if figures.failure is None:
+            result.finished(time.perf_counter() - began)
+        elif figures.failure != INTERRUPTED:
+            result.failures.append(figures.failure)
+    engine.close()
 
 
-def _begin(
-    subject: Subject,
-    prompt: Prompt,
-    seed: int,
-    case: Case,
-    config: SamplerConfig,
-    cancelled: Callable[[], bool],
-) -> Run:
-    """All of a request that comes before its prefill."""
-    ids = subject.prompt_ids(prompt, seed, case.context)
-    limits = Limits(case.max_tokens, subject.end_ids, cancelled=cancelled)
-    return generate(subject.network, ids, config, limits, seed)
+def _engine(subject: Subject, work: Work, case: Case, config: SamplerConfig) -> Engine:
+    """With a slot for each request at a time. Raises ValueError where the memory does not hold
+    them."""
+    slots = case.concurrency or 1
+    try:
+        return Engine(
+            subject.model,
+            EngineConfig(
+                slots=slots,
+                context=_needed_context(subject, work, case, config),
+                snapshot_bytes=0,
+                max_steps=MOST_STEPS,
+                request_timeout_s=None,
+            ),
+        )
+    except EngineError as error:
+        shortage = str(error).partition("; lower")[0]  # its advice names options of a server
+        raise ValueError(
+            f"{shortage}; lower --concurrency, --max-tokens or --context, or free some memory"
+        ) from error
+
+
+def _needed_context(subject: Subject, work: Work, case: Case, config: SamplerConfig) -> int:
+    """Positions of a slot that holds each request. Raises ValueError for what cannot be done."""
+    need = 1
+    for prompt in work.prompts:
+        ids = subject.prompt_ids(prompt, work.seed, case.context)
+        plan, _ = subject.model.plan_reply(len(ids), case.max_tokens, work.seed, config)
+        assert plan.config.canvas_length
+        need = max(need, len(ids) + (plan.canvases - 1) * plan.config.canvas_length)
+    return need
 
 
 def _request(
-    subject: Subject,
-    prompt: Prompt,
-    seed: int,
-    case: Case,
-    config: SamplerConfig,
-    values: Values,
-) -> None:
-    """Fills `values` with the figures of one request, as they come."""
-    asked = 0.0  # when the loop last asked whether it is cancelled
-
-    def cancelled() -> bool:
-        nonlocal asked
-        asked = time.perf_counter()
-        return False
-
-    start = time.perf_counter()
-    run = _begin(subject, prompt, seed, case, config, cancelled)
-    values["setup_s"] = [time.perf_counter() - start]
-    values["step_ms"] = []
-    last_token: list[float] = []
-    while True:
-        try:
-            event = next(run)
-        except StopIteration as end:
-            outcome: Outcome = end.value
-            break
-        now = time.perf_counter()
-        if isinstance(event, Draft):
-            values["step_ms"].append((now - asked) * 1e3)
-            values.setdefault("first_draft_s", [now - start])
-            continue
-        values.setdefault("first_commit_s", [now - start])
-        if event.token_ids:
-            values.setdefault("first_token_s", [now - start])
-            last_token = [now - start]
-    total = time.perf_counter() - start
-    assert config.canvas_length
-    values |= {"last_token_s": last_token, "total_s": [total]}
-    values |= _figures(outcome.stats, config.canvas_length, total)
-
-
-def _figures(stats: Stats, length: int, total: float) -> Values:
-    """What a reply's own statistics tell; a quotient of nothing is left out."""
-    denoised = stats.canvases * length
-    quotients = {
-        "prefill_tps": (stats.prompt_tokens, stats.prompt_tokens and stats.prefill_s),
-        "commit_ms": (stats.commit_s * 1e3, stats.canvases - 1),
-        "tokens_per_forward": (stats.output_tokens, sum(stats.steps)),
-        "visible_tps": (stats.output_tokens, total),
-        "canvas_tps": (denoised, stats.denoise_s),
-        "blocks_per_s": (stats.canvases, stats.denoise_s + stats.commit_s),
-    }
-    found = {key: [over / under] for key, (over, under) in quotients.items() if under > 0}
-    sizes = {"prompt_tokens": stats.prompt_tokens, "output_tokens": stats.output_tokens}
-    steps = {"steps_per_canvas": [float(count) for count in stats.steps]}
-    return found | steps | {key: [float(count)] for key, count in sizes.items()}
+    subject: Subject, prompt: Prompt, seed: int, case: Case, config: SamplerConfig, since: float
+) -> Request:
+    ids: list[int] = subject.prompt_ids(prompt, seed, case.context).tolist()
+    return Request(
+        made=PromptTokens(ids, ()),
+        max_tokens=case.max_tokens,
+        seed=seed,
+        sampler=config,
+        since=since,
+        endpoint="bench",
+    )
 
 
 def _described(config: SamplerConfig) -> str:

@@ -1,6 +1,6 @@
-"""The most memory that this process held, its own pages and those of mapped files apart.
+"""The largest memory of this process, private pages and those of mapped files apart.
 
-Linux tells both in /proc; elsewhere only a CUDA device's memory is known, and nothing is guessed.
+Linux has both in /proc; elsewhere only a CUDA device's memory is known, and nothing is guessed.
 """
 
 from __future__ import annotations
@@ -59,7 +59,7 @@ class PeakMemory:
 
 def resident(status: Path = _STATUS) -> dict[str, int]:
     """Bytes of this process that are in memory now (for `peak_resident`: at most so far), by
-    metric; nothing where the system does not tell."""
+    metric; nothing where the system has no figure."""
     try:
         lines = status.read_text(encoding="ascii", errors="replace").splitlines()
     except OSError:

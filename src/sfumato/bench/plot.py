@@ -15,7 +15,7 @@ from sfumato.bench.report import CaseReport, Report
 from sfumato.bench.summary import percentile
 
 _SUFFIXES = (".png", ".svg")
-_SPREAD = ("step_ms", "total_s")  # what the curves show: the first that was found
+_SPREAD = ("step_ms", "total_s")  # what the curves show: the first that was measured
 _RANKS = range(101)
 _LABELS = {metric.key: metric.label for metric in METRICS}
 _UNITS = {metric.key: metric.unit for metric in METRICS}
@@ -70,8 +70,8 @@ def _draw_spread(axes: Any, named: dict[str, Values]) -> None:
     axes.set_xlabel("percentile")
     axes.set_ylabel(_UNITS[key])
     for name, values in named.items():
-        if found := values.get(key):
-            curve = [percentile(found, rank / 100) for rank in _RANKS]
+        if measured := values.get(key):
+            curve = [percentile(measured, rank / 100) for rank in _RANKS]
             axes.plot(_RANKS, curve, label=name)
     for rank in (50, 95):
         axes.axvline(rank, color="0.8", linewidth=0.8, zorder=0)

@@ -136,7 +136,7 @@ def random_checkpoint(
 ) -> RandomCheckpoint:
     """A checkpoint of random weights, by name, format and number of layers and of tokens.
 
-    Raises ValueError, naming the option, for what there is not.
+    Raises ValueError, naming the option, for an unknown preset or format.
     """
     if format not in TARGETS:
         raise ValueError(f"format: {format!r} is none of {', '.join(TARGETS)}")
@@ -172,7 +172,7 @@ def _bytes(format: str, shape: tuple[int, ...]) -> int:
 
 def _repeated(tile: Tensor, count: int) -> Tensor:
     """The first `count` entries of a tile repeated without end, contiguous."""
-    whole = torch.empty(count, *tile.shape[1:], dtype=tile.dtype)
+    repeated = torch.empty(count, *tile.shape[1:], dtype=tile.dtype)
     for start in range(0, count, len(tile)):
-        whole[start : start + len(tile)] = tile[: count - start]
-    return whole
+        repeated[start : start + len(tile)] = tile[: count - start]
+    return repeated

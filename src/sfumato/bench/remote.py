@@ -1,7 +1,7 @@
 """Takes the figures of a server, through its streaming chat API alone.
 
-The clock runs here. What only the server can know (steps, prefill) is what it says of itself, in
-`usage` and in llama-server's `timings` with a `diffusion` part; what it does not say stays absent.
+Times are taken by the client's clock. What only the server can know (steps, prefill) comes from
+`usage` and from llama-server's `timings` with a `diffusion` part; what they lack stays absent.
 """
 
 from __future__ import annotations
@@ -25,26 +25,26 @@ _LARGEST = 1e15  # no figure of a reply comes near it, and sums and quotients of
 
 
 @dataclass(frozen=True)
-class Target:
+class RemoteModel:
     """A server's model, and what every request to it says besides messages, length and seed."""
 
     endpoint: Endpoint
-    model: str
+    name: str
     fields: Mapping[str, Any]
 
 
 def measure(
-    target: Target,
+    model: RemoteModel,
     work: Work,
     cases: list[Case],
-    tell: Callable[[int, int], None] = lambda number, count: None,
+    progress: Callable[[int, int], None] = lambda number, count: None,
 ) -> Report:
     """Every case, one after another; KeyboardInterrupt ends it with what is measured so far.
 
-    tell: (requests done, requests in all).  Raises ServerError where a warm-up fails, or every
+    progress: (requests done, requests in all).  Raises ServerError where a warm-up fails, or every
     measured request; single failures are part of the report.
     """
-    report = Report({"model": printable(target.model), "url": target.endpoint.url})
+    report = Report({"model": printable(model.name), "url": model.endpoint.url})
     count = len(cases) * (work.warmup + len(work.requests()))
     numbers = iter(range(1, count + 1))
     try:
@@ -52,15 +52,15 @@ def measure(
             result = CaseReport(case)
             report.cases.append(result)
             for prompt, seed in work.warmups():
-                _request(target, prompt, seed, case.max_tokens)
-                tell(next(numbers), count)
+                _request(model, prompt, seed, case.max_tokens)
+                progress(next(numbers), count)
             began = time.perf_counter()
-            for found in _together(target, work, case):
-                tell(next(numbers), count)
-                if isinstance(found, ServerError):
-                    result.failures.append(str(found))
+            for values in _together(model, work, case):
+                progress(next(numbers), count)
+                if isinstance(values, ServerError):
+                    result.failures.append(str(values))
                 else:
-                    result.add(found)
+                    result.add(values)
                     result.finished(time.perf_counter() - began)
     except KeyboardInterrupt:
         report.interrupted = True
@@ -70,7 +70,7 @@ def measure(
     return report
 
 
-def _together(target: Target, work: Work, case: Case) -> Iterator[Values | ServerError]:
+def _together(model: RemoteModel, work: Work, case: Case) -> Iterator[Values | ServerError]:
     """The figures of every request, or why it failed, as they end; `case.concurrency` at a time."""
     waiting: queue.SimpleQueue[tuple[Prompt, int]] = queue.SimpleQueue()
     for job in work.requests():
@@ -85,40 +85,40 @@ def _together(target: Target, work: Work, case: Case) -> Iterator[Values | Serve
             except queue.Empty:
                 return
             try:
-                ended.put(_request(target, prompt, seed, case.max_tokens))
+                ended.put(_request(model, prompt, seed, case.max_tokens))
             except Exception as error:
                 ended.put(error)
 
     for _ in range(case.concurrency or 1):
-        # A daemon: after Ctrl-C nobody waits for a reply that is still on its way.
+        # A daemon: after Ctrl-C the program does not wait for replies on their way.
         threading.Thread(target=client, daemon=True).start()
     try:
         for _ in work.requests():
-            found = ended.get()
-            if isinstance(found, Exception) and not isinstance(found, ServerError):
-                raise found
-            yield found
+            values = ended.get()
+            if isinstance(values, Exception) and not isinstance(values, ServerError):
+                raise values
+            yield values
     finally:
         stopped.set()
 
 
-def _request(target: Target, prompt: Prompt, seed: int, max_tokens: int) -> Values:
+def _request(model: RemoteModel, prompt: Prompt, seed: int, max_tokens: int) -> Values:
     """The figures of one request. Raises ServerError."""
     body = {
-        "model": target.model,
+        "model": model.name,
         "messages": _messages(prompt, seed),
         "max_tokens": max_tokens,
         "seed": seed,
         "stream": True,
         "stream_options": {"include_usage": True},
-        **target.fields,
+        **model.fields,
     }
     values: Values = {}
     usage: Mapping[str, Any] = {}
     timings: Mapping[str, Any] = {}
     finished = False
     start = time.perf_counter()
-    for chunk in target.endpoint.stream_chat(body):
+    for chunk in model.endpoint.stream_chat(body):
         seconds = [time.perf_counter() - start]
         usage = _part(chunk, "usage") or usage
         timings = _part(chunk, "timings") or timings
@@ -132,16 +132,16 @@ def _request(target: Target, prompt: Prompt, seed: int, max_tokens: int) -> Valu
         finished = finished or choice.get("finish_reason") is not None
     total = time.perf_counter() - start
     if not finished:
-        raise ServerError(f"{target.endpoint.url}: the stream ended before the reply did")
-    return values | {"total_s": [total]} | _told(usage, timings, total)
+        raise ServerError(f"{model.endpoint.url}: the stream ended before the reply did")
+    return values | {"total_s": [total]} | _server_figures(usage, timings, total)
 
 
-def _told(usage: Mapping[str, Any], timings: Mapping[str, Any], total: float) -> Values:
-    """What a server says of a reply, by metric."""
+def _server_figures(usage: Mapping[str, Any], timings: Mapping[str, Any], total: float) -> Values:
+    """The figures that a server reports of a reply, by metric."""
     diffusion = _part(timings, "diffusion")
     tokens, steps = _number(usage, "completion_tokens"), _number(diffusion, "steps")
     blocks, generating = _number(diffusion, "blocks"), _number(timings, "predicted_ms")
-    found = {
+    figures = {
         "prompt_tokens": _number(usage, "prompt_tokens"),
         "output_tokens": tokens,
         "visible_tps": _quotient(tokens, total),
@@ -152,7 +152,7 @@ def _told(usage: Mapping[str, Any], timings: Mapping[str, Any], total: float) ->
         "canvas_tps": _number(diffusion, "canvas_tokens_per_second"),
         "blocks_per_s": _quotient(blocks, generating and generating / 1e3),
     }
-    return {key: [value] for key, value in found.items() if value is not None}
+    return {key: [value] for key, value in figures.items() if value is not None}
 
 
 def _messages(prompt: Prompt, seed: int) -> Messages:
@@ -165,24 +165,24 @@ def _messages(prompt: Prompt, seed: int) -> Messages:
 def _choice(chunk: Mapping[str, Any]) -> Mapping[str, Any]:
     """The one choice of a chunk; a chunk of figures alone has none."""
     choices = chunk.get("choices")
-    found = choices[0] if isinstance(choices, list) and choices else None
-    return found if isinstance(found, Mapping) else {}
+    choice = choices[0] if isinstance(choices, list) and choices else None
+    return choice if isinstance(choice, Mapping) else {}
 
 
-def _part(whole: Mapping[str, Any], key: str) -> Mapping[str, Any]:
+def _part(chunk: Mapping[str, Any], key: str) -> Mapping[str, Any]:
     """The object under a key, empty where there is none."""
-    part = whole.get(key)
+    part = chunk.get(key)
     return part if isinstance(part, Mapping) else {}
 
 
-def _number(whole: Mapping[str, Any], key: str) -> float | None:
+def _number(part: Mapping[str, Any], key: str) -> float | None:
     """The figure under a key; None where there is none, or one that cannot be."""
-    value = whole.get(key)
+    value = part.get(key)
     if isinstance(value, bool) or not isinstance(value, int | float):
         return None
     return float(value) if 0 <= value <= _LARGEST else None
 
 
 def _quotient(over: float | None, under: float | None) -> float | None:
-    found = over / under if over is not None and under else None
-    return found if found is not None and found <= _LARGEST else None
+    quotient = over / under if over is not None and under else None
+    return quotient if quotient is not None and quotient <= _LARGEST else None

@@ -1,6 +1,6 @@
-"""What a benchmark found, as a table for people, JSON for programs and CSV for spreadsheets.
+"""The results of a benchmark, as a table for people, JSON for programs and CSV for spreadsheets.
 
-A report is the same for this machine and for a server; what nobody could tell stays empty.
+A report is the same for this machine and for a server; unknown figures stay empty.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ class CaseReport:
             self.values["throughput_tps"] = [sum(tokens) / wall_s]
 
     def summaries(self) -> dict[str, Summary | None]:
-        """Every metric in order; None where nothing was found."""
+        """Every metric in order; None where nothing was measured."""
         return {metric.key: summarize(self.values.get(metric.key, [])) for metric in METRICS}
 
 
@@ -70,7 +70,7 @@ def to_json(report: Report) -> str:
         }
         for result in report.cases
     ]
-    whole = {
+    document = {
         "benchmark": "sfumato bench",
         "subject": report.subject,
         "environment": report.environment,
@@ -78,7 +78,7 @@ def to_json(report: Report) -> str:
         "interrupted": report.interrupted,
         "cases": cases,
     }
-    return json.dumps(whole, ensure_ascii=False, allow_nan=False)
+    return json.dumps(document, ensure_ascii=False, allow_nan=False)
 
 
 def to_csv(report: Report) -> str:
@@ -89,8 +89,8 @@ def to_csv(report: Report) -> str:
         row |= {"commit": report.environment.get("commit")}
         row |= asdict(result.case)
         row |= {"requests": result.requests, "failures": len(result.failures)}
-        for key, found in result.summaries().items():
-            row |= {f"{key}_p50": found and found.p50, f"{key}_p95": found and found.p95}
+        for key, summary in result.summaries().items():
+            row |= {f"{key}_p50": summary and summary.p50, f"{key}_p95": summary and summary.p95}
         rows.append(row)
     text = io.StringIO()
     writer = csv.DictWriter(text, list(rows[0]) if rows else [], lineterminator="\n")
@@ -134,11 +134,11 @@ def _name(metric: Metric) -> str:
     return f"{indent}{metric.label}" + (f", {unit}" if unit else "")
 
 
-def _cells(metric: Metric, found: Summary | None) -> list[str]:
-    if found is None:
+def _cells(metric: Metric, summary: Summary | None) -> list[str]:
+    if summary is None:
         return [ABSENT] * len(_COLUMNS) + [""]
     scale = 1e9 if metric.unit == "B" else 1.0
-    return [*(number(getattr(found, name) / scale) for name in _COLUMNS), str(found.count)]
+    return [*(number(getattr(summary, name) / scale) for name in _COLUMNS), str(summary.count)]
 
 
 def number(value: float) -> str:

@@ -1,20 +1,21 @@
-"""What is measured on this machine: a network, how it reads prompts, and what there is to tell."""
+"""What is measured on this machine: a model, its prompts, and the facts that a report gives."""
 
 from __future__ import annotations
 
 import math
 import time
 from collections import Counter
-from collections.abc import Callable
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import torch
 from torch import Tensor
 
 from sfumato.api import Model
+from sfumato.bench.number_text import number_text
 from sfumato.bench.random_weights import random_checkpoint
-from sfumato.bench.workload import Messages, Prompt
+from sfumato.bench.workload import Prompt
 from sfumato.diffusion.config import REFERENCE, SamplerConfig
 from sfumato.model.loading import load_network
 from sfumato.model.network import Network
@@ -26,14 +27,20 @@ from sfumato.weights.quantize_on_load import quantized_on_load
 
 @dataclass(frozen=True)
 class Subject:
-    """A network that is ready to run."""
+    """A model that is ready to run."""
 
-    network: Network
-    defaults: SamplerConfig
-    end_ids: tuple[int, ...]
-    read: Callable[[Messages], list[int]] | None  # None: it has no text side
+    model: Model
+    reads_text: bool  # random weights do not
     load_s: float | None  # None: nothing was loaded
     about: dict[str, Any]
+
+    @property
+    def network(self) -> Network:
+        return self.model.network
+
+    @property
+    def defaults(self) -> SamplerConfig:
+        return self.model.sampler_defaults
 
     def prompt_ids(self, prompt: Prompt, seed: int, context: int | None = None) -> Tensor:
         """A prompt as int64 [n]; synthetic tokens are drawn from the whole vocabulary.
@@ -43,12 +50,12 @@ class Subject:
         """
         if isinstance(prompt, int):
             ids = self._synthetic(prompt, seed)
-        elif self.read is None:
+        elif not self.reads_text:
             raise ValueError(
                 "prompts: random weights have no tokenizer; use --prompt-tokens for synthetic ones"
             )
         else:
-            ids = torch.tensor(self.read(prompt), dtype=torch.int64)
+            ids = torch.tensor(self.model.prompt_ids(messages=prompt), dtype=torch.int64)
         if context is None:
             return ids
         if len(ids) > context:
@@ -66,14 +73,7 @@ def loaded(model: Model, quantize: str | None = None) -> Subject:
     if quantize is not None:
         checkpoint = quantized_on_load(checkpoint, quantize, model.network.device)
     about = {"model": str(model.path), **_about(checkpoint, model.network)}
-    return Subject(
-        model.network,
-        model.sampler_defaults,
-        model.end_ids,
-        lambda messages: model.prompt_ids(messages=messages),
-        model.load_s,
-        about,
-    )
+    return Subject(model, True, model.load_s, about)
 
 
 def random_subject(
@@ -87,7 +87,7 @@ def random_subject(
 ) -> Subject:
     """A network of random weights, made here; its replies end at their longest.
 
-    Raises ValueError, naming the option, for what there is not.
+    Raises ValueError, naming the option, for an unknown preset or format.
     """
     began = time.perf_counter()
     checkpoint = random_checkpoint(preset, format, layers, seed)
@@ -96,7 +96,9 @@ def random_subject(
     network = load_network(checkpoint, target, kind, activations=activations)
     about = {"model": f"random {preset}, {format}", **_about(checkpoint, network)}
     about["made_s"] = time.perf_counter() - began
-    return Subject(network, REFERENCE, (), None, None, about)
+    text = number_text(network.config.vocab_size)
+    model = Model(network, text, REFERENCE, (), Path(f"random-{preset}"))
+    return Subject(model, False, None, about)
 
 
 def _precision(network: Network) -> str:

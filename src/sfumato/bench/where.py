@@ -10,7 +10,6 @@ import time
 from collections import defaultdict
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import replace
 from typing import Any
 
 import torch
@@ -20,9 +19,8 @@ from sfumato.bench.metrics import PARTS, Values
 from sfumato.bench.subject import Subject
 from sfumato.diffusion.canvas import Canvas
 from sfumato.diffusion.config import SamplerConfig
-from sfumato.diffusion.noise import Noise
-from sfumato.diffusion.processors import MinTokens
 from sfumato.diffusion.scoring import score
+from sfumato.diffusion.sequence import Sequence
 from sfumato.model.attention import Attention
 from sfumato.model.experts import Experts, Router
 from sfumato.model.layers import GatedMLP
@@ -43,12 +41,11 @@ def where_it_goes(subject: Subject, ids: Tensor, config: SamplerConfig, seed: in
     config: complete. The same three calls as `diffusion.step.denoise_step`, with a clock between.
     """
     network = subject.network
-    if config.min_tokens and subject.end_ids:
-        early = MinTokens(config.min_tokens, subject.end_ids)
-        config = replace(config, processors=(*config.processors, early))
+    # The reply has room for one canvas, as far as its checks and processors go.
+    plan, _ = subject.model.plan_reply(len(ids), config.canvas_length or 1, seed, config)
     slot = network.new_slot(max(1, len(ids)))
     network.encode([ids], [slot])
-    canvas = Canvas(config, Noise(seed, 0), network.config.vocab_size, network.device)
+    canvas = Canvas.of(Sequence(plan).next_canvas(), network)
     values: Values = {key: [] for key in ("where_step_ms", *PARTS)}
     with _module_timers(network) as spent:
         while not canvas.done:

@@ -1,4 +1,4 @@
-"""What is asked of a model, and under which settings. Knows no model and no server."""
+"""The prompts of a benchmark, and its settings. Knows no model and no server."""
 
 from __future__ import annotations
 
@@ -21,13 +21,13 @@ QUESTIONS = (
     "Name the planets of the solar system.",
     "Why is the sky blue?",
 )
-"""What is asked where nobody names prompts and the model can read."""
+"""The prompts where the user names none and the model reads text."""
 
 
 @dataclass(frozen=True)
 class Work:
-    """How often what is asked: every prompt `repeats` times, after `warmup` requests that do not
-    count. Repeat r draws with `seed` + r."""
+    """The requests of a case: every prompt `repeats` times, after `warmup` requests that do not count.
+    Repeat r draws with `seed` + r."""
 
     prompts: Sequence[Prompt]
     warmup: int = 1
@@ -50,7 +50,7 @@ class Case:
     max_tokens: int
     threads: int | None = None
     context: int | None = None  # tokens that every prompt is filled up to
-    concurrency: int | None = None  # requests to a server at a time
+    concurrency: int | None = None  # requests at a time
 
 
 def cases(

@@ -25,7 +25,7 @@ _LOCAL = (
     *("random_weights", "format", "layers", "device", "dtype", "activations", "quantize"),
     *("context", "threads", "fixed_steps", "soft_skip", "soft_top_k", "where"),
 )
-_REMOTE = ("api_key", "concurrency", "drafts")
+_REMOTE = ("api_key", "drafts")
 _RANDOM = ("format", "layers")
 # Where the first of two is given, the second has another meaning, or none.
 _EITHER = (
@@ -123,11 +123,11 @@ def _local(args: argparse.Namespace, work: Work) -> Report:
         report = measure.measure(
             _subject(args),
             work,
-            cases(args.max_tokens, args.threads, args.context),
+            cases(args.max_tokens, args.threads, args.context, args.concurrency),
             _sampler(args),
             memory,
             where=bool(args.where or args.plot),
-            tell=_tell,
+            progress=_tell,
         )
     report.environment = environment() | {
         "cpu": machine.cpu_name(),
@@ -189,7 +189,7 @@ def _remote(args: argparse.Namespace, work: Work) -> Report:
     }
     fields = {name: value for name, value in fields.items() if value is not None}
     report = remote.measure(
-        remote.Target(endpoint, models[0], fields),
+        remote.RemoteModel(endpoint, models[0], fields),
         work,
         cases(args.max_tokens, concurrency=args.concurrency or (1,)),
         _tell,

@@ -12,7 +12,7 @@ from typing import Any
 import torch
 
 from sfumato.cli.units import size, table
-from sfumato.engine.memory_estimate import Subject
+from sfumato.engine.memory_estimate import ModelFootprint
 from sfumato.model.cache import slot_bytes
 from sfumato.model.config import ModelConfig
 from sfumato.model.head_memory import head_bytes
@@ -74,7 +74,7 @@ def memory(checkpoint: Checkpoint, config: ModelConfig, device: torch.device) ->
     """Bytes that running on `device` takes, in the dtype that is its default: the weights, the
     head's working buffer, and one request's cache by context length."""
     dtype = pick_dtype("auto", checkpoint, device)
-    subject = Subject.of_checkpoint(checkpoint, config, device, dtype)
+    subject = ModelFootprint.of_checkpoint(checkpoint, config, device, dtype)
     lengths = [n for n in CONTEXTS if n < config.context_length] + [config.context_length]
     return {
         "device": str(device),

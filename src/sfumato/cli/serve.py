@@ -28,7 +28,7 @@ from sfumato.server.uvicorn_server import SIGNALS, Listener, bind
 
 if TYPE_CHECKING:
     from sfumato.engine import Engine, EngineConfig, Request, Terminal
-    from sfumato.engine.audit_writer import Behind
+    from sfumato.engine.audit_writer import AuditWriter
 
 log = logging.getLogger(__name__)
 
@@ -79,7 +79,7 @@ def _serve(
     args: argparse.Namespace,
     settings: ServerSettings,
     bound: socket.socket,
-    audit: Behind | None,
+    audit: AuditWriter | None,
 ) -> End:
     """Serves to the end."""
     from sfumato.cli import generation
@@ -201,7 +201,7 @@ def _config(args: argparse.Namespace, longest: int) -> EngineConfig:
 def _check_memory(args: argparse.Namespace) -> None:
     """Raises ValueError where the model and its slots cannot fit, before it is loaded."""
     from sfumato.api import EMBEDDED
-    from sfumato.engine.memory_estimate import Subject
+    from sfumato.engine.memory_estimate import ModelFootprint
     from sfumato.engine.memory_guard import check_load
     from sfumato.model.loading import config_of
     from sfumato.model.placement import pick_device, pick_dtype
@@ -213,22 +213,22 @@ def _check_memory(args: argparse.Namespace) -> None:
     if args.quantize is not None:
         checkpoint = quantized_on_load(checkpoint, args.quantize, device)
     dtype = pick_dtype(args.dtype, checkpoint, device)
-    subject = Subject.of_checkpoint(checkpoint, config, device, dtype)
+    subject = ModelFootprint.of_checkpoint(checkpoint, config, device, dtype)
     check_load(subject, _config(args, config.context_length))
 
 
-def _audit_log(args: argparse.Namespace) -> AbstractContextManager[Behind | None]:
+def _audit_log(args: argparse.Namespace) -> AbstractContextManager[AuditWriter | None]:
     """Open, so that a path that cannot be written is told before the model is loaded."""
     from sfumato.engine.audit import AuditLog
-    from sfumato.engine.audit_writer import Behind
+    from sfumato.engine.audit_writer import AuditWriter
 
     if not args.audit_log:
         return nullcontext()
     log = AuditLog(args.audit_log, max_bytes=args.audit_max_bytes, text=args.audit_text)
-    return closing(Behind(log))
+    return closing(AuditWriter(log))
 
 
-def _recorder(log: Behind, engine: Engine, name: str) -> Callable[[Request, Terminal], None]:
+def _recorder(log: AuditWriter, engine: Engine, name: str) -> Callable[[Request, Terminal], None]:
     from sfumato.engine.audit import facts
 
     budget = engine.state().memory.budget

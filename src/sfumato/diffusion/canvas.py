@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Literal, Protocol
+from typing import TYPE_CHECKING, Literal
 
 import torch
 from torch import Tensor
@@ -18,6 +18,7 @@ from sfumato.diffusion.processors import CanvasView
 from sfumato.diffusion.schedule import COLDEST, count_at, temperature_at
 
 if TYPE_CHECKING:
+    from sfumato.diffusion.sequence import CanvasPlan
     from sfumato.diffusion.step.batch import StepBatch
     from sfumato.diffusion.step.host import Denoiser
     from sfumato.model.head import HeadStats
@@ -64,15 +65,6 @@ class Draft:
         return self.decode(self.token_ids.tolist())
 
 
-class Plan(Protocol):
-    """What a canvas begins with."""
-
-    config: SamplerConfig
-    noise: Noise
-    reply: Sequence[int]
-    pinned: dict[int, int] | None
-
-
 class Canvas:
     """Settings and progress of a canvas that is being denoised."""
 
@@ -108,10 +100,10 @@ class Canvas:
         self._soft_top_k: list[int] = []
 
     @classmethod
-    def of(cls, plan: Plan, network: Network) -> Canvas:
+    def of(cls, plan: CanvasPlan, network: Network) -> Canvas:
         """The canvas of a plan on a network."""
         vocab, device = network.config.vocab_size, network.device
-        return cls(plan.config, plan.noise, vocab, device, plan.reply, plan.pinned)
+        return cls(plan.config, plan.noise, vocab, device, plan.reply, dict(plan.pinned))
 
     @property
     def done(self) -> bool:

@@ -8,8 +8,8 @@ LEAST = 12  # tokens in all, or it may be a number or a rule of dashes
 
 
 def repetition(ids: list[int], reason: str | None) -> str | None:
-    """A sentence where a token or phrase repeats to the end of a canvas that found no end of
-    its own; None where all is well. `ids` are the canvas's visible tokens."""
+    """A warning where a token or phrase repeats to the end of a canvas without an end token; None
+    where nothing repeats. `ids` are the canvas's visible tokens."""
     if reason == "eos":
         return None
     for size in range(1, min(LONGEST, len(ids) // REPEATS) + 1):

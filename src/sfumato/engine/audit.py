@@ -1,7 +1,7 @@
 """The audit log: one line of JSON for every request, for operators and their programs.
 
-Says what a request was and what it took, and never what was asked or answered, unless told to.
-Knows no HTTP and no engine: what is theirs in a line comes in as `Facts`.
+A line has the figures of a request, and its texts only where the operator wants them. Knows no
+HTTP and no engine: `Facts` has what a line says of the engine.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ MAX_BYTES, KEEP = 64 << 20, 5
 
 @dataclass(frozen=True)
 class Facts:
-    """What of a line is the engine's, not the request's."""
+    """The part of a line that is the engine's, not the request's."""
 
     model: str
     architecture: str
@@ -40,8 +40,8 @@ class Facts:
 def facts(model: Model, name: str, budget: Budget | None) -> Facts:
     """Of a model that clients call `name`, as of now; budget: what the engine was given."""
     device = model.network.device
-    there = None if budget is None else budget.nbytes
-    return Facts(name, ARCHITECTURE, str(device), used_memory(device), there)
+    nbytes = None if budget is None else budget.nbytes
+    return Facts(name, ARCHITECTURE, str(device), used_memory(device), nbytes)
 
 
 def entry(
@@ -59,7 +59,7 @@ def entry(
     account = event.account
     finished = event if isinstance(event, Finished) else None
     reason = finished.reply.stop_reason if finished else None
-    found: dict[str, Any] = {
+    fields: dict[str, Any] = {
         "event": "finished" if finished else "failed",
         "timestamp": (now or datetime.now(UTC)).isoformat(timespec="milliseconds"),
         "request_id": request.id,
@@ -86,8 +86,8 @@ def entry(
         },
     }
     if text:
-        found["text"] = _text(request, event)
-    return found
+        fields["text"] = _text(request, event)
+    return fields
 
 
 def _tokens(request: Request, account: Account | None) -> dict[str, int | None]:
@@ -129,17 +129,17 @@ def _speed(account: Account) -> dict[str, float | None]:
 
 
 def _text(request: Request, event: Finished | Failed) -> dict[str, Any]:
-    asked = {
+    texts = {
         "prompt": request.prompt,
         "messages": None if request.messages is None else list(request.messages),
         "ids": None if request.ids is None else list(request.ids),
         "continued": request.continued,
         "opening": request.opening,
     }
-    found = {name: value for name, value in asked.items() if value is not None}
+    fields = {name: value for name, value in texts.items() if value is not None}
     if isinstance(event, Failed):
-        return found | {"error": event.message}
-    return found | {"answer": event.reply.text, "thought": event.reply.thought}
+        return fields | {"error": event.message}
+    return fields | {"answer": event.reply.text, "thought": event.reply.thought}
 
 
 def _rounded(value: float | None) -> float | None:
@@ -149,8 +149,8 @@ def _rounded(value: float | None) -> float | None:
 class AuditLog:
     """A file of lines, rotated by size: path is the newest, path.1 the one before it.
 
-    Every line is written at once, whole, and handed to the system; where others have moved the file
-    away, to a new one. What cannot be written (a full
+    Every line is written in one call. Where another program has moved the file away, a new one is
+    begun. What cannot be written (a full
     disk) is lost, with one warning; requests do not suffer. Any thread may write.
     """
 

@@ -21,7 +21,7 @@ logger = logging.getLogger(__name__)
 
 MOST_LINES = 10_000  # that wait for the disk; more are lost
 CLOSE_S = 5.0  # for the last lines to be written
-QUIET_S = 60.0  # between two log lines that tell the same
+QUIET_S = 60.0  # between two log lines about the same fault
 
 
 @dataclass(frozen=True)
@@ -35,9 +35,9 @@ class AuditCounts:
     alive: bool  # whether the thread that writes them runs
 
 
-class Behind:
+class AuditWriter:
     """Writes to a log in the background, in order, and closes it in the end. Any thread may
-    write. What goes wrong is counted and logged, and the next line is written all the same."""
+    write. Failures are counted and logged, and do not stop the lines that follow."""
 
     def __init__(self, log: AuditLog, most: int = MOST_LINES) -> None:
         self._log = log
@@ -65,7 +65,7 @@ class Behind:
         except Full:
             with self._lock:
                 self._overflowed += 1
-            if self._may_tell("overflow"):
+            if self._may_log("overflow"):
                 logger.warning(
                     "audit log: %s takes no lines; they are lost until it does", self._log.path
                 )
@@ -104,7 +104,7 @@ class Behind:
         """Counts a line that an exception cost."""
         with self._lock:
             self._errors += 1
-        if self._may_tell("error"):
+        if self._may_log("error"):
             logger.error(
                 "audit log: a line of %s is lost (%d so far)",
                 self._log.path,
@@ -112,7 +112,7 @@ class Behind:
                 exc_info=error,
             )
 
-    def _may_tell(self, what: str) -> bool:
+    def _may_log(self, what: str) -> bool:
         """True once in QUIET_S, so that the log is not flooded."""
         with self._lock:
             now = time.monotonic()

@@ -1,7 +1,7 @@
-"""The circuit breaker: tells failures that last from those that single requests cause.
+"""The circuit breaker: distinguishes failures that last from those of single requests.
 
 Requests that fail one after another only raise a suspicion.  Then the engine runs a probe, a tiny
-request of its own: where that works, the requests were at fault.  Where it fails, the circuit
+request of its own: where that works, the requests were at fault. Where it fails, the circuit
 opens: no row runs and no request is taken until a later probe works, and after the last one the
 engine stops, so that the process can be started again.  A probe that finds no memory says nothing:
 it is repeated later, and neither opens nor closes the circuit.  Knows no rows, slots and threads.

@@ -1,8 +1,8 @@
 """How much memory there is for us: of a device, of this machine, of the control groups we are in.
 
-Of several bounds the tightest counts, and says where it comes from. Told are CUDA and ROCm (by
-torch's `cuda`), XPU, MPS, Linux's control groups of both versions, and the system's own figure.
-Vulkan, DXGI and Sysman are not asked: torch, through which all memory is taken, knows none of them.
+Of several bounds the tightest counts, and names its source. Sources are CUDA and ROCm (torch's
+`cuda`), XPU, MPS, Linux's control groups of both versions, and the system's own figure. Vulkan,
+DXGI and Sysman are not used: all memory is taken through torch, which knows none of them.
 Knows no models.
 """
 
@@ -30,7 +30,7 @@ class Budget:
 
 def budget(device: torch.device) -> Budget | None:
     """The tightest bound on what can be taken on a device; for a CPU, and for a GPU that shares
-    its memory, the machine's count too. None where nobody tells."""
+    its memory, the machine's count too. None where it is unknown."""
     bounds = [] if device.type == "cpu" else [*_of_device(device)]
     if device.type in ("cpu", "mps"):
         bounds += host_budgets()
@@ -51,14 +51,14 @@ def host_budgets(proc: Path = PROC, cgroups: Path = CGROUPS) -> list[Budget]:
 
 
 def total_memory() -> int | None:
-    """Physical memory in bytes, or None where the system does not tell."""
+    """Physical memory in bytes, or None where it is unknown."""
     with contextlib.suppress(ValueError, OSError, AttributeError):
         return os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
     return None
 
 
 def available_memory(proc: Path = PROC) -> int | None:
-    """Bytes that a new program could use now, or None where the system does not tell."""
+    """Bytes that a new program could use now, or None where it is unknown."""
     for line in _read(proc / "meminfo").splitlines():
         if line.startswith("MemAvailable:"):
             return int(line.split()[1]) * 1024
@@ -82,7 +82,7 @@ def _of_device(device: torch.device) -> Iterator[Budget]:
         spare = torch.xpu.memory_reserved(device) - torch.xpu.memory_allocated(device)
         try:
             free, _ = torch.xpu.mem_get_info(device)
-        except RuntimeError:  # not every driver tells
+        except RuntimeError:  # not every driver supports it
             free = torch.xpu.get_device_properties(device).total_memory
             free -= torch.xpu.memory_reserved(device)
         yield Budget(free + spare, f"free memory of {name}")
@@ -131,7 +131,7 @@ def _read(path: Path) -> str:
 
 def used_memory(device: torch.device, proc: Path = Path("/proc")) -> int | None:
     """Bytes that this process holds: of a GPU what torch has taken, else what is resident. None
-    where nobody tells."""
+    where it is unknown."""
     if device.type == "cuda":
         return torch.cuda.memory_reserved(device)
     if device.type == "xpu":

@@ -1,4 +1,4 @@
-"""What a request gives: drafts, commits, and exactly one terminal event, `Finished` or `Failed`."""
+"""The events of a request: drafts, settled canvases, and one terminal event."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ class Account:
     endpoint: str
     seed: int
     prompt_tokens: int
-    cached_tokens: int  # of the prompt, found in a slot and not encoded again
+    cached_tokens: int  # of the prompt, reused from a slot and not encoded again
     requested_tokens: int
     output_tokens: int  # visible ones, thoughts included
     thought_tokens: int
@@ -38,7 +38,7 @@ class Account:
     convergence: tuple[str, ...]
     retries: int  # canvases drawn again because the answer was empty
     queue_s: float  # from submission to a slot
-    slot_wait_s: float  # the part of it spent first in line
+    slot_wait_s: float  # the part of it as the first in the queue
     prefill_s: float
     denoise_s: float
     commit_s: float
@@ -48,6 +48,7 @@ class Account:
     slot: int | None
     context: int | None  # positions of the slot
     allocated: bool  # the slot was there already, rather than made for the request
+    step_s: tuple[float, ...] = ()  # seconds of each denoising forward, in order
 
     @property
     def visible_tokens_per_second(self) -> float | None:
@@ -74,7 +75,7 @@ def _quotient(over: float, under: float) -> float | None:
 
 @dataclass(frozen=True)
 class Finished:
-    """The reply is whole, or as far as it was when the client cancelled it."""
+    """The complete reply, or, where the client cancelled it, what had settled until then."""
 
     reply: Reply
     account: Account

@@ -19,7 +19,7 @@ def is_out_of_memory(error: BaseException) -> bool:
 
 
 def explain(error: Exception) -> tuple[FailureKind, str]:
-    """A kind, and a message in which nothing of this machine is told."""
+    """A kind, and a message that reveals nothing of this machine."""
     if isinstance(error, TooLarge):
         return "too_large", str(error)
     if isinstance(error, QueueFull):
@@ -38,7 +38,7 @@ def explain(error: Exception) -> tuple[FailureKind, str]:
 
 
 def late(since: float | None, limit_s: float | None, now: float) -> str | None:
-    """What a request is told that has run for longer than its limit; None where it has not."""
+    """The message for a request that has run for longer than its limit; None before that."""
     if since is None or limit_s is None or now <= since + limit_s:
         return None
     return f"the request took longer than its {limit_s:g} s"

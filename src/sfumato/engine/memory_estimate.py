@@ -1,9 +1,9 @@
 """What an engine needs of memory, predicted from shapes alone.
 
-Predicted is what weights, slots, working buffers and snapshots add to the bare process. Pages of
-mapped weight files are told apart: the system can take them back. Working buffers are those of the
-forward and of the vocabulary head, one after another but added up: an allocator seldom has what
-the one gave back in pieces that serve the other.
+The prediction is what weights, slots, working buffers and snapshots add to the bare process. Pages
+of mapped weight files are counted apart: the system can take them back. Working buffers of the
+forward and of the vocabulary head are added up although they are used one after another: an
+allocator can seldom serve the second from what the first gave back.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ _FLOAT = torch.float32.itemsize
 
 
 @dataclass(frozen=True)
-class Subject:
+class ModelFootprint:
     """A model as far as memory goes."""
 
     config: ModelConfig
@@ -46,7 +46,7 @@ class Subject:
     @classmethod
     def of_checkpoint(
         cls, checkpoint: Checkpoint, config: ModelConfig, device: torch.device, dtype: torch.dtype
-    ) -> Subject:
+    ) -> ModelFootprint:
         """A model that is not loaded yet."""
         tensors = checkpoint.tensors.items()
         # Others than plain ones make their tensors as they are read.
@@ -61,7 +61,7 @@ class Subject:
         )
 
     @classmethod
-    def of_network(cls, network: Network) -> Subject:
+    def of_network(cls, network: Network) -> ModelFootprint:
         """A loaded model. Which of its weights are mapped is not known any more."""
         values = [v for module in network.transformer.modules() for v in _weights(module)]
         nbytes = sum(value.nbytes for value in (*values, *(network.head.output or ())))
@@ -69,8 +69,8 @@ class Subject:
 
 
 def _weights(module: torch.nn.Module) -> list[Any]:
-    own = [*module.parameters(recurse=False), *vars(module).values()]
-    return [value for value in own if hasattr(value, "nbytes")]
+    values = [*module.parameters(recurse=False), *vars(module).values()]
+    return [value for value in values if hasattr(value, "nbytes")]
 
 
 @dataclass(frozen=True)
@@ -96,35 +96,37 @@ class Prediction:
 
     @property
     def anonymous(self) -> int:
-        """What of it is the process's own memory on a CPU."""
+        """The part that is the process's private memory on a CPU."""
         return self.total - self.mapped
 
 
-def predict(subject: Subject, config: EngineConfig) -> Prediction:
+def predict(footprint: ModelFootprint, config: EngineConfig) -> Prediction:
     """What an engine of this layout takes at most."""
-    model, rows = subject.config, config.slots
+    model, rows = footprint.config, config.slots
     context = min(config.context, model.context_length)
     canvases = rows * model.canvas_length
     chunk = max(config.prefill_chunk, 1)
-    one = snapshot_bytes(model, context, subject.cache_dtype)
+    one = snapshot_bytes(model, context, footprint.cache_dtype)
     return Prediction(
-        weights=subject.weights,
-        mapped=subject.mapped,
-        slots=rows * slot_bytes(model, config.context, subject.cache_dtype),
-        step=_forward(subject, canvases, model.canvas_length, context, causal=False)
-        + head_bytes(model, subject.dtype, rows, ops.multiplies_bf16(subject.device))
+        weights=footprint.weights,
+        mapped=footprint.mapped,
+        slots=rows * slot_bytes(model, config.context, footprint.cache_dtype),
+        step=_forward(footprint, canvases, model.canvas_length, context, causal=False)
+        + head_bytes(model, footprint.dtype, rows, ops.multiplies_bf16(footprint.device))
         + cutoff_bytes(model, canvases),
-        prefill=_forward(subject, chunk, chunk, context, causal=True),
+        prefill=_forward(footprint, chunk, chunk, context, causal=True),
         snapshots=min(config.snapshot_bytes, rows * MARKS * one),
-        libraries=LIBRARIES + (0 if ops.multiplies_bf16(subject.device) else TORCH),
+        libraries=LIBRARIES + (0 if ops.multiplies_bf16(footprint.device) else TORCH),
     )
 
 
-def _forward(subject: Subject, tokens: int, longest: int, context: int, causal: bool) -> int:
+def _forward(
+    footprint: ModelFootprint, tokens: int, longest: int, context: int, causal: bool
+) -> int:
     """Buffers of a forward of `tokens` tokens, of which a row has `longest` at most."""
-    model, size = subject.config, subject.dtype.itemsize
+    model, size = footprint.config, footprint.dtype.itemsize
     layers = model.layers
-    compiled = ops.multiplies_bf16(subject.device) and subject.cache_dtype == torch.bfloat16
+    compiled = ops.multiplies_bf16(footprint.device) and footprint.cache_dtype == torch.bfloat16
     # Queries as projected, and normed and turned in float32; keys and values in both forms.
     heads = max(layer.head_dim * (model.num_heads + layer.kv_heads) for layer in layers)
     projected = tokens * heads * (size + 2 * _FLOAT)

@@ -1,4 +1,4 @@
-"""Whether the memory that an engine needs is there, before it loads and while it runs.
+"""Checks that the memory suffices for an engine, before it loads and while it runs.
 
 Knows budgets and predictions; how the need is computed is `memory_estimate.py`'s.
 """
@@ -13,14 +13,14 @@ import torch
 from sfumato.engine.config import EngineConfig
 from sfumato.engine.device_memory import Budget, budget, used_memory
 from sfumato.engine.errors import EngineError
-from sfumato.engine.memory_estimate import Prediction, Subject, predict
+from sfumato.engine.memory_estimate import ModelFootprint, Prediction, predict
 from sfumato.model.cache import slot_bytes
 from sfumato.model.network import Network
 
 
 @dataclass(frozen=True)
 class MemoryView:
-    """Prediction and budget of an engine, as others see them."""
+    """Prediction and budget of an engine, as `state` gives them."""
 
     prediction: Prediction
     budget: Budget | None  # on the model's device, before the engine took its share
@@ -29,7 +29,7 @@ class MemoryView:
 
 
 class MemoryGuard:
-    """Watches that an engine stays within the memory there is. Made before its slots are."""
+    """Keeps an engine within the available memory. Made before its slots are."""
 
     def __init__(
         self,
@@ -38,20 +38,20 @@ class MemoryGuard:
         ask: Callable[[torch.device], Budget | None] = budget,
     ) -> None:
         """Raises EngineError where the slots and what steps need do not fit beside the weights."""
-        self._subject, self._config, self._ask = Subject.of_network(network), config, ask
-        self.prediction = predict(self._subject, config)
+        self._footprint, self._config, self._ask = ModelFootprint.of_network(network), config, ask
+        self.prediction = predict(self._footprint, config)
         self.baseline = used_memory(network.device)
         self.budget, host = ask(network.device), ask(torch.device("cpu"))
-        self.spare: int | None = None  # bytes for larger slots; None: nobody knows
-        own = self.prediction.slots + self.prediction.working
+        self.spare: int | None = None  # bytes for larger slots; None: the budget is unknown
+        need = self.prediction.slots + self.prediction.working
         aside = self.prediction.snapshots + self.prediction.libraries
         if network.device.type in ("cpu", "mps"):
-            own += aside
+            need += aside
         elif host is not None:
             check(aside, host, config.memory_margin, "prefix snapshots")
         if self.budget is not None:
             what = f"an engine of {config.slots} slots x {config.context:,} tokens"
-            self.spare = check(own, self.budget, config.memory_margin, what)
+            self.spare = check(need, self.budget, config.memory_margin, what)
 
     @property
     def view(self) -> MemoryView:
@@ -59,10 +59,10 @@ class MemoryGuard:
 
     def added(self, capacities: Sequence[int]) -> int:
         """Bytes that larger slots of so many positions add, with what steps then take more."""
-        subject, config = self._subject, self._config
-        slots = (slot_bytes(subject.config, n, subject.cache_dtype) for n in capacities)
+        footprint, config = self._footprint, self._config
+        slots = (slot_bytes(footprint.config, n, footprint.cache_dtype) for n in capacities)
         longest = replace(config, context=max(config.context, *capacities))
-        return sum(slots) + predict(subject, longest).working - self.prediction.working
+        return sum(slots) + predict(footprint, longest).working - self.prediction.working
 
     def lacks(self, capacities: Sequence[int], held: int | None) -> str | None:
         """Why such larger slots, all of them together, do not go beside the rest; None where they
@@ -71,7 +71,7 @@ class MemoryGuard:
         if self.spare is None or self.budget is None:
             return None
         need, left = self.added(capacities), self.spare
-        now = None if held is None else self._ask(self._subject.device)
+        now = None if held is None else self._ask(self._footprint.device)
         if held is not None and now is not None:
             # Between steps their buffers count as free, and `held` can be given back.
             margin = int(self.budget.nbytes * self._config.memory_margin)
@@ -81,12 +81,12 @@ class MemoryGuard:
         return f"takes {need:,} bytes, and of memory {max(0, left):,} are left"
 
 
-def check(need: int, there: Budget, margin: float, what: str) -> int:
+def check(need: int, budget: Budget, margin: float, what: str) -> int:
     """The bytes that stay free, the margin aside. Raises EngineError where there are too few."""
-    usable = int(there.nbytes * (1 - margin))
+    usable = int(budget.nbytes * (1 - margin))
     if need > usable:
         raise EngineError(
-            f"{what} needs {_size(need)}, and of {_size(there.nbytes)} ({there.source}) a margin "
+            f"{what} needs {_size(need)}, and of {_size(budget.nbytes)} ({budget.source}) a margin "
             f"of {margin:.0%} leaves {_size(usable)}; lower --slots, --context or "
             "--snapshot-memory, or free some memory"
         )
@@ -94,20 +94,20 @@ def check(need: int, there: Budget, margin: float, what: str) -> int:
 
 
 def check_load(
-    subject: Subject,
+    footprint: ModelFootprint,
     config: EngineConfig,
     ask: Callable[[torch.device], Budget | None] = budget,
 ) -> Prediction:
     """What a model that is not loaded yet will take, with its engine. Raises EngineError where
     that does not fit; pages of mapped files are counted, for without them every step reads the
     file again."""
-    prediction, there = predict(subject, config), ask(subject.device)
-    if there is not None:
+    prediction, available = predict(footprint, config), ask(footprint.device)
+    if available is not None:
         need = prediction.total
-        if subject.device.type not in ("cpu", "mps"):
+        if footprint.device.type not in ("cpu", "mps"):
             need -= prediction.snapshots + prediction.libraries
         what = f"the model ({_size(prediction.weights)}) with {config.slots} slots"
-        check(need, there, config.memory_margin, what)
+        check(need, available, config.memory_margin, what)
     return prediction
 
 

@@ -1,7 +1,7 @@
-"""What follows from a step: events go out, rows move on or end, slots come back.
+"""What follows from a step: events are delivered, rows advance or end.
 
-Each row's consequences are its own: what raises here ends that row and no other.  Every row ends
-here, in exactly one terminal event.
+What raises for one row ends that row and no other. Every row ends here, in exactly one terminal
+event. Leases no slots: the scheduler does.
 """
 
 from __future__ import annotations
@@ -13,12 +13,12 @@ from sfumato.diffusion.canvas import Draft
 from sfumato.diffusion.limits import StopReason, TooLarge
 from sfumato.engine.circuit import Circuit
 from sfumato.engine.events import Failed, FailureKind, Finished, Terminal
-from sfumato.engine.failures import explain, is_out_of_memory
+from sfumato.engine.failures import explain
+from sfumato.engine.recovery import recover_encoding
 from sfumato.engine.request import Request
 from sfumato.engine.row import Row
-from sfumato.engine.runner import Encoded, Ran
+from sfumato.engine.runner import Encoded, StepResults
 from sfumato.engine.scheduler import Scheduler
-from sfumato.engine.slots import SlotPool
 from sfumato.engine.stats import Statistics
 
 log = logging.getLogger(__name__)
@@ -27,94 +27,59 @@ OnFinish = Callable[[Request, Terminal], None]
 
 
 class OutputProcessor:
-    """Settles steps, and lends and takes back the slots that rows need for them."""
+    """Turns the results of a step into events."""
 
     def __init__(
         self,
         scheduler: Scheduler,
-        pool: SlotPool,
-        meters: Statistics,
+        statistics: Statistics,
         circuit: Circuit,
         on_finish: OnFinish | None,
         clock: Callable[[], float],
     ) -> None:
-        self._scheduler, self._pool = scheduler, pool
-        self._statistics, self._circuit = meters, circuit
+        self._scheduler = scheduler
+        self._statistics, self._circuit = statistics, circuit
         self._on_finish, self._clock = on_finish, clock
 
-    def lend(self, row: Row) -> bool:
-        """Whether there is a slot for a row now, which then has it."""
-        lease = self._pool.lease(row.prefix, row.prepared.need, row.prepared.prompt.marks)
-        if lease is not None:
-            row.leased(lease, self._clock())
-        return lease is not None
-
-    def process(self, ran: Ran) -> None:
-        """Takes in what a step found."""
-        self._encoded(ran.encoded, ran.encode_s)
-        if ran.found:
-            for row, found in ran.found:
+    def process(self, results: StepResults) -> None:
+        """Takes in the results of a step."""
+        self._encoded(results.encoded, results.encode_s)
+        if results.denoised:
+            for row, result in results.denoised:
                 try:
-                    if isinstance(found, Exception):
-                        raise found
-                    self._denoised(row, found, ran.began)
+                    if isinstance(result, Exception):
+                        raise result
+                    self._denoised(row, result, results.began)
                 except Exception as error:
                     self.end_with(row, error)
-            self._statistics.stepped(len(ran.found), self._clock() - ran.began)
+            self._statistics.stepped(len(results.denoised), self._clock() - results.began)
 
     def _encoded(self, encoded: list[Encoded], seconds: float) -> None:
-        failed: dict[Row, Exception] = {}
+        totals = self._statistics.totals
         for segment, error in encoded:
             if error is None:
                 segment.row.took(len(segment.ids))
-                self._statistics.totals.encoded_tokens += len(segment.ids)
-            else:
-                failed[segment.row] = error
+                totals.encoded_tokens += len(segment.ids)
         for row in {segment.row: None for segment, _ in encoded}:
             row.waited(seconds)
-        self._statistics.totals.encode_s += seconds
-        crowded = [row for row, error in failed.items() if is_out_of_memory(error)]
-        ended: Row | None = None
-        if crowded:  # fewer tokens at once may fit; where they do not, the newest makes room
-            if self._scheduler.shrink(sum(len(segment.ids) for segment, _ in encoded)):
-                ended = [row for row in self._scheduler.running if row.pending][-1]
-        elif encoded:
-            self._scheduler.relax()
-        for row, error in failed.items():
-            if row in crowded:
-                again = row is not ended
-            else:  # in company the fault may be another's: each starts over by itself, once
-                again = not row.alone and len(failed) > 1
-                row.alone = True
-            try:
-                if not (again and self._start_over(row)):
-                    self.end_with(row, error)
-            except Exception as another:
-                self.end_with(row, another)
-        if ended is not None and ended not in failed:  # it had no part in this step's work
-            self.end_with(ended, failed[crowded[0]])
+        totals.encode_s += seconds
+        for row, reason in recover_encoding(self._scheduler, encoded):
+            self.end_with(row, reason)
 
-    def _start_over(self, row: Row) -> bool:
-        """A slot anew for a row whose own was emptied."""
-        self._take_back(row, keep=False)
-        return self.lend(row)
-
-    def _denoised(self, row: Row, found: Draft, began: float) -> None:
-        draft = row.advance(found)
+    def _denoised(self, row: Row, result: Draft, began: float) -> None:
+        draft = row.readable(result)
         now = self._clock()
-        row.stats.denoise_s += now - began
-        if row.stats.first_draft_s is None:
-            row.stats.first_draft_s = now - row.submitted
+        row.sequence.stepped(draft, now - began, now - row.submitted)
         if row.request.drafts:
             row.handle.deliver(draft)
         if not row.settled:
             return
-        commit = row.collect(draft)
+        settled = row.collect(draft)
         self._statistics.settled(len(draft.token_ids))
-        if commit is not None:
+        if settled is not None:
             if row.first_commit_s is None:
                 row.first_commit_s = now - row.submitted
-            row.handle.deliver(commit)
+            row.handle.deliver(settled)
         if row.reason is not None:
             self.finish(row, row.reason)
 
@@ -131,7 +96,7 @@ class OutputProcessor:
             self._end(row, terminal, reason)
 
     def end_with(self, row: Row, error: Exception) -> None:
-        """Ends a row that an exception came of."""
+        """Ends a row that an exception was raised for."""
         kind, message = explain(error)
         if kind == "internal":
             log.error("request %s failed", row.request.id, exc_info=error)
@@ -143,29 +108,23 @@ class OutputProcessor:
         self._end(row, Failed(kind, message, row.account(self._clock())), kind)
 
     def abandon(self, row: Row, kind: FailureKind, message: str) -> None:
-        """Tells that a row fails, and leaves its slot alone, which a step may still be using."""
-        self._tell(row, Failed(kind, message, row.account(self._clock())), kind)
+        """Delivers the failure of a row, but keeps its slot, which a step may still be using."""
+        self._deliver(row, Failed(kind, message, row.account(self._clock())), kind)
 
     def _end(self, row: Row, terminal: Terminal, outcome: str) -> None:
-        self._scheduler.remove(row)
         try:
-            self._take_back(row, keep=True)
+            self._scheduler.remove(row)
         finally:
-            self._tell(row, terminal, outcome)
+            self._deliver(row, terminal, outcome)
 
-    def _take_back(self, row: Row, keep: bool) -> None:
-        lease, row.lease = row.lease, None
-        if lease is not None:
-            self._pool.release(lease, keep)
-
-    def _tell(self, row: Row, terminal: Terminal, outcome: str) -> None:
+    def _deliver(self, row: Row, terminal: Terminal, outcome: str) -> None:
         if row.handle.deliver(terminal):
             self._statistics.ended(outcome, terminal.account)
             self._circuit.ended(terminal)
-            self.tell(row.request, terminal)
+            self.report(row.request, terminal)
 
-    def tell(self, request: Request, terminal: Terminal) -> None:
-        """Calls on_finish, whatever it does."""
+    def report(self, request: Request, terminal: Terminal) -> None:
+        """Calls on_finish with the end of a request; what on_finish raises is logged."""
         if self._on_finish is None:
             return
         try:

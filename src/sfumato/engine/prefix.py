@@ -1,4 +1,4 @@
-"""Where later prompts will part from this one: the lengths at which slots should be marked.
+"""Where later prompts will differ from this one: the lengths at which slots should be marked.
 
 A conversation's next prompt repeats this one up to some place near its end: templates may close
 a prompt with words that its history does not show (an empty thought, where thinking is off), and
@@ -50,10 +50,10 @@ class Seams:
         tail = self._tail(str(messages[-1].get("role")), thinking)
         if tail is None or list(ids[len(ids) - len(tail) :]) != tail:
             return (len(ids),)
-        found = {len(ids) - len(tail)}
+        lengths = {len(ids) - len(tail)}
         if len(messages) > 1 and messages[0].get("role") in ("system", "developer"):
-            found.add(self._after_system(ids, thinking))
-        return tuple(sorted(found - {0}))
+            lengths.add(self._after_system(ids, thinking))
+        return tuple(sorted(lengths - {0}))
 
     def _after_system(self, ids: Sequence[int], thinking: bool) -> int:
         """How many ids come before the first message after the system prompt; 0: unknown."""

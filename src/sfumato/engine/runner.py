@@ -1,16 +1,14 @@
-"""Runs a plan on the network, and keeps what fails in one row from the others.
+"""Runs a plan on the network. Decides nothing, and knows no queue.
 
-A batch that raises is run again row by row, so that only those rows fail that raise alone.  Where
-memory runs out, it is freed and half of the rows are tried; if that fails too, the newest row ends.
-Decides nothing else, and knows no queue.
+A row that fails does not disturb the others: see recovery.py.
 """
 
 from __future__ import annotations
 
-import gc
 import logging
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
 from itertools import pairwise, zip_longest
 
 import torch
@@ -18,9 +16,9 @@ import torch
 from sfumato.diffusion.canvas import Draft
 from sfumato.diffusion.step import Denoiser
 from sfumato.engine.failures import is_out_of_memory
+from sfumato.engine.recovery import BatchRecovery, free_memory
 from sfumato.engine.row import Row
 from sfumato.engine.scheduler import Piece, Plan
-from sfumato.engine.slots import SlotPool
 from sfumato.model.cache import Slot
 from sfumato.model.network import Network
 
@@ -36,36 +34,38 @@ class Segment:
 
 
 Encoded = tuple[Segment, Exception | None]
-Found = tuple[Row, Draft | Exception]
+Denoised = tuple[Row, Draft | Exception]
 
 
 @dataclass(frozen=True)
-class Ran:
-    """What became of a plan."""
+class StepResults:
+    """What a step gave, for each row its result or its error."""
 
     encoded: list[Encoded]
     encode_s: float
-    found: list[Found]
+    denoised: list[Denoised]
     began: float  # when the denoising began, by the clock
 
 
 class Runner:
     """Encodes and denoises batches of rows."""
 
-    def __init__(self, network: Network, pool: SlotPool, clock: Callable[[], float]) -> None:
-        self._network, self._pool, self._clock = network, pool, clock
-        self._denoiser = Denoiser(network, len(pool.views()))
-        self._most: int | None = None  # rows that fit the memory, once more did not
+    def __init__(self, network: Network, rows: int, clock: Callable[[], float]) -> None:
+        """rows: that a step has at most, larger slots left aside."""
+        self._network, self._clock = network, clock
+        self._denoiser = Denoiser(network, rows)
+        self._free = partial(free_memory, network.device)
+        self._batches = BatchRecovery(self._batch, self._free)
 
-    def run(self, plan: Plan, wanted: Callable[[Row], bool]) -> Ran:
+    def run(self, plan: Plan, is_wanted: Callable[[Row], bool]) -> StepResults:
         """Encodes the plan's pieces, then denoises those of its rows that did not fail meanwhile
         and are still wanted."""
         began = self._clock()
         encoded = self.encode(plan.encode)
         denoise = self._clock()
         failed = {segment.row for segment, error in encoded if error}
-        rows = [row for row in plan.denoise if row not in failed and wanted(row)]
-        return Ran(encoded, denoise - began, self.denoise(rows), denoise)
+        rows = [row for row in plan.denoise if row not in failed and is_wanted(row)]
+        return StepResults(encoded, denoise - began, self.denoise(rows), denoise)
 
     def encode(self, pieces: Sequence[Piece]) -> list[Encoded]:
         """Encodes each piece, in one go where no mark is on the way.
@@ -79,33 +79,24 @@ class Runner:
             results += self._encode([s for s in segments if s and s.row not in failed])
         return results
 
-    def denoise(self, rows: Sequence[Row]) -> list[Found]:
-        """Moves each row's canvas a step on: its draft, or why it has none. Rows left out had no
+    def denoise(self, rows: Sequence[Row]) -> list[Denoised]:
+        """Moves each row's canvas a step on: its draft, or why there is none. Rows left out had no
         room in memory this time and may try again."""
         opened = [(row, self._open(row)) for row in rows]  # apart: what fails here is one row's
-        failed: list[Found] = [(row, error) for row, error in opened if error is not None]
-        rows = [row for row, error in opened if error is None]
-        if self._most is not None and len(rows) <= self._most:
-            self._most = None  # the crowd is gone; the next one is tried whole
-        return failed + self._in_groups(rows)
+        failed: list[Denoised] = [(row, error) for row, error in opened if error is not None]
+        return failed + self._batches.run([row for row, error in opened if error is None])
 
     def _open(self, row: Row, again: bool = True) -> Exception | None:
         """Makes ready what a step needs of one row alone; returns what kept it from that. again:
         whether memory that is not enough is freed for a second try."""
-        network = self._network
         try:
-            row.open(network.config.vocab_size, network.device).prepare()
+            row.open(self._network).prepare()
         except Exception as error:
             if not (again and is_out_of_memory(error)):
                 return error
             self._free(error)
             return self._open(row, again=False)
         return None
-
-    def _in_groups(self, rows: Sequence[Row]) -> list[Found]:
-        size = self._most or max(1, len(rows))
-        groups = [rows[at : at + size] for at in range(0, len(rows), size)]
-        return [found for group in groups for found in self._look(group)]
 
     def _encode(self, segments: list[Segment]) -> list[Encoded]:
         if not segments:
@@ -121,58 +112,27 @@ class Runner:
                 self._free(error)
             return [(segment, error) for segment in segments]
         for segment in segments:
-            self._remember(segment)
+            _extend(segment)
         return [(segment, None) for segment in segments]
 
-    def _remember(self, segment: Segment) -> None:
-        row = segment.row
-        assert row.lease
-        row.lease.extend(segment.ids)
-        if row.lease.slot.length in row.lease.marks:
-            try:
-                self._pool.mark(row.lease)
-            except Exception:  # a mark only saves work later
-                log.exception("a snapshot of slot %d could not be taken", row.lease.index)
-
-    def _look(self, rows: Sequence[Row]) -> list[Found]:
-        try:
-            return self._batch(rows)
-        except Exception as error:
-            if is_out_of_memory(error):
-                return self._look_fewer(rows, error)
-            if len(rows) == 1:
-                return [(rows[0], error)]
-            log.exception("a batch of %d rows failed; they are run one by one", len(rows))
-            return [found for row in rows for found in self._look([row])]
-
-    def _look_fewer(self, rows: Sequence[Row], error: Exception) -> list[Found]:
-        self._free(error)
-        half = rows[: max(1, len(rows) // 2)]
-        try:
-            found = self._batch(half)
-        except Exception as again:
-            if not is_out_of_memory(again):
-                return self._look(half)
-            self._free(again)
-            return [(rows[-1], again)]
-        if len(half) < len(rows):
-            self._most = len(half)
-            found += self._in_groups(rows[len(half) :])
-        return found
-
-    def _batch(self, rows: Sequence[Row]) -> list[Found]:
+    def _batch(self, rows: Sequence[Row]) -> list[Draft | Exception]:
         network = self._network
-        canvases = [row.open(network.config.vocab_size, network.device) for row in rows]
+        canvases = [row.open(network) for row in rows]
         findings = self._denoiser.forward(canvases, [_slot(row) for row in rows])
         network.synchronize()  # up to here nothing has changed, and all may be run again
-        return list(zip(rows, self._denoiser.advance(findings), strict=True))
+        return self._denoiser.advance(findings)
 
-    def _free(self, error: Exception) -> None:
-        log.warning("out of memory; freeing what is not in use: %s", error)
-        error.__traceback__ = None  # its frames hold the tensors of the failed forward
-        gc.collect()
-        if self._network.device.type != "cpu":
-            torch.accelerator.memory.empty_cache()
+
+def _extend(segment: Segment) -> None:
+    """Notes which tokens the slot holds now, and keeps a snapshot where one is wanted."""
+    lease = segment.row.lease
+    assert lease
+    lease.extend(segment.ids)
+    if lease.slot.length in lease.marks:
+        try:
+            lease.mark()
+        except Exception:  # a mark only saves work later
+            log.exception("a snapshot of slot %d could not be taken", lease.index)
 
 
 def _slot(row: Row) -> Slot:

@@ -1,4 +1,4 @@
-"""Who waits, who runs, and what each step does: bookkeeping on the host, no tensors.
+"""Which rows wait, which have a slot, and what each step does: bookkeeping, no tensors.
 
 Requests are admitted strictly in the order in which they came, so that no large one is overtaken
 by small ones for ever; only those that wait for what another one encodes let others pass (see
@@ -9,9 +9,13 @@ whose prefix is complete.
 from __future__ import annotations
 
 from collections import deque
+from collections.abc import Callable
 from dataclasses import dataclass
 
+from sfumato.engine.recovery import PrefillChunk
 from sfumato.engine.row import Row
+from sfumato.engine.sharing import Sharing
+from sfumato.engine.slots import SlotPool
 
 
 @dataclass(frozen=True)
@@ -31,46 +35,60 @@ class Plan:
 
 
 class Scheduler:
-    """chunk: tokens encoded in a step at most, all rows together."""
+    """The queue, the batch, and the slots that their rows have."""
 
-    def __init__(self, chunk: int) -> None:
+    def __init__(self, pool: SlotPool, prefill_chunk: int, clock: Callable[[], float]) -> None:
+        """prefill_chunk: tokens encoded in a step at most, all rows together."""
         self.waiting: deque[Row] = deque()
         self.running: list[Row] = []  # oldest first
-        self._chunk, self._whole = chunk, chunk
-        self._short = False  # the memory did not suffice for the last encode work
-        self._crowd: set[Row] = set()  # who ran when it last did not
+        self.pool, self.chunk = pool, PrefillChunk(prefill_chunk)
+        self._sharing, self._clock = Sharing(pool), clock
 
-    def admit(self, row: Row) -> None:
-        """Moves a row from the line into the batch."""
-        self.running.append(row)  # first: others count both, and it is never in neither
-        self.waiting.remove(row)
+    def admit(self) -> list[tuple[Row, Exception]]:
+        """Gives slots to waiting rows, strictly in order, as long as there are any. A row that
+        waits for what another row encodes needs none yet. Returns the rows for which there can be
+        no slot, and why."""
+        refused: list[tuple[Row, Exception]] = []
+        for row in tuple(self.waiting):
+            if self._sharing.waits(row, self.running):
+                continue
+            if row.first_in_queue is None:
+                row.first_in_queue = self._clock()
+            try:
+                if not self._lease(row):
+                    break
+            except Exception as error:
+                refused.append((row, error))
+            else:
+                self.running.append(row)  # first: others count both, and it is never in neither
+                self.waiting.remove(row)
+        return refused
+
+    def restart(self, row: Row) -> bool:
+        """Another slot for a running row, whose own an encode has emptied. Whether there is one."""
+        self._release(row, keep=False)
+        return self._lease(row)
 
     def remove(self, row: Row) -> None:
-        """Forgets a row that has ended."""
+        """Forgets a row that has ended, and takes its slot back."""
         if row in self.running:
             self.running.remove(row)
         elif row in self.waiting:
             self.waiting.remove(row)
-        self._restore()
+        self.chunk.restore(self.running)
+        self._release(row, keep=True)
 
-    def shrink(self, tokens: int) -> bool:
-        """Halves the chunk, since the memory did not suffice for so many tokens. Whether the
-        last encode work had failed in the same way."""
-        before, self._short, self._crowd = self._short, True, set(self.running)
-        self._chunk = max(1, min(self._chunk, tokens) // 2)
-        return before
+    def _lease(self, row: Row) -> bool:
+        """Whether there is a slot for a row now, which then has it."""
+        lease = self.pool.lease(row.cache_key, row.prepared.need, row.prepared.prompt.marks)
+        if lease is not None:
+            row.leased(lease, self._clock())
+        return lease is not None
 
-    def relax(self) -> None:
-        """Some encode work was done."""
-        self._short = False
-        self._restore()
-
-    def _restore(self) -> None:
-        """Restores the full prefill chunk after an out-of-memory back-off, once one of the rows
-        that ran at the time has ended and no row has tokens left to encode: sooner, a long prompt
-        might fail and start over for ever."""
-        if not (self._crowd.issubset(self.running) or any(row.pending for row in self.running)):
-            self._chunk, self._crowd = self._whole, set()
+    def _release(self, row: Row, keep: bool) -> None:
+        lease, row.lease = row.lease, None
+        if lease is not None:
+            self.pool.release(lease, keep)
 
     def plan(self) -> Plan:
         """The step to come."""
@@ -84,12 +102,12 @@ class Scheduler:
         rest goes to those that need least, so that a commit never waits behind a long prompt. What
         others leave is the oldest row's too. Shared equally, it would have all finish late."""
         rows = [row for row in self.running if row.pending]
-        rows = [row for row in rows if row.alone][:1] or rows
+        rows = [row for row in rows if row.encodes_alone][:1] or rows
         if not rows:
             return ()
         oldest, *others = rows
-        counts = {oldest: min(oldest.pending, -(-self._chunk // 2))}
-        left = self._chunk - counts[oldest]
+        counts = {oldest: min(oldest.pending, -(-self.chunk.tokens // 2))}
+        left = self.chunk.tokens - counts[oldest]
         for row in sorted(others, key=lambda row: row.pending):  # stable: of equals the older
             counts[row] = min(row.pending, left)
             left -= counts[row]

@@ -23,7 +23,7 @@ class Sharing:
         self._pool = pool
 
     def waits(self, row: Row, running: Iterable[Row]) -> bool:
-        """Whether a row in line should wait for what one of the running rows encodes.
+        """Whether a waiting row should wait for what one of the running rows encodes.
 
         Asked anew before each step: where the row that it followed has ended, it follows another
         one, or none. A row follows only rows that were given their slot before it, so one always
@@ -35,10 +35,10 @@ class Sharing:
             for other in ahead:
                 shared = _shared(row, other)
                 if shared < other.prompt_tokens and not self._pool.keeps_marks:
-                    continue  # its slot will have gone past what can be taken over
+                    continue  # its slot will be past what can be taken over
                 if shared > max(row.shared, other.encoded):
                     row.leader, row.shared = other, shared
-            if row.leader and self._pool.reusable(row.prefix) >= row.shared:
+            if row.leader and self._pool.reusable(row.cache_key) >= row.shared:
                 row.leader = None  # some slot has it all already
         leader = row.leader
         if leader is None or leader.encoded >= row.shared:
@@ -50,10 +50,13 @@ class Sharing:
 
 
 def _shared(row: Row, other: Row) -> int:
-    """The tokens that two prompts begin with alike; 0 where they are too few to wait for."""
-    ours, theirs = row.prepared.prompt, other.prepared.prompt
-    if ours is theirs:
-        return row.prompt_tokens
-    if len(ours.ids) < SHARED or ours.ids[:SHARED] != theirs.ids[:SHARED]:
+    """The tokens that two prompts begin with alike; 0 where they are too few to wait for, or
+    another adapter encodes them."""
+    if not row.cache_key.may_share(other.cache_key):
         return 0
-    return common(ours.ids, theirs.ids)
+    prompt, other_prompt = row.prepared.prompt, other.prepared.prompt
+    if prompt is other_prompt:
+        return row.prompt_tokens
+    if len(prompt.ids) < SHARED or prompt.ids[:SHARED] != other_prompt.ids[:SHARED]:
+        return 0
+    return common(prompt.ids, other_prompt.ids)

@@ -1,4 +1,4 @@
-"""The pool of cache slots: who has which, what tokens each holds, and which prefix can be reused.
+"""The pool of cache slots: which are leased, what each holds, and which prefix can be reused.
 
 Slots are allocated once and leased to one request after another. A new request takes over the
 longest prefix that some slot, free or busy, holds of its prompt. Sliding layers keep a window
@@ -12,7 +12,6 @@ from __future__ import annotations
 from array import array
 from bisect import bisect_left
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass, field
 
 import numpy as np
 
@@ -20,112 +19,14 @@ from sfumato.diffusion.limits import TooLarge
 from sfumato.engine.config import EngineConfig
 from sfumato.engine.errors import EngineError
 from sfumato.engine.failures import is_out_of_memory
+from sfumato.engine.lease import CacheKey, Lease, Mark, Place, SlotView
 from sfumato.engine.memory_guard import MemoryGuard
-from sfumato.model.cache import Slot, Snapshot
 from sfumato.model.network import Network
 
 Lacks = Callable[[Sequence[int], int | None], str | None]
 """Why larger slots of so many positions, all of them together, do not go beside what was allocated
-at start; None where they do. The second: bytes that such slots hold now, where it is asked whether
-there is room at present, and None where, whether there ever can be."""
-
-
-@dataclass(frozen=True)
-class SlotView:
-    """A slot as others see it."""
-
-    index: int
-    context: int  # positions
-    busy: bool
-    tokens: int  # positions filled
-    larger: bool  # made for one long request, beyond the slots that were allocated at start
-
-
-@dataclass(eq=False)
-class _Mark:
-    """A length at which a prompt ended, or that prompts share; shared by slots with that prefix."""
-
-    snapshot: Snapshot
-    used: int  # the pool's clock, when it last was
-
-
-@dataclass(eq=False)
-class _Place:
-    """One slot and what is known of it."""
-
-    index: int
-    slot: Slot
-    larger: bool
-    held: array[int] = field(default_factory=lambda: array("i"))  # token ids, by position
-    marks: dict[int, _Mark] = field(default_factory=dict)  # by length
-    busy: bool = False
-    used: int = 0  # the pool's clock, when it was leased or released
-
-    @property
-    def told(self) -> bool:
-        """Whether the tokens are known: an encode may have failed, or not been told of yet."""
-        return self.slot.length == len(self.held)
-
-    def common(self, ids: np.ndarray) -> int:
-        """How many of the first ids this slot holds."""
-        if not self.told:
-            return 0
-        most = min(len(ids), len(self.held))
-        if not most:
-            return 0
-        differ = np.frombuffer(self.held, np.int32, most) != ids[:most]
-        first = int(differ.argmax())
-        return first if differ[first] else most
-
-    def usable(self, common: int) -> int:
-        """The longest prefix of the first `common` tokens whose windows are at hand."""
-        if common and self.slot.holds(common):
-            return common
-        return max((n for n in self.marks if n <= common), default=0)
-
-    def marked_beyond(self, length: int) -> bool:
-        """Whether prompts that go beyond `length` can begin here."""
-        return any(n > length for n in self.marks)
-
-    def keep(self, length: int) -> None:
-        """Forgets what is known of the tokens from `length` on."""
-        del self.held[length:]
-        self.marks = {n: mark for n, mark in self.marks.items() if n <= length}
-
-
-@dataclass
-class Lease:
-    """A slot in a request's hands, from `SlotPool.lease` to `SlotPool.release`."""
-
-    cached: int  # tokens of the prompt that the slot held already, its prefix now
-    allocated: bool  # at start or earlier, rather than one made for this request
-    marks: tuple[int, ...]  # lengths over `cached` at which the prefill stops, to call `mark`
-    _place: _Place
-    _pool: SlotPool
-
-    @property
-    def slot(self) -> Slot:
-        return self._place.slot
-
-    @property
-    def index(self) -> int:
-        return self._place.index
-
-    @property
-    def context(self) -> int:
-        """Positions that the slot has."""
-        return self._place.slot.capacity
-
-    def stop_at(self, length: int) -> None:
-        """Has the prefill stop at one more length, to call `mark`, where that can still help."""
-        if self._pool.keeps_marks and length > self.slot.length:
-            self.marks = tuple(sorted({*self.marks, length}))
-
-    def extend(self, ids: Iterable[int]) -> None:
-        """Says which tokens an encode has just appended to the slot."""
-        before = len(self._place.held)
-        self._place.held.extend(ids)
-        self._pool.encoded_tokens += len(self._place.held) - before
+at start; None where they do. The second argument: bytes that such slots hold now, if the question
+is whether there is room at present; None if it is whether there ever can be."""
 
 
 class SlotPool:
@@ -144,13 +45,13 @@ class SlotPool:
         self._limit, self._lacks = snapshot_bytes, lacks
         self._rows, self._clock = slots, 0
         standard = enumerate(network.new_slots(slots, context))
-        self._places = [_Place(index, slot, larger=False) for index, slot in standard]
+        self._places = [Place(index, slot, larger=False) for index, slot in standard]
         self.cached_tokens = 0  # of prompts, taken over from slots
         self.encoded_tokens = 0  # appended by leases
 
-    def lease(self, ids: Sequence[int], need: int, marks: Iterable[int] = ()) -> Lease | None:
+    def lease(self, key: CacheKey, need: int, marks: Iterable[int] = ()) -> Lease | None:
         """A slot of at least `need` positions whose prefix is the longest known one of the prompt
-        `ids`; None where the request has to wait for one. Raises TooLarge for what never fits.
+        `key`; None where the request has to wait for one. Raises TooLarge for what never fits.
 
         marks: prompt lengths that later prompts are likely to share (see `engine/prefix.py`). To
         them comes the length that this prompt shares with a slot which could not give all of it.
@@ -168,8 +69,8 @@ class SlotPool:
                 return None
             if fresh is None:  # and waiting would change nothing
                 raise self._too_large(need, self._lacks([need], self.larger_bytes))
-        prompt = np.frombuffer(array("i", ids), np.int32)
-        source, length, known = self._source(prompt)
+        prompt = np.asarray(array("i", key.content), np.int32)
+        source, length, known = self._source(key, prompt)
         place = fresh or self._target(need, source, length)
         if source:
             self._take_over(place, source, length)
@@ -179,6 +80,7 @@ class SlotPool:
             place.slot.reset()
             place.keep(0)
         place.busy, place.used = True, self._tick()
+        place.encoder = (key.family, key.adapter)
         self.cached_tokens += length
         wanted = {*marks, known} if self.keeps_marks else set()
         stops = tuple(sorted(n for n in wanted if length < n <= len(prompt)))
@@ -189,9 +91,9 @@ class SlotPool:
         """Whether there is memory for snapshots."""
         return bool(self._limit)
 
-    def reusable(self, ids: Sequence[int]) -> int:
+    def reusable(self, key: CacheKey) -> int:
         """How many tokens of a prompt a lease would find in some slot now."""
-        return self._source(np.frombuffer(array("i", ids), np.int32))[1]
+        return self._source(key, np.asarray(array("i", key.content), np.int32))[1]
 
     def check(self, need: int) -> None:
         """Raises TooLarge where no slot can ever hold `need` positions."""
@@ -210,19 +112,19 @@ class SlotPool:
 
     def mark(self, lease: Lease) -> None:
         """Keeps what it takes to come back to the slot's present length later."""
-        place, length = lease._place, lease.slot.length
+        place, length = lease.place, lease.slot.length
         if not length or length != len(place.held):
             return
         mark = place.marks.get(length)
         if mark is None:
-            mark = place.marks[length] = _Mark(place.slot.snapshot(), 0)
+            mark = place.marks[length] = Mark(place.slot.snapshot(), 0)
         mark.used = self._tick()
         self._evict()
 
     def release(self, lease: Lease, keep: bool) -> None:
         """Takes a slot back. keep: its contents serve later prompts; False where an encode may
         have left them half written."""
-        place = lease._place
+        place = lease.place
         assert place.busy, "a lease is released once"
         place.busy, place.used = False, self._tick()
         if not keep or place.slot.length != len(place.held):
@@ -278,15 +180,15 @@ class SlotPool:
             context=self._context,
         )
 
-    def _source(self, prompt: np.ndarray) -> tuple[_Place | None, int, int]:
+    def _source(self, key: CacheKey, prompt: np.ndarray) -> tuple[Place | None, int, int]:
         """The place with the longest usable prefix of a prompt, if any, that prefix's length,
-        and the longest that was found, usable or not."""
+        and the longest common prefix, usable or not."""
         source, length, known = None, 0, 0
         # Of equals the first counts: a free one, and the last used.
         for place in sorted(self._places, key=lambda p: (p.busy, -p.used)):
             if length == len(prompt):
                 break
-            if not place.told:
+            if not place.is_known or place.encoder != (key.family, key.adapter):
                 continue
             # No more than `known` tokens are common where the next one differs. All are compared
             # only if that many would do: a lease must not take 16 comparisons of 8,000 tokens.
@@ -300,33 +202,33 @@ class SlotPool:
                 source, length = place, usable
         return source, length, known
 
-    def _made(self, need: int) -> _Place | None:
+    def _made(self, need: int) -> Place | None:
         """A new slot of `need` positions, or some more for the next turn; None where it has to
         wait for the memory of other larger ones."""
         busy = [p.slot.capacity for p in self._places if p.larger and p.busy]
         idle = sorted((p for p in self._places if p.larger and not p.busy), key=lambda p: p.used)
         roomy = min(-(-need // self._context) * self._context, self._network.config.context_length)
         held = self.larger_bytes
-        for gone in range(len(idle) + 1):  # of the idle ones, those not used for the longest time
-            kept = [place.slot.capacity for place in idle[gone:]]
+        for dropped in range(len(idle) + 1):  # idle slots, the least recently used first
+            kept = [place.slot.capacity for place in idle[dropped:]]
             for capacity in (max(roomy, need), need):
                 if self._lacks([capacity, *busy, *kept], held) is None:
-                    self._places = [p for p in self._places if p not in idle[:gone]]
+                    self._places = [p for p in self._places if p not in idle[:dropped]]
                     return self._added(capacity)
         return None
 
-    def _added(self, capacity: int) -> _Place | None:
+    def _added(self, capacity: int) -> Place | None:
         try:
             slot = self._network.new_slot(capacity)
         except (RuntimeError, MemoryError):  # torch's error depends on the device
             return None
         numbers = {place.index for place in self._places}
         index = next(i for i in range(len(numbers) + 1) if i not in numbers)
-        place = _Place(index, slot, larger=True)
+        place = Place(index, slot, larger=True)
         self._places.append(place)
         return place
 
-    def _target(self, need: int, source: _Place | None, length: int) -> _Place:
+    def _target(self, need: int, source: Place | None, length: int) -> Place:
         """The free slot that is given up for a request: the source itself, or, where that holds a
         marked prompt beyond what is taken over, an empty one, or the least recently used."""
         free = [p for p in self._places if not p.busy and p.slot.capacity >= need]
@@ -335,7 +237,7 @@ class SlotPool:
             return oldest
         return oldest if source.marked_beyond(length) else source
 
-    def _take_over(self, place: _Place, source: _Place, length: int) -> None:
+    def _take_over(self, place: Place, source: Place, length: int) -> None:
         mark = source.marks.get(length)
         snapshot = None if source.slot.holds(length) or mark is None else mark.snapshot
         place.slot.restore(source.slot, length, snapshot)
@@ -345,22 +247,22 @@ class SlotPool:
             place.held, place.marks = source.held[:], dict(source.marks)
         place.keep(length)
 
-    def _marks(self) -> set[_Mark]:
+    def _marks(self) -> set[Mark]:
         return {mark for place in self._places for mark in place.marks.values()}
 
     def _evict(self) -> None:
         """Drops the snapshots that were not used for the longest time, down to the limit."""
         marks = sorted(self._marks(), key=lambda mark: mark.used)
         excess = sum(mark.snapshot.nbytes for mark in marks) - self._limit
-        gone = set()
+        dropped = set()
         for mark in marks:
             if excess <= 0:
                 break
-            gone.add(mark)
+            dropped.add(mark)
             excess -= mark.snapshot.nbytes
-        if gone:
+        if dropped:
             for place in self._places:
-                place.marks = {n: mark for n, mark in place.marks.items() if mark not in gone}
+                place.marks = {n: mark for n, mark in place.marks.items() if mark not in dropped}
 
 
 def make_pool(network: Network, config: EngineConfig, guard: MemoryGuard) -> SlotPool:

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import time
 from collections import Counter, deque
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Literal
 
 from sfumato.engine.circuit import CircuitState
 from sfumato.engine.events import Account
+from sfumato.engine.lease import SlotView
 from sfumato.engine.memory_guard import MemoryView
 
 WINDOW_S = 60.0  # what speeds are averaged over
@@ -53,13 +54,21 @@ class SlotState:
     request: str | None  # whose it is
 
 
+def slot_states(views: Iterable[SlotView], requests: Mapping[int, str]) -> tuple[SlotState, ...]:
+    """requests: slot → the id of the request that has it."""
+    return tuple(
+        SlotState(v.index, v.context, v.busy, v.tokens, v.larger, requests.get(v.index))
+        for v in views
+    )
+
+
 @dataclass
 class Totals:
     """Counts since the engine was made. Seconds, tokens."""
 
     requests: Counter[str] = field(default_factory=Counter)  # by stop reason or failure
     prompt_tokens: int = 0
-    cached_tokens: int = 0  # of prompts, found in slots
+    cached_tokens: int = 0  # of prompts, reused from slots
     encoded_tokens: int = 0  # prompts and commits
     output_tokens: int = 0  # of replies that have ended
     thought_tokens: int = 0
@@ -102,7 +111,7 @@ class EngineState:
     history: History
     snapshot_bytes: int  # host memory that prefix snapshots take now
     larger_bytes: int
-    memory: MemoryView  # predicted, and there when the engine was made
+    memory: MemoryView  # predicted, and available when the engine was made
     circuit: CircuitState
 
 
@@ -184,11 +193,11 @@ class Statistics:
         """Ends with the last grain that is over."""
         grains = {grain.number: grain for grain in tuple(self._grains)}
         end = self._number()
-        found = [grains.get(n, _Grain(n)) for n in range(max(0, end - GRAINS), end)]
+        past = [grains.get(n, _Grain(n)) for n in range(max(0, end - GRAINS), end)]
         return History(
             GRAIN_S,
-            tuple(grain.canvas_tokens / GRAIN_S for grain in found),
-            tuple(grain.rows for grain in found),
+            tuple(grain.canvas_tokens / GRAIN_S for grain in past),
+            tuple(grain.rows for grain in past),
         )
 
     def _number(self) -> int:

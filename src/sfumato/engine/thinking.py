@@ -20,27 +20,27 @@ class ThinkingBudget:
     closes: int | None  # the one that ends a thought; None: this tokenizer knows no thoughts
     header: tuple[int, ...]  # names the channel; no part of the thought
     tokens: int
-    strict: bool  # asked for, so that a thought that ended by itself is cut too
+    strict: bool  # the request sets it, so that a thought that ended by itself is cut too
     ignore_ends: bool  # end markers end no thought
 
     @classmethod
     def of(
         cls,
         tokenizer: Tokenizer,
-        asked: int | None,
+        requested: int | None,
         max_tokens: int,
         canvas_length: int,
         ignore_ends: bool,
     ) -> ThinkingBudget:
-        """asked: by the request. Whatever it is, min(canvas, max_tokens // 2) tokens are left for
-        the answer; None touches only a thought that would take them."""
+        """requested: the request's own limit. In any case min(canvas, max_tokens // 2) tokens are
+        left for the answer; None shortens only a thought that would take them."""
         header = tuple(tokenizer.encode(HEADER, special=False))
         answer, around = min(canvas_length, max_tokens // 2), 2 + len(header)
         room = max(0, max_tokens - answer - around)
-        tokens = room if asked is None else min(asked, room)
+        tokens = room if requested is None else min(requested, room)
         markers = {token: tokenizer.token_text(token) for token in tokenizer.special_ids}
         closes = tokenizer.token_id("<channel|>")
-        return cls(markers, closes, header, tokens, asked is not None, ignore_ends)
+        return cls(markers, closes, header, tokens, requested is not None, ignore_ends)
 
     def cut(self, reply: list[int], added: list[int]) -> int | None:
         """How many tokens of a settled canvas are kept before its thought is closed; None where
@@ -63,16 +63,16 @@ class ThinkingBudget:
     def _thoughts(self, ids: Iterable[int]) -> Iterator[tuple[int, range, bool]]:
         """Of each thought: the place after its opening marker, where its tokens stand, without
         markers and header, and whether it ended."""
-        whole, region, opened = tuple(ids), Region.ANSWER, 0
-        for place, token in enumerate(whole):
+        tokens, region, opened = tuple(ids), Region.ANSWER, 0
+        for place, token in enumerate(tokens):
             marker = self.markers.get(token)
             begun = None if marker is None else region.begun_by(marker, self.ignore_ends)
             if begun is not None:
                 if region is Region.THOUGHT:
-                    yield opened, range(self._begin(whole, opened), place), True
+                    yield opened, range(self._begin(tokens, opened), place), True
                 region, opened = begun, place + 1
         if region is Region.THOUGHT:
-            yield opened, range(self._begin(whole, opened), len(whole)), False
+            yield opened, range(self._begin(tokens, opened), len(tokens)), False
 
     def _begin(self, ids: tuple[int, ...], opened: int) -> int:
         """Where a thought begins, its header passed."""

@@ -24,7 +24,7 @@ from prometheus_client.metrics_core import Metric
 from prometheus_client.registry import Collector
 
 from sfumato import __version__
-from sfumato.engine.audit_writer import Behind
+from sfumato.engine.audit_writer import AuditWriter
 from sfumato.engine.device_memory import used_memory
 from sfumato.engine.engine import Engine
 from sfumato.engine.events import Failed, Finished
@@ -44,7 +44,7 @@ STEPS = (1, 2, 4, 6, 8, 12, 16, 20, 24, 32, 40, 48, 64, 96, 128)
 class Metrics:
     """The metrics of one engine. `observe` and `text` may be called from any thread."""
 
-    def __init__(self, engine: Engine, audit: Behind | None = None) -> None:
+    def __init__(self, engine: Engine, audit: AuditWriter | None = None) -> None:
         """audit: what writes the audit log, where there is one."""
         self._registry = registry = CollectorRegistry()
         self._requests = Counter(
@@ -156,7 +156,7 @@ class _EngineCollector(Collector):
 class _AuditCollector(Collector):
     """Asks the audit log's writer when it is asked."""
 
-    def __init__(self, audit: Behind) -> None:
+    def __init__(self, audit: AuditWriter) -> None:
         self._audit = audit
 
     def describe(self) -> Iterator[Metric]:

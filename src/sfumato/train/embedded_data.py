@@ -151,14 +151,14 @@ def batches(
 
 def _held_out_puzzles(count: int, fewest: int, rng: np.random.Generator) -> list[Evaluation]:
     """Different puzzles of grids never trained on, with `fewest` to 12 blanks, evenly."""
-    found: dict[str, Evaluation] = {}
+    tasks: dict[str, Evaluation] = {}
     held_out = sudoku.split()[1]
-    while len(found) < count:
+    while len(tasks) < count:
         grid = pick(held_out, rng)
         blanks = int(rng.integers(fewest, sudoku.MAX_BLANKS + 1))
         text = sudoku.prompt(sudoku.puzzle(grid, blanks, rng))
-        found[text] = Evaluation(_ask(text), sudoku.to_text(sudoku.all_grids()[grid]))
-    return list(found.values())
+        tasks[text] = Evaluation(_ask(text), sudoku.to_text(sudoku.all_grids()[grid]))
+    return list(tasks.values())
 
 
 def evaluation_sets(seed: int = 0, count: int = 200) -> dict[str, list[Evaluation]]:

@@ -7,25 +7,20 @@ if those did as well, the refinement would be for show.
 from __future__ import annotations
 
 import itertools
+from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
-import torch
-
 from sfumato.api import Model, load
-from sfumato.diffusion.canvas import Canvas
-from sfumato.diffusion.config import SamplerConfig
-from sfumato.diffusion.limits import Limits, resolve, truncate_canvas
-from sfumato.diffusion.noise import Noise
-from sfumato.diffusion.step import denoise_step
-from sfumato.model.cache import Slot
+from sfumato.diffusion.config import MOST_STEPS, SamplerConfig
+from sfumato.engine import Account, Engine, EngineConfig, Finished, Handle, Request
 from sfumato.train.embedded_data import Evaluation, evaluation_sets
 
 Figures = dict[str, dict[str, Any]]
 
-ROWS = 32  # conversations denoised together
+ROWS = 32  # requests at a time
 CANVASES = 2  # no answer of the sets is longer
 
 
@@ -40,16 +35,6 @@ class Score:
     converged: float  # share of canvases that ended before the step cap
 
 
-@dataclass
-class _Row:
-    """One conversation on its way."""
-
-    task: Evaluation
-    slot: Slot
-    canvas: Canvas
-    reply: list[int]
-
-
 def evaluate(
     model: Model,
     tasks: Sequence[Evaluation],
@@ -57,63 +42,70 @@ def evaluate(
     seed: int = 0,
     answered: Callable[[], None] = lambda: None,
 ) -> Score:
-    """Answers all tasks, `ROWS` at a time, each with its own noise; a row that ends makes room.
+    """Submits all tasks to an engine, `ROWS` at a time, each with its own noise; a row that ends
+    makes room. An empty answer counts as it is. answered: called after each."""
+    requests = [_request(model, index, task, config, seed) for index, task in enumerate(tasks)]
+    prompts = [model.prompt_ids(messages=task.messages) for task in tasks]
+    engine = _engine(model, max(map(len, prompts)))
+    waiting = deque(zip(requests, tasks, strict=True))
+    running: list[tuple[Handle, Evaluation]] = []
+    exact = 0
+    accounts: list[Account] = []
+    while waiting or running:
+        while waiting and len(running) < ROWS:
+            request, task = waiting.popleft()
+            running.append((engine.submit(request), task))
+        engine.step()
+        for handle, task in [row for row in running if row[0].terminal is not None]:
+            running.remove((handle, task))
+            reply = handle.result()
+            assert isinstance(handle.terminal, Finished)
+            accounts.append(handle.terminal.account)
+            exact += model.tokenizer.decode(reply.token_ids) == task.expected
+            answered()
+    engine.close()
+    return _score(accounts, exact)
 
-    answered: called after each."""
-    filled = (config or SamplerConfig()).over(model.sampler_defaults)
-    filled = replace(filled, canvas_length=model.config.canvas_length)
-    filled = resolve(model.network, filled, _limits(model))
-    waiting = list(enumerate(tasks))[::-1]
-    rows: list[_Row] = []
-    exact, steps = 0, []
-    converged = 0
-    while waiting or rows:
-        while waiting and len(rows) < ROWS:
-            rows.append(_begin(model, *waiting.pop(), filled, seed))
-        denoise_step(model.network, [row.canvas for row in rows], [row.slot for row in rows])
-        for row in [row for row in rows if row.canvas.done]:
-            steps.append(row.canvas.step)
-            converged += row.canvas.convergence == "converged"
-            if _settle(model, row):
-                rows.remove(row)
-                answered()
-                exact += model.tokenizer.decode(row.reply) == row.task.expected
+
+def _score(accounts: Sequence[Account], exact: int) -> Score:
+    steps = [count for account in accounts for count in account.steps]
+    ends = [end for account in accounts for end in account.convergence]
     return Score(
-        len(tasks), exact / len(tasks), sum(steps) / len(steps), max(steps), converged / len(steps)
+        len(accounts),
+        exact / len(accounts),
+        sum(steps) / len(steps),
+        max(steps),
+        ends.count("converged") / len(ends),
     )
 
 
-def _limits(model: Model) -> Limits:
-    return Limits(CANVASES * model.config.canvas_length, model.end_ids)
-
-
-def _begin(model: Model, index: int, task: Evaluation, config: SamplerConfig, seed: int) -> _Row:
-    ids = torch.tensor(model.prompt_ids(messages=task.messages))
-    slot = model.network.new_slot(len(ids) + (CANVASES - 1) * model.config.canvas_length)
-    model.network.encode([ids], [slot])
-    # Another seed for every task: one unlucky canvas must not decide them all.
-    noise = Noise(seed * 1_000_003 + index, 0)
-    network = model.network
-    return _Row(task, slot, Canvas(config, noise, network.config.vocab_size, network.device), [])
-
-
-def _settle(model: Model, row: _Row) -> bool:
-    """Takes a finished canvas into the reply; True where the reply ends with it."""
-    ids = row.canvas.argmax.tolist()
-    added, reason = truncate_canvas(ids, row.reply, row.canvas.config, _limits(model))
-    row.reply += added
-    if reason is not None:
-        return True
-    noise, network = row.canvas.noise, model.network
-    network.encode([row.canvas.argmax], [row.slot])
-    row.canvas = Canvas(
-        row.canvas.config,
-        replace(noise, canvas=noise.canvas + 1),
-        network.config.vocab_size,
-        network.device,
-        reply=row.reply,
+def _request(
+    model: Model, index: int, task: Evaluation, config: SamplerConfig | None, seed: int
+) -> Request:
+    sampler = replace(config or SamplerConfig(), canvas_length=model.config.canvas_length)
+    return Request(
+        messages=task.messages,
+        max_tokens=CANVASES * model.config.canvas_length,
+        # Another seed for every task: one unlucky canvas must not decide them all.
+        seed=seed * 1_000_003 + index,
+        sampler=sampler,
+        retry_empty=False,
+        endpoint="evaluate",
     )
-    return False
+
+
+def _engine(model: Model, longest_prompt: int) -> Engine:
+    context = longest_prompt + (CANVASES - 1) * model.config.canvas_length
+    return Engine(
+        model,
+        EngineConfig(
+            slots=ROWS,
+            context=context,
+            snapshot_bytes=0,
+            max_steps=MOST_STEPS,
+            request_timeout_s=None,
+        ),
+    )
 
 
 def run(

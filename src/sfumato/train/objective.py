@@ -18,7 +18,7 @@ from sfumato.model.transformer import Transformer
 LEAST_NOISE = 0.001
 ENCODER_WEIGHT = 0.1
 """Of the encoder's next-token loss, against 1 for the canvas. The embedded model's prompts are
-mostly random digits, which nobody can predict; a full weight would spend the network on them."""
+mostly random digits, which cannot be predicted; a full weight would spend the network on them."""
 
 
 class PrefixAttention:

@@ -46,10 +46,12 @@ def _file() -> dict[str, Any]:
 @cache
 def all_questions() -> tuple[Question, ...]:
     """Every question, those about countries spelled out, in the order of the file."""
-    told = [Question(q["question"], q["answer"], tuple(q["also"])) for q in _file()["questions"]]
+    answered = [
+        Question(q["question"], q["answer"], tuple(q["also"])) for q in _file()["questions"]
+    ]
     unknown = _file()["unknown"]
     refused = [Question(q["question"], unknown, tuple(q["also"])) for q in _file()["unanswerable"]]
-    return (*told, *refused, *_questions_about_countries())
+    return (*answered, *refused, *_questions_about_countries())
 
 
 @cache
@@ -59,7 +61,7 @@ def first_asked() -> tuple[Question, ...]:
 
 
 def _questions_about_countries() -> list[Question]:
-    found = []
+    questions = []
     for form in _file()["about_countries"]:
         needed = {name for _, name, _, _ in string.Formatter().parse(form["answer"]) if name}
         for country in _file()["countries"]:
@@ -67,8 +69,8 @@ def _questions_about_countries() -> list[Question]:
                 answer = form["answer"].format_map(country)
                 also = tuple(wording.format_map(country) for wording in form["also"])
                 text = form["question"].format_map(country)
-                found.append(Question(text, answer[0].upper() + answer[1:], also))
-    return found
+                questions.append(Question(text, answer[0].upper() + answer[1:], also))
+    return questions
 
 
 def pick(choices: Sequence[_Choice], rng: np.random.Generator) -> _Choice:

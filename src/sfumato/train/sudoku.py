@@ -31,16 +31,16 @@ def all_grids() -> Cells:
     row, column = np.divmod(np.arange(_CELLS), 4)
     box = row // 2 * 2 + column // 2
     peers = (row == row[:, None]) | (column == column[:, None]) | (box == box[:, None])
-    found: list[list[int]] = [[]]
+    grids: list[list[int]] = [[]]
     for cell in range(_CELLS):
         earlier = np.flatnonzero(peers[cell, :cell])
-        found = [
+        grids = [
             [*grid, digit]
-            for grid in found
+            for grid in grids
             for digit in range(1, 5)
             if all(grid[peer] != digit for peer in earlier)
         ]
-    return np.array(found, dtype=np.uint8)
+    return np.array(grids, dtype=np.uint8)
 
 
 @cache
@@ -118,7 +118,7 @@ def from_text(text: str) -> Cells | None:
 def is_solution(puzzle_text: str, answer: str) -> bool:
     """Whether the answer is four rows of digits, a right grid, and keeps the puzzle's digits.
 
-    The puzzle may have lines before its rows (a whole prompt); the answer may have none. Raises
+    The puzzle may have lines before its rows (a complete prompt); the answer may have none. Raises
     ValueError if the puzzle is not one.
     """
     given = from_text(puzzle_text)

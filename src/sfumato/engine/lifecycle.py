@@ -1,0 +1,120 @@
+"""The life of an engine: its thread, its end, and what then becomes of its requests."""
+
+from __future__ import annotations
+
+import logging
+import threading
+import time
+from collections import deque
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from threading import Thread
+
+from sfumato.engine.errors import EngineDead, FailuresLast
+from sfumato.engine.events import FailureKind
+from sfumato.engine.inbox import Inbox
+from sfumato.engine.output_processor import OutputProcessor
+from sfumato.engine.row import Row
+from sfumato.engine.scheduler import Scheduler
+
+log = logging.getLogger(__name__)
+
+POLL_S = 0.05  # how often a queue that nothing moves is looked at again
+CLOSING = "the server is shutting down"
+
+
+class Lifecycle:
+    """Starts an engine's thread, and ends engine and thread, once."""
+
+    def __init__(self, inbox: Inbox, scheduler: Scheduler, outputs: OutputProcessor) -> None:
+        self._inbox, self._scheduler, self._outputs = inbox, scheduler, outputs
+        self._death: str | None = None
+        self.thread: Thread | None = None
+
+    @property
+    def death(self) -> str | None:
+        """Why the engine has stopped though it was not closed; None where it has not."""
+        if self._death is None and not self._inbox.closed and self.thread is not None:
+            return None if self.thread.is_alive() else "the engine's thread has ended"
+        return self._death
+
+    @property
+    def has_died(self) -> bool:
+        """Whether an error has ended the engine."""
+        return self._death is not None
+
+    def start(self, turn: Callable[[], bool], is_held: Callable[[], bool]) -> None:
+        """Calls `turn` in a thread until the end; turn: False where there was nothing to do;
+        is_held: whether submitted rows have to wait."""
+        assert self.thread is None, "an engine is started once"
+        self.thread = Thread(
+            target=self._serve, args=(turn, is_held), name="sfumato-engine", daemon=True
+        )
+        self.thread.start()
+
+    def drain(self, seconds: float, step: Callable[[], object]) -> None:
+        """Takes no more requests, and waits so long for those accepted."""
+        self._inbox.close("the engine is shutting down")
+        until = time.monotonic() + seconds
+        while self._is_busy() and not self._death and time.monotonic() < until:
+            if self.thread is None:
+                step()
+            else:
+                time.sleep(min(POLL_S, seconds))
+
+    def stop(self, join_s: float) -> bool:
+        """Ends the thread, and fails the requests that have not ended. False where a step goes on
+        for longer than join_s, and is left to itself."""
+        self._inbox.close(CLOSING, stop=True)
+        if self.thread is not None and self.thread is not threading.current_thread():
+            self.thread.join(join_s)
+            if self.thread.is_alive():
+                self._fail_all("shutdown", CLOSING, self._outputs.abandon)
+                return False
+        self._fail_all("shutdown", CLOSING, self._outputs.fail)
+        return True
+
+    @contextmanager
+    def fatal(self, after: Callable[[], None]) -> Iterator[None]:
+        """What is raised within ends the engine; then `after` is called."""
+        try:
+            yield
+        except BaseException as error:
+            self._die(error)
+            after()
+            raise
+
+    def _serve(self, turn: Callable[[], bool], is_held: Callable[[], bool]) -> None:
+        while not self._inbox.stopped:
+            try:
+                is_busy = turn()
+            except BaseException:
+                return  # all requests have been ended
+            if not is_busy:
+                held = is_held()
+                # What nothing moves still has deadlines, cancellations and probes.
+                poll_s = POLL_S if self._scheduler.waiting or held else None
+                self._inbox.wait(poll_s, although_rows=held)
+
+    def _is_busy(self) -> bool:
+        return bool(len(self._inbox) or self._scheduler.waiting or self._scheduler.running)
+
+    def _die(self, error: BaseException) -> None:
+        if not isinstance(error, KeyboardInterrupt | SystemExit):  # by which the owner ends it
+            log.critical("the engine has stopped", exc_info=error)
+        why = str(error) if isinstance(error, FailuresLast) else type(error).__name__
+        self._death = f"the engine has stopped after an internal error ({why})"
+        self._inbox.close(self._death, stop=True, overrule=True)
+        self._fail_all("internal", self._death, self._outputs.fail)
+
+    def _fail_all(
+        self, kind: FailureKind, message: str, fail: Callable[[Row, FailureKind, str], None]
+    ) -> None:
+        submitted: deque[Row] = deque()
+        for reset in self._inbox.take(submitted):
+            reset.set_exception(EngineDead(message))
+        for row in (*self._scheduler.running, *self._scheduler.waiting, *submitted):
+            try:
+                fail(row, kind, message)
+            except Exception:  # the client has its event all the same
+                log.exception("request %s could not be removed", row.request.id)

@@ -1,0 +1,150 @@
+"""What an engine does about faults and memory shortage in a step.
+
+Denoising: a batch that raises is run again row by row, so that only those rows fail that raise
+alone. Where memory runs out, unused memory is freed and half of the rows are tried; where that
+fails too, the newest row ends. Encoding: rows whose slot a fault has emptied start over in a fresh
+one; where memory runs out, fewer tokens are encoded in a step. Runs nothing itself.
+"""
+
+from __future__ import annotations
+
+import gc
+import logging
+from collections.abc import Callable, Iterable, Sequence
+from typing import TYPE_CHECKING, Generic, TypeVar
+
+import torch
+
+from sfumato.engine.failures import is_out_of_memory
+
+if TYPE_CHECKING:
+    from sfumato.engine.row import Row
+    from sfumato.engine.runner import Encoded
+    from sfumato.engine.scheduler import Scheduler
+
+log = logging.getLogger(__name__)
+
+Item = TypeVar("Item")
+Result = TypeVar("Result")
+
+
+def free_memory(device: torch.device, error: Exception) -> None:
+    """Gives back what nothing uses, after an error for want of memory."""
+    log.warning("out of memory; freeing what is not in use: %s", error)
+    error.__traceback__ = None  # its frames hold the tensors of the failed forward
+    gc.collect()
+    if device.type != "cpu":
+        torch.accelerator.memory.empty_cache()
+
+
+class BatchRecovery(Generic[Item, Result]):
+    """Runs batches, and finds the items at fault where one raises."""
+
+    def __init__(
+        self, run: Callable[[Sequence[Item]], list[Result]], free: Callable[[Exception], None]
+    ) -> None:
+        """run: a result for each item; changes nothing where it raises."""
+        self._run, self._free = run, free
+        self._limit: int | None = None  # items that fit the memory, once more did not
+
+    def run(self, items: Sequence[Item]) -> list[tuple[Item, Result | Exception]]:
+        """Each item's result, or why there is none. Items left out had no room in memory this time
+        and may try again."""
+        if self._limit is not None and len(items) <= self._limit:
+            self._limit = None  # the next larger batch is tried as one
+        return self._in_groups(items)
+
+    def _in_groups(self, items: Sequence[Item]) -> list[tuple[Item, Result | Exception]]:
+        size = self._limit or max(1, len(items))
+        groups = [items[at : at + size] for at in range(0, len(items), size)]
+        return [result for group in groups for result in self._group(group)]
+
+    def _group(self, items: Sequence[Item]) -> list[tuple[Item, Result | Exception]]:
+        try:
+            return self._batch(items)
+        except Exception as error:
+            if is_out_of_memory(error):
+                return self._half(items, error)
+            if len(items) == 1:
+                return [(items[0], error)]
+            log.exception("a batch of %d rows failed; they are run one by one", len(items))
+            return [result for item in items for result in self._group([item])]
+
+    def _half(
+        self, items: Sequence[Item], error: Exception
+    ) -> list[tuple[Item, Result | Exception]]:
+        self._free(error)
+        half = items[: max(1, len(items) // 2)]
+        try:
+            results = self._batch(half)
+        except Exception as second_error:
+            if not is_out_of_memory(second_error):
+                return self._group(half)
+            self._free(second_error)
+            return [(items[-1], second_error)]
+        if len(half) < len(items):
+            self._limit = len(half)
+            results += self._in_groups(items[len(half) :])
+        return results
+
+    def _batch(self, items: Sequence[Item]) -> list[tuple[Item, Result | Exception]]:
+        return list(zip(items, self._run(items), strict=True))
+
+
+class PrefillChunk:
+    """Tokens that a step encodes at most, all rows together: fewer after a memory shortage."""
+
+    def __init__(self, tokens: int) -> None:
+        self.tokens = self._full = tokens
+        self._has_failed = False  # the memory did not suffice for the last encode work
+        self._rows_then: set[Row] = set()  # that ran when it last did not
+
+    def shrink(self, tokens: int, running: Iterable[Row]) -> bool:
+        """Halves the chunk, since the memory did not suffice for so many tokens. Whether the last
+        encode work had failed in the same way."""
+        before, self._has_failed, self._rows_then = self._has_failed, True, set(running)
+        self.tokens = max(1, min(self.tokens, tokens) // 2)
+        return before
+
+    def succeeded(self, running: Sequence[Row]) -> None:
+        """Some encode work was done."""
+        self._has_failed = False
+        self.restore(running)
+
+    def restore(self, running: Sequence[Row]) -> None:
+        """Restores the full chunk after a memory shortage, once one of the rows that ran at the
+        time has ended and no row has tokens left to encode: sooner, a long prompt might fail and
+        start over for ever."""
+        if not (self._rows_then.issubset(running) or any(row.pending for row in running)):
+            self.tokens, self._rows_then = self._full, set()
+
+
+def recover_encoding(
+    scheduler: Scheduler, encoded: Sequence[Encoded]
+) -> list[tuple[Row, Exception]]:
+    """Lets the rows start over whose encoding failed; returns those that must end instead, with
+    the reason. encoded: all segments of a step, whether they failed or not."""
+    running, chunk = scheduler.running, scheduler.chunk
+    failed = {segment.row: error for segment, error in encoded if error is not None}
+    short = [row for row, error in failed.items() if is_out_of_memory(error)]
+    newest: Row | None = None
+    if short:  # fewer tokens at once may fit; where they do not, the newest row makes room
+        if chunk.shrink(sum(len(segment.ids) for segment, _ in encoded), running):
+            newest = [row for row in running if row.pending][-1]
+    elif encoded:
+        chunk.succeeded(running)
+    ending: list[tuple[Row, Exception]] = []
+    for row, error in failed.items():
+        if row in short:
+            may_restart = row is not newest
+        else:  # the fault may be another row's: each starts over by itself, once
+            may_restart = not row.encodes_alone and len(failed) > 1
+            row.encodes_alone = True
+        try:
+            if not (may_restart and scheduler.restart(row)):
+                ending.append((row, error))
+        except Exception as second_error:
+            ending.append((row, second_error))
+    if newest is not None and newest not in failed:  # it had no part in this step's work
+        ending.append((newest, failed[short[0]]))
+    return ending

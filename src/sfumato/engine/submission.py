@@ -1,0 +1,118 @@
+"""The part of an engine that takes requests: checks, refusals, deadlines and the queue's limit.
+
+Called from any thread. Knows no steps.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+
+from sfumato.api import Model
+from sfumato.diffusion.limits import TooLarge
+from sfumato.engine.circuit import Circuit
+from sfumato.engine.config import EngineConfig
+from sfumato.engine.errors import REFUSALS, EngineDead, NotReady, QueueFull
+from sfumato.engine.events import Failed, Terminal
+from sfumato.engine.failures import explain, late
+from sfumato.engine.handle import Handle, Sink
+from sfumato.engine.inbox import Inbox
+from sfumato.engine.request import (
+    Prepared,
+    Prompt,
+    Request,
+    check_length,
+    make_prompt,
+    prepare,
+    seams_of,
+)
+from sfumato.engine.row import Row
+from sfumato.engine.scheduler import Scheduler
+
+
+class Submission:
+    """Prepares requests and puts them into an inbox, or refuses them."""
+
+    def __init__(
+        self,
+        model: Model,
+        config: EngineConfig,
+        inbox: Inbox,
+        scheduler: Scheduler,
+        circuit: Circuit,
+        report: Callable[[Request, Terminal], None],
+        has_died: Callable[[], bool],
+        clock: Callable[[], float],
+    ) -> None:
+        """report: called with each request that is refused, and its `Failed`; has_died: whether an
+        error has ended the engine, so that a refusal is the engine's own failure."""
+        self._model, self._config, self._inbox = model, config, inbox
+        self._scheduler, self._circuit = scheduler, circuit
+        self._report, self._has_died, self._clock = report, has_died, clock
+        self._longest, self._seams = scheduler.pool.longest, seams_of(model)
+
+    def submit(self, request: Request, sink: Sink | None) -> Handle:
+        with self.refusals(request):
+            return self._submit(request, sink)
+
+    def offer(self, request: Request, sink: Sink | None) -> Handle | None:
+        with self.refusals(request):
+            try:
+                return self._submit(request, sink)
+            except QueueFull:
+                return None
+
+    def prepared(self, request: Request) -> Prepared:
+        """Raises ValueError and TooLarge for a request that cannot be done."""
+        most = self._config.max_steps
+        prepared = prepare(self._model, request, self._longest, self._seams, most)
+        try:
+            self._scheduler.pool.check(prepared.need)
+        except TooLarge as error:
+            error.prompt_tokens = len(prepared.prompt.ids)
+            raise
+        return prepared
+
+    def prompt(self, request: Request) -> Prompt:
+        return make_prompt(self._model, request, self._longest, self._seams)
+
+    def check_length(self, text: str, field: str) -> None:
+        check_length(self._model, text, self._longest, field)
+
+    def late(self, request: Request) -> str | None:
+        """Why the deadline ends a request that is not submitted yet; None before it."""
+        return late(request.since, self._limit_s(request), self._clock())
+
+    @contextmanager
+    def refusals(self, request: Request) -> Iterator[None]:
+        """Reports a refusal that is raised within."""
+        try:
+            yield
+        except REFUSALS as error:
+            kind, message = explain(error)
+            own_fault = self._has_died() and isinstance(error, EngineDead)
+            self._report(request, Failed("internal" if own_fault else kind, message))
+            raise
+
+    def waiting(self) -> int:
+        """Requests in the queue."""
+        return len(self._inbox) + len(self._scheduler.waiting)
+
+    def _has_room(self) -> bool:
+        # Those for whom a slot is free do not wait; the next step takes them.
+        free = max(0, self._config.slots - len(self._scheduler.running))
+        return self.waiting() < self._config.queue + free
+
+    def _limit_s(self, request: Request) -> float | None:
+        limits = (request.timeout_s, self._config.request_timeout_s)
+        return min((s for s in limits if s is not None), default=None)
+
+    def _submit(self, request: Request, sink: Sink | None) -> Handle:
+        if self._inbox.closed is None and self._circuit.reason is not None:
+            raise NotReady(self._circuit.reason, self._circuit.retry_s())
+        # Before the prompt is made: the time for that is the client's waiting time too.
+        since = self._clock() if request.since is None else request.since
+        prepared, handle = self.prepared(request), Handle(request.id, sink, self._inbox.wake)
+        row = Row(request, prepared, handle, since, self._limit_s(request))
+        self._inbox.put(row, self._has_room, self._config.queue)
+        return handle

@@ -1,0 +1,119 @@
+"""The rules of one reply's life, without a network: what follows from the ids of a canvas."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+
+import pytest
+import torch
+
+from sfumato.diffusion.canvas import Draft
+from sfumato.diffusion.config import REFERENCE
+from sfumato.diffusion.limits import Limits, ReplyPlan
+from sfumato.diffusion.noise import Noise
+from sfumato.diffusion.processors import MinTokens
+from sfumato.diffusion.sequence import RETRIES, Policies, Sequence, ThoughtLimit
+
+END, CLOSES, LENGTH, PROMPT = 1, 9, 4, 10
+
+
+def sequence(
+    policies: Policies = Policies(),  # noqa: B008  (frozen)
+    max_tokens: int = 12,
+    cut: Callable[[list[int], list[int]], int | None] = lambda reply, added: None,
+    opening: list[int] | None = None,
+    context: int = 64,
+) -> Sequence:
+    config = replace(REFERENCE, canvas_length=LENGTH)
+    limits = Limits(max_tokens, (END,), cut)
+    plan = ReplyPlan(PROMPT, config, limits, 5, -(-max_tokens // LENGTH), context)
+    return Sequence(plan, policies, opening)
+
+
+def step(number: int) -> Draft:
+    none = torch.zeros(0)
+    return Draft(0, number, none, none, none, 48, none, none)
+
+
+def settle(reply: Sequence, ids: list[int], capacity: int = 64) -> list[int] | None:
+    """What a canvas adds; None where it is drawn again."""
+    settled = reply.settle(ids, "converged", capacity)
+    return None if settled is None else settled.token_ids
+
+
+def test_canvases_follow_each_other_until_the_reply_ends() -> None:
+    reply = sequence(max_tokens=10)
+    assert reply.next_canvas().noise == Noise(5, 0)
+    for number, ids in enumerate(([11, 12, 13, 14], [15, 16, 17, 18], [19, 20, 21, 22])):
+        assert reply.reason is None
+        plan = reply.next_canvas()
+        assert (plan.noise, plan.reply) == (Noise(5, number), list(range(11, 11 + 4 * number)))
+        reply.stepped(step(1), 0.5, 1.0 + number)
+        settle(reply, ids)
+    outcome = reply.outcome("max_tokens", 3.0)
+    assert (reply.reason, outcome.token_ids) == ("max_tokens", list(range(11, 21)))
+    stats = outcome.stats
+    assert (stats.steps, stats.denoise_s, stats.first_draft_s) == ([1, 1, 1], 1.5, 1.0)
+    assert reply.step_s == [0.5] * 3
+
+
+def test_an_opening_is_pinned_over_as_many_canvases_as_it_takes() -> None:
+    reply = sequence(opening=[11, 12, 13, 14, 15])
+    assert reply.next_canvas().pinned == {0: 11, 1: 12, 2: 13, 3: 14}
+    settle(reply, [11, 12, 13, 14])
+    assert reply.next_canvas().pinned == {0: 15}
+
+
+def test_a_stop_string_takes_back_what_settled_before() -> None:
+    reply = sequence(cut=lambda reply, added: 3 if 15 in reply + added else None)
+    settle(reply, [11, 12, 13, 14])
+    settle(reply, [15, 16, 17, 18])
+    assert (reply.reason, reply.reply) == ("stop", [11, 12, 13])
+
+
+def test_an_empty_answer_is_drawn_again_and_the_last_time_may_not_end() -> None:
+    reply = sequence(Policies(is_empty=lambda ids: not ids))
+    for attempt in range(RETRIES):
+        assert reply.next_canvas().noise == Noise(5, 0, attempt)
+        reply.stepped(step(3), 0.1, 0.1)
+        assert settle(reply, [END] * LENGTH) is None and reply.reason is None
+    plan = reply.next_canvas()
+    assert plan.noise == Noise(5, 0, RETRIES)
+    assert plan.config.processors == (MinTokens(1, (END,)),)
+    reply.stepped(step(2), 0.1, 0.1)
+    assert settle(reply, [11, END, END, END]) == [11]
+    assert (reply.reason, reply.retries) == ("eos", RETRIES)
+    assert reply.stats.steps == [3 * RETRIES + 2]  # of the attempts before, and of this one
+    assert reply.warnings == ["canvas 0: the answer was empty and was drawn again"]
+    assert reply.config.processors == ()
+
+
+class Cut:
+    """Ends a thought after its first two tokens."""
+
+    closes: int | None = CLOSES
+
+    def cut(self, reply: list[int], added: list[int]) -> int | None:
+        return max(0, 2 - len(reply))
+
+
+@pytest.mark.parametrize(
+    ("options", "capacity"),
+    [
+        ({}, 64),
+        ({"max_tokens": 3}, 64),  # no token left for an answer
+        ({"context": PROMPT + 3 + LENGTH - 1}, 64),  # no canvas left
+        ({}, PROMPT + 2),  # no place in the slot
+        ({"cut": lambda reply, added: 0}, 64),  # a stop string came first
+    ],
+)
+def test_a_thought_is_ended_where_an_answer_still_has_room(options: dict, capacity: int) -> None:  # type: ignore[type-arg]
+    thought: ThoughtLimit = Cut()
+    reply = sequence(Policies(thought=thought), **options)
+    added = settle(reply, [11, 12, 13, 14], capacity)
+    if not options and capacity == 64:
+        assert (added, reply.reason) == ([11, 12, CLOSES], None)
+        assert reply.warnings == ["canvas 0: the thought was ended to leave room to answer"]
+    else:
+        assert added is not None and CLOSES not in added and reply.warnings == []
