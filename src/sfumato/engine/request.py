@@ -96,7 +96,9 @@ def prepare(
     config = (request.sampler or SamplerConfig()).over(model.sampler_defaults)
     assert config.max_steps
     config = replace(config, max_steps=min(config.max_steps, most_steps))
-    transcript = Transcript(model.tokenizer, request.stop, config.ignore_eos)
+    transcript = Transcript(
+        model.tokenizer, model.template.markers, request.stop, config.ignore_eos
+    )
     limits = Limits(request.max_tokens, model.end_ids, transcript.cut)
     config = resolve(model.network, config, limits)
     canvases = check_context(model.network, len(prompt.ids), config, limits)
@@ -113,6 +115,7 @@ def prepare(
     assert config.canvas_length
     budget = ThinkingBudget.of(
         model.tokenizer,
+        model.template.markers,
         request.max_thinking_tokens,
         request.max_tokens,
         config.canvas_length,

@@ -220,7 +220,8 @@ class Row:
         """Whether the answer is empty and the canvas begins anew with another draw."""
         if not self.request.retry_empty or self.attempt == RETRIES:
             return False
-        parsed = parse_reply(self.prepared.transcript.pieces([*self.reply, *added]))
+        transcript = self.prepared.transcript
+        parsed = parse_reply(transcript.pieces([*self.reply, *added]), transcript.markers)
         if (
             parsed.text.strip() or parsed.tool_calls or parsed.warnings
         ):  # a broken call is something
