@@ -26,8 +26,8 @@ from sfumato.diffusion.step import denoise_step
 from sfumato.model.config import ConfigError
 from sfumato.text.template import TemplateError
 from sfumato.text.vocabulary import TokenizerError
-from sfumato.train.export import save_checkpoint
 from sfumato.train.recipe import EMBEDDED, initialised
+from sfumato.train.save import save_checkpoint
 from sfumato.train.vocabulary import END_OF_TURN, EOS, TOKENS, write_text_side
 from sfumato.weights.errors import CheckpointError
 

@@ -28,8 +28,8 @@ from sfumato.model.families import open_checkpoint
 from sfumato.model.loading import load_network
 from sfumato.model.network import Network
 from sfumato.ops.cpu import library
-from sfumato.train.export import save_checkpoint
 from sfumato.train.recipe import EMBEDDED, initialised
+from sfumato.train.save import save_checkpoint
 from sfumato.train.vocabulary import write_text_side
 from sfumato.weights.blocks import QuantizedTensor
 

@@ -34,7 +34,7 @@ MAY_IMPORT: dict[str, set[str]] = {
     "": _ENGINE,
     "server": {""} | _ENGINE,
     "bench": {""} | _ENGINE,
-    "train": {""} | _ENGINE,
+    "train": {"", "convert"} | _ENGINE,
     "cli": {"", "options", "values", "server", "bench", "train", "convert"} | _ENGINE,
     "__main__": {"cli"},
 }

@@ -16,8 +16,9 @@ import torch
 from torch import Tensor
 
 from sfumato.diffusion.canvas import Convergence, Draft
+from sfumato.diffusion.checkpoint_defaults import checkpoint_defaults
 from sfumato.diffusion.checks import check_tensor
-from sfumato.diffusion.config import SamplerConfig, defaults_from_gguf, defaults_from_hf
+from sfumato.diffusion.config import SamplerConfig
 from sfumato.diffusion.limits import Limits, StopReason
 from sfumato.diffusion.loop import Outcome, SettledCanvas, Stats, generate
 from sfumato.model.cache import KVCache
@@ -335,10 +336,7 @@ def load(
     if quantize is not None:
         checkpoint = quantized_on_load(checkpoint, quantize, target)
     kind = pick_dtype(dtype, checkpoint, target)
-    if checkpoint.kind == "gguf":
-        defaults = defaults_from_gguf(checkpoint.metadata)
-    else:
-        defaults = defaults_from_hf(checkpoint.metadata.get("generation_config") or {})
+    defaults = checkpoint_defaults(checkpoint)
     text = _fitting_text(checkpoint, config)
     network = load_network(checkpoint, target, kind, progress, activations)
     ends = _end_ids(checkpoint, network.config, text.tokenizer)
@@ -363,7 +361,7 @@ def load_text(checkpoint: Checkpoint) -> TextSide:
     if checkpoint.kind == "gguf":
         metadata = checkpoint.metadata
         return TextSide(Tokenizer.from_gguf(metadata), ChatTemplate.from_gguf(metadata, markers))
-    folder = checkpoint.path if checkpoint.path.is_dir() else checkpoint.path.parent
+    folder = checkpoint.folder
     return TextSide(
         Tokenizer.from_file(folder / "tokenizer.json"), ChatTemplate.from_folder(folder, markers)
     )

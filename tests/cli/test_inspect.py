@@ -13,8 +13,8 @@ from sfumato.model.cache import slot_bytes
 from sfumato.model.families import open_checkpoint
 from sfumato.model.head import head_bytes
 from sfumato.model.loading import load_network
-from sfumato.train.export import save_checkpoint
 from sfumato.train.recipe import EMBEDDED, initialised
+from sfumato.train.save import save_checkpoint
 
 
 @pytest.fixture(autouse=True)

@@ -6,8 +6,8 @@ import pytest
 
 from sfumato.model.config import LayerConfig, ModelConfig
 from sfumato.model.loading import expected_shapes
-from sfumato.weights.atomic_write import Outgoing
 from sfumato.weights.quant_recipes import TARGETS, format_of, formats
+from sfumato.weights.tensor_stream import TensorStream
 
 SLIDING = LayerConfig(True, 8, 256, 1e4, 128)
 FULL = LayerConfig(False, 2, 512, 1e6, 64)
@@ -52,7 +52,7 @@ def test_the_real_model(
     shapes: dict[str, tuple[int, ...]], name: str, gigabytes: float, counts: dict[str, int]
 ) -> None:
     chosen = formats(shapes, TARGETS[name])
-    sized = [Outgoing(n, shapes[n], f, lambda: iter(())) for n, f in chosen.items()]
+    sized = [TensorStream(n, shapes[n], f, lambda: iter(())) for n, f in chosen.items()]
     assert sum(tensor.nbytes for tensor in sized) / 1e9 == pytest.approx(gigabytes, abs=0.05)
     assert Counter(chosen.values()) == counts | {"F32": 422}
 

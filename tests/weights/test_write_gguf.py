@@ -8,10 +8,10 @@ import numpy as np
 import pytest
 import torch
 
-from sfumato.weights.atomic_write import Outgoing, recoded
 from sfumato.weights.blocks import BLOCK_FORMATS
 from sfumato.weights.gguf import read_gguf
 from sfumato.weights.quantize import quantize
+from sfumato.weights.tensor_stream import TensorStream, recoded
 from sfumato.weights.write_gguf import ALIGNMENT, write_gguf
 
 METADATA: dict[str, Any] = {
@@ -36,8 +36,8 @@ METADATA: dict[str, Any] = {
 }
 
 
-def _tensor(name: str, value: torch.Tensor, format: str) -> Outgoing:
-    return Outgoing(name, tuple(value.shape), format, lambda: recoded(value, format))
+def _tensor(name: str, value: torch.Tensor, format: str) -> TensorStream:
+    return TensorStream(name, tuple(value.shape), format, lambda: recoded(value, format))
 
 
 @pytest.fixture(scope="module")

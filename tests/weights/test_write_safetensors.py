@@ -6,18 +6,18 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
-from sfumato.weights.atomic_write import Outgoing, recoded
 from sfumato.weights.jsonfile import read_object
 from sfumato.weights.locate import INDEX, locate
 from sfumato.weights.safetensors import read_safetensors
+from sfumato.weights.tensor_stream import TensorStream, recoded
 from sfumato.weights.write_safetensors import write_safetensors
 
 VALUES = {f"t{i}": torch.randn(i + 1, 7) for i in range(6)}
 
 
-def _tensors(format: str) -> list[Outgoing]:
+def _tensors(format: str) -> list[TensorStream]:
     return [
-        Outgoing(name, tuple(value.shape), format, lambda value=value: recoded(value, format))
+        TensorStream(name, tuple(value.shape), format, lambda value=value: recoded(value, format))
         for name, value in VALUES.items()
     ]
 

@@ -48,6 +48,11 @@ class Checkpoint:
     metadata: Mapping[str, Any] = field(repr=False)
     files: Mapping[Path, TensorFile] = field(repr=False)
 
+    @property
+    def folder(self) -> Path:
+        """The folder of the files."""
+        return self.path if self.path.is_dir() else self.path.parent
+
     def read(self, name: str) -> Tensor | QuantizedTensor:
         """The tensor of this canonical name as stored: blocks, or a plain tensor of the stored
         dtype. A view of the mapped file: writing to it ends the process, so clone first.

@@ -48,8 +48,8 @@ class SamplerKeys:
 
 @dataclass(frozen=True)
 class ConfigFormat:
-    """A `ModelConfig` as metadata, in both directions. All four raise ConfigError, naming what is
-    missing, not supported, or cannot be written."""
+    """A `ModelConfig` as metadata, in both directions. Readers and writers raise ConfigError, which
+    names what is missing, is not supported, or cannot be written."""
 
     from_hf: Callable[[Metadata, Metadata], ModelConfig]  # config.json, generation_config.json
     from_gguf: Callable[[Checkpoint], ModelConfig]
@@ -57,6 +57,8 @@ class ConfigFormat:
     to_gguf: Callable[[ModelConfig], dict[str, Any]]
     # Tensors of a GGUF file that are constants of the config and no weights, by the file's names.
     gguf_constants: Callable[[ModelConfig], dict[str, Tensor]]
+    # Tensors that `transformers` asks for whatever the checkpoint, by its names.
+    hf_placeholders: Callable[[ModelConfig], dict[str, Tensor]]
 
 
 @dataclass(frozen=True)

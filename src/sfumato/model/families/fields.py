@@ -92,3 +92,8 @@ class FieldReader:
 
 def shown(value: Any) -> str:
     return "null" if value is None else quoted(value)
+
+
+def shortest_float(value: float) -> float:
+    """The float that people wrote, of one that has been a float32: 1e-06, not 9.99999997e-07."""
+    return float(str(np.float32(value)))

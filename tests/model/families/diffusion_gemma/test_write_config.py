@@ -14,8 +14,8 @@ from sfumato.model.families.diffusion_gemma.write_config import (
     gguf_config,
     hf_config,
     rotary_divisors,
-    short,
 )
+from sfumato.model.families.fields import shortest_float
 
 CONFIG = tiny_config()
 SLIDING, _, FULL = CONFIG.layers
@@ -28,7 +28,7 @@ def test_config_json_says_it_all() -> None:
 def test_numbers_that_were_float32_are_written_as_people_do() -> None:
     once = {"rms_norm_eps": torch.tensor(1e-6).item(), "logit_softcap": torch.tensor(30.0).item()}
     assert hf_config(replace(CONFIG, **once)) == hf_config(CONFIG)
-    assert short(torch.tensor(0.1).item()) == 0.1
+    assert shortest_float(torch.tensor(0.1).item()) == 0.1
 
 
 def test_gguf_keys_say_it_all() -> None:

@@ -6,6 +6,7 @@ from sfumato.model.families.diffusion_gemma.config_json import config_from_hf
 from sfumato.model.families.diffusion_gemma.gguf_keys import ARCHITECTURE, config_of_gguf
 from sfumato.model.families.diffusion_gemma.markers import MARKERS
 from sfumato.model.families.diffusion_gemma.names import TENSOR_NAMES
+from sfumato.model.families.diffusion_gemma.placeholder_vision import vision_tensors
 from sfumato.model.families.diffusion_gemma.write_config import (
     gguf_config,
     gguf_constants,
@@ -18,7 +19,14 @@ DIFFUSION_GEMMA = Family(
     model_type="diffusion_gemma",
     architecture=ARCHITECTURE,
     tensor_names=TENSOR_NAMES,
-    config=ConfigFormat(config_from_hf, config_of_gguf, hf_config, gguf_config, gguf_constants),
+    config=ConfigFormat(
+        from_hf=config_from_hf,
+        from_gguf=config_of_gguf,
+        to_hf=hf_config,
+        to_gguf=gguf_config,
+        gguf_constants=gguf_constants,
+        hf_placeholders=vision_tensors,
+    ),
     canvas=CanvasProcess(noise="uniform", self_conditioning=True),
     sampler=SamplerKeys(
         hf={
