@@ -35,9 +35,9 @@ from sfumato.bench.random_weights import random_checkpoint
 from sfumato.convert.files import save_gguf
 from sfumato.model.families import open_checkpoint
 from sfumato.model.loading import load_network
+from sfumato.model.quant_recipes import TARGETS, QuantRecipe
 from sfumato.weights.blocks import QuantizedTensor
 from sfumato.weights.checkpoint import Checkpoint
-from sfumato.weights.quant_recipes import TARGETS, QuantRecipe
 
 PROMPT, CANVAS = 20, 256  # tokens
 LEAST = 0.999  # of cosines to the peer

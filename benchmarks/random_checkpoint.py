@@ -27,10 +27,10 @@ from sfumato.diffusion.checkpoint_defaults import defaults_to_gguf
 from sfumato.diffusion.config import REFERENCE
 from sfumato.model.families import family_of
 from sfumato.model.loading import config_of
+from sfumato.model.quant_recipes import TARGETS, QuantRecipe
 from sfumato.train.vocabulary import CHARACTERS, CHAT_TEMPLATE, SPECIAL_TOKENS
 from sfumato.weights.atomic_write import atomic_path
 from sfumato.weights.gguf import read_gguf
-from sfumato.weights.quant_recipes import TARGETS, QuantRecipe
 from sfumato.weights.tensor_stream import TensorStream
 from sfumato.weights.write_gguf import layout
 

@@ -27,6 +27,7 @@ from sfumato.model.families import DIFFUSION_GEMMA, Family, family_of, open_chec
 from sfumato.model.loading import Progress, config_of, expected_shapes, load_network
 from sfumato.model.network import Network
 from sfumato.model.placement import pick_device, pick_dtype
+from sfumato.model.quantize_on_load import quantized_on_load
 from sfumato.text.markers import ChatMarkers
 from sfumato.text.prompt import prompt_ids
 from sfumato.text.reply import Delta, ReplyParser, ToolCall
@@ -35,7 +36,6 @@ from sfumato.text.template import ChatTemplate
 from sfumato.text.tokenizer import Detokenizer, Tokenizer
 from sfumato.weights.checkpoint import Checkpoint
 from sfumato.weights.errors import CheckpointError
-from sfumato.weights.quantize_on_load import quantized_on_load
 
 EMBEDDED = Path(__file__).parent / "embedded"
 

@@ -30,11 +30,11 @@ from sfumato.model.families import open_checkpoint
 from sfumato.model.loading import config_of, expected_shapes, load_network, loaded_bytes
 from sfumato.model.network import Network
 from sfumato.model.placement import pick_dtype
+from sfumato.model.quant_recipes import TARGETS
 from sfumato.ops.cpu import library
 from sfumato.ops.cpu.panels import PackedTensor
 from sfumato.weights.blocks import QuantizedTensor
 from sfumato.weights.errors import CheckpointError
-from sfumato.weights.quant_recipes import TARGETS
 
 CPU = torch.device("cpu")
 

@@ -9,10 +9,11 @@ import torch
 from gguf import GGMLQuantizationType
 from torch import Tensor
 
+from sfumato.model.quant_recipes import TARGETS
+from sfumato.model.quantize_on_load import quantized
 from sfumato.weights import quantize as module
 from sfumato.weights.blocks import BLOCK_FORMATS, QuantizedTensor
-from sfumato.weights.quant_recipes import TARGETS
-from sfumato.weights.quantize import quantize, quantized
+from sfumato.weights.quantize import quantize
 
 SIMPLE = ("Q4_0", "Q5_0", "Q5_1", "Q8_0")
 # What ggml's own quantizers (without an importance matrix) reach on 2 million normal numbers:

@@ -17,9 +17,9 @@ from torch import Tensor
 from sfumato.model.config import ConfigError
 from sfumato.model.families.diffusion_gemma.config_json import config_from_hf
 from sfumato.model.loading import expected_shapes
+from sfumato.model.quant_recipes import TARGETS, formats
 from sfumato.weights.blocks import BLOCK_FORMATS, QuantizedTensor
 from sfumato.weights.checkpoint import Checkpoint, TensorInfo
-from sfumato.weights.quant_recipes import TARGETS, formats
 from sfumato.weights.quantize import quantize
 from sfumato.weights.tensorfile import FLOAT_FORMATS
 

@@ -20,9 +20,9 @@ from sfumato.model.families import open_checkpoint
 from sfumato.model.loading import load_network
 from sfumato.model.network import Network
 from sfumato.model.placement import pick_device, pick_dtype
+from sfumato.model.quantize_on_load import quantized_on_load
 from sfumato.ops.cpu.panels import PackedTensor
 from sfumato.weights.checkpoint import Checkpoint
-from sfumato.weights.quantize_on_load import quantized_on_load
 
 
 @dataclass(frozen=True)

@@ -19,8 +19,8 @@ from sfumato.model.families import open_checkpoint
 from sfumato.model.head import head_bytes
 from sfumato.model.loading import config_of, expected_shapes
 from sfumato.model.placement import pick_device, pick_dtype
+from sfumato.model.quantize_on_load import quantized_on_load
 from sfumato.weights.checkpoint import Checkpoint, TensorInfo
-from sfumato.weights.quantize_on_load import quantized_on_load
 
 CONTEXTS = (4096, 32768, 131072, 262144)
 

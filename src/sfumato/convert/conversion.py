@@ -24,10 +24,10 @@ from sfumato.diffusion.checkpoint_defaults import checkpoint_defaults, defaults_
 from sfumato.model.config import ModelConfig
 from sfumato.model.families import family_of, open_checkpoint
 from sfumato.model.loading import config_of, expected_shapes
+from sfumato.model.quant_recipes import TARGETS, QuantRecipe, formats
 from sfumato.weights.atomic_write import check_writable
 from sfumato.weights.blocks import BLOCK_FORMATS
 from sfumato.weights.checkpoint import Checkpoint
-from sfumato.weights.quant_recipes import TARGETS, QuantRecipe, formats
 from sfumato.weights.tensor_stream import TensorStream
 
 HF_TARGETS = {"bf16": "bfloat16", "f16": "float16", "f32": "float32"}

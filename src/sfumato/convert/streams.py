@@ -11,8 +11,8 @@ from torch import Tensor
 
 from sfumato.model.config import ModelConfig
 from sfumato.model.families import family_of
+from sfumato.model.quant_recipes import QuantRecipe, formats
 from sfumato.weights.checkpoint import Checkpoint
-from sfumato.weights.quant_recipes import QuantRecipe, formats
 from sfumato.weights.tensor_stream import TensorStream, recoded
 
 

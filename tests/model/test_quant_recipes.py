@@ -6,7 +6,7 @@ import pytest
 
 from sfumato.model.config import LayerConfig, ModelConfig
 from sfumato.model.loading import expected_shapes
-from sfumato.weights.quant_recipes import TARGETS, format_of, formats
+from sfumato.model.quant_recipes import TARGETS, format_of, formats
 from sfumato.weights.tensor_stream import TensorStream
 
 SLIDING = LayerConfig(True, 8, 256, 1e4, 128)

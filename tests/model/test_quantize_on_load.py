@@ -17,9 +17,9 @@ from sfumato.model.families import open_checkpoint
 from sfumato.model.families.diffusion_gemma.names import TENSOR_NAMES
 from sfumato.model.families.diffusion_gemma.write_config import hf_config
 from sfumato.model.loading import loaded_bytes
+from sfumato.model.quantize_on_load import quantized_on_load
 from sfumato.ops.cpu.panels import PackedTensor
 from sfumato.weights.blocks import QuantizedTensor
-from sfumato.weights.quantize_on_load import quantized_on_load
 
 CPU = torch.device("cpu")
 # Rows of 256, of 288 and of 96 elements: Q4_K and what serves where it cannot.
