@@ -173,8 +173,8 @@ def test_the_tail_is_no_longer_than_it_must_be() -> None:
     search = StopSearch(StopStrings(["abc"]), MARKERS)
     for piece in ["x" * 1000, "ab", Marker("<pad>"), "c"]:
         search.feed(piece)
-    assert search.found == search.final == 1000
+    assert search.stop_at == search.final == 1000
     search = StopSearch(StopStrings(["abc"]), MARKERS)
     for piece in ["ab", Marker("<|tool_call>"), "cab", Marker("<tool_call|>"), "c"]:
         search.feed(piece)
-    assert search.found is None and search.final == 6
+    assert search.stop_at is None and search.final == 6

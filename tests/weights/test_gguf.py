@@ -220,7 +220,7 @@ def test_a_header_of_many_empty_strings_is_refused_soon(
 
 def test_metadata_faults(refused: Callable[[bytes, str], None]) -> None:
     one = entry("key", U32, bytes(4))
-    refused(gguf_bytes([one, one]), "'key': is there twice")
+    refused(gguf_bytes([one, one]), "'key': occurs twice")
     refused(gguf_bytes([entry("key", 13, bytes(8))]), "unknown value type 13")
     refused(gguf_bytes([entry("", U32, bytes(4))]), "a name of 0 bytes")
     refused(gguf_bytes([entry("key", STRING, text(b"\xff"))]), "'key': is not UTF-8")
@@ -257,7 +257,7 @@ def test_tensor_faults(refused: Callable[[bytes, str], None]) -> None:
     one(tensor("t", offset=4), "offset 4 is not aligned to 32")
     one(tensor("t", offset=64), "ends 16 bytes past the end of the file: it is truncated")
     one(tensor("t", offset=2**64 - 32), "past the end")
-    refused(gguf_bytes(tensors=[tensor("t"), tensor("t", offset=32)], data=64), "there twice")
+    refused(gguf_bytes(tensors=[tensor("t"), tensor("t", offset=32)], data=64), "occurs twice")
     both = [tensor("s", (16,), offset=0), tensor("t", offset=32)]
     refused(gguf_bytes(tensors=both, data=64), "'t'.* overlaps tensor 's'")
 

@@ -52,7 +52,7 @@ def tokenizer_keys(folder: Path, rows: int, markers: ChatMarkers) -> dict[str, A
             f"embedding's {rows}; use the tokenizer that the model was trained with"
         )
     names = _special_names(folder / "tokenizer_config.json")
-    found = {long: ids.get(names[short]) for short, long in _NAMED.items()}
+    named_ids = {long: ids.get(names[short]) for short, long in _NAMED.items()}
     metadata = {
         "tokenizer.ggml.model": "gemma4",
         "tokenizer.ggml.tokens": [tokens.get(i, f"[PAD{i}]") for i in range(rows)],
@@ -62,7 +62,7 @@ def tokenizer_keys(folder: Path, rows: int, markers: ChatMarkers) -> dict[str, A
             " ".join(part.replace(" ", space) for part in merge)
             for merge in state["model"]["merges"]
         ],
-        **{f"tokenizer.ggml.{key}_token_id": i for key, i in found.items() if i is not None},
+        **{f"tokenizer.ggml.{key}_token_id": i for key, i in named_ids.items() if i is not None},
         "tokenizer.ggml.add_space_prefix": False,
         "tokenizer.ggml.add_bos_token": True,
     }
@@ -98,7 +98,7 @@ def write_tokenizer(metadata: Mapping[str, Any], folder: Path) -> None:
 
 
 def _space(path: Path, state: Mapping[str, Any], ids: Mapping[str, int]) -> str:
-    """What stands for a space in GGUF's tokens: there spaces always become U+2581 first."""
+    """The text of a space in GGUF's tokens, where spaces always become U+2581 first."""
     normalizer = state["normalizer"]
     if normalizer is None:
         if " " in ids and SPACE in ids:
@@ -150,7 +150,7 @@ def _has_template(folder: Path) -> bool:
 
 
 def _check(path: Path, metadata: Mapping[str, Any], texts: Sequence[str]) -> None:
-    """Refuses keys that encode otherwise than the file they were made of."""
+    """Raises TokenizerError where the keys encode a text otherwise than the file does."""
     before, after = Tokenizer.from_file(path), Tokenizer.from_gguf(metadata)
     for text in (_PRINTABLE, "  two  spaces\n\n", *texts):
         if before.encode(text) != after.encode(text):

@@ -1,6 +1,6 @@
 """Which format each tensor takes in a file of a given kind: llama.cpp's rule for its "mixes".
 
-Knows canonical names and shapes; how a format is made is the business of `quantize.py`.
+Knows canonical names and shapes; `weights/quantize.py` makes the blocks.
 """
 
 from __future__ import annotations

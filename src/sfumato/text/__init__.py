@@ -1,4 +1,4 @@
-"""The text room: text to token ids, messages to a prompt, a reply to thought, answer, tool calls.
+"""Text to token ids, messages to a prompt, a reply to thought, answer and tool calls.
 
 Knows no tensors, no sampling and no requests.
 

@@ -1,12 +1,12 @@
 """The argument syntax of tool calls: `call:NAME{key:<quote>text<quote>,n:3,list:[true,null]}`.
 
-A reader for what models write, so it is lenient where the meaning is plain (parentheses for braces,
-`=` for `:`, JSON quotes, words without quotes) and refuses the rest. It never evaluates anything;
-time is linear in the length (no pattern here can backtrack over its input twice) and nesting is
-bounded. Knows nothing of replies (reply.py finds the calls in them).
+Models write this syntax with mistakes, so the reader is lenient where the meaning is plain
+(parentheses for braces, `=` for `:`, JSON quotes, words without quotes) and refuses the rest. It
+never evaluates anything; time is linear in the length (no pattern here can backtrack over its input
+twice) and nesting is bounded. Knows nothing of replies (reply.py finds the calls in them).
 
-The quotes around a text are special tokens. In the text that is read here, `QUOTE` stands for each:
-half a character, which no decoded text holds, so that a text about a quote can hold its characters.
+The quotes around a text are special tokens. In the text that is read here each of them is `QUOTE`:
+half a character, which no decoded text holds, so that an argument may hold the quote's characters.
 """
 
 from __future__ import annotations
@@ -52,8 +52,8 @@ def parse_call(text: str, quote: str) -> ToolCall:
     """Read the text between the markers of a call, with `QUOTE` for each `quote` token.
 
     `NAME{…}` and `NAME(…)` are read, with `call:` before the name or without. The brackets must be
-    there and closed: a call that was cut off is no call. Of a key that comes twice the last value
-    counts, as in JSON.
+    present and closed: a call that was cut off is no call. Of a key that occurs twice the last
+    value counts, as in JSON.
 
     Raises:
         CallSyntaxError: the text is none of these, or nests deeper than MAX_DEPTH.
@@ -78,7 +78,7 @@ def as_written(text: str, quote: str) -> str:
 
 
 class _CallReader:
-    """A place in the text; each method reads one thing there and moves past it."""
+    """A position in the text; each method reads one item at it and moves past the item."""
 
     def __init__(self, text: str, at: int, quote: str) -> None:
         self.text, self.at, self.quote = text, at, quote
@@ -112,7 +112,7 @@ class _CallReader:
     def members(self, depth: int) -> dict[str, Any]:
         closer = _CLOSER[self.peek()]
         self.at += 1
-        found: dict[str, Any] = {}
+        arguments: dict[str, Any] = {}
         first = True
         while self.more(closer, first):
             key = self.key()
@@ -120,18 +120,18 @@ class _CallReader:
             if self.peek() not in (":", "="):
                 raise self.expected("':'")
             self.at += 1
-            found[key] = self.value(depth)
+            arguments[key] = self.value(depth)
             first = False
-        return found
+        return arguments
 
     def items(self, depth: int) -> list[Any]:
         self.at += 1
-        found = []
+        values = []
         first = True
         while self.more("]", first):
-            found.append(self.value(depth))
+            values.append(self.value(depth))
             first = False
-        return found
+        return values
 
     def key(self) -> str:
         quoted = self.string()

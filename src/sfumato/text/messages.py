@@ -1,7 +1,7 @@
 """What callers send, checked: messages and tools in the shape that chat templates read.
 
-Knows no template and no token. Everything that leaves here is fresh, plain JSON data, so that a
-template sees no object with methods of its own, and no caller sees its messages changed.
+Knows no template and no token. What these functions return is new, plain JSON data: a template gets
+no object with methods, and the caller's messages are never changed.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ def check_messages(
     Each message has a `role` of ROLES and a `content`: text, or a list of `{"type": "text",
     "text": …}`. An assistant's may have `tool_calls` as in OpenAI's API, and then no content; its
     thoughts are left out, because past thoughts never go back to the model. A tool's answers one of
-    them by `tool_call_id` or `name`; both are in what comes back. Other keys are left out.
+    them by `tool_call_id` or `name`; the result has both. Other keys are left out.
 
     Raises:
         MessageError: naming the message by its index, and the field.
@@ -47,7 +47,7 @@ def check_messages(
     if not messages:
         raise MessageError("messages: is empty; send at least one message")
     checked: list[dict[str, Any]] = []
-    room = _Room()
+    budget = _ValueBudget()
     for i, message in enumerate(messages, first):
         where = f"messages[{i}]"
         if not isinstance(message, Mapping):
@@ -62,7 +62,7 @@ def check_messages(
         if calls is not None and role != "assistant":
             raise MessageError(f"{where}.tool_calls: only an assistant's message has tool calls")
         if calls:
-            clean["tool_calls"] = _tool_calls(calls, f"{where}.tool_calls", room)
+            clean["tool_calls"] = _tool_calls(calls, f"{where}.tool_calls", budget)
         if message.get("content") is not None or "tool_calls" not in clean:
             clean["content"] = _content(message.get("content"), role, f"{where}.content", markers)
         if role == "tool":
@@ -150,8 +150,8 @@ def tool_name(name: Any, where: str) -> str:
 
 
 @dataclass
-class _Room:
-    """Values that may still be made of texts."""
+class _ValueBudget:
+    """How many values may still be decoded from texts."""
 
     left: int = MOST_VALUES
 
@@ -163,7 +163,7 @@ class _Room:
         return json.loads(text)
 
 
-def _tool_calls(calls: Any, where: str, room: _Room) -> list[dict[str, Any]]:
+def _tool_calls(calls: Any, where: str, budget: _ValueBudget) -> list[dict[str, Any]]:
     if not isinstance(calls, list | tuple):
         raise MessageError(f"{where}: must be a list")
     checked = []
@@ -176,7 +176,7 @@ def _tool_calls(calls: Any, where: str, room: _Room) -> list[dict[str, Any]]:
         arguments = function.get("arguments") or {}
         if isinstance(arguments, str):
             try:
-                arguments = room.decoded(arguments)
+                arguments = budget.decoded(arguments)
             except JsonTooLarge as error:
                 raise MessageError(f"{here}.function.arguments: {error}") from error
             except ValueError as error:

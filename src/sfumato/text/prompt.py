@@ -1,4 +1,4 @@
-"""Messages to the ids of a prompt, such that no message can speak in the template's voice.
+"""Messages to the ids of a prompt, such that no message can write a special token.
 
 Joins template.py and tokenizer.py; knows nothing of replies.
 """
@@ -76,8 +76,8 @@ def prompt_ids(
 
 
 def check_long_texts(value: Any, check: Callable[[str], None]) -> None:
-    """Calls check with each long text in plain data, before any copy of it is made: a template may
-    trim a text, or leave a past thought out, but not by megabytes that somebody meant."""
+    """Calls check with each long text in plain data, before any copy of it is made: what a template
+    trims of a text, or leaves out as a past thought, is not megabytes."""
     for text in _texts(value):
         if len(text) > LONG:
             check(text)
@@ -87,7 +87,7 @@ def _stand_ins(starts: set[str], used: set[str]) -> dict[str, str]:
     free = (c for c in map(chr, _PRIVATE) if c not in used)
     chosen = dict(zip(sorted(starts), free, strict=False))
     if len(chosen) < len(starts):
-        raise MessageError("messages: use every private-use character there is; remove some")
+        raise MessageError("messages: use every private-use character; remove some")
     return chosen
 
 

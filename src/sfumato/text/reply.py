@@ -1,7 +1,8 @@
-"""A reply to its parts: thought, answer and tool calls, piece by piece as the text comes.
+"""Splits a reply into thought, answer and tool calls, piece by piece as the text is decoded.
 
-Only special tokens are markers. They come as `Marker`, from `Tokenizer.pieces`; a text that quotes
-a marker is text. Knows no ids. The syntax inside a tool call is read by calls.py.
+Only special tokens are markers: `Tokenizer.pieces` gives each as a `Marker`, and a text that quotes
+a marker is text. `ChatMarkers` says which marker has which role. Knows no ids. The syntax inside a
+tool call is read by calls.py.
 """
 
 from __future__ import annotations
@@ -89,7 +90,7 @@ class ReplyParser:
         self._region = Region.THOUGHT if in_thought else Region.ANSWER
         self._in_header = in_thought  # the thought's header may still be coming
         self._ignore_ends = ignore_ends
-        self._header = ""  # what has come of it
+        self._header = ""  # the part of it that was read
         self._call: list[str] = []
         self._texts = {"thought": _Text(strip=True), "answer": _Text(strip=False)}
         self._calls: list[ToolCall] = []
@@ -101,7 +102,7 @@ class ReplyParser:
         return self._region is Region.NOTHING
 
     def feed(self, pieces: Iterable[Piece]) -> list[Delta | ToolCall]:
-        """What the pieces add, in order; a tool call comes when it is complete."""
+        """What the pieces add, in order; a tool call is added when it is complete."""
         out: list[Delta | ToolCall] = []
         for piece in pieces:
             if isinstance(piece, Marker):
@@ -111,7 +112,7 @@ class ReplyParser:
         return _joined(out)
 
     def flush(self) -> list[Delta | ToolCall]:
-        """What was held back in the hope of more: call it once, after the last `feed`."""
+        """What was held back until more text: call it once, after the last `feed`."""
         out: list[Delta | ToolCall] = []
         self._enter(Region.NOTHING, out)
         return _joined(out)
@@ -120,8 +121,8 @@ class ReplyParser:
         """The whole reply; includes `flush`."""
         self.flush()
         return ParsedReply(
-            self._texts["thought"].whole() or None,
-            self._texts["answer"].whole(),
+            self._texts["thought"].joined() or None,
+            self._texts["answer"].joined(),
             tuple(self._calls),
             tuple(self._warnings),
         )
@@ -166,7 +167,7 @@ class ReplyParser:
             self._append("thought", self._after_header(text) if self._in_header else text, out)
 
     def _after_header(self, text: str) -> str:
-        """What of a text comes after the thought's header."""
+        """The part of a text after the thought's header."""
         read, header = self._header + text, self._markers.thought_header
         if read != header and header.startswith(read):
             self._header = read
@@ -182,7 +183,7 @@ class ReplyParser:
 
 
 def _joined(parts: list[Delta | ToolCall]) -> list[Delta | ToolCall]:
-    """Neighbouring deltas of one kind made one."""
+    """The parts with adjacent deltas of one kind joined."""
     out: list[Delta | ToolCall] = []
     for kind, group in groupby(parts, key=lambda part: getattr(part, "kind", None)):
         if kind is None:
@@ -193,7 +194,7 @@ def _joined(parts: list[Delta | ToolCall]) -> list[Delta | ToolCall]:
 
 
 class _Text:
-    """One field as it grows; `append` returns what may be shown already."""
+    """One field while it is read; `append` returns what may be shown already."""
 
     def __init__(self, strip: bool) -> None:
         self._strip = strip
@@ -217,7 +218,7 @@ class _Text:
             self._parts.append(text)
         return text
 
-    def whole(self) -> str:
+    def joined(self) -> str:
         return "".join(self._parts)
 
 

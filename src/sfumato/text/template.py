@@ -51,7 +51,7 @@ class ChatTemplate:
     ) -> None:
         self.source, self.bos, self.eos, self.origin = source, bos, eos, origin
         self.markers = markers
-        self._heeds_messages = False  # until a render has shown it
+        self._shows_messages = False  # until a render has shown it
         try:
             self._template = _environment().from_string(source)
         except jinja2.TemplateSyntaxError as error:
@@ -147,11 +147,11 @@ class ChatTemplate:
             "enable_thinking": thinking,
         }
         text = self._filled(messages, rest)
-        if not self._heeds_messages:
+        if not self._shows_messages:
             # One that drops the messages would go unnoticed: the model answers something anyway.
             others = _reworded(messages)
-            self._heeds_messages = self._filled(others, rest) != text
-            if not self._heeds_messages and others != messages:
+            self._shows_messages = self._filled(others, rest) != text
+            if not self._shows_messages and others != messages:
                 raise TemplateError(
                     f"{self.origin}: gives the same prompt whatever the messages say, so the model "
                     "would not see them; get the template again"
@@ -179,26 +179,26 @@ def _source(jinja: Path, config: Path) -> tuple[str, Path]:
             raise TemplateError(
                 f"{jinja}: is not UTF-8 (at byte {error.start}); download it again"
             ) from error
-    found = read_object(config).get("chat_template") if config.is_file() else None
-    if isinstance(found, list):
+    source = read_object(config).get("chat_template") if config.is_file() else None
+    if isinstance(source, list):
         named = {
             entry["name"]: entry.get("template")
-            for entry in found
+            for entry in source
             if isinstance(entry, dict) and isinstance(entry.get("name"), str)
         }
         if "default" not in named:
             raise TemplateError(
                 f"{config}: chat_template has no entry named 'default', only {sorted(named)}"
             )
-        found = named["default"]
-    if found is None:
+        source = named["default"]
+    if source is None:
         raise TemplateError(
             f"{jinja}: does not exist, and {config.name} has no chat_template; complete the "
             "checkpoint's folder, or send a plain prompt"
         )
-    if not isinstance(found, str):
-        raise TemplateError(f"{config}: chat_template must be a text, not {quoted(found)}")
-    return found, config
+    if not isinstance(source, str):
+        raise TemplateError(f"{config}: chat_template must be a text, not {quoted(source)}")
+    return source, config
 
 
 def _reworded(messages: list[dict[str, Any]]) -> list[dict[str, Any]]:

@@ -35,7 +35,7 @@ _LISTED = 8
 class Checkpoint:
     """An opened checkpoint.
 
-    tensors: canonical name → where it lies; a tensor of no known place keeps the file's name.
+    tensors: canonical name → where its bytes are; a tensor of no known name keeps the file's.
     vision: the vision tower's tensors, by the file's names, kept aside.
     metadata: for safetensors {"config": …, "generation_config": … or {}}, the JSON files beside
     the weights; for GGUF the file's flat key → value.
@@ -141,20 +141,20 @@ def _sort(
     aliases: dict[str, TensorInfo] = {}
     vision: dict[str, TensorInfo] = {}
     for info in (info for file in files for info in file.tensors.values()):
-        found = place(info.name)
-        if found.kind == "constant":
+        role = place(info.name)
+        if role.kind == "constant":
             continue
-        if found.kind == "alias":
-            aliases.setdefault(found.name, info)
+        if role.kind == "alias":
+            aliases.setdefault(role.name, info)
             continue
-        shelf = vision if found.kind == "vision" else tensors
-        other = shelf.setdefault(found.name, info)
+        group = vision if role.kind == "vision" else tensors
+        other = group.setdefault(role.name, info)
         if other is not info:
             raise CheckpointError(
                 f"{info.file}: tensor {quoted(info.name)} holds the same as {quoted(other.name)} "
                 f"of {other.file.name}; remove one of them"
             )
-    # A tied copy serves where the decoder's own tensor was not saved.
+    # A tied copy is used where the decoder's tensor was not saved.
     return {**aliases, **tensors}, vision
 
 

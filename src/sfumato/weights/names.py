@@ -18,7 +18,7 @@ _CANONICAL_LAYER = re.compile(r"layers\.(0|[1-9][0-9]{0,3})\.(.+)")
 
 @dataclass(frozen=True)
 class Place:
-    """What a file's tensor is to us.
+    """The role of a file's tensor.
 
     "tensor": the canonical tensor `name`; "alias": a tied copy of it; "vision": kept aside;
     "constant": no weight, but something that the config's reader looks at; "unknown": none of
@@ -36,7 +36,7 @@ class TensorNames:
     gguf, gguf_layer: name in a GGUF file → canonical name; those of a layer without `blk.N.` and
     `layers.N.`. gguf_older: spellings of earlier files, which are read and not written.
     prefix: what safetensors files put before a canonical name. tied_prefix: what they put before
-    a tied copy of one, except for `tied_layer` (there → here), which are tensors of their own.
+    a tied copy of one, except for `tied_layer` (file's → canonical), which are independent tensors.
     """
 
     gguf: Mapping[str, str]
@@ -47,7 +47,7 @@ class TensorNames:
     gguf_vision: tuple[str, ...] = ()  # prefixes
     tied_prefix: str = ""
     tied_layer: Mapping[str, str] = field(default_factory=dict)
-    aliases: Mapping[str, str] = field(default_factory=dict)  # whole names → canonical names
+    aliases: Mapping[str, str] = field(default_factory=dict)  # the file's names → canonical names
     vision: tuple[str, ...] = ()  # prefixes
 
     def place_gguf(self, name: str) -> Place:
@@ -94,12 +94,12 @@ class TensorNames:
 
     @cached_property
     def _gguf_back(self) -> dict[str, str]:
-        return {ours: theirs for theirs, ours in self.gguf.items()}
+        return {canonical: name for name, canonical in self.gguf.items()}
 
     @cached_property
     def _gguf_layer_back(self) -> dict[str, str]:
-        return {ours: theirs for theirs, ours in self.gguf_layer.items()}
+        return {canonical: name for name, canonical in self.gguf_layer.items()}
 
     @cached_property
     def _tied_back(self) -> dict[str, str]:
-        return {ours: theirs for theirs, ours in self.tied_layer.items()}
+        return {canonical: name for name, canonical in self.tied_layer.items()}

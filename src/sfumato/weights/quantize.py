@@ -69,7 +69,7 @@ def _inverse(scale: Tensor) -> Tensor:
 
 
 def _codes(values: Tensor, levels: int) -> Tensor:
-    """The whole part of each value, at most `levels`: float32, from 0 to 127, to uint8."""
+    """The integer part of each value, at most `levels`: float32, from 0 to 127, to uint8."""
     return values.to(torch.int8).clamp_(max=levels).view(torch.uint8)  # to uint8 torch is slow
 
 

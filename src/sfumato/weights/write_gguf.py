@@ -44,7 +44,7 @@ def write_gguf(
     tensors: Sequence[TensorStream],
     wrote: Callable[[int], None] = lambda count: None,
 ) -> None:
-    """Writes a whole file. `wrote` is told the bytes of tensors written since its last call.
+    """Writes a file. `wrote` is called with the bytes of tensors written since its last call.
 
     metadata: key → str, bool, int, float, a list of str, or a NumPy array. Readers ask for exact
     types: integers become uint32 where they fit, floats float32, as other writers have it. Those
@@ -57,7 +57,7 @@ def write_gguf(
         for chunk in tensor.chunks():
             stream.write(chunk.numpy().data)
             wrote(chunk.numel())
-        assert stream.tell() == start + tensor.nbytes, f"{tensor.name}: not all of it came"
+        assert stream.tell() == start + tensor.nbytes, f"{tensor.name}: bytes are missing"
 
 
 def layout(metadata: Mapping[str, Any], tensors: Sequence[TensorStream]) -> tuple[bytes, list[int]]:

@@ -26,7 +26,8 @@ def write_safetensors(
 ) -> None:
     """Writes model.safetensors, or shards and their index, into a folder that exists.
 
-    Formats F32, F16 and BF16. `wrote` is told the bytes of tensors written since its last call.
+    Formats F32, F16 and BF16. `wrote` is called with the bytes of tensors written since its last
+    call.
     """
     shards = list(_shards(tensors, shard))
     index: dict[str, str] = {}

@@ -20,7 +20,7 @@ LARGEST = 1e30  # beyond it a float is garbage, and float32 near its end
 class FieldReader:
     """Typed access to one mapping, with errors that say where the field should have been.
 
-    A default stands for an absent field only: what is given must be sound, and null is not.
+    A default replaces an absent field only: a field that is given must be valid, and null is not.
     """
 
     def __init__(self, where: str, values: Mapping[str, Any], prefix: str = "") -> None:
@@ -76,7 +76,7 @@ class FieldReader:
         return FieldReader(f"{self.where}.{self.prefix}{key}", value)
 
     def per_layer(self, key: str, count: int, scalar: bool = True) -> list[int]:
-        """One integer or flag a layer; with `scalar`, a single one stands for all layers."""
+        """One integer or flag a layer; with `scalar`, a single one counts for all layers."""
         value = self._get(key, None)
         if count > MOST_LAYERS:
             raise ConfigError(f"{self.where}: {count} layers; that is no real checkpoint")

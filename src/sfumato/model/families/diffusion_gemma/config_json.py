@@ -40,7 +40,7 @@ def config_from_hf(
     _refuse_unsupported(config, text)
     read = FieldReader("config.json: text_config", text)
     vocab_size = read.integer("vocab_size")
-    own_ends = read.tokens("eos_token_id", vocab_size)
+    text_ends = read.tokens("eos_token_id", vocab_size)
     ends = FieldReader("generation_config.json", generation or {}).tokens(
         "eos_token_id", vocab_size
     )
@@ -59,7 +59,7 @@ def config_from_hf(
         logit_softcap=read.number("final_logit_softcapping", 30.0),
         layers=_hf_layers(read),
         bos_id=read.token("bos_token_id", vocab_size),
-        eos_ids=ends or own_ends,
+        eos_ids=ends or text_ends,
         pad_id=read.token("pad_token_id", vocab_size),
     )
 
@@ -87,9 +87,9 @@ def _hf_layers(text: FieldReader) -> tuple[LayerConfig, ...]:
     newer = "per_layer_config" in text.values
     overrides = text.child("per_layer_config", {})
     padded = {key[:-1].lstrip("0") + key[-1:]: key for key in overrides.values}
-    if strangers := padded.keys() - {str(index) for index in range(len(kinds))}:
+    if unknown := padded.keys() - {str(index) for index in range(len(kinds))}:
         raise ConfigError(
-            f"{overrides.where}: {quoted(min(strangers))} is none of the {len(kinds)} layers"
+            f"{overrides.where}: {quoted(min(unknown))} is none of the {len(kinds)} layers"
         )
     rope = text.child("rope_parameters", ROPE)
     layers = []
@@ -100,8 +100,8 @@ def _hf_layers(text: FieldReader) -> tuple[LayerConfig, ...]:
             dim = text.integer("global_head_dim", 512)
             if text.values.get("num_global_key_value_heads") is not None:
                 heads = text.integer("num_global_key_value_heads")
-        own = overrides.child(padded.get(str(index), ""), {})
-        dim, heads = own.integer("head_dim", dim), own.integer("num_key_value_heads", heads)
+        changed = overrides.child(padded.get(str(index), ""), {})
+        dim, heads = changed.integer("head_dim", dim), changed.integer("num_key_value_heads", heads)
         layers.append(LayerConfig(sliding, heads, dim, *_hf_rope(rope.child(kind), dim)))
     return tuple(layers)
 
