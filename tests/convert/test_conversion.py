@@ -76,12 +76,12 @@ def test_the_mix(folder: Path, tmp_path: Path) -> None:
     checkpoint = open_checkpoint(tmp_path / "x.gguf")
     assert done.target == "q4_k_m"
     assert done.nbytes == sum(i.nbytes for i in checkpoint.tensors.values()) + 4 * 16
-    found = {name: info.format for name, info in checkpoint.tensors.items()}
-    assert found["embed_tokens.weight"] == "Q6_K"
-    assert found["layers.0.self_attn.q_proj.weight"] == "Q4_K"
+    formats = {name: info.format for name, info in checkpoint.tensors.items()}
+    assert formats["embed_tokens.weight"] == "Q6_K"
+    assert formats["layers.0.self_attn.q_proj.weight"] == "Q4_K"
     # Of three layers the mix favours the last; of two V projections the second.
-    assert [found[f"layers.{i}.experts.down_proj"] for i in range(3)] == ["Q5_0", "Q5_0", "Q8_0"]
-    values = [found[f"layers.{i}.self_attn.v_proj.weight"] for i in range(2)]
+    assert [formats[f"layers.{i}.experts.down_proj"] for i in range(3)] == ["Q5_0", "Q5_0", "Q8_0"]
+    values = [formats[f"layers.{i}.self_attn.v_proj.weight"] for i in range(2)]
     assert values == ["Q4_K", "Q6_K"]
     once = replace(config_of(checkpoint), rms_norm_eps=1e-6)  # it has been a float32
     assert replace(once, eos_ids=(1, 6)) == config_of(open_checkpoint(folder))
@@ -212,11 +212,11 @@ def test_transformers_loads_what_was_a_gguf_file(folder: Path, tmp_path: Path) -
 
 
 def test_progress_ends_at_the_total(folder: Path, tmp_path: Path) -> None:
-    told: list[tuple[int, int]] = []
-    done = convert(folder, tmp_path / "x.gguf", progress=lambda *at: told.append(at))
-    counts = [count for count, _ in told]
+    calls: list[tuple[int, int]] = []
+    done = convert(folder, tmp_path / "x.gguf", progress=lambda *at: calls.append(at))
+    counts = [count for count, _ in calls]
     assert counts == sorted(counts)
-    assert {total for _, total in told} == {done.nbytes}
+    assert {total for _, total in calls} == {done.nbytes}
     assert counts[-1] == done.nbytes
 
 

@@ -62,8 +62,8 @@ def test_which_layers_the_mix_favours(shapes: dict[str, tuple[int, ...]]) -> Non
     chosen = formats(shapes, TARGETS["q4_k_m"])
     down = [0, 1, 2, 5, 8, 11, 14, 17, 20, 23, 26, 27, 28, 29]
     for name in ("experts.down_proj", "mlp.down_proj.weight"):
-        found = {i: chosen[f"layers.{i}.{name}"] for i in range(30)}
-        assert found == {i: "Q8_0" if i in down else "Q5_0" for i in range(30)}
+        chosen_formats = {i: chosen[f"layers.{i}.{name}"] for i in range(30)}
+        assert chosen_formats == {i: "Q8_0" if i in down else "Q5_0" for i in range(30)}
     value = {i: chosen.get(f"layers.{i}.self_attn.v_proj.weight") for i in range(30)}
     assert [i for i, kind in value.items() if kind == "Q6_K"] == [
         *(0, 1, 2, 6, 9, 13, 16, 20, 24, 25, 26, 27, 28)

@@ -126,8 +126,8 @@ def test_a_reply_that_quotes_markers_comes_back_as_it_was(
     said = gemma.encode(text, special=False)
     quote, call, ends = (gemma.encode(m) for m in ('<|"|>', "<|tool_call>", "<tool_call|>"))
     name = gemma.encode("call:f{a:", special=False)
-    whole = [*said, *call, *name, *quote, *said, *quote, *gemma.encode("}"), *ends]
-    reply = parse_reply(gemma.pieces(whole), MARKERS)
+    ids_of_reply = [*said, *call, *name, *quote, *said, *quote, *gemma.encode("}"), *ends]
+    reply = parse_reply(gemma.pieces(ids_of_reply), MARKERS)
     assert (reply.text, reply.tool_calls) == (text, (ToolCall("f", {"a": text}),))
     ids = prompt_ids(gemma_template, gemma, _past(reply.text, reply.tool_calls[0].arguments))
     assert gemma.decode(ids).count(text) == 2

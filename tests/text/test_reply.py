@@ -70,9 +70,9 @@ def test_an_unreadable_call_is_a_warning_and_nothing_else() -> None:
 
 
 def test_a_call_that_was_cut_off_is_not_made() -> None:
-    whole = '<|tool_call>call:delete{path:<|"|>/a<|"|>,n:3}'
-    for end in range(len("<|tool_call>"), len(whole)):
-        reply = parse(whole[:end])
+    expected = '<|tool_call>call:delete{path:<|"|>/a<|"|>,n:3}'
+    for end in range(len("<|tool_call>"), len(expected)):
+        reply = parse(expected[:end])
         assert (reply.text, reply.tool_calls) == ("", ())
         assert reply.warnings
 
@@ -166,19 +166,19 @@ def _cut(reply: list[Piece], sizes: list[int]) -> Iterator[Piece]:
 
 @given(_replies, st.lists(st.integers(1, 9), min_size=1, max_size=12), st.booleans())
 def test_cuts_do_not_matter(reply: list[Piece], sizes: list[int], in_thought: bool) -> None:
-    whole = parse_reply(reply, MARKERS, in_thought)
+    expected = parse_reply(reply, MARKERS, in_thought)
     for size in (sizes, [1]):
         parser = ReplyParser(MARKERS, in_thought)
         events = [event for piece in _cut(reply, size) for event in parser.feed([piece])]
         events += parser.flush()
-        assert parser.finish() == whole
+        assert parser.finish() == expected
         joined = {"thought": "", "answer": ""}
         for event in events:
             if isinstance(event, Delta):
                 assert event.text
                 joined[event.kind] += event.text
-        assert joined == {"thought": whole.thought or "", "answer": whole.text}
-        assert tuple(e for e in events if isinstance(e, ToolCall)) == whole.tool_calls
+        assert joined == {"thought": expected.thought or "", "answer": expected.text}
+        assert tuple(e for e in events if isinstance(e, ToolCall)) == expected.tool_calls
 
 
 @given(st.text())
@@ -193,9 +193,9 @@ def test_text_without_markers_is_the_answer(text: str) -> None:
 def test_long_replies_take_linear_time(unit: str) -> None:
     text = pieces(unit * (400_000 // len(unit)))
     start = time.perf_counter()
-    whole = parse_reply(text, MARKERS)
+    expected = parse_reply(text, MARKERS)
     parser = ReplyParser(MARKERS)
     for piece in _cut(text, [7]):
         parser.feed([piece])
-    assert parser.finish() == whole
+    assert parser.finish() == expected
     assert time.perf_counter() - start < 20  # about a second; squared: hours

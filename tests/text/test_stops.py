@@ -82,8 +82,8 @@ def test_what_passes_is_the_text_before_the_stop(
 ) -> None:
     """However the reply comes, what has passed stays, and no more is held back than could be the
     start of a stop string."""
-    stops, whole = StopStrings(stop), TOKENIZER.pieces(ids)
-    end = _expected(whole, stop)
+    stops, pieces = StopStrings(stop), TOKENIZER.pieces(ids)
+    end = _expected(pieces, stop)
     gate, detokenizer, read, passed = StopGate(stops, MARKERS), Detokenizer(TOKENIZER), "", []
     for canvas in _canvases(ids, sizes):
         came = detokenizer.pieces(canvas)
@@ -92,11 +92,11 @@ def test_what_passes_is_the_text_before_the_stop(
         held = read[:end][len(_text(passed)) :]
         assert not held or any(s.startswith(held) for s in stops.strings)
     passed += gate.feed(detokenizer.pieces((), last=True)) + gate.flush()
-    assert _text(passed) == _text(whole)[:end]
+    assert _text(passed) == _text(pieces)[:end]
     markers = [piece for piece in passed if isinstance(piece, Marker)]
-    assert markers == [piece for piece in whole if isinstance(piece, Marker)][: len(markers)]
+    assert markers == [piece for piece in pieces if isinstance(piece, Marker)][: len(markers)]
     if end is None:
-        assert [*_joined(passed)] == whole
+        assert [*_joined(passed)] == pieces
 
 
 def _joined(reply: list[Piece]) -> Iterator[Piece]:
@@ -155,18 +155,18 @@ def test_no_characters_are_read_again(monkeypatch: pytest.MonkeyPatch) -> None:
 
     monkeypatch.setattr(StopSearch, "_look", counted_look)
     monkeypatch.setattr(Detokenizer, "pieces", counted_pieces)
-    found = []
+    calls = []
     for canvases in (50, 100):
         cut, reply = StopCut(TOKENIZER, StopStrings(["never", "\n\n"]), MARKERS), list[int]()
         for _ in range(canvases):
             added = TOKENIZER.encode("some of ")
             assert cut(reply, added) is None
             reply += added
-        found.append(dict(work))
+        calls.append(dict(work))
         work.update(searched=0, decoded=0)
     for name in work:
-        assert found[1][name] <= 2.1 * found[0][name]
-    assert found[1]["decoded"] <= 2 * len(reply)
+        assert calls[1][name] <= 2.1 * calls[0][name]
+    assert calls[1]["decoded"] <= 2 * len(reply)
 
 
 def test_the_tail_is_no_longer_than_it_must_be() -> None:

@@ -139,7 +139,7 @@ def test_a_pipe_is_no_file(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("error", "what", "done", "found"),
+    ("error", "failing", "done", "content"),
     [
         (OSError, "model", False, OURS),
         (OSError, ".part", False, OURS),
@@ -151,23 +151,23 @@ def test_a_pipe_is_no_file(tmp_path: Path) -> None:
 )
 def test_a_folder_is_the_old_or_the_new_one(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch,
-    error: type[BaseException], what: str, done: bool, found: str,
+    error: type[BaseException], failing: str, done: bool, content: str,
 ) -> None:  # fmt: skip
     """Whether a rename fails, or a signal comes before or right after it."""
     path, rename = _folder(tmp_path / "model"), Path.rename
 
     def fails(source: Path, target: Path) -> Path:
-        failing = source.name.endswith(what)
-        if done or not failing:
+        fails_now = source.name.endswith(failing)
+        if done or not fails_now:
             rename(source, target)
-        if failing:
+        if fails_now:
             raise error
         return target
 
     monkeypatch.setattr(Path, "rename", fails)
     with pytest.raises(error):
         _replace(path)
-    assert (path / "config.json").read_text() == found
+    assert (path / "config.json").read_text() == content
     assert _names(tmp_path) == {"model"}
 
 
@@ -184,7 +184,7 @@ def test_an_old_folder_that_cannot_be_removed_is_no_failure(
     assert (path / "config.json").read_text() == "{1}"
 
 
-def test_too_little_room_is_told_before_anything_is_written(tmp_path: Path) -> None:
+def test_too_little_room_is_reported_before_anything_is_written(tmp_path: Path) -> None:
     with pytest.raises(ValueError, match=r"takes 1000000000\.0 GB.*free"):
         atomic_path(tmp_path / "x", 10**18).__enter__()
     assert _names(tmp_path) == set()
@@ -195,7 +195,7 @@ def test_a_missing_folder_is_named(tmp_path: Path) -> None:
         atomic_path(tmp_path / "nowhere" / "x", 1).__enter__()
 
 
-def test_a_folder_is_kept_where_nobody_checks_it(tmp_path: Path) -> None:
+def test_a_folder_is_kept_that_no_function_checks(tmp_path: Path) -> None:
     path = _folder(tmp_path / "model")
     with pytest.raises(ValueError, match="model: is a folder; name a file"):
         atomic_path(path, 1, force=True).__enter__()

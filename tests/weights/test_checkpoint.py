@@ -91,8 +91,8 @@ def test_safetensors(tmp_path: Path, shards: int) -> None:
 def test_generation_config_is_read(tmp_path: Path) -> None:
     folder = save_folder(tmp_path, theirs())
     (folder / "generation_config.json").write_text('{"eos_token_id": [1, 106]}')
-    found = open_checkpoint(folder / "model.safetensors").metadata["generation_config"]
-    assert found == {"eos_token_id": [1, 106]}
+    generation = open_checkpoint(folder / "model.safetensors").metadata["generation_config"]
+    assert generation == {"eos_token_id": [1, 106]}
 
 
 def test_tied_copies_serve_only_where_the_decoders_tensor_is_absent(tmp_path: Path) -> None:

@@ -103,13 +103,13 @@ def test_metadata_of_every_type(tmp_path: Path) -> None:
     writer.write_header_to_file()
     writer.write_kv_data_to_file()
     writer.close()
-    found = read_gguf(path).metadata
-    assert {key: found[key] for key in scalars} == scalars
-    assert type(found["bool"]) is bool and type(found["uint8"]) is int
-    assert found["words"] == ["", "a", "日本"]
-    assert found["flags"].dtype == bool and found["flags"].tolist() == [True, False]
-    assert found["numbers"].tolist() == [1, -2]
-    assert found["reals"].tolist() == [0.5, 1.5]
+    metadata = read_gguf(path).metadata
+    assert {key: metadata[key] for key in scalars} == scalars
+    assert type(metadata["bool"]) is bool and type(metadata["uint8"]) is int
+    assert metadata["words"] == ["", "a", "日本"]
+    assert metadata["flags"].dtype == bool and metadata["flags"].tolist() == [True, False]
+    assert metadata["numbers"].tolist() == [1, -2]
+    assert metadata["reals"].tolist() == [0.5, 1.5]
 
 
 @pytest.mark.parametrize("name", SIMPLE_FORMATS)

@@ -137,11 +137,11 @@ def test_a_row_does_not_depend_on_what_is_quantized_with_it(
     name: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     values = _heavy(3, 7, 512)
-    whole = quantize(values, BLOCK_FORMATS[name])
-    assert whole.shape == (3, 7, 512)
+    blocks = quantize(values, BLOCK_FORMATS[name])
+    assert blocks.shape == (3, 7, 512)
     monkeypatch.setattr(module, "_CHUNK", 1024)
-    assert torch.equal(quantize(values, BLOCK_FORMATS[name]).data, whole.data)
-    assert torch.equal(quantize(values[1], BLOCK_FORMATS[name]).data, whole.data[1])
+    assert torch.equal(quantize(values, BLOCK_FORMATS[name]).data, blocks.data)
+    assert torch.equal(quantize(values[1], BLOCK_FORMATS[name]).data, blocks.data[1])
 
 
 @pytest.fixture
@@ -203,13 +203,13 @@ def test_quantizing_at_load(
     name: str, shape: tuple[int, ...], target: str, format: str | None
 ) -> None:
     values = _normal(*shape)
-    found = quantized(name, values, target)
+    result = quantized(name, values, target)
     if format is None:
-        assert found is values
+        assert result is values
     else:
-        assert isinstance(found, QuantizedTensor)
-        assert (found.format.name, found.shape) == (format, shape)
-        assert torch.equal(found.data, quantize(values, BLOCK_FORMATS[format]).data)
+        assert isinstance(result, QuantizedTensor)
+        assert (result.format.name, result.shape) == (format, shape)
+        assert torch.equal(result.data, quantize(values, BLOCK_FORMATS[format]).data)
 
 
 @pytest.mark.parametrize("target", ["q4_k_m", "q3_k", "Q4_K"])

@@ -26,9 +26,9 @@ def test_recoding(format: str, chunk: int, monkeypatch: pytest.MonkeyPatch) -> N
             expected = quantize(values, BLOCK_FORMATS[format]).data
         else:
             expected = values.to(tensor_stream.FLOAT_FORMATS[format]).view(torch.uint8)
-        found = _joined(source, format)
-        assert torch.equal(found, expected.flatten())
-        assert len(found) == TensorStream.of("x", source, format).nbytes
+        result = _joined(source, format)
+        assert torch.equal(result, expected.flatten())
+        assert len(result) == TensorStream.of("x", source, format).nbytes
 
 
 def test_blocks_of_the_same_format_are_copied() -> None:

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import ast
 import json
+from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 
@@ -10,6 +12,7 @@ import pytest
 import torch
 from safetensors.torch import save_file
 
+import sfumato.model.families
 from sfumato.model.families import DIFFUSION_GEMMA, FAMILIES, Family, family_of, open_checkpoint
 from sfumato.text.markers import ChatMarkers
 from sfumato.weights.errors import CheckpointError
@@ -73,3 +76,39 @@ def test_a_family_is_complete(family: Family) -> None:
     assert sum(other.model_type == family.model_type for other in FAMILIES) == 1
     assert sum(other.architecture == family.architecture for other in FAMILIES) == 1
     assert family.sampler.hf.keys() == family.sampler.gguf.keys()
+
+
+SRC = Path(sfumato.model.families.__file__).parents[2]
+# Training makes a DiffusionGemma: its vocabulary and its chat template have the markers in them.
+INSIDE = ("model/families/", "train/")
+
+
+def _outside() -> Iterator[tuple[str, ast.Module]]:
+    for path in SRC.rglob("*.py"):
+        name = path.relative_to(SRC).as_posix()
+        if not name.startswith(INSIDE):
+            yield name, ast.parse(path.read_text(encoding="utf-8"))
+
+
+def test_no_other_module_imports_from_inside_a_family() -> None:
+    folders = tuple(f"sfumato.model.families.{family.name}" for family in FAMILIES)
+    imports = [
+        f"{name}: {node.module}"
+        for name, tree in _outside()
+        for node in ast.walk(tree)
+        if isinstance(node, ast.ImportFrom) and (node.module or "").startswith(folders)
+    ]
+    assert imports == []
+
+
+def test_no_other_module_lists_the_markers_of_a_family() -> None:
+    markers = DIFFUSION_GEMMA.markers
+    listed = {text for text in (*markers.ends, *markers.visible) if "|" in text}
+    uses = [
+        f"{name}:{node.lineno}: {node.value}"
+        for name, tree in _outside()
+        if not name.startswith("server/")
+        for node in ast.walk(tree)
+        if isinstance(node, ast.Constant) and node.value in listed
+    ]
+    assert uses == []

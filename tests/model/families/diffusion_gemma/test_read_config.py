@@ -261,9 +261,9 @@ def test_null_where_transformers_writes_it() -> None:
     text = config["text_config"]
     text |= dict.fromkeys(("bos_token_id", "eos_token_id", "pad_token_id", "layer_types"))
     text |= dict.fromkeys(("num_global_key_value_heads", "use_bidirectional_attention"))
-    found = config_from_hf(config, {"eos_token_id": None})
-    assert (found.bos_id, found.eos_ids, found.pad_id) == (None, (), None)
-    assert {layer.kv_heads for layer in found.layers} == {8}
+    read = config_from_hf(config, {"eos_token_id": None})
+    assert (read.bos_id, read.eos_ids, read.pad_id) == (None, (), None)
+    assert {layer.kv_heads for layer in read.layers} == {8}
 
 
 PREFIX = "diffusion-gemma."

@@ -38,9 +38,9 @@ def test_gguf_keys_say_it_all() -> None:
 
 def test_gguf_keys_are_those_of_the_published_files() -> None:
     expected = gguf_metadata(CONFIG)
-    found = gguf_config(CONFIG)
-    assert {key: getattr(v, "tolist", lambda v=v: v)() for key, v in found.items()} == expected
-    assert found["diffusion-gemma.attention.head_count_kv"].dtype == "int32"
+    keys = gguf_config(CONFIG)
+    assert {key: getattr(v, "tolist", lambda v=v: v)() for key, v in keys.items()} == expected
+    assert keys["diffusion-gemma.attention.head_count_kv"].dtype == "int32"
 
 
 def test_rotary_divisors() -> None:
