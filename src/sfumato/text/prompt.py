@@ -53,12 +53,12 @@ def prompt_ids(
     schemas = check_tools(tools)
     special = {tokenizer.token_text(i): i for i in tokenizer.special_ids}
     starts = {text[0] for text in special}
-    stand_ins = _stand_ins(starts, starts | _private([checked, schemas]))
-    shown = {new: old for old, new in stand_ins.items()}
+    placeholders = _placeholders(starts, starts | _private([checked, schemas]))
+    originals = {new: old for old, new in placeholders.items()}
     text = template.render_checked(
-        _translated(checked, stand_ins),
+        _replaced(checked, placeholders),
         thinking=thinking,
-        tools=_translated(schemas, stand_ins),
+        tools=_replaced(schemas, placeholders),
         add_generation_prompt=add_generation_prompt,
     )
     check(text)
@@ -69,7 +69,7 @@ def prompt_ids(
         if piece in special:
             ids.append(special[piece])
         elif piece:
-            ids += tokenizer.encode(_translated(piece, shown), special=False)
+            ids += tokenizer.encode(_replaced(piece, originals), special=False)
     if tokenizer.bos_id is None:
         return ids
     return [tokenizer.bos_id, *(i for i in ids if i != tokenizer.bos_id)]
@@ -83,7 +83,7 @@ def check_long_texts(value: Any, check: Callable[[str], None]) -> None:
             check(text)
 
 
-def _stand_ins(starts: set[str], used: set[str]) -> dict[str, str]:
+def _placeholders(starts: set[str], used: set[str]) -> dict[str, str]:
     free = (c for c in map(chr, _PRIVATE) if c not in used)
     chosen = dict(zip(sorted(starts), free, strict=False))
     if len(chosen) < len(starts):
@@ -112,13 +112,13 @@ def _texts(value: Any, depth: int = 0) -> Iterator[str]:
             yield from _texts(item, depth + 1)
 
 
-def _translated(value: Any, table: Mapping[str, str]) -> Any:
+def _replaced(value: Any, table: Mapping[str, str]) -> Any:
     if isinstance(value, str):
         for old, new in table.items():  # `translate` is twenty times slower
             value = value.replace(old, new)
         return value
     if isinstance(value, dict):
-        return {_translated(k, table): _translated(item, table) for k, item in value.items()}
+        return {_replaced(k, table): _replaced(item, table) for k, item in value.items()}
     if isinstance(value, list):
-        return [_translated(item, table) for item in value]
+        return [_replaced(item, table) for item in value]
     return value

@@ -19,10 +19,8 @@ Stop = str | Marker | Sequence[str | Marker] | None
 
 
 class StopStrings:
-    """Strings that end a reply, before whichever of them is complete first.
-
-    Not the one that starts first: a reply must not depend on where its canvases happen to end.
-    """
+    """Strings that end a reply. The string that is complete first ends it, not the one that starts
+    first: a reply must not depend on where its canvases end."""
 
     def __init__(self, stop: Stop) -> None:
         """Raises ValueError for what is neither strings nor markers."""
@@ -40,7 +38,7 @@ class StopStrings:
 
 
 class StopSearch:
-    """Looks for stop strings in one reply, in pieces as it comes; reads each piece once.
+    """Looks for stop strings in one reply, piece by piece; reads each piece once.
 
     Attributes:
         read: characters of text so far, thoughts included, markers not.
