@@ -17,9 +17,10 @@ from sfumato.model.families import open_checkpoint
 from sfumato.model.families.diffusion_gemma.names import TENSOR_NAMES
 from sfumato.model.families.diffusion_gemma.write_config import hf_config
 from sfumato.model.loading import loaded_bytes
-from sfumato.model.quantize_on_load import quantized_on_load
+from sfumato.model.quantize_on_load import quantized, quantized_on_load
 from sfumato.ops.cpu.panels import PackedTensor
-from sfumato.weights.blocks import QuantizedTensor
+from sfumato.weights.blocks import BLOCK_FORMATS, QuantizedTensor
+from sfumato.weights.quantize import quantize
 
 CPU = torch.device("cpu")
 # Rows of 256, of 288 and of 96 elements: Q4_K and what serves where it cannot.
@@ -112,3 +113,45 @@ def test_a_weight_that_is_no_number_is_named(tmp_path: Path, folder: Path) -> No
     save_file(state, tmp_path / "model.safetensors")
     with pytest.raises(ValueError, match=r"quantize: .*layers\.1\.mlp\.up_proj.*not finite"):
         sfumato.load(tmp_path, device="cpu", quantize="q4_k")
+
+
+@pytest.mark.parametrize(
+    ("name", "shape", "target", "format"),
+    [
+        ("layers.0.mlp.up_proj.weight", (8, 256), "q4_k", "Q4_K"),
+        ("layers.0.mlp.up_proj.weight", (8, 256), "q8_0", "Q8_0"),
+        ("layers.0.mlp.down_proj.weight", (8, 96), "q4_k", "Q5_0"),
+        ("layers.0.mlp.down_proj.weight", (8, 96), "q5_k", "Q5_1"),
+        ("layers.0.mlp.down_proj.weight", (8, 96), "q6_k", "Q8_0"),
+        ("layers.0.experts.gate_up_proj", (2, 8, 256), "q6_k", "Q6_K"),
+        ("embed_tokens.weight", (8, 256), "q4_k", "Q6_K"),
+        ("embed_tokens.weight", (8, 96), "q4_k", "Q8_0"),
+        ("embed_tokens.weight", (8, 256), "q8_0", "Q8_0"),
+        ("layers.0.router.proj.weight", (8, 256), "q4_k", None),
+        ("layers.0.input_layernorm.weight", (256,), "q4_k", None),
+        ("layers.0.mlp.down_proj.weight", (8, 48), "q4_k", None),
+        ("layers.0.mlp.up_proj.weight", (8, 256), "bf16", None),
+    ],
+)
+def test_quantizing_at_load(
+    name: str, shape: tuple[int, ...], target: str, format: str | None
+) -> None:
+    values = torch.randn(*shape)
+    result = quantized(name, values, target)
+    if format is None:
+        assert result is values
+    else:
+        assert isinstance(result, QuantizedTensor)
+        assert (result.format.name, result.shape) == (format, shape)
+        assert torch.equal(result.data, quantize(values, BLOCK_FORMATS[format]).data)
+
+
+@pytest.mark.parametrize("target", ["q4_k_m", "q3_k", "Q4_K"])
+def test_a_target_that_no_single_tensor_has_is_refused(target: str) -> None:
+    with pytest.raises(ValueError, match=f"{target!r} is none of q8_0, q6_k, q5_k, q4_k, q5_0"):
+        quantized("layers.0.mlp.up_proj.weight", torch.randn(8, 256), target)
+
+
+def test_what_cannot_be_quantized_at_load_is_named() -> None:
+    with pytest.raises(ValueError, match=r"layers\.0\.mlp\.up_proj\.weight: a value is not"):
+        quantized("layers.0.mlp.up_proj.weight", torch.full((8, 256), torch.nan), "q4_k")

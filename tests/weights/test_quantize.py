@@ -10,7 +10,6 @@ from gguf import GGMLQuantizationType
 from torch import Tensor
 
 from sfumato.model.quant_recipes import TARGETS
-from sfumato.model.quantize_on_load import quantized
 from sfumato.weights import quantize as module
 from sfumato.weights.blocks import BLOCK_FORMATS, QuantizedTensor
 from sfumato.weights.quantize import quantize
@@ -179,48 +178,6 @@ def test_what_a_block_cannot_hold_is_refused(name: str, bad: float) -> None:
     values[1, 100] = bad
     with pytest.raises(ValueError, match="not finite, or too large"):
         quantize(values, BLOCK_FORMATS[name])
-
-
-@pytest.mark.parametrize(
-    ("name", "shape", "target", "format"),
-    [
-        ("layers.0.mlp.up_proj.weight", (8, 256), "q4_k", "Q4_K"),
-        ("layers.0.mlp.up_proj.weight", (8, 256), "q8_0", "Q8_0"),
-        ("layers.0.mlp.down_proj.weight", (8, 96), "q4_k", "Q5_0"),
-        ("layers.0.mlp.down_proj.weight", (8, 96), "q5_k", "Q5_1"),
-        ("layers.0.mlp.down_proj.weight", (8, 96), "q6_k", "Q8_0"),
-        ("layers.0.experts.gate_up_proj", (2, 8, 256), "q6_k", "Q6_K"),
-        ("embed_tokens.weight", (8, 256), "q4_k", "Q6_K"),
-        ("embed_tokens.weight", (8, 96), "q4_k", "Q8_0"),
-        ("embed_tokens.weight", (8, 256), "q8_0", "Q8_0"),
-        ("layers.0.router.proj.weight", (8, 256), "q4_k", None),
-        ("layers.0.input_layernorm.weight", (256,), "q4_k", None),
-        ("layers.0.mlp.down_proj.weight", (8, 48), "q4_k", None),
-        ("layers.0.mlp.up_proj.weight", (8, 256), "bf16", None),
-    ],
-)
-def test_quantizing_at_load(
-    name: str, shape: tuple[int, ...], target: str, format: str | None
-) -> None:
-    values = _normal(*shape)
-    result = quantized(name, values, target)
-    if format is None:
-        assert result is values
-    else:
-        assert isinstance(result, QuantizedTensor)
-        assert (result.format.name, result.shape) == (format, shape)
-        assert torch.equal(result.data, quantize(values, BLOCK_FORMATS[format]).data)
-
-
-@pytest.mark.parametrize("target", ["q4_k_m", "q3_k", "Q4_K"])
-def test_a_target_that_no_single_tensor_has_is_refused(target: str) -> None:
-    with pytest.raises(ValueError, match=f"{target!r} is none of q8_0, q6_k, q5_k, q4_k, q5_0"):
-        quantized("layers.0.mlp.up_proj.weight", _normal(8, 256), target)
-
-
-def test_what_cannot_be_quantized_at_load_is_named() -> None:
-    with pytest.raises(ValueError, match=r"layers\.0\.mlp\.up_proj\.weight: a value is not"):
-        quantized("layers.0.mlp.up_proj.weight", torch.full((8, 256), torch.nan), "q4_k")
 
 
 def test_every_target_can_be_written() -> None:
