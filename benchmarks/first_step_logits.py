@@ -32,20 +32,21 @@ from benchmarks.random_checkpoint import header, outgoing
 from torch import Tensor
 
 from sfumato.bench.random_weights import random_checkpoint
+from sfumato.convert.files import save_gguf
+from sfumato.model.families import open_checkpoint
 from sfumato.model.loading import load_network
+from sfumato.model.quant_recipes import TARGETS, QuantRecipe
 from sfumato.weights.blocks import QuantizedTensor
-from sfumato.weights.checkpoint import Checkpoint, open_checkpoint
-from sfumato.weights.convert import save_gguf
-from sfumato.weights.quant_recipes import TARGETS, Target
+from sfumato.weights.checkpoint import Checkpoint
 
 PROMPT, CANVAS = 20, 256  # tokens
 LEAST = 0.999  # of cosines to the peer
 MOST_F32 = 1e-3  # of L2 distances where neither rounds; the peer's GELU is a float16 table
 CPU, FLOAT32 = torch.device("cpu"), torch.float32
 FILES = TARGETS | {
-    "q5_1": Target("Q5_1", 9),
-    "q4_0": Target("Q4_0", 2),
-    "iq4_nl": Target("IQ4_NL", 25),
+    "q5_1": QuantRecipe("Q5_1", 9),
+    "q4_0": QuantRecipe("Q4_0", 2),
+    "iq4_nl": QuantRecipe("IQ4_NL", 25),
 }
 PEER = "llama.cpp"
 
@@ -65,7 +66,7 @@ def dequantized(checkpoint: Checkpoint) -> Dequantized:
     return Dequantized(**values | {"tensors": tensors})
 
 
-def write(path: Path, target: Target, seed: int) -> None:
+def write(path: Path, target: QuantRecipe, seed: int) -> None:
     checkpoint = random_checkpoint("tiny", "f32", seed=seed)
     checkpoint.metadata["config"]["canvas_length"] = CANVAS
     save_gguf(path, header(checkpoint, target), outgoing(checkpoint, target), force=True)
@@ -90,7 +91,7 @@ def peers(program: Path, model: Path, prompt: Tensor, canvas: Tensor) -> Tensor:
     return torch.from_numpy(np.fromfile(out, "<f4")).view(CANVAS, -1)
 
 
-def ways(target: Target) -> dict[str, tuple[torch.dtype, str]]:
+def ways(target: QuantRecipe) -> dict[str, tuple[torch.dtype, str]]:
     """By name, the dtypes and activations with which Sfumato runs such a file."""
     if target.base in ("F32", "F16"):
         return {"float32": (FLOAT32, "int8")}
@@ -99,7 +100,7 @@ def ways(target: Target) -> dict[str, tuple[torch.dtype, str]]:
     return {"int8": (FLOAT32, "int8"), "bf16": (FLOAT32, "bf16")}
 
 
-def everyones(program: Path, model: Path, target: Target, seed: int) -> dict[str, Tensor]:
+def everyones(program: Path, model: Path, target: QuantRecipe, seed: int) -> dict[str, Tensor]:
     """The logits [canvas, vocabulary] of each way, of the peer, and exact."""
     write(model, target, seed)
     checkpoint = open_checkpoint(model)
@@ -136,7 +137,9 @@ def row(format: str, who: str, found: dict[str, dict[str, float]]) -> str:
     return f"{format:8}{who:10}" + "".join(cells)
 
 
-def measured(program: Path, target: Target, seeds: int) -> dict[str, dict[str, dict[str, float]]]:
+def measured(
+    program: Path, target: QuantRecipe, seeds: int
+) -> dict[str, dict[str, dict[str, float]]]:
     """Who → to whom → distances over all seeds."""
     runs = []
     with tempfile.TemporaryDirectory() as folder:

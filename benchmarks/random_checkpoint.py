@@ -20,17 +20,18 @@ from typing import Any
 import numpy as np
 
 from sfumato.bench.random_weights import PRESETS, RandomCheckpoint, random_checkpoint
-from sfumato.diffusion import export as sampler_export
+from sfumato.convert.files import save_gguf
+from sfumato.convert.streams import gguf_tensors
+from sfumato.convert.tokenizer_files import BYTE, CONTROL, NORMAL, SCORE, UNUSED
+from sfumato.diffusion.checkpoint_defaults import defaults_to_gguf
 from sfumato.diffusion.config import REFERENCE
-from sfumato.model.config import ModelConfig
-from sfumato.model.export import gguf_config, rotary_divisors
-from sfumato.text.export import BYTE, CONTROL, NORMAL, SCORE, UNUSED
+from sfumato.model.families import family_of
+from sfumato.model.loading import config_of
+from sfumato.model.quant_recipes import TARGETS, QuantRecipe
 from sfumato.train.vocabulary import CHARACTERS, CHAT_TEMPLATE, SPECIAL_TOKENS
-from sfumato.weights.atomic_write import Outgoing, beside
-from sfumato.weights.convert import gguf_tensors, save_gguf
+from sfumato.weights.atomic_write import atomic_path
 from sfumato.weights.gguf import read_gguf
-from sfumato.weights.names import ARCHITECTURE
-from sfumato.weights.quant_recipes import TARGETS, Target
+from sfumato.weights.tensor_stream import TensorStream
 from sfumato.weights.write_gguf import layout
 
 
@@ -59,35 +60,34 @@ def main() -> None:
 
 
 def header(
-    checkpoint: RandomCheckpoint, target: Target, tokenizer: Path | None = None
+    checkpoint: RandomCheckpoint, target: QuantRecipe, tokenizer: Path | None = None
 ) -> dict[str, Any]:
     """The metadata of a file of this target, with another file's vocabulary or a made-up one."""
-    config = ModelConfig.from_hf(checkpoint.metadata["config"])
+    config, family = config_of(checkpoint), family_of(checkpoint)
     return {
-        "general.architecture": ARCHITECTURE,
+        "general.architecture": family.architecture,
         "general.type": "model",
         "general.name": checkpoint.path.name,
         "general.file_type": target.file_type,
         "general.quantization_version": 2,
-        **gguf_config(config),
-        **sampler_export.to_gguf(REFERENCE),
+        **family.config.to_gguf(config),
+        **defaults_to_gguf(REFERENCE, family.sampler),
         **vocabulary(config.vocab_size, tokenizer),
     }
 
 
-def outgoing(checkpoint: RandomCheckpoint, target: Target) -> list[Outgoing]:
+def outgoing(checkpoint: RandomCheckpoint, target: QuantRecipe) -> list[TensorStream]:
     """The tensors of a file of this target, whatever formats the checkpoint's own are."""
     shapes = {name: info.shape for name, info in checkpoint.tensors.items()}
-    rotary = rotary_divisors(ModelConfig.from_hf(checkpoint.metadata["config"]))
-    return gguf_tensors(checkpoint, shapes, target, rotary)
+    return gguf_tensors(checkpoint, shapes, target, config_of(checkpoint))
 
 
 def save_sparse(
-    path: Path, metadata: Mapping[str, Any], tensors: list[Outgoing], force: bool
+    path: Path, metadata: Mapping[str, Any], tensors: list[TensorStream], force: bool
 ) -> None:
     """The header and the size of a file, and of its tensors only the first: the config needs it."""
     head, starts = layout(metadata, tensors)
-    with beside(path, len(head), force) as part, part.open("xb") as stream:
+    with atomic_path(path, len(head), force) as part, part.open("xb") as stream:
         stream.write(head)
         for chunk in tensors[0].chunks():
             stream.write(chunk.numpy().data)

@@ -16,32 +16,29 @@ import torch
 from torch import Tensor
 
 from sfumato.diffusion.canvas import Convergence, Draft
+from sfumato.diffusion.checkpoint_defaults import checkpoint_defaults
 from sfumato.diffusion.checks import check_tensor
-from sfumato.diffusion.config import (
-    MOST_STEPS,
-    SamplerConfig,
-    defaults_from_gguf,
-    defaults_from_hf,
-)
+from sfumato.diffusion.config import MOST_STEPS, SamplerConfig
 from sfumato.diffusion.limits import Limits, ReplyPlan, StopReason, plan_reply
 from sfumato.diffusion.loop import run
 from sfumato.diffusion.outcome import Outcome, SettledCanvas, Stats
 from sfumato.model.cache import KVCache
 from sfumato.model.config import ModelConfig
+from sfumato.model.families import DIFFUSION_GEMMA, Family, family_of, open_checkpoint
 from sfumato.model.loading import Progress, config_of, expected_shapes, load_network
 from sfumato.model.network import Network
 from sfumato.model.placement import pick_device, pick_dtype
+from sfumato.model.quantize_on_load import quantized_on_load
+from sfumato.text.markers import ChatMarkers
 from sfumato.text.prompt import prompt_ids
 from sfumato.text.reply import Delta, ReplyParser, ToolCall
 from sfumato.text.stops import Stop, StopCut, StopGate, StopStrings
 from sfumato.text.template import ChatTemplate
 from sfumato.text.tokenizer import Detokenizer, Tokenizer
-from sfumato.weights.checkpoint import Checkpoint, open_checkpoint
+from sfumato.weights.checkpoint import Checkpoint
 from sfumato.weights.errors import CheckpointError
-from sfumato.weights.quantize_on_load import quantized_on_load
 
 EMBEDDED = Path(__file__).parent / "embedded"
-END_TOKENS = ("<turn|>", "<|tool_response>")  # end a reply where a checkpoint lists no end ids
 
 Messages = Sequence[Mapping[str, Any]]
 
@@ -85,15 +82,18 @@ class Done:
 class Transcript:
     """The text of one reply, as its canvases settle."""
 
-    def __init__(self, tokenizer: Tokenizer, stop: Stop, ignore_ends: bool = False) -> None:
+    def __init__(
+        self, tokenizer: Tokenizer, markers: ChatMarkers, stop: Stop, ignore_ends: bool = False
+    ) -> None:
         """stop: what ends the reply. Raises ValueError where it is nothing of the kind."""
+        self.markers = markers
         stops = StopStrings(stop)
-        self.cut = StopCut(tokenizer, stops, ignore_ends)
+        self.cut = StopCut(tokenizer, stops, markers, ignore_ends)
         self.pieces = tokenizer.pieces
         self._decode = tokenizer.decode
         self._detokenizer = Detokenizer(tokenizer)
-        self._gate = StopGate(stops, ignore_ends)
-        self._parser = ReplyParser(ignore_ends=ignore_ends)
+        self._gate = StopGate(stops, markers, ignore_ends)
+        self._parser = ReplyParser(markers, ignore_ends=ignore_ends)
 
     def add(self, settled: SettledCanvas, last: Draft | None = None) -> Settled:
         """What a canvas adds; `last` is the draft of its last step, where the caller has it."""
@@ -176,10 +176,11 @@ class Model:
         end_ids: tuple[int, ...],
         path: Path,
         load_s: float = 0.0,
+        family: Family = DIFFUSION_GEMMA,
     ) -> None:
         self.network, self.sampler_defaults, self.end_ids = network, sampler_defaults, end_ids
         self.tokenizer, self.template = text.tokenizer, text.template
-        self.path, self.load_s = path, load_s
+        self.path, self.load_s, self.family = path, load_s, family
 
     @property
     def config(self) -> ModelConfig:
@@ -241,7 +242,7 @@ class Model:
         done."""
         check_sampler(sampler)
         config = (sampler or SamplerConfig()).over(self.sampler_defaults)
-        transcript = Transcript(self.tokenizer, stop, config.ignore_eos)
+        transcript = Transcript(self.tokenizer, self.template.markers, stop, config.ignore_eos)
         limits = Limits(max_tokens, self.end_ids, transcript.cut, cancelled)
         plan = plan_reply(self.network, prompt_tokens, config, limits, seed, most_steps)
         return plan, transcript
@@ -359,14 +360,12 @@ def load(
     if quantize is not None:
         checkpoint = quantized_on_load(checkpoint, quantize, target)
     kind = pick_dtype(dtype, checkpoint, target)
-    if checkpoint.kind == "gguf":
-        defaults = defaults_from_gguf(checkpoint.metadata)
-    else:
-        defaults = defaults_from_hf(checkpoint.metadata.get("generation_config") or {})
+    defaults = checkpoint_defaults(checkpoint)
     text = _fitting_text(checkpoint, config)
     network = load_network(checkpoint, target, kind, progress, activations)
     ends = _end_ids(checkpoint, network.config, text.tokenizer)
-    return Model(network, text, defaults, ends, checkpoint.path, time.perf_counter() - start)
+    seconds, family = time.perf_counter() - start, family_of(checkpoint)
+    return Model(network, text, defaults, ends, checkpoint.path, seconds, family)
 
 
 def _fitting_text(checkpoint: Checkpoint, config: ModelConfig) -> TextSide:
@@ -382,12 +381,13 @@ def _fitting_text(checkpoint: Checkpoint, config: ModelConfig) -> TextSide:
 
 def load_text(checkpoint: Checkpoint) -> TextSide:
     """The tokenizer and chat template of a checkpoint."""
+    markers = family_of(checkpoint).markers
     if checkpoint.kind == "gguf":
         metadata = checkpoint.metadata
-        return TextSide(Tokenizer.from_gguf(metadata), ChatTemplate.from_gguf(metadata))
-    folder = checkpoint.path if checkpoint.path.is_dir() else checkpoint.path.parent
+        return TextSide(Tokenizer.from_gguf(metadata), ChatTemplate.from_gguf(metadata, markers))
+    folder = checkpoint.folder
     return TextSide(
-        Tokenizer.from_file(folder / "tokenizer.json"), ChatTemplate.from_folder(folder)
+        Tokenizer.from_file(folder / "tokenizer.json"), ChatTemplate.from_folder(folder, markers)
     )
 
 
@@ -396,7 +396,7 @@ def _end_ids(checkpoint: Checkpoint, config: ModelConfig, tokenizer: Tokenizer) 
     listed = generation.get("eos_token_id") if checkpoint.kind == "safetensors" else None
     if isinstance(listed, list):
         return config.eos_ids
-    looked_up = (tokenizer.token_id(text) for text in END_TOKENS)
+    looked_up = (tokenizer.token_id(text) for text in family_of(checkpoint).markers.end_tokens)
     return tuple(dict.fromkeys((*config.eos_ids, *(i for i in looked_up if i is not None))))
 
 

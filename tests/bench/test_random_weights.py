@@ -5,8 +5,8 @@ import torch
 
 from sfumato.bench.random_weights import PRESETS, random_checkpoint
 from sfumato.model.loading import load_network
+from sfumato.model.quant_recipes import TARGETS
 from sfumato.weights.blocks import QuantizedTensor
-from sfumato.weights.quant_recipes import TARGETS
 
 
 @pytest.mark.parametrize(

@@ -3,29 +3,20 @@ checkpoint's own defaults come from."""
 
 from __future__ import annotations
 
-import json
 from dataclasses import replace
-from pathlib import Path
 from typing import Any
 
 import pytest
-from tests.support.gguf_files import gguf_config, random_state, write_gguf
 
 from sfumato.diffusion.config import (
     REFERENCE,
     SamplerConfig,
-    defaults_from_gguf,
-    defaults_from_hf,
     fixed_steps,
 )
 from sfumato.diffusion.processors import LogitBias
 from sfumato.diffusion.sampler import EntropyBound, FixedCount, Threshold
 from sfumato.diffusion.schedule import LinearTemperature, SoftTopK
 from sfumato.diffusion.stopping import Never, StableAndConfident
-from sfumato.train.export import generation_config
-from sfumato.train.recipe import EMBEDDED
-from sfumato.weights.errors import CheckpointError
-from sfumato.weights.gguf import read_gguf
 
 
 @pytest.mark.parametrize(
@@ -164,84 +155,6 @@ def test_fixed_steps_never_stop_early() -> None:
     config = fixed_steps(12).over(REFERENCE)
     assert config.max_steps == 12 and config.stopping == Never()
     assert config.sampler == EntropyBound(0.1)
-
-
-HF = {
-    "max_new_tokens": 256,
-    "max_denoising_steps": 30,
-    "sampler_config": {"_cls_name": "EntropyBoundSamplerConfig", "entropy_bound": 0.25},
-    "t_min": 0.3,
-    "t_max": 0.9,
-    "stability_threshold": 2,
-    "confidence_threshold": 0.01,
-}
-EXPECTED = SamplerConfig(
-    max_steps=30,
-    sampler=EntropyBound(0.25),
-    schedule=LinearTemperature(0.3, 0.9),
-    stopping=StableAndConfident(2, 0.01),
-)
-
-
-def test_defaults_from_generation_config() -> None:
-    assert defaults_from_hf(HF) == EXPECTED  # max_new_tokens is no choice of the sampler
-    assert defaults_from_hf({}) == REFERENCE
-    assert defaults_from_hf({"t_max": None, "sampler_config": None}) == REFERENCE
-    assert defaults_from_hf({"t_min": 0}).schedule == LinearTemperature(0, 0.8)
-
-
-def test_what_we_export_reads_back() -> None:
-    assert defaults_from_hf(json.loads(json.dumps(generation_config(EMBEDDED)))) == REFERENCE
-
-
-def test_defaults_from_gguf_keys(tmp_path: Path) -> None:
-    keys = {
-        "eb_max_steps": 30,
-        "eb_entropy_bound": 0.25,
-        "eb_t_min": 0.5,
-        "eb_t_max": 0.75,
-        "eb_stability_threshold": 2,
-        "eb_confidence_threshold": 0.0078125,
-    }
-    config = gguf_config()
-    path = tmp_path / "tiny.gguf"
-    extra = {f"diffusion.{key}": value for key, value in keys.items()}
-    write_gguf(path, random_state(config), config, extra=extra)
-    expected = SamplerConfig(
-        max_steps=30,
-        sampler=EntropyBound(0.25),
-        schedule=LinearTemperature(0.5, 0.75),
-        stopping=StableAndConfident(2, 0.0078125),
-    )
-    assert defaults_from_gguf(read_gguf(path).metadata) == expected
-    assert defaults_from_gguf({}) == REFERENCE
-
-
-@pytest.mark.parametrize(
-    ("field", "value", "message"),
-    [
-        ("t_min", "0.4", "generation_config.json: t_min: must be a number, got '0.4'"),
-        ("max_denoising_steps", True, "max_denoising_steps: must be a number, got True"),
-        ("max_denoising_steps", 4.5, "max_steps: must be an integer, got 4.5"),
-        ("sampler_config", [0.1], "sampler_config: must be an object"),
-        ("sampler_config", [], r"sampler_config: must be an object, got \[\]"),
-        ("sampler_config", 0, "sampler_config: must be an object, got 0"),
-        ("sampler_config", {"entropy_bound": "x"}, "entropy_bound: must be a number"),
-        ("stability_threshold", -1, "stability: must be"),
-        ("stability_threshold", 10**15, "stability: must be"),
-        ("max_denoising_steps", 10**15, "max_steps: must be at most"),
-        ("t_min", 2.0, "t_min <= t_max"),
-    ],
-)
-def test_a_bad_generation_config_is_refused(field: str, value: object, message: str) -> None:
-    with pytest.raises(CheckpointError, match=message):
-        defaults_from_hf(HF | {field: value})
-
-
-def test_bad_gguf_keys_are_refused() -> None:
-    message = r"GGUF metadata: diffusion\.eb_t_max: must be a number, got 'hot'"
-    with pytest.raises(CheckpointError, match=message):
-        defaults_from_gguf({"diffusion.eb_t_max": "hot"})
 
 
 def test_configs_are_values() -> None:

@@ -13,7 +13,8 @@ import torch
 from torch import Tensor
 
 from sfumato.model.config import LayerConfig, ModelConfig
-from sfumato.weights.names import ARCHITECTURE, gguf_name
+from sfumato.model.families.diffusion_gemma.gguf_keys import ARCHITECTURE
+from sfumato.model.families.diffusion_gemma.names import TENSOR_NAMES
 
 SIMPLE_FORMATS = ("F32", "F16", "BF16", "Q4_0", "Q5_0", "Q5_1", "Q8_0")
 """What the `gguf` package can quantize to."""
@@ -77,7 +78,7 @@ def state_shapes(config: ModelConfig) -> dict[str, tuple[int, ...]]:
     shapes |= {f"self_conditioning.{name}": shape for name, shape in mlp.items()}
     for index, layer in enumerate(config.layers):
         query, keys = config.num_heads * layer.head_dim, layer.kv_heads * layer.head_dim
-        own: dict[str, tuple[int, ...]] = {
+        fields: dict[str, tuple[int, ...]] = {
             "input_layernorm.weight": (hidden,),
             "self_attn.q_proj.weight": (query, hidden),
             "self_attn.k_proj.weight": (keys, hidden),
@@ -98,10 +99,10 @@ def state_shapes(config: ModelConfig) -> dict[str, tuple[int, ...]]:
             "layer_scalar": (1,),
             "encoder_layer_scalar": (1,),
         }
-        own |= {f"mlp.{name}": shape for name, shape in mlp.items()}
+        fields |= {f"mlp.{name}": shape for name, shape in mlp.items()}
         if layer.sliding:
-            own["self_attn.v_proj.weight"] = (keys, hidden)
-        shapes |= {f"layers.{index}.{name}": shape for name, shape in own.items()}
+            fields["self_attn.v_proj.weight"] = (keys, hidden)
+        shapes |= {f"layers.{index}.{name}": shape for name, shape in fields.items()}
     return shapes
 
 
@@ -177,7 +178,7 @@ def write_gguf(
         chosen = next((kind for pattern, kind in patterns if fnmatch(name, pattern)), "F32")
         kind = gguf.GGMLQuantizationType[chosen]
         data = encode(tensor, chosen, seed=index)
-        theirs = gguf_name(name)
+        theirs = TENSOR_NAMES.gguf_name(name)
         if older_names:
             theirs = theirs.replace("self_cond_pre_norm", "self_cond_norm")
         writer.add_tensor(theirs, data, raw_dtype=kind)
@@ -193,7 +194,7 @@ def gguf_metadata(config: ModelConfig) -> dict[str, Any]:
     """The metadata of a configuration, keys and types as in the published files."""
     full = next(layer for layer in config.layers if not layer.sliding)
     sliding = next(layer for layer in config.layers if layer.sliding)
-    own: dict[str, Any] = {
+    fields: dict[str, Any] = {
         "block_count": len(config.layers),
         "context_length": config.context_length,
         "embedding_length": config.hidden_size,
@@ -221,7 +222,7 @@ def gguf_metadata(config: ModelConfig) -> dict[str, Any]:
     }
     ids = {"bos": config.bos_id, "eos": (*config.eos_ids, None)[0], "padding": config.pad_id}
     return {
-        **{f"{ARCHITECTURE}.{key}": value for key, value in own.items()},
+        **{f"{ARCHITECTURE}.{key}": value for key, value in fields.items()},
         "diffusion.canvas_length": config.canvas_length,
         **{f"tokenizer.ggml.{k}_token_id": v for k, v in ids.items() if v is not None},
     }

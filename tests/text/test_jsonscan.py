@@ -20,13 +20,13 @@ VALUES = st.recursive(
 )
 
 
-def made(value: Any) -> tuple[int, int]:
+def counted(value: Any) -> tuple[int, int]:
     """Values, with keys, and one more for what is empty; levels."""
     if isinstance(value, dict | list):
         items = list(value.values()) if isinstance(value, dict) else value
-        inner = [made(item) for item in items]
-        own = 1 + (len(value) if isinstance(value, dict) else 0) + (not value)
-        return own + sum(n for n, _ in inner), 1 + max((depth for _, depth in inner), default=0)
+        inner = [counted(item) for item in items]
+        values = 1 + (len(value) if isinstance(value, dict) else 0) + (not value)
+        return values + sum(n for n, _ in inner), 1 + max((depth for _, depth in inner), default=0)
     return 1, 0
 
 
@@ -35,10 +35,10 @@ def test_as_many_as_a_decoder_makes(value: Any, cut: int, indent: int | None, as
     body = json.dumps(value, indent=indent, ensure_ascii=ascii).encode()
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(jsonscan, "SLICE", cut)  # strings and escapes are cut everywhere
-        found = extent(body)
-    assert (found.values, found.deepest) == made(json.loads(body))
-    assert (found.depth, found.quoted, found.escaped) == (0, False, False)
-    assert found == extent(body)
+        counts = extent(body)
+    assert (counts.values, counts.deepest) == counted(json.loads(body))
+    assert (counts.depth, counts.quoted, counts.escaped) == (0, False, False)
+    assert counts == extent(body)
 
 
 @given(st.text(st.sampled_from('"\\[]{},:a'), max_size=40), st.integers(1, 9))
@@ -51,21 +51,21 @@ def test_what_is_no_json_is_counted_up_to_where_a_decoder_stops(text: str, cut: 
         value, end = None, 0
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(jsonscan, "SLICE", cut)
-        found = extent(body)
-    assert found == extent(body)
+        counts = extent(body)
+    assert counts == extent(body)
     if end:
-        assert found.values >= made(value)[0] and found.deepest >= made(value)[1]
+        assert counts.values >= counted(value)[0] and counts.deepest >= counted(value)[1]
 
 
 @pytest.mark.parametrize("slashes", range(6))
 @pytest.mark.parametrize("cut", range(1, 9))
 def test_escapes_at_the_borders_of_slices(slashes: int, cut: int) -> None:
     body = b'["' + b"\\" * slashes + b'",[,{,"]'
-    whole, parts = extent(body), Extent()
+    counts, parts = extent(body), Extent()
     for start in range(0, len(body), cut):
         parts.add(jsonscan.np.frombuffer(body[start : start + cut], jsonscan.np.uint8))
-    assert parts == whole
-    assert whole.values == (7 if slashes % 2 == 0 else 2)
+    assert parts == counts
+    assert counts.values == (7 if slashes % 2 == 0 else 2)
 
 
 def test_it_stops_early() -> None:

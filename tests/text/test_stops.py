@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from tests.support.pieces import MARKERS
 from tests.support.scripted_model import VOCABULARY, tokenizer
 
 from sfumato.text.reply import Region
@@ -52,7 +53,7 @@ def _expected(reply: list[Piece], stop: list[str | Marker]) -> int | None:
         if isinstance(piece, Marker):
             if piece in stop and region in SEARCHED:
                 return read
-            begun = region.begun_by(piece.text)
+            begun = region.begun_by(piece.text, MARKERS)
             region, text = (region, text) if begun is None else (begun, "")
             continue
         for character in piece:
@@ -81,9 +82,9 @@ def test_what_passes_is_the_text_before_the_stop(
 ) -> None:
     """However the reply comes, what has passed stays, and no more is held back than could be the
     start of a stop string."""
-    stops, whole = StopStrings(stop), TOKENIZER.pieces(ids)
-    end = _expected(whole, stop)
-    gate, detokenizer, read, passed = StopGate(stops), Detokenizer(TOKENIZER), "", []
+    stops, pieces = StopStrings(stop), TOKENIZER.pieces(ids)
+    end = _expected(pieces, stop)
+    gate, detokenizer, read, passed = StopGate(stops, MARKERS), Detokenizer(TOKENIZER), "", []
     for canvas in _canvases(ids, sizes):
         came = detokenizer.pieces(canvas)
         read += _text(came)
@@ -91,11 +92,11 @@ def test_what_passes_is_the_text_before_the_stop(
         held = read[:end][len(_text(passed)) :]
         assert not held or any(s.startswith(held) for s in stops.strings)
     passed += gate.feed(detokenizer.pieces((), last=True)) + gate.flush()
-    assert _text(passed) == _text(whole)[:end]
+    assert _text(passed) == _text(pieces)[:end]
     markers = [piece for piece in passed if isinstance(piece, Marker)]
-    assert markers == [piece for piece in whole if isinstance(piece, Marker)][: len(markers)]
+    assert markers == [piece for piece in pieces if isinstance(piece, Marker)][: len(markers)]
     if end is None:
-        assert [*_joined(passed)] == whole
+        assert [*_joined(passed)] == pieces
 
 
 def _joined(reply: list[Piece]) -> Iterator[Piece]:
@@ -117,7 +118,7 @@ def test_kept_ids_lie_wholly_before(
     ids: list[int], stop: list[str | Marker], sizes: list[int], other: list[int]
 ) -> None:
     """Whatever canvases the reply comes in, and whatever others were drawn before them."""
-    cut, reply, kept = StopCut(TOKENIZER, StopStrings(stop)), list[int](), None
+    cut, reply, kept = StopCut(TOKENIZER, StopStrings(stop), MARKERS), list[int](), None
     for canvas in _canvases(ids, sizes):
         cut(reply, other)
         kept = cut(reply, canvas)
@@ -154,26 +155,26 @@ def test_no_characters_are_read_again(monkeypatch: pytest.MonkeyPatch) -> None:
 
     monkeypatch.setattr(StopSearch, "_look", counted_look)
     monkeypatch.setattr(Detokenizer, "pieces", counted_pieces)
-    found = []
+    calls = []
     for canvases in (50, 100):
-        cut, reply = StopCut(TOKENIZER, StopStrings(["never", "\n\n"])), list[int]()
+        cut, reply = StopCut(TOKENIZER, StopStrings(["never", "\n\n"]), MARKERS), list[int]()
         for _ in range(canvases):
             added = TOKENIZER.encode("some of ")
             assert cut(reply, added) is None
             reply += added
-        found.append(dict(work))
+        calls.append(dict(work))
         work.update(searched=0, decoded=0)
     for name in work:
-        assert found[1][name] <= 2.1 * found[0][name]
-    assert found[1]["decoded"] <= 2 * len(reply)
+        assert calls[1][name] <= 2.1 * calls[0][name]
+    assert calls[1]["decoded"] <= 2 * len(reply)
 
 
 def test_the_tail_is_no_longer_than_it_must_be() -> None:
-    search = StopSearch(StopStrings(["abc"]))
+    search = StopSearch(StopStrings(["abc"]), MARKERS)
     for piece in ["x" * 1000, "ab", Marker("<pad>"), "c"]:
         search.feed(piece)
-    assert search.found == search.final == 1000
-    search = StopSearch(StopStrings(["abc"]))
+    assert search.stop_at == search.final == 1000
+    search = StopSearch(StopStrings(["abc"]), MARKERS)
     for piece in ["ab", Marker("<|tool_call>"), "cab", Marker("<tool_call|>"), "c"]:
         search.feed(piece)
-    assert search.found is None and search.final == 6
+    assert search.stop_at is None and search.final == 6

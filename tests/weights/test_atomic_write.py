@@ -6,44 +6,9 @@ import os
 from pathlib import Path
 
 import pytest
-import torch
 
-from sfumato.weights import outgoing
-from sfumato.weights.atomic_write import Outgoing, beside, recoded
-from sfumato.weights.blocks import BLOCK_FORMATS
-from sfumato.weights.quantize import quantize
-
-VALUES = torch.linspace(-1, 1, 4 * 512).view(4, 512)
-
-
-def _joined(value, format: str) -> torch.Tensor:
-    return torch.cat(list(recoded(value, format)))
-
-
-@pytest.mark.parametrize("chunk", [512, 1 << 22])
-@pytest.mark.parametrize("format", ["F32", "F16", "BF16", "Q8_0", "Q4_K"])
-def test_recoding(format: str, chunk: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Whatever the pieces, the bytes are those of the whole; from floats and from blocks."""
-    monkeypatch.setattr(outgoing, "_CHUNK", chunk)
-    coarse = quantize(VALUES, BLOCK_FORMATS["Q5_0"])
-    for source, values in ((VALUES, VALUES), (coarse, coarse.dequantize())):
-        if format in BLOCK_FORMATS:
-            expected = quantize(values, BLOCK_FORMATS[format]).data
-        else:
-            expected = values.to(outgoing.FLOAT_FORMATS[format]).view(torch.uint8)
-        found = _joined(source, format)
-        assert torch.equal(found, expected.flatten())
-        assert len(found) == Outgoing("x", (4, 512), format, lambda: iter(())).nbytes
-
-
-def test_blocks_of_the_same_format_are_copied() -> None:
-    blocks = quantize(VALUES, BLOCK_FORMATS["Q4_K"])
-    assert torch.equal(_joined(blocks, "Q4_K"), blocks.data.flatten())
-
-
-def test_float16_that_would_overflow_is_refused() -> None:
-    with pytest.raises(ValueError, match="too large for float16"):
-        _joined(torch.tensor([[1.0, 1e6]]), "F16")
+from sfumato.convert.files import check_checkpoint_folder
+from sfumato.weights.atomic_write import atomic_path
 
 
 def _names(folder: Path) -> set[str]:
@@ -51,7 +16,7 @@ def _names(folder: Path) -> set[str]:
 
 
 def test_a_file_appears_when_it_is_complete(tmp_path: Path) -> None:
-    with beside(tmp_path / "x.gguf", 5) as part:
+    with atomic_path(tmp_path / "x.gguf", 5) as part:
         part.write_bytes(b"whole")
         assert not (tmp_path / "x.gguf").exists()
     assert (tmp_path / "x.gguf").read_bytes() == b"whole"
@@ -61,7 +26,7 @@ def test_a_file_appears_when_it_is_complete(tmp_path: Path) -> None:
 @pytest.mark.parametrize("folder", [False, True])
 @pytest.mark.parametrize("error", [KeyboardInterrupt(), OSError(errno.ENOSPC, "No space left")])
 def test_nothing_stays_of_what_fails(tmp_path: Path, error: BaseException, folder: bool) -> None:
-    with pytest.raises(type(error)) as raised, beside(tmp_path / "x", 5) as part:
+    with pytest.raises(type(error)) as raised, atomic_path(tmp_path / "x", 5) as part:
         if folder:
             part.mkdir()
             (part / "half").touch()
@@ -76,13 +41,13 @@ def test_nothing_stays_of_what_fails(tmp_path: Path, error: BaseException, folde
 def test_what_exists_is_kept_unless_forced(tmp_path: Path) -> None:
     path = tmp_path / "x.gguf"
     path.write_bytes(b"old")
-    with pytest.raises(ValueError, match=r"x\.gguf: exists already.*--force"), beside(path, 1):
+    with pytest.raises(ValueError, match=r"x\.gguf: exists already.*--force"), atomic_path(path, 1):
         raise AssertionError
-    with pytest.raises(RuntimeError), beside(path, 1, force=True) as part:
+    with pytest.raises(RuntimeError), atomic_path(path, 1, force=True) as part:
         part.write_bytes(b"half")
         raise RuntimeError
     assert path.read_bytes() == b"old"
-    with beside(path, 1, force=True) as part:
+    with atomic_path(path, 1, force=True) as part:
         part.write_bytes(b"new")
     assert path.read_bytes() == b"new"
     assert _names(tmp_path) == {"x.gguf"}
@@ -90,7 +55,7 @@ def test_what_exists_is_kept_unless_forced(tmp_path: Path) -> None:
 
 def test_what_appears_meanwhile_is_kept(tmp_path: Path) -> None:
     path = tmp_path / "x.gguf"
-    with pytest.raises(ValueError, match="exists already"), beside(path, 1) as part:
+    with pytest.raises(ValueError, match="exists already"), atomic_path(path, 1) as part:
         part.write_bytes(b"ours")
         path.write_bytes(b"theirs")
     assert path.read_bytes() == b"theirs"
@@ -107,7 +72,7 @@ def _folder(path: Path, config: str = OURS) -> Path:
 
 
 def _replace(path: Path) -> None:
-    with beside(path, 1, force=True) as part:
+    with atomic_path(path, 1, True, check_checkpoint_folder) as part:
         part.mkdir()
         (part / "config.json").write_text("{1}")
 
@@ -150,7 +115,7 @@ def test_what_a_link_points_to_is_replaced(tmp_path: Path) -> None:
     for name in ("model", "x.gguf"):
         (tmp_path / name).symlink_to(tmp_path / "disk" / name)
     _replace(tmp_path / "model")
-    with beside(tmp_path / "x.gguf", 1, force=True) as part:
+    with atomic_path(tmp_path / "x.gguf", 1, force=True) as part:
         part.write_bytes(b"new")
     assert (folder / "config.json").read_text() == "{1}"
     assert (tmp_path / "disk" / "x.gguf").read_bytes() == b"new"
@@ -169,12 +134,12 @@ def test_a_link_inside_a_folder_is_not_taken_for_its_file(tmp_path: Path) -> Non
 def test_a_pipe_is_no_file(tmp_path: Path) -> None:
     os.mkfifo(tmp_path / "x.gguf")
     with pytest.raises(ValueError, match=r"x\.gguf: is neither a file nor a folder"):
-        beside(tmp_path / "x.gguf", 1, force=True).__enter__()
+        atomic_path(tmp_path / "x.gguf", 1, force=True).__enter__()
     assert (tmp_path / "x.gguf").is_fifo()
 
 
 @pytest.mark.parametrize(
-    ("error", "what", "done", "found"),
+    ("error", "failing", "done", "content"),
     [
         (OSError, "model", False, OURS),
         (OSError, ".part", False, OURS),
@@ -186,23 +151,23 @@ def test_a_pipe_is_no_file(tmp_path: Path) -> None:
 )
 def test_a_folder_is_the_old_or_the_new_one(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch,
-    error: type[BaseException], what: str, done: bool, found: str,
+    error: type[BaseException], failing: str, done: bool, content: str,
 ) -> None:  # fmt: skip
     """Whether a rename fails, or a signal comes before or right after it."""
     path, rename = _folder(tmp_path / "model"), Path.rename
 
     def fails(source: Path, target: Path) -> Path:
-        failing = source.name.endswith(what)
-        if done or not failing:
+        fails_now = source.name.endswith(failing)
+        if done or not fails_now:
             rename(source, target)
-        if failing:
+        if fails_now:
             raise error
         return target
 
     monkeypatch.setattr(Path, "rename", fails)
     with pytest.raises(error):
         _replace(path)
-    assert (path / "config.json").read_text() == found
+    assert (path / "config.json").read_text() == content
     assert _names(tmp_path) == {"model"}
 
 
@@ -219,12 +184,18 @@ def test_an_old_folder_that_cannot_be_removed_is_no_failure(
     assert (path / "config.json").read_text() == "{1}"
 
 
-def test_too_little_room_is_told_before_anything_is_written(tmp_path: Path) -> None:
+def test_too_little_room_is_reported_before_anything_is_written(tmp_path: Path) -> None:
     with pytest.raises(ValueError, match=r"takes 1000000000\.0 GB.*free"):
-        beside(tmp_path / "x", 10**18).__enter__()
+        atomic_path(tmp_path / "x", 10**18).__enter__()
     assert _names(tmp_path) == set()
 
 
 def test_a_missing_folder_is_named(tmp_path: Path) -> None:
     with pytest.raises(ValueError, match=r"the folder .*nowhere does not exist"):
-        beside(tmp_path / "nowhere" / "x", 1).__enter__()
+        atomic_path(tmp_path / "nowhere" / "x", 1).__enter__()
+
+
+def test_a_folder_is_kept_that_no_function_checks(tmp_path: Path) -> None:
+    path = _folder(tmp_path / "model")
+    with pytest.raises(ValueError, match="model: is a folder; name a file"):
+        atomic_path(path, 1, force=True).__enter__()

@@ -102,13 +102,13 @@ def test_an_odd_storage_offset(block: BlockFormat) -> None:
 @formats
 def test_dequantize_shape_and_dtype(block: BlockFormat) -> None:
     tensor = quantized(block, 3, 5)
-    whole = tensor.dequantize()
-    assert whole.shape == tensor.shape == (3, 5, 2 * block.block_size)
+    values = tensor.dequantize()
+    assert values.shape == tensor.shape == (3, 5, 2 * block.block_size)
     reference = oracle(block, tensor.data.numpy().reshape(-1, block.block_bytes))
-    assert_same_bits(whole.view(-1, block.block_size), reference)
+    assert_same_bits(values.view(-1, block.block_size), reference)
     half = tensor.dequantize(torch.bfloat16)
     assert half.dtype == torch.bfloat16
-    assert torch.equal(half, whole.bfloat16())
+    assert torch.equal(half, values.bfloat16())
 
 
 def test_dequantize_in_chunks() -> None:
@@ -137,12 +137,12 @@ def test_an_accelerator_gets_larger_chunks(device: str, passes: int) -> None:
 @formats
 def test_entries_are_views(block: BlockFormat) -> None:
     tensor = quantized(block, 4, 6)
-    whole = tensor.dequantize()
+    values = tensor.dequantize()
     for index in (2, -1, slice(1, 3), slice(None, 2), slice(4, 4)):
         part = tensor[index]
-        assert torch.equal(part.dequantize(), whole[index])
+        assert torch.equal(part.dequantize(), values[index])
         assert part.data.untyped_storage().data_ptr() == tensor.data.untyped_storage().data_ptr()
-    assert torch.equal(tensor[1][2:5].dequantize(), whole[1, 2:5])
+    assert torch.equal(tensor[1][2:5].dequantize(), values[1, 2:5])
 
 
 def test_index_select() -> None:

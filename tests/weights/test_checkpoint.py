@@ -17,10 +17,11 @@ from safetensors.torch import save_file
 from tests.support.gguf_files import gguf_config, random_state, state_shapes, write_gguf
 from torch import Tensor
 
+from sfumato.model.families import open_checkpoint
+from sfumato.model.families.diffusion_gemma.names import TENSOR_NAMES
 from sfumato.weights.blocks import QuantizedTensor
-from sfumato.weights.checkpoint import Checkpoint, open_checkpoint
+from sfumato.weights.checkpoint import Checkpoint
 from sfumato.weights.errors import CheckpointError
-from sfumato.weights.names import transformers_name
 
 CONFIG = gguf_config()
 WIDE = gguf_config(hidden_size=256, intermediate_size=256, expert_size=256)
@@ -48,7 +49,7 @@ def save_folder(
 
 
 def theirs(state: Mapping[str, Tensor] = STATE) -> dict[str, Tensor]:
-    return {transformers_name(name): tensor for name, tensor in state.items()}
+    return {TENSOR_NAMES.transformers_name(name): tensor for name, tensor in state.items()}
 
 
 def values(checkpoint: Checkpoint, name: str) -> Tensor:
@@ -90,8 +91,8 @@ def test_safetensors(tmp_path: Path, shards: int) -> None:
 def test_generation_config_is_read(tmp_path: Path) -> None:
     folder = save_folder(tmp_path, theirs())
     (folder / "generation_config.json").write_text('{"eos_token_id": [1, 106]}')
-    found = open_checkpoint(folder / "model.safetensors").metadata["generation_config"]
-    assert found == {"eos_token_id": [1, 106]}
+    generation = open_checkpoint(folder / "model.safetensors").metadata["generation_config"]
+    assert generation == {"eos_token_id": [1, 106]}
 
 
 def test_tied_copies_serve_only_where_the_decoders_tensor_is_absent(tmp_path: Path) -> None:

@@ -103,13 +103,13 @@ def test_metadata_of_every_type(tmp_path: Path) -> None:
     writer.write_header_to_file()
     writer.write_kv_data_to_file()
     writer.close()
-    found = read_gguf(path).metadata
-    assert {key: found[key] for key in scalars} == scalars
-    assert type(found["bool"]) is bool and type(found["uint8"]) is int
-    assert found["words"] == ["", "a", "日本"]
-    assert found["flags"].dtype == bool and found["flags"].tolist() == [True, False]
-    assert found["numbers"].tolist() == [1, -2]
-    assert found["reals"].tolist() == [0.5, 1.5]
+    metadata = read_gguf(path).metadata
+    assert {key: metadata[key] for key in scalars} == scalars
+    assert type(metadata["bool"]) is bool and type(metadata["uint8"]) is int
+    assert metadata["words"] == ["", "a", "日本"]
+    assert metadata["flags"].dtype == bool and metadata["flags"].tolist() == [True, False]
+    assert metadata["numbers"].tolist() == [1, -2]
+    assert metadata["reals"].tolist() == [0.5, 1.5]
 
 
 @pytest.mark.parametrize("name", SIMPLE_FORMATS)
@@ -220,7 +220,7 @@ def test_a_header_of_many_empty_strings_is_refused_soon(
 
 def test_metadata_faults(refused: Callable[[bytes, str], None]) -> None:
     one = entry("key", U32, bytes(4))
-    refused(gguf_bytes([one, one]), "'key': is there twice")
+    refused(gguf_bytes([one, one]), "'key': occurs twice")
     refused(gguf_bytes([entry("key", 13, bytes(8))]), "unknown value type 13")
     refused(gguf_bytes([entry("", U32, bytes(4))]), "a name of 0 bytes")
     refused(gguf_bytes([entry("key", STRING, text(b"\xff"))]), "'key': is not UTF-8")
@@ -257,7 +257,7 @@ def test_tensor_faults(refused: Callable[[bytes, str], None]) -> None:
     one(tensor("t", offset=4), "offset 4 is not aligned to 32")
     one(tensor("t", offset=64), "ends 16 bytes past the end of the file: it is truncated")
     one(tensor("t", offset=2**64 - 32), "past the end")
-    refused(gguf_bytes(tensors=[tensor("t"), tensor("t", offset=32)], data=64), "there twice")
+    refused(gguf_bytes(tensors=[tensor("t"), tensor("t", offset=32)], data=64), "occurs twice")
     both = [tensor("s", (16,), offset=0), tensor("t", offset=32)]
     refused(gguf_bytes(tensors=both, data=64), "'t'.* overlaps tensor 's'")
 

@@ -9,10 +9,10 @@ import torch
 from gguf import GGMLQuantizationType
 from torch import Tensor
 
+from sfumato.model.quant_recipes import TARGETS
 from sfumato.weights import quantize as module
 from sfumato.weights.blocks import BLOCK_FORMATS, QuantizedTensor
-from sfumato.weights.quant_recipes import TARGETS
-from sfumato.weights.quantize import quantize, quantized
+from sfumato.weights.quantize import quantize
 
 SIMPLE = ("Q4_0", "Q5_0", "Q5_1", "Q8_0")
 # What ggml's own quantizers (without an importance matrix) reach on 2 million normal numbers:
@@ -136,11 +136,11 @@ def test_a_row_does_not_depend_on_what_is_quantized_with_it(
     name: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     values = _heavy(3, 7, 512)
-    whole = quantize(values, BLOCK_FORMATS[name])
-    assert whole.shape == (3, 7, 512)
+    blocks = quantize(values, BLOCK_FORMATS[name])
+    assert blocks.shape == (3, 7, 512)
     monkeypatch.setattr(module, "_CHUNK", 1024)
-    assert torch.equal(quantize(values, BLOCK_FORMATS[name]).data, whole.data)
-    assert torch.equal(quantize(values[1], BLOCK_FORMATS[name]).data, whole.data[1])
+    assert torch.equal(quantize(values, BLOCK_FORMATS[name]).data, blocks.data)
+    assert torch.equal(quantize(values[1], BLOCK_FORMATS[name]).data, blocks.data[1])
 
 
 @pytest.fixture
@@ -178,48 +178,6 @@ def test_what_a_block_cannot_hold_is_refused(name: str, bad: float) -> None:
     values[1, 100] = bad
     with pytest.raises(ValueError, match="not finite, or too large"):
         quantize(values, BLOCK_FORMATS[name])
-
-
-@pytest.mark.parametrize(
-    ("name", "shape", "target", "format"),
-    [
-        ("layers.0.mlp.up_proj.weight", (8, 256), "q4_k", "Q4_K"),
-        ("layers.0.mlp.up_proj.weight", (8, 256), "q8_0", "Q8_0"),
-        ("layers.0.mlp.down_proj.weight", (8, 96), "q4_k", "Q5_0"),
-        ("layers.0.mlp.down_proj.weight", (8, 96), "q5_k", "Q5_1"),
-        ("layers.0.mlp.down_proj.weight", (8, 96), "q6_k", "Q8_0"),
-        ("layers.0.experts.gate_up_proj", (2, 8, 256), "q6_k", "Q6_K"),
-        ("embed_tokens.weight", (8, 256), "q4_k", "Q6_K"),
-        ("embed_tokens.weight", (8, 96), "q4_k", "Q8_0"),
-        ("embed_tokens.weight", (8, 256), "q8_0", "Q8_0"),
-        ("layers.0.router.proj.weight", (8, 256), "q4_k", None),
-        ("layers.0.input_layernorm.weight", (256,), "q4_k", None),
-        ("layers.0.mlp.down_proj.weight", (8, 48), "q4_k", None),
-        ("layers.0.mlp.up_proj.weight", (8, 256), "bf16", None),
-    ],
-)
-def test_quantizing_at_load(
-    name: str, shape: tuple[int, ...], target: str, format: str | None
-) -> None:
-    values = _normal(*shape)
-    found = quantized(name, values, target)
-    if format is None:
-        assert found is values
-    else:
-        assert isinstance(found, QuantizedTensor)
-        assert (found.format.name, found.shape) == (format, shape)
-        assert torch.equal(found.data, quantize(values, BLOCK_FORMATS[format]).data)
-
-
-@pytest.mark.parametrize("target", ["q4_k_m", "q3_k", "Q4_K"])
-def test_a_target_that_no_single_tensor_has_is_refused(target: str) -> None:
-    with pytest.raises(ValueError, match=f"{target!r} is none of q8_0, q6_k, q5_k, q4_k, q5_0"):
-        quantized("layers.0.mlp.up_proj.weight", _normal(8, 256), target)
-
-
-def test_what_cannot_be_quantized_at_load_is_named() -> None:
-    with pytest.raises(ValueError, match=r"layers\.0\.mlp\.up_proj\.weight: a value is not"):
-        quantized("layers.0.mlp.up_proj.weight", torch.full((8, 256), torch.nan), "q4_k")
 
 
 def test_every_target_can_be_written() -> None:

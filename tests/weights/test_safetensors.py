@@ -121,7 +121,7 @@ def test_bad_json(refused: Callable[[bytes, str], None]) -> None:
     refused(file_of(b"[" * 100_000), "header: is not JSON")
     refused(file_of(b'{"a":' * 100_000), "header: is not JSON")
     refused(file_of(b'{"a": 1' + b"0" * 5000 + b"}"), "header: is not JSON")
-    refused(file_of(b'{"a": {}, "a": {}}'), "'a' is there twice")
+    refused(file_of(b'{"a": {}, "a": {}}'), "'a' occurs twice")
     refused(file_of({"__metadata__": {"n": 1}}), "__metadata__")
 
 

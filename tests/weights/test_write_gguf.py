@@ -8,10 +8,10 @@ import numpy as np
 import pytest
 import torch
 
-from sfumato.weights.atomic_write import Outgoing, recoded
 from sfumato.weights.blocks import BLOCK_FORMATS
 from sfumato.weights.gguf import read_gguf
 from sfumato.weights.quantize import quantize
+from sfumato.weights.tensor_stream import TensorStream, recoded
 from sfumato.weights.write_gguf import ALIGNMENT, write_gguf
 
 METADATA: dict[str, Any] = {
@@ -36,8 +36,8 @@ METADATA: dict[str, Any] = {
 }
 
 
-def _tensor(name: str, value: torch.Tensor, format: str) -> Outgoing:
-    return Outgoing(name, tuple(value.shape), format, lambda: recoded(value, format))
+def _tensor(name: str, value: torch.Tensor, format: str) -> TensorStream:
+    return TensorStream(name, tuple(value.shape), format, lambda: recoded(value, format))
 
 
 @pytest.fixture(scope="module")
@@ -53,11 +53,11 @@ FORMATS = {"odd": "F32", "matrix": "Q4_K", "experts": "BF16", "last": "F16"}
 @pytest.fixture(scope="module")
 def path(values: dict[str, torch.Tensor], tmp_path_factory: pytest.TempPathFactory) -> Path:
     path = tmp_path_factory.mktemp("gguf") / "x.gguf"
-    told: list[int] = []
+    written: list[int] = []
     with path.open("xb") as stream:
         tensors = [_tensor(name, value, FORMATS[name]) for name, value in values.items()]
-        write_gguf(stream, METADATA, tensors, told.append)
-    assert sum(told) == sum(tensor.nbytes for tensor in tensors)
+        write_gguf(stream, METADATA, tensors, written.append)
+    assert sum(written) == sum(tensor.nbytes for tensor in tensors)
     return path
 
 
@@ -65,13 +65,13 @@ def test_our_reader_reads_it(path: Path, values: dict[str, torch.Tensor]) -> Non
     file = read_gguf(path)
     assert list(file.metadata) == list(METADATA)
     for key, value in METADATA.items():
-        found = file.metadata[key]
+        read = file.metadata[key]
         if isinstance(value, np.ndarray):
-            assert found.dtype == value.dtype and np.array_equal(found, value)
+            assert read.dtype == value.dtype and np.array_equal(read, value)
         elif isinstance(value, float) and not isinstance(value, np.float64):
-            assert (type(found), found) == (float, np.float32(value))
+            assert (type(read), read) == (float, np.float32(value))
         elif key != "a.none":
-            assert (type(found), found) == (type(value), value)
+            assert (type(read), read) == (type(value), value)
     for name, value in values.items():
         info = file.tensors[name]
         assert (info.shape, info.format) == (tuple(value.shape), FORMATS[name])
@@ -85,11 +85,11 @@ def test_our_reader_reads_it(path: Path, values: dict[str, torch.Tensor]) -> Non
 def test_the_gguf_package_reads_it(path: Path, values: dict[str, torch.Tensor]) -> None:
     reader = gguf.GGUFReader(path)
     for key, value in METADATA.items():
-        found = reader.get_field(key).contents()
+        read = reader.get_field(key).contents()
         if isinstance(value, list | np.ndarray):
-            assert list(found) == list(value)
+            assert list(read) == list(value)
         else:
-            assert found == (np.float32(value) if type(value) is float else value)
+            assert read == (np.float32(value) if type(value) is float else value)
     kinds = {key.removeprefix("a."): reader.get_field(key).types[0].name for key in METADATA}
     expected = {
         "count": "UINT32", "large": "INT64", "negative": "INT32", "huge": "UINT64",

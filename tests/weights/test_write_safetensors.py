@@ -6,18 +6,18 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
-from sfumato.weights.atomic_write import Outgoing, recoded
 from sfumato.weights.jsonfile import read_object
 from sfumato.weights.locate import INDEX, locate
 from sfumato.weights.safetensors import read_safetensors
+from sfumato.weights.tensor_stream import TensorStream, recoded
 from sfumato.weights.write_safetensors import write_safetensors
 
 VALUES = {f"t{i}": torch.randn(i + 1, 7) for i in range(6)}
 
 
-def _tensors(format: str) -> list[Outgoing]:
+def _tensors(format: str) -> list[TensorStream]:
     return [
-        Outgoing(name, tuple(value.shape), format, lambda value=value: recoded(value, format))
+        TensorStream(name, tuple(value.shape), format, lambda value=value: recoded(value, format))
         for name, value in VALUES.items()
     ]
 
@@ -27,9 +27,9 @@ def _tensors(format: str) -> list[Outgoing]:
     [("F32", torch.float32), ("BF16", torch.bfloat16), ("F16", torch.float16)],
 )
 def test_one_file(tmp_path: Path, format: str, dtype: torch.dtype) -> None:
-    told: list[int] = []
-    write_safetensors(tmp_path, _tensors(format), told.append)
-    assert sum(told) == sum(tensor.nbytes for tensor in _tensors(format))
+    written: list[int] = []
+    write_safetensors(tmp_path, _tensors(format), written.append)
+    assert sum(written) == sum(tensor.nbytes for tensor in _tensors(format))
     assert {item.name for item in tmp_path.iterdir()} == {"model.safetensors"}
     loaded = load_file(tmp_path / "model.safetensors")
     file = read_safetensors(tmp_path / "model.safetensors")
@@ -51,5 +51,5 @@ def test_shards(tmp_path: Path) -> None:
     assert index["metadata"]["total_size"] == 28 * 21
     kind, files = locate(tmp_path)
     assert (kind, [file.name for file in files]) == ("safetensors", names)
-    found = {name: value for file in files for name, value in load_file(file).items()}
-    assert all(torch.equal(found[name], value) for name, value in VALUES.items())
+    loaded = {name: value for file in files for name, value in load_file(file).items()}
+    assert all(torch.equal(loaded[name], value) for name, value in VALUES.items())

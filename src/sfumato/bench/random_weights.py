@@ -14,11 +14,12 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from sfumato.model.config import ConfigError, ModelConfig
+from sfumato.model.config import ConfigError
+from sfumato.model.families import DIFFUSION_GEMMA
 from sfumato.model.loading import expected_shapes
+from sfumato.model.quant_recipes import TARGETS, formats
 from sfumato.weights.blocks import BLOCK_FORMATS, QuantizedTensor
 from sfumato.weights.checkpoint import Checkpoint, TensorInfo
-from sfumato.weights.quant_recipes import TARGETS, formats
 from sfumato.weights.quantize import quantize
 from sfumato.weights.tensorfile import FLOAT_FORMATS
 
@@ -96,7 +97,7 @@ def random_config(
     sizes, canvas = PRESETS[preset]
     changed = {"num_hidden_layers": layers, "vocab_size": vocab}
     text = sizes | {name: value for name, value in changed.items() if value is not None}
-    return {"model_type": "diffusion_gemma", "canvas_length": canvas, "text_config": text}
+    return {"model_type": DIFFUSION_GEMMA.model_type, "canvas_length": canvas, "text_config": text}
 
 
 @dataclass(frozen=True)
@@ -142,7 +143,7 @@ def random_checkpoint(
         raise ValueError(f"format: {format!r} is none of {', '.join(TARGETS)}")
     config = random_config(preset, layers, vocab)
     try:
-        shapes = expected_shapes(ModelConfig.from_hf(config))
+        shapes = expected_shapes(DIFFUSION_GEMMA.config.from_hf(config, {}))
     except ConfigError as error:
         raise ValueError(f"layers: {layers} make no network ({error})") from None
     path = Path(f"random-{preset}")

@@ -17,12 +17,13 @@ from sfumato.bench.number_text import number_text
 from sfumato.bench.random_weights import random_checkpoint
 from sfumato.bench.workload import Prompt
 from sfumato.diffusion.config import REFERENCE, SamplerConfig
+from sfumato.model.families import open_checkpoint
 from sfumato.model.loading import load_network
 from sfumato.model.network import Network
 from sfumato.model.placement import pick_device, pick_dtype
+from sfumato.model.quantize_on_load import quantized_on_load
 from sfumato.ops.cpu.panels import PackedTensor
-from sfumato.weights.checkpoint import Checkpoint, open_checkpoint
-from sfumato.weights.quantize_on_load import quantized_on_load
+from sfumato.weights.checkpoint import Checkpoint
 
 
 @dataclass(frozen=True)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import dataclass, fields, replace
 from typing import Any
 
@@ -12,7 +11,7 @@ from sfumato.diffusion.sampler import SAMPLERS, EntropyBound, Sampler
 from sfumato.diffusion.schedule import HOTTEST, LinearTemperature, Schedule, SoftTopK
 from sfumato.diffusion.stopping import Never, StableAndConfident, Stopping
 from sfumato.model.truncate import MOST_TOP_K
-from sfumato.weights.errors import CheckpointError, quoted
+from sfumato.weights.errors import quoted
 
 _METHODS = {
     "sampler": ("accept", "EntropyBound(), or options(sampler='threshold') for a name"),
@@ -142,65 +141,6 @@ REFERENCE = SamplerConfig(
     stopping=StableAndConfident(),
 )
 """What the reference implementation does where a checkpoint says nothing."""
-
-
-HF_KEYS = {
-    "max_steps": "max_denoising_steps",
-    "bound": "entropy_bound",
-    "t_min": "t_min",
-    "t_max": "t_max",
-    "stability": "stability_threshold",
-    "confidence": "confidence_threshold",
-}
-GGUF_KEYS = {
-    "max_steps": "diffusion.eb_max_steps",
-    "bound": "diffusion.eb_entropy_bound",
-    "t_min": "diffusion.eb_t_min",
-    "t_max": "diffusion.eb_t_max",
-    "stability": "diffusion.eb_stability_threshold",
-    "confidence": "diffusion.eb_confidence_threshold",
-}
-
-
-def defaults_from_hf(generation: Mapping[str, Any]) -> SamplerConfig:
-    """A checkpoint's defaults from `generation_config.json` (but for its max_new_tokens).
-
-    Null counts as absent: `transformers` writes it for what was not set. Raises CheckpointError
-    naming the field."""
-    sampler = generation.get("sampler_config")
-    sampler = {} if sampler is None else sampler
-    if not isinstance(sampler, Mapping):
-        raise CheckpointError(
-            f"generation_config.json: sampler_config: must be an object, got {quoted(sampler)}"
-        )
-    return _defaults("generation_config.json", HF_KEYS, {**generation, **sampler})
-
-
-def defaults_from_gguf(metadata: Mapping[str, Any]) -> SamplerConfig:
-    """A checkpoint's defaults from its `diffusion.eb_*` keys. Raises CheckpointError naming the
-    key."""
-    return _defaults("GGUF metadata", GGUF_KEYS, metadata)
-
-
-def _defaults(where: str, keys: Mapping[str, str], given: Mapping[str, Any]) -> SamplerConfig:
-    found = {ours: given[key] for ours, key in keys.items() if given.get(key) is not None}
-    for ours, value in found.items():
-        if isinstance(value, bool) or not isinstance(value, int | float):
-            raise CheckpointError(f"{where}: {keys[ours]}: must be a number, got {quoted(value)}")
-
-    def known(*names: str) -> dict[str, Any]:
-        return {name: found[name] for name in names if name in found}
-
-    try:
-        return replace(
-            REFERENCE,
-            **known("max_steps"),
-            sampler=EntropyBound(**known("bound")),
-            schedule=LinearTemperature(**known("t_min", "t_max")),
-            stopping=StableAndConfident(**known("stability", "confidence")),
-        )
-    except ValueError as error:
-        raise CheckpointError(f"{where}: the sampler's defaults: {error}") from error
 
 
 def fixed_steps(count: int) -> SamplerConfig:

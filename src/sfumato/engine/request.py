@@ -23,7 +23,6 @@ from sfumato.text.prompt import prompt_ids
 from sfumato.text.reply import parse_reply
 from sfumato.text.stops import Stop
 from sfumato.weights.errors import quoted
-from sfumato.weights.names import ARCHITECTURE
 
 
 def new_id() -> str:
@@ -117,6 +116,7 @@ def prepare(
     assert plan.config.canvas_length
     budget = ThinkingBudget.of(
         model.tokenizer,
+        model.template.markers,
         request.max_thinking_tokens,
         request.max_tokens,
         plan.config.canvas_length,
@@ -128,14 +128,14 @@ def prepare(
     most = request.max_tokens - 1 if cuts else (plan.canvases - 1) * plan.config.canvas_length
     need = len(prompt.ids) + most
     return Prepared(
-        prompt, plan, Policies(budget, empty), transcript, opening, budget, need, ARCHITECTURE
+        prompt, plan, Policies(budget, empty), transcript, opening, budget, need, model.family.name
     )
 
 
 def is_empty(transcript: Transcript, ids: list[int]) -> bool:
     """Whether a reply of these tokens has neither answer nor tool call; a broken call counts as
     one, and text around thoughts does too."""
-    parsed = parse_reply(transcript.pieces(ids))
+    parsed = parse_reply(transcript.pieces(ids), transcript.markers)
     return not (parsed.text.strip() or parsed.tool_calls or parsed.warnings)
 
 

@@ -1,9 +1,9 @@
-"""A checkpoint's tensors into a network, one at a time, quantized ones in their own precision.
+"""Loads a checkpoint's tensors into a network, one at a time; quantized tensors stay quantized.
 
-Every tensor of the checkpoint is used or the load fails naming it.  What is wanted as it lies in
-the file is taken as the memory map's own view, without a copy: the embedding's blocks, and float
-tensors of the wanted dtype and device.  Other matrices may be packed for faster operations (see
-`ops.pack`), and a bfloat16 file's as well: that gives up the view for memory of the process.
+Every tensor of the checkpoint is used, or the load fails and names it. A tensor that is needed as
+it is in the file (the embedding's blocks, floats of the wanted dtype on a CPU) is a view of the
+mapped file, without a copy. Other matrices may be packed for faster operations (see `ops.pack`),
+those of a bfloat16 file too: packing replaces the view by memory of the process.
 """
 
 from __future__ import annotations
@@ -16,6 +16,7 @@ from torch import Tensor, nn
 
 from sfumato import ops
 from sfumato.model.config import ConfigError, ModelConfig
+from sfumato.model.families import family_of
 from sfumato.model.head import CHUNK
 from sfumato.model.network import Network
 from sfumato.model.placement import cache_dtype
@@ -32,33 +33,13 @@ Progress = Callable[[int, int], None]
 def config_of(checkpoint: Checkpoint) -> ModelConfig:
     """The configuration that a checkpoint's metadata describe. Raises ConfigError, naming the
     checkpoint and the field."""
-    metadata = checkpoint.metadata
+    read, metadata = family_of(checkpoint).config, checkpoint.metadata
     try:
         if checkpoint.kind == "safetensors":
-            return ModelConfig.from_hf(metadata["config"], metadata.get("generation_config"))
-        embedding = checkpoint.tensors.get("embed_tokens.weight")
-        if embedding is None:
-            raise ConfigError("token_embd.weight is missing; the checkpoint is incomplete")
-        return ModelConfig.from_gguf(metadata, embedding.shape[0], _turning_pairs(checkpoint))
+            return read.from_hf(metadata["config"], metadata.get("generation_config") or {})
+        return read.from_gguf(checkpoint)
     except ConfigError as error:
         raise ConfigError(f"{checkpoint.path}: {error}") from error
-
-
-def _turning_pairs(checkpoint: Checkpoint) -> int | None:
-    """How many rotary pairs of full layers turn, by the divisors of their frequencies in
-    `rope_freqs.weight`: 1 turns, 1e30 stills. None where the file has no such tensor."""
-    (file,) = checkpoint.files.values()
-    if "rope_freqs.weight" not in file.tensors:
-        return None
-    divisors = file.read("rope_freqs.weight")
-    if isinstance(divisors, Tensor) and divisors.ndim == 1:
-        turning = int((divisors == 1).sum())
-        if turning and (divisors[:turning] == 1).all() and (divisors[turning:] > 1e9).all():
-            return turning
-    raise ConfigError(
-        "rope_freqs.weight does not turn the first pairs and still the "
-        "others, which is all that DiffusionGemma's full layers know"
-    )
 
 
 def skeleton(config: ModelConfig) -> Transformer:
@@ -108,18 +89,18 @@ def load_network(
 
 
 def _output(embedding: Tensor | QuantizedTensor, activations: str) -> list[Weight] | None:
-    """A quantized embedding once more, as the head multiplies it: packed, chunk by chunk. Its
-    blocks stay, for rows that are read one by one, and may be no more than the mapped file's."""
+    """A second copy of a quantized embedding for the head: packed, chunk by chunk. The blocks stay
+    too, because rows are read from them one by one; they may be a view of the mapped file."""
     if not isinstance(embedding, QuantizedTensor):
         return None
     rows, columns = embedding.shape
     if not ops.packs(embedding.format.name, embedding.shape, embedding.device):
         return None
-    # The whole chunks at once, as so many matrices: one piece of memory, filled by one call.
+    # All full chunks at once, as a stack of matrices: one allocation, filled by one call.
     chunks = rows // CHUNK
     blocks = embedding.data[: chunks * CHUNK].view(chunks, CHUNK, embedding.data.shape[1])
-    whole = QuantizedTensor(blocks, embedding.format, (chunks, CHUNK, columns))
-    packed = ops.pack(whole, activations)
+    stacked = QuantizedTensor(blocks, embedding.format, (chunks, CHUNK, columns))
+    packed = ops.pack(stacked, activations)
     output: list[Weight] = [packed[i] for i in range(chunks)]
     if rows % CHUNK:
         output.append(ops.pack(embedding[chunks * CHUNK :], activations))
@@ -148,8 +129,9 @@ def _packed(value: Tensor | QuantizedTensor, name: str, activations: str) -> Wei
 
 
 def _multiplies(name: str) -> bool:
-    """Whether a tensor, if it is a matrix, may serve as a factor that lies anyhow: the embedding's
-    rows are also read one by one, and a router's choice is discrete, so that it has to be exact."""
+    """Whether a tensor, if it is a matrix, is only multiplied with, so that its layout is free. The
+    embedding's rows are also read one by one, and a router must stay exact: its choice is
+    discrete."""
     return name != "embed_tokens.weight" and ".router." not in name
 
 
@@ -177,7 +159,7 @@ def loaded_bytes(name: str, info: TensorInfo, device: torch.device, dtype: torch
 
 def viewed_bytes(name: str, info: TensorInfo, device: torch.device, dtype: torch.dtype) -> int:
     """How many of a tensor's loaded bytes are pages of the mapped file, which take no memory of
-    the process: what is wanted on a CPU as it lies in the file."""
+    the process: those of a tensor that a CPU needs as it is in the file."""
     stored = FLOAT_FORMATS.get(info.format)
     if device.type != "cpu":
         return 0

@@ -48,6 +48,7 @@ def requests_of(service: Service, body: ChatBody) -> list[Request]:
         body.continue_final_message,
         body.add_generation_prompt,
         service.engine.check_length,
+        service.model.template.markers,
     )
     use = tool_use(body.tools, body.tool_choice)
     _check(body, settings.max_choices)

@@ -12,6 +12,7 @@ from typing import Any
 from sfumato.server.errors import ApiError, bad_request, from_value_error
 from sfumato.server.schemas import ChatBody, TemplateBody, Unknown
 from sfumato.server.settings import ServerSettings
+from sfumato.text.markers import ChatMarkers
 from sfumato.text.messages import MessageError, check_messages, tool_name
 from sfumato.text.prompt import check_long_texts
 
@@ -54,12 +55,14 @@ def continuation(
     wanted: bool | None,
     opened: bool | None,
     check: Callable[[str, str], None],
+    markers: ChatMarkers,
 ) -> tuple[list[dict[str, Any]], str | None]:
     """The messages that the prompt shows whole; and the text of the last one where the reply
     continues it, as it does with an assistant's.
 
     wanted, opened: the body's continue_final_message and add_generation_prompt; check: raises for a
-    text that is too long for any context, and a field. Raises ApiError.
+    text that is too long for any context, and a field; markers: of the chat format. Raises
+    ApiError.
     """
     own = messages[-1]["role"] == "assistant"
     if wanted and opened:
@@ -92,7 +95,7 @@ def continuation(
         )
     try:
         check_long_texts(messages[-1], lambda text: check(text, "messages"))
-        text: str = check_messages(messages[-1:], len(messages) - 1)[0]["content"]
+        text: str = check_messages(messages[-1:], len(messages) - 1, markers)[0]["content"]
     except ValueError as error:
         raise from_value_error(error) from None
     return messages[:-1], text or None

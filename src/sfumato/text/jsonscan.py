@@ -1,9 +1,9 @@
-"""How many values a JSON text holds, and how deep they nest, before any of them is made.
+"""Counts the values of a JSON text and their levels of nesting, before any of them is decoded.
 
-A decoder holds the interpreter from the first byte to the last, and makes 60 bytes and more of each
-value of two. So the bytes that begin values are counted first, outside of strings, in slices of
-NumPy operations that release the interpreter. Knows no grammar: where the text is no JSON, the
-figures are an upper bound of what a decoder makes before it stops.
+A decoder holds the interpreter's lock from the first byte to the last, and makes an object of 60
+bytes or more of a value of two bytes. So the bytes that begin values are counted first, outside of
+strings, by NumPy operations on slices, which release the lock. Knows no grammar: where the text is
+no JSON, the counts are an upper bound of what a decoder makes before it stops.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ SLICE = 1 << 17  # bytes; a slice's arrays take about twenty times that
 MOST_DEPTH = 100  # levels of nesting that any request may need
 
 _QUOTE, _BACKSLASH = ord('"'), ord("\\")
-# A value stands at the beginning, or after one of `[{,:`; of these, brackets nest.
+# A value is at the beginning, or after one of `[{,:`; brackets nest.
 _BEGINS = np.zeros(256, np.bool_)
 _BEGINS[list(b"[{,:")] = True
 _NESTS = np.zeros(256, np.int8)
@@ -28,18 +28,18 @@ Mask = NDArray[np.bool_]
 
 
 class JsonTooLarge(ValueError):
-    """More values or levels than may be made."""
+    """More values or levels than are allowed."""
 
 
 @dataclass
 class Extent:
-    """What of a text has been seen."""
+    """The counts of the part of a text that has been read."""
 
     values: int = 1  # keys of objects among them; an empty list or object counts twice
     depth: int = 0
     deepest: int = 0
     quoted: bool = False  # the next byte is inside a string
-    escaped: bool = False  # the next byte stands after a backslash that is not escaped itself
+    escaped: bool = False  # the next byte follows a backslash that is not escaped itself
 
     def add(self, part: Bytes) -> None:
         quotes = part == _QUOTE
@@ -66,7 +66,7 @@ def _escaped(slashes: Mask, carried: bool) -> tuple[Mask, bool]:
     """Which bytes are escaped: those after an odd number of backslashes in a row; and whether the
     byte after the last one is. carried: the first one is."""
     at = np.arange(len(slashes), dtype=np.int32)
-    # The last byte up to here that is no backslash; one carried over stands at -1.
+    # The last byte up to here that is no backslash; one carried over is at -1.
     before = np.maximum.accumulate(np.where(slashes, np.int32(-2 if carried else -1), at))
     odd = ((at - before) & 1).astype(np.bool_)
     return np.concatenate((np.array([carried]), odd[:-1])), bool(odd[-1])
@@ -75,13 +75,13 @@ def _escaped(slashes: Mask, carried: bool) -> tuple[Mask, bool]:
 def extent(
     data: bytes | bytearray, most_values: int | None = None, most_depth: int = MOST_DEPTH
 ) -> Extent:
-    """What a UTF-8 text holds. Raises JsonTooLarge where it is more than may be made."""
-    found = Extent()
+    """The counts of a UTF-8 text. Raises JsonTooLarge where they exceed the limits."""
+    counts = Extent()
     view = np.frombuffer(data, np.uint8)
     for start in range(0, len(view), SLICE):
-        found.add(view[start : start + SLICE])
-        if found.deepest > most_depth:
+        counts.add(view[start : start + SLICE])
+        if counts.deepest > most_depth:
             raise JsonTooLarge(f"is nested too deeply: over {most_depth} levels")
-        if most_values is not None and found.values > most_values:
+        if most_values is not None and counts.values > most_values:
             raise JsonTooLarge(f"holds more than {most_values:,} values")
-    return found
+    return counts

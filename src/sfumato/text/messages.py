@@ -1,7 +1,7 @@
 """What callers send, checked: messages and tools in the shape that chat templates read.
 
-Knows no template and no token. Everything that leaves here is fresh, plain JSON data, so that a
-template sees no object with methods of its own, and no caller sees its messages changed.
+Knows no template and no token. What these functions return is new, plain JSON data: a template gets
+no object with methods, and the caller's messages are never changed.
 """
 
 from __future__ import annotations
@@ -13,6 +13,7 @@ from typing import Any
 
 from sfumato.text.calls import TOOL_NAME
 from sfumato.text.jsonscan import JsonTooLarge, extent
+from sfumato.text.markers import NO_MARKERS, ChatMarkers
 from sfumato.text.unicode import unicode_fault
 from sfumato.weights.errors import quoted
 
@@ -27,13 +28,16 @@ class MessageError(ValueError):
     """A message or a tool that cannot be used; says which, as in `messages[2].content: …`."""
 
 
-def check_messages(messages: Sequence[Mapping[str, Any]], first: int = 0) -> list[dict[str, Any]]:
-    """A clean copy of `messages`; first: the number that errors give the first of them.
+def check_messages(
+    messages: Sequence[Mapping[str, Any]], first: int = 0, markers: ChatMarkers = NO_MARKERS
+) -> list[dict[str, Any]]:
+    """A clean copy of `messages`; first: the number that errors give the first of them; markers:
+    those of the thoughts to leave out.
 
     Each message has a `role` of ROLES and a `content`: text, or a list of `{"type": "text",
     "text": …}`. An assistant's may have `tool_calls` as in OpenAI's API, and then no content; its
     thoughts are left out, because past thoughts never go back to the model. A tool's answers one of
-    them by `tool_call_id` or `name`; both are in what comes back. Other keys are left out.
+    them by `tool_call_id` or `name`; the result has both. Other keys are left out.
 
     Raises:
         MessageError: naming the message by its index, and the field.
@@ -43,7 +47,7 @@ def check_messages(messages: Sequence[Mapping[str, Any]], first: int = 0) -> lis
     if not messages:
         raise MessageError("messages: is empty; send at least one message")
     checked: list[dict[str, Any]] = []
-    room = _Room()
+    budget = _ValueBudget()
     for i, message in enumerate(messages, first):
         where = f"messages[{i}]"
         if not isinstance(message, Mapping):
@@ -58,9 +62,9 @@ def check_messages(messages: Sequence[Mapping[str, Any]], first: int = 0) -> lis
         if calls is not None and role != "assistant":
             raise MessageError(f"{where}.tool_calls: only an assistant's message has tool calls")
         if calls:
-            clean["tool_calls"] = _tool_calls(calls, f"{where}.tool_calls", room)
+            clean["tool_calls"] = _tool_calls(calls, f"{where}.tool_calls", budget)
         if message.get("content") is not None or "tool_calls" not in clean:
-            clean["content"] = _content(message.get("content"), role, f"{where}.content")
+            clean["content"] = _content(message.get("content"), role, f"{where}.content", markers)
         if role == "tool":
             clean |= _answered_call(message, checked, where)
         checked.append(clean)
@@ -96,16 +100,21 @@ def check_tools(tools: Sequence[Mapping[str, Any]] | None) -> list[dict[str, Any
     return checked
 
 
-def without_thoughts(text: str) -> str:
-    """An assistant's past text with its thought channels cut out, an unclosed one too."""
-    parts = text.split("<channel|>")
-    return "".join(part.split("<|channel>")[0] for part in parts)
+def without_thoughts(text: str, markers: ChatMarkers) -> str:
+    """An assistant's past text without its thoughts, an unclosed one too."""
+    if not markers.thought_open:
+        return text
+    parts = text.split(markers.thought_close) if markers.thought_close else [text]
+    return "".join(part.split(markers.thought_open)[0] for part in parts)
 
 
-def _content(content: Any, role: str, where: str) -> str | list[dict[str, str]]:
-    past = without_thoughts if role == "assistant" else str
+def _content(
+    content: Any, role: str, where: str, markers: ChatMarkers
+) -> str | list[dict[str, str]]:
+    if role != "assistant":
+        markers = NO_MARKERS
     if isinstance(content, str):
-        return past(_plain(content, where))
+        return without_thoughts(_plain(content, where), markers)
     if isinstance(content, Mapping) or not isinstance(content, Sequence):
         kind = "null" if content is None else type(content).__name__
         raise MessageError(f"{where}: must be text or a list of parts, not {kind}")
@@ -122,7 +131,7 @@ def _content(content: Any, role: str, where: str) -> str | list[dict[str, str]]:
     if role != "user":
         # Templates take an object for these roles and show it as Python prints it, or a channel
         # opens in one part and closes in another.
-        return past("".join(texts))
+        return without_thoughts("".join(texts), markers)
     return [{"type": "text", "text": text} for text in texts]
 
 
@@ -141,8 +150,8 @@ def tool_name(name: Any, where: str) -> str:
 
 
 @dataclass
-class _Room:
-    """Values that may still be made of texts."""
+class _ValueBudget:
+    """How many values may still be decoded from texts."""
 
     left: int = MOST_VALUES
 
@@ -154,7 +163,7 @@ class _Room:
         return json.loads(text)
 
 
-def _tool_calls(calls: Any, where: str, room: _Room) -> list[dict[str, Any]]:
+def _tool_calls(calls: Any, where: str, budget: _ValueBudget) -> list[dict[str, Any]]:
     if not isinstance(calls, list | tuple):
         raise MessageError(f"{where}: must be a list")
     checked = []
@@ -167,7 +176,7 @@ def _tool_calls(calls: Any, where: str, room: _Room) -> list[dict[str, Any]]:
         arguments = function.get("arguments") or {}
         if isinstance(arguments, str):
             try:
-                arguments = room.decoded(arguments)
+                arguments = budget.decoded(arguments)
             except JsonTooLarge as error:
                 raise MessageError(f"{here}.function.arguments: {error}") from error
             except ValueError as error:

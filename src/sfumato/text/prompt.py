@@ -1,4 +1,4 @@
-"""Messages to the ids of a prompt, such that no message can speak in the template's voice.
+"""Messages to the ids of a prompt, such that no message can write a special token.
 
 Joins template.py and tokenizer.py; knows nothing of replies.
 """
@@ -49,15 +49,16 @@ def prompt_ids(
         TokenizerError: the text cannot be encoded.
     """
     check_long_texts([messages, tools], check)
-    checked, schemas = check_messages(messages), check_tools(tools)
+    checked = check_messages(messages, markers=template.markers)
+    schemas = check_tools(tools)
     special = {tokenizer.token_text(i): i for i in tokenizer.special_ids}
     starts = {text[0] for text in special}
-    stand_ins = _stand_ins(starts, starts | _private([checked, schemas]))
-    shown = {new: old for old, new in stand_ins.items()}
+    placeholders = _placeholders(starts, starts | _private([checked, schemas]))
+    originals = {new: old for old, new in placeholders.items()}
     text = template.render_checked(
-        _translated(checked, stand_ins),
+        _replaced(checked, placeholders),
         thinking=thinking,
-        tools=_translated(schemas, stand_ins),
+        tools=_replaced(schemas, placeholders),
         add_generation_prompt=add_generation_prompt,
     )
     check(text)
@@ -68,25 +69,25 @@ def prompt_ids(
         if piece in special:
             ids.append(special[piece])
         elif piece:
-            ids += tokenizer.encode(_translated(piece, shown), special=False)
+            ids += tokenizer.encode(_replaced(piece, originals), special=False)
     if tokenizer.bos_id is None:
         return ids
     return [tokenizer.bos_id, *(i for i in ids if i != tokenizer.bos_id)]
 
 
 def check_long_texts(value: Any, check: Callable[[str], None]) -> None:
-    """Calls check with each long text in plain data, before any copy of it is made: a template may
-    trim a text, or leave a past thought out, but not by megabytes that somebody meant."""
+    """Calls check with each long text in plain data, before any copy of it is made: what a template
+    trims of a text, or leaves out as a past thought, is not megabytes."""
     for text in _texts(value):
         if len(text) > LONG:
             check(text)
 
 
-def _stand_ins(starts: set[str], used: set[str]) -> dict[str, str]:
+def _placeholders(starts: set[str], used: set[str]) -> dict[str, str]:
     free = (c for c in map(chr, _PRIVATE) if c not in used)
     chosen = dict(zip(sorted(starts), free, strict=False))
     if len(chosen) < len(starts):
-        raise MessageError("messages: use every private-use character there is; remove some")
+        raise MessageError("messages: use every private-use character; remove some")
     return chosen
 
 
@@ -111,13 +112,13 @@ def _texts(value: Any, depth: int = 0) -> Iterator[str]:
             yield from _texts(item, depth + 1)
 
 
-def _translated(value: Any, table: Mapping[str, str]) -> Any:
+def _replaced(value: Any, table: Mapping[str, str]) -> Any:
     if isinstance(value, str):
         for old, new in table.items():  # `translate` is twenty times slower
             value = value.replace(old, new)
         return value
     if isinstance(value, dict):
-        return {_translated(k, table): _translated(item, table) for k, item in value.items()}
+        return {_replaced(k, table): _replaced(item, table) for k, item in value.items()}
     if isinstance(value, list):
-        return [_translated(item, table) for item in value]
+        return [_replaced(item, table) for item in value]
     return value

@@ -11,6 +11,7 @@ from collections import deque
 from collections.abc import Iterable, Sequence
 from copy import copy
 
+from sfumato.text.markers import ChatMarkers
 from sfumato.text.reply import Region
 from sfumato.text.tokenizer import Detokenizer, Marker, Piece, Tokenizer
 
@@ -18,10 +19,8 @@ Stop = str | Marker | Sequence[str | Marker] | None
 
 
 class StopStrings:
-    """Strings that end a reply, before whichever of them is complete first.
-
-    Not the one that starts first: a reply must not depend on where its canvases happen to end.
-    """
+    """Strings that end a reply. The string that is complete first ends it, not the one that starts
+    first: a reply must not depend on where its canvases end."""
 
     def __init__(self, stop: Stop) -> None:
         """Raises ValueError for what is neither strings nor markers."""
@@ -39,25 +38,25 @@ class StopStrings:
 
 
 class StopSearch:
-    """Looks for stop strings in one reply, in pieces as it comes; reads each piece once.
+    """Looks for stop strings in one reply, piece by piece; reads each piece once.
 
     Attributes:
         read: characters of text so far, thoughts included, markers not.
-        found: how many of them come before the stop string; None until there is one.
+        stop_at: how many of them precede the stop string; None until one is complete.
     """
 
-    def __init__(self, stops: StopStrings, ignore_ends: bool = False) -> None:
+    def __init__(self, stops: StopStrings, markers: ChatMarkers, ignore_ends: bool = False) -> None:
         self.read = 0
-        self.found: int | None = None
-        self._stops, self._ignore_ends = stops, ignore_ends
+        self.stop_at: int | None = None
+        self._stops, self._markers, self._ignore_ends = stops, markers, ignore_ends
         self._region = Region.ANSWER
-        # The last of what was read: a stop string may reach from it into what comes. One reaches
-        # over markers that only vanish, and from no region into another.
+        # The end of what was read: a stop string may begin in it. A stop string may span markers
+        # that are dropped, but not two regions.
         self._tail = ""
 
     def feed(self, piece: Piece) -> None:
-        """Reads on; to be called until there is a stop string."""
-        assert self.found is None
+        """Reads a piece; not to be called after a stop string was found."""
+        assert self.stop_at is None
         if isinstance(piece, Marker):
             self._on_marker(piece.text)
             return
@@ -67,9 +66,9 @@ class StopSearch:
 
     @property
     def final(self) -> int:
-        """How many characters no stop string that may be beginning can take away."""
-        if self.found is not None:
-            return self.found
+        """How many characters are certainly before any stop string."""
+        if self.stop_at is not None:
+            return self.stop_at
         starts = (s[:n] for s in self._stops.strings for n in range(1, len(s)))
         return self.read - max((len(s) for s in starts if self._tail.endswith(s)), default=0)
 
@@ -79,8 +78,10 @@ class StopSearch:
 
     def _on_marker(self, marker: str) -> None:
         if marker in self._stops.markers and self._searched:
-            self.found = self.read
-        elif (begun := self._region.begun_by(marker, self._ignore_ends)) is not None:
+            self.stop_at = self.read
+            return
+        begun = self._region.begun_by(marker, self._markers, self._ignore_ends)
+        if begun is not None:
             self._region, self._tail = begun, ""
 
     def _look(self, piece: str) -> None:
@@ -91,26 +92,32 @@ class StopSearch:
             if at >= 0:
                 ends.append((at + len(string), at))
         if ends:
-            self.found = self.read - len(text) + min(ends)[1]
+            self.stop_at = self.read - len(text) + min(ends)[1]
         self._tail = text[max(0, len(text) - self._stops.longest + 1) :]
 
 
 class StopCut:
     """How many ids of a reply lie wholly before its first stop string; one for each reply.
 
-    It remembers the ids that it has seen settle, and decodes each of them twice, not once a canvas.
+    It keeps its place in the settled ids, so that each id is decoded twice and not once a canvas.
     """
 
-    def __init__(self, tokenizer: Tokenizer, stops: StopStrings, ignore_ends: bool = False) -> None:
+    def __init__(
+        self,
+        tokenizer: Tokenizer,
+        stops: StopStrings,
+        markers: ChatMarkers,
+        ignore_ends: bool = False,
+    ) -> None:
         self._stops = stops
         self._detokenizer = Detokenizer(tokenizer)
-        self._search = StopSearch(stops, ignore_ends)
-        self._ends: list[int] = []  # of each id: where its last character ends, whole or begun
+        self._search = StopSearch(stops, markers, ignore_ends)
+        self._ends: list[int] = []  # of each id: where its last character ends, complete or not
 
     def __call__(self, reply: Sequence[int], added: Sequence[int]) -> int | None:
-        """Of `reply` and `added` together; None where there is no stop string in them.
+        """The count for `reply` and `added` together; None where they hold no stop string.
 
-        reply: what it was at the last call, and more; added: may be other ids in the next one.
+        reply: as at the last call, possibly longer; added: may be other ids in the next call.
         """
         if not self._stops:
             return None
@@ -125,40 +132,40 @@ class StopCut:
 
     def _read(self, ids: Sequence[int]) -> int | None:
         search = self._search
-        for token in ids if search.found is None else ():
+        for token in ids if search.stop_at is None else ():
             for piece in self._detokenizer.pieces([token]):
-                if search.found is None:
+                if search.stop_at is None:
                     search.feed(piece)
-            if search.found is not None:
+            if search.stop_at is not None:
                 break
             self._ends.append(search.read + self._detokenizer.unfinished)
-        return None if search.found is None else bisect_right(self._ends, search.found)
+        return None if search.stop_at is None else bisect_right(self._ends, search.stop_at)
 
 
 class StopGate:
-    """Lets the pieces of one reply through up to its first stop string, and holds back an end of
-    the text with which one may be beginning."""
+    """Passes on the pieces of one reply up to its first stop string; holds back an end of the text
+    that may be the beginning of one."""
 
-    def __init__(self, stops: StopStrings, ignore_ends: bool = False) -> None:
-        self._search = StopSearch(stops, ignore_ends)
+    def __init__(self, stops: StopStrings, markers: ChatMarkers, ignore_ends: bool = False) -> None:
+        self._search = StopSearch(stops, markers, ignore_ends)
         self._held: deque[Piece] = deque()
         self._passed = 0  # characters
 
     def feed(self, pieces: Iterable[Piece]) -> list[Piece]:
-        """What goes through now."""
+        """The pieces that can be no part of a stop string."""
         for piece in pieces:
-            if self._search.found is not None:
+            if self._search.stop_at is not None:
                 break
             self._search.feed(piece)
-            if isinstance(piece, Marker) and self._search.found is not None:
+            if isinstance(piece, Marker) and self._search.stop_at is not None:
                 break  # the stop itself
             self._held.append(piece)
         return self._pass(self._search.final)
 
     def flush(self) -> list[Piece]:
-        """What was held back and is no stop string: to be called once nothing more comes."""
-        found = self._search.found
-        return self._pass(self._search.read if found is None else found)
+        """What was held back and is no stop string; call it after the last `feed`."""
+        stop_at = self._search.stop_at
+        return self._pass(self._search.read if stop_at is None else stop_at)
 
     def _pass(self, end: int) -> list[Piece]:
         """The held pieces up to a character, and the markers before it."""

@@ -119,13 +119,13 @@ class Tokenizer:
     @cached_property
     def longest_token(self) -> int:
         """Characters of the longest token: a text of n characters is n / longest_token tokens or
-        more, which tells of a very long one without tokenizing it."""
+        more, so that a very long text is recognised without tokenizing it."""
         return max(map(len, self._inner.get_vocab(with_added_tokens=True)), default=1)
 
     def token_id(self, token: str) -> int | None:
         """The id of the token whose text is exactly `token`, or None."""
-        found: int | None = self._inner.token_to_id(token)
-        return found
+        token_id: int | None = self._inner.token_to_id(token)
+        return token_id
 
     def token_text(self, token_id: int) -> str:
         """The text of one token as `decode` shows it; a lone byte token shows as `<0xE2>`.
@@ -151,11 +151,11 @@ class Tokenizer:
         Args:
             text: any valid Unicode text.
             special: read markers such as `<|turn>` as their one token; if False they are plain
-                text like any other, so that no id of `special_ids` comes back.
+                text like any other, so that no id of `special_ids` is returned.
 
         Raises:
             TokenizerError: `text` holds a lone surrogate, or a vocabulary whose merges build a
-                marker out of plain text was asked for plain text.
+                marker out of plain text was to encode plain text.
         """
         if fault := unicode_fault(text):
             raise TokenizerError(f"text: {fault}")
@@ -174,7 +174,7 @@ class Tokenizer:
         """Text of `ids`; special tokens are dropped, or shown as their text.
 
         Byte tokens are joined to characters; bytes that are no UTF-8 show as U+FFFD, so an
-        incomplete character at the end can be told by it (or use `Detokenizer`).
+        incomplete character at the end is recognised by it (or use `Detokenizer`).
 
         Raises:
             TokenizerError: an id is outside the vocabulary.
@@ -192,10 +192,10 @@ class Tokenizer:
 
 
 class Detokenizer:
-    """Ids to text as they come: each `push` gives the characters that are complete by then.
+    """Ids to text in parts: each `push` returns the characters that it completes.
 
     The texts and the last `flush` joined are exactly `tokenizer.decode` of all ids. `pieces` is for
-    readers that must tell special tokens from text.
+    readers that must distinguish special tokens from text.
     """
 
     def __init__(self, tokenizer: Tokenizer, skip_special: bool = False) -> None:
@@ -230,13 +230,13 @@ class Detokenizer:
                 texts.append(self.flush())
                 text = self._tokenizer.token_text(token_id)
                 if token_id in self._tokenizer.special_ids:
-                    out += [*_whole(texts), Marker(text)]
+                    out += [*_joined(texts), Marker(text)]
                     texts = []
                 else:
                     texts.append(text)
         if last:
             texts.append(self.flush())
-        return out + _whole(texts)
+        return out + _joined(texts)
 
     def flush(self) -> str:
         """U+FFFD for the bytes of a character that never became complete, else nothing."""
@@ -248,14 +248,14 @@ class Detokenizer:
         return bool(self._utf8.getstate()[0])
 
     def copy(self) -> Detokenizer:
-        """Another one, at the same place of the same ids."""
-        twin = Detokenizer(self._tokenizer)
-        twin._dropped = self._dropped
-        twin._utf8.setstate(self._utf8.getstate())
-        return twin
+        """An independent copy in the same state."""
+        other = Detokenizer(self._tokenizer)
+        other._dropped = self._dropped
+        other._utf8.setstate(self._utf8.getstate())
+        return other
 
 
-def _whole(texts: list[str]) -> list[Piece]:
+def _joined(texts: list[str]) -> list[Piece]:
     """The texts as one piece, or none."""
     text = "".join(texts)
     return [text] if text else []
@@ -269,10 +269,10 @@ def _is_special(token: AddedToken) -> bool:
 def _without_special(
     inner: tokenizers.Tokenizer, added: Mapping[int, AddedToken]
 ) -> tokenizers.Tokenizer:
-    """A twin of `inner` that reads markers as plain text.
+    """A copy of `inner` that reads markers as plain text.
 
-    The model inside is shared, not copied. A twin rather than a switch that each call would turn:
-    a switch is seen by other threads.
+    The model inside is shared, not copied. A copy rather than a flag that each call would set:
+    other threads would see the flag.
     """
     plain = tokenizers.Tokenizer(inner.model)
     if inner.normalizer is not None:

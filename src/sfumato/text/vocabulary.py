@@ -67,8 +67,8 @@ def from_gguf(metadata: Mapping[str, Any]) -> tuple[tokenizers.Tokenizer, dict[s
     types = _array(metadata, "token_type")
     if len(types) != len(tokens):
         raise _bad("token_type", f"has {len(types)} entries for {len(tokens)} tokens")
-    if strange := set(types) - set(_TOKEN_TYPES):
-        raise _bad("token_type", f"has {strange.pop()!r}, which is none of 1 to 6")
+    if unknown_types := set(types) - set(_TOKEN_TYPES):
+        raise _bad("token_type", f"has {unknown_types.pop()!r}, which is none of 1 to 6")
     unknown = _token_id(metadata, "unknown", len(tokens))
     ids = {f"{short}_id": _token_id(metadata, long, len(tokens)) for short, long in _NAMED.items()}
 
@@ -147,7 +147,7 @@ def check_decoder(inner: tokenizers.Tokenizer) -> None:
     """Refuse a tokenizer whose text is not plain concatenation of pieces.
 
     Raises:
-        TokenizerError: naming the decoder found and the one supported.
+        TokenizerError: naming the decoder and the one that is supported.
     """
     state = json.loads(inner.decoder.__getstate__()) if inner.decoder is not None else {}
     steps = state.get("decoders", [state])

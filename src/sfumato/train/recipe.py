@@ -16,8 +16,8 @@ import torch
 from sfumato.model.config import LayerConfig, ModelConfig
 from sfumato.model.transformer import Transformer
 from sfumato.train.embedded_data import Mixture, batches
-from sfumato.train.export import save_checkpoint
 from sfumato.train.objective import ENCODER_WEIGHT, loss
+from sfumato.train.save import save_checkpoint
 from sfumato.train.vocabulary import BOS, END_OF_TURN, EOS, PAD, TOKENS, write_text_side
 
 STEPS = 8_700

@@ -1,4 +1,4 @@
-"""The one error of this room; knows no file format."""
+"""The one error of this package; knows no file format."""
 
 from __future__ import annotations
 

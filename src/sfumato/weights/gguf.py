@@ -1,6 +1,6 @@
-"""Reads GGUF files, versions 2 and 3, little-endian: metadata, and where each tensor lies.
+"""Reads GGUF files, versions 2 and 3, little-endian: metadata, and where each tensor's bytes are.
 
-The format: https://github.com/ggml-org/ggml/blob/master/docs/gguf.md. A file is taken for hostile:
+The format: https://github.com/ggml-org/ggml/blob/master/docs/gguf.md. A file is treated as hostile:
 every count and length is checked against the bytes left before anything is allocated or looped
 over. Knows no architecture: any GGUF file's metadata can be read here.
 """
@@ -120,14 +120,14 @@ class _Header:
         for index in range(entry_count):
             key = self._name(f"metadata key {index}")
             if key in metadata:
-                self.fail(f"metadata key {quoted(key)}", "is there twice")
+                self.fail(f"metadata key {quoted(key)}", "occurs twice")
             metadata[key] = self._value(f"metadata key {quoted(key)}")
         alignment = self._alignment(metadata)
         tensors: dict[str, TensorInfo] = {}
         for index in range(tensor_count):
             info = self._tensor(f"tensor {index}", alignment)
             if info.name in tensors:
-                self.fail(f"tensor {quoted(info.name)}", "is there twice")
+                self.fail(f"tensor {quoted(info.name)}", "occurs twice")
             tensors[info.name] = info
         return metadata, self._placed(tensors, alignment)
 
@@ -189,7 +189,7 @@ class _Header:
             return self._array(what)
         value = self._numbers(kind, 1, what)[0]
         if kind == _FLOAT64:
-            return value  # so that whoever writes it again knows
+            return value  # a writer then knows that it was 64 bits wide
         return bool(value) if kind == _BOOL else value.item()
 
     def _array(self, what: str) -> list[str] | np.ndarray:

@@ -30,11 +30,11 @@ def parse_object(data: bytes, where: str) -> dict[str, Any]:
     """The JSON object in `data`. Raises CheckpointError for anything else, duplicate keys too."""
 
     def unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-        found = dict(pairs)
-        if len(found) != len(pairs):
+        values = dict(pairs)
+        if len(values) != len(pairs):
             twice = Counter(name for name, _ in pairs).most_common(1)[0][0]
-            raise CheckpointError(f"{where}: {quoted(twice)} is there twice; download it again")
-        return found
+            raise CheckpointError(f"{where}: {quoted(twice)} occurs twice; download it again")
+        return values
 
     try:
         value = json.loads(data.decode(), object_pairs_hook=unique)

@@ -32,7 +32,7 @@ def locate(path: str | Path) -> tuple[Kind, list[Path]]:
     try:
         if path.is_dir():
             kind, chosen = _in_folder(path)
-            _tell_choice(path, chosen)
+            _log_choice(path, chosen)
             return kind, chosen
         if not path.exists():
             raise _absent(path)
@@ -107,7 +107,7 @@ def _in_folder(folder: Path) -> tuple[Kind, list[Path]]:
     )
 
 
-def _tell_choice(folder: Path, chosen: list[Path]) -> None:
+def _log_choice(folder: Path, chosen: list[Path]) -> None:
     weights = {f for f in folder.iterdir() if f.suffix.lower() in _WEIGHTS and f.is_file()}
     if others := sorted(weights - set(chosen)):
         _log.info(
@@ -119,7 +119,7 @@ def _tell_choice(folder: Path, chosen: list[Path]) -> None:
 
 
 def _shards(index: Path) -> list[Path]:
-    """The shard files that an index names, each checked to be there."""
+    """The shard files that an index names, each of which exists."""
     weight_map = read_object(index).get("weight_map")
     if not isinstance(weight_map, dict) or not weight_map:
         raise CheckpointError(

@@ -1,8 +1,8 @@
 """Floats to quantized blocks: the way back from `blocks.py`.
 
 Q4_0, Q5_0, Q5_1 and Q8_0 are rounded as ggml does (`ggml-quants.c`), bit for bit; the K formats
-and IQ4_NL search for their scales (`fit.py`). Works in chunks, so that temporaries stay small
-whatever the tensor's size. Knows no files; which format a tensor takes is decided in `mixes.py`.
+and IQ4_NL search for their scales (`scale_search.py`). Works in chunks, so that temporaries stay
+small whatever the tensor's size. Knows no files, and not which format a tensor takes.
 """
 
 from __future__ import annotations
@@ -13,8 +13,7 @@ from functools import lru_cache
 import torch
 from torch import Tensor
 
-from sfumato.weights.blocks import BLOCK_FORMATS, IQ4_VALUES, BlockFormat, QuantizedTensor
-from sfumato.weights.quant_recipes import TARGETS, format_of
+from sfumato.weights.blocks import IQ4_VALUES, BlockFormat, QuantizedTensor
 from sfumato.weights.scale_search import fit_affine, fit_linear
 
 # Elements quantized at a time by each thread: enough that torch's work outweighs its calls, few
@@ -24,26 +23,6 @@ _CHUNK_ELSEWHERE = 1 << 24
 
 _HALF_LIMIT = 65520.0
 """From here on a float rounds to an infinite float16."""
-
-
-def quantized(name: str, tensor: Tensor, target: str) -> QuantizedTensor | Tensor:
-    """A float tensor in the format that a target gives it, for quantizing at load.
-
-    name: canonical; target: a name in `TARGETS` without a mix of its own ("q4_k", "q8_0", …). A
-    tensor that the target keeps as floats (vectors, routers, odd widths) comes back as it is.
-    Raises ValueError for another target, and for values that are not finite.
-    """
-    chosen = TARGETS.get(target)
-    if chosen is None or chosen.sensitive is not None:
-        known = ", ".join(key for key, value in TARGETS.items() if value.sensitive is None)
-        raise ValueError(f"quantize: {target!r} is none of {known}")
-    block = BLOCK_FORMATS.get(format_of(name, tuple(tensor.shape), chosen))
-    if block is None:
-        return tensor
-    try:
-        return quantize(tensor, block)
-    except ValueError as error:
-        raise ValueError(f"{name}: {error}") from error
 
 
 def quantize(values: Tensor, block: BlockFormat) -> QuantizedTensor:
@@ -62,7 +41,7 @@ def quantize(values: Tensor, block: BlockFormat) -> QuantizedTensor:
 
 
 def encoded(values: Tensor, block: BlockFormat) -> Iterator[Tensor]:
-    """The blocks of `quantize` as they are made: uint8 [some, block_bytes], time and again."""
+    """The blocks of `quantize` in chunks, as they are computed: uint8 [n, block_bytes] each."""
     encode = _ENCODERS[block.name]
     flat = values.reshape(-1, block.block_size)
     on_cpu = values.device.type == "cpu"
@@ -90,7 +69,7 @@ def _inverse(scale: Tensor) -> Tensor:
 
 
 def _codes(values: Tensor, levels: int) -> Tensor:
-    """The whole part of each value, at most `levels`: float32, from 0 to 127, to uint8."""
+    """The integer part of each value, at most `levels`: float32, from 0 to 127, to uint8."""
     return values.to(torch.int8).clamp_(max=levels).view(torch.uint8)  # to uint8 torch is slow
 
 

@@ -1,7 +1,7 @@
-"""Reads safetensors files: where each tensor lies.
+"""Reads safetensors files: where each tensor's bytes are.
 
 The format (https://huggingface.co/docs/safetensors): eight bytes of header length, a JSON object
-name → {dtype, shape, data_offsets}, then the data without holes. A file is taken for hostile.
+name → {dtype, shape, data_offsets}, then the data without holes. A file is treated as hostile.
 Knows no folders, shards or architectures.
 """
 

@@ -47,9 +47,9 @@ def fit_affine(x: Tensor, levels: int) -> tuple[Tensor, Tensor]:
         through = floor > 0
         steep = torch.where(through, products / second, steep)
         floor = floor.masked_fill(through, 0)
-        found = steep * products + floor * total_x
-        better = found > gain  # never where a group is constant: all of its figures are NaN
-        gain = torch.where(better, found, gain)
+        scored = steep * products + floor * total_x
+        better = scored > gain  # never where a group is constant: all of its figures are NaN
+        gain = torch.where(better, scored, gain)
         scale, low = torch.where(better, steep, scale), torch.where(better, floor, low)
 
     for stretch in _STARTS:
@@ -80,9 +80,9 @@ def fit_linear(x: Tensor, top: float, gap: float, nearest: Callable[[Tensor], Te
         products = _sum(torch.mul(weighted, values, out=scratch))
         second = _sum(torch.mul(weight, values, out=scratch).mul_(values))
         steep = products / second
-        found = steep * products
-        better = found > gain  # never where all squares are zero or infinite: found is NaN
-        gain, scale = torch.where(better, found, gain), torch.where(better, steep, scale)
+        scored = steep * products
+        better = scored > gain  # never where all squares are zero or infinite: scored is NaN
+        gain, scale = torch.where(better, scored, gain), torch.where(better, steep, scale)
 
     for stretch in _STARTS:
         attempt(-(top + gap * stretch) / peak)

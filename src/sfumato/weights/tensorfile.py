@@ -26,7 +26,7 @@ FLOAT_FORMATS = {"F32": torch.float32, "F16": torch.float16, "BF16": torch.bfloa
 
 @dataclass(frozen=True)
 class TensorInfo:
-    """Where a tensor lies. `name` is the file's own; `shape` is in torch order (last axis
+    """Where a tensor's bytes are. `name` is the file's; `shape` is in torch order (last axis
     contiguous); `format` is "F32", "BF16", "Q4_K", …; `offset` (from the start of the file) and
     `nbytes` are in bytes."""
 
@@ -39,10 +39,10 @@ class TensorInfo:
 
 
 def map_file(path: Path) -> mmap.mmap:
-    """Maps a whole file read-only. Raises CheckpointError if it is absent, empty or unreadable."""
+    """Maps a file read-only. Raises CheckpointError if it is absent, empty or unreadable."""
     if not path.is_file():
-        found = "is not a regular file" if path.exists() else "does not exist"
-        raise CheckpointError(f"{path}: {found}; give the path of a weight file")
+        problem = "is not a regular file" if path.exists() else "does not exist"
+        raise CheckpointError(f"{path}: {problem}; give the path of a weight file")
     try:
         with path.open("rb") as stream:
             return mmap.mmap(stream.fileno(), 0, access=mmap.ACCESS_READ)
@@ -54,7 +54,7 @@ def map_file(path: Path) -> mmap.mmap:
 
 @dataclass(frozen=True)
 class TensorFile:
-    """An opened file: its metadata, its tensors by the file's own names, and its mapping."""
+    """An opened file: its metadata, its tensors by the file's names, and its mapping."""
 
     path: Path
     metadata: Mapping[str, Any] = field(repr=False)

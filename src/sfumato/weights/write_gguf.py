@@ -12,8 +12,8 @@ from typing import Any, BinaryIO
 
 import numpy as np
 
-from sfumato.weights.atomic_write import Outgoing
 from sfumato.weights.blocks import BLOCK_FORMATS
+from sfumato.weights.tensor_stream import TensorStream
 
 ALIGNMENT = 32
 
@@ -41,10 +41,10 @@ _TENSOR_TYPES = {"F32": 0, "F16": 1, "BF16": 30} | {
 def write_gguf(
     stream: BinaryIO,
     metadata: Mapping[str, Any],
-    tensors: Sequence[Outgoing],
+    tensors: Sequence[TensorStream],
     wrote: Callable[[int], None] = lambda count: None,
 ) -> None:
-    """Writes a whole file. `wrote` is told the bytes of tensors written since its last call.
+    """Writes a file. `wrote` is called with the bytes of tensors written since its last call.
 
     metadata: key → str, bool, int, float, a list of str, or a NumPy array. Readers ask for exact
     types: integers become uint32 where they fit, floats float32, as other writers have it. Those
@@ -57,10 +57,10 @@ def write_gguf(
         for chunk in tensor.chunks():
             stream.write(chunk.numpy().data)
             wrote(chunk.numel())
-        assert stream.tell() == start + tensor.nbytes, f"{tensor.name}: not all of it came"
+        assert stream.tell() == start + tensor.nbytes, f"{tensor.name}: bytes are missing"
 
 
-def layout(metadata: Mapping[str, Any], tensors: Sequence[Outgoing]) -> tuple[bytes, list[int]]:
+def layout(metadata: Mapping[str, Any], tensors: Sequence[TensorStream]) -> tuple[bytes, list[int]]:
     """The file's header, and where each tensor starts, in bytes from the start of the file."""
     entries = [_text(key) + _value(key, value) for key, value in metadata.items()]
     offset, infos, offsets = 0, [], []

@@ -11,8 +11,8 @@ from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import BinaryIO
 
-from sfumato.weights.atomic_write import Outgoing
 from sfumato.weights.locate import INDEX
+from sfumato.weights.tensor_stream import TensorStream
 
 SHARD = 5_000_000_000
 """Bytes of tensors in one file at most, unless a single tensor is larger."""
@@ -20,13 +20,14 @@ SHARD = 5_000_000_000
 
 def write_safetensors(
     folder: Path,
-    tensors: Sequence[Outgoing],
+    tensors: Sequence[TensorStream],
     wrote: Callable[[int], None] = lambda count: None,
     shard: int = SHARD,
 ) -> None:
     """Writes model.safetensors, or shards and their index, into a folder that exists.
 
-    Formats F32, F16 and BF16. `wrote` is told the bytes of tensors written since its last call.
+    Formats F32, F16 and BF16. `wrote` is called with the bytes of tensors written since its last
+    call.
     """
     shards = list(_shards(tensors, shard))
     index: dict[str, str] = {}
@@ -42,8 +43,8 @@ def write_safetensors(
         (folder / INDEX).write_text(text + "\n", encoding="utf-8")
 
 
-def _shards(tensors: Sequence[Outgoing], limit: int) -> Iterator[list[Outgoing]]:
-    members: list[Outgoing] = []
+def _shards(tensors: Sequence[TensorStream], limit: int) -> Iterator[list[TensorStream]]:
+    members: list[TensorStream] = []
     size = 0
     for tensor in tensors:
         if members and size + tensor.nbytes > limit:
@@ -55,7 +56,7 @@ def _shards(tensors: Sequence[Outgoing], limit: int) -> Iterator[list[Outgoing]]
 
 
 def _write_file(
-    stream: BinaryIO, tensors: Sequence[Outgoing], wrote: Callable[[int], None]
+    stream: BinaryIO, tensors: Sequence[TensorStream], wrote: Callable[[int], None]
 ) -> None:
     header: dict[str, object] = {"__metadata__": {"format": "pt"}}
     offset = 0

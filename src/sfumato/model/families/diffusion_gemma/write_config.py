@@ -1,6 +1,6 @@
-"""A `ModelConfig` as metadata: the way back from `config.py`, to `config.json` and to GGUF keys.
+"""Writes a `ModelConfig` as DiffusionGemma's `config.json`, GGUF keys and GGUF constants.
 
-Knows no files and no text; token ids are all it says of a vocabulary.
+Knows no files and no text; token ids are all that it says of a vocabulary.
 """
 
 from __future__ import annotations
@@ -12,10 +12,9 @@ import torch
 from torch import Tensor
 
 from sfumato.model.config import ConfigError, LayerConfig, ModelConfig
-from sfumato.weights.names import ARCHITECTURE
-
-VISION = 16  # width of every part of the placeholder tower
-PATCH, POSITIONS = 16, 8
+from sfumato.model.families.diffusion_gemma.gguf_keys import ARCHITECTURE
+from sfumato.model.families.diffusion_gemma.placeholder_vision import vision_config
+from sfumato.model.families.fields import shortest_float
 
 _KINDS = {True: "sliding", False: "full"}
 
@@ -33,17 +32,7 @@ def hf_config(config: ModelConfig, dtype: str = "bfloat16") -> dict[str, Any]:
         "canvas_length": config.canvas_length,
         "tie_word_embeddings": True,
         "text_config": _text_config(config),
-        "vision_config": {
-            "model_type": "gemma4_vision",
-            "hidden_size": VISION,
-            "intermediate_size": VISION,
-            "num_hidden_layers": 1,
-            "num_attention_heads": 1,
-            "num_key_value_heads": 1,
-            "head_dim": VISION,
-            "patch_size": PATCH,
-            "position_embedding_size": POSITIONS,
-        },
+        "vision_config": vision_config(),
     }
 
 
@@ -72,13 +61,16 @@ def _text_config(config: ModelConfig) -> dict[str, Any]:
         "top_k_experts": config.experts_per_token,
         "moe_intermediate_size": config.expert_size,
         "max_position_embeddings": config.context_length,
-        "rms_norm_eps": short(config.rms_norm_eps),
-        "final_logit_softcapping": short(config.logit_softcap),
+        "rms_norm_eps": shortest_float(config.rms_norm_eps),
+        "final_logit_softcapping": shortest_float(config.logit_softcap),
         "rope_parameters": {
-            "sliding_attention": {"rope_type": "default", "rope_theta": short(sliding.rope_theta)},
+            "sliding_attention": {
+                "rope_type": "default",
+                "rope_theta": shortest_float(sliding.rope_theta),
+            },
             "full_attention": {
                 "rope_type": "proportional",
-                "rope_theta": short(full.rope_theta),
+                "rope_theta": shortest_float(full.rope_theta),
                 "partial_rotary_factor": 2 * full.rope_pairs / full.head_dim,
             },
         },
@@ -95,7 +87,7 @@ def gguf_config(config: ModelConfig) -> dict[str, Any]:
     kinds = _uniform(config)
     full = kinds.get(False) or kinds[True]
     sliding = kinds.get(True) or full
-    own: dict[str, Any] = {
+    sizes: dict[str, Any] = {
         "block_count": len(config.layers),
         "context_length": config.context_length,
         "embedding_length": config.hidden_size,
@@ -123,7 +115,7 @@ def gguf_config(config: ModelConfig) -> dict[str, Any]:
     }
     ids = {"bos": config.bos_id, "eos": next(iter(config.eos_ids), None), "padding": config.pad_id}
     return {
-        **{f"{ARCHITECTURE}.{key}": value for key, value in own.items()},
+        **{f"{ARCHITECTURE}.{key}": value for key, value in sizes.items()},
         "diffusion.canvas_length": config.canvas_length,
         **{f"tokenizer.ggml.{key}_token_id": i for key, i in ids.items() if i is not None},
     }
@@ -139,9 +131,9 @@ def rotary_divisors(config: ModelConfig) -> Tensor:
     return divisors
 
 
-def short(value: float) -> float:
-    """The float that people wrote, of one that has been a float32: 1e-06, not 9.99999997e-07."""
-    return float(str(np.float32(value)))
+def gguf_constants(config: ModelConfig) -> dict[str, Tensor]:
+    """The tensors of a GGUF file that are no weights."""
+    return {"rope_freqs.weight": rotary_divisors(config)}
 
 
 def _uniform(config: ModelConfig, *more: str) -> dict[bool, LayerConfig]:

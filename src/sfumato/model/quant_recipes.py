@@ -1,6 +1,6 @@
 """Which format each tensor takes in a file of a given kind: llama.cpp's rule for its "mixes".
 
-Knows canonical names and shapes; how a format is made is the business of `quantize.py`.
+Knows canonical names and shapes; `weights/quantize.py` makes the blocks.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ _FALLBACKS = {"Q4_K": "Q5_0", "Q5_K": "Q5_1", "Q6_K": "Q8_0"}
 
 
 @dataclass(frozen=True)
-class Target:
+class QuantRecipe:
     """A kind of file. `base` is the format of most matrices, `sensitive` (None: base too) that of
     half of the V and down projections; `file_type` is GGUF's `general.file_type`."""
 
@@ -26,22 +26,22 @@ class Target:
     sensitive: str | None = None
 
 
-TARGETS: dict[str, Target] = {
-    "q4_k_m": Target("Q4_K", 15, "Q6_K"),
-    "q5_k_m": Target("Q5_K", 17, "Q6_K"),
-    "q8_0": Target("Q8_0", 7),
-    "q6_k": Target("Q6_K", 18),
-    "q5_k": Target("Q5_K", 16),
-    "q4_k": Target("Q4_K", 14),
-    "q5_0": Target("Q5_0", 8),
-    "bf16": Target("BF16", 32),
-    "f16": Target("F16", 1),
-    "f32": Target("F32", 0),
+TARGETS: dict[str, QuantRecipe] = {
+    "q4_k_m": QuantRecipe("Q4_K", 15, "Q6_K"),
+    "q5_k_m": QuantRecipe("Q5_K", 17, "Q6_K"),
+    "q8_0": QuantRecipe("Q8_0", 7),
+    "q6_k": QuantRecipe("Q6_K", 18),
+    "q5_k": QuantRecipe("Q5_K", 16),
+    "q4_k": QuantRecipe("Q4_K", 14),
+    "q5_0": QuantRecipe("Q5_0", 8),
+    "bf16": QuantRecipe("BF16", 32),
+    "f16": QuantRecipe("F16", 1),
+    "f32": QuantRecipe("F32", 0),
 }
 """Every target of `sfumato convert`, by name."""
 
 
-def formats(shapes: Mapping[str, tuple[int, ...]], target: Target) -> dict[str, str]:
+def formats(shapes: Mapping[str, tuple[int, ...]], target: QuantRecipe) -> dict[str, str]:
     """The format of every tensor: canonical name → "Q4_K", "F32", …, in the order of `shapes`.
 
     shapes: all tensors of one network, layers in order.
@@ -67,7 +67,9 @@ def _more_bits(index: int, count: int) -> bool:
     return index < first or index >= 7 * count // 8 or (index - first) % 3 == 2
 
 
-def format_of(name: str, shape: tuple[int, ...], target: Target, favoured: bool = False) -> str:
+def format_of(
+    name: str, shape: tuple[int, ...], target: QuantRecipe, favoured: bool = False
+) -> str:
     """The format of one tensor; `favoured` where the target's mix has it among the sensitive ones.
 
     Vectors and routers stay F32. The embedding, which is the output head too, takes Q6_K at least.

@@ -7,33 +7,40 @@ import torch
 from tests.support.gguf_files import gguf_config as tiny_config
 from tests.support.gguf_files import gguf_metadata
 
-from sfumato.model.config import ConfigError, LayerConfig, ModelConfig
-from sfumato.model.export import gguf_config, hf_config, rotary_divisors, short
+from sfumato.model.config import ConfigError, LayerConfig
+from sfumato.model.families.diffusion_gemma.config_json import config_from_hf
+from sfumato.model.families.diffusion_gemma.gguf_keys import config_from_gguf
+from sfumato.model.families.diffusion_gemma.write_config import (
+    gguf_config,
+    hf_config,
+    rotary_divisors,
+)
+from sfumato.model.families.fields import shortest_float
 
 CONFIG = tiny_config()
 SLIDING, _, FULL = CONFIG.layers
 
 
 def test_config_json_says_it_all() -> None:
-    assert ModelConfig.from_hf(hf_config(CONFIG)) == CONFIG
+    assert config_from_hf(hf_config(CONFIG)) == CONFIG
 
 
 def test_numbers_that_were_float32_are_written_as_people_do() -> None:
     once = {"rms_norm_eps": torch.tensor(1e-6).item(), "logit_softcap": torch.tensor(30.0).item()}
     assert hf_config(replace(CONFIG, **once)) == hf_config(CONFIG)
-    assert short(torch.tensor(0.1).item()) == 0.1
+    assert shortest_float(torch.tensor(0.1).item()) == 0.1
 
 
 def test_gguf_keys_say_it_all() -> None:
     keys = gguf_config(CONFIG)
-    assert ModelConfig.from_gguf(keys, CONFIG.vocab_size, FULL.rope_pairs) == CONFIG
+    assert config_from_gguf(keys, CONFIG.vocab_size, FULL.rope_pairs) == CONFIG
 
 
 def test_gguf_keys_are_those_of_the_published_files() -> None:
     expected = gguf_metadata(CONFIG)
-    found = gguf_config(CONFIG)
-    assert {key: getattr(v, "tolist", lambda v=v: v)() for key, v in found.items()} == expected
-    assert found["diffusion-gemma.attention.head_count_kv"].dtype == "int32"
+    keys = gguf_config(CONFIG)
+    assert {key: getattr(v, "tolist", lambda v=v: v)() for key, v in keys.items()} == expected
+    assert keys["diffusion-gemma.attention.head_count_kv"].dtype == "int32"
 
 
 def test_rotary_divisors() -> None:

@@ -16,16 +16,15 @@ from safetensors.torch import load_file, save_file
 from tests.support.gguf_files import gguf_config, random_state, write_gguf
 
 import sfumato
-import sfumato.convert as convert_module
+import sfumato.convert.conversion as convert_module
 import sfumato.weights.write_gguf as write_gguf_module
 from sfumato.api import EMBEDDED
 from sfumato.convert import convert
-from sfumato.model.config import ConfigError
-from sfumato.model.export import hf_config
+from sfumato.model.families import open_checkpoint
+from sfumato.model.families.diffusion_gemma.names import TENSOR_NAMES
+from sfumato.model.families.diffusion_gemma.write_config import hf_config
 from sfumato.model.loading import config_of
-from sfumato.weights.checkpoint import open_checkpoint
 from sfumato.weights.errors import CheckpointError
-from sfumato.weights.names import transformers_name
 
 CONFIG = gguf_config(hidden_size=256, intermediate_size=288, expert_size=96, vocab_size=110)
 
@@ -38,7 +37,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def _hf_folder(path: Path, dtype: torch.dtype) -> Path:
     state = random_state(CONFIG)
-    named = {transformers_name(name): value.to(dtype) for name, value in state.items()}
+    named = {TENSOR_NAMES.transformers_name(name): value.to(dtype) for name, value in state.items()}
     save_file(named, path / "model.safetensors")
     (path / "config.json").write_text(json.dumps(hf_config(CONFIG)))
     (path / "generation_config.json").write_text('{"eos_token_id": [1, 6]}')
@@ -77,12 +76,12 @@ def test_the_mix(folder: Path, tmp_path: Path) -> None:
     checkpoint = open_checkpoint(tmp_path / "x.gguf")
     assert done.target == "q4_k_m"
     assert done.nbytes == sum(i.nbytes for i in checkpoint.tensors.values()) + 4 * 16
-    found = {name: info.format for name, info in checkpoint.tensors.items()}
-    assert found["embed_tokens.weight"] == "Q6_K"
-    assert found["layers.0.self_attn.q_proj.weight"] == "Q4_K"
+    formats = {name: info.format for name, info in checkpoint.tensors.items()}
+    assert formats["embed_tokens.weight"] == "Q6_K"
+    assert formats["layers.0.self_attn.q_proj.weight"] == "Q4_K"
     # Of three layers the mix favours the last; of two V projections the second.
-    assert [found[f"layers.{i}.experts.down_proj"] for i in range(3)] == ["Q5_0", "Q5_0", "Q8_0"]
-    values = [found[f"layers.{i}.self_attn.v_proj.weight"] for i in range(2)]
+    assert [formats[f"layers.{i}.experts.down_proj"] for i in range(3)] == ["Q5_0", "Q5_0", "Q8_0"]
+    values = [formats[f"layers.{i}.self_attn.v_proj.weight"] for i in range(2)]
     assert values == ["Q4_K", "Q6_K"]
     once = replace(config_of(checkpoint), rms_norm_eps=1e-6)  # it has been a float32
     assert replace(once, eos_ids=(1, 6)) == config_of(open_checkpoint(folder))
@@ -213,11 +212,11 @@ def test_transformers_loads_what_was_a_gguf_file(folder: Path, tmp_path: Path) -
 
 
 def test_progress_ends_at_the_total(folder: Path, tmp_path: Path) -> None:
-    told: list[tuple[int, int]] = []
-    done = convert(folder, tmp_path / "x.gguf", progress=lambda *at: told.append(at))
-    counts = [count for count, _ in told]
+    calls: list[tuple[int, int]] = []
+    done = convert(folder, tmp_path / "x.gguf", progress=lambda *at: calls.append(at))
+    counts = [count for count, _ in calls]
     assert counts == sorted(counts)
-    assert {total for _, total in told} == {done.nbytes}
+    assert {total for _, total in calls} == {done.nbytes}
     assert counts[-1] == done.nbytes
 
 
@@ -299,7 +298,7 @@ def test_a_source_that_is_not_whole_is_refused(folder: Path, tmp_path: Path) -> 
     with pytest.raises(CheckpointError, match=r"1 missing: norm\.weight"):
         convert(bad, tmp_path / "x.gguf")
     (bad / "config.json").write_text('{"model_type": "gpt2"}')
-    with pytest.raises(ConfigError, match="gpt2"):
+    with pytest.raises(CheckpointError, match="gpt2"):
         convert(bad, tmp_path / "x.gguf")
 
 

@@ -1,19 +1,20 @@
-"""A checkpoint's text side in the other kind of file: `tokenizer.json` to GGUF keys, and back.
+"""A tokenizer and chat template in the other kind of file: `tokenizer.json` to GGUF keys, and back.
 
-Knows the files and keys of both kinds; reading either is `vocabulary.py`'s and `template.py`'s.
+Knows how the files and keys of both kinds are written; `sfumato.text` reads them.
 """
 
 from __future__ import annotations
 
 import json
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import tokenizers
 
+from sfumato.text.markers import ChatMarkers
 from sfumato.text.template import ChatTemplate
 from sfumato.text.tokenizer import Tokenizer
 from sfumato.text.vocabulary import SPACE, TokenizerError, from_gguf, from_json
@@ -23,20 +24,16 @@ from sfumato.weights.jsonfile import read_object
 NORMAL, CONTROL, USER_DEFINED, UNUSED, BYTE = 1, 3, 4, 5, 6  # ggml's token types
 SCORE = -1000.0  # what published files give every token: BPE does not use scores
 
-# Markers that llama.cpp must show, since its parsers look for them in the text.
-_SHOWN = {
-    *("<|channel>", "<channel|>", "<|tool_call>", "<tool_call|>"),
-    *("<|tool_response>", "<tool_response|>", '<|"|>'),
-}
 _PRINTABLE = "\n" + "".join(map(chr, range(0x20, 0x7F)))
 _BYTE = re.compile(r"<0x[0-9A-F]{2}>")
 _NAMED = {"bos": "bos", "eos": "eos", "pad": "padding", "unk": "unknown", "mask": "mask"}
 
 
-def to_gguf(folder: Path, rows: int) -> dict[str, Any]:
+def tokenizer_keys(folder: Path, rows: int, markers: ChatMarkers) -> dict[str, Any]:
     """The `tokenizer.*` keys of the files in a checkpoint's folder; empty without tokenizer.json.
 
-    rows: of the embedding; llama.cpp wants a token for each. Raises TokenizerError or
+    rows: of the embedding; llama.cpp wants a token for each. markers: of the chat format; those
+    that other programs look for in the text are written as visible tokens. Raises TokenizerError or
     TemplateError for files that cannot be used, or that GGUF's one kind of vocabulary cannot say.
     """
     path = folder / "tokenizer.json"
@@ -55,26 +52,26 @@ def to_gguf(folder: Path, rows: int) -> dict[str, Any]:
             f"embedding's {rows}; use the tokenizer that the model was trained with"
         )
     names = _special_names(folder / "tokenizer_config.json")
-    found = {long: ids.get(names[short]) for short, long in _NAMED.items()}
+    named_ids = {long: ids.get(names[short]) for short, long in _NAMED.items()}
     metadata = {
         "tokenizer.ggml.model": "gemma4",
         "tokenizer.ggml.tokens": [tokens.get(i, f"[PAD{i}]") for i in range(rows)],
         "tokenizer.ggml.scores": np.full(rows, SCORE, np.float32),
-        "tokenizer.ggml.token_type": _types(inner, tokens, rows),
+        "tokenizer.ggml.token_type": _types(inner, tokens, rows, markers.visible),
         "tokenizer.ggml.merges": [
             " ".join(part.replace(" ", space) for part in merge)
             for merge in state["model"]["merges"]
         ],
-        **{f"tokenizer.ggml.{key}_token_id": i for key, i in found.items() if i is not None},
+        **{f"tokenizer.ggml.{key}_token_id": i for key, i in named_ids.items() if i is not None},
         "tokenizer.ggml.add_space_prefix": False,
         "tokenizer.ggml.add_bos_token": True,
     }
     source = ChatTemplate.from_folder(folder).source if _has_template(folder) else ""
-    _check(path, metadata, source)
+    _check(path, metadata, [source, f"{markers.turn_open}user\nHi{markers.turn_close}"])
     return metadata | ({"tokenizer.chat_template": source} if source else {})
 
 
-def to_files(metadata: Mapping[str, Any], folder: Path) -> None:
+def write_tokenizer(metadata: Mapping[str, Any], folder: Path) -> None:
     """Writes tokenizer.json, tokenizer_config.json and chat_template.jinja, as far as the keys are
     there. Raises TokenizerError for keys that contradict each other."""
     source = metadata.get("tokenizer.chat_template")
@@ -101,7 +98,7 @@ def to_files(metadata: Mapping[str, Any], folder: Path) -> None:
 
 
 def _space(path: Path, state: Mapping[str, Any], ids: Mapping[str, int]) -> str:
-    """What stands for a space in GGUF's tokens: there spaces always become U+2581 first."""
+    """The text of a space in GGUF's tokens, where spaces always become U+2581 first."""
     normalizer = state["normalizer"]
     if normalizer is None:
         if " " in ids and SPACE in ids:
@@ -133,12 +130,14 @@ def _special_names(config: Path) -> dict[str, str]:
     return names
 
 
-def _types(inner: tokenizers.Tokenizer, tokens: Mapping[int, str], rows: int) -> np.ndarray:
+def _types(
+    inner: tokenizers.Tokenizer, tokens: Mapping[int, str], rows: int, visible: Sequence[str]
+) -> np.ndarray:
     types = np.full(rows, UNUSED, np.int32)
     for i, token in tokens.items():
         types[i] = BYTE if _BYTE.fullmatch(token) else NORMAL
     for i, added in inner.get_added_tokens_decoder().items():
-        shown = added.content in _SHOWN or not added.special
+        shown = added.content in visible or not added.special
         types[i] = USER_DEFINED if shown else CONTROL
     return types
 
@@ -150,10 +149,10 @@ def _has_template(folder: Path) -> bool:
     return config.is_file() and "chat_template" in read_object(config)
 
 
-def _check(path: Path, metadata: Mapping[str, Any], template: str) -> None:
-    """Refuses keys that encode otherwise than the file they were made of."""
+def _check(path: Path, metadata: Mapping[str, Any], texts: Sequence[str]) -> None:
+    """Raises TokenizerError where the keys encode a text otherwise than the file does."""
     before, after = Tokenizer.from_file(path), Tokenizer.from_gguf(metadata)
-    for text in (_PRINTABLE, template, "  two  spaces\n\n<|turn>user\nHi<turn|>"):
+    for text in (_PRINTABLE, "  two  spaces\n\n", *texts):
         if before.encode(text) != after.encode(text):
             raise TokenizerError(
                 f"{path}: a GGUF file's tokenizer would encode {text[:40]!r}… otherwise; its kind "

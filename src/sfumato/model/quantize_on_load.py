@@ -1,7 +1,7 @@
 """A checkpoint whose float matrices become blocks as they are read: quantized at load.
 
-It tells formats and sizes as they will be, so that whoever asks it (for a dtype, for the memory to
-come) need not know that the file holds something else. Knows no network.
+Its formats and sizes are those after quantization, so that the choice of a dtype and the estimate
+of memory need no special case. Knows no network.
 """
 
 from __future__ import annotations
@@ -12,14 +12,14 @@ from dataclasses import dataclass, fields, replace
 import torch
 from torch import Tensor
 
+from sfumato.model.quant_recipes import TARGETS, format_of
 from sfumato.weights.blocks import BLOCK_FORMATS, QuantizedTensor
 from sfumato.weights.checkpoint import Checkpoint, TensorInfo
-from sfumato.weights.quant_recipes import TARGETS, format_of
-from sfumato.weights.quantize import quantized
+from sfumato.weights.quantize import quantize
 from sfumato.weights.tensorfile import FLOAT_FORMATS
 
 ON_LOAD = ("q4_k", "q8_0")
-"""The targets that serve for it."""
+"""The targets that are offered for it."""
 
 
 @dataclass(frozen=True)
@@ -50,12 +50,34 @@ def quantized_on_load(checkpoint: Checkpoint, target: str, device: torch.device)
     if target not in ON_LOAD:
         raise ValueError(f"quantize: {target!r} is none of {', '.join(ON_LOAD)}")
     values = {field.name: getattr(checkpoint, field.name) for field in fields(Checkpoint)}
-    tensors = {name: _told(name, info, target) for name, info in checkpoint.tensors.items()}
+    tensors = {
+        name: _quantized_info(name, info, target) for name, info in checkpoint.tensors.items()
+    }
     return QuantizedCheckpoint(**values | {"tensors": tensors}, target=target, device=device)
 
 
-def _told(name: str, info: TensorInfo, target: str) -> TensorInfo:
-    """What `read` will give, in the place of what the file holds."""
+def quantized(name: str, tensor: Tensor, target: str) -> QuantizedTensor | Tensor:
+    """A float tensor in the format that a target gives it, for quantizing at load.
+
+    name: canonical; target: a name in `TARGETS` with one format for all matrices ("q4_k", "q8_0",
+    …). A tensor that the target keeps as floats (vectors, routers, odd widths) is returned
+    unchanged. Raises ValueError for another target, and for values that are not finite.
+    """
+    chosen = TARGETS.get(target)
+    if chosen is None or chosen.sensitive is not None:
+        known = ", ".join(key for key, value in TARGETS.items() if value.sensitive is None)
+        raise ValueError(f"quantize: {target!r} is none of {known}")
+    block = BLOCK_FORMATS.get(format_of(name, tuple(tensor.shape), chosen))
+    if block is None:
+        return tensor
+    try:
+        return quantize(tensor, block)
+    except ValueError as error:
+        raise ValueError(f"{name}: {error}") from error
+
+
+def _quantized_info(name: str, info: TensorInfo, target: str) -> TensorInfo:
+    """The info of what `read` returns, which is not what the file holds."""
     block = BLOCK_FORMATS.get(format_of(name, info.shape, TARGETS[target]))
     if block is None or info.format not in FLOAT_FORMATS:
         return info

@@ -7,9 +7,10 @@ from typing import Any
 import numpy as np
 import pytest
 import tokenizers
+from tests.support.pieces import MARKERS
 from tokenizers import models
 
-from sfumato.text.export import to_files, to_gguf
+from sfumato.convert.tokenizer_files import tokenizer_keys, write_tokenizer
 from sfumato.text.template import ChatTemplate
 from sfumato.text.tokenizer import Tokenizer
 from sfumato.text.vocabulary import TokenizerError
@@ -36,11 +37,11 @@ def _same(first: Tokenizer, second: Tokenizer) -> None:
 
 def test_a_vocabulary_of_characters_there_and_back(characters: Path, tmp_path: Path) -> None:
     before = Tokenizer.from_file(characters / "tokenizer.json")
-    keys = to_gguf(characters, len(TOKENS))
+    keys = tokenizer_keys(characters, len(TOKENS), MARKERS)
     _same(before, Tokenizer.from_gguf(keys))
     back = tmp_path / "back"
     back.mkdir()
-    to_files(keys, back)
+    write_tokenizer(keys, back)
     _same(before, Tokenizer.from_file(back / "tokenizer.json"))
     template, again = ChatTemplate.from_folder(characters), ChatTemplate.from_folder(back)
     assert (again.source, again.bos, again.eos) == (template.source, template.bos, template.eos)
@@ -48,7 +49,7 @@ def test_a_vocabulary_of_characters_there_and_back(characters: Path, tmp_path: P
 
 def test_bytes_and_merges_there_and_back(tiny_json: Path, tmp_path: Path) -> None:
     before = Tokenizer.from_file(tiny_json)
-    keys = to_gguf(tiny_json.parent, before.vocab_size)
+    keys = tokenizer_keys(tiny_json.parent, before.vocab_size, MARKERS)
     assert keys["tokenizer.ggml.merges"] == ["▁ a"]
     assert "tokenizer.chat_template" not in keys
     kinds = dict(zip(keys["tokenizer.ggml.tokens"], keys["tokenizer.ggml.token_type"], strict=True))
@@ -56,13 +57,13 @@ def test_bytes_and_merges_there_and_back(tiny_json: Path, tmp_path: Path) -> Non
     _same(before, Tokenizer.from_gguf(keys))
     back = tmp_path / "back"
     back.mkdir()
-    to_files(keys, back)
+    write_tokenizer(keys, back)
     _same(before, Tokenizer.from_file(back / "tokenizer.json"))
     assert {item.name for item in back.iterdir()} == {"tokenizer.json", "tokenizer_config.json"}
 
 
 def test_rows_without_a_token_get_one(characters: Path) -> None:
-    keys = to_gguf(characters, len(TOKENS) + 2)
+    keys = tokenizer_keys(characters, len(TOKENS) + 2, MARKERS)
     assert keys["tokenizer.ggml.tokens"][-2:] == ["[PAD106]", "[PAD107]"]
     assert keys["tokenizer.ggml.token_type"].tolist()[-3:] == [1, 5, 5]
     for key in ("token_type", "scores"):
@@ -70,15 +71,15 @@ def test_rows_without_a_token_get_one(characters: Path) -> None:
 
 
 def test_without_files_there_are_no_keys(tmp_path: Path) -> None:
-    assert to_gguf(tmp_path, 10) == {}
-    to_files({}, tmp_path)
+    assert tokenizer_keys(tmp_path, 10, MARKERS) == {}
+    write_tokenizer({}, tmp_path)
     assert list(tmp_path.iterdir()) == []
 
 
 def test_the_real_vocabulary(gemma_metadata: dict[str, Any], tmp_path: Path) -> None:
     """Through Hugging Face's files and back, the published keys are the same."""
-    to_files(gemma_metadata, tmp_path)
-    keys = to_gguf(tmp_path, 262144)
+    write_tokenizer(gemma_metadata, tmp_path)
+    keys = tokenizer_keys(tmp_path, 262144, MARKERS)
     for key, value in keys.items():
         expected = gemma_metadata[key]
         same = np.array_equal(value, expected) if isinstance(value, np.ndarray) else None
@@ -112,19 +113,19 @@ def test_what_gguf_cannot_say_is_refused(characters: Path, change: Any, message:
     path = characters / "tokenizer.json"
     _edit(path, with_merge)
     with pytest.raises(TokenizerError, match=message):
-        to_gguf(characters, len(TOKENS) + 2)
+        tokenizer_keys(characters, len(TOKENS) + 2, MARKERS)
 
 
 def test_two_tokens_for_a_space_are_refused(characters: Path) -> None:
     _edit(characters / "tokenizer.json", lambda s: s["model"]["vocab"].update({"▁": len(TOKENS)}))
     with pytest.raises(TokenizerError, match="cannot tell apart"):
-        to_gguf(characters, len(TOKENS) + 1)
+        tokenizer_keys(characters, len(TOKENS) + 1, MARKERS)
 
 
 def test_only_bpe_and_only_as_many_ids_as_rows(characters: Path, tmp_path: Path) -> None:
     with pytest.raises(TokenizerError, match="more than the embedding's 50"):
-        to_gguf(characters, 50)
+        tokenizer_keys(characters, 50, MARKERS)
     other = tokenizers.Tokenizer(models.WordLevel({"a": 0, "<unk>": 1}, unk_token="<unk>"))
     other.save(str(tmp_path / "tokenizer.json"))
     with pytest.raises(TokenizerError, match="a WordLevel model; only BPE"):
-        to_gguf(tmp_path, 10)
+        tokenizer_keys(tmp_path, 10, MARKERS)

@@ -13,23 +13,32 @@ from tests.support.gguf_files import gguf_config, random_state
 import sfumato
 from sfumato.api import EMBEDDED, Model
 from sfumato.convert import convert
-from sfumato.model.export import hf_config
+from sfumato.model.families import open_checkpoint
+from sfumato.model.families.diffusion_gemma.names import TENSOR_NAMES
+from sfumato.model.families.diffusion_gemma.write_config import hf_config
 from sfumato.model.loading import loaded_bytes
+from sfumato.model.quantize_on_load import quantized, quantized_on_load
 from sfumato.ops.cpu.panels import PackedTensor
-from sfumato.weights.blocks import QuantizedTensor
-from sfumato.weights.checkpoint import open_checkpoint
-from sfumato.weights.names import transformers_name
-from sfumato.weights.quantize_on_load import quantized_on_load
+from sfumato.weights.blocks import BLOCK_FORMATS, QuantizedTensor
+from sfumato.weights.quantize import quantize
 
 CPU = torch.device("cpu")
 # Rows of 256, of 288 and of 96 elements: Q4_K and what serves where it cannot.
 CONFIG = gguf_config(hidden_size=256, intermediate_size=288, expert_size=96, vocab_size=1100)
 
 
+def _hf_state() -> dict[str, torch.Tensor]:
+    state = random_state(CONFIG).items()
+    return {TENSOR_NAMES.transformers_name(name): t.to(torch.bfloat16) for name, t in state}
+
+
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     path = tmp_path_factory.mktemp("hf")
-    named = {transformers_name(n): t.to(torch.bfloat16) for n, t in random_state(CONFIG).items()}
+    named = {
+        TENSOR_NAMES.transformers_name(n): t.to(torch.bfloat16)
+        for n, t in random_state(CONFIG).items()
+    }
     save_file(named, path / "model.safetensors")
     (path / "config.json").write_text(json.dumps(hf_config(CONFIG)))
     for name in ("tokenizer.json", "tokenizer_config.json", "chat_template.jinja"):
@@ -96,8 +105,53 @@ def test_another_target_is_refused(folder: Path, target: str) -> None:
 def test_a_weight_that_is_no_number_is_named(tmp_path: Path, folder: Path) -> None:
     for file in folder.iterdir():
         (tmp_path / file.name).write_bytes(file.read_bytes())
-    state = {transformers_name(n): t.to(torch.bfloat16) for n, t in random_state(CONFIG).items()}
+    state = {
+        TENSOR_NAMES.transformers_name(n): t.to(torch.bfloat16)
+        for n, t in random_state(CONFIG).items()
+    }
     state["model.decoder.layers.1.mlp.up_proj.weight"][3, 5] = torch.nan
     save_file(state, tmp_path / "model.safetensors")
     with pytest.raises(ValueError, match=r"quantize: .*layers\.1\.mlp\.up_proj.*not finite"):
         sfumato.load(tmp_path, device="cpu", quantize="q4_k")
+
+
+@pytest.mark.parametrize(
+    ("name", "shape", "target", "format"),
+    [
+        ("layers.0.mlp.up_proj.weight", (8, 256), "q4_k", "Q4_K"),
+        ("layers.0.mlp.up_proj.weight", (8, 256), "q8_0", "Q8_0"),
+        ("layers.0.mlp.down_proj.weight", (8, 96), "q4_k", "Q5_0"),
+        ("layers.0.mlp.down_proj.weight", (8, 96), "q5_k", "Q5_1"),
+        ("layers.0.mlp.down_proj.weight", (8, 96), "q6_k", "Q8_0"),
+        ("layers.0.experts.gate_up_proj", (2, 8, 256), "q6_k", "Q6_K"),
+        ("embed_tokens.weight", (8, 256), "q4_k", "Q6_K"),
+        ("embed_tokens.weight", (8, 96), "q4_k", "Q8_0"),
+        ("embed_tokens.weight", (8, 256), "q8_0", "Q8_0"),
+        ("layers.0.router.proj.weight", (8, 256), "q4_k", None),
+        ("layers.0.input_layernorm.weight", (256,), "q4_k", None),
+        ("layers.0.mlp.down_proj.weight", (8, 48), "q4_k", None),
+        ("layers.0.mlp.up_proj.weight", (8, 256), "bf16", None),
+    ],
+)
+def test_quantizing_at_load(
+    name: str, shape: tuple[int, ...], target: str, format: str | None
+) -> None:
+    values = torch.randn(*shape)
+    result = quantized(name, values, target)
+    if format is None:
+        assert result is values
+    else:
+        assert isinstance(result, QuantizedTensor)
+        assert (result.format.name, result.shape) == (format, shape)
+        assert torch.equal(result.data, quantize(values, BLOCK_FORMATS[format]).data)
+
+
+@pytest.mark.parametrize("target", ["q4_k_m", "q3_k", "Q4_K"])
+def test_a_target_that_no_single_tensor_has_is_refused(target: str) -> None:
+    with pytest.raises(ValueError, match=f"{target!r} is none of q8_0, q6_k, q5_k, q4_k, q5_0"):
+        quantized("layers.0.mlp.up_proj.weight", torch.randn(8, 256), target)
+
+
+def test_what_cannot_be_quantized_at_load_is_named() -> None:
+    with pytest.raises(ValueError, match=r"layers\.0\.mlp\.up_proj\.weight: a value is not"):
+        quantized("layers.0.mlp.up_proj.weight", torch.full((8, 256), torch.nan), "q4_k")

@@ -1,30 +1,34 @@
 """`convert()`: a checkpoint of one kind becomes one of the other, or one of another format.
 
-Brings together what each room can say of itself: the network's metadata, its sampler's, its text
-side's, and its tensors.
+Joins the metadata of the network, of its sampler and of its tokenizer with the tensors.
 """
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
-from sfumato.api import END_TOKENS
-from sfumato.diffusion import export as sampler_export
-from sfumato.diffusion.config import defaults_from_gguf, defaults_from_hf
+from sfumato.convert.files import (
+    Progress,
+    check_checkpoint_folder,
+    config_files,
+    save_folder,
+    save_gguf,
+)
+from sfumato.convert.streams import gguf_tensors, hf_tensors
+from sfumato.convert.tokenizer_files import tokenizer_keys, write_tokenizer
+from sfumato.diffusion.checkpoint_defaults import checkpoint_defaults, defaults_to_gguf
 from sfumato.model.config import ModelConfig
-from sfumato.model.export import gguf_config, hf_config, rotary_divisors
+from sfumato.model.families import family_of, open_checkpoint
 from sfumato.model.loading import config_of, expected_shapes
-from sfumato.text import export as text_export
-from sfumato.weights.atomic_write import Outgoing, check_free
+from sfumato.model.quant_recipes import TARGETS, QuantRecipe, formats
+from sfumato.weights.atomic_write import check_writable
 from sfumato.weights.blocks import BLOCK_FORMATS
-from sfumato.weights.checkpoint import Checkpoint, open_checkpoint
-from sfumato.weights.convert import Progress, gguf_tensors, hf_tensors, save_gguf, save_hf
-from sfumato.weights.names import ARCHITECTURE
-from sfumato.weights.quant_recipes import TARGETS, Target, formats
+from sfumato.weights.checkpoint import Checkpoint
+from sfumato.weights.tensor_stream import TensorStream
 
 HF_TARGETS = {"bf16": "bfloat16", "f16": "float16", "f32": "float32"}
 DEFAULTS = {"gguf": "q4_k_m", "safetensors": "bf16"}
@@ -34,11 +38,11 @@ Shapes = Mapping[str, tuple[int, ...]]
 
 @dataclass(frozen=True)
 class Converted:
-    """What was written. `notes` tell people what the new checkpoint lacks."""
+    """What was written. `notes` say what the new checkpoint lacks."""
 
     path: Path
     target: str
-    tensors: tuple[Outgoing, ...]
+    tensors: tuple[TensorStream, ...]
     notes: tuple[str, ...]
 
     @property
@@ -63,38 +67,32 @@ def convert(
     """
     out = Path(out)
     kind = "gguf" if out.suffix.lower() == ".gguf" else "safetensors"
-    to, target = _target(out, kind, to)
-    check_free(out, force)
+    to, recipe = _recipe(out, kind, to)
+    check_writable(out, force, check_checkpoint_folder)
     checkpoint = open_checkpoint(source)
     if kind == checkpoint.kind == "safetensors":
         raise ValueError(f"{out}: both are safetensors; give a name that ends in .gguf")
     config = config_of(checkpoint)
     shapes = expected_shapes(config)
     checkpoint.check_tensors(shapes)
-    notes = _notes(checkpoint, shapes, target)
+    notes = _notes(checkpoint, shapes, recipe)
     if kind == "gguf":
-        tensors = gguf_tensors(checkpoint, shapes, target, rotary_divisors(config))
-        metadata = _gguf_metadata(checkpoint, config, target)
+        tensors = gguf_tensors(checkpoint, shapes, recipe, config)
+        metadata = _gguf_metadata(checkpoint, config, recipe)
         save_gguf(out, metadata, tensors, force, progress)
     else:
         metadata = checkpoint.metadata
-        tensors = hf_tensors(checkpoint, shapes, target.base)
+        tensors = hf_tensors(checkpoint, shapes, recipe.base)
         files = _hf_files(checkpoint, config, HF_TARGETS[to])
-
-        def write_others(folder: Path) -> None:
-            for name, content in files.items():
-                text = json.dumps(content, indent=2) + "\n"
-                (folder / name).write_text(text, encoding="utf-8")
-            text_export.to_files(metadata, folder)
-
-        save_hf(out, write_others, tensors, force, progress)
+        tokenizer = partial(write_tokenizer, metadata)
+        save_folder(out, files, tensors, tokenizer, force, progress)
     if "tokenizer.ggml.tokens" not in metadata:
         notes.append(f"{checkpoint.path} has no tokenizer, so the new checkpoint has none")
     return Converted(out, to, tuple(tensors), tuple(notes))
 
 
-def _target(out: Path, kind: str, to: str | None) -> tuple[str, Target]:
-    """The target of this name, if files of the kind can be of it."""
+def _recipe(out: Path, kind: str, to: str | None) -> tuple[str, QuantRecipe]:
+    """The target's name and recipe, if files of the kind can be of it."""
     if out.suffix.lower() == ".safetensors":
         raise ValueError(f"{out}: name a folder for safetensors, or a file that ends in .gguf")
     known = TARGETS if kind == "gguf" else HF_TARGETS
@@ -105,14 +103,14 @@ def _target(out: Path, kind: str, to: str | None) -> tuple[str, Target]:
     return name, TARGETS[name]
 
 
-def _notes(checkpoint: Checkpoint, shapes: Shapes, target: Target) -> list[str]:
+def _notes(checkpoint: Checkpoint, shapes: Shapes, recipe: QuantRecipe) -> list[str]:
     notes = []
     if checkpoint.vision:
         notes.append(f"the {len(checkpoint.vision)} tensors of the vision tower are left out")
     now = {name: checkpoint.tensors[name].format for name in shapes}
     coded = {
         now[name]
-        for name, format in formats(shapes, target).items()
+        for name, format in formats(shapes, recipe).items()
         if format != now[name] and {format, now[name]} <= BLOCK_FORMATS.keys()
     }
     if coded:
@@ -124,33 +122,27 @@ def _notes(checkpoint: Checkpoint, shapes: Shapes, target: Target) -> list[str]:
 
 
 def _gguf_metadata(
-    checkpoint: Checkpoint, config: ModelConfig, target: Target
+    checkpoint: Checkpoint, config: ModelConfig, recipe: QuantRecipe
 ) -> Mapping[str, Any]:
-    general = {"general.file_type": target.file_type, "general.quantization_version": 2}
+    general = {"general.file_type": recipe.file_type, "general.quantization_version": 2}
     if checkpoint.kind == "gguf":
         kept = {k: v for k, v in checkpoint.metadata.items() if k != "general.alignment"}
         return kept | general
-    generation = checkpoint.metadata["generation_config"]
-    folder = checkpoint.path if checkpoint.path.is_dir() else checkpoint.path.parent
+    family, folder = family_of(checkpoint), checkpoint.folder
     return {
-        "general.architecture": ARCHITECTURE,
+        "general.architecture": family.architecture,
         "general.type": "model",
         "general.name": folder.resolve().name,
         **general,
-        **gguf_config(config),
-        **sampler_export.to_gguf(defaults_from_hf(generation)),
-        **text_export.to_gguf(folder, config.vocab_size),
+        **family.config.to_gguf(config),
+        **defaults_to_gguf(checkpoint_defaults(checkpoint), family.sampler),
+        **tokenizer_keys(folder, config.vocab_size, family.markers),
     }
 
 
 def _hf_files(checkpoint: Checkpoint, config: ModelConfig, dtype: str) -> dict[str, Any]:
     """The JSON files that describe the network and its sampler, by name."""
-    tokens = checkpoint.metadata.get("tokenizer.ggml.tokens", [])
-    ends = [tokens.index(text) for text in END_TOKENS if text in tokens]
-    generation = {
-        **sampler_export.to_hf(defaults_from_gguf(checkpoint.metadata)),
-        "bos_token_id": config.bos_id,
-        "eos_token_id": list(dict.fromkeys((*config.eos_ids, *ends))),
-        "pad_token_id": config.pad_id,
-    }
-    return {"config.json": hf_config(config, dtype), "generation_config.json": generation}
+    family, tokens = family_of(checkpoint), checkpoint.metadata.get("tokenizer.ggml.tokens", [])
+    ends = [tokens.index(text) for text in family.markers.end_tokens if text in tokens]
+    end_ids = list(dict.fromkeys((*config.eos_ids, *ends)))
+    return config_files(family, config, checkpoint_defaults(checkpoint), end_ids, dtype)

@@ -6,8 +6,8 @@ import pytest
 
 from sfumato.model.config import LayerConfig, ModelConfig
 from sfumato.model.loading import expected_shapes
-from sfumato.weights.atomic_write import Outgoing
-from sfumato.weights.quant_recipes import TARGETS, format_of, formats
+from sfumato.model.quant_recipes import TARGETS, format_of, formats
+from sfumato.weights.tensor_stream import TensorStream
 
 SLIDING = LayerConfig(True, 8, 256, 1e4, 128)
 FULL = LayerConfig(False, 2, 512, 1e6, 64)
@@ -52,7 +52,7 @@ def test_the_real_model(
     shapes: dict[str, tuple[int, ...]], name: str, gigabytes: float, counts: dict[str, int]
 ) -> None:
     chosen = formats(shapes, TARGETS[name])
-    sized = [Outgoing(n, shapes[n], f, lambda: iter(())) for n, f in chosen.items()]
+    sized = [TensorStream(n, shapes[n], f, lambda: iter(())) for n, f in chosen.items()]
     assert sum(tensor.nbytes for tensor in sized) / 1e9 == pytest.approx(gigabytes, abs=0.05)
     assert Counter(chosen.values()) == counts | {"F32": 422}
 
@@ -62,8 +62,8 @@ def test_which_layers_the_mix_favours(shapes: dict[str, tuple[int, ...]]) -> Non
     chosen = formats(shapes, TARGETS["q4_k_m"])
     down = [0, 1, 2, 5, 8, 11, 14, 17, 20, 23, 26, 27, 28, 29]
     for name in ("experts.down_proj", "mlp.down_proj.weight"):
-        found = {i: chosen[f"layers.{i}.{name}"] for i in range(30)}
-        assert found == {i: "Q8_0" if i in down else "Q5_0" for i in range(30)}
+        chosen_formats = {i: chosen[f"layers.{i}.{name}"] for i in range(30)}
+        assert chosen_formats == {i: "Q8_0" if i in down else "Q5_0" for i in range(30)}
     value = {i: chosen.get(f"layers.{i}.self_attn.v_proj.weight") for i in range(30)}
     assert [i for i, kind in value.items() if kind == "Q6_K"] == [
         *(0, 1, 2, 6, 9, 13, 16, 20, 24, 25, 26, 27, 28)

@@ -1,0 +1,30 @@
+"""Saves a trained network as a Hugging Face checkpoint that `transformers` loads too."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+from sfumato.convert.files import config_files, write_folder
+from sfumato.diffusion.config import REFERENCE
+from sfumato.model.config import ModelConfig
+from sfumato.model.families import DIFFUSION_GEMMA
+from sfumato.model.transformer import Transformer
+from sfumato.weights.tensor_stream import TensorStream
+
+
+def save_checkpoint(network: Transformer, folder: Path) -> None:
+    """config.json, generation_config.json and model.safetensors (bfloat16) into `folder`, in place
+    of earlier ones."""
+    folder.mkdir(parents=True, exist_ok=True)
+    (folder / "model.safetensors").unlink(missing_ok=True)
+    name_of = DIFFUSION_GEMMA.tensor_names.transformers_name
+    tensors = {name_of(name): value for name, value in network.state_dict().items()}
+    tensors |= DIFFUSION_GEMMA.config.hf_placeholders(network.config)
+    streams = [TensorStream.of(name, value, "BF16") for name, value in tensors.items()]
+    write_folder(folder, _files(network.config), streams)
+
+
+def _files(config: ModelConfig) -> dict[str, dict[str, Any]]:
+    """The reference's sampler is written out."""
+    return config_files(DIFFUSION_GEMMA, config, REFERENCE, config.eos_ids)
