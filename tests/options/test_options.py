@@ -7,22 +7,18 @@ from collections import Counter
 from sfumato.cli.commands import COMMANDS
 from sfumato.diffusion import checks, config, schedule, stopping
 from sfumato.diffusion.sampler import EntropyBound, FixedCount, Threshold
-from sfumato.engine import EngineConfig
 from sfumato.model.placement import DTYPES as PLACED
 from sfumato.model.truncate import MOST_TOP_K
 from sfumato.options import (
     DTYPES,
     OPTIONS,
+    SAMPLERS,
     SETTINGS,
     bounds,
     default,
     limits,
-    option_default,
     options_of,
-    setting,
 )
-from sfumato.server import described, schemas
-from sfumato.server.settings import ServerSettings
 from sfumato.values import Flag
 
 
@@ -83,9 +79,7 @@ def test_the_code_checks_the_bounds_of_the_table() -> None:
     assert found == {name: bounds(name) for name in found}
     assert config.MOST_HISTORY == limits.MOST_HISTORY
     assert schedule.MOST == limits.MOST_COUNTED
-    for name in ("MOST_BIASES", "MOST_STOPS", "LONGEST_STOP"):
-        assert getattr(described, name) == getattr(limits, name)
-    assert described.MOST_SOFT_TOP_K == limits.MOST_COUNTED_REQUEST
+    assert {each.sampler for each in SETTINGS} == {"", *SAMPLERS}
 
 
 def test_the_defaults_of_the_parts_are_those_of_the_table() -> None:
@@ -98,24 +92,6 @@ def test_the_defaults_of_the_parts_are_those_of_the_table() -> None:
     chosen = config.SamplerConfig()
     for name in ("temperature", "min_tokens", "ignore_eos", "self_conditioning", "top_k"):
         assert getattr(chosen, name) == default(name)
-
-
-def test_a_request_has_every_setting_that_the_table_says() -> None:
-    fields = schemas.ChatBody.model_fields
-    named = {each.request_field for each in SETTINGS} - {""}
-    assert named <= set(fields)
-    assert {each.sampler for each in SETTINGS} == {"", *setting("sampler").kind.names}  # type: ignore[attr-defined]
-
-
-def test_the_engine_and_the_server_have_the_defaults_of_the_table() -> None:
-    engine, server = EngineConfig(), ServerSettings()
-    for name in ("slots", "queue", "strict", "prefill_chunk", "max_steps"):
-        assert getattr(engine, name) == option_default("serve", name.replace("_", "-"))
-    assert engine.snapshot_bytes == option_default("serve", "snapshot-memory")
-    assert engine.memory_margin * 100 == option_default("serve", "memory-margin")
-    assert engine.request_timeout_s == option_default("serve", "request-timeout")
-    for name in ("max_body", "max_values", "max_messages", "max_choices", "max_tokens", "lenient"):
-        assert getattr(server, name) == option_default("serve", name.replace("_", "-"))
 
 
 def test_the_table_loads_nothing_heavy() -> None:

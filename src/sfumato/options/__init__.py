@@ -18,10 +18,19 @@ from sfumato.options.kinds import ACTIVATIONS, DEVICES, DTYPES, FORMATS, GROUP_N
 from sfumato.options.limits import LAST_SEED, MOST_STEPS, MOST_TOP_K
 from sfumato.options.option import PREFIX, Option
 from sfumato.options.serve import SERVING
-from sfumato.options.settings import SAMPLERS, SETTINGS, Setting, bounds, default, setting
+from sfumato.options.settings import (
+    DENOISING,
+    SAMPLERS,
+    SETTINGS,
+    Setting,
+    bounds,
+    default,
+    setting,
+)
 
 __all__ = [
     "ACTIVATIONS",
+    "DENOISING",
     "DEVICES",
     "DTYPES",
     "FORMATS",

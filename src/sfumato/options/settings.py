@@ -67,8 +67,8 @@ _OR_ALL = Whole(-(2**63), MOST_TOP_K)  # 0 and less: all
 
 # A row is a line or two; the formatter would make it nine.
 # fmt: off
-SETTINGS = (
-    # How canvases are denoised. Name, kind, help, default, sampler, option.
+DENOISING = (
+    # Fields of SamplerConfig and of its parts. Name, kind, help, default, sampler, option, field.
     Setting("max_steps", Whole(1, MOST_STEPS), "denoising steps per canvas at most", 48, "",
             "steps"),
     Setting("sampler", Choice(SAMPLERS), "which drawn tokens a step accepts", "entropy-bound", "",
@@ -99,24 +99,29 @@ SETTINGS = (
             "self-conditioning may leave out this share of the probability", None, "", "soft-skip"),
     Setting("soft_top_k", OneOrTwo(Whole(1, MOST_COUNTED)), _COUNTED, None, "", "soft-top-k", None,
             Whole(1, MOST_COUNTED_REQUEST)),
-    # How long a reply gets, and what comes with it.
-    Setting("max_tokens", Whole(1, MOST_TOKENS), "length limit", 256, "", "max-tokens", None,
-            Whole(-1, MOST_TOKENS)),
     Setting("min_tokens", _TOKENS, "no end token before N tokens", 0, "", "min-tokens"),
     Setting("ignore_eos", _FLAG, "end tokens do not end a reply", False, "", "ignore-eos"),
+    Setting("top_tokens", Whole(0, MOST_TOP), "most probable tokens that a step names", None, "",
+            "", "top_logprobs"),
+)
+
+REPLY = (
+    # Fields of Request.
+    Setting("max_tokens", Whole(1, MOST_TOKENS), "length limit", 256, "", "max-tokens", None,
+            Whole(-1, MOST_TOKENS)),
     Setting("stop", Each(Text()), "end before this text", (), "", "stop"),
     Setting("seed", Whole(0, LAST_SEED), "random seed, 0 to 2^64-1", 0, "", "seed", None,
             Whole(FIRST_SEED, LAST_SEED)),
     Setting("thinking", _FLAG, "let the model think before it answers", False, "", "thinking", ""),
     Setting("max_thinking_tokens", _TOKENS, "then a thought is closed and the answer begins"),
     Setting("retry_empty", _FLAG, "draw an empty answer again", True),
-    Setting("top_tokens", Whole(0, MOST_TOP), "most probable tokens that a step names", None, "",
-            "", "top_logprobs"),
     Setting("timeout_s", Number(0, MOST_SECONDS, (0,)), "seconds until a request fails", None, "",
             "", "timeout"),
     Setting("drafts", _FLAG, "send the draft of every step", False, "", "", "stream_drafts"),
 )
 # fmt: on
+
+SETTINGS = (*DENOISING, *REPLY)
 
 
 @cache
