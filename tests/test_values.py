@@ -84,11 +84,11 @@ def test_refused_texts(kind: Kind, text: str, message: str) -> None:
     ("kind", "value", "message"),
     [
         (Flag(), "true", "is neither true nor false (without quotes)"),
-        (Whole(1), True, "True is not a whole number"),
+        (Whole(1), True, "true is not a whole number"),
         (Whole(1), 2.0, "2.0 is not a whole number"),
         (Whole(1), "2", "write it without quotes"),
         (Whole(1, 9), 10**400, "is not a whole number from 1 to 9"),
-        (Number(0), False, "False is not a number"),
+        (Number(0), False, "false is not a number"),
         (Number(0), 10**400, "is not a number from 0 on"),
         (Number(0), "1", "write it without quotes"),
         (Size(), 1.5, "1.5 is no size"),

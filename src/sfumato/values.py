@@ -33,8 +33,8 @@ class Kind(Protocol):
 
 
 def quoted(value: object) -> str:
-    """A value for a message, cut where it is long."""
-    text = repr(value)
+    """A value for a message as a TOML file has it, cut where it is long."""
+    text = str(value).lower() if isinstance(value, bool) else repr(value)
     return text if len(text) <= _SHOWN else f"{text[:_SHOWN]}…"
 
 

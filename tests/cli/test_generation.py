@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 import torch
-from tests.cli.conftest import FakeEngine
+from tests.cli.conftest import FakeEngine, Terminal
 
 from sfumato import Model, Request
 from sfumato.cli import generation
@@ -108,11 +108,6 @@ def test_quantize_reaches_the_loader(
 def test_an_unknown_quantization_is_refused(cli: Any) -> None:
     done = cli("run", "Hi", "--quantize", "q3_k")
     assert done.code == 2 and "argument --quantize: invalid choice: 'q3_k'" in done.err
-
-
-class Terminal(io.StringIO):
-    def isatty(self) -> bool:
-        return True
 
 
 @pytest.mark.parametrize(

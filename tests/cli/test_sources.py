@@ -120,6 +120,7 @@ def test_what_is_required_may_come_from_anywhere(parse: Any, refused: Any) -> No
         ({"SFUMATO_PORT": "tcp://10.0.0.1:80"}, "enableServiceLinks: false"),
         ({"file": "port = 70000"}, "port in sfumato.toml: 70000 is not a whole number from 0 to"),
         ({"file": '[serve]\nport = "1"'}, "port in [serve] of sfumato.toml: '1' is not a whole"),
+        ({"file": "max_tokens = true"}, "max-tokens in sfumato.toml: true is not a whole number"),
         ({"file": "prot = 1"}, "sfumato.toml: unknown key 'prot'; the nearest name is 'port'"),
         ({"file": "[serve]\nprot = 1"}, "[serve] of sfumato.toml: unknown key 'prot'; the nearest"),
         ({"file": "[sreve]"}, "sfumato.toml: unknown table [sreve]; the nearest name is 'serve'"),

@@ -20,7 +20,7 @@ from contextlib import contextmanager
 
 from sfumato.cli.arguments import build_parser
 from sfumato.cli.glyphs import stand_in
-from sfumato.cli.notes import loading
+from sfumato.cli.notes import loading, tell
 from sfumato.cli.sources import suspicious
 
 EMBEDDED = "embedded"
@@ -64,7 +64,7 @@ def _run(argv: Sequence[str] | None) -> int:
         line.parser.print_help()
         return 0
     for warning in suspicious(os.environ):
-        print(f"sfumato: warning: {warning}", file=sys.stderr)
+        tell("warning", warning)
     if getattr(args, "verbose", False):
         logging.basicConfig(level=logging.INFO, format="sfumato: %(message)s", stream=sys.stderr)
     if any(isinstance(value, str) and value.startswith("hf:") for value in vars(args).values()):
@@ -127,14 +127,14 @@ def _is_bad_input(error: Exception) -> bool:
 
 
 def complain(error: BaseException | str) -> None:
-    """One line on standard error, the last; the error's notes stand before it."""
+    """The error on standard error, after its notes: one line, wrapped at a terminal."""
     if isinstance(error, OSError) and error.strerror:
         text = ": ".join(str(part) for part in (error.filename, error.strerror) if part)
     else:
         text = " ".join(str(error).split()) or type(error).__name__
     for note in getattr(error, "__notes__", ()):
         print(f"{note}\n", file=sys.stderr)
-    print(f"sfumato: error: {text}", file=sys.stderr)
+    tell("error", text)
 
 
 def _prepare_streams() -> None:

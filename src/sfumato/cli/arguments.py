@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import argparse
 import os
+import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, NoReturn
 
 from sfumato import __version__
+from sfumato.cli import notes
 from sfumato.cli.commands import COMMANDS, Command, command_of
 from sfumato.cli.sources import Origin, resolve
-from sfumato.options import GROUP_NOTES, Option, options_of
+from sfumato.options import GROUP_NOTES, OPTIONS, Option, options_of
 from sfumato.values import Choice, Each, Flag, Kind
 
 _EPILOG = (
@@ -28,10 +30,11 @@ class _Commands(argparse.HelpFormatter):
 
 
 class _Parser(argparse.ArgumentParser):
-    """Complains in one line, as every other error of the command line does."""
+    """Reports errors as every other part of the command line does."""
 
     def error(self, message: str) -> NoReturn:
-        self.exit(2, f"sfumato: error: {message} (see {self.prog} --help)\n")
+        notes.tell("error", f"{message} (see {self.prog} --help)")
+        self.exit(2)
 
 
 class CommandLine:
@@ -70,7 +73,9 @@ class CommandLine:
         Without a command `args.command` is None, and nothing else is there. Raises SystemExit after
         --help and after a complaint, OSError where a file of options cannot be read.
         """
-        args, rest = self.parser.parse_known_args(argv)
+        words = sys.argv[1:] if argv is None else argv
+        self._refuse_option_first(words)
+        args, rest = self.parser.parse_known_args(words)
         if args.command is None:
             if rest:
                 self.parser.error(f"unrecognized arguments: {' '.join(rest)}")
@@ -82,6 +87,19 @@ class CommandLine:
         except ValueError as error:
             parser.error(str(error))
         return argparse.Namespace(**vars(args) | values, origins=origins)
+
+    def _refuse_option_first(self, words: Sequence[str]) -> None:
+        """An option of a command before the command, or without any: says where it belongs."""
+        first = words[0].partition("=")[0] if words else ""
+        commands = [
+            name
+            for option in OPTIONS
+            if first in (option.flag, f"-{option.short}", option.off)
+            for name in option.commands
+        ]
+        if first.startswith("-") and commands:
+            owner = next(command.name for command in COMMANDS if command.name in commands)
+            self.parser.error(f"{first} belongs to a command: sfumato {owner} {first} …")
 
 
 def build_parser() -> CommandLine:

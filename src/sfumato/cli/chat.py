@@ -9,9 +9,8 @@ import sys
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from sfumato.cli import INTERRUPTED, complain, generation
-from sfumato.cli.notes import wrapped
-from sfumato.cli.units import table
+from sfumato.cli import INTERRUPTED, complain, embedded, generation
+from sfumato.cli.notes import tell, wrapped
 from sfumato.options import LAST_SEED, MOST_STEPS
 from sfumato.values import Whole
 
@@ -33,13 +32,18 @@ COMMANDS = {
 """Of each command: its argument, and what it does."""
 
 USAGES = {name: f"/{name} {argument}".rstrip() for name, (argument, _) in COMMANDS.items()}
-HELP = "\n".join(
-    [
-        *table(((USAGES[name], does) for name, (_, does) in COMMANDS.items()), indent=""),
-        "A line that ends in \\ goes on in the next.",
-        "Ctrl-C ends an answer, or clears a line; again, on an empty line, it leaves.",
+
+
+def help_text() -> str:
+    """The commands and keys, in lines of the terminal's width."""
+    width = max(map(len, USAGES.values())) + 2
+    lines = [
+        wrapped(does, f"{USAGES[name]:<{width}}", " " * width)
+        for name, (_, does) in COMMANDS.items()
     ]
-)
+    lines.append(wrapped("A line that ends in \\ goes on in the next."))
+    keys = "Ctrl-C ends an answer, or clears a line; again, on an empty line, it leaves."
+    return "\n".join([*lines, wrapped(keys)])
 
 
 def main(args: argparse.Namespace) -> int:
@@ -87,7 +91,7 @@ class Chat:
         """The model's name, and where to go on."""
         path = Path(self.args.model).absolute().name if self.args.model else EMBEDDED_NAME
         name = getattr(self.args, "asked_for", path)
-        toy = [generation.TOY] if generation.is_embedded(self.model) else []
+        toy = [embedded.TOY] if embedded.is_embedded(self.model) else []
         return "\n".join(map(wrapped, [f"{name} · /help lists the commands", *toy]))
 
     def take(self, text: str) -> None:
@@ -115,10 +119,10 @@ class Chat:
             raise ValueError(f"{error}, or /clear the conversation") from error
         if answer.reply is None:  # it was left in the midst of a step
             self.engine = None
-        if hint := generation.unsettled(answer, self.model, "/steps"):
-            print(f"sfumato: hint: {hint}", file=sys.stderr)
         if answer.interrupted:
             print("(interrupted)")
+        elif hint := embedded.remark(answer, self.model, "/steps"):
+            tell("hint", hint)
         if sys.stdin.isatty():
             print()
         # What was committed before Ctrl-C was said, and stays; a turn without words does not.
@@ -152,7 +156,7 @@ class Chat:
             text = json.dumps(self.messages, ensure_ascii=False, indent=2) + "\n"
             Path(value).expanduser().write_text(text, encoding="utf-8")
         elif name == "help":
-            print(HELP)
+            print(help_text())
 
 
 def _read(lines: list[str]) -> str:

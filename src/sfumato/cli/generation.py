@@ -6,9 +6,7 @@ Replies come of an engine that has no thread: whoever shows them calls `step()` 
 from __future__ import annotations
 
 import argparse
-import signal
 import sys
-import threading
 from collections import deque
 from collections.abc import Callable, Generator, Iterator
 from contextlib import closing, contextmanager
@@ -20,9 +18,10 @@ from rich.console import Console
 from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TimeRemainingColumn
 
 import sfumato
-from sfumato.api import EMBEDDED
+from sfumato.cli import interrupt, notes
 from sfumato.cli.arguments import label
 from sfumato.cli.decoding import sampler_options
+from sfumato.cli.interrupt import Presses
 from sfumato.cli.view.canvas import CanvasView
 from sfumato.cli.view.display import Display, Live, Plain, Silent, is_visual
 from sfumato.diffusion.config import MOST_STEPS
@@ -31,7 +30,6 @@ from sfumato.engine import Engine, EngineConfig, EngineError, Failed, Finished, 
 from sfumato.engine.request import prepare, seams_of
 from sfumato.model.cache import snapshot_bytes
 from sfumato.options import DEVICES
-from sfumato.server.examples import CANNOT
 
 if TYPE_CHECKING:
     from sfumato.api import Model, Reply
@@ -41,10 +39,6 @@ Message = dict[str, Any]
 
 TINY = 256  # hidden size
 PAUSE_S = 0.4  # that a frame of a slow display stays
-TOY = (
-    "The embedded model is a toy: it solves 4x4 Sudoku and answers a fixed set of simple questions "
-    "(docs/embedded-model.md). -m PATH loads a real model."
-)
 LARGE = 100e6  # bytes; less is loaded before anybody wonders
 
 
@@ -156,15 +150,19 @@ def answer(engine: Engine, request: Request, display: Display) -> Answer:
     """
     committed: list[str] = []
     try:
-        with _ctrl_c() as pressed, display, closing(_events(engine, request, pressed)) as events:
+        with (
+            interrupt.counted() as presses,
+            display,
+            closing(_events(engine, request, presses)) as events,
+        ):
             for event in events:
                 if isinstance(event, Failed):
                     raise _told(event.message)
                 if isinstance(event, Finished):
                     display.show(sfumato.Done(event.reply))
                     for warning in event.reply.warnings:
-                        print(f"sfumato: warning: {warning}", file=sys.stderr)
-                    reply, interrupted = event.reply, pressed.count > 0
+                        notes.tell("warning", warning)
+                    reply, interrupted = event.reply, presses.count > 0
                     return Answer(reply, reply.text, interrupted, event.account)
                 if isinstance(event, sfumato.Settled):
                     committed.append(event.text)
@@ -174,7 +172,7 @@ def answer(engine: Engine, request: Request, display: Display) -> Answer:
         return Answer(None, "".join(committed), True)
 
 
-def _events(engine: Engine, request: Request, pressed: _Pressed) -> Generator[Event, None, None]:
+def _events(engine: Engine, request: Request, presses: Presses) -> Generator[Event, None, None]:
     """A request's events. It is cancelled when Ctrl-C is pressed, and when nobody wants more."""
     events: deque[Event] = deque()
     try:
@@ -182,7 +180,7 @@ def _events(engine: Engine, request: Request, pressed: _Pressed) -> Generator[Ev
     except TooLarge as error:
         raise _told(str(error)) from error
     try:
-        pressed.tell(handle.cancel)
+        presses.on_first(handle.cancel)
         while events or handle.terminal is None:
             if events:
                 yield events.popleft()
@@ -196,42 +194,6 @@ def _told(message: str) -> ValueError:
     """What an engine complains of, with advice for somebody who has no server."""
     facts, advice, _ = message.partition("; lower --slots")
     return ValueError(f"{facts}; lower --max-tokens, or free some memory" if advice else facts)
-
-
-class _Pressed:
-    """Counts how often Ctrl-C was pressed; the second time it raises KeyboardInterrupt."""
-
-    def __init__(self) -> None:
-        self.count = 0
-        self._listen: Callable[[], None] = lambda: None
-
-    def __call__(self, *_: object) -> None:
-        self.count += 1
-        if self.count > 1:
-            raise KeyboardInterrupt
-        self._listen()
-
-    def tell(self, listen: Callable[[], None]) -> None:
-        """Calls `listen` the first time, which may have been already."""
-        self._listen = listen
-        if self.count:
-            listen()
-
-
-@contextmanager
-def _ctrl_c() -> Iterator[_Pressed]:
-    """Within, Ctrl-C is counted."""
-    pressed = _Pressed()
-    # Only the main thread may handle signals, and whoever ignores or handles this one has reasons.
-    usual = signal.getsignal(signal.SIGINT) is signal.default_int_handler
-    ours = usual and threading.current_thread() is threading.main_thread()
-    if ours:
-        signal.signal(signal.SIGINT, pressed)
-    try:
-        yield pressed
-    finally:
-        if ours:
-            signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
 def display(
@@ -259,25 +221,4 @@ def noise(model: Model, seed: int) -> Callable[[int], list[int]]:
     config = model.config
     return lambda canvas: (
         Noise(seed, canvas).tokens(0, config.canvas_length, config.vocab_size).tolist()
-    )
-
-
-def is_embedded(model: Model) -> bool:
-    """Whether it is the model in the package."""
-    return model.path == EMBEDDED
-
-
-def unsettled(answer: Answer, model: Model, raises: str = "--steps") -> str | None:
-    """What to know of canvases that ran out of steps; None where there are none.
-
-    raises: what raises the limit.
-    """
-    if answer.reply is None or "step_cap" not in answer.reply.stats.convergence:
-        return None
-    if is_embedded(model):
-        return CANNOT
-    stats = answer.reply.stats
-    return (
-        f"the text may be unsettled: {stats.convergence.count('step_cap')} of {stats.canvases} "
-        f"canvases hit the step cap ({max(stats.steps)}); {raises} raises it"
     )

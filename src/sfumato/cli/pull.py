@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from sfumato import catalog
-from sfumato.cli import download, hub
+from sfumato.cli import download, hub, notes
 from sfumato.cli.hub import Listing, Reference
 from sfumato.cli.units import size
 
@@ -22,15 +22,14 @@ def main(args: argparse.Namespace) -> int:
     if args.name is None:
         print(catalog.advice())
         return 0
-    given = args.name if args.name.startswith(hub.PREFIX) else f"{hub.PREFIX}{args.name}"
-    reference = hub.parse(given)
+    reference = hub.parse(args.name)
     try:
         path = fetch(reference, force=args.force)
     except hub.Unreachable as error:
         found = hub.local(reference)
         if found is None:
             raise
-        print(f"sfumato: note: {error}; it was downloaded before", file=sys.stderr)
+        notes.tell("note", f"{error}; it was downloaded before")
         path = found
     print(path)
     if sys.stdout.isatty():
@@ -62,7 +61,7 @@ def fetch(
             f"`sfumato pull --force {reference}` does so all the same"
         )
     for reason in reasons:
-        print(f"sfumato: warning: {reason}", file=sys.stderr)
+        notes.tell("warning", reason)
     what = Path(names[0]).name if len(names) == 1 else f"{len(names)} files of {listing.repo}"
     print(f"sfumato: downloading {what}\nsfumato: {room}", file=sys.stderr)
     try:

@@ -43,12 +43,15 @@ class Recording:
             self._recorder.commit(event)
         self._shown.show(event)
 
-    def write(self, path: Path, model: str, question: str, answer: Answer) -> None:
-        """Writes the file, whole or not at all. Raises OSError."""
+    def write(self, path: Path, model: str, question: str, answer: Answer, hint: str) -> None:
+        """Writes the file, whole or not at all; `hint` stands below the embedded model's reply.
+        Raises OSError."""
         reply = answer.reply
         summary = footer.summary(reply.stats) if reply else ["interrupted"]
         badge = demonstration(self._model) or ""
         below = remark(self._model, reply) if reply else ""
+        if badge and hint and not below:
+            below = f"{hint.capitalize()}."
         data = self._recorder.data(model, question, answer.text, summary, badge, below)
         part = path.with_name(path.name + ".part")
         try:

@@ -27,25 +27,28 @@ def main(args: argparse.Namespace) -> int:
         _check_replay(Path(args.replay))
 
     with notes.loading():
-        from sfumato.cli import INTERRUPTED, generation, replay
+        from sfumato.cli import INTERRUPTED, embedded, generation, replay
 
     messages = [*generation.opening(args), {"role": "user", "content": question}]
     request = generation.request(args, messages)
     model = generation.load(args)
     engine = generation.engine(model, request)
-    if generation.is_embedded(model) and not args.json and sys.stderr.isatty():
-        print(notes.wrapped(generation.TOY) + "\n", file=sys.stderr)
+    if embedded.is_embedded(model) and not args.json and sys.stderr.isatty():
+        print(notes.wrapped(embedded.TOY) + "\n", file=sys.stderr)
     display = generation.display(args, model, args.slow)
     recording = replay.Recording(display, model) if args.replay else None
     answer = generation.answer(engine, request, recording or display)
+    remark = None if answer.interrupted else embedded.remark(answer, model)
     if recording:
         name = Path(args.model).name if args.model else "sfumato-embedded"
-        recording.write(Path(args.replay), name, question, answer)
+        recording.write(Path(args.replay), name, question, answer, remark or "")
     if args.json:
         plain = not speaks_unicode(sys.stdout)
         print(json.dumps(_report(answer), ensure_ascii=plain, indent=2))
-    elif hint := generation.unsettled(answer, model):
-        print(f"sfumato: hint: {hint}", file=sys.stderr)
+    elif answer.interrupted:
+        print("(interrupted)", file=sys.stderr)
+    elif remark:
+        notes.tell("hint", remark)
     return INTERRUPTED if answer.interrupted else 0
 
 
