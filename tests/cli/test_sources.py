@@ -21,12 +21,13 @@ from sfumato.values import Choice, Each, Flag, Number, Text
 def parse(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., Namespace]:
     """parse("serve", …, file="port = 1", SFUMATO_PORT="2"); the file is sfumato.toml."""
     monkeypatch.chdir(tmp_path)
+    line = build_parser()
 
     def run(*argv: str, file: str | None = None, **variables: str) -> Namespace:
         if file is not None:
             Path("sfumato.toml").write_text(file, encoding="utf-8")
             argv = (*argv, "--config", "sfumato.toml")
-        return build_parser().parse_args(argv, variables)
+        return line.parse_args(argv, variables)
 
     return run
 
