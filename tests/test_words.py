@@ -94,7 +94,7 @@ PHRASES_BEING_REMOVED = {
 }
 DEFINITIONS_BEING_REMOVED = {"Behind", "settle", "asked", "whole", "complete", "account", "look"}
 # Parts of the package whose variables are plain: "" is the modules of the package itself.
-PLAIN_PARTS = {"options", "values", "catalog"}
+PLAIN_PARTS = {"cli", "options", "values", "catalog"}
 
 
 def _texts() -> Iterator[tuple[str, str]]:

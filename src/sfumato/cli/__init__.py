@@ -103,7 +103,7 @@ def _ended_by_signals() -> Iterator[None]:
             signal.signal(each, signal.SIG_IGN)
         raise SystemExit(128 + number)
 
-    # Only the main thread may handle signals, and whoever ignores one (nohup) has reasons.
+    # Only the main thread may handle signals, and a signal that is ignored (nohup) stays so.
     here = threading.current_thread() is threading.main_thread()
     ends = [getattr(signal, name) for name in ("SIGTERM", "SIGHUP") if hasattr(signal, name)]
     ours = [each for each in ends if here and signal.getsignal(each) is signal.SIG_DFL]
@@ -149,5 +149,5 @@ def _prepare_streams() -> None:
 
 
 def _discard_output() -> None:
-    """Nobody reads standard output any more: let Python's flush at exit succeed nevertheless."""
+    """Standard output is closed: let Python's flush at exit succeed nevertheless."""
     os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())

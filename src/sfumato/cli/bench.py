@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from sfumato.diffusion.config import SamplerConfig
 
 RANDOM_STEPS = 8  # of a canvas of random weights, which never settles by itself
-SYNTHETIC = 256  # tokens of a prompt where nobody says and the model cannot read
+SYNTHETIC = 256  # tokens of a prompt where no option says it and the model cannot read
 
 # Options that mean nothing on one side or the other.
 _LOCAL = (
@@ -195,8 +195,8 @@ def _remote(args: argparse.Namespace, work: Work) -> Report:
 def _tell(number: int, count: int) -> None:
     """How far the work is, on a line that is gone when all of it is done."""
     if sys.stderr.isatty():
-        told = f"request {number} of {count}" if number else ""
-        print(f"\r{told:<40}\r", end="", file=sys.stderr, flush=True)
+        text = f"request {number} of {count}" if number else ""
+        print(f"\r{text:<40}\r", end="", file=sys.stderr, flush=True)
 
 
 def _write(report: Report, args: argparse.Namespace) -> None:
@@ -205,7 +205,7 @@ def _write(report: Report, args: argparse.Namespace) -> None:
     from sfumato.bench import plot
     from sfumato.bench import report as forms
 
-    # Files first: whoever reads the table may close the pipe.
+    # Files first: a reader of the table may close the pipe.
     printed = None
     for path, text in ((args.json, forms.to_json(report) + "\n"), (args.csv, forms.to_csv(report))):
         if path == "-":

@@ -1,6 +1,6 @@
 """From options to a loaded model and one shown reply: what `run`, `chat` and `demo` share.
 
-Replies come of an engine that has no thread: whoever shows them calls `step()` in between.
+Replies come from an engine without a thread: the code that shows a reply calls `step()` itself.
 """
 
 from __future__ import annotations
@@ -57,12 +57,12 @@ def load(args: argparse.Namespace) -> Model:
     check_device(args.device, label(args, "device"))
     if args.threads:
         torch.set_num_threads(args.threads)  # the compiled operations take as many
-    with _progress() as told:
+    with _progress() as progress:
         model = sfumato.load(
             args.model,
             device=args.device,
             dtype=args.dtype,
-            progress=told,
+            progress=progress,
             activations=args.activations,
             quantize=args.quantize,
         )
@@ -139,7 +139,7 @@ def engine(model: Model, first: Request, context: int = 1, kept: int = 0) -> Eng
         )
         return Engine(model, config)
     except EngineError as error:
-        raise _told(str(error)) from error
+        raise _advised(str(error)) from error
 
 
 def answer(engine: Engine, request: Request, display: Display) -> Answer:
@@ -157,7 +157,7 @@ def answer(engine: Engine, request: Request, display: Display) -> Answer:
         ):
             for event in events:
                 if isinstance(event, Failed):
-                    raise _told(event.message)
+                    raise _advised(event.message)
                 if isinstance(event, Finished):
                     display.show(sfumato.Done(event.reply))
                     for warning in event.reply.warnings:
@@ -173,12 +173,13 @@ def answer(engine: Engine, request: Request, display: Display) -> Answer:
 
 
 def _events(engine: Engine, request: Request, presses: Presses) -> Generator[Event, None, None]:
-    """A request's events. It is cancelled when Ctrl-C is pressed, and when nobody wants more."""
+    """A request's events. The request is cancelled when Ctrl-C is pressed, and when the
+    caller takes no more events."""
     events: deque[Event] = deque()
     try:
         handle = engine.submit(request, events.append)
     except TooLarge as error:
-        raise _told(str(error)) from error
+        raise _advised(str(error)) from error
     try:
         presses.on_first(handle.cancel)
         while events or handle.terminal is None:
@@ -190,7 +191,7 @@ def _events(engine: Engine, request: Request, presses: Presses) -> Generator[Eve
         handle.cancel()
 
 
-def _told(message: str) -> ValueError:
+def _advised(message: str) -> ValueError:
     """What an engine complains of, with advice for somebody who has no server."""
     facts, advice, _ = message.partition("; lower --slots")
     return ValueError(f"{facts}; lower --max-tokens, or free some memory" if advice else facts)

@@ -73,14 +73,14 @@ def parse(text: str) -> Reference:
 def library() -> Any:
     """The hub's library. Raises ValueError, which says what to install, where it is missing."""
     try:
-        found = importlib.import_module("huggingface_hub")
+        module = importlib.import_module("huggingface_hub")
         importlib.import_module("huggingface_hub.utils")
     except ImportError:
         raise ValueError(
             f"{PREFIX} names need the package huggingface_hub, which is not installed; "
             f"{sys.executable} -m pip install huggingface_hub"
         ) from None
-    return found
+    return module
 
 
 def resolve(args: argparse.Namespace) -> None:
@@ -112,13 +112,13 @@ def local(reference: Reference) -> Path | None:
     except (OSError, ValueError):
         return None
     snapshot = folder / "snapshots" / revision
-    found = {
+    sizes = {
         path.relative_to(snapshot).as_posix(): path.stat().st_size
         for path in sorted(snapshot.rglob("*"))
         if path.is_file()
     }
     try:
-        names = choose(Listing(reference.repo, revision, found), reference, loosely=False)
+        names = choose(Listing(reference.repo, revision, sizes), reference, loosely=False)
         path = path_of(snapshot, names)
         if path.is_dir():
             locate(path)
@@ -145,15 +145,15 @@ def remote(reference: Reference) -> Listing:
     """What the hub says of a repository. Raises ValueError; Unreachable where it is silent."""
     hub = library()
     with explained(reference):
-        found = hub.HfApi().model_info(reference.repo, files_metadata=True, timeout=30)
-    config, gguf = _object(found.config), _object(found.gguf)
+        info = hub.HfApi().model_info(reference.repo, files_metadata=True, timeout=30)
+    config, gguf = _object(info.config), _object(info.gguf)
     quantized = _object(config.get("quantization_config")).get("quant_method")
     architecture = gguf.get("architecture") or config.get("model_type")
     # A name may come to a terminal, where what is not printable could do harm.
-    files = [file for file in found.siblings or [] if file.rfilename.isprintable()]
+    files = [file for file in info.siblings or [] if file.rfilename.isprintable()]
     return Listing(
         reference.repo,
-        str(found.sha),
+        str(info.sha),
         {file.rfilename: max(0, int(file.size or 0)) for file in files},
         {file.rfilename: file.lfs.sha256 for file in files if file.lfs},
         None if architecture is None else str(architecture)[:40],
@@ -182,21 +182,21 @@ def choose(listing: Listing, reference: Reference, loosely: bool = True) -> list
             )
         if tensors:
             return [*(n for n in BESIDE if n in listing.sizes), *tensors]
-    found = ggufs if wanted is None else _matching(ggufs, wanted, loosely)
-    if len(found) != 1:
-        several = f"{len(found)} files match" if found else "no such file"
+    matches = ggufs if wanted is None else _matching(ggufs, wanted, loosely)
+    if len(matches) != 1:
+        several = f"{len(matches)} files match" if matches else "no such file"
         if wanted is None:
-            several = f"holds {len(found)} GGUF files" if found else "holds no weights to read"
+            several = f"holds {len(matches)} GGUF files" if matches else "holds no weights to read"
         raise ValueError(
-            f"{reference}: {several}; {_files(listing, found or ggufs)}"
+            f"{reference}: {several}; {_files(listing, matches or ggufs)}"
             + (f"; name one, as hf:{listing.repo}:{Path(ggufs[0]).name}" if ggufs else "")
         )
-    if part := _PART.search(found[0]):
+    if part := _PART.search(matches[0]):
         raise ValueError(
-            f"{reference}: {found[0]} is one of {int(part[1])} parts, and only whole files are "
+            f"{reference}: {matches[0]} is one of {int(part[1])} parts, and only whole files are "
             "read; choose another format, or merge the parts into one file"
         )
-    return found
+    return matches
 
 
 def _tensors(names: list[str]) -> list[str]:
@@ -215,8 +215,8 @@ def _matching(names: list[str], wanted: str, loosely: bool) -> list[str]:
         lambda name: ends.search(name),
         lambda name: loosely and wanted.lower() in name.lower(),
     ):
-        if found := [name for name in names if fits(name)]:
-            return found
+        if matches := [name for name in names if fits(name)]:
+            return matches
     return []
 
 

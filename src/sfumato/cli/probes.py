@@ -84,8 +84,8 @@ def measure(device: torch.device, cores: int) -> Measured:
 def _of_threads(speed: Speed, threads: int) -> Speed:
     """What so many threads do, each on a core of its own, from the speed of one."""
     each = TOGETHER * threads if threads > 1 else 1.0
-    found = {name: rate * each for name, rate in speed.items()}
-    return found | {"read_bytes": speed["read_bytes"] * min(threads, READERS)}
+    rates = {name: rate * each for name, rate in speed.items()}
+    return rates | {"read_bytes": speed["read_bytes"] * min(threads, READERS)}
 
 
 Works = dict[str, tuple[float, Callable[[], object]]]
@@ -115,7 +115,7 @@ def _rounds(works: Works, device: torch.device) -> tuple[Times, Times]:
 
 
 def _rates(works: Works, times: Times) -> Speed:
-    return {name: works[name][0] / statistics.median(found) for name, found in times.items()}
+    return {name: works[name][0] / statistics.median(seconds) for name, seconds in times.items()}
 
 
 def _count(times: Times) -> int:
@@ -141,8 +141,8 @@ def _works(device: torch.device) -> Works:
             x = torch.randn(CANVAS, columns).to(dtype if weight is None else torch.bfloat16)
             works[f"{format}_flops"] = 2.0 * CANVAS * rows * columns, _linear(x, packed)
             if format == "Q4_K":
-                few = 2.0 * EXPERT_ROWS * rows * columns
-                works["expert_flops"] = few, _linear(x[:EXPERT_ROWS], packed)
+                operations = 2.0 * EXPERT_ROWS * rows * columns
+                works["expert_flops"] = operations, _linear(x[:EXPERT_ROWS], packed)
     return works
 
 

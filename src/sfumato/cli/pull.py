@@ -26,11 +26,11 @@ def main(args: argparse.Namespace) -> int:
     try:
         path = fetch(reference, force=args.force)
     except hub.Unreachable as error:
-        found = hub.local(reference)
-        if found is None:
+        cached = hub.local(reference)
+        if cached is None:
             raise
         notes.tell("note", f"{error}; it was downloaded before")
-        path = found
+        path = cached
     print(path)
     if sys.stdout.isatty():
         print(f'Run it: sfumato run -m {reference} "Why is the sky blue?"', file=sys.stderr)
@@ -88,7 +88,7 @@ def _unreadable(listing: Listing) -> list[str]:
 class Room:
     """What a model takes, and what is free. Bytes."""
 
-    whole: int
+    total: int
     remaining: int  # of it, to be downloaded
     disk: int
     folder: Path
@@ -111,7 +111,7 @@ class Room:
         return reasons
 
     def __str__(self) -> str:
-        rest = f" of {size(self.whole)}" if self.remaining < self.whole else ""
+        rest = f" of {size(self.total)}" if self.remaining < self.total else ""
         free = "" if self.memory is None else f" ({size(self.memory[0])} free)"
         return (
             f"{size(self.remaining)}{rest} ({size(self.disk)} of disk free); running it takes "
@@ -124,9 +124,9 @@ def look(
 ) -> Room:
     """What there is room for."""
     folder = hub.cache_folder(listing.repo)
-    there = next(path for path in (folder, *folder.parents) if path.exists())
-    whole = sum(listing.sizes[name] for name in names)
-    return Room(whole, remaining, shutil.disk_usage(there).free, there, need, _budget(device))
+    existing = next(path for path in (folder, *folder.parents) if path.exists())
+    total = sum(listing.sizes[name] for name in names)
+    return Room(total, remaining, shutil.disk_usage(existing).free, existing, need, _budget(device))
 
 
 def memory(listing: Listing, names: list[str], quantize: str | None) -> float:
@@ -143,5 +143,5 @@ def _budget(device: str) -> tuple[int, str] | None:
     from sfumato.engine.device_memory import budget
     from sfumato.model.placement import pick_device
 
-    found = budget(pick_device(device))
-    return None if found is None else (found.nbytes, found.source)
+    free = budget(pick_device(device))
+    return None if free is None else (free.nbytes, free.source)

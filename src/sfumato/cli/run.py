@@ -66,7 +66,7 @@ def _question(words: list[str]) -> str | None:
     if words and words != ["-"]:
         text = " ".join(words)
     elif not words and sys.stdin.isatty():
-        text = _asked()
+        text = _typed_question()
     else:
         text = _standard_input()
     if text is not None and not text.strip():
@@ -85,7 +85,7 @@ def _check_replay(path: Path) -> None:
         raise ValueError(f"--replay {path}: cannot be written")
 
 
-def _asked() -> str | None:
+def _typed_question() -> str | None:
     prompt = "Your question: "
     if sys.stdout.isatty():
         with contextlib.suppress(ImportError):

@@ -68,9 +68,9 @@ def resolve(
         elif text := environment.get(option.variable):
             origins[key] = Origin(ENVIRONMENT, option.variable)
             values[key] = _read(option, origins[key], text, from_text=True)
-        elif file is not None and (found := file.find(command, option)):
-            origins[key] = found[1]
-            values[key] = _read(option, origins[key], found[0])
+        elif file is not None and (entry := file.find(command, option)):
+            origins[key] = entry[1]
+            values[key] = _read(option, origins[key], entry[0])
         elif option.required:
             raise ValueError(
                 f"{option.flag} is required (or {option.variable}, or a --config file)"
@@ -171,5 +171,5 @@ def suspicious(environment: Mapping[str, str]) -> list[str]:
         return []
     from difflib import get_close_matches
 
-    found = ((name, get_close_matches(name, known, 1, _ALIKE)) for name in strange)
-    return [f"{name} is not read; did you mean {near[0]}?" for name, near in found if near]
+    nearest = ((name, get_close_matches(name, known, 1, _ALIKE)) for name in strange)
+    return [f"{name} is not read; did you mean {near[0]}?" for name, near in nearest if near]
