@@ -24,12 +24,11 @@ from sfumato.cli.decoding import sampler_options
 from sfumato.cli.interrupt import Presses
 from sfumato.cli.view.canvas import CanvasView
 from sfumato.cli.view.display import Display, Live, Plain, Silent, is_visual
-from sfumato.diffusion.config import MOST_STEPS
 from sfumato.diffusion.noise import Noise
 from sfumato.engine import Engine, EngineConfig, EngineError, Failed, Finished, Request, TooLarge
 from sfumato.engine.request import prepare, seams_of
 from sfumato.model.cache import snapshot_bytes
-from sfumato.options import DEVICES
+from sfumato.options import DEVICES, MOST_STEPS
 
 if TYPE_CHECKING:
     from sfumato.api import Model, Reply
