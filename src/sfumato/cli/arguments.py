@@ -22,7 +22,7 @@ _EPILOG = (
 
 
 class _Commands(argparse.HelpFormatter):
-    """Leaves room for the commands' names: argparse forgets that they are indented."""
+    """Widens the column of command names, which argparse computes without their indent."""
 
     def __init__(self, prog: str) -> None:
         super().__init__(prog)
@@ -48,12 +48,12 @@ class CommandLine:
             prog="sfumato",
             description="Run, inspect and tune block-diffusion language models.",
             formatter_class=_Commands,
-            epilog="sfumato COMMAND --help tells more of a command. " + _EPILOG,
+            epilog="sfumato COMMAND --help says more about a command. " + _EPILOG,
         )
         self.parser.add_argument("--version", action="version", version=f"sfumato {__version__}")
         added = self.parser.add_subparsers(title="commands", metavar="COMMAND", dest="command")
         self.commands: dict[str, argparse.ArgumentParser] = {}
-        self.actions: list[tuple[argparse.Action, Kind]] = []  # and what their values are
+        self.actions: list[tuple[argparse.Action, Kind]] = []  # each with the kind of its values
         for command in COMMANDS:
             parser = added.add_parser(
                 command.name,
@@ -70,8 +70,8 @@ class CommandLine:
     ) -> argparse.Namespace:
         """The chosen command's options from all sources; their origins are in `args.origins`.
 
-        Without a command `args.command` is None, and nothing else is there. Raises SystemExit after
-        --help and after a complaint, OSError where a file of options cannot be read.
+        Without a command `args.command` is None, and `args` has nothing else. Raises SystemExit
+        after --help and after an error, OSError where a file of options cannot be read.
         """
         words = sys.argv[1:] if argv is None else argv
         self._refuse_option_first(words)
@@ -120,8 +120,8 @@ def rank(args: argparse.Namespace, key: str) -> int:
 
 
 def _take_words(args: argparse.Namespace, rest: list[str], parser: argparse.ArgumentParser) -> None:
-    """Adds words that stand after an option to those before it, where a command takes any number
-    of them: argparse takes only the first run of words."""
+    """Adds the words after an option to those before the option, for a command that takes any
+    number of words: argparse takes only the first run of words."""
     many = [one.name for one in command_of(args.command).arguments if one.count == "*"]
     if rest and (not many or any(word.startswith("-") for word in rest)):
         parser.error(f"unrecognized arguments: {' '.join(rest)}")
@@ -149,7 +149,7 @@ def _add_option(group: argparse._ActionsContainer, option: Option) -> argparse.A
     names = [f"-{option.short}"] * bool(option.short) + [option.flag]
     how: dict[str, Any] = {"dest": option.key, "default": argparse.SUPPRESS}
     if isinstance(option.kind, Flag):
-        # What a variable or a file has turned on can be turned off; it would only fill the help.
+        # Turns off what a variable or a file has turned on; --help does not list it.
         group.add_argument(option.off, action="store_false", help=argparse.SUPPRESS, **how)
     text = option.help + (f" ({option.shown_default})" if option.shown_default else "")
     how["help"] = text.replace("%", "%%")

@@ -21,14 +21,14 @@ if TYPE_CHECKING:
 RANDOM_STEPS = 8  # of a canvas of random weights, which never settles by itself
 SYNTHETIC = 256  # tokens of a prompt where no option says it and the model cannot read
 
-# Options that mean nothing on one side or the other.
+# Options that have no meaning for a server, or for a local model.
 _LOCAL = (
     *("random_weights", "format", "layers", "device", "dtype", "activations", "quantize"),
     *("context", "threads", "fixed_steps", "soft_skip", "soft_top_k", "where"),
 )
 _REMOTE = ("api_key", "concurrency", "drafts")
 _RANDOM = ("format", "layers")
-# Where the first of two is given, the second has another meaning, or none.
+# Where the first option of a pair is given, the second has another meaning, or none.
 _EITHER = (
     *(("url", "model"), ("random_weights", "model"), ("model", "random_weights")),
     *(("random_weights", "prompts"), ("prompts", "random_weights")),
@@ -56,7 +56,7 @@ def main(args: argparse.Namespace) -> int:
 
 
 def _check(args: argparse.Namespace) -> None:
-    """Refuses what cannot be done, before anything slow."""
+    """Refuses what cannot be measured, before anything slow."""
     _leave_out(args)
     for name in _REMOTE if args.url is None else _LOCAL:
         if getattr(args, name) not in (None, False, "auto"):
@@ -89,8 +89,8 @@ def _check(args: argparse.Namespace) -> None:
 
 
 def _leave_out(args: argparse.Namespace) -> None:
-    """Takes out what means nothing in this run and is not on the command line: a variable or a file
-    may serve other commands and other runs too."""
+    """Resets options that have no meaning in this run and are not on the command line: a variable
+    or a file may set them for other commands and other runs."""
     defaults = {option.key: option.default for option in options_of("bench")}
     for name in _REMOTE if args.url is None else _LOCAL:
         if rank(args, name) < COMMAND_LINE:
@@ -183,7 +183,7 @@ def _remote(args: argparse.Namespace, work: Work) -> Report:
         cases(args.max_tokens, concurrency=args.concurrency or (1,)),
         _tell,
     )
-    # What is known of the client says nothing of the server.
+    # The client's precision, backend and processor say nothing about the server.
     known = environment()
     report.environment = {name: known[name] for name in ("date", "sfumato", "commit")} | {
         "client": f"{machine.cpu_name()}, {machine.usable_cores()} cores",
@@ -193,7 +193,7 @@ def _remote(args: argparse.Namespace, work: Work) -> Report:
 
 
 def _tell(number: int, count: int) -> None:
-    """How far the work is, on a line that is gone when all of it is done."""
+    """Shows the number of the request on a line that is erased at the end."""
     if sys.stderr.isatty():
         text = f"request {number} of {count}" if number else ""
         print(f"\r{text:<40}\r", end="", file=sys.stderr, flush=True)

@@ -1,4 +1,4 @@
-"""`sfumato demo`: the embedded model at work, for somebody who has just installed it."""
+"""`sfumato demo`: the embedded model at work, for a user who has just installed the package."""
 
 from __future__ import annotations
 

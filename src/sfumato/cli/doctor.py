@@ -24,7 +24,7 @@ from sfumato.engine.device_memory import Budget, budget
 from sfumato.model.placement import SMALL, device_memory, pick_device
 
 LEAST_WIDTH = 40
-WHOLE = 0.9  # of a core: a probe that had as much was not held up
+WHOLE = 0.9  # of a core: a probe that had as much was not delayed
 
 
 def main(args: argparse.Namespace) -> int:
@@ -42,7 +42,7 @@ def main(args: argparse.Namespace) -> int:
 
 
 def facts() -> dict[str, Any]:
-    """Everything that is said, as plain values: sizes in bytes, speeds in units a second."""
+    """All facts of the report as plain values: sizes in bytes, speeds in units a second."""
     device, cores = pick_device(), machine.usable_cores()
     free_memory = budget(device)
     total = device_memory(device)
@@ -129,7 +129,7 @@ def devices() -> list[dict[str, Any]]:
 
 
 def verdict(findings: dict[str, Any]) -> list[str]:
-    """The answer, in a few sentences."""
+    """Whether the model fits and how fast it is, in two or three sentences."""
     smallest, budget = findings["formats"][0], findings["budget"]
     taken = next((f for f in findings["formats"] if f["format"] == findings["best"]), None)
     if taken is None:
@@ -167,7 +167,7 @@ def formats_table(formats: list[dict[str, Any]]) -> list[str]:
 
 
 def notes(findings: dict[str, Any]) -> list[str]:
-    """What the figures are, and what to do next."""
+    """Where the figures come from, and the next command."""
     lines, busy = [""], findings["busy"]
     if busy["is"]:
         cores = findings["cpu"]["cores"]
@@ -194,7 +194,7 @@ def notes(findings: dict[str, Any]) -> list[str]:
 
 
 def seconds(value: float) -> str:
-    """Two significant digits, for a guess deserves no more: 0.37 s, 8.1 s, 94 s, 6.5 min."""
+    """Two significant digits, as an estimate has: 0.37 s, 8.1 s, 94 s, 6.5 min."""
     if value < 99.5:
         return f"{value:.2g} s" if value < 9.95 else f"{value:.0f} s"
     return f"{value / 60:.1f} min" if value < 570 else f"{value / 60:.0f} min"
@@ -275,7 +275,7 @@ def _dtypes(device: str) -> str:
 
 
 def _wrap(line: str, width: int) -> list[str]:
-    """A sentence at the terminal's width; what is indented stays as it is."""
+    """A sentence in lines of the terminal's width; an indented line stays as it is."""
     if not line or line.startswith(" "):
         return [line]
     return textwrap.wrap(line, width, break_long_words=False, break_on_hyphens=False)

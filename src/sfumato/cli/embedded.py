@@ -1,4 +1,4 @@
-"""What a person is told of the embedded model, which was made for a demonstration alone.
+"""What the command line says of the embedded model, which was made for a demonstration alone.
 
 Knows what the model was trained to answer, and no display.
 """

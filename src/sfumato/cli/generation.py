@@ -38,15 +38,15 @@ Message = dict[str, Any]
 
 TINY = 256  # hidden size
 PAUSE_S = 0.4  # that a frame of a slow display stays
-LARGE = 100e6  # bytes; less is loaded before anybody wonders
+LARGE = 100e6  # bytes; a smaller checkpoint is loaded at once
 
 
 @dataclass(frozen=True)
 class Answer:
-    """What one request came to."""
+    """The result of one request."""
 
-    reply: Reply | None  # None where a second Ctrl-C did not let it end
-    text: str  # the reply's, or what of it was committed
+    reply: Reply | None  # None where a second Ctrl-C ended it at once
+    text: str  # of the reply, or the part that was committed
     interrupted: bool  # whether Ctrl-C was pressed
     account: Account | None = None  # the reply's
 
@@ -71,12 +71,12 @@ def load(args: argparse.Namespace) -> Model:
 
 
 def check_device(name: str, given: str = "--device") -> None:
-    """Raises ValueError for what is no device anywhere; whether it is here, loading will tell.
+    """Raises ValueError for a name that is no device; loading says whether this machine has it.
 
-    given: where the name comes from."""
+    given: where the name comes from, for the message."""
     try:
         torch.device("cpu" if name == "auto" else name)
-    except RuntimeError:  # its message lists much that never ran a model
+    except RuntimeError:  # its message lists many devices that cannot run a model
         raise ValueError(f"{given}: {name!r} is none of {DEVICES}") from None
 
 
@@ -89,8 +89,8 @@ def spare_threads(model: Model) -> None:
 
 @contextmanager
 def _progress() -> Iterator[Callable[[int, int], None]]:
-    """Tells a terminal how much of a large checkpoint has been loaded, and how long the rest may
-    take, on a line that is gone afterwards."""
+    """Shows at a terminal how much of a large checkpoint is loaded and how long the rest may take,
+    on a line that is erased at the end."""
     console, quiet = Console(stderr=True), not sys.stderr.isatty()
     columns = (TextColumn("loading"), BarColumn(), DownloadColumn(), TimeRemainingColumn())
     with Progress(*columns, console=console, transient=True, disable=quiet) as bar:
@@ -101,7 +101,7 @@ def _progress() -> Iterator[Callable[[int, int], None]]:
 
 
 def request(args: argparse.Namespace, messages: list[Message]) -> Request:
-    """What the options ask for. Raises ValueError for a wrong one."""
+    """The request that the options describe. Raises ValueError for a wrong option."""
     return Request(
         messages=messages,
         max_tokens=args.max_tokens,
@@ -142,7 +142,7 @@ def engine(model: Model, first: Request, context: int = 1, kept: int = 0) -> Eng
 
 
 def answer(engine: Engine, request: Request, display: Display) -> Answer:
-    """Generate one reply and show it on the way. Raises ValueError where there is none.
+    """Generate one reply and show it on the way. Raises ValueError where the request fails.
 
     Ctrl-C ends it before the next step, with what was committed; a second one at once, which
     the engine may not survive.
@@ -191,7 +191,7 @@ def _events(engine: Engine, request: Request, presses: Presses) -> Generator[Eve
 
 
 def _advised(message: str) -> ValueError:
-    """What an engine complains of, with advice for somebody who has no server."""
+    """An engine's error, with the advice for a server replaced by that for the command line."""
     facts, advice, _ = message.partition("; lower --slots")
     return ValueError(f"{facts}; lower --max-tokens, or free some memory" if advice else facts)
 

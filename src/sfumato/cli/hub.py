@@ -58,11 +58,11 @@ class Listing:
 
 
 class Unreachable(ValueError):
-    """The hub does not answer."""
+    """The hub does not answer, or may not be asked."""
 
 
 def parse(text: str) -> Reference:
-    """Raises ValueError for what is no such name."""
+    """The repository and file of a name. Raises ValueError where the text is no such name."""
     repo, _, file = text.removeprefix(PREFIX).partition(":")
     parts = file.split("/")
     if not _REPO.fullmatch(repo) or (file and not all(parts)) or ".." in parts or len(file) > 400:
@@ -84,9 +84,9 @@ def library() -> Any:
 
 
 def resolve(args: argparse.Namespace) -> None:
-    """Puts a path in the place of every `hf:` name among the options, and downloads what is not
-    here yet. Raises ValueError or OSError where that cannot be."""
-    if getattr(args, "url", None):  # what -m names there, a server has
+    """Replaces every `hf:` name among the options by a path, and downloads what is not in the
+    local cache. Raises ValueError or OSError where a download fails or would not fit."""
+    if getattr(args, "url", None):  # there -m is the server's name of a model
         return
     if getattr(args, "random_weights", None):  # SFUMATO_MODEL is for other runs
         return
@@ -99,13 +99,15 @@ def resolve(args: argparse.Namespace) -> None:
             quantize, device = getattr(args, "quantize", None), getattr(args, "device", "auto")
             path = local(reference) or pull.fetch(reference, quantize, device)
             setattr(args, name, str(path))
-            args.asked_for = given  # a snapshot's path says little
-            if getattr(args, "name", "") is None:  # a snapshot's folder is no name for clients
+            args.asked_for = given  # for messages: the path of a snapshot is only a hash
+            if (
+                getattr(args, "name", "") is None
+            ):  # for clients: the folder of a snapshot is only a hash
                 args.name = path.name if path.is_file() else reference.repo.split("/")[1]
 
 
 def local(reference: Reference) -> Path | None:
-    """The model in the local cache, whole; None where it is not there. Needs no network."""
+    """The path of a complete model in the local cache, or None. Needs no network."""
     folder = cache_folder(reference.repo)
     try:
         revision = (folder / "refs" / "main").read_text(encoding="ascii").strip()
@@ -124,7 +126,7 @@ def local(reference: Reference) -> Path | None:
             locate(path)
             if not {"config.json", "tokenizer.json"} <= set(names):
                 return None
-    except ValueError:  # incomplete, or it takes the hub to say which
+    except ValueError:  # incomplete, or only the hub knows which file is meant
         return None
     return path
 
@@ -142,14 +144,15 @@ def path_of(snapshot: Path, names: list[str]) -> Path:
 
 
 def remote(reference: Reference) -> Listing:
-    """What the hub says of a repository. Raises ValueError; Unreachable where it is silent."""
+    """The hub's list of a repository's files. Raises ValueError; Unreachable where the hub does not
+    answer."""
     hub = library()
     with explained(reference):
         info = hub.HfApi().model_info(reference.repo, files_metadata=True, timeout=30)
     config, gguf = _object(info.config), _object(info.gguf)
     quantized = _object(config.get("quantization_config")).get("quant_method")
     architecture = gguf.get("architecture") or config.get("model_type")
-    # A name may come to a terminal, where what is not printable could do harm.
+    # Names are printed: control characters could change the terminal.
     files = [file for file in info.siblings or [] if file.rfilename.isprintable()]
     return Listing(
         reference.repo,

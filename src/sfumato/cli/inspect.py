@@ -43,8 +43,8 @@ def main(args: argparse.Namespace) -> int:
 
 
 def facts(checkpoint: Checkpoint, quantize: str | None = None) -> dict[str, Any]:
-    """All that is told, as plain values; sizes in bytes. The memory is that of the checkpoint
-    quantized at load, where `quantize` says to what."""
+    """All facts of the report as plain values; sizes in bytes. quantize: the format to which the
+    checkpoint would be quantized as it is loaded, for the memory."""
     tensors = checkpoint.tensors.values()
     summary: dict[str, Any] = {
         "path": str(checkpoint.path),

@@ -14,7 +14,7 @@ _LOADING = "loading …"
 
 @contextmanager
 def loading() -> Iterator[None]:
-    """Says so within, on a line that is gone afterwards."""
+    """Shows "loading …" at a terminal, on a line that is erased at the end."""
     shown = sys.stderr.isatty()
     if shown:
         print(_LOADING, end="\r", file=sys.stderr, flush=True)
@@ -54,7 +54,7 @@ def wrapped(text: str, first: str = "", indent: str = "") -> str:
 @contextmanager
 def progress(what: str) -> Iterator[Callable[[int, int], None]]:
     """Yields a function that takes how many of how many are done, and shows a bar and the time
-    left, which are gone afterwards."""
+    left, which are erased at the end."""
     if not sys.stderr.isatty():
         yield lambda done, total: None
         return

@@ -25,7 +25,7 @@ PANELS = ("Q4_K", "Q5_K", "Q6_K", "Q8_0", "BF16")
 """Formats whose products are timed, where there are compiled operations for them."""
 
 ROUNDS = 7
-ENOUGH_S = 3.0  # no further round after so many seconds; three there are always
+ENOUGH_S = 3.0  # no further round after so many seconds, but at least three
 CALM = 0.8  # the share of its time that a thread has on an idle machine, at least
 LOADED = 0.75  # processes that want to run, for each core: less is an idle machine
 TOGETHER = 0.9  # of their speed alone, what several threads have together
@@ -43,7 +43,7 @@ class Measured:
     speed: Speed  # medians, with all threads; of an idle machine, as far as that can be known
     rounds: int
     load: float | None  # processes that wanted to run in the minute before; None: not known
-    share: float  # of the time of a run, what the run really had; 1 on an idle machine
+    share: float  # processor time over elapsed time of a run; 1 on an idle machine
     cores: int
 
     @property

@@ -1,4 +1,4 @@
-"""`sfumato pull`: a model from the hub, after a look at the disk and the memory there are."""
+"""`sfumato pull`: downloads a model, after a check of free disk and memory."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ _SHARE = {"q4_k": 0.36, "q8_0": 0.55}
 
 
 def main(args: argparse.Namespace) -> int:
-    """Download, and print the path. Raises ValueError or OSError where that cannot be."""
+    """Download, and print the path. Raises ValueError or OSError where the download fails."""
     if args.name is None:
         print(catalog.advice())
         return 0
@@ -43,9 +43,9 @@ def fetch(
     device: str = "auto",
     force: bool = False,
 ) -> Path:
-    """Downloads what is not here yet, if it will fit; returns the model's path.
+    """Downloads what is not in the local cache, if it fits; returns the model's path.
 
-    quantize: what float matrices are to become when the model is loaded, on that device. Raises
+    quantize: the format of float matrices once the model is loaded, on that device. Raises
     ValueError or OSError, also where disk or memory do not suffice, unless `force` is given.
     """
     listing = hub.remote(reference)
@@ -86,7 +86,7 @@ def _unreadable(listing: Listing) -> list[str]:
 
 @dataclass(frozen=True)
 class Room:
-    """What a model takes, and what is free. Bytes."""
+    """Disk and memory that a model needs, and that are free. Bytes."""
 
     total: int
     remaining: int  # of it, to be downloaded

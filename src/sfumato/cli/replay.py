@@ -1,4 +1,4 @@
-"""`sfumato run --replay FILE.html`: a reply's replay, recorded on the way and written at its end.
+"""`sfumato run --replay FILE.html`: records a reply as it is shown, and writes its replay.
 
 Knows displays and files; what is in the file is `sfumato.server.replay`'s.
 """
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 
 class Recording:
-    """A display that shows all on another one, and keeps what a replay needs."""
+    """A display that passes events on to another one, and records them for a replay."""
 
     def __init__(self, shown: Display, model: Model) -> None:
         self._shown, self._model = shown, model

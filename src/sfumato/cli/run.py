@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 def main(args: argparse.Namespace) -> int:
     """Answer, and return the exit code. Raises ValueError or OSError for bad input."""
-    question = _question(args.question)  # before the slow imports: it may be missing
+    question = _question(args.question)  # before the slow imports: the question may be missing
     if question is None:
         return 0
     if args.replay:
@@ -60,8 +60,8 @@ def _standard_input() -> str:
 
 
 def _question(words: list[str]) -> str | None:
-    """The words of the command line, standard input, or what somebody types when asked; None where
-    that is Ctrl-D."""
+    """The words of the command line, standard input, or the line typed at a prompt; None after
+    Ctrl-D."""
     text: str | None
     if words and words != ["-"]:
         text = " ".join(words)
@@ -90,7 +90,7 @@ def _typed_question() -> str | None:
     if sys.stdout.isatty():
         with contextlib.suppress(ImportError):
             import readline  # noqa: F401  (importing it gives arrow keys to input())
-    else:  # the answer goes to a file; the prompt must not
+    else:  # standard output is a file, which the prompt does not belong in
         print(prompt, end="", file=sys.stderr, flush=True)
         prompt = ""
     try:

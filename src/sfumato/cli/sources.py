@@ -13,7 +13,10 @@ from typing import Any
 from sfumato.options import OPTIONS, PREFIX, Option, options_of
 
 LARGEST = 1 << 20  # bytes of a file
-OTHER_VARIABLES = (f"{PREFIX}ISA", f"{PREFIX}DEBUG")  # no options: read where they are needed
+OTHER_VARIABLES = (
+    f"{PREFIX}ISA",
+    f"{PREFIX}DEBUG",
+)  # no options; the modules that need them read them
 FILE, ENVIRONMENT, COMMAND_LINE = 1, 2, 3  # ranks of sources; a default has rank 0
 _ALIKE = 0.85  # names that differ in a letter or two
 _COMMANDS = sorted({name for option in OPTIONS for name in option.commands})
@@ -36,10 +39,10 @@ class ConfigFile:
     tables: Mapping[str, Mapping[str, Any]]
 
     def find(self, command: str, option: Option) -> tuple[Any, Origin] | None:
-        """What it says of an option of a command; the command's own table comes first.
+        """The value of a command's option and its origin; the command's table comes first.
 
-        A common key whose value this command does not take is for another that does: `json` is a
-        path for bench, and true or false elsewhere.
+        A common key whose value this command refuses belongs to a command that takes the value:
+        `json` is a path for bench, and true or false elsewhere.
         """
         own = self.tables.get(command, {})
         if option.name in own:

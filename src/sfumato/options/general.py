@@ -48,8 +48,8 @@ GENERAL = (
     Option("count", FROM_1, ("eval",), "tasks of each set at most", 200, "N"),
     # convert and pull
     Option("to", Choice(FORMATS), ("convert",), _TO, metavar="FORMAT"),
-    Option("force", FLAG, ("convert",), "replace what is there", False),
-    Option("force", FLAG, ("pull",), "even where disk or memory is short", False),
+    Option("force", FLAG, ("convert",), "replace an existing file or folder", False),
+    Option("force", FLAG, ("pull",), "download even where disk or memory is short", False),
     # The model.
     Option("model", PATH, (*LOAD, "eval"), FILE, None, "PATH", MODEL, short="m"),
     Option("device", TEXT, LOAD, DEVICES, "auto", "NAME", MODEL),
@@ -88,6 +88,6 @@ VISIBLE = (
     Option("slow", FLAG, ("run",),
            "show the noise first, and hold the frame of each step for 0.4 s", False),
     Option("verbose", FLAG, (*LOAD, "demo", "doctor", "eval", "bench"),
-           "tell more, on standard error", False, short="v"),
+           "print more messages on standard error", False, short="v"),
 )
 # fmt: on

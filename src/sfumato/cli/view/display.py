@@ -25,7 +25,7 @@ from sfumato.cli.view.token_text import harmless
 Event = Draft | Settled | Done
 
 MOST_WIDTH = 100  # longer lines are hard to read
-FRAME_S = 1 / 30  # drawing more often would only slow the model down
+FRAME_S = 1 / 30  # drawing more often would slow the model down
 
 
 class Display(Protocol):
@@ -43,7 +43,7 @@ class Plain:
     """The answer's text and a final newline on standard output, as it is committed."""
 
     def __init__(self) -> None:
-        # A terminal must be spared what a file or a program is owed: the exact text.
+        # A file or a program gets the exact text; at a terminal control codes are replaced.
         self._clean = harmless if sys.stdout.isatty() else str
         self._written = ""
 
@@ -70,8 +70,8 @@ class Silent(Plain):
 class Live:
     """The canvas in place, its progress below, committed lines above.
 
-    `pause_s` is how long each draft stays at least: a small model is too quick for the eye. Then a
-    canvas begins with a frame of the noise that it is made from: `noise` gives the ids for its
+    `pause_s` is the least time that a draft is shown: a small model is too quick for the eye. With
+    a pause, a canvas begins with a frame of its noise; `noise` gives the token ids for the canvas's
     number.
     """
 
@@ -147,7 +147,7 @@ class Live:
             self._held_until = self._drawn_at + self._pause_s
 
     def _hold(self) -> None:
-        """Waits until the last frame has been seen long enough."""
+        """Waits until the last frame has been shown for `pause_s`."""
         if self._pause_s:
             time.sleep(max(0.0, min(self._pause_s, self._held_until - self._clock())))
 
