@@ -21,6 +21,13 @@ from sfumato.diffusion.outcome import Stats
 from sfumato.engine import Event, Handle
 
 
+class Terminal(io.StringIO):
+    """A stream that says it is a terminal."""
+
+    def isatty(self) -> bool:
+        return True
+
+
 class FakeModel:
     """Answers with its canvases' texts, two drafts each, characters as tokens."""
 

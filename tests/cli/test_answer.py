@@ -226,7 +226,7 @@ def test_where_memory_lacks_the_advice_is_for_one_who_has_no_server(
 def test_what_the_engine_says_ends_in_the_advice_that_is_replaced(
     network: ScriptedNetwork, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The engine's own words, as `_told` knows them."""
+    """The engine's own words, as `_advised` knows them."""
     engine = Engine(scripted_model(network), EngineConfig(slots=1, context=8))
     monkeypatch.setattr(engine._pool, "_lacks", lambda *_: "takes 9 bytes, and 1 are left")
     with pytest.raises(ValueError, match=r"left|no room") as told:

@@ -17,7 +17,7 @@ import pytest
 
 from sfumato.api import EMBEDDED
 from sfumato.cli import chat
-from sfumato.cli.chat import HELP
+from sfumato.cli.chat import help_text
 
 
 def user(text: str) -> dict[str, str]:
@@ -97,8 +97,15 @@ def test_lines_that_go_on(use: Any, cli: Any) -> None:
 def test_help_and_quit(use: Any, cli: Any) -> None:
     model = use("yes")
     done = cli("chat", stdin="/help\n/quit\nUnheard?\n")
-    assert (done.code, done.out, model.requests) == (0, HELP + "\n", [])
-    assert max(map(len, HELP.splitlines())) < 80
+    assert (done.code, done.out, model.requests) == (0, help_text() + "\n", [])
+
+
+@pytest.mark.parametrize("width", [44, 80])
+def test_help_is_wrapped_between_words(monkeypatch: pytest.MonkeyPatch, width: int) -> None:
+    words = help_text().split()
+    monkeypatch.setenv("COLUMNS", str(width))
+    assert max(map(len, help_text().splitlines())) < width
+    assert help_text().split() == words
 
 
 def test_ctrl_c_ends_the_answer_and_not_the_chat(use: Any, cli: Any) -> None:

@@ -26,6 +26,7 @@ def test_without_a_terminal_it_prints_plain_lines(solver: Any, cli: Any) -> None
     assert "\n├─────┼─────┤\n" in done.out  # the puzzle, drawn
     assert "Colours" not in done.out
     assert "\x1b" not in done.out
+    assert "\nThe model's solution, row by row:\n\n" + solver.canvases[0] in done.out
     asked = [request["messages"][-1]["content"] for request in solver.requests]
     assert asked == [sudoku.prompt(demo._puzzle(0)), *demo.QUESTIONS]
 
@@ -41,6 +42,7 @@ def test_in_a_terminal_it_is_slow_and_explains_its_colours(
     done = cli("demo")
     assert done.code == 0
     assert "step  0/48" in done.out
+    assert "The model's solution" not in done.out
     assert sum(0.35 < wait <= 0.4 for wait in waits) == 3 * 5  # noise, two steps; five replies
     assert done.out.count("┌─────┬─────┐") >= 5  # the puzzle, and its canvas
     assert "Colours: cyan: a given digit; yellow" in " ".join(done.out.split())

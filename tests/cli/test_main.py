@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from tests.cli.conftest import Terminal
 
 from sfumato import __version__
 from sfumato.api import EMBEDDED
@@ -59,6 +60,27 @@ def test_wrong_usage_is_one_line(cli: Any, argv: tuple[str, ...]) -> None:
     assert (done.code, done.out) == (2, "")
     assert done.err.startswith("sfumato: error: ")
     assert done.err.count("\n") == 1
+
+
+@pytest.mark.parametrize("words", [("-m", "x"), ("--model=x",), ("--max-tokens", "5", "run")])
+def test_an_option_before_the_command_is_told_where_it_belongs(cli: Any, words: Any) -> None:
+    done = cli(*words)
+    name = words[0].partition("=")[0]
+    assert (done.code, done.out) == (2, "")
+    assert f"error: {name} belongs to a command: sfumato run {name} …" in done.err
+
+
+def test_at_a_terminal_an_error_is_wrapped_between_words(
+    cli: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("COLUMNS", "44")
+    monkeypatch.setattr("sys.stderr", stderr := Terminal())
+    path = "x" * 60 + ".gguf"
+    assert cli("run", "Hi", "--temperature", "-1").code == 2
+    assert cli("inspect", path).code == 2
+    lines = stderr.getvalue().splitlines()
+    assert "sfumato: error: argument --temperature:" in lines
+    assert all(len(line) < 44 or path in line for line in lines)
 
 
 @pytest.mark.parametrize(

@@ -4,13 +4,9 @@ import io
 import os
 
 import pytest
+from tests.cli.conftest import Terminal
 
 from sfumato.cli import notes
-
-
-class Terminal(io.StringIO):
-    def isatty(self) -> bool:
-        return True
 
 
 def test_a_terminal_is_told_of_the_loading(monkeypatch: pytest.MonkeyPatch) -> None:

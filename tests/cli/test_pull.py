@@ -143,6 +143,7 @@ def test_a_first_download_is_compared_with_its_hash(
         (f"hf:{REPO}:Q5_K_M", r"no such file; there are tiny-Q4_K_M.gguf \(4 kB\), .*name one"),
         (f"hf:{REPO}:tiny", "2 files match"),
         ("hf:someone", "is no name of a model; write hf:owner/name"),
+        ("foo", "error: foo: is no name of a model; write hf:owner/name"),
         (f"hf:{REPO}:../x", "is no name of a model"),
         ("hf:someone/split", "is one of 2 parts"),
         ("hf:someone/text", r"holds no weights to read; there are README.md \(1 B\)"),

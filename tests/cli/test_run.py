@@ -10,15 +10,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from tests.cli.conftest import Terminal
 
 from sfumato import SoftTopK
 from sfumato.api import EMBEDDED
 from sfumato.cli import main
-
-
-class Terminal(io.StringIO):
-    def isatty(self) -> bool:
-        return True
 
 
 def test_plain_output_is_exactly_the_answer(use: Any, cli: Any) -> None:
@@ -97,11 +93,13 @@ def test_options_reach_the_model(use: Any, cli: Any) -> None:
 @pytest.mark.parametrize("command", [("run", "Hi"), ("chat",)])
 def test_approximations_are_asked_for(use: Any, cli: Any, command: Any) -> None:
     model = use("yes")
-    options = ((), ("--soft-skip", "1e-3"), ("--soft-top-k", "64"), ("--soft-top-k", "64:8"))
+    options = ((), ("--soft-skip", "1e-3"), ("--soft-top-k", "64"), ("--soft-top-k", "5:9"))
     for option in options:
         assert cli(*command, *option, stdin="Hi\n").code == 0
     found = [(r["sampler"].soft_skip, r["sampler"].soft_top_k) for r in model.requests]
-    assert found == [(None, None), (1e-3, None), (None, SoftTopK(64)), (None, SoftTopK(64, 8))]
+    assert found == [(None, None), (1e-3, None), (None, SoftTopK(64)), (None, SoftTopK(5, 9))]
+    help = " ".join(cli(command[0], "--help").out.split())
+    assert "K2, which may be greater, at the last" in help
 
 
 @pytest.mark.parametrize(
@@ -149,9 +147,9 @@ def test_ctrl_c_ends_the_reply_with_all_that_belongs_to_it(use: Any, cli: Any) -
     use("one ", "two", interrupt_at=1, held="<").warnings = ("canvas 0: odd",)
     done = cli("run", "Hi")
     assert (done.code, done.out) == (130, "one <\n")
-    assert done.err == "sfumato: warning: canvas 0: odd\n"
+    assert done.err == "sfumato: warning: canvas 0: odd\n(interrupted)\n"
     done = cli("run", "Hi", "--json")
-    assert done.code == 130
+    assert done.code == 130 and "(interrupted)" not in done.err
     reply = json.loads(done.out)
     assert (reply["text"], reply["stop_reason"]) == ("one <", "cancelled")
     assert reply["stats"]["steps"] == [2]
@@ -160,7 +158,7 @@ def test_ctrl_c_ends_the_reply_with_all_that_belongs_to_it(use: Any, cli: Any) -
 def test_a_second_ctrl_c_leaves_what_was_committed(use: Any, cli: Any) -> None:
     use("one ", "two", interrupt_at=1, held="<", presses=2)
     done = cli("run", "Hi")
-    assert (done.code, done.out, done.err) == (130, "one \n", "")
+    assert (done.code, done.out, done.err) == (130, "one \n", "(interrupted)\n")
     done = cli("run", "Hi", "--json")
     assert done.code == 130
     assert json.loads(done.out) == {"text": "one ", "stop_reason": "cancelled"}
@@ -227,6 +225,23 @@ def test_the_embedded_model_is_not_to_be_given_more_steps(
     assert done.err == "sfumato: hint: this demonstration model cannot answer that\n"
 
 
+@pytest.mark.parametrize(
+    ("text", "known"),
+    [
+        ("I am Sfumato's embedded demo, a tiny diffusion model.", True),
+        ("1234\n3412\n2143\n4321", True),
+        ("I am Sfumato's embedded demo, a dog.", False),
+        ("", False),
+    ],
+)
+def test_a_settled_reply_that_the_embedded_model_was_not_taught_gets_a_remark(
+    use: Any, cli: Any, text: str, known: bool
+) -> None:
+    use(text).path = EMBEDDED
+    hint = "sfumato: hint: this demonstration model cannot answer that\n"
+    assert cli("run", "Hi").err == cli("chat", stdin="Hi\n").err == ("" if known else hint)
+
+
 @pytest.mark.parametrize(("path", "told"), [(EMBEDDED, True), (Path("model.gguf"), False)])
 def test_a_terminal_is_told_that_the_embedded_model_is_a_toy(
     use: Any, cli: Any, monkeypatch: pytest.MonkeyPatch, path: Path, told: bool
@@ -250,6 +265,8 @@ def test_slow_shows_the_noise_and_holds_every_frame(
     monkeypatch.setattr("time.sleep", waits.append)
     done = cli("run", "Hi", "--slow")
     assert all(f"step  {step}/48" in done.out for step in range(3))
+    noise = done.out[done.out.index("step  0/48") : done.out.index("step  1/48")]
+    assert "ms/step" not in noise  # nothing has been measured
     # Between noise, two drafts and the commit, for each of two canvases.
     assert sum(0.35 < wait <= 0.4 for wait in waits) == 6
     del waits[:]

@@ -21,12 +21,13 @@ from sfumato.values import Choice, Each, Flag, Number, Text
 def parse(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., Namespace]:
     """parse("serve", …, file="port = 1", SFUMATO_PORT="2"); the file is sfumato.toml."""
     monkeypatch.chdir(tmp_path)
+    line = build_parser()
 
     def run(*argv: str, file: str | None = None, **variables: str) -> Namespace:
         if file is not None:
             Path("sfumato.toml").write_text(file, encoding="utf-8")
             argv = (*argv, "--config", "sfumato.toml")
-        return build_parser().parse_args(argv, variables)
+        return line.parse_args(argv, variables)
 
     return run
 
@@ -120,6 +121,7 @@ def test_what_is_required_may_come_from_anywhere(parse: Any, refused: Any) -> No
         ({"SFUMATO_PORT": "tcp://10.0.0.1:80"}, "enableServiceLinks: false"),
         ({"file": "port = 70000"}, "port in sfumato.toml: 70000 is not a whole number from 0 to"),
         ({"file": '[serve]\nport = "1"'}, "port in [serve] of sfumato.toml: '1' is not a whole"),
+        ({"file": "max_tokens = true"}, "max-tokens in sfumato.toml: true is not a whole number"),
         ({"file": "prot = 1"}, "sfumato.toml: unknown key 'prot'; the nearest name is 'port'"),
         ({"file": "[serve]\nprot = 1"}, "[serve] of sfumato.toml: unknown key 'prot'; the nearest"),
         ({"file": "[sreve]"}, "sfumato.toml: unknown table [sreve]; the nearest name is 'serve'"),

@@ -20,7 +20,7 @@ from contextlib import contextmanager
 
 from sfumato.cli.arguments import build_parser
 from sfumato.cli.glyphs import stand_in
-from sfumato.cli.notes import loading
+from sfumato.cli.notes import loading, tell
 from sfumato.cli.sources import suspicious
 
 EMBEDDED = "embedded"
@@ -38,13 +38,13 @@ def main(argv: Sequence[str] | None = None) -> int:
     try:
         with _ended_by_signals():
             code = _run(argv)
-        sys.stdout.flush()  # here, and not at exit, where a closed pipe could only be a traceback
+        sys.stdout.flush()  # here: at exit a closed pipe would print a traceback
         return code
     except BrokenPipeError:
         _discard_output()
         return CLOSED_PIPE
     except KeyboardInterrupt:
-        # One more Ctrl-C would only interrupt the interpreter's own clearing up.
+        # Another Ctrl-C would only interrupt the interpreter's cleanup.
         signal.signal(signal.SIGINT, signal.SIG_IGN)
         return INTERRUPTED
     except Exception as error:
@@ -64,7 +64,7 @@ def _run(argv: Sequence[str] | None) -> int:
         line.parser.print_help()
         return 0
     for warning in suspicious(os.environ):
-        print(f"sfumato: warning: {warning}", file=sys.stderr)
+        tell("warning", warning)
     if getattr(args, "verbose", False):
         logging.basicConfig(level=logging.INFO, format="sfumato: %(message)s", stream=sys.stderr)
     if any(isinstance(value, str) and value.startswith("hf:") for value in vars(args).values()):
@@ -82,28 +82,28 @@ def _run(argv: Sequence[str] | None) -> int:
 
 
 def _resolve_embedded(args: argparse.Namespace) -> None:
-    """The model in the package where its name is given, unless a path of that name exists."""
+    """Replaces the name "embedded" by the model in the package, unless a path has that name."""
     names = [name for name in ("model", "path", "source") if getattr(args, name, 0) == EMBEDDED]
     other = getattr(args, "url", None) or getattr(args, "random_weights", None)
     if not names or other or os.path.exists(EMBEDDED):
         return
     for name in names:
         folder = os.path.join(os.path.dirname(os.path.dirname(__file__)), EMBEDDED)
-        # Options without a model mean it, too, and then say its full name.
+        # --model without a value means the embedded model too.
         setattr(args, name, None if name == "model" else folder)
 
 
 @contextmanager
 def _ended_by_signals() -> Iterator[None]:
-    """Within, signals that would end the program at once end it as an exception does. Ctrl-C is
-    none of them: Python raises KeyboardInterrupt by itself, and commands handle it."""
+    """Within, SIGTERM and SIGHUP raise SystemExit. Ctrl-C is left alone: Python raises
+    KeyboardInterrupt for it, and commands handle that."""
 
     def end(number: int, _: object) -> None:
-        for each in ours:  # one more would only interrupt the clearing up
+        for each in ours:  # another signal would only interrupt the cleanup
             signal.signal(each, signal.SIG_IGN)
         raise SystemExit(128 + number)
 
-    # Only the main thread may handle signals, and whoever ignores one (nohup) has reasons.
+    # Only the main thread may handle signals, and a signal that is ignored (nohup) stays so.
     here = threading.current_thread() is threading.main_thread()
     ends = [getattr(signal, name) for name in ("SIGTERM", "SIGHUP") if hasattr(signal, name)]
     ours = [each for each in ends if here and signal.getsignal(each) is signal.SIG_DFL]
@@ -117,7 +117,7 @@ def _ended_by_signals() -> Iterator[None]:
 
 
 def _is_bad_input(error: Exception) -> bool:
-    """Whether the user, and not the program, can mend it: a value, a file, too little memory."""
+    """Whether the user can correct the cause: a value, a file, too little memory."""
     too_big = (
         isinstance(error, MemoryError)
         or type(error).__name__ == "OutOfMemoryError"
@@ -127,18 +127,18 @@ def _is_bad_input(error: Exception) -> bool:
 
 
 def complain(error: BaseException | str) -> None:
-    """One line on standard error, the last; the error's notes stand before it."""
+    """The error on standard error, after its notes: one line, wrapped at a terminal."""
     if isinstance(error, OSError) and error.strerror:
         text = ": ".join(str(part) for part in (error.filename, error.strerror) if part)
     else:
         text = " ".join(str(error).split()) or type(error).__name__
     for note in getattr(error, "__notes__", ()):
         print(f"{note}\n", file=sys.stderr)
-    print(f"sfumato: error: {text}", file=sys.stderr)
+    tell("error", text)
 
 
 def _prepare_streams() -> None:
-    """Standard streams that can be used whatever the shell did to them, or the locale."""
+    """Makes standard streams usable where the shell closed them or the locale is not UTF-8."""
     for name, mode in (("stdin", "r"), ("stdout", "w"), ("stderr", "w")):
         if getattr(sys, name) is None:  # closed, as in `sfumato … >&-`
             setattr(sys, name, open(os.devnull, mode))  # noqa: SIM115 (open as long as we run)
@@ -149,5 +149,5 @@ def _prepare_streams() -> None:
 
 
 def _discard_output() -> None:
-    """Nobody reads standard output any more: let Python's flush at exit succeed nevertheless."""
+    """Standard output is closed: let Python's flush at exit succeed nevertheless."""
     os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())

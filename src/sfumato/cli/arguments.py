@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import argparse
 import os
+import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, NoReturn
 
 from sfumato import __version__
+from sfumato.cli import notes
 from sfumato.cli.commands import COMMANDS, Command, command_of
 from sfumato.cli.sources import Origin, resolve
-from sfumato.options import GROUP_NOTES, Option, options_of
+from sfumato.options import GROUP_NOTES, OPTIONS, Option, options_of
 from sfumato.values import Choice, Each, Flag, Kind
 
 _EPILOG = (
@@ -20,7 +22,7 @@ _EPILOG = (
 
 
 class _Commands(argparse.HelpFormatter):
-    """Leaves room for the commands' names: argparse forgets that they are indented."""
+    """Widens the column of command names, which argparse computes without their indent."""
 
     def __init__(self, prog: str) -> None:
         super().__init__(prog)
@@ -28,10 +30,11 @@ class _Commands(argparse.HelpFormatter):
 
 
 class _Parser(argparse.ArgumentParser):
-    """Complains in one line, as every other error of the command line does."""
+    """Reports errors as every other part of the command line does."""
 
     def error(self, message: str) -> NoReturn:
-        self.exit(2, f"sfumato: error: {message} (see {self.prog} --help)\n")
+        notes.tell("error", f"{message} (see {self.prog} --help)")
+        self.exit(2)
 
 
 class CommandLine:
@@ -45,12 +48,12 @@ class CommandLine:
             prog="sfumato",
             description="Run, inspect and tune block-diffusion language models.",
             formatter_class=_Commands,
-            epilog="sfumato COMMAND --help tells more of a command. " + _EPILOG,
+            epilog="sfumato COMMAND --help says more about a command. " + _EPILOG,
         )
         self.parser.add_argument("--version", action="version", version=f"sfumato {__version__}")
         added = self.parser.add_subparsers(title="commands", metavar="COMMAND", dest="command")
         self.commands: dict[str, argparse.ArgumentParser] = {}
-        self.actions: list[tuple[argparse.Action, Kind]] = []  # and what their values are
+        self.actions: list[tuple[argparse.Action, Kind]] = []  # each with the kind of its values
         for command in COMMANDS:
             parser = added.add_parser(
                 command.name,
@@ -67,10 +70,12 @@ class CommandLine:
     ) -> argparse.Namespace:
         """The chosen command's options from all sources; their origins are in `args.origins`.
 
-        Without a command `args.command` is None, and nothing else is there. Raises SystemExit after
-        --help and after a complaint, OSError where a file of options cannot be read.
+        Without a command `args.command` is None, and `args` has nothing else. Raises SystemExit
+        after --help and after an error, OSError where a file of options cannot be read.
         """
-        args, rest = self.parser.parse_known_args(argv)
+        words = sys.argv[1:] if argv is None else argv
+        self._refuse_option_first(words)
+        args, rest = self.parser.parse_known_args(words)
         if args.command is None:
             if rest:
                 self.parser.error(f"unrecognized arguments: {' '.join(rest)}")
@@ -82,6 +87,19 @@ class CommandLine:
         except ValueError as error:
             parser.error(str(error))
         return argparse.Namespace(**vars(args) | values, origins=origins)
+
+    def _refuse_option_first(self, words: Sequence[str]) -> None:
+        """An option of a command before the command, or without any: says where it belongs."""
+        first = words[0].partition("=")[0] if words else ""
+        commands = [
+            name
+            for option in OPTIONS
+            if first in (option.flag, f"-{option.short}", option.off)
+            for name in option.commands
+        ]
+        if first.startswith("-") and commands:
+            owner = next(command.name for command in COMMANDS if command.name in commands)
+            self.parser.error(f"{first} belongs to a command: sfumato {owner} {first} …")
 
 
 def build_parser() -> CommandLine:
@@ -102,8 +120,8 @@ def rank(args: argparse.Namespace, key: str) -> int:
 
 
 def _take_words(args: argparse.Namespace, rest: list[str], parser: argparse.ArgumentParser) -> None:
-    """Adds words that stand after an option to those before it, where a command takes any number
-    of them: argparse takes only the first run of words."""
+    """Adds the words after an option to those before the option, for a command that takes any
+    number of words: argparse takes only the first run of words."""
     many = [one.name for one in command_of(args.command).arguments if one.count == "*"]
     if rest and (not many or any(word.startswith("-") for word in rest)):
         parser.error(f"unrecognized arguments: {' '.join(rest)}")
@@ -131,7 +149,7 @@ def _add_option(group: argparse._ActionsContainer, option: Option) -> argparse.A
     names = [f"-{option.short}"] * bool(option.short) + [option.flag]
     how: dict[str, Any] = {"dest": option.key, "default": argparse.SUPPRESS}
     if isinstance(option.kind, Flag):
-        # What a variable or a file has turned on can be turned off; it would only fill the help.
+        # Turns off what a variable or a file has turned on; --help does not list it.
         group.add_argument(option.off, action="store_false", help=argparse.SUPPRESS, **how)
     text = option.help + (f" ({option.shown_default})" if option.shown_default else "")
     how["help"] = text.replace("%", "%%")

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 
 from sfumato.bench.workload import QUESTIONS, Prompt, Work, cases, conversation, read_prompts
 from sfumato.cli.arguments import rank
+from sfumato.cli.decoding import request_fields, sampler_options
 from sfumato.cli.sources import COMMAND_LINE
 from sfumato.options import LAST_SEED, options_of
 
@@ -18,16 +19,16 @@ if TYPE_CHECKING:
     from sfumato.diffusion.config import SamplerConfig
 
 RANDOM_STEPS = 8  # of a canvas of random weights, which never settles by itself
-SYNTHETIC = 256  # tokens of a prompt where nobody says and the model cannot read
+SYNTHETIC = 256  # tokens of a prompt where no option says it and the model cannot read
 
-# Options that mean nothing on one side or the other.
+# Options that have no meaning for a server, or for a local model.
 _LOCAL = (
     *("random_weights", "format", "layers", "device", "dtype", "activations", "quantize"),
     *("context", "threads", "fixed_steps", "soft_skip", "soft_top_k", "where"),
 )
 _REMOTE = ("api_key", "drafts")
 _RANDOM = ("format", "layers")
-# Where the first of two is given, the second has another meaning, or none.
+# Where the first option of a pair is given, the second has another meaning, or none.
 _EITHER = (
     *(("url", "model"), ("random_weights", "model"), ("model", "random_weights")),
     *(("random_weights", "prompts"), ("prompts", "random_weights")),
@@ -55,7 +56,7 @@ def main(args: argparse.Namespace) -> int:
 
 
 def _check(args: argparse.Namespace) -> None:
-    """Refuses what cannot be done, before anything slow."""
+    """Refuses what cannot be measured, before anything slow."""
     _leave_out(args)
     for name in _REMOTE if args.url is None else _LOCAL:
         if getattr(args, name) not in (None, False, "auto"):
@@ -88,8 +89,8 @@ def _check(args: argparse.Namespace) -> None:
 
 
 def _leave_out(args: argparse.Namespace) -> None:
-    """Takes out what means nothing in this run and is not on the command line: a variable or a file
-    may serve other commands and other runs too."""
+    """Resets options that have no meaning in this run and are not on the command line: a variable
+    or a file may set them for other commands and other runs."""
     defaults = {option.key: option.default for option in options_of("bench")}
     for name in _REMOTE if args.url is None else _LOCAL:
         if rank(args, name) < COMMAND_LINE:
@@ -158,17 +159,11 @@ def _subject(args: argparse.Namespace) -> Subject:
 
 
 def _sampler(args: argparse.Namespace) -> SamplerConfig:
-    from sfumato.cli.generation import approximations
     from sfumato.diffusion.config import SamplerConfig, fixed_steps
 
     steps = args.fixed_steps or (RANDOM_STEPS if args.random_weights else None)
     config = fixed_steps(steps) if steps else SamplerConfig()
-    return config.options(
-        ignore_eos=args.ignore_eos or None,
-        min_tokens=args.min_tokens,
-        top_k=args.top_k,
-        **approximations(args),
-    )
+    return config.options(**sampler_options(args))
 
 
 def _remote(args: argparse.Namespace, work: Work) -> Report:
@@ -181,20 +176,14 @@ def _remote(args: argparse.Namespace, work: Work) -> Report:
     models = [args.model] if args.model else endpoint.models()
     if not models:
         raise ServerError(f"{args.url}: has no models; name one with -m")
-    fields = {
-        "ignore_eos": args.ignore_eos or None,
-        "min_tokens": args.min_tokens,
-        "top_k": args.top_k,
-        "stream_drafts": args.drafts or None,
-    }
-    fields = {name: value for name, value in fields.items() if value is not None}
+    fields = request_fields(args) | ({"stream_drafts": True} if args.drafts else {})
     report = remote.measure(
         remote.RemoteModel(endpoint, models[0], fields),
         work,
         cases(args.max_tokens, concurrency=args.concurrency or (1,)),
         _tell,
     )
-    # What is known of the client says nothing of the server.
+    # The client's precision, backend and processor say nothing about the server.
     known = environment()
     report.environment = {name: known[name] for name in ("date", "sfumato", "commit")} | {
         "client": f"{machine.cpu_name()}, {machine.usable_cores()} cores",
@@ -204,10 +193,10 @@ def _remote(args: argparse.Namespace, work: Work) -> Report:
 
 
 def _tell(number: int, count: int) -> None:
-    """How far the work is, on a line that is gone when all of it is done."""
+    """Shows the number of the request on a line that is erased at the end."""
     if sys.stderr.isatty():
-        told = f"request {number} of {count}" if number else ""
-        print(f"\r{told:<40}\r", end="", file=sys.stderr, flush=True)
+        text = f"request {number} of {count}" if number else ""
+        print(f"\r{text:<40}\r", end="", file=sys.stderr, flush=True)
 
 
 def _write(report: Report, args: argparse.Namespace) -> None:
@@ -216,7 +205,7 @@ def _write(report: Report, args: argparse.Namespace) -> None:
     from sfumato.bench import plot
     from sfumato.bench import report as forms
 
-    # Files first: whoever reads the table may close the pipe.
+    # Files first: a reader of the table may close the pipe.
     printed = None
     for path, text in ((args.json, forms.to_json(report) + "\n"), (args.csv, forms.to_csv(report))):
         if path == "-":

@@ -9,9 +9,8 @@ import sys
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from sfumato.cli import INTERRUPTED, complain, generation
-from sfumato.cli.notes import wrapped
-from sfumato.cli.units import table
+from sfumato.cli import INTERRUPTED, complain, embedded, generation
+from sfumato.cli.notes import tell, wrapped
 from sfumato.options import LAST_SEED, MOST_STEPS
 from sfumato.values import Whole
 
@@ -20,7 +19,7 @@ if TYPE_CHECKING:
 
 EMBEDDED_NAME = "sfumato-embedded"
 CONTEXT = 4096  # tokens of conversation before a larger cache slot has to be made
-KEPT = 3  # prompts to go on from: of the system message, of the last turn, of this one
+KEPT = 3  # prompts that later ones continue: of the system message, of the last turn, of this one
 COMMANDS = {
     "clear": ("", "forget the conversation"),
     "seed": ("N", "random seed of the next answers"),
@@ -33,21 +32,26 @@ COMMANDS = {
 """Of each command: its argument, and what it does."""
 
 USAGES = {name: f"/{name} {argument}".rstrip() for name, (argument, _) in COMMANDS.items()}
-HELP = "\n".join(
-    [
-        *table(((USAGES[name], does) for name, (_, does) in COMMANDS.items()), indent=""),
-        "A line that ends in \\ goes on in the next.",
-        "Ctrl-C ends an answer, or clears a line; again, on an empty line, it leaves.",
+
+
+def help_text() -> str:
+    """The commands and keys, in lines of the terminal's width."""
+    width = max(map(len, USAGES.values())) + 2
+    lines = [
+        wrapped(does, f"{USAGES[name]:<{width}}", " " * width)
+        for name, (_, does) in COMMANDS.items()
     ]
-)
+    lines.append(wrapped("A line that ends in \\ goes on in the next."))
+    keys = "Ctrl-C ends an answer, or clears a line; again, on an empty line, it leaves."
+    return "\n".join([*lines, wrapped(keys)])
 
 
 def main(args: argparse.Namespace) -> int:
-    """Talk until Ctrl-D, /quit or Ctrl-C. Raises ValueError or OSError for bad options."""
+    """Converse until Ctrl-D, /quit or Ctrl-C. Raises ValueError or OSError for bad options."""
     terminal = sys.stdin.isatty()
     if terminal:
         _edit_lines()
-    generation.request(args, [])  # a wrong option is told before the wait for the model
+    generation.request(args, [])  # a wrong option is refused before the model is loaded
     chat = Chat(args)
     if terminal:
         print(chat.greeting() + "\n")
@@ -65,7 +69,7 @@ def main(args: argparse.Namespace) -> int:
             return 0
         except UnicodeDecodeError as error:
             complain(error)
-        except KeyboardInterrupt:  # at the prompt, or late for an answer that has just ended
+        except KeyboardInterrupt:  # at the prompt, or just after an answer has ended
             print()
             if leaving and not lines and not _typed():
                 print("(left)")
@@ -84,14 +88,14 @@ class Chat:
         self.messages = generation.opening(args)
 
     def greeting(self) -> str:
-        """The model's name, and where to go on."""
+        """The model's name, and the command that lists the others."""
         path = Path(self.args.model).absolute().name if self.args.model else EMBEDDED_NAME
         name = getattr(self.args, "asked_for", path)
-        toy = [generation.TOY] if generation.is_embedded(self.model) else []
+        toy = [embedded.TOY] if embedded.is_embedded(self.model) else []
         return "\n".join(map(wrapped, [f"{name} · /help lists the commands", *toy]))
 
     def take(self, text: str) -> None:
-        """Obey a command or answer a message; what is wrong with it is told in one line."""
+        """Run a command or answer a message; an error is reported, and the chat goes on."""
         try:
             if text.startswith("/"):
                 self._command(*text[1:].split(maxsplit=1))
@@ -113,15 +117,15 @@ class Chat:
             if "context" not in str(error) or self.messages == generation.opening(self.args):
                 raise
             raise ValueError(f"{error}, or /clear the conversation") from error
-        if answer.reply is None:  # it was left in the midst of a step
+        if answer.reply is None:  # a step was interrupted: the engine cannot go on
             self.engine = None
-        if hint := generation.unsettled(answer, self.model, "/steps"):
-            print(f"sfumato: hint: {hint}", file=sys.stderr)
         if answer.interrupted:
             print("(interrupted)")
+        elif hint := embedded.remark(answer, self.model, "/steps"):
+            tell("hint", hint)
         if sys.stdin.isatty():
             print()
-        # What was committed before Ctrl-C was said, and stays; a turn without words does not.
+        # Text that was committed before Ctrl-C stays in the conversation; an empty turn does not.
         if answer.text:
             self.messages = [*messages, {"role": "assistant", "content": answer.text}]
 
@@ -152,13 +156,13 @@ class Chat:
             text = json.dumps(self.messages, ensure_ascii=False, indent=2) + "\n"
             Path(value).expanduser().write_text(text, encoding="utf-8")
         elif name == "help":
-            print(HELP)
+            print(help_text())
 
 
 def _read(lines: list[str]) -> str:
-    """A message of one or more lines; the prompt shows only where somebody types.
+    """A message of one or more lines; a prompt is shown at a terminal only.
 
-    `lines` is empty, and has the lines so far when Ctrl-C comes in between.
+    `lines` is empty at first, and has the lines so far if Ctrl-C interrupts the reading.
     """
     prompts = ("› ", "… ") if sys.stdin.isatty() else ("", "")
     lines.append(input(prompts[0]))
@@ -175,6 +179,6 @@ def _edit_lines() -> None:
 
 
 def _typed() -> str:
-    """What stands on the line that is being edited, as far as that can be known."""
+    """The text of the line that is being edited; empty where Python has no line editor."""
     readline = sys.modules.get("readline")
     return readline.get_line_buffer() if readline else ""

@@ -50,7 +50,7 @@ COMMANDS = (
     Command("demo", "watch the embedded model solve a Sudoku and answer questions"),
     Command(
         "inspect",
-        "tell what is in a checkpoint, without loading it",
+        "list what is in a checkpoint, without loading it",
         (Argument("path", _CHECKPOINT, Path()),),
     ),
     Command(
@@ -61,14 +61,14 @@ COMMANDS = (
             Argument("out", "a file that ends in .gguf, or else a folder of safetensors"),
         ),
     ),
-    Command("doctor", "tell whether DiffusionGemma fits this machine, and how fast it is"),
+    Command("doctor", "estimate whether DiffusionGemma fits this machine, and how fast it is"),
     Command(
         "pull",
         "download a model; without a name, list what is published",
         (Argument("name", "hf:owner/name, or hf:owner/name:file", count="?"),),
     ),
-    Command("train", "train a model by a recipe", module="tune"),
-    Command("eval", "measure a model on its recipe's held-out tasks", module="tune"),
+    Command("train", "train a model by a recipe"),
+    Command("eval", "measure a model on its recipe's held-out tasks", module="train"),
     Command("bench", "measure how fast a model, or a server, is"),
     Command(
         "completion",

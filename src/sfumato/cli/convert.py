@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import argparse
-import sys
 from collections import Counter
 
 from rich.console import Console
 from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TimeRemainingColumn
 
+from sfumato.cli.notes import tell
 from sfumato.cli.units import size
 from sfumato.convert import Converted, convert
 
@@ -29,7 +29,7 @@ def main(args: argparse.Namespace) -> int:
             progress=lambda count, total: bar.update(task, completed=count, total=total),
         )
     for note in done.notes:
-        print(f"sfumato: note: {note}", file=sys.stderr)
+        tell("note", note)
     print(summary(done))
     return 0
 

@@ -1,4 +1,4 @@
-"""`sfumato demo`: the embedded model at work, for somebody who has just installed it."""
+"""`sfumato demo`: the embedded model at work, for a user who has just installed the package."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from rich.console import Console
 from rich.text import Text
 
 import sfumato
-from sfumato.cli import INTERRUPTED, generation
+from sfumato.cli import INTERRUPTED, embedded, generation
 from sfumato.cli.notes import wrapped
 from sfumato.cli.view import board, canvas
 from sfumato.cli.view.display import is_visual
@@ -42,7 +42,7 @@ def main(args: argparse.Namespace) -> int:
     puzzle, first = sudoku.to_text(cells), _request(sudoku.prompt(cells), args.seed)
     engine = generation.engine(model, first)
     console = Console(highlight=False)
-    print(wrapped(generation.TOY) + "\n\nA hard Sudoku that was kept out of training:\n")
+    print(wrapped(embedded.TOY) + "\n\nA hard Sudoku that was kept out of training:\n")
     console.print(*board.puzzle(puzzle), sep="\n")
     print()
 
@@ -52,6 +52,9 @@ def main(args: argparse.Namespace) -> int:
         print()
         return None if answer.interrupted else answer.text
 
+    visual = is_visual() and not args.no_visual
+    if not visual:  # otherwise the solution appears in a grid of its own
+        print("The model's solution, row by row:\n")
     solution = ask(first, board.BoardView(model.tokenizer.decode, puzzle))
     if solution is None:
         return INTERRUPTED
@@ -61,7 +64,7 @@ def main(args: argparse.Namespace) -> int:
         print(f"› {question}\n")
         if ask(_request(question, args.seed)) is None:
             return INTERRUPTED
-    if is_visual() and not args.no_visual:
+    if visual:
         console.print(Text("Colours: ") + COLOURS)
         print()
     print(wrapped('Your turn: sfumato run "…", sfumato chat, or -m PATH for a large model.'))

@@ -24,32 +24,32 @@ from sfumato.engine.device_memory import Budget, budget
 from sfumato.model.placement import SMALL, device_memory, pick_device
 
 LEAST_WIDTH = 40
-WHOLE = 0.9  # of a core: a probe that had as much was not held up
+WHOLE = 0.9  # of a core: a probe that had as much was not delayed
 
 
 def main(args: argparse.Namespace) -> int:
     """Measure for a few seconds, and print."""
-    found = facts()
+    findings = facts()
     if args.json:
-        print(json.dumps(found, indent=2))
+        print(json.dumps(findings, indent=2))
         return 0
     width = max(LEAST_WIDTH, shutil.get_terminal_size((80, 24)).columns)
-    lines = [*verdict(found), "", *formats_table(found["formats"]), *notes(found)]
+    lines = [*verdict(findings), "", *formats_table(findings["formats"]), *notes(findings)]
     print("\n".join(wrapped for line in lines for wrapped in _wrap(line, width)))
     if args.verbose:
-        print("\n" + "\n".join(detail(found, width)))
+        print("\n" + "\n".join(detail(findings, width)))
     return 0
 
 
 def facts() -> dict[str, Any]:
-    """Everything that is said, as plain values: sizes in bytes, speeds in units a second."""
+    """All facts of the report as plain values: sizes in bytes, speeds in units a second."""
     device, cores = pick_device(), machine.usable_cores()
-    there = budget(device)
+    free_memory = budget(device)
     total = device_memory(device)
     limit = machine.memory_limit() if device.type == "cpu" else None
     measured = measure(device, cores)
-    whole = min((n for n in (total, limit) if n is not None), default=None)
-    formats = entries(measured, there, whole)
+    usable = min((n for n in (total, limit) if n is not None), default=None)
+    formats = entries(measured, free_memory, usable)
     return {
         "sfumato": __version__,
         "python": platform.python_version(),
@@ -75,15 +75,17 @@ def facts() -> dict[str, Any]:
         "speed": {"device": measured.device, **measured.speed},
         "rounds": measured.rounds,
         "busy": {"is": measured.busy, "load": measured.load, "share": measured.share},
-        "budget": None if there is None else {"bytes": there.nbytes, "source": there.source},
-        "usable": whole,
+        "budget": free_memory and {"bytes": free_memory.nbytes, "source": free_memory.source},
+        "usable": usable,
         "formats": formats,
         "best": best(formats),
         "least_s": least_seconds(measured.speed, catalog.PUBLISHED[0].nbytes),
     }
 
 
-def entries(measured: Measured, there: Budget | None, whole: int | None) -> list[dict[str, Any]]:
+def entries(
+    measured: Measured, free_memory: Budget | None, usable: int | None
+) -> list[dict[str, Any]]:
     """Each published format: whether it fits, and a step's time."""
     return [
         {
@@ -91,20 +93,20 @@ def entries(measured: Measured, there: Budget | None, whole: int | None) -> list
             "name": entry.name,
             "download": entry.nbytes,
             "memory": entry.memory,
-            "fits": fits(entry.memory, there, whole),
+            "fits": fits(entry.memory, free_memory, usable),
             "step_s": step_seconds(measured.speed, measured.device, entry.format, entry.nbytes),
         }
         for entry in catalog.PUBLISHED
     ]
 
 
-def fits(need: float, there: Budget | None, whole: int | None) -> str:
+def fits(need: float, free_memory: Budget | None, usable: int | None) -> str:
     """ "yes"; "not now" where other programs hold what it needs; "no"; or "unknown"."""
-    if there is None:
+    if free_memory is None:
         return "unknown"
-    if need <= there.nbytes:
+    if need <= free_memory.nbytes:
         return "yes"
-    return "not now" if whole is not None and need <= whole else "no"
+    return "not now" if usable is not None and need <= usable else "no"
 
 
 def best(formats: list[dict[str, Any]]) -> str | None:
@@ -114,32 +116,34 @@ def best(formats: list[dict[str, Any]]) -> str | None:
 
 def devices() -> list[dict[str, Any]]:
     """Accelerators that torch can use; none is not an error."""
-    found: list[dict[str, Any]] = []
+    accelerators: list[dict[str, Any]] = []
     for index in range(torch.cuda.device_count()):
         free, total = torch.cuda.mem_get_info(index)
         name = torch.cuda.get_device_name(index)
-        found.append({"device": f"cuda:{index}", "name": name, "memory": total, "free": free})
+        accelerators.append(
+            {"device": f"cuda:{index}", "name": name, "memory": total, "free": free}
+        )
     if torch.backends.mps.is_available():
-        found.append({"device": "mps", "name": "Apple GPU", "memory": None, "free": None})
-    return found
+        accelerators.append({"device": "mps", "name": "Apple GPU", "memory": None, "free": None})
+    return accelerators
 
 
-def verdict(found: dict[str, Any]) -> list[str]:
-    """The answer, in a few sentences."""
-    smallest, there = found["formats"][0], found["budget"]
-    taken = next((f for f in found["formats"] if f["format"] == found["best"]), None)
+def verdict(findings: dict[str, Any]) -> list[str]:
+    """Whether the model fits and how fast it is, in two or three sentences."""
+    smallest, budget = findings["formats"][0], findings["budget"]
+    taken = next((f for f in findings["formats"] if f["format"] == findings["best"]), None)
     if taken is None:
-        free = f"{size(there['bytes'])} of memory are free" if there else "too little is free"
+        free = f"{size(budget['bytes'])} of memory are free" if budget else "too little is free"
         return [
             f"{catalog.MODEL} does not fit{_now(smallest)}: {smallest['format']}, the smallest, "
-            f"needs {size(smallest['memory'])}, and {free} on {_place(found['runs_on'])}.",
+            f"needs {size(smallest['memory'])}, and {free} on {_place(findings['runs_on'])}.",
             "`sfumato demo` shows the small model that is part of this package.",
         ]
     step = taken["step_s"]
     low, high = (seconds(count * step) for count in catalog.STEPS)
     lines = [
         f"{catalog.MODEL} fits: take {taken['format']}, about {seconds(step)} a step on "
-        f"{_place(found['runs_on'])}.",
+        f"{_place(findings['runs_on'])}.",
         f"A text of 256 tokens takes {catalog.STEPS[0]} to {catalog.STEPS[1]} steps: {low} to "
         f"{high}.",
     ]
@@ -162,11 +166,11 @@ def formats_table(formats: list[dict[str, Any]]) -> list[str]:
     return table(rows)
 
 
-def notes(found: dict[str, Any]) -> list[str]:
-    """What the figures are, and what to do next."""
-    lines, busy = [""], found["busy"]
+def notes(findings: dict[str, Any]) -> list[str]:
+    """Where the figures come from, and the next command."""
+    lines, busy = [""], findings["busy"]
     if busy["is"]:
-        cores = found["cpu"]["cores"]
+        cores = findings["cpu"]["cores"]
         why = [f"load {busy['load']:.1f} on {cores} cores"] if busy["load"] else []
         if busy["share"] < WHOLE:
             why.append(f"a probe got {busy['share']:.0%} of a core")
@@ -177,47 +181,50 @@ def notes(found: dict[str, Any]) -> list[str]:
         )
     else:
         lines.append("The times are estimates from short probes of this machine.")
-    threads, cores = found["cpu"]["torch_threads"], found["cpu"]["cores"]
-    if found["runs_on"] == "cpu" and threads < cores:
+    threads, cores = findings["cpu"]["torch_threads"], findings["cpu"]["cores"]
+    if findings["runs_on"] == "cpu" and threads < cores:
         limit = "OMP_NUM_THREADS" if "OMP_NUM_THREADS" in os.environ else "torch"
         lines.append(f"They are for {threads} of {cores} cores, to which {limit} limits threads.")
-    if found["best"] is not None:
-        taken = next(f for f in found["formats"] if f["format"] == found["best"])
-        disk = f"; {size(free)} of disk are free" if (free := found["disk_free"]) else ""
+    if findings["best"] is not None:
+        taken = next(f for f in findings["formats"] if f["format"] == findings["best"])
+        disk = f"; {size(free)} of disk are free" if (free := findings["disk_free"]) else ""
         lines.append(f"Get it ({size(taken['download'])}{disk}):")
         lines.append(f"  sfumato pull {taken['name']}")
     return lines
 
 
 def seconds(value: float) -> str:
-    """Two significant digits, for a guess deserves no more: 0.37 s, 8.1 s, 94 s, 6.5 min."""
+    """Two significant digits, as an estimate has: 0.37 s, 8.1 s, 94 s, 6.5 min."""
     if value < 99.5:
         return f"{value:.2g} s" if value < 9.95 else f"{value:.0f} s"
     return f"{value / 60:.1f} min" if value < 570 else f"{value / 60:.0f} min"
 
 
-def detail(found: dict[str, Any], width: int) -> list[str]:
+def detail(findings: dict[str, Any], width: int) -> list[str]:
     """What the machine has, and what was measured, for people."""
-    cpu, speed = found["cpu"], found["speed"]
+    cpu, speed = findings["cpu"], findings["speed"]
     accelerators = [
         f"{d['device']}: {d['name']}" + (f", {size(d['free'])} free" if d["free"] else "")
-        for d in found["devices"]
+        for d in findings["devices"]
     ]
-    memory = (f"{k.replace('_', ' ')} {size(v)}" for k, v in found["memory"].items() if v)
+    memory = (f"{k.replace('_', ' ')} {size(v)}" for k, v in findings["memory"].items() if v)
     rows = [
-        ("sfumato", f"{found['sfumato']}, Python {found['python']}, torch {found['torch']}"),
-        ("platform", found["platform"]),
+        (
+            "sfumato",
+            f"{findings['sfumato']}, Python {findings['python']}, torch {findings['torch']}",
+        ),
+        ("platform", findings["platform"]),
         ("cpu", f"{cpu['name']}, {cpu['cores']} cores, {cpu['torch_threads']} threads in torch"),
         ("features", " ".join(cpu["features"]) or "unknown"),
         ("memory", ", ".join(memory)),
         ("accelerators", "; ".join(accelerators) or "none that torch can use"),
-        ("runs", f"on {found['runs_on']}; --dtype auto: {_dtypes(found['runs_on'])}"),
-        ("backend", f"on a CPU {found['backend']}: {found['backend_reason']}"),
-        ("compilers", "; ".join(found["compilers"].values()) or "none"),
-        ("measured", f"on {speed['device']}, medians of {found['rounds']}: {_speeds(speed)}"),
+        ("runs", f"on {findings['runs_on']}; --dtype auto: {_dtypes(findings['runs_on'])}"),
+        ("backend", f"on a CPU {findings['backend']}: {findings['backend_reason']}"),
+        ("compilers", "; ".join(findings["compilers"].values()) or "none"),
+        ("measured", f"on {speed['device']}, medians of {findings['rounds']}: {_speeds(speed)}"),
         (
             "bound",
-            f"{seconds(found['least_s'])} a step of {found['formats'][0]['format']} for any "
+            f"{seconds(findings['least_s'])} a step of {findings['formats'][0]['format']} for any "
             "program (the better of these rates for all of its arithmetic, or reading its weights)",
         ),
     ]
@@ -268,7 +275,7 @@ def _dtypes(device: str) -> str:
 
 
 def _wrap(line: str, width: int) -> list[str]:
-    """A sentence at the terminal's width; what is indented stays as it is."""
+    """A sentence in lines of the terminal's width; an indented line stays as it is."""
     if not line or line.startswith(" "):
         return [line]
     return textwrap.wrap(line, width, break_long_words=False, break_on_hyphens=False)

@@ -1,8 +1,8 @@
-"""Fetches files of a hub's repository into the hub's own local cache, and goes on where an
-interrupted download stopped.
+"""Downloads files of a hub's repository into the local cache of the hub's library, and resumes
+interrupted downloads.
 
-The library starts anew after an interrupt; so a large file is written to a file of a fixed name
-beside its place in the cache, which the next attempt continues. Knows no models.
+The library would start again from the beginning. So a large file is written to a file of a fixed
+name beside its place in the cache, and the next attempt continues that file. Knows no models.
 """
 
 from __future__ import annotations
@@ -25,26 +25,26 @@ _CHUNK = 1 << 20
 
 
 def missing(listing: Listing, names: list[str]) -> int:
-    """Bytes that are still to be fetched."""
+    """Bytes that are still to be downloaded."""
     return sum(listing.sizes[name] - _held(listing, name) for name in names)
 
 
 def download(listing: Listing, names: list[str], reference: Reference) -> Path:
-    """Fetches these files, one after another; returns the model's path. Raises ValueError or
-    OSError; after any of them, and after Ctrl-C, a second call goes on."""
+    """Downloads these files, one after another; returns the model's path. Raises ValueError or
+    OSError; after an error or Ctrl-C a second call resumes the download."""
     library = hub.library()
     with hub.explained(reference):
         for name in names:
             if _resumable(listing, name) and not _cached(listing, name):
                 _fetch(library, listing, name)
-            # Takes what lies in the cache, makes it known there, and fetches the small files.
+            # Registers a file that is in the cache, and downloads the small files.
             place = Path(library.hf_hub_download(listing.repo, name, revision="main"))
     depth = names[-1].count("/")
     return hub.path_of(place.parents[depth], names)
 
 
 def _held(listing: Listing, name: str) -> int:
-    """Bytes of a file that are here already."""
+    """Bytes of a file that are already downloaded."""
     if _cached(listing, name):
         return listing.sizes[name]
     if not _resumable(listing, name):
@@ -77,7 +77,7 @@ def _part(blob: Path) -> Path:
 
 
 def _fetch(library: Any, listing: Listing, name: str) -> None:
-    """Puts a file's bytes where the cache looks for them."""
+    """Downloads a file to its place in the cache."""
     blob, expected = _blob(listing, name), listing.sizes[name]
     part = _part(blob)
     blob.parent.mkdir(parents=True, exist_ok=True)
@@ -85,7 +85,7 @@ def _fetch(library: Any, listing: Listing, name: str) -> None:
     locks.mkdir(parents=True, exist_ok=True)
     lock = importlib.import_module("huggingface_hub.utils").WeakFileLock
     with lock(str(locks / f"{blob.name}.lock")):
-        if blob.exists():  # another process was quicker
+        if blob.exists():  # another process has downloaded it
             return
         held = part.stat().st_size if part.exists() else 0
         if held > expected:

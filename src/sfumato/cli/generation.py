@@ -1,14 +1,12 @@
 """From options to a loaded model and one shown reply: what `run`, `chat` and `demo` share.
 
-Replies come of an engine that has no thread: whoever shows them calls `step()` in between.
+Replies come from an engine without a thread: the code that shows a reply calls `step()` itself.
 """
 
 from __future__ import annotations
 
 import argparse
-import signal
 import sys
-import threading
 from collections import deque
 from collections.abc import Callable, Generator, Iterator
 from contextlib import closing, contextmanager
@@ -20,17 +18,17 @@ from rich.console import Console
 from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TimeRemainingColumn
 
 import sfumato
-from sfumato.api import EMBEDDED
+from sfumato.cli import interrupt, notes
 from sfumato.cli.arguments import label
+from sfumato.cli.decoding import sampler_options
+from sfumato.cli.interrupt import Presses
 from sfumato.cli.view.canvas import CanvasView
 from sfumato.cli.view.display import Display, Live, Plain, Silent, is_visual
-from sfumato.diffusion.config import MOST_STEPS
 from sfumato.diffusion.noise import Noise
 from sfumato.engine import Engine, EngineConfig, EngineError, Failed, Finished, Request, TooLarge
 from sfumato.engine.request import prepare, seams_of
 from sfumato.model.cache import snapshot_bytes
-from sfumato.options import DEVICES
-from sfumato.server.examples import CANNOT
+from sfumato.options import DEVICES, MOST_STEPS
 
 if TYPE_CHECKING:
     from sfumato.api import Model, Reply
@@ -40,19 +38,15 @@ Message = dict[str, Any]
 
 TINY = 256  # hidden size
 PAUSE_S = 0.4  # that a frame of a slow display stays
-TOY = (
-    "The embedded model is a toy: it solves 4x4 Sudoku and answers a fixed set of simple questions "
-    "(docs/embedded-model.md). -m PATH loads a real model."
-)
-LARGE = 100e6  # bytes; less is loaded before anybody wonders
+LARGE = 100e6  # bytes; a smaller checkpoint is loaded at once
 
 
 @dataclass(frozen=True)
 class Answer:
-    """What one request came to."""
+    """The result of one request."""
 
-    reply: Reply | None  # None where a second Ctrl-C did not let it end
-    text: str  # the reply's, or what of it was committed
+    reply: Reply | None  # None where a second Ctrl-C ended it at once
+    text: str  # of the reply, or the part that was committed
     interrupted: bool  # whether Ctrl-C was pressed
     account: Account | None = None  # the reply's
 
@@ -62,12 +56,12 @@ def load(args: argparse.Namespace) -> Model:
     check_device(args.device, label(args, "device"))
     if args.threads:
         torch.set_num_threads(args.threads)  # the compiled operations take as many
-    with _progress() as told:
+    with _progress() as progress:
         model = sfumato.load(
             args.model,
             device=args.device,
             dtype=args.dtype,
-            progress=told,
+            progress=progress,
             activations=args.activations,
             quantize=args.quantize,
         )
@@ -77,12 +71,12 @@ def load(args: argparse.Namespace) -> Model:
 
 
 def check_device(name: str, given: str = "--device") -> None:
-    """Raises ValueError for what is no device anywhere; whether it is here, loading will tell.
+    """Raises ValueError for a name that is no device; loading says whether this machine has it.
 
-    given: where the name comes from."""
+    given: where the name comes from, for the message."""
     try:
         torch.device("cpu" if name == "auto" else name)
-    except RuntimeError:  # its message lists much that never ran a model
+    except RuntimeError:  # its message lists many devices that cannot run a model
         raise ValueError(f"{given}: {name!r} is none of {DEVICES}") from None
 
 
@@ -95,8 +89,8 @@ def spare_threads(model: Model) -> None:
 
 @contextmanager
 def _progress() -> Iterator[Callable[[int, int], None]]:
-    """Tells a terminal how much of a large checkpoint has been loaded, and how long the rest may
-    take, on a line that is gone afterwards."""
+    """Shows at a terminal how much of a large checkpoint is loaded and how long the rest may take,
+    on a line that is erased at the end."""
     console, quiet = Console(stderr=True), not sys.stderr.isatty()
     columns = (TextColumn("loading"), BarColumn(), DownloadColumn(), TimeRemainingColumn())
     with Progress(*columns, console=console, transient=True, disable=quiet) as bar:
@@ -107,31 +101,16 @@ def _progress() -> Iterator[Callable[[int, int], None]]:
 
 
 def request(args: argparse.Namespace, messages: list[Message]) -> Request:
-    """What the options ask for. Raises ValueError for a wrong one."""
-    sampler = sfumato.SamplerConfig().options(
-        max_steps=args.steps,
-        sampler=args.sampler,
-        entropy_bound=args.entropy_bound,
-        temperature=args.temperature,
-        top_k=args.top_k,
-        top_p=args.top_p,
-        **approximations(args),
-    )
+    """The request that the options describe. Raises ValueError for a wrong option."""
     return Request(
         messages=messages,
         max_tokens=args.max_tokens,
         seed=args.seed,
-        sampler=sampler,
+        sampler=sfumato.SamplerConfig().options(**sampler_options(args)),
         thinking=args.thinking,
         stop=args.stop,
         drafts=True,
     )
-
-
-def approximations(args: argparse.Namespace) -> dict[str, Any]:
-    """The sampler's options that let the pass over the vocabulary be less than exact."""
-    few = args.soft_top_k
-    return {"soft_skip": args.soft_skip, "soft_top_k": few and sfumato.SoftTopK(*few)}
 
 
 def opening(args: argparse.Namespace) -> list[Message]:
@@ -159,26 +138,30 @@ def engine(model: Model, first: Request, context: int = 1, kept: int = 0) -> Eng
         )
         return Engine(model, config)
     except EngineError as error:
-        raise _told(str(error)) from error
+        raise _advised(str(error)) from error
 
 
 def answer(engine: Engine, request: Request, display: Display) -> Answer:
-    """Generate one reply and show it on the way. Raises ValueError where there is none.
+    """Generate one reply and show it on the way. Raises ValueError where the request fails.
 
     Ctrl-C ends it before the next step, with what was committed; a second one at once, which
     the engine may not survive.
     """
     committed: list[str] = []
     try:
-        with _ctrl_c() as pressed, display, closing(_events(engine, request, pressed)) as events:
+        with (
+            interrupt.counted() as presses,
+            display,
+            closing(_events(engine, request, presses)) as events,
+        ):
             for event in events:
                 if isinstance(event, Failed):
-                    raise _told(event.message)
+                    raise _advised(event.message)
                 if isinstance(event, Finished):
                     display.show(sfumato.Done(event.reply))
                     for warning in event.reply.warnings:
-                        print(f"sfumato: warning: {warning}", file=sys.stderr)
-                    reply, interrupted = event.reply, pressed.count > 0
+                        notes.tell("warning", warning)
+                    reply, interrupted = event.reply, presses.count > 0
                     return Answer(reply, reply.text, interrupted, event.account)
                 if isinstance(event, sfumato.Settled):
                     committed.append(event.text)
@@ -188,15 +171,16 @@ def answer(engine: Engine, request: Request, display: Display) -> Answer:
         return Answer(None, "".join(committed), True)
 
 
-def _events(engine: Engine, request: Request, pressed: _Pressed) -> Generator[Event, None, None]:
-    """A request's events. It is cancelled when Ctrl-C is pressed, and when nobody wants more."""
+def _events(engine: Engine, request: Request, presses: Presses) -> Generator[Event, None, None]:
+    """A request's events. The request is cancelled when Ctrl-C is pressed, and when the
+    caller takes no more events."""
     events: deque[Event] = deque()
     try:
         handle = engine.submit(request, events.append)
     except TooLarge as error:
-        raise _told(str(error)) from error
+        raise _advised(str(error)) from error
     try:
-        pressed.tell(handle.cancel)
+        presses.on_first(handle.cancel)
         while events or handle.terminal is None:
             if events:
                 yield events.popleft()
@@ -206,46 +190,10 @@ def _events(engine: Engine, request: Request, pressed: _Pressed) -> Generator[Ev
         handle.cancel()
 
 
-def _told(message: str) -> ValueError:
-    """What an engine complains of, with advice for somebody who has no server."""
+def _advised(message: str) -> ValueError:
+    """An engine's error, with the advice for a server replaced by that for the command line."""
     facts, advice, _ = message.partition("; lower --slots")
     return ValueError(f"{facts}; lower --max-tokens, or free some memory" if advice else facts)
-
-
-class _Pressed:
-    """Counts how often Ctrl-C was pressed; the second time it raises KeyboardInterrupt."""
-
-    def __init__(self) -> None:
-        self.count = 0
-        self._listen: Callable[[], None] = lambda: None
-
-    def __call__(self, *_: object) -> None:
-        self.count += 1
-        if self.count > 1:
-            raise KeyboardInterrupt
-        self._listen()
-
-    def tell(self, listen: Callable[[], None]) -> None:
-        """Calls `listen` the first time, which may have been already."""
-        self._listen = listen
-        if self.count:
-            listen()
-
-
-@contextmanager
-def _ctrl_c() -> Iterator[_Pressed]:
-    """Within, Ctrl-C is counted."""
-    pressed = _Pressed()
-    # Only the main thread may handle signals, and whoever ignores or handles this one has reasons.
-    usual = signal.getsignal(signal.SIGINT) is signal.default_int_handler
-    ours = usual and threading.current_thread() is threading.main_thread()
-    if ours:
-        signal.signal(signal.SIGINT, pressed)
-    try:
-        yield pressed
-    finally:
-        if ours:
-            signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
 def display(
@@ -273,25 +221,4 @@ def noise(model: Model, seed: int) -> Callable[[int], list[int]]:
     config = model.config
     return lambda canvas: (
         Noise(seed, canvas).tokens(0, config.canvas_length, config.vocab_size).tolist()
-    )
-
-
-def is_embedded(model: Model) -> bool:
-    """Whether it is the model in the package."""
-    return model.path == EMBEDDED
-
-
-def unsettled(answer: Answer, model: Model, raises: str = "--steps") -> str | None:
-    """What to know of canvases that ran out of steps; None where there are none.
-
-    raises: what raises the limit.
-    """
-    if answer.reply is None or "step_cap" not in answer.reply.stats.convergence:
-        return None
-    if is_embedded(model):
-        return CANNOT
-    stats = answer.reply.stats
-    return (
-        f"the text may be unsettled: {stats.convergence.count('step_cap')} of {stats.canvases} "
-        f"canvases hit the step cap ({max(stats.steps)}); {raises} raises it"
     )

@@ -58,11 +58,11 @@ class Listing:
 
 
 class Unreachable(ValueError):
-    """The hub does not answer."""
+    """The hub does not answer, or may not be asked."""
 
 
 def parse(text: str) -> Reference:
-    """Raises ValueError for what is no such name."""
+    """The repository and file of a name. Raises ValueError where the text is no such name."""
     repo, _, file = text.removeprefix(PREFIX).partition(":")
     parts = file.split("/")
     if not _REPO.fullmatch(repo) or (file and not all(parts)) or ".." in parts or len(file) > 400:
@@ -73,20 +73,20 @@ def parse(text: str) -> Reference:
 def library() -> Any:
     """The hub's library. Raises ValueError, which says what to install, where it is missing."""
     try:
-        found = importlib.import_module("huggingface_hub")
+        module = importlib.import_module("huggingface_hub")
         importlib.import_module("huggingface_hub.utils")
     except ImportError:
         raise ValueError(
             f"{PREFIX} names need the package huggingface_hub, which is not installed; "
             f"{sys.executable} -m pip install huggingface_hub"
         ) from None
-    return found
+    return module
 
 
 def resolve(args: argparse.Namespace) -> None:
-    """Puts a path in the place of every `hf:` name among the options, and downloads what is not
-    here yet. Raises ValueError or OSError where that cannot be."""
-    if getattr(args, "url", None):  # what -m names there, a server has
+    """Replaces every `hf:` name among the options by a path, and downloads what is not in the
+    local cache. Raises ValueError or OSError where a download fails or would not fit."""
+    if getattr(args, "url", None):  # there -m is the server's name of a model
         return
     if getattr(args, "random_weights", None):  # SFUMATO_MODEL is for other runs
         return
@@ -99,32 +99,34 @@ def resolve(args: argparse.Namespace) -> None:
             quantize, device = getattr(args, "quantize", None), getattr(args, "device", "auto")
             path = local(reference) or pull.fetch(reference, quantize, device)
             setattr(args, name, str(path))
-            args.asked_for = given  # a snapshot's path says little
-            if getattr(args, "name", "") is None:  # a snapshot's folder is no name for clients
+            args.asked_for = given  # for messages: the path of a snapshot is only a hash
+            if (
+                getattr(args, "name", "") is None
+            ):  # for clients: the folder of a snapshot is only a hash
                 args.name = path.name if path.is_file() else reference.repo.split("/")[1]
 
 
 def local(reference: Reference) -> Path | None:
-    """The model in the local cache, whole; None where it is not there. Needs no network."""
+    """The path of a complete model in the local cache, or None. Needs no network."""
     folder = cache_folder(reference.repo)
     try:
         revision = (folder / "refs" / "main").read_text(encoding="ascii").strip()
     except (OSError, ValueError):
         return None
     snapshot = folder / "snapshots" / revision
-    found = {
+    sizes = {
         path.relative_to(snapshot).as_posix(): path.stat().st_size
         for path in sorted(snapshot.rglob("*"))
         if path.is_file()
     }
     try:
-        names = choose(Listing(reference.repo, revision, found), reference, loosely=False)
+        names = choose(Listing(reference.repo, revision, sizes), reference, loosely=False)
         path = path_of(snapshot, names)
         if path.is_dir():
             locate(path)
             if not {"config.json", "tokenizer.json"} <= set(names):
                 return None
-    except ValueError:  # incomplete, or it takes the hub to say which
+    except ValueError:  # incomplete, or only the hub knows which file is meant
         return None
     return path
 
@@ -142,18 +144,19 @@ def path_of(snapshot: Path, names: list[str]) -> Path:
 
 
 def remote(reference: Reference) -> Listing:
-    """What the hub says of a repository. Raises ValueError; Unreachable where it is silent."""
+    """The hub's list of a repository's files. Raises ValueError; Unreachable where the hub does not
+    answer."""
     hub = library()
     with explained(reference):
-        found = hub.HfApi().model_info(reference.repo, files_metadata=True, timeout=30)
-    config, gguf = _object(found.config), _object(found.gguf)
+        info = hub.HfApi().model_info(reference.repo, files_metadata=True, timeout=30)
+    config, gguf = _object(info.config), _object(info.gguf)
     quantized = _object(config.get("quantization_config")).get("quant_method")
     architecture = gguf.get("architecture") or config.get("model_type")
-    # A name may come to a terminal, where what is not printable could do harm.
-    files = [file for file in found.siblings or [] if file.rfilename.isprintable()]
+    # Names are printed: control characters could change the terminal.
+    files = [file for file in info.siblings or [] if file.rfilename.isprintable()]
     return Listing(
         reference.repo,
-        str(found.sha),
+        str(info.sha),
         {file.rfilename: max(0, int(file.size or 0)) for file in files},
         {file.rfilename: file.lfs.sha256 for file in files if file.lfs},
         None if architecture is None else str(architecture)[:40],
@@ -182,21 +185,21 @@ def choose(listing: Listing, reference: Reference, loosely: bool = True) -> list
             )
         if tensors:
             return [*(n for n in BESIDE if n in listing.sizes), *tensors]
-    found = ggufs if wanted is None else _matching(ggufs, wanted, loosely)
-    if len(found) != 1:
-        several = f"{len(found)} files match" if found else "no such file"
+    matches = ggufs if wanted is None else _matching(ggufs, wanted, loosely)
+    if len(matches) != 1:
+        several = f"{len(matches)} files match" if matches else "no such file"
         if wanted is None:
-            several = f"holds {len(found)} GGUF files" if found else "holds no weights to read"
+            several = f"holds {len(matches)} GGUF files" if matches else "holds no weights to read"
         raise ValueError(
-            f"{reference}: {several}; {_files(listing, found or ggufs)}"
+            f"{reference}: {several}; {_files(listing, matches or ggufs)}"
             + (f"; name one, as hf:{listing.repo}:{Path(ggufs[0]).name}" if ggufs else "")
         )
-    if part := _PART.search(found[0]):
+    if part := _PART.search(matches[0]):
         raise ValueError(
-            f"{reference}: {found[0]} is one of {int(part[1])} parts, and only whole files are "
+            f"{reference}: {matches[0]} is one of {int(part[1])} parts, and only whole files are "
             "read; choose another format, or merge the parts into one file"
         )
-    return found
+    return matches
 
 
 def _tensors(names: list[str]) -> list[str]:
@@ -215,8 +218,8 @@ def _matching(names: list[str], wanted: str, loosely: bool) -> list[str]:
         lambda name: ends.search(name),
         lambda name: loosely and wanted.lower() in name.lower(),
     ):
-        if found := [name for name in names if fits(name)]:
-            return found
+        if matches := [name for name in names if fits(name)]:
+            return matches
     return []
 
 

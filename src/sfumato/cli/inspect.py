@@ -28,12 +28,12 @@ CONTEXTS = (4096, 32768, 131072, 262144)
 def main(args: argparse.Namespace) -> int:
     """Print the findings. Raises CheckpointError or OSError where there is no checkpoint."""
     checkpoint = open_checkpoint(args.path)
-    found = facts(checkpoint, args.quantize)
+    summary = facts(checkpoint, args.quantize)
     listed = _listing(checkpoint.tensors) if args.tensors else []
     if args.json:
-        print(json.dumps(found | ({"list": listed} if listed else {}), indent=2))
+        print(json.dumps(summary | ({"list": listed} if listed else {}), indent=2))
         return 0
-    print("\n".join(report(found)))
+    print("\n".join(report(summary)))
     if listed:
         rows = [
             (t["name"], t["format"], "×".join(map(str, t["shape"])) or "1", size(t["bytes"]))
@@ -44,10 +44,10 @@ def main(args: argparse.Namespace) -> int:
 
 
 def facts(checkpoint: Checkpoint, quantize: str | None = None) -> dict[str, Any]:
-    """All that is told, as plain values; sizes in bytes. The memory is that of the checkpoint
-    quantized at load, where `quantize` says to what."""
+    """All facts of the report as plain values; sizes in bytes. quantize: the format to which the
+    checkpoint would be quantized as it is loaded, for the memory."""
     tensors = checkpoint.tensors.values()
-    found: dict[str, Any] = {
+    summary: dict[str, Any] = {
         "path": str(checkpoint.path),
         "kind": checkpoint.kind,
         "architecture": _architecture(checkpoint),
@@ -63,12 +63,12 @@ def facts(checkpoint: Checkpoint, quantize: str | None = None) -> dict[str, Any]
         config = config_of(checkpoint)
         checkpoint.check_tensors(expected_shapes(config))
     except ValueError as error:
-        return found | {"runs": False, "why_not": " ".join(str(error).split())}
+        return summary | {"runs": False, "why_not": " ".join(str(error).split())}
     device = pick_device()
     if quantize:
         checkpoint = quantized_on_load(checkpoint, quantize, device)
     needs = memory(checkpoint, config, device) | {"quantize": quantize}
-    return found | {"runs": True, "config": asdict(config), "memory": needs}
+    return summary | {"runs": True, "config": asdict(config), "memory": needs}
 
 
 def memory(checkpoint: Checkpoint, config: ModelConfig, device: torch.device) -> dict[str, Any]:
@@ -110,21 +110,21 @@ def _listing(tensors: Mapping[str, TensorInfo]) -> list[dict[str, Any]]:
     ]
 
 
-def report(found: dict[str, Any]) -> list[str]:
+def report(summary: dict[str, Any]) -> list[str]:
     """The facts as lines for people."""
     lines = [
-        f"{found['path']}: {found['kind']}, {found['architecture']}",
-        f"{found['tensors']} tensors, {size(found['bytes'])}",
+        f"{summary['path']}: {summary['kind']}, {summary['architecture']}",
+        f"{summary['tensors']} tensors, {size(summary['bytes'])}",
         *table(
             (name, f"{share['tensors']} tensors", size(share["bytes"]))
-            for name, share in found["formats"].items()
+            for name, share in summary["formats"].items()
         ),
     ]
-    if vision := found["vision"]["tensors"]:
-        lines.append(f"vision, kept aside: {vision} tensors, {size(found['vision']['bytes'])}")
-    if not found["runs"]:
-        return [*lines, f"cannot run: {found['why_not']}"]
-    return [*lines, *_shape(found["config"]), *_needs(found["memory"])]
+    if vision := summary["vision"]["tensors"]:
+        lines.append(f"vision, kept aside: {vision} tensors, {size(summary['vision']['bytes'])}")
+    if not summary["runs"]:
+        return [*lines, f"cannot run: {summary['why_not']}"]
+    return [*lines, *_shape(summary["config"]), *_needs(summary["memory"])]
 
 
 def _shape(config: dict[str, Any]) -> list[str]:

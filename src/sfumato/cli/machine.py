@@ -30,7 +30,7 @@ _FEATURES = (
 
 
 def cpu_name() -> str:
-    """The processor's model name, or its architecture where the system does not tell."""
+    """The processor's model name, or its architecture where the system does not say."""
     return _cpuinfo("model name") or platform.processor() or platform.machine()
 
 

@@ -1,6 +1,6 @@
-"""Lines for people at a terminal, on standard error: what is being waited for, and how far it is.
+"""Lines on standard error: messages, and at a terminal also what is waited for and how far it is.
 
-Where standard error is no terminal, there are none. Knows no models.
+Knows no models.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ _LOADING = "loading …"
 
 @contextmanager
 def loading() -> Iterator[None]:
-    """Says so within, on a line that is gone afterwards."""
+    """Shows "loading …" at a terminal, on a line that is erased at the end."""
     shown = sys.stderr.isatty()
     if shown:
         print(_LOADING, end="\r", file=sys.stderr, flush=True)
@@ -25,18 +25,36 @@ def loading() -> Iterator[None]:
             print(" " * len(_LOADING), end="\r", file=sys.stderr, flush=True)
 
 
-def wrapped(text: str) -> str:
-    """The text in lines that a terminal need not break within words."""
+def tell(kind: str, text: str) -> None:
+    """A message: "sfumato: error: …". In a file it is one line; at a terminal it is wrapped."""
+    print(message(f"sfumato: {kind}: {text}"), file=sys.stderr)
+
+
+def message(text: str) -> str:
+    """The text of a message for standard error, wrapped where that is a terminal."""
+    return wrapped(text) if sys.stderr.isatty() else text
+
+
+def wrapped(text: str, first: str = "", indent: str = "") -> str:
+    """The text in lines of a terminal's width, broken between words alone: a longer word, as a
+    path, can be copied. The first line begins with `first`, the others with `indent`."""
     import shutil
     import textwrap
 
-    return textwrap.fill(text, max(20, shutil.get_terminal_size().columns - 1))
+    return textwrap.fill(
+        text,
+        max(20, shutil.get_terminal_size().columns - 1),
+        initial_indent=first,
+        subsequent_indent=indent,
+        break_long_words=False,
+        break_on_hyphens=False,
+    )
 
 
 @contextmanager
 def progress(what: str) -> Iterator[Callable[[int, int], None]]:
     """Yields a function that takes how many of how many are done, and shows a bar and the time
-    left, which are gone afterwards."""
+    left, which are erased at the end."""
     if not sys.stderr.isatty():
         yield lambda done, total: None
         return

@@ -25,7 +25,7 @@ PANELS = ("Q4_K", "Q5_K", "Q6_K", "Q8_0", "BF16")
 """Formats whose products are timed, where there are compiled operations for them."""
 
 ROUNDS = 7
-ENOUGH_S = 3.0  # no further round after so many seconds; three there are always
+ENOUGH_S = 3.0  # no further round after so many seconds, but at least three
 CALM = 0.8  # the share of its time that a thread has on an idle machine, at least
 LOADED = 0.75  # processes that want to run, for each core: less is an idle machine
 TOGETHER = 0.9  # of their speed alone, what several threads have together
@@ -43,7 +43,7 @@ class Measured:
     speed: Speed  # medians, with all threads; of an idle machine, as far as that can be known
     rounds: int
     load: float | None  # processes that wanted to run in the minute before; None: not known
-    share: float  # of the time of a run, what the run really had; 1 on an idle machine
+    share: float  # processor time over elapsed time of a run; 1 on an idle machine
     cores: int
 
     @property
@@ -84,8 +84,8 @@ def measure(device: torch.device, cores: int) -> Measured:
 def _of_threads(speed: Speed, threads: int) -> Speed:
     """What so many threads do, each on a core of its own, from the speed of one."""
     each = TOGETHER * threads if threads > 1 else 1.0
-    found = {name: rate * each for name, rate in speed.items()}
-    return found | {"read_bytes": speed["read_bytes"] * min(threads, READERS)}
+    rates = {name: rate * each for name, rate in speed.items()}
+    return rates | {"read_bytes": speed["read_bytes"] * min(threads, READERS)}
 
 
 Works = dict[str, tuple[float, Callable[[], object]]]
@@ -115,7 +115,7 @@ def _rounds(works: Works, device: torch.device) -> tuple[Times, Times]:
 
 
 def _rates(works: Works, times: Times) -> Speed:
-    return {name: works[name][0] / statistics.median(found) for name, found in times.items()}
+    return {name: works[name][0] / statistics.median(seconds) for name, seconds in times.items()}
 
 
 def _count(times: Times) -> int:
@@ -141,8 +141,8 @@ def _works(device: torch.device) -> Works:
             x = torch.randn(CANVAS, columns).to(dtype if weight is None else torch.bfloat16)
             works[f"{format}_flops"] = 2.0 * CANVAS * rows * columns, _linear(x, packed)
             if format == "Q4_K":
-                few = 2.0 * EXPERT_ROWS * rows * columns
-                works["expert_flops"] = few, _linear(x[:EXPERT_ROWS], packed)
+                operations = 2.0 * EXPERT_ROWS * rows * columns
+                works["expert_flops"] = operations, _linear(x[:EXPERT_ROWS], packed)
     return works
 
 

@@ -1,4 +1,4 @@
-"""`sfumato pull`: a model from the hub, after a look at the disk and the memory there are."""
+"""`sfumato pull`: downloads a model, after a check of free disk and memory."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from sfumato import catalog
-from sfumato.cli import download, hub
+from sfumato.cli import download, hub, notes
 from sfumato.cli.hub import Listing, Reference
 from sfumato.cli.units import size
 
@@ -18,20 +18,19 @@ _SHARE = {"q4_k": 0.36, "q8_0": 0.55}
 
 
 def main(args: argparse.Namespace) -> int:
-    """Download, and print the path. Raises ValueError or OSError where that cannot be."""
+    """Download, and print the path. Raises ValueError or OSError where the download fails."""
     if args.name is None:
         print(catalog.advice())
         return 0
-    given = args.name if args.name.startswith(hub.PREFIX) else f"{hub.PREFIX}{args.name}"
-    reference = hub.parse(given)
+    reference = hub.parse(args.name)
     try:
         path = fetch(reference, force=args.force)
     except hub.Unreachable as error:
-        found = hub.local(reference)
-        if found is None:
+        cached = hub.local(reference)
+        if cached is None:
             raise
-        print(f"sfumato: note: {error}; it was downloaded before", file=sys.stderr)
-        path = found
+        notes.tell("note", f"{error}; it was downloaded before")
+        path = cached
     print(path)
     if sys.stdout.isatty():
         print(f'Run it: sfumato run -m {reference} "Why is the sky blue?"', file=sys.stderr)
@@ -44,9 +43,9 @@ def fetch(
     device: str = "auto",
     force: bool = False,
 ) -> Path:
-    """Downloads what is not here yet, if it will fit; returns the model's path.
+    """Downloads what is not in the local cache, if it fits; returns the model's path.
 
-    quantize: what float matrices are to become when the model is loaded, on that device. Raises
+    quantize: the format of float matrices once the model is loaded, on that device. Raises
     ValueError or OSError, also where disk or memory do not suffice, unless `force` is given.
     """
     listing = hub.remote(reference)
@@ -62,7 +61,7 @@ def fetch(
             f"`sfumato pull --force {reference}` does so all the same"
         )
     for reason in reasons:
-        print(f"sfumato: warning: {reason}", file=sys.stderr)
+        notes.tell("warning", reason)
     what = Path(names[0]).name if len(names) == 1 else f"{len(names)} files of {listing.repo}"
     print(f"sfumato: downloading {what}\nsfumato: {room}", file=sys.stderr)
     try:
@@ -87,9 +86,9 @@ def _unreadable(listing: Listing) -> list[str]:
 
 @dataclass(frozen=True)
 class Room:
-    """What a model takes, and what is free. Bytes."""
+    """Disk and memory that a model needs, and that are free. Bytes."""
 
-    whole: int
+    total: int
     remaining: int  # of it, to be downloaded
     disk: int
     folder: Path
@@ -112,7 +111,7 @@ class Room:
         return reasons
 
     def __str__(self) -> str:
-        rest = f" of {size(self.whole)}" if self.remaining < self.whole else ""
+        rest = f" of {size(self.total)}" if self.remaining < self.total else ""
         free = "" if self.memory is None else f" ({size(self.memory[0])} free)"
         return (
             f"{size(self.remaining)}{rest} ({size(self.disk)} of disk free); running it takes "
@@ -125,9 +124,9 @@ def look(
 ) -> Room:
     """What there is room for."""
     folder = hub.cache_folder(listing.repo)
-    there = next(path for path in (folder, *folder.parents) if path.exists())
-    whole = sum(listing.sizes[name] for name in names)
-    return Room(whole, remaining, shutil.disk_usage(there).free, there, need, _budget(device))
+    existing = next(path for path in (folder, *folder.parents) if path.exists())
+    total = sum(listing.sizes[name] for name in names)
+    return Room(total, remaining, shutil.disk_usage(existing).free, existing, need, _budget(device))
 
 
 def memory(listing: Listing, names: list[str], quantize: str | None) -> float:
@@ -144,5 +143,5 @@ def _budget(device: str) -> tuple[int, str] | None:
     from sfumato.engine.device_memory import budget
     from sfumato.model.placement import pick_device
 
-    found = budget(pick_device(device))
-    return None if found is None else (found.nbytes, found.source)
+    free = budget(pick_device(device))
+    return None if free is None else (free.nbytes, free.source)

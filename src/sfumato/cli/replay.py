@@ -1,4 +1,4 @@
-"""`sfumato run --replay FILE.html`: a reply's replay, recorded on the way and written at its end.
+"""`sfumato run --replay FILE.html`: records a reply as it is shown, and writes its replay.
 
 Knows displays and files; what is in the file is `sfumato.server.replay`'s.
 """
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 
 class Recording:
-    """A display that shows all on another one, and keeps what a replay needs."""
+    """A display that passes events on to another one, and records them for a replay."""
 
     def __init__(self, shown: Display, model: Model) -> None:
         self._shown, self._model = shown, model
@@ -43,12 +43,15 @@ class Recording:
             self._recorder.commit(event)
         self._shown.show(event)
 
-    def write(self, path: Path, model: str, question: str, answer: Answer) -> None:
-        """Writes the file, whole or not at all. Raises OSError."""
+    def write(self, path: Path, model: str, question: str, answer: Answer, hint: str) -> None:
+        """Writes the file, whole or not at all; `hint` stands below the embedded model's reply.
+        Raises OSError."""
         reply = answer.reply
         summary = footer.summary(reply.stats) if reply else ["interrupted"]
         badge = demonstration(self._model) or ""
         below = remark(self._model, reply) if reply else ""
+        if badge and hint and not below:
+            below = f"{hint.capitalize()}."
         data = self._recorder.data(model, question, answer.text, summary, badge, below)
         part = path.with_name(path.name + ".part")
         try:

@@ -20,32 +20,35 @@ if TYPE_CHECKING:
 
 def main(args: argparse.Namespace) -> int:
     """Answer, and return the exit code. Raises ValueError or OSError for bad input."""
-    question = _question(args.question)  # before the slow imports: it may be missing
+    question = _question(args.question)  # before the slow imports: the question may be missing
     if question is None:
         return 0
     if args.replay:
         _check_replay(Path(args.replay))
 
     with notes.loading():
-        from sfumato.cli import INTERRUPTED, generation, replay
+        from sfumato.cli import INTERRUPTED, embedded, generation, replay
 
     messages = [*generation.opening(args), {"role": "user", "content": question}]
     request = generation.request(args, messages)
     model = generation.load(args)
     engine = generation.engine(model, request)
-    if generation.is_embedded(model) and not args.json and sys.stderr.isatty():
-        print(notes.wrapped(generation.TOY) + "\n", file=sys.stderr)
+    if embedded.is_embedded(model) and not args.json and sys.stderr.isatty():
+        print(notes.wrapped(embedded.TOY) + "\n", file=sys.stderr)
     display = generation.display(args, model, args.slow)
     recording = replay.Recording(display, model) if args.replay else None
     answer = generation.answer(engine, request, recording or display)
+    remark = None if answer.interrupted else embedded.remark(answer, model)
     if recording:
         name = Path(args.model).name if args.model else "sfumato-embedded"
-        recording.write(Path(args.replay), name, question, answer)
+        recording.write(Path(args.replay), name, question, answer, remark or "")
     if args.json:
         plain = not speaks_unicode(sys.stdout)
         print(json.dumps(_report(answer), ensure_ascii=plain, indent=2))
-    elif hint := generation.unsettled(answer, model):
-        print(f"sfumato: hint: {hint}", file=sys.stderr)
+    elif answer.interrupted:
+        print("(interrupted)", file=sys.stderr)
+    elif remark:
+        notes.tell("hint", remark)
     return INTERRUPTED if answer.interrupted else 0
 
 
@@ -57,13 +60,13 @@ def _standard_input() -> str:
 
 
 def _question(words: list[str]) -> str | None:
-    """The words of the command line, standard input, or what somebody types when asked; None where
-    that is Ctrl-D."""
+    """The words of the command line, standard input, or the line typed at a prompt; None after
+    Ctrl-D."""
     text: str | None
     if words and words != ["-"]:
         text = " ".join(words)
     elif not words and sys.stdin.isatty():
-        text = _asked()
+        text = _typed_question()
     else:
         text = _standard_input()
     if text is not None and not text.strip():
@@ -82,12 +85,12 @@ def _check_replay(path: Path) -> None:
         raise ValueError(f"--replay {path}: cannot be written")
 
 
-def _asked() -> str | None:
+def _typed_question() -> str | None:
     prompt = "Your question: "
     if sys.stdout.isatty():
         with contextlib.suppress(ImportError):
             import readline  # noqa: F401  (importing it gives arrow keys to input())
-    else:  # the answer goes to a file; the prompt must not
+    else:  # standard output is a file, which the prompt does not belong in
         print(prompt, end="", file=sys.stderr, flush=True)
         prompt = ""
     try:

@@ -42,7 +42,7 @@ def main(args: argparse.Namespace) -> int:
     """Serve, and return the exit code. Raises ValueError or OSError for bad input."""
     logs.configure(args.log_format, args.verbose)
     settings = _settings(args)
-    bound = bind(args.host, args.port)  # before the slow part: it may be taken
+    bound = bind(args.host, args.port)  # before the model is loaded: the port may be taken
     if settings.api_key is None and not _is_loopback(args.host):
         log.warning(
             "everybody who reaches %s may use this server; --api-key asks for a key", args.host
@@ -67,7 +67,7 @@ class End:
 
 
 def _leave(code: int) -> NoReturn:
-    """Ends the process without Python's clearing up, which aborts where a thread is in torch."""
+    """Ends the process without Python's cleanup, which aborts while a thread is in torch."""
     logging.shutdown()
     for stream in (sys.stdout, sys.stderr):
         with contextlib.suppress(OSError, ValueError):
@@ -81,7 +81,7 @@ def _serve(
     bound: socket.socket,
     audit: AuditWriter | None,
 ) -> End:
-    """Serves to the end."""
+    """Loads the model and serves until a signal comes or the engine dies."""
     from sfumato.cli import generation
     from sfumato.engine import Engine, EngineError
     from sfumato.server.app import create_app
@@ -117,7 +117,8 @@ def _serve(
         running=lambda: engine.health().running + engine.health().waiting,
         access_log=args.verbose,
     )
-    # What is there by now stays: looking through it again and again would hold all threads up.
+    # These objects live as long as the server: a garbage collection that visits them stops all
+    # threads.
     gc.collect()
     gc.freeze()
     engine.start()
@@ -158,7 +159,7 @@ def _settings(args: argparse.Namespace) -> ServerSettings:
     )
     if settings.api_key is not None:
         return settings
-    # Without a key, pages of other names must not get in by having their name point here.
+    # Without a key, a page whose host name resolves to this address (DNS rebinding) is refused.
     return replace(settings, hosts=OWN_NAMES) if _is_loopback(args.host) else settings
 
 
@@ -218,7 +219,7 @@ def _check_memory(args: argparse.Namespace) -> None:
 
 
 def _audit_log(args: argparse.Namespace) -> AbstractContextManager[AuditWriter | None]:
-    """Open, so that a path that cannot be written is told before the model is loaded."""
+    """The open audit log: a path that cannot be written is refused before the model is loaded."""
     from sfumato.engine.audit import AuditLog
     from sfumato.engine.audit_writer import AuditWriter
 
@@ -236,7 +237,7 @@ def _recorder(log: AuditWriter, engine: Engine, name: str) -> Callable[[Request,
 
     def record(request: Request, event: Terminal) -> None:
         held_back: int | None = 0
-        if event.account is None:  # refused: a client may have that as often as it likes
+        if event.account is None:  # refused: a client may cause any number of these
             held_back = limit.passes(getattr(event, "kind", None))
         if held_back is not None:
             log.record(request, event, facts(engine.model, name, budget), held_back)
@@ -252,7 +253,7 @@ def _shown(host: str) -> str:
 
 
 def _tell(args: argparse.Namespace, engine: Engine, settings: ServerSettings, url: str) -> None:
-    """Where it listens, and what to do next."""
+    """Prints where the server listens, and how to call it."""
     config = engine.config
     key = " -H 'Authorization: Bearer KEY'" if settings.api_key is not None else ""
     body = json.dumps({"messages": [{"role": "user", "content": "Who are you?"}]})

@@ -13,7 +13,10 @@ from typing import Any
 from sfumato.options import OPTIONS, PREFIX, Option, options_of
 
 LARGEST = 1 << 20  # bytes of a file
-OTHER_VARIABLES = (f"{PREFIX}ISA", f"{PREFIX}DEBUG")  # no options: read where they are needed
+OTHER_VARIABLES = (
+    f"{PREFIX}ISA",
+    f"{PREFIX}DEBUG",
+)  # no options; the modules that need them read them
 FILE, ENVIRONMENT, COMMAND_LINE = 1, 2, 3  # ranks of sources; a default has rank 0
 _ALIKE = 0.85  # names that differ in a letter or two
 _COMMANDS = sorted({name for option in OPTIONS for name in option.commands})
@@ -36,10 +39,10 @@ class ConfigFile:
     tables: Mapping[str, Mapping[str, Any]]
 
     def find(self, command: str, option: Option) -> tuple[Any, Origin] | None:
-        """What it says of an option of a command; the command's own table comes first.
+        """The value of a command's option and its origin; the command's table comes first.
 
-        A common key whose value this command does not take is for another that does: `json` is a
-        path for bench, and true or false elsewhere.
+        A common key whose value this command refuses belongs to a command that takes the value:
+        `json` is a path for bench, and true or false elsewhere.
         """
         own = self.tables.get(command, {})
         if option.name in own:
@@ -68,9 +71,9 @@ def resolve(
         elif text := environment.get(option.variable):
             origins[key] = Origin(ENVIRONMENT, option.variable)
             values[key] = _read(option, origins[key], text, from_text=True)
-        elif file is not None and (found := file.find(command, option)):
-            origins[key] = found[1]
-            values[key] = _read(option, origins[key], found[0])
+        elif file is not None and (entry := file.find(command, option)):
+            origins[key] = entry[1]
+            values[key] = _read(option, origins[key], entry[0])
         elif option.required:
             raise ValueError(
                 f"{option.flag} is required (or {option.variable}, or a --config file)"
@@ -171,5 +174,5 @@ def suspicious(environment: Mapping[str, str]) -> list[str]:
         return []
     from difflib import get_close_matches
 
-    found = ((name, get_close_matches(name, known, 1, _ALIKE)) for name in strange)
-    return [f"{name} is not read; did you mean {near[0]}?" for name, near in found if near]
+    nearest = ((name, get_close_matches(name, known, 1, _ALIKE)) for name in strange)
+    return [f"{name} is not read; did you mean {near[0]}?" for name, near in nearest if near]

@@ -7,11 +7,18 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
+from sfumato.options.limits import MOST_NATS, MOST_SECONDS, MOST_TOKENS
 from sfumato.weights.errors import quoted
 
-MOST_TOKENS = 2**24  # in any count of tokens or positions: more than any context holds
-MOST_NATS = 1e6  # of any entropy: far more than a whole canvas has; float32 ends at 3e38
-MOST_SECONDS = 1e9  # in any time limit: 31 years
+__all__ = [
+    "MOST_NATS",
+    "MOST_SECONDS",
+    "MOST_TOKENS",
+    "check_returned",
+    "check_tensor",
+    "is_number",
+    "is_whole",
+]
 
 
 def is_number(value: object) -> bool:

@@ -5,12 +5,15 @@ from __future__ import annotations
 from dataclasses import dataclass, fields, replace
 from typing import Any
 
-from sfumato.diffusion.checks import MOST_TOKENS, is_number, is_whole
+from sfumato.diffusion.checks import is_number, is_whole
 from sfumato.diffusion.processors import LogitProcessor
 from sfumato.diffusion.sampler import SAMPLERS, EntropyBound, Sampler
-from sfumato.diffusion.schedule import HOTTEST, LinearTemperature, Schedule, SoftTopK
+from sfumato.diffusion.schedule import LinearTemperature, Schedule, SoftTopK
 from sfumato.diffusion.stopping import Never, StableAndConfident, Stopping
-from sfumato.model.truncate import MOST_TOP_K
+from sfumato.options import bounds, default
+from sfumato.options.limits import MOST_HISTORY, MOST_TEMPERATURE
+from sfumato.options.limits import MOST_STEPS as MOST_STEPS  # for callers that check it too
+from sfumato.options.limits import MOST_TOP as MOST_TOP
 from sfumato.weights.errors import quoted
 
 _METHODS = {
@@ -22,16 +25,9 @@ _METHODS = {
 """Of each part: the method that makes it one, and an example."""
 
 
-MOST_STEPS = 4096  # many times what any canvas needs: a schedule is asked for every one beforehand
-MOST_TOP = 20  # tokens that a step names at each position, as OpenAI's API has them
-MOST_HISTORY = 256  # rows that a sampler or a stopping rule may look back over
-
 _RANGES = {
-    "max_steps": (1, MOST_STEPS),
-    "top_k": (1, MOST_TOP_K),
-    "top_tokens": (0, MOST_TOP),
-    "canvas_length": (1, MOST_TOKENS),
-    "min_tokens": (0, MOST_TOKENS),
+    name: bounds(name)
+    for name in ("max_steps", "top_k", "top_tokens", "canvas_length", "min_tokens")
 }
 
 
@@ -43,7 +39,7 @@ class SamplerConfig:
     sampler: Sampler | None = None  # which drawn tokens are accepted
     schedule: Schedule | None = None  # the temperature of each step
     stopping: Stopping | None = None  # when a canvas is finished early
-    temperature: float = 1.0  # scales the schedule; at 0 the draw is the argmax
+    temperature: float = default("temperature")  # scales the schedule; at 0 the draw is the argmax
     top_k: int | None = None  # only the k likeliest tokens; up to MOST_TOP_K
     top_p: float | None = None  # only the likeliest tokens that hold this much probability
     processors: tuple[LogitProcessor, ...] = ()
@@ -65,8 +61,8 @@ class SamplerConfig:
             if value is not None and value > high:
                 raise ValueError(f"{name}: must be at most {high}, got {quoted(value)}")
         heat, top_p = self.temperature, self.top_p
-        if not (is_number(heat) and 0 <= heat <= HOTTEST):
-            raise ValueError(f"temperature: must be from 0 to {HOTTEST:.0e}, got {heat!r}")
+        if not (is_number(heat) and 0 <= heat <= MOST_TEMPERATURE):
+            raise ValueError(f"temperature: must be from 0 to {MOST_TEMPERATURE:.0e}, got {heat!r}")
         if top_p is not None and not (is_number(top_p) and 0 < top_p <= 1):
             raise ValueError(f"top_p: must be over 0 and at most 1, got {top_p!r}")
         skip = self.soft_skip
@@ -135,7 +131,7 @@ def _has(part: object, method: str) -> bool:
 
 
 REFERENCE = SamplerConfig(
-    max_steps=48,
+    max_steps=default("max_steps"),
     sampler=EntropyBound(),
     schedule=LinearTemperature(),
     stopping=StableAndConfident(),

@@ -12,8 +12,10 @@ from typing import Protocol
 import torch
 from torch import Tensor
 
-from sfumato.diffusion.checks import MOST_NATS, MOST_TOKENS, is_number, is_whole
+from sfumato.diffusion.checks import is_number, is_whole
 from sfumato.model.head import HeadStats
+from sfumato.options import default
+from sfumato.options.limits import MOST_NATS, MOST_TOKENS
 from sfumato.weights.errors import quoted
 
 
@@ -48,7 +50,7 @@ class EntropyBound:
     """Accepts the positions of least entropy, while the summed entropy of those before each
     stays within `bound` nats (arXiv 2505.24857; the reference's sampler)."""
 
-    bound: float = 0.1
+    bound: float = default("entropy_bound")
 
     def __post_init__(self) -> None:
         if not (is_number(self.bound) and 0 <= self.bound <= MOST_NATS):
@@ -68,7 +70,7 @@ class FixedCount:
     """Accepts the `count` free positions whose likeliest token is most probable, `count` more at
     every step."""
 
-    count: int = 8
+    count: int = default("count")
 
     def __post_init__(self) -> None:
         if not (is_whole(self.count) and 1 <= self.count <= MOST_TOKENS):
@@ -91,8 +93,8 @@ class Threshold:
     runner-up by `margin` or more; and always the most confident free one, so that steps
     progress."""
 
-    top: float = 0.9
-    margin: float = 1.0
+    top: float = default("threshold")
+    margin: float = default("margin")
 
     def __post_init__(self) -> None:
         for name, value in (("top", self.top), ("margin", self.margin)):

@@ -8,10 +8,12 @@ from dataclasses import dataclass
 from typing import Any, Protocol
 
 from sfumato.diffusion.checks import is_number, is_whole
+from sfumato.options import default
+from sfumato.options.limits import LEAST_TEMPERATURE, MOST_TEMPERATURE
+from sfumato.options.limits import MOST_COUNTED as MOST
 from sfumato.weights.errors import quoted
 
-COLDEST = 1e-6  # scores over a lower temperature would leave float32's range
-HOTTEST = 1e6  # the distribution is flat long before, and float32 ends at 3e38
+COLDEST, HOTTEST = LEAST_TEMPERATURE, MOST_TEMPERATURE
 
 
 class Schedule(Protocol):
@@ -26,8 +28,8 @@ class Schedule(Protocol):
 class LinearTemperature:
     """From `t_max` at the first step down towards `t_min`, the reference's schedule."""
 
-    t_min: float = 0.4
-    t_max: float = 0.8
+    t_min: float = default("t_min")
+    t_max: float = default("t_max")
 
     def __post_init__(self) -> None:
         for name, low in (("t_min", 0), ("t_max", COLDEST)):
@@ -50,9 +52,6 @@ class Counts(Protocol):
     def k(self, step: int, max_steps: int) -> int:
         """step counts 1..max_steps; the result is from 1 to MOST."""
         ...
-
-
-MOST = 2048  # more rows of the embedding would be gathered, position by position, than it has
 
 
 @dataclass(frozen=True)

@@ -7,11 +7,11 @@ from typing import Protocol
 
 from torch import Tensor
 
-from sfumato.diffusion.checks import MOST_NATS, is_number, is_whole
+from sfumato.diffusion.checks import is_number, is_whole
 from sfumato.diffusion.sampler import StepView
+from sfumato.options import default
+from sfumato.options.limits import MOST_NATS, MOST_STABILITY
 from sfumato.weights.errors import quoted
-
-MOST_STABILITY = 64  # steps; a canvas that has been the same for a few does not change any more
 
 
 class Stopping(Protocol):
@@ -27,8 +27,8 @@ class StableAndConfident:
     """The argmax canvas equals those of the last `stability` steps, and the mean entropy of its
     free positions is under `confidence` nats (the reference's rule)."""
 
-    stability: int = 1
-    confidence: float = 0.005
+    stability: int = default("stability")
+    confidence: float = default("confidence")
 
     def __post_init__(self) -> None:
         if not (is_whole(self.stability) and 0 <= self.stability <= MOST_STABILITY):

@@ -15,11 +15,11 @@ from sfumato.model.config import ModelConfig
 from sfumato.model.head import CHUNK, Adjust, VocabularyHead
 from sfumato.model.nucleus import least_scores, nucleus_bytes
 from sfumato.ops.online_softmax import BANNED
+from sfumato.options.limits import MOST_TOP_K
 
 CANDIDATES = 256  # a nucleus within so many tokens is found in one pass
 GROUP = 64  # up to so many wider ones have their scores held whole: 64 MiB at 262144 tokens
 MERGED = 32  # positions whose candidates are found at a time: bounds what that takes
-MOST_TOP_K = 1024  # the scores of so many tokens are kept at every position
 
 
 def cutoff_bytes(config: ModelConfig, positions: int) -> int:

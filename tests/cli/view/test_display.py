@@ -131,14 +131,36 @@ def test_a_terminal_without_unicode_gets_ascii_glyphs(encoding: str) -> None:
     assert screen.getvalue().isascii()
 
 
-def test_interrupted_it_leaves_what_was_committed() -> None:
+@pytest.mark.parametrize("presses", [1, 2])
+def test_interrupted_it_leaves_what_was_committed_and_the_last_draft(presses: int) -> None:
     display, screen = live(40)
-    with pytest.raises(KeyboardInterrupt), display:
-        display.show(drafted(0, 1, "First."))
-        display.show(commit(0, "First."))
-        display.show(drafted(1, 1, " Never"))
-        raise KeyboardInterrupt
-    assert screen.terminal.lines == ["First."]
+    try:
+        with display:
+            display.show(drafted(0, 1, "First."))
+            display.show(commit(0, "First."))
+            display.show(drafted(1, 1, " Never\nmore"))
+            if presses == 2:
+                raise KeyboardInterrupt
+            display.show(done("First.", "cancelled"))
+    except KeyboardInterrupt:
+        assert presses == 2
+    assert screen.terminal.lines[:2] == ["First. Never", "more"]
+    assert screen.terminal.lines[2:3] == (["5 steps in 2 canvases · 80.0 ms/step"] * (2 - presses))
+
+
+def test_interrupted_before_any_text_it_shows_no_zeros() -> None:
+    display, screen = live(80)
+    with display:
+        display.show(drafted(0, 1, "Haze"))
+        reply = done("", "cancelled")
+        reply.reply.stats.steps, reply.reply.stats.output_tokens = [], 0  # type: ignore[misc]
+        display.show(reply)
+    assert screen.terminal.lines == ["Haze"]
+    display, screen = live(80)
+    with pytest.raises(ValueError), display:
+        display.show(drafted(0, 1, "Haze"))
+        raise ValueError("what fails leaves what was committed alone")
+    assert screen.terminal.lines == []
 
 
 def test_drafts_that_come_too_fast_are_not_drawn() -> None:

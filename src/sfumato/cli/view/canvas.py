@@ -70,6 +70,19 @@ class CanvasView:
         self.carry = complete.pop()
         return complete
 
+    def abandon(self, text: str, width: int, height: int) -> list[Text]:
+        """End the canvas before it has settled: `text`, which belongs before it, and the draft as
+        it stands, in lines."""
+        if not self._ids:
+            return [*self.commit(text, width), *self.finish()]
+        above = self._add(text, SETTLED, width)
+        draft = self.lines(width, height)
+        while draft and not draft[-1].plain.strip():
+            draft.pop()
+        self.commit("", width)
+        self.carry = Text()
+        return [*above, *draft]
+
     def finish(self) -> list[Text]:
         """The last line, when nothing follows it."""
         last, self.carry = self.carry, Text()

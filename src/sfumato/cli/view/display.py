@@ -1,7 +1,7 @@
 """Showing one reply's events: as a live canvas in a terminal, as plain text anywhere else.
 
-A display is a context manager around one stream; leaving it, for whatever reason, leaves what was
-committed and nothing else. Knows no models and no requests.
+A display is a context manager around one stream. After it, what was committed stays, and of a reply
+that was interrupted the last draft too. Knows no models and no requests.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from sfumato.cli.view.token_text import harmless
 Event = Draft | Settled | Done
 
 MOST_WIDTH = 100  # longer lines are hard to read
-FRAME_S = 1 / 30  # drawing more often would only slow the model down
+FRAME_S = 1 / 30  # drawing more often would slow the model down
 
 
 class Display(Protocol):
@@ -43,7 +43,7 @@ class Plain:
     """The answer's text and a final newline on standard output, as it is committed."""
 
     def __init__(self) -> None:
-        # A terminal must be spared what a file or a program is owed: the exact text.
+        # A file or a program gets the exact text; at a terminal control codes are replaced.
         self._clean = harmless if sys.stdout.isatty() else str
         self._written = ""
 
@@ -70,8 +70,8 @@ class Silent(Plain):
 class Live:
     """The canvas in place, its progress below, committed lines above.
 
-    `pause_s` is how long each draft stays at least: a small model is too quick for the eye. Then a
-    canvas begins with a frame of the noise that it is made from: `noise` gives the ids for its
+    `pause_s` is the least time that a draft is shown: a small model is too quick for the eye. With
+    a pause, a canvas begins with a frame of its noise; `noise` gives the token ids for the canvas's
     number.
     """
 
@@ -89,6 +89,7 @@ class Live:
         self._view = view or CanvasView(decode)
         self._pace = footer.Pace(clock)
         self._progress: list[str] = []
+        self._is_noise = False  # whether the frame is the noise before the first step
         self._text = ""  # the answer, as far as it is committed
         self._tokens = 0  # of it, and of the thought
         self._drawn_at = -FRAME_S
@@ -100,9 +101,10 @@ class Live:
         self._pace.resume()
         return self
 
-    def __exit__(self, *_: object) -> None:
+    def __exit__(self, *error: object) -> None:
         try:
-            self._region.draw([], above=self._view.finish())
+            interrupted = KeyboardInterrupt in error  # its type comes first
+            self._region.draw([], self._abandoned("") if interrupted else self._view.finish())
         finally:  # Ctrl-C, pressed once more, must not leave a terminal without a cursor
             self._region.__exit__()
 
@@ -116,10 +118,17 @@ class Live:
             self._hold()
             self._held_until = -math.inf
             self._draw(above=self._view.commit(event.text, self._width, event.thought))
+        elif event.reply.stop_reason == "cancelled":
+            rest = self._abandoned(_news(event, self._text))
+            self._region.draw([], above=[*rest, *self._summary(event)])
         else:
             rest = self._view.commit(_news(event, self._text), self._width)
             self._region.draw([], above=[*rest, *self._view.finish(), *self._summary(event)])
         self._pace.resume()
+
+    def _abandoned(self, text: str) -> list[Text]:
+        """What stays of a canvas that is interrupted: text before it, and its last draft."""
+        return self._view.abandon(text, self._width, max(1, self._console.height - 1))
 
     def _draft(self, event: Draft) -> None:
         ids = event.token_ids.tolist()
@@ -131,18 +140,21 @@ class Live:
     def _frame(self, event: Draft, step: int, ids: list[int], accepted: list[bool]) -> None:
         self._hold()
         self._view.draft(event.canvas, ids, accepted)
+        self._is_noise = step == 0
         self._progress = footer.progress(event.canvas, step, event.max_steps, self._view.share)
         if self._pause_s or step <= 1 or self._clock() - self._drawn_at >= FRAME_S:
             self._draw()
             self._held_until = self._drawn_at + self._pause_s
 
     def _hold(self) -> None:
-        """Waits until the last frame has been seen long enough."""
+        """Waits until the last frame has been shown for `pause_s`."""
         if self._pause_s:
             time.sleep(max(0.0, min(self._pause_s, self._held_until - self._clock())))
 
     def _draw(self, above: list[Text] | None = None) -> None:
-        fields = self._progress + self._pace.fields(self._tokens + self._view.accepted)
+        fields = self._progress
+        if not self._is_noise:  # no step has been shown: there is nothing to measure
+            fields = fields + self._pace.fields(self._tokens + self._view.accepted)
         free = self._console.height - 1  # but for the line where the cursor rests
         below = footer.lines(fields or ["reading the prompt"], self._width, max(1, free // 2))
         canvas = self._view.lines(self._width, max(1, free - len(below)))

@@ -59,10 +59,15 @@ def progress(canvas: int, step: int, max_steps: int, share: float) -> list[str]:
 def summary(stats: Any) -> list[str]:
     """What a finished reply took, from its Stats; loading and drawing are not in it."""
     steps, canvases = sum(stats.steps), stats.canvases
+    if not steps:
+        return []
     seconds = stats.prefill_s + stats.denoise_s + stats.commit_s
+    figures = speed(steps, seconds, stats.output_tokens)
+    if not stats.output_tokens:  # rates of tokens would be zeros
+        figures = figures[:1]
     return [
         f"{_count(steps, 'step')} in {_count(canvases, 'canvas', 'canvases')}",
-        *map(str.strip, speed(steps, seconds, stats.output_tokens)),
+        *map(str.strip, figures),
     ]
 
 

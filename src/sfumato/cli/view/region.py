@@ -1,7 +1,7 @@
-"""The last lines of a terminal, drawn over again and again, with finished lines going up above.
+"""The last lines of a terminal, which are redrawn in place; finished lines scroll up above.
 
-Rich's own live display loses count of its lines when a terminal gets narrower and folds them. This
-one counts afresh at the width of the moment. Knows lines, and not what is in them.
+Rich's live display counts its lines wrongly when a terminal gets narrower and folds them. This
+module counts them at the current width. Knows lines, and not what is in them.
 """
 
 from __future__ import annotations

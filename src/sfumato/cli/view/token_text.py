@@ -36,16 +36,16 @@ class Pieces:
 
     def __call__(self, ids: Sequence[int]) -> list[str]:
         """The text of each id; of the bytes of one character, the first has it all."""
-        found = [self._one(token) for token in ids]
+        texts = [self._one(token) for token in ids]
         place = 0
-        for undecoded, run in groupby(found, key=lambda piece: _UNDECODED in piece):
+        for undecoded, run in groupby(texts, key=lambda piece: _UNDECODED in piece):
             stop = place + len(list(run))
             if undecoded:
                 joined = harmless(self._decode(list(ids[place:stop])))
                 if _UNDECODED not in joined:
-                    found[place:stop] = [joined] + [""] * (stop - place - 1)
+                    texts[place:stop] = [joined] + [""] * (stop - place - 1)
             place = stop
-        return found
+        return texts
 
     def _one(self, token: int) -> str:
         if token not in self._known:

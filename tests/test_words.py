@@ -1,0 +1,166 @@
+"""Names and phrases that may not come back: one thing has one word, and it is the field's word.
+
+Each entry says what to write instead. CHANGELOG.md lists old names beside new ones and is exempt.
+"""
+
+from __future__ import annotations
+
+import ast
+import re
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parents[1]
+SRC = ROOT / "src" / "sfumato"
+EXEMPT = {Path(__file__).resolve(), ROOT / "CHANGELOG.md"}
+KINDS = {".py", ".cpp", ".h", ".inc", ".md", ".js", ".css", ".html", ".toml"}
+
+# Of text in src, the static page, tests, benchmarks and docs: regular expressions, case ignored.
+PHRASES = {
+    r"\bfates? of\b": "supported fields; or what becomes of it",
+    r"\bcrowd(s|ed)?\b": "other requests, a full queue",
+    r"\bin company\b|\bcompany of\b": "beside other rows",
+    r"\bamid\b": "in, among",
+    r"\bnobody\b": "no client, no thread, nothing",
+    r"\bwhoever\b": "the caller, a client",
+    r"\blikeliest\b": "most probable",
+    r"\bhottest\b|\bcoldest\b": "highest, lowest temperature",
+    r"\bonline softmax law\b|\bthe law of\b": "online softmax state; the distribution",
+    r"\bmakes? .{0,20}\bwhole again\b": "restores",
+    r"\bfate of every field\b": "supported fields",
+    r"\bsf_law\b": "the kernel's name",
+    r"\bcpu/twins\b": "cpu/kernels",
+    r"\bview/pieces\b": "view/token_text",
+    r"\bcli/tune\b": "cli/train",
+    r"\bengine/(settle|behind|state|memory|budget)\b": "see MODULES",
+}
+
+# Of modules, as packages and files below src/sfumato name them.
+MODULES = {
+    "ops.law": "ops.online_softmax",
+    "ops.cpu.twins": "ops.cpu.kernels",
+    "engine.settle": "engine.output_processor",
+    "engine.behind": "engine.audit_writer",
+    "engine.state": "engine.stats",
+    "engine.memory": "engine.memory_estimate",
+    "engine.budget": "engine.memory_guard",
+    "weights.fit": "weights.scale_search",
+    "weights.onload": "weights.quantize_on_load",
+    "weights.mixes": "weights.quant_recipes",
+    "weights.outgoing": "weights.atomic_write, weights.tensor_stream",
+    "server.running": "inflight",
+    "server.bodies": "request_body",
+    "server.listen": "uvicorn_server",
+    "server.replies": "openai_objects",
+    "server.messages": "openai_messages",
+    "cli.view.pieces": "cli.view.token_text",
+    "cli.tune": "cli.train",
+}
+
+# Of classes and functions.
+DEFINITIONS = {
+    "Law": "SoftmaxState",
+    "Settler": "OutputProcessor",
+    "Meters": "Statistics",
+    "Guard": "MemoryGuard",
+    "Behind": "AuditWriter",
+    "absorb": "update",
+    "harvest": "truncate_canvas",
+    "complete": "resolve",
+    "asked": "request_fields",
+    "whole": "response_body",
+    "account": "check_tensors",
+    "settle": "advance, process",
+    "look": "forward",
+}
+
+# Of variables, parameters and functions: words that say nothing of what is held.
+VAGUE = {
+    *("found", "told", "heat", "hottest", "coldest", "likeliest", "few", "gone", "there", "asked"),
+    *("whole", "nobody", "whoever", "somebody", "crowd", "company", "amid", "fate", "law", "said"),
+}
+
+# What is being removed at this moment, by the keys above. Empty them then.
+PHRASES_BEING_REMOVED = {
+    r"\bcrowd(s|ed)?\b",
+    r"\bin company\b|\bcompany of\b",
+    r"\bamid\b",
+    r"\bnobody\b",
+    r"\bwhoever\b",
+    r"\blikeliest\b",
+    r"\bhottest\b|\bcoldest\b",
+}
+DEFINITIONS_BEING_REMOVED = {"Behind", "settle", "asked", "whole", "complete", "account", "look"}
+# Parts of the package whose variables are plain: "" is the modules of the package itself.
+PLAIN_PARTS = {"cli", "options", "values", "catalog"}
+
+
+def _texts() -> Iterator[tuple[str, str]]:
+    """Names and texts of all files that people read, but for code of others (vendor)."""
+    folders = [ROOT / name for name in ("src", "tests", "benchmarks", "docs")]
+    paths = [path for folder in folders for path in sorted(folder.rglob("*"))]
+    for path in [*paths, *sorted(ROOT.glob("*.md"))]:
+        if path.suffix in KINDS and path not in EXEMPT and "vendor" not in path.parts:
+            yield path.relative_to(ROOT).as_posix(), path.read_text(encoding="utf-8")
+
+
+TEXTS = dict(_texts())
+
+
+def _where(pattern: str) -> list[str]:
+    expression = re.compile(pattern, re.IGNORECASE)
+    return [
+        f"{name}:{text.count(chr(10), 0, match.start()) + 1}"
+        for name, text in TEXTS.items()
+        for match in expression.finditer(text)
+    ]
+
+
+@pytest.mark.parametrize("pattern", sorted(set(PHRASES) - PHRASES_BEING_REMOVED))
+def test_a_phrase_does_not_come_back(pattern: str) -> None:
+    assert _where(pattern) == [], f"write instead: {PHRASES[pattern]}"
+
+
+def test_modules_keep_their_names() -> None:
+    modules = {
+        ".".join(path.relative_to(SRC).with_suffix("").parts): path for path in SRC.rglob("*.py")
+    }
+    assert {old: new for old, new in MODULES.items() if old in modules} == {}
+
+
+def _definitions() -> Iterator[tuple[str, str]]:
+    """Names of the classes, functions and methods of src, each with its file."""
+    for path in sorted(SRC.rglob("*.py")):
+        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+            if isinstance(node, ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef):
+                yield node.name, path.relative_to(SRC).as_posix()
+
+
+def test_definitions_keep_their_names() -> None:
+    old = [(name, path) for name, path in _definitions() if name.strip("_") in DEFINITIONS]
+    assert [item for item in old if item[0].strip("_") not in DEFINITIONS_BEING_REMOVED] == []
+
+
+def _variables(path: Path) -> set[str]:
+    names = set()
+    for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+        if isinstance(node, ast.Name) and isinstance(node.ctx, ast.Store):
+            names.add(node.id)
+        elif isinstance(node, ast.arg):
+            names.add(node.arg)
+        elif isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
+            names.add(node.name)
+    return names
+
+
+def test_variables_say_what_they_hold(note: Callable[[str], None]) -> None:
+    vague = {
+        path.relative_to(SRC).as_posix(): names
+        for path in sorted(SRC.rglob("*.py"))
+        if (names := {name for name in _variables(path) if name.strip("_") in VAGUE})
+    }
+    parts = {name: name.split("/")[0].removesuffix(".py") for name in vague}
+    note(f"vague names of variables: {sum(map(len, vague.values()))} in {len(vague)} files")
+    assert {name: names for name, names in vague.items() if parts[name] in PLAIN_PARTS} == {}
