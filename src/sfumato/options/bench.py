@@ -59,7 +59,7 @@ MEASURING = (
     Option("threads", Listed(THREADS), BENCH,
            "CPU threads; default: torch's choice", None, "N,…", WORK),
     Option("concurrency", Listed(FROM_1), BENCH,
-           "requests to a server at a time; default: 1", None, "N,…", WORK),
+           "requests at a time; default: 1", None, "N,…", WORK),
     Option("warmup", FROM_0, BENCH, "requests before the measured ones", 1, "N", WORK),
     Option("repeats", FROM_1, BENCH, "of every prompt", 3, "N", WORK),
     Option("seed", SEED, BENCH, "of the first repeat", 0, "N", WORK),
