@@ -28,7 +28,6 @@ BEING_SPLIT = {
     "benchmarks/hostile_clients.py",
     "src/sfumato/api.py",
     "src/sfumato/engine/engine.py",
-    "src/sfumato/model/head.py:__call__",
     "tests/bench/scripted.py:scripted",
     "tests/diffusion/test_step.py",
     "tests/engine/test_slots.py",

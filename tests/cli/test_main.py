@@ -51,6 +51,7 @@ def test_without_a_command_it_shows_help(cli: Any) -> None:
         ("inspect",),
         ("train",),
         ("--frob",),
+        ("-", "run"),
         ("chat", "Hi"),
         ("run", "Hi", "--frob"),
     ],

@@ -94,10 +94,10 @@ class CommandLine:
         commands = [
             name
             for option in OPTIONS
-            if first in (option.flag, f"-{option.short}", option.off)
+            if first in (option.flag, option.off, option.short and f"-{option.short}")
             for name in option.commands
         ]
-        if first.startswith("-") and commands:
+        if first and commands:
             owner = next(command.name for command in COMMANDS if command.name in commands)
             self.parser.error(f"{first} belongs to a command: sfumato {owner} {first} …")
 
