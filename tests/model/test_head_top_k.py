@@ -112,7 +112,7 @@ def test_the_likeliest_depend_on_neither_chunks_nor_neighbours(
         best = MostProbable(count[which], chunk)
         for start in range(0, vocab, chunk):
             best.offer(scores[which, start : start + chunk], start)
-        values, ids = best.found()
+        values, ids = best.gathered()
         assert torch.equal(
             values.isfinite().sum(dim=1), count[which]
         )  # and what is there comes first
