@@ -80,14 +80,14 @@ def test_rings_hold_the_last_positions(window: int, counts: list[int], spare: in
             assert torch.equal(values, -keys)
     assert slot.room() == spare
     content = [slot.read(index) for index in range(3)]
-    whole = new_slot(config, sum(counts) + spare)
+    at_once = new_slot(config, sum(counts) + spare)
     if counts:  # what a slot holds does not depend on the pieces that it came in
         for index, layer in enumerate(config.layers):
             keys = numbered(0, sum(counts), layer.kv_heads, layer.head_dim)
-            whole.write(index, keys, -keys)
-        whole.advance(sum(counts))
+            at_once.write(index, keys, -keys)
+        at_once.advance(sum(counts))
     for index, parts in enumerate(content):
-        for ours, theirs in zip(parts, whole.read(index), strict=True):
+        for ours, theirs in zip(parts, at_once.read(index), strict=True):
             assert torch.equal(ours, theirs)
 
 
@@ -114,14 +114,14 @@ def assert_equal(ours: Slot, theirs: Slot) -> None:
 
 
 @given(window=st.integers(2, 12), length=st.integers(0, 25), at=st.integers(0, 25))
-def test_a_prefix_can_be_cut_while_no_ring_has_come_round(
+def test_a_prefix_can_be_shortened_until_a_ring_overwrites(
     window: int, length: int, at: int
 ) -> None:
     config = gguf_config(sliding_window=window)
     slot = filled(config, 40, length)
-    whole = at == length or at < length < window
-    assert slot.holds(at) == whole
-    if not whole:
+    usable = at == length or at < length < window
+    assert slot.holds(at) == usable
+    if not usable:
         with pytest.raises(ValueError, match=f"length: .* windows of the first {at}"):
             slot.truncate(at)
     else:
@@ -146,11 +146,11 @@ def test_a_snapshot_brings_a_prefix_back(
     snapshot = source.snapshot()
     assert snapshot.nbytes == snapshot_bytes(config, at, torch.float32)
     fill(source, config, further)
-    others = [(new_slot(config, max(capacity, at + after)), snapshot)]
+    targets = [(new_slot(config, max(capacity, at + after)), snapshot)]
     if source.holds(at):
-        others.append((new_slot(config, max(capacity, at + after)), None))
-    others.append((source, snapshot))
-    for slot, windows in others:
+        targets.append((new_slot(config, max(capacity, at + after)), None))
+    targets.append((source, snapshot))
+    for slot, windows in targets:
         slot.restore(source, at, windows)
         fill(slot, config, min(after, slot.room()))
         assert_equal(slot, filled(config, 70, slot.length))
@@ -173,8 +173,8 @@ def test_history_is_in_order_and_in_whole_blocks(window: int, length: int) -> No
         for parts, sign in ((keys, 1), (values, -1)):
             joined = torch.cat(parts, dim=1)
             assert joined.shape == (layer.kv_heads, len(positions), layer.head_dim)
-            told = torch.where(seen, sign * positions, 0).float()
-            assert torch.equal(joined, told[None, :, None].expand_as(joined))
+            expected = torch.where(seen, sign * positions, 0).float()
+            assert torch.equal(joined, expected[None, :, None].expand_as(joined))
 
 
 def test_what_cannot_be_restored() -> None:

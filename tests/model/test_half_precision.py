@@ -66,6 +66,6 @@ def test_as_exact_as_the_reference(
             assert ours.dtype == torch.float32 and not torch.equal(exact, theirs)
             errors.append((error(ours, exact), error(theirs, exact)))
         # The median: where rounding decides between two experts either may be far off.
-        own, reference = (statistics.median(column) for column in zip(*errors, strict=True))
-        note(f"{dtype}, {active} of {experts}, {name}: ours {own:.1e}, reference {reference:.1e}")
-        assert own <= 1.5 * reference + torch.finfo(dtype).eps / 4
+        ours, reference = (statistics.median(column) for column in zip(*errors, strict=True))
+        note(f"{dtype}, {active} of {experts}, {name}: ours {ours:.1e}, reference {reference:.1e}")
+        assert ours <= 1.5 * reference + torch.finfo(dtype).eps / 4

@@ -1,4 +1,4 @@
-"""The vocabulary head: its one pass over chunks against statistics of the whole logits."""
+"""The vocabulary head: its one pass over chunks against statistics of all logits."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from sfumato.ops.online_softmax import TOP, SoftmaxState, update
 from sfumato.weights.blocks import BLOCK_FORMATS, QuantizedTensor
 
 
-def whole(
+def full_logits(
     head: VocabularyHead, hidden: Tensor, temperature: Tensor, adjust: Adjust | None = None
 ) -> Tensor:
     """Processed logits float64 [positions, vocab] in one piece, without the head's code."""
@@ -66,15 +66,15 @@ def test_statistics_equal_those_of_whole_logits(shape: dict[str, Any], positions
     uniform = torch.rand(positions, generator=random, dtype=torch.float64)
     stats = head(hidden, temperature, uniform, keep_logits=True)
     assert stats.logits is not None
-    expected = whole(head, hidden, temperature)
+    expected = full_logits(head, hidden, temperature)
     torch.testing.assert_close(stats.logits.double(), expected, rtol=1e-5, atol=1e-4)
     # The rest is judged by the logits that the head itself saw: rounding makes and breaks ties.
     probs = stats.logits.double().softmax(dim=1)
     assert torch.equal(stats.argmax, stats.logits.argmax(dim=1))
-    few = min(TOP, shape["vocab"])
-    assert stats.top_ids.shape == stats.top_probs.shape == (positions, few)
-    assert torch.equal(stats.logits.gather(1, stats.top_ids), stats.logits.topk(few, dim=1)[0])
-    assert all(len(set(ids)) == few for ids in stats.top_ids.tolist())
+    count = min(TOP, shape["vocab"])
+    assert stats.top_ids.shape == stats.top_probs.shape == (positions, count)
+    assert torch.equal(stats.logits.gather(1, stats.top_ids), stats.logits.topk(count, dim=1)[0])
+    assert all(len(set(ids)) == count for ids in stats.top_ids.tolist())
     torch.testing.assert_close(
         stats.top_probs.double(), probs.gather(1, stats.top_ids), rtol=1e-5, atol=1e-6
     )
@@ -97,7 +97,7 @@ def test_draws_do_not_depend_on_the_chunk(shape: dict[str, Any], other: int) -> 
     first = head(hidden, ones, uniform).drawn
     second = VocabularyHead(head.embedding, CAP, other)(hidden, ones, uniform).drawn
     differing = first != second
-    logits = whole(head, hidden, ones)
+    logits = full_logits(head, hidden, ones)
     cumulated = logits.softmax(dim=1).cumsum(dim=1)
     edges = (cumulated - uniform[:, None]).abs().amin(dim=1)
     assert (edges[differing] < 1e-6).all()
@@ -105,14 +105,14 @@ def test_draws_do_not_depend_on_the_chunk(shape: dict[str, Any], other: int) -> 
 
 
 @pytest.mark.parametrize("chunk", [5, 37, 100])
-def test_draws_follow_the_law(chunk: int) -> None:
+def test_draws_follow_the_distribution(chunk: int) -> None:
     """Chi-square over 37 tokens and 40000 draws, at a fixed seed."""
     head, random = random_head(37, 8, chunk, spread=1.5, seed=1)
     draws = 40_000
     hidden = torch.randn(1, 8, generator=random).expand(draws, -1)
     uniform = torch.rand(draws, generator=random, dtype=torch.float64)
     drawn = head(hidden, torch.full((draws,), 0.7), uniform).drawn
-    expected = whole(head, hidden[:1], torch.tensor([0.7])).softmax(dim=1)[0] * draws
+    expected = full_logits(head, hidden[:1], torch.tensor([0.7])).softmax(dim=1)[0] * draws
     counts = torch.bincount(drawn, minlength=37)
     rare = expected < 5
     observed = torch.cat((counts[~rare].double(), counts[rare].sum()[None].double()))
@@ -128,7 +128,7 @@ def test_uniforms_at_the_ends(spread: float, chunk: int) -> None:
     head, random = random_head(31, 8, chunk, spread, seed=3)
     hidden = torch.randn(6, 8, generator=random)
     low, high = torch.zeros(6, dtype=torch.float64), torch.full((6,), 1 - 2**-53).double()
-    logits = whole(head, hidden, torch.ones(6))
+    logits = full_logits(head, hidden, torch.ones(6))
     possible = (logits - logits.amax(dim=1, keepdim=True)).float().exp() > 0
     first = possible.int().argmax(dim=1)
     last = 30 - possible.flip(1).int().argmax(dim=1)
@@ -139,7 +139,7 @@ def test_uniforms_at_the_ends(spread: float, chunk: int) -> None:
     assert (nearest_edge(logits, drawn, high) < 1e-6).all() and (drawn <= last).all()
 
 
-def test_a_flat_law() -> None:
+def test_a_flat_distribution() -> None:
     vocab, positions = 1000, 200
     head = VocabularyHead(torch.zeros(vocab, 4), CAP, 64)
     uniform = (torch.arange(positions, dtype=torch.float64) + 0.5) / positions
@@ -151,7 +151,7 @@ def test_a_flat_law() -> None:
 
 @pytest.mark.parametrize("temperature", [1.0, 0.05, 1e-12])
 @pytest.mark.parametrize("winner", [0, 63, 64, 99])
-def test_a_peaked_law(winner: int, temperature: float) -> None:
+def test_a_peaked_distribution(winner: int, temperature: float) -> None:
     embedding = torch.full((100, 1), -1.0)
     embedding[winner] = 1.0
     head = VocabularyHead(embedding, CAP, 64)
@@ -172,19 +172,22 @@ def test_banned_tokens(chunk: int, temperature: float) -> None:
     uniform = torch.rand(300, generator=random, dtype=torch.float64)
     uniform[0], uniform[1] = 0, 1 - 2**-53
     banned = [*range(12), 17, 25, 26, *range(40, 50)]
-    heat = torch.full((300,), temperature)
-    stats = head(hidden, heat, uniform, ban(*banned), keep_logits=True)
+    temperatures = torch.full((300,), temperature)
+    stats = head(hidden, temperatures, uniform, ban(*banned), keep_logits=True)
     for ids in (stats.drawn, stats.argmax, stats.top_ids):
         assert not torch.isin(ids, torch.tensor(banned)).any()
     assert stats.logits is not None and stats.logits.isfinite().all()
     allowed = [i for i in range(50) if i not in banned]
     fewer = VocabularyHead(head.embedding[allowed], CAP, 8192)  # as if the others did not exist
-    other = fewer(hidden, heat, uniform)
+    other = fewer(hidden, temperatures, uniform)
     torch.testing.assert_close(stats.entropy, other.entropy, rtol=1e-4, atol=1e-5)
     torch.testing.assert_close(stats.soft, other.soft, rtol=1e-4, atol=1e-5)
     names = torch.tensor(allowed)
     assert torch.equal(stats.argmax, names[other.argmax])
-    assert nearest_edge(fewer.logits(hidden) / heat[:, None], other.drawn, uniform).max() < 1e-5
+    assert (
+        nearest_edge(fewer.logits(hidden) / temperatures[:, None], other.drawn, uniform).max()
+        < 1e-5
+    )
     assert (stats.drawn != names[other.drawn]).sum() <= 1
 
 
@@ -219,10 +222,12 @@ def test_adjust_sees_softcapped_scores_and_first_ids() -> None:
         seen.append((start, scores.shape[1]))
         return scores + torch.arange(start, start + scores.shape[1]) * 0.1
 
-    heat, uniform = torch.tensor([0.5, 1.0, 2.0]), torch.full((3,), 0.4, dtype=torch.float64)
-    stats = head(hidden, heat, uniform, adjust, keep_logits=True)
+    temperature, uniform = torch.tensor([0.5, 1.0, 2.0]), torch.full((3,), 0.4, dtype=torch.float64)
+    stats = head(hidden, temperature, uniform, adjust, keep_logits=True)
     assert seen[:4] == [(0, 8), (8, 8), (16, 8), (24, 6)]
-    expected = whole(head, hidden, heat, lambda scores, _: scores + torch.arange(30) * 0.1)
+    expected = full_logits(
+        head, hidden, temperature, lambda scores, _: scores + torch.arange(30) * 0.1
+    )
     assert stats.logits is not None
     torch.testing.assert_close(stats.logits.double(), expected, rtol=1e-5, atol=1e-4)
     assert torch.equal(stats.argmax, expected.argmax(dim=1))
@@ -259,7 +264,7 @@ def test_rows_of_statistics() -> None:
 
 
 @pytest.mark.parametrize("adjust", [None, ban(3)])
-def test_whole_logits_never_exist(adjust: Adjust | None) -> None:
+def test_all_logits_never_exist(adjust: Adjust | None) -> None:
     vocab, chunk, positions, width = 5000, 512, 64, 8  # as many rows as a product has
     head, random = random_head(vocab, width, chunk)
     hidden = torch.randn(positions, width, generator=random)
@@ -355,12 +360,12 @@ def status(name):
 torch.set_num_threads(1)
 config = gguf_config(vocab_size=64 * CHUNK, canvas_length=256)
 embedding = torch.randn(config.vocab_size, config.hidden_size)
-hidden, heat = torch.randn(256, config.hidden_size), torch.full((256,), 0.5)
+hidden, temperature = torch.randn(256, config.hidden_size), torch.full((256,), 0.5)
 uniform = torch.rand(256, dtype=torch.float64)
-VocabularyHead(embedding[:CHUNK], 30.0)(hidden, heat, uniform)  # what torch keeps for good
+VocabularyHead(embedding[:CHUNK], 30.0)(hidden, temperature, uniform)  # what torch keeps allocated
 before = status("RssAnon")
 open("/proc/self/clear_refs", "w").write("5")  # the peak begins anew
-VocabularyHead(embedding, 30.0)(hidden, heat, uniform)
+VocabularyHead(embedding, 30.0)(hidden, temperature, uniform)
 print(status("VmHWM") - status("RssFile") - before, head_bytes(config, torch.float32))
 """
 
@@ -371,5 +376,5 @@ def test_a_pass_does_not_pile_up_memory() -> None:
     much. Twice as much is what the allocator holds back."""
     done = subprocess.run([sys.executable, "-c", PASS], capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
-    took, told = map(int, done.stdout.split())
-    assert took < 3 * told
+    took, predicted = map(int, done.stdout.split())
+    assert took < 3 * predicted

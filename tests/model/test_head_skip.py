@@ -130,7 +130,7 @@ def test_only_the_chunks_that_matter_are_read(first: int) -> None:
     assert {first, 950} <= set(head.read) and len(head.read) > 2
 
 
-def test_a_flat_law_skips_nothing() -> None:
+def test_a_flat_distribution_skips_nothing() -> None:
     head = Recording(torch.ones(1000, 4), CAP, 50)
     hidden, ones = torch.ones(3, 4), torch.ones(3)
     uniform = torch.full((3,), 0.5).double()

@@ -1,4 +1,4 @@
-"""Soft embedding and draw of the likeliest tokens alone: what they are, and what stays exact."""
+"""Soft embedding and draw of the most probable tokens alone, and which results stay exact."""
 
 from __future__ import annotations
 
@@ -35,14 +35,14 @@ def assert_exact(stats: HeadStats, exact: HeadStats, at: Any = slice(None)) -> N
 
 
 def kept(logits: Tensor, count: Tensor) -> Tensor:
-    """Bool like logits [positions, vocab]: the likeliest, of equal ones those of lowest ids."""
+    """Bool like logits [positions, vocab]: the most probable, of equal ones those of lowest ids."""
     order = logits.sort(dim=1, descending=True, stable=True)[1]
     rank = order.argsort(dim=1)
     return (rank < count[:, None]) | (count == 0)[:, None]
 
 
 def check(stats: HeadStats, count: Tensor, uniform: Tensor, embedding: Tensor, atol: float) -> None:
-    """Against a softmax of all logits, of which the others are then forgotten."""
+    """Against a softmax of all logits, of which only the most probable are kept."""
     assert stats.logits is not None
     logits = stats.logits.double()
     probs = logits.softmax(dim=1) * kept(stats.logits, count)
@@ -99,7 +99,7 @@ def test_a_dense_computation_finds_the_same(
     rising=st.booleans(),
     seed=st.integers(0, 2**31),
 )
-def test_the_likeliest_depend_on_neither_chunks_nor_neighbours(
+def test_the_most_probable_depend_on_neither_chunks_nor_positions(
     vocab: int, chunks: tuple[int, int], values: int, rising: bool, seed: int
 ) -> None:
     random = torch.Generator().manual_seed(seed)
@@ -108,19 +108,19 @@ def test_the_likeliest_depend_on_neither_chunks_nor_neighbours(
     count = torch.randint(1, vocab + 1, (5,), generator=random)
     wanted = [row.nonzero()[:, 0].tolist() for row in kept(scores, count)]
 
-    def found(which: slice, chunk: int) -> list[list[int]]:
+    def gathered_ids(which: slice, chunk: int) -> list[list[int]]:
         best = MostProbable(count[which], chunk)
         for start in range(0, vocab, chunk):
             best.offer(scores[which, start : start + chunk], start)
-        values, ids = best.found()
+        values, ids = best.gathered()
         assert torch.equal(
             values.isfinite().sum(dim=1), count[which]
         )  # and what is there comes first
         return [row[:n].tolist() for row, n in zip(ids, count[which].tolist(), strict=True)]
 
     for chunk in chunks:
-        assert found(slice(None), chunk) == wanted
-        assert [found(slice(i, i + 1), chunk)[0] for i in range(5)] == wanted
+        assert gathered_ids(slice(None), chunk) == wanted
+        assert [gathered_ids(slice(i, i + 1), chunk)[0] for i in range(5)] == wanted
 
 
 @dataclass(frozen=True)
@@ -137,7 +137,7 @@ class Recording(VocabularyHead):
 @pytest.mark.parametrize("packed", [False, True])
 @pytest.mark.parametrize("name", ["Q8_0", "Q6_K"])
 def test_quantized_embeddings(name: str, packed: bool) -> None:
-    """Where scores come from packed chunks, no chunk is dequantized for the likeliest."""
+    """Where scores come from packed chunks, the most probable tokens need no dequantized chunk."""
     random = torch.Generator().manual_seed(4)
     values = torch.randn(1000, 256, generator=random) / 4
     data = torch.from_numpy(encode(values, name, seed=1))
@@ -213,8 +213,8 @@ def test_one_token_is_the_argmax() -> None:
     assert stats.entropy.min() > 0
 
 
-def test_draws_go_by_the_ids() -> None:
-    """Three tokens hold 1/2, 1/3 and 1/6 of what the few hold, in another order than their ids."""
+def test_draws_are_in_the_order_of_ids() -> None:
+    """Three tokens have 1/2, 1/3 and 1/6 of their mass, in another order than that of their ids."""
     embedding = torch.full((90, 1), -4.0)
     embedding[[7, 50, 80], 0] = torch.tensor([1.0, 3.0, 2.0]).log()
     head = VocabularyHead(embedding, 1e4, 20)
@@ -223,15 +223,15 @@ def test_draws_go_by_the_ids() -> None:
     assert stats.drawn.tolist() == [7, 7, 50, 50, 80, 80]
 
 
-def test_a_law_of_nothing_is_no_crash() -> None:
+def test_a_distribution_of_nothing_does_not_crash() -> None:
     """All banned, or no numbers: the canvas refuses these, by their entropy."""
     head, random = random_head(60, 8, 16)
     hidden, temperature, uniform = inputs(3, 8, random)
-    few = torch.full((3,), 4)
-    stats = head(hidden, temperature, uniform, ban(*range(60)), soft_top_k=few)
+    count = torch.full((3,), 4)
+    stats = head(hidden, temperature, uniform, ban(*range(60)), soft_top_k=count)
     assert stats.soft.isfinite().all()
     hidden[1] = torch.nan
-    stats = head(hidden, temperature, uniform, soft_top_k=few)
+    stats = head(hidden, temperature, uniform, soft_top_k=count)
     assert stats.entropy.isnan().tolist() == [False, True, False]
     assert (stats.drawn < 60).all()
 
@@ -240,7 +240,7 @@ def test_whole_logits_never_exist() -> None:
     vocab, chunk, positions, width = 5000, 512, 64, 8  # as many rows as a product has
     head, random = random_head(vocab, width, chunk)
     arguments = inputs(positions, width, random)
-    for few in (1, 50, 600):
+    for count in (1, 50, 600):
         with largest_tensor() as seen:
-            head(*arguments, soft_top_k=torch.full((positions,), few))
-        assert seen.numel <= max(2 * positions * (few + chunk), few * width)
+            head(*arguments, soft_top_k=torch.full((positions,), count))
+        assert seen.numel <= max(2 * positions * (count + chunk), count * width)

@@ -37,10 +37,10 @@ def test_too_long_a_row_is_named_and_nothing_is_written(network: Network) -> Non
     assert [slot.room() for slot in slots] == [0, 0]
 
 
-@pytest.mark.parametrize(("ids", "found"), [([3, 97], r"3\.\.97"), ([5, -1], r"-1\.\.5")])
-def test_ids_out_of_range_are_refused(network: Network, ids: list[int], found: str) -> None:
+@pytest.mark.parametrize(("ids", "range_"), [([3, 97], r"3\.\.97"), ([5, -1], r"-1\.\.5")])
+def test_ids_out_of_range_are_refused(network: Network, ids: list[int], range_: str) -> None:
     slots = network.new_cache(2, capacity=12)
-    with pytest.raises(ValueError, match=rf"row 1: token ids must lie in 0\.\.96, got {found}"):
+    with pytest.raises(ValueError, match=rf"row 1: token ids must lie in 0\.\.96, got {range_}"):
         network.encode([torch.arange(3), torch.tensor(ids)], slots)
     assert slots.lengths == [0, 0]
 
@@ -126,8 +126,8 @@ def test_a_canvas_in_a_wider_row_is_what_it_is_alone(network: Network) -> None:
     canvases = [torch.arange(5), torch.arange(7) + 9]
     attend = CanvasRows([part])
     assert attend.positions().tolist() == [*range(12, 17), *range(30, 37)]
-    found = network.denoise_batch(torch.cat(canvases), None, attend)
-    assert torch.equal(found, network.denoise(canvases, [slots[2], slots[0]]))
+    hidden = network.denoise_batch(torch.cat(canvases), None, attend)
+    assert torch.equal(hidden, network.denoise(canvases, [slots[2], slots[0]]))
 
 
 def test_no_soft_embedding_is_one_of_zeros(network: Network) -> None:
@@ -160,7 +160,7 @@ def test_chunks_bound_the_work_of_a_forward(
 def test_a_failure_while_encoding_empties_the_slot_that_it_spoilt(
     network: Network, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The rings were overwritten, the length was not moved: the old prefix is gone."""
+    """The rings were overwritten, the length was not moved: the old prefix is lost."""
     (slot,) = slots = network.new_cache(1, capacity=40)
     network.encode([torch.arange(20)], slots)
     last = network.transformer.layers[-1]

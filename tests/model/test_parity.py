@@ -101,7 +101,7 @@ def compare(case: Case, attention: str = "eager") -> tuple[float, float]:
     vocab, length = network.config.vocab_size, network.config.canvas_length
     slots: list[Slot] = [network.new_slot(sum(row) + 1) for row in case.rows]
     caches: list[Any] = [None] * len(case.rows)
-    worst, nearest = 0.0, 1.0
+    largest_difference, nearest = 0.0, 1.0
     for turn in range(max(map(len, case.rows))):
         live = [i for i, row in enumerate(case.rows) if turn < len(row)]
         pieces = [tokens(random, vocab, case.rows[i][turn]) for i in live]
@@ -109,10 +109,10 @@ def compare(case: Case, attention: str = "eager") -> tuple[float, float]:
         with router_gaps(oracle) as gaps:
             for i, piece, logits in zip(live, pieces, ours, strict=True):
                 theirs, caches[i] = oracle_encode_logits(oracle, piece, caches[i])
-                worst = max(worst, relative(logits, theirs))
+                largest_difference = max(largest_difference, relative(logits, theirs))
             steps = compare_steps(oracle, network, slots, caches, length, random)
-        worst, nearest = max(worst, steps), min((nearest, *gaps))
-    return worst, nearest
+        largest_difference, nearest = max(largest_difference, steps), min((nearest, *gaps))
+    return largest_difference, nearest
 
 
 def compare_steps(
@@ -126,7 +126,7 @@ def compare_steps(
     """A first step of all rows, then one in which every other row is self-conditioned."""
     canvases = [tokens(random, network.config.vocab_size, length) for _ in slots]
     before = [3 * torch.randn(length, network.config.vocab_size, generator=random) for _ in slots]
-    worst = 0.0
+    largest_difference = 0.0
     for conditioned in (lambda i: False, lambda i: i % 2 == 0):
         softs = [
             network.head.soft_embedding(logits, torch.float32) if conditioned(i) else None
@@ -136,8 +136,8 @@ def compare_steps(
         for i, logits in enumerate(ours):
             previous = before[i] if conditioned(i) else None
             theirs = oracle_logits(oracle, canvases[i], caches[i], previous)
-            worst = max(worst, relative(logits, theirs))
-    return worst
+            largest_difference = max(largest_difference, relative(logits, theirs))
+    return largest_difference
 
 
 def largest(strategy: st.SearchStrategy[Case], examples: int) -> float:
@@ -205,8 +205,8 @@ def test_chunks_of_a_prompt_do_not_matter(seed: int, prefix: int, window: int) -
         results.append(network.head.logits(network.denoise([canvas, canvas], slots)))
     for result in results[:-1]:
         assert relative(result, results[-1]) <= 1e-5
-    whole = oracle_logits(oracle, canvas, oracle_encode(oracle, prompts[0]))
-    assert relative(results[0][:8], whole) <= TOLERANCE
+    expected = oracle_logits(oracle, canvas, oracle_encode(oracle, prompts[0]))
+    assert relative(results[0][:8], expected) <= TOLERANCE
 
 
 def test_ring_wraps_many_times() -> None:

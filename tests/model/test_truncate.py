@@ -1,4 +1,4 @@
-"""Top-k and top-p cutoffs against plain ones on whole logits."""
+"""Top-k and top-p cutoffs against plain ones on all logits."""
 
 from __future__ import annotations
 
@@ -80,14 +80,14 @@ def test_cutoffs_keep_what_the_book_keeps(
 
 @pytest.mark.parametrize("positions", [truncate.GROUP, 90])
 @pytest.mark.parametrize("top_p", [0.5, 0.97])
-def test_a_flat_law_is_wider_than_the_candidates(top_p: float, positions: int) -> None:
+def test_a_flat_distribution_is_wider_than_the_candidates(top_p: float, positions: int) -> None:
     """Its nucleus takes no sort and a few passes, however many positions have one, and each
-    position's is its own."""
+    position has its own cutoff."""
     vocab, chunk = 2000, 256
     head, random = random_head(vocab, 8, chunk, spread=0.3, seed=1)
     hidden = torch.randn(positions, 8, generator=random)
     top_k = torch.zeros(positions, dtype=torch.int64)
-    few = torch.full((positions,), top_p)
+    top_ps = torch.full((positions,), top_p)
     starts: list[int] = []
 
     def counted(scores: Tensor, start: int) -> Tensor:
@@ -96,7 +96,7 @@ def test_a_flat_law_is_wider_than_the_candidates(top_p: float, positions: int) -
 
     with largest_tensor() as seen, pytest.MonkeyPatch.context() as patch:
         patch.setattr(Tensor, "sort", None)
-        cutoffs = truncate.cutoffs(head, hidden, top_k, few, counted)
+        cutoffs = truncate.cutoffs(head, hidden, top_k, top_ps, counted)
     passes = 2 if positions <= truncate.GROUP else 1 + len(nucleus.DIGITS)
     assert len(starts) == passes * len(head.spans())
     logits = head.logits(hidden)
@@ -106,9 +106,9 @@ def test_a_flat_law_is_wider_than_the_candidates(top_p: float, positions: int) -
     assert (mass >= top_p - 1e-6).all() and (mass < top_p + 2 / vocab).all()
     assert (logits == cutoffs[:, None]).any(dim=1).all()
     assert seen.numel <= max(truncate.GROUP * vocab, positions * nucleus.BINS)
-    others = torch.arange(positions) % 3 > 0
-    few[~others] = 1.0
-    assert torch.equal(truncate.cutoffs(head, hidden, top_k, few)[others], cutoffs[others])
+    unchanged = torch.arange(positions) % 3 > 0
+    top_ps[~unchanged] = 1.0
+    assert torch.equal(truncate.cutoffs(head, hidden, top_k, top_ps)[unchanged], cutoffs[unchanged])
 
 
 def test_a_nucleus_of_nearly_everything_is_found_at_a_real_vocabulary() -> None:
@@ -149,9 +149,9 @@ def test_a_wide_top_k_is_one_positions_cost() -> None:
     wide = top_k.clone()
     wide[7] = 1000
     with largest_tensor() as seen:
-        found = truncate.cutoffs(head, hidden, wide, top_p)
-    others = torch.arange(positions) != 7
-    assert torch.equal(found[others], usual[others]) and found[7] <= usual[7]
+        ours = truncate.cutoffs(head, hidden, wide, top_p)
+    unchanged = torch.arange(positions) != 7
+    assert torch.equal(ours[unchanged], usual[unchanged]) and ours[7] <= usual[7]
     assert seen.numel <= positions * 500  # the scores of a chunk, and no table of all candidates
 
 

@@ -22,15 +22,14 @@ class Skip:
     """Lets the soft embedding leave out, at each position, the chunks of the vocabulary that hold
     too little of its distribution to matter; the other statistics stay exact.
 
-    A chunk is left out where its mass is at most share / chunks of what the distribution is sure to
-    hold in the end: the mass seen so far, or that of one token. So the weights left out sum to
-    `share` at most, and the vector is off by share · sqrt(hidden) · the longest embedding row at
-    most. The guess's score is rounded otherwise than the pass's: a difference of d makes that
-    share · e^d.
+    A chunk is left out where its mass is at most share / chunks of a lower bound of the whole mass:
+    the mass seen so far, or that of one token. So the probabilities left out sum to `share` at
+    most, and the vector's error is share · sqrt(hidden) · the longest embedding row at most. The
+    guess's score may differ by d from the pass's, by rounding: the bound is then share · e^d.
     """
 
     share: Tensor  # float32 [positions], of the whole mass; 0 skips nothing
-    guess: Tensor  # int64 [positions]: a token that may be likely, such as the last step's argmax
+    guess: Tensor  # int64 [positions]: a token that may be probable, such as the last step's argmax
 
 
 @dataclass(frozen=True)
@@ -39,14 +38,14 @@ class Limit:
 
     exact: Tensor  # int64 [n]: the positions that leave out no chunk
     log_share: Tensor  # float32 [positions]: of one chunk; infinite where this decides nothing
-    floor: Tensor  # float32 [positions]: a score over temperature that is sure to be there
+    floor: Tensor  # float32 [positions]: the score over temperature of some token
 
     def exceeded(self, state: SoftmaxState, sums: Tensor) -> Tensor:
         """The positions int64 [n] that need the chunk just taken into `state`: sums [positions,
         blocks] are the masses of its blocks, relative to the distribution's peak."""
         # In logarithms: relative to an early peak, the floor's mass may be infinite.
-        sure = torch.maximum(state.sum_exp.log(), self.floor - state.max)
-        return (sums.sum(dim=1).log() > self.log_share + sure).nonzero()[:, 0]
+        least = torch.maximum(state.sum_exp.log(), self.floor - state.max)
+        return (sums.sum(dim=1).log() > self.log_share + least).nonzero()[:, 0]
 
 
 class SoftSum:

@@ -35,22 +35,23 @@ def inverse_cdf(scores: Tensor, inside: Tensor) -> Tensor:
     mass = wide((scores - scores.amax(dim=1, keepdim=True)).exp())
     ends = mass.cumsum(dim=1)
     places = torch.searchsorted(ends, (inside * ends[:, -1])[:, None], right=True)[:, 0]
-    # Rounding can put the target at or past the end: take the last token with any mass.
+    # Rounding can put the target at or past the end: the last token with any mass is taken.
     last = mass.shape[1] - 1 - (mass > 0).flip(1).to(torch.uint8).argmax(dim=1)
     return torch.minimum(places, last)
 
 
 class BlockMasses:
-    """The masses of the vocabulary's blocks, a chunk at a time."""
+    """The masses of all blocks of the vocabulary, put in chunk by chunk."""
 
     def __init__(self, positions: int, chunks: int, chunk: int, device: torch.device) -> None:
-        # Tables made beforehand: what is kept between the chunks' buffers would keep their memory.
+        # Allocated before the first chunk: tensors kept between the chunks' buffers would keep the
+        # allocator from reusing their memory.
         size = positions, chunks, -(-chunk // BLOCK)
         self._sums = torch.zeros(size, device=device)
         self._peaks = torch.empty(positions, chunks, device=device)
 
     def put(self, index: int, sums: Tensor, peak: Tensor) -> None:
-        """Those of one chunk, sums [positions, blocks], relative to the peaks [positions]."""
+        """The masses of one chunk [positions, blocks], relative to the peaks [positions]."""
         self._sums[:, index, : sums.shape[1]] = sums
         self._peaks[:, index] = peak
 

@@ -12,7 +12,7 @@ from sfumato.ops.online_softmax import TOP, SoftmaxState
 
 @dataclass(frozen=True)
 class HeadStats:
-    """What one pass found at each position; leading axes are those of the hidden states."""
+    """Results of each position; leading axes are those of the hidden states."""
 
     argmax: Tensor  # int64 [...]; of equal scores the lowest id
     drawn: Tensor  # int64 [...]; by inverse CDF from the uniform

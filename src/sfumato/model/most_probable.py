@@ -1,7 +1,7 @@
 """The most probable tokens of some positions, gathered while the vocabulary is read in chunks.
 
-`MostProbable` gathers them; `narrow` makes draw and soft embedding of them alone.  Knows scores and
-ids; the head knows what the scores are of, and `diffusion/` who asks for so few tokens.
+`MostProbable` gathers them; `draw_and_embed` draws among them and sums their soft embedding.  Knows
+scores and ids; the head knows what the scores are of, and `diffusion/` who asks for so few tokens.
 """
 
 from __future__ import annotations
@@ -17,24 +17,24 @@ from sfumato.weights.blocks import QuantizedTensor
 class MostProbable:
     """The most probable tokens of the positions that ask for some, gathered chunk by chunk.
 
-    Of equal scores the lowest ids are kept, so that neither chunks nor neighbours matter. Whatever
-    beats the worst kept so far is put aside; once there is no more room, the best are found anew.
-    After the first chunk that is a comparison for each score, and hardly ever more.
+    Of equal scores the lowest ids are kept, so that neither chunks nor other positions change the
+    result. Scores above the lowest of the best are buffered; when the buffer is full, all but the
+    best are dropped. After the first chunk that is one comparison for each score, and rarely more.
     """
 
     def __init__(self, count: Tensor, chunk: int) -> None:
-        """count: int64 [positions], how many tokens, 0 for a position that has no part in this;
-        chunk: how many scores come at a time at most."""
-        self.which = count.nonzero()[:, 0]  # int64 [n]: the positions that take part
+        """count: int64 [positions], how many tokens, 0 for a position that asks for none;
+        chunk: the most scores that are offered at a time."""
+        self.which = count.nonzero()[:, 0]  # int64 [n]: the positions that ask for some
         self.others = (count == 0).nonzero()[:, 0]
         self.count = count[self.which]
-        self.most = int(self.count.max())
+        self.max_count = int(self.count.max())
         # In the order of their ids; past the last, -inf. Float32 holds what any dtype holds.
-        size = (len(self.which), self.most + chunk)
+        size = (len(self.which), self.max_count + chunk)
         self.scores = torch.full(size, float("-inf"), device=count.device)
         self.ids = torch.zeros(size, dtype=torch.int64, device=count.device)
         self.held = torch.zeros_like(self.count)
-        self.worst = torch.full_like(self.scores[:, 0], float("-inf"))  # that the best have
+        self.lowest = torch.full_like(self.scores[:, 0], float("-inf"))  # of the best
 
     @classmethod
     def of(cls, count: Tensor | None, chunk: int, vocab_size: int) -> MostProbable | None:
@@ -45,8 +45,8 @@ class MostProbable:
         return cls(count, chunk) if count.any() else None
 
     def offer(self, raw: Tensor, first_id: int) -> None:
-        """Takes note of the scores float [positions, m] of the ids first_id, first_id + 1, …,
-        from 0 on and in order; any that rank as those of the distribution do."""
+        """Takes the scores float [positions, m] of the ids first_id, first_id + 1, …, from 0 on and
+        in order; only the order of the scores counts."""
         scores = raw if len(self.which) == len(raw) else raw[self.which]
         better = self._best(scores) if first_id == 0 else self._better(scores)
         if int((self.held + _sizes(better)).max()) > self.scores.shape[1]:
@@ -54,24 +54,24 @@ class MostProbable:
             better = self._better(scores)
         self._add(better, scores, first_id)
 
-    def found(self) -> tuple[Tensor, Tensor]:
+    def gathered(self) -> tuple[Tensor, Tensor]:
         """Scores float32 and ids int64 of the best, both [n, most], in the order of the ids; where
         there are fewer, scores of -inf come last."""
         self._condense()
-        return self.scores[:, : self.most], self.ids[:, : self.most]
+        return self.scores[:, : self.max_count], self.ids[:, : self.max_count]
 
     def _better(self, scores: Tensor) -> Tensor:
-        return scores > self.worst.to(scores.dtype)[:, None]
+        return scores > self.lowest.to(scores.dtype)[:, None]
 
     def _best(self, scores: Tensor) -> Tensor:
-        """Where each row's `count` best are, bool like scores; the worst of them is noted."""
+        """Which scores are each row's `count` best, bool like scores; stores the lowest of them."""
         size = scores.shape[1]
-        ranked = scores.topk(min(self.most, size), dim=1)[0]
-        worst = ranked.gather(1, (self.count.clamp(max=size) - 1)[:, None])
-        self.worst = worst[:, 0].float().masked_fill_(self.count > size, float("-inf"))
-        above, level = scores > worst, scores == worst
+        ranked = scores.topk(min(self.max_count, size), dim=1)[0]
+        lowest = ranked.gather(1, (self.count.clamp(max=size) - 1)[:, None])
+        self.lowest = lowest[:, 0].float().masked_fill_(self.count > size, float("-inf"))
+        above, level = scores > lowest, scores == lowest
         room = self.count - _sizes(above)
-        # What is banned is in nobody's distribution.
+        # A banned token has no probability.
         return (above | level & (level.cumsum(dim=1) <= room[:, None])) & (scores > float("-inf"))
 
     def _condense(self) -> None:
@@ -87,7 +87,7 @@ class MostProbable:
         self._put(row, _sizes(chosen), scores[row, column].float(), column + first_id)
 
     def _put(self, row: Tensor, sizes: Tensor, scores: Tensor, ids: Tensor) -> None:
-        """Puts entries behind those that are held: row int64 [m], rising, sizes of each its own."""
+        """Appends entries to their rows: row int64 [m], rising; sizes: how many each row gets."""
         first = self.held - (sizes.cumsum(0) - sizes)
         place = first[row] + torch.arange(len(row), device=row.device)
         self.scores[row, place] = scores
@@ -100,7 +100,7 @@ def _sizes(mask: Tensor) -> Tensor:
     return mask.sum(dim=1, dtype=torch.int32).long()
 
 
-def narrow(
+def draw_and_embed(
     scores: Tensor,
     ids: Tensor,
     uniform: Tensor,
@@ -114,18 +114,18 @@ def narrow(
     scores float32 (over temperature, finite) and ids int64 [n, k], of rising ids; uniform float64
     [n] in [0, 1); products are in `dtype`, of no more than `rows` rows of the embedding at a time.
     """
-    if len(ids) == 1:  # torch multiplies one pair of matrices otherwise than several
+    if len(ids) == 1:  # torch rounds a product of one pair of matrices otherwise than of several
         scores, ids, uniform = (x.expand(2, *x.shape[1:]) for x in (scores, ids, uniform))
-        drawn, soft = narrow(scores, ids, uniform, embedding, dtype, rows)
+        drawn, soft = draw_and_embed(scores, ids, uniform, embedding, dtype, rows)
         return drawn[:1], soft[:1]
     drawn = ids.gather(1, inverse_cdf(scores, uniform)[:, None])[:, 0]
-    # The likeliest weighs 1, which no dtype rounds, where its share would be rounded.
+    # The most probable token has weight 1, which no dtype rounds, as it would its probability.
     weights = (scores - scores.amax(dim=1, keepdim=True)).exp()
     total, weights = weights.sum(dim=1), weights.to(dtype)
     soft = torch.zeros(len(ids), embedding.shape[1], device=ids.device)
-    some = max(2, rows // ids.shape[1])  # positions
-    for start in range(0, len(ids), some):
-        at = slice(min(start, len(ids) - 2), start + some)  # never the last one alone, as above
+    size = max(2, rows // ids.shape[1])  # positions
+    for start in range(0, len(ids), size):
+        at = slice(min(start, len(ids) - 2), start + size)  # never the last one alone, as above
         soft[at] = 0
         for part, share in zip(ids[at].split(rows, 1), weights[at].split(rows, 1), strict=True):
             soft[at] += (share[:, None] @ ops.embed(part, embedding, dtype))[:, 0].float()

@@ -17,22 +17,22 @@ from sfumato.model.nucleus import least_scores, nucleus_bytes
 from sfumato.ops.online_softmax import BANNED
 from sfumato.options.limits import MOST_TOP_K
 
-CANDIDATES = 256  # a nucleus within so many tokens is found in one pass
-GROUP = 64  # up to so many wider ones have their scores held whole: 64 MiB at 262144 tokens
-MERGED = 32  # positions whose candidates are found at a time: bounds what that takes
+CANDIDATES = 256  # a nucleus of up to so many tokens takes one pass
+GROUP = 64  # for up to so many wider ones all scores are stored: 64 MiB at 262144 tokens
+MERGED = 32  # positions whose candidates are ranked at a time, which bounds the memory
 
 
 def cutoff_bytes(config: ModelConfig, positions: int) -> int:
-    """The most that finding cutoffs holds beside a pass's buffers, with a top-k of MOST_TOP_K at
-    most at each of `positions`."""
-    few, size = min(MOST_TOP_K, config.vocab_size), torch.float32.itemsize
+    """The most memory that finding cutoffs takes beside a pass's buffers, with a top-k of
+    MOST_TOP_K at most at each of `positions`."""
+    top, size = min(MOST_TOP_K, config.vocab_size), torch.float32.itemsize
     chunk = min(CHUNK, config.vocab_size)
-    merged = MERGED * (2 * chunk + few) * size
-    found = MERGED * few * (size + torch.int64.itemsize)
-    held = min(GROUP, positions)
-    whole = held * (config.vocab_size + chunk) * size + nucleus_bytes(held, chunk)
+    merged = MERGED * (2 * chunk + top) * size
+    ranked = MERGED * top * (size + torch.int64.itemsize)
+    group = min(GROUP, positions)
+    all_scores = group * (config.vocab_size + chunk) * size + nucleus_bytes(group, chunk)
     passes = positions * chunk * size + nucleus_bytes(positions, chunk)
-    return positions * few * size + max(merged + found, whole, passes)
+    return positions * top * size + max(merged + ranked, all_scores, passes)
 
 
 def cutoffs(
@@ -48,42 +48,43 @@ def cutoffs(
     off; the nucleus of the model's own distribution, before any temperature; the most probable
     token always survives).  With both, top-p looks at what top-k left.
     """
-    few = top_k.clamp(min=CANDIDATES).clamp(max=head.vocab_size)
-    # Positions with as many candidates go together, so that none pays for another's many, and
-    # none's sums are cut as another's.
-    groups = [(few == count).nonzero()[:, 0] for count in few.unique().tolist()]
-    bests = [_Best(which, int(few[which[0]])) for which in groups]
+    counts = top_k.clamp(min=CANDIDATES).clamp(max=head.vocab_size)
+    # Positions with equally many candidates form a group: the cost and the rounding of a position
+    # do not depend on how many another has.
+    candidates = [
+        _Candidates((counts == count).nonzero()[:, 0], count) for count in counts.unique().tolist()
+    ]
     total = hidden.new_full((len(hidden),), BANNED, dtype=torch.float32)  # log of the summed mass
     for start, _ in head.spans():
         scores = _adjusted(head, hidden, start, adjust)
         total = torch.logaddexp(total, scores.logsumexp(dim=1))
-        for best in bests:
-            best.offer(scores)
+        for group in candidates:
+            group.offer(scores)
     cutoff = torch.empty_like(total)
-    found = torch.empty_like(top_p, dtype=torch.bool)
-    for best in bests:
-        at = best.which
-        cutoff[at], found[at] = _of_candidates(best.scores, total[at], top_k[at], top_p[at])
-    wide = ((top_p < 1) & ~found & (top_k == 0)).nonzero()[:, 0]
+    complete = torch.empty_like(top_p, dtype=torch.bool)
+    for group in candidates:
+        at = group.which
+        cutoff[at], complete[at] = _of_candidates(group.scores, total[at], top_k[at], top_p[at])
+    wide = ((top_p < 1) & ~complete & (top_k == 0)).nonzero()[:, 0]
     if len(wide):  # so flat a distribution that its nucleus holds more than the candidates
         chunks = _chunks(head, hidden, wide, adjust)
         cutoff[wide] = least_scores(chunks, total[wide], top_p[wide])
     return cutoff
 
 
-class _Best:
+class _Candidates:
     """The highest scores of some positions, gathered chunk by chunk."""
 
-    def __init__(self, which: Tensor, few: int) -> None:
-        self.which, self._few = which, few
-        size = (len(which), few)
+    def __init__(self, which: Tensor, count: int) -> None:
+        self.which, self._count = which, count
+        size = (len(which), count)
         self.scores = torch.full(size, float("-inf"), device=which.device)  # falling
 
     def offer(self, scores: Tensor) -> None:
-        """Takes in the scores [positions, n] of a chunk, all of them BANNED at least."""
+        """Takes the scores [positions, n] of a chunk, all of them BANNED at least."""
         for part, which in zip(self.scores.split(MERGED), self.which.split(MERGED), strict=True):
             both = torch.cat((part, scores[which]), dim=1)
-            part.copy_(both.topk(self._few, dim=1)[0])
+            part.copy_(both.topk(self._count, dim=1)[0])
 
 
 def _of_candidates(
@@ -94,13 +95,13 @@ def _of_candidates(
     kth = best.gather(1, (top_k.clamp(min=1, max=best.shape[1]) - 1)[:, None])[:, 0]
     limited = top_k > 0
     cutoff = torch.where(limited, kth, BANNED)
-    # What top-k leaves is known whole, so top-p needs no other sum over it.
+    # All that top-k leaves is among the candidates, so their sum is the whole mass for top-p.
     ranked = torch.where(limited[:, None] & (best < cutoff[:, None]), BANNED, best)
     total = torch.where(limited, ranked.logsumexp(dim=1), total)
-    nucleus, found = _nucleus(ranked, total, top_p)
+    nucleus, complete = _nucleus(ranked, total, top_p)
     # The nucleus of what top-k left can round to more than that.
     cutoff = torch.where(top_p < 1, torch.maximum(nucleus, cutoff), cutoff)
-    return cutoff, found
+    return cutoff, complete
 
 
 def _nucleus(ranked: Tensor, total: Tensor, top_p: Tensor) -> tuple[Tensor, Tensor]:
@@ -117,19 +118,19 @@ def _nucleus(ranked: Tensor, total: Tensor, top_p: Tensor) -> tuple[Tensor, Tens
 def _chunks(
     head: VocabularyHead, hidden: Tensor, which: Tensor, adjust: Adjust | None
 ) -> Callable[[], Iterable[Tensor]]:
-    """What gives the scores of the positions `which`, chunk by chunk, as often as it is called:
-    of few positions they are held from one pass on, of more each call makes a pass."""
+    """A function that gives the scores of the positions `which`, chunk by chunk: for up to GROUP
+    positions they are stored once, for more each call makes a pass."""
 
     def scored() -> Iterable[Tensor]:
-        # Of all positions, as the head has them: the last bits of a product depend on its shape.
+        # Of all positions, as the head computes them: the last bits depend on the shape.
         return (_adjusted(head, hidden, start, adjust)[which] for start, _ in head.spans())
 
     if len(which) > GROUP:
         return scored
-    whole = hidden.new_empty(len(which), head.vocab_size, dtype=torch.float32)
+    stored = hidden.new_empty(len(which), head.vocab_size, dtype=torch.float32)
     for (start, stop), scores in zip(head.spans(), scored(), strict=True):
-        whole[:, start:stop] = scores
-    return lambda: (whole[:, start:stop] for start, stop in head.spans())
+        stored[:, start:stop] = scores
+    return lambda: (stored[:, start:stop] for start, stop in head.spans())
 
 
 def _adjusted(head: VocabularyHead, hidden: Tensor, start: int, adjust: Adjust | None) -> Tensor:

@@ -21,7 +21,7 @@ from sfumato.model.approximate import Limit, Skip, SoftSum
 from sfumato.model.draw import BlockMasses, block_ids, inverse_cdf
 from sfumato.model.head_stats import HeadStats, statistics
 from sfumato.model.more_top import MoreTop
-from sfumato.model.most_probable import MostProbable, narrow
+from sfumato.model.most_probable import MostProbable, draw_and_embed
 from sfumato.model.output_embedding import OutputEmbedding
 from sfumato.ops.online_softmax import BANNED, BLOCK, Bans, SoftmaxState
 
@@ -44,7 +44,7 @@ class PassSettings:
 
 
 class VocabularyPass:
-    """A pass of some positions, and what it gathers beside the sums."""
+    """A pass over the vocabulary for some positions."""
 
     def __init__(self, output: OutputEmbedding, hidden: Tensor, settings: PassSettings) -> None:
         """hidden [positions, hidden]."""
@@ -98,8 +98,8 @@ class VocabularyPass:
         return scores if adjust is None else adjust(scores, start)
 
     def _offer(self, raw: Tensor, start: int) -> None:
-        """Shows a chunk's scores to those that gather the best of them: softcap and temperature
-        leave the order as it is."""
+        """Offers a chunk's scores to what gathers the best of them: softcap and temperature keep
+        their order."""
         gathering = [each for each in (self.best, self.more) if each is not None]
         if gathering and self.settings.bans is not None:  # in place: the softmax bans the same
             raw.masked_fill_(self.settings.bans.within(start, raw.shape[1]), float("-inf"))
@@ -112,9 +112,9 @@ class VocabularyPass:
         if skip is None and best is None:
             return None
         share = torch.zeros_like(temperature) if skip is None else skip.share
-        some = share > 0
+        skipping = share > 0
         if best is not None:
-            some[best.which] = True
+            skipping[best.which] = True
         floor = torch.full_like(temperature, BANNED)
         if skip is not None and self.settings.adjust is None:  # which may ban the guess
             rows = ops.embed(skip.guess, self.output.embedding, self.hidden.dtype)
@@ -123,14 +123,14 @@ class VocabularyPass:
             if self.settings.bans is not None:
                 floor = floor.masked_fill(self.settings.bans.contain(skip.guess), BANNED)
         log_share = share.log() - math.log(len(self.output.spans()))
-        log_share[~some] = float("inf")
+        log_share[~skipping] = float("inf")
         if best is not None:
             log_share[best.which] = float("inf")
-        return Limit((~some).nonzero()[:, 0], log_share, floor)
+        return Limit((~skipping).nonzero()[:, 0], log_share, floor)
 
     def _draw(self, block: Tensor, inside: Tensor) -> Tensor:
         """The token in whose stretch of its block's mass the share `inside` of it falls; of the
-        positions in `best`, which are drawn otherwise, any."""
+        positions in `best`, which `_narrow` draws, any."""
         ids, exists = block_ids(block, self.output.chunk, self.output.vocab_size)
         if self.settings.bans is not None:
             exists &= ~self.settings.bans.window(ids[:, 0], BLOCK)
@@ -162,23 +162,24 @@ class VocabularyPass:
         return scores
 
     def _narrow(self, stats: HeadStats, best: MostProbable) -> None:
-        """Replaces draw and soft embedding by those of the most probable tokens alone."""
-        scores, ids = best.found()
+        """Replaces the draw and the soft embedding of some positions by those of their most
+        probable tokens alone."""
+        scores, ids = best.gathered()
         scores = self._over(scores, best.which).clamp(min=BANNED)
         embedding, chunk = self.output.embedding, self.output.chunk
-        for count in best.count.unique().tolist():  # so that none is summed with another's many
+        for count in best.count.unique().tolist():  # so that each is summed in a shape of its own
             at = (best.count == count).nonzero()[:, 0]
-            which, few = best.which[at], (scores[at, :count], ids[at, :count])
+            which, tokens = best.which[at], (scores[at, :count], ids[at, :count])
             uniform = self.settings.uniform[which]
-            drawn, soft = narrow(*few, uniform, embedding, self.dtype, chunk)
+            drawn, soft = draw_and_embed(*tokens, uniform, embedding, self.dtype, chunk)
             stats.drawn[which] = drawn
             stats.soft[which] = soft.to(stats.soft.dtype)
 
     def _name_more(self, stats: HeadStats, state: SoftmaxState, more: MoreTop) -> HeadStats:
         """Names more of the most probable tokens."""
-        scores, ids = more.found()
+        scores, ids = more.gathered()
         scores = self._over(scores, more.which)
-        top_ids, top_probs = more.behind(state, scores, ids, stats.top_ids, stats.top_probs)
+        top_ids, top_probs = more.appended(state, scores, ids, stats.top_ids, stats.top_probs)
         return replace(stats, top_ids=top_ids, top_probs=top_probs)
 
     def _over(self, scores: Tensor, which: Tensor) -> Tensor:
