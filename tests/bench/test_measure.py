@@ -87,16 +87,15 @@ def test_the_timed_pass_does_what_a_request_does(
     tiny: Subject, monkeypatch: pytest.MonkeyPatch, min_tokens: int
 ) -> None:
     seen: list[list[list[int]]] = [[], []]
-    settle = Canvas.settle
+    learn = Canvas.learn
 
-    def recording(self: Canvas, stats: Any) -> Any:
-        draft = settle(self, stats)
-        seen[0].append(draft.token_ids.tolist())
-        return draft
+    def recording(self: Canvas, *news: Any) -> None:
+        learn(self, *news)
+        seen[0].append(self.argmax.tolist())
 
     subject = replace(tiny, end_ids=(7,))
     sampler = SamplerConfig(top_k=5, min_tokens=min_tokens, max_steps=3)
-    monkeypatch.setattr(Canvas, "settle", recording)
+    monkeypatch.setattr(Canvas, "learn", recording)
     measured(subject, Work([6], 0, 1), Case(32), sampler=sampler)
     seen.reverse()
     config = replace(sampler.over(tiny.defaults), canvas_length=32)
@@ -120,14 +119,14 @@ def test_ctrl_c_keeps_what_was_measured(tiny: Subject) -> None:
 def test_ctrl_c_in_a_request_keeps_its_steps(
     tiny: Subject, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    settle, calls = Canvas.settle, iter(range(1, 100))
+    learn, calls = Canvas.learn, iter(range(1, 100))
 
-    def pressed(self: Canvas, stats: Any) -> Any:
+    def pressed(self: Canvas, *news: Any) -> None:
         if next(calls) == 8:  # in the third canvas of three
             raise KeyboardInterrupt
-        return settle(self, stats)
+        learn(self, *news)
 
-    monkeypatch.setattr(Canvas, "settle", pressed)
+    monkeypatch.setattr(Canvas, "learn", pressed)
     report = measured(tiny, Work([4], 0, 1), Case(96))
     (result,) = report.cases
     assert (report.interrupted, result.requests) == (True, 0)
