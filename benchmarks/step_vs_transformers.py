@@ -116,10 +116,15 @@ def sfumato_step(folder: Path) -> Callable[[], None]:
     network.encode([prompt], [slot])
     canvas = Canvas(config, Noise(0, 0), vocabulary(folder), cpu)
     denoise_step(network, [canvas], [slot])
-    soft = canvas.soft
+    assert canvas.place
+    batch, row = canvas.place
+    batch.tokens[row].copy_(tokens)
+    start = [tensor[row].clone() for tensor in batch.tensors()]
 
     def step() -> None:
-        canvas.step, canvas.tokens, canvas.soft, canvas.convergence = 1, tokens, soft, None
+        canvas.step, canvas.convergence = 1, None
+        for tensor, value in zip(batch.tensors(), start, strict=True):
+            tensor[row].copy_(value)
         denoise_step(network, [canvas], [slot])
 
     return step

@@ -128,23 +128,22 @@ def test_the_timed_pass_does_what_a_request_does(
 ) -> None:
     requested: list[list[int]] = []
     timed: list[list[int]] = []
-    stepped, advance = Sequence.stepped, Canvas.advance
+    stepped, learn = Sequence.stepped, Canvas.learn
 
     def of_request(self: Sequence, draft: Draft, *seconds: float) -> None:
         requested.append(draft.token_ids.tolist())
         stepped(self, draft, *seconds)
 
-    def of_timed_pass(self: Canvas, stats: Any) -> Draft:
-        draft = advance(self, stats)
-        timed.append(draft.token_ids.tolist())
-        return draft
+    def of_timed_pass(self: Canvas, *step: Any) -> None:
+        learn(self, *step)
+        timed.append(self.argmax.tolist())
 
     subject = replace(tiny, model=copy(tiny.model))
     subject.model.end_ids = (7,)
     sampler = SamplerConfig(top_k=5, min_tokens=min_tokens, max_steps=3)
     monkeypatch.setattr(Sequence, "stepped", of_request)
     measured(subject, Work([6], 0, 1), Case(32), sampler=sampler)
-    monkeypatch.setattr(Canvas, "advance", of_timed_pass)
+    monkeypatch.setattr(Canvas, "learn", of_timed_pass)
     config = replace(sampler.over(tiny.defaults), canvas_length=32)
     where.where_it_goes(subject, subject.prompt_ids(6, 0), config, 0)
     assert requested == timed != []

@@ -224,6 +224,6 @@ def test_one_clients_failures_are_no_weapon() -> None:
 def test_the_probe_works_on_a_real_model() -> None:
     model = sfumato.load()
     probe(model)
-    model.network.denoise = lambda *_: 1 / 0  # type: ignore[assignment, method-assign, return-value]
+    model.network.denoise_batch = lambda *_: 1 / 0  # type: ignore[assignment, method-assign, return-value]
     with pytest.raises(ZeroDivisionError):
         probe(model)

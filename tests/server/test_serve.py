@@ -218,7 +218,7 @@ def fail(*_):
     raise {error}("the device is lost")
 
 circuit.WAITS_S = (0.05, 0.1)
-Network.denoise = fail
+Network.denoise_batch = fail
 sys.exit(main(["serve", *sys.argv[1:]]))
 """
 

@@ -5,7 +5,7 @@ The state itself is a row of a `StepBatch` once the canvas has taken part in a s
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Literal
 
@@ -51,14 +51,14 @@ class Draft:
     entropy: Tensor  # float32 [length], nats
     accepted: Tensor  # bool [length]: positions that keep their drawn token for the next step
     max_steps: int
-    top_ids: Tensor  # int64 [length, few]: the likeliest tokens of each position, likeliest first
-    top_probs: Tensor  # float32 [length, few]: their probabilities
+    top_ids: Tensor  # int64 [length, top]: the most probable tokens, most probable first
+    top_probs: Tensor  # float32 [length, top]: their probabilities
     noise: Tensor | None = None  # int64 [length], at step 1: the tokens that the canvas began as
     decode: Callable[[list[int]], str] | None = field(default=None, compare=False, repr=False)
 
     @property
     def text(self) -> str:
-        """`token_ids` as text, special tokens left out; decoded when it is asked for. Raises
+        """`token_ids` as text, special tokens left out; decoded at each access. Raises
         ValueError where the draft is not from a `Model` or an `Engine`: ids alone have no text."""
         if self.decode is None:
             raise ValueError("text: this draft has no tokenizer; drafts of Model.stream have one")
@@ -75,7 +75,7 @@ class Canvas:
         vocab_size: int,
         device: torch.device,
         reply: Sequence[int] = (),
-        pinned: dict[int, int] | None = None,
+        pinned: Mapping[int, int] | None = None,
     ) -> None:
         """config: complete, canvas_length included; reply: the tokens of the reply before this
         canvas; pinned: position → token id, for positions whose token is given."""
@@ -92,8 +92,8 @@ class Canvas:
             self._pinned[position] = self.begun[position] = token
         # Of one size at every step, so that a step can be captured once and replayed.
         rules = (config.sampler, config.stopping)
-        wanted = max(1, *(getattr(rule, "history", 1) for rule in rules))
-        self.history_rows = min(wanted, config.max_steps)
+        depth = max(1, *(getattr(rule, "history", 1) for rule in rules))
+        self.history_rows = min(depth, config.max_steps)
         self.place: tuple[StepBatch, int] | None = None  # where the state is; None before a step
         self.denoiser: Denoiser | None = None  # of `denoise_step`
         self._start: RowStart | None = None
@@ -167,10 +167,10 @@ class Canvas:
                 max(COLDEST, temperature_at(config.schedule, step, config.max_steps) * scale)
                 for step in steps
             ]
-            few = config.soft_top_k
-            if few is not None:
-                assert not isinstance(few, int)
-                self._soft_top_k = [count_at(few, step, config.max_steps) for step in steps]
+            counts = config.soft_top_k
+            if counts is not None:
+                assert not isinstance(counts, int)
+                self._soft_top_k = [count_at(counts, step, config.max_steps) for step in steps]
             self._start = RowStart(
                 self.begun,
                 self._pinned,
@@ -205,8 +205,8 @@ class Canvas:
         return CanvasView(step, self.tokens, self.history, self.reply)
 
     def advance(self, stats: HeadStats) -> Draft:
-        """Moves this canvas alone one step on, `stats` being what the forward found at its
-        positions. Raises what `Denoiser.advance` returns as the row's failure."""
+        """Moves this canvas alone one step on; stats: the statistics of its positions. Raises what
+        `Denoiser.advance` returns as the row's failure."""
         from sfumato.diffusion.step.host import advance_one  # which knows canvases
 
         return advance_one(self, stats)
@@ -229,9 +229,11 @@ class Canvas:
                 f"{where}: the logit processors ({processors}) ban every token of position "
                 f"{int(entropy.isinf().nonzero()[0])}; leave it at least one"
             )
-        besides = f"; or see that no logit processor ({processors}) makes NaN or infinity of them"
+        processor_hint = (
+            f"; or see that no logit processor ({processors}) makes NaN or infinity of them"
+        )
         raise FloatingPointError(
             f"{where}: the model's scores are not finite, as when its activations exceed the "
             "range of float16; load it with dtype='bfloat16' or 'float32'"
-            f"{besides if processors else ''}"
+            f"{processor_hint if processors else ''}"
         )

@@ -40,8 +40,8 @@ def check_tensor(
         raise ValueError(f"{must} {_kind(dtype, shape)}, got {quoted(value)}, which is no tensor")
     right = value.is_floating_point() if dtype is None else value.dtype == dtype
     fits = value.ndim == len(shape) and all(
-        isinstance(size, str) or size == found
-        for size, found in zip(shape, value.shape, strict=True)
+        isinstance(size, str) or size == actual
+        for size, actual in zip(shape, value.shape, strict=True)
     )
     if not (right and fits):
         raise ValueError(f"{must} {_kind(dtype, shape)}, got {_kind(value.dtype, value.shape)}")

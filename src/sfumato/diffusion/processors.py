@@ -20,7 +20,7 @@ class CanvasView:
     """What logit processors see of one row before a step; all tensors on the scores' device."""
 
     step: Tensor  # int64 []: 1.., of the step to come
-    tokens: Tensor  # int64 [length]: the canvas that the scores were found for
+    tokens: Tensor  # int64 [length]: the canvas that the forward read
     history: Tensor  # int64 [rows, length]: as in `StepView`
     reply: Tensor  # int64 [n]: the reply's tokens before this canvas
 
@@ -45,9 +45,9 @@ def banned_by(processor: LogitProcessor, reply: int, length: int) -> Banned | No
     """What a processor bans on a canvas of `length` positions after `reply` tokens; None where it
     does more than that, or does not say. One that only bans costs next to nothing, and says so by
     a method `banned(reply, length) -> Banned | None`."""
-    says = getattr(processor, "banned", None)
-    found: Banned | None = None if says is None else says(reply, length)
-    return found
+    method = getattr(processor, "banned", None)
+    banned: Banned | None = None if method is None else method(reply, length)
+    return banned
 
 
 @dataclass(frozen=True)
@@ -57,12 +57,12 @@ class LogitBias:
     bias: Mapping[int, float]
 
     def process(self, scores: Tensor, first_id: int, view: CanvasView) -> Tensor:
-        here = {i - first_id: b for i, b in self.bias.items()}
-        here = {i: b for i, b in here.items() if 0 <= i < scores.shape[-1]}
-        if not here:
+        in_chunk = {i - first_id: b for i, b in self.bias.items()}
+        in_chunk = {i: b for i, b in in_chunk.items() if 0 <= i < scores.shape[-1]}
+        if not in_chunk:
             return scores
-        ids = torch.tensor(list(here), device=scores.device)
-        values = torch.tensor(list(here.values()), dtype=scores.dtype, device=scores.device)
+        ids = torch.tensor(list(in_chunk), device=scores.device)
+        values = torch.tensor(list(in_chunk.values()), dtype=scores.dtype, device=scores.device)
         return scores.index_add(-1, ids, values.expand(*scores.shape[:-1], -1))
 
     def banned(self, reply: int, length: int) -> Banned | None:

@@ -81,18 +81,18 @@ class SoftTopK:
 
 def temperature_at(schedule: Schedule, step: int, max_steps: int) -> float:
     """What a schedule says of a step. Raises ValueError where that is no temperature."""
-    heat = _asked(f"schedule {type(schedule).__name__}", schedule.temperature, step, max_steps)
-    if not (is_number(heat) and 0 < heat <= HOTTEST):
+    value = _call(f"schedule {type(schedule).__name__}", schedule.temperature, step, max_steps)
+    if not (is_number(value) and 0 < value <= HOTTEST):
         raise ValueError(
             f"schedule {type(schedule).__name__}: temperature must return a number over 0 and at "
-            f"most {HOTTEST:.0e}, got {quoted(heat)} at step {step}"
+            f"most {HOTTEST:.0e}, got {quoted(value)} at step {step}"
         )
-    return float(heat)
+    return float(value)
 
 
 def count_at(counts: Counts, step: int, max_steps: int) -> int:
     """How many tokens count at a step. Raises ValueError where that is no count."""
-    count = _asked(f"soft_top_k {type(counts).__name__}", counts.k, step, max_steps)
+    count = _call(f"soft_top_k {type(counts).__name__}", counts.k, step, max_steps)
     if not (is_whole(count) and 1 <= count <= MOST):
         raise ValueError(
             f"soft_top_k {type(counts).__name__}: k must return a whole number from 1 to {MOST}, "
@@ -101,7 +101,7 @@ def count_at(counts: Counts, step: int, max_steps: int) -> int:
     return int(count)
 
 
-def _asked(what: str, method: Callable[[int, int], Any], step: int, max_steps: int) -> Any:
+def _call(what: str, method: Callable[[int, int], Any], step: int, max_steps: int) -> Any:
     try:
         return method(step, max_steps)
     except Exception as error:

@@ -3,7 +3,7 @@
 Rows are scored in three groups at most.  Plain rows go through the compiled pass, and so do those
 that only ban tokens; nothing in their pass reads a value on the host.  Rows that ask for an
 approximate soft embedding or for more named tokens are a group of their own, and so are rows whose
-scores are changed otherwise, or kept whole: what these two groups do may depend on data.  A row's
+scores are changed otherwise, or kept: what these two groups do may depend on data.  A row's
 statistics do not depend on which rows it is denoised with, to the last bit on a CPU, and within a
 group nothing that one row asks for changes another's numbers.
 """
@@ -28,7 +28,7 @@ from sfumato.ops.online_softmax import TOP, Bans
 
 Kind = Literal["plain", "approximate", "adjusted"]
 """plain: nothing but bans; approximate: a soft embedding and draw of less than all tokens, or more
-named tokens; adjusted: scores changed otherwise, or kept whole."""
+named tokens; adjusted: scores changed otherwise, or kept."""
 
 
 @dataclass(frozen=True)
@@ -72,11 +72,11 @@ class Scoring:
             bans = None if kind == "adjusted" else _all_bans(members, vocab_size, device)
             covered = None if bans is None else bans.covers(vocab_size)
             places = torch.cat([torch.arange(canvases[i].length) + starts[i] for i in rows])
-            # What is found beyond a canvas is not looked at: it need not be left out.
+            # Statistics beyond a canvas are not read: those positions need not be left out.
             all_rows = kind == "plain" and bans is None and len(rows) == len(canvases)
-            everything = all_rows or len(places) == starts[-1]
+            takes_all = all_rows or len(places) == starts[-1]
             order.append(places)
-            positions = None if everything else places.to(device)
+            positions = None if takes_all else places.to(device)
             groups.append(ScoringGroup(kind, rows, positions, bans, covered))
         if groups[0].positions is None:
             return cls(tuple(groups), None)
@@ -242,13 +242,13 @@ def _spread(canvases: Sequence[Canvas], values: Sequence[float]) -> Tensor:
 
 def _bans(canvas: Canvas) -> list[Banned] | None:
     """What a row's processors ban, where they do nothing else; None where they do."""
-    found = []
+    bans = []
     for processor in canvas.config.processors:
         banned = banned_by(processor, len(canvas.reply), canvas.length)
         if banned is None:
             return None
-        found.append(banned)
-    return found
+        bans.append(banned)
+    return bans
 
 
 def _all_bans(canvases: Sequence[Canvas], vocab_size: int, device: torch.device) -> Bans | None:
@@ -265,12 +265,12 @@ def _all_bans(canvases: Sequence[Canvas], vocab_size: int, device: torch.device)
     return Bans.of(limits, lengths, device) if any(limits) else None
 
 
-# Changed scores.
+# Adjusted scores.
 
 
 def _adjust(canvases: Sequence[Canvas], banned: Tensor | None = None) -> Adjust:
-    """What the rows' processors make of scores; banned bool [all positions], True at first,
-    becomes False where they leave a token."""
+    """The function that applies the rows' processors to scores; banned bool [all positions], True
+    at first, becomes False where they leave a token."""
     views = [canvas.before() for canvas in canvases]
 
     def adjust(scores: Tensor, first_id: int) -> Tensor:
@@ -308,12 +308,12 @@ def _cutoffs(
     there all rows go through it.
     """
     rows = asking if hidden.device.type == "cpu" else canvases
-    own = torch.zeros(len(hidden), dtype=torch.bool)
+    mask = torch.zeros(len(hidden), dtype=torch.bool)
     for canvas, at in zip(canvases, _spans(canvases), strict=True):
-        own[at] = any(canvas is row for row in rows)
-    own = own.to(hidden.device)
+        mask[at] = any(canvas is row for row in rows)
+    mask = mask.to(hidden.device)
     top_k = _spread(rows, [c.config.top_k or 0 for c in rows]).to(hidden.device)
     top_p = _spread(rows, [float(c.config.top_p or 1.0) for c in rows]).to(hidden.device)
     cutoff = torch.full((len(hidden),), float("-inf"), device=hidden.device)
-    cutoff[own] = cutoffs(head, hidden[own], top_k, top_p, _adjust(rows))
+    cutoff[mask] = cutoffs(head, hidden[mask], top_k, top_p, _adjust(rows))
     return cutoff

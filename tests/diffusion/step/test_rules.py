@@ -63,9 +63,11 @@ class Reads:
 
 @pytest.mark.parametrize("name", SAMPLERS)
 def test_a_lifted_rule_gives_what_it_gives_alone(network: Network, name: str) -> None:
-    rule = {"sampler": SAMPLERS[name](), "stopping": Never()}
+    rule: dict[str, Any] = {"sampler": SAMPLERS[name](), "stopping": Never()}
     together = run(network, [rule] * 4)
-    others = [{"temperature": 2.0, "stopping": Never(), "canvas_length": 5}] * 4
+    others: list[dict[str, Any]] = [
+        {"temperature": 2.0, "stopping": Never(), "canvas_length": 5}
+    ] * 4
     for seed, drafts in enumerate(together):
         mixed = list(others)
         mixed[seed] = rule
@@ -81,7 +83,7 @@ def test_a_lifted_rule_is_called_once_for_its_rows(network: Network) -> None:
             calls.append(1)
             return view.step == 2
 
-    rule = {"stopping": Counts()}
+    rule: dict[str, Any] = {"stopping": Counts()}
     drafts = run(network, [rule] * 5, count=2)
     assert len(calls) == 2 and all(row[1].step == 2 for row in drafts)
 
@@ -90,7 +92,7 @@ def test_what_cannot_be_lifted_runs_row_by_row_and_says_so_once(
     network: Network, caplog: pytest.LogCaptureFixture
 ) -> None:
     seen: list[int] = []
-    rule = {"sampler": Reads(seen), "stopping": Never()}
+    rule: dict[str, Any] = {"sampler": Reads(seen), "stopping": Never()}
     with caplog.at_level(logging.WARNING):
         together = run(network, [rule] * 3)
         run(network, [rule] * 2)
@@ -98,7 +100,7 @@ def test_what_cannot_be_lifted_runs_row_by_row_and_says_so_once(
     assert record.message.startswith("Reads cannot run on several rows at once")
     assert set(seen) == {1}
     for seed, drafts in enumerate(together):
-        rules = [{"stopping": Never(), "canvas_length": 3}] * 3
+        rules: list[dict[str, Any]] = [{"stopping": Never(), "canvas_length": 3}] * 3
         assert same(drafts, run(network, [*rules[:seed], rule, *rules[seed + 1 :]])[seed])
 
 
@@ -121,7 +123,7 @@ def test_what_a_rule_raises_ends_its_row_alone(
                 raise ValueError("pinned")
             return view.stats.entropy < 1
 
-    plain = {"stopping": Never()}
+    plain: dict[str, Any] = {"stopping": Never()}
     rules = [plain, *[{"sampler": s} for s in (Fails(), Odd())], plain, {"sampler": (p := Picky())}]
     rows = run(network, [*rules, {"sampler": p}], count=1)
     assert [type(row[0]).__name__ for row in rows] == [

@@ -22,13 +22,13 @@ SEEDS = "let drawn = 0; crypto.getRandomValues = (into) => { into[0] = ++drawn; 
 @pytest.fixture(scope="module")
 def slow() -> Model:
     model = sfumato.load()
-    denoise = model.network.denoise
+    denoise = model.network.denoise_batch
 
     def slowly(*args: Any, **kwargs: Any) -> Any:
         time.sleep(STEP_S)
         return denoise(*args, **kwargs)
 
-    model.network.denoise = slowly  # type: ignore[method-assign]
+    model.network.denoise_batch = slowly  # type: ignore[method-assign]
     return model
 
 

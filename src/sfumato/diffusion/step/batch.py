@@ -58,28 +58,28 @@ class StepBatch:
         dtype: torch.dtype,
         device: torch.device,
     ) -> StepBatch:
-        def whole(*shape: int) -> Tensor:
+        def integers(*shape: int) -> Tensor:
             return torch.zeros(rows, *shape, dtype=torch.int64, device=device)
 
         def flag() -> Tensor:
             return torch.zeros(rows, dtype=torch.bool, device=device)
 
         return cls(
-            tokens=whole(width),
+            tokens=integers(width),
             soft=torch.zeros(rows, width, hidden, dtype=dtype, device=device),
-            history=whole(history, width),
-            unchanged=whole(),
-            pinned=whole(width),
-            seeds=whole(2),
-            canvas=whole(),
-            attempt=whole(),
-            step=whole(),
-            max_steps=whole(),
+            history=integers(history, width),
+            unchanged=integers(),
+            pinned=integers(width),
+            seeds=integers(2),
+            canvas=integers(),
+            attempt=integers(),
+            step=integers(),
+            max_steps=integers(),
             temperatures=torch.ones(rows, MOST_STEPS, device=device),
             cold=flag(),
             self_conditioning=flag(),
-            length=whole(),
-            slots=whole(),
+            length=integers(),
+            slots=integers(),
             converged=flag(),
             done=flag(),
         )

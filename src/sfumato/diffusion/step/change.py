@@ -1,8 +1,8 @@
 """What a step makes of the rows of a batch, and its writing in place.
 
-Pure tensor functions of the batch's state and of what a forward found: nothing here reads a value
-on the host, copies to the device, or has a shape that depends on data, but for what rules do that
-cannot be lifted (see `rules.py`).
+Pure tensor functions of the batch's state and of the statistics of a forward: nothing here reads a
+value on the host, copies to the device, or has a shape that depends on data.  Rules that cannot be
+lifted are an exception (see `rules.py`).
 """
 
 from __future__ import annotations

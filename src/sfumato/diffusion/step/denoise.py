@@ -61,7 +61,7 @@ def hidden_states(
 
 @dataclass(frozen=True)
 class Findings:
-    """What a forward found, before any canvas is moved on."""
+    """The results of a forward, before any canvas is moved on."""
 
     layout: Layout
     canvases: tuple[Canvas, ...]  # in the layout's order

@@ -55,12 +55,12 @@ class Denoiser:
 
     def _lay_out(self, canvases: Sequence[Canvas], slots: Sequence[Slot]) -> Layout:
         keys = [self._key(canvas) for canvas in canvases]
-        rows = range(len(canvases))
         pools = {id(slot.pool): None for slot in slots}  # rows of one pool stand together
         numbers = {pool: number for number, pool in enumerate(pools)}
         orders = {
             key: sorted(
-                (i for i in rows if keys[i] == key), key=lambda i: numbers[id(slots[i].pool)]
+                (i for i, other in enumerate(keys) if other == key),
+                key=lambda i: numbers[id(slots[i].pool)],
             )
             for key in dict.fromkeys(keys)
         }
@@ -74,8 +74,8 @@ class Denoiser:
         )
         if self._layout is None or self._layout[0] != version:
             batches = [
-                (self._seats[key].batch, [canvases[i] for i in own], [slots[i] for i in own])
-                for key, own in orders.items()
+                (self._seats[key].batch, [canvases[i] for i in rows], [slots[i] for i in rows])
+                for key, rows in orders.items()
             ]
             vocab_size, device = self.network.head.vocab_size, self.network.device
             self._layout = version, lay_out(order, batches, vocab_size, device)
@@ -115,7 +115,7 @@ def denoise_step(
 
 @torch.no_grad()
 def advance_one(canvas: Canvas, stats: HeadStats) -> Draft:
-    """Moves a canvas alone one step on; stats: what a forward found at its positions. Raises what
+    """Moves a canvas alone one step on; stats: the statistics of its positions. Raises what
     fails."""
     if canvas.place is None:
         key = canvas.length, canvas.history_rows

@@ -33,8 +33,8 @@ class Pending:
         results: dict[int, Result] = {}
         sizes = [part.batch.rows * row_words(part.batch.width, top) for part in layout.parts]
         words = self.words.split(sizes)
-        for part, errors, own in zip(layout.parts, self.errors, words, strict=True):
-            step = unpack(own, part.batch.rows, part.batch.width)
+        for part, errors, part_words in zip(layout.parts, self.errors, words, strict=True):
+            step = unpack(part_words, part.batch.rows, part.batch.width)
             for row in range(len(part.lengths)):
                 at = len(results)
                 canvas = findings.canvases[at]

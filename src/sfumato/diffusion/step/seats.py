@@ -17,8 +17,8 @@ Key = tuple[int, int]
 class Seats:
     """A batch, and the canvases in its rows.
 
-    A canvas keeps its row until it is dropped, or until others need the room: then it takes its
-    state along.
+    A canvas keeps its row until it is dropped, or until others need the room: then its state
+    moves to a batch of its own.
     """
 
     def __init__(
@@ -49,7 +49,7 @@ class Seats:
             self._seat(row, canvas)
 
     def _at(self, row: int) -> Canvas | None:
-        """The canvas in a row, if it is still there and still in use."""
+        """The canvas in a row, if the canvas still uses it."""
         reference = self._canvases[row]
         canvas = None if reference is None else reference()
         if canvas is None or canvas.place is None:
