@@ -151,8 +151,8 @@ class VocabularyHead:
         best = self._likeliest(soft_top_k)
         state = SoftmaxState.empty(len(hidden), hidden.device)
         soft = torch.zeros_like(hidden, dtype=torch.float32)
-        mass_dtype = self._mass_dtype(hidden)
-        spare = hidden.new_empty(self.chunk, hidden.shape[1], dtype=mass_dtype)
+        dtype = self._mass_dtype(hidden)
+        spare = hidden.new_empty(self.chunk, hidden.shape[1], dtype=dtype)
         # Tables made beforehand: what is kept between the chunks' buffers would keep their memory.
         sums, peaks = self._tables(state)
         kept = []
@@ -160,7 +160,7 @@ class VocabularyHead:
         more = MoreTop.of(top, self.chunk, self.vocab_size)
         for index, (start, stop) in enumerate(self.spans()):
             # Packed chunks are multiplied as they are: their rows serve the second product alone.
-            rows = None if self.output is not None else self.rows(start, stop, mass_dtype, spare)
+            rows = None if self.output is not None else self.rows(start, stop, dtype, spare)
             if adjust is None and keep is None:
                 raw, cap = self.raw(hidden, start, rows), self.softcap
             else:
@@ -168,12 +168,11 @@ class VocabularyHead:
             if keep is not None:
                 kept.append((raw[keep] / temperature[keep, None]).clamp(min=BANNED))
             _offer(raw, start, bans, best, more)
-            settings = temperature, cap, mass_dtype, bans
-            mass, here, fade = ops.update_softmax(state, raw, start, *settings)
+            mass, here, fade = ops.update_softmax(state, raw, start, temperature, cap, dtype, bans)
             soft.mul_(fade[:, None])
             which = () if limit is None else limit.exceeded(state, here)
             if exact is None or len(exact) or len(which):
-                rows = self.rows(start, stop, mass_dtype, spare) if rows is None else rows
+                rows = self.rows(start, stop, dtype, spare) if rows is None else rows
                 _add_products(soft, mass, rows, exact, which)
             sums[:, index, : here.shape[1]] = here
             peaks[:, index] = state.max
@@ -182,7 +181,7 @@ class VocabularyHead:
         drawn = self._draw(hidden, temperature, adjust, bans, block, inside, best)
         stats = _statistics(state, drawn, soft, hidden.dtype, kept, self.vocab_size)
         if best is not None:
-            self._narrow(stats, best, temperature, uniform, cap, mass_dtype)
+            self._narrow(stats, best, temperature, uniform, cap, dtype)
         return stats if more is None else self._name_more(stats, state, more, temperature, cap)
 
     def _name_more(
