@@ -17,7 +17,7 @@ VOCAB, HIDDEN, INNER, EXPERTS, HEADS, KV_HEADS, DIM, SIZE = 96, 64, 16, 4, 4, 2,
 BF16 = torch.bfloat16
 
 
-def whole(size: int, *shape: int) -> Tensor:
+def integers(size: int, *shape: int) -> Tensor:
     return torch.zeros(*shape, dtype=torch.int64, device=DEVICE) + size
 
 
@@ -28,31 +28,33 @@ def floats(*shape: int, dtype: torch.dtype = BF16) -> Tensor:
 def canvas_attention(rows: int) -> Tensor:
     new = (floats(rows, 24, heads, DIM) for heads in (HEADS, KV_HEADS, KV_HEADS))
     stored = (floats(9, KV_HEADS, SIZE, DIM) for _ in range(2))
-    return ops.canvas_attention(*new, *stored, *(whole(3, rows) for _ in range(3)))
+    return ops.canvas_attention(*new, *stored, *(integers(3, rows) for _ in range(3)))
 
 
 def experts(rows: int) -> Tensor:
-    chosen, shares = whole(1, rows * 24, 2), floats(rows * 24, 2, dtype=torch.float32)
+    chosen, shares = integers(1, rows * 24, 2), floats(rows * 24, 2, dtype=torch.float32)
     weights = floats(EXPERTS, 2 * INNER, HIDDEN), floats(EXPERTS, HIDDEN, INNER)
     return ops.experts(floats(rows * 24, HIDDEN), chosen, shares, *weights)
 
 
 def own_scores(rows: int) -> Tensor:
-    return ops.own_scores(floats(rows * 24, HIDDEN), floats(VOCAB, HIDDEN), whole(1, rows * 24, 64))
+    return ops.own_scores(
+        floats(rows * 24, HIDDEN), floats(VOCAB, HIDDEN), integers(1, rows * 24, 64)
+    )
 
 
 def update_softmax(rows: int) -> Tensor:
     n = rows * 24
-    bans = Bans(whole(3, rows, 5), whole(2, rows, 5), whole(0, n), whole(0, n))
+    bans = Bans(integers(3, rows, 5), integers(2, rows, 5), integers(0, n), integers(0, n))
     state = SoftmaxState.empty(n, DEVICE)
     raw, temperature = floats(n, 70), floats(n, dtype=torch.float32)
     ops.update_softmax(state, raw, 64, temperature, 30.0, BF16, bans)
-    bans.covers(VOCAB), bans.contain(whole(0, n))
-    return bans.window(whole(0, n), 64)
+    bans.covers(VOCAB), bans.contain(integers(0, n))
+    return bans.window(integers(0, n), 64)
 
 
 def small(rows: int) -> Tensor:
-    x = ops.embed(whole(0, rows * 24), floats(VOCAB, HIDDEN), BF16)
+    x = ops.embed(integers(0, rows * 24), floats(VOCAB, HIDDEN), BF16)
     x = ops.rms_norm(x, floats(HIDDEN), 1e-6)
     x = ops.geglu(ops.linear(x, floats(HIDDEN, HIDDEN)), x)
     heads = x.view(rows * 24, HEADS, DIM)
@@ -84,7 +86,7 @@ def test_references_have_a_fixed_shape(run: Callable[[int], Tensor]) -> None:
 )
 def test_the_trace_shows_what_asks_the_host(fault: Callable[[Tensor], object]) -> None:
     with pytest.raises(Exception), traced():  # noqa: B017
-        fault(whole(0, 1))
+        fault(integers(0, 1))
 
 
 def test_canvas_attention_is_that_of_each_row_alone() -> None:

@@ -180,7 +180,7 @@ def test_experts(tokens: int, seed: int) -> None:
 def test_quantized_experts(name: str) -> None:
     gate_up, down = quantized(name, 4, 64, 32, seed=1), quantized(name, 4, 32, 32, seed=2)
     x = normal(generator(5), 6, 32)
-    chosen = torch.tensor([[0, 1], [3, 0], [1, 3], [0, 3], [3, 1], [1, 0]])  # nobody asks for 2
+    chosen = torch.tensor([[0, 1], [3, 0], [1, 3], [0, 3], [3, 1], [1, 0]])  # no token chooses 2
     shares = torch.rand(6, 2, generator=generator(6))
     out = ops.experts(x, chosen, shares, gate_up, down)
     plain = ops.experts(x, chosen, shares, gate_up.dequantize(), down.dequantize())
@@ -272,10 +272,10 @@ def test_a_product_rounds_a_row_alike_among_any_others(
 
     x, weight = torch.randn(600, inputs).to(dtype), torch.randn(outputs, inputs).to(dtype)
     for factor in (weight, weight.T.contiguous().T):
-        whole = gelu(ops.linear(x, factor))
+        all_rows = gelu(ops.linear(x, factor))
         for start, stop in ((0, 1), (3, 20), (17, 81), (100, 356), (5, 600)):
             part = gelu(ops.linear(x[start:stop], factor))
-            assert torch.equal(part, whole[start:stop]), (start, stop)
+            assert torch.equal(part, all_rows[start:stop]), (start, stop)
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
@@ -292,12 +292,12 @@ def test_causal_attention_does_not_depend_on_where_chunks_begin(
         parts = [keys[:, :start], keys[:, start:stop]], [values[:, :start], values[:, start:stop]]
         return ops.attend(q[start:stop], *parts, seen)
 
-    whole = attended(0, total)
+    all_rows = attended(0, total)
     for start, stop in ((0, 1), (1, 33), (33, 500), (500, 513), (77, 600)):
-        assert torch.equal(attended(start, stop), whole[start:stop]), (start, stop)
+        assert torch.equal(attended(start, stop), all_rows[start:stop]), (start, stop)
     mask = positions <= positions[:, None]
     if window is not None:
         mask &= positions > positions[:, None] - window
     exact = ops.attention(*(x.float().transpose(0, 1) for x in (q, k, v)), mask).transpose(0, 1)
     atol = 1e-4 if dtype == torch.float32 else 0.05
-    torch.testing.assert_close(whole.float(), exact, rtol=0, atol=atol)
+    torch.testing.assert_close(all_rows.float(), exact, rtol=0, atol=atol)

@@ -34,8 +34,8 @@ def test_compiled_twins_go_first_in_whatever_order_they_were_registered(
     kinds: tuple[int, int],
 ) -> None:
     for kind in kinds:
-        few = (lambda x: len(x) < 9) if kind == COMPILED else None
-        registry.twin("double", "cpu", serves=few, made_of=kind)(lambda x, kind=kind: kind)
+        serves = (lambda x: len(x) < 9) if kind == COMPILED else None
+        registry.twin("double", "cpu", serves=serves, backend=kind)(lambda x, kind=kind: kind)
     assert served() == COMPILED
     assert served(torch.ones(10)) == TORCH
     assert served(device=META) == "reference"
@@ -45,7 +45,7 @@ def test_compiled_twins_go_first_in_whatever_order_they_were_registered(
 
 def test_a_twin_for_one_form_goes_before_those_for_any() -> None:
     registry.twin("double", "cpu")(lambda x: "any")
-    registry.twin("double", "cpu", FLOAT, made_of=TORCH)(lambda x: "float")
+    registry.twin("double", "cpu", FLOAT, backend=TORCH)(lambda x: "float")
     assert [served(form=form) for form in (ANY, FLOAT, "blocks")] == ["any", "float", "any"]
     assert registry.form_of(X, X) == FLOAT
     assert registry.form_of(X, None) == FLOAT

@@ -2,7 +2,7 @@
 
 Every operation has a specification in plain torch (`reference`, `online_softmax`).  Faster twins
 register themselves (`registry`); callers never choose.  Whether compiled kernels serve on a CPU is
-settled once, at import, and `reason` says why.  This module knows no layers.
+decided once, at import, and `reason` says why.  This module knows no layers.
 """
 
 from __future__ import annotations
@@ -74,8 +74,8 @@ def dense(weight: Weight, dtype: torch.dtype, spare: Tensor | None = None) -> Te
 def linear(x: Tensor, weight: Weight, tile: int | None = None) -> Tensor:
     """`x @ weight.T`: x [..., in], weight [out, in] → [..., out] in x's dtype.
 
-    tile: rows of each of torch's products on a CPU, such as `reference.ROWS` where they are few;
-    None: by the weight's size.
+    tile: rows of each of torch's products on a CPU, such as `reference.ROWS` for a small number
+    of rows; None: by the weight's size.
     """
     return cast(Tensor, call("linear", x.device, form_of(weight), x, weight, tile))
 
@@ -145,16 +145,16 @@ def canvas_attention(
 
     q [rows, n, heads, d]; k and v [rows, n, kv_heads, d]; keys and values [slots, kv_heads, size,
     d], stored; slots, held and width int64 [rows] → like q.  Each position sees the `held` first
-    stored positions of its row's slot and the `width` first positions of its own canvas; what
-    comes out at the positions after those is finite and otherwise undefined.
+    stored positions of its row's slot and the `width` first positions of its own canvas; the
+    results at the positions after the width are finite and otherwise undefined.
     """
     arguments = (q, k, v, keys, values, slots, held, width)
     return cast(Tensor, call("canvas_attention", q.device, ANY, *arguments))
 
 
 def own_scores(hidden: Tensor, weight: Tensor | QuantizedTensor, ids: Tensor) -> Tensor:
-    """Products of each position with rows of its own: hidden [n, hidden], weight [vocab, hidden],
-    ids int64 [n, m] → [n, m] in the dtype of hidden."""
+    """Products of each position with the rows of the weight that its ids name: hidden [n, hidden],
+    weight [vocab, hidden], ids int64 [n, m] → [n, m] in the dtype of hidden."""
     return cast(Tensor, call("own_scores", hidden.device, form_of(weight), hidden, weight, ids))
 
 
@@ -173,5 +173,5 @@ def update_softmax(
 
 
 def multiplies_bf16(device: torch.device) -> bool:
-    """Whether the compiled twins multiply bfloat16 with instructions of its own."""
+    """Whether the compiled twins use the processor's bfloat16 instructions."""
     return device.type == "cpu" and cpu_attention.multiplies_bf16()

@@ -15,7 +15,7 @@ from torch import Tensor
 
 from sfumato.ops.registry import reference
 
-TOP = 8  # how many of a distribution's likeliest tokens are kept
+TOP = 8  # how many of a distribution's most probable tokens are kept
 BLOCK = 64  # vocabulary ids whose mass is summed apart, for the draw
 # Stands for -inf: a finite score whose exponential is zero, but whose product is not NaN.
 BANNED = -1e30
@@ -47,16 +47,14 @@ class SoftmaxState:
 class Bans:
     """Tokens that positions may not have, in a shape that does not depend on how many there are.
 
-    Of each row the ids, and at how many of its first positions each is banned; 0 where there is
-    none.  All int64, on the device of the scores.
+    For each row: ids, and for each id the number of the row's first positions at which the id is
+    banned (0: nowhere).  All int64, on the device of the scores.
     """
 
-    ids: (
-        Tensor  # [rows, n]: of each row different ones; what stands where the limit is 0 is ignored
-    )
+    ids: Tensor  # [rows, n]: different within a row; ignored where the limit is 0
     limits: Tensor  # [rows, n]
     row: Tensor  # [positions]: each position's row
-    place: Tensor  # [positions]: its place in that row
+    place: Tensor  # [positions]: each position's place in its row
 
     @classmethod
     def of(
@@ -65,8 +63,8 @@ class Bans:
         lengths: Sequence[int],
         device: torch.device,
     ) -> Bans:
-        """Of each row, the number of first positions at which an id is banned, by id; lengths: how
-        many positions each row has, one row's after another's."""
+        """limits: for each row, the number of first positions at which an id is banned, by id;
+        lengths: the number of positions of each row; the positions of the rows are packed."""
         most = max(1, *map(len, limits))
         ids = [[*each, *[0] * (most - len(each))] for each in limits]
         numbers = [[*each.values(), *[0] * (most - len(each))] for each in limits]
@@ -77,11 +75,11 @@ class Bans:
 
     def covers(self, size: int) -> Tensor:
         """bool [positions]: where all ids of a vocabulary are banned."""
-        return self._here().sum(dim=1) >= size
+        return self._applies().sum(dim=1) >= size
 
     def contain(self, ids: Tensor) -> Tensor:
-        """bool [positions]: where each position's own id, int64 [positions], is banned."""
-        return (self._here() & (self.ids.index_select(0, self.row) == ids[:, None])).any(dim=1)
+        """bool [positions]: where the id of each position, int64 [positions], is banned."""
+        return (self._applies() & (self.ids.index_select(0, self.row) == ids[:, None])).any(dim=1)
 
     def within(self, first_id: int, count: int) -> Tensor:
         """bool [positions, count]: which of the ids first_id, first_id + 1, … are banned."""
@@ -89,9 +87,9 @@ class Bans:
         return limits.index_select(0, self.row) > self.place[:, None]
 
     def window(self, first_ids: Tensor, count: int) -> Tensor:
-        """bool [positions, count]: as `within`, of ids that begin at each position's own."""
+        """bool [positions, count]: as `within`, of ids that begin at first_ids[position]."""
         columns = self.ids.index_select(0, self.row) - first_ids[:, None]
-        return _spread(columns, self._here().to(torch.uint8), count) > 0
+        return _spread(columns, self._applies().to(torch.uint8), count) > 0
 
     @cached_property
     def lists(self) -> tuple[Tensor, Tensor, Tensor]:
@@ -99,9 +97,9 @@ class Bans:
         For kernels of the CPU."""
         order = self.limits.argsort(dim=1, descending=True)
         first = self.row * self.ids.shape[1]
-        return first, first + self._here().sum(dim=1), self.ids.gather(1, order).reshape(-1)
+        return first, first + self._applies().sum(dim=1), self.ids.gather(1, order).reshape(-1)
 
-    def _here(self) -> Tensor:
+    def _applies(self) -> Tensor:
         """bool [positions, n]: which of its row's ids are banned at a position."""
         return self.limits.index_select(0, self.row) > self.place[:, None]
 

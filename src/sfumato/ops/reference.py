@@ -22,7 +22,7 @@ from sfumato.weights.blocks import QuantizedTensor
 
 
 class Stored(Protocol):
-    """A weight in another form than floats: blocks, or what a faster twin made of them."""
+    """A weight in another form than floats: blocks, or panels that a faster twin multiplies."""
 
     @property
     def shape(self) -> tuple[int, ...]: ...
@@ -37,12 +37,12 @@ Weight = Tensor | Stored
 register_form(QuantizedTensor, BLOCKS)
 
 ROWS = 64
-"""A `tile` for products of few rows, see `linear`."""
+"""The `tile` for products with a small number of rows; see `ops.linear`."""
 
 KEYS, QUERIES, GROUP = 512, 16, 16
-"""What the number of keys and queries of a canvas, and of an expert's tokens, are padded to a
-multiple of: torch's kernels choose how to cut a sum by the shape, so that without padding a canvas
-of 100 rounds otherwise beside one of 128 than alone."""
+"""The numbers of keys and queries of a canvas, and of the tokens of an expert, are padded to
+multiples of these.  Torch's kernels choose by the shape how they split a sum: without padding, a
+canvas of 100 beside one of 128 rounds otherwise than alone."""
 
 SLICE = 1 << 26
 """Elements of the experts' weights that are dequantized at a time."""
@@ -236,7 +236,8 @@ def _product_of_groups(x: Tensor, offsets: Tensor, weight: Tensor) -> Tensor:
     aligned = all(size * x.element_size() % 16 == 0 for size in weight.shape[1:])
     if aligned and x.dtype in (torch.bfloat16, torch.float16, torch.float32):
         return F.grouped_mm(x, weight.transpose(1, 2), offs=offsets.int())
-    # What torch's grouped product does not take: each weight by all rows, of which its own stay.
+    # Torch's grouped product refuses these: multiply all rows by each weight, and keep of each
+    # product the rows of that expert.
     expert = torch.searchsorted(offsets, torch.arange(len(x), device=x.device), right=True)
     out = x.new_zeros(len(x), weight.shape[1])
     for index, each in enumerate(weight):
@@ -246,10 +247,10 @@ def _product_of_groups(x: Tensor, offsets: Tensor, weight: Tensor) -> Tensor:
 
 @reference("own_scores")
 def own_scores(hidden: Tensor, weight: Tensor | QuantizedTensor, ids: Tensor) -> Tensor:
-    """Products of each position with rows of its own; see `ops.own_scores`.
+    """Products of each position with the rows that its ids name; see `ops.own_scores`.
 
-    Few columns of the rows are gathered at a time, so that memory is bounded by n · m · COLUMNS
-    and the number of operations depends on the hidden size alone.
+    Gathers COLUMNS columns of the rows at a time, so that memory is bounded by n · m · COLUMNS and
+    the number of operations depends on the hidden size alone.
     """
     size = hidden.shape[-1]
     step = COLUMNS

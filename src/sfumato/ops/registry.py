@@ -1,4 +1,4 @@
-"""Who serves an operation, by its name, the device and the form of the weight.
+"""The function that serves an operation, by its name, the device and the form of the weight.
 
 Every operation has a reference in plain torch.  A twin is a faster function of the same signature,
 registered for one kind of device and one form of weight in a file of its own.  A twin has no
@@ -21,7 +21,7 @@ ANY, FLOAT, BLOCKS, PANELS = "any", "float", "blocks", "panels"
 the compiled CPU kernels packed."""
 
 TORCH, COMPILED = 0, 1
-"""What a twin is made of: where several could serve, the higher goes first."""
+"""Backends of twins: where several could serve, the higher one does."""
 
 Function = Callable[..., Any]
 
@@ -32,7 +32,7 @@ class Twin:
 
     function: Function
     serves: Callable[..., bool]
-    made_of: int
+    backend: int
 
 
 _references: dict[str, Function] = {}
@@ -58,7 +58,7 @@ def twin(
     device: str,
     form: str = ANY,
     serves: Callable[..., bool] | None = None,
-    made_of: int = COMPILED,
+    backend: int = COMPILED,
 ) -> Callable[[Function], Function]:
     """Registers the decorated function for a kind of device and a form of weight.
 
@@ -68,9 +68,11 @@ def twin(
 
     def register(function: Function) -> Function:
         entries = _twins.setdefault((operation, device, form), [])
-        assert all(entry.made_of != made_of for entry in entries), f"{operation}: has this twin"
-        entries.append(Twin(function, serves or (lambda *arguments: True), made_of))
-        entries.sort(key=lambda entry: -entry.made_of)
+        assert all(entry.backend != backend for entry in entries), (
+            f"{operation}: has a twin of this backend"
+        )
+        entries.append(Twin(function, serves or (lambda *arguments: True), backend))
+        entries.sort(key=lambda entry: -entry.backend)
         return function
 
     return register

@@ -33,8 +33,8 @@ _KERNELS = {isa: _available(isa) for isa in ISAS}
 each_isa = pytest.mark.parametrize(
     "isa",
     [
-        pytest.param(isa, marks=pytest.mark.skipif(isinstance(found, str), reason=str(found)))
-        for isa, found in _KERNELS.items()
+        pytest.param(isa, marks=pytest.mark.skipif(isinstance(kernels, str), reason=str(kernels)))
+        for isa, kernels in _KERNELS.items()
     ],
 )
 """Parametrizes a test with the names that `forced` takes."""

@@ -66,8 +66,8 @@ def test_attend_of_no_tokens() -> None:
 
 @bf16
 @pytest.mark.parametrize("window", [None, 0, 2])
-def test_who_sees_nothing_gets_zeros(window: int | None) -> None:
-    """All keys of the first token lie ahead of it; in a window of 0 there is none for anybody."""
+def test_a_token_that_sees_no_key_gets_zeros(window: int | None) -> None:
+    """All keys of the first token lie ahead of it; in a window of 0 no token sees a key."""
     q, keys, values = attend_inputs()
     who = Causal(torch.arange(5) * 3, torch.arange(1, 11), window)
     out, expected = (

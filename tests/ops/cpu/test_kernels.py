@@ -86,8 +86,8 @@ def test_linear(isa: str, name: str, mode: str, dtype: torch.dtype) -> None:
     with forced(isa):
         out = kernels.linear(x, packed)
     assert out.dtype == dtype and out.shape == (2, 25, 80)
-    own = 2e-3 if dtype == torch.bfloat16 else 0  # the result's own rounding
-    assert relative(out, x.float() @ stored.T) < LINEAR[mode] + own
+    rounding = 2e-3 if dtype == torch.bfloat16 else 0  # the result's own rounding
+    assert relative(out, x.float() @ stored.T) < LINEAR[mode] + rounding
     if dtype == torch.float32:
         check(out, x, packed.dequantize(), mode)
 
@@ -177,8 +177,8 @@ def test_experts(isa: str, name: str, mode: str, dtype: torch.dtype) -> None:
     assert out.dtype == dtype and out.shape == x.shape
     plain = gate_up.dequantize(), down.dequantize()
     expected = reference.experts(x.float(), chosen, shares, *plain)
-    own = 2e-3 if dtype == torch.bfloat16 else 0
-    assert relative(out, expected) < EXPERTS[mode] + own
+    rounding = 2e-3 if dtype == torch.bfloat16 else 0
+    assert relative(out, expected) < EXPERTS[mode] + rounding
 
 
 def emulated(
@@ -345,5 +345,5 @@ def test_the_errors_at_real_sizes_are_told(mode: str, note: Callable[[str], None
         error = relative(kernels.experts(*inputs, gate_up, down), expected)
         worst["experts"] = max(worst["experts"], error)
     assert worst["linear"] < LINEAR[mode] and worst["experts"] < EXPERTS[mode]
-    told = ", ".join(f"{what} {error:.1e}" for what, error in worst.items())
-    note(f"compiled operations with {mode} activations: relative L2 error at most {told}")
+    figures = ", ".join(f"{what} {error:.1e}" for what, error in worst.items())
+    note(f"compiled operations with {mode} activations: relative L2 error at most {figures}")

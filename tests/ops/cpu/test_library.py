@@ -1,4 +1,4 @@
-"""Which library is chosen, and what is said where it cannot be used."""
+"""Which library is chosen, and the message where it cannot be used."""
 
 from __future__ import annotations
 
@@ -94,7 +94,7 @@ def test_threads_are_torchs(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_error_codes() -> None:
-    """Those of the header: no memory is told apart from the others."""
+    """Those of the header: the code for no memory differs from the others."""
     header = LIBRARY.with_name("csrc").joinpath("sfumato.h").read_text()
     codes = {name: int(code) for name, code in re.findall(r"\b(SF_\w+) = (-\d+)", header)}
     assert set(codes) == {"SF_BAD_ARGUMENT", "SF_NO_MEMORY", "SF_UNSUPPORTED"}

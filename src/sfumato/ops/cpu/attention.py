@@ -20,7 +20,7 @@ EVERYTHING = 2**63 - 1  # a window that no two positions are apart
 
 
 def multiplies_bf16() -> bool:
-    """Whether the library multiplies bfloat16 with instructions of its own."""
+    """Whether the library uses the processor's bfloat16 instructions."""
     return library.kernels is not None and library.kernels.bf16
 
 
@@ -129,8 +129,8 @@ def _side_by_side(part: Tensor) -> Tensor:
 
 
 def _rows(parts: Sequence[Tensor]) -> ctypes.Array[KeyRows]:
-    made = (
+    entries = (
         KeyRows(part.data_ptr(), DTYPES[part.dtype], part.shape[1], *part.stride()[:2])
         for part in parts
     )
-    return (KeyRows * len(parts))(*made)
+    return (KeyRows * len(parts))(*entries)

@@ -45,7 +45,7 @@ def experts(
 ) -> Tensor:
     """A gated-GELU mixture of experts; see the reference.
 
-    Raises ValueError for an expert that there is not.
+    Raises ValueError for the number of an expert that does not exist.
     """
     count, hidden, inner = down.shape
     assert gate_up.shape == (count, 2 * inner, hidden) and x.shape[-1] == hidden

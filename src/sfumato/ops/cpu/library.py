@@ -64,7 +64,7 @@ _SIGNATURES: dict[str, tuple[type, ...]] = {
 
 @dataclass(frozen=True)
 class Kernels:
-    """The loaded library and the instruction set that it is told to use."""
+    """The loaded library and the instruction set that it uses."""
 
     code: ctypes.CDLL
     isa: str
@@ -75,7 +75,7 @@ class Kernels:
 
     @property
     def bf16(self) -> bool:
-        """Whether products of bfloat16 have instructions of their own."""
+        """Whether the processor's bfloat16 instructions are used."""
         return self.isa == "avx512" and self.code.sf_has_bf16() == 1
 
     def run(self, name: str, *arguments: int | float | None) -> None:

@@ -19,14 +19,15 @@ from sfumato.ops.reference import KEYS, ROWS, Causal, Weight, attention, joined
 from sfumato.ops.registry import TORCH, choose, form_of, twin
 from sfumato.weights.blocks import QuantizedTensor
 
-MANY, FEW = 256, 16
+LARGE_TILE, EXPERT_TILE = 256, 16
 """Rows of every product with a large weight, and with a large one of an expert; ROWS with a small
 one.
 
 Torch's libraries choose kernels, and how a sum is cut, by the number of rows: in bfloat16, and in
 float32 with large weights, two numbers of rows seldom round alike, multiples of 16 or not. With
 one fixed number they always do, wherever a row stands (measured with MKL and oneDNN, AVX2 to AMX).
-The fewer rows, the less is padding; the more, the less often a weight is read. Experts have few."""
+A small tile has little padding; a large one reads the weight less often. An expert has a small
+number of tokens."""
 
 LARGE = 1 << 20
 """Elements from which a weight is large: time goes into reading it, rather than into calls."""
@@ -44,12 +45,12 @@ def _dense(weight: Weight, dtype: torch.dtype) -> Tensor:
     return floats
 
 
-@twin("linear", "cpu", made_of=TORCH)
+@twin("linear", "cpu", backend=TORCH)
 def linear(x: Tensor, weight: Weight, tile: int | None = None) -> Tensor:
     """See `ops.linear`."""
     factor = _dense(weight, x.dtype)
     rows = x.reshape(-1, x.shape[-1]).contiguous()
-    size = tile or (MANY if factor.numel() >= LARGE else ROWS)
+    size = tile or (LARGE_TILE if factor.numel() >= LARGE else ROWS)
     out = rows.new_empty(len(rows), len(factor))
     full = len(rows) // size * size
     for at in range(0, full, size):
@@ -60,18 +61,18 @@ def linear(x: Tensor, weight: Weight, tile: int | None = None) -> Tensor:
     return out.view(*x.shape[:-1], len(factor))
 
 
-@twin("geglu", "cpu", made_of=TORCH)
+@twin("geglu", "cpu", backend=TORCH)
 def geglu(gate: Tensor, up: Tensor) -> Tensor:
     """See `ops.geglu`; GELU in float32, rounded to the dtype before the product.
 
     Torch's own takes another tanh for the last few elements of a call or a thread's share.
     """
     wide = gate.float()
-    bent = wide.square().mul_(0.044715).add_(1.0).mul_(wide).mul_(math.sqrt(2 / math.pi)).tanh_()
-    return bent.add_(1.0).mul_(wide).mul_(0.5).to(gate.dtype) * up
+    curve = wide.square().mul_(0.044715).add_(1.0).mul_(wide).mul_(math.sqrt(2 / math.pi)).tanh_()
+    return curve.add_(1.0).mul_(wide).mul_(0.5).to(gate.dtype) * up
 
 
-@twin("embed", "cpu", made_of=TORCH)
+@twin("embed", "cpu", backend=TORCH)
 def embed(ids: Tensor, weight: Tensor | QuantizedTensor, dtype: torch.dtype) -> Tensor:
     """See `ops.embed`."""
     if isinstance(weight, QuantizedTensor):
@@ -86,7 +87,7 @@ def _more_keys_than_queries(
     return causal is not None and sum(part.shape[1] for part in keys) >= len(q)
 
 
-@twin("attend", "cpu", serves=_more_keys_than_queries, made_of=TORCH)
+@twin("attend", "cpu", serves=_more_keys_than_queries, backend=TORCH)
 def attend_causally(
     q: Tensor, keys: Sequence[Tensor], values: Sequence[Tensor], causal: Causal
 ) -> Tensor:
@@ -114,7 +115,7 @@ def attend_causally(
     return torch.cat(parts, dim=1)[:, front : front + n].transpose(0, 1)
 
 
-@twin("canvas_attention", "cpu", made_of=TORCH)
+@twin("canvas_attention", "cpu", backend=TORCH)
 def canvas_attention(
     q: Tensor,
     k: Tensor,
@@ -137,7 +138,7 @@ def canvas_attention(
     return out
 
 
-@twin("experts", "cpu", made_of=TORCH)
+@twin("experts", "cpu", backend=TORCH)
 def experts(x: Tensor, chosen: Tensor, shares: Tensor, gate_up: Weight, down: Weight) -> Tensor:
     """See `ops.experts`."""
     k = chosen.shape[-1]
@@ -145,7 +146,7 @@ def experts(x: Tensor, chosen: Tensor, shares: Tensor, gate_up: Weight, down: We
     counts = torch.bincount(chosen.reshape(-1), minlength=gate_up.shape[0]).tolist()
 
     def products(groups: Sequence[Tensor], weight: Weight) -> Tensor:
-        tile = FEW if math.prod(weight.shape[1:]) >= LARGE else ROWS
+        tile = EXPERT_TILE if math.prod(weight.shape[1:]) >= LARGE else ROWS
         pairs = [(group, expert) for expert, group in enumerate(groups) if len(group)]
         return torch.cat([linear(group, weight[expert], tile) for group, expert in pairs])
 
@@ -156,21 +157,21 @@ def experts(x: Tensor, chosen: Tensor, shares: Tensor, gate_up: Weight, down: We
     return (weighted * shares.unsqueeze(-1).to(x.dtype)).sum(1)
 
 
-@twin("own_scores", "cpu", made_of=TORCH)
+@twin("own_scores", "cpu", backend=TORCH)
 def own_scores(hidden: Tensor, weight: Tensor | QuantizedTensor, ids: Tensor) -> Tensor:
-    """See `ops.own_scores`. So few positions at a time that no more than GATHERED rows are."""
+    """See `ops.own_scores`. Gathers at most GATHERED rows at a time."""
     if len(ids) == 1:  # torch multiplies one pair of matrices otherwise than several
         return own_scores(hidden.expand(2, -1), weight, ids.expand(2, -1))[:1]
     out = hidden.new_empty(ids.shape)
-    some = max(2, GATHERED // max(1, ids.shape[1]))
-    for start in range(0, len(ids), some):
-        at = slice(min(start, len(ids) - 2), start + some)  # never the last one alone, as above
+    step = max(2, GATHERED // max(1, ids.shape[1]))
+    for start in range(0, len(ids), step):
+        at = slice(min(start, len(ids) - 2), start + step)  # never the last one alone, as above
         rows = embed(ids[at], weight, hidden.dtype)
         out[at] = (rows @ hidden[at, :, None])[..., 0]
     return out
 
 
-@twin("update_softmax", "cpu", made_of=TORCH)
+@twin("update_softmax", "cpu", backend=TORCH)
 def update(
     state: SoftmaxState,
     raw: Tensor,

@@ -230,15 +230,15 @@ extern "C" int sf_canvas_attention(const sf_canvas_call *call, int threads) {
     const auto part = [](const void *data, int dtype, int64_t at) {
         return static_cast<const char *>(data) + at * (dtype == SF_F32 ? 4 : 2);
     };
-    const int64_t slot = c.kv_heads * c.size * c.d, own = c.length * c.kv_heads * c.d;
+    const int64_t slot = c.kv_heads * c.size * c.d, new_keys = c.length * c.kv_heads * c.d;
     const int64_t queries = c.length * c.heads * c.d;
     for (int64_t row = 0; row < c.rows; row++) {
         if (!c.width[row]) continue;
         // One after another: a row is computed as it would be alone.
-        const auto both = [&](const void *stored, const void *mine, sf_rows (&out)[2]) {
+        const auto both = [&](const void *stored, const void *new_rows, sf_rows (&out)[2]) {
             out[0] = {part(stored, c.stored_dtype, c.slots[row] * slot), c.stored_dtype,
                       c.held[row], c.size * c.d, c.d};
-            out[1] = {part(mine, c.dtype, row * own), c.dtype, c.width[row], c.d, c.kv_heads * c.d};
+            out[1] = {part(new_rows, c.dtype, row * new_keys), c.dtype, c.width[row], c.d, c.kv_heads * c.d};
         };
         sf_rows keys[2], values[2];
         both(c.keys, c.k, keys);

@@ -162,10 +162,10 @@ void update(const Call &call, const Scratch &s, int64_t row, int64_t count) {
     __m512 best = _mm512_set1_ps(-INFINITY);
     __mmask16 odd = 0;  // maxima lose a NaN, whose row shall be none but NaN
     for (int64_t i = 0; i < count; i += 16) {
-        const __mmask16 there = count - i >= 16 ? 0xffff : (1u << (count - i)) - 1;
+        const __mmask16 in_range = count - i >= 16 ? 0xffff : (1u << (count - i)) - 1;
         const __m512 x = _mm512_loadu_ps(scores + i);
-        best = _mm512_mask_max_ps(best, there, best, x);
-        odd |= _mm512_mask_cmp_ps_mask(there, x, x, _CMP_UNORD_Q);
+        best = _mm512_mask_max_ps(best, in_range, best, x);
+        odd |= _mm512_mask_cmp_ps_mask(in_range, x, x, _CMP_UNORD_Q);
     }
     const float old = s.peak[row], here = odd ? NAN : _mm512_reduce_max_ps(best);
     const float peak = old > here ? old : here;
@@ -177,9 +177,9 @@ void update(const Call &call, const Scratch &s, int64_t row, int64_t count) {
     __m512 sum = _mm512_setzero_ps();
     for (int64_t i = 0; i < KEYS; i += 16) {
         const int64_t left = count - i;
-        const __mmask16 there = left >= 16 ? 0xffff : left > 0 ? (1u << left) - 1 : 0;
+        const __mmask16 in_range = left >= 16 ? 0xffff : left > 0 ? (1u << left) - 1 : 0;
         const __m512 mass =
-            _mm512_maskz_mov_ps(there, exp16(_mm512_sub_ps(_mm512_loadu_ps(scores + i), wide)));
+            _mm512_maskz_mov_ps(in_range, exp16(_mm512_sub_ps(_mm512_loadu_ps(scores + i), wide)));
         sum = _mm512_add_ps(sum, mass);
         _mm256_storeu_si256(reinterpret_cast<__m256i *>(p + i), to_bf16(mass));
     }

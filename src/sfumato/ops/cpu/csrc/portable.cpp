@@ -33,8 +33,8 @@ void int8_tile(const uint8_t *codes, const uint16_t *scales, int64_t blocks, con
         const uint8_t *behind = rows + ROWS * 32;
         for (int i = 0; i < ROWS; i++) {
             const auto *q = reinterpret_cast<const int8_t *>(rows + i * 32);
-            float own;
-            memcpy(&own, behind + i * 4, 4);
+            float row_scale;
+            memcpy(&row_scale, behind + i * 4, 4);
             for (int h = 0; h < halves; h++) {
                 uint32_t first = 0, dots[16];  // of a row with NaN they may overflow
                 float correction = 0.0f;
@@ -46,7 +46,7 @@ void int8_tile(const uint8_t *codes, const uint16_t *scales, int64_t blocks, con
                     for (int r = 0; r < 16; r++) dots[r] += (uint32_t)(x * weight[k][r]);
                 }
                 for (int r = 0; r < 16; r++) {
-                    sums[i][r] += (float)(int32_t)dots[r] * (scale[h][r] * own);
+                    sums[i][r] += (float)(int32_t)dots[r] * (scale[h][r] * row_scale);
                     if (shape.minimum) sums[i][r] += minimum[r] * correction;
                 }
             }

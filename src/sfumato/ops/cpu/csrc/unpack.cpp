@@ -1,4 +1,4 @@
-// The values that panels stand for, for tests and for whoever needs plain numbers again.
+// The values that panels stand for, for tests and for callers that need plain numbers.
 
 #include "checks.h"
 #include "panels.h"
