@@ -26,7 +26,7 @@ QUESTIONS = (
 
 @dataclass(frozen=True)
 class Work:
-    """The requests of a case: every prompt `repeats` times, after `warmup` uncounted ones.
+    """The requests of a case: every prompt `repeats` times, after `warmup` uncounted requests.
     Repeat r draws with `seed` + r."""
 
     prompts: Sequence[Prompt]
