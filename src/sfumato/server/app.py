@@ -13,26 +13,21 @@ from pydantic import BaseModel
 
 from sfumato import __version__
 from sfumato.engine import Engine
-from sfumato.server import (
-    chat,
-    completions,
-    errors,
-    info,
-    llama,
-    reference,
-    replay,
-    rules,
-    schemas,
-)
+from sfumato.server import info, reference, replay
+from sfumato.server.dialects import llama_cpp, openai_chat, openai_completions
+from sfumato.server.http import errors
+from sfumato.server.http.observe import AuditLine, Observer
+from sfumato.server.http.security import Gate
 from sfumato.server.metrics import CONTENT_TYPE, Metrics
-from sfumato.server.observe import AuditLine, Observer
-from sfumato.server.security import Gate
+from sfumato.server.schemas import rules
+from sfumato.server.schemas.llama_cpp import DetokenizeBody, LlamaBody, TemplateBody, TokenizeBody
+from sfumato.server.schemas.openai import ChatBody, CompletionBody
 from sfumato.server.service import Service
 from sfumato.server.settings import ServerSettings
 
 __all__ = ["ServerSettings", "create_app"]
 
-STATIC = Path(__file__).parent / "static"
+STATIC = Path(__file__).parent / "page"
 _ABOUT = (
     "Block-diffusion language models behind OpenAI's API. docs/api.md says of every field whether "
     "it is honoured, refused or ignored."
@@ -115,15 +110,15 @@ def _takes(model: type[BaseModel], streams: bool = False) -> dict[str, Any]:
 
 
 def _add_openai(app: FastAPI, service: Service) -> None:
-    @app.post("/v1/chat/completions", tags=["OpenAI"], **_takes(schemas.ChatBody, True))
+    @app.post("/v1/chat/completions", tags=["OpenAI"], **_takes(ChatBody, True))
     async def chat_completions(request: Request) -> Response:
         """The reply to a conversation, whole or as a stream of chunks."""
-        return await chat.complete(service, request)
+        return await openai_chat.complete(service, request)
 
-    @app.post("/v1/completions", tags=["OpenAI"], **_takes(schemas.CompletionBody, True))
+    @app.post("/v1/completions", tags=["OpenAI"], **_takes(CompletionBody, True))
     async def text_completions(request: Request) -> Response:
         """Text that goes on from a prompt, without a chat template."""
-        return await completions.complete(service, request)
+        return await openai_completions.complete(service, request)
 
     @app.get("/v1/models", tags=["OpenAI"], responses=_fails())
     async def models() -> dict[str, Any]:
@@ -137,25 +132,25 @@ def _add_openai(app: FastAPI, service: Service) -> None:
 
 
 def _add_llama(app: FastAPI, service: Service) -> None:
-    @app.post("/completion", tags=["llama-server"], **_takes(schemas.LlamaBody, True))
+    @app.post("/completion", tags=["llama-server"], **_takes(LlamaBody, True))
     async def completion(request: Request) -> Response:
         """A completion as llama-server has it."""
-        return await llama.completion(service, request)
+        return await llama_cpp.completion(service, request)
 
-    @app.post("/tokenize", tags=["llama-server"], **_takes(schemas.TokenizeBody))
+    @app.post("/tokenize", tags=["llama-server"], **_takes(TokenizeBody))
     async def tokenize(request: Request) -> Response:
         """Text to token ids."""
-        return await llama.tokenize(service, request)
+        return await llama_cpp.tokenize(service, request)
 
-    @app.post("/detokenize", tags=["llama-server"], **_takes(schemas.DetokenizeBody))
+    @app.post("/detokenize", tags=["llama-server"], **_takes(DetokenizeBody))
     async def detokenize(request: Request) -> Response:
         """Token ids to text."""
-        return await llama.detokenize(service, request)
+        return await llama_cpp.detokenize(service, request)
 
-    @app.post("/apply-template", tags=["llama-server"], **_takes(schemas.TemplateBody))
+    @app.post("/apply-template", tags=["llama-server"], **_takes(TemplateBody))
     async def apply_template(request: Request) -> Response:
         """The prompt that messages become."""
-        return await llama.apply_template(service, request)
+        return await llama_cpp.apply_template(service, request)
 
 
 def _add_info(app: FastAPI, service: Service, metrics: Metrics) -> None:
@@ -221,8 +216,8 @@ def _add_reference(app: FastAPI) -> None:
             description = described()
             parts = description.setdefault("components", {}).setdefault("schemas", {})
             for model in (
-                *(schemas.ChatBody, schemas.CompletionBody, schemas.LlamaBody),
-                *(schemas.TokenizeBody, schemas.DetokenizeBody, schemas.TemplateBody),
+                *(ChatBody, CompletionBody, LlamaBody),
+                *(TokenizeBody, DetokenizeBody, TemplateBody),
             ):
                 whole = model.model_json_schema(ref_template="#/components/schemas/{model}")
                 parts |= whole.pop("$defs", {})

@@ -40,7 +40,7 @@ def warnings(model: Model, reply: Reply) -> list[str]:
 
 
 def remark(model: Model, reply: Reply) -> str:
-    """What stands below a reply, as the page has it (static/footer.js); empty: nothing does."""
+    """What stands below a reply, as the page has it (page/footer.js); empty: nothing does."""
     found = warnings(model, reply)
     return f"{CANNOT.capitalize()}." if CANNOT in found else " ".join(found)
 

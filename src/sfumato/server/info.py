@@ -16,10 +16,10 @@ from sfumato.diffusion.stopping import MOST_STABILITY, StableAndConfident
 from sfumato.engine import EngineDead
 from sfumato.engine.device_memory import used_memory
 from sfumato.model.truncate import MOST_TOP_K
-from sfumato.server.described import MOST_SOFT_TOP_K
-from sfumato.server.errors import ApiError, dead, without_paths
 from sfumato.server.examples import demonstration, examples
-from sfumato.server.schemas import MOST_ALTERNATIVES
+from sfumato.server.http.errors import ApiError, dead, without_paths
+from sfumato.server.schemas.json_schemas import MOST_SOFT_TOP_K
+from sfumato.server.schemas.openai import MOST_ALTERNATIVES
 from sfumato.server.service import Service
 
 

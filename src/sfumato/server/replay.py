@@ -1,7 +1,7 @@
 """A reply's replay as one HTML file, which plays without a server and without a network.
 
-The file is static/replay.html with the page's own styles and modules in it, and the replay as JSON.
-The page exports with the same template (static/share.js). Knows events and files, and no HTTP.
+The file is page/replay.html with the page's own styles and modules in it, and the replay as JSON.
+The page exports with the same template (page/share.js). Knows events and files, and no HTTP.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from typing import Any
 
 from sfumato.api import Draft, Settled
 
-STATIC = Path(__file__).parent / "static"
+STATIC = Path(__file__).parent / "page"
 STYLES = ("style.css", "reply.css")
 # In the order in which they need each other.
 SCRIPTS = (

@@ -10,8 +10,8 @@ from functools import lru_cache
 from sfumato import __version__
 from sfumato.api import Model
 from sfumato.engine import Engine, Prompt, Request
-from sfumato.server.admission import Admission
-from sfumato.server.errors import from_value_error
+from sfumato.server.http.admission import Admission
+from sfumato.server.http.errors import from_value_error
 from sfumato.server.settings import ServerSettings
 
 FINGERPRINT = f"sfumato-{__version__}"
