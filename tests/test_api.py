@@ -12,8 +12,8 @@ from typing import Any
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
-from tests.diffusion.scripted import PIECES, TEMPLATE
 from tests.support.gguf_files import gguf_config, random_state, write_gguf
+from tests.support.scripted_model import PIECES, TEMPLATE
 
 import sfumato
 from sfumato import Done, Draft, Model, SamplerConfig

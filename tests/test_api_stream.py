@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from tests.diffusion.scripted import END, ScriptedNetwork, counted, scripted, tokenizer
+from tests.support.scripted_model import END, ScriptedNetwork, counted, scripted, tokenizer
 
 from sfumato import Done, Draft, Model, Reply, SamplerConfig, Settled
 from sfumato.text.calls import ToolCall

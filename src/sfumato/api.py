@@ -17,9 +17,15 @@ from torch import Tensor
 
 from sfumato.diffusion.canvas import Convergence, Draft
 from sfumato.diffusion.checks import check_tensor
-from sfumato.diffusion.config import SamplerConfig, defaults_from_gguf, defaults_from_hf
-from sfumato.diffusion.limits import Limits, StopReason
-from sfumato.diffusion.loop import Outcome, SettledCanvas, Stats, generate
+from sfumato.diffusion.config import (
+    MOST_STEPS,
+    SamplerConfig,
+    defaults_from_gguf,
+    defaults_from_hf,
+)
+from sfumato.diffusion.limits import Limits, ReplyPlan, StopReason, plan_reply
+from sfumato.diffusion.loop import run
+from sfumato.diffusion.outcome import Outcome, SettledCanvas, Stats
 from sfumato.model.cache import KVCache
 from sfumato.model.config import ModelConfig
 from sfumato.model.loading import Progress, config_of, expected_shapes, load_network
@@ -213,14 +219,32 @@ class Model:
         argument that there is not. The stream itself raises FloatingPointError where the model's
         scores are no numbers, and ValueError where a sampler's or processor's answer is of no use.
         """
-        _check_arguments(sampler, cancelled, unknown)
+        _check_arguments(cancelled, unknown)
         ids = self.prompt_ids(prompt, messages, thinking=thinking, tools=tools)
+        # What cannot be done is refused by this call, and not by the first event asked for.
+        plan, transcript = self.plan_reply(len(ids), max_tokens, seed, sampler, stop, cancelled)
+        prefix = torch.tensor(ids, dtype=torch.int64)
+        return _events(run(self.network, prefix, plan), transcript)
+
+    def plan_reply(
+        self,
+        prompt_tokens: int,
+        max_tokens: int,
+        seed: int,
+        sampler: SamplerConfig | None = None,
+        stop: Stop = None,
+        cancelled: Callable[[], bool] = lambda: False,
+        most_steps: int = MOST_STEPS,
+    ) -> tuple[ReplyPlan, Transcript]:
+        """All checks of a reply to so many tokens, for `stream` and for the engine. most_steps:
+        denoising steps per canvas. Raises ValueError, naming the argument, for what cannot be
+        done."""
+        check_sampler(sampler)
         config = (sampler or SamplerConfig()).over(self.sampler_defaults)
         transcript = Transcript(self.tokenizer, stop, config.ignore_eos)
         limits = Limits(max_tokens, self.end_ids, transcript.cut, cancelled)
-        # What cannot be done is refused by this call, and not by the first event asked for.
-        prefix = torch.tensor(ids, dtype=torch.int64)
-        return _events(generate(self.network, prefix, config, limits, seed), transcript)
+        plan = plan_reply(self.network, prompt_tokens, config, limits, seed, most_steps)
+        return plan, transcript
 
     def prompt_ids(
         self,
@@ -281,17 +305,21 @@ class Model:
         return self.network.head.soft_embedding(processed_logits, self.network.dtype)
 
 
-def _check_arguments(sampler: object, cancelled: object, unknown: Collection[str]) -> None:
-    """Refuses what Python's own complaint would say too little of."""
-    if unknown:
-        name, ours = next(iter(unknown)), {field.name for field in fields(SamplerConfig)}
-        hint = f"sampler=SamplerConfig({name}=...)" if name in ours else "help(Model.stream)"
-        raise TypeError(f"{name}: is no argument of generate() or stream(); see {hint}")
+def check_sampler(sampler: object) -> None:
+    """Raises ValueError for what is no SamplerConfig."""
     if not isinstance(sampler, SamplerConfig | None):
         raise ValueError(
             "sampler: must be a SamplerConfig, such as SamplerConfig(temperature=0.7, "
             f"sampler=EntropyBound()), got {sampler!r}"
         )
+
+
+def _check_arguments(cancelled: object, unknown: Collection[str]) -> None:
+    """Refuses what Python's own complaint would say too little of."""
+    if unknown:
+        name, ours = next(iter(unknown)), {field.name for field in fields(SamplerConfig)}
+        hint = f"sampler=SamplerConfig({name}=...)" if name in ours else "help(Model.stream)"
+        raise TypeError(f"{name}: is no argument of generate() or stream(); see {hint}")
     if not callable(cancelled):
         raise ValueError(
             "cancelled: must be a function that returns True to end the reply, such as an "

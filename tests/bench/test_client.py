@@ -5,7 +5,7 @@ from collections.abc import Iterator
 from typing import Any
 
 import pytest
-from tests.bench.scripted import DONE, event, scripted
+from tests.support.fake_openai_server import DONE, event, scripted
 
 from sfumato.bench import client
 from sfumato.bench.client import Endpoint, ServerError

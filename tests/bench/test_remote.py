@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from typing import Any
 
 import pytest
-from tests.bench.scripted import DONE, Scripted, end, event, scripted, text
+from tests.support.fake_openai_server import DONE, Scripted, end, event, scripted, text
 
 from sfumato.bench import remote
 from sfumato.bench.client import Endpoint, ServerError

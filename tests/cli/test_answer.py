@@ -10,9 +10,9 @@ from collections.abc import Callable
 from typing import Any
 
 import pytest
-from tests.diffusion.scripted import VOCABULARY, tokenizer
-from tests.engine.scripted import LENGTH, Script, ScriptedNetwork
-from tests.engine.scripted import model as scripted_model
+from tests.support.scripted_engine import LENGTH, Script, ScriptedNetwork
+from tests.support.scripted_engine import model as scripted_model
+from tests.support.scripted_model import VOCABULARY, tokenizer
 
 import sfumato
 from sfumato import Engine, Request

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from tests.bench.scripted import DONE, end, event, scripted, text
+from tests.support.fake_openai_server import DONE, end, event, scripted, text
 
 TINY = ("bench", "--random-weights", "tiny", "--fixed-steps", "2", "--repeats", "2")
 

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 import torch
-from tests.diffusion.scripted import (
+from tests.support.scripted_model import (
     END,
     END_IDS,
     VOCABULARY,
@@ -20,9 +20,11 @@ from tests.diffusion.scripted import (
 
 from sfumato.diffusion.canvas import Draft
 from sfumato.diffusion.config import REFERENCE, SamplerConfig, fixed_steps
-from sfumato.diffusion.limits import Limits, visible
-from sfumato.diffusion.loop import Outcome, SettledCanvas, generate
+from sfumato.diffusion.limits import Limits
+from sfumato.diffusion.loop import generate
+from sfumato.diffusion.outcome import Outcome, SettledCanvas
 from sfumato.diffusion.schedule import LinearTemperature
+from sfumato.diffusion.sequence import visible
 
 LENGTH = 8
 PROMPT = [2, 5, 6]

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 import torch
-from tests.diffusion.scripted import scripted
+from tests.support.scripted_model import scripted
 
 from sfumato.diffusion.processors import CanvasView
 from sfumato.diffusion.sampler import StepView

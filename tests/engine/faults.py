@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-from tests.engine.scripted import Script, engine
+from tests.support.scripted_engine import Script, engine
 
 from sfumato.engine import (
     Engine,

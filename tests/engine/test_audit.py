@@ -18,7 +18,7 @@ import torch
 
 import sfumato
 from sfumato.api import Reply
-from sfumato.diffusion.loop import Stats
+from sfumato.diffusion.outcome import Stats
 from sfumato.engine.audit import AuditLog, Facts, entry, facts, used_memory
 from sfumato.engine.device_memory import Budget
 from sfumato.engine.engine import Engine, EngineConfig

@@ -7,14 +7,14 @@ from collections.abc import Callable
 from typing import Any
 
 import pytest
-from tests.diffusion.scripted import VOCABULARY
 from tests.engine.faults import LONG, no_slot_is_leaked, outcome, raising
-from tests.engine.scripted import Script, engine
+from tests.support.scripted_engine import Script, engine
+from tests.support.scripted_model import VOCABULARY
 
 import sfumato
 from sfumato.api import Reply
 from sfumato.diffusion.config import SamplerConfig
-from sfumato.diffusion.loop import Stats
+from sfumato.diffusion.outcome import Stats
 from sfumato.engine import Engine, EngineDead, Failed, Finished, Handle, NotReady, RequestFailed
 from sfumato.engine.circuit import FAILURES, WAITS_S, Circuit, probe
 from sfumato.engine.errors import FailuresLast

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 from tests.engine.faults import LONG, no_slot_is_leaked, outcome, raising
-from tests.engine.scripted import Script, engine
+from tests.support.scripted_engine import Script, engine
 
 from sfumato.engine import (
     EngineDead,

@@ -8,7 +8,7 @@ from contextlib import contextmanager
 from typing import Any, ClassVar
 
 import pytest
-from tests.engine.scripted import run
+from tests.support.scripted_engine import run
 from torch import Tensor
 
 import sfumato

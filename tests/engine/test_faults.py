@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 import torch
 from tests.engine.faults import LONG, no_slot_is_leaked, outcome, raising, three
-from tests.engine.scripted import Script, engine, run
+from tests.support.scripted_engine import Script, engine, run
 
 from sfumato.diffusion.config import SamplerConfig
 from sfumato.diffusion.processors import LogitBias

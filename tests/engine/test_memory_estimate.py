@@ -16,7 +16,7 @@ from typing import Any, cast
 import pytest
 import torch
 from benchmarks import random_checkpoint as script
-from tests.engine.scripted import Script, ScriptedNetwork, engine
+from tests.support.scripted_engine import Script, ScriptedNetwork, engine
 
 from sfumato import ops
 from sfumato.bench.memory import resident

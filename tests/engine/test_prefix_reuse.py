@@ -14,7 +14,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from tests.diffusion.scripted import END_IDS, PIECES, TEMPLATE, tokenizer
+from tests.support.scripted_model import END_IDS, PIECES, TEMPLATE, tokenizer
 from torch import Tensor
 
 from sfumato import ops

@@ -7,7 +7,7 @@ import tracemalloc
 from typing import Any
 
 import pytest
-from tests.engine.scripted import Script, engine, run
+from tests.support.scripted_engine import Script, engine, run
 
 import sfumato
 from sfumato.api import Model

@@ -6,8 +6,8 @@ from collections.abc import Callable
 from typing import Any
 
 import pytest
-from tests.diffusion.scripted import END, VOCABULARY, tokenizer
-from tests.engine.scripted import LENGTH, Script, engine, run
+from tests.support.scripted_engine import LENGTH, Script, engine, run
+from tests.support.scripted_model import END, VOCABULARY, tokenizer
 
 from sfumato.api import Reply
 from sfumato.engine import Draft, Event, Finished, Request, Settled, TooLarge

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 import torch
-from tests.engine.scripted import run
+from tests.support.scripted_engine import run
 
 import sfumato
 from sfumato import Engine, EngineConfig, Model, Request, SamplerConfig

@@ -7,7 +7,7 @@ from collections import deque
 from typing import Any
 
 import pytest
-from tests.engine.scripted import LENGTH, Script, engine, run
+from tests.support.scripted_engine import LENGTH, Script, engine, run
 
 from sfumato.engine import Draft, Event, Finished, QueueFull, Request, Settled
 

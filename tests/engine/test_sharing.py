@@ -7,7 +7,7 @@ from dataclasses import replace
 from typing import Any
 
 import pytest
-from tests.engine.scripted import Script, engine, run
+from tests.support.scripted_engine import Script, engine, run
 
 import sfumato.engine.request
 from sfumato.engine import Engine, Failed, Finished, Handle, Request

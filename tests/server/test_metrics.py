@@ -14,7 +14,7 @@ from prometheus_client.parser import text_string_to_metric_families
 
 import sfumato
 from sfumato.api import Reply
-from sfumato.diffusion.loop import Stats
+from sfumato.diffusion.outcome import Stats
 from sfumato.engine.audit import AuditLog
 from sfumato.engine.audit_writer import Behind
 from sfumato.engine.circuit import CircuitState

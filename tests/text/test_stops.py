@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from tests.diffusion.scripted import VOCABULARY, tokenizer
+from tests.support.scripted_model import VOCABULARY, tokenizer
 
 from sfumato.text.reply import Region
 from sfumato.text.stops import StopCut, StopGate, StopSearch, StopStrings

@@ -21,7 +21,8 @@ from sfumato.bench.workload import Case, Prompt, Work
 from sfumato.diffusion.canvas import Draft
 from sfumato.diffusion.config import SamplerConfig
 from sfumato.diffusion.limits import Limits
-from sfumato.diffusion.loop import Outcome, SettledCanvas, Stats, generate
+from sfumato.diffusion.loop import generate
+from sfumato.diffusion.outcome import Outcome, SettledCanvas, Stats
 
 Run = Generator[Draft | SettledCanvas, None, Outcome]
 Tell = Callable[[int, int], None]

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Literal
+from typing import TYPE_CHECKING, Literal
 
 import torch
 from torch import Tensor
@@ -19,6 +19,10 @@ from sfumato.diffusion.processors import CanvasView
 from sfumato.diffusion.sampler import StepView
 from sfumato.diffusion.schedule import COLDEST, count_at, temperature_at
 from sfumato.model.head import HeadStats
+from sfumato.model.network import Network
+
+if TYPE_CHECKING:
+    from sfumato.diffusion.sequence import CanvasPlan
 
 Convergence = Literal["converged", "step_cap"]
 
@@ -90,6 +94,12 @@ class Canvas:
         self.history = torch.full((min(wanted, config.max_steps), self.length), -1, device=device)
         self.unchanged = torch.zeros((), dtype=torch.int64, device=device)  # as in `StepView`
         self._coming: Coming | None = None
+
+    @classmethod
+    def of(cls, plan: CanvasPlan, network: Network) -> Canvas:
+        """The canvas of a plan, before its first step."""
+        size, device = network.config.vocab_size, network.device
+        return cls(plan.config, plan.noise, size, device, plan.reply, dict(plan.pinned))
 
     @property
     def argmax(self) -> Tensor:

@@ -1,15 +1,15 @@
-"""When a reply ends, and what is refused before it begins: pure functions of ids and numbers.
+"""The limits of a reply, and what is refused before it begins: pure functions of numbers.
 
-The plain loop and the engine ask the same questions here, so that they give the same answers.
+`Model.stream` and the engine plan their replies here, and so refuse the same requests.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import Literal
 
-from sfumato.diffusion.config import SamplerConfig
+from sfumato.diffusion.config import MOST_STEPS, SamplerConfig
 from sfumato.diffusion.processors import LogitBias, LogitProcessor, MinTokens
 from sfumato.diffusion.schedule import count_at, temperature_at
 from sfumato.model.network import Network
@@ -39,24 +39,36 @@ class Limits:
     cancelled: Callable[[], bool] = lambda: False  # asked before each step and chunk of a prefill
 
 
-def visible(ids: list[int], end_ids: Collection[int]) -> list[int]:
-    """The ids before the first end token."""
-    return ids[: next((i for i, token in enumerate(ids) if token in end_ids), len(ids))]
+@dataclass(frozen=True)
+class ReplyPlan:
+    """A reply that can be done, from `plan_reply`."""
+
+    prompt_tokens: int
+    config: SamplerConfig  # complete, canvas_length and bans of end tokens included
+    limits: Limits
+    seed: int
+    canvases: int  # at most, unless thoughts are ended early
+    context: int  # positions that the model was made for
 
 
-def truncate_canvas(
-    whole: list[int], reply: list[int], config: SamplerConfig, limits: Limits
-) -> tuple[list[int], StopReason | None]:
-    """What a finished canvas, of the ids `whole`, adds to the reply, and why the reply ends here,
-    if it does."""
-    added = whole if config.ignore_eos else visible(whole, limits.end_ids)
-    reason: StopReason | None = "eos" if len(added) < len(whole) else None
-    room = limits.max_tokens - len(reply)
-    if len(added) >= room and (len(added) > room or reason is None):
-        added, reason = added[:room], "max_tokens"
-    if limits.cut(reply, added) is not None:
-        reason = "stop"
-    return added, reason
+def plan_reply(
+    network: Network,
+    prompt_tokens: int,
+    config: SamplerConfig,
+    limits: Limits,
+    seed: int,
+    most_steps: int = MOST_STEPS,
+) -> ReplyPlan:
+    """All checks of a reply before it begins. config: without None, see `SamplerConfig.over`;
+    most_steps: per canvas, which bounds the checkpoint's own choice too. Raises ValueError, and
+    TooLarge where the model's context does not hold prompt and reply."""
+    check_seed(seed)
+    assert config.max_steps
+    config = replace(config, max_steps=min(config.max_steps, most_steps))
+    config = resolve(network, config, limits)
+    canvases = check_context(network, prompt_tokens, config, limits)
+    context = network.config.context_length
+    return ReplyPlan(prompt_tokens, config, limits, seed, canvases, context)
 
 
 def check_seed(seed: object) -> None:

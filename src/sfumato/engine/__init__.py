@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from sfumato.diffusion.limits import TooLarge
+from sfumato.engine.client import EngineClient, ServedModel
 from sfumato.engine.config import EngineConfig
 from sfumato.engine.engine import Engine
 from sfumato.engine.errors import EngineDead, EngineError, NotReady, QueueFull, RequestFailed
@@ -15,6 +16,7 @@ __all__ = [
     "Account",
     "Draft",
     "Engine",
+    "EngineClient",
     "EngineConfig",
     "EngineDead",
     "EngineError",
@@ -29,6 +31,7 @@ __all__ = [
     "QueueFull",
     "Request",
     "RequestFailed",
+    "ServedModel",
     "Settled",
     "Terminal",
     "TooLarge",

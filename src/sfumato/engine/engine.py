@@ -13,7 +13,9 @@ from threading import Condition, Thread
 from sfumato.api import Model, Reply
 from sfumato.diffusion.limits import TooLarge
 from sfumato.engine.circuit import Circuit, probe
+from sfumato.engine.client import ServedModel
 from sfumato.engine.config import EngineConfig
+from sfumato.engine.device_memory import used_memory
 from sfumato.engine.errors import REFUSALS, EngineDead, FailuresLast, NotReady, QueueFull
 from sfumato.engine.events import Failed, FailureKind
 from sfumato.engine.failures import explain, late
@@ -61,6 +63,7 @@ class Engine:
 
         Raises EngineError where the slots do not fit the memory."""
         self.model, self.config = model, config or EngineConfig()
+        self.served = ServedModel.of(model)
         self._clock = clock
         c = self.config
         self._guard = MemoryGuard(model.network, c)
@@ -215,6 +218,10 @@ class Engine:
             self._guard.view,
             self._circuit.state,
         )
+
+    def used_memory(self) -> int | None:
+        """Bytes that this process holds on the model's device; None where unknown."""
+        return used_memory(self.model.network.device)
 
     def reset_prefix_cache(self) -> Future[int]:
         """Has the engine forget, before its next step, what free slots hold: how many held

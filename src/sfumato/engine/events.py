@@ -48,6 +48,7 @@ class Account:
     slot: int | None
     context: int | None  # positions of the slot
     allocated: bool  # the slot was there already, rather than made for the request
+    step_s: tuple[float, ...] = ()  # seconds of each denoising forward, in order
 
     @property
     def visible_tokens_per_second(self) -> float | None:

@@ -102,9 +102,7 @@ class OutputProcessor:
     def _denoised(self, row: Row, found: HeadStats, began: float) -> None:
         draft = row.advance(found)
         now = self._clock()
-        row.stats.denoise_s += now - began
-        if row.stats.first_draft_s is None:
-            row.stats.first_draft_s = now - row.submitted
+        row.sequence.stepped(draft, now - began, now - row.submitted)
         if row.request.drafts:
             row.handle.deliver(draft)
         if not row.settled:

@@ -8,16 +8,19 @@ from __future__ import annotations
 
 import secrets
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
+from functools import partial
 from typing import Any
 
-from sfumato.api import Messages, Model, Transcript
+from sfumato.api import Messages, Model, Transcript, check_sampler
 from sfumato.diffusion.checks import MOST_SECONDS, MOST_TOKENS, is_number, is_whole
 from sfumato.diffusion.config import MOST_STEPS, SamplerConfig
-from sfumato.diffusion.limits import Limits, TooLarge, check_context, check_seed, resolve
+from sfumato.diffusion.limits import ReplyPlan, TooLarge
+from sfumato.diffusion.sequence import Policies
 from sfumato.engine.prefix import Seams
 from sfumato.engine.thinking import ThinkingBudget
 from sfumato.text.prompt import prompt_ids
+from sfumato.text.reply import parse_reply
 from sfumato.text.stops import Stop
 from sfumato.weights.errors import quoted
 
@@ -66,13 +69,11 @@ class Prepared:
     """A request that can be done."""
 
     prompt: Prompt
-    config: SamplerConfig  # complete
-    limits: Limits
+    plan: ReplyPlan
+    policies: Policies
     transcript: Transcript
-    seed: int
     opening: list[int]
     thinking: ThinkingBudget
-    context: int  # positions that the model was made for
     need: int  # cache positions
 
 
@@ -93,16 +94,16 @@ def prepare(
     TooLarge for texts that no slot holds."""
     _check(request, most_steps)
     prompt = request.made or make_prompt(model, request, longest, seams)
-    config = (request.sampler or SamplerConfig()).over(model.sampler_defaults)
-    assert config.max_steps
-    config = replace(config, max_steps=min(config.max_steps, most_steps))
-    transcript = Transcript(model.tokenizer, request.stop, config.ignore_eos)
-    limits = Limits(request.max_tokens, model.end_ids, transcript.cut)
-    config = resolve(model.network, config, limits)
-    canvases = check_context(model.network, len(prompt.ids), config, limits)
     # 53 bits: what survives a client that reads JSON numbers as floats.
     seed = secrets.randbits(53) if request.seed is None else request.seed
-    check_seed(seed)
+    plan, transcript = model.plan_reply(
+        len(prompt.ids),
+        request.max_tokens,
+        seed,
+        request.sampler,
+        request.stop,
+        most_steps=most_steps,
+    )
     check_length(model, request.opening or "", longest, "opening")
     opening = [] if request.opening is None else model.tokenizer.encode(request.opening)
     if len(opening) >= request.max_tokens:
@@ -110,33 +111,31 @@ def prepare(
             f"opening: takes {len(opening)} tokens and max_tokens is {request.max_tokens}, which "
             "leaves none for the reply; raise max_tokens"
         )
-    assert config.canvas_length
+    assert plan.config.canvas_length
     budget = ThinkingBudget.of(
         model.tokenizer,
         request.max_thinking_tokens,
         request.max_tokens,
-        config.canvas_length,
-        config.ignore_eos,
+        plan.config.canvas_length,
+        plan.config.ignore_eos,
     )
+    empty = partial(is_empty, transcript) if request.retry_empty else None
     # The last canvas is never committed. A thought that is ended makes canvases shorter and more.
     cuts = request.thinking or request.max_thinking_tokens is not None
-    most = request.max_tokens - 1 if cuts else (canvases - 1) * config.canvas_length
-    return Prepared(
-        prompt,
-        config,
-        limits,
-        transcript,
-        seed,
-        opening,
-        budget,
-        context=model.config.context_length,
-        need=len(prompt.ids) + most,
-    )
+    most = request.max_tokens - 1 if cuts else (plan.canvases - 1) * plan.config.canvas_length
+    need = len(prompt.ids) + most
+    return Prepared(prompt, plan, Policies(budget, empty), transcript, opening, budget, need)
+
+
+def is_empty(transcript: Transcript, ids: list[int]) -> bool:
+    """Whether a reply of these tokens has neither answer nor tool call; a broken call counts as
+    one, and text around thoughts does too."""
+    parsed = parse_reply(transcript.pieces(ids))
+    return not (parsed.text.strip() or parsed.tool_calls or parsed.warnings)
 
 
 def _check(request: Request, most_steps: int) -> None:
-    if not isinstance(request.sampler, SamplerConfig | None):
-        raise ValueError(f"sampler: must be a SamplerConfig, got {request.sampler!r}")
+    check_sampler(request.sampler)
     steps = request.sampler.max_steps if request.sampler else None
     if steps is not None and steps > most_steps:
         raise ValueError(

@@ -6,27 +6,18 @@ All state of a request is here and nothing of any other's. Knows no batches and 
 from __future__ import annotations
 
 from array import array
-from dataclasses import replace
-
-import torch
 
 from sfumato.api import Reply, Settled
 from sfumato.diffusion.canvas import Canvas, Draft
-from sfumato.diffusion.guards import repetition
-from sfumato.diffusion.limits import StopReason, truncate_canvas
-from sfumato.diffusion.loop import Outcome, SettledCanvas, Stats
-from sfumato.diffusion.noise import Noise
-from sfumato.diffusion.processors import MinTokens
+from sfumato.diffusion.limits import StopReason
+from sfumato.diffusion.sequence import Sequence
 from sfumato.engine.events import Account
 from sfumato.engine.handle import Handle
 from sfumato.engine.request import Prepared, Request
 from sfumato.engine.slots import Lease
 from sfumato.engine.stats import Phase, RowState
 from sfumato.model.head import HeadStats
-from sfumato.text.reply import parse_reply
-
-RETRIES = 2
-"""Times that an empty answer is drawn again; the last time it may not end where it did."""
+from sfumato.model.network import Network
 
 
 class Row:
@@ -41,7 +32,7 @@ class Row:
         limit_s: float | None,
     ) -> None:
         self.request, self.handle, self.limit_s = request, handle, limit_s
-        self.prepared, self.config = prepared, prepared.config
+        self.prepared = prepared
         self.submitted = submitted
         self.first_in_line: float | None = None
         self.admitted: float | None = None
@@ -54,11 +45,8 @@ class Row:
         self.encoded = 0  # how much of it the slot holds
         self.alone = False  # encodes by itself, after it failed in company
         self.canvas: Canvas | None = None
-        self.reply: list[int] = []
-        self.reason: StopReason | None = None
-        self.stats = Stats(prompt_tokens=len(prepared.prompt.ids))
-        self.warnings: list[str] = []
-        self.attempt, self.retries, self.spent = 0, 0, 0  # spent: steps of earlier attempts
+        self.sequence = Sequence(prepared.plan, prepared.policies, prepared.opening)
+        self.stats = self.sequence.stats
 
     @property
     def prompt_tokens(self) -> int:
@@ -74,7 +62,7 @@ class Row:
         if self.lease is None:
             return "queued"
         if self.pending:
-            return "commit" if self.reply else "prefill"
+            return "commit" if self.sequence.reply else "prefill"
         return "denoise"
 
     def leased(self, lease: Lease, now: float) -> None:
@@ -100,54 +88,38 @@ class Row:
         """Whether the canvas is done, and to be collected."""
         return self.canvas is not None and self.canvas.done
 
-    def open(self, vocab_size: int, device: torch.device) -> Canvas:
+    @property
+    def reason(self) -> StopReason | None:
+        """Why the reply has ended; None while another canvas follows."""
+        return self.sequence.reason
+
+    def open(self, network: Network) -> Canvas:
         """The canvas to denoise, a fresh one where none is under way."""
         if self.canvas is None:
-            noise = Noise(self.prepared.seed, self.stats.canvases, self.attempt)
-            pins = dict(enumerate(self.prepared.opening[len(self.reply) :][: self._length]))
-            self.canvas = Canvas(self.config, noise, vocab_size, device, self.reply, pins)
+            self.canvas = Canvas.of(self.sequence.next_canvas(), network)
         return self.canvas
 
     def advance(self, stats: HeadStats) -> Draft:
         """Moves the canvas a step on."""
         assert self.canvas
-        draft = self.prepared.transcript.readable(self.canvas.advance(stats))
-        self.stats.steps[self.stats.canvases :] = [self.spent + draft.step]
-        return draft
+        return self.prepared.transcript.readable(self.canvas.advance(stats))
 
     def collect(self, draft: Draft) -> Settled | None:
         """What a canvas that has settled adds, `draft` being its last; None where it is drawn
-        again. Sets `reason` where the reply ends with it."""
-        assert self.canvas and self.canvas.convergence
-        limits, number = self.prepared.limits, self.stats.canvases
-        whole: list[int] = self.canvas.argmax.tolist()
-        added, reason = truncate_canvas(whole, self.reply, self.config, limits)
-        kept = self._thought_kept(added)
-        if kept is not None and limits.cut(self.reply, added[:kept]) is None:
-            assert self.prepared.thinking.closes is not None
-            added, reason = [*added[:kept], self.prepared.thinking.closes], None
-            self.warnings.append(f"canvas {number}: the thought was ended to leave room to answer")
-        elif reason == "eos" and self._draws_again(added):
+        again."""
+        assert self.canvas and self.canvas.convergence and self.lease
+        ids: list[int] = self.canvas.argmax.tolist()
+        settled = self.sequence.settle(ids, self.canvas.convergence, self.lease.context)
+        self.canvas = None
+        if settled is None:
             return None
-        if warning := repetition(added, reason):
-            self.warnings.append(f"canvas {number}: {warning}")
-        settled = SettledCanvas(number, added, self.canvas.convergence, reason)
-        self.reply += added
-        if reason == "stop":  # a stop string may begin in an earlier canvas
-            self.reply = self.reply[: limits.cut(self.reply, [])]
-        self.stats.canvases += 1
-        self.stats.convergence.append(self.canvas.convergence)
-        self.reason = reason
-        self._next_canvas()
-        if reason is None:  # only a canvas that another follows goes into the cache
-            self.prefix.extend(added)
+        if settled.stop_reason is None:  # only a canvas that another follows goes into the cache
+            self.prefix.extend(settled.token_ids)
         return self.prepared.transcript.add(settled, draft)
 
     def finish(self, reason: StopReason, now: float) -> Reply:
         """The reply as it stands."""
-        stats = self.stats
-        stats.output_tokens, stats.total_s = len(self.reply), now - self.submitted
-        outcome = Outcome(self.reply, reason, stats, tuple(self.warnings))
+        outcome = self.sequence.outcome(reason, now - self.submitted)
         return self.prepared.transcript.finish(outcome)
 
     def state(self, now: float) -> RowState:
@@ -159,30 +131,31 @@ class Row:
             self.phase,
             self.stats.canvases,
             canvas.step if canvas else 0,
-            self.config.max_steps or 0,
+            self.prepared.plan.config.max_steps or 0,
             self.prompt_tokens,
-            len(self.reply),
+            len(self.sequence.reply),
             lease.index if lease else -1,
             now - self.submitted,
         )
 
     def account(self, now: float) -> Account:
-        stats, lease = self.stats, self.lease
+        stats, lease, sequence = self.stats, self.lease, self.sequence
         began = now if self.admitted is None else self.admitted
         line = began if self.first_in_line is None else self.first_in_line
         return Account(
             request_id=self.request.id,
             endpoint=self.request.endpoint,
-            seed=self.prepared.seed,
+            seed=self.prepared.plan.seed,
             prompt_tokens=stats.prompt_tokens,
             cached_tokens=self.cached,
             requested_tokens=self.request.max_tokens,
-            output_tokens=len(self.reply),
-            thought_tokens=self.prepared.thinking.count(self.reply),
-            canvas_tokens=(stats.canvases + self.retries) * self._length,
+            output_tokens=len(sequence.reply),
+            thought_tokens=self.prepared.thinking.count(sequence.reply),
+            canvas_tokens=(stats.canvases + sequence.retries) * sequence.canvas_length,
             steps=tuple(stats.steps),
             convergence=tuple(stats.convergence),
-            retries=self.retries,
+            retries=sequence.retries,
+            step_s=tuple(sequence.step_s),
             queue_s=began - self.submitted,
             slot_wait_s=began - line,
             prefill_s=stats.prefill_s,
@@ -195,45 +168,3 @@ class Row:
             context=lease.context if lease else None,
             allocated=lease.allocated if lease else False,
         )
-
-    @property
-    def _length(self) -> int:
-        assert self.config.canvas_length
-        return self.config.canvas_length
-
-    def _next_canvas(self) -> None:
-        self.canvas, self.config = None, self.prepared.config
-        self.attempt, self.spent = 0, 0
-
-    def _thought_kept(self, added: list[int]) -> int | None:
-        """How many tokens of the canvas stay before its thought is closed, where it must be and
-        an answer still has room."""
-        kept = self.prepared.thinking.cut(self.reply, added)
-        if kept is None or len(self.reply) + kept + 1 >= self.prepared.limits.max_tokens:
-            return None
-        assert self.lease
-        prefix = len(self.prefix) + kept + 1
-        fits = prefix <= self.lease.context and prefix + self._length <= self.prepared.context
-        return kept if fits else None
-
-    def _draws_again(self, added: list[int]) -> bool:
-        """Whether the answer is empty and the canvas begins anew with another draw."""
-        if not self.request.retry_empty or self.attempt == RETRIES:
-            return False
-        parsed = parse_reply(self.prepared.transcript.pieces([*self.reply, *added]))
-        if (
-            parsed.text.strip() or parsed.tool_calls or parsed.warnings
-        ):  # a broken call is something
-            return False
-        if self.attempt == 0:
-            self.warnings.append(
-                f"canvas {self.stats.canvases}: the answer was empty and was drawn again"
-            )
-        self.attempt, self.retries = self.attempt + 1, self.retries + 1
-        self.spent = self.stats.steps[self.stats.canvases]
-        self.canvas = None
-        if self.attempt == RETRIES:
-            # The answer may not end before it has begun.
-            ban = MinTokens(len(self.reply) + len(added) + 1, self.prepared.limits.end_ids)
-            self.config = replace(self.config, processors=(*self.config.processors, ban))
-        return True

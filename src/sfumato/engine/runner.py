@@ -91,9 +91,8 @@ class Runner:
     def _open(self, row: Row, again: bool = True) -> Exception | None:
         """Makes ready what a step needs of one row alone; returns what kept it from that. again:
         whether memory that is not enough is freed for a second try."""
-        network = self._network
         try:
-            row.open(network.config.vocab_size, network.device).coming()
+            row.open(self._network).coming()
         except Exception as error:
             if not (again and is_out_of_memory(error)):
                 return error
@@ -161,7 +160,7 @@ class Runner:
 
     def _batch(self, rows: Sequence[Row]) -> list[Found]:
         network = self._network
-        canvases = [row.open(network.config.vocab_size, network.device) for row in rows]
+        canvases = [row.open(network) for row in rows]
         stats = forward(network, canvases, [_slot(row) for row in rows])
         network.synchronize()
         return list(zip(rows, stats, strict=True))

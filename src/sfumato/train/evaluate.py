@@ -17,8 +17,9 @@ import torch
 from sfumato.api import Model, load
 from sfumato.diffusion.canvas import Canvas
 from sfumato.diffusion.config import SamplerConfig
-from sfumato.diffusion.limits import Limits, resolve, truncate_canvas
+from sfumato.diffusion.limits import Limits, resolve
 from sfumato.diffusion.noise import Noise
+from sfumato.diffusion.sequence import truncate_canvas
 from sfumato.diffusion.step import denoise_step
 from sfumato.model.cache import Slot
 from sfumato.train.embedded_data import Evaluation, evaluation_sets

@@ -7,8 +7,8 @@ from collections.abc import Callable
 from typing import Any
 
 import pytest
-from tests.diffusion.scripted import END, tokenizer
-from tests.server.scripted import Answer, teller
+from tests.support.answering_model import Answer, teller
+from tests.support.scripted_model import END, tokenizer
 
 from sfumato.server.app import ServerSettings
 

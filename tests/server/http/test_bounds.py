@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 import pytest
-from tests.server.scripted import teller
+from tests.support.answering_model import teller
 
 from sfumato.diffusion.config import MOST_STEPS
 from sfumato.server.app import ServerSettings

@@ -11,7 +11,7 @@ from typing import Any
 
 import openai
 import pytest
-from tests.server.scripted import slow_down, teller
+from tests.support.answering_model import slow_down, teller
 
 from sfumato.api import Model
 from sfumato.server.app import ServerSettings

@@ -9,7 +9,7 @@ from collections.abc import Callable
 from typing import Any
 
 import pytest
-from tests.server.scripted import slow_down, teller
+from tests.support.answering_model import slow_down, teller
 
 from sfumato.engine import Finished
 

@@ -14,7 +14,7 @@ from typing import Any
 
 import httpx
 import pytest
-from tests.server.scripted import slow_down, teller
+from tests.support.answering_model import slow_down, teller
 
 from sfumato.engine import Draft, Engine, EngineConfig, Event, Finished, Request, Settled
 from sfumato.server.app import ServerSettings, create_app

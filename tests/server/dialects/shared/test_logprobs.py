@@ -8,9 +8,9 @@ from collections.abc import Iterator
 from typing import Any
 
 import pytest
-from tests.diffusion.scripted import VOCABULARY, tokenizer
 from tests.server.conftest import Served, serving
-from tests.server.scripted import Answer, teller
+from tests.support.answering_model import Answer, teller
+from tests.support.scripted_model import VOCABULARY, tokenizer
 
 from sfumato.server.http import answer, stream
 

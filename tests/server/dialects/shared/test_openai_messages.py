@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
-from tests.server.scripted import teller
+from tests.support.answering_model import teller
 
 from sfumato.api import Model
 from sfumato.server.dialects.shared import openai_messages as chat_messages

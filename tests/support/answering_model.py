@@ -7,8 +7,8 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from tests.diffusion.scripted import END_IDS, TEMPLATE, VOCABULARY, tokenizer
-from tests.engine.scripted import LENGTH, ScriptedNetwork, ScriptedSlot
+from tests.support.scripted_engine import LENGTH, ScriptedNetwork, ScriptedSlot
+from tests.support.scripted_model import END_IDS, TEMPLATE, VOCABULARY, tokenizer
 from torch import Tensor
 
 from sfumato.api import Model, TextSide

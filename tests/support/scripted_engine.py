@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from tests.diffusion.scripted import END_IDS, PIECES, TEMPLATE, VOCABULARY, tokenizer
+from tests.support.scripted_model import END_IDS, PIECES, TEMPLATE, VOCABULARY, tokenizer
 from torch import Tensor
 
 from sfumato.api import Model, TextSide

@@ -1,0 +1,178 @@
+"""The life of one reply: canvases follow each other until the reply ends.
+
+The plain loop, the engine and the benchmarks all use `Sequence`, and no other place has rules about
+end tokens, `max_tokens`, stop strings, the end of a thought, empty answers and repetition. Knows
+only ids: `Policies` say what a thought and an empty answer are. Runs nothing.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Mapping
+from dataclasses import dataclass, field, replace
+from typing import Protocol
+
+from sfumato.diffusion.canvas import Convergence, Draft
+from sfumato.diffusion.config import SamplerConfig
+from sfumato.diffusion.guards import repetition
+from sfumato.diffusion.limits import Limits, ReplyPlan, StopReason
+from sfumato.diffusion.noise import Noise
+from sfumato.diffusion.outcome import Outcome, SettledCanvas, Stats
+from sfumato.diffusion.processors import MinTokens
+
+RETRIES = 2
+"""Times that an empty answer is drawn again; the last time it may not end where it did."""
+
+
+@dataclass(frozen=True)
+class CanvasPlan:
+    """What a canvas begins with."""
+
+    config: SamplerConfig  # complete, canvas_length included
+    noise: Noise
+    reply: list[int] = field(default_factory=list)  # tokens of the reply before this canvas
+    pinned: Mapping[int, int] = field(default_factory=dict)  # position → its fixed token
+
+
+class ThoughtLimit(Protocol):
+    """Where a thought is ended, so that an answer has room."""
+
+    @property
+    def closes(self) -> int | None:
+        """The token that ends a thought; None: there are no thoughts."""
+        ...
+
+    def cut(self, reply: list[int], added: list[int]) -> int | None:
+        """How many tokens of a settled canvas stay before its thought is closed; None where the
+        canvas stays as it is."""
+        ...
+
+
+@dataclass(frozen=True)
+class Policies:
+    """Rules of a reply that need to know what its tokens mean. None: there is no such rule."""
+
+    thought: ThoughtLimit | None = None
+    is_empty: Callable[[list[int]], bool] | None = None  # whether a reply has no answer in it
+
+
+def visible(ids: list[int], end_ids: Collection[int]) -> list[int]:
+    """The ids before the first end token."""
+    return ids[: next((i for i, token in enumerate(ids) if token in end_ids), len(ids))]
+
+
+def truncate_canvas(
+    ids: list[int], reply: list[int], config: SamplerConfig, limits: Limits
+) -> tuple[list[int], StopReason | None]:
+    """What a settled canvas of these ids adds to the reply, and why the reply ends here, if it
+    does."""
+    added = ids if config.ignore_eos else visible(ids, limits.end_ids)
+    reason: StopReason | None = "eos" if len(added) < len(ids) else None
+    room = limits.max_tokens - len(reply)
+    if len(added) >= room and (len(added) > room or reason is None):
+        added, reason = added[:room], "max_tokens"
+    if limits.cut(reply, added) is not None:
+        reason = "stop"
+    return added, reason
+
+
+class Sequence:
+    """One reply, from its first canvas to its end.
+
+    `next_canvas` says what to denoise, `stepped` takes note of each step, `settle` takes a canvas
+    that has finished; while `reason` is None another canvas follows.
+    """
+
+    def __init__(
+        self, plan: ReplyPlan, policies: Policies = Policies(), opening: list[int] | None = None
+    ) -> None:
+        """opening: tokens that the reply begins with."""
+        self.plan, self.policies = plan, policies
+        self.config = plan.config  # of the canvas under way; a last attempt adds a processor
+        self.reply: list[int] = []
+        self.reason: StopReason | None = None
+        self.stats = Stats(prompt_tokens=plan.prompt_tokens)
+        self.step_s: list[float] = []  # seconds of each denoising step
+        self.warnings: list[str] = []
+        self.retries = 0  # canvases drawn again because the answer was empty
+        self._opening = opening or []
+        self._attempt = self._spent_steps = 0  # of the canvas under way, before this attempt
+
+    @property
+    def canvas_length(self) -> int:
+        assert self.config.canvas_length
+        return self.config.canvas_length
+
+    def next_canvas(self) -> CanvasPlan:
+        """What the canvas to denoise now begins with."""
+        noise = Noise(self.plan.seed, self.stats.canvases, self._attempt)
+        opening = self._opening[len(self.reply) :][: self.canvas_length]
+        return CanvasPlan(self.config, noise, list(self.reply), dict(enumerate(opening)))
+
+    def stepped(self, draft: Draft, seconds: float, since_start: float) -> None:
+        """Takes note of a denoising step; since_start: seconds since the request began."""
+        stats = self.stats
+        stats.steps[stats.canvases :] = [self._spent_steps + draft.step]
+        stats.denoise_s += seconds
+        self.step_s.append(seconds)
+        if stats.first_draft_s is None:
+            stats.first_draft_s = since_start
+
+    def settle(
+        self, ids: list[int], convergence: Convergence, capacity: int
+    ) -> SettledCanvas | None:
+        """What a finished canvas of these ids adds; None where it is drawn again. Sets `reason`
+        where the reply ends with it. capacity: positions of the reply's slot."""
+        limits, number = self.plan.limits, self.stats.canvases
+        added, reason = truncate_canvas(ids, self.reply, self.config, limits)
+        closed = self._closed_thought(added, capacity)
+        if closed is not None:
+            added, reason = closed, None
+            self.warnings.append(f"canvas {number}: the thought was ended to leave room to answer")
+        elif reason == "eos" and self._is_retried(added):
+            return None
+        if warning := repetition(added, reason):
+            self.warnings.append(f"canvas {number}: {warning}")
+        self.reply += added
+        if reason == "stop":  # a stop string may begin in an earlier canvas
+            self.reply = self.reply[: limits.cut(self.reply, [])]
+        self.stats.canvases += 1
+        self.stats.convergence.append(convergence)
+        self.reason, self.config = reason, self.plan.config
+        self._attempt = self._spent_steps = 0
+        return SettledCanvas(number, added, convergence, reason)
+
+    def outcome(self, reason: StopReason, total_s: float) -> Outcome:
+        """The reply as it stands."""
+        self.stats.output_tokens, self.stats.total_s = len(self.reply), total_s
+        return Outcome(self.reply, reason, self.stats, tuple(self.warnings))
+
+    def _closed_thought(self, added: list[int], capacity: int) -> list[int] | None:
+        """The canvas up to where its thought must end, with the token that ends it; None where no
+        thought must end, or an answer would have no room."""
+        thought, limits = self.policies.thought, self.plan.limits
+        kept = None if thought is None else thought.cut(self.reply, added)
+        if thought is None or thought.closes is None or kept is None:
+            return None
+        tokens = len(self.reply) + kept + 1
+        prefix = self.plan.prompt_tokens + tokens
+        fits = prefix <= capacity and prefix + self.canvas_length <= self.plan.context
+        stopped = limits.cut(self.reply, added[:kept]) is not None
+        if tokens >= limits.max_tokens or not fits or stopped:
+            return None
+        return [*added[:kept], thought.closes]
+
+    def _is_retried(self, added: list[int]) -> bool:
+        """Whether the answer is empty and the canvas begins anew with another draw."""
+        is_empty = self.policies.is_empty
+        if is_empty is None or self._attempt == RETRIES or not is_empty([*self.reply, *added]):
+            return False
+        if self._attempt == 0:
+            number = self.stats.canvases
+            self.warnings.append(f"canvas {number}: the answer was empty and was drawn again")
+        self._attempt, self.retries = self._attempt + 1, self.retries + 1
+        self._spent_steps = self.stats.steps[self.stats.canvases]
+        if self._attempt == RETRIES:
+            # The answer may not end before it has begun.
+            ban = MinTokens(len(self.reply) + len(added) + 1, self.plan.limits.end_ids)
+            self.config = replace(self.config, processors=(*self.config.processors, ban))
+        return True

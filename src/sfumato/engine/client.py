@@ -1,0 +1,135 @@
+"""What the HTTP side may use of an engine: `EngineClient`, and the `ServedModel` that it serves.
+
+Neither has a network or a tensor in it, so that an engine may live in another process one day.
+`Engine` is the only implementation.
+"""
+
+from __future__ import annotations
+
+from concurrent.futures import Future
+from contextlib import AbstractContextManager
+from dataclasses import dataclass
+from typing import Protocol
+
+from sfumato.api import EMBEDDED, Model
+from sfumato.diffusion.config import SamplerConfig
+from sfumato.engine.config import EngineConfig
+from sfumato.engine.events import Failed
+from sfumato.engine.handle import Handle, Sink
+from sfumato.engine.request import Prompt, Request
+from sfumato.engine.stats import EngineState, Health
+from sfumato.model.config import ModelConfig
+from sfumato.text.template import ChatTemplate
+from sfumato.text.tokenizer import Tokenizer
+
+
+@dataclass(frozen=True, eq=False)
+class ServedModel:
+    """A model as clients of its engine see it. Hashed by identity."""
+
+    name: str  # of its file or folder
+    embedded: bool  # whether it is the demonstration model that comes with this package
+    device: str
+    config: ModelConfig
+    tokenizer: Tokenizer
+    template: ChatTemplate
+    sampler_defaults: SamplerConfig
+    end_ids: tuple[int, ...]
+
+    @classmethod
+    def of(cls, model: Model) -> ServedModel:
+        return cls(
+            model.path.name,
+            model.path == EMBEDDED,
+            str(model.network.device),
+            model.config,
+            model.tokenizer,
+            model.template,
+            model.sampler_defaults,
+            model.end_ids,
+        )
+
+
+class EngineClient(Protocol):
+    """An engine, for those who send it requests. Any thread may call."""
+
+    @property
+    def served(self) -> ServedModel:
+        """The model that answers."""
+        ...
+
+    @property
+    def config(self) -> EngineConfig:
+        """Slots, queue and limits."""
+        ...
+
+    # Requests.
+
+    def submit(self, request: Request, sink: Sink | None = None) -> Handle:
+        """Queues a request. sink: called with each of its events, in a thread of the engine, and
+        must not block.
+
+        Raises ValueError, naming the field, for what cannot be done; TooLarge, a ValueError, for
+        what no slot can ever hold; QueueFull; NotReady; EngineDead.
+        """
+        ...
+
+    def offer(self, request: Request, sink: Sink | None = None) -> Handle | None:
+        """As `submit`, but a full queue gives None and counts as no refusal."""
+        ...
+
+    def check(self, request: Request) -> None:
+        """Raises what `submit` raises for a request that cannot be done."""
+        ...
+
+    def drop(self, request: Request, terminal: Failed) -> None:
+        """Reports the end of a request that was checked and then never submitted."""
+        ...
+
+    def late(self, request: Request) -> str | None:
+        """Why the deadline ends a request that is not submitted yet; None before its deadline."""
+        ...
+
+    def refusals(self, request: Request) -> AbstractContextManager[None]:
+        """Reports a refusal of the request that is raised within the context."""
+        ...
+
+    # Prompts.
+
+    def prompt(self, request: Request) -> Prompt:
+        """The request's prompt as tokens: for a caller who needs the length, or who submits the
+        prompt several times and then sets `Request.made`. Raises ValueError and TooLarge."""
+        ...
+
+    def check_length(self, text: str, field: str) -> None:
+        """Raises TooLarge, naming the field, for a text that no context here could hold. The text
+        is not tokenized for that."""
+        ...
+
+    # State.
+
+    def now(self) -> float:
+        """The engine's clock in seconds, for `Request.since`."""
+        ...
+
+    def health(self) -> Health:
+        """Whether requests are taken."""
+        ...
+
+    @property
+    def death(self) -> str | None:
+        """Why the engine has stopped and will not go on by itself; None where it has not."""
+        ...
+
+    def state(self) -> EngineState:
+        """Running requests, slots, totals and speeds, as of about now."""
+        ...
+
+    def used_memory(self) -> int | None:
+        """Bytes that the engine's process holds on the model's device; None where unknown."""
+        ...
+
+    def reset_prefix_cache(self) -> Future[int]:
+        """Empties the free slots before the next step; gives how many held tokens. Raises
+        EngineDead."""
+        ...

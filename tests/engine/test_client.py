@@ -1,0 +1,25 @@
+"""The engine satisfies the protocol that the HTTP side uses."""
+
+from __future__ import annotations
+
+from tests.support.scripted_engine import Script, engine
+
+from sfumato.engine import EngineClient, ServedModel
+
+
+def test_the_engine_is_an_engine_client() -> None:
+    serving, _ = engine(Script(40, 5))
+    client: EngineClient = serving  # mypy checks the signatures
+    names = [name for name in vars(EngineClient) if not name.startswith("_")]
+    assert names and all(hasattr(client, name) for name in names)
+    assert client.used_memory()
+
+
+def test_a_served_model_has_no_network() -> None:
+    serving, _ = engine(Script(40, 5))
+    served, model = serving.served, serving.model
+    assert (served.name, served.embedded, served.device) == ("scripted", False, "cpu")
+    assert served.tokenizer is model.tokenizer and served.template is model.template
+    assert served.end_ids == model.end_ids and served.config is model.config
+    assert not any(value is model.network for value in vars(served).values())
+    assert served != ServedModel.of(model) and hash(served)  # each is itself alone
