@@ -32,10 +32,11 @@ from benchmarks.random_checkpoint import header, outgoing
 from torch import Tensor
 
 from sfumato.bench.random_weights import random_checkpoint
+from sfumato.convert.tensors import save_gguf
+from sfumato.model.families import open_checkpoint
 from sfumato.model.loading import load_network
 from sfumato.weights.blocks import QuantizedTensor
-from sfumato.weights.checkpoint import Checkpoint, open_checkpoint
-from sfumato.weights.convert import save_gguf
+from sfumato.weights.checkpoint import Checkpoint
 from sfumato.weights.quant_recipes import TARGETS, Target
 
 PROMPT, CANVAS = 20, 256  # tokens

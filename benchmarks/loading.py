@@ -26,7 +26,7 @@ import ctypes, json, resource, sys, time, torch, sfumato
 from sfumato.api import load_text
 from sfumato.model.loading import config_of, expected_shapes, load_network
 from sfumato.model.placement import pick_device, pick_dtype
-from sfumato.weights.checkpoint import open_checkpoint
+from sfumato.model.families import open_checkpoint
 path, threads, device, count = *sys.argv[1:4], int(sys.argv[4])
 torch.set_num_threads(int(threads))
 if count:

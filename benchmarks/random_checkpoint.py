@@ -20,16 +20,16 @@ from typing import Any
 import numpy as np
 
 from sfumato.bench.random_weights import PRESETS, RandomCheckpoint, random_checkpoint
+from sfumato.convert.tensors import gguf_tensors, save_gguf
 from sfumato.diffusion import export as sampler_export
 from sfumato.diffusion.config import REFERENCE
-from sfumato.model.config import ModelConfig
-from sfumato.model.export import gguf_config, rotary_divisors
+from sfumato.model.families.diffusion_gemma.config_json import config_from_hf
+from sfumato.model.families.diffusion_gemma.gguf_keys import ARCHITECTURE
+from sfumato.model.families.diffusion_gemma.write_config import gguf_config, rotary_divisors
 from sfumato.text.export import BYTE, CONTROL, NORMAL, SCORE, UNUSED
 from sfumato.train.vocabulary import CHARACTERS, CHAT_TEMPLATE, SPECIAL_TOKENS
 from sfumato.weights.atomic_write import Outgoing, beside
-from sfumato.weights.convert import gguf_tensors, save_gguf
 from sfumato.weights.gguf import read_gguf
-from sfumato.weights.names import ARCHITECTURE
 from sfumato.weights.quant_recipes import TARGETS, Target
 from sfumato.weights.write_gguf import layout
 
@@ -62,7 +62,7 @@ def header(
     checkpoint: RandomCheckpoint, target: Target, tokenizer: Path | None = None
 ) -> dict[str, Any]:
     """The metadata of a file of this target, with another file's vocabulary or a made-up one."""
-    config = ModelConfig.from_hf(checkpoint.metadata["config"])
+    config = config_from_hf(checkpoint.metadata["config"])
     return {
         "general.architecture": ARCHITECTURE,
         "general.type": "model",
@@ -78,7 +78,7 @@ def header(
 def outgoing(checkpoint: RandomCheckpoint, target: Target) -> list[Outgoing]:
     """The tensors of a file of this target, whatever formats the checkpoint's own are."""
     shapes = {name: info.shape for name, info in checkpoint.tensors.items()}
-    rotary = rotary_divisors(ModelConfig.from_hf(checkpoint.metadata["config"]))
+    rotary = rotary_divisors(config_from_hf(checkpoint.metadata["config"]))
     return gguf_tensors(checkpoint, shapes, target, rotary)
 
 

@@ -104,9 +104,9 @@ def sfumato_step(folder: Path) -> Callable[[], None]:
     from sfumato.diffusion.config import REFERENCE, fixed_steps
     from sfumato.diffusion.noise import Noise
     from sfumato.diffusion.step import denoise_step
+    from sfumato.model.families import open_checkpoint
     from sfumato.model.loading import load_network
     from sfumato.model.placement import pick_dtype
-    from sfumato.weights.checkpoint import open_checkpoint
 
     checkpoint, cpu = open_checkpoint(folder), torch.device("cpu")
     network = load_network(checkpoint, cpu, pick_dtype("auto", checkpoint, cpu))

@@ -9,7 +9,7 @@ import torch
 from benchmarks import first_step_logits as script
 from torch import Tensor
 
-from sfumato.weights.checkpoint import open_checkpoint
+from sfumato.model.families import open_checkpoint
 
 
 def _run(monkeypatch: pytest.MonkeyPatch, noise: float, *formats: str) -> None:

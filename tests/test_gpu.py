@@ -24,6 +24,7 @@ from sfumato.diffusion.processors import LogitBias
 from sfumato.diffusion.scoring import score
 from sfumato.diffusion.step import denoise_step
 from sfumato.model.cache import Slot
+from sfumato.model.families import open_checkpoint
 from sfumato.model.loading import load_network
 from sfumato.model.network import Network
 from sfumato.ops.cpu import library
@@ -31,7 +32,6 @@ from sfumato.train.export import save_checkpoint
 from sfumato.train.recipe import EMBEDDED, initialised
 from sfumato.train.vocabulary import write_text_side
 from sfumato.weights.blocks import QuantizedTensor
-from sfumato.weights.checkpoint import open_checkpoint
 
 _NEEDS_CUDA = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
 devices = pytest.mark.parametrize(

@@ -26,7 +26,7 @@ MAY_IMPORT: dict[str, set[str]] = {
     "weights": {"catalog"},
     "ops": {"weights.blocks"},
     "text": {"weights"},
-    "model": {"ops", "weights"},
+    "model": {"ops", "weights", "text.markers"},  # families say which markers their chat format has
     "diffusion": set(_NETWORK),
     "api": {"diffusion", "text"} | _NETWORK,
     "convert": {"api", "diffusion", "text"} | _NETWORK,
@@ -118,6 +118,7 @@ def test_imports_point_one_way() -> None:
         ("ops", "weights", False),
         ("text", "weights.errors", True),
         ("text", "model.config", False),
+        ("model", "text.markers", True),
         ("model", "text.tokenizer", False),
         ("weights", "", False),
         ("cli", "api", True),

@@ -28,6 +28,7 @@ from sfumato.diffusion.loop import run
 from sfumato.diffusion.outcome import Outcome, SettledCanvas, Stats
 from sfumato.model.cache import KVCache
 from sfumato.model.config import ModelConfig
+from sfumato.model.families import DIFFUSION_GEMMA, Family, family_of, open_checkpoint
 from sfumato.model.loading import Progress, config_of, expected_shapes, load_network
 from sfumato.model.network import Network
 from sfumato.model.placement import pick_device, pick_dtype
@@ -36,7 +37,7 @@ from sfumato.text.reply import Delta, ReplyParser, ToolCall
 from sfumato.text.stops import Stop, StopCut, StopGate, StopStrings
 from sfumato.text.template import ChatTemplate
 from sfumato.text.tokenizer import Detokenizer, Tokenizer
-from sfumato.weights.checkpoint import Checkpoint, open_checkpoint
+from sfumato.weights.checkpoint import Checkpoint
 from sfumato.weights.errors import CheckpointError
 from sfumato.weights.quantize_on_load import quantized_on_load
 
@@ -176,10 +177,11 @@ class Model:
         end_ids: tuple[int, ...],
         path: Path,
         load_s: float = 0.0,
+        family: Family = DIFFUSION_GEMMA,
     ) -> None:
         self.network, self.sampler_defaults, self.end_ids = network, sampler_defaults, end_ids
         self.tokenizer, self.template = text.tokenizer, text.template
-        self.path, self.load_s = path, load_s
+        self.path, self.load_s, self.family = path, load_s, family
 
     @property
     def config(self) -> ModelConfig:
@@ -365,7 +367,8 @@ def load(
     text = _fitting_text(checkpoint, config)
     network = load_network(checkpoint, target, kind, progress, activations)
     ends = _end_ids(checkpoint, network.config, text.tokenizer)
-    return Model(network, text, defaults, ends, checkpoint.path, time.perf_counter() - start)
+    seconds, family = time.perf_counter() - start, family_of(checkpoint)
+    return Model(network, text, defaults, ends, checkpoint.path, seconds, family)
 
 
 def _fitting_text(checkpoint: Checkpoint, config: ModelConfig) -> TextSide:

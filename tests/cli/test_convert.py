@@ -9,8 +9,8 @@ import pytest
 
 import sfumato.convert
 from sfumato.api import EMBEDDED
+from sfumato.model.families import open_checkpoint
 from sfumato.options import FORMATS
-from sfumato.weights.checkpoint import open_checkpoint
 from sfumato.weights.quant_recipes import TARGETS
 
 

@@ -11,8 +11,8 @@ from sfumato import catalog, ops
 from sfumato.api import EMBEDDED
 from sfumato.cli import doctor, estimate, probes
 from sfumato.engine.device_memory import Budget
+from sfumato.model.families import open_checkpoint
 from sfumato.model.placement import pick_device, pick_dtype
-from sfumato.weights.checkpoint import open_checkpoint
 
 SPEED = {
     **{f"{name}_flops": 8e12 for name in ("Q4_K", "Q5_K", "Q6_K", "Q8_0", "BF16")},

@@ -10,11 +10,11 @@ from safetensors.torch import load_file, save_file
 
 from sfumato.cli.inspect import memory
 from sfumato.model.cache import slot_bytes
+from sfumato.model.families import open_checkpoint
 from sfumato.model.head import head_bytes
 from sfumato.model.loading import load_network
 from sfumato.train.export import save_checkpoint
 from sfumato.train.recipe import EMBEDDED, initialised
-from sfumato.weights.checkpoint import open_checkpoint
 
 
 @pytest.fixture(autouse=True)

@@ -28,10 +28,10 @@ from sfumato.engine.errors import EngineError
 from sfumato.engine.memory_estimate import Prediction, Subject, predict
 from sfumato.engine.memory_guard import MemoryGuard, check_load
 from sfumato.model.cache import slot_bytes
+from sfumato.model.families import open_checkpoint
 from sfumato.model.loading import config_of, load_network
 from sfumato.model.network import Network
 from sfumato.model.truncate import cutoff_bytes
-from sfumato.weights.checkpoint import open_checkpoint
 
 ROOT = Path(__file__).resolve().parents[2]
 CPU = torch.device("cpu")
@@ -50,7 +50,7 @@ from sfumato.bench import memory
 from sfumato.diffusion.config import SamplerConfig
 from sfumato.engine import Engine, EngineConfig, Request
 from sfumato.engine.memory_guard import MemoryGuard
-from sfumato.weights.checkpoint import open_checkpoint
+from sfumato.model.families import open_checkpoint
 
 path, slots, context, larger = sys.argv[1], *map(int, sys.argv[2:])
 layout = EngineConfig(slots=slots, context=context)

@@ -13,8 +13,8 @@ from transformers.models.diffusion_gemma.modeling_diffusion_gemma import (
     DiffusionGemmaTextRotaryEmbedding,
 )
 
-from sfumato.model.config import ModelConfig
 from sfumato.model.experts import Router
+from sfumato.model.families.diffusion_gemma.config_json import config_from_hf
 from sfumato.model.layers import GatedMLP, rotary_key, rotary_tables
 
 
@@ -31,7 +31,7 @@ def test_rotary_tables(dtype: torch.dtype, share: float) -> None:
         },
     }
     theirs = oracle.tiny_config(head_dim=256, global_head_dim=512, rope_parameters=rope)
-    config = ModelConfig.from_hf(theirs.to_dict())
+    config = config_from_hf(theirs.to_dict())
     positions = torch.tensor([0, 1, 2, 255, 1023, 4097, 99_999, 262_143])
     tables = rotary_tables(config.layers, positions, dtype)
     assert len(tables) == 2

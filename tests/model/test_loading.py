@@ -26,13 +26,13 @@ from torch import Tensor
 
 from sfumato.bench.random_weights import random_checkpoint
 from sfumato.model.config import ConfigError
+from sfumato.model.families import open_checkpoint
 from sfumato.model.loading import config_of, expected_shapes, load_network, loaded_bytes
 from sfumato.model.network import Network
 from sfumato.model.placement import pick_dtype
 from sfumato.ops.cpu import library
 from sfumato.ops.cpu.panels import PackedTensor
 from sfumato.weights.blocks import QuantizedTensor
-from sfumato.weights.checkpoint import open_checkpoint
 from sfumato.weights.errors import CheckpointError
 from sfumato.weights.quant_recipes import TARGETS
 
@@ -269,7 +269,7 @@ def test_progress_counts_every_byte(tmp_path: Path) -> None:
 MEASURE = """
 import sys, threading, torch
 from sfumato.model.loading import load_network
-from sfumato.weights.checkpoint import open_checkpoint
+from sfumato.model.families import open_checkpoint
 
 def anonymous():
     with open("/proc/self/status") as lines:

@@ -13,7 +13,8 @@ import torch
 from torch import Tensor
 
 from sfumato.model.config import LayerConfig, ModelConfig
-from sfumato.weights.names import ARCHITECTURE, gguf_name
+from sfumato.model.families.diffusion_gemma.gguf_keys import ARCHITECTURE
+from sfumato.model.families.diffusion_gemma.names import TENSOR_NAMES
 
 SIMPLE_FORMATS = ("F32", "F16", "BF16", "Q4_0", "Q5_0", "Q5_1", "Q8_0")
 """What the `gguf` package can quantize to."""
@@ -177,7 +178,7 @@ def write_gguf(
         chosen = next((kind for pattern, kind in patterns if fnmatch(name, pattern)), "F32")
         kind = gguf.GGMLQuantizationType[chosen]
         data = encode(tensor, chosen, seed=index)
-        theirs = gguf_name(name)
+        theirs = TENSOR_NAMES.gguf_name(name)
         if older_names:
             theirs = theirs.replace("self_cond_pre_norm", "self_cond_norm")
         writer.add_tensor(theirs, data, raw_dtype=kind)

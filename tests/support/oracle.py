@@ -15,7 +15,7 @@ from transformers import (
 from transformers.models.gemma4.configuration_gemma4 import Gemma4VisionConfig
 
 from sfumato.model.cache import Slot
-from sfumato.model.config import ModelConfig
+from sfumato.model.families.diffusion_gemma.config_json import config_from_hf
 from sfumato.model.loading import _converted, place, skeleton
 from sfumato.model.network import Network
 
@@ -100,7 +100,7 @@ def canonical_state(model: DiffusionGemmaForBlockDiffusion) -> dict[str, torch.T
 
 def network_of(model: DiffusionGemmaForBlockDiffusion, dtype: torch.dtype | None = None) -> Network:
     """The same network in Sfumato, through the loader's own conversions but without files."""
-    config = ModelConfig.from_hf(model.config.to_dict())
+    config = config_from_hf(model.config.to_dict())
     transformer, state = skeleton(config), canonical_state(model)
     dtype = dtype or model.dtype
     for name, _ in list(transformer.named_parameters()):

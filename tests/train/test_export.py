@@ -5,10 +5,10 @@ import json
 import pytest
 import torch
 
+from sfumato.model.families import open_checkpoint
 from sfumato.model.network import Network
 from sfumato.train.export import save_checkpoint
 from sfumato.train.recipe import EMBEDDED, initialised
-from sfumato.weights.checkpoint import open_checkpoint
 
 transformers = pytest.importorskip("transformers")
 

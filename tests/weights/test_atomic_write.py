@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from sfumato.weights import outgoing
+from sfumato.weights import atomic_write
 from sfumato.weights.atomic_write import Outgoing, beside, recoded
 from sfumato.weights.blocks import BLOCK_FORMATS
 from sfumato.weights.quantize import quantize
@@ -24,13 +24,13 @@ def _joined(value, format: str) -> torch.Tensor:
 @pytest.mark.parametrize("format", ["F32", "F16", "BF16", "Q8_0", "Q4_K"])
 def test_recoding(format: str, chunk: int, monkeypatch: pytest.MonkeyPatch) -> None:
     """Whatever the pieces, the bytes are those of the whole; from floats and from blocks."""
-    monkeypatch.setattr(outgoing, "_CHUNK", chunk)
+    monkeypatch.setattr(atomic_write, "_CHUNK", chunk)
     coarse = quantize(VALUES, BLOCK_FORMATS["Q5_0"])
     for source, values in ((VALUES, VALUES), (coarse, coarse.dequantize())):
         if format in BLOCK_FORMATS:
             expected = quantize(values, BLOCK_FORMATS[format]).data
         else:
-            expected = values.to(outgoing.FLOAT_FORMATS[format]).view(torch.uint8)
+            expected = values.to(atomic_write.FLOAT_FORMATS[format]).view(torch.uint8)
         found = _joined(source, format)
         assert torch.equal(found, expected.flatten())
         assert len(found) == Outgoing("x", (4, 512), format, lambda: iter(())).nbytes

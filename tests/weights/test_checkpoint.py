@@ -17,10 +17,11 @@ from safetensors.torch import save_file
 from tests.support.gguf_files import gguf_config, random_state, state_shapes, write_gguf
 from torch import Tensor
 
+from sfumato.model.families import open_checkpoint
+from sfumato.model.families.diffusion_gemma.names import TENSOR_NAMES
 from sfumato.weights.blocks import QuantizedTensor
-from sfumato.weights.checkpoint import Checkpoint, open_checkpoint
+from sfumato.weights.checkpoint import Checkpoint
 from sfumato.weights.errors import CheckpointError
-from sfumato.weights.names import transformers_name
 
 CONFIG = gguf_config()
 WIDE = gguf_config(hidden_size=256, intermediate_size=256, expert_size=256)
@@ -48,7 +49,7 @@ def save_folder(
 
 
 def theirs(state: Mapping[str, Tensor] = STATE) -> dict[str, Tensor]:
-    return {transformers_name(name): tensor for name, tensor in state.items()}
+    return {TENSOR_NAMES.transformers_name(name): tensor for name, tensor in state.items()}
 
 
 def values(checkpoint: Checkpoint, name: str) -> Tensor:

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from sfumato import catalog
-from sfumato.weights.checkpoint import open_checkpoint
+from sfumato.model.families import open_checkpoint
 from sfumato.weights.errors import CheckpointError
 from sfumato.weights.locate import INDEX, locate
 

@@ -13,12 +13,12 @@ from tests.support.gguf_files import gguf_config, random_state
 import sfumato
 from sfumato.api import EMBEDDED, Model
 from sfumato.convert import convert
-from sfumato.model.export import hf_config
+from sfumato.model.families import open_checkpoint
+from sfumato.model.families.diffusion_gemma.names import TENSOR_NAMES
+from sfumato.model.families.diffusion_gemma.write_config import hf_config
 from sfumato.model.loading import loaded_bytes
 from sfumato.ops.cpu.panels import PackedTensor
 from sfumato.weights.blocks import QuantizedTensor
-from sfumato.weights.checkpoint import open_checkpoint
-from sfumato.weights.names import transformers_name
 from sfumato.weights.quantize_on_load import quantized_on_load
 
 CPU = torch.device("cpu")
@@ -26,10 +26,18 @@ CPU = torch.device("cpu")
 CONFIG = gguf_config(hidden_size=256, intermediate_size=288, expert_size=96, vocab_size=1100)
 
 
+def _hf_state() -> dict[str, torch.Tensor]:
+    state = random_state(CONFIG).items()
+    return {TENSOR_NAMES.transformers_name(name): t.to(torch.bfloat16) for name, t in state}
+
+
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     path = tmp_path_factory.mktemp("hf")
-    named = {transformers_name(n): t.to(torch.bfloat16) for n, t in random_state(CONFIG).items()}
+    named = {
+        TENSOR_NAMES.transformers_name(n): t.to(torch.bfloat16)
+        for n, t in random_state(CONFIG).items()
+    }
     save_file(named, path / "model.safetensors")
     (path / "config.json").write_text(json.dumps(hf_config(CONFIG)))
     for name in ("tokenizer.json", "tokenizer_config.json", "chat_template.jinja"):
@@ -96,7 +104,10 @@ def test_another_target_is_refused(folder: Path, target: str) -> None:
 def test_a_weight_that_is_no_number_is_named(tmp_path: Path, folder: Path) -> None:
     for file in folder.iterdir():
         (tmp_path / file.name).write_bytes(file.read_bytes())
-    state = {transformers_name(n): t.to(torch.bfloat16) for n, t in random_state(CONFIG).items()}
+    state = {
+        TENSOR_NAMES.transformers_name(n): t.to(torch.bfloat16)
+        for n, t in random_state(CONFIG).items()
+    }
     state["model.decoder.layers.1.mlp.up_proj.weight"][3, 5] = torch.nan
     save_file(state, tmp_path / "model.safetensors")
     with pytest.raises(ValueError, match=r"quantize: .*layers\.1\.mlp\.up_proj.*not finite"):

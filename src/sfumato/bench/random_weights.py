@@ -14,7 +14,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from sfumato.model.config import ConfigError, ModelConfig
+from sfumato.model.config import ConfigError
+from sfumato.model.families.diffusion_gemma.config_json import config_from_hf
 from sfumato.model.loading import expected_shapes
 from sfumato.weights.blocks import BLOCK_FORMATS, QuantizedTensor
 from sfumato.weights.checkpoint import Checkpoint, TensorInfo
@@ -142,7 +143,7 @@ def random_checkpoint(
         raise ValueError(f"format: {format!r} is none of {', '.join(TARGETS)}")
     config = random_config(preset, layers, vocab)
     try:
-        shapes = expected_shapes(ModelConfig.from_hf(config))
+        shapes = expected_shapes(config_from_hf(config))
     except ConfigError as error:
         raise ValueError(f"layers: {layers} make no network ({error})") from None
     path = Path(f"random-{preset}")

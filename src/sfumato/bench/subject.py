@@ -16,11 +16,12 @@ from sfumato.api import Model
 from sfumato.bench.random_weights import random_checkpoint
 from sfumato.bench.workload import Messages, Prompt
 from sfumato.diffusion.config import REFERENCE, SamplerConfig
+from sfumato.model.families import open_checkpoint
 from sfumato.model.loading import load_network
 from sfumato.model.network import Network
 from sfumato.model.placement import pick_device, pick_dtype
 from sfumato.ops.cpu.panels import PackedTensor
-from sfumato.weights.checkpoint import Checkpoint, open_checkpoint
+from sfumato.weights.checkpoint import Checkpoint
 from sfumato.weights.quantize_on_load import quantized_on_load
 
 

@@ -15,10 +15,11 @@ from sfumato.cli.units import size, table
 from sfumato.engine.memory_estimate import Subject
 from sfumato.model.cache import slot_bytes
 from sfumato.model.config import ModelConfig
+from sfumato.model.families import open_checkpoint
 from sfumato.model.head import head_bytes
 from sfumato.model.loading import config_of, expected_shapes
 from sfumato.model.placement import pick_device, pick_dtype
-from sfumato.weights.checkpoint import Checkpoint, TensorInfo, open_checkpoint
+from sfumato.weights.checkpoint import Checkpoint, TensorInfo
 from sfumato.weights.quantize_on_load import quantized_on_load
 
 CONTEXTS = (4096, 32768, 131072, 262144)

@@ -203,9 +203,9 @@ def _check_memory(args: argparse.Namespace) -> None:
     from sfumato.api import EMBEDDED
     from sfumato.engine.memory_estimate import Subject
     from sfumato.engine.memory_guard import check_load
+    from sfumato.model.families import open_checkpoint
     from sfumato.model.loading import config_of
     from sfumato.model.placement import pick_device, pick_dtype
-    from sfumato.weights.checkpoint import open_checkpoint
     from sfumato.weights.quantize_on_load import quantized_on_load
 
     checkpoint = open_checkpoint(Path(args.model) if args.model else EMBEDDED)

@@ -11,7 +11,7 @@ from sfumato.diffusion.config import GGUF_KEYS, HF_KEYS, SamplerConfig
 from sfumato.diffusion.sampler import EntropyBound
 from sfumato.diffusion.schedule import LinearTemperature
 from sfumato.diffusion.stopping import StableAndConfident
-from sfumato.model.export import short
+from sfumato.model.families.diffusion_gemma.write_config import short
 
 
 def to_hf(config: SamplerConfig) -> dict[str, Any]:

@@ -19,7 +19,7 @@ from sfumato.api import Model
 from sfumato.engine.device_memory import Budget, used_memory
 from sfumato.engine.events import Account, Failed, Finished
 from sfumato.engine.request import Request
-from sfumato.weights.names import ARCHITECTURE
+from sfumato.model.families.diffusion_gemma.gguf_keys import ARCHITECTURE
 
 logger = logging.getLogger(__name__)
 

@@ -16,6 +16,7 @@ from torch import Tensor, nn
 
 from sfumato import ops
 from sfumato.model.config import ConfigError, ModelConfig
+from sfumato.model.families import family_of
 from sfumato.model.head import CHUNK
 from sfumato.model.network import Network
 from sfumato.model.placement import cache_dtype
@@ -32,33 +33,13 @@ Progress = Callable[[int, int], None]
 def config_of(checkpoint: Checkpoint) -> ModelConfig:
     """The configuration that a checkpoint's metadata describe. Raises ConfigError, naming the
     checkpoint and the field."""
-    metadata = checkpoint.metadata
+    read, metadata = family_of(checkpoint).config, checkpoint.metadata
     try:
         if checkpoint.kind == "safetensors":
-            return ModelConfig.from_hf(metadata["config"], metadata.get("generation_config"))
-        embedding = checkpoint.tensors.get("embed_tokens.weight")
-        if embedding is None:
-            raise ConfigError("token_embd.weight is missing; the checkpoint is incomplete")
-        return ModelConfig.from_gguf(metadata, embedding.shape[0], _turning_pairs(checkpoint))
+            return read.from_hf(metadata["config"], metadata.get("generation_config") or {})
+        return read.from_gguf(checkpoint)
     except ConfigError as error:
         raise ConfigError(f"{checkpoint.path}: {error}") from error
-
-
-def _turning_pairs(checkpoint: Checkpoint) -> int | None:
-    """How many rotary pairs of full layers turn, by the divisors of their frequencies in
-    `rope_freqs.weight`: 1 turns, 1e30 stills. None where the file has no such tensor."""
-    (file,) = checkpoint.files.values()
-    if "rope_freqs.weight" not in file.tensors:
-        return None
-    divisors = file.read("rope_freqs.weight")
-    if isinstance(divisors, Tensor) and divisors.ndim == 1:
-        turning = int((divisors == 1).sum())
-        if turning and (divisors[:turning] == 1).all() and (divisors[turning:] > 1e9).all():
-            return turning
-    raise ConfigError(
-        "rope_freqs.weight does not turn the first pairs and still the "
-        "others, which is all that DiffusionGemma's full layers know"
-    )
 
 
 def skeleton(config: ModelConfig) -> Transformer:

@@ -17,15 +17,18 @@ from torch import Tensor
 from sfumato.diffusion.config import REFERENCE
 from sfumato.diffusion.export import to_hf
 from sfumato.model.config import ModelConfig
-from sfumato.model.export import PATCH, POSITIONS, VISION, hf_config
+from sfumato.model.families.diffusion_gemma.names import TENSOR_NAMES
+from sfumato.model.families.diffusion_gemma.write_config import PATCH, POSITIONS, VISION, hf_config
 from sfumato.model.transformer import Transformer
-from sfumato.weights.names import transformers_name
 
 
 def save_checkpoint(network: Transformer, folder: Path) -> None:
     """config.json, generation_config.json and model.safetensors (bfloat16) into `folder`."""
     folder.mkdir(parents=True, exist_ok=True)
-    state = {transformers_name(k): v.to(torch.bfloat16) for k, v in network.state_dict().items()}
+    state = {
+        TENSOR_NAMES.transformers_name(k): v.to(torch.bfloat16)
+        for k, v in network.state_dict().items()
+    }
     state |= {k: v.to(torch.bfloat16) for k, v in vision_weights(network.config).items()}
     weights = folder / "model.safetensors"
     save_file(state, weights, metadata={"format": "pt"})

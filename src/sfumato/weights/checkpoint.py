@@ -1,13 +1,13 @@
 """Opens a checkpoint, safetensors or GGUF, under canonical tensor names.
 
-Opening reads headers only; each tensor is mapped when it is read. Knows names and bytes, not what
-a network needs of them: the model brings its list of tensors to `Checkpoint.account`.
+Opening reads headers only; each tensor is mapped when it is read. The caller brings the table of
+tensor names, and the list of tensors that a network needs (`Checkpoint.check_tensors`).
 """
 
 from __future__ import annotations
 
 import logging
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -19,11 +19,11 @@ from sfumato.weights.errors import CheckpointError, quoted
 from sfumato.weights.gguf import read_gguf
 from sfumato.weights.jsonfile import read_object
 from sfumato.weights.locate import Kind, locate
-from sfumato.weights.names import ARCHITECTURE, place_gguf, place_transformers
+from sfumato.weights.names import Place, TensorNames
 from sfumato.weights.safetensors import read_safetensors
 from sfumato.weights.tensorfile import TensorFile, TensorInfo, require_readable
 
-__all__ = ["Checkpoint", "TensorInfo", "open_checkpoint"]
+__all__ = ["Checkpoint", "TensorInfo", "open_with"]
 
 _log = logging.getLogger(__name__)
 
@@ -83,7 +83,12 @@ class Checkpoint:
             )
 
 
-def open_checkpoint(path: str | Path) -> Checkpoint:
+NamesOf = Callable[[Kind, Mapping[str, Any]], TensorNames]
+"""The tensor names of a checkpoint of this kind and metadata. Raises CheckpointError where the
+metadata are of no known family of models."""
+
+
+def open_with(path: str | Path, names_of: NamesOf) -> Checkpoint:
     """Opens the checkpoint at `path`: a .gguf or .safetensors file, an index, or a folder.
 
     Raises CheckpointError, naming file and field, if anything in it cannot be used.
@@ -92,17 +97,21 @@ def open_checkpoint(path: str | Path) -> Checkpoint:
     path = Path(path)
     if kind == "gguf":
         (file,) = files = [read_gguf(locations[0])]
-        _check_architecture(file)
-        metadata = file.metadata
+        metadata, origin = file.metadata, file.path
+        _check_single(file)
     else:
         files = [read_safetensors(location) for location in locations]
-        folder = locations[0].parent
-        generation = folder / "generation_config.json"
+        origin = locations[0].parent
+        generation = origin / "generation_config.json"
         metadata = {
-            "config": read_object(folder / "config.json"),
+            "config": read_object(origin / "config.json"),
             "generation_config": read_object(generation) if generation.exists() else {},
         }
-    tensors, vision = _sort(files, kind)
+    try:
+        names = names_of(kind, metadata)
+    except CheckpointError as error:
+        raise CheckpointError(f"{origin}: {error}") from error
+    tensors, vision = _sort(files, names.place_gguf if kind == "gguf" else names.place_transformers)
     for info in tensors.values():
         require_readable(info)
     if vision:
@@ -110,14 +119,7 @@ def open_checkpoint(path: str | Path) -> Checkpoint:
     return Checkpoint(path, kind, tensors, vision, metadata, {file.path: file for file in files})
 
 
-def _check_architecture(file: TensorFile) -> None:
-    found = file.metadata.get("general.architecture")
-    if found != ARCHITECTURE:
-        hint = "; this is the vision part of one" if found == "clip" else ""
-        raise CheckpointError(
-            f"{file.path}: general.architecture: is {quoted(found)}{hint}; give a GGUF file of "
-            f"architecture {ARCHITECTURE!r}"
-        )
+def _check_single(file: TensorFile) -> None:
     parts = file.metadata.get("split.count", 1)
     if parts != 1:
         raise CheckpointError(
@@ -127,16 +129,15 @@ def _check_architecture(file: TensorFile) -> None:
 
 
 def _sort(
-    files: Sequence[TensorFile], kind: Kind
+    files: Sequence[TensorFile], place: Callable[[str], Place]
 ) -> tuple[dict[str, TensorInfo], dict[str, TensorInfo]]:
     """The files' tensors by canonical name, and the vision tensors."""
-    place = place_gguf if kind == "gguf" else place_transformers
     tensors: dict[str, TensorInfo] = {}
     aliases: dict[str, TensorInfo] = {}
     vision: dict[str, TensorInfo] = {}
     for info in (info for file in files for info in file.tensors.values()):
         found = place(info.name)
-        if found.kind == "rotary":
+        if found.kind == "constant":
             continue
         if found.kind == "alias":
             aliases.setdefault(found.name, info)

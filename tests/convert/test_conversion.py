@@ -16,16 +16,15 @@ from safetensors.torch import load_file, save_file
 from tests.support.gguf_files import gguf_config, random_state, write_gguf
 
 import sfumato
-import sfumato.convert as convert_module
+import sfumato.convert.conversion as convert_module
 import sfumato.weights.write_gguf as write_gguf_module
 from sfumato.api import EMBEDDED
 from sfumato.convert import convert
-from sfumato.model.config import ConfigError
-from sfumato.model.export import hf_config
+from sfumato.model.families import open_checkpoint
+from sfumato.model.families.diffusion_gemma.names import TENSOR_NAMES
+from sfumato.model.families.diffusion_gemma.write_config import hf_config
 from sfumato.model.loading import config_of
-from sfumato.weights.checkpoint import open_checkpoint
 from sfumato.weights.errors import CheckpointError
-from sfumato.weights.names import transformers_name
 
 CONFIG = gguf_config(hidden_size=256, intermediate_size=288, expert_size=96, vocab_size=110)
 
@@ -38,7 +37,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def _hf_folder(path: Path, dtype: torch.dtype) -> Path:
     state = random_state(CONFIG)
-    named = {transformers_name(name): value.to(dtype) for name, value in state.items()}
+    named = {TENSOR_NAMES.transformers_name(name): value.to(dtype) for name, value in state.items()}
     save_file(named, path / "model.safetensors")
     (path / "config.json").write_text(json.dumps(hf_config(CONFIG)))
     (path / "generation_config.json").write_text('{"eos_token_id": [1, 6]}')
@@ -299,7 +298,7 @@ def test_a_source_that_is_not_whole_is_refused(folder: Path, tmp_path: Path) -> 
     with pytest.raises(CheckpointError, match=r"1 missing: norm\.weight"):
         convert(bad, tmp_path / "x.gguf")
     (bad / "config.json").write_text('{"model_type": "gpt2"}')
-    with pytest.raises(ConfigError, match="gpt2"):
+    with pytest.raises(CheckpointError, match="gpt2"):
         convert(bad, tmp_path / "x.gguf")
 
 

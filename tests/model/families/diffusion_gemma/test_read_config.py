@@ -18,7 +18,9 @@ from transformers.models.diffusion_gemma.generation_diffusion_gemma import (
     DiffusionGemmaGenerationConfig,
 )
 
-from sfumato.model.config import ConfigError, LayerConfig, ModelConfig
+from sfumato.model.config import ConfigError, LayerConfig
+from sfumato.model.families.diffusion_gemma.config_json import config_from_hf
+from sfumato.model.families.diffusion_gemma.gguf_keys import config_from_gguf
 
 # The published model's numbers, from the reference table.
 SLIDING = LayerConfig(True, 8, 256, 1e4, 128)
@@ -73,7 +75,7 @@ def newer() -> dict[str, Any]:
 
 @pytest.mark.parametrize("spelling", [published, newer])
 def test_the_published_model(spelling: Any) -> None:
-    config = ModelConfig.from_hf(spelling(), {"eos_token_id": [1, 106, 50]})
+    config = config_from_hf(spelling(), {"eos_token_id": [1, 106, 50]})
     assert config.layers == ((SLIDING,) * 5 + (FULL,)) * 5
     assert (config.vocab_size, config.hidden_size, config.intermediate_size) == (262144, 2816, 2112)
     assert (config.num_heads, config.sliding_window, config.canvas_length) == (16, 1024, 256)
@@ -84,9 +86,9 @@ def test_the_published_model(spelling: Any) -> None:
 
 
 def test_both_spellings_and_gguf_agree() -> None:
-    config = ModelConfig.from_hf(published())
-    assert config == ModelConfig.from_hf(newer())
-    assert config == ModelConfig.from_gguf(gguf_metadata(config), 262144)
+    config = config_from_hf(published())
+    assert config == config_from_hf(newer())
+    assert config == config_from_gguf(gguf_metadata(config), 262144)
     assert config.eos_ids == (1,)
 
 
@@ -94,23 +96,23 @@ def test_rope_defaults() -> None:
     """As in `transformers`: a quarter turns where nothing is said, all where only that is not."""
     config = newer()
     del config["text_config"]["rope_parameters"]
-    assert ModelConfig.from_hf(config) == ModelConfig.from_hf(newer())
+    assert config_from_hf(config) == config_from_hf(newer())
     for rope in ({"rope_type": "proportional", "rope_theta": 50.0}, {"rope_theta": 50.0}):
         config = with_rope(F, rope)
-        assert ModelConfig.from_hf(config).layers[5] == LayerConfig(False, 2, 512, 50.0, 256)
+        assert config_from_hf(config).layers[5] == LayerConfig(False, 2, 512, 50.0, 256)
 
 
 def test_only_kinds_of_layer_that_occur_need_rotary_parameters() -> None:
     config = hf_with(layer_types=[F] * 30, rope_parameters={F: {"rope_theta": 50.0}})
-    assert {layer.rope_theta for layer in ModelConfig.from_hf(config).layers} == {50.0}
+    assert {layer.rope_theta for layer in config_from_hf(config).layers} == {50.0}
 
 
 def test_layer_types_default_to_every_sixth_and_the_last() -> None:
     config = published()
     config["text_config"] |= {"num_hidden_layers": 8, "layer_types": None}
-    layers = ModelConfig.from_hf(config).layers
+    layers = config_from_hf(config).layers
     assert [layer.sliding for layer in layers] == [True] * 5 + [False, True, False]
-    assert layers == ModelConfig.from_hf(copy.deepcopy(config)).layers
+    assert layers == config_from_hf(copy.deepcopy(config)).layers
     assert [kind == S for kind in DiffusionGemmaConfig(**config).text_config.layer_types] == [
         layer.sliding for layer in layers
     ]
@@ -139,7 +141,7 @@ def test_what_transformers_saves(
     )
     folder = tmp_path_factory.mktemp("saved")
     theirs.save_pretrained(folder)
-    config = ModelConfig.from_hf(json.loads((folder / "config.json").read_text()))
+    config = config_from_hf(json.loads((folder / "config.json").read_text()))
     for index, layer in enumerate(config.layers):
         own = theirs.text_config.per_layer_config[index]
         assert layer.sliding == ((*kinds, F)[index] == S)
@@ -184,13 +186,12 @@ def with_rope(kind: str, rope: Any) -> dict[str, Any]:
 )
 def test_refusals_of_rotary_parameters(kind: str, rope: Any, words: str) -> None:
     with pytest.raises(ConfigError, match="config.json: text_config.*" + words):
-        ModelConfig.from_hf(with_rope(kind, rope))
+        config_from_hf(with_rope(kind, rope))
 
 
 @pytest.mark.parametrize(
     ("changes", "words"),
     [
-        ({"_model_type": "gemma4"}, "model_type is 'gemma4'"),
         ({"_text_config": None}, "text_config is missing"),
         ({"_tie_word_embeddings": False}, "tie_word_embeddings is False; only True"),
         ({"tie_word_embeddings": None}, "tie_word_embeddings is null"),
@@ -244,15 +245,15 @@ def test_refusals_of_rotary_parameters(kind: str, rope: Any, words: str) -> None
 )
 def test_refusals_name_the_field(changes: dict[str, Any], words: str) -> None:
     with pytest.raises(ConfigError, match=words):
-        ModelConfig.from_hf(hf_with(**changes))
+        config_from_hf(hf_with(**changes))
     with pytest.raises(ConfigError, match=words):  # whatever the other file says of the ends
-        ModelConfig.from_hf(hf_with(**changes), {"eos_token_id": [1]})
+        config_from_hf(hf_with(**changes), {"eos_token_id": [1]})
 
 
 @pytest.mark.parametrize("ends", ["x", -1, 1.0, True, [], [1, 262144], [[1]], {}])
 def test_end_tokens_of_the_generation_config(ends: Any) -> None:
     with pytest.raises(ConfigError, match=r"generation_config\.json: eos_token_id is "):
-        ModelConfig.from_hf(published(), {"eos_token_id": ends})
+        config_from_hf(published(), {"eos_token_id": ends})
 
 
 def test_null_where_transformers_writes_it() -> None:
@@ -260,7 +261,7 @@ def test_null_where_transformers_writes_it() -> None:
     text = config["text_config"]
     text |= dict.fromkeys(("bos_token_id", "eos_token_id", "pad_token_id", "layer_types"))
     text |= dict.fromkeys(("num_global_key_value_heads", "use_bidirectional_attention"))
-    found = ModelConfig.from_hf(config, {"eos_token_id": None})
+    found = config_from_hf(config, {"eos_token_id": None})
     assert (found.bos_id, found.eos_ids, found.pad_id) == (None, (), None)
     assert {layer.kv_heads for layer in found.layers} == {8}
 
@@ -297,20 +298,20 @@ def test_gguf_refusals_name_the_key(key: str, value: Any, words: str) -> None:
     if value is ...:
         del metadata[key]
     with pytest.raises(ConfigError, match=words):
-        ModelConfig.from_gguf(metadata, 97)
+        config_from_gguf(metadata, 97)
 
 
 def test_gguf_round_trip_and_defaults() -> None:
     config = gguf_config(num_heads=2)
     metadata = gguf_metadata(config)
-    assert ModelConfig.from_gguf(metadata, 97) == config
+    assert config_from_gguf(metadata, 97) == config
     metadata[PREFIX + "attention.head_count_kv"] = 1  # one number stands for all layers
-    assert {layer.kv_heads for layer in ModelConfig.from_gguf(metadata, 97).layers} == {1}
+    assert {layer.kv_heads for layer in config_from_gguf(metadata, 97).layers} == {1}
     del metadata["diffusion.canvas_length"], metadata["tokenizer.ggml.eos_token_id"]
-    again = ModelConfig.from_gguf(metadata, 97)
+    again = config_from_gguf(metadata, 97)
     assert again.canvas_length == 256 and again.eos_ids == ()
     with pytest.raises(ConfigError, match="vocab_size"):
-        ModelConfig.from_gguf(metadata, 0)
+        config_from_gguf(metadata, 0)
 
 
 JUNK = st.one_of(
@@ -353,7 +354,7 @@ def test_any_field_may_be_junk(data: st.DataObject) -> None:
     rope = config["text_config"]["rope_parameters"]
     if isinstance(rope, dict) and data.draw(st.booleans()):
         rope[F] = {"rope_type": "proportional", "rope_theta": data.draw(JUNK)}
-    check_fuzzed(lambda: ModelConfig.from_hf(config))
+    check_fuzzed(lambda: config_from_hf(config))
 
 
 @settings(max_examples=200)
@@ -362,7 +363,7 @@ def test_any_gguf_key_may_be_junk(data: st.DataObject) -> None:
     metadata = gguf_metadata(gguf_config())
     for key in data.draw(st.lists(st.sampled_from(list(metadata)), min_size=1, max_size=2)):
         metadata[key] = data.draw(JUNK)
-    check_fuzzed(lambda: ModelConfig.from_gguf(metadata, 97))
+    check_fuzzed(lambda: config_from_gguf(metadata, 97))
 
 
 def test_every_number_of_the_class_is_checked() -> None:
@@ -383,7 +384,7 @@ def test_what_transformers_saves_by_default(tmp_path: Path) -> None:
     generation = json.loads((tmp_path / "generation_config.json").read_text())
     assert saved["text_config"]["use_bidirectional_attention"] is None
     assert "final_logit_softcapping" not in saved["text_config"]
-    config, text = ModelConfig.from_hf(saved, generation), theirs.text_config
+    config, text = config_from_hf(saved, generation), theirs.text_config
     assert (config.logit_softcap, config.canvas_length) == (30.0, 256)
     assert (config.vocab_size, config.hidden_size) == (text.vocab_size, text.hidden_size)
     assert (config.bos_id, config.eos_ids, config.pad_id) == (2, (1,), 0)
@@ -394,5 +395,5 @@ def test_what_transformers_saves_by_default(tmp_path: Path) -> None:
 def test_the_last_layer_is_full_whatever_the_list_says() -> None:
     config = published()
     config["text_config"]["layer_types"] = ["sliding_attention"] * 30
-    layers = ModelConfig.from_hf(config).layers
+    layers = config_from_hf(config).layers
     assert [layer.sliding for layer in layers] == [True] * 29 + [False]

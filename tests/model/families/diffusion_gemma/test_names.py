@@ -5,14 +5,10 @@ from __future__ import annotations
 import pytest
 from tests.support.gguf_files import gguf_config, state_shapes
 
-from sfumato.weights.names import (
-    Place,
-    gguf_name,
-    place_gguf,
-    place_transformers,
-    transformers_name,
-)
+from sfumato.model.families import DIFFUSION_GEMMA
+from sfumato.weights.names import Place
 
+TABLE = DIFFUSION_GEMMA.tensor_names
 NAMES = sorted(state_shapes(gguf_config()))
 
 GGUF = {
@@ -40,30 +36,30 @@ GGUF = {
 
 @pytest.mark.parametrize(("theirs", "ours"), GGUF.items())
 def test_gguf_names(theirs: str, ours: str) -> None:
-    assert place_gguf(theirs) == Place("tensor", ours)
-    assert gguf_name(ours) == theirs
+    assert TABLE.place_gguf(theirs) == Place("tensor", ours)
+    assert TABLE.gguf_name(ours) == theirs
 
 
 @pytest.mark.parametrize("name", NAMES)
 def test_every_tensor_survives_the_way_there_and_back(name: str) -> None:
-    assert place_gguf(gguf_name(name)) == Place("tensor", name)
-    assert place_transformers(transformers_name(name)) == Place("tensor", name)
+    assert TABLE.place_gguf(TABLE.gguf_name(name)) == Place("tensor", name)
+    assert TABLE.place_transformers(TABLE.transformers_name(name)) == Place("tensor", name)
 
 
 def test_gguf_names_are_distinct() -> None:
-    assert len({gguf_name(name) for name in NAMES}) == len(NAMES)
+    assert len({TABLE.gguf_name(name) for name in NAMES}) == len(NAMES)
     with pytest.raises(KeyError):
-        gguf_name("layers.0.unheard_of.weight")
+        TABLE.gguf_name("layers.0.unheard_of.weight")
     with pytest.raises(KeyError):
-        gguf_name("unheard_of.weight")
+        TABLE.gguf_name("unheard_of.weight")
 
 
 def test_gguf_specials() -> None:
     pre_norm = Place("tensor", "self_conditioning.pre_norm.weight")
-    assert place_gguf("self_cond_norm.weight") == pre_norm
-    assert place_gguf("rope_freqs.weight").kind == "rotary"
-    assert place_gguf("v.blk.0.attn_q.weight").kind == "vision"
-    assert place_gguf("mm.input_projection.weight").kind == "vision"
+    assert TABLE.place_gguf("self_cond_norm.weight") == pre_norm
+    assert TABLE.place_gguf("rope_freqs.weight").kind == "constant"
+    assert TABLE.place_gguf("v.blk.0.attn_q.weight").kind == "vision"
+    assert TABLE.place_gguf("mm.input_projection.weight").kind == "vision"
 
 
 @pytest.mark.parametrize(
@@ -71,16 +67,16 @@ def test_gguf_specials() -> None:
     ["blk.0.attn_q.bias", "blk.00.attn_q.weight", "blk.-1.attn_q.weight", "x", "norm.weight"],
 )
 def test_unknown_gguf_names_stay(name: str) -> None:
-    assert place_gguf(name) == Place("unknown", name)
+    assert TABLE.place_gguf(name) == Place("unknown", name)
 
 
 def test_transformers_specials() -> None:
     encoder = "model.encoder.language_model."
-    scalar = place_transformers(f"{encoder}layers.7.layer_scalar")
+    scalar = TABLE.place_transformers(f"{encoder}layers.7.layer_scalar")
     assert scalar == Place("tensor", "layers.7.encoder_layer_scalar")
     for rest in ("embed_tokens.weight", "norm.weight", "layers.7.router.scale"):
-        assert place_transformers(encoder + rest) == Place("alias", rest)
-    assert place_transformers("lm_head.weight") == Place("alias", "embed_tokens.weight")
+        assert TABLE.place_transformers(encoder + rest) == Place("alias", rest)
+    assert TABLE.place_transformers("lm_head.weight") == Place("alias", "embed_tokens.weight")
     for name in ("model.encoder.vision_tower.x", "model.encoder.embed_vision.y.weight"):
-        assert place_transformers(name) == Place("vision", name)
-    assert place_transformers("model.layers.0.x") == Place("unknown", "model.layers.0.x")
+        assert TABLE.place_transformers(name) == Place("vision", name)
+    assert TABLE.place_transformers("model.layers.0.x") == Place("unknown", "model.layers.0.x")

@@ -1,6 +1,6 @@
-"""A `ModelConfig` as metadata: the way back from `config.py`, to `config.json` and to GGUF keys.
+"""Writes a `ModelConfig` as DiffusionGemma's `config.json`, GGUF keys and GGUF constants.
 
-Knows no files and no text; token ids are all it says of a vocabulary.
+Knows no files and no text; token ids are all that it says of a vocabulary.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from sfumato.model.config import ConfigError, LayerConfig, ModelConfig
-from sfumato.weights.names import ARCHITECTURE
+from sfumato.model.families.diffusion_gemma.gguf_keys import ARCHITECTURE
 
 VISION = 16  # width of every part of the placeholder tower
 PATCH, POSITIONS = 16, 8
@@ -137,6 +137,11 @@ def rotary_divisors(config: ModelConfig) -> Tensor:
     divisors = torch.full((full.head_dim // 2,), 1e30)
     divisors[: full.rope_pairs] = 1
     return divisors
+
+
+def gguf_constants(config: ModelConfig) -> dict[str, Tensor]:
+    """The tensors of a GGUF file that are no weights."""
+    return {"rope_freqs.weight": rotary_divisors(config)}
 
 
 def short(value: float) -> float:

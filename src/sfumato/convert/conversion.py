@@ -13,17 +13,22 @@ from pathlib import Path
 from typing import Any
 
 from sfumato.api import END_TOKENS
+from sfumato.convert.tensors import Progress, gguf_tensors, hf_tensors, save_gguf, save_hf
 from sfumato.diffusion import export as sampler_export
 from sfumato.diffusion.config import defaults_from_gguf, defaults_from_hf
 from sfumato.model.config import ModelConfig
-from sfumato.model.export import gguf_config, hf_config, rotary_divisors
+from sfumato.model.families import open_checkpoint
+from sfumato.model.families.diffusion_gemma.gguf_keys import ARCHITECTURE
+from sfumato.model.families.diffusion_gemma.write_config import (
+    gguf_config,
+    hf_config,
+    rotary_divisors,
+)
 from sfumato.model.loading import config_of, expected_shapes
 from sfumato.text import export as text_export
 from sfumato.weights.atomic_write import Outgoing, check_free
 from sfumato.weights.blocks import BLOCK_FORMATS
-from sfumato.weights.checkpoint import Checkpoint, open_checkpoint
-from sfumato.weights.convert import Progress, gguf_tensors, hf_tensors, save_gguf, save_hf
-from sfumato.weights.names import ARCHITECTURE
+from sfumato.weights.checkpoint import Checkpoint
 from sfumato.weights.quant_recipes import TARGETS, Target, formats
 
 HF_TARGETS = {"bf16": "bfloat16", "f16": "float16", "f32": "float32"}

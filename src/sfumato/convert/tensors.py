@@ -12,9 +12,9 @@ from typing import Any
 
 from torch import Tensor
 
+from sfumato.model.families import family_of
 from sfumato.weights.atomic_write import Outgoing, beside, recoded
 from sfumato.weights.checkpoint import Checkpoint
-from sfumato.weights.names import gguf_name, transformers_name
 from sfumato.weights.quant_recipes import Target, formats
 from sfumato.weights.write_gguf import layout, write_gguf
 from sfumato.weights.write_safetensors import write_safetensors
@@ -31,15 +31,16 @@ def gguf_tensors(
     first = Outgoing(
         "rope_freqs.weight", tuple(rotary.shape), "F32", lambda: recoded(rotary, "F32")
     )
-    chosen = formats(shapes, target)
-    return [first, *(_outgoing(checkpoint, gguf_name(name), name, chosen[name]) for name in shapes)]
+    chosen, theirs = formats(shapes, target), family_of(checkpoint).tensor_names.gguf_name
+    return [first, *(_outgoing(checkpoint, theirs(name), name, chosen[name]) for name in shapes)]
 
 
 def hf_tensors(
     checkpoint: Checkpoint, shapes: Mapping[str, tuple[int, ...]], format: str
 ) -> list[Outgoing]:
     """The tensors of a safetensors folder, all in one format: F32, F16 or BF16."""
-    return [_outgoing(checkpoint, transformers_name(name), name, format) for name in shapes]
+    theirs = family_of(checkpoint).tensor_names.transformers_name
+    return [_outgoing(checkpoint, theirs(name), name, format) for name in shapes]
 
 
 def _outgoing(checkpoint: Checkpoint, theirs: str, name: str, format: str) -> Outgoing:

@@ -7,15 +7,22 @@ import torch
 from tests.support.gguf_files import gguf_config as tiny_config
 from tests.support.gguf_files import gguf_metadata
 
-from sfumato.model.config import ConfigError, LayerConfig, ModelConfig
-from sfumato.model.export import gguf_config, hf_config, rotary_divisors, short
+from sfumato.model.config import ConfigError, LayerConfig
+from sfumato.model.families.diffusion_gemma.config_json import config_from_hf
+from sfumato.model.families.diffusion_gemma.gguf_keys import config_from_gguf
+from sfumato.model.families.diffusion_gemma.write_config import (
+    gguf_config,
+    hf_config,
+    rotary_divisors,
+    short,
+)
 
 CONFIG = tiny_config()
 SLIDING, _, FULL = CONFIG.layers
 
 
 def test_config_json_says_it_all() -> None:
-    assert ModelConfig.from_hf(hf_config(CONFIG)) == CONFIG
+    assert config_from_hf(hf_config(CONFIG)) == CONFIG
 
 
 def test_numbers_that_were_float32_are_written_as_people_do() -> None:
@@ -26,7 +33,7 @@ def test_numbers_that_were_float32_are_written_as_people_do() -> None:
 
 def test_gguf_keys_say_it_all() -> None:
     keys = gguf_config(CONFIG)
-    assert ModelConfig.from_gguf(keys, CONFIG.vocab_size, FULL.rope_pairs) == CONFIG
+    assert config_from_gguf(keys, CONFIG.vocab_size, FULL.rope_pairs) == CONFIG
 
 
 def test_gguf_keys_are_those_of_the_published_files() -> None:

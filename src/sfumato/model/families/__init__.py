@@ -1,0 +1,70 @@
+"""The families of models that can be run, and which of them a checkpoint is of.
+
+A family is a folder beside this file that makes one `Family` value; to add one, list it in
+`FAMILIES`. Nothing outside of its folder may know what is one family's alone.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from sfumato.model.families.diffusion_gemma import DIFFUSION_GEMMA
+from sfumato.model.families.family import CanvasProcess, ConfigFormat, Family, SamplerKeys
+from sfumato.weights.checkpoint import Checkpoint, open_with
+from sfumato.weights.errors import CheckpointError, quoted
+from sfumato.weights.locate import Kind
+from sfumato.weights.names import TensorNames
+
+__all__ = [
+    "DIFFUSION_GEMMA",
+    "FAMILIES",
+    "CanvasProcess",
+    "ConfigFormat",
+    "Family",
+    "SamplerKeys",
+    "family_of",
+    "open_checkpoint",
+]
+
+FAMILIES: tuple[Family, ...] = (DIFFUSION_GEMMA,)
+
+
+def open_checkpoint(path: str | Path, families: Sequence[Family] = FAMILIES) -> Checkpoint:
+    """Opens the checkpoint at `path`: a .gguf or .safetensors file, an index, or a folder.
+
+    Raises CheckpointError, naming file and field, if anything in it cannot be used.
+    """
+
+    def names(kind: Kind, metadata: Mapping[str, Any]) -> TensorNames:
+        return find_family(kind, metadata, families).tensor_names
+
+    return open_with(path, names)
+
+
+def family_of(checkpoint: Checkpoint, families: Sequence[Family] = FAMILIES) -> Family:
+    """The family of a checkpoint. Raises CheckpointError where it is of none."""
+    try:
+        return find_family(checkpoint.kind, checkpoint.metadata, families)
+    except CheckpointError as error:
+        raise CheckpointError(f"{checkpoint.path}: {error}") from error
+
+
+def find_family(kind: Kind, metadata: Mapping[str, Any], families: Sequence[Family]) -> Family:
+    """The family that the metadata of a checkpoint name. Raises CheckpointError, naming the field
+    and the known families, where they name none of these."""
+    if kind == "gguf":
+        where, name = "general.architecture", metadata.get("general.architecture")
+        known = {family.architecture: family for family in families}
+    else:
+        where, name = "config.json: model_type", metadata["config"].get("model_type")
+        known = {family.model_type: family for family in families}
+    if isinstance(name, str) and name in known:
+        return known[name]
+    hint = "; this is the vision part of one" if name == "clip" else ""
+    listed = ", ".join(map(repr, known))
+    raise CheckpointError(
+        f"{where}: is {quoted(name)}{hint}; give a checkpoint of an architecture that Sfumato runs:"
+        f" {listed}"
+    )

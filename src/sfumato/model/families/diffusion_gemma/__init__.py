@@ -1,0 +1,45 @@
+"""DiffusionGemma: block diffusion with uniform noise and self-conditioning, over Gemma 4's text."""
+
+from __future__ import annotations
+
+from sfumato.model.families.diffusion_gemma.config_json import config_from_hf
+from sfumato.model.families.diffusion_gemma.gguf_keys import ARCHITECTURE, config_of_gguf
+from sfumato.model.families.diffusion_gemma.markers import MARKERS
+from sfumato.model.families.diffusion_gemma.names import TENSOR_NAMES
+from sfumato.model.families.diffusion_gemma.write_config import (
+    gguf_config,
+    gguf_constants,
+    hf_config,
+)
+from sfumato.model.families.family import CanvasProcess, ConfigFormat, Family, SamplerKeys
+
+DIFFUSION_GEMMA = Family(
+    name="diffusion_gemma",
+    model_type="diffusion_gemma",
+    architecture=ARCHITECTURE,
+    tensor_names=TENSOR_NAMES,
+    config=ConfigFormat(config_from_hf, config_of_gguf, hf_config, gguf_config, gguf_constants),
+    canvas=CanvasProcess(noise="uniform", self_conditioning=True),
+    sampler=SamplerKeys(
+        hf={
+            "max_steps": "max_denoising_steps",
+            "bound": "entropy_bound",
+            "t_min": "t_min",
+            "t_max": "t_max",
+            "stability": "stability_threshold",
+            "confidence": "confidence_threshold",
+        },
+        gguf={
+            "max_steps": "diffusion.eb_max_steps",
+            "bound": "diffusion.eb_entropy_bound",
+            "t_min": "diffusion.eb_t_min",
+            "t_max": "diffusion.eb_t_max",
+            "stability": "diffusion.eb_stability_threshold",
+            "confidence": "diffusion.eb_confidence_threshold",
+        },
+        hf_nested="sampler_config",
+        hf_class="EntropyBoundSamplerConfig",
+        nested=("bound",),
+    ),
+    markers=MARKERS,
+)

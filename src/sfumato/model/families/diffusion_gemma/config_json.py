@@ -1,0 +1,137 @@
+"""Reads DiffusionGemma's `config.json`, with the end tokens of `generation_config.json`.
+
+A field that is absent takes `transformers`' default where there is one that does not change with
+the model's size. A field that is given must make sense: null is refused too, except where it has
+a meaning to `transformers` (`layer_types`, `num_global_key_value_heads`, the token ids,
+`use_bidirectional_attention`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from sfumato.model.config import ConfigError, LayerConfig, ModelConfig
+from sfumato.model.families.fields import MOST_LAYERS, FieldReader, shown
+from sfumato.weights.errors import quoted
+
+LARGEST_EPS = 0.1  # a norm's epsilon is 1e-5 or 1e-6; one that outweighs the variance is garbage
+ROPE = {
+    "sliding_attention": {"rope_type": "default", "rope_theta": 1e4},
+    "full_attention": {
+        "rope_type": "proportional",
+        "rope_theta": 1e6,
+        "partial_rotary_factor": 0.25,
+    },
+}
+"""The rotary parameters of each kind of layer where `config.json` has no `rope_parameters`."""
+
+
+def config_from_hf(
+    config: Mapping[str, Any], generation: Mapping[str, Any] | None = None
+) -> ModelConfig:
+    """From `config.json` (and `generation_config.json`, which names the end tokens).
+
+    Raises ConfigError, naming the field, for what is missing or not supported.
+    """
+    text = config.get("text_config")
+    if not isinstance(text, Mapping):
+        raise ConfigError("config.json: text_config is missing or not an object")
+    _refuse_unsupported(config, text)
+    read = FieldReader("config.json: text_config", text)
+    vocab_size = read.integer("vocab_size")
+    own_ends = read.tokens("eos_token_id", vocab_size)
+    ends = FieldReader("generation_config.json", generation or {}).tokens(
+        "eos_token_id", vocab_size
+    )
+    return ModelConfig(
+        vocab_size=vocab_size,
+        hidden_size=read.integer("hidden_size"),
+        intermediate_size=read.integer("intermediate_size"),
+        num_heads=read.integer("num_attention_heads"),
+        num_experts=read.integer("num_experts"),
+        experts_per_token=read.integer("top_k_experts"),
+        expert_size=read.integer("moe_intermediate_size"),
+        sliding_window=read.integer("sliding_window"),
+        canvas_length=FieldReader("config.json", config).integer("canvas_length", 256),
+        context_length=read.integer("max_position_embeddings", 131072),
+        rms_norm_eps=read.number("rms_norm_eps", 1e-6, below=LARGEST_EPS),
+        logit_softcap=read.number("final_logit_softcapping", 30.0),
+        layers=_hf_layers(read),
+        bos_id=read.token("bos_token_id", vocab_size),
+        eos_ids=ends or own_ends,
+        pad_id=read.token("pad_token_id", vocab_size),
+    )
+
+
+def _refuse_unsupported(config: Mapping[str, Any], text: Mapping[str, Any]) -> None:
+    supported: tuple[tuple[Mapping[str, Any], str, tuple[Any, ...]], ...] = (
+        (config, "tie_word_embeddings", (True,)),
+        (text, "tie_word_embeddings", (True,)),
+        (text, "use_bidirectional_attention", (None, "vision")),
+        (text, "attention_bias", (False,)),
+        (text, "hidden_activation", ("gelu_pytorch_tanh",)),
+    )
+    for where, key, values in supported:
+        value = where.get(key, values[0])
+        if value not in values:
+            only = " or ".join(map(shown, values))
+            raise ConfigError(f"config.json: {key} is {shown(value)}; only {only} is supported")
+
+
+def _hf_layers(text: FieldReader) -> tuple[LayerConfig, ...]:
+    """Accepts both spellings: `global_head_dim` and friends, and newer `per_layer_config`."""
+    kinds = _hf_kinds(text)
+    head_dim, kv_heads = text.integer("head_dim"), text.integer("num_key_value_heads")
+    # Where it is present it alone says what differs; it is empty where nothing does.
+    newer = "per_layer_config" in text.values
+    overrides = text.child("per_layer_config", {})
+    padded = {key[:-1].lstrip("0") + key[-1:]: key for key in overrides.values}
+    if strangers := padded.keys() - {str(index) for index in range(len(kinds))}:
+        raise ConfigError(
+            f"{overrides.where}: {quoted(min(strangers))} is none of the {len(kinds)} layers"
+        )
+    rope = text.child("rope_parameters", ROPE)
+    layers = []
+    for index, kind in enumerate(kinds):
+        sliding = kind == "sliding_attention"
+        dim, heads = head_dim, kv_heads
+        if not (sliding or newer):
+            dim = text.integer("global_head_dim", 512)
+            if text.values.get("num_global_key_value_heads") is not None:
+                heads = text.integer("num_global_key_value_heads")
+        own = overrides.child(padded.get(str(index), ""), {})
+        dim, heads = own.integer("head_dim", dim), own.integer("num_key_value_heads", heads)
+        layers.append(LayerConfig(sliding, heads, dim, *_hf_rope(rope.child(kind), dim)))
+    return tuple(layers)
+
+
+def _hf_kinds(text: FieldReader) -> list[str]:
+    count, kinds = text.integer("num_hidden_layers"), text.values.get("layer_types")
+    if count > MOST_LAYERS:
+        raise ConfigError(f"{text.where}: num_hidden_layers is {count}; that is no real checkpoint")
+    if kinds is None:
+        return [
+            "full_attention" if (i + 1) % 6 == 0 or i == count - 1 else "sliding_attention"
+            for i in range(count)
+        ]
+    if not isinstance(kinds, list) or len(kinds) != count:
+        raise ConfigError(f"{text.where}: layer_types must list {count} layers")
+    for index, kind in enumerate(kinds):
+        if kind not in ("full_attention", "sliding_attention"):
+            raise ConfigError(f"{text.where}: layer_types[{index}] is {quoted(kind)}")
+    # As the reference does: whatever the list says of it, the last layer is a full one.
+    return [*kinds[:-1], "full_attention"]
+
+
+def _hf_rope(rope: FieldReader, head_dim: int) -> tuple[float, int]:
+    """theta, and how many pairs turn. What is absent means what it means to `transformers`, which
+    has a default for everything but theta."""
+    kind, theta = rope.values.get("rope_type", "default"), rope.number("rope_theta")
+    part, scale = rope.number("partial_rotary_factor", 1.0), rope.number("factor", 1.0)
+    if scale != 1 or part > 1 or not (kind == "proportional" or (kind == "default" and part == 1)):
+        raise ConfigError(
+            f"{rope.where}: rope_type {quoted(kind)} with partial_rotary_factor {part} and factor "
+            f"{scale} is not supported"
+        )
+    return theta, int(part * head_dim // 2)

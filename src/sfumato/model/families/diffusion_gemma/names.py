@@ -1,0 +1,58 @@
+"""Names of DiffusionGemma's tensors in GGUF and safetensors files.
+
+The canonical name is transformers' after `model.decoder.`, and `layers.N.encoder_layer_scalar`
+for the one encoder tensor that is not tied to the decoder's. Knows no shapes.
+"""
+
+from __future__ import annotations
+
+from sfumato.weights.names import TensorNames
+
+_GGUF = {
+    "token_embd.weight": "embed_tokens.weight",
+    "output_norm.weight": "norm.weight",
+    "self_cond_pre_norm.weight": "self_conditioning.pre_norm.weight",
+    "self_cond_gate.weight": "self_conditioning.gate_proj.weight",
+    "self_cond_up.weight": "self_conditioning.up_proj.weight",
+    "self_cond_down.weight": "self_conditioning.down_proj.weight",
+}
+_GGUF_OLDER = {"self_cond_norm.weight": "self_conditioning.pre_norm.weight"}
+_GGUF_LAYER = {
+    "attn_norm.weight": "input_layernorm.weight",
+    "attn_q.weight": "self_attn.q_proj.weight",
+    "attn_k.weight": "self_attn.k_proj.weight",
+    "attn_v.weight": "self_attn.v_proj.weight",
+    "attn_output.weight": "self_attn.o_proj.weight",
+    "attn_q_norm.weight": "self_attn.q_norm.weight",
+    "attn_k_norm.weight": "self_attn.k_norm.weight",
+    "post_attention_norm.weight": "post_attention_layernorm.weight",
+    "ffn_norm.weight": "pre_feedforward_layernorm.weight",
+    "ffn_gate.weight": "mlp.gate_proj.weight",
+    "ffn_up.weight": "mlp.up_proj.weight",
+    "ffn_down.weight": "mlp.down_proj.weight",
+    "post_ffw_norm_1.weight": "post_feedforward_layernorm_1.weight",
+    "pre_ffw_norm_2.weight": "pre_feedforward_layernorm_2.weight",
+    "post_ffw_norm_2.weight": "post_feedforward_layernorm_2.weight",
+    "post_ffw_norm.weight": "post_feedforward_layernorm.weight",
+    "ffn_gate_inp.weight": "router.proj.weight",
+    "ffn_gate_inp.scale": "router.scale",
+    "ffn_down_exps.scale": "router.per_expert_scale",
+    "ffn_gate_up_exps.weight": "experts.gate_up_proj",
+    "ffn_down_exps.weight": "experts.down_proj",
+    "layer_output_scale.weight": "layer_scalar",
+    "enc_layer_output_scale.weight": "encoder_layer_scalar",
+}
+
+TENSOR_NAMES = TensorNames(
+    gguf=_GGUF,
+    gguf_layer=_GGUF_LAYER,
+    gguf_older=_GGUF_OLDER,
+    # No weight, but the divisors of the full layers' rotary frequencies: the config reads them.
+    gguf_constants=("rope_freqs.weight",),
+    gguf_vision=("v.", "mm."),
+    prefix="model.decoder.",
+    tied_prefix="model.encoder.language_model.",
+    tied_layer={"layer_scalar": "encoder_layer_scalar"},
+    aliases={"lm_head.weight": "embed_tokens.weight"},
+    vision=("model.encoder.vision_tower.", "model.encoder.embed_vision."),
+)

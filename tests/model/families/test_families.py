@@ -1,0 +1,75 @@
+"""Which family a checkpoint is of; and a second family beside the first."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import torch
+from safetensors.torch import save_file
+
+from sfumato.model.families import DIFFUSION_GEMMA, FAMILIES, Family, family_of, open_checkpoint
+from sfumato.text.markers import ChatMarkers
+from sfumato.weights.errors import CheckpointError
+from sfumato.weights.names import TensorNames
+
+TOY = replace(
+    DIFFUSION_GEMMA,
+    name="toy",
+    model_type="toy_diffusion",
+    architecture="toy-diffusion",
+    tensor_names=TensorNames(
+        gguf={"tok.weight": "embed_tokens.weight"},
+        gguf_layer={"q.weight": "self_attn.q_proj.weight"},
+        prefix="net.",
+        aliases={"output.weight": "embed_tokens.weight"},
+    ),
+    markers=ChatMarkers(thought_open="[think]", thought_close="[/think]", ends=("[end]",)),
+)
+"""A second family: what differs from the first is all that has to be said."""
+
+
+def _folder(path: Path, model_type: object, names: tuple[str, ...]) -> Path:
+    save_file({name: torch.ones(2, 2) for name in names}, path / "model.safetensors")
+    (path / "config.json").write_text(json.dumps({"model_type": model_type}))
+    return path
+
+
+def test_a_second_family_is_read_by_its_own_names(tmp_path: Path) -> None:
+    folder = _folder(tmp_path, "toy_diffusion", ("net.layers.0.self_attn.q_proj.weight",))
+    families = (*FAMILIES, TOY)
+    checkpoint = open_checkpoint(folder, families)
+    assert list(checkpoint.tensors) == ["layers.0.self_attn.q_proj.weight"]
+    assert family_of(checkpoint, families) is TOY
+    assert TOY.tensor_names.gguf_name("layers.0.self_attn.q_proj.weight") == "blk.0.q.weight"
+    with pytest.raises(CheckpointError, match="model_type: is 'toy_diffusion'"):
+        open_checkpoint(folder)
+
+
+@pytest.mark.parametrize("model_type", ["gemma4", None, 3, ["diffusion_gemma"]])
+def test_an_unknown_architecture_is_refused_naming_the_known(
+    tmp_path: Path, model_type: object
+) -> None:
+    folder = _folder(tmp_path, model_type, ("norm.weight",))
+    for families, known in (
+        (FAMILIES, "'diffusion_gemma'$"),
+        ((*FAMILIES, TOY), "'diffusion_gemma', 'toy_diffusion'$"),
+    ):
+        with pytest.raises(CheckpointError, match=f"config.json: model_type: is .*: {known}"):
+            open_checkpoint(folder, families)
+
+
+@pytest.mark.parametrize("family", FAMILIES, ids=lambda family: family.name)
+def test_a_family_is_complete(family: Family) -> None:
+    """Its markers are tokens of its format, and no two families claim one checkpoint."""
+    markers = family.markers
+    roles = (markers.turn_open, markers.turn_close, markers.thought_open, markers.thought_close)
+    calls = (markers.call_open, markers.call_close, markers.quote)
+    named = {text for text in (*roles, *calls, *markers.ends, *markers.visible) if text}
+    assert named <= set(markers.tokens)
+    assert set(markers.end_tokens) <= set(markers.ends)
+    assert sum(other.model_type == family.model_type for other in FAMILIES) == 1
+    assert sum(other.architecture == family.architecture for other in FAMILIES) == 1
+    assert family.sampler.hf.keys() == family.sampler.gguf.keys()
