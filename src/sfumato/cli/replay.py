@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Self
 from sfumato import Draft, Settled
 from sfumato.cli.view import footer
 from sfumato.cli.view.display import Display, Event
+from sfumato.engine import ServedModel
 from sfumato.server.examples import demonstration, remark
 from sfumato.server.replay import Recorder, document
 
@@ -23,10 +24,11 @@ class Recording:
     """A display that shows all on another one, and keeps what a replay needs."""
 
     def __init__(self, shown: Display, model: Model) -> None:
-        self._shown, self._model = shown, model
+        self._shown, self._served = shown, ServedModel.of(model)
         tokenizer = model.tokenizer
         self._recorder = Recorder(
-            lambda token: tokenizer.token_text(token) if token < tokenizer.vocab_size else ""
+            lambda token: tokenizer.token_text(token) if token < tokenizer.vocab_size else "",
+            model.family.markers,
         )
 
     def __enter__(self) -> Self:
@@ -47,8 +49,8 @@ class Recording:
         """Writes the file, whole or not at all. Raises OSError."""
         reply = answer.reply
         summary = footer.summary(reply.stats) if reply else ["interrupted"]
-        badge = demonstration(self._model) or ""
-        below = remark(self._model, reply) if reply else ""
+        badge = demonstration(self._served) or ""
+        below = remark(self._served, reply) if reply else ""
         data = self._recorder.data(model, question, answer.text, summary, badge, below)
         part = path.with_name(path.name + ".part")
         try:

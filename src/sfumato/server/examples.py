@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
-from sfumato.api import EMBEDDED, Model, Reply
+from sfumato.api import Reply
+from sfumato.engine import ServedModel
 
 DEMONSTRATION = (
     "This demonstration model solves 4x4 Sudoku and answers a fixed set of simple questions."
@@ -28,26 +29,26 @@ _OTHERS = {
 }
 
 
-def demonstration(model: Model) -> str | None:
+def demonstration(model: ServedModel) -> str | None:
     """What the embedded model can do, and that this is all; None for other models."""
-    return DEMONSTRATION if model.path == EMBEDDED else None
+    return DEMONSTRATION if model.embedded else None
 
 
-def warnings(model: Model, reply: Reply) -> list[str]:
+def warnings(model: ServedModel, reply: Reply) -> list[str]:
     """The reply's, and one where the embedded model ran out of steps: more would not help it."""
     capped = demonstration(model) and "step_cap" in reply.stats.convergence
     return [*reply.warnings, *([CANNOT] if capped else [])]
 
 
-def remark(model: Model, reply: Reply) -> str:
+def remark(model: ServedModel, reply: Reply) -> str:
     """What stands below a reply, as the page has it (page/footer.js); empty: nothing does."""
     found = warnings(model, reply)
     return f"{CANNOT.capitalize()}." if CANNOT in found else " ".join(found)
 
 
-def examples(model: Model) -> list[dict[str, Any]]:
+def examples(model: ServedModel) -> list[dict[str, Any]]:
     """Titles and messages; for the embedded model, what it can do."""
-    chosen = _EMBEDDED if model.path == EMBEDDED else _OTHERS
+    chosen = _EMBEDDED if model.embedded else _OTHERS
     return [
         {"title": title, "messages": [{"role": "user", "content": text}]}
         for title, text in chosen.items()

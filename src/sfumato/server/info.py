@@ -14,10 +14,9 @@ from sfumato.diffusion.sampler import EntropyBound
 from sfumato.diffusion.schedule import LinearTemperature
 from sfumato.diffusion.stopping import MOST_STABILITY, StableAndConfident
 from sfumato.engine import EngineDead
-from sfumato.engine.device_memory import used_memory
 from sfumato.model.truncate import MOST_TOP_K
 from sfumato.server.examples import demonstration, examples
-from sfumato.server.http.errors import ApiError, dead, without_paths
+from sfumato.server.http.errors import ApiError, dead, openai_error, without_paths
 from sfumato.server.schemas.json_schemas import MOST_SOFT_TOP_K
 from sfumato.server.schemas.openai import MOST_ALTERNATIVES
 from sfumato.server.service import Service
@@ -28,7 +27,9 @@ def health(service: Service) -> Response:
     found = service.engine.health()
     body = {"status": "ok" if found.ok else "error", **asdict(found)}
     if not found.ok:
-        body["error"] = ApiError(503, without_paths(found.reason or "not ready")).body()["error"]
+        body["error"] = openai_error(ApiError(503, without_paths(found.reason or "not ready")))[
+            "error"
+        ]
         body["reason"] = body["error"]["message"]
     return JSONResponse(body, 200 if found.ok else 503)
 
@@ -125,6 +126,7 @@ def props(service: Service) -> dict[str, Any]:
         },
         "demonstration": demonstration(model),
         "examples": examples(model),
+        "markers": asdict(model.markers),
     }
 
 
@@ -164,7 +166,7 @@ def memory(service: Service) -> dict[str, Any]:
     found: dict[str, Any] = plain(view)
     found["prediction"]["total"] = view.prediction.total
     return found | {
-        "used": used_memory(service.model.network.device),
+        "used": service.engine.used_memory(),
         "snapshot_bytes": state.snapshot_bytes,
         "larger_bytes": state.larger_bytes,
     }

@@ -10,7 +10,6 @@ from __future__ import annotations
 from collections import Counter as Tally
 from collections.abc import Iterator, Mapping
 
-import torch
 from prometheus_client import (
     CONTENT_TYPE_LATEST,
     CollectorRegistry,
@@ -25,8 +24,7 @@ from prometheus_client.registry import Collector
 
 from sfumato import __version__
 from sfumato.engine.audit_writer import Behind
-from sfumato.engine.device_memory import used_memory
-from sfumato.engine.engine import Engine
+from sfumato.engine.client import EngineClient
 from sfumato.engine.events import Failed, Finished
 from sfumato.engine.memory_guard import MemoryView
 from sfumato.engine.request import Request
@@ -44,7 +42,7 @@ STEPS = (1, 2, 4, 6, 8, 12, 16, 20, 24, 32, 40, 48, 64, 96, 128)
 class Metrics:
     """The metrics of one engine. `observe` and `text` may be called from any thread."""
 
-    def __init__(self, engine: Engine, audit: Behind | None = None) -> None:
+    def __init__(self, engine: EngineClient, audit: Behind | None = None) -> None:
         """audit: what writes the audit log, where there is one."""
         self._registry = registry = CollectorRegistry()
         self._requests = Counter(
@@ -125,7 +123,7 @@ class Metrics:
 class _EngineCollector(Collector):
     """Asks the engine when it is asked."""
 
-    def __init__(self, engine: Engine) -> None:
+    def __init__(self, engine: EngineClient) -> None:
         self._engine = engine
 
     def describe(self) -> Iterator[Metric]:
@@ -136,8 +134,8 @@ class _EngineCollector(Collector):
         engine, state, health = self._engine, self._engine.state(), self._engine.health()
         about = {
             "version": __version__,
-            "model": engine.model.path.name,
-            "device": str(engine.model.network.device),
+            "model": engine.served.name,
+            "device": engine.served.device,
         }
         yield InfoMetricFamily("sfumato_build", "What serves.", about)
         yield _gauge("sfumato_healthy", "1 while the engine takes requests.", float(health.ok))
@@ -150,7 +148,7 @@ class _EngineCollector(Collector):
         yield _gauge("sfumato_queue_depth", "Requests that wait for a slot.", state.waiting)
         yield from _counters(state)
         yield from _gauges(state)
-        yield from _memory(engine.model.network.device, state.memory)
+        yield from _memory(engine.used_memory(), state.memory)
 
 
 class _AuditCollector(Collector):
@@ -216,9 +214,9 @@ def _gauges(state: EngineState) -> Iterator[Metric]:
     yield _gauge("sfumato_larger_slot_bytes", "Memory of larger slots.", state.larger_bytes)
 
 
-def _memory(device: torch.device, view: MemoryView) -> Iterator[Metric]:
+def _memory(used: int | None, view: MemoryView) -> Iterator[Metric]:
     found = {
-        "used": ("Held by this process on the model's device.", used_memory(device)),
+        "used": ("Held by this process on the model's device.", used),
         "predicted": ("The most that the engine takes.", view.prediction.total),
         "budget": ("There was at the start.", None if view.budget is None else view.budget.nbytes),
         "spare": ("Left for larger slots.", view.spare),

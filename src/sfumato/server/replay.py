@@ -9,13 +9,15 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Callable, Sequence
+from dataclasses import asdict
 from functools import cache
 from pathlib import Path
 from typing import Any
 
 from sfumato.api import Draft, Settled
+from sfumato.text.markers import ChatMarkers
 
-STATIC = Path(__file__).parent / "page"
+PAGE = Path(__file__).parent / "page"
 STYLES = ("style.css", "reply.css")
 # In the order in which they need each other.
 SCRIPTS = (
@@ -34,10 +36,10 @@ _EXPORT = re.compile(r"^export (?=const|class|function|async)", re.MULTILINE)
 @cache
 def template() -> str:
     """The page with `SLOT` where the data goes. Its modules are one, since a file has no others."""
-    styles = "\n".join((STATIC / name).read_text("utf-8") for name in STYLES)
-    scripts = "\n".join((STATIC / name).read_text("utf-8") for name in SCRIPTS)
+    styles = "\n".join((PAGE / name).read_text("utf-8") for name in STYLES)
+    scripts = "\n".join((PAGE / name).read_text("utf-8") for name in SCRIPTS)
     scripts = _EXPORT.sub("", _IMPORT.sub("", scripts))
-    page = (STATIC / "replay.html").read_text("utf-8")
+    page = (PAGE / "replay.html").read_text("utf-8")
     return page.replace("/* STYLES */", styles).replace("/* SCRIPTS */", scripts)
 
 
@@ -51,8 +53,8 @@ def document(data: dict[str, Any]) -> str:
 class Recorder:
     """Collects one reply's events. Tokens are kept as numbers into a list of their texts."""
 
-    def __init__(self, token_text: Callable[[int], str]) -> None:
-        self._token_text = token_text
+    def __init__(self, token_text: Callable[[int], str], markers: ChatMarkers) -> None:
+        self._token_text, self._markers = token_text, markers
         self._numbers: dict[str, int] = {}
         self._canvases: list[dict[str, Any]] = []
 
@@ -102,6 +104,7 @@ class Recorder:
             "summary": list(summary),
             "demonstration": demonstration,
             "remark": remark,
+            "markers": asdict(self._markers),
             "texts": list(self._numbers),
             "canvases": self._canvases,
         }

@@ -1,4 +1,4 @@
-"""What every route works with: the engine, the settings, and what the model's tokens look like."""
+"""What every route works with: the engine, the settings, and the texts of tokens."""
 
 from __future__ import annotations
 
@@ -8,8 +8,7 @@ from dataclasses import dataclass, field
 from functools import lru_cache
 
 from sfumato import __version__
-from sfumato.api import Model
-from sfumato.engine import Engine, Prompt, Request
+from sfumato.engine import EngineClient, Prompt, Request, ServedModel
 from sfumato.server.http.admission import Admission
 from sfumato.server.http.errors import from_value_error
 from sfumato.server.settings import ServerSettings
@@ -19,7 +18,7 @@ FINGERPRINT = f"sfumato-{__version__}"
 
 @dataclass(frozen=True)
 class Service:
-    engine: Engine
+    engine: EngineClient
     settings: ServerSettings
     started: int = field(default_factory=lambda: int(time.time()))
     admission: Admission = field(init=False)
@@ -28,8 +27,8 @@ class Service:
         object.__setattr__(self, "admission", Admission(self.settings.max_body))
 
     @property
-    def model(self) -> Model:
-        return self.engine.model
+    def model(self) -> ServedModel:
+        return self.engine.served
 
     @property
     def name(self) -> str:
@@ -86,7 +85,7 @@ class Service:
 
 
 @lru_cache(maxsize=2**16)
-def piece(model: Model, token: int) -> str:
+def piece(model: ServedModel, token: int) -> str:
     """The text of one token; nothing for padding of the vocabulary that no token uses."""
     tokenizer = model.tokenizer
     return tokenizer.token_text(token) if token < tokenizer.vocab_size else ""

@@ -14,6 +14,7 @@ import pytest
 import sfumato
 from sfumato.api import Model
 from sfumato.diffusion.sampler import FixedCount, Threshold
+from sfumato.engine import ServedModel
 from sfumato.server.dialects.shared.sampling import sampler_of
 from sfumato.server.schemas.generation import Sampling
 from sfumato.text.prompt import prompt_ids
@@ -276,7 +277,7 @@ def test_sampler_settings_per_request(
 def test_the_samplers_own_settings(
     server: Any, embedded: Model, fields: dict[str, Any], sampler: FixedCount | Threshold
 ) -> None:
-    assert sampler_of(Sampling(**fields), embedded).sampler == sampler
+    assert sampler_of(Sampling(**fields), ServedModel.of(embedded)).sampler == sampler
     assert server.chat(seed=2, max_tokens=64, **fields).status_code == 200
 
 

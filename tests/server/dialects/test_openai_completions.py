@@ -1,8 +1,7 @@
-"""Text completions, and llama-server's own routes."""
+"""OpenAI's text completions, with the real `openai` client."""
 
 from __future__ import annotations
 
-import json
 from typing import Any
 
 import pytest
@@ -56,44 +55,3 @@ def test_logprobs(server: Any, stream: bool) -> None:
     assert "".join(tokens) == text
     assert [text[at : at + len(t)] for at, t in zip(offsets, tokens, strict=True)] == tokens
     assert all(len(top) <= 2 for log in logs for top in log.top_logprobs)
-
-
-def test_llama_completion(server: Any) -> None:
-    found = server.post("/completion", prompt=PROMPT, n_predict=12, seed=3).json()
-    assert (found["stop"], found["stop_type"], found["tokens_predicted"]) == (True, "limit", 12)
-    assert found["timings"]["predicted_n"] == 12
-    words = server.post("/completion", prompt=PROMPT, stop=["demo"], seed=3).json()
-    assert (words["stop_type"], words["content"][-9:]) == ("word", "embedded ")
-    neutral = {"cache_prompt": True, "min_p": 0, "repeat_penalty": 1.0, "mirostat": 0}
-    assert server.post("/completion", prompt=PROMPT, n_predict=4, **neutral).status_code == 200
-    refused = server.post("/completion", prompt=PROMPT, min_p=0.1).json()["error"]
-    assert refused["param"] == "min_p"
-
-
-def test_llama_completion_streams(server: Any) -> None:
-    whole = server.post("/completion", prompt=PROMPT, seed=3).json()["content"]
-    text = server.post("/completion", prompt=PROMPT, seed=3, stream=True).text
-    found = [json.loads(line[6:]) for line in text.splitlines() if line.startswith("data: ")]
-    assert "".join(frame["content"] for frame in found) == whole
-    assert [frame["stop"] for frame in found] == [False] * (len(found) - 1) + [True]
-
-
-def test_tokenize_there_and_back(server: Any, embedded: Model) -> None:
-    tokens = server.post("/tokenize", content="Who?<turn|>").json()["tokens"]
-    assert tokens == embedded.tokenizer.encode("Who?<turn|>")
-    assert server.post("/detokenize", tokens=tokens).json()["content"] == "Who?<turn|>"
-    plain = server.post("/tokenize", content="<turn|>", parse_special=False).json()["tokens"]
-    assert len(plain) > 1
-    first = server.post("/tokenize", content="a", add_special=True).json()["tokens"][0]
-    assert first == embedded.tokenizer.bos_id
-    pieces = server.post("/tokenize", content="ab", with_pieces=True).json()["tokens"]
-    assert [part["piece"] for part in pieces] == ["a", "b"]
-    assert server.post("/detokenize", tokens=[10**6]).json()["error"]["param"] == "tokens"
-
-
-def test_apply_template(server: Any) -> None:
-    messages = [{"role": "user", "content": "Who are you?"}]
-    found = server.post("/apply-template", messages=messages).json()
-    assert found["prompt"] == f"<bos>{PROMPT}"
-    bare = server.post("/apply-template", messages=messages, add_generation_prompt=False).json()
-    assert not bare["prompt"].endswith("model\n")

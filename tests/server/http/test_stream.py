@@ -19,7 +19,6 @@ from tests.support.answering_model import slow_down, teller
 from sfumato.engine import Draft, Engine, EngineConfig, Event, Finished, Request, Settled
 from sfumato.server.app import ServerSettings, create_app
 from sfumato.server.http.inflight import MOST_DRAFTS, start
-from sfumato.server.http.stream import pieces
 
 LONG = {"long": "word " * 400 + "<turn|>"}
 ENDLESS = [{"role": "user", "content": "long"}]
@@ -29,14 +28,6 @@ def frames(lines: Iterator[str]) -> Iterator[Any]:
     for line in lines:
         if line.startswith("data: ") and line != "data: [DONE]":
             yield json.loads(line.removeprefix("data: "))
-
-
-@pytest.mark.parametrize(
-    "text", ["", "a", " a  b\n\nc ", "x" * 100, "Grüße, 世界! " * 9, "\n" * 60, "a\tb"]
-)
-def test_pieces_are_the_text(text: str) -> None:
-    assert "".join(pieces(text)) == text
-    assert all(0 < len(piece) <= 25 for piece in pieces(text))
 
 
 def test_drafts_come_before_the_text_and_say_all_there_is(server: Any) -> None:

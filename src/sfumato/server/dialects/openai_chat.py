@@ -1,4 +1,4 @@
-"""POST /v1/chat/completions: a body becomes requests, and replies become choices or chunks."""
+"""OpenAI's chat completions: a body becomes requests, and replies become choices or chunks."""
 
 from __future__ import annotations
 
@@ -6,78 +6,46 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
-from fastapi import Request as HttpRequest
-from fastapi.concurrency import run_in_threadpool
-from fastapi.responses import Response
-
 from sfumato.api import Reply
 from sfumato.engine import Account, Finished, Request, Settled, new_id
-from sfumato.server import examples
 from sfumato.server.dialects.shared import openai_objects
 from sfumato.server.dialects.shared.logprobs import Logged, TokenLog, entries
-from sfumato.server.dialects.shared.openai_messages import (
-    CALL,
-    CALL_END,
-    continuation,
-    conversation,
-    tool_use,
-)
+from sfumato.server.dialects.shared.openai_messages import continuation, conversation
+from sfumato.server.dialects.shared.openai_tools import ignored_tools, tool_use, unknown_calls
+from sfumato.server.dialects.shared.pieces import pieces
 from sfumato.server.dialects.shared.sampling import check_size, request_fields, seeds_of
-from sfumato.server.http import answer, inflight, request_body, stream
+from sfumato.server.dialects.shared.thinking import thinking_of
+from sfumato.server.examples import warnings
+from sfumato.server.http.dialect import Dialect, Frame, Renderer
 from sfumato.server.http.errors import bad_request
 from sfumato.server.http.inflight import Outcome
-from sfumato.server.schemas.json_schemas import EFFORTS
+from sfumato.server.http.wire import SSE
 from sfumato.server.schemas.openai import ChatBody
 from sfumato.server.service import Service
 from sfumato.text.reply import ToolCall
 from sfumato.text.tokenizer import Marker
 
-
-async def complete(service: Service, http: HttpRequest) -> Response:
-    """Raises ApiError."""
-    async with request_body.read(service, http, ChatBody) as body:
-        requests = await run_in_threadpool(requests_of, service, body)
-    # Tools that the prompt holds are no larger than a context.
-    body = request_body.light(body, *(("tools",) if requests[0].tools else ()))
-    started = await inflight.start(service.engine, requests)
-    if body.stream:
-        return stream.response(service, started, ChatWriter(service, body, requests))
-    found = await inflight.outcomes(http, started, commits=body.logprobs is True)
-    return await run_in_threadpool(
-        response_body, service, body, found, inflight.headers_of(started)
-    )
+PATH = "/v1/chat/completions"
 
 
-def requests_of(service: Service, body: ChatBody) -> list[Request]:
+def parse(service: Service, body: ChatBody) -> list[Request]:
     """One request for each of the n replies. Raises ApiError."""
-    settings = service.settings
     messages, continued = continuation(
-        conversation(body, settings),
+        conversation(body, service.settings),
         body.continue_final_message,
         body.add_generation_prompt,
         service.engine.check_length,
     )
-    use = tool_use(body.tools, body.tool_choice)
-    _check(body, settings.max_choices)
-    thinking, budget = _thinking(body)
-    if thinking and continued is not None:
-        name = "chat_template_kwargs" if body.reasoning_effort is None else "reasoning_effort"
-        raise bad_request(
-            f"{name}: an answer that is continued is not thought about first; ask for no thinking, "
-            "or set continue_final_message to false",
-            name,
-        )
-    opener = service.model.tokenizer.token_id(CALL)
-    if use.opening and opener is None:
-        raise bad_request("tool_choice: this model's vocabulary has no tool calls", "tool_choice")
-    banned = [opener] if use.forbidden and opener is not None else []
-    alike = request_fields(body, service.model, "/v1/chat/completions", banned, body.top_logprobs)
-    if body.parallel_tool_calls is False and use.tools:
-        # A call that is cut here is response_body, and the only one.
-        alike["stop"] = [*(alike["stop"] or ()), Marker(CALL_END)]
-    alike["max_thinking_tokens"] = budget
-    if continued is not None:  # which may be whole already
-        alike["retry_empty"] = body.retry_empty is True
+    use = tool_use(body.tools, body.tool_choice, service.model)
+    _check(body, service.settings.max_choices)
+    thinking, budget = thinking_of(body, continued is not None)
+    fields = request_fields(body, service.model, PATH, use.banned, body.top_logprobs)
+    fields["max_thinking_tokens"] = budget
+    if body.parallel_tool_calls is False and use.tools and service.model.markers.call_close:
+        # A call that is cut at its end is complete, and the only one.
+        fields["stop"] = [*(fields["stop"] or ()), Marker(service.model.markers.call_close)]
+    if continued is not None:  # the reply may be complete already
+        fields["retry_empty"] = body.retry_empty is True
     one = Request(
         messages=messages,
         continued=continued,
@@ -85,14 +53,14 @@ def requests_of(service: Service, body: ChatBody) -> list[Request]:
         tools=use.tools,
         opening=use.opening,
         user=body.user,
-        **alike,
+        **fields,
     )
     prompt = service.prompt(one)  # once, however many replies
-    most = limit_of(service, body, len(prompt.ids))
+    length = limit_of(service, body, len(prompt.ids))
     count = body.n or 1
-    check_size(service.model, [most] * count, body.top_logprobs, "n, max_tokens, top_logprobs")
+    check_size(service.model, [length] * count, body.top_logprobs, "n, max_tokens, top_logprobs")
     return [
-        replace(one, id=new_id(), made=prompt, max_tokens=most, seed=seed)
+        replace(one, id=new_id(), made=prompt, max_tokens=length, seed=seed)
         for seed in seeds_of(body.seed, count)
     ]
 
@@ -103,9 +71,9 @@ def limit_of(service: Service, body: ChatBody, prompt: int) -> int:
     return service.limit(given, prompt, body.canvas_length)
 
 
-def _check(body: ChatBody, most: int) -> None:
-    if (body.n or 1) > most:
-        raise bad_request(f"n: at most {most} replies", "n")
+def _check(body: ChatBody, max_choices: int) -> None:
+    if (body.n or 1) > max_choices:
+        raise bad_request(f"n: at most {max_choices} replies", "n")
     if body.top_logprobs and not body.logprobs:
         raise bad_request("top_logprobs: needs logprobs to be true", "top_logprobs")
     if body.stream_options is not None and not body.stream:
@@ -115,110 +83,76 @@ def _check(body: ChatBody, most: int) -> None:
         raise bad_request("max_tokens, max_completion_tokens: differ; send one", "max_tokens")
 
 
-def _thinking(body: ChatBody) -> tuple[bool, int | None]:
-    """Whether the model thinks, and for how many tokens at most."""
-    effort = body.reasoning_effort
-    if effort is not None and effort not in EFFORTS:
-        raise bad_request(
-            f"reasoning_effort: must be one of {', '.join(EFFORTS)}", "reasoning_effort"
-        )
-    budget = None if effort is None else EFFORTS[effort]
-    asked = body.chat_template_kwargs and body.chat_template_kwargs.enable_thinking
-    thinking = asked if asked is not None else effort is not None and budget != 0
-    if body.max_thinking_tokens is not None:
-        budget = body.max_thinking_tokens
-    return bool(thinking), budget if thinking and budget != 0 else body.max_thinking_tokens
-
-
-def response_body(
-    service: Service, body: ChatBody, found: Sequence[Outcome], headers: Mapping[str, str]
-) -> Response:
-    """In a thread."""
-    ends = [outcome.finished for outcome in found]
-    name = ends[0].account.request_id
-    said = (text for end in ends for text in warnings(service, body, end.reply))
-    fields = {
-        **openai_objects.head("chatcmpl", "chat.completion", name, service.name),
-        "usage": openai_objects.usage([end.account for end in ends]),
-    } | openai_objects.figures(ends, [*openai_objects.notes(body), *said])
-    return answer.response(fields, _choices(service, body, found), headers)
-
-
-def _choices(
-    service: Service, body: ChatBody, found: Sequence[Outcome]
-) -> Iterator[dict[str, Any]]:
-    for number, outcome in enumerate(found):
-        end = outcome.finished
-        choice = {
-            "index": number,
-            "message": message(end.reply),
-            "logprobs": _logprobs(service, body, outcome) if body.logprobs else None,
-            "finish_reason": openai_objects.finish_reason(end.reply, end.reply.tool_calls),
-        }
-        outcome.commits.clear()
-        if len(found) > 1:
-            choice["timings"] = openai_objects.timings(end.account)
-        yield choice
-
-
-def message(reply: Reply) -> dict[str, Any]:
-    """The assistant's message; content is null where there are only tool calls."""
-    calls = [openai_objects.call_object(call) for call in reply.tool_calls]
-    found: dict[str, Any] = {
-        "role": "assistant",
-        "content": None if calls and not reply.text else reply.text,
-        "refusal": None,
-    }
-    if reply.thought is not None:
-        found["reasoning_content"] = reply.thought
-    if calls:
-        found["tool_calls"] = calls
-    return found
-
-
-def warnings(service: Service, body: ChatBody, reply: Reply) -> list[str]:
-    """Those of the reply, and of calls for which there is no tool: names are the model's to write,
-    but for that of a tool that has to be called."""
-    names = {tool["function"]["name"] for tool in body.tools or ()}
-    strange = [call.name for call in reply.tool_calls if names and call.name not in names]
-    calls = (f"the call of {name!r} is of none of the tools" for name in strange)
-    return [*examples.warnings(service.model, reply), *calls]
-
-
-def _logprobs(service: Service, body: ChatBody, outcome: Outcome) -> dict[str, Any]:
-    return {"content": entries(service, body.top_logprobs or 0, outcome), "refusal": None}
-
-
-class ChatWriter:
-    """Chunks of a streamed chat completion."""
+class ChatRenderer(Renderer):
+    """Choices with messages, and chunks with deltas."""
 
     def __init__(self, service: Service, body: ChatBody, requests: Sequence[Request]) -> None:
-        name = requests[0].id
-        self._base = openai_objects.head("chatcmpl", "chat.completion.chunk", name, service.name)
-        self._service, self._body, self._notes = service, body, openai_objects.notes(body)
-        options = body.stream_options
-        self._usage = options is not None and bool(options.include_usage)
-        count, few = len(requests), body.top_logprobs or 0
-        self._logs = [TokenLog(service, few) if body.logprobs else None for _ in range(count)]
-        # Characters of the answer and of the thought, and tool calls, that have gone out.
+        self._service, self._id = service, requests[0].id
+        self._tools = requests[0].tools
+        self._notes = [*openai_objects.notes(body), *ignored_tools(self._tools, service.model)]
+        self._usage = openai_objects.wants_usage(body.stream_options)
+        self._base = openai_objects.head(
+            "chatcmpl", "chat.completion.chunk", self._id, service.name
+        )
+        self.keeps_settled = bool(body.logprobs)
+        self._alternatives = body.top_logprobs or 0
+        count = len(requests)
+        self._logs = [
+            TokenLog(service, self._alternatives) if body.logprobs else None for _ in range(count)
+        ]
+        # Characters of the answer and of the thought, and tool calls, that have been sent.
         self._sent = [{"content": 0, "reasoning_content": 0, "calls": 0} for _ in range(count)]
 
-    def extra(self, fields: dict[str, Any]) -> dict[str, Any]:
+    def body(self, outcomes: Sequence[Outcome]) -> Mapping[str, Any]:
+        ends = [outcome.finished for outcome in outcomes]
+        notes = [*self._notes, *(text for end in ends for text in self._warnings(end.reply))]
+        return {
+            **openai_objects.head("chatcmpl", "chat.completion", self._id, self._service.name),
+            "usage": openai_objects.usage([end.account for end in ends]),
+            **openai_objects.figures(ends, notes),
+            "choices": self._choices(outcomes),
+        }
+
+    def _choices(self, outcomes: Sequence[Outcome]) -> Iterator[dict[str, Any]]:
+        for number, outcome in enumerate(outcomes):
+            end = outcome.finished
+            choice = {
+                "index": number,
+                "message": message(end.reply),
+                "logprobs": self._logprobs(outcome),
+                "finish_reason": openai_objects.finish_reason(end.reply, end.reply.tool_calls),
+            }
+            outcome.commits.clear()
+            if len(outcomes) > 1:
+                choice["timings"] = openai_objects.timings(end.account)
+            yield choice
+
+    def _logprobs(self, outcome: Outcome) -> dict[str, Any] | None:
+        if not self.keeps_settled:
+            return None
+        content = entries(self._service, self._alternatives, outcome)
+        return {"content": content, "refusal": None}
+
+    def _warnings(self, reply: Reply) -> list[str]:
+        calls = unknown_calls(self._tools, reply)
+        return [*warnings(self._service.model, reply), *calls]
+
+    def extra(self, fields: Frame) -> Frame:
         return self._base | {"choices": []} | fields
 
-    def begin(self, number: int) -> Iterable[dict[str, Any]]:
+    def begin(self, number: int) -> Iterable[Frame]:
         yield self._chunk(number, {"role": "assistant", "content": ""})
 
-    def commit(self, number: int, commit: Settled) -> Iterable[dict[str, Any]]:
+    def settled(self, number: int, settled: Settled) -> Iterable[Frame]:
         log = self._logs[number]
         if log is not None:
-            log.add(commit)
-        yield from self._texts(number, "reasoning_content", commit.thought)
-        yield from self._texts(number, "content", commit.text)
-        for call in commit.tool_calls:
+            log.add(settled)
+        yield from self._texts(number, "reasoning_content", settled.thought)
+        yield from self._texts(number, "content", settled.text)
+        for call in settled.tool_calls:
             yield from self._call(number, call)
 
-    def finish(self, number: int, end: Finished) -> Iterable[dict[str, Any]]:
+    def finished(self, number: int, end: Finished) -> Iterable[Frame]:
         reply, sent = end.reply, self._sent[number]
         thought = (reply.thought or "")[sent["reasoning_content"] :]
         yield from self._texts(number, "reasoning_content", thought)
@@ -229,45 +163,67 @@ class ChatWriter:
             yield from self._call(number, call)
         last = self._chunk(number, {}, openai_objects.finish_reason(reply, reply.tool_calls))
         last["timings"] = openai_objects.timings(end.account)
-        if found := [*self._notes, *warnings(self._service, self._body, reply)]:
-            last["warnings"], self._notes = found, []
+        if notes := [*self._notes, *self._warnings(reply)]:
+            last["warnings"], self._notes = notes, []
         yield last
 
-    def close(self, accounts: Sequence[Account]) -> Iterable[dict[str, Any]]:
+    def closed(self, accounts: Sequence[Account]) -> Iterable[Frame]:
         if self._usage:
             yield self.extra({"usage": openai_objects.usage(accounts)})
 
-    def _texts(self, number: int, name: str, text: str) -> Iterable[dict[str, Any]]:
+    def _texts(self, number: int, name: str, text: str) -> Iterable[Frame]:
         self._sent[number][name] += len(text)
         log = self._logs[number] if name == "content" else None
         if log is not None:
             yield from self._logged(number, log.take(text))
             return
-        for piece in stream.pieces(text):
+        for piece in pieces(text):
             yield self._chunk(number, {name: piece})
 
-    def _logged(self, number: int, parts: Sequence[Logged]) -> Iterable[dict[str, Any]]:
+    def _logged(self, number: int, parts: Sequence[Logged]) -> Iterable[Frame]:
         """Content with its tokens."""
         for text, tokens in parts:
             chunk = self._chunk(number, {"content": text})
             chunk["choices"][0]["logprobs"] = {"content": tokens, "refusal": None}
             yield chunk
 
-    def _call(self, number: int, call: ToolCall) -> Iterable[dict[str, Any]]:
-        whole = openai_objects.call_object(call)
-        at, arguments = self._sent[number]["calls"], whole["function"]["arguments"]
+    def _call(self, number: int, call: ToolCall) -> Iterable[Frame]:
+        begun = openai_objects.call_object(call)
+        at, arguments = self._sent[number]["calls"], begun["function"]["arguments"]
         self._sent[number]["calls"] += 1
-        whole["function"]["arguments"] = ""
-        yield self._chunk(number, {"tool_calls": [{"index": at, **whole}]})
-        for piece in stream.pieces(arguments):
+        begun["function"]["arguments"] = ""
+        yield self._chunk(number, {"tool_calls": [{"index": at, **begun}]})
+        for piece in pieces(arguments):
             part = {"index": at, "function": {"arguments": piece}}
             yield self._chunk(number, {"tool_calls": [part]})
 
-    def _chunk(
-        self, number: int, delta: dict[str, Any], reason: str | None = None
-    ) -> dict[str, Any]:
+    def _chunk(self, number: int, delta: dict[str, Any], reason: str | None = None) -> Frame:
         choice = {"index": number, "delta": delta, "logprobs": None, "finish_reason": reason}
-        chunk: dict[str, Any] = {**self._base, "choices": [choice]}
-        if self._usage:
-            chunk["usage"] = None
-        return chunk
+        usage = {"usage": None} if self._usage else {}
+        return {**self._base, "choices": [choice], **usage}
+
+
+def message(reply: Reply) -> dict[str, Any]:
+    """The assistant's message; content is null where there are only tool calls."""
+    calls = [openai_objects.call_object(call) for call in reply.tool_calls]
+    thought = {} if reply.thought is None else {"reasoning_content": reply.thought}
+    return {
+        "role": "assistant",
+        "content": None if calls and not reply.text else reply.text,
+        "refusal": None,
+        **thought,
+        **({"tool_calls": calls} if calls else {}),
+    }
+
+
+OPENAI_CHAT = Dialect(
+    name="chat_completions",
+    path=PATH,
+    tag="OpenAI",
+    help="The reply to a conversation, as one body or as a stream of chunks.",
+    body_type=ChatBody,
+    parse=parse,
+    renderer=ChatRenderer,
+    streams=lambda body: bool(body.stream),
+    wire=replace(SSE, end="data: [DONE]\n\n"),
+)

@@ -1,23 +1,24 @@
-"""A whole answer of OpenAI's as one JSON response. Knows no fields of it but its choices."""
+"""An answer as one JSON response, whose long lists are encoded item by item. Knows no field."""
 
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 from fastapi.responses import Response
 
 
-def response(
-    fields: Mapping[str, Any], choices: Iterable[dict[str, Any]], headers: Mapping[str, str]
-) -> Response:
-    """To be called in a thread: tokens with alternatives take long to encode. Choices are made and
-    encoded one by one, so that the objects of one reply are there at a time."""
-    encoded = ",".join(map(_json, choices))
-    body = f'{_json(fields)[:-1]},"choices":[{encoded}]}}'
-    return Response(body, headers=dict(headers), media_type="application/json")
+def response(fields: Mapping[str, Any], headers: Mapping[str, str]) -> Response:
+    """To be called in a thread: tokens with alternatives take long to encode. The items of an
+    iterator are made and encoded one by one, so that one reply's objects exist at a time."""
+    encoded = ",".join(f"{json.dumps(name)}:{_value(value)}" for name, value in fields.items())
+    return Response(f"{{{encoded}}}", headers=dict(headers), media_type="application/json")
 
 
-def _json(value: Mapping[str, Any]) -> str:
+def _value(value: Any) -> str:
+    return f"[{','.join(map(_json, value))}]" if isinstance(value, Iterator) else _json(value)
+
+
+def _json(value: Any) -> str:
     return json.dumps(value, ensure_ascii=False, allow_nan=False, separators=(",", ":"))

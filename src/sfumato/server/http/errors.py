@@ -1,29 +1,25 @@
-"""Failures as OpenAI's error objects, and what the engine raises as HTTP statuses.
+"""`ApiError`: failures as HTTP statuses, and as OpenAI's error objects where no dialect differs.
 
 What reaches a client says what is wrong and what to do; paths and traces stay here.
 """
 
 from __future__ import annotations
 
-import logging
 import math
 import re
-from collections.abc import MutableMapping
+from collections.abc import Callable, MutableMapping
 from typing import Any
 
-from fastapi import FastAPI, Request
-from fastapi.exceptions import StarletteHTTPException as HTTPException
 from fastapi.responses import JSONResponse, Response
-from fastapi.routing import APIRoute
 
 from sfumato.engine import EngineDead, Failed, NotReady, QueueFull, TooLarge
 from sfumato.engine import Request as EngineRequest
 
-log = logging.getLogger(__name__)
-
 RETRY_AFTER_S = 2
 CLIENT_GONE = 499  # as nginx writes it; there is no client to read it
-REFUSAL = "sfumato.refusal"  # the key of an ASGI scope that holds the ApiError of its answer
+# Keys of an ASGI scope.
+REFUSAL = "sfumato.refusal"  # the ApiError of its answer
+ERROR_BODY = "sfumato.error_body"  # the `ErrorBody` of its path's dialect
 
 _FIELD = re.compile(r"([A-Za-z_][\w.\[\]]*)(?:, [A-Za-z_]\w*)*: ")
 _PROMPT = ("prompt", "ids", "text")  # what the prompt is called where it is made
@@ -87,25 +83,32 @@ class ApiError(Exception):
         self.headers, self.more = headers or {}, more or {}
         self.recorded = False  # the engine has counted it, and the audit log has it
 
-    def body(self) -> dict[str, Any]:
-        kind = "invalid_request_error" if 400 < self.status < 500 else "server_error"
-        return {
-            "error": {
-                "message": self.message,
-                "type": _TYPES.get(self.status, kind),
-                "param": self.param,
-                "code": self.code,
-                **self.more,
-            }
-        }
-
     def response(self, scope: MutableMapping[str, Any]) -> Response:
-        """The answer to the request of that ASGI scope."""
+        """The answer to the request of that ASGI scope, as its dialect renders errors."""
         scope[REFUSAL] = self
+        body: ErrorBody = scope.get(ERROR_BODY, openai_error)
         headers = self.headers
         if self.status in (500, 504):  # OpenAI's clients would ask, and wait, again
             headers = headers | {"x-should-retry": "false"}
-        return JSONResponse(self.body(), self.status, headers)
+        return JSONResponse(body(self), self.status, headers)
+
+
+ErrorBody = Callable[[ApiError], dict[str, Any]]
+"""How a dialect renders errors."""
+
+
+def openai_error(error: ApiError) -> dict[str, Any]:
+    """OpenAI's form, which all routes have that name no other."""
+    kind = "invalid_request_error" if 400 < error.status < 500 else "server_error"
+    return {
+        "error": {
+            "message": error.message,
+            "type": _TYPES.get(error.status, kind),
+            "param": error.param,
+            "code": error.code,
+            **error.more,
+        }
+    }
 
 
 def without_paths(text: str) -> str:
@@ -184,48 +187,6 @@ def from_failed(failed: Failed) -> ApiError:
 
 def _retry(seconds: int = RETRY_AFTER_S) -> dict[str, str]:
     return {"Retry-After": str(seconds)}
-
-
-def add_handlers(app: FastAPI) -> None:
-    """Every failure of a route in the same shape."""
-
-    async def api_error(request: Request, error: Exception) -> Response:
-        assert isinstance(error, ApiError)
-        return error.response(request.scope)
-
-    async def http_error(request: Request, error: Exception) -> Response:
-        assert isinstance(error, HTTPException)
-        path, status = request.url.path, error.status_code
-        headers = dict(error.headers) if error.headers else {}
-        if status in (404, 405):
-            # Where no route takes it the page's files are looked through, which say one or the
-            # other by the method alone.
-            methods = _methods(app, path)
-            status = 405 if methods else 404
-            headers = {"Allow": ", ".join(sorted(methods))} if methods else {}
-        said = {
-            404: f"there is no {request.method} {path[:200]}; /docs lists what there is",
-            405: f"{path[:200]} takes another method",
-        }
-        answer = ApiError(status, said.get(status, str(error.detail)), headers=headers)
-        return answer.response(request.scope)
-
-    async def bug(request: Request, error: Exception) -> Response:
-        log.error("%s %s failed", request.method, request.url.path, exc_info=error)
-        return internal().response(request.scope)
-
-    app.add_exception_handler(ApiError, api_error)
-    app.add_exception_handler(HTTPException, http_error)
-    app.add_exception_handler(Exception, bug)
-
-
-def _methods(app: FastAPI, path: str) -> set[str]:
-    """What routes of that path take; nothing where there are none."""
-    found: set[str] = set()
-    for route in app.routes:
-        if isinstance(route, APIRoute) and route.path_regex.match(path):
-            found |= route.methods or set()
-    return found
 
 
 def internal() -> ApiError:

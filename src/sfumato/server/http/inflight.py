@@ -15,7 +15,7 @@ from dataclasses import dataclass, field
 from fastapi import Request as HttpRequest
 from fastapi.concurrency import run_in_threadpool
 
-from sfumato.engine import Draft, Engine, Event, Failed, Finished, Handle, Request, Settled
+from sfumato.engine import Draft, EngineClient, Event, Failed, Finished, Handle, Request, Settled
 from sfumato.engine.errors import REFUSALS
 from sfumato.engine.failures import explain
 from sfumato.server.http.errors import CLIENT_GONE, ApiError, from_failed, from_refusal
@@ -41,7 +41,7 @@ class Outcome:
 class Running:
     """Some requests' events, in the order in which they come."""
 
-    def __init__(self, engine: Engine, requests: Sequence[Request]) -> None:
+    def __init__(self, engine: EngineClient, requests: Sequence[Request]) -> None:
         self._engine = engine
         self._requests = requests  # their `since` is set: deadlines count while they wait here
         self._asked = 0  # the one that the engine looks at, or looked at last
@@ -179,7 +179,7 @@ class Running:
         self._arrived.set()
 
 
-async def start(engine: Engine, requests: Sequence[Request]) -> Running:
+async def start(engine: EngineClient, requests: Sequence[Request]) -> Running:
     """Raises ApiError where the engine refuses one of them; then none of them runs."""
     running = Running(engine, requests)
     try:

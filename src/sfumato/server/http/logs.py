@@ -15,7 +15,7 @@ from sfumato.server.http.ratelimit import RateLimit
 
 FORMATS = ("text", "json")
 # Loggers that write what a client may make them write, over and over.
-REPEATED = ("uvicorn.error", "sfumato.server.http.errors")
+REPEATED = ("uvicorn.error", "sfumato.server.http.error_handlers")
 
 # No line ends and no terminal codes, whatever a client sent.
 _CONTROLS = str.maketrans({code: f"\\x{code:02x}" for code in (*range(32), *range(127, 160))})

@@ -8,14 +8,15 @@ from __future__ import annotations
 import base64
 import binascii
 import hmac
-from collections.abc import Awaitable, Callable, MutableMapping
+from collections.abc import Awaitable, Callable, Mapping, MutableMapping
 from ipaddress import ip_address
+from types import MappingProxyType
 from typing import Any
 from urllib.parse import SplitResult, urlsplit
 
 from fastapi.datastructures import Headers
 
-from sfumato.server.http.errors import ApiError
+from sfumato.server.http.errors import ERROR_BODY, ApiError, ErrorBody
 from sfumato.server.http.paths import canonical
 from sfumato.server.settings import ServerSettings
 
@@ -53,8 +54,14 @@ class BodyTooLarge(ApiError):
 class Gate:
     """Refuses what must not reach a route, and puts the headers of `HEADERS` on every answer."""
 
-    def __init__(self, app: App, settings: ServerSettings) -> None:
-        self.app, self.settings = app, settings
+    def __init__(
+        self,
+        app: App,
+        settings: ServerSettings,
+        error_bodies: Mapping[str, ErrorBody] = MappingProxyType({}),
+    ) -> None:
+        """error_bodies: by path, how errors are rendered where not in OpenAI's form."""
+        self.app, self.settings, self._error_bodies = app, settings, error_bodies
         self._key = None if settings.api_key is None else settings.api_key.encode()
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -69,7 +76,9 @@ class Gate:
                 message["headers"] = [*message["headers"], *missing]
             await send(message)
 
-        scope["path"] = canonical(scope["path"])
+        scope["path"] = path = canonical(scope["path"])
+        if path in self._error_bodies:
+            scope[ERROR_BODY] = self._error_bodies[path]
         try:
             self._check(scope)
         except ApiError as error:

@@ -1,73 +1,43 @@
-"""Server-sent events: an answer in small pieces, drafts, keep-alives, errors on the way, [DONE].
+"""A reply as a stream: frames of a `Renderer`, drafts, keep-alives, and errors on the way.
 
-What the pieces look like is a `Writer`'s business: one for chat, one for text completions.
+What frames look like is the renderer's business, and how they are written the `Wire`'s.
 """
 
 from __future__ import annotations
 
-import json
 import logging
-import re
-from collections.abc import AsyncIterator, Iterable, Sequence
-from typing import Any, Protocol
+from collections.abc import AsyncIterator, Iterable, Iterator
+from typing import Any
 
 from fastapi.concurrency import run_in_threadpool
 from fastapi.responses import StreamingResponse
-from torch import Tensor
 
-from sfumato.engine import Account, Draft, Event, Failed, Finished, Settled
-from sfumato.server.http.errors import from_failed, internal
+from sfumato.engine import Account, Draft, Event, Failed, Settled
+from sfumato.server.http.dialect import Dialect, Frame, Renderer
+from sfumato.server.http.draft_frames import draft_frame, settled_frame
+from sfumato.server.http.errors import ApiError, from_failed, internal
 from sfumato.server.http.inflight import Running, headers_of
 from sfumato.server.http.security import Receive, Scope, Send
 from sfumato.server.service import Service
 
 log = logging.getLogger(__name__)
 
-# One word, with the space before it; what is very long, or has no spaces, is cut.
-_PIECE = re.compile(r"\s?\S{1,24}|\s{1,24}")
-KEEPALIVE = ": waiting\n\n"
-DONE = "data: [DONE]\n\n"
-
-
-class Writer(Protocol):
-    """Frames of one HTTP reply's choices, by number."""
-
-    def begin(self, number: int) -> Iterable[dict[str, Any]]: ...
-
-    def commit(self, number: int, commit: Settled) -> Iterable[dict[str, Any]]: ...
-
-    def finish(self, number: int, end: Finished) -> Iterable[dict[str, Any]]: ...
-
-    def close(self, accounts: Sequence[Account]) -> Iterable[dict[str, Any]]: ...
-
-    def extra(self, fields: dict[str, Any]) -> dict[str, Any]:
-        """A frame without choices."""
-        ...
-
-
-def pieces(text: str) -> list[str]:
-    """The text in small pieces, cut between words; joined they are the text."""
-    return _PIECE.findall(text)
-
-
-def sse(frame: dict[str, Any]) -> str:
-    return f"data: {json.dumps(frame, ensure_ascii=False, separators=(',', ':'))}\n\n"
-
 
 def response(
-    service: Service, running: Running, writer: Writer, done: bool = True
+    service: Service, running: Running, renderer: Renderer, dialect: Dialect[Any]
 ) -> StreamingResponse:
     """The stream of `running`, which is cancelled when the client goes away."""
-    return _Stream(running, _events(service, running, writer, done))
+    frames = _Frames(service, renderer, dialect)
+    return _Stream(running, _texts(service, running, frames), dialect.wire.media_type)
 
 
 class _Stream(StreamingResponse):
     """Cancels what runs when it ends. Its generator cannot: a client that goes away early, or in
     the middle of a frame, leaves it not begun, or waiting to be collected."""
 
-    def __init__(self, running: Running, events: AsyncIterator[str]) -> None:
+    def __init__(self, running: Running, texts: AsyncIterator[str], media_type: str) -> None:
         headers = {"Cache-Control": "no-store", "X-Accel-Buffering": "no"} | headers_of(running)
-        super().__init__(events, media_type="text/event-stream", headers=headers)
+        super().__init__(texts, media_type=media_type, headers=headers)
         self._running = running
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -77,100 +47,77 @@ class _Stream(StreamingResponse):
             self._running.cancel()
 
 
-async def _events(
-    service: Service, running: Running, writer: Writer, done: bool
-) -> AsyncIterator[str]:
+async def _texts(service: Service, running: Running, frames: _Frames) -> AsyncIterator[str]:
+    """What is written on the connection."""
+    wire = frames.wire
     try:
-        for number in sorted(running.open):
-            for frame in writer.begin(number):
-                yield sse(frame)
-        frames = _Frames(service, writer)
+        for text in frames.first(sorted(running.open)):
+            yield text
         while running.open:
             taken = await running.next(service.settings.keepalive_s)
             if taken is None:
-                yield KEEPALIVE
+                if wire.keepalive:
+                    yield wire.keepalive
                 continue
-            for text in await run_in_threadpool(frames.encoded, *taken):
+            for text in await run_in_threadpool(frames.of, *taken):
                 yield text
             if isinstance(taken[1], Failed):
                 break
         else:
-            for frame in frames.last():
-                yield sse(frame)
+            for text in frames.last():
+                yield text
     except Exception:
         log.exception("a stream failed")
-        yield sse(internal().body())
-    if done:
-        yield DONE
+        for text in frames.error(internal()):
+            yield text
+    if wire.end:
+        yield wire.end
 
 
 class _Frames:
-    """The frames of a stream, event by event."""
+    """The frames of a stream as texts, event by event."""
 
-    def __init__(self, service: Service, writer: Writer) -> None:
-        self._service, self._writer = service, writer
+    def __init__(self, service: Service, renderer: Renderer, dialect: Dialect[Any]) -> None:
+        self._service, self._renderer, self._dialect = service, renderer, dialect
+        self.wire = dialect.wire
         self._accounts: dict[int, Account] = {}
-        self._steps: dict[int, int] = {}
+        self._steps: dict[int, int] = {}  # of the replies whose drafts are sent: the latest one
 
-    def encoded(self, number: int, event: Event) -> list[str]:
+    def first(self, numbers: Iterable[int]) -> Iterator[str]:
+        """Those before all events."""
+        return self._encoded(frame for number in numbers for frame in self._renderer.begin(number))
+
+    def of(self, number: int, event: Event) -> list[str]:
         """In a thread: a large canvas with log probabilities takes tens of milliseconds."""
-        return [sse(frame) for frame in self._of(number, event)]
+        return list(self._encoded(self._of(number, event)))
 
-    def last(self) -> Iterable[dict[str, Any]]:
+    def last(self) -> Iterator[str]:
         """Those after all replies."""
-        return self._writer.close([self._accounts[number] for number in sorted(self._accounts)])
+        accounts = [self._accounts[number] for number in sorted(self._accounts)]
+        return self._encoded(self._renderer.closed(accounts))
 
-    def _of(self, number: int, event: Event) -> Iterable[dict[str, Any]]:
-        writer = self._writer
+    def error(self, error: ApiError) -> Iterator[str]:
+        """Those that end the stream early."""
+        return self._encoded(self._failed(error))
+
+    def _encoded(self, frames: Iterable[Frame]) -> Iterator[str]:
+        return map(self.wire.encode, frames)
+
+    def _failed(self, error: ApiError) -> Iterable[Frame]:
+        return self._renderer.failed(error, self._dialect.error_body(error))
+
+    def _of(self, number: int, event: Event) -> Iterable[Frame]:
+        renderer = self._renderer
         if isinstance(event, Draft):
             self._steps[number] = event.step
-            yield writer.extra({"draft": draft_frame(self._service, number, event)})
+            yield renderer.extra({"draft": draft_frame(self._service, number, event)})
         elif isinstance(event, Settled):
             if number in self._steps:
                 settled = settled_frame(self._service, number, event, self._steps[number])
-                yield writer.extra({"settled": settled})
-            yield from writer.commit(number, event)
+                yield renderer.extra({"settled": settled})
+            yield from renderer.settled(number, event)
         elif isinstance(event, Failed):
-            yield from_failed(event).body()
+            yield from self._failed(from_failed(event))
         else:
             self._accounts[number] = event.account
-            yield from writer.finish(number, event)
-
-
-def draft_frame(service: Service, number: int, draft: Draft) -> dict[str, Any]:
-    """A canvas on the way. Probabilities and entropies (nats) are rounded: they are looked at."""
-    ids = draft.token_ids.tolist()
-    top_ids, top_probs = draft.top_ids.tolist(), _rounded(draft.top_probs)
-    began = {} if draft.noise is None else {"noise": service.pieces(draft.noise.tolist())}
-    return {
-        "index": number,
-        "canvas": draft.canvas,
-        "step": draft.step,
-        "max_steps": draft.max_steps,
-        "token_ids": ids,
-        "tokens": service.pieces(ids),
-        "text": draft.text,
-        "entropy": _rounded(draft.entropy),
-        "accepted": draft.accepted.tolist(),
-        "top": [
-            list(zip(tokens, probs, strict=True))
-            for tokens, probs in zip(top_ids, top_probs, strict=True)
-        ],
-        **began,
-    }
-
-
-def _rounded(values: Tensor) -> Any:
-    """Lists of the values, to four digits."""
-    return values.double().mul(1e4).round().div(1e4).tolist()
-
-
-def settled_frame(service: Service, number: int, commit: Settled, steps: int) -> dict[str, Any]:
-    return {
-        "index": number,
-        "canvas": commit.canvas,
-        "convergence": commit.convergence,
-        "token_ids": commit.token_ids,
-        "tokens": service.pieces(commit.token_ids),
-        "steps": steps,
-    }
+            yield from renderer.finished(number, event)

@@ -8,10 +8,12 @@ import { Dashboard } from './dashboard.js';
 import { el } from './dom.js';
 import { Inspector } from './inspector.js';
 import { Settings } from './settings.js';
-import { loadUnsent, saveUnsent } from './store.js';
+import { loadMarkers, loadUnsent, saveMarkers, saveUnsent } from './store.js';
+import { useMarkers } from './tokens.js';
 
 const $ = (id) => document.getElementById(id);
 
+useMarkers(loadMarkers()); // a conversation is drawn before the server has answered
 const prompt = $('prompt');
 const inspector = new Inspector($('inspector'));
 const settings = new Settings($('settings'), (values) => useKey(values.key ?? ''));
@@ -63,6 +65,8 @@ async function meetServer() {
     return;
   }
   chat.about = about;
+  useMarkers(about.markers);
+  saveMarkers(about.markers);
   $('model').textContent = about.model ?? '';
   $('demonstration').textContent = about.demonstration ?? '';
   $('demonstration').hidden = !about.demonstration;

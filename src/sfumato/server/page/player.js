@@ -6,7 +6,7 @@ import { CanvasView } from './canvas_view.js';
 import { el } from './dom.js';
 import { tokensAt } from './reading.js';
 import { Scrubber } from './scrubber.js';
-import { harmless } from './tokens.js';
+import { harmless, useMarkers } from './tokens.js';
 import { Trace } from './trace.js';
 
 const SPEEDS = [[800, '0.8 s'], [400, '0.4 s'], [200, '0.2 s'], [80, '0.08 s']];
@@ -24,6 +24,7 @@ function unpacked({ texts, canvases }) {
 }
 
 function play(data) {
+  useMarkers(data.markers);
   const trace = unpacked(data);
   const frames = trace.frames();
   const puzzle = puzzleIn(data.question);

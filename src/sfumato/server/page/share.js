@@ -31,6 +31,7 @@ export function pack({ record, trace }, question, about) {
     summary: summary(record),
     demonstration: about.demonstration ?? '',
     remark: remark(record),
+    markers: about.markers ?? {},
     texts: [...texts.keys()],
     canvases,
   };

@@ -2,7 +2,7 @@
 // the text that was not sent yet are kept for as long as the tab is. Knows no DOM.
 
 const TALK = 'sfumato.conversation', SETTINGS = 'sfumato.settings', KEY = 'sfumato.key';
-const UNSENT = 'sfumato.unsent';
+const UNSENT = 'sfumato.unsent', MARKERS = 'sfumato.markers';
 
 function read(storage, name, otherwise) {
   try {
@@ -58,6 +58,11 @@ export function saveSettings({ key, ...settings }) {
   write(localStorage, SETTINGS, JSON.stringify(settings));
   write(sessionStorage, KEY, JSON.stringify(key ?? ''));
 }
+
+/** The markers of the chat format, as the server last named them. */
+export const loadMarkers = () => read(localStorage, MARKERS, null) ?? {};
+
+export const saveMarkers = (markers) => write(localStorage, MARKERS, JSON.stringify(markers ?? {}));
 
 /** The question that was written and not sent. */
 export const loadUnsent = () => String(read(sessionStorage, UNSENT, ''));

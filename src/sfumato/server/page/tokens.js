@@ -1,17 +1,15 @@
 // What each token of a canvas is to a reader: part of the answer, of a thought, of a tool call, or
-// nothing. Follows the markers of the chat format, each of which is one token. Knows no DOM.
+// nothing. Follows the markers of the chat format, which the server names: each is one token. A
+// vocabulary may have <b> and the like too, which are plain text. Knows no DOM.
 
-// As text/reply.py has them. A vocabulary may have <b> and the like too, which are plain text.
-const MARKERS = new Set([
-  '<pad>', '<eos>', '<bos>', '<unk>', '<mask>', '<|think|>', '<|"|>',
-  '<|turn>', '<turn|>', '<|channel>', '<channel|>', '<|tool>', '<tool|>',
-  '<|tool_call>', '<tool_call|>', '<|tool_response>', '<tool_response|>',
-  '<|image>', '<|image|>', '<image|>', '<|audio>', '<|audio|>', '<audio|>', '<|video|>',
-]);
-export const isMarker = (token) => MARKERS.has(token);
+let format = { tokens: new Set(), ends: new Set() };
 
-const ENDS = new Set(['<turn|>', '<eos>', '<|tool_response>']);
-const CHANNEL = 'thought\n';
+/** The markers of the model's chat format, as /props has them. Without them every token is text. */
+export function useMarkers({ tokens = [], ends = [], ...roles } = {}) {
+  format = { ...roles, tokens: new Set(tokens), ends: new Set(ends) };
+}
+
+export const isMarker = (token) => format.tokens.has(token);
 
 /** Where a reply stands before its first token. */
 export const START = Object.freeze({ within: 'answer', name: '' });
@@ -24,18 +22,18 @@ export function readTokens(tokens, state = START) {
   let { within, name } = state;
   const kinds = tokens.map((token) => {
     if (within === 'end') return '';
-    if (MARKERS.has(token)) {
-      if (ENDS.has(token)) within = 'end';
-      else if (token === '<|tool_call>') within = 'call';
-      else if (within === 'call') { if (token === '<tool_call|>') within = 'answer'; }
-      else if (token === '<|channel>') { within = 'channel'; name = ''; }
-      else if (token === '<channel|>') within = 'answer';
+    if (isMarker(token)) {
+      if (format.ends.has(token)) within = 'end';
+      else if (token === format.call_open) within = 'call';
+      else if (within === 'call') { if (token === format.call_close) within = 'answer'; }
+      else if (token === format.thought_open) { within = 'header'; name = ''; }
+      else if (token === format.thought_close) within = 'answer';
       return '';
     }
-    if (within === 'channel') {
+    if (within === 'header') {
       name += token;
-      if (name === CHANNEL) { within = 'thought'; return ''; }
-      if (CHANNEL.startsWith(name)) return '';
+      if (name === format.thought_header) { within = 'thought'; return ''; }
+      if (format.thought_header.startsWith(name)) return '';
       within = 'thought';
     }
     return within;

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 from collections.abc import Iterator
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -12,7 +13,7 @@ from tests.server.conftest import Served, serving
 from tests.support.answering_model import Answer, teller
 from tests.support.scripted_model import VOCABULARY, tokenizer
 
-from sfumato.server.http import answer, stream
+from sfumato.server.http import answer, wire
 
 BROKEN = VOCABULARY["<0xE2>"]  # the first byte of a character that never becomes one
 QUOTED = "'<eos>' and <|tool_call>"
@@ -108,8 +109,8 @@ def test_large_answers_are_encoded_in_threads(told: Served, monkeypatch: Any) ->
     looped: list[bool] = []
 
     def watched(encode: Any) -> Any:
-        def encoded(value: Any) -> str:
-            text: str = encode(value)
+        def encoded(value: Any, **how: Any) -> str:
+            text: str = encode(value, **how)
             if '"top_logprobs":[' in text:
                 looped.append(asyncio._get_running_loop() is not None)
             return text
@@ -117,7 +118,7 @@ def test_large_answers_are_encoded_in_threads(told: Served, monkeypatch: Any) ->
         return encoded
 
     monkeypatch.setattr(answer, "_json", watched(answer._json))
-    monkeypatch.setattr(stream, "sse", watched(stream.sse))
+    monkeypatch.setattr(wire, "json", SimpleNamespace(dumps=watched(json.dumps)))
     asked = {"logprobs": True, "top_logprobs": 2}
     assert told.chat("mixed", n=2, **asked).status_code == 200
     assert told.chat("mixed", stream=True, **asked).status_code == 200

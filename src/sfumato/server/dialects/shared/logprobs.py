@@ -7,8 +7,7 @@ from collections import deque
 from functools import lru_cache
 from typing import Any
 
-from sfumato.api import Model
-from sfumato.engine import Settled
+from sfumato.engine import ServedModel, Settled
 from sfumato.server.http.inflight import Outcome
 from sfumato.server.service import Service, piece
 from sfumato.text.reply import Region
@@ -115,7 +114,7 @@ def entries(service: Service, alternatives: int, outcome: Outcome) -> list[Entry
 
 
 @lru_cache(maxsize=2**16)
-def _looks(model: Model, token: int) -> tuple[str, bytes]:
+def _looks(model: ServedModel, token: int) -> tuple[str, bytes]:
     """A token as text, and its bytes."""
     text = piece(model, token)
     shown = model.tokenizer.decode([token], skip_special=False) if text else ""

@@ -1,4 +1,4 @@
-"""OpenAI's messages, tools and tool_choice as the engine takes them, with errors that name them.
+"""OpenAI's messages as the engine takes them, with errors that name the field.
 
 The checks of the text side come after these; here is what only OpenAI's API has.
 """
@@ -6,18 +6,15 @@ The checks of the text side come after these; here is what only OpenAI's API has
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
 from typing import Any
 
-from sfumato.server.http.errors import ApiError, bad_request, from_value_error
+from sfumato.server.http.errors import bad_request, from_value_error
 from sfumato.server.schemas.body import Unknown
 from sfumato.server.schemas.llama_cpp import TemplateBody
 from sfumato.server.schemas.openai import ChatBody
 from sfumato.server.settings import ServerSettings
-from sfumato.text.messages import MessageError, check_messages, tool_name
+from sfumato.text.messages import check_messages
 from sfumato.text.prompt import check_long_texts
-
-CALL, CALL_END = "<|tool_call>", "<tool_call|>"
 
 _KEYS = {
     "system": {"role", "content", "name"},
@@ -143,59 +140,3 @@ def _parts(parts: Sequence[Any], where: str) -> list[Any]:
             part = {"type": "text", "text": part.get("refusal")}
         checked.append(part)
     return checked
-
-
-@dataclass(frozen=True)
-class ToolUse:
-    """What tools and tool_choice come to."""
-
-    tools: list[dict[str, Any]] | None  # what the model is told of
-    opening: str | None = None  # what the reply has to begin with
-    forbidden: bool = False  # calls are never begun
-
-
-def tool_use(tools: list[dict[str, Any]] | None, choice: str | Mapping[str, Any] | None) -> ToolUse:
-    """Raises ApiError."""
-    names = [_tool_name(tool, f"tools[{i}]") for i, tool in enumerate(tools or [])]
-    if choice == "none":
-        return ToolUse(None, forbidden=True)
-    if choice is None or choice == "auto":
-        return ToolUse(tools or None)
-    if choice == "required":
-        if not names:
-            raise bad_request("tool_choice: required needs tools to choose from", "tool_choice")
-        return ToolUse(tools, f"{CALL}call:{names[0]}{{" if len(names) == 1 else f"{CALL}call:")
-    name = _chosen(choice)
-    if name not in names:
-        raise bad_request(f"tool_choice: {name[:100]!r} is not among the tools", "tool_choice")
-    return ToolUse(tools, f"{CALL}call:{name}{{")
-
-
-def _tool_name(tool: Mapping[str, Any], where: str) -> str:
-    if tool.get("type") != "function":
-        raise bad_request(
-            f'{where}.type: only "function" is supported', f"{where}.type", "unsupported"
-        )
-    function = tool.get("function")
-    name = function.get("name") if isinstance(function, Mapping) else None
-    try:
-        return tool_name(name, f"{where}.function.name")
-    except MessageError as error:
-        raise bad_request(str(error), f"{where}.function.name") from None
-
-
-def _chosen(choice: str | Mapping[str, Any]) -> str:
-    if isinstance(choice, Mapping) and choice.get("type") == "function":
-        function = choice.get("function")
-        name = function.get("name") if isinstance(function, Mapping) else None
-        if isinstance(name, str):
-            return name
-    raise _no_choice()
-
-
-def _no_choice() -> ApiError:
-    return bad_request(
-        'tool_choice: must be none, auto, required, or {"type": "function", "function": '
-        '{"name": …}}',
-        "tool_choice",
-    )

@@ -11,6 +11,7 @@ from typing import Any
 from sfumato.api import Reply
 from sfumato.engine import Account, Finished
 from sfumato.server.schemas.body import Body
+from sfumato.server.schemas.generation import StreamOptions
 from sfumato.server.service import FINGERPRINT
 from sfumato.text.reply import ToolCall
 
@@ -116,6 +117,11 @@ def _ms(seconds: float | None) -> float | None:
 def notes(body: Body) -> list[str]:
     """What a lenient server has ignored, as a line for `warnings`."""
     return [f"{body.ignored}: unknown, and ignored"] if body.ignored.count else []
+
+
+def wants_usage(options: StreamOptions | None) -> bool:
+    """Whether a stream ends in a chunk with the usage."""
+    return options is not None and bool(options.include_usage)
 
 
 def warned(body: Body) -> dict[str, Any]:

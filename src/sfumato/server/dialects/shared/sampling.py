@@ -8,12 +8,12 @@ from collections.abc import Iterable, Mapping
 from dataclasses import replace
 from typing import Any
 
-from sfumato.api import Model
 from sfumato.diffusion.config import SamplerConfig
 from sfumato.diffusion.processors import LogitBias
 from sfumato.diffusion.sampler import FixedCount, Threshold
 from sfumato.diffusion.schedule import LinearTemperature
 from sfumato.diffusion.stopping import StableAndConfident
+from sfumato.engine import ServedModel
 from sfumato.server.http.errors import bad_request, from_value_error
 from sfumato.server.schemas.generation import Sampling
 from sfumato.server.schemas.json_schemas import (
@@ -32,7 +32,7 @@ _LEAST_SHARE = 1e-6  # what top_p: 0 comes to: the likeliest token
 
 def request_fields(
     body: Sampling,
-    model: Model,
+    model: ServedModel,
     endpoint: str,
     banned: Iterable[int] = (),
     alternatives: int | None = None,
@@ -51,7 +51,7 @@ def request_fields(
     }
 
 
-def sampler_of(body: Sampling, model: Model, banned: Iterable[int] = ()) -> SamplerConfig:
+def sampler_of(body: Sampling, model: ServedModel, banned: Iterable[int] = ()) -> SamplerConfig:
     """What the body asks of sampling; `banned` tokens are never drawn. Raises ApiError."""
     bias = _bias(body.logit_bias, model.tokenizer.vocab_size)
     bias |= dict.fromkeys(banned, float("-inf"))
@@ -136,7 +136,9 @@ def _bias(given: Mapping[str, float] | None, vocabulary: int) -> dict[int, float
     return bias
 
 
-def check_size(model: Model, limits: Iterable[int], alternatives: int | None, fields: str) -> None:
+def check_size(
+    model: ServedModel, limits: Iterable[int], alternatives: int | None, fields: str
+) -> None:
     """limits: tokens of each reply; what exceeds the model's context is refused elsewhere. Raises
     ApiError."""
     tokens = sum(min(limit, model.config.context_length) for limit in limits)
