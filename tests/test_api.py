@@ -13,6 +13,7 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 from tests.support.gguf_files import gguf_config, random_state, write_gguf
+from tests.support.pieces import MARKERS
 from tests.support.scripted_model import PIECES, TEMPLATE
 
 import sfumato
@@ -23,7 +24,6 @@ from sfumato.diffusion.noise import Noise
 from sfumato.diffusion.sampler import EntropyBound
 from sfumato.diffusion.step import denoise_step
 from sfumato.model.config import ConfigError
-from sfumato.text.reply import MARKERS
 from sfumato.text.template import TemplateError
 from sfumato.text.vocabulary import TokenizerError
 from sfumato.train.export import save_checkpoint
@@ -257,7 +257,7 @@ def test_a_gguf_file(tmp_path: Path) -> None:
     extra: dict[str, Any] = {
         "tokenizer.ggml.model": "gemma4",
         "tokenizer.ggml.tokens": tokens,
-        "tokenizer.ggml.token_type": [3 if token in MARKERS else 1 for token in tokens],
+        "tokenizer.ggml.token_type": [3 if token in MARKERS.tokens else 1 for token in tokens],
         "tokenizer.ggml.merges": ["a b"],
         "tokenizer.ggml.add_space_prefix": False,
         "tokenizer.chat_template": TEMPLATE,

@@ -32,6 +32,7 @@ from sfumato.model.families import DIFFUSION_GEMMA, Family, family_of, open_chec
 from sfumato.model.loading import Progress, config_of, expected_shapes, load_network
 from sfumato.model.network import Network
 from sfumato.model.placement import pick_device, pick_dtype
+from sfumato.text.markers import ChatMarkers
 from sfumato.text.prompt import prompt_ids
 from sfumato.text.reply import Delta, ReplyParser, ToolCall
 from sfumato.text.stops import Stop, StopCut, StopGate, StopStrings
@@ -42,7 +43,6 @@ from sfumato.weights.errors import CheckpointError
 from sfumato.weights.quantize_on_load import quantized_on_load
 
 EMBEDDED = Path(__file__).parent / "embedded"
-END_TOKENS = ("<turn|>", "<|tool_response>")  # end a reply where a checkpoint lists no end ids
 
 Messages = Sequence[Mapping[str, Any]]
 
@@ -86,15 +86,18 @@ class Done:
 class Transcript:
     """The text of one reply, as its canvases settle."""
 
-    def __init__(self, tokenizer: Tokenizer, stop: Stop, ignore_ends: bool = False) -> None:
+    def __init__(
+        self, tokenizer: Tokenizer, markers: ChatMarkers, stop: Stop, ignore_ends: bool = False
+    ) -> None:
         """stop: what ends the reply. Raises ValueError where it is nothing of the kind."""
+        self.markers = markers
         stops = StopStrings(stop)
-        self.cut = StopCut(tokenizer, stops, ignore_ends)
+        self.cut = StopCut(tokenizer, stops, markers, ignore_ends)
         self.pieces = tokenizer.pieces
         self._decode = tokenizer.decode
         self._detokenizer = Detokenizer(tokenizer)
-        self._gate = StopGate(stops, ignore_ends)
-        self._parser = ReplyParser(ignore_ends=ignore_ends)
+        self._gate = StopGate(stops, markers, ignore_ends)
+        self._parser = ReplyParser(markers, ignore_ends=ignore_ends)
 
     def add(self, settled: SettledCanvas, last: Draft | None = None) -> Settled:
         """What a canvas adds; `last` is the draft of its last step, where the caller has it."""
@@ -243,7 +246,7 @@ class Model:
         done."""
         check_sampler(sampler)
         config = (sampler or SamplerConfig()).over(self.sampler_defaults)
-        transcript = Transcript(self.tokenizer, stop, config.ignore_eos)
+        transcript = Transcript(self.tokenizer, self.template.markers, stop, config.ignore_eos)
         limits = Limits(max_tokens, self.end_ids, transcript.cut, cancelled)
         plan = plan_reply(self.network, prompt_tokens, config, limits, seed, most_steps)
         return plan, transcript
@@ -384,12 +387,13 @@ def _fitting_text(checkpoint: Checkpoint, config: ModelConfig) -> TextSide:
 
 def load_text(checkpoint: Checkpoint) -> TextSide:
     """The tokenizer and chat template of a checkpoint."""
+    markers = family_of(checkpoint).markers
     if checkpoint.kind == "gguf":
         metadata = checkpoint.metadata
-        return TextSide(Tokenizer.from_gguf(metadata), ChatTemplate.from_gguf(metadata))
+        return TextSide(Tokenizer.from_gguf(metadata), ChatTemplate.from_gguf(metadata, markers))
     folder = checkpoint.path if checkpoint.path.is_dir() else checkpoint.path.parent
     return TextSide(
-        Tokenizer.from_file(folder / "tokenizer.json"), ChatTemplate.from_folder(folder)
+        Tokenizer.from_file(folder / "tokenizer.json"), ChatTemplate.from_folder(folder, markers)
     )
 
 
@@ -398,7 +402,7 @@ def _end_ids(checkpoint: Checkpoint, config: ModelConfig, tokenizer: Tokenizer) 
     listed = generation.get("eos_token_id") if checkpoint.kind == "safetensors" else None
     if isinstance(listed, list):
         return config.eos_ids
-    looked_up = (tokenizer.token_id(text) for text in END_TOKENS)
+    looked_up = (tokenizer.token_id(text) for text in family_of(checkpoint).markers.end_tokens)
     return tuple(dict.fromkeys((*config.eos_ids, *(i for i in looked_up if i is not None))))
 
 

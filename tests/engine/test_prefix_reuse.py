@@ -24,6 +24,7 @@ from sfumato.diffusion.config import REFERENCE, SamplerConfig
 from sfumato.diffusion.processors import LogitBias
 from sfumato.engine import Draft, Engine, EngineConfig, Finished, Handle, Request
 from sfumato.model.cache import Slot
+from sfumato.model.families import DIFFUSION_GEMMA
 from sfumato.model.loading import load_network
 from sfumato.model.network import Network
 from sfumato.text.template import ChatTemplate
@@ -77,7 +78,7 @@ class Told:
 
 
 def serving(network: Network) -> Engine:
-    text = TextSide(tokenizer(), ChatTemplate(TEMPLATE))
+    text = TextSide(tokenizer(), ChatTemplate(TEMPLATE, markers=DIFFUSION_GEMMA.markers))
     model = Model(network, text, REFERENCE, END_IDS, Path("random"))
     return Engine(model, EngineConfig(slots=2, context=CONTEXT, strict=True, prefill_chunk=700))
 

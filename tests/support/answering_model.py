@@ -13,6 +13,7 @@ from torch import Tensor
 
 from sfumato.api import Model, TextSide
 from sfumato.diffusion.config import REFERENCE
+from sfumato.model.families import DIFFUSION_GEMMA
 from sfumato.text.template import ChatTemplate
 
 PAD = VOCABULARY["<pad>"]
@@ -72,7 +73,11 @@ class Teller(ScriptedNetwork):
 def teller(answers: Mapping[str, Answer] | None = None) -> Model:
     stand_in: Any = Teller(answers)
     return Model(
-        stand_in, TextSide(tokenizer(), ChatTemplate(TEMPLATE)), REFERENCE, END_IDS, Path("told")
+        stand_in,
+        TextSide(tokenizer(), ChatTemplate(TEMPLATE, markers=DIFFUSION_GEMMA.markers)),
+        REFERENCE,
+        END_IDS,
+        Path("told"),
     )
 
 

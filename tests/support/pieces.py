@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import re
 
-from sfumato.text.reply import MARKERS
+from sfumato.model.families import DIFFUSION_GEMMA
 from sfumato.text.tokenizer import Marker, Piece
 
-_SPLIT = re.compile("(" + "|".join(map(re.escape, MARKERS)) + ")")
+MARKERS = DIFFUSION_GEMMA.markers
+_SPLIT = re.compile("(" + "|".join(map(re.escape, MARKERS.tokens)) + ")")
 
 
 def pieces(text: str) -> list[Piece]:
     """The text, each marker in it a special token."""
-    return [Marker(p) if p in MARKERS else p for p in _SPLIT.split(text) if p]
+    return [Marker(p) if p in MARKERS.tokens else p for p in _SPLIT.split(text) if p]

@@ -18,6 +18,7 @@ from torch import Tensor
 from sfumato.api import Model, TextSide
 from sfumato.diffusion.config import REFERENCE
 from sfumato.engine import Engine, EngineConfig, Request
+from sfumato.model.families import DIFFUSION_GEMMA
 from sfumato.model.head import VocabularyHead
 from sfumato.text.template import ChatTemplate
 from sfumato.train.recipe import EMBEDDED
@@ -164,7 +165,7 @@ class ScriptedNetwork:
 
 
 def model(network: ScriptedNetwork) -> Model:
-    text = TextSide(tokenizer(), ChatTemplate(TEMPLATE))
+    text = TextSide(tokenizer(), ChatTemplate(TEMPLATE, markers=DIFFUSION_GEMMA.markers))
     stand_in: Any = network
     return Model(stand_in, text, REFERENCE, END_IDS, Path("scripted"))
 

@@ -14,15 +14,22 @@ from torch import Tensor
 
 from sfumato.api import Model, TextSide
 from sfumato.diffusion.config import REFERENCE, SamplerConfig
+from sfumato.model.families import DIFFUSION_GEMMA
 from sfumato.model.head import VocabularyHead
-from sfumato.text.reply import MARKERS
 from sfumato.text.template import ChatTemplate
 from sfumato.text.tokenizer import Tokenizer
 from sfumato.train.recipe import EMBEDDED
 
+MARKERS = DIFFUSION_GEMMA.markers
 MERGED = ("zq", "zq▁", "zq▁j")  # tokens of several characters, which few texts have
 PIECES = (
-    *(*MARKERS, *(f"<0x{b:02X}>" for b in range(256)), "▁", *map(chr, range(0x21, 0x7F)), "\n"),
+    *(
+        *MARKERS.tokens,
+        *(f"<0x{b:02X}>" for b in range(256)),
+        "▁",
+        *map(chr, range(0x21, 0x7F)),
+        "\n",
+    ),
     *MERGED,
 )
 VOCABULARY = {piece: i for i, piece in enumerate(PIECES)}
@@ -42,7 +49,9 @@ def tokenizer() -> Tokenizer:
     inner.decoder = decoders.Sequence(
         [decoders.Replace("▁", " "), decoders.ByteFallback(), decoders.Fuse()]
     )
-    inner.add_special_tokens([AddedToken(m, special=True, normalized=False) for m in MARKERS])
+    inner.add_special_tokens(
+        [AddedToken(m, special=True, normalized=False) for m in MARKERS.tokens]
+    )
     return Tokenizer(inner, bos_id=VOCABULARY["<bos>"], eos_id=EOS, pad_id=VOCABULARY["<pad>"])
 
 
@@ -125,7 +134,7 @@ def scripted(
 ) -> Model:
     """A model that replies with `text`, which should hold its own end marker."""
     network: Any = ScriptedNetwork(script(text, length), length, hesitate)
-    text_side = TextSide(tokenizer(), ChatTemplate(TEMPLATE))
+    text_side = TextSide(tokenizer(), ChatTemplate(TEMPLATE, markers=MARKERS))
     return Model(network, text_side, defaults, end_ids, Path("scripted"))
 
 

@@ -7,9 +7,9 @@ from typing import Any
 
 import pytest
 import tokenizers
+from tests.support.pieces import MARKERS
 from tokenizers import AddedToken, decoders, models, normalizers
 
-from sfumato.text.reply import MARKERS
 from sfumato.text.template import ChatTemplate
 from sfumato.text.tokenizer import Tokenizer
 from sfumato.weights.gguf import read_gguf
@@ -31,7 +31,7 @@ def gemma(gemma_metadata: dict[str, Any]) -> Tokenizer:
 
 @pytest.fixture(scope="session")
 def gemma_template(gemma_metadata: dict[str, Any]) -> ChatTemplate:
-    return ChatTemplate.from_gguf(gemma_metadata)
+    return ChatTemplate.from_gguf(gemma_metadata, MARKERS)
 
 
 @pytest.fixture(scope="session")
@@ -48,7 +48,12 @@ def vocabulary_strings(gemma_metadata: dict[str, Any]) -> list[tuple[str, list[i
 @pytest.fixture
 def tiny_json(tmp_path: Path) -> Path:
     """A tokenizer.json of Gemma's style: letters, bytes, "▁a" merged, markers partly unflagged."""
-    pieces = [*MARKERS, *(f"<0x{b:02X}>" for b in range(256)), *"▁abcdehlo<>|/turn\n", "▁a"]
+    pieces = [
+        *MARKERS.tokens,
+        *(f"<0x{b:02X}>" for b in range(256)),
+        *"▁abcdehlo<>|/turn\n",
+        "▁a",
+    ]
     vocabulary = {piece: i for i, piece in enumerate(dict.fromkeys(pieces))}
     model = models.BPE(vocab=vocabulary, merges=[("▁", "a")], byte_fallback=True)
     inner = tokenizers.Tokenizer(model)
@@ -56,7 +61,7 @@ def tiny_json(tmp_path: Path) -> Path:
     inner.decoder = decoders.Sequence(
         [decoders.Replace("▁", " "), decoders.ByteFallback(), decoders.Fuse()]
     )
-    for marker in MARKERS:
+    for marker in MARKERS.tokens:
         special = marker != "<|channel>"
         inner.add_tokens([AddedToken(marker, special=special, normalized=False)])
     inner.enable_truncation(3)

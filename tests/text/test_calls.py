@@ -7,14 +7,15 @@ from typing import Any
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from tests.support.pieces import MARKERS
 
-from sfumato.text.calls import MAX_DEPTH, QUOTE, QUOTE_TOKEN, CallSyntaxError, ToolCall
+from sfumato.text.calls import MAX_DEPTH, QUOTE, CallSyntaxError, ToolCall
 from sfumato.text.calls import parse_call as parse_tokens
 
 
 def parse_call(text: str) -> ToolCall:
     """A call whose quotes are special tokens."""
-    return parse_tokens(text.replace(QUOTE_TOKEN, QUOTE))
+    return parse_tokens(text.replace(MARKERS.quote, QUOTE), MARKERS.quote)
 
 
 @pytest.mark.parametrize(
@@ -129,7 +130,9 @@ _value = st.recursive(
 
 @given(st.dictionaries(_key, _value, max_size=4))
 def test_what_the_template_writes_is_read_back(arguments: dict[str, Any]) -> None:
-    assert parse_tokens("call:tool.name-1" + _written(arguments)).arguments == arguments
+    assert (
+        parse_tokens("call:tool.name-1" + _written(arguments), MARKERS.quote).arguments == arguments
+    )
 
 
 _marks = st.sampled_from([*"call:f{}[](),=\"'\\<|> 1a", QUOTE])
@@ -139,4 +142,4 @@ _marks = st.sampled_from([*"call:f{}[](),=\"'\\<|> 1a", QUOTE])
 def test_no_text_crashes_the_reader(text: str) -> None:
     for candidate in (text, "call:f{" + text, "call:f{a:" + text):
         with contextlib.suppress(CallSyntaxError):
-            assert isinstance(parse_tokens(candidate), ToolCall)
+            assert isinstance(parse_tokens(candidate, MARKERS.quote), ToolCall)

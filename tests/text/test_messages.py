@@ -3,6 +3,7 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
+from tests.support.pieces import MARKERS
 
 from sfumato.text.messages import (
     MOST_VALUES,
@@ -31,7 +32,7 @@ def test_messages_come_back_clean() -> None:
         {"role": "assistant", "content": "<|channel>thought\nHm<channel|>yes", "reasoning": "Hm"},
     ]
     before = repr(messages)
-    assert check_messages(messages) == [
+    assert check_messages(messages, markers=MARKERS) == [
         {"role": "system", "content": "Be kind."},
         {"role": "user", "content": [{"type": "text", "text": "hi"}]},
         {"role": "assistant", "content": "yes"},
@@ -170,7 +171,7 @@ def test_no_tools_is_none() -> None:
     ],
 )
 def test_thoughts_are_cut_out(text: str, left: str) -> None:
-    assert without_thoughts(text) == left
+    assert without_thoughts(text, MARKERS) == left
 
 
 def test_json_within_json_is_bounded_too() -> None:

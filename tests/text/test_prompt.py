@@ -5,10 +5,11 @@ from typing import Any
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from tests.support.pieces import MARKERS
 
 from sfumato.text.messages import MessageError
 from sfumato.text.prompt import prompt_ids
-from sfumato.text.reply import MARKERS, ToolCall, parse_reply
+from sfumato.text.reply import ToolCall, parse_reply
 from sfumato.text.template import ChatTemplate
 from sfumato.text.tokenizer import Tokenizer
 
@@ -75,7 +76,7 @@ def test_marker_text_in_a_message_is_plain_text(
 
 
 # An assistant's text after <|channel> is a past thought and cut out: that has a test of its own.
-@pytest.mark.parametrize("marker", [m for m in MARKERS if m != "<|channel>"])
+@pytest.mark.parametrize("marker", [m for m in MARKERS.tokens if m != "<|channel>"])
 def test_no_place_lets_a_marker_through(
     gemma: Tokenizer, gemma_template: ChatTemplate, marker: str
 ) -> None:
@@ -101,7 +102,7 @@ def test_markers_cannot_be_pieced_together(gemma: Tokenizer, gemma_template: Cha
 
 
 _pieces = st.sampled_from(
-    [*MARKERS, "a", " ", "\n", "<", "|", ">", "<|", "|>", "turn", "\U000f0000"]
+    [*MARKERS.tokens, "a", " ", "\n", "<", "|", ">", "<|", "|>", "turn", "\U000f0000"]
 )
 
 
@@ -121,12 +122,12 @@ def test_a_reply_that_quotes_markers_comes_back_as_it_was(
     gemma: Tokenizer, gemma_template: ChatTemplate
 ) -> None:
     """As past content and as a past call's arguments; thoughts are cut out, see above."""
-    text = "if x == '" + "' or x == '".join(m for m in MARKERS if "channel" not in m) + "':"
+    text = "if x == '" + "' or x == '".join(m for m in MARKERS.tokens if "channel" not in m) + "':"
     said = gemma.encode(text, special=False)
     quote, call, ends = (gemma.encode(m) for m in ('<|"|>', "<|tool_call>", "<tool_call|>"))
     name = gemma.encode("call:f{a:", special=False)
     whole = [*said, *call, *name, *quote, *said, *quote, *gemma.encode("}"), *ends]
-    reply = parse_reply(gemma.pieces(whole))
+    reply = parse_reply(gemma.pieces(whole), MARKERS)
     assert (reply.text, reply.tool_calls) == (text, (ToolCall("f", {"a": text}),))
     ids = prompt_ids(gemma_template, gemma, _past(reply.text, reply.tool_calls[0].arguments))
     assert gemma.decode(ids).count(text) == 2

@@ -7,9 +7,9 @@ from itertools import cycle
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from tests.support.pieces import pieces
+from tests.support.pieces import MARKERS, pieces
 
-from sfumato.text.reply import MARKERS, Delta, ParsedReply, ReplyParser, ToolCall, parse_reply
+from sfumato.text.reply import Delta, ParsedReply, ReplyParser, ToolCall, parse_reply
 from sfumato.text.tokenizer import Marker, Piece
 
 CALL = '<|tool_call>call:f{a:<|"|>x<|"|>,n:3,t:true,l:[1],o:{k:null}}<tool_call|>'
@@ -18,7 +18,7 @@ CALLED = ToolCall("f", {"a": "x", "n": 3, "t": True, "l": [1], "o": {"k": None}}
 
 def parse(text: str, in_thought: bool = False) -> ParsedReply:
     """A reply whose markers are special tokens."""
-    return parse_reply(pieces(text), in_thought)
+    return parse_reply(pieces(text), MARKERS, in_thought)
 
 
 @pytest.mark.parametrize(
@@ -78,37 +78,38 @@ def test_a_call_that_was_cut_off_is_not_made() -> None:
 
 
 def test_text_that_looks_like_markers_is_text() -> None:
-    quoted = "".join(MARKERS) + CALL
-    assert parse_reply([quoted]) == ParsedReply(None, quoted, ())
+    quoted = "".join(MARKERS.tokens) + CALL
+    assert parse_reply([quoted], MARKERS) == ParsedReply(None, quoted, ())
     thought = [Marker("<|channel>"), f"thought\n{quoted}", Marker("<channel|>"), "if '<eos>' in x:"]
-    assert parse_reply(thought) == ParsedReply(quoted, "if '<eos>' in x:", ())
+    assert parse_reply(thought, MARKERS) == ParsedReply(quoted, "if '<eos>' in x:", ())
 
 
 def test_quoted_quotes_inside_a_call() -> None:
     """The token ends a text; characters that look like it are in the text."""
     quote, ends = Marker('<|"|>'), Marker("<tool_call|>")
     call = [Marker("<|tool_call>"), "call:f{a:", quote, '<|"|>x<tool_call|><eos>', quote, "}", ends]
-    assert parse_reply(call).tool_calls == (ToolCall("f", {"a": '<|"|>x<tool_call|><eos>'}),)
+    assert parse_reply(call, MARKERS).tool_calls == (
+        ToolCall("f", {"a": '<|"|>x<tool_call|><eos>'}),
+    )
     call = [Marker("<|tool_call>"), 'call:f{a:<|"|>x<|"|>}', ends]
-    assert parse_reply(call).tool_calls == ()
-    (warning,) = parse_reply(call).warnings
+    assert parse_reply(call, MARKERS).tool_calls == ()
+    (warning,) = parse_reply(call, MARKERS).warnings
     assert warning.endswith("""(expected a value at character 9): 'call:f{a:<|"|>x<|"|>}'""")
-    (warning,) = parse_reply(
-        [Marker("<|tool_call>"), "f{a:", quote, "x", quote, "b", ends]
-    ).warnings
+    call = [Marker("<|tool_call>"), "f{a:", quote, "x", quote, "b", ends]
+    (warning,) = parse_reply(call, MARKERS).warnings
     assert warning.endswith("""at character 15): 'f{a:<|"|>x<|"|>b'""") and warning.isascii()
 
 
 def test_special_tokens_without_a_meaning_vanish() -> None:
     """Wherever they stand, those of other formats too."""
     noise = [Marker("<pad>"), Marker("<|start|>")]
-    assert parse_reply(["a", *noise, "b"]).text == "ab"
+    assert parse_reply(["a", *noise, "b"], MARKERS).text == "ab"
     call = [Marker("<|tool_call>"), "call:f{a:1", *noise, "}", Marker("<tool_call|>")]
-    assert parse_reply(call).tool_calls == (ToolCall("f", {"a": 1}),)
+    assert parse_reply(call, MARKERS).tool_calls == (ToolCall("f", {"a": 1}),)
 
 
 def test_events_come_in_order_and_as_soon_as_they_are_known() -> None:
-    parser = ReplyParser()
+    parser = ReplyParser(MARKERS)
     assert parser.feed(pieces("<|channel>thou")) == []
     assert parser.feed(["ght\nHm. "]) == [Delta("thought", "Hm.")]
     assert parser.feed(pieces("So\n<channel|>Ye")) == [
@@ -124,7 +125,7 @@ def test_events_come_in_order_and_as_soon_as_they_are_known() -> None:
 
 
 def test_nothing_comes_after_the_end() -> None:
-    parser = ReplyParser()
+    parser = ReplyParser(MARKERS)
     parser.feed(pieces("a<turn|>b"))
     assert parser.ended
     assert parser.feed(pieces("c<|channel>thought\nd" + CALL)) == []
@@ -132,17 +133,17 @@ def test_nothing_comes_after_the_end() -> None:
 
 
 def test_ends_can_be_ignored() -> None:
-    parser = ReplyParser(ignore_ends=True)
+    parser = ReplyParser(MARKERS, ignore_ends=True)
     deltas = parser.feed(pieces("a<turn|>b<eos><|channel>thought\nc<|tool_response>d<channel|>e"))
     assert deltas == [Delta("answer", "ab"), Delta("thought", "cd"), Delta("answer", "e")]
     assert not parser.ended
     assert parser.finish() == ParsedReply("cd", "abe", ())
 
 
-_markers = st.sampled_from(MARKERS).map(Marker)
+_markers = st.sampled_from(MARKERS.tokens).map(Marker)
 _texts = st.sampled_from(
-    [*MARKERS, CALL, "thought\n", "thought", "a", " ", "\n", "<", ">", "|", "<tu", "call:f{}",
-     "call:f", "{a:1}", "<|", "|>", "\u2003", "é"]
+    [*MARKERS.tokens, CALL, "thought\n", "thought", "a", " ", "\n", "<", ">", "|", "<tu",
+     "call:f{}", "call:f", "{a:1}", "<|", "|>", "\u2003", "é"]
 )  # fmt: skip
 _replies = st.lists(_markers | _texts | st.just(CALL).map(pieces), max_size=14).map(
     lambda parts: [p for part in parts for p in (part if isinstance(part, list) else [part])]
@@ -165,9 +166,9 @@ def _cut(reply: list[Piece], sizes: list[int]) -> Iterator[Piece]:
 
 @given(_replies, st.lists(st.integers(1, 9), min_size=1, max_size=12), st.booleans())
 def test_cuts_do_not_matter(reply: list[Piece], sizes: list[int], in_thought: bool) -> None:
-    whole = parse_reply(reply, in_thought)
+    whole = parse_reply(reply, MARKERS, in_thought)
     for size in (sizes, [1]):
-        parser = ReplyParser(in_thought)
+        parser = ReplyParser(MARKERS, in_thought)
         events = [event for piece in _cut(reply, size) for event in parser.feed([piece])]
         events += parser.flush()
         assert parser.finish() == whole
@@ -182,7 +183,7 @@ def test_cuts_do_not_matter(reply: list[Piece], sizes: list[int], in_thought: bo
 
 @given(st.text())
 def test_text_without_markers_is_the_answer(text: str) -> None:
-    assert parse_reply([text]) == ParsedReply(None, text, ())
+    assert parse_reply([text], MARKERS) == ParsedReply(None, text, ())
 
 
 @pytest.mark.parametrize(
@@ -192,8 +193,8 @@ def test_text_without_markers_is_the_answer(text: str) -> None:
 def test_long_replies_take_linear_time(unit: str) -> None:
     text = pieces(unit * (400_000 // len(unit)))
     start = time.perf_counter()
-    whole = parse_reply(text)
-    parser = ReplyParser()
+    whole = parse_reply(text, MARKERS)
+    parser = ReplyParser(MARKERS)
     for piece in _cut(text, [7]):
         parser.feed([piece])
     assert parser.finish() == whole

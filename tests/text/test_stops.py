@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from tests.support.pieces import MARKERS
 from tests.support.scripted_model import VOCABULARY, tokenizer
 
 from sfumato.text.reply import Region
@@ -52,7 +53,7 @@ def _expected(reply: list[Piece], stop: list[str | Marker]) -> int | None:
         if isinstance(piece, Marker):
             if piece in stop and region in SEARCHED:
                 return read
-            begun = region.begun_by(piece.text)
+            begun = region.begun_by(piece.text, MARKERS)
             region, text = (region, text) if begun is None else (begun, "")
             continue
         for character in piece:
@@ -83,7 +84,7 @@ def test_what_passes_is_the_text_before_the_stop(
     start of a stop string."""
     stops, whole = StopStrings(stop), TOKENIZER.pieces(ids)
     end = _expected(whole, stop)
-    gate, detokenizer, read, passed = StopGate(stops), Detokenizer(TOKENIZER), "", []
+    gate, detokenizer, read, passed = StopGate(stops, MARKERS), Detokenizer(TOKENIZER), "", []
     for canvas in _canvases(ids, sizes):
         came = detokenizer.pieces(canvas)
         read += _text(came)
@@ -117,7 +118,7 @@ def test_kept_ids_lie_wholly_before(
     ids: list[int], stop: list[str | Marker], sizes: list[int], other: list[int]
 ) -> None:
     """Whatever canvases the reply comes in, and whatever others were drawn before them."""
-    cut, reply, kept = StopCut(TOKENIZER, StopStrings(stop)), list[int](), None
+    cut, reply, kept = StopCut(TOKENIZER, StopStrings(stop), MARKERS), list[int](), None
     for canvas in _canvases(ids, sizes):
         cut(reply, other)
         kept = cut(reply, canvas)
@@ -156,7 +157,7 @@ def test_no_characters_are_read_again(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(Detokenizer, "pieces", counted_pieces)
     found = []
     for canvases in (50, 100):
-        cut, reply = StopCut(TOKENIZER, StopStrings(["never", "\n\n"])), list[int]()
+        cut, reply = StopCut(TOKENIZER, StopStrings(["never", "\n\n"]), MARKERS), list[int]()
         for _ in range(canvases):
             added = TOKENIZER.encode("some of ")
             assert cut(reply, added) is None
@@ -169,11 +170,11 @@ def test_no_characters_are_read_again(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_the_tail_is_no_longer_than_it_must_be() -> None:
-    search = StopSearch(StopStrings(["abc"]))
+    search = StopSearch(StopStrings(["abc"]), MARKERS)
     for piece in ["x" * 1000, "ab", Marker("<pad>"), "c"]:
         search.feed(piece)
     assert search.found == search.final == 1000
-    search = StopSearch(StopStrings(["abc"]))
+    search = StopSearch(StopStrings(["abc"]), MARKERS)
     for piece in ["ab", Marker("<|tool_call>"), "cab", Marker("<tool_call|>"), "c"]:
         search.feed(piece)
     assert search.found is None and search.final == 6

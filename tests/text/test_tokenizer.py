@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from sfumato.text.reply import MARKERS
+from sfumato.model.families import DIFFUSION_GEMMA
 from sfumato.text.tokenizer import Detokenizer, Tokenizer
 from sfumato.text.vocabulary import TokenizerError
 
@@ -28,7 +28,7 @@ def test_known_strings_give_the_known_ids(
 def test_the_real_vocabulary(gemma: Tokenizer) -> None:
     assert gemma.vocab_size == 262144
     assert (gemma.pad_id, gemma.eos_id, gemma.bos_id) == (0, 1, 2)
-    assert {gemma.token_id(m) for m in MARKERS} == gemma.special_ids
+    assert {gemma.token_id(m) for m in DIFFUSION_GEMMA.markers.tokens} == gemma.special_ids
     assert gemma.token_id("<turn|>") == 106
     assert gemma.token_id("no such token") is None
 
@@ -44,7 +44,7 @@ def test_building_the_real_vocabulary_is_quick(
 
 
 def test_special_tokens_are_one_token_or_plain_text(gemma: Tokenizer) -> None:
-    for marker in MARKERS:
+    for marker in DIFFUSION_GEMMA.markers.tokens:
         assert gemma.encode(f"a{marker}b") == [
             *gemma.encode("a"),
             gemma.token_id(marker),

@@ -12,12 +12,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from sfumato.api import END_TOKENS
 from sfumato.convert.tensors import Progress, gguf_tensors, hf_tensors, save_gguf, save_hf
 from sfumato.diffusion import export as sampler_export
 from sfumato.diffusion.config import defaults_from_gguf, defaults_from_hf
 from sfumato.model.config import ModelConfig
-from sfumato.model.families import open_checkpoint
+from sfumato.model.families import family_of, open_checkpoint
 from sfumato.model.families.diffusion_gemma.gguf_keys import ARCHITECTURE
 from sfumato.model.families.diffusion_gemma.write_config import (
     gguf_config,
@@ -151,7 +150,9 @@ def _gguf_metadata(
 def _hf_files(checkpoint: Checkpoint, config: ModelConfig, dtype: str) -> dict[str, Any]:
     """The JSON files that describe the network and its sampler, by name."""
     tokens = checkpoint.metadata.get("tokenizer.ggml.tokens", [])
-    ends = [tokens.index(text) for text in END_TOKENS if text in tokens]
+    ends = [
+        tokens.index(text) for text in family_of(checkpoint).markers.end_tokens if text in tokens
+    ]
     generation = {
         **sampler_export.to_hf(defaults_from_gguf(checkpoint.metadata)),
         "bos_token_id": config.bos_id,

@@ -19,7 +19,6 @@ from sfumato.api import Model
 from sfumato.engine.device_memory import Budget, used_memory
 from sfumato.engine.events import Account, Failed, Finished
 from sfumato.engine.request import Request
-from sfumato.model.families.diffusion_gemma.gguf_keys import ARCHITECTURE
 
 logger = logging.getLogger(__name__)
 
@@ -41,7 +40,7 @@ def facts(model: Model, name: str, budget: Budget | None) -> Facts:
     """Of a model that clients call `name`, as of now; budget: what the engine was given."""
     device = model.network.device
     there = None if budget is None else budget.nbytes
-    return Facts(name, ARCHITECTURE, str(device), used_memory(device), there)
+    return Facts(name, model.family.architecture, str(device), used_memory(device), there)
 
 
 def entry(

@@ -19,7 +19,6 @@ from sfumato.engine.handle import Handle, Sink
 from sfumato.engine.request import Prompt, Request
 from sfumato.engine.stats import EngineState, Health
 from sfumato.model.config import ModelConfig
-from sfumato.text.markers import ChatMarkers
 from sfumato.text.template import ChatTemplate
 from sfumato.text.tokenizer import Tokenizer
 
@@ -36,7 +35,6 @@ class ServedModel:
     template: ChatTemplate
     sampler_defaults: SamplerConfig
     end_ids: tuple[int, ...]
-    markers: ChatMarkers
 
     @classmethod
     def of(cls, model: Model) -> ServedModel:
@@ -49,7 +47,6 @@ class ServedModel:
             model.template,
             model.sampler_defaults,
             model.end_ids,
-            model.family.markers,
         )
 
 

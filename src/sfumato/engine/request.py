@@ -114,6 +114,7 @@ def prepare(
     assert plan.config.canvas_length
     budget = ThinkingBudget.of(
         model.tokenizer,
+        model.template.markers,
         request.max_thinking_tokens,
         request.max_tokens,
         plan.config.canvas_length,
@@ -130,7 +131,7 @@ def prepare(
 def is_empty(transcript: Transcript, ids: list[int]) -> bool:
     """Whether a reply of these tokens has neither answer nor tool call; a broken call counts as
     one, and text around thoughts does too."""
-    parsed = parse_reply(transcript.pieces(ids))
+    parsed = parse_reply(transcript.pieces(ids), transcript.markers)
     return not (parsed.text.strip() or parsed.tool_calls or parsed.warnings)
 
 

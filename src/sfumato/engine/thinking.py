@@ -6,16 +6,16 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 
+from sfumato.text.markers import ChatMarkers
 from sfumato.text.reply import Region
 from sfumato.text.tokenizer import Tokenizer
-
-HEADER = "thought\n"  # what a thought's channel begins with
 
 
 @dataclass(frozen=True)
 class ThinkingBudget:
     """How many tokens of a reply may be thought, and the markers between which thoughts stand."""
 
+    format: ChatMarkers
     markers: Mapping[int, str]  # the special tokens, by id
     closes: int | None  # the one that ends a thought; None: this tokenizer knows no thoughts
     header: tuple[int, ...]  # names the channel; no part of the thought
@@ -27,6 +27,7 @@ class ThinkingBudget:
     def of(
         cls,
         tokenizer: Tokenizer,
+        format: ChatMarkers,
         asked: int | None,
         max_tokens: int,
         canvas_length: int,
@@ -34,13 +35,13 @@ class ThinkingBudget:
     ) -> ThinkingBudget:
         """asked: by the request. Whatever it is, min(canvas, max_tokens // 2) tokens are left for
         the answer; None touches only a thought that would take them."""
-        header = tuple(tokenizer.encode(HEADER, special=False))
+        header = tuple(tokenizer.encode(format.thought_header, special=False))
         answer, around = min(canvas_length, max_tokens // 2), 2 + len(header)
         room = max(0, max_tokens - answer - around)
         tokens = room if asked is None else min(asked, room)
         markers = {token: tokenizer.token_text(token) for token in tokenizer.special_ids}
-        closes = tokenizer.token_id("<channel|>")
-        return cls(markers, closes, header, tokens, asked is not None, ignore_ends)
+        closes = tokenizer.token_id(format.thought_close)
+        return cls(format, markers, closes, header, tokens, asked is not None, ignore_ends)
 
     def cut(self, reply: list[int], added: list[int]) -> int | None:
         """How many tokens of a settled canvas are kept before its thought is closed; None where
@@ -66,7 +67,9 @@ class ThinkingBudget:
         whole, region, opened = tuple(ids), Region.ANSWER, 0
         for place, token in enumerate(whole):
             marker = self.markers.get(token)
-            begun = None if marker is None else region.begun_by(marker, self.ignore_ends)
+            begun = None
+            if marker is not None:
+                begun = region.begun_by(marker, self.format, self.ignore_ends)
             if begun is not None:
                 if region is Region.THOUGHT:
                     yield opened, range(self._begin(whole, opened), place), True

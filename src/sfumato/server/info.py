@@ -126,7 +126,7 @@ def props(service: Service) -> dict[str, Any]:
         },
         "demonstration": demonstration(model),
         "examples": examples(model),
-        "markers": asdict(model.markers),
+        "markers": asdict(model.template.markers),
     }
 
 

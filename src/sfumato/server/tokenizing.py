@@ -81,7 +81,11 @@ def _prompt(service: Service, body: TemplateBody) -> Response:
     opened = body.add_generation_prompt
     if opened is not False or body.continue_final_message:
         messages, continued = continuation(
-            messages, body.continue_final_message, opened, service.engine.check_length
+            messages,
+            body.continue_final_message,
+            opened,
+            service.engine.check_length,
+            service.model.template.markers,
         )
     kwargs = body.chat_template_kwargs
     try:

@@ -3,6 +3,7 @@
 Knows no tensors, no sampling and no requests.
 
 - tokenizer.py  text and ids, from a tokenizer.json or from GGUF metadata; ids to text, streamed
+- markers.py    the special tokens of a chat format by role; the parsers take them as a value
 - messages.py   what callers send: messages and tools, checked and brought into one shape
 - template.py   the checkpoint's chat template, sandboxed
 - prompt.py     messages to prompt ids, with markers inside messages kept harmless

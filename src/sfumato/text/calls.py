@@ -1,4 +1,4 @@
-"""The argument syntax of tool calls: `call:NAME{key:<|"|>text<|"|>,n:3,list:[true,null]}`.
+"""The argument syntax of tool calls: `call:NAME{key:<quote>text<quote>,n:3,list:[true,null]}`.
 
 A reader for what models write, so it is lenient where the meaning is plain (parentheses for braces,
 `=` for `:`, JSON quotes, words without quotes) and refuses the rest. It never evaluates anything;
@@ -6,7 +6,7 @@ time is linear in the length (no pattern here can backtrack over its input twice
 bounded. Knows nothing of replies (reply.py finds the calls in them).
 
 The quotes around a text are special tokens. In the text that is read here, `QUOTE` stands for each:
-half a character, which no decoded text holds, so that a text about `<|"|>` can hold its characters.
+half a character, which no decoded text holds, so that a text about a quote can hold its characters.
 """
 
 from __future__ import annotations
@@ -18,7 +18,6 @@ from dataclasses import dataclass
 from typing import Any
 
 QUOTE = "\ud800"
-QUOTE_TOKEN = '<|"|>'
 TOOL_NAME = re.compile(r"[A-Za-z0-9_.-]{1,128}")
 """What a tool may be called, here and in what callers send (messages.py)."""
 MAX_DEPTH = 32
@@ -49,8 +48,8 @@ class CallSyntaxError(ValueError):
     """Text that is no tool call; the message says what was expected and at which character."""
 
 
-def parse_call(text: str) -> ToolCall:
-    """Read the text between `<|tool_call>` and `<tool_call|>`, with `QUOTE` for each `<|"|>`.
+def parse_call(text: str, quote: str) -> ToolCall:
+    """Read the text between the markers of a call, with `QUOTE` for each `quote` token.
 
     `NAME{…}` and `NAME(…)` are read, with `call:` before the name or without. The brackets must be
     there and closed: a call that was cut off is no call. Of a key that comes twice the last value
@@ -63,7 +62,7 @@ def parse_call(text: str) -> ToolCall:
     head = _HEAD.match(text)
     if head is None:
         raise CallSyntaxError("expected call:NAME{…} at character 0")
-    reader = _Reader(text, head.end())
+    reader = _CallReader(text, head.end(), quote)
     if reader.peek() not in ("{", "("):
         raise reader.expected("'{'")
     arguments = reader.members(depth=1)
@@ -73,19 +72,19 @@ def parse_call(text: str) -> ToolCall:
     return ToolCall(head[1], arguments)
 
 
-def written(text: str) -> str:
-    """Such a text as the model wrote it, to be shown."""
-    return text.replace(QUOTE, QUOTE_TOKEN)
+def as_written(text: str, quote: str) -> str:
+    """The text with its quotes as the model wrote them, to be shown."""
+    return text.replace(QUOTE, quote)
 
 
-class _Reader:
+class _CallReader:
     """A place in the text; each method reads one thing there and moves past it."""
 
-    def __init__(self, text: str, at: int) -> None:
-        self.text, self.at = text, at
+    def __init__(self, text: str, at: int, quote: str) -> None:
+        self.text, self.at, self.quote = text, at, quote
 
     def expected(self, what: str) -> CallSyntaxError:
-        at = len(written(self.text[: self.at]))
+        at = len(as_written(self.text[: self.at], self.quote))
         return CallSyntaxError(f"expected {what} at character {at}")
 
     def peek(self) -> str:
@@ -164,7 +163,7 @@ class _Reader:
             start = self.at + len(QUOTE)
             end = self.text.find(QUOTE, start)
             if end < 0:
-                raise self.expected(f"a text that ends with {QUOTE_TOKEN}")
+                raise self.expected(f"a text that ends with {self.quote}")
             self.at = end + len(QUOTE)
             return self.text[start:end]
         pattern = {'"': _JSON_STRING, "'": _PYTHON_STRING}.get(self.peek())

@@ -24,3 +24,7 @@ class ChatMarkers:
     end_tokens: tuple[str, ...] = ()  # of these, added to the end ids that a checkpoint gives
     visible: tuple[str, ...] = ()  # parsers of other programs look for these in the decoded text
     tokens: tuple[str, ...] = ()  # all of the format; those that have no role here are dropped
+
+
+NO_MARKERS = ChatMarkers()
+"""Of a format without thoughts, tool calls and turns."""

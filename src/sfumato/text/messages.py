@@ -13,6 +13,7 @@ from typing import Any
 
 from sfumato.text.calls import TOOL_NAME
 from sfumato.text.jsonscan import JsonTooLarge, extent
+from sfumato.text.markers import NO_MARKERS, ChatMarkers
 from sfumato.text.unicode import unicode_fault
 from sfumato.weights.errors import quoted
 
@@ -27,8 +28,11 @@ class MessageError(ValueError):
     """A message or a tool that cannot be used; says which, as in `messages[2].content: …`."""
 
 
-def check_messages(messages: Sequence[Mapping[str, Any]], first: int = 0) -> list[dict[str, Any]]:
-    """A clean copy of `messages`; first: the number that errors give the first of them.
+def check_messages(
+    messages: Sequence[Mapping[str, Any]], first: int = 0, markers: ChatMarkers = NO_MARKERS
+) -> list[dict[str, Any]]:
+    """A clean copy of `messages`; first: the number that errors give the first of them; markers:
+    those of the thoughts to leave out.
 
     Each message has a `role` of ROLES and a `content`: text, or a list of `{"type": "text",
     "text": …}`. An assistant's may have `tool_calls` as in OpenAI's API, and then no content; its
@@ -60,7 +64,7 @@ def check_messages(messages: Sequence[Mapping[str, Any]], first: int = 0) -> lis
         if calls:
             clean["tool_calls"] = _tool_calls(calls, f"{where}.tool_calls", room)
         if message.get("content") is not None or "tool_calls" not in clean:
-            clean["content"] = _content(message.get("content"), role, f"{where}.content")
+            clean["content"] = _content(message.get("content"), role, f"{where}.content", markers)
         if role == "tool":
             clean |= _answered_call(message, checked, where)
         checked.append(clean)
@@ -96,16 +100,21 @@ def check_tools(tools: Sequence[Mapping[str, Any]] | None) -> list[dict[str, Any
     return checked
 
 
-def without_thoughts(text: str) -> str:
-    """An assistant's past text with its thought channels cut out, an unclosed one too."""
-    parts = text.split("<channel|>")
-    return "".join(part.split("<|channel>")[0] for part in parts)
+def without_thoughts(text: str, markers: ChatMarkers) -> str:
+    """An assistant's past text without its thoughts, an unclosed one too."""
+    if not markers.thought_open:
+        return text
+    parts = text.split(markers.thought_close) if markers.thought_close else [text]
+    return "".join(part.split(markers.thought_open)[0] for part in parts)
 
 
-def _content(content: Any, role: str, where: str) -> str | list[dict[str, str]]:
-    past = without_thoughts if role == "assistant" else str
+def _content(
+    content: Any, role: str, where: str, markers: ChatMarkers
+) -> str | list[dict[str, str]]:
+    if role != "assistant":
+        markers = NO_MARKERS
     if isinstance(content, str):
-        return past(_plain(content, where))
+        return without_thoughts(_plain(content, where), markers)
     if isinstance(content, Mapping) or not isinstance(content, Sequence):
         kind = "null" if content is None else type(content).__name__
         raise MessageError(f"{where}: must be text or a list of parts, not {kind}")
@@ -122,7 +131,7 @@ def _content(content: Any, role: str, where: str) -> str | list[dict[str, str]]:
     if role != "user":
         # Templates take an object for these roles and show it as Python prints it, or a channel
         # opens in one part and closes in another.
-        return past("".join(texts))
+        return without_thoughts("".join(texts), markers)
     return [{"type": "text", "text": text} for text in texts]
 
 

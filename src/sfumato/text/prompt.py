@@ -49,7 +49,8 @@ def prompt_ids(
         TokenizerError: the text cannot be encoded.
     """
     check_long_texts([messages, tools], check)
-    checked, schemas = check_messages(messages), check_tools(tools)
+    checked = check_messages(messages, markers=template.markers)
+    schemas = check_tools(tools)
     special = {tokenizer.token_text(i): i for i in tokenizer.special_ids}
     starts = {text[0] for text in special}
     stand_ins = _stand_ins(starts, starts | _private([checked, schemas]))

@@ -12,51 +12,37 @@ from enum import Enum
 from itertools import groupby
 from typing import Literal
 
-from sfumato.text.calls import (
-    QUOTE,
-    QUOTE_TOKEN,
-    CallSyntaxError,
-    ToolCall,
-    parse_call,
-    written,
-)
+from sfumato.text.calls import QUOTE, CallSyntaxError, ToolCall, as_written, parse_call
+from sfumato.text.markers import ChatMarkers
 from sfumato.text.tokenizer import Marker, Piece
 
-__all__ = ["MARKERS", "Delta", "ParsedReply", "Region", "ReplyParser", "ToolCall", "parse_reply"]
-
-MARKERS = (
-    *("<pad>", "<eos>", "<bos>", "<unk>", "<mask>", "<|think|>", QUOTE_TOKEN),
-    *("<|turn>", "<turn|>", "<|channel>", "<channel|>", "<|tool>", "<tool|>"),
-    *("<|tool_call>", "<tool_call|>", "<|tool_response>", "<tool_response|>"),
-    *("<|image>", "<|image|>", "<image|>", "<|audio>", "<|audio|>", "<audio|>", "<|video|>"),
-)
-"""Every marker of the format. Those without a meaning in a reply are dropped, as others are."""
-
-_END = {"<turn|>", "<eos>", "<|tool_response>"}
-_CHANNEL = "thought\n"
+__all__ = ["Delta", "ParsedReply", "Region", "ReplyParser", "ToolCall", "parse_reply"]
 
 
 class Region(Enum):
     """What a place in a reply is part of."""
 
     ANSWER = 0
-    THOUGHT = 1  # its header, the channel's name, included
+    THOUGHT = 1  # its header included
     CALL = 2
     NOTHING = 3  # after the end of the turn
 
-    def begun_by(self, marker: str, ignore_ends: bool = False) -> Region | None:
-        """The region that a marker in this one begins; None where it begins none."""
+    def begun_by(
+        self, marker: str, markers: ChatMarkers, ignore_ends: bool = False
+    ) -> Region | None:
+        """The region that a marker in this one begins, in the format of `markers`; None where it
+        begins none."""
         if self is Region.NOTHING:
             return None
-        if marker in _END and not ignore_ends:
+        if marker in markers.ends and not ignore_ends:
             return Region.NOTHING
-        if marker == "<|tool_call>":
+        if marker == markers.call_open:
             return Region.CALL
         if self is Region.CALL:
-            return Region.ANSWER if marker == "<tool_call|>" else None
-        if marker == "<|channel>":
+            return Region.ANSWER if marker == markers.call_close else None
+        if marker == markers.thought_open:
             return Region.THOUGHT
-        return Region.ANSWER if marker == "<channel|>" else None
+        return Region.ANSWER if marker == markers.thought_close else None
 
 
 @dataclass(frozen=True)
@@ -91,15 +77,19 @@ class ReplyParser:
     Deltas of one kind, joined over all of `feed` and `flush`, equal that field of `finish()`.
 
     Args:
-        in_thought: the prompt ended inside a thought channel, so the reply starts with thought.
+        markers: of the chat format.
+        in_thought: the prompt ended inside a thought, so the reply starts with thought.
         ignore_ends: end markers end nothing; they are dropped like any other marker.
     """
 
-    def __init__(self, in_thought: bool = False, ignore_ends: bool = False) -> None:
+    def __init__(
+        self, markers: ChatMarkers, in_thought: bool = False, ignore_ends: bool = False
+    ) -> None:
+        self._markers = markers
         self._region = Region.THOUGHT if in_thought else Region.ANSWER
-        self._naming = in_thought  # the name of the thought's channel may still be coming
+        self._in_header = in_thought  # the thought's header may still be coming
         self._ignore_ends = ignore_ends
-        self._channel = ""  # what has come of that name
+        self._header = ""  # what has come of it
         self._call: list[str] = []
         self._texts = {"thought": _Text(strip=True), "answer": _Text(strip=False)}
         self._calls: list[ToolCall] = []
@@ -137,30 +127,30 @@ class ReplyParser:
         )
 
     def _on_marker(self, marker: str, out: list[Delta | ToolCall]) -> None:
-        begun = self._region.begun_by(marker, self._ignore_ends)
+        begun = self._region.begun_by(marker, self._markers, self._ignore_ends)
         if begun is not None:
             self._enter(begun, out)
-        elif self._region is Region.CALL and marker == QUOTE_TOKEN:
+        elif self._region is Region.CALL and marker == self._markers.quote:
             self._call.append(QUOTE)
 
     def _enter(self, region: Region, out: list[Delta | ToolCall]) -> None:
         """Closes what is open."""
-        if self._naming and self._channel != _CHANNEL.strip():
-            self._append("thought", self._channel, out)
+        if self._in_header and self._header != self._markers.thought_header.strip():
+            self._append("thought", self._header, out)
         elif self._region is Region.CALL:
             self._close_call(out)
-        self._region, self._channel = region, ""
-        self._naming = region is Region.THOUGHT
-        if self._naming:
+        self._region, self._header = region, ""
+        self._in_header = region is Region.THOUGHT
+        if self._in_header:
             self._texts["thought"].new_paragraph()
 
     def _close_call(self, out: list[Delta | ToolCall]) -> None:
         text = "".join(self._call)
         self._call = []
         try:
-            call = parse_call(text)
+            call = parse_call(text, self._markers.quote)
         except CallSyntaxError as error:
-            text = written(text)
+            text = as_written(text, self._markers.quote)
             shown = text if len(text) <= 80 else text[:80] + "…"
             self._warnings.append(f"a tool call could not be read ({error}): {shown!r}")
         else:
@@ -173,16 +163,16 @@ class ReplyParser:
         elif self._region is Region.ANSWER:
             self._append("answer", text, out)
         elif self._region is Region.THOUGHT:
-            self._append("thought", self._after_name(text) if self._naming else text, out)
+            self._append("thought", self._after_header(text) if self._in_header else text, out)
 
-    def _after_name(self, text: str) -> str:
-        """What of a text is behind the name of the channel."""
-        whole = self._channel + text
-        if whole != _CHANNEL and _CHANNEL.startswith(whole):
-            self._channel = whole
+    def _after_header(self, text: str) -> str:
+        """What of a text comes after the thought's header."""
+        read, header = self._header + text, self._markers.thought_header
+        if read != header and header.startswith(read):
+            self._header = read
             return ""
-        self._naming, self._channel = False, ""
-        return whole.removeprefix(_CHANNEL)
+        self._in_header, self._header = False, ""
+        return read.removeprefix(header)
 
     def _append(
         self, kind: Literal["thought", "answer"], text: str, out: list[Delta | ToolCall]
@@ -231,8 +221,10 @@ class _Text:
         return "".join(self._parts)
 
 
-def parse_reply(pieces: Iterable[Piece], in_thought: bool = False) -> ParsedReply:
+def parse_reply(
+    pieces: Iterable[Piece], markers: ChatMarkers, in_thought: bool = False
+) -> ParsedReply:
     """A whole reply, its special tokens as markers, to its parts; see `ReplyParser`."""
-    parser = ReplyParser(in_thought)
+    parser = ReplyParser(markers, in_thought)
     parser.feed(pieces)
     return parser.finish()

@@ -11,6 +11,7 @@ from collections import deque
 from collections.abc import Iterable, Sequence
 from copy import copy
 
+from sfumato.text.markers import ChatMarkers
 from sfumato.text.reply import Region
 from sfumato.text.tokenizer import Detokenizer, Marker, Piece, Tokenizer
 
@@ -46,10 +47,10 @@ class StopSearch:
         found: how many of them come before the stop string; None until there is one.
     """
 
-    def __init__(self, stops: StopStrings, ignore_ends: bool = False) -> None:
+    def __init__(self, stops: StopStrings, markers: ChatMarkers, ignore_ends: bool = False) -> None:
         self.read = 0
         self.found: int | None = None
-        self._stops, self._ignore_ends = stops, ignore_ends
+        self._stops, self._markers, self._ignore_ends = stops, markers, ignore_ends
         self._region = Region.ANSWER
         # The last of what was read: a stop string may reach from it into what comes. One reaches
         # over markers that only vanish, and from no region into another.
@@ -80,7 +81,9 @@ class StopSearch:
     def _on_marker(self, marker: str) -> None:
         if marker in self._stops.markers and self._searched:
             self.found = self.read
-        elif (begun := self._region.begun_by(marker, self._ignore_ends)) is not None:
+            return
+        begun = self._region.begun_by(marker, self._markers, self._ignore_ends)
+        if begun is not None:
             self._region, self._tail = begun, ""
 
     def _look(self, piece: str) -> None:
@@ -101,10 +104,16 @@ class StopCut:
     It remembers the ids that it has seen settle, and decodes each of them twice, not once a canvas.
     """
 
-    def __init__(self, tokenizer: Tokenizer, stops: StopStrings, ignore_ends: bool = False) -> None:
+    def __init__(
+        self,
+        tokenizer: Tokenizer,
+        stops: StopStrings,
+        markers: ChatMarkers,
+        ignore_ends: bool = False,
+    ) -> None:
         self._stops = stops
         self._detokenizer = Detokenizer(tokenizer)
-        self._search = StopSearch(stops, ignore_ends)
+        self._search = StopSearch(stops, markers, ignore_ends)
         self._ends: list[int] = []  # of each id: where its last character ends, whole or begun
 
     def __call__(self, reply: Sequence[int], added: Sequence[int]) -> int | None:
@@ -139,8 +148,8 @@ class StopGate:
     """Lets the pieces of one reply through up to its first stop string, and holds back an end of
     the text with which one may be beginning."""
 
-    def __init__(self, stops: StopStrings, ignore_ends: bool = False) -> None:
-        self._search = StopSearch(stops, ignore_ends)
+    def __init__(self, stops: StopStrings, markers: ChatMarkers, ignore_ends: bool = False) -> None:
+        self._search = StopSearch(stops, markers, ignore_ends)
         self._held: deque[Piece] = deque()
         self._passed = 0  # characters
 

@@ -17,6 +17,7 @@ from jinja2.ext import loopcontrols
 from jinja2.sandbox import ImmutableSandboxedEnvironment, SecurityError
 from jinja2.utils import Namespace
 
+from sfumato.text.markers import NO_MARKERS, ChatMarkers
 from sfumato.text.messages import check_messages, check_tools
 from sfumato.text.vocabulary import TokenizerError, named_tokens
 from sfumato.weights.errors import CheckpointError, quoted
@@ -34,6 +35,7 @@ class ChatTemplate:
         source: Jinja2 source, written for `transformers`' conventions.
         bos, eos: the texts behind the template's `bos_token` and `eos_token`.
         origin: where the source is from, for errors: a file, or a key of its metadata.
+        markers: the special tokens of the chat format that it writes, by role.
 
     Raises:
         TemplateError: the source does not compile.
@@ -45,8 +47,10 @@ class ChatTemplate:
         bos: str = "<bos>",
         eos: str = "<eos>",
         origin: str | Path = "chat template",
+        markers: ChatMarkers = NO_MARKERS,
     ) -> None:
         self.source, self.bos, self.eos, self.origin = source, bos, eos, origin
+        self.markers = markers
         self._heeds_messages = False  # until a render has shown it
         try:
             self._template = _environment().from_string(source)
@@ -60,7 +64,7 @@ class ChatTemplate:
             ) from error
 
     @classmethod
-    def from_folder(cls, path: str | Path) -> ChatTemplate:
+    def from_folder(cls, path: str | Path, markers: ChatMarkers = NO_MARKERS) -> ChatTemplate:
         """The template of a checkpoint's folder.
 
         `chat_template.jinja`, else `chat_template` in `tokenizer_config.json`: a text, or a list of
@@ -76,10 +80,12 @@ class ChatTemplate:
             tokens = named_tokens(config)
         except (CheckpointError, TokenizerError, OSError) as error:
             raise TemplateError(str(error)) from error
-        return cls(source, tokens.get("bos", "<bos>"), tokens.get("eos", "<eos>"), origin)
+        return cls(source, tokens.get("bos", "<bos>"), tokens.get("eos", "<eos>"), origin, markers)
 
     @classmethod
-    def from_gguf(cls, metadata: Mapping[str, Any]) -> ChatTemplate:
+    def from_gguf(
+        cls, metadata: Mapping[str, Any], markers: ChatMarkers = NO_MARKERS
+    ) -> ChatTemplate:
         """The template in GGUF metadata, `tokenizer.chat_template`.
 
         Raises:
@@ -97,7 +103,7 @@ class ChatTemplate:
             token_id = metadata.get(f"tokenizer.ggml.{name}_token_id")
             if token_id is not None and 0 <= int(token_id) < len(tokens):
                 named[name] = str(tokens[int(token_id)])
-        return cls(source, **named, origin="tokenizer.chat_template")
+        return cls(source, **named, origin="tokenizer.chat_template", markers=markers)
 
     def render(
         self,
@@ -120,7 +126,7 @@ class ChatTemplate:
             TemplateError: the template failed on them.
         """
         return self.render_checked(
-            check_messages(messages),
+            check_messages(messages, markers=self.markers),
             thinking=thinking,
             tools=check_tools(tools),
             add_generation_prompt=add_generation_prompt,

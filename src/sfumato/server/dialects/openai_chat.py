@@ -30,20 +30,29 @@ PATH = "/v1/chat/completions"
 
 def parse(service: Service, body: ChatBody) -> list[Request]:
     """One request for each of the n replies. Raises ApiError."""
+    markers = service.model.template.markers
     messages, continued = continuation(
         conversation(body, service.settings),
         body.continue_final_message,
         body.add_generation_prompt,
         service.engine.check_length,
+        markers,
     )
     use = tool_use(body.tools, body.tool_choice, service.model)
     _check(body, service.settings.max_choices)
     thinking, budget = thinking_of(body, continued is not None)
     fields = request_fields(body, service.model, PATH, use.banned, body.top_logprobs)
     fields["max_thinking_tokens"] = budget
-    if body.parallel_tool_calls is False and use.tools and service.model.markers.call_close:
+    if (
+        body.parallel_tool_calls is False
+        and use.tools
+        and service.model.template.markers.call_close
+    ):
         # A call that is cut at its end is complete, and the only one.
-        fields["stop"] = [*(fields["stop"] or ()), Marker(service.model.markers.call_close)]
+        fields["stop"] = [
+            *(fields["stop"] or ()),
+            Marker(service.model.template.markers.call_close),
+        ]
     if continued is not None:  # the reply may be complete already
         fields["retry_empty"] = body.retry_empty is True
     one = Request(

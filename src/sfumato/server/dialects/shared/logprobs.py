@@ -41,7 +41,8 @@ class TokenLog:
             if token in special:
                 self._flush()
                 # Where an end marker ends the reply, no text follows that asks for its tokens.
-                begun = self._region.begun_by(piece(self._model, token), ignore_ends=True)
+                markers = self._model.template.markers
+                begun = self._region.begun_by(piece(self._model, token), markers, ignore_ends=True)
                 self._region = begun or self._region
             elif self._region is Region.ANSWER:
                 if self._model.tokenizer.byte(token) is None:

@@ -13,6 +13,7 @@ from sfumato.server.schemas.body import Unknown
 from sfumato.server.schemas.llama_cpp import TemplateBody
 from sfumato.server.schemas.openai import ChatBody
 from sfumato.server.settings import ServerSettings
+from sfumato.text.markers import ChatMarkers
 from sfumato.text.messages import check_messages
 from sfumato.text.prompt import check_long_texts
 
@@ -53,12 +54,14 @@ def continuation(
     wanted: bool | None,
     opened: bool | None,
     check: Callable[[str, str], None],
+    markers: ChatMarkers,
 ) -> tuple[list[dict[str, Any]], str | None]:
     """The messages that the prompt shows whole; and the text of the last one where the reply
     continues it, as it does with an assistant's.
 
     wanted, opened: the body's continue_final_message and add_generation_prompt; check: raises for a
-    text that is too long for any context, and a field. Raises ApiError.
+    text that is too long for any context, and a field; markers: of the chat format. Raises
+    ApiError.
     """
     own = messages[-1]["role"] == "assistant"
     if wanted and opened:
@@ -91,7 +94,7 @@ def continuation(
         )
     try:
         check_long_texts(messages[-1], lambda text: check(text, "messages"))
-        text: str = check_messages(messages[-1:], len(messages) - 1)[0]["content"]
+        text: str = check_messages(messages[-1:], len(messages) - 1, markers)[0]["content"]
     except ValueError as error:
         raise from_value_error(error) from None
     return messages[:-1], text or None

@@ -51,12 +51,12 @@ def tool_use(
 
 def call_opening(model: ServedModel, name: str | None) -> str:
     """How a call of the tool of that name begins; None: of any tool."""
-    return f"{model.markers.call_open}call:{'' if name is None else f'{name}{{'}"
+    return f"{model.template.markers.call_open}call:{'' if name is None else f'{name}{{'}"
 
 
 def call_token(model: ServedModel) -> int | None:
     """The token that begins a call; None where the vocabulary has none."""
-    marker = model.markers.call_open
+    marker = model.template.markers.call_open
     return model.tokenizer.token_id(marker) if marker else None
 
 
