@@ -84,9 +84,9 @@ def scripted() -> Engine:
     circuit = CircuitState(True, "its probe fails", 3, 1)
     whole = EngineState(23, running, slots, TOTALS, speeds, HISTORY, 24, 25, MEMORY, circuit)
     state = SimpleNamespace(**vars(whole))
-    network = SimpleNamespace(device=torch.device("cpu"))
     engine = SimpleNamespace(
-        model=SimpleNamespace(path=Path("models") / "small.gguf", network=network),
+        served=SimpleNamespace(name="small.gguf", device="cpu"),
+        used_memory=lambda: 7_000,
         state=lambda: state,
         health=lambda: Health(False, "its thread has ended", 26.5, 23, 3),
     )

@@ -103,9 +103,9 @@ def test_of_the_last_message_lengths_are_looked_at_first(server: Any, monkeypatc
     seen: list[int] = []
     clean = chat_messages.check_messages
 
-    def watched(given: Any, first: int = 0) -> Any:
+    def watched(given: Any, *rest: Any) -> Any:
         seen.append(len(given))
-        return clean(given, first)
+        return clean(given, *rest)
 
     monkeypatch.setattr(chat_messages, "check_messages", watched)
     error = server.chat(messages=said("x " * 100_000)).json()["error"]
