@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import signal
 from collections.abc import Callable
 
 import pytest
@@ -21,6 +22,16 @@ torch.set_num_threads(1)
 settings.register_profile("fast", derandomize=True, deadline=None, max_examples=30)
 settings.register_profile("thorough", deadline=None, max_examples=1000)
 settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "fast"))
+
+
+def pytest_configure() -> None:
+    """Restore SIGINT where it is ignored, in the controller of pytest-xdist and in each worker.
+
+    A shell without job control ignores SIGINT in the jobs that it starts in the background, as
+    `make test &` in a script; every program that a test starts would ignore it too.
+    """
+    if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
+        signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
 @pytest.fixture

@@ -17,7 +17,7 @@ ROOT = Path(__file__).resolve().parents[1]
 SRC = ROOT / "src" / "sfumato"
 
 # What each part may import, besides itself. "" is the package's own __init__: the public names.
-_NETWORK = {"model", "ops", "weights", "catalog"}
+_NETWORK = {"options", "model", "ops", "weights", "catalog"}
 _ENGINE = {"engine", "api", "diffusion", "text"} | _NETWORK
 MAY_IMPORT: dict[str, set[str]] = {
     "values": set(),
@@ -26,7 +26,8 @@ MAY_IMPORT: dict[str, set[str]] = {
     "weights": {"catalog"},
     "ops": {"weights.blocks"},
     "text": {"weights"},
-    "model": {"ops", "weights", "text.markers"},  # families say which markers their chat format has
+    # text.markers: families say which markers their chat format has.
+    "model": {"options", "ops", "weights", "text.markers"},
     "diffusion": set(_NETWORK),
     "api": {"diffusion", "text"} | _NETWORK,
     "convert": {"api", "diffusion", "text"} | _NETWORK,

@@ -14,10 +14,31 @@ ROOT = Path(__file__).resolve().parents[1]
 SRC = ROOT / "src" / "sfumato"
 SOURCES = sorted(SRC.rglob("*.py"))
 
-FILE_LIMIT, MEDIAN_LIMIT, FUNCTION_LIMIT = 400, 150, 60
+PROGRAMS = sorted(
+    path for folder in ("src", "tests", "benchmarks") for path in (ROOT / folder).rglob("*.py")
+)
 
-# Kernels and parsers may be longer: "module.py:function" -> why.
+FILE_LIMIT, MEDIAN_LIMIT, FUNCTION_LIMIT = 400, 120, 60  # lines; the median is that of src
+
+# Kernels and parsers may be longer: "folder/file.py:function" -> why.
 LONG_FUNCTIONS: dict[str, str] = {}
+
+# Files and functions that are too long and are being split at this moment. Empty it then.
+BEING_SPLIT = {
+    "benchmarks/hostile_clients.py",
+    "src/sfumato/api.py",
+    "src/sfumato/engine/engine.py",
+    "src/sfumato/model/head.py:__call__",
+    "tests/bench/scripted.py:scripted",
+    "tests/diffusion/test_step.py",
+    "tests/engine/test_slots.py",
+    "tests/support/fake_openai_server.py:scripted",
+    "tests/test_api.py",
+}
+
+
+def _name(path: Path) -> str:
+    return path.relative_to(ROOT).as_posix()
 
 
 def _lines(path: Path) -> int:
@@ -28,26 +49,27 @@ def _functions(path: Path) -> Iterator[tuple[str, int]]:
     """Each function of a file as "folder/file.py:name" with its length, decorators excluded."""
     for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
         if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef) and node.end_lineno:
-            name = f"{path.relative_to(SRC).as_posix()}:{node.name}"
-            yield name, node.end_lineno - node.lineno + 1
+            yield f"{_name(path)}:{node.name}", node.end_lineno - node.lineno + 1
 
 
 def test_sizes(note: Callable[[str], None]) -> None:
-    files = {path.relative_to(SRC).as_posix(): _lines(path) for path in SOURCES}
-    functions = dict(
-        sorted((item for path in SOURCES for item in _functions(path)), key=lambda item: item[1])
+    files = {_name(path): _lines(path) for path in PROGRAMS}
+    functions = sorted(
+        (item for path in PROGRAMS for item in _functions(path)), key=lambda item: item[1]
     )
-    median = statistics.median(count for count in files.values() if count)
-    longest = max(files, key=files.__getitem__)
-    name, length = next(reversed(functions.items()))
+    source = {name: count for name, count in files.items() if name.startswith("src/") and count}
+    median = statistics.median(source.values())
+    longest = max(source, key=source.__getitem__)
+    name, length = [item for item in functions if item[0].startswith("src/")][-1]
     note(
-        f"src: {len(files)} files, {sum(files.values())} lines; median {median:.0f}, "
-        f"longest {files[longest]} ({longest}); longest function {length} ({name})"
+        f"src: {len(source)} files, {sum(source.values())} lines; median {median:.0f}, "
+        f"longest {source[longest]} ({longest}); longest function {length} ({name})"
     )
-    assert [f"{name}: {count}" for name, count in files.items() if count > FILE_LIMIT] == []
-    assert median < MEDIAN_LIMIT
-    over = {name for name, length in functions.items() if length >= FUNCTION_LIMIT}
-    assert over == set(LONG_FUNCTIONS), "split the function, or update LONG_FUNCTIONS"
+    assert median <= MEDIAN_LIMIT
+    long_files = {name for name, count in files.items() if count > FILE_LIMIT}
+    assert long_files - BEING_SPLIT == set()
+    long_functions = {name for name, length in functions if length > FUNCTION_LIMIT}
+    assert long_functions - BEING_SPLIT == set(LONG_FUNCTIONS), "split it, or say why it is long"
 
 
 @pytest.mark.parametrize("path", SOURCES, ids=lambda path: path.relative_to(SRC).as_posix())

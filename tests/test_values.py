@@ -5,6 +5,7 @@ from typing import Any
 import pytest
 
 from sfumato.values import (
+    Biases,
     Choice,
     Each,
     Flag,
@@ -69,6 +70,7 @@ def test_text_and_plain_values(kind: Kind, text: str, plain: Any, value: Any) ->
         (Each(Text()), "[1]", "1 is not text; write it in quotes"),
         (Listed(Whole(1)), "1,", "'' is not a whole number"),
         (OneOrTwo(Whole(1)), "1:2:3", "is more than two values"),
+        (Biases(1, 100), "5:1", "in a request alone"),
     ],
 )
 def test_refused_texts(kind: Kind, text: str, message: str) -> None:
@@ -95,6 +97,9 @@ def test_refused_texts(kind: Kind, text: str, message: str) -> None:
         (Each(Text()), {"a": 1}, "is not text"),
         (Listed(Whole(1)), [], "the array is empty"),
         (OneOrTwo(Whole(1)), [1, 2, 3], "is not one value or two"),
+        (Biases(1, 100), {"5": 101}, "101 is not a number from -100 to 100"),
+        (Biases(1, 100), {"-5": 1}, "'-5' is not a whole number from 0 on"),
+        (Biases(1, 100), {"5": 1, "6": 1}, "from -100 to 100, 1 at most"),
     ],
 )
 def test_refused_plain_values(kind: Kind, value: Any, message: str) -> None:

@@ -282,3 +282,26 @@ class OneOrTwo:
 
     def describe(self) -> str:
         return f"{self.item.describe()}; or two with a colon"
+
+
+@dataclass(frozen=True)
+class Biases:
+    """Token ids and a number for each, at most `count` of them; an object in JSON."""
+
+    count: int
+    most: float  # of the numbers, above and below 0
+
+    def parse(self, text: str) -> dict[int, float]:
+        raise ValueError("token ids and their numbers can be given in a request alone")
+
+    def accept(self, value: object) -> dict[int, float]:
+        if not isinstance(value, dict) or len(value) > self.count:
+            raise ValueError(f"{quoted(value)} is not {self.describe()}")
+        key, number = Whole(0), Number(-self.most, self.most)
+        return {key.parse(str(token)): number.accept(bias) for token, bias in value.items()}
+
+    def show(self, value: dict[int, float]) -> str:
+        return ",".join(f"{token}:{bias:g}" for token, bias in value.items())
+
+    def describe(self) -> str:
+        return f"token ids with numbers from -{self.most} to {self.most}, {self.count} at most"

@@ -18,7 +18,7 @@ from sfumato.cli.arguments import build_parser
 from sfumato.cli.view.display import Silent
 from sfumato.diffusion import sampler
 from sfumato.options import ON_LOAD, SAMPLERS
-from sfumato.weights import onload
+from sfumato.weights import quantize_on_load
 
 HI = Request("Hi")
 
@@ -26,7 +26,7 @@ HI = Request("Hi")
 def test_what_is_written_out_for_a_quick_help_is_the_truth() -> None:
     """The parser may not import torch, and so names what it cannot look up."""
     assert tuple(sampler.SAMPLERS) == SAMPLERS
-    assert onload.ON_LOAD == ON_LOAD
+    assert quantize_on_load.ON_LOAD == ON_LOAD
     args = build_parser().parse_args(["run", "Hi"])
     parameters = inspect.signature(Model.stream).parameters
     assert args.max_tokens == parameters["max_tokens"].default

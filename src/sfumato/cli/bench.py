@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 
 from sfumato.bench.workload import QUESTIONS, Prompt, Work, cases, conversation, read_prompts
 from sfumato.cli.arguments import rank
+from sfumato.cli.decoding import request_fields, sampler_options
 from sfumato.cli.sources import COMMAND_LINE
 from sfumato.options import LAST_SEED, options_of
 
@@ -158,17 +159,11 @@ def _subject(args: argparse.Namespace) -> Subject:
 
 
 def _sampler(args: argparse.Namespace) -> SamplerConfig:
-    from sfumato.cli.generation import approximations
     from sfumato.diffusion.config import SamplerConfig, fixed_steps
 
     steps = args.fixed_steps or (RANDOM_STEPS if args.random_weights else None)
     config = fixed_steps(steps) if steps else SamplerConfig()
-    return config.options(
-        ignore_eos=args.ignore_eos or None,
-        min_tokens=args.min_tokens,
-        top_k=args.top_k,
-        **approximations(args),
-    )
+    return config.options(**sampler_options(args))
 
 
 def _remote(args: argparse.Namespace, work: Work) -> Report:
@@ -181,13 +176,7 @@ def _remote(args: argparse.Namespace, work: Work) -> Report:
     models = [args.model] if args.model else endpoint.models()
     if not models:
         raise ServerError(f"{args.url}: has no models; name one with -m")
-    fields = {
-        "ignore_eos": args.ignore_eos or None,
-        "min_tokens": args.min_tokens,
-        "top_k": args.top_k,
-        "stream_drafts": args.drafts or None,
-    }
-    fields = {name: value for name, value in fields.items() if value is not None}
+    fields = request_fields(args) | ({"stream_drafts": True} if args.drafts else {})
     report = remote.measure(
         remote.Target(endpoint, models[0], fields),
         work,

@@ -67,8 +67,8 @@ COMMANDS = (
         "download a model; without a name, list what is published",
         (Argument("name", "hf:owner/name, or hf:owner/name:file", count="?"),),
     ),
-    Command("train", "train a model by a recipe", module="tune"),
-    Command("eval", "measure a model on its recipe's held-out tasks", module="tune"),
+    Command("train", "train a model by a recipe"),
+    Command("eval", "measure a model on its recipe's held-out tasks", module="train"),
     Command("bench", "measure how fast a model, or a server, is"),
     Command(
         "completion",

@@ -22,6 +22,7 @@ from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TimeR
 import sfumato
 from sfumato.api import EMBEDDED
 from sfumato.cli.arguments import label
+from sfumato.cli.decoding import sampler_options
 from sfumato.cli.view.canvas import CanvasView
 from sfumato.cli.view.display import Display, Live, Plain, Silent, is_visual
 from sfumato.diffusion.config import MOST_STEPS
@@ -108,30 +109,15 @@ def _progress() -> Iterator[Callable[[int, int], None]]:
 
 def request(args: argparse.Namespace, messages: list[Message]) -> Request:
     """What the options ask for. Raises ValueError for a wrong one."""
-    sampler = sfumato.SamplerConfig().options(
-        max_steps=args.steps,
-        sampler=args.sampler,
-        entropy_bound=args.entropy_bound,
-        temperature=args.temperature,
-        top_k=args.top_k,
-        top_p=args.top_p,
-        **approximations(args),
-    )
     return Request(
         messages=messages,
         max_tokens=args.max_tokens,
         seed=args.seed,
-        sampler=sampler,
+        sampler=sfumato.SamplerConfig().options(**sampler_options(args)),
         thinking=args.thinking,
         stop=args.stop,
         drafts=True,
     )
-
-
-def approximations(args: argparse.Namespace) -> dict[str, Any]:
-    """The sampler's options that let the pass over the vocabulary be less than exact."""
-    few = args.soft_top_k
-    return {"soft_skip": args.soft_skip, "soft_top_k": few and sfumato.SoftTopK(*few)}
 
 
 def opening(args: argparse.Namespace) -> list[Message]:

@@ -1,17 +1,16 @@
-"""docs/options.md, made of the table of options: `python -m sfumato.cli.reference`, or
+"""docs/options.md, made of the tables of options: `python -m sfumato.cli.reference`, or
 `make options`. A test holds that the file is up to date."""
 
 from __future__ import annotations
 
 from sfumato.cli.commands import COMMANDS
-from sfumato.options import OPTIONS, Option
+from sfumato.options import OPTIONS, SETTINGS, Option, Setting
 from sfumato.values import Flag
 
 _INTRODUCTION = """\
 # Options
 
-`make options` writes this page from [`options.py`](../src/sfumato/options.py); edit that file
-instead.
+`make options` writes this page from [`options/`](../src/sfumato/options); edit those files instead.
 
 An option can be set in four places. The first place that names it decides:
 
@@ -59,6 +58,16 @@ stop = ["\\n\\n"]
 
 """
 
+_SETTINGS = """
+## How a reply is decoded
+
+The same choices in Python (`SamplerConfig`, `Request`), on the command line and in an HTTP body.
+The default counts where neither the user nor the checkpoint says.
+
+| Python | Option | HTTP field | Values | Default | Sampler | |
+|---|---|---|---|---|---|---|
+"""
+
 _COMPLETION = """
 ## Shell completion
 
@@ -76,7 +85,9 @@ def page() -> str:
     """The whole of docs/options.md."""
     lines = ["| Option | Values | Default | Commands | |", "|---|---|---|---|---|"]
     lines += [_row(option) for option in sorted(OPTIONS, key=lambda option: option.name)]
-    return _INTRODUCTION + "## All options\n\n" + "\n".join(lines) + "\n" + _COMPLETION
+    settings = "\n".join(map(_setting, SETTINGS)) + "\n"
+    options = "## All options\n\n" + "\n".join(lines) + "\n"
+    return _INTRODUCTION + options + _SETTINGS + settings + _COMPLETION
 
 
 def _row(option: Option) -> str:
@@ -86,7 +97,26 @@ def _row(option: Option) -> str:
     all_of_them = len(option.commands) == sum(c.name != "completion" for c in COMMANDS)
     commands = "all" if all_of_them else ", ".join(option.commands)
     needed = " (required)" if option.required else ""
-    cells = (name, values, default, commands, option.help + needed)
+    return _cells(name, values, default, commands, option.help + needed)
+
+
+def _setting(setting: Setting) -> str:
+    values = setting.kind.describe()
+    if setting.request_field and setting.field_kind:
+        values += f"; in HTTP {setting.field_kind.describe()}"
+    nothing = setting.default is None or setting.default == ()
+    return _cells(
+        f"`{setting.name}`",
+        setting.option and f"`--{setting.option}`",
+        setting.request_field and f"`{setting.request_field}`",
+        values,
+        "" if nothing else f"`{setting.kind.show(setting.default)}`",
+        setting.sampler,
+        setting.help,
+    )
+
+
+def _cells(*cells: str) -> str:
     return "| " + " | ".join(cell.replace("|", "\\|") for cell in cells) + " |"
 
 

@@ -28,10 +28,10 @@ def _train(args: argparse.Namespace) -> int:
 
 def _evaluate(args: argparse.Namespace) -> int:
     import sfumato
-    from sfumato.cli.generation import approximations
+    from sfumato.cli.decoding import sampler_options
     from sfumato.train import evaluate
 
-    config = sfumato.SamplerConfig().options(**approximations(args))
+    config = sfumato.SamplerConfig().options(**sampler_options(args))
     with notes.progress("answering") as progress:
         figures = evaluate.run(
             args.model, count=args.count, seed=args.seed, config=config, progress=progress

@@ -9,16 +9,19 @@ from typing import Any
 from fastapi.responses import JSONResponse, Response
 
 from sfumato import __version__
-from sfumato.diffusion.config import MOST_STEPS
 from sfumato.diffusion.sampler import EntropyBound
 from sfumato.diffusion.schedule import LinearTemperature
-from sfumato.diffusion.stopping import MOST_STABILITY, StableAndConfident
+from sfumato.diffusion.stopping import StableAndConfident
 from sfumato.engine import EngineDead
-from sfumato.model.truncate import MOST_TOP_K
+from sfumato.options.limits import (
+    MOST_COUNTED_REQUEST,
+    MOST_STABILITY,
+    MOST_STEPS,
+    MOST_TOP,
+    MOST_TOP_K,
+)
 from sfumato.server.examples import demonstration, examples
 from sfumato.server.http.errors import ApiError, dead, openai_error, without_paths
-from sfumato.server.schemas.json_schemas import MOST_SOFT_TOP_K
-from sfumato.server.schemas.openai import MOST_ALTERNATIVES
 from sfumato.server.service import Service
 
 
@@ -120,8 +123,8 @@ def props(service: Service) -> dict[str, Any]:
             "max_steps": engine.max_steps,
             "stability": MOST_STABILITY,
             "top_k": MOST_TOP_K,
-            "soft_top_k": MOST_SOFT_TOP_K,
-            "top_logprobs": MOST_ALTERNATIVES,
+            "soft_top_k": MOST_COUNTED_REQUEST,
+            "top_logprobs": MOST_TOP,
             "request_timeout": engine.request_timeout_s,
         },
         "demonstration": demonstration(model),

@@ -11,7 +11,7 @@ from typing import Annotated
 
 from pydantic import AfterValidator, Field, WithJsonSchema
 
-from sfumato.diffusion.checks import MOST_SECONDS, MOST_TOKENS
+from sfumato.options.limits import MOST_SECONDS, MOST_TOKENS
 from sfumato.server.schemas import json_schemas
 from sfumato.server.schemas.body import Body, Objects, Texts, at_most
 from sfumato.server.schemas.neutral import AtTheEnd, Ignored, Neutral

@@ -7,11 +7,21 @@ from __future__ import annotations
 
 from typing import Any
 
-from sfumato.diffusion.checks import MOST_NATS, MOST_SECONDS, MOST_TOKENS
-from sfumato.diffusion.config import MOST_STEPS
-from sfumato.diffusion.schedule import COLDEST, HOTTEST
-from sfumato.diffusion.stopping import MOST_STABILITY
-from sfumato.model.truncate import MOST_TOP_K
+from sfumato.options.limits import (
+    LEAST_TEMPERATURE,
+    LONGEST_STOP,
+    MOST_BIAS,
+    MOST_BIASES,
+    MOST_COUNTED_REQUEST,
+    MOST_NATS,
+    MOST_SECONDS,
+    MOST_STABILITY,
+    MOST_STEPS,
+    MOST_STOPS,
+    MOST_TEMPERATURE,
+    MOST_TOKENS,
+    MOST_TOP_K,
+)
 
 Schema = dict[str, Any]
 
@@ -26,9 +36,6 @@ EFFORTS = {
     "max": None,
 }
 
-MOST_STOPS, LONGEST_STOP, MOST_BIASES = 16, 256, 1024
-# Of a request: more would be gathered at every position in a step that all requests share.
-MOST_SOFT_TOP_K = 256
 NAME = "^[A-Za-z0-9_.-]{1,128}$"  # of a tool
 NULL: Schema = {"type": "null"}
 TEXT: Schema = {"type": "string"}
@@ -70,7 +77,7 @@ BIAS = either(
     {
         "type": "object",
         "propertyNames": {"pattern": "^[0-9]{1,11}$"},
-        "additionalProperties": {"type": "number", "minimum": -100, "maximum": 100},
+        "additionalProperties": {"type": "number", "minimum": -MOST_BIAS, "maximum": MOST_BIAS},
         "maxProperties": MOST_BIASES,
     },
     NULL,
@@ -84,9 +91,9 @@ def _from(low: float, high: float) -> Schema:
 
 
 RANGES: dict[str, Schema] = {
-    "temperature": _from(0, HOTTEST),
-    "t_min": _from(0, HOTTEST),
-    "t_max": _from(COLDEST, HOTTEST),
+    "temperature": _from(0, MOST_TEMPERATURE),
+    "t_min": _from(0, MOST_TEMPERATURE),
+    "t_max": _from(LEAST_TEMPERATURE, MOST_TEMPERATURE),
     "top_p": _from(0, 1),
     "top_k": {"maximum": MOST_TOP_K},
     "min_tokens": _from(0, MOST_TOKENS),
@@ -99,7 +106,7 @@ RANGES: dict[str, Schema] = {
     "confidence": {"exclusiveMinimum": 0, "maximum": MOST_NATS},
     "canvas_length": _from(1, MOST_TOKENS),
     "soft_skip": {"exclusiveMinimum": 0, "exclusiveMaximum": 1},
-    "soft_top_k": _from(1, MOST_SOFT_TOP_K),
+    "soft_top_k": _from(1, MOST_COUNTED_REQUEST),
     "max_thinking_tokens": _from(0, MOST_TOKENS),
     "timeout": {"exclusiveMinimum": 0, "maximum": MOST_SECONDS},
 }

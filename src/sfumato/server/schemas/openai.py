@@ -6,7 +6,7 @@ from typing import Annotated, Any
 
 from pydantic import Field, WithJsonSchema
 
-from sfumato.diffusion.config import MOST_TOP
+from sfumato.options.limits import MOST_TOP
 from sfumato.server.schemas import json_schemas
 from sfumato.server.schemas.body import First, Ids, Texts
 from sfumato.server.schemas.generation import (
@@ -20,8 +20,6 @@ from sfumato.server.schemas.generation import (
 )
 from sfumato.server.schemas.neutral import Ignored, Only
 
-MOST_ALTERNATIVES = MOST_TOP  # of each token
-
 NoFunctions = Only([], "none", "auto", why="is long deprecated; use tools and tool_choice")
 
 
@@ -31,7 +29,7 @@ class ChatBody(Generation):
     continue_final_message: Continue = None
     max_completion_tokens: MaxTokens = Field(None, description="The same as max_tokens.")
     logprobs: bool | None = Field(None, description="Of the step that settled each token.")
-    top_logprobs: int | None = Field(None, ge=0, le=MOST_ALTERNATIVES)
+    top_logprobs: int | None = Field(None, ge=0, le=MOST_TOP)
     tools: Tools = None
     tool_choice: Annotated[
         str | dict[str, Any] | None, WithJsonSchema(json_schemas.TOOL_CHOICE)
@@ -70,7 +68,7 @@ class CompletionBody(Generation):
     prompt: Annotated[
         str | Texts | Ids | Annotated[list[Ids], First], WithJsonSchema(json_schemas.PROMPTS)
     ]
-    logprobs: int | None = Field(None, ge=0, le=MOST_ALTERNATIVES, description="Alternatives.")
+    logprobs: int | None = Field(None, ge=0, le=MOST_TOP, description="Alternatives.")
     echo: Annotated[Any, Only(False, why="is not supported; the prompt is known to the client")] = (
         None
     )

@@ -1,0 +1,93 @@
+"""The options of every command but `serve` and `bench`, and those that these share with others."""
+
+from __future__ import annotations
+
+from sfumato.options.kinds import (
+    ACTIVATIONS,
+    ALL,
+    DEVICES,
+    DTYPES,
+    EVERY,
+    FLAG,
+    FORMATS,
+    FROM_1,
+    LOAD,
+    MODEL,
+    NONE,
+    ON_LOAD,
+    PATH,
+    QUANTIZE_HELP,
+    REPLY,
+    SAMPLER_NAMES,
+    SAMPLING,
+    SEED,
+    TALK,
+    TEXT,
+    THREADS,
+)
+from sfumato.options.option import Option, decoding
+from sfumato.values import Choice
+
+FILE = "a GGUF file, a file or folder of safetensors, or hf:owner/name[:file]; default: embedded"
+_TO = f"{', '.join(FORMATS)}; default: q4_k_m for GGUF, bf16 (of bf16, f16, f32) for a folder"
+_FAST = "on a CPU, for products with quantized weights: int8, or bf16, more exact"
+
+# A row is a line or two; the formatter would make it nine.
+# fmt: off
+GENERAL = (
+    # Name, kind, commands, help, default, metavar, group.
+    Option("config", PATH, EVERY, "TOML file of options; docs/options.md", metavar="FILE"),
+    # What a command prints.
+    Option("json", FLAG, ("run", "inspect", "doctor", "eval"), "print a JSON object", False),
+    Option("tensors", FLAG, ("inspect",), "list every tensor", False),
+    # train and eval
+    Option("recipe", TEXT, ("train",), "name of the recipe", "embedded", "NAME"),
+    Option("out", PATH, ("train",), "folder for the checkpoint", metavar="DIR", required=True),
+    Option("steps", FROM_1, ("train",), "training steps; default: the recipe's", metavar="N"),
+    Option("threads", THREADS, ("train",), "CPU threads; default: all", metavar="N"),
+    Option("count", FROM_1, ("eval",), "tasks of each set at most", 200, "N"),
+    # convert and pull
+    Option("to", Choice(FORMATS), ("convert",), _TO, metavar="FORMAT"),
+    Option("force", FLAG, ("convert",), "replace what is there", False),
+    Option("force", FLAG, ("pull",), "even where disk or memory is short", False),
+    # The model.
+    Option("model", PATH, (*LOAD, "eval"), FILE, None, "PATH", MODEL, short="m"),
+    Option("device", TEXT, LOAD, DEVICES, "auto", "NAME", MODEL),
+    Option("dtype", Choice(DTYPES), LOAD, ", ".join(DTYPES), "auto", "NAME", MODEL),
+    Option("activations", Choice(ACTIVATIONS), LOAD, _FAST, "int8", "", MODEL),
+    Option("quantize", Choice(ON_LOAD), LOAD, QUANTIZE_HELP, None, "", MODEL),
+    Option("quantize", Choice(ON_LOAD), ("inspect",), QUANTIZE_HELP),
+    Option("threads", THREADS, LOAD, "CPU threads; default: cores", None, "N", MODEL),
+    # Generation.
+    Option("system", TEXT, TALK, "system message", None, "TEXT", REPLY),
+    decoding("thinking", TALK, "", REPLY, False),
+    decoding("max_tokens", TALK, "N", REPLY, 256),
+    decoding("stop", TALK, "TEXT", REPLY, (), "; may be given several times"),
+    decoding("seed", TALK, "N", REPLY, 0),
+    Option("seed", SEED, ("demo",), "picks the puzzle, 0 to 2^64-1", 0, "N"),
+    Option("seed", SEED, ("train",), "random seed, 0 to 2^64-1", 0, "N"),
+    Option("seed", SEED, ("eval",), "draws the held-out tasks and the noise, 0 to 2^64-1", 0, "N"),
+    decoding("max_steps", TALK, "N", REPLY, None, ", 1 to 4096"),
+    decoding("sampler", TALK, "NAME", REPLY, None, f": {SAMPLER_NAMES}"),
+    decoding("entropy_bound", TALK, "NATS", REPLY, None, "; of the sampler entropy-bound"),
+    decoding("temperature", TALK, "T", REPLY, None, "; default: 1"),
+    decoding("top_k", TALK, "K", REPLY, None, ", 1 to 1024"),
+    decoding("top_p", TALK, "P", REPLY),
+    decoding("soft_skip", TALK, "SHARE", REPLY, None, NONE),
+    decoding("soft_skip", ("eval",), "SHARE", SAMPLING, None, NONE),
+    decoding("soft_top_k", TALK, "K[:K2]", REPLY, None, ALL),
+    decoding("soft_top_k", ("eval",), "K[:K2]", SAMPLING, None, ALL),
+)
+
+VISIBLE = (
+    # What people see.
+    Option("no-visual", FLAG, ("run", "chat", "demo"),
+           "plain lines instead of the live canvas", False),
+    Option("replay", PATH, ("run",),
+           "save how the reply was denoised, as a page that plays by itself", None, "FILE.html"),
+    Option("slow", FLAG, ("run",),
+           "show the noise first, and hold the frame of each step for 0.4 s", False),
+    Option("verbose", FLAG, (*LOAD, "demo", "doctor", "eval", "bench"),
+           "tell more, on standard error", False, short="v"),
+)
+# fmt: on

@@ -1,0 +1,21 @@
+"""Bounds of the numbers that users and clients give. Knows nothing of what the numbers do."""
+
+from __future__ import annotations
+
+MOST_TOKENS = 2**24  # in any count of tokens or positions: more than any context holds
+MOST_STEPS = 4096  # many times what any canvas needs: a schedule is asked for every one beforehand
+MOST_STABILITY = 64  # steps; a canvas that has been the same for a few does not change any more
+MOST_NATS = 10**6  # of any entropy: far more than a whole canvas has; float32 ends at 3e38
+LEAST_TEMPERATURE = 1e-6  # scores over a lower temperature would leave float32's range
+MOST_TEMPERATURE = 10**6  # the distribution is flat long before, and float32 ends at 3e38
+MOST_TOP_K = 1024  # tokens that a position is drawn from
+MOST_COUNTED = 2048  # of soft_top_k: rows of the embedding that are gathered for each position
+MOST_COUNTED_REQUEST = 256  # of a request: they are gathered in a step that all requests share
+MOST_TOP = 20  # tokens that a step names at each position, as OpenAI's API has them
+MOST_HISTORY = 256  # rows that a sampler or a stopping rule may look back over
+MOST_SECONDS = 10**9  # in any time limit: 31 years
+MOST_THREADS = 1024  # far more crash OpenMP
+LAST_SEED = 2**64 - 1  # the random numbers take 64 bits of it
+FIRST_SEED = -(2**63)  # of a request: OpenAI's API has negative seeds
+MOST_STOPS, LONGEST_STOP = 16, 256  # stop texts of a request, and characters of one of them
+MOST_BIASES, MOST_BIAS = 1024, 100  # token ids of a logit_bias, and what is added to a score

@@ -1,0 +1,76 @@
+"""The options of `sfumato serve` alone: the engine, HTTP, the audit log."""
+
+from __future__ import annotations
+
+from sfumato.options.kinds import (
+    AUDIT,
+    ENGINE,
+    FLAG,
+    FROM_1,
+    HTTP,
+    PATH,
+    SECONDS,
+    SERVE,
+    SIZE,
+    TEXT,
+)
+from sfumato.options.limits import MOST_STEPS
+from sfumato.options.option import Option
+from sfumato.values import Choice, Each, Whole
+
+# A row is a line or two; the formatter would make it nine.
+# fmt: off
+SERVING = (
+    # Name, kind, commands, help, default, metavar, group.
+    # The engine.
+    Option("slots", FROM_1, SERVE, "requests that run at a time", 4, "N", ENGINE),
+    Option("context", FROM_1, SERVE,
+           "tokens of a slot; default: 8192, or fewer", None, "N", ENGINE),
+    Option("queue", FROM_1, SERVE, "requests that may wait", 64, "N", ENGINE),
+    Option("strict", FLAG, SERVE, "refuse what does not fit a slot", False, "", ENGINE),
+    Option("snapshot-memory", SIZE, SERVE,
+           "host memory to come back to earlier prompts with", 2**30, "SIZE", ENGINE),
+    Option("memory-margin", Whole(0, 99), SERVE,
+           "of the memory there is, leave so much alone", 5, "PERCENT", ENGINE),
+    Option("prefill-chunk", FROM_1, SERVE,
+           "tokens of prompts that are read between two steps of the others at most",
+           512, "N", ENGINE),
+    Option("max-steps", Whole(1, MOST_STEPS), SERVE,
+           "denoising steps per canvas that a request may ask for", 256, "N", ENGINE),
+    Option("request-timeout", SECONDS, SERVE,
+           "a request fails after S seconds; 0: never", 21_600.0, "S", ENGINE),
+    Option("drain", SECONDS, SERVE, "at the end, wait for S", 30.0, "S", ENGINE),
+    # HTTP
+    Option("host", TEXT, SERVE, "0.0.0.0: all there are", "127.0.0.1", "ADDRESS", HTTP),
+    Option("port", Whole(0, 65535), SERVE, "0: any free one", 8080, "N", HTTP),
+    Option("name", TEXT, SERVE,
+           "what clients call the model; default: the file's name", None, "TEXT", HTTP),
+    Option("alias", Each(TEXT), SERVE,
+           "another name of the model; may be given several times", (), "TEXT", HTTP),
+    Option("api-key", TEXT, SERVE,
+           "ask clients for this key; better in SFUMATO_API_KEY", None, "KEY", HTTP, secret=True),
+    Option("api-key-file", PATH, SERVE, "the key stands in a file", None, "FILE", HTTP),
+    Option("cors-origin", Each(TEXT), SERVE,
+           "let the pages of this origin call, as https://chat.example; may be given several times",
+           (), "URL", HTTP),
+    Option("max-tokens", FROM_1, SERVE,
+           "of a reply where a request does not say and the context has as many", 4096, "N", HTTP),
+    Option("max-body", SIZE, SERVE, "of a request", 8 * 2**20, "SIZE", HTTP),
+    Option("max-values", FROM_1, SERVE,
+           "JSON values of a request, counted before they are made", 2**17, "N", HTTP),
+    Option("max-messages", FROM_1, SERVE, "of a request", 1024, "N", HTTP),
+    Option("max-choices", FROM_1, SERVE,
+           "replies to a request: n, or n times the prompts", 128, "N", HTTP),
+    Option("lenient", FLAG, SERVE,
+           "ignore unknown fields instead of refusing them", False, "", HTTP),
+    Option("open", FLAG, SERVE, "open the web page in a browser", False, "", HTTP),
+    # The audit log.
+    Option("audit-log", PATH, SERVE,
+           "write a line of JSON for every request", None, "FILE", AUDIT),
+    Option("audit-text", FLAG, SERVE, "with prompts and answers in it", False, "", AUDIT),
+    Option("audit-max-bytes", SIZE, SERVE,
+           "of the file, then a new one is begun; 0: never", 64 * 2**20, "SIZE", AUDIT),
+    Option("log-format", Choice(("text", "json")), SERVE,
+           "of the log, on standard error", "text", "", AUDIT),
+)
+# fmt: on
