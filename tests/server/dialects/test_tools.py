@@ -201,7 +201,17 @@ def test_what_cannot_be_chosen(told: Any, fields: dict[str, Any], param: str) ->
     assert (answer.status_code, answer.json()["error"]["param"]) == (400, param)
 
 
-def test_a_model_without_tools_says_so(server: Any) -> None:
+@pytest.mark.parametrize("stream", [False, True])
+def test_a_model_without_tool_calls_says_so(server: Any, stream: bool) -> None:
+    warning = "tools: ignored, since this model's vocabulary has no tool calls"
+    for choice in (None, "auto"):
+        answer = server.chat(tools=TOOLS, tool_choice=choice, max_tokens=8, stream=stream)
+        assert answer.status_code == 200 and answer.text.count(warning) == 1
+    for unused in ({"tools": TOOLS, "tool_choice": "none"}, {"tools": []}):
+        assert "warnings" not in server.chat(max_tokens=8, stream=stream, **unused).text
+
+
+def test_a_model_without_tool_calls_cannot_be_made_to_call(server: Any) -> None:
     answer = server.chat(tools=TOOLS, tool_choice="required")
     assert answer.status_code == 400
     assert "no tool calls" in answer.json()["error"]["message"]
