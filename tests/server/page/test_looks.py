@@ -35,6 +35,12 @@ BROKEN = """() => {
 }"""
 
 
+# Lines of text that each slot takes.
+LINES_OF_SLOTS = """() => [...document.querySelectorAll('.slot')].map((slot) =>
+  new Set([...slot.children].filter((e) => e.offsetParent && e.innerText)
+    .flatMap((e) => [...e.getClientRects()].map((box) => Math.round(box.bottom)))).size)"""
+
+
 def test_a_phone_is_wide_enough(open_page: Callable[..., Any]) -> None:
     page = open_page(viewport=PHONE)
     too_wide = "document.documentElement.scrollWidth - innerWidth"
@@ -54,6 +60,9 @@ def test_a_phone_is_wide_enough(open_page: Callable[..., Any]) -> None:
     page.wait_for_selector(".card")
     assert page.evaluate(too_wide) <= 0
     assert page.evaluate(BROKEN) == []
+    assert page.evaluate(LINES_OF_SLOTS) == [1, 1]
+    tab = page.locator(".tab[aria-pressed=true]").bounding_box()
+    assert tab["y"] + tab["height"] + 4 <= page.locator("#demonstration").bounding_box()["y"]
     page.get_by_role("button", name="Settings").click()
     assert page.evaluate(SMALL) == []
     assert page.evaluate(too_wide) <= 0
@@ -82,6 +91,12 @@ def test_the_dashboard_asks_only_while_it_is_seen(open_page: Callable[..., Any])
     memory = page.locator(".card", has_text="Memory")
     expect(memory).to_contain_text("were free at the start")
     assert memory.locator(".meter .bar").bounding_box()["width"] > 0
+    *parts, total = memory.locator("dd").all_inner_texts()
+    units = {text.split()[1] for text in (*parts, total)}
+    assert len(parts) == 5 and len(units) == 1
+    assert sum(float(text.split()[0]) for text in parts) == pytest.approx(float(total.split()[0]))
+    lefts = {box["x"] for name in memory.locator("dt").all() if (box := name.bounding_box())}
+    assert len(lefts) == 1  # one column
     page.get_by_role("button", name="Chat").click()
     page.wait_for_timeout(300)
     before = asked.count("slots")

@@ -6,23 +6,13 @@ import { sparkline } from './sparkline.js';
 
 const EVERY_MS = 1000;
 const GRAINS = 60; // of the history that /slots tells, when it is full
-// What /memory tells, in the order in which it is shown. What it tells besides stands under its own name.
-const MEMORY = {
-  used: 'Taken now, by all of the server',
-  baseline: 'Taken when the model was loaded',
-  snapshot_bytes: 'Remembered beginnings of prompts, now',
-  larger_bytes: 'Larger slots for long requests, now',
-  'prediction total': 'Most that may be taken, as predicted',
-  'prediction weights': '– the model\u2019s weights',
-  'prediction mapped': '– weights read from the file as needed',
-  'prediction slots': '– slots: prompts and replies',
-  'prediction step': '– a denoising step',
-  'prediction prefill': '– reading a prompt',
-  'prediction snapshots': '– remembered beginnings of prompts',
-  'prediction libraries': '– libraries',
-  'budget nbytes': 'Free when the server started',
-  'budget source': 'As counted by',
-  spare: 'Free when all of that is taken',
+// Parts of the predicted memory that add up to its total, by their names in /memory.
+const PARTS = {
+  weights: 'Weights of the model',
+  slots: 'Slots: prompts and replies',
+  working: 'A denoising step, or reading a prompt',
+  snapshots: 'Remembered beginnings of prompts',
+  libraries: 'Buffers of libraries',
 };
 
 export class Dashboard {
@@ -108,41 +98,48 @@ function slotList({ slots, running }) {
     el('ul', { class: 'slots' }, ...slots.map((slot) => {
       const row = rows.get(slot.request);
       const phase = row && (PHASES[row.phase] ?? row.phase);
-      const at = row && `${phase}, canvas ${row.canvas + 1}, step ${row.step}/${row.max_steps}`;
-      const doing = at ?? (slot.busy ? 'busy' : 'free');
+      const doing = row
+        ? [phase, el('span', { class: 'roomy' }, `, canvas ${row.canvas + 1}`), `, step ${row.step}/${row.max_steps}`]
+        : [slot.busy ? 'busy' : 'free'];
       return el('li', { class: slot.busy ? 'slot busy' : 'slot' },
         el('span', {}, `${slot.index + 1}${slot.larger ? ' (larger)' : ''}`),
         meter(slot.tokens / slot.context),
-        el('span', { class: 'dim' }, `${slot.tokens.toLocaleString()} of ${slot.context.toLocaleString()}`),
-        el('span', { class: 'doing' }, doing));
+        el('span', { class: 'roomy dim' }, `${slot.tokens.toLocaleString()} of ${slot.context.toLocaleString()}`),
+        el('span', { class: 'doing' }, ...doing));
     })));
 }
 
-/** Memory by names that a reader knows; its parts differ between devices. */
+/** Memory in use, and the parts of what the model and its requests take at most. */
 function room(memory) {
-  const told = new Map(flat(memory));
-  const known = Object.keys(MEMORY).filter((name) => told.has(name));
-  const others = [...told.keys()].filter((name) => !(name in MEMORY));
-  const pairs = Object.fromEntries([...known, ...others].map((name) => {
-    const value = told.get(name) ?? 'not known';
-    const label = MEMORY[name] ?? name.replace(/_?bytes$/, '').replaceAll('_', ' ');
-    return [label, typeof value === 'number' ? bytes(value) : String(value)];
-  }));
-  return el('section', { class: 'card wide' }, el('h3', {}, 'Memory'), ...share(memory), facts(pairs));
+  const { prediction } = memory;
+  const working = Math.max(prediction.step, prediction.prefill); // one after the other
+  const parts = { ...prediction, working };
+  const { unit, round } = scaleOf(prediction.total);
+  const rounded = Object.keys(PARTS).map((name) => [PARTS[name], round(parts[name])]);
+  const total = rounded.reduce((sum, [, value]) => sum + Number(value), 0);
+  const rows = [...rounded, ['Total', round(total * unit.size)]];
+  return el('section', { class: 'card wide' }, el('h3', {}, 'Memory'), ...share(memory),
+    el('p', { class: 'caption' }, 'What the model and its requests take at most, as predicted:'),
+    facts(Object.fromEntries(rows.map(([label, value]) => [label, `${value} ${unit.name}`])), 'sum'));
 }
 
 /** How much is taken of what there was at the start, where both are known. */
 function share({ used, budget }) {
   if (!used || !budget) return [];
   return [
-    figure(bytes(used), `used; ${bytes(budget.nbytes)} were free at the start`),
+    figure(bytes(used), `used by the whole server; ${bytes(budget.nbytes)} were free at the start`),
     meter(used / budget.nbytes),
   ];
 }
 
-function flat(value, name = '') {
-  if (value === null || typeof value !== 'object') return [[name, value]];
-  return Object.entries(value).flatMap(([key, part]) => flat(part, name ? `${name} ${key}` : key));
+/** The unit in which a count of bytes is a short number, and numbers of bytes in it. */
+function scaleOf(count) {
+  const names = ['B', 'KiB', 'MiB', 'GiB', 'TiB'];
+  let power = 0;
+  while (count >= 1024 ** (power + 1) && power < names.length - 1) power++;
+  const size = 1024 ** power;
+  const digits = power >= 3 ? 2 : power && 1; // small parts of many GiB are to be seen
+  return { unit: { name: names[power], size }, round: (nbytes) => (nbytes / size).toFixed(digits) };
 }
 
 function bytes(count) {
@@ -156,8 +153,8 @@ function card(title, ...parts) { return el('section', { class: 'card' }, el('h3'
 
 function figure(value, unit) { return el('p', { class: 'figure' }, `${value} `, el('small', {}, unit)); }
 
-function facts(pairs) {
-  return el('dl', { class: 'facts' },
+function facts(pairs, kind = '') {
+  return el('dl', { class: `facts ${kind}` },
     ...Object.entries(pairs).flatMap(([name, value]) => [el('dt', {}, name), el('dd', {}, String(value))]));
 }
 
