@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
+from copy import copy
 from typing import Any
 
 import pytest
@@ -37,13 +37,14 @@ def test_props_tell_a_page_what_it_needs(server: Any, embedded: Model) -> None:
 
 
 def test_only_the_embedded_model_is_called_a_demonstration(embedded: Model) -> None:
-    served = ServedModel.of(embedded)
-    assert demonstration(served)
-    assert demonstration(replace(served, embedded=False)) is None
+    assert demonstration(ServedModel.of(embedded).embedded)
+    other = copy(embedded)
+    other.path = Path("model.gguf")
+    assert demonstration(ServedModel.of(other).embedded) is None
 
 
 def test_the_example_sudokus_have_one_solution(embedded: Model) -> None:
-    texts = [example["messages"][0]["content"] for example in examples(ServedModel.of(embedded))]
+    texts = [example["messages"][0]["content"] for example in examples(embedded=True)]
     puzzles = [sudoku.from_text(text) for text in texts if text.startswith("sudoku")]
     assert len(puzzles) == 2
     for cells in puzzles:

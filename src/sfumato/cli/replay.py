@@ -9,9 +9,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Self
 
 from sfumato import Draft, Settled
+from sfumato.api import EMBEDDED
 from sfumato.cli.view import footer
 from sfumato.cli.view.display import Display, Event
-from sfumato.engine import ServedModel
 from sfumato.server.examples import demonstration, remark
 from sfumato.server.replay import Recorder, document
 
@@ -24,11 +24,11 @@ class Recording:
     """A display that shows all on another one, and keeps what a replay needs."""
 
     def __init__(self, shown: Display, model: Model) -> None:
-        self._shown, self._served = shown, ServedModel.of(model)
+        self._shown, self._embedded = shown, model.path == EMBEDDED
         tokenizer = model.tokenizer
         self._recorder = Recorder(
             lambda token: tokenizer.token_text(token) if token < tokenizer.vocab_size else "",
-            model.family.markers,
+            model.template.markers,
         )
 
     def __enter__(self) -> Self:
@@ -49,8 +49,8 @@ class Recording:
         """Writes the file, whole or not at all. Raises OSError."""
         reply = answer.reply
         summary = footer.summary(reply.stats) if reply else ["interrupted"]
-        badge = demonstration(self._served) or ""
-        below = remark(self._served, reply) if reply else ""
+        badge = demonstration(self._embedded) or ""
+        below = remark(self._embedded, reply) if reply else ""
         data = self._recorder.data(model, question, answer.text, summary, badge, below)
         part = path.with_name(path.name + ".part")
         try:

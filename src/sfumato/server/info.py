@@ -127,8 +127,8 @@ def props(service: Service) -> dict[str, Any]:
             "top_logprobs": MOST_TOP,
             "request_timeout": engine.request_timeout_s,
         },
-        "demonstration": demonstration(model),
-        "examples": examples(model),
+        "demonstration": demonstration(model.embedded),
+        "examples": examples(model.embedded),
         "markers": asdict(model.template.markers),
     }
 

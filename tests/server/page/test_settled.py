@@ -11,7 +11,7 @@ from tests.server.page.browsing import SUDOKU, Script, ask, expect, text_of, wai
 
 import sfumato
 
-VENDOR = Path(sfumato.__file__).parent / "server" / "static" / "vendor"
+VENDOR = Path(sfumato.__file__).parent / "server" / "page" / "vendor"
 
 MARKDOWN = """# Tea
 
@@ -206,3 +206,25 @@ def test_vendored_files_are_those_that_are_named() -> None:
         found = re.search(pattern, (VENDOR / f"{name}.js").read_text("utf-8"))
         assert found and f"`{name}` {found[1]}" in table
         assert (VENDOR / f"{name}.LICENSE.txt").stat().st_size > 1000
+
+
+def test_the_markers_are_the_servers(open_page: Callable[..., Any]) -> None:
+    """The page knows no chat format; what the server named last also serves a reload without it."""
+    page = open_page(expected="ERR_FAILED")
+    markers = {"tokens": ["[think]", "[/think]", "[end]"], "ends": ["[end]"]}
+    markers |= {"thought_open": "[think]", "thought_close": "[/think]", "thought_header": ""}
+    page.route("**/props", lambda route: route.fulfill(json={"markers": markers, "examples": []}))
+    with page.expect_response("**/props"):
+        page.reload()
+    page.wait_for_function("localStorage.getItem('sfumato.markers')?.includes('[end]')")
+    tokens = ["[think]", "hm", "[/think]", "yes", " <eos>", "[end]", "no"]
+    script = Script().draft(0, 1, tokens).settle(0, tokens)
+    script.delta(reasoning_content="hm").delta(content="yes <eos>").end().play(page)
+    ask(page, "Is it?")
+    wait(page)
+    assert text_of(page) == "yes <eos>"
+    assert page.locator(".thought .canvas").text_content() == "hm"
+    page.route("**/props", lambda route: route.abort())
+    page.reload()
+    page.wait_for_selector(".reply .bubble > .canvas .token")
+    assert text_of(page) == "yes <eos>"

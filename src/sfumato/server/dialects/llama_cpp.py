@@ -63,7 +63,7 @@ class LlamaRenderer(Renderer):
     def _end(self, end: Finished) -> Frame:
         """All but the text: what llama-server sends at the end."""
         reply, account = end.reply, end.account
-        notes = [*self._notes, *warnings(self._service.model, reply)]
+        notes = [*self._notes, *warnings(self._service.model.embedded, reply)]
         return {
             "index": 0,
             "id_slot": -1 if account.slot is None else account.slot,

@@ -144,7 +144,7 @@ class ChatRenderer(Renderer):
 
     def _warnings(self, reply: Reply) -> list[str]:
         calls = unknown_calls(self._tools, reply)
-        return [*warnings(self._service.model, reply), *calls]
+        return [*warnings(self._service.model.embedded, reply), *calls]
 
     def extra(self, fields: Frame) -> Frame:
         return self._base | {"choices": []} | fields

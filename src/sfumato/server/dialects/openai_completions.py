@@ -65,6 +65,7 @@ class TextRenderer(Renderer):
 
     def __init__(self, service: Service, body: CompletionBody, requests: Sequence[Request]) -> None:
         self._service, self._id = service, requests[0].id
+        self._embedded = service.model.embedded
         self._base = openai_objects.head("cmpl", "text_completion", self._id, service.name)
         self._usage = openai_objects.wants_usage(body.stream_options)
         self._per_prompt = body.n or 1
@@ -79,8 +80,10 @@ class TextRenderer(Renderer):
 
     def body(self, outcomes: Sequence[Outcome]) -> Mapping[str, Any]:
         ends = [outcome.finished for outcome in outcomes]
-        model = self._service.model
-        notes = [*self._notes, *(text for end in ends for text in warnings(model, end.reply))]
+        notes = [
+            *self._notes,
+            *(text for end in ends for text in warnings(self._embedded, end.reply)),
+        ]
         accounts = [end.account for end in ends]
         return {
             **openai_objects.head("cmpl", "text_completion", self._id, self._service.name),
@@ -123,7 +126,7 @@ class TextRenderer(Renderer):
             yield from self._logged(number, log.end())
         last = self._chunk(number, "", openai_objects.finish_reason(end.reply))
         last["timings"] = openai_objects.timings(end.account)
-        if notes := [*self._notes, *warnings(self._service.model, end.reply)]:
+        if notes := [*self._notes, *warnings(self._embedded, end.reply)]:
             last["warnings"], self._notes = notes, []
         yield last
 
