@@ -39,11 +39,11 @@ def _tokens(service: Service, body: TokenizeBody) -> Response:
         raise from_value_error(error) from None
     if (body.add_special or body.add_special_tokens) and tokenizer.bos_id is not None:
         ids = [tokenizer.bos_id, *ids]
-    found: dict[str, Any] = {"tokens": ids, "count": len(ids), "max_model_len": service.context}
+    fields: dict[str, Any] = {"tokens": ids, "count": len(ids), "max_model_len": service.context}
     if body.with_pieces:
-        pieces = zip(ids, service.pieces(ids), strict=True)
-        found["tokens"] = [{"id": token, "piece": piece} for token, piece in pieces]
-    return JSONResponse(found | warned(body))
+        pieces = zip(ids, service.token_texts(ids), strict=True)
+        fields["tokens"] = [{"id": token, "piece": piece} for token, piece in pieces]
+    return JSONResponse(fields | warned(body))
 
 
 async def detokenize(service: Service, http: HttpRequest) -> Response:
@@ -78,12 +78,12 @@ async def apply_template(service: Service, http: HttpRequest) -> Response:
 def _prompt(service: Service, body: TemplateBody) -> Response:
     """Raises ApiError."""
     messages, continued = conversation(body, service.settings), None
-    opened = body.add_generation_prompt
-    if opened is not False or body.continue_final_message:
+    opens_turn = body.add_generation_prompt
+    if opens_turn is not False or body.continue_final_message:
         messages, continued = continuation(
             messages,
             body.continue_final_message,
-            opened,
+            opens_turn,
             service.engine.check_length,
             service.model.template.markers,
         )
@@ -96,7 +96,7 @@ def _prompt(service: Service, body: TemplateBody) -> Response:
             messages,
             thinking=bool(kwargs and kwargs.enable_thinking),
             tools=body.tools,
-            add_generation_prompt=opened is not False or continued is not None,
+            add_generation_prompt=opens_turn is not False or continued is not None,
         )
     except ValueError as error:
         raise from_value_error(error) from None

@@ -16,7 +16,7 @@ from sfumato.server.app import create_app
 from sfumato.server.dialects import DIALECTS
 from sfumato.server.dialects.shared.sampling import request_fields
 from sfumato.server.http.dialect import Dialect, Frame, Renderer
-from sfumato.server.http.inflight import Outcome
+from sfumato.server.http.inflight import CollectedReply
 from sfumato.server.http.wire import Wire
 from sfumato.server.schemas.generation import Sampling
 from sfumato.server.service import Service
@@ -38,8 +38,8 @@ class ToyRenderer(Renderer):
     def __init__(self, service: Service, body: ToyBody, requests: Sequence[Request]) -> None:
         self._model = service.name
 
-    def body(self, outcomes: Sequence[Outcome]) -> Frame:
-        return {"model": self._model, "say": outcomes[0].finished.reply.text}
+    def body(self, replies: Sequence[CollectedReply]) -> Frame:
+        return {"model": self._model, "say": replies[0].finished.reply.text}
 
     def settled(self, number: int, settled: Settled) -> Iterable[Frame]:
         yield {"type": "part", "say": settled.text}

@@ -19,7 +19,7 @@ from pydantic import BaseModel
 from sfumato.api import Model
 from sfumato.server.app import ServerSettings
 from sfumato.server.http import admission, request_body
-from sfumato.server.http.admission import Room, Turns
+from sfumato.server.http.admission import ByteBudget, ThreadLimit
 from sfumato.server.http.errors import ApiError
 from sfumato.server.schemas.llama_cpp import DetokenizeBody, LlamaBody
 from sfumato.server.schemas.openai import ChatBody, CompletionBody
@@ -90,7 +90,7 @@ def test_the_worst_bodies_cost_little(name: str) -> None:
     tracemalloc.start()
     try:
         with pytest.raises(ApiError) as caught:
-            request_body.made(data, model, lenient=False, most_values=MOST, empty=True)
+            request_body.decoded(data, model, lenient=False, most_values=MOST, clear=True)
         peak = tracemalloc.get_traced_memory()[1]
     finally:
         tracemalloc.stop()
@@ -103,7 +103,7 @@ def test_many_unknown_fields_are_left_out_where_the_server_is_lenient() -> None:
     names = b",".join(b'"k%d":1' % i for i in range(MOST // 2 - 50))
     inner = b'"stream_options":{"include_usage":true,"x":1}'
     body = b'{"messages":[%b],%b,%b}' % (USER, inner, names)
-    found = request_body.made(bytearray(body), CHAT, lenient=True, most_values=MOST)
+    found = request_body.decoded(bytearray(body), CHAT, lenient=True, most_values=MOST)
     assert found.stream_options and found.stream_options.include_usage
     assert (len(found.ignored.named), found.ignored.count) == (20, MOST // 2 - 49)
 
@@ -124,7 +124,9 @@ def test_a_large_text_is_read(server: Any, length: bool) -> None:
 def test_no_large_part_of_a_body_is_kept_while_its_reply_is_written() -> None:
     body = b'{"messages":[%b],"metadata":{"x":1},"model":"%b","n":2,"tool_choice":{"type":"x"}}'
     body = bytearray(body % (USER, b"x" * 2000))
-    found = request_body.light(request_body.made(body, CHAT, lenient=False, most_values=MOST))
+    found = request_body.without_large_fields(
+        request_body.decoded(body, CHAT, lenient=False, most_values=MOST)
+    )
     assert (found.messages, found.metadata, found.model, found.tool_choice) == (None,) * 4
     assert found.n == 2
 
@@ -167,7 +169,7 @@ def test_stalled_uploads_hold_up_no_small_body_and_give_way_to_large_ones(
     serve: Callable[..., Any], embedded: Model, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(admission, "GRACE_S", 0.3)
-    monkeypatch.setattr(admission, "TICK_S", 0.05)
+    monkeypatch.setattr(admission, "CHECK_S", 0.05)
     served = serve(embedded, ServerSettings(max_body=1 << 20))
     host, port = served.url.removeprefix("http://").split(":")
     stalled = []
@@ -193,10 +195,10 @@ def test_what_there_is_no_room_for_has_its_answer(
     serve: Callable[..., Any], embedded: Model, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(admission, "WAIT_S", 0.2)
-    monkeypatch.setattr(admission, "TICK_S", 0.05)
+    monkeypatch.setattr(admission, "CHECK_S", 0.05)
     served = serve(embedded, ServerSettings(max_body=1 << 22))
     # As where others hold all of it.
-    monkeypatch.setattr(served.service.admission, "room", Room(0, most_waiting=1))
+    monkeypatch.setattr(served.service.admission, "bodies", ByteBudget(0, most_waiting=1))
     answer = served.post("/tokenize", content="x" * 4_000_000)
     assert answer.status_code == 503 and answer.headers["retry-after"]
     assert answer.json()["error"]["code"] == "bodies_busy"
@@ -206,46 +208,46 @@ def run(work: Coroutine[Any, Any, None]) -> None:
     asyncio.run(asyncio.wait_for(work, 20))
 
 
-async def busy(room: Room, nbytes: int) -> ApiError:
+async def busy(bodies: ByteBudget, nbytes: int) -> ApiError:
     with pytest.raises(ApiError) as caught:
-        async with room.share(nbytes):
+        async with bodies.hold(nbytes):
             pass
     return caught.value
 
 
 def test_room_is_given_in_order_and_the_wait_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(admission, "WAIT_S", 0.3)
-    monkeypatch.setattr(admission, "TICK_S", 0.05)
+    monkeypatch.setattr(admission, "CHECK_S", 0.05)
 
-    async def body(room: Room, nbytes: int, taken: list[int]) -> None:
-        async with room.share(nbytes):
+    async def body(bodies: ByteBudget, nbytes: int, taken: list[int]) -> None:
+        async with bodies.hold(nbytes):
             taken.append(nbytes)
 
     async def work() -> None:
-        room, taken = Room(100, most_waiting=2), list[int]()
-        async with room.share(60):
-            large = asyncio.create_task(body(room, 80, taken))
+        bodies, taken = ByteBudget(100, most_waiting=2), list[int]()
+        async with bodies.hold(60):
+            large = asyncio.create_task(body(bodies, 80, taken))
             await asyncio.sleep(0)
-            small = asyncio.create_task(body(room, 10, taken))  # there is room; it waits its turn
+            small = asyncio.create_task(body(bodies, 10, taken))  # it would fit, and waits its turn
             await asyncio.sleep(0)
-            third = await busy(room, 1)
+            third = await busy(bodies, 1)
             assert (third.status, third.code) == (503, "bodies_busy")
             assert third.headers["Retry-After"]
         await asyncio.gather(large, small)
         assert taken == [80, 10]
-        async with room.share(100):
+        async with bodies.hold(100):
             began = time.monotonic()
-            assert (await busy(room, 1)).status == 503
+            assert (await busy(bodies, 1)).status == 503
             assert 0.2 < time.monotonic() - began < 5
-            gone = asyncio.create_task(body(room, 1, taken))
+            gone = asyncio.create_task(body(bodies, 1, taken))
             await asyncio.sleep(0)
             gone.cancel()
-        async with room.share(100):  # all of it is there again
+        async with bodies.hold(100):  # all of it is there again
             pass
-        turns = Turns(1)
-        async with turns.turn():
+        threads = ThreadLimit(1)
+        async with threads.thread():
             with pytest.raises(ApiError):
-                async with turns.turn():
+                async with threads.thread():
                     pass
 
     run(work())
@@ -253,28 +255,28 @@ def test_room_is_given_in_order_and_the_wait_is_bounded(monkeypatch: pytest.Monk
 
 def test_a_body_that_keeps_its_pace_is_not_hurried(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(admission, "GRACE_S", 0.0)
-    monkeypatch.setattr(admission, "PACE", 1000)
-    monkeypatch.setattr(admission, "TICK_S", 0.01)
+    monkeypatch.setattr(admission, "LEAST_PACE", 1000)
+    monkeypatch.setattr(admission, "CHECK_S", 0.01)
 
     @asynccontextmanager
-    async def uploading(room: Room, nbytes: int) -> AsyncIterator[None]:
-        async with room.arriving(9.0) as arrival:
+    async def uploading(bodies: ByteBudget, nbytes: int) -> AsyncIterator[None]:
+        async with bodies.arriving(9.0) as arrival:
             arrival.nbytes = nbytes
             yield
 
-    async def slow(room: Room) -> None:
-        async with room.share(50), uploading(room, 0):
+    async def slow(bodies: ByteBudget) -> None:
+        async with bodies.hold(50), uploading(bodies, 0):
             await asyncio.sleep(10)
 
     async def work() -> None:
-        room = Room(100, most_waiting=2)
+        bodies = ByteBudget(100, most_waiting=2)
         async with AsyncExitStack() as held:
-            await held.enter_async_context(room.share(50))
-            await held.enter_async_context(uploading(room, 10**9))
-            task = asyncio.create_task(slow(room))
+            await held.enter_async_context(bodies.hold(50))
+            await held.enter_async_context(uploading(bodies, 10**9))
+            task = asyncio.create_task(slow(bodies))
             await asyncio.sleep(0.1)
-            assert not task.done()  # nobody waits for its room
-            async with room.share(50):
+            assert not task.done()  # nobody waits for its bodies
+            async with bodies.hold(50):
                 with pytest.raises(ApiError, match="while others waited"):
                     await task
 

@@ -12,7 +12,7 @@ from sfumato.server.dialects.shared.sampling import request_fields, seeds_of
 from sfumato.server.examples import warnings
 from sfumato.server.http.dialect import Dialect, Frame, Renderer
 from sfumato.server.http.errors import bad_request
-from sfumato.server.http.inflight import Outcome
+from sfumato.server.http.inflight import CollectedReply
 from sfumato.server.schemas.llama_cpp import LlamaBody
 from sfumato.server.service import Service
 
@@ -41,9 +41,9 @@ class LlamaRenderer(Renderer):
     def __init__(self, service: Service, body: LlamaBody, requests: Sequence[Request]) -> None:
         self._service, self._notes, self._sent = service, openai_objects.notes(body), 0
 
-    def body(self, outcomes: Sequence[Outcome]) -> Mapping[str, Any]:
-        (outcome,) = outcomes
-        return {"content": outcome.finished.reply.text, **self._end(outcome.finished)}
+    def body(self, replies: Sequence[CollectedReply]) -> Mapping[str, Any]:
+        (collected,) = replies
+        return {"content": collected.finished.reply.text, **self._end(collected.finished)}
 
     def extra(self, fields: Frame) -> Frame:
         return {"index": 0, "content": "", "stop": False} | fields

@@ -18,7 +18,7 @@ from sfumato.server.dialects.shared.thinking import thinking_of
 from sfumato.server.examples import warnings
 from sfumato.server.http.dialect import Dialect, Frame, Renderer
 from sfumato.server.http.errors import bad_request
-from sfumato.server.http.inflight import Outcome
+from sfumato.server.http.inflight import CollectedReply
 from sfumato.server.http.wire import SSE
 from sfumato.server.schemas.openai import ChatBody
 from sfumato.server.service import Service
@@ -112,34 +112,34 @@ class ChatRenderer(Renderer):
         # Characters of the answer and of the thought, and tool calls, that have been sent.
         self._sent = [{"content": 0, "reasoning_content": 0, "calls": 0} for _ in range(count)]
 
-    def body(self, outcomes: Sequence[Outcome]) -> Mapping[str, Any]:
-        ends = [outcome.finished for outcome in outcomes]
+    def body(self, replies: Sequence[CollectedReply]) -> Mapping[str, Any]:
+        ends = [collected.finished for collected in replies]
         notes = [*self._notes, *(text for end in ends for text in self._warnings(end.reply))]
         return {
             **openai_objects.head("chatcmpl", "chat.completion", self._id, self._service.name),
             "usage": openai_objects.usage([end.account for end in ends]),
             **openai_objects.figures(ends, notes),
-            "choices": self._choices(outcomes),
+            "choices": self._choices(replies),
         }
 
-    def _choices(self, outcomes: Sequence[Outcome]) -> Iterator[dict[str, Any]]:
-        for number, outcome in enumerate(outcomes):
-            end = outcome.finished
+    def _choices(self, replies: Sequence[CollectedReply]) -> Iterator[dict[str, Any]]:
+        for number, collected in enumerate(replies):
+            end = collected.finished
             choice = {
                 "index": number,
                 "message": message(end.reply),
-                "logprobs": self._logprobs(outcome),
+                "logprobs": self._logprobs(collected),
                 "finish_reason": openai_objects.finish_reason(end.reply, end.reply.tool_calls),
             }
-            outcome.commits.clear()
-            if len(outcomes) > 1:
+            collected.settled.clear()
+            if len(replies) > 1:
                 choice["timings"] = openai_objects.timings(end.account)
             yield choice
 
-    def _logprobs(self, outcome: Outcome) -> dict[str, Any] | None:
+    def _logprobs(self, collected: CollectedReply) -> dict[str, Any] | None:
         if not self.keeps_settled:
             return None
-        content = entries(self._service, self._alternatives, outcome)
+        content = entries(self._service, self._alternatives, collected)
         return {"content": content, "refusal": None}
 
     def _warnings(self, reply: Reply) -> list[str]:

@@ -14,7 +14,7 @@ from sfumato.server.dialects.shared.sampling import check_size, request_fields, 
 from sfumato.server.examples import warnings
 from sfumato.server.http.dialect import Dialect, Frame, Renderer
 from sfumato.server.http.errors import bad_request
-from sfumato.server.http.inflight import Outcome
+from sfumato.server.http.inflight import CollectedReply
 from sfumato.server.http.wire import SSE
 from sfumato.server.schemas.openai import CompletionBody
 from sfumato.server.service import Service
@@ -78,38 +78,35 @@ class TextRenderer(Renderer):
         # Characters that have come, and that have been sent: some wait for their tokens.
         self._taken, self._sent = [0] * len(requests), [0] * len(requests)
 
-    def body(self, outcomes: Sequence[Outcome]) -> Mapping[str, Any]:
-        ends = [outcome.finished for outcome in outcomes]
-        notes = [
-            *self._notes,
-            *(text for end in ends for text in warnings(self._embedded, end.reply)),
-        ]
+    def body(self, replies: Sequence[CollectedReply]) -> Mapping[str, Any]:
+        ends = [collected.finished for collected in replies]
+        texts = (text for end in ends for text in warnings(self._embedded, end.reply))
         accounts = [end.account for end in ends]
         return {
             **openai_objects.head("cmpl", "text_completion", self._id, self._service.name),
             "usage": openai_objects.usage_of_prompts(accounts, self._per_prompt),
-            **openai_objects.figures(ends, notes),
-            "choices": self._choices(outcomes),
+            **openai_objects.figures(ends, [*self._notes, *texts]),
+            "choices": self._choices(replies),
         }
 
-    def _choices(self, outcomes: Sequence[Outcome]) -> Iterator[dict[str, Any]]:
-        for number, outcome in enumerate(outcomes):
-            reply = outcome.finished.reply
+    def _choices(self, replies: Sequence[CollectedReply]) -> Iterator[dict[str, Any]]:
+        for number, collected in enumerate(replies):
+            reply = collected.finished.reply
             choice = {
                 "index": number,
                 "text": reply.text,
-                "logprobs": self._logprobs(outcome),
+                "logprobs": self._logprobs(collected),
                 "finish_reason": openai_objects.finish_reason(reply),
             }
-            outcome.commits.clear()
-            if len(outcomes) > 1:
-                choice["timings"] = openai_objects.timings(outcome.finished.account)
+            collected.settled.clear()
+            if len(replies) > 1:
+                choice["timings"] = openai_objects.timings(collected.finished.account)
             yield choice
 
-    def _logprobs(self, outcome: Outcome) -> dict[str, Any] | None:
+    def _logprobs(self, collected: CollectedReply) -> dict[str, Any] | None:
         if self._alternatives is None:
             return None
-        return legacy(entries(self._service, self._alternatives, outcome))
+        return legacy(entries(self._service, self._alternatives, collected))
 
     def extra(self, fields: Frame) -> Frame:
         return self._base | {"choices": []} | fields

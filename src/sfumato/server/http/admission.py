@@ -1,8 +1,8 @@
 """How many bytes of large bodies are held at a time, and how many bodies are read by a thread.
 
-A large body holds its share from its first byte until its request is made. Where there is no room
-it is not received: the connection stands still. Small ones need no share, since a connection has as
-much in its own buffers. Every wait is bounded, and ends in a 503. Knows no JSON.
+A large body holds its bytes of the budget from its first byte until its request is made. A body for
+which there is no budget is not received: its connection waits. Small bodies need no budget, since a
+connection buffers as much in any case. Every wait is bounded, and ends in a 503. Knows no JSON.
 """
 
 from __future__ import annotations
@@ -15,10 +15,10 @@ from contextlib import asynccontextmanager
 from sfumato.server.http.errors import RETRY_AFTER_S, ApiError
 
 SMALL = 64 * 2**10  # bytes; what a connection buffers in any case
-WAIT_S = 10.0  # for room, and again for a thread
-TICK_S = 0.25
-GRACE_S = 2.0  # that a body may take to arrive, whatever others wait for
-PACE = 2**20  # bytes a second, below which a body gives way to those that wait
+WAIT_S = 10.0  # for bodies, and again for a thread
+CHECK_S = 0.25
+GRACE_S = 2.0  # that a body may take to arrive although others wait
+LEAST_PACE = 2**20  # bytes a second; a slower body is ended where others wait
 
 
 class Arrival:
@@ -28,14 +28,14 @@ class Arrival:
         self._limit = limit
         self._began = asyncio.get_running_loop().time()
         self.nbytes = 0  # so far
-        self.hurried = False  # ended since others waited
+        self.ended_as_slow = False  # ended because others waited
 
-    def hurry(self, now: float) -> None:
-        """Ends it where it is slow."""
+    def end_if_slow(self, now: float) -> None:
+        """Ends the upload where it is slow."""
         age = now - self._began
-        slow = age > GRACE_S and self.nbytes < PACE * age
-        if slow and not self.hurried and not self._limit.expired():
-            self.hurried = True
+        slow = age > GRACE_S and self.nbytes < LEAST_PACE * age
+        if slow and not self.ended_as_slow and not self._limit.expired():
+            self.ended_as_slow = True
             self._limit.reschedule(now)
 
 
@@ -48,31 +48,31 @@ async def arriving(seconds: float) -> AsyncIterator[Arrival]:
             arrival = Arrival(limit)
             yield arrival
     except TimeoutError:
-        raise _late(seconds, arrival is not None and arrival.hurried) from None
+        raise _late(seconds, arrival is not None and arrival.ended_as_slow) from None
 
 
-class Turns:
-    """Threads that read bodies, first come, first served."""
+class ThreadLimit:
+    """Threads that decode bodies, first come, first served."""
 
     def __init__(self, threads: int) -> None:
         self._threads = asyncio.Semaphore(threads)
 
     @asynccontextmanager
-    async def turn(self) -> AsyncIterator[None]:
-        """Within, a thread may work on a body. Raises ApiError where others take too long."""
+    async def thread(self) -> AsyncIterator[None]:
+        """Within, the caller may use a thread for a body. Raises ApiError after a long wait."""
         try:
             async with asyncio.timeout(WAIT_S):
                 await self._threads.acquire()
         except TimeoutError:
-            raise _busy() from None
+            raise _overloaded() from None
         try:
             yield
         finally:
             self._threads.release()
 
 
-class Room:
-    """Bytes for bodies, first come, first served."""
+class ByteBudget:
+    """Bytes of bodies that are held at a time, first come, first served."""
 
     def __init__(self, nbytes: int, most_waiting: int) -> None:
         self._free, self._most_waiting = nbytes, most_waiting
@@ -80,9 +80,9 @@ class Room:
         self._arrivals: set[Arrival] = set()
 
     @asynccontextmanager
-    async def share(self, nbytes: int) -> AsyncIterator[None]:
-        """Within, so many bytes are taken. Raises ApiError where there is no room for long."""
-        await self._take(nbytes)
+    async def hold(self, nbytes: int) -> AsyncIterator[None]:
+        """Within, so many bytes are held. Raises ApiError after a long wait."""
+        await self._acquire(nbytes)
         try:
             yield
         finally:
@@ -91,7 +91,7 @@ class Room:
 
     @asynccontextmanager
     async def arriving(self, seconds: float) -> AsyncIterator[Arrival]:
-        """Within, a body that has a share is received; it must make haste where others wait."""
+        """Within, a body that holds its bytes is received; a slow one ends where others wait."""
         async with arriving(seconds) as arrival:
             self._arrivals.add(arrival)
             try:
@@ -99,12 +99,12 @@ class Room:
             finally:
                 self._arrivals.discard(arrival)
 
-    async def _take(self, nbytes: int) -> None:
+    async def _acquire(self, nbytes: int) -> None:
         if not self._waiting and nbytes <= self._free:
             self._free -= nbytes
             return
         if len(self._waiting) >= self._most_waiting:
-            raise _busy()
+            raise _overloaded()
         loop = asyncio.get_running_loop()
         granted: asyncio.Future[None] = loop.create_future()
         self._waiting.append((nbytes, granted))
@@ -112,10 +112,10 @@ class Room:
         try:
             while not granted.done():
                 if loop.time() > until:
-                    raise _busy()
+                    raise _overloaded()
                 for arrival in self._arrivals:
-                    arrival.hurry(loop.time())
-                await asyncio.wait([granted], timeout=TICK_S)
+                    arrival.end_if_slow(loop.time())
+                await asyncio.wait([granted], timeout=CHECK_S)
         except BaseException:
             if granted.done():
                 self._free += nbytes
@@ -132,17 +132,17 @@ class Room:
 
 
 class Admission:
-    """What a server admits. Small bodies, which nearly all are, never wait for large ones."""
+    """The limits of one server. Small bodies, which nearly all are, never wait for large ones."""
 
     def __init__(self, max_body: int) -> None:
-        self.most = max_body
-        self.room = Room(2 * max_body, most_waiting=16)
-        self.small = Turns(2)
+        self.max_body = max_body
+        self.bodies = ByteBudget(2 * max_body, most_waiting=16)
+        self.small = ThreadLimit(2)
         # One at a time is read: its values and texts may take several times its bytes.
-        self.large = Turns(1)
+        self.large = ThreadLimit(1)
 
 
-def _busy() -> ApiError:
+def _overloaded() -> ApiError:
     return ApiError(
         503,
         "more bodies arrive than this server reads at a time; send it again later",
@@ -151,11 +151,11 @@ def _busy() -> ApiError:
     )
 
 
-def _late(seconds: float, hurried: bool) -> ApiError:
-    said = (
-        f"the body arrived at less than {PACE:,} bytes a second while others waited; send it again "
-        "later"
-        if hurried
+def _late(seconds: float, ended_as_slow: bool) -> ApiError:
+    message = (
+        f"the body arrived at less than {LEAST_PACE:,} bytes a second while others waited; send it "
+        "again later"
+        if ended_as_slow
         else f"the body did not arrive within {seconds:g} seconds; send it faster, or less"
     )
-    return ApiError(408, said, code="body_timeout", headers={"Connection": "close"})
+    return ApiError(408, message, code="body_timeout", headers={"Connection": "close"})

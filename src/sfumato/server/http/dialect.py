@@ -14,7 +14,7 @@ from typing import Any, Generic, TypeVar
 
 from sfumato.engine import Account, Finished, Request, Settled
 from sfumato.server.http.errors import ApiError, ErrorBody, openai_error
-from sfumato.server.http.inflight import Outcome
+from sfumato.server.http.inflight import CollectedReply
 from sfumato.server.http.wire import SSE, Wire
 from sfumato.server.schemas.body import Body
 from sfumato.server.service import Service
@@ -29,7 +29,7 @@ class Renderer(ABC):
     keeps_settled = False  # whether `body` needs the settled canvases, which hold tensors
 
     @abstractmethod
-    def body(self, outcomes: Sequence[Outcome]) -> Mapping[str, Any]:
+    def body(self, replies: Sequence[CollectedReply]) -> Mapping[str, Any]:
         """The answer without a stream. An iterator in it becomes a list, and its items are made
         and encoded one by one. Called in a thread."""
 

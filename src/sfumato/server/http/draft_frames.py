@@ -14,14 +14,14 @@ def draft_frame(service: Service, number: int, draft: Draft) -> dict[str, Any]:
     """One step. Probabilities and entropies (nats) are rounded: they are for display."""
     ids = draft.token_ids.tolist()
     top_ids, top_probs = draft.top_ids.tolist(), _rounded(draft.top_probs)
-    noise = {} if draft.noise is None else {"noise": service.pieces(draft.noise.tolist())}
+    noise = {} if draft.noise is None else {"noise": service.token_texts(draft.noise.tolist())}
     return {
         "index": number,
         "canvas": draft.canvas,
         "step": draft.step,
         "max_steps": draft.max_steps,
         "token_ids": ids,
-        "tokens": service.pieces(ids),
+        "tokens": service.token_texts(ids),
         "text": draft.text,
         "entropy": _rounded(draft.entropy),
         "accepted": draft.accepted.tolist(),
@@ -44,6 +44,6 @@ def settled_frame(service: Service, number: int, settled: Settled, steps: int) -
         "canvas": settled.canvas,
         "convergence": settled.convergence,
         "token_ids": settled.token_ids,
-        "tokens": service.pieces(settled.token_ids),
+        "tokens": service.token_texts(settled.token_ids),
         "steps": steps,
     }

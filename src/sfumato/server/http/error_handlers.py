@@ -1,4 +1,4 @@
-"""What an application answers where a route raises: every failure in the form of its dialect."""
+"""Exception handlers: what a route raises becomes an answer in the form of its dialect."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ log = logging.getLogger(__name__)
 
 
 def add_handlers(app: FastAPI) -> None:
-    """Every failure of a route in the same shape."""
+    """Renders every failure of a route with the error form of its path."""
 
     async def api_error(request: Request, error: Exception) -> Response:
         assert isinstance(error, ApiError)
@@ -26,16 +26,16 @@ def add_handlers(app: FastAPI) -> None:
         path, status = request.url.path, error.status_code
         headers = dict(error.headers) if error.headers else {}
         if status in (404, 405):
-            # Where no route takes it the page's files are looked through, which say one or the
-            # other by the method alone.
-            methods = _methods(app, path)
-            status = 405 if methods else 404
-            headers = {"Allow": ", ".join(sorted(methods))} if methods else {}
-        said = {
+            # A request without a route reaches the page's files, which answer 404 or 405 by the
+            # method alone.
+            allowed = _methods(app, path)
+            status = 405 if allowed else 404
+            headers = {"Allow": ", ".join(sorted(allowed))} if allowed else {}
+        messages = {
             404: f"there is no {request.method} {path[:200]}; /docs lists what there is",
             405: f"{path[:200]} takes another method",
         }
-        answer = ApiError(status, said.get(status, str(error.detail)), headers=headers)
+        answer = ApiError(status, messages.get(status, str(error.detail)), headers=headers)
         return answer.response(request.scope)
 
     async def bug(request: Request, error: Exception) -> Response:
@@ -48,9 +48,9 @@ def add_handlers(app: FastAPI) -> None:
 
 
 def _methods(app: FastAPI, path: str) -> set[str]:
-    """What routes of that path take; nothing where there are none."""
-    found: set[str] = set()
+    """The methods of the routes of that path; empty where there is no route."""
+    methods: set[str] = set()
     for route in app.routes:
         if isinstance(route, APIRoute) and route.path_regex.match(path):
-            found |= route.methods or set()
-    return found
+            methods |= route.methods or set()
+    return methods

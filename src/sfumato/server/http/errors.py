@@ -22,7 +22,7 @@ REFUSAL = "sfumato.refusal"  # the ApiError of its answer
 ERROR_BODY = "sfumato.error_body"  # the `ErrorBody` of its path's dialect
 
 _FIELD = re.compile(r"([A-Za-z_][\w.\[\]]*)(?:, [A-Za-z_]\w*)*: ")
-_PROMPT = ("prompt", "ids", "text")  # what the prompt is called where it is made
+_PROMPT = ("prompt", "ids", "text")  # names of the prompt in messages of the engine
 _PATH = re.compile(r"(?<![\w/.:])/(?:[^\s/'\",;]+/)+([^\s/'\",;]*)")
 _STATUS = {
     "invalid": 400,
@@ -77,7 +77,7 @@ class ApiError(Exception):
         headers: dict[str, str] | None = None,
         more: dict[str, Any] | None = None,
     ) -> None:
-        """more: what the error's object has besides, or instead."""
+        """more: further fields of the error's object; they replace fields of the same name."""
         super().__init__(message)
         self.status, self.message, self.param, self.code = status, message, param, code
         self.headers, self.more = headers or {}, more or {}
@@ -120,35 +120,35 @@ def bad_request(message: str, param: str | None = None, code: str | None = None)
     return ApiError(400, message, param, code)
 
 
-def from_value_error(error: ValueError, asked: EngineRequest | None = None) -> ApiError:
-    """What a check of our own raised; its message begins with the field's name. asked: what it
-    was about, whose prompt came in a field of another name."""
+def from_value_error(error: ValueError, request: EngineRequest | None = None) -> ApiError:
+    """The answer to an error of a check, whose message begins with the field's name. request: the
+    request that was checked, whose prompt may stand in a field of another name."""
     message = without_paths(str(error))
     field = _FIELD.match(message)
     name = field[1] if field else None
-    if name in _PROMPT and asked is not None:
-        prompt = "prompt" if asked.messages is None else "messages"
+    if name in _PROMPT and request is not None:
+        prompt = "prompt" if request.messages is None else "messages"
         name, message = prompt, prompt + message[len(name) :]
     if isinstance(error, TooLarge):
-        found = too_large(message, name, error.prompt_tokens, error.context)
+        answer = too_large(message, name, error.prompt_tokens, error.context)
     else:
-        found = bad_request(message, name)
-    found.recorded = asked is not None
-    return found
+        answer = bad_request(message, name)
+    answer.recorded = request is not None
+    return answer
 
 
 def too_large(message: str, param: str | None, prompt: int | None, context: int | None) -> ApiError:
-    """What exceeds the context: the code is OpenAI's, the rest llama-server's."""
+    """The answer to what exceeds the context: OpenAI's code, llama-server's type and numbers."""
     numbers = {"n_prompt_tokens": prompt, "n_ctx": context}
     more = {"type": "exceed_context_size_error", **numbers}
     return ApiError(400, message, param, "context_length_exceeded", more=more)
 
 
-def from_refusal(error: Exception, asked: EngineRequest) -> ApiError:
-    """What `Engine.submit` raised of what was asked. Raises the error again where it is none of the
-    promised."""
+def from_refusal(error: Exception, request: EngineRequest) -> ApiError:
+    """The answer to an error of `EngineClient.submit`. Raises the error again where `submit` does
+    not promise it."""
     if isinstance(error, ValueError):
-        return from_value_error(error, asked)
+        return from_value_error(error, request)
     seconds = RETRY_AFTER_S
     if isinstance(error, QueueFull):
         status, code = 429, "queue_full"
@@ -158,9 +158,9 @@ def from_refusal(error: Exception, asked: EngineRequest) -> ApiError:
         status, code = 503, "engine_unavailable"
     else:
         raise error
-    found = ApiError(status, without_paths(str(error)), code=code, headers=_retry(seconds))
-    found.recorded = True
-    return found
+    answer = ApiError(status, without_paths(str(error)), code=code, headers=_retry(seconds))
+    answer.recorded = True
+    return answer
 
 
 def dead(error: EngineDead) -> ApiError:
@@ -168,21 +168,21 @@ def dead(error: EngineDead) -> ApiError:
 
 
 def from_failed(failed: Failed) -> ApiError:
-    """What a request ended in."""
+    """The answer to a request that failed."""
     status, message = _STATUS[failed.kind], without_paths(failed.message)
     if status == 400:
         field = _FIELD.match(message)
         name = field[1] if field else None
         if failed.kind == "too_large":
             prompt = failed.account.prompt_tokens if failed.account else None
-            found = too_large(message, name, prompt, failed.context)
+            answer = too_large(message, name, prompt, failed.context)
         else:
-            found = bad_request(message, name, failed.kind)
+            answer = bad_request(message, name, failed.kind)
     else:
         headers = _retry() if status in (429, 503) else None
-        found = ApiError(status, message, code=failed.kind, headers=headers)
-    found.recorded = True
-    return found
+        answer = ApiError(status, message, code=failed.kind, headers=headers)
+    answer.recorded = True
+    return answer
 
 
 def _retry(seconds: int = RETRY_AFTER_S) -> dict[str, str]:

@@ -1,7 +1,7 @@
 """Requests of one HTTP call while the engine works on them: events from its thread to the loop.
 
-Of many requests only some are the engine's at a time; the next one follows when one has ended.
-What starts requests here cancels them when the client has gone.
+Of many requests only some are in the engine at a time; the next one follows when one has ended. The
+caller that starts requests cancels them when its client has disconnected.
 """
 
 from __future__ import annotations
@@ -26,10 +26,10 @@ RETRY_S = 0.1  # how often a full queue is tried again, and a deadline looked at
 
 
 @dataclass
-class Outcome:
-    """What came of one request."""
+class CollectedReply:
+    """The end of one request, and its canvases."""
 
-    commits: list[Settled] = field(default_factory=list)  # where they are wanted
+    settled: list[Settled] = field(default_factory=list)  # where they are wanted
     end: Finished | None = None
 
     @property
@@ -38,16 +38,16 @@ class Outcome:
         return self.end
 
 
-class Running:
-    """Some requests' events, in the order in which they come."""
+class InFlight:
+    """The requests of one HTTP call, and their events in order of arrival."""
 
     def __init__(self, engine: EngineClient, requests: Sequence[Request]) -> None:
         self._engine = engine
         self._requests = requests  # their `since` is set: deadlines count while they wait here
-        self._asked = 0  # the one that the engine looks at, or looked at last
+        self._current = 0  # number of the request that was given to the engine last
         self.open = set(range(len(requests)))  # those whose terminal event has not been taken yet
-        # As many as the slots wait in the queue, so that no slot is free for long; more would take
-        # the queue from other clients.
+        # As many requests as there are slots wait in the queue, so that no slot is free for long;
+        # more would fill the queue that other clients need.
         self._window = 2 * engine.config.slots
         self._ended = 0
         self._cancelled = False
@@ -77,7 +77,7 @@ class Running:
         return number, event
 
     def cancel(self) -> None:
-        """Ends what has not ended."""
+        """Cancels the requests that have not ended."""
         self._cancelled = True
         self._moved.set()
         for number, handle in enumerate(self._handles):
@@ -85,53 +85,52 @@ class Running:
                 handle.cancel()
 
     async def begin(self) -> None:
-        """Submits as many as there is room for now, and in time the others. Raises what the engine
-        raises of one of them, and then ends all; QueueFull only where there is no room for the
-        first."""
+        """Submits as many requests as the queue takes now, and the others later. Where the engine
+        raises for one of them, ends all and raises the same; QueueFull only for the first."""
         try:
             await run_in_threadpool(self._submit)
         except BaseException as error:
             self.cancel()
-            rest = Failed(*explain(error)) if isinstance(error, Exception) else _NOT_BEGUN
-            self._drop(rest, error)
+            ending = Failed(*explain(error)) if isinstance(error, Exception) else _NOT_BEGUN
+            self._drop(ending, error)
             raise
         if len(self._handles) < len(self._requests):
             self._feeder = asyncio.create_task(self._feed())
 
     def _submit(self) -> None:
-        """In a thread. One of the replies to a prompt is checked: only seeds differ."""
+        """In a thread. Checks one reply of each prompt: only seeds differ."""
         checked = {id(self._requests[0].made)}
         for number, request in enumerate(self._requests):
             if id(request.made) not in checked:
                 checked.add(id(request.made))
-                self._asked = number
+                self._current = number
                 self._engine.check(request)
-        self._asked = 0
-        self._took(self._engine.submit(self._requests[0], self._sink(0)))
+        self._current = 0
+        self._add(self._engine.submit(self._requests[0], self._sink(0)))
         while len(self._handles) < min(self._window, len(self._requests)) and self._offer():
             pass
 
     def _offer(self) -> bool:
         """Submits the next one; False where the queue is full."""
-        self._asked = number = len(self._handles)
+        self._current = number = len(self._handles)
         handle = self._engine.offer(self._requests[number], self._sink(number))
         if handle is not None:
-            self._took(handle)
+            self._add(handle)
         return handle is not None
 
-    def _took(self, handle: Handle) -> None:
+    def _add(self, handle: Handle) -> None:
         self._handles.append(handle)
         if self._cancelled:  # in the meantime
             handle.cancel()
 
     async def _feed(self) -> None:
-        """Submits the rest, one by one, as there is room. Those for which there never was any end
-        here."""
-        rest, raised = _NOT_BEGUN, None
+        """Submits the remaining requests one by one, as the queue takes them. Ends those that it
+        never took."""
+        ending, cause = _NOT_BEGUN, None
         try:
             while len(self._handles) < len(self._requests) and not self._cancelled:
                 if late := self._engine.late(self._requests[0]):
-                    rest = Failed("timeout", late)
+                    ending = Failed("timeout", late)
                     break
                 self._moved.clear()
                 room = len(self._handles) < self._ended + self._window
@@ -141,18 +140,19 @@ class Running:
                     async with asyncio.timeout(RETRY_S):
                         await self._moved.wait()
         except Exception as error:
-            rest, raised = Failed(*explain(error)), error
+            ending, cause = Failed(*explain(error)), error
         finally:
             for number in range(len(self._handles), len(self._requests)):
-                self._put(number, rest)
-            self._drop(rest, raised)
+                self._put(number, ending)
+            self._drop(ending, cause)
 
-    def _drop(self, rest: Failed, raised: BaseException | None) -> None:
-        """Ends those that the engine does not have; of one that it refused it has told itself."""
-        refused = self._asked if isinstance(raised, REFUSALS) else None
+    def _drop(self, ending: Failed, cause: BaseException | None) -> None:
+        """Reports the end of requests that the engine does not have; the engine itself has
+        reported the one that it refused."""
+        refused = self._current if isinstance(cause, REFUSALS) else None
         for number in range(len(self._handles), len(self._requests)):
             if number != refused:
-                self._engine.drop(self._requests[number], rest)
+                self._engine.drop(self._requests[number], ending)
 
     def _sink(self, number: int) -> Callable[[Event], None]:
         def deliver(event: Event) -> None:
@@ -179,9 +179,9 @@ class Running:
         self._arrived.set()
 
 
-async def start(engine: EngineClient, requests: Sequence[Request]) -> Running:
+async def start(engine: EngineClient, requests: Sequence[Request]) -> InFlight:
     """Raises ApiError where the engine refuses one of them; then none of them runs."""
-    running = Running(engine, requests)
+    running = InFlight(engine, requests)
     try:
         await running.begin()
     except Exception as error:
@@ -189,29 +189,31 @@ async def start(engine: EngineClient, requests: Sequence[Request]) -> Running:
     return running
 
 
-def headers_of(running: Running) -> dict[str, str]:
-    """Those by which an answer can be found in the audit log."""
+def headers_of(running: InFlight) -> dict[str, str]:
+    """Headers that name the answer's line of the audit log."""
     return {"X-Request-Id": running.id}
 
 
-async def outcomes(http: HttpRequest, running: Running, commits: bool = False) -> list[Outcome]:
-    """Waits for all of them; commits: whether those are wanted too, which hold tensors. Raises
-    ApiError where one fails or the client goes away."""
-    work = asyncio.create_task(_collect(running, commits))
-    gone = asyncio.create_task(_disconnect(http))
+async def collect(
+    http: HttpRequest, running: InFlight, settled: bool = False
+) -> list[CollectedReply]:
+    """Waits for all replies. settled: whether to keep the settled canvases, which hold tensors.
+    Raises ApiError where a request fails or the client disconnects."""
+    work = asyncio.create_task(_collect_all(running, settled))
+    disconnected = asyncio.create_task(_disconnect(http))
     try:
-        await asyncio.wait({work, gone}, return_when=asyncio.FIRST_COMPLETED)
+        await asyncio.wait({work, disconnected}, return_when=asyncio.FIRST_COMPLETED)
         if not work.done():
-            raise ApiError(CLIENT_GONE, "the client has gone")
+            raise ApiError(CLIENT_GONE, "the client has disconnected")
         return work.result()
     finally:
         running.cancel()
         work.cancel()
-        gone.cancel()
+        disconnected.cancel()
 
 
-async def _collect(running: Running, commits: bool) -> list[Outcome]:
-    found = [Outcome() for _ in running.open]
+async def _collect_all(running: InFlight, settled: bool) -> list[CollectedReply]:
+    replies = [CollectedReply() for _ in running.open]
     while running.open:
         taken = await running.next()
         assert taken
@@ -221,10 +223,10 @@ async def _collect(running: Running, commits: bool) -> list[Outcome]:
             failure.headers |= headers_of(running)
             raise failure
         if isinstance(event, Finished):
-            found[number].end = event
-        elif isinstance(event, Settled) and commits:
-            found[number].commits.append(event)
-    return found
+            replies[number].end = event
+        elif isinstance(event, Settled) and settled:
+            replies[number].settled.append(event)
+    return replies
 
 
 async def _disconnect(http: HttpRequest) -> None:

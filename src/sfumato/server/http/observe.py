@@ -1,7 +1,7 @@
-"""What every answer adds to the figures: its route, status and time; and what refusals add to logs.
+"""Counts every answer by route, status and time, and writes refusals to the logs.
 
-Stands around all else, so that what the gate refuses is seen too. Labels are the templates of
-routes and statuses, never what a client wrote. Plain ASGI.
+The outermost middleware, so that it sees what the gate refuses too. Labels are templates of routes
+and statuses, never a client's text. Plain ASGI.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ AuditLine = Callable[[dict[str, Any]], None]
 
 
 class Observer:
-    """Counts and times answers, and tells of refusals."""
+    """Counts and times answers, and reports refusals."""
 
     def __init__(
         self, app: App, routes: Sequence[Any], metrics: Metrics, audit: AuditLine | None
@@ -60,20 +60,20 @@ class Observer:
                 self._refusals.add(scope, route, status)
 
     def _route(self, scope: Scope, path: str, status: int) -> str:
-        """The template of the route that took the request, or would have."""
-        found = scope.get("route")
-        if found is None:
-            found = next((r for r in self._routes if r.path_regex.match(path)), None)
-        template = getattr(found, "path", "")
+        """The template of the route that matches the request."""
+        matched = scope.get("route")
+        if matched is None:
+            matched = next((r for r in self._routes if r.path_regex.match(path)), None)
+        template = getattr(matched, "path", "")
         if template:
             return str(template)
-        # All that is left reaches the page's files.
-        return OTHER if found is None or status in (404, 405) else PAGE
+        # Other requests reach the page's files.
+        return OTHER if matched is None or status in (404, 405) else PAGE
 
 
 class Refusals:
-    """Tells the log and the audit log of refusals: of each status some at once, then one every ten
-    seconds, which says how many there were in between. The metrics count them all."""
+    """Writes refusals to the log and the audit log: some of each status at once, then one every ten
+    seconds with the number of those left out. The metrics count them all."""
 
     def __init__(self, audit: AuditLine | None, limit: RateLimit | None = None) -> None:
         self._audit, self._limit = audit, limit or RateLimit()

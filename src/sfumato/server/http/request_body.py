@@ -1,8 +1,8 @@
 """From the bytes of a body to its model, with errors that name the field.
 
-What a body costs is bounded before it is decoded: `admission` has its bytes, `jsonscan` its values.
-It is decoded and validated in a thread, and validation stops at the first error. Unknown fields are
-refused, or, where the server is lenient, left out.
+The cost of a body is bounded before it is decoded: `admission` bounds bytes, `jsonscan` values. A
+body is decoded and validated in a thread, and validation stops at the first error. Unknown fields
+are refused or, where the server is lenient, left out.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from fastapi.concurrency import run_in_threadpool
 from pydantic import BaseModel, ValidationError
 from pydantic_core import from_json
 
-from sfumato.server.http.admission import SMALL, Admission, Arrival, Turns, arriving
+from sfumato.server.http.admission import SMALL, Admission, Arrival, ThreadLimit, arriving
 from sfumato.server.http.errors import CLIENT_GONE, ApiError, bad_request
 from sfumato.server.schemas.body import Body, Unknown
 from sfumato.server.service import Service
@@ -35,53 +35,54 @@ _TYPE_NAMES = {"str", "int", "float", "bool", "dict", "nullable"}  # branches of
 
 @asynccontextmanager
 async def read(service: Service, request: Request, model: type[Model]) -> AsyncIterator[Model]:
-    """The body as its model. Until the end of the context its share of memory and of threads is
-    held: what takes time with it belongs there. Raises ApiError."""
+    """The body as its model. The context holds the body's bytes of the budget and its thread: work
+    that takes time with the body belongs within. Raises ApiError."""
     settings = service.settings
     async with AsyncExitStack() as held:
-        data, turns = await _arrived(request, service.admission, held)
+        data, threads = await _receive(request, service.admission, held)
         since = service.engine.now()
-        await held.enter_async_context(turns.turn())
+        await held.enter_async_context(threads.thread())
         body = await run_in_threadpool(
-            made, data, model, settings.lenient, settings.max_values, empty=True
+            decoded, data, model, settings.lenient, settings.max_values, clear=True
         )
         body.arrived(since)
         yield body
 
 
-async def _arrived(
+async def _receive(
     request: Request, admission: Admission, held: AsyncExitStack
-) -> tuple[bytearray, Turns]:
-    """The whole body, and what it has to wait for; a large one's share is held."""
-    said = request.headers.get("content-length", "")
-    length = int(said) if said.isascii() and said.isdecimal() and len(said) < 20 else None
+) -> tuple[bytearray, ThreadLimit]:
+    """The bytes of the body, and the threads that decode bodies of its size; `held` gets the budget
+    of a large one."""
+    header = request.headers.get("content-length", "")
+    length = int(header) if header.isascii() and header.isdecimal() and len(header) < 20 else None
     data = bytearray()
     if length is None or length <= SMALL:
         async with arriving(BODY_S) as arrival:
-            if await _received(request, data, arrival, SMALL):
+            if await _add_chunks(request, data, arrival, SMALL):
                 return data, admission.small
-        # It did not say how long it is, and is not small.
-        length = admission.most
+        # There is no Content-Length, and the body is not small.
+        length = admission.max_body
     try:
-        await held.enter_async_context(admission.room.share(length))
+        await held.enter_async_context(admission.bodies.hold(length))
     except ApiError:
         await _discard(request)
         raise
-    async with admission.room.arriving(BODY_S) as arrival:
-        await _received(request, data, arrival, admission.most)
+    async with admission.bodies.arriving(BODY_S) as arrival:
+        await _add_chunks(request, data, arrival, admission.max_body)
     return data, admission.large
 
 
 async def _discard(request: Request) -> None:
-    """Drops what comes: most clients send their body to its end before they read an answer."""
+    """Reads and drops the body: most clients send all of it before they read an answer."""
     with suppress(TimeoutError):
         async with asyncio.timeout(DISCARD_S):
             while (await request.receive()).get("more_body", False):
                 pass
 
 
-async def _received(request: Request, data: bytearray, arrival: Arrival, most: int) -> bool:
-    """Adds what comes; False as soon as there are over `most` bytes, and more to come."""
+async def _add_chunks(request: Request, data: bytearray, arrival: Arrival, most: int) -> bool:
+    """Adds the body's chunks to `data`; False once there are over `most` bytes and more follow."""
     while True:
         message = await request.receive()
         if message["type"] == "http.disconnect":
@@ -94,27 +95,25 @@ async def _received(request: Request, data: bytearray, arrival: Arrival, most: i
             return False
 
 
-def made(
-    data: bytearray, model: type[Model], lenient: bool, most_values: int, empty: bool = False
+def decoded(
+    data: bytearray, model: type[Model], lenient: bool, most_values: int, clear: bool = False
 ) -> Model:
-    """The model of a body. empty: the bytes are let go of as soon as they are decoded. Raises
-    ApiError."""
+    """The model of a body. clear: empties `data` once it is decoded. Raises ApiError."""
     value = parse(data, most_values)
-    if empty:
+    if clear:
         data.clear()
     return validated(value, model, lenient)
 
 
-def light(body: Model, *kept: str) -> Model:
-    """The body without its lists, objects and longer texts, but for the fields that are kept: for
-    the time while its replies are written, which may be hundreds at once."""
-    heavy = [
+def without_large_fields(body: Model) -> Model:
+    """The body without its lists, objects and longer texts: a server may hold hundreds of bodies
+    while their replies are written."""
+    large = [
         name
         for name, value in body
-        if name not in kept
-        and (isinstance(value, list | dict) or (isinstance(value, str) and len(value) > 1000))
+        if isinstance(value, list | dict) or (isinstance(value, str) and len(value) > 1000)
     ]
-    return body.model_copy(update=dict.fromkeys(heavy))
+    return body.model_copy(update=dict.fromkeys(large))
 
 
 def parse(data: bytearray, most_values: int) -> dict[str, Any]:
@@ -152,12 +151,12 @@ def validated(value: dict[str, Any], model: type[Model], lenient: bool) -> Model
     try:
         body = model.model_validate(_known(value, model))
     except ValidationError as error:
-        found = error.errors(include_url=False, include_context=False)
+        results = error.errors(include_url=False, include_context=False)
     else:
         body.leave_out(unknown)
         return body
-    first = found[0]
-    for error_of_branch in found:  # of a union, the first is about another branch
+    first = results[0]
+    for error_of_branch in results:  # of a union, the first is about another branch
         given = error_of_branch["input"]
         is_point = error_of_branch["type"] == "int_type" and isinstance(given, float)
         if is_point and given.is_integer() and error_of_branch["loc"][0] == first["loc"][0]:
@@ -179,22 +178,22 @@ def _unknown(value: Mapping[str, Any], model: type[BaseModel], where: str = "") 
 
 def _known(value: Mapping[str, Any], model: type[BaseModel]) -> dict[str, Any]:
     """The fields that the model has."""
-    found = {name: item for name, item in value.items() if name in model.model_fields}
+    results = {name: item for name, item in value.items() if name in model.model_fields}
     for name, part in _parts(model).items():
-        if isinstance(inner := found.get(name), dict):
-            found[name] = _known(inner, part)
-    return found
+        if isinstance(inner := results.get(name), dict):
+            results[name] = _known(inner, part)
+    return results
 
 
 @lru_cache
 def _parts(model: type[BaseModel]) -> dict[str, type[BaseModel]]:
     """The fields that are models themselves, or null."""
-    found = {}
+    results = {}
     for name, field in model.model_fields.items():
         for kind in (field.annotation, *get_args(field.annotation)):
             if isinstance(kind, type) and issubclass(kind, BaseModel):
-                found[name] = kind
-    return found
+                results[name] = kind
+    return results
 
 
 def _refusal(loc: Sequence[int | str], message: str, kind: str) -> ApiError:

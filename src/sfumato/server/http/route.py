@@ -20,11 +20,11 @@ async def reply(dialect: Dialect[B], service: Service, http: HttpRequest) -> Res
     """Raises ApiError."""
     async with request_body.read(service, http, dialect.body_type) as body:
         requests = await run_in_threadpool(dialect.parse, service, body)
-    body = request_body.light(body)
+    body = request_body.without_large_fields(body)
     renderer = dialect.renderer(service, body, requests)
     running = await inflight.start(service.engine, requests)
     if dialect.streams(body):
         return stream.response(service, running, renderer, dialect)
-    outcomes = await inflight.outcomes(http, running, renderer.keeps_settled)
+    replies = await inflight.collect(http, running, renderer.keeps_settled)
     headers = inflight.headers_of(running)
-    return await run_in_threadpool(lambda: answer.response(renderer.body(outcomes), headers))
+    return await run_in_threadpool(lambda: answer.response(renderer.body(replies), headers))

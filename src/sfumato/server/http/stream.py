@@ -16,7 +16,7 @@ from sfumato.engine import Account, Draft, Event, Failed, Settled
 from sfumato.server.http.dialect import Dialect, Frame, Renderer
 from sfumato.server.http.draft_frames import draft_frame, settled_frame
 from sfumato.server.http.errors import ApiError, from_failed, internal
-from sfumato.server.http.inflight import Running, headers_of
+from sfumato.server.http.inflight import InFlight, headers_of
 from sfumato.server.http.security import Receive, Scope, Send
 from sfumato.server.service import Service
 
@@ -24,7 +24,7 @@ log = logging.getLogger(__name__)
 
 
 def response(
-    service: Service, running: Running, renderer: Renderer, dialect: Dialect[Any]
+    service: Service, running: InFlight, renderer: Renderer, dialect: Dialect[Any]
 ) -> StreamingResponse:
     """The stream of `running`, which is cancelled when the client goes away."""
     frames = _Frames(service, renderer, dialect)
@@ -35,7 +35,7 @@ class _Stream(StreamingResponse):
     """Cancels what runs when it ends. Its generator cannot: a client that goes away early, or in
     the middle of a frame, leaves it not begun, or waiting to be collected."""
 
-    def __init__(self, running: Running, texts: AsyncIterator[str], media_type: str) -> None:
+    def __init__(self, running: InFlight, texts: AsyncIterator[str], media_type: str) -> None:
         headers = {"Cache-Control": "no-store", "X-Accel-Buffering": "no"} | headers_of(running)
         super().__init__(texts, media_type=media_type, headers=headers)
         self._running = running
@@ -47,7 +47,7 @@ class _Stream(StreamingResponse):
             self._running.cancel()
 
 
-async def _texts(service: Service, running: Running, frames: _Frames) -> AsyncIterator[str]:
+async def _texts(service: Service, running: InFlight, frames: _Frames) -> AsyncIterator[str]:
     """What is written on the connection."""
     wire = frames.wire
     try:

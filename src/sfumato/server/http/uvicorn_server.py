@@ -1,7 +1,7 @@
-"""uvicorn around the application: the socket, and an end in good order.
+"""uvicorn around the application: the socket, and an orderly shutdown.
 
-After SIGTERM or SIGINT no connection is accepted any more, the requests that run may finish for a
-while, and what is left then ends in an error of its own. A second signal ends that at once.
+After SIGTERM or SIGINT the server accepts no connection, running requests have some time to finish,
+and each that does not ends in an error event. A second signal ends the wait at once.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from fastapi import FastAPI
 
 SIGNALS = (signal.SIGINT, signal.SIGTERM)
 AFTER_DRAIN_S = 10.0  # until all connections are closed, whatever they do
-LAST_WORDS_S = 1.0  # for the last errors to reach their clients
+LAST_EVENTS_S = 1.0  # for the last errors to reach their clients
 FORCED_S = 0.5  # the same after a second signal
 
 _log = logging.getLogger("uvicorn.error")
@@ -30,7 +30,7 @@ _own_log = logging.getLogger(__name__)
 
 
 def bind(host: str, port: int) -> socket.socket:
-    """A socket of that address, not listening yet. Raises ValueError where it cannot be had."""
+    """A socket bound to that address, not listening yet. Raises ValueError where that fails."""
     try:
         family, kind, protocol, _, address = socket.getaddrinfo(
             host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE
@@ -43,15 +43,15 @@ def bind(host: str, port: int) -> socket.socket:
         bound.bind(address)
     except OSError as error:
         bound.close()
-        said = error.strerror or str(error)
+        reason = error.strerror or str(error)
         raise ValueError(
-            f"{host}:{port}: cannot be listened on ({said}); choose another --port or --host"
+            f"{host}:{port}: cannot be listened on ({reason}); choose another --port or --host"
         ) from None
     return bound
 
 
 class Listener(uvicorn.Server):
-    """Serves until a signal comes, or what it serves has died."""
+    """Serves until a signal comes or the engine has died."""
 
     def __init__(
         self,
@@ -90,7 +90,7 @@ class Listener(uvicorn.Server):
         return await super().on_tick(counter) or self._dead()
 
     def handle_exit(self, sig: int, frame: FrameType | None) -> None:
-        """The first signal asks for an end, the second one insists."""
+        """The first signal starts an orderly shutdown, the second one forces the end."""
         self.force_exit = self.should_exit
         self.should_exit = True
 
@@ -107,16 +107,16 @@ class Listener(uvicorn.Server):
         _log.disabled = True  # it would show a trace for each request that is broken off
         closer = threading.Thread(target=self._close, args=(self._drain_s,), daemon=True)
         closer.start()
-        hanging_up = asyncio.create_task(self._hang_up(closer))
+        closing = asyncio.create_task(self._close_connections(closer))
         await super().shutdown(sockets)
-        hanging_up.cancel()
+        closing.cancel()
         until = time.monotonic() + AFTER_DRAIN_S
         while closer.is_alive() and not self.force_exit and time.monotonic() < until:
             await asyncio.sleep(0.02)
 
-    async def _hang_up(self, closer: threading.Thread) -> None:
-        """Once the engine has ended nothing is to come on what is still open: clients that do not
-        end their requests, or do not read."""
+    async def _close_connections(self, closer: threading.Thread) -> None:
+        """Closes what is still open once the engine has ended and no event can follow: connections
+        of clients that do not end their requests, or do not read."""
         while closer.is_alive() and not self.force_exit:
             await asyncio.sleep(0.05)
         if self.force_exit:
@@ -126,7 +126,7 @@ class Listener(uvicorn.Server):
                 await asyncio.sleep(0.02)
         for end in ("close", "abort"):  # what is not read holds up a close, too
             if not self.force_exit:
-                await asyncio.sleep(LAST_WORDS_S)
+                await asyncio.sleep(LAST_EVENTS_S)
             for connection in list(self.server_state.connections):
                 getattr(connection.transport, end)()
 

@@ -1,6 +1,6 @@
 """OpenAI's messages as the engine takes them, with errors that name the field.
 
-The checks of the text side come after these; here is what only OpenAI's API has.
+The text side checks messages of every API afterwards; the checks here are of OpenAI's alone.
 """
 
 from __future__ import annotations
@@ -36,8 +36,8 @@ _UNSUPPORTED = {
 
 
 def conversation(body: ChatBody | TemplateBody, settings: ServerSettings) -> list[dict[str, Any]]:
-    """The messages in the four roles of the chat template; what a lenient server ignores of them
-    is noted in the body. Raises ApiError."""
+    """The messages in the four roles of the chat template. The body records what a lenient server
+    ignores of the messages. Raises ApiError."""
     messages, most = body.messages, settings.max_messages
     if len(messages) > most:
         raise bad_request(
@@ -56,31 +56,31 @@ def continuation(
     check: Callable[[str, str], None],
     markers: ChatMarkers,
 ) -> tuple[list[dict[str, Any]], str | None]:
-    """The messages that the prompt shows whole; and the text of the last one where the reply
-    continues it, as it does with an assistant's.
+    """The messages that the prompt shows complete, and the text of the last one where the reply
+    continues that message: an assistant's.
 
     wanted, opened: the body's continue_final_message and add_generation_prompt; check: raises for a
     text that is too long for any context, and a field; markers: of the chat format. Raises
     ApiError.
     """
-    own = messages[-1]["role"] == "assistant"
+    is_assistant = messages[-1]["role"] == "assistant"
     if wanted and opened:
         raise bad_request(
             "continue_final_message: a message is continued, or the model's turn is opened; set "
             "add_generation_prompt to false",
             "continue_final_message",
         )
-    if wanted and not own:
+    if wanted and not is_assistant:
         raise bad_request(
             "continue_final_message: the last message must be an assistant's",
             "continue_final_message",
         )
-    if opened is False and (not own or wanted is False):
+    if opened is False and (not is_assistant or wanted is False):
         raise bad_request(
             "add_generation_prompt: must be true where no assistant's message is continued",
             "add_generation_prompt",
         )
-    if not own or wanted is False:
+    if not is_assistant or wanted is False:
         return messages, None
     where = f"messages[{len(messages) - 1}]"
     if messages[-1].get("tool_calls"):

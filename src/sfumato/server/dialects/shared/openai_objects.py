@@ -21,8 +21,8 @@ def new_id(kind: str) -> str:
 
 
 def head(kind: str, what: str, request_id: str, model: str) -> dict[str, Any]:
-    """What each object of OpenAI's begins with. Its id is the request's, as it is in the audit log,
-    with another `kind` in front."""
+    """The first fields of each of OpenAI's objects. The id is the request's in the audit log, with
+    `kind` as its prefix."""
     return {
         "id": f"{kind}-{request_id.removeprefix('req-')}",
         "object": what,
@@ -33,7 +33,7 @@ def head(kind: str, what: str, request_id: str, model: str) -> dict[str, Any]:
 
 
 def finish_reason(reply: Reply, calls: Sequence[ToolCall] = ()) -> str:
-    """As OpenAI has it: "length", "tool_calls" (of a chat, with its calls) or "stop"."""
+    """OpenAI's word: "length", "tool_calls" (of a chat, with its calls) or "stop"."""
     if reply.stop_reason == "max_tokens":
         return "length"
     return "tool_calls" if calls else "stop"
@@ -46,7 +46,7 @@ def call_object(call: ToolCall) -> dict[str, Any]:
 
 
 def usage(accounts: Sequence[Account]) -> dict[str, Any]:
-    """Of replies to one prompt, which counts once."""
+    """The tokens of the replies to one prompt; the prompt counts once."""
     written = sum(account.output_tokens for account in accounts)
     return {
         "prompt_tokens": accounts[0].prompt_tokens,
@@ -58,7 +58,7 @@ def usage(accounts: Sequence[Account]) -> dict[str, Any]:
 
 
 def usage_of_prompts(accounts: Sequence[Account], each: int) -> dict[str, Any]:
-    """Of `each` replies to each of several prompts."""
+    """The tokens of `each` replies to each of several prompts."""
     parts = [usage(accounts[i : i + each]) for i in range(0, len(accounts), each)]
     total = parts[0]
     for part in parts[1:]:
@@ -71,7 +71,7 @@ def _sum(a: dict[str, Any], b: dict[str, Any]) -> dict[str, Any]:
 
 
 def timings(account: Account) -> dict[str, Any]:
-    """llama-server's figures, and in `diffusion` those that it has no words for."""
+    """llama-server's figures; in `diffusion`, those of this engine alone."""
     encoded = account.prompt_tokens - account.cached_tokens
     prefill_ms = 1e3 * account.prefill_s
     generating_ms = 1e3 * (account.denoise_s + account.commit_s)
@@ -115,7 +115,7 @@ def _ms(seconds: float | None) -> float | None:
 
 
 def notes(body: Body) -> list[str]:
-    """What a lenient server has ignored, as a line for `warnings`."""
+    """A line for `warnings` where a lenient server has ignored fields."""
     return [f"{body.ignored}: unknown, and ignored"] if body.ignored.count else []
 
 
@@ -125,16 +125,16 @@ def wants_usage(options: StreamOptions | None) -> bool:
 
 
 def warned(body: Body) -> dict[str, Any]:
-    """The same as a part of an answer."""
-    found = notes(body)
-    return {"warnings": found} if found else {}
+    """The same as a field of an answer."""
+    lines = notes(body)
+    return {"warnings": lines} if lines else {}
 
 
 def figures(ends: Sequence[Finished], warnings: list[str]) -> dict[str, Any]:
-    """What is beside the choices of a whole reply: the timings of a single one, and warnings."""
-    found: dict[str, Any] = {}
+    """Fields of an answer beside its choices: the timings of a single reply, and warnings."""
+    fields: dict[str, Any] = {}
     if len(ends) == 1:
-        found["timings"] = timings(ends[0].account)
+        fields["timings"] = timings(ends[0].account)
     if warnings:
-        found["warnings"] = warnings
-    return found
+        fields["warnings"] = warnings
+    return fields

@@ -1,5 +1,4 @@
-"""What every body may say of a reply, as fields of a `Request`: the sampler's settings, seeds and
-stop strings checked."""
+"""The sampling fields of every body as fields of a `Request`: settings, seeds and stop strings."""
 
 from __future__ import annotations
 
@@ -18,11 +17,11 @@ from sfumato.options.limits import LONGEST_STOP, MOST_BIASES, MOST_COUNTED_REQUE
 from sfumato.server.http.errors import bad_request, from_value_error
 from sfumato.server.schemas.generation import Sampling
 
-_OWN = "checkpoint's default"
+_DEFAULT = "checkpoint's default"
 # Tokens of one answer, alternatives included: about 400 bytes each until they are encoded. 128
 # replies of 4,096 tokens pass, and one of 32,768 with 20 alternatives.
 MOST_ENTRIES = 2**20
-_LEAST_SHARE = 1e-6  # what top_p: 0 comes to: the likeliest token
+_LEAST_SHARE = 1e-6  # top_p 0 means the most probable token
 
 
 def request_fields(
@@ -32,8 +31,8 @@ def request_fields(
     banned: Iterable[int] = (),
     alternatives: int | None = None,
 ) -> dict[str, Any]:
-    """The fields of a Request that all routes take from a body alike; alternatives: how many
-    tokens its log probabilities name. Raises ApiError."""
+    """The fields of a Request that every dialect reads from a body in the same way. alternatives:
+    tokens that the log probabilities name at each position. Raises ApiError."""
     return {
         "sampler": replace(sampler_of(body, model, banned), top_tokens=alternatives),
         "stop": stops_of(body.stop) or None,
@@ -47,7 +46,7 @@ def request_fields(
 
 
 def sampler_of(body: Sampling, model: ServedModel, banned: Iterable[int] = ()) -> SamplerConfig:
-    """What the body asks of sampling; `banned` tokens are never drawn. Raises ApiError."""
+    """The sampler's settings in a body; `banned` tokens are never drawn. Raises ApiError."""
     bias = _bias(body.logit_bias, model.tokenizer.vocab_size)
     bias |= dict.fromkeys(banned, float("-inf"))
     if sum(value == float("-inf") for value in bias.values()) >= model.config.vocab_size:
@@ -75,7 +74,7 @@ def sampler_of(body: Sampling, model: ServedModel, banned: Iterable[int] = ()) -
 
 
 def _with_sampler(config: SamplerConfig, body: Sampling) -> SamplerConfig:
-    """The parts of the samplers that have some besides the bound."""
+    """Sets the fields that belong to one sampler alone."""
     for name, part, field, kind in (
         ("fixed-count", "count", "count", FixedCount),
         ("threshold", "top", "threshold", Threshold),
@@ -93,19 +92,27 @@ def _with_sampler(config: SamplerConfig, body: Sampling) -> SamplerConfig:
     return config
 
 
-def _with_rules(config: SamplerConfig, body: Sampling, own: SamplerConfig) -> SamplerConfig:
-    """The schedule and the stopping rule, where the body sets a part of either."""
+def _with_rules(config: SamplerConfig, body: Sampling, defaults: SamplerConfig) -> SamplerConfig:
+    """Sets the schedule and the stopping rule where the body has a field of either."""
     if body.t_min is not None or body.t_max is not None:
-        usual = own.schedule if isinstance(own.schedule, LinearTemperature) else LinearTemperature()
-        low = usual.t_min if body.t_min is None else body.t_min
-        high = usual.t_max if body.t_max is None else body.t_max
+        default = (
+            defaults.schedule
+            if isinstance(defaults.schedule, LinearTemperature)
+            else LinearTemperature()
+        )
+        low = default.t_min if body.t_min is None else body.t_min
+        high = default.t_max if body.t_max is None else body.t_max
         if low > high and body.t_max is None:
-            raise ValueError(f"t_min: must be at most t_max, {high:g} by the {_OWN}; got {low:g}")
+            raise ValueError(
+                f"t_min: must be at most t_max, {high:g} by the {_DEFAULT}; got {low:g}"
+            )
         if low > high and body.t_min is None:
-            raise ValueError(f"t_max: must be at least t_min, {low:g} by the {_OWN}; got {high:g}")
+            raise ValueError(
+                f"t_max: must be at least t_min, {low:g} by the {_DEFAULT}; got {high:g}"
+            )
         config = replace(config, schedule=LinearTemperature(low, high))
     if body.stability is not None or body.confidence is not None:
-        rule = own.stopping if isinstance(own.stopping, StableAndConfident) else None
+        rule = defaults.stopping if isinstance(defaults.stopping, StableAndConfident) else None
         rule = rule or StableAndConfident()
         stability = rule.stability if body.stability is None else body.stability
         confidence = rule.confidence if body.confidence is None else body.confidence
@@ -113,12 +120,12 @@ def _with_rules(config: SamplerConfig, body: Sampling, own: SamplerConfig) -> Sa
     return config
 
 
-def _bias(given: Mapping[str, float] | None, vocabulary: int) -> dict[int, float]:
-    given = given or {}
-    if len(given) > MOST_BIASES:
+def _bias(biases: Mapping[str, float] | None, vocabulary: int) -> dict[int, float]:
+    biases = biases or {}
+    if len(biases) > MOST_BIASES:
         raise bad_request(f"logit_bias: at most {MOST_BIASES} tokens", "logit_bias")
     bias: dict[int, float] = {}
-    for key, value in given.items():
+    for key, value in biases.items():
         token = int(key) if key.isascii() and key.isdecimal() and len(key) < 12 else -1
         if not 0 <= token < vocabulary:
             raise bad_request(
@@ -134,23 +141,24 @@ def _bias(given: Mapping[str, float] | None, vocabulary: int) -> dict[int, float
 def check_size(
     model: ServedModel, limits: Iterable[int], alternatives: int | None, fields: str
 ) -> None:
-    """limits: tokens of each reply; what exceeds the model's context is refused elsewhere. Raises
-    ApiError."""
+    """Bounds the entries of one answer. limits: tokens of each reply; what exceeds the model's
+    context is refused elsewhere. Raises ApiError."""
     tokens = sum(min(limit, model.config.context_length) for limit in limits)
-    found = tokens * (1 + (alternatives or 0))
-    if found > MOST_ENTRIES:
+    entries = tokens * (1 + (alternatives or 0))
+    if entries > MOST_ENTRIES:
         raise bad_request(
-            f"{fields}: come to {found:,} tokens and alternatives, and one answer has at most "
+            f"{fields}: come to {entries:,} tokens and alternatives, and one answer has at most "
             f"{MOST_ENTRIES:,}; ask for less, in several requests",
             fields.partition(",")[0],
         )
 
 
 def seeds_of(seed: int | None, count: int) -> list[int]:
-    """Of `count` replies, one after another; where none is asked for, from a random one on.
+    """The seeds of `count` replies, each one more than the last; the first is random where the body
+    has none.
 
-    OpenAI's API has negative seeds too; the engine counts from 0 to 2⁶⁴-1. What is drawn has 48
-    bits: clients that read JSON numbers as floats get it whole.
+    OpenAI's API has negative seeds too; the engine counts from 0 to 2⁶⁴-1. Random seeds have 48
+    bits: a client that reads JSON numbers as floats keeps every digit.
     """
     first = secrets.randbits(48) if seed is None else seed
     return [(first + i) % 2**64 for i in range(count)]
