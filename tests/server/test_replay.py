@@ -40,7 +40,7 @@ def test_the_file_holds_the_steps_and_asks_for_nothing() -> None:
     recorder = Recorder("abcdefgh".__getitem__, MARKERS)
     recorder.draft(draft(0, 1, [0, 1], noise=[7, 6]))
     recorder.draft(draft(0, 2, [2, 1]))
-    recorder.commit(Settled(0, "c", "", [2], "converged"))
+    recorder.settled(Settled(0, "c", "", [2], "converged"))
     data = data_in(document(recorder.data("a model", "a question", "c", ["2 steps"])))
     texts, (canvas,) = data["texts"], data["canvases"]
     assert [texts[i] for i in canvas["noise"]] == ["h", "g"]
@@ -82,7 +82,7 @@ def test_a_long_replay_loses_steps_and_never_a_canvas(monkeypatch: pytest.Monkey
     for canvas in range(30):
         for step in range(1, 9):
             recorder.draft(draft(canvas, step, [step % 8] * 5))
-        recorder.commit(Settled(canvas, "", "", [0], "converged"))
+        recorder.settled(Settled(canvas, "", "", [0], "converged"))
         assert recorder._positions() <= max(100, 5 * (canvas + 1))
     canvases = recorder.data("", "", "", [])["canvases"]
     assert len(canvases) == 30

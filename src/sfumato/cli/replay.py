@@ -42,7 +42,7 @@ class Recording:
         if isinstance(event, Draft):
             self._recorder.draft(event)
         elif isinstance(event, Settled):
-            self._recorder.commit(event)
+            self._recorder.settled(event)
         self._shown.show(event)
 
     def write(self, path: Path, model: str, question: str, answer: Answer) -> None:

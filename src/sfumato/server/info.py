@@ -1,4 +1,4 @@
-"""What the server says of itself: health, model, settings, slots, memory, metrics."""
+"""Routes about the server itself: health, model, settings, slots, memory."""
 
 from __future__ import annotations
 
@@ -27,18 +27,18 @@ from sfumato.server.service import Service
 
 def health(service: Service) -> Response:
     """200, or 503 with the reason where the engine takes no requests."""
-    found = service.engine.health()
-    body = {"status": "ok" if found.ok else "error", **asdict(found)}
-    if not found.ok:
-        body["error"] = openai_error(ApiError(503, without_paths(found.reason or "not ready")))[
+    state = service.engine.health()
+    body = {"status": "ok" if state.ok else "error", **asdict(state)}
+    if not state.ok:
+        body["error"] = openai_error(ApiError(503, without_paths(state.reason or "not ready")))[
             "error"
         ]
         body["reason"] = body["error"]["message"]
-    return JSONResponse(body, 200 if found.ok else 503)
+    return JSONResponse(body, 200 if state.ok else 503)
 
 
 def alive(service: Service) -> Response:
-    """200, or 503 with the reason where the engine has stopped and will not go on by itself."""
+    """200, or 503 with the reason where the engine has stopped for good."""
     death = service.engine.death
     if death is None:
         return JSONResponse({"status": "ok"})
@@ -73,7 +73,7 @@ def model_named(service: Service, name: str) -> dict[str, Any]:
 
 
 def tokenizer_info(service: Service) -> dict[str, Any]:
-    """As vLLM has it: what a client needs to render and count prompts itself."""
+    """vLLM's form of what a client needs to render and count prompts itself."""
     tokenizer, template = service.model.tokenizer, service.model.template
     special = sorted(tokenizer.special_ids)
     return {
@@ -97,7 +97,7 @@ async def reset_prefix_cache(service: Service) -> dict[str, Any]:
 
 
 def props(service: Service) -> dict[str, Any]:
-    """What a page or client needs to know before it asks: nothing of the machine's files."""
+    """What a page or client needs before its first request; nothing of the machine's files."""
     model, settings, engine = service.model, service.settings, service.engine.config
     return {
         "model": service.name,
@@ -134,7 +134,8 @@ def props(service: Service) -> dict[str, Any]:
 
 
 def defaults(service: Service) -> dict[str, Any]:
-    """The checkpoint's sampling, in the names of request fields; what is null is another rule's."""
+    """The checkpoint's sampling defaults by the names of request fields; null where the
+    checkpoint's schedule or stopping rule has no such field."""
     config = service.model.sampler_defaults
     sampler, schedule, stopping = config.sampler, config.schedule, config.stopping
     linear = schedule if isinstance(schedule, LinearTemperature) else None
@@ -156,19 +157,19 @@ def defaults(service: Service) -> dict[str, Any]:
 
 
 def slots(service: Service) -> dict[str, Any]:
-    """The engine's state, as it names its parts."""
+    """The engine's state, by the names of its fields."""
     state: dict[str, Any] = plain(service.engine.state())
     state.pop("memory", None)
     return state
 
 
 def memory(service: Service) -> dict[str, Any]:
-    """What the engine was predicted to take at most, what there was, and what is taken now."""
+    """The engine's predicted memory, the memory that was free at its start, and the use now."""
     state = service.engine.state()
     view = state.memory
-    found: dict[str, Any] = plain(view)
-    found["prediction"]["total"] = view.prediction.total
-    return found | {
+    fields: dict[str, Any] = plain(view)
+    fields["prediction"]["total"] = view.prediction.total
+    return fields | {
         "used": service.engine.used_memory(),
         "snapshot_bytes": state.snapshot_bytes,
         "larger_bytes": state.larger_bytes,
@@ -176,7 +177,7 @@ def memory(service: Service) -> dict[str, Any]:
 
 
 def plain(value: Any) -> Any:
-    """Dataclasses, tuples and mappings as what JSON has."""
+    """The value with dataclasses, tuples and mappings as JSON objects and lists."""
     if is_dataclass(value) and not isinstance(value, type):
         return {name: plain(item) for name, item in vars(value).items()}
     if isinstance(value, dict):

@@ -1,7 +1,7 @@
-"""What Prometheus scrapes: counters and histograms of requests, and the engine's state as gauges.
+"""Metrics for Prometheus: counters and histograms of requests, and the engine's state as gauges.
 
 Names and units follow Prometheus' conventions: base units, `_total` for what only grows, and the
-values of a label never overlap, so that `sum()` is right. What `rate()` can tell (tokens a second,
+values of a label never overlap, so that `sum()` is right. What `rate()` computes (tokens a second,
 seconds a step) has no gauge. Each app has a registry of its own.
 """
 
@@ -121,13 +121,13 @@ class Metrics:
 
 
 class _EngineCollector(Collector):
-    """Asks the engine when it is asked."""
+    """Reads the engine's state at each scrape."""
 
     def __init__(self, engine: EngineClient) -> None:
         self._engine = engine
 
     def describe(self) -> Iterator[Metric]:
-        """Empty: registering must not ask the engine yet."""
+        """Empty: registering must not read the state yet."""
         return iter(())
 
     def collect(self) -> Iterator[Metric]:
@@ -137,7 +137,7 @@ class _EngineCollector(Collector):
             "model": engine.served.name,
             "device": engine.served.device,
         }
-        yield InfoMetricFamily("sfumato_build", "What serves.", about)
+        yield InfoMetricFamily("sfumato_build", "Version, model and device.", about)
         yield _gauge("sfumato_healthy", "1 while the engine takes requests.", float(health.ok))
         yield _gauge(
             "sfumato_circuit_open",
@@ -152,7 +152,7 @@ class _EngineCollector(Collector):
 
 
 class _AuditCollector(Collector):
-    """Asks the audit log's writer when it is asked."""
+    """Reads the counts of the audit log's writer at each scrape."""
 
     def __init__(self, audit: Behind) -> None:
         self._audit = audit
@@ -166,7 +166,7 @@ class _AuditCollector(Collector):
             CounterMetricFamily,
             "sfumato_audit_lines_lost",
             "Lines that are not in the audit log: too many waited, the file could not be written, "
-            "or an exception that the log tells of.",
+            "or an exception that the log reports.",
             "reason",
             {"queue": counts.overflowed, "file": counts.unwritten, "error": counts.errors},
         )
@@ -193,7 +193,7 @@ def _counters(state: EngineState) -> Iterator[Metric]:
         "sfumato_canvas_tokens": ("Positions of settled canvases.", totals.canvas_tokens),
         "sfumato_steps": ("Denoising steps of rows: a forward of 3 rows is 3.", totals.steps),
         "sfumato_forwards": ("Batched denoising forwards.", totals.forwards),
-        "sfumato_retries": ("Canvases drawn again: an empty answer.", totals.retries),
+        "sfumato_retries": ("Canvases drawn again after an empty answer.", totals.retries),
         "sfumato_encode_seconds": ("Time spent on prompts and commits.", totals.encode_s),
         "sfumato_denoise_seconds": ("Time spent on denoising forwards.", totals.denoise_s),
     }
@@ -215,13 +215,16 @@ def _gauges(state: EngineState) -> Iterator[Metric]:
 
 
 def _memory(used: int | None, view: MemoryView) -> Iterator[Metric]:
-    found = {
+    sizes = {
         "used": ("Held by this process on the model's device.", used),
         "predicted": ("The most that the engine takes.", view.prediction.total),
-        "budget": ("There was at the start.", None if view.budget is None else view.budget.nbytes),
+        "budget": (
+            "Free when the engine started.",
+            None if view.budget is None else view.budget.nbytes,
+        ),
         "spare": ("Left for larger slots.", view.spare),
     }
-    for name, (help, nbytes) in found.items():
+    for name, (help, nbytes) in sizes.items():
         if nbytes is not None:
             yield _gauge(f"sfumato_memory_{name}_bytes", help, nbytes)
 

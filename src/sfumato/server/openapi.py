@@ -37,8 +37,8 @@ def fails(*statuses: int) -> dict[int | str, dict[str, Any]]:
 
 
 def takes(model: type[BaseModel], stream: str | None = None) -> dict[str, Any]:
-    """How a POST route that reads its body itself is described; stream: the media type of the
-    stream that it may answer with."""
+    """The OpenAPI description of a POST route that reads its body itself. stream: the media type of
+    the stream that it may answer with."""
     schema = {"$ref": f"#/components/schemas/{model.__name__}"}
     body = {"required": True, "content": {"application/json": {"schema": schema}}}
     answers = fails(400, 408, 429, 503, 504)
@@ -70,5 +70,5 @@ def add_reference(app: FastAPI, bodies: Iterable[type[BaseModel]]) -> None:
 
     @app.get("/docs", include_in_schema=False)
     async def docs() -> HTMLResponse:
-        """What can be asked of this server."""
+        """The API description as a page."""
         return HTMLResponse(reference.page(app.openapi()))

@@ -1,4 +1,4 @@
-"""A reply's replay as one HTML file, which plays without a server and without a network.
+"""A reply's replay as one HTML file that plays without a server and without a network.
 
 The file is page/replay.html with the page's own styles and modules in it, and the replay as JSON.
 The page exports with the same template (page/share.js). Knows events and files, and no HTTP.
@@ -19,7 +19,7 @@ from sfumato.text.markers import ChatMarkers
 
 PAGE = Path(__file__).parent / "page"
 STYLES = ("style.css", "reply.css")
-# In the order in which they need each other.
+# Each after those that it imports.
 SCRIPTS = (
     *("dom.js", "tokens.js", "wrap.js", "trace.js", "reading.js", "board.js"),
     *("canvas_view.js", "scrubber.js", "player.js"),
@@ -35,7 +35,7 @@ _EXPORT = re.compile(r"^export (?=const|class|function|async)", re.MULTILINE)
 
 @cache
 def template() -> str:
-    """The page with `SLOT` where the data goes. Its modules are one, since a file has no others."""
+    """The page with `SLOT` in the place of its data. Its modules become one script."""
     styles = "\n".join((PAGE / name).read_text("utf-8") for name in STYLES)
     scripts = "\n".join((PAGE / name).read_text("utf-8") for name in SCRIPTS)
     scripts = _EXPORT.sub("", _IMPORT.sub("", scripts))
@@ -59,7 +59,7 @@ class Recorder:
         self._canvases: list[dict[str, Any]] = []
 
     def draft(self, draft: Draft) -> None:
-        """Takes in a step. One that comes again means that the canvas is drawn again."""
+        """Adds a step. A step that comes again means that the canvas is drawn again."""
         while len(self._canvases) <= draft.canvas:
             empty: dict[str, Any] = {"max_steps": 0, "noise": None, "drafts": [], "settled": None}
             self._canvases.append(empty)
@@ -78,10 +78,10 @@ class Recorder:
             }
         )
 
-    def commit(self, commit: Settled) -> None:
-        """Takes in what a canvas settled to."""
-        if commit.canvas < len(self._canvases):
-            self._canvases[commit.canvas]["settled"] = self._pack(commit.token_ids)
+    def settled(self, settled: Settled) -> None:
+        """Adds the tokens of a settled canvas."""
+        if settled.canvas < len(self._canvases):
+            self._canvases[settled.canvas]["settled"] = self._pack(settled.token_ids)
         self._thin()
 
     def data(
@@ -93,8 +93,8 @@ class Recorder:
         demonstration: str = "",
         remark: str = "",
     ) -> dict[str, Any]:
-        """The replay, as the page's share.js packs it too. demonstration: what is said of a model
-        that is one; remark: what stands below the reply."""
+        """The replay in the form of the page's share.js. demonstration: the note about a
+        demonstration model; remark: the line below the reply."""
         self._thin()
         return {
             "version": 1,
@@ -114,7 +114,7 @@ class Recorder:
         return [self._numbers.setdefault(text, len(self._numbers)) for text in texts]
 
     def _thin(self) -> None:
-        """Leaves out every second draft until they are few enough; the last of a canvas stays."""
+        """Drops every second draft until all fit MOST_POSITIONS; the last of a canvas stays."""
         while self._positions() > MOST_POSITIONS:
             if all(len(canvas["drafts"]) < 2 for canvas in self._canvases):
                 return

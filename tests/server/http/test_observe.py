@@ -208,7 +208,7 @@ EXPRESSION = re.compile(r"\b(?:sfumato|process)_\w+")
 
 def test_the_dashboard_and_the_scrape_configuration_name_what_there_is(asked: Asked) -> None:
     asked.client.get("/health")
-    watched = Metrics(Engine(asked.client.app.state.service.model, EngineConfig(1, 256)))  # type: ignore
+    watched = Metrics(Engine(asked.client.app.state.service.engine.model, EngineConfig(1, 256)))  # type: ignore
     watched.observe(Request("", endpoint=CHAT), finished())
     watched.observe(Request("", endpoint=CHAT), Failed("queue_full", ""))
     watched.answered(CHAT, 200, 0.1)

@@ -1,4 +1,4 @@
-"""OpenAI's text completions: text that goes on from a prompt, without a chat template."""
+"""OpenAI's text completions: text that continues a prompt, without a chat template."""
 
 from __future__ import annotations
 
@@ -158,7 +158,7 @@ OPENAI_COMPLETIONS = Dialect(
     name="text_completions",
     path=PATH,
     tag="OpenAI",
-    help="Text that goes on from a prompt, without a chat template.",
+    help="Text that continues a prompt, without a chat template.",
     body_type=CompletionBody,
     parse=parse,
     renderer=TextRenderer,

@@ -14,7 +14,7 @@ from typing import Any, TextIO
 from sfumato.server.http.ratelimit import RateLimit
 
 FORMATS = ("text", "json")
-# Loggers that write what a client may make them write, over and over.
+# Loggers whose records a client can cause over and over.
 REPEATED = ("uvicorn.error", "sfumato.server.http.error_handlers")
 
 # No line ends and no terminal codes, whatever a client sent.
@@ -22,21 +22,21 @@ _CONTROLS = str.maketrans({code: f"\\x{code:02x}" for code in (*range(32), *rang
 
 
 def configure(form: str = "text", verbose: bool = False, stream: TextIO | None = None) -> None:
-    """Sends all records from warnings on there, or from information on; in place of what was
-    configured before."""
+    """Writes warnings and errors to `stream`, with `verbose` information too; replaces the logging
+    that was configured before."""
     handler = logging.StreamHandler(stream or sys.stderr)
     handler.setFormatter(JsonFormatter() if form == "json" else TextFormatter())
     level = logging.INFO if verbose else logging.WARNING
     logging.basicConfig(level=level, handlers=[handler], force=True)
     for name in REPEATED:
         logger = logging.getLogger(name)
-        for old in [found for found in logger.filters if isinstance(found, Few)]:
+        for old in [each for each in logger.filters if isinstance(each, RepeatFilter)]:
             logger.removeFilter(old)
-        logger.addFilter(Few())
+        logger.addFilter(RepeatFilter())
 
 
-class Few(logging.Filter):
-    """Holds back warnings and errors that repeat; the next that passes says how many."""
+class RepeatFilter(logging.Filter):
+    """Drops warnings and errors that repeat too often; the next that passes says how many."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -87,7 +87,7 @@ class JsonFormatter(logging.Formatter):
 
 
 def _indented(trace: str) -> str:
-    """Its lines, which cannot be taken for those of other records."""
+    """The trace, indented, so that no line of it looks like a record."""
     return "\n".join(f"  {line.translate(_CONTROLS)}" for line in trace.split("\n"))
 
 

@@ -1,6 +1,6 @@
-"""Some of many alike events: so that what a client can repeat fills no log. Knows no log.
+"""A rate limit for events of one kind, so that no client can fill a log. Knows no log.
 
-Any thread may ask.
+Any thread may call.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ EVERY_S = 10.0  # one more each
 
 
 class RateLimit:
-    """A token bucket for each kind of event. Kinds must be few: they are kept."""
+    """A token bucket for each kind of event. The number of kinds must be bounded: each is kept."""
 
     def __init__(
         self,
@@ -28,7 +28,7 @@ class RateLimit:
         self._lock = threading.Lock()
 
     def passes(self, kind: Hashable) -> int | None:
-        """None where the event is one too many; else how many were, since the last that passed."""
+        """None where the event is over the limit; else how many were since the last one."""
         with self._lock:
             now = self._clock()
             tokens, then = self._kinds.get(kind, (float(self._burst), now))

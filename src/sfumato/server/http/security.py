@@ -52,7 +52,7 @@ class BodyTooLarge(ApiError):
 
 
 class Gate:
-    """Refuses what must not reach a route, and puts the headers of `HEADERS` on every answer."""
+    """Refuses requests that must not reach a route, and adds `HEADERS` to every answer."""
 
     def __init__(
         self,
@@ -98,7 +98,7 @@ class Gate:
             raise BodyTooLarge(self.settings.max_body)
 
     def _check_host(self, host: str) -> None:
-        """Against pages elsewhere whose name is made to point to this machine."""
+        """Against pages of other hosts whose name is made to resolve to this machine."""
         allowed = self.settings.hosts
         name = _split(f"//{host}", "Host").hostname or ""
         if allowed is None or name in allowed or _is_address(name):
@@ -113,7 +113,7 @@ class Gate:
             )
 
     def _check_origin(self, origin: str | None, host: str) -> None:
-        """A page elsewhere may not act here, not even by requests that need no permission."""
+        """A page of another origin may not call, not even with requests that need no permission."""
         if origin is None or origin in self.settings.cors_origins:
             return
         if _split(origin, "Origin").netloc != host:
@@ -131,7 +131,7 @@ class Gate:
         )
         if any(hmac.compare_digest(key, self._key) for key in given):
             return
-        # A browser asks for a password where it is offered Basic, which is how the page opens.
+        # A browser asks for a password where Basic is offered; so the page can be opened.
         page = path in ("/", "/docs") or ("." in path and not path.startswith("/v1/"))
         offer = 'Basic realm="Sfumato: the API key is the password"' if page else "Bearer"
         raise ApiError(
@@ -164,7 +164,7 @@ def _credentials(authorization: str) -> bytes:
 
 
 def _is_address(name: str) -> bool:
-    """Whether a host is a number, which no name can be made to point to."""
+    """Whether a host is an IP address, to which no name can be made to resolve."""
     try:
         ip_address(name)
     except ValueError:
@@ -173,7 +173,7 @@ def _is_address(name: str) -> bool:
 
 
 def _limited(receive: Receive, limit: int) -> Receive:
-    """Counts what is read: a body need not say how long it is."""
+    """Counts the bytes that are read: a body may have no Content-Length."""
     seen = 0
 
     async def counted() -> Message:

@@ -38,7 +38,7 @@ export const replayTemplate = async () => (await request('replay.html')).text();
 
 const names = new Map(); // texts of tokens, and promises of them
 
-/** Remember what tokens look like. */
+/** Remembers the texts of tokens. */
 export function learn(ids, texts) {
   ids.forEach((id, i) => { if (texts[i]) names.set(id, texts[i]); });
 }

@@ -1,11 +1,11 @@
-// What the engine is doing: queue, slots, memory, and speed over the last minutes. Asks the server
-// once a second while it can be seen, and not at all otherwise. Knows what /slots and /memory answer.
+// The engine's state: queue, slots, memory, and speed over the last minutes. Polls the server once a
+// second while the view is visible, and not otherwise. Knows the answers of /slots and /memory.
 
 import { el } from './dom.js';
 import { sparkline } from './sparkline.js';
 
 const EVERY_MS = 1000;
-const GRAINS = 60; // of the history that /slots tells, when it is full
+const GRAINS = 60; // of the history in /slots, when it is full
 // Parts of the predicted memory that add up to its total, by their names in /memory.
 const PARTS = {
   weights: 'Weights of the model',
@@ -67,11 +67,11 @@ function speed({ speeds, totals, history }) {
 function whileBusy(speeds, totals) {
   const { output_tokens: visible, canvas_tokens: canvas, rows_per_forward: rows } = speeds;
   const busy = rows ? (speeds.steps / rows) * (speeds.ms_per_step / 1000) : 0; // the share of the minute
-  const told = (rate, unit) => ({ value: number(rate), unit });
-  if (busy && visible) return told(visible / busy, 'visible tokens per second, the last minute');
-  if (busy && canvas) return told(canvas / busy, 'canvas tokens per second, the last minute');
+  const rateOf = (rate, unit) => ({ value: number(rate), unit });
+  if (busy && visible) return rateOf(visible / busy, 'visible tokens per second, the last minute');
+  if (busy && canvas) return rateOf(canvas / busy, 'canvas tokens per second, the last minute');
   if (totals.denoise_s && totals.output_tokens) {
-    return told(totals.output_tokens / totals.denoise_s, 'visible tokens per second, since the start');
+    return rateOf(totals.output_tokens / totals.denoise_s, 'visible tokens per second, since the start');
   }
   return { value: '–', unit: 'no reply yet' };
 }
@@ -84,13 +84,13 @@ function queue({ waiting, running, slots, totals }) {
       'Slots in use': `${running.length} of ${slots.length}`,
       'Ended so far': ended.toLocaleString(),
       'Prompt tokens': totals.prompt_tokens.toLocaleString(),
-      'Prompt tokens already known': totals.cached_tokens.toLocaleString(),
+      'Prompt tokens reused': totals.cached_tokens.toLocaleString(),
       'Visible tokens of replies': totals.output_tokens.toLocaleString(),
       'Canvas tokens': totals.canvas_tokens.toLocaleString(),
     }));
 }
 
-const PHASES = { queued: 'waiting', prefill: 'reading the prompt', denoise: 'denoising', commit: 'keeping a canvas' };
+const PHASES = { queued: 'waiting', prefill: 'reading the prompt', denoise: 'denoising', commit: 'storing a canvas' };
 
 function slotList({ slots, running }) {
   const rows = new Map(running.map((row) => [row.id, row]));

@@ -24,10 +24,10 @@ export class ReplyView {
   #scrubber;
   #puzzle;
   #text = el('div', { class: 'markdown', hidden: true }); // settled text with its Markdown drawn
-  #looked = ''; // the text that was last looked through for Markdown
+  #checkedText = ''; // the text that was last looked through for Markdown
   #isDrawn = false; // whether it had any
-  #said = ''; // of the answer, while it comes: what whole canvases have added
-  #covered = 0; // so many canvases that is
+  #spokenText = ''; // of the answer, while it comes: what whole canvases have added
+  #covered = 0; // settled canvases whose text that is
   #wantsText = true;
   #spoken = el('p', { class: 'unseen', 'aria-live': 'polite' });
   #note = el('p', { class: 'note', hidden: true });
@@ -42,7 +42,7 @@ export class ReplyView {
   #frame = null; // what is drawn: a frame of the trace, or null for the end
   #picked = null; // { canvas, position }
   #mapped = null; // the canvas that the maps are of, where it was chosen
-  #heldFor = null; // the widths for which there is room for every frame
+  #heldColumns = null; // the widths for which there is room for every frame
 
   /** record: { content, thought, canvases, … }, see chat.js; asked: the question. */
   constructor(record, { asked, onRetry, onShare, inspector, pace }) {
@@ -96,24 +96,24 @@ export class ReplyView {
     this.element.classList.add('live', 'waiting');
     this.#answer.hold(this.#puzzle?.size ?? 1);
     this.#thought.hold();
-    this.#tell(['waiting for the first draft']);
+    this.#showStats(['waiting for the first draft']);
   }
 
-  /** What a canvas begins as. */
+  /** The noise that a canvas begins with. */
   noise(frame) {
     this.trace.begin(frame);
     this.element.classList.remove('waiting');
-    this.#tell([`canvas ${frame.canvas + 1}`, 'noise']);
+    this.#showStats([`canvas ${frame.canvas + 1}`, 'noise']);
     this.#soon({ canvas: frame.canvas, draft: NOISE });
   }
 
-  /** Takes in a draft; it is drawn with the next picture of the screen. */
+  /** Adds a draft, which is drawn with the next frame of the screen. */
   draft(frame) {
     learn(frame.token_ids, frame.tokens);
     this.trace.draft(frame);
     this.element.classList.remove('waiting');
     const { drafts, maxSteps } = this.trace.data[frame.canvas];
-    this.#tell(progress(frame.canvas, drafts, maxSteps));
+    this.#showStats(progress(frame.canvas, drafts, maxSteps));
     this.#soon({ canvas: frame.canvas, draft: drafts.length - 1 });
   }
 
@@ -133,7 +133,7 @@ export class ReplyView {
   #say() {
     clearTimeout(this.#saying);
     if (this.#unsaid) this.#spoken.append(this.#unsaid);
-    this.#said += this.#unsaid;
+    this.#spokenText += this.#unsaid;
     this.#unsaid = '';
     this.#covered = this.trace.data.filter((canvas) => canvas.settled).length;
   }
@@ -157,7 +157,7 @@ export class ReplyView {
     if (this.#isDrawn) setTimeout(() => this.#spoken.remove(), quietly ? 0 : SAID_MS);
     this.#fold.hidden = !record.thought;
     this.#release();
-    this.#tell(summary(record));
+    this.#showStats(summary(record));
     this.#actions.hidden = false;
     const note = record.error ?? remark(record);
     this.#note.textContent = note;
@@ -168,7 +168,7 @@ export class ReplyView {
   /** Scrubs by some steps. */
   shift(by) { if (!this.#scrubber.element.hidden) this.#scrubber.shift(by); }
 
-  #tell(fields) { this.#stats.replaceChildren(...fields.map((field) => el('span', {}, field))); }
+  #showStats(fields) { this.#stats.replaceChildren(...fields.map((field) => el('span', {}, field))); }
 
   #soon(frame) {
     cancelAnimationFrame(this.#pending);
@@ -195,10 +195,10 @@ export class ReplyView {
    */
   #drawText(frame) {
     const { content, stopped, error } = this.record;
-    const text = this.#live ? this.#said : stopped || error ? '' : content;
+    const text = this.#live ? this.#spokenText : stopped || error ? '' : content;
     const settled = this.#puzzle ? '' : text.trim();
-    if (settled !== this.#looked) {
-      this.#looked = settled;
+    if (settled !== this.#checkedText) {
+      this.#checkedText = settled;
       const elements = render(harmless(settled));
       if (elements && this.#live) this.#keepHeight();
       if (elements) this.#text.replaceChildren(elements);
@@ -249,8 +249,8 @@ export class ReplyView {
   #holdForReplay() {
     this.#answer.element.hidden = false;
     const columns = `${this.#answer.columns} ${this.#thought.columns}`;
-    if (this.#heldFor === columns) return; // every frame is laid out below
-    this.#heldFor = columns;
+    if (this.#heldColumns === columns) return; // every frame is laid out below
+    this.#heldColumns = columns;
     let answer = 0, thought = 0;
     for (const frame of this.trace.frames()) {
       const shown = this.#tokensAt(frame);
@@ -262,7 +262,7 @@ export class ReplyView {
   }
 
   #release() {
-    this.#heldFor = null;
+    this.#heldColumns = null;
     this.#answer.release();
     this.#thought.release();
   }

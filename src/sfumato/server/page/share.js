@@ -54,7 +54,7 @@ function thinned(canvases) {
 export const filled = (template, data) =>
   template.replace(SLOT, () => JSON.stringify(data).replaceAll('<', '\\u003c'));
 
-/** Has the browser save the replay of a reply; label: the button, which says what came of it. */
+/** Has the browser save the replay of a reply; label: the button, which shows the result. */
 export async function share(view, question, about, label) {
   try {
     const page = filled(await replayTemplate(), pack(view, question, about));

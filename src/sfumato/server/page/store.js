@@ -1,5 +1,5 @@
-// What outlives a reload: the conversation and the settings, in this browser alone. The API key and
-// the text that was not sent yet are kept for as long as the tab is. Knows no DOM.
+// What survives a reload: the conversation and the settings, in this browser alone. The API key and
+// the unsent text are kept until the tab is closed. Knows no DOM.
 
 const TALK = 'sfumato.conversation', SETTINGS = 'sfumato.settings', KEY = 'sfumato.key';
 const UNSENT = 'sfumato.unsent', MARKERS = 'sfumato.markers';
@@ -30,7 +30,7 @@ const FORMS = [(turn) => turn, withoutTop, withoutDrafts];
 
 /**
  * Keeps the conversation. Where there is no room for all of it, older replies lose first their
- * likeliest few, then their drafts; never their text.
+ * most probable tokens, then their drafts; never their text.
  */
 export function saveTurns(turns) {
   let room = ROOM, form = 0;

@@ -1,4 +1,4 @@
-// How one reply came about: for every canvas its drafts, step by step, and what it settled to. The
+// How one reply was denoised: for every canvas its drafts, step by step, and its settled tokens. The
 // one source for the text, the scrubber, the heat maps and the inspector. Plain data inside, so
 // that it can be kept across a reload. Knows no DOM.
 
@@ -10,13 +10,13 @@ export class Trace {
     this.data = canvases;
     for (const canvas of canvases) {
       for (const draft of canvas.drafts) {
-        draft.top = new Likeliest(draft.top);
+        draft.top = new TopTokens(draft.top);
       }
       markChanges(canvas);
     }
   }
 
-  /** Takes in a `draft` frame. A step that comes again means that the canvas is drawn again. */
+  /** Adds a `draft` frame. A step that comes again means that the canvas is drawn again. */
   draft(frame) {
     const canvas = this.#canvas(frame.canvas);
     const last = canvas.drafts.at(-1);
@@ -29,12 +29,12 @@ export class Trace {
       tokens: frame.tokens,
       entropy: frame.entropy.map((nats) => round(nats, 3)),
       accepted: frame.accepted.map(Number),
-      top: Likeliest.of(frame.top ?? []),
+      top: TopTokens.of(frame.top ?? []),
     });
     markChanges(canvas, canvas.drafts.length - 1);
   }
 
-  /** Takes in what a canvas begins as, before its first draft. */
+  /** Adds the noise that a canvas begins with, before its first draft. */
   begin(frame) {
     const canvas = this.#canvas(frame.canvas);
     canvas.maxSteps = frame.max_steps;
@@ -42,7 +42,7 @@ export class Trace {
     canvas.noise = frame.noise;
   }
 
-  /** Takes in a `settled` frame. */
+  /** Adds a `settled` frame. */
   settle(frame) {
     const canvas = this.#canvas(frame.canvas);
     canvas.settled = {
@@ -57,7 +57,7 @@ export class Trace {
   }
 
   /** Every step of every canvas, in order: [{ canvas, draft, step }], the first two indices; draft -1
-   *  is the noise. Some steps may be missing: a server spares slow clients some. */
+   *  is the noise. Some steps may be missing: a server leaves out some for slow clients. */
   frames() {
     return this.data.flatMap(({ drafts, noise }, c) => [
       ...noise && drafts.length ? [{ canvas: c, draft: -1, step: 0 }] : [],
@@ -73,7 +73,7 @@ export class Trace {
     return { id: from.ids[position], text: from.tokens[position] ?? '' };
   }
 
-  /** Where the settled token stood at a draft: { rank (1 is likeliest, null: not among the few), p }. */
+  /** Where the settled token stood at a draft: { rank (1 is the most probable, null: not among those kept), p }. */
   standing(canvas, position, draft) {
     const few = this.data[canvas].drafts[draft].top.at(position);
     const rank = few.findIndex(([id]) => id === this.settledAt(canvas, position).id);
@@ -92,9 +92,9 @@ export class Trace {
   }
 }
 
-/** The likeliest few tokens of each position of a draft. In two flat arrays: as lists of pairs they
+/** The most probable tokens of each position of a draft. In two flat arrays: as lists of pairs they
  *  would be most of what the page holds. */
-class Likeliest {
+class TopTokens {
   /** Of what its JSON was, or of nothing. */
   constructor({ few = 0, ids = [], p = [] } = {}) {
     this.few = few;
@@ -105,12 +105,12 @@ class Likeliest {
   /** Of [[[id, p], …few], …positions]. */
   static of(top) {
     const flat = top.flat();
-    return new Likeliest({
+    return new TopTokens({
       few: top[0]?.length, ids: flat.map(([id]) => id), p: flat.map(([, p]) => p),
     });
   }
 
-  /** [[id, p], …] of a position, the likeliest first; empty where they were not kept. */
+  /** [[id, p], …] of a position, the most probable first; empty where they were not kept. */
   at(position) {
     return Array.from({ length: this.few }, (_, k) => {
       const i = position * this.few + k;

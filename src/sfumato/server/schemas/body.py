@@ -10,7 +10,7 @@ from pydantic_core import PydanticCustomError
 
 from sfumato.server.schemas import json_schemas
 
-# An error of a list's first item is all that is told: one for each of millions takes gigabytes.
+# Only the first wrong item of a list is reported: an error for each of millions takes gigabytes.
 First = Field(fail_fast=True)
 Texts = Annotated[list[str], First]
 Ids = Annotated[list[int], First]
@@ -18,7 +18,7 @@ Objects = Annotated[list[dict[str, Any]], First]
 
 
 def at_most(count: int) -> BeforeValidator:
-    """Refuses an object of more fields before they are looked at."""
+    """Refuses an object of more fields before any of them is read."""
 
     def check(value: Any) -> Any:
         if isinstance(value, dict) and len(value) > count:

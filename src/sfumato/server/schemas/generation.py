@@ -18,11 +18,11 @@ from sfumato.server.schemas.neutral import AtTheEnd, Ignored, Neutral
 
 
 class Sampling(Neutral, Body):
-    """How a reply is drawn and sent; what is null is the checkpoint's own choice."""
+    """How a reply is sampled and sent; null means the checkpoint's default."""
 
     temperature: float | None = Field(None, description="Scales the temperature schedule.")
-    top_p: float | None = Field(None, description="Draw from the likeliest share only.")
-    top_k: int | None = Field(None, description="Draw from the k likeliest; 0 and -1: all.")
+    top_p: float | None = Field(None, description="Draw from the most probable share only.")
+    top_k: int | None = Field(None, description="Draw from the k most probable; 0 and -1: all.")
     seed: int | None = Field(None, ge=-(2**63), lt=2**64, description="Same seed, same text.")
     stop: Annotated[str | Texts | None, WithJsonSchema(json_schemas.STOP)] = Field(
         None, description="Texts that end the reply; an empty one is none."
@@ -47,10 +47,10 @@ class Sampling(Neutral, Body):
     stability: int | None = Field(None, description="Steps that a settled canvas stays the same.")
     confidence: float | None = Field(None, description="Mean nats under which it has settled.")
     canvas_length: int | None = Field(None, description="Tokens of a canvas.")
-    self_conditioning: bool | None = Field(None, description="False measures what it is worth.")
-    soft_skip: float | None = Field(None, description="Mass self-conditioning may leave out.")
-    soft_top_k: int | None = Field(None, description="Likeliest tokens that it goes by; all.")
-    max_thinking_tokens: int | None = Field(None, ge=0, description="Then the answer begins.")
+    self_conditioning: bool | None = Field(None, description="False: steps see no soft embedding.")
+    soft_skip: float | None = Field(None, description="Share that soft embeddings may leave out.")
+    soft_top_k: int | None = Field(None, description="Most probable tokens it is made of; all.")
+    max_thinking_tokens: int | None = Field(None, ge=0, description="Then the thought is closed.")
     retry_empty: bool | None = Field(None, description="Draw an empty answer again (true).")
     timeout: float | None = Field(
         None, gt=0, le=MOST_SECONDS, description="Seconds until the request fails."
@@ -99,4 +99,4 @@ class Generation(Sampling):
     max_tokens: MaxTokens = Field(None, description="Visible tokens at most; -1: what fits.")
     n: int | None = Field(None, ge=1, description="Replies; the i-th has the seed plus i.")
     stream_options: StreamOptions | None = None
-    user: str | None = Field(None, max_length=512, description="Told in the audit log.")
+    user: str | None = Field(None, max_length=512, description="Written to the audit log.")

@@ -1,6 +1,6 @@
-"""JSON schemas of fields that the checks in code hold to more than their Python types say.
+"""JSON schemas of fields for which the code checks more than their Python types say.
 
-They are for the API description alone, so that what it allows is accepted. Knows no checks.
+For the API description alone, so that bodies that it allows are accepted. Knows no checks.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
-"""Fields that clients send although they ask for nothing, and the values at which they pass.
+"""Fields that are refused unless they ask for nothing, and fields that are ignored.
 
-`Neutral` is the one table of those that are no fields of OpenAI's API: clients of vLLM and of
+`Neutral` is the one table of such fields outside of OpenAI's API: clients of vLLM and of
 llama-server send them to every route that generates. Knows no other field.
 """
 
@@ -42,7 +42,7 @@ _PENALTY = "penalties are not supported: the tokens of a canvas are drawn togeth
 
 
 class Neutral(BaseModel):
-    """What clients send to every route that generates, without a need for it."""
+    """Fields that clients send to every route that generates, at values that ask for nothing."""
 
     # vLLM's
     min_p: Annotated[Any, Only(0, why=_TOP_P)] = None

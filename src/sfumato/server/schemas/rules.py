@@ -1,7 +1,7 @@
-"""What a body must hold to besides its schema: what a JSON schema cannot state.
+"""The rules for a body that a JSON schema cannot state.
 
 A body that the API description allows is refused with a 400 for one of these and for nothing else;
-the description lists them. Knows no checks: they stand where the fields are read.
+the description lists them. The checks themselves are where the fields are read.
 """
 
 from __future__ import annotations
@@ -14,13 +14,13 @@ from typing import Any
 
 @dataclass(frozen=True)
 class Rule:
-    """What it says, and the messages of the 400s that it leads to."""
+    """A sentence for the description, and the messages of the 400s that it leads to."""
 
-    says: str
+    text: str
     message: str  # a regular expression that these begin with
 
     def broken(self, error: Mapping[str, Any]) -> bool:
-        """Whether it is what an error's object is about."""
+        """Whether an error's object is about this rule."""
         return re.match(self.message, str(error["message"]), re.DOTALL) is not None
 
 
@@ -93,5 +93,5 @@ RULES = (
 def described() -> str:
     """All of them, for the API description."""
     return "A field is wrong, unknown or not supported, or one of these rules is broken:\n" + (
-        "\n".join(f"- {rule.says}" for rule in RULES)
+        "\n".join(f"- {rule.text}" for rule in RULES)
     )

@@ -106,7 +106,7 @@ class TokenLog:
 
 
 def entries(service: Service, alternatives: int, collected: CollectedReply) -> list[Entry]:
-    """All tokens of a whole answer."""
+    """All tokens of an answer."""
     log = TokenLog(service, alternatives)
     for commit in collected.settled:
         log.add(commit)

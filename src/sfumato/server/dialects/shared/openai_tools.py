@@ -1,4 +1,4 @@
-"""OpenAI's tools and tool_choice as the engine takes them, and what is said of a reply's calls."""
+"""OpenAI's tools and tool_choice as the engine takes them, and warnings about a reply's calls."""
 
 from __future__ import annotations
 
