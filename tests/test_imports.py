@@ -26,7 +26,8 @@ MAY_IMPORT: dict[str, set[str]] = {
     "weights": {"catalog"},
     "ops": {"weights.blocks"},
     "text": {"weights"},
-    "model": {"options", "ops", "weights", "text.markers"},  # families name their chat's markers
+    # text.markers: families say which markers their chat format has.
+    "model": {"options", "ops", "weights", "text.markers"},
     "diffusion": set(_NETWORK),
     "api": {"diffusion", "text"} | _NETWORK,
     "convert": {"api", "diffusion", "text"} | _NETWORK,

@@ -19,6 +19,7 @@ from sfumato import Done, Draft, Finished, Request, Settled
 from sfumato.cli import main
 from sfumato.diffusion.outcome import Stats
 from sfumato.engine import Event, Handle
+from sfumato.text.markers import NO_MARKERS
 
 
 class Terminal(io.StringIO):
@@ -41,6 +42,7 @@ class FakeModel:
         self.warnings: tuple[str, ...] = ()
         self.convergence = "converged"
         self.path = Path("model.gguf")
+        self.template = SimpleNamespace(markers=NO_MARKERS)
         self.config = SimpleNamespace(hidden_size=2816, context_length=8192)
         self.tokenizer = SimpleNamespace(
             decode=lambda ids: "".join(map(chr, ids)), token_text=chr, vocab_size=2**16

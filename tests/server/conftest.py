@@ -16,8 +16,8 @@ import sfumato
 from sfumato.api import Model
 from sfumato.engine import Engine, EngineConfig, Request, Terminal
 from sfumato.server.app import ServerSettings, create_app
+from sfumato.server.http.uvicorn_server import Listener, bind
 from sfumato.server.service import Service
-from sfumato.server.uvicorn_server import Listener, bind
 
 
 class Served:

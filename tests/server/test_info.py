@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 
 from sfumato.api import Model
+from sfumato.engine import ServedModel
 from sfumato.server.examples import demonstration, examples
 from sfumato.server.metrics import CONTENT_TYPE
 from sfumato.train import sudoku
@@ -32,18 +33,19 @@ def test_props_tell_a_page_what_it_needs(server: Any, embedded: Model) -> None:
     titles = [example["title"] for example in found["examples"]]
     assert "Solve a Sudoku" in titles
     assert "demonstration model" in found["demonstration"] and "4x4" in found["demonstration"]
+    assert found["markers"]["ends"] == list(embedded.family.markers.ends)
     assert str(embedded.path) not in server.http.get("/props").text
 
 
 def test_only_the_embedded_model_is_called_a_demonstration(embedded: Model) -> None:
-    assert demonstration(embedded)
+    assert demonstration(ServedModel.of(embedded).embedded)
     other = copy(embedded)
     other.path = Path("model.gguf")
-    assert demonstration(other) is None
+    assert demonstration(ServedModel.of(other).embedded) is None
 
 
 def test_the_example_sudokus_have_one_solution(embedded: Model) -> None:
-    texts = [example["messages"][0]["content"] for example in examples(embedded)]
+    texts = [example["messages"][0]["content"] for example in examples(embedded=True)]
     puzzles = [sudoku.from_text(text) for text in texts if text.startswith("sudoku")]
     assert len(puzzles) == 2
     for cells in puzzles:

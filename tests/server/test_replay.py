@@ -10,9 +10,11 @@ import pytest
 import torch
 
 from sfumato import Draft, Settled
+from sfumato.model.families import DIFFUSION_GEMMA
 from sfumato.server import replay
 from sfumato.server.replay import Recorder, document, template
 
+MARKERS = DIFFUSION_GEMMA.markers
 NASTY = "</script><script>alert(1)</script><!--"
 
 
@@ -35,10 +37,10 @@ def data_in(page: str) -> Any:
 
 
 def test_the_file_holds_the_steps_and_asks_for_nothing() -> None:
-    recorder = Recorder("abcdefgh".__getitem__)
+    recorder = Recorder("abcdefgh".__getitem__, MARKERS)
     recorder.draft(draft(0, 1, [0, 1], noise=[7, 6]))
     recorder.draft(draft(0, 2, [2, 1]))
-    recorder.commit(Settled(0, "c", "", [2], "converged"))
+    recorder.settled(Settled(0, "c", "", [2], "converged"))
     data = data_in(document(recorder.data("a model", "a question", "c", ["2 steps"])))
     texts, (canvas,) = data["texts"], data["canvases"]
     assert [texts[i] for i in canvas["noise"]] == ["h", "g"]
@@ -52,11 +54,12 @@ def test_the_file_holds_the_steps_and_asks_for_nothing() -> None:
     }
     assert (data["model"], data["question"], data["text"]) == ("a model", "a question", "c")
     assert (data["demonstration"], data["remark"]) == ("", "")
+    assert data["markers"]["call_open"] == MARKERS.call_open in data["markers"]["tokens"]
     assert not re.search(r"\b(?:src|href)=|@import|url\(|^\s*(?:import|export)\b", template(), re.M)
 
 
 def test_a_canvas_that_is_drawn_again_is_kept_once() -> None:
-    recorder = Recorder("abcdefgh".__getitem__)
+    recorder = Recorder("abcdefgh".__getitem__, MARKERS)
     for step in (1, 2, 1):
         recorder.draft(draft(0, step, [step]))
     (canvas,) = recorder.data("", "", "", [])["canvases"]
@@ -65,7 +68,7 @@ def test_a_canvas_that_is_drawn_again_is_kept_once() -> None:
 
 @pytest.mark.parametrize("text", [NASTY, "\u2028 \\u003c &lt; é", '/* SCRIPTS */ "REPLAY" $& \\1'])
 def test_text_stays_text(text: str) -> None:
-    recorder = Recorder(lambda _: text)
+    recorder = Recorder(lambda _: text, MARKERS)
     recorder.draft(draft(0, 1, [0]))
     page = document(recorder.data(text, text, text, [text]))
     assert data_in(page)["question"] == data_in(page)["texts"][0] == text
@@ -75,11 +78,11 @@ def test_text_stays_text(text: str) -> None:
 
 def test_a_long_replay_loses_steps_and_never_a_canvas(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(replay, "MOST_POSITIONS", 100)
-    recorder = Recorder("abcdefgh".__getitem__)
+    recorder = Recorder("abcdefgh".__getitem__, MARKERS)
     for canvas in range(30):
         for step in range(1, 9):
             recorder.draft(draft(canvas, step, [step % 8] * 5))
-        recorder.commit(Settled(canvas, "", "", [0], "converged"))
+        recorder.settled(Settled(canvas, "", "", [0], "converged"))
         assert recorder._positions() <= max(100, 5 * (canvas + 1))
     canvases = recorder.data("", "", "", [])["canvases"]
     assert len(canvases) == 30

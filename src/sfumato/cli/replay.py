@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Self
 
 from sfumato import Draft, Settled
+from sfumato.api import EMBEDDED
 from sfumato.cli.view import footer
 from sfumato.cli.view.display import Display, Event
 from sfumato.server.examples import demonstration, remark
@@ -23,10 +24,11 @@ class Recording:
     """A display that passes events on to another one, and records them for a replay."""
 
     def __init__(self, shown: Display, model: Model) -> None:
-        self._shown, self._model = shown, model
+        self._shown, self._embedded = shown, model.path == EMBEDDED
         tokenizer = model.tokenizer
         self._recorder = Recorder(
-            lambda token: tokenizer.token_text(token) if token < tokenizer.vocab_size else ""
+            lambda token: tokenizer.token_text(token) if token < tokenizer.vocab_size else "",
+            model.template.markers,
         )
 
     def __enter__(self) -> Self:
@@ -40,7 +42,7 @@ class Recording:
         if isinstance(event, Draft):
             self._recorder.draft(event)
         elif isinstance(event, Settled):
-            self._recorder.commit(event)
+            self._recorder.settled(event)
         self._shown.show(event)
 
     def write(self, path: Path, model: str, question: str, answer: Answer, hint: str) -> None:
@@ -48,8 +50,8 @@ class Recording:
         Raises OSError."""
         reply = answer.reply
         summary = footer.summary(reply.stats) if reply else ["interrupted"]
-        badge = demonstration(self._model) or ""
-        below = remark(self._model, reply) if reply else ""
+        badge = demonstration(self._embedded) or ""
+        below = remark(self._embedded, reply) if reply else ""
         if badge and hint and not below:
             below = f"{hint.capitalize()}."
         data = self._recorder.data(model, question, answer.text, summary, badge, below)

@@ -21,10 +21,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING, NoReturn
 
 from sfumato.cli.arguments import label, rank
-from sfumato.server import logs
-from sfumato.server.ratelimit import RateLimit
+from sfumato.server.http import logs
+from sfumato.server.http.ratelimit import RateLimit
+from sfumato.server.http.uvicorn_server import SIGNALS, Listener, bind
 from sfumato.server.settings import ServerSettings
-from sfumato.server.uvicorn_server import SIGNALS, Listener, bind
 
 if TYPE_CHECKING:
     from sfumato.engine import Engine, EngineConfig, Request, Terminal

@@ -1,10 +1,10 @@
-"""What a model is good for: prompts to offer, and what is to be said of the embedded model."""
+"""Example prompts for a model, and the notes and warnings about the embedded one."""
 
 from __future__ import annotations
 
 from typing import Any
 
-from sfumato.api import EMBEDDED, Model, Reply
+from sfumato.api import Reply
 
 DEMONSTRATION = (
     "This demonstration model solves 4x4 Sudoku and answers a fixed set of simple questions."
@@ -28,26 +28,27 @@ _OTHERS = {
 }
 
 
-def demonstration(model: Model) -> str | None:
-    """What the embedded model can do, and that this is all; None for other models."""
-    return DEMONSTRATION if model.path == EMBEDDED else None
+def demonstration(embedded: bool) -> str | None:
+    """What the embedded model can do; None for other models."""
+    return DEMONSTRATION if embedded else None
 
 
-def warnings(model: Model, reply: Reply) -> list[str]:
-    """The reply's, and one where the embedded model ran out of steps: more would not help it."""
-    capped = demonstration(model) and "step_cap" in reply.stats.convergence
+def warnings(embedded: bool, reply: Reply) -> list[str]:
+    """The reply's warnings, and one where the embedded model ran out of steps: more steps would not
+    help."""
+    capped = embedded and "step_cap" in reply.stats.convergence
     return [*reply.warnings, *([CANNOT] if capped else [])]
 
 
-def remark(model: Model, reply: Reply) -> str:
-    """What stands below a reply, as the page has it (static/footer.js); empty: nothing does."""
-    found = warnings(model, reply)
-    return f"{CANNOT.capitalize()}." if CANNOT in found else " ".join(found)
+def remark(embedded: bool, reply: Reply) -> str:
+    """The line below a reply, as on the page (page/footer.js); empty where there is none."""
+    lines = warnings(embedded, reply)
+    return f"{CANNOT.capitalize()}." if CANNOT in lines else " ".join(lines)
 
 
-def examples(model: Model) -> list[dict[str, Any]]:
-    """Titles and messages; for the embedded model, what it can do."""
-    chosen = _EMBEDDED if model.path == EMBEDDED else _OTHERS
+def examples(embedded: bool) -> list[dict[str, Any]]:
+    """Titles and messages; for the embedded model, those that it can answer."""
+    chosen = _EMBEDDED if embedded else _OTHERS
     return [
         {"title": title, "messages": [{"role": "user", "content": text}]}
         for title, text in chosen.items()

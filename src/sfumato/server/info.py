@@ -1,4 +1,4 @@
-"""What the server says of itself: health, model, settings, slots, memory, metrics."""
+"""Routes about the server itself: health, model, settings, slots, memory."""
 
 from __future__ import annotations
 
@@ -9,32 +9,36 @@ from typing import Any
 from fastapi.responses import JSONResponse, Response
 
 from sfumato import __version__
-from sfumato.diffusion.config import MOST_STEPS
 from sfumato.diffusion.sampler import EntropyBound
 from sfumato.diffusion.schedule import LinearTemperature
-from sfumato.diffusion.stopping import MOST_STABILITY, StableAndConfident
+from sfumato.diffusion.stopping import StableAndConfident
 from sfumato.engine import EngineDead
-from sfumato.engine.device_memory import used_memory
-from sfumato.model.truncate import MOST_TOP_K
-from sfumato.server.described import MOST_SOFT_TOP_K
-from sfumato.server.errors import ApiError, dead, without_paths
+from sfumato.options.limits import (
+    MOST_COUNTED_REQUEST,
+    MOST_STABILITY,
+    MOST_STEPS,
+    MOST_TOP,
+    MOST_TOP_K,
+)
 from sfumato.server.examples import demonstration, examples
-from sfumato.server.schemas import MOST_ALTERNATIVES
+from sfumato.server.http.errors import ApiError, dead, openai_error, without_paths
 from sfumato.server.service import Service
 
 
 def health(service: Service) -> Response:
     """200, or 503 with the reason where the engine takes no requests."""
-    found = service.engine.health()
-    body = {"status": "ok" if found.ok else "error", **asdict(found)}
-    if not found.ok:
-        body["error"] = ApiError(503, without_paths(found.reason or "not ready")).body()["error"]
+    state = service.engine.health()
+    body = {"status": "ok" if state.ok else "error", **asdict(state)}
+    if not state.ok:
+        body["error"] = openai_error(ApiError(503, without_paths(state.reason or "not ready")))[
+            "error"
+        ]
         body["reason"] = body["error"]["message"]
-    return JSONResponse(body, 200 if found.ok else 503)
+    return JSONResponse(body, 200 if state.ok else 503)
 
 
 def alive(service: Service) -> Response:
-    """200, or 503 with the reason where the engine has stopped and will not go on by itself."""
+    """200, or 503 with the reason where the engine has stopped for good."""
     death = service.engine.death
     if death is None:
         return JSONResponse({"status": "ok"})
@@ -69,7 +73,7 @@ def model_named(service: Service, name: str) -> dict[str, Any]:
 
 
 def tokenizer_info(service: Service) -> dict[str, Any]:
-    """As vLLM has it: what a client needs to render and count prompts itself."""
+    """vLLM's form of what a client needs to render and count prompts itself."""
     tokenizer, template = service.model.tokenizer, service.model.template
     special = sorted(tokenizer.special_ids)
     return {
@@ -93,7 +97,7 @@ async def reset_prefix_cache(service: Service) -> dict[str, Any]:
 
 
 def props(service: Service) -> dict[str, Any]:
-    """What a page or client needs to know before it asks: nothing of the machine's files."""
+    """What a page or client needs before its first request; nothing of the machine's files."""
     model, settings, engine = service.model, service.settings, service.engine.config
     return {
         "model": service.name,
@@ -119,17 +123,19 @@ def props(service: Service) -> dict[str, Any]:
             "max_steps": engine.max_steps,
             "stability": MOST_STABILITY,
             "top_k": MOST_TOP_K,
-            "soft_top_k": MOST_SOFT_TOP_K,
-            "top_logprobs": MOST_ALTERNATIVES,
+            "soft_top_k": MOST_COUNTED_REQUEST,
+            "top_logprobs": MOST_TOP,
             "request_timeout": engine.request_timeout_s,
         },
-        "demonstration": demonstration(model),
-        "examples": examples(model),
+        "demonstration": demonstration(model.embedded),
+        "examples": examples(model.embedded),
+        "markers": asdict(model.template.markers),
     }
 
 
 def defaults(service: Service) -> dict[str, Any]:
-    """The checkpoint's sampling, in the names of request fields; what is null is another rule's."""
+    """The checkpoint's sampling defaults by the names of request fields; null where the
+    checkpoint's schedule or stopping rule has no such field."""
     config = service.model.sampler_defaults
     sampler, schedule, stopping = config.sampler, config.schedule, config.stopping
     linear = schedule if isinstance(schedule, LinearTemperature) else None
@@ -151,27 +157,27 @@ def defaults(service: Service) -> dict[str, Any]:
 
 
 def slots(service: Service) -> dict[str, Any]:
-    """The engine's state, as it names its parts."""
+    """The engine's state, by the names of its fields."""
     state: dict[str, Any] = plain(service.engine.state())
     state.pop("memory", None)
     return state
 
 
 def memory(service: Service) -> dict[str, Any]:
-    """What the engine was predicted to take at most, what there was, and what is taken now."""
+    """The engine's predicted memory, the memory that was free at its start, and the use now."""
     state = service.engine.state()
     view = state.memory
-    found: dict[str, Any] = plain(view)
-    found["prediction"]["total"] = view.prediction.total
-    return found | {
-        "used": used_memory(service.model.network.device),
+    fields: dict[str, Any] = plain(view)
+    fields["prediction"]["total"] = view.prediction.total
+    return fields | {
+        "used": service.engine.used_memory(),
         "snapshot_bytes": state.snapshot_bytes,
         "larger_bytes": state.larger_bytes,
     }
 
 
 def plain(value: Any) -> Any:
-    """Dataclasses, tuples and mappings as what JSON has."""
+    """The value with dataclasses, tuples and mappings as JSON objects and lists."""
     if is_dataclass(value) and not isinstance(value, type):
         return {name: plain(item) for name, item in vars(value).items()}
     if isinstance(value, dict):

@@ -1,7 +1,7 @@
-"""What Prometheus scrapes: counters and histograms of requests, and the engine's state as gauges.
+"""Metrics for Prometheus: counters and histograms of requests, and the engine's state as gauges.
 
 Names and units follow Prometheus' conventions: base units, `_total` for what only grows, and the
-values of a label never overlap, so that `sum()` is right. What `rate()` can tell (tokens a second,
+values of a label never overlap, so that `sum()` is right. What `rate()` computes (tokens a second,
 seconds a step) has no gauge. Each app has a registry of its own.
 """
 
@@ -10,7 +10,6 @@ from __future__ import annotations
 from collections import Counter as Tally
 from collections.abc import Iterator, Mapping
 
-import torch
 from prometheus_client import (
     CONTENT_TYPE_LATEST,
     CollectorRegistry,
@@ -25,8 +24,7 @@ from prometheus_client.registry import Collector
 
 from sfumato import __version__
 from sfumato.engine.audit_writer import AuditWriter
-from sfumato.engine.device_memory import used_memory
-from sfumato.engine.engine import Engine
+from sfumato.engine.client import EngineClient
 from sfumato.engine.events import Failed, Finished
 from sfumato.engine.memory_guard import MemoryView
 from sfumato.engine.request import Request
@@ -44,7 +42,7 @@ STEPS = (1, 2, 4, 6, 8, 12, 16, 20, 24, 32, 40, 48, 64, 96, 128)
 class Metrics:
     """The metrics of one engine. `observe` and `text` may be called from any thread."""
 
-    def __init__(self, engine: Engine, audit: AuditWriter | None = None) -> None:
+    def __init__(self, engine: EngineClient, audit: AuditWriter | None = None) -> None:
         """audit: what writes the audit log, where there is one."""
         self._registry = registry = CollectorRegistry()
         self._requests = Counter(
@@ -123,23 +121,23 @@ class Metrics:
 
 
 class _EngineCollector(Collector):
-    """Asks the engine when it is asked."""
+    """Reads the engine's state at each scrape."""
 
-    def __init__(self, engine: Engine) -> None:
+    def __init__(self, engine: EngineClient) -> None:
         self._engine = engine
 
     def describe(self) -> Iterator[Metric]:
-        """Empty: registering must not ask the engine yet."""
+        """Empty: registering must not read the state yet."""
         return iter(())
 
     def collect(self) -> Iterator[Metric]:
         engine, state, health = self._engine, self._engine.state(), self._engine.health()
         about = {
             "version": __version__,
-            "model": engine.model.path.name,
-            "device": str(engine.model.network.device),
+            "model": engine.served.name,
+            "device": engine.served.device,
         }
-        yield InfoMetricFamily("sfumato_build", "What serves.", about)
+        yield InfoMetricFamily("sfumato_build", "Version, model and device.", about)
         yield _gauge("sfumato_healthy", "1 while the engine takes requests.", float(health.ok))
         yield _gauge(
             "sfumato_circuit_open",
@@ -150,11 +148,11 @@ class _EngineCollector(Collector):
         yield _gauge("sfumato_queue_depth", "Requests that wait for a slot.", state.waiting)
         yield from _counters(state)
         yield from _gauges(state)
-        yield from _memory(engine.model.network.device, state.memory)
+        yield from _memory(engine.used_memory(), state.memory)
 
 
 class _AuditCollector(Collector):
-    """Asks the audit log's writer when it is asked."""
+    """Reads the counts of the audit log's writer at each scrape."""
 
     def __init__(self, audit: AuditWriter) -> None:
         self._audit = audit
@@ -168,7 +166,7 @@ class _AuditCollector(Collector):
             CounterMetricFamily,
             "sfumato_audit_lines_lost",
             "Lines that are not in the audit log: too many waited, the file could not be written, "
-            "or an exception that the log tells of.",
+            "or an exception that the log reports.",
             "reason",
             {"queue": counts.overflowed, "file": counts.unwritten, "error": counts.errors},
         )
@@ -195,7 +193,7 @@ def _counters(state: EngineState) -> Iterator[Metric]:
         "sfumato_canvas_tokens": ("Positions of settled canvases.", totals.canvas_tokens),
         "sfumato_steps": ("Denoising steps of rows: a forward of 3 rows is 3.", totals.steps),
         "sfumato_forwards": ("Batched denoising forwards.", totals.forwards),
-        "sfumato_retries": ("Canvases drawn again: an empty answer.", totals.retries),
+        "sfumato_retries": ("Canvases drawn again after an empty answer.", totals.retries),
         "sfumato_encode_seconds": ("Time spent on prompts and commits.", totals.encode_s),
         "sfumato_denoise_seconds": ("Time spent on denoising forwards.", totals.denoise_s),
     }
@@ -216,14 +214,17 @@ def _gauges(state: EngineState) -> Iterator[Metric]:
     yield _gauge("sfumato_larger_slot_bytes", "Memory of larger slots.", state.larger_bytes)
 
 
-def _memory(device: torch.device, view: MemoryView) -> Iterator[Metric]:
-    found = {
-        "used": ("Held by this process on the model's device.", used_memory(device)),
+def _memory(used: int | None, view: MemoryView) -> Iterator[Metric]:
+    sizes = {
+        "used": ("Held by this process on the model's device.", used),
         "predicted": ("The most that the engine takes.", view.prediction.total),
-        "budget": ("There was at the start.", None if view.budget is None else view.budget.nbytes),
+        "budget": (
+            "Free when the engine started.",
+            None if view.budget is None else view.budget.nbytes,
+        ),
         "spare": ("Left for larger slots.", view.spare),
     }
-    for name, (help, nbytes) in found.items():
+    for name, (help, nbytes) in sizes.items():
         if nbytes is not None:
             yield _gauge(f"sfumato_memory_{name}_bytes", help, nbytes)
 

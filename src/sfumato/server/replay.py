@@ -1,7 +1,7 @@
-"""A reply's replay as one HTML file, which plays without a server and without a network.
+"""A reply's replay as one HTML file that plays without a server and without a network.
 
-The file is static/replay.html with the page's own styles and modules in it, and the replay as JSON.
-The page exports with the same template (static/share.js). Knows events and files, and no HTTP.
+The file is page/replay.html with the page's own styles and modules in it, and the replay as JSON.
+The page exports with the same template (page/share.js). Knows events and files, and no HTTP.
 """
 
 from __future__ import annotations
@@ -9,15 +9,17 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Callable, Sequence
+from dataclasses import asdict
 from functools import cache
 from pathlib import Path
 from typing import Any
 
 from sfumato.api import Draft, Settled
+from sfumato.text.markers import ChatMarkers
 
-STATIC = Path(__file__).parent / "static"
+PAGE = Path(__file__).parent / "page"
 STYLES = ("style.css", "reply.css")
-# In the order in which they need each other.
+# Each after those that it imports.
 SCRIPTS = (
     *("dom.js", "tokens.js", "wrap.js", "trace.js", "reading.js", "board.js"),
     *("canvas_view.js", "scrubber.js", "player.js"),
@@ -33,11 +35,11 @@ _EXPORT = re.compile(r"^export (?=const|class|function|async)", re.MULTILINE)
 
 @cache
 def template() -> str:
-    """The page with `SLOT` where the data goes. Its modules are one, since a file has no others."""
-    styles = "\n".join((STATIC / name).read_text("utf-8") for name in STYLES)
-    scripts = "\n".join((STATIC / name).read_text("utf-8") for name in SCRIPTS)
+    """The page with `SLOT` in the place of its data. Its modules become one script."""
+    styles = "\n".join((PAGE / name).read_text("utf-8") for name in STYLES)
+    scripts = "\n".join((PAGE / name).read_text("utf-8") for name in SCRIPTS)
     scripts = _EXPORT.sub("", _IMPORT.sub("", scripts))
-    page = (STATIC / "replay.html").read_text("utf-8")
+    page = (PAGE / "replay.html").read_text("utf-8")
     return page.replace("/* STYLES */", styles).replace("/* SCRIPTS */", scripts)
 
 
@@ -51,13 +53,13 @@ def document(data: dict[str, Any]) -> str:
 class Recorder:
     """Collects one reply's events. Tokens are kept as numbers into a list of their texts."""
 
-    def __init__(self, token_text: Callable[[int], str]) -> None:
-        self._token_text = token_text
+    def __init__(self, token_text: Callable[[int], str], markers: ChatMarkers) -> None:
+        self._token_text, self._markers = token_text, markers
         self._numbers: dict[str, int] = {}
         self._canvases: list[dict[str, Any]] = []
 
     def draft(self, draft: Draft) -> None:
-        """Takes in a step. One that comes again means that the canvas is drawn again."""
+        """Adds a step. A step that comes again means that the canvas is drawn again."""
         while len(self._canvases) <= draft.canvas:
             empty: dict[str, Any] = {"max_steps": 0, "noise": None, "drafts": [], "settled": None}
             self._canvases.append(empty)
@@ -76,10 +78,10 @@ class Recorder:
             }
         )
 
-    def commit(self, commit: Settled) -> None:
-        """Takes in what a canvas settled to."""
-        if commit.canvas < len(self._canvases):
-            self._canvases[commit.canvas]["settled"] = self._pack(commit.token_ids)
+    def settled(self, settled: Settled) -> None:
+        """Adds the tokens of a settled canvas."""
+        if settled.canvas < len(self._canvases):
+            self._canvases[settled.canvas]["settled"] = self._pack(settled.token_ids)
         self._thin()
 
     def data(
@@ -91,8 +93,8 @@ class Recorder:
         demonstration: str = "",
         remark: str = "",
     ) -> dict[str, Any]:
-        """The replay, as the page's share.js packs it too. demonstration: what is said of a model
-        that is one; remark: what stands below the reply."""
+        """The replay in the form of the page's share.js. demonstration: the note about a
+        demonstration model; remark: the line below the reply."""
         self._thin()
         return {
             "version": 1,
@@ -102,6 +104,7 @@ class Recorder:
             "summary": list(summary),
             "demonstration": demonstration,
             "remark": remark,
+            "markers": asdict(self._markers),
             "texts": list(self._numbers),
             "canvases": self._canvases,
         }
@@ -111,7 +114,7 @@ class Recorder:
         return [self._numbers.setdefault(text, len(self._numbers)) for text in texts]
 
     def _thin(self) -> None:
-        """Leaves out every second draft until they are few enough; the last of a canvas stays."""
+        """Drops every second draft until all fit MOST_POSITIONS; the last of a canvas stays."""
         while self._positions() > MOST_POSITIONS:
             if all(len(canvas["drafts"]) < 2 for canvas in self._canvases):
                 return

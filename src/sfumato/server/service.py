@@ -1,4 +1,4 @@
-"""What every route works with: the engine, the settings, and what the model's tokens look like."""
+"""What every route works with: the engine, the settings, and the texts of tokens."""
 
 from __future__ import annotations
 
@@ -8,10 +8,9 @@ from dataclasses import dataclass, field
 from functools import lru_cache
 
 from sfumato import __version__
-from sfumato.api import Model
-from sfumato.engine import Engine, Prompt, Request
-from sfumato.server.admission import Admission
-from sfumato.server.errors import from_value_error
+from sfumato.engine import EngineClient, Prompt, Request, ServedModel
+from sfumato.server.http.admission import Admission
+from sfumato.server.http.errors import from_value_error
 from sfumato.server.settings import ServerSettings
 
 FINGERPRINT = f"sfumato-{__version__}"
@@ -19,7 +18,7 @@ FINGERPRINT = f"sfumato-{__version__}"
 
 @dataclass(frozen=True)
 class Service:
-    engine: Engine
+    engine: EngineClient
     settings: ServerSettings
     started: int = field(default_factory=lambda: int(time.time()))
     admission: Admission = field(init=False)
@@ -28,8 +27,8 @@ class Service:
         object.__setattr__(self, "admission", Admission(self.settings.max_body))
 
     @property
-    def model(self) -> Model:
-        return self.engine.model
+    def model(self) -> ServedModel:
+        return self.engine.served
 
     @property
     def name(self) -> str:
@@ -37,26 +36,26 @@ class Service:
 
     @property
     def context(self) -> int:
-        """Positions that a slot made at start has, and the model was made for."""
+        """Positions of a slot that is made at start; at most the model's context."""
         return min(self.engine.config.context, self.model.config.context_length)
 
     def limit(self, given: int | None, prompt: int, canvas: int | None) -> int:
-        """Tokens of a reply whose request gives a number; None and -1 are what fits."""
-        return self.room(prompt, canvas) if given in (None, -1) else given
+        """Tokens of a reply at most; None and -1 mean what fits."""
+        return self.default_limit(prompt, canvas) if given in (None, -1) else given
 
-    def room(self, prompt: int, canvas: int | None) -> int:
-        """Tokens of a reply whose request does not say: what the context has left after a prompt,
-        in whole canvases, up to the setting."""
+    def default_limit(self, prompt: int, canvas: int | None) -> int:
+        """Tokens of a reply whose request names no limit: the rest of the context after the prompt,
+        rounded down to complete canvases, and at most the setting."""
         canvas = canvas or self.model.config.canvas_length
         left = (self.context - prompt) // canvas * canvas
         return max(1, min(self.settings.max_tokens, max(left, canvas)))
 
-    def prompt(self, asked: Request) -> Prompt:
-        """What the messages or ids of a request come to. Raises ApiError."""
+    def prompt(self, request: Request) -> Prompt:
+        """The prompt of a request's messages or ids. Raises ApiError."""
         try:
-            return self.engine.prompt(asked)
+            return self.engine.prompt(request)
         except ValueError as error:
-            raise from_value_error(error, asked) from None
+            raise from_value_error(error, request) from None
 
     def raw_prompt(
         self, prompt: str | Sequence[int], endpoint: str, user: str | None = None
@@ -65,12 +64,12 @@ class Service:
         if not isinstance(prompt, str):
             return list(prompt)
         tokenizer = self.model.tokenizer
-        asked = Request(prompt, endpoint=endpoint, user=user)
+        request = Request(prompt, endpoint=endpoint, user=user)
         try:
-            with self.engine.refusals(asked):
+            with self.engine.refusals(request):
                 ids = self.encode(prompt, "prompt")
         except ValueError as error:
-            raise from_value_error(error, asked) from None
+            raise from_value_error(error, request) from None
         if tokenizer.bos_id is not None and ids[:1] != [tokenizer.bos_id]:
             ids.insert(0, tokenizer.bos_id)
         return ids
@@ -80,13 +79,13 @@ class Service:
         self.engine.check_length(text, field)
         return self.model.tokenizer.encode(text, special)
 
-    def pieces(self, ids: Sequence[int]) -> list[str]:
+    def token_texts(self, ids: Sequence[int]) -> list[str]:
         """The text of each token."""
-        return [piece(self.model, token) for token in ids]
+        return [token_text(self.model, token) for token in ids]
 
 
 @lru_cache(maxsize=2**16)
-def piece(model: Model, token: int) -> str:
-    """The text of one token; nothing for padding of the vocabulary that no token uses."""
+def token_text(model: ServedModel, token: int) -> str:
+    """The text of one token; empty for padding of the vocabulary that no token uses."""
     tokenizer = model.tokenizer
     return tokenizer.token_text(token) if token < tokenizer.vocab_size else ""

@@ -1,4 +1,4 @@
-"""`ServerSettings`: what an operator decides about the HTTP side. Knows no engine."""
+"""`ServerSettings`: the operator's choices for the HTTP side. Knows no engine."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from urllib.parse import urlsplit
 
 @dataclass(frozen=True)
 class ServerSettings:
-    """The defaults. The table of options repeats those that have one: it loads nothing."""
+    """The table of options repeats these defaults where an option has one: it imports nothing."""
 
     model_name: str = "sfumato"  # what /v1/models and replies call the model
     aliases: tuple[str, ...] = ()  # further names that /v1/models lists
@@ -20,7 +20,7 @@ class ServerSettings:
     max_values: int = 2**17  # in a request: numbers, texts, keys, lists …
     max_messages: int = 1024
     max_choices: int = 128  # replies of one HTTP request: n, or n times the prompts
-    max_tokens: int = 4096  # of a reply whose request says nothing, where the context has as many
+    max_tokens: int = 4096  # of a reply whose request names no limit, where the context has as many
     keepalive_s: float = 10.0  # of a silent stream, until a comment is sent
     page: bool = True  # serve the web page
 

@@ -1,0 +1,15 @@
+"""HTTP APIs for replies, one file each: how a body is parsed, and how a reply is rendered.
+
+To add one, write a file with a `Dialect` (http/dialect.py) and list the value here.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from sfumato.server.dialects.llama_cpp import LLAMA_COMPLETION
+from sfumato.server.dialects.openai_chat import OPENAI_CHAT
+from sfumato.server.dialects.openai_completions import OPENAI_COMPLETIONS
+from sfumato.server.http.dialect import Dialect
+
+DIALECTS: tuple[Dialect[Any], ...] = (OPENAI_CHAT, OPENAI_COMPLETIONS, LLAMA_COMPLETION)

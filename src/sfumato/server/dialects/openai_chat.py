@@ -1,0 +1,238 @@
+"""OpenAI's chat completions: a body becomes requests, and replies become choices or chunks."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import replace
+from typing import Any
+
+from sfumato.api import Reply
+from sfumato.engine import Account, Finished, Request, Settled, new_id
+from sfumato.server.dialects.shared import openai_objects
+from sfumato.server.dialects.shared.logprobs import Logged, TokenLog, entries
+from sfumato.server.dialects.shared.openai_messages import continuation, conversation
+from sfumato.server.dialects.shared.openai_tools import ignored_tools, tool_use, unknown_calls
+from sfumato.server.dialects.shared.pieces import pieces
+from sfumato.server.dialects.shared.sampling import check_size, request_fields, seeds_of
+from sfumato.server.dialects.shared.thinking import thinking_of
+from sfumato.server.examples import warnings
+from sfumato.server.http.dialect import Dialect, Frame, Renderer
+from sfumato.server.http.errors import bad_request
+from sfumato.server.http.inflight import CollectedReply
+from sfumato.server.http.wire import SSE
+from sfumato.server.schemas.openai import ChatBody
+from sfumato.server.service import Service
+from sfumato.text.reply import ToolCall
+from sfumato.text.tokenizer import Marker
+
+PATH = "/v1/chat/completions"
+
+
+def parse(service: Service, body: ChatBody) -> list[Request]:
+    """One request for each of the n replies. Raises ApiError."""
+    markers = service.model.template.markers
+    messages, continued = continuation(
+        conversation(body, service.settings),
+        body.continue_final_message,
+        body.add_generation_prompt,
+        service.engine.check_length,
+        markers,
+    )
+    use = tool_use(body.tools, body.tool_choice, service.model)
+    _check(body, service.settings.max_choices)
+    thinking, budget = thinking_of(body, continued is not None)
+    fields = request_fields(body, service.model, PATH, use.banned, body.top_logprobs)
+    fields["max_thinking_tokens"] = budget
+    if (
+        body.parallel_tool_calls is False
+        and use.tools
+        and service.model.template.markers.call_close
+    ):
+        # A call that is cut at its end is complete, and the only one.
+        fields["stop"] = [
+            *(fields["stop"] or ()),
+            Marker(service.model.template.markers.call_close),
+        ]
+    if continued is not None:  # the reply may be complete already
+        fields["retry_empty"] = body.retry_empty is True
+    one = Request(
+        messages=messages,
+        continued=continued,
+        thinking=thinking,
+        tools=use.tools,
+        opening=use.opening,
+        user=body.user,
+        **fields,
+    )
+    prompt = service.prompt(one)  # once, however many replies
+    length = limit_of(service, body, len(prompt.ids))
+    count = body.n or 1
+    check_size(service.model, [length] * count, body.top_logprobs, "n, max_tokens, top_logprobs")
+    return [
+        replace(one, id=new_id(), made=prompt, max_tokens=length, seed=seed)
+        for seed in seeds_of(body.seed, count)
+    ]
+
+
+def limit_of(service: Service, body: ChatBody, prompt: int) -> int:
+    """Tokens of a reply to a prompt of so many."""
+    given = body.max_tokens if body.max_completion_tokens is None else body.max_completion_tokens
+    return service.limit(given, prompt, body.canvas_length)
+
+
+def _check(body: ChatBody, max_choices: int) -> None:
+    if (body.n or 1) > max_choices:
+        raise bad_request(f"n: at most {max_choices} replies", "n")
+    if body.top_logprobs and not body.logprobs:
+        raise bad_request("top_logprobs: needs logprobs to be true", "top_logprobs")
+    if body.stream_options is not None and not body.stream:
+        raise bad_request("stream_options: only with stream", "stream_options")
+    both = (body.max_tokens, body.max_completion_tokens)
+    if None not in both and both[0] != both[1]:
+        raise bad_request("max_tokens, max_completion_tokens: differ; send one", "max_tokens")
+
+
+class ChatRenderer(Renderer):
+    """Choices with messages, and chunks with deltas."""
+
+    def __init__(self, service: Service, body: ChatBody, requests: Sequence[Request]) -> None:
+        self._service, self._id = service, requests[0].id
+        self._tools = requests[0].tools
+        self._notes = [*openai_objects.notes(body), *ignored_tools(self._tools, service.model)]
+        self._usage = openai_objects.wants_usage(body.stream_options)
+        self._base = openai_objects.head(
+            "chatcmpl", "chat.completion.chunk", self._id, service.name
+        )
+        self.keeps_settled = bool(body.logprobs)
+        self._alternatives = body.top_logprobs or 0
+        count = len(requests)
+        self._logs = [
+            TokenLog(service, self._alternatives) if body.logprobs else None for _ in range(count)
+        ]
+        # Characters of the answer and of the thought, and tool calls, that have been sent.
+        self._sent = [{"content": 0, "reasoning_content": 0, "calls": 0} for _ in range(count)]
+
+    def body(self, replies: Sequence[CollectedReply]) -> Mapping[str, Any]:
+        ends = [collected.finished for collected in replies]
+        notes = [*self._notes, *(text for end in ends for text in self._warnings(end.reply))]
+        return {
+            **openai_objects.head("chatcmpl", "chat.completion", self._id, self._service.name),
+            "usage": openai_objects.usage([end.account for end in ends]),
+            **openai_objects.figures(ends, notes),
+            "choices": self._choices(replies),
+        }
+
+    def _choices(self, replies: Sequence[CollectedReply]) -> Iterator[dict[str, Any]]:
+        for number, collected in enumerate(replies):
+            end = collected.finished
+            choice = {
+                "index": number,
+                "message": message(end.reply),
+                "logprobs": self._logprobs(collected),
+                "finish_reason": openai_objects.finish_reason(end.reply, end.reply.tool_calls),
+            }
+            collected.settled.clear()
+            if len(replies) > 1:
+                choice["timings"] = openai_objects.timings(end.account)
+            yield choice
+
+    def _logprobs(self, collected: CollectedReply) -> dict[str, Any] | None:
+        if not self.keeps_settled:
+            return None
+        content = entries(self._service, self._alternatives, collected)
+        return {"content": content, "refusal": None}
+
+    def _warnings(self, reply: Reply) -> list[str]:
+        calls = unknown_calls(self._tools, reply)
+        return [*warnings(self._service.model.embedded, reply), *calls]
+
+    def extra(self, fields: Frame) -> Frame:
+        return self._base | {"choices": []} | fields
+
+    def begin(self, number: int) -> Iterable[Frame]:
+        yield self._chunk(number, {"role": "assistant", "content": ""})
+
+    def settled(self, number: int, settled: Settled) -> Iterable[Frame]:
+        log = self._logs[number]
+        if log is not None:
+            log.add(settled)
+        yield from self._texts(number, "reasoning_content", settled.thought)
+        yield from self._texts(number, "content", settled.text)
+        for call in settled.tool_calls:
+            yield from self._call(number, call)
+
+    def finished(self, number: int, end: Finished) -> Iterable[Frame]:
+        reply, sent = end.reply, self._sent[number]
+        thought = (reply.thought or "")[sent["reasoning_content"] :]
+        yield from self._texts(number, "reasoning_content", thought)
+        yield from self._texts(number, "content", reply.text[sent["content"] :])
+        if (log := self._logs[number]) is not None:
+            yield from self._logged(number, log.end())
+        for call in reply.tool_calls[sent["calls"] :]:
+            yield from self._call(number, call)
+        last = self._chunk(number, {}, openai_objects.finish_reason(reply, reply.tool_calls))
+        last["timings"] = openai_objects.timings(end.account)
+        if notes := [*self._notes, *self._warnings(reply)]:
+            last["warnings"], self._notes = notes, []
+        yield last
+
+    def closed(self, accounts: Sequence[Account]) -> Iterable[Frame]:
+        if self._usage:
+            yield self.extra({"usage": openai_objects.usage(accounts)})
+
+    def _texts(self, number: int, name: str, text: str) -> Iterable[Frame]:
+        self._sent[number][name] += len(text)
+        log = self._logs[number] if name == "content" else None
+        if log is not None:
+            yield from self._logged(number, log.take(text))
+            return
+        for piece in pieces(text):
+            yield self._chunk(number, {name: piece})
+
+    def _logged(self, number: int, parts: Sequence[Logged]) -> Iterable[Frame]:
+        """Content with its tokens."""
+        for text, tokens in parts:
+            chunk = self._chunk(number, {"content": text})
+            chunk["choices"][0]["logprobs"] = {"content": tokens, "refusal": None}
+            yield chunk
+
+    def _call(self, number: int, call: ToolCall) -> Iterable[Frame]:
+        begun = openai_objects.call_object(call)
+        at, arguments = self._sent[number]["calls"], begun["function"]["arguments"]
+        self._sent[number]["calls"] += 1
+        begun["function"]["arguments"] = ""
+        yield self._chunk(number, {"tool_calls": [{"index": at, **begun}]})
+        for piece in pieces(arguments):
+            part = {"index": at, "function": {"arguments": piece}}
+            yield self._chunk(number, {"tool_calls": [part]})
+
+    def _chunk(self, number: int, delta: dict[str, Any], reason: str | None = None) -> Frame:
+        choice = {"index": number, "delta": delta, "logprobs": None, "finish_reason": reason}
+        usage = {"usage": None} if self._usage else {}
+        return {**self._base, "choices": [choice], **usage}
+
+
+def message(reply: Reply) -> dict[str, Any]:
+    """The assistant's message; content is null where there are only tool calls."""
+    calls = [openai_objects.call_object(call) for call in reply.tool_calls]
+    thought = {} if reply.thought is None else {"reasoning_content": reply.thought}
+    return {
+        "role": "assistant",
+        "content": None if calls and not reply.text else reply.text,
+        "refusal": None,
+        **thought,
+        **({"tool_calls": calls} if calls else {}),
+    }
+
+
+OPENAI_CHAT = Dialect(
+    name="chat_completions",
+    path=PATH,
+    tag="OpenAI",
+    help="The reply to a conversation, as one body or as a stream of chunks.",
+    body_type=ChatBody,
+    parse=parse,
+    renderer=ChatRenderer,
+    streams=lambda body: bool(body.stream),
+    wire=replace(SSE, end="data: [DONE]\n\n"),
+)

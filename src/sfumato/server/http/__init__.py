@@ -1,0 +1,1 @@
+"""HTTP around the engine: bodies, requests in flight, streams, security, logs. Knows no dialect."""

@@ -1,0 +1,161 @@
+"""How many bytes of large bodies are held at a time, and how many bodies are read by a thread.
+
+A large body holds its bytes of the budget from its first byte until its request is made. A body for
+which there is no budget is not received: its connection waits. Small bodies need no budget, since a
+connection buffers as much in any case. Every wait is bounded, and ends in a 503. Knows no JSON.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections import deque
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+
+from sfumato.server.http.errors import RETRY_AFTER_S, ApiError
+
+SMALL = 64 * 2**10  # bytes; what a connection buffers in any case
+WAIT_S = 10.0  # for bodies, and again for a thread
+CHECK_S = 0.25
+GRACE_S = 2.0  # that a body may take to arrive although others wait
+LEAST_PACE = 2**20  # bytes a second; a slower body is ended where others wait
+
+
+class Arrival:
+    """A body that is being received."""
+
+    def __init__(self, limit: asyncio.Timeout) -> None:
+        self._limit = limit
+        self._began = asyncio.get_running_loop().time()
+        self.nbytes = 0  # so far
+        self.ended_as_slow = False  # ended because others waited
+
+    def end_if_slow(self, now: float) -> None:
+        """Ends the upload where it is slow."""
+        age = now - self._began
+        slow = age > GRACE_S and self.nbytes < LEAST_PACE * age
+        if slow and not self.ended_as_slow and not self._limit.expired():
+            self.ended_as_slow = True
+            self._limit.reschedule(now)
+
+
+@asynccontextmanager
+async def arriving(seconds: float) -> AsyncIterator[Arrival]:
+    """Within, a body is received. Raises ApiError where it takes too long."""
+    arrival: Arrival | None = None
+    try:
+        async with asyncio.timeout(seconds) as limit:
+            arrival = Arrival(limit)
+            yield arrival
+    except TimeoutError:
+        raise _late(seconds, arrival is not None and arrival.ended_as_slow) from None
+
+
+class ThreadLimit:
+    """Threads that decode bodies, first come, first served."""
+
+    def __init__(self, threads: int) -> None:
+        self._threads = asyncio.Semaphore(threads)
+
+    @asynccontextmanager
+    async def thread(self) -> AsyncIterator[None]:
+        """Within, the caller may use a thread for a body. Raises ApiError after a long wait."""
+        try:
+            async with asyncio.timeout(WAIT_S):
+                await self._threads.acquire()
+        except TimeoutError:
+            raise _overloaded() from None
+        try:
+            yield
+        finally:
+            self._threads.release()
+
+
+class ByteBudget:
+    """Bytes of bodies that are held at a time, first come, first served."""
+
+    def __init__(self, nbytes: int, most_waiting: int) -> None:
+        self._free, self._most_waiting = nbytes, most_waiting
+        self._waiting: deque[tuple[int, asyncio.Future[None]]] = deque()
+        self._arrivals: set[Arrival] = set()
+
+    @asynccontextmanager
+    async def hold(self, nbytes: int) -> AsyncIterator[None]:
+        """Within, so many bytes are held. Raises ApiError after a long wait."""
+        await self._acquire(nbytes)
+        try:
+            yield
+        finally:
+            self._free += nbytes
+            self._grant()
+
+    @asynccontextmanager
+    async def arriving(self, seconds: float) -> AsyncIterator[Arrival]:
+        """Within, a body that holds its bytes is received; a slow one ends where others wait."""
+        async with arriving(seconds) as arrival:
+            self._arrivals.add(arrival)
+            try:
+                yield arrival
+            finally:
+                self._arrivals.discard(arrival)
+
+    async def _acquire(self, nbytes: int) -> None:
+        if not self._waiting and nbytes <= self._free:
+            self._free -= nbytes
+            return
+        if len(self._waiting) >= self._most_waiting:
+            raise _overloaded()
+        loop = asyncio.get_running_loop()
+        granted: asyncio.Future[None] = loop.create_future()
+        self._waiting.append((nbytes, granted))
+        until = loop.time() + WAIT_S
+        try:
+            while not granted.done():
+                if loop.time() > until:
+                    raise _overloaded()
+                for arrival in self._arrivals:
+                    arrival.end_if_slow(loop.time())
+                await asyncio.wait([granted], timeout=CHECK_S)
+        except BaseException:
+            if granted.done():
+                self._free += nbytes
+            else:
+                self._waiting.remove((nbytes, granted))
+            self._grant()
+            raise
+
+    def _grant(self) -> None:
+        while self._waiting and self._waiting[0][0] <= self._free:
+            nbytes, granted = self._waiting.popleft()
+            self._free -= nbytes
+            granted.set_result(None)
+
+
+class Admission:
+    """The limits of one server. Small bodies, which nearly all are, never wait for large ones."""
+
+    def __init__(self, max_body: int) -> None:
+        self.max_body = max_body
+        self.bodies = ByteBudget(2 * max_body, most_waiting=16)
+        self.small = ThreadLimit(2)
+        # One at a time is read: its values and texts may take several times its bytes.
+        self.large = ThreadLimit(1)
+
+
+def _overloaded() -> ApiError:
+    return ApiError(
+        503,
+        "more bodies arrive than this server reads at a time; send it again later",
+        code="bodies_busy",
+        headers={"Retry-After": str(RETRY_AFTER_S), "Connection": "close"},
+    )
+
+
+def _late(seconds: float, ended_as_slow: bool) -> ApiError:
+    message = (
+        f"the body arrived at less than {LEAST_PACE:,} bytes a second while others waited; send it "
+        "again later"
+        if ended_as_slow
+        else f"the body did not arrive within {seconds:g} seconds; send it faster, or less"
+    )
+    return ApiError(408, message, code="body_timeout", headers={"Connection": "close"})

@@ -1,0 +1,75 @@
+"""`Dialect`: one HTTP API for replies, as a value that the shared route is given.
+
+A dialect parses a body into the engine's requests and renders replies and events; all else (bodies,
+threads, streams, disconnects, statuses) is the route's. A body's class says which fields are
+honoured, refused (`Only`) or ignored (`Ignored`). Knows no dialect.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Generic, TypeVar
+
+from sfumato.engine import Account, Finished, Request, Settled
+from sfumato.server.http.errors import ApiError, ErrorBody, openai_error
+from sfumato.server.http.inflight import CollectedReply
+from sfumato.server.http.wire import SSE, Wire
+from sfumato.server.schemas.body import Body
+from sfumato.server.service import Service
+
+B = TypeVar("B", bound=Body)
+Frame = dict[str, Any]
+
+
+class Renderer(ABC):
+    """The replies to one HTTP request, by number: as one body, or as the frames of a stream."""
+
+    keeps_settled = False  # whether `body` needs the settled canvases, which hold tensors
+
+    @abstractmethod
+    def body(self, replies: Sequence[CollectedReply]) -> Mapping[str, Any]:
+        """The answer without a stream. An iterator in it becomes a list, and its items are made
+        and encoded one by one. Called in a thread."""
+
+    def begin(self, number: int) -> Iterable[Frame]:
+        """Before a reply's first event."""
+        return ()
+
+    @abstractmethod
+    def settled(self, number: int, settled: Settled) -> Iterable[Frame]:
+        """A canvas has settled."""
+
+    @abstractmethod
+    def finished(self, number: int, end: Finished) -> Iterable[Frame]:
+        """A reply has ended: what no frame has yet, and the end."""
+
+    def closed(self, accounts: Sequence[Account]) -> Iterable[Frame]:
+        """After all replies."""
+        return ()
+
+    def failed(self, error: ApiError, body: Frame) -> Iterable[Frame]:
+        """Instead of all that would follow; body: the dialect's `error_body` of the error."""
+        yield body
+
+    def extra(self, fields: Frame) -> Frame:
+        """A frame for the web page alone: `draft` or `settled`, where a body asks for drafts."""
+        return fields
+
+
+@dataclass(frozen=True)
+class Dialect(Generic[B]):
+    """One POST route that generates, and how it speaks."""
+
+    name: str  # the route's, in the API description
+    path: str
+    tag: str  # its heading in the API description
+    help: str
+    body_type: type[B]
+    parse: Callable[[Service, B], list[Request]]  # in a thread; raises ApiError
+    # The body has lost its lists and longer texts: what a reply needs of them the requests have.
+    renderer: Callable[[Service, B, Sequence[Request]], Renderer]
+    streams: Callable[[B], bool]
+    wire: Wire = SSE
+    error_body: ErrorBody = openai_error

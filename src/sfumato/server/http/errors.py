@@ -1,0 +1,193 @@
+"""`ApiError`: failures as HTTP statuses, and as OpenAI's error objects where no dialect differs.
+
+What reaches a client says what is wrong and what to do; paths and traces stay here.
+"""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Callable, MutableMapping
+from typing import Any
+
+from fastapi.responses import JSONResponse, Response
+
+from sfumato.engine import EngineDead, Failed, NotReady, QueueFull, TooLarge
+from sfumato.engine import Request as EngineRequest
+
+RETRY_AFTER_S = 2
+CLIENT_GONE = 499  # as nginx writes it; there is no client to read it
+# Keys of an ASGI scope.
+REFUSAL = "sfumato.refusal"  # the ApiError of its answer
+ERROR_BODY = "sfumato.error_body"  # the `ErrorBody` of its path's dialect
+
+_FIELD = re.compile(r"([A-Za-z_][\w.\[\]]*)(?:, [A-Za-z_]\w*)*: ")
+_PROMPT = ("prompt", "ids", "text")  # names of the prompt in messages of the engine
+_PATH = re.compile(r"(?<![\w/.:])/(?:[^\s/'\",;]+/)+([^\s/'\",;]*)")
+_STATUS = {
+    "invalid": 400,
+    "too_large": 400,
+    "queue_full": 429,
+    "not_ready": 503,
+    "timeout": 504,
+    "cancelled": CLIENT_GONE,
+    "shutdown": 503,
+    "memory": 503,
+    "internal": 500,
+}
+_TYPES = {
+    400: "invalid_request_error",
+    401: "authentication_error",
+    403: "permission_error",
+    404: "not_found_error",
+    429: "rate_limit_error",
+    503: "service_unavailable_error",
+    504: "timeout_error",
+}
+
+
+SCHEMA = {
+    "type": "object",
+    "properties": {
+        "error": {
+            "type": "object",
+            "properties": {
+                "message": {"type": "string"},
+                "type": {"type": "string"},
+                "param": {"type": ["string", "null"]},
+                "code": {"type": ["string", "null"]},
+            },
+            "required": ["message", "type", "param", "code"],
+        }
+    },
+    "required": ["error"],
+}
+"""Of every error's body, for the API description."""
+
+
+class ApiError(Exception):
+    """An answer other than 200."""
+
+    def __init__(
+        self,
+        status: int,
+        message: str,
+        param: str | None = None,
+        code: str | None = None,
+        headers: dict[str, str] | None = None,
+        more: dict[str, Any] | None = None,
+    ) -> None:
+        """more: further fields of the error's object; they replace fields of the same name."""
+        super().__init__(message)
+        self.status, self.message, self.param, self.code = status, message, param, code
+        self.headers, self.more = headers or {}, more or {}
+        self.recorded = False  # the engine has counted it, and the audit log has it
+
+    def response(self, scope: MutableMapping[str, Any]) -> Response:
+        """The answer to the request of that ASGI scope, as its dialect renders errors."""
+        scope[REFUSAL] = self
+        body: ErrorBody = scope.get(ERROR_BODY, openai_error)
+        headers = self.headers
+        if self.status in (500, 504):  # OpenAI's clients would ask, and wait, again
+            headers = headers | {"x-should-retry": "false"}
+        return JSONResponse(body(self), self.status, headers)
+
+
+ErrorBody = Callable[[ApiError], dict[str, Any]]
+"""How a dialect renders errors."""
+
+
+def openai_error(error: ApiError) -> dict[str, Any]:
+    """OpenAI's form, which all routes have that name no other."""
+    kind = "invalid_request_error" if 400 < error.status < 500 else "server_error"
+    return {
+        "error": {
+            "message": error.message,
+            "type": _TYPES.get(error.status, kind),
+            "param": error.param,
+            "code": error.code,
+            **error.more,
+        }
+    }
+
+
+def without_paths(text: str) -> str:
+    """The text with absolute paths cut to the names of their files."""
+    return _PATH.sub(r"\1", text)
+
+
+def bad_request(message: str, param: str | None = None, code: str | None = None) -> ApiError:
+    return ApiError(400, message, param, code)
+
+
+def from_value_error(error: ValueError, request: EngineRequest | None = None) -> ApiError:
+    """The answer to an error of a check, whose message begins with the field's name. request: the
+    request that was checked, whose prompt may stand in a field of another name."""
+    message = without_paths(str(error))
+    field = _FIELD.match(message)
+    name = field[1] if field else None
+    if name in _PROMPT and request is not None:
+        prompt = "prompt" if request.messages is None else "messages"
+        name, message = prompt, prompt + message[len(name) :]
+    if isinstance(error, TooLarge):
+        answer = too_large(message, name, error.prompt_tokens, error.context)
+    else:
+        answer = bad_request(message, name)
+    answer.recorded = request is not None
+    return answer
+
+
+def too_large(message: str, param: str | None, prompt: int | None, context: int | None) -> ApiError:
+    """The answer to what exceeds the context: OpenAI's code, llama-server's type and numbers."""
+    numbers = {"n_prompt_tokens": prompt, "n_ctx": context}
+    more = {"type": "exceed_context_size_error", **numbers}
+    return ApiError(400, message, param, "context_length_exceeded", more=more)
+
+
+def from_refusal(error: Exception, request: EngineRequest) -> ApiError:
+    """The answer to an error of `EngineClient.submit`. Raises the error again where `submit` does
+    not promise it."""
+    if isinstance(error, ValueError):
+        return from_value_error(error, request)
+    seconds = RETRY_AFTER_S
+    if isinstance(error, QueueFull):
+        status, code = 429, "queue_full"
+    elif isinstance(error, NotReady):
+        status, code, seconds = 503, "not_ready", max(seconds, math.ceil(error.retry_s))
+    elif isinstance(error, EngineDead):
+        status, code = 503, "engine_unavailable"
+    else:
+        raise error
+    answer = ApiError(status, without_paths(str(error)), code=code, headers=_retry(seconds))
+    answer.recorded = True
+    return answer
+
+
+def dead(error: EngineDead) -> ApiError:
+    return ApiError(503, without_paths(str(error)), code="engine_unavailable", headers=_retry())
+
+
+def from_failed(failed: Failed) -> ApiError:
+    """The answer to a request that failed."""
+    status, message = _STATUS[failed.kind], without_paths(failed.message)
+    if status == 400:
+        field = _FIELD.match(message)
+        name = field[1] if field else None
+        if failed.kind == "too_large":
+            prompt = failed.account.prompt_tokens if failed.account else None
+            answer = too_large(message, name, prompt, failed.context)
+        else:
+            answer = bad_request(message, name, failed.kind)
+    else:
+        headers = _retry() if status in (429, 503) else None
+        answer = ApiError(status, message, code=failed.kind, headers=headers)
+    answer.recorded = True
+    return answer
+
+
+def _retry(seconds: int = RETRY_AFTER_S) -> dict[str, str]:
+    return {"Retry-After": str(seconds)}
+
+
+def internal() -> ApiError:
+    return ApiError(500, "the server failed; its log says why", code="internal")

@@ -1,0 +1,234 @@
+"""Requests of one HTTP call while the engine works on them: events from its thread to the loop.
+
+Of many requests only some are in the engine at a time; the next one follows when one has ended. The
+caller that starts requests cancels them when its client has disconnected.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections import deque
+from collections.abc import Callable, Sequence
+from contextlib import suppress
+from dataclasses import dataclass, field
+
+from fastapi import Request as HttpRequest
+from fastapi.concurrency import run_in_threadpool
+
+from sfumato.engine import Draft, EngineClient, Event, Failed, Finished, Handle, Request, Settled
+from sfumato.engine.errors import REFUSALS
+from sfumato.engine.failures import explain
+from sfumato.server.http.errors import CLIENT_GONE, ApiError, from_failed, from_refusal
+
+MOST_DRAFTS = 4  # of a request, waiting for a client that reads slowly; the newest are kept
+_NOT_BEGUN = Failed("cancelled", "the request was cancelled before it began")
+RETRY_S = 0.1  # how often a full queue is tried again, and a deadline looked at
+
+
+@dataclass
+class CollectedReply:
+    """The end of one request, and its canvases."""
+
+    settled: list[Settled] = field(default_factory=list)  # where they are wanted
+    end: Finished | None = None
+
+    @property
+    def finished(self) -> Finished:
+        assert self.end
+        return self.end
+
+
+class InFlight:
+    """The requests of one HTTP call, and their events in order of arrival."""
+
+    def __init__(self, engine: EngineClient, requests: Sequence[Request]) -> None:
+        self._engine = engine
+        self._requests = requests  # their `since` is set: deadlines count while they wait here
+        self._current = 0  # number of the request that was given to the engine last
+        self.open = set(range(len(requests)))  # those whose terminal event has not been taken yet
+        # As many requests as there are slots wait in the queue, so that no slot is free for long;
+        # more would fill the queue that other clients need.
+        self._window = 2 * engine.config.slots
+        self._ended = 0
+        self._cancelled = False
+        self._loop = asyncio.get_running_loop()
+        self._waiting: deque[tuple[int, Event]] = deque()
+        self._arrived, self._moved = asyncio.Event(), asyncio.Event()
+        self._handles: list[Handle] = []  # of the first ones; the others are yet to be submitted
+        self._feeder: asyncio.Task[None] | None = None
+
+    @property
+    def id(self) -> str:
+        """The first request's, under which the audit log has it."""
+        return self._requests[0].id
+
+    async def next(self, patience_s: float | None = None) -> tuple[int, Event] | None:
+        """The next event with its request's number; None where none came in time."""
+        try:
+            async with asyncio.timeout(patience_s):
+                await self._arrived.wait()
+        except TimeoutError:
+            return None
+        number, event = self._waiting.popleft()
+        if not self._waiting:
+            self._arrived.clear()
+        if isinstance(event, Finished | Failed):
+            self.open.discard(number)
+        return number, event
+
+    def cancel(self) -> None:
+        """Cancels the requests that have not ended."""
+        self._cancelled = True
+        self._moved.set()
+        for number, handle in enumerate(self._handles):
+            if number in self.open:
+                handle.cancel()
+
+    async def begin(self) -> None:
+        """Submits as many requests as the queue takes now, and the others later. Where the engine
+        raises for one of them, ends all and raises the same; QueueFull only for the first."""
+        try:
+            await run_in_threadpool(self._submit)
+        except BaseException as error:
+            self.cancel()
+            ending = Failed(*explain(error)) if isinstance(error, Exception) else _NOT_BEGUN
+            self._drop(ending, error)
+            raise
+        if len(self._handles) < len(self._requests):
+            self._feeder = asyncio.create_task(self._feed())
+
+    def _submit(self) -> None:
+        """In a thread. Checks one reply of each prompt: only seeds differ."""
+        checked = {id(self._requests[0].made)}
+        for number, request in enumerate(self._requests):
+            if id(request.made) not in checked:
+                checked.add(id(request.made))
+                self._current = number
+                self._engine.check(request)
+        self._current = 0
+        self._add(self._engine.submit(self._requests[0], self._sink(0)))
+        while len(self._handles) < min(self._window, len(self._requests)) and self._offer():
+            pass
+
+    def _offer(self) -> bool:
+        """Submits the next one; False where the queue is full."""
+        self._current = number = len(self._handles)
+        handle = self._engine.offer(self._requests[number], self._sink(number))
+        if handle is not None:
+            self._add(handle)
+        return handle is not None
+
+    def _add(self, handle: Handle) -> None:
+        self._handles.append(handle)
+        if self._cancelled:  # in the meantime
+            handle.cancel()
+
+    async def _feed(self) -> None:
+        """Submits the remaining requests one by one, as the queue takes them. Ends those that it
+        never took."""
+        ending, cause = _NOT_BEGUN, None
+        try:
+            while len(self._handles) < len(self._requests) and not self._cancelled:
+                if late := self._engine.late(self._requests[0]):
+                    ending = Failed("timeout", late)
+                    break
+                self._moved.clear()
+                room = len(self._handles) < self._ended + self._window
+                if room and await run_in_threadpool(self._offer):
+                    continue
+                with suppress(TimeoutError):
+                    async with asyncio.timeout(RETRY_S):
+                        await self._moved.wait()
+        except Exception as error:
+            ending, cause = Failed(*explain(error)), error
+        finally:
+            for number in range(len(self._handles), len(self._requests)):
+                self._put(number, ending)
+            self._drop(ending, cause)
+
+    def _drop(self, ending: Failed, cause: BaseException | None) -> None:
+        """Reports the end of requests that the engine does not have; the engine itself has
+        reported the one that it refused."""
+        refused = self._current if isinstance(cause, REFUSALS) else None
+        for number in range(len(self._handles), len(self._requests)):
+            if number != refused:
+                self._engine.drop(self._requests[number], ending)
+
+    def _sink(self, number: int) -> Callable[[Event], None]:
+        def deliver(event: Event) -> None:
+            try:
+                self._loop.call_soon_threadsafe(self._put, number, event)
+            except RuntimeError:  # the loop is closed: the server has stopped
+                return
+
+        return deliver
+
+    def _put(self, number: int, event: Event) -> None:
+        if isinstance(event, Draft):
+            drafts = [
+                at
+                for at, (of, before) in enumerate(self._waiting)
+                if of == number and isinstance(before, Draft)
+            ]
+            if len(drafts) == MOST_DRAFTS:
+                del self._waiting[drafts[0]]
+        elif isinstance(event, Finished | Failed):
+            self._ended += 1
+            self._moved.set()
+        self._waiting.append((number, event))
+        self._arrived.set()
+
+
+async def start(engine: EngineClient, requests: Sequence[Request]) -> InFlight:
+    """Raises ApiError where the engine refuses one of them; then none of them runs."""
+    running = InFlight(engine, requests)
+    try:
+        await running.begin()
+    except Exception as error:
+        raise from_refusal(error, requests[0]) from None
+    return running
+
+
+def headers_of(running: InFlight) -> dict[str, str]:
+    """Headers that name the answer's line of the audit log."""
+    return {"X-Request-Id": running.id}
+
+
+async def collect(
+    http: HttpRequest, running: InFlight, settled: bool = False
+) -> list[CollectedReply]:
+    """Waits for all replies. settled: whether to keep the settled canvases, which hold tensors.
+    Raises ApiError where a request fails or the client disconnects."""
+    work = asyncio.create_task(_collect_all(running, settled))
+    disconnected = asyncio.create_task(_disconnect(http))
+    try:
+        await asyncio.wait({work, disconnected}, return_when=asyncio.FIRST_COMPLETED)
+        if not work.done():
+            raise ApiError(CLIENT_GONE, "the client has disconnected")
+        return work.result()
+    finally:
+        running.cancel()
+        work.cancel()
+        disconnected.cancel()
+
+
+async def _collect_all(running: InFlight, settled: bool) -> list[CollectedReply]:
+    replies = [CollectedReply() for _ in running.open]
+    while running.open:
+        taken = await running.next()
+        assert taken
+        number, event = taken
+        if isinstance(event, Failed):
+            failure = from_failed(event)
+            failure.headers |= headers_of(running)
+            raise failure
+        if isinstance(event, Finished):
+            replies[number].end = event
+        elif isinstance(event, Settled) and settled:
+            replies[number].settled.append(event)
+    return replies
+
+
+async def _disconnect(http: HttpRequest) -> None:
+    while (await http.receive())["type"] != "http.disconnect":
+        pass

@@ -1,0 +1,218 @@
+"""From the bytes of a body to its model, with errors that name the field.
+
+The cost of a body is bounded before it is decoded: `admission` bounds bytes, `jsonscan` values. A
+body is decoded and validated in a thread, and validation stops at the first error. Unknown fields
+are refused or, where the server is lenient, left out.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Iterator, Mapping, Sequence
+from contextlib import AsyncExitStack, asynccontextmanager, suppress
+from functools import lru_cache
+from typing import Any, TypeVar, get_args
+
+from fastapi import Request
+from fastapi.concurrency import run_in_threadpool
+from pydantic import BaseModel, ValidationError
+from pydantic_core import from_json
+
+from sfumato.server.http.admission import SMALL, Admission, Arrival, ThreadLimit, arriving
+from sfumato.server.http.errors import CLIENT_GONE, ApiError, bad_request
+from sfumato.server.schemas.body import Body, Unknown
+from sfumato.server.service import Service
+from sfumato.text.jsonscan import JsonTooLarge, extent
+
+Model = TypeVar("Model", bound=Body)
+
+BODY_S = 30.0  # a body must have arrived by then
+DISCARD_S = 5.0  # for a body that is refused, and still comes
+
+_BOM = b"\xef\xbb\xbf"
+_TYPE_NAMES = {"str", "int", "float", "bool", "dict", "nullable"}  # branches of a union
+
+
+@asynccontextmanager
+async def read(service: Service, request: Request, model: type[Model]) -> AsyncIterator[Model]:
+    """The body as its model. The context holds the body's bytes of the budget and its thread: work
+    that takes time with the body belongs within. Raises ApiError."""
+    settings = service.settings
+    async with AsyncExitStack() as held:
+        data, threads = await _receive(request, service.admission, held)
+        since = service.engine.now()
+        await held.enter_async_context(threads.thread())
+        body = await run_in_threadpool(
+            decoded, data, model, settings.lenient, settings.max_values, clear=True
+        )
+        body.arrived(since)
+        yield body
+
+
+async def _receive(
+    request: Request, admission: Admission, held: AsyncExitStack
+) -> tuple[bytearray, ThreadLimit]:
+    """The bytes of the body, and the threads that decode bodies of its size; `held` gets the budget
+    of a large one."""
+    header = request.headers.get("content-length", "")
+    length = int(header) if header.isascii() and header.isdecimal() and len(header) < 20 else None
+    data = bytearray()
+    if length is None or length <= SMALL:
+        async with arriving(BODY_S) as arrival:
+            if await _add_chunks(request, data, arrival, SMALL):
+                return data, admission.small
+        # There is no Content-Length, and the body is not small.
+        length = admission.max_body
+    try:
+        await held.enter_async_context(admission.bodies.hold(length))
+    except ApiError:
+        await _discard(request)
+        raise
+    async with admission.bodies.arriving(BODY_S) as arrival:
+        await _add_chunks(request, data, arrival, admission.max_body)
+    return data, admission.large
+
+
+async def _discard(request: Request) -> None:
+    """Reads and drops the body: most clients send all of it before they read an answer."""
+    with suppress(TimeoutError):
+        async with asyncio.timeout(DISCARD_S):
+            while (await request.receive()).get("more_body", False):
+                pass
+
+
+async def _add_chunks(request: Request, data: bytearray, arrival: Arrival, most: int) -> bool:
+    """Adds the body's chunks to `data`; False once there are over `most` bytes and more follow."""
+    while True:
+        message = await request.receive()
+        if message["type"] == "http.disconnect":
+            raise ApiError(CLIENT_GONE, "the client has gone")
+        data += message.get("body", b"")
+        arrival.nbytes = len(data)
+        if not message.get("more_body", False):
+            return True
+        if len(data) > most:
+            return False
+
+
+def decoded(
+    data: bytearray, model: type[Model], lenient: bool, most_values: int, clear: bool = False
+) -> Model:
+    """The model of a body. clear: empties `data` once it is decoded. Raises ApiError."""
+    value = parse(data, most_values)
+    if clear:
+        data.clear()
+    return validated(value, model, lenient)
+
+
+def without_large_fields(body: Model) -> Model:
+    """The body without its lists, objects and longer texts: a server may hold hundreds of bodies
+    while their replies are written."""
+    large = [
+        name
+        for name, value in body
+        if isinstance(value, list | dict) or (isinstance(value, str) and len(value) > 1000)
+    ]
+    return body.model_copy(update=dict.fromkeys(large))
+
+
+def parse(data: bytearray, most_values: int) -> dict[str, Any]:
+    """A JSON object in UTF-8. Raises ApiError for anything else."""
+    try:
+        extent(data, most_values)
+    except JsonTooLarge as error:
+        hint = "" if "nested" in str(error) else "; send less, or raise --max-values"
+        raise bad_request(f"the body {error}{hint}", code="body_too_complex") from None
+    try:
+        if data.startswith(_BOM):
+            del data[: len(_BOM)]
+        value = from_json(data, allow_inf_nan=False, cache_strings="none")
+    except ValueError as error:
+        hint = "; NaN and Infinity are no numbers in JSON" if _has_no_number(data) else ""
+        raise bad_request(f"the body is not JSON: {str(error)[:200]}{hint}") from None
+    if not isinstance(value, dict):
+        raise bad_request("the body must be a JSON object")
+    return value
+
+
+def _has_no_number(data: bytearray) -> bool:
+    return b"NaN" in data or b"Infinity" in data
+
+
+def validated(value: dict[str, Any], model: type[Model], lenient: bool) -> Model:
+    """The body's model. Raises ApiError."""
+    unknown = Unknown(_unknown(value, model))
+    if unknown.count and not lenient:
+        raise bad_request(
+            f"{unknown}: unknown; remove it, or start the server with --lenient",
+            unknown.named[0],
+            "unknown_field",
+        )
+    try:
+        body = model.model_validate(_known(value, model))
+    except ValidationError as error:
+        results = error.errors(include_url=False, include_context=False)
+    else:
+        body.leave_out(unknown)
+        return body
+    first = results[0]
+    for error_of_branch in results:  # of a union, the first is about another branch
+        given = error_of_branch["input"]
+        is_point = error_of_branch["type"] == "int_type" and isinstance(given, float)
+        if is_point and given.is_integer() and error_of_branch["loc"][0] == first["loc"][0]:
+            text = f"whole numbers are written without a decimal point, and not as {given!r}"
+            raise _refusal(error_of_branch["loc"], text, "int_type")
+    raise _refusal(first["loc"], first["msg"], first["type"])
+
+
+def _unknown(value: Mapping[str, Any], model: type[BaseModel], where: str = "") -> Iterator[str]:
+    """The names of fields that the model has not: before validation, which makes an error of
+    each. Null always means that a field is not there."""
+    for name, item in value.items():
+        if item is not None and name not in model.model_fields:
+            yield f"{where}{name[:100]}"
+    for name, part in _parts(model).items():
+        if isinstance(inner := value.get(name), dict):
+            yield from _unknown(inner, part, f"{where}{name}.")
+
+
+def _known(value: Mapping[str, Any], model: type[BaseModel]) -> dict[str, Any]:
+    """The fields that the model has."""
+    results = {name: item for name, item in value.items() if name in model.model_fields}
+    for name, part in _parts(model).items():
+        if isinstance(inner := results.get(name), dict):
+            results[name] = _known(inner, part)
+    return results
+
+
+@lru_cache
+def _parts(model: type[BaseModel]) -> dict[str, type[BaseModel]]:
+    """The fields that are models themselves, or null."""
+    results = {}
+    for name, field in model.model_fields.items():
+        for kind in (field.annotation, *get_args(field.annotation)):
+            if isinstance(kind, type) and issubclass(kind, BaseModel):
+                results[name] = kind
+    return results
+
+
+def _refusal(loc: Sequence[int | str], message: str, kind: str) -> ApiError:
+    name = _name(loc)
+    if kind == "value_error":  # from `only`
+        return bad_request(f"{name}: {message.removeprefix('Value error, ')}", name, "unsupported")
+    text = message[:1].lower() + message[1:]
+    code = kind if kind == "missing" else None
+    return bad_request(f"{name}: {text}", name, code)
+
+
+def _name(loc: Sequence[int | str]) -> str:
+    """("messages", 0, "role") → "messages[0].role", without the branches of unions."""
+    name = ""
+    for part in loc:
+        if isinstance(part, int):
+            name += f"[{part}]"
+        elif not name:
+            name = part[:100]
+        elif part not in _TYPE_NAMES and "[" not in part and "-" not in part:
+            name += f".{part[:100]}"
+    return name

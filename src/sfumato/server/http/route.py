@@ -1,0 +1,30 @@
+"""The one route function of all dialects: body → requests → a reply or a stream."""
+
+from __future__ import annotations
+
+from typing import TypeVar
+
+from fastapi import Request as HttpRequest
+from fastapi.concurrency import run_in_threadpool
+from fastapi.responses import Response
+
+from sfumato.server.http import answer, inflight, request_body, stream
+from sfumato.server.http.dialect import Dialect
+from sfumato.server.schemas.body import Body
+from sfumato.server.service import Service
+
+B = TypeVar("B", bound=Body)
+
+
+async def reply(dialect: Dialect[B], service: Service, http: HttpRequest) -> Response:
+    """Raises ApiError."""
+    async with request_body.read(service, http, dialect.body_type) as body:
+        requests = await run_in_threadpool(dialect.parse, service, body)
+    body = request_body.without_large_fields(body)
+    renderer = dialect.renderer(service, body, requests)
+    running = await inflight.start(service.engine, requests)
+    if dialect.streams(body):
+        return stream.response(service, running, renderer, dialect)
+    replies = await inflight.collect(http, running, renderer.keeps_settled)
+    headers = inflight.headers_of(running)
+    return await run_in_threadpool(lambda: answer.response(renderer.body(replies), headers))

@@ -1,0 +1,188 @@
+"""The gate in front of every route: host, origin, key, size of the body, and response headers.
+
+Plain ASGI, so that a stream passes through unbuffered and a disconnect reaches its route.
+"""
+
+from __future__ import annotations
+
+import base64
+import binascii
+import hmac
+from collections.abc import Awaitable, Callable, Mapping, MutableMapping
+from ipaddress import ip_address
+from types import MappingProxyType
+from typing import Any
+from urllib.parse import SplitResult, urlsplit
+
+from fastapi.datastructures import Headers
+
+from sfumato.server.http.errors import ERROR_BODY, ApiError, ErrorBody
+from sfumato.server.http.paths import canonical
+from sfumato.server.settings import ServerSettings
+
+Message = MutableMapping[str, Any]
+Scope = MutableMapping[str, Any]
+Receive = Callable[[], Awaitable[Message]]
+Send = Callable[[Message], Awaitable[None]]
+App = Callable[[Scope, Receive, Send], Awaitable[None]]
+
+OPEN_PATHS = frozenset({"/health", "/v1/health", "/readyz", "/livez"})
+HEADERS = {
+    "content-security-policy": (
+        "default-src 'none'; script-src 'self'; style-src 'self'; connect-src 'self'; "
+        "img-src 'self' data:; font-src 'self'; base-uri 'none'; form-action 'none'; "
+        "frame-ancestors 'none'"
+    ),
+    "x-content-type-options": "nosniff",
+    "x-frame-options": "DENY",
+    "referrer-policy": "no-referrer",
+    "cache-control": "no-cache",
+}
+_HEADERS = [(name.encode(), value.encode()) for name, value in HEADERS.items()]
+
+
+class BodyTooLarge(ApiError):
+    def __init__(self, limit: int) -> None:
+        super().__init__(
+            413,
+            f"the request's body is over {limit:,} bytes, the limit of this server; send less, or "
+            "raise --max-body",
+            code="body_too_large",
+        )
+
+
+class Gate:
+    """Refuses requests that must not reach a route, and adds `HEADERS` to every answer."""
+
+    def __init__(
+        self,
+        app: App,
+        settings: ServerSettings,
+        error_bodies: Mapping[str, ErrorBody] = MappingProxyType({}),
+    ) -> None:
+        """error_bodies: by path, how errors are rendered where not in OpenAI's form."""
+        self.app, self.settings, self._error_bodies = app, settings, error_bodies
+        self._key = None if settings.api_key is None else settings.api_key.encode()
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] != "http":
+            await self.app(scope, receive, send)
+            return
+
+        async def with_headers(message: Message) -> None:
+            if message["type"] == "http.response.start":
+                given = {name.lower() for name, _ in message["headers"]}
+                missing = [item for item in _HEADERS if item[0] not in given]
+                message["headers"] = [*message["headers"], *missing]
+            await send(message)
+
+        scope["path"] = path = canonical(scope["path"])
+        if path in self._error_bodies:
+            scope[ERROR_BODY] = self._error_bodies[path]
+        try:
+            self._check(scope)
+        except ApiError as error:
+            await error.response(scope)(scope, receive, with_headers)
+            return
+        await self.app(scope, _limited(receive, self.settings.max_body), with_headers)
+
+    def _check(self, scope: Scope) -> None:
+        headers = Headers(scope=scope)
+        host = headers.get("host", "")
+        self._check_host(host)
+        self._check_origin(headers.get("origin"), host)
+        if self._key is not None and scope["path"] not in OPEN_PATHS:
+            self._check_key(headers, scope["path"])
+        length = headers.get("content-length", "")
+        if length.isdecimal() and int(length) > self.settings.max_body:
+            raise BodyTooLarge(self.settings.max_body)
+
+    def _check_host(self, host: str) -> None:
+        """Against pages of other hosts whose name is made to resolve to this machine."""
+        allowed = self.settings.hosts
+        name = _split(f"//{host}", "Host").hostname or ""
+        if allowed is None or name in allowed or _is_address(name):
+            return
+        names = {urlsplit(origin).hostname for origin in self.settings.cors_origins}
+        if name not in names:
+            raise ApiError(
+                403,
+                f"this server answers to {', '.join(allowed)} and not to {name[:100]!r}; start it "
+                "with an API key, or name the page's address with --cors-origin",
+                code="host_refused",
+            )
+
+    def _check_origin(self, origin: str | None, host: str) -> None:
+        """A page of another origin may not call, not even with requests that need no permission."""
+        if origin is None or origin in self.settings.cors_origins:
+            return
+        if _split(origin, "Origin").netloc != host:
+            raise ApiError(
+                403,
+                f"pages of {origin[:100]!r} may not call this server; --cors-origin lets them",
+                code="origin_refused",
+            )
+
+    def _check_key(self, headers: Headers, path: str) -> None:
+        assert self._key is not None
+        given = (
+            _credentials(headers.get("authorization", "")),
+            headers.get("x-api-key", "").encode("latin-1", "replace"),
+        )
+        if any(hmac.compare_digest(key, self._key) for key in given):
+            return
+        # A browser asks for a password where Basic is offered; so the page can be opened.
+        page = path in ("/", "/docs") or ("." in path and not path.startswith("/v1/"))
+        offer = 'Basic realm="Sfumato: the API key is the password"' if page else "Bearer"
+        raise ApiError(
+            401,
+            "the API key is missing or wrong; send it as Authorization: Bearer KEY or X-Api-Key",
+            code="invalid_api_key",
+            headers={"WWW-Authenticate": offer},
+        )
+
+
+def _split(address: str, header: str) -> SplitResult:
+    try:
+        return urlsplit(address)
+    except ValueError:
+        raise ApiError(
+            403, f"the {header} header holds no address", code=f"{header.lower()}_refused"
+        ) from None
+
+
+def _credentials(authorization: str) -> bytes:
+    """The key of a Bearer header, or the password of a Basic one."""
+    scheme, _, rest = authorization.partition(" ")
+    rest = rest.strip()
+    if scheme.lower() == "basic":
+        try:
+            return base64.b64decode(rest, validate=True).partition(b":")[2]
+        except (binascii.Error, ValueError):
+            return b""
+    return rest.encode("latin-1", "replace") if scheme.lower() == "bearer" else b""
+
+
+def _is_address(name: str) -> bool:
+    """Whether a host is an IP address, to which no name can be made to resolve."""
+    try:
+        ip_address(name)
+    except ValueError:
+        return False
+    return True
+
+
+def _limited(receive: Receive, limit: int) -> Receive:
+    """Counts the bytes that are read: a body may have no Content-Length."""
+    seen = 0
+
+    async def counted() -> Message:
+        nonlocal seen
+        message = await receive()
+        if message["type"] == "http.request":
+            seen += len(message.get("body", b""))
+            if seen > limit:
+                raise BodyTooLarge(limit)
+        return message
+
+    return counted

@@ -1,0 +1,123 @@
+"""A reply as a stream: frames of a `Renderer`, drafts, keep-alives, and errors on the way.
+
+What frames look like is the renderer's business, and how they are written the `Wire`'s.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import AsyncIterator, Iterable, Iterator
+from typing import Any
+
+from fastapi.concurrency import run_in_threadpool
+from fastapi.responses import StreamingResponse
+
+from sfumato.engine import Account, Draft, Event, Failed, Settled
+from sfumato.server.http.dialect import Dialect, Frame, Renderer
+from sfumato.server.http.draft_frames import draft_frame, settled_frame
+from sfumato.server.http.errors import ApiError, from_failed, internal
+from sfumato.server.http.inflight import InFlight, headers_of
+from sfumato.server.http.security import Receive, Scope, Send
+from sfumato.server.service import Service
+
+log = logging.getLogger(__name__)
+
+
+def response(
+    service: Service, running: InFlight, renderer: Renderer, dialect: Dialect[Any]
+) -> StreamingResponse:
+    """The stream of `running`, which is cancelled when the client goes away."""
+    frames = _Frames(service, renderer, dialect)
+    return _Stream(running, _texts(service, running, frames), dialect.wire.media_type)
+
+
+class _Stream(StreamingResponse):
+    """Cancels what runs when it ends. Its generator cannot: a client that goes away early, or in
+    the middle of a frame, leaves it not begun, or waiting to be collected."""
+
+    def __init__(self, running: InFlight, texts: AsyncIterator[str], media_type: str) -> None:
+        headers = {"Cache-Control": "no-store", "X-Accel-Buffering": "no"} | headers_of(running)
+        super().__init__(texts, media_type=media_type, headers=headers)
+        self._running = running
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        try:
+            await super().__call__(scope, receive, send)
+        finally:
+            self._running.cancel()
+
+
+async def _texts(service: Service, running: InFlight, frames: _Frames) -> AsyncIterator[str]:
+    """What is written on the connection."""
+    wire = frames.wire
+    try:
+        for text in frames.first(sorted(running.open)):
+            yield text
+        while running.open:
+            taken = await running.next(service.settings.keepalive_s)
+            if taken is None:
+                if wire.keepalive:
+                    yield wire.keepalive
+                continue
+            for text in await run_in_threadpool(frames.of, *taken):
+                yield text
+            if isinstance(taken[1], Failed):
+                break
+        else:
+            for text in frames.last():
+                yield text
+    except Exception:
+        log.exception("a stream failed")
+        for text in frames.error(internal()):
+            yield text
+    if wire.end:
+        yield wire.end
+
+
+class _Frames:
+    """The frames of a stream as texts, event by event."""
+
+    def __init__(self, service: Service, renderer: Renderer, dialect: Dialect[Any]) -> None:
+        self._service, self._renderer, self._dialect = service, renderer, dialect
+        self.wire = dialect.wire
+        self._accounts: dict[int, Account] = {}
+        self._steps: dict[int, int] = {}  # of the replies whose drafts are sent: the latest one
+
+    def first(self, numbers: Iterable[int]) -> Iterator[str]:
+        """Those before all events."""
+        return self._encoded(frame for number in numbers for frame in self._renderer.begin(number))
+
+    def of(self, number: int, event: Event) -> list[str]:
+        """In a thread: a large canvas with log probabilities takes tens of milliseconds."""
+        return list(self._encoded(self._of(number, event)))
+
+    def last(self) -> Iterator[str]:
+        """Those after all replies."""
+        accounts = [self._accounts[number] for number in sorted(self._accounts)]
+        return self._encoded(self._renderer.closed(accounts))
+
+    def error(self, error: ApiError) -> Iterator[str]:
+        """Those that end the stream early."""
+        return self._encoded(self._failed(error))
+
+    def _encoded(self, frames: Iterable[Frame]) -> Iterator[str]:
+        return map(self.wire.encode, frames)
+
+    def _failed(self, error: ApiError) -> Iterable[Frame]:
+        return self._renderer.failed(error, self._dialect.error_body(error))
+
+    def _of(self, number: int, event: Event) -> Iterable[Frame]:
+        renderer = self._renderer
+        if isinstance(event, Draft):
+            self._steps[number] = event.step
+            yield renderer.extra({"draft": draft_frame(self._service, number, event)})
+        elif isinstance(event, Settled):
+            if number in self._steps:
+                settled = settled_frame(self._service, number, event, self._steps[number])
+                yield renderer.extra({"settled": settled})
+            yield from renderer.settled(number, event)
+        elif isinstance(event, Failed):
+            yield from self._failed(from_failed(event))
+        else:
+            self._accounts[number] = event.account
+            yield from renderer.finished(number, event)

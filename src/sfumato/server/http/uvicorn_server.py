@@ -1,0 +1,154 @@
+"""uvicorn around the application: the socket, and an orderly shutdown.
+
+After SIGTERM or SIGINT the server accepts no connection, running requests have some time to finish,
+and each that does not ends in an error event. A second signal ends the wait at once.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import signal
+import socket
+import threading
+import time
+from collections.abc import Callable, Iterator
+from types import FrameType
+from typing import Any
+
+import uvicorn
+from fastapi import FastAPI
+
+SIGNALS = (signal.SIGINT, signal.SIGTERM)
+AFTER_DRAIN_S = 10.0  # until all connections are closed, whatever they do
+LAST_EVENTS_S = 1.0  # for the last errors to reach their clients
+FORCED_S = 0.5  # the same after a second signal
+
+_log = logging.getLogger("uvicorn.error")
+_own_log = logging.getLogger(__name__)
+
+
+def bind(host: str, port: int) -> socket.socket:
+    """A socket bound to that address, not listening yet. Raises ValueError where that fails."""
+    try:
+        family, kind, protocol, _, address = socket.getaddrinfo(
+            host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE
+        )[0]
+    except (OSError, UnicodeError):
+        raise ValueError(f"--host: {host!r} is no address of this machine") from None
+    bound = socket.socket(family, kind, protocol)
+    try:
+        bound.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        bound.bind(address)
+    except OSError as error:
+        bound.close()
+        reason = error.strerror or str(error)
+        raise ValueError(
+            f"{host}:{port}: cannot be listened on ({reason}); choose another --port or --host"
+        ) from None
+    return bound
+
+
+class Listener(uvicorn.Server):
+    """Serves until a signal comes or the engine has died."""
+
+    def __init__(
+        self,
+        app: FastAPI,
+        drain_s: float,
+        close: Callable[[float], None],
+        ready: Callable[[], None] = lambda: None,
+        dead: Callable[[], bool] = lambda: False,
+        halt: Callable[[], None] = lambda: None,
+        running: Callable[[], int] = lambda: 0,
+        **options: Any,
+    ) -> None:
+        """close(seconds): drains the engine for so long, then fails the rest; it may block.
+        ready: called when connections are accepted. dead: asked ten times a second; where it is
+        true the server ends as after a signal. halt: fails what is left, without waiting.
+        running: how many requests have not ended."""
+        limit = int(drain_s + AFTER_DRAIN_S)
+        super().__init__(
+            uvicorn.Config(
+                app,
+                log_config=None,
+                lifespan="off",
+                server_header=False,
+                timeout_graceful_shutdown=limit,
+                **options,
+            )
+        )
+        self._drain_s, self._close, self._ready, self._dead = drain_s, close, ready, dead
+        self._halt, self._running = halt, running
+
+    async def startup(self, sockets: list[socket.socket] | None = None) -> None:
+        await super().startup(sockets)
+        self._ready()
+
+    async def on_tick(self, counter: int) -> bool:
+        return await super().on_tick(counter) or self._dead()
+
+    def handle_exit(self, sig: int, frame: FrameType | None) -> None:
+        """The first signal starts an orderly shutdown, the second one forces the end."""
+        self.force_exit = self.should_exit
+        self.should_exit = True
+
+    def run(self, sockets: list[socket.socket] | None = None) -> None:
+        try:
+            super().run(sockets)
+        finally:
+            _log.disabled = False
+
+    async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
+        """The engine drains while uvicorn waits for its connections."""
+        if self.should_exit:
+            _own_log.warning("%s", _stopping(self._running(), self._drain_s))
+        _log.disabled = True  # it would show a trace for each request that is broken off
+        closer = threading.Thread(target=self._close, args=(self._drain_s,), daemon=True)
+        closer.start()
+        closing = asyncio.create_task(self._close_connections(closer))
+        await super().shutdown(sockets)
+        closing.cancel()
+        until = time.monotonic() + AFTER_DRAIN_S
+        while closer.is_alive() and not self.force_exit and time.monotonic() < until:
+            await asyncio.sleep(0.02)
+
+    async def _close_connections(self, closer: threading.Thread) -> None:
+        """Closes what is still open once the engine has ended and no event can follow: connections
+        of clients that do not end their requests, or do not read."""
+        while closer.is_alive() and not self.force_exit:
+            await asyncio.sleep(0.05)
+        if self.force_exit:
+            threading.Thread(target=self._halt, daemon=True).start()
+            until = time.monotonic() + FORCED_S
+            while self.server_state.tasks and time.monotonic() < until:
+                await asyncio.sleep(0.02)
+        for end in ("close", "abort"):  # what is not read holds up a close, too
+            if not self.force_exit:
+                await asyncio.sleep(LAST_EVENTS_S)
+            for connection in list(self.server_state.connections):
+                getattr(connection.transport, end)()
+
+    @contextlib.contextmanager
+    def capture_signals(self) -> Iterator[None]:
+        """Signals end the server, and are not raised again afterwards as uvicorn does."""
+        if threading.current_thread() is not threading.main_thread():
+            yield
+            return
+        before = {number: signal.signal(number, self.handle_exit) for number in SIGNALS}
+        try:
+            yield
+        finally:
+            for number, handler in before.items():
+                signal.signal(number, handler)
+
+
+def _stopping(running: int, drain_s: float) -> str:
+    """What an operator reads after the first signal."""
+    if not running:
+        return "stopping: no request is running"
+    count = "1 request has" if running == 1 else f"{running} requests have"
+    return (
+        f"stopping: {count} {drain_s:g} seconds to finish; a second signal ends the server at once"
+    )

@@ -1,0 +1,64 @@
+// The server's routes, as functions. Knows URLs, the API key and the shape of errors; no DOM.
+
+import { ServerError } from './errors.js';
+import { frames } from './stream.js';
+
+let key = '';
+
+/** The key for servers that want one; empty: none. */
+export function useKey(value) { key = value; }
+
+async function request(path, body, signal) {
+  const headers = key ? { Authorization: `Bearer ${key}` } : {};
+  if (body) headers['Content-Type'] = 'application/json';
+  const options = { method: body ? 'POST' : 'GET', headers, signal };
+  if (body) options.body = JSON.stringify(body);
+  let response;
+  try {
+    response = await fetch(path, options);
+  } catch (error) {
+    if (signal?.aborted) throw error;
+    throw new ServerError(0, 'The server does not answer.');
+  }
+  if (!response.ok) {
+    const answer = await response.json().catch(() => ({}));
+    throw new ServerError(response.status, answer.error?.message ?? `HTTP ${response.status}`);
+  }
+  return response;
+}
+
+const json = async (path, body) => (await request(path, body)).json();
+
+export const props = () => json('props');
+export const slots = () => json('slots');
+export const memory = () => json('memory');
+
+/** The page that an exported replay is, with a place for its data. */
+export const replayTemplate = async () => (await request('replay.html')).text();
+
+const names = new Map(); // texts of tokens, and promises of them
+
+/** Remembers the texts of tokens. */
+export function learn(ids, texts) {
+  ids.forEach((id, i) => { if (texts[i]) names.set(id, texts[i]); });
+}
+
+/** The text of a token; asked for once, unless that fails. */
+export async function nameOf(id) {
+  if (!names.has(id)) {
+    const asked = json('detokenize', { tokens: [id] }).then((answer) => answer.content);
+    names.set(id, asked);
+    asked.catch(() => names.delete(id));
+  }
+  return names.get(id);
+}
+
+/** The frames of a chat completion, drafts included. Raises ServerError, also for one on the way. */
+export async function* complete(body, signal) {
+  const asked = { stream: true, stream_drafts: true, ...body };
+  const response = await request('v1/chat/completions', asked, signal);
+  for await (const frame of frames(response)) {
+    if (frame.error) throw new ServerError(200, frame.error.message ?? 'The reply broke off.');
+    yield frame;
+  }
+}

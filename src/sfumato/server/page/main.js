@@ -1,0 +1,127 @@
+// Wires the page together: views, keyboard, composer, example prompts. The parts know each other
+// only through here.
+
+import { memory, props, slots, useKey } from './api.js';
+import { grid, isBoard, puzzleIn } from './board.js';
+import { Chat } from './chat.js';
+import { Dashboard } from './dashboard.js';
+import { el } from './dom.js';
+import { Inspector } from './inspector.js';
+import { Settings } from './settings.js';
+import { loadMarkers, loadUnsent, saveMarkers, saveUnsent } from './store.js';
+import { useMarkers } from './tokens.js';
+
+const $ = (id) => document.getElementById(id);
+
+useMarkers(loadMarkers()); // a conversation is drawn before the server has answered
+const prompt = $('prompt');
+const inspector = new Inspector($('inspector'));
+const settings = new Settings($('settings'), (values) => useKey(values.key ?? ''));
+const chat = new Chat($('turns'), { settings, inspector, onState: showState });
+const dashboard = new Dashboard($('dashboard'), { slots, memory });
+
+function showState() {
+  $('send').hidden = chat.isRunning;
+  $('stop').hidden = !chat.isRunning;
+  $('welcome').hidden = !chat.isEmpty;
+  $('new').disabled = chat.isEmpty;
+}
+
+function send(text) {
+  if (text === prompt.value) write(''); // an example leaves what was written
+  const sent = chat.send(text);
+  showState();
+  return sent;
+}
+
+function write(text) {
+  prompt.value = text;
+  saveUnsent(text);
+  grow();
+}
+
+/** The box is as high as what is written, within reason (see max-height). */
+function grow() {
+  prompt.style.height = 'auto';
+  prompt.style.height = `${prompt.scrollHeight}px`;
+}
+
+function showView(name) {
+  $('chat').hidden = $('composer').hidden = name !== 'chat';
+  $('engine').hidden = name !== 'engine';
+  for (const tab of document.querySelectorAll('.tab')) {
+    tab.setAttribute('aria-pressed', String(tab.dataset.view === name));
+  }
+  if (name === 'engine') inspector.close();
+  dashboard.watch(name === 'engine');
+}
+
+async function meetServer() {
+  let about;
+  try {
+    about = await props();
+  } catch (error) {
+    $('model').textContent = error.status === 401 ? 'enter the API key in the settings' : 'server not reached';
+    return;
+  }
+  chat.about = about;
+  useMarkers(about.markers);
+  saveMarkers(about.markers);
+  $('model').textContent = about.model ?? '';
+  $('demonstration').textContent = about.demonstration ?? '';
+  $('demonstration').hidden = !about.demonstration;
+  const { max_steps: steps, max_tokens: tokens } = about.limits ?? {};
+  settings.suggest({ ...about.sampler, max_tokens: tokens },
+    { max_tokens: about.context_length, max_steps: steps });
+  $('examples').replaceChildren(...(about.examples ?? []).map(example));
+}
+
+/** A prompt to try, as a button that sends it. */
+function example({ title, messages }) {
+  const text = messages.at(-1).content;
+  const puzzle = puzzleIn(text);
+  const sample = puzzle ? grid(puzzle)
+    : el('span', { class: isBoard(text) ? 'sample board' : 'sample' }, text);
+  return el('li', {}, el('button', { type: 'button', class: 'example', on: { click: () => send(text) } },
+    title === text ? '' : el('span', { class: 'title' }, title), sample));
+}
+
+$('composer').addEventListener('submit', (event) => {
+  event.preventDefault();
+  if (!chat.isRunning) send(prompt.value);
+});
+prompt.addEventListener('input', () => write(prompt.value));
+prompt.addEventListener('keydown', (event) => {
+  if (event.key !== 'Enter' || event.shiftKey || event.isComposing) return;
+  event.preventDefault();
+  if (!chat.isRunning) send(prompt.value);
+});
+document.addEventListener('keydown', (event) => {
+  if (event.key === 'Escape' && !$('settings').open) {
+    if (chat.isRunning) { chat.stop(); prompt.focus(); } else inspector.close();
+  }
+  const by = { ArrowLeft: -1, ArrowRight: 1 }[event.key];
+  // With nothing written there is nothing to move through, and the arrows replay.
+  const isWriting = event.target === prompt
+    ? prompt.value !== '' : event.target.closest('input, textarea, dialog, .scroller');
+  const taken = isWriting || event.altKey || event.metaKey || event.ctrlKey || event.shiftKey;
+  if (by && !taken && !$('chat').hidden && !chat.isRunning) {
+    event.preventDefault();
+    chat.last?.shift(by);
+  }
+});
+$('stop').addEventListener('click', () => { chat.stop(); prompt.focus(); });
+$('new').addEventListener('click', () => { chat.clear(); showState(); prompt.focus(); });
+$('open-settings').addEventListener('click', () => $('settings').showModal());
+$('settings').addEventListener('close', meetServer); // perhaps with a key by now
+$('theme').addEventListener('click', () => {
+  window.setTheme(document.documentElement.dataset.theme === 'dark' ? 'light' : 'dark');
+});
+for (const tab of document.querySelectorAll('.tab')) {
+  tab.addEventListener('click', () => showView(tab.dataset.view));
+}
+
+write(loadUnsent());
+showState();
+meetServer();
+if (!matchMedia('(pointer: coarse)').matches) prompt.focus();

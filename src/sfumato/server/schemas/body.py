@@ -1,0 +1,82 @@
+"""The base of all bodies: strict, with a bounded list of unknown fields. Knows no field."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Annotated, Any
+
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, PrivateAttr
+from pydantic_core import PydanticCustomError
+
+from sfumato.server.schemas import json_schemas
+
+# Only the first wrong item of a list is reported: an error for each of millions takes gigabytes.
+First = Field(fail_fast=True)
+Texts = Annotated[list[str], First]
+Ids = Annotated[list[int], First]
+Objects = Annotated[list[dict[str, Any]], First]
+
+
+def at_most(count: int) -> BeforeValidator:
+    """Refuses an object of more fields before any of them is read."""
+
+    def check(value: Any) -> Any:
+        if isinstance(value, dict) and len(value) > count:
+            raise PydanticCustomError("too_many", f"at most {count} fields")
+        return value
+
+    return BeforeValidator(check)
+
+
+MOST_NAMED = 20  # of unknown fields
+
+
+class Unknown:
+    """Names of unknown fields: the first ones, and how many there are."""
+
+    def __init__(self, names: Iterable[str] = ()) -> None:
+        self.named: list[str] = []
+        self.count = 0
+        self.add(names)
+
+    def add(self, names: Iterable[str]) -> None:
+        for name in names:
+            self.count += 1
+            if len(self.named) < MOST_NAMED:
+                self.named.append(name)
+
+    def __str__(self) -> str:
+        more = self.count - len(self.named)
+        return ", ".join(self.named) + (f" and {more:,} more" if more else "")
+
+
+class Body(BaseModel):
+    """Strict: no unknown field that is not null, no text for a number, no NaN."""
+
+    model_config = ConfigDict(
+        extra="forbid",
+        strict=True,
+        allow_inf_nan=False,
+        json_schema_extra=json_schemas.with_ranges,
+    )
+
+    _ignored: Unknown = PrivateAttr(default_factory=Unknown)
+    _since: float | None = PrivateAttr(None)
+
+    @property
+    def ignored(self) -> Unknown:
+        """The unknown fields that a lenient server has left out."""
+        return self._ignored
+
+    @property
+    def since(self) -> float | None:
+        """When the body had arrived, by the engine's clock."""
+        return self._since
+
+    def leave_out(self, unknown: Unknown) -> None:
+        """Sets `ignored`."""
+        self._ignored = unknown
+
+    def arrived(self, since: float) -> None:
+        """Sets `since`."""
+        self._since = since

@@ -1,0 +1,160 @@
+"""JSON schemas of fields for which the code checks more than their Python types say.
+
+For the API description alone, so that bodies that it allows are accepted. Knows no checks.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from sfumato.options.limits import (
+    LEAST_TEMPERATURE,
+    LONGEST_STOP,
+    MOST_BIAS,
+    MOST_BIASES,
+    MOST_COUNTED_REQUEST,
+    MOST_NATS,
+    MOST_SECONDS,
+    MOST_STABILITY,
+    MOST_STEPS,
+    MOST_STOPS,
+    MOST_TEMPERATURE,
+    MOST_TOKENS,
+    MOST_TOP_K,
+)
+
+Schema = dict[str, Any]
+
+# Thinking tokens that an effort allows; None: all but what the answer needs.
+EFFORTS = {
+    "none": 0,
+    "minimal": 0,
+    "low": 512,
+    "medium": 2048,
+    "high": None,
+    "xhigh": None,
+    "max": None,
+}
+
+NAME = "^[A-Za-z0-9_.-]{1,128}$"  # of a tool
+NULL: Schema = {"type": "null"}
+TEXT: Schema = {"type": "string"}
+FLAG: Schema = {"type": "boolean"}
+
+
+def either(*schemas: Schema) -> Schema:
+    return {"anyOf": list(schemas)}
+
+
+def _object(required: dict[str, Schema], optional: dict[str, Schema] | None = None) -> Schema:
+    return {
+        "type": "object",
+        "properties": {**required, **(optional or {})},
+        "required": list(required),
+    }
+
+
+def _message(roles: list[str], required: dict[str, Schema], optional: dict[str, Schema]) -> Schema:
+    """Unknown keys of messages pass where they are null."""
+    return _object({"role": {"enum": roles}, **required}, optional) | {"additionalProperties": NULL}
+
+
+def _list(items: Schema, least: int = 0) -> Schema:
+    return {"type": "array", "items": items} | ({"minItems": least} if least else {})
+
+
+IDS = _list({"type": "integer", "minimum": 0})
+_PROMPT_IDS = IDS | {"minItems": 1}
+PROMPT = either(TEXT, _PROMPT_IDS)
+PROMPTS = either(TEXT, _list(TEXT, 1), _PROMPT_IDS, _list(_PROMPT_IDS, 1))
+MAX_TOKENS = either({"type": "integer", "minimum": 1, "maximum": MOST_TOKENS}, {"const": -1}, NULL)
+STOP = either(
+    {"type": "string", "maxLength": LONGEST_STOP},
+    _list({"type": "string", "maxLength": LONGEST_STOP}) | {"maxItems": MOST_STOPS},
+    NULL,
+)
+BIAS = either(
+    {
+        "type": "object",
+        "propertyNames": {"pattern": "^[0-9]{1,11}$"},
+        "additionalProperties": {"type": "number", "minimum": -MOST_BIAS, "maximum": MOST_BIAS},
+        "maxProperties": MOST_BIASES,
+    },
+    NULL,
+)
+SAMPLER: Schema = {"enum": ["entropy-bound", "fixed-count", "threshold", None]}
+EFFORT: Schema = {"enum": [*EFFORTS, None]}
+
+
+def _from(low: float, high: float) -> Schema:
+    return {"minimum": low, "maximum": high}
+
+
+RANGES: dict[str, Schema] = {
+    "temperature": _from(0, MOST_TEMPERATURE),
+    "t_min": _from(0, MOST_TEMPERATURE),
+    "t_max": _from(LEAST_TEMPERATURE, MOST_TEMPERATURE),
+    "top_p": _from(0, 1),
+    "top_k": {"maximum": MOST_TOP_K},
+    "min_tokens": _from(0, MOST_TOKENS),
+    "max_steps": _from(1, MOST_STEPS),
+    "entropy_bound": _from(0, MOST_NATS),
+    "count": _from(1, MOST_TOKENS),
+    "threshold": _from(0, 1),
+    "margin": _from(0, 1),
+    "stability": _from(0, MOST_STABILITY),
+    "confidence": {"exclusiveMinimum": 0, "maximum": MOST_NATS},
+    "canvas_length": _from(1, MOST_TOKENS),
+    "soft_skip": {"exclusiveMinimum": 0, "exclusiveMaximum": 1},
+    "soft_top_k": _from(1, MOST_COUNTED_REQUEST),
+    "max_thinking_tokens": _from(0, MOST_TOKENS),
+    "timeout": {"exclusiveMinimum": 0, "maximum": MOST_SECONDS},
+}
+"""Of the sampling fields, which the engine checks."""
+
+
+def with_ranges(schema: Schema) -> None:
+    """Completes the schema of a body."""
+    schema["additionalProperties"] = NULL
+    for name, field in schema["properties"].items():
+        field |= RANGES.get(name, {})
+
+
+_TEXTS = either(TEXT, _list(_object({"type": {"const": "text"}, "text": TEXT})))
+_NAMED: Schema = {"name": {}}  # of a tool's message alone it is read
+_CALL = _object(
+    {"function": _object({"name": {"type": "string", "pattern": NAME}, "arguments": {}})},
+    {"id": TEXT, "type": {"const": "function"}},
+)
+_CALL["properties"]["function"]["properties"]["arguments"] = either(
+    {"type": "object"}, {"const": ""}, {"const": "{}"}, NULL
+)
+MESSAGES = _list(
+    either(
+        _message(["system", "developer", "user"], {"content": _TEXTS}, _NAMED),
+        _message(
+            ["assistant"],
+            {},
+            _NAMED
+            | {"content": either(_TEXTS, NULL), "tool_calls": either(_list(_CALL), NULL)}
+            | {"refusal": either(TEXT, NULL), "annotations": {}, "audio": NULL}
+            | {"function_call": NULL, "reasoning_content": {}, "reasoning": {}},
+        ),
+        _message(
+            ["tool"],
+            {"content": _TEXTS},
+            {"name": either(TEXT, NULL), "tool_call_id": either(TEXT, NULL)},
+        ),
+    ),
+    least=1,
+)
+
+_FUNCTION = _object(
+    {"name": {"type": "string", "pattern": NAME}},
+    {"description": either(TEXT, NULL), "parameters": either({"type": "object"}, NULL)},
+)
+TOOLS = either(_list(_object({"type": {"const": "function"}, "function": _FUNCTION})), NULL)
+TOOL_CHOICE = either(
+    {"enum": ["none", "auto", "required", None]},
+    _object({"type": {"const": "function"}, "function": _object({"name": TEXT})}),
+)

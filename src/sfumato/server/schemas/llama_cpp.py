@@ -1,0 +1,60 @@
+"""The bodies of llama-server's own routes."""
+
+from __future__ import annotations
+
+from typing import Annotated, Any
+
+from pydantic import Field, WithJsonSchema
+
+from sfumato.server.schemas import json_schemas
+from sfumato.server.schemas.body import Body, Ids
+from sfumato.server.schemas.generation import (
+    Continue,
+    MaxTokens,
+    Messages,
+    Sampling,
+    TemplateKwargs,
+    Tools,
+)
+from sfumato.server.schemas.neutral import Ignored, Only
+
+
+class LlamaBody(Sampling):
+    """llama-server's own completion. What it has and we have not is refused unless neutral."""
+
+    prompt: Annotated[str | Ids, WithJsonSchema(json_schemas.PROMPT)]
+    n_predict: MaxTokens = Field(None, description="Tokens at most; -1: what fits.")
+    id_slot: Ignored = None
+    n_keep: Ignored = None
+    typical_p: Annotated[Any, Only(1, why="is not supported; use top_p")] = None
+    repeat_penalty: Annotated[Any, Only(1, why="penalties are not supported")] = None
+    repeat_last_n: Ignored = None
+    mirostat: Annotated[Any, Only(0, why="is not supported")] = None
+    grammar: Annotated[Any, Only("", why="grammars are not supported")] = None
+    json_schema: Annotated[Any, Only({}, why="JSON schemas are not supported yet")] = None
+    n_probs: Annotated[Any, Only(0, why="use /v1/completions with logprobs")] = None
+
+
+class TokenizeBody(Body):
+    """llama-server's, with a content, or vLLM's, with a prompt."""
+
+    content: str | None = None
+    prompt: str | None = Field(None, description="The same as content.")
+    add_special: bool | None = Field(None, description="Put bos in front (false).")
+    add_special_tokens: bool | None = Field(None, description="The same as add_special.")
+    parse_special: bool | None = Field(None, description="Read markers as their tokens (true).")
+    with_pieces: bool | None = Field(None, description="Answer objects with id and piece (false).")
+    model: Ignored = None
+
+
+class DetokenizeBody(Body):
+    tokens: Annotated[Ids, WithJsonSchema(json_schemas.IDS)]
+    model: Ignored = None
+
+
+class TemplateBody(Body):
+    messages: Messages = Field(min_length=1)
+    tools: Tools = None
+    chat_template_kwargs: TemplateKwargs | None = None
+    add_generation_prompt: bool | None = Field(None, description="Open the model's turn (true).")
+    continue_final_message: Continue = None

@@ -1,0 +1,75 @@
+"""The bodies of OpenAI's chat and text completions."""
+
+from __future__ import annotations
+
+from typing import Annotated, Any
+
+from pydantic import Field, WithJsonSchema
+
+from sfumato.options.limits import MOST_TOP
+from sfumato.server.schemas import json_schemas
+from sfumato.server.schemas.body import First, Ids, Texts
+from sfumato.server.schemas.generation import (
+    AddPrompt,
+    Continue,
+    Generation,
+    MaxTokens,
+    Messages,
+    TemplateKwargs,
+    Tools,
+)
+from sfumato.server.schemas.neutral import Ignored, Only
+
+NoFunctions = Only([], "none", "auto", why="is long deprecated; use tools and tool_choice")
+
+
+class ChatBody(Generation):
+    messages: Messages = Field(min_length=1)
+    add_generation_prompt: AddPrompt = None
+    continue_final_message: Continue = None
+    max_completion_tokens: MaxTokens = Field(None, description="The same as max_tokens.")
+    logprobs: bool | None = Field(None, description="Of the step that settled each token.")
+    top_logprobs: int | None = Field(None, ge=0, le=MOST_TOP)
+    tools: Tools = None
+    tool_choice: Annotated[
+        str | dict[str, Any] | None, WithJsonSchema(json_schemas.TOOL_CHOICE)
+    ] = Field(
+        None,
+        description='none, auto, required, or {"type": "function", "function": {"name": …}}.',
+    )
+    parallel_tool_calls: bool | None = Field(None, description="False: one call at most.")
+    reasoning_effort: Annotated[str | None, WithJsonSchema(json_schemas.EFFORT)] = Field(
+        None, description="none and minimal: no thinking; low, medium, high, xhigh, max: thinking."
+    )
+    chat_template_kwargs: TemplateKwargs | None = None
+    response_format: Annotated[
+        Any, Only({"type": "text"}, why="JSON output by schema is not supported yet; ask for text")
+    ] = None
+    audio: Annotated[Any, Only(why="audio is not supported")] = None
+    modalities: Annotated[Any, Only(["text"], why="only text is supported")] = None
+    functions: Annotated[Any, NoFunctions] = None
+    function_call: Annotated[Any, NoFunctions] = None
+    store: Annotated[Any, Only(False, why="nothing is stored here")] = None
+    web_search_options: Annotated[Any, Only(why="there is no web search here")] = None
+    moderation: Annotated[Any, Only(why="there is no moderation here")] = None
+    verbosity: Annotated[
+        Any, Only("medium", why="cannot be set; say in a message how long the answer should be")
+    ] = None
+    metadata: Ignored = None
+    prediction: Ignored = None
+    prompt_cache_key: Ignored = None
+    prompt_cache_options: Ignored = None
+    prompt_cache_retention: Ignored = None
+    safety_identifier: Ignored = None
+    service_tier: Ignored = None
+
+
+class CompletionBody(Generation):
+    prompt: Annotated[
+        str | Texts | Ids | Annotated[list[Ids], First], WithJsonSchema(json_schemas.PROMPTS)
+    ]
+    logprobs: int | None = Field(None, ge=0, le=MOST_TOP, description="Alternatives.")
+    echo: Annotated[Any, Only(False, why="is not supported; the prompt is known to the client")] = (
+        None
+    )
+    suffix: Annotated[Any, Only("", why="filling in before a suffix is not supported yet")] = None

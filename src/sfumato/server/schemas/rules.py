@@ -1,0 +1,97 @@
+"""The rules for a body that a JSON schema cannot state.
+
+A body that the API description allows is refused with a 400 for one of these and for nothing else;
+the description lists them. The checks themselves are where the fields are read.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+
+@dataclass(frozen=True)
+class Rule:
+    """A sentence for the description, and the messages of the 400s that it leads to."""
+
+    text: str
+    message: str  # a regular expression that these begin with
+
+    def broken(self, error: Mapping[str, Any]) -> bool:
+        """Whether an error's object is about this rule."""
+        return re.match(self.message, str(error["message"]), re.DOTALL) is not None
+
+
+RULES = (
+    Rule(
+        "Prompt and reply fit the context.",
+        r"(prompt|messages|content|tokens|opening|max_tokens): .*(context|leaves none)"
+        r"|the request needs",
+    ),
+    Rule(
+        "Whole numbers have no decimal point: 8, and not 8.0.",
+        r"[^:]*: whole numbers are written without",
+    ),
+    Rule(
+        "Token ids are of the model's vocabulary.",
+        r"prompt: must lie in 0\.\.|tokens: token id \d+ is outside|logit_bias: .* is no token id",
+    ),
+    Rule("logit_bias leaves a token.", r"logit_bias: bans every token"),
+    Rule(
+        "An empty prompt needs a model that has a token to begin with.",
+        r"prompt: is empty(, and this model has no token|$)",
+    ),
+    Rule(
+        "The arguments of all calls together hold at most 131,072 JSON values.",
+        r".*all arguments together hold more",
+    ),
+    Rule("n times the prompts are at most 128 (`max_choices` in /props).", r"n: at most"),
+    Rule(
+        "n times the prompts times max_tokens times (1 + top_logprobs) is at most 1,048,576.",
+        r"n, .*: come to",
+    ),
+    Rule("stream_options belongs to stream.", r"stream_options: only with stream"),
+    Rule("top_logprobs belongs to logprobs.", r"top_logprobs: needs logprobs"),
+    Rule("max_tokens and max_completion_tokens agree.", r"max_tokens, max_completion_tokens: "),
+    Rule("content and prompt of /tokenize agree; one is there.", r"content(, prompt: differ|: is)"),
+    Rule(
+        "count, threshold, margin and entropy_bound belong to their samplers.",
+        r"(count|threshold|margin|entropy_bound): .*sampler",
+    ),
+    Rule("soft_skip and soft_top_k do not go together.", r"soft_skip, soft_top_k: "),
+    Rule(
+        "t_min is at most t_max; of the two, what a body leaves out is the checkpoint's.",
+        r"t_min, t_max: need|t_m(in|ax): must be at (most|least) t_m",
+    ),
+    Rule("canvas_length is at most the checkpoint's.", r"canvas_length: .* longer than"),
+    Rule("max_steps is at most the server's setting.", r"max_steps: must be at most"),
+    Rule(
+        "tool_choice names one of the tools, and required has some; the vocabulary has tool calls.",
+        r"tool_choice: (required needs|.* is not among|this model)",
+    ),
+    Rule(
+        "A tool's message answers a call of the assistant's message before it, by its id or name.",
+        r"messages\[\d+\]\.(role|tool_call_id|name): .*call",
+    ),
+    Rule(
+        "Only an assistant's message is continued, one without calls, after another message, "
+        "without thinking; add_generation_prompt is not true together with continue_final_message, "
+        "and not false where nothing is continued.",
+        r"(continue_final_message|add_generation_prompt): |.*continued",
+    ),
+    Rule("The chat template can render messages and tools.", r".*chat.template"),
+    Rule(
+        "Arguments of calls and tools are nested at most 64 levels deep, and the body 100.",
+        r".*nested (deeper|too deeply)",
+    ),
+    Rule("Texts are valid Unicode.", r".*(surrogate|Unicode)"),
+)
+
+
+def described() -> str:
+    """All of them, for the API description."""
+    return "A field is wrong, unknown or not supported, or one of these rules is broken:\n" + (
+        "\n".join(f"- {rule.text}" for rule in RULES)
+    )

@@ -1,0 +1,103 @@
+"""llama-server's routes around the tokenizer: /tokenize, /detokenize, /apply-template."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from fastapi import Request as HttpRequest
+from fastapi.concurrency import run_in_threadpool
+from fastapi.responses import JSONResponse, Response
+
+from sfumato.server.dialects.shared.openai_messages import continuation, conversation
+from sfumato.server.dialects.shared.openai_objects import warned
+from sfumato.server.http import request_body
+from sfumato.server.http.errors import bad_request, from_value_error
+from sfumato.server.schemas.llama_cpp import DetokenizeBody, TemplateBody, TokenizeBody
+from sfumato.server.service import Service
+from sfumato.text.prompt import check_long_texts
+
+
+async def tokenize(service: Service, http: HttpRequest) -> Response:
+    """Raises ApiError."""
+    async with request_body.read(service, http, TokenizeBody) as body:
+        return await run_in_threadpool(_tokens, service, body)
+
+
+def _tokens(service: Service, body: TokenizeBody) -> Response:
+    """Raises ApiError."""
+    tokenizer = service.model.tokenizer
+    text = body.prompt if body.content is None else body.content
+    field = "prompt" if body.content is None else "content"
+    if text is None:
+        raise bad_request("content: is missing", "content", "missing")
+    if body.prompt is not None and body.prompt != text:
+        raise bad_request("content, prompt: differ; send one", "content")
+    marked = body.parse_special is not False
+    try:
+        ids = service.encode(text, field, marked)
+    except ValueError as error:
+        raise from_value_error(error) from None
+    if (body.add_special or body.add_special_tokens) and tokenizer.bos_id is not None:
+        ids = [tokenizer.bos_id, *ids]
+    fields: dict[str, Any] = {"tokens": ids, "count": len(ids), "max_model_len": service.context}
+    if body.with_pieces:
+        pieces = zip(ids, service.token_texts(ids), strict=True)
+        fields["tokens"] = [{"id": token, "piece": piece} for token, piece in pieces]
+    return JSONResponse(fields | warned(body))
+
+
+async def detokenize(service: Service, http: HttpRequest) -> Response:
+    """Raises ApiError."""
+    async with request_body.read(service, http, DetokenizeBody) as body:
+        return await run_in_threadpool(_text, service, body)
+
+
+def _text(service: Service, body: DetokenizeBody) -> Response:
+    """Raises ApiError."""
+    ids = body.tokens
+    most = service.model.config.context_length
+    if len(ids) > most:
+        raise bad_request(
+            f"tokens: are {len(ids):,}, and this model's context has {most:,}; send them in parts",
+            "tokens",
+        )
+    try:
+        text = service.model.tokenizer.decode(ids, skip_special=False)
+    except (ValueError, OverflowError) as error:
+        raise bad_request(f"tokens: {error}", "tokens") from None
+    # The prompt is as vLLM has it.
+    return JSONResponse({"content": text, "prompt": text} | warned(body))
+
+
+async def apply_template(service: Service, http: HttpRequest) -> Response:
+    """Raises ApiError."""
+    async with request_body.read(service, http, TemplateBody) as body:
+        return await run_in_threadpool(_prompt, service, body)
+
+
+def _prompt(service: Service, body: TemplateBody) -> Response:
+    """Raises ApiError."""
+    messages, continued = conversation(body, service.settings), None
+    opens_turn = body.add_generation_prompt
+    if opens_turn is not False or body.continue_final_message:
+        messages, continued = continuation(
+            messages,
+            body.continue_final_message,
+            opens_turn,
+            service.engine.check_length,
+            service.model.template.markers,
+        )
+    kwargs = body.chat_template_kwargs
+    try:
+        check_long_texts(
+            [messages, body.tools], lambda text: service.engine.check_length(text, "messages")
+        )
+        prompt = service.model.template.render(
+            messages,
+            thinking=bool(kwargs and kwargs.enable_thinking),
+            tools=body.tools,
+            add_generation_prompt=opens_turn is not False or continued is not None,
+        )
+    except ValueError as error:
+        raise from_value_error(error) from None
+    return JSONResponse({"prompt": prompt + (continued or "")} | warned(body))

@@ -1,0 +1,126 @@
+"""Log probabilities beside the text that they are of, on a model that says what it is told to."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import Iterator
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+from tests.server.conftest import Served, serving
+from tests.support.answering_model import Answer, teller
+from tests.support.scripted_model import VOCABULARY, tokenizer
+
+from sfumato.server.http import answer, wire
+
+BROKEN = VOCABULARY["<0xE2>"]  # the first byte of a character that never becomes one
+QUOTED = "'<eos>' and <|tool_call>"
+
+
+def ids(text: str, special: bool = True) -> list[int]:
+    return tokenizer().encode(text, special)
+
+
+ANSWERS: dict[str, Answer] = {
+    # "zq j" is one token; other characters outside ASCII are two or three.
+    "mixed": "<|channel>thought\nzq j, 日?<channel|>日本 zq jé, zq zq j."
+    "<|tool_call>call:f{a:1}<tool_call|>Then zq j日 it ends.<turn|>",
+    # A call ends a thought, as for the parser of replies.
+    "inside": "<|channel>thought\nzq<|tool_call>call:f{}<tool_call|>so zq j.<turn|>",
+    "broken": [*ids("a"), BROKEN, *ids("b"), BROKEN, *ids("<pad>c"), BROKEN],
+    "quoted": [*ids("if ") + ids(QUOTED, special=False), *ids("<turn|>")],
+}
+TEXTS = {
+    "mixed": "日本 zq jé, zq zq j.Then zq j日 it ends.",
+    "inside": "so zq j.",
+    "broken": "a\ufffdb\ufffdc\ufffd",
+    "quoted": f"if {QUOTED}",
+}
+CASES = [
+    *[(name, None) for name in ANSWERS],
+    ("mixed", "本"),
+    ("mixed", "n zq"),  # of which "zq j" has a part
+    ("mixed", " jé"),
+    ("mixed", "q j."),
+    ("mixed", "zq j日 IT"),  # which does not come
+    ("inside", " j"),
+    ("broken", "\ufffdc"),
+    ("quoted", "eos>"),
+]
+
+
+@pytest.fixture(scope="module")
+def told() -> Iterator[Served]:
+    with serving(teller(ANSWERS)) as served:
+        yield served
+
+
+def chunks(answer: Any) -> list[dict[str, Any]]:
+    lines = [line.removeprefix("data: ") for line in answer.text.splitlines() if line]
+    assert lines.pop() == "[DONE]"
+    return [choice for line in lines for choice in json.loads(line)["choices"]]
+
+
+@pytest.mark.parametrize(("name", "stop"), CASES)
+def test_tokens_add_up_to_the_content(told: Served, name: str, stop: str | None) -> None:
+    text = TEXTS[name]
+    text = text[: text.find(stop)] if stop and stop in text else text
+    how: dict[str, Any] = {"stop": stop, "max_tokens": len(ids(ANSWERS["mixed"])) + 8}
+    how |= {"logprobs": True, "top_logprobs": 1, "retry_empty": False}
+    if name == "broken":
+        how["max_tokens"] = len(ANSWERS["broken"])
+    (whole,) = told.chat(name, **how).json()["choices"]
+    assert whole["message"]["content"] == text
+    entries = whole["logprobs"]["content"]
+    assert "".join(entry["token"] for entry in entries) == text
+    if name != "broken":
+        assert bytes(byte for entry in entries for byte in entry["bytes"]).decode() == text
+    assert all(entry["logprob"] > -1e-3 for entry in entries)  # each is its own token's
+
+    streamed = chunks(told.chat(name, stream=True, **how))
+    assert "".join(chunk["delta"].get("content") or "" for chunk in streamed) == text
+    found = []
+    for chunk in streamed:
+        logged = (chunk["logprobs"] or {}).get("content", [])
+        assert "".join(entry["token"] for entry in logged) == (chunk["delta"].get("content") or "")
+        found += logged
+    assert found == entries
+
+
+@pytest.mark.parametrize(("name", "stop"), CASES)
+def test_offsets_of_text_completions(told: Served, name: str, stop: str | None) -> None:
+    body = {"prompt": f"<|turn>user\n{name}<turn|>\n<|turn>model", "logprobs": 1, "stop": stop}
+    body |= {"max_tokens": 60 if name != "broken" else len(ANSWERS["broken"])}
+    (whole,) = told.post("/v1/completions", **body).json()["choices"]
+    streamed = chunks(told.post("/v1/completions", stream=True, **body))
+    assert "".join(chunk["text"] for chunk in streamed) == whole["text"]
+    tokens, offsets = whole["logprobs"]["tokens"], whole["logprobs"]["text_offset"]
+    assert "".join(tokens) == whole["text"]
+    at = [len("".join(tokens[:number])) for number in range(len(tokens))]
+    assert offsets == at
+    parts = [chunk["logprobs"] for chunk in streamed if chunk["logprobs"]]
+    assert [token for part in parts for token in part["tokens"]] == tokens
+    assert [offset for part in parts for offset in part["text_offset"]] == offsets
+
+
+def test_large_answers_are_encoded_in_threads(told: Served, monkeypatch: Any) -> None:
+    looped: list[bool] = []
+
+    def watched(encode: Any) -> Any:
+        def encoded(value: Any, **how: Any) -> str:
+            text: str = encode(value, **how)
+            if '"top_logprobs":[' in text:
+                looped.append(asyncio._get_running_loop() is not None)
+            return text
+
+        return encoded
+
+    monkeypatch.setattr(answer, "_json", watched(answer._json))
+    monkeypatch.setattr(wire, "json", SimpleNamespace(dumps=watched(json.dumps)))
+    asked = {"logprobs": True, "top_logprobs": 2}
+    assert told.chat("mixed", n=2, **asked).status_code == 200
+    assert told.chat("mixed", stream=True, **asked).status_code == 200
+    assert told.post("/v1/completions", prompt="Hi", logprobs=2).status_code == 200
+    assert len(looped) > 4 and not any(looped)

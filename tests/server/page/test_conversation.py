@@ -1,0 +1,263 @@
+"""A conversation on the page: stop, retry, reload, settings, what models write, and errors."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from typing import Any
+
+from tests.server.page.browsing import SOLUTION, SUDOKU, Script, ask, expect, text_of, wait
+
+from sfumato.api import Model
+from sfumato.server.settings import ServerSettings
+
+
+def test_stop_retry_and_reload(open_page: Callable[..., Any]) -> None:
+    page = open_page()
+    ask(page, "How do you work?")
+    page.wait_for_selector(".reply.live .token")
+    page.keyboard.press("Escape")
+    wait(page)
+    expect(page.locator(".stats")).to_contain_text("stopped")
+    expect(page.locator("#prompt")).to_be_focused()
+    page.get_by_role("button", name="Retry").click()
+    page.wait_for_selector(".reply.live")
+    wait(page)
+    expect(page.locator(".reply")).to_have_count(1)
+    text, stats = text_of(page), page.inner_text(".stats")
+    assert text == "I turn a canvas of random tokens into text, step by step."
+    page.reload()
+    page.wait_for_selector(".reply")
+    assert (text_of(page), page.inner_text(".stats")) == (text, stats)
+    expect(page.locator(".said")).to_have_text("How do you work?")
+    page.locator("input[type=range]").press("Home")
+    assert text_of(page) != text
+    ask(page, "Who are you?")
+    wait(page)
+    assert text_of(page) == "I am Sfumato's embedded demo, a tiny diffusion model."
+    page.fill("#prompt", "not sent\nyet")
+    page.reload()
+    expect(page.locator("#prompt")).to_have_value("not sent\nyet")
+    page.locator(".reply").last.wait_for()
+    page.get_by_role("button", name="New conversation").click()
+    expect(page.locator(".turn")).to_have_count(0)
+    expect(page.locator(".example").first).to_be_visible()
+
+
+def test_stopping_ends_the_request(
+    open_page: Callable[..., Any],
+    serve: Callable[..., Any],
+    slow: Model,
+    eventually: Callable[..., None],
+) -> None:
+    served = serve(slow, slots=1, context=512)
+    page = open_page(at=f"{served.url}/")
+    ask(page, "How do you work?")
+    page.wait_for_selector(".reply.live .token")
+    page.get_by_role("button", name="Stop").click()
+    eventually(lambda: not served.engine.state().running)
+    assert served.engine.state().totals.requests == {"cancelled": 1}
+    wait(page)
+    ask(page, SUDOKU)
+    wait(page)
+    assert text_of(page) == SOLUTION
+
+
+def test_settings_are_sent_and_kept(open_page: Callable[..., Any]) -> None:
+    page = open_page()
+    sent: list[dict[str, Any]] = []
+    page.on("request", lambda r: sent.append(r.post_data_json) if r.method == "POST" else None)
+    page.get_by_role("button", name="Settings").click()
+    for label, value in (("Seed", "7"), ("Most steps per canvas", "1"), ("Entropy bound", "0.2")):
+        page.get_by_label(label).fill(value)
+    page.get_by_label("Think before answering").check()
+    page.keyboard.press("Escape")
+    ask(page, SUDOKU)
+    wait(page)
+    asked = sent[0]
+    assert (asked["seed"], asked["max_steps"], asked["entropy_bound"]) == (7, 1, 0.2)
+    assert asked["chat_template_kwargs"] == {"enable_thinking": True}
+    expect(page.locator(".stats")).to_contain_text("step cap reached")
+    expect(page.locator(".stats")).to_contain_text("seed 7")
+    page.reload()
+    page.get_by_role("button", name="Settings").click()
+    expect(page.get_by_label("Seed")).to_have_value("7")
+    page.get_by_label("System prompt").fill(" Be brief. ")
+    page.get_by_label("Drafts").select_option("none")
+    page.keyboard.press("Escape")
+    ask(page, SUDOKU)
+    wait(page)
+    assert sent[-1]["messages"][0] == {"role": "system", "content": "Be brief."}
+    assert [message["role"] for message in sent[-1]["messages"]].count("system") == 1
+
+
+def test_settings_refuse_in_words_and_can_be_reset(open_page: Callable[..., Any]) -> None:
+    page = open_page()
+    sent: list[dict[str, Any]] = []
+    page.on("request", lambda r: sent.append(r.post_data_json) if r.method == "POST" else None)
+    page.get_by_role("button", name="Settings").click()
+    steps, tokens = page.get_by_label("Most steps per canvas"), page.get_by_label("Most tokens")
+    expect(steps).to_have_attribute("placeholder", "48")  # the checkpoint's, not the most
+    expect(steps).to_have_attribute("max", "256")
+    steps.fill("12")
+    steps.blur()
+    problem = page.locator(".problem:visible")
+    for label in ("Entropy bound", "Temperature"):
+        page.get_by_label(label).fill("1000001")
+        expect(problem).to_contain_text("Enter a number from 0 to 1,000,000")
+        page.get_by_label(label).fill("")
+    for wrong in ("0", "-3", "2.5"):
+        steps.fill(wrong)
+        expect(problem).to_contain_text("Enter a whole number")
+        expect(steps).to_have_attribute("aria-invalid", "true")
+    page.get_by_role("button", name="Done").click()  # refused: the field is to be looked at
+    expect(page.locator("#settings")).to_be_visible()
+    expect(steps).to_be_focused()
+    steps.fill("12")
+    expect(problem).to_have_count(0)
+    tokens.fill("4097")  # the model's context: a slot that is larger than 1,024 can be made
+    expect(problem).to_have_text("Enter a whole number from 1 to 4,096, or leave the field empty.")
+    page.keyboard.press("Escape")  # leaves what was refused behind
+    expect(page.locator("#settings")).to_be_hidden()
+    ask(page, "Who are you?")
+    wait(page)
+    assert sent[-1]["max_steps"] == 12 and "max_tokens" not in sent[-1]
+    page.get_by_role("button", name="Settings").click()
+    expect(tokens).to_have_value("")
+    page.get_by_role("button", name="Reset all settings").click()
+    expect(steps).to_have_value("")
+    page.get_by_role("button", name="Done").click()
+    ask(page, "Who are you?")
+    wait(page)
+    assert "max_steps" not in sent[-1]
+
+
+def test_what_a_model_writes_is_text(open_page: Callable[..., Any]) -> None:
+    nasty = [
+        "<img src=x onerror=alert(1)>",
+        "<b>",
+        "bold",
+        "<0xC3>",
+        "<0xA9>",
+        "\x1b[31m",
+        "\u202e",
+    ]
+    text = "<img src=x onerror=alert(1)><b>boldé\x1b[31m\u202e"
+    page = open_page()
+    Script().draft(0, 1, nasty).settle(0, nasty).delta(content=text).end().play(page)
+    ask(page, "<script>alert(2)</script>")
+    wait(page)
+    assert text_of(page) == "<img src=x onerror=alert(1)><b>boldé·[31m·"
+    assert page.locator("#turns img, #turns b, #turns script").count() == 0
+    expect(page.locator("[data-key='0.3']")).to_have_text("é")  # of two bytes, the first has it
+    expect(page.locator(".said")).to_have_text("<script>alert(2)</script>")
+
+
+def test_thoughts_are_folded_and_calls_are_quiet(open_page: Callable[..., Any]) -> None:
+    first = ["<|channel>", "thought", "\n", "let ", "me ", "see"]
+    second = [" then", "<channel|>", "Yes", ".", "<turn|>", "<eos>"]
+    script = Script().draft(0, 1, first).settle(0, first).delta(reasoning_content="let me see")
+    script.draft(1, 1, second).settle(1, second[:4]).delta(reasoning_content=" then")
+    script.delta(content="Yes.").end(warnings=["a warning"])
+    page = open_page()
+    script.play(page)
+    ask(page, "is it?")
+    wait(page)
+    assert text_of(page) == "Yes."
+    fold = page.locator("details.thought")
+    expect(fold).to_be_visible()
+    expect(fold.locator(".canvas")).to_be_hidden()
+    fold.locator("summary").click()
+    expect(fold.locator(".canvas")).to_have_text("let me see then")
+    expect(page.locator(".note:visible")).to_have_text("a warning")
+    expect(page.locator(".reply [aria-live=polite]")).to_have_text("Yes.")
+
+
+def test_text_that_tokens_do_not_show_is_the_servers(open_page: Callable[..., Any]) -> None:
+    """A stop string is among the tokens, and not in the text."""
+    page = open_page()
+    tokens = ["one ", "two", "STOP"]
+    Script().draft(0, 1, tokens).settle(0, tokens).delta(content="one two").end().play(page)
+    ask(page, "count")
+    wait(page)
+    assert text_of(page) == "one two"
+
+
+def test_errors_are_told(open_page: Callable[..., Any]) -> None:
+    page = open_page(expected="400|503|Failed to load")
+    body = json.dumps({"error": {"message": "queue: full, try later"}})
+    page.route("**/v1/chat/completions", lambda route: route.fulfill(status=503, body=body))
+    ask(page, "hello")
+    wait(page)
+    expect(page.get_by_role("alert")).to_have_text("queue: full, try later")
+    failed = page.locator(".reply")
+    expect(failed.locator("input[type=range]")).to_be_hidden()
+    for name in ("Heat maps", "Share"):
+        expect(failed.get_by_role("button", name=name)).to_have_count(0)
+    page.unroute("**/v1/chat/completions")
+    script = Script().draft(0, 1, ["half"])
+    script.frames.append({"error": {"message": "the engine stopped"}})
+    script.play(page)
+    page.get_by_role("button", name="Retry").click()
+    expect(page.get_by_role("alert")).to_have_text("the engine stopped")
+    assert text_of(page) == "half"
+    expect(page.locator("input[type=range]")).to_be_hidden()
+
+
+def test_a_reply_that_breaks_off_is_not_taken_for_a_whole_one(
+    open_page: Callable[..., Any],
+) -> None:
+    page = open_page()
+    Script().draft(0, 1, ["half"]).settle(0, ["half"]).delta(content="half").play(page, end="")
+    ask(page, "hello")
+    wait(page)
+    expect(page.get_by_role("alert")).to_have_text("The reply broke off.")
+    assert text_of(page) == "half"
+
+
+def test_what_else_is_in_the_storage_does_no_harm(open_page: Callable[..., Any]) -> None:
+    page = open_page()
+    for text in ("{}", "3", '"turns"', "null", "["):
+        # What the page itself keeps as it goes would be written over it.
+        page.add_init_script(f"localStorage.setItem('sfumato.conversation', {text!r})")
+        page.reload()
+        expect(page.locator(".example").first).to_be_visible()
+
+
+def test_an_old_reply_loses_its_drafts_before_anything_is_lost(
+    open_page: Callable[..., Any],
+) -> None:
+    page = open_page()
+    kept = page.evaluate("""async () => {
+      const store = await import('/store.js');
+      const top = Array.from({ length: 20000 }, (_, i) => [[i, 0.5], [i + 1, 0.25]]);
+      const draft = { step: 1, ids: [1], tokens: ['a'], entropy: [0], accepted: [1], top };
+      const turns = Array.from({ length: 40 }, (_, i) => ({
+        role: 'assistant', content: `reply ${i}`, canvases: [{ maxSteps: 1, drafts: [draft] }],
+      }));
+      store.saveTurns(turns);
+      const left = store.loadTurns();
+      return left.map((turn) => [turn.content, turn.canvases[0]?.drafts[0].top.length]);
+    }""")
+    assert [content for content, _ in kept] == [f"reply {i}" for i in range(40)]
+    assert kept[-1][1] == 20000 and kept[0][1] == 0
+
+
+def test_a_key_opens_the_page_and_is_sent(
+    open_page: Callable[..., Any], serve: Callable[..., Any], slow: Model
+) -> None:
+    at = f"{serve(slow, ServerSettings(api_key='open sesame'), slots=1, context=512).url}/"
+    password = {"username": "", "password": "open sesame"}
+    page = open_page(at=at, http_credentials=password)
+    ask(page, SUDOKU)
+    wait(page)
+    assert text_of(page) == SOLUTION
+    sent: list[str] = []
+    page.on("request", lambda request: sent.append(request.headers.get("authorization", "")))
+    page.get_by_role("button", name="Settings").click()
+    page.get_by_label("API key").fill("open sesame")
+    page.get_by_label("Close the settings").click()
+    ask(page, SUDOKU)
+    wait(page)
+    assert sent[-1] == "Bearer open sesame"
+    assert "sesame" not in page.evaluate("JSON.stringify(localStorage)")

@@ -1,0 +1,261 @@
+"""Drafts in their place, the replay, the inspector and the heat maps, in a real browser."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable
+from typing import Any
+
+from tests.server.page.browsing import (
+    SOLUTION,
+    SUDOKU,
+    WATCH,
+    Script,
+    ask,
+    expect,
+    text_of,
+    wait,
+    watched,
+)
+
+
+def test_a_board_fills_in_where_it_stands(open_page: Callable[..., Any]) -> None:
+    page = open_page()
+    page.evaluate(WATCH)
+    ask(page, SUDOKU)
+    wait(page)
+    looks = [look for look in watched(page) if "noise" not in look["stats"]]
+    assert len(looks) < len(watched(page)), "the noise was not shown"
+    assert text_of(page) == SOLUTION
+    assert len({look["text"] for look in looks}) > 1, "the board was there at once"
+    assert any(look["fresh"] > 0 for look in looks), "nothing glowed"
+    assert len({look["height"] for look in looks}) == 1, "the bubble changed its height"
+    places: dict[str, set[tuple[int, ...]]] = {}
+    for look in looks:
+        for key, place in look["places"].items():
+            places.setdefault(key, set()).add(tuple(place))
+    assert {key: len(found) for key, found in places.items() if len(found) > 1} == {}
+    assert re.search(r"step\s+2/48", " ".join(look["stats"] for look in looks))
+    stats = page.inner_text(".stats")
+    for part in (r"\d steps", r"ms/step", r"tok/forward", r"tok/s", "converged", r"seed \d+"):
+        assert re.search(part, stats), stats
+
+
+def test_scrubbing_replays_every_step_and_ends_with_the_text(open_page: Callable[..., Any]) -> None:
+    page = open_page()
+    ask(page, SUDOKU)
+    wait(page)
+    slider = page.locator("input[type=range]")
+    last = int(slider.get_attribute("max"))
+    assert last >= 2 and slider.input_value() == str(last)
+    height = page.locator(".reply").bounding_box()["height"]
+    slider.focus()
+    slider.press("Home")
+    assert slider.get_attribute("aria-valuetext") == "noise"
+    assert page.locator(".haze-3").count() == 16  # of the board
+    noise = text_of(page)
+    slider.press("ArrowRight")
+    assert slider.get_attribute("aria-valuetext") == "step 1" and text_of(page) != noise
+    first = text_of(page)
+    assert first != SOLUTION and page.locator(".glow-0").count() > 0
+    assert page.locator(".reply").bounding_box()["height"] == height
+    for _ in range(last - 1):
+        slider.press("ArrowRight")
+    assert slider.get_attribute("aria-valuetext") == "settled"
+    assert text_of(page) == SOLUTION and page.locator(".glow-0").count() == 0
+    page.locator("h1").click()  # the arrow keys scrub from anywhere but a field
+    page.evaluate("document.activeElement.blur()")
+    page.keyboard.press("ArrowLeft")
+    assert slider.input_value() == str(last - 1)
+    page.focus("#prompt")  # and from there too, while nothing is written
+    page.keyboard.press("ArrowLeft")
+    assert slider.input_value() == str(last - 2)
+    page.fill("#prompt", "words")
+    page.keyboard.press("ArrowLeft")
+    assert slider.input_value() == str(last - 2)
+    page.click(".play")
+    expect(page.locator(".where")).to_have_text("settled")
+
+
+def test_a_position_shows_its_likeliest_and_its_past(open_page: Callable[..., Any]) -> None:
+    page = open_page()
+    ask(page, SUDOKU)
+    wait(page)
+    page.locator(".token").nth(5).click()
+    panel = page.locator("#inspector")
+    expect(panel).to_contain_text("position 7")  # the line's end before it is a position too
+    expect(panel).to_contain_text("nats")
+    expect(panel.locator(".few li")).not_to_have_count(0)
+    expect(panel.locator(".few li.settled .mono")).to_have_text("3")
+    steps = panel.locator(".history li")
+    frames = int(page.locator("input[type=range]").get_attribute("max"))
+    expect(steps).to_have_count(frames - 1)  # there is the noise besides
+    expect(steps.last.locator(".rank")).to_have_text("1.")
+    steps.first.locator("button").click()
+    expect(page.locator(".where")).to_have_text("step 1")
+    expect(panel).to_contain_text("step 1")
+    panel.get_by_label("Position after").click()
+    expect(panel).to_contain_text("position 8")
+    expect(page.locator(".token.picked")).to_have_count(1)
+    page.keyboard.press("Escape")
+    expect(panel).to_be_hidden()
+    expect(page.locator(".token.picked")).to_have_count(0)
+
+
+def test_heat_maps_are_drawn_and_lead_to_positions(open_page: Callable[..., Any]) -> None:
+    page = open_page()
+    ask(page, SUDOKU)
+    wait(page)
+    page.get_by_role("button", name="Heat maps").click()
+    maps = page.locator(".heat canvas")
+    expect(maps).to_have_count(2)
+    colours = "c => new Set(c.getContext('2d').getImageData(0,0,c.width,c.height).data).size"
+    assert all(maps.nth(i).evaluate(colours) > 4 for i in range(2))
+    maps.first.click(position={"x": 3, "y": 3})
+    expect(page.locator("#inspector")).to_contain_text("position 1 · step 1")
+    maps.first.focus()
+    page.keyboard.press("ArrowRight")
+    page.keyboard.press("ArrowDown")
+    expect(page.locator("#inspector")).to_contain_text("position 2 · step 2")
+
+
+def test_lines_hold_and_the_bubble_never_gets_lower(open_page: Callable[..., Any]) -> None:
+    """Tokens of all lengths, and lines that come and go."""
+    words = ["a ", "long ", "and winding ", "\n", "road ", "\n\n", "to ", "some ", "where "]
+    script = Script()
+    for step in range(1, 7):
+        script.draft(0, step, [words[(i * step) % len(words)] for i in range(80)])
+    final = [words[i % 3] for i in range(80)]
+    script.settle(0, final).delta(content="".join(final)).end()
+    page = open_page()
+    script.play(page)
+    page.evaluate(WATCH)
+    ask(page, "a road")
+    wait(page)
+    heights = [look["height"] for look in watched(page)]
+    assert heights == sorted(heights)
+    assert "".join(text_of(page).split()) == "".join("".join(final).split())
+    slider = page.locator("input[type=range]")
+    slider.press("Home")
+    replayed = set()
+    for _ in range(6):
+        replayed.add(page.locator(".reply").bounding_box()["height"])
+        slider.press("ArrowRight")
+    assert len(replayed) == 1
+
+
+def test_a_replay_makes_room_once(open_page: Callable[..., Any]) -> None:
+    page = open_page()
+    script = Script()
+    for canvas in range(3):
+        for step in range(1, 5):
+            script.draft(canvas, step, [f"{canvas}{step} "] * 8)
+        script.settle(canvas, [f"{canvas} "] * 8).delta(content=f"{canvas} " * 8)
+    script.end().play(page)
+    ask(page, "hello")
+    wait(page)
+    page.evaluate("""async () => {
+      const { CanvasView } = await import('/canvas_view.js');
+      const rowsFor = CanvasView.prototype.rowsFor;
+      window.laid = 0;
+      CanvasView.prototype.rowsFor = function (tokens) {
+        window.laid++;
+        return rowsFor.call(this, tokens);
+      };
+    }""")
+    slider = page.locator("input[type=range]")
+    slider.focus()
+    slider.press("Home")
+    once = page.evaluate("window.laid")
+    assert once == 2 * 12
+    for _ in range(5):
+        slider.press("ArrowRight")
+    assert page.evaluate("window.laid") == once
+    page.set_viewport_size({"width": 500, "height": 800})
+    expect(page.locator(".where")).to_have_text("canvas 2, step 2")
+    page.wait_for_timeout(100)
+    slider.press("ArrowRight")
+    assert page.evaluate("window.laid") == 2 * once  # other widths, other rooms
+    slider.press("End")
+    slider.blur()
+    slider.press("Home")
+    assert page.evaluate("window.laid") == 3 * once
+
+
+def test_the_likeliest_outlive_a_reload(open_page: Callable[..., Any]) -> None:
+    page = open_page()
+    tokens = ["a", "b", "c"]
+    script = Script().draft(0, 1, tokens, few=4).settle(0, tokens).delta(content="abc").end()
+    script.play(page)
+    seen = []
+    for _ in range(2):
+        if not page.locator(".reply").count():
+            ask(page, "hello")
+            wait(page)
+        page.locator(".token").nth(1).click()
+        few = page.locator("#inspector .few li")
+        expect(few).to_have_count(4)
+        expect(page.locator("#inspector .few li.settled .mono")).to_have_text("b")
+        seen.append([few.nth(k).locator(".number").inner_text() for k in range(4)])
+        page.reload()
+        page.wait_for_selector(".reply")
+    assert seen[0] == seen[1] == ["50 %", "25 %", "17 %", "13 %"]
+
+
+def test_a_name_is_asked_for_once(open_page: Callable[..., Any]) -> None:
+    page = open_page(expected="Failed to load")
+    asked: list[str] = []
+    page.on("request", lambda r: asked.append(r.url) if "detokenize" in r.url else None)
+    names = """async () => {
+      const { nameOf } = await import('/api.js');
+      return Promise.all([60, 60, 60].map((id) => nameOf(id).catch(() => null)));
+    }"""
+    page.route("**/detokenize", lambda route: route.fulfill(status=503, body="{}"))
+    assert page.evaluate(names) == [None] * 3
+    page.unroute("**/detokenize")
+    first = page.evaluate(names)
+    assert first[0] and first == page.evaluate(names)
+    assert len(asked) == 2
+
+
+def test_what_is_not_shown_is_not_measured(open_page: Callable[..., Any]) -> None:
+    page = open_page()
+    assert page.evaluate("""async () => {
+      const { CanvasView } = await import('/canvas_view.js');
+      const view = new CanvasView(() => {});
+      let probes = 0;
+      new MutationObserver((changes) => {
+        const added = changes.flatMap((change) => [...change.addedNodes]);
+        probes += added.filter((node) => node.className === 'probe').length;
+      }).observe(view.element, { childList: true });
+      const draw = async () => {
+        for (const text of 'abc') view.draw([{ key: '0.0', text, style: '' }]);
+        await new Promise((resolve) => setTimeout(resolve));
+        return probes;
+      };
+      const hidden = await draw();
+      document.body.append(view.element);
+      return [hidden, await draw() > 0];
+    }""") == [0, True]
+
+
+def test_lines_are_broken_between_words_and_stay_broken(open_page: Callable[..., Any]) -> None:
+    page = open_page()
+    lines = """async ([pieces, columns, breaks]) => {
+      const { wrap } = await import('/wrap.js');
+      const { lines, breaks: found } = wrap(pieces, columns, breaks && new Set(breaks));
+      return [lines.map((line) => line.map((part) => part.text).join('')), [...found]];
+    }"""
+    pieces = ["one", " two", " three", " four", "\n", "five"]
+    fresh, breaks = page.evaluate(lines, [pieces, 10, None])
+    assert fresh == ["one two", "three four", "five"] or fresh == [
+        "one two",
+        "three",
+        "four",
+        "five",
+    ]
+    shorter = ["one", " t", *pieces[2:]]
+    held, _ = page.evaluate(lines, [shorter, 10, breaks])
+    assert held[1].startswith("three")
+    wide, _ = page.evaluate(lines, [["日本語の文字"], 8, None])
+    assert wide == ["日本語の", "文字"]

@@ -1,0 +1,176 @@
+"""The page on a phone, in the dark, from the keyboard; and its dashboard."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+from tests.server.page.browsing import SUDOKU, Script, ask, expect, wait
+
+PHONE = {"width": 360, "height": 740}
+
+# What a finger may want to hit and is smaller than 44 pixels, but for links in a text and boxes,
+# whose labels are hit.
+SMALL = """() => [...document.querySelectorAll('button, input, select, textarea, summary, .check')]
+  .filter((e) => e.offsetParent && !e.matches('.link, [type=checkbox]'))
+  .map((e) => [e.outerHTML.slice(0, 80), e.offsetWidth, e.offsetHeight])
+  .filter(([, width, height]) => width < 44 || height < 44)"""
+
+# Words that begin on one line and end on another.
+BROKEN = """() => {
+  const found = [];
+  const main = document.querySelector('main:not([hidden])');
+  const walker = document.createTreeWalker(main, NodeFilter.SHOW_TEXT);
+  while (walker.nextNode()) {
+    for (const { 0: word, index } of walker.currentNode.data.matchAll(/[\\w.]+/g)) {
+      const range = document.createRange();
+      range.setStart(walker.currentNode, index);
+      range.setEnd(walker.currentNode, index + word.length);
+      if (range.getClientRects().length > 1) found.push(word);
+    }
+  }
+  return found;
+}"""
+
+
+# Lines of text that each slot takes.
+LINES_OF_SLOTS = """() => [...document.querySelectorAll('.slot')].map((slot) =>
+  new Set([...slot.children].filter((e) => e.offsetParent && e.innerText)
+    .flatMap((e) => [...e.getClientRects()].map((box) => Math.round(box.bottom)))).size)"""
+
+
+def test_a_phone_is_wide_enough(open_page: Callable[..., Any]) -> None:
+    page = open_page(viewport=PHONE)
+    too_wide = "document.documentElement.scrollWidth - innerWidth"
+    assert page.evaluate(too_wide) <= 0
+    page.locator(".example").first.click()
+    wait(page)
+    ask(page, "How do you work?")
+    wait(page)
+    page.locator(".reply").last.get_by_role("button", name="Heat maps").click()
+    assert page.evaluate(too_wide) <= 0
+    page.locator(".reply").last.locator(".token").first.click()
+    expect(page.locator("#inspector")).to_be_visible()
+    assert page.evaluate(too_wide) <= 0
+    page.get_by_label("Close the inspector").click()
+    assert page.evaluate(SMALL) == []
+    page.get_by_role("button", name="Engine").click()
+    page.wait_for_selector(".card")
+    assert page.evaluate(too_wide) <= 0
+    assert page.evaluate(BROKEN) == []
+    assert page.evaluate(LINES_OF_SLOTS) == [1, 1]
+    tab = page.locator(".tab[aria-pressed=true]").bounding_box()
+    assert tab["y"] + tab["height"] + 4 <= page.locator("#demonstration").bounding_box()["y"]
+    page.get_by_role("button", name="Settings").click()
+    assert page.evaluate(SMALL) == []
+    assert page.evaluate(too_wide) <= 0
+
+
+def test_the_dashboard_asks_only_while_it_is_seen(open_page: Callable[..., Any]) -> None:
+    page = open_page()
+    asked: list[str] = []
+    page.on("request", lambda request: asked.append(request.url.rsplit("/", 1)[1]))
+    ask(page, SUDOKU)
+    wait(page)
+    assert "slots" not in asked
+    page.get_by_role("button", name="Engine").click()
+    page.wait_for_selector(".card")
+    cards = page.locator("#dashboard h3")
+    expect(cards).to_have_text(["Speed while busy", "Requests", "Slots", "Memory"])
+    headline = page.locator(".card").first.locator(".figure")
+    expect(headline).to_contain_text("tokens per second")
+    busy = float(headline.inner_text().split()[0].replace(",", ""))
+    facts = page.locator(".card").first.locator(".facts dd")
+    assert busy > float(facts.first.inner_text()), "the pauses are in it"
+    labels = page.locator("#dashboard dt").all_inner_texts()
+    assert len(labels) > 15 and not [label for label in labels if re.search(r"_|bytes", label)]
+    expect(page.locator(".slot")).to_have_count(2)
+    expect(page.get_by_label("Canvas tokens per second, the last 5 minutes")).to_be_visible()
+    memory = page.locator(".card", has_text="Memory")
+    expect(memory).to_contain_text("were free at the start")
+    assert memory.locator(".meter .bar").bounding_box()["width"] > 0
+    *parts, total = memory.locator("dd").all_inner_texts()
+    units = {text.split()[1] for text in (*parts, total)}
+    assert len(parts) == 5 and len(units) == 1
+    assert sum(float(text.split()[0]) for text in parts) == pytest.approx(float(total.split()[0]))
+    lefts = {box["x"] for name in memory.locator("dt").all() if (box := name.bounding_box())}
+    assert len(lefts) == 1  # one column
+    page.get_by_role("button", name="Chat").click()
+    page.wait_for_timeout(300)
+    before = asked.count("slots")
+    page.wait_for_timeout(1500)
+    assert asked.count("slots") == before
+
+
+def test_dark_light_and_less_motion(open_page: Callable[..., Any]) -> None:
+    page = open_page(color_scheme="light", reduced_motion="reduce")
+    paper = "getComputedStyle(document.body).backgroundColor"
+    light = page.evaluate(paper)
+    page.get_by_role("button", name="Switch between dark and light").click()
+    dark = page.evaluate(paper)
+    assert light != dark
+    page.reload()
+    assert page.evaluate(paper) == dark
+    ask(page, SUDOKU)
+    page.wait_for_selector(".reply.live .token")
+    assert page.evaluate("document.getAnimations().length") == 0
+    wait(page)
+
+
+def test_the_keyboard_reaches_everything(open_page: Callable[..., Any]) -> None:
+    page = open_page()
+    page.fill("#prompt", "one")
+    page.press("#prompt", "Shift+Enter")
+    page.type("#prompt", "two")
+    assert page.input_value("#prompt") == "one\ntwo"
+    ask(page, "Who are you?")
+    wait(page)
+    page.evaluate("document.activeElement.blur()")
+    reached = []
+    for _ in range(20):
+        page.keyboard.press("Tab")
+        script = "(e => e.ariaLabel || e.innerText || e.id || e.type)(document.activeElement)"
+        reached.append(page.evaluate(script))
+    text = " | ".join(reached)
+    for name in ("Chat", "Engine", "Settings", "Play the replay", "Replay of the", "Heat maps"):
+        assert name in text, text
+    unnamed = """[...document.querySelectorAll('button, input, textarea, canvas')]
+      .filter(e => !(e.ariaLabel || e.innerText || e.closest('label') || e.labels?.length))
+      .map(e => e.outerHTML)"""
+    assert page.evaluate(unnamed) == []
+
+
+@pytest.mark.parametrize("scheme", ["dark", "light"])
+def test_axe_finds_nothing(open_page: Callable[..., Any], scheme: str) -> None:
+    """Of the rules of axe-core, in every state that the page has."""
+    axe = pytest.importorskip("axe_playwright_python.sync_playwright").Axe()
+    page = open_page(color_scheme=scheme, reduced_motion="reduce")
+
+    def check(state: str) -> None:
+        found = axe.run(page, options={"preload": False}).response["violations"]
+        shown = [(v["id"], [node["html"][:200] for node in v["nodes"]]) for v in found]
+        assert shown == [], state
+
+    check("welcome")
+    page.get_by_role("button", name="Settings").click()
+    page.get_by_label("Seed").fill("-1")
+    check("settings")
+    page.keyboard.press("Escape")
+    ask(page, SUDOKU)
+    wait(page)
+    page.get_by_role("button", name="Heat maps").click()
+    page.locator(".heat canvas").first.click(position={"x": 3, "y": 3})
+    check("heat maps and inspector")
+    page.keyboard.press("Escape")
+    text = "# A\n\n[b](https://example.org) `c`\n\n| d |\n|---|\n| e |\n\n```\nf\n```"
+    tokens = [text]
+    Script().draft(0, 1, tokens).settle(0, tokens).delta(content=text).end().play(page)
+    ask(page, "markdown")
+    wait(page)
+    page.get_by_role("button", name="Text", exact=True).wait_for()
+    check("markdown")
+    page.get_by_role("button", name="Engine").click()
+    page.wait_for_selector(".card")
+    check("engine")

@@ -1,0 +1,230 @@
+"""What has settled: Markdown drawn, boards, what a demonstration model cannot do, heat maps."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from tests.server.page.browsing import SUDOKU, Script, ask, expect, text_of, wait
+
+import sfumato
+
+VENDOR = Path(sfumato.__file__).parent / "server" / "page" / "vendor"
+
+MARKDOWN = """# Tea
+
+**Hot**, see [here](https://example.org/a), [there](javascript:alert(1)) \
+and ![a cup](https://example.org/cup.png).
+
+| Drink | mg |
+|---|---:|
+| Tea | 40 |
+
+```html
+<b>bold</b>
+```
+
+<img src=x onerror=alert(1)> <style>*{display:none}</style>"""
+
+
+def tokens_of(text: str) -> list[str]:
+    return re.findall(r"\s?\S+|\s", text)
+
+
+def test_markdown_is_drawn_once_it_has_settled(open_page: Callable[..., Any]) -> None:
+    page = open_page()
+    tokens = tokens_of(MARKDOWN)
+    script = Script().draft(0, 1, tokens[::-1]).draft(0, 2, tokens).settle(0, tokens)
+    script.delta(content=MARKDOWN).end().play(page)
+    ask(page, "tea?")
+    wait(page)
+    drawn, canvas = page.locator(".reply .markdown"), page.locator(".reply .bubble > .canvas")
+    expect(drawn).to_be_visible()
+    expect(canvas).to_be_hidden()
+    expect(drawn.locator("h4")).to_have_text("Tea")
+    expect(drawn.locator("strong")).to_have_text("Hot")
+    expect(drawn.locator("td").last).to_have_text("40")
+    expect(drawn.locator("td").last).to_have_css("text-align", "right")
+    expect(drawn.locator("pre code")).to_have_text("<b>bold</b>\n")
+    assert drawn.locator("img, style, script, [onerror], [style]").count() == 0
+    expect(drawn).to_contain_text("<img src=x onerror=alert(1)>")
+    expect(drawn).to_contain_text("image: a cup")
+    links = drawn.locator("a[href]").evaluate_all("links => links.map(a => [a.href, a.rel])")
+    assert [href for href, _ in links] == ["https://example.org/a", "https://example.org/cup.png"]
+    assert all("noopener" in rel for _, rel in links)
+    page.get_by_role("button", name="Canvas", exact=True).click()
+    expect(canvas).to_be_visible()
+    expect(drawn).to_be_hidden()
+    assert "**Hot**" in text_of(page)
+    page.get_by_role("button", name="Text", exact=True).click()
+    expect(drawn).to_be_visible()
+    page.keyboard.press("Escape")
+    page.focus("#prompt")
+    page.keyboard.press("ArrowLeft")  # a replay is of the canvas
+    expect(canvas).to_be_visible()
+    expect(drawn).to_be_hidden()
+    page.keyboard.press("ArrowRight")
+    expect(drawn).to_be_visible()
+    page.reload()
+    expect(drawn.locator("strong")).to_have_text("Hot")
+
+
+def test_canvases_that_have_settled_are_drawn_while_the_next_one_forms(
+    open_page: Callable[..., Any],
+) -> None:
+    page = open_page()
+    drawn = page.evaluate("""async () => {
+      const { ReplyView } = await import('/message.js');
+      const record = { role: 'assistant', content: '', thought: '', canvases: [] };
+      const view = new ReplyView(record, { asked: 'x', pace: () => 0 });
+      document.getElementById('turns').append(view.element);
+      const frame = (canvas, tokens, step = 1) => ({ canvas, step, max_steps: 4, tokens,
+        token_ids: tokens.map((_, i) => i), entropy: tokens.map(() => 1),
+        accepted: tokens.map(() => true), top: [] });
+      const pause = (ms) => new Promise((resolve) => setTimeout(resolve, ms));
+      const heights = [];
+      const look = () => {
+        heights.push(view.element.offsetHeight);
+        return ['.markdown', '.bubble > .canvas'].map((part) =>
+          view.element.querySelector(part).innerText.trim());
+      };
+      view.begin(false);
+      view.draft(frame(0, ['**one**', '\\n\\n\\n\\n']));
+      await pause(60);
+      const before = look();
+      view.settle(frame(0, ['**one**', '\\n\\n\\n\\n']));
+      record.content = '**one**\\n\\n\\n\\n';
+      view.speak(record.content);
+      view.draft(frame(1, ['two']));
+      await pause(400);
+      return [before, look(), heights[1] >= heights[0]];
+    }""")
+    before, after, holds = drawn
+    assert before == ["", "**one**"]
+    assert after == ["one", "two"] and holds
+
+
+def test_plain_text_stays_on_its_canvas(open_page: Callable[..., Any]) -> None:
+    page = open_page()
+    has = "text => import('/markdown.js').then((m) => m.render(text) !== null)"
+    for text in ("I am a model.\nYes.", "a * b, 2_000_000, see https://example.org", "<b>x</b>"):
+        assert page.evaluate(has, text) is False, text
+    for text in (">" * 20_000, "- " * 9_000 + "a", "a " * 40_000 + "**b**"):  # too deep, too long
+        assert page.evaluate(has, text) is False, text[:9]
+    for text in ("- a\n- b", "`x`", "# A", "| a |\n|---|\n| b |", "1. a"):
+        assert page.evaluate(has, text) is True, text
+    ask(page, "Who are you?")
+    wait(page)
+    expect(page.get_by_role("button", name="Canvas", exact=True)).to_have_count(0)
+
+
+def test_a_demonstration_says_what_it_is_and_what_it_cannot_do(
+    open_page: Callable[..., Any],
+) -> None:
+    page = open_page()
+    badge = page.locator("#demonstration")
+    expect(badge).to_contain_text("4x4 Sudoku")
+    tokens = ["x", "y"]
+    capped = {"timings": {"diffusion": {"steps": [2], "convergence": ["step_cap"]}}}
+    script = Script().draft(0, 1, tokens).settle(0, tokens, "step_cap").delta(content="xy")
+    script.end(warnings=["canvas 0: raise the steps"], **capped).play(page)
+    ask(page, "what is love?")
+    wait(page)
+    note = page.locator(".reply .note:visible")
+    expect(note).to_have_text("This demonstration model cannot answer that.")
+    expect(badge).to_be_visible()
+    page.reload()
+    expect(note).to_have_text("This demonstration model cannot answer that.")
+    page.route("**/props", lambda route: route.fulfill(json={"model": "large", "examples": []}))
+    page.reload()
+    expect(page.locator("#model")).to_have_text("large")
+    expect(badge).to_be_hidden()
+    page.get_by_role("button", name="Retry").click()
+    wait(page)
+    expect(note).to_have_text("canvas 0: raise the steps")
+
+
+def test_boards_are_grids_whose_given_digits_are_marked(open_page: Callable[..., Any]) -> None:
+    page = open_page()
+    grid = page.locator("#examples .grid")
+    expect(grid).to_have_count(2)
+    expect(grid.first.locator(".cell")).to_have_count(16)
+    expect(grid.first.locator(".given")).to_have_count(4)
+    ask(page, SUDOKU)
+    wait(page)
+    expect(page.locator(".said .given")).to_have_text(["2", "1", "1", "4"])
+    reply = page.locator(".reply .canvas")
+    expect(reply.locator(".cell")).to_have_count(16)
+    expect(reply.locator(".given")).to_have_text(["2", "1", "1", "4"])
+    places = reply.locator(".cell").evaluate_all("""cells => cells.map((cell) => {
+      const { left, top, width, height } = cell.getBoundingClientRect();
+      return [left, top, width, height].map(Math.round);
+    })""")
+    lefts, tops = {place[0] for place in places}, {place[1] for place in places}
+    assert len(lefts) == len(tops) == 4 and len({tuple(place[2:]) for place in places}) == 1
+    weights = "e => getComputedStyle(e).fontWeight + getComputedStyle(e).color"
+    given, found = reply.locator(".given").first, reply.locator(".cell:not(.given)").first
+    assert given.evaluate(weights) != found.evaluate(weights)
+
+
+def test_heat_maps_name_their_canvas_and_mark_the_end(open_page: Callable[..., Any]) -> None:
+    page = open_page()
+    first, second = ["one ", "two ", "three "], ["four", "<eos>", "<pad>"]
+    script = Script().draft(0, 1, first).settle(0, first).delta(content="one two three ")
+    script.draft(1, 1, second).draft(1, 2, second).settle(1, ["four"]).delta(content="four")
+    script.end().play(page)
+    page.add_init_script("""
+      window.written = [];
+      const fillText = CanvasRenderingContext2D.prototype.fillText;
+      CanvasRenderingContext2D.prototype.fillText = function (text, ...at) {
+        window.written.push(text); return fillText.call(this, text, ...at);
+      };""")
+    page.reload()
+    ask(page, "count")
+    wait(page)
+    page.get_by_role("button", name="Heat maps").click()
+    title, end = page.locator(".maps h4"), page.locator(".maps > .dim").first
+    expect(title).to_have_text("Canvas 2 of 2")
+    expect(end).to_contain_text("what follows position 1 was not kept")
+    assert {"four", "·"} <= set(page.evaluate("window.written"))
+    page.get_by_label("Canvas before").click()
+    expect(title).to_have_text("Canvas 1 of 2")
+    expect(end).to_be_hidden()
+    assert "three␣" in page.evaluate("window.written")
+    page.locator(".heat canvas").first.click(position={"x": 4, "y": 4})
+    expect(page.locator("#inspector")).to_contain_text("canvas 1 · position 1 · step 1")
+    page.locator("input[type=range]").press("End")
+    page.locator(".reply .token", has_text="four").click()
+    expect(title).to_have_text("Canvas 2 of 2")
+
+
+def test_vendored_files_are_those_that_are_named() -> None:
+    table = (VENDOR / "README.md").read_text("utf-8")
+    for name, pattern in (("marked", r"marked v([\d.]+)"), ("dompurify", r"DOMPurify ([\d.]+)")):
+        found = re.search(pattern, (VENDOR / f"{name}.js").read_text("utf-8"))
+        assert found and f"`{name}` {found[1]}" in table
+        assert (VENDOR / f"{name}.LICENSE.txt").stat().st_size > 1000
+
+
+def test_the_markers_are_the_servers(open_page: Callable[..., Any]) -> None:
+    """The page knows no chat format; what the server named last also serves a reload without it."""
+    page = open_page(expected="ERR_FAILED")
+    markers = {"tokens": ["[think]", "[/think]", "[end]"], "ends": ["[end]"]}
+    markers |= {"thought_open": "[think]", "thought_close": "[/think]", "thought_header": ""}
+    page.route("**/props", lambda route: route.fulfill(json={"markers": markers, "examples": []}))
+    with page.expect_response("**/props"):
+        page.reload()
+    page.wait_for_function("localStorage.getItem('sfumato.markers')?.includes('[end]')")
+    tokens = ["[think]", "hm", "[/think]", "yes", " <eos>", "[end]", "no"]
+    script = Script().draft(0, 1, tokens).settle(0, tokens)
+    script.delta(reasoning_content="hm").delta(content="yes <eos>").end().play(page)
+    ask(page, "Is it?")
+    wait(page)
+    assert text_of(page) == "yes <eos>"
+    assert page.locator(".thought .canvas").text_content() == "hm"
+    page.route("**/props", lambda route: route.abort())
+    page.reload()
+    page.wait_for_selector(".reply .bubble > .canvas .token")
+    assert text_of(page) == "yes <eos>"

@@ -1,0 +1,95 @@
+"""Replays that are shared, from the page or the command line: one file that plays by itself."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from tests.server.page.browsing import SOLUTION, SUDOKU, Script, ask, expect, wait
+
+from sfumato.cli import main
+
+NASTY = "</script><script>document.title = 'taken'</script><!--"
+
+
+def data_in(path: Path) -> dict[str, Any]:
+    found = re.search(r'id="replay">(.*?)</script>', path.read_text("utf-8"), re.DOTALL)
+    assert found
+    data: dict[str, Any] = json.loads(found[1])
+    return data
+
+
+def opened(browser: Any, path: Path, problems: list[str]) -> Any:
+    """The file in a browser that is offline."""
+    context = browser.new_context(offline=True, viewport={"width": 390, "height": 800})
+    page = context.new_page()
+    page.on("console", lambda message: problems.append(message.text))
+    page.on("pageerror", lambda error: problems.append(str(error)))
+    page.on("request", lambda sent: problems.append(sent.url) if "file:" not in sent.url else None)
+    page.goto(path.as_uri())
+    return page
+
+
+def saved(page: Any, path: Path) -> Path:
+    with page.expect_download() as download:
+        page.locator(".reply").last.get_by_role("button", name="Share").click()
+    assert download.value.suggested_filename == "sfumato-replay.html"
+    download.value.save_as(path)
+    return path
+
+
+def test_a_replay_plays_without_a_server(
+    open_page: Callable[..., Any], browser: Any, tmp_path: Path
+) -> None:
+    page = open_page()
+    ask(page, SUDOKU)
+    wait(page)
+    mine = saved(page, tmp_path / "page.html")
+    theirs = tmp_path / "cli.html"
+    assert main(["run", SUDOKU, "--seed", "1", "--replay", str(theirs)]) == 0
+    problems: list[str] = []
+    for path in (mine, theirs):
+        replay = opened(browser, path, problems)
+        slider, canvas = replay.locator("input[type=range]"), replay.locator(".reply .canvas").last
+        slider.press("Home")  # it plays from the beginning; now it waits
+        expect(replay.locator(".where")).to_have_text("noise")
+        assert canvas.inner_text() != SOLUTION
+        slider.press("ArrowRight")
+        expect(replay.locator(".where")).to_have_text("step 1")
+        expect(canvas.locator(".given")).to_have_text(["2", "1", "1", "4"])
+        replay.get_by_label("How long each step is shown").select_option("80")
+        replay.get_by_label("Play the replay").click()
+        expect(replay.locator(".where")).to_have_text("settled")
+        assert canvas.inner_text().strip() == SOLUTION
+        assert replay.evaluate("document.documentElement.scrollWidth - innerWidth") <= 0
+        replay.context.close()
+    assert problems == []
+    one, other = data_in(mine), data_in(theirs)
+    assert one.keys() == other.keys()
+    # The same question and seed: both exports hold the same steps.
+    for data in (one, other):
+        for step in data["canvases"][0]["drafts"]:
+            assert len(step.pop("entropy")) == len(step["tokens"])  # rounded in two ways
+    assert (one["texts"], one["canvases"]) == (other["texts"], other["canvases"])
+
+
+def test_what_a_model_wrote_stays_text_in_a_replay(
+    open_page: Callable[..., Any], browser: Any, tmp_path: Path
+) -> None:
+    page = open_page()
+    tokens = [NASTY, " $& <b>x</b>"]
+    Script().draft(0, 1, tokens).settle(0, tokens).delta(content="".join(tokens)).end().play(page)
+    ask(page, NASTY)
+    wait(page)
+    problems: list[str] = []
+    replay = opened(browser, saved(page, tmp_path / "replay.html"), problems)
+    expect(replay.locator(".said")).to_have_text(NASTY)
+    expect(replay.locator(".where")).to_have_text("settled")
+    expect(replay.locator(".reply .canvas").last).to_contain_text(" $& <b>x</b>")
+    assert replay.title() == "Sfumato: a replay"
+    assert replay.locator("b").count() == 0
+    replay.context.close()
+    assert problems == []

@@ -1,0 +1,20 @@
+"""A check for schemathesis: what the API description allows is refused for listed rules alone."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import schemathesis
+from schemathesis import GenerationMode
+
+from sfumato.server.schemas.rules import RULES
+
+
+@schemathesis.check
+def refused_by_a_rule(ctx: Any, response: Any, case: Any) -> None:
+    """The 400 to a body of the description is about a rule that it cannot state."""
+    if response.status_code != 400 or case.meta is None:
+        return
+    if case.meta.generation.mode is GenerationMode.POSITIVE:
+        error = response.json()["error"]
+        assert any(rule.broken(error) for rule in RULES), f"of no rule: {error}"

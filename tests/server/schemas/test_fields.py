@@ -1,0 +1,207 @@
+"""Every field of OpenAI's API stands in docs/api.md, with the fate that it really has."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+from typing import Any
+
+import pytest
+from openai.types import completion_create_params as text_params
+from openai.types.chat import completion_create_params as chat_params
+
+from sfumato.server.schemas.generation import Generation
+from sfumato.server.schemas.openai import ChatBody, CompletionBody
+
+DOCS = Path(__file__).parents[3] / "docs" / "api.md"
+CHAT, TEXT = "/v1/chat/completions", "/v1/completions"
+ROW = re.compile(r"^\| `(\w+)` \| (honoured|refused|ignored) \|", re.MULTILINE)
+
+USER = [{"role": "user", "content": "Who are you?"}]
+BASE: dict[str, dict[str, Any]] = {
+    CHAT: {"messages": USER, "seed": 1, "max_tokens": 12},
+    TEXT: {"prompt": "Who are you?", "seed": 1, "max_tokens": 12},
+}
+TOOLS = [{"type": "function", "function": {"name": "f"}}]
+GOOD: dict[str, list[Any]] = {
+    "messages": [USER],
+    "prompt": ["Hi", ["Hi"], [5, 6], [[5, 6]]],
+    "max_tokens": [8],
+    "max_completion_tokens": [12, None],
+    "temperature": [0.7, 1, None],
+    "top_p": [0.9, 1, 0, None],
+    "seed": [7, -7, None],
+    "stop": ["x", ["x", "y"], None],
+    "n": [2, None],
+    "stream": [False, True, None],
+    "stream_options": [None],
+    "logprobs": [None],
+    "top_logprobs": [None],
+    "logit_bias": [{"20": 5.0, "21": -100}, {}, None],
+    "tools": [TOOLS, [], None],
+    "tool_choice": ["none", "auto", None],
+    "parallel_tool_calls": [True, False, None],
+    "reasoning_effort": ["none", "low", "max", None],
+    "user": ["ann", None],
+}
+"""Values of honoured fields that are accepted."""
+NEUTRAL: dict[str, list[Any]] = {
+    "frequency_penalty": [0, 0.0],
+    "presence_penalty": [0],
+    "response_format": [{"type": "text"}],
+    "modalities": [["text"]],
+    "functions": [[]],
+    "function_call": ["none", "auto"],
+    "store": [False],
+    "verbosity": ["medium"],
+    "best_of": [1],
+    "echo": [False],
+    "suffix": [""],
+}
+"""Values of refused fields that ask for nothing; null always is one."""
+ASKING: dict[str, Any] = {
+    "frequency_penalty": 0.5,
+    "presence_penalty": -1,
+    "response_format": {"type": "json_object"},
+    "audio": {"voice": "alloy", "format": "wav"},
+    "modalities": ["text", "audio"],
+    "functions": [{"name": "f"}],
+    "function_call": {"name": "f"},
+    "store": True,
+    "web_search_options": {},
+    "moderation": {"model": "omni-moderation-latest"},
+    "verbosity": "low",
+    "best_of": 2,
+    "echo": True,
+    "suffix": "the end",
+    "model": "gpt-4",
+    "metadata": {"a": "b"},
+    "prediction": {"type": "content", "content": "I am"},
+    "prompt_cache_key": "k",
+    "prompt_cache_options": {"ttl": "24h"},
+    "prompt_cache_retention": "24h",
+    "safety_identifier": "x",
+    "service_tier": "flex",
+}
+"""Of refused and ignored fields: a value that asks for something."""
+
+
+NOTHING = {"x": {"y": []}}  # a value that no field takes
+
+
+HARMLESS: dict[str, list[Any]] = {
+    "min_p": [0, 0.0],
+    "repetition_penalty": [1, 1.0],
+    "length_penalty": [1],
+    "use_beam_search": [False],
+    "skip_special_tokens": [True],
+    "cache_prompt": [True, False],
+    "timings_per_token": [True],
+    "return_progress": [True],
+    "best_of": [1],
+    "stop": [""],
+}
+"""Values that clients send without a need for them."""
+
+
+def fates(route: str) -> dict[str, str]:
+    """Field → fate, as the docs' table of a route has it."""
+    section = DOCS.read_text(encoding="utf-8").split(f"### POST {route}\n")[1].split("\n### ")[0]
+    return dict(ROW.findall(section))
+
+
+def official(route: str) -> set[str]:
+    """The fields that the `openai` package knows."""
+    module: Any = chat_params if route == CHAT else text_params
+    kinds = (module.CompletionCreateParamsNonStreaming, module.CompletionCreateParamsStreaming)
+    return {name for kind in kinds for base in kind.__mro__[:1] for name in base.__annotations__}
+
+
+def cases(fate: str) -> list[tuple[str, str]]:
+    return [
+        (route, name) for route in (CHAT, TEXT) for name, f in fates(route).items() if f == fate
+    ]
+
+
+@pytest.mark.parametrize("route", [CHAT, TEXT])
+def test_every_field_is_in_the_table(route: str) -> None:
+    assert official(route) == set(fates(route))
+
+
+def test_every_field_of_our_own_is_in_the_docs() -> None:
+    text = DOCS.read_text(encoding="utf-8").split("### Fields of our own")[1].split("\n## ")[0]
+    own = (set(ChatBody.model_fields) | set(CompletionBody.model_fields)) - (
+        official(CHAT) | official(TEXT)
+    )
+    assert own and {name for name in own if f"`{name}`" not in text} == set()
+    assert own - set(Generation.model_fields) == {
+        *("chat_template_kwargs", "add_generation_prompt", "continue_final_message")
+    }
+
+
+@pytest.mark.parametrize(
+    "fields",
+    [
+        *({name: value} for name, values in HARMLESS.items() for value in values),
+        {"stream": True, "stream_options": {"continuous_usage_stats": True}},
+    ],
+)
+def test_harmless_fields_at_neutral_values(server: Any, fields: dict[str, Any]) -> None:
+    for route, base in (BASE | {"/completion": {"prompt": "Who?", "n_predict": 8}}).items():
+        if route == "/completion" and fields.keys() & {"stream_options", "max_tokens"}:
+            continue
+        answer = server.post(route, **base | fields)
+        assert answer.status_code == 200, answer.text
+
+
+@pytest.mark.parametrize("name", ["min_p", "repetition_penalty", "use_beam_search", "best_of"])
+def test_harmless_fields_that_ask_for_something(server: Any, name: str) -> None:
+    for route, base in BASE.items():
+        error = server.post(route, **base | {name: 5}).json()["error"]
+        assert (error["param"], error["code"]) == (name, "unsupported")
+
+
+def test_what_fits_may_be_asked_for(server: Any) -> None:
+    for route, base in BASE.items():
+        del (body := dict(base))["max_tokens"]
+        whole = server.post(route, **body).json()["choices"]
+        assert server.post(route, **body, max_tokens=-1).json()["choices"] == whole
+    no_logs = server.post(CHAT, **BASE[CHAT], top_logprobs=0).json()["choices"][0]
+    assert no_logs["logprobs"] is None
+
+
+@pytest.mark.parametrize(("route", "name"), cases("honoured"))
+def test_honoured_fields(server: Any, route: str, name: str) -> None:
+    for value in GOOD[name]:
+        fields = BASE[route] | {name: value}
+        assert server.post(route, **fields).status_code == 200, value
+    answer = server.post(route, **BASE[route] | {name: NOTHING})
+    assert answer.status_code == 400
+    assert answer.json()["error"]["param"].startswith(name)
+
+
+@pytest.mark.parametrize(("route", "name"), cases("refused"))
+def test_refused_fields(server: Any, route: str, name: str) -> None:
+    answer = server.post(route, **BASE[route] | {name: ASKING[name]})
+    error = answer.json()["error"]
+    assert (answer.status_code, error["param"], error["code"]) == (400, name, "unsupported")
+    for value in (None, *NEUTRAL.get(name, ())):
+        assert server.post(route, **BASE[route] | {name: value}).status_code == 200, value
+
+
+@pytest.mark.parametrize(("route", "name"), cases("ignored"))
+def test_ignored_fields(server: Any, route: str, name: str) -> None:
+    without = server.post(route, **BASE[route]).json()["choices"]
+    for value in (ASKING[name], None):
+        answer = server.post(route, **BASE[route] | {name: value})
+        assert answer.status_code == 200, answer.text
+        assert answer.json()["choices"] == without
+
+
+def test_the_description_has_every_field(server: Any) -> None:
+    schemas = server.http.get("/openapi.json").json()["components"]["schemas"]
+    for name, model in (("ChatBody", ChatBody), ("CompletionBody", CompletionBody)):
+        assert schemas[name]["properties"].keys() == model.model_fields.keys()
+        assert schemas[name]["additionalProperties"] == {"type": "null"}
+    page = server.http.get("/docs").text
+    assert "reasoning_effort" in page and "<script" not in page and "https://" not in page
