@@ -45,6 +45,22 @@ def test_links_and_anchors(page: Path) -> None:
     assert broken == []
 
 
+def test_the_ten_answers_name_what_exists() -> None:
+    text = (ROOT / "docs" / "life-of-a-request.md").read_text(encoding="utf-8")
+    answers = re.findall(r"^\| [A-Z].*\? \| `(\S+)` \| `(\w+)` \|$", text, re.MULTILINE)
+    assert len(answers) == 10
+    for file, name in answers:
+        code = (ROOT / "src" / "sfumato" / file).read_text(encoding="utf-8")
+        assert re.search(rf"^( {{4}})?(def |class )?{name}\b", code, re.MULTILINE), (file, name)
+
+
+def test_the_recipes_name_files_that_exist() -> None:
+    text = (ROOT / "CONTRIBUTING.md").read_text(encoding="utf-8")
+    named = set(re.findall(r"`([a-z_]+/[\w/]+(?:\.py|/))`", text)) - {"ops/triton/kernels.py"}
+    places = (ROOT, ROOT / "src" / "sfumato")
+    assert [name for name in named if not any((place / name).exists() for place in places)] == []
+
+
 def test_every_page_is_on_the_site_and_in_the_readme() -> None:
     text = (ROOT / "mkdocs.yml").read_text(encoding="utf-8")
     readme = (ROOT / "README.md").read_text(encoding="utf-8")
