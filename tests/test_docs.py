@@ -61,6 +61,18 @@ def test_the_recipes_name_files_that_exist() -> None:
     assert [name for name in named if not any((place / name).exists() for place in places)] == []
 
 
+QUAINT = re.compile(
+    r"\b(amid|anybody|company|crowd(ed)?|fate|law|likeliest|nobody|told|whoever)\b", re.IGNORECASE
+)
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
+def test_words(page: Path) -> None:
+    """The rule of language at its edges; names in code are left out, as in tables of renames."""
+    text = re.sub(r"`[^`]*`", "", FENCE.sub("", page.read_text(encoding="utf-8")))
+    assert [match[0] for match in QUAINT.finditer(text)] == []
+
+
 def test_every_page_is_on_the_site_and_in_the_readme() -> None:
     text = (ROOT / "mkdocs.yml").read_text(encoding="utf-8")
     readme = (ROOT / "README.md").read_text(encoding="utf-8")

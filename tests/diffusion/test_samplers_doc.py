@@ -21,7 +21,7 @@ TEXT = PAGE.read_text(encoding="utf-8")
 
 @pytest.fixture
 def names(monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:
-    """The names of the page's code, which runs from top to bottom on a model that answers at once."""
+    """The names that the page's code defines; the model answers at once."""
     model = scripted("Paris, of course.<turn|>")
     monkeypatch.setattr("sfumato.api.load", lambda: model)
     defined: dict[str, Any] = {"__name__": "samplers_page"}
