@@ -101,15 +101,22 @@ def test_the_site_links_to_the_reference() -> None:
     assert rewritten(f"```\n{loop}\n```", "a.md") == f"```\n{loop}\n```"
 
 
-def test_the_examples_for_python_run(capsys: pytest.CaptureFixture[str]) -> None:
-    page = ROOT / "docs" / "python.md"
-    names: dict[str, Any] = {"__name__": "python_page"}
+def run_examples(page: Path) -> dict[str, Any]:
+    """The names that a page's Python code defines, run from top to bottom."""
+    names: dict[str, Any] = {"__name__": "page"}
     for code in re.findall(r"```python\n(.*?)```", page.read_text(encoding="utf-8"), re.DOTALL):
         exec(compile(code, str(page), "exec", dont_inherit=True), names)
+    return names
+
+
+def test_the_examples_for_python_run(capsys: pytest.CaptureFixture[str]) -> None:
+    names = run_examples(ROOT / "docs" / "python.md")
     printed = capsys.readouterr().out
     assert printed.startswith("106 32 ") and "The capital is Paris.\neos\n" in printed
     assert names["reply"].stop_reason == "stop"
     assert names["logits"].isfinite().all()
+    run_examples(ROOT / "docs" / "engine.md")
+    assert capsys.readouterr().out.split()[-2:] == ["Settled", "Finished"]
 
 
 def test_the_workflow_runs_what_the_authors_run() -> None:
