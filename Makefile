@@ -45,6 +45,10 @@ evaluate: $(VENV)/.installed ## measure the embedded model on its held-out tasks
 picture: $(VENV)/.installed ## draw the README's picture of the haze from a run of the embedded model
 	@$(BIN)/python -m benchmarks.haze docs/haze.svg
 
+.PHONY: docs
+docs: $(VENV)/.installed-docs ## build the site of docs/ and the API reference into site/
+	@NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --quiet --strict && echo "site/index.html"
+
 # setuptools would carry files of an older build/ into the wheel, so it starts from none.
 wheel: $(VENV)/.installed-test ## build the wheel and check its size and contents
 	@rm -rf build dist
@@ -57,7 +61,7 @@ wheel: $(VENV)/.installed-test ## build the wheel and check its size and content
 		test "$$size" -le $(WHEEL_LIMIT)
 
 clean: ## remove what the targets made, .venv too
-	rm -rf $(VENV) build dist src/*.egg-info .mypy_cache .pytest_cache .ruff_cache .hypothesis
+	rm -rf $(VENV) build dist site src/*.egg-info .mypy_cache .pytest_cache .ruff_cache .hypothesis
 	rm -f src/sfumato/ops/cpu/_kernels.so
 	find src tests -name __pycache__ -type d -prune -exec rm -rf {} +
 
@@ -80,4 +84,9 @@ $(VENV)/.installed: $(INSTALLED) | $(BIN)/python
 $(VENV)/.installed-test: $(INSTALLED) | $(BIN)/python
 	@echo "installing into $(VENV) (takes minutes the first time)"
 	@$(PIP) install -c constraints.txt -e '.[test]'
+	@touch $(VENV)/.installed $@
+
+$(VENV)/.installed-docs: $(INSTALLED) | $(BIN)/python
+	@echo "installing into $(VENV) (takes minutes the first time)"
+	@$(PIP) install -c constraints.txt -e '.[docs]'
 	@touch $(VENV)/.installed $@

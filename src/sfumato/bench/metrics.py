@@ -28,7 +28,7 @@ METRICS = (
     Metric(
         "load_s", "load", "s", "waiting",
         "Opening the checkpoint and bringing its weights into memory, ready to run. Random "
-        "weights are made, not loaded, and have none.",
+        "weights are made in memory and have no such time.",
     ),
     Metric(
         "setup_s", "set-up", "s", "waiting",
@@ -62,12 +62,12 @@ METRICS = (
     ),
     Metric(
         "steps_per_canvas", "steps per canvas", "", "steps",
-        "Denoising steps of a canvas. Of a server that tells only sums: its mean in each reply.",
+        "Denoising steps of a canvas. Of a server that reports only sums: the mean of each reply.",
     ),
     Metric(
         "step_ms", "a step", "ms", "steps",
         "One denoising step: the forward, the pass over the vocabulary and the sampler. Of a "
-        "server: its mean in each reply.",
+        "server: the mean of each reply.",
     ),
     Metric(
         "commit_ms", "a commit", "ms", "steps",
@@ -115,12 +115,12 @@ METRICS = (
     ),
     Metric(
         "canvas_tps", "canvas", "tok/s", "speed",
-        "Positions of a reply's settled canvases over the seconds of denoising them, whether or "
-        "not anybody sees the tokens; without prefill and commits.",
+        "Positions of a reply's settled canvases over the seconds of denoising, those after the "
+        "end of the reply included; without prefill and commits.",
     ),
     Metric(
         "blocks_per_s", "blocks", "1/s", "speed",
-        "SettledCanvas canvases of a reply over the seconds of denoising and committing.",
+        "Settled canvases of a reply over the seconds of denoising and committing.",
     ),
     Metric(
         "throughput_tps", "all requests", "tok/s", "speed",
@@ -137,17 +137,17 @@ METRICS = (
     ),
     Metric(
         "peak_anonymous", "anonymous", "B", "memory",
-        "The most memory of its own that the process held until then, loading included: anonymous "
-        "and shared pages (RssAnon and RssShmem), looked at 20 times a second.",
+        "The largest private memory of the process until then, loading included: anonymous and "
+        "shared pages (RssAnon and RssShmem), sampled 20 times a second.",
     ),
     Metric(
         "peak_mapped", "mapped", "B", "memory",
-        "The most pages of mapped files that were resident (RssFile), looked at as often. They "
-        "are the page cache's, and can be dropped.",
+        "The most resident pages of mapped files (RssFile), sampled as often. These pages belong "
+        "to the page cache and can be dropped.",
     ),
     Metric(
         "peak_resident", "resident", "B", "memory",
-        "The most of both at a time, by the kernel's own count (VmHWM).",
+        "The largest sum of both at one time, by the kernel's own count (VmHWM).",
     ),
     Metric(
         "peak_device", "device", "B", "memory",
