@@ -1,6 +1,6 @@
 """Samplers: which of a step's drawn tokens are accepted; the rest become noise again.
 
-A sampler is a small frozen value with one method, a pure tensor function of the statistics of the head.
+A sampler is a small frozen value with one method, a pure tensor function of the head's statistics.
 `docs/samplers.md` shows how to write one.
 """
 
