@@ -7,7 +7,8 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from sfumato.diffusion.noise import Noise, philox
+from sfumato.diffusion.noise import Noise, philox, seed_words
+from sfumato.diffusion.noise import noise as draw
 
 # kat_vectors of Random123, philox4x32 with 10 rounds: counter, key, result.
 KNOWN = [
@@ -137,3 +138,30 @@ def test_only_the_low_64_bits_of_a_seed_count() -> None:
         same = Noise(seed + 2**64, 0).uniforms(1, 4)
         assert torch.equal(Noise(seed, 0).uniforms(1, 4), same)
     assert torch.equal(Noise(-1, 0).uniforms(1, 4), Noise(2**64 - 1, 0).uniforms(1, 4))
+
+
+def test_draws_are_those_of_earlier_versions() -> None:
+    noise = Noise(2**63 + 12345, canvas=3, attempt=1)
+    assert [u.hex() for u in noise.uniforms(7, 4).tolist()] == [
+        "0x1.429e983f5d046p-1",
+        "0x1.91d8ece54788ap-1",
+        "0x1.61a3cdb0db24bp-1",
+        "0x1.d361a8b01425cp-1",
+    ]
+    assert noise.tokens(7, 4, 262144).tolist() == [20969, 89797, 71601, 131243]
+
+
+@given(rows=st.lists(st.tuples(places, steps), min_size=1, max_size=5), width=st.integers(1, 70))
+def test_one_call_draws_what_each_row_draws_alone(
+    rows: list[tuple[Noise, int]], width: int
+) -> None:
+    columns = (
+        [n.canvas for n, _ in rows],
+        [n.attempt for n, _ in rows],
+        [step for _, step in rows],
+    )
+    seeds = torch.tensor([seed_words(noise.seed) for noise, _ in rows])
+    uniforms, tokens = draw(seeds, *map(torch.tensor, columns), width, 97)
+    for row, (noise, step) in enumerate(rows):
+        assert torch.equal(uniforms[row], noise.uniforms(step, width))
+        assert torch.equal(tokens[row], noise.tokens(step, width, 97))

@@ -1,6 +1,6 @@
 """Samplers: which of a step's drawn tokens are accepted; the rest become noise again.
 
-A sampler is a small frozen value with one method, a pure tensor function of what the head found.
+A sampler is a small frozen value with one method, a pure tensor function of the head's statistics.
 `docs/samplers.md` shows how to write one.
 """
 
@@ -67,7 +67,7 @@ class EntropyBound:
 
 @dataclass(frozen=True)
 class FixedCount:
-    """Accepts the `count` free positions whose likeliest token is most probable, `count` more at
+    """Accepts the `count` free positions whose first token is most probable, `count` more at
     every step."""
 
     count: int = default("count")
@@ -89,7 +89,7 @@ class FixedCount:
 
 @dataclass(frozen=True)
 class Threshold:
-    """Accepts every position whose likeliest token has probability `top` or more, or leads the
+    """Accepts every position whose most probable token has probability `top` or more, or leads the
     runner-up by `margin` or more; and always the most confident free one, so that steps
     progress."""
 
