@@ -132,7 +132,9 @@ def test_a_refusal_is_counted_and_audited(
     assert (entry["event"], entry["error"], entry["user"]) == ("failed", "too_large", "ann")
     assert entry["seconds"] is None and "xxx" not in log.read_text()
     assert (other["event"], other["endpoint"], other["status"]) == ("refused", path, 400)
-    assert re.match(r"\d{4}-\d\d-\d\dT[\d:.]+Z WARNING sfumato\.server\.observe: refused: ", said)
+    assert re.match(
+        r"\d{4}-\d\d-\d\dT[\d:.]+Z WARNING sfumato\.server\.http\.observe: refused: ", said
+    )
     assert said.count("\n") == 3  # the last one: that it stops
 
 

@@ -3,7 +3,7 @@
 // it is given text and a style for each token.
 //
 // The text is monospaced and plain, white space kept: every cell of a canvas then has its place
-// while it is still changing (boards, code and tables stand in their columns), and what settles is
+// while it is still changing (boards, code and tables keep their columns), and what settles is
 // exactly what was denoised.
 
 import { el, isCalm } from './dom.js';

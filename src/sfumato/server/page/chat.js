@@ -69,7 +69,7 @@ export class Chat {
     const { system } = this.settings;
     const messages = [...system ? [{ role: 'system', content: system }] : [], ...history(this.#turns)];
     const asked = this.settings.asked;
-    // Drawn here, so that it can be told and asked for again.
+    // Drawn here, so that the page can show it and send it again.
     asked.seed ??= crypto.getRandomValues(new Uint32Array(1))[0] % SEEDS;
     const record = { role: 'assistant', content: '', thought: '', canvases: [], seed: asked.seed };
     if (this.about.demonstration) record.demonstration = true;
@@ -147,7 +147,7 @@ export class Chat {
     return view;
   }
 
-  /** Does something that may make the page longer; whoever was reading its end goes on doing so. */
+  /** Makes a change that may lengthen the page; a page that showed its end still shows it after. */
   #keep(change, follow = false) {
     const page = document.scrollingElement;
     const atEnd = page.scrollHeight - page.scrollTop - page.clientHeight < 80;
@@ -156,7 +156,7 @@ export class Chat {
   }
 }
 
-/** What the model is told: questions with their replies; those that came to nothing are left out. */
+/** The messages of the request: questions with their replies, without those that have no reply. */
 function history(turns) {
   const messages = [];
   turns.forEach(({ role, content }, i) => {

@@ -1,6 +1,6 @@
-// One position of a canvas at one step: the likeliest few tokens, its entropy, and where the token
+// One position of a canvas at one step: the most probable tokens, its entropy, and where the token
 // that it settled to stood at every step. A panel beside the conversation. Knows traces, and no
-// messages: it is told where to look, and says where the reader wants to look next.
+// messages: its caller names the position, and hears which one the reader chooses next.
 
 import { nameOf } from './api.js';
 import { button, el } from './dom.js';

@@ -19,7 +19,7 @@ export class Settings {
   #form;
   #onChange;
   #firm = {}; // the values when a field was last left: half of a refused number is none of them
-  #problems = new Map(); // fields that hold what cannot be → where the words stand
+  #problems = new Map(); // fields with a wrong value → the element of the message
   values;
 
   /** dialog: the element that holds the form; onChange(values) is called with every change. */
