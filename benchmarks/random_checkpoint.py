@@ -24,7 +24,7 @@ from sfumato.convert.files import save_gguf
 from sfumato.convert.streams import gguf_tensors
 from sfumato.convert.tokenizer_files import BYTE, CONTROL, NORMAL, SCORE, UNUSED
 from sfumato.diffusion.checkpoint_defaults import defaults_to_gguf
-from sfumato.diffusion.config import REFERENCE
+from sfumato.diffusion.sampler_config import REFERENCE
 from sfumato.model.families import family_of
 from sfumato.model.loading import config_of
 from sfumato.model.quant_recipes import TARGETS, QuantRecipe

@@ -101,8 +101,8 @@ def inputs(folder: Path) -> tuple[torch.Tensor, torch.Tensor]:
 def sfumato_step(folder: Path) -> Callable[[], None]:
     """Runs the second step of a canvas at every call."""
     from sfumato.diffusion.canvas import Canvas
-    from sfumato.diffusion.config import REFERENCE, fixed_steps
     from sfumato.diffusion.noise import Noise
+    from sfumato.diffusion.sampler_config import REFERENCE, fixed_steps
     from sfumato.diffusion.step import denoise_step
     from sfumato.model.families import open_checkpoint
     from sfumato.model.loading import load_network

@@ -19,11 +19,11 @@ from tests.support.scripted_model import PIECES, TEMPLATE
 import sfumato
 from sfumato import Done, Draft, Model, SamplerConfig
 from sfumato.diffusion.canvas import Canvas
-from sfumato.diffusion.config import REFERENCE
 from sfumato.diffusion.noise import Noise
 from sfumato.diffusion.sampler import EntropyBound
+from sfumato.diffusion.sampler_config import REFERENCE
 from sfumato.diffusion.step import denoise_step
-from sfumato.model.config import ConfigError
+from sfumato.model.model_config import ConfigError
 from sfumato.text.template import TemplateError
 from sfumato.text.vocabulary import TokenizerError
 from sfumato.train.recipe import EMBEDDED, initialised

@@ -18,9 +18,9 @@ from torch import Tensor
 import sfumato
 from sfumato import SamplerConfig
 from sfumato.diffusion.canvas import Canvas
-from sfumato.diffusion.config import REFERENCE
 from sfumato.diffusion.noise import Noise
 from sfumato.diffusion.processors import LogitBias
+from sfumato.diffusion.sampler_config import REFERENCE
 from sfumato.diffusion.scoring import score
 from sfumato.diffusion.step import denoise_step
 from sfumato.model.cache import Slot

@@ -118,7 +118,7 @@ def test_imports_point_one_way() -> None:
         ("ops", "weights.gguf", False),
         ("ops", "weights", False),
         ("text", "weights.errors", True),
-        ("text", "model.config", False),
+        ("text", "model.model_config", False),
         ("model", "text.markers", True),
         ("model", "text.tokenizer", False),
         ("weights", "", False),

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from sfumato.api import Done, Model, Reply, Settled, load
     from sfumato.diffusion.canvas import Draft
-    from sfumato.diffusion.config import SamplerConfig
+    from sfumato.diffusion.sampler_config import SamplerConfig
     from sfumato.diffusion.schedule import SoftTopK
     from sfumato.engine import Account, Engine, EngineConfig, Failed, Finished, Request
 
@@ -25,7 +25,7 @@ _HOMES = {
     "Settled": "sfumato.api",
     "Done": "sfumato.api",
     "Draft": "sfumato.diffusion.canvas",
-    "SamplerConfig": "sfumato.diffusion.config",
+    "SamplerConfig": "sfumato.diffusion.sampler_config",
     "SoftTopK": "sfumato.diffusion.schedule",
     "Engine": "sfumato.engine",
     "EngineConfig": "sfumato.engine",

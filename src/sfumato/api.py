@@ -18,14 +18,14 @@ from torch import Tensor
 from sfumato.diffusion.canvas import Convergence, Draft
 from sfumato.diffusion.checkpoint_defaults import checkpoint_defaults
 from sfumato.diffusion.checks import check_tensor
-from sfumato.diffusion.config import MOST_STEPS, SamplerConfig
 from sfumato.diffusion.limits import Limits, ReplyPlan, StopReason, plan_reply
 from sfumato.diffusion.loop import run
 from sfumato.diffusion.outcome import Outcome, SettledCanvas, Stats
+from sfumato.diffusion.sampler_config import MOST_STEPS, SamplerConfig
 from sfumato.model.cache import KVCache
-from sfumato.model.config import ModelConfig
 from sfumato.model.families import DIFFUSION_GEMMA, Family, family_of, open_checkpoint
 from sfumato.model.loading import Progress, config_of, expected_shapes, load_network
+from sfumato.model.model_config import ModelConfig
 from sfumato.model.network import Network
 from sfumato.model.placement import pick_device, pick_dtype
 from sfumato.model.quantize_on_load import quantized_on_load

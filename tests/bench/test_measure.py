@@ -16,7 +16,7 @@ from sfumato.bench.report import Report
 from sfumato.bench.subject import Subject, loaded
 from sfumato.bench.workload import Case, Work, cases, conversation
 from sfumato.diffusion.canvas import Canvas, Draft
-from sfumato.diffusion.config import SamplerConfig, fixed_steps
+from sfumato.diffusion.sampler_config import SamplerConfig, fixed_steps
 from sfumato.diffusion.sequence import Sequence
 
 LOCAL = {metric.key for metric in METRICS if metric.group != "where"} - {"load_s", "peak_device"}

@@ -11,10 +11,10 @@ import torch
 from torch import Tensor
 
 from sfumato.diffusion.canvas import Canvas
-from sfumato.diffusion.config import REFERENCE, SamplerConfig
 from sfumato.diffusion.noise import Noise
 from sfumato.diffusion.processors import LogitBias
 from sfumato.diffusion.sampler import FixedCount, StepView
+from sfumato.diffusion.sampler_config import REFERENCE, SamplerConfig
 from sfumato.diffusion.schedule import temperature_at
 from sfumato.diffusion.scoring import score
 from sfumato.diffusion.stopping import Never, StableAndConfident

@@ -19,10 +19,10 @@ from tests.support.scripted_model import (
 )
 
 from sfumato.diffusion.canvas import Draft
-from sfumato.diffusion.config import REFERENCE, SamplerConfig, fixed_steps
 from sfumato.diffusion.limits import Limits
 from sfumato.diffusion.loop import generate
 from sfumato.diffusion.outcome import Outcome, SettledCanvas
+from sfumato.diffusion.sampler_config import REFERENCE, SamplerConfig, fixed_steps
 from sfumato.diffusion.schedule import LinearTemperature
 from sfumato.diffusion.sequence import visible
 

@@ -23,9 +23,9 @@ from transformers.models.diffusion_gemma.generation_diffusion_gemma import (
 )
 
 from sfumato.diffusion.canvas import Canvas
-from sfumato.diffusion.config import SamplerConfig
 from sfumato.diffusion.noise import Noise
 from sfumato.diffusion.sampler import EntropyBound
+from sfumato.diffusion.sampler_config import SamplerConfig
 from sfumato.diffusion.schedule import LinearTemperature
 from sfumato.diffusion.scoring import score
 from sfumato.diffusion.stopping import StableAndConfident

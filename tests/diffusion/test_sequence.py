@@ -9,10 +9,10 @@ import pytest
 import torch
 
 from sfumato.diffusion.canvas import Draft
-from sfumato.diffusion.config import REFERENCE
 from sfumato.diffusion.limits import Limits, ReplyPlan
 from sfumato.diffusion.noise import Noise
 from sfumato.diffusion.processors import MinTokens
+from sfumato.diffusion.sampler_config import REFERENCE
 from sfumato.diffusion.sequence import RETRIES, Policies, Sequence, ThoughtLimit
 
 END, CLOSES, LENGTH, PROMPT = 1, 9, 4, 10

@@ -17,10 +17,10 @@ from torch.distributions import Categorical
 
 from sfumato.diffusion import scoring
 from sfumato.diffusion.canvas import Canvas, Draft
-from sfumato.diffusion.config import REFERENCE, SamplerConfig
 from sfumato.diffusion.noise import Noise
 from sfumato.diffusion.processors import CanvasView, LogitBias, MinTokens
 from sfumato.diffusion.sampler import EntropyBound, FixedCount, StepView, Threshold
+from sfumato.diffusion.sampler_config import REFERENCE, SamplerConfig
 from sfumato.diffusion.schedule import LinearTemperature, SoftTopK
 from sfumato.diffusion.step import denoise_step
 from sfumato.diffusion.stopping import Never, StableAndConfident

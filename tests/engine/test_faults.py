@@ -9,8 +9,8 @@ import torch
 from tests.engine.faults import LONG, no_slot_is_leaked, outcome, raising, three
 from tests.support.scripted_engine import Script, engine, run
 
-from sfumato.diffusion.config import SamplerConfig
 from sfumato.diffusion.processors import LogitBias
+from sfumato.diffusion.sampler_config import SamplerConfig
 from sfumato.engine import (
     Event,
     Failed,

@@ -22,8 +22,8 @@ from sfumato import ops
 from sfumato.bench.memory import resident
 from sfumato.bench.random_weights import random_checkpoint
 from sfumato.engine import TooLarge
-from sfumato.engine.config import EngineConfig
 from sfumato.engine.device_memory import Budget
+from sfumato.engine.engine_config import EngineConfig
 from sfumato.engine.errors import EngineError
 from sfumato.engine.memory_estimate import ModelFootprint, Prediction, predict
 from sfumato.engine.memory_guard import MemoryGuard, check_load
@@ -47,7 +47,7 @@ import torch
 import sfumato.api
 from sfumato.api import load_text
 from sfumato.bench import memory
-from sfumato.diffusion.config import SamplerConfig
+from sfumato.diffusion.sampler_config import SamplerConfig
 from sfumato.engine import Engine, EngineConfig, Request
 from sfumato.engine.memory_guard import MemoryGuard
 from sfumato.model.families import open_checkpoint

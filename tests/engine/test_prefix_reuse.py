@@ -20,8 +20,8 @@ from torch import Tensor
 from sfumato import ops
 from sfumato.api import Model, TextSide
 from sfumato.bench.random_weights import random_checkpoint
-from sfumato.diffusion.config import REFERENCE, SamplerConfig
 from sfumato.diffusion.processors import LogitBias
+from sfumato.diffusion.sampler_config import REFERENCE, SamplerConfig
 from sfumato.engine import Draft, Engine, EngineConfig, Finished, Handle, Request
 from sfumato.model.cache import Slot
 from sfumato.model.families import DIFFUSION_GEMMA

@@ -11,7 +11,7 @@ from tests.support.scripted_engine import Script, engine, run
 
 import sfumato
 from sfumato.api import Model
-from sfumato.diffusion.config import REFERENCE, SamplerConfig
+from sfumato.diffusion.sampler_config import REFERENCE, SamplerConfig
 from sfumato.engine import Engine, EngineConfig, EngineDead, Failed, QueueFull, Request, TooLarge
 from sfumato.engine.thinking import HEADER
 from sfumato.server.settings import ServerSettings

@@ -19,7 +19,7 @@ from sfumato.model.cache import (
     slot_sizes,
     snapshot_bytes,
 )
-from sfumato.model.config import ModelConfig
+from sfumato.model.model_config import ModelConfig
 
 CPU = torch.device("cpu")
 

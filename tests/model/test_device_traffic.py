@@ -14,7 +14,7 @@ from torch import Tensor
 
 from sfumato.model.attention import CanvasPart, CanvasRows
 from sfumato.model.cache import KVPool
-from sfumato.model.config import ModelConfig
+from sfumato.model.model_config import ModelConfig
 from sfumato.model.network import Network
 
 CONFIG = ModelConfig.from_hf(tiny_config(canvas_length=32).to_dict())

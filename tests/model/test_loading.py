@@ -25,9 +25,9 @@ from tests.support.oracle import (
 from torch import Tensor
 
 from sfumato.bench.random_weights import random_checkpoint
-from sfumato.model.config import ConfigError
 from sfumato.model.families import open_checkpoint
 from sfumato.model.loading import config_of, expected_shapes, load_network, loaded_bytes
+from sfumato.model.model_config import ConfigError
 from sfumato.model.network import Network
 from sfumato.model.placement import pick_dtype
 from sfumato.model.quant_recipes import TARGETS

@@ -4,8 +4,8 @@ from collections import Counter
 
 import pytest
 
-from sfumato.model.config import LayerConfig, ModelConfig
 from sfumato.model.loading import expected_shapes
+from sfumato.model.model_config import LayerConfig, ModelConfig
 from sfumato.model.quant_recipes import TARGETS, format_of, formats
 from sfumato.weights.tensor_stream import TensorStream
 

@@ -22,7 +22,7 @@ import httpx
 import pytest
 
 from sfumato.cli.arguments import build_parser
-from sfumato.diffusion.config import MOST_STEPS
+from sfumato.diffusion.sampler_config import MOST_STEPS
 from sfumato.engine import EngineConfig
 from sfumato.engine.audit import MAX_BYTES
 from sfumato.options import OPTIONS

@@ -12,7 +12,7 @@ from tests.support.scripted_model import END_IDS, TEMPLATE, VOCABULARY, tokenize
 from torch import Tensor
 
 from sfumato.api import Model, TextSide
-from sfumato.diffusion.config import REFERENCE
+from sfumato.diffusion.sampler_config import REFERENCE
 from sfumato.model.families import DIFFUSION_GEMMA
 from sfumato.text.template import ChatTemplate
 

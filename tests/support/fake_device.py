@@ -20,8 +20,8 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
-from sfumato.model.config import ModelConfig
 from sfumato.model.loading import place
+from sfumato.model.model_config import ModelConfig
 from sfumato.model.network import Network
 from sfumato.model.transformer import Transformer
 

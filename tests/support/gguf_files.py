@@ -12,9 +12,9 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from sfumato.model.config import LayerConfig, ModelConfig
 from sfumato.model.families.diffusion_gemma.gguf_keys import ARCHITECTURE
 from sfumato.model.families.diffusion_gemma.names import TENSOR_NAMES
+from sfumato.model.model_config import LayerConfig, ModelConfig
 
 SIMPLE_FORMATS = ("F32", "F16", "BF16", "Q4_0", "Q5_0", "Q5_1", "Q8_0")
 """What the `gguf` package can quantize to."""

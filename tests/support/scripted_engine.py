@@ -17,7 +17,7 @@ from tests.support.scripted_pool import PackedCanvases, ScriptedPool
 from torch import Tensor
 
 from sfumato.api import Model, TextSide
-from sfumato.diffusion.config import REFERENCE
+from sfumato.diffusion.sampler_config import REFERENCE
 from sfumato.engine import Engine, EngineConfig, Request
 from sfumato.model.families import DIFFUSION_GEMMA
 from sfumato.model.head import VocabularyHead

@@ -14,7 +14,7 @@ from tokenizers import AddedToken, decoders, models, normalizers
 from torch import Tensor
 
 from sfumato.api import Model, TextSide
-from sfumato.diffusion.config import REFERENCE, SamplerConfig
+from sfumato.diffusion.sampler_config import REFERENCE, SamplerConfig
 from sfumato.model.families import DIFFUSION_GEMMA
 from sfumato.model.head import VocabularyHead
 from sfumato.text.template import ChatTemplate

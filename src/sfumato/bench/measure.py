@@ -18,7 +18,7 @@ from sfumato.bench.requests import INTERRUPTED, MakeRequest, RequestFigures, run
 from sfumato.bench.subject import Subject
 from sfumato.bench.where import where_it_goes
 from sfumato.bench.workload import Case, Prompt, Work
-from sfumato.diffusion.config import MOST_STEPS, SamplerConfig
+from sfumato.diffusion.sampler_config import MOST_STEPS, SamplerConfig
 from sfumato.engine import Engine, EngineConfig, EngineError, Request
 from sfumato.engine import Prompt as PromptTokens
 

@@ -14,9 +14,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from sfumato.model.config import ConfigError
 from sfumato.model.families import DIFFUSION_GEMMA
 from sfumato.model.loading import expected_shapes
+from sfumato.model.model_config import ConfigError
 from sfumato.model.quant_recipes import TARGETS, formats
 from sfumato.weights.blocks import BLOCK_FORMATS, QuantizedTensor
 from sfumato.weights.checkpoint import Checkpoint, TensorInfo

@@ -16,7 +16,7 @@ from sfumato.api import Model
 from sfumato.bench.number_text import number_text
 from sfumato.bench.random_weights import random_checkpoint
 from sfumato.bench.workload import Prompt
-from sfumato.diffusion.config import REFERENCE, SamplerConfig
+from sfumato.diffusion.sampler_config import REFERENCE, SamplerConfig
 from sfumato.model.families import open_checkpoint
 from sfumato.model.loading import load_network
 from sfumato.model.network import Network

@@ -18,7 +18,7 @@ from torch import Tensor, nn
 from sfumato.bench.metrics import PARTS, Values
 from sfumato.bench.subject import Subject
 from sfumato.diffusion.canvas import Canvas
-from sfumato.diffusion.config import SamplerConfig
+from sfumato.diffusion.sampler_config import SamplerConfig
 from sfumato.diffusion.scoring import score
 from sfumato.diffusion.sequence import Sequence
 from sfumato.model.attention import Attention

@@ -16,7 +16,7 @@ from sfumato.options import LAST_SEED, options_of
 if TYPE_CHECKING:
     from sfumato.bench.report import Report
     from sfumato.bench.subject import Subject
-    from sfumato.diffusion.config import SamplerConfig
+    from sfumato.diffusion.sampler_config import SamplerConfig
 
 RANDOM_STEPS = 8  # of a canvas of random weights, which never settles by itself
 SYNTHETIC = 256  # tokens of a prompt where no option says it and the model cannot read
@@ -159,7 +159,7 @@ def _subject(args: argparse.Namespace) -> Subject:
 
 
 def _sampler(args: argparse.Namespace) -> SamplerConfig:
-    from sfumato.diffusion.config import SamplerConfig, fixed_steps
+    from sfumato.diffusion.sampler_config import SamplerConfig, fixed_steps
 
     steps = args.fixed_steps or (RANDOM_STEPS if args.random_weights else None)
     config = fixed_steps(steps) if steps else SamplerConfig()

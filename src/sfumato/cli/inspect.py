@@ -14,10 +14,10 @@ import torch
 from sfumato.cli.units import size, table
 from sfumato.engine.memory_estimate import ModelFootprint
 from sfumato.model.cache import slot_bytes
-from sfumato.model.config import ModelConfig
 from sfumato.model.families import open_checkpoint
 from sfumato.model.head_memory import head_bytes
 from sfumato.model.loading import config_of, expected_shapes
+from sfumato.model.model_config import ModelConfig
 from sfumato.model.placement import pick_device, pick_dtype
 from sfumato.model.quantize_on_load import quantized_on_load
 from sfumato.weights.checkpoint import Checkpoint, TensorInfo

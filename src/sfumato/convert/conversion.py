@@ -21,9 +21,9 @@ from sfumato.convert.files import (
 from sfumato.convert.streams import gguf_tensors, hf_tensors
 from sfumato.convert.tokenizer_files import tokenizer_keys, write_tokenizer
 from sfumato.diffusion.checkpoint_defaults import checkpoint_defaults, defaults_to_gguf
-from sfumato.model.config import ModelConfig
 from sfumato.model.families import family_of, open_checkpoint
 from sfumato.model.loading import config_of, expected_shapes
+from sfumato.model.model_config import ModelConfig
 from sfumato.model.quant_recipes import TARGETS, QuantRecipe, formats
 from sfumato.weights.atomic_write import check_writable
 from sfumato.weights.blocks import BLOCK_FORMATS

@@ -14,9 +14,9 @@ from pathlib import Path
 from typing import Any
 
 from sfumato.diffusion.checkpoint_defaults import defaults_to_hf
-from sfumato.diffusion.config import SamplerConfig
-from sfumato.model.config import ModelConfig
+from sfumato.diffusion.sampler_config import SamplerConfig
 from sfumato.model.families import FAMILIES, Family
+from sfumato.model.model_config import ModelConfig
 from sfumato.weights.atomic_write import atomic_path
 from sfumato.weights.errors import CheckpointError, quoted
 from sfumato.weights.jsonfile import read_object

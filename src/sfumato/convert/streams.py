@@ -9,8 +9,8 @@ from collections.abc import Iterator, Mapping
 
 from torch import Tensor
 
-from sfumato.model.config import ModelConfig
 from sfumato.model.families import family_of
+from sfumato.model.model_config import ModelConfig
 from sfumato.model.quant_recipes import QuantRecipe, formats
 from sfumato.weights.checkpoint import Checkpoint
 from sfumato.weights.tensor_stream import TensorStream, recoded

@@ -12,9 +12,9 @@ from typing import TYPE_CHECKING, Literal
 import torch
 from torch import Tensor
 
-from sfumato.diffusion.config import SamplerConfig
 from sfumato.diffusion.noise import Noise
 from sfumato.diffusion.processors import CanvasView
+from sfumato.diffusion.sampler_config import SamplerConfig
 from sfumato.diffusion.schedule import COLDEST, count_at, temperature_at
 
 if TYPE_CHECKING:

@@ -9,8 +9,8 @@ from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
 
-from sfumato.diffusion.config import REFERENCE, SamplerConfig
 from sfumato.diffusion.sampler import EntropyBound
+from sfumato.diffusion.sampler_config import REFERENCE, SamplerConfig
 from sfumato.diffusion.schedule import LinearTemperature
 from sfumato.diffusion.stopping import StableAndConfident
 from sfumato.model.families import Family, SamplerKeys, family_of

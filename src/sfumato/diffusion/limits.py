@@ -9,8 +9,8 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import Literal
 
-from sfumato.diffusion.config import MOST_STEPS, SamplerConfig
 from sfumato.diffusion.processors import LogitBias, LogitProcessor, MinTokens
+from sfumato.diffusion.sampler_config import MOST_STEPS, SamplerConfig
 from sfumato.diffusion.schedule import count_at, temperature_at
 from sfumato.model.network import Network
 

@@ -13,9 +13,9 @@ import torch
 from torch import Tensor
 
 from sfumato.diffusion.canvas import Canvas, Draft
-from sfumato.diffusion.config import SamplerConfig
 from sfumato.diffusion.limits import Limits, ReplyPlan, plan_reply
 from sfumato.diffusion.outcome import Outcome, SettledCanvas
+from sfumato.diffusion.sampler_config import SamplerConfig
 from sfumato.diffusion.sequence import Sequence
 from sfumato.diffusion.step import denoise_step
 from sfumato.model.cache import Slot

@@ -12,12 +12,12 @@ from dataclasses import dataclass, field, replace
 from typing import Protocol
 
 from sfumato.diffusion.canvas import Convergence, Draft
-from sfumato.diffusion.config import SamplerConfig
 from sfumato.diffusion.guards import repetition
 from sfumato.diffusion.limits import Limits, ReplyPlan, StopReason
 from sfumato.diffusion.noise import Noise
 from sfumato.diffusion.outcome import Outcome, SettledCanvas, Stats
 from sfumato.diffusion.processors import MinTokens
+from sfumato.diffusion.sampler_config import SamplerConfig
 
 RETRIES = 2
 """Times that an empty answer is drawn again; the last time it may not end where it did."""

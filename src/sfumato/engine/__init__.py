@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from sfumato.diffusion.limits import TooLarge
 from sfumato.engine.client import EngineClient, ServedModel
-from sfumato.engine.config import EngineConfig
 from sfumato.engine.engine import Engine
+from sfumato.engine.engine_config import EngineConfig
 from sfumato.engine.errors import EngineDead, EngineError, NotReady, QueueFull, RequestFailed
 from sfumato.engine.events import Account, Draft, Event, Failed, Finished, Settled, Terminal
 from sfumato.engine.handle import Handle

@@ -16,9 +16,9 @@ from dataclasses import dataclass
 import torch
 
 from sfumato.api import Model
-from sfumato.diffusion.config import SamplerConfig
 from sfumato.diffusion.limits import Limits
 from sfumato.diffusion.loop import generate
+from sfumato.diffusion.sampler_config import SamplerConfig
 from sfumato.engine.errors import FailuresLast
 from sfumato.engine.events import Failed, Terminal
 from sfumato.engine.failures import is_out_of_memory

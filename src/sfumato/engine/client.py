@@ -12,13 +12,13 @@ from dataclasses import dataclass
 from typing import Protocol
 
 from sfumato.api import EMBEDDED, Model
-from sfumato.diffusion.config import SamplerConfig
-from sfumato.engine.config import EngineConfig
+from sfumato.diffusion.sampler_config import SamplerConfig
+from sfumato.engine.engine_config import EngineConfig
 from sfumato.engine.events import Failed
 from sfumato.engine.handle import Handle, Sink
 from sfumato.engine.request import Prompt, Request
 from sfumato.engine.stats import EngineState, Health
-from sfumato.model.config import ModelConfig
+from sfumato.model.model_config import ModelConfig
 from sfumato.text.template import ChatTemplate
 from sfumato.text.tokenizer import Tokenizer
 

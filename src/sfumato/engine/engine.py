@@ -10,8 +10,8 @@ from contextlib import AbstractContextManager
 from sfumato.api import Model, Reply
 from sfumato.engine.circuit import Circuit, probe
 from sfumato.engine.client import ServedModel
-from sfumato.engine.config import EngineConfig
 from sfumato.engine.device_memory import used_memory
+from sfumato.engine.engine_config import EngineConfig
 from sfumato.engine.events import Failed
 from sfumato.engine.failures import late
 from sfumato.engine.handle import Handle, Sink

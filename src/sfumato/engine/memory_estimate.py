@@ -14,11 +14,11 @@ from typing import Any
 import torch
 
 from sfumato import ops
-from sfumato.engine.config import EngineConfig
+from sfumato.engine.engine_config import EngineConfig
 from sfumato.model.cache import BLOCK, slot_bytes, snapshot_bytes
-from sfumato.model.config import ModelConfig
 from sfumato.model.head_memory import head_bytes
 from sfumato.model.loading import loaded_bytes, viewed_bytes
+from sfumato.model.model_config import ModelConfig
 from sfumato.model.network import Network
 from sfumato.model.placement import cache_dtype
 from sfumato.model.truncate import cutoff_bytes

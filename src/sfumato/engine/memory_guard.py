@@ -10,8 +10,8 @@ from dataclasses import dataclass, replace
 
 import torch
 
-from sfumato.engine.config import EngineConfig
 from sfumato.engine.device_memory import Budget, budget, used_memory
+from sfumato.engine.engine_config import EngineConfig
 from sfumato.engine.errors import EngineError
 from sfumato.engine.memory_estimate import ModelFootprint, Prediction, predict
 from sfumato.model.cache import slot_bytes

@@ -16,7 +16,7 @@ from collections.abc import Callable, Iterable, Sequence
 import numpy as np
 
 from sfumato.diffusion.limits import TooLarge
-from sfumato.engine.config import EngineConfig
+from sfumato.engine.engine_config import EngineConfig
 from sfumato.engine.errors import EngineError
 from sfumato.engine.failures import is_out_of_memory
 from sfumato.engine.lease import CacheKey, Lease, Mark, Place, SlotView

@@ -11,7 +11,7 @@ from contextlib import contextmanager
 from sfumato.api import Model
 from sfumato.diffusion.limits import TooLarge
 from sfumato.engine.circuit import Circuit
-from sfumato.engine.config import EngineConfig
+from sfumato.engine.engine_config import EngineConfig
 from sfumato.engine.errors import REFUSALS, EngineDead, NotReady, QueueFull
 from sfumato.engine.events import Failed, Terminal
 from sfumato.engine.failures import explain, late

@@ -16,8 +16,8 @@ from torch import Tensor, nn
 
 from sfumato import ops
 from sfumato.model.cache import KVPool, Slot
-from sfumato.model.config import LayerConfig, ModelConfig
 from sfumato.model.layers import Linear, RMSNorm
+from sfumato.model.model_config import LayerConfig, ModelConfig
 
 
 class Attend(Protocol):

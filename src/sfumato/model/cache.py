@@ -18,7 +18,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from sfumato.model.config import ModelConfig
+from sfumato.model.model_config import ModelConfig
 from sfumato.ops import reference
 
 BLOCK = reference.KEYS  # keys that torch's attention sums at a time; compiled attention sums half

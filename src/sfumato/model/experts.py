@@ -6,8 +6,8 @@ import torch
 from torch import Tensor, nn
 
 from sfumato import ops
-from sfumato.model.config import ModelConfig
 from sfumato.model.layers import Linear
+from sfumato.model.model_config import ModelConfig
 
 
 class Router(nn.Module):

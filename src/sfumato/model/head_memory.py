@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import torch
 
-from sfumato.model.config import ModelConfig
+from sfumato.model.model_config import ModelConfig
 from sfumato.model.output_embedding import CHUNK
 from sfumato.ops.online_softmax import BLOCK
 

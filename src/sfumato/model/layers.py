@@ -13,7 +13,7 @@ import torch
 from torch import Tensor, nn
 
 from sfumato import ops
-from sfumato.model.config import LayerConfig
+from sfumato.model.model_config import LayerConfig
 
 
 class Linear(nn.Module):

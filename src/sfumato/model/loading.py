@@ -15,9 +15,9 @@ import torch
 from torch import Tensor, nn
 
 from sfumato import ops
-from sfumato.model.config import ConfigError, ModelConfig
 from sfumato.model.families import family_of
 from sfumato.model.head import CHUNK
+from sfumato.model.model_config import ConfigError, ModelConfig
 from sfumato.model.network import Network
 from sfumato.model.placement import cache_dtype
 from sfumato.model.transformer import Transformer

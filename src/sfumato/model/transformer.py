@@ -12,7 +12,6 @@ from torch import Tensor, nn
 
 from sfumato import ops
 from sfumato.model.attention import Attend, Attention
-from sfumato.model.config import LayerConfig, ModelConfig
 from sfumato.model.experts import Experts, Router
 from sfumato.model.layers import (
     GatedMLP,
@@ -22,6 +21,7 @@ from sfumato.model.layers import (
     rotary_key,
     rounded,
 )
+from sfumato.model.model_config import LayerConfig, ModelConfig
 
 
 class Block(nn.Module):

@@ -11,8 +11,8 @@ from collections.abc import Callable, Iterable
 import torch
 from torch import Tensor
 
-from sfumato.model.config import ModelConfig
 from sfumato.model.head import CHUNK, Adjust, VocabularyHead
+from sfumato.model.model_config import ModelConfig
 from sfumato.model.nucleus import least_scores, nucleus_bytes
 from sfumato.ops.online_softmax import BANNED
 from sfumato.options.limits import MOST_TOP_K

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from sfumato.api import Model, load
-from sfumato.diffusion.config import MOST_STEPS, SamplerConfig
+from sfumato.diffusion.sampler_config import MOST_STEPS, SamplerConfig
 from sfumato.engine import Account, Engine, EngineConfig, Finished, Handle, Request
 from sfumato.train.embedded_data import Evaluation, evaluation_sets
 

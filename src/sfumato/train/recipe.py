@@ -13,7 +13,7 @@ from pathlib import Path
 import numpy as np
 import torch
 
-from sfumato.model.config import LayerConfig, ModelConfig
+from sfumato.model.model_config import LayerConfig, ModelConfig
 from sfumato.model.transformer import Transformer
 from sfumato.train.embedded_data import Mixture, batches
 from sfumato.train.objective import ENCODER_WEIGHT, loss

@@ -6,9 +6,9 @@ from pathlib import Path
 from typing import Any
 
 from sfumato.convert.files import config_files, write_folder
-from sfumato.diffusion.config import REFERENCE
-from sfumato.model.config import ModelConfig
+from sfumato.diffusion.sampler_config import REFERENCE
 from sfumato.model.families import DIFFUSION_GEMMA
+from sfumato.model.model_config import ModelConfig
 from sfumato.model.transformer import Transformer
 from sfumato.weights.tensor_stream import TensorStream
 

@@ -12,8 +12,8 @@ from tests.diffusion.tiny import calm_oracle
 from tests.support.oracle import network_of
 
 from sfumato.diffusion.canvas import Canvas, Draft
-from sfumato.diffusion.config import REFERENCE, SamplerConfig
 from sfumato.diffusion.noise import Noise
+from sfumato.diffusion.sampler_config import REFERENCE, SamplerConfig
 from sfumato.diffusion.step import Denoiser, denoise_step
 from sfumato.diffusion.step.batch import StepBatch, width_for
 from sfumato.diffusion.stopping import Never

@@ -15,13 +15,13 @@ from torch import Tensor
 
 from sfumato import ops
 from sfumato.diffusion.canvas import Canvas
-from sfumato.diffusion.config import REFERENCE, SamplerConfig
 from sfumato.diffusion.noise import Noise
 from sfumato.diffusion.processors import LogitBias
 from sfumato.diffusion.sampler import FixedCount, StepView, Threshold
+from sfumato.diffusion.sampler_config import REFERENCE, SamplerConfig
 from sfumato.diffusion.step import Denoiser, denoise
 from sfumato.diffusion.stopping import Never
-from sfumato.model.config import ModelConfig
+from sfumato.model.model_config import ModelConfig
 
 CONFIG = ModelConfig.from_hf(tiny_config(canvas_length=32).to_dict())
 OPERATIONS = ("attend", "canvas_attention", "embed", "experts", "linear", "own_scores")

@@ -12,9 +12,9 @@ from tests.support.oracle import network_of
 from torch import Tensor
 
 from sfumato.diffusion.canvas import Canvas, Draft
-from sfumato.diffusion.config import REFERENCE, SamplerConfig
 from sfumato.diffusion.noise import Noise
 from sfumato.diffusion.sampler import SAMPLERS, StepView
+from sfumato.diffusion.sampler_config import REFERENCE, SamplerConfig
 from sfumato.diffusion.step import Denoiser
 from sfumato.diffusion.stopping import Never
 from sfumato.model.network import Network

@@ -11,7 +11,7 @@ from typing import Any, Literal
 
 from torch import Tensor
 
-from sfumato.model.config import ModelConfig
+from sfumato.model.model_config import ModelConfig
 from sfumato.text.markers import ChatMarkers
 from sfumato.weights.checkpoint import Checkpoint
 from sfumato.weights.names import TensorNames

@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 
-from sfumato.model.config import ConfigError
+from sfumato.model.model_config import ConfigError
 from sfumato.weights.errors import quoted
 
 MOST_LAYERS = 512  # building the skeleton of more would take longer than a bad file may

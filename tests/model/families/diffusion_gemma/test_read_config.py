@@ -18,9 +18,9 @@ from transformers.models.diffusion_gemma.generation_diffusion_gemma import (
     DiffusionGemmaGenerationConfig,
 )
 
-from sfumato.model.config import ConfigError, LayerConfig
 from sfumato.model.families.diffusion_gemma.config_json import config_from_hf
 from sfumato.model.families.diffusion_gemma.gguf_keys import config_from_gguf
+from sfumato.model.model_config import ConfigError, LayerConfig
 
 # The published model's numbers, from the reference table.
 SLIDING = LayerConfig(True, 8, 256, 1e4, 128)

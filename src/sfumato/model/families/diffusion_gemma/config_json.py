@@ -11,8 +11,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from sfumato.model.config import ConfigError, LayerConfig, ModelConfig
 from sfumato.model.families.fields import MOST_LAYERS, FieldReader, shown
+from sfumato.model.model_config import ConfigError, LayerConfig, ModelConfig
 from sfumato.weights.errors import quoted
 
 LARGEST_EPS = 0.1  # a norm's epsilon is 1e-5 or 1e-6; one that outweighs the variance is garbage

@@ -11,9 +11,9 @@ from typing import Any
 
 from torch import Tensor
 
-from sfumato.model.config import ConfigError, LayerConfig, ModelConfig
 from sfumato.model.families.diffusion_gemma.config_json import LARGEST_EPS
 from sfumato.model.families.fields import FieldReader
+from sfumato.model.model_config import ConfigError, LayerConfig, ModelConfig
 from sfumato.weights.checkpoint import Checkpoint
 
 ARCHITECTURE = "diffusion-gemma"

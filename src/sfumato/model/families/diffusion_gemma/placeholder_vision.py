@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from sfumato.model.config import ModelConfig
+from sfumato.model.model_config import ModelConfig
 
 _WIDTH = 16  # of every part
 _PATCH, _POSITIONS = 16, 8

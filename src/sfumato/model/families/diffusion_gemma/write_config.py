@@ -11,10 +11,10 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from sfumato.model.config import ConfigError, LayerConfig, ModelConfig
 from sfumato.model.families.diffusion_gemma.gguf_keys import ARCHITECTURE
 from sfumato.model.families.diffusion_gemma.placeholder_vision import vision_config
 from sfumato.model.families.fields import shortest_float
+from sfumato.model.model_config import ConfigError, LayerConfig, ModelConfig
 
 _KINDS = {True: "sliding", False: "full"}
 

@@ -7,9 +7,9 @@ from collections.abc import Iterable, Mapping
 from dataclasses import replace
 from typing import Any
 
-from sfumato.diffusion.config import SamplerConfig
 from sfumato.diffusion.processors import LogitBias
 from sfumato.diffusion.sampler import FixedCount, Threshold
+from sfumato.diffusion.sampler_config import SamplerConfig
 from sfumato.diffusion.schedule import LinearTemperature
 from sfumato.diffusion.stopping import StableAndConfident
 from sfumato.engine import ServedModel
