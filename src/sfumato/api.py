@@ -18,7 +18,7 @@ from torch import Tensor
 from sfumato.diffusion.canvas import Convergence, Draft
 from sfumato.diffusion.checkpoint_defaults import checkpoint_defaults
 from sfumato.diffusion.checks import check_tensor
-from sfumato.diffusion.config import MOST_STEPS, SamplerConfig
+from sfumato.diffusion.config import SamplerConfig
 from sfumato.diffusion.limits import Limits, ReplyPlan, StopReason, plan_reply
 from sfumato.diffusion.loop import run
 from sfumato.diffusion.outcome import Outcome, SettledCanvas, Stats
@@ -29,6 +29,7 @@ from sfumato.model.loading import Progress, config_of, expected_shapes, load_net
 from sfumato.model.network import Network
 from sfumato.model.placement import pick_device, pick_dtype
 from sfumato.model.quantize_on_load import quantized_on_load
+from sfumato.options.limits import MOST_STEPS
 from sfumato.text.markers import ChatMarkers
 from sfumato.text.prompt import prompt_ids
 from sfumato.text.reply import Delta, ReplyParser, ToolCall

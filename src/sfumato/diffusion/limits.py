@@ -9,10 +9,11 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import Literal
 
-from sfumato.diffusion.config import MOST_STEPS, SamplerConfig
+from sfumato.diffusion.config import SamplerConfig
 from sfumato.diffusion.processors import LogitBias, LogitProcessor, MinTokens
 from sfumato.diffusion.schedule import count_at, temperature_at
 from sfumato.model.network import Network
+from sfumato.options.limits import MOST_STEPS
 
 StopReason = Literal["eos", "max_tokens", "stop", "cancelled"]
 

@@ -13,8 +13,8 @@ import torch
 from torch import Tensor
 
 from sfumato.diffusion.canvas import RowStart
-from sfumato.diffusion.config import MOST_STEPS
 from sfumato.diffusion.noise import seed_words
+from sfumato.options.limits import MOST_STEPS
 
 WIDTHS = (16, 32, 64, 128, 256)
 """Canvas widths that have a batch of their own, beside the checkpoint's."""
