@@ -152,7 +152,7 @@ def test_every_form_of_import_is_seen(tmp_path: Path, monkeypatch: pytest.Monkey
         "sfumato.api",
         "sfumato.cli",
         "sfumato.engine",
-        "sfumato.model.config",
+        "sfumato.model.model_config",
         "sfumato.weights.blocks",
         "typing",
     ]

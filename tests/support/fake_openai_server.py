@@ -63,7 +63,7 @@ def scripted(
                 counted.callback(self.leave)
                 parts = list(script(body))
                 for number, part in enumerate(parts, 1):
-                    if number == len(parts):  # whoever has read it may ask again at once
+                    if number == len(parts):  # a client that has read it may ask again at once
                         counted.close()
                     if isinstance(part, str):
                         data = part.encode()

@@ -21,9 +21,9 @@ from sfumato.diffusion.sampler import FixedCount, StepView, Threshold
 from sfumato.diffusion.sampler_config import REFERENCE, SamplerConfig
 from sfumato.diffusion.step import Denoiser, denoise
 from sfumato.diffusion.stopping import Never
-from sfumato.model.model_config import ModelConfig
+from sfumato.model.families.diffusion_gemma.config_json import config_from_hf
 
-CONFIG = ModelConfig.from_hf(tiny_config(canvas_length=32).to_dict())
+CONFIG = config_from_hf(tiny_config(canvas_length=32).to_dict())
 OPERATIONS = ("attend", "canvas_attention", "embed", "experts", "linear", "own_scores")
 
 
