@@ -9,9 +9,9 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-from sfumato.engine.prefix import common
 from sfumato.engine.row import Row
 from sfumato.engine.slots import SlotPool
+from sfumato.engine.snapshot_points import common
 
 SHARED = 256  # tokens: encoding fewer costs less than the step that a follower starts later
 

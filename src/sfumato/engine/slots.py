@@ -53,7 +53,7 @@ class SlotPool:
         """A slot of at least `need` positions whose prefix is the longest known one of the prompt
         `key`; None where the request has to wait for one. Raises TooLarge for what never fits.
 
-        marks: prompt lengths that later prompts are likely to share (see `engine/prefix.py`). To
+        marks: prompt lengths that later prompts are likely to share (see `SnapshotPoints`). To
         them comes the length that this prompt shares with a slot which could not give all of it.
         """
         larger = need > self._context
