@@ -54,7 +54,7 @@ class Row:
     @property
     def cache_key(self) -> CacheKey:
         """What a slot must hold for this row to reuse it."""
-        return CacheKey(self.prepared.family, self.prepared.adapter, self.prefix)
+        return CacheKey(self.prepared.family, self.prepared.adapter, self.prefix, media=())
 
     @property
     def pending(self) -> int:
