@@ -78,6 +78,7 @@ def teller(answers: Mapping[str, Answer] | None = None) -> Model:
         REFERENCE,
         END_IDS,
         Path("told"),
+        DIFFUSION_GEMMA,
     )
 
 
