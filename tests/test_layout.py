@@ -25,14 +25,8 @@ LONG_FUNCTIONS: dict[str, str] = {}
 
 # Files and functions that are too long and are being split at this moment. Empty it then.
 BEING_SPLIT = {
-    "benchmarks/hostile_clients.py",
-    "src/sfumato/api.py",
-    "src/sfumato/engine/engine.py",
-    "tests/bench/scripted.py:scripted",
     "tests/diffusion/test_step.py",
     "tests/engine/test_slots.py",
-    "tests/support/fake_openai_server.py:scripted",
-    "tests/test_api.py",
 }
 
 

@@ -11,7 +11,8 @@ from pathlib import Path
 
 import pytest
 from benchmarks import hostile_clients
-from benchmarks.hostile_clients import ATTACKS, SIZE, Measured
+from benchmarks.hostile_attacks import ATTACKS, SIZE
+from benchmarks.hostile_clients import Measured
 
 ROOT = Path(__file__).resolve().parents[3]
 
