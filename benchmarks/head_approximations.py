@@ -1,5 +1,5 @@
 """What the vocabulary head saves, and how far off its soft embedding is, when it may leave out
-chunks that hold little of the mass (`skip`), or all but the likeliest tokens (`top-k`).
+chunks that hold little of the mass (`skip`), or all but the most probable tokens (`top-k`).
 
 A random embedding, and a canvas whose distributions go from flat to converged: each hidden state
 is so much of one token's row that this token holds a given probability. The rest is spread over the
@@ -33,7 +33,7 @@ from sfumato.model.head import HeadStats, VocabularyHead
 CAP = 30.0
 TEMPERATURE = 0.5
 CONVERGED = 30.0  # the winner's score over the temperature, where rivals hold the rest
-FLAT = 1e-5  # of a distribution spread over the vocabulary, the likeliest token's probability
+FLAT = 1e-5  # of a distribution spread over the vocabulary, the most probable token's probability
 CASES = {  # where the rest of the mass is: on how many rows (0: all), and the winner's own
     "spread": (0, (FLAT, 0.5, 0.9, 0.99, 0.999)),
     "rivals": (7, (0.5, 0.9, 0.99, 0.999)),
@@ -48,8 +48,8 @@ COLUMNS = (
 
 
 def law_of(head: VocabularyHead, top: float, positions: int, rivals: int) -> tuple[Tensor, Tensor]:
-    """Hidden states [positions, hidden] whose likeliest tokens int64 [positions] hold about `top`
-    each: of least norm among those that give winner and rivals their scores."""
+    """Hidden states [positions, hidden] whose most probable tokens int64 [positions] hold about
+    `top` each: of least norm among those that give winner and rivals their scores."""
     random = torch.Generator().manual_seed(1)
     ids = torch.randperm(head.vocab_size, generator=random)[: positions * (1 + rivals)]
     rows = head.embedding[ids].float().unflatten(0, (positions, 1 + rivals))
@@ -79,7 +79,7 @@ def flops(head: VocabularyHead, hidden: Tensor, **how: Any) -> int:
 
 
 def outside(head: VocabularyHead, hidden: Tensor) -> Tensor:
-    """The mass that the k likeliest tokens leave, of the worst position, for each k: [max k]."""
+    """The mass that the k most probable tokens leave, of the worst position, by k: [max k]."""
     most = min(max(COUNTS), head.vocab_size)
     distributions = (head.logits(part) / TEMPERATURE for part in hidden.split(GROUP))
     ranked = torch.cat([row.double().softmax(dim=1).topk(most)[0] for row in distributions])

@@ -174,7 +174,8 @@ def served(options: argparse.Namespace, soak: Soak, folder: Path) -> Iterator[No
 
 def audited(lines: list[str], soak: Soak) -> Iterator[str]:
     """What is wrong with an audit log, by what clients have seen: a reply that was read has one
-    line, and one that nobody waited for has one at most. Refusals took no time and do not count."""
+    line, and one that no client waited for has one at most. Refusals took no time and do not
+    count."""
     entries = [entry for line in lines if (entry := json.loads(line))["seconds"]]
     ids = Counter(entry["request_id"] for entry in entries)
     if twice := [name for name, count in ids.items() if count > 1]:

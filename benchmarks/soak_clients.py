@@ -36,7 +36,7 @@ MALFORMED: tuple[tuple[str, bytes], ...] = (
     (CHAT, b"[" * 100_000),
     (CHAT, json.dumps({"messages": []}).encode()),
     (CHAT, json.dumps({"messages": "Hello"}).encode()),
-    (CHAT, json.dumps({"messages": [{"role": "nobody", "content": "Hello"}]}).encode()),
+    (CHAT, json.dumps({"messages": [{"role": "unknown", "content": "Hello"}]}).encode()),
     (CHAT, json.dumps({"messages": HELLO, "max_tokens": -2}).encode()),
     (CHAT, json.dumps({"messages": HELLO, "max_tokens": "many"}).encode()),
     (CHAT, json.dumps({"messages": HELLO, "temperature": -3}).encode()),
@@ -148,7 +148,7 @@ class Soak:
         self.texts: dict[tuple[Any, ...], str] = {}
         self.answered: set[str] = set()  # ids of requests whose reply was read to its end
         self.replies = 0  # that were read to their end, several of them to one request or not
-        self.unread = 0  # that the server may have begun, and nobody waited for
+        self.unread = 0  # that the server may have begun, and no client waited for
         self._lock = threading.Lock()
 
     def count(self, kind: str, outcome: str, seconds: float) -> None:
@@ -192,7 +192,7 @@ class Soak:
         return self._reply(rng, stream=rng.random() < 0.5, n=rng.randint(2, 3))
 
     def leave(self, rng: random.Random) -> str:
-        """Disconnects: before the answer, or amid the stream; half of them without a farewell."""
+        """Disconnects: before the answer, or within the stream; half of them without a farewell."""
         body = {**asked(rng), "stream": rng.random() < 0.7, "max_tokens": 256}
         server = self.server
         with closing(HTTPConnection(server.host, server.port, timeout=PATIENCE_S)) as connection:
@@ -210,7 +210,7 @@ class Soak:
                     return "queue full"
                 for _ in range(rng.randint(0, 4)):
                     response.readline()
-                return "amid the stream"
+                return "within the stream"
             time.sleep(rng.random() * 0.3)
         return "before the answer"
 

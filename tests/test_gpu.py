@@ -172,7 +172,7 @@ def test_statistics_agree(
     hidden = torch.randn(16, 256, generator=torch.Generator().manual_seed(2))
     found = [score(n.head, hidden.to(n.device), canvases(n, config)) for n in networks]
     for rows in zip(*found, strict=True):
-        # Which of the banned tokens come last among the likeliest is anybody's choice.
+        # Which of the banned tokens come last among the most probable is not defined.
         clear = [replace(s, top_ids=s.top_ids.masked_fill(s.top_probs == 0, -1)) for s in rows]
         for field in fields(clear[0]):
             here, there = (getattr(stats, field.name) for stats in clear)

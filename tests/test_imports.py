@@ -139,22 +139,22 @@ def test_every_form_of_import_is_seen(tmp_path: Path, monkeypatch: pytest.Monkey
         "from typing import TYPE_CHECKING\n"
         "from ..weights.blocks import QuantizedTensor\n"
         "from .. import cli\n"
-        "from . import config\n"
+        "from . import model_config\n"
         "import sfumato.api\n"
         "if TYPE_CHECKING:\n    from sfumato import engine\n"
         "def later():\n    from sfumato import load\n"
     )
     for name in ("cli", "engine", "weights"):
         (tmp_path / name).mkdir()
-    (tmp_path / "model" / "config.py").touch()
+    (tmp_path / "model" / "model_config.py").touch()
     monkeypatch.setitem(_imports.__globals__, "SRC", tmp_path)
-    monkeypatch.setitem(_imports.__globals__, "MODULES", {"model.config": source})
+    monkeypatch.setitem(_imports.__globals__, "MODULES", {"model.model_config": source})
     assert sorted(_imports(source)) == [
         "sfumato",
         "sfumato.api",
         "sfumato.cli",
         "sfumato.engine",
-        "sfumato.model.config",
+        "sfumato.model.model_config",
         "sfumato.weights.blocks",
         "typing",
     ]

@@ -21,7 +21,7 @@ from sfumato.diffusion.checks import check_tensor
 from sfumato.diffusion.limits import Limits, ReplyPlan, plan_reply
 from sfumato.diffusion.loop import run
 from sfumato.diffusion.outcome import Stats
-from sfumato.diffusion.sampler_config import MOST_STEPS, SamplerConfig
+from sfumato.diffusion.sampler_config import SamplerConfig
 from sfumato.model.cache import KVCache
 from sfumato.model.families import DIFFUSION_GEMMA, Family, family_of, open_checkpoint
 from sfumato.model.loading import Progress, config_of, expected_shapes, load_network
@@ -29,6 +29,7 @@ from sfumato.model.model_config import ModelConfig
 from sfumato.model.network import Network
 from sfumato.model.placement import pick_device, pick_dtype
 from sfumato.model.quantize_on_load import quantized_on_load
+from sfumato.options.limits import MOST_STEPS
 from sfumato.text.prompt import prompt_ids
 from sfumato.text.stops import Stop
 from sfumato.text_side import TextSide, end_ids, load_text

@@ -65,7 +65,7 @@ def test_tables_say_what_nobody_could_tell() -> None:
     assert row(first, "a step, ms") == ["20", "29", "10", "30", "3"]
     assert row(first, "anonymous, GB") == ["2.50"] * 4 + ["1"]
     assert row(first, "load, s") == ["—"] * 4 + [""]
-    assert "attention" not in text  # nobody asked where the time goes
+    assert "attention" not in text  # it was not asked where the time goes
     assert "2 failed, the first: HTTP 503: busy" in second
     assert "formats    Q4_K 75%, F32 25%" in text
     assert "precision  —" in text

@@ -130,7 +130,7 @@ def test_ctrl_c_reports_what_was_measured(
         if number == 3:
             raise KeyboardInterrupt
 
-    monkeypatch.setattr("sfumato.cli.bench._tell", press)
+    monkeypatch.setattr("sfumato.cli.bench._show_progress", press)
     path = tmp_path / "a.json"
     done = cli(*TINY, "--max-tokens", "32", "--json", str(path))
     assert done.code == 130

@@ -17,8 +17,8 @@ from sfumato.cli import generation
 from sfumato.cli.arguments import build_parser
 from sfumato.cli.view.display import Silent
 from sfumato.diffusion import sampler
+from sfumato.model import quantize_on_load
 from sfumato.options import ON_LOAD, SAMPLERS
-from sfumato.weights import quantize_on_load
 
 HI = Request("Hi")
 

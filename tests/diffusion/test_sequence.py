@@ -38,7 +38,7 @@ def step(number: int) -> Draft:
 
 def settle(reply: Sequence, ids: list[int], capacity: int = 64) -> list[int] | None:
     """What a canvas adds; None where it is drawn again."""
-    settled = reply.settle(ids, "converged", capacity)
+    settled = reply.add_canvas(ids, "converged", capacity)
     return None if settled is None else settled.token_ids
 
 

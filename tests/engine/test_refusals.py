@@ -13,7 +13,7 @@ import sfumato
 from sfumato.api import Model
 from sfumato.diffusion.sampler_config import REFERENCE, SamplerConfig
 from sfumato.engine import Engine, EngineConfig, EngineDead, Failed, QueueFull, Request, TooLarge
-from sfumato.engine.thinking import HEADER
+from sfumato.model.families import DIFFUSION_GEMMA
 from sfumato.server.settings import ServerSettings
 from sfumato.text.tokenizer import Tokenizer
 
@@ -107,7 +107,7 @@ def test_a_prompt_is_made_once_and_handed_over(monkeypatch: pytest.MonkeyPatch) 
     made = serving.prompt(asked)
     assert made.ids == model.prompt_ids("Who are you?")
     expected = serving.generate(asked).text
-    markers = {HEADER: [1]}
+    markers = {DIFFUSION_GEMMA.markers.thought_header: [1]}
     # No text is tokenized again.
     monkeypatch.setattr(Tokenizer, "encode", lambda _, text, special=True: markers[text])
     again = serving.submit(Request("Who are you?", made=made, seed=1, max_tokens=64))

@@ -14,10 +14,10 @@ from torch import Tensor
 
 from sfumato.model.attention import CanvasPart, CanvasRows
 from sfumato.model.cache import KVPool
-from sfumato.model.model_config import ModelConfig
+from sfumato.model.families.diffusion_gemma.config_json import config_from_hf
 from sfumato.model.network import Network
 
-CONFIG = ModelConfig.from_hf(tiny_config(canvas_length=32).to_dict())
+CONFIG = config_from_hf(tiny_config(canvas_length=32).to_dict())
 
 
 @dataclass

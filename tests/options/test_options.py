@@ -66,9 +66,9 @@ def test_a_setting_has_one_row_and_its_option_takes_the_same_values() -> None:
 
 def test_the_code_checks_the_bounds_of_the_table() -> None:
     found = {
-        "max_steps": (1, config.MOST_STEPS),
+        "max_steps": (1, limits.MOST_STEPS),
         "top_k": (1, MOST_TOP_K),
-        "top_tokens": (0, config.MOST_TOP),
+        "top_tokens": (0, limits.MOST_TOP),
         "stability": (0, stopping.MOST_STABILITY),
         "confidence": (0, checks.MOST_NATS),
         "entropy_bound": (0, checks.MOST_NATS),

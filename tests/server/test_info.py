@@ -34,6 +34,7 @@ def test_props_tell_a_page_what_it_needs(server: Any, embedded: Model) -> None:
     assert "Solve a Sudoku" in titles
     assert "demonstration model" in found["demonstration"] and "4x4" in found["demonstration"]
     assert found["markers"]["ends"] == list(embedded.family.markers.ends)
+    assert found["architecture"] == "DiffusionGemma"
     assert str(embedded.path) not in server.http.get("/props").text
 
 

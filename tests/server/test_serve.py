@@ -22,10 +22,10 @@ import httpx
 import pytest
 
 from sfumato.cli.arguments import build_parser
-from sfumato.diffusion.sampler_config import MOST_STEPS
 from sfumato.engine import EngineConfig
 from sfumato.engine.audit import MAX_BYTES
 from sfumato.options import OPTIONS
+from sfumato.options.limits import MOST_STEPS
 from sfumato.server.settings import ServerSettings
 from sfumato.values import Whole
 

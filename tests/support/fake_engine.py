@@ -88,6 +88,7 @@ class FakeEngine:
         fields: dict[str, Any] = {
             "name": "fake",
             "embedded": False,
+            "family": "DiffusionGemma",
             "device": "cpu",
             "config": replace(EMBEDDED, vocab_size=len(PIECES)),
             "tokenizer": tokenizer(),

@@ -143,17 +143,17 @@ def test_no_characters_are_read_again(monkeypatch: pytest.MonkeyPatch) -> None:
     """Twice the reply is twice the work, in characters that are searched and ids that are
     decoded."""
     work = {"searched": 0, "decoded": 0}
-    look, pieces = StopSearch._look, Detokenizer.pieces
+    scan, pieces = StopSearch._scan, Detokenizer.pieces
 
-    def counted_look(self: StopSearch, piece: str) -> None:
+    def counted_scan(self: StopSearch, piece: str) -> None:
         work["searched"] += len(self._tail) + len(piece)
-        look(self, piece)
+        scan(self, piece)
 
     def counted_pieces(self: Detokenizer, ids: Any, last: bool = False) -> list[Piece]:
         work["decoded"] += len(ids)
         return pieces(self, ids, last)
 
-    monkeypatch.setattr(StopSearch, "_look", counted_look)
+    monkeypatch.setattr(StopSearch, "_scan", counted_scan)
     monkeypatch.setattr(Detokenizer, "pieces", counted_pieces)
     calls = []
     for canvases in (50, 100):

@@ -18,9 +18,10 @@ from sfumato.bench.requests import INTERRUPTED, MakeRequest, RequestFigures, run
 from sfumato.bench.subject import Subject
 from sfumato.bench.where import where_it_goes
 from sfumato.bench.workload import Case, Prompt, Work
-from sfumato.diffusion.sampler_config import MOST_STEPS, SamplerConfig
+from sfumato.diffusion.sampler_config import SamplerConfig
 from sfumato.engine import Engine, EngineConfig, EngineError, Request
 from sfumato.engine import Prompt as PromptTokens
+from sfumato.options.limits import MOST_STEPS
 
 Progress = Callable[[int, int], None]
 """(number of the request that begins, requests in all)"""

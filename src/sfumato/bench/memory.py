@@ -27,7 +27,7 @@ class PeakMemory:
         self._thread = threading.Thread(target=self._watch, daemon=True)
 
     def __enter__(self) -> PeakMemory:
-        self._look()
+        self._sample()
         self._thread.start()
         return self
 
@@ -42,7 +42,7 @@ class PeakMemory:
 
     def values(self) -> Values:
         """The peaks so far, in bytes, by metric."""
-        self._look()
+        self._sample()
         values: Values = {key: [float(peak)] for key, peak in self._peaks.items()}
         if torch.cuda.is_available() and torch.cuda.is_initialized():
             values["peak_device"] = [float(torch.cuda.max_memory_allocated())]
@@ -50,9 +50,9 @@ class PeakMemory:
 
     def _watch(self) -> None:
         while not self._stop.wait(INTERVAL_S):
-            self._look()
+            self._sample()
 
-    def _look(self) -> None:
+    def _sample(self) -> None:
         for key, count in resident(self._status).items():
             self._peaks[key] = max(count, self._peaks.get(key, 0))
 

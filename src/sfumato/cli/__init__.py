@@ -20,7 +20,7 @@ from contextlib import contextmanager
 
 from sfumato.cli.arguments import build_parser
 from sfumato.cli.glyphs import stand_in
-from sfumato.cli.notes import loading, tell
+from sfumato.cli.notes import loading, print_message
 from sfumato.cli.sources import suspicious
 
 EMBEDDED = "embedded"
@@ -64,7 +64,7 @@ def _run(argv: Sequence[str] | None) -> int:
         line.parser.print_help()
         return 0
     for warning in suspicious(os.environ):
-        tell("warning", warning)
+        print_message("warning", warning)
     if getattr(args, "verbose", False):
         logging.basicConfig(level=logging.INFO, format="sfumato: %(message)s", stream=sys.stderr)
     if any(isinstance(value, str) and value.startswith("hf:") for value in vars(args).values()):
@@ -134,7 +134,7 @@ def complain(error: BaseException | str) -> None:
         text = " ".join(str(error).split()) or type(error).__name__
     for note in getattr(error, "__notes__", ()):
         print(f"{note}\n", file=sys.stderr)
-    tell("error", text)
+    print_message("error", text)
 
 
 def _prepare_streams() -> None:

@@ -33,7 +33,7 @@ class _Parser(argparse.ArgumentParser):
     """Reports errors as every other part of the command line does."""
 
     def error(self, message: str) -> NoReturn:
-        notes.tell("error", f"{message} (see {self.prog} --help)")
+        notes.print_message("error", f"{message} (see {self.prog} --help)")
         self.exit(2)
 
 

@@ -44,7 +44,7 @@ def main(args: argparse.Namespace) -> int:
     _check(args)
     work = Work(_prompts(args), args.warmup, args.repeats, args.seed)
     report = _local(args, work) if args.url is None else _remote(args, work)
-    _tell(0, 0)
+    _show_progress(0, 0)
     report.work = {
         "prompts": args.prompts
         or ("synthetic" if isinstance(work.prompts[0], int) else "built-in"),
@@ -128,7 +128,7 @@ def _local(args: argparse.Namespace, work: Work) -> Report:
             _sampler(args),
             memory,
             where=bool(args.where or args.plot),
-            progress=_tell,
+            progress=_show_progress,
         )
     report.environment = environment() | {
         "cpu": machine.cpu_name(),
@@ -181,7 +181,7 @@ def _remote(args: argparse.Namespace, work: Work) -> Report:
         remote.RemoteModel(endpoint, models[0], fields),
         work,
         cases(args.max_tokens, concurrency=args.concurrency or (1,)),
-        _tell,
+        _show_progress,
     )
     # The client's precision, backend and processor say nothing about the server.
     known = environment()
@@ -192,7 +192,7 @@ def _remote(args: argparse.Namespace, work: Work) -> Report:
     return report
 
 
-def _tell(number: int, count: int) -> None:
+def _show_progress(number: int, count: int) -> None:
     """Shows the number of the request on a line that is erased at the end."""
     if sys.stderr.isatty():
         text = f"request {number} of {count}" if number else ""

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from sfumato.cli import INTERRUPTED, complain, embedded, generation
-from sfumato.cli.notes import tell, wrapped
+from sfumato.cli.notes import print_message, wrapped
 from sfumato.options import LAST_SEED, MOST_STEPS
 from sfumato.values import Whole
 
@@ -122,7 +122,7 @@ class Chat:
         if answer.interrupted:
             print("(interrupted)")
         elif hint := embedded.remark(answer, self.model, "/steps"):
-            tell("hint", hint)
+            print_message("hint", hint)
         if sys.stdin.isatty():
             print()
         # Text that was committed before Ctrl-C stays in the conversation; an empty turn does not.

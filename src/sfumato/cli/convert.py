@@ -8,7 +8,7 @@ from collections import Counter
 from rich.console import Console
 from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TimeRemainingColumn
 
-from sfumato.cli.notes import tell
+from sfumato.cli.notes import print_message
 from sfumato.cli.units import size
 from sfumato.convert import Converted, convert
 
@@ -29,7 +29,7 @@ def main(args: argparse.Namespace) -> int:
             progress=lambda count, total: bar.update(task, completed=count, total=total),
         )
     for note in done.notes:
-        tell("note", note)
+        print_message("note", note)
     print(summary(done))
     return 0
 

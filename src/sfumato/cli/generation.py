@@ -160,7 +160,7 @@ def answer(engine: Engine, request: Request, display: Display) -> Answer:
                 if isinstance(event, Finished):
                     display.show(sfumato.Done(event.reply))
                     for warning in event.reply.warnings:
-                        notes.tell("warning", warning)
+                        notes.print_message("warning", warning)
                     reply, interrupted = event.reply, presses.count > 0
                     return Answer(reply, reply.text, interrupted, event.account)
                 if isinstance(event, sfumato.Settled):

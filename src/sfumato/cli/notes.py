@@ -25,7 +25,7 @@ def loading() -> Iterator[None]:
             print(" " * len(_LOADING), end="\r", file=sys.stderr, flush=True)
 
 
-def tell(kind: str, text: str) -> None:
+def print_message(kind: str, text: str) -> None:
     """A message: "sfumato: error: …". In a file it is one line; at a terminal it is wrapped."""
     print(message(f"sfumato: {kind}: {text}"), file=sys.stderr)
 

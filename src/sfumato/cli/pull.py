@@ -29,7 +29,7 @@ def main(args: argparse.Namespace) -> int:
         cached = hub.local(reference)
         if cached is None:
             raise
-        notes.tell("note", f"{error}; it was downloaded before")
+        notes.print_message("note", f"{error}; it was downloaded before")
         path = cached
     print(path)
     if sys.stdout.isatty():
@@ -53,7 +53,7 @@ def fetch(
     remaining = download.missing(listing, names)
     if not remaining:
         return download.download(listing, names, reference)
-    room = look(listing, names, remaining, memory(listing, names, quantize), device)
+    room = room_for(listing, names, remaining, memory(listing, names, quantize), device)
     reasons = [*_unreadable(listing), *room.lacks()]
     if reasons and not force:
         raise ValueError(
@@ -61,7 +61,7 @@ def fetch(
             f"`sfumato pull --force {reference}` does so all the same"
         )
     for reason in reasons:
-        notes.tell("warning", reason)
+        notes.print_message("warning", reason)
     what = Path(names[0]).name if len(names) == 1 else f"{len(names)} files of {listing.repo}"
     print(f"sfumato: downloading {what}\nsfumato: {room}", file=sys.stderr)
     try:
@@ -119,7 +119,7 @@ class Room:
         )
 
 
-def look(
+def room_for(
     listing: Listing, names: list[str], remaining: int, need: float, device: str = "auto"
 ) -> Room:
     """What there is room for."""

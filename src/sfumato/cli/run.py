@@ -48,7 +48,7 @@ def main(args: argparse.Namespace) -> int:
     elif answer.interrupted:
         print("(interrupted)", file=sys.stderr)
     elif remark:
-        notes.tell("hint", remark)
+        notes.print_message("hint", remark)
     return INTERRUPTED if answer.interrupted else 0
 
 

@@ -111,7 +111,7 @@ def _serve(
         app,
         args.drain,
         engine.close,
-        ready=lambda: _tell(args, engine, settings, url),
+        ready=lambda: _announce(args, engine, settings, url),
         dead=lambda: engine.death is not None,
         halt=lambda: engine.close(join_s=0.0),
         running=lambda: engine.health().running + engine.health().waiting,
@@ -252,7 +252,7 @@ def _shown(host: str) -> str:
     return f"[{host}]" if ":" in host else host
 
 
-def _tell(args: argparse.Namespace, engine: Engine, settings: ServerSettings, url: str) -> None:
+def _announce(args: argparse.Namespace, engine: Engine, settings: ServerSettings, url: str) -> None:
     """Prints where the server listens, and how to call it."""
     config = engine.config
     key = " -H 'Authorization: Bearer KEY'" if settings.api_key is not None else ""

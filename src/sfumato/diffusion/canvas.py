@@ -15,7 +15,8 @@ from torch import Tensor
 from sfumato.diffusion.noise import Noise
 from sfumato.diffusion.processors import CanvasView
 from sfumato.diffusion.sampler_config import SamplerConfig
-from sfumato.diffusion.schedule import COLDEST, count_at, temperature_at
+from sfumato.diffusion.schedule import count_at, temperature_at
+from sfumato.options.limits import MIN_TEMPERATURE
 
 if TYPE_CHECKING:
     from sfumato.diffusion.sequence import CanvasPlan
@@ -164,7 +165,9 @@ class Canvas:
             steps = range(1, config.max_steps + 1)
             scale = config.temperature or 1.0  # at 0 the distribution keeps the schedule
             temperatures = [
-                max(COLDEST, temperature_at(config.schedule, step, config.max_steps) * scale)
+                max(
+                    MIN_TEMPERATURE, temperature_at(config.schedule, step, config.max_steps) * scale
+                )
                 for step in steps
             ]
             counts = config.soft_top_k

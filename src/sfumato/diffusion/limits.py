@@ -10,9 +10,10 @@ from dataclasses import dataclass, replace
 from typing import Literal
 
 from sfumato.diffusion.processors import LogitBias, LogitProcessor, MinTokens
-from sfumato.diffusion.sampler_config import MOST_STEPS, SamplerConfig
+from sfumato.diffusion.sampler_config import SamplerConfig
 from sfumato.diffusion.schedule import count_at, temperature_at
 from sfumato.model.network import Network
+from sfumato.options.limits import MOST_STEPS
 
 StopReason = Literal["eos", "max_tokens", "stop", "cancelled"]
 

@@ -56,7 +56,7 @@ def _run(
             yield draft
         if canvas.convergence is None:
             break
-        settled = sequence.settle(canvas.argmax.tolist(), canvas.convergence, slot.capacity)
+        settled = sequence.add_canvas(canvas.argmax.tolist(), canvas.convergence, slot.capacity)
         assert settled is not None, "only a policy has a canvas drawn again"
         yield settled
         if settled.stop_reason is None:  # only a canvas that another follows goes into the cache

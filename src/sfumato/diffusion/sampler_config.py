@@ -11,9 +11,7 @@ from sfumato.diffusion.sampler import SAMPLERS, EntropyBound, Sampler
 from sfumato.diffusion.schedule import LinearTemperature, Schedule, SoftTopK
 from sfumato.diffusion.stopping import Never, StableAndConfident, Stopping
 from sfumato.options import bounds, default
-from sfumato.options.limits import MOST_HISTORY, MOST_TEMPERATURE
-from sfumato.options.limits import MOST_STEPS as MOST_STEPS  # for callers that check it too
-from sfumato.options.limits import MOST_TOP as MOST_TOP
+from sfumato.options.limits import MAX_TEMPERATURE, MOST_HISTORY
 from sfumato.weights.errors import quoted
 
 _METHODS = {
@@ -40,15 +38,15 @@ class SamplerConfig:
     schedule: Schedule | None = None  # the temperature of each step
     stopping: Stopping | None = None  # when a canvas is finished early
     temperature: float = default("temperature")  # scales the schedule; at 0 the draw is the argmax
-    top_k: int | None = None  # only the k likeliest tokens; up to MOST_TOP_K
-    top_p: float | None = None  # only the likeliest tokens that hold this much probability
+    top_k: int | None = None  # only the k most probable tokens; up to MOST_TOP_K
+    top_p: float | None = None  # only the most probable tokens that hold this much probability
     processors: tuple[LogitProcessor, ...] = ()
     canvas_length: int | None = None  # at most the checkpoint's
     min_tokens: int = 0  # no end token before so many tokens; a stop string may come earlier
     ignore_eos: bool = False  # end tokens are banned: the reply has max_tokens tokens
     self_conditioning: bool = True  # off only to measure what it is worth
     soft_skip: float | None = None  # mass that self-conditioning may leave out: docs/head.md
-    soft_top_k: SoftTopK | int | None = None  # likeliest tokens that count: docs/head.md
+    soft_top_k: SoftTopK | int | None = None  # most probable tokens that count: docs/head.md
     top_tokens: int | None = None  # most probable tokens that drafts and commits name; at least 8
 
     def __post_init__(self) -> None:
@@ -60,9 +58,9 @@ class SamplerConfig:
                 raise ValueError(f"{name}: must be at least {low}, got {value}")
             if value is not None and value > high:
                 raise ValueError(f"{name}: must be at most {high}, got {quoted(value)}")
-        heat, top_p = self.temperature, self.top_p
-        if not (is_number(heat) and 0 <= heat <= MOST_TEMPERATURE):
-            raise ValueError(f"temperature: must be from 0 to {MOST_TEMPERATURE:.0e}, got {heat!r}")
+        scale, top_p = self.temperature, self.top_p
+        if not (is_number(scale) and 0 <= scale <= MAX_TEMPERATURE):
+            raise ValueError(f"temperature: must be from 0 to {MAX_TEMPERATURE:.0e}, got {scale!r}")
         if top_p is not None and not (is_number(top_p) and 0 < top_p <= 1):
             raise ValueError(f"top_p: must be over 0 and at most 1, got {top_p!r}")
         skip = self.soft_skip
@@ -70,10 +68,10 @@ class SamplerConfig:
             raise ValueError(
                 f"soft_skip: must be over 0 and under 1, got {skip!r}; leave it out to be exact"
             )
-        few = self.soft_top_k
-        if isinstance(few, int) and is_whole(few):
-            object.__setattr__(self, "soft_top_k", SoftTopK(few))
-        if skip is not None and few is not None:
+        kept_tokens = self.soft_top_k
+        if isinstance(kept_tokens, int) and is_whole(kept_tokens):
+            object.__setattr__(self, "soft_top_k", SoftTopK(kept_tokens))
+        if skip is not None and kept_tokens is not None:
             raise ValueError(
                 "soft_skip, soft_top_k: give at most one of them; both say what "
                 "self-conditioning may leave out"

@@ -9,11 +9,9 @@ from typing import Any, Protocol
 
 from sfumato.diffusion.checks import is_number, is_whole
 from sfumato.options import default
-from sfumato.options.limits import LEAST_TEMPERATURE, MOST_TEMPERATURE
+from sfumato.options.limits import MAX_TEMPERATURE, MIN_TEMPERATURE
 from sfumato.options.limits import MOST_COUNTED as MOST
 from sfumato.weights.errors import quoted
-
-COLDEST, HOTTEST = LEAST_TEMPERATURE, MOST_TEMPERATURE
 
 
 class Schedule(Protocol):
@@ -32,10 +30,12 @@ class LinearTemperature:
     t_max: float = default("t_max")
 
     def __post_init__(self) -> None:
-        for name, low in (("t_min", 0), ("t_max", COLDEST)):
+        for name, low in (("t_min", 0), ("t_max", MIN_TEMPERATURE)):
             value = getattr(self, name)
-            if not (is_number(value) and low <= value <= HOTTEST):
-                raise ValueError(f"{name}: must be from {low:g} to {HOTTEST:g}, got {value!r}")
+            if not (is_number(value) and low <= value <= MAX_TEMPERATURE):
+                raise ValueError(
+                    f"{name}: must be from {low:g} to {MAX_TEMPERATURE:g}, got {value!r}"
+                )
         if self.t_min > self.t_max:
             raise ValueError(
                 f"t_min, t_max: need t_min <= t_max, got {self.t_min!r} and {self.t_max!r}"
@@ -56,7 +56,7 @@ class Counts(Protocol):
 
 @dataclass(frozen=True)
 class SoftTopK:
-    """The `first` likeliest tokens at the first step, `last` at the last one, and in between as
+    """The `first` most probable tokens at the first step, `last` at the last one, and in between as
     many as fall (or rise) by the same factor from step to step; without `last`, `first` always.
 
     They alone make a position's draw and its soft embedding; the entropy stays that of all.
@@ -82,10 +82,10 @@ class SoftTopK:
 def temperature_at(schedule: Schedule, step: int, max_steps: int) -> float:
     """What a schedule says of a step. Raises ValueError where that is no temperature."""
     value = _call(f"schedule {type(schedule).__name__}", schedule.temperature, step, max_steps)
-    if not (is_number(value) and 0 < value <= HOTTEST):
+    if not (is_number(value) and 0 < value <= MAX_TEMPERATURE):
         raise ValueError(
             f"schedule {type(schedule).__name__}: temperature must return a number over 0 and at "
-            f"most {HOTTEST:.0e}, got {quoted(value)} at step {step}"
+            f"most {MAX_TEMPERATURE:.0e}, got {quoted(value)} at step {step}"
         )
     return float(value)
 

@@ -117,7 +117,7 @@ class Sequence:
         if stats.first_draft_s is None:
             stats.first_draft_s = since_start
 
-    def settle(
+    def add_canvas(
         self, ids: list[int], convergence: Convergence, capacity: int
     ) -> SettledCanvas | None:
         """What a finished canvas of these ids adds; None where it is drawn again. Sets `reason`

@@ -29,6 +29,7 @@ class ServedModel:
 
     name: str  # of its file or folder
     embedded: bool  # whether it is the demonstration model that comes with this package
+    family: str  # as people write it
     device: str
     config: ModelConfig
     tokenizer: Tokenizer
@@ -41,6 +42,7 @@ class ServedModel:
         return cls(
             model.path.name,
             model.path == EMBEDDED,
+            model.family.title,
             str(model.network.device),
             model.config,
             model.tokenizer,

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from sfumato.diffusion.checks import MOST_SECONDS, is_number, is_whole
-from sfumato.diffusion.sampler_config import MOST_STEPS
+from sfumato.options.limits import MOST_STEPS
 
 REQUEST_TIMEOUT_S = 21_600.0
 """Six hours. The longest reply that `sfumato serve` gives unasked, 4,096 tokens, is 16 canvases of

@@ -89,7 +89,7 @@ class OutputProcessor:
         """Ends a row with its reply as it stands."""
         now = self._clock()
         try:
-            terminal = Finished(row.finish(reason, now), row.account(now))
+            terminal = Finished(row.finish(reason, now), row.account_at(now))
         except Exception as error:
             self.end_with(row, error)
         else:
@@ -101,15 +101,15 @@ class OutputProcessor:
         if kind == "internal":
             log.error("request %s failed", row.request.id, exc_info=error)
         context = error.context if isinstance(error, TooLarge) else None
-        self._end(row, Failed(kind, message, row.account(self._clock()), context), kind)
+        self._end(row, Failed(kind, message, row.account_at(self._clock()), context), kind)
 
     def fail(self, row: Row, kind: FailureKind, message: str) -> None:
         """Ends a row without a reply."""
-        self._end(row, Failed(kind, message, row.account(self._clock())), kind)
+        self._end(row, Failed(kind, message, row.account_at(self._clock())), kind)
 
     def abandon(self, row: Row, kind: FailureKind, message: str) -> None:
         """Delivers the failure of a row, but keeps its slot, which a step may still be using."""
-        self._deliver(row, Failed(kind, message, row.account(self._clock())), kind)
+        self._deliver(row, Failed(kind, message, row.account_at(self._clock())), kind)
 
     def _end(self, row: Row, terminal: Terminal, outcome: str) -> None:
         try:

@@ -15,10 +15,11 @@ from typing import Any
 from sfumato.api import Messages, Model, Transcript, check_sampler
 from sfumato.diffusion.checks import MOST_SECONDS, MOST_TOKENS, is_number, is_whole
 from sfumato.diffusion.limits import ReplyPlan, TooLarge
-from sfumato.diffusion.sampler_config import MOST_STEPS, SamplerConfig
+from sfumato.diffusion.sampler_config import SamplerConfig
 from sfumato.diffusion.sequence import Policies
 from sfumato.engine.prefix import Seams
 from sfumato.engine.thinking import ThinkingBudget
+from sfumato.options.limits import MOST_STEPS
 from sfumato.text.prompt import prompt_ids
 from sfumato.text.reply import parse_reply
 from sfumato.text.stops import Stop

@@ -112,7 +112,7 @@ class Row:
         again."""
         assert self.canvas and self.canvas.convergence and self.lease
         ids: list[int] = self.canvas.argmax.tolist()
-        settled = self.sequence.settle(ids, self.canvas.convergence, self.lease.context)
+        settled = self.sequence.add_canvas(ids, self.canvas.convergence, self.lease.context)
         self.canvas = None
         if settled is None:
             return None
@@ -141,7 +141,7 @@ class Row:
             now - self.submitted,
         )
 
-    def account(self, now: float) -> Account:
+    def account_at(self, now: float) -> Account:
         stats, lease, sequence = self.stats, self.lease, self.sequence
         began = now if self.admitted is None else self.admitted
         first = began if self.first_in_queue is None else self.first_in_queue

@@ -42,6 +42,6 @@ def statistics(
     logits = torch.cat(kept, 1) if kept else None
     entropy = (state.sum_exp.log() - state.sum_shifted / state.sum_exp).clamp(min=0)
     soft = (soft / state.sum_exp[:, None] * soft.shape[1] ** 0.5).to(dtype)
-    few = min(TOP, vocab)
-    probs = (state.top[:, :few] - state.max[:, None]).exp() / state.sum_exp[:, None]
-    return HeadStats(state.argmax, drawn, entropy, state.top_ids[:, :few], probs, soft, logits)
+    named = min(TOP, vocab)
+    probs = (state.top[:, :named] - state.max[:, None]).exp() / state.sum_exp[:, None]
+    return HeadStats(state.argmax, drawn, entropy, state.top_ids[:, :named], probs, soft, logits)

@@ -102,7 +102,7 @@ def props(service: Service) -> dict[str, Any]:
     return {
         "model": service.name,
         "version": __version__,
-        "architecture": "DiffusionGemma",
+        "architecture": model.family,
         "canvas_length": model.config.canvas_length,
         "vocab_size": model.config.vocab_size,
         "context_length": model.config.context_length,

@@ -62,7 +62,7 @@ class StopSearch:
             return
         self.read += len(piece)
         if self._searched and self._stops.strings:
-            self._look(piece)
+            self._scan(piece)
 
     @property
     def final(self) -> int:
@@ -84,7 +84,7 @@ class StopSearch:
         if begun is not None:
             self._region, self._tail = begun, ""
 
-    def _look(self, piece: str) -> None:
+    def _scan(self, piece: str) -> None:
         known, text = len(self._tail), self._tail + piece
         ends = []
         for string in self._stops.strings:

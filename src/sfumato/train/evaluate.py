@@ -14,8 +14,9 @@ from pathlib import Path
 from typing import Any
 
 from sfumato.api import Model, load
-from sfumato.diffusion.sampler_config import MOST_STEPS, SamplerConfig
+from sfumato.diffusion.sampler_config import SamplerConfig
 from sfumato.engine import Account, Engine, EngineConfig, Finished, Handle, Request
+from sfumato.options.limits import MOST_STEPS
 from sfumato.train.embedded_data import Evaluation, evaluation_sets
 
 Figures = dict[str, dict[str, Any]]

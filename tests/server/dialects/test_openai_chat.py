@@ -159,7 +159,7 @@ def test_same_seed_same_text_whatever_else_runs(server: Any) -> None:
     asked: dict[str, Any] = {"model": MODEL, "messages": SUDOKU, "seed": 11, "temperature": 3.0}
     alone = server.client().chat.completions.create(**asked).choices[0].message.content
 
-    async def crowd() -> list[str | None]:
+    async def eight_at_once() -> list[str | None]:
         async with openai.AsyncOpenAI(base_url=f"{server.url}/v1", api_key="any") as client:
             calls = [client.chat.completions.create(**asked)]
             calls += [
@@ -168,7 +168,7 @@ def test_same_seed_same_text_whatever_else_runs(server: Any) -> None:
             replies = await asyncio.gather(*calls)
             return [reply.choices[0].message.content for reply in replies]
 
-    assert asyncio.run(crowd())[0] == alone
+    assert asyncio.run(eight_at_once())[0] == alone
 
 
 def test_a_seed_that_is_not_given_is_told(server: Any) -> None:

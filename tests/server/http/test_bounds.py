@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 from tests.support.answering_model import teller
 
-from sfumato.diffusion.sampler_config import MOST_STEPS
+from sfumato.options.limits import MOST_STEPS
 from sfumato.server.app import ServerSettings
 
 HUGE = (2**63, 10**15, 1e308)

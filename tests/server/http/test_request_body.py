@@ -275,7 +275,7 @@ def test_a_body_that_keeps_its_pace_is_not_hurried(monkeypatch: pytest.MonkeyPat
             await held.enter_async_context(uploading(bodies, 10**9))
             task = asyncio.create_task(slow(bodies))
             await asyncio.sleep(0.1)
-            assert not task.done()  # nobody waits for its bodies
+            assert not task.done()  # nothing waits for its bodies
             async with bodies.hold(50):
                 with pytest.raises(ApiError, match="while others waited"):
                     await task

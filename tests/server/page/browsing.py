@@ -63,10 +63,10 @@ class Script:
     def __init__(self) -> None:
         self.frames: list[dict[str, Any]] = []
 
-    def draft(self, canvas: int, step: int, tokens: list[str], few: int = 3) -> Script:
+    def draft(self, canvas: int, step: int, tokens: list[str], listed: int = 3) -> Script:
         ids = [self._id(token) for token in tokens]
         n = len(tokens)
-        top = [[[token + k, 0.5 / (k + 1)] for k in range(few)] for token in ids]
+        top = [[[token + k, 0.5 / (k + 1)] for k in range(listed)] for token in ids]
         frame = {"canvas": canvas, "step": step, "max_steps": 8, "token_ids": ids, "tokens": tokens}
         rest = {"entropy": [1.0 / step] * n, "accepted": [step > 1] * n, "top": top}
         self.frames.append({"choices": [], "draft": {**frame, **rest}})

@@ -77,7 +77,7 @@ def test_scrubbing_replays_every_step_and_ends_with_the_text(open_page: Callable
     expect(page.locator(".where")).to_have_text("settled")
 
 
-def test_a_position_shows_its_likeliest_and_its_past(open_page: Callable[..., Any]) -> None:
+def test_a_position_shows_its_most_probable_and_its_past(open_page: Callable[..., Any]) -> None:
     page = open_page()
     ask(page, SUDOKU)
     wait(page)
@@ -85,8 +85,8 @@ def test_a_position_shows_its_likeliest_and_its_past(open_page: Callable[..., An
     panel = page.locator("#inspector")
     expect(panel).to_contain_text("position 7")  # the line's end before it is a position too
     expect(panel).to_contain_text("nats")
-    expect(panel.locator(".few li")).not_to_have_count(0)
-    expect(panel.locator(".few li.settled .mono")).to_have_text("3")
+    expect(panel.locator(".most-probable li")).not_to_have_count(0)
+    expect(panel.locator(".most-probable li.settled .mono")).to_have_text("3")
     steps = panel.locator(".history li")
     frames = int(page.locator("input[type=range]").get_attribute("max"))
     expect(steps).to_have_count(frames - 1)  # there is the noise besides
@@ -182,10 +182,10 @@ def test_a_replay_makes_room_once(open_page: Callable[..., Any]) -> None:
     assert page.evaluate("window.laid") == 3 * once
 
 
-def test_the_likeliest_outlive_a_reload(open_page: Callable[..., Any]) -> None:
+def test_the_most_probable_outlive_a_reload(open_page: Callable[..., Any]) -> None:
     page = open_page()
     tokens = ["a", "b", "c"]
-    script = Script().draft(0, 1, tokens, few=4).settle(0, tokens).delta(content="abc").end()
+    script = Script().draft(0, 1, tokens, listed=4).settle(0, tokens).delta(content="abc").end()
     script.play(page)
     seen = []
     for _ in range(2):
@@ -193,10 +193,10 @@ def test_the_likeliest_outlive_a_reload(open_page: Callable[..., Any]) -> None:
             ask(page, "hello")
             wait(page)
         page.locator(".token").nth(1).click()
-        few = page.locator("#inspector .few li")
-        expect(few).to_have_count(4)
-        expect(page.locator("#inspector .few li.settled .mono")).to_have_text("b")
-        seen.append([few.nth(k).locator(".number").inner_text() for k in range(4)])
+        shown = page.locator("#inspector .most-probable li")
+        expect(shown).to_have_count(4)
+        expect(page.locator("#inspector .most-probable li.settled .mono")).to_have_text("b")
+        seen.append([shown.nth(k).locator(".number").inner_text() for k in range(4)])
         page.reload()
         page.wait_for_selector(".reply")
     assert seen[0] == seen[1] == ["50 %", "25 %", "17 %", "13 %"]

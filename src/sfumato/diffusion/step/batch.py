@@ -14,7 +14,7 @@ from torch import Tensor
 
 from sfumato.diffusion.canvas import RowStart
 from sfumato.diffusion.noise import seed_words
-from sfumato.diffusion.sampler_config import MOST_STEPS
+from sfumato.options.limits import MOST_STEPS
 
 WIDTHS = (16, 32, 64, 128, 256)
 """Canvas widths that have a batch of their own, beside the checkpoint's."""

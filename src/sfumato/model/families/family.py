@@ -66,6 +66,7 @@ class Family:
     """A family of models: what its checkpoints look like and how they are meant to be used."""
 
     name: str
+    title: str  # as people write it: what clients of the server read
     model_type: str  # of config.json
     architecture: str  # `general.architecture` of GGUF files
     tensor_names: TensorNames = field(repr=False)

@@ -6,7 +6,7 @@ import { nameOf } from './api.js';
 import { button, el } from './dom.js';
 import { printable } from './tokens.js';
 
-const SHOWN = 5; // of the likeliest, and the settled token in any case
+const SHOWN = 5; // of the most probable tokens, and the settled token in any case
 const percent = (p) => (p === null ? '–' : `${p >= 0.0995 ? (p * 100).toFixed(0) : (p * 100).toFixed(1)} %`);
 
 export class Inspector {
@@ -67,16 +67,16 @@ export class Inspector {
         el('dt', {}, 'entropy'), el('dd', {}, `${now.entropy[position].toFixed(3)} nats`),
         el('dt', {}, 'accepted'), el('dd', {}, now.accepted[position] ? 'yes' : 'no'),
         el('dt', {}, 'last changed'), el('dd', {}, `at step ${trace.changedStep(canvas, position, draft)}`)),
-      el('h3', {}, 'Likeliest'),
-      this.#few(now.top.at(position), settled.id),
+      el('h3', {}, 'Most probable'),
+      this.#mostProbable(now.top.at(position), settled.id),
       el('h3', {}, 'The settled token, step by step'),
       this.#history(trace, canvas, position, draft));
   }
 
-  #few(kept, settledId) {
-    const few = kept.filter(([id], rank) => rank < SHOWN || id === settledId);
-    if (!few.length) return el('p', { class: 'dim' }, 'Not kept for this reply.');
-    return el('ol', { class: 'few' }, ...few.map(([id, p]) => {
+  #mostProbable(kept, settledId) {
+    const shown = kept.filter(([id], rank) => rank < SHOWN || id === settledId);
+    if (!shown.length) return el('p', { class: 'dim' }, 'Not kept for this reply.');
+    return el('ol', { class: 'most-probable' }, ...shown.map(([id, p]) => {
       const name = el('span', { class: 'mono' }, '…');
       nameOf(id).then((text) => { name.textContent = printable(text); }, () => { name.textContent = `#${id}`; });
       const bar = el('i', { class: 'bar' });
@@ -89,12 +89,12 @@ export class Inspector {
   #history(trace, canvas, position, draft) {
     return el('ol', { class: 'history' }, ...trace.data[canvas].drafts.map((one, d) => {
       const { rank, p } = trace.standing(canvas, position, d);
-      const place = rank ? `${rank}. of the likeliest, ${percent(p)}` : 'not among the likeliest few';
-      const said = `Step ${one.step}: ${place}`;
+      const place = rank ? `${rank}. most probable, ${percent(p)}` : 'not among the most probable';
+      const label = `Step ${one.step}: ${place}`;
       const bar = el('i', { class: 'bar' });
       bar.style.height = `${Math.max(2, (p ?? 0) * 100)}%`;
       return el('li', {}, el('button', {
-        type: 'button', 'aria-label': said, title: said, 'aria-current': d === draft ? 'step' : false,
+        type: 'button', 'aria-label': label, title: label, 'aria-current': d === draft ? 'step' : false,
         on: { click: () => this.onMove(position, d) },
       }, el('span', { class: 'track' }, bar), el('span', { class: 'rank' }, rank ? `${rank}.` : '–')));
     }));

@@ -75,9 +75,9 @@ export class Trace {
 
   /** Where the settled token stood at a draft: { rank (1 is the most probable, null: not among those kept), p }. */
   standing(canvas, position, draft) {
-    const few = this.data[canvas].drafts[draft].top.at(position);
-    const rank = few.findIndex(([id]) => id === this.settledAt(canvas, position).id);
-    return rank < 0 ? { rank: null, p: null } : { rank: rank + 1, p: few[rank][1] };
+    const top = this.data[canvas].drafts[draft].top.at(position);
+    const rank = top.findIndex(([id]) => id === this.settledAt(canvas, position).id);
+    return rank < 0 ? { rank: null, p: null } : { rank: rank + 1, p: top[rank][1] };
   }
 
   /** The step at which a position had last changed, seen from a draft. */
@@ -95,31 +95,35 @@ export class Trace {
 /** The most probable tokens of each position of a draft. In two flat arrays: as lists of pairs they
  *  would be most of what the page holds. */
 class TopTokens {
-  /** Of what its JSON was, or of nothing. */
-  constructor({ few = 0, ids = [], p = [] } = {}) {
-    this.few = few;
+  /** Of what its JSON was, or of nothing. `few` is the name of `perPosition` in traces kept by
+   *  earlier versions of the page. */
+  constructor({ few = 0, perPosition = few, ids = [], p = [] } = {}) {
+    this.perPosition = perPosition;
     this.ids = Int32Array.from(ids);
     this.p = Float32Array.from(p);
   }
 
-  /** Of [[[id, p], …few], …positions]. */
+  /** Of [[[id, p], …perPosition], …positions]. */
   static of(top) {
     const flat = top.flat();
     return new TopTokens({
-      few: top[0]?.length, ids: flat.map(([id]) => id), p: flat.map(([, p]) => p),
+      perPosition: top[0]?.length, ids: flat.map(([id]) => id), p: flat.map(([, p]) => p),
     });
   }
 
   /** [[id, p], …] of a position, the most probable first; empty where they were not kept. */
   at(position) {
-    return Array.from({ length: this.few }, (_, k) => {
-      const i = position * this.few + k;
+    return Array.from({ length: this.perPosition }, (_, k) => {
+      const i = position * this.perPosition + k;
       return [this.ids[i], this.p[i]];
     });
   }
 
   toJSON() {
-    return { few: this.few, ids: [...this.ids], p: Array.from(this.p, (p) => round(p, 4)) };
+    return {
+      perPosition: this.perPosition,
+      ids: [...this.ids], p: Array.from(this.p, (p) => round(p, 4)),
+    };
   }
 }
 

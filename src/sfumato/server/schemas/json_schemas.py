@@ -8,8 +8,9 @@ from __future__ import annotations
 from typing import Any
 
 from sfumato.options.limits import (
-    LEAST_TEMPERATURE,
     LONGEST_STOP,
+    MAX_TEMPERATURE,
+    MIN_TEMPERATURE,
     MOST_BIAS,
     MOST_BIASES,
     MOST_COUNTED_REQUEST,
@@ -18,7 +19,6 @@ from sfumato.options.limits import (
     MOST_STABILITY,
     MOST_STEPS,
     MOST_STOPS,
-    MOST_TEMPERATURE,
     MOST_TOKENS,
     MOST_TOP_K,
 )
@@ -91,9 +91,9 @@ def _from(low: float, high: float) -> Schema:
 
 
 RANGES: dict[str, Schema] = {
-    "temperature": _from(0, MOST_TEMPERATURE),
-    "t_min": _from(0, MOST_TEMPERATURE),
-    "t_max": _from(LEAST_TEMPERATURE, MOST_TEMPERATURE),
+    "temperature": _from(0, MAX_TEMPERATURE),
+    "t_min": _from(0, MAX_TEMPERATURE),
+    "t_max": _from(MIN_TEMPERATURE, MAX_TEMPERATURE),
     "top_p": _from(0, 1),
     "top_k": {"maximum": MOST_TOP_K},
     "min_tokens": _from(0, MOST_TOKENS),

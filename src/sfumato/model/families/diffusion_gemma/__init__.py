@@ -16,6 +16,7 @@ from sfumato.model.families.family import CanvasProcess, ConfigFormat, Family, S
 
 DIFFUSION_GEMMA = Family(
     name="diffusion_gemma",
+    title="DiffusionGemma",
     model_type="diffusion_gemma",
     architecture=ARCHITECTURE,
     tensor_names=TENSOR_NAMES,

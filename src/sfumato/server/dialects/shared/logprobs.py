@@ -51,7 +51,7 @@ class TokenLog:
                     self._flush()
                 text = self._detokenizer.push([token])
                 self._incomplete.append(self._entry(commit, at, token))
-                self._complete(text)
+                self._resolve(text)
 
     def take(self, text: str) -> list[Logged]:
         """The answer's next text in parts, each with its tokens. Text that ends within a token
@@ -79,9 +79,9 @@ class TokenLog:
 
     def _flush(self) -> None:
         """The next token begins another character."""
-        self._complete(self._detokenizer.flush())
+        self._resolve(self._detokenizer.flush())
 
-    def _complete(self, text: str) -> None:
+    def _resolve(self, text: str) -> None:
         """The incomplete tokens make up this text; there are none where it is no answer's."""
         if text and self._incomplete:
             self._incomplete[-1]["token"] = text
