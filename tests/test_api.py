@@ -28,7 +28,7 @@ from sfumato.train.recipe import EMBEDDED
 from sfumato.train.vocabulary import END_OF_TURN, EOS, TOKENS
 from sfumato.weights.errors import CheckpointError
 
-FEW = SamplerConfig(max_steps=2)
+TWO_STEPS = SamplerConfig(max_steps=2)
 
 
 @pytest.fixture(scope="session")
@@ -57,7 +57,7 @@ def edit(path: Path, **fields: Any) -> None:
 def test_a_folder_and_its_file_are_the_same_model(tiny: Path, model: Model) -> None:
     other = sfumato.load(str(tiny / "model.safetensors"))
     assert other.config == model.config == EMBEDDED
-    one, two = (m.generate("Hi", sampler=FEW, max_tokens=40) for m in (model, other))
+    one, two = (m.generate("Hi", sampler=TWO_STEPS, max_tokens=40) for m in (model, other))
     assert one.token_ids == two.token_ids and one.text == two.text
     assert (model.path, other.path) == (tiny, tiny / "model.safetensors")
     assert model.load_s > 0
@@ -96,7 +96,7 @@ def test_dtypes(tiny: Path, name: str) -> None:
     logits = model.denoise_logits(torch.zeros(1, 4, dtype=torch.int64), cache)
     assert logits.dtype == torch.float32 and bool(logits.isfinite().all())
     assert model.soft_embedding(logits).dtype == getattr(torch, name)
-    assert model.generate("Hi", sampler=FEW, max_tokens=4).token_ids
+    assert model.generate("Hi", sampler=TWO_STEPS, max_tokens=4).token_ids
 
 
 def test_a_small_model_runs_in_float32_by_itself(model: Model) -> None:
@@ -227,7 +227,7 @@ def test_defaults_come_from_the_checkpoint(copy: Path, model: Model) -> None:
     other = sfumato.load(copy)
     assert other.sampler_defaults == replace(REFERENCE, max_steps=3, sampler=EntropyBound(0.5))
     assert other.generate("Hi", max_tokens=33).stats.steps == [3, 3]  # nor is 1 the limit
-    assert other.generate("Hi", max_tokens=33, sampler=FEW).stats.steps == [2, 2]
+    assert other.generate("Hi", max_tokens=33, sampler=TWO_STEPS).stats.steps == [2, 2]
 
 
 def test_end_tokens(copy: Path, model: Model) -> None:
@@ -271,7 +271,7 @@ def test_a_gguf_file(tmp_path: Path) -> None:
 
 def test_a_reply_depends_on_its_seed_alone(model: Model) -> None:
     def ids(**how: Any) -> list[int]:
-        return model.generate("Hi", max_tokens=40, sampler=FEW, **how).token_ids
+        return model.generate("Hi", max_tokens=40, sampler=TWO_STEPS, **how).token_ids
 
     first = ids()
     torch.manual_seed(1)  # torch's own generator has no say
@@ -295,7 +295,7 @@ def test_what_a_draft_holds(model: Model) -> None:
 
 def test_a_long_prefill_can_be_cancelled(model: Model) -> None:
     answers = iter([False, False, True])  # no fourth is asked for
-    reply = model.generate("x" * 2000, sampler=FEW, cancelled=lambda: next(answers))
+    reply = model.generate("x" * 2000, sampler=TWO_STEPS, cancelled=lambda: next(answers))
     assert (reply.stop_reason, reply.token_ids) == ("cancelled", [])
     assert reply.stats.prompt_tokens > 2000 and reply.stats.steps == []
     assert reply.stats.prefill_s > 0 and reply.stats.first_draft_s is None
@@ -305,7 +305,7 @@ def test_a_prompt_is_a_users_message(model: Model) -> None:
     ids = model.prompt_ids("Hi")
     assert ids == model.prompt_ids(messages=[{"role": "user", "content": "Hi"}])
     assert "".join(TOKENS[i] for i in ids) == "<bos><|turn>user\nHi<turn|>\n<|turn>model\n"
-    reply = model.generate("Hi", sampler=FEW, max_tokens=4)
+    reply = model.generate("Hi", sampler=TWO_STEPS, max_tokens=4)
     assert reply.stats.prompt_tokens == len(ids)
 
 
@@ -349,15 +349,18 @@ def test_an_unknown_argument_is_told_where_to_go(model: Model, call: str) -> Non
 
 
 def test_no_stop_and_one_stop(model: Model) -> None:
-    plain = model.generate("Hi", sampler=FEW, max_tokens=4)
-    assert model.generate("Hi", sampler=FEW, max_tokens=4, stop=None).token_ids == plain.token_ids
-    cut = model.generate("Hi", sampler=FEW, max_tokens=4, stop=plain.text[0])
+    plain = model.generate("Hi", sampler=TWO_STEPS, max_tokens=4)
+    assert (
+        model.generate("Hi", sampler=TWO_STEPS, max_tokens=4, stop=None).token_ids
+        == plain.token_ids
+    )
+    cut = model.generate("Hi", sampler=TWO_STEPS, max_tokens=4, stop=plain.text[0])
     assert cut.stop_reason == "stop" and cut.text == ""
 
 
 def test_generate_is_the_last_event_of_stream(model: Model) -> None:
-    *_, last = model.stream("Hi", max_tokens=40, sampler=FEW)
-    reply = model.generate("Hi", max_tokens=40, sampler=FEW)
+    *_, last = model.stream("Hi", max_tokens=40, sampler=TWO_STEPS)
+    reply = model.generate("Hi", max_tokens=40, sampler=TWO_STEPS)
     assert isinstance(last, Done)
     assert replace(last.reply, stats=reply.stats) == reply
 
