@@ -50,7 +50,9 @@ def test_out_of_memory_again_ends_the_newest() -> None:
 def test_out_of_memory_always_ends_everyone_and_not_the_engine(what: str) -> None:
     """The newest first."""
     ended: list[str] = []
-    serving, network, scripts, handles = three(on_finish=lambda asked, _: ended.append(asked.id))
+    serving, network, scripts, handles = three(
+        on_finish=lambda ended_request, _: ended.append(ended_request.id)
+    )
     network.before = raising(MemoryError(), what, {40, 41, 42})
     run(serving)
     assert [outcome(h) for h in handles] == ["memory"] * 3

@@ -103,10 +103,10 @@ def test_the_default_time_limit_is_what_its_comment_derives() -> None:
 def test_a_prompt_is_made_once_and_handed_over(monkeypatch: pytest.MonkeyPatch) -> None:
     model = sfumato.load()
     serving = Engine(model, EngineConfig(slots=1, context=256))
-    asked = Request("Who are you?", seed=1, max_tokens=64)
-    made = serving.prompt(asked)
+    submitted = Request("Who are you?", seed=1, max_tokens=64)
+    made = serving.prompt(submitted)
     assert made.ids == model.prompt_ids("Who are you?")
-    expected = serving.generate(asked).text
+    expected = serving.generate(submitted).text
     markers = {DIFFUSION_GEMMA.markers.thought_header: [1]}
     # No text is tokenized again.
     monkeypatch.setattr(Tokenizer, "encode", lambda _, text, special=True: markers[text])
