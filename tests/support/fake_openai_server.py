@@ -54,8 +54,8 @@ def scripted(
                 server.keys.append(self.headers.get("Authorization"))
                 running += 1
                 server.at_a_time = max(server.at_a_time, running)
-            found = status if self.path == "/v1/chat/completions" else 404
-            self.send_response(found)
+            answered = status if self.path == "/v1/chat/completions" else 404
+            self.send_response(answered)
             self.send_header("Content-Type", kind)
             self.send_header("Transfer-Encoding", "chunked")
             self.end_headers()
