@@ -1,4 +1,4 @@
-"""The pool of slots: what is reused is what was encoded, and nobody else's slot is touched.
+"""The pool of slots: what is reused is what was encoded, and no other slot is touched.
 
 Slots are real, with a window of 5; instead of a network, keys carry their token's id.
 """
