@@ -182,8 +182,8 @@ def audited(lines: list[str], soak: Soak) -> Iterator[str]:
         yield f"audit log: {len(twice)} requests ended more than once, as {twice[0]}"
     if lost := soak.answered - ids.keys():
         yield f"audit log: {len(lost)} replies are not in it, as {min(lost)}"
-    if not 0 <= (lines_read := len(entries)) - soak.replies <= soak.unread:
-        yield f"audit log: {lines_read} lines, {soak.replies} replies, and {soak.unread} unread"
+    if not 0 <= (count := len(entries)) - soak.replies <= soak.unread:
+        yield f"audit log: {count} lines for {soak.replies} replies, and {soak.unread} unread"
 
 
 def await_health(server: Server, process: subprocess.Popen[bytes], log: Path) -> None:
