@@ -49,7 +49,7 @@ MODULES = {
     "engine.budget": "engine.memory_guard",
     "weights.fit": "weights.scale_search",
     "weights.onload": "model.quantize_on_load",
-    "weights.mixes": "weights.quant_recipes",
+    "weights.mixes": "model.quant_recipes",
     "weights.outgoing": "weights.atomic_write, weights.tensor_stream",
     "server.running": "inflight",
     "server.bodies": "request_body",
