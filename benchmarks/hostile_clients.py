@@ -175,15 +175,15 @@ def figures(
     }
 
 
-def faults(found: dict[str, Any]) -> Iterator[str]:
-    if found["attack"] == ALONE:
+def faults(result: dict[str, Any]) -> Iterator[str]:
+    if result["attack"] == ALONE:
         return
-    where = f"{found['attack']} by {found['clients']}"
-    if found["health_p99_ms"] > 1e3 * HEALTH_P99_S:
-        yield f"{where}: /health took {found['health_p99_ms']} ms at the 99th percentile"
-    if found["growth_mb"] > GROWTH_MB:
-        yield f"{where}: memory grew by {found['growth_mb']} MB"
-    for how, count in found["answers"].items():
+    where = f"{result['attack']} by {result['clients']}"
+    if result["health_p99_ms"] > 1e3 * HEALTH_P99_S:
+        yield f"{where}: /health took {result['health_p99_ms']} ms at the 99th percentile"
+    if result["growth_mb"] > GROWTH_MB:
+        yield f"{where}: memory grew by {result['growth_mb']} MB"
+    for how, count in result["answers"].items():
         if how in ("no answer", "health: cut off", "500") or how.startswith("innocent"):
             yield f"{where}: {how} ({count} times)"
 
@@ -194,15 +194,15 @@ HEAD = (
 )
 
 
-def row(found: dict[str, Any]) -> str:
+def row(result: dict[str, Any]) -> str:
     def shown(value: float | None, suffix: str = "") -> str:
         return "-" if value is None else f"{value:g}{suffix}"
 
-    answers = ", ".join(f"{how}: {count}" for how, count in found["answers"].items())
+    answers = ", ".join(f"{how}: {count}" for how, count in result["answers"].items())
     return (
-        f"{found['attack']:12}{found['clients']:4}{shown(found['step_ms']):>9}"
-        f"{shown(found['slowdown'], '×'):>8}{found['health_p50_ms']:8.1f}"
-        f"{found['health_p99_ms']:8.1f}{found['health_max_ms']:8.1f}{found['growth_mb']:8.1f}"
+        f"{result['attack']:12}{result['clients']:4}{shown(result['step_ms']):>9}"
+        f"{shown(result['slowdown'], '×'):>8}{result['health_p50_ms']:8.1f}"
+        f"{result['health_p99_ms']:8.1f}{result['health_max_ms']:8.1f}{result['growth_mb']:8.1f}"
         f"  {answers}"
     )
 
@@ -280,10 +280,10 @@ def main() -> int:
     results = []
     print(f"{'':33}/health in ms\n{HEAD}", flush=True)
     with tempfile.TemporaryDirectory() as folder:
-        for found in run(options, Path(folder)):
-            results.append(found)
-            print(row(found), flush=True)
-    wrong = [fault for found in results for fault in faults(found)]
+        for result in run(options, Path(folder)):
+            results.append(result)
+            print(row(result), flush=True)
+    wrong = [fault for result in results for fault in faults(result)]
     for fault in wrong:
         print(f"FAULT: {fault}")
     about = {name: ATTACKS[name].about for name in options.attacks or ATTACKS}

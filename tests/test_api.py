@@ -334,7 +334,7 @@ def test_what_cannot_be_done_is_refused_by_name(model: Model) -> None:
     with pytest.raises(ValueError, match=r"^prompt: the prompt is .* tokens and the context holds"):
         model.generate("x" * 5000, max_tokens=1)
     with pytest.raises(ValueError, match="role"):
-        model.generate(messages=[{"role": "nobody", "content": "Hi"}])
+        model.generate(messages=[{"role": "unknown", "content": "Hi"}])
 
 
 @pytest.mark.parametrize("call", ["generate", "stream"])

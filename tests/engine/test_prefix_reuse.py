@@ -1,4 +1,4 @@
-"""Prefix reuse on a network: only new tokens are encoded, and nobody can tell from the reply.
+"""Prefix reuse on a network: only new tokens are encoded, and the reply is the same.
 
 A random quantized checkpoint with a window of 1,024: a prefix of 2,000 tokens goes round its
 rings. The compiled operations sum in an order that depends on positions alone, so that what is
@@ -105,7 +105,7 @@ def results(engine: Engine, *handles: Handle) -> list[Visible]:
 
 
 def assert_like_cold(network: Network, ids: Sequence[int], warm: Visible) -> None:
-    """As an engine that has served nobody yet has it."""
+    """As an engine that has served no request yet has it."""
     fresh = serving(network)
     (cold,) = results(fresh, submitted(fresh, ids))
     assert cold.cached == 0
