@@ -29,7 +29,9 @@ MAY_IMPORT: dict[str, set[str]] = {
     # text.markers: families say which markers their chat format has.
     "model": {"options", "ops", "weights", "text.markers"},
     "diffusion": set(_NETWORK),
-    "api": {"diffusion", "text"} | _NETWORK,
+    "text_side": {"text", "model", "weights"},
+    "transcript": {"diffusion", "text"},
+    "api": {"diffusion", "text", "text_side", "transcript"} | _NETWORK,
     "convert": {"api", "diffusion", "text"} | _NETWORK,
     "engine": _ENGINE - {"engine"},
     "": _ENGINE,
@@ -85,13 +87,13 @@ def _allowed(part: str, target: str) -> bool:
 
 def _upward() -> set[tuple[str, str]]:
     """(module, imported module) for each import that the table forbids."""
-    found = set()
+    upward = set()
     for module, path in MODULES.items():
         for name in _imports(path):
             top, _, target = name.partition(".")
             if top == "sfumato" and not _allowed(module.split(".")[0], target):
-                found.add((module, target))
-    return found
+                upward.add((module, target))
+    return upward
 
 
 def test_every_part_has_its_place() -> None:

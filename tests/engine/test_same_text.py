@@ -83,16 +83,16 @@ def test_no_row_rounds_by_its_neighbours(model: Model, lengths: tuple[int, ...])
         canvases = [Noise(seed + n, n).tokens(0, n, vocabulary) for n in lengths]
         softs = [torch.randn(n, model.config.hidden_size) for n in lengths]
         together = network.denoise(canvases, slots, softs).split(lengths)
-        for canvas, slot, soft, found in zip(canvases, slots, softs, together, strict=True):
-            assert torch.equal(network.denoise([canvas], [slot], [soft]), found)
+        for canvas, slot, soft, results in zip(canvases, slots, softs, together, strict=True):
+            assert torch.equal(network.denoise([canvas], [slot], [soft]), results)
 
 
 def test_alone(model: Model) -> None:
     serving = Engine(model, EngineConfig(slots=1, context=512))
-    for asked in requests(12, seed=1):
+    for wanted in requests(12, seed=1):
         assert same(
-            serving.generate(Request(**asked, retry_empty=False)), model.generate(**asked)
-        ), asked
+            serving.generate(Request(**wanted, retry_empty=False)), model.generate(**wanted)
+        ), wanted
 
 
 @pytest.mark.parametrize("seed", range(3))
@@ -101,32 +101,32 @@ def test_in_mixed_batches(model: Model, seed: int) -> None:
     prompts in small chunks and slots that hold what others left."""
     serving = Engine(model, EngineConfig(slots=5, context=256, prefill_chunk=24))
     chosen = random.Random(seed)
-    asked = requests(12, seed=100 + seed)
+    wanted = requests(12, seed=100 + seed)
     handles = []
-    for each in asked:
+    for each in wanted:
         handles.append(serving.submit(Request(**each, retry_empty=False, drafts=True)))
         for _ in range(chosen.randrange(3)):
             serving.step()
     run(serving)
     batched = serving.state().totals
     assert batched.steps > 1.3 * batched.forwards, "rows were seldom together"
-    for each, handle in zip(asked, handles, strict=True):
+    for each, handle in zip(wanted, handles, strict=True):
         assert same(handle.result(), model.generate(**each)), each
 
 
 def test_from_many_threads(model: Model) -> None:
     serving = Engine(model, EngineConfig(slots=3, context=256)).start()
-    asked = requests(9, seed=7)
+    wanted = requests(9, seed=7)
 
     def events(each: dict[str, Any]) -> list[Event]:
         return list(serving.submit(Request(**each, retry_empty=False)).events())
 
     try:
         with ThreadPoolExecutor(9) as clients:
-            found = list(clients.map(events, asked))
+            results = list(clients.map(events, wanted))
     finally:
         serving.close()
-    for each, (*others, last) in zip(asked, found, strict=True):
+    for each, (*others, last) in zip(wanted, results, strict=True):
         assert isinstance(last, Finished) and all(isinstance(e, Settled) for e in others)
         assert same(last.reply, model.generate(**each))
 
@@ -157,10 +157,10 @@ def test_an_answer_that_would_be_empty_may_not_end_at_last(model: Model) -> None
     assert end is not None
     eager = SamplerConfig(processors=(LogitBias({end: 100.0}),), max_steps=8)
     serving = Engine(model, EngineConfig(slots=1, context=512))
-    asked: dict[str, Any] = {"prompt": PROMPTS[0], "seed": 1, "sampler": eager}
-    empty = serving.generate(Request(**asked, retry_empty=False))
-    assert empty.text == model.generate(**asked).text == "" and empty.warnings == ()
-    handle = serving.submit(Request(**asked))
+    wanted: dict[str, Any] = {"prompt": PROMPTS[0], "seed": 1, "sampler": eager}
+    empty = serving.generate(Request(**wanted, retry_empty=False))
+    assert empty.text == model.generate(**wanted).text == "" and empty.warnings == ()
+    handle = serving.submit(Request(**wanted))
     run(serving)
     reply = handle.result()
     assert len(reply.token_ids) == 1 and reply.text

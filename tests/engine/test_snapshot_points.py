@@ -35,9 +35,9 @@ def parts(messages: Messages, thinking: bool = False) -> list[str]:
     template = Template()
     points = SnapshotPoints(template, SPECIAL)
     ids, before = template(messages, thinking), template.rendered
-    found = ["".join(map(chr, ids[:n])) for n in points.lengths(ids, messages, thinking)]
+    prefixes = ["".join(map(chr, ids[:n])) for n in points.lengths(ids, messages, thinking)]
     assert template.rendered == before  # a request's own prompt was rendered once
-    return found
+    return prefixes
 
 
 @pytest.mark.parametrize("thinking", [False, True])
@@ -85,11 +85,11 @@ def by_rendering(
 ) -> tuple[int, ...]:
     """The oracle: the conversation itself, rendered with what may come next."""
     ids, next_turn = prompt_ids(messages), [{"role": "assistant", "content": "x"}, HI]
-    found = {common(ids, prompt_ids([*messages, *next_turn]))}
+    prefixes = {common(ids, prompt_ids([*messages, *next_turn]))}
     if len(messages) > 1 and messages[0]["role"] in ("system", "developer"):
         others = ([messages[0], {"role": "user", "content": text}] for text in "xy")
-        found.add(min(common(ids, prompt_ids(other)) for other in others))
-    return tuple(sorted(found))
+        prefixes.add(min(common(ids, prompt_ids(other)) for other in others))
+    return tuple(sorted(prefixes))
 
 
 CALL = {"id": "a", "type": "function", "function": {"name": "f", "arguments": '{"a": "b"}'}}
@@ -128,9 +128,11 @@ def test_what_is_learnt_equals_what_rendering_finds(
     def ids_of(messages: Messages, thinking: bool) -> list[int]:
         return prompt_ids(template, tokenizer, messages, thinking=thinking)
 
-    def whole(messages: Messages) -> list[int]:
+    def prompt_of(messages: Messages) -> list[int]:
         return prompt_ids(template, tokenizer, messages, thinking=thinking, tools=declared)
 
     points = SnapshotPoints(ids_of, tokenizer.special_ids)
     for messages in CONVERSATIONS:
-        assert points.lengths(whole(messages), messages, thinking) == by_rendering(whole, messages)
+        assert points.lengths(prompt_of(messages), messages, thinking) == by_rendering(
+            prompt_of, messages
+        )

@@ -111,11 +111,11 @@ class ScriptedNetwork(PackedCanvases):
         self.softs += softs
         parts = []
         for canvas, slot in zip(canvases, slots, strict=True):
-            said = self.script[len(slot.encoded) - 1]
+            tokens_said = self.script[len(slot.encoded) - 1]
             slot.steps += 1
             hidden = torch.zeros(len(canvas), self.config.hidden_size)
             if slot.steps > self.hesitate:
-                hidden[torch.arange(len(canvas)), torch.tensor(said[: len(canvas)])] = 1e3
+                hidden[torch.arange(len(canvas)), torch.tensor(tokens_said[: len(canvas)])] = 1e3
             parts.append(hidden)
         return torch.cat(parts)
 
