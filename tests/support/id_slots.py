@@ -86,7 +86,8 @@ def key(
     adapter: str | None = None,
     media: tuple[Media, ...] = (),
 ) -> CacheKey:
-    return CacheKey(family, adapter, array("i", ids), media)
+    array_ids = ids if isinstance(ids, array) else array("i", ids)  # rows keep arrays
+    return CacheKey(family, adapter, array_ids, media)
 
 
 def serve(
