@@ -189,6 +189,12 @@ def test_help_loads_nothing_heavy() -> None:
     subprocess.run([sys.executable, "-c", code], check=True, stdout=subprocess.DEVNULL, timeout=60)
 
 
+def test_the_protocol_of_an_engine_loads_no_torch() -> None:
+    """What talks to an engine of another process needs neither its network nor its libraries."""
+    code = "import sys, sfumato.engine.client\nassert not {'torch', 'numpy'} & set(sys.modules)"
+    subprocess.run([sys.executable, "-c", code], check=True, timeout=60)
+
+
 def test_help_is_quick(note: Callable[[str], None]) -> None:
     """The house promises 0.2 s, which the note tells; the limit allows for a slow machine."""
     command = [str(Path(sys.executable).with_name("sfumato")), "--help"]

@@ -23,7 +23,7 @@ from sfumato.diffusion.loop import run
 from sfumato.diffusion.outcome import Stats
 from sfumato.diffusion.sampler_config import SamplerConfig
 from sfumato.model.cache import KVCache
-from sfumato.model.families import DIFFUSION_GEMMA, Family, family_of, open_checkpoint
+from sfumato.model.families import Family, family_of, open_checkpoint
 from sfumato.model.loading import Progress, config_of, expected_shapes, load_network
 from sfumato.model.model_config import ModelConfig
 from sfumato.model.network import Network
@@ -52,8 +52,8 @@ class Model:
         sampler_defaults: SamplerConfig,
         end_ids: tuple[int, ...],
         path: Path,
+        family: Family,
         load_s: float = 0.0,
-        family: Family = DIFFUSION_GEMMA,
     ) -> None:
         self.network, self.sampler_defaults, self.end_ids = network, sampler_defaults, end_ids
         self.tokenizer, self.template = text.tokenizer, text.template
@@ -242,7 +242,7 @@ def load(
     network = load_network(checkpoint, target, kind, progress, activations)
     ends = end_ids(checkpoint, network.config, text.tokenizer)
     seconds, family = time.perf_counter() - start, family_of(checkpoint)
-    return Model(network, text, defaults, ends, checkpoint.path, seconds, family)
+    return Model(network, text, defaults, ends, checkpoint.path, family, seconds)
 
 
 def _fitting_text(checkpoint: Checkpoint, config: ModelConfig) -> TextSide:

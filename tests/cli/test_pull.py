@@ -8,6 +8,7 @@ import re
 import subprocess
 import sys
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -17,6 +18,8 @@ import pytest
 from sfumato import catalog
 from sfumato.api import EMBEDDED
 from sfumato.cli import download, hub, pull
+from sfumato.model import families
+from sfumato.model.families import FAMILIES, Family
 
 from .stand_in import REVISION, StandIn, stand_in
 
@@ -168,6 +171,21 @@ def test_what_cannot_be_had_is_said_with_what_to_do(
     assert done.code == 2
     assert re.search(words, done.err.splitlines()[-1]), done.err
     assert hub_server.sent == []
+
+
+@pytest.mark.parametrize("family", FAMILIES, ids=lambda family: family.name)
+def test_a_repository_of_each_family_that_can_be_run_is_readable(family: Family) -> None:
+    """By the name that its GGUF files say, and by that of its config.json."""
+    for name in (family.architecture, family.model_type):
+        assert pull._unreadable(hub.Listing("a/b", REVISION, {}, architecture=name)) == []
+
+
+def test_a_new_family_is_readable(monkeypatch: pytest.MonkeyPatch) -> None:
+    listing = hub.Listing("a/b", REVISION, {}, architecture="toy-diffusion")
+    assert pull._unreadable(listing)
+    toy = replace(FAMILIES[0], architecture="toy-diffusion")
+    monkeypatch.setattr(families, "FAMILIES", (*FAMILIES, toy))
+    assert pull._unreadable(listing) == []
 
 
 def test_the_safetensors_that_a_folder_would_be_read_by() -> None:

@@ -79,7 +79,7 @@ class Visible:
 
 def serving(network: Network) -> Engine:
     text = TextSide(tokenizer(), ChatTemplate(TEMPLATE, markers=DIFFUSION_GEMMA.markers))
-    model = Model(network, text, REFERENCE, END_IDS, Path("random"))
+    model = Model(network, text, REFERENCE, END_IDS, Path("random"), DIFFUSION_GEMMA)
     return Engine(model, EngineConfig(slots=2, context=CONTEXT, strict=True, prefill_chunk=700))
 
 

@@ -12,10 +12,15 @@ from tests.support.scripted_engine import run
 
 import sfumato
 from sfumato import Engine, EngineConfig, Model, Request, SamplerConfig
+from sfumato.api import Reply
+from sfumato.diffusion import loop
+from sfumato.diffusion.canvas import Canvas
 from sfumato.diffusion.noise import Noise
+from sfumato.diffusion.outcome import SettledCanvas
 from sfumato.diffusion.processors import LogitBias
 from sfumato.diffusion.sampler import FixedCount, Threshold
-from sfumato.engine import Event, Finished, Settled
+from sfumato.engine import Draft, Event, Finished, Settled
+from sfumato.engine.request import prepare, snapshot_points_of
 
 PROMPTS = (
     "Who are you?",
@@ -164,3 +169,65 @@ def test_an_answer_that_would_be_empty_may_not_end_at_last(model: Model) -> None
     account = handle.terminal.account
     assert (account.retries, account.canvas_tokens) == (2, 3 * 32)
     assert len(account.steps) == 1 and sum(account.steps) >= 6
+
+
+THOUGHT = "<|channel>thought\nThe sea is"
+
+
+def by_the_loop(model: Model, request: Request) -> tuple[Reply, list[Draft]]:
+    """The reply that the plain loop gives under the policies and the opening of a request."""
+    limit = model.config.context_length
+    prepared = prepare(model, request, limit, snapshot_points_of(model))
+    prompt = torch.tensor(prepared.prompt.ids)
+    steps = loop.run(model.network, prompt, prepared.plan, prepared.policies, prepared.opening)
+    drafts: list[Draft] = []
+    while True:
+        try:
+            event = next(steps)
+        except StopIteration as end:
+            return prepared.transcript.finish(end.value), drafts
+        if isinstance(event, SettledCanvas):
+            prepared.transcript.add(event, drafts[-1])
+        else:
+            drafts.append(event)
+
+
+def test_openings_retries_and_thinking_cuts_in_mixed_batches(
+    model: Model, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As the loop has them, bit for bit at every step. The ids of a canvas come from its last
+    draft: its state is not read from the device once more."""
+    monkeypatch.setattr(Canvas, "argmax", None)
+    end = model.tokenizer.token_id("<turn|>")
+    assert end is not None
+    eager = SamplerConfig(processors=(LogitBias({end: 100.0}),), max_steps=4)
+    thinks: dict[str, Any] = {"opening": THOUGHT, "thinking": True}
+    special: list[dict[str, Any]] = [
+        {"sampler": eager, "stop": None},
+        {"opening": "y" * 40, "max_tokens": 90},
+        thinks | {"max_tokens": 90, "max_thinking_tokens": 13},
+        thinks | {"max_tokens": 70, "sampler": SamplerConfig(ignore_eos=True, max_steps=4)},
+        thinks | {"max_tokens": 90, "max_thinking_tokens": 13, "sampler": eager, "stop": None},
+        {"opening": "The town", "max_tokens": 33, "sampler": eager},
+    ]
+    fields = [each | more for each, more in zip(requests(6, 5), special, strict=True)]
+    mixture = [Request(**each, drafts=True) for each in (*fields, *requests(4, seed=6))]
+    serving = Engine(model, EngineConfig(slots=4, context=256, prefill_chunk=24))
+    events: list[list[Event]] = [[] for _ in mixture]
+    handles = []
+    for request, received in zip(mixture, events, strict=True):
+        handles.append(serving.submit(request, received.append))
+        serving.step()
+    run(serving)
+    warnings: list[str] = []
+    for request, handle, received in zip(mixture, handles, events, strict=True):
+        reply, drafts = by_the_loop(model, request)
+        assert same(handle.result(), reply), request
+        batched = [event for event in received if isinstance(event, Draft)]
+        assert len(batched) == len(drafts)
+        for one, other in zip(batched, drafts, strict=True):
+            assert torch.equal(one.token_ids, other.token_ids), request
+            assert torch.equal(one.entropy, other.entropy), request
+        warnings += reply.warnings
+    for rule in ("was drawn again", "thought was ended"):
+        assert sum(rule in warning for warning in warnings) >= 2, warnings

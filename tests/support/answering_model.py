@@ -78,6 +78,7 @@ def answering_model(answers: Mapping[str, Answer] | None = None) -> Model:
         REFERENCE,
         END_IDS,
         Path("told"),
+        DIFFUSION_GEMMA,
     )
 
 

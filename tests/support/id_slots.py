@@ -5,6 +5,7 @@ Slots are real, with a window of 5.
 
 from __future__ import annotations
 
+from array import array
 from collections.abc import Callable, Sequence
 from types import SimpleNamespace
 from typing import Any, cast
@@ -12,7 +13,7 @@ from typing import Any, cast
 import torch
 from tests.support.gguf_files import gguf_config
 
-from sfumato.engine.lease import CacheKey, Lease
+from sfumato.engine.lease import CacheKey, Lease, Media
 from sfumato.engine.slots import SlotPool
 from sfumato.model.cache import KVPool, Slot, slot_bytes
 from sfumato.model.network import Network
@@ -79,8 +80,13 @@ def expected(ids: Sequence[int]) -> list[dict[int, int]]:
     return [window, window, full]
 
 
-def key(ids: Sequence[int], family: str = "tiny", adapter: str | None = None) -> CacheKey:
-    return CacheKey(family, adapter, ids)
+def key(
+    ids: Sequence[int],
+    family: str = "tiny",
+    adapter: str | None = None,
+    media: tuple[Media, ...] = (),
+) -> CacheKey:
+    return CacheKey(family, adapter, array("i", ids), media)
 
 
 def serve(
@@ -88,10 +94,10 @@ def serve(
     ids: Sequence[int],
     reply: Sequence[int] = (),
     need: int = 40,
-    **encoder: str,
+    **content: Any,
 ) -> Lease:
     """Leases, encodes with its stops, marks the end as well, and appends a reply."""
-    lease = pool.lease(key(ids, **encoder), need, marks=(len(ids),))
+    lease = pool.lease(key(ids, **content), need, marks=(len(ids),))
     assert lease is not None
     assert stored(lease.slot) == expected(ids[: lease.cached])
     prefill(pool, lease, ids)

@@ -137,7 +137,7 @@ def scripted(
     """A model that replies with `text`, which should hold its own end marker."""
     network: Any = ScriptedNetwork(script(text, length), length, hesitate)
     text_side = TextSide(tokenizer(), ChatTemplate(TEMPLATE, markers=MARKERS))
-    return Model(network, text_side, defaults, end_ids, Path("scripted"))
+    return Model(network, text_side, defaults, end_ids, Path("scripted"), DIFFUSION_GEMMA)
 
 
 def counted(answers: Sequence[bool]) -> Callable[[], bool]:
