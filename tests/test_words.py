@@ -84,12 +84,6 @@ VAGUE = {
     *("amid", "fate", "law"),
 }
 
-# Tests whose variables still have such names. Empty it as they are renamed.
-NOT_YET_PLAIN = (
-    *("tests/bench", "tests/diffusion", "tests/engine", "tests/train"),
-    *("tests/test_api.py", "tests/test_api_stream.py"),
-)
-
 
 def _texts() -> Iterator[tuple[str, str]]:
     """Names and texts of all files that people read, but for code of others (vendor)."""
@@ -157,6 +151,4 @@ def test_variables_say_what_they_hold(note: Callable[[str], None]) -> None:
         if (names := {name for name in _variables(path) if name.strip("_") in VAGUE})
     }
     note(f"vague names of variables: {sum(map(len, vague.values()))} in {len(vague)} files")
-    assert {
-        name: names for name, names in vague.items() if not name.startswith(NOT_YET_PLAIN)
-    } == {}
+    assert vague == {}

@@ -231,6 +231,19 @@ def test_reset_forgets_and_keeps_the_memory() -> None:
     assert slot.read(0)[0].data_ptr() == place and slot.read(0)[2].tolist() == [0]
 
 
+@pytest.mark.parametrize("count", [1, 9])
+def test_what_an_earlier_request_left_is_never_read(count: int) -> None:
+    config = gguf_config(sliding_window=6)
+    slot = filled(config, 20, 20)
+    for stored in (*slot.pool.keys, *slot.pool.values):
+        stored.fill_(float("nan"))
+    slot.reset()
+    fill(slot, config, count)
+    for index in range(len(config.layers)):
+        for parts in slot.history(index)[:2]:
+            assert all(part.isfinite().all() for part in parts)
+
+
 def test_a_cache_of_rows() -> None:
     cache = KVCache(new_pool(gguf_config(), 3, 20).slots())
     cache[1].advance(4)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from contextlib import nullcontext
 
 import pytest
 import torch
@@ -106,3 +107,39 @@ def test_canvas_attention_is_that_of_each_row_alone() -> None:
         alone = ops.attend(q[row, :n], *parts)
         assert torch.equal(twin[row, :n], alone)
         torch.testing.assert_close(plain[row, :n], alone)
+
+
+@pytest.mark.parametrize("value", [float("nan"), float("inf"), float("-inf")])
+@pytest.mark.parametrize("reference", [True, False])
+def test_what_a_canvas_does_not_see_may_hold_anything(value: float, reference: bool) -> None:
+    """Earlier requests' leftovers in a slot, and positions beyond a canvas's width."""
+    torch.manual_seed(1)
+    q, k, v = (torch.randn(2, 24, heads, DIM) for heads in (HEADS, KV_HEADS, KV_HEADS))
+    keys, values = (torch.randn(3, KV_HEADS, SIZE, DIM) for _ in range(2))
+    slots, held, width = (torch.tensor(x) for x in ([2, 0], [11, 0], [24, 7]))
+
+    def run() -> Tensor:
+        with registry.reference_only() if reference else nullcontext():
+            return ops.canvas_attention(q, k, v, keys, values, slots, held, width)
+
+    clean = run()
+    for stored in (keys, values):
+        stored[2, :, 11:] = stored[0] = value
+    for new in (q, k, v):
+        new[1, 7:] = value
+    stale = run()
+    assert torch.equal(stale[0], clean[0]) and torch.equal(stale[1, :7], clean[1, :7])
+    assert clean.isfinite().all()
+
+
+def test_canvas_attention_has_gradients() -> None:
+    torch.manual_seed(2)
+    q, k, v = (torch.randn(1, 3, h, 2, dtype=torch.float64).requires_grad_() for h in (2, 1, 1))
+    keys, values = (torch.randn(2, 1, 4, 2, dtype=torch.float64) for _ in range(2))
+    slots, held, width = (torch.tensor([x]) for x in (1, 3, 2))
+
+    def run(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+        return ops.canvas_attention(q, k, v, keys, values, slots, held, width)
+
+    with registry.reference_only():
+        assert torch.autograd.gradcheck(run, (q, k, v))

@@ -21,7 +21,7 @@ from sfumato.diffusion.loop import generate
 from sfumato.diffusion.sampler_config import SamplerConfig
 from sfumato.engine.errors import FailuresLast
 from sfumato.engine.events import Failed, Terminal
-from sfumato.engine.failures import is_out_of_memory
+from sfumato.model.out_of_memory import is_out_of_memory
 
 log = logging.getLogger(__name__)
 

@@ -2,20 +2,10 @@
 
 from __future__ import annotations
 
-import torch
-
 from sfumato.diffusion.limits import TooLarge
 from sfumato.engine.errors import EngineDead, NotReady, QueueFull
 from sfumato.engine.events import FailureKind
-
-_NO_MEMORY = ("out of memory", "not enough memory", "can't allocate memory")
-
-
-def is_out_of_memory(error: BaseException) -> bool:
-    """Whether a device or the host had no memory left; on a CPU torch says so in words only."""
-    if isinstance(error, torch.OutOfMemoryError | MemoryError):
-        return True
-    return isinstance(error, RuntimeError) and any(s in str(error).lower() for s in _NO_MEMORY)
+from sfumato.model.out_of_memory import is_out_of_memory
 
 
 def explain(error: Exception) -> tuple[FailureKind, str]:

@@ -1,6 +1,7 @@
-"""Checks that the memory suffices for an engine, before it loads and while it runs.
+"""Checks that the memory suffices: before an engine loads, and when a larger slot is asked for.
 
-Knows budgets and predictions; how the need is computed is `memory_estimate.py`'s.
+Knows budgets and predictions; how the need is computed is `memory_estimate.py`'s, and what is done
+when memory runs out in a step is `recovery.py`'s.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""What an engine does about faults and memory shortage in a step.
+"""What an engine does about faults, and about running out of memory in a step.
 
 Denoising: a batch that raises is run again row by row, so that only those rows fail that raise
 alone. Where memory runs out, unused memory is freed and half of the rows are tried; where that
@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Generic, TypeVar
 
 import torch
 
-from sfumato.engine.failures import is_out_of_memory
+from sfumato.model.out_of_memory import is_out_of_memory
 
 if TYPE_CHECKING:
     from sfumato.engine.row import Row

@@ -15,12 +15,12 @@ import torch
 
 from sfumato.diffusion.canvas import Draft
 from sfumato.diffusion.step import Denoiser
-from sfumato.engine.failures import is_out_of_memory
 from sfumato.engine.recovery import BatchRecovery, free_memory
 from sfumato.engine.row import Row
 from sfumato.engine.scheduler import Piece, Plan
 from sfumato.model.cache import Slot
 from sfumato.model.network import Network
+from sfumato.model.out_of_memory import is_out_of_memory
 
 log = logging.getLogger(__name__)
 

@@ -15,10 +15,10 @@ from collections.abc import Callable, Iterable, Sequence
 from sfumato.diffusion.limits import TooLarge
 from sfumato.engine.engine_config import EngineConfig
 from sfumato.engine.errors import EngineError
-from sfumato.engine.failures import is_out_of_memory
 from sfumato.engine.lease import CacheKey, Lease, Mark, Place, SlotView
 from sfumato.engine.memory_guard import MemoryGuard
 from sfumato.model.network import Network
+from sfumato.model.out_of_memory import is_out_of_memory
 
 Lacks = Callable[[Sequence[int], int | None], str | None]
 """Why larger slots of so many positions, all of them together, do not go beside what was allocated

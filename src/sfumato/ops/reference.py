@@ -4,6 +4,11 @@ Weights come either as float tensors or as `Stored`, which is dequantized.  Ever
 differentiable in its float arguments, works on any torch device, and treats rows independently up
 to rounding.  None reads a number on the host, copies to the device or has a shape that depends on
 data, and the number of tensor operations does not depend on the number of rows.
+
+Of one operation of torch this is known only by half: `experts` calls `F.grouped_mm`, which torch
+serves by a kernel on some devices and by a fallback on others, and a fallback may read the offsets
+of the groups on the host.  A trace on a device without numbers cannot show that, since it sees the
+operation and not what serves it; on no device has it been measured.
 """
 
 from __future__ import annotations
@@ -170,13 +175,16 @@ def canvas_attention(
     kv_heads, size = keys.shape[1:3]
     more_keys, more_queries = -(size + length) % KEYS, -length % QUERIES
 
-    def all_of(stored: Tensor, new: Tensor) -> Tensor:
-        parts = stored.index_select(0, slots).to(q.dtype), new.transpose(1, 2)
-        return F.pad(torch.cat(parts, dim=2), (0, 0, 0, more_keys))
-
     place = torch.arange(size + length + more_keys, device=q.device)
     in_canvas = (place >= size) & (place < size + width[:, None])
     seen = ((place < size) & (place < held[:, None])) | in_canvas  # [rows, keys]
+
+    def all_of(stored: Tensor, new: Tensor) -> Tensor:
+        padding = new.new_zeros(1, 1, 1, 1).expand(rows, kv_heads, more_keys, d)
+        parts = stored.index_select(0, slots).to(q.dtype), new.transpose(1, 2), padding
+        # What an earlier request left in the slot may be NaN or infinite, and 0 · NaN is NaN.
+        return torch.cat(parts, dim=2).masked_fill_(~seen[:, None, :, None], 0.0)
+
     # The heads that share a key head become more queries of that head.
     folded = F.pad(q.transpose(1, 2), (0, 0, 0, more_queries)).reshape(rows, kv_heads, -1, d)
     out = F.scaled_dot_product_attention(

@@ -17,10 +17,10 @@ from sfumato import ops
 from sfumato.diffusion.canvas import Canvas
 from sfumato.diffusion.noise import Noise
 from sfumato.diffusion.processors import LogitBias
-from sfumato.diffusion.sampler import FixedCount, StepView, Threshold
+from sfumato.diffusion.sampler import EntropyBound, FixedCount, StepView, Threshold
 from sfumato.diffusion.sampler_config import REFERENCE, SamplerConfig
-from sfumato.diffusion.step import Denoiser, denoise
-from sfumato.diffusion.stopping import Never
+from sfumato.diffusion.step import Denoiser, denoise, rules
+from sfumato.diffusion.stopping import Never, StableAndConfident
 from sfumato.model.families.diffusion_gemma.config_json import config_from_hf
 
 CONFIG = config_from_hf(tiny_config(canvas_length=32).to_dict())
@@ -83,6 +83,21 @@ MIXED: list[dict[str, Any]] = [
 def test_a_step_of_rows_of_every_kind_stays_on_the_device() -> None:
     """Pins, bans, widths, samplers, histories: all that is no group of its own."""
     traced(MIXED)
+
+
+def test_built_in_rules_are_lifted_there(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Rows of a group by one call, and none by itself."""
+    monkeypatch.setattr(rules, "_row", None)
+    samplers = EntropyBound(), FixedCount(4), Threshold(0.8)
+    pairs: list[dict[str, Any]] = [{"sampler": sampler} for sampler in samplers] * 2
+    pairs += [{"stopping": Never()}, {"stopping": StableAndConfident(2)}] * 2
+    with fake_device():
+        step = Step(pairs)
+        with Trace():
+            step()
+    assert step.denoiser._layout
+    (part,) = step.denoiser._layout[1].parts
+    assert [(len(group.rows), group.lifted) for group in part.groups] == [(2, True)] * 5
 
 
 def test_eight_rows_take_the_operations_of_one(note: Callable[[str], None]) -> None:

@@ -16,7 +16,9 @@ from sfumato.diffusion.noise import Noise
 from sfumato.diffusion.sampler import SAMPLERS, StepView
 from sfumato.diffusion.sampler_config import REFERENCE, SamplerConfig
 from sfumato.diffusion.step import Denoiser
-from sfumato.diffusion.stopping import Never
+from sfumato.diffusion.step.rules import RuleGroup
+from sfumato.diffusion.stopping import Never, StableAndConfident
+from sfumato.model.cache import Slot
 from sfumato.model.network import Network
 
 CPU = torch.device("cpu")
@@ -27,15 +29,28 @@ def network() -> Network:
     return network_of(calm_oracle())
 
 
-def run(network: Network, rules: list[dict[str, Any]], count: int = 3) -> list[list[Any]]:
-    """The results of some steps of a row for each of the rules, all in one batch."""
+def prepared(
+    network: Network, rules: list[dict[str, Any]]
+) -> tuple[Denoiser, list[Canvas], list[Slot]]:
+    """A row for each of the rules, all in one batch."""
     canvases, slots = [], []
     for seed, rule in enumerate(rules):
         config = SamplerConfig(**({"max_steps": 9, "canvas_length": 8} | rule)).over(REFERENCE)
         canvases.append(Canvas(config, Noise(seed, 0), 97, CPU, pinned={2: 7} if seed % 2 else {}))
         slots.append(network.new_slot(16))
         network.encode([torch.arange(3 + seed)], slots[-1:])
-    denoiser = Denoiser(network, len(rules))
+    return Denoiser(network, len(rules)), canvases, slots
+
+
+def groups_of(denoiser: Denoiser) -> list[RuleGroup]:
+    """Those of the last step."""
+    assert denoiser._layout
+    return [group for part in denoiser._layout[1].parts for group in part.groups]
+
+
+def run(network: Network, rules: list[dict[str, Any]], count: int = 3) -> list[list[Any]]:
+    """The results of some steps."""
+    denoiser, canvases, slots = prepared(network, rules)
     steps = [denoiser.advance(denoiser.forward(canvases, slots)) for _ in range(count)]
     return [list(row) for row in zip(*steps, strict=True)]
 
@@ -85,7 +100,83 @@ def test_a_lifted_rule_is_called_once_for_its_rows(network: Network) -> None:
 
     rule: dict[str, Any] = {"stopping": Counts()}
     drafts = run(network, [rule] * 5, count=2)
-    assert len(calls) == 2 and all(row[1].step == 2 for row in drafts)
+    assert len(calls) == 1 + 2  # tried once, before it meets a step
+    assert all(row[1].step == 2 for row in drafts)
+
+
+BUILT_IN: list[dict[str, Any]] = [
+    *({"sampler": sampler(), "stopping": Never()} for sampler in SAMPLERS.values()),
+    {"stopping": StableAndConfident()},
+]
+
+
+@pytest.mark.parametrize("rule", BUILT_IN, ids=str)
+def test_built_in_rules_are_lifted(network: Network, rule: dict[str, Any]) -> None:
+    denoiser, canvases, slots = prepared(network, [rule] * 2)
+    denoiser.forward(canvases, slots)
+    (group,) = groups_of(denoiser)
+    assert group.lifted is True
+
+
+class ShortOfMemory:
+    """A rule in whose next call memory runs out."""
+
+    def __init__(self, error: Exception, reads: bool = False) -> None:
+        self.error, self.reads, self.fails = error, reads, False
+
+    def accept(self, view: StepView) -> Tensor:
+        if self.reads:
+            view.stats.entropy.max().item()
+        if self.fails:
+            self.fails = False
+            raise self.error
+        return view.stats.entropy < 0.5
+
+
+@pytest.mark.parametrize("reads", [False, True])
+@pytest.mark.parametrize(
+    "error", [torch.OutOfMemoryError("x"), MemoryError(), RuntimeError("can't allocate memory")]
+)
+def test_memory_that_runs_out_is_no_fault_of_a_rule(
+    network: Network, error: Exception, reads: bool
+) -> None:
+    """The step raises it and may be run again; rules stay lifted."""
+    rule: dict[str, Any] = {"sampler": ShortOfMemory(error, reads), "stopping": Never()}
+    calm = run(network, [rule] * 3, count=1)
+    denoiser, canvases, slots = prepared(network, [rule] * 3)
+    findings = denoiser.forward(canvases, slots)
+    rule["sampler"].fails = True
+    with pytest.raises(type(error)):
+        denoiser.advance(findings)
+    again = denoiser.advance(denoiser.forward(canvases, slots))
+    assert all(same(a, [b]) for a, b in zip(calm, again, strict=True))
+    assert [group.lifted for group in groups_of(denoiser)] == [not reads]
+
+
+def test_a_probe_that_runs_out_of_memory_is_no_answer(network: Network) -> None:
+    sampler = ShortOfMemory(MemoryError())
+    sampler.fails = True
+    denoiser, canvases, slots = prepared(network, [{"sampler": sampler}] * 2)
+    with pytest.raises(MemoryError):
+        denoiser.forward(canvases, slots)
+    denoiser.forward(canvases, slots)
+    assert [group.lifted for group in groups_of(denoiser)] == [True]
+
+
+def test_a_row_with_more_statistics_leaves_the_others_lifted(network: Network) -> None:
+    shapes = []
+
+    class Notes:
+        def accept(self, view: StepView) -> Tensor:
+            shapes.append(view.stats.top_ids.shape[-1])
+            return view.stats.entropy < 0.5
+
+    rule: dict[str, Any] = {"sampler": Notes(), "stopping": Never()}
+    plain = run(network, [rule] * 4, count=1)
+    shapes.clear()
+    mixed = run(network, [rule, rule | {"top_tokens": 12}, rule, rule], count=1)
+    assert shapes == [8, 8, 12]  # the probe, all rows, the one row
+    assert all(same(a, b) for a, b in zip(plain, mixed, strict=True))
 
 
 def test_what_cannot_be_lifted_runs_row_by_row_and_says_so_once(
@@ -93,9 +184,12 @@ def test_what_cannot_be_lifted_runs_row_by_row_and_says_so_once(
 ) -> None:
     seen: list[int] = []
     rule: dict[str, Any] = {"sampler": Reads(seen), "stopping": Never()}
+    denoiser, canvases, slots = prepared(network, [rule] * 3)
     with caplog.at_level(logging.WARNING):
-        together = run(network, [rule] * 3)
-        run(network, [rule] * 2)
+        steps = [denoiser.advance(denoiser.forward(canvases, slots)) for _ in range(3)]
+        denoiser.forward(canvases[1:], slots[1:])  # a row has left
+    together = [list(row) for row in zip(*steps, strict=True)]
+    assert [group.lifted for group in groups_of(denoiser)] == [False]
     (record,) = [r for r in caplog.records if "row by row" in r.message]
     assert record.message.startswith("Reads cannot run on several rows at once")
     assert set(seen) == {1}

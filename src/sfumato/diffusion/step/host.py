@@ -15,6 +15,7 @@ from sfumato.diffusion.step.batch import StepBatch, width_for
 from sfumato.diffusion.step.change import change, write
 from sfumato.diffusion.step.denoise import Findings, draw, forward, move
 from sfumato.diffusion.step.layout import Layout, Part, lay_out
+from sfumato.diffusion.step.lifting import LiftProbe
 from sfumato.diffusion.step.packed import pack, to_host, unpack
 from sfumato.diffusion.step.results import Pending, Result, result_of
 from sfumato.diffusion.step.rules import RuleGroup
@@ -32,6 +33,7 @@ class Denoiser:
         self.network, self._rows = network, rows
         self._seats: dict[Key, Seats] = {}
         self._layout: tuple[object, Layout] | None = None
+        self._probe = LiftProbe()
 
     @torch.no_grad()
     def forward(self, canvases: Sequence[Canvas], slots: Sequence[Slot]) -> Findings:
@@ -78,7 +80,7 @@ class Denoiser:
                 for key, rows in orders.items()
             ]
             vocab_size, device = self.network.head.vocab_size, self.network.device
-            self._layout = version, lay_out(order, batches, vocab_size, device)
+            self._layout = version, lay_out(order, batches, vocab_size, device, self._probe)
         return self._layout[1]
 
     def _key(self, canvas: Canvas) -> Key:
@@ -125,7 +127,7 @@ def advance_one(canvas: Canvas, stats: HeadStats) -> Draft:
     state = StepBatch(*(tensor[row : row + 1] for tensor in batch.tensors()))
     places = None if batch.width == canvas.length else torch.arange(canvas.length)
     packed = None if places is None else places.to(canvas.device)
-    part = Part(state, (canvas.length,), packed, RuleGroup.of([canvas], canvas.device))
+    part = Part(state, (canvas.length,), packed, (RuleGroup.alone(canvas),))
     new = change(part, stats, draw([part], canvas.vocab_size).fresh[0], {0: stats})
     if new.errors:
         raise new.errors[0]

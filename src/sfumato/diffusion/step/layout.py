@@ -17,6 +17,7 @@ from torch import Tensor
 from sfumato.diffusion.canvas import Canvas
 from sfumato.diffusion.scoring import Scoring
 from sfumato.diffusion.step.batch import StepBatch
+from sfumato.diffusion.step.lifting import LiftProbe
 from sfumato.diffusion.step.rules import RuleGroup
 from sfumato.model.attention import CanvasPart
 from sfumato.model.cache import KVPool, Slot
@@ -87,6 +88,7 @@ def lay_out(
     batches: Sequence[tuple[StepBatch, Sequence[Canvas], Sequence[Slot]]],
     vocab_size: int,
     device: torch.device,
+    probe: LiftProbe,
 ) -> Layout:
     """The layout of canvases that stand in the first rows of their batches. Notes there which slots
     they follow."""
@@ -95,7 +97,7 @@ def lay_out(
         rows = batch.first(len(canvases))
         rows.slots.copy_(torch.tensor([slot.index for slot in slots]))
         lengths = [canvas.length for canvas in canvases]
-        groups = RuleGroup.of(canvases, device)
+        groups = RuleGroup.of(canvases, rows, probe)
         part = Part(rows, tuple(lengths), _packed(lengths, batch.width, device), groups)
         parts.append(part)
         for _, places in groupby(range(len(slots)), lambda row: id(slots[row].pool)):  # noqa: B023

@@ -2,12 +2,12 @@
 
 Rows with equal rules are a group, and `torch.vmap` lifts the rules over its rows.  A rule that
 cannot be lifted, because it reads a tensor's value, is called row by row.  What a rule raises is
-the fault of its row alone.
+the fault of its row alone; where memory runs out, the step as a whole has failed and may be tried
+again with fewer rows.
 """
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
@@ -17,18 +17,16 @@ from torch import Tensor
 from sfumato.diffusion.canvas import Canvas
 from sfumato.diffusion.checks import check_returned
 from sfumato.diffusion.sampler import Sampler, StepView
+from sfumato.diffusion.step.batch import StepBatch
+from sfumato.diffusion.step.lifting import LiftProbe, same, tensors_of, view_of
 from sfumato.diffusion.stopping import Stopping
 from sfumato.model.head import HeadStats
-
-log = logging.getLogger(__name__)
-
-_not_lifted: set[type] = set()
-"""Types of rules that `torch.vmap` does not lift; each has been logged once."""
+from sfumato.model.out_of_memory import is_out_of_memory
 
 
 @dataclass(frozen=True)
 class RuleGroup:
-    """Rows of one batch that one call of the rules serves."""
+    """Rows of one batch that one call of the rules serves, if the rules can be lifted."""
 
     rows: tuple[int, ...]
     index: Tensor | None  # int64: the rows, on the device; None: all rows of the batch
@@ -36,10 +34,13 @@ class RuleGroup:
     stopping: Stopping
     max_steps: int
     length: int
+    lifted: bool  # whether `torch.vmap` lifts both rules
 
     @classmethod
-    def of(cls, canvases: Sequence[Canvas], device: torch.device) -> tuple[RuleGroup, ...]:
-        """The groups of the canvases, which stand in the first rows of a batch in this order."""
+    def of(
+        cls, canvases: Sequence[Canvas], batch: StepBatch, probe: LiftProbe
+    ) -> tuple[RuleGroup, ...]:
+        """The groups of the canvases, which stand in the first rows of the batch in this order."""
         groups: list[tuple[Canvas, list[int]]] = []
         for row, canvas in enumerate(canvases):
             rows = next((rows for one, rows in groups if _alike(one, canvas)), None)
@@ -47,33 +48,35 @@ class RuleGroup:
                 groups.append((canvas, [row]))
             else:
                 rows.append(row)
-        return tuple(cls._of(canvas, rows, len(canvases), device) for canvas, rows in groups)
+        return tuple(
+            cls._of(
+                canvas,
+                rows,
+                None if len(rows) == len(canvases) else torch.tensor(rows).to(batch.tokens.device),
+                probe.lifts(canvas, batch),
+            )
+            for canvas, rows in groups
+        )
 
     @classmethod
-    def _of(cls, canvas: Canvas, rows: list[int], count: int, device: torch.device) -> RuleGroup:
+    def alone(cls, canvas: Canvas) -> RuleGroup:
+        """The group of a canvas that has a batch for itself, and nothing to be lifted over."""
+        return cls._of(canvas, [0], None, lifted=False)
+
+    @classmethod
+    def _of(cls, canvas: Canvas, rows: list[int], index: Tensor | None, lifted: bool) -> RuleGroup:
         config = canvas.config
         assert config.sampler and config.stopping and config.max_steps
-        index = None if len(rows) == count else torch.tensor(rows).to(device)
         rules = config.sampler, config.stopping
-        return cls(tuple(rows), index, *rules, config.max_steps, canvas.length)
+        return cls(tuple(rows), index, *rules, config.max_steps, canvas.length, lifted)
 
 
 def _alike(one: Canvas, other: Canvas) -> bool:
-    """Whether one call of the rules serves both. Rules of equal settings are one rule; a rule
-    without an equality of its own equals itself alone."""
+    """Whether one call of the rules serves both."""
     a, b = one.config, other.config
     return (one.length, a.max_steps) == (other.length, b.max_steps) and (
-        _same(a.sampler, b.sampler) and _same(a.stopping, b.stopping)
+        same(a.sampler, b.sampler) and same(a.stopping, b.stopping)
     )
-
-
-def _same(one: object, other: object) -> bool:
-    if one is other:
-        return True
-    try:
-        return type(one) is type(other) and bool(one == other)
-    except Exception:  # the equality of a third party's rule
-        return False
 
 
 @dataclass(frozen=True)
@@ -86,34 +89,38 @@ class Decision:
 
 
 def decide(groups: Sequence[RuleGroup], view: StepView, extra: Mapping[int, HeadStats]) -> Decision:
-    """Applies the rules.
+    """Applies the rules. Raises where memory runs out.
 
     view: of all rows, each tensor with a leading axis [R]; its max_steps does not count. extra: of
-    rows whose statistics hold more than the batch's (scores, more than TOP tokens), their own.
+    rows whose statistics hold more than the batch's (scores, more than TOP tokens), their own; the
+    rules of these rows are called row by row.
     """
     rows, width = view.pinned.shape
     if len(groups) == 1 and rows > 1 and not extra and groups[0].length == width:
-        lifted = _lifted(groups[0], view)
-        if lifted is not None:
-            return Decision(*lifted, {})
+        results = _lifted(groups[0], view)
+        if results is not None:
+            return Decision(*results, {})
     accepted = torch.zeros_like(view.pinned)
     stop = torch.zeros_like(view.pinned[:, 0])
     errors: dict[int, Exception] = {}
     for group in groups:
-        several = len(group.rows) > 1 and not any(row in extra for row in group.rows)
-        lifted = _lifted(group, view) if several else None
-        if lifted is not None:
-            if group.index is None:
-                accepted[:, : group.length], stop[:] = lifted
-            else:
-                accepted[:, : group.length].index_copy_(0, group.index, lifted[0])
-                stop.index_copy_(0, group.index, lifted[1])
-            continue
-        for row in group.rows:
+        single: Sequence[int] = [row for row in group.rows if row in extra]
+        # All rows of the group are lifted, so that the shapes do not depend on which are single.
+        results = _lifted(group, view) if len(group.rows) - len(single) > 1 else None
+        if results is None:
+            single = group.rows
+        elif group.index is None:
+            accepted[:, : group.length], stop[:] = results
+        else:
+            accepted[:, : group.length].index_copy_(0, group.index, results[0])
+            stop.index_copy_(0, group.index, results[1])
+        for row in single:
             try:
                 one = _row(view, row, group, extra.get(row))
                 accepted[row, : group.length], stop[row] = _apply(group, one)
             except Exception as error:
+                if is_out_of_memory(error):
+                    raise
                 errors[row] = error
     return Decision(accepted, stop, errors)
 
@@ -129,8 +136,8 @@ def _apply(group: RuleGroup, view: StepView) -> tuple[Tensor, Tensor]:
 
 def _row(view: StepView, row: int, group: RuleGroup, stats: HeadStats | None) -> StepView:
     """The view of one row; stats: its own, where they hold more than the batch's."""
-    values = [tensor[row] for tensor in _tensors(view, group.length)]
-    one = _view(values, group.max_steps)
+    values = [tensor[row] for tensor in tensors_of(view, group.length)]
+    one = view_of(values, group.max_steps)
     if stats is None:
         return one
     merged = replace(
@@ -141,75 +148,20 @@ def _row(view: StepView, row: int, group: RuleGroup, stats: HeadStats | None) ->
 
 def _lifted(group: RuleGroup, view: StepView) -> tuple[Tensor, Tensor] | None:
     """accepted bool [rows, length] and stop bool [rows] of a group by one call; None where the
-    rules cannot be lifted, or raise."""
-    if type(group.sampler) in _not_lifted or type(group.stopping) in _not_lifted:
+    rules cannot be lifted, or raise: then each row is to show whether it is at fault."""
+    if not group.lifted:
         return None
-    tensors = _tensors(view, group.length)
+    tensors = tensors_of(view, group.length)
     if group.index is not None:
         tensors = [tensor.index_select(0, group.index) for tensor in tensors]
 
     def rules(*values: Tensor) -> tuple[Tensor, Tensor]:
-        return _apply(group, _view(values, group.max_steps))
+        return _apply(group, view_of(values, group.max_steps))
 
     try:
         accepted, stop = torch.vmap(rules)(*tensors)
     except Exception as error:
-        _log_once(group, view, error)
+        if is_out_of_memory(error):
+            raise
         return None
     return accepted, stop
-
-
-def _log_once(group: RuleGroup, view: StepView, error: Exception) -> None:
-    """Logs which rule cannot be lifted; one that raises for a row alone as well is at fault, and
-    is not remembered."""
-    one = _row(view, group.rows[0], group, None)
-    try:
-        _apply(group, one)
-    except Exception:
-        return
-    for rule, call in (
-        (group.sampler, group.sampler.accept),
-        (group.stopping, group.stopping.done),
-    ):
-        if not _lifts(call, view, group):
-            _not_lifted.add(type(rule))
-            log.warning(
-                "%s cannot run on several rows at once and runs row by row: %s",
-                type(rule).__name__,
-                str(error).splitlines()[0] if str(error) else type(error).__name__,
-            )
-
-
-def _lifts(call: object, view: StepView, group: RuleGroup) -> bool:
-    try:
-        torch.vmap(lambda *values: call(_view(values, group.max_steps)))(  # type: ignore[operator]
-            *(tensor[list(group.rows)] for tensor in _tensors(view, group.length))
-        )
-    except Exception:
-        return False
-    return True
-
-
-def _tensors(view: StepView, length: int) -> list[Tensor]:
-    """The tensors of a view of rows, cut to the canvas's length, in the order of `_view`."""
-    stats = view.stats
-    by_position = (
-        view.tokens,
-        stats.argmax,
-        stats.drawn,
-        stats.entropy,
-        stats.top_ids,
-        stats.top_probs,
-        stats.soft,
-        view.pinned,
-    )
-    cut = by_position if view.pinned.shape[1] == length else [t[:, :length] for t in by_position]
-    return [view.step, view.unchanged, view.history[..., :length], *cut]
-
-
-def _view(values: Sequence[Tensor], max_steps: int) -> StepView:
-    step, unchanged, history, tokens, argmax, drawn, entropy, top_ids, top_probs, soft, pinned = (
-        values
-    )
-    stats = HeadStats(argmax, drawn, entropy, top_ids, top_probs, soft)
-    return StepView(step, max_steps, tokens, stats, history, pinned, unchanged)
