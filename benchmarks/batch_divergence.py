@@ -73,10 +73,10 @@ def main() -> None:
         sets = evaluation_sets(count=args.prompts)
         tasks = [task for group in zip(*sets.values(), strict=False) for task in group]
         prompts = [model.prompt_ids(messages=task.messages) for task in tasks[: args.prompts]]
-        found = figures[dtype] = measure(model, prompts, args.batch)
+        measured = figures[dtype] = measure(model, prompts, args.batch)
         print(
-            f"{dtype:<10}{found['prompts']:>9}{found['batch']:>7}"
-            f"{found['texts_differ']:>14}{found['steps_differ']:>14}"
+            f"{dtype:<10}{measured['prompts']:>9}{measured['batch']:>7}"
+            f"{measured['texts_differ']:>14}{measured['steps_differ']:>14}"
         )
     print(json.dumps(figures))
 

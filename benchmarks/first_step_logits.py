@@ -127,10 +127,10 @@ def distances(ours: list[Tensor], others: list[Tensor]) -> dict[str, float]:
     }
 
 
-def row(format: str, who: str, found: dict[str, dict[str, float]]) -> str:
+def row(format: str, who: str, distances: dict[str, dict[str, float]]) -> str:
     cells = [
-        "{cosine_worst:11.6f}{cosine_median:10.6f}{l2_median:10.1e}".format(**found[other])
-        if other in found
+        "{cosine_worst:11.6f}{cosine_median:10.6f}{l2_median:10.1e}".format(**distances[other])
+        if other in distances
         else " " * 31
         for other in (PEER, "exact")
     ]
@@ -146,23 +146,23 @@ def measured(
         for seed in range(seeds):
             runs.append(everyones(program, Path(folder) / "random.gguf", target, seed))
     them = {name: [run[name] for run in runs] for name in runs[0]}
-    found = {
+    rows = {
         who: {other: distances(them[who], them[other]) for other in (PEER, "exact")}
         for who in ways(target)
     }
-    return found | {PEER: {"exact": distances(them[PEER], them["exact"])}}
+    return rows | {PEER: {"exact": distances(them[PEER], them["exact"])}}
 
 
 def faults(results: dict[str, dict[str, dict[str, dict[str, float]]]]) -> list[str]:
     """What is further from the peer than rounding explains, in words."""
-    said = []
+    lines = []
     for format, rows in results.items():
-        for who, found in rows.items():
-            if PEER in found and (worst := found[PEER]["cosine_worst"]) < LEAST:
-                said.append(f"{format}, {who}: a cosine to {PEER} of {worst:.6f}, below {LEAST}")
+        for who, distances in rows.items():
+            if PEER in distances and (worst := distances[PEER]["cosine_worst"]) < LEAST:
+                lines.append(f"{format}, {who}: a cosine to {PEER} of {worst:.6f}, below {LEAST}")
     if "f32" in results and (l2 := results["f32"]["float32"][PEER]["l2_median"]) > MOST_F32:
-        said.append(f"f32: a median L2 distance to {PEER} of {l2:.1e}, above {MOST_F32}")
-    return said
+        lines.append(f"f32: a median L2 distance to {PEER} of {l2:.1e}, above {MOST_F32}")
+    return lines
 
 
 @torch.no_grad()
@@ -179,12 +179,12 @@ def main() -> None:
     results = {}
     for format in options.formats:
         results[format] = measured(options.eval.resolve(), FILES[format], options.seeds)
-        for who, found in results[format].items():
-            print(row(format, who, found), flush=True)
+        for who, distances in results[format].items():
+            print(row(format, who, distances), flush=True)
     given = {"benchmark": "first_step_logits", "seeds": options.seeds}
     print(json.dumps(given | {"distances": results}))
-    if said := faults(results):
-        raise SystemExit("\n".join(said))
+    if lines := faults(results):
+        raise SystemExit("\n".join(lines))
 
 
 if __name__ == "__main__":

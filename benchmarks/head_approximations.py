@@ -47,7 +47,9 @@ COLUMNS = (
 )
 
 
-def law_of(head: VocabularyHead, top: float, positions: int, rivals: int) -> tuple[Tensor, Tensor]:
+def hidden_of_mass(
+    head: VocabularyHead, top: float, positions: int, rivals: int
+) -> tuple[Tensor, Tensor]:
     """Hidden states [positions, hidden] whose most probable tokens int64 [positions] hold about
     `top` each: of least norm among those that give winner and rivals their scores."""
     random = torch.Generator().manual_seed(1)
@@ -105,10 +107,10 @@ def approximations(
 
 
 def measure(
-    head: VocabularyHead, hidden: Tensor, whole: int, how: dict[str, Any], repeats: int
+    head: VocabularyHead, hidden: Tensor, total_flops: int, how: dict[str, Any], repeats: int
 ) -> dict[str, Any]:
     """whole: the floating-point operations of the exact pass."""
-    saved = (whole - flops(head, hidden, **how)) / (2 * len(hidden) * head.embedding.numel())
+    saved = (total_flops - flops(head, hidden, **how)) / (2 * len(hidden) * head.embedding.numel())
     exact_s, approximate_s = [], []
     for _ in range(repeats):
         seconds, exact = timed(head, hidden)
@@ -141,22 +143,22 @@ def main() -> None:
     head = VocabularyHead(embedding.to(getattr(torch, args.dtype)), CAP)
     longest = float(head.embedding.norm(dim=1).max()) * args.hidden**0.5
     print("".join(f"{name:>11}" for name in COLUMNS))
-    found = []
+    lines = []
     cases = [(rest, rivals, top) for rest, (rivals, tops) in CASES.items() for top in tops]
     for rest, rivals, top in cases:
-        hidden, winners = law_of(head, top, args.positions, rivals)
-        whole = flops(head, hidden)
+        hidden, winners = hidden_of_mass(head, top, args.positions, rivals)
+        total_flops = flops(head, hidden)
         for name, how, left, factor in approximations(head, hidden, winners):
-            row = measure(head, hidden, whole, how, args.repeats)
+            row = measure(head, hidden, total_flops, how, args.repeats)
             bound = factor * left * longest / row.pop("size")
-            found.append({"rest": rest, "how": name, "left_out": left, "bound": bound, **row})
+            lines.append({"rest": rest, "how": name, "left_out": left, "bound": bound, **row})
             print(
                 f"{rest:>11}{row['top_prob']:>11.5f}{name:>11}{left:>11.1e}{row['saved']:>11.1%}"
                 f"{row['exact_s']:>11.3f}{row['approximate_s']:>11.3f}"
                 f"{row['error']:>11.1e}{bound:>11.1e}{row['entropy_error']:>11.1e}",
                 flush=True,
             )
-    print(json.dumps({**vars(args), "temperature": TEMPERATURE, "figures": found}))
+    print(json.dumps({**vars(args), "temperature": TEMPERATURE, "figures": lines}))
 
 
 if __name__ == "__main__":

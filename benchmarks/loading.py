@@ -93,22 +93,22 @@ def main() -> None:
     reading = time.perf_counter() - start
     times: dict[str, dict[str, list[float]]] = {"as handed out": {}, "at hand": {}}
     for _ in range(options.rounds):
-        for found, count in zip(times.values(), (0, int(ROOM * size)), strict=True):
+        for seconds_of, count in zip(times.values(), (0, int(ROOM * size)), strict=True):
             for program in (LOAD, PARTS):
                 for name, seconds in run(program, options, count).items():
-                    found.setdefault(name, []).append(seconds)
+                    seconds_of.setdefault(name, []).append(seconds)
     print(
         f"{options.path.name}: {size / 1e9:.2f} GB, {options.threads} threads; "
         f"read from the page cache in {reading:.2f} s"
     )
     print(f"{'memory':15}{'seconds':11}{'median':>8}{'best':>8}{'GB/s of file, median':>23}")
-    for memory, found in times.items():
-        for name, values in found.items():
+    for memory, seconds_of in times.items():
+        for name, values in seconds_of.items():
             median = statistics.median(values)
             speed = f"{size / median / 1e9:23.2f}" if name in ("load", "weights") else ""
             print(f"{memory:15}{name:11}{median:8.2f}{min(values):8.2f}{speed}")
-    told = vars(options) | {"path": options.path.name, "bytes": size, "seconds": times}
-    print(json.dumps({"benchmark": "loading", **told}))
+    record = vars(options) | {"path": options.path.name, "bytes": size, "seconds": times}
+    print(json.dumps({"benchmark": "loading", **record}))
 
 
 if __name__ == "__main__":

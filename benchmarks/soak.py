@@ -62,11 +62,11 @@ def probes(soak: Soak) -> None:
 
 def idle(server: Server) -> str | None:
     """What keeps the server from being idle; None where it is."""
-    found = server.metrics()
+    metrics = server.metrics()
     held = {
-        "queue": found["sfumato_queue_depth", ""],
-        "busy slots": found["sfumato_slots", "busy"],
-        "rows": sum(value for (name, _), value in found.items() if name == "sfumato_rows"),
+        "queue": metrics["sfumato_queue_depth", ""],
+        "busy slots": metrics["sfumato_slots", "busy"],
+        "rows": sum(value for (name, _), value in metrics.items() if name == "sfumato_rows"),
         "GET /slots": sum(slot["busy"] for slot in json.loads(server.get("/slots"))["slots"]),
     }
     return ", ".join(f"{name}: {count:.0f}" for name, count in held.items() if count) or None
@@ -182,8 +182,8 @@ def audited(lines: list[str], soak: Soak) -> Iterator[str]:
         yield f"audit log: {len(twice)} requests ended more than once, as {twice[0]}"
     if lost := soak.answered - ids.keys():
         yield f"audit log: {len(lost)} replies are not in it, as {min(lost)}"
-    if not 0 <= (found := len(entries)) - soak.replies <= soak.unread:
-        yield f"audit log: {found} lines for {soak.replies} replies, and {soak.unread} unread"
+    if not 0 <= (count := len(entries)) - soak.replies <= soak.unread:
+        yield f"audit log: {count} lines for {soak.replies} replies, and {soak.unread} unread"
 
 
 def await_health(server: Server, process: subprocess.Popen[bytes], log: Path) -> None:
@@ -224,18 +224,18 @@ def main() -> int:
     parts = urlsplit(options.url or "http://127.0.0.1")
     soak = Soak(Server(parts.hostname or "127.0.0.1", parts.port or 80, options.api_key))
     if options.url:
-        found = run(soak, options)
+        report = run(soak, options)
     else:
         with (
             tempfile.TemporaryDirectory() as folder,
             served(options, soak, Path(folder)),
         ):
-            found = run(soak, options)
+            report = run(soak, options)
     print("\n".join(table(soak)))
     for violation, count in Counter(soak.violations).most_common(20):
         print(f"VIOLATION ({count}×): {violation[:4000]}")
     settings = {"clients": options.clients, "seconds": options.seconds}
-    line = {"benchmark": "soak", **settings, **found, "violations": len(soak.violations)}
+    line = {"benchmark": "soak", **settings, **report, "violations": len(soak.violations)}
     print(json.dumps(line))
     return 1 if soak.violations else 0
 

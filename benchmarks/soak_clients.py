@@ -83,10 +83,10 @@ def check_stream(lines: Iterable[bytes]) -> dict[int, str]:
             raise Violation(f"a stream ended in an error: {chunk['error']}")
         for choice in chunk["choices"]:
             index = choice["index"]
-            said = text_of(choice.get("delta") or choice)
-            if index in reasons and (said or choice.get("finish_reason")):
+            piece = text_of(choice.get("delta") or choice)
+            if index in reasons and (piece or choice.get("finish_reason")):
                 raise Violation(f"choice {index} goes on after its finish reason")
-            texts[index] += said
+            texts[index] += piece
             if choice.get("finish_reason"):
                 reasons[index] = choice["finish_reason"]
     if not done or not reasons or reasons.keys() != texts.keys():
@@ -193,7 +193,7 @@ class Soak:
 
     def leave(self, rng: random.Random) -> str:
         """Disconnects: before the answer, or within the stream; half of them without a farewell."""
-        body = {**asked(rng), "stream": rng.random() < 0.7, "max_tokens": 256}
+        body = {**random_fields(rng), "stream": rng.random() < 0.7, "max_tokens": 256}
         server = self.server
         with closing(HTTPConnection(server.host, server.port, timeout=PATIENCE_S)) as connection:
             headers = {"Content-Type": "application/json"}
@@ -229,7 +229,7 @@ class Soak:
         return "whole"
 
     def _reply(self, rng: random.Random, **options: Any) -> str:
-        body = {**asked(rng), **options}
+        body = {**random_fields(rng), **options}
         count = options.get("n", 1)
         with self.server.request("POST", CHAT, json.dumps(body).encode()) as response:
             if response.status == 429:
@@ -274,7 +274,7 @@ ACTIONS: dict[str, tuple[Callable[[Soak, random.Random], str], float]] = {
 }
 
 
-def asked(rng: random.Random) -> dict[str, Any]:
+def random_fields(rng: random.Random) -> dict[str, Any]:
     """One of few requests, so that most are asked more than once."""
     return {
         "messages": [{"role": "user", "content": rng.choice(PROMPTS)}],

@@ -236,9 +236,9 @@ def where(step: Callable[[], None], rounds: int) -> dict[str, float]:
             spent.update(dict.fromkeys(parts, 0.0))
             start = time.perf_counter()
             step()
-            whole = time.perf_counter() - start
+            total = time.perf_counter() - start
             for part, seconds in spent.items():
-                shares[part].append(100 * seconds / whole)
+                shares[part].append(100 * seconds / total)
     medians = {part: statistics.median(values) for part, values in shares.items()}
     return medians | {"rest": 100 - sum(medians.values())}
 

@@ -45,14 +45,14 @@ def products(hidden: torch.Tensor, embedding: torch.Tensor) -> None:
 
 
 def heads(embedding: torch.Tensor) -> dict[str, VocabularyHead]:
-    found = {"sfumato, BF16": VocabularyHead(embedding, CAP)}
+    variants = {"sfumato, BF16": VocabularyHead(embedding, CAP)}
     for name in ("q8_0", "q6_k"):
         blocks = quantized("embed_tokens.weight", embedding.float(), name)
         output = [
             ops.pack(blocks[at : at + CHUNK], "int8") for at in range(0, len(embedding), CHUNK)
         ]
-        found[f"sfumato, {name.upper()}"] = VocabularyHead(blocks, CAP, output=output)
-    return found
+        variants[f"sfumato, {name.upper()}"] = VocabularyHead(blocks, CAP, output=output)
+    return variants
 
 
 @torch.no_grad()
@@ -66,7 +66,7 @@ def main() -> None:
     torch.manual_seed(0)
     embedding = torch.empty(options.vocabulary, HIDDEN, dtype=torch.bfloat16).normal_(0, 0.02)
     hidden = torch.randn(POSITIONS, HIDDEN).bfloat16() * 8
-    heat = torch.full((POSITIONS,), TEMPERATURE)
+    temperatures = torch.full((POSITIONS,), TEMPERATURE)
     uniform = torch.rand(POSITIONS, dtype=torch.float64)
     runs: dict[str, Callable[[], object]] = {
         "transformers": lambda: theirs(hidden, embedding),
@@ -74,7 +74,7 @@ def main() -> None:
     }
     for name, head in heads(embedding).items():
         given = hidden if "BF16" in name else hidden.float()
-        runs[name] = lambda head=head, given=given: head(given, heat, uniform)
+        runs[name] = lambda head=head, given=given: head(given, temperatures, uniform)
     times: dict[str, list[float]] = {name: [] for name in runs}
     order = deque(runs)
     for round_ in range(options.rounds + 1):

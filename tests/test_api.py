@@ -1,4 +1,4 @@
-"""`load()` and what a `Model` is made of: files, devices, dtypes, defaults, and its raw calls."""
+"""`load()` and what a `Model` is made of: files, devices, dtypes, defaults; replies of a model."""
 
 from __future__ import annotations
 
@@ -15,35 +15,25 @@ from safetensors.torch import load_file, save_file
 from tests.support.gguf_files import gguf_config, random_state, write_gguf
 from tests.support.pieces import MARKERS
 from tests.support.scripted_model import PIECES, TEMPLATE
+from tests.support.tiny_checkpoint import save_tiny_checkpoint
 
 import sfumato
 from sfumato import Done, Draft, Model, SamplerConfig
-from sfumato.diffusion.canvas import Canvas
-from sfumato.diffusion.noise import Noise
 from sfumato.diffusion.sampler import EntropyBound
 from sfumato.diffusion.sampler_config import REFERENCE
-from sfumato.diffusion.step import denoise_step
 from sfumato.model.model_config import ConfigError
 from sfumato.text.template import TemplateError
 from sfumato.text.vocabulary import TokenizerError
-from sfumato.train.recipe import EMBEDDED, initialised
-from sfumato.train.save import save_checkpoint
-from sfumato.train.vocabulary import END_OF_TURN, EOS, TOKENS, write_text_side
+from sfumato.train.recipe import EMBEDDED
+from sfumato.train.vocabulary import END_OF_TURN, EOS, TOKENS
 from sfumato.weights.errors import CheckpointError
 
-FEW = SamplerConfig(max_steps=2)
+TWO_STEPS = SamplerConfig(max_steps=2)
 
 
 @pytest.fixture(scope="session")
 def tiny(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """An untrained checkpoint of the embedded model's kind."""
-    folder = tmp_path_factory.mktemp("tiny")
-    network = initialised(EMBEDDED, torch.Generator().manual_seed(0))
-    with torch.no_grad():
-        network.embed_tokens.weight.mul_(20)  # or every token would be as likely as any other
-    save_checkpoint(network, folder)
-    write_text_side(folder)
-    return folder
+    return save_tiny_checkpoint(tmp_path_factory.mktemp("tiny"))
 
 
 @pytest.fixture(scope="session")
@@ -67,7 +57,7 @@ def edit(path: Path, **fields: Any) -> None:
 def test_a_folder_and_its_file_are_the_same_model(tiny: Path, model: Model) -> None:
     other = sfumato.load(str(tiny / "model.safetensors"))
     assert other.config == model.config == EMBEDDED
-    one, two = (m.generate("Hi", sampler=FEW, max_tokens=40) for m in (model, other))
+    one, two = (m.generate("Hi", sampler=TWO_STEPS, max_tokens=40) for m in (model, other))
     assert one.token_ids == two.token_ids and one.text == two.text
     assert (model.path, other.path) == (tiny, tiny / "model.safetensors")
     assert model.load_s > 0
@@ -106,7 +96,7 @@ def test_dtypes(tiny: Path, name: str) -> None:
     logits = model.denoise_logits(torch.zeros(1, 4, dtype=torch.int64), cache)
     assert logits.dtype == torch.float32 and bool(logits.isfinite().all())
     assert model.soft_embedding(logits).dtype == getattr(torch, name)
-    assert model.generate("Hi", sampler=FEW, max_tokens=4).token_ids
+    assert model.generate("Hi", sampler=TWO_STEPS, max_tokens=4).token_ids
 
 
 def test_a_small_model_runs_in_float32_by_itself(model: Model) -> None:
@@ -237,7 +227,7 @@ def test_defaults_come_from_the_checkpoint(copy: Path, model: Model) -> None:
     other = sfumato.load(copy)
     assert other.sampler_defaults == replace(REFERENCE, max_steps=3, sampler=EntropyBound(0.5))
     assert other.generate("Hi", max_tokens=33).stats.steps == [3, 3]  # nor is 1 the limit
-    assert other.generate("Hi", max_tokens=33, sampler=FEW).stats.steps == [2, 2]
+    assert other.generate("Hi", max_tokens=33, sampler=TWO_STEPS).stats.steps == [2, 2]
 
 
 def test_end_tokens(copy: Path, model: Model) -> None:
@@ -281,7 +271,7 @@ def test_a_gguf_file(tmp_path: Path) -> None:
 
 def test_a_reply_depends_on_its_seed_alone(model: Model) -> None:
     def ids(**how: Any) -> list[int]:
-        return model.generate("Hi", max_tokens=40, sampler=FEW, **how).token_ids
+        return model.generate("Hi", max_tokens=40, sampler=TWO_STEPS, **how).token_ids
 
     first = ids()
     torch.manual_seed(1)  # torch's own generator has no say
@@ -305,7 +295,7 @@ def test_what_a_draft_holds(model: Model) -> None:
 
 def test_a_long_prefill_can_be_cancelled(model: Model) -> None:
     answers = iter([False, False, True])  # no fourth is asked for
-    reply = model.generate("x" * 2000, sampler=FEW, cancelled=lambda: next(answers))
+    reply = model.generate("x" * 2000, sampler=TWO_STEPS, cancelled=lambda: next(answers))
     assert (reply.stop_reason, reply.token_ids) == ("cancelled", [])
     assert reply.stats.prompt_tokens > 2000 and reply.stats.steps == []
     assert reply.stats.prefill_s > 0 and reply.stats.first_draft_s is None
@@ -315,7 +305,7 @@ def test_a_prompt_is_a_users_message(model: Model) -> None:
     ids = model.prompt_ids("Hi")
     assert ids == model.prompt_ids(messages=[{"role": "user", "content": "Hi"}])
     assert "".join(TOKENS[i] for i in ids) == "<bos><|turn>user\nHi<turn|>\n<|turn>model\n"
-    reply = model.generate("Hi", sampler=FEW, max_tokens=4)
+    reply = model.generate("Hi", sampler=TWO_STEPS, max_tokens=4)
     assert reply.stats.prompt_tokens == len(ids)
 
 
@@ -344,7 +334,7 @@ def test_what_cannot_be_done_is_refused_by_name(model: Model) -> None:
     with pytest.raises(ValueError, match=r"^prompt: the prompt is .* tokens and the context holds"):
         model.generate("x" * 5000, max_tokens=1)
     with pytest.raises(ValueError, match="role"):
-        model.generate(messages=[{"role": "nobody", "content": "Hi"}])
+        model.generate(messages=[{"role": "unknown", "content": "Hi"}])
 
 
 @pytest.mark.parametrize("call", ["generate", "stream"])
@@ -359,97 +349,18 @@ def test_an_unknown_argument_is_told_where_to_go(model: Model, call: str) -> Non
 
 
 def test_no_stop_and_one_stop(model: Model) -> None:
-    plain = model.generate("Hi", sampler=FEW, max_tokens=4)
-    assert model.generate("Hi", sampler=FEW, max_tokens=4, stop=None).token_ids == plain.token_ids
-    cut = model.generate("Hi", sampler=FEW, max_tokens=4, stop=plain.text[0])
+    plain = model.generate("Hi", sampler=TWO_STEPS, max_tokens=4)
+    assert (
+        model.generate("Hi", sampler=TWO_STEPS, max_tokens=4, stop=None).token_ids
+        == plain.token_ids
+    )
+    cut = model.generate("Hi", sampler=TWO_STEPS, max_tokens=4, stop=plain.text[0])
     assert cut.stop_reason == "stop" and cut.text == ""
 
 
-# The raw calls.
-
-
-def test_lengths_say_how_many_tokens_count(model: Model) -> None:
-    ids = torch.randint(10, 100, (3, 9), generator=torch.Generator().manual_seed(0))
-    lengths = torch.tensor([9, 4, 0])
-    cache = model.new_cache(3, 16)
-    model.encode(ids, cache, lengths)
-    assert cache.lengths == [9, 4, 0]
-    canvas = torch.randint(10, 100, (3, 8), generator=torch.Generator().manual_seed(1))
-    together = model.denoise_logits(canvas, cache)
-    assert together.shape == (3, 8, model.config.vocab_size) and together.dtype == torch.float32
-    assert float(together.abs().max()) <= model.config.logit_softcap
-    for row, length in enumerate(lengths.tolist()):
-        own = model.new_cache(capacity=16)
-        model.encode(ids[row : row + 1, :length], own)
-        alone = model.denoise_logits(canvas[row : row + 1], own)
-        torch.testing.assert_close(together[row], alone[0], atol=1e-3, rtol=1e-3)
-
-
-def test_encode_appends(model: Model) -> None:
-    ids = torch.randint(10, 100, (1, 9), generator=torch.Generator().manual_seed(0))
-    whole, parts = model.new_cache(1, 16), model.new_cache(1, 16)
-    model.encode(ids, whole)
-    model.encode(ids[:, :4], parts)
-    model.encode(ids[:, 4:], parts)
-    canvas = ids[:, :8]
-    torch.testing.assert_close(
-        model.denoise_logits(canvas, whole),
-        model.denoise_logits(canvas, parts),
-        atol=1e-3,
-        rtol=1e-3,
-    )
-    assert whole.lengths == parts.lengths == [9]  # denoising leaves no trace
-
-
-@pytest.mark.parametrize(
-    ("rows", "lengths", "message"),
-    [
-        (2, None, r"ids: for this cache must be int64 \[1, n\], got int64 \[2, 4\]"),
-        (1, [3, 3], r"lengths: must be int64 \[1\], got int64 \[2\]"),
-        (1, [5], r"lengths: must lie in 0\.\.4, got \[5\]"),
-        (1, [-1], r"lengths: must lie in 0\.\.4"),
-    ],
-)
-def test_rows_and_lengths_must_fit(
-    model: Model, rows: int, lengths: list[int] | None, message: str
-) -> None:
-    ids = torch.full((rows, 4), 12)
-    with pytest.raises(ValueError, match=message):
-        model.encode(ids, model.new_cache(), None if lengths is None else torch.tensor(lengths))
-
-
-def test_a_full_cache_and_strange_ids_are_refused(model: Model) -> None:
-    with pytest.raises(ValueError, match="row 0: 9 tokens do not fit a cache slot of 8"):
-        model.encode(torch.full((1, 9), 12), model.new_cache(1, 8))
-    with pytest.raises(ValueError, match=r"token ids must lie in 0\.\.105"):
-        model.encode(torch.tensor([[106]]), model.new_cache())
-    with pytest.raises(ValueError, match=r"canvas 0: must hold 1 to 32 tokens.* got 33"):
-        model.denoise_logits(torch.zeros(1, 33, dtype=torch.int64), model.new_cache())
-
-
-def test_the_raw_calls_make_the_same_steps(model: Model) -> None:
-    """Two steps by hand, self-conditioning included, against those of a canvas."""
-    ids = model.prompt_ids("Hi")
-    config = replace(REFERENCE, canvas_length=32)
-    slot = model.network.new_slot(64)
-    model.network.encode([torch.tensor(ids)], [slot])
-    canvas = Canvas(config, Noise(0, 0), model.config.vocab_size, torch.device("cpu"))
-    cache = model.new_cache(1, 64)
-    model.encode(torch.tensor([ids]), cache)
-    soft = None
-    for _ in range(2):
-        processed = model.denoise_logits(canvas.tokens[None], cache, soft) / canvas.temperature()
-        soft = model.soft_embedding(processed)
-        assert soft.shape == (1, 32, model.config.hidden_size)
-        (draft,) = denoise_step(model.network, [canvas], [slot])
-        assert torch.equal(draft.token_ids, processed[0].argmax(-1))
-        assert canvas.soft is not None
-        torch.testing.assert_close(canvas.soft, soft[0], atol=1e-4, rtol=1e-3)
-
-
 def test_generate_is_the_last_event_of_stream(model: Model) -> None:
-    *_, last = model.stream("Hi", max_tokens=40, sampler=FEW)
-    reply = model.generate("Hi", max_tokens=40, sampler=FEW)
+    *_, last = model.stream("Hi", max_tokens=40, sampler=TWO_STEPS)
+    reply = model.generate("Hi", max_tokens=40, sampler=TWO_STEPS)
     assert isinstance(last, Done)
     assert replace(last.reply, stats=reply.stats) == reply
 
@@ -458,81 +369,3 @@ def test_a_refusal_comes_with_the_call_and_not_with_the_first_event(model: Model
     for options in ({"max_tokens": 0}, {"max_tokens": 1.5}, {"seed": "x"}, {"stop": [""]}):
         with pytest.raises(ValueError, match=f"{next(iter(options))}: must be"):
             model.stream("Hello!", **options)
-
-
-@pytest.mark.parametrize(
-    "wrong",
-    [
-        [[2, 5]],
-        [2],
-        torch.ones(1, 2),
-        torch.ones(2, dtype=torch.int64),
-        torch.ones(1, 2).int(),
-        None,
-    ],
-    ids=["list", "flat list", "float", "rank 1", "int32", "None"],
-)
-def test_raw_calls_refuse_what_is_no_tensor_of_ids(model: Model, wrong: Any) -> None:
-    cache = model.new_cache(1, 16)
-    with pytest.raises(ValueError, match=r"^ids: for this cache must be int64 \[1, n\], got"):
-        model.encode(wrong, cache)
-    if wrong is not None:
-        with pytest.raises(ValueError, match=r"^lengths: must be int64 \[1\], got"):
-            model.encode(torch.ones(1, 2, dtype=torch.int64), cache, wrong)
-    with pytest.raises(ValueError, match=r"^canvas: for .* must be int64 \[1, length\], got"):
-        model.denoise_logits(wrong, cache)
-
-
-def test_a_soft_embedding_is_of_finite_floats(model: Model) -> None:
-    cache, canvas = model.new_cache(1, 16), torch.full((1, 4), 20)
-    soft = torch.ones(1, 4, model.config.hidden_size)
-    assert torch.equal(
-        model.denoise_logits(canvas, cache, soft.double()),
-        model.denoise_logits(canvas, cache, soft),
-    )
-    for wrong in (soft.long(), soft.tolist(), soft[0], 5):
-        with pytest.raises(ValueError, match=r"^soft: must be float \[1, 4, 128\], got"):
-            model.denoise_logits(canvas, cache, wrong)  # type: ignore[arg-type]
-    soft[0, 2, 7] = float("nan")
-    with pytest.raises(ValueError, match=r"^soft: must be finite"):
-        model.denoise_logits(canvas, cache, soft)
-
-
-def test_a_soft_embedding_is_of_a_law(model: Model) -> None:
-    scores = torch.zeros(1, 4, model.config.vocab_size)
-    for wrong in (scores.long(), scores[0], scores.tolist(), None):
-        with pytest.raises(ValueError, match=r"^processed_logits: must be float .*106\], got"):
-            model.soft_embedding(wrong)  # type: ignore[arg-type]
-    scores[0, 1, 1:] = float("-inf")
-    assert bool(model.soft_embedding(scores).isfinite().all())
-    for value in ("nan", "inf", "-inf"):
-        scores[0, 1, 0] = float(value)
-        with pytest.raises(ValueError, match=r"^processed_logits: must hold no NaN"):
-            model.soft_embedding(scores)
-
-
-def test_a_cache_beyond_the_memory_is_refused(model: Model) -> None:
-    with pytest.raises(ValueError, match=r"^rows, capacity: .* needs [\d,]+ bytes, and .*; lower"):
-        model.new_cache(10**9, 10**9)
-    with pytest.raises(ValueError, match=r"^rows: must be a whole number from 1, got 0"):
-        model.new_cache(rows=0)
-
-
-def test_raw_calls_refuse_what_does_not_fit(model: Model) -> None:
-    cache = model.new_cache(2, 16)
-    canvas = torch.full((2, 8), 20)
-    wrong = torch.full((2, 8), 9999)
-    hidden = model.config.hidden_size
-    for arguments, message in (
-        ((canvas[:1],), r"canvas: for this cache must be .* got int64 \[1, 8\]"),
-        ((canvas[0],), r"canvas: .* must be int64 \[2, length\], got int64 \[8\]"),
-        ((wrong,), r"canvas: token ids must lie in 0\.\.105, got 9999"),
-        (
-            (canvas, torch.zeros(2, 7, hidden)),
-            r"soft: must be .*\[2, 8, 128\], got .*\[2, 7, 128\]",
-        ),
-    ):
-        with pytest.raises(ValueError, match=message):
-            model.denoise_logits(arguments[0], cache, *arguments[1:])
-    with pytest.raises(ValueError, match=r"processed_logits: .* length, 106\], got"):
-        model.soft_embedding(torch.zeros(2, 8, 7))

@@ -29,50 +29,50 @@ def events(model: Model, **options: Any) -> tuple[list[Draft | Settled], Reply]:
     return others, last.reply  # type: ignore[return-value]
 
 
-def commits(found: list[Draft | Settled]) -> list[Settled]:
-    return [event for event in found if isinstance(event, Settled)]
+def commits(seen: list[Draft | Settled]) -> list[Settled]:
+    return [event for event in seen if isinstance(event, Settled)]
 
 
-def joined(found: list[Draft | Settled]) -> tuple[str, str]:
+def joined(seen: list[Draft | Settled]) -> tuple[str, str]:
     """The answer and the thought that the commits add up to."""
-    return "".join(c.text for c in commits(found)), "".join(c.thought for c in commits(found))
+    return "".join(c.text for c in commits(seen)), "".join(c.thought for c in commits(seen))
 
 
 def test_the_order_of_events() -> None:
-    found, _ = events(scripted("Hello, world!<turn|>", hesitate=1))
-    kinds = [(type(event).__name__, event.canvas) for event in found]
+    seen, _ = events(scripted("Hello, world!<turn|>", hesitate=1))
+    kinds = [(type(event).__name__, event.canvas) for event in seen]
     draft, commit = "Draft", "Settled"
     assert kinds == [
         *[(draft, 0)] * 3, (commit, 0),
         *[(draft, 1)] * 3, (commit, 1),
     ]  # fmt: skip
-    assert [event.step for event in found if isinstance(event, Draft)] == [1, 2, 3, 1, 2, 3]
+    assert [event.step for event in seen if isinstance(event, Draft)] == [1, 2, 3, 1, 2, 3]
 
 
 @pytest.mark.parametrize("length", [1, 3, 8, 100])
 def test_a_reply_with_a_thought(length: int) -> None:
-    found, reply = events(scripted(THINKING, length))
+    seen, reply = events(scripted(THINKING, length))
     assert reply.text == "It is 4."
     assert reply.thought == "Let me see: 2 + 2."
-    assert joined(found) == (reply.text, reply.thought)
+    assert joined(seen) == (reply.text, reply.thought)
     assert reply.stop_reason == "eos" and reply.warnings == ()
     model = scripted(THINKING, length)
     assert reply.token_ids == model.tokenizer.encode(THINKING)[:-1]
-    assert reply.token_ids == [i for c in commits(found) for i in c.token_ids]
+    assert reply.token_ids == [i for c in commits(seen) for i in c.token_ids]
 
 
 @pytest.mark.parametrize("length", [1, 5, 16])
 def test_a_reply_with_a_tool_call(length: int) -> None:
-    found, reply = events(scripted(CALLING, length), max_tokens=200)
+    seen, reply = events(scripted(CALLING, length), max_tokens=200)
     assert reply.tool_calls == (ToolCall("weather", {"city": "Paris", "days": 3}),)
-    assert (reply.text, reply.thought) == joined(found) == ("One moment.", "Hm.")
+    assert (reply.text, reply.thought) == joined(seen) == ("One moment.", "Hm.")
 
 
 def test_the_empty_thought_is_none() -> None:
     """With thinking off the model writes an empty thought itself."""
-    found, reply = events(scripted("<|channel>thought\n<channel|>Yes.<turn|>"))
+    seen, reply = events(scripted("<|channel>thought\n<channel|>Yes.<turn|>"))
     assert (reply.text, reply.thought) == ("Yes.", None)
-    assert joined(found) == ("Yes.", "")
+    assert joined(seen) == ("Yes.", "")
 
 
 @pytest.mark.parametrize("length", [1, 2, 3, 5, 8])
@@ -89,9 +89,9 @@ def test_the_empty_thought_is_none() -> None:
 def test_stop_strings(length: int, text: str, stop: Any, expected: str) -> None:
     """Inside a canvas and over several, with nothing of them in any event's text."""
     model = scripted(text, length)
-    found, reply = events(model, stop=stop)
+    seen, reply = events(model, stop=stop)
     assert (reply.text, reply.stop_reason) == (expected, "stop")
-    assert joined(found)[0] == expected
+    assert joined(seen)[0] == expected
     assert model.tokenizer.decode(reply.token_ids) == expected
     assert reply.stats.output_tokens == len(reply.token_ids)
 
@@ -99,19 +99,19 @@ def test_stop_strings(length: int, text: str, stop: Any, expected: str) -> None:
 @pytest.mark.parametrize("length", [1, 3, 8])
 def test_a_stop_string_that_does_not_come(length: int) -> None:
     """What was held back in case it would is given out in the end, at the latest."""
-    found, reply = events(scripted("wait, tw<turn|>", length), stop="two")
+    seen, reply = events(scripted("wait, tw<turn|>", length), stop="two")
     assert (reply.text, reply.stop_reason) == ("wait, tw", "eos")
-    assert joined(found)[0] == "wait, tw"
-    found, reply = events(scripted("wait, tw" * 9, length), stop="two", max_tokens=8)
-    assert (reply.text, joined(found)[0], reply.stop_reason) == ("wait, tw",) * 2 + ("max_tokens",)
+    assert joined(seen)[0] == "wait, tw"
+    seen, reply = events(scripted("wait, tw" * 9, length), stop="two", max_tokens=8)
+    assert (reply.text, joined(seen)[0], reply.stop_reason) == ("wait, tw",) * 2 + ("max_tokens",)
 
 
 def test_a_stop_string_in_a_thought_is_text_like_any_other() -> None:
     """Or "\\n" would end every reply: the empty thought that a model begins with holds one."""
     text = "<|channel>thought\nA b.\n<channel|>One\ntwo<turn|>"
-    found, reply = events(scripted(text), stop="\n")
+    seen, reply = events(scripted(text), stop="\n")
     assert (reply.text, reply.thought, reply.stop_reason) == ("One", "A b.", "stop")
-    assert joined(found) == ("One", "A b.")
+    assert joined(seen) == ("One", "A b.")
 
 
 def quoting(*parts: str) -> list[int]:
@@ -125,11 +125,11 @@ def test_quoted_markers_are_text(length: int) -> None:
     """In the answer, in a thought and in a call's arguments: only special tokens are markers."""
     code = "while x != '<eos>': <pad><mask>" + CALLING
     ids = quoting("", "<|channel>thought\n", code, "<channel|>", code, "<turn|>")
-    found, reply = events(scripted(ids, length), max_tokens=500)
+    seen, reply = events(scripted(ids, length), max_tokens=500)
     assert (reply.text, reply.thought, reply.tool_calls) == (code, code, ())
-    assert joined(found) == (code, code) and reply.warnings == ()
+    assert joined(seen) == (code, code) and reply.warnings == ()
     ids = quoting("Hm.", '<|tool_call>call:f{a:<|"|>', code, '<|"|>}<tool_call|><turn|>')
-    found, reply = events(scripted(ids, length), max_tokens=500)
+    seen, reply = events(scripted(ids, length), max_tokens=500)
     assert (reply.text, reply.tool_calls) == ("Hm.", (ToolCall("f", {"a": code}),))
 
 
@@ -166,10 +166,10 @@ def test_stop_strings_are_looked_for_once(monkeypatch: pytest.MonkeyPatch) -> No
 
 def test_drafts_have_a_text() -> None:
     """Of the canvas as it would be committed, special tokens left out, and only if asked."""
-    found, _ = events(scripted("Hello,<pad> <turn|>", 9))
-    drafts = [event for event in found if isinstance(event, Draft)]
+    seen, _ = events(scripted("Hello,<pad> <turn|>", 9))
+    drafts = [event for event in seen if isinstance(event, Draft)]
     assert drafts and {draft.text for draft in drafts} == {"Hello, "}
-    assert drafts[0] is found[0] and "decode" not in repr(drafts[0])
+    assert drafts[0] is seen[0] and "decode" not in repr(drafts[0])
     with pytest.raises(ValueError, match=r"text: .* Model\.stream"):
         _ = replace(drafts[0], decode=None).text
 
@@ -178,13 +178,13 @@ def test_drafts_have_a_text() -> None:
 @pytest.mark.parametrize("length", [1, 2, 7])
 def test_the_end_of_a_reply_is_in_its_last_commit(text: str, length: int) -> None:
     """Starts of characters are held back no longer than that."""
-    found, reply = events(scripted(text + "<turn|>", length))
-    assert joined(found)[0] == reply.text == text
+    seen, reply = events(scripted(text + "<turn|>", length))
+    assert joined(seen)[0] == reply.text == text
 
 
 def test_a_character_cut_by_the_limit() -> None:
-    found, reply = events(scripted("日本<turn|>", length=4), max_tokens=4)
-    assert joined(found)[0] == reply.text == "日�"
+    seen, reply = events(scripted("日本<turn|>", length=4), max_tokens=4)
+    assert joined(seen)[0] == reply.text == "日�"
 
 
 @given(
@@ -197,12 +197,12 @@ def test_a_character_cut_by_the_limit() -> None:
 def test_commits_always_add_up_to_the_reply(
     text: str, thought: str, length: int, limit: int, stop: list[str]
 ) -> None:
-    whole = f"<|channel>thought\n{thought}<channel|>{text}<turn|>"
-    found, reply = events(scripted(whole, length), max_tokens=limit, stop=stop)
-    assert joined(found) == (reply.text, reply.thought or "")
+    reply_text = f"<|channel>thought\n{thought}<channel|>{text}<turn|>"
+    seen, reply = events(scripted(reply_text, length), max_tokens=limit, stop=stop)
+    assert joined(seen) == (reply.text, reply.thought or "")
     assert not any(string in reply.text for string in stop)
     assert len(reply.token_ids) <= limit
-    alone = scripted(whole, 200).generate("?", max_tokens=limit, stop=stop)
+    alone = scripted(reply_text, 200).generate("?", max_tokens=limit, stop=stop)
     assert (alone.text, alone.thought) == (reply.text, reply.thought)
     assert alone.token_ids == reply.token_ids
     if len(reply.token_ids) < limit:  # else the end token may be in a canvas never begun
@@ -213,11 +213,11 @@ def test_cancelling() -> None:
     def cancel_after(*answers: bool) -> tuple[list[Draft | Settled], Reply]:
         return events(scripted("Hello, world!<turn|>"), cancelled=counted(answers))
 
-    found, reply = cancel_after(True)
-    assert (found, reply.text, reply.stop_reason) == ([], "", "cancelled")
-    found, reply = cancel_after(*[False] * 5, True)
+    seen, reply = cancel_after(True)
+    assert (seen, reply.text, reply.stop_reason) == ([], "", "cancelled")
+    seen, reply = cancel_after(*[False] * 5, True)
     assert (reply.text, reply.stop_reason) == ("Hello, w", "cancelled")
-    assert joined(found)[0] == "Hello, w" and len(found) == 4
+    assert joined(seen)[0] == "Hello, w" and len(seen) == 4
     assert reply.stats.output_tokens == len(reply.token_ids) == 8
 
 
@@ -225,8 +225,8 @@ def test_cancelling() -> None:
 def test_an_end_that_is_ignored_does_not_come(length: int) -> None:
     model = scripted("Hello<turn|>, wor<eos>ld!", length)
     sampler = SamplerConfig(ignore_eos=True)
-    found, reply = events(model, max_tokens=15, sampler=sampler)
-    assert joined(found)[0] == reply.text and reply.text.startswith("Hello")
+    seen, reply = events(model, max_tokens=15, sampler=sampler)
+    assert joined(seen)[0] == reply.text and reply.text.startswith("Hello")
     assert len(reply.token_ids) == 15 and reply.stop_reason == "max_tokens"
     assert not {0, *model.end_ids} & set(reply.token_ids)
 
@@ -253,8 +253,8 @@ def test_two_streams_at_once_do_not_mix() -> None:
 
 
 def test_commits_say_how_they_ended() -> None:
-    found, reply = events(scripted("Hello, world!<turn|>"), sampler=SamplerConfig(max_steps=1))
-    assert [c.convergence for c in commits(found)] == ["step_cap", "step_cap"]
+    seen, reply = events(scripted("Hello, world!<turn|>"), sampler=SamplerConfig(max_steps=1))
+    assert [c.convergence for c in commits(seen)] == ["step_cap", "step_cap"]
     assert reply.stats.convergence == ["step_cap", "step_cap"]
 
 

@@ -17,8 +17,8 @@ def _run(monkeypatch: pytest.MonkeyPatch, noise: float, *formats: str) -> None:
 
     def peers(program: Path, model: Path, prompt: Tensor, canvas: Tensor) -> Tensor:
         exact = script.dequantized(open_checkpoint(model))
-        found = script.logits(exact, prompt, canvas, torch.float32, "int8")
-        return found + noise * found.std() * torch.randn(found.shape)
+        logits = script.logits(exact, prompt, canvas, torch.float32, "int8")
+        return logits + noise * logits.std() * torch.randn(logits.shape)
 
     monkeypatch.setattr(script, "peers", peers)
     argv = ["first_step_logits", "--eval", __file__, "--seeds", "1", "--formats", *formats]
@@ -30,11 +30,11 @@ def test_quantized_files_are_near_the_exact_result(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     _run(monkeypatch, 0, "f32", "q4_k")
-    found = json.loads(capsys.readouterr().out.splitlines()[-1])["distances"]
-    assert found["f32"]["float32"]["exact"]["l2_median"] == 0
+    distances = json.loads(capsys.readouterr().out.splitlines()[-1])["distances"]
+    assert distances["f32"]["float32"]["exact"]["l2_median"] == 0
     for way in ("int8", "bf16"):
-        assert found["q4_k"][way]["llama.cpp"]["cosine_worst"] > 0.999
-        assert 1 > found["q4_k"][way]["exact"]["cosine_worst"] > 0.999
+        assert distances["q4_k"][way]["llama.cpp"]["cosine_worst"] > 0.999
+        assert 1 > distances["q4_k"][way]["exact"]["cosine_worst"] > 0.999
 
 
 @pytest.mark.parametrize(("format", "noise"), [("q8_0", 0.07), ("f32", 0.003)])

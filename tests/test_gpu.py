@@ -111,21 +111,21 @@ def weights(network: Network) -> Iterator[Tensor | QuantizedTensor]:
         yield from (v for v in vars(module).values() if isinstance(v, QuantizedTensor))
 
 
-def assert_close(there: Tensor, here: Tensor, device: str) -> None:
-    assert there.device.type == device
-    torch.testing.assert_close(there.cpu(), here, rtol=1e-4, atol=1e-4)
+def assert_close(on_device: Tensor, on_cpu: Tensor, device: str) -> None:
+    assert on_device.device.type == device
+    torch.testing.assert_close(on_device.cpu(), on_cpu, rtol=1e-4, atol=1e-4)
 
 
 @devices
 @pytest.mark.parametrize("kind", ["float32", "quantized"])
 def test_passes_agree(files: dict[str, Path], kind: str, device: str) -> None:
-    here, there = load(files[kind], "cpu"), load(files[kind], device)
-    assert {weight.device.type for weight in weights(there)} == {device}
-    assert any(isinstance(w, QuantizedTensor) for w in weights(there)) == (kind == "quantized")
-    (expected, slots), (found, slots_there) = passes(here), passes(there)
-    for a, b in zip(cached(there, slots_there), cached(here, slots), strict=True):
+    on_cpu, on_device = load(files[kind], "cpu"), load(files[kind], device)
+    assert {weight.device.type for weight in weights(on_device)} == {device}
+    assert any(isinstance(w, QuantizedTensor) for w in weights(on_device)) == (kind == "quantized")
+    (expected, slots), (states, slots_there) = passes(on_cpu), passes(on_device)
+    for a, b in zip(cached(on_device, slots_there), cached(on_cpu, slots), strict=True):
         assert_close(a, b, device)
-    for a, b in zip(found, expected, strict=True):
+    for a, b in zip(states, expected, strict=True):
         assert_close(a, b, device)
 
 
@@ -136,8 +136,8 @@ def test_half_precision_is_no_further_from_exact(
 ) -> None:
     path = files[str(dtype).removeprefix("torch.")]
     runs = [load(path, "cpu"), load(path, "cpu", dtype), load(path, device, dtype)]
-    exact, here, there = (passes(network)[0] for network in runs)
-    for a, b, c in zip(exact, here, there, strict=True):
+    exact, on_cpu, on_device = (passes(network)[0] for network in runs)
+    for a, b, c in zip(exact, on_cpu, on_device, strict=True):
         assert (c.device.type, c.dtype) == (device, dtype)
         errors = [float((x.cpu().float() - a).norm() / a.norm()) for x in (b, c)]
         assert errors[1] < 1.5 * errors[0] + torch.finfo(dtype).eps
@@ -154,10 +154,10 @@ CONFIGS = {
 
 def canvases(network: Network, config: SamplerConfig) -> list[Canvas]:
     """Two rows under distributions of their own."""
-    whole = [replace(c.over(REFERENCE), canvas_length=8) for c in (config, SamplerConfig())]
+    configs = [replace(c.over(REFERENCE), canvas_length=8) for c in (config, SamplerConfig())]
     return [
         Canvas(c, Noise(seed, 0), network.config.vocab_size, network.device, pinned={2: 5})
-        for seed, c in enumerate(whole)
+        for seed, c in enumerate(configs)
     ]
 
 
@@ -170,14 +170,14 @@ def test_statistics_agree(
     """Of the same hidden states: the same tokens, and distributions equal within float32."""
     networks = [load(files[kind], "cpu"), load(files[kind], device)]
     hidden = torch.randn(16, 256, generator=torch.Generator().manual_seed(2))
-    found = [score(n.head, hidden.to(n.device), canvases(n, config)) for n in networks]
-    for rows in zip(*found, strict=True):
+    scored = [score(n.head, hidden.to(n.device), canvases(n, config)) for n in networks]
+    for rows in zip(*scored, strict=True):
         # Which of the banned tokens come last among the most probable is not defined.
         clear = [replace(s, top_ids=s.top_ids.masked_fill(s.top_probs == 0, -1)) for s in rows]
         for field in fields(clear[0]):
-            here, there = (getattr(stats, field.name) for stats in clear)
-            if here is not None:
-                assert_close(there, here, device)
+            on_cpu, on_device = (getattr(stats, field.name) for stats in clear)
+            if on_cpu is not None:
+                assert_close(on_device, on_cpu, device)
 
 
 @devices
@@ -191,11 +191,11 @@ def test_a_step_leaves_everything_where_it_belongs(files: dict[str, Path], devic
             drafts = denoise_step(network, rows, slots)
         results.append((rows, drafts))
     (rows, drafts), (rows_there, drafts_there) = results
-    for here, there in zip(rows, rows_there, strict=True):
-        assert here.soft is not None and there.soft is not None
-        assert_close(there.tokens, here.tokens, device)
-        assert_close(there.history, here.history, device)
-        assert_close(there.soft, here.soft, device)
+    for on_cpu, on_device in zip(rows, rows_there, strict=True):
+        assert on_cpu.soft is not None and on_device.soft is not None
+        assert_close(on_device.tokens, on_cpu.tokens, device)
+        assert_close(on_device.history, on_cpu.history, device)
+        assert_close(on_device.soft, on_cpu.soft, device)
     for one, other in zip(drafts, drafts_there, strict=True):
         assert torch.equal(other.token_ids, one.token_ids)
         assert torch.equal(other.accepted, one.accepted)
@@ -207,11 +207,11 @@ def test_a_step_leaves_everything_where_it_belongs(files: dict[str, Path], devic
 def test_whole_replies_are_the_same(chat: Path, options: dict[str, Any], device: str) -> None:
     config = SamplerConfig(max_steps=6, **options)
     models = [sfumato.load(chat, device=where, dtype="float32") for where in ("cpu", device)]
-    here, there = (
+    on_cpu, on_device = (
         m.generate("What is the capital of France?", max_tokens=70, seed=3, sampler=config)
         for m in models
     )
     assert models[1].network.device.type == device
-    assert here.stats.canvases > 1 and here.text
-    assert (there.text, there.token_ids) == (here.text, here.token_ids)
-    assert there.stats.steps == here.stats.steps
+    assert on_cpu.stats.canvases > 1 and on_cpu.text
+    assert (on_device.text, on_device.token_ids) == (on_cpu.text, on_cpu.token_ids)
+    assert on_device.stats.steps == on_cpu.stats.steps

@@ -29,7 +29,9 @@ MAY_IMPORT: dict[str, set[str]] = {
     # text.markers: families say which markers their chat format has.
     "model": {"options", "ops", "weights", "text.markers"},
     "diffusion": set(_NETWORK),
-    "api": {"diffusion", "text"} | _NETWORK,
+    "text_side": {"text", "model", "weights"},
+    "transcript": {"diffusion", "text"},
+    "api": {"diffusion", "text", "text_side", "transcript"} | _NETWORK,
     "convert": {"api", "diffusion", "text"} | _NETWORK,
     "engine": _ENGINE - {"engine"},
     "": _ENGINE,
@@ -85,13 +87,13 @@ def _allowed(part: str, target: str) -> bool:
 
 def _upward() -> set[tuple[str, str]]:
     """(module, imported module) for each import that the table forbids."""
-    found = set()
+    upward = set()
     for module, path in MODULES.items():
         for name in _imports(path):
             top, _, target = name.partition(".")
             if top == "sfumato" and not _allowed(module.split(".")[0], target):
-                found.add((module, target))
-    return found
+                upward.add((module, target))
+    return upward
 
 
 def test_every_part_has_its_place() -> None:
@@ -137,16 +139,16 @@ def test_every_form_of_import_is_seen(tmp_path: Path, monkeypatch: pytest.Monkey
         "from typing import TYPE_CHECKING\n"
         "from ..weights.blocks import QuantizedTensor\n"
         "from .. import cli\n"
-        "from . import config\n"
+        "from . import model_config\n"
         "import sfumato.api\n"
         "if TYPE_CHECKING:\n    from sfumato import engine\n"
         "def later():\n    from sfumato import load\n"
     )
     for name in ("cli", "engine", "weights"):
         (tmp_path / name).mkdir()
-    (tmp_path / "model" / "config.py").touch()
+    (tmp_path / "model" / "model_config.py").touch()
     monkeypatch.setitem(_imports.__globals__, "SRC", tmp_path)
-    monkeypatch.setitem(_imports.__globals__, "MODULES", {"model.config": source})
+    monkeypatch.setitem(_imports.__globals__, "MODULES", {"model.model_config": source})
     assert sorted(_imports(source)) == [
         "sfumato",
         "sfumato.api",
@@ -185,6 +187,12 @@ def test_help_loads_nothing_heavy() -> None:
         "assert not heavy, heavy\n"
     )
     subprocess.run([sys.executable, "-c", code], check=True, stdout=subprocess.DEVNULL, timeout=60)
+
+
+def test_the_protocol_of_an_engine_loads_no_torch() -> None:
+    """What talks to an engine of another process needs neither its network nor its libraries."""
+    code = "import sys, sfumato.engine.client\nassert not {'torch', 'numpy'} & set(sys.modules)"
+    subprocess.run([sys.executable, "-c", code], check=True, timeout=60)
 
 
 def test_help_is_quick(note: Callable[[str], None]) -> None:

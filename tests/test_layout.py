@@ -23,18 +23,6 @@ FILE_LIMIT, MEDIAN_LIMIT, FUNCTION_LIMIT = 400, 120, 60  # lines; the median is 
 # Kernels and parsers may be longer: "folder/file.py:function" -> why.
 LONG_FUNCTIONS: dict[str, str] = {}
 
-# Files and functions that are too long and are being split at this moment. Empty it then.
-BEING_SPLIT = {
-    "benchmarks/hostile_clients.py",
-    "src/sfumato/api.py",
-    "src/sfumato/engine/engine.py",
-    "tests/bench/scripted.py:scripted",
-    "tests/diffusion/test_step.py",
-    "tests/engine/test_slots.py",
-    "tests/support/fake_openai_server.py:scripted",
-    "tests/test_api.py",
-}
-
 
 def _name(path: Path) -> str:
     return path.relative_to(ROOT).as_posix()
@@ -66,9 +54,9 @@ def test_sizes(note: Callable[[str], None]) -> None:
     )
     assert median <= MEDIAN_LIMIT
     long_files = {name for name, count in files.items() if count > FILE_LIMIT}
-    assert long_files - BEING_SPLIT == set()
+    assert long_files == set()
     long_functions = {name for name, length in functions if length > FUNCTION_LIMIT}
-    assert long_functions - BEING_SPLIT == set(LONG_FUNCTIONS), "split it, or say why it is long"
+    assert long_functions == set(LONG_FUNCTIONS), "split it, or say why it is long"
 
 
 @pytest.mark.parametrize("path", SOURCES, ids=lambda path: path.relative_to(SRC).as_posix())

@@ -47,9 +47,9 @@ def test_a_sparse_file_of_full_size_opens_at_once(
     inspected = time.perf_counter() - start - opened
     note(f"full-size file: opened in {opened:.2f} s, inspected in {inspected:.2f} s")
     assert opened < 5 and inspected < 20
-    found: dict[str, Any] = json.loads(capsys.readouterr().out)
-    assert found["runs"]
-    assert len(found["config"]["layers"]) == 30
+    facts: dict[str, Any] = json.loads(capsys.readouterr().out)
+    assert facts["runs"]
+    assert len(facts["config"]["layers"]) == 30
     counts = {"Q4_K": 194, "Q6_K": 14, "Q8_0": 28, "Q5_0": 33, "F32": 422}
     assert Counter(info.format for info in checkpoint.tensors.values()) == counts
     checkpoint.check_tensors(expected_shapes(config_of(checkpoint)))

@@ -6,8 +6,8 @@ This is the library's front door, and the seam between ids (`diffusion/`) and te
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Collection, Generator, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, fields, replace
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from dataclasses import fields
 from os import PathLike
 from pathlib import Path
 from typing import Any, Never
@@ -15,155 +15,31 @@ from typing import Any, Never
 import torch
 from torch import Tensor
 
-from sfumato.diffusion.canvas import Convergence, Draft
+from sfumato.diffusion.canvas import Draft
 from sfumato.diffusion.checkpoint_defaults import checkpoint_defaults
 from sfumato.diffusion.checks import check_tensor
-from sfumato.diffusion.limits import Limits, ReplyPlan, StopReason, plan_reply
+from sfumato.diffusion.limits import Limits, ReplyPlan, plan_reply
 from sfumato.diffusion.loop import run
-from sfumato.diffusion.outcome import Outcome, SettledCanvas, Stats
+from sfumato.diffusion.outcome import Stats
 from sfumato.diffusion.sampler_config import SamplerConfig
 from sfumato.model.cache import KVCache
-from sfumato.model.families import DIFFUSION_GEMMA, Family, family_of, open_checkpoint
+from sfumato.model.families import Family, family_of, open_checkpoint
 from sfumato.model.loading import Progress, config_of, expected_shapes, load_network
 from sfumato.model.model_config import ModelConfig
 from sfumato.model.network import Network
 from sfumato.model.placement import pick_device, pick_dtype
 from sfumato.model.quantize_on_load import quantized_on_load
 from sfumato.options.limits import MOST_STEPS
-from sfumato.text.markers import ChatMarkers
 from sfumato.text.prompt import prompt_ids
-from sfumato.text.reply import Delta, ReplyParser, ToolCall
-from sfumato.text.stops import Stop, StopCut, StopGate, StopStrings
-from sfumato.text.template import ChatTemplate
-from sfumato.text.tokenizer import Detokenizer, Tokenizer
+from sfumato.text.stops import Stop
+from sfumato.text_side import TextSide, end_ids, load_text
+from sfumato.transcript import Done, Reply, Settled, Transcript, reply_events
 from sfumato.weights.checkpoint import Checkpoint
 from sfumato.weights.errors import CheckpointError
 
 EMBEDDED = Path(__file__).parent / "embedded"
 
 Messages = Sequence[Mapping[str, Any]]
-
-
-@dataclass(frozen=True)
-class Settled:
-    """A canvas has settled: its text is final."""
-
-    canvas: int  # 0, 1, … within the reply
-    text: str  # what it adds to the answer
-    thought: str  # what it adds to the thought
-    token_ids: list[int]  # of the canvas, up to an end token; a stop string is still in them
-    convergence: Convergence
-    tool_calls: tuple[ToolCall, ...] = ()  # those that it completes
-    # The most probable tokens of the canvas's last step at each of token_ids, and their
-    # probabilities, int64 and float32 [n, top]; None where they are not known.
-    top_ids: Tensor | None = field(default=None, compare=False)
-    top_probs: Tensor | None = field(default=None, compare=False)
-
-
-@dataclass(frozen=True)
-class Reply:
-    """A complete reply."""
-
-    text: str
-    thought: str | None
-    tool_calls: tuple[ToolCall, ...]
-    token_ids: list[int]  # without the end token
-    stop_reason: StopReason
-    stats: Stats
-    warnings: tuple[str, ...] = ()
-
-
-@dataclass(frozen=True)
-class Done:
-    """The last event of every stream."""
-
-    reply: Reply
-
-
-class Transcript:
-    """The text of one reply, as its canvases settle."""
-
-    def __init__(
-        self, tokenizer: Tokenizer, markers: ChatMarkers, stop: Stop, ignore_ends: bool = False
-    ) -> None:
-        """stop: what ends the reply. Raises ValueError where it is nothing of the kind."""
-        self.markers = markers
-        stops = StopStrings(stop)
-        self.cut = StopCut(tokenizer, stops, markers, ignore_ends)
-        self.pieces = tokenizer.pieces
-        self._decode = tokenizer.decode
-        self._detokenizer = Detokenizer(tokenizer)
-        self._gate = StopGate(stops, markers, ignore_ends)
-        self._parser = ReplyParser(markers, ignore_ends=ignore_ends)
-
-    def add(self, settled: SettledCanvas, last: Draft | None = None) -> Settled:
-        """What a canvas adds; `last` is the draft of its last step, where the caller has it."""
-        parts = self._parser.feed(self._gate.feed(self._detokenizer.pieces(settled.token_ids)))
-        if settled.stop_reason is not None:
-            parts += self._rest()
-        texts = {"answer": "", "thought": ""}
-        for part in parts:
-            if isinstance(part, Delta):
-                texts[part.kind] += part.text
-        return Settled(
-            settled.canvas,
-            texts["answer"],
-            texts["thought"],
-            settled.token_ids,
-            settled.convergence,
-            tuple(part for part in parts if isinstance(part, ToolCall)),
-            None if last is None else last.top_ids[: len(settled.token_ids)],
-            None if last is None else last.top_probs[: len(settled.token_ids)],
-        )
-
-    def readable(self, draft: Draft) -> Draft:
-        """The draft with its text."""
-        return replace(draft, decode=self._decode)
-
-    def finish(self, outcome: Outcome) -> Reply:
-        """The complete reply; called once."""
-        # After a cancellation some text may still be held back; otherwise this adds nothing.
-        self._rest()
-        parsed = self._parser.finish()
-        return Reply(
-            parsed.text,
-            parsed.thought,
-            parsed.tool_calls,
-            outcome.token_ids,
-            outcome.stop_reason,
-            outcome.stats,
-            (*outcome.warnings, *parsed.warnings),
-        )
-
-    def _rest(self) -> list[Delta | ToolCall]:
-        """What was held back in case something followed."""
-        rest = self._gate.feed(self._detokenizer.pieces((), last=True)) + self._gate.flush()
-        return self._parser.feed(rest) + self._parser.flush()
-
-
-def _events(
-    run: Generator[Draft | SettledCanvas, None, Outcome], transcript: Transcript
-) -> Iterator[Draft | Settled | Done]:
-    last = None
-    while True:
-        try:
-            event = next(run)
-        except StopIteration as end:
-            yield Done(transcript.finish(end.value))
-            return
-        if isinstance(event, Draft):
-            last = transcript.readable(event)
-            yield last
-        else:
-            yield transcript.add(event, last)
-
-
-@dataclass(frozen=True)
-class TextSide:
-    """How a checkpoint reads and writes text."""
-
-    tokenizer: Tokenizer
-    template: ChatTemplate
 
 
 class Model:
@@ -176,8 +52,8 @@ class Model:
         sampler_defaults: SamplerConfig,
         end_ids: tuple[int, ...],
         path: Path,
+        family: Family,
         load_s: float = 0.0,
-        family: Family = DIFFUSION_GEMMA,
     ) -> None:
         self.network, self.sampler_defaults, self.end_ids = network, sampler_defaults, end_ids
         self.tokenizer, self.template = text.tokenizer, text.template
@@ -226,7 +102,7 @@ class Model:
         # What cannot be done is refused by this call, and not by the first `next`.
         plan, transcript = self.plan_reply(len(ids), max_tokens, seed, sampler, stop, cancelled)
         prefix = torch.tensor(ids, dtype=torch.int64)
-        return _events(run(self.network, prefix, plan), transcript)
+        return reply_events(run(self.network, prefix, plan), transcript)
 
     def plan_reply(
         self,
@@ -364,9 +240,9 @@ def load(
     defaults = checkpoint_defaults(checkpoint)
     text = _fitting_text(checkpoint, config)
     network = load_network(checkpoint, target, kind, progress, activations)
-    ends = _end_ids(checkpoint, network.config, text.tokenizer)
+    ends = end_ids(checkpoint, network.config, text.tokenizer)
     seconds, family = time.perf_counter() - start, family_of(checkpoint)
-    return Model(network, text, defaults, ends, checkpoint.path, seconds, family)
+    return Model(network, text, defaults, ends, checkpoint.path, family, seconds)
 
 
 def _fitting_text(checkpoint: Checkpoint, config: ModelConfig) -> TextSide:
@@ -380,25 +256,15 @@ def _fitting_text(checkpoint: Checkpoint, config: ModelConfig) -> TextSide:
     return text
 
 
-def load_text(checkpoint: Checkpoint) -> TextSide:
-    """The tokenizer and chat template of a checkpoint."""
-    markers = family_of(checkpoint).markers
-    if checkpoint.kind == "gguf":
-        metadata = checkpoint.metadata
-        return TextSide(Tokenizer.from_gguf(metadata), ChatTemplate.from_gguf(metadata, markers))
-    folder = checkpoint.folder
-    return TextSide(
-        Tokenizer.from_file(folder / "tokenizer.json"), ChatTemplate.from_folder(folder, markers)
-    )
-
-
-def _end_ids(checkpoint: Checkpoint, config: ModelConfig, tokenizer: Tokenizer) -> tuple[int, ...]:
-    generation = checkpoint.metadata.get("generation_config") or {}
-    listed = generation.get("eos_token_id") if checkpoint.kind == "safetensors" else None
-    if isinstance(listed, list):
-        return config.eos_ids
-    looked_up = (tokenizer.token_id(text) for text in family_of(checkpoint).markers.end_tokens)
-    return tuple(dict.fromkeys((*config.eos_ids, *(i for i in looked_up if i is not None))))
-
-
-__all__ = ["Done", "Draft", "Model", "Reply", "Settled", "Stats", "load"]
+__all__ = [
+    "Done",
+    "Draft",
+    "Model",
+    "Reply",
+    "Settled",
+    "Stats",
+    "TextSide",
+    "Transcript",
+    "load",
+    "load_text",
+]

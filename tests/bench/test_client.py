@@ -34,8 +34,8 @@ def test_events_in_every_lawful_form() -> None:
         'data: {"a": "never read"}\n\n',
     )
     with scripted(says(*parts)) as server:
-        found = chunks(server.url, api_key="secret")
-    assert found == [{"a": 1}, {"a": 2}, {"a": 3}, {"a": 4, "b": "ä"}]
+        received = chunks(server.url, api_key="secret")
+    assert received == [{"a": 1}, {"a": 2}, {"a": 3}, {"a": 4, "b": "ä"}]
     assert server.keys == ["Bearer secret"]
 
 
@@ -121,8 +121,8 @@ def test_models_may_be_nested_too_deeply() -> None:
 
 
 def test_an_error_cannot_control_a_terminal() -> None:
-    said = event(error={"message": "\x1b]0;owned\x07 \x9b2J\u202e \ud800 two\nlines: ä 猫"})
-    with scripted(says(said)) as server, pytest.raises(ServerError) as raised:
+    failure = event(error={"message": "\x1b]0;owned\x07 \x9b2J\u202e \ud800 two\nlines: ä 猫"})
+    with scripted(says(failure)) as server, pytest.raises(ServerError) as raised:
         chunks(server.url)
     assert (
         str(raised.value)

@@ -30,11 +30,11 @@ def checkout(tmp_path: Path) -> Path:
 
 
 def test_the_commit_of_a_checkout(checkout: Path) -> None:
-    found = commit(checkout)
-    assert found is not None
-    assert re.fullmatch("[0-9a-f]{12}", found)
+    facts = commit(checkout)
+    assert facts is not None
+    assert re.fullmatch("[0-9a-f]{12}", facts)
     (checkout / "api.py").write_text("changed")
-    assert commit(checkout) == f"{found}-dirty"
+    assert commit(checkout) == f"{facts}-dirty"
 
 
 def test_another_projects_commit_is_none_of_ours(checkout: Path) -> None:
@@ -48,5 +48,5 @@ def test_no_checkout_no_commit(tmp_path: Path) -> None:
 
 
 def test_versions() -> None:
-    found = environment()
-    assert {"sfumato", "torch", "python", "backend", "commit", "date"} <= set(found)
+    facts = environment()
+    assert {"sfumato", "torch", "python", "backend", "commit", "date"} <= set(facts)

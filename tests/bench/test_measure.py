@@ -113,9 +113,9 @@ def test_an_empty_prompt_has_no_prefill_and_one_canvas_no_commit(tiny: Subject) 
 def test_where_the_time_goes(tiny: Subject) -> None:
     (result,) = measured(tiny, Work([5], 0, 1), Case(64), where=True).cases
     parts = [result.values[key] for key in PARTS]
-    whole = result.values["where_step_ms"]
+    step_ms = result.values["where_step_ms"]
     assert [len(part) for part in parts] == [3] * len(PARTS)  # one canvas, whatever the length
-    for step, *shares in zip(whole, *parts, strict=True):
+    for step, *shares in zip(step_ms, *parts, strict=True):
         assert sum(shares) == pytest.approx(step)
         assert all(share > 0 for share in shares)
     hooks = (m._forward_hooks or m._forward_pre_hooks for m in tiny.network.transformer.modules())

@@ -176,13 +176,13 @@ def test_a_bug_is_not_taken_for_a_failure(monkeypatch: pytest.MonkeyPatch) -> No
 
 
 def test_ctrl_c_keeps_what_was_measured() -> None:
-    def tell(number: int, count: int) -> None:
+    def report_progress(number: int, count: int) -> None:
         if number == 3:
             raise KeyboardInterrupt
 
     with scripted(frank) as server:
         target = remote.RemoteModel(Endpoint(server.url), "painter", {})
-        report = remote.measure(target, Work([4], 1, 5), [Case(64), Case(32)], tell)
+        report = remote.measure(target, Work([4], 1, 5), [Case(64), Case(32)], report_progress)
     assert report.interrupted
     assert [result.requests for result in report.cases] == [1]
     assert isinstance(report.cases[0], CaseReport)

@@ -38,8 +38,8 @@ def row(text: str, label: str) -> list[str]:
 def test_json_is_one_line_with_every_metric() -> None:
     line = to_json(a_report())
     assert "\n" not in line
-    found = json.loads(line)
-    first = found["cases"][0]
+    report_json = json.loads(line)
+    first = report_json["cases"][0]
     assert first["settings"]["threads"] == 2
     assert set(first["metrics"]) == {metric.key for metric in METRICS}
     assert first["metrics"]["step_ms"] == {
@@ -47,8 +47,8 @@ def test_json_is_one_line_with_every_metric() -> None:
     }  # fmt: skip
     assert first["metrics"]["throughput_tps"]["p50"] == 2.0
     assert first["metrics"]["load_s"] is None
-    assert found["cases"][1]["failures"] == ["HTTP 503: busy", "HTTP 500"]
-    assert found["interrupted"] is False
+    assert report_json["cases"][1]["failures"] == ["HTTP 503: busy", "HTTP 500"]
+    assert report_json["interrupted"] is False
 
 
 def test_csv_has_a_row_for_each_case() -> None:

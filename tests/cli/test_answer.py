@@ -27,15 +27,15 @@ BOS = VOCABULARY["<bos>"]  # what every prompt begins with
 @pytest.fixture
 def seen(monkeypatch: pytest.MonkeyPatch) -> list[tuple[Engine, Answer]]:
     """Every answer of a command, and the engine that gave it."""
-    found = []
+    answers = []
     answer = generation.answer
 
     def watched(engine: Engine, *args: Any) -> Answer:
-        found.append((engine, answer(engine, *args)))
-        return found[-1][1]
+        answers.append((engine, answer(engine, *args)))
+        return answers[-1][1]
 
     monkeypatch.setattr(generation, "answer", watched)
-    return found
+    return answers
 
 
 @pytest.fixture
@@ -84,8 +84,8 @@ def test_reuse_does_not_change_what_is_said(cli: Any) -> None:
     lines = ("Who are you?", "How do you work?")
     done = cli("chat", stdin="\n".join(lines) + "\n")
     first, second = done.out.splitlines()[:2]
-    told = [{"role": "user", "content": lines[0]}, {"role": "assistant", "content": first}]
-    cold = sfumato.load().generate(messages=[*told, {"role": "user", "content": lines[1]}])
+    history = [{"role": "user", "content": lines[0]}, {"role": "assistant", "content": first}]
+    cold = sfumato.load().generate(messages=[*history, {"role": "user", "content": lines[1]}])
     assert second == cold.text
 
 
@@ -113,11 +113,11 @@ def test_the_report_tells_what_was_not_encoded_again(network: ScriptedNetwork, c
 
 
 def test_an_empty_answer_is_drawn_again(network: ScriptedNetwork, cli: Any) -> None:
-    asked: list[str] = []
+    questions: list[str] = []
 
     def says(reply: list[int]) -> list[int]:
-        asked.append("once more")
-        return padded("<turn|>" if len(asked) <= 2 else "Yes.<turn|>")
+        questions.append("once more")
+        return padded("<turn|>" if len(questions) <= 2 else "Yes.<turn|>")
 
     network.scripts[BOS].says = says
     done = cli("run", "Hi")
@@ -229,7 +229,7 @@ def test_what_the_engine_says_ends_in_the_advice_that_is_replaced(
     """The engine's own words, as `_advised` knows them."""
     engine = Engine(scripted_model(network), EngineConfig(slots=1, context=8))
     monkeypatch.setattr(engine._pool, "_lacks", lambda *_: "takes 9 bytes, and 1 are left")
-    with pytest.raises(ValueError, match=r"left|no room") as told:
+    with pytest.raises(ValueError, match=r"left|no room") as caught:
         generation.answer(engine, Request("Hi", max_tokens=100), Silent())
-    assert str(told.value).endswith("; lower --max-tokens, or free some memory")
-    assert "--slots" not in str(told.value)
+    assert str(caught.value).endswith("; lower --max-tokens, or free some memory")
+    assert "--slots" not in str(caught.value)

@@ -23,12 +23,12 @@ def test_random_weights(cli: Any, tmp_path: Path) -> None:
     assert "max tokens 64, threads 1, context 40: 2 requests measured" in done.out
     assert done.out.index("random tiny, q8_0") < done.out.index("max tokens 32")
     assert done.out.rstrip()[-1] == "┘"  # the result is what stands last
-    found = json.loads(table.read_text())
-    assert found["subject"]["model"] == "random tiny, q8_0"
-    assert found["subject"]["layers"] == 1
-    assert {"cpu", "cores", "commit", "backend"} <= set(found["environment"])
-    assert found["work"]["repeats"] == 2
-    (first, second) = found["cases"]
+    report = json.loads(table.read_text())
+    assert report["subject"]["model"] == "random tiny, q8_0"
+    assert report["subject"]["layers"] == 1
+    assert {"cpu", "cores", "commit", "backend"} <= set(report["environment"])
+    assert report["work"]["repeats"] == 2
+    (first, second) = report["cases"]
     assert first["metrics"]["step_ms"]["count"] == 4
     assert second["metrics"]["prompt_tokens"]["p50"] == 40
     assert second["metrics"]["attention_ms"]["p50"] > 0
@@ -42,9 +42,9 @@ def test_random_weights_end_by_themselves_with_the_last_seeds(cli: Any) -> None:
         *("bench", "--random-weights", "tiny", "--max-tokens", "32", "--json", "-"),
         *("--seed", seed, "--threads", "1"),
     )
-    found = json.loads(done.out)
-    assert (done.code, found["work"]["seed"]) == (0, int(seed))
-    (case,) = found["cases"]
+    report = json.loads(done.out)
+    assert (done.code, report["work"]["seed"]) == (0, int(seed))
+    (case,) = report["cases"]
     assert case["metrics"]["steps_per_canvas"]["max"] == 8
     assert case["metrics"]["prompt_tokens"]["p50"] == 256
 
@@ -56,12 +56,12 @@ def test_the_embedded_model_answers_a_file(cli: Any, tmp_path: Path) -> None:
     options += ("--soft-top-k", "16:4", "--fixed-steps", "4")
     done = cli("bench", *options, "--ignore-eos", "--top-k", "20", "--min-tokens", "3")
     assert done.out.count("\n") == 1
-    found = json.loads(done.out)
-    metrics = found["cases"][0]["metrics"]
+    report = json.loads(done.out)
+    metrics = report["cases"][0]["metrics"]
     assert metrics["output_tokens"] == {"count": 2, "min": 32, "p50": 32, "p95": 32, "max": 32}
     assert metrics["load_s"]["p50"] > 0
-    few = "soft_top_k SoftTopK(first=16, last=4)"
-    assert f"top_k 20, {few}, min_tokens 3, ignore_eos True" in found["subject"]["sampler"]
+    soft_top_k = "soft_top_k SoftTopK(first=16, last=4)"
+    assert f"top_k 20, {soft_top_k}, min_tokens 3, ignore_eos True" in report["subject"]["sampler"]
 
 
 def test_variables_for_other_commands_do_no_harm(cli: Any, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -136,8 +136,8 @@ def test_ctrl_c_reports_what_was_measured(
     assert done.code == 130
     assert "1 requests measured" in done.out
     assert "interrupted" in done.err
-    found = json.loads(path.read_text())
-    assert (found["interrupted"], found["cases"][0]["requests"]) == (True, 1)
+    report = json.loads(path.read_text())
+    assert (report["interrupted"], report["cases"][0]["requests"]) == (True, 1)
 
 
 @pytest.mark.parametrize(

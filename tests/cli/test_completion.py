@@ -30,8 +30,8 @@ def test_bash_completes_what_it_has_sourced(cli: Any, tmp_path: Path) -> None:
         ("inspect", f"{tmp_path}/mod"): f"{tmp_path}/model.gguf",
         ("serve", "-m", f"{tmp_path}/mod"): f"{tmp_path}/model.gguf",
     }
-    asked = "".join(f"ask sfumato {' '.join(map(repr, words))}\n" for words in questions)
-    command = ["bash", "--norc", "-c", f"source '{script}'\n{ASK}{asked}"]
+    calls = "".join(f"ask sfumato {' '.join(map(repr, words))}\n" for words in questions)
+    command = ["bash", "--norc", "-c", f"source '{script}'\n{ASK}{calls}"]
     done = subprocess.run(command, capture_output=True, text=True, timeout=60)
     assert (done.returncode, done.stderr) == (0, "")
     assert done.stdout.splitlines() == list(questions.values())

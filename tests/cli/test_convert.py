@@ -71,11 +71,11 @@ def test_a_signal_leaves_nothing(
         assert cli("convert", str(EMBEDDED), str(source)).code == 0
 
     def convert(*given: Any, progress: Callable[[int, int], None], **more: Any) -> None:
-        def told(count: int, total: int) -> None:
+        def interrupt(count: int, total: int) -> None:
             assert any(item.suffix == ".part" for item in tmp_path.iterdir())
             signal.raise_signal(number)
 
-        sfumato.convert.convert(*given, progress=told, **more)
+        sfumato.convert.convert(*given, progress=interrupt, **more)
 
     monkeypatch.setattr("sfumato.cli.convert.convert", convert)
     before = set(tmp_path.iterdir())

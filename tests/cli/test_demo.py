@@ -27,8 +27,8 @@ def test_without_a_terminal_it_prints_plain_lines(solver: Any, cli: Any) -> None
     assert "Colours" not in done.out
     assert "\x1b" not in done.out
     assert "\nThe model's solution, row by row:\n\n" + solver.canvases[0] in done.out
-    asked = [request["messages"][-1]["content"] for request in solver.requests]
-    assert asked == [sudoku.prompt(demo._puzzle(0)), *demo.QUESTIONS]
+    questions = [request["messages"][-1]["content"] for request in solver.requests]
+    assert questions == [sudoku.prompt(demo._puzzle(0)), *demo.QUESTIONS]
 
 
 def test_in_a_terminal_it_is_slow_and_explains_its_colours(

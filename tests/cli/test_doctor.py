@@ -35,8 +35,8 @@ def machine(monkeypatch: pytest.MonkeyPatch) -> Any:
     def say(
         free: float = 40e9, total: float = 64e9, share: float = 0.98, load: float = 0.1
     ) -> None:
-        found = probes.Measured("cpu", SPEED, 7, load, share, 2)
-        monkeypatch.setattr(doctor, "measure", lambda *_: found)
+        measured = probes.Measured("cpu", SPEED, 7, load, share, 2)
+        monkeypatch.setattr(doctor, "measure", lambda *_: measured)
         monkeypatch.setattr(doctor, "budget", lambda _: Budget(int(free), "a test"))
         monkeypatch.setattr(doctor, "device_memory", lambda _: int(total))
         monkeypatch.setattr(doctor.machine, "memory_limit", lambda: None)
@@ -97,38 +97,38 @@ def test_no_line_is_too_wide_and_no_word_is_broken(
     machine: Any, cli: Any, monkeypatch: pytest.MonkeyPatch, columns: int
 ) -> None:
     machine(share=0.4)
-    whole = cli("doctor", "--verbose").out.split()
+    words = cli("doctor", "--verbose").out.split()
     monkeypatch.setenv("COLUMNS", str(columns))
     done = cli("doctor", "--verbose")
     for line in done.out.splitlines():
         alone = len(line.split()) <= 3  # a command, or one long word
         assert len(line) <= columns or alone, line
-    assert done.out.split() == whole
+    assert done.out.split() == words
     names = {line.split()[0] for line in done.out.splitlines() if line}
     assert {"sfumato", "cpu", "memory", "runs", "measured", "backend", "bound"} <= names
 
 
 def test_the_dtype_that_auto_picks_is_given_with_its_reason() -> None:
     """And it is the truth: the embedded model is small, and stored in bfloat16."""
-    said = doctor._dtypes("cpu")
-    assert "float32 for quantized models and those under 105 MB (as fast there, and" in said
+    dtypes = doctor._dtypes("cpu")
+    assert "float32 for quantized models and those under 105 MB (as fast there, and" in dtypes
     assert pick_dtype("auto", open_checkpoint(EMBEDDED), torch.device("cpu")) == torch.float32
-    said = doctor._dtypes("cuda")
-    assert said.startswith("bfloat16 for quantized models, else as stored")
+    dtypes = doctor._dtypes("cuda")
+    assert dtypes.startswith("bfloat16 for quantized models, else as stored")
     assert pick_dtype("auto", open_checkpoint(EMBEDDED), torch.device("cuda")) == torch.bfloat16
 
 
 def test_json(cli: Any) -> None:
     """With real probes."""
-    found = json.loads(cli("doctor", "--json").out)
-    assert found["speed"]["float32_flops"] > 0
-    assert found["cpu"]["cores"] >= 1
-    assert (found["backend"], found["backend_reason"]) == (ops.backend, ops.reason)
-    assert found["runs_on"] == str(pick_device())
-    assert 1e6 < found["speed"]["dequantized_weights"] < 1e13
-    assert 0 < found["busy"]["share"] <= 1
-    assert [each["format"] for each in found["formats"]] == [e.format for e in catalog.PUBLISHED]
-    assert all(each["step_s"] > found["least_s"] > 0 for each in found["formats"])
+    facts = json.loads(cli("doctor", "--json").out)
+    assert facts["speed"]["float32_flops"] > 0
+    assert facts["cpu"]["cores"] >= 1
+    assert (facts["backend"], facts["backend_reason"]) == (ops.backend, ops.reason)
+    assert facts["runs_on"] == str(pick_device())
+    assert 1e6 < facts["speed"]["dequantized_weights"] < 1e13
+    assert 0 < facts["busy"]["share"] <= 1
+    assert [each["format"] for each in facts["formats"]] == [e.format for e in catalog.PUBLISHED]
+    assert all(each["step_s"] > facts["least_s"] > 0 for each in facts["formats"])
 
 
 @pytest.mark.parametrize(
@@ -139,10 +139,10 @@ def test_times_have_two_digits(value: float, shown: str) -> None:
 
 
 def test_fits() -> None:
-    there = Budget(20, "a test")
-    assert doctor.fits(20, there, 30) == "yes"
-    assert doctor.fits(25, there, 30) == "not now"
-    assert doctor.fits(25, there, None) == doctor.fits(31, there, 30) == "no"
+    memory = Budget(20, "a test")
+    assert doctor.fits(20, memory, 30) == "yes"
+    assert doctor.fits(25, memory, 30) == "not now"
+    assert doctor.fits(25, memory, None) == doctor.fits(31, memory, 30) == "no"
     assert doctor.fits(1, None, 30) == "unknown"
 
 

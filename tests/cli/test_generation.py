@@ -17,8 +17,8 @@ from sfumato.cli import generation
 from sfumato.cli.arguments import build_parser
 from sfumato.cli.view.display import Silent
 from sfumato.diffusion import sampler
+from sfumato.model import quantize_on_load
 from sfumato.options import ON_LOAD, SAMPLERS
-from sfumato.weights import quantize_on_load
 
 HI = Request("Hi")
 
@@ -97,12 +97,12 @@ def test_a_device_that_is_not_here_is_another_matter(cli: Any) -> None:
 def test_quantize_reaches_the_loader(
     monkeypatch: pytest.MonkeyPatch, command: list[str], quantize: str | None
 ) -> None:
-    asked: list[dict[str, Any]] = []
+    calls: list[dict[str, Any]] = []
     model = SimpleNamespace(config=SimpleNamespace(hidden_size=2816))
-    monkeypatch.setattr("sfumato.load", lambda path, **how: asked.append(how) or model)
+    monkeypatch.setattr("sfumato.load", lambda path, **how: calls.append(how) or model)
     more = ["--quantize", quantize] if quantize else []
     generation.load(build_parser().parse_args([*command, *more]))
-    assert [how["quantize"] for how in asked] == [quantize]
+    assert [how["quantize"] for how in calls] == [quantize]
 
 
 def test_an_unknown_quantization_is_refused(cli: Any) -> None:
@@ -111,16 +111,16 @@ def test_an_unknown_quantization_is_refused(cli: Any) -> None:
 
 
 @pytest.mark.parametrize(
-    ("stream", "total", "told"),
+    ("stream", "total", "shown"),
     [(Terminal(), 4 * 10**9, True), (Terminal(), 10**6, False), (io.StringIO(), 10**10, False)],
 )
 def test_a_terminal_is_told_bytes_and_time_left_of_what_is_large(
-    monkeypatch: pytest.MonkeyPatch, stream: io.StringIO, total: int, told: bool
+    monkeypatch: pytest.MonkeyPatch, stream: io.StringIO, total: int, shown: bool
 ) -> None:
     monkeypatch.setenv("TERM", "xterm")
     monkeypatch.setattr(sys, "stderr", stream)
     with generation._progress() as progress:
         for quarter in range(1, 5):
             progress(quarter * total // 4, total)
-    assert ("4.0/4.0 GB" in stream.getvalue()) == told
-    assert ("loading" in stream.getvalue()) == told
+    assert ("4.0/4.0 GB" in stream.getvalue()) == shown
+    assert ("loading" in stream.getvalue()) == shown

@@ -31,18 +31,18 @@ def checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def test_json(cli: Any, checkpoint: Path) -> None:
     done = cli("inspect", str(checkpoint), "--json")
-    found = json.loads(done.out)
+    facts = json.loads(done.out)
     assert (done.code, done.err) == (0, "")
-    assert (found["kind"], found["architecture"]) == ("safetensors", "diffusion_gemma")
-    assert found["formats"] == {"BF16": {"tensors": found["tensors"], "bytes": found["bytes"]}}
-    assert found["vision"]["tensors"] > 0
-    assert found["runs"]
-    assert found["config"]["vocab_size"] == EMBEDDED.vocab_size
-    memory = found["memory"]
+    assert (facts["kind"], facts["architecture"]) == ("safetensors", "diffusion_gemma")
+    assert facts["formats"] == {"BF16": {"tensors": facts["tensors"], "bytes": facts["bytes"]}}
+    assert facts["vision"]["tensors"] > 0
+    assert facts["runs"]
+    assert facts["config"]["vocab_size"] == EMBEDDED.vocab_size
+    memory = facts["memory"]
     assert memory["dtype"] == "float32"
-    assert found["bytes"] < memory["weights"] <= 2 * found["bytes"]
+    assert facts["bytes"] < memory["weights"] <= 2 * facts["bytes"]
     assert memory["kv_cache"] == {"4096": slot_bytes(EMBEDDED, 4096, torch.float32)}
-    assert "list" not in found
+    assert "list" not in facts
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
@@ -68,8 +68,8 @@ def test_the_memory_of_a_checkpoint_quantized_at_load(cli: Any, checkpoint: Path
     assert (plain["memory"]["quantize"], quantized["memory"]["quantize"]) == (None, "q8_0")
     assert quantized["memory"]["weights"] < plain["memory"]["weights"]
     assert quantized["formats"] == plain["formats"]  # the file is what it is
-    told = cli("inspect", str(checkpoint), "--quantize", "q8_0").out
-    assert "memory predicted on cpu, in float32, --quantize q8_0:" in told
+    printed = cli("inspect", str(checkpoint), "--quantize", "q8_0").out
+    assert "memory predicted on cpu, in float32, --quantize q8_0:" in printed
 
 
 def test_report(cli: Any, checkpoint: Path) -> None:
@@ -86,8 +86,8 @@ def test_tensors(cli: Any, checkpoint: Path) -> None:
     (line,) = (line for line in done.out.splitlines() if "embed_tokens.weight" in line)
     shape = f"{EMBEDDED.vocab_size}×{EMBEDDED.hidden_size}"
     assert line.split()[:3] == ["embed_tokens.weight", "BF16", shape]
-    found = json.loads(cli("inspect", str(checkpoint), "--tensors", "--json").out)
-    assert len(found["list"]) == found["tensors"]
+    facts = json.loads(cli("inspect", str(checkpoint), "--tensors", "--json").out)
+    assert len(facts["list"]) == facts["tensors"]
 
 
 def test_a_checkpoint_that_cannot_run_is_told_with_the_reason(

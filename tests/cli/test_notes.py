@@ -25,8 +25,8 @@ def test_progress_is_a_bar_in_a_terminal_and_nothing_elsewhere(
     monkeypatch.setenv("TERM", "xterm")
     for stderr, shown in ((Terminal(), True), (io.StringIO(), False)):
         monkeypatch.setattr("sys.stderr", stderr)
-        with notes.progress("training") as told:
-            told(3, 7)
+        with notes.progress("training") as advance:
+            advance(3, 7)
             print("a line of the report")
         assert ("training" in stderr.getvalue()) == ("3/7" in stderr.getvalue()) == shown
         assert capsys.readouterr().out == "a line of the report\n"  # a file gets it unchanged

@@ -42,10 +42,10 @@ def test_waiting_does_not_make_a_machine_slow(monkeypatch: pytest.MonkeyPatch) -
         time.sleep(0.02)
 
     monkeypatch.setattr(probes, "_works", lambda _: {"read_bytes": (4.0, work)})
-    found = probes.measure(CPU, cores=1)
-    assert found.busy
-    assert found.share < 0.4
-    assert 500 < found.speed["read_bytes"] <= 1000  # 4 a run of 4 ms, and not of 24
+    measured = probes.measure(CPU, cores=1)
+    assert measured.busy
+    assert measured.share < 0.4
+    assert 500 < measured.speed["read_bytes"] <= 1000  # 4 a run of 4 ms, and not of 24
     with monkeypatch.context() as many:
         many.setattr(torch, "get_num_threads", lambda: 8)
         many.setattr(torch, "set_num_threads", lambda _: None)
@@ -63,6 +63,6 @@ def test_load_alone_makes_a_machine_busy() -> None:
 def test_threads_together() -> None:
     speed = {"float32_flops": 100.0, "read_bytes": 10.0}
     assert probes._of_threads(speed, 1) == speed
-    found = probes._of_threads(speed, 8)
-    assert found["float32_flops"] == pytest.approx(720)
-    assert found["read_bytes"] == pytest.approx(40)
+    measured = probes._of_threads(speed, 8)
+    assert measured["float32_flops"] == pytest.approx(720)
+    assert measured["read_bytes"] == pytest.approx(40)

@@ -8,6 +8,7 @@ import re
 import subprocess
 import sys
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -17,6 +18,8 @@ import pytest
 from sfumato import catalog
 from sfumato.api import EMBEDDED
 from sfumato.cli import download, hub, pull
+from sfumato.model import families
+from sfumato.model.families import FAMILIES, Family
 
 from .stand_in import REVISION, StandIn, stand_in
 
@@ -25,7 +28,7 @@ Q4, Q8 = "tiny-Q4_K_M.gguf", "tiny-Q8_0.gguf"
 
 
 @pytest.fixture
-def there(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[StandIn]:
+def hub_server(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[StandIn]:
     """A hub with one repository; the local cache is empty."""
     constants = importlib.import_module("huggingface_hub.constants")
     with stand_in() as served:
@@ -41,12 +44,12 @@ def there(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[StandIn]:
 
 
 def test_a_name_becomes_a_path_that_is_found_again_without_the_hub(
-    there: StandIn, cli: Any, monkeypatch: pytest.MonkeyPatch
+    hub_server: StandIn, cli: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     done = cli("pull", f"hf:{REPO}:Q4_K_M")
     path = Path(done.out.strip())
     assert (done.code, path.name) == (0, Q4)
-    assert path.read_bytes() == there.repos[REPO][Q4]
+    assert path.read_bytes() == hub_server.repos[REPO][Q4]
     assert f"sfumato: downloading {Q4}\nsfumato: 4 kB (" in done.err
     assert re.search(r"of disk free\); running it takes 600 MB \(\S+ \S+ free\)", done.err)
     assert cli("pull", f"{REPO}:q4_k_m").out.strip() == str(path)  # "hf:" may be left out
@@ -59,16 +62,16 @@ def test_a_name_becomes_a_path_that_is_found_again_without_the_hub(
     assert "it was downloaded before" in again.err
     assert "HF_HUB_OFFLINE is set" in cli("pull", f"hf:{REPO}:Q8_0").err
     assert hub.local(hub.parse(f"hf:{REPO}:Q4")) is None  # it takes the hub to know that it is one
-    assert [name for name, _ in there.sent] == [Q4]
+    assert [name for name, _ in hub_server.sent] == [Q4]
 
 
-def test_a_folder_of_safetensors_answers(there: StandIn, cli: Any, tmp_path: Path) -> None:
+def test_a_folder_of_safetensors_answers(hub_server: StandIn, cli: Any, tmp_path: Path) -> None:
     """The embedded model, as a repository, from its name to an answer; in a process of its own,
     which knows the hub by its environment."""
     files = {path.name: path.read_bytes() for path in EMBEDDED.iterdir() if path.is_file()}
-    there.repos["someone/tiny"] = files | {"README.md": b"#", "pytorch_model.bin": b"no"}
-    there.about["someone/tiny"] = {"config": {"model_type": "diffusion_gemma"}}
-    where = {"HF_ENDPOINT": there.url, "HF_HUB_CACHE": str(tmp_path / "hub")}
+    hub_server.repos["someone/tiny"] = files | {"README.md": b"#", "pytorch_model.bin": b"no"}
+    hub_server.about["someone/tiny"] = {"config": {"model_type": "diffusion_gemma"}}
+    where = {"HF_ENDPOINT": hub_server.url, "HF_HUB_CACHE": str(tmp_path / "hub")}
     offline = {"HF_HUB_OFFLINE": "0", "TRANSFORMERS_OFFLINE": "0"}
     done = subprocess.run(
         [sys.executable, "-m", "sfumato", "run", "-m", "hf:someone/tiny", "Capital of France?"],
@@ -80,38 +83,38 @@ def test_a_folder_of_safetensors_answers(there: StandIn, cli: Any, tmp_path: Pat
     assert done.returncode == 0, done.stderr
     assert done.stdout.strip()
     assert "sfumato: downloading 6 files of someone/tiny" in done.stderr
-    fetched = {name for name, _ in there.sent}
+    fetched = {name for name, _ in hub_server.sent}
     assert "model.safetensors" in fetched
     assert not fetched & {"README.md", "pytorch_model.bin"}
-    count = len(there.sent)
+    count = len(hub_server.sent)
     assert cli("inspect", "hf:someone/tiny").code == 0
-    assert len(there.sent) == count
+    assert len(hub_server.sent) == count
 
 
 def test_an_interrupted_download_goes_on(
-    there: StandIn, cli: Any, monkeypatch: pytest.MonkeyPatch
+    hub_server: StandIn, cli: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    there.repos[REPO][Q4] = bytes(range(256)) * 400
+    hub_server.repos[REPO][Q4] = bytes(range(256)) * 400
 
     def given_up(*_: object) -> None:
         raise KeyboardInterrupt
 
-    there.cut = 60_000
+    hub_server.cut = 60_000
     monkeypatch.setattr("huggingface_hub.constants.DOWNLOAD_CHUNK_SIZE", 10_000)
     monkeypatch.setattr("huggingface_hub.file_download.time.sleep", given_up)
     stopped = cli("pull", f"hf:{REPO}:Q4_K_M")
     assert stopped.code == 130
     assert "the same command goes on from here" in stopped.err
-    there.cut = None
+    hub_server.cut = None
     done = cli("pull", f"hf:{REPO}:Q4_K_M")
     assert done.code == 0, done.err
-    held = there.sent[-1][1]
+    held = hub_server.sent[-1][1]
     assert held is not None and re.fullmatch(r"bytes=[1-9]\d*-", held)
     assert re.search(r"sfumato: [\d.]+ kB of 102 kB \(", done.err)
-    assert Path(done.out.strip()).read_bytes() == there.repos[REPO][Q4]
+    assert Path(done.out.strip()).read_bytes() == hub_server.repos[REPO][Q4]
 
 
-def test_a_damaged_part_is_not_taken(there: StandIn, cli: Any) -> None:
+def test_a_damaged_part_is_not_taken(hub_server: StandIn, cli: Any) -> None:
     listing = hub.remote(hub.parse(f"hf:{REPO}"))
     part = download._part(download._blob(listing, Q4))
     part.parent.mkdir(parents=True)
@@ -123,7 +126,7 @@ def test_a_damaged_part_is_not_taken(there: StandIn, cli: Any) -> None:
 
 
 def test_a_first_download_is_compared_with_its_hash(
-    there: StandIn, cli: Any, monkeypatch: pytest.MonkeyPatch
+    hub_server: StandIn, cli: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def damaged(library: Any, listing: Any, name: str, file: Any, held: int) -> None:
         file.write(bytes(listing.sizes[name]))
@@ -153,21 +156,36 @@ def test_a_first_download_is_compared_with_its_hash(
     ],
 )
 def test_what_cannot_be_had_is_said_with_what_to_do(
-    there: StandIn, cli: Any, name: str, words: str
+    hub_server: StandIn, cli: Any, name: str, words: str
 ) -> None:
     weights = {"model.safetensors": b"x" * 10, "config.json": b"{}"}
-    there.repos["someone/split"] = {"a-00001-of-00002.gguf": b"x"}
-    there.repos["someone/text"] = {"README.md": b"#"}
-    there.repos["someone/gated"] = there.repos["someone/llama"] = weights
-    there.repos["someone/fp8"] = weights
-    there.gated.add("someone/gated")
-    there.about["someone/llama"] = {"config": {"model_type": "llama"}}
+    hub_server.repos["someone/split"] = {"a-00001-of-00002.gguf": b"x"}
+    hub_server.repos["someone/text"] = {"README.md": b"#"}
+    hub_server.repos["someone/gated"] = hub_server.repos["someone/llama"] = weights
+    hub_server.repos["someone/fp8"] = weights
+    hub_server.gated.add("someone/gated")
+    hub_server.about["someone/llama"] = {"config": {"model_type": "llama"}}
     method = {"quantization_config": {"quant_method": "compressed-tensors"}}
-    there.about["someone/fp8"] = {"config": {"model_type": "diffusion_gemma"} | method}
+    hub_server.about["someone/fp8"] = {"config": {"model_type": "diffusion_gemma"} | method}
     done = cli("pull", name)
     assert done.code == 2
     assert re.search(words, done.err.splitlines()[-1]), done.err
-    assert there.sent == []
+    assert hub_server.sent == []
+
+
+@pytest.mark.parametrize("family", FAMILIES, ids=lambda family: family.name)
+def test_a_repository_of_each_family_that_can_be_run_is_readable(family: Family) -> None:
+    """By the name that its GGUF files say, and by that of its config.json."""
+    for name in (family.architecture, family.model_type):
+        assert pull._unreadable(hub.Listing("a/b", REVISION, {}, architecture=name)) == []
+
+
+def test_a_new_family_is_readable(monkeypatch: pytest.MonkeyPatch) -> None:
+    listing = hub.Listing("a/b", REVISION, {}, architecture="toy-diffusion")
+    assert pull._unreadable(listing)
+    toy = replace(FAMILIES[0], architecture="toy-diffusion")
+    monkeypatch.setattr(families, "FAMILIES", (*FAMILIES, toy))
+    assert pull._unreadable(listing) == []
 
 
 def test_the_safetensors_that_a_folder_would_be_read_by() -> None:
@@ -193,8 +211,8 @@ def test_a_servers_name_of_its_model_is_left_alone() -> None:
     assert args.model == "hf:a/b"
 
 
-def test_a_hub_out_of_reach(there: StandIn, cli: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    there.status = 503
+def test_a_hub_out_of_reach(hub_server: StandIn, cli: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    hub_server.status = 503
     assert "the hub answered 503; try again later" in cli("pull", f"hf:{REPO}").err
     monkeypatch.setattr("huggingface_hub.constants.ENDPOINT", "http://127.0.0.1:9")
     done = cli("run", "-m", f"hf:{REPO}", "Hi")
@@ -204,7 +222,7 @@ def test_a_hub_out_of_reach(there: StandIn, cli: Any, monkeypatch: pytest.Monkey
 
 @pytest.mark.parametrize("short", ["disk", "memory"])
 def test_what_does_not_fit_is_not_downloaded(
-    there: StandIn, cli: Any, monkeypatch: pytest.MonkeyPatch, short: str
+    hub_server: StandIn, cli: Any, monkeypatch: pytest.MonkeyPatch, short: str
 ) -> None:
     if short == "disk":
         monkeypatch.setattr(pull.shutil, "disk_usage", lambda _: SimpleNamespace(free=3000))
@@ -216,7 +234,7 @@ def test_what_does_not_fit_is_not_downloaded(
     assert done.code == 2
     assert re.search(words, done.err)
     assert f"`sfumato pull --force hf:{REPO}:Q4_K_M` does so all the same" in done.err
-    assert there.sent == []
+    assert hub_server.sent == []
     forced = cli("pull", "--force", f"hf:{REPO}:Q4_K_M")
     assert forced.code == 0
     assert re.search(f"warning: {words}", forced.err)
@@ -245,8 +263,8 @@ def test_the_published_ones_are_listed(cli: Any) -> None:
     done = cli("pull")
     assert (done.code, done.out) == (0, catalog.advice() + "\n")
     missed = cli("run", "-m", "absent.gguf", "Hi")
-    said = "sfumato: error: absent.gguf: does not exist; give a weight file or a folder"
-    assert (missed.code, missed.err) == (2, f"{done.out}\n{said}\n")
+    message = "sfumato: error: absent.gguf: does not exist; give a weight file or a folder"
+    assert (missed.code, missed.err) == (2, f"{done.out}\n{message}\n")
     for command in (("inspect", "absent.gguf"), ("eval", "-m", "absent.gguf")):
         missed = cli(*command)
-        assert missed.err == f"{said}; `sfumato pull` lists models to download\n"
+        assert missed.err == f"{message}; `sfumato pull` lists models to download\n"

@@ -28,8 +28,8 @@ def test_question_from_standard_input(use: Any, cli: Any) -> None:
     cli("run", stdin="1234\nétc\n")
     cli("run", "-", stdin="again")
     cli("run", "given", stdin="ignored")
-    asked = [request["messages"] for request in model.requests]
-    assert asked == [
+    messages = [request["messages"] for request in model.requests]
+    assert messages == [
         [{"role": "user", "content": text}] for text in ("1234\nétc\n", "again", "given")
     ]
 
@@ -43,8 +43,8 @@ def test_words_need_no_quotes(use: Any, cli: Any) -> None:
         ("--", "-5", "+", "3"),
     )
     assert [cli("run", *words).code for words in lines] == [0] * 4
-    asked = [request["messages"][0]["content"] for request in model.requests]
-    assert asked == ["what is this?"] * 3 + ["-5 + 3"]
+    questions = [request["messages"][0]["content"] for request in model.requests]
+    assert questions == ["what is this?"] * 3 + ["-5 + 3"]
 
 
 @pytest.mark.parametrize("typed", ["Who are you?\n", ""])
@@ -96,8 +96,8 @@ def test_approximations_are_asked_for(use: Any, cli: Any, command: Any) -> None:
     options = ((), ("--soft-skip", "1e-3"), ("--soft-top-k", "64"), ("--soft-top-k", "5:9"))
     for option in options:
         assert cli(*command, *option, stdin="Hi\n").code == 0
-    found = [(r["sampler"].soft_skip, r["sampler"].soft_top_k) for r in model.requests]
-    assert found == [(None, None), (1e-3, None), (None, SoftTopK(64)), (None, SoftTopK(5, 9))]
+    given = [(r["sampler"].soft_skip, r["sampler"].soft_top_k) for r in model.requests]
+    assert given == [(None, None), (1e-3, None), (None, SoftTopK(64)), (None, SoftTopK(5, 9))]
     help = " ".join(cli(command[0], "--help").out.split())
     assert "K2, which may be greater, at the last" in help
 
@@ -181,9 +181,9 @@ def test_a_replay_is_written_beside_the_answer(use: Any, cli: Any, tmp_path: Pat
     done = cli("run", "Hi", "--replay", str(path))
     assert (done.code, done.out, done.err) == (0, "né </script>\n", "")
     page = path.read_text("utf-8")
-    found = re.search(r'id="replay">(.*?)</script>', page)
-    assert found
-    data = json.loads(found[1])
+    match = re.search(r'id="replay">(.*?)</script>', page)
+    assert match
+    data = json.loads(match[1])
     assert (data["question"], data["text"]) == ("Hi", "né </script>")
     assert [len(canvas["drafts"]) for canvas in data["canvases"]] == [2, 2]
     assert data["summary"][0] == "4 steps in 2 canvases"
@@ -242,18 +242,18 @@ def test_a_settled_reply_that_the_embedded_model_was_not_taught_gets_a_remark(
     assert cli("run", "Hi").err == cli("chat", stdin="Hi\n").err == ("" if known else hint)
 
 
-@pytest.mark.parametrize(("path", "told"), [(EMBEDDED, True), (Path("model.gguf"), False)])
+@pytest.mark.parametrize(("path", "warned"), [(EMBEDDED, True), (Path("model.gguf"), False)])
 def test_a_terminal_is_told_that_the_embedded_model_is_a_toy(
-    use: Any, cli: Any, monkeypatch: pytest.MonkeyPatch, path: Path, told: bool
+    use: Any, cli: Any, monkeypatch: pytest.MonkeyPatch, path: Path, warned: bool
 ) -> None:
     use("yes").path = path
     for argv in (("run", "Hi"), ("run", "Hi", "--json")):
         stderr = Terminal()
         monkeypatch.setattr("sys.stderr", stderr)
         assert cli(*argv).code == 0
-        said = " ".join(stderr.getvalue().split())
-        assert ("is a toy: it solves 4x4 Sudoku" in said) == (told and "--json" not in argv)
-        assert "loading" in said
+        printed = " ".join(stderr.getvalue().split())
+        assert ("is a toy: it solves 4x4 Sudoku" in printed) == (warned and "--json" not in argv)
+        assert "loading" in printed
 
 
 def test_slow_shows_the_noise_and_holds_every_frame(

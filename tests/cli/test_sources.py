@@ -37,9 +37,9 @@ def refused(parse: Any, capsys: pytest.CaptureFixture[str]) -> Callable[..., str
     def run(*argv: str, **how: str) -> str:
         with pytest.raises(SystemExit) as stop:
             parse(*argv, **how)
-        said = capsys.readouterr().err
-        assert (stop.value.code, said.count("\n")) == (2, 1)
-        return said.removeprefix("sfumato: error: ")
+        printed = capsys.readouterr().err
+        assert (stop.value.code, printed.count("\n")) == (2, 1)
+        return printed.removeprefix("sfumato: error: ")
 
     return run
 
@@ -155,8 +155,8 @@ def test_a_key_is_never_shown(
     parse: Any, refused: Any, cli: Any, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     assert parse("serve", SFUMATO_API_KEY="s3cret").api_key == "s3cret"
-    said = refused("serve", file="api-key = 73577357")
-    assert said.startswith("api-key in sfumato.toml: is not text") and "7357" not in said
+    printed = refused("serve", file="api-key = 73577357")
+    assert printed.startswith("api-key in sfumato.toml: is not text") and "7357" not in printed
     monkeypatch.setenv("SFUMATO_API_KEY", "s3cret")
     assert "s3cret" not in cli("serve", "--help").out
 

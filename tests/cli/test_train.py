@@ -45,7 +45,7 @@ def test_eval_measures_the_model(cli: Any, monkeypatch: pytest.MonkeyPatch) -> N
     assert calls[1] == (None, {"count": 200, "seed": 3, "config": SamplerConfig()})
     cli("eval", "--soft-skip", "0.01")
     cli("eval", "--soft-top-k", "16:4")
-    configs = [found["config"] for _, found in calls[2:]]
+    configs = [fields["config"] for _, fields in calls[2:]]
     assert configs == [SamplerConfig(soft_skip=0.01), SamplerConfig(soft_top_k=SoftTopK(16, 4))]
     lines = cli("eval").out.splitlines()
     assert lines[1].split() == ["sudoku", "3", "33.3%", "2.50", "4", "100.0%"]

@@ -258,13 +258,15 @@ def test_a_stopping_rule_must_return_one_truth(answer: Any, got: str) -> None:
         advance(canvas(stopping=Odd()), sure_of(*[3] * LENGTH))
 
 
-@pytest.mark.parametrize("heat", [0.0, -1.0, float("nan"), float("inf"), 1e300, "hot", None, True])
-def test_a_schedule_must_give_a_temperature(heat: Any) -> None:
+@pytest.mark.parametrize(
+    "refused_value", [0.0, -1.0, float("nan"), float("inf"), 1e300, "hot", None, True]
+)
+def test_a_schedule_must_give_a_temperature(refused_value: Any) -> None:
     class Odd:
         def temperature(self, step: int, max_steps: int) -> Any:
-            return heat
+            return refused_value
 
-    got = re.escape(repr(heat))
+    got = re.escape(repr(refused_value))
     message = rf"^schedule Odd: temperature must return a number .* got {got} at step 1$"
     with pytest.raises(ValueError, match=message):
         canvas(schedule=Odd()).temperature()

@@ -25,13 +25,13 @@ def test_a_repeated_phrase_is_reported(
     start: list[int], phrase: list[int], times: int, cut: int
 ) -> None:
     run = phrase * times + phrase[: cut % len(phrase)]
-    found = repetition(start + run, None)
+    repeated = repetition(start + run, None)
     if len(run) < LEAST:
-        assert found is None
+        assert repeated is None
     else:
-        assert found is not None and f"last {len(run)} positions" in found
+        assert repeated is not None and f"last {len(run)} positions" in repeated
         what = "one token" if len(phrase) == 1 else f"phrase of {len(phrase)} tokens"
-        assert what in found
+        assert what in repeated
 
 
 @given(st.lists(st.integers(0, 50), max_size=64, unique=True))

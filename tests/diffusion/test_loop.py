@@ -53,7 +53,7 @@ def reply(
             return network, events, end.value
 
 
-def said(outcome: Outcome) -> str:
+def text_of(outcome: Outcome) -> str:
     return tokenizer().decode(outcome.token_ids, skip_special=False)
 
 
@@ -63,7 +63,7 @@ def settled(events: list[Draft | SettledCanvas]) -> list[SettledCanvas]:
 
 def test_a_reply_ends_at_its_end_token() -> None:
     _, events, outcome = reply("Hello, world! And more.<turn|>beyond")
-    assert said(outcome) == "Hello, world! And more."
+    assert text_of(outcome) == "Hello, world! And more."
     assert outcome.stop_reason == "eos"
     assert [event.canvas for event in settled(events)] == [0, 1, 2]
     assert [event.stop_reason for event in settled(events)] == [None, None, "eos"]
@@ -92,7 +92,7 @@ def test_the_cache_is_no_larger_than_needed() -> None:
 @pytest.mark.parametrize("limit", [1, 7, 8, 9, 15, 16, 17])
 def test_trimming_to_the_limit(limit: int) -> None:
     _, events, outcome = reply("abcdefghijklmnopqrstuvwx", max_tokens=limit)
-    assert said(outcome) == "abcdefghijklmnopqrstuvwx"[:limit]
+    assert text_of(outcome) == "abcdefghijklmnopqrstuvwx"[:limit]
     assert outcome.stop_reason == "max_tokens"
     assert len(settled(events)) == math.ceil(limit / LENGTH)
     assert outcome.stats.output_tokens == limit
@@ -110,7 +110,7 @@ def test_trimming_to_the_limit(limit: int) -> None:
 )
 def test_end_and_limit_together(text: str, limit: int, expected: str, reason: str) -> None:
     _, _, outcome = reply(text, max_tokens=limit)
-    assert (said(outcome), outcome.stop_reason) == (expected, reason)
+    assert (text_of(outcome), outcome.stop_reason) == (expected, reason)
 
 
 def test_ignore_eos() -> None:
@@ -126,10 +126,10 @@ def test_min_tokens_bans_the_end_until_then() -> None:
     config = SamplerConfig(min_tokens=5)
     _, _, outcome = reply("ab<turn|><turn|><turn|><turn|>xy", config=config)
     assert len(outcome.token_ids) == 5 and outcome.stop_reason == "eos"
-    assert said(outcome)[:2] == "ab"
+    assert text_of(outcome)[:2] == "ab"
     assert not set(outcome.token_ids) & set(END_IDS)
     _, _, outcome = reply("ab<turn|>", config=SamplerConfig(min_tokens=2))
-    assert said(outcome) == "ab"
+    assert text_of(outcome) == "ab"
 
 
 def test_min_tokens_counts_over_canvases() -> None:
@@ -144,7 +144,7 @@ def test_a_stop_string_inside_a_canvas() -> None:
         return None if at < 0 else at
 
     network, events, outcome = reply("Hello, world!<turn|>", cut=cut)
-    assert (said(outcome), outcome.stop_reason) == ("Hel", "stop")
+    assert (text_of(outcome), outcome.stop_reason) == ("Hel", "stop")
     assert outcome.stats.output_tokens == 3
     assert len(settled(events)) == 2  # it ends in the second canvas, where it began in the first
     assert len(network.slots[0].encoded) == 2
@@ -158,7 +158,7 @@ def test_cancelling() -> None:
     # Asked before the prompt, two steps, a commit, and two steps of the second canvas.
     answers = [*[False] * 5, True]
     _, events, outcome = reply("Hello, world!<turn|>", cancelled=counted(answers))
-    assert (said(outcome), outcome.stop_reason) == ("Hello, w", "cancelled")
+    assert (text_of(outcome), outcome.stop_reason) == ("Hello, w", "cancelled")
     assert [type(event) for event in events] == [Draft, Draft, SettledCanvas, Draft]
     assert outcome.stats.steps == [2, 1] and outcome.stats.convergence == ["converged"]
 
@@ -166,7 +166,7 @@ def test_cancelling() -> None:
 def test_a_settled_canvas_is_not_committed_for_a_cancelled_reply() -> None:
     answers = [False, False, False, True]
     network, events, outcome = reply("Hello, world!<turn|>", cancelled=counted(answers))
-    assert (said(outcome), outcome.stop_reason) == ("Hello, w", "cancelled")
+    assert (text_of(outcome), outcome.stop_reason) == ("Hello, w", "cancelled")
     assert [type(event) for event in events] == [Draft, Draft, SettledCanvas]
     assert network.slots[0].encoded == [PROMPT]
     assert outcome.stats.steps == [2] and outcome.stats.canvases == 1
@@ -186,7 +186,7 @@ def test_steps_and_convergence_of_each_canvas() -> None:
     _, _, outcome = reply("Hello, world!<turn|>", hesitate=3, config=SamplerConfig(max_steps=4))
     assert outcome.stats.steps == [4, 4]
     assert outcome.stats.convergence == ["step_cap", "step_cap"]
-    assert said(outcome) == "Hello, world!"
+    assert text_of(outcome) == "Hello, world!"
     _, _, outcome = reply("Hello, world!<turn|>", config=fixed_steps(7))
     assert outcome.stats.steps == [7, 7]
     assert outcome.stats.convergence == ["step_cap", "step_cap"]
@@ -249,7 +249,7 @@ def test_repetition_is_reported_and_never_cut(text: str, limit: int, warned: lis
             outcome = end.value
             break
     clean, _, _ = text.partition("<turn|>")
-    assert said(outcome) == clean[:limit]
+    assert text_of(outcome) == clean[:limit]
     assert all("repeats" in warning for warning in outcome.warnings)
     assert [warning.split(":")[0] for warning in outcome.warnings] == [
         f"canvas {canvas}" for canvas in warned
@@ -294,7 +294,7 @@ def test_canvas_lengths() -> None:
     with pytest.raises(ValueError, match="canvas_length: 9 is longer than the 8"):
         reply("Hi<turn|>", config=SamplerConfig(canvas_length=9))
     _, _, outcome = reply("abcde", max_tokens=5, config=SamplerConfig(canvas_length=5))
-    assert said(outcome) == "abcde" and outcome.stats.canvases == 1
+    assert text_of(outcome) == "abcde" and outcome.stats.canvases == 1
     _, events, _ = reply("Hi<turn|>", config=SamplerConfig(canvas_length=4))
     assert {len(e.token_ids) for e in events if isinstance(e, Draft)} == {4}
 

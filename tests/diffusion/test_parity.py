@@ -52,15 +52,15 @@ class Case:
     def scores(self) -> list[Tensor]:
         """Raw scores [length, vocabulary] of every step, some positions sharp and some flat."""
         random = torch.Generator().manual_seed(self.seed)
-        found: list[Tensor] = []
+        own_logits: list[Tensor] = []
         for fresh in self.fresh[: self.max_steps]:
-            if found and not fresh:
-                found.append(found[-1])
+            if own_logits and not fresh:
+                own_logits.append(own_logits[-1])
                 continue
             sharpness = 10 ** (3 * torch.rand(self.length, 1, generator=random) - 1)
             shape = self.length, self.vocabulary
-            found.append(torch.randn(shape, generator=random) * sharpness)
-        return found
+            own_logits.append(torch.randn(shape, generator=random) * sharpness)
+        return own_logits
 
 
 @st.composite

@@ -24,12 +24,12 @@ def view(
     # The five newest, as a canvas keeps them: -1 where there were not so many.
     past = torch.tensor([*[[-1] * length] * 5, *(history or [])][-5:])
     tokens = torch.zeros(length, dtype=torch.int64)
-    found: Any = SimpleNamespace(**values)
+    head_stats: Any = SimpleNamespace(**values)
     unchanged = torch.tensor(0)
     if "argmax" in values:  # as a canvas counts it
         unchanged = (past == values["argmax"]).all(dim=1).flip(0).long().cumprod(0).sum()
     free = torch.tensor(pinned or [False] * length)
-    return StepView(torch.tensor(step), 10, tokens, found, past, free, unchanged)
+    return StepView(torch.tensor(step), 10, tokens, head_stats, past, free, unchanged)
 
 
 def accepted(mask: Tensor) -> list[int]:

@@ -98,7 +98,7 @@ class Trajectory:
 
 
 def ours(network: Network, case: Case, eos: tuple[int, ...]) -> tuple[Trajectory, Outcome]:
-    found, inputs = Trajectory(), []
+    recorded, inputs = Trajectory(), []
     denoise = network.denoise_batch
 
     def spy(tokens: Tensor, *rest: Any) -> Tensor:
@@ -113,13 +113,13 @@ def ours(network: Network, case: Case, eos: tuple[int, ...]) -> tuple[Trajectory
             try:
                 event = next(run)
             except StopIteration as end:
-                found.tokens = end.value.token_ids
-                return found, end.value
+                recorded.tokens = end.value.token_ids
+                return recorded, end.value
             if isinstance(event, Draft):
                 steps.append(Step(inputs[-1], event.accepted, event.token_ids, event.entropy))
             else:
                 assert isinstance(event, SettledCanvas)
-                found.canvases.append(steps)
+                recorded.canvases.append(steps)
                 steps = []
 
 
@@ -151,14 +151,14 @@ def our_noise(seed: int) -> Iterator[None]:
 def reference(
     model: DiffusionGemmaForBlockDiffusion, case: Case, eos: tuple[int, ...]
 ) -> Trajectory:
-    found, last_position = Trajectory(), None
+    recorded, last_position = Trajectory(), None
     denoise = model._denoising_step
 
     def spy(**kwargs: Any) -> Any:
         nonlocal last_position
         position = int(kwargs["decoder_position_ids"][0, 0])
         if position != last_position:
-            found.canvases.append([])
+            recorded.canvases.append([])
             last_position = position
         result = denoise(**kwargs)
         _, argmax, logits, _ = result
@@ -168,14 +168,14 @@ def reference(
             argmax[0],
             Categorical(logits=logits[0]).entropy(),
         )
-        found.canvases[-1].append(step)
+        recorded.canvases[-1].append(step)
         return result
 
     ids = case.ids()[None]
     with our_noise(case.seed), patch.object(model, "_denoising_step", spy):
         out = model.generate(ids, generation_config=case.theirs(eos))
-    found.tokens = out.sequences[0, case.prompt :].tolist()
-    return found
+    recorded.tokens = out.sequences[0, case.prompt :].tolist()
+    return recorded
 
 
 def visible(tokens: list[int], eos: tuple[int, ...], max_tokens: int) -> list[int]:
@@ -212,24 +212,24 @@ def network(model: DiffusionGemmaForBlockDiffusion) -> Network:
 @pytest.fixture(scope="module")
 def own(network: Network) -> dict[Case, tuple[Trajectory, Outcome, tuple[int, ...]]]:
     """Our replies, and the end ids that they were asked for with."""
-    found = {}
+    recorded = {}
     for case in CASES:
         eos: tuple[int, ...] = ()
         if case.eos_at is not None:
             canvas, position = case.eos_at
             eos = (int(ours(network, case, ())[0].canvases[canvas][-1].argmax[position]),)
-        found[case] = (*ours(network, case, eos), eos)
-    return found
+        recorded[case] = (*ours(network, case, eos), eos)
+    return recorded
 
 
 @pytest.mark.parametrize("case", CASES, ids=lambda case: f"seed{case.seed}")
 def test_every_step_equals_the_reference(
     model: DiffusionGemmaForBlockDiffusion, own: dict[Case, Any], case: Case
 ) -> None:
-    found, outcome, eos = own[case]
+    recorded, outcome, eos = own[case]
     expected = reference(model, case, eos)
-    for here, there in zip(found.canvases, expected.canvases, strict=True):
-        for mine, theirs in zip(here, there, strict=True):
+    for own_canvas, expected_canvas in zip(recorded.canvases, expected.canvases, strict=True):
+        for mine, theirs in zip(own_canvas, expected_canvas, strict=True):
             assert torch.equal(mine.tokens, theirs.tokens)
             assert torch.equal(mine.argmax, theirs.argmax)
             assert torch.equal(mine.accepted, theirs.accepted)
@@ -242,12 +242,12 @@ def test_every_step_equals_the_reference(
 def test_the_cases_are_of_every_kind(own: dict[Case, Any], note: Callable[[str], None]) -> None:
     """Early stops and step caps, partial acceptance, positions that are un-accepted."""
     steps, partly, lost, ends, places = [], 0, 0, set(), set()
-    for found, outcome, eos in own.values():
+    for recorded, outcome, eos in own.values():
         steps += outcome.stats.steps
         ends |= set(outcome.stats.convergence)
         if eos:
-            places.add((len(found.canvases), len(outcome.token_ids) % LENGTH))
-        for canvas in found.canvases:
+            places.add((len(recorded.canvases), len(outcome.token_ids) % LENGTH))
+        for canvas in recorded.canvases:
             partly += sum(0 < int(step.accepted.sum()) < LENGTH for step in canvas)
             lost += sum(bool((a.accepted & ~b.accepted).any()) for a, b in pairwise(canvas))
     assert ends == {"converged", "step_cap"} and len(set(steps)) > 5
@@ -269,7 +269,7 @@ def test_a_cold_reply_equals_an_untouched_generate(
     out = model.generate(
         case.ids()[None], generation_config=case.theirs(()), decoder_input_ids=start[None]
     )
-    found, _ = ours(network, case, ())
-    assert found.tokens == out.sequences[0, case.prompt :].tolist()
-    assert found.tokens != start.tolist()
-    assert len(found.canvases[0]) > 1
+    recorded, _ = ours(network, case, ())
+    assert recorded.tokens == out.sequences[0, case.prompt :].tolist()
+    assert recorded.tokens != start.tolist()
+    assert len(recorded.canvases[0]) > 1

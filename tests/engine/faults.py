@@ -29,8 +29,8 @@ def raising(
     """Raises in forwards of one kind in which one of the keys takes part."""
     left = [times]
 
-    def before(kind: str, asked: list[int]) -> None:
-        if kind == what and keys & set(asked) and left[0]:
+    def before(kind: str, row_keys: list[int]) -> None:
+        if kind == what and keys & set(row_keys) and left[0]:
             left[0] -= 1
             raise error
 

@@ -124,25 +124,25 @@ def test_every_field_of_a_finished_request() -> None:
 
 def test_a_failed_request() -> None:
     failed = Failed("timeout", "after 3 s", replace(ACCOUNT, output_tokens=0, steps=()))
-    found = entry(REQUEST, failed, FACTS)
-    assert (found["event"], found["success"]) == ("failed", False)
-    assert (found["stop_reason"], found["error"]) == (None, "timeout")
-    assert found["speed"]["ms_per_step"] is None
-    assert found["speed"]["visible_tokens_per_second"] == 0
+    written = entry(REQUEST, failed, FACTS)
+    assert (written["event"], written["success"]) == ("failed", False)
+    assert (written["stop_reason"], written["error"]) == (None, "timeout")
+    assert written["speed"]["ms_per_step"] is None
+    assert written["speed"]["visible_tokens_per_second"] == 0
 
 
 def test_a_refused_request_has_no_account() -> None:
-    found = entry(REQUEST, Failed("queue_full", "64 wait"), FACTS, now=NOW)
-    assert found["error"] == "queue_full"
-    assert found["tokens"]["requested"] == 100
-    assert found["tokens"]["prompt"] is None
-    assert [found[name] for name in ("steps", "seconds", "speed", "allocation")] == [None] * 4
-    assert found.keys() == entry(REQUEST, FINISHED, FACTS).keys()
+    written = entry(REQUEST, Failed("queue_full", "64 wait"), FACTS, now=NOW)
+    assert written["error"] == "queue_full"
+    assert written["tokens"]["requested"] == 100
+    assert written["tokens"]["prompt"] is None
+    assert [written[name] for name in ("steps", "seconds", "speed", "allocation")] == [None] * 4
+    assert written.keys() == entry(REQUEST, FINISHED, FACTS).keys()
 
 
 def test_a_cancelled_request_is_no_success() -> None:
-    found = entry(REQUEST, Finished(replace(REPLY, stop_reason="cancelled"), ACCOUNT), FACTS)
-    assert (found["event"], found["success"], found["stop_reason"]) == (
+    written = entry(REQUEST, Finished(replace(REPLY, stop_reason="cancelled"), ACCOUNT), FACTS)
+    assert (written["event"], written["success"], written["stop_reason"]) == (
         "finished",
         False,
         "cancelled",
@@ -218,9 +218,9 @@ def test_threads_write_whole_lines(opened: Opener, tmp_path: Path) -> None:
         thread.start()
     for thread in threads:
         thread.join()
-    found = [line for file in tmp_path.iterdir() for line in lines(file)]
-    assert len(found) == 800
-    assert len({(line["thread"], line["number"]) for line in found}) == 800
+    written = [line for file in tmp_path.iterdir() for line in lines(file)]
+    assert len(written) == 800
+    assert len({(line["thread"], line["number"]) for line in written}) == 800
 
 
 @pytest.mark.skipif(not os.path.exists("/dev/full"), reason="no /dev/full")
@@ -274,11 +274,11 @@ def test_after_the_end_nothing_is_written(opened: Opener) -> None:
 
 def test_facts_of_a_model(tmp_path: Path) -> None:
     model = sfumato.load(device="cpu")
-    found = facts(model, "mine", Budget(4000, "a test"))
-    assert found == Facts("mine", "diffusion-gemma", "cpu", found.memory_used, 4000)
+    written = facts(model, "mine", Budget(4000, "a test"))
+    assert written == Facts("mine", "diffusion-gemma", "cpu", written.memory_used, 4000)
     assert facts(model, "mine", None).memory_budget is None
     if Path("/proc/self/statm").exists():
-        assert found.memory_used is not None and 50e6 < found.memory_used < 50e9
+        assert written.memory_used is not None and 50e6 < written.memory_used < 50e9
     assert used_memory(torch.device("cpu"), proc=tmp_path) is None
 
 
@@ -304,16 +304,16 @@ def test_an_engine_writes_one_line_for_each_request(
     cancelled.cancel()
     cancelled.result()
     engine.close()
-    found = {line["request_id"]: line for line in lines(log.path)}
-    assert found.keys() == {handle.id for handle in (*handles, cancelled)}
+    written = {line["request_id"]: line for line in lines(log.path)}
+    assert written.keys() == {handle.id for handle in (*handles, cancelled)}
     for handle, reply in zip(handles, replies, strict=True):
-        line = found[handle.id]
+        line = written[handle.id]
         assert line["success"] and line["stop_reason"] == reply.stop_reason
         assert line["tokens"]["output"] == len(reply.token_ids)
         assert line["steps"] == reply.stats.steps
         assert line["seconds"]["total"] >= line["seconds"]["denoise"] > 0
         assert line["allocation"]["context"] == 512
-    assert found[cancelled.id]["stop_reason"] == "cancelled"
+    assert written[cancelled.id]["stop_reason"] == "cancelled"
 
 
 def test_a_file_that_was_moved_away_is_followed_by_another(opened: Opener, tmp_path: Path) -> None:

@@ -37,8 +37,8 @@ def test_a_stalled_disk_stops_nobody(tmp_path: Path, monkeypatch: pytest.MonkeyP
     assert time.monotonic() - began < 8 and log.path.read_bytes() == b""
     goes_on.set()
     writer.close()
-    found = [json.loads(line)["number"] for line in log.path.read_text().splitlines()]
-    assert found == list(range(100))
+    numbers = [json.loads(line)["number"] for line in log.path.read_text().splitlines()]
+    assert numbers == list(range(100))
 
 
 def test_the_end_waits_only_so_long(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -91,8 +91,8 @@ def test_no_exception_ends_the_thread(
         time.sleep(0.005)
     assert writer.counts.alive
     writer.close()
-    found = [json.loads(line)["number"] for line in log.path.read_text().splitlines()]
-    assert found == [0, 2, 4]
+    numbers = [json.loads(line)["number"] for line in log.path.read_text().splitlines()]
+    assert numbers == [0, 2, 4]
     assert (writer.counts.errors, writer.counts.alive) == (3, False)
     assert caplog.text.count("is lost") == 1, "and the log is not flooded"
     assert type(error).__name__ in caplog.text

@@ -33,10 +33,10 @@ class Probe:
 
     def __init__(self) -> None:
         self.error: Exception | None = None
-        self.asked, self.now = 0, 0.0
+        self.attempt, self.now = 0, 0.0
 
     def __call__(self) -> None:
-        self.asked += 1
+        self.attempt += 1
         if self.error:
             raise self.error
 
@@ -57,7 +57,7 @@ def test_failures_of_requests_never_open_it_while_the_probe_works() -> None:
     for number in range(20 * FAILURES):
         assert circuit.check() and circuit.reason is None
         circuit.ended(INTERNAL)
-        assert probe.asked == number // FAILURES
+        assert probe.attempt == number // FAILURES
 
 
 @pytest.mark.parametrize("kind", ["invalid", "memory", "timeout", "shutdown", "too_large"])
@@ -71,11 +71,11 @@ def test_only_internal_failures_in_a_row_are_suspicious(kind: Any) -> None:
         circuit.ended(INTERNAL)
     circuit.ended(worked())
     circuit.ended(INTERNAL)
-    assert circuit.check() and probe.asked == 0
+    assert circuit.check() and probe.attempt == 0
     circuit.ended(worked("cancelled"))  # says nothing of what works
     circuit.ended(INTERNAL)
     circuit.ended(INTERNAL)
-    assert circuit.check() and probe.asked == 1
+    assert circuit.check() and probe.attempt == 1
 
 
 def test_a_probe_that_works_closes_it() -> None:
@@ -85,7 +85,7 @@ def test_a_probe_that_works_closes_it() -> None:
     assert not circuit.check() and circuit.state.open
     assert circuit.reason and "RuntimeError" in circuit.reason and "secret" not in circuit.reason
     assert circuit.retry_s() == WAITS_S[0]
-    assert not circuit.check() and probe.asked == 1, "the next probe is not due"
+    assert not circuit.check() and probe.attempt == 1, "the next probe is not due"
     probe.now += WAITS_S[0]
     probe.error = None
     assert circuit.check() and circuit.reason is None
@@ -109,9 +109,9 @@ def test_a_probe_without_memory_says_nothing(error: Exception) -> None:
     probe = Probe()
     circuit = suspicious(probe)
     probe.error = error
-    for asked in range(1, 3 * len(WAITS_S)):
+    for attempt in range(1, 3 * len(WAITS_S)):
         assert circuit.check() and circuit.reason is None
-        assert circuit.check() and probe.asked == asked, "the next probe is not due"
+        assert circuit.check() and probe.attempt == attempt, "the next probe is not due"
         probe.now += WAITS_S[0]
     probe.error = RuntimeError("gone")
     assert not circuit.check() and circuit.state.probes == 1

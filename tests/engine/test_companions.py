@@ -63,7 +63,7 @@ def as_it_is() -> Iterator[None]:
     yield
 
 
-def asked(number: int, kind: str) -> dict[str, Any]:
+def request_fields(number: int, kind: str) -> dict[str, Any]:
     return {
         "prompt": PROMPTS[number % len(PROMPTS)],
         "seed": 100 + number,
@@ -74,7 +74,9 @@ def asked(number: int, kind: str) -> dict[str, Any]:
     }
 
 
-def told(model: Model, layout: EngineConfig, wanted: list[dict[str, Any]], gaps: list[int]) -> Any:
+def visible_steps(
+    model: Model, layout: EngineConfig, wanted: list[dict[str, Any]], gaps: list[int]
+) -> Any:
     """Of each request all that a client can see of its steps."""
     serving = Engine(model, layout)
     handles = []
@@ -111,24 +113,26 @@ def test_the_same_seed_is_the_same_text(load: dict[str, Any], backend: Callable[
     prompts in any chunks and rows that arrive at any step."""
     with backend():
         model = sfumato.load(device="cpu", **load)
-        wanted = [asked(number, kind) for number, kind in enumerate(KINDS)]
-        whole = EngineConfig(slots=1, context=1024)
-        alone = told(model, whole, wanted, [0] * len(wanted))
+        wanted = [request_fields(number, kind) for number, kind in enumerate(KINDS)]
+        one_slot = EngineConfig(slots=1, context=1024)
+        alone = visible_steps(model, one_slot, wanted, [0] * len(wanted))
         chosen = random.Random(1)
         order = chosen.sample(range(len(wanted)), len(wanted))
         gaps = [chosen.choice((0, 0, 1, 2)) for _ in order]
         layout = EngineConfig(slots=12, context=1024, prefill_chunk=200)
-        mixed = told(model, layout, [wanted[i] for i in order], gaps)
-        for i, found in zip(order, mixed, strict=True):
-            assert found == alone[i], list(KINDS)[i]
+        mixed = visible_steps(model, layout, [wanted[i] for i in order], gaps)
+        for i, visible in zip(order, mixed, strict=True):
+            assert visible == alone[i], list(KINDS)[i]
 
 
 def test_a_long_prompt_is_the_same_in_chunks_of_any_size() -> None:
     model = sfumato.load(device="cpu", dtype="float32")
-    wanted = [asked(0, "plain") | {"prompt": "tell me all about the sea and its ships. " * 40}]
+    wanted = [
+        request_fields(0, "plain") | {"prompt": "tell me all about the sea and its ships. " * 40}
+    ]
     assert len(model.prompt_ids(wanted[0]["prompt"])) > 1100
-    found = [
-        told(model, EngineConfig(slots=1, context=2048, prefill_chunk=chunk), wanted, [0])
+    visible = [
+        visible_steps(model, EngineConfig(slots=1, context=2048, prefill_chunk=chunk), wanted, [0])
         for chunk in (37, 100, 300)
     ]
-    assert found[0] == found[1] == found[2]
+    assert visible[0] == visible[1] == visible[2]

@@ -28,10 +28,10 @@ def test_the_tightest_bound_counts(tmp_path: Path) -> None:
     assert least(tmp_path) == Budget(8 * GIB, "memory available on this machine")
     write(tmp_path / "cgroup/a/memory.max", f"{4 * GIB}\n")
     write(tmp_path / "cgroup/a/memory.current", f"{3 * GIB}\n")
-    found = least(tmp_path)
-    assert found.nbytes == GIB
-    assert "control group limit of 4,294,967,296 bytes" in found.source
-    assert "a/memory.max" in found.source
+    result = least(tmp_path)
+    assert result.nbytes == GIB
+    assert "control group limit of 4,294,967,296 bytes" in result.source
+    assert "a/memory.max" in result.source
 
 
 def test_cached_files_make_room(tmp_path: Path) -> None:
@@ -61,13 +61,13 @@ def test_more_used_than_allowed_is_no_room(tmp_path: Path) -> None:
 
 
 def test_a_system_that_tells_its_size_alone(tmp_path: Path) -> None:
-    (found,) = host_budgets(tmp_path, tmp_path) or [None]
-    assert found is None or found.source == "memory of this machine"
+    (result,) = host_budgets(tmp_path, tmp_path) or [None]
+    assert result is None or result.source == "memory of this machine"
 
 
 def test_this_machine() -> None:
-    found = budget(torch.device("cpu"))
-    assert found is None or found.nbytes > 0
+    result = budget(torch.device("cpu"))
+    assert result is None or result.nbytes > 0
 
 
 @pytest.mark.parametrize(("hip", "kind"), [(None, "CUDA"), ("6.2", "ROCm")])
@@ -103,5 +103,5 @@ def test_a_gpu_that_shares_the_machines_memory(monkeypatch: pytest.MonkeyPatch, 
     monkeypatch.setattr(torch.mps, "recommended_max_memory", lambda: 8 * GIB)
     monkeypatch.setattr(torch.mps, "current_allocated_memory", lambda: GIB)
     monkeypatch.setattr(module, "host_budgets", lambda: [Budget(host, "host")])
-    found = budget(torch.device("mps"))
-    assert found and found.nbytes == min(host, 7 * GIB)
+    result = budget(torch.device("mps"))
+    assert result and result.nbytes == min(host, 7 * GIB)

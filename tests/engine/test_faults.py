@@ -154,24 +154,24 @@ def test_a_sink_that_raises_has_its_request_cancelled() -> None:
     def sink(event: Event) -> None:
         raise ConnectionError
 
-    gone, other = serving.submit(scripts[0].request(), sink), serving.submit(scripts[1].request())
+    broken, other = serving.submit(scripts[0].request(), sink), serving.submit(scripts[1].request())
     run(serving)
-    assert outcome(gone) == "cancelled"
+    assert outcome(broken) == "cancelled"
     assert other.result().text == LONG.removesuffix("<turn|>")
 
 
 def test_an_audit_that_raises_harms_nobody(caplog: pytest.LogCaptureFixture) -> None:
-    told: list[Any] = []
+    finished: list[Any] = []
 
     def on_finish(request: Any, terminal: Any) -> None:
-        told.append((request.id, terminal))
+        finished.append((request.id, terminal))
         raise OSError("disk full")
 
     scripts = [Script(key, 5) for key in (40, 41)]
     serving, _ = engine(*scripts, on_finish=on_finish)
     handles = [serving.submit(script.request()) for script in scripts]
     run(serving)
-    assert told == [(h.id, h.terminal) for h in handles]
+    assert finished == [(h.id, h.terminal) for h in handles]
     assert "disk full" in caplog.text
 
 
@@ -261,11 +261,11 @@ def test_what_fails_in_a_rows_preparation_ends_that_row_alone(
 
 def test_a_schedule_that_changes_its_mind_ends_its_row_alone() -> None:
     class Moody:
-        asked = 0
+        calls = 0
 
         def temperature(self, step: int, max_steps: int) -> float:
-            self.asked += 1
-            return 0.5 if self.asked <= max_steps + 1 else 1e300
+            self.calls += 1
+            return 0.5 if self.calls <= max_steps + 1 else 1e300
 
     serving, network, scripts, handles = three()
     bad = serving.submit(scripts[0].request(sampler=SamplerConfig(schedule=Moody())))
@@ -279,7 +279,7 @@ def test_a_schedule_is_checked_for_every_step_beforehand() -> None:
         def temperature(self, step: int, max_steps: int) -> float:
             return 0.5 if step < max_steps else 0.0
 
-    class Few:
+    class CountsDown:
         def k(self, step: int, max_steps: int) -> int:
             return 3 - step
 
@@ -287,6 +287,6 @@ def test_a_schedule_is_checked_for_every_step_beforehand() -> None:
     serving, network = engine(script)
     with pytest.raises(ValueError, match=r"^schedule Late: .* got 0.0 at step 9$"):
         serving.submit(script.request(sampler=SamplerConfig(schedule=Late(), max_steps=9)))
-    with pytest.raises(ValueError, match=r"^soft_top_k Few: .* got 0 at step 3$"):
-        serving.submit(script.request(sampler=SamplerConfig(soft_top_k=Few())))
+    with pytest.raises(ValueError, match=r"^soft_top_k CountsDown: .* got 0 at step 3$"):
+        serving.submit(script.request(sampler=SamplerConfig(soft_top_k=CountsDown())))
     assert network.log == []

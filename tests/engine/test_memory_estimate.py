@@ -111,10 +111,10 @@ def measured(path: Path) -> dict[str, Any]:
         check=True,
         env=os.environ | {"PYTHONPATH": str(ROOT / "src")},
     )
-    found: dict[str, Any] = json.loads(done.stdout)
-    assert found["full"]["contexts"] == [LAYOUT.context] * LAYOUT.slots
-    assert found["more"]["contexts"] == [LAYOUT.context] * LAYOUT.slots + [LARGER]
-    return found
+    figures: dict[str, Any] = json.loads(done.stdout)
+    assert figures["full"]["contexts"] == [LAYOUT.context] * LAYOUT.slots
+    assert figures["more"]["contexts"] == [LAYOUT.context] * LAYOUT.slots + [LARGER]
+    return figures
 
 
 @pytest.mark.skipif(not resident(), reason="only Linux tells the memory of a process")
@@ -139,14 +139,14 @@ def test_the_prediction_is_what_a_process_takes(
     with ThreadPoolExecutor(2) as pool:
         runs = list(pool.map(measured, [path] * RUNS))
     added = runs[0]["added"]
-    whole = predict(footprint, LAYOUT)
+    prediction_with_cutoffs = predict(footprint, LAYOUT)
     # These rows ask for no top-k and no top-p, whose memory is predicted for all that may.
     cutoffs = cutoff_bytes(footprint.config, LAYOUT.slots * footprint.config.canvas_length)
-    plain = replace(whole, step=whole.step - cutoffs)
+    plain = replace(prediction_with_cutoffs, step=prediction_with_cutoffs.step - cutoffs)
     for what, more in (("full", 0), ("more", added)):
-        found = sorted((run[what] for run in runs), key=lambda run: run["peak"])[RUNS // 2]
-        predicted = replace(plain, snapshots=found["snapshots"]).anonymous + more
-        ratio = predicted / found["peak"]
+        figures = sorted((run[what] for run in runs), key=lambda run: run["peak"])[RUNS // 2]
+        predicted = replace(plain, snapshots=figures["snapshots"]).anonymous + more
+        ratio = predicted / figures["peak"]
         peaks = ", ".join(f"{run[what]['peak'] / 1e6:.1f}" for run in runs)
         note(
             f"memory of 180m {format}, 2 rows{' and a larger slot' if more else ''}: predicted "
@@ -159,7 +159,7 @@ def tiny(format: str = "q4_k_m") -> Network:
     return load_network(random_checkpoint("tiny", format), CPU, torch.float32)
 
 
-def tellers(nbytes: int) -> Callable[[torch.device], Budget]:
+def budgets(nbytes: int) -> Callable[[torch.device], Budget]:
     return lambda device: Budget(nbytes, f"the test's {device}")
 
 
@@ -274,7 +274,7 @@ def test_the_state_of_canvases_counts() -> None:
 def test_what_does_not_fit_says_so() -> None:
     network = tiny()
     with pytest.raises(EngineError) as error:
-        MemoryGuard(network, LAYOUT, tellers(6_000_000))
+        MemoryGuard(network, LAYOUT, budgets(6_000_000))
     text = str(error.value)
     assert "an engine of 2 slots x 2,048 tokens needs" in text
     assert "of 6.0 MB (the test's cpu) a margin of 5% leaves 5.7 MB" in text
@@ -286,11 +286,11 @@ def test_larger_slots_fit_into_what_is_left() -> None:
     need = _added(predict(ModelFootprint.of_network(network), LAYOUT))
     layout = replace(LAYOUT, memory_margin=0.0)
     one, two = (slot_bytes(network.config, n, network.cache_dtype) for n in (2000, 1000))
-    guard = MemoryGuard(network, layout, tellers(need + one + two))
+    guard = MemoryGuard(network, layout, budgets(need + one + two))
     assert guard.lacks([2000, 1000], None) is None
     assert guard.lacks([2000, 1001], None)
     with pytest.raises(EngineError):
-        MemoryGuard(network, layout, tellers(need - 1))
+        MemoryGuard(network, layout, budgets(need - 1))
     assert MemoryGuard(network, LAYOUT, lambda device: None).lacks([1 << 40], 0) is None
 
 
@@ -302,44 +302,44 @@ def test_a_larger_slot_makes_larger_buffers() -> None:
     need, more = _added(base), longer.working - base.working
     slot = slot_bytes(footprint.config, 9000, footprint.cache_dtype)
     assert more > 0
-    tight = MemoryGuard(network, layout, tellers(need + slot + more - 1)).lacks([9000], None)
+    tight = MemoryGuard(network, layout, budgets(need + slot + more - 1)).lacks([9000], None)
     assert tight == f"takes {slot + more:,} bytes, and of memory {slot + more - 1:,} are left"
-    assert MemoryGuard(network, layout, tellers(need + slot + more)).lacks([9000], None) is None
+    assert MemoryGuard(network, layout, budgets(need + slot + more)).lacks([9000], None) is None
 
 
 def test_an_engine_refuses_a_slot_whose_buffers_do_not_fit(monkeypatch: pytest.MonkeyPatch) -> None:
     """Though the slot alone would."""
-    asked = Script(40, 3000)
+    request_script = Script(40, 3000)
     layout = EngineConfig(slots=1, context=64, prefill_chunk=32, memory_margin=0.0)
-    footprint = ModelFootprint.of_network(cast(Network, ScriptedNetwork([asked])))
+    footprint = ModelFootprint.of_network(cast(Network, ScriptedNetwork([request_script])))
     need, slot = (
         _added(predict(footprint, layout)),
         slot_bytes(footprint.config, 3000, torch.float32),
     )
     for spare, fits in ((slot, False), (2 * slot + 10**8, True)):
-        guard = partial(MemoryGuard, ask=tellers(need + spare))
+        guard = partial(MemoryGuard, ask=budgets(need + spare))
         monkeypatch.setattr("sfumato.engine.engine.MemoryGuard", guard)
-        serving, _ = engine(asked, slots=1, context=64, memory_margin=0.0)
+        serving, _ = engine(request_script, slots=1, context=64, memory_margin=0.0)
         if fits:
-            assert serving.generate(asked.request(max_tokens=8)).text == "Hello."
+            assert serving.generate(request_script.request(max_tokens=8)).text == "Hello."
             assert [view.context for view in serving.state().slots] == [64, 3008]
         else:
             with pytest.raises(TooLarge, match=f"and of memory {spare:,} are left"):
-                serving.submit(asked.request(max_tokens=8))
+                serving.submit(request_script.request(max_tokens=8))
 
 
 def test_memory_is_looked_at_again_for_a_larger_slot() -> None:
     """What others have taken since is not there any more, and what idle slots hold is."""
     network, layout = tiny(), replace(LAYOUT, memory_margin=0.0)
     working = predict(ModelFootprint.of_network(network), layout).working
-    there = [10**9]
-    guard = MemoryGuard(network, layout, lambda device: Budget(there[0], "the test"))
+    available = [10**9]
+    guard = MemoryGuard(network, layout, lambda device: Budget(available[0], "the test"))
     need = guard.added([4096])
     assert guard.lacks([4096], 0) is None
-    there[0] = working + need - 1
+    available[0] = working + need - 1
     assert guard.lacks([4096], 0) and guard.lacks([4096], None) is None
     assert guard.lacks([4096], 1) is None
-    there[0] += 1
+    available[0] += 1
     assert guard.lacks([4096], 0) is None
 
 
@@ -347,12 +347,12 @@ def test_a_model_that_is_not_loaded_yet() -> None:
     checkpoint = random_checkpoint("26b-a4b")
     footprint = ModelFootprint.of_checkpoint(checkpoint, config_of(checkpoint), CPU, torch.float32)
     with pytest.raises(EngineError, match=r"the model \(\d\d\.\d\d GB\) with 4 slots needs"):
-        check_load(footprint, EngineConfig(), tellers(10**10))
-    prediction = check_load(footprint, EngineConfig(), tellers(10**11))
+        check_load(footprint, EngineConfig(), budgets(10**10))
+    prediction = check_load(footprint, EngineConfig(), budgets(10**11))
     assert prediction.snapshots == EngineConfig().snapshot_bytes
     gpu = replace(footprint, device=torch.device("cuda"))
     alone = prediction.total - prediction.snapshots - prediction.libraries
-    assert check_load(gpu, replace(EngineConfig(), memory_margin=0), tellers(2 * alone))
+    assert check_load(gpu, replace(EngineConfig(), memory_margin=0), budgets(2 * alone))
 
 
 def _added(prediction: Prediction) -> int:

@@ -50,7 +50,9 @@ def test_out_of_memory_again_ends_the_newest() -> None:
 def test_out_of_memory_always_ends_everyone_and_not_the_engine(what: str) -> None:
     """The newest first."""
     ended: list[str] = []
-    serving, network, scripts, handles = three(on_finish=lambda asked, _: ended.append(asked.id))
+    serving, network, scripts, handles = three(
+        on_finish=lambda ended_request, _: ended.append(ended_request.id)
+    )
     network.before = raising(MemoryError(), what, {40, 41, 42})
     run(serving)
     assert [outcome(h) for h in handles] == ["memory"] * 3
@@ -60,7 +62,7 @@ def test_out_of_memory_always_ends_everyone_and_not_the_engine(what: str) -> Non
     assert serving.health().ok and no_slot_is_leaked(serving)
 
 
-def crowded(network: Any, most: int, least: int = 0) -> list[int]:
+def limit_encode_memory(network: Any, most: int, least: int = 0) -> list[int]:
     """Memory for `most` tokens of encode work at once, where more than `least` rows share it.
     Gives the sizes of what did not fit, as it comes."""
     failures: list[int] = []
@@ -78,12 +80,12 @@ def crowded(network: Any, most: int, least: int = 0) -> list[int]:
 
 
 def test_out_of_memory_in_an_encode_is_tried_in_smaller_chunks() -> None:
-    """Nobody ends, all start over together, and the chunk is whole again afterwards."""
+    """No request ends, all start over together, and afterwards the full chunk is used again."""
     scripts = [Script(key, 60, LONG) for key in (40, 41, 42)]
     last = Script(43, 60)
     serving, network = engine(*scripts, last, prefill_chunk=32)
     handles = [serving.submit(script.request()) for script in scripts]
-    failures = crowded(network, most=16)
+    failures = limit_encode_memory(network, most=16)
     run(serving)
     assert len(failures) == 1, "the lesson is kept"
     assert [h.result().text for h in handles] == [LONG.removesuffix("<turn|>")] * 3
@@ -95,7 +97,7 @@ def test_out_of_memory_in_an_encode_is_tried_in_smaller_chunks() -> None:
 
 def test_out_of_memory_in_an_encode_again_ends_the_newest() -> None:
     serving, network, _, handles = three(prefill_chunk=32)
-    crowded(network, most=0, least=1)  # no two rows fit
+    limit_encode_memory(network, most=0, least=1)  # no two rows fit
     run(serving)
     assert [outcome(h) for h in handles] == ["eos", "memory", "memory"]
     assert handles[0].result().text == LONG.removesuffix("<turn|>")

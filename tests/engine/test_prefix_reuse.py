@@ -1,4 +1,4 @@
-"""Prefix reuse on a network: only new tokens are encoded, and nobody can tell from the reply.
+"""Prefix reuse on a network: only new tokens are encoded, and the reply is the same.
 
 A random quantized checkpoint with a window of 1,024: a prefix of 2,000 tokens goes round its
 rings. The compiled operations sum in an order that depends on positions alone, so that what is
@@ -44,8 +44,8 @@ def network(request: pytest.FixtureRequest) -> Network:
 
 def tokens(seed: int, count: int) -> list[int]:
     random = torch.Generator().manual_seed(seed)
-    found: list[int] = torch.randint(0, 512, (count,), generator=random).tolist()
-    return found
+    values: list[int] = torch.randint(0, 512, (count,), generator=random).tolist()
+    return values
 
 
 def logits(network: Network, slot: Slot) -> Tensor:
@@ -69,7 +69,7 @@ def assert_same(network: Network, warm: Tensor, expected: Tensor) -> None:
 
 
 @dataclass(frozen=True)
-class Told:
+class Visible:
     """What a client sees of a request, down to the last bit."""
 
     ids: list[int]
@@ -79,11 +79,11 @@ class Told:
 
 def serving(network: Network) -> Engine:
     text = TextSide(tokenizer(), ChatTemplate(TEMPLATE, markers=DIFFUSION_GEMMA.markers))
-    model = Model(network, text, REFERENCE, END_IDS, Path("random"))
+    model = Model(network, text, REFERENCE, END_IDS, Path("random"), DIFFUSION_GEMMA)
     return Engine(model, EngineConfig(slots=2, context=CONTEXT, strict=True, prefill_chunk=700))
 
 
-def asked(engine: Engine, ids: Sequence[int]) -> Handle:
+def submitted(engine: Engine, ids: Sequence[int]) -> Handle:
     sampler = SamplerConfig(
         max_steps=3, canvas_length=LENGTH, ignore_eos=True, processors=(SPELLABLE,)
     )
@@ -92,22 +92,22 @@ def asked(engine: Engine, ids: Sequence[int]) -> Handle:
     )
 
 
-def told(engine: Engine, *handles: Handle) -> list[Told]:
+def results(engine: Engine, *handles: Handle) -> list[Visible]:
     while engine.step():
         pass
-    found = []
+    values = []
     for handle in handles:
         drafts = [event.entropy for event in handle.events() if isinstance(event, Draft)]
         assert isinstance(handle.terminal, Finished)
         reply, account = handle.terminal.reply, handle.terminal.account
-        found.append(Told(reply.token_ids, torch.stack(drafts), account.cached_tokens))
-    return found
+        values.append(Visible(reply.token_ids, torch.stack(drafts), account.cached_tokens))
+    return values
 
 
-def assert_like_cold(network: Network, ids: Sequence[int], warm: Told) -> None:
-    """As an engine that has served nobody yet has it."""
+def assert_like_cold(network: Network, ids: Sequence[int], warm: Visible) -> None:
+    """As an engine that has served no request yet has it."""
     fresh = serving(network)
-    (cold,) = told(fresh, asked(fresh, ids))
+    (cold,) = results(fresh, submitted(fresh, ids))
     assert cold.cached == 0
     if BITWISE:
         assert warm.ids == cold.ids and torch.equal(warm.entropy, cold.entropy)
@@ -121,27 +121,27 @@ def test_a_shared_prefix_is_paid_for_once(network: Network, busy: bool) -> None:
     engine, shared = serving(network), tokens(0, SHARED)
     prompts = [[*shared, *tokens(seed, OWN)] for seed in (1, 2, 3)]
     for prompt in prompts[:2]:
-        told(engine, asked(engine, prompt))
+        results(engine, submitted(engine, prompt))
     before = engine.state().totals.encoded_tokens
-    handles = [asked(engine, prompts[2])]
+    handles = [submitted(engine, prompts[2])]
     if busy:
         engine.step()
-        handles.append(asked(engine, [*shared, *tokens(4, OWN)]))
-    found = told(engine, *handles)
-    assert [one.cached for one in found] == [SHARED] * len(found)
-    assert engine.state().totals.encoded_tokens - before == len(found) * (OWN + LENGTH)
-    assert_like_cold(network, prompts[2], found[0])
+        handles.append(submitted(engine, [*shared, *tokens(4, OWN)]))
+    values = results(engine, *handles)
+    assert [one.cached for one in values] == [SHARED] * len(values)
+    assert engine.state().totals.encoded_tokens - before == len(values) * (OWN + LENGTH)
+    assert_like_cold(network, prompts[2], values[0])
     if busy:
-        assert_like_cold(network, [*shared, *tokens(4, OWN)], found[1])
+        assert_like_cold(network, [*shared, *tokens(4, OWN)], values[1])
 
 
 def test_the_next_turn_begins_where_the_prompt_ended(network: Network) -> None:
     """After the reply's canvases, thoughts and all, have gone over the rings."""
     engine, prompt = serving(network), tokens(0, SHARED)
-    (first,) = told(engine, asked(engine, prompt))
+    (first,) = results(engine, submitted(engine, prompt))
     turn = [*prompt, *first.ids[20:], *tokens(4, OWN)]
     before = engine.state().totals.encoded_tokens
-    (second,) = told(engine, asked(engine, turn))
+    (second,) = results(engine, submitted(engine, turn))
     assert second.cached == SHARED
     assert engine.state().totals.encoded_tokens - before == len(turn) - SHARED + LENGTH
     assert_like_cold(network, turn, second)

@@ -13,21 +13,21 @@ import sfumato
 from sfumato.api import Model
 from sfumato.diffusion.sampler_config import REFERENCE, SamplerConfig
 from sfumato.engine import Engine, EngineConfig, EngineDead, Failed, QueueFull, Request, TooLarge
-from sfumato.engine.thinking import HEADER
+from sfumato.model.families import DIFFUSION_GEMMA
 from sfumato.server.settings import ServerSettings
 from sfumato.text.tokenizer import Tokenizer
 
 
-def told(**config: Any) -> tuple[Engine, list[tuple[str, Any]]]:
+def recording_engine(**config: Any) -> tuple[Engine, list[tuple[str, Any]]]:
     """An engine, and what on_finish has been told."""
-    heard: list[tuple[str, Any]] = []
+    ended: list[tuple[str, Any]] = []
     script = Script(40, 5)
-    serving, _ = engine(script, on_finish=lambda r, end: heard.append((r.id, end)), **config)
-    return serving, heard
+    serving, _ = engine(script, on_finish=lambda r, end: ended.append((r.id, end)), **config)
+    return serving, ended
 
 
 def test_each_refusal_is_told_once_and_raised() -> None:
-    serving, heard = told(strict=True, context=64, slots=1, queue=1)
+    serving, ended = recording_engine(strict=True, context=64, slots=1, queue=1)
     good = Script(40, 5).request(max_tokens=16)
     cases = [
         (Request(ids=[40], max_tokens=0, id="a"), ValueError, "invalid"),
@@ -44,23 +44,23 @@ def test_each_refusal_is_told_once_and_raised() -> None:
     serving.close()
     with pytest.raises(EngineDead):
         serving.submit(Request(ids=[40], max_tokens=8, id="d"))
-    names = [name for name, _ in heard]
+    names = [name for name, _ in ended]
     assert names == ["a", "b", "c", good.id, waits.id, "d"]
-    refused = [end for name, end in heard if name in "abcd"]
+    refused = [end for name, end in ended if name in "abcd"]
     assert [end.kind for end in refused] == ["invalid", "too_large", "queue_full", "shutdown"]
     assert all(isinstance(end, Failed) and end.account is None for end in refused)
     assert refused[0].message.startswith("max_tokens: ")
-    assert heard[3][1] is handle.terminal
+    assert ended[3][1] is handle.terminal
 
 
 def test_after_its_death_an_engine_tells_so() -> None:
-    serving, heard = told()
+    serving, ended = recording_engine()
     serving._scheduler.plan = lambda: 1 / 0  # type: ignore[assignment, return-value]
     with pytest.raises(ZeroDivisionError):
         serving.step()
     with pytest.raises(EngineDead):
         serving.submit(Script(40, 5).request())
-    assert [end.kind for _, end in heard] == ["internal"]
+    assert [end.kind for _, end in ended] == ["internal"]
 
 
 @pytest.mark.parametrize(
@@ -73,10 +73,10 @@ def test_after_its_death_an_engine_tells_so() -> None:
     ],
 )
 def test_every_number_has_an_upper_bound(fields: dict[str, Any], message: str) -> None:
-    serving, heard = told()
+    serving, ended = recording_engine()
     with pytest.raises(ValueError, match=f"^{message}"):
         serving.submit(Script(40, 5).request(**fields))
-    assert [end.kind for _, end in heard] == ["invalid"]
+    assert [end.kind for _, end in ended] == ["invalid"]
 
 
 @pytest.mark.parametrize(
@@ -103,11 +103,11 @@ def test_the_default_time_limit_is_what_its_comment_derives() -> None:
 def test_a_prompt_is_made_once_and_handed_over(monkeypatch: pytest.MonkeyPatch) -> None:
     model = sfumato.load()
     serving = Engine(model, EngineConfig(slots=1, context=256))
-    asked = Request("Who are you?", seed=1, max_tokens=64)
-    made = serving.prompt(asked)
+    submitted = Request("Who are you?", seed=1, max_tokens=64)
+    made = serving.prompt(submitted)
     assert made.ids == model.prompt_ids("Who are you?")
-    expected = serving.generate(asked).text
-    markers = {HEADER: [1]}
+    expected = serving.generate(submitted).text
+    markers = {DIFFUSION_GEMMA.markers.thought_header: [1]}
     # No text is tokenized again.
     monkeypatch.setattr(Tokenizer, "encode", lambda _, text, special=True: markers[text])
     again = serving.submit(Request("Who are you?", made=made, seed=1, max_tokens=64))
@@ -122,8 +122,8 @@ def embedded() -> Model:
 
 @pytest.mark.parametrize("text", ["many words " * 400_000, "x" * 4_000_000])
 def test_text_that_cannot_fit_is_refused_before_it_is_tokenized(embedded: Model, text: str) -> None:
-    heard: list[Any] = []
-    serving = Engine(embedded, EngineConfig(slots=1, context=256), lambda r, e: heard.append(e))
+    ended: list[Any] = []
+    serving = Engine(embedded, EngineConfig(slots=1, context=256), lambda r, e: ended.append(e))
     tracemalloc.start()
     began = time.perf_counter()
     with pytest.raises(TooLarge, match=r"prompt: .* tokens or more.* has 4,096; shorten it$"):
@@ -132,7 +132,7 @@ def test_text_that_cannot_fit_is_refused_before_it_is_tokenized(embedded: Model,
     tracemalloc.stop()
     assert time.perf_counter() - began < 10
     assert peak < 16 * len(text)
-    assert [end.kind for end in heard] == ["too_large"]
+    assert [end.kind for end in ended] == ["too_large"]
 
 
 def test_a_strict_context_is_the_limit(embedded: Model) -> None:

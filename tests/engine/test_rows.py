@@ -119,11 +119,11 @@ def test_drafts_have_a_text() -> None:
 
 def attempts(*texts: str) -> Callable[[list[int]], list[int]]:
     """What each draw of the first canvas says; each takes two steps."""
-    asked = [0]
+    question_count = [0]
 
     def says(reply: list[int]) -> list[int]:
-        asked[0] += 1
-        return encoded(texts[min((asked[0] - 1) // 2, len(texts) - 1)])[:LENGTH]
+        question_count[0] += 1
+        return encoded(texts[min((question_count[0] - 1) // 2, len(texts) - 1)])[:LENGTH]
 
     return says
 

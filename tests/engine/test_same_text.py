@@ -12,10 +12,15 @@ from tests.support.scripted_engine import run
 
 import sfumato
 from sfumato import Engine, EngineConfig, Model, Request, SamplerConfig
+from sfumato.api import Reply
+from sfumato.diffusion import loop
+from sfumato.diffusion.canvas import Canvas
 from sfumato.diffusion.noise import Noise
+from sfumato.diffusion.outcome import SettledCanvas
 from sfumato.diffusion.processors import LogitBias
 from sfumato.diffusion.sampler import FixedCount, Threshold
-from sfumato.engine import Event, Finished, Settled
+from sfumato.engine import Draft, Event, Finished, Settled
+from sfumato.engine.request import prepare, snapshot_points_of
 
 PROMPTS = (
     "Who are you?",
@@ -78,16 +83,16 @@ def test_no_row_rounds_by_its_neighbours(model: Model, lengths: tuple[int, ...])
         canvases = [Noise(seed + n, n).tokens(0, n, vocabulary) for n in lengths]
         softs = [torch.randn(n, model.config.hidden_size) for n in lengths]
         together = network.denoise(canvases, slots, softs).split(lengths)
-        for canvas, slot, soft, found in zip(canvases, slots, softs, together, strict=True):
-            assert torch.equal(network.denoise([canvas], [slot], [soft]), found)
+        for canvas, slot, soft, results in zip(canvases, slots, softs, together, strict=True):
+            assert torch.equal(network.denoise([canvas], [slot], [soft]), results)
 
 
 def test_alone(model: Model) -> None:
     serving = Engine(model, EngineConfig(slots=1, context=512))
-    for asked in requests(12, seed=1):
+    for wanted in requests(12, seed=1):
         assert same(
-            serving.generate(Request(**asked, retry_empty=False)), model.generate(**asked)
-        ), asked
+            serving.generate(Request(**wanted, retry_empty=False)), model.generate(**wanted)
+        ), wanted
 
 
 @pytest.mark.parametrize("seed", range(3))
@@ -96,32 +101,32 @@ def test_in_mixed_batches(model: Model, seed: int) -> None:
     prompts in small chunks and slots that hold what others left."""
     serving = Engine(model, EngineConfig(slots=5, context=256, prefill_chunk=24))
     chosen = random.Random(seed)
-    asked = requests(12, seed=100 + seed)
+    wanted = requests(12, seed=100 + seed)
     handles = []
-    for each in asked:
+    for each in wanted:
         handles.append(serving.submit(Request(**each, retry_empty=False, drafts=True)))
         for _ in range(chosen.randrange(3)):
             serving.step()
     run(serving)
     batched = serving.state().totals
     assert batched.steps > 1.3 * batched.forwards, "rows were seldom together"
-    for each, handle in zip(asked, handles, strict=True):
+    for each, handle in zip(wanted, handles, strict=True):
         assert same(handle.result(), model.generate(**each)), each
 
 
 def test_from_many_threads(model: Model) -> None:
     serving = Engine(model, EngineConfig(slots=3, context=256)).start()
-    asked = requests(9, seed=7)
+    wanted = requests(9, seed=7)
 
     def events(each: dict[str, Any]) -> list[Event]:
         return list(serving.submit(Request(**each, retry_empty=False)).events())
 
     try:
         with ThreadPoolExecutor(9) as clients:
-            found = list(clients.map(events, asked))
+            results = list(clients.map(events, wanted))
     finally:
         serving.close()
-    for each, (*others, last) in zip(asked, found, strict=True):
+    for each, (*others, last) in zip(wanted, results, strict=True):
         assert isinstance(last, Finished) and all(isinstance(e, Settled) for e in others)
         assert same(last.reply, model.generate(**each))
 
@@ -152,10 +157,10 @@ def test_an_answer_that_would_be_empty_may_not_end_at_last(model: Model) -> None
     assert end is not None
     eager = SamplerConfig(processors=(LogitBias({end: 100.0}),), max_steps=8)
     serving = Engine(model, EngineConfig(slots=1, context=512))
-    asked: dict[str, Any] = {"prompt": PROMPTS[0], "seed": 1, "sampler": eager}
-    empty = serving.generate(Request(**asked, retry_empty=False))
-    assert empty.text == model.generate(**asked).text == "" and empty.warnings == ()
-    handle = serving.submit(Request(**asked))
+    wanted: dict[str, Any] = {"prompt": PROMPTS[0], "seed": 1, "sampler": eager}
+    empty = serving.generate(Request(**wanted, retry_empty=False))
+    assert empty.text == model.generate(**wanted).text == "" and empty.warnings == ()
+    handle = serving.submit(Request(**wanted))
     run(serving)
     reply = handle.result()
     assert len(reply.token_ids) == 1 and reply.text
@@ -164,3 +169,65 @@ def test_an_answer_that_would_be_empty_may_not_end_at_last(model: Model) -> None
     account = handle.terminal.account
     assert (account.retries, account.canvas_tokens) == (2, 3 * 32)
     assert len(account.steps) == 1 and sum(account.steps) >= 6
+
+
+THOUGHT = "<|channel>thought\nThe sea is"
+
+
+def by_the_loop(model: Model, request: Request) -> tuple[Reply, list[Draft]]:
+    """The reply that the plain loop gives under the policies and the opening of a request."""
+    limit = model.config.context_length
+    prepared = prepare(model, request, limit, snapshot_points_of(model))
+    prompt = torch.tensor(prepared.prompt.ids)
+    steps = loop.run(model.network, prompt, prepared.plan, prepared.policies, prepared.opening)
+    drafts: list[Draft] = []
+    while True:
+        try:
+            event = next(steps)
+        except StopIteration as end:
+            return prepared.transcript.finish(end.value), drafts
+        if isinstance(event, SettledCanvas):
+            prepared.transcript.add(event, drafts[-1])
+        else:
+            drafts.append(event)
+
+
+def test_openings_retries_and_thinking_cuts_in_mixed_batches(
+    model: Model, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As the loop has them, bit for bit at every step. The ids of a canvas come from its last
+    draft: its state is not read from the device once more."""
+    monkeypatch.setattr(Canvas, "argmax", None)
+    end = model.tokenizer.token_id("<turn|>")
+    assert end is not None
+    eager = SamplerConfig(processors=(LogitBias({end: 100.0}),), max_steps=4)
+    thinks: dict[str, Any] = {"opening": THOUGHT, "thinking": True}
+    special: list[dict[str, Any]] = [
+        {"sampler": eager, "stop": None},
+        {"opening": "y" * 40, "max_tokens": 90},
+        thinks | {"max_tokens": 90, "max_thinking_tokens": 13},
+        thinks | {"max_tokens": 70, "sampler": SamplerConfig(ignore_eos=True, max_steps=4)},
+        thinks | {"max_tokens": 90, "max_thinking_tokens": 13, "sampler": eager, "stop": None},
+        {"opening": "The town", "max_tokens": 33, "sampler": eager},
+    ]
+    fields = [each | more for each, more in zip(requests(6, 5), special, strict=True)]
+    mixture = [Request(**each, drafts=True) for each in (*fields, *requests(4, seed=6))]
+    serving = Engine(model, EngineConfig(slots=4, context=256, prefill_chunk=24))
+    events: list[list[Event]] = [[] for _ in mixture]
+    handles = []
+    for request, received in zip(mixture, events, strict=True):
+        handles.append(serving.submit(request, received.append))
+        serving.step()
+    run(serving)
+    warnings: list[str] = []
+    for request, handle, received in zip(mixture, handles, events, strict=True):
+        reply, drafts = by_the_loop(model, request)
+        assert same(handle.result(), reply), request
+        batched = [event for event in received if isinstance(event, Draft)]
+        assert len(batched) == len(drafts)
+        for one, other in zip(batched, drafts, strict=True):
+            assert torch.equal(one.token_ids, other.token_ids), request
+            assert torch.equal(one.entropy, other.entropy), request
+        warnings += reply.warnings
+    for rule in ("was drawn again", "thought was ended"):
+        assert sum(rule in warning for warning in warnings) >= 2, warnings

@@ -125,12 +125,12 @@ def test_the_time_to_make_a_prompt_is_waiting_time(monkeypatch: pytest.MonkeyPat
         return prompt_ids(*args, **how)
 
     monkeypatch.setattr(sfumato.engine.request, "prompt_ids", slow)
-    asked = Request("Hi", seed=1)
-    network.scripts[2] = replace(script, prompt=len(serving.prompt(asked).ids))
+    submitted = Request("Hi", seed=1)
+    network.scripts[2] = replace(script, prompt=len(serving.prompt(submitted).ids))
     del rendered[:]
-    handle = serving.submit(asked)
-    late = serving.submit(replace(asked, id="late", timeout_s=4.0))
-    early = serving.submit(replace(asked, id="early", timeout_s=6.0, since=now[0] - 2.0))
+    handle = serving.submit(submitted)
+    late = serving.submit(replace(submitted, id="late", timeout_s=4.0))
+    early = serving.submit(replace(submitted, id="early", timeout_s=6.0, since=now[0] - 2.0))
     run(serving)
     assert len(rendered) == 3  # each request's prompt once
     end = handle.terminal

@@ -26,9 +26,9 @@ def test_the_history_is_of_whole_grains() -> None:
     clock.now += 2 * GRAIN_S
     meters.stepped(1, 0.1)
     clock.now += GRAIN_S
-    found = meters.history()
-    assert found.canvas_tokens == (64 / GRAIN_S, 0, 0, 0)
-    assert (found.rows, found.grain_s) == ((3, 0, 0, 1), GRAIN_S)
+    points = meters.history()
+    assert points.canvas_tokens == (64 / GRAIN_S, 0, 0, 0)
+    assert (points.rows, points.grain_s) == ((3, 0, 0, 1), GRAIN_S)
 
 
 def test_the_history_forgets() -> None:
@@ -38,8 +38,8 @@ def test_the_history_forgets() -> None:
         meters.stepped(1, 0.1)
         meters.settled(64)
         clock.now += GRAIN_S
-    found = meters.history()
-    assert found.canvas_tokens == (64 / GRAIN_S,) * GRAINS and found.rows == (1,) * GRAINS
+    points = meters.history()
+    assert points.canvas_tokens == (64 / GRAIN_S,) * GRAINS and points.rows == (1,) * GRAINS
     clock.now += (GRAINS - 1) * GRAIN_S
     assert meters.history().rows == (1,) + (0,) * (GRAINS - 1)
     clock.now += 1e6

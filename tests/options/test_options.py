@@ -65,7 +65,7 @@ def test_a_setting_has_one_row_and_its_option_takes_the_same_values() -> None:
 
 
 def test_the_code_checks_the_bounds_of_the_table() -> None:
-    found = {
+    bounds_of_code = {
         "max_steps": (1, limits.MOST_STEPS),
         "top_k": (1, MOST_TOP_K),
         "top_tokens": (0, limits.MOST_TOP),
@@ -76,7 +76,7 @@ def test_the_code_checks_the_bounds_of_the_table() -> None:
         "canvas_length": (1, checks.MOST_TOKENS),
         "timeout_s": (0, checks.MOST_SECONDS),
     }
-    assert found == {name: bounds(name) for name in found}
+    assert bounds_of_code == {name: bounds(name) for name in bounds_of_code}
     assert config.MOST_HISTORY == limits.MOST_HISTORY
     assert schedule.MOST == limits.MOST_COUNTED
     assert {each.sampler for each in SETTINGS} == {"", *SAMPLERS}

@@ -17,24 +17,24 @@ from sfumato.train import sudoku
 
 def test_health(server: Any) -> None:
     for path in ("/health", "/v1/health", "/readyz"):
-        found = server.http.get(path).json()
-        assert found["status"] == "ok" and found["ok"] is True
-        assert found["uptime_s"] > 0
+        answer = server.http.get(path).json()
+        assert answer["status"] == "ok" and answer["ok"] is True
+        assert answer["uptime_s"] > 0
 
 
 def test_props_tell_a_page_what_it_needs(server: Any, embedded: Model) -> None:
-    found = server.http.get("/props").json()
-    assert found["canvas_length"] == embedded.config.canvas_length
-    assert found["vocab_size"] == embedded.config.vocab_size
-    assert found["sampler"]["max_steps"] == 48
-    assert found["sampler"]["entropy_bound"] == pytest.approx(0.1)
-    assert found["limits"]["context"] == 512
-    assert found["total_slots"] == 4
-    titles = [example["title"] for example in found["examples"]]
+    answer = server.http.get("/props").json()
+    assert answer["canvas_length"] == embedded.config.canvas_length
+    assert answer["vocab_size"] == embedded.config.vocab_size
+    assert answer["sampler"]["max_steps"] == 48
+    assert answer["sampler"]["entropy_bound"] == pytest.approx(0.1)
+    assert answer["limits"]["context"] == 512
+    assert answer["total_slots"] == 4
+    titles = [example["title"] for example in answer["examples"]]
     assert "Solve a Sudoku" in titles
-    assert "demonstration model" in found["demonstration"] and "4x4" in found["demonstration"]
-    assert found["markers"]["ends"] == list(embedded.family.markers.ends)
-    assert found["architecture"] == "DiffusionGemma"
+    assert "demonstration model" in answer["demonstration"] and "4x4" in answer["demonstration"]
+    assert answer["markers"]["ends"] == list(embedded.family.markers.ends)
+    assert answer["architecture"] == "DiffusionGemma"
     assert str(embedded.path) not in server.http.get("/props").text
 
 
@@ -68,8 +68,8 @@ def test_the_first_examples_are_solved_in_some_steps(server: Any, number: int) -
 
 def test_slots_count_what_was_done(server: Any, eventually: Any) -> None:
     def totals() -> dict[str, int]:
-        found: dict[str, int] = server.http.get("/slots").json()["totals"]
-        return found
+        answer: dict[str, int] = server.http.get("/slots").json()["totals"]
+        return answer
 
     # What a request took is counted just after its end is told, and then its slot is free.
     eventually(lambda: not any(s["busy"] for s in server.http.get("/slots").json()["slots"]))
@@ -78,17 +78,17 @@ def test_slots_count_what_was_done(server: Any, eventually: Any) -> None:
     for ours, theirs in (("output", "completion"), ("prompt", "prompt")):
         expected = before[f"{ours}_tokens"] + used[f"{theirs}_tokens"]
         eventually(lambda ours=ours, n=expected: totals()[f"{ours}_tokens"] == n)
-    found = server.http.get("/slots").json()
-    assert len(found["slots"]) == 4 and found["waiting"] == 0
-    assert len(found["history"]["rows"]) == len(found["history"]["canvas_tokens"])
-    assert any(slot["tokens"] for slot in found["slots"])
+    answer = server.http.get("/slots").json()
+    assert len(answer["slots"]) == 4 and answer["waiting"] == 0
+    assert len(answer["history"]["rows"]) == len(answer["history"]["canvas_tokens"])
+    assert any(slot["tokens"] for slot in answer["slots"])
 
 
 def test_memory_is_predicted_and_measured(server: Any) -> None:
-    found = server.http.get("/memory").json()
-    assert found["prediction"]["total"] >= found["prediction"]["slots"] > 0
-    assert found["budget"]["nbytes"] > 0 and found["budget"]["source"]
-    assert found["used"] > 0 and found["baseline"] > 0
+    answer = server.http.get("/memory").json()
+    assert answer["prediction"]["total"] >= answer["prediction"]["slots"] > 0
+    assert answer["budget"]["nbytes"] > 0 and answer["budget"]["source"]
+    assert answer["used"] > 0 and answer["baseline"] > 0
 
 
 def test_metrics(server: Any) -> None:
@@ -119,9 +119,9 @@ def test_health_without_its_body(server: Any, path: str) -> None:
 
 
 def test_what_the_tokenizer_is(server: Any, embedded: Model) -> None:
-    found = server.http.get("/tokenizer_info").json()
-    assert found["bos_token"] == "<bos>" and found["tokenizer_class"]
-    assert found["chat_template"] == embedded.template.source
+    answer = server.http.get("/tokenizer_info").json()
+    assert answer["bos_token"] == "<bos>" and answer["tokenizer_class"]
+    assert answer["chat_template"] == embedded.template.source
     # As vLLM's clients ask for tokens.
     made = server.post("/tokenize", prompt="Who?", add_special_tokens=True, model="m").json()
     assert made["tokens"] == [embedded.tokenizer.bos_id, *embedded.tokenizer.encode("Who?")]

@@ -81,8 +81,8 @@ def scripted() -> Engine:
     slots = tuple(SlotState(i, 512, i < 3, 10 * i, False, None) for i in range(5))
     speeds = Speeds(31.0, 32.0, 33.0, 340.0, 3.5)
     circuit = CircuitState(True, "its probe fails", 3, 1)
-    whole = EngineState(23, running, slots, TOTALS, speeds, HISTORY, 24, 25, MEMORY, circuit)
-    state = SimpleNamespace(**vars(whole))
+    full = EngineState(23, running, slots, TOTALS, speeds, HISTORY, 24, 25, MEMORY, circuit)
+    state = SimpleNamespace(**vars(full))
     engine = SimpleNamespace(
         served=SimpleNamespace(name="small.gguf", device="cpu"),
         used_memory=lambda: 7_000,

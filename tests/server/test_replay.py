@@ -29,11 +29,11 @@ def draft(canvas: int, step: int, ids: list[int], noise: list[int] | None = None
 
 
 def data_in(page: str) -> Any:
-    found = re.search(
+    match = re.search(
         r'<script type="application/json" id="replay">(.*?)</script>', page, re.DOTALL
     )
-    assert found
-    return json.loads(found[1])
+    assert match
+    return json.loads(match[1])
 
 
 def test_the_file_holds_the_steps_and_asks_for_nothing() -> None:
@@ -90,7 +90,7 @@ def test_a_long_replay_loses_steps_and_never_a_canvas(monkeypatch: pytest.Monkey
 
 
 def test_the_server_hands_out_the_template_under_its_policy(server: Any) -> None:
-    found = server.http.get("/replay.html")
-    assert found.status_code == 200 and found.text == template()
-    assert "script-src 'self'" in found.headers["content-security-policy"]
-    assert replay.SLOT in found.text and len(found.content) < 200_000
+    answer = server.http.get("/replay.html")
+    assert answer.status_code == 200 and answer.text == template()
+    assert "script-src 'self'" in answer.headers["content-security-policy"]
+    assert replay.SLOT in answer.text and len(answer.content) < 200_000

@@ -47,21 +47,21 @@ class Program:
             text=True,
             env=environment,
         )
-        self.said: list[str] = []
+        self.stderr_lines: list[str] = []
         assert self.process.stdout
         for line in self.process.stdout:
-            self.said.append(line)
+            self.stderr_lines.append(line)
             if "Ctrl-C" in line:
                 break
-        found = re.search(r"http://[\w.\[\]:]+", "".join(self.said))
-        assert found, self.process.communicate()
-        self.url = found[0]
+        match = re.search(r"http://[\w.\[\]:]+", "".join(self.stderr_lines))
+        assert match, self.process.communicate()
+        self.url = match[0]
 
     def end(self, number: int = signal.SIGTERM) -> tuple[int, str]:
         """Its exit code and what it said on standard error."""
         self.process.send_signal(number)
-        _, said = self.process.communicate(timeout=30)
-        return self.process.returncode, said
+        _, stderr = self.process.communicate(timeout=30)
+        return self.process.returncode, stderr
 
 
 @pytest.fixture
@@ -99,9 +99,9 @@ def refuse(*options: str) -> str:
 def test_it_prints_a_curl_line_that_works(start: Callable[..., Program], tmp_path: Path) -> None:
     log = tmp_path / "audit.jsonl"
     program = start("--name", "tiny", "--audit-log", str(log), "--slots", "1", "--context", "256")
-    said = "".join(program.said)
-    assert "tiny" in said and f"{program.url}/v1" in said and "256" in said
-    line = said[said.index("curl") : said.index("Ctrl-C")].replace("\\\n", " ")
+    stderr = "".join(program.stderr_lines)
+    assert "tiny" in stderr and f"{program.url}/v1" in stderr and "256" in stderr
+    line = stderr[stderr.index("curl") : stderr.index("Ctrl-C")].replace("\\\n", " ")
     done = subprocess.run(shlex.split(line), capture_output=True, text=True, timeout=60)
     reply = json.loads(done.stdout)
     assert reply["model"] == "tiny" and "Sfumato" in reply["choices"][0]["message"]["content"]
@@ -127,15 +127,15 @@ def test_a_refusal_is_counted_and_audited(
     counted = f'sfumato_requests_total{{endpoint="{path}",outcome="too_large"}} 1.0'
     assert counted in httpx.get(f"{program.url}/metrics").text
     assert httpx.post(program.url + path, content="[").status_code == 400
-    _, said = program.end()
+    _, stderr = program.end()
     entry, other = map(json.loads, log.read_text().splitlines())
     assert (entry["event"], entry["error"], entry["user"]) == ("failed", "too_large", "ann")
     assert entry["seconds"] is None and "xxx" not in log.read_text()
     assert (other["event"], other["endpoint"], other["status"]) == ("refused", path, 400)
     assert re.match(
-        r"\d{4}-\d\d-\d\dT[\d:.]+Z WARNING sfumato\.server\.http\.observe: refused: ", said
+        r"\d{4}-\d\d-\d\dT[\d:.]+Z WARNING sfumato\.server\.http\.observe: refused: ", stderr
     )
-    assert said.count("\n") == 3  # the last one: that it stops
+    assert stderr.count("\n") == 3  # the last one: that it stops
 
 
 def test_a_signal_lets_requests_finish(start: Callable[..., Program]) -> None:
@@ -199,12 +199,12 @@ def test_a_second_signal_ends_it_at_once(start: Callable[..., Program], tmp_path
     wait_until_running(program)
     program.process.send_signal(signal.SIGTERM)
     assert program.process.stderr
-    said = program.process.stderr.readline()
-    assert "4 requests have 60 seconds to finish; a second signal" in said
+    stderr = program.process.stderr.readline()
+    assert "4 requests have 60 seconds to finish; a second signal" in stderr
     began = time.monotonic()
-    code, said = program.end()
+    code, stderr = program.end()
     thread.join()
-    assert (code, said) == (1, "")
+    assert (code, stderr) == (1, "")
     assert time.monotonic() - began < 20
     assert json.loads(lines[-2][6:])["error"]["code"] == "shutdown"
     assert [json.loads(line)["error"] for line in log.read_text().splitlines()] == ["shutdown"] * 4
@@ -235,9 +235,9 @@ def test_it_exits_where_failures_last_or_the_thread_dies(
     for _ in range(requests):
         answer = httpx.post(f"{program.url}/v1/chat/completions", json=body, timeout=60)
         assert answer.status_code == 500
-    _, said = program.process.communicate(timeout=60)
+    _, stderr = program.process.communicate(timeout=60)
     assert program.process.returncode == 70
-    last = said.splitlines()[-1]
+    last = stderr.splitlines()[-1]
     assert "the engine has stopped" in last and "start it again" in last
     assert error in last
 
@@ -259,13 +259,13 @@ def test_the_key_from_everywhere(start: Callable[..., Program], tmp_path: Path, 
     assert httpx.get(f"{program.url}/v1/models").status_code == 401
     right = {"Authorization": "Bearer abc"}
     assert httpx.get(f"{program.url}/v1/models", headers=right).status_code == 200
-    assert "abc" not in "".join(program.said)
+    assert "abc" not in "".join(program.stderr_lines)
 
 
 def test_it_warns_where_everybody_may_ask(start: Callable[..., Program]) -> None:
     program = start("--host", "0.0.0.0", "--context", "128", "--log-format", "json")
-    _, said = program.end()
-    line = json.loads(said.splitlines()[0])
+    _, stderr = program.end()
+    line = json.loads(stderr.splitlines()[0])
     assert line["level"] == "warning" and "--api-key" in line["message"] and line["time"]
 
 
@@ -325,6 +325,6 @@ def test_an_upload_that_stalls_holds_nothing_up(
         if insists:
             program.process.send_signal(signal.SIGTERM)
             time.sleep(0.3)
-        code, said = program.end()
-        assert code == (1 if insists else 0) and said.count("\n") == 1 and "stopping: " in said
+        code, stderr = program.end()
+        assert code == (1 if insists else 0) and stderr.count("\n") == 1 and "stopping: " in stderr
         assert time.monotonic() - began < 20

@@ -24,7 +24,7 @@ def test_tokenize_there_and_back(server: Any, embedded: Model) -> None:
 
 def test_apply_template(server: Any) -> None:
     messages = [{"role": "user", "content": "Who are you?"}]
-    found = server.post("/apply-template", messages=messages).json()
-    assert found["prompt"] == f"<bos>{PROMPT}"
+    answer = server.post("/apply-template", messages=messages).json()
+    assert answer["prompt"] == f"<bos>{PROMPT}"
     bare = server.post("/apply-template", messages=messages, add_generation_prompt=False).json()
     assert not bare["prompt"].endswith("model\n")

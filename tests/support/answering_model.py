@@ -21,7 +21,7 @@ Answer = str | list[int]  # markers in a text are special tokens
 OPENING = "<|turn>model"  # the template engine drops the last line end
 
 
-class Teller(ScriptedNetwork):
+class AnsweringNetwork(ScriptedNetwork):
     """Finds the last user's text in its answers; what is not there is answered by "Hello."."""
 
     def __init__(self, answers: Mapping[str, Answer] | None = None) -> None:
@@ -55,29 +55,30 @@ class Teller(ScriptedNetwork):
     def _canvas(self, slot: ScriptedSlot) -> list[int]:
         text = self._tokenizer.decode(slot.ids, skip_special=False)
         question, _, reply = text.rpartition(OPENING)
-        asked = question.rpartition("<|turn>user\n")[2].removesuffix("<turn|>\n")
-        answer = self.answers.get(asked, "Hello.<turn|>")
-        told = self._tokenizer.encode(answer) if isinstance(answer, str) else answer
-        ids = told[self._said(slot.ids, reply) :][:LENGTH]
+        last_question = question.rpartition("<|turn>user\n")[2].removesuffix("<turn|>\n")
+        answer = self.answers.get(last_question, "Hello.<turn|>")
+        answer_ids = self._tokenizer.encode(answer) if isinstance(answer, str) else answer
+        ids = answer_ids[self._tokens_before(slot.ids, reply) :][:LENGTH]
         return ids + [PAD] * (LENGTH - len(ids))
 
-    def _said(self, ids: list[int], reply: str) -> int:
+    def _tokens_before(self, ids: list[int], reply: str) -> int:
         """Tokens of the reply. A canvas may have ended in the middle of a character, so they are
         counted as ids where the prompt is a chat's."""
         opening = self._tokenizer.encode(OPENING)
         ends = range(len(ids), len(opening) - 1, -1)
-        found = (len(ids) - end for end in ends if ids[end - len(opening) : end] == opening)
-        return next(found, len(self._tokenizer.encode(reply)))
+        lengths = (len(ids) - end for end in ends if ids[end - len(opening) : end] == opening)
+        return next(lengths, len(self._tokenizer.encode(reply)))
 
 
-def teller(answers: Mapping[str, Answer] | None = None) -> Model:
-    stand_in: Any = Teller(answers)
+def answering_model(answers: Mapping[str, Answer] | None = None) -> Model:
+    stand_in: Any = AnsweringNetwork(answers)
     return Model(
         stand_in,
         TextSide(tokenizer(), ChatTemplate(TEMPLATE, markers=DIFFUSION_GEMMA.markers)),
         REFERENCE,
         END_IDS,
         Path("told"),
+        DIFFUSION_GEMMA,
     )
 
 

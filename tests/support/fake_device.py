@@ -109,11 +109,11 @@ def _guarded() -> Iterator[None]:
     as long as this lasts, the entry is that of the "meta" device, which does nothing.
     """
     cuda, meta, library = 1, 14, Path(torch.__file__).parent / "lib"  # numbers of c10::DeviceType
-    found = [path for path in library.glob("*c10.*") if path.suffix in (".so", ".dylib")]
-    if not found:
+    libraries = [path for path in library.glob("*c10.*") if path.suffix in (".so", ".dylib")]
+    if not libraries:
         pytest.skip("torch's table of devices cannot be reached on this system")
     name = "_ZN3c104impl26device_guard_impl_registryE"
-    table = (ctypes.c_void_p * (meta + 1)).in_dll(ctypes.CDLL(str(found[0])), name)
+    table = (ctypes.c_void_p * (meta + 1)).in_dll(ctypes.CDLL(str(libraries[0])), name)
     before = table[cuda]
     table[cuda] = before or table[meta]
     try:

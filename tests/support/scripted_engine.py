@@ -174,7 +174,7 @@ class ScriptedNetwork(PackedCanvases):
 def model(network: ScriptedNetwork) -> Model:
     text = TextSide(tokenizer(), ChatTemplate(TEMPLATE, markers=DIFFUSION_GEMMA.markers))
     stand_in: Any = network
-    return Model(stand_in, text, REFERENCE, END_IDS, Path("scripted"))
+    return Model(stand_in, text, REFERENCE, END_IDS, Path("scripted"), DIFFUSION_GEMMA)
 
 
 def engine(*scripts: Script, **config: Any) -> tuple[Engine, ScriptedNetwork]:

@@ -111,11 +111,11 @@ class ScriptedNetwork(PackedCanvases):
         self.softs += softs
         parts = []
         for canvas, slot in zip(canvases, slots, strict=True):
-            said = self.script[len(slot.encoded) - 1]
+            tokens_said = self.script[len(slot.encoded) - 1]
             slot.steps += 1
             hidden = torch.zeros(len(canvas), self.config.hidden_size)
             if slot.steps > self.hesitate:
-                hidden[torch.arange(len(canvas)), torch.tensor(said[: len(canvas)])] = 1e3
+                hidden[torch.arange(len(canvas)), torch.tensor(tokens_said[: len(canvas)])] = 1e3
             parts.append(hidden)
         return torch.cat(parts)
 
@@ -137,7 +137,7 @@ def scripted(
     """A model that replies with `text`, which should hold its own end marker."""
     network: Any = ScriptedNetwork(script(text, length), length, hesitate)
     text_side = TextSide(tokenizer(), ChatTemplate(TEMPLATE, markers=MARKERS))
-    return Model(network, text_side, defaults, end_ids, Path("scripted"))
+    return Model(network, text_side, defaults, end_ids, Path("scripted"), DIFFUSION_GEMMA)
 
 
 def counted(answers: Sequence[bool]) -> Callable[[], bool]:

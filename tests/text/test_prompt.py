@@ -123,10 +123,10 @@ def test_a_reply_that_quotes_markers_comes_back_as_it_was(
 ) -> None:
     """As past content and as a past call's arguments; thoughts are cut out, see above."""
     text = "if x == '" + "' or x == '".join(m for m in MARKERS.tokens if "channel" not in m) + "':"
-    said = gemma.encode(text, special=False)
+    text_ids = gemma.encode(text, special=False)
     quote, call, ends = (gemma.encode(m) for m in ('<|"|>', "<|tool_call>", "<tool_call|>"))
     name = gemma.encode("call:f{a:", special=False)
-    ids_of_reply = [*said, *call, *name, *quote, *said, *quote, *gemma.encode("}"), *ends]
+    ids_of_reply = [*text_ids, *call, *name, *quote, *text_ids, *quote, *gemma.encode("}"), *ends]
     reply = parse_reply(gemma.pieces(ids_of_reply), MARKERS)
     assert (reply.text, reply.tool_calls) == (text, (ToolCall("f", {"a": text}),))
     ids = prompt_ids(gemma_template, gemma, _past(reply.text, reply.tool_calls[0].arguments))

@@ -63,7 +63,7 @@ def test_a_greeting_gets_a_greeting_and_the_model_says_what_it_is(model):
 
 
 def test_the_seed_draws_the_tasks_and_the_noise(monkeypatch):
-    calls, told = [], []
+    calls, reported = [], []
 
     def score(model, tasks, config=None, seed=0, answered=lambda: None):
         calls.append((tasks, seed))
@@ -75,10 +75,10 @@ def test_the_seed_draws_the_tasks_and_the_noise(monkeypatch):
     monkeypatch.setattr(evaluate, "evaluate", score)
     for seed in (0, 5):
         del calls[:]
-        del told[:]
-        evaluate.run(count=3, seed=seed, progress=lambda *far: told.append(far))
+        del reported[:]
+        evaluate.run(count=3, seed=seed, progress=lambda *far: reported.append(far))
         total = sum(len(tasks) for tasks, _ in calls)
-        assert told == [(done, total) for done in range(1, total + 1)]
+        assert reported == [(done, total) for done in range(1, total + 1)]
         assert [tasks for tasks, _ in calls[:4]] == [
             tasks[:3] for tasks in evaluation_sets(seed, 3).values()
         ]

@@ -29,11 +29,11 @@ def test_the_same_seed_gives_the_same_weights():
 
 
 def test_training_lowers_the_loss_and_leaves_layer_scalars_alone():
-    lines, told = [], []
+    lines, reported = [], []
     network = recipe.train(
-        steps=24, report=lines.append, every=1, progress=lambda *far: told.append(far)
+        steps=24, report=lines.append, every=1, progress=lambda *far: reported.append(far)
     )
-    assert told == [(step, 24) for step in range(1, 25)]
+    assert reported == [(step, 24) for step in range(1, 25)]
     losses = [float(line.split("canvas loss ")[1].split(",")[0]) for line in lines]
     assert losses[-1] < losses[0] - 0.15
     assert all(bool((layer.layer_scalar == 1).all()) for layer in network.layers)

@@ -17,7 +17,7 @@ from sfumato.bench.number_text import number_text
 from sfumato.bench.random_weights import random_checkpoint
 from sfumato.bench.workload import Prompt
 from sfumato.diffusion.sampler_config import REFERENCE, SamplerConfig
-from sfumato.model.families import open_checkpoint
+from sfumato.model.families import family_of, open_checkpoint
 from sfumato.model.loading import load_network
 from sfumato.model.network import Network
 from sfumato.model.placement import pick_device, pick_dtype
@@ -98,7 +98,7 @@ def random_subject(
     about = {"model": f"random {preset}, {format}", **_about(checkpoint, network)}
     about["made_s"] = time.perf_counter() - began
     text = number_text(network.config.vocab_size)
-    model = Model(network, text, REFERENCE, (), Path(f"random-{preset}"))
+    model = Model(network, text, REFERENCE, (), Path(f"random-{preset}"), family_of(checkpoint))
     return Subject(model, False, None, about)
 
 

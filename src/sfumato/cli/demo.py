@@ -46,7 +46,7 @@ def main(args: argparse.Namespace) -> int:
     console.print(*board.puzzle(puzzle), sep="\n")
     print()
 
-    def ask(request: Request, view: canvas.CanvasView | None = None) -> str | None:
+    def ask(request: Request, view: canvas.CanvasDrawing | None = None) -> str | None:
         display = generation.display(args, model, slow=True, view=view)
         answer = generation.answer(engine, request, display)
         print()

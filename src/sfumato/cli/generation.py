@@ -22,11 +22,11 @@ from sfumato.cli import interrupt, notes
 from sfumato.cli.arguments import label
 from sfumato.cli.decoding import sampler_options
 from sfumato.cli.interrupt import Presses
-from sfumato.cli.view.canvas import CanvasView
+from sfumato.cli.view.canvas import CanvasDrawing
 from sfumato.cli.view.display import Display, Live, Plain, Silent, is_visual
 from sfumato.diffusion.noise import Noise
 from sfumato.engine import Engine, EngineConfig, EngineError, Failed, Finished, Request, TooLarge
-from sfumato.engine.request import prepare, seams_of
+from sfumato.engine.request import prepare, snapshot_points_of
 from sfumato.model.cache import snapshot_bytes
 from sfumato.options import DEVICES, MOST_STEPS
 
@@ -126,7 +126,9 @@ def engine(model: Model, first: Request, context: int = 1, kept: int = 0) -> Eng
     A request here has no time limit, and as many steps as the library allows: its user can end it.
     Raises ValueError where the first request cannot be done, or the memory does not suffice.
     """
-    context = max(context, prepare(model, first, model.config.context_length, seams_of(model)).need)
+    context = max(
+        context, prepare(model, first, model.config.context_length, snapshot_points_of(model)).need
+    )
     one = snapshot_bytes(model.config, context, model.network.cache_dtype)
     try:
         config = EngineConfig(
@@ -197,7 +199,7 @@ def _advised(message: str) -> ValueError:
 
 
 def display(
-    args: argparse.Namespace, model: Model, slow: bool = False, view: CanvasView | None = None
+    args: argparse.Namespace, model: Model, slow: bool = False, view: CanvasDrawing | None = None
 ) -> Display:
     """The display for one reply: a live canvas where the terminal can show one.
 

@@ -21,7 +21,6 @@ from sfumato.weights.locate import INDEX, locate
 
 PREFIX = "hf:"
 USAGE = "hf:owner/name, or hf:owner/name:file with a file's name or a part of it, as Q4_K_M"
-ARCHITECTURES = ("diffusion-gemma", "diffusion_gemma")
 BESIDE = (
     *("config.json", "generation_config.json", "tokenizer.json", "tokenizer_config.json"),
     *("chat_template.jinja", "chat_template.json", INDEX),

@@ -73,9 +73,13 @@ def fetch(
 
 def _unreadable(listing: Listing) -> list[str]:
     """Why the files would be of no use, as far as the hub tells."""
+    from sfumato.model.families import FAMILIES  # loads torch, as the prediction of memory does
+
     reasons = []
-    if listing.architecture not in (None, *hub.ARCHITECTURES):
-        reasons.append(f"the model is a {listing.architecture!r}, not a diffusion-gemma")
+    readable = {name for family in FAMILIES for name in (family.architecture, family.model_type)}
+    if listing.architecture not in (None, *readable):
+        known = " or ".join(family.architecture for family in FAMILIES)
+        reasons.append(f"the model is a {listing.architecture!r}, not a {known}")
     if listing.quantized:
         reasons.append(
             f"its weights are quantized by {listing.quantized!r}, which is not read; take "

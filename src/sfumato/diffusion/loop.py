@@ -16,30 +16,44 @@ from sfumato.diffusion.canvas import Canvas, Draft
 from sfumato.diffusion.limits import Limits, ReplyPlan, plan_reply
 from sfumato.diffusion.outcome import Outcome, SettledCanvas
 from sfumato.diffusion.sampler_config import SamplerConfig
-from sfumato.diffusion.sequence import Sequence
+from sfumato.diffusion.sequence import Policies, Sequence
 from sfumato.diffusion.step import denoise_step
 from sfumato.model.cache import Slot
 from sfumato.model.network import Network
 
 
 def generate(
-    network: Network, prompt: Tensor, config: SamplerConfig, limits: Limits, seed: int
+    network: Network,
+    prompt: Tensor,
+    config: SamplerConfig,
+    limits: Limits,
+    seed: int,
+    policies: Policies = Policies(),  # noqa: B008  (frozen)
+    opening: list[int] | None = None,
 ) -> Generator[Draft | SettledCanvas, None, Outcome]:
     """Yields every draft and every settled canvas; returns the outcome.
 
-    prompt int64 [n]; config complete (see `SamplerConfig.over`); seed 0..2⁶⁴-1.  Raises
-    ValueError, at the call and not at the first draft, for what this network cannot do.
+    prompt int64 [n]; config complete (see `SamplerConfig.over`); seed 0..2⁶⁴-1; policies and
+    opening as in `Sequence`.  Raises ValueError, at the call and not at the first draft, for what
+    this network cannot do.
     """
-    return run(network, prompt, plan_reply(network, len(prompt), config, limits, seed))
+    plan = plan_reply(network, len(prompt), config, limits, seed)
+    return run(network, prompt, plan, policies, opening)
 
 
 def run(
-    network: Network, prompt: Tensor, plan: ReplyPlan
+    network: Network,
+    prompt: Tensor,
+    plan: ReplyPlan,
+    policies: Policies = Policies(),  # noqa: B008  (frozen)
+    opening: list[int] | None = None,
 ) -> Generator[Draft | SettledCanvas, None, Outcome]:
     """As `generate`, of a reply that has been checked."""
-    sequence = Sequence(plan)
-    # The last canvas is never committed.
+    sequence = Sequence(plan, policies, opening)
+    # The last canvas is never committed. A thought that is ended makes canvases shorter and more.
     committed = (plan.canvases - 1) * sequence.canvas_length
+    if policies.thought is not None:
+        committed = plan.limits.max_tokens - 1
     return _run(network, prompt, sequence, network.new_slot(max(1, len(prompt) + committed)))
 
 
@@ -51,17 +65,20 @@ def _run(
     going, stats.prefill_s = _encode(network, prompt, slot, limits)
     while going and sequence.reason is None:
         canvas = Canvas.of(sequence.next_canvas(), network)
+        ids: list[int] = []
         for draft, seconds in _denoise(network, canvas, slot, limits):
             sequence.stepped(draft, seconds, time.perf_counter() - start)
+            ids = draft.token_ids.tolist()  # before the consumer can write into the draft
             yield draft
         if canvas.convergence is None:
             break
-        settled = sequence.add_canvas(canvas.argmax.tolist(), canvas.convergence, slot.capacity)
-        assert settled is not None, "only a policy has a canvas drawn again"
+        settled = sequence.add_canvas(ids, canvas.convergence, slot.capacity)
+        if settled is None:  # an empty answer, which is drawn again
+            continue
         yield settled
         if settled.stop_reason is None:  # only a canvas that another follows goes into the cache
-            ids = torch.tensor(settled.token_ids)
-            going, seconds = _encode(network, ids, slot, limits)
+            committed = torch.tensor(settled.token_ids)
+            going, seconds = _encode(network, committed, slot, limits)
             stats.commit_s += seconds
     return sequence.outcome(sequence.reason or "cancelled", time.perf_counter() - start)
 

@@ -2,16 +2,45 @@
 
 from __future__ import annotations
 
-from sfumato.diffusion.limits import TooLarge
-from sfumato.engine.client import EngineClient, ServedModel
-from sfumato.engine.engine import Engine
-from sfumato.engine.engine_config import EngineConfig
-from sfumato.engine.errors import EngineDead, EngineError, NotReady, QueueFull, RequestFailed
-from sfumato.engine.events import Account, Draft, Event, Failed, Finished, Settled, Terminal
-from sfumato.engine.handle import Handle
-from sfumato.engine.request import Prompt, Request, new_id
-from sfumato.engine.stats import EngineState, Health
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
 
+if TYPE_CHECKING:
+    from sfumato.diffusion.limits import TooLarge
+    from sfumato.engine.client import EngineClient, ServedModel
+    from sfumato.engine.engine import Engine
+    from sfumato.engine.engine_config import EngineConfig
+    from sfumato.engine.errors import EngineDead, EngineError, NotReady, QueueFull, RequestFailed
+    from sfumato.engine.events import Account, Draft, Event, Failed, Finished, Settled, Terminal
+    from sfumato.engine.handle import Handle
+    from sfumato.engine.request import Prompt, Request, new_id
+    from sfumato.engine.stats import EngineState, Health
+
+_HOMES = {
+    "TooLarge": "sfumato.diffusion.limits",
+    "EngineClient": "sfumato.engine.client",
+    "ServedModel": "sfumato.engine.client",
+    "Engine": "sfumato.engine.engine",
+    "EngineConfig": "sfumato.engine.engine_config",
+    "EngineDead": "sfumato.engine.errors",
+    "EngineError": "sfumato.engine.errors",
+    "NotReady": "sfumato.engine.errors",
+    "QueueFull": "sfumato.engine.errors",
+    "RequestFailed": "sfumato.engine.errors",
+    "Account": "sfumato.engine.events",
+    "Draft": "sfumato.engine.events",
+    "Event": "sfumato.engine.events",
+    "Failed": "sfumato.engine.events",
+    "Finished": "sfumato.engine.events",
+    "Settled": "sfumato.engine.events",
+    "Terminal": "sfumato.engine.events",
+    "Handle": "sfumato.engine.handle",
+    "Prompt": "sfumato.engine.request",
+    "Request": "sfumato.engine.request",
+    "new_id": "sfumato.engine.request",
+    "EngineState": "sfumato.engine.stats",
+    "Health": "sfumato.engine.stats",
+}
 __all__ = [
     "Account",
     "Draft",
@@ -37,3 +66,9 @@ __all__ = [
     "TooLarge",
     "new_id",
 ]
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _HOMES:
+        raise AttributeError(f"module 'sfumato.engine' has no attribute {name!r}")
+    return getattr(import_module(_HOMES[name]), name)

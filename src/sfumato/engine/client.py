@@ -1,26 +1,29 @@
 """What the HTTP side may use of an engine: `EngineClient`, and the `ServedModel` that it serves.
 
-Neither has a network or a tensor in it, so that an engine may live in another process one day.
+Neither has a network or a tensor in it, and this module does not load torch, so that an engine may
+live in another process one day.
 `Engine` is the only implementation.
 """
 
 from __future__ import annotations
 
-from concurrent.futures import Future
-from contextlib import AbstractContextManager
 from dataclasses import dataclass
-from typing import Protocol
+from typing import TYPE_CHECKING, Protocol
 
-from sfumato.api import EMBEDDED, Model
-from sfumato.diffusion.sampler_config import SamplerConfig
-from sfumato.engine.engine_config import EngineConfig
-from sfumato.engine.events import Failed
-from sfumato.engine.handle import Handle, Sink
-from sfumato.engine.request import Prompt, Request
-from sfumato.engine.stats import EngineState, Health
-from sfumato.model.model_config import ModelConfig
-from sfumato.text.template import ChatTemplate
-from sfumato.text.tokenizer import Tokenizer
+if TYPE_CHECKING:
+    from concurrent.futures import Future
+    from contextlib import AbstractContextManager
+
+    from sfumato.api import Model
+    from sfumato.diffusion.sampler_config import SamplerConfig
+    from sfumato.engine.engine_config import EngineConfig
+    from sfumato.engine.events import Failed
+    from sfumato.engine.handle import Handle, Sink
+    from sfumato.engine.request import Prompt, Request
+    from sfumato.engine.stats import EngineState, Health
+    from sfumato.model.model_config import ModelConfig
+    from sfumato.text.template import ChatTemplate
+    from sfumato.text.tokenizer import Tokenizer
 
 
 @dataclass(frozen=True, eq=False)
@@ -39,6 +42,9 @@ class ServedModel:
 
     @classmethod
     def of(cls, model: Model) -> ServedModel:
+        """For the process that has the model."""
+        from sfumato.api import EMBEDDED  # which loads torch
+
         return cls(
             model.path.name,
             model.path == EMBEDDED,

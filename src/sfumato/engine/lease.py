@@ -5,9 +5,11 @@ Knows no requests; used by the engine's thread alone.
 
 from __future__ import annotations
 
+import sys
 from array import array
-from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Iterable
+from dataclasses import dataclass, field, replace
+from itertools import zip_longest
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -19,17 +21,48 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True)
+class Media:
+    """An image, or what else stands behind placeholder ids: equal ids do not make it the same."""
+
+    position: int  # of its first placeholder
+    digest: str  # of all that its positions are encoded from
+
+
+@dataclass(frozen=True)
 class CacheKey:
-    """All that decides what a cache holds after some positions: two keys share a prefix only where
-    family and adapter are the same."""
+    """All that decides what a cache holds, by position: two keys share a prefix only where family
+    and adapter are the same, up to where ids or media differ."""
 
     family: str  # of networks
     adapter: str | None  # that the positions were encoded with
-    content: Sequence[int]  # by position: token ids
+    ids: array[int]  # int32: token ids, by position
+    media: tuple[Media, ...] = ()  # in the order of their positions; they may lie beyond the ids
 
     def may_share(self, other: CacheKey) -> bool:
         """Whether equal content gives equal caches."""
         return (self.family, self.adapter) == (other.family, other.adapter)
+
+    def may_share_beyond(self, other: CacheKey, length: int) -> bool:
+        """Whether more than `length` positions may be common, to see before all are compared."""
+        within = length < min(len(self.ids), len(other.ids))
+        return within and self.may_share(other) and self.ids[length] == other.ids[length]
+
+    def common(self, other: CacheKey) -> int:
+        """How many positions both begin with alike."""
+        most = min(len(self.ids), len(other.ids), self._same_media(other))
+        if not most or not self.may_share(other):
+            return 0
+        # The views end with this call: an array cannot grow while one is there.
+        differ = np.frombuffer(self.ids, np.int32, most) != np.frombuffer(other.ids, np.int32, most)
+        first = int(differ.argmax())
+        return first if differ[first] else most
+
+    def _same_media(self, other: CacheKey) -> int:
+        """The position of the first item that is not the same in both."""
+        for mine, others in zip_longest(self.media, other.media):
+            if mine != others:
+                return min(item.position for item in (mine, others) if item is not None)
+        return sys.maxsize
 
 
 @dataclass(frozen=True)
@@ -58,27 +91,21 @@ class Place:
     index: int
     slot: Slot
     larger: bool
-    held: array[int] = field(default_factory=lambda: array("i"))  # token ids, by position
-    encoder: tuple[str, str | None] | None = None  # family and adapter that `held` is encoded with
+    # Of what it holds; its ids are the slot's own, and of its media only those within them count.
+    key: CacheKey = field(default_factory=lambda: CacheKey("", None, array("i")))
     marks: dict[int, Mark] = field(default_factory=dict)  # by length
     busy: bool = False
     used: int = 0  # the pool's clock, when it was leased or released
 
     @property
+    def held(self) -> array[int]:
+        """Token ids, by position."""
+        return self.key.ids
+
+    @property
     def is_known(self) -> bool:
         """Whether `held` is what the slot holds: an encode may have failed, or is not noted yet."""
         return self.slot.length == len(self.held)
-
-    def common(self, ids: np.ndarray) -> int:
-        """How many of the first ids this slot holds."""
-        if not self.is_known:
-            return 0
-        most = min(len(ids), len(self.held))
-        if not most:
-            return 0
-        differ = np.frombuffer(self.held, np.int32, most) != ids[:most]
-        first = int(differ.argmax())
-        return first if differ[first] else most
 
     def usable(self, common: int) -> int:
         """The longest prefix of the first `common` tokens whose windows are at hand."""
@@ -89,6 +116,11 @@ class Place:
     def marked_beyond(self, length: int) -> bool:
         """Whether prompts that go beyond `length` can begin here."""
         return any(n > length for n in self.marks)
+
+    def hold(self, key: CacheKey, length: int) -> None:
+        """Notes that the slot holds the first `length` positions of a key; later ones will be
+        appended to them."""
+        self.key = replace(key, ids=key.ids[:length])
 
     def keep(self, length: int) -> None:
         """Forgets what is known of the tokens from `length` on."""

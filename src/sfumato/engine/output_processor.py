@@ -70,12 +70,14 @@ class OutputProcessor:
         draft = row.readable(result)
         now = self._clock()
         row.sequence.stepped(draft, now - began, now - row.submitted)
+        # On the host already, and read before a client can write into the draft.
+        ids: list[int] = draft.token_ids.tolist() if row.settled else []
         if row.request.drafts:
             row.handle.deliver(draft)
         if not row.settled:
             return
-        settled = row.collect(draft)
-        self._statistics.settled(len(draft.token_ids))
+        settled = row.collect(ids, draft)
+        self._statistics.settled(len(ids))
         if settled is not None:
             if row.first_commit_s is None:
                 row.first_commit_s = now - row.submitted

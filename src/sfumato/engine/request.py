@@ -17,7 +17,7 @@ from sfumato.diffusion.checks import MOST_SECONDS, MOST_TOKENS, is_number, is_wh
 from sfumato.diffusion.limits import ReplyPlan, TooLarge
 from sfumato.diffusion.sampler_config import SamplerConfig
 from sfumato.diffusion.sequence import Policies
-from sfumato.engine.prefix import Seams
+from sfumato.engine.snapshot_points import SnapshotPoints
 from sfumato.engine.thinking import ThinkingBudget
 from sfumato.options.limits import MOST_STEPS
 from sfumato.text.prompt import prompt_ids
@@ -80,23 +80,27 @@ class Prepared:
     adapter: str | None = None
 
 
-def seams_of(model: Model) -> Seams:
+def snapshot_points_of(model: Model) -> SnapshotPoints:
     """Where the prompts of a model's template part."""
 
     def ids_of(messages: Messages, thinking: bool) -> list[int]:
         return prompt_ids(model.template, model.tokenizer, messages, thinking=thinking)
 
-    return Seams(ids_of, model.tokenizer.special_ids)
+    return SnapshotPoints(ids_of, model.tokenizer.special_ids)
 
 
 def prepare(
-    model: Model, request: Request, longest: int, seams: Seams, most_steps: int = MOST_STEPS
+    model: Model,
+    request: Request,
+    longest: int,
+    points: SnapshotPoints,
+    most_steps: int = MOST_STEPS,
 ) -> Prepared:
     """longest: tokens that a slot here can have at most; most_steps: per canvas, which bounds the
     checkpoint's own choice too. Raises ValueError, naming the field, for what cannot be done;
     TooLarge for texts that no slot holds."""
     _check(request, most_steps)
-    prompt = request.made or make_prompt(model, request, longest, seams)
+    prompt = request.made or make_prompt(model, request, longest, points)
     # 53 bits: what survives a client that reads JSON numbers as floats.
     seed = secrets.randbits(53) if request.seed is None else request.seed
     plan, transcript = model.plan_reply(
@@ -167,7 +171,7 @@ def _check(request: Request, most_steps: int) -> None:
         )
 
 
-def make_prompt(model: Model, request: Request, longest: int, seams: Seams) -> Prompt:
+def make_prompt(model: Model, request: Request, longest: int, points: SnapshotPoints) -> Prompt:
     """The prompt's tokens. Its text is rendered and tokenized once. Raises as `prepare` does."""
     given = [x for x in (request.prompt, request.messages, request.ids) if x is not None]
     if len(given) != 1:
@@ -186,7 +190,7 @@ def make_prompt(model: Model, request: Request, longest: int, seams: Seams) -> P
         tools=request.tools,
         check=lambda text: check_length(model, text, longest, "prompt"),
     )
-    marks = seams.lengths(ids, messages, request.thinking)
+    marks = points.lengths(ids, messages, request.thinking)
     if request.continued is not None:
         # By itself, as the model wrote it: a cut inside a word stays one, and markers are text.
         check_length(model, request.continued, longest, "prompt")

@@ -54,7 +54,7 @@ class Row:
     @property
     def cache_key(self) -> CacheKey:
         """What a slot must hold for this row to reuse it."""
-        return CacheKey(self.prepared.family, self.prepared.adapter, self.prefix)
+        return CacheKey(self.prepared.family, self.prepared.adapter, self.prefix, media=())
 
     @property
     def pending(self) -> int:
@@ -107,11 +107,10 @@ class Row:
         """The draft with its text."""
         return self.prepared.transcript.readable(draft)
 
-    def collect(self, draft: Draft) -> Settled | None:
-        """What a canvas that has settled adds, `draft` being its last; None where it is drawn
-        again."""
+    def collect(self, ids: list[int], draft: Draft) -> Settled | None:
+        """What a canvas that has settled on these ids adds, `draft` being its last; None where it
+        is drawn again."""
         assert self.canvas and self.canvas.convergence and self.lease
-        ids: list[int] = self.canvas.argmax.tolist()
         settled = self.sequence.add_canvas(ids, self.canvas.convergence, self.lease.context)
         self.canvas = None
         if settled is None:

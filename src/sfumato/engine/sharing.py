@@ -9,7 +9,6 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-from sfumato.engine.prefix import common
 from sfumato.engine.row import Row
 from sfumato.engine.slots import SlotPool
 
@@ -50,13 +49,8 @@ class Sharing:
 
 
 def _shared(row: Row, other: Row) -> int:
-    """The tokens that two prompts begin with alike; 0 where they are too few to wait for, or
-    another adapter encodes them."""
-    if not row.cache_key.may_share(other.cache_key):
-        return 0
-    prompt, other_prompt = row.prepared.prompt, other.prepared.prompt
-    if prompt is other_prompt:
-        return row.prompt_tokens
-    if len(prompt.ids) < SHARED or prompt.ids[:SHARED] != other_prompt.ids[:SHARED]:
-        return 0
-    return common(prompt.ids, other_prompt.ids)
+    """The tokens that two prompts begin with alike; 0 where they are too few to wait for."""
+    common = row.cache_key.common(other.cache_key)
+    shared = min(common, row.prompt_tokens, other.prompt_tokens)
+    is_one_prompt = row.prepared.prompt is other.prepared.prompt
+    return shared if is_one_prompt or shared >= SHARED else 0

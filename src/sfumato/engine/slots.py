@@ -9,11 +9,8 @@ Pure bookkeeping but for the copies; used by the engine's thread alone. Knows no
 
 from __future__ import annotations
 
-from array import array
 from bisect import bisect_left
 from collections.abc import Callable, Iterable, Sequence
-
-import numpy as np
 
 from sfumato.diffusion.limits import TooLarge
 from sfumato.engine.engine_config import EngineConfig
@@ -53,7 +50,7 @@ class SlotPool:
         """A slot of at least `need` positions whose prefix is the longest known one of the prompt
         `key`; None where the request has to wait for one. Raises TooLarge for what never fits.
 
-        marks: prompt lengths that later prompts are likely to share (see `engine/prefix.py`). To
+        marks: prompt lengths that later prompts are likely to share (see `SnapshotPoints`). To
         them comes the length that this prompt shares with a slot which could not give all of it.
         """
         larger = need > self._context
@@ -69,8 +66,7 @@ class SlotPool:
                 return None
             if fresh is None:  # and waiting would change nothing
                 raise self._too_large(need, self._lacks([need], self.larger_bytes))
-        prompt = np.asarray(array("i", key.content), np.int32)
-        source, length, known = self._source(key, prompt)
+        source, length, known = self._source(key)
         place = fresh or self._target(need, source, length)
         if source:
             self._take_over(place, source, length)
@@ -80,10 +76,10 @@ class SlotPool:
             place.slot.reset()
             place.keep(0)
         place.busy, place.used = True, self._tick()
-        place.encoder = (key.family, key.adapter)
+        place.hold(key, length)
         self.cached_tokens += length
         wanted = {*marks, known} if self.keeps_marks else set()
-        stops = tuple(sorted(n for n in wanted if length < n <= len(prompt)))
+        stops = tuple(sorted(n for n in wanted if length < n <= len(key.ids)))
         return Lease(length, fresh is None, stops, place, self)
 
     @property
@@ -93,7 +89,7 @@ class SlotPool:
 
     def reusable(self, key: CacheKey) -> int:
         """How many tokens of a prompt a lease would find in some slot now."""
-        return self._source(key, np.asarray(array("i", key.content), np.int32))[1]
+        return self._source(key)[1]
 
     def check(self, need: int) -> None:
         """Raises TooLarge where no slot can ever hold `need` positions."""
@@ -180,23 +176,22 @@ class SlotPool:
             context=self._context,
         )
 
-    def _source(self, key: CacheKey, prompt: np.ndarray) -> tuple[Place | None, int, int]:
+    def _source(self, key: CacheKey) -> tuple[Place | None, int, int]:
         """The place with the longest usable prefix of a prompt, if any, that prefix's length,
         and the longest common prefix, usable or not."""
         source, length, known = None, 0, 0
         # Of equals the first counts: a free one, and the last used.
         for place in sorted(self._places, key=lambda p: (p.busy, -p.used)):
-            if length == len(prompt):
+            if length == len(key.ids):
                 break
-            if not place.is_known or place.encoder != (key.family, key.adapter):
+            if not place.is_known or not place.key.may_share(key):
                 continue
             # No more than `known` tokens are common where the next one differs. All are compared
             # only if that many would do: a lease must not take 16 comparisons of 8,000 tokens.
-            held = place.held
-            more = known < min(len(prompt), len(held)) and held[known] == prompt[known]
-            if not more and place.usable(min(known, len(held))) <= length:
+            more = place.key.may_share_beyond(key, known)
+            if not more and place.usable(min(known, len(place.held))) <= length:
                 continue
-            common = place.common(prompt)
+            common = place.key.common(key)
             known = max(known, common)
             if (usable := place.usable(common)) > length:
                 source, length = place, usable
@@ -244,7 +239,7 @@ class SlotPool:
         if mark is not None:
             mark.used = self._tick()
         if place is not source:
-            place.held, place.marks = source.held[:], dict(source.marks)
+            place.marks = dict(source.marks)
         place.keep(length)
 
     def _marks(self) -> set[Mark]:

@@ -24,7 +24,7 @@ from sfumato.engine.request import (
     check_length,
     make_prompt,
     prepare,
-    seams_of,
+    snapshot_points_of,
 )
 from sfumato.engine.row import Row
 from sfumato.engine.scheduler import Scheduler
@@ -49,7 +49,7 @@ class Submission:
         self._model, self._config, self._inbox = model, config, inbox
         self._scheduler, self._circuit = scheduler, circuit
         self._report, self._has_died, self._clock = report, has_died, clock
-        self._longest, self._seams = scheduler.pool.longest, seams_of(model)
+        self._longest, self._snapshot_points = scheduler.pool.longest, snapshot_points_of(model)
 
     def submit(self, request: Request, sink: Sink | None) -> Handle:
         with self.refusals(request):
@@ -65,7 +65,7 @@ class Submission:
     def prepared(self, request: Request) -> Prepared:
         """Raises ValueError and TooLarge for a request that cannot be done."""
         most = self._config.max_steps
-        prepared = prepare(self._model, request, self._longest, self._seams, most)
+        prepared = prepare(self._model, request, self._longest, self._snapshot_points, most)
         try:
             self._scheduler.pool.check(prepared.need)
         except TooLarge as error:
@@ -74,7 +74,7 @@ class Submission:
         return prepared
 
     def prompt(self, request: Request) -> Prompt:
-        return make_prompt(self._model, request, self._longest, self._seams)
+        return make_prompt(self._model, request, self._longest, self._snapshot_points)
 
     def check_length(self, text: str, field: str) -> None:
         check_length(self._model, text, self._longest, field)

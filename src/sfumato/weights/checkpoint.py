@@ -19,7 +19,7 @@ from sfumato.weights.errors import CheckpointError, quoted
 from sfumato.weights.gguf import read_gguf
 from sfumato.weights.jsonfile import read_object
 from sfumato.weights.locate import Kind, locate
-from sfumato.weights.names import Place, TensorNames
+from sfumato.weights.names import TensorNames, TensorPlace
 from sfumato.weights.safetensors import read_safetensors
 from sfumato.weights.tensorfile import TensorFile, TensorInfo, require_readable
 
@@ -134,7 +134,7 @@ def _check_single(file: TensorFile) -> None:
 
 
 def _sort(
-    files: Sequence[TensorFile], place: Callable[[str], Place]
+    files: Sequence[TensorFile], place: Callable[[str], TensorPlace]
 ) -> tuple[dict[str, TensorInfo], dict[str, TensorInfo]]:
     """The files' tensors by canonical name, and the vision tensors."""
     tensors: dict[str, TensorInfo] = {}

@@ -17,7 +17,7 @@ _CANONICAL_LAYER = re.compile(r"layers\.(0|[1-9][0-9]{0,3})\.(.+)")
 
 
 @dataclass(frozen=True)
-class Place:
+class TensorPlace:
     """The role of a file's tensor.
 
     "tensor": the canonical tensor `name`; "alias": a tied copy of it; "vision": kept aside;
@@ -50,33 +50,33 @@ class TensorNames:
     aliases: Mapping[str, str] = field(default_factory=dict)  # the file's names → canonical names
     vision: tuple[str, ...] = ()  # prefixes
 
-    def place_gguf(self, name: str) -> Place:
+    def place_gguf(self, name: str) -> TensorPlace:
         """The place of a tensor of a GGUF file."""
         if name in self.gguf_constants:
-            return Place("constant", name)
+            return TensorPlace("constant", name)
         if self.gguf_vision and name.startswith(self.gguf_vision):
-            return Place("vision", name)
+            return TensorPlace("vision", name)
         canonical = self.gguf.get(name) or self.gguf_older.get(name)
         layer = _GGUF_LAYER.fullmatch(name)
         if layer and layer[2] in self.gguf_layer:
             canonical = f"layers.{layer[1]}.{self.gguf_layer[layer[2]]}"
-        return Place("tensor", canonical) if canonical else Place("unknown", name)
+        return TensorPlace("tensor", canonical) if canonical else TensorPlace("unknown", name)
 
-    def place_transformers(self, name: str) -> Place:
+    def place_transformers(self, name: str) -> TensorPlace:
         """The place of a tensor of a safetensors file."""
         if self.vision and name.startswith(self.vision):
-            return Place("vision", name)
+            return TensorPlace("vision", name)
         if name in self.aliases:
-            return Place("alias", self.aliases[name])
+            return TensorPlace("alias", self.aliases[name])
         if self.tied_prefix and name.startswith(self.tied_prefix):
             rest = name.removeprefix(self.tied_prefix)
             layer = _CANONICAL_LAYER.fullmatch(rest)
             if layer and layer[2] in self.tied_layer:
-                return Place("tensor", f"layers.{layer[1]}.{self.tied_layer[layer[2]]}")
-            return Place("alias", rest)
+                return TensorPlace("tensor", f"layers.{layer[1]}.{self.tied_layer[layer[2]]}")
+            return TensorPlace("alias", rest)
         if name.startswith(self.prefix):
-            return Place("tensor", name.removeprefix(self.prefix))
-        return Place("unknown", name)
+            return TensorPlace("tensor", name.removeprefix(self.prefix))
+        return TensorPlace("unknown", name)
 
     def gguf_name(self, canonical: str) -> str:
         """The GGUF name of a canonical tensor. Raises KeyError if there is none."""

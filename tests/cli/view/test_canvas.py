@@ -5,15 +5,17 @@ import random
 import pytest
 from rich.text import Text
 
-from sfumato.cli.view.canvas import GLOW, HAZE, HAZE_GLOW, SETTLED, THOUGHT, CanvasView
+from sfumato.cli.view.canvas import GLOW, HAZE, HAZE_GLOW, SETTLED, THOUGHT, CanvasDrawing
 
 
-def view_of_characters() -> CanvasView:
+def view_of_characters() -> CanvasDrawing:
     """Ids are code points; 0 stands for the special tokens, which show as nothing."""
-    return CanvasView(lambda ids: "".join(chr(i) for i in ids if i))
+    return CanvasDrawing(lambda ids: "".join(chr(i) for i in ids if i))
 
 
-def draft(view: CanvasView, text: str, accepted: bool | list[bool] = True, canvas: int = 0) -> None:
+def draft(
+    view: CanvasDrawing, text: str, accepted: bool | list[bool] = True, canvas: int = 0
+) -> None:
     flags = accepted if isinstance(accepted, list) else [accepted] * len(text)
     view.draft(canvas, [ord(c) for c in text], flags)
 

@@ -9,9 +9,9 @@ PROMPT = "<|turn>user\nWho are you?<turn|>\n<|turn>model\n"
 
 
 def test_llama_completion(server: Any) -> None:
-    found = server.post("/completion", prompt=PROMPT, n_predict=12, seed=3).json()
-    assert (found["stop"], found["stop_type"], found["tokens_predicted"]) == (True, "limit", 12)
-    assert found["timings"]["predicted_n"] == 12
+    answer = server.post("/completion", prompt=PROMPT, n_predict=12, seed=3).json()
+    assert (answer["stop"], answer["stop_type"], answer["tokens_predicted"]) == (True, "limit", 12)
+    assert answer["timings"]["predicted_n"] == 12
     words = server.post("/completion", prompt=PROMPT, stop=["demo"], seed=3).json()
     assert (words["stop_type"], words["content"][-9:]) == ("word", "embedded ")
     neutral = {"cache_prompt": True, "min_p": 0, "repeat_penalty": 1.0, "mirostat": 0}
@@ -21,8 +21,8 @@ def test_llama_completion(server: Any) -> None:
 
 
 def test_llama_completion_streams(server: Any) -> None:
-    whole = server.post("/completion", prompt=PROMPT, seed=3).json()["content"]
+    plain = server.post("/completion", prompt=PROMPT, seed=3).json()["content"]
     text = server.post("/completion", prompt=PROMPT, seed=3, stream=True).text
-    found = [json.loads(line[6:]) for line in text.splitlines() if line.startswith("data: ")]
-    assert "".join(frame["content"] for frame in found) == whole
-    assert [frame["stop"] for frame in found] == [False] * (len(found) - 1) + [True]
+    events = [json.loads(line[6:]) for line in text.splitlines() if line.startswith("data: ")]
+    assert "".join(frame["content"] for frame in events) == plain
+    assert [frame["stop"] for frame in events] == [False] * (len(events) - 1) + [True]

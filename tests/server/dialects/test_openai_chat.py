@@ -64,11 +64,11 @@ def test_the_time_to_make_a_prompt_counts(server: Any, monkeypatch: pytest.Monke
 @pytest.mark.parametrize("path", ["chat/completions", "completions"])
 def test_replies_to_one_prompt_encode_it_once(server: Any, path: str) -> None:
     text = f"{path}: " + "a b c " * 20
-    asked = (
+    bodies = (
         {"messages": [{"role": "user", "content": text}]} if "chat" in path else {"prompt": text}
     )
     before = server.engine.state().totals.encoded_tokens
-    usage = server.post(f"/v1/{path}", **asked, n=4, max_tokens=8).json()["usage"]
+    usage = server.post(f"/v1/{path}", **bodies, n=4, max_tokens=8).json()["usage"]
     encoded = server.engine.state().totals.encoded_tokens - before
     assert usage["prompt_tokens"] > 100 and encoded <= usage["prompt_tokens"]
 
@@ -91,26 +91,26 @@ def test_timings_are_those_of_llama_server_and_diffusions_own(server: Any) -> No
 
 @pytest.mark.parametrize("where", ["sync", "async"])
 def test_streaming_gives_the_same_text_in_small_pieces(server: Any, where: str) -> None:
-    asked: dict[str, Any] = {"model": MODEL, "messages": WHO, "seed": 3}
-    whole = server.client().chat.completions.create(**asked).choices[0].message.content
+    fields: dict[str, Any] = {"model": MODEL, "messages": WHO, "seed": 3}
+    plain = server.client().chat.completions.create(**fields).choices[0].message.content
     options = {"include_usage": True}
 
     def sync() -> list[Any]:
         return list(
-            server.client().chat.completions.create(stream=True, stream_options=options, **asked)
+            server.client().chat.completions.create(stream=True, stream_options=options, **fields)
         )
 
     async def later() -> list[Any]:
         async with openai.AsyncOpenAI(base_url=f"{server.url}/v1", api_key="any") as client:
             stream = await client.chat.completions.create(
-                stream=True, stream_options=options, **asked
+                stream=True, stream_options=options, **fields
             )
             return [chunk async for chunk in stream]
 
     chunks = sync() if where == "sync" else asyncio.run(later())
     choices = [chunk.choices[0] for chunk in chunks if chunk.choices]
     pieces = [choice.delta.content for choice in choices if choice.delta.content]
-    assert "".join(pieces) == whole
+    assert "".join(pieces) == plain
     assert len(pieces) > 4
     assert max(map(len, pieces)) <= 25
     assert choices[0].delta.role == "assistant"
@@ -143,25 +143,25 @@ def test_n_replies_have_seeds_that_follow(server: Any) -> None:
 
 
 def test_n_streams_tell_their_numbers(server: Any) -> None:
-    asked: dict[str, Any] = {"model": MODEL, "messages": WHO, "n": 2, "seed": 1}
+    fields: dict[str, Any] = {"model": MODEL, "messages": WHO, "n": 2, "seed": 1}
     client = server.client().chat.completions
-    whole = [choice.message.content for choice in client.create(**asked).choices]
+    plain = [choice.message.content for choice in client.create(**fields).choices]
     texts, reasons = ["", ""], []
-    for chunk in client.create(stream=True, **asked):
+    for chunk in client.create(stream=True, **fields):
         for choice in chunk.choices:
             texts[choice.index] += choice.delta.content or ""
             reasons += [choice.index] * bool(choice.finish_reason)
-    assert texts == whole
+    assert texts == plain
     assert sorted(reasons) == [0, 1]
 
 
 def test_same_seed_same_text_whatever_else_runs(server: Any) -> None:
-    asked: dict[str, Any] = {"model": MODEL, "messages": SUDOKU, "seed": 11, "temperature": 3.0}
-    alone = server.client().chat.completions.create(**asked).choices[0].message.content
+    fields: dict[str, Any] = {"model": MODEL, "messages": SUDOKU, "seed": 11, "temperature": 3.0}
+    alone = server.client().chat.completions.create(**fields).choices[0].message.content
 
     async def eight_at_once() -> list[str | None]:
         async with openai.AsyncOpenAI(base_url=f"{server.url}/v1", api_key="any") as client:
-            calls = [client.chat.completions.create(**asked)]
+            calls = [client.chat.completions.create(**fields)]
             calls += [
                 client.chat.completions.create(model=MODEL, messages=WHO, seed=i) for i in range(6)
             ]
@@ -180,9 +180,9 @@ def test_a_seed_that_is_not_given_is_told(server: Any) -> None:
 
 @pytest.mark.parametrize("stream", [False, True])
 def test_logprobs_are_of_the_tokens_of_the_content(server: Any, stream: bool) -> None:
-    asked: dict[str, Any] = {"model": MODEL, "messages": WHO, "seed": 3}
+    fields: dict[str, Any] = {"model": MODEL, "messages": WHO, "seed": 3}
     client = server.client().chat.completions
-    made = client.create(logprobs=True, top_logprobs=3, stream=stream, **asked)
+    made = client.create(logprobs=True, top_logprobs=3, stream=stream, **fields)
     if stream:
         chunks = [chunk.choices[0] for chunk in made]
         content = "".join(choice.delta.content or "" for choice in chunks)
@@ -201,12 +201,12 @@ def test_logprobs_are_of_the_tokens_of_the_content(server: Any, stream: bool) ->
 def test_more_alternatives_than_the_kernels_keep(server: Any) -> None:
     """Those that ask for few are told the same of them, and the same text."""
 
-    def logs(**asked: Any) -> list[dict[str, Any]]:
-        found = server.chat(seed=3, logprobs=True, **asked).json()["choices"][0]
-        return found["logprobs"]["content"]  # type: ignore[no-any-return]
+    def logs(**fields: Any) -> list[dict[str, Any]]:
+        choice = server.chat(seed=3, logprobs=True, **fields).json()["choices"][0]
+        return choice["logprobs"]["content"]  # type: ignore[no-any-return]
 
-    many, few = logs(top_logprobs=20), logs(top_logprobs=8)
-    for wide, narrow in zip(many, few, strict=True):
+    twenty, eight = logs(top_logprobs=20), logs(top_logprobs=8)
+    for wide, narrow in zip(twenty, eight, strict=True):
         assert wide["top_logprobs"][:8] == narrow["top_logprobs"]
         named = [top["token"] for top in wide["top_logprobs"]]
         probs = [top["logprob"] for top in wide["top_logprobs"]]
@@ -262,9 +262,9 @@ def test_sampler_settings_per_request(
 ) -> None:
     config = sfumato.SamplerConfig().options(**sampler)
     expected = embedded.generate("Who are you?", seed=2, sampler=config, max_tokens=64)
-    found = server.chat(seed=2, max_tokens=64, **fields).json()
-    assert found["choices"][0]["message"]["content"] == expected.text
-    assert found["timings"]["diffusion"]["steps_per_block"] == expected.stats.steps
+    answer = server.chat(seed=2, max_tokens=64, **fields).json()
+    assert answer["choices"][0]["message"]["content"] == expected.text
+    assert answer["timings"]["diffusion"]["steps_per_block"] == expected.stats.steps
 
 
 @pytest.mark.parametrize(
@@ -286,11 +286,11 @@ def test_schedule_and_stopping_per_request(server: Any) -> None:
     assert strict["timings"]["diffusion"]["convergence"][0] == "step_cap"
     cannot = "this demonstration model cannot answer that"
     assert strict["warnings"].count(cannot) == 1
-    few = {"seed": 2, "confidence": 1e-9, "max_steps": 2}
+    two_steps = {"seed": 2, "confidence": 1e-9, "max_steps": 2}
     for path, limit in (("/v1/completions", "max_tokens"), ("/completion", "n_predict")):
-        answer = server.post(path, prompt="Hi", **few, **{limit: 20})
+        answer = server.post(path, prompt="Hi", **two_steps, **{limit: 20})
         assert cannot in answer.json()["warnings"]
-    assert server.chat("Hi", stream=True, max_tokens=20, **few).text.count(cannot) == 1
+    assert server.chat("Hi", stream=True, max_tokens=20, **two_steps).text.count(cannot) == 1
     assert "warnings" not in server.chat("Who are you?").json()
     assert server.chat(t_min=2.0, t_max=1.0).json()["error"]["param"] == "t_min"
     for field, value, other in (("t_min", 5, "t_max, 0.8"), ("t_max", 0.2, "t_min, 0.4")):
@@ -321,10 +321,10 @@ def test_text_parts_developers_and_old_thoughts(server: Any, embedded: Model) ->
         {"role": "assistant", "content": "Hi."},
         {"role": "user", "content": "Who are you?"},
     ]
-    found = server.chat(messages=messages, seed=4).json()
+    answer = server.chat(messages=messages, seed=4).json()
     expected = embedded.generate(messages=plain, seed=4)
-    assert found["choices"][0]["message"]["content"] == expected.text
-    assert found["usage"]["prompt_tokens"] == expected.stats.prompt_tokens
+    assert answer["choices"][0]["message"]["content"] == expected.text
+    assert answer["usage"]["prompt_tokens"] == expected.stats.prompt_tokens
 
 
 def test_a_conversation_pays_only_for_what_is_new(server: Any) -> None:

@@ -13,10 +13,10 @@ PROMPT = "<|turn>user\nWho are you?<turn|>\n<|turn>model\n"
 
 def test_a_raw_prompt_is_what_the_template_makes(server: Any) -> None:
     chat = server.chat(seed=3).json()
-    found = server.client().completions.create(model="m", prompt=PROMPT, seed=3)
-    assert found.choices[0].text == chat["choices"][0]["message"]["content"]
-    assert (found.choices[0].finish_reason, found.object) == ("stop", "text_completion")
-    assert found.usage.prompt_tokens == chat["usage"]["prompt_tokens"]
+    answer = server.client().completions.create(model="m", prompt=PROMPT, seed=3)
+    assert answer.choices[0].text == chat["choices"][0]["message"]["content"]
+    assert (answer.choices[0].finish_reason, answer.object) == ("stop", "text_completion")
+    assert answer.usage.prompt_tokens == chat["usage"]["prompt_tokens"]
 
 
 def test_several_prompts_n_and_ids(server: Any, embedded: Model) -> None:
@@ -32,12 +32,12 @@ def test_several_prompts_n_and_ids(server: Any, embedded: Model) -> None:
 
 def test_streaming_and_usage(server: Any) -> None:
     client = server.client().completions
-    whole = client.create(model="m", prompt=PROMPT, seed=3).choices[0].text
+    plain = client.create(model="m", prompt=PROMPT, seed=3).choices[0].text
     options: Any = {"include_usage": True}
     chunks = list(
         client.create(model="m", prompt=PROMPT, seed=3, stream=True, stream_options=options)
     )
-    assert "".join(chunk.choices[0].text for chunk in chunks if chunk.choices) == whole
+    assert "".join(chunk.choices[0].text for chunk in chunks if chunk.choices) == plain
     assert len(chunks) > 4
     assert chunks[-1].usage.completion_tokens > 0
 

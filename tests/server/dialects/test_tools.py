@@ -7,7 +7,7 @@ from collections.abc import Callable
 from typing import Any
 
 import pytest
-from tests.support.answering_model import Answer, teller
+from tests.support.answering_model import Answer, answering_model
 from tests.support.scripted_model import END, tokenizer
 
 from sfumato.server.app import ServerSettings
@@ -40,54 +40,54 @@ TOOLS: list[dict[str, Any]] = [
 
 
 @pytest.fixture
-def told(serve: Callable[..., Any]) -> Any:
-    return serve(teller(ANSWERS), ServerSettings(max_tokens=512))
+def answering(serve: Callable[..., Any]) -> Any:
+    return serve(answering_model(ANSWERS), ServerSettings(max_tokens=512))
 
 
-def ask(told: Any, text: str, **how: Any) -> Any:
+def ask(answering: Any, text: str, **how: Any) -> Any:
     messages: Any = [{"role": "user", "content": text}]
-    return told.client().chat.completions.create(model="m", messages=messages, **how)
+    return answering.client().chat.completions.create(model="m", messages=messages, **how)
 
 
 @pytest.mark.parametrize("choice", ["auto", "required", {"type": "function"}])
-def test_a_call(told: Any, choice: Any) -> None:
+def test_a_call(answering: Any, choice: Any) -> None:
     if isinstance(choice, dict):
         choice = choice | {"function": {"name": "weather"}}
-    (found,) = ask(told, "one", tools=TOOLS, tool_choice=choice).choices
-    (call,) = found.message.tool_calls
+    (reply,) = ask(answering, "one", tools=TOOLS, tool_choice=choice).choices
+    (call,) = reply.message.tool_calls
     assert (call.type, call.function.name) == ("function", "weather")
     assert json.loads(call.function.arguments) == {"city": "Paris", "days": 2}
-    assert (found.finish_reason, found.message.content) == ("tool_calls", None)
+    assert (reply.finish_reason, reply.message.content) == ("tool_calls", None)
     assert call.id.startswith("call-")
 
 
-def test_a_required_call_is_begun_even_where_the_model_would_not(told: Any) -> None:
+def test_a_required_call_is_begun_even_where_the_model_would_not(answering: Any) -> None:
     choice: Any = {"type": "function", "function": {"name": "time"}}
-    (found,) = ask(told, "none", tools=TOOLS, tool_choice=choice, max_tokens=40).choices
+    (reply,) = ask(answering, "none", tools=TOOLS, tool_choice=choice, max_tokens=40).choices
     # What follows the pinned opening is this model's usual text, so no call can be read in it.
-    assert not found.message.content
-    warnings = told.chat("none", tools=TOOLS, tool_choice=choice, max_tokens=40).json()["warnings"]
-    assert any("call:time{" in text for text in warnings)
+    assert not reply.message.content
+    answer = answering.chat("none", tools=TOOLS, tool_choice=choice, max_tokens=40).json()
+    assert any("call:time{" in text for text in answer["warnings"])
 
 
 @pytest.mark.parametrize("stream", [False, True])
-def test_a_call_of_none_of_the_tools_is_told(told: Any, stream: bool) -> None:
-    answer = told.chat("one", tools=TOOLS[1:] * 2, tool_choice="required", stream=stream)
+def test_a_call_of_none_of_the_tools_is_told(answering: Any, stream: bool) -> None:
+    answer = answering.chat("one", tools=TOOLS[1:] * 2, tool_choice="required", stream=stream)
     assert "'weather' is of none of the tools" in answer.text
-    answer = told.chat("one", tools=TOOLS, tool_choice="required", stream=stream)
+    answer = answering.chat("one", tools=TOOLS, tool_choice="required", stream=stream)
     assert "weather" in answer.text and "warnings" not in answer.text
 
 
-def test_several_calls_and_text_before_them(told: Any) -> None:
-    (found,) = ask(told, "both", tools=TOOLS).choices
-    cities = [json.loads(call.function.arguments)["city"] for call in found.message.tool_calls]
-    assert (found.message.content, cities) == ("Let me see.", ["Paris", "Rome"])
-    assert len({call.id for call in found.message.tool_calls}) == 2
+def test_several_calls_and_text_before_them(answering: Any) -> None:
+    (reply,) = ask(answering, "both", tools=TOOLS).choices
+    cities = [json.loads(call.function.arguments)["city"] for call in reply.message.tool_calls]
+    assert (reply.message.content, cities) == ("Let me see.", ["Paris", "Rome"])
+    assert len({call.id for call in reply.message.tool_calls}) == 2
 
 
 @pytest.mark.parametrize("stream", [False, True])
-def test_one_call_at_a_time(told: Any, stream: bool) -> None:
-    made = ask(told, "both", tools=TOOLS, parallel_tool_calls=False, stream=stream)
+def test_one_call_at_a_time(answering: Any, stream: bool) -> None:
+    made = ask(answering, "both", tools=TOOLS, parallel_tool_calls=False, stream=stream)
     if stream:
         calls, reason = joined(list(made))
     else:
@@ -112,8 +112,8 @@ def joined(chunks: list[Any]) -> tuple[list[str], str | None]:
     return calls, reason
 
 
-def test_calls_stream_in_pieces(told: Any) -> None:
-    chunks = list(ask(told, "both", tools=TOOLS, stream=True))
+def test_calls_stream_in_pieces(answering: Any) -> None:
+    chunks = list(ask(answering, "both", tools=TOOLS, stream=True))
     calls, reason = joined(chunks)
     assert [json.loads(text)["city"] for text in calls] == ["Paris", "Rome"]
     assert reason == "tool_calls"
@@ -121,17 +121,17 @@ def test_calls_stream_in_pieces(told: Any) -> None:
     assert content == "Let me see."
 
 
-def test_no_tools_means_none(told: Any) -> None:
+def test_no_tools_means_none(answering: Any) -> None:
     """The token that begins a call is banned, whatever the model would say."""
-    (found,) = ask(told, "one", tools=TOOLS, tool_choice="none", max_tokens=64).choices
-    assert not found.message.tool_calls
-    assert found.finish_reason != "tool_calls"
+    (reply,) = ask(answering, "one", tools=TOOLS, tool_choice="none", max_tokens=64).choices
+    assert not reply.message.tool_calls
+    assert reply.finish_reason != "tool_calls"
 
 
 @pytest.mark.parametrize("stream", [False, True])
-def test_a_quoted_call_is_text(told: Any, stream: bool) -> None:
+def test_a_quoted_call_is_text(answering: Any, stream: bool) -> None:
     """Written in ordinary tokens it calls nothing, also where one call is the most."""
-    answer = told.chat("quote", tools=TOOLS, parallel_tool_calls=False, stream=stream)
+    answer = answering.chat("quote", tools=TOOLS, parallel_tool_calls=False, stream=stream)
     if stream:
         lines = [line[6:] for line in answer.text.splitlines() if line.startswith("data: {")]
         deltas = [c["delta"] for line in lines for c in json.loads(line)["choices"]]
@@ -144,13 +144,13 @@ def test_a_quoted_call_is_text(told: Any, stream: bool) -> None:
     assert content == f"Write {PARIS} and <eos>."
 
 
-def test_a_broken_call_is_told(told: Any) -> None:
-    found = told.chat("broken", tools=TOOLS, retry_empty=False).json()
-    assert found["choices"][0]["finish_reason"] == "stop"
-    assert "could not be read" in found["warnings"][0]
+def test_a_broken_call_is_told(answering: Any) -> None:
+    answer = answering.chat("broken", tools=TOOLS, retry_empty=False).json()
+    assert answer["choices"][0]["finish_reason"] == "stop"
+    assert "could not be read" in answer["warnings"][0]
 
 
-def test_history_with_calls_and_results(told: Any) -> None:
+def test_history_with_calls_and_results(answering: Any) -> None:
     call = {"id": "a", "type": "function", "function": {"name": "weather", "arguments": "{}"}}
     messages = [
         {"role": "user", "content": "Weather?"},
@@ -158,8 +158,8 @@ def test_history_with_calls_and_results(told: Any) -> None:
         {"role": "tool", "tool_call_id": "a", "content": [{"type": "text", "text": "sunny"}]},
         {"role": "user", "content": "none"},
     ]
-    found = told.chat(messages=messages, tools=TOOLS).json()
-    assert found["choices"][0]["message"]["content"] == "No tool is needed."
+    answer = answering.chat(messages=messages, tools=TOOLS).json()
+    assert answer["choices"][0]["message"]["content"] == "No tool is needed."
 
 
 @pytest.mark.parametrize(
@@ -196,8 +196,8 @@ def test_history_with_calls_and_results(told: Any) -> None:
         ),
     ],
 )
-def test_what_cannot_be_chosen(told: Any, fields: dict[str, Any], param: str) -> None:
-    answer = told.chat("one", **fields)
+def test_what_cannot_be_chosen(answering: Any, fields: dict[str, Any], param: str) -> None:
+    answer = answering.chat("one", **fields)
     assert (answer.status_code, answer.json()["error"]["param"]) == (400, param)
 
 
@@ -218,8 +218,8 @@ def test_a_model_without_tool_calls_cannot_be_made_to_call(server: Any) -> None:
 
 
 @pytest.mark.parametrize("stream", [False, True])
-def test_thoughts_are_a_field_of_their_own(told: Any, stream: bool) -> None:
-    made = ask(told, "think", stream=stream, reasoning_effort="high", logprobs=True)
+def test_thoughts_are_a_field_of_their_own(answering: Any, stream: bool) -> None:
+    made = ask(answering, "think", stream=stream, reasoning_effort="high", logprobs=True)
     if stream:
         deltas = [chunk.choices[0].delta for chunk in made if chunk.choices]
         thought = "".join(getattr(delta, "reasoning_content", None) or "" for delta in deltas)
@@ -233,11 +233,11 @@ def test_thoughts_are_a_field_of_their_own(told: Any, stream: bool) -> None:
     assert (thought, answer) == ("Hm, a hard one.", "It is 4.")
 
 
-def test_a_thinking_budget_leaves_room_for_an_answer(told: Any) -> None:
-    found = told.chat("ramble", max_thinking_tokens=20, max_tokens=200).json()
-    details = found["usage"]["completion_tokens_details"]
+def test_a_thinking_budget_leaves_room_for_an_answer(answering: Any) -> None:
+    answer = answering.chat("ramble", max_thinking_tokens=20, max_tokens=200).json()
+    details = answer["usage"]["completion_tokens_details"]
     assert details["reasoning_tokens"] <= 28  # a canvas is cut where the budget ends in it
-    longer = told.chat("ramble", max_thinking_tokens=100, max_tokens=200).json()["usage"]
+    longer = answering.chat("ramble", max_thinking_tokens=100, max_tokens=200).json()["usage"]
     assert longer["completion_tokens_details"]["reasoning_tokens"] > details["reasoning_tokens"]
 
 
@@ -260,21 +260,23 @@ def test_a_thinking_budget_leaves_room_for_an_answer(told: Any) -> None:
     ],
 )
 def test_efforts(
-    told: Any, monkeypatch: Any, fields: dict[str, Any], thinks: bool, budget: int | None
+    answering: Any, monkeypatch: Any, fields: dict[str, Any], thinks: bool, budget: int | None
 ) -> None:
     seen = []
-    submit = told.engine.submit
+    submit = answering.engine.submit
     monkeypatch.setattr(
-        told.engine, "submit", lambda request, sink: seen.append(request) or submit(request, sink)
+        answering.engine,
+        "submit",
+        lambda request, sink: seen.append(request) or submit(request, sink),
     )
-    assert told.chat("think", **fields).status_code == 200
+    assert answering.chat("think", **fields).status_code == 200
     assert (seen[0].thinking, seen[0].max_thinking_tokens) == (thinks, budget)
 
 
-def test_an_empty_answer_is_drawn_again_and_told(told: Any) -> None:
-    again = told.chat("empty", max_tokens=16).json()
+def test_an_empty_answer_is_drawn_again_and_told(answering: Any) -> None:
+    again = answering.chat("empty", max_tokens=16).json()
     assert again["timings"]["diffusion"]["retries"] >= 1
     assert again["warnings"]
-    once = told.chat("empty", max_tokens=16, retry_empty=False).json()
+    once = answering.chat("empty", max_tokens=16, retry_empty=False).json()
     assert once["timings"]["diffusion"]["retries"] == 0
     assert once["choices"][0]["message"]["content"] == ""

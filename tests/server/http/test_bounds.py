@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 import pytest
-from tests.support.answering_model import teller
+from tests.support.answering_model import answering_model
 
 from sfumato.options.limits import MOST_STEPS
 from sfumato.server.app import ServerSettings
@@ -64,7 +64,7 @@ def _shapes(schema: dict[str, Any], parts: dict[str, Any]) -> Iterator[Callable[
 
 
 def test_no_number_does_harm(serve: Callable[..., Any]) -> None:
-    served = serve(teller(), ServerSettings(max_tokens=16))
+    served = serve(answering_model(), ServerSettings(max_tokens=16))
     description = served.http.get("/openapi.json").json()
     parts = description["components"]["schemas"]
     routes = {
@@ -128,10 +128,12 @@ def test_the_bounds_themselves_are_allowed(server: Any) -> None:
 
 
 def test_the_operator_chooses_the_bound_of_steps(serve: Callable[..., Any]) -> None:
-    served = serve(teller(), max_steps=4)
+    served = serve(answering_model(), max_steps=4)
     error = served.chat("Hi", max_steps=5).json()["error"]
     assert error["param"] == "max_steps" and "--max-steps" in error["message"]
     assert served.http.get("/props").json()["sampler"]["max_steps"] == 4
     steps = served.chat("Hi", stability=9).json()["timings"]["diffusion"]["steps"]
     assert steps == 4  # of the checkpoint's 48
-    assert serve(teller(), max_steps=MOST_STEPS).chat("Hi", max_steps=MOST_STEPS).is_success
+    assert (
+        serve(answering_model(), max_steps=MOST_STEPS).chat("Hi", max_steps=MOST_STEPS).is_success
+    )

@@ -11,7 +11,7 @@ from typing import Any
 
 import openai
 import pytest
-from tests.support.answering_model import slow_down, teller
+from tests.support.answering_model import answering_model, slow_down
 
 from sfumato.api import Model
 from sfumato.server.app import ServerSettings
@@ -111,14 +111,14 @@ def test_unknown_fields_are_ignored_where_the_server_is_lenient(
     served = serve(embedded, ServerSettings(lenient=True))
     messages = [USER | {"weight": 1}]
     strange: dict[str, Any] = {"foo": 2, "bar": None, "chat_template_kwargs": {"x": 1}}
-    said = ["foo, chat_template_kwargs.x, messages[0].weight: unknown, and ignored"]
-    assert served.chat(messages=messages, n=2, **strange).json()["warnings"] == said
+    warnings = ["foo, chat_template_kwargs.x, messages[0].weight: unknown, and ignored"]
+    assert served.chat(messages=messages, n=2, **strange).json()["warnings"] == warnings
     chunks = events(served.chat(messages=messages, n=2, stream=True, **strange).text)
-    assert [chunk["warnings"] for chunk in chunks if "warnings" in chunk] == [said]
+    assert [chunk["warnings"] for chunk in chunks if "warnings" in chunk] == [warnings]
     for path in ("/v1/completions", "/completion"):
-        whole = served.post(path, prompt="Hi", foo=2).json()
+        plain = served.post(path, prompt="Hi", foo=2).json()
         last = events(served.post(path, prompt="Hi", foo=2, stream=True).text)[-1]
-        assert whole["warnings"][0] == last["warnings"][0] == "foo: unknown, and ignored"
+        assert plain["warnings"][0] == last["warnings"][0] == "foo: unknown, and ignored"
     many = served.post("/tokenize", content="Hi", **{f"x{i}": 0 for i in range(30)}).json()
     assert many["warnings"][0].endswith("x19 and 10 more: unknown, and ignored")
     assert refused(served.chat("Hi", foo=2, n=0))["param"] == "n"
@@ -139,7 +139,7 @@ def test_null_means_that_a_field_is_not_there(server: Any) -> None:
 
 
 @pytest.mark.parametrize(
-    ("body", "said"),
+    ("body", "message"),
     [
         (b"", "not JSON"),
         (b"{", "not JSON"),
@@ -150,9 +150,9 @@ def test_null_means_that_a_field_is_not_there(server: Any) -> None:
         (b'{"seed": ' + b"9" * 5000 + b"}", "not JSON"),
     ],
 )
-def test_a_body_that_is_no_request(server: Any, body: bytes, said: str) -> None:
+def test_a_body_that_is_no_request(server: Any, body: bytes, message: str) -> None:
     error = refused(server.http.post("/v1/chat/completions", content=body))
-    assert said in error["message"]
+    assert message in error["message"]
 
 
 def test_lone_surrogates_are_refused(server: Any) -> None:
@@ -215,7 +215,7 @@ def test_text_that_no_context_holds_is_not_tokenized(
 
 
 def test_a_full_queue_is_a_429(serve: Callable[..., Any], eventually: Any) -> None:
-    model = teller(LONG)
+    model = answering_model(LONG)
     slow_down(model, lambda: time.sleep(0.02))
     served = serve(model, slots=1, queue=2, context=4096)
 
@@ -240,7 +240,7 @@ def test_a_full_queue_is_a_429(serve: Callable[..., Any], eventually: Any) -> No
 
 
 def test_a_deadline_is_a_504(serve: Callable[..., Any]) -> None:
-    model = teller(LONG)
+    model = answering_model(LONG)
     slow_down(model, lambda: time.sleep(0.02))
     served = serve(model, context=4096, request_timeout_s=0.3)
     answer = served.chat("long", max_tokens=1000)
@@ -262,7 +262,7 @@ def test_an_engine_that_was_closed_is_a_503(serve: Callable[..., Any], embedded:
 
 
 def test_a_dead_engine_tells_everybody(serve: Callable[..., Any], eventually: Any) -> None:
-    model = teller(LONG)
+    model = answering_model(LONG)
     slow_down(model, lambda: time.sleep(0.02))
     served = serve(model, context=4096)
     answers: list[Any] = []
@@ -287,7 +287,7 @@ def test_failures_that_last_make_it_unready_for_a_while(
     serve: Callable[..., Any], eventually: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("sfumato.engine.circuit.WAITS_S", (0.2,) * 1000)
-    model = teller()
+    model = answering_model()
     served = serve(model)
 
     def fail() -> None:
@@ -311,7 +311,7 @@ def test_failures_that_last_make_it_unready_for_a_while(
 
 
 def test_the_queue_is_for_those_without_a_slot(serve: Callable[..., Any]) -> None:
-    served = serve(teller(), slots=4, queue=1)
+    served = serve(answering_model(), slots=4, queue=1)
     assert len(served.chat("Hi", n=5).json()["choices"]) == 5
 
 
@@ -334,14 +334,14 @@ def test_the_prompt_is_named_as_the_body_has_it(
 
 
 def test_a_bias_that_bans_everything_is_named(serve: Callable[..., Any]) -> None:
-    model = teller()
+    model = answering_model()
     bias = {str(token): -100 for token in range(model.config.vocab_size)}
     served = serve(model)
     assert refused(served.chat("Hi", logit_bias=bias))["param"] == "logit_bias"
 
 
 def test_a_top_k_beyond_the_vocabulary_is_all_of_it(serve: Callable[..., Any]) -> None:
-    model = teller()
+    model = answering_model()
     assert model.config.vocab_size < 1024
     served = serve(model)
     every = served.chat(seed=3, max_tokens=32).json()["choices"]
@@ -352,14 +352,16 @@ def test_a_top_k_beyond_the_vocabulary_is_all_of_it(serve: Callable[..., Any]) -
 def test_a_client_that_leaves_while_it_uploads_is_no_failure(
     server: Any, eventually: Any, caplog: pytest.LogCaptureFixture
 ) -> None:
-    gone: list[int] = []
+    statuses: list[int] = []
     with caplog.at_level("ERROR"), pytest.MonkeyPatch.context() as patch:
-        patch.setattr(errors.ApiError, "response", told(errors.ApiError.response, gone))
+        patch.setattr(
+            errors.ApiError, "response", with_statuses(errors.ApiError.response, statuses)
+        )
         with upload(server.url):
             time.sleep(0.2)
-        eventually(lambda: bool(gone))
+        eventually(lambda: bool(statuses))
         time.sleep(0.1)
-    assert gone == [CLIENT_GONE]
+    assert statuses == [CLIENT_GONE]
     assert caplog.records == []
 
 
@@ -383,7 +385,7 @@ def upload(url: str) -> socket.socket:
     return raw
 
 
-def told(response: Callable[..., Any], statuses: list[int]) -> Callable[..., Any]:
+def with_statuses(response: Callable[..., Any], statuses: list[int]) -> Callable[..., Any]:
     def call(error: Any, scope: Any) -> Any:
         statuses.append(error.status)
         return response(error, scope)

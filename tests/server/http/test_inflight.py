@@ -9,7 +9,7 @@ from collections.abc import Callable
 from typing import Any
 
 import pytest
-from tests.support.answering_model import slow_down, teller
+from tests.support.answering_model import answering_model, slow_down
 
 from sfumato.engine import Finished
 
@@ -34,7 +34,7 @@ class Ends:
 
 def test_more_replies_than_slots_and_queue_hold(serve: Callable[..., Any], eventually: Any) -> None:
     ends = Ends()
-    served = serve(teller(), slots=2, queue=3, on_finish=ends)
+    served = serve(answering_model(), slots=2, queue=3, on_finish=ends)
     most = 0
 
     def watch() -> None:
@@ -43,9 +43,9 @@ def test_more_replies_than_slots_and_queue_hold(serve: Callable[..., Any], event
         most = max(most, state.waiting - (2 - len(state.running)))  # for a free slot nothing waits
 
     slow_down(served.engine.model, watch)
-    found = served.post("/v1/completions", prompt=["a", "b"], n=64, max_tokens=4).json()
-    assert [choice["index"] for choice in found["choices"]] == list(range(128))
-    assert found["usage"]["completion_tokens"] == 128 * 4
+    answer = served.post("/v1/completions", prompt=["a", "b"], n=64, max_tokens=4).json()
+    assert [choice["index"] for choice in answer["choices"]] == list(range(128))
+    assert answer["usage"]["completion_tokens"] == 128 * 4
     assert most <= 2  # as many as there are slots: the others are left a place
     assert len(served.chat(n=20).json()["choices"]) == 20
     lines = served.chat(n=20, stream=True).text.splitlines()
@@ -57,7 +57,7 @@ def test_more_replies_than_slots_and_queue_hold(serve: Callable[..., Any], event
 def test_replies_that_wait_share_the_queue_with_others(
     serve: Callable[..., Any], eventually: Any
 ) -> None:
-    model = teller(LONG)
+    model = answering_model(LONG)
     slow_down(model, lambda: time.sleep(0.01))
     served = serve(model, slots=1, queue=2, context=4096)
     messages = [{"role": "user", "content": "long"}]
@@ -74,7 +74,7 @@ def test_replies_that_wait_share_the_queue_with_others(
 def test_deadlines_of_replies_that_were_not_begun(
     serve: Callable[..., Any], eventually: Any, stream: bool
 ) -> None:
-    model, ends = teller(LONG), Ends()
+    model, ends = answering_model(LONG), Ends()
     slow_down(model, lambda: time.sleep(0.02))
     served = serve(model, slots=1, queue=1, context=4096, on_finish=ends)
     began = time.monotonic()
@@ -92,7 +92,7 @@ def test_deadlines_of_replies_that_were_not_begun(
 def test_a_client_that_goes_ends_replies_that_were_not_begun(
     serve: Callable[..., Any], eventually: Any, stream: bool
 ) -> None:
-    model, ends = teller(LONG), Ends()
+    model, ends = answering_model(LONG), Ends()
     slow_down(model, lambda: time.sleep(0.02))
     served = serve(model, slots=1, queue=1, context=4096, on_finish=ends)
     body = {"messages": [{"role": "user", "content": "long"}], "n": 12, "max_tokens": 1000}
@@ -120,7 +120,7 @@ def test_what_cannot_be_done_is_refused_before_any_reply_begins(server: Any) -> 
 
 
 def test_an_engine_that_closes_ends_all_of_them(serve: Callable[..., Any], eventually: Any) -> None:
-    model, ends = teller(LONG), Ends()
+    model, ends = answering_model(LONG), Ends()
     slow_down(model, lambda: time.sleep(0.02))
     served = serve(model, slots=1, queue=1, context=4096, on_finish=ends)
     answers: list[Any] = []
@@ -140,7 +140,7 @@ def test_an_engine_that_refuses_a_later_one_ends_all_of_them(
     serve: Callable[..., Any], eventually: Any, monkeypatch: Any
 ) -> None:
     ends = Ends()
-    served = serve(teller(LONG), slots=2, queue=3, context=4096, on_finish=ends)
+    served = serve(answering_model(LONG), slots=2, queue=3, context=4096, on_finish=ends)
     engine, offer, checks = served.engine, served.engine.offer, []
     check = engine.check
 
@@ -160,8 +160,8 @@ def test_an_engine_that_refuses_a_later_one_ends_all_of_them(
 
 def test_one_answer_has_a_bounded_number_of_tokens_and_alternatives(server: Any) -> None:
     most = {"n": 128, "max_tokens": 4096}
-    for asked in ({"logprobs": True, "top_logprobs": 20}, {"logprobs": True, "top_logprobs": 5}):
-        error = server.chat(**most, **asked).json()["error"]
+    for fields in ({"logprobs": True, "top_logprobs": 20}, {"logprobs": True, "top_logprobs": 5}):
+        error = server.chat(**most, **fields).json()["error"]
         assert error["message"].startswith("n, max_tokens, top_logprobs: come to")
         assert error["param"] == "n"
     error = server.post("/v1/completions", prompt=["a", "b"], n=64, logprobs=20, max_tokens=4096)

@@ -29,7 +29,7 @@ DOCS = Path(__file__).resolve().parents[3] / "docs"
 CHAT = "/v1/chat/completions"
 
 
-class Asked:
+class ServedEngine:
     """An app without a socket, its metrics and the lines for its audit log."""
 
     def __init__(self, engine: Engine, settings: ServerSettings) -> None:
@@ -49,17 +49,17 @@ class Asked:
 
 
 @pytest.fixture
-def asked(embedded: Model) -> Iterator[Asked]:
+def observed(embedded: Model) -> Iterator[ServedEngine]:
     engine = Engine(embedded, EngineConfig(slots=1, context=256)).start()
     settings = ServerSettings(api_key="key", max_body=2000, hosts=("localhost",))
-    yield Asked(engine, settings)
+    yield ServedEngine(engine, settings)
     engine.close()
 
 
 def test_refusals_are_counted_by_status_and_route(
-    asked: Asked, caplog: pytest.LogCaptureFixture
+    observed: ServedEngine, caplog: pytest.LogCaptureFixture
 ) -> None:
-    ask, key = asked.client, {"Authorization": "Bearer key"}
+    ask, key = observed.client, {"Authorization": "Bearer key"}
     assert ask.post(CHAT, content=b"{}").status_code == 401
     assert ask.get("/v1/models/x", headers=key | {"Host": "evil.example"}).status_code == 403
     assert ask.post(CHAT, content=b"x" * 3000, headers=key).status_code == 413
@@ -68,7 +68,7 @@ def test_refusals_are_counted_by_status_and_route(
     assert ask.get(CHAT, headers=key).status_code == 405
     assert ask.get("/", headers=key).status_code == 200
     assert ask.get("/v1/models/sfumato", headers=key).status_code == 200
-    found = {
+    counts = {
         (CHAT, "401"),
         ("/v1/models/{model:path}", "403"),
         (CHAT, "413"),
@@ -78,11 +78,11 @@ def test_refusals_are_counted_by_status_and_route(
         ("page", "200"),
         ("/v1/models/{model:path}", "200"),
     }
-    for route, status in found:
-        assert asked.count("sfumato_http_requests_total", route=route, status=status) == 1
+    for route, status in counts:
+        assert observed.count("sfumato_http_requests_total", route=route, status=status) == 1
         classes = {"route": route, "status_class": f"{status[0]}xx"}
-        assert asked.count("sfumato_http_request_seconds_count", **classes) >= 1
-    lines = [(line["endpoint"], line["status"], line["error"]) for line in asked.lines]
+        assert observed.count("sfumato_http_request_seconds_count", **classes) >= 1
+    lines = [(line["endpoint"], line["status"], line["error"]) for line in observed.lines]
     assert lines == [
         (CHAT, 401, "invalid_api_key"),
         ("/v1/models/{model:path}", 403, "host_refused"),
@@ -91,26 +91,26 @@ def test_refusals_are_counted_by_status_and_route(
         ("other", 404, None),
         (CHAT, 405, None),
     ]
-    assert {line["event"] for line in asked.lines} == {"refused"}
-    said = [r.getMessage() for r in caplog.records if r.name == "sfumato.server.http.observe"]
-    assert len(said) == 6
-    assert said[0].startswith(f"refused: POST {CHAT}, status 401, invalid_api_key, client ")
+    assert {line["event"] for line in observed.lines} == {"refused"}
+    logged = [r.getMessage() for r in caplog.records if r.name == "sfumato.server.http.observe"]
+    assert len(logged) == 6
+    assert logged[0].startswith(f"refused: POST {CHAT}, status 401, invalid_api_key, client ")
 
 
 @pytest.mark.parametrize("path", ["/chat/completions", f"{CHAT}/", "/chat/completions/"])
-def test_other_spellings_of_a_path_are_the_same_route(asked: Asked, path: str) -> None:
-    assert asked.client.post(path, content=b"{}").status_code == 401
-    assert asked.count("sfumato_http_requests_total", route=CHAT, status="401") == 1
-    assert asked.lines[0]["endpoint"] == CHAT
+def test_other_spellings_of_a_path_are_the_same_route(observed: ServedEngine, path: str) -> None:
+    assert observed.client.post(path, content=b"{}").status_code == 401
+    assert observed.count("sfumato_http_requests_total", route=CHAT, status="401") == 1
+    assert observed.lines[0]["endpoint"] == CHAT
 
 
-def test_what_the_engine_has_told_of_is_not_audited_twice(asked: Asked) -> None:
+def test_what_the_engine_has_told_of_is_not_audited_twice(observed: ServedEngine) -> None:
     key = {"Authorization": "Bearer key"}
     body = {"prompt": "x" * 1500, "max_tokens": 5000}
-    assert asked.client.post("/v1/completions", json=body, headers=key).status_code == 400
-    assert asked.lines == []
+    assert observed.client.post("/v1/completions", json=body, headers=key).status_code == 400
+    assert observed.lines == []
     route = {"route": "/v1/completions", "status": "400"}
-    assert asked.count("sfumato_http_requests_total", **route) == 1
+    assert observed.count("sfumato_http_requests_total", **route) == 1
 
 
 def test_a_flood_of_refusals_fills_no_log(caplog: pytest.LogCaptureFixture) -> None:
@@ -130,10 +130,10 @@ def test_a_flood_of_refusals_fills_no_log(caplog: pytest.LogCaptureFixture) -> N
     assert "more with this status" in caplog.records[-1].getMessage()
 
 
-def test_a_flood_of_what_the_engine_refuses_fills_no_audit_log(asked: Asked) -> None:
+def test_a_flood_of_what_the_engine_refuses_fills_no_audit_log(observed: ServedEngine) -> None:
     lines: list[Any] = []
     log: Any = SimpleNamespace(record=lambda request, event, facts, held: lines.append(event.kind))
-    record = serve._recorder(log, asked.client.app.state.service.engine, "name")  # type: ignore
+    record = serve._recorder(log, observed.client.app.state.service.engine, "name")  # type: ignore
     for _ in range(500):
         record(Request(""), Failed("queue_full", ""))
     record(Request(""), Failed("too_large", ""))
@@ -206,9 +206,11 @@ def test_what_clients_make_it_say_over_and_over_is_held_back(
 EXPRESSION = re.compile(r"\b(?:sfumato|process)_\w+")
 
 
-def test_the_dashboard_and_the_scrape_configuration_name_what_there_is(asked: Asked) -> None:
-    asked.client.get("/health")
-    watched = Metrics(Engine(asked.client.app.state.service.engine.model, EngineConfig(1, 256)))  # type: ignore
+def test_the_dashboard_and_the_scrape_configuration_name_what_there_is(
+    observed: ServedEngine,
+) -> None:
+    observed.client.get("/health")
+    watched = Metrics(Engine(observed.client.app.state.service.engine.model, EngineConfig(1, 256)))  # type: ignore
     watched.observe(Request("", endpoint=CHAT), finished())
     watched.observe(Request("", endpoint=CHAT), Failed("queue_full", ""))
     watched.answered(CHAT, 200, 0.1)
@@ -225,11 +227,11 @@ def test_the_dashboard_and_the_scrape_configuration_name_what_there_is(asked: As
         names = EXPRESSION.findall(expression)
         assert names, expression
         assert set(names) <= labels.keys(), expression
-        there = set().union(*(labels[name] for name in names)) | {"job", "instance"}
+        known_labels = set().union(*(labels[name] for name in names)) | {"job", "instance"}
         for group in re.findall(r"\bby \(([^)]*)\)", expression):
-            assert {part.strip() for part in group.split(",")} <= there, expression
+            assert {part.strip() for part in group.split(",")} <= known_labels, expression
         for group in re.findall(r"\{([^}]*)\}", expression):
-            assert set(re.findall(r"(\w+)\s*[=!]~?", group)) <= there, expression
+            assert set(re.findall(r"(\w+)\s*[=!]~?", group)) <= known_labels, expression
     ids = [panel["id"] for panel in dashboard["panels"]]
     assert len(set(ids)) == len(ids)
     scrape = (DOCS / "prometheus.yml").read_text()

@@ -85,7 +85,7 @@ WORST: dict[str, tuple[type[BaseModel], bytes, str]] = {
 
 @pytest.mark.parametrize("name", WORST)
 def test_the_worst_bodies_cost_little(name: str) -> None:
-    model, body, said = WORST[name]
+    model, body, message = WORST[name]
     data = bytearray(body)
     tracemalloc.start()
     try:
@@ -94,7 +94,7 @@ def test_the_worst_bodies_cost_little(name: str) -> None:
         peak = tracemalloc.get_traced_memory()[1]
     finally:
         tracemalloc.stop()
-    assert caught.value.status == 400 and said in caught.value.message
+    assert caught.value.status == 400 and message in caught.value.message
     assert len(caught.value.message) < 3000
     assert peak < 60e6, f"{peak:,.0f} bytes of Python's objects"
 
@@ -103,9 +103,9 @@ def test_many_unknown_fields_are_left_out_where_the_server_is_lenient() -> None:
     names = b",".join(b'"k%d":1' % i for i in range(MOST // 2 - 50))
     inner = b'"stream_options":{"include_usage":true,"x":1}'
     body = b'{"messages":[%b],%b,%b}' % (USER, inner, names)
-    found = request_body.decoded(bytearray(body), CHAT, lenient=True, most_values=MOST)
-    assert found.stream_options and found.stream_options.include_usage
-    assert (len(found.ignored.named), found.ignored.count) == (20, MOST // 2 - 49)
+    decoded = request_body.decoded(bytearray(body), CHAT, lenient=True, most_values=MOST)
+    assert decoded.stream_options and decoded.stream_options.include_usage
+    assert (len(decoded.ignored.named), decoded.ignored.count) == (20, MOST // 2 - 49)
 
 
 @pytest.mark.parametrize("length", [True, False])
@@ -124,11 +124,11 @@ def test_a_large_text_is_read(server: Any, length: bool) -> None:
 def test_no_large_part_of_a_body_is_kept_while_its_reply_is_written() -> None:
     body = b'{"messages":[%b],"metadata":{"x":1},"model":"%b","n":2,"tool_choice":{"type":"x"}}'
     body = bytearray(body % (USER, b"x" * 2000))
-    found = request_body.without_large_fields(
+    small = request_body.without_large_fields(
         request_body.decoded(body, CHAT, lenient=False, most_values=MOST)
     )
-    assert (found.messages, found.metadata, found.model, found.tool_choice) == (None,) * 4
-    assert found.n == 2
+    assert (small.messages, small.metadata, small.model, small.tool_choice) == (None,) * 4
+    assert small.n == 2
 
 
 @pytest.mark.parametrize("path", ["/v1/chat/completions", "/apply-template"])
@@ -239,9 +239,9 @@ def test_room_is_given_in_order_and_the_wait_is_bounded(monkeypatch: pytest.Monk
             began = time.monotonic()
             assert (await busy(bodies, 1)).status == 503
             assert 0.2 < time.monotonic() - began < 5
-            gone = asyncio.create_task(body(bodies, 1, taken))
+            cancelled = asyncio.create_task(body(bodies, 1, taken))
             await asyncio.sleep(0)
-            gone.cancel()
+            cancelled.cancel()
         async with bodies.hold(100):  # all of it is there again
             pass
         threads = ThreadLimit(1)

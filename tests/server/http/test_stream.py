@@ -14,7 +14,7 @@ from typing import Any
 
 import httpx
 import pytest
-from tests.support.answering_model import slow_down, teller
+from tests.support.answering_model import answering_model, slow_down
 
 from sfumato.engine import Draft, Engine, EngineConfig, Event, Finished, Request, Settled
 from sfumato.server.app import ServerSettings, create_app
@@ -32,44 +32,44 @@ def frames(lines: Iterator[str]) -> Iterator[Any]:
 
 def test_drafts_come_before_the_text_and_say_all_there_is(server: Any) -> None:
     text = server.chat(seed=3, stream=True, stream_drafts=True).text
-    found = list(frames(iter(text.splitlines())))
+    received = list(frames(iter(text.splitlines())))
     kinds = [
         "draft" if "draft" in f else "settled" if "settled" in f else "text"
-        for f in found
+        for f in received
         if "draft" in f or "settled" in f or f["choices"][0]["delta"].get("content")
     ]
     assert kinds[0] == "draft"
     assert kinds.index("draft") < kinds.index("settled") < kinds.index("text")
-    draft = next(f["draft"] for f in found if "draft" in f)
+    draft = next(f["draft"] for f in received if "draft" in f)
     assert (draft["index"], draft["canvas"], draft["step"], draft["max_steps"]) == (0, 0, 1, 48)
     for name in ("token_ids", "tokens", "entropy", "accepted", "top"):
         assert len(draft[name]) == 32
     assert all(isinstance(flag, bool) for flag in draft["accepted"])
     assert draft["top"][0][0][0] == draft["token_ids"][0]
     assert len(draft["noise"]) == 32 and draft["noise"] != draft["tokens"]
-    last = [f["draft"] for f in found if "draft" in f and f["draft"]["canvas"] == 0][-1]
-    settled = next(f["settled"] for f in found if "settled" in f)
+    last = [f["draft"] for f in received if "draft" in f and f["draft"]["canvas"] == 0][-1]
+    settled = next(f["settled"] for f in received if "settled" in f)
     count = len(settled["token_ids"])
     assert settled["token_ids"] == last["token_ids"][:count]
     assert (settled["steps"], settled["convergence"]) == (last["step"], "converged")
     assert last["step"] > 1 and "noise" not in last
     assert settled["tokens"] == last["tokens"][:count]
-    assert all(f["object"] == "chat.completion.chunk" for f in found)
-    assert all(f["choices"] == [] for f in found if "draft" in f or "settled" in f)
+    assert all(f["object"] == "chat.completion.chunk" for f in received)
+    assert all(f["choices"] == [] for f in received if "draft" in f or "settled" in f)
 
 
 def test_a_plain_client_sees_no_drafts(server: Any) -> None:
     assert '"draft"' not in server.chat(stream=True).text
-    asked: Any = {"messages": [{"role": "user", "content": "Who are you?"}], "seed": 3}
+    body: Any = {"messages": [{"role": "user", "content": "Who are you?"}], "seed": 3}
     with_drafts = server.client().chat.completions.create(
-        model="m", stream=True, extra_body={"stream_drafts": True}, **asked
+        model="m", stream=True, extra_body={"stream_drafts": True}, **body
     )
     text = "".join(c.choices[0].delta.content or "" for c in with_drafts if c.choices)
     assert text == server.chat(seed=3).json()["choices"][0]["message"]["content"]
 
 
 def test_a_comment_keeps_a_silent_stream_alive(serve: Callable[..., Any]) -> None:
-    model = teller()
+    model = answering_model()
     slow_down(model, lambda: time.sleep(0.4))
     served = serve(model, ServerSettings(keepalive_s=0.1))
     lines = served.chat(stream=True).text.splitlines()
@@ -78,20 +78,20 @@ def test_a_comment_keeps_a_silent_stream_alive(serve: Callable[..., Any]) -> Non
 
 
 def test_an_error_on_the_way_ends_a_stream(serve: Callable[..., Any]) -> None:
-    model = teller(LONG)
+    model = answering_model(LONG)
     slow_down(model, lambda: time.sleep(0.02))
     served = serve(model, context=4096)
     text = served.chat("long", stream=True, timeout=0.3, max_tokens=2000).text
-    found = list(frames(iter(text.splitlines())))
-    assert found[-1]["error"]["code"] == "timeout"
-    assert not any(c["finish_reason"] for f in found for c in f.get("choices", []))
+    received = list(frames(iter(text.splitlines())))
+    assert received[-1]["error"]["code"] == "timeout"
+    assert not any(c["finish_reason"] for f in received for c in f.get("choices", []))
     assert text.rstrip().endswith("data: [DONE]")
 
 
 def test_the_openai_client_raises_an_error_on_the_way(serve: Callable[..., Any]) -> None:
     import openai
 
-    model = teller(LONG)
+    model = answering_model(LONG)
     slow_down(model, lambda: time.sleep(0.02))
     served = serve(model, context=4096)
     made = served.client().chat.completions.create(
@@ -109,7 +109,7 @@ def test_the_openai_client_raises_an_error_on_the_way(serve: Callable[..., Any])
 def test_a_client_that_goes_away_frees_its_slot(
     serve: Callable[..., Any], eventually: Any, stream: bool
 ) -> None:
-    model = teller(LONG)
+    model = answering_model(LONG)
     slow_down(model, lambda: time.sleep(0.02))
     served = serve(model, context=4096)
     body = {"messages": ENDLESS, "stream": stream, "max_tokens": 2000}
@@ -133,7 +133,7 @@ def test_a_client_that_goes_away_frees_its_slot(
 
 
 def test_a_client_that_leaves_the_queue(serve: Callable[..., Any], eventually: Any) -> None:
-    model = teller(LONG)
+    model = answering_model(LONG)
     slow_down(model, lambda: time.sleep(0.02))
     served = serve(model, slots=1, context=4096)
     body = {"messages": ENDLESS, "max_tokens": 2000}
@@ -152,21 +152,21 @@ def test_a_client_that_leaves_the_queue(serve: Callable[..., Any], eventually: A
 
 def test_a_slow_reader_gets_the_text_whole_and_the_newest_drafts() -> None:
     """A reader that takes nothing until the reply is over."""
-    model = teller(LONG)
+    model = answering_model(LONG)
     with contextlib.closing(Engine(model, EngineConfig(context=4096)).start()) as engine:
         expected = engine.generate(Request(prompt="long", max_tokens=600)).text
-        asked = [Request(prompt="long", max_tokens=600, drafts=True, seed=i) for i in range(2)]
+        requests = [Request(prompt="long", max_tokens=600, drafts=True, seed=i) for i in range(2)]
 
         async def events() -> list[tuple[int, Event]]:
-            started = await start(engine, asked)
+            started = await start(engine, requests)
             while engine.state().totals.requests != {"max_tokens": 3}:
                 await asyncio.sleep(0.01)
-            found = []
+            received = []
             while started.open:
                 taken = await started.next(10)
                 assert taken
-                found.append(taken)
-            return found
+                received.append(taken)
+            return received
 
         every = asyncio.run(events())
     for number in range(2):
@@ -204,7 +204,7 @@ def call(app: Any, body: dict[str, Any], send: Callable[[Any], Any]) -> Any:
 def test_a_stream_that_is_given_up_is_cancelled_at_once(frames_read: int) -> None:
     """Before its generator has begun, and while a frame does not go out; the generator that is
     left over is never collected."""
-    model = teller(LONG)
+    model = answering_model(LONG)
     slow_down(model, lambda: time.sleep(0.02))
     with contextlib.closing(Engine(model, EngineConfig(context=4096)).start()) as engine:
         app = create_app(engine)
@@ -240,7 +240,7 @@ def test_the_servers_loop_does_no_long_work(
     serve: Callable[..., Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """What takes time for a long text is not done where all connections are served."""
-    model = teller()
+    model = answering_model()
     served = serve(model)
     at_work: dict[str, list[bool]] = {"decode": [], "render": [], "token_text": []}
 
@@ -270,15 +270,15 @@ def test_the_servers_loop_does_no_long_work(
 
 def test_a_reply_is_found_in_the_audit_log(serve: Callable[..., Any], eventually: Any) -> None:
     ended: list[str] = []
-    served = serve(teller(), on_finish=lambda request, event: ended.append(request.id))
+    served = serve(answering_model(), on_finish=lambda request, event: ended.append(request.id))
     body: dict[str, Any] = {"messages": [{"role": "user", "content": "a"}], "n": 2}
     for stream in (False, True):
         ended.clear()
         answer = served.post("/v1/chat/completions", **body, stream=stream)
         lines = answer.text.splitlines()
-        found = next(frames(iter(lines))) if stream else answer.json()
+        first = next(frames(iter(lines))) if stream else answer.json()
         name = answer.headers["x-request-id"]
-        assert found["id"] == "chatcmpl-" + name.removeprefix("req-")
+        assert first["id"] == "chatcmpl-" + name.removeprefix("req-")
         eventually(partial(ended.__contains__, name))
         answer = served.post("/v1/completions", prompt="a", stream=stream)
         name = answer.headers["x-request-id"]

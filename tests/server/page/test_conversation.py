@@ -74,9 +74,9 @@ def test_settings_are_sent_and_kept(open_page: Callable[..., Any]) -> None:
     page.keyboard.press("Escape")
     ask(page, SUDOKU)
     wait(page)
-    asked = sent[0]
-    assert (asked["seed"], asked["max_steps"], asked["entropy_bound"]) == (7, 1, 0.2)
-    assert asked["chat_template_kwargs"] == {"enable_thinking": True}
+    body = sent[0]
+    assert (body["seed"], body["max_steps"], body["entropy_bound"]) == (7, 1, 0.2)
+    assert body["chat_template_kwargs"] == {"enable_thinking": True}
     expect(page.locator(".stats")).to_contain_text("step cap reached")
     expect(page.locator(".stats")).to_contain_text("seed 7")
     page.reload()

@@ -34,7 +34,7 @@ def test_a_board_fills_in_where_it_stands(open_page: Callable[..., Any]) -> None
     for look in looks:
         for key, place in look["places"].items():
             places.setdefault(key, set()).add(tuple(place))
-    assert {key: len(found) for key, found in places.items() if len(found) > 1} == {}
+    assert {key: len(cells) for key, cells in places.items() if len(cells) > 1} == {}
     assert re.search(r"step\s+2/48", " ".join(look["stats"] for look in looks))
     stats = page.inner_text(".stats")
     for part in (r"\d steps", r"ms/step", r"tok/forward", r"tok/s", "converged", r"seed \d+"):
@@ -204,8 +204,8 @@ def test_the_most_probable_outlive_a_reload(open_page: Callable[..., Any]) -> No
 
 def test_a_name_is_asked_for_once(open_page: Callable[..., Any]) -> None:
     page = open_page(expected="Failed to load")
-    asked: list[str] = []
-    page.on("request", lambda r: asked.append(r.url) if "detokenize" in r.url else None)
+    urls: list[str] = []
+    page.on("request", lambda r: urls.append(r.url) if "detokenize" in r.url else None)
     names = """async () => {
       const { nameOf } = await import('/api.js');
       return Promise.all([60, 60, 60].map((id) => nameOf(id).catch(() => null)));
@@ -215,7 +215,7 @@ def test_a_name_is_asked_for_once(open_page: Callable[..., Any]) -> None:
     page.unroute("**/detokenize")
     first = page.evaluate(names)
     assert first[0] and first == page.evaluate(names)
-    assert len(asked) == 2
+    assert len(urls) == 2
 
 
 def test_what_is_not_shown_is_not_measured(open_page: Callable[..., Any]) -> None:

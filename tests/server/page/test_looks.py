@@ -70,11 +70,11 @@ def test_a_phone_is_wide_enough(open_page: Callable[..., Any]) -> None:
 
 def test_the_dashboard_asks_only_while_it_is_seen(open_page: Callable[..., Any]) -> None:
     page = open_page()
-    asked: list[str] = []
-    page.on("request", lambda request: asked.append(request.url.rsplit("/", 1)[1]))
+    urls: list[str] = []
+    page.on("request", lambda request: urls.append(request.url.rsplit("/", 1)[1]))
     ask(page, SUDOKU)
     wait(page)
-    assert "slots" not in asked
+    assert "slots" not in urls
     page.get_by_role("button", name="Engine").click()
     page.wait_for_selector(".card")
     cards = page.locator("#dashboard h3")
@@ -99,9 +99,9 @@ def test_the_dashboard_asks_only_while_it_is_seen(open_page: Callable[..., Any])
     assert len(lefts) == 1  # one column
     page.get_by_role("button", name="Chat").click()
     page.wait_for_timeout(300)
-    before = asked.count("slots")
+    before = urls.count("slots")
     page.wait_for_timeout(1500)
-    assert asked.count("slots") == before
+    assert urls.count("slots") == before
 
 
 def test_dark_light_and_less_motion(open_page: Callable[..., Any]) -> None:
@@ -149,8 +149,8 @@ def test_axe_finds_nothing(open_page: Callable[..., Any], scheme: str) -> None:
     page = open_page(color_scheme=scheme, reduced_motion="reduce")
 
     def check(state: str) -> None:
-        found = axe.run(page, options={"preload": False}).response["violations"]
-        shown = [(v["id"], [node["html"][:200] for node in v["nodes"]]) for v in found]
+        violations = axe.run(page, options={"preload": False}).response["violations"]
+        shown = [(v["id"], [node["html"][:200] for node in v["nodes"]]) for v in violations]
         assert shown == [], state
 
     check("welcome")

@@ -165,8 +165,8 @@ def test_boards_are_grids_whose_given_digits_are_marked(open_page: Callable[...,
     lefts, tops = {place[0] for place in places}, {place[1] for place in places}
     assert len(lefts) == len(tops) == 4 and len({tuple(place[2:]) for place in places}) == 1
     weights = "e => getComputedStyle(e).fontWeight + getComputedStyle(e).color"
-    given, found = reply.locator(".given").first, reply.locator(".cell:not(.given)").first
-    assert given.evaluate(weights) != found.evaluate(weights)
+    given, filled = reply.locator(".given").first, reply.locator(".cell:not(.given)").first
+    assert given.evaluate(weights) != filled.evaluate(weights)
 
 
 def test_heat_maps_name_their_canvas_and_mark_the_end(open_page: Callable[..., Any]) -> None:
@@ -203,8 +203,8 @@ def test_heat_maps_name_their_canvas_and_mark_the_end(open_page: Callable[..., A
 def test_vendored_files_are_those_that_are_named() -> None:
     table = (VENDOR / "README.md").read_text("utf-8")
     for name, pattern in (("marked", r"marked v([\d.]+)"), ("dompurify", r"DOMPurify ([\d.]+)")):
-        found = re.search(pattern, (VENDOR / f"{name}.js").read_text("utf-8"))
-        assert found and f"`{name}` {found[1]}" in table
+        match = re.search(pattern, (VENDOR / f"{name}.js").read_text("utf-8"))
+        assert match and f"`{name}` {match[1]}" in table
         assert (VENDOR / f"{name}.LICENSE.txt").stat().st_size > 1000
 
 

@@ -16,9 +16,9 @@ NASTY = "</script><script>document.title = 'taken'</script><!--"
 
 
 def data_in(path: Path) -> dict[str, Any]:
-    found = re.search(r'id="replay">(.*?)</script>', path.read_text("utf-8"), re.DOTALL)
-    assert found
-    data: dict[str, Any] = json.loads(found[1])
+    match = re.search(r'id="replay">(.*?)</script>', path.read_text("utf-8"), re.DOTALL)
+    assert match
+    data: dict[str, Any] = json.loads(match[1])
     return data
 
 

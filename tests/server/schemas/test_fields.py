@@ -1,4 +1,4 @@
-"""Every field of OpenAI's API stands in docs/api.md, with the fate that it really has."""
+"""Every field of OpenAI's API stands in docs/api.md, and with what the server does with it."""
 
 from __future__ import annotations
 
@@ -104,8 +104,8 @@ HARMLESS: dict[str, list[Any]] = {
 """Values that clients send without a need for them."""
 
 
-def fates(route: str) -> dict[str, str]:
-    """Field → fate, as the docs' table of a route has it."""
+def uses_of(route: str) -> dict[str, str]:
+    """Field → what becomes of it, as the docs' table of a route has it."""
     section = DOCS.read_text(encoding="utf-8").split(f"### POST {route}\n")[1].split("\n### ")[0]
     return dict(ROW.findall(section))
 
@@ -117,15 +117,15 @@ def official(route: str) -> set[str]:
     return {name for kind in kinds for base in kind.__mro__[:1] for name in base.__annotations__}
 
 
-def cases(fate: str) -> list[tuple[str, str]]:
+def cases(kind: str) -> list[tuple[str, str]]:
     return [
-        (route, name) for route in (CHAT, TEXT) for name, f in fates(route).items() if f == fate
+        (route, name) for route in (CHAT, TEXT) for name, f in uses_of(route).items() if f == kind
     ]
 
 
 @pytest.mark.parametrize("route", [CHAT, TEXT])
 def test_every_field_is_in_the_table(route: str) -> None:
-    assert official(route) == set(fates(route))
+    assert official(route) == set(uses_of(route))
 
 
 def test_every_field_of_our_own_is_in_the_docs() -> None:
@@ -164,8 +164,8 @@ def test_harmless_fields_that_ask_for_something(server: Any, name: str) -> None:
 def test_what_fits_may_be_asked_for(server: Any) -> None:
     for route, base in BASE.items():
         del (body := dict(base))["max_tokens"]
-        whole = server.post(route, **body).json()["choices"]
-        assert server.post(route, **body, max_tokens=-1).json()["choices"] == whole
+        choices = server.post(route, **body).json()["choices"]
+        assert server.post(route, **body, max_tokens=-1).json()["choices"] == choices
     no_logs = server.post(CHAT, **BASE[CHAT], top_logprobs=0).json()["choices"][0]
     assert no_logs["logprobs"] is None
 

@@ -74,8 +74,8 @@ def description() -> Iterator[Any]:
 
 
 def test_all_routes_are_here(description: Any) -> None:
-    found = {(op.ok().method.upper(), op.ok().path) for op in description.get_all_operations()}
-    assert found == {(method, path) for method, path, _ in PLAIN}
+    described = {(op.ok().method.upper(), op.ok().path) for op in description.get_all_operations()}
+    assert described == {(method, path) for method, path, _ in PLAIN}
 
 
 def test_a_rule_is_about_its_own_messages_alone() -> None:

@@ -10,7 +10,7 @@ from collections.abc import Callable, Sequence
 
 from rich.text import Text
 
-from sfumato.cli.view.canvas import HAZE, SETTLED, CanvasView
+from sfumato.cli.view.canvas import HAZE, SETTLED, CanvasDrawing
 
 GIVEN, LINE = "bold cyan", "dim"
 WIDTH, HEIGHT = 13, 7
@@ -40,7 +40,7 @@ def _given(character: str) -> tuple[str, str]:
     return ("·", HAZE) if character == "." else (character, GIVEN)
 
 
-class BoardView(CanvasView):
+class BoardView(CanvasDrawing):
     """The canvas of a reply that solves a puzzle."""
 
     def __init__(self, decode: Callable[[list[int]], str], text: str) -> None:

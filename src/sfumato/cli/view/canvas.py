@@ -26,7 +26,7 @@ _CELLS_PER_TOKEN = 4.5  # of English text in a large vocabulary
 _TOKENS_PER_LINE = 10  # of text in short lines: code, lists, boards
 
 
-class CanvasView:
+class CanvasDrawing:
     """One reply's canvases, one after another.
 
     `carry` is the last line of what has been committed, to which the next canvas adds.

@@ -18,7 +18,7 @@ from rich.text import Text
 
 from sfumato import Done, Draft, Settled
 from sfumato.cli.view import footer
-from sfumato.cli.view.canvas import CanvasView
+from sfumato.cli.view.canvas import CanvasDrawing
 from sfumato.cli.view.region import Region
 from sfumato.cli.view.token_text import harmless
 
@@ -82,11 +82,11 @@ class Live:
         pause_s: float = 0.0,
         clock: Callable[[], float] = time.perf_counter,
         noise: Callable[[int], list[int]] | None = None,
-        view: CanvasView | None = None,
+        view: CanvasDrawing | None = None,
     ) -> None:
         self._console, self._clock, self._pause_s, self._noise = console, clock, pause_s, noise
         self._region = Region(console)
-        self._view = view or CanvasView(decode)
+        self._view = view or CanvasDrawing(decode)
         self._pace = footer.Pace(clock)
         self._progress: list[str] = []
         self._is_noise = False  # whether the frame is the noise before the first step

@@ -6,7 +6,7 @@ import pytest
 from tests.support.gguf_files import gguf_config, state_shapes
 
 from sfumato.model.families import DIFFUSION_GEMMA
-from sfumato.weights.names import Place
+from sfumato.weights.names import TensorPlace
 
 TABLE = DIFFUSION_GEMMA.tensor_names
 NAMES = sorted(state_shapes(gguf_config()))
@@ -36,14 +36,14 @@ GGUF = {
 
 @pytest.mark.parametrize(("theirs", "ours"), GGUF.items())
 def test_gguf_names(theirs: str, ours: str) -> None:
-    assert TABLE.place_gguf(theirs) == Place("tensor", ours)
+    assert TABLE.place_gguf(theirs) == TensorPlace("tensor", ours)
     assert TABLE.gguf_name(ours) == theirs
 
 
 @pytest.mark.parametrize("name", NAMES)
 def test_every_tensor_survives_the_way_there_and_back(name: str) -> None:
-    assert TABLE.place_gguf(TABLE.gguf_name(name)) == Place("tensor", name)
-    assert TABLE.place_transformers(TABLE.transformers_name(name)) == Place("tensor", name)
+    assert TABLE.place_gguf(TABLE.gguf_name(name)) == TensorPlace("tensor", name)
+    assert TABLE.place_transformers(TABLE.transformers_name(name)) == TensorPlace("tensor", name)
 
 
 def test_gguf_names_are_distinct() -> None:
@@ -55,7 +55,7 @@ def test_gguf_names_are_distinct() -> None:
 
 
 def test_gguf_specials() -> None:
-    pre_norm = Place("tensor", "self_conditioning.pre_norm.weight")
+    pre_norm = TensorPlace("tensor", "self_conditioning.pre_norm.weight")
     assert TABLE.place_gguf("self_cond_norm.weight") == pre_norm
     assert TABLE.place_gguf("rope_freqs.weight").kind == "constant"
     assert TABLE.place_gguf("v.blk.0.attn_q.weight").kind == "vision"
@@ -67,16 +67,18 @@ def test_gguf_specials() -> None:
     ["blk.0.attn_q.bias", "blk.00.attn_q.weight", "blk.-1.attn_q.weight", "x", "norm.weight"],
 )
 def test_unknown_gguf_names_stay(name: str) -> None:
-    assert TABLE.place_gguf(name) == Place("unknown", name)
+    assert TABLE.place_gguf(name) == TensorPlace("unknown", name)
 
 
 def test_transformers_specials() -> None:
     encoder = "model.encoder.language_model."
     scalar = TABLE.place_transformers(f"{encoder}layers.7.layer_scalar")
-    assert scalar == Place("tensor", "layers.7.encoder_layer_scalar")
+    assert scalar == TensorPlace("tensor", "layers.7.encoder_layer_scalar")
     for rest in ("embed_tokens.weight", "norm.weight", "layers.7.router.scale"):
-        assert TABLE.place_transformers(encoder + rest) == Place("alias", rest)
-    assert TABLE.place_transformers("lm_head.weight") == Place("alias", "embed_tokens.weight")
+        assert TABLE.place_transformers(encoder + rest) == TensorPlace("alias", rest)
+    assert TABLE.place_transformers("lm_head.weight") == TensorPlace("alias", "embed_tokens.weight")
     for name in ("model.encoder.vision_tower.x", "model.encoder.embed_vision.y.weight"):
-        assert TABLE.place_transformers(name) == Place("vision", name)
-    assert TABLE.place_transformers("model.layers.0.x") == Place("unknown", "model.layers.0.x")
+        assert TABLE.place_transformers(name) == TensorPlace("vision", name)
+    assert TABLE.place_transformers("model.layers.0.x") == TensorPlace(
+        "unknown", "model.layers.0.x"
+    )

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 from tests.server.conftest import Served, serving
-from tests.support.answering_model import Answer, teller
+from tests.support.answering_model import Answer, answering_model
 from tests.support.scripted_model import VOCABULARY, tokenizer
 
 from sfumato.server.http import answer, wire
@@ -52,8 +52,8 @@ CASES = [
 
 
 @pytest.fixture(scope="module")
-def told() -> Iterator[Served]:
-    with serving(teller(ANSWERS)) as served:
+def answering() -> Iterator[Served]:
+    with serving(answering_model(ANSWERS)) as served:
         yield served
 
 
@@ -64,40 +64,40 @@ def chunks(answer: Any) -> list[dict[str, Any]]:
 
 
 @pytest.mark.parametrize(("name", "stop"), CASES)
-def test_tokens_add_up_to_the_content(told: Served, name: str, stop: str | None) -> None:
+def test_tokens_add_up_to_the_content(answering: Served, name: str, stop: str | None) -> None:
     text = TEXTS[name]
     text = text[: text.find(stop)] if stop and stop in text else text
     how: dict[str, Any] = {"stop": stop, "max_tokens": len(ids(ANSWERS["mixed"])) + 8}
     how |= {"logprobs": True, "top_logprobs": 1, "retry_empty": False}
     if name == "broken":
         how["max_tokens"] = len(ANSWERS["broken"])
-    (whole,) = told.chat(name, **how).json()["choices"]
-    assert whole["message"]["content"] == text
-    entries = whole["logprobs"]["content"]
+    (plain,) = answering.chat(name, **how).json()["choices"]
+    assert plain["message"]["content"] == text
+    entries = plain["logprobs"]["content"]
     assert "".join(entry["token"] for entry in entries) == text
     if name != "broken":
         assert bytes(byte for entry in entries for byte in entry["bytes"]).decode() == text
     assert all(entry["logprob"] > -1e-3 for entry in entries)  # each is its own token's
 
-    streamed = chunks(told.chat(name, stream=True, **how))
+    streamed = chunks(answering.chat(name, stream=True, **how))
     assert "".join(chunk["delta"].get("content") or "" for chunk in streamed) == text
-    found = []
+    streamed_entries = []
     for chunk in streamed:
         logged = (chunk["logprobs"] or {}).get("content", [])
         assert "".join(entry["token"] for entry in logged) == (chunk["delta"].get("content") or "")
-        found += logged
-    assert found == entries
+        streamed_entries += logged
+    assert streamed_entries == entries
 
 
 @pytest.mark.parametrize(("name", "stop"), CASES)
-def test_offsets_of_text_completions(told: Served, name: str, stop: str | None) -> None:
+def test_offsets_of_text_completions(answering: Served, name: str, stop: str | None) -> None:
     body = {"prompt": f"<|turn>user\n{name}<turn|>\n<|turn>model", "logprobs": 1, "stop": stop}
     body |= {"max_tokens": 60 if name != "broken" else len(ANSWERS["broken"])}
-    (whole,) = told.post("/v1/completions", **body).json()["choices"]
-    streamed = chunks(told.post("/v1/completions", stream=True, **body))
-    assert "".join(chunk["text"] for chunk in streamed) == whole["text"]
-    tokens, offsets = whole["logprobs"]["tokens"], whole["logprobs"]["text_offset"]
-    assert "".join(tokens) == whole["text"]
+    (plain,) = answering.post("/v1/completions", **body).json()["choices"]
+    streamed = chunks(answering.post("/v1/completions", stream=True, **body))
+    assert "".join(chunk["text"] for chunk in streamed) == plain["text"]
+    tokens, offsets = plain["logprobs"]["tokens"], plain["logprobs"]["text_offset"]
+    assert "".join(tokens) == plain["text"]
     at = [len("".join(tokens[:number])) for number in range(len(tokens))]
     assert offsets == at
     parts = [chunk["logprobs"] for chunk in streamed if chunk["logprobs"]]
@@ -105,7 +105,7 @@ def test_offsets_of_text_completions(told: Served, name: str, stop: str | None) 
     assert [offset for part in parts for offset in part["text_offset"]] == offsets
 
 
-def test_large_answers_are_encoded_in_threads(told: Served, monkeypatch: Any) -> None:
+def test_large_answers_are_encoded_in_threads(answering: Served, monkeypatch: Any) -> None:
     looped: list[bool] = []
 
     def watched(encode: Any) -> Any:
@@ -119,8 +119,8 @@ def test_large_answers_are_encoded_in_threads(told: Served, monkeypatch: Any) ->
 
     monkeypatch.setattr(answer, "_json", watched(answer._json))
     monkeypatch.setattr(wire, "json", SimpleNamespace(dumps=watched(json.dumps)))
-    asked = {"logprobs": True, "top_logprobs": 2}
-    assert told.chat("mixed", n=2, **asked).status_code == 200
-    assert told.chat("mixed", stream=True, **asked).status_code == 200
-    assert told.post("/v1/completions", prompt="Hi", logprobs=2).status_code == 200
+    fields = {"logprobs": True, "top_logprobs": 2}
+    assert answering.chat("mixed", n=2, **fields).status_code == 200
+    assert answering.chat("mixed", stream=True, **fields).status_code == 200
+    assert answering.post("/v1/completions", prompt="Hi", logprobs=2).status_code == 200
     assert len(looped) > 4 and not any(looped)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
-from tests.support.answering_model import teller
+from tests.support.answering_model import answering_model
 
 from sfumato.api import Model
 from sfumato.server.dialects.shared import openai_messages as chat_messages
@@ -14,47 +14,47 @@ USER = {"role": "user", "content": "Who are you?"}
 CALLS = [{"id": "a", "type": "function", "function": {"name": "f", "arguments": "{}"}}]
 
 
-def said(text: Any, **more: Any) -> list[dict[str, Any]]:
+def user_message(text: Any, **more: Any) -> list[dict[str, Any]]:
     return [USER, {"role": "assistant", "content": text, **more}]
 
 
 def content(answer: Any) -> str:
     assert answer.status_code == 200, answer.text
-    found: str = answer.json()["choices"][0]["message"]["content"]
-    return found
+    text: str = answer.json()["choices"][0]["message"]["content"]
+    return text
 
 
 def test_the_reply_is_what_follows(serve: Any) -> None:
-    served = serve(teller({"Who are you?": "I am a tale.<turn|>"}))
+    served = serve(answering_model({"Who are you?": "I am a tale.<turn|>"}))
     assert content(served.chat(messages=[USER])) == "I am a tale."
     for begun in ("I am", "I am a ", "I am a t"):
-        assert begun + content(served.chat(messages=said(begun))) == "I am a tale."
-    assert content(served.chat(messages=said("I am a tale."))) == ""  # it was whole
+        assert begun + content(served.chat(messages=user_message(begun))) == "I am a tale."
+    assert content(served.chat(messages=user_message("I am a tale."))) == ""  # it was whole
     explicit = {"continue_final_message": True, "add_generation_prompt": False}
-    assert content(served.chat(messages=said("I am"), **explicit)) == " a tale."
-    text = served.chat(messages=said("I am"), stream=True).text
+    assert content(served.chat(messages=user_message("I am"), **explicit)) == " a tale."
+    text = served.chat(messages=user_message("I am"), stream=True).text
     assert '"content":" a"' in text and '"content":" I"' not in text
 
 
 def test_the_prompt_ends_in_it(server: Any, embedded: Model) -> None:
-    made = server.post("/apply-template", messages=said("I  am <turn|> ")).json()["prompt"]
+    made = server.post("/apply-template", messages=user_message("I  am <turn|> ")).json()["prompt"]
     opened = server.post("/apply-template", messages=[USER]).json()["prompt"]
     assert made == opened + "I  am <turn|> "
-    used = server.chat(messages=said("I  am <turn|> "), max_tokens=4).json()["usage"]
+    used = server.chat(messages=user_message("I  am <turn|> "), max_tokens=4).json()["usage"]
     text = embedded.tokenizer.encode("I  am <turn|> ", special=False)  # no marker is one
     assert used["prompt_tokens"] == len(embedded.prompt_ids("Who are you?")) + len(text)
-    past = server.post("/apply-template", messages=said("I"), add_generation_prompt=False)
+    past = server.post("/apply-template", messages=user_message("I"), add_generation_prompt=False)
     assert past.json()["prompt"].endswith("I<turn|>\n")
 
 
 def test_what_is_answered_all_the_same(server: Any) -> None:
     plain = content(server.chat(messages=[USER], seed=3))
-    for messages in (said(""), said("<|channel>thought\nhm<channel|>")):
+    for messages in (user_message(""), user_message("<|channel>thought\nhm<channel|>")):
         assert content(server.chat(messages=messages, seed=3)) == plain
     assert content(server.chat(messages=[USER], seed=3, add_generation_prompt=True)) == plain
-    turn = server.chat(messages=said("I am"), seed=3, continue_final_message=False)
+    turn = server.chat(messages=user_message("I am"), seed=3, continue_final_message=False)
     prompt = server.post(
-        "/apply-template", messages=said("I am"), continue_final_message=False
+        "/apply-template", messages=user_message("I am"), continue_final_message=False
     ).json()["prompt"]
     assert prompt.endswith("<|turn>model\n")
     assert turn.json()["usage"]["prompt_tokens"] == len(
@@ -69,7 +69,7 @@ def test_what_is_answered_all_the_same(server: Any) -> None:
         ({"add_generation_prompt": False}, "add_generation_prompt"),
         (
             {
-                "messages": said("I"),
+                "messages": user_message("I"),
                 "continue_final_message": True,
                 "add_generation_prompt": True,
             },
@@ -77,19 +77,19 @@ def test_what_is_answered_all_the_same(server: Any) -> None:
         ),
         (
             {
-                "messages": said("I"),
+                "messages": user_message("I"),
                 "continue_final_message": False,
                 "add_generation_prompt": False,
             },
             "add_generation_prompt",
         ),
-        ({"messages": said("I"), "reasoning_effort": "high"}, "reasoning_effort"),
+        ({"messages": user_message("I"), "reasoning_effort": "high"}, "reasoning_effort"),
         (
-            {"messages": said("I"), "chat_template_kwargs": {"enable_thinking": True}},
+            {"messages": user_message("I"), "chat_template_kwargs": {"enable_thinking": True}},
             "chat_template_kwargs",
         ),
-        ({"messages": said("I", tool_calls=CALLS)}, "messages[1].tool_calls"),
-        ({"messages": said("I")[1:]}, "messages"),
+        ({"messages": user_message("I", tool_calls=CALLS)}, "messages[1].tool_calls"),
+        ({"messages": user_message("I")[1:]}, "messages"),
         ({"messages": [USER, {"role": "assistant", "content": [{"type": "text"}]}]}, "messages[1]"),
     ],
 )
@@ -108,8 +108,8 @@ def test_of_the_last_message_lengths_are_looked_at_first(server: Any, monkeypatc
         return clean(given, *rest)
 
     monkeypatch.setattr(chat_messages, "check_messages", watched)
-    error = server.chat(messages=said("x " * 100_000)).json()["error"]
+    error = server.chat(messages=user_message("x " * 100_000)).json()["error"]
     assert (error["param"], error["code"]) == ("messages", "context_length_exceeded")
     assert not seen
-    error = server.chat(messages=said([{"type": "text", "text": 1}])).json()["error"]
+    error = server.chat(messages=user_message([{"type": "text", "text": 1}])).json()["error"]
     assert error["message"].startswith("messages[1].content") and seen == [1]

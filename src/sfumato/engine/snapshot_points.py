@@ -32,7 +32,7 @@ _ENDS: dict[str, Messages] = {  # the smallest conversations whose last message 
 _NEXT: Messages = [{"role": "assistant", "content": "x"}, _USER]
 
 
-class Seams:
+class SnapshotPoints:
     """What one template writes at the end of prompts and after a system prompt."""
 
     def __init__(self, prompt_ids: PromptIds, special: Collection[int]) -> None:

@@ -9,7 +9,7 @@ import pytest
 from tests.text.conftest import gemma, gemma_metadata, gemma_template  # noqa: F401
 
 import sfumato
-from sfumato.engine.prefix import Messages, Seams, common
+from sfumato.engine.snapshot_points import Messages, SnapshotPoints, common
 from sfumato.text.prompt import prompt_ids
 
 SYSTEM = {"role": "system", "content": "be brief"}
@@ -33,11 +33,11 @@ class Template:
 
 def parts(messages: Messages, thinking: bool = False) -> list[str]:
     template = Template()
-    seams = Seams(template, SPECIAL)
+    points = SnapshotPoints(template, SPECIAL)
     ids, before = template(messages, thinking), template.rendered
-    found = ["".join(map(chr, ids[:n])) for n in seams.lengths(ids, messages, thinking)]
+    prefixes = ["".join(map(chr, ids[:n])) for n in points.lengths(ids, messages, thinking)]
     assert template.rendered == before  # a request's own prompt was rendered once
-    return found
+    return prefixes
 
 
 @pytest.mark.parametrize("thinking", [False, True])
@@ -70,14 +70,14 @@ def test_a_template_that_refuses_what_is_made_up() -> None:
     def strict(messages: Messages, thinking: bool) -> list[int]:
         raise ValueError("messages: roles must alternate")
 
-    assert Seams(strict, SPECIAL).lengths([1, 2, 3], [HI], False) == (3,)
+    assert SnapshotPoints(strict, SPECIAL).lengths([1, 2, 3], [HI], False) == (3,)
 
 
 def test_a_prompt_that_ends_otherwise_than_others_is_shared_whole() -> None:
     def moody(messages: Any, thinking: bool) -> list[int]:
         return [*Template()(messages, thinking), len(messages)]
 
-    assert Seams(moody, SPECIAL).lengths([1, 2, 3], [HI], False) == (3,)
+    assert SnapshotPoints(moody, SPECIAL).lengths([1, 2, 3], [HI], False) == (3,)
 
 
 def by_rendering(
@@ -85,11 +85,11 @@ def by_rendering(
 ) -> tuple[int, ...]:
     """The oracle: the conversation itself, rendered with what may come next."""
     ids, next_turn = prompt_ids(messages), [{"role": "assistant", "content": "x"}, HI]
-    found = {common(ids, prompt_ids([*messages, *next_turn]))}
+    prefixes = {common(ids, prompt_ids([*messages, *next_turn]))}
     if len(messages) > 1 and messages[0]["role"] in ("system", "developer"):
         others = ([messages[0], {"role": "user", "content": text}] for text in "xy")
-        found.add(min(common(ids, prompt_ids(other)) for other in others))
-    return tuple(sorted(found))
+        prefixes.add(min(common(ids, prompt_ids(other)) for other in others))
+    return tuple(sorted(prefixes))
 
 
 CALL = {"id": "a", "type": "function", "function": {"name": "f", "arguments": '{"a": "b"}'}}
@@ -128,9 +128,11 @@ def test_what_is_learnt_equals_what_rendering_finds(
     def ids_of(messages: Messages, thinking: bool) -> list[int]:
         return prompt_ids(template, tokenizer, messages, thinking=thinking)
 
-    def whole(messages: Messages) -> list[int]:
+    def prompt_of(messages: Messages) -> list[int]:
         return prompt_ids(template, tokenizer, messages, thinking=thinking, tools=declared)
 
-    seams = Seams(ids_of, tokenizer.special_ids)
+    points = SnapshotPoints(ids_of, tokenizer.special_ids)
     for messages in CONVERSATIONS:
-        assert seams.lengths(whole(messages), messages, thinking) == by_rendering(whole, messages)
+        assert points.lengths(prompt_of(messages), messages, thinking) == by_rendering(
+            prompt_of, messages
+        )

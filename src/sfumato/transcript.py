@@ -1,0 +1,134 @@
+"""A reply as text: `Transcript` turns the canvases of one reply into what its caller reads.
+
+It knows how a reply's tokens become an answer, a thought and tool calls, and no network.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Generator, Iterator
+from dataclasses import dataclass, field, replace
+
+from torch import Tensor
+
+from sfumato.diffusion.canvas import Convergence, Draft
+from sfumato.diffusion.limits import StopReason
+from sfumato.diffusion.outcome import Outcome, SettledCanvas, Stats
+from sfumato.text.markers import ChatMarkers
+from sfumato.text.reply import Delta, ReplyParser, ToolCall
+from sfumato.text.stops import Stop, StopCut, StopGate, StopStrings
+from sfumato.text.tokenizer import Detokenizer, Tokenizer
+
+
+@dataclass(frozen=True)
+class Settled:
+    """A canvas has settled: its text is final."""
+
+    canvas: int  # 0, 1, … within the reply
+    text: str  # what it adds to the answer
+    thought: str  # what it adds to the thought
+    token_ids: list[int]  # of the canvas, up to an end token; a stop string is still in them
+    convergence: Convergence
+    tool_calls: tuple[ToolCall, ...] = ()  # those that it completes
+    # The most probable tokens of the canvas's last step at each of token_ids, and their
+    # probabilities, int64 and float32 [n, top]; None where they are not known.
+    top_ids: Tensor | None = field(default=None, compare=False)
+    top_probs: Tensor | None = field(default=None, compare=False)
+
+
+@dataclass(frozen=True)
+class Reply:
+    """A complete reply."""
+
+    text: str
+    thought: str | None
+    tool_calls: tuple[ToolCall, ...]
+    token_ids: list[int]  # without the end token
+    stop_reason: StopReason
+    stats: Stats
+    warnings: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True)
+class Done:
+    """The last event of every stream."""
+
+    reply: Reply
+
+
+class Transcript:
+    """The text of one reply, as its canvases settle."""
+
+    def __init__(
+        self, tokenizer: Tokenizer, markers: ChatMarkers, stop: Stop, ignore_ends: bool = False
+    ) -> None:
+        """stop: what ends the reply. Raises ValueError where it is nothing of the kind."""
+        self.markers = markers
+        stops = StopStrings(stop)
+        self.cut = StopCut(tokenizer, stops, markers, ignore_ends)
+        self.pieces = tokenizer.pieces
+        self._decode = tokenizer.decode
+        self._detokenizer = Detokenizer(tokenizer)
+        self._gate = StopGate(stops, markers, ignore_ends)
+        self._parser = ReplyParser(markers, ignore_ends=ignore_ends)
+
+    def add(self, settled: SettledCanvas, last: Draft | None = None) -> Settled:
+        """What a canvas adds; `last` is the draft of its last step, where the caller has it."""
+        parts = self._parser.feed(self._gate.feed(self._detokenizer.pieces(settled.token_ids)))
+        if settled.stop_reason is not None:
+            parts += self._rest()
+        texts = {"answer": "", "thought": ""}
+        for part in parts:
+            if isinstance(part, Delta):
+                texts[part.kind] += part.text
+        return Settled(
+            settled.canvas,
+            texts["answer"],
+            texts["thought"],
+            settled.token_ids,
+            settled.convergence,
+            tuple(part for part in parts if isinstance(part, ToolCall)),
+            None if last is None else last.top_ids[: len(settled.token_ids)],
+            None if last is None else last.top_probs[: len(settled.token_ids)],
+        )
+
+    def readable(self, draft: Draft) -> Draft:
+        """The draft with its text."""
+        return replace(draft, decode=self._decode)
+
+    def finish(self, outcome: Outcome) -> Reply:
+        """The complete reply; called once."""
+        # After a cancellation some text may still be held back; otherwise this adds nothing.
+        self._rest()
+        parsed = self._parser.finish()
+        return Reply(
+            parsed.text,
+            parsed.thought,
+            parsed.tool_calls,
+            outcome.token_ids,
+            outcome.stop_reason,
+            outcome.stats,
+            (*outcome.warnings, *parsed.warnings),
+        )
+
+    def _rest(self) -> list[Delta | ToolCall]:
+        """What was held back in case something followed."""
+        rest = self._gate.feed(self._detokenizer.pieces((), last=True)) + self._gate.flush()
+        return self._parser.feed(rest) + self._parser.flush()
+
+
+def reply_events(
+    run: Generator[Draft | SettledCanvas, None, Outcome], transcript: Transcript
+) -> Iterator[Draft | Settled | Done]:
+    """What `Model.stream` yields, from what a reply's loop yields."""
+    last = None
+    while True:
+        try:
+            event = next(run)
+        except StopIteration as end:
+            yield Done(transcript.finish(end.value))
+            return
+        if isinstance(event, Draft):
+            last = transcript.readable(event)
+            yield last
+        else:
+            yield transcript.add(event, last)
