@@ -6,6 +6,7 @@ import json
 import os
 import subprocess
 import sys
+import weakref
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
@@ -16,7 +17,11 @@ from typing import Any, cast
 import pytest
 import torch
 from benchmarks import random_checkpoint as script
+from tests.support.fake_device import DEVICE, traced
+from tests.support.gguf_files import gguf_config
 from tests.support.scripted_engine import Script, ScriptedNetwork, engine
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves
 
 from sfumato import ops
 from sfumato.bench.memory import resident
@@ -25,13 +30,20 @@ from sfumato.engine import TooLarge
 from sfumato.engine.device_memory import Budget
 from sfumato.engine.engine_config import EngineConfig
 from sfumato.engine.errors import EngineError
-from sfumato.engine.memory_estimate import ModelFootprint, Prediction, predict
+from sfumato.engine.memory_estimate import (
+    ModelFootprint,
+    Prediction,
+    _seen_of_pool,
+    predict,
+    state_bytes,
+)
 from sfumato.engine.memory_guard import MemoryGuard, check_load
 from sfumato.model.cache import slot_bytes
 from sfumato.model.families import open_checkpoint
 from sfumato.model.loading import config_of, load_network
 from sfumato.model.network import Network
 from sfumato.model.truncate import cutoff_bytes
+from sfumato.options.limits import MOST_STEPS
 
 ROOT = Path(__file__).resolve().parents[2]
 CPU = torch.device("cpu")
@@ -166,12 +178,97 @@ def test_parts_follow_the_layout() -> None:
     base = predict(footprint, LAYOUT)
     more = predict(footprint, replace(LAYOUT, slots=4))
     assert more.slots == 2 * base.slots
-    assert base.slots == 2 * slot_bytes(footprint.config, 2048, footprint.cache_dtype)
+    slots = 2 * slot_bytes(footprint.config, 2048, footprint.cache_dtype)
+    assert base.slots == slots + state_bytes(footprint, 2)
     assert more.step > base.step and more.prefill == base.prefill
     assert predict(footprint, replace(LAYOUT, prefill_chunk=2048)).prefill > base.prefill
     assert predict(footprint, replace(LAYOUT, snapshot_bytes=5)).snapshots == 5
     assert 0 < base.snapshots < LAYOUT.snapshot_bytes  # as many as a few slots are worth
     assert base.total == base.weights + base.slots + base.working + base.snapshots + base.libraries
+
+
+def subject(**fields: Any) -> ModelFootprint:
+    """A model that lies on a device without compiled operations."""
+    config = gguf_config(sliding_window=8, canvas_length=32, context_length=1 << 20)
+    return replace(
+        ModelFootprint(config, torch.device("cuda"), torch.bfloat16, torch.bfloat16, 0), **fields
+    )
+
+
+@pytest.mark.parametrize(("stored", "copies"), [(torch.bfloat16, 3 * 2), (torch.float32, 4 + 6)])
+def test_the_reference_copies_the_slots_of_all_rows(stored: torch.dtype, copies: int) -> None:
+    """Of keys or values of the full layer (one head of 32) gathered once, and in the step's dtype
+    where that is another; and both joined with the canvases'. Nothing of rows on a CPU."""
+    footprint = subject(cache_dtype=stored)
+
+    def step(context: int, slots: int = 4, larger: int = 0) -> int:
+        return predict(footprint, EngineConfig(slots=slots, context=context), larger).step
+
+    assert step(1 << 18) - step(1 << 17) == 4 * (1 << 17) * 32 * copies
+    assert step(1 << 18, 8) - step(1 << 17, 8) == 8 * (1 << 17) * 32 * copies
+    # A larger slot is a pool of one, whose copies are made when those of the rows are gone.
+    assert step(1 << 17, larger=1 << 19) == step(1 << 17)
+    more = step(1 << 17, larger=1 << 20) - step(1 << 17, larger=3 << 18)
+    assert more == (1 << 18) * 32 * copies
+    plain = replace(footprint, device=CPU, dtype=torch.float32)
+    two, four = (
+        predict(plain, EngineConfig(slots=slots, context=1 << 17)).step
+        - predict(plain, EngineConfig(slots=slots, context=1 << 16)).step
+        for slots in (2, 4)
+    )
+    assert two == four > 0
+
+
+def test_the_reference_holds_what_is_predicted(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The most bytes of tensors that live at a time in the operation, but for the attention itself,
+    on a device that holds no numbers."""
+    attention = "torch.nn.functional.scaled_dot_product_attention"
+    monkeypatch.setattr(attention, lambda q, *rest, scale: torch.empty_like(q))
+    rows, capacity, footprint = 4, 5000, subject()
+    layer = footprint.config.layers[-1]
+    with traced(), LiveBytes() as live:
+        new = [
+            torch.empty(rows, 32, heads, layer.head_dim, dtype=torch.bfloat16, device=DEVICE)
+            for heads in (footprint.config.num_heads, layer.kv_heads, layer.kv_heads)
+        ]
+        pool = torch.empty(
+            rows, layer.kv_heads, capacity, layer.head_dim, dtype=torch.bfloat16, device=DEVICE
+        )
+        numbers = torch.zeros(rows, dtype=torch.int64, device=DEVICE)
+        before = live.now()
+        ops.canvas_attention(*new, pool, pool, numbers, numbers, numbers)
+    predicted = _seen_of_pool(footprint, rows, capacity)
+    assert 0.9 < predicted / (live.most - before) < 1.1
+
+
+class LiveBytes(TorchDispatchMode):
+    """The bytes of all tensors that operations have made, while they live."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._storages: weakref.WeakSet[Any] = weakref.WeakSet()
+        self.most = 0
+
+    def now(self) -> int:
+        return sum(storage.nbytes() for storage in self._storages)
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        out = func(*args, **(kwargs or {}))
+        for leaf in tree_leaves(out):
+            if isinstance(leaf, torch.Tensor):
+                self._storages.add(leaf.untyped_storage())
+        self.most = max(self.most, self.now())
+        return out
+
+
+def test_the_state_of_canvases_counts() -> None:
+    """Batches for canvases of 16, 32, 64, 128 and 256; the soft embeddings are most of it."""
+    footprint = subject()
+    soft = (16 + 32 + 64 + 128 + 256) * footprint.config.hidden_size * 2
+    tables = 5 * MOST_STEPS * 4
+    one = state_bytes(footprint, 1)
+    assert soft + tables < one < 1.5 * (soft + tables)
+    assert state_bytes(footprint, 3) == 3 * one
 
 
 def test_what_does_not_fit_says_so() -> None:

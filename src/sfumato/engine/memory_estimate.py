@@ -14,8 +14,9 @@ from typing import Any
 import torch
 
 from sfumato import ops
+from sfumato.diffusion.step.batch import WIDTHS, StepBatch, width_for
 from sfumato.engine.engine_config import EngineConfig
-from sfumato.model.cache import BLOCK, slot_bytes, snapshot_bytes
+from sfumato.model.cache import BLOCK, slot_bytes, slot_sizes, snapshot_bytes
 from sfumato.model.head_memory import head_bytes
 from sfumato.model.loading import loaded_bytes, viewed_bytes
 from sfumato.model.model_config import ModelConfig
@@ -79,7 +80,7 @@ class Prediction:
 
     weights: int
     mapped: int  # of the weights, pages of mapped files
-    slots: int
+    slots: int  # what they store, and the state of the canvases in them
     step: int  # a denoising step of all rows
     prefill: int  # of one chunk
     snapshots: int  # host memory
@@ -100,45 +101,86 @@ class Prediction:
         return self.total - self.mapped
 
 
-def predict(footprint: ModelFootprint, config: EngineConfig) -> Prediction:
-    """What an engine of this layout takes at most."""
+def predict(footprint: ModelFootprint, config: EngineConfig, larger: int = 0) -> Prediction:
+    """What an engine of this layout takes at most. larger: positions of a slot beside those of the
+    layout, for which steps need buffers; the slot itself does not count."""
     model, rows = footprint.config, config.slots
-    context = min(config.context, model.context_length)
+    context = min(max(config.context, larger), model.context_length)
     canvases = rows * model.canvas_length
     chunk = max(config.prefill_chunk, 1)
-    one = snapshot_bytes(model, context, footprint.cache_dtype)
+    one = snapshot_bytes(model, min(config.context, model.context_length), footprint.cache_dtype)
+    if footprint.device.type == "cpu":
+        seen = _seen(footprint, model.canvas_length, context, causal=False)
+    else:
+        # One operation of the reference for each pool; a larger slot is a pool of one.
+        pools = (rows, config.context), (1, larger)
+        seen = max(_seen_of_pool(footprint, *pool) for pool in pools)
     return Prediction(
         weights=footprint.weights,
         mapped=footprint.mapped,
-        slots=rows * slot_bytes(model, config.context, footprint.cache_dtype),
-        step=_forward(footprint, canvases, model.canvas_length, context, causal=False)
+        slots=rows * slot_bytes(model, config.context, footprint.cache_dtype)
+        + state_bytes(footprint, rows),
+        step=_forward(footprint, canvases, seen)
         + head_bytes(model, footprint.dtype, rows, ops.multiplies_bf16(footprint.device))
         + cutoff_bytes(model, canvases),
-        prefill=_forward(footprint, chunk, chunk, context, causal=True),
+        prefill=_forward(footprint, chunk, _seen(footprint, chunk, context, causal=True)),
         snapshots=min(config.snapshot_bytes, rows * MARKS * one),
         libraries=LIBRARIES + (0 if ops.multiplies_bf16(footprint.device) else TORCH),
     )
 
 
-def _forward(
-    footprint: ModelFootprint, tokens: int, longest: int, context: int, causal: bool
-) -> int:
-    """Buffers of a forward of `tokens` tokens, of which a row has `longest` at most."""
+def state_bytes(footprint: ModelFootprint, rows: int) -> int:
+    """The state of canvases: batches of `rows` rows for every width that requests may name, with
+    the history that the built-in rules look at."""
+    model = footprint.config
+    widths = {width_for(width, model.canvas_length) for width in (*WIDTHS, model.canvas_length)}
+    sizes = (model.hidden_size, footprint.dtype, torch.device("meta"))
+    batches = (StepBatch.allocate(rows, width, 1, *sizes) for width in widths)
+    return sum(tensor.nbytes for batch in batches for tensor in batch.tensors())
+
+
+def _forward(footprint: ModelFootprint, tokens: int, seen: int) -> int:
+    """Buffers of a forward of `tokens` tokens; seen: those of its attention's keys and values."""
     model, size = footprint.config, footprint.dtype.itemsize
-    layers = model.layers
-    compiled = ops.multiplies_bf16(footprint.device) and footprint.cache_dtype == torch.bfloat16
     # Queries as projected, and normed and turned in float32; keys and values in both forms.
-    heads = max(layer.head_dim * (model.num_heads + layer.kv_heads) for layer in layers)
+    heads = max(layer.head_dim * (model.num_heads + layer.kv_heads) for layer in model.layers)
     projected = tokens * heads * (size + 2 * _FLOAT)
-    seen = 0
-    for layer in layers:
+    # Torch gathers each token's experts; the compiled operation goes through few rows at a time.
+    parts = 1 if _compiled(footprint) else 3 * model.experts_per_token
+    experts = tokens * parts * model.hidden_size * size
+    stream = 4 * tokens * model.hidden_size * max(size, _FLOAT)
+    return max(projected + seen, experts) + stream
+
+
+def _seen(footprint: ModelFootprint, longest: int, context: int, causal: bool) -> int:
+    """Keys and values of one row and layer, of `longest` new tokens: where rows are attended one
+    after another."""
+    model, size = footprint.config, footprint.dtype.itemsize
+    compiled, seen = _compiled(footprint), 0
+    for layer in model.layers:
         keys = min(context, model.sliding_window + BLOCK) if layer.sliding else context
         keys += longest
         copies = 2 * keys * layer.kv_heads * layer.head_dim * (2 if compiled else 2 * size)
         masks = layer.kv_heads * longest * keys * (1 + size) if causal and not compiled else 0
         seen = max(seen, copies + masks)
-    # Torch gathers each token's experts; the compiled operation goes through few rows at a time.
-    parts = 1 if compiled else 3 * model.experts_per_token
-    experts = tokens * parts * model.hidden_size * size
-    stream = 4 * tokens * model.hidden_size * max(size, _FLOAT)
-    return max(projected + seen, experts) + stream
+    return seen
+
+
+def _seen_of_pool(footprint: ModelFootprint, rows: int, capacity: int) -> int:
+    """Keys and values of one layer and all rows of a pool, as the reference's `canvas_attention`
+    copies them: those of whole slots are gathered, in the dtype of the cache and then in that of
+    the step, and joined with the canvas's; the joined keys stay while the values are joined.
+
+    Scores are not counted: torch's fused attention holds none. Measured on no device."""
+    model, dtype, stored = footprint.config, footprint.dtype, footprint.cache_dtype
+    seen = 0
+    for layer, size in zip(model.layers, slot_sizes(model, capacity), strict=True):
+        keys = -(-(size + model.canvas_length) // BLOCK) * BLOCK
+        gathered = size * (dtype.itemsize + (stored.itemsize if stored != dtype else 0))
+        joined = 2 * keys * dtype.itemsize
+        seen = max(seen, rows * layer.kv_heads * layer.head_dim * (gathered + joined))
+    return seen
+
+
+def _compiled(footprint: ModelFootprint) -> bool:
+    return ops.multiplies_bf16(footprint.device) and footprint.cache_dtype == torch.bfloat16

@@ -7,7 +7,7 @@ when memory runs out in a step is `recovery.py`'s.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 import torch
 
@@ -62,8 +62,8 @@ class MemoryGuard:
         """Bytes that larger slots of so many positions add, with what steps then take more."""
         footprint, config = self._footprint, self._config
         slots = (slot_bytes(footprint.config, n, footprint.cache_dtype) for n in capacities)
-        longest = replace(config, context=max(config.context, *capacities))
-        return sum(slots) + predict(footprint, longest).working - self.prediction.working
+        working = predict(footprint, config, larger=max(capacities, default=0)).working
+        return sum(slots) + working - self.prediction.working
 
     def lacks(self, capacities: Sequence[int], held: int | None) -> str | None:
         """Why such larger slots, all of them together, do not go beside the rest; None where they
