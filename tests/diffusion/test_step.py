@@ -11,6 +11,7 @@ from typing import Any, ClassVar
 import pytest
 import torch
 from tests.diffusion.tiny import calm_oracle, inverse_cdf
+from tests.support import one_row
 from tests.support.oracle import network_of
 from torch import Tensor
 from torch.distributions import Categorical
@@ -42,8 +43,8 @@ def distribution(temperature: float = HEAT, sharpness: float = 4.0) -> tuple[Any
 
 
 def score(network: Any, hidden: Tensor, rows: Sequence[Canvas]) -> HeadStats:
-    """What `scoring.score` finds, of all rows together."""
-    found = scoring.score(network.head, hidden, rows)
+    """What `one_row.score` finds, of all rows together."""
+    found = one_row.score(network.head, hidden, rows)
     parts = ([getattr(stats, part.name) for stats in found] for part in fields(HeadStats))
     return HeadStats(*(None if part[0] is None else torch.cat(part) for part in parts))
 
@@ -76,7 +77,7 @@ def test_the_schedule_goes_down_step_by_step() -> None:
     network, logits = distribution()
     row = canvas(stopping=Never(), max_steps=4, schedule=LinearTemperature(0.2, 1.0))
     for heat in (1.0, 0.8, 0.6, 0.4):
-        row.advance(check(network, row, logits / heat))
+        one_row.advance(row, check(network, row, logits / heat))
     assert row.convergence == "step_cap"
 
 
@@ -85,7 +86,7 @@ def test_at_temperature_0_the_draw_is_the_argmax_and_the_law_is_kept() -> None:
     row = canvas(temperature=0.0, sampler=EntropyBound(1e6))
     stats = check(network, row, logits / HEAT)  # entropy and soft embedding keep the schedule
     assert not torch.equal(stats.drawn, stats.argmax)
-    draft = row.advance(stats)
+    draft = one_row.advance(row, stats)
     assert draft.accepted.all()
     assert torch.equal(row.tokens, stats.argmax)
     torch.testing.assert_close(row.soft, stats.soft)
@@ -137,9 +138,9 @@ def test_what_a_row_skips_is_its_own_choice() -> None:
         longest = network.head.embedding.norm(dim=1).max() * 4
         assert 0 < change.max() <= 0.5 * longest
         for row, at in ((rows[0], slice(LENGTH)), (rows[1], slice(LENGTH, None))):
-            row.advance(stats[at])
+            one_row.advance(row, stats[at])
         for row, at in ((plain[0], slice(LENGTH)), (plain[1], slice(LENGTH, None))):
-            row.advance(exact[at])
+            one_row.advance(row, exact[at])
 
 
 def test_how_many_tokens_count_is_a_rows_own_choice() -> None:
@@ -161,7 +162,7 @@ def test_how_many_tokens_count_is_a_rows_own_choice() -> None:
         assert torch.equal(own.drawn, inverse_cdf(probs, rows[1].uniforms()))
         torch.testing.assert_close(own.soft, probs @ network.head.embedding * 4.0)
         torch.testing.assert_close(own.entropy, Categorical(logits=all_of_it).entropy())
-        rows[1].advance(own)
+        one_row.advance(rows[1], own)
 
 
 def test_top_p_and_processors_act_before_the_few_are_chosen() -> None:
@@ -201,7 +202,7 @@ def test_processors_act_on_all_that_is_found() -> None:
     row = canvas(processors=(LogitBias({favourite: float("-inf"), 11: 2.5}), MinTokens(5, (3, 30))))
     stats = check(network, row, biased / HEAT)
     assert stats.argmax[0] != favourite
-    assert row.advance(stats).token_ids[0] != favourite
+    assert one_row.advance(row, stats).token_ids[0] != favourite
 
 
 def test_processors_change_when_a_canvas_stops() -> None:
@@ -213,7 +214,7 @@ def test_processors_change_when_a_canvas_stops() -> None:
     for processors, steps in (((), 2), ((LogitBias({6: float("-inf")}),), 5)):
         row = canvas(processors=processors, max_steps=5)
         while not row.done:
-            row.advance(score(network, hidden, [row]))
+            one_row.advance(row, score(network, hidden, [row]))
         assert row.step == steps
 
 
@@ -236,7 +237,7 @@ def test_processors_see_the_canvas() -> None:
     network, _ = distribution()
     row = canvas(reply=[4, 8], processors=(Spy(),))
     went_in = row.tokens
-    draft = row.advance(score(network, network.hidden, [row]))
+    draft = one_row.advance(row, score(network, network.hidden, [row]))
     score(network, network.hidden, [row])
     first, second = seen[0], seen[-1]
     assert torch.equal(torch.stack((first.step, second.step)), torch.tensor([1, 2]))
@@ -281,10 +282,10 @@ def test_third_party_parts() -> None:
     assert stats.logits is not None
     torch.testing.assert_close(stats.logits[:, ::2], processed[:, ::2])
     best = processed.topk(2).values
-    draft = row.advance(stats)
+    draft = one_row.advance(row, stats)
     assert torch.equal(draft.accepted, best[:, 0] - best[:, 1] > 1.0)
     assert 0 < int(draft.accepted.sum()) < LENGTH
-    row.advance(score(network, network.hidden, [row]))
+    one_row.advance(row, score(network, network.hidden, [row]))
     assert (row.convergence, row.step) == ("converged", 2)
 
 
@@ -329,10 +330,13 @@ def test_to_ban_every_token_is_refused(choices: dict[str, Any]) -> None:
         row = canvas(processors=(processor,), **choices)
         message = rf"the logit processors \({name}\) ban every token of position {position}; leave"
         with pytest.raises(ValueError, match=rf"^canvas 0, step 1: {message}"):
-            row.advance(score(network, network.hidden, [row]))
+            one_row.advance(row, score(network, network.hidden, [row]))
     few = LogitBias(dict.fromkeys(range(1, VOCABULARY), -math.inf))
     row = canvas(processors=(few,), **choices)
-    assert row.advance(score(network, network.hidden, [row])).token_ids.tolist() == [0] * LENGTH
+    assert (
+        one_row.advance(row, score(network, network.hidden, [row])).token_ids.tolist()
+        == [0] * LENGTH
+    )
 
 
 def test_a_banned_position_may_be_pinned() -> None:
@@ -341,7 +345,10 @@ def test_a_banned_position_may_be_pinned() -> None:
     config = SamplerConfig(canvas_length=LENGTH, processors=(every,)).over(REFERENCE)
     pinned = dict.fromkeys(range(LENGTH), 7)
     row = Canvas(config, Noise(7, 0), VOCABULARY, CPU, pinned=pinned)
-    assert row.advance(score(network, network.hidden, [row])).token_ids.tolist() == [7] * LENGTH
+    assert (
+        one_row.advance(row, score(network, network.hidden, [row])).token_ids.tolist()
+        == [7] * LENGTH
+    )
 
 
 def test_one_rows_ban_is_no_other_rows_business() -> None:
@@ -493,11 +500,11 @@ def test_what_a_row_asks_for_changes_no_bit_of_another() -> None:
     rows = [canvas(**ask) for ask in asks]
     hidden = [torch.randn(row.length, 16) for row in rows]
     alone = [
-        scoring.score(network.head, own, [row])[0] for own, row in zip(hidden, rows, strict=True)
+        one_row.score(network.head, own, [row])[0] for own, row in zip(hidden, rows, strict=True)
     ]
     for order in ([*range(11)], [10, 9, 0, 3], [8, 6, 7, 1], [5, 4, 2, 9]):
         whole = torch.cat([hidden[i] for i in order])
-        together = scoring.score(network.head, whole, [rows[i] for i in order])
+        together = one_row.score(network.head, whole, [rows[i] for i in order])
         for i, found in zip(order, together, strict=True):
             for part in fields(HeadStats):
                 one, other = getattr(found, part.name), getattr(alone[i], part.name)
