@@ -38,7 +38,7 @@ _MODULES: dict[type[nn.Module], str] = {
 def where_it_goes(subject: Subject, ids: Tensor, config: SamplerConfig, seed: int) -> Values:
     """The parts of every step of one canvas after the prompt ids int64 [n].
 
-    config: complete. The steps are those of the `Denoiser` that serves.
+    config: complete. The steps are those of the `Denoiser` that serves, with clocks around it.
     """
     network = subject.network
     # The reply has room for one canvas, as far as its checks and processors go.
