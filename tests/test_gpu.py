@@ -12,6 +12,7 @@ from typing import Any
 
 import pytest
 import torch
+from tests.support import one_row
 from tests.support.gguf_files import gguf_config, random_state, write_gguf
 from torch import Tensor
 
@@ -21,7 +22,6 @@ from sfumato.diffusion.canvas import Canvas
 from sfumato.diffusion.noise import Noise
 from sfumato.diffusion.processors import LogitBias
 from sfumato.diffusion.sampler_config import REFERENCE
-from sfumato.diffusion.scoring import score
 from sfumato.diffusion.step import denoise_step
 from sfumato.model.cache import Slot
 from sfumato.model.families import open_checkpoint
@@ -170,7 +170,7 @@ def test_statistics_agree(
     """Of the same hidden states: the same tokens, and distributions equal within float32."""
     networks = [load(files[kind], "cpu"), load(files[kind], device)]
     hidden = torch.randn(16, 256, generator=torch.Generator().manual_seed(2))
-    scored = [score(n.head, hidden.to(n.device), canvases(n, config)) for n in networks]
+    scored = [one_row.score(n.head, hidden.to(n.device), canvases(n, config)) for n in networks]
     for rows in zip(*scored, strict=True):
         # Which of the banned tokens come last among the most probable is not defined.
         clear = [replace(s, top_ids=s.top_ids.masked_fill(s.top_probs == 0, -1)) for s in rows]

@@ -9,9 +9,9 @@ from typing import Any
 
 import torch
 from tests.diffusion.tiny import inverse_cdf
+from tests.support import one_row
 from torch import Tensor
 
-from sfumato.diffusion import scoring
 from sfumato.diffusion.canvas import Canvas
 from sfumato.diffusion.noise import Noise
 from sfumato.diffusion.sampler_config import REFERENCE, SamplerConfig
@@ -31,8 +31,8 @@ def distribution(temperature: float = TEMPERATURE, sharpness: float = 4.0) -> tu
 
 
 def score(network: Any, hidden: Tensor, rows: Sequence[Canvas]) -> HeadStats:
-    """What `scoring.score` returns, of all rows together."""
-    by_row = scoring.score(network.head, hidden, rows)
+    """What `one_row.score` returns, of all rows together."""
+    by_row = one_row.score(network.head, hidden, rows)
     parts = ([getattr(stats, part.name) for stats in by_row] for part in fields(HeadStats))
     return HeadStats(*(None if part[0] is None else torch.cat(part) for part in parts))
 

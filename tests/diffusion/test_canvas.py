@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 import torch
+from tests.support import one_row
 from torch import Tensor
 
 from sfumato.diffusion.canvas import Canvas
@@ -16,7 +17,6 @@ from sfumato.diffusion.processors import LogitBias
 from sfumato.diffusion.sampler import FixedCount, StepView
 from sfumato.diffusion.sampler_config import REFERENCE, SamplerConfig
 from sfumato.diffusion.schedule import temperature_at
-from sfumato.diffusion.scoring import score
 from sfumato.diffusion.stopping import Never, StableAndConfident
 from sfumato.model.head import VocabularyHead
 
@@ -39,7 +39,7 @@ def sure_of(*tokens: int) -> Tensor:
 
 
 def advance(row: Canvas, scores: Tensor) -> Any:
-    return row.advance(score(NETWORK.head, scores, [row])[0])
+    return one_row.advance(row, one_row.score(NETWORK.head, scores, [row])[0])
 
 
 def test_a_new_canvas_is_its_noise() -> None:

@@ -13,6 +13,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from tests.diffusion.tiny import inverse_cdf
+from tests.support import one_row
 from torch import Tensor
 from torch.distributions import Categorical
 from transformers.models.diffusion_gemma.generation_diffusion_gemma import (
@@ -27,7 +28,6 @@ from sfumato.diffusion.noise import Noise
 from sfumato.diffusion.sampler import EntropyBound
 from sfumato.diffusion.sampler_config import SamplerConfig
 from sfumato.diffusion.schedule import LinearTemperature
-from sfumato.diffusion.scoring import score
 from sfumato.diffusion.stopping import StableAndConfident
 from sfumato.model.head import VocabularyHead
 
@@ -124,7 +124,7 @@ def check(case: Case, seen: Callable[[int, int, str | None], None] = lambda *_: 
         argmax = processed.argmax(-1)
         stop = bool(stopping(argmax, processed))
 
-        draft = canvas.advance(score(network.head, raw, [canvas])[0])
+        draft = one_row.advance(canvas, one_row.score(network.head, raw, [canvas])[0])
         assert draft.step == step
         assert torch.equal(draft.accepted, sampler.accepted_token_mask[0])
         assert torch.equal(draft.token_ids, argmax[0])

@@ -19,9 +19,9 @@ from tests.diffusion.head_only import (
     score,
 )
 from tests.diffusion.tiny import inverse_cdf
+from tests.support import one_row
 from torch.distributions import Categorical
 
-from sfumato.diffusion import scoring
 from sfumato.diffusion.processors import LogitBias
 from sfumato.diffusion.sampler import EntropyBound
 from sfumato.diffusion.schedule import LinearTemperature, SoftTopK
@@ -39,7 +39,7 @@ def test_the_schedule_goes_down_step_by_step() -> None:
     network, logits = distribution()
     row = canvas(stopping=Never(), max_steps=4, schedule=LinearTemperature(0.2, 1.0))
     for temperature in (1.0, 0.8, 0.6, 0.4):
-        row.advance(check(network, row, logits / temperature))
+        one_row.advance(row, check(network, row, logits / temperature))
     assert row.convergence == "step_cap"
 
 
@@ -50,7 +50,7 @@ def test_at_temperature_0_the_draw_is_the_argmax_and_the_distribution_is_kept() 
         network, row, logits / TEMPERATURE
     )  # entropy and soft embedding keep the schedule
     assert not torch.equal(stats.drawn, stats.argmax)
-    draft = row.advance(stats)
+    draft = one_row.advance(row, stats)
     assert draft.accepted.all()
     assert torch.equal(row.tokens, stats.argmax)
     torch.testing.assert_close(row.soft, stats.soft)
@@ -104,9 +104,9 @@ def test_what_a_row_skips_is_its_own_choice() -> None:
         longest = network.head.embedding.norm(dim=1).max() * 4
         assert 0 < change.max() <= 0.5 * longest
         for row, at in ((rows[0], slice(LENGTH)), (rows[1], slice(LENGTH, None))):
-            row.advance(stats[at])
+            one_row.advance(row, stats[at])
         for row, at in ((plain[0], slice(LENGTH)), (plain[1], slice(LENGTH, None))):
-            row.advance(exact[at])
+            one_row.advance(row, exact[at])
 
 
 def test_how_many_tokens_count_is_a_rows_own_choice() -> None:
@@ -128,7 +128,7 @@ def test_how_many_tokens_count_is_a_rows_own_choice() -> None:
         assert torch.equal(own.drawn, inverse_cdf(probs, rows[1].uniforms()))
         torch.testing.assert_close(own.soft, probs @ network.head.embedding * 4.0)
         torch.testing.assert_close(own.entropy, Categorical(logits=scaled).entropy())
-        rows[1].advance(own)
+        one_row.advance(rows[1], own)
 
 
 def test_top_p_and_processors_act_before_the_few_are_chosen() -> None:
@@ -190,11 +190,11 @@ def test_what_a_row_asks_for_changes_no_bit_of_another() -> None:
     rows = [canvas(**ask) for ask in asks]
     hidden = [torch.randn(row.length, 16) for row in rows]
     alone = [
-        scoring.score(network.head, own, [row])[0] for own, row in zip(hidden, rows, strict=True)
+        one_row.score(network.head, own, [row])[0] for own, row in zip(hidden, rows, strict=True)
     ]
     for order in ([*range(11)], [10, 9, 0, 3], [8, 6, 7, 1], [5, 4, 2, 9]):
         packed = torch.cat([hidden[i] for i in order])
-        together = scoring.score(network.head, packed, [rows[i] for i in order])
+        together = one_row.score(network.head, packed, [rows[i] for i in order])
         for i, stats in zip(order, together, strict=True):
             for part in fields(HeadStats):
                 one, other = getattr(stats, part.name), getattr(alone[i], part.name)

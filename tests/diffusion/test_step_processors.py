@@ -19,6 +19,7 @@ from tests.diffusion.head_only import (
     distribution,
     score,
 )
+from tests.support import one_row
 from torch import Tensor
 
 from sfumato.diffusion import scoring
@@ -40,7 +41,7 @@ def test_processors_act_on_all_that_is_found() -> None:
     row = canvas(processors=(LogitBias({favourite: float("-inf"), 11: 2.5}), MinTokens(5, (3, 30))))
     stats = check(network, row, biased / TEMPERATURE)
     assert stats.argmax[0] != favourite
-    assert row.advance(stats).token_ids[0] != favourite
+    assert one_row.advance(row, stats).token_ids[0] != favourite
 
 
 def test_processors_change_when_a_canvas_stops() -> None:
@@ -52,7 +53,7 @@ def test_processors_change_when_a_canvas_stops() -> None:
     for processors, steps in (((), 2), ((LogitBias({6: float("-inf")}),), 5)):
         row = canvas(processors=processors, max_steps=5)
         while not row.done:
-            row.advance(score(network, hidden, [row]))
+            one_row.advance(row, score(network, hidden, [row]))
         assert row.step == steps
 
 
@@ -75,7 +76,7 @@ def test_processors_see_the_canvas() -> None:
     network, _ = distribution()
     row = canvas(reply=[4, 8], processors=(Spy(),))
     went_in = row.tokens
-    draft = row.advance(score(network, network.hidden, [row]))
+    draft = one_row.advance(row, score(network, network.hidden, [row]))
     score(network, network.hidden, [row])
     first, second = seen[0], seen[-1]
     assert torch.equal(torch.stack((first.step, second.step)), torch.tensor([1, 2]))
@@ -120,10 +121,10 @@ def test_third_party_parts() -> None:
     assert stats.logits is not None
     torch.testing.assert_close(stats.logits[:, ::2], processed[:, ::2])
     best = processed.topk(2).values
-    draft = row.advance(stats)
+    draft = one_row.advance(row, stats)
     assert torch.equal(draft.accepted, best[:, 0] - best[:, 1] > 1.0)
     assert 0 < int(draft.accepted.sum()) < LENGTH
-    row.advance(score(network, network.hidden, [row]))
+    one_row.advance(row, score(network, network.hidden, [row]))
     assert (row.convergence, row.step) == ("converged", 2)
 
 
@@ -168,10 +169,13 @@ def test_to_ban_every_token_is_refused(choices: dict[str, Any]) -> None:
         row = canvas(processors=(processor,), **choices)
         message = rf"the logit processors \({name}\) ban every token of position {position}; leave"
         with pytest.raises(ValueError, match=rf"^canvas 0, step 1: {message}"):
-            row.advance(score(network, network.hidden, [row]))
+            one_row.advance(row, score(network, network.hidden, [row]))
     all_but_one = LogitBias(dict.fromkeys(range(1, VOCABULARY), -math.inf))
     row = canvas(processors=(all_but_one,), **choices)
-    assert row.advance(score(network, network.hidden, [row])).token_ids.tolist() == [0] * LENGTH
+    assert (
+        one_row.advance(row, score(network, network.hidden, [row])).token_ids.tolist()
+        == [0] * LENGTH
+    )
 
 
 def test_a_banned_position_may_be_pinned() -> None:
@@ -180,7 +184,10 @@ def test_a_banned_position_may_be_pinned() -> None:
     config = SamplerConfig(canvas_length=LENGTH, processors=(every,)).over(REFERENCE)
     pinned = dict.fromkeys(range(LENGTH), 7)
     row = Canvas(config, Noise(7, 0), VOCABULARY, CPU, pinned=pinned)
-    assert row.advance(score(network, network.hidden, [row])).token_ids.tolist() == [7] * LENGTH
+    assert (
+        one_row.advance(row, score(network, network.hidden, [row])).token_ids.tolist()
+        == [7] * LENGTH
+    )
 
 
 def test_one_rows_ban_is_no_other_rows_business() -> None:

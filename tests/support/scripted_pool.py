@@ -30,7 +30,8 @@ class PackedCanvases:
             for slot, length in rows:
                 at = slice(first, first + length)
                 canvases.append(tokens[at])
-                softs.append(None if soft is None else soft[at])
+                # The state of a canvas is written in place.
+                softs.append(None if soft is None else soft[at].clone())
                 slots.append(part.pool.members[slot])  # type: ignore[attr-defined]
                 first += length
         network: Any = self

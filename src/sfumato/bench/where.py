@@ -19,8 +19,8 @@ from sfumato.bench.metrics import PARTS, Values
 from sfumato.bench.subject import Subject
 from sfumato.diffusion.canvas import Canvas
 from sfumato.diffusion.sampler_config import SamplerConfig
-from sfumato.diffusion.scoring import score
 from sfumato.diffusion.sequence import Sequence
+from sfumato.diffusion.step import Denoiser
 from sfumato.model.attention import Attention
 from sfumato.model.experts import Experts, Router
 from sfumato.model.layers import GatedMLP
@@ -38,7 +38,7 @@ _MODULES: dict[type[nn.Module], str] = {
 def where_it_goes(subject: Subject, ids: Tensor, config: SamplerConfig, seed: int) -> Values:
     """The parts of every step of one canvas after the prompt ids int64 [n].
 
-    config: complete. The same three calls as `diffusion.step.denoise_step`, with a clock between.
+    config: complete. The steps are those of the `Denoiser` that serves, with clocks around it.
     """
     network = subject.network
     # The reply has room for one canvas, as far as its checks and processors go.
@@ -47,18 +47,22 @@ def where_it_goes(subject: Subject, ids: Tensor, config: SamplerConfig, seed: in
     network.encode([ids], [slot])
     canvas = Canvas.of(Sequence(plan).next_canvas(), network)
     values: Values = {key: [] for key in ("where_step_ms", *PARTS)}
-    with _module_timers(network) as spent:
+    denoiser = Denoiser(network, rows=1)
+    with _module_timers(network) as spent, _forward_timer(network) as forwards:
         while not canvas.done:
             spent.clear()
             start = _now(network)
-            hidden = network.denoise([canvas.tokens], [slot], [canvas.soft])
-            forward = _now(network)
-            (stats,) = score(network.head, hidden, [canvas])
+            result = denoiser.forward([canvas], [slot])
             scored = _now(network)
-            canvas.advance(stats)
+            for row in denoiser.advance(result):
+                if isinstance(row, Exception):
+                    raise row
             end = _now(network)
+            began, forward = forwards.pop()
+            # What the step is drawn with is made before the network's forward.
+            sampler = (began - start) + (end - scored)
             step = {"where_step_ms": end - start, "head_ms": scored - forward}
-            step |= {"sampler_ms": end - scored, "rest_ms": forward - start - sum(spent.values())}
+            step |= {"sampler_ms": sampler, "rest_ms": forward - began - sum(spent.values())}
             for key, milliseconds in (step | spent).items():
                 values[key].append(milliseconds)
     return values
@@ -87,6 +91,25 @@ def _module_timers(network: Network) -> Iterator[dict[str, float]]:
     finally:
         for handle in handles:
             handle.remove()
+
+
+@contextmanager
+def _forward_timer(network: Network) -> Iterator[list[tuple[float, float]]]:
+    """When each forward of the network began and ended, in milliseconds."""
+    times: list[tuple[float, float]] = []
+    serve = network.denoise_batch
+
+    def timed(*inputs: Any) -> Tensor:
+        began = _now(network)
+        hidden = serve(*inputs)
+        times.append((began, _now(network)))
+        return hidden
+
+    network.denoise_batch = timed  # type: ignore[assignment, method-assign]
+    try:
+        yield times
+    finally:
+        del network.denoise_batch  # the class's own serves again
 
 
 def _now(network: Network) -> float:

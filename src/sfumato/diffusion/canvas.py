@@ -21,8 +21,7 @@ from sfumato.options.limits import MIN_TEMPERATURE
 if TYPE_CHECKING:
     from sfumato.diffusion.sequence import CanvasPlan
     from sfumato.diffusion.step.batch import StepBatch
-    from sfumato.diffusion.step.host import Denoiser
-    from sfumato.model.head import HeadStats
+    from sfumato.diffusion.step.denoiser import Denoiser
     from sfumato.model.network import Network
 
 Convergence = Literal["converged", "step_cap"]
@@ -207,13 +206,6 @@ class Canvas:
         step = self.reply.new_full((), self.step + 1)
         return CanvasView(step, self.tokens, self.history, self.reply)
 
-    def advance(self, stats: HeadStats) -> Draft:
-        """Moves this canvas alone one step on; stats: the statistics of its positions. Raises what
-        `Denoiser.advance` returns as the row's failure."""
-        from sfumato.diffusion.step.host import advance_one  # which knows canvases
-
-        return advance_one(self, stats)
-
     def learn(self, step: int, converged: bool, done: bool) -> None:
         """Takes in what the host learns of a step."""
         self.step = step
@@ -222,7 +214,7 @@ class Canvas:
 
     def check_entropy(self, entropy: Tensor, step: int) -> None:
         """Refuses what is no distribution: entropy float32 [length], on the CPU, is NaN where
-        scores were no numbers, and infinite where all tokens were banned (see `score`)."""
+        scores were no numbers, and infinite where all tokens were banned (see `score_rows`)."""
         if entropy.isfinite().all():
             return
         where = f"canvas {self.noise.canvas}, step {step}"

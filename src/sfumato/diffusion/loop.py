@@ -17,7 +17,7 @@ from sfumato.diffusion.limits import Limits, ReplyPlan, plan_reply
 from sfumato.diffusion.outcome import Outcome, SettledCanvas
 from sfumato.diffusion.sampler_config import SamplerConfig
 from sfumato.diffusion.sequence import Policies, Sequence
-from sfumato.diffusion.step import denoise_step
+from sfumato.diffusion.step import Denoiser
 from sfumato.model.cache import Slot
 from sfumato.model.network import Network
 
@@ -62,11 +62,12 @@ def _run(
 ) -> Generator[Draft | SettledCanvas, None, Outcome]:
     start = time.perf_counter()
     limits, stats = sequence.plan.limits, sequence.stats
+    denoiser = Denoiser(network, rows=1)
     going, stats.prefill_s = _encode(network, prompt, slot, limits)
     while going and sequence.reason is None:
         canvas = Canvas.of(sequence.next_canvas(), network)
         ids: list[int] = []
-        for draft, seconds in _denoise(network, canvas, slot, limits):
+        for draft, seconds in _denoise(denoiser, canvas, slot, limits):
             sequence.stepped(draft, seconds, time.perf_counter() - start)
             ids = draft.token_ids.tolist()  # before the consumer can write into the draft
             yield draft
@@ -92,11 +93,11 @@ def _encode(network: Network, ids: Tensor, slot: Slot, limits: Limits) -> tuple[
 
 
 def _denoise(
-    network: Network, canvas: Canvas, slot: Slot, limits: Limits
+    denoiser: Denoiser, canvas: Canvas, slot: Slot, limits: Limits
 ) -> Iterator[tuple[Draft, float]]:
     """Steps a canvas until it settles or the reply is cancelled; each draft with its seconds, in
     which what the consumer does with drafts has no part."""
     while not canvas.done and not limits.cancelled():
         began = time.perf_counter()
-        (draft,) = denoise_step(network, [canvas], [slot])
+        (draft,) = denoiser.step([canvas], [slot])
         yield draft, time.perf_counter() - began

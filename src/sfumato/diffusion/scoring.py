@@ -86,19 +86,6 @@ class Scoring:
         return cls(tuple(groups), restore.to(device))
 
 
-def score(head: VocabularyHead, hidden: Tensor, canvases: Sequence[Canvas]) -> list[HeadStats]:
-    """The statistics of each canvas, whose hidden states stand one after another in hidden [all
-    positions, hidden].
-
-    The entropy is infinite where processors ban every token.
-    """
-    scoring = Scoring.of(canvases, head.vocab_size, hidden.device)
-    temperature = _spread(canvases, [c.temperature() for c in canvases]).to(hidden.device)
-    uniforms = torch.cat([canvas.uniforms() for canvas in canvases])
-    stats, extra = score_rows(head, hidden, canvases, temperature, uniforms, scoring)
-    return [extra.get(i, stats[at]) for i, at in enumerate(_spans(canvases))]
-
-
 def score_rows(
     head: VocabularyHead,
     hidden: Tensor,

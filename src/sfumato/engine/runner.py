@@ -118,9 +118,9 @@ class Runner:
     def _batch(self, rows: Sequence[Row]) -> list[Draft | Exception]:
         network = self._network
         canvases = [row.open(network) for row in rows]
-        findings = self._denoiser.forward(canvases, [_slot(row) for row in rows])
+        result = self._denoiser.forward(canvases, [_slot(row) for row in rows])
         network.synchronize()  # up to here nothing has changed, and all may be run again
-        return self._denoiser.advance(findings)
+        return self._denoiser.advance(result)
 
 
 def _extend(segment: Segment) -> None:

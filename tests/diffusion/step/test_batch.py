@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
+import gc
+import importlib
+import math
 import random
+import weakref
 from dataclasses import fields
 from typing import Any
 
@@ -10,13 +14,18 @@ import pytest
 import torch
 from tests.diffusion.tiny import calm_oracle
 from tests.support.oracle import network_of
+from torch import Tensor
 
 from sfumato.diffusion.canvas import Canvas, Draft
 from sfumato.diffusion.noise import Noise
+from sfumato.diffusion.processors import LogitBias
+from sfumato.diffusion.sampler import StepView
 from sfumato.diffusion.sampler_config import REFERENCE, SamplerConfig
+from sfumato.diffusion.schedule import SoftTopK
 from sfumato.diffusion.step import Denoiser, denoise_step
 from sfumato.diffusion.step.batch import StepBatch, width_for
 from sfumato.diffusion.stopping import Never
+from sfumato.engine.recovery import BatchRecovery
 from sfumato.model.cache import Slot
 from sfumato.model.network import Network
 
@@ -60,8 +69,8 @@ def test_the_state_keeps_its_place(network: Network) -> None:
     places = []
     for members in ([0, 1, 2], [2, 1, 0], [0], [3, 0, 1, 2], [1, 3]):
         chosen = [rows[i] for i in members]
-        findings = denoiser.forward([c for c, _ in chosen], [s for _, s in chosen])
-        denoiser.advance(findings)
+        forwarded = denoiser.forward([c for c, _ in chosen], [s for _, s in chosen])
+        denoiser.advance(forwarded)
         (seats,) = denoiser._seats.values()
         places.append([tensor.data_ptr() for tensor in seats.batch.tensors()])
         assert [c.place for c, _ in chosen] == [(seats.batch, row) for row in range(len(chosen))]
@@ -77,20 +86,20 @@ def test_a_row_that_is_done_is_frozen(network: Network, choices: dict[str, Any])
     denoiser = Denoiser(network, 2)
     drafts: list[Any] = []
     while not canvas.done:
-        findings = denoiser.forward([canvas, other], [slot, other_slot])
-        drafts.append(denoiser.advance(findings)[1])
+        forwarded = denoiser.forward([canvas, other], [slot, other_slot])
+        drafts.append(denoiser.advance(forwarded)[1])
     batch, row = canvas.place or (None, 0)
     assert batch is not None
     before = [tensor[row].clone() for tensor in batch.tensors()]
     state = (canvas.step, canvas.convergence)
     pending = []
     for _ in range(3):
-        findings = denoiser.forward([canvas, other], [slot, other_slot])
-        pending.append(denoiser.write(findings))
+        forwarded = denoiser.forward([canvas, other], [slot, other_slot])
+        pending.append(denoiser.write(forwarded))
     for late in pending:
         done, running = late.results()
         drafts.append(running)
-        assert isinstance(done, Draft) and torch.equal(done.token_ids, canvas.argmax)
+        assert done is None
     for tensor, kept in zip(batch.tensors(), before, strict=True):
         assert torch.equal(tensor[row], kept)
     assert (canvas.step, canvas.convergence) == state
@@ -106,6 +115,14 @@ KINDS: list[dict[str, Any]] = [
     {"top_k": 4, "canvas_length": 5},
     {"soft_top_k": 3},
     {"self_conditioning": False},
+]
+
+
+LATE: list[dict[str, Any]] = [
+    {"soft_top_k": SoftTopK(9, 1)},
+    {"soft_skip": 0.5},
+    {"processors": (LogitBias({3: 1.0}),)},
+    {"top_k": 4},
 ]
 
 
@@ -127,20 +144,137 @@ def test_rows_come_and_go_in_any_order(network: Network, seed: int) -> None:
         chosen.shuffle(members)
         if not members:
             continue
-        findings = denoiser.forward([live[i][0] for i in members], [live[i][1] for i in members])
+        forwarded = denoiser.forward([live[i][0] for i in members], [live[i][1] for i in members])
         if chosen.random() < 0.2:  # it changes nothing
-            findings = denoiser.forward(
+            forwarded = denoiser.forward(
                 [live[i][0] for i in members], [live[i][1] for i in members]
             )
-        for i, draft in zip(members, denoiser.advance(findings), strict=True):
+        for i, draft in zip(members, denoiser.advance(forwarded), strict=True):
             seen[i].append(draft)
             if live[i][0].done:
                 del live[i]
     for i, drafts in seen.items():
         assert [draft.step for draft in drafts] == [draft.step for draft in expected[i]]
-        for draft, alone in zip(drafts, expected[i], strict=True):
-            for name in ("token_ids", "entropy", "accepted", "top_ids", "top_probs"):
-                assert torch.equal(getattr(draft, name), getattr(alone, name)), (i, name)
+        assert all(same(one, alone) for one, alone in zip(drafts, expected[i], strict=True)), i
+
+
+def same(one: Draft, other: Draft) -> bool:
+    names = ("token_ids", "entropy", "accepted", "top_ids", "top_probs")
+    return one.step == other.step and all(
+        torch.equal(getattr(one, name), getattr(other, name)) for name in names
+    )
+
+
+@pytest.mark.parametrize("kind", [{}, *LATE])
+def test_the_host_may_learn_of_steps_late(network: Network, kind: dict[str, Any]) -> None:
+    """Three steps before the host learns of any; rows that read the host's state make it learn."""
+    choices = kind | {"stopping": Never(), "max_steps": 6}
+    expected = [steps(network, *begin(network, seed, **choices)) for seed in range(2)]
+    rows = [begin(network, seed, **choices) for seed in range(2)]
+    canvases, slots = [c for c, _ in rows], [s for _, s in rows]
+    denoiser = Denoiser(network, 2)
+    pending = [denoiser.write(denoiser.forward(canvases, slots)) for _ in range(3)]
+    assert canvases[0].step == (2 if kind else 0)
+    for number, late in enumerate(pending):
+        for row, draft in enumerate(late.results()):
+            assert isinstance(draft, Draft) and same(draft, expected[row][number])
+    assert not denoiser._unread
+    for number in range(3, 6):
+        for row, result in enumerate(denoiser.advance(denoiser.forward(canvases, slots))):
+            assert isinstance(result, Draft) and same(result, expected[row][number])
+            assert torch.equal(canvases[row].argmax, result.token_ids)
+
+
+def test_a_late_result_of_a_row_that_is_done_is_none(
+    network: Network, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Whatever became of its numbers and its rules in the meantime."""
+
+    class Fails:
+        def done(self, view: StepView) -> Tensor:
+            if int(view.step) > 2:
+                raise RuntimeError("the third step")
+            return view.step == 9
+
+    canvas, slot = begin(network, 1, max_steps=2, stopping=Fails())
+    denoiser = Denoiser(network, 1)
+    pending = [denoiser.write(denoiser.forward([canvas], [slot])) for _ in range(2)]
+    serve = network.denoise_batch
+    monkeypatch.setattr(network, "denoise_batch", lambda *inputs: serve(*inputs) * math.nan)
+    pending.append(denoiser.write(denoiser.forward([canvas], [slot])))
+    (first,), (second,), (third,) = (late.results() for late in pending)
+    assert isinstance(first, Draft) and isinstance(second, Draft) and third is None
+    assert (canvas.step, canvas.convergence) == (2, "step_cap")
+
+
+def test_results_of_rows_that_have_changed_are_refused(network: Network) -> None:
+    (a, a_slot), (b, b_slot) = begin(network, 1), begin(network, 2)
+    denoiser = Denoiser(network, 1)
+    stale = denoiser.forward([a], [a_slot])
+    current = denoiser.forward([b], [b_slot])
+    with pytest.raises(ValueError, match="given away or moved on"):
+        denoiser.advance(stale)
+    assert denoiser.advance(current)[0].step == 1  # type: ignore[union-attr]
+    with pytest.raises(ValueError, match="given away or moved on"):
+        denoiser.advance(current)
+    assert (a.step, b.step) == (0, 1)
+
+
+@pytest.mark.parametrize("place", ["denoise.pack", "results.to_host"])
+def test_a_step_that_is_tried_again_is_one_step(
+    network: Network, place: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Memory that ends after the forward ends before anything is written."""
+    expected = steps(network, *begin(network, 1))
+    canvas, slot = begin(network, 1)
+    denoiser = Denoiser(network, 1)
+    recovery = BatchRecovery(
+        lambda rows: denoiser.advance(denoiser.forward(rows, [slot])), lambda error: None
+    )
+    module, name = place.split(".")
+    module = importlib.import_module(f"sfumato.diffusion.step.{module}")
+    serve, failures = getattr(module, name), [torch.OutOfMemoryError("once")]
+
+    def failing(*inputs: Any) -> Any:
+        if failures:
+            raise failures.pop()
+        return serve(*inputs)
+
+    monkeypatch.setattr(module, name, failing)
+    drafts = []
+    while not canvas.done:
+        drafts += [draft for _, draft in recovery.run([canvas])]
+    assert not failures and len(drafts) == len(expected)
+    assert all(same(draft, one) for draft, one in zip(drafts, expected, strict=True))
+
+
+@pytest.mark.parametrize("place", ["denoise.write", "results.unpack"])
+def test_what_fails_after_the_writing_began_is_each_rows_error(
+    network: Network, place: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    rows = [begin(network, seed) for seed in range(2)]
+    denoiser, error = Denoiser(network, 2), torch.OutOfMemoryError("late")
+
+    def failing(*inputs: Any) -> Any:
+        raise error
+
+    forwarded = denoiser.forward([c for c, _ in rows], [s for _, s in rows])
+    monkeypatch.setattr(f"sfumato.diffusion.step.{place}", failing)
+    assert denoiser.advance(forwarded) == [error, error]
+
+
+def test_what_waits_for_the_host_holds_nothing_of_the_device(network: Network) -> None:
+    """But the packed words: no soft embedding, scores or state."""
+    canvas, slot = begin(network, 1, top_tokens=20)
+    denoiser = Denoiser(network, 1)
+    forwarded = denoiser.forward([canvas], [slot])
+    dropped = [weakref.ref(forwarded), weakref.ref(forwarded.stats.soft)]
+    pending = denoiser.write(forwarded)
+    del forwarded
+    gc.collect()
+    assert not any(one() for one in dropped)
+    (draft,) = pending.results()
+    assert isinstance(draft, Draft) and draft.top_ids.shape == (8, 20)
 
 
 def test_a_canvas_takes_its_state_along() -> None:

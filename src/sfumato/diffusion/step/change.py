@@ -28,7 +28,11 @@ class Change:
     soft: Tensor  # [R, W, hidden]
     history: Tensor  # int64 [R, H, W]
     unchanged: Tensor  # int64 [R]
-    stop: Tensor  # bool [R]
+    frozen: Tensor  # bool [R]: rows that were done before the step, and stay as they are
+    keeps_soft: Tensor  # bool [R, 1, 1]: rows whose soft embedding stays as it is
+    step: Tensor  # int64 [R]: after the step, as the next two
+    converged: Tensor  # bool [R]
+    done: Tensor  # bool [R]
     entropy: Tensor  # float32 [R, W], pinned positions without
     accepted: Tensor  # bool [R, W]
     top_ids: Tensor  # int64 [R, W, top]
@@ -63,12 +67,19 @@ def change(part: Part, stats: HeadStats, fresh: Tensor, extra: Mapping[int, Head
     )
     decision = decide(part.groups, view, extra)
     accepted = decision.accepted | pinned
+    frozen = batch.done.clone()
+    step = batch.step + ~frozen
+    converged = batch.converged | (decision.stop & ~frozen)
     return Change(
         tokens=torch.where(accepted, stats.drawn, fresh),
         soft=stats.soft,
         history=torch.cat((view.history[:, 1:], stats.argmax[:, None]), dim=1),
         unchanged=view.unchanged,
-        stop=decision.stop,
+        frozen=frozen,
+        keeps_soft=(frozen | ~batch.self_conditioning)[:, None, None],
+        step=step,
+        converged=converged,
+        done=frozen | converged | (step >= batch.max_steps),
         entropy=stats.entropy,
         accepted=accepted,
         top_ids=stats.top_ids,
@@ -78,14 +89,13 @@ def change(part: Part, stats: HeadStats, fresh: Tensor, extra: Mapping[int, Head
 
 
 def write(batch: StepBatch, new: Change) -> None:
-    """Takes a step's change into the rows that are not done."""
-    frozen = batch.done.clone()
-    by_row, by_position = frozen, frozen[:, None]
-    torch.where(by_position, batch.tokens, new.tokens, out=batch.tokens)
-    unlearned = (frozen | ~batch.self_conditioning)[:, None, None]
-    torch.where(unlearned, batch.soft, new.soft, out=batch.soft)
-    torch.where(frozen[:, None, None], batch.history, new.history, out=batch.history)
-    torch.where(by_row, batch.unchanged, new.unchanged, out=batch.unchanged)
-    batch.step.add_(~frozen)
-    batch.converged.logical_or_(new.stop & ~frozen)
-    batch.done.logical_or_(batch.converged | (batch.step >= batch.max_steps))
+    """Takes a step's change into the rows that are not done. Allocates nothing: once it has begun,
+    want of memory cannot end it halfway."""
+    frozen = new.frozen[:, None]
+    torch.where(frozen, batch.tokens, new.tokens, out=batch.tokens)
+    torch.where(new.keeps_soft, batch.soft, new.soft, out=batch.soft)
+    torch.where(frozen[:, None], batch.history, new.history, out=batch.history)
+    torch.where(new.frozen, batch.unchanged, new.unchanged, out=batch.unchanged)
+    batch.step.copy_(new.step)
+    batch.converged.copy_(new.converged)
+    batch.done.copy_(new.done)

@@ -1,9 +1,10 @@
 """One denoising step as pure tensor functions of the state of batches.
 
-`forward` changes nothing; `move` writes what the step decides into the batches in place, and packs
-what the host is to learn into one tensor.  Neither reads a value on the host, copies to the device,
-or has a shape that depends on data.  Exceptions are rows that ask for more than the plain
-distribution (see `scoring.py`), and rules that cannot be lifted (see `rules.py`).
+`forward` and `decide_step` change nothing; the second packs what the host is to learn into one
+tensor.  `write_step` writes what the step decides into the batches in place.  None of them reads a
+value on the host, copies to the device, or has a shape that depends on data.  Exceptions
+are rows that ask for more than the plain distribution (see `scoring.py`), and rules that cannot be
+lifted (see `rules.py`).
 """
 
 from __future__ import annotations
@@ -17,9 +18,10 @@ from torch import Tensor
 from sfumato.diffusion.canvas import Canvas
 from sfumato.diffusion.noise import noise
 from sfumato.diffusion.scoring import score_rows
-from sfumato.diffusion.step.change import change, write
+from sfumato.diffusion.step.change import Change, change, write
 from sfumato.diffusion.step.layout import Layout, Part
 from sfumato.diffusion.step.packed import pack
+from sfumato.diffusion.step.seats import Seats, SeatsState
 from sfumato.model.attention import CanvasPart, CanvasRows
 from sfumato.model.head import HeadStats
 from sfumato.model.network import Network
@@ -51,23 +53,29 @@ def draw(parts: Sequence[Part], vocab_size: int) -> Draws:
 
 
 def hidden_states(
-    network: Network, parts: Sequence[Part], attended: Sequence[CanvasPart], begun: bool
+    network: Network, parts: Sequence[Part], attended: Sequence[CanvasPart]
 ) -> Tensor:
-    """One forward: [positions, hidden], packed. begun: whether any row has a soft embedding."""
+    """One forward: [positions, hidden], packed. Before a row's first step its soft embedding is
+    zeros, which give what none gives: whether there is one is not asked on the host."""
     tokens = _joined([part.pack(part.batch.tokens) for part in parts])
-    soft = _joined([part.pack(part.batch.soft) for part in parts]) if begun else None
+    soft = _joined([part.pack(part.batch.soft) for part in parts])
     return network.denoise_batch(tokens, soft, CanvasRows(attended))
 
 
 @dataclass(frozen=True)
-class Findings:
-    """The results of a forward, before any canvas is moved on."""
+class ForwardResult:
+    """What a forward gives, before any canvas is moved on."""
 
     layout: Layout
     canvases: tuple[Canvas, ...]  # in the layout's order
     draws: Draws
     stats: HeadStats  # of all packed positions
     extra: dict[int, HeadStats]  # by row in the layout's order: see `score_rows`
+    seats: tuple[tuple[Seats, SeatsState], ...]  # of all parts, as they were at the forward
+
+    def is_current(self) -> bool:
+        """Whether the rows are still those of the forward, and no step has been written since."""
+        return all(seats.state == state for seats, state in self.seats)
 
 
 def forward(
@@ -75,32 +83,35 @@ def forward(
     layout: Layout,
     canvases: tuple[Canvas, ...],
     attended: Sequence[CanvasPart],
-    begun: bool,
-) -> Findings:
-    """canvases: in the layout's order; attended and begun: see `hidden_states`."""
+    seats: Sequence[Seats],
+) -> ForwardResult:
+    """canvases: in the layout's order; attended: see `hidden_states`."""
+    states = tuple((part_seats, part_seats.state) for part_seats in seats)
     draws = draw(layout.parts, network.config.vocab_size)
-    hidden = hidden_states(network, layout.parts, attended, begun)
+    hidden = hidden_states(network, layout.parts, attended)
     scored = hidden, canvases, draws.temperature, draws.uniforms, layout.scoring
-    return Findings(layout, canvases, draws, *score_rows(network.head, *scored))
+    stats, extra = score_rows(network.head, *scored)
+    return ForwardResult(layout, canvases, draws, stats, extra, states)
 
 
-def move(findings: Findings) -> tuple[Tensor, list[dict[int, Exception]]]:
-    """Moves the rows on. Returns the packed words of all parts, one part after another, and of each
-    part, by row, what its rules raised."""
-    parts, stats = findings.layout.parts, findings.stats
+def decide_step(result: ForwardResult) -> tuple[list[Change], Tensor]:
+    """What a step makes of each part, and the packed words of all parts, one part after another."""
+    parts, stats = result.layout.parts, result.stats
     changes = []
     row = position = 0
-    for part, fresh in zip(parts, findings.draws.fresh, strict=True):
+    for part, fresh in zip(parts, result.draws.fresh, strict=True):
         rows, positions = len(part.lengths), sum(part.spans)
         part_stats = stats if len(parts) == 1 else stats[position : position + positions]
-        extra = {i - row: e for i, e in findings.extra.items() if row <= i < row + rows}
+        extra = {i - row: e for i, e in result.extra.items() if row <= i < row + rows}
         changes.append(change(part, part_stats, fresh, extra))
         row, position = row + rows, position + positions
-    # Nothing is written before all is known: what raises up to here may be tried again.
+    return changes, _joined([pack(new).flatten() for new in changes])
+
+
+def write_step(parts: Sequence[Part], changes: Sequence[Change]) -> None:
+    """Moves the rows on. Allocates nothing."""
     for part, new in zip(parts, changes, strict=True):
         write(part.batch, new)
-    words = [pack(part.batch, new).flatten() for part, new in zip(parts, changes, strict=True)]
-    return _joined(words), [new.errors for new in changes]
 
 
 def _joined(parts: Sequence[Tensor]) -> Tensor:

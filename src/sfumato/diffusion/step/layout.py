@@ -75,6 +75,12 @@ class Layout:
     runs: tuple[Run, ...]
     scoring: Scoring
 
+    @property
+    def reads_progress(self) -> bool:
+        """Whether scoring reads on the host how far a canvas has come: rows that ask for more than
+        the plain distribution do."""
+        return any(group.kind != "plain" for group in self.scoring.groups)
+
     def attended(self, slots: Sequence[Slot]) -> list[CanvasPart]:
         """What attention takes by itself; slots: in the caller's order. Pools are not kept here:
         that of a larger slot goes with its request."""

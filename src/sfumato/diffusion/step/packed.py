@@ -8,26 +8,26 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from sfumato.diffusion.step.batch import StepBatch
 from sfumato.diffusion.step.change import Change
 
-DONE, CONVERGED, NOT_FINITE = 1, 2, 4
-"""Flags of a row."""
+DONE, CONVERGED, NOT_FINITE, FROZEN = 1, 2, 4, 8
+"""Flags of a row. FROZEN: it was done before the step, which changed nothing in it."""
 HEADER = 2  # words of a row before those of its positions: steps done, flags
 
 
-def pack(batch: StepBatch, new: Change) -> Tensor:
-    """int32 [R, words] of a step that has been written; `unpack` reads them. Token ids fit 32 bits;
-    floats are carried as their bits."""
+def pack(new: Change) -> Tensor:
+    """int32 [R, words] of a step; `unpack` reads them. Token ids fit 32 bits; floats are carried as
+    their bits. Of a row that was done before, only the flag FROZEN counts."""
     flags = (
-        batch.done * DONE
-        + batch.converged * CONVERGED
+        new.done * DONE
+        + new.converged * CONVERGED
         + (~new.entropy.isfinite()).any(dim=1) * NOT_FINITE
+        + new.frozen * FROZEN
     )
     return torch.cat(
         (
-            torch.stack((batch.step, flags), dim=1).int(),
-            batch.history[:, -1].int(),
+            torch.stack((new.step, flags), dim=1).int(),
+            new.history[:, -1].int(),
             new.entropy.view(torch.int32),
             new.accepted.int(),
             new.top_ids.flatten(1).int(),
@@ -47,7 +47,7 @@ def to_host(words: Tensor) -> tuple[Tensor, torch.Event | None]:
     copy goes on meanwhile."""
     if words.device.type != "cuda":
         return words.cpu(), None
-    host = torch.empty(words.shape, dtype=words.dtype, pin_memory=True)
+    host = torch.empty(words.shape, dtype=words.dtype, device="cpu", pin_memory=True)
     host.copy_(words, non_blocking=True)
     copied = torch.Event(words.device)
     copied.record()

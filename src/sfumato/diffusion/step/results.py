@@ -2,59 +2,127 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
 from sfumato.diffusion.canvas import Canvas, Draft
-from sfumato.diffusion.step.denoise import Findings
-from sfumato.diffusion.step.packed import CONVERGED, DONE, NOT_FINITE, Unpacked, row_words, unpack
-from sfumato.model.head import HeadStats
+from sfumato.diffusion.step.change import Change
+from sfumato.diffusion.step.denoise import ForwardResult
+from sfumato.diffusion.step.packed import (
+    CONVERGED,
+    DONE,
+    FROZEN,
+    NOT_FINITE,
+    Unpacked,
+    row_words,
+    to_host,
+    unpack,
+)
 
-Result = Draft | Exception
+Result = Draft | Exception | None
+"""None: the row was done before the step, which changed nothing in it."""
+
+Top = tuple[Tensor, Tensor]
+"""Ids int64 [length, top] and probabilities float32 [length, top] of the most probable tokens."""
 
 
 @dataclass(frozen=True)
-class Pending:
-    """A step that has been written, and of which the host has learned nothing yet."""
+class HostCopy:
+    """What the host learns of a step, on its way: nothing of it is on the device."""
 
-    findings: Findings
-    errors: list[dict[int, Exception]]  # of each part, by row: what its rules raised
+    canvases: tuple[Canvas, ...]  # in the layout's order
+    order: tuple[int, ...]  # of each canvas, its place among those of the caller
+    shapes: tuple[tuple[int, int], ...]  # rows and width of each part
+    errors: tuple[dict[int, Exception], ...]  # of each part, by row: what its rules raised
+    extra: dict[int, Top]  # by row in the layout's order: of rows that asked for more tokens
     words: Tensor  # of all parts, on the host
     copied: torch.Event | None  # None: `words` can be read at once
 
-    def results(self) -> list[Result]:
-        """Of each canvas its draft, or what failed in it alone, in the order of `forward`."""
+    @classmethod
+    def start(cls, result: ForwardResult, changes: Sequence[Change], words: Tensor) -> HostCopy:
+        """Starts the copy of a step's packed words."""
+        layout = result.layout
+        return cls(
+            result.canvases,
+            layout.order,
+            tuple((part.batch.rows, part.batch.width) for part in layout.parts),
+            tuple(new.errors for new in changes),
+            {row: (own.top_ids.cpu(), own.top_probs.cpu()) for row, own in result.extra.items()},
+            *to_host(words),
+        )
+
+    def read(self) -> list[Result]:
+        """The results in the caller's order, once the copy has arrived."""
         if self.copied is not None:
             self.copied.synchronize()
-        findings, layout = self.findings, self.findings.layout
-        top = findings.stats.top_ids.shape[1]
-        results: dict[int, Result] = {}
-        sizes = [part.batch.rows * row_words(part.batch.width, top) for part in layout.parts]
-        words = self.words.split(sizes)
-        for part, errors, part_words in zip(layout.parts, self.errors, words, strict=True):
-            step = unpack(part_words, part.batch.rows, part.batch.width)
-            for row in range(len(part.lengths)):
-                at = len(results)
-                canvas = findings.canvases[at]
-                if row in errors:
-                    results[at] = errors[row]
-                else:
-                    results[at] = result_of(canvas, step, row, findings.extra.get(at))
-        places = {place: at for at, place in enumerate(layout.order)}
-        return [results[places[place]] for place in range(len(results))]
+        results: list[Result] = [None] * len(self.order)
+        top = _top(self.shapes, len(self.words))
+        sizes = [rows * row_words(width, top) for rows, width in self.shapes]
+        at = 0
+        for shape, errors, words in zip(
+            self.shapes, self.errors, self.words.split(sizes), strict=True
+        ):
+            step = unpack(words, *shape)
+            for row in range(shape[0]):
+                results[self.order[at]] = _result(
+                    self.canvases[at], step, row, errors.get(row), self.extra.get(at)
+                )
+                at += 1
+        return results
 
 
-def result_of(canvas: Canvas, step: Unpacked, row: int, extra: HeadStats | None) -> Result:
-    """Tells a canvas what became of its row."""
+class Pending:
+    """A step that has been written, and of which the host may have learned nothing yet."""
+
+    def __init__(
+        self, copy: HostCopy, error: Exception | None, on_read: Callable[[Pending], None]
+    ) -> None:
+        """error: what the writing raised; on_read: called once, when the results are there."""
+        self._copy, self._error, self._on_read = copy, error, on_read
+        self._results: list[Result] | None = None
+
+    def results(self) -> list[Result]:
+        """Of each canvas its draft, or what failed in it, in the order of `forward`. Raises
+        nothing: the rows have been moved on, and may not be stepped again in place of this step."""
+        if self._results is None:
+            self._results = self._read()
+            self._on_read(self)
+        return self._results
+
+    def _read(self) -> list[Result]:
+        try:
+            if self._error is not None:
+                raise self._error
+            return self._copy.read()
+        except Exception as error:
+            return [error] * len(self._copy.order)
+
+
+def _top(shapes: Sequence[tuple[int, int]], words: int) -> int:
+    """How many most probable tokens of each position the words of all parts hold."""
+    without = sum(rows * row_words(width, 0) for rows, width in shapes)
+    with_one = sum(rows * row_words(width, 1) for rows, width in shapes)
+    return (words - without) // (with_one - without)
+
+
+def _result(
+    canvas: Canvas, step: Unpacked, row: int, error: Exception | None, top: Top | None
+) -> Result:
+    """Tells a canvas what became of its row. error: what its rules raised."""
     length, flags = canvas.length, step.flags[row]
+    if flags & FROZEN:
+        return None
+    if error is not None:
+        return error
     entropy = step.entropy[row, :length]
     if flags & NOT_FINITE:
         try:
             canvas.check_entropy(entropy, step.steps[row])
-        except (ValueError, FloatingPointError) as error:
-            return error
+        except (ValueError, FloatingPointError) as not_finite:
+            return not_finite
     canvas.learn(step.steps[row], bool(flags & CONVERGED), bool(flags & DONE))
     assert canvas.config.max_steps
     return Draft(
@@ -64,7 +132,6 @@ def result_of(canvas: Canvas, step: Unpacked, row: int, extra: HeadStats | None)
         entropy,
         step.accepted[row, :length],
         canvas.config.max_steps,
-        step.top_ids[row, :length] if extra is None else extra.top_ids.cpu(),
-        step.top_probs[row, :length] if extra is None else extra.top_probs.cpu(),
+        *(top or (step.top_ids[row, :length], step.top_probs[row, :length])),
         canvas.begun if canvas.step == 1 else None,
     )

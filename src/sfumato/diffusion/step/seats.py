@@ -13,6 +13,9 @@ from sfumato.diffusion.step.batch import StepBatch
 Key = tuple[int, int]
 """Width of the canvases, and depth of their histories."""
 
+SeatsState = tuple[int, int]
+"""Changes whenever a row becomes another canvas's, and whenever a step is written."""
+
 
 class Seats:
     """A batch, and the canvases in its rows.
@@ -28,6 +31,11 @@ class Seats:
         self.batch = self._allocate(rows)
         self._canvases: list[weakref.ref[Canvas] | None] = [None] * rows
         self.version = 0  # changes whenever a row becomes another canvas's
+        self.steps = 0  # that have been written
+
+    @property
+    def state(self) -> SeatsState:
+        return self.version, self.steps
 
     def take(self, canvases: Sequence[Canvas]) -> None:
         """Puts the canvases into the first rows, in this order."""

@@ -1,7 +1,8 @@
 """The host's side of a step: canvases take their rows, and learn what a step made of them.
 
 `Denoiser.forward` moves no canvas on and may be repeated; `write` moves the rows on where their
-state lives; `Pending.results` waits for what the host learns of it, which may be later.
+state lives and starts the copy to the host; `Pending.results` waits for that copy, which may be
+some steps later.
 """
 
 from __future__ import annotations
@@ -11,17 +12,13 @@ from collections.abc import Sequence
 import torch
 
 from sfumato.diffusion.canvas import Canvas, Draft
-from sfumato.diffusion.step.batch import StepBatch, width_for
-from sfumato.diffusion.step.change import change, write
-from sfumato.diffusion.step.denoise import Findings, draw, forward, move
-from sfumato.diffusion.step.layout import Layout, Part, lay_out
+from sfumato.diffusion.step.batch import width_for
+from sfumato.diffusion.step.denoise import ForwardResult, decide_step, forward, write_step
+from sfumato.diffusion.step.layout import Layout, lay_out
 from sfumato.diffusion.step.lifting import LiftProbe
-from sfumato.diffusion.step.packed import pack, to_host, unpack
-from sfumato.diffusion.step.results import Pending, Result, result_of
-from sfumato.diffusion.step.rules import RuleGroup
+from sfumato.diffusion.step.results import HostCopy, Pending
 from sfumato.diffusion.step.seats import Key, Seats
 from sfumato.model.cache import Slot
-from sfumato.model.head import HeadStats
 from sfumato.model.network import Network
 
 
@@ -34,26 +31,61 @@ class Denoiser:
         self._seats: dict[Key, Seats] = {}
         self._layout: tuple[object, Layout] | None = None
         self._probe = LiftProbe()
+        self._unread: list[Pending] = []  # written steps of which the host has learned nothing
 
     @torch.no_grad()
-    def forward(self, canvases: Sequence[Canvas], slots: Sequence[Slot]) -> Findings:
-        """One forward of the canvases; canvases[i] follows the prefix that slots[i] holds."""
-        network = self.network
+    def forward(self, canvases: Sequence[Canvas], slots: Sequence[Slot]) -> ForwardResult:
+        """One forward of the canvases; canvases[i] follows the prefix that slots[i] holds.
+
+        Waits for the results of earlier steps only where a row asks for more than the plain
+        distribution: what scores such a row reads on the host how far its canvas has come.
+        """
         layout = self._lay_out(canvases, slots)
+        if layout.reads_progress:
+            for pending in list(self._unread):
+                pending.results()
         ordered = tuple(canvases[i] for i in layout.order)
-        begun = any(canvas.step and canvas.config.self_conditioning for canvas in canvases)
-        return forward(network, layout, ordered, layout.attended(slots), begun)
+        seats = [self._seats[key] for key in dict.fromkeys(map(self._key, ordered))]
+        return forward(self.network, layout, ordered, layout.attended(slots), seats)
 
     @torch.no_grad()
-    def write(self, findings: Findings) -> Pending:
-        """Moves the rows on, and starts the copy of what the host learns of it."""
-        words, errors = move(findings)
-        return Pending(findings, errors, *to_host(words))
+    def write(self, result: ForwardResult) -> Pending:
+        """Moves the rows on, and starts the copy of what the host learns of it.
 
-    def advance(self, findings: Findings) -> list[Result]:
+        Raises only while nothing has been written, so that forward and write may be tried again;
+        ValueError where the rows have become others', or been moved on, since the forward.
+        """
+        if not result.is_current():
+            raise ValueError("the rows were given away or moved on since this forward")
+        changes, words = decide_step(result)
+        copy = HostCopy.start(result, changes, words)
+        for seats, _ in result.seats:
+            seats.steps += 1
+        error = None
+        try:
+            write_step(result.layout.parts, changes)
+        except Exception as failure:
+            error = failure
+        pending = Pending(copy, error, self._unread.remove)
+        self._unread.append(pending)
+        return pending
+
+    def advance(self, result: ForwardResult) -> list[Draft | Exception]:
         """Moves the canvases on: of each its draft, or what failed in it alone, in the order of
-        `forward`."""
-        return self.write(findings).results()
+        `forward`. Raises only what `write` does."""
+        return [
+            ValueError("the canvas was done before this step") if row is None else row
+            for row in self.write(result).results()
+        ]
+
+    def step(self, canvases: Sequence[Canvas], slots: Sequence[Slot]) -> list[Draft]:
+        """`forward` and `advance`. Raises what fails in one of the canvases."""
+        drafts = []
+        for result in self.advance(self.forward(canvases, slots)):
+            if isinstance(result, Exception):
+                raise result
+            drafts.append(result)
+        return drafts
 
     def _lay_out(self, canvases: Sequence[Canvas], slots: Sequence[Slot]) -> Layout:
         keys = [self._key(canvas) for canvas in canvases]
@@ -107,32 +139,4 @@ def denoise_step(
         denoiser = Denoiser(network, len(canvases))
     for canvas in canvases:
         canvas.denoiser = denoiser
-    drafts = []
-    for result in denoiser.advance(denoiser.forward(canvases, slots)):
-        if isinstance(result, Exception):
-            raise result
-        drafts.append(result)
-    return drafts
-
-
-@torch.no_grad()
-def advance_one(canvas: Canvas, stats: HeadStats) -> Draft:
-    """Moves a canvas alone one step on; stats: the statistics of its positions. Raises what
-    fails."""
-    if canvas.place is None:
-        key = canvas.length, canvas.history_rows
-        Seats(key, 1, stats.soft.shape[1], stats.soft.dtype, canvas.device).take([canvas])
-    assert canvas.place
-    batch, row = canvas.place
-    state = StepBatch(*(tensor[row : row + 1] for tensor in batch.tensors()))
-    places = None if batch.width == canvas.length else torch.arange(canvas.length)
-    packed = None if places is None else places.to(canvas.device)
-    part = Part(state, (canvas.length,), packed, (RuleGroup.alone(canvas),))
-    new = change(part, stats, draw([part], canvas.vocab_size).fresh[0], {0: stats})
-    if new.errors:
-        raise new.errors[0]
-    write(state, new)
-    result = result_of(canvas, unpack(pack(state, new).cpu(), 1, batch.width), 0, stats)
-    if isinstance(result, Exception):
-        raise result
-    return result
+    return denoiser.step(canvases, slots)

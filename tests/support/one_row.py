@@ -1,0 +1,50 @@
+"""The vocabulary pass and the step of canvases whose hidden states or statistics a test chooses."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from types import SimpleNamespace
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from sfumato.diffusion.canvas import Canvas, Draft
+from sfumato.diffusion.scoring import Scoring, _spans, _spread, score_rows
+from sfumato.diffusion.step import Denoiser
+from sfumato.diffusion.step.denoise import ForwardResult, draw
+from sfumato.model.head import HeadStats, VocabularyHead
+
+
+def score(head: VocabularyHead, hidden: Tensor, canvases: Sequence[Canvas]) -> list[HeadStats]:
+    """The statistics of each canvas, whose hidden states stand one after another in hidden [all
+    positions, hidden]."""
+    scoring = Scoring.of(canvases, head.vocab_size, hidden.device)
+    temperature = _spread(canvases, [c.temperature() for c in canvases]).to(hidden.device)
+    uniforms = torch.cat([canvas.uniforms() for canvas in canvases])
+    stats, extra = score_rows(head, hidden, canvases, temperature, uniforms, scoring)
+    return [extra.get(i, stats[at]) for i, at in enumerate(_spans(canvases))]
+
+
+def advance(canvas: Canvas, stats: HeadStats) -> Draft:
+    """Moves a canvas alone one step on; stats: the statistics of its positions. Raises what
+    fails."""
+    if canvas.denoiser is None:
+        vocab, hidden = canvas.vocab_size, stats.soft.shape[1]
+        config = SimpleNamespace(canvas_length=canvas.length, vocab_size=vocab, hidden_size=hidden)
+        network: Any = SimpleNamespace(
+            config=config,
+            head=SimpleNamespace(vocab_size=vocab),
+            device=canvas.device,
+            dtype=stats.soft.dtype,
+        )
+        canvas.denoiser = Denoiser(network, 1)
+    slot: Any = SimpleNamespace(pool=None, index=0)
+    layout = canvas.denoiser._lay_out([canvas], [slot])
+    (seats,) = canvas.denoiser._seats.values()
+    draws = draw(layout.parts, canvas.vocab_size)
+    result = ForwardResult(layout, (canvas,), draws, stats, {0: stats}, ((seats, seats.state),))
+    (draft,) = canvas.denoiser.advance(result)
+    if isinstance(draft, Exception):
+        raise draft
+    return draft
