@@ -5,7 +5,7 @@ import sys
 from collections import Counter
 
 from sfumato.cli.commands import COMMANDS
-from sfumato.diffusion import checks, config, schedule, stopping
+from sfumato.diffusion import checks, sampler_config, schedule, stopping
 from sfumato.diffusion.sampler import EntropyBound, FixedCount, Threshold
 from sfumato.model.placement import DTYPES as PLACED
 from sfumato.model.truncate import MOST_TOP_K
@@ -77,7 +77,7 @@ def test_the_code_checks_the_bounds_of_the_table() -> None:
         "timeout_s": (0, checks.MOST_SECONDS),
     }
     assert bounds_of_code == {name: bounds(name) for name in bounds_of_code}
-    assert config.MOST_HISTORY == limits.MOST_HISTORY
+    assert sampler_config.MOST_HISTORY == limits.MOST_HISTORY
     assert schedule.MOST == limits.MOST_COUNTED
     assert {each.sampler for each in SETTINGS} == {"", *SAMPLERS}
 
@@ -88,8 +88,8 @@ def test_the_defaults_of_the_parts_are_those_of_the_table() -> None:
     assert (stable.stability, stable.confidence) == (default("stability"), default("confidence"))
     assert (EntropyBound().bound, FixedCount().count) == (default("entropy_bound"), 8)
     assert (Threshold().top, Threshold().margin) == (default("threshold"), default("margin"))
-    assert config.REFERENCE.max_steps == default("max_steps")
-    chosen = config.SamplerConfig()
+    assert sampler_config.REFERENCE.max_steps == default("max_steps")
+    chosen = sampler_config.SamplerConfig()
     for name in ("temperature", "min_tokens", "ignore_eos", "self_conditioning", "top_k"):
         assert getattr(chosen, name) == default(name)
 
