@@ -1,0 +1,80 @@
+"""Questions about a state whose answers are probabilities: yes or no, a choice, a score.
+
+Knows no labels, no tokens and no HTTP.  Names of questions are not here: they never reach a model.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+MOST_QUESTIONS = 1_024
+MOST_READS = 4_096
+"""Questions times samples times option orders of one request."""
+MOST_OPTIONS = 255
+MOST_LEVELS = 255
+
+
+@dataclass(frozen=True)
+class Option:
+    """One answer of a choice: its name as the caller gets it back, and what it means."""
+
+    name: str
+    description: str = ""
+
+
+@dataclass(frozen=True)
+class YesNoQuestion:
+    """Whether something holds. Instructions or a description must be there."""
+
+    instructions: str = ""
+    yes: str = ""  # what "yes" means
+    no: str = ""  # what "no" means
+
+    @property
+    def options(self) -> tuple[Option, ...]:
+        return Option("yes", self.yes), Option("no", self.no)
+
+
+@dataclass(frozen=True)
+class ChoiceQuestion:
+    """Which of 1 to MOST_OPTIONS options applies."""
+
+    instructions: str
+    options: tuple[Option, ...]
+
+
+@dataclass(frozen=True)
+class ScoreQuestion:
+    """Which of 1 to MOST_LEVELS levels, listed from low to high, applies."""
+
+    instructions: str
+    levels: tuple[str, ...]
+
+    @property
+    def options(self) -> tuple[Option, ...]:
+        return tuple(Option(level) for level in self.levels)
+
+
+Question = YesNoQuestion | ChoiceQuestion | ScoreQuestion
+
+
+def check_question(question: Question, where: str) -> None:
+    """Raises ValueError, naming the field below `where`, for a question that cannot be asked."""
+    if isinstance(question, YesNoQuestion):
+        if not (question.instructions or question.yes or question.no):
+            raise ValueError(
+                f"{where}: a yes/no question needs instructions or a description of yes or no"
+            )
+        return
+    name, most = (
+        ("options", MOST_OPTIONS)
+        if isinstance(question, ChoiceQuestion)
+        else ("levels", MOST_LEVELS)
+    )
+    count = len(question.options)
+    if not 1 <= count <= most:
+        raise ValueError(f"{where}.{name}: must be 1 to {most}, got {count}")
+    names = [option.name for option in question.options]
+    if isinstance(question, ChoiceQuestion) and len(set(names)) < count:
+        double = next(name for name in names if names.count(name) > 1)
+        raise ValueError(f"{where}.{name}: {double[:80]!r} is there twice; name each option once")

@@ -1,0 +1,44 @@
+"""The text of a question as a model reads it.
+
+The state comes first and the question after it, so that one encoded state serves many questions;
+with the schema first the question comes before its state.  A change here changes every answer of
+every model, and the embedded model was trained on this wording.  Knows no tokens.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from sfumato.diffusion.constraints.questions import Question, ScoreQuestion, YesNoQuestion
+
+BETWEEN = "\n\n"
+"""Between the state and the question, and in a user's turn that has the question first."""
+
+
+def question_text(question: Question, labels: Sequence[str]) -> str:
+    """The question with its options, each behind the label that stands for it on the canvas."""
+    lines = [f"Question: {question.instructions or _default_instructions(question)}"]
+    for label, option in zip(labels, question.options, strict=True):
+        # Where the name is the label, as for yes and no, it is not said twice.
+        name = "" if label == option.name else option.name
+        described = (
+            f" ({option.description})" if name and option.description else option.description
+        )
+        text = f"{name}{described}"
+        lines.append(f"{label}: {text}" if text else label)
+    lines.append(_request(question, labels))
+    return "\n".join(lines)
+
+
+def _default_instructions(question: Question) -> str:
+    if isinstance(question, YesNoQuestion):
+        return "Does this hold?"
+    return "Which level fits?" if isinstance(question, ScoreQuestion) else "Which option fits?"
+
+
+def _request(question: Question, labels: Sequence[str]) -> str:
+    if len(labels) == 2:
+        return f"Answer {labels[0]} or {labels[1]}."
+    if all(label.isdecimal() for label in labels):
+        return "Answer with one number."
+    return "Answer with one label."
