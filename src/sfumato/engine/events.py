@@ -7,6 +7,7 @@ from typing import Literal
 
 from sfumato.api import Reply, Settled
 from sfumato.diffusion.canvas import Draft
+from sfumato.engine.decision import Decided
 
 FailureKind = Literal[
     "invalid",
@@ -91,5 +92,5 @@ class Failed:
     context: int | None = None  # of what is too large: the tokens that there is room for
 
 
-Terminal = Finished | Failed
-Event = Draft | Settled | Finished | Failed
+Terminal = Finished | Decided | Failed
+Event = Draft | Settled | Finished | Decided | Failed

@@ -9,6 +9,7 @@ from threading import Event as Flag
 from threading import Lock
 
 from sfumato.api import Reply
+from sfumato.engine.decision import Decided
 from sfumato.engine.errors import RequestFailed
 from sfumato.engine.events import Event, Failed, Finished, Terminal
 
@@ -17,7 +18,7 @@ log = logging.getLogger(__name__)
 Sink = Callable[[Event], None]
 
 
-class Handle:
+class AnyHandle:
     """Delivers the events of one request, and nothing after the terminal one."""
 
     def __init__(self, request_id: str, sink: Sink | None, wake: Callable[[], None]) -> None:
@@ -31,7 +32,8 @@ class Handle:
 
     def cancel(self) -> None:
         """Ends the request before its next step or chunk; it ends in `Finished`, with the stop
-        reason "cancelled" and what had settled. Does nothing once it has ended."""
+        reason "cancelled" and what had settled, or, a decision, in `Failed`. Does nothing once it
+        has ended."""
         self.cancelled = True
         self._wake()
 
@@ -42,16 +44,8 @@ class Handle:
         while True:
             event = self._kept.get()
             yield event
-            if isinstance(event, Finished | Failed):
+            if isinstance(event, Terminal):
                 return
-
-    def result(self) -> Reply:
-        """Waits for the end. Raises RequestFailed where there is no reply."""
-        self._ended.wait()
-        if isinstance(self.terminal, Failed):
-            raise RequestFailed(self.terminal)
-        assert self.terminal
-        return self.terminal.reply
 
     def deliver(self, event: Event) -> bool:
         """False where the request has ended already, and the event goes nowhere.
@@ -61,7 +55,7 @@ class Handle:
         with self._lock:
             if self.terminal is not None:
                 return False
-            if isinstance(event, Finished | Failed):
+            if isinstance(event, Terminal):
                 self.terminal = event
             try:  # within the lock: another thread's terminal event waits until this one is out
                 if self._kept is not None:
@@ -75,3 +69,31 @@ class Handle:
                 if self.terminal is not None:
                     self._ended.set()
             return True
+
+    def _success(self) -> Finished | Decided:
+        """Waits for the end. Raises RequestFailed where the request failed."""
+        self._ended.wait()
+        if isinstance(self.terminal, Failed):
+            raise RequestFailed(self.terminal)
+        assert self.terminal
+        return self.terminal
+
+
+class Handle(AnyHandle):
+    """Of a request for a reply."""
+
+    def result(self) -> Reply:
+        """Waits for the end. Raises RequestFailed where there is no reply."""
+        end = self._success()
+        assert isinstance(end, Finished)
+        return end.reply
+
+
+class DecisionHandle(AnyHandle):
+    """Of a decision."""
+
+    def result(self) -> Decided:
+        """Waits for the end. Raises RequestFailed where there are no answers."""
+        end = self._success()
+        assert isinstance(end, Decided)
+        return end
