@@ -39,23 +39,6 @@ from sfumato.engine import DecisionRequest
 from sfumato.model.cache import Slot
 
 WORDS = "the order was paid twice and no one has answered my third mail about it yet".split()  # noqa: SIM905
-    "the",
-    "order",
-    "was",
-    "paid",
-    "twice",
-    "and",
-    "no",
-    "one",
-    "has",
-    "answered",
-    "my",
-    "third",
-    "mail",
-    "about",
-    "it",
-    "yet",
-]
 SLOTS, CONTEXT = 10, 4096
 FULL, WIDTH, READS = 256, 32, 64
 
