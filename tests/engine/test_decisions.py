@@ -23,6 +23,7 @@ from sfumato.diffusion.constraints.questions import (
 from sfumato.engine import Decided, DecisionRequest, Failed, TooLarge
 from sfumato.engine.audit import Facts, entry
 from sfumato.engine.events import outcome_of
+from sfumato.ops.cpu import library
 
 STATE = "I was charged twice, and this is my third mail. " * 6
 QUESTIONS: dict[str, Question] = {
@@ -79,6 +80,26 @@ def test_a_question_keeps_its_answer_without_the_others_and_under_any_name(model
         assert alone["x"] == together[name]
     turned = model.read_questions(STATE, dict(reversed(QUESTIONS.items()))).answers()
     assert turned == together and list(turned) == list(QUESTIONS)[::-1]
+
+
+@pytest.mark.parametrize(
+    ("load", "kernels"),
+    [
+        pytest.param({"dtype": "bfloat16"}, None, id="bfloat16 by torch"),
+        pytest.param({"quantize": "q8_0"}, library.kernels, id="int8"),
+    ],
+)
+def test_that_holds_in_other_dtypes_and_by_other_kernels(
+    load: dict[str, Any], kernels: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(library, "kernels", kernels)
+    other = sfumato.load(device="cpu", **load)
+    together = other.read_questions(STATE, QUESTIONS).answers()
+    assert other.read_questions(STATE, {"x": QUESTIONS["team"]}).answers()["x"] == together["team"]
+    serving = engine(other, prefill_chunk=37)
+    handles = [serving.decide(DecisionRequest(state, QUESTIONS)) for state in (STATE, "Hello!")]
+    run(serving)
+    assert handles[0].result().answers == together
 
 
 def test_one_question_waits_for_few_of_many(model: Model) -> None:
