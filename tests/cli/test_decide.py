@@ -119,6 +119,9 @@ def test_json_lines_keep_their_values(
     assert first["more"] == [1] and first["urgent_probability"] == 0.9 and first["error"] is None
     assert second["other"] is None and "urgent_label_mass" not in second
     assert cli(*run).out.startswith("0 rows decided")
+    with Path("t.jsonl").open("a") as table:
+        table.write('{"text": "0.3", "a new key": 1}\n')
+    assert cli(*run).out.startswith("1 rows decided")
 
 
 @pytest.mark.parametrize(
@@ -166,6 +169,14 @@ def test_one_text_is_shown_with_bars(
     values = json.loads(cli(*run, "--json", stdin="Charged twice.").out)
     assert values["urgent_answer"] in ("yes", "no")
     assert sum(values["team_probabilities"].values()) == pytest.approx(1, abs=1e-5)
+
+
+def test_questions_that_no_state_fits_are_refused_at_once(
+    cli: Any, files: Path, monkeypatch: pytest.MonkeyPatch, model: Any
+) -> None:
+    monkeypatch.setattr("sfumato.cli.generation.load", lambda args: model)
+    done = cli(*RUN, "--samples", "4096")
+    assert done.code == 2 and "reads, and 4,096 are the most" in done.err
 
 
 def test_a_table_has_the_answers_of_the_library(

@@ -63,6 +63,8 @@ def test_annotated_says_the_question_or_the_type_of_the_value() -> None:
         (bool | None, "write an option of its own"),
         (Literal["a", "a "], None),
         (Literal["1", 1], r"questions\.q\.options: '1' is there twice"),
+        (Literal[1, True], "two of 1, True are equal"),
+        (Literal["", "a"], "an option is an empty text"),
         (Enum("Empty", []), "Empty has no members"),
         (Score(), r"levels: must be 1 to 255, got 0"),
         (Choice(map(str, range(256))), r"options: must be 1 to 255, got 256"),

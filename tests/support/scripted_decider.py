@@ -14,7 +14,7 @@ from sfumato.engine.decision import Decided, DecisionRequest, DecisionUsage
 from sfumato.engine.errors import RequestFailed
 from sfumato.engine.events import Failed
 
-MODEL = SimpleNamespace(path=Path("scripted.gguf"))
+MODEL = SimpleNamespace(path=Path("scripted.gguf"), plan_decision=lambda *_: None)
 
 
 class Pending:

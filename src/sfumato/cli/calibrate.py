@@ -5,13 +5,14 @@ from __future__ import annotations
 import argparse
 import json
 from collections.abc import Iterable, Mapping
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import asdict, dataclass, field
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
 from sfumato.cli import generation, interrupt, notes
-from sfumato.cli.decide import INTERRUPTED, reading, request
+from sfumato.cli.decide import INTERRUPTED
+from sfumato.cli.tables.asking import Asking, reading_of
 from sfumato.cli.tables.columns import label_number, row_state
 from sfumato.cli.tables.progress import progress
 from sfumato.cli.tables.reads import outcomes, running
@@ -53,8 +54,13 @@ def main(args: argparse.Namespace) -> int:
         )
     if total * len(names) > MOST_LABELS:
         raise ValueError(f"{source.path}: has over {MOST_LABELS:,} labels; some thousand suffice")
+    # Read apart, a question needs no other; jointly all are on the canvas, as they will be.
+    every = file.schema.questions
+    questions = every if args.joint else {name: every[name] for name in names}
+    asking = Asking(file, questions, reading_of(args), args.seed, label_mass=False)
     model = generation.load(args)
-    labelled, errors = _read(args, file, names, source.rows(), total, model)
+    asking.check(model)
+    labelled, errors = _read(args, asking, names, source.rows(), total, model)
     if labelled is None:
         return INTERRUPTED
     fitted, refusals = _fit(args, labelled)
@@ -62,7 +68,7 @@ def main(args: argparse.Namespace) -> int:
         notes.print_message("warning", text)
     if not fitted:
         raise ValueError("; ".join(refusals))
-    _store(args, file, model.path.name, path, fitted, labelled)
+    _store(args, asking, model.path.name, path, fitted, labelled)
     figures = {name: _figures(each) for name, each in fitted.items()}
     print(json.dumps(figures, indent=2) if args.json else "\n".join(_lines(fitted, path)))
     return 0
@@ -80,41 +86,29 @@ def _check_row(file: QuestionFile, row: Row) -> None:
 
 def _read(
     args: argparse.Namespace,
-    file: QuestionFile,
+    asking: Asking,
     names: list[str],
     rows: Iterable[Row],
     total: int,
     model: Any,
 ) -> tuple[dict[str, Labelled] | None, list[str]]:
     """The probabilities of every labelled question, and why rows have none; None after Ctrl-C."""
-    labelled = {name: Labelled() for name in names}
-    questions, errors = file.schema.questions, list[str]()
-    # Read apart, a question needs no other; jointly all are on the canvas, as they will be.
-    wanted = questions if args.joint else {name: questions[name] for name in names}
+    labelled, errors = {name: Labelled() for name in names}, list[str]()
     with (
         interrupt.counted() as presses,
         running(model, args.concurrency) as decider,
         progress(total, 0) as show,
     ):
-        for done, outcome in enumerate(
-            outcomes(
-                decider,
-                rows,
-                lambda row: replace(
-                    request(args, file, row_state(file, row.cells)), questions=wanted
-                ),
-                2 * args.concurrency,
-                lambda: presses.count > 0,
-            ),
-            1,
-        ):
+        at_a_time, stopped = 2 * args.concurrency, lambda: presses.count > 0
+        results = outcomes(decider, rows, asking.request, at_a_time, stopped)
+        for done, outcome in enumerate(results, 1):
             show(done)
             if outcome.decided is None:
                 errors.append(f"{args.labelled}:{outcome.row.line}: {outcome.error}")
                 continue
             for name, into in labelled.items():
                 text = cell_text(outcome.row.cells.get(name))
-                number = label_number(questions[name], text)
+                number = label_number(asking.questions[name], text)
                 if number is not None:
                     into.labels.append(number)
                     into.rows.append(outcome.decided.answers[name].probabilities)
@@ -139,7 +133,7 @@ def _fit(
 
 def _store(
     args: argparse.Namespace,
-    file: QuestionFile,
+    asking: Asking,
     model: str,
     path: Path,
     fitted: Mapping[str, Fitted],
@@ -147,7 +141,7 @@ def _store(
 ) -> None:
     """The calibration, and its plot beside it."""
     made = datetime.now(UTC).date().isoformat()
-    text = calibration_text(model, reading(args), file.schema.questions, fitted, made)
+    text = calibration_text(model, asking.reading, asking.questions, fitted, made)
     square = {name: (f, labelled[name].rows, labelled[name].labels) for name, f in fitted.items()}
     for target, content in ((path.with_suffix(".svg"), plot(square)), (path, text)):
         # The plot is drawn again with the calibration that it belongs to.

@@ -7,26 +7,22 @@ import hashlib
 import json
 import sys
 from collections.abc import Iterator
-from dataclasses import asdict
+from dataclasses import dataclass
 from itertools import islice
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from sfumato.cli import generation, interrupt, notes
+from sfumato.cli.tables.asking import Asking, reading_of
 from sfumato.cli.tables.columns import Columns, row_state
 from sfumato.cli.tables.progress import progress
 from sfumato.cli.tables.reads import outcomes, running
 from sfumato.cli.tables.source import Row, Source, cell_text
 from sfumato.cli.tables.summary import Summary, lines
 from sfumato.cli.tables.target import Target
-from sfumato.decisions.calibration import Calibration, Reading, find_calibration
+from sfumato.decisions.calibration import find_calibration
 from sfumato.decisions.kinds import Choice, YesNo
 from sfumato.decisions.question_file import QuestionFile, read_questions
-from sfumato.decisions.results import Decision, Usage
-from sfumato.engine.decision import Decided, DecisionRequest
-
-if TYPE_CHECKING:
-    from sfumato.api import Model
 
 INTERRUPTED = 130
 MOST_STATE = 16 << 20  # characters of standard input
@@ -39,46 +35,24 @@ def main(args: argparse.Namespace) -> int:
     if (args.table is None) != (args.out is None):
         raise ValueError("--out names the file for the answers to a table; give both or none")
     file = read_questions(args.questions)
-    calibration = args.calibration and find_calibration(file.path, args.calibration)
-    if args.state is not None:
-        return _one(args, file, calibration)
-    return _table(args, file, calibration)
+    calibration = find_calibration(file.path, args.calibration) if args.calibration else None
+    mass = not args.no_label_mass
+    asking = Asking(file, file.schema.questions, reading_of(args), args.seed, mass, calibration)
+    return _table(args, asking) if args.state is None else _one(args, asking)
 
 
-def reading(args: argparse.Namespace) -> Reading:
-    """How the options say that questions are read."""
-    return Reading(args.samples, args.orders, args.order, args.steps, args.joint)
-
-
-def request(args: argparse.Namespace, file: QuestionFile, state: str) -> DecisionRequest:
-    """The request about one state."""
-    return DecisionRequest(
-        state,
-        file.schema.questions,
-        seed=args.seed,
-        label_mass=not getattr(args, "no_label_mass", False),
-        **asdict(reading(args)),
-    )
-
-
-def _one(args: argparse.Namespace, file: QuestionFile, calibration: Calibration | None) -> int:
+def _one(args: argparse.Namespace, asking: Asking) -> int:
     """One state: bars, or an object of JSON."""
     state = args.state
     if state == "-":
         state = sys.stdin.read(MOST_STATE + 1)
         if len(state) > MOST_STATE:
             raise ValueError(f"standard input has more than {MOST_STATE:,} characters")
-    model = generation.load(args)
-    decision = model.decide(
-        state,
-        file.questions,
-        seed=args.seed,
-        label_mass=not args.no_label_mass,
-        calibration=calibration,
-        **asdict(reading(args)),
-    )
+    model, questions = generation.load(args), asking.file.questions
+    decision = model.decide(state, questions, calibration=asking.calibration, **asking.options)
     if args.json:
-        cells = Columns(_kinds(file), True, True, True).cells(decision, "", text=False)
+        columns = Columns(_kinds(asking.file), True, asking.label_mass, asking.several)
+        cells = columns.cells(decision, "", text=False)
         print(json.dumps(cells, indent=2, ensure_ascii=False))
     else:
         print(decision)
@@ -96,22 +70,22 @@ def _kinds(file: QuestionFile) -> dict[str, str]:
     }
 
 
-def _table(args: argparse.Namespace, file: QuestionFile, calibration: Calibration | None) -> int:
+def _table(args: argparse.Namespace, asking: Asking) -> int:
     source = Source(args.table)
     # The whole table is checked before a model is loaded: a mistake in its last row shows now.
-    total, columns = source.scan(lambda row: _check_row(file, row))
-    how = reading(args)
-    several = how.samples != 1 or how.orders > 1
-    answers = Columns(_kinds(file), args.probabilities, not args.no_label_mass, several)
-    names = [*columns, *answers.names(columns)]
+    total, columns = source.scan(lambda row: _check_row(asking.file, row))
+    answers = Columns(_kinds(asking.file), args.probabilities, asking.label_mass, asking.several)
+    names = answers.names(columns)
+    if Path(args.out).suffix.lower() != ".jsonl":  # whose rows may have any keys
+        names = [*columns, *names]
     _check_other_file(source.path, Path(args.out))
-    with Target(args.out, names, _made(args, file, calibration), args.force) as target:
-        summary = Summary(file.questions, target.count)
+    with Target(args.out, names, _made(args, asking), args.force) as target:
+        summary = Summary(asking.questions, target.count)
         rows = _rest(source, target, columns, total)
-        ended = not target.count < total or _decide(
-            args, file, calibration, rows, total, target, answers, summary
+        ended = target.count == total or _decide(
+            args, asking, _Job(rows, total, target, answers, summary)
         )
-        figures = summary.figures()
+    figures = summary.figures()
     print(json.dumps(figures, indent=2) if args.json else "\n".join(lines(figures)))
     if not ended:
         done = target.count + summary.rows
@@ -131,19 +105,17 @@ def _check_other_file(table: Path, out: Path) -> None:
         raise ValueError(f"--out: {out} is the table itself; name another file")
 
 
-def _made(
-    args: argparse.Namespace, file: QuestionFile, calibration: Calibration | None
-) -> dict[str, Any]:
+def _made(args: argparse.Namespace, asking: Asking) -> dict[str, Any]:
     """What decides the answers besides the rows, as plain values: two runs that agree in it may
     write one file."""
+    file, calibration = asking.file, asking.calibration
     text = json.dumps([repr(file.questions), file.state and file.state.text])
     return {
         "questions": hashlib.sha256(text.encode()).hexdigest(),
         "model": args.model or "embedded",
         **{key: getattr(args, key) for key in ("dtype", "activations", "quantize")},
         "calibration": calibration and repr(sorted(calibration.questions.items())),
-        "seed": args.seed,
-        **asdict(reading(args)),
+        **asking.options,
     }
 
 
@@ -165,54 +137,36 @@ def _rest(source: Source, target: Target, columns: list[str], total: int) -> Ite
     return rows
 
 
-def _decide(
-    args: argparse.Namespace,
-    file: QuestionFile,
-    calibration: Calibration | None,
-    rows: Iterator[Row],
-    total: int,
-    target: Target,
-    answers: Columns,
-    summary: Summary,
-) -> bool:
+@dataclass(frozen=True)
+class _Job:
+    """Rows, and where their answers go."""
+
+    rows: Iterator[Row]
+    total: int
+    target: Target
+    answers: Columns
+    summary: Summary
+
+
+def _decide(args: argparse.Namespace, asking: Asking, job: _Job) -> bool:
     """Decides about the rows and writes them. False where Ctrl-C ended it."""
     model = generation.load(args)
-    if calibration is not None:
-        calibration.check(file.schema.questions, model.path.name, reading(args))
-    text = target.path.suffix.lower() != ".jsonl"
+    asking.check(model)
+    text = job.target.path.suffix.lower() != ".jsonl"
     with (
         interrupt.counted() as presses,
         running(model, args.concurrency) as decider,
-        progress(total, target.count) as show,
-        summary.timed(),
+        progress(job.total, job.target.count) as show,
+        job.summary.timed(),
     ):
+        at_a_time = 2 * args.concurrency  # so that none of the engine's slots waits for this thread
         for outcome in outcomes(
-            decider,
-            rows,
-            lambda row: request(args, file, row_state(file, row.cells)),
-            2 * args.concurrency,
-            lambda: presses.count > 0,
+            decider, job.rows, asking.request, at_a_time, lambda: presses.count > 0
         ):
-            decision = None
-            if outcome.decided is not None:
-                decision = typed(model, file, calibration, reading(args), outcome.decided)
-            cells = answers.cells(decision, outcome.error, text)
-            target.append({**outcome.row.cells, **cells})
-            summary.add(decision, outcome.error)
-            show(summary.rows)
+            decided = outcome.decided
+            decision = None if decided is None else asking.decision(decided, model.path.name)
+            cells = job.answers.cells(decision, outcome.error, text)
+            job.target.append({**outcome.row.cells, **cells})
+            job.summary.add(decision, outcome.error)
+            show(job.summary.rows)
         return presses.count == 0
-
-
-def typed(
-    model: Model,
-    file: QuestionFile,
-    calibration: Calibration | None,
-    how: Reading,
-    decided: Decided,
-) -> Decision[dict[str, Any]]:
-    """The typed answers of an engine's, calibrated where a calibration is given."""
-    schema, answers = file.schema, decided.answers
-    if calibration is not None:
-        answers = calibration.apply(answers, schema.questions, model.path.name, how)
-    usage = decided.usage
-    return schema.decision(answers, Usage(usage.input_tokens, usage.cached_tokens, usage.reads))

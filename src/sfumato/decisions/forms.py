@@ -130,6 +130,10 @@ def _form_of_kind(kind: Kind) -> Form:
 
 def _choice(values: Sequence[Any]) -> Form:
     names = tuple(map(_name, values))
+    if not all(names):
+        raise ValueError("an option is an empty text; give it a name")
+    if len(set(values)) < len(values):  # as 1 and True, which would be one key
+        raise ValueError(f"two of {', '.join(map(repr, values))[:200]} are equal; name each once")
     return Form(ChoiceQuestion("", tuple(Option(name) for name in names)), tuple(values))
 
 

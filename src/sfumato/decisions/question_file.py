@@ -14,6 +14,7 @@ import tomllib
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from difflib import get_close_matches
+from functools import cached_property
 from os import PathLike
 from pathlib import Path
 from typing import Any
@@ -38,7 +39,7 @@ class QuestionFile:
     questions: Mapping[str, Kind]
     state: StateTemplate | None
 
-    @property
+    @cached_property
     def schema(self) -> Schema[dict[str, Any]]:
         return schema_of(self.questions)
 
