@@ -99,5 +99,12 @@ def test_labels_that_do_not_suffice(
     assert not list(Path().glob("*.calibration.*"))
 
 
+def test_too_many_rows_are_refused(
+    cli: Any, decider: ScriptedDecider, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("sfumato.cli.calibrate.MOST_PROBABILITIES", 319)
+    assert "would have 320 probabilities, and 319 are the most" in cli(*RUN).err
+
+
 def test_a_name_is_plain(cli: Any, decider: ScriptedDecider) -> None:
     assert "has other characters" in cli(*RUN, "--name", "../x").err

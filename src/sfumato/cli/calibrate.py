@@ -25,7 +25,7 @@ from sfumato.decisions.question_file import QuestionFile, read_questions
 from sfumato.decisions.reliability import plot
 from sfumato.weights.atomic_write import atomic_path, check_writable
 
-MOST_LABELS = 1_000_000  # of all questions: their probabilities are held in memory
+MOST_PROBABILITIES = 2_000_000  # of all rows, questions and options: fitting them takes a minute
 _NAME = "letters, digits, - and _"
 
 
@@ -52,8 +52,12 @@ def main(args: argparse.Namespace) -> int:
             f"{source.path}: has no labels; give it a column for each question: "
             f"{', '.join(file.questions)[:200]}"
         )
-    if total * len(names) > MOST_LABELS:
-        raise ValueError(f"{source.path}: has over {MOST_LABELS:,} labels; some thousand suffice")
+    count = total * sum(len(file.schema.questions[name].options) for name in names)
+    if count > MOST_PROBABILITIES:
+        raise ValueError(
+            f"{source.path}: has {total:,} rows, whose options would have {count:,} probabilities, "
+            f"and {MOST_PROBABILITIES:,} are the most; some thousand rows suffice"
+        )
     # Read apart, a question needs no other; jointly all are on the canvas, as they will be.
     every = file.schema.questions
     questions = every if args.joint else {name: every[name] for name in names}

@@ -11,15 +11,15 @@ from xml.sax.saxutils import escape
 from sfumato.decisions.fit import Fitted
 from sfumato.decisions.metrics import Bin, Rows, bins
 
-SIDE, LEFT, TOP, GAP = 220, 56, 44, 44  # pixels: of a square of axes, and around it
+SIDE, LEFT, TOP, GAP = 220, 56, 44, 64  # pixels: of a square of axes, and around it
 COLUMNS = 3
 _STYLE = """\
 text{font:12px system-ui,sans-serif;fill:#57606a}.title{font-weight:600}
 .axis{stroke:#8b949e;fill:none}.ideal{stroke:#8b949e;stroke-dasharray:4 4}
-.before{stroke:#d1602f;fill:#d1602f}.after{stroke:#2f7ed1;fill:#2f7ed1}.line{fill:none;\
-stroke-width:2}
+.before{stroke:#d1602f;fill:#d1602f}.after{stroke:#2f7ed1;fill:#2f7ed1}
 @media(prefers-color-scheme:dark){text{fill:#adbac7}.before{stroke:#f0883e;fill:#f0883e}\
-.after{stroke:#6cb6ff;fill:#6cb6ff}}"""
+.after{stroke:#6cb6ff;fill:#6cb6ff}}
+.line{fill:none;stroke-width:2}"""
 
 
 def plot(fitted: Mapping[str, tuple[Fitted, Rows, Sequence[int]]]) -> str:
@@ -33,7 +33,7 @@ def plot(fitted: Mapping[str, tuple[Fitted, Rows, Sequence[int]]]) -> str:
         y = TOP + number // columns * (TOP + SIDE + GAP)
         squares.append(f'<g transform="translate({x} {y})">{_square(name, fit, rows, labels)}</g>')
     legend = (
-        f'<g transform="translate({LEFT} {height - 12})"><text class="before" stroke="none" '
+        f'<g transform="translate({LEFT} {height - 12})"><text class="before" '
         'style="stroke:none">before</text><text class="after" x="60" style="stroke:none">after, on '
         "held-out folds</text></g>"
     )

@@ -36,7 +36,7 @@ DECIDING = (
     Option("orders", Whole(1, MOST_READ_SAMPLES), _BOTH,
            "orders of the options, averaged", 1, "N", READS),
     Option("order", _ORDER, _BOTH,
-           "what comes first in the prompt: state, or schema, a question", "state", "", READS),
+           "the state first, or, for schema, each question before it", "state", "", READS),
     Option("steps", Whole(1, MOST_READ_STEPS), _BOTH, "denoising steps of a read", 1, "N", READS),
     Option("joint", FLAG, _BOTH, "read all questions in one canvas", False, "", READS),
     Option("no-label-mass", FLAG, DECIDE,
