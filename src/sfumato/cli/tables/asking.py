@@ -11,7 +11,7 @@ from sfumato.cli.tables.columns import row_state
 from sfumato.cli.tables.source import Row
 from sfumato.decisions.calibration import Calibration, Reading
 from sfumato.decisions.question_file import QuestionFile
-from sfumato.decisions.results import Decision, Usage
+from sfumato.decisions.results import Decision
 from sfumato.diffusion.constraints.decision_settings import DecisionSettings
 from sfumato.diffusion.constraints.questions import Question
 from sfumato.engine.decision import Decided, DecisionRequest
@@ -59,8 +59,7 @@ class Asking:
 
     def decision(self, decided: Decided, model: str) -> Decision[dict[str, Any]]:
         """The typed answers to all questions of the file. model: its name, for the calibration."""
-        answers, usage = decided.answers, decided.usage
+        answers = decided.answers
         if self.calibration is not None:
             answers = self.calibration.apply(answers, self.questions, model, self.reading)
-        usage_of_it = Usage(usage.input_tokens, usage.cached_tokens, usage.reads)
-        return self.file.schema.decision(answers, usage_of_it)
+        return self.file.schema.decision(answers, decided.usage)
