@@ -21,7 +21,7 @@ from sfumato.cli.tables.source import Row, Source, cell_text
 from sfumato.cli.tables.summary import Summary, lines
 from sfumato.cli.tables.target import Target
 from sfumato.decisions.calibration import find_calibration
-from sfumato.decisions.kinds import Choice, YesNo
+from sfumato.decisions.kinds import Choice, Score, YesNo
 from sfumato.decisions.question_file import QuestionFile, read_questions
 
 INTERRUPTED = 130
@@ -60,14 +60,8 @@ def _one(args: argparse.Namespace, asking: Asking) -> int:
 
 
 def _kinds(file: QuestionFile) -> dict[str, str]:
-    return {
-        name: "yes/no"
-        if isinstance(each, YesNo)
-        else "choice"
-        if isinstance(each, Choice)
-        else "score"
-        for name, each in file.questions.items()
-    }
+    kinds = {YesNo: "yes/no", Choice: "choice", Score: "score"}
+    return {name: kinds[type(each)] for name, each in file.questions.items()}
 
 
 def _table(args: argparse.Namespace, asking: Asking) -> int:
@@ -169,4 +163,4 @@ def _decide(args: argparse.Namespace, asking: Asking, job: _Job) -> bool:
             job.target.append({**outcome.row.cells, **cells})
             job.summary.add(decision, outcome.error)
             show(job.summary.rows)
-        return presses.count == 0
+    return job.target.count + job.summary.rows == job.total

@@ -27,6 +27,15 @@ def test_rows_are_taken_up_where_they_stop(tmp_path: Path, name: str) -> None:
     assert [row.cells for row in Source(path).rows()] == ROWS
 
 
+def test_its_own_rows_may_be_larger_than_those_that_it_reads(tmp_path: Path) -> None:
+    columns = [f"c{number}" for number in range(5000)]
+    row = dict.fromkeys(columns, "") | {"c0": '"' * (3 << 20)}
+    with Target(tmp_path / "o.csv", columns, {}, False) as target:
+        target.append(row)
+    with Target(tmp_path / "o.csv", columns, {}, False) as target:
+        assert (target.count, target.last) == (1, row)
+
+
 def test_a_torn_header_is_written_again(tmp_path: Path) -> None:
     path = tmp_path / "o.csv"
     with Target(path, ["a", "b"], {}, False):
@@ -46,6 +55,10 @@ def test_a_file_that_was_made_otherwise_is_kept(tmp_path: Path) -> None:
         target.append({"a": "1"})
     with pytest.raises(ValueError, match="was made with other model, columns, so this run"):
         Target(path, ["b"], {"model": "n", "seed": 0}, False)
+    with Target(tmp_path / "empty.csv", ["a"], {"model": "m"}, False):
+        pass  # and no row of it is written
+    with Target(tmp_path / "empty.csv", ["b"], {"model": "n"}, False):
+        assert (tmp_path / "empty.csv").read_text() == "b\n"
     (tmp_path / "o.csv.about.json").write_text("{")
     with pytest.raises(ValueError, match="is not what `sfumato decide` writes"):
         Target(path, ["a"], {"model": "m", "seed": 0}, False)

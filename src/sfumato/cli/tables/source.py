@@ -30,9 +30,12 @@ class Row:
 class Source:
     """A table of a file, read as often as wanted."""
 
-    def __init__(self, path: str | Path) -> None:
-        """Raises ValueError for a name that says no format, and OSError where there is no file."""
-        self.path = Path(path)
+    def __init__(
+        self, path: str | Path, most_row: int = MOST_ROW, most_columns: int = MOST_COLUMNS
+    ) -> None:
+        """most_row: bytes. Raises ValueError for a name that says no format, and OSError where
+        there is no file."""
+        self.path, self._most_row, self._most_columns = Path(path), most_row, most_columns
         check_suffix(self.path)
         self._delimiter = DELIMITERS.get(self.path.suffix.lower())
         with self.path.open("rb"):  # whether it is there, and readable
@@ -49,8 +52,8 @@ class Source:
         count, columns = 0, dict[str, None]()
         for count, row in enumerate(self.rows(), 1):  # noqa: B007 (the last one is the result)
             columns |= dict.fromkeys(row.cells)
-            if len(columns) > MOST_COLUMNS:
-                self._refuse(row.line, f"with it there are over {MOST_COLUMNS} columns")
+            if len(columns) > self._most_columns:
+                self._refuse(row.line, f"with it there are over {self._most_columns} columns")
             try:
                 check(row)
             except ValueError as error:
@@ -65,10 +68,10 @@ class Source:
     def _lines(self, file: BinaryIO) -> Iterator[str]:
         """Each line with its end, decoded, of bounded length."""
         number = 0
-        while data := file.readline(MOST_ROW + 1):
+        while data := file.readline(self._most_row + 1):
             number += 1
-            if len(data) > MOST_ROW:
-                self._refuse(number, f"the line has more than {MOST_ROW >> 20} MiB")
+            if len(data) > self._most_row:
+                self._refuse(number, f"the line has more than {self._most_row >> 20} MiB")
             try:
                 yield data.decode("utf-8-sig" if number == 1 else "utf-8")
             except UnicodeDecodeError as error:
@@ -86,14 +89,14 @@ class Source:
                 self._refuse(number, f"is not JSON: {str(error)[:120]}")
             if not isinstance(value, dict):
                 self._refuse(number, "must be a JSON object, with columns as its keys")
-            if len(value) > MOST_COLUMNS:
-                self._refuse(number, f"has more than {MOST_COLUMNS} keys")
+            if len(value) > self._most_columns:
+                self._refuse(number, f"has more than {self._most_columns} keys")
             yield Row(number, value)
 
     def _csv(self, file: BinaryIO) -> Iterator[Row]:
         assert self._delimiter
-        csv.field_size_limit(MOST_ROW)  # Python's own is smaller, and for the whole process
-        records = _Records(self._lines(file))
+        csv.field_size_limit(self._most_row)  # Python's own is smaller, and for the whole process
+        records = _Records(self._lines(file), self._most_row)
         reader = csv.reader(records, delimiter=self._delimiter, strict=True)
         header: list[str] | None = None
         while True:
@@ -105,10 +108,8 @@ class Source:
             except csv.Error as error:
                 self._refuse(start, f"is not CSV: {error}")
             except _TooLong:
-                self._refuse(
-                    start,
-                    f"the row has more than {MOST_ROW >> 20} MiB; is a quotation mark left open?",
-                )
+                most = f"{self._most_row >> 20} MiB"
+                self._refuse(start, f"the row has more than {most}; is a quotation mark left open?")
             if not cells:
                 continue
             if header is None:
@@ -119,8 +120,8 @@ class Source:
                 yield Row(start, dict(zip(header, cells, strict=True)))
 
     def _header(self, line: int, names: list[str]) -> list[str]:
-        if len(names) > MOST_COLUMNS:
-            self._refuse(line, f"has more than {MOST_COLUMNS} columns")
+        if len(names) > self._most_columns:
+            self._refuse(line, f"has more than {self._most_columns} columns")
         if "" in names:
             self._refuse(line, "a column has no name; the first row must name every column")
         name, count = Counter(names).most_common(1)[0]
@@ -136,8 +137,9 @@ class _TooLong(Exception):
 class _Records:
     """Lines for a reader of CSV; counts those of a record, since a quoted cell may have several."""
 
-    def __init__(self, lines: Iterator[str]) -> None:
-        self._lines, self._number, self._size = lines, 0, 0
+    def __init__(self, lines: Iterator[str], most: int) -> None:
+        """most: bytes of a record."""
+        self._lines, self._most, self._number, self._size = lines, most, 0, 0
 
     def begin(self) -> int:
         """The number of the line in which the next record begins."""
@@ -150,7 +152,7 @@ class _Records:
     def __next__(self) -> str:
         line = next(self._lines)
         self._number, self._size = self._number + 1, self._size + len(line)
-        if self._size > MOST_ROW:
+        if self._size > self._most:
             raise _TooLong
         return line
 

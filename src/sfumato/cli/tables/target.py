@@ -14,7 +14,17 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, BinaryIO
 
-from sfumato.cli.tables.source import DELIMITERS, MOST_ROW, Source, cell_text, check_suffix
+from sfumato.cli.tables.source import (
+    DELIMITERS,
+    MOST_COLUMNS,
+    MOST_ROW,
+    Source,
+    cell_text,
+    check_suffix,
+)
+
+# What a row of the largest table may become: quotation marks twice, and answers.
+MOST_OWN_ROW, MOST_OWN_COLUMNS = 8 * MOST_ROW, 4 * MOST_COLUMNS
 
 
 class Target:
@@ -33,11 +43,10 @@ class Target:
         self.count = 0  # rows that are there already
         self.last: Mapping[str, Any] = {}  # the last of them
         made = {**made, "columns": self._columns}
-        if force or not self.path.exists():
-            self._begin(made)
-        else:
-            self._check(made)
+        if not force and self.path.exists() and self._goes_on(made):
             self._take_up()
+        else:
+            self._begin(made)
 
     @property
     def _about(self) -> Path:
@@ -50,7 +59,8 @@ class Target:
         if self._delimiter is not None:
             self._append(self._csv(self._columns))
 
-    def _check(self, made: Mapping[str, Any]) -> None:
+    def _goes_on(self, made: Mapping[str, Any]) -> bool:
+        """Whether the file was made so; False where it was not, but has no rows yet."""
         advice = "name another file with --out, or replace it with --force"
         if not self.path.is_file() or not self._about.is_file():
             raise ValueError(f"{self.path}: exists, and `sfumato decide` did not make it; {advice}")
@@ -61,19 +71,22 @@ class Target:
         if not isinstance(before, dict):
             raise ValueError(f"{self._about}: is not what `sfumato decide` writes; {advice}")
         other = [key for key in made if before.get(key) != made[key]]
-        if other:
+        with self.path.open("rb") as file:
+            _, records = _whole_records(file, self._delimiter is not None)
+        if other and records > (self._delimiter is not None):
             raise ValueError(
                 f"{self.path}: was made with other {', '.join(other)}, so this run cannot go on "
                 f"with it; {advice}"
             )
+        return not other
 
     def _take_up(self) -> None:
         """Counts the rows, and cuts off what is left of one that was not written to its end."""
         with self.path.open("r+b", buffering=0) as file:
-            end = _whole_records(file, self._delimiter is not None)
+            end, _ = _whole_records(file, self._delimiter is not None)
             file.truncate(end)
         if end:
-            for row in Source(self.path).rows():
+            for row in Source(self.path, MOST_OWN_ROW, MOST_OWN_COLUMNS).rows():
                 self.count, self.last = self.count + 1, row.cells
         self._file = self.path.open("ab", buffering=0)
         if not end and self._delimiter is not None:
@@ -119,14 +132,14 @@ class Target:
         self._file.close()
 
 
-def _whole_records(file: BinaryIO, quoted: bool) -> int:
-    """Where the last complete record ends. quoted: a line within quotation marks goes on; files of
-    our own have an even number of them in each record."""
+def _whole_records(file: BinaryIO, quoted: bool) -> tuple[int, int]:
+    """Where the last complete record ends, and how many there are. quoted: a line within quotation
+    marks goes on; files of our own have an even number of them in each record."""
     file.seek(0)
-    position = end = marks = 0
+    position = end = marks = records = 0
     while data := file.readline(MOST_ROW):
         position += len(data)
         marks += data.count(b'"') if quoted else 0
         if marks % 2 == 0 and data.endswith(b"\n"):
-            end = position
-    return end
+            end, records = position, records + 1
+    return end, records
