@@ -82,7 +82,7 @@ class Target:
 
     def _take_up(self) -> None:
         """Counts the rows, and cuts off what is left of one that was not written to its end."""
-        with self.path.open("r+b", buffering=0) as file:
+        with self.path.open("r+b") as file:
             end, _ = _whole_records(file, self._delimiter is not None)
             file.truncate(end)
         if end:
