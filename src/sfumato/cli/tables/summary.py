@@ -95,12 +95,15 @@ def lines(figures: dict[str, Any]) -> list[str]:
     out = [f"{figures['rows']:,} rows decided in {figures['seconds']:.1f} s{rate}{before}"]
     rows = [("question", "confidence", "label mass", "answers")]
     for name, each in figures["questions"].items():
+        if not each["answers"]:
+            continue
         counts = [f"{answer} {count:,}" for answer, count in each["answers"].items()]
         if len(counts) > SHOWN_OPTIONS:
             counts[SHOWN_OPTIONS:] = [f"{len(counts) - SHOWN_OPTIONS} others"]
         confidence, mass = map(_mean, (each["mean_confidence"], each["mean_label_mass"]))
         rows.append((name, confidence, mass, ", ".join(counts)))
-    out += table(rows)
+    if len(rows) > 1:
+        out += table(rows)
     masses = [each["mean_label_mass"] for each in figures["questions"].values()]
     if any(mass is not None and mass < LEAST_MASS for mass in masses):
         out.append(
