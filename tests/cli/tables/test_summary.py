@@ -1,0 +1,45 @@
+from __future__ import annotations
+
+from typing import Any
+
+from sfumato import Choice
+from sfumato.cli.tables.summary import MOST_REASONS, Summary, lines
+from sfumato.decisions.results import Usage
+from sfumato.decisions.schema import schema_of
+from sfumato.diffusion.constraints.answers import ChoiceAnswer
+
+
+def decision(options: list[str], best: int, mass: float | None) -> Any:
+    schema = schema_of({"team": Choice(options)})
+    shares = [0.0] * len(options)
+    shares[best] = 1.0
+    return schema.decision({"team": ChoiceAnswer(tuple(shares), mass, True)}, Usage(1, 0, 1))
+
+
+def test_nothing_decided_is_one_line() -> None:
+    assert lines(Summary(["team"], 3).figures()) == [
+        "0 rows decided in 0.0 s (3 were there already)"
+    ]
+
+
+def test_counts_means_and_a_low_label_mass() -> None:
+    summary = Summary(["team"], 0)
+    options = [f"o{number}" for number in range(15)]
+    for number in (0, 0, *range(15)):
+        summary.add(decision(options, number, 0.25), "")
+    text = lines(summary.figures())
+    assert text[2].split()[:5] == ["team", "1.000", "0.250", "o0", "3,"]
+    assert text[2].endswith("3 others")
+    assert text[3].startswith("A label mass under 0.5 says")
+
+
+def test_reasons_are_counted_and_bounded() -> None:
+    summary = Summary(["team"], 0)
+    for number in range(3 * MOST_REASONS):
+        summary.add(None, f"reason {number}")
+    figures = summary.figures()
+    assert figures["failed"] == 3 * MOST_REASONS
+    assert figures["reasons"]["other reasons"] == 2 * MOST_REASONS
+    text = lines(figures)
+    assert text[1].startswith("300 rows have no answers")
+    assert text[-1] == "  and 96 other reasons"
