@@ -12,10 +12,15 @@ from typing import Any
 from tests.support.scripted_model import END_IDS, MARKERS, PIECES, TEMPLATE, tokenizer
 
 from sfumato.api import Reply
+from sfumato.diffusion.constraints.answers import Answer, answer_class
 from sfumato.diffusion.outcome import Stats
 from sfumato.diffusion.sampler_config import REFERENCE
 from sfumato.engine import (
     Account,
+    Decided,
+    DecisionHandle,
+    DecisionRequest,
+    DecisionUsage,
     EngineConfig,
     EngineState,
     Event,
@@ -39,14 +44,14 @@ from sfumato.train.recipe import EMBEDDED
 TEXTS = ("Hello ", "there.")
 
 
-def account(request: Request) -> Account:
+def account(request: Request | DecisionRequest) -> Account:
     return Account(
         request.id,
         request.endpoint,
         request.seed or 0,
         prompt_tokens=3,
         cached_tokens=0,
-        requested_tokens=request.max_tokens,
+        requested_tokens=getattr(request, "max_tokens", 0),
         output_tokens=2,
         thought_tokens=0,
         canvas_tokens=64,
@@ -99,6 +104,8 @@ class FakeEngine:
         self.served = ServedModel(**fields | served)
         self.death: str | None = None
         self.requests: list[Request] = []
+        self.decisions: list[DecisionRequest] = []
+        self.refusal: Exception | None = None  # of a decision
         self._failure = failure
 
     def submit(self, request: Request, sink: Sink | None = None) -> Handle:
@@ -112,6 +119,21 @@ class FakeEngine:
     def offer(self, request: Request, sink: Sink | None = None) -> Handle | None:
         return self.submit(request, sink)
 
+    def decide(self, request: DecisionRequest, sink: Sink | None = None) -> DecisionHandle:
+        """Option i of n has the probability 2(n - i) / n(n + 1)."""
+        self.decisions.append(request)
+        if self.refusal is not None:
+            raise self.refusal
+        answers: dict[str, Answer] = {}
+        for name, question in request.questions.items():
+            count = len(question.options)
+            weights = [2 * (count - i) / (count * (count + 1)) for i in range(count)]
+            answers[name] = answer_class(question)(tuple(weights), 0.9, True)
+        usage = DecisionUsage(12, 5, len(answers))
+        handle = DecisionHandle(request.id, sink, lambda: None)
+        handle.deliver(self._failure or Decided(answers, usage, account(request)))
+        return handle
+
     def check(self, request: Request) -> None:
         pass
 
@@ -121,7 +143,7 @@ class FakeEngine:
     def late(self, request: Request) -> str | None:
         return None
 
-    def refusals(self, request: Request) -> AbstractContextManager[None]:
+    def refusals(self, request: Request | DecisionRequest) -> AbstractContextManager[None]:
         return nullcontext()
 
     def prompt(self, request: Request) -> Prompt:

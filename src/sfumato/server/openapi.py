@@ -21,6 +21,7 @@ _FAILS = {
     404: "There is no such model.",
     408: "The body took too long to arrive.",
     413: "The body is too large.",
+    415: "The body has a Content-Encoding other than zstd.",
     429: "The queue is full.",
     500: "A fault of the server.",
     503: "The engine is shutting down, or has no memory.",
@@ -36,12 +37,13 @@ def fails(*statuses: int) -> dict[int | str, dict[str, Any]]:
     }
 
 
-def takes(model: type[BaseModel], stream: str | None = None) -> dict[str, Any]:
-    """The OpenAPI description of a POST route that reads its body itself. stream: the media type of
-    the stream that it may answer with."""
-    schema = {"$ref": f"#/components/schemas/{model.__name__}"}
+def takes(*models: type[BaseModel], stream: str | None = None) -> dict[str, Any]:
+    """The OpenAPI description of a POST route that reads its body itself: one of the models.
+    stream: the media type of the stream that it may answer with."""
+    schemas = [{"$ref": f"#/components/schemas/{model.__name__}"} for model in models]
+    schema: dict[str, Any] = {"anyOf": schemas} if len(schemas) > 1 else schemas[0]
     body = {"required": True, "content": {"application/json": {"schema": schema}}}
-    answers = fails(400, 408, 429, 503, 504)
+    answers = fails(400, 408, 415, 429, 503, 504)
     if stream:
         answers[200] = {
             "description": "The reply, as one body or as a stream.",
