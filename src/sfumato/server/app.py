@@ -59,15 +59,17 @@ def create_app(
     app.state.service = service
     for dialect in dialects:
         _add_dialect(app, service, dialect)
-    for decisions in DECISIONS:
-        _add_decisions(app, service, decisions)
+    for each in DECISIONS:
+        _add_decisions(app, service, each)
     _add_models(app, service)
     _add_tokenizing(app, service)
     _add_info(app, service)
     _add_metrics(app, metrics)
     bodies = [dialect.body_type for dialect in dialects]
-    bodies += dict.fromkeys(form.body_type for route in DECISIONS for form in route.dialects)
-    add_reference(app, (*bodies, TokenizeBody, DetokenizeBody, TemplateBody))
+    decisions = [dialect for each in DECISIONS for dialect in each.dialects]
+    bodies += [dialect.body_type for dialect in decisions]
+    forms = [dialect.errors for dialect in decisions]
+    add_reference(app, (*bodies, TokenizeBody, DetokenizeBody, TemplateBody), forms)
     if service.settings.page:
         _add_replay(app)
         app.mount("/", StaticFiles(directory=PAGE, html=True), name="page")
@@ -110,7 +112,10 @@ def _add_decisions(app: FastAPI, service: Service, decisions: DecisionRoute) -> 
         name=decisions.name,
         description=decisions.help,
         tags=[decisions.tag],
-        **takes(*(form.body_type for form in decisions.dialects)),
+        **takes(
+            *(dialect.body_type for dialect in decisions.dialects),
+            forms=[dialect.errors for dialect in decisions.dialects],
+        ),
     )
 
 

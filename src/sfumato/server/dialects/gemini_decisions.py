@@ -134,6 +134,20 @@ def error_body(error: ApiError) -> dict[str, Any]:
     return {"error": {"code": error.status, "message": error.message, "status": word}}
 
 
+_ERROR = {
+    "type": "object",
+    "properties": {
+        "code": {"type": "integer"},
+        "message": {"type": "string"},
+        "status": {"type": "string"},
+    },
+    "required": ["code", "message", "status"],
+}
+ERROR_SCHEMA = {"type": "object", "properties": {"error": _ERROR}, "required": ["error"]}
+
 GEMINI_DECISIONS = DecisionDialect(
-    body_type=GeminiDecisionBody, parse=parse, errors=ErrorForm(error_body), state="input"
+    body_type=GeminiDecisionBody,
+    parse=parse,
+    errors=ErrorForm(error_body, name="GeminiError", schema=ERROR_SCHEMA),
+    state="input",
 )

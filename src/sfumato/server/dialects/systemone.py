@@ -49,6 +49,23 @@ _ERROR_TYPES = {
     OVERLOADED: "overloaded_error",
 }
 
+_PLACE = {"type": "array", "items": {"type": ["string", "integer"]}}
+_WRONG = {
+    "type": "object",
+    "properties": {"loc": _PLACE, "msg": {"type": "string"}, "type": {"type": "string"}},
+    "required": ["loc", "msg", "type"],
+}
+_OTHER = {
+    "type": "object",
+    "properties": {"error_type": {"type": "string"}, "message": {"type": "string"}},
+    "required": ["error_type", "message"],
+}
+ERROR_SCHEMA = {
+    "type": "object",
+    "properties": {"detail": {"anyOf": [{"type": "array", "items": _WRONG}, _OTHER]}},
+    "required": ["detail"],
+}
+
 Typed = schema.NoulQuestion | schema.ChoiceQuestion | schema.ScoreQuestion
 
 
@@ -133,6 +150,6 @@ def error_body(error: ApiError) -> dict[str, Any]:
 SYSTEM_ONE = DecisionDialect(
     body_type=SystemOneBody,
     parse=parse,
-    errors=ErrorForm(error_body, error_status),
+    errors=ErrorForm(error_body, error_status, "SystemOneError", ERROR_SCHEMA),
     request_id="x-typesafe-request-id",
 )

@@ -7,8 +7,8 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Callable, MutableMapping
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping, MutableMapping
+from dataclasses import dataclass, field
 from typing import Any
 
 from fastapi.responses import JSONResponse, Response
@@ -114,6 +114,8 @@ class ErrorForm:
 
     body: ErrorBody
     status: Callable[[ApiError], int] = lambda error: error.status
+    name: str = "Error"  # of the body's schema in the API description
+    schema: Mapping[str, Any] = field(default_factory=lambda: SCHEMA)
 
 
 def openai_error(error: ApiError) -> dict[str, Any]:
