@@ -12,7 +12,7 @@ from typing import Any
 from tests.support.scripted_model import END_IDS, MARKERS, PIECES, TEMPLATE, tokenizer
 
 from sfumato.api import Reply
-from sfumato.diffusion.constraints.answers import Answer, answer_class
+from sfumato.diffusion.constraints.answers import answer_class
 from sfumato.diffusion.outcome import Stats
 from sfumato.diffusion.sampler_config import REFERENCE
 from sfumato.engine import (
@@ -20,6 +20,7 @@ from sfumato.engine import (
     Decided,
     DecisionHandle,
     DecisionRequest,
+    DecisionSink,
     DecisionUsage,
     EngineConfig,
     EngineState,
@@ -44,14 +45,14 @@ from sfumato.train.recipe import EMBEDDED
 TEXTS = ("Hello ", "there.")
 
 
-def account(request: Request | DecisionRequest) -> Account:
+def account(request: Request) -> Account:
     return Account(
         request.id,
         request.endpoint,
         request.seed or 0,
         prompt_tokens=3,
         cached_tokens=0,
-        requested_tokens=getattr(request, "max_tokens", 0),
+        requested_tokens=request.max_tokens,
         output_tokens=2,
         thought_tokens=0,
         canvas_tokens=64,
@@ -84,6 +85,18 @@ def reply_events(request: Request, texts: Sequence[str] = TEXTS) -> list[Event]:
     return [*settled, Finished(reply, account(request))]
 
 
+def decided(request: DecisionRequest) -> Decided:
+    """Answers in which the first option is twice as probable as each of the others."""
+    answers = {}
+    for name, question in request.questions.items():
+        count = len(question.options)
+        rest = (1 / (count + 1),) * (count - 1)
+        answers[name] = answer_class(question)((1 - sum(rest), *rest), 0.9, True)
+    reads = sum(len(question.options) > 1 for question in request.questions.values())
+    how = replace(account(Request(id=request.id)), questions=len(answers), reads=reads)
+    return Decided(answers, DecisionUsage(12, 3, reads), how)
+
+
 class FakeEngine:
     """Answers at once, in the caller's thread. failure: what replies end in after their first
     canvas; served: the model that it says it serves."""
@@ -105,7 +118,7 @@ class FakeEngine:
         self.death: str | None = None
         self.requests: list[Request] = []
         self.decisions: list[DecisionRequest] = []
-        self.refusal: Exception | None = None  # of a decision
+        self.refusal: Exception | None = None  # what `decide` raises
         self._failure = failure
 
     def submit(self, request: Request, sink: Sink | None = None) -> Handle:
@@ -116,23 +129,16 @@ class FakeEngine:
             handle.deliver(event)
         return handle
 
-    def offer(self, request: Request, sink: Sink | None = None) -> Handle | None:
-        return self.submit(request, sink)
-
-    def decide(self, request: DecisionRequest, sink: Sink | None = None) -> DecisionHandle:
-        """Option i of n has the probability 2(n - i) / n(n + 1)."""
+    def decide(self, request: DecisionRequest, sink: DecisionSink | None = None) -> DecisionHandle:
         self.decisions.append(request)
         if self.refusal is not None:
             raise self.refusal
-        answers: dict[str, Answer] = {}
-        for name, question in request.questions.items():
-            count = len(question.options)
-            weights = [2 * (count - i) / (count * (count + 1)) for i in range(count)]
-            answers[name] = answer_class(question)(tuple(weights), 0.9, True)
-        usage = DecisionUsage(12, 5, len(answers))
         handle = DecisionHandle(request.id, sink, lambda: None)
-        handle.deliver(self._failure or Decided(answers, usage, account(request)))
+        handle.deliver(decided(request) if self._failure is None else self._failure)
         return handle
+
+    def offer(self, request: Request, sink: Sink | None = None) -> Handle | None:
+        return self.submit(request, sink)
 
     def check(self, request: Request) -> None:
         pass
@@ -143,7 +149,7 @@ class FakeEngine:
     def late(self, request: Request) -> str | None:
         return None
 
-    def refusals(self, request: Request | DecisionRequest) -> AbstractContextManager[None]:
+    def refusals(self, request: Request) -> AbstractContextManager[None]:
         return nullcontext()
 
     def prompt(self, request: Request) -> Prompt:

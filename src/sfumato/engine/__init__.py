@@ -13,7 +13,7 @@ if TYPE_CHECKING:
     from sfumato.engine.engine_config import EngineConfig
     from sfumato.engine.errors import EngineDead, EngineError, NotReady, QueueFull, RequestFailed
     from sfumato.engine.events import Account, Draft, Event, Failed, Finished, Settled, Terminal
-    from sfumato.engine.handle import DecisionHandle, Handle
+    from sfumato.engine.handle import DecisionHandle, DecisionSink, Handle
     from sfumato.engine.request import Prompt, Request, new_id
     from sfumato.engine.stats import EngineState, Health
 
@@ -23,6 +23,7 @@ _HOMES = {
     "ServedModel": "sfumato.engine.client",
     "Decided": "sfumato.engine.decision",
     "DecisionHandle": "sfumato.engine.handle",
+    "DecisionSink": "sfumato.engine.handle",
     "DecisionRequest": "sfumato.engine.decision",
     "DecisionUsage": "sfumato.engine.decision",
     "Engine": "sfumato.engine.engine",
@@ -51,6 +52,7 @@ __all__ = [
     "Decided",
     "DecisionHandle",
     "DecisionRequest",
+    "DecisionSink",
     "DecisionUsage",
     "Draft",
     "Engine",

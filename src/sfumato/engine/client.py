@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from sfumato.engine.decision import DecisionRequest
     from sfumato.engine.engine_config import EngineConfig
     from sfumato.engine.events import Failed
-    from sfumato.engine.handle import DecisionHandle, Handle, Sink
+    from sfumato.engine.handle import DecisionHandle, DecisionSink, Handle, Sink
     from sfumato.engine.request import Prompt, Request
     from sfumato.engine.stats import EngineState, Health
     from sfumato.model.model_config import ModelConfig
@@ -87,7 +87,7 @@ class EngineClient(Protocol):
         """As `submit`, but a full queue gives None and counts as no refusal."""
         ...
 
-    def decide(self, request: DecisionRequest, sink: Sink | None = None) -> DecisionHandle:
+    def decide(self, request: DecisionRequest, sink: DecisionSink | None = None) -> DecisionHandle:
         """Queues a decision, whose terminal event is a `Decided` or a `Failed` and whose only event
         it is. Raises what `submit` raises; the fields of a question are named
         "questions.<id>.<field>"."""

@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterator
 from queue import SimpleQueue
 from threading import Event as Flag
 from threading import Lock
+from typing import Any
 
 from sfumato.api import Reply
 from sfumato.engine.decision import Decided
@@ -16,17 +17,20 @@ from sfumato.engine.events import Event, Failed, Finished, Terminal
 log = logging.getLogger(__name__)
 
 Sink = Callable[[Event], None]
+DecisionSink = Callable[[Decided | Failed], None]
 
 
 class AnyHandle:
     """Delivers the events of one request, and nothing after the terminal one."""
 
-    def __init__(self, request_id: str, sink: Sink | None, wake: Callable[[], None]) -> None:
+    def __init__(
+        self, request_id: str, sink: Callable[[Any], None] | None, wake: Callable[[], None]
+    ) -> None:
         """sink: called with each event, in the engine's thread; None keeps them for `events`."""
         self.id = request_id
         self.cancelled = False
         self.terminal: Terminal | None = None
-        self._kept: SimpleQueue[Event] | None = None if sink else SimpleQueue()
+        self._kept: SimpleQueue[Any] | None = None if sink else SimpleQueue()
         self._sink, self._wake = sink, wake
         self._ended, self._lock = Flag(), Lock()
 
@@ -37,17 +41,7 @@ class AnyHandle:
         self.cancelled = True
         self._wake()
 
-    def events(self) -> Iterator[Event]:
-        """Waits for each event; ends after the terminal one. Only without a sink, and once."""
-        if self._kept is None:
-            raise ValueError("sink: this request's events go there; submit without one to iterate")
-        while True:
-            event = self._kept.get()
-            yield event
-            if isinstance(event, Terminal):
-                return
-
-    def deliver(self, event: Event) -> bool:
+    def deliver(self, event: Event | Decided) -> bool:
         """False where the request has ended already, and the event goes nowhere.
 
         A sink that raises has lost its client: the request is cancelled.
@@ -81,6 +75,16 @@ class AnyHandle:
 
 class Handle(AnyHandle):
     """Of a request for a reply."""
+
+    def events(self) -> Iterator[Event]:
+        """Waits for each event; ends after the terminal one. Only without a sink, and once."""
+        if self._kept is None:
+            raise ValueError("sink: this request's events go there; submit without one to iterate")
+        while True:
+            event: Event = self._kept.get()
+            yield event
+            if isinstance(event, Terminal):
+                return
 
     def result(self) -> Reply:
         """Waits for the end. Raises RequestFailed where there is no reply."""

@@ -28,8 +28,8 @@ def label_scores(
     for width, positions in groups.items():
         padded = [[*labels[at], *[labels[at][-1]] * (width - len(labels[at]))] for at in positions]
         which = torch.tensor(positions, device=hidden.device)
-        ids = torch.tensor(padded, device=hidden.device)
-        rows = head.own_scores(hidden.index_select(0, which), ids).tolist()
+        wanted = torch.tensor(padded, device=hidden.device)
+        rows = head.own_scores(hidden.index_select(0, which), wanted).tolist()
         for position, row in zip(positions, rows, strict=True):
             scores[position] = row[: len(labels[position])]
     return scores

@@ -1,6 +1,6 @@
 """Typed decisions in three forms: what the engine is asked, what clients get, and how errors look.
 
-Answers are the fake engine's: option i of n has the probability 2(n - i) / n(n + 1).
+Answers are the fake engine's: the first of two options has the probability 2/3.
 """
 
 from __future__ import annotations
@@ -120,7 +120,7 @@ def test_system_one(client: Client, path: str) -> None:
         },
     }
     assert own <= body["answers"]["team"].keys() and body["answers"]["team"]["x_label_mass"] == 0.9
-    usage = {"input_tokens": 12, "output_tokens": 3, "x_cached_tokens": 5, "x_reads": 3}
+    usage = {"input_tokens": 12, "output_tokens": 3, "x_cached_tokens": 3, "x_reads": 3}
     assert body["usage"] == usage
 
 
@@ -138,7 +138,7 @@ def test_openai(client: Client) -> None:
     assert choice["name"] is None and choice["choice"] is True
     assert [each["value"] for each in choice["probabilities"]] == [True, "true"]
     assert [(p["value"], p["label"]) for p in score["probabilities"]] == [(0, "a"), (1, "b")]
-    assert body["usage"]["input_tokens_details"]["cached_tokens"] == 5
+    assert body["usage"]["input_tokens_details"]["cached_tokens"] == 3
     assert option_names([False, "false", "false (boolean)"])[0] == "false (boolean) (boolean)"
 
 

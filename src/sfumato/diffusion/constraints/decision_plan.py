@@ -12,13 +12,13 @@ from dataclasses import dataclass
 from sfumato.diffusion.constraints.answers import Answer, Sample, answer_of, certain
 from sfumato.diffusion.constraints.canvas_noise import NoiseKey
 from sfumato.diffusion.constraints.decision_settings import DecisionSettings
-from sfumato.diffusion.constraints.questions import MOST_READS, Question
 from sfumato.diffusion.constraints.question_checks import (
     QuestionLimits,
     check_questions,
     naming,
     where_of,
 )
+from sfumato.diffusion.constraints.questions import MOST_READS, Question
 from sfumato.diffusion.constraints.reads import Read, joint_reads, single_reads
 from sfumato.diffusion.constraints.template import ReadTemplate
 from sfumato.diffusion.limits import TooLarge
@@ -84,7 +84,7 @@ def plan_decision(
             "for fewer"
         )
     unsure = {name: each for name, each in questions.items() if len(each.options) > 1}
-    prefix, after = _state(template, state.strip(), settings) if unsure else ([*template.head], None)
+    prefix, after = _state(template, state.strip() if unsure else "", settings)
     make = joint_reads if settings.joint else single_reads
     reads: list[Read] = []
     tokens = 0

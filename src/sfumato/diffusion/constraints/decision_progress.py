@@ -28,9 +28,9 @@ class DecisionProgress:
         """What is read next, of at most so many tokens or of one read. slot: holds the prefix."""
         turns: list[Turn] = []
         left = tokens
-        for read in self._open.values():
+        for begun in self._open.values():
             if not turns or left > 0:
-                turns.append(next_turn(read, left))
+                turns.append(next_turn(begun, left))
                 left -= turns[-1].tokens
         while self._begun < len(self.plan.reads) and (not turns or left > 0):
             read = self.plan.reads[self._begun]

@@ -29,8 +29,8 @@ def listing_orders(question: Question, labels: Sequence[Label], wanted: int) -> 
     The words yes and no and the digits and letters of levels keep their meaning.
     """
     count = len(labels)
-    lists = _of_levels(count, wanted) if isinstance(question, ScoreQuestion) else _turned(
-        count, wanted
+    lists = (
+        _of_levels(count, wanted) if isinstance(question, ScoreQuestion) else _turned(count, wanted)
     )
     names = tuple(option.name for option in question.options)
     means_itself = tuple(label.text for label in labels) == names
