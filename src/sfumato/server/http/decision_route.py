@@ -14,7 +14,7 @@ from fastapi.concurrency import run_in_threadpool
 from fastapi.datastructures import Headers
 from fastapi.responses import Response
 
-from sfumato.engine import Decided, DecisionRequest, EngineClient, Event, Failed
+from sfumato.engine import Decided, DecisionRequest, EngineClient, Failed
 from sfumato.server.http import answer, inflight, request_body
 from sfumato.server.http.decision_dialect import DecisionCall, DecisionDialect
 from sfumato.server.http.errors import (
@@ -96,10 +96,9 @@ async def _decided(engine: EngineClient, http: HttpRequest, request: DecisionReq
         if not ended.done():
             ended.set_result(event)
 
-    def deliver(event: Event) -> None:
-        if isinstance(event, Decided | Failed):
-            with suppress(RuntimeError):  # the loop is closed: the server has stopped
-                loop.call_soon_threadsafe(end, event)
+    def deliver(event: Decided | Failed) -> None:
+        with suppress(RuntimeError):  # the loop is closed: the server has stopped
+            loop.call_soon_threadsafe(end, event)
 
     try:
         handle = await run_in_threadpool(engine.decide, request, deliver)
