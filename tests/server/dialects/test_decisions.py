@@ -346,6 +346,17 @@ def test_a_body_over_the_limit() -> None:
     assert client.http.get(ONE).json()["detail"]["error_type"] == "method_not_allowed_error"
 
 
+def test_names_of_the_model() -> None:
+    client = Client(aliases=("other",))
+    for name in ("jev-latest", "jev-1.14", "m", "other", None):
+        assert client.post(ONE, SYSTEM_ONE | {"model": name}).json()["model"] == "m"
+    answer = client.post(ONE, SYSTEM_ONE | {"model": "gpt-4"})
+    assert (answer.status_code, answer.json()["detail"]["error_type"]) == (400, "api_usage_error")
+    assert client.post(ANY, SYSTEM_ONE | {"model": "sonar"}).status_code == 200
+    assert client.post(ANY, OPENAI | {"model": "gpt-6-luna"}).json()["model"] == "m"
+    assert Client(lenient=True).post(ONE, SYSTEM_ONE | {"model": "gpt-4"}).status_code == 200
+
+
 def test_models(client: Client) -> None:
     models = client.http.get("/v1/models").json()
     (named,) = models["models"]

@@ -25,13 +25,14 @@ from sfumato.server.dialects.shared.decisions import (
     text_of,
 )
 from sfumato.server.http.decision_dialect import DecisionCall, DecisionDialect
-from sfumato.server.http.errors import ApiError, ErrorForm
+from sfumato.server.http.errors import ApiError, ErrorForm, bad_request
 from sfumato.server.http.security import KeyRefused
 from sfumato.server.schemas import decisions as schema
 from sfumato.server.schemas.decisions import SystemOneBody
 from sfumato.server.service import Service
 
 PATH = "/v1/systemone"
+_JEV = "jev-"  # what clients send by default begins with it; the answer has the model's own name
 TYPES = ("noul", "choice", "score")
 OVERLOADED = 529
 _ERROR_TYPES = {
@@ -71,6 +72,8 @@ Typed = schema.NoulQuestion | schema.ChoiceQuestion | schema.ScoreQuestion
 
 def parse(service: Service, endpoint: str, body: SystemOneBody) -> DecisionCall:
     """Raises ApiError."""
+    if endpoint == PATH:
+        _check_model(service, body.model)
     if body.assets is not None:
         raise no_images("assets")
     state = text_of(body.state, ("state",))
@@ -82,6 +85,21 @@ def parse(service: Service, endpoint: str, body: SystemOneBody) -> DecisionCall:
         typed[name], questions[name] = one, checked(_question(one, loc), (*loc, one.type))
     request = request_of(body, endpoint, state, questions)
     return DecisionCall(request, partial(_body, service.name, typed))
+
+
+def _check_model(service: Service, name: str | None) -> None:
+    """Refuses other models, as System One does, and unlike OpenAI's routes: a client of several
+    servers names the model that it means. Perplexity's client, with names of its own, posts to
+    /v1/decisions. Raises ApiError."""
+    served = (service.name, *service.settings.aliases)
+    if name is None or name in served or service.settings.lenient or name.startswith(_JEV):
+        return
+    raise bad_request(
+        f"model: {name[:200]!r} is not served here; send jev-latest or {service.name!r}, or start "
+        "the server with --alias or --lenient",
+        "model",
+        "model_not_found",
+    )
 
 
 def _question(typed: Typed, loc: Loc) -> Question:

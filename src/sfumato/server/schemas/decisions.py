@@ -85,6 +85,9 @@ class DecisionBody(Body):
 
 
 class SystemOneBody(DecisionBody):
+    model: str | None = Field(
+        None, description="At /v1/systemone: jev-latest, any other jev- name, or the model's own."
+    )
     state: Text = Field(description="What all questions are about.")
     questions: Annotated[Any, WithJsonSchema(decision_schemas.SYSTEM_ONE_QUESTIONS)] = Field(
         description="Id → question. Ids come back as they are, and never reach the model."

@@ -91,6 +91,7 @@ RULES = (
         "A body of /v1/decisions has state or input, and not both; Gemini's has x-goog-api-key.",
         r"the body must have one of three forms",
     ),
+    Rule("/v1/systemone has models of the names that it says.", r"model: .* is not served here"),
     Rule("Images are not supported yet.", r".*images are not supported yet|.*are about images"),
     Rule(
         "Questions times samples times orders are at most 4,096.",
