@@ -134,7 +134,11 @@ def test_openai(client: Client) -> None:
         ScoreQuestion("How?", ("a", "b")),
     ]
     yes, choice, score = body["answers"]
-    assert (yes["type"], yes["name"], yes["probability"]) == ("predicate", "urgent", pytest.approx(2 / 3))
+    assert (yes["type"], yes["name"], yes["probability"]) == (
+        "predicate",
+        "urgent",
+        pytest.approx(2 / 3),
+    )
     assert choice["name"] is None and choice["choice"] is True
     assert [each["value"] for each in choice["probabilities"]] == [True, "true"]
     assert [(p["value"], p["label"]) for p in score["probabilities"]] == [(0, "a"), (1, "b")]
