@@ -3,14 +3,19 @@
 from __future__ import annotations
 
 import json
+import re
 import time
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import httpx
 import openai
 import pytest
 
+from sfumato.server.schemas.decisions import GeminiDecisionBody, OpenAIDecisionBody, SystemOneBody
+
+DOCS = Path(__file__).parents[2] / "docs" / "api.md"
 ONE, ANY = "/v1/systemone", "/v1/decisions"
 STATE = "I was charged twice."
 NOUL = {"type": "noul", "instructions": "Urgent?"}
@@ -159,3 +164,15 @@ def test_a_client_that_leaves_ends_its_request(
     eventually(lambda: not server.engine.state().running)
     assert server.engine.state().totals.reads - before < 3000
     assert ask(server, NOUL).status_code == 200
+
+
+def test_the_examples_of_the_docs(server: Any) -> None:
+    section = DOCS.read_text(encoding="utf-8").split("## Typed decisions\n")[1].split("\n## ")[0]
+    examples = [json.loads(part) for part in re.findall(r"```json\n(.*?)```", section, re.DOTALL)]
+    headers: list[dict[str, str]] = [{}, {}, {"x-goog-api-key": "any"}]
+    for example, header in zip(examples, headers, strict=True):
+        answer = server.http.post(ANY, json=example, headers=header)
+        assert answer.status_code == 200 and len(answer.json()["answers"]) == 3
+    named = set(re.findall(r"`(\w+)`", section))
+    bodies = (SystemOneBody, OpenAIDecisionBody, GeminiDecisionBody)
+    assert {name for body in bodies for name in body.model_fields} <= named
