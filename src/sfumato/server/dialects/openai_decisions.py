@@ -206,4 +206,6 @@ def _answer(typed: Typed, answer: Answer) -> dict[str, Any]:
     return head | figures(answer)
 
 
-OPENAI_DECISIONS = DecisionDialect(body_type=OpenAIDecisionBody, parse=parse, state="input")
+OPENAI_DECISIONS = DecisionDialect(
+    body_type=OpenAIDecisionBody, parse=parse, state="input", listed=True
+)

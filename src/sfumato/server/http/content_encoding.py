@@ -15,7 +15,11 @@ _SUPPORTED = {"": False, "identity": False, "zstd": True}
 
 
 class ExpandsTooFar(ValueError):
-    """There is more than the limit."""
+    """There is more than the limit. declared: bytes, as the frame says; None where it does not."""
+
+    def __init__(self, declared: int | None) -> None:
+        super().__init__("more bytes than the limit" if declared is None else f"{declared:,} bytes")
+        self.declared = declared
 
 
 def is_zstd(encoding: str) -> bool:
@@ -40,7 +44,7 @@ def expanded(data: bytes | bytearray, most: int) -> bytearray:
     try:
         declared = zstd.get_frame_info(data).decompressed_size
         if declared is not None and declared > most:
-            raise ExpandsTooFar(f"{declared:,} bytes")
+            raise ExpandsTooFar(declared)
         options = {int(zstd.DecompressionParameter.window_log_max): MOST_WINDOW}
         decompressor = zstd.ZstdDecompressor(options=options)
         content = bytearray()
@@ -56,7 +60,7 @@ def expanded(data: bytes | bytearray, most: int) -> bytearray:
             f"the body is not zstd, as its Content-Encoding says: {str(error)[:200]}"
         ) from None
     if len(content) > most:
-        raise ExpandsTooFar(f"over {most:,} bytes")
+        raise ExpandsTooFar(None)
     if decompressor.unused_data:
         raise _broken("the body is more than one zstd frame; send one")
     return content

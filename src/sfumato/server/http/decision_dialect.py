@@ -35,3 +35,4 @@ class DecisionDialect(Generic[B]):
     errors: ErrorForm = OPENAI_ERRORS
     request_id: str | None = None  # a header that names the request, besides X-Request-Id
     state: str = "state"  # the field that holds what the engine calls the state
+    listed: bool = False  # questions are a list, and their ids are their numbers

@@ -30,7 +30,8 @@ from sfumato.server.http.errors import (
 from sfumato.server.schemas.decisions import DecisionBody
 from sfumato.server.service import Service
 
-_STATE = re.compile(r"state\b")
+_FIELD = re.compile(r"(?P<field>state|questions)\b(\.(?P<number>\d+)(?=:))?")
+"""Which of the engine's fields a message begins with. Ids of listed questions are numbers."""
 
 
 @dataclass(frozen=True)
@@ -81,7 +82,7 @@ async def _answer(
         decided = await _decided(service.engine, http, call.request)
     except ApiError as error:
         error.headers |= headers
-        _rename_state(error, dialect.state)
+        _in_the_bodys_words(error, dialect)
         raise
     return await run_in_threadpool(lambda: answer.response(call.answer(decided), headers))
 
@@ -119,15 +120,21 @@ async def _decided(engine: EngineClient, http: HttpRequest, request: DecisionReq
     return event
 
 
-def _rename_state(error: ApiError, state: str) -> None:
-    """Gives a refusal of the engine the names of the body's fields."""
-    if error.status != 400:
+def _in_the_bodys_words(error: ApiError, dialect: DecisionDialect[Any]) -> None:
+    """Gives a refusal of the engine the names that fields have in the body."""
+    named = _FIELD.match(error.message)
+    if error.status != 400 or named is None:
         return
-    name = (error.param or "").partition(".")[0].partition("[")[0]
-    if name == "state":
-        error.param, error.message = state, _STATE.sub(state, error.message, count=1)
-    text = error.message.partition(": ")[2] or error.message
-    error.field = WrongField((name,) if name else (), text, error.code or "value_error")
+    field, number = named["field"], named["number"]
+    if field == "state":
+        error.param = dialect.state
+    elif number is not None and dialect.listed:
+        error.param = f"questions[{number}]"
+    else:
+        error.param = named[0]
+    text = error.message[named.end() :]
+    error.message = error.param + text
+    error.field = WrongField((field,), text.lstrip(".: "), error.code or "value_error")
 
 
 async def _refuse_multipart(http: HttpRequest) -> None:

@@ -85,7 +85,9 @@ async def _receive(
         if small:
             try:
                 return expanded(data, min(SMALL, admission.max_body)), admission.small, decode
-            except ExpandsTooFar:
+            except ExpandsTooFar as error:
+                if error.declared is not None and error.declared > admission.max_body:
+                    raise BodyTooLarge(admission.max_body) from None
                 await held.enter_async_context(admission.bodies.hold(room))
                 return data, admission.large, _expanding(decode, admission.max_body)
         # There is no Content-Length, and the body is not small.

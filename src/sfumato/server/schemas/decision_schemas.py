@@ -17,8 +17,6 @@ from sfumato.diffusion.constraints.questions import (
 )
 from sfumato.server.schemas.json_schemas import NULL, Schema, either
 
-__all__ = ["NULL"]
-
 LONGEST_NAME = 1024  # characters of a question's id or name
 AUTO_SAMPLES = 4  # reads of a question at most where samples are "auto"
 _STRING: Schema = {"type": "string"}

@@ -24,7 +24,7 @@ from pydantic_core import PydanticCustomError
 
 from sfumato.diffusion.constraints.questions import MOST_LEVELS, MOST_OPTIONS, MOST_READS
 from sfumato.options.limits import FIRST_SEED, LAST_SEED, MOST_SECONDS
-from sfumato.server.schemas import decision_schemas
+from sfumato.server.schemas import decision_schemas, json_schemas
 from sfumato.server.schemas.body import Body, First, at_most
 from sfumato.server.schemas.neutral import Ignored
 
@@ -92,7 +92,7 @@ class SystemOneBody(DecisionBody):
     questions: Annotated[Any, WithJsonSchema(decision_schemas.SYSTEM_ONE_QUESTIONS)] = Field(
         description="Id → question. Ids come back as they are, and never reach the model."
     )
-    assets: Annotated[Any, WithJsonSchema(decision_schemas.NULL)] = Field(
+    assets: Annotated[Any, WithJsonSchema(json_schemas.NULL)] = Field(
         None, description="Refused unless null: images are not supported yet."
     )
 
