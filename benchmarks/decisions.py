@@ -14,10 +14,13 @@ from __future__ import annotations
 
 import argparse
 import json
+import re
 import statistics
 import time
+import zlib
 from array import array
 from collections.abc import Callable, Iterator, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -46,12 +49,21 @@ Figures = list[tuple[str, float, str]]
 """Check, ratio, goal."""
 
 
-def state_text(model: Model, tokens: int, seed: int = 0) -> str:
-    """A text of about so many tokens, which no other seed's text begins with."""
-    words, text = iter(range(10**6)), f"{seed} is the number of this case:"
-    while len(model.tokenizer.encode(text)) < tokens:
-        text += "".join(f" {WORDS[next(words) % len(WORDS)]}" for _ in range(20))
-    return text
+def by_words(model: Model) -> Callable[[str], list[int]]:
+    """A tokenizer in which words are tokens: random models have one of characters, with which a
+    question takes four times the tokens that it has in a real one."""
+    first, size = 300, model.config.vocab_size - 300
+
+    def encode(text: str) -> list[int]:
+        pieces = re.findall(r"\w+|\n+|[^\w\s]", text)
+        return [first + zlib.crc32(piece.encode()) % size for piece in pieces]
+
+    return encode
+
+
+def state_text(tokens: int, seed: int = 0) -> str:
+    """A text of so many words, which no other seed's text begins with."""
+    return f"{seed} " + " ".join(WORDS[i % len(WORDS)] for i in range(tokens - 1))
 
 
 def questions(count: int) -> dict[str, Question]:
@@ -78,11 +90,11 @@ def decide(engine: Engine, state: str, count: int) -> None:
 
 def of_questions(model: Model, rounds: int) -> Figures:
     engine = Engine(model, EngineConfig(slots=2, context=CONTEXT))
-    hot = state_text(model, 256)
+    hot = state_text(256)
     seeds = iter(range(1, 10**6))
 
     def cold(count: int) -> Callable[[], None]:
-        return lambda: decide(engine, state_text(model, 2048, next(seeds)), count)
+        return lambda: decide(engine, state_text(2048, next(seeds)), count)
 
     warm = medians(rounds, one=lambda: decide(engine, hot, 1), ten=lambda: decide(engine, hot, 10))
     fresh = medians(max(1, rounds // 2), one=cold(1), ten=cold(10))
@@ -93,7 +105,7 @@ def of_questions(model: Model, rounds: int) -> Figures:
 
 
 def of_batch(model: Model, rounds: int) -> Figures:
-    plan = model.plan_decision(state_text(model, 256), questions(READS))
+    plan = model.plan_decision(state_text(256), questions(READS))
     slot = encoded(model, plan.prefix)
 
     def opened() -> list[OpenRead]:
@@ -120,14 +132,14 @@ def encoded(model: Model, ids: Sequence[int]) -> Slot:
 def of_step(model: Model, rounds: int) -> Figures:
     """Steps of one canvas after another, the first of them not counted."""
     network = model.network
-    ids = model.read_template.prefix(state_text(model, 256))
+    ids = model.read_template.prefix(state_text(256))
     slot, denoiser = encoded(model, ids), Denoiser(network, rows=1)
     width = min(FULL, model.config.canvas_length)
     sampler = SamplerConfig(max_steps=48, canvas_length=width).over(model.sampler_defaults)
     canvases: list[Canvas] = []
-    labels = tuple(model.tokenizer.encode("AB"))
+    labels = tuple(model.read_template.encode("yes no"))
     template = (NOISE, model.read_template.end_id, *[model.read_template.filler_id] * (WIDTH - 2))
-    asked = model.read_template.after_state("Question: Is it true?\nA: yes\nB: no\nAnswer A or B.")
+    asked = model.read_template.after_state("Question: Is it true?\nyes\nno\nAnswer yes or no.")
     pinned = ReadCanvas(template, (0,), (labels,))
     read = Read(array("i", asked), (pinned,), (Target("q", 0, ((0, None), (1, None))),))
 
@@ -174,7 +186,7 @@ def chat_steps(model: Model, steps: int, reading: bool) -> Iterator[float]:
         engine.submit(Request("Tell me all.", max_tokens=2048, seed=seed, sampler=settings))
     for _ in range(3):
         engine.step()
-    hot, handle = state_text(model, 256), None
+    hot, handle = state_text(256), None
     for _ in range(steps):
         if reading and (handle is None or handle.terminal is not None):
             handle = engine.decide(DecisionRequest(hot, questions(100)))
@@ -194,10 +206,10 @@ def of_fairness(model: Model, rounds: int) -> Figures:
     seeds = iter(range(1, 10**6))
 
     def one() -> None:
-        decide(engine, state_text(model, 256, next(seeds)), 1)
+        decide(engine, state_text(256, next(seeds)), 1)
 
     alone = medians(rounds, one=one)["one"]
-    large = engine.decide(DecisionRequest(state_text(model, 256), questions(1000)))
+    large = engine.decide(DecisionRequest(state_text(256), questions(1000)))
     for _ in range(3):
         engine.step()
     behind = medians(rounds, one=one)["one"]
@@ -224,6 +236,8 @@ def main() -> None:
     if args.threads:
         torch.set_num_threads(args.threads)
     model = sfumato.load(args.model)
+    template = replace(model.read_template, encode=by_words(model), _lines={})
+    model.__dict__["read_template"] = template  # where it is remembered
     figures: Figures = []
     for name in args.only:
         for figure in parts[name](model):

@@ -17,7 +17,7 @@ from sfumato.model.out_of_memory import is_out_of_memory
 
 log = logging.getLogger(__name__)
 
-TURN = 256
+TURN = 512
 """Tokens of the reads of a step on a CPU, where a step takes as long as its tokens; on another
 device they are as many as a chunk of a prefill has."""
 
