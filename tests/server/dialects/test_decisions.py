@@ -173,6 +173,33 @@ def test_a_chat_as_state(client: Client) -> None:
     ]
 
 
+@pytest.mark.parametrize(
+    ("item", "where"),
+    [
+        (5, "input[0]"),
+        ({"type": ["message"]}, "input[0].type"),
+        ({"role": ["user"], "content": "x"}, "input[0].role"),
+        ({"role": "tool", "content": "x"}, "input[0].role"),
+        ({"role": "user"}, "input[0].content"),
+        ({"role": "user", "content": [5]}, "input[0].content[0].type"),
+        ({"role": "user", "content": [{"type": []}]}, "input[0].content[0].type"),
+        ({"role": "user", "content": [{"type": "input_json"}]}, "input[0].content[0].data"),
+        ({"type": "function_call", "name": "f", "call_id": []}, "input[0].call_id"),
+        ({"type": "function_call_output", "call_id": "x"}, "input[0].call_id"),
+    ],
+)
+def test_a_wrong_message(client: Client, item: Any, where: str) -> None:
+    answer = client.post(ANY, OPENAI | {"input": [item]})
+    assert (answer.status_code, answer.json()["error"]["param"]) == (400, where)
+    assert client.post(ANY, GEMINI | {"input": [{"type": []}]}, **GOOGLE).status_code == 400
+
+
+@pytest.mark.parametrize("value", [True, "4", 4.0, 0, 4097, 1e99, [1], {}])
+def test_wrong_samples(client: Client, value: Any) -> None:
+    (detail,) = client.questions(NOUL, x_samples=value).json()["detail"]
+    assert detail["loc"] == ["body", "x_samples"] and "whole number" in detail["msg"]
+
+
 def test_settings(client: Client) -> None:
     own = {"x_joint": True, "x_samples": "auto", "x_orders": 2, "x_order": "schema", "x_steps": 8}
     own |= {"x_seed": -1, "x_label_mass": False, "x_timeout": 2.5, "x_unknown": {}, "seed": "?"}

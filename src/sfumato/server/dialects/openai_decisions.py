@@ -112,6 +112,7 @@ def _item(item: Any, loc: Loc, calls: dict[str, str]) -> dict[str, Any]:
     if not isinstance(item, dict):
         raise refusal(loc, f"must be an object, and not {describe(item)}", "dict_type")
     kind = item.get("type") or "message"
+    kind = kind if isinstance(kind, str) else ""
     if kind in _CALLS:
         name, call = _string(item, "name", loc), _string(item, "call_id", loc)
         calls[call] = name

@@ -25,11 +25,18 @@ _DESCRIBED = either(*TEXT["anyOf"], NULL)
 SAMPLES = either({"type": "integer", "minimum": 1, "maximum": MOST_READS}, {"enum": ["auto", None]})
 
 
-def check_samples(value: int | str | None) -> int | str | None:
-    if isinstance(value, str) and value != "auto":
-        raise PydanticCustomError("samples", "must be a whole number or auto")
-    if isinstance(value, int) and not 1 <= value <= MOST_READS:
-        raise PydanticCustomError("samples", f"must be from 1 to {MOST_READS}")
+def check_samples(value: Any) -> int | str | None:
+    """Raises PydanticCustomError, with no path of a union's branches."""
+    if value is None or value == "auto":
+        return value
+    if isinstance(value, float) and value.is_integer():
+        text = f"whole numbers are written without a decimal point, and not as {value!r}"
+        raise PydanticCustomError("int_type", text)
+    whole = isinstance(value, int) and not isinstance(value, bool)
+    if not (whole and 1 <= value <= MOST_READS):
+        raise PydanticCustomError(
+            "samples", f"must be a whole number from 1 to {MOST_READS}, or auto"
+        )
     return value
 
 

@@ -60,7 +60,7 @@ class DecisionBody(Body):
     model: str | None = Field(None, description="Ignored: one model is loaded.")
     x_joint: bool | None = Field(None, description="Read all questions on one canvas (false).")
     x_samples: Annotated[
-        int | str | None,
+        Any,
         AfterValidator(decision_schemas.check_samples),
         WithJsonSchema(decision_schemas.SAMPLES),
     ] = Field(None, description="Reads of a question, each with noise of its own; or auto (1).")
@@ -180,7 +180,7 @@ class OpenAIPredicate(Part):
 
 
 class OpenAIOption(Part):
-    value: str | bool
+    value: Annotated[Any, _kind(str, bool, name="text, true or false")]
     description: str | None = None
 
 

@@ -26,6 +26,12 @@ from sfumato.server.schemas.decisions import LENIENT, DecisionBody
 Loc = tuple[int | str, ...]
 Read = TypeVar("Read")
 
+_PLAIN = {
+    "extra_forbidden": "unknown; remove it, or start the server with --lenient",
+    "model_type": "must be an object",
+    "model_attributes_type": "must be an object",
+}
+"""Pydantic's messages that speak of Python, in plain words."""
 _NO_IMAGES = "images are not supported yet; describe the image in words"
 _BOXES = "box questions are about images, which are not supported yet"
 
@@ -85,6 +91,7 @@ def read_question(
     if first["type"].startswith("union_tag"):
         text = f"must have a type, one of {', '.join(types)}"
         text += f", and not {kind[:40]!r}" if isinstance(kind, str) else ""
+    text = _PLAIN.get(first["type"], text)
     tagged = first["loc"] and first["loc"][0] in types
     name = named((*loc, *first["loc"][1:])) if tagged else named(at)
     raise refusal(at, text, first["type"], name)
