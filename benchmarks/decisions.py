@@ -139,9 +139,11 @@ def of_step(model: Model, rounds: int) -> Figures:
     canvases: list[Canvas] = []
     labels = tuple(model.read_template.encode("yes no"))
     template = (NOISE, model.read_template.end_id, *[model.read_template.filler_id] * (WIDTH - 2))
-    asked = model.read_template.after_state("Question: Is it true?\nyes\nno\nAnswer yes or no.")
+    question_ids = model.read_template.after_state(
+        "Question: Is it true?\nyes\nno\nAnswer yes or no."
+    )
     pinned = ReadCanvas(template, (0,), (labels,))
-    read = Read(array("i", asked), (pinned,), (Target("q", 0, ((0, None), (1, None))),))
+    read = Read(array("i", question_ids), (pinned,), (Target("q", 0, ((0, None), (1, None))),))
 
     def opened() -> OpenRead:
         return OpenRead(read, slot, NoiseKey(0, ids), DecisionSettings())
@@ -169,7 +171,7 @@ def of_step(model: Model, rounds: int) -> Figures:
     return [
         (f"read of width {WIDTH}, label rows {of}", seconds["rows"] / seconds["step"], "≤ 0.08"),
         (f"read of width {WIDTH}, label mass {of}", seconds["mass"] / seconds["step"], "≤ 0.15"),
-        (f"question of {len(asked)} tokens {of}", seconds["encode"] / seconds["step"], "—"),
+        (f"question of {len(question_ids)} tokens {of}", seconds["encode"] / seconds["step"], "—"),
     ]
 
 

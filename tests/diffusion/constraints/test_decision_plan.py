@@ -69,7 +69,7 @@ def test_beyond_94_characters_labels_are_two_and_read_by_the_chain_rule() -> Non
 
 
 def test_a_vocabulary_without_single_letters_is_refused() -> None:
-    with pytest.raises(ValueError, match="^questions: this model's tokenizer makes no"):
+    with pytest.raises(ValueError, match=r"^questions: this model's tokenizer makes no"):
         plan_decision(
             template(lambda text: [1] * len(text)), "s", {"q": choice(3)}, DecisionSettings(), 999
         )
