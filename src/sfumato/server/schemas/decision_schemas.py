@@ -32,8 +32,8 @@ def check_samples(value: Any) -> int | str | None:
     if isinstance(value, float) and value.is_integer():
         text = f"whole numbers are written without a decimal point, and not as {value!r}"
         raise PydanticCustomError("int_type", text)
-    whole = isinstance(value, int) and not isinstance(value, bool)
-    if not (whole and 1 <= value <= MOST_READS):
+    is_count = isinstance(value, int) and not isinstance(value, bool)
+    if not (is_count and 1 <= value <= MOST_READS):
         raise PydanticCustomError(
             "samples", f"must be a whole number from 1 to {MOST_READS}, or auto"
         )
