@@ -118,6 +118,7 @@ class FakeEngine:
         self.death: str | None = None
         self.requests: list[Request] = []
         self.decisions: list[DecisionRequest] = []
+        self.refusal: Exception | None = None  # what `decide` raises
         self._failure = failure
 
     def submit(self, request: Request, sink: Sink | None = None) -> Handle:
@@ -130,6 +131,8 @@ class FakeEngine:
 
     def decide(self, request: DecisionRequest, sink: DecisionSink | None = None) -> DecisionHandle:
         self.decisions.append(request)
+        if self.refusal is not None:
+            raise self.refusal
         handle = DecisionHandle(request.id, sink, lambda: None)
         handle.deliver(decided(request) if self._failure is None else self._failure)
         return handle

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from dataclasses import asdict, is_dataclass
+from datetime import UTC, datetime
 from typing import Any
 
 from fastapi.responses import JSONResponse, Response
@@ -58,11 +59,29 @@ def model_card(service: Service) -> dict[str, Any]:
             "context_length": config.context_length,
             "canvas_length": config.canvas_length,
         },
+        # As llama-server marks a model that decides.
+        "architecture": {
+            "input_modalities": ["text"],
+            "output_modalities": ["text", "decisions"],
+        },
     }
 
 
 def models(service: Service) -> dict[str, Any]:
-    return {"object": "list", "data": [model_card(service)]}
+    """OpenAI's list, and System One's beside it. No checkpoint says when it was released, so the
+    date is the day on which this server started, as `created` is."""
+    model = service.model
+    started = datetime.fromtimestamp(service.started, UTC).date().isoformat()
+    card = {
+        "description": f"{model.family}, {model.config.context_length:,} tokens of context.",
+        "release_date": started,
+    }
+    names = (service.name, *service.settings.aliases)
+    return {
+        "object": "list",
+        "data": [model_card(service)],
+        "models": [{"name": name, **card} for name in names],
+    }
 
 
 def model_named(service: Service, name: str) -> dict[str, Any]:

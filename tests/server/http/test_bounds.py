@@ -28,6 +28,10 @@ BODIES: dict[str, dict[str, Any]] = {
     "/detokenize": {"tokens": [5]},
     "/apply-template": CHAT,
 }
+DECISIONS: dict[str, dict[str, Any]] = {
+    "/v1/systemone": {"state": "Hi", "questions": {"a": {"type": "noul", "instructions": "?"}}},
+    "/v1/decisions": {"input": "Hi", "questions": [{"type": "predicate", "instructions": "?"}]},
+}
 BESIDE: dict[str, dict[str, Any]] = {
     "count": {"sampler": "fixed-count"},
     "threshold": {"sampler": "threshold"},
@@ -65,26 +69,39 @@ def _shapes(schema: dict[str, Any], parts: dict[str, Any]) -> Iterator[Callable[
 
 def test_no_number_does_harm(serve: Callable[..., Any]) -> None:
     served = serve(answering_model(), ServerSettings(max_tokens=16))
-    description = served.http.get("/openapi.json").json()
-    parts = description["components"]["schemas"]
-    routes = {
-        path for path, how in description["paths"].items() if "requestBody" in how.get("post", {})
-    }
-    assert routes == set(BODIES)
-    driven = set()
-    for path, body in BODIES.items():
-        content = description["paths"][path]["post"]["requestBody"]["content"]
-        name = content["application/json"]["schema"]["$ref"].rpartition("/")[2]
-        for field, shape in numbers(parts[name], parts):
-            driven.add((path, field))
-            for number in HUGE:
-                for value in (number, -number):
-                    _drive(served, path, field, body | _beside(path, field) | {field: shape(value)})
+    paths = served.http.get("/openapi.json").json()["paths"]
+    routes = {path for path, how in paths.items() if "requestBody" in how.get("post", {})}
+    assert routes == {*BODIES, *DECISIONS}
+    driven = drive(served, BODIES)
     chat = {field for path, field in driven if path == "/v1/chat/completions"}
     assert chat >= {"max_steps", "stability", "top_k", "t_max", "seed", "n", "timeout"}
     assert ("/detokenize", "tokens") in driven and ("/v1/completions", "prompt") in driven
     assert served.http.get("/health").status_code == 200
     assert served.chat("Hi").json()["choices"][0]["message"]["content"] == "Hello."
+
+
+def test_no_number_of_a_decision_does_harm(server: Any) -> None:
+    fields = {"x_samples", "x_orders", "x_steps", "x_seed", "x_timeout"}
+    assert drive(server, DECISIONS) == {(path, name) for path in DECISIONS for name in fields}
+    assert server.http.get("/health").status_code == 200
+
+
+def drive(served: Any, bodies: dict[str, dict[str, Any]]) -> set[tuple[str, str]]:
+    """Sends each number far too large and far too small; gives the routes and fields that have
+    numbers."""
+    description = served.http.get("/openapi.json").json()
+    parts = description["components"]["schemas"]
+    driven = set()
+    for path, body in bodies.items():
+        content = description["paths"][path]["post"]["requestBody"]["content"]
+        schema = content["application/json"]["schema"]
+        name = schema.get("anyOf", [schema])[0]["$ref"].rpartition("/")[2]
+        for field, shape in numbers(parts[name], parts):
+            driven.add((path, field))
+            for number in HUGE:
+                for value in (number, -number):
+                    _drive(served, path, field, body | _beside(path, field) | {field: shape(value)})
+    return driven
 
 
 def _beside(path: str, field: str) -> dict[str, Any]:
@@ -97,7 +114,10 @@ def _drive(served: Any, path: str, field: str, body: dict[str, Any]) -> None:
     what = f"{path} {json.dumps(body)[:200]} -> {answer.status_code} {answer.text[:200]}"
     assert time.process_time() - used < CPU_S, what
     assert time.monotonic() - began < LIMIT_S, what
-    if answer.status_code != 200:
+    if answer.status_code == 422:
+        (detail,) = answer.json()["detail"]
+        assert field in detail["loc"] and detail["msg"], what
+    elif answer.status_code != 200:
         assert answer.status_code == 400, what
         error = answer.json()["error"]
         assert field in (error["param"] or "") and error["message"].startswith(field), what

@@ -95,6 +95,9 @@ HARMLESS: dict[str, list[Any]] = {
     "length_penalty": [1],
     "use_beam_search": [False],
     "skip_special_tokens": [True],
+    "vllm_xargs": [{}],
+    "logprob_token_ids": [[]],
+    "return_tokens_as_token_ids": [False],
     "cache_prompt": [True, False],
     "timings_per_token": [True],
     "return_progress": [True],
@@ -154,7 +157,9 @@ def test_harmless_fields_at_neutral_values(server: Any, fields: dict[str, Any]) 
         assert answer.status_code == 200, answer.text
 
 
-@pytest.mark.parametrize("name", ["min_p", "repetition_penalty", "use_beam_search", "best_of"])
+@pytest.mark.parametrize(
+    "name", ["min_p", "repetition_penalty", "use_beam_search", "best_of", "vllm_xargs"]
+)
 def test_harmless_fields_that_ask_for_something(server: Any, name: str) -> None:
     for route, base in BASE.items():
         error = server.post(route, **base | {name: 5}).json()["error"]

@@ -1,15 +1,19 @@
 """HTTP APIs for replies, one file each: how a body is parsed, and how a reply is rendered.
 
-To add one, write a file with a `Dialect` (http/dialect.py) and list the value here.
+To add one, write a file with a `Dialect` (http/dialect.py) and list the value here. Typed decisions
+have dialects of their own (http/decision_dialect.py), which decisions.py lists.
 """
 
 from __future__ import annotations
 
 from typing import Any
 
+from sfumato.server.dialects.decisions import ROUTES
 from sfumato.server.dialects.llama_cpp import LLAMA_COMPLETION
 from sfumato.server.dialects.openai_chat import OPENAI_CHAT
 from sfumato.server.dialects.openai_completions import OPENAI_COMPLETIONS
+from sfumato.server.http.decision_route import DecisionRoute
 from sfumato.server.http.dialect import Dialect
 
 DIALECTS: tuple[Dialect[Any], ...] = (OPENAI_CHAT, OPENAI_COMPLETIONS, LLAMA_COMPLETION)
+DECISIONS: tuple[DecisionRoute, ...] = ROUTES

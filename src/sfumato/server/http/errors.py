@@ -7,19 +7,20 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Callable, MutableMapping
+from collections.abc import Callable, Mapping, MutableMapping
+from dataclasses import dataclass, field
 from typing import Any
 
 from fastapi.responses import JSONResponse, Response
 
-from sfumato.engine import EngineDead, Failed, NotReady, QueueFull, TooLarge
+from sfumato.engine import DecisionRequest, EngineDead, Failed, NotReady, QueueFull, TooLarge
 from sfumato.engine import Request as EngineRequest
 
 RETRY_AFTER_S = 2
 CLIENT_GONE = 499  # as nginx writes it; there is no client to read it
 # Keys of an ASGI scope.
 REFUSAL = "sfumato.refusal"  # the ApiError of its answer
-ERROR_BODY = "sfumato.error_body"  # the `ErrorBody` of its path's dialect
+ERROR_FORM = "sfumato.error_form"  # the `ErrorForm` of its path's dialect
 
 _FIELD = re.compile(r"([A-Za-z_][\w.\[\]]*)(?:, [A-Za-z_]\w*)*: ")
 _PROMPT = ("prompt", "ids", "text")  # names of the prompt in messages of the engine
@@ -65,6 +66,15 @@ SCHEMA = {
 """Of every error's body, for the API description."""
 
 
+@dataclass(frozen=True)
+class WrongField:
+    """Where a body is wrong, for forms of errors that have a field for that."""
+
+    loc: tuple[int | str, ...]  # from the body's top, without the branches of unions
+    message: str  # without the field's name
+    kind: str  # pydantic's word: "missing", "string_type" …
+
+
 class ApiError(Exception):
     """An answer other than 200."""
 
@@ -82,19 +92,30 @@ class ApiError(Exception):
         self.status, self.message, self.param, self.code = status, message, param, code
         self.headers, self.more = headers or {}, more or {}
         self.recorded = False  # the engine has counted it, and the audit log has it
+        self.field: WrongField | None = None
 
     def response(self, scope: MutableMapping[str, Any]) -> Response:
         """The answer to the request of that ASGI scope, as its dialect renders errors."""
         scope[REFUSAL] = self
-        body: ErrorBody = scope.get(ERROR_BODY, openai_error)
+        form: ErrorForm = scope.get(ERROR_FORM, OPENAI_ERRORS)
         headers = self.headers
         if self.status in (500, 504):  # OpenAI's clients would ask, and wait, again
             headers = headers | {"x-should-retry": "false"}
-        return JSONResponse(body(self), self.status, headers)
+        return JSONResponse(form.body(self), form.status(self), headers)
 
 
 ErrorBody = Callable[[ApiError], dict[str, Any]]
 """How a dialect renders errors."""
+
+
+@dataclass(frozen=True)
+class ErrorForm:
+    """The bodies of a dialect's errors, and the statuses where a dialect has others."""
+
+    body: ErrorBody
+    status: Callable[[ApiError], int] = lambda error: error.status
+    name: str = "Error"  # of the body's schema in the API description
+    schema: Mapping[str, Any] = field(default_factory=lambda: SCHEMA)
 
 
 def openai_error(error: ApiError) -> dict[str, Any]:
@@ -111,6 +132,9 @@ def openai_error(error: ApiError) -> dict[str, Any]:
     }
 
 
+OPENAI_ERRORS = ErrorForm(openai_error)
+
+
 def without_paths(text: str) -> str:
     """The text with absolute paths cut to the names of their files."""
     return _PATH.sub(r"\1", text)
@@ -120,13 +144,15 @@ def bad_request(message: str, param: str | None = None, code: str | None = None)
     return ApiError(400, message, param, code)
 
 
-def from_value_error(error: ValueError, request: EngineRequest | None = None) -> ApiError:
+def from_value_error(
+    error: ValueError, request: EngineRequest | DecisionRequest | None = None
+) -> ApiError:
     """The answer to an error of a check, whose message begins with the field's name. request: the
     request that was checked, whose prompt may stand in a field of another name."""
     message = without_paths(str(error))
     field = _FIELD.match(message)
     name = field[1] if field else None
-    if name in _PROMPT and request is not None:
+    if name in _PROMPT and isinstance(request, EngineRequest):
         prompt = "prompt" if request.messages is None else "messages"
         name, message = prompt, prompt + message[len(name) :]
     if isinstance(error, TooLarge):
@@ -144,9 +170,9 @@ def too_large(message: str, param: str | None, prompt: int | None, context: int 
     return ApiError(400, message, param, "context_length_exceeded", more=more)
 
 
-def from_refusal(error: Exception, request: EngineRequest) -> ApiError:
-    """The answer to an error of `EngineClient.submit`. Raises the error again where `submit` does
-    not promise it."""
+def from_refusal(error: Exception, request: EngineRequest | DecisionRequest) -> ApiError:
+    """The answer to an error of `EngineClient.submit` or `decide`. Raises the error again where
+    these do not promise it."""
     if isinstance(error, ValueError):
         return from_value_error(error, request)
     seconds = RETRY_AFTER_S

@@ -200,7 +200,7 @@ async def collect(
     """Waits for all replies. settled: whether to keep the settled canvases, which hold tensors.
     Raises ApiError where a request fails or the client disconnects."""
     work = asyncio.create_task(_collect_all(running, settled))
-    disconnected = asyncio.create_task(_disconnect(http))
+    disconnected = asyncio.create_task(disconnect(http))
     try:
         await asyncio.wait({work, disconnected}, return_when=asyncio.FIRST_COMPLETED)
         if not work.done():
@@ -229,6 +229,7 @@ async def _collect_all(running: InFlight, settled: bool) -> list[CollectedReply]
     return replies
 
 
-async def _disconnect(http: HttpRequest) -> None:
+async def disconnect(http: HttpRequest) -> None:
+    """Ends when the client has disconnected."""
     while (await http.receive())["type"] != "http.disconnect":
         pass

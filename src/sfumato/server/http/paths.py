@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-_SHORT = ("/chat/completions", "/completions", "/models")  # of OpenAI's API, which has them in /v1
+# Of OpenAI's API, which has them in /v1.
+_SHORT = ("/chat/completions", "/completions", "/decisions", "/models")
 
 
 def canonical(path: str) -> str:

@@ -8,7 +8,7 @@ are refused or, where the server is lenient, left out.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Iterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Iterator, Mapping, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager, suppress
 from functools import lru_cache
 from typing import Any, TypeVar, get_args
@@ -19,7 +19,9 @@ from pydantic import BaseModel, ValidationError
 from pydantic_core import from_json
 
 from sfumato.server.http.admission import SMALL, Admission, Arrival, ThreadLimit, arriving
-from sfumato.server.http.errors import CLIENT_GONE, ApiError, bad_request
+from sfumato.server.http.content_encoding import ExpandsTooFar, expanded, is_zstd
+from sfumato.server.http.errors import CLIENT_GONE, ApiError, WrongField, bad_request
+from sfumato.server.http.security import BodyTooLarge
 from sfumato.server.schemas.body import Body, Unknown
 from sfumato.server.service import Service
 from sfumato.text.jsonscan import JsonTooLarge, extent
@@ -38,42 +40,93 @@ async def read(service: Service, request: Request, model: type[Model]) -> AsyncI
     """The body as its model. The context holds the body's bytes of the budget and its thread: work
     that takes time with the body belongs within. Raises ApiError."""
     settings = service.settings
+
+    def decode(data: bytearray) -> Model:
+        return decoded(data, model, settings.lenient, settings.max_values, clear=True)
+
+    async with read_with(service, request, decode) as body:
+        yield body
+
+
+@asynccontextmanager
+async def read_with(
+    service: Service, request: Request, decode: Callable[[bytearray], Model]
+) -> AsyncIterator[Model]:
+    """The same for a body whose model its content decides. decode: called in a thread with the
+    body's bytes."""
     async with AsyncExitStack() as held:
-        data, threads = await _receive(request, service.admission, held)
+        data, threads, decode = await _receive(request, service.admission, held, decode)
         since = service.engine.now()
         await held.enter_async_context(threads.thread())
-        body = await run_in_threadpool(
-            decoded, data, model, settings.lenient, settings.max_values, clear=True
-        )
+        body = await run_in_threadpool(decode, data)
         body.arrived(since)
         yield body
 
 
 async def _receive(
-    request: Request, admission: Admission, held: AsyncExitStack
-) -> tuple[bytearray, ThreadLimit]:
-    """The bytes of the body, and the threads that decode bodies of its size; `held` gets the budget
-    of a large one."""
+    request: Request,
+    admission: Admission,
+    held: AsyncExitStack,
+    decode: Callable[[bytearray], Model],
+) -> tuple[bytearray, ThreadLimit, Callable[[bytearray], Model]]:
+    """The bytes of the body, the threads that decode bodies of its size, and what decodes it;
+    `held` gets the budget of a large one."""
+    compressed = await _is_compressed(request)
+    # A large body that is compressed holds room for its bytes and for what comes out of them.
+    room = admission.max_body if compressed else 0
     header = request.headers.get("content-length", "")
     length = int(header) if header.isascii() and header.isdecimal() and len(header) < 20 else None
     data = bytearray()
     if length is None or length <= SMALL:
         async with arriving(BODY_S) as arrival:
-            if await _add_chunks(request, data, arrival, SMALL):
-                return data, admission.small
+            small = await _add_chunks(request, data, arrival, SMALL)
+        if small and not compressed:
+            return data, admission.small, decode
+        if small:
+            try:
+                return expanded(data, min(SMALL, admission.max_body)), admission.small, decode
+            except ExpandsTooFar as error:
+                if error.declared is not None and error.declared > admission.max_body:
+                    raise BodyTooLarge(admission.max_body) from None
+                await held.enter_async_context(admission.bodies.hold(room))
+                return data, admission.large, _expanding(decode, admission.max_body)
         # There is no Content-Length, and the body is not small.
         length = admission.max_body
     try:
-        await held.enter_async_context(admission.bodies.hold(length))
+        await held.enter_async_context(admission.bodies.hold(length + room))
     except ApiError:
-        await _discard(request)
+        await discard(request)
         raise
     async with admission.bodies.arriving(BODY_S) as arrival:
         await _add_chunks(request, data, arrival, admission.max_body)
-    return data, admission.large
+    if compressed:
+        decode = _expanding(decode, admission.max_body)
+    return data, admission.large, decode
 
 
-async def _discard(request: Request) -> None:
+async def _is_compressed(request: Request) -> bool:
+    try:
+        return is_zstd(request.headers.get("content-encoding", ""))
+    except ApiError:
+        await discard(request)
+        raise
+
+
+def _expanding(decode: Callable[[bytearray], Model], most: int) -> Callable[[bytearray], Model]:
+    """`decode` for the bytes of a zstd frame."""
+
+    def expand_and_decode(data: bytearray) -> Model:
+        try:
+            content = expanded(data, most)
+        except ExpandsTooFar:
+            raise BodyTooLarge(most) from None
+        data.clear()
+        return decode(content)
+
+    return expand_and_decode
+
+
+async def discard(request: Request) -> None:
     """Reads and drops the body: most clients send all of it before they read an answer."""
     with suppress(TimeoutError):
         async with asyncio.timeout(DISCARD_S):
@@ -161,8 +214,8 @@ def validated(value: dict[str, Any], model: type[Model], lenient: bool) -> Model
         is_point = error_of_branch["type"] == "int_type" and isinstance(given, float)
         if is_point and given.is_integer() and error_of_branch["loc"][0] == first["loc"][0]:
             text = f"whole numbers are written without a decimal point, and not as {given!r}"
-            raise _refusal(error_of_branch["loc"], text, "int_type")
-    raise _refusal(first["loc"], first["msg"], first["type"])
+            raise refusal(error_of_branch["loc"], text, "int_type")
+    raise refusal(first["loc"], first["msg"], first["type"])
 
 
 def _unknown(value: Mapping[str, Any], model: type[BaseModel], where: str = "") -> Iterator[str]:
@@ -196,13 +249,19 @@ def _parts(model: type[BaseModel]) -> dict[str, type[BaseModel]]:
     return results
 
 
-def _refusal(loc: Sequence[int | str], message: str, kind: str) -> ApiError:
-    name = _name(loc)
+def refusal(loc: Sequence[int | str], message: str, kind: str, name: str | None = None) -> ApiError:
+    """The answer to a wrong field. kind: pydantic's word. name: as the message has it, where the
+    path does not say it."""
+    name = name or _name(loc)
+    text = message.removeprefix("Value error, ")
     if kind == "value_error":  # from `only`
-        return bad_request(f"{name}: {message.removeprefix('Value error, ')}", name, "unsupported")
-    text = message[:1].lower() + message[1:]
-    code = kind if kind == "missing" else None
-    return bad_request(f"{name}: {text}", name, code)
+        error = bad_request(f"{name}: {text}", name, "unsupported")
+    else:
+        text = text[:1].lower() + text[1:]
+        error = bad_request(f"{name}: {text}", name, kind if kind == "missing" else None)
+    parts = tuple(part if isinstance(part, int) else part[:100] for part in loc)
+    error.field = WrongField(parts, text, kind)
+    return error
 
 
 def _name(loc: Sequence[int | str]) -> str:

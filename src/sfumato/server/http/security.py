@@ -8,15 +8,14 @@ from __future__ import annotations
 import base64
 import binascii
 import hmac
-from collections.abc import Awaitable, Callable, Mapping, MutableMapping
+from collections.abc import Awaitable, Callable, MutableMapping
 from ipaddress import ip_address
-from types import MappingProxyType
 from typing import Any
 from urllib.parse import SplitResult, urlsplit
 
 from fastapi.datastructures import Headers
 
-from sfumato.server.http.errors import ERROR_BODY, ApiError, ErrorBody
+from sfumato.server.http.errors import ERROR_FORM, OPENAI_ERRORS, ApiError, ErrorForm
 from sfumato.server.http.paths import canonical
 from sfumato.server.settings import ServerSettings
 
@@ -25,7 +24,10 @@ Scope = MutableMapping[str, Any]
 Receive = Callable[[], Awaitable[Message]]
 Send = Callable[[Message], Awaitable[None]]
 App = Callable[[Scope, Receive, Send], Awaitable[None]]
+FormOf = Callable[[str, Headers], ErrorForm]
+"""How the errors of a path are rendered, before a body is read."""
 
+KEY_HEADERS = ("x-api-key", "x-goog-api-key")  # besides Authorization
 OPEN_PATHS = frozenset({"/health", "/v1/health", "/readyz", "/livez"})
 HEADERS = {
     "content-security-policy": (
@@ -51,6 +53,20 @@ class BodyTooLarge(ApiError):
         )
 
 
+class KeyRefused(ApiError):
+    """The key is wrong, or there is none."""
+
+    def __init__(self, missing: bool, offer: str) -> None:
+        super().__init__(
+            401,
+            "the API key is missing or wrong; send it as Authorization: Bearer KEY, X-Api-Key or "
+            "X-Goog-Api-Key",
+            code="invalid_api_key",
+            headers={"WWW-Authenticate": offer},
+        )
+        self.missing = missing
+
+
 class Gate:
     """Refuses requests that must not reach a route, and adds `HEADERS` to every answer."""
 
@@ -58,10 +74,9 @@ class Gate:
         self,
         app: App,
         settings: ServerSettings,
-        error_bodies: Mapping[str, ErrorBody] = MappingProxyType({}),
+        form_of: FormOf = lambda path, headers: OPENAI_ERRORS,
     ) -> None:
-        """error_bodies: by path, how errors are rendered where not in OpenAI's form."""
-        self.app, self.settings, self._error_bodies = app, settings, error_bodies
+        self.app, self.settings, self._form_of = app, settings, form_of
         self._key = None if settings.api_key is None else settings.api_key.encode()
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -77,8 +92,7 @@ class Gate:
             await send(message)
 
         scope["path"] = path = canonical(scope["path"])
-        if path in self._error_bodies:
-            scope[ERROR_BODY] = self._error_bodies[path]
+        scope[ERROR_FORM] = self._form_of(path, Headers(scope=scope))
         try:
             self._check(scope)
         except ApiError as error:
@@ -127,19 +141,14 @@ class Gate:
         assert self._key is not None
         given = (
             _credentials(headers.get("authorization", "")),
-            headers.get("x-api-key", "").encode("latin-1", "replace"),
+            *(headers.get(name, "").encode("latin-1", "replace") for name in KEY_HEADERS),
         )
         if any(hmac.compare_digest(key, self._key) for key in given):
             return
         # A browser asks for a password where Basic is offered; so the page can be opened.
         page = path in ("/", "/docs") or ("." in path and not path.startswith("/v1/"))
         offer = 'Basic realm="Sfumato: the API key is the password"' if page else "Bearer"
-        raise ApiError(
-            401,
-            "the API key is missing or wrong; send it as Authorization: Bearer KEY or X-Api-Key",
-            code="invalid_api_key",
-            headers={"WWW-Authenticate": offer},
-        )
+        raise KeyRefused(missing=not any(given), offer=offer)
 
 
 def _split(address: str, header: str) -> SplitResult:

@@ -12,7 +12,7 @@ from typing import Any
 from fastapi.concurrency import run_in_threadpool
 from fastapi.responses import StreamingResponse
 
-from sfumato.engine import Account, Draft, Event, Failed, Settled
+from sfumato.engine import Account, Draft, Event, Failed, Finished, Settled
 from sfumato.server.http.dialect import Dialect, Frame, Renderer
 from sfumato.server.http.draft_frames import draft_frame, settled_frame
 from sfumato.server.http.errors import ApiError, from_failed, internal
@@ -118,6 +118,6 @@ class _Frames:
             yield from renderer.settled(number, event)
         elif isinstance(event, Failed):
             yield from self._failed(from_failed(event))
-        else:
+        elif isinstance(event, Finished):
             self._accounts[number] = event.account
             yield from renderer.finished(number, event)

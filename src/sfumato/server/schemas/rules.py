@@ -87,7 +87,32 @@ RULES = (
         r".*nested (deeper|too deeply)",
     ),
     Rule("Texts are valid Unicode.", r".*(surrogate|Unicode)"),
+    Rule(
+        "A body of /v1/decisions has state or input, and not both; Gemini's has x-goog-api-key.",
+        r"the body must have one of three forms",
+    ),
+    Rule("/v1/systemone has models of the names that it says.", r"model: .* is not served here"),
+    Rule("Images are not supported yet.", r".*images are not supported yet|.*are about images"),
+    Rule(
+        "Questions times samples times orders are at most 4,096.",
+        r".*[\d,]+ questions, [\d,]+ samples",
+    ),
+    Rule("Numbers in a state or a description are finite.", r".*holds a number that is too"),
+    Rule("State and question fit the context, and so do all of them.", r".*there is room for"),
+    Rule("A question's options differ in what tells them apart.", r".*is there twice"),
+    Rule("A yes/no question has instructions or a description.", r".*a yes/no question needs"),
 )
+
+
+def error_of(body: Mapping[str, Any]) -> Mapping[str, Any]:
+    """The error's object of an answer in any form."""
+    if "error" in body:
+        error: Mapping[str, Any] = body["error"]
+        return error
+    detail = body["detail"]
+    if isinstance(detail, list):
+        return {"message": f"{detail[0]['loc'][-1]}: {detail[0]['msg']}"}
+    return {"message": detail["message"]}
 
 
 def described() -> str:

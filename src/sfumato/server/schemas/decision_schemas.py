@@ -1,0 +1,153 @@
+"""JSON schemas of the bodies of typed decisions, for the API description.
+
+Bodies that they allow are accepted, but for the rules in rules.py. Knows no answers.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from pydantic_core import PydanticCustomError
+
+from sfumato.diffusion.constraints.questions import (
+    MOST_LEVELS,
+    MOST_OPTIONS,
+    MOST_QUESTIONS,
+    MOST_READS,
+)
+from sfumato.server.schemas.json_schemas import NULL, Schema, either
+
+LONGEST_NAME = 1024  # characters of a question's id or name
+AUTO_SAMPLES = 4  # reads of a question at most where samples are "auto"
+_STRING: Schema = {"type": "string"}
+TEXT = either(_STRING, {"type": "object"}, {"type": "array"})
+_DESCRIBED = either(*TEXT["anyOf"], NULL)
+SAMPLES = either({"type": "integer", "minimum": 1, "maximum": MOST_READS}, {"enum": ["auto", None]})
+
+
+def check_samples(value: Any) -> int | str | None:
+    """Raises PydanticCustomError, with no path of a union's branches."""
+    if value is None or value == "auto":
+        return value
+    if isinstance(value, float) and value.is_integer():
+        text = f"whole numbers are written without a decimal point, and not as {value!r}"
+        raise PydanticCustomError("int_type", text)
+    is_count = isinstance(value, int) and not isinstance(value, bool)
+    if not (is_count and 1 <= value <= MOST_READS):
+        raise PydanticCustomError(
+            "samples", f"must be a whole number from 1 to {MOST_READS}, or auto"
+        )
+    return value
+
+
+def with_any_field(schema: Schema) -> None:
+    """Completes the schema of a body whose unknown fields are ignored."""
+    schema["additionalProperties"] = True
+
+
+def _closed(required: dict[str, Schema], optional: dict[str, Schema] | None = None) -> Schema:
+    """An object whose unknown fields pass where they are null."""
+    return {
+        "type": "object",
+        "properties": {**required, **(optional or {})},
+        "required": list(required),
+        "additionalProperties": NULL,
+    }
+
+
+def _sized(schema: Schema, most: int) -> Schema:
+    """An object or a list of 1 to `most` entries."""
+    what = "Items" if schema["type"] == "array" else "Properties"
+    return schema | {f"min{what}": 1, f"max{what}": most}
+
+
+def _typed(name: str, required: dict[str, Schema], optional: dict[str, Schema]) -> Schema:
+    return _closed({"type": {"const": name}, **required}, optional)
+
+
+def _questions(noul_criteria: Schema, instructions: Schema, level: Schema) -> Schema:
+    """The map of questions that System One and Gemini have."""
+    instructed = {"instructions": instructions}
+    options = _sized({"type": "object", "additionalProperties": _DESCRIBED}, MOST_OPTIONS)
+    levels = _sized({"type": "array", "items": level}, MOST_LEVELS)
+    noul = either(
+        _typed("noul", {"instructions": _WORDS}, {"criteria": either(noul_criteria, NULL)}),
+        _typed(
+            "noul",
+            {"criteria": noul_criteria | {"required": list(noul_criteria["properties"])[:1]}},
+            instructed,
+        ),
+    )
+    kinds = (
+        noul,
+        _typed("choice", {"criteria": options}, instructed),
+        _typed("score", {"criteria": levels}, instructed),
+    )
+    names = {"minLength": 1, "maxLength": LONGEST_NAME}
+    entries = {"type": "object", "propertyNames": names, "additionalProperties": either(*kinds)}
+    return _sized(entries, MOST_QUESTIONS)
+
+
+_WORDS: Schema = _STRING | {"minLength": 1}
+SYSTEM_ONE_QUESTIONS = _questions(
+    _closed({}, {"true": _WORDS, "false": _DESCRIBED}), _DESCRIBED, TEXT
+)
+
+_GEMINI_TEXT = _closed({"type": {"const": "text"}, "text": _WORDS}, {"annotations": {}})
+GEMINI_INPUT = either(_STRING, _GEMINI_TEXT, {"type": "array", "items": _GEMINI_TEXT})
+GEMINI_QUESTIONS = _questions(
+    _closed({}, {"true_description": _WORDS, "false_description": either(_STRING, NULL)}),
+    either(*GEMINI_INPUT["anyOf"], NULL),
+    TEXT,
+)
+
+_BREAK: Schema = {"prompt_cache_breakpoint": {}}
+_INPUT_TEXT = _typed("input_text", {"text": _WORDS}, _BREAK)
+_INPUT_JSON = _typed("input_json", {"data": either({"type": "object"}, {"type": "array"})}, {})
+_PARTS = {"type": "array", "items": either(_INPUT_TEXT, _INPUT_JSON), "minItems": 1}
+_OPENAI_TEXT = either(_WORDS, _PARTS)
+_MESSAGE = _closed(
+    {"role": {"enum": ["user", "system", "developer"]}, "content": _OPENAI_TEXT},
+    {"type": {"const": "message"}},
+)
+_ASSISTANT = _closed(
+    {
+        "role": {"const": "assistant"},
+        "content": either(
+            _STRING, {"type": "array", "items": _typed("output_text", {"text": _STRING}, {})}
+        ),
+    },
+    {"type": {"const": "message"}, "phase": {}},
+)
+_CALL = _typed(
+    "function_call",
+    {"call_id": _STRING, "name": _STRING, "arguments": _STRING},
+    {"id": {}, "namespace": {}, "status": {}},
+)
+OPENAI_INPUT = either(
+    _STRING, {"type": "array", "items": either(_MESSAGE, _ASSISTANT, _CALL), "minItems": 1}
+)
+_NAMED: Schema = {"name": either(_STRING | {"maxLength": LONGEST_NAME}, NULL)}
+_DESCRIPTION: Schema = {"description": either(_STRING, NULL)}
+_OPTION = _closed({"value": either(_STRING, {"type": "boolean"})}, _DESCRIPTION)
+_LEVEL = _closed({"label": _STRING}, _DESCRIPTION)
+_OPTIONS = _sized({"type": "array", "items": _OPTION, "uniqueItems": True}, MOST_OPTIONS)
+_LEVELS = _sized({"type": "array", "items": _LEVEL}, MOST_LEVELS)
+_INSTRUCTED: Schema = {"instructions": _OPENAI_TEXT}
+OPENAI_QUESTIONS = _sized(
+    {
+        "type": "array",
+        "items": either(
+            _typed("predicate", _INSTRUCTED, _NAMED),
+            _typed("choice", {**_INSTRUCTED, "choices": _OPTIONS}, _NAMED),
+            _typed("score", {**_INSTRUCTED, "levels": _LEVELS}, _NAMED),
+        ),
+    },
+    MOST_QUESTIONS,
+)
+
+
+def describe(value: Any) -> str:
+    """A value's JSON type, for a message."""
+    names: dict[type, str] = {str: "text", bool: "true or false", dict: "an object", list: "a list"}
+    return "null" if value is None else names.get(type(value), "a number")

@@ -1,0 +1,62 @@
+"""Typed decisions at the gate: keys, sizes of bodies and names of the model, in every form."""
+
+from __future__ import annotations
+
+import pytest
+from tests.server.dialects.test_decisions import (
+    ANY,
+    GEMINI,
+    GOOGLE,
+    ONE,
+    OPENAI,
+    SYSTEM_ONE,
+    Client,
+)
+
+
+@pytest.fixture
+def client() -> Client:
+    return Client()
+
+
+def test_keys() -> None:
+    client = Client(api_key="secret")
+    forms = [(ONE, SYSTEM_ONE, {}), (ANY, OPENAI, {}), (ANY, GEMINI, GOOGLE)]
+    wrong = [client.post(path, body, authorization="Bearer no", **h) for path, body, h in forms]
+    assert [answer.status_code for answer in wrong] == [401, 401, 401]
+    missing = client.post(ONE, SYSTEM_ONE)
+    assert missing.status_code == 403
+    for answer in (wrong[0], missing):
+        assert answer.json()["detail"]["error_type"] == "authentication_error"
+    assert wrong[1].json()["error"]["code"] == "invalid_api_key"
+    assert wrong[2].json()["error"]["status"] == "UNAUTHENTICATED"
+    good = {"x_goog_api_key": "secret"}
+    assert client.post(ANY, GEMINI, **good).status_code == 200
+    assert client.post(ONE, SYSTEM_ONE, authorization="Bearer secret").status_code == 200
+
+
+def test_a_body_over_the_limit() -> None:
+    client = Client(max_body=1000)
+    for path, headers in ((ONE, {}), (ANY, {}), (ANY, GOOGLE)):
+        assert client.post(path, {"state": "x" * 2000}, **headers).status_code == 413
+    large = client.post(ONE, {"state": "x" * 2000}).json()
+    assert large["detail"]["error_type"] == "request_too_large_error"
+    assert client.http.get(ONE).json()["detail"]["error_type"] == "method_not_allowed_error"
+
+
+def test_names_of_the_model() -> None:
+    client = Client(aliases=("other",))
+    for name in ("jev-latest", "jev-1.14", "m", "other", None):
+        assert client.post(ONE, SYSTEM_ONE | {"model": name}).json()["model"] == "m"
+    answer = client.post(ONE, SYSTEM_ONE | {"model": "gpt-4"})
+    assert (answer.status_code, answer.json()["detail"]["error_type"]) == (400, "api_usage_error")
+    assert client.post(ANY, SYSTEM_ONE | {"model": "sonar"}).status_code == 200
+    assert client.post(ANY, OPENAI | {"model": "gpt-6-luna"}).json()["model"] == "m"
+    assert Client(lenient=True).post(ONE, SYSTEM_ONE | {"model": "gpt-4"}).status_code == 200
+
+
+def test_models(client: Client) -> None:
+    models = client.http.get("/v1/models").json()
+    (named,) = models["models"]
+    assert named.keys() == {"name", "description", "release_date"} and named["name"] == "m"
+    assert "decisions" in models["data"][0]["architecture"]["output_modalities"]
