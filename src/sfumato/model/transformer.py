@@ -49,6 +49,10 @@ class Block(nn.Module):
     ) -> Tensor:
         """x [..., tokens, hidden] → the same."""
         attended = self.self_attn(self.input_layernorm(x), rotary, attend, index)
+        return self.finish(x, attended, encoding)
+
+    def finish(self, x: Tensor, attended: Tensor, encoding: bool) -> Tensor:
+        """The block's output from its input and what its attention gave, both [..., hidden]."""
         x = x + self.post_attention_layernorm(attended)
         scalar = self.encoder_layer_scalar if encoding else self.layer_scalar
         return (x + self._feed_forward(x)) * scalar.to(x.dtype)

@@ -1,0 +1,181 @@
+"""The decisions that the embedded model is trained and tested on, as rows of token ids.
+
+A row is the product's own read: the prompt in the wording of `diffusion/constraints/wording.py`,
+and the pinned canvas of one question, whose slot holds a random token.  Knows no loss and no
+network.
+"""
+
+from __future__ import annotations
+
+import itertools
+import zlib
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
+from typing import NamedTuple
+
+import numpy as np
+import torch
+
+from sfumato.diffusion.constraints.questions import (
+    ChoiceQuestion,
+    Option,
+    ScoreQuestion,
+    YesNoQuestion,
+)
+from sfumato.diffusion.constraints.wording import BETWEEN, question_text
+from sfumato.train.decision_states import MEANINGS, NEEDED, OPEN, SETTLED, Case
+from sfumato.train.questions import pick
+from sfumato.train.vocabulary import END_OF_TURN, EOS, PAD, TOKENS, encode_chat, encode_text
+
+WIDTH = 16
+"""Of a canvas with one question: slot, end of turn, and EOS to the end."""
+LETTERS = tuple(map(chr, range(ord("A"), ord("Z") + 1)))
+DIGITS = tuple("0123456789")
+
+OPEN_SHARE = 0.4
+HELD_OUT_IN = 8
+"""One state in so many is kept out of training."""
+BARE_SHARE = 0.1
+"""Of the choices, those without instructions."""
+DESCRIBED_SHARE = 0.15
+"""Of the questions with options that have a meaning, those that say it."""
+
+DOES_IT_HOLD = "Does this hold?"
+"""What the product asks where a yes/no question has no instructions."""
+
+_TURN = encode_chat([{"role": "user", "content": "."}])
+_HEAD = _TURN[: _TURN.index(encode_text(".")[0])]
+"""What comes before the state in a prompt."""
+
+
+class Row(NamedTuple):
+    """One read: the ids of the prompt up to the state's end and after it, the ids that answer,
+    and the probability of each."""
+
+    state: list[int]
+    question: list[int]
+    labels: list[int]
+    truth: list[float]
+
+
+class Reads(NamedTuple):
+    """Rows for one training step, those of a state together, packed without pads.
+
+    `ids` int64 [tokens]: all states, then all questions; `states` int64 [G] and `questions` int64
+    [N]: their lengths; `owner` int64 [N]: each question's state; `canvas` int64 [N, WIDTH], its
+    first position the slot; `truth` float32 [N, vocabulary]: what the slot should predict.
+    """
+
+    ids: torch.Tensor
+    states: torch.Tensor
+    questions: torch.Tensor
+    owner: torch.Tensor
+    canvas: torch.Tensor
+    truth: torch.Tensor
+
+
+def is_held_out(state: str) -> bool:
+    """Whether no question about the state may be trained on."""
+    return zlib.crc32(state.encode()) % HELD_OUT_IN == 0
+
+
+def draw(
+    rng: np.random.Generator, count: int = 1, held_out: bool = False, open_share: float = OPEN_SHARE
+) -> list[Case]:
+    """`count` questions about one state of the one part or the other; where the state leaves them
+    open, all probabilities but 0 lie between 0.1 and 0.9."""
+    families = OPEN if rng.random() < open_share else SETTLED
+    while True:
+        family, seed = pick(families, rng), int(rng.integers(2**32))
+        cases = []
+        for _ in range(count):
+            case = family(np.random.default_rng(seed), rng)
+            if is_held_out(case.state) != held_out:
+                break
+            if all(0.1 < p < 0.9 for p in case.truth if p) or not case.open:
+                cases.append(_worded(case, rng))
+        if len(cases) == count:
+            return cases
+
+
+def _worded(case: Case, rng: np.random.Generator) -> Case:
+    """Sometimes with the meanings of its options, sometimes without instructions."""
+    question = case.question
+    if isinstance(question, ScoreQuestion):
+        return case
+    if isinstance(question, YesNoQuestion):
+        # What an instruction asks can also stand as the meaning of "yes".
+        if rng.random() < BARE_SHARE:
+            question = YesNoQuestion(yes=question.instructions)
+        return replace(case, question=question)
+    if rng.random() < DESCRIBED_SHARE:
+        options = tuple(Option(o.name, MEANINGS.get(o.name, "")) for o in question.options)
+        question = replace(question, options=options)
+    if not case.open and question.instructions not in NEEDED and rng.random() < BARE_SHARE:
+        question = replace(question, instructions="")
+    return replace(case, question=question)
+
+
+def shuffled(case: Case, rng: np.random.Generator) -> Case:
+    """The same question with its options in another order; levels keep theirs. For yes and no,
+    both orders come evenly."""
+    question = case.question
+    if isinstance(question, ScoreQuestion):
+        return case
+    order = rng.permutation(len(case.truth))
+    options = tuple(question.options[i] for i in order)
+    text = question.instructions
+    if isinstance(question, YesNoQuestion):  # here a choice of two, for the order's sake
+        text = text or DOES_IT_HOLD
+    return Case(case.state, ChoiceQuestion(text, options), tuple(case.truth[i] for i in order))
+
+
+def labels_of(case: Case) -> tuple[str, ...]:
+    """Digits for up to ten levels, otherwise letters: what the product takes in this vocabulary."""
+    count = len(case.truth)
+    if isinstance(case.question, ScoreQuestion) and count <= len(DIGITS):
+        return DIGITS[:count]
+    return LETTERS[:count]
+
+
+def row(case: Case) -> Row:
+    """The read of a case, its options in their order."""
+    labels = labels_of(case)
+    text = case.state + BETWEEN + question_text(case.question, labels)
+    context = encode_chat([{"role": "user", "content": text}])
+    end = len(_HEAD) + len(case.state)
+    return Row(context[:end], context[end:], encode_text("".join(labels)), list(case.truth))
+
+
+def sample(rng: np.random.Generator, count: int) -> list[Row]:
+    """The training rows of one state; they depend on the generator's state alone."""
+    return [row(shuffled(case, rng)) for case in draw(rng, count)]
+
+
+def collate(groups: Sequence[Sequence[Row]], rng: np.random.Generator) -> Reads:
+    """Pack groups of rows that share a state, with noise in the slots: any token of the vocabulary
+    but the row's labels."""
+    rows = [row for group in groups for row in group]
+    truth = torch.zeros(len(rows), len(TOKENS))
+    canvas = torch.full((len(rows), WIDTH), EOS)
+    canvas[:, 1] = END_OF_TURN
+    for i, one in enumerate(rows):
+        truth[i, one.labels] = torch.tensor(one.truth)
+        canvas[i, 0] = int(pick(np.setdiff1d(np.arange(len(TOKENS)), one.labels), rng))
+    states = [group[0].state for group in groups]
+    questions = [row.question for row in rows]
+    return Reads(
+        torch.tensor([*itertools.chain(*states, *questions)]),
+        torch.tensor(list(map(len, states))),
+        torch.tensor(list(map(len, questions))),
+        torch.tensor([i for i, group in enumerate(groups) for _ in group]),
+        canvas,
+        truth,
+    )
+
+
+def batches(rng: np.random.Generator, states: int, questions: int) -> Iterator[Reads]:
+    """Training batches without end, of so many states with so many questions each; the same ones
+    for the same generator state."""
+    while True:
+        yield collate([sample(rng, questions) for _ in range(states)], rng)

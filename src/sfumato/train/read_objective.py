@@ -1,0 +1,151 @@
+"""The training objective of reads: what a pinned canvas's slot should predict.
+
+Several questions share one encoded state, as in the product, and tokens are packed without pads.
+Knows no data and no optimiser.
+"""
+
+from __future__ import annotations
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from sfumato import ops
+from sfumato.model.layers import rotary_key
+from sfumato.model.transformer import Block, Transformer
+from sfumato.train.objective import additive, logits
+
+
+class ReadAttention:
+    """Attention of packed states and questions, then of the questions' canvases, with gradients.
+
+    Packed tokens are those of all states, then those of all questions.  Calls of the encode phase
+    leave the keys and values that a canvas sees, calls of the denoise phase look at them.
+    """
+
+    def __init__(
+        self, network: Transformer, states: Tensor, questions: Tensor, owner: Tensor
+    ) -> None:
+        """states int64 [G] and questions int64 [N]: how many tokens each has; owner int64 [N]: the
+        state of each question."""
+        self.config, self.owner, self.encoding = network.config, owner, True
+        self.kept: dict[int, tuple[Tensor, Tensor]] = {}
+        self.state_index, state_real = _padded_index(states, 0)
+        self.question_index, question_real = _padded_index(questions, int(states.sum()))
+        self.back_of_states = state_real.flatten().nonzero()[:, 0]
+        self.back_of_questions = question_real.flatten().nonzero()[:, 0]
+        first = torch.arange(self.state_index.shape[1]).expand_as(self.state_index)
+        own = states[owner, None] + torch.arange(self.question_index.shape[1])
+        self.positions = torch.cat((first[state_real], own[question_real]))
+        self.lengths = states[owner] + questions
+        keys = torch.cat((first[owner], own), 1)
+        real = torch.cat((state_real[owner], question_real), 1)
+        window = self.config.sliding_window
+        self.state_masks, self.question_masks, self.canvas_masks = {}, {}, {}
+        for sliding in (False, True):
+            # Of a pad as query nothing is used, but a row that sees no key would be NaN.
+            masks = []
+            for queries, at, there in ((first, first, state_real), (own, keys, real)):
+                seen = there[:, None] & (at[:, None] <= queries[..., None])
+                if sliding:
+                    seen = seen & (at[:, None] > queries[..., None] - window)
+                seen[..., 0] |= ~seen.any(-1)
+                masks.append(additive(seen))
+            self.state_masks[sliding], self.question_masks[sliding] = masks
+            near = keys > self.lengths[:, None] - window if sliding else real
+            self.canvas_masks[sliding] = additive(real & near)
+
+    def __call__(self, layer: int, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+        """q [tokens, heads, d] of packed tokens or [N, width, heads, d] of canvases → like q."""
+        sliding = self.config.layers[layer].sliding
+        if self.encoding:
+            return self._encode(layer, q, k, v, sliding)
+        q, k, v = (x.transpose(1, 2) for x in (q, k, v))
+        old_k, old_v = self.kept[layer]
+        prefix = self.canvas_masks[sliding]
+        mask = torch.cat((prefix, prefix.new_zeros(len(k), k.shape[2])), dim=1)
+        mask = mask[:, None].expand(-1, k.shape[2], -1)
+        k, v = torch.cat((old_k, k), 2), torch.cat((old_v, v), 2)
+        return ops.attention(q, k, v, mask).transpose(1, 2)
+
+    def _encode(self, layer: int, q: Tensor, k: Tensor, v: Tensor, sliding: bool) -> Tensor:
+        sq, sk, sv = (_padded(x, self.state_index) for x in (q, k, v))
+        qq, qk, qv = (_padded(x, self.question_index) for x in (q, k, v))
+        of_states = ops.attention(sq, sk, sv, self.state_masks[sliding])
+        keys = torch.cat((sk[self.owner], qk), 2)
+        values = torch.cat((sv[self.owner], qv), 2)
+        self.kept[layer] = keys, values
+        of_questions = ops.attention(qq, keys, values, self.question_masks[sliding])
+        return torch.cat(
+            (
+                of_states.transpose(1, 2).flatten(0, 1).index_select(0, self.back_of_states),
+                of_questions.transpose(1, 2).flatten(0, 1).index_select(0, self.back_of_questions),
+            )
+        )
+
+
+def _padded_index(lengths: Tensor, offset: int) -> tuple[Tensor, Tensor]:
+    """Of rows of these lengths, packed from `offset` on: the place of each token, int64 [rows,
+    longest] (of a pad: `offset`), and which are tokens, bool."""
+    places = torch.arange(int(lengths.max()))
+    real = places < lengths[:, None]
+    starts = lengths.cumsum(0) - lengths
+    return torch.where(real, starts[:, None] + places, 0) + offset, real
+
+
+def _padded(packed: Tensor, index: Tensor) -> Tensor:
+    """[tokens, heads, d] → [rows, heads, longest, d]."""
+    rows = packed.index_select(0, index.flatten())
+    return rows.view(*index.shape, *packed.shape[1:]).transpose(1, 2)
+
+
+def slot_scores(
+    network: Transformer,
+    ids: Tensor,
+    states: Tensor,
+    questions: Tensor,
+    owner: Tensor,
+    canvas: Tensor,
+) -> tuple[Tensor, Tensor]:
+    """Softcapped scores float32 [N, vocab] of each read's slot, the first position of its canvas,
+    and of the encoder's next token after the prompt.
+
+    ids int64 [tokens]: states, then questions, packed; states, questions and owner as
+    ReadAttention takes them; canvas int64 [N, width], given as it is.  First pass: no soft
+    embedding.
+    """
+    attend = ReadAttention(network, states, questions, owner)
+    ends = len(ids) - int(questions.sum()) + questions.cumsum(0) - 1
+    last = _encoded(network, ids, attend, ends)
+    attend.encoding = False
+    positions = attend.lengths[:, None] + torch.arange(canvas.shape[1])
+    hidden = network.denoise(canvas, None, positions, attend, network.norm.weight.dtype)[:, 0]
+    return logits(network, hidden), logits(network, last)
+
+
+def read_loss(network: Transformer, *reads: Tensor) -> tuple[Tensor, Tensor]:
+    """Cross-entropies in nats at the slot and at the prompt's last position.
+
+    reads: the arguments of `slot_scores`, then truth float32 [N, vocab], the probabilities of the
+    labels.  The encoder is asked for the same truth as the slot, so that what decides is there
+    when the slot looks back.
+    """
+    *rows, truth = reads
+    slot, last = slot_scores(network, *rows)
+    return F.cross_entropy(slot, truth), F.cross_entropy(last, truth)
+
+
+def _encoded(network: Transformer, ids: Tensor, attend: ReadAttention, ends: Tensor) -> Tensor:
+    """As network.encode, but of the last layer only what the positions `ends` need, and the keys
+    and values: hidden [len(ends), hidden]."""
+    dtype = network.norm.weight.dtype
+    x = network.embed_tokens(ids, dtype)
+    tables = network.rotary.tables(attend.positions, dtype)
+    *blocks, last = network.layers
+    *_, kind = network.config.layers
+    for index, (block, layer) in enumerate(zip(blocks, network.config.layers, strict=False)):
+        x = block(x, tables[rotary_key(layer)], attend, index, encoding=True)
+    assert isinstance(last, Block)
+    inside = last.input_layernorm(x)
+    attended = last.self_attn(inside, tables[rotary_key(kind)], attend, len(blocks))
+    return network.norm(last.finish(x[ends], attended[ends], encoding=True))
