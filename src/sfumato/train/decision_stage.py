@@ -24,10 +24,10 @@ from sfumato.train.objective import ENCODER_WEIGHT, loss
 from sfumato.train.read_objective import read_loss
 
 STEPS = 4_000
-STATES, QUESTIONS, CHATS = 6, 4, 6
+STATES, QUESTIONS, CHATS = 4, 4, 5
 """States, questions about each, and chat rows of each part of a step. A step has PARTS of them."""
 PARTS = 2
-LEARNING_RATE = 1.5e-3
+LEARNING_RATE = 2e-3
 WARM_UP = 100
 CLIP = 1.0
 LAST_PROMPT_WEIGHT = 0.3
@@ -70,13 +70,13 @@ def parts(seed: int, canvas: int, first: int = 0) -> Iterator[list[Part]]:
 def gradients(
     network: Transformer, learned: Sequence[Tensor], part: Part
 ) -> tuple[tuple[Tensor, ...], list[float]]:
-    """The part's gradients, and its losses at the slot, at the prompt's end and of the chats."""
-    slot, last = read_loss(network, *part.reads)
+    """The part's gradients, and its losses at the slot, of the options and of the chats."""
+    slot, last, options = read_loss(network, *part.reads)
     canvas, encoder = loss(network, *part.chats, part.noise)
-    whole = slot + LAST_PROMPT_WEIGHT * last + canvas + ENCODER_WEIGHT * encoder
+    whole = slot + LAST_PROMPT_WEIGHT * last + options + canvas + ENCODER_WEIGHT * encoder
     # Without a soft embedding, what reads it has no gradient.
     found = torch.autograd.grad(whole, learned, allow_unused=True, materialize_grads=True)
-    return found, [slot.item(), last.item(), canvas.item()]
+    return found, [slot.item(), options.item(), canvas.item()]
 
 
 class Stage:

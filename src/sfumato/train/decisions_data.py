@@ -49,11 +49,12 @@ _HEAD = _TURN[: _TURN.index(encode_text(".")[0])]
 
 
 class Row(NamedTuple):
-    """One read: the ids of the prompt up to the state's end and after it, the ids that answer,
-    and the probability of each."""
+    """One read: the ids of the prompt up to the state's end and after it, where in the latter the
+    line of each option ends, the ids that answer, and the probability of each."""
 
     state: list[int]
     question: list[int]
+    options: list[int]
     labels: list[int]
     truth: list[float]
 
@@ -63,7 +64,9 @@ class Reads(NamedTuple):
 
     `ids` int64 [tokens]: all states, then all questions; `states` int64 [G] and `questions` int64
     [N]: their lengths; `owner` int64 [N]: each question's state; `canvas` int64 [N, WIDTH], its
-    first position the slot; `truth` float32 [N, vocabulary]: what the slot should predict.
+    first position the slot; `truth` float32 [N, vocabulary]: what the slot should predict; `options`
+    int64 [O]: the places in `ids` where the options' lines end; `fits` float32 [O]: the probability
+    of each.
     """
 
     ids: torch.Tensor
@@ -72,6 +75,8 @@ class Reads(NamedTuple):
     owner: torch.Tensor
     canvas: torch.Tensor
     truth: torch.Tensor
+    options: torch.Tensor
+    fits: torch.Tensor
 
 
 def is_held_out(state: str) -> bool:
@@ -144,7 +149,10 @@ def row(case: Case) -> Row:
     text = case.state + BETWEEN + question_text(case.question, labels)
     context = encode_chat([{"role": "user", "content": text}])
     end = len(_HEAD) + len(case.state)
-    return Row(context[:end], context[end:], encode_text("".join(labels)), list(case.truth))
+    first, *lines = text[len(case.state) + len(BETWEEN) :].split("\n")
+    ends = itertools.accumulate((len(line) + 1 for line in lines), initial=len(BETWEEN + first) - 1)
+    options = [*ends][1 : 1 + len(labels)]
+    return Row(context[:end], context[end:], options, encode_text("".join(labels)), list(case.truth))
 
 
 def sample(rng: np.random.Generator, count: int) -> list[Row]:
@@ -164,6 +172,9 @@ def collate(groups: Sequence[Sequence[Row]], rng: np.random.Generator) -> Reads:
         canvas[i, 0] = int(pick(np.setdiff1d(np.arange(len(TOKENS)), one.labels), rng))
     states = [group[0].state for group in groups]
     questions = [row.question for row in rows]
+    start = sum(map(len, states))
+    starts = itertools.accumulate(map(len, questions), initial=start)
+    options = [at + end for at, one in zip(starts, rows, strict=False) for end in one.options]
     return Reads(
         torch.tensor([*itertools.chain(*states, *questions)]),
         torch.tensor(list(map(len, states))),
@@ -171,6 +182,8 @@ def collate(groups: Sequence[Sequence[Row]], rng: np.random.Generator) -> Reads:
         torch.tensor([i for i, group in enumerate(groups) for _ in group]),
         canvas,
         truth,
+        torch.tensor(options),
+        torch.tensor([p for row in rows for p in row.truth], dtype=torch.float32),
     )
 
 

@@ -14,6 +14,9 @@ from sfumato import ops
 from sfumato.model.layers import rotary_key
 from sfumato.model.transformer import Block, Transformer
 from sfumato.train.objective import additive, logits
+from sfumato.train.vocabulary import MASK, UNK
+
+FITS, FITS_NOT = MASK, UNK
 
 
 class ReadAttention:
@@ -114,30 +117,55 @@ def slot_scores(
     ReadAttention takes them; canvas int64 [N, width], given as it is.  First pass: no soft
     embedding.
     """
+    slot, last, _ = _scores(network, ids, states, questions, owner, canvas)
+    return slot, last
+
+
+def _scores(
+    network: Transformer,
+    ids: Tensor,
+    states: Tensor,
+    questions: Tensor,
+    owner: Tensor,
+    canvas: Tensor,
+) -> tuple[Tensor, Tensor, Tensor]:
+    """As `slot_scores`, and what the encoder's last layer reads, [tokens, hidden]."""
     attend = ReadAttention(network, states, questions, owner)
     ends = len(ids) - int(questions.sum()) + questions.cumsum(0) - 1
-    last = _encoded(network, ids, attend, ends)
+    last, inside = _encoded(network, ids, attend, ends)
     attend.encoding = False
     positions = attend.lengths[:, None] + torch.arange(canvas.shape[1])
     hidden = network.denoise(canvas, None, positions, attend, network.norm.weight.dtype)[:, 0]
-    return logits(network, hidden), logits(network, last)
+    return logits(network, hidden), logits(network, last), inside
 
 
-def read_loss(network: Transformer, *reads: Tensor) -> tuple[Tensor, Tensor]:
-    """Cross-entropies in nats at the slot and at the prompt's last position.
+def read_loss(network: Transformer, *reads: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    """Cross-entropies in nats at the slot, at the prompt's last position, and of the options.
 
-    reads: the arguments of `slot_scores`, then truth float32 [N, vocab], the probabilities of the
-    labels.  The encoder is asked for the same truth as the slot, so that what decides is there
-    when the slot looks back.
+    reads: the arguments of `slot_scores`; then truth float32 [N, vocab], the probabilities of the
+    labels; options int64 [O], where in `ids` the options' lines end, and fits float32 [O], their
+    probabilities.  The prompt's last position is asked for the same truth as the slot.  The end of
+    each option's line, one layer before the last, is asked whether the option fits: FITS or
+    FITS_NOT, two tokens that no text has.  Without these two, one answer a question teaches the
+    encoder little about which words decide.
     """
-    *rows, truth = reads
-    slot, last = slot_scores(network, *rows)
-    return F.cross_entropy(slot, truth), F.cross_entropy(last, truth)
+    *rows, truth, options, fits = reads
+    slot, last, inside = _scores(network, *rows)
+    of_options = logits(network, network.norm(inside[options]))
+    wanted = torch.zeros_like(of_options)
+    wanted[:, FITS], wanted[:, FITS_NOT] = fits, 1 - fits
+    return (
+        F.cross_entropy(slot, truth),
+        F.cross_entropy(last, truth),
+        F.cross_entropy(of_options, wanted),
+    )
 
 
-def _encoded(network: Transformer, ids: Tensor, attend: ReadAttention, ends: Tensor) -> Tensor:
+def _encoded(
+    network: Transformer, ids: Tensor, attend: ReadAttention, ends: Tensor
+) -> tuple[Tensor, Tensor]:
     """As network.encode, but of the last layer only what the positions `ends` need, and the keys
-    and values: hidden [len(ends), hidden]."""
+    and values: hidden [len(ends), hidden], and what the last layer reads, [tokens, hidden]."""
     dtype = network.norm.weight.dtype
     x = network.embed_tokens(ids, dtype)
     tables = network.rotary.tables(attend.positions, dtype)
@@ -148,4 +176,4 @@ def _encoded(network: Transformer, ids: Tensor, attend: ReadAttention, ends: Ten
     assert isinstance(last, Block)
     inside = last.input_layernorm(x)
     attended = last.self_attn(inside, tables[rotary_key(kind)], attend, len(blocks))
-    return network.norm(last.finish(x[ends], attended[ends], encoding=True))
+    return network.norm(last.finish(x[ends], attended[ends], encoding=True)), x
