@@ -29,7 +29,7 @@ MAY_IMPORT: dict[str, set[str]] = {
     # text.markers: families say which markers their chat format has.
     "model": {"options", "ops", "weights", "text.markers"},
     "diffusion": set(_NETWORK),
-    "text_side": {"text", "model", "weights"},
+    "text_side": {"text", "diffusion", "model", "weights"},
     "transcript": {"diffusion", "text"},
     "api": {"diffusion", "text", "text_side", "transcript"} | _NETWORK,
     "convert": {"api", "diffusion", "text"} | _NETWORK,

@@ -8,6 +8,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import fields
+from functools import cached_property
 from os import PathLike
 from pathlib import Path
 from typing import Any, Never
@@ -18,6 +19,12 @@ from torch import Tensor
 from sfumato.diffusion.canvas import Draft
 from sfumato.diffusion.checkpoint_defaults import checkpoint_defaults
 from sfumato.diffusion.checks import check_tensor
+from sfumato.diffusion.constraints.decide import decide
+from sfumato.diffusion.constraints.decision_plan import DecisionPlan, plan_decision
+from sfumato.diffusion.constraints.decision_progress import DecisionProgress
+from sfumato.diffusion.constraints.decision_settings import DecisionSettings
+from sfumato.diffusion.constraints.questions import Question
+from sfumato.diffusion.constraints.template import ReadTemplate
 from sfumato.diffusion.limits import Limits, ReplyPlan, plan_reply
 from sfumato.diffusion.loop import run
 from sfumato.diffusion.outcome import Stats
@@ -32,7 +39,7 @@ from sfumato.model.quantize_on_load import quantized_on_load
 from sfumato.options.limits import MOST_STEPS
 from sfumato.text.prompt import prompt_ids
 from sfumato.text.stops import Stop
-from sfumato.text_side import TextSide, end_ids, load_text
+from sfumato.text_side import TextSide, end_ids, load_text, read_template
 from sfumato.transcript import Done, Reply, Settled, Transcript, reply_events
 from sfumato.weights.checkpoint import Checkpoint
 from sfumato.weights.errors import CheckpointError
@@ -138,6 +145,39 @@ class Model:
         if messages is None:
             messages = [{"role": "user", "content": prompt}]
         return prompt_ids(self.template, self.tokenizer, messages, thinking=thinking, tools=tools)
+
+    @cached_property
+    def read_template(self) -> ReadTemplate:
+        """How this model reads questions. Raises ValueError where its tokenizer or chat template
+        cannot."""
+        text = TextSide(self.tokenizer, self.template)
+        return read_template(text, self.family.reads, self.config)
+
+    def plan_decision(
+        self,
+        state: str,
+        questions: Mapping[str, Question],
+        settings: DecisionSettings | None = None,
+        longest: int | None = None,
+    ) -> DecisionPlan:
+        """All checks of a decision, for `read_questions` and for the engine. longest: positions
+        that a state and a question can have; None: the model's context. Raises as
+        `sfumato.diffusion.constraints.decision_plan.plan_decision` does."""
+        most = self.config.context_length
+        room = most if longest is None else min(longest, most)
+        return plan_decision(
+            self.read_template, state, questions, settings or DecisionSettings(), room
+        )
+
+    def read_questions(
+        self,
+        state: str,
+        questions: Mapping[str, Question],
+        settings: DecisionSettings | None = None,
+    ) -> DecisionProgress:
+        """Reads questions about a state, without an engine: `answers()` of what it returns gives
+        the answers by id. Raises as `plan_decision` does."""
+        return decide(self.network, self.plan_decision(state, questions, settings))
 
     def new_cache(self, rows: int = 1, capacity: int = 4096) -> KVCache:
         """An empty cache: a slot of `capacity` positions for each row. Raises ValueError where

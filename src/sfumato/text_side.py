@@ -7,10 +7,12 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from sfumato.model.families import family_of
+from sfumato.diffusion.constraints.template import ReadTemplate
+from sfumato.model.families import ReadFormat, family_of
 from sfumato.model.model_config import ModelConfig
 from sfumato.text.template import ChatTemplate
 from sfumato.text.tokenizer import Tokenizer
+from sfumato.text.user_turn import user_turn
 from sfumato.weights.checkpoint import Checkpoint
 
 
@@ -42,3 +44,30 @@ def end_ids(checkpoint: Checkpoint, config: ModelConfig, tokenizer: Tokenizer) -
         return config.eos_ids
     looked_up = (tokenizer.token_id(text) for text in family_of(checkpoint).markers.end_tokens)
     return tuple(dict.fromkeys((*config.eos_ids, *(i for i in looked_up if i is not None))))
+
+
+def read_template(text: TextSide, form: ReadFormat, config: ModelConfig) -> ReadTemplate:
+    """How a model with this text side reads questions. Raises ValueError, naming the token, where
+    the tokenizer lacks one."""
+    head, tail = user_turn(text.template, text.tokenizer, form.empty_thought)
+    filler = config.filler_id
+    return ReadTemplate(
+        tuple(head),
+        tuple(tail),
+        lambda plain: text.tokenizer.encode(plain, special=False),
+        _token(text.tokenizer, form.end),
+        _token(text.tokenizer, form.filler) if filler is None else filler,
+        config.canvas_length,
+        config.vocab_size,
+        text.tokenizer.longest_token,
+    )
+
+
+def _token(tokenizer: Tokenizer, marker: str) -> int:
+    token = tokenizer.token_id(marker)
+    if token is None:
+        raise ValueError(
+            f"tokenizer: has no token {marker!r}, without which no question can be read; use the "
+            "tokenizer that the model was trained with"
+        )
+    return token

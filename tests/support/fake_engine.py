@@ -12,10 +12,16 @@ from typing import Any
 from tests.support.scripted_model import END_IDS, MARKERS, PIECES, TEMPLATE, tokenizer
 
 from sfumato.api import Reply
+from sfumato.diffusion.constraints.answers import answer_class
 from sfumato.diffusion.outcome import Stats
 from sfumato.diffusion.sampler_config import REFERENCE
 from sfumato.engine import (
     Account,
+    Decided,
+    DecisionHandle,
+    DecisionRequest,
+    DecisionSink,
+    DecisionUsage,
     EngineConfig,
     EngineState,
     Event,
@@ -79,6 +85,18 @@ def reply_events(request: Request, texts: Sequence[str] = TEXTS) -> list[Event]:
     return [*settled, Finished(reply, account(request))]
 
 
+def decided(request: DecisionRequest) -> Decided:
+    """Answers in which the first option is twice as probable as each of the others."""
+    answers = {}
+    for name, question in request.questions.items():
+        count = len(question.options)
+        rest = (1 / (count + 1),) * (count - 1)
+        answers[name] = answer_class(question)((1 - sum(rest), *rest), 0.9, True)
+    reads = sum(len(question.options) > 1 for question in request.questions.values())
+    how = replace(account(Request(id=request.id)), questions=len(answers), reads=reads)
+    return Decided(answers, DecisionUsage(12, 3, reads), how)
+
+
 class FakeEngine:
     """Answers at once, in the caller's thread. failure: what replies end in after their first
     canvas; served: the model that it says it serves."""
@@ -99,6 +117,7 @@ class FakeEngine:
         self.served = ServedModel(**fields | served)
         self.death: str | None = None
         self.requests: list[Request] = []
+        self.decisions: list[DecisionRequest] = []
         self._failure = failure
 
     def submit(self, request: Request, sink: Sink | None = None) -> Handle:
@@ -107,6 +126,12 @@ class FakeEngine:
         events = reply_events(request)
         for event in events if self._failure is None else [events[0], self._failure]:
             handle.deliver(event)
+        return handle
+
+    def decide(self, request: DecisionRequest, sink: DecisionSink | None = None) -> DecisionHandle:
+        self.decisions.append(request)
+        handle = DecisionHandle(request.id, sink, lambda: None)
+        handle.deliver(decided(request) if self._failure is None else self._failure)
         return handle
 
     def offer(self, request: Request, sink: Sink | None = None) -> Handle | None:

@@ -27,8 +27,9 @@ from sfumato.server.http.uvicorn_server import SIGNALS, Listener, bind
 from sfumato.server.settings import ServerSettings
 
 if TYPE_CHECKING:
-    from sfumato.engine import Engine, EngineConfig, Request, Terminal
+    from sfumato.engine import Engine, EngineConfig, Terminal
     from sfumato.engine.audit_writer import AuditWriter
+    from sfumato.engine.request import AnyRequest
 
 log = logging.getLogger(__name__)
 
@@ -87,9 +88,9 @@ def _serve(
     from sfumato.server.app import create_app
     from sfumato.server.metrics import Metrics
 
-    ends: list[Callable[[Request, Terminal], None]] = []
+    ends: list[Callable[[AnyRequest, Terminal], None]] = []
 
-    def finished(request: Request, event: Terminal) -> None:
+    def finished(request: AnyRequest, event: Terminal) -> None:
         for listen in ends:
             listen(request, event)
 
@@ -229,13 +230,15 @@ def _audit_log(args: argparse.Namespace) -> AbstractContextManager[AuditWriter |
     return closing(AuditWriter(log))
 
 
-def _recorder(log: AuditWriter, engine: Engine, name: str) -> Callable[[Request, Terminal], None]:
+def _recorder(
+    log: AuditWriter, engine: Engine, name: str
+) -> Callable[[AnyRequest, Terminal], None]:
     from sfumato.engine.audit import facts
 
     budget = engine.state().memory.budget
     limit = RateLimit()
 
-    def record(request: Request, event: Terminal) -> None:
+    def record(request: AnyRequest, event: Terminal) -> None:
         held_back: int | None = 0
         if event.account is None:  # refused: a client may cause any number of these
             held_back = limit.passes(getattr(event, "kind", None))

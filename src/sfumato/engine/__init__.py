@@ -8,11 +8,12 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from sfumato.diffusion.limits import TooLarge
     from sfumato.engine.client import EngineClient, ServedModel
+    from sfumato.engine.decision import Decided, DecisionRequest, DecisionUsage
     from sfumato.engine.engine import Engine
     from sfumato.engine.engine_config import EngineConfig
     from sfumato.engine.errors import EngineDead, EngineError, NotReady, QueueFull, RequestFailed
     from sfumato.engine.events import Account, Draft, Event, Failed, Finished, Settled, Terminal
-    from sfumato.engine.handle import Handle
+    from sfumato.engine.handle import DecisionHandle, DecisionSink, Handle
     from sfumato.engine.request import Prompt, Request, new_id
     from sfumato.engine.stats import EngineState, Health
 
@@ -20,6 +21,11 @@ _HOMES = {
     "TooLarge": "sfumato.diffusion.limits",
     "EngineClient": "sfumato.engine.client",
     "ServedModel": "sfumato.engine.client",
+    "Decided": "sfumato.engine.decision",
+    "DecisionHandle": "sfumato.engine.handle",
+    "DecisionSink": "sfumato.engine.handle",
+    "DecisionRequest": "sfumato.engine.decision",
+    "DecisionUsage": "sfumato.engine.decision",
     "Engine": "sfumato.engine.engine",
     "EngineConfig": "sfumato.engine.engine_config",
     "EngineDead": "sfumato.engine.errors",
@@ -43,6 +49,11 @@ _HOMES = {
 }
 __all__ = [
     "Account",
+    "Decided",
+    "DecisionHandle",
+    "DecisionRequest",
+    "DecisionSink",
+    "DecisionUsage",
     "Draft",
     "Engine",
     "EngineClient",

@@ -10,15 +10,16 @@ import json
 import logging
 import os
 import threading
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any, BinaryIO
 
 from sfumato.api import Model
+from sfumato.engine.decision import Decided, DecisionRequest
 from sfumato.engine.device_memory import Budget, used_memory
-from sfumato.engine.events import Account, Failed, Finished
-from sfumato.engine.request import Request
+from sfumato.engine.events import Account, Failed, Finished, Terminal, outcome_of
+from sfumato.engine.request import AnyRequest
 
 logger = logging.getLogger(__name__)
 
@@ -44,8 +45,8 @@ def facts(model: Model, name: str, budget: Budget | None) -> Facts:
 
 
 def entry(
-    request: Request,
-    event: Finished | Failed,
+    request: AnyRequest,
+    event: Terminal,
     facts: Facts,
     text: bool = False,
     now: datetime | None = None,
@@ -56,10 +57,9 @@ def entry(
     quote the request, and so is there with `text` only; now: None is the present.
     """
     account = event.account
-    finished = event if isinstance(event, Finished) else None
-    reason = finished.reply.stop_reason if finished else None
+    reason = None if isinstance(event, Failed) else outcome_of(event)
     fields: dict[str, Any] = {
-        "event": "finished" if finished else "failed",
+        "event": "failed" if isinstance(event, Failed) else "finished",
         "timestamp": (now or datetime.now(UTC)).isoformat(timespec="milliseconds"),
         "request_id": request.id,
         "endpoint": request.endpoint,
@@ -68,7 +68,7 @@ def entry(
         "architecture": facts.architecture,
         "success": reason not in (None, "cancelled"),
         "stop_reason": reason,
-        "error": None if isinstance(event, Finished) else event.kind,
+        "error": event.kind if isinstance(event, Failed) else None,
         "seed": request.seed if account is None else account.seed,
         "tokens": _tokens(request, account),
         "steps": account and list(account.steps),
@@ -84,15 +84,18 @@ def entry(
             "budget": facts.memory_budget,
         },
     }
+    if account is not None and account.questions is not None:
+        fields["decision"] = {"questions": account.questions, "reads": account.reads}
     if text:
         fields["text"] = _text(request, event)
     return fields
 
 
-def _tokens(request: Request, account: Account | None) -> dict[str, int | None]:
+def _tokens(request: AnyRequest, account: Account | None) -> dict[str, int | None]:
     if account is None:
         unknown = dict.fromkeys(("prompt", "cached", "output", "thought", "canvas"))
-        return unknown | {"requested": request.max_tokens}
+        requested = 0 if isinstance(request, DecisionRequest) else request.max_tokens
+        return unknown | {"requested": requested}
     return {
         "prompt": account.prompt_tokens,
         "cached": account.cached_tokens,
@@ -127,7 +130,9 @@ def _speed(account: Account) -> dict[str, float | None]:
     }
 
 
-def _text(request: Request, event: Finished | Failed) -> dict[str, Any]:
+def _text(request: AnyRequest, event: Terminal) -> dict[str, Any]:
+    if isinstance(request, DecisionRequest):
+        return _decision_text(request, event)
     texts = {
         "prompt": request.prompt,
         "messages": None if request.messages is None else list(request.messages),
@@ -138,7 +143,18 @@ def _text(request: Request, event: Finished | Failed) -> dict[str, Any]:
     fields = {name: value for name, value in texts.items() if value is not None}
     if isinstance(event, Failed):
         return fields | {"error": event.message}
+    assert isinstance(event, Finished)
     return fields | {"answer": event.reply.text, "thought": event.reply.thought}
+
+
+def _decision_text(request: DecisionRequest, event: Terminal) -> dict[str, Any]:
+    questions = {str(name): asdict(each) for name, each in request.questions.items()}
+    fields: dict[str, Any] = {"state": request.state, "questions": questions}
+    if isinstance(event, Failed):
+        return fields | {"error": event.message}
+    assert isinstance(event, Decided)
+    answers = event.answers.items()
+    return fields | {"probabilities": {name: each.probabilities for name, each in answers}}
 
 
 def _rounded(value: float | None) -> float | None:
@@ -201,7 +217,7 @@ class AuditLog:
                     )
                 self._lost = 0
 
-    def record(self, request: Request, event: Finished | Failed, facts: Facts) -> None:
+    def record(self, request: AnyRequest, event: Terminal, facts: Facts) -> None:
         """Adds the line of one request."""
         self.write(entry(request, event, facts, self.text))
 

@@ -14,8 +14,8 @@ from threading import Lock, Thread
 from typing import Any
 
 from sfumato.engine.audit import AuditLog, Facts, entry
-from sfumato.engine.events import Failed, Finished
-from sfumato.engine.request import Request
+from sfumato.engine.events import Terminal
+from sfumato.engine.request import AnyRequest
 
 logger = logging.getLogger(__name__)
 
@@ -71,7 +71,7 @@ class AuditWriter:
                 )
 
     def record(
-        self, request: Request, event: Finished | Failed, facts: Facts, held_back: int = 0
+        self, request: AnyRequest, event: Terminal, facts: Facts, held_back: int = 0
     ) -> None:
         """Writes the line of one request. held_back: refusals before it that have none. Never
         raises: an audit that fails ends no request."""

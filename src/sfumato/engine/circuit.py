@@ -19,6 +19,7 @@ from sfumato.api import Model
 from sfumato.diffusion.limits import Limits
 from sfumato.diffusion.loop import generate
 from sfumato.diffusion.sampler_config import SamplerConfig
+from sfumato.engine.decision import Decided
 from sfumato.engine.errors import FailuresLast
 from sfumato.engine.events import Failed, Terminal
 from sfumato.model.out_of_memory import is_out_of_memory
@@ -65,7 +66,7 @@ class Circuit:
         """Takes note of how a request has ended."""
         if isinstance(terminal, Failed):
             self._failures += terminal.kind == "internal"
-        elif terminal.reply.stop_reason != "cancelled":
+        elif isinstance(terminal, Decided) or terminal.reply.stop_reason != "cancelled":
             self._failures = 0
 
     def check(self) -> bool:

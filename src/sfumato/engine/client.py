@@ -16,9 +16,10 @@ if TYPE_CHECKING:
 
     from sfumato.api import Model
     from sfumato.diffusion.sampler_config import SamplerConfig
+    from sfumato.engine.decision import DecisionRequest
     from sfumato.engine.engine_config import EngineConfig
     from sfumato.engine.events import Failed
-    from sfumato.engine.handle import Handle, Sink
+    from sfumato.engine.handle import DecisionHandle, DecisionSink, Handle, Sink
     from sfumato.engine.request import Prompt, Request
     from sfumato.engine.stats import EngineState, Health
     from sfumato.model.model_config import ModelConfig
@@ -86,6 +87,12 @@ class EngineClient(Protocol):
         """As `submit`, but a full queue gives None and counts as no refusal."""
         ...
 
+    def decide(self, request: DecisionRequest, sink: DecisionSink | None = None) -> DecisionHandle:
+        """Queues a decision, whose terminal event is a `Decided` or a `Failed` and whose only event
+        it is. Raises what `submit` raises; the fields of a question are named
+        "questions.<id>.<field>"."""
+        ...
+
     def check(self, request: Request) -> None:
         """Raises what `submit` raises for a request that cannot be done."""
         ...
@@ -98,7 +105,7 @@ class EngineClient(Protocol):
         """Why the deadline ends a request that is not submitted yet; None before its deadline."""
         ...
 
-    def refusals(self, request: Request) -> AbstractContextManager[None]:
+    def refusals(self, request: Request | DecisionRequest) -> AbstractContextManager[None]:
         """Reports a refusal of the request that is raised within the context."""
         ...
 

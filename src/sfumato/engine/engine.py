@@ -8,19 +8,21 @@ from concurrent.futures import Future
 from contextlib import AbstractContextManager
 
 from sfumato.api import Model, Reply
+from sfumato.engine.any_row import AnyRow
 from sfumato.engine.circuit import Circuit, probe
 from sfumato.engine.client import ServedModel
+from sfumato.engine.decision import DecisionRequest
 from sfumato.engine.device_memory import used_memory
 from sfumato.engine.engine_config import EngineConfig
 from sfumato.engine.events import Failed
 from sfumato.engine.failures import late
-from sfumato.engine.handle import Handle, Sink
+from sfumato.engine.handle import DecisionHandle, DecisionSink, Handle, Sink
 from sfumato.engine.inbox import Inbox
 from sfumato.engine.lifecycle import Lifecycle
 from sfumato.engine.memory_guard import MemoryGuard
 from sfumato.engine.output_processor import OnFinish, OutputProcessor
-from sfumato.engine.request import Prompt, Request
-from sfumato.engine.row import Row
+from sfumato.engine.read_turns import TURN
+from sfumato.engine.request import AnyRequest, Prompt, Request
 from sfumato.engine.runner import Runner
 from sfumato.engine.scheduler import Plan, Scheduler
 from sfumato.engine.slots import make_pool
@@ -54,7 +56,8 @@ class Engine:
         self._guard = MemoryGuard(model.network, self.config)
         self._pool = make_pool(model.network, self.config, self._guard)
         self._statistics, self._inbox = Statistics(clock), Inbox()
-        self._scheduler = Scheduler(self._pool, self.config.prefill_chunk, clock)
+        most_read = TURN if model.network.device.type == "cpu" else None
+        self._scheduler = Scheduler(self._pool, self.config.prefill_chunk, clock, most_read)
         self._runner = Runner(model.network, self.config.slots, clock)
         self._circuit = Circuit(lambda: probe(model), clock)
         self._outputs = OutputProcessor(
@@ -81,6 +84,9 @@ class Engine:
     def offer(self, request: Request, sink: Sink | None = None) -> Handle | None:
         return self._submission.offer(request, sink)
 
+    def decide(self, request: DecisionRequest, sink: DecisionSink | None = None) -> DecisionHandle:
+        return self._submission.decide(request, sink)
+
     def check(self, request: Request) -> None:
         with self.refusals(request):
             self._submission.prepared(request)
@@ -91,7 +97,7 @@ class Engine:
     def late(self, request: Request) -> str | None:
         return self._submission.late(request)
 
-    def refusals(self, request: Request) -> AbstractContextManager[None]:
+    def refusals(self, request: AnyRequest) -> AbstractContextManager[None]:
         return self._submission.refusals(request)
 
     def prompt(self, request: Request) -> Prompt:
@@ -169,7 +175,7 @@ class Engine:
             results = self._runner.run(plan, self._is_wanted)
             self._outputs.process(results)
             self._publish()
-            return bool(plan.encode or plan.denoise)
+            return bool(plan.encode or plan.denoise or plan.read)
 
     def _schedule(self) -> Plan:
         self._take_in()
@@ -183,11 +189,11 @@ class Engine:
             reset.set_result(self._pool.forget())
         for row in (*self._scheduler.waiting, *self._scheduler.running):
             if row.handle.cancelled:
-                self._outputs.finish(row, "cancelled")
+                self._outputs.cancel(row)
             elif why := late(row.submitted, row.limit_s, self._clock()):
                 self._outputs.fail(row, "timeout", why)
 
-    def _is_wanted(self, row: Row) -> bool:
+    def _is_wanted(self, row: AnyRow) -> bool:
         return not (row.handle.cancelled or late(row.submitted, row.limit_s, self._clock()))
 
     def _publish(self) -> None:

@@ -7,6 +7,10 @@ from typing import Literal
 
 from sfumato.api import Reply, Settled
 from sfumato.diffusion.canvas import Draft
+from sfumato.engine.decision import Decided
+
+DECIDED = "decided"
+"""The outcome of a decision that has answers, among the stop reasons of replies."""
 
 FailureKind = Literal[
     "invalid",
@@ -49,6 +53,8 @@ class Account:
     context: int | None  # positions of the slot
     allocated: bool  # the slot was there already, rather than made for the request
     step_s: tuple[float, ...] = ()  # seconds of each denoising forward, in order
+    questions: int | None = None  # of a decision, whose denoise_s and step_s are those of reads
+    reads: int | None = None  # canvases that were read
 
     @property
     def visible_tokens_per_second(self) -> float | None:
@@ -91,5 +97,15 @@ class Failed:
     context: int | None = None  # of what is too large: the tokens that there is room for
 
 
-Terminal = Finished | Failed
+Terminal = Finished | Decided | Failed
+
+
+def outcome_of(terminal: Terminal) -> str:
+    """In one word: a reply's stop reason, "decided", or the kind of failure."""
+    if isinstance(terminal, Failed):
+        return terminal.kind
+    return DECIDED if isinstance(terminal, Decided) else terminal.reply.stop_reason
+
+
 Event = Draft | Settled | Finished | Failed
+"""Of a reply. Of a decision, the terminal event is the only one."""

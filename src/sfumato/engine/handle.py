@@ -7,53 +7,41 @@ from collections.abc import Callable, Iterator
 from queue import SimpleQueue
 from threading import Event as Flag
 from threading import Lock
+from typing import Any
 
 from sfumato.api import Reply
+from sfumato.engine.decision import Decided
 from sfumato.engine.errors import RequestFailed
 from sfumato.engine.events import Event, Failed, Finished, Terminal
 
 log = logging.getLogger(__name__)
 
 Sink = Callable[[Event], None]
+DecisionSink = Callable[[Decided | Failed], None]
 
 
-class Handle:
+class AnyHandle:
     """Delivers the events of one request, and nothing after the terminal one."""
 
-    def __init__(self, request_id: str, sink: Sink | None, wake: Callable[[], None]) -> None:
+    def __init__(
+        self, request_id: str, sink: Callable[[Any], None] | None, wake: Callable[[], None]
+    ) -> None:
         """sink: called with each event, in the engine's thread; None keeps them for `events`."""
         self.id = request_id
         self.cancelled = False
         self.terminal: Terminal | None = None
-        self._kept: SimpleQueue[Event] | None = None if sink else SimpleQueue()
+        self._kept: SimpleQueue[Any] | None = None if sink else SimpleQueue()
         self._sink, self._wake = sink, wake
         self._ended, self._lock = Flag(), Lock()
 
     def cancel(self) -> None:
         """Ends the request before its next step or chunk; it ends in `Finished`, with the stop
-        reason "cancelled" and what had settled. Does nothing once it has ended."""
+        reason "cancelled" and what had settled, or, a decision, in `Failed`. Does nothing once it
+        has ended."""
         self.cancelled = True
         self._wake()
 
-    def events(self) -> Iterator[Event]:
-        """Waits for each event; ends after the terminal one. Only without a sink, and once."""
-        if self._kept is None:
-            raise ValueError("sink: this request's events go there; submit without one to iterate")
-        while True:
-            event = self._kept.get()
-            yield event
-            if isinstance(event, Finished | Failed):
-                return
-
-    def result(self) -> Reply:
-        """Waits for the end. Raises RequestFailed where there is no reply."""
-        self._ended.wait()
-        if isinstance(self.terminal, Failed):
-            raise RequestFailed(self.terminal)
-        assert self.terminal
-        return self.terminal.reply
-
-    def deliver(self, event: Event) -> bool:
+    def deliver(self, event: Event | Decided) -> bool:
         """False where the request has ended already, and the event goes nowhere.
 
         A sink that raises has lost its client: the request is cancelled.
@@ -61,7 +49,7 @@ class Handle:
         with self._lock:
             if self.terminal is not None:
                 return False
-            if isinstance(event, Finished | Failed):
+            if isinstance(event, Terminal):
                 self.terminal = event
             try:  # within the lock: another thread's terminal event waits until this one is out
                 if self._kept is not None:
@@ -75,3 +63,41 @@ class Handle:
                 if self.terminal is not None:
                     self._ended.set()
             return True
+
+    def _success(self) -> Finished | Decided:
+        """Waits for the end. Raises RequestFailed where the request failed."""
+        self._ended.wait()
+        if isinstance(self.terminal, Failed):
+            raise RequestFailed(self.terminal)
+        assert self.terminal
+        return self.terminal
+
+
+class Handle(AnyHandle):
+    """Of a request for a reply."""
+
+    def events(self) -> Iterator[Event]:
+        """Waits for each event; ends after the terminal one. Only without a sink, and once."""
+        if self._kept is None:
+            raise ValueError("sink: this request's events go there; submit without one to iterate")
+        while True:
+            event: Event = self._kept.get()
+            yield event
+            if isinstance(event, Terminal):
+                return
+
+    def result(self) -> Reply:
+        """Waits for the end. Raises RequestFailed where there is no reply."""
+        end = self._success()
+        assert isinstance(end, Finished)
+        return end.reply
+
+
+class DecisionHandle(AnyHandle):
+    """Of a decision."""
+
+    def result(self) -> Decided:
+        """Waits for the end. Raises RequestFailed where there are no answers."""
+        end = self._success()
+        assert isinstance(end, Decided)
+        return end

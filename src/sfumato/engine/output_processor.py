@@ -11,11 +11,13 @@ from collections.abc import Callable
 
 from sfumato.diffusion.canvas import Draft
 from sfumato.diffusion.limits import StopReason, TooLarge
+from sfumato.engine.any_row import AnyRow
 from sfumato.engine.circuit import Circuit
-from sfumato.engine.events import Failed, FailureKind, Finished, Terminal
+from sfumato.engine.events import DECIDED, Failed, FailureKind, Finished, Terminal
 from sfumato.engine.failures import explain
+from sfumato.engine.read_turns import ReadResult
 from sfumato.engine.recovery import recover_encoding
-from sfumato.engine.request import Request
+from sfumato.engine.request import AnyRequest
 from sfumato.engine.row import Row
 from sfumato.engine.runner import Encoded, StepResults
 from sfumato.engine.scheduler import Scheduler
@@ -23,7 +25,7 @@ from sfumato.engine.stats import Statistics
 
 log = logging.getLogger(__name__)
 
-OnFinish = Callable[[Request, Terminal], None]
+OnFinish = Callable[[AnyRequest, Terminal], None]
 
 
 class OutputProcessor:
@@ -52,7 +54,12 @@ class OutputProcessor:
                     self._denoised(row, result, results.began)
                 except Exception as error:
                     self.end_with(row, error)
-            self._statistics.stepped(len(results.denoised), self._clock() - results.began)
+            seconds = self._clock() - results.began - results.read_s
+            self._statistics.stepped(len(results.denoised), seconds)
+        if results.read:
+            self._statistics.totals.read_s += results.read_s
+        for read in results.read:
+            self._read(read, results.read_s)
 
     def _encoded(self, encoded: list[Encoded], seconds: float) -> None:
         totals = self._statistics.totals
@@ -85,7 +92,27 @@ class OutputProcessor:
         if row.reason is not None:
             self.finish(row, row.reason)
 
+    def _read(self, result: ReadResult, seconds: float) -> None:
+        row = result.row
+        self._statistics.totals.read_tokens += result.tokens
+        try:
+            row.had_turns(seconds)
+            if result.error is not None:
+                raise result.error
+            if row.progress.done:
+                self._end(row, row.finish(self._clock()), DECIDED)
+        except Exception as error:
+            self.end_with(row, error)
+
     # Ends.
+
+    def cancel(self, row: AnyRow) -> None:
+        """Ends a row that its client wants no more: a reply as it stands, a decision without
+        answers."""
+        if isinstance(row, Row):
+            self.finish(row, "cancelled")
+        else:
+            self.fail(row, "cancelled", "the request was cancelled")
 
     def finish(self, row: Row, reason: StopReason) -> None:
         """Ends a row with its reply as it stands."""
@@ -97,7 +124,7 @@ class OutputProcessor:
         else:
             self._end(row, terminal, reason)
 
-    def end_with(self, row: Row, error: Exception) -> None:
+    def end_with(self, row: AnyRow, error: Exception) -> None:
         """Ends a row that an exception was raised for."""
         kind, message = explain(error)
         if kind == "internal":
@@ -105,27 +132,27 @@ class OutputProcessor:
         context = error.context if isinstance(error, TooLarge) else None
         self._end(row, Failed(kind, message, row.account_at(self._clock()), context), kind)
 
-    def fail(self, row: Row, kind: FailureKind, message: str) -> None:
+    def fail(self, row: AnyRow, kind: FailureKind, message: str) -> None:
         """Ends a row without a reply."""
         self._end(row, Failed(kind, message, row.account_at(self._clock())), kind)
 
-    def abandon(self, row: Row, kind: FailureKind, message: str) -> None:
+    def abandon(self, row: AnyRow, kind: FailureKind, message: str) -> None:
         """Delivers the failure of a row, but keeps its slot, which a step may still be using."""
         self._deliver(row, Failed(kind, message, row.account_at(self._clock())), kind)
 
-    def _end(self, row: Row, terminal: Terminal, outcome: str) -> None:
+    def _end(self, row: AnyRow, terminal: Terminal, outcome: str) -> None:
         try:
             self._scheduler.remove(row)
         finally:
             self._deliver(row, terminal, outcome)
 
-    def _deliver(self, row: Row, terminal: Terminal, outcome: str) -> None:
+    def _deliver(self, row: AnyRow, terminal: Terminal, outcome: str) -> None:
         if row.handle.deliver(terminal):
             self._statistics.ended(outcome, terminal.account)
             self._circuit.ended(terminal)
             self.report(row.request, terminal)
 
-    def report(self, request: Request, terminal: Terminal) -> None:
+    def report(self, request: AnyRequest, terminal: Terminal) -> None:
         """Calls on_finish with the end of a request; what on_finish raises is logged."""
         if self._on_finish is None:
             return

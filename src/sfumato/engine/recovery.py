@@ -18,7 +18,7 @@ import torch
 from sfumato.model.out_of_memory import is_out_of_memory
 
 if TYPE_CHECKING:
-    from sfumato.engine.row import Row
+    from sfumato.engine.any_row import AnyRow
     from sfumato.engine.runner import Encoded
     from sfumato.engine.scheduler import Scheduler
 
@@ -97,21 +97,21 @@ class PrefillChunk:
     def __init__(self, tokens: int) -> None:
         self.tokens = self._full = tokens
         self._has_failed = False  # the memory did not suffice for the last encode work
-        self._rows_then: set[Row] = set()  # that ran when it last did not
+        self._rows_then: set[AnyRow] = set()  # that ran when it last did not
 
-    def shrink(self, tokens: int, running: Iterable[Row]) -> bool:
+    def shrink(self, tokens: int, running: Iterable[AnyRow]) -> bool:
         """Halves the chunk, since the memory did not suffice for so many tokens. Whether the last
         encode work had failed in the same way."""
         before, self._has_failed, self._rows_then = self._has_failed, True, set(running)
         self.tokens = max(1, min(self.tokens, tokens) // 2)
         return before
 
-    def succeeded(self, running: Sequence[Row]) -> None:
+    def succeeded(self, running: Sequence[AnyRow]) -> None:
         """Some encode work was done."""
         self._has_failed = False
         self.restore(running)
 
-    def restore(self, running: Sequence[Row]) -> None:
+    def restore(self, running: Sequence[AnyRow]) -> None:
         """Restores the full chunk after a memory shortage, once one of the rows that ran at the
         time has ended and no row has tokens left to encode: sooner, a long prompt might fail and
         start over for ever."""
@@ -121,19 +121,19 @@ class PrefillChunk:
 
 def recover_encoding(
     scheduler: Scheduler, encoded: Sequence[Encoded]
-) -> list[tuple[Row, Exception]]:
+) -> list[tuple[AnyRow, Exception]]:
     """Lets the rows start over whose encoding failed; returns those that must end instead, with
     the reason. encoded: all segments of a step, whether they failed or not."""
     running, chunk = scheduler.running, scheduler.chunk
     failed = {segment.row: error for segment, error in encoded if error is not None}
     short = [row for row, error in failed.items() if is_out_of_memory(error)]
-    newest: Row | None = None
+    newest: AnyRow | None = None
     if short:  # fewer tokens at once may fit; where they do not, the newest row makes room
         if chunk.shrink(sum(len(segment.ids) for segment, _ in encoded), running):
             newest = [row for row in running if row.pending][-1]
     elif encoded:
         chunk.succeeded(running)
-    ending: list[tuple[Row, Exception]] = []
+    ending: list[tuple[AnyRow, Exception]] = []
     for row, error in failed.items():
         if row in short:
             may_restart = row is not newest

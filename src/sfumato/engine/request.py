@@ -17,6 +17,7 @@ from sfumato.diffusion.checks import MOST_SECONDS, MOST_TOKENS, is_number, is_wh
 from sfumato.diffusion.limits import ReplyPlan, TooLarge
 from sfumato.diffusion.sampler_config import SamplerConfig
 from sfumato.diffusion.sequence import Policies
+from sfumato.engine.decision import DecisionRequest
 from sfumato.engine.snapshot_points import SnapshotPoints
 from sfumato.engine.thinking import ThinkingBudget
 from sfumato.options.limits import MOST_STEPS
@@ -63,6 +64,9 @@ class Request:
     id: str = field(default_factory=new_id)
     endpoint: str = "api"  # where it came in, for the audit
     user: str | None = None  # whose it is, for the audit
+
+
+AnyRequest = Request | DecisionRequest
 
 
 @dataclass(frozen=True)
@@ -158,13 +162,20 @@ def _check(request: Request, most_steps: int) -> None:
         raise ValueError("continued: belongs to messages or a prompt; add its tokens to the ids")
     if not isinstance(request.opening, str | None):
         raise ValueError(f"opening: must be text, got {request.opening!r}")
-    limit, timeout = request.max_thinking_tokens, request.timeout_s
+    limit = request.max_thinking_tokens
     if limit is not None and not (is_whole(limit) and 0 <= limit <= MOST_TOKENS):
         raise ValueError(
             f"max_thinking_tokens: must be a whole number from 0 to {MOST_TOKENS}, got "
             f"{quoted(limit)}"
         )
-    if timeout is not None and not (is_number(timeout) and 0 < timeout <= MOST_SECONDS):
+    check_timeout(request.timeout_s)
+
+
+def check_timeout(timeout: object) -> None:
+    """Raises ValueError for what is no time limit."""
+    if timeout is not None and not (
+        isinstance(timeout, int | float) and is_number(timeout) and 0 < timeout <= MOST_SECONDS
+    ):
         raise ValueError(
             f"timeout_s: must be over 0 and at most {MOST_SECONDS:.0e} seconds, got "
             f"{quoted(timeout)}"

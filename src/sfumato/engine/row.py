@@ -1,26 +1,27 @@
-"""One request in the engine: what it has said, what its slot holds, and what comes next.
+"""One reply in the engine: what it has said, what its slot holds, and what comes next.
 
 All state of a request is here and nothing of any other's. Knows no batches and no threads.
 """
 
 from __future__ import annotations
 
-from array import array
-
 from sfumato.api import Reply, Settled
 from sfumato.diffusion.canvas import Canvas, Draft
 from sfumato.diffusion.limits import StopReason
 from sfumato.diffusion.sequence import Sequence
+from sfumato.engine.any_row import AnyRow
 from sfumato.engine.events import Account
 from sfumato.engine.handle import Handle
-from sfumato.engine.lease import CacheKey, Lease
 from sfumato.engine.request import Prepared, Request
 from sfumato.engine.stats import Phase, RowState
 from sfumato.model.network import Network
 
 
-class Row:
-    """A request from submission to its terminal event. Times are readings of the engine's clock."""
+class Row(AnyRow):
+    """A request for a reply from submission to its terminal event."""
+
+    request: Request
+    handle: Handle
 
     def __init__(
         self,
@@ -30,36 +31,13 @@ class Row:
         submitted: float,
         limit_s: float | None,
     ) -> None:
-        self.request, self.handle, self.limit_s = request, handle, limit_s
+        need, holds = prepared.need, (prepared.family, prepared.adapter)
+        super().__init__(request, handle, prepared.prompt, need, holds, submitted, limit_s)
         self.prepared = prepared
-        self.submitted = submitted
-        self.first_in_queue: float | None = None
-        self.admitted: float | None = None
         self.first_commit_s: float | None = None
-        self.leader: Row | None = None  # the row whose encoding this one waits for, in the queue
-        self.shared = 0  # tokens that both prompts begin with
-        self.lease: Lease | None = None
-        self.cached = 0  # tokens of the prompt that the slot held already
-        self.prefix = array("i", prepared.prompt.ids)  # all that comes before the canvas
-        self.encoded = 0  # how much of it the slot holds
-        self.encodes_alone = False  # after its encoding failed together with others
         self.canvas: Canvas | None = None
         self.sequence = Sequence(prepared.plan, prepared.policies, prepared.opening)
         self.stats = self.sequence.stats
-
-    @property
-    def prompt_tokens(self) -> int:
-        return len(self.prepared.prompt.ids)
-
-    @property
-    def cache_key(self) -> CacheKey:
-        """What a slot must hold for this row to reuse it."""
-        return CacheKey(self.prepared.family, self.prepared.adapter, self.prefix, media=())
-
-    @property
-    def pending(self) -> int:
-        """Tokens to encode before the next canvas can be denoised."""
-        return len(self.prefix) - self.encoded
 
     @property
     def phase(self) -> Phase:
@@ -69,23 +47,15 @@ class Row:
             return "commit" if self.sequence.reply else "prefill"
         return "denoise"
 
-    def leased(self, lease: Lease, now: float) -> None:
-        """Takes a slot, which may hold a part of the prefix already."""
-        if self.admitted is None:
-            self.admitted, self.cached = now, lease.cached
-        self.lease, self.encoded = lease, lease.cached
-
-    def took(self, tokens: int) -> None:
-        """Tokens of the prefix have been encoded."""
-        self.encoded += tokens
-        self.encodes_alone = self.encodes_alone and self.pending > 0
-
     def waited(self, seconds: float) -> None:
-        """A step's encode work took so long, some of this row's in it."""
         if self.encoded <= self.stats.prompt_tokens:
             self.stats.prefill_s += seconds
         else:
             self.stats.commit_s += seconds
+
+    @property
+    def canvas_length(self) -> int:
+        return self.sequence.canvas_length
 
     @property
     def settled(self) -> bool:
@@ -125,7 +95,6 @@ class Row:
         return self.prepared.transcript.finish(outcome)
 
     def state(self, now: float) -> RowState:
-        """What others see of it, from any thread."""
         canvas, lease = self.canvas, self.lease  # once: the engine's thread clears them
         return RowState(
             self.request.id,
@@ -142,8 +111,7 @@ class Row:
 
     def account_at(self, now: float) -> Account:
         stats, lease, sequence = self.stats, self.lease, self.sequence
-        began = now if self.admitted is None else self.admitted
-        first = began if self.first_in_queue is None else self.first_in_queue
+        queue_s, slot_wait_s = self.waits_s(now)
         return Account(
             request_id=self.request.id,
             endpoint=self.request.endpoint,
@@ -158,8 +126,8 @@ class Row:
             convergence=tuple(stats.convergence),
             retries=sequence.retries,
             step_s=tuple(sequence.step_s),
-            queue_s=began - self.submitted,
-            slot_wait_s=began - first,
+            queue_s=queue_s,
+            slot_wait_s=slot_wait_s,
             prefill_s=stats.prefill_s,
             denoise_s=stats.denoise_s,
             commit_s=stats.commit_s,

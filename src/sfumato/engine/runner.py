@@ -15,6 +15,8 @@ import torch
 
 from sfumato.diffusion.canvas import Draft
 from sfumato.diffusion.step import Denoiser
+from sfumato.engine.any_row import AnyRow
+from sfumato.engine.read_turns import ReadResult, ReadTurns
 from sfumato.engine.recovery import BatchRecovery, free_memory
 from sfumato.engine.row import Row
 from sfumato.engine.scheduler import Piece, Plan
@@ -29,7 +31,7 @@ log = logging.getLogger(__name__)
 class Segment:
     """Tokens that one forward appends to a row's slot."""
 
-    row: Row
+    row: AnyRow
     ids: list[int]
 
 
@@ -45,6 +47,8 @@ class StepResults:
     encode_s: float
     denoised: list[Denoised]
     began: float  # when the denoising began, by the clock
+    read: list[ReadResult]
+    read_s: float
 
 
 class Runner:
@@ -56,16 +60,22 @@ class Runner:
         self._denoiser = Denoiser(network, rows)
         self._free = partial(free_memory, network.device)
         self._batches = BatchRecovery(self._batch, self._free)
+        self._read_turns = ReadTurns(network, self._free)
 
-    def run(self, plan: Plan, is_wanted: Callable[[Row], bool]) -> StepResults:
+    def run(self, plan: Plan, is_wanted: Callable[[AnyRow], bool]) -> StepResults:
         """Encodes the plan's pieces, then denoises those of its rows that did not fail meanwhile
-        and are still wanted."""
+        and are still wanted, and reads questions."""
         began = self._clock()
         encoded = self.encode(plan.encode)
         denoise = self._clock()
         failed = {segment.row for segment, error in encoded if error}
         rows = [row for row in plan.denoise if row not in failed and is_wanted(row)]
-        return StepResults(encoded, denoise - began, self.denoise(rows), denoise)
+        denoised = self.denoise(rows)
+        read = self._clock()
+        readers = [row for row in plan.read if row not in failed and is_wanted(row)]
+        results = self._read_turns.run(readers, plan.read_tokens, plan.decisions)
+        read_s = self._clock() - read
+        return StepResults(encoded, denoise - began, denoised, denoise, results, read_s)
 
     def encode(self, pieces: Sequence[Piece]) -> list[Encoded]:
         """Encodes each piece, in one go where no mark is on the way.
@@ -135,7 +145,7 @@ def _extend(segment: Segment) -> None:
             log.exception("a snapshot of slot %d could not be taken", lease.index)
 
 
-def _slot(row: Row) -> Slot:
+def _slot(row: AnyRow) -> Slot:
     assert row.lease
     return row.lease.slot
 

@@ -9,9 +9,11 @@ whose prefix is complete.
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
+from sfumato.engine.any_row import AnyRow
+from sfumato.engine.decision_row import DecisionRow
 from sfumato.engine.recovery import PrefillChunk
 from sfumato.engine.row import Row
 from sfumato.engine.sharing import Sharing
@@ -22,33 +24,45 @@ from sfumato.engine.slots import SlotPool
 class Piece:
     """Encode work of one step: the next `count` tokens of a row's prefix."""
 
-    row: Row
+    row: AnyRow
     count: int
 
 
 @dataclass(frozen=True)
 class Plan:
-    """One step: the pieces are encoded, then the rows denoised in one batch."""
+    """One step: the pieces are encoded, then the rows denoised in one batch, and then questions
+    are read."""
 
     encode: tuple[Piece, ...]
     denoise: tuple[Row, ...]
+    read: tuple[DecisionRow, ...] = ()
+    decisions: int = 0  # that share the reads of a step, those with them that still encode
+    read_tokens: int = 0  # of all of them
 
 
 class Scheduler:
     """The queue, the batch, and the slots that their rows have."""
 
-    def __init__(self, pool: SlotPool, prefill_chunk: int, clock: Callable[[], float]) -> None:
-        """prefill_chunk: tokens encoded in a step at most, all rows together."""
-        self.waiting: deque[Row] = deque()
-        self.running: list[Row] = []  # oldest first
+    def __init__(
+        self,
+        pool: SlotPool,
+        prefill_chunk: int,
+        clock: Callable[[], float],
+        most_read: int | None = None,
+    ) -> None:
+        """prefill_chunk: tokens encoded in a step at most, all rows together; most_read: tokens of
+        a step's reads, None as many."""
+        self.waiting: deque[AnyRow] = deque()
+        self.running: list[AnyRow] = []  # oldest first
         self.pool, self.chunk = pool, PrefillChunk(prefill_chunk)
         self._sharing, self._clock = Sharing(pool), clock
+        self._most_read = prefill_chunk if most_read is None else most_read
 
-    def admit(self) -> list[tuple[Row, Exception]]:
+    def admit(self) -> list[tuple[AnyRow, Exception]]:
         """Gives slots to waiting rows, strictly in order, as long as there are any. A row that
         waits for what another row encodes needs none yet. Returns the rows for which there can be
         no slot, and why."""
-        refused: list[tuple[Row, Exception]] = []
+        refused: list[tuple[AnyRow, Exception]] = []
         for row in tuple(self.waiting):
             if self._sharing.waits(row, self.running):
                 continue
@@ -64,12 +78,12 @@ class Scheduler:
                 self.waiting.remove(row)
         return refused
 
-    def restart(self, row: Row) -> bool:
+    def restart(self, row: AnyRow) -> bool:
         """Another slot for a running row, whose own an encode has emptied. Whether there is one."""
         self._release(row, keep=False)
         return self._lease(row)
 
-    def remove(self, row: Row) -> None:
+    def remove(self, row: AnyRow) -> None:
         """Forgets a row that has ended, and takes its slot back."""
         if row in self.running:
             self.running.remove(row)
@@ -78,14 +92,14 @@ class Scheduler:
         self.chunk.restore(self.running)
         self._release(row, keep=True)
 
-    def _lease(self, row: Row) -> bool:
+    def _lease(self, row: AnyRow) -> bool:
         """Whether there is a slot for a row now, which then has it."""
-        lease = self.pool.lease(row.cache_key, row.prepared.need, row.prepared.prompt.marks)
+        lease = self.pool.lease(row.cache_key, row.need, row.prompt.marks)
         if lease is not None:
             row.leased(lease, self._clock())
         return lease is not None
 
-    def _release(self, row: Row, keep: bool) -> None:
+    def _release(self, row: AnyRow, keep: bool) -> None:
         lease, row.lease = row.lease, None
         if lease is not None:
             self.pool.release(lease, keep)
@@ -94,8 +108,17 @@ class Scheduler:
         """The step to come."""
         pieces = self._pieces()
         done = {piece.row for piece in pieces if piece.count == piece.row.pending}
-        ready = tuple(row for row in self.running if not row.pending or row in done)
-        return Plan(pieces, ready)
+        ready = [row for row in self.running if not row.pending or row in done]
+        denoise = tuple(row for row in ready if isinstance(row, Row))
+        read = tuple(row for row in ready if isinstance(row, DecisionRow))
+        decisions = sum(isinstance(row, DecisionRow) for row in self.running)
+        return Plan(pieces, denoise, read, decisions, self._read_tokens(denoise))
+
+    def _read_tokens(self, denoise: Sequence[Row]) -> int:
+        """How many tokens all reads of a step have: as many as the canvases that are denoised in
+        it, for the step not to take more than twice as long."""
+        most = min(self.chunk.tokens, self._most_read)
+        return min(most, sum(row.canvas_length for row in denoise)) if denoise else most
 
     def _pieces(self) -> tuple[Piece, ...]:
         """Shares the chunk: half of it is the oldest row's, so that a long prompt always moves; the

@@ -9,14 +9,14 @@ from dataclasses import dataclass, field, replace
 from typing import Literal
 
 from sfumato.engine.circuit import CircuitState
-from sfumato.engine.events import Account
+from sfumato.engine.events import DECIDED, Account
 from sfumato.engine.lease import SlotView
 from sfumato.engine.memory_guard import MemoryView
 
 WINDOW_S = 60.0  # what speeds are averaged over
 GRAIN_S, GRAINS = 5.0, 60  # of the history, which goes back five minutes
 
-Phase = Literal["queued", "prefill", "denoise", "commit"]
+Phase = Literal["queued", "prefill", "denoise", "commit", "read"]
 
 
 @dataclass(frozen=True)
@@ -79,6 +79,11 @@ class Totals:
     steps: int = 0  # denoising steps of rows: a forward of 3 rows is 3
     encode_s: float = 0.0
     denoise_s: float = 0.0
+    decisions: int = 0  # that were decided
+    questions: int = 0  # of these
+    reads: int = 0  # canvases that were read, of all decisions that have ended
+    read_tokens: int = 0  # of questions and canvases that went through the network
+    read_s: float = 0.0
 
 
 @dataclass(frozen=True)
@@ -168,6 +173,9 @@ class Statistics:
                 output_tokens=before.output_tokens + account.output_tokens,
                 thought_tokens=before.thought_tokens + account.thought_tokens,
                 retries=before.retries + account.retries,
+                decisions=before.decisions + (outcome == DECIDED),
+                questions=before.questions + (account.questions or 0) * (outcome == DECIDED),
+                reads=before.reads + (account.reads or 0),
             )
 
     def copy(self) -> Totals:

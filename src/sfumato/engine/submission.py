@@ -7,21 +7,27 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from dataclasses import fields
 
 from sfumato.api import Model
+from sfumato.diffusion.constraints.decision_settings import DecisionSettings
 from sfumato.diffusion.limits import TooLarge
 from sfumato.engine.circuit import Circuit
+from sfumato.engine.decision import DecisionRequest
+from sfumato.engine.decision_row import DecisionRow, PreparedDecision
 from sfumato.engine.engine_config import EngineConfig
 from sfumato.engine.errors import REFUSALS, EngineDead, NotReady, QueueFull
 from sfumato.engine.events import Failed, Terminal
 from sfumato.engine.failures import explain, late
-from sfumato.engine.handle import Handle, Sink
+from sfumato.engine.handle import DecisionHandle, DecisionSink, Handle, Sink
 from sfumato.engine.inbox import Inbox
 from sfumato.engine.request import (
+    AnyRequest,
     Prepared,
     Prompt,
     Request,
     check_length,
+    check_timeout,
     make_prompt,
     prepare,
     snapshot_points_of,
@@ -40,7 +46,7 @@ class Submission:
         inbox: Inbox,
         scheduler: Scheduler,
         circuit: Circuit,
-        report: Callable[[Request, Terminal], None],
+        report: Callable[[AnyRequest, Terminal], None],
         has_died: Callable[[], bool],
         clock: Callable[[], float],
     ) -> None:
@@ -62,6 +68,24 @@ class Submission:
             except QueueFull:
                 return None
 
+    def decide(self, request: DecisionRequest, sink: DecisionSink | None) -> DecisionHandle:
+        with self.refusals(request):
+            since = self._ready_since(request)
+            prepared = self._prepared_decision(request)
+            handle = DecisionHandle(request.id, sink, self._inbox.wake)
+            row = DecisionRow(request, prepared, handle, since, self._limit_s(request))
+            self._inbox.put(row, self._has_room, self._config.queue)
+            return handle
+
+    def _prepared_decision(self, request: DecisionRequest) -> PreparedDecision:
+        """Raises ValueError and TooLarge for a decision that cannot be done."""
+        check_timeout(request.timeout_s)
+        names = (field.name for field in fields(DecisionSettings))
+        settings = DecisionSettings(**{name: getattr(request, name) for name in names})
+        plan = self._model.plan_decision(request.state, request.questions, settings, self._longest)
+        self._scheduler.pool.check(len(plan.prefix))
+        return PreparedDecision(plan, self._model.family.name)
+
     def prepared(self, request: Request) -> Prepared:
         """Raises ValueError and TooLarge for a request that cannot be done."""
         most = self._config.max_steps
@@ -79,12 +103,12 @@ class Submission:
     def check_length(self, text: str, field: str) -> None:
         check_length(self._model, text, self._longest, field)
 
-    def late(self, request: Request) -> str | None:
+    def late(self, request: AnyRequest) -> str | None:
         """Why the deadline ends a request that is not submitted yet; None before it."""
         return late(request.since, self._limit_s(request), self._clock())
 
     @contextmanager
-    def refusals(self, request: Request) -> Iterator[None]:
+    def refusals(self, request: AnyRequest) -> Iterator[None]:
         """Reports a refusal that is raised within."""
         try:
             yield
@@ -103,15 +127,19 @@ class Submission:
         free = max(0, self._config.slots - len(self._scheduler.running))
         return self.waiting() < self._config.queue + free
 
-    def _limit_s(self, request: Request) -> float | None:
+    def _limit_s(self, request: AnyRequest) -> float | None:
         limits = (request.timeout_s, self._config.request_timeout_s)
         return min((s for s in limits if s is not None), default=None)
 
-    def _submit(self, request: Request, sink: Sink | None) -> Handle:
+    def _ready_since(self, request: AnyRequest) -> float:
+        """When the waiting time of a request began. Raises NotReady while none is taken."""
         if self._inbox.closed is None and self._circuit.reason is not None:
             raise NotReady(self._circuit.reason, self._circuit.retry_s())
         # Before the prompt is made: the time for that is the client's waiting time too.
-        since = self._clock() if request.since is None else request.since
+        return self._clock() if request.since is None else request.since
+
+    def _submit(self, request: Request, sink: Sink | None) -> Handle:
+        since = self._ready_since(request)
         prepared, handle = self.prepared(request), Handle(request.id, sink, self._inbox.wake)
         row = Row(request, prepared, handle, since, self._limit_s(request))
         self._inbox.put(row, self._has_room, self._config.queue)

@@ -43,16 +43,25 @@ class Attention(nn.Module):
         self.k_norm = RMSNorm(layer.head_dim, eps)
 
     def forward(
-        self, x: Tensor, rotary: tuple[Tensor, Tensor], attend: Attend, layer: int
+        self,
+        x: Tensor,
+        rotary: tuple[Tensor, Tensor],
+        attend: Attend,
+        layer: int,
+        only: Tensor | None = None,
     ) -> Tensor:
-        """x [..., tokens, hidden] → [..., tokens, hidden]."""
+        """x [..., tokens, hidden] → [..., tokens, hidden]; only int64 [n]: of which tokens, packed,
+        results are wanted (None: of all)."""
         heads = (*x.shape[:-1], -1, self.head_dim)
-        q = self.q_proj(x).view(heads)
         k = self.k_proj(x).view(heads)
         v = self.v_proj(x).view(heads) if self.v_proj is not None else k
-        q = ops.rotate(self.q_norm(q), *rotary)
         k = ops.rotate(self.k_norm(k), *rotary)
         v = ops.rms_norm(v, None, self.eps)
+        if only is not None:
+            x = x.index_select(0, only)
+            rotary = rotary[0].index_select(0, only), rotary[1].index_select(0, only)
+        q = self.q_proj(x).view(*x.shape[:-1], -1, self.head_dim)
+        q = ops.rotate(self.q_norm(q), *rotary)
         return self.o_proj(attend(layer, q, k, v).reshape(*x.shape[:-1], -1))
 
 

@@ -47,6 +47,7 @@ class ModelConfig:
     bos_id: int | None = None
     eos_ids: tuple[int, ...] = ()
     pad_id: int | None = None
+    filler_id: int | None = None  # fills canvases that are read, where it is not the family's
 
     def __post_init__(self) -> None:
         for field in fields(self):

@@ -6,7 +6,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from itertools import groupby
+from itertools import accumulate, groupby
 
 import torch
 from torch import Tensor
@@ -15,6 +15,7 @@ from sfumato.model.attention import CanvasPart, CanvasRows, EncodeRows
 from sfumato.model.cache import KVCache, KVPool, Slot, slot_bytes
 from sfumato.model.head import VocabularyHead
 from sfumato.model.placement import device_memory
+from sfumato.model.read_rows import QuestionRows, ReadCanvasRows, Scratch
 from sfumato.model.transformer import Transformer
 from sfumato.ops.reference import Weight
 
@@ -144,6 +145,43 @@ class Network:
         nothing to the device; the number of operations does not depend on the number of rows.
         """
         return self.transformer.denoise(tokens, soft, attend.positions(), attend, self.dtype)
+
+    @torch.no_grad()
+    def encode_beside(self, rows: Sequence[Tensor], scratches: Sequence[Scratch]) -> None:
+        """One forward of the encode phase, which appends rows[i] int64 [any length] to scratches[i]
+        and leaves the slots as they are. A scratch whose forward fails is as it was."""
+        attend = QuestionRows(scratches, [len(row) for row in rows])
+        ids = torch.cat([row.to(self.device) for row in rows])
+        self.transformer.encode(ids, attend.positions(self.device), attend, self.dtype)
+        attend.commit()
+
+    @torch.no_grad()
+    def denoise_beside(
+        self,
+        canvases: Sequence[Tensor],
+        scratches: Sequence[Scratch],
+        wanted: Sequence[Sequence[int]],
+        soft: Tensor | None = None,
+    ) -> Tensor:
+        """One denoising forward: canvases[i] int64 [length] after scratches[i], with their soft
+        embeddings [all positions, hidden] in `dtype` (None: zeros).
+
+        Returns hidden states of the positions wanted[i] of each canvas, one after another, [all
+        wanted, hidden].
+        """
+        lengths = [len(canvas) for canvas in canvases]
+        attend = ReadCanvasRows(scratches, lengths, [len(places) for places in wanted])
+        starts = accumulate(lengths, initial=0)
+        only = [a + at for a, places in zip(starts, wanted, strict=False) for at in places]
+        ids = torch.cat([canvas.to(self.device) for canvas in canvases])
+        return self.transformer.denoise(
+            ids,
+            soft,
+            attend.positions(self.device),
+            attend,
+            self.dtype,
+            torch.tensor(only, device=self.device),
+        )
 
     def _parts(self, lengths: Sequence[int], slots: Sequence[Slot]) -> list[CanvasPart]:
         """One part for adjacent canvases of one length whose slots are of one pool."""

@@ -45,14 +45,19 @@ class Block(nn.Module):
         self.encoder_layer_scalar = nn.Parameter(torch.ones(1))
 
     def forward(
-        self, x: Tensor, rotary: tuple[Tensor, Tensor], attend: Attend, index: int, encoding: bool
+        self,
+        x: Tensor,
+        rotary: tuple[Tensor, Tensor],
+        attend: Attend,
+        index: int,
+        encoding: bool,
+        only: Tensor | None = None,
     ) -> Tensor:
-        """x [..., tokens, hidden] → the same."""
-        attended = self.self_attn(self.input_layernorm(x), rotary, attend, index)
-        return self.finish(x, attended, encoding)
-
-    def finish(self, x: Tensor, attended: Tensor, encoding: bool) -> Tensor:
-        """The block's output from its input and what its attention gave, both [..., hidden]."""
+        """x [..., tokens, hidden] → the same; only int64 [n]: of which tokens, packed, results are
+        wanted (None: of all)."""
+        attended = self.self_attn(self.input_layernorm(x), rotary, attend, index, only)
+        if only is not None:
+            x = x.index_select(0, only)
         x = x + self.post_attention_layernorm(attended)
         scalar = self.encoder_layer_scalar if encoding else self.layer_scalar
         return (x + self._feed_forward(x)) * scalar.to(x.dtype)
@@ -104,14 +109,26 @@ class Transformer(nn.Module):
         positions: Tensor,
         attend: Attend,
         dtype: torch.dtype,
+        only: Tensor | None = None,
     ) -> Tensor:
         """Denoise phase: canvas and positions int64 [..., length], soft [..., length, hidden] or
-        None → hidden [..., length, hidden], ready for the vocabulary head."""
+        None → hidden [..., length, hidden], ready for the vocabulary head; only int64 [n]: of which
+        tokens, packed, hidden states are wanted (None: of all)."""
         x = self.self_conditioning(self.embed_tokens(canvas, dtype), soft)
-        return self._blocks(x, positions, attend, encoding=False)
+        return self._blocks(x, positions, attend, encoding=False, only=only)
 
-    def _blocks(self, x: Tensor, positions: Tensor, attend: Attend, encoding: bool) -> Tensor:
+    def _blocks(
+        self,
+        x: Tensor,
+        positions: Tensor,
+        attend: Attend,
+        encoding: bool,
+        only: Tensor | None = None,
+    ) -> Tensor:
         tables = self.rotary.tables(positions, x.dtype)
+        last = len(self.config.layers) - 1
         for index, (block, layer) in enumerate(zip(self.layers, self.config.layers, strict=True)):
-            x = block(x, tables[rotary_key(layer)], attend, index, encoding)
+            # The last layer needs keys and values of all tokens, and the rest of the wanted ones.
+            wanted = only if index == last else None
+            x = block(x, tables[rotary_key(layer)], attend, index, encoding, wanted)
         return self.norm(x)

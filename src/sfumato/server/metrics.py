@@ -25,14 +25,14 @@ from prometheus_client.registry import Collector
 from sfumato import __version__
 from sfumato.engine.audit_writer import AuditWriter
 from sfumato.engine.client import EngineClient
-from sfumato.engine.events import Failed, Finished
+from sfumato.engine.events import Terminal, outcome_of
 from sfumato.engine.memory_guard import MemoryView
-from sfumato.engine.request import Request
+from sfumato.engine.request import AnyRequest
 from sfumato.engine.stats import EngineState, Phase
 
 CONTENT_TYPE = CONTENT_TYPE_LATEST
 
-PHASES: tuple[Phase, ...] = ("prefill", "denoise", "commit")
+PHASES: tuple[Phase, ...] = ("prefill", "denoise", "commit", "read")
 MINUTES = (60, 120, 300, 900, 3600, 21600)  # in seconds; a request may take six hours
 SECONDS = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, *MINUTES)
 HTTP_SECONDS = (0.001, *SECONDS)
@@ -95,9 +95,9 @@ class Metrics:
             registry.register(_AuditCollector(audit))
         ProcessCollector(registry=registry)
 
-    def observe(self, request: Request, event: Finished | Failed) -> None:
+    def observe(self, request: AnyRequest, event: Terminal) -> None:
         """Counts a request by its terminal event; one that was refused has no account."""
-        outcome = event.kind if isinstance(event, Failed) else event.reply.stop_reason
+        outcome = outcome_of(event)
         self._requests.labels(request.endpoint, outcome).inc()
         account = event.account
         if account is None:
@@ -196,6 +196,11 @@ def _counters(state: EngineState) -> Iterator[Metric]:
         "sfumato_retries": ("Canvases drawn again after an empty answer.", totals.retries),
         "sfumato_encode_seconds": ("Time spent on prompts and commits.", totals.encode_s),
         "sfumato_denoise_seconds": ("Time spent on denoising forwards.", totals.denoise_s),
+        "sfumato_decisions": ("Decisions that have answers.", totals.decisions),
+        "sfumato_questions": ("Questions of decisions that have answers.", totals.questions),
+        "sfumato_reads": ("Canvases that were read, of decisions that ended.", totals.reads),
+        "sfumato_read_tokens": ("Tokens of questions and of their canvases.", totals.read_tokens),
+        "sfumato_read_seconds": ("Time spent on reads.", totals.read_s),
     }
     for name, (help, value) in plain.items():
         yield CounterMetricFamily(name, help, value=value)

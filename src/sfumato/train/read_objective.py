@@ -12,7 +12,7 @@ from torch import Tensor
 
 from sfumato import ops
 from sfumato.model.layers import rotary_key
-from sfumato.model.transformer import Block, Transformer
+from sfumato.model.transformer import Transformer
 from sfumato.train.objective import additive, logits
 from sfumato.train.vocabulary import MASK, UNK
 
@@ -40,7 +40,7 @@ class ReadAttention:
         first = torch.arange(self.state_index.shape[1]).expand_as(self.state_index)
         own = states[owner, None] + torch.arange(self.question_index.shape[1])
         self.positions = torch.cat((first[state_real], own[question_real]))
-        self.lengths = states[owner] + questions
+        self.lengths, self.last = states[owner] + questions, questions - 1
         keys = torch.cat((first[owner], own), 1)
         real = torch.cat((state_real[owner], question_real), 1)
         window = self.config.sliding_window
@@ -72,13 +72,19 @@ class ReadAttention:
         return ops.attention(q, k, v, mask).transpose(1, 2)
 
     def _encode(self, layer: int, q: Tensor, k: Tensor, v: Tensor, sliding: bool) -> Tensor:
-        sq, sk, sv = (_padded(x, self.state_index) for x in (q, k, v))
-        qq, qk, qv = (_padded(x, self.question_index) for x in (q, k, v))
-        of_states = ops.attention(sq, sk, sv, self.state_masks[sliding])
+        """Where q has a token for each question only, these are the questions' last ones."""
+        sk, sv = (_padded(x, self.state_index) for x in (k, v))
+        qk, qv = (_padded(x, self.question_index) for x in (k, v))
         keys = torch.cat((sk[self.owner], qk), 2)
         values = torch.cat((sv[self.owner], qv), 2)
         self.kept[layer] = keys, values
-        of_questions = ops.attention(qq, keys, values, self.question_masks[sliding])
+        mask = self.question_masks[sliding]
+        if len(q) < len(k):
+            mask = mask[torch.arange(len(mask)), self.last]
+            return ops.attention(q.unsqueeze(2), keys, values, mask[:, None])[:, :, 0]
+        sq, qq = _padded(q, self.state_index), _padded(q, self.question_index)
+        of_states = ops.attention(sq, sk, sv, self.state_masks[sliding])
+        of_questions = ops.attention(qq, keys, values, mask)
         return torch.cat(
             (
                 of_states.transpose(1, 2).flatten(0, 1).index_select(0, self.back_of_states),
@@ -169,11 +175,9 @@ def _encoded(
     dtype = network.norm.weight.dtype
     x = network.embed_tokens(ids, dtype)
     tables = network.rotary.tables(attend.positions, dtype)
-    *blocks, last = network.layers
-    *_, kind = network.config.layers
-    for index, (block, layer) in enumerate(zip(blocks, network.config.layers, strict=False)):
-        x = block(x, tables[rotary_key(layer)], attend, index, encoding=True)
-    assert isinstance(last, Block)
-    inside = last.input_layernorm(x)
-    attended = last.self_attn(inside, tables[rotary_key(kind)], attend, len(blocks))
-    return network.norm(last.finish(x[ends], attended[ends], encoding=True)), x
+    last, inside = len(network.layers) - 1, x
+    for index, layer in enumerate(network.config.layers):
+        inside, wanted = x, ends if index == last else None
+        key = tables[rotary_key(layer)]
+        x = network.layers[index](x, key, attend, index, encoding=True, only=wanted)
+    return network.norm(x), inside

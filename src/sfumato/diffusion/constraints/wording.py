@@ -15,10 +15,17 @@ BETWEEN = "\n\n"
 """Between the state and the question, and in a user's turn that has the question first."""
 
 
-def question_text(question: Question, labels: Sequence[str]) -> str:
-    """The question with its options, each behind the label that stands for it on the canvas."""
+def question_text(
+    question: Question, labels: Sequence[str], order: Sequence[int] | None = None
+) -> str:
+    """The question with its options, each behind the label that stands for it on the canvas.
+
+    labels: of the options, in their order; order: numbers of the options, in the order in which
+    they are listed (None: their own).
+    """
+    listed = range(len(labels)) if order is None else order
     lines = [f"Question: {question.instructions or _default_instructions(question)}"]
-    for label, option in zip(labels, question.options, strict=True):
+    for label, option in [(labels[i], question.options[i]) for i in listed]:
         # Where the name is the label, as for yes and no, it is not said twice.
         name = "" if label == option.name else option.name
         described = (
@@ -26,8 +33,20 @@ def question_text(question: Question, labels: Sequence[str]) -> str:
         )
         text = f"{name}{described}"
         lines.append(f"{label}: {text}" if text else label)
-    lines.append(_request(question, labels))
+    lines.append(_request([labels[i] for i in listed]))
     return "\n".join(lines)
+
+
+def joint_text(questions: Sequence[str]) -> str:
+    """Several questions that are answered on one canvas, a line each; questions: their texts."""
+    numbered = [f"{number}. {text}" for number, text in enumerate(questions, 1)]
+    request = "Answer every question on a line of its own, as its number and its answer."
+    return BETWEEN.join((*numbered, request))
+
+
+def joint_line(number: int) -> tuple[str, str]:
+    """What stands before and after the label of a question, 1, 2, …, on such a canvas."""
+    return f"{number}: ", "\n"
 
 
 def _default_instructions(question: Question) -> str:
@@ -36,7 +55,7 @@ def _default_instructions(question: Question) -> str:
     return "Which level fits?" if isinstance(question, ScoreQuestion) else "Which option fits?"
 
 
-def _request(question: Question, labels: Sequence[str]) -> str:
+def _request(labels: Sequence[str]) -> str:
     if len(labels) == 2:
         return f"Answer {labels[0]} or {labels[1]}."
     if all(label.isdecimal() for label in labels):

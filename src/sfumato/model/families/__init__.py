@@ -11,7 +11,13 @@ from pathlib import Path
 from typing import Any
 
 from sfumato.model.families.diffusion_gemma import DIFFUSION_GEMMA
-from sfumato.model.families.family import CanvasProcess, ConfigFormat, Family, SamplerKeys
+from sfumato.model.families.family import (
+    CanvasProcess,
+    ConfigFormat,
+    Family,
+    ReadFormat,
+    SamplerKeys,
+)
 from sfumato.weights.checkpoint import Checkpoint, open_with
 from sfumato.weights.errors import CheckpointError, quoted
 from sfumato.weights.locate import Kind
@@ -23,6 +29,7 @@ __all__ = [
     "CanvasProcess",
     "ConfigFormat",
     "Family",
+    "ReadFormat",
     "SamplerKeys",
     "family_of",
     "open_checkpoint",

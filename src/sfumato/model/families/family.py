@@ -62,6 +62,20 @@ class ConfigFormat:
 
 
 @dataclass(frozen=True)
+class ReadFormat:
+    """How a canvas whose answer is read looks, in texts of special tokens.
+
+    filler: what fills it behind the end, unless the checkpoint names another token
+    (`ModelConfig.filler_id`); empty_thought: what a model's turn begins with when it does not
+    think.
+    """
+
+    end: str
+    filler: str
+    empty_thought: str
+
+
+@dataclass(frozen=True)
 class Family:
     """A family of models: what its checkpoints look like and how they are meant to be used."""
 
@@ -74,3 +88,4 @@ class Family:
     canvas: CanvasProcess
     sampler: SamplerKeys = field(repr=False)
     markers: ChatMarkers = field(repr=False)
+    reads: ReadFormat = field(repr=False)

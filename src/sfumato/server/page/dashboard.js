@@ -90,7 +90,7 @@ function queue({ waiting, running, slots, totals }) {
     }));
 }
 
-const PHASES = { queued: 'waiting', prefill: 'reading the prompt', denoise: 'denoising', commit: 'storing a canvas' };
+const PHASES = { queued: 'waiting', prefill: 'reading the prompt', denoise: 'denoising', commit: 'storing a canvas', read: 'reading questions' };
 
 function slotList({ slots, running }) {
   const rows = new Map(running.map((row) => [row.id, row]));

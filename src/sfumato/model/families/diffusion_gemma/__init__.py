@@ -12,7 +12,13 @@ from sfumato.model.families.diffusion_gemma.write_config import (
     gguf_constants,
     hf_config,
 )
-from sfumato.model.families.family import CanvasProcess, ConfigFormat, Family, SamplerKeys
+from sfumato.model.families.family import (
+    CanvasProcess,
+    ConfigFormat,
+    Family,
+    ReadFormat,
+    SamplerKeys,
+)
 
 DIFFUSION_GEMMA = Family(
     name="diffusion_gemma",
@@ -51,4 +57,9 @@ DIFFUSION_GEMMA = Family(
         nested=("bound",),
     ),
     markers=MARKERS,
+    reads=ReadFormat(
+        end=MARKERS.turn_close,
+        filler="<pad>",
+        empty_thought=MARKERS.thought_open + MARKERS.thought_header + MARKERS.thought_close,
+    ),
 )

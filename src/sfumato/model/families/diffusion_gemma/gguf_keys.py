@@ -71,6 +71,7 @@ def config_from_gguf(
         bos_id=token.token("bos_token_id", vocab_size),
         eos_ids=token.tokens("eos_token_id", vocab_size),
         pad_id=token.token("padding_token_id", vocab_size),
+        filler_id=token.token("canvas_filler_token_id", vocab_size),
     )
 
 

@@ -113,7 +113,12 @@ def gguf_config(config: ModelConfig) -> dict[str, Any]:
         "final_logit_softcapping": config.logit_softcap,
         "embedding_length_per_layer_input": 0,
     }
-    ids = {"bos": config.bos_id, "eos": next(iter(config.eos_ids), None), "padding": config.pad_id}
+    ids = {
+        "bos": config.bos_id,
+        "eos": next(iter(config.eos_ids), None),
+        "padding": config.pad_id,
+        "canvas_filler": config.filler_id,
+    }
     return {
         **{f"{ARCHITECTURE}.{key}": value for key, value in sizes.items()},
         "diffusion.canvas_length": config.canvas_length,

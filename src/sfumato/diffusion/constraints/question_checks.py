@@ -1,0 +1,83 @@
+"""What is refused of questions before any of their texts is tokenized."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass
+
+from sfumato.diffusion.constraints.questions import (
+    MOST_QUESTIONS,
+    ChoiceQuestion,
+    Question,
+    ScoreQuestion,
+    YesNoQuestion,
+    check_question,
+)
+from sfumato.diffusion.limits import TooLarge
+from sfumato.weights.errors import quoted
+
+
+@dataclass(frozen=True)
+class QuestionLimits:
+    """How long texts may be."""
+
+    longest_token: int  # characters
+    longest: int  # tokens of a state and a question
+    total: int  # tokens of all questions
+
+    def check(self, characters: int, most: int, where: str) -> None:
+        """Raises TooLarge for a text that has more tokens than `most` however it is cut."""
+        least = -(-characters // self.longest_token)
+        if least > most:
+            raise TooLarge(
+                f"{where}: {characters:,} characters are {least:,} tokens or more, and there is "
+                f"room for {most:,}; shorten it",
+                least,
+                most,
+            )
+
+
+def where_of(name: str) -> str:
+    """How a message names a question: by its id, which may be of any length."""
+    return f"questions.{name}" if len(name) <= 80 else f"questions.{name[:80]}…"
+
+
+@contextmanager
+def naming(where: str) -> Iterator[None]:
+    """Has what is raised within as a ValueError name a field."""
+    try:
+        yield
+    except ValueError as error:
+        raise ValueError(f"{where}: {error}") from error
+
+
+def check_questions(state: object, questions: object, limits: QuestionLimits) -> None:
+    """Raises ValueError, naming the field, for what is no state or no question, or has no room."""
+    if not isinstance(state, str):
+        raise ValueError(f"state: must be text, got {quoted(state)}")
+    if not isinstance(questions, Mapping):
+        raise ValueError(f"questions: must be a mapping of ids, got {quoted(questions)}")
+    if not 1 <= len(questions) <= MOST_QUESTIONS:
+        raise ValueError(
+            f"questions: must be 1 to {MOST_QUESTIONS:,}, got {len(questions):,}; split them over "
+            "several requests"
+        )
+    limits.check(len(state), limits.longest, "state")
+    total = 0
+    for name, question in questions.items():
+        if not isinstance(name, str):
+            raise ValueError(f"questions: an id must be text, got {quoted(name)}")
+        where = where_of(name)
+        if not isinstance(question, YesNoQuestion | ChoiceQuestion | ScoreQuestion):
+            raise ValueError(f"{where}: is no question: {quoted(question)}")
+        check_question(question, where)
+        characters = _characters(question)
+        limits.check(characters, limits.longest, where)
+        total += characters
+    limits.check(total, limits.total, "questions")
+
+
+def _characters(question: Question) -> int:
+    options = sum(len(option.name) + len(option.description) for option in question.options)
+    return len(question.instructions) + options

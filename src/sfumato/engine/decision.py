@@ -1,0 +1,58 @@
+"""A decision: questions about a state that are read rather than written, as the engine takes it.
+
+Loads no torch, so that those who talk to an engine can make one.
+"""
+
+from __future__ import annotations
+
+import secrets
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Literal
+
+if TYPE_CHECKING:
+    from sfumato.diffusion.constraints.answers import Answer
+    from sfumato.diffusion.constraints.questions import Question
+    from sfumato.engine.events import Account
+
+
+def new_decision_id() -> str:
+    return f"dec-{secrets.token_hex(8)}"
+
+
+@dataclass(frozen=True)
+class DecisionRequest:
+    """Questions about one state; `DecisionSettings` says what the fields mean that it has too."""
+
+    state: str
+    questions: Mapping[str, Question]  # by id, which never reaches the model
+    seed: int = 0
+    samples: int | Literal["auto"] = 1
+    orders: int = 1
+    steps: int = 1
+    joint: bool = False
+    order: Literal["state", "schema"] = "state"
+    label_mass: bool = True
+    timeout_s: float | None = None  # from `since`; None: the engine's own
+    since: float | None = None  # when the client sent it, by `Engine.now`; None: at its submission
+    id: str = field(default_factory=new_decision_id)
+    endpoint: str = "api"  # where it came in, for the audit
+    user: str | None = None  # whose it is, for the audit
+
+
+@dataclass(frozen=True)
+class DecisionUsage:
+    """What a decision took, in tokens and reads."""
+
+    input_tokens: int  # of the state, and of each question as often as it was encoded
+    cached_tokens: int  # of the state, reused from a slot and not encoded again
+    reads: int  # canvases that were read
+
+
+@dataclass(frozen=True)
+class Decided:
+    """The answers, by the question's id, in the order of the questions: a terminal event."""
+
+    answers: Mapping[str, Answer]
+    usage: DecisionUsage
+    account: Account

@@ -1,0 +1,38 @@
+"""The ids before and after a user's text in a prompt of one message."""
+
+from __future__ import annotations
+
+from sfumato.text.template import ChatTemplate, TemplateError
+from sfumato.text.tokenizer import Tokenizer
+
+_PLACEHOLDER = "\U000f0000"  # a private-use character: untouched by trimming
+
+
+def user_turn(
+    template: ChatTemplate, tokenizer: Tokenizer, empty_thought: str = ""
+) -> tuple[list[int], list[int]]:
+    """The ids of a prompt up to a user's text, and from its end on to where the model's turn
+    begins.
+
+    empty_thought: with markers, what the model's turn begins with when it does not think; it is
+    appended where the template knows thinking and does not write it itself.
+
+    Raises TemplateError for a template that does not show a message exactly once.
+    """
+    messages = [{"role": "user", "content": _PLACEHOLDER}]
+    text = template.render(messages)
+    head, placeholder, tail = text.partition(_PLACEHOLDER)
+    if not placeholder or _PLACEHOLDER in tail:
+        raise TemplateError(
+            f"{template.origin}: shows a user's message {text.count(_PLACEHOLDER)} times, so that "
+            "no question can be put into it; get the template again"
+        )
+    knows_thinking = template.render(messages, thinking=True) != text
+    if knows_thinking and not tail.endswith(empty_thought):
+        tail += empty_thought
+    first = [] if tokenizer.bos_id is None else [tokenizer.bos_id]
+    head_ids, tail_ids = (
+        [token for token in tokenizer.encode(part) if token != tokenizer.bos_id]
+        for part in (head, tail)
+    )
+    return [*first, *head_ids], tail_ids
