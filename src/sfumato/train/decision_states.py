@@ -21,7 +21,7 @@ from sfumato.diffusion.constraints.questions import (
 from sfumato.train.questions import countries, pick
 
 MOST_CHOICES = 8
-MANY_SHARE = 0.04
+MANY_SHARE = 0.03
 """Of the choices, those with up to MANY_CHOICES options."""
 MANY_CHOICES = 12
 
@@ -49,6 +49,8 @@ ADJECTIVES = (
 THINGS = ("soup", "hotel", "film", "phone", "book", "room", "train", "song")
 NEEDED = ("Who has more?", "Who has fewer?")
 """Instructions without which the options alone would not say what is asked."""
+DOES_IT_HOLD = "Does this hold?"
+"""What the product asks where a yes/no question has no instructions."""
 WORDS = ("sun", "dog", "tree", "milk", "fish", "moon", "bird", "gold", "rain", "ship", "door", "king")
 
 
@@ -64,6 +66,19 @@ class Case:
     def open(self) -> bool:
         """Whether the state leaves the question open."""
         return max(self.truth) < 1
+
+
+def in_order(case: Case, order: Sequence[int]) -> Case:
+    """The case with its options in another order; levels keep theirs. Yes and no become a choice
+    of these two, which reads the same."""
+    question = case.question
+    if isinstance(question, ScoreQuestion):
+        return case
+    text = question.instructions
+    if isinstance(question, YesNoQuestion):
+        text = text or DOES_IT_HOLD
+    options = tuple(question.options[i] for i in order)
+    return Case(case.state, ChoiceQuestion(text, options), tuple(case.truth[i] for i in order))
 
 
 def yes_no(state: str, text: str, probability: float) -> Case:
@@ -85,7 +100,7 @@ def _one_of(
     """A choice of `right` and some others; 2 to MOST_CHOICES options, or seldom more."""
     most = MANY_CHOICES if rng.random() < MANY_SHARE else MOST_CHOICES
     others = [word for word in among if word != right]
-    count = 1 + int(rng.random() ** 1.5 * min(most - 1, len(others)))
+    count = 1 + int(rng.random() ** 2 * min(most - 1, len(others)))
     drawn = [others[i] for i in rng.permutation(len(others))[:count]]
     return choice(state, text, [right, *drawn], [1.0] + [0.0] * count)
 

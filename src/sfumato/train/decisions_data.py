@@ -17,16 +17,17 @@ import numpy as np
 import torch
 
 from sfumato.diffusion.constraints.questions import (
-    ChoiceQuestion,
     Option,
     ScoreQuestion,
     YesNoQuestion,
 )
 from sfumato.diffusion.constraints.wording import BETWEEN, question_text
-from sfumato.train.decision_states import MEANINGS, NEEDED, OPEN, SETTLED, Case
+from sfumato.train.decision_states import MEANINGS, NEEDED, OPEN, SETTLED, Case, in_order
 from sfumato.train.questions import pick
 from sfumato.train.vocabulary import END_OF_TURN, EOS, PAD, TOKENS, encode_chat, encode_text
 
+PER_STATE = 3
+"""Held-out questions about one state."""
 WIDTH = 16
 """Of a canvas with one question: slot, end of turn, and EOS to the end."""
 LETTERS = tuple(map(chr, range(ord("A"), ord("Z") + 1)))
@@ -39,9 +40,6 @@ BARE_SHARE = 0.1
 """Of the choices, those without instructions."""
 DESCRIBED_SHARE = 0.15
 """Of the questions with options that have a meaning, those that say it."""
-
-DOES_IT_HOLD = "Does this hold?"
-"""What the product asks where a yes/no question has no instructions."""
 
 _TURN = encode_chat([{"role": "user", "content": "."}])
 _HEAD = _TURN[: _TURN.index(encode_text(".")[0])]
@@ -122,17 +120,8 @@ def _worded(case: Case, rng: np.random.Generator) -> Case:
 
 
 def shuffled(case: Case, rng: np.random.Generator) -> Case:
-    """The same question with its options in another order; levels keep theirs. For yes and no,
-    both orders come evenly."""
-    question = case.question
-    if isinstance(question, ScoreQuestion):
-        return case
-    order = rng.permutation(len(case.truth))
-    options = tuple(question.options[i] for i in order)
-    text = question.instructions
-    if isinstance(question, YesNoQuestion):  # here a choice of two, for the order's sake
-        text = text or DOES_IT_HOLD
-    return Case(case.state, ChoiceQuestion(text, options), tuple(case.truth[i] for i in order))
+    """The same question with its options in any order, all as likely; levels keep theirs."""
+    return in_order(case, [int(i) for i in rng.permutation(len(case.truth))])
 
 
 def labels_of(case: Case) -> tuple[str, ...]:
@@ -192,3 +181,19 @@ def batches(rng: np.random.Generator, states: int, questions: int) -> Iterator[R
     for the same generator state."""
     while True:
         yield collate([sample(rng, questions) for _ in range(states)], rng)
+
+
+def held_out(seed: int = 0, count: int = 600) -> list[Case]:
+    """Fixed questions about states never trained on, a third of them left open by their state; the
+    same for the same arguments. Those about one state, up to PER_STATE, stand together."""
+    rng = np.random.default_rng(seed)
+    cases: list[Case] = []
+    for number in range(-(-count // PER_STATE)):
+        drawn = draw(rng, PER_STATE, held_out=True, open_share=float(number % 3 == 0))
+        # Yes comes before no, as the product has it.
+        are_yes_no = (isinstance(case.question, YesNoQuestion) for case in drawn)
+        cases += [
+            case if is_yes_no else shuffled(case, rng)
+            for case, is_yes_no in zip(drawn, are_yes_no, strict=True)
+        ]
+    return cases[:count]
