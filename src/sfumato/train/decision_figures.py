@@ -1,5 +1,4 @@
-"""How well a model decides: held-out questions read as the product reads them, and what they come
-to."""
+"""How well a model decides: questions read as the product reads them, and what they come to."""
 
 from __future__ import annotations
 
