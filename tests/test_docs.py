@@ -10,6 +10,8 @@ from typing import Any
 import pytest
 import yaml
 
+from sfumato.decisions import read_questions
+
 ROOT = Path(__file__).resolve().parents[1]
 PAGES = sorted([*ROOT.glob("*.md"), *(ROOT / "docs").glob("*.md")])
 FENCE = re.compile(r"^```.*?^```$", re.DOTALL | re.MULTILINE)
@@ -117,6 +119,19 @@ def test_the_examples_for_python_run(capsys: pytest.CaptureFixture[str]) -> None
     assert names["logits"].isfinite().all()
     run_examples(ROOT / "docs" / "engine.md")
     assert capsys.readouterr().out.split()[-2:] == ["Settled", "Finished"]
+
+
+def test_the_examples_of_decisions_run(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    page = ROOT / "docs" / "decisions.md"
+    names = run_examples(page)
+    printed = capsys.readouterr().out
+    assert printed.startswith("urgent: ") and names["ticket"].team in ("billing", "tech", "other")
+    (tmp_path / "tickets.toml").write_text(
+        page.read_text(encoding="utf-8").split("```toml\n")[1].split("```")[0], encoding="utf-8"
+    )
+    file = read_questions(tmp_path / "tickets.toml")
+    assert file.state and file.state.columns == ["subject", "body"]
+    assert list(file.questions) == ["urgent", "team", "anger"]
 
 
 def test_the_workflow_runs_what_the_authors_run() -> None:

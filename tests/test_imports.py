@@ -18,7 +18,7 @@ SRC = ROOT / "src" / "sfumato"
 
 # What each part may import, besides itself. "" is the package's own __init__: the public names.
 _NETWORK = {"options", "model", "ops", "weights", "catalog"}
-_ENGINE = {"engine", "api", "diffusion", "text"} | _NETWORK
+_ENGINE = {"engine", "api", "decisions", "diffusion", "text"} | _NETWORK
 MAY_IMPORT: dict[str, set[str]] = {
     "values": set(),
     "options": {"values"},
@@ -29,9 +29,10 @@ MAY_IMPORT: dict[str, set[str]] = {
     # text.markers: families say which markers their chat format has.
     "model": {"options", "ops", "weights", "text.markers"},
     "diffusion": set(_NETWORK),
+    "decisions": {"diffusion"},
     "text_side": {"text", "diffusion", "model", "weights"},
     "transcript": {"diffusion", "text"},
-    "api": {"diffusion", "text", "text_side", "transcript"} | _NETWORK,
+    "api": {"decisions", "diffusion", "text", "text_side", "transcript"} | _NETWORK,
     "convert": {"api", "diffusion", "text"} | _NETWORK,
     "engine": _ENGINE - {"engine"},
     "": _ENGINE,

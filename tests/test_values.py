@@ -17,6 +17,7 @@ from sfumato.values import (
     Size,
     Text,
     Whole,
+    WholeOr,
 )
 
 SHARE = Number(0, 1, (0, 1))
@@ -28,6 +29,8 @@ SHARE = Number(0, 1, (0, 1))
         (Flag(), " Yes", True, True),
         (Flag(), "0", False, False),
         (Whole(0, 65535), "8080", 8080, 8080),
+        (WholeOr(Whole(1), "auto"), "auto", "auto", "auto"),
+        (WholeOr(Whole(1), "auto"), "3", 3, 3),
         (Number(0, 10), "2.5", 2.5, 2.5),
         (Number(0, 10), "2", 2, 2.0),
         (Size(), "8M", "8m", 8 * 2**20),
@@ -57,6 +60,7 @@ def test_text_and_plain_values(kind: Kind, text: str, plain: Any, value: Any) ->
         (Whole(1), "x", "'x' is not a whole number from 1 on"),
         (Whole(0, 9), "10", "'10' is not a whole number from 0 to 9"),
         (Whole(0, 9), "9" * 5000, "… is not a whole number from 0 to 9"),
+        (WholeOr(Whole(1), "auto"), "x", "whole number from 1 on, and not auto"),
         (SHARE, "1", "'1' is not a number over 0 to under 1"),
         (SHARE, "nan", "'nan' is not a number"),
         (Number(0), "inf", "'inf' is not a number from 0 on"),
@@ -88,6 +92,7 @@ def test_refused_texts(kind: Kind, text: str, message: str) -> None:
         (Whole(1), 2.0, "2.0 is not a whole number"),
         (Whole(1), "2", "write it without quotes"),
         (Whole(1, 9), 10**400, "is not a whole number from 1 to 9"),
+        (WholeOr(Whole(1), "auto"), True, "true is not a whole number"),
         (Number(0), False, "false is not a number"),
         (Number(0), 10**400, "is not a number from 0 on"),
         (Number(0), "1", "write it without quotes"),

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from sfumato.api import Done, Model, Reply, Settled, load
+    from sfumato.decisions import Choice, Decision, Score, YesNo
     from sfumato.diffusion.canvas import Draft
     from sfumato.diffusion.sampler_config import SamplerConfig
     from sfumato.diffusion.schedule import SoftTopK
@@ -24,6 +25,10 @@ _HOMES = {
     "Reply": "sfumato.api",
     "Settled": "sfumato.api",
     "Done": "sfumato.api",
+    "Choice": "sfumato.decisions",
+    "Decision": "sfumato.decisions",
+    "Score": "sfumato.decisions",
+    "YesNo": "sfumato.decisions",
     "Draft": "sfumato.diffusion.canvas",
     "SamplerConfig": "sfumato.diffusion.sampler_config",
     "SoftTopK": "sfumato.diffusion.schedule",
@@ -36,6 +41,8 @@ _HOMES = {
 }
 __all__ = [
     "Account",
+    "Choice",
+    "Decision",
     "Done",
     "Draft",
     "Engine",
@@ -46,8 +53,10 @@ __all__ = [
     "Reply",
     "Request",
     "SamplerConfig",
+    "Score",
     "Settled",
     "SoftTopK",
+    "YesNo",
     "load",
 ]
 

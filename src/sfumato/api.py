@@ -11,11 +11,21 @@ from dataclasses import fields
 from functools import cached_property
 from os import PathLike
 from pathlib import Path
-from typing import Any, Never
+from typing import Any, Literal, Never, TypeVar, Unpack, overload
 
 import torch
 from torch import Tensor
 
+from sfumato.decisions import (
+    Calibration,
+    Decision,
+    Reading,
+    Usage,
+    read_calibration,
+    schema_of,
+    state_text,
+)
+from sfumato.decisions.options import DecideOptions
 from sfumato.diffusion.canvas import Draft
 from sfumato.diffusion.checkpoint_defaults import checkpoint_defaults
 from sfumato.diffusion.checks import check_tensor
@@ -47,6 +57,7 @@ from sfumato.weights.errors import CheckpointError
 EMBEDDED = Path(__file__).parent / "embedded"
 
 Messages = Sequence[Mapping[str, Any]]
+T = TypeVar("T")
 
 
 class Model:
@@ -145,6 +156,54 @@ class Model:
         if messages is None:
             messages = [{"role": "user", "content": prompt}]
         return prompt_ids(self.template, self.tokenizer, messages, thinking=thinking, tools=tools)
+
+    @overload
+    def decide(
+        self, state: Any, questions: type[T], **options: Unpack[DecideOptions]
+    ) -> Decision[T]: ...
+
+    @overload
+    def decide(
+        self, state: Any, questions: Mapping[str, Any], **options: Unpack[DecideOptions]
+    ) -> Decision[dict[str, Any]]: ...
+
+    def decide(
+        self,
+        state: Any,
+        questions: Any,
+        *,
+        seed: int = 0,
+        samples: int | Literal["auto"] = 1,
+        orders: int = 1,
+        order: Literal["state", "schema"] = "state",
+        steps: int = 1,
+        joint: bool = False,
+        label_mass: bool = True,
+        calibration: Calibration | str | PathLike[str] | None = None,
+    ) -> Decision[Any]:
+        """Answers questions about a state with probabilities, without writing text.
+
+        state: a text, or a dict or list, which is read as JSON. questions: a mapping of names to
+        bool, Literal, an Enum, `YesNo`, `Choice` or `Score`, or a pydantic model whose fields are
+        such; a question without instructions is asked by its name. calibration: of `sfumato
+        calibrate`, or the path of its file. `DecisionSettings` says what the others mean.
+        Raises ValueError, naming the question or the argument, for what cannot be done, OSError for
+        a calibration that cannot be read.
+        """
+        schema, text = schema_of(questions), state_text(state)
+        settings = DecisionSettings(seed, samples, orders, steps, joint, order, label_mass)
+        plan = self.plan_decision(text, schema.questions, settings)
+        reading = Reading(samples, orders, order, steps, joint)
+        if isinstance(calibration, str | PathLike):
+            calibration = read_calibration(calibration)
+        if calibration is not None:  # what it does not hold for is refused before it is read
+            calibration.check(schema.questions, self.path.name, reading)
+        progress = decide(self.network, plan)
+        answers = progress.answers()
+        if calibration is not None:
+            answers = calibration.apply(answers, schema.questions, self.path.name, reading)
+        usage = Usage(len(plan.prefix) + plan.question_tokens, 0, progress.canvases)
+        return schema.decision(answers, usage)
 
     @cached_property
     def read_template(self) -> ReadTemplate:

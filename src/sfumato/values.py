@@ -8,6 +8,7 @@ is known to the caller. Knows no option and no source.
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, Protocol
 
@@ -135,6 +136,32 @@ class Whole:
     def describe(self) -> str:
         reach = f"from {self.low} on" if self.high is None else f"from {self.low} to {self.high}"
         return f"whole number {reach}"
+
+
+@dataclass(frozen=True)
+class WholeOr:
+    """A whole number, or a word that stands for none in particular."""
+
+    number: Whole
+    word: str
+
+    def parse(self, text: str) -> int | str:
+        return self.word if text == self.word else self._refusing(self.number.parse, text)
+
+    def accept(self, value: object) -> int | str:
+        return self.word if value == self.word else self._refusing(self.number.accept, value)
+
+    def _refusing(self, read: Callable[[Any], int], value: object) -> int:
+        try:
+            return read(value)
+        except ValueError as error:
+            raise ValueError(f"{error}, and not {self.word}") from None
+
+    def show(self, value: int | str) -> str:
+        return str(value)
+
+    def describe(self) -> str:
+        return f"{self.number.describe()}, or {self.word}"
 
 
 @dataclass(frozen=True)

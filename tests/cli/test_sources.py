@@ -5,6 +5,7 @@ from __future__ import annotations
 
 from argparse import Namespace
 from collections.abc import Callable
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +15,7 @@ from sfumato.cli.arguments import build_parser, label
 from sfumato.cli.serve import _api_key
 from sfumato.cli.sources import LARGEST, suspicious
 from sfumato.options import OPTIONS, Option
-from sfumato.values import Choice, Each, Flag, Number, Text
+from sfumato.values import Choice, Each, Flag, Number, Text, Whole
 
 
 @pytest.fixture
@@ -89,19 +90,27 @@ def sample(option: Option) -> tuple[str, str]:
     if isinstance(kind, Text):
         text = kind.names[-1] if isinstance(kind, Choice) else "x"
         return text, f'"{text}"'
-    text = "true" if isinstance(kind, Flag) else "0.5" if isinstance(kind, Number) else "1"
+    whole_number = str(max(1, kind.low)) if isinstance(kind, Whole) else "1"
+    text = "true" if isinstance(kind, Flag) else "0.5" if isinstance(kind, Number) else whole_number
     return text, text
 
 
 def test_every_option_can_come_from_a_variable_and_from_a_file(parse: Any) -> None:
-    needed = {"train": ["--out", "x"], "inspect": ["p"], "convert": ["a", "b"]}
+    needed: dict[str, dict[str, list[str]]] = {
+        "train": {"out": ["--out", "x"]},
+        "inspect": {"": ["p"]},
+        "convert": {"": ["a", "b"]},
+        "decide": {"questions": ["-q", "q.toml"]},
+        "calibrate": {"questions": ["-q", "q.toml"], "labelled": ["--labelled", "t.csv"]},
+    }
     for option in OPTIONS:
         if option.name == "config":
             continue
         text, toml = sample(option)
         value = option.kind.parse(text)
         for command in option.commands:
-            argv = [command, *([] if option.required else needed.get(command, []))]
+            rest = (words for name, words in needed.get(command, {}).items() if name != option.name)
+            argv = [command, *chain.from_iterable(rest)]
             args = parse(*argv, **{option.variable: text})
             assert getattr(args, option.key) == value, (command, option.name)
             args = parse(*argv, file=f"[{command}]\n{option.name} = {toml}\n")
@@ -125,7 +134,10 @@ def test_what_is_required_may_come_from_anywhere(parse: Any, refused: Any) -> No
         ({"file": "prot = 1"}, "sfumato.toml: unknown key 'prot'; the nearest name is 'port'"),
         ({"file": "[serve]\nprot = 1"}, "[serve] of sfumato.toml: unknown key 'prot'; the nearest"),
         ({"file": "[sreve]"}, "sfumato.toml: unknown table [sreve]; the nearest name is 'serve'"),
-        ({"file": "[serve]\nseed = 1"}, "unknown key 'seed'; it is an option of bench, chat, demo"),
+        (
+            {"file": "[serve]\nseed = 1"},
+            "unknown key 'seed'; it is an option of bench, calibrate, chat",
+        ),
         ({"file": "[run]\nsteps = 0"}, "steps in [run] of sfumato.toml: 0 is not"),
         ({"file": "max_body = 1\nmax-body = 1"}, "sfumato.toml: 'max-body' is given twice"),
         ({"file": "config = 'y'"}, "config in sfumato.toml: a file cannot name another file"),

@@ -46,6 +46,12 @@ COMMANDS = (
         ),
     ),
     Command("chat", "hold a conversation"),
+    Command(
+        "decide",
+        "answer questions about each row of a table with probabilities, without writing text",
+        (Argument("table", "a CSV, TSV or JSON Lines file; or use --state", Path(), count="?"),),
+    ),
+    Command("calibrate", "fit the probabilities of decisions to labelled rows"),
     Command("serve", "serve a model over HTTP, to OpenAI's clients and as a web page"),
     Command("demo", "watch the embedded model solve a Sudoku and answer questions"),
     Command(

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 # One cell for one cell, so that nothing that was laid out moves.
 STAND_INS = str.maketrans(
-    {"·": "-", "━": "#", "╌": ".", "›": ">", "…": ".", "×": "x", "─": "-", "│": "|"}
+    {"·": "-", "━": "#", "╌": ".", "›": ">", "…": ".", "×": "x", "→": ">", "─": "-", "│": "|"}
     | dict.fromkeys("┌┬┐├┼┤└┴┘", "+")
 )
 

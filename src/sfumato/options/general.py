@@ -38,7 +38,8 @@ GENERAL = (
     # Name, kind, commands, help, default, metavar, group.
     Option("config", PATH, EVERY, "TOML file of options; docs/options.md", metavar="FILE"),
     # What a command prints.
-    Option("json", FLAG, ("run", "inspect", "doctor", "eval"), "print a JSON object", False),
+    Option("json", FLAG, ("run", "decide", "calibrate", "inspect", "doctor", "eval"),
+           "print a JSON object", False),
     Option("tensors", FLAG, ("inspect",), "list every tensor", False),
     # train and eval
     Option("recipe", TEXT, ("train",), "name of the recipe", "embedded", "NAME"),

@@ -19,14 +19,16 @@ SAMPLER_NAMES = ", ".join(SAMPLERS)
 
 SERVE, BENCH = ("serve",), ("bench",)
 TALK = ("run", "chat")
-LOAD = ("run", "chat", "serve")
+DECIDE, CALIBRATE = ("decide",), ("calibrate",)
+LOAD = ("run", "chat", "serve", "decide", "calibrate")
 EVERY = (
-    *("run", "chat", "serve", "demo", "inspect", "convert", "doctor", "pull", "train", "eval"),
-    "bench",
+    *("run", "chat", "decide", "calibrate", "serve", "demo", "inspect", "convert", "doctor"),
+    *("pull", "train", "eval", "bench"),
 )
 
 # The headings of --help.
 MODEL, REPLY, ENGINE, HTTP, AUDIT = "model", "generation", "engine", "HTTP", "audit"
+READS = "how questions are read"
 SUBJECT, WORK, SAMPLING, REPORT = "what is measured", "work", "sampling", "report"
 GROUP_NOTES = {
     REPLY: "defaults are the checkpoint's",

@@ -1,0 +1,193 @@
+"""`sfumato calibrate`: fits a temperature for each question to a table of labelled states."""
+
+from __future__ import annotations
+
+import argparse
+import json
+from collections.abc import Iterable, Mapping
+from dataclasses import asdict, dataclass, field
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+from sfumato.cli import generation, interrupt, notes
+from sfumato.cli.decide import INTERRUPTED
+from sfumato.cli.tables.asking import Asking, reading_of
+from sfumato.cli.tables.columns import label_number, row_state
+from sfumato.cli.tables.progress import progress
+from sfumato.cli.tables.reads import outcomes, running
+from sfumato.cli.tables.source import Row, Source, cell_text
+from sfumato.cli.units import table
+from sfumato.decisions.calibration import calibration_path, calibration_text
+from sfumato.decisions.fit import HIGHEST, LOWEST, Fitted, fit
+from sfumato.decisions.metrics import Metrics
+from sfumato.decisions.question_file import QuestionFile, read_questions
+from sfumato.decisions.reliability import plot
+from sfumato.weights.atomic_write import atomic_path, check_writable
+
+MOST_LABELS = 1_000_000  # of all questions: their probabilities are held in memory
+_NAME = "letters, digits, - and _"
+
+
+@dataclass
+class Labelled:
+    """What one question's labelled rows have been read as."""
+
+    rows: list[tuple[float, ...]] = field(default_factory=list)
+    labels: list[int] = field(default_factory=list)
+
+
+def main(args: argparse.Namespace) -> int:
+    """Read, fit, store and print. Raises ValueError or OSError for bad input."""
+    file = read_questions(args.questions)
+    if not args.name.replace("-", "").replace("_", "").isalnum():
+        raise ValueError(f"--name: {args.name!r:.80} has other characters than {_NAME}")
+    path = calibration_path(file.path, args.name)
+    check_writable(path, args.force)
+    source = Source(args.labelled)
+    total, columns = source.scan(lambda row: _check_row(file, row))
+    names = [name for name in file.questions if name in columns]
+    if not names:
+        raise ValueError(
+            f"{source.path}: has no labels; give it a column for each question: "
+            f"{', '.join(file.questions)[:200]}"
+        )
+    if total * len(names) > MOST_LABELS:
+        raise ValueError(f"{source.path}: has over {MOST_LABELS:,} labels; some thousand suffice")
+    # Read apart, a question needs no other; jointly all are on the canvas, as they will be.
+    every = file.schema.questions
+    questions = every if args.joint else {name: every[name] for name in names}
+    asking = Asking(file, questions, reading_of(args), args.seed, label_mass=False)
+    model = generation.load(args)
+    asking.check(model)
+    labelled, errors = _read(args, asking, names, source.rows(), total, model)
+    if labelled is None:
+        return INTERRUPTED
+    fitted, refusals = _fit(args, labelled)
+    for text in [*errors, *(refusals if fitted else [])]:
+        notes.print_message("warning", text)
+    if not fitted:
+        raise ValueError("; ".join(refusals))
+    _store(args, asking, model.path.name, path, fitted, labelled)
+    figures = {name: _figures(each) for name, each in fitted.items()}
+    print(json.dumps(figures, indent=2) if args.json else "\n".join(_lines(fitted, path)))
+    return 0
+
+
+def _check_row(file: QuestionFile, row: Row) -> None:
+    row_state(file, row.cells)
+    for name, question in file.schema.questions.items():
+        if name in row.cells:
+            try:
+                label_number(question, cell_text(row.cells[name]))
+            except ValueError as error:
+                raise ValueError(f"column {name!r}: {error}") from None
+
+
+def _read(
+    args: argparse.Namespace,
+    asking: Asking,
+    names: list[str],
+    rows: Iterable[Row],
+    total: int,
+    model: Any,
+) -> tuple[dict[str, Labelled] | None, list[str]]:
+    """The probabilities of every labelled question, and why rows have none; None after Ctrl-C."""
+    labelled, errors = {name: Labelled() for name in names}, list[str]()
+    with (
+        interrupt.counted() as presses,
+        running(model, args.concurrency) as decider,
+        progress(total, 0) as show,
+    ):
+        at_a_time, stopped = 2 * args.concurrency, lambda: presses.count > 0
+        results = outcomes(decider, rows, asking.request, at_a_time, stopped)
+        for done, outcome in enumerate(results, 1):
+            show(done)
+            if outcome.decided is None:
+                errors.append(f"{args.labelled}:{outcome.row.line}: {outcome.error}")
+                continue
+            for name, into in labelled.items():
+                text = cell_text(outcome.row.cells.get(name))
+                number = label_number(asking.questions[name], text)
+                if number is not None:
+                    into.labels.append(number)
+                    into.rows.append(outcome.decided.answers[name].probabilities)
+        if presses.count:
+            return None, errors
+    shown = errors[:5] + ([f"and {len(errors) - 5} other rows"] if len(errors) > 5 else [])
+    return labelled, shown
+
+
+def _fit(
+    args: argparse.Namespace, labelled: Mapping[str, Labelled]
+) -> tuple[dict[str, Fitted], list[str]]:
+    """The fit of each question that can be fitted, and why others cannot."""
+    fitted, refusals = {}, []
+    for name, each in labelled.items():
+        try:
+            fitted[name] = fit(each.rows, each.labels, args.folds, args.seed)
+        except ValueError as error:
+            refusals.append(f"{name}: {error}")
+    return fitted, refusals
+
+
+def _store(
+    args: argparse.Namespace,
+    asking: Asking,
+    model: str,
+    path: Path,
+    fitted: Mapping[str, Fitted],
+    labelled: Mapping[str, Labelled],
+) -> None:
+    """The calibration, and its plot beside it."""
+    made = datetime.now(UTC).date().isoformat()
+    text = calibration_text(model, asking.reading, asking.questions, fitted, made)
+    square = {name: (f, labelled[name].rows, labelled[name].labels) for name, f in fitted.items()}
+    for target, content in ((path.with_suffix(".svg"), plot(square)), (path, text)):
+        # The plot is drawn again with the calibration that it belongs to.
+        force = args.force or target != path
+        with atomic_path(target, len(content), force) as part:
+            part.write_text(content, encoding="utf-8")
+
+
+def _figures(fitted: Fitted) -> dict[str, Any]:
+    """A fit as plain values."""
+    return {
+        "temperature": fitted.temperature,
+        "kept": fitted.kept,
+        "fold_temperatures": fitted.fold_temperatures,
+        "labels": fitted.labels,
+        "before": asdict(fitted.before),
+        "after": asdict(fitted.after),
+    }
+
+
+def _lines(fitted: Mapping[str, Fitted], path: Path) -> list[str]:
+    """A table of the fits, and what to do with them."""
+    rows: list[tuple[str, ...]] = [
+        ("question", "labels", "T", "T of folds", "accuracy", "Brier", "ECE", "NLL")
+    ]
+    for name, each in fitted.items():
+        folds = f"{min(each.fold_temperatures):.2f}-{max(each.fold_temperatures):.2f}"
+        rows.append(
+            (
+                name,
+                str(each.labels),
+                f"{each.temperature:.2f}",
+                folds,
+                f"{each.before.accuracy:.1%}",
+                *(_change(each.before, each.after, key) for key in ("brier", "ece", "nll")),
+            )
+        )
+    out = ["before → after, on rows that the temperature was not fitted to:", *table(rows)]
+    for name, each in fitted.items():
+        if each.kept:
+            out.append(f"{name}: T stays 1, since the fitted one did not lower the NLL held out")
+        elif not LOWEST * 1.01 < each.temperature < HIGHEST * 0.99:
+            out.append(f"{name}: T is at its bound; look at the labels before you use it")
+    plotted = path.with_suffix(".svg")
+    return [*out, f"stored in {path}; {plotted} shows it", f"use it: --calibration {path}"]
+
+
+def _change(before: Metrics, after: Metrics, key: str) -> str:
+    return f"{getattr(before, key):.3f} → {getattr(after, key):.3f}"

@@ -1,0 +1,1 @@
+"""Tables of states and answers: what `sfumato decide` and `sfumato calibrate` share."""

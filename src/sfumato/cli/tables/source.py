@@ -1,0 +1,172 @@
+"""Reads a table row by row: CSV, TSV or JSON Lines. Holds one row in memory, whatever the file has.
+
+Every refusal names the file and the line. Knows no questions.
+"""
+
+from __future__ import annotations
+
+import csv
+import json
+from collections import Counter
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, BinaryIO, NoReturn
+
+MOST_ROW = 4 << 20  # bytes of a row
+MOST_COLUMNS = 4_096
+DELIMITERS = {".csv": ",", ".tsv": "\t"}
+SUFFIXES = (*DELIMITERS, ".jsonl")
+
+
+@dataclass(frozen=True)
+class Row:
+    """One row: the line that it begins in, from 1, and its cells by column."""
+
+    line: int
+    cells: Mapping[str, Any]  # texts of CSV; any JSON values of JSON Lines
+
+
+class Source:
+    """A table of a file, read as often as wanted."""
+
+    def __init__(self, path: str | Path) -> None:
+        """Raises ValueError for a name that says no format, and OSError where there is no file."""
+        self.path = Path(path)
+        check_suffix(self.path)
+        self._delimiter = DELIMITERS.get(self.path.suffix.lower())
+        with self.path.open("rb"):  # whether it is there, and readable
+            pass
+
+    def rows(self) -> Iterator[Row]:
+        """Raises ValueError, naming the line, for what is no row."""
+        with self.path.open("rb") as file:
+            yield from self._json(file) if self._delimiter is None else self._csv(file)
+
+    def scan(self, check: Callable[[Row], None]) -> tuple[int, list[str]]:
+        """Reads all rows, and calls `check` with each, whose ValueError gets the line's name. Gives
+        their count, and the columns of all of them in the order in which they came."""
+        count, columns = 0, dict[str, None]()
+        for count, row in enumerate(self.rows(), 1):  # noqa: B007 (the last one is the result)
+            columns |= dict.fromkeys(row.cells)
+            if len(columns) > MOST_COLUMNS:
+                self._refuse(row.line, f"with it there are over {MOST_COLUMNS} columns")
+            try:
+                check(row)
+            except ValueError as error:
+                self._refuse(row.line, str(error))
+        if not count:
+            raise ValueError(f"{self.path}: has no rows")
+        return count, list(columns)
+
+    def _refuse(self, line: int, why: str) -> NoReturn:
+        raise ValueError(f"{self.path}:{line}: {why}") from None
+
+    def _lines(self, file: BinaryIO) -> Iterator[str]:
+        """Each line with its end, decoded, of bounded length."""
+        number = 0
+        while data := file.readline(MOST_ROW + 1):
+            number += 1
+            if len(data) > MOST_ROW:
+                self._refuse(number, f"the line has more than {MOST_ROW >> 20} MiB")
+            try:
+                yield data.decode("utf-8-sig" if number == 1 else "utf-8")
+            except UnicodeDecodeError as error:
+                self._refuse(number, f"is not UTF-8 text: {error.reason}; save the table as UTF-8")
+
+    def _json(self, file: BinaryIO) -> Iterator[Row]:
+        for number, line in enumerate(self._lines(file), 1):
+            if not line.strip():
+                continue
+            try:
+                value = json.loads(line, parse_constant=_no_constant)
+                if "\\u" in line:  # perhaps half of a surrogate pair, which no file can hold
+                    json.dumps(value, ensure_ascii=False).encode()
+            except (ValueError, RecursionError) as error:
+                self._refuse(number, f"is not JSON: {str(error)[:120]}")
+            if not isinstance(value, dict):
+                self._refuse(number, "must be a JSON object, with columns as its keys")
+            if len(value) > MOST_COLUMNS:
+                self._refuse(number, f"has more than {MOST_COLUMNS} keys")
+            yield Row(number, value)
+
+    def _csv(self, file: BinaryIO) -> Iterator[Row]:
+        assert self._delimiter
+        csv.field_size_limit(MOST_ROW)  # Python's own is smaller, and for the whole process
+        records = _Records(self._lines(file))
+        reader = csv.reader(records, delimiter=self._delimiter, strict=True)
+        header: list[str] | None = None
+        while True:
+            start = records.begin()
+            try:
+                cells = next(reader)
+            except StopIteration:
+                return
+            except csv.Error as error:
+                self._refuse(start, f"is not CSV: {error}")
+            except _TooLong:
+                self._refuse(
+                    start,
+                    f"the row has more than {MOST_ROW >> 20} MiB; is a quotation mark left open?",
+                )
+            if not cells:
+                continue
+            if header is None:
+                header = self._header(start, cells)
+            elif len(cells) != len(header):
+                self._refuse(start, f"has {len(cells)} cells, and the header has {len(header)}")
+            else:
+                yield Row(start, dict(zip(header, cells, strict=True)))
+
+    def _header(self, line: int, names: list[str]) -> list[str]:
+        if len(names) > MOST_COLUMNS:
+            self._refuse(line, f"has more than {MOST_COLUMNS} columns")
+        if "" in names:
+            self._refuse(line, "a column has no name; the first row must name every column")
+        name, count = Counter(names).most_common(1)[0]
+        if count > 1:
+            self._refuse(line, f"two columns have the name {name!r:.80}")
+        return names
+
+
+class _TooLong(Exception):
+    """A row of too many bytes."""
+
+
+class _Records:
+    """Lines for a reader of CSV; counts those of a record, since a quoted cell may have several."""
+
+    def __init__(self, lines: Iterator[str]) -> None:
+        self._lines, self._number, self._size = lines, 0, 0
+
+    def begin(self) -> int:
+        """The number of the line in which the next record begins."""
+        self._size = 0
+        return self._number + 1
+
+    def __iter__(self) -> _Records:
+        return self
+
+    def __next__(self) -> str:
+        line = next(self._lines)
+        self._number, self._size = self._number + 1, self._size + len(line)
+        if self._size > MOST_ROW:
+            raise _TooLong
+        return line
+
+
+def check_suffix(path: Path) -> None:
+    """Raises ValueError for a name that says no format."""
+    if path.suffix.lower() not in SUFFIXES:
+        raise ValueError(f"{path}: must end in {', '.join(SUFFIXES[:-1])} or {SUFFIXES[-1]}")
+
+
+def cell_text(value: Any) -> str:
+    """A value as a cell of CSV: a text as it is, nothing for null, else JSON."""
+    if value is None:
+        return ""
+    return value if isinstance(value, str) else json.dumps(value, ensure_ascii=False)
+
+
+def _no_constant(name: str) -> NoReturn:
+    raise ValueError(f"{name} is no JSON")

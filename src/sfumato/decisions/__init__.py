@@ -1,0 +1,30 @@
+"""Typed decisions in Python: questions as types, answers as values with probabilities.
+
+Loads no torch. `Model.decide` asks; `diffusion.constraints` has the questions as a model gets them.
+"""
+
+from __future__ import annotations
+
+from sfumato.decisions.calibration import Calibration, Reading, read_calibration
+from sfumato.decisions.kinds import Choice, Score, YesNo
+from sfumato.decisions.question_file import QuestionFile, read_questions
+from sfumato.decisions.results import Decision, TypedAnswer, Usage
+from sfumato.decisions.schema import Schema, schema_of
+from sfumato.decisions.state import state_text
+
+__all__ = [
+    "Calibration",
+    "Choice",
+    "Decision",
+    "QuestionFile",
+    "Reading",
+    "Schema",
+    "Score",
+    "TypedAnswer",
+    "Usage",
+    "YesNo",
+    "read_calibration",
+    "read_questions",
+    "schema_of",
+    "state_text",
+]

@@ -1,0 +1,118 @@
+"""A TOML file of questions, and perhaps a template of their state. Knows no model.
+
+state = "Subject: {subject}\\n{body}"
+
+[questions.team]
+type = "choice"
+instructions = "Which team owns it?"
+options = { billing = "payments", tech = "" }
+"""
+
+from __future__ import annotations
+
+import tomllib
+from collections.abc import Collection, Mapping
+from dataclasses import dataclass
+from difflib import get_close_matches
+from functools import cached_property
+from os import PathLike
+from pathlib import Path
+from typing import Any
+
+from sfumato.decisions.kinds import Choice, Kind, Score, YesNo
+from sfumato.decisions.schema import Schema, schema_of
+from sfumato.decisions.state import StateTemplate
+
+LARGEST = 4 << 20  # bytes of a file
+_KEYS = {
+    "yes/no": ("type", "instructions", "yes", "no"),
+    "choice": ("type", "instructions", "options"),
+    "score": ("type", "instructions", "levels"),
+}
+
+
+@dataclass(frozen=True)
+class QuestionFile:
+    """The questions of a file by name, and the template of their state where it has one."""
+
+    path: Path
+    questions: Mapping[str, Kind]
+    state: StateTemplate | None
+
+    @cached_property
+    def schema(self) -> Schema[dict[str, Any]]:
+        return schema_of(self.questions)
+
+
+def read_questions(path: str | PathLike[str]) -> QuestionFile:
+    """Raises OSError where the file cannot be read, and ValueError naming the file and the key."""
+    path = Path(path)
+    raw = read_toml(path)
+    _refuse_others(raw, ("state", "questions"), str(path))
+    state = raw.get("state")
+    if not isinstance(state, str | None):
+        raise ValueError(f'{path}: state must be a text, such as "Subject: {{subject}}"')
+    tables = raw.get("questions")
+    if not isinstance(tables, dict) or not tables:
+        raise ValueError(f"{path}: has no questions; write a table such as [questions.urgent]")
+    questions = {}
+    for name, table in tables.items():
+        try:
+            questions[name] = _question(table)
+        except ValueError as error:
+            raise ValueError(f"{path}: [questions.{name:.80}]: {error}") from None
+    try:
+        read = QuestionFile(path, questions, None if state is None else StateTemplate(state))
+        _ = read.schema  # its checks
+    except ValueError as error:
+        raise ValueError(f"{path}: {error}") from None
+    return read
+
+
+def read_toml(path: Path) -> dict[str, Any]:
+    """The keys of a TOML file. Raises OSError, and ValueError naming the file and the line."""
+    with path.open("rb") as file:
+        data = file.read(LARGEST + 1)
+    if len(data) > LARGEST:
+        raise ValueError(f"{path}: has more than {LARGEST:,} bytes")
+    try:
+        return tomllib.loads(data.decode())
+    except (UnicodeDecodeError, tomllib.TOMLDecodeError, RecursionError) as error:
+        raise ValueError(f"{path}: is not TOML: {error}") from None
+
+
+def _question(table: Any) -> Kind:
+    if not isinstance(table, dict):
+        raise ValueError('must be a table with a type, such as type = "yes/no"')
+    kind = table.get("type")
+    if not isinstance(kind, str) or kind not in _KEYS:
+        raise ValueError(f"type must be one of {', '.join(_KEYS)}, got {kind!r:.80}")
+    _refuse_others(table, _KEYS[kind], "")
+    instructions = _text(table, "instructions")
+    if kind == "yes/no":
+        return YesNo(instructions, yes=_text(table, "yes"), no=_text(table, "no"))
+    if kind == "choice":
+        options = table.get("options")
+        if not isinstance(options, list | dict):
+            raise ValueError('options must be a list or a table, such as ["billing", "tech"]')
+        return Choice(options, instructions)
+    levels = table.get("levels")
+    if not isinstance(levels, list):
+        raise ValueError('levels must be a list from low to high, such as ["calm", "furious"]')
+    return Score(*levels, instructions=instructions)
+
+
+def _text(table: Mapping[str, Any], key: str) -> str:
+    value = table.get(key, "")
+    if not isinstance(value, str):
+        raise ValueError(f"{key} must be a text, got {value!r:.80}")
+    return value
+
+
+def _refuse_others(table: Mapping[str, Any], known: Collection[str], where: str) -> None:
+    for key in table:
+        if key not in known:
+            (best,) = get_close_matches(key, known, 1, 0.0)
+            raise ValueError(
+                f"{where and f'{where}: '}unknown key {key!r:.80}; the nearest is {best!r}"
+            )
