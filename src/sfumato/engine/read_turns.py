@@ -6,17 +6,22 @@ none of these, nor another decision of one question.
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from sfumato.diffusion.constraints.read import Turn, take_turns
 from sfumato.engine.decision_row import DecisionRow
-from sfumato.engine.recovery import BatchRecovery
 from sfumato.model.network import Network
+from sfumato.model.out_of_memory import is_out_of_memory
+
+log = logging.getLogger(__name__)
 
 TURN = 256
-"""Tokens of the reads of a step on a CPU, where a step takes as long as its tokens; another device
-takes as many as a chunk of a prefill has."""
+"""Tokens of the reads of a step on a CPU, where a step takes as long as its tokens; on another
+device they are as many as a chunk of a prefill has."""
+
+_Owned = tuple[DecisionRow, Turn]
 
 
 @dataclass(frozen=True)
@@ -29,36 +34,56 @@ class ReadResult:
 
 
 class ReadTurns:
-    """Takes the turns of rows."""
+    """Takes the turns of rows.
+
+    A batch that raises is taken again in halves, so that only those decisions fail of which one
+    turn raises by itself. Where memory ran out, the steps that follow read half as many tokens,
+    until no decision is left.
+    """
 
     def __init__(self, network: Network, free: Callable[[Exception], None]) -> None:
         """free: gives back unused memory, after an error for want of it."""
-        self._network, self._turn_number = network, 0
-        self._batches = BatchRecovery(self._take, free)
+        self._network, self._free = network, free
+        self._turns = 0  # of all rows
+        self._limit: int | None = None  # tokens, after a memory shortage
 
     def run(self, rows: Sequence[DecisionRow], tokens: int, decisions: int) -> list[ReadResult]:
         """Reads for the rows whose last turn is longest ago, each an equal share of so many tokens
         or one read. decisions: how many share them, those with them that still encode."""
-        share = tokens // max(1, decisions)
-        chosen: list[tuple[DecisionRow, Turn]] = []
-        owners: list[DecisionRow] = []
+        if not decisions:
+            self._limit = None
+        if self._limit is not None:
+            tokens = min(tokens, self._limit)
+        turns: dict[DecisionRow, list[Turn]] = {}
         used = 0
         for row in sorted(rows, key=lambda row: row.turn_number):
-            if owners and used >= tokens:
+            if turns and used >= tokens:
                 break
-            turns = row.turns(share)
-            row.turn_number, self._turn_number = self._turn_number, self._turn_number + 1
-            chosen += [(row, turn) for turn in turns]
-            used += sum(turn.tokens for turn in turns)
-            owners.append(row)
+            turns[row] = row.turns(tokens // max(1, decisions))
+            row.turn_number, self._turns = self._turns, self._turns + 1
+            used += sum(turn.tokens for turn in turns[row])
         errors: dict[DecisionRow, Exception] = {}
-        for (row, _), result in self._batches.run(chosen):
-            if isinstance(result, Exception):
-                errors.setdefault(row, result)
-        tokens_of = {row: sum(turn.tokens for own, turn in chosen if own is row) for row in owners}
-        return [ReadResult(row, tokens_of[row], errors.get(row)) for row in owners]
+        self._take([(row, turn) for row, own in turns.items() for turn in own], errors)
+        return [
+            ReadResult(row, sum(turn.tokens for turn in own), errors.get(row))
+            for row, own in turns.items()
+        ]
 
-    def _take(self, turns: Sequence[tuple[DecisionRow, Turn]]) -> list[None]:
-        take_turns(self._network, [turn for _, turn in turns])
-        self._network.synchronize()
-        return [None] * len(turns)
+    def _take(self, items: Sequence[_Owned], errors: dict[DecisionRow, Exception]) -> None:
+        """Takes the turns, and adds what one raised by itself to the errors."""
+        try:
+            take_turns(self._network, [turn for _, turn in items])
+            self._network.synchronize()
+            return
+        except Exception as error:
+            if is_out_of_memory(error):
+                self._limit = max(1, sum(turn.tokens for _, turn in items) // 2)
+                self._free(error)
+            elif len(items) > 1:
+                log.exception("%d reads failed together; they are read in halves", len(items))
+            if len(items) == 1:
+                errors.setdefault(items[0][0], error)
+                return
+        half = len(items) // 2
+        for part in (items[:half], items[half:]):
+            self._take([item for item in part if item[0] not in errors], errors)
