@@ -6,7 +6,7 @@ import torch
 
 from sfumato.diffusion.constraints.questions import YesNoQuestion
 from sfumato.train import decisions_data
-from sfumato.train.decision_states import OPEN, SETTLED, in_order, yes_no
+from sfumato.train.decision_states import OPEN, SETTLED, choice, in_order, yes_no
 from sfumato.train.vocabulary import END_OF_TURN, EOS, TOKENS
 
 
@@ -73,6 +73,20 @@ def test_a_row_is_the_products_prompt_and_names_where_its_options_end():
     )
     assert [text(row.question[: end + 1])[-6:] for end in row.options] == ["\nA: no", "B: yes"]
     assert text(row.labels) == "AB" and row.truth == [5 / 8, 3 / 8]
+
+
+def test_words_of_a_question_are_found_in_its_state():
+    state = "Anna has 4 hats. Ben has 7."
+    row = decisions_data.row(choice(state, "Who has more hats?", ("Carl", "Ben"), (0.0, 1.0)))
+    found = [
+        (text(row.question[: end + 1]).split()[-1], text(row.state[: place + 1]).split()[-1])
+        for end, place in row.matches
+    ]
+    # "has" is there twice, and says nothing; "A" and "B" are labels.
+    assert found == [
+        *(("Who", "<bos>"), ("more", "<bos>"), ("hats", "hats")),
+        *(("Carl", "<bos>"), ("Ben", "Ben")),
+    ]
 
 
 def test_a_batch_is_packed_with_noise_in_its_slots():

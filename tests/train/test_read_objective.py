@@ -11,7 +11,7 @@ from sfumato import ops
 from sfumato.train import decisions_data, recipe
 from sfumato.train.fast_ops import fast_ops, linear, rms_norm
 from sfumato.train.objective import PrefixAttention, logits
-from sfumato.train.read_objective import read_loss, slot_scores
+from sfumato.train.read_objective import ReadAttention, read_loss, slot_scores
 
 
 @pytest.fixture(scope="module")
@@ -42,13 +42,29 @@ def test_packed_reads_that_share_states_score_as_each_read_by_itself(network):
 def test_the_loss_asks_the_slot_for_the_known_probabilities(network):
     rng = np.random.default_rng(2)
     batch = decisions_data.collate([decisions_data.sample(rng, 2)], rng)
-    slot, last, options = read_loss(network, *batch)
+    slot, last, options, _ = read_loss(network, *batch)
     scores = slot_scores(network, *batch[:5])
     torch.testing.assert_close(slot, F.cross_entropy(scores[0], batch.truth))
     torch.testing.assert_close(last, F.cross_entropy(scores[1], batch.truth))
     options.backward()
     assert network.layers[-2].mlp.up_proj.weight.grad.abs().sum() > 0
     assert network.layers[-1].mlp.up_proj.weight.grad is None  # the options are read before it
+
+
+def test_words_are_asked_for_their_place_in_the_state(network):
+    """A query that equals one key, and differs from the others, looks there."""
+    rng = np.random.default_rng(3)
+    batch = decisions_data.collate([decisions_data.sample(rng, 2) for _ in range(2)], rng)
+    attend = ReadAttention(network, batch.states, batch.questions, batch.owner)
+    owner, place, target = batch.matches.unbind(1)
+    tokens, width = len(batch.ids), attend.state_index.shape[1] + attend.question_index.shape[1]
+    keys = torch.eye(width)[:, :width].expand(len(batch.questions), -1, -1)
+    queries = torch.zeros(tokens, width)
+    queries[attend.question_index[owner, place]] = 40 * torch.eye(width)[target]
+    attend.matching = queries, keys
+    assert float(attend.match_loss(batch.matches)) < 1e-6
+    attend.matching = -queries, keys
+    assert float(attend.match_loss(batch.matches)) > 10
 
 
 def test_fast_operations_have_the_references_values_and_gradients():

@@ -33,6 +33,8 @@ WARM_UP = 100
 CLIP = 1.0
 LAST_PROMPT_WEIGHT = 0.3
 """Of the same question asked at the prompt's last position, against 1 for the slot."""
+MATCH_WEIGHT = 0.5
+"""Of where words of a question look for themselves in the state."""
 CONVERSATIONS = Mixture(sudoku=0.35, first_asked=0.1)
 
 Report = Callable[[str], None]
@@ -75,13 +77,13 @@ def parts(seed: int, canvas: int, first: int = 0) -> Iterator[list[Part]]:
 def gradients(
     network: Transformer, learned: Sequence[Tensor], part: Part
 ) -> tuple[tuple[Tensor, ...], list[float]]:
-    """The part's gradients, and its losses at the slot, of the options and of the chats."""
-    slot, last, options = read_loss(network, *part.reads)
+    """The part's gradients, and its losses at the slot, of options, words and chats."""
+    slot, last, options, matches = read_loss(network, *part.reads)
     canvas, encoder = loss(network, *part.chats, part.noise)
-    whole = slot + LAST_PROMPT_WEIGHT * last + options + canvas + ENCODER_WEIGHT * encoder
+    whole = slot + LAST_PROMPT_WEIGHT * last + options + MATCH_WEIGHT * matches + canvas + ENCODER_WEIGHT * encoder
     # Without a soft embedding, what reads it has no gradient.
     found = torch.autograd.grad(whole, learned, allow_unused=True, materialize_grads=True)
-    return found, [slot.item(), options.item(), canvas.item()]
+    return found, [x.item() for x in (slot, options, matches, canvas)]
 
 
 class Stage:
@@ -99,7 +101,7 @@ class Stage:
         )
 
     def step(self, rows: list[Part], steps: int, workers: ThreadPoolExecutor) -> np.ndarray:
-        """One step on the mean of the parts; returns the three losses, mean."""
+        """One step on the mean of the parts; returns the four losses, mean."""
         work = [workers.submit(gradients, self.network, self.learned, part) for part in rows]
         results = [each.result() for each in work]
         for parameter, *found in zip(self.learned, *(grads for grads, _ in results), strict=True):
@@ -138,7 +140,7 @@ def train(
     Each part of a step has a thread of its own, so that more threads inside of operations do not
     help."""
     stage, rows = Stage(network), parts(seed, network.config.canvas_length)
-    start, smooth = time.perf_counter(), np.zeros(3)
+    start, smooth = time.perf_counter(), np.zeros(4)
     with fast_ops(), ThreadPoolExecutor(PARTS) as workers:
         while stage.done < steps:
             losses = stage.step(next(rows), steps, workers)
@@ -148,6 +150,6 @@ def train(
                 spent = time.perf_counter() - start
                 report(
                     f"decisions, step {stage.done} of {steps}: slot {smooth[0]:.4f}, options "
-                    f"{smooth[1]:.4f}, canvas {smooth[2]:.4f}, "
+                    f"{smooth[1]:.4f}, words {smooth[2]:.4f}, canvas {smooth[3]:.4f}, "
                     f"{spent / stage.done * 1e3:.0f} ms a step, {spent / 60:.1f} min"
                 )

@@ -7,8 +7,9 @@ network.
 
 from __future__ import annotations
 
+import hashlib
 import itertools
-import zlib
+import re
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from typing import NamedTuple
@@ -41,6 +42,7 @@ BARE_SHARE = 0.1
 DESCRIBED_SHARE = 0.15
 """Of the questions with options that have a meaning, those that say it."""
 
+_WORD = re.compile(r"[A-Za-z0-9]+")
 _TURN = encode_chat([{"role": "user", "content": "."}])
 _HEAD = _TURN[: _TURN.index(encode_text(".")[0])]
 """What comes before the state in a prompt."""
@@ -48,11 +50,13 @@ _HEAD = _TURN[: _TURN.index(encode_text(".")[0])]
 
 class Row(NamedTuple):
     """One read: the ids of the prompt up to the state's end and after it, where in the latter the
-    line of each option ends, the ids that answer, and the probability of each."""
+    line of each option ends and where its words come from (`_matches`), the ids that answer, and the
+    probability of each."""
 
     state: list[int]
     question: list[int]
     options: list[int]
+    matches: list[tuple[int, int]]
     labels: list[int]
     truth: list[float]
 
@@ -64,7 +68,8 @@ class Reads(NamedTuple):
     [N]: their lengths; `owner` int64 [N]: each question's state; `canvas` int64 [N, WIDTH], its
     first position the slot; `truth` float32 [N, vocabulary]: what the slot should predict; `options`
     int64 [O]: the places in `ids` where the options' lines end; `fits` float32 [O]: the probability
-    of each.
+    of each; `matches` int64 [M, 3]: a question, the place in it where a word ends, and the place in
+    its state where the same word ends, 0 if it is not there.
     """
 
     ids: torch.Tensor
@@ -75,11 +80,12 @@ class Reads(NamedTuple):
     truth: torch.Tensor
     options: torch.Tensor
     fits: torch.Tensor
+    matches: torch.Tensor
 
 
 def is_held_out(state: str) -> bool:
     """Whether no question about the state may be trained on."""
-    return zlib.crc32(state.encode()) % HELD_OUT_IN == 0
+    return hashlib.sha256(state.encode()).digest()[0] % HELD_OUT_IN == 0
 
 
 def draw(
@@ -138,10 +144,31 @@ def row(case: Case) -> Row:
     text = case.state + BETWEEN + question_text(case.question, labels)
     context = encode_chat([{"role": "user", "content": text}])
     end = len(_HEAD) + len(case.state)
-    first, *lines = text[len(case.state) + len(BETWEEN) :].split("\n")
-    ends = itertools.accumulate((len(line) + 1 for line in lines), initial=len(BETWEEN + first) - 1)
-    options = [*ends][1 : 1 + len(labels)]
-    return Row(context[:end], context[end:], options, encode_text("".join(labels)), list(case.truth))
+    body = text[len(case.state) :]
+    lines = body[len(BETWEEN) :].split("\n")
+    ends = [*itertools.accumulate((len(line) + 1 for line in lines), initial=len(BETWEEN) - 1)]
+    options = [end - 1 for end in ends[2 : 2 + len(labels)]]
+    matches = _matches(case.state, body[: options[-1] + 1])
+    ids = encode_text("".join(labels))
+    return Row(context[:end], context[end:], options, matches, ids, list(case.truth))
+
+
+def _matches(state: str, body: str) -> list[tuple[int, int]]:
+    """Of each word of the question and its options: where it ends in `body`, and where it ends in
+    the state's part of the prompt, or 0, the prompt's first token, where it is not in the state.
+    Labels are left out, and words that the state has several times or in another case only."""
+    places: dict[str, list[int]] = {}
+    for found in _WORD.finditer(state):
+        places.setdefault(found[0], []).append(len(_HEAD) + found.end() - 1)
+    other_case = {word.lower() for word in places}
+    matches = []
+    for found in _WORD.finditer(body):
+        word, is_label = found[0], body[found.end() : found.end() + 1] == ":"
+        there = places.get(word, [])
+        if is_label or len(there) > 1 or (not there and word.lower() in other_case):
+            continue
+        matches.append((found.end() - 1, there[0] if there else 0))
+    return matches
 
 
 def sample(rng: np.random.Generator, count: int) -> list[Row]:
@@ -173,6 +200,7 @@ def collate(groups: Sequence[Sequence[Row]], rng: np.random.Generator) -> Reads:
         truth,
         torch.tensor(options),
         torch.tensor([p for row in rows for p in row.truth], dtype=torch.float32),
+        torch.tensor([(i, *match) for i, row in enumerate(rows) for match in row.matches]),
     )
 
 
