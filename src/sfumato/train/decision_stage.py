@@ -35,6 +35,8 @@ LAST_PROMPT_WEIGHT = 0.3
 """Of the same question asked at the prompt's last position, against 1 for the slot."""
 MATCH_WEIGHT = 0.5
 """Of where words of a question look for themselves in the state."""
+LOOK_WEIGHT = 0.5
+"""Of where the slot looks."""
 CONVERSATIONS = Mixture(sudoku=0.35, first_asked=0.1)
 
 Report = Callable[[str], None]
@@ -78,12 +80,13 @@ def gradients(
     network: Transformer, learned: Sequence[Tensor], part: Part
 ) -> tuple[tuple[Tensor, ...], list[float]]:
     """The part's gradients, and its losses at the slot, of options, words and chats."""
-    slot, last, options, matches = read_loss(network, *part.reads)
+    slot, last, options, matches, look = read_loss(network, *part.reads)
     canvas, encoder = loss(network, *part.chats, part.noise)
-    whole = slot + LAST_PROMPT_WEIGHT * last + options + MATCH_WEIGHT * matches + canvas + ENCODER_WEIGHT * encoder
+    aids = LAST_PROMPT_WEIGHT * last + options + MATCH_WEIGHT * matches + LOOK_WEIGHT * look
+    whole = slot + aids + canvas + ENCODER_WEIGHT * encoder
     # Without a soft embedding, what reads it has no gradient.
     found = torch.autograd.grad(whole, learned, allow_unused=True, materialize_grads=True)
-    return found, [x.item() for x in (slot, options, matches, canvas)]
+    return found, [x.item() for x in (slot, options, matches, look, canvas)]
 
 
 class Stage:

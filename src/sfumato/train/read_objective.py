@@ -38,6 +38,10 @@ class ReadAttention:
         self.question_index, question_real = _padded_index(questions, int(states.sum()))
         self.back_of_states = state_real.flatten().nonzero()[:, 0]
         self.back_of_questions = question_real.flatten().nonzero()[:, 0]
+        self.row_of = torch.repeat_interleave(torch.arange(len(questions)), questions)
+        self.row_of = F.pad(self.row_of, (int(states.sum()), 0))  # of a packed token
+        starts = torch.where(question_real, torch.arange(question_real.shape[1]), 0)
+        self.place_of = F.pad(starts[question_real], (int(states.sum()), 0))
         first = torch.arange(self.state_index.shape[1]).expand_as(self.state_index)
         own = states[owner, None] + torch.arange(self.question_index.shape[1])
         self.positions = torch.cat((first[state_real], own[question_real]))
@@ -70,6 +74,8 @@ class ReadAttention:
         mask = torch.cat((prefix, prefix.new_zeros(len(k), k.shape[2])), dim=1)
         mask = mask[:, None].expand(-1, k.shape[2], -1)
         k, v = torch.cat((old_k, k), 2), torch.cat((old_v, v), 2)
+        if layer == len(self.config.layers) - 1:
+            self.looking = q[:, 0, 0], k[:, 0], mask[:, 0]
         return ops.attention(q, k, v, mask).transpose(1, 2)
 
     def _encode(self, layer: int, q: Tensor, k: Tensor, v: Tensor, sliding: bool) -> Tensor:
@@ -106,6 +112,17 @@ class ReadAttention:
         scores = (keys[owner] @ at[:, :, None])[..., 0]
         mask = self.question_masks[self.config.layers[MATCHING_LAYER].sliding][owner, place]
         return F.cross_entropy(scores + mask, target)
+
+
+    def look_loss(self, options: Tensor, fits: Tensor) -> Tensor:
+        """Cross-entropy in nats of where the first head of the last layer looks from the slot: at
+        the ends of the options' lines, at each as much as it fits. options int64 [O], as places in
+        the packed tokens; fits float32 [O], which sum to 1 for each question."""
+        row, place = self.row_of[options], self.place_of[options]
+        queries, keys, mask = self.looking
+        scores = (keys @ queries[:, :, None])[..., 0] + mask
+        found = scores.log_softmax(-1)[row, self.state_index.shape[1] + place]
+        return -(fits * found).sum() / len(queries)
 
 
 def _padded_index(lengths: Tensor, offset: int) -> tuple[Tensor, Tensor]:
@@ -160,16 +177,18 @@ def _scores(
     return logits(network, hidden), logits(network, last), inside, attend
 
 
-def read_loss(network: Transformer, *reads: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    """Cross-entropies in nats at the slot, at the prompt's last position, of the options and of
-    the words.
+def read_loss(
+    network: Transformer, *reads: Tensor
+) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
+    """Cross-entropies in nats at the slot, at the prompt's last position, of the options, of the
+    words and of where the slot looks.
 
     reads: the arguments of `slot_scores`; then truth float32 [N, vocab], the probabilities of the
     labels; options int64 [O], where in `ids` the options' lines end, and fits float32 [O], their
     probabilities; matches as `match_loss` takes them.  The prompt's last position is asked for the same truth as the slot.  The end of
     each option's line, one layer before the last, is asked whether the option fits: FITS or
     FITS_NOT, two tokens that no text has.  Each word is asked where the state has it
-    (`ReadAttention.match_loss`).  One answer a question teaches too little about which words
+    (`ReadAttention.match_loss`), and the slot looks at what fits (`look_loss`).  One answer a question teaches too little about which words
     decide: with the slot alone nothing was learnt in an eighth of the steps.
     """
     *rows, truth, options, fits, matches = reads
@@ -182,6 +201,7 @@ def read_loss(network: Transformer, *reads: Tensor) -> tuple[Tensor, Tensor, Ten
         F.cross_entropy(last, truth),
         F.cross_entropy(of_options, wanted),
         attend.match_loss(matches),
+        attend.look_loss(options, fits),
     )
 
 
