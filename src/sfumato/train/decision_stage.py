@@ -33,10 +33,8 @@ WARM_UP = 100
 CLIP = 1.0
 LAST_PROMPT_WEIGHT = 0.3
 """Of the same question asked at the prompt's last position, against 1 for the slot."""
-MATCH_WEIGHT = 0.5
-"""Of where words of a question look for themselves in the state."""
 LOOK_WEIGHT = 0.5
-"""Of where the slot looks."""
+"""Of where words, the slot, and yes and no look."""
 CONVERSATIONS = Mixture(sudoku=0.35, first_asked=0.1)
 
 Report = Callable[[str], None]
@@ -80,13 +78,13 @@ def gradients(
     network: Transformer, learned: Sequence[Tensor], part: Part
 ) -> tuple[tuple[Tensor, ...], list[float]]:
     """The part's gradients, and its losses at the slot, of options, words and chats."""
-    slot, last, options, matches, look = read_loss(network, *part.reads)
+    slot, last, options, matches, look, link = read_loss(network, *part.reads)
     canvas, encoder = loss(network, *part.chats, part.noise)
-    aids = LAST_PROMPT_WEIGHT * last + options + MATCH_WEIGHT * matches + LOOK_WEIGHT * look
+    aids = LAST_PROMPT_WEIGHT * last + options + LOOK_WEIGHT * (matches + look + link)
     whole = slot + aids + canvas + ENCODER_WEIGHT * encoder
     # Without a soft embedding, what reads it has no gradient.
     found = torch.autograd.grad(whole, learned, allow_unused=True, materialize_grads=True)
-    return found, [x.item() for x in (slot, options, matches, look, canvas)]
+    return found, [x.item() for x in (slot, options, matches, look, link, canvas)]
 
 
 class Stage:

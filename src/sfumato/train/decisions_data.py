@@ -42,6 +42,8 @@ BARE_SHARE = 0.1
 DESCRIBED_SHARE = 0.15
 """Of the questions with options that have a meaning, those that say it."""
 
+_SECOND = re.compile(r"(?:Were|Is|Does) (\w+) (?:ordered|there|have more)\?")
+_LAST = re.compile(r"\b(?!hold\?)(\w+)\?")
 _WORD = re.compile(r"[A-Za-z0-9]+")
 _TURN = encode_chat([{"role": "user", "content": "."}])
 _HEAD = _TURN[: _TURN.index(encode_text(".")[0])]
@@ -50,13 +52,14 @@ _HEAD = _TURN[: _TURN.index(encode_text(".")[0])]
 
 class Row(NamedTuple):
     """One read: the ids of the prompt up to the state's end and after it, where in the latter the
-    line of each option ends and where its words come from (`_matches`), the ids that answer, and the
+    line of each option ends and where its words come from (`_matches`, `_links`), the ids that answer, and the
     probability of each."""
 
     state: list[int]
     question: list[int]
     options: list[int]
     matches: list[tuple[int, int]]
+    links: list[tuple[int, int]]
     labels: list[int]
     truth: list[float]
 
@@ -69,7 +72,8 @@ class Reads(NamedTuple):
     first position the slot; `truth` float32 [N, vocabulary]: what the slot should predict; `options`
     int64 [O]: the places in `ids` where the options' lines end; `fits` float32 [O]: the probability
     of each; `matches` int64 [M, 3]: a question, the place in it where a word ends, and the place in
-    its state where the same word ends, 0 if it is not there.
+    its state where the same word ends, 0 if it is not there; `links` int64 [L, 3]: a question, a
+    place in it where "yes" or "no" ends, and the place in it where the word ends that is asked for.
     """
 
     ids: torch.Tensor
@@ -81,6 +85,7 @@ class Reads(NamedTuple):
     options: torch.Tensor
     fits: torch.Tensor
     matches: torch.Tensor
+    links: torch.Tensor
 
 
 def is_held_out(state: str) -> bool:
@@ -150,7 +155,8 @@ def row(case: Case) -> Row:
     options = [end - 1 for end in ends[2 : 2 + len(labels)]]
     matches = _matches(case.state, body[: options[-1] + 1])
     ids = encode_text("".join(labels))
-    return Row(context[:end], context[end:], options, matches, ids, list(case.truth))
+    links = _links(body, options) if _is_yes_no(case) else []
+    return Row(context[:end], context[end:], options, matches, links, ids, list(case.truth))
 
 
 def _matches(state: str, body: str) -> list[tuple[int, int]]:
@@ -169,6 +175,18 @@ def _matches(state: str, body: str) -> list[tuple[int, int]]:
             continue
         matches.append((found.end() - 1, there[0] if there else 0))
     return matches
+
+
+def _is_yes_no(case: Case) -> bool:
+    return {option.name for option in case.question.options} == {"yes", "no"}
+
+
+def _links(body: str, options: list[int]) -> list[tuple[int, int]]:
+    """Where the lines of yes and no end, each with where the word ends that the question turns on:
+    its last one, or its second one in those of _SECOND."""
+    found = _SECOND.search(body) or _LAST.search(body)
+    assert found is not None, body
+    return [(end, found.end(1) - 1) for end in options if end > found.end(1)]
 
 
 def sample(rng: np.random.Generator, count: int) -> list[Row]:
@@ -200,8 +218,15 @@ def collate(groups: Sequence[Sequence[Row]], rng: np.random.Generator) -> Reads:
         truth,
         torch.tensor(options),
         torch.tensor([p for row in rows for p in row.truth], dtype=torch.float32),
-        torch.tensor([(i, *match) for i, row in enumerate(rows) for match in row.matches]),
+        _triples([row.matches for row in rows]),
+        _triples([row.links for row in rows]),
     )
+
+
+def _triples(pairs: Sequence[Sequence[tuple[int, int]]]) -> torch.Tensor:
+    """int64 [n, 3]: the number of a row and one of its pairs."""
+    triples = [(i, *pair) for i, some in enumerate(pairs) for pair in some]
+    return torch.tensor(triples, dtype=torch.int64).view(-1, 3)
 
 
 def batches(rng: np.random.Generator, states: int, questions: int) -> Iterator[Reads]:

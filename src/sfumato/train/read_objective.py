@@ -18,6 +18,7 @@ from sfumato.train.vocabulary import MASK, UNK
 
 FITS, FITS_NOT = MASK, UNK
 MATCHING_LAYER = 2  # the first one that sees the whole prompt
+LINKING_LAYER = 3
 
 
 class ReadAttention:
@@ -34,6 +35,7 @@ class ReadAttention:
         state of each question."""
         self.config, self.owner, self.encoding = network.config, owner, True
         self.kept: dict[int, tuple[Tensor, Tensor]] = {}
+        self.first_heads: dict[int, tuple[Tensor, Tensor]] = {}
         self.state_index, state_real = _padded_index(states, 0)
         self.question_index, question_real = _padded_index(questions, int(states.sum()))
         self.back_of_states = state_real.flatten().nonzero()[:, 0]
@@ -85,8 +87,8 @@ class ReadAttention:
         keys = torch.cat((sk[self.owner], qk), 2)
         values = torch.cat((sv[self.owner], qv), 2)
         self.kept[layer] = keys, values
-        if layer == MATCHING_LAYER:
-            self.matching = q[:, 0], keys[:, 0]
+        if layer in (MATCHING_LAYER, LINKING_LAYER):
+            self.first_heads[layer] = q[:, 0], keys[:, 0]
         mask = self.question_masks[sliding]
         if len(q) < len(k):
             mask = mask[torch.arange(len(mask)), self.last]
@@ -107,12 +109,21 @@ class ReadAttention:
         word of a question: at the end of the same word in its state, or at the prompt's first token
         if the state lacks it. matches int64 [M, 3]: question, place in it, place in its state."""
         owner, place, target = matches.unbind(1)
-        queries, keys = self.matching
+        return self._attention_loss(MATCHING_LAYER, owner, place, target)
+
+    def link_loss(self, links: Tensor) -> Tensor:
+        """Likewise of LINKING_LAYER, from where the line of "yes" or "no" ends to where the word
+        ends that is asked for. links int64 [L, 3]: question, place in it, another place in it."""
+        owner, place, target = links.unbind(1)
+        target = self.state_index.shape[1] + target
+        return self._attention_loss(LINKING_LAYER, owner, place, target)
+
+    def _attention_loss(self, layer: int, owner: Tensor, place: Tensor, target: Tensor) -> Tensor:
+        queries, keys = self.first_heads[layer]
         at = queries[self.question_index[owner, place]]
         scores = (keys[owner] @ at[:, :, None])[..., 0]
-        mask = self.question_masks[self.config.layers[MATCHING_LAYER].sliding][owner, place]
+        mask = self.question_masks[self.config.layers[layer].sliding][owner, place]
         return F.cross_entropy(scores + mask, target)
-
 
     def look_loss(self, options: Tensor, fits: Tensor) -> Tensor:
         """Cross-entropy in nats of where the first head of the last layer looks from the slot: at
@@ -179,19 +190,20 @@ def _scores(
 
 def read_loss(
     network: Transformer, *reads: Tensor
-) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
+) -> tuple[Tensor, ...]:
     """Cross-entropies in nats at the slot, at the prompt's last position, of the options, of the
-    words and of where the slot looks.
+    words, of where the slot looks and of where yes and no look.
 
     reads: the arguments of `slot_scores`; then truth float32 [N, vocab], the probabilities of the
     labels; options int64 [O], where in `ids` the options' lines end, and fits float32 [O], their
-    probabilities; matches as `match_loss` takes them.  The prompt's last position is asked for the same truth as the slot.  The end of
+    probabilities; matches and links as `match_loss` and `link_loss` take them.  The prompt's last position is asked for the same truth as the slot.  The end of
     each option's line, one layer before the last, is asked whether the option fits: FITS or
     FITS_NOT, two tokens that no text has.  Each word is asked where the state has it
-    (`ReadAttention.match_loss`), and the slot looks at what fits (`look_loss`).  One answer a question teaches too little about which words
+    (`ReadAttention.match_loss`), the slot looks at what fits (`look_loss`), and
+    yes and no at what is asked (`link_loss`).  One answer a question teaches too little about which words
     decide: with the slot alone nothing was learnt in an eighth of the steps.
     """
-    *rows, truth, options, fits, matches = reads
+    *rows, truth, options, fits, matches, links = reads
     slot, last, inside, attend = _scores(network, *rows)
     of_options = logits(network, network.norm(inside[options]))
     wanted = torch.zeros_like(of_options)
@@ -202,6 +214,7 @@ def read_loss(
         F.cross_entropy(of_options, wanted),
         attend.match_loss(matches),
         attend.look_loss(options, fits),
+        attend.link_loss(links) if len(links) else slot.new_zeros(()),
     )
 
 
