@@ -52,12 +52,13 @@ _HEAD = _TURN[: _TURN.index(encode_text(".")[0])]
 
 class Row(NamedTuple):
     """One read: the ids of the prompt up to the state's end and after it, where in the latter the
-    line of each option ends and where its words come from (`_matches`, `_links`), the ids that answer, and the
+    line of each option ends and starts and where its words come from (`_matches`, `_links`), the ids that answer, and the
     probability of each."""
 
     state: list[int]
     question: list[int]
     options: list[int]
+    starts: list[int]
     matches: list[tuple[int, int]]
     links: list[tuple[int, int]]
     labels: list[int]
@@ -71,7 +72,7 @@ class Reads(NamedTuple):
     [N]: their lengths; `owner` int64 [N]: each question's state; `canvas` int64 [N, WIDTH], its
     first position the slot; `truth` float32 [N, vocabulary]: what the slot should predict; `options`
     int64 [O]: the places in `ids` where the options' lines end; `fits` float32 [O]: the probability
-    of each; `matches` int64 [M, 3]: a question, the place in it where a word ends, and the place in
+    of each; `starts` int64 [O]: where their labels are; `matches` int64 [M, 3]: a question, the place in it where a word ends, and the place in
     its state where the same word ends, 0 if it is not there; `links` int64 [L, 3]: a question, a
     place in it where "yes" or "no" ends, and the place in it where the word ends that is asked for.
     """
@@ -84,6 +85,7 @@ class Reads(NamedTuple):
     truth: torch.Tensor
     options: torch.Tensor
     fits: torch.Tensor
+    starts: torch.Tensor
     matches: torch.Tensor
     links: torch.Tensor
 
@@ -153,10 +155,11 @@ def row(case: Case) -> Row:
     lines = body[len(BETWEEN) :].split("\n")
     ends = [*itertools.accumulate((len(line) + 1 for line in lines), initial=len(BETWEEN) - 1)]
     options = [end - 1 for end in ends[2 : 2 + len(labels)]]
+    starts = [end + 1 for end in ends[1 : 1 + len(labels)]]
     matches = _matches(case.state, body[: options[-1] + 1])
     ids = encode_text("".join(labels))
     links = _links(body, options) if _is_yes_no(case) else []
-    return Row(context[:end], context[end:], options, matches, links, ids, list(case.truth))
+    return Row(context[:end], context[end:], options, starts, matches, links, ids, list(case.truth))
 
 
 def _matches(state: str, body: str) -> list[tuple[int, int]]:
@@ -207,8 +210,9 @@ def collate(groups: Sequence[Sequence[Row]], rng: np.random.Generator) -> Reads:
     states = [group[0].state for group in groups]
     questions = [row.question for row in rows]
     start = sum(map(len, states))
-    starts = itertools.accumulate(map(len, questions), initial=start)
-    options = [at + end for at, one in zip(starts, rows, strict=False) for end in one.options]
+    begins = [*itertools.accumulate(map(len, questions), initial=start)]
+    options = [at + end for at, one in zip(begins, rows, strict=False) for end in one.options]
+    starts = [at + place for at, one in zip(begins, rows, strict=False) for place in one.starts]
     return Reads(
         torch.tensor([*itertools.chain(*states, *questions)]),
         torch.tensor(list(map(len, states))),
@@ -218,6 +222,7 @@ def collate(groups: Sequence[Sequence[Row]], rng: np.random.Generator) -> Reads:
         truth,
         torch.tensor(options),
         torch.tensor([p for row in rows for p in row.truth], dtype=torch.float32),
+        torch.tensor(starts),
         _triples([row.matches for row in rows]),
         _triples([row.links for row in rows]),
     )

@@ -14,9 +14,9 @@ from sfumato import ops
 from sfumato.model.layers import rotary_key
 from sfumato.model.transformer import Transformer
 from sfumato.train.objective import additive, logits
-from sfumato.train.vocabulary import MASK, UNK
+from sfumato.train.vocabulary import UNK
 
-FITS, FITS_NOT = MASK, UNK
+FITS_NOT = UNK  # a token that no text has
 MATCHING_LAYER = 2  # the first one that sees the whole prompt
 LINKING_LAYER = 3
 
@@ -35,7 +35,7 @@ class ReadAttention:
         state of each question."""
         self.config, self.owner, self.encoding = network.config, owner, True
         self.kept: dict[int, tuple[Tensor, Tensor]] = {}
-        self.first_heads: dict[int, tuple[Tensor, Tensor]] = {}
+        self.taught: dict[int, tuple[Tensor, Tensor]] = {}
         self.state_index, state_real = _padded_index(states, 0)
         self.question_index, question_real = _padded_index(questions, int(states.sum()))
         self.back_of_states = state_real.flatten().nonzero()[:, 0]
@@ -88,7 +88,7 @@ class ReadAttention:
         values = torch.cat((sv[self.owner], qv), 2)
         self.kept[layer] = keys, values
         if layer in (MATCHING_LAYER, LINKING_LAYER):
-            self.first_heads[layer] = q[:, 0], keys[:, 0]
+            self.taught[layer] = q, keys
         mask = self.question_masks[sliding]
         if len(q) < len(k):
             mask = mask[torch.arange(len(mask)), self.last]
@@ -109,18 +109,28 @@ class ReadAttention:
         word of a question: at the end of the same word in its state, or at the prompt's first token
         if the state lacks it. matches int64 [M, 3]: question, place in it, place in its state."""
         owner, place, target = matches.unbind(1)
-        return self._attention_loss(MATCHING_LAYER, owner, place, target)
+        return self._attention_loss(MATCHING_LAYER, 0, owner, place, target)
 
     def link_loss(self, links: Tensor) -> Tensor:
         """Likewise of LINKING_LAYER, from where the line of "yes" or "no" ends to where the word
         ends that is asked for. links int64 [L, 3]: question, place in it, another place in it."""
         owner, place, target = links.unbind(1)
         target = self.state_index.shape[1] + target
-        return self._attention_loss(LINKING_LAYER, owner, place, target)
+        return self._attention_loss(LINKING_LAYER, 0, owner, place, target)
 
-    def _attention_loss(self, layer: int, owner: Tensor, place: Tensor, target: Tensor) -> Tensor:
-        queries, keys = self.first_heads[layer]
-        at = queries[self.question_index[owner, place]]
+    def label_loss(self, options: Tensor, starts: Tensor) -> Tensor:
+        """Likewise of its last head, from where each option's line ends to the label with which it
+        starts. options and starts int64 [O], as places in the packed tokens."""
+        row, target = self.row_of[options], self.state_index.shape[1] + self.place_of[starts]
+        last = self.config.num_heads - 1
+        return self._attention_loss(LINKING_LAYER, last, row, self.place_of[options], target)
+
+    def _attention_loss(
+        self, layer: int, head: int, owner: Tensor, place: Tensor, target: Tensor
+    ) -> Tensor:
+        queries, keys = self.taught[layer]
+        at = queries[self.question_index[owner, place], head]
+        keys = keys[:, head * keys.shape[1] // queries.shape[1]]
         scores = (keys[owner] @ at[:, :, None])[..., 0]
         mask = self.question_masks[self.config.layers[layer].sliding][owner, place]
         return F.cross_entropy(scores + mask, target)
@@ -196,24 +206,26 @@ def read_loss(
 
     reads: the arguments of `slot_scores`; then truth float32 [N, vocab], the probabilities of the
     labels; options int64 [O], where in `ids` the options' lines end, and fits float32 [O], their
-    probabilities; matches and links as `match_loss` and `link_loss` take them.  The prompt's last position is asked for the same truth as the slot.  The end of
-    each option's line, one layer before the last, is asked whether the option fits: FITS or
-    FITS_NOT, two tokens that no text has.  Each word is asked where the state has it
+    probabilities, and starts int64 [O], where their labels are; matches and links as `match_loss` and `link_loss` take them.  The prompt's last position is asked for the same truth as the slot.  The end of
+    each option's line, one layer before the last, is asked for its label if the option fits, and for
+    FITS_NOT if not.  Each word is asked where the state has it
     (`ReadAttention.match_loss`), the slot looks at what fits (`look_loss`), and
     yes and no at what is asked (`link_loss`).  One answer a question teaches too little about which words
     decide: with the slot alone nothing was learnt in an eighth of the steps.
     """
-    *rows, truth, options, fits, matches, links = reads
+    *rows, truth, options, fits, starts, matches, links = reads
     slot, last, inside, attend = _scores(network, *rows)
     of_options = logits(network, network.norm(inside[options]))
     wanted = torch.zeros_like(of_options)
-    wanted[:, FITS], wanted[:, FITS_NOT] = fits, 1 - fits
+    wanted[:, FITS_NOT] = 1 - fits
+    wanted[torch.arange(len(starts)), rows[0][starts]] = fits
     return (
         F.cross_entropy(slot, truth),
         F.cross_entropy(last, truth),
         F.cross_entropy(of_options, wanted),
         attend.match_loss(matches),
         attend.look_loss(options, fits),
+        attend.label_loss(options, starts),
         attend.link_loss(links) if len(links) else slot.new_zeros(()),
     )
 
