@@ -78,13 +78,13 @@ def gradients(
     network: Transformer, learned: Sequence[Tensor], part: Part
 ) -> tuple[tuple[Tensor, ...], list[float]]:
     """The part's gradients, and its losses at the slot, of options, words and chats."""
-    slot, last, options, matches, look, label, link = read_loss(network, *part.reads)
+    slot, last, options, matches, look, label, clue, link = read_loss(network, *part.reads)
     canvas, encoder = loss(network, *part.chats, part.noise)
-    aids = LAST_PROMPT_WEIGHT * last + options + LOOK_WEIGHT * (matches + look + label + link)
+    aids = LAST_PROMPT_WEIGHT * last + options + LOOK_WEIGHT * (matches + look + label + clue + link)
     whole = slot + aids + canvas + ENCODER_WEIGHT * encoder
     # Without a soft embedding, what reads it has no gradient.
     found = torch.autograd.grad(whole, learned, allow_unused=True, materialize_grads=True)
-    return found, [x.item() for x in (slot, options, matches, look, label, link, canvas)]
+    return found, [x.item() for x in (slot, options, matches, look, label, clue, link, canvas)]
 
 
 class Stage:

@@ -44,6 +44,10 @@ DESCRIBED_SHARE = 0.15
 
 _SECOND = re.compile(r"(?:Were|Is|Does) (\w+) (?:ordered|there|have more)\?")
 _LAST = re.compile(r"\b(?!hold\?)(\w+)\?")
+_EVIDENCE = re.compile(
+    r"the \w+ (?:was|is) (\w+)\.$|(?:lives in|is in|goes to) (.+)\.$|is (\d+) percent"
+    r"|\d of (\d)|(\w+)\. One is|with (\d) sides|has (\d)\.$|(\d+) stars"
+)
 _WORD = re.compile(r"[A-Za-z0-9]+")
 _TURN = encode_chat([{"role": "user", "content": "."}])
 _HEAD = _TURN[: _TURN.index(encode_text(".")[0])]
@@ -59,6 +63,7 @@ class Row(NamedTuple):
     question: list[int]
     options: list[int]
     starts: list[int]
+    evidence: int
     matches: list[tuple[int, int]]
     links: list[tuple[int, int]]
     labels: list[int]
@@ -72,7 +77,8 @@ class Reads(NamedTuple):
     [N]: their lengths; `owner` int64 [N]: each question's state; `canvas` int64 [N, WIDTH], its
     first position the slot; `truth` float32 [N, vocabulary]: what the slot should predict; `options`
     int64 [O]: the places in `ids` where the options' lines end; `fits` float32 [O]: the probability
-    of each; `starts` int64 [O]: where their labels are; `matches` int64 [M, 3]: a question, the place in it where a word ends, and the place in
+    of each; `starts` int64 [O]: where their labels are; `evidence` int64
+    [O]: where in their state what decides ends, -1 where that depends on the question; `matches` int64 [M, 3]: a question, the place in it where a word ends, and the place in
     its state where the same word ends, 0 if it is not there; `links` int64 [L, 3]: a question, a
     place in it where "yes" or "no" ends, and the place in it where the word ends that is asked for.
     """
@@ -86,6 +92,7 @@ class Reads(NamedTuple):
     options: torch.Tensor
     fits: torch.Tensor
     starts: torch.Tensor
+    evidence: torch.Tensor
     matches: torch.Tensor
     links: torch.Tensor
 
@@ -159,7 +166,7 @@ def row(case: Case) -> Row:
     matches = _matches(case.state, body[: options[-1] + 1])
     ids = encode_text("".join(labels))
     links = _links(body, options) if _is_yes_no(case) else []
-    return Row(context[:end], context[end:], options, starts, matches, links, ids, list(case.truth))
+    return Row(context[:end], context[end:], options, starts, _evidence(case.state), matches, links, ids, list(case.truth))
 
 
 def _matches(state: str, body: str) -> list[tuple[int, int]]:
@@ -178,6 +185,15 @@ def _matches(state: str, body: str) -> list[tuple[int, int]]:
             continue
         matches.append((found.end() - 1, there[0] if there else 0))
     return matches
+
+
+def _evidence(state: str) -> int:
+    """Where in the state's part of the prompt the word ends that decides, or the last of those that
+    do together; -1 where the question says which."""
+    found = _EVIDENCE.search(state)
+    if found is None:
+        return -1
+    return len(_HEAD) + found.end(found.lastindex or 0) - 1
 
 
 def _is_yes_no(case: Case) -> bool:
@@ -223,6 +239,7 @@ def collate(groups: Sequence[Sequence[Row]], rng: np.random.Generator) -> Reads:
         torch.tensor(options),
         torch.tensor([p for row in rows for p in row.truth], dtype=torch.float32),
         torch.tensor(starts),
+        torch.tensor([row.evidence for row in rows for _ in row.options]),
         _triples([row.matches for row in rows]),
         _triples([row.links for row in rows]),
     )

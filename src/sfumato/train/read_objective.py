@@ -118,6 +118,12 @@ class ReadAttention:
         target = self.state_index.shape[1] + target
         return self._attention_loss(LINKING_LAYER, 0, owner, place, target)
 
+    def evidence_loss(self, options: Tensor, evidence: Tensor) -> Tensor:
+        """Likewise of the second head of MATCHING_LAYER, from where options' lines end to a place
+        in their state. options and evidence int64 [E]: places in the packed tokens, in the state."""
+        row, place = self.row_of[options], self.place_of[options]
+        return self._attention_loss(MATCHING_LAYER, 1, row, place, evidence)
+
     def label_loss(self, options: Tensor, starts: Tensor) -> Tensor:
         """Likewise of its last head, from where each option's line ends to the label with which it
         starts. options and starts int64 [O], as places in the packed tokens."""
@@ -206,15 +212,17 @@ def read_loss(
 
     reads: the arguments of `slot_scores`; then truth float32 [N, vocab], the probabilities of the
     labels; options int64 [O], where in `ids` the options' lines end, and fits float32 [O], their
-    probabilities, and starts int64 [O], where their labels are; matches and links as `match_loss` and `link_loss` take them.  The prompt's last position is asked for the same truth as the slot.  The end of
+    probabilities, and starts int64 [O], where their labels are, and
+    evidence int64 [O], where in the state what decides ends, or -1; matches and links as `match_loss` and `link_loss` take them.  The prompt's last position is asked for the same truth as the slot.  The end of
     each option's line, one layer before the last, is asked for its label if the option fits, and for
     FITS_NOT if not.  Each word is asked where the state has it
     (`ReadAttention.match_loss`), the slot looks at what fits (`look_loss`), and
     yes and no at what is asked (`link_loss`).  One answer a question teaches too little about which words
     decide: with the slot alone nothing was learnt in an eighth of the steps.
     """
-    *rows, truth, options, fits, starts, matches, links = reads
+    *rows, truth, options, fits, starts, evidence, matches, links = reads
     slot, last, inside, attend = _scores(network, *rows)
+    told = evidence >= 0
     of_options = logits(network, network.norm(inside[options]))
     wanted = torch.zeros_like(of_options)
     wanted[:, FITS_NOT] = 1 - fits
@@ -226,6 +234,7 @@ def read_loss(
         attend.match_loss(matches),
         attend.look_loss(options, fits),
         attend.label_loss(options, starts),
+        attend.evidence_loss(options[told], evidence[told]) if told.any() else slot.new_zeros(()),
         attend.link_loss(links) if len(links) else slot.new_zeros(()),
     )
 
