@@ -48,7 +48,14 @@ def test_muon_trains_the_matrices_and_adamw_the_rest_each_once(first):
 
 
 def test_the_rate_warms_up_and_falls_to_a_fiftieth():
-    rates = [decision_stage.learning_rate(step, 1000) for step in range(1000)]
+    rates = [
+        phase.learning_rate(step)
+        for phase, first in zip(decision_stage.PHASES, (0, 750, 1000, 1250, 1750), strict=True)
+        for step in range(first, phase.until)
+    ]
+    assert len(rates) == decision_stage.STEPS
     top = rates.index(max(rates))
-    assert 90 <= top <= 110 and rates[-1] < 0.021 * decision_stage.LEARNING_RATE
-    assert decision_stage.learning_rate(0, 1) > 0
+    assert 90 <= top <= 110 and rates[top] == pytest.approx(2e-3, rel=0.02)
+    assert rates[-1] < 0.021 * rates[top]
+    (only,) = decision_stage.phases(1)
+    assert only.learning_rate(0) > 0 and only.until == 1

@@ -9,9 +9,11 @@ import torch.nn.functional as F
 
 from sfumato import ops
 from sfumato.train import decisions_data, recipe
+from sfumato.train.decision_states import choice
 from sfumato.train.fast_ops import fast_ops, linear, rms_norm
 from sfumato.train.objective import PrefixAttention, logits
-from sfumato.train.read_objective import ReadAttention, read_loss, slot_scores
+from sfumato.train.read_attention import MATCHING_LAYER, ReadAttention
+from sfumato.train.read_objective import read_losses, slot_scores
 
 
 @pytest.fixture(scope="module")
@@ -42,13 +44,21 @@ def test_packed_reads_that_share_states_score_as_each_read_by_itself(network):
 def test_the_loss_asks_the_slot_for_the_known_probabilities(network):
     rng = np.random.default_rng(2)
     batch = decisions_data.collate([decisions_data.sample(rng, 2)], rng)
-    slot, last, options, _ = read_loss(network, *batch)
-    scores = slot_scores(network, *batch[:5])
-    torch.testing.assert_close(slot, F.cross_entropy(scores[0], batch.truth))
-    torch.testing.assert_close(last, F.cross_entropy(scores[1], batch.truth))
-    options.backward()
+    losses = read_losses(network, batch)
+    slots, ends = slot_scores(network, *batch[:5])
+    torch.testing.assert_close(losses["slot"], F.cross_entropy(slots, batch.truth))
+    torch.testing.assert_close(losses["prompt"], F.cross_entropy(ends, batch.truth))
+    losses["options"].backward()
     assert network.layers[-2].mlp.up_proj.weight.grad.abs().sum() > 0
     assert network.layers[-1].mlp.up_proj.weight.grad is None  # the options are read before it
+
+
+@torch.no_grad()
+def test_no_question_of_a_kind_is_no_loss(network):
+    rng = np.random.default_rng(3)
+    row = decisions_data.row(choice("Words: sun, dog.", "Which word is there?", "xy", (1.0, 0.0)))
+    losses = read_losses(network, decisions_data.collate([[row]], rng))
+    assert losses["evidence"] == losses["turns"] == 0 < losses["labels"]
 
 
 def test_words_are_asked_for_their_place_in_the_state(network):
@@ -61,10 +71,10 @@ def test_words_are_asked_for_their_place_in_the_state(network):
     keys = torch.eye(width)[:, :width].expand(len(batch.questions), -1, -1)
     queries = torch.zeros(tokens, width)
     queries[attend.question_index[owner, place]] = 40 * torch.eye(width)[target]
-    attend.matching = queries, keys
-    assert float(attend.match_loss(batch.matches)) < 1e-6
-    attend.matching = -queries, keys
-    assert float(attend.match_loss(batch.matches)) > 10
+    attend.taught[MATCHING_LAYER] = queries[:, None], keys[:, None]
+    assert float(attend.word_loss(batch.matches)) < 1e-6
+    attend.taught[MATCHING_LAYER] = -queries[:, None], keys[:, None]
+    assert float(attend.word_loss(batch.matches)) > 10
 
 
 def test_fast_operations_have_the_references_values_and_gradients():

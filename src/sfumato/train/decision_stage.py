@@ -10,7 +10,7 @@ import math
 import time
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 import torch
@@ -22,22 +22,54 @@ from sfumato.train.decisions_data import Reads
 from sfumato.train.embedded_data import Batch, Mixture
 from sfumato.train.fast_ops import fast_ops
 from sfumato.train.objective import ENCODER_WEIGHT, loss
-from sfumato.train.read_objective import read_loss
+from sfumato.train.read_objective import read_losses
 
-STEPS = 4_000
+STEPS = 2_400
 STATES, QUESTIONS, CHATS = 4, 4, 5
 """States, questions about each, and chat rows of each part of a step. A step has PARTS of them."""
 PARTS = 2
-LEARNING_RATE = 2e-3
 WARM_UP = 100
 CLIP = 1.0
-LAST_PROMPT_WEIGHT = 0.3
-"""Of the same question asked at the prompt's last position, against 1 for the slot."""
+WEIGHTS = {"slot": 1.0, "prompt": 0.3, "options": 1.0}
+"""Of the losses of reads; the others, of where heads look, have LOOK_WEIGHT."""
 LOOK_WEIGHT = 0.5
-"""Of where words, the slot, and yes and no look."""
 CONVERSATIONS = Mixture(sudoku=0.35, first_asked=0.1)
 
 Report = Callable[[str], None]
+
+
+class Phase(NamedTuple):
+    """Steps up to `until`, with a stream of data of their own. The rate is that of a cosine from
+    `peak` at step `start` down to 2 % of it at step `end`; `looks`: the losses of where heads look;
+    labels: as `read_losses` takes it."""
+
+    until: int
+    peak: float
+    start: int
+    end: int
+    looks: tuple[str, ...]
+    labels: bool = True
+
+    def learning_rate(self, step: int) -> float:
+        """With a linear warm-up of the stage's first steps."""
+        done = (step - self.start) / (self.end - self.start)
+        cosine = 0.5 * (1 + math.cos(math.pi * done))
+        return self.peak * min(1.0, (step + 1) / WARM_UP) * (0.02 + 0.98 * cosine)
+
+
+ALL_LOOKS = ("words", "looks", "labels", "evidence", "turns")
+PHASES = (  # a look was added where a figure stood still
+    Phase(750, 2e-3, 0, 2400, ("words",), labels=False),
+    Phase(1000, 2e-3, 0, 2150, ("words", "looks"), labels=False),
+    Phase(1250, 2e-3, 0, 2100, ("words", "looks", "turns"), labels=False),
+    Phase(1750, 1.2e-3, 1250, 2150, ALL_LOOKS),
+    Phase(STEPS, 9e-4, 1750, STEPS, ALL_LOOKS),
+)
+
+
+def phases(steps: int) -> tuple[Phase, ...]:
+    """Those of the recipe; other numbers of steps have one."""
+    return PHASES if steps == STEPS else (Phase(steps, 2e-3, 0, steps, ALL_LOOKS),)
 
 
 MATRICES = tuple(f"{name}_proj.weight" for name in ("q", "k", "v", "o", "gate", "up", "down"))
@@ -50,12 +82,6 @@ class Part(NamedTuple):
     reads: Reads
     chats: Batch
     noise: torch.Generator
-
-
-def learning_rate(step: int, steps: int) -> float:
-    """Linear warm-up, then one cosine down to 2 %."""
-    cosine = 0.5 * (1 + math.cos(math.pi * step / steps))
-    return LEARNING_RATE * min(1.0, (step + 1) / WARM_UP) * (0.02 + 0.98 * cosine)
 
 
 def parts(seed: int, canvas: int, first: int = 0) -> Iterator[list[Part]]:
@@ -75,16 +101,17 @@ def parts(seed: int, canvas: int, first: int = 0) -> Iterator[list[Part]]:
 
 
 def gradients(
-    network: Transformer, learned: Sequence[Tensor], part: Part
-) -> tuple[tuple[Tensor, ...], list[float]]:
-    """The part's gradients, and its losses at the slot, of options, words and chats."""
-    slot, last, options, matches, look, label, clue, link = read_loss(network, *part.reads)
+    network: Transformer, learned: Sequence[Tensor], part: Part, phase: Phase
+) -> tuple[tuple[Tensor, ...], dict[str, float]]:
+    """The part's gradients, and its losses by name; "canvas" is that of the conversations."""
+    losses = read_losses(network, part.reads, phase.labels)
     canvas, encoder = loss(network, *part.chats, part.noise)
-    aids = LAST_PROMPT_WEIGHT * last + options + LOOK_WEIGHT * (matches + look + label + clue + link)
-    whole = slot + aids + canvas + ENCODER_WEIGHT * encoder
+    whole = canvas + ENCODER_WEIGHT * encoder
+    for name in (*WEIGHTS, *phase.looks):
+        whole = whole + WEIGHTS.get(name, LOOK_WEIGHT) * losses[name]
     # Without a soft embedding, what reads it has no gradient.
     found = torch.autograd.grad(whole, learned, allow_unused=True, materialize_grads=True)
-    return found, [x.item() for x in (slot, options, matches, look, label, clue, link, canvas)]
+    return found, {name: value.item() for name, value in (losses | {"canvas": canvas}).items()}
 
 
 class Stage:
@@ -101,32 +128,24 @@ class Stage:
             torch.optim.AdamW(others, betas=(0.9, 0.98), weight_decay=0.0),
         )
 
-    def step(self, rows: list[Part], steps: int, workers: ThreadPoolExecutor) -> np.ndarray:
-        """One step on the mean of the parts; returns the four losses, mean."""
-        work = [workers.submit(gradients, self.network, self.learned, part) for part in rows]
+    def step(
+        self, rows: list[Part], phase: Phase, workers: ThreadPoolExecutor
+    ) -> dict[str, float]:
+        """One step on the mean of the parts; returns the losses, mean."""
+        work = [
+            workers.submit(gradients, self.network, self.learned, part, phase) for part in rows
+        ]
         results = [each.result() for each in work]
         for parameter, *found in zip(self.learned, *(grads for grads, _ in results), strict=True):
             parameter.grad = sum(found[1:], found[0]) / len(found)
         torch.nn.utils.clip_grad_norm_(self.learned, CLIP)
         for optimiser in self.optimisers:
             for group in optimiser.param_groups:
-                group["lr"] = learning_rate(self.done, steps)
+                group["lr"] = phase.learning_rate(self.done)
             optimiser.step()
         self.done += 1
-        return np.mean([losses for _, losses in results], axis=0)
-
-    def state(self) -> dict[str, Any]:
-        return {
-            "network": self.network.state_dict(),
-            "optimisers": [each.state_dict() for each in self.optimisers],
-            "done": self.done,
-        }
-
-    def resume(self, state: dict[str, Any]) -> None:
-        self.network.load_state_dict(state["network"])
-        for each, saved in zip(self.optimisers, state["optimisers"], strict=True):
-            each.load_state_dict(saved)
-        self.done = state["done"]
+        losses = [each for _, each in results]
+        return {name: sum(each[name] for each in losses) / len(losses) for name in losses[0]}
 
 
 def train(
@@ -140,17 +159,19 @@ def train(
     """Trains the network of a first stage, in place; the same seed and torch give the same weights.
     Each part of a step has a thread of its own, so that more threads inside of operations do not
     help."""
-    stage, rows = Stage(network), parts(seed, network.config.canvas_length)
-    start, smooth = time.perf_counter(), np.zeros(4)
+    stage, start = Stage(network), time.perf_counter()
+    smooth: dict[str, float] = {}
     with fast_ops(), ThreadPoolExecutor(PARTS) as workers:
-        while stage.done < steps:
-            losses = stage.step(next(rows), steps, workers)
-            smooth = losses if stage.done == 1 else 0.97 * smooth + 0.03 * losses
-            progress(stage.done, steps)
-            if stage.done % every == 0:
-                spent = time.perf_counter() - start
-                report(
-                    f"decisions, step {stage.done} of {steps}: slot {smooth[0]:.4f}, options "
-                    f"{smooth[1]:.4f}, words {smooth[2]:.4f}, canvas {smooth[3]:.4f}, "
-                    f"{spent / stage.done * 1e3:.0f} ms a step, {spent / 60:.1f} min"
-                )
+        for phase in phases(steps):
+            rows = parts(seed, network.config.canvas_length, stage.done)
+            while stage.done < phase.until:
+                losses = stage.step(next(rows), phase, workers)
+                smooth = {k: 0.97 * smooth.get(k, x) + 0.03 * x for k, x in losses.items()}
+                progress(stage.done, steps)
+                if stage.done % every == 0:
+                    spent = time.perf_counter() - start
+                    report(
+                        f"decisions, step {stage.done} of {steps}: slot {smooth['slot']:.4f}, "
+                        f"options {smooth['options']:.4f}, canvas {smooth['canvas']:.4f}, "
+                        f"{spent / stage.done * 1e3:.0f} ms a step, {spent / 60:.1f} min"
+                    )
