@@ -1,5 +1,7 @@
 from __future__ import annotations
 
+import itertools
+
 import numpy as np
 import pytest
 import torch
@@ -33,7 +35,7 @@ def test_what_is_drawn_from_a_bag_has_the_probability_of_its_share():
     for seed in range(40):
         case = OPEN[0](np.random.default_rng(seed), np.random.default_rng(seed))
         words = case.state.replace(",", "").split()
-        counts = {b: int(a) for a, b in zip(words, words[1:], strict=False) if a.isdecimal()}
+        counts = {b: int(a) for a, b in itertools.pairwise(words) if a.isdecimal()}
         if isinstance(case.question, YesNoQuestion):
             colour = case.question.instructions.removeprefix("Is it ").rstrip("?")
             assert case.truth[0] == pytest.approx(counts[colour] / sum(counts.values()))
@@ -56,9 +58,7 @@ def test_open_questions_lie_between_a_tenth_and_nine_and_no_state_is_in_both_par
 
 
 def test_the_same_seed_gives_the_same_rows_and_held_out_cases():
-    first, second = (
-        next(decisions_data.batches(np.random.default_rng(5), 3, 4)) for _ in range(2)
-    )
+    first, second = (next(decisions_data.batches(np.random.default_rng(5), 3, 4)) for _ in range(2))
     assert all(torch.equal(a, b) for a, b in zip(first, second, strict=True))
     assert decisions_data.held_out(1, 20) == decisions_data.held_out(1, 20)
     assert decisions_data.held_out(1, 20) != decisions_data.held_out(2, 20)

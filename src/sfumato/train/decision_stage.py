@@ -24,7 +24,7 @@ from sfumato.train.fast_ops import fast_ops
 from sfumato.train.objective import ENCODER_WEIGHT, loss
 from sfumato.train.read_objective import read_losses
 
-STEPS = 2_400
+STEPS = 2_150
 STATES, QUESTIONS, CHATS = 4, 4, 5
 """States, questions about each, and chat rows of each part of a step. A step has PARTS of them."""
 PARTS = 2
@@ -62,8 +62,7 @@ PHASES = (  # a look was added where a figure stood still
     Phase(750, 2e-3, 0, 2400, ("words",), labels=False),
     Phase(1000, 2e-3, 0, 2150, ("words", "looks"), labels=False),
     Phase(1250, 2e-3, 0, 2100, ("words", "looks", "turns"), labels=False),
-    Phase(1750, 1.2e-3, 1250, 2150, ALL_LOOKS),
-    Phase(STEPS, 9e-4, 1750, STEPS, ALL_LOOKS),
+    Phase(STEPS, 1.2e-3, 1250, STEPS, ALL_LOOKS),
 )
 
 
@@ -128,13 +127,9 @@ class Stage:
             torch.optim.AdamW(others, betas=(0.9, 0.98), weight_decay=0.0),
         )
 
-    def step(
-        self, rows: list[Part], phase: Phase, workers: ThreadPoolExecutor
-    ) -> dict[str, float]:
+    def step(self, rows: list[Part], phase: Phase, workers: ThreadPoolExecutor) -> dict[str, float]:
         """One step on the mean of the parts; returns the losses, mean."""
-        work = [
-            workers.submit(gradients, self.network, self.learned, part, phase) for part in rows
-        ]
+        work = [workers.submit(gradients, self.network, self.learned, part, phase) for part in rows]
         results = [each.result() for each in work]
         for parameter, *found in zip(self.learned, *(grads for grads, _ in results), strict=True):
             parameter.grad = sum(found[1:], found[0]) / len(found)

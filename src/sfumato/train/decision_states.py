@@ -51,7 +51,20 @@ NEEDED = ("Who has more?", "Who has fewer?")
 """Instructions without which the options alone would not say what is asked."""
 DOES_IT_HOLD = "Does this hold?"
 """What the product asks where a yes/no question has no instructions."""
-WORDS = ("sun", "dog", "tree", "milk", "fish", "moon", "bird", "gold", "rain", "ship", "door", "king")
+WORDS = (
+    "sun",
+    "dog",
+    "tree",
+    "milk",
+    "fish",
+    "moon",
+    "bird",
+    "gold",
+    "rain",
+    "ship",
+    "door",
+    "king",
+)
 
 
 @dataclass(frozen=True)

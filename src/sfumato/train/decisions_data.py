@@ -25,7 +25,7 @@ from sfumato.diffusion.constraints.questions import (
 from sfumato.diffusion.constraints.wording import BETWEEN, question_text
 from sfumato.train.decision_states import MEANINGS, NEEDED, OPEN, SETTLED, Case, in_order
 from sfumato.train.questions import pick
-from sfumato.train.vocabulary import END_OF_TURN, EOS, PAD, TOKENS, encode_chat, encode_text
+from sfumato.train.vocabulary import END_OF_TURN, EOS, TOKENS, encode_chat, encode_text
 
 PER_STATE = 3
 """Held-out questions about one state."""
@@ -55,46 +55,37 @@ _HEAD = _TURN[: _TURN.index(encode_text(".")[0])]
 
 
 class Row(NamedTuple):
-    """One read: the ids of the prompt up to the state's end and after it, where in the latter the
-    line of each option ends and starts and where its words come from (`_matches`, `_links`), the ids that answer, and the
-    probability of each."""
+    """One read, and what training may tell about it."""
 
-    state: list[int]
-    question: list[int]
-    options: list[int]
-    starts: list[int]
-    evidence: int
-    matches: list[tuple[int, int]]
-    links: list[tuple[int, int]]
-    labels: list[int]
-    truth: list[float]
+    state: list[int]  # ids of the prompt up to the state's end
+    question: list[int]  # and after it; places below are places in it
+    options: list[int]  # where the options' lines end
+    starts: list[int]  # where their labels are
+    evidence: int  # see _evidence
+    matches: list[tuple[int, int]]  # see _matches
+    links: list[tuple[int, int]]  # see _links
+    labels: list[int]  # ids that answer
+    truth: list[float]  # the probability of each
 
 
 class Reads(NamedTuple):
     """Rows for one training step, those of a state together, packed without pads.
 
-    `ids` int64 [tokens]: all states, then all questions; `states` int64 [G] and `questions` int64
-    [N]: their lengths; `owner` int64 [N]: each question's state; `canvas` int64 [N, WIDTH], its
-    first position the slot; `truth` float32 [N, vocabulary]: what the slot should predict; `options`
-    int64 [O]: the places in `ids` where the options' lines end; `fits` float32 [O]: the probability
-    of each; `starts` int64 [O]: where their labels are; `evidence` int64
-    [O]: where in their state what decides ends, -1 where that depends on the question; `matches` int64 [M, 3]: a question, the place in it where a word ends, and the place in
-    its state where the same word ends, 0 if it is not there; `links` int64 [L, 3]: a question, a
-    place in it where "yes" or "no" ends, and the place in it where the word ends that is asked for.
+    Integers are int64. Of G states and N questions with O options:
     """
 
-    ids: torch.Tensor
-    states: torch.Tensor
-    questions: torch.Tensor
-    owner: torch.Tensor
-    canvas: torch.Tensor
-    truth: torch.Tensor
-    options: torch.Tensor
-    fits: torch.Tensor
-    starts: torch.Tensor
-    evidence: torch.Tensor
-    matches: torch.Tensor
-    links: torch.Tensor
+    ids: torch.Tensor  # [tokens]: all states, then all questions
+    states: torch.Tensor  # [G]: their lengths
+    questions: torch.Tensor  # [N]: their lengths
+    owner: torch.Tensor  # [N]: each question's state
+    canvas: torch.Tensor  # [N, WIDTH]: the first position is the slot
+    truth: torch.Tensor  # float32 [N, vocabulary]: what the slot should predict
+    options: torch.Tensor  # [O]: where in `ids` the options' lines end
+    fits: torch.Tensor  # float32 [O]: the probability of each
+    starts: torch.Tensor  # [O]: where in `ids` their labels are
+    evidence: torch.Tensor  # [O]: where in their state what decides ends; -1: the question says
+    matches: torch.Tensor  # [M, 3]: question; where in it a word ends; where in its state, or 0
+    links: torch.Tensor  # [L, 3]: question; where in it yes or no ends; where what is asked does
 
 
 def is_held_out(state: str) -> bool:
@@ -166,7 +157,17 @@ def row(case: Case) -> Row:
     matches = _matches(case.state, body[: options[-1] + 1])
     ids = encode_text("".join(labels))
     links = _links(body, options) if _is_yes_no(case) else []
-    return Row(context[:end], context[end:], options, starts, _evidence(case.state), matches, links, ids, list(case.truth))
+    return Row(
+        context[:end],
+        context[end:],
+        options,
+        starts,
+        _evidence(case.state),
+        matches,
+        links,
+        ids,
+        list(case.truth),
+    )
 
 
 def _matches(state: str, body: str) -> list[tuple[int, int]]:

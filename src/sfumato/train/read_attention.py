@@ -100,7 +100,6 @@ class ReadAttention:
             )
         )
 
-
     def word_loss(self, matches: Tensor) -> Tensor:
         """Cross-entropy in nats of where the first head of MATCHING_LAYER looks from the end of a
         word of a question: at the end of the same word in its state, or at the prompt's first token
@@ -109,7 +108,7 @@ class ReadAttention:
         return self._attention_loss(MATCHING_LAYER, 0, owner, place, target)
 
     def turn_loss(self, links: Tensor) -> Tensor:
-        """Likewise of LINKING_LAYER, from where the line of "yes" or "no" ends to where the word
+        """Likewise of the first head of LINKING_LAYER, from where the line of "yes" or "no" ends to where the word
         ends that is asked for. links int64 [L, 3]: question, place in it, another place in it."""
         owner, place, target = links.unbind(1)
         target = self.state_index.shape[1] + target
@@ -117,12 +116,13 @@ class ReadAttention:
 
     def evidence_loss(self, options: Tensor, evidence: Tensor) -> Tensor:
         """Likewise of the second head of MATCHING_LAYER, from where options' lines end to a place
-        in their state. options and evidence int64 [E]: places in the packed tokens, in the state."""
+        in their state. options int64 [E] are places in the packed tokens, evidence int64 [E] in
+        the state."""
         row, place = self.row_of[options], self.place_of[options]
         return self._attention_loss(MATCHING_LAYER, 1, row, place, evidence)
 
     def label_loss(self, options: Tensor, starts: Tensor) -> Tensor:
-        """Likewise of its last head, from where each option's line ends to the label with which it
+        """Likewise of the last head of LINKING_LAYER, from where each option's line ends to the label with which it
         starts. options and starts int64 [O], as places in the packed tokens."""
         row, target = self.row_of[options], self.state_index.shape[1] + self.place_of[starts]
         last = self.config.num_heads - 1
