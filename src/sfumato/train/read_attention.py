@@ -108,8 +108,9 @@ class ReadAttention:
         return self._attention_loss(MATCHING_LAYER, 0, owner, place, target)
 
     def turn_loss(self, links: Tensor) -> Tensor:
-        """Likewise of the first head of LINKING_LAYER, from where the line of "yes" or "no" ends to where the word
-        ends that is asked for. links int64 [L, 3]: question, place in it, another place in it."""
+        """Likewise of the first head of LINKING_LAYER, from where the line of "yes" or "no" ends to
+        where the word ends that is asked for. links int64 [L, 3]: question, place in it, another
+        place in it."""
         owner, place, target = links.unbind(1)
         target = self.state_index.shape[1] + target
         return self._attention_loss(LINKING_LAYER, 0, owner, place, target)
@@ -122,8 +123,8 @@ class ReadAttention:
         return self._attention_loss(MATCHING_LAYER, 1, row, place, evidence)
 
     def label_loss(self, options: Tensor, starts: Tensor) -> Tensor:
-        """Likewise of the last head of LINKING_LAYER, from where each option's line ends to the label with which it
-        starts. options and starts int64 [O], as places in the packed tokens."""
+        """Likewise of the last head of LINKING_LAYER, from where each option's line ends to the
+        label with which it starts. options and starts int64 [O], as places in the packed tokens."""
         row, target = self.row_of[options], self.state_index.shape[1] + self.place_of[starts]
         last = self.config.num_heads - 1
         return self._attention_loss(LINKING_LAYER, last, row, self.place_of[options], target)
