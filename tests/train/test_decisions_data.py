@@ -78,12 +78,12 @@ def test_a_row_is_the_products_prompt_and_names_where_its_options_end():
 def test_words_of_a_question_are_found_in_its_state():
     state = "Anna has 4 hats. Ben has 7."
     row = decisions_data.row(choice(state, "Who has more hats?", ("Carl", "Ben"), (0.0, 1.0)))
-    found = [
+    ends = [
         (text(row.question[: end + 1]).split()[-1], text(row.state[: place + 1]).split()[-1])
         for end, place in row.matches
     ]
     # "has" is there twice, and says nothing; "A" and "B" are labels.
-    assert found == [
+    assert ends == [
         *(("Who", "<bos>"), ("more", "<bos>"), ("hats", "hats")),
         *(("Carl", "<bos>"), ("Ben", "Ben")),
     ]

@@ -89,8 +89,8 @@ def test_fast_operations_have_the_references_values_and_gradients():
     ):
         torch.testing.assert_close(fast(), plain(), **near)
         wanted = torch.autograd.grad(plain().square().sum(), inputs)
-        found = torch.autograd.grad(fast().square().sum(), inputs)
-        for a, b in zip(found, wanted, strict=True):
+        gradients = torch.autograd.grad(fast().square().sum(), inputs)
+        for a, b in zip(gradients, wanted, strict=True):
             torch.testing.assert_close(a, b, **(near or {"rtol": 1e-4, "atol": 1e-4}))
 
 

@@ -33,7 +33,7 @@ class DecisionScore:
     known_error: float
     """Mean over questions that their state leaves open of mean |p - known| over their options."""
     yes_no: float  # of settled yes/no questions: the right answer is the likelier one
-    choice: float  # of settled choices: the right option is the likeliest
+    choice: float  # of settled choices: the right option has the highest probability
     score_error: float  # of settled scores: mean |Σ i·pᵢ - level|, in levels
     moved: float
     """Mean over yes/no questions and choices of the mean |p - p'| over their options, p' being

@@ -105,12 +105,14 @@ def gradients(
     """The part's gradients, and its losses by name; "canvas" is that of the conversations."""
     losses = read_losses(network, part.reads, phase.labels)
     canvas, encoder = loss(network, *part.chats, part.noise)
-    whole = canvas + ENCODER_WEIGHT * encoder
+    total = canvas + ENCODER_WEIGHT * encoder
     for name in (*WEIGHTS, *phase.looks):
-        whole = whole + WEIGHTS.get(name, LOOK_WEIGHT) * losses[name]
+        total = total + WEIGHTS.get(name, LOOK_WEIGHT) * losses[name]
     # Without a soft embedding, what reads it has no gradient.
-    found = torch.autograd.grad(whole, learned, allow_unused=True, materialize_grads=True)
-    return found, {name: value.item() for name, value in (losses | {"canvas": canvas}).items()}
+    of_parameters = torch.autograd.grad(total, learned, allow_unused=True, materialize_grads=True)
+    return of_parameters, {
+        name: value.item() for name, value in (losses | {"canvas": canvas}).items()
+    }
 
 
 class Stage:
@@ -131,8 +133,8 @@ class Stage:
         """One step on the mean of the parts; returns the losses, mean."""
         work = [workers.submit(gradients, self.network, self.learned, part, phase) for part in rows]
         results = [each.result() for each in work]
-        for parameter, *found in zip(self.learned, *(grads for grads, _ in results), strict=True):
-            parameter.grad = sum(found[1:], found[0]) / len(found)
+        for parameter, *each in zip(self.learned, *(grads for grads, _ in results), strict=True):
+            parameter.grad = sum(each[1:], each[0]) / len(each)
         torch.nn.utils.clip_grad_norm_(self.learned, CLIP)
         for optimiser in self.optimisers:
             for group in optimiser.param_groups:

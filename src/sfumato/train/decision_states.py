@@ -239,12 +239,12 @@ def counts(facts: np.random.Generator, rng: np.random.Generator) -> Case:
 def words(facts: np.random.Generator, rng: np.random.Generator) -> Case:
     order = [WORDS[i] for i in facts.permutation(len(WORDS))]
     count = 2 + int(facts.random() * 3)
-    there, absent = order[:count], order[count:]
-    state = f"Words: {', '.join(there)}."
+    present, absent = order[:count], order[count:]
+    state = f"Words: {', '.join(present)}."
     if rng.random() < 0.5:
-        word, truth = pick(((there, 1.0), (absent, 0.0)), rng)
+        word, truth = pick(((present, 1.0), (absent, 0.0)), rng)
         return yes_no(state, f"Is {pick(word, rng)} there?", truth)
-    return _one_of(state, "Which word is there?", pick(there, rng), absent, rng)
+    return _one_of(state, "Which word is there?", pick(present, rng), absent, rng)
 
 
 def bags(facts: np.random.Generator, rng: np.random.Generator) -> Case:

@@ -175,26 +175,26 @@ def _matches(state: str, body: str) -> list[tuple[int, int]]:
     the state's part of the prompt, or 0, the prompt's first token, where it is not in the state.
     Labels are left out, and words that the state has several times or in another case only."""
     places: dict[str, list[int]] = {}
-    for found in _WORD.finditer(state):
-        places.setdefault(found[0], []).append(len(_HEAD) + found.end() - 1)
+    for word_match in _WORD.finditer(state):
+        places.setdefault(word_match[0], []).append(len(_HEAD) + word_match.end() - 1)
     other_case = {word.lower() for word in places}
     matches = []
-    for found in _WORD.finditer(body):
-        word, is_label = found[0], body[found.end() : found.end() + 1] == ":"
-        there = places.get(word, [])
-        if is_label or len(there) > 1 or (not there and word.lower() in other_case):
+    for word_match in _WORD.finditer(body):
+        word, is_label = word_match[0], body[word_match.end() : word_match.end() + 1] == ":"
+        in_state = places.get(word, [])
+        if is_label or len(in_state) > 1 or (not in_state and word.lower() in other_case):
             continue
-        matches.append((found.end() - 1, there[0] if there else 0))
+        matches.append((word_match.end() - 1, in_state[0] if in_state else 0))
     return matches
 
 
 def _evidence(state: str) -> int:
     """Where in the state's part of the prompt the word ends that decides, or the last of those that
     do together; -1 where the question says which."""
-    found = _EVIDENCE.search(state)
-    if found is None:
+    evidence = _EVIDENCE.search(state)
+    if evidence is None:
         return -1
-    return len(_HEAD) + found.end(found.lastindex or 0) - 1
+    return len(_HEAD) + evidence.end(evidence.lastindex or 0) - 1
 
 
 def _is_yes_no(case: Case) -> bool:
@@ -204,9 +204,9 @@ def _is_yes_no(case: Case) -> bool:
 def _links(body: str, options: list[int]) -> list[tuple[int, int]]:
     """Where the lines of yes and no end, each with where the word ends that the question turns on:
     its last one, or its second one in those of _SECOND."""
-    found = _SECOND.search(body) or _LAST.search(body)
-    assert found is not None, body
-    return [(end, found.end(1) - 1) for end in options if end > found.end(1)]
+    word = _SECOND.search(body) or _LAST.search(body)
+    assert word is not None, body
+    return [(end, word.end(1) - 1) for end in options if end > word.end(1)]
 
 
 def sample(rng: np.random.Generator, count: int) -> list[Row]:

@@ -52,8 +52,8 @@ class ReadAttention:
         for sliding in (False, True):
             # Of a pad as query nothing is used, but a row that sees no key would be NaN.
             masks = []
-            for queries, at, there in ((first, first, state_real), (own, keys, real)):
-                seen = there[:, None] & (at[:, None] <= queries[..., None])
+            for queries, at, is_token in ((first, first, state_real), (own, keys, real)):
+                seen = is_token[:, None] & (at[:, None] <= queries[..., None])
                 if sliding:
                     seen = seen & (at[:, None] > queries[..., None] - window)
                 seen[..., 0] |= ~seen.any(-1)
@@ -148,8 +148,8 @@ class ReadAttention:
         row, place = self.row_of[options], self.place_of[options]
         queries, keys, mask = self.looking
         scores = (keys @ queries[:, :, None])[..., 0] + mask
-        found = scores.log_softmax(-1)[row, self.state_index.shape[1] + place]
-        return -(fits * found).sum() / len(queries)
+        log_shares = scores.log_softmax(-1)[row, self.state_index.shape[1] + place]
+        return -(fits * log_shares).sum() / len(queries)
 
 
 def _padded_index(lengths: Tensor, offset: int) -> tuple[Tensor, Tensor]:

@@ -76,7 +76,7 @@ def read_losses(
     wanted = torch.zeros_like(of_options)
     wanted[:, FITS_NOT] = 1 - fits
     wanted[torch.arange(len(starts)), rows[0][starts] if labels else FITS] = fits
-    told = evidence >= 0
+    has_evidence = evidence >= 0
     return {
         "slot": F.cross_entropy(slot, truth),
         "prompt": F.cross_entropy(last, truth),
@@ -84,7 +84,7 @@ def read_losses(
         "words": attend.word_loss(matches),
         "looks": attend.slot_loss(options, fits),
         "labels": attend.label_loss(options, starts),
-        "evidence": attend.evidence_loss(options[told], evidence[told]),
+        "evidence": attend.evidence_loss(options[has_evidence], evidence[has_evidence]),
         "turns": attend.turn_loss(links),
     }
 
