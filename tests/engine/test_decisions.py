@@ -23,6 +23,7 @@ from sfumato.diffusion.constraints.questions import (
 from sfumato.engine import Decided, DecisionRequest, Failed, TooLarge
 from sfumato.engine.audit import Facts, entry
 from sfumato.engine.events import outcome_of
+from sfumato.ops.cpu import library
 
 STATE = "I was charged twice, and this is my third mail. " * 6
 QUESTIONS: dict[str, Question] = {
@@ -81,6 +82,26 @@ def test_a_question_keeps_its_answer_without_the_others_and_under_any_name(model
     assert turned == together and list(turned) == list(QUESTIONS)[::-1]
 
 
+@pytest.mark.parametrize(
+    ("load", "kernels"),
+    [
+        pytest.param({"dtype": "bfloat16"}, None, id="bfloat16 by torch"),
+        pytest.param({"quantize": "q8_0"}, library.kernels, id="int8"),
+    ],
+)
+def test_that_holds_in_other_dtypes_and_by_other_kernels(
+    load: dict[str, Any], kernels: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(library, "kernels", kernels)
+    other = sfumato.load(device="cpu", **load)
+    together = other.read_questions(STATE, QUESTIONS).answers()
+    assert other.read_questions(STATE, {"x": QUESTIONS["team"]}).answers()["x"] == together["team"]
+    serving = engine(other, prefill_chunk=37)
+    handles = [serving.decide(DecisionRequest(state, QUESTIONS)) for state in (STATE, "Hello!")]
+    run(serving)
+    assert handles[0].result().answers == together
+
+
 def test_one_question_waits_for_few_of_many(model: Model) -> None:
     serving = engine(model)
     first = serving.decide(DecisionRequest(STATE, many(60)))
@@ -109,8 +130,23 @@ def test_reads_take_no_more_of_a_step_than_its_canvases(model: Model) -> None:
         serving.step()
     after = serving.state().totals
     assert after.forwards - before.forwards == steps
-    one = 60  # tokens of such a question and its canvas, at most
+    one = max(len(r.ids) + r.canvas_tokens for r in model.plan_decision("", many(20)).reads)
     assert 0 < after.read_tokens - before.read_tokens <= steps * max(64, one)
+
+
+def test_long_questions_are_encoded_one_at_a_time(model: Model) -> None:
+    """In pieces, and beside short ones, which do not wait for them."""
+    long: dict[str, Question] = {"long": YesNoQuestion("Is it " + "very " * 110 + "long?")}
+    wanted = [model.read_questions(state, long).answers() for state in ("One.", "Two.")]
+    serving = engine(model)
+    handles = [serving.decide(DecisionRequest(state, long)) for state in ("One.", "Two.")]
+    short = serving.decide(DecisionRequest("Three.", many(1)))
+    for _ in range(2):
+        serving.step()
+    assert isinstance(short.terminal, Decided)
+    assert [row.progress.holds_long for row in serving._scheduler.running] == [True, False]
+    run(serving)
+    assert [handle.result().answers for handle in handles] == wanted
 
 
 def test_a_deadline_ends_a_decision_with_what_it_had_read(model: Model) -> None:
@@ -186,7 +222,7 @@ def test_where_memory_runs_out_fewer_are_read_at_once(
         ({"state": 3}, "state: must be text"),
         ({"questions": {"a": YesNoQuestion()}}, "questions.a: a yes/no question needs"),
         ({"questions": {"a" * 999: YesNoQuestion()}}, f"questions.{'a' * 80}…: a yes/no"),
-        ({"questions": {"a": YesNoQuestion("x" * 10**6)}}, "questions.a: 1,000,000 characters"),
+        ({"questions": {"a": YesNoQuestion("x" * 10**6)}}, "questions.a: 1,000,005 characters"),
         ({"questions": {"a": YesNoQuestion("x" * 2000)}}, "questions.a: state, question and"),
         (
             {"questions": {"a": ChoiceQuestion("", (Option("o" * 10**6), Option("p")))}},
@@ -206,7 +242,8 @@ def test_what_cannot_be_done_is_refused_in_words_and_at_once(
     model: Model, changes: dict[str, Any], message: str
 ) -> None:
     ends: list[str] = []
-    serving = Engine(model, EngineConfig(context=1024), lambda _, end: ends.append(outcome_of(end)))
+    layout = EngineConfig(context=1024, strict=True)
+    serving = Engine(model, layout, lambda _, end: ends.append(outcome_of(end)))
     model.read_template  # noqa: B018  (made once for a model)
     began = time.process_time()
     with pytest.raises(ValueError) as caught:

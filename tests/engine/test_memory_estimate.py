@@ -140,9 +140,10 @@ def test_the_prediction_is_what_a_process_takes(
         runs = list(pool.map(measured, [path] * RUNS))
     added = runs[0]["added"]
     prediction_with_cutoffs = predict(footprint, LAYOUT)
-    # These rows ask for no top-k and no top-p, whose memory is predicted for all that may.
+    # These rows ask for no top-k and no top-p, and read no questions, whose memory is predicted for
+    # all that may.
     cutoffs = cutoff_bytes(footprint.config, LAYOUT.slots * footprint.config.canvas_length)
-    plain = replace(prediction_with_cutoffs, step=prediction_with_cutoffs.step - cutoffs)
+    plain = replace(prediction_with_cutoffs, step=prediction_with_cutoffs.step - cutoffs, reads=0)
     for what, more in (("full", 0), ("more", added)):
         figures = sorted((run[what] for run in runs), key=lambda run: run["peak"])[RUNS // 2]
         predicted = replace(plain, snapshots=figures["snapshots"]).anonymous + more

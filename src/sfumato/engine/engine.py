@@ -72,6 +72,7 @@ class Engine:
             self._circuit,
             self._outputs.report,
             lambda: self._lifecycle.has_died,
+            self._guard.lacks,
             clock,
         )
         self._publish()

@@ -14,6 +14,7 @@ from typing import Any
 import torch
 
 from sfumato import ops
+from sfumato.diffusion.constraints.read import PIECE
 from sfumato.diffusion.step.batch import WIDTHS, StepBatch, width_for
 from sfumato.engine.engine_config import EngineConfig
 from sfumato.model.cache import BLOCK, slot_bytes, slot_sizes, snapshot_bytes
@@ -85,10 +86,11 @@ class Prediction:
     prefill: int  # of one chunk
     snapshots: int  # host memory
     libraries: int  # host memory
+    reads: int = 0  # keys and values of questions that are being read, those of long ones aside
 
     @property
     def working(self) -> int:
-        return max(self.step, self.prefill)
+        return max(self.step, self.prefill) + self.reads
 
     @property
     def total(self) -> int:
@@ -126,6 +128,8 @@ def predict(footprint: ModelFootprint, config: EngineConfig, larger: int = 0) ->
         prefill=_forward(footprint, chunk, _seen(footprint, chunk, context, causal=True)),
         snapshots=min(config.snapshot_bytes, rows * MARKS * one),
         libraries=LIBRARIES + (0 if ops.multiplies_bf16(footprint.device) else TORCH),
+        # Those of a step, and of each decision one that goes on in the next step.
+        reads=(rows + 1) * slot_bytes(model, PIECE, footprint.cache_dtype),
     )
 
 

@@ -51,7 +51,8 @@ class OutputProcessor:
                 try:
                     if isinstance(result, Exception):
                         raise result
-                    self._denoised(row, result, results.began)
+                    # Reads come after it in the step, and count for no reply.
+                    self._denoised(row, result, results.began + results.read_s)
                 except Exception as error:
                     self.end_with(row, error)
             seconds = self._clock() - results.began - results.read_s

@@ -17,7 +17,7 @@ from sfumato.model.out_of_memory import is_out_of_memory
 
 log = logging.getLogger(__name__)
 
-TURN = 256
+TURN = 512
 """Tokens of the reads of a step on a CPU, where a step takes as long as its tokens; on another
 device they are as many as a chunk of a prefill has."""
 
@@ -56,9 +56,15 @@ class ReadTurns:
             tokens = min(tokens, self._limit)
         turns: dict[DecisionRow, list[Turn]] = {}
         used = 0
+        # One long question is open at a time, since it takes the memory of a slot of its length.
+        has_long = any(row.progress.holds_long for row in rows)
         for row in sorted(rows, key=lambda row: row.turn_number):
             if turns and used >= tokens:
                 break
+            if row.progress.begins_long:
+                if has_long:
+                    continue
+                has_long = True
             turns[row] = row.turns(tokens // max(1, decisions))
             row.turn_number, self._turns = self._turns, self._turns + 1
             used += sum(turn.tokens for turn in turns[row])

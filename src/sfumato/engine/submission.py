@@ -11,6 +11,7 @@ from dataclasses import fields
 
 from sfumato.api import Model
 from sfumato.diffusion.constraints.decision_settings import DecisionSettings
+from sfumato.diffusion.constraints.read import PIECE
 from sfumato.diffusion.limits import TooLarge
 from sfumato.engine.circuit import Circuit
 from sfumato.engine.decision import DecisionRequest
@@ -34,6 +35,7 @@ from sfumato.engine.request import (
 )
 from sfumato.engine.row import Row
 from sfumato.engine.scheduler import Scheduler
+from sfumato.engine.slots import Lacks
 
 
 class Submission:
@@ -48,13 +50,16 @@ class Submission:
         circuit: Circuit,
         report: Callable[[AnyRequest, Terminal], None],
         has_died: Callable[[], bool],
+        lacks: Lacks,
         clock: Callable[[], float],
     ) -> None:
         """report: called with each request that is refused, and its `Failed`; has_died: whether an
-        error has ended the engine, so that a refusal is the engine's own failure."""
+        error has ended the engine, so that a refusal is the engine's own failure; lacks: of a long
+        question, which takes as much as a larger slot of its length."""
         self._model, self._config, self._inbox = model, config, inbox
         self._scheduler, self._circuit = scheduler, circuit
         self._report, self._has_died, self._clock = report, has_died, clock
+        self._lacks = lacks
         self._longest, self._snapshot_points = scheduler.pool.longest, snapshot_points_of(model)
 
     def submit(self, request: Request, sink: Sink | None) -> Handle:
@@ -83,7 +88,13 @@ class Submission:
         names = (field.name for field in fields(DecisionSettings))
         settings = DecisionSettings(**{name: getattr(request, name) for name in names})
         plan = self._model.plan_decision(request.state, request.questions, settings, self._longest)
-        self._scheduler.pool.check(len(plan.prefix))
+        pool, longest = self._scheduler.pool, max((len(read.ids) for read in plan.reads), default=0)
+        pool.check(len(plan.prefix))
+        if longest > PIECE and (lack := self._lacks([longest], None)) is not None:
+            raise TooLarge(
+                f"questions: the longest has {longest:,} tokens, and what is kept of them {lack}; "
+                "shorten it, or lower --slots or --context"
+            )
         return PreparedDecision(plan, self._model.family.name)
 
     def prepared(self, request: Request) -> Prepared:

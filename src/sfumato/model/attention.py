@@ -28,6 +28,14 @@ class Attend(Protocol):
         ...
 
 
+class KeepingAttend(Attend, Protocol):
+    """Attention that keeps keys and values, for later tokens."""
+
+    def keep(self, k: Tensor, v: Tensor) -> None:
+        """Keeps those of a layer, [tokens, kv_heads, d], whose attention is not wanted."""
+        ...
+
+
 class Attention(nn.Module):
     """Projections, per-head norms and rotary embedding of one layer."""
 
@@ -52,17 +60,20 @@ class Attention(nn.Module):
     ) -> Tensor:
         """x [..., tokens, hidden] → [..., tokens, hidden]; only int64 [n]: of which tokens, packed,
         results are wanted (None: of all)."""
-        heads = (*x.shape[:-1], -1, self.head_dim)
-        k = self.k_proj(x).view(heads)
-        v = self.v_proj(x).view(heads) if self.v_proj is not None else k
-        k = ops.rotate(self.k_norm(k), *rotary)
-        v = ops.rms_norm(v, None, self.eps)
+        k, v = self.keys_values(x, rotary)
         if only is not None:
             x = x.index_select(0, only)
             rotary = rotary[0].index_select(0, only), rotary[1].index_select(0, only)
         q = self.q_proj(x).view(*x.shape[:-1], -1, self.head_dim)
         q = ops.rotate(self.q_norm(q), *rotary)
         return self.o_proj(attend(layer, q, k, v).reshape(*x.shape[:-1], -1))
+
+    def keys_values(self, x: Tensor, rotary: tuple[Tensor, Tensor]) -> tuple[Tensor, Tensor]:
+        """x [..., tokens, hidden] → keys and values [..., tokens, kv_heads, d]."""
+        heads = (*x.shape[:-1], -1, self.head_dim)
+        k = self.k_proj(x).view(heads)
+        v = self.v_proj(x).view(heads) if self.v_proj is not None else k
+        return ops.rotate(self.k_norm(k), *rotary), ops.rms_norm(v, None, self.eps)
 
 
 @dataclass(frozen=True)

@@ -152,7 +152,7 @@ class Network:
         and leaves the slots as they are. A scratch whose forward fails is as it was."""
         attend = QuestionRows(scratches, [len(row) for row in rows])
         ids = torch.cat([row.to(self.device) for row in rows])
-        self.transformer.encode(ids, attend.positions(self.device), attend, self.dtype)
+        self.transformer.encode_keys(ids, attend.positions(self.device), attend, self.dtype)
         attend.commit()
 
     @torch.no_grad()

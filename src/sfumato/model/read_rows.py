@@ -106,10 +106,14 @@ class QuestionRows(_Rows):
 
     def __call__(self, layer: int, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
         outs = self._attend(layer, q, k, v, self.counts)
+        self.keep(k, v)
+        return torch.cat(outs)
+
+    def keep(self, k: Tensor, v: Tensor) -> None:
+        """Keeps keys and values of a layer, [tokens, kv_heads, d], until `commit`."""
         own = zip(k.split(self.counts), v.split(self.counts), strict=True)
         for parts, (rk, rv) in zip(self._parts, own, strict=True):
             parts.append((rk.transpose(0, 1), rv.transpose(0, 1)))
-        return torch.cat(outs)
 
     def commit(self) -> None:
         """Appends the tokens to the scratches, after all layers."""

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from sfumato import ops
-from sfumato.model.attention import Attend, Attention
+from sfumato.model.attention import Attend, Attention, KeepingAttend
 from sfumato.model.experts import Experts, Router
 from sfumato.model.layers import (
     GatedMLP,
@@ -101,6 +101,19 @@ class Transformer(nn.Module):
     def encode(self, ids: Tensor, positions: Tensor, attend: Attend, dtype: torch.dtype) -> Tensor:
         """Encode phase: ids and positions int64 [..., tokens] → hidden [..., tokens, hidden]."""
         return self._blocks(self.embed_tokens(ids, dtype), positions, attend, encoding=True)
+
+    def encode_keys(
+        self, ids: Tensor, positions: Tensor, attend: KeepingAttend, dtype: torch.dtype
+    ) -> None:
+        """Encode phase of ids and positions int64 [tokens] of which only keys and values are
+        wanted: of the last layer nothing else is computed."""
+        x, tables = self.embed_tokens(ids, dtype), self.rotary.tables(positions, dtype)
+        *others, (last, layer) = zip(self.layers, self.config.layers, strict=True)
+        for index, (block, each) in enumerate(others):
+            x = block(x, tables[rotary_key(each)], attend, index, True)
+        assert isinstance(last, Block)
+        normed = last.input_layernorm(x)
+        attend.keep(*last.self_attn.keys_values(normed, tables[rotary_key(layer)]))
 
     def denoise(
         self,

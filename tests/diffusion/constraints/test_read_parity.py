@@ -1,4 +1,4 @@
-"""The read against `transformers`: the same prompt, canvas and noise give the same probabilities."""
+"""The read against `transformers`: one prompt, canvas and noise give the same probabilities."""
 
 from __future__ import annotations
 

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 from sfumato.diffusion.constraints.answers import Answer, Sample
 from sfumato.diffusion.constraints.decision_plan import DecisionPlan
-from sfumato.diffusion.constraints.read import OpenRead, Turn, next_turn
+from sfumato.diffusion.constraints.read import PIECE, OpenRead, Turn, next_turn
 from sfumato.model.cache import Slot
 
 
@@ -19,6 +19,17 @@ class DecisionProgress:
         self._begun = 0  # reads, of the plan's
         self._open: dict[int, OpenRead] = {}  # by number
         self.canvases = 0  # that were read
+
+    @property
+    def holds_long(self) -> bool:
+        """Whether a read is open whose question has more than one piece: these are worth memory."""
+        return any(len(read.ids) > PIECE for read in self._open.values())
+
+    @property
+    def begins_long(self) -> bool:
+        """Whether such a read is next."""
+        reads = self.plan.reads[self._begun : self._begun + 1]
+        return not self._open and any(len(read.ids) > PIECE for read in reads)
 
     @property
     def done(self) -> bool:
@@ -34,7 +45,7 @@ class DecisionProgress:
                 left -= turns[-1].tokens
         while self._begun < len(self.plan.reads) and (not turns or left > 0):
             read = self.plan.reads[self._begun]
-            if turns and len(read.ids) + read.canvas_tokens > left:
+            if turns and (len(read.ids) > PIECE or len(read.ids) + read.canvas_tokens > left):
                 break
             number, self._begun = self._begun, self._begun + 1
             self._open[number] = OpenRead(read, slot, self.plan.key, self.plan.settings)
