@@ -4,9 +4,8 @@ from typing import Any
 
 import pytest
 
-import sfumato
 from sfumato.cli import demo
-from sfumato.train import decisions_data, sudoku
+from sfumato.train import sudoku
 
 
 @pytest.fixture
@@ -15,7 +14,6 @@ def solver(use: Any, monkeypatch: pytest.MonkeyPatch) -> Any:
     puzzle = demo._puzzle(0)
     grid = next(g for g in sudoku.all_grids() if ((puzzle == 0) | (puzzle == g)).all())
     model = use(sudoku.to_text(grid))
-    model.decide = lambda state, questions: f"decided {state} {[*questions]}"
     monkeypatch.setattr("sfumato.load", lambda: model)
     return model
 
@@ -26,7 +24,6 @@ def test_without_a_terminal_it_prints_plain_lines(solver: Any, cli: Any) -> None
     assert "\nSolved.\n" in done.out
     assert done.out.startswith("The embedded model is a toy")
     assert "\n├─────┼─────┤\n" in done.out  # the puzzle, drawn
-    assert f"\n› {demo.STATE} Is it red?\n\ndecided {demo.STATE} ['red']\n" in done.out
     assert "Colours" not in done.out
     assert "\x1b" not in done.out
     assert "\nThe model's solution, row by row:\n\n" + solver.canvases[0] in done.out
@@ -72,9 +69,3 @@ def test_the_puzzle_was_kept_out_of_training() -> None:
         ]
         assert len(fits) == 1
         assert fits[0] in held_out
-
-
-def test_what_it_decides_was_kept_out_of_training_and_is_shown_with_bars() -> None:
-    assert decisions_data.is_held_out(demo.STATE)
-    shown = str(sfumato.load().decide(demo.STATE, demo.DECISIONS))
-    assert "yes" in shown and "━" in shown

@@ -51,6 +51,10 @@ def test_a_run_can_begin_with_the_second_stage(tmp_path):
     assert 0 < moved < 0.01
 
 
+def test_the_packaged_checkpoint_describes_the_recipes_network():
+    assert sfumato.load().config == recipe.EMBEDDED
+
+
 def test_a_second_stage_needs_a_checkpoint_of_the_recipe(tmp_path):
     with pytest.raises(CheckpointError, match=str(tmp_path / "none")):
         recipe.run("embedded", tmp_path, first_stage=tmp_path / "none")

@@ -24,8 +24,6 @@ QUESTIONS = (
     "What is the capital of Japan?",
     "What is the meaning of life?",
 )
-STATE = "A bag holds 3 red and 5 green balls. One is drawn."  # kept out of training
-DECISIONS = {"red": sfumato.YesNo("Is it red?")}
 COLOURS = Text("; ").join(
     [
         Text.assemble(("cyan", board.GIVEN), ": a given digit"),
@@ -37,7 +35,7 @@ COLOURS = Text("; ").join(
 
 
 def main(args: argparse.Namespace) -> int:
-    """Solve a puzzle that was kept out of training, answer questions, then decide one."""
+    """Solve a puzzle that was kept out of training, then answer questions."""
     model = sfumato.load()
     generation.spare_threads(model)
     cells = _puzzle(args.seed)
@@ -66,18 +64,11 @@ def main(args: argparse.Namespace) -> int:
         print(f"› {question}\n")
         if ask(_request(question, args.seed)) is None:
             return INTERRUPTED
-    _decide(model)
     if visual:
         console.print(Text("Colours: ") + COLOURS)
         print()
     print(wrapped('Your turn: sfumato run "…", sfumato chat, or -m PATH for a large model.'))
     return 0
-
-
-def _decide(model: sfumato.Model) -> None:
-    print("It decides too, without writing a word: each answer is read off in one step.\n")
-    print(f"› {STATE} {DECISIONS['red'].instructions}\n")
-    print(f"{model.decide(STATE, DECISIONS)}\n")
 
 
 def _request(text: str, seed: int) -> Request:
