@@ -332,7 +332,7 @@ def test_what_cannot_be_done_is_refused_by_name(model: Model) -> None:
         with pytest.raises(ValueError, match=message):
             model.generate("Hi", **options)
     with pytest.raises(ValueError, match=r"^prompt: the prompt is .* tokens and the context holds"):
-        model.generate("x" * 5000, max_tokens=1)
+        model.generate("x" * 20_000, max_tokens=1)
     with pytest.raises(ValueError, match="role"):
         model.generate(messages=[{"role": "unknown", "content": "Hi"}])
 

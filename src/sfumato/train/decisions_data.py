@@ -223,7 +223,7 @@ def collate(groups: Sequence[Sequence[Row]], rng: np.random.Generator) -> Reads:
     canvas[:, 1] = END_OF_TURN
     for i, one in enumerate(rows):
         truth[i, one.labels] = torch.tensor(one.truth)
-        canvas[i, 0] = int(pick(np.setdiff1d(np.arange(len(TOKENS)), one.labels), rng))
+        canvas[i, 0] = pick([token for token in range(len(TOKENS)) if token not in one.labels], rng)
     states = [group[0].state for group in groups]
     questions = [row.question for row in rows]
     start = sum(map(len, states))

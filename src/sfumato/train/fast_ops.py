@@ -70,12 +70,12 @@ def linear(x: Tensor, weight: Tensor, tile: int | None = None) -> Tensor:
     """As `ops.linear`: x float32 [..., in], weight float32 [out, in] → float32 [..., out]."""
     if any(size % TILE for size in weight.shape):
         return reference.linear(x, weight)
-    return _Linear.apply(x, weight)  # type: ignore[no-any-return]
+    return _Linear.apply(x, weight)
 
 
 def rms_norm(x: Tensor, weight: Tensor | None, eps: float) -> Tensor:
     """As `ops.rms_norm`, in float32: x float32 [..., size], weight float32 [size] or None."""
-    return _RMSNorm.apply(x, weight, eps)  # type: ignore[no-any-return]
+    return _RMSNorm.apply(x, weight, eps)
 
 
 @contextmanager
