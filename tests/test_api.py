@@ -320,7 +320,7 @@ def test_prompt_and_messages_exclude_one_another(model: Model, call: str) -> Non
 def test_what_cannot_be_done_is_refused_by_name(model: Model) -> None:
     for options, message in (
         ({"max_tokens": 0}, "max_tokens: must be a whole number from 1"),
-        ({"max_tokens": 5000}, "max_tokens: .* context of 4096"),
+        ({"max_tokens": 20_000}, "max_tokens: .* context of 16384"),
         ({"stop": [""]}, "stop: must be non-empty strings"),
         ({"stop": 5}, "stop: must be non-empty strings, .* got 5"),
         ({"sampler": "threshold"}, r"sampler: .* SamplerConfig\(temperature=.* got 'threshold'"),
@@ -332,7 +332,7 @@ def test_what_cannot_be_done_is_refused_by_name(model: Model) -> None:
         with pytest.raises(ValueError, match=message):
             model.generate("Hi", **options)
     with pytest.raises(ValueError, match=r"^prompt: the prompt is .* tokens and the context holds"):
-        model.generate("x" * 5000, max_tokens=1)
+        model.generate("x" * 20_000, max_tokens=1)
     with pytest.raises(ValueError, match="role"):
         model.generate(messages=[{"role": "unknown", "content": "Hi"}])
 

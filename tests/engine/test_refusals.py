@@ -126,7 +126,7 @@ def test_text_that_cannot_fit_is_refused_before_it_is_tokenized(embedded: Model,
     serving = Engine(embedded, EngineConfig(slots=1, context=256), lambda r, e: ended.append(e))
     tracemalloc.start()
     began = time.perf_counter()
-    with pytest.raises(TooLarge, match=r"prompt: .* tokens or more.* has 4,096; shorten it$"):
+    with pytest.raises(TooLarge, match=r"prompt: .* tokens or more.* has 16,384; shorten it$"):
         serving.submit(Request(text))
     peak = tracemalloc.get_traced_memory()[1]
     tracemalloc.stop()

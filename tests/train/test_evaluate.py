@@ -2,11 +2,19 @@
 
 from __future__ import annotations
 
+from dataclasses import asdict
+
 import pytest
 import torch
 
 import sfumato
+from sfumato.diffusion.constraints.decision_settings import DecisionSettings
 from sfumato.train import evaluate
+from sfumato.train.decision_figures import DecisionScore, Reading, read_cases
+from sfumato.train.decision_figures import figures as decision_figures
+from sfumato.train.decision_states import choice, yes_no
+from sfumato.train.decision_states import score as score_case
+from sfumato.train.decisions_data import held_out
 from sfumato.train.embedded_data import evaluation_sets, fixed_prompts
 
 
@@ -63,7 +71,7 @@ def test_a_greeting_gets_a_greeting_and_the_model_says_what_it_is(model):
 
 
 def test_the_seed_draws_the_tasks_and_the_noise(monkeypatch):
-    calls, reported = [], []
+    calls, decided, reported = [], [], []
 
     def score(model, tasks, config=None, seed=0, answered=lambda: None):
         calls.append((tasks, seed))
@@ -71,13 +79,22 @@ def test_the_seed_draws_the_tasks_and_the_noise(monkeypatch):
             answered()
         return evaluate.Score(len(tasks), 1.0, 2.0, 2, 1.0)
 
+    def decisions(model, cases, seed, answered):
+        decided.append((cases, seed))
+        for _ in cases:
+            answered()
+        return DecisionScore(len(cases), 0.01, 1.0, 1.0, 0.1, 0.01, 0.02, 1.0)
+
     monkeypatch.setattr(evaluate, "load", lambda path: None)
     monkeypatch.setattr(evaluate, "evaluate", score)
+    monkeypatch.setattr(evaluate, "evaluate_decisions", decisions)
     for seed in (0, 5):
         del calls[:]
         del reported[:]
-        evaluate.run(count=3, seed=seed, progress=lambda *far: reported.append(far))
-        total = sum(len(tasks) for tasks, _ in calls)
+        figures = evaluate.run(count=3, seed=seed, progress=lambda *far: reported.append(far))
+        assert figures["decisions"]["known_error"] == 0.01
+        assert decided.pop() == (held_out(seed, 9), seed)
+        total = sum(len(tasks) for tasks, _ in calls) + 9
         assert reported == [(done, total) for done in range(1, total + 1)]
         assert [tasks for tasks, _ in calls[:4]] == [
             tasks[:3] for tasks in evaluation_sets(seed, 3).values()
@@ -90,6 +107,49 @@ def test_the_table_has_a_line_for_every_set():
     lines = evaluate.table({"sudoku": score, "chat": score}).splitlines()
     assert [line.split()[0] for line in lines[1:]] == ["sudoku", "chat"]
     assert "100.0%" in lines[1]
+
+
+def test_decisions_have_lines_of_their_own():
+    score = asdict(DecisionScore(9, 0.0123, 0.97, 0.5, 0.1, 0.01, 0.02, 1.0))
+    shown = evaluate.table({"decisions": score})
+    assert "9 held-out questions" in shown and "0.012" in shown and "97.0%" in shown
+
+
+def test_decisions_are_read_as_the_product_reads_them(model):
+    """The figures of a few cases, against answers of `read_questions` decided one by one."""
+    cases = held_out(0, 12)
+    readings = read_cases(model, cases, seed=4)
+    numbers = {}
+    for case, reading in zip(cases, readings, strict=True):
+        number = numbers.setdefault(case.state, len(numbers))
+        settings = DecisionSettings(seed=4 * 1_000_003 + number)
+        answer = model.read_questions(case.state, {"it": case.question}, settings).answers()["it"]
+        assert reading.given == pytest.approx(answer.probabilities, abs=1e-6)
+        assert sum(reading.moved) == pytest.approx(1)
+    score = decision_figures(cases, readings)
+    assert score.tasks == 12 and 0 <= score.known_error <= 1 and 0 <= score.label_mass <= 1
+
+
+def test_the_figures_of_decisions():
+    cases = [
+        yes_no("a", "Is it?", 0.25),
+        yes_no("b", "Is it?", 1.0),
+        choice("c", "Which?", "xyz", (0.0, 1.0, 0.0)),
+        score_case("d", "How?", "012", 2),
+    ]
+    readings = [
+        Reading((0.35, 0.65), (0.25, 0.75), 1.0),
+        Reading((0.4, 0.6), (0.4, 0.6), 0.8),
+        Reading((0.0, 1.0, 0.0), (0.3, 0.7, 0.0), 1.0),
+        Reading((0.0, 0.5, 0.5), (0.0, 0.5, 0.5), 1.0),
+    ]
+    score = decision_figures(cases, readings)
+    assert (score.yes_no, score.choice) == (0.0, 1.0)
+    assert score.known_error == pytest.approx(0.1)
+    assert score.score_error == pytest.approx(0.5)
+    assert score.moved == pytest.approx((0.1 + 0 + 0.2) / 3)
+    assert score.most_moved == pytest.approx((0.1 + 0 + 0.3) / 3)
+    assert score.label_mass == pytest.approx(0.95)
 
 
 def test_transformers_answers_as_well_with_the_same_checkpoint(model, note):

@@ -1,25 +1,63 @@
 from __future__ import annotations
 
+from pathlib import Path
+
 import pytest
 import torch
 
 import sfumato
-from sfumato.train import recipe
+from sfumato.train import decision_stage, recipe
+from sfumato.weights.errors import CheckpointError
 
 
 @pytest.fixture(autouse=True)
 def small_batches(monkeypatch):
     monkeypatch.setattr(recipe, "BATCH", 8)
+    monkeypatch.setattr(decision_stage, "STATES", 1)
+    monkeypatch.setattr(decision_stage, "CHATS", 2)
 
 
 def test_a_short_run_writes_a_checkpoint_that_loads_and_answers(tmp_path):
-    lines = []
-    recipe.run("embedded", tmp_path / "out", steps=2, report=lines.append)
+    lines, reported = [], []
+    recipe.run(
+        "embedded",
+        tmp_path / "out",
+        steps=2,
+        report=lines.append,
+        progress=lambda *far: reported.append(far),
+    )
+    assert reported == [(step, 4) for step in range(1, 5)]  # two stages
     model = sfumato.load(tmp_path / "out")
     assert model.config == recipe.EMBEDDED
     reply = model.generate("Hello!", max_tokens=16, sampler=sfumato.SamplerConfig(max_steps=2))
     assert reply.stats.canvases == 1
     assert any(str(tmp_path / "out") in line for line in lines)
+
+
+def test_a_run_can_begin_with_the_second_stage(tmp_path):
+    before = recipe.load_weights(Path(sfumato.load().path)).state_dict()
+    reported = []
+    recipe.run(
+        "embedded",
+        tmp_path,
+        steps=1,
+        first_stage=Path(sfumato.load().path),
+        progress=lambda *far: reported.append(far),
+    )
+    assert reported == [(1, 1)]
+    after = recipe.load_weights(tmp_path).state_dict()
+    assert before.keys() == after.keys()
+    moved = max(float((after[name] - before[name]).abs().max()) for name in before)
+    assert 0 < moved < 0.01
+
+
+def test_the_packaged_checkpoint_describes_the_recipes_network():
+    assert sfumato.load().config == recipe.EMBEDDED
+
+
+def test_a_second_stage_needs_a_checkpoint_of_the_recipe(tmp_path):
+    with pytest.raises(CheckpointError, match=str(tmp_path / "none")):
+        recipe.run("embedded", tmp_path, first_stage=tmp_path / "none")
 
 
 def test_the_same_seed_gives_the_same_weights():

@@ -22,7 +22,15 @@ def _train(args: argparse.Namespace) -> int:
     if args.threads:
         torch.set_num_threads(args.threads)
     with notes.progress("training") as progress:
-        recipe.run(args.recipe, Path(args.out), steps=args.steps, seed=args.seed, progress=progress)
+        start = getattr(args, "from")  # a keyword of Python
+        recipe.run(
+            args.recipe,
+            Path(args.out),
+            steps=args.steps,
+            seed=args.seed,
+            progress=progress,
+            first_stage=Path(start) if start else None,
+        )
     return 0
 
 

@@ -48,8 +48,6 @@ def config_files(
         "eos_token_id": list(end_ids),
         "pad_token_id": config.pad_id,
     }
-    if config.filler_id is not None:
-        generation["canvas_filler_token_id"] = config.filler_id
     return {
         "config.json": family.config.to_hf(config, dtype),
         "generation_config.json": generation,

@@ -2,13 +2,14 @@
 
 Every operation has a reference in plain torch.  A twin is a faster function of the same signature,
 registered for one kind of device and one form of weight in a file of its own.  A twin has no
-gradient, so the reference serves where one is asked for.  This module knows no operation.
+gradient, so where one is asked for the reference serves, or what `differentiable` put in its
+place.  This module knows no operation.
 """
 
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
@@ -36,6 +37,7 @@ class Twin:
 
 
 _references: dict[str, Function] = {}
+_differentiable: dict[str, Function] = {}
 _twins: dict[tuple[str, str, str], list[Twin]] = {}
 _forms: dict[type, str] = {}
 _counters: list[Counter[str]] = []
@@ -98,7 +100,9 @@ def call(operation: str, device: torch.device, form: str, *arguments: Any) -> An
 
 def choose(operation: str, device: torch.device, form: str, *arguments: Any) -> Function:
     """The function that serves these arguments."""
-    if not _forced and not _wants_gradient(arguments):
+    if not _forced and _wants_gradient(arguments):
+        return _differentiable.get(operation) or _references[operation]
+    if not _forced:
         for key in (form, ANY) if form != ANY else (ANY,):
             for entry in _twins.get((operation, device.type, key), ()):
                 if entry.serves(*arguments):
@@ -121,6 +125,19 @@ def reference_only() -> Iterator[None]:
         yield
     finally:
         _forced -= 1
+
+
+@contextmanager
+def differentiable(functions: Mapping[str, Function]) -> Iterator[None]:
+    """These functions, by operation, serve in place of the references where a gradient is asked
+    for, in every thread. For training."""
+    before = dict(_differentiable)
+    _differentiable.update(functions)
+    try:
+        yield
+    finally:
+        _differentiable.clear()
+        _differentiable.update(before)
 
 
 @contextmanager

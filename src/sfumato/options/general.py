@@ -44,7 +44,8 @@ GENERAL = (
     # train and eval
     Option("recipe", TEXT, ("train",), "name of the recipe", "embedded", "NAME"),
     Option("out", PATH, ("train",), "folder for the checkpoint", metavar="DIR", required=True),
-    Option("steps", FROM_1, ("train",), "training steps; default: the recipe's", metavar="N"),
+    Option("steps", FROM_1, ("train",), "steps of each stage; default: the recipe's", metavar="N"),
+    Option("from", PATH, ("train",), "begin the second stage with this one", metavar="DIR"),
     Option("threads", THREADS, ("train",), "CPU threads; default: all", metavar="N"),
     Option("count", FROM_1, ("eval",), "tasks of each set at most", 200, "N"),
     # convert and pull

@@ -1,4 +1,5 @@
-"""How good the embedded model is: exact answers and steps on fixed sets, and what they rest on.
+"""How good the embedded model is: exact answers and steps on fixed sets, and what they rest on;
+and how well it decides.
 
 Besides the model as it runs, hard grids are tried with a single step and without self-conditioning:
 if those did as well, the refinement would be for show.
@@ -17,11 +18,15 @@ from sfumato.api import Model, load
 from sfumato.diffusion.sampler_config import SamplerConfig
 from sfumato.engine import Account, Engine, EngineConfig, Finished, Handle, Request
 from sfumato.options.limits import MOST_STEPS
+from sfumato.train.decision_figures import DecisionScore, evaluate_decisions
+from sfumato.train.decision_figures import lines as decision_lines
+from sfumato.train.decisions_data import held_out
 from sfumato.train.embedded_data import Evaluation, evaluation_sets
 
 Figures = dict[str, dict[str, Any]]
 
 ROWS = 32  # requests at a time
+DECISIONS = "decisions"
 CANVASES = 2  # no answer of the sets is longer
 
 
@@ -116,12 +121,13 @@ def run(
     config: SamplerConfig | None = None,
     progress: Callable[[int, int], None] = lambda done, total: None,
 ) -> Figures:
-    """The scores of every set, and of the hard grids under two handicaps, by name.
+    """The scores of every set, and of the hard grids under two handicaps, by name; and under
+    DECISIONS those of held-out decisions (`DecisionScore`).
 
     path: a checkpoint of this vocabulary; None is the embedded model; count: of tasks in each set,
-    at most; seed: draws the held-out
-    tasks, and the noise that they are answered with; config: how, in all of them; progress: called
-    with the tasks answered, and all of them.
+    at most, and a third of the decisions; seed: draws the held-out tasks, and the noise that they
+    are answered with; config: how, in all sets but the decisions; progress: called with the tasks
+    answered, and all of them.
     """
     model, config = load(path), config or SamplerConfig()
     sets = {name: tasks[:count] for name, tasks in evaluation_sets(seed, count).items()}
@@ -130,17 +136,23 @@ def run(
     runs = [(name, tasks, config) for name, tasks in sets.items()]
     runs += [("sudoku_hard, one step", hard, one_step)]
     runs += [("sudoku_hard, no self-conditioning", hard, blind)]
-    total, done = sum(len(tasks) for _, tasks, _ in runs), itertools.count(1)
-    return {
-        name: asdict(evaluate(model, tasks, how, seed, lambda: progress(next(done), total)))
-        for name, tasks, how in runs
+    cases = held_out(seed, 3 * count)
+    total = sum(len(tasks) for _, tasks, _ in runs) + len(cases)
+    done = itertools.count(1)
+    answered: Callable[[], None] = lambda: progress(next(done), total)  # noqa: E731
+    figures = {
+        name: asdict(evaluate(model, tasks, how, seed, answered)) for name, tasks, how in runs
     }
+    return figures | {DECISIONS: asdict(evaluate_decisions(model, cases, seed, answered))}
 
 
 def table(figures: Figures) -> str:
     """The figures as lines for people."""
     lines = [f"{'':34}{'tasks':>6}{'exact':>8}{'steps':>7}{'most':>6}{'converged':>11}"]
     for name, score in figures.items():
+        if name == DECISIONS:
+            lines += ["", *decision_lines(DecisionScore(**score))]
+            continue
         lines.append(
             f"{name:34}{score['tasks']:6}{score['exact']:8.1%}{score['steps']:7.2f}"
             f"{score['most_steps']:6}{score['converged']:11.1%}"

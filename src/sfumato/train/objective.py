@@ -39,10 +39,10 @@ class PrefixAttention:
         near = places > places[:, None] - window
         # Pads come after every real token, so causality alone hides them from those.
         # Additive masks: attention would otherwise convert bools once per layer and pass.
-        self.encode_masks = {False: _additive(causal), True: _additive(causal & near)}
+        self.encode_masks = {False: additive(causal), True: additive(causal & near)}
         real = places < lengths[:, None]
         last = real & (places > lengths[:, None] - window)
-        self.denoise_masks = {False: _additive(real), True: _additive(last)}
+        self.denoise_masks = {False: additive(real), True: additive(last)}
 
     def __call__(self, layer: int, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
         """q [batch, tokens, heads, d]; k, v [batch, tokens, kv_heads, d] → like q."""
@@ -60,7 +60,7 @@ class PrefixAttention:
         return ops.attention(q, k, v, mask).transpose(1, 2)
 
 
-def _additive(mask: Tensor) -> Tensor:
+def additive(mask: Tensor) -> Tensor:
     return torch.zeros(mask.shape, device=mask.device).masked_fill(~mask, float("-inf"))
 
 

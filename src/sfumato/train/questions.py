@@ -60,11 +60,17 @@ def first_asked() -> tuple[Question, ...]:
     return tuple(q for q in all_questions() if q.text in _FIRST_ASKED)
 
 
+@cache
+def countries() -> tuple[dict[str, str], ...]:
+    """The facts about countries: a name and a capital each, a continent or a currency for some."""
+    return tuple(_file()["countries"])
+
+
 def _questions_about_countries() -> list[Question]:
     questions = []
     for form in _file()["about_countries"]:
         needed = {name for _, name, _, _ in string.Formatter().parse(form["answer"]) if name}
-        for country in _file()["countries"]:
+        for country in countries():
             if needed <= country.keys():
                 answer = form["answer"].format_map(country)
                 also = tuple(wording.format_map(country) for wording in form["also"])
@@ -96,7 +102,7 @@ def wording(question: Question, rng: np.random.Generator) -> str:
 
 def about_nothing(rng: np.random.Generator) -> Question:
     """A question about a made-up word, so that the model learns to say that it does not know."""
-    known = {country["name"].lower() for country in _file()["countries"]}
+    known = {country["name"].lower() for country in countries()}
     name = ""
     while not name or name in known:
         syllables = 2 + int(rng.random() * 2)

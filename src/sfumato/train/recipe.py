@@ -1,6 +1,7 @@
 """Recipes: from nothing to a checkpoint, reproducibly.
 
-`embedded` makes the model that ships in the package.  Knows no command line.
+`embedded` makes the model that ships in the package, in two stages: a network that talks, and the
+same one once it has learnt to decide (`decision_stage.py`).  Knows no command line.
 """
 
 from __future__ import annotations
@@ -13,8 +14,10 @@ from pathlib import Path
 import numpy as np
 import torch
 
+from sfumato.api import load
 from sfumato.model.model_config import LayerConfig, ModelConfig
 from sfumato.model.transformer import Transformer
+from sfumato.train import decision_stage
 from sfumato.train.embedded_data import Mixture, batches
 from sfumato.train.objective import ENCODER_WEIGHT, loss
 from sfumato.train.save import save_checkpoint
@@ -42,13 +45,14 @@ EMBEDDED = ModelConfig(
     expert_size=48,
     sliding_window=128,
     canvas_length=32,
-    context_length=4096,
+    context_length=16_384,
     rms_norm_eps=1e-6,
     logit_softcap=30.0,
     layers=(_SLIDING, _SLIDING, _FULL, _SLIDING, _FULL),
     bos_id=BOS,
     eos_ids=(EOS, END_OF_TURN),
     pad_id=PAD,
+    filler_id=EOS,
 )
 
 Report = Callable[[str], None]
@@ -140,12 +144,39 @@ def run(
     seed: int = 0,
     report: Report = print,
     progress: Progress = lambda done, total: None,
+    first_stage: Path | None = None,
 ) -> None:
-    """Trains the recipe `name` and writes a checkpoint folder. Raises ValueError for a name that
-    is no recipe."""
+    """Trains the recipe `name` and writes a checkpoint folder. steps: of each stage; None: the
+    recipe's. first_stage: a checkpoint of the first stage, to begin the second one with.
+
+    Raises ValueError for a name that is no recipe or a checkpoint of another network, and
+    CheckpointError for one that cannot be read."""
     if name != "embedded":
         raise ValueError(f"recipe: {name!r} is not known; there is 'embedded'")
-    network = train(steps or STEPS, seed, report, progress=progress)
+    talk, decide = steps or STEPS, steps or decision_stage.STEPS
+    before = 0
+    if first_stage is None:
+        before = talk
+        network = train(talk, seed, report, progress=lambda n, _: progress(n, talk + decide))
+        # What the second stage begins with is what a first stage's checkpoint holds.
+        save_checkpoint(network, out)
+        write_text_side(out)
+        first_stage = out
+    network = load_weights(first_stage)
+    decision_stage.train(
+        network, decide, seed, report, progress=lambda n, _: progress(before + n, before + decide)
+    )
     save_checkpoint(network, out)
     write_text_side(out)
     report(f"wrote {out}")
+
+
+def load_weights(folder: Path) -> Transformer:
+    """The network of a checkpoint of this recipe, in float32, to be trained on."""
+    loaded = load(folder)
+    if loaded.config.layers != EMBEDDED.layers or loaded.config.vocab_size != EMBEDDED.vocab_size:
+        raise ValueError(f"from: {folder} is no checkpoint of the recipe 'embedded'")
+    network = initialised(EMBEDDED, torch.Generator())
+    weights = loaded.network.transformer.state_dict()
+    network.load_state_dict({name: value.float() for name, value in weights.items()})
+    return network

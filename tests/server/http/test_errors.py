@@ -193,7 +193,7 @@ def test_what_can_never_fit_says_how_much(serve: Callable[..., Any], embedded: M
     assert error["type"] == "exceed_context_size_error"  # which llama-server's clients look for
     assert error["n_ctx"] == 128 and 200 <= error["n_prompt_tokens"] < 300
     beyond = refused(served.chat("Hi", max_tokens=100_000))
-    assert "4096" in beyond["message"].replace(",", "")
+    assert "16384" in beyond["message"].replace(",", "")
 
 
 @pytest.mark.parametrize(

@@ -41,8 +41,9 @@ def config_from_hf(
     read = FieldReader("config.json: text_config", text)
     vocab_size = read.integer("vocab_size")
     text_ends = read.tokens("eos_token_id", vocab_size)
-    of_generation = FieldReader("generation_config.json", generation or {})
-    ends = of_generation.tokens("eos_token_id", vocab_size)
+    ends = FieldReader("generation_config.json", generation or {}).tokens(
+        "eos_token_id", vocab_size
+    )
     return ModelConfig(
         vocab_size=vocab_size,
         hidden_size=read.integer("hidden_size"),
@@ -60,7 +61,7 @@ def config_from_hf(
         bos_id=read.token("bos_token_id", vocab_size),
         eos_ids=ends or text_ends,
         pad_id=read.token("pad_token_id", vocab_size),
-        filler_id=of_generation.token("canvas_filler_token_id", vocab_size),
+        filler_id=read.token("canvas_filler_token_id", vocab_size),
     )
 
 

@@ -79,6 +79,8 @@ def _text_config(config: ModelConfig) -> dict[str, Any]:
         "bos_token_id": config.bos_id,
         "eos_token_id": next(iter(config.eos_ids), None),
         "pad_token_id": config.pad_id,
+        # Not in generation_config.json, where `transformers` refuses keys that it does not know.
+        **({} if config.filler_id is None else {"canvas_filler_token_id": config.filler_id}),
     }
 
 

@@ -1,0 +1,321 @@
+"""Short generated states and questions about them, with the probability of every option.
+
+Some states settle their question, and others leave it open with a known probability: a ball drawn
+from a bag.  Knows no tokens, no labels' order and no split into training and held-out states.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from sfumato.diffusion.constraints.questions import (
+    ChoiceQuestion,
+    Option,
+    Question,
+    ScoreQuestion,
+    YesNoQuestion,
+)
+from sfumato.train.questions import countries, pick
+
+MOST_CHOICES = 8
+MANY_SHARE = 0.03
+"""Of the choices, those with up to MANY_CHOICES options."""
+MANY_CHOICES = 12
+
+NAMES = ("Anna", "Ben", "Carl", "Dora", "Emma", "Finn", "Greta", "Hugo", "Iris", "Jon")
+ITEMS = ("apples", "books", "chairs", "lamps", "pens", "shoes", "plates", "hats", "keys", "cups")
+COLOURS = ("red", "blue", "green", "yellow", "white", "pink")
+STATUSES = ("open", "paid", "sent", "late")
+MEANINGS = {
+    "open": "not paid yet",
+    "paid": "the money is here",
+    "sent": "on its way",
+    "late": "over its time",
+    "positive": "a happy text",
+    "neutral": "neither",
+    "negative": "a complaint",
+}
+ADJECTIVES = (
+    ("awful", "terrible", "horrible"),
+    ("bad", "poor", "weak"),
+    ("okay", "fair", "plain"),
+    ("good", "nice", "fine"),
+    ("great", "superb", "perfect"),
+)
+"""From the worst to the best."""
+THINGS = ("soup", "hotel", "film", "phone", "book", "room", "train", "song")
+NEEDED = ("Who has more?", "Who has fewer?")
+"""Instructions without which the options alone would not say what is asked."""
+DOES_IT_HOLD = "Does this hold?"
+"""What the product asks where a yes/no question has no instructions."""
+WORDS = (
+    "sun",
+    "dog",
+    "tree",
+    "milk",
+    "fish",
+    "moon",
+    "bird",
+    "gold",
+    "rain",
+    "ship",
+    "door",
+    "king",
+)
+
+
+@dataclass(frozen=True)
+class Case:
+    """A question about a state, and the probability of each of its options in their order."""
+
+    state: str
+    question: Question
+    truth: tuple[float, ...]
+
+    @property
+    def open(self) -> bool:
+        """Whether the state leaves the question open."""
+        return max(self.truth) < 1
+
+
+def in_order(case: Case, order: Sequence[int]) -> Case:
+    """The case with its options in another order; levels keep theirs. Yes and no become a choice
+    of these two, which reads the same."""
+    question = case.question
+    if isinstance(question, ScoreQuestion):
+        return case
+    text = question.instructions
+    if isinstance(question, YesNoQuestion):
+        text = text or DOES_IT_HOLD
+    options = tuple(question.options[i] for i in order)
+    return Case(case.state, ChoiceQuestion(text, options), tuple(case.truth[i] for i in order))
+
+
+def yes_no(state: str, text: str, probability: float) -> Case:
+    return Case(state, YesNoQuestion(text), (probability, 1 - probability))
+
+
+def choice(state: str, text: str, options: Sequence[str], truth: Sequence[float]) -> Case:
+    return Case(state, ChoiceQuestion(text, tuple(map(Option, options))), tuple(truth))
+
+
+def score(state: str, text: str, levels: Sequence[str], level: int) -> Case:
+    truth = tuple(float(i == level) for i in range(len(levels)))
+    return Case(state, ScoreQuestion(text, tuple(levels)), truth)
+
+
+def _one_of(
+    state: str, text: str, right: str, among: Sequence[str], rng: np.random.Generator
+) -> Case:
+    """A choice of `right` and some others; 2 to MOST_CHOICES options, or seldom more."""
+    most = MANY_CHOICES if rng.random() < MANY_SHARE else MOST_CHOICES
+    others = [word for word in among if word != right]
+    count = 1 + int(rng.random() ** 2 * min(most - 1, len(others)))
+    drawn = [others[i] for i in rng.permutation(len(others))[:count]]
+    return choice(state, text, [right, *drawn], [1.0] + [0.0] * count)
+
+
+def _or_other(right: str, among: Sequence[str], rng: np.random.Generator) -> tuple[str, float]:
+    """The right word, or as often another one, and whether it is the right one."""
+    if rng.random() < 0.5:
+        return right, 1.0
+    return pick([word for word in among if word != right], rng), 0.0
+
+
+def orders(facts: np.random.Generator, rng: np.random.Generator) -> Case:
+    number, count = 1 + int(facts.random() * 9), 10 + int(facts.random() * 90)
+    name, item, status = pick(NAMES, facts), pick(ITEMS, facts), pick(STATUSES, facts)
+    state = pick(
+        (
+            f"Order {count}: {number} {item} for {name}. It is {status}.",
+            f"{name} ordered {number} {item}. The order is {status}.",
+            f"Buyer: {name}. Goods: {number} {item}. Status: {status}.",
+        ),
+        facts,
+    )
+    kind = int(rng.random() * 7)
+    if kind == 0:
+        word, truth = _or_other(status, STATUSES, rng)
+        return yes_no(state, pick((f"Is the order {word}?", f"Is it {word}?"), rng), truth)
+    if kind == 1:
+        word, truth = _or_other(name, NAMES, rng)
+        return yes_no(state, pick((f"Is it for {word}?", f"Is the buyer {word}?"), rng), truth)
+    if kind == 2:
+        word, truth = _or_other(item, ITEMS, rng)
+        return yes_no(state, f"Were {word} ordered?", truth)
+    if kind == 3:
+        return _one_of(state, pick(("What was ordered?", "Which goods?"), rng), item, ITEMS, rng)
+    if kind == 4:
+        return _one_of(state, pick(("Who is the buyer?", "Who ordered?"), rng), name, NAMES, rng)
+    if kind == 5:
+        text = pick(("What is the status?", "Which status?"), rng)
+        return _one_of(state, text, status, STATUSES, rng)
+    levels = pick(
+        (("1 to 3", "4 to 6", "7 to 9"), ("1 to 5", "6 to 9"), tuple(map(str, range(1, 10)))), rng
+    )
+    return score(state, "How many were ordered?", levels, _level_of(number, len(levels)))
+
+
+def _level_of(number: int, levels: int) -> int:
+    """Of a number 1 to 9: the index of its level when there are 2, 3 or 9."""
+    return {2: int(number > 5), 3: (number - 1) // 3, 9: number - 1}[levels]
+
+
+def places(facts: np.random.Generator, rng: np.random.Generator) -> Case:
+    country = pick([c for c in countries() if "continent" in c], facts)
+    where, name, order = country["name"], pick(NAMES, facts), 10 + int(facts.random() * 90)
+    state = pick(
+        (f"{name} lives in {where}.", f"{name} is in {where}.", f"Order {order} goes to {where}."),
+        facts,
+    )
+    known = [c for c in countries() if "continent" in c]
+    field = pick(("continent", "capital"), rng)
+    values = sorted({c[field] for c in known})
+    if rng.random() < 0.5:
+        word, truth = _or_other(country[field], values, rng)
+        text = f"Is it in {word}?" if field == "continent" else f"Is the capital {word}?"
+        return yes_no(state, text, truth)
+    return _one_of(state, f"Which {field}?", country[field], values, rng)
+
+
+def reviews(facts: np.random.Generator, rng: np.random.Generator) -> Case:
+    level = int(facts.random() * 5)
+    thing, word, name = pick(THINGS, facts), pick(ADJECTIVES[level], facts), pick(NAMES, facts)
+    state = pick(
+        (f"{name}: the {thing} was {word}.", f"{name} says that the {thing} is {word}."), facts
+    )
+    kind = int(rng.random() * 3)
+    if kind == 0 and level != 2:
+        text, truth = pick(
+            (
+                (f"Is {name} happy?", level > 2),
+                ("Is this positive?", level > 2),
+                ("Is it a complaint?", level < 2),
+            ),
+            rng,
+        )
+        return yes_no(state, text, float(truth))
+    if kind < 2:
+        tones = ("positive", "neutral", "negative")
+        right = tones[0] if level > 2 else tones[2] if level < 2 else tones[1]
+        return _one_of(state, pick(("Which tone?", "What is the tone?"), rng), right, tones, rng)
+    if level != 2 and rng.random() < 0.2:
+        return score(state, "How good is it?", ("bad", "good"), int(level > 2))
+    if rng.random() < 0.4:
+        return score(state, "How good is it?", ("bad", "okay", "good"), (0, 0, 1, 2, 2)[level])
+    return score(state, "How good is it?", ("awful", "bad", "okay", "good", "great"), level)
+
+
+def stars(facts: np.random.Generator, rng: np.random.Generator) -> Case:
+    """A number of stars, read off with up to ten levels."""
+    count = int(facts.random() * 10)
+    thing, name = pick(THINGS, facts), pick(NAMES, facts)
+    most = max(count, 2 + int(rng.random() * 8))
+    state = f"{name} gives the {thing} {count} stars."
+    return score(state, "How many stars?", tuple(map(str, range(most + 1))), count)
+
+
+def counts(facts: np.random.Generator, rng: np.random.Generator) -> Case:
+    first, second = (NAMES[i] for i in facts.permutation(len(NAMES))[:2])
+    a, b = (int(n) + 1 for n in facts.permutation(9)[:2])
+    item = pick(ITEMS, facts)
+    state = f"{first} has {a} {item}. {second} has {b}."
+    kind = int(rng.random() * 4)
+    if kind == 0:
+        return choice(state, "Who has more?", (first, second), (float(a > b), float(a < b)))
+    if kind == 1:
+        return choice(state, "Who has fewer?", (first, second), (float(a < b), float(a > b)))
+    if kind == 2:
+        name, more = pick(((first, a > b), (second, b > a)), rng)
+        return yes_no(state, f"Does {name} have more?", float(more))
+    name, number = pick(((first, a), (second, b)), rng)
+    levels = pick((("1 to 3", "4 to 6", "7 to 9"), ("1 to 5", "6 to 9")), rng)
+    return score(state, f"How many has {name}?", levels, _level_of(number, len(levels)))
+
+
+def words(facts: np.random.Generator, rng: np.random.Generator) -> Case:
+    order = [WORDS[i] for i in facts.permutation(len(WORDS))]
+    count = 2 + int(facts.random() * 3)
+    present, absent = order[:count], order[count:]
+    state = f"Words: {', '.join(present)}."
+    if rng.random() < 0.5:
+        word, truth = pick(((present, 1.0), (absent, 0.0)), rng)
+        return yes_no(state, f"Is {pick(word, rng)} there?", truth)
+    return _one_of(state, "Which word is there?", pick(present, rng), absent, rng)
+
+
+def bags(facts: np.random.Generator, rng: np.random.Generator) -> Case:
+    """A bag of two or three colours, and one ball drawn from it."""
+    kinds = 2 if facts.random() < 0.7 else 3
+    order = [COLOURS[i] for i in facts.permutation(len(COLOURS))]
+    colours, numbers = order[:kinds], [1 + int(facts.random() * 8) for _ in range(kinds)]
+    parts = [f"{n} {colour}" for n, colour in zip(numbers, colours, strict=True)]
+    content = f"{', '.join(parts[:-1])} and {parts[-1]}"
+    state = pick((f"A bag holds {content} balls.", f"A box has {content} pens."), facts)
+    state += " One is drawn."
+    truth = [n / sum(numbers) for n in numbers]
+    if rng.random() < 0.5:
+        i = int(rng.random() * kinds)
+        return yes_no(state, f"Is it {colours[i]}?", truth[i])
+    text = pick(("Which colour is it?", "Which colour?"), rng)
+    if rng.random() < 0.3:  # a colour that is not there
+        return choice(state, text, [*colours, order[kinds]], [*truth, 0.0])
+    return choice(state, text, colours, truth)
+
+
+def shares(facts: np.random.Generator, rng: np.random.Generator) -> Case:
+    """Some of a few things, one of which is picked."""
+    total = 3 + int(facts.random() * 7)
+    part = 1 + int(facts.random() * (total - 1))
+    item, status, other = pick(ITEMS, facts), *(STATUSES[i] for i in facts.permutation(4)[:2])
+    state = f"{part} of {total} {item} are {status}, the others {other}. One is picked."
+    truth = part / total
+    if rng.random() < 0.6:
+        word, p = pick(((status, truth), (other, 1 - truth)), rng)
+        return yes_no(state, f"Is it {word}?", p)
+    return choice(state, "Which status?", (status, other), (truth, 1 - truth))
+
+
+def chances(facts: np.random.Generator, rng: np.random.Generator) -> Case:
+    percent, what = 11 + int(facts.random() * 79), pick(("rain", "snow"), facts)
+    day = pick(("today", "tomorrow", "on Monday", "on Friday", "at night"), facts)
+    state = f"The chance of {what} {day} is {percent} percent."
+    truth = percent / 100
+    kind = int(rng.random() * 3)
+    if kind == 0:
+        return yes_no(state, f"Will it {what}?", truth)
+    if kind == 1:
+        return yes_no(state, "Will it stay dry?", 1 - truth)
+    return choice(state, "Which weather?", (what, "dry"), (truth, 1 - truth))
+
+
+def dice(facts: np.random.Generator, rng: np.random.Generator) -> Case:
+    sides = 3 + int(facts.random() * 6)
+    state = f"{pick(NAMES, facts)} rolls a die with {sides} sides."
+    kind = int(rng.random() * 3)
+    if kind == 0:
+        above = 1 + int(rng.random() * (sides - 1))
+        return yes_no(state, f"Is it above {above}?", (sides - above) / sides)
+    numbers, even = tuple(map(str, range(1, sides + 1))), (1 / sides,) * sides
+    if kind == 1:
+        return choice(state, "Which number?", numbers, even)
+    return Case(state, ScoreQuestion("Which number?", numbers), even)
+
+
+def polls(facts: np.random.Generator, rng: np.random.Generator) -> Case:
+    """Votes for levels, and one voter: a score with a known distribution."""
+    levels = pick((("low", "mid", "high"), ("bad", "okay", "good")), facts)
+    votes = [1 + int(facts.random() * 8) for _ in levels]
+    parts = [f"{n} {level}" for n, level in zip(votes, levels, strict=True)]
+    state = f"Votes: {parts[0]}, {parts[1]}, {parts[2]}. One is picked."
+    truth = tuple(n / sum(votes) for n in votes)
+    return Case(state, ScoreQuestion("Which vote is it?", levels), truth)
+
+
+Family = Callable[[np.random.Generator, np.random.Generator], Case]
+"""(draws the state, draws the question): the same state for the same first generator."""
+SETTLED: tuple[Family, ...] = (orders, orders, places, reviews, stars, counts, words)
+OPEN: tuple[Family, ...] = (bags, bags, shares, chances, dice, polls)

@@ -1,0 +1,275 @@
+"""The decisions that the embedded model is trained and tested on, as rows of token ids.
+
+A row is the product's own read: the prompt in the wording of `diffusion/constraints/wording.py`,
+and the pinned canvas of one question, whose slot holds a random token.  Knows no loss and no
+network.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import itertools
+import re
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
+from typing import NamedTuple
+
+import numpy as np
+import torch
+
+from sfumato.diffusion.constraints.questions import (
+    Option,
+    ScoreQuestion,
+    YesNoQuestion,
+)
+from sfumato.diffusion.constraints.wording import BETWEEN, question_text
+from sfumato.train.decision_states import MEANINGS, NEEDED, OPEN, SETTLED, Case, in_order
+from sfumato.train.questions import pick
+from sfumato.train.vocabulary import END_OF_TURN, EOS, TOKENS, encode_chat, encode_text
+
+PER_STATE = 3
+"""Held-out questions about one state."""
+WIDTH = 16
+"""Of a canvas with one question: slot, end of turn, and EOS to the end."""
+LETTERS = tuple(map(chr, range(ord("A"), ord("Z") + 1)))
+DIGITS = tuple("0123456789")
+
+OPEN_SHARE = 0.4
+HELD_OUT_IN = 8
+"""One state in so many is kept out of training."""
+BARE_SHARE = 0.1
+"""Of the choices, those without instructions."""
+DESCRIBED_SHARE = 0.15
+"""Of the questions with options that have a meaning, those that say it."""
+
+_SECOND = re.compile(r"(?:Were|Is|Does) (\w+) (?:ordered|there|have more)\?")
+_LAST = re.compile(r"\b(?!hold\?)(\w+)\?")
+_EVIDENCE = re.compile(
+    r"the \w+ (?:was|is) (\w+)\.$|(?:lives in|is in|goes to) (.+)\.$|is (\d+) percent"
+    r"|\d of (\d)|(\w+)\. One is|with (\d) sides|has (\d)\.$|(\d+) stars"
+)
+_WORD = re.compile(r"[A-Za-z0-9]+")
+_TURN = encode_chat([{"role": "user", "content": "."}])
+_HEAD = _TURN[: _TURN.index(encode_text(".")[0])]
+"""What comes before the state in a prompt."""
+
+
+class Row(NamedTuple):
+    """One read, and what training may tell about it."""
+
+    state: list[int]  # ids of the prompt up to the state's end
+    question: list[int]  # and after it; places below are places in it
+    options: list[int]  # where the options' lines end
+    starts: list[int]  # where their labels are
+    evidence: int  # see _evidence
+    matches: list[tuple[int, int]]  # see _matches
+    links: list[tuple[int, int]]  # see _links
+    labels: list[int]  # ids that answer
+    truth: list[float]  # the probability of each
+
+
+class Reads(NamedTuple):
+    """Rows for one training step, those of a state together, packed without pads.
+
+    Integers are int64. Of G states and N questions with O options:
+    """
+
+    ids: torch.Tensor  # [tokens]: all states, then all questions
+    states: torch.Tensor  # [G]: their lengths
+    questions: torch.Tensor  # [N]: their lengths
+    owner: torch.Tensor  # [N]: each question's state
+    canvas: torch.Tensor  # [N, WIDTH]: the first position is the slot
+    truth: torch.Tensor  # float32 [N, vocabulary]: what the slot should predict
+    options: torch.Tensor  # [O]: where in `ids` the options' lines end
+    fits: torch.Tensor  # float32 [O]: the probability of each
+    starts: torch.Tensor  # [O]: where in `ids` their labels are
+    evidence: torch.Tensor  # [O]: where in their state what decides ends; -1: the question says
+    matches: torch.Tensor  # [M, 3]: question; where in it a word ends; where in its state, or 0
+    links: torch.Tensor  # [L, 3]: question; where in it yes or no ends; where what is asked does
+
+
+def is_held_out(state: str) -> bool:
+    """Whether no question about the state may be trained on."""
+    return hashlib.sha256(state.encode()).digest()[0] % HELD_OUT_IN == 0
+
+
+def draw(
+    rng: np.random.Generator, count: int = 1, held_out: bool = False, open_share: float = OPEN_SHARE
+) -> list[Case]:
+    """`count` questions about one state of the one part or the other; where the state leaves them
+    open, all probabilities but 0 lie between 0.1 and 0.9."""
+    families = OPEN if rng.random() < open_share else SETTLED
+    while True:
+        family, seed = pick(families, rng), int(rng.integers(2**32))
+        cases = []
+        for _ in range(count):
+            case = family(np.random.default_rng(seed), rng)
+            if is_held_out(case.state) != held_out:
+                break
+            if all(0.1 < p < 0.9 for p in case.truth if p) or not case.open:
+                cases.append(_worded(case, rng))
+        if len(cases) == count:
+            return cases
+
+
+def _worded(case: Case, rng: np.random.Generator) -> Case:
+    """Sometimes with the meanings of its options, sometimes without instructions."""
+    question = case.question
+    if isinstance(question, ScoreQuestion):
+        return case
+    if isinstance(question, YesNoQuestion):
+        # What an instruction asks can also stand as the meaning of "yes".
+        if rng.random() < BARE_SHARE:
+            question = YesNoQuestion(yes=question.instructions)
+        return replace(case, question=question)
+    if rng.random() < DESCRIBED_SHARE:
+        options = tuple(Option(o.name, MEANINGS.get(o.name, "")) for o in question.options)
+        question = replace(question, options=options)
+    if not case.open and question.instructions not in NEEDED and rng.random() < BARE_SHARE:
+        question = replace(question, instructions="")
+    return replace(case, question=question)
+
+
+def shuffled(case: Case, rng: np.random.Generator) -> Case:
+    """The same question with its options in any order, all as likely; levels keep theirs."""
+    return in_order(case, [int(i) for i in rng.permutation(len(case.truth))])
+
+
+def labels_of(case: Case) -> tuple[str, ...]:
+    """Digits for up to ten levels, otherwise letters: what the product takes in this vocabulary."""
+    count = len(case.truth)
+    if isinstance(case.question, ScoreQuestion) and count <= len(DIGITS):
+        return DIGITS[:count]
+    return LETTERS[:count]
+
+
+def row(case: Case) -> Row:
+    """The read of a case, its options in their order."""
+    labels = labels_of(case)
+    text = case.state + BETWEEN + question_text(case.question, labels)
+    context = encode_chat([{"role": "user", "content": text}])
+    end = len(_HEAD) + len(case.state)
+    body = text[len(case.state) :]
+    lines = body[len(BETWEEN) :].split("\n")
+    ends = [*itertools.accumulate((len(line) + 1 for line in lines), initial=len(BETWEEN) - 1)]
+    options = [end - 1 for end in ends[2 : 2 + len(labels)]]
+    starts = [end + 1 for end in ends[1 : 1 + len(labels)]]
+    matches = _matches(case.state, body[: options[-1] + 1])
+    ids = encode_text("".join(labels))
+    links = _links(body, options) if _is_yes_no(case) else []
+    return Row(
+        context[:end],
+        context[end:],
+        options,
+        starts,
+        _evidence(case.state),
+        matches,
+        links,
+        ids,
+        list(case.truth),
+    )
+
+
+def _matches(state: str, body: str) -> list[tuple[int, int]]:
+    """Of each word of the question and its options: where it ends in `body`, and where it ends in
+    the state's part of the prompt, or 0, the prompt's first token, where it is not in the state.
+    Labels are left out, and words that the state has several times or in another case only."""
+    places: dict[str, list[int]] = {}
+    for word_match in _WORD.finditer(state):
+        places.setdefault(word_match[0], []).append(len(_HEAD) + word_match.end() - 1)
+    other_case = {word.lower() for word in places}
+    matches = []
+    for word_match in _WORD.finditer(body):
+        word, is_label = word_match[0], body[word_match.end() : word_match.end() + 1] == ":"
+        in_state = places.get(word, [])
+        if is_label or len(in_state) > 1 or (not in_state and word.lower() in other_case):
+            continue
+        matches.append((word_match.end() - 1, in_state[0] if in_state else 0))
+    return matches
+
+
+def _evidence(state: str) -> int:
+    """Where in the state's part of the prompt the word ends that decides, or the last of those that
+    do together; -1 where the question says which."""
+    evidence = _EVIDENCE.search(state)
+    if evidence is None:
+        return -1
+    return len(_HEAD) + evidence.end(evidence.lastindex or 0) - 1
+
+
+def _is_yes_no(case: Case) -> bool:
+    return {option.name for option in case.question.options} == {"yes", "no"}
+
+
+def _links(body: str, options: list[int]) -> list[tuple[int, int]]:
+    """Where the lines of yes and no end, each with where the word ends that the question turns on:
+    its last one, or its second one in those of _SECOND."""
+    word = _SECOND.search(body) or _LAST.search(body)
+    assert word is not None, body
+    return [(end, word.end(1) - 1) for end in options if end > word.end(1)]
+
+
+def sample(rng: np.random.Generator, count: int) -> list[Row]:
+    """The training rows of one state; they depend on the generator's state alone."""
+    return [row(shuffled(case, rng)) for case in draw(rng, count)]
+
+
+def collate(groups: Sequence[Sequence[Row]], rng: np.random.Generator) -> Reads:
+    """Pack groups of rows that share a state, with noise in the slots: any token of the vocabulary
+    but the row's labels."""
+    rows = [row for group in groups for row in group]
+    truth = torch.zeros(len(rows), len(TOKENS))
+    canvas = torch.full((len(rows), WIDTH), EOS)
+    canvas[:, 1] = END_OF_TURN
+    for i, one in enumerate(rows):
+        truth[i, one.labels] = torch.tensor(one.truth)
+        canvas[i, 0] = pick([token for token in range(len(TOKENS)) if token not in one.labels], rng)
+    states = [group[0].state for group in groups]
+    questions = [row.question for row in rows]
+    start = sum(map(len, states))
+    begins = [*itertools.accumulate(map(len, questions), initial=start)]
+    options = [at + end for at, one in zip(begins, rows, strict=False) for end in one.options]
+    starts = [at + place for at, one in zip(begins, rows, strict=False) for place in one.starts]
+    return Reads(
+        torch.tensor([*itertools.chain(*states, *questions)]),
+        torch.tensor(list(map(len, states))),
+        torch.tensor(list(map(len, questions))),
+        torch.tensor([i for i, group in enumerate(groups) for _ in group]),
+        canvas,
+        truth,
+        torch.tensor(options),
+        torch.tensor([p for row in rows for p in row.truth], dtype=torch.float32),
+        torch.tensor(starts),
+        torch.tensor([row.evidence for row in rows for _ in row.options]),
+        _triples([row.matches for row in rows]),
+        _triples([row.links for row in rows]),
+    )
+
+
+def _triples(pairs: Sequence[Sequence[tuple[int, int]]]) -> torch.Tensor:
+    """int64 [n, 3]: the number of a row and one of its pairs."""
+    triples = [(i, *pair) for i, some in enumerate(pairs) for pair in some]
+    return torch.tensor(triples, dtype=torch.int64).view(-1, 3)
+
+
+def batches(rng: np.random.Generator, states: int, questions: int) -> Iterator[Reads]:
+    """Training batches without end, of so many states with so many questions each; the same ones
+    for the same generator state."""
+    while True:
+        yield collate([sample(rng, questions) for _ in range(states)], rng)
+
+
+def held_out(seed: int = 0, count: int = 600) -> list[Case]:
+    """Fixed questions about states never trained on, a third of them left open by their state; the
+    same for the same arguments. Those about one state, up to PER_STATE, stand together."""
+    rng = np.random.default_rng(seed)
+    cases: list[Case] = []
+    for number in range(-(-count // PER_STATE)):
+        drawn = draw(rng, PER_STATE, held_out=True, open_share=float(number % 3 == 0))
+        # Yes comes before no, as the product has it.
+        are_yes_no = (isinstance(case.question, YesNoQuestion) for case in drawn)
+        cases += [
+            case if is_yes_no else shuffled(case, rng)
+            for case, is_yes_no in zip(drawn, are_yes_no, strict=True)
+        ]
+    return cases[:count]

@@ -1,0 +1,61 @@
+from __future__ import annotations
+
+import copy
+
+import pytest
+import torch
+
+from sfumato.train import decision_stage, recipe
+
+
+@pytest.fixture(autouse=True)
+def small_parts(monkeypatch):
+    monkeypatch.setattr(decision_stage, "STATES", 1)
+    monkeypatch.setattr(decision_stage, "CHATS", 2)
+
+
+@pytest.fixture(scope="module")
+def first():
+    return recipe.initialised(recipe.EMBEDDED, torch.Generator().manual_seed(0))
+
+
+def test_the_same_seed_gives_the_same_weights(first):
+    networks = [copy.deepcopy(first) for _ in range(3)]
+    for network, seed in zip(networks, (5, 5, 6), strict=True):
+        decision_stage.train(network, 2, seed, every=99)
+    one, two, other = (network.state_dict() for network in networks)
+    assert all(torch.equal(one[name], two[name]) for name in one)
+    assert any(not torch.equal(one[name], other[name]) for name in one)
+
+
+def test_training_lowers_the_losses_and_reports_them(first):
+    lines, reported, network = [], [], copy.deepcopy(first)
+    decision_stage.train(
+        network, 12, report=lines.append, every=1, progress=lambda *far: reported.append(far)
+    )
+    assert reported == [(step, 12) for step in range(1, 13)]
+    slots = [float(line.split("slot ")[1].split(",")[0]) for line in lines]
+    assert slots[-1] < slots[0] - 0.02
+    assert all(bool((layer.layer_scalar == 1).all()) for layer in network.layers)
+
+
+def test_muon_trains_the_matrices_and_adamw_the_rest_each_once(first):
+    stage = decision_stage.Stage(copy.deepcopy(first))
+    trained = [p for each in stage.optimisers for g in each.param_groups for p in g["params"]]
+    assert {id(p) for p in trained} == {id(p) for p in stage.learned}
+    assert len(trained) == len(stage.learned)
+    assert all(p.ndim == 2 for p in stage.optimisers[0].param_groups[0]["params"])
+
+
+def test_the_rate_warms_up_and_falls_to_a_fiftieth():
+    rates = [
+        phase.learning_rate(step)
+        for phase, first in zip(decision_stage.PHASES, (0, 750, 1000, 1250), strict=True)
+        for step in range(first, phase.until)
+    ]
+    assert len(rates) == decision_stage.STEPS
+    top = rates.index(max(rates))
+    assert 90 <= top <= 110 and rates[top] == pytest.approx(2e-3, rel=0.02)
+    assert rates[-1] < 0.021 * rates[top]
+    (only,) = decision_stage.phases(1)
+    assert only.learning_rate(0) > 0 and only.until == 1
