@@ -58,7 +58,9 @@ class FakeModel:
                 ids = torch.tensor([ord(c) for c in text])
                 accepted = torch.full(ids.shape, step == 2)
                 sure = torch.ones(len(ids))
-                yield Draft(number, step, ids, 0 * sure, accepted, 48, ids[:, None], sure[:, None])
+                top = ids[:, None], sure[:, None]
+                decode = self.tokenizer.decode
+                yield Draft(number, step, ids, 0 * sure, accepted, 48, *top, decode=decode)
                 if (number, step) == (self.interrupt_at, 1):
                     for _ in range(self.presses):
                         signal.raise_signal(signal.SIGINT)

@@ -67,7 +67,7 @@ def fetch(
     try:
         return download.download(listing, names, reference)
     except KeyboardInterrupt:
-        print("\nsfumato: interrupted; the same command goes on from here", file=sys.stderr)
+        print("\nsfumato: the same command continues the download", file=sys.stderr)
         raise
 
 
