@@ -35,7 +35,7 @@ MAY_IMPORT: dict[str, set[str]] = {
     "convert": {"api", "diffusion", "text"} | _NETWORK,
     "engine": _ENGINE - {"engine"},
     "": _ENGINE,
-    "server": {""} | _ENGINE,
+    "server": {"", "values"} | _ENGINE,
     "bench": {""} | _ENGINE,
     "train": {"", "convert"} | _ENGINE,
     "cli": {"", "options", "values", "server", "bench", "train", "convert"} | _ENGINE,

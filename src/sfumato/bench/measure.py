@@ -152,12 +152,15 @@ def _request(
     )
 
 
+# Of SamplerConfig: the first four have other words in the line, the last has a field of its own.
+_NAMED = ("max_steps", "sampler", "schedule", "stopping", "canvas_length")
+
+
 def _described(config: SamplerConfig) -> str:
     """The sampler path in a line: rules, most steps, and what else is not the default."""
     parts = [f"{config.max_steps} steps at most"]
     parts += [repr(part) for part in (config.sampler, config.schedule, config.stopping)]
-    names = ("temperature", "top_k", "top_p", "soft_skip", "soft_top_k", "min_tokens", "ignore_eos")
-    for name in names:
-        if (value := getattr(config, name)) != getattr(SamplerConfig(), name):
+    for name, value in vars(config).items():
+        if name not in _NAMED and value != getattr(SamplerConfig(), name):
             parts.append(f"{name} {value}")
     return ", ".join(parts)
