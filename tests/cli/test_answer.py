@@ -93,7 +93,7 @@ def test_a_slot_is_as_large_as_one_request_needs(cli: Any, seen: Any) -> None:
     assert cli("run", "Who are you?", "--max-tokens", "64").code == 0
     ((engine, answer),) = seen
     (slot,) = engine.state().slots
-    assert slot.context == answer.account.prompt_tokens + 32  # the last canvas is not kept
+    assert slot.context == answer.account.prompt_tokens + 63  # the last token is not kept
     assert engine.state().snapshot_bytes == 0
 
 

@@ -21,6 +21,7 @@ from sfumato.bench.workload import Case, Prompt, Work
 from sfumato.diffusion.sampler_config import SamplerConfig
 from sfumato.engine import Engine, EngineConfig, EngineError, Request
 from sfumato.engine import Prompt as PromptTokens
+from sfumato.engine.request import prepare, snapshot_points_of
 from sfumato.options.limits import MOST_STEPS
 
 Progress = Callable[[int, int], None]
@@ -129,12 +130,11 @@ def _engine(subject: Subject, work: Work, case: Case, config: SamplerConfig) -> 
 
 def _needed_context(subject: Subject, work: Work, case: Case, config: SamplerConfig) -> int:
     """Positions of a slot that holds each request. Raises ValueError for what cannot be done."""
-    need = 1
+    model, need = subject.model, 1
+    points = snapshot_points_of(model)
     for prompt in work.prompts:
-        ids = subject.prompt_ids(prompt, work.seed, case.context)
-        plan, _ = subject.model.plan_reply(len(ids), case.max_tokens, work.seed, config)
-        assert plan.config.canvas_length
-        need = max(need, len(ids) + (plan.canvases - 1) * plan.config.canvas_length)
+        request = _request(subject, prompt, work.seed, case, config, 0.0)
+        need = max(need, prepare(model, request, model.config.context_length, points).need)
     return need
 
 
