@@ -36,7 +36,7 @@ class FakeModel:
         self, *canvases: str, interrupt_at: int | None = None, presses: int = 1, held: str = ""
     ) -> None:
         self.canvases = canvases
-        # The canvas in which somebody presses Ctrl-C, how often, and what text was held back.
+        # The canvas in which the user presses Ctrl-C, how often, and what text was held back.
         self.interrupt_at, self.presses, self.held = interrupt_at, presses, held
         self.requests: list[dict[str, Any]] = []
         self.warnings: tuple[str, ...] = ()

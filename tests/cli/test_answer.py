@@ -171,7 +171,7 @@ def test_a_second_ctrl_c_ends_it_at_once_and_the_chat_goes_on(
 @pytest.mark.parametrize(
     ("error", "message"),
     [
-        (ValueError("the sampler is of no use"), "the sampler is of no use"),
+        (ValueError("the sampler returned a list"), "the sampler returned a list"),
         (FloatingPointError("the scores are no numbers"), "the scores are no numbers"),
         (KeyError("x"), "an internal error (KeyError); the log has more"),
     ],

@@ -126,7 +126,7 @@ PRESSED = object()
 
 @pytest.fixture
 def typing(cli: Any, monkeypatch: pytest.MonkeyPatch) -> Any:
-    """typing("line", ("half a li", PRESSED), …) chats with somebody at a terminal."""
+    """typing("line", ("half a li", PRESSED), …) chats with a user at a terminal."""
 
     def chat(*script: Any) -> Any:
         lines, buffer = iter(script), [""]

@@ -72,7 +72,7 @@ def fetch(
 
 
 def _unreadable(listing: Listing) -> list[str]:
-    """Why the files would be of no use, as far as the hub tells."""
+    """Why these files cannot be loaded, as far as the hub says."""
     from sfumato.model.families import FAMILIES  # loads torch, as the prediction of memory does
 
     reasons = []

@@ -1,7 +1,7 @@
 """The plain generate loop: encode, denoise, commit, until the reply ends.
 
-One request at a time, to be read aloud.  It is the library's path, and the specification that
-batched steps are tested against.
+One request at a time, short enough to read at once.  The loop is what the library runs, and the
+specification that batched steps are tested against.
 """
 
 from __future__ import annotations

@@ -89,8 +89,8 @@ def truncate_canvas(
 class Sequence:
     """One reply, from its first canvas to its end.
 
-    `next_canvas` says what to denoise, `stepped` takes note of each step, `settle` takes a canvas
-    that has finished; while `reason` is None another canvas follows.
+    `next_canvas` says what to denoise, `stepped` counts each step, `add_canvas` adds a canvas that
+    has finished; while `reason` is None another canvas follows.
     """
 
     def __init__(
@@ -120,7 +120,7 @@ class Sequence:
         return CanvasPlan(self.config, noise, list(self.reply), dict(enumerate(opening)))
 
     def stepped(self, draft: Draft, seconds: float, since_start: float) -> None:
-        """Takes note of a denoising step; since_start: seconds since the request began."""
+        """Counts a denoising step; since_start: seconds since the request began."""
         stats = self.stats
         stats.steps[stats.canvases :] = [self._spent_steps + draft.step]
         stats.denoise_s += seconds
