@@ -40,7 +40,7 @@ class Prompt:
 
 @dataclass(frozen=True)
 class Request:
-    """One reply that is wanted. Exactly one of prompt, messages and ids; `Model.stream` says what
+    """A request for one reply. Exactly one of prompt, messages and ids; `Model.stream` says what
     the fields mean that it has too."""
 
     prompt: str | None = None
