@@ -137,6 +137,7 @@ def test_built_in_rules_of_one_kind_are_one_group(network: Network) -> None:
     steps = [denoiser.advance(denoiser.forward(canvases, slots)) for _ in range(4)]
     groups = groups_of(denoiser)
     assert sorted((len(group.rows), group.lifted) for group in groups) == [(3, True)] * 4
+    assert len(denoiser._probe._results) == 5  # each kind was tried once
     for number in range(3):  # one of each kind: groups of one, which are not lifted
         alone = [rule if i % 3 == number else OTHER for i, rule in enumerate(rules)]
         for row, results in list(enumerate(run(network, alone, count=4)))[number::3]:

@@ -13,7 +13,6 @@ import torch
 from torch import Tensor
 
 from sfumato.diffusion.sampler import EntropyBound, FixedCount, Threshold
-from sfumato.diffusion.step.lifting import same
 from sfumato.diffusion.stopping import Never, StableAndConfident
 
 Rule = TypeVar("Rule")
@@ -26,6 +25,17 @@ SETTINGS: dict[type, tuple[str, ...]] = {
     Never: (),
 }
 """The settings of rules that take each of them as a tensor [] too, and do not read `max_steps`."""
+
+
+def same(one: object, other: object) -> bool:
+    """Whether two rules are one: rules of equal settings are, and a rule without an equality of its
+    own equals itself alone."""
+    if one is other:
+        return True
+    try:
+        return type(one) is type(other) and bool(one == other)
+    except Exception:  # the equality of a third party's rule
+        return False
 
 
 def takes_tensors(rule: object) -> bool:
