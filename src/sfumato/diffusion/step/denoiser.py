@@ -88,28 +88,29 @@ class Denoiser:
         return drafts
 
     def _lay_out(self, canvases: Sequence[Canvas], slots: Sequence[Slot]) -> Layout:
-        keys = [self._key(canvas) for canvas in canvases]
         pools = {id(slot.pool): None for slot in slots}  # rows of one pool stand together
         numbers = {pool: number for number, pool in enumerate(pools)}
-        orders = {
-            key: sorted(
-                (i for i, other in enumerate(keys) if other == key),
-                key=lambda i: numbers[id(slots[i].pool)],
+        groups: dict[Key, dict[int, list[Canvas]]] = {}
+        for canvas, slot in zip(canvases, slots, strict=True):
+            of_key = groups.setdefault(
+                self._key(canvas), {number: [] for number in numbers.values()}
             )
-            for key in dict.fromkeys(keys)
+            of_key[numbers[id(slot.pool)]].append(canvas)
+        seated = {
+            key: self._seats_of(key).take(list(of_key.values())) for key, of_key in groups.items()
         }
-        for key, members in orders.items():
-            self._seats_of(key).take([canvases[i] for i in members])
-        order = [i for members in orders.values() for i in members]
+        places = {id(canvas): place for place, canvas in enumerate(canvases)}
+        order = [places[id(canvas)] for members in seated.values() for canvas in members]
         version = (
             tuple(order),
-            tuple((key, len(members), self._seats[key].version) for key, members in orders.items()),
+            tuple((key, len(members), self._seats[key].version) for key, members in seated.items()),
             tuple((numbers[id(slot.pool)], slot.index) for slot in slots),
         )
         if self._layout is None or self._layout[0] != version:
+            self._layout = None  # what it notes in the batches is about to be overwritten
             batches = [
-                (self._seats[key].batch, [canvases[i] for i in rows], [slots[i] for i in rows])
-                for key, rows in orders.items()
+                (self._seats[key].batch, members, [slots[places[id(c)]] for c in members])
+                for key, members in seated.items()
             ]
             vocab_size, device = self.network.head.vocab_size, self.network.device
             self._layout = version, lay_out(order, batches, vocab_size, device, self._probe)
