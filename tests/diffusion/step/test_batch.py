@@ -146,7 +146,7 @@ def test_a_row_that_is_done_is_frozen(network: Network, choices: dict[str, Any])
     pending = []
     for _ in range(3):
         forwarded = denoiser.forward([canvas, other], [slot, other_slot])
-        pending.append(denoiser.write(forwarded))
+        pending.append(denoiser.apply(forwarded))
     for late in pending:
         done, running = late.results()
         drafts.append(running)
@@ -224,7 +224,7 @@ def test_the_host_may_learn_of_steps_late(network: Network, kind: dict[str, Any]
     rows = [begin(network, seed, **choices) for seed in range(2)]
     canvases, slots = [c for c, _ in rows], [s for _, s in rows]
     denoiser = Denoiser(network, 2)
-    pending = [denoiser.write(denoiser.forward(canvases, slots)) for _ in range(3)]
+    pending = [denoiser.apply(denoiser.forward(canvases, slots)) for _ in range(3)]
     assert canvases[0].step == (2 if kind else 0)
     for number, late in enumerate(pending):
         for row, draft in enumerate(late.results()):
@@ -249,10 +249,10 @@ def test_a_late_result_of_a_row_that_is_done_is_none(
 
     canvas, slot = begin(network, 1, max_steps=2, stopping=Fails())
     denoiser = Denoiser(network, 1)
-    pending = [denoiser.write(denoiser.forward([canvas], [slot])) for _ in range(2)]
+    pending = [denoiser.apply(denoiser.forward([canvas], [slot])) for _ in range(2)]
     serve = network.denoise_batch
     monkeypatch.setattr(network, "denoise_batch", lambda *inputs: serve(*inputs) * math.nan)
-    pending.append(denoiser.write(denoiser.forward([canvas], [slot])))
+    pending.append(denoiser.apply(denoiser.forward([canvas], [slot])))
     (first,), (second,), (third,) = (late.results() for late in pending)
     assert isinstance(first, Draft) and isinstance(second, Draft) and third is None
     assert (canvas.step, canvas.convergence) == (2, "step_cap")
@@ -299,7 +299,7 @@ def test_a_step_that_is_tried_again_is_one_step(
     assert all(same(draft, one) for draft, one in zip(drafts, expected, strict=True))
 
 
-@pytest.mark.parametrize("place", ["denoise.write", "results.unpack"])
+@pytest.mark.parametrize("place", ["denoise.apply_update", "results.unpack"])
 def test_what_fails_after_the_writing_began_is_each_rows_error(
     network: Network, place: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -320,7 +320,7 @@ def test_what_waits_for_the_host_holds_nothing_of_the_device(network: Network) -
     denoiser = Denoiser(network, 1)
     forwarded = denoiser.forward([canvas], [slot])
     dropped = [weakref.ref(forwarded), weakref.ref(forwarded.stats.soft)]
-    pending = denoiser.write(forwarded)
+    pending = denoiser.apply(forwarded)
     del forwarded
     gc.collect()
     assert not any(one() for one in dropped)

@@ -77,7 +77,7 @@ class Step:
             self.denoiser._lay_out(self.canvases, self.slots)
 
     def __call__(self) -> HostCopy:
-        pending = self.denoiser.write(self.denoiser.forward(self.canvases, self.slots))
+        pending = self.denoiser.apply(self.denoiser.forward(self.canvases, self.slots))
         if pending._error is not None:  # of what failed after the writing began
             raise pending._error
         return pending._copy
@@ -90,7 +90,7 @@ def traced(choices: Sequence[dict[str, Any]], step: int = 0) -> int:
         with Trace() as forward:
             result = prepared.denoiser.forward(prepared.canvases, prepared.slots)
         with Trace(copies=1) as write:
-            pending = prepared.denoiser.write(result)
+            pending = prepared.denoiser.apply(result)
     copy = pending._copy
     assert pending._error is None and not any(copy.errors), copy.errors
     assert write.copies == 1 and isinstance(copy.copied, Event) and copy.copied.recorded
@@ -176,8 +176,8 @@ PLANTED_IN = {
     "draw": "cpu",
     "hidden_states": "tolist",
     "score_rows": "nonzero",
-    "change": "from the host",
-    "write": "tolist",
+    "compute_update": "from the host",
+    "apply_update": "tolist",
     "pack": "cpu",
 }
 

@@ -1,6 +1,6 @@
 """The host's side of a step: canvases take their rows, and learn what a step made of them.
 
-`Denoiser.forward` moves no canvas on and may be repeated; `write` moves the rows on where their
+`Denoiser.forward` moves no canvas on and may be repeated; `apply` moves the rows on where their
 state lives and starts the copy to the host; `Pending.results` waits for that copy, which may be
 some steps later.
 """
@@ -13,7 +13,7 @@ import torch
 
 from sfumato.diffusion.canvas import Canvas, Draft
 from sfumato.diffusion.step.batch import width_for
-from sfumato.diffusion.step.denoise import ForwardResult, decide_step, forward, write_step
+from sfumato.diffusion.step.denoise import ForwardResult, apply_updates, compute_updates, forward
 from sfumato.diffusion.step.layout import Layout, lay_out
 from sfumato.diffusion.step.lifting import LiftProbe
 from sfumato.diffusion.step.results import HostCopy, Pending
@@ -49,21 +49,21 @@ class Denoiser:
         return forward(self.network, layout, ordered, layout.attended(slots), seats)
 
     @torch.no_grad()
-    def write(self, result: ForwardResult) -> Pending:
+    def apply(self, result: ForwardResult) -> Pending:
         """Moves the rows on, and starts the copy of what the host learns of it.
 
-        Raises only while nothing has been written, so that forward and write may be tried again;
+        Raises only while nothing has been written, so that forward and apply may be tried again;
         ValueError where the rows have become others', or been moved on, since the forward.
         """
         if not result.is_current():
             raise ValueError("the rows were given away or moved on since this forward")
-        changes, words = decide_step(result)
-        copy = HostCopy.start(result, changes, words)
+        updates, words = compute_updates(result)
+        copy = HostCopy.start(result, updates, words)
         for seats, _ in result.seats:
             seats.steps += 1
         error = None
         try:
-            write_step(result.layout.parts, changes)
+            apply_updates(result.layout.parts, updates)
         except Exception as failure:
             error = failure
         pending = Pending(copy, error, self._unread.remove)
@@ -72,10 +72,10 @@ class Denoiser:
 
     def advance(self, result: ForwardResult) -> list[Draft | Exception]:
         """Moves the canvases on: of each its draft, or what failed in it alone, in the order of
-        `forward`. Raises only what `write` does."""
+        `forward`. Raises only what `apply` does."""
         return [
             ValueError("the canvas was done before this step") if row is None else row
-            for row in self.write(result).results()
+            for row in self.apply(result).results()
         ]
 
     def step(self, canvases: Sequence[Canvas], slots: Sequence[Slot]) -> list[Draft]:

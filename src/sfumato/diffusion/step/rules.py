@@ -103,7 +103,9 @@ class Decision:
     errors: dict[int, Exception]  # by row: what its rules raised
 
 
-def decide(groups: Sequence[RuleGroup], view: StepView, extra: Mapping[int, HeadStats]) -> Decision:
+def apply_rules(
+    groups: Sequence[RuleGroup], view: StepView, extra: Mapping[int, HeadStats]
+) -> Decision:
     """Applies the rules. Raises where memory runs out.
 
     view: of all rows, each tensor with a leading axis [R]; its max_steps does not count. extra: of
