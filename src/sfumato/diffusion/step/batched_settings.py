@@ -68,5 +68,5 @@ def with_settings(rule: Rule, values: Sequence[Tensor]) -> Rule:
 
 def _tensor(values: Sequence[float]) -> Tensor:
     """Floats as float32, as torch takes a number beside float32 statistics."""
-    whole = all(isinstance(value, int) for value in values)
-    return torch.tensor(values, dtype=torch.int64 if whole else torch.float32)
+    integral = all(isinstance(value, int) for value in values)
+    return torch.tensor(values, dtype=torch.int64 if integral else torch.float32)
