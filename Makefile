@@ -24,7 +24,7 @@ test-slow: $(VENV)/.installed-test ## the tests that take minutes
 test-gpu: $(VENV)/.installed-test ## the tests that need a CUDA device
 	@$(BIN)/python -m pytest -m gpu --timeout 1800
 
-soak: $(VENV)/.installed-test ## 64 clients, some of them rude, against the server for a minute
+soak: $(VENV)/.installed-test ## 64 clients, some of which break the protocol, against the server for a minute
 	@$(BIN)/python -m benchmarks.soak
 
 lint: $(VENV)/.installed-test ## ruff and mypy

@@ -91,8 +91,8 @@ def outside(head: VocabularyHead, hidden: Tensor) -> Tensor:
 def approximations(
     head: VocabularyHead, hidden: Tensor, guess: Tensor
 ) -> Iterator[tuple[str, dict[str, Any], float, float]]:
-    """Each one's name, how the head is told, the mass that is left out, and what the bound is of
-    that."""
+    """Of each approximation: name, setting of the head, the mass that it leaves out, and the
+    bound of that mass."""
     for share in SHARES:
         yield (
             f"skip {share:.0e}",

@@ -3,7 +3,7 @@
     .venv/bin/python -m benchmarks.hostile_clients [--seconds 5] [--clients 1,4] [--attacks NAME,…]
 
 Starts `sfumato serve` with the embedded model on 127.0.0.1. First an innocent client asks alone,
-and tells how long a step takes; then beside each attack, by each number of attackers. Meanwhile
+and measures how long a step takes; then beside each attack, by each number of attackers. Meanwhile
 /health is asked every 20 ms, and the server's resident memory is read. Prints a table and one JSON
 line. Every attack ends after --seconds, each attacker waits for an answer before it sends again,
 and nothing leaves this machine.
@@ -86,7 +86,7 @@ def post(server: Server, path: str, body: bytes) -> tuple[int, bytes]:
 
 
 def innocent(server: Server, until: float, seen: Measured) -> None:
-    """One reply after another; each tells what a step took."""
+    """One reply after another; each measures what a step took."""
     body = json.dumps(INNOCENT).encode()
     while time.monotonic() < until:
         began = time.monotonic()

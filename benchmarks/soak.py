@@ -1,4 +1,4 @@
-"""Many clients at once, some of them rude, and nothing may be lost.
+"""Many clients at once, some of which break the protocol: no request may be lost.
 
     .venv/bin/python -m benchmarks.soak [--clients 64] [--seconds 60] [--url http://host:port]
 

@@ -6,7 +6,9 @@ Both folders hold a version's `sfumato` package with its compiled library; a MOD
 or `embedded`. Each version runs in a process of its own, and the older one in a second
 process too: the ratio of the older one to itself is the spread to hold the other ratio against.
 The processes take turns, a round each; a round is some steps of an engine's rows. Figures are
-medians over all steps, ratios medians over the rounds. Prints a table and one JSON line.
+medians over all steps, ratios medians over the rounds. With --prefixes it is the forward of rows
+whose slots hold so many positions (of zeros: the time is the same), and no engine. Prints a table
+and one JSON line.
 """
 
 from __future__ import annotations
@@ -27,10 +29,30 @@ import sfumato
 from sfumato.diffusion.stopping import Never
 from sfumato.engine import Engine, EngineConfig, Request
 
-path, dtype, threads, rows, steps = sys.argv[1], sys.argv[2], *map(int, sys.argv[3:])
+path, dtype, threads, rows, steps = sys.argv[1], sys.argv[2], *map(int, sys.argv[3:6])
+prefixes = [int(length) for length in sys.argv[6:]]
 torch.set_num_threads(threads)
 options = {} if dtype == "auto" else {"dtype": dtype}
 model = sfumato.load(None if path == "embedded" else path, **options)
+
+if prefixes:
+    network, longest = model.network, max(prefixes)
+    if hasattr(network, "new_slots"):  # one pool
+        slots = network.new_slots(len(prefixes), longest)
+    else:
+        slots = [network.new_slot(longest) for _ in prefixes]
+    for slot, length in zip(slots, prefixes):
+        slot.length = length
+    canvases = [torch.arange(model.config.canvas_length) % 100 for _ in slots]
+    for _ in sys.stdin:
+        times = []
+        for _ in range(steps):
+            start = time.perf_counter()
+            network.denoise(canvases, slots)
+            times.append(time.perf_counter() - start)
+        print(json.dumps(times), flush=True)
+    sys.exit()
+
 engine = Engine(model, EngineConfig(slots=rows, context=1024))
 sampler = sfumato.SamplerConfig(max_steps=steps, stopping=Never(), ignore_eos=True)
 vocab = model.config.vocab_size
@@ -61,7 +83,14 @@ class Version:
             "OMP_NUM_THREADS": str(options.threads),
         }
         self._process = subprocess.Popen(
-            [sys.executable, "-c", WORKER, model, options.dtype, *map(str, figures)],
+            [
+                sys.executable,
+                "-c",
+                WORKER,
+                model,
+                options.dtype,
+                *map(str, (*figures, *options.prefixes)),
+            ],
             env=environment,
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
@@ -106,12 +135,19 @@ def compare(model: str, options: argparse.Namespace, rows: int) -> dict[str, Any
     }
 
 
+def _lengths(text: str) -> tuple[int, ...]:
+    return tuple(map(int, text.split(",")))
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
     parser.add_argument("models", nargs="+", metavar="MODEL", help="checkpoints, or `embedded`")
     parser.add_argument("--before", type=Path, required=True, help="folder of the older package")
     parser.add_argument("--after", type=Path, required=True, help="folder of the newer package")
     parser.add_argument("--rows", default="1,8", help="rows of a step (%(default)s)")
+    parser.add_argument(
+        "--prefixes", type=_lengths, default=(), help="lengths of prefixes, as 32000,500,500"
+    )
     parser.add_argument("--steps", type=int, default=12, help="steps of a round (%(default)s)")
     parser.add_argument("--rounds", type=int, default=7, help="rounds of each (%(default)s)")
     parser.add_argument("--threads", type=int, default=2, help="threads (%(default)s)")
@@ -120,7 +156,7 @@ def main() -> None:
     results = []
     print(f"{'model':32}{'rows':>5}{'before ms':>11}{'after ms':>10}{'ratio':>8}{'itself':>8}")
     for model in options.models:
-        for rows in map(int, options.rows.split(",")):
+        for rows in [len(options.prefixes)] if options.prefixes else _lengths(options.rows):
             figures = compare(model, options, rows)
             results.append(figures)
             print(
@@ -132,6 +168,7 @@ def main() -> None:
         "benchmark": "step_between_versions",
         "threads": options.threads,
         "dtype": options.dtype,
+        "prefixes": options.prefixes,
     }
     print(
         json.dumps(

@@ -1,6 +1,6 @@
 """`load()` makes one `Model` of a checkpoint: its network, its text side and its defaults.
 
-This is the library's front door, and the seam between ids (`diffusion/`) and text (`text/`).
+The entry point of the library, where ids (`diffusion/`) and text (`text/`) meet.
 """
 
 from __future__ import annotations
@@ -113,7 +113,7 @@ class Model:
         a prefill, True ends the reply with what is committed.
         Raises ValueError, naming the argument, for what cannot be done, and TypeError for an
         argument that there is not. The stream itself raises FloatingPointError where the model's
-        scores are no numbers, and ValueError where a sampler's or processor's answer is of no use.
+        scores are no numbers, and ValueError where a sampler or processor returns a wrong tensor.
         """
         _check_arguments(cancelled, unknown)
         ids = self.prompt_ids(prompt, messages, thinking=thinking, tools=tools)

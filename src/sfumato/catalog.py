@@ -96,7 +96,7 @@ def gigabytes(nbytes: float) -> str:
 
 
 def advice() -> str:
-    """How to get the model, in lines for somebody who has no checkpoint yet."""
+    """How to get the model, in lines for a user who has no checkpoint yet."""
     lines = [f"To get {MODEL}:"]
     for entry in PUBLISHED:
         steps = [step_seconds(entry, machine) for machine in MACHINES]

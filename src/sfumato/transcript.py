@@ -61,7 +61,7 @@ class Transcript:
     def __init__(
         self, tokenizer: Tokenizer, markers: ChatMarkers, stop: Stop, ignore_ends: bool = False
     ) -> None:
-        """stop: what ends the reply. Raises ValueError where it is nothing of the kind."""
+        """stop: what ends the reply. Raises ValueError for any other value."""
         self.markers = markers
         stops = StopStrings(stop)
         self.cut = StopCut(tokenizer, stops, markers, ignore_ends)

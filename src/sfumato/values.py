@@ -27,7 +27,7 @@ class Kind(Protocol):
         """The value that a TOML value stands for. Raises ValueError."""
 
     def show(self, value: Any) -> str:
-        """A value as somebody would write it."""
+        """A value as a user writes it."""
 
     def describe(self) -> str:
         """What is accepted, in a few words."""

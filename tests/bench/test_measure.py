@@ -192,7 +192,7 @@ def test_ctrl_c_in_a_request_keeps_its_steps(
 def test_what_cannot_be_done_is_refused_before_measuring(
     tiny: Subject, monkeypatch: pytest.MonkeyPatch, prompt: Any, case: Case, message: str
 ) -> None:
-    monkeypatch.setattr(module, "_request", lambda *_: pytest.fail("was measured"))
+    monkeypatch.setattr(module, "_measure_case", lambda *_: pytest.fail("was measured"))
     with pytest.raises(ValueError, match=message):
         measured(tiny, Work([4, prompt]), Case(32), case)
 

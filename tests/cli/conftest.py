@@ -36,7 +36,7 @@ class FakeModel:
         self, *canvases: str, interrupt_at: int | None = None, presses: int = 1, held: str = ""
     ) -> None:
         self.canvases = canvases
-        # The canvas in which somebody presses Ctrl-C, how often, and what text was held back.
+        # The canvas in which the user presses Ctrl-C, how often, and what text was held back.
         self.interrupt_at, self.presses, self.held = interrupt_at, presses, held
         self.requests: list[dict[str, Any]] = []
         self.warnings: tuple[str, ...] = ()
@@ -58,7 +58,9 @@ class FakeModel:
                 ids = torch.tensor([ord(c) for c in text])
                 accepted = torch.full(ids.shape, step == 2)
                 sure = torch.ones(len(ids))
-                yield Draft(number, step, ids, 0 * sure, accepted, 48, ids[:, None], sure[:, None])
+                top = ids[:, None], sure[:, None]
+                decode = self.tokenizer.decode
+                yield Draft(number, step, ids, 0 * sure, accepted, 48, *top, decode=decode)
                 if (number, step) == (self.interrupt_at, 1):
                     for _ in range(self.presses):
                         signal.raise_signal(signal.SIGINT)

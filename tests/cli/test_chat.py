@@ -111,7 +111,7 @@ def test_help_is_wrapped_between_words(monkeypatch: pytest.MonkeyPatch, width: i
 def test_ctrl_c_ends_the_answer_and_not_the_chat(use: Any, cli: Any) -> None:
     model = use("one ", "two", interrupt_at=1)
     done = cli("chat", stdin="First?\nSecond?\n")
-    assert (done.code, done.out) == (0, "one \n(interrupted)\n" * 2 + "\n")
+    assert (done.code, done.out) == (0, "one two\n(interrupted)\n" * 2 + "\n")
     assert model.requests[1]["messages"] == [user("First?"), assistant("one "), user("Second?")]
 
 
@@ -126,7 +126,7 @@ PRESSED = object()
 
 @pytest.fixture
 def typing(cli: Any, monkeypatch: pytest.MonkeyPatch) -> Any:
-    """typing("line", ("half a li", PRESSED), …) chats with somebody at a terminal."""
+    """typing("line", ("half a li", PRESSED), …) chats with a user at a terminal."""
 
     def chat(*script: Any) -> Any:
         lines, buffer = iter(script), [""]

@@ -104,7 +104,7 @@ def test_an_interrupted_download_goes_on(
     monkeypatch.setattr("huggingface_hub.file_download.time.sleep", given_up)
     stopped = cli("pull", f"hf:{REPO}:Q4_K_M")
     assert stopped.code == 130
-    assert "the same command goes on from here" in stopped.err
+    assert "the same command continues the download" in stopped.err
     hub_server.cut = None
     done = cli("pull", f"hf:{REPO}:Q4_K_M")
     assert done.code == 0, done.err

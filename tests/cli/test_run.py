@@ -4,6 +4,7 @@ import io
 import json
 import os
 import re
+import signal
 import subprocess
 import sys
 from pathlib import Path
@@ -15,6 +16,8 @@ from tests.cli.conftest import Terminal
 from sfumato import SoftTopK
 from sfumato.api import EMBEDDED
 from sfumato.cli import main
+
+INTERRUPTED = "(interrupted; the end of the text is a draft, which had not settled)\n"
 
 
 def test_plain_output_is_exactly_the_answer(use: Any, cli: Any) -> None:
@@ -146,22 +149,40 @@ def test_json(use: Any, cli: Any) -> None:
 def test_ctrl_c_ends_the_reply_with_all_that_belongs_to_it(use: Any, cli: Any) -> None:
     use("one ", "two", interrupt_at=1, held="<").warnings = ("canvas 0: odd",)
     done = cli("run", "Hi")
-    assert (done.code, done.out) == (130, "one <\n")
-    assert done.err == "sfumato: warning: canvas 0: odd\n(interrupted)\n"
+    assert (done.code, done.out) == (130, "one <two\n")
+    assert done.err == f"sfumato: warning: canvas 0: odd\n{INTERRUPTED}"
     done = cli("run", "Hi", "--json")
     assert done.code == 130 and "(interrupted)" not in done.err
     reply = json.loads(done.out)
-    assert (reply["text"], reply["stop_reason"]) == ("one <", "cancelled")
+    assert (reply["text"], reply["draft"], reply["stop_reason"]) == ("one <", "two", "cancelled")
     assert reply["stats"]["steps"] == [2]
 
 
-def test_a_second_ctrl_c_leaves_what_was_committed(use: Any, cli: Any) -> None:
+def test_ctrl_c_in_the_first_canvas_prints_its_draft(use: Any, cli: Any) -> None:
+    use("one ", interrupt_at=0)
+    done = cli("run", "--slow", "Hi")
+    assert (done.code, done.out, done.err) == (130, "one \n", INTERRUPTED)
+
+
+def test_ctrl_c_before_the_model_is_loaded_is_confirmed(
+    cli: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("sfumato.cli.generation.load", lambda _: signal.raise_signal(signal.SIGINT))
+    before = signal.getsignal(signal.SIGINT)
+    try:
+        done = cli("run", "Hi")
+    finally:
+        signal.signal(signal.SIGINT, before)
+    assert (done.code, done.out, done.err) == (130, "", "(interrupted)\n")
+
+
+def test_a_second_ctrl_c_leaves_what_was_committed_and_the_draft(use: Any, cli: Any) -> None:
     use("one ", "two", interrupt_at=1, held="<", presses=2)
     done = cli("run", "Hi")
-    assert (done.code, done.out, done.err) == (130, "one \n", "(interrupted)\n")
+    assert (done.code, done.out, done.err) == (130, "one two\n", INTERRUPTED)
     done = cli("run", "Hi", "--json")
     assert done.code == 130
-    assert json.loads(done.out) == {"text": "one ", "stop_reason": "cancelled"}
+    assert json.loads(done.out) == {"text": "one ", "draft": "two", "stop_reason": "cancelled"}
 
 
 def test_canvases_that_ran_out_of_steps_are_told_with_what_to_do(use: Any, cli: Any) -> None:

@@ -36,9 +36,9 @@ def step(number: int) -> Draft:
     return Draft(0, number, none, none, none, 48, none, none)
 
 
-def settle(reply: Sequence, ids: list[int], capacity: int = 64) -> list[int] | None:
+def settle(reply: Sequence, ids: list[int]) -> list[int] | None:
     """What a canvas adds; None where it is drawn again."""
-    settled = reply.add_canvas(ids, "converged", capacity)
+    settled = reply.add_canvas(ids, "converged")
     return None if settled is None else settled.token_ids
 
 
@@ -99,20 +99,19 @@ class Cut:
 
 
 @pytest.mark.parametrize(
-    ("options", "capacity"),
+    "options",
     [
-        ({}, 64),
-        ({"max_tokens": 3}, 64),  # no token left for an answer
-        ({"context": PROMPT + 3 + LENGTH - 1}, 64),  # no canvas left
-        ({}, PROMPT + 2),  # no place in the slot
-        ({"cut": lambda reply, added: 0}, 64),  # a stop string came first
+        {},
+        {"max_tokens": 3},  # no token left for an answer
+        {"context": PROMPT + 3 + LENGTH - 1},  # no canvas left
+        {"cut": lambda reply, added: 0},  # a stop string came first
     ],
 )
-def test_a_thought_is_ended_where_an_answer_still_has_room(options: dict, capacity: int) -> None:  # type: ignore[type-arg]
+def test_a_thought_is_ended_where_an_answer_still_has_room(options: dict) -> None:  # type: ignore[type-arg]
     thought: ThoughtLimit = Cut()
     reply = sequence(Policies(thought=thought), **options)
-    added = settle(reply, [11, 12, 13, 14], capacity)
-    if not options and capacity == 64:
+    added = settle(reply, [11, 12, 13, 14])
+    if not options:
         assert (added, reply.reason) == ([11, 12, CLOSES], None)
         assert reply.warnings == ["canvas 0: the thought was ended to leave room to answer"]
     else:

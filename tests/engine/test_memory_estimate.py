@@ -49,7 +49,8 @@ ROOT = Path(__file__).resolve().parents[2]
 CPU = torch.device("cpu")
 LAYOUT = EngineConfig(slots=2, context=2048)
 
-LARGER = 4096
+MEASURED = replace(LAYOUT, context=1024)
+LARGER = 2048
 
 # What an engine does with two requests that fill its slots, and with one beside a larger one, and
 # the most that it holds over the bare process (all imported, the text side there) in either.
@@ -90,7 +91,7 @@ with memory.PeakMemory() as watch:
     canvas = model.config.canvas_length
     engine = Engine(model, layout)
     full = served(*[submitted(row, context, 1) for row in range(slots)])
-    long = submitted(8, larger, 4)
+    long = submitted(8, larger, 2)
     for _ in range(larger // layout.prefill_chunk):
         engine.step()  # until both denoise together
     more = served(long, submitted(9, context, 1))
@@ -103,7 +104,7 @@ RUNS = 3  # the median counts: what the allocator keeps differs from run to run
 
 
 def measured(path: Path) -> dict[str, Any]:
-    numbers = LAYOUT.slots, LAYOUT.context, LARGER
+    numbers = MEASURED.slots, MEASURED.context, LARGER
     done = subprocess.run(
         [sys.executable, "-c", PROCESS, str(path), *map(str, numbers)],
         capture_output=True,
@@ -112,8 +113,8 @@ def measured(path: Path) -> dict[str, Any]:
         env=os.environ | {"PYTHONPATH": str(ROOT / "src")},
     )
     figures: dict[str, Any] = json.loads(done.stdout)
-    assert figures["full"]["contexts"] == [LAYOUT.context] * LAYOUT.slots
-    assert figures["more"]["contexts"] == [LAYOUT.context] * LAYOUT.slots + [LARGER]
+    assert figures["full"]["contexts"] == [MEASURED.context] * MEASURED.slots
+    assert figures["more"]["contexts"] == [MEASURED.context] * MEASURED.slots + [LARGER]
     return figures
 
 
@@ -139,10 +140,10 @@ def test_the_prediction_is_what_a_process_takes(
     with ThreadPoolExecutor(2) as pool:
         runs = list(pool.map(measured, [path] * RUNS))
     added = runs[0]["added"]
-    prediction_with_cutoffs = predict(footprint, LAYOUT)
+    prediction_with_cutoffs = predict(footprint, MEASURED)
     # These rows ask for no top-k and no top-p, and read no questions, whose memory is predicted for
     # all that may.
-    cutoffs = cutoff_bytes(footprint.config, LAYOUT.slots * footprint.config.canvas_length)
+    cutoffs = cutoff_bytes(footprint.config, MEASURED.slots * footprint.config.canvas_length)
     plain = replace(prediction_with_cutoffs, step=prediction_with_cutoffs.step - cutoffs, reads=0)
     for what, more in (("full", 0), ("more", added)):
         figures = sorted((run[what] for run in runs), key=lambda run: run["peak"])[RUNS // 2]

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import pytest
@@ -28,8 +28,10 @@ def muses(reply: list[int]) -> list[int]:
     return encoded(MUSING)[len(reply) :][:LENGTH]
 
 
-def answered(script: Script, **how: Any) -> tuple[Reply, Finished, list[Event]]:
-    serving, _ = engine(script)
+def answered(
+    script: Script, config: Mapping[str, Any] = {}, **how: Any
+) -> tuple[Reply, Finished, list[Event]]:
+    serving, _ = engine(script, **config)
     events: list[Event] = []
     handle = serving.submit(script.request(**how), events.append)
     run(serving)
@@ -82,6 +84,14 @@ def test_without_a_budget_an_answer_has_room(most: int) -> None:
 def test_a_thought_that_ends_by_itself_is_left_alone(text: str, most: int) -> None:
     reply, _, _ = answered(Script(40, 5, text), max_tokens=most)
     assert reply.token_ids == encoded(text)[:-1] and reply.warnings == ()
+
+
+@pytest.mark.parametrize("most", [8, 17, 60, 200])
+def test_a_thought_ends_at_the_same_token_in_slots_of_every_size(most: int) -> None:
+    exact, end, _ = answered(Script(40, 5, says=muses), {"context": 1}, max_tokens=most)
+    assert end.account.context == 5 + most - 1  # no position to spare
+    roomy, _, _ = answered(Script(40, 5, says=muses), {"context": 512}, max_tokens=most)
+    assert exact.token_ids == roomy.token_ids and CLOSES in exact.token_ids
 
 
 def test_a_budget_that_was_asked_for_holds_for_every_thought() -> None:

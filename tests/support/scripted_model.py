@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import replace
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -42,8 +43,10 @@ TEMPLATE = (
 )
 
 
+@cache
 def tokenizer() -> Tokenizer:
-    """One token for each marker, byte and ASCII character; other characters are their bytes."""
+    """One token for each marker, byte and ASCII character; other characters are their bytes.
+    The same one for all: nothing of it changes."""
     merges = [(piece[:-1], piece[-1]) for piece in MERGED]
     inner = tokenizers.Tokenizer(models.BPE(vocab=VOCABULARY, merges=merges, byte_fallback=True))
     inner.normalizer = normalizers.Replace(" ", "▁")

@@ -21,6 +21,7 @@ from sfumato.bench.workload import Case, Prompt, Work
 from sfumato.diffusion.sampler_config import SamplerConfig
 from sfumato.engine import Engine, EngineConfig, EngineError, Request
 from sfumato.engine import Prompt as PromptTokens
+from sfumato.engine.request import prepare, snapshot_points_of
 from sfumato.options.limits import MOST_STEPS
 
 Progress = Callable[[int, int], None]
@@ -129,12 +130,11 @@ def _engine(subject: Subject, work: Work, case: Case, config: SamplerConfig) -> 
 
 def _needed_context(subject: Subject, work: Work, case: Case, config: SamplerConfig) -> int:
     """Positions of a slot that holds each request. Raises ValueError for what cannot be done."""
-    need = 1
+    model, need = subject.model, 1
+    points = snapshot_points_of(model)
     for prompt in work.prompts:
-        ids = subject.prompt_ids(prompt, work.seed, case.context)
-        plan, _ = subject.model.plan_reply(len(ids), case.max_tokens, work.seed, config)
-        assert plan.config.canvas_length
-        need = max(need, len(ids) + (plan.canvases - 1) * plan.config.canvas_length)
+        request = _request(subject, prompt, work.seed, case, config, 0.0)
+        need = max(need, prepare(model, request, model.config.context_length, points).need)
     return need
 
 
@@ -152,12 +152,15 @@ def _request(
     )
 
 
+# Of SamplerConfig: the first four have other words in the line, the last has a field of its own.
+_NAMED = ("max_steps", "sampler", "schedule", "stopping", "canvas_length")
+
+
 def _described(config: SamplerConfig) -> str:
     """The sampler path in a line: rules, most steps, and what else is not the default."""
     parts = [f"{config.max_steps} steps at most"]
     parts += [repr(part) for part in (config.sampler, config.schedule, config.stopping)]
-    names = ("temperature", "top_k", "top_p", "soft_skip", "soft_top_k", "min_tokens", "ignore_eos")
-    for name in names:
-        if (value := getattr(config, name)) != getattr(SamplerConfig(), name):
+    for name, value in vars(config).items():
+        if name not in _NAMED and value != getattr(SamplerConfig(), name):
             parts.append(f"{name} {value}")
     return ", ".join(parts)

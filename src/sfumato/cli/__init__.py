@@ -46,6 +46,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     except KeyboardInterrupt:
         # Another Ctrl-C would only interrupt the interpreter's cleanup.
         signal.signal(signal.SIGINT, signal.SIG_IGN)
+        print("(interrupted)", file=sys.stderr)
         return INTERRUPTED
     except Exception as error:
         if os.environ.get("SFUMATO_DEBUG") == "1" or not _is_bad_input(error):

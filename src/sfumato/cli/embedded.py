@@ -1,15 +1,14 @@
 """What the command line says of the embedded model, which was made for a demonstration alone.
 
-Knows what the model was trained to answer, and no display.
+Knows no display; server/examples.py knows what the model was trained to answer.
 """
 
 from __future__ import annotations
 
-from functools import cache
 from typing import TYPE_CHECKING
 
 from sfumato.api import EMBEDDED
-from sfumato.server.examples import CANNOT
+from sfumato.server.examples import CANNOT, is_answered
 
 if TYPE_CHECKING:
     from sfumato.api import Model
@@ -27,7 +26,7 @@ def is_embedded(model: Model) -> bool:
 
 
 def remark(answer: Answer, model: Model, raises: str = "--steps") -> str | None:
-    """What a person must know about a reply that may be of no use; None where there is nothing.
+    """The hint below a reply that may be wrong; None where the reply gives no reason for one.
 
     raises: the option or command that raises the limit of steps.
     """
@@ -36,7 +35,7 @@ def remark(answer: Answer, model: Model, raises: str = "--steps") -> str | None:
         return None
     capped = "step_cap" in reply.stats.convergence
     if is_embedded(model):
-        return CANNOT if capped or not _is_known(reply.text, reply.stop_reason == "eos") else None
+        return None if is_answered(reply) else CANNOT
     if not capped:
         return None
     stats = reply.stats
@@ -44,23 +43,3 @@ def remark(answer: Answer, model: Model, raises: str = "--steps") -> str | None:
         f"the text may be unsettled: {stats.convergence.count('step_cap')} of {stats.canvases} "
         f"canvases hit the step cap ({max(stats.steps)}); {raises} raises it"
     )
-
-
-def _is_known(text: str, complete: bool) -> bool:
-    """Whether the model was trained to write this: four rows of a Sudoku, or one of its answers;
-    the beginning of one, where the reply was ended early. A canvas of anything else may settle
-    too, and its entropy is as low as that of a right answer."""
-    from sfumato.train import sudoku
-
-    if complete and text.count("\n") == 3 and sudoku.from_text(text) is not None:
-        return True
-    if complete:
-        return text in _answers()
-    return any(answer.startswith(text) for answer in _answers()) or not set(text) - set("1234\n")
-
-
-@cache
-def _answers() -> frozenset[str]:
-    from sfumato.train.questions import all_questions
-
-    return frozenset(question.answer for question in all_questions())

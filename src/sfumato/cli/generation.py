@@ -49,6 +49,7 @@ class Answer:
     text: str  # of the reply, or the part that was committed
     interrupted: bool  # whether Ctrl-C was pressed
     account: Account | None = None  # the reply's
+    draft: str = ""  # of the canvas that Ctrl-C ended before it settled
 
 
 def load(args: argparse.Namespace) -> Model:
@@ -146,10 +147,11 @@ def engine(model: Model, first: Request, context: int = 1, kept: int = 0) -> Eng
 def answer(engine: Engine, request: Request, display: Display) -> Answer:
     """Generate one reply and show it on the way. Raises ValueError where the request fails.
 
-    Ctrl-C ends it before the next step, with what was committed; a second one at once, which
-    the engine may not survive.
+    The first Ctrl-C ends the reply before the next step, with the committed text and the last
+    draft; a second one at once, which the engine may not survive.
     """
     committed: list[str] = []
+    draft: sfumato.Draft | None = None  # of the canvas under way
     try:
         with (
             interrupt.counted() as presses,
@@ -164,13 +166,15 @@ def answer(engine: Engine, request: Request, display: Display) -> Answer:
                     for warning in event.reply.warnings:
                         notes.print_message("warning", warning)
                     reply, interrupted = event.reply, presses.count > 0
-                    return Answer(reply, reply.text, interrupted, event.account)
+                    last = draft.text if draft and reply.stop_reason == "cancelled" else ""
+                    return Answer(reply, reply.text, interrupted, event.account, last)
+                draft = event if isinstance(event, sfumato.Draft) else None
                 if isinstance(event, sfumato.Settled):
                     committed.append(event.text)
                 display.show(event)
         raise AssertionError("a request ends in Finished or Failed")
     except KeyboardInterrupt:
-        return Answer(None, "".join(committed), True)
+        return Answer(None, "".join(committed), True, draft=draft.text if draft else "")
 
 
 def _events(engine: Engine, request: Request, presses: Presses) -> Generator[Event, None, None]:

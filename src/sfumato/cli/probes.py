@@ -1,7 +1,7 @@
 """Short measurements of a machine: how fast are the operations that a denoising step consists of.
 
 Each probe runs in turn with all others, several times over, and the median counts. How much of the
-time a thread had for itself tells whether other work takes the machine. Knows no checkpoints.
+time a thread had for itself shows whether other programs use the machine. Knows no checkpoints.
 """
 
 from __future__ import annotations

@@ -67,12 +67,12 @@ def fetch(
     try:
         return download.download(listing, names, reference)
     except KeyboardInterrupt:
-        print("\nsfumato: interrupted; the same command goes on from here", file=sys.stderr)
+        print("\nsfumato: the same command continues the download", file=sys.stderr)
         raise
 
 
 def _unreadable(listing: Listing) -> list[str]:
-    """Why the files would be of no use, as far as the hub tells."""
+    """Why these files cannot be loaded, as far as the hub says."""
     from sfumato.model.families import FAMILIES  # loads torch, as the prediction of memory does
 
     reasons = []

@@ -46,7 +46,8 @@ def main(args: argparse.Namespace) -> int:
         plain = not speaks_unicode(sys.stdout)
         print(json.dumps(_report(answer), ensure_ascii=plain, indent=2))
     elif answer.interrupted:
-        print("(interrupted)", file=sys.stderr)
+        end = "; the end of the text is a draft, which had not settled" if answer.draft else ""
+        print(f"(interrupted{end})", file=sys.stderr)
     elif remark:
         notes.print_message("hint", remark)
     return INTERRUPTED if answer.interrupted else 0
@@ -101,16 +102,19 @@ def _typed_question() -> str | None:
 
 
 def _report(answer: Answer) -> dict[str, Any]:
-    """The reply as plain values. A second Ctrl-C leaves the committed text and no figures."""
+    """The reply as plain values. After Ctrl-C also the draft of the canvas that had not settled; a
+    second Ctrl-C leaves the committed text and the draft, and no figures."""
     reply, account = answer.reply, answer.account
+    draft = {"draft": answer.draft} if answer.draft else {}
     if reply is None or account is None:
-        return {"text": answer.text, "stop_reason": "cancelled"}
+        return {"text": answer.text, **draft, "stop_reason": "cancelled"}
     stats = asdict(reply.stats) | {
         "cached_tokens": account.cached_tokens,
         "tokens_per_forward": reply.stats.tokens_per_forward,
     }
     return {
         "text": reply.text,
+        **draft,
         "thought": reply.thought,
         "tool_calls": [{"name": c.name, "arguments": c.arguments} for c in reply.tool_calls],
         "stop_reason": reply.stop_reason,

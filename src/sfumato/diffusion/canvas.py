@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Literal
 import torch
 from torch import Tensor
 
-from sfumato.diffusion.noise import Noise
+from sfumato.diffusion.noise import Noise, first_tokens
 from sfumato.diffusion.processors import CanvasView
 from sfumato.diffusion.sampler_config import SamplerConfig
 from sfumato.diffusion.schedule import count_at, temperature_at
@@ -29,9 +29,8 @@ Convergence = Literal["converged", "step_cap"]
 
 @dataclass(frozen=True)
 class RowStart:
-    """What a canvas begins as; all on the host."""
+    """What a canvas begins with, beside its tokens; all on the host."""
 
-    tokens: Tensor  # int64 [length]
     pinned: Tensor  # int64 [length]: the token of a pinned position, -1 elsewhere
     seed: int
     canvas: int
@@ -84,12 +83,13 @@ class Canvas:
         self.reply = torch.tensor(reply, dtype=torch.int64, device=device)
         self.vocab_size, self.length = vocab_size, config.canvas_length
         self.step, self.convergence = 0, None  # type: tuple[int, Convergence | None]
-        self.begun = noise.tokens(0, self.length, vocab_size)  # stays on the host, to be shown
+        self._begun: Tensor | None = None  # drawn late, together with those of other canvases
         self._pinned = torch.full((self.length,), -1)
         for position, token in (pinned or {}).items():
             if not (0 <= position < self.length and 0 <= token < vocab_size):
                 raise ValueError(f"pinned: position {position}, token {token} is out of range")
-            self._pinned[position] = self.begun[position] = token
+            self._pinned[position] = token
+        self._has_pins = bool(pinned)
         # Of one size at every step, so that a step can be captured once and replayed.
         rules = (config.sampler, config.stopping)
         depth = max(1, *(getattr(rule, "history", 1) for rule in rules))
@@ -108,6 +108,14 @@ class Canvas:
     @property
     def done(self) -> bool:
         return self.convergence is not None
+
+    @property
+    def begun(self) -> Tensor:
+        """int64 [length], on the host: the tokens that the canvas begins as."""
+        if self._begun is None:
+            draw_first([self])
+        assert self._begun is not None
+        return self._begun
 
     # The state, as copies: it is written in place.
 
@@ -174,7 +182,6 @@ class Canvas:
                 assert not isinstance(counts, int)
                 self._soft_top_k = [count_at(counts, step, config.max_steps) for step in steps]
             self._start = RowStart(
-                self.begun,
                 self._pinned,
                 self.noise.seed,
                 self.noise.canvas,
@@ -232,3 +239,16 @@ class Canvas:
             "range of float16; load it with dtype='bfloat16' or 'float32'"
             f"{processor_hint if processors else ''}"
         )
+
+
+def draw_first(canvases: Sequence[Canvas]) -> None:
+    """Draws the tokens that canvases of one vocabulary begin as, all at once; those of a canvas
+    that has them already stay."""
+    new = [canvas for canvas in canvases if canvas._begun is None]
+    if not new:
+        return
+    longest = max(canvas.length for canvas in new)
+    drawn = first_tokens([canvas.noise for canvas in new], longest, new[0].vocab_size)
+    for canvas, row in zip(new, drawn.unbind(), strict=True):
+        tokens, pinned = row[: canvas.length], canvas._pinned
+        canvas._begun = torch.where(pinned >= 0, pinned, tokens) if canvas._has_pins else tokens

@@ -1,7 +1,7 @@
 """The plain generate loop: encode, denoise, commit, until the reply ends.
 
-One request at a time, to be read aloud.  It is the library's path, and the specification that
-batched steps are tested against.
+One request at a time, short enough to read at once.  The loop is what the library runs, and the
+specification that batched steps are tested against.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from sfumato.diffusion.canvas import Canvas, Draft
 from sfumato.diffusion.limits import Limits, ReplyPlan, plan_reply
 from sfumato.diffusion.outcome import Outcome, SettledCanvas
 from sfumato.diffusion.sampler_config import SamplerConfig
-from sfumato.diffusion.sequence import Policies, Sequence
+from sfumato.diffusion.sequence import Policies, Sequence, committed_tokens
 from sfumato.diffusion.step import Denoiser
 from sfumato.model.cache import Slot
 from sfumato.model.network import Network
@@ -50,11 +50,8 @@ def run(
 ) -> Generator[Draft | SettledCanvas, None, Outcome]:
     """As `generate`, of a reply that has been checked."""
     sequence = Sequence(plan, policies, opening)
-    # The last canvas is never committed. A thought that is ended makes canvases shorter and more.
-    committed = (plan.canvases - 1) * sequence.canvas_length
-    if policies.thought is not None:
-        committed = plan.limits.max_tokens - 1
-    return _run(network, prompt, sequence, network.new_slot(max(1, len(prompt) + committed)))
+    capacity = max(1, len(prompt) + committed_tokens(plan, policies))
+    return _run(network, prompt, sequence, network.new_slot(capacity))
 
 
 def _run(
@@ -73,7 +70,7 @@ def _run(
             yield draft
         if canvas.convergence is None:
             break
-        settled = sequence.add_canvas(ids, canvas.convergence, slot.capacity)
+        settled = sequence.add_canvas(ids, canvas.convergence)
         if settled is None:  # an empty answer, which is drawn again
             continue
         yield settled

@@ -11,6 +11,7 @@ there, draws may differ from those of other devices.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
@@ -34,12 +35,12 @@ def philox(counter: tuple[Tensor, Tensor, Tensor, Tensor], key: Tensor) -> Tenso
     keys = key.view(*[1] * (even.ndim - key.ndim), *key.shape).movedim(-1, 0)
     # Filled on the device: a tensor made of numbers would be copied to it from the host.
     multipliers, weyl = _pair(_MULTIPLIERS, even), _pair(_WEYL, even)
-    for _ in range(ROUNDS):
+    rounds = torch.arange(ROUNDS, device=even.device).view(-1, *[1] * even.ndim)
+    for round_keys in (keys + weyl * rounds).bitwise_and_(_LOW).unbind():
         # The products wrap around int64, but their 64 bits are right, and the mask drops the sign.
         product = even.flip(0) * multipliers
-        even = (product >> 32).bitwise_and_(_LOW).bitwise_xor_(odd).bitwise_xor_(keys)
+        even = (product >> 32).bitwise_and_(_LOW).bitwise_xor_(odd).bitwise_xor_(round_keys)
         odd = product.bitwise_and_(_LOW)
-        keys = (keys + weyl).bitwise_and_(_LOW)
     return torch.stack((even[0], odd[0], even[1], odd[1]))
 
 
@@ -87,17 +88,25 @@ class Noise:
     canvas: int  # 0, 1, … within the reply
     attempt: int = 0  # another draw of the same canvas
 
-    def _draw(self, step: int, length: int, vocab_size: int) -> tuple[Tensor, Tensor]:
-        canvas, attempt, at = (torch.tensor([n]) for n in (self.canvas, self.attempt, step))
-        seeds = torch.tensor([seed_words(self.seed)])
-        uniforms, tokens = noise(seeds, canvas, attempt, at, length, vocab_size)
-        return uniforms[0], tokens[0]
-
     def uniforms(self, step: int, length: int) -> Tensor:
         """float64 [length] in [0, 1), on the host: what the tokens are drawn with."""
-        return self._draw(step, length, 1)[0]
+        return _draw([self], step, length, 1)[0][0]
 
     def tokens(self, step: int, length: int, vocab_size: int) -> Tensor:
         """int64 [length], on the host: what fresh positions are filled with. Step 0 is the first
         canvas."""
-        return self._draw(step, length, vocab_size)[1]
+        return _draw([self], step, length, vocab_size)[1][0]
+
+
+def first_tokens(rows: Sequence[Noise], length: int, vocab_size: int) -> Tensor:
+    """int64 [rows, length], on the host: the tokens of step 0 of several canvases, by as many
+    operations as those of one."""
+    return _draw(rows, 0, length, vocab_size)[1]
+
+
+def _draw(rows: Sequence[Noise], step: int, length: int, vocab_size: int) -> tuple[Tensor, Tensor]:
+    """Uniforms and tokens [rows, length] of one step, on the host."""
+    words = [(*seed_words(row.seed), row.canvas, row.attempt, step) for row in rows]
+    numbers = torch.tensor(words)
+    canvas, attempt, steps = numbers[:, 2:].unbind(1)
+    return noise(numbers[:, :2], canvas, attempt, steps, length, vocab_size)

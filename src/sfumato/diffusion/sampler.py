@@ -81,9 +81,8 @@ class FixedCount:
     def accept(self, view: StepView) -> Tensor:
         confidence = view.stats.top_probs[..., 0].masked_fill(view.pinned, -1.0)
         ranks = confidence.argsort(dim=-1, descending=True, stable=True)
-        length = confidence.shape[-1]
-        places = torch.arange(length, device=confidence.device)
-        kept = places < min(self.count, length) * view.step
+        places = torch.arange(confidence.shape[-1], device=confidence.device)
+        kept = places < self.count * view.step
         return torch.zeros_like(kept).scatter(-1, ranks, kept)
 
 

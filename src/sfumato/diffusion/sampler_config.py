@@ -42,9 +42,13 @@ class SamplerConfig:
     top_p: float | None = None  # only the most probable tokens that hold this much probability
     processors: tuple[LogitProcessor, ...] = ()
     canvas_length: int | None = None  # at most the checkpoint's
-    min_tokens: int = 0  # no end token before so many tokens; a stop string may come earlier
-    ignore_eos: bool = False  # end tokens are banned: the reply has max_tokens tokens
-    self_conditioning: bool = True  # off only to measure what it is worth
+    min_tokens: int = default(
+        "min_tokens"
+    )  # no end token before so many tokens; a stop string may come earlier
+    ignore_eos: bool = default(
+        "ignore_eos"
+    )  # end tokens are banned: the reply has max_tokens tokens
+    self_conditioning: bool = default("self_conditioning")  # off only to measure what it is worth
     soft_skip: float | None = None  # mass that self-conditioning may leave out: docs/head.md
     soft_top_k: SoftTopK | int | None = None  # most probable tokens that count: docs/head.md
     top_tokens: int | None = None  # most probable tokens that drafts and commits name; at least 8

@@ -71,15 +71,13 @@ class Scoring:
             members = [canvases[i] for i in rows]
             bans = None if kind == "adjusted" else _all_bans(members, vocab_size, device)
             covered = None if bans is None else bans.covers(vocab_size)
-            places = torch.cat([torch.arange(canvases[i].length) + starts[i] for i in rows])
             # Statistics beyond a canvas are not read: those positions need not be left out.
             all_rows = kind == "plain" and bans is None and len(rows) == len(canvases)
-            takes_all = all_rows or len(places) == starts[-1]
+            if all_rows or sum(canvas.length for canvas in members) == starts[-1]:
+                return cls((ScoringGroup(kind, rows, None, bans, covered),), None)
+            places = torch.cat([torch.arange(canvases[i].length) + starts[i] for i in rows])
             order.append(places)
-            positions = None if takes_all else places.to(device)
-            groups.append(ScoringGroup(kind, rows, positions, bans, covered))
-        if groups[0].positions is None:
-            return cls(tuple(groups), None)
+            groups.append(ScoringGroup(kind, rows, places.to(device), bans, covered))
         restore = torch.zeros(starts[-1], dtype=torch.int64)
         together = torch.cat(order)
         restore[together] = torch.arange(len(together))

@@ -55,6 +55,17 @@ class Policies:
     is_empty: Callable[[list[int]], bool] | None = None  # whether a reply has no answer in it
 
 
+def committed_tokens(plan: ReplyPlan, policies: Policies) -> int:
+    """Tokens of a reply that its slot must hold, beside the prompt. It follows from the request
+    alone, so that the same request gets the same reply in slots of every size.
+
+    The last canvas is never committed. A thought that is ended makes canvases shorter and more."""
+    if policies.thought is not None and policies.thought.closes is not None:
+        return plan.limits.max_tokens - 1
+    assert plan.config.canvas_length
+    return (plan.canvases - 1) * plan.config.canvas_length
+
+
 def visible(ids: list[int], end_ids: Collection[int]) -> list[int]:
     """The ids before the first end token."""
     return ids[: next((i for i, token in enumerate(ids) if token in end_ids), len(ids))]
@@ -78,8 +89,8 @@ def truncate_canvas(
 class Sequence:
     """One reply, from its first canvas to its end.
 
-    `next_canvas` says what to denoise, `stepped` takes note of each step, `settle` takes a canvas
-    that has finished; while `reason` is None another canvas follows.
+    `next_canvas` says what to denoise, `stepped` counts each step, `add_canvas` adds a canvas that
+    has finished; while `reason` is None another canvas follows.
     """
 
     def __init__(
@@ -109,7 +120,7 @@ class Sequence:
         return CanvasPlan(self.config, noise, list(self.reply), dict(enumerate(opening)))
 
     def stepped(self, draft: Draft, seconds: float, since_start: float) -> None:
-        """Takes note of a denoising step; since_start: seconds since the request began."""
+        """Counts a denoising step; since_start: seconds since the request began."""
         stats = self.stats
         stats.steps[stats.canvases :] = [self._spent_steps + draft.step]
         stats.denoise_s += seconds
@@ -117,14 +128,12 @@ class Sequence:
         if stats.first_draft_s is None:
             stats.first_draft_s = since_start
 
-    def add_canvas(
-        self, ids: list[int], convergence: Convergence, capacity: int
-    ) -> SettledCanvas | None:
+    def add_canvas(self, ids: list[int], convergence: Convergence) -> SettledCanvas | None:
         """What a finished canvas of these ids adds; None where it is drawn again. Sets `reason`
-        where the reply ends with it. capacity: positions of the reply's slot."""
+        where the reply ends with it."""
         limits, number = self.plan.limits, self.stats.canvases
         added, reason = truncate_canvas(ids, self.reply, self.config, limits)
-        closed = self._closed_thought(added, capacity)
+        closed = self._closed_thought(added)
         if closed is not None:
             added, reason = closed, None
             self.warnings.append(f"canvas {number}: the thought was ended to leave room to answer")
@@ -146,7 +155,7 @@ class Sequence:
         self.stats.output_tokens, self.stats.total_s = len(self.reply), total_s
         return Outcome(self.reply, reason, self.stats, tuple(self.warnings))
 
-    def _closed_thought(self, added: list[int], capacity: int) -> list[int] | None:
+    def _closed_thought(self, added: list[int]) -> list[int] | None:
         """The canvas up to where its thought must end, with the token that ends it; None where no
         thought must end, or an answer would have no room."""
         thought, limits = self.policies.thought, self.plan.limits
@@ -154,8 +163,7 @@ class Sequence:
         if thought is None or thought.closes is None or kept is None:
             return None
         tokens = len(self.reply) + kept + 1
-        prefix = self.plan.prompt_tokens + tokens
-        fits = prefix <= capacity and prefix + self.canvas_length <= self.plan.context
+        fits = self.plan.prompt_tokens + tokens + self.canvas_length <= self.plan.context
         stopped = limits.cut(self.reply, added[:kept]) is not None
         if tokens >= limits.max_tokens or not fits or stopped:
             return None

@@ -63,7 +63,7 @@ class Circuit:
         return max(0.0, self._next - self._clock())
 
     def ended(self, terminal: Terminal) -> None:
-        """Takes note of how a request has ended."""
+        """Records how a request has ended."""
         if isinstance(terminal, Failed):
             self._failures += terminal.kind == "internal"
         elif isinstance(terminal, Decided) or terminal.reply.stop_reason != "cancelled":

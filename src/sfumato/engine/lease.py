@@ -157,7 +157,7 @@ class Lease:
             self.marks = tuple(sorted({*self.marks, length}))
 
     def mark(self) -> None:
-        """Keeps what it takes to come back to the slot's present length later."""
+        """Saves the state with which the slot can be cut back to its present length later."""
         self.pool.mark(self)
 
     def extend(self, ids: Iterable[int]) -> None:

@@ -149,11 +149,14 @@ def _forward(footprint: ModelFootprint, tokens: int, seen: int) -> int:
     # Queries as projected, and normed and turned in float32; keys and values in both forms.
     heads = max(layer.head_dim * (model.num_heads + layer.kv_heads) for layer in model.layers)
     projected = tokens * heads * (size + 2 * _FLOAT)
-    # Torch gathers each token's experts; the compiled operation goes through few rows at a time.
-    parts = 1 if _compiled(footprint) else 3 * model.experts_per_token
-    experts = tokens * parts * model.hidden_size * size
     stream = 4 * tokens * model.hidden_size * max(size, _FLOAT)
-    return max(projected + seen, experts) + stream
+    chosen = tokens * model.experts_per_token * model.hidden_size
+    if _compiled(footprint):
+        # The operation keeps each choice's result until it adds them up; what attention gave back
+        # seldom serves it.
+        return projected + seen + chosen * _FLOAT + stream
+    # Torch gathers each token's experts.
+    return max(projected + seen, 3 * chosen * size) + stream
 
 
 def _seen(footprint: ModelFootprint, longest: int, context: int, causal: bool) -> int:

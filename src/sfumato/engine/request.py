@@ -16,7 +16,7 @@ from sfumato.api import Messages, Model, Transcript, check_sampler
 from sfumato.diffusion.checks import MOST_SECONDS, MOST_TOKENS, is_number, is_whole
 from sfumato.diffusion.limits import ReplyPlan, TooLarge
 from sfumato.diffusion.sampler_config import SamplerConfig
-from sfumato.diffusion.sequence import Policies
+from sfumato.diffusion.sequence import Policies, committed_tokens
 from sfumato.engine.decision import DecisionRequest
 from sfumato.engine.snapshot_points import SnapshotPoints
 from sfumato.engine.thinking import ThinkingBudget
@@ -41,7 +41,7 @@ class Prompt:
 
 @dataclass(frozen=True)
 class Request:
-    """One reply that is wanted. Exactly one of prompt, messages and ids; `Model.stream` says what
+    """A request for one reply. Exactly one of prompt, messages and ids; `Model.stream` says what
     the fields mean that it has too."""
 
     prompt: str | None = None
@@ -132,13 +132,9 @@ def prepare(
         plan.config.ignore_eos,
     )
     empty = partial(is_empty, transcript) if request.retry_empty else None
-    # The last canvas is never committed. A thought that is ended makes canvases shorter and more.
-    cuts = request.thinking or request.max_thinking_tokens is not None
-    most = request.max_tokens - 1 if cuts else (plan.canvases - 1) * plan.config.canvas_length
-    need = len(prompt.ids) + most
-    return Prepared(
-        prompt, plan, Policies(budget, empty), transcript, opening, budget, need, model.family.name
-    )
+    policies = Policies(budget, empty)
+    need = len(prompt.ids) + committed_tokens(plan, policies)
+    return Prepared(prompt, plan, policies, transcript, opening, budget, need, model.family.name)
 
 
 def is_empty(transcript: Transcript, ids: list[int]) -> bool:

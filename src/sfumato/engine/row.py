@@ -81,7 +81,7 @@ class Row(AnyRow):
         """What a canvas that has settled on these ids adds, `draft` being its last; None where it
         is drawn again."""
         assert self.canvas and self.canvas.convergence and self.lease
-        settled = self.sequence.add_canvas(ids, self.canvas.convergence, self.lease.context)
+        settled = self.sequence.add_canvas(ids, self.canvas.convergence)
         self.canvas = None
         if settled is None:
             return None

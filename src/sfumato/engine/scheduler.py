@@ -84,7 +84,7 @@ class Scheduler:
         return self._lease(row)
 
     def remove(self, row: AnyRow) -> None:
-        """Forgets a row that has ended, and takes its slot back."""
+        """Removes a row that has ended, and ends the lease of its slot."""
         if row in self.running:
             self.running.remove(row)
         elif row in self.waiting:

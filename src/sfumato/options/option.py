@@ -48,7 +48,7 @@ class Option:
 
     @property
     def shown_default(self) -> str:
-        """The default as somebody would write it; empty where there is none, or it says nothing."""
+        """The default as a user writes it; empty where there is none, or it does nothing."""
         nothing = self.default is None or self.default is False or self.default == ()
         return "" if nothing else self.kind.show(self.default)
 

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+from functools import cache
 from typing import Any
 
 from sfumato.api import Reply
+from sfumato.train import sudoku
+from sfumato.train.questions import all_questions
 
 DEMONSTRATION = (
     "This demonstration model solves 4x4 Sudoku and answers a fixed set of simple questions."
@@ -34,10 +37,28 @@ def demonstration(embedded: bool) -> str | None:
 
 
 def warnings(embedded: bool, reply: Reply) -> list[str]:
-    """The reply's warnings, and one where the embedded model ran out of steps: more steps would not
-    help."""
-    capped = embedded and "step_cap" in reply.stats.convergence
-    return [*reply.warnings, *([CANNOT] if capped else [])]
+    """The reply's warnings, and one where the embedded model could not answer."""
+    return [*reply.warnings, *([CANNOT] if embedded and not is_answered(reply) else [])]
+
+
+def is_answered(reply: Reply) -> bool:
+    """Whether a reply of the embedded model is one that the model was trained to write: four rows
+    of a Sudoku, or one of its answers, or a part of one where the reply begins or ends inside it.
+    A canvas of anything else may settle too, and its entropy is as low as that of a right answer.
+    A canvas that ran out of steps is no answer: more steps would not help."""
+    if "step_cap" in reply.stats.convergence:
+        return False
+    text = reply.text
+    if reply.stop_reason != "eos":
+        return any(text in answer for answer in _answers()) or not set(text) - set("1234\n")
+    if text.count("\n") == 3 and sudoku.from_text(text) is not None:
+        return True
+    return bool(text) and any(answer.endswith(text) for answer in _answers())
+
+
+@cache
+def _answers() -> frozenset[str]:
+    return frozenset(question.answer for question in all_questions())
 
 
 def remark(embedded: bool, reply: Reply) -> str:

@@ -14,16 +14,13 @@ from sfumato.diffusion.sampler import EntropyBound
 from sfumato.diffusion.schedule import LinearTemperature
 from sfumato.diffusion.stopping import StableAndConfident
 from sfumato.engine import EngineDead
-from sfumato.options.limits import (
-    MOST_COUNTED_REQUEST,
-    MOST_STABILITY,
-    MOST_STEPS,
-    MOST_TOP,
-    MOST_TOP_K,
-)
+from sfumato.options import MOST_STEPS
 from sfumato.server.examples import demonstration, examples
 from sfumato.server.http.errors import ApiError, dead, openai_error, without_paths
+from sfumato.server.schemas.settings import greatest
 from sfumato.server.service import Service
+
+_BOUNDED = ("stability", "top_k", "soft_top_k", "top_logprobs")
 
 
 def health(service: Service) -> Response:
@@ -140,10 +137,7 @@ def props(service: Service) -> dict[str, Any]:
             "max_choices": settings.max_choices,
             "max_tokens": settings.max_tokens,
             "max_steps": engine.max_steps,
-            "stability": MOST_STABILITY,
-            "top_k": MOST_TOP_K,
-            "soft_top_k": MOST_COUNTED_REQUEST,
-            "top_logprobs": MOST_TOP,
+            **{name: greatest(name) for name in _BOUNDED},
             "request_timeout": engine.request_timeout_s,
         },
         "demonstration": demonstration(model.embedded),

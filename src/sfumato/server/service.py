@@ -45,9 +45,12 @@ class Service:
 
     def default_limit(self, prompt: int, canvas: int | None) -> int:
         """Tokens of a reply whose request names no limit: the rest of the context after the prompt,
-        rounded down to complete canvases, and at most the setting."""
+        rounded down to complete canvases, and at most the setting. A canvas at least: a larger
+        slot is made where none holds the reply; where none is made, what a slot holds."""
         canvas = canvas or self.model.config.canvas_length
         left = (self.context - prompt) // canvas * canvas
+        if self.engine.config.strict:  # the last token of a reply is in no slot
+            canvas = min(canvas, self.context - prompt + 1)
         return max(1, min(self.settings.max_tokens, max(left, canvas)))
 
     def prompt(self, request: Request) -> Prompt:

@@ -85,7 +85,7 @@ def pick(choices: Sequence[_Choice], rng: np.random.Generator) -> _Choice:
 
 
 def wording(question: Question, rng: np.random.Generator) -> str:
-    """The question as somebody might type it: other words, case, politeness, end."""
+    """The question as a user might type it: other words, case, politeness, end."""
     text = pick(question.also, rng) if question.also and rng.random() < 0.5 else question.text
     if rng.random() < 0.3:
         text = text.rstrip(_FINAL_MARKS)

@@ -7,16 +7,17 @@ import importlib
 import math
 import random
 import weakref
-from dataclasses import fields
+from collections.abc import Callable
 from typing import Any
 
 import pytest
 import torch
 from tests.diffusion.tiny import calm_oracle
+from tests.support.fake_device import Trace
 from tests.support.oracle import network_of
 from torch import Tensor
 
-from sfumato.diffusion.canvas import Canvas, Draft
+from sfumato.diffusion.canvas import Canvas, Draft, RowStart
 from sfumato.diffusion.noise import Noise
 from sfumato.diffusion.processors import LogitBias
 from sfumato.diffusion.sampler import StepView
@@ -73,8 +74,58 @@ def test_the_state_keeps_its_place(network: Network) -> None:
         denoiser.advance(forwarded)
         (seats,) = denoiser._seats.values()
         places.append([tensor.data_ptr() for tensor in seats.batch.tensors()])
+        # Each slot is a pool by itself here, and pools stand in the order of the call.
         assert [c.place for c, _ in chosen] == [(seats.batch, row) for row in range(len(chosen))]
     assert all(place == places[0] for place in places)
+
+
+def in_one_pool(network: Network, count: int) -> tuple[list[Canvas], list[Slot]]:
+    canvases, slots = [], network.new_slots(count, 64)
+    for seed, slot in enumerate(slots):
+        canvas, _ = begin(network, seed, stopping=Never())
+        canvases.append(canvas)
+        network.encode([torch.arange(3 + seed) % 97], [slot])
+    return canvases, slots
+
+
+def test_a_row_keeps_its_place_until_a_hole_is_filled(network: Network) -> None:
+    """Whatever the order of the call, and whichever row joins."""
+    canvases, slots = in_one_pool(network, 5)
+    denoiser = Denoiser(network, 4)
+
+    def rows_of(*members: int) -> list[int]:
+        denoiser.step([canvases[i] for i in members], [slots[i] for i in members])
+        return [place[1] for i in members if (place := canvases[i].place)]
+
+    assert rows_of(0, 1, 2, 3) == [0, 1, 2, 3]
+    assert rows_of(3, 1, 0, 2) == [3, 1, 0, 2]
+    assert rows_of(0, 2, 3) == [0, 2, 1]  # 3 into the hole, and 1 waits in the last row
+    assert rows_of(3, 0, 1, 2) == [1, 0, 3, 2]
+    del canvases[1], slots[1]
+    assert rows_of(0, 1, 2) == [0, 2, 1]
+    assert rows_of(0, 3, 1, 2) == [0, 3, 2, 1]
+
+
+def test_rows_come_and_go_by_few_operations(network: Network, note: Callable[[str], None]) -> None:
+    """As many for three rows as for one, but for bookkeeping. Most of those of rows that join draw
+    what their canvases begin as."""
+
+    def cost(leave: int, join: int) -> int:
+        canvases, slots = in_one_pool(network, 8 + join)
+        denoiser = Denoiser(network, 8)
+        denoiser.step(canvases[:8], slots[:8])
+        del canvases[:leave]
+        with Trace() as trace:
+            denoiser._lay_out(canvases, slots[leave:])
+        return trace.count
+
+    assert cost(leave=0, join=0) == 0
+    leaves, joins = cost(leave=1, join=0), cost(leave=1, join=1)
+    note(
+        f"tensor operations where one of 8 rows leaves: {leaves}; another takes its place: {joins}"
+    )
+    assert leaves <= 40 and joins <= 200
+    assert cost(leave=3, join=0) <= leaves and cost(leave=3, join=3) <= joins + 20
 
 
 @pytest.mark.parametrize("choices", [{"max_steps": 2}, {}], ids=["step cap", "converged"])
@@ -95,7 +146,7 @@ def test_a_row_that_is_done_is_frozen(network: Network, choices: dict[str, Any])
     pending = []
     for _ in range(3):
         forwarded = denoiser.forward([canvas, other], [slot, other_slot])
-        pending.append(denoiser.write(forwarded))
+        pending.append(denoiser.apply(forwarded))
     for late in pending:
         done, running = late.results()
         drafts.append(running)
@@ -173,7 +224,7 @@ def test_the_host_may_learn_of_steps_late(network: Network, kind: dict[str, Any]
     rows = [begin(network, seed, **choices) for seed in range(2)]
     canvases, slots = [c for c, _ in rows], [s for _, s in rows]
     denoiser = Denoiser(network, 2)
-    pending = [denoiser.write(denoiser.forward(canvases, slots)) for _ in range(3)]
+    pending = [denoiser.apply(denoiser.forward(canvases, slots)) for _ in range(3)]
     assert canvases[0].step == (2 if kind else 0)
     for number, late in enumerate(pending):
         for row, draft in enumerate(late.results()):
@@ -198,10 +249,10 @@ def test_a_late_result_of_a_row_that_is_done_is_none(
 
     canvas, slot = begin(network, 1, max_steps=2, stopping=Fails())
     denoiser = Denoiser(network, 1)
-    pending = [denoiser.write(denoiser.forward([canvas], [slot])) for _ in range(2)]
+    pending = [denoiser.apply(denoiser.forward([canvas], [slot])) for _ in range(2)]
     serve = network.denoise_batch
     monkeypatch.setattr(network, "denoise_batch", lambda *inputs: serve(*inputs) * math.nan)
-    pending.append(denoiser.write(denoiser.forward([canvas], [slot])))
+    pending.append(denoiser.apply(denoiser.forward([canvas], [slot])))
     (first,), (second,), (third,) = (late.results() for late in pending)
     assert isinstance(first, Draft) and isinstance(second, Draft) and third is None
     assert (canvas.step, canvas.convergence) == (2, "step_cap")
@@ -248,7 +299,7 @@ def test_a_step_that_is_tried_again_is_one_step(
     assert all(same(draft, one) for draft, one in zip(drafts, expected, strict=True))
 
 
-@pytest.mark.parametrize("place", ["denoise.write", "results.unpack"])
+@pytest.mark.parametrize("place", ["denoise.apply_update", "results.unpack"])
 def test_what_fails_after_the_writing_began_is_each_rows_error(
     network: Network, place: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -269,7 +320,7 @@ def test_what_waits_for_the_host_holds_nothing_of_the_device(network: Network) -
     denoiser = Denoiser(network, 1)
     forwarded = denoiser.forward([canvas], [slot])
     dropped = [weakref.ref(forwarded), weakref.ref(forwarded.stats.soft)]
-    pending = denoiser.write(forwarded)
+    pending = denoiser.apply(forwarded)
     del forwarded
     gc.collect()
     assert not any(one() for one in dropped)
@@ -277,15 +328,50 @@ def test_what_waits_for_the_host_holds_nothing_of_the_device(network: Network) -
     assert isinstance(draft, Draft) and draft.top_ids.shape == (8, 20)
 
 
+def numbered(rows: int, first: int) -> StepBatch:
+    """A batch whose rows hold nothing but their numbers, first..."""
+    batch = StepBatch.allocate(rows, 4, 1, 2, torch.float32, CPU)
+    for tensor in (batch.record, batch.soft):
+        tensor.copy_(
+            torch.arange(rows).view(-1, *[1] * (tensor.ndim - 1)).expand_as(tensor) + first
+        )
+    return batch
+
+
 def test_a_canvas_takes_its_state_along() -> None:
-    """Where others need its row, and back again."""
-    rows = StepBatch.allocate(3, 4, 1, 2, torch.float32, CPU)
-    for field in fields(rows):
-        tensor = getattr(rows, field.name)
-        tensor.copy_(torch.arange(3).view(-1, *[1] * (tensor.ndim - 1)).expand_as(tensor))
-    rows.swap(0, 2)
-    rows.copy_row(1, rows, 0)
-    assert all(
-        t.flatten(1).float().mean(1)[:2].unique().numel() == 1 for t in rows.tensors() if t.ndim > 1
-    )
-    assert rows.step.tolist() == [2, 2, 0]
+    """All of it, where others need its row."""
+    batch, other = numbered(4, 1), numbered(2, 11)
+    batch.move([0, 1, 3], [1, 0, 2])
+    batch.copy_row(3, other, 1)
+    for tensor in (batch.record, batch.soft):
+        assert [row.unique().tolist() for row in tensor] == [[2], [1], [4], [12]]
+    larger = numbered(5, 21)
+    larger.take_over(other)
+    assert larger.soft[:, 0, 0].tolist() == [11, 12, 23, 24, 25]
+
+
+def test_a_row_that_begins_is_as_a_new_one() -> None:
+    """Whatever stood there, and whatever begins beside it."""
+    batch = numbered(3, 250)
+    starts = [
+        RowStart(torch.tensor([-1, 9]), 2**40 + 7, 1, 2, [0.5, 0.25, 2.0], True, False),
+        RowStart(torch.tensor([-1, 4, -1, 5]), 3, 4, 5, [0.75], False, True),
+    ]
+    batch.begin([2, 0], starts, [torch.tensor([8, 9]), torch.tensor([1, 4, 2, 5])])
+    two = batch.first(1), StepBatch(*(tensor[2:] for tensor in batch.tensors()))
+    assert [b.tokens.tolist() for b in two] == [[[1, 4, 2, 5]], [[8, 9, 0, 0]]]
+    assert [b.pinned.tolist() for b in two] == [[[-1, 4, -1, 5]], [[-1, 9, 0, 0]]]
+    assert [b.seeds.tolist() for b in two] == [[[3, 0]], [[7, 256]]]
+    assert [b.temperatures[0, :3].tolist()[: int(b.max_steps)] for b in two] == [
+        [0.75],
+        [0.5, 0.25, 2.0],
+    ]
+    numbers = [(b.canvas, b.attempt, b.max_steps, b.step, b.unchanged) for b in two]
+    assert [[int(n) for n in row] for row in numbers] == [[4, 5, 1, 0, 0], [1, 2, 3, 0, 0]]
+    flags = [(b.cold, b.self_conditioning, b.converged, b.done) for b in two]
+    assert [[bool(f) for f in row] for row in flags] == [
+        [False, True, *[False] * 2],
+        [True, *[False] * 3],
+    ]
+    assert all((b.history == -1).all() and not b.soft.any() for b in two)
+    assert batch.record[1].unique().tolist() == [251]

@@ -77,7 +77,7 @@ class Step:
             self.denoiser._lay_out(self.canvases, self.slots)
 
     def __call__(self) -> HostCopy:
-        pending = self.denoiser.write(self.denoiser.forward(self.canvases, self.slots))
+        pending = self.denoiser.apply(self.denoiser.forward(self.canvases, self.slots))
         if pending._error is not None:  # of what failed after the writing began
             raise pending._error
         return pending._copy
@@ -90,7 +90,7 @@ def traced(choices: Sequence[dict[str, Any]], step: int = 0) -> int:
         with Trace() as forward:
             result = prepared.denoiser.forward(prepared.canvases, prepared.slots)
         with Trace(copies=1) as write:
-            pending = prepared.denoiser.write(result)
+            pending = prepared.denoiser.apply(result)
     copy = pending._copy
     assert pending._error is None and not any(copy.errors), copy.errors
     assert write.copies == 1 and isinstance(copy.copied, Event) and copy.copied.recorded
@@ -132,13 +132,24 @@ def test_built_in_rules_are_lifted_there(monkeypatch: pytest.MonkeyPatch) -> Non
             step()
     assert step.denoiser._layout
     (part,) = step.denoiser._layout[1].parts
-    assert [(len(group.rows), group.lifted) for group in part.groups] == [(2, True)] * 5
+    groups = [(len(group.rows), group.lifted) for group in part.groups]
+    assert groups == [(4, True), *[(2, True)] * 3]  # two settings of a rule are one group
 
 
 def test_eight_rows_take_the_operations_of_one(note: Callable[[str], None]) -> None:
-    one, eight = traced([{}]), traced([{}] * 8)
-    note(f"tensor operations of a step: {one} for a row, {eight} for 8")
-    assert eight <= 1.1 * one
+    """Whether their settings are the same or not."""
+    settings: list[dict[str, Any]] = [
+        {
+            "sampler": EntropyBound(0.1 * i),
+            "stopping": StableAndConfident(i, 0.01 + i),
+            "max_steps": 8 + i,
+            "temperature": 0.5 * i,
+        }
+        for i in range(8)
+    ]
+    one, eight, different = traced([{}]), traced([{}] * 8), traced(settings)
+    note(f"tensor operations of a step: {one} for a row, {eight} for 8, {different} with settings")
+    assert max(eight, different) <= 1.1 * one
 
 
 def test_calls_of_ops_do_not_depend_on_the_rows() -> None:
@@ -165,8 +176,8 @@ PLANTED_IN = {
     "draw": "cpu",
     "hidden_states": "tolist",
     "score_rows": "nonzero",
-    "change": "from the host",
-    "write": "tolist",
+    "compute_update": "from the host",
+    "apply_update": "tolist",
     "pack": "cpu",
 }
 

@@ -13,7 +13,7 @@ from torch import Tensor
 
 from sfumato.diffusion.canvas import Canvas, Draft
 from sfumato.diffusion.noise import Noise
-from sfumato.diffusion.sampler import SAMPLERS, StepView
+from sfumato.diffusion.sampler import SAMPLERS, EntropyBound, FixedCount, StepView, Threshold
 from sfumato.diffusion.sampler_config import REFERENCE, SamplerConfig
 from sfumato.diffusion.step import Denoiser
 from sfumato.diffusion.step.rules import RuleGroup
@@ -116,6 +116,35 @@ def test_built_in_rules_are_lifted(network: Network, rule: dict[str, Any]) -> No
     denoiser.forward(canvases, slots)
     (group,) = groups_of(denoiser)
     assert group.lifted is True
+
+
+SETTINGS: list[dict[str, Any]] = [
+    *({"sampler": EntropyBound(bound)} for bound in (0, 0.05, 0.3)),
+    *({"sampler": FixedCount(count)} for count in (1, 3, 10**6)),
+    *({"sampler": Threshold(top, 0.1 * top)} for top in (0.1, 0.3, 1)),
+    *({"stopping": StableAndConfident(*both)} for both in ((0, 9.0), (0, 0.01), (1, 9))),
+]
+
+
+OTHER: dict[str, Any] = {"canvas_length": 3, "stopping": Never()}
+
+
+def test_built_in_rules_of_one_kind_are_one_group(network: Network) -> None:
+    """Whatever their settings and the number of steps; each row as with its equals alone."""
+    calm = {"sampler": EntropyBound(0.1), "stopping": Never()}
+    rules = [calm | rule | {"max_steps": 4 + i % 3} for i, rule in enumerate(SETTINGS)]
+    denoiser, canvases, slots = prepared(network, rules)
+    steps = [denoiser.advance(denoiser.forward(canvases, slots)) for _ in range(4)]
+    groups = groups_of(denoiser)
+    assert sorted((len(group.rows), group.lifted) for group in groups) == [(3, True)] * 4
+    assert len(denoiser._probe._results) == 5  # each kind was tried once
+    for number in range(3):  # one of each kind: groups of one, which are not lifted
+        alone = [rule if i % 3 == number else OTHER for i, rule in enumerate(rules)]
+        for row, results in list(enumerate(run(network, alone, count=4)))[number::3]:
+            drafts = [step[row] for step in steps if isinstance(step[row], Draft)]
+            assert same(drafts, [result for result in results if isinstance(result, Draft)])
+    confident, unsure, unstable = (canvas.step for canvas in canvases[-3:])
+    assert confident == 1 and unsure == 4 and unstable > 1
 
 
 class ShortOfMemory:

@@ -93,7 +93,7 @@ def test_linear(isa: str, name: str, mode: str, dtype: torch.dtype) -> None:
 
 
 @each_isa
-@settings(max_examples=40)
+@settings(max_examples=20)
 @given(
     form=st.sampled_from([*itertools.product(sorted(BLOCK_FORMATS), ("int8", "bf16"))]),
     rows=st.integers(1, 70),
@@ -121,7 +121,7 @@ def test_linear_of_any_shape(
 
 
 @each_isa
-@settings(max_examples=20)
+@settings(max_examples=10)
 @given(rows=st.integers(1, 70), columns=st.integers(1, 130), tokens=st.integers(0, 40), seed=seeds)
 def test_bfloat16_of_any_shape(isa: str, rows: int, columns: int, tokens: int, seed: int) -> None:
     packed, stored = weights("BF16", "bf16", rows, columns, seed=seed)
@@ -194,7 +194,7 @@ def emulated(
 
 
 @each_isa
-@settings(max_examples=25)
+@settings(max_examples=12)
 @given(
     forms=st.tuples(*[st.sampled_from(FORMATS)] * 2),
     mode=st.sampled_from(("int8", "bf16")),

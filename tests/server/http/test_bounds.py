@@ -1,4 +1,4 @@
-"""Every number that a client may send, driven far beyond what anybody needs: a 400 that names the
+"""Every number that a client may send, driven far beyond any real need: a 400 that names the
 field, or an answer, and soon; and the server goes on serving."""
 
 from __future__ import annotations

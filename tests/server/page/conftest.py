@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import re
 import shutil
+import threading
 import time
 from collections.abc import Callable, Iterator
 from typing import Any
@@ -19,13 +21,48 @@ STEP_S = 0.12  # the embedded model is made slower, so that its drafts can be se
 SEEDS = "let drawn = 0; crypto.getRandomValues = (into) => { into[0] = ++drawn; return into; };"
 
 
+class Steps:
+    """The denoising steps of the slow model, which a test can hold."""
+
+    def __init__(self) -> None:
+        self._changed = threading.Condition()
+        self._allowed: int | None = None  # steps that a held model may still take
+
+    @contextlib.contextmanager
+    def held_after(self, steps: int) -> Iterator[None]:
+        """No reply ends inside: the model takes so many steps more, and then waits."""
+        self._allow(steps)
+        try:
+            yield
+        finally:
+            self._allow(None)
+
+    def take(self) -> None:
+        """A step; called in the engine's thread."""
+        time.sleep(STEP_S)
+        with self._changed:
+            assert self._changed.wait_for(lambda: self._allowed != 0, 60), "held for too long"
+            if self._allowed:
+                self._allowed -= 1
+
+    def _allow(self, steps: int | None) -> None:
+        with self._changed:
+            self._allowed = steps
+            self._changed.notify_all()
+
+
 @pytest.fixture(scope="module")
-def slow() -> Model:
+def steps() -> Steps:
+    return Steps()
+
+
+@pytest.fixture(scope="module")
+def slow(steps: Steps) -> Model:
     model = sfumato.load()
     denoise = model.network.denoise_batch
 
     def slowly(*args: Any, **kwargs: Any) -> Any:
-        time.sleep(STEP_S)
+        steps.take()
         return denoise(*args, **kwargs)
 
     model.network.denoise_batch = slowly  # type: ignore[method-assign]

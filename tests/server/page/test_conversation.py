@@ -6,22 +6,26 @@ import json
 from collections.abc import Callable
 from typing import Any
 
+import pytest
 from tests.server.page.browsing import SOLUTION, SUDOKU, Script, ask, expect, text_of, wait
 
 from sfumato.api import Model
+from sfumato.engine import Handle
 from sfumato.server.settings import ServerSettings
 
 
-def test_stop_retry_and_reload(open_page: Callable[..., Any]) -> None:
+def test_stop_retry_and_reload(open_page: Callable[..., Any], steps: Any) -> None:
     page = open_page()
-    ask(page, "How do you work?")
-    page.wait_for_selector(".reply.live .token")
-    page.keyboard.press("Escape")
-    wait(page)
+    with steps.held_after(1):
+        ask(page, "How do you work?")
+        page.wait_for_selector(".reply.live .token")
+        page.keyboard.press("Escape")
+        wait(page)
     expect(page.locator(".stats")).to_contain_text("stopped")
     expect(page.locator("#prompt")).to_be_focused()
-    page.get_by_role("button", name="Retry").click()
-    page.wait_for_selector(".reply.live")
+    with steps.held_after(1):
+        page.get_by_role("button", name="Retry").click()
+        page.wait_for_selector(".reply.live .token")
     wait(page)
     expect(page.locator(".reply")).to_have_count(1)
     text, stats = text_of(page), page.inner_text(".stats")
@@ -48,13 +52,25 @@ def test_stopping_ends_the_request(
     open_page: Callable[..., Any],
     serve: Callable[..., Any],
     slow: Model,
+    steps: Any,
     eventually: Callable[..., None],
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     served = serve(slow, slots=1, context=512)
+    handles: list[Handle] = []
+    submit = served.engine.submit
+
+    def submitted(*args: Any) -> Handle:
+        handles.append(submit(*args))
+        return handles[-1]
+
+    monkeypatch.setattr(served.engine, "submit", submitted)
     page = open_page(at=f"{served.url}/")
-    ask(page, "How do you work?")
-    page.wait_for_selector(".reply.live .token")
-    page.get_by_role("button", name="Stop").click()
+    with steps.held_after(1):
+        ask(page, "How do you work?")
+        page.wait_for_selector(".reply.live .token")
+        page.get_by_role("button", name="Stop").click()
+        eventually(lambda: [handle.cancelled for handle in handles] == [True])
     eventually(lambda: not served.engine.state().running)
     assert served.engine.state().totals.requests == {"cancelled": 1}
     wait(page)

@@ -104,7 +104,7 @@ def test_the_dashboard_asks_only_while_it_is_seen(open_page: Callable[..., Any])
     assert urls.count("slots") == before
 
 
-def test_dark_light_and_less_motion(open_page: Callable[..., Any]) -> None:
+def test_dark_light_and_less_motion(open_page: Callable[..., Any], steps: Any) -> None:
     page = open_page(color_scheme="light", reduced_motion="reduce")
     paper = "getComputedStyle(document.body).backgroundColor"
     light = page.evaluate(paper)
@@ -113,9 +113,10 @@ def test_dark_light_and_less_motion(open_page: Callable[..., Any]) -> None:
     assert light != dark
     page.reload()
     assert page.evaluate(paper) == dark
-    ask(page, SUDOKU)
-    page.wait_for_selector(".reply.live .token")
-    assert page.evaluate("document.getAnimations().length") == 0
+    with steps.held_after(1):
+        ask(page, SUDOKU)
+        page.wait_for_selector(".reply.live .token")
+        assert page.evaluate("document.getAnimations().length") == 0
     wait(page)
 
 

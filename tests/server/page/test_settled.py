@@ -10,6 +10,7 @@ from typing import Any
 from tests.server.page.browsing import SUDOKU, Script, ask, expect, text_of, wait
 
 import sfumato
+from sfumato.server.examples import CANNOT
 
 VENDOR = Path(sfumato.__file__).parent / "server" / "page" / "vendor"
 
@@ -78,7 +79,7 @@ def test_canvases_that_have_settled_are_drawn_while_the_next_one_forms(
     drawn = page.evaluate("""async () => {
       const { ReplyView } = await import('/message.js');
       const record = { role: 'assistant', content: '', thought: '', canvases: [] };
-      const view = new ReplyView(record, { asked: 'x', pace: () => 0 });
+      const view = new ReplyView(record, { question: 'x', pace: () => 0 });
       document.getElementById('turns').append(view.element);
       const frame = (canvas, tokens, step = 1) => ({ canvas, step, max_steps: 4, tokens,
         token_ids: tokens.map((_, i) => i), entropy: tokens.map(() => 1),
@@ -127,9 +128,8 @@ def test_a_demonstration_says_what_it_is_and_what_it_cannot_do(
     badge = page.locator("#demonstration")
     expect(badge).to_contain_text("4x4 Sudoku")
     tokens = ["x", "y"]
-    capped = {"timings": {"diffusion": {"steps": [2], "convergence": ["step_cap"]}}}
     script = Script().draft(0, 1, tokens).settle(0, tokens, "step_cap").delta(content="xy")
-    script.end(warnings=["canvas 0: raise the steps"], **capped).play(page)
+    script.end(warnings=["canvas 0: raise the steps", CANNOT]).play(page)
     ask(page, "what is love?")
     wait(page)
     note = page.locator(".reply .note:visible")
@@ -141,6 +141,8 @@ def test_a_demonstration_says_what_it_is_and_what_it_cannot_do(
     page.reload()
     expect(page.locator("#model")).to_have_text("large")
     expect(badge).to_be_hidden()
+    script = Script().draft(0, 1, tokens).settle(0, tokens, "step_cap").delta(content="xy")
+    script.end(warnings=["canvas 0: raise the steps"]).play(page)
     page.get_by_role("button", name="Retry").click()
     wait(page)
     expect(note).to_have_text("canvas 0: raise the steps")

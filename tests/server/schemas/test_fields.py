@@ -19,9 +19,11 @@ ROW = re.compile(r"^\| `(\w+)` \| (honoured|refused|ignored) \|", re.MULTILINE)
 
 USER = [{"role": "user", "content": "Who are you?"}]
 BASE: dict[str, dict[str, Any]] = {
-    CHAT: {"messages": USER, "seed": 1, "max_tokens": 12},
-    TEXT: {"prompt": "Who are you?", "seed": 1, "max_tokens": 12},
+    CHAT: {"messages": USER, "seed": 1, "max_tokens": 12, "max_steps": 2},
+    TEXT: {"prompt": "Who are you?", "seed": 1, "max_tokens": 12, "max_steps": 2},
 }
+"""What is asked of the embedded model; a prompt that is no chat would take it every step."""
+COMPLETION = {"prompt": "Who?", "n_predict": 8, "max_steps": 2}
 TOOLS = [{"type": "function", "function": {"name": "f"}}]
 GOOD: dict[str, list[Any]] = {
     "messages": [USER],
@@ -150,7 +152,7 @@ def test_every_field_of_our_own_is_in_the_docs() -> None:
     ],
 )
 def test_harmless_fields_at_neutral_values(server: Any, fields: dict[str, Any]) -> None:
-    for route, base in (BASE | {"/completion": {"prompt": "Who?", "n_predict": 8}}).items():
+    for route, base in (BASE | {"/completion": COMPLETION}).items():
         if route == "/completion" and fields.keys() & {"stream_options", "max_tokens"}:
             continue
         answer = server.post(route, **base | fields)

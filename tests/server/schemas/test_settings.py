@@ -53,3 +53,9 @@ def test_a_body_takes_what_the_table_says(setting: Setting) -> None:
 def test_the_table_has_every_sampling_field() -> None:
     fields = Sampling.model_fields.keys() - Neutral.model_fields.keys()
     assert fields - {each.request_field for each in FIELDS} == {"stream"}
+
+
+@pytest.mark.parametrize("setting", FIELDS, ids=lambda setting: setting.name)
+def test_a_field_is_described_by_the_table(setting: Setting) -> None:
+    description = SCHEMA[setting.request_field]["description"]
+    assert description.lower().startswith(f"{setting.help}.".lower())

@@ -40,24 +40,41 @@ class Display(Protocol):
 
 
 class Plain:
-    """The answer's text and a final newline on standard output, as it is committed."""
+    """The answer's text and a final newline on standard output, as it is committed; after Ctrl-C
+    also the last draft of the canvas that had not settled."""
 
     def __init__(self) -> None:
         # A file or a program gets the exact text; at a terminal control codes are replaced.
         self._clean = harmless if sys.stdout.isatty() else str
         self._written = ""
+        self._draft: Draft | None = None  # of the canvas under way
 
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(self, *_: object) -> None:
+    def __exit__(self, *error: object) -> None:
+        if KeyboardInterrupt in error:  # its type comes first
+            self._write_draft()
         if self._written:
             print(flush=True)
 
     def show(self, event: Event) -> None:
-        text = _news(event, self._written)
+        if isinstance(event, Draft):
+            self._draft = event
+            return
+        self._write(_news(event, self._written))
+        if isinstance(event, Done) and event.reply.stop_reason == "cancelled":
+            self._write_draft()
+        self._draft = None
+
+    def _write(self, text: str) -> None:
         print(self._clean(text), end="", flush=True)
         self._written += text
+
+    def _write_draft(self) -> None:
+        if self._draft is not None:
+            self._write(self._draft.text)
+            self._draft = None
 
 
 class Silent(Plain):

@@ -2,15 +2,21 @@
 
 A batch is for one canvas width and one depth of argmax history.  Its tensors are allocated once and
 written in place, so that a step can be captured once and replayed.  Rows join and leave by index;
-those that take part in a step stand first.  Knows no network and no rules.
+those that take part in a step stand first.  All state of a row but its soft embedding is one run of
+bytes, so that rows begin and move by a number of operations that does not depend on how many rows
+or what state there are.  Knows no network and no rules.
 """
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, fields
+from math import prod
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor
+from torch.nn.utils.rnn import pad_sequence
 
 from sfumato.diffusion.canvas import RowStart
 from sfumato.diffusion.noise import seed_words
@@ -26,27 +32,44 @@ def width_for(length: int, longest: int) -> int:
     return min(width for width in (*WIDTHS, max(length, longest)) if width >= length)
 
 
+def _record(width: int, history: int) -> list[tuple[str, torch.dtype, tuple[int, ...]]]:
+    """Name, dtype and shape of what a row's record holds, in the order of its bytes: by falling
+    size of an element, so that each is aligned. Temperatures are last: a row that begins writes no
+    more of them than it has steps."""
+    integers = {"tokens": (width,), "pinned": (width,), "history": (history, width), "seeds": (2,)}
+    numbers = "canvas", "attempt", "max_steps", "step", "unchanged"
+    flags = "cold", "self_conditioning", "converged", "done"
+    return [
+        *((name, torch.int64, shape) for name, shape in integers.items()),
+        *((name, torch.int64, ()) for name in numbers),
+        *((name, torch.bool, ()) for name in flags),
+        ("temperatures", torch.float32, (MOST_STEPS,)),
+    ]
+
+
 @dataclass(frozen=True)
 class StepBatch:
     """Rows of one canvas width. R: rows, W: width, H: depth of the history."""
 
+    record: Tensor  # uint8 [R, bytes]: of each row all that the tensors below hold
     tokens: Tensor  # int64 [R, W]: the canvases that the next step reads
-    soft: Tensor  # [R, W, hidden]: for the next step's self-conditioning; 0 before there is any
-    history: Tensor  # int64 [R, H, W]: argmax canvases, the newest last; -1: none yet
-    unchanged: Tensor  # int64 [R]: steps in a row before which the argmax canvas was the same
     pinned: Tensor  # int64 [R, W]: the token of a pinned position, -1 elsewhere
+    history: Tensor  # int64 [R, H, W]: argmax canvases, the newest last; -1: none yet
     seeds: Tensor  # int64 [R, 2]: 32-bit words, the low one first
     canvas: Tensor  # int64 [R]: 0, 1, … within the reply
     attempt: Tensor  # int64 [R]
-    step: Tensor  # int64 [R]: steps done
     max_steps: Tensor  # int64 [R]
-    temperatures: Tensor  # float32 [R, MOST_STEPS]
+    step: Tensor  # int64 [R]: steps done
+    unchanged: Tensor  # int64 [R]: steps in a row before which the argmax canvas was the same
     cold: Tensor  # bool [R]
     self_conditioning: Tensor  # bool [R]
-    length: Tensor  # int64 [R]: positions that take part, the first ones
-    slots: Tensor  # int64 [R]: the row's slot in its pool
     converged: Tensor  # bool [R]: the stopping rule ended the canvas
     done: Tensor  # bool [R]: no step changes the row any more
+    temperatures: Tensor  # float32 [R, MOST_STEPS]
+    # Not in the record:
+    soft: Tensor  # [R, W, hidden]: for the next step's self-conditioning; 0 before there is any
+    slots: Tensor  # int64 [R]: the row's slot in its pool; written by each layout, as is `length`
+    length: Tensor  # int64 [R]: positions that take part, the first ones
 
     @classmethod
     def allocate(
@@ -58,30 +81,22 @@ class StepBatch:
         dtype: torch.dtype,
         device: torch.device,
     ) -> StepBatch:
-        def integers(*shape: int) -> Tensor:
-            return torch.zeros(rows, *shape, dtype=torch.int64, device=device)
-
-        def flag() -> Tensor:
-            return torch.zeros(rows, dtype=torch.bool, device=device)
-
+        parts = _record(width, history)
+        sizes = [prod(shape) * kind.itemsize for _, kind, shape in parts]
+        # A multiple of the largest element, so that each row is aligned as the first one.
+        record = torch.zeros(rows, -(-sum(sizes) // 8) * 8, dtype=torch.uint8, device=device)
+        views = {
+            name: columns.view(kind).view(rows, *shape)
+            for (name, kind, shape), columns in zip(
+                parts, record[:, : sum(sizes)].split(sizes, dim=1), strict=True
+            )
+        }
         return cls(
-            tokens=integers(width),
+            record=record,
+            **views,
             soft=torch.zeros(rows, width, hidden, dtype=dtype, device=device),
-            history=integers(history, width),
-            unchanged=integers(),
-            pinned=integers(width),
-            seeds=integers(2),
-            canvas=integers(),
-            attempt=integers(),
-            step=integers(),
-            max_steps=integers(),
-            temperatures=torch.ones(rows, MOST_STEPS, device=device),
-            cold=flag(),
-            self_conditioning=flag(),
-            length=integers(),
-            slots=integers(),
-            converged=flag(),
-            done=flag(),
+            slots=torch.zeros(rows, dtype=torch.int64, device=device),
+            length=torch.zeros(rows, dtype=torch.int64, device=device),
         )
 
     @property
@@ -99,39 +114,66 @@ class StepBatch:
         """The first `count` rows: views."""
         return StepBatch(*(tensor[:count] for tensor in self.tensors()))
 
-    def begin(self, row: int, start: RowStart) -> None:
-        """Makes a row a new canvas."""
-        length = len(start.tokens)
-        for tensor, value in (
-            (self.soft, 0),
-            (self.history, -1),
-            (self.unchanged, 0),
-            (self.canvas, start.canvas),
-            (self.attempt, start.attempt),
-            (self.step, 0),
-            (self.max_steps, len(start.temperatures)),
-            (self.cold, start.cold),
-            (self.self_conditioning, start.self_conditioning),
-            (self.length, length),
-            (self.converged, False),
-            (self.done, False),
-        ):
-            tensor[row].fill_(value)
-        # Positions that take no part are pinned to token 0: no embedding lacks it.
-        for tensor, values in ((self.tokens, start.tokens), (self.pinned, start.pinned)):
-            tensor[row].zero_()
-            tensor[row, :length].copy_(values)
-        self.seeds[row].copy_(torch.tensor(seed_words(start.seed)))
-        self.temperatures[row, : len(start.temperatures)].copy_(torch.tensor(start.temperatures))
+    def begin(
+        self, rows: Sequence[int], starts: Sequence[RowStart], tokens: Sequence[Tensor]
+    ) -> None:
+        """Makes rows new canvases. tokens: int64 [length] of each, on the host."""
+        values = _first_record(starts, tokens, self.width, self.history.shape[1])
+        at = self._index(rows)
+        self.soft.index_fill_(0, at, 0)
+        self.record[:, : values.shape[1]].index_copy_(0, at, values.to(self.record.device))
 
     def copy_row(self, row: int, source: StepBatch, source_row: int) -> None:
         """Overwrites a row by one of a batch of the same width and depth."""
-        for tensor, values in zip(self.tensors(), source.tensors(), strict=True):
-            tensor[row].copy_(values[source_row])
+        self.record[row].copy_(source.record[source_row])
+        self.soft[row].copy_(source.soft[source_row])
 
-    def swap(self, one: int, other: int) -> None:
-        """Exchanges two rows."""
-        for tensor in self.tensors():
-            before = tensor[one].clone()
-            tensor[one].copy_(tensor[other])
-            tensor[other].copy_(before)
+    def take_over(self, source: StepBatch) -> None:
+        """Copies the rows of a smaller batch to the first ones."""
+        self.record[: source.rows].copy_(source.record)
+        self.soft[: source.rows].copy_(source.soft)
+
+    def move(self, sources: Sequence[int], targets: Sequence[int]) -> None:
+        """Copies rows[sources[i]] to rows[targets[i]], all at once: a row may be among both."""
+        take, put = self._index(sources), self._index(targets)
+        values = [tensor.index_select(0, take) for tensor in (self.record, self.soft)]
+        for tensor, value in zip((self.record, self.soft), values, strict=True):
+            tensor.index_copy_(0, put, value)
+
+    def _index(self, rows: Sequence[int]) -> Tensor:
+        return torch.tensor(rows).to(self.record.device)
+
+
+def _first_record(
+    starts: Sequence[RowStart], tokens: Sequence[Tensor], width: int, history: int
+) -> Tensor:
+    """uint8 [rows, bytes] on the host: the records of new canvases, in the order of `_record`."""
+    steps = max(len(start.temperatures) for start in starts)
+    numbers = [
+        (
+            *[-1] * (history * width),
+            *seed_words(start.seed),
+            *(start.canvas, start.attempt, len(start.temperatures)),
+            *(0, 0),  # step, unchanged
+        )
+        for start in starts
+    ]
+    flags = [(start.cold, start.self_conditioning, False, False) for start in starts]
+    temperatures = [
+        [*start.temperatures, *[1.0] * (steps - len(start.temperatures))] for start in starts
+    ]
+    parts = (
+        _padded(tokens, width),
+        # Positions that take no part are pinned to token 0: no embedding lacks it.
+        _padded([start.pinned for start in starts], width),
+        torch.tensor(numbers),
+        torch.tensor(flags),
+        torch.tensor(temperatures, dtype=torch.float32),
+    )
+    return torch.cat([part.view(torch.uint8) for part in parts], dim=1)
+
+
+def _padded(rows: Sequence[Tensor], width: int) -> Tensor:
+    """int64 [rows, width]: zeros after each row's values."""
+    together = pad_sequence(list(rows), batch_first=True)
+    return F.pad(together, (0, width - together.shape[1]))

@@ -1,10 +1,10 @@
 """One denoising step as pure tensor functions of the state of batches.
 
-`forward` and `decide_step` change nothing; the second packs what the host is to learn into one
-tensor.  `write_step` writes what the step decides into the batches in place.  None of them reads a
-value on the host, copies to the device, or has a shape that depends on data.  Exceptions
-are rows that ask for more than the plain distribution (see `scoring.py`), and rules that cannot be
-lifted (see `rules.py`).
+`forward` and `compute_updates` change nothing; the second packs what the host is to learn into one
+tensor.  `apply_updates` writes them into the batches in place.  None of the three reads a value on
+the host, copies to the device, or has a shape that depends on data.  Exceptions are rows that ask
+for more than the plain distribution (see `scoring.py`), and rules that cannot be lifted (see
+`rules.py`).
 """
 
 from __future__ import annotations
@@ -18,10 +18,10 @@ from torch import Tensor
 from sfumato.diffusion.canvas import Canvas
 from sfumato.diffusion.noise import noise
 from sfumato.diffusion.scoring import score_rows
-from sfumato.diffusion.step.change import Change, change, write
 from sfumato.diffusion.step.layout import Layout, Part
 from sfumato.diffusion.step.packed import pack
 from sfumato.diffusion.step.seats import Seats, SeatsState
+from sfumato.diffusion.step.update import Update, apply_update, compute_update
 from sfumato.model.attention import CanvasPart, CanvasRows
 from sfumato.model.head import HeadStats
 from sfumato.model.network import Network
@@ -94,24 +94,24 @@ def forward(
     return ForwardResult(layout, canvases, draws, stats, extra, states)
 
 
-def decide_step(result: ForwardResult) -> tuple[list[Change], Tensor]:
+def compute_updates(result: ForwardResult) -> tuple[list[Update], Tensor]:
     """What a step makes of each part, and the packed words of all parts, one part after another."""
     parts, stats = result.layout.parts, result.stats
-    changes = []
+    updates = []
     row = position = 0
     for part, fresh in zip(parts, result.draws.fresh, strict=True):
         rows, positions = len(part.lengths), sum(part.spans)
         part_stats = stats if len(parts) == 1 else stats[position : position + positions]
         extra = {i - row: e for i, e in result.extra.items() if row <= i < row + rows}
-        changes.append(change(part, part_stats, fresh, extra))
+        updates.append(compute_update(part, part_stats, fresh, extra))
         row, position = row + rows, position + positions
-    return changes, _joined([pack(new).flatten() for new in changes])
+    return updates, _joined([pack(new).flatten() for new in updates])
 
 
-def write_step(parts: Sequence[Part], changes: Sequence[Change]) -> None:
+def apply_updates(parts: Sequence[Part], updates: Sequence[Update]) -> None:
     """Moves the rows on. Allocates nothing."""
-    for part, new in zip(parts, changes, strict=True):
-        write(part.batch, new)
+    for part, new in zip(parts, updates, strict=True):
+        apply_update(part.batch, new)
 
 
 def _joined(parts: Sequence[Tensor]) -> Tensor:

@@ -1,6 +1,6 @@
 """The host's side of a step: canvases take their rows, and learn what a step made of them.
 
-`Denoiser.forward` moves no canvas on and may be repeated; `write` moves the rows on where their
+`Denoiser.forward` moves no canvas on and may be repeated; `apply` moves the rows on where their
 state lives and starts the copy to the host; `Pending.results` waits for that copy, which may be
 some steps later.
 """
@@ -13,7 +13,7 @@ import torch
 
 from sfumato.diffusion.canvas import Canvas, Draft
 from sfumato.diffusion.step.batch import width_for
-from sfumato.diffusion.step.denoise import ForwardResult, decide_step, forward, write_step
+from sfumato.diffusion.step.denoise import ForwardResult, apply_updates, compute_updates, forward
 from sfumato.diffusion.step.layout import Layout, lay_out
 from sfumato.diffusion.step.lifting import LiftProbe
 from sfumato.diffusion.step.results import HostCopy, Pending
@@ -49,21 +49,21 @@ class Denoiser:
         return forward(self.network, layout, ordered, layout.attended(slots), seats)
 
     @torch.no_grad()
-    def write(self, result: ForwardResult) -> Pending:
+    def apply(self, result: ForwardResult) -> Pending:
         """Moves the rows on, and starts the copy of what the host learns of it.
 
-        Raises only while nothing has been written, so that forward and write may be tried again;
+        Raises only while nothing has been written, so that forward and apply may be tried again;
         ValueError where the rows have become others', or been moved on, since the forward.
         """
         if not result.is_current():
             raise ValueError("the rows were given away or moved on since this forward")
-        changes, words = decide_step(result)
-        copy = HostCopy.start(result, changes, words)
+        updates, words = compute_updates(result)
+        copy = HostCopy.start(result, updates, words)
         for seats, _ in result.seats:
             seats.steps += 1
         error = None
         try:
-            write_step(result.layout.parts, changes)
+            apply_updates(result.layout.parts, updates)
         except Exception as failure:
             error = failure
         pending = Pending(copy, error, self._unread.remove)
@@ -72,10 +72,10 @@ class Denoiser:
 
     def advance(self, result: ForwardResult) -> list[Draft | Exception]:
         """Moves the canvases on: of each its draft, or what failed in it alone, in the order of
-        `forward`. Raises only what `write` does."""
+        `forward`. Raises only what `apply` does."""
         return [
             ValueError("the canvas was done before this step") if row is None else row
-            for row in self.write(result).results()
+            for row in self.apply(result).results()
         ]
 
     def step(self, canvases: Sequence[Canvas], slots: Sequence[Slot]) -> list[Draft]:
@@ -88,28 +88,29 @@ class Denoiser:
         return drafts
 
     def _lay_out(self, canvases: Sequence[Canvas], slots: Sequence[Slot]) -> Layout:
-        keys = [self._key(canvas) for canvas in canvases]
         pools = {id(slot.pool): None for slot in slots}  # rows of one pool stand together
         numbers = {pool: number for number, pool in enumerate(pools)}
-        orders = {
-            key: sorted(
-                (i for i, other in enumerate(keys) if other == key),
-                key=lambda i: numbers[id(slots[i].pool)],
+        groups: dict[Key, dict[int, list[Canvas]]] = {}
+        for canvas, slot in zip(canvases, slots, strict=True):
+            of_key = groups.setdefault(
+                self._key(canvas), {number: [] for number in numbers.values()}
             )
-            for key in dict.fromkeys(keys)
+            of_key[numbers[id(slot.pool)]].append(canvas)
+        seated = {
+            key: self._seats_of(key).take(list(of_key.values())) for key, of_key in groups.items()
         }
-        for key, members in orders.items():
-            self._seats_of(key).take([canvases[i] for i in members])
-        order = [i for members in orders.values() for i in members]
+        places = {id(canvas): place for place, canvas in enumerate(canvases)}
+        order = [places[id(canvas)] for members in seated.values() for canvas in members]
         version = (
             tuple(order),
-            tuple((key, len(members), self._seats[key].version) for key, members in orders.items()),
+            tuple((key, len(members), self._seats[key].version) for key, members in seated.items()),
             tuple((numbers[id(slot.pool)], slot.index) for slot in slots),
         )
         if self._layout is None or self._layout[0] != version:
+            self._layout = None  # what it notes in the batches is about to be overwritten
             batches = [
-                (self._seats[key].batch, [canvases[i] for i in rows], [slots[i] for i in rows])
-                for key, rows in orders.items()
+                (self._seats[key].batch, members, [slots[places[id(c)]] for c in members])
+                for key, members in seated.items()
             ]
             vocab_size, device = self.network.head.vocab_size, self.network.device
             self._layout = version, lay_out(order, batches, vocab_size, device, self._probe)

@@ -97,12 +97,13 @@ def lay_out(
     probe: LiftProbe,
 ) -> Layout:
     """The layout of canvases that stand in the first rows of their batches. Notes there which slots
-    they follow."""
+    they follow, and their lengths."""
     parts, runs = [], []
     for batch, canvases, slots in batches:
         rows = batch.first(len(canvases))
         rows.slots.copy_(torch.tensor([slot.index for slot in slots]))
         lengths = [canvas.length for canvas in canvases]
+        rows.length.copy_(torch.tensor(lengths))
         groups = RuleGroup.of(canvases, rows, probe)
         part = Part(rows, tuple(lengths), _packed(lengths, batch.width, device), groups)
         parts.append(part)

@@ -15,6 +15,7 @@ from torch import Tensor
 from sfumato.diffusion.canvas import Canvas
 from sfumato.diffusion.sampler import Sampler, StepView
 from sfumato.diffusion.step.batch import StepBatch
+from sfumato.diffusion.step.batched_settings import alike
 from sfumato.diffusion.stopping import Stopping
 from sfumato.model.head import HeadStats
 from sfumato.model.out_of_memory import is_out_of_memory
@@ -27,7 +28,8 @@ KEPT = 64
 
 
 class LiftProbe:
-    """Tries rules, and keeps the results of the last KEPT ones."""
+    """Tries rules, and keeps the results of the last KEPT ones; one result serves rules that are
+    `alike`."""
 
     def __init__(self) -> None:
         self._results: list[tuple[object, bool]] = []
@@ -46,7 +48,7 @@ class LiftProbe:
             if getattr(rule, "needs_logits", False):
                 return False
             for known, result in self._results:
-                if same(known, rule):
+                if alike(known, rule):
                     return result
             result = _lifts(rule, lambda *values: call(view_of(values, max_steps)), canvas, batch)
             self._results = [*self._results[1 - KEPT :], (rule, result)]
@@ -94,17 +96,6 @@ def _empty_rows(canvas: Canvas, batch: StepBatch) -> list[Tensor]:
     pinned = rows.pinned < 0
     view = StepView(rows.step + 1, 0, rows.tokens, stats, rows.history, pinned, rows.unchanged)
     return tensors_of(view, canvas.length)
-
-
-def same(one: object, other: object) -> bool:
-    """Whether two rules are one: rules of equal settings are, and a rule without an equality of its
-    own equals itself alone."""
-    if one is other:
-        return True
-    try:
-        return type(one) is type(other) and bool(one == other)
-    except Exception:  # the equality of a third party's rule
-        return False
 
 
 def tensors_of(view: StepView, length: int) -> list[Tensor]:

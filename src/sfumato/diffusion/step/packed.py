@@ -8,14 +8,14 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from sfumato.diffusion.step.change import Change
+from sfumato.diffusion.step.update import Update
 
 DONE, CONVERGED, NOT_FINITE, FROZEN = 1, 2, 4, 8
 """Flags of a row. FROZEN: it was done before the step, which changed nothing in it."""
 HEADER = 2  # words of a row before those of its positions: steps done, flags
 
 
-def pack(new: Change) -> Tensor:
+def pack(new: Update) -> Tensor:
     """int32 [R, words] of a step; `unpack` reads them. Token ids fit 32 bits; floats are carried as
     their bits. Of a row that was done before, only the flag FROZEN counts."""
     flags = (

@@ -9,7 +9,6 @@ import torch
 from torch import Tensor
 
 from sfumato.diffusion.canvas import Canvas, Draft
-from sfumato.diffusion.step.change import Change
 from sfumato.diffusion.step.denoise import ForwardResult
 from sfumato.diffusion.step.packed import (
     CONVERGED,
@@ -21,6 +20,7 @@ from sfumato.diffusion.step.packed import (
     to_host,
     unpack,
 )
+from sfumato.diffusion.step.update import Update
 
 Result = Draft | Exception | None
 """None: the row was done before the step, which changed nothing in it."""
@@ -42,14 +42,14 @@ class HostCopy:
     copied: torch.Event | None  # None: `words` can be read at once
 
     @classmethod
-    def start(cls, result: ForwardResult, changes: Sequence[Change], words: Tensor) -> HostCopy:
+    def start(cls, result: ForwardResult, updates: Sequence[Update], words: Tensor) -> HostCopy:
         """Starts the copy of a step's packed words."""
         layout = result.layout
         return cls(
             result.canvases,
             layout.order,
             tuple((part.batch.rows, part.batch.width) for part in layout.parts),
-            tuple(new.errors for new in changes),
+            tuple(new.errors for new in updates),
             {row: (own.top_ids.cpu(), own.top_probs.cpu()) for row, own in result.extra.items()},
             *to_host(words),
         )

@@ -1,9 +1,9 @@
 """Samplers and stopping rules of one row, applied to all rows of a batch.
 
-Rows with equal rules are a group, and `torch.vmap` lifts the rules over its rows.  A rule that
-cannot be lifted, because it reads a tensor's value, is called row by row.  What a rule raises is
-the fault of its row alone; where memory runs out, the step as a whole has failed and may be tried
-again with fewer rows.
+Rows with equal rules are a group, and so are rows with built-in rules of one kind whose settings
+differ; `torch.vmap` lifts the rules over the rows of a group.  A rule that cannot be lifted,
+because it reads a tensor's value, is called row by row.  What a rule raises is the fault of its row
+alone; where memory runs out, the step as a whole has failed and may be tried again with fewer rows.
 """
 
 from __future__ import annotations
@@ -18,10 +18,37 @@ from sfumato.diffusion.canvas import Canvas
 from sfumato.diffusion.checks import check_returned
 from sfumato.diffusion.sampler import Sampler, StepView
 from sfumato.diffusion.step.batch import StepBatch
-from sfumato.diffusion.step.lifting import LiftProbe, same, tensors_of, view_of
+from sfumato.diffusion.step.batched_settings import alike, stacked, takes_tensors, with_settings
+from sfumato.diffusion.step.lifting import LiftProbe, tensors_of, view_of
 from sfumato.diffusion.stopping import Stopping
 from sfumato.model.head import HeadStats
 from sfumato.model.out_of_memory import is_out_of_memory
+
+
+@dataclass(frozen=True)
+class RowRules:
+    """What decides in one row."""
+
+    sampler: Sampler
+    stopping: Stopping
+    max_steps: int
+
+    @classmethod
+    def of(cls, canvas: Canvas) -> RowRules:
+        config = canvas.config
+        assert config.sampler and config.stopping and config.max_steps
+        return cls(config.sampler, config.stopping, config.max_steps)
+
+    def alike(self, other: RowRules) -> bool:
+        """Whether one call of the rules serves both."""
+        same_steps = self.max_steps == other.max_steps or (
+            takes_tensors(self.sampler) and takes_tensors(self.stopping)
+        )
+        return (
+            same_steps
+            and alike(self.sampler, other.sampler)
+            and alike(self.stopping, other.stopping)
+        )
 
 
 @dataclass(frozen=True)
@@ -30,9 +57,8 @@ class RuleGroup:
 
     rows: tuple[int, ...]
     index: Tensor | None  # int64: the rows, on the device; None: all rows of the batch
-    sampler: Sampler
-    stopping: Stopping
-    max_steps: int
+    rules: tuple[RowRules, ...]  # of each row
+    settings: tuple[list[Tensor], list[Tensor]]  # of samplers and stopping rules: see `stacked`
     length: int
     lifted: bool  # whether `torch.vmap` lifts both rules
 
@@ -41,42 +67,31 @@ class RuleGroup:
         cls, canvases: Sequence[Canvas], batch: StepBatch, probe: LiftProbe
     ) -> tuple[RuleGroup, ...]:
         """The groups of the canvases, which stand in the first rows of the batch in this order."""
-        groups: list[tuple[Canvas, list[int]]] = []
+        rules = [RowRules.of(canvas) for canvas in canvases]
+        groups: list[list[int]] = []
         for row, canvas in enumerate(canvases):
-            rows = next((rows for one, rows in groups if _alike(one, canvas)), None)
-            if rows is None:
-                groups.append((canvas, [row]))
+            for rows in groups:
+                first = rows[0]
+                if canvases[first].length == canvas.length and rules[first].alike(rules[row]):
+                    rows.append(row)
+                    break
             else:
-                rows.append(row)
+                groups.append([row])
+        device = batch.tokens.device
         return tuple(
-            cls._of(
-                canvas,
-                rows,
-                None if len(rows) == len(canvases) else torch.tensor(rows).to(batch.tokens.device),
-                probe.lifts(canvas, batch),
+            cls(
+                tuple(rows),
+                None if len(rows) == len(canvases) else torch.tensor(rows).to(device),
+                tuple(rules[row] for row in rows),
+                (
+                    stacked([rules[row].sampler for row in rows], device),
+                    stacked([rules[row].stopping for row in rows], device),
+                ),
+                canvases[rows[0]].length,
+                probe.lifts(canvases[rows[0]], batch),
             )
-            for canvas, rows in groups
+            for rows in groups
         )
-
-    @classmethod
-    def alone(cls, canvas: Canvas) -> RuleGroup:
-        """The group of a canvas that has a batch for itself, and nothing to be lifted over."""
-        return cls._of(canvas, [0], None, lifted=False)
-
-    @classmethod
-    def _of(cls, canvas: Canvas, rows: list[int], index: Tensor | None, lifted: bool) -> RuleGroup:
-        config = canvas.config
-        assert config.sampler and config.stopping and config.max_steps
-        rules = config.sampler, config.stopping
-        return cls(tuple(rows), index, *rules, config.max_steps, canvas.length, lifted)
-
-
-def _alike(one: Canvas, other: Canvas) -> bool:
-    """Whether one call of the rules serves both."""
-    a, b = one.config, other.config
-    return (one.length, a.max_steps) == (other.length, b.max_steps) and (
-        same(a.sampler, b.sampler) and same(a.stopping, b.stopping)
-    )
 
 
 @dataclass(frozen=True)
@@ -88,7 +103,9 @@ class Decision:
     errors: dict[int, Exception]  # by row: what its rules raised
 
 
-def decide(groups: Sequence[RuleGroup], view: StepView, extra: Mapping[int, HeadStats]) -> Decision:
+def apply_rules(
+    groups: Sequence[RuleGroup], view: StepView, extra: Mapping[int, HeadStats]
+) -> Decision:
     """Applies the rules. Raises where memory runs out.
 
     view: of all rows, each tensor with a leading axis [R]; its max_steps does not count. extra: of
@@ -115,9 +132,10 @@ def decide(groups: Sequence[RuleGroup], view: StepView, extra: Mapping[int, Head
             accepted[:, : group.length].index_copy_(0, group.index, results[0])
             stop.index_copy_(0, group.index, results[1])
         for row in single:
+            rules = group.rules[group.rows.index(row)]
             try:
-                one = _row(view, row, group, extra.get(row))
-                accepted[row, : group.length], stop[row] = _apply(group, one)
+                one = _row(view, row, group.length, rules.max_steps, extra.get(row))
+                accepted[row, : group.length], stop[row] = _apply(rules, one)
             except Exception as error:
                 if is_out_of_memory(error):
                     raise
@@ -125,19 +143,22 @@ def decide(groups: Sequence[RuleGroup], view: StepView, extra: Mapping[int, Head
     return Decision(accepted, stop, errors)
 
 
-def _apply(group: RuleGroup, view: StepView) -> tuple[Tensor, Tensor]:
+def _apply(rules: RowRules, view: StepView) -> tuple[Tensor, Tensor]:
     """What the rules say of one row, checked."""
-    accepted = group.sampler.accept(view)
-    check_returned(accepted, "sampler", group.sampler, "accept", torch.bool, view.pinned.shape)
-    done = group.stopping.done(view)
-    check_returned(done, "stopping rule", group.stopping, "done", torch.bool, ())
+    sampler, stopping = rules.sampler, rules.stopping
+    accepted = sampler.accept(view)
+    check_returned(accepted, "sampler", sampler, "accept", torch.bool, view.pinned.shape)
+    done = stopping.done(view)
+    check_returned(done, "stopping rule", stopping, "done", torch.bool, ())
     return accepted, done
 
 
-def _row(view: StepView, row: int, group: RuleGroup, stats: HeadStats | None) -> StepView:
+def _row(
+    view: StepView, row: int, length: int, max_steps: int, stats: HeadStats | None
+) -> StepView:
     """The view of one row; stats: its own, where they hold more than the batch's."""
-    values = [tensor[row] for tensor in tensors_of(view, group.length)]
-    one = view_of(values, group.max_steps)
+    values = [tensor[row] for tensor in tensors_of(view, length)]
+    one = view_of(values, max_steps)
     if stats is None:
         return one
     merged = replace(
@@ -155,11 +176,20 @@ def _lifted(group: RuleGroup, view: StepView) -> tuple[Tensor, Tensor] | None:
     if group.index is not None:
         tensors = [tensor.index_select(0, group.index) for tensor in tensors]
 
-    def rules(*values: Tensor) -> tuple[Tensor, Tensor]:
-        return _apply(group, view_of(values, group.max_steps))
+    first = group.rules[0]
+
+    def rules(
+        values: list[Tensor], settings: tuple[list[Tensor], list[Tensor]]
+    ) -> tuple[Tensor, Tensor]:
+        one = RowRules(
+            with_settings(first.sampler, settings[0]),
+            with_settings(first.stopping, settings[1]),
+            first.max_steps,
+        )
+        return _apply(one, view_of(values, first.max_steps))
 
     try:
-        accepted, stop = torch.vmap(rules)(*tensors)
+        accepted, stop = torch.vmap(rules)(tensors, group.settings)
     except Exception as error:
         if is_out_of_memory(error):
             raise

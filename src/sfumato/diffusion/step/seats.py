@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import weakref
-from collections.abc import Sequence
+from collections.abc import Collection, Mapping, Sequence
 
 import torch
 
-from sfumato.diffusion.canvas import Canvas
+from sfumato.diffusion.canvas import Canvas, draw_first
 from sfumato.diffusion.step.batch import StepBatch
 
 Key = tuple[int, int]
@@ -20,8 +20,9 @@ SeatsState = tuple[int, int]
 class Seats:
     """A batch, and the canvases in its rows.
 
-    A canvas keeps its row until it is dropped, or until others need the room: then its state
-    moves to a batch of its own.
+    A canvas keeps its row until it is dropped, or until its row is needed: the rows of a step are
+    the first ones, so the last row moves to where one has left. A canvas that takes no part and for
+    which there is no room moves to a batch of its own.
     """
 
     def __init__(
@@ -37,64 +38,82 @@ class Seats:
     def state(self) -> SeatsState:
         return self.version, self.steps
 
-    def take(self, canvases: Sequence[Canvas]) -> None:
-        """Puts the canvases into the first rows, in this order."""
-        if len(canvases) > self.batch.rows:
-            self._grow(len(canvases))
-        for row, canvas in enumerate(canvases):
-            if self._at(row) is canvas:
-                continue
-            start = canvas.prepare()
-            self.version += 1
-            if canvas.place is not None and self._has(canvas):
-                self._swap(row, canvas.place[1])
-                continue
-            self._vacate(row, canvases)
-            if canvas.place is None:
-                self.batch.begin(row, start)
-            else:
+    def take(self, groups: Sequence[Sequence[Canvas]]) -> list[Canvas]:
+        """Puts the canvases into the first rows, those of a group side by side, and returns them in
+        the order of their rows. A canvas that is in a row of its group stays there."""
+        count = sum(map(len, groups))
+        if count > self.batch.rows:
+            self._grow(count)
+        seated: list[Canvas] = []
+        coming: dict[int, Canvas] = {}  # by row
+        for group in groups:
+            rows = range(len(seated), len(seated) + len(group))
+            staying = {self._row(canvas): canvas for canvas in group if self._row(canvas) in rows}
+            arriving = (canvas for canvas in group if self._row(canvas) not in rows)
+            coming |= zip((row for row in rows if row not in staying), arriving, strict=True)
+            seated += [staying.get(row) or coming[row] for row in rows]
+        if coming:
+            self._arrange(coming, count)
+        return seated
+
+    def _arrange(self, coming: Mapping[int, Canvas], count: int) -> None:
+        """Puts each canvas into its row, which is among the first `count`: at most one copy of all
+        that move, and one of all that begin."""
+        self.version += 1
+        starts = {row: canvas.prepare() for row, canvas in coming.items() if canvas.place is None}
+        moves = {source: row for row, c in coming.items() if (source := self._row(c)) is not None}
+        moves |= self._make_room(coming.keys() - moves.keys(), count, moves.keys())
+        if moves:
+            self.batch.move(list(moves), list(moves.values()))
+            moved = [self._at(source) for source in moves]
+            for source in moves:
+                self._canvases[source] = None
+            for canvas, row in zip(moved, moves.values(), strict=True):
+                self._seat(row, canvas)
+        for row, canvas in coming.items():
+            if canvas.place is not None and self._row(canvas) is None:
                 self.batch.copy_row(row, *canvas.place)
-            self._seat(row, canvas)
+                self._seat(row, canvas)
+        if starts:
+            new = [coming[row] for row in starts]
+            draw_first(new)
+            self.batch.begin(list(starts), list(starts.values()), [c.begun for c in new])
+            for row, canvas in zip(starts, new, strict=True):
+                self._seat(row, canvas)
+
+    def _make_room(
+        self, wanted: Collection[int], count: int, leaving: Collection[int]
+    ) -> dict[int, int]:
+        """Where the canvases go that stand in rows that others need: by row, a row after the first
+        `count`. Those for which there is none leave the batch. leaving: rows that become free."""
+        rows = range(count, self.batch.rows)
+        free = iter([row for row in rows if row in leaving or self._at(row) is None])
+        moves = {}
+        for row in wanted:
+            if self._at(row) is None:
+                continue
+            target = next(free, None)
+            if target is None:
+                self._leave(row)
+            else:
+                moves[row] = target
+        return moves
+
+    def _row(self, canvas: Canvas) -> int | None:
+        """The row of a canvas in this batch; None where it has none."""
+        place = canvas.place
+        return place[1] if place is not None and place[0] is self.batch else None
 
     def _at(self, row: int) -> Canvas | None:
         """The canvas in a row, if the canvas still uses it."""
         reference = self._canvases[row]
         canvas = None if reference is None else reference()
-        if canvas is None or canvas.place is None:
-            return None
-        batch, place = canvas.place
-        return canvas if batch is self.batch and place == row else None
-
-    def _has(self, canvas: Canvas) -> bool:
-        return canvas.place is not None and canvas.place[0] is self.batch
+        return canvas if canvas is not None and self._row(canvas) == row else None
 
     def _seat(self, row: int, canvas: Canvas | None) -> None:
         self._canvases[row] = None if canvas is None else weakref.ref(canvas)
         if canvas is not None:
             canvas.place = self.batch, row
-
-    def _swap(self, one: int, other: int) -> None:
-        first, second = self._at(one), self._at(other)
-        self.batch.swap(one, other)
-        self._seat(one, second)
-        self._seat(other, first)
-
-    def _vacate(self, row: int, staying: Sequence[Canvas]) -> None:
-        """Makes room in a row: its canvas moves to a free one, or out of the batch."""
-        canvas = self._at(row)
-        if canvas is None:
-            return
-        free = next((i for i in range(self.batch.rows) if self._at(i) is None), None)
-        if free is not None:
-            self.batch.copy_row(free, self.batch, row)
-            self._seat(free, canvas)
-        else:
-            if any(canvas is one for one in staying):  # another, for which there is no room, goes
-                rows = range(self.batch.rows)
-                staying_rows = {one.place[1] for one in staying if self._has(one) and one.place}
-                self._swap(row, next(i for i in rows if i not in staying_rows))
-            self._leave(row)
-        self._canvases[row] = None
 
     def _leave(self, row: int) -> None:
         """A canvas takes its state out of the batch."""
@@ -103,13 +122,12 @@ class Seats:
         alone = self._allocate(1)
         alone.copy_row(0, self.batch, row)
         canvas.place = alone, 0
+        self._canvases[row] = None
 
     def _grow(self, rows: int) -> None:
         larger = self._allocate(max(rows, 2 * self.batch.rows))
+        larger.take_over(self.batch)
         canvases = [self._at(row) for row in range(self.batch.rows)]
-        for row, canvas in enumerate(canvases):
-            if canvas is not None:
-                larger.copy_row(row, self.batch, row)
         self.batch = larger
         self._canvases = [None] * larger.rows
         for row, canvas in enumerate(canvases):

@@ -121,7 +121,7 @@ def _load(path: Path) -> ctypes.CDLL:
     if not path.exists():
         raise OSError(
             "the compiled operations are missing: there was no C++ compiler with OpenMP when "
-            "sfumato was installed, or it failed; with one, install again (pip -v tells more)"
+            "sfumato was installed, or it failed; with one, install again (pip -v says more)"
         )
     code = ctypes.CDLL(str(path))
     for name, arguments in _SIGNATURES.items():

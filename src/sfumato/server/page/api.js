@@ -46,17 +46,17 @@ export function learn(ids, texts) {
 /** The text of a token; asked for once, unless that fails. */
 export async function nameOf(id) {
   if (!names.has(id)) {
-    const asked = json('detokenize', { tokens: [id] }).then((answer) => answer.content);
-    names.set(id, asked);
-    asked.catch(() => names.delete(id));
+    const pending = json('detokenize', { tokens: [id] }).then((answer) => answer.content);
+    names.set(id, pending);
+    pending.catch(() => names.delete(id));
   }
   return names.get(id);
 }
 
 /** The frames of a chat completion, drafts included. Raises ServerError, also for one on the way. */
 export async function* complete(body, signal) {
-  const asked = { stream: true, stream_drafts: true, ...body };
-  const response = await request('v1/chat/completions', asked, signal);
+  const fields = { stream: true, stream_drafts: true, ...body };
+  const response = await request('v1/chat/completions', fields, signal);
   for await (const frame of frames(response)) {
     if (frame.error) throw new ServerError(200, frame.error.message ?? 'The reply broke off.');
     yield frame;

@@ -68,18 +68,17 @@ export class Chat {
   async #reply() {
     const { system } = this.settings;
     const messages = [...system ? [{ role: 'system', content: system }] : [], ...history(this.#turns)];
-    const asked = this.settings.asked;
+    const fields = this.settings.requestFields;
     // Drawn here, so that the page can show it and send it again.
-    asked.seed ??= crypto.getRandomValues(new Uint32Array(1))[0] % SEEDS;
-    const record = { role: 'assistant', content: '', thought: '', canvases: [], seed: asked.seed };
-    if (this.about.demonstration) record.demonstration = true;
+    fields.seed ??= crypto.getRandomValues(new Uint32Array(1))[0] % SEEDS;
+    const record = { role: 'assistant', content: '', thought: '', canvases: [], seed: fields.seed };
     const view = this.#add(record);
     const running = new AbortController();
     this.#running = running;
     this.onState();
     view.begin(this.settings.values.thinking);
     try {
-      await this.#follow(complete({ messages, ...asked }, running.signal), view, running.signal);
+      await this.#follow(complete({ messages, ...fields }, running.signal), view, running.signal);
     } catch (error) {
       if (running.signal.aborted) record.stopped = true;
       else if (error instanceof ServerError) record.error = explain(error);
@@ -135,10 +134,10 @@ export class Chat {
       this.#views.push(null);
       return null;
     }
-    const asked = this.#turns[this.#turns.indexOf(turn) - 1]?.content ?? '';
+    const questionText = this.#turns[this.#turns.indexOf(turn) - 1]?.content ?? '';
     const view = new ReplyView(turn, {
-      asked, inspector: this.inspector, onRetry: () => this.retry(),
-      onShare: (view, label) => share(view, asked, this.about, label),
+      question: questionText, inspector: this.inspector, onRetry: () => this.retry(),
+      onShare: (view, label) => share(view, questionText, this.about, label),
       pace: () => this.settings.pace.replay,
     });
     turn.canvases = view.trace.data;

@@ -39,9 +39,10 @@ function ending(convergence) {
   return `step cap reached${convergence.length > 1 ? ` ${capped} of ${convergence.length} times` : ''}`;
 }
 
-/** What is to be said below a reply; '' where that is nothing. */
-export function remark({ warnings, demonstration, timings }) {
-  const isCapped = timings?.diffusion?.convergence?.includes('step_cap');
-  if (demonstration && isCapped) return 'This demonstration model cannot answer that.';
+const CANNOT = 'this demonstration model cannot answer that'; // a warning of the server
+
+/** The line below a reply; '' where there is none. */
+export function remark({ warnings }) {
+  if (warnings?.includes(CANNOT)) return `${CANNOT[0].toUpperCase()}${CANNOT.slice(1)}.`;
   return (warnings ?? []).join(' ');
 }

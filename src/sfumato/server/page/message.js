@@ -44,15 +44,15 @@ export class ReplyView {
   #mapped = null; // the canvas that the maps are of, where it was chosen
   #heldColumns = null; // the widths for which there is room for every frame
 
-  /** record: { content, thought, canvases, … }, see chat.js; asked: the question. */
-  constructor(record, { asked, onRetry, onShare, inspector, pace }) {
+  /** record: { content, thought, canvases, … }, see chat.js; question: the text it replies to. */
+  constructor(record, { question, onRetry, onShare, inspector, pace }) {
     this.record = record;
     this.trace = new Trace(record.canvases);
     for (const { drafts } of record.canvases) for (const { ids, tokens } of drafts) learn(ids, tokens);
     this.inspector = inspector;
-    this.#puzzle = puzzleIn(asked);
+    this.#puzzle = puzzleIn(question);
     const pick = (key) => this.#pickKey(key);
-    const board = this.#puzzle ? ` ${boardClass(this.#puzzle)}` : isBoard(asked) ? ' board' : '';
+    const board = this.#puzzle ? ` ${boardClass(this.#puzzle)}` : isBoard(question) ? ' board' : '';
     this.#answer = new CanvasView(pick, { class: `canvas${board}` });
     if (this.#puzzle) this.#answer.element.style.setProperty('--size', this.#puzzle.size);
     this.#thought = new CanvasView(pick);

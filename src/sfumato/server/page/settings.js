@@ -45,7 +45,7 @@ export class Settings {
     onChange(this.values);
   }
 
-  /** defaults: name → what the server does where nothing is asked; most: name → the most it takes. */
+  /** defaults: name → what the server does where the request does not say; most: name → the most it takes. */
   suggest(defaults, most) {
     for (const field of this.#fields()) {
       if (defaults[field.name] ?? false) field.placeholder = defaults[field.name];
@@ -59,7 +59,7 @@ export class Settings {
   }
 
   /** The fields of a request. */
-  get asked() {
+  get requestFields() {
     const body = {};
     for (const name of NUMBERS) {
       const value = this.values[name] ?? null;

@@ -57,7 +57,7 @@ class Body(BaseModel):
         extra="forbid",
         strict=True,
         allow_inf_nan=False,
-        json_schema_extra=json_schemas.with_ranges,
+        json_schema_extra=json_schemas.with_settings,
     )
 
     _ignored: Unknown = PrivateAttr(default_factory=Unknown)

@@ -11,52 +11,54 @@ from typing import Annotated
 
 from pydantic import AfterValidator, Field, WithJsonSchema
 
-from sfumato.options.limits import MOST_SECONDS, MOST_TOKENS
+from sfumato.options.limits import MOST_TOKENS
 from sfumato.server.schemas import json_schemas
 from sfumato.server.schemas.body import Body, Objects, Texts, at_most
 from sfumato.server.schemas.neutral import AtTheEnd, Ignored, Neutral
+from sfumato.server.schemas.settings import within
 
 
 class Sampling(Neutral, Body):
-    """How a reply is sampled and sent; null means the checkpoint's default."""
+    """How a reply is sampled and sent; null means the checkpoint's default.
 
-    temperature: float | None = Field(None, description="Scales the temperature schedule.")
-    top_p: float | None = Field(None, description="Draw from the most probable share only.")
-    top_k: int | None = Field(None, description="Draw from the k most probable; 0 and -1: all.")
-    seed: int | None = Field(None, ge=-(2**63), lt=2**64, description="Same seed, same text.")
+    The table of settings describes the fields. A description here is a note for HTTP alone.
+    """
+
+    temperature: float | None = None
+    top_p: float | None = Field(None, description="At 0 the most probable token.")
+    top_k: int | None = Field(None, description="0 and -1: all.")
+    seed: Annotated[int | None, within("seed")] = Field(
+        None, description="A negative one too, as in OpenAI's API."
+    )
     stop: Annotated[str | Texts | None, WithJsonSchema(json_schemas.STOP)] = Field(
-        None, description="Texts that end the reply; an empty one is none."
+        None, description="An empty text is none."
     )
     logit_bias: Annotated[
         dict[str, float] | None,
         at_most(json_schemas.MOST_BIASES),
         WithJsonSchema(json_schemas.BIAS),
-    ] = Field(None, description="Token id → -100 … 100, added to its score; -100 bans it.")
-    min_tokens: int | None = Field(None, description="No end token before so many tokens.")
-    ignore_eos: bool | None = Field(None, description="End tokens are banned.")
-    max_steps: int | None = Field(None, description="Denoising steps per canvas at most.")
-    sampler: Annotated[str | None, WithJsonSchema(json_schemas.SAMPLER)] = Field(
-        None, description="entropy-bound, fixed-count or threshold."
-    )
-    entropy_bound: float | None = Field(None, description="Nats; of the entropy-bound sampler.")
-    count: int | None = Field(None, description="Positions a step; of the fixed-count sampler.")
-    threshold: float | None = Field(None, description="Probability; of the threshold sampler.")
-    margin: float | None = Field(None, description="Over the runner-up; of the threshold sampler.")
-    t_min: float | None = Field(None, description="Temperature after the last step.")
-    t_max: float | None = Field(None, description="Temperature at the first step.")
-    stability: int | None = Field(None, description="Steps that a settled canvas stays the same.")
-    confidence: float | None = Field(None, description="Mean nats under which it has settled.")
-    canvas_length: int | None = Field(None, description="Tokens of a canvas.")
-    self_conditioning: bool | None = Field(None, description="False: steps see no soft embedding.")
-    soft_skip: float | None = Field(None, description="Share that soft embeddings may leave out.")
-    soft_top_k: int | None = Field(None, description="Most probable tokens it is made of; all.")
-    max_thinking_tokens: int | None = Field(None, ge=0, description="Then the thought is closed.")
-    retry_empty: bool | None = Field(None, description="Draw an empty answer again (true).")
-    timeout: float | None = Field(
-        None, gt=0, le=MOST_SECONDS, description="Seconds until the request fails."
-    )
+    ] = Field(None, description="-100 bans a token.")
+    min_tokens: int | None = None
+    ignore_eos: bool | None = None
+    max_steps: int | None = None
+    sampler: Annotated[str | None, WithJsonSchema(json_schemas.SAMPLER)] = None
+    entropy_bound: float | None = None
+    count: int | None = None
+    threshold: float | None = None
+    margin: float | None = None
+    t_min: float | None = None
+    t_max: float | None = None
+    stability: int | None = None
+    confidence: float | None = None
+    canvas_length: int | None = None
+    self_conditioning: bool | None = None
+    soft_skip: float | None = None
+    soft_top_k: Annotated[int | None, within("soft_top_k")] = None
+    max_thinking_tokens: Annotated[int | None, within("max_thinking_tokens")] = None
+    retry_empty: bool | None = None
+    timeout: Annotated[float | None, within("timeout_s")] = None
     stream: bool | None = Field(None, description="Send server-sent events.")
-    stream_drafts: bool | None = Field(None, description="Send draft and settled frames too.")
+    stream_drafts: bool | None = Field(None, description="Also a frame for every settled canvas.")
 
 
 def _not_zero(value: int | None) -> int | None:

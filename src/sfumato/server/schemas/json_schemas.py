@@ -7,21 +7,15 @@ from __future__ import annotations
 
 from typing import Any
 
+from sfumato.options import SAMPLERS
 from sfumato.options.limits import (
     LONGEST_STOP,
-    MAX_TEMPERATURE,
-    MIN_TEMPERATURE,
     MOST_BIAS,
     MOST_BIASES,
-    MOST_COUNTED_REQUEST,
-    MOST_NATS,
-    MOST_SECONDS,
-    MOST_STABILITY,
-    MOST_STEPS,
     MOST_STOPS,
     MOST_TOKENS,
-    MOST_TOP_K,
 )
+from sfumato.server.schemas.settings import add_setting
 
 Schema = dict[str, Any]
 
@@ -82,42 +76,15 @@ BIAS = either(
     },
     NULL,
 )
-SAMPLER: Schema = {"enum": ["entropy-bound", "fixed-count", "threshold", None]}
+SAMPLER: Schema = {"enum": [*SAMPLERS, None]}
 EFFORT: Schema = {"enum": [*EFFORTS, None]}
 
 
-def _from(low: float, high: float) -> Schema:
-    return {"minimum": low, "maximum": high}
-
-
-RANGES: dict[str, Schema] = {
-    "temperature": _from(0, MAX_TEMPERATURE),
-    "t_min": _from(0, MAX_TEMPERATURE),
-    "t_max": _from(MIN_TEMPERATURE, MAX_TEMPERATURE),
-    "top_p": _from(0, 1),
-    "top_k": {"maximum": MOST_TOP_K},
-    "min_tokens": _from(0, MOST_TOKENS),
-    "max_steps": _from(1, MOST_STEPS),
-    "entropy_bound": _from(0, MOST_NATS),
-    "count": _from(1, MOST_TOKENS),
-    "threshold": _from(0, 1),
-    "margin": _from(0, 1),
-    "stability": _from(0, MOST_STABILITY),
-    "confidence": {"exclusiveMinimum": 0, "maximum": MOST_NATS},
-    "canvas_length": _from(1, MOST_TOKENS),
-    "soft_skip": {"exclusiveMinimum": 0, "exclusiveMaximum": 1},
-    "soft_top_k": _from(1, MOST_COUNTED_REQUEST),
-    "max_thinking_tokens": _from(0, MOST_TOKENS),
-    "timeout": {"exclusiveMinimum": 0, "maximum": MOST_SECONDS},
-}
-"""Of the sampling fields, which the engine checks."""
-
-
-def with_ranges(schema: Schema) -> None:
+def with_settings(schema: Schema) -> None:
     """Completes the schema of a body."""
     schema["additionalProperties"] = NULL
     for name, field in schema["properties"].items():
-        field |= RANGES.get(name, {})
+        add_setting(name, field)
 
 
 _TEXTS = either(TEXT, _list(_object({"type": {"const": "text"}, "text": TEXT})))

@@ -6,7 +6,6 @@ from typing import Annotated, Any
 
 from pydantic import Field, WithJsonSchema
 
-from sfumato.options.limits import MOST_TOP
 from sfumato.server.schemas import json_schemas
 from sfumato.server.schemas.body import First, Ids, Texts
 from sfumato.server.schemas.generation import (
@@ -19,6 +18,7 @@ from sfumato.server.schemas.generation import (
     Tools,
 )
 from sfumato.server.schemas.neutral import Ignored, Only
+from sfumato.server.schemas.settings import within
 
 NoFunctions = Only([], "none", "auto", why="is long deprecated; use tools and tool_choice")
 
@@ -29,7 +29,7 @@ class ChatBody(Generation):
     continue_final_message: Continue = None
     max_completion_tokens: MaxTokens = Field(None, description="The same as max_tokens.")
     logprobs: bool | None = Field(None, description="Of the step that settled each token.")
-    top_logprobs: int | None = Field(None, ge=0, le=MOST_TOP)
+    top_logprobs: Annotated[int | None, within("top_tokens")] = None
     tools: Tools = None
     tool_choice: Annotated[
         str | dict[str, Any] | None, WithJsonSchema(json_schemas.TOOL_CHOICE)
@@ -68,7 +68,7 @@ class CompletionBody(Generation):
     prompt: Annotated[
         str | Texts | Ids | Annotated[list[Ids], First], WithJsonSchema(json_schemas.PROMPTS)
     ]
-    logprobs: int | None = Field(None, ge=0, le=MOST_TOP, description="Alternatives.")
+    logprobs: Annotated[int | None, within("top_tokens")] = Field(None, description="Alternatives.")
     echo: Annotated[Any, Only(False, why="is not supported; the prompt is known to the client")] = (
         None
     )

@@ -58,7 +58,8 @@ def answering() -> Iterator[Served]:
 
 
 def chunks(answer: Any) -> list[dict[str, Any]]:
-    lines = [line.removeprefix("data: ") for line in answer.text.splitlines() if line]
+    data = [line for line in answer.text.splitlines() if line.startswith("data: ")]
+    lines = [line.removeprefix("data: ") for line in data]  # between them: what keeps it alive
     assert lines.pop() == "[DONE]"
     return [choice for line in lines for choice in json.loads(line)["choices"]]
 

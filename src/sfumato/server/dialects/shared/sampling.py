@@ -13,7 +13,7 @@ from sfumato.diffusion.sampler_config import SamplerConfig
 from sfumato.diffusion.schedule import LinearTemperature
 from sfumato.diffusion.stopping import StableAndConfident
 from sfumato.engine import ServedModel
-from sfumato.options.limits import LONGEST_STOP, MOST_BIASES, MOST_COUNTED_REQUEST, MOST_STOPS
+from sfumato.options.limits import LONGEST_STOP, MOST_BIASES, MOST_STOPS
 from sfumato.server.http.errors import bad_request, from_value_error
 from sfumato.server.schemas.generation import Sampling
 
@@ -51,8 +51,6 @@ def sampler_of(body: Sampling, model: ServedModel, banned: Iterable[int] = ()) -
     bias |= dict.fromkeys(banned, float("-inf"))
     if sum(value == float("-inf") for value in bias.values()) >= model.config.vocab_size:
         raise bad_request("logit_bias: bans every token of this model", "logit_bias")
-    if body.soft_top_k is not None and body.soft_top_k > MOST_COUNTED_REQUEST:
-        raise bad_request(f"soft_top_k: must be at most {MOST_COUNTED_REQUEST}", "soft_top_k")
     try:
         config = SamplerConfig(processors=(LogitBias(bias),) if bias else ()).options(
             max_steps=body.max_steps,

@@ -16,12 +16,12 @@ from torch import Tensor
 from sfumato.diffusion.sampler import StepView
 from sfumato.diffusion.step.batch import StepBatch
 from sfumato.diffusion.step.layout import Part
-from sfumato.diffusion.step.rules import decide
+from sfumato.diffusion.step.rules import apply_rules
 from sfumato.model.head import HeadStats
 
 
 @dataclass(frozen=True)
-class Change:
+class Update:
     """What a step makes of a batch, before anything is written."""
 
     tokens: Tensor  # int64 [R, W]
@@ -40,8 +40,10 @@ class Change:
     errors: dict[int, Exception]  # by row: what its rules raised
 
 
-def change(part: Part, stats: HeadStats, fresh: Tensor, extra: Mapping[int, HeadStats]) -> Change:
-    """What the rules make of the statistics of a part's packed positions; extra: see `decide`."""
+def compute_update(
+    part: Part, stats: HeadStats, fresh: Tensor, extra: Mapping[int, HeadStats]
+) -> Update:
+    """What the rules make of a part's packed statistics; extra: see `apply_rules`."""
     batch = part.batch
     names = ("argmax", "drawn", "entropy", "top_ids", "top_probs", "soft")
     stats = HeadStats(*(part.unpack(getattr(stats, name)) for name in names))
@@ -65,12 +67,12 @@ def change(part: Part, stats: HeadStats, fresh: Tensor, extra: Mapping[int, Head
         pinned,
         torch.where(same, batch.unchanged + 1, 0),
     )
-    decision = decide(part.groups, view, extra)
+    decision = apply_rules(part.groups, view, extra)
     accepted = decision.accepted | pinned
     frozen = batch.done.clone()
     step = batch.step + ~frozen
     converged = batch.converged | (decision.stop & ~frozen)
-    return Change(
+    return Update(
         tokens=torch.where(accepted, stats.drawn, fresh),
         soft=stats.soft,
         history=torch.cat((view.history[:, 1:], stats.argmax[:, None]), dim=1),
@@ -88,7 +90,7 @@ def change(part: Part, stats: HeadStats, fresh: Tensor, extra: Mapping[int, Head
     )
 
 
-def write(batch: StepBatch, new: Change) -> None:
+def apply_update(batch: StepBatch, new: Update) -> None:
     """Takes a step's change into the rows that are not done. Allocates nothing: once it has begun,
     want of memory cannot end it halfway."""
     frozen = new.frozen[:, None]
