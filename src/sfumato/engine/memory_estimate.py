@@ -140,7 +140,7 @@ def state_bytes(footprint: ModelFootprint, rows: int) -> int:
     widths = {width_for(width, model.canvas_length) for width in (*WIDTHS, model.canvas_length)}
     sizes = (model.hidden_size, footprint.dtype, torch.device("meta"))
     batches = (StepBatch.allocate(rows, width, 1, *sizes) for width in widths)
-    return sum(tensor.nbytes for batch in batches for tensor in batch.tensors())
+    return sum(batch.nbytes for batch in batches)
 
 
 def _forward(footprint: ModelFootprint, tokens: int, seen: int) -> int:

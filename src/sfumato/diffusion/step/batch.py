@@ -107,6 +107,11 @@ class StepBatch:
     def width(self) -> int:
         return self.tokens.shape[1]
 
+    @property
+    def nbytes(self) -> int:
+        """Bytes that the batch has for itself; most of its tensors are views of the record."""
+        return sum(tensor.nbytes for tensor in (self.record, self.soft, self.slots, self.length))
+
     def tensors(self) -> list[Tensor]:
         return [getattr(self, field.name) for field in fields(self)]
 
