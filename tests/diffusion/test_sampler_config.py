@@ -29,6 +29,8 @@ from sfumato.diffusion.stopping import Never, StableAndConfident
         ({"top_k": 0}, "top_k: must be at least 1"),
         ({"canvas_length": 0}, "canvas_length: must be at least 1"),
         ({"min_tokens": -1}, "min_tokens: must be at least 0"),
+        ({"self_conditioning": 1}, "self_conditioning: must be True or False, got 1"),
+        ({"ignore_eos": "no"}, "ignore_eos: must be True or False, got 'no'"),
         ({"max_steps": 4097}, "max_steps: must be at most 4096, got 4097"),
         ({"max_steps": 10**15}, "max_steps: must be at most 4096"),
         ({"top_k": 1025}, "top_k: must be at most 1024, got 1025"),

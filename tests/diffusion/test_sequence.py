@@ -116,3 +116,15 @@ def test_a_thought_is_ended_where_an_answer_still_has_room(options: dict) -> Non
         assert reply.warnings == ["canvas 0: the thought was ended to leave room to answer"]
     else:
         assert added is not None and CLOSES not in added and reply.warnings == []
+
+
+def test_canvases_after_an_ended_thought_stay_in_the_context() -> None:
+    class CutOnce(Cut):
+        def cut(self, reply: list[int], added: list[int]) -> int | None:
+            return None if reply else 2
+
+    reply = sequence(Policies(thought=CutOnce()), context=PROMPT + 12)
+    assert settle(reply, [11, 12, 13, 14]) == [11, 12, CLOSES] and reply.reason is None
+    assert settle(reply, [15] * LENGTH) == [15] * LENGTH and reply.reason is None
+    assert settle(reply, [16] * LENGTH) is not None and reply.reason == "max_tokens"
+    assert PROMPT + len(reply.reply) <= reply.plan.context

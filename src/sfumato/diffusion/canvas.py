@@ -89,7 +89,6 @@ class Canvas:
             if not (0 <= position < self.length and 0 <= token < vocab_size):
                 raise ValueError(f"pinned: position {position}, token {token} is out of range")
             self._pinned[position] = token
-        self._has_pins = bool(pinned)
         # Of one size at every step, so that a step can be captured once and replayed.
         rules = (config.sampler, config.stopping)
         depth = max(1, *(getattr(rule, "history", 1) for rule in rules))
@@ -250,5 +249,6 @@ def draw_first(canvases: Sequence[Canvas]) -> None:
     longest = max(canvas.length for canvas in new)
     drawn = first_tokens([canvas.noise for canvas in new], longest, new[0].vocab_size)
     for canvas, row in zip(new, drawn.unbind(), strict=True):
-        tokens, pinned = row[: canvas.length], canvas._pinned
-        canvas._begun = torch.where(pinned >= 0, pinned, tokens) if canvas._has_pins else tokens
+        pinned = canvas._pinned
+        # A copy: a draft that is kept must not keep what others began as.
+        canvas._begun = torch.where(pinned >= 0, pinned, row[: canvas.length])

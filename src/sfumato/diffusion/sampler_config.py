@@ -54,14 +54,7 @@ class SamplerConfig:
     top_tokens: int | None = None  # most probable tokens that drafts and commits name; at least 8
 
     def __post_init__(self) -> None:
-        for name, (low, high) in _RANGES.items():
-            value = getattr(self, name)
-            if value is not None and not is_whole(value):
-                raise ValueError(f"{name}: must be an integer, got {value!r}")
-            if value is not None and value < low:
-                raise ValueError(f"{name}: must be at least {low}, got {value}")
-            if value is not None and value > high:
-                raise ValueError(f"{name}: must be at most {high}, got {quoted(value)}")
+        self._check_kinds()
         scale, top_p = self.temperature, self.top_p
         if not (is_number(scale) and 0 <= scale <= MAX_TEMPERATURE):
             raise ValueError(f"temperature: must be from 0 to {MAX_TEMPERATURE:.0e}, got {scale!r}")
@@ -100,6 +93,19 @@ class SamplerConfig:
                 "processors: must be a tuple of objects with a method 'process', such as "
                 f"(LogitBias({{5: 1.0}}),); got {processors!r}"
             )
+
+    def _check_kinds(self) -> None:
+        for name, (low, high) in _RANGES.items():
+            value = getattr(self, name)
+            if value is not None and not is_whole(value):
+                raise ValueError(f"{name}: must be an integer, got {value!r}")
+            if value is not None and value < low:
+                raise ValueError(f"{name}: must be at least {low}, got {value}")
+            if value is not None and value > high:
+                raise ValueError(f"{name}: must be at most {high}, got {quoted(value)}")
+        for name in ("ignore_eos", "self_conditioning"):
+            if not isinstance(getattr(self, name), bool):
+                raise ValueError(f"{name}: must be True or False, got {getattr(self, name)!r}")
 
     def over(self, defaults: SamplerConfig) -> SamplerConfig:
         """This config with its Nones filled from `defaults`."""

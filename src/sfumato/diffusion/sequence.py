@@ -144,6 +144,9 @@ class Sequence:
         self.reply += added
         if reason == "stop":  # a stop string may begin in an earlier canvas
             self.reply = self.reply[: limits.cut(self.reply, [])]
+        next_end = self.plan.prompt_tokens + len(self.reply) + self.canvas_length
+        if reason is None and next_end > self.plan.context:  # only where a thought was ended early
+            reason = "max_tokens"
         self.stats.canvases += 1
         self.stats.convergence.append(convergence)
         self.reason, self.config = reason, self.plan.config

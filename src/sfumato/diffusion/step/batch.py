@@ -171,8 +171,8 @@ def _first_record(
         _padded(tokens, width),
         # Positions that take no part are pinned to token 0: no embedding lacks it.
         _padded([start.pinned for start in starts], width),
-        torch.tensor(numbers),
-        torch.tensor(flags),
+        torch.tensor(numbers, dtype=torch.int64),
+        torch.tensor(flags, dtype=torch.bool),
         torch.tensor(temperatures, dtype=torch.float32),
     )
     return torch.cat([part.view(torch.uint8) for part in parts], dim=1)

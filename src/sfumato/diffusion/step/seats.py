@@ -90,11 +90,12 @@ class Seats:
         free = iter([row for row in rows if row in leaving or self._at(row) is None])
         moves = {}
         for row in wanted:
-            if self._at(row) is None:
+            canvas = self._at(row)
+            if canvas is None:
                 continue
             target = next(free, None)
             if target is None:
-                self._leave(row)
+                self._leave(row, canvas)
             else:
                 moves[row] = target
         return moves
@@ -115,10 +116,8 @@ class Seats:
         if canvas is not None:
             canvas.place = self.batch, row
 
-    def _leave(self, row: int) -> None:
-        """A canvas takes its state out of the batch."""
-        canvas = self._at(row)
-        assert canvas is not None
+    def _leave(self, row: int, canvas: Canvas) -> None:
+        """The canvas of a row takes its state out of the batch."""
         alone = self._allocate(1)
         alone.copy_row(0, self.batch, row)
         canvas.place = alone, 0
