@@ -31,9 +31,9 @@ def test_the_same_seed_gives_the_same_weights(first):
 def test_training_lowers_the_losses_and_reports_them(first):
     lines, reported, network = [], [], copy.deepcopy(first)
     decision_stage.train(
-        network, 12, report=lines.append, every=1, progress=lambda *far: reported.append(far)
+        network, 20, report=lines.append, every=1, progress=lambda *far: reported.append(far)
     )
-    assert reported == [(step, 12) for step in range(1, 13)]
+    assert reported == [(step, 20) for step in range(1, 21)]
     slots = [float(line.split("slot ")[1].split(",")[0]) for line in lines]
     assert slots[-1] < slots[0] - 0.02
     assert all(bool((layer.layer_scalar == 1).all()) for layer in network.layers)
@@ -50,7 +50,7 @@ def test_muon_trains_the_matrices_and_adamw_the_rest_each_once(first):
 def test_the_rate_warms_up_and_falls_to_a_fiftieth():
     rates = [
         phase.learning_rate(step)
-        for phase, first in zip(decision_stage.PHASES, (0, 750, 1000, 1250), strict=True)
+        for phase, first in zip(decision_stage.PHASES, (0, 750, 1000, 1250, 2150), strict=True)
         for step in range(first, phase.until)
     ]
     assert len(rates) == decision_stage.STEPS

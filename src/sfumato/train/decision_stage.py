@@ -24,16 +24,18 @@ from sfumato.train.fast_ops import fast_ops
 from sfumato.train.objective import ENCODER_WEIGHT, loss
 from sfumato.train.read_objective import read_losses
 
-STEPS = 2_150
-STATES, QUESTIONS, CHATS = 4, 4, 5
-"""States, questions about each, and chat rows of each part of a step. A step has PARTS of them."""
+STEPS = 6_650
+STATES, QUESTIONS = 4, 4
+"""States and questions about each, of each part of a step. A step has PARTS of them."""
+CHATS = 8
+"""Conversations of each part, in the last phase."""
 PARTS = 2
 WARM_UP = 100
 CLIP = 1.0
 WEIGHTS = {"slot": 1.0, "prompt": 0.3, "options": 1.0}
 """Of the losses of reads; the others, of where heads look, have LOOK_WEIGHT."""
 LOOK_WEIGHT = 0.5
-CONVERSATIONS = Mixture(sudoku=0.35, first_asked=0.1)
+CONVERSATIONS = Mixture(sudoku=0.3, first_asked=0.1)
 
 Report = Callable[[str], None]
 
@@ -41,7 +43,7 @@ Report = Callable[[str], None]
 class Phase(NamedTuple):
     """Steps up to `until`, with a stream of data of their own. The rate is that of a cosine from
     `peak` at step `start` down to 2 % of it at step `end`; `looks`: the losses of where heads look;
-    labels: as `read_losses` takes it."""
+    labels: as `read_losses` takes it; chats: conversations of each part."""
 
     until: int
     peak: float
@@ -49,6 +51,7 @@ class Phase(NamedTuple):
     end: int
     looks: tuple[str, ...]
     labels: bool = True
+    chats: int = 5
 
     def learning_rate(self, step: int) -> float:
         """With a linear warm-up of the stage's first steps."""
@@ -62,13 +65,14 @@ PHASES = (  # a look was added where a figure stood still
     Phase(750, 2e-3, 0, 2400, ("words",), labels=False),
     Phase(1000, 2e-3, 0, 2150, ("words", "looks"), labels=False),
     Phase(1250, 2e-3, 0, 2100, ("words", "looks", "turns"), labels=False),
-    Phase(STEPS, 1.2e-3, 1250, STEPS, ALL_LOOKS),
+    Phase(2150, 1.2e-3, 1250, 2150, ALL_LOOKS),
+    Phase(STEPS, 1.2e-3, 2150, STEPS, ALL_LOOKS, chats=CHATS),
 )
 
 
 def phases(steps: int) -> tuple[Phase, ...]:
     """Those of the recipe; other numbers of steps have one."""
-    return PHASES if steps == STEPS else (Phase(steps, 2e-3, 0, steps, ALL_LOOKS),)
+    return PHASES if steps == STEPS else (Phase(steps, 2e-3, 0, steps, ALL_LOOKS, chats=CHATS),)
 
 
 MATRICES = tuple(f"{name}_proj.weight" for name in ("q", "k", "v", "o", "gate", "up", "down"))
@@ -83,15 +87,16 @@ class Part(NamedTuple):
     noise: torch.Generator
 
 
-def parts(seed: int, canvas: int, first: int = 0) -> Iterator[list[Part]]:
-    """The steps' rows; the same for the same seed. Each part has its own streams."""
+def parts(seed: int, canvas: int, chats: int, first: int = 0) -> Iterator[list[Part]]:
+    """The steps' rows; the same for the same seed. Each part has its own streams, with so many
+    conversations."""
     streams = []
     for part in range(PARTS):
         rng = np.random.default_rng((seed, first, part))
         streams.append(
             (
                 decisions_data.batches(rng, STATES, QUESTIONS),
-                embedded_data.batches(rng, CHATS, canvas, lambda step: CONVERSATIONS),
+                embedded_data.batches(rng, chats, canvas, lambda step: CONVERSATIONS),
                 torch.Generator().manual_seed(int(rng.integers(2**62))),
             )
         )
@@ -160,7 +165,7 @@ def train(
     smooth: dict[str, float] = {}
     with fast_ops(), ThreadPoolExecutor(PARTS) as workers:
         for phase in phases(steps):
-            rows = parts(seed, network.config.canvas_length, stage.done)
+            rows = parts(seed, network.config.canvas_length, phase.chats, stage.done)
             while stage.done < phase.until:
                 losses = stage.step(next(rows), phase, workers)
                 smooth = {k: 0.97 * smooth.get(k, x) + 0.03 * x for k, x in losses.items()}

@@ -47,8 +47,6 @@ ADJECTIVES = (
 )
 """From the worst to the best."""
 THINGS = ("soup", "hotel", "film", "phone", "book", "room", "train", "song")
-NEEDED = ("Who has more?", "Who has fewer?")
-"""Instructions without which the options alone would not say what is asked."""
 DOES_IT_HOLD = "Does this hold?"
 """What the product asks where a yes/no question has no instructions."""
 WORDS = (
@@ -219,19 +217,16 @@ def stars(facts: np.random.Generator, rng: np.random.Generator) -> Case:
 
 
 def counts(facts: np.random.Generator, rng: np.random.Generator) -> Case:
+    """Two persons, and how many things one of them has."""
     first, second = (NAMES[i] for i in facts.permutation(len(NAMES))[:2])
     a, b = (int(n) + 1 for n in facts.permutation(9)[:2])
     item = pick(ITEMS, facts)
     state = f"{first} has {a} {item}. {second} has {b}."
-    kind = int(rng.random() * 4)
-    if kind == 0:
-        return choice(state, "Who has more?", (first, second), (float(a > b), float(a < b)))
-    if kind == 1:
-        return choice(state, "Who has fewer?", (first, second), (float(a < b), float(a > b)))
-    if kind == 2:
-        name, more = pick(((first, a > b), (second, b > a)), rng)
-        return yes_no(state, f"Does {name} have more?", float(more))
     name, number = pick(((first, a), (second, b)), rng)
+    if rng.random() < 0.5:
+        other = pick([n for n in range(1, 10) if n != number], rng)
+        number_named, truth = pick(((number, 1.0), (other, 0.0)), rng)
+        return yes_no(state, f"Has {name} {number_named}?", truth)
     levels = pick((("1 to 3", "4 to 6", "7 to 9"), ("1 to 5", "6 to 9")), rng)
     return score(state, f"How many has {name}?", levels, _level_of(number, len(levels)))
 
@@ -247,16 +242,26 @@ def words(facts: np.random.Generator, rng: np.random.Generator) -> Case:
     return _one_of(state, "Which word is there?", pick(present, rng), absent, rng)
 
 
+def _tenths(parts: int, facts: np.random.Generator) -> list[int]:
+    """Numbers from 2 on that sum to ten, in any order."""
+    numbers = [2] * parts
+    for _ in range(10 - 2 * parts):
+        numbers[int(facts.random() * parts)] += 1
+    return numbers
+
+
 def bags(facts: np.random.Generator, rng: np.random.Generator) -> Case:
-    """A bag of two or three colours, and one ball drawn from it."""
+    """Ten balls of two or three colours, and one drawn from them."""
     kinds = 2 if facts.random() < 0.7 else 3
     order = [COLOURS[i] for i in facts.permutation(len(COLOURS))]
-    colours, numbers = order[:kinds], [1 + int(facts.random() * 8) for _ in range(kinds)]
+    colours, numbers = order[:kinds], _tenths(kinds, facts)
+    if kinds == 2:  # as often 2 and 8 as 5 and 5
+        numbers = [first := 2 + int(facts.random() * 7), 10 - first]
     parts = [f"{n} {colour}" for n, colour in zip(numbers, colours, strict=True)]
     content = f"{', '.join(parts[:-1])} and {parts[-1]}"
     state = pick((f"A bag holds {content} balls.", f"A box has {content} pens."), facts)
     state += " One is drawn."
-    truth = [n / sum(numbers) for n in numbers]
+    truth = [n / 10 for n in numbers]
     if rng.random() < 0.5:
         i = int(rng.random() * kinds)
         return yes_no(state, f"Is it {colours[i]}?", truth[i])
@@ -267,12 +272,11 @@ def bags(facts: np.random.Generator, rng: np.random.Generator) -> Case:
 
 
 def shares(facts: np.random.Generator, rng: np.random.Generator) -> Case:
-    """Some of a few things, one of which is picked."""
-    total = 3 + int(facts.random() * 7)
-    part = 1 + int(facts.random() * (total - 1))
+    """Ten things of two kinds, one of which is picked."""
+    part = 2 + int(facts.random() * 7)
     item, status, other = pick(ITEMS, facts), *(STATUSES[i] for i in facts.permutation(4)[:2])
-    state = f"{part} of {total} {item} are {status}, the others {other}. One is picked."
-    truth = part / total
+    state = f"{part} {item} are {status} and {10 - part} are {other}. One is picked."
+    truth = part / 10
     if rng.random() < 0.6:
         word, p = pick(((status, truth), (other, 1 - truth)), rng)
         return yes_no(state, f"Is it {word}?", p)
@@ -280,10 +284,11 @@ def shares(facts: np.random.Generator, rng: np.random.Generator) -> Case:
 
 
 def chances(facts: np.random.Generator, rng: np.random.Generator) -> Case:
-    percent, what = 11 + int(facts.random() * 79), pick(("rain", "snow"), facts)
+    tenths, what = 2 + int(facts.random() * 7), pick(("rain", "snow"), facts)
     day = pick(("today", "tomorrow", "on Monday", "on Friday", "at night"), facts)
-    state = f"The chance of {what} {day} is {percent} percent."
-    truth = percent / 100
+    chance = pick((f"{tenths}0 percent", f"{tenths} in 10"), facts)
+    state = f"The chance of {what} {day} is {chance}."
+    truth = tenths / 10
     kind = int(rng.random() * 3)
     if kind == 0:
         return yes_no(state, f"Will it {what}?", truth)
@@ -308,14 +313,14 @@ def dice(facts: np.random.Generator, rng: np.random.Generator) -> Case:
 def polls(facts: np.random.Generator, rng: np.random.Generator) -> Case:
     """Votes for levels, and one voter: a score with a known distribution."""
     levels = pick((("low", "mid", "high"), ("bad", "okay", "good")), facts)
-    votes = [1 + int(facts.random() * 8) for _ in levels]
+    votes = _tenths(len(levels), facts)
     parts = [f"{n} {level}" for n, level in zip(votes, levels, strict=True)]
     state = f"Votes: {parts[0]}, {parts[1]}, {parts[2]}. One is picked."
-    truth = tuple(n / sum(votes) for n in votes)
+    truth = tuple(n / 10 for n in votes)
     return Case(state, ScoreQuestion("Which vote is it?", levels), truth)
 
 
 Family = Callable[[np.random.Generator, np.random.Generator], Case]
 """(draws the state, draws the question): the same state for the same first generator."""
-SETTLED: tuple[Family, ...] = (orders, orders, places, reviews, stars, counts, words)
+SETTLED: tuple[Family, ...] = (orders, orders, places, places, reviews, stars, counts, words)
 OPEN: tuple[Family, ...] = (bags, bags, shares, chances, dice, polls)

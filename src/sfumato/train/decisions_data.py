@@ -23,7 +23,7 @@ from sfumato.diffusion.constraints.questions import (
     YesNoQuestion,
 )
 from sfumato.diffusion.constraints.wording import BETWEEN, question_text
-from sfumato.train.decision_states import MEANINGS, NEEDED, OPEN, SETTLED, Case, in_order
+from sfumato.train.decision_states import MEANINGS, OPEN, SETTLED, Case, in_order
 from sfumato.train.questions import pick
 from sfumato.train.vocabulary import END_OF_TURN, EOS, TOKENS, encode_chat, encode_text
 
@@ -42,12 +42,15 @@ BARE_SHARE = 0.1
 DESCRIBED_SHARE = 0.15
 """Of the questions with options that have a meaning, those that say it."""
 
-_SECOND = re.compile(r"(?:Were|Is|Does) (\w+) (?:ordered|there|have more)\?")
+_SECOND = re.compile(r"(?:Were|Is|Has) (\w+) (?:ordered|there|\d)\?")
 _LAST = re.compile(r"\b(?!hold\?)(\w+)\?")
 _EVIDENCE = re.compile(
-    r"the \w+ (?:was|is) (\w+)\.$|(?:lives in|is in|goes to) (.+)\.$|is (\d+) percent"
-    r"|\d of (\d)|(\w+)\. One is|with (\d) sides|has (\d)\.$|(\d+) stars"
+    r"the \w+ (?:was|is) (\w+)\.$|(?:lives in|is in|goes to) (.+)\.$|is (\d)(?:0 percent| in 10)"
+    r"|with (\d) sides|(\d+) stars"
 )
+_NUMBERS = re.compile(r"has \d|One is")
+"""In states that give each of several things a number."""
+_NUMBER_OF = r"(\d)(?: \w+ are| are)? {0}\b|\b{0} has (\d)"
 _WORD = re.compile(r"[A-Za-z0-9]+")
 _TURN = encode_chat([{"role": "user", "content": "."}])
 _HEAD = _TURN[: _TURN.index(encode_text(".")[0])]
@@ -61,7 +64,7 @@ class Row(NamedTuple):
     question: list[int]  # and after it; places below are places in it
     options: list[int]  # where the options' lines end
     starts: list[int]  # where their labels are
-    evidence: int  # see _evidence
+    evidence: list[int]  # of each option: see _evidence
     matches: list[tuple[int, int]]  # see _matches
     links: list[tuple[int, int]]  # see _links
     labels: list[int]  # ids that answer
@@ -125,7 +128,7 @@ def _worded(case: Case, rng: np.random.Generator) -> Case:
     if rng.random() < DESCRIBED_SHARE:
         options = tuple(Option(o.name, MEANINGS.get(o.name, "")) for o in question.options)
         question = replace(question, options=options)
-    if not case.open and question.instructions not in NEEDED and rng.random() < BARE_SHARE:
+    if not case.open and rng.random() < BARE_SHARE:
         question = replace(question, instructions="")
     return replace(case, question=question)
 
@@ -162,7 +165,7 @@ def row(case: Case) -> Row:
         context[end:],
         options,
         starts,
-        _evidence(case.state),
+        [_evidence(case.state, word) for word in _words_of_options(case, body)],
         matches,
         links,
         ids,
@@ -188,13 +191,36 @@ def _matches(state: str, body: str) -> list[tuple[int, int]]:
     return matches
 
 
-def _evidence(state: str) -> int:
-    """Where in the state's part of the prompt the word ends that decides, or the last of those that
-    do together; -1 where the question says which."""
-    evidence = _EVIDENCE.search(state)
+def _words_of_options(case: Case, body: str) -> list[str]:
+    """Of each option: the word that it stands for, which for yes and no is the question's."""
+    question = case.question
+    if isinstance(question, ScoreQuestion):
+        word = _LAST.search(body)
+        named = word is not None and word[1] in case.state and _NUMBERS.search(case.state)
+        return [word[1] if named and word else level for level in question.levels]
+    if _is_yes_no(case):
+        return [_turns_on(body)[1]] * 2
+    return [option.name for option in question.options]
+
+
+def _evidence(state: str, word: str) -> int:
+    """Where in the state's part of the prompt ends what decides whether the word fits: the number
+    that the state gives it, or what decides for all words; -1 where the question says which."""
+    if _NUMBERS.search(state):
+        evidence = re.search(_NUMBER_OF.format(re.escape(word)), state)
+    else:
+        evidence = _EVIDENCE.search(state)
     if evidence is None:
         return -1
     return len(_HEAD) + evidence.end(evidence.lastindex or 0) - 1
+
+
+def _turns_on(body: str) -> re.Match[str]:
+    """The word that a yes/no question turns on: its last one, or its second one in those of
+    _SECOND."""
+    word = _SECOND.search(body) or _LAST.search(body)
+    assert word is not None, body
+    return word
 
 
 def _is_yes_no(case: Case) -> bool:
@@ -202,10 +228,9 @@ def _is_yes_no(case: Case) -> bool:
 
 
 def _links(body: str, options: list[int]) -> list[tuple[int, int]]:
-    """Where the lines of yes and no end, each with where the word ends that the question turns on:
-    its last one, or its second one in those of _SECOND."""
-    word = _SECOND.search(body) or _LAST.search(body)
-    assert word is not None, body
+    """Where the lines of yes and no end, each with where the word ends that the question turns
+    on."""
+    word = _turns_on(body)
     return [(end, word.end(1) - 1) for end in options if end > word.end(1)]
 
 
@@ -240,7 +265,7 @@ def collate(groups: Sequence[Sequence[Row]], rng: np.random.Generator) -> Reads:
         torch.tensor(options),
         torch.tensor([p for row in rows for p in row.truth], dtype=torch.float32),
         torch.tensor(starts),
-        torch.tensor([row.evidence for row in rows for _ in row.options]),
+        torch.tensor([place for row in rows for place in row.evidence]),
         _triples([row.matches for row in rows]),
         _triples([row.links for row in rows]),
     )

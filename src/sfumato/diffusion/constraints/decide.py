@@ -1,4 +1,4 @@
-"""The plain decision: one at a time, to be read aloud.
+"""The plain decision: one at a time, short enough to read at once.
 
 It is the library's path, and the specification that the engine's decisions are tested against.
 """
