@@ -34,8 +34,8 @@ def test_training_lowers_the_losses_and_reports_them(first):
         network, 20, report=lines.append, every=1, progress=lambda *far: reported.append(far)
     )
     assert reported == [(step, 20) for step in range(1, 21)]
-    slots = [float(line.split("slot ")[1].split(",")[0]) for line in lines]
-    assert slots[-1] < slots[0] - 0.02
+    options = [float(line.split("options ")[1].split(",")[0]) for line in lines]
+    assert options[-1] < options[0] - 0.02
     assert all(bool((layer.layer_scalar == 1).all()) for layer in network.layers)
 
 

@@ -217,18 +217,18 @@ def stars(facts: np.random.Generator, rng: np.random.Generator) -> Case:
 
 
 def counts(facts: np.random.Generator, rng: np.random.Generator) -> Case:
-    """Two persons, and how many things one of them has."""
+    """Two persons, and how many things are for one of them."""
     first, second = (NAMES[i] for i in facts.permutation(len(NAMES))[:2])
-    a, b = (int(n) + 1 for n in facts.permutation(9)[:2])
+    a, b = (int(n) + 2 for n in facts.permutation(8)[:2])
     item = pick(ITEMS, facts)
-    state = f"{first} has {a} {item}. {second} has {b}."
+    state = f"{a} {item} are for {first} and {b} for {second}."
     name, number = pick(((first, a), (second, b)), rng)
     if rng.random() < 0.5:
-        other = pick([n for n in range(1, 10) if n != number], rng)
+        other = pick([n for n in range(2, 10) if n != number], rng)
         number_named, truth = pick(((number, 1.0), (other, 0.0)), rng)
-        return yes_no(state, f"Has {name} {number_named}?", truth)
+        return yes_no(state, f"Are {number_named} for {name}?", truth)
     levels = pick((("1 to 3", "4 to 6", "7 to 9"), ("1 to 5", "6 to 9")), rng)
-    return score(state, f"How many has {name}?", levels, _level_of(number, len(levels)))
+    return score(state, f"How many for {name}?", levels, _level_of(number, len(levels)))
 
 
 def words(facts: np.random.Generator, rng: np.random.Generator) -> Case:

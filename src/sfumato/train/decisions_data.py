@@ -42,15 +42,15 @@ BARE_SHARE = 0.1
 DESCRIBED_SHARE = 0.15
 """Of the questions with options that have a meaning, those that say it."""
 
-_SECOND = re.compile(r"(?:Were|Is|Has) (\w+) (?:ordered|there|\d)\?")
+_SECOND = re.compile(r"(?:Were|Is) (\w+) (?:ordered|there)\?")
 _LAST = re.compile(r"\b(?!hold\?)(\w+)\?")
 _EVIDENCE = re.compile(
     r"the \w+ (?:was|is) (\w+)\.$|(?:lives in|is in|goes to) (.+)\.$|is (\d)(?:0 percent| in 10)"
     r"|with (\d) sides|(\d+) stars"
 )
-_NUMBERS = re.compile(r"has \d|One is")
-"""In states that give each of several things a number."""
-_NUMBER_OF = r"(\d)(?: \w+ are| are)? {0}\b|\b{0} has (\d)"
+"""What decides in states where one word does."""
+_OF_ONE = re.compile(r"many for (\w+)\?")
+"""Of a question whose options do not name what it turns on, as yes and no do not."""
 _WORD = re.compile(r"[A-Za-z0-9]+")
 _TURN = encode_chat([{"role": "user", "content": "."}])
 _HEAD = _TURN[: _TURN.index(encode_text(".")[0])]
@@ -64,8 +64,8 @@ class Row(NamedTuple):
     question: list[int]  # and after it; places below are places in it
     options: list[int]  # where the options' lines end
     starts: list[int]  # where their labels are
-    evidence: list[int]  # of each option: see _evidence
     matches: list[tuple[int, int]]  # see _matches
+    evidence: list[tuple[int, int]]  # see _evidence
     links: list[tuple[int, int]]  # see _links
     labels: list[int]  # ids that answer
     truth: list[float]  # the probability of each
@@ -86,8 +86,8 @@ class Reads(NamedTuple):
     options: torch.Tensor  # [O]: where in `ids` the options' lines end
     fits: torch.Tensor  # float32 [O]: the probability of each
     starts: torch.Tensor  # [O]: where in `ids` their labels are
-    evidence: torch.Tensor  # [O]: where in their state what decides ends; -1: the question says
     matches: torch.Tensor  # [M, 3]: question; where in it a word ends; where in its state, or 0
+    evidence: torch.Tensor  # [E, 3]: question; a place in it; where in its state what decides ends
     links: torch.Tensor  # [L, 3]: question; where in it yes or no ends; where what is asked does
 
 
@@ -159,14 +159,14 @@ def row(case: Case) -> Row:
     starts = [end + 1 for end in ends[1 : 1 + len(labels)]]
     matches = _matches(case.state, body[: options[-1] + 1])
     ids = encode_text("".join(labels))
-    links = _links(body, options) if _is_yes_no(case) else []
+    links = _links(body, options) if _is_yes_no(case) or _OF_ONE.search(body) else []
     return Row(
         context[:end],
         context[end:],
         options,
         starts,
-        [_evidence(case.state, word) for word in _words_of_options(case, body)],
         matches,
+        _evidence(case, body, options),
         links,
         ids,
         list(case.truth),
@@ -191,28 +191,16 @@ def _matches(state: str, body: str) -> list[tuple[int, int]]:
     return matches
 
 
-def _words_of_options(case: Case, body: str) -> list[str]:
-    """Of each option: the word that it stands for, which for yes and no is the question's."""
-    question = case.question
-    if isinstance(question, ScoreQuestion):
-        word = _LAST.search(body)
-        named = word is not None and word[1] in case.state and _NUMBERS.search(case.state)
-        return [word[1] if named and word else level for level in question.levels]
-    if _is_yes_no(case):
-        return [_turns_on(body)[1]] * 2
-    return [option.name for option in question.options]
-
-
-def _evidence(state: str, word: str) -> int:
-    """Where in the state's part of the prompt ends what decides whether the word fits: the number
-    that the state gives it, or what decides for all words; -1 where the question says which."""
-    if _NUMBERS.search(state):
-        evidence = re.search(_NUMBER_OF.format(re.escape(word)), state)
-    else:
-        evidence = _EVIDENCE.search(state)
+def _evidence(case: Case, body: str, options: list[int]) -> list[tuple[int, int]]:
+    """Where options' lines end, and for yes and no the word that the question turns on, each with
+    where in the state's part of the prompt the word ends that decides. Where the question says
+    which word does: none."""
+    evidence = _EVIDENCE.search(case.state)
     if evidence is None:
-        return -1
-    return len(_HEAD) + evidence.end(evidence.lastindex or 0) - 1
+        return []
+    place = len(_HEAD) + evidence.end(evidence.lastindex or 0) - 1
+    ends = [*options, _turns_on(body).end(1) - 1] if _is_yes_no(case) else options
+    return [(end, place) for end in ends]
 
 
 def _turns_on(body: str) -> re.Match[str]:
@@ -228,8 +216,8 @@ def _is_yes_no(case: Case) -> bool:
 
 
 def _links(body: str, options: list[int]) -> list[tuple[int, int]]:
-    """Where the lines of yes and no end, each with where the word ends that the question turns
-    on."""
+    """Where options' lines end, each with where the word ends that the question turns on, if that
+    is before."""
     word = _turns_on(body)
     return [(end, word.end(1) - 1) for end in options if end > word.end(1)]
 
@@ -265,8 +253,8 @@ def collate(groups: Sequence[Sequence[Row]], rng: np.random.Generator) -> Reads:
         torch.tensor(options),
         torch.tensor([p for row in rows for p in row.truth], dtype=torch.float32),
         torch.tensor(starts),
-        torch.tensor([place for row in rows for place in row.evidence]),
         _triples([row.matches for row in rows]),
+        _triples([row.evidence for row in rows]),
         _triples([row.links for row in rows]),
     )
 

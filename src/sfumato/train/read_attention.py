@@ -115,12 +115,11 @@ class ReadAttention:
         target = self.state_index.shape[1] + target
         return self._attention_loss(LINKING_LAYER, 0, owner, place, target)
 
-    def evidence_loss(self, options: Tensor, evidence: Tensor) -> Tensor:
-        """Likewise of the second head of MATCHING_LAYER, from where options' lines end to a place
-        in their state. options int64 [E] are places in the packed tokens, evidence int64 [E] in
-        the state."""
-        row, place = self.row_of[options], self.place_of[options]
-        return self._attention_loss(MATCHING_LAYER, 1, row, place, evidence)
+    def evidence_loss(self, evidence: Tensor) -> Tensor:
+        """Likewise of the second head of MATCHING_LAYER, from a place in a question to one in its
+        state. evidence int64 [E, 3]: question, place in it, place in its state."""
+        owner, place, target = evidence.unbind(1)
+        return self._attention_loss(MATCHING_LAYER, 1, owner, place, target)
 
     def label_loss(self, options: Tensor, starts: Tensor) -> Tensor:
         """Likewise of the last head of LINKING_LAYER, from where each option's line ends to the

@@ -70,13 +70,12 @@ def read_losses(
     if not (labels False: for FITS if it fits).  The others are of where heads look: see
     `ReadAttention`.
     """
-    *rows, truth, options, fits, starts, evidence, matches, links = reads
+    *rows, truth, options, fits, starts, matches, evidence, links = reads
     slot, last, inside, attend = _scores(network, *rows)
     of_options = logits(network, network.norm(inside[options]))
     wanted = torch.zeros_like(of_options)
     wanted[:, FITS_NOT] = 1 - fits
     wanted[torch.arange(len(starts)), rows[0][starts] if labels else FITS] = fits
-    has_evidence = evidence >= 0
     return {
         "slot": F.cross_entropy(slot, truth),
         "prompt": F.cross_entropy(last, truth),
@@ -84,7 +83,7 @@ def read_losses(
         "words": attend.word_loss(matches),
         "looks": attend.slot_loss(options, fits),
         "labels": attend.label_loss(options, starts),
-        "evidence": attend.evidence_loss(options[has_evidence], evidence[has_evidence]),
+        "evidence": attend.evidence_loss(evidence),
         "turns": attend.turn_loss(links),
     }
 
