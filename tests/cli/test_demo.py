@@ -4,8 +4,9 @@ from typing import Any
 
 import pytest
 
+import sfumato
 from sfumato.cli import demo
-from sfumato.train import sudoku
+from sfumato.train import decisions_data, sudoku
 
 
 @pytest.fixture
@@ -14,6 +15,7 @@ def solver(use: Any, monkeypatch: pytest.MonkeyPatch) -> Any:
     puzzle = demo._puzzle(0)
     grid = next(g for g in sudoku.all_grids() if ((puzzle == 0) | (puzzle == g)).all())
     model = use(sudoku.to_text(grid))
+    model.decide = lambda state, questions: f"decided {state} {[*questions]}"
     monkeypatch.setattr("sfumato.load", lambda: model)
     return model
 
@@ -27,6 +29,7 @@ def test_without_a_terminal_it_prints_plain_lines(solver: Any, cli: Any) -> None
     assert "Colours" not in done.out
     assert "\x1b" not in done.out
     assert "\nThe model's solution, row by row:\n\n" + solver.canvases[0] in done.out
+    assert f"{demo.STATE} Is it red? Which colour is it?\n\ndecided {demo.STATE} [" in done.out
     questions = [request["messages"][-1]["content"] for request in solver.requests]
     assert questions == [sudoku.prompt(demo._puzzle(0)), *demo.QUESTIONS]
 
@@ -69,3 +72,10 @@ def test_the_puzzle_was_kept_out_of_training() -> None:
         ]
         assert len(fits) == 1
         assert fits[0] in held_out
+
+
+def test_what_it_decides_was_kept_out_of_training_and_is_shown_with_bars() -> None:
+    assert decisions_data.is_held_out(demo.STATE)
+    decision = sfumato.load().decide(demo.STATE, demo.DECISIONS)
+    assert decision["red"].value is False and decision["colour"].value == "green"
+    assert "yes" in str(decision) and "━" in str(decision)

@@ -24,6 +24,11 @@ QUESTIONS = (
     "What is the capital of Japan?",
     "What is the meaning of life?",
 )
+STATE = "A bag holds 2 red and 8 green balls. One is drawn."  # kept out of training
+DECISIONS = {
+    "red": sfumato.YesNo("Is it red?"),
+    "colour": sfumato.Choice(("green", "blue", "red"), "Which colour is it?"),
+}
 COLOURS = Text("; ").join(
     [
         Text.assemble(("cyan", board.GIVEN), ": a given digit"),
@@ -35,7 +40,7 @@ COLOURS = Text("; ").join(
 
 
 def main(args: argparse.Namespace) -> int:
-    """Solve a puzzle that was kept out of training, then answer questions."""
+    """Solve a puzzle that was kept out of training, answer questions, then decide."""
     model = sfumato.load()
     generation.spare_threads(model)
     cells = _puzzle(args.seed)
@@ -64,11 +69,18 @@ def main(args: argparse.Namespace) -> int:
         print(f"› {question}\n")
         if ask(_request(question, args.seed)) is None:
             return INTERRUPTED
+    _decide(model)
     if visual:
         console.print(Text("Colours: ") + COLOURS)
         print()
     print(wrapped('Your turn: sfumato run "…", sfumato chat, or -m PATH for a large model.'))
     return 0
+
+
+def _decide(model: sfumato.Model) -> None:
+    print("It decides too: the probability of each answer, read in one step without writing.\n")
+    questions = " ".join(kind.instructions for kind in DECISIONS.values())
+    print(f"› {STATE} {questions}\n\n{model.decide(STATE, DECISIONS)}\n")
 
 
 def _request(text: str, seed: int) -> Request:

@@ -24,10 +24,10 @@ from sfumato.train.fast_ops import fast_ops
 from sfumato.train.objective import ENCODER_WEIGHT, loss
 from sfumato.train.read_objective import read_losses
 
-STEPS = 6_650
+STEPS = 4_750
 STATES, QUESTIONS = 4, 4
 """States and questions about each, of each part of a step. A step has PARTS of them."""
-CHATS = 8
+CHATS = 12
 """Conversations of each part, in the last phase."""
 PARTS = 2
 WARM_UP = 100
@@ -35,7 +35,7 @@ CLIP = 1.0
 WEIGHTS = {"slot": 1.0, "prompt": 0.3, "options": 1.0}
 """Of the losses of reads; the others, of where heads look, have LOOK_WEIGHT."""
 LOOK_WEIGHT = 0.5
-CONVERSATIONS = Mixture(sudoku=0.3, first_asked=0.1)
+CONVERSATIONS = Mixture(sudoku=0.2, first_asked=0.1)
 
 Report = Callable[[str], None]
 
@@ -51,7 +51,7 @@ class Phase(NamedTuple):
     end: int
     looks: tuple[str, ...]
     labels: bool = True
-    chats: int = 5
+    chats: int = CHATS
 
     def learning_rate(self, step: int) -> float:
         """With a linear warm-up of the stage's first steps."""
@@ -60,13 +60,16 @@ class Phase(NamedTuple):
         return self.peak * min(1.0, (step + 1) / WARM_UP) * (0.02 + 0.98 * cosine)
 
 
-ALL_LOOKS = ("words", "looks", "labels", "evidence", "turns")
+LOOKS = ("words", "looks", "labels", "evidence", "turns")
+ALL_LOOKS = (*LOOKS, "numbers")
 PHASES = (  # a look was added where a figure stood still
-    Phase(750, 2e-3, 0, 2400, ("words",), labels=False),
-    Phase(1000, 2e-3, 0, 2150, ("words", "looks"), labels=False),
-    Phase(1250, 2e-3, 0, 2100, ("words", "looks", "turns"), labels=False),
-    Phase(2150, 1.2e-3, 1250, 2150, ALL_LOOKS),
-    Phase(STEPS, 1.2e-3, 2150, STEPS, ALL_LOOKS, chats=CHATS),
+    Phase(750, 2e-3, 0, 2400, ("words",), labels=False, chats=5),
+    Phase(1000, 2e-3, 0, 2150, ("words", "looks"), labels=False, chats=5),
+    Phase(1250, 2e-3, 0, 2100, ("words", "looks", "turns"), labels=False, chats=5),
+    Phase(2150, 1.2e-3, 1250, 2150, LOOKS, chats=5),
+    Phase(2500, 1.2e-3, 2150, 6650, LOOKS, chats=8),
+    Phase(3250, 1.2e-3, 2150, 6650, ALL_LOOKS, chats=8),
+    Phase(STEPS, 1.1e-3, 3250, STEPS, ALL_LOOKS),
 )
 
 

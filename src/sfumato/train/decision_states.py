@@ -46,6 +46,7 @@ ADJECTIVES = (
     ("great", "superb", "perfect"),
 )
 """From the worst to the best."""
+LEVELS_VOTED = (("low", "mid", "high"), ("bad", "okay", "good"))
 THINGS = ("soup", "hotel", "film", "phone", "book", "room", "train", "song")
 DOES_IT_HOLD = "Does this hold?"
 """What the product asks where a yes/no question has no instructions."""
@@ -312,7 +313,7 @@ def dice(facts: np.random.Generator, rng: np.random.Generator) -> Case:
 
 def polls(facts: np.random.Generator, rng: np.random.Generator) -> Case:
     """Votes for levels, and one voter: a score with a known distribution."""
-    levels = pick((("low", "mid", "high"), ("bad", "okay", "good")), facts)
+    levels = pick(LEVELS_VOTED, facts)
     votes = _tenths(len(levels), facts)
     parts = [f"{n} {level}" for n, level in zip(votes, levels, strict=True)]
     state = f"Votes: {parts[0]}, {parts[1]}, {parts[2]}. One is picked."
@@ -324,3 +325,6 @@ Family = Callable[[np.random.Generator, np.random.Generator], Case]
 """(draws the state, draws the question): the same state for the same first generator."""
 SETTLED: tuple[Family, ...] = (orders, orders, places, places, reviews, stars, counts, words)
 OPEN: tuple[Family, ...] = (bags, bags, shares, chances, dice, polls)
+PRACTISED = (orders, *3 * (places,), reviews, stars, *2 * (counts,), words)
+PRACTISED_OPEN = (bags, bags, shares, shares, chances, dice, polls)
+"""What training draws from: more of what is learnt late."""

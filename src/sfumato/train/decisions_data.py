@@ -23,7 +23,19 @@ from sfumato.diffusion.constraints.questions import (
     YesNoQuestion,
 )
 from sfumato.diffusion.constraints.wording import BETWEEN, question_text
-from sfumato.train.decision_states import MEANINGS, OPEN, SETTLED, Case, in_order
+from sfumato.train.decision_states import (
+    COLOURS,
+    LEVELS_VOTED,
+    MEANINGS,
+    NAMES,
+    OPEN,
+    PRACTISED,
+    PRACTISED_OPEN,
+    SETTLED,
+    STATUSES,
+    Case,
+    in_order,
+)
 from sfumato.train.questions import pick
 from sfumato.train.vocabulary import END_OF_TURN, EOS, TOKENS, encode_chat, encode_text
 
@@ -34,7 +46,7 @@ WIDTH = 16
 LETTERS = tuple(map(chr, range(ord("A"), ord("Z") + 1)))
 DIGITS = tuple("0123456789")
 
-OPEN_SHARE = 0.4
+OPEN_SHARE = 0.5
 HELD_OUT_IN = 8
 """One state in so many is kept out of training."""
 BARE_SHARE = 0.1
@@ -51,6 +63,9 @@ _EVIDENCE = re.compile(
 """What decides in states where one word does."""
 _OF_ONE = re.compile(r"many for (\w+)\?")
 """Of a question whose options do not name what it turns on, as yes and no do not."""
+_NUMBERS = re.compile(r" are for |One is")
+"""In states that give each of several words a number, which stands before it."""
+_NUMBERED = {*NAMES, *COLOURS, *STATUSES, *LEVELS_VOTED[0], *LEVELS_VOTED[1]}
 _WORD = re.compile(r"[A-Za-z0-9]+")
 _TURN = encode_chat([{"role": "user", "content": "."}])
 _HEAD = _TURN[: _TURN.index(encode_text(".")[0])]
@@ -67,6 +82,7 @@ class Row(NamedTuple):
     matches: list[tuple[int, int]]  # see _matches
     evidence: list[tuple[int, int]]  # see _evidence
     links: list[tuple[int, int]]  # see _links
+    numbers: list[tuple[int, int]]  # see _numbers
     labels: list[int]  # ids that answer
     truth: list[float]  # the probability of each
 
@@ -89,6 +105,7 @@ class Reads(NamedTuple):
     matches: torch.Tensor  # [M, 3]: question; where in it a word ends; where in its state, or 0
     evidence: torch.Tensor  # [E, 3]: question; a place in it; where in its state what decides ends
     links: torch.Tensor  # [L, 3]: question; where in it yes or no ends; where what is asked does
+    numbers: torch.Tensor  # [K, 3]: state; where in it a word ends; where its number does
 
 
 def is_held_out(state: str) -> bool:
@@ -101,7 +118,8 @@ def draw(
 ) -> list[Case]:
     """`count` questions about one state of the one part or the other; where the state leaves them
     open, all probabilities but 0 lie between 0.1 and 0.9."""
-    families = OPEN if rng.random() < open_share else SETTLED
+    open_families, settled = (OPEN, SETTLED) if held_out else (PRACTISED_OPEN, PRACTISED)
+    families = open_families if rng.random() < open_share else settled
     while True:
         family, seed = pick(families, rng), int(rng.integers(2**32))
         cases = []
@@ -168,6 +186,7 @@ def row(case: Case) -> Row:
         matches,
         _evidence(case, body, options),
         links,
+        _numbers(case.state),
         ids,
         list(case.truth),
     )
@@ -201,6 +220,19 @@ def _evidence(case: Case, body: str, options: list[int]) -> list[tuple[int, int]
     place = len(_HEAD) + evidence.end(evidence.lastindex or 0) - 1
     ends = [*options, _turns_on(body).end(1) - 1] if _is_yes_no(case) else options
     return [(end, place) for end in ends]
+
+
+def _numbers(state: str) -> list[tuple[int, int]]:
+    """Of each word that the state gives a number, where in the state's part of the prompt it ends,
+    and where the number does."""
+    if not _NUMBERS.search(state):
+        return []
+    words = [word for word in _WORD.finditer(state) if word[0] in _NUMBERED]
+    ends = {number.end() for number in re.finditer(r"\d", state)}
+    return [
+        (len(_HEAD) + word.end() - 1, len(_HEAD) + max(end for end in ends if end < word.end()) - 1)
+        for word in words
+    ]
 
 
 def _turns_on(body: str) -> re.Match[str]:
@@ -256,6 +288,7 @@ def collate(groups: Sequence[Sequence[Row]], rng: np.random.Generator) -> Reads:
         _triples([row.matches for row in rows]),
         _triples([row.evidence for row in rows]),
         _triples([row.links for row in rows]),
+        _triples([group[0].numbers for group in groups]),
     )
 
 

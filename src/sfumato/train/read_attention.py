@@ -16,6 +16,7 @@ from sfumato.train.objective import additive
 
 MATCHING_LAYER = 2  # the first one that sees the whole prompt
 LINKING_LAYER = 3
+NUMBER_LAYER = 1
 
 
 class ReadAttention:
@@ -84,8 +85,10 @@ class ReadAttention:
         keys = torch.cat((sk[self.owner], qk), 2)
         values = torch.cat((sv[self.owner], qv), 2)
         self.kept[layer] = keys, values
-        if layer in (MATCHING_LAYER, LINKING_LAYER):
+        if layer in (NUMBER_LAYER, MATCHING_LAYER, LINKING_LAYER):
             self.taught[layer] = q, keys
+        if layer == NUMBER_LAYER:
+            self.number_keys = sk
         mask = self.question_masks[sliding]
         if len(q) < len(k):
             mask = mask[torch.arange(len(mask)), self.last]
@@ -121,6 +124,15 @@ class ReadAttention:
         owner, place, target = evidence.unbind(1)
         return self._attention_loss(MATCHING_LAYER, 1, owner, place, target)
 
+    def number_loss(self, numbers: Tensor) -> Tensor:
+        """Likewise of the first head of NUMBER_LAYER, from where a word of a state ends to where
+        its number does. numbers int64 [K, 3]: state, place in it, another place in it."""
+        state, place, target = numbers.unbind(1)
+        at = self.taught[NUMBER_LAYER][0][self.state_index[state, place], 0]
+        sliding = self.config.layers[NUMBER_LAYER].sliding
+        mask = self.state_masks[sliding][state, place]
+        return _looking_loss(at, self.number_keys[state, 0], mask, target)
+
     def label_loss(self, options: Tensor, starts: Tensor) -> Tensor:
         """Likewise of the last head of LINKING_LAYER, from where each option's line ends to the
         label with which it starts. options and starts int64 [O], as places in the packed tokens."""
@@ -134,11 +146,8 @@ class ReadAttention:
         queries, keys = self.taught[layer]
         at = queries[self.question_index[owner, place], head]
         keys = keys[:, head * keys.shape[1] // queries.shape[1]]
-        if not len(at):
-            return at.new_zeros(())
-        scores = (keys[owner] @ at[:, :, None])[..., 0]
         mask = self.question_masks[self.config.layers[layer].sliding][owner, place]
-        return F.cross_entropy(scores + mask, target)
+        return _looking_loss(at, keys[owner], mask, target)
 
     def slot_loss(self, options: Tensor, fits: Tensor) -> Tensor:
         """Cross-entropy in nats of where the first head of the last layer looks from the slot: at
@@ -149,6 +158,15 @@ class ReadAttention:
         scores = (keys @ queries[:, :, None])[..., 0] + mask
         log_shares = scores.log_softmax(-1)[row, self.state_index.shape[1] + place]
         return -(fits * log_shares).sum() / len(queries)
+
+
+def _looking_loss(queries: Tensor, keys: Tensor, mask: Tensor, target: Tensor) -> Tensor:
+    """queries [n, d], each with its keys [n, length, d], mask [n, length] added, target int64 [n] a
+    place among them."""
+    if not len(queries):
+        return queries.new_zeros(())
+    scores = (keys @ queries[:, :, None])[..., 0]
+    return F.cross_entropy(scores + mask, target)
 
 
 def _padded_index(lengths: Tensor, offset: int) -> tuple[Tensor, Tensor]:

@@ -70,7 +70,7 @@ def read_losses(
     if not (labels False: for FITS if it fits).  The others are of where heads look: see
     `ReadAttention`.
     """
-    *rows, truth, options, fits, starts, matches, evidence, links = reads
+    *rows, truth, options, fits, starts, matches, evidence, links, numbers = reads
     slot, last, inside, attend = _scores(network, *rows)
     of_options = logits(network, network.norm(inside[options]))
     wanted = torch.zeros_like(of_options)
@@ -85,6 +85,7 @@ def read_losses(
         "labels": attend.label_loss(options, starts),
         "evidence": attend.evidence_loss(evidence),
         "turns": attend.turn_loss(links),
+        "numbers": attend.number_loss(numbers),
     }
 
 
