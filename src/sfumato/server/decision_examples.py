@@ -1,12 +1,12 @@
-"""Example decisions for the page, as bodies of System One, and the note about the embedded model."""
+"""Example decisions for the page, in System One's form, and a note about the embedded model."""
 
 from __future__ import annotations
 
 from typing import Any
 
 NOTE = (
-    "This demonstration model decides about short English states like those of the examples: orders, "
-    "countries, reviews, counts, chances. Other texts get an answer too, but not a good one."
+    "This demonstration model decides about short English texts like those of the examples: "
+    "orders, countries, reviews, counts, chances. About other texts its answers mean nothing."
 )
 
 
@@ -55,8 +55,8 @@ _EMBEDDED = (
 _OTHERS = (
     {
         "title": "A ticket",
-        "state": "Subject: charged twice\n\nThis is my third mail. You took the money for October twice, and "
-        "unless it is back today I cancel.",
+        "state": "Subject: charged twice\n\nThis is my third mail. You took the money for October "
+        "twice, and unless it is back today I cancel.",
         "questions": {
             "urgent": _yes_no("Does the customer need a reply today?"),
             "team": _choice(

@@ -107,7 +107,7 @@ prompt.addEventListener('keydown', (event) => {
 });
 document.addEventListener('keydown', (event) => {
   if (event.key === 'Escape' && !document.querySelector('dialog[open]')) {
-    if (chat.isRunning) { chat.stop(); prompt.focus(); } else inspector.close();
+    if (chat.isRunning && $('decide').hidden) { chat.stop(); prompt.focus(); } else inspector.close();
   }
   const by = { ArrowLeft: -1, ArrowRight: 1 }[event.key];
   // With nothing written there is nothing to move through, and the arrows replay.

@@ -71,6 +71,7 @@ export class Asking {
       if (keys[i] !== this.#key(card)) return; // the answer is out of date
       card.key = keys[i];
       card.show(reply.answers[ids[i]] ?? null);
+      card.isStale = false;
     });
     return reply.usage;
   }

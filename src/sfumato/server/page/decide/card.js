@@ -3,7 +3,7 @@
 
 import { button, el } from '../dom.js';
 import { advice, figures, headline, isUnsure, percent } from './figures.js';
-import { KINDS, MOST_OPTIONS, option, probabilities } from './questions.js';
+import { KINDS, MOST_OPTIONS, meanings, option, probabilities } from './questions.js';
 
 export class Card {
   #bars = []; // one for each row: { bar, number, row }
@@ -20,19 +20,18 @@ export class Card {
     this.instructions.rows = 1;
     this.rows = el('ol', { class: 'rows' });
     this.adder = button('', () => this.#add(this.question.options.length), { class: 'quiet small' });
-    this.meanings = button('Descriptions', () => this.#showMeanings(!this.isExplained),
+    this.meanings = button('', () => this.#showMeanings(!this.isExplained),
       { class: 'quiet small', title: 'What the options mean, for the model to read' });
     this.result = el('p', { class: 'headline', 'aria-live': 'polite' });
     this.figures = el('ul', { class: 'figures dim' });
     this.advice = el('p', { class: 'advice', hidden: true });
     this.problem = el('p', { class: 'problem', role: 'alert', hidden: true });
-    this.element = el('li', {}, el('section', { class: 'card question' },
+    this.element = el('li', {}, el('section', { class: 'question' },
       el('header', {}, kind, this.result,
         button('✕', () => onRemove(this), { 'aria-label': 'Remove the question', title: 'Remove the question' })),
       this.instructions, this.rows, el('div', { class: 'row-tools' }, this.adder, this.meanings),
       this.problem, this.advice, this.figures));
-    const { yes, no, options } = question;
-    this.isExplained = Boolean(yes || no || options.some(({ meaning }) => meaning));
+    this.isExplained = meanings(question) > 0;
     this.#draw();
   }
 
@@ -41,10 +40,10 @@ export class Card {
 
   focus() { this.instructions.focus(); }
 
-  /** Shows an answer; null: there is none. */
+  /** Shows an answer to a question of this kind; null: there is none. */
   show(answer) {
-    this.answer = answer;
     const { question } = this;
+    this.answer = answer;
     const shares = answer ? probabilities(question, answer) : [];
     const best = Math.max(...shares);
     this.#bars.forEach(({ bar, number, row }, i) => {
@@ -59,7 +58,6 @@ export class Card {
       el('li', { title, class: warns && 'warns' }, text)));
     this.advice.textContent = answer && isUnsure(answer) ? advice(answer) : '';
     this.advice.hidden = !this.advice.textContent;
-    this.isStale = false;
   }
 
   /** Whether what is shown is the answer to something else by now. */
@@ -111,6 +109,8 @@ export class Card {
     this.adder.textContent = isScore ? 'Add a level' : 'Add an option';
     this.adder.disabled = options.length >= MOST_OPTIONS;
     this.meanings.hidden = isScore; // a level is its own description
+    const count = meanings(this.question); // they are asked with, hidden or not
+    this.meanings.textContent = count ? `Descriptions (${count})` : 'Descriptions';
     this.meanings.setAttribute('aria-pressed', String(this.isExplained));
     this.show(this.answer?.type === kind ? this.answer : null);
   }

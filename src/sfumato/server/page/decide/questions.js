@@ -37,6 +37,10 @@ export function fromStorage(value) {
 /** Options or levels that have a name: a row that is still empty is not asked about. */
 export const named = ({ options }) => options.filter(({ name }) => name.trim());
 
+/** How many of the answers have a description. */
+export const meanings = ({ kind, yes, no, options }) =>
+  (kind === 'noul' ? [yes, no] : options.map(({ meaning }) => meaning)).filter((text) => text.trim()).length;
+
 /** What is missing, in words; '' where the question can be asked. */
 export function problemOf(question) {
   const { kind, instructions, yes, no } = question;
