@@ -225,9 +225,9 @@ def test_the_programs_make_the_same_call(decide: Callable[..., Any]) -> None:
     script = program("TypeScript").replace("console.log(answers)", "return JSON.stringify(answers)")
     answers.append(json.loads(page.evaluate(f"async () => {{ {script} }}")))
     for answer in answers:
-        found = answer["what_was_ordered"]["probabilities"]
-        assert set(found) == {"10", "2", "it's", "__proto__"}
-        assert found["10"] == pytest.approx(shown, abs=6e-4)
+        probabilities = answer["what_was_ordered"]["probabilities"]
+        assert set(probabilities) == {"10", "2", "it's", "__proto__"}
+        assert probabilities["10"] == pytest.approx(shown, abs=6e-4)
     assert page.asked[-1] == body  # what the TypeScript program sent
     assert url in curl and "Authorization" not in curl
     page.keyboard.press("Escape")
