@@ -3,10 +3,10 @@
 // cards whose answer does not hold are asked. Knows cards, and no view around them.
 
 import { json } from './literal.js';
-import { idsOf, problemOf, toWire } from './questions.js';
+import { idsOf, isComplete, missingIn, toWire, wrongIn } from './questions.js';
 
 /** Cards whose question can be asked. */
-export const askable = (cards) => cards.filter(({ question }) => !problemOf(question));
+export const askable = (cards) => cards.filter(({ question }) => isComplete(question));
 
 /** The body of a request, as literal.js has values; way: fields that say how to read. */
 export function bodyOf(state, cards, way) {
@@ -23,9 +23,9 @@ export class Asking {
     for (const card of this.look().cards) {
       const key = this.#key(card);
       if (card.refused?.key !== key) card.refused = null;
-      const missing = problemOf(card.question);
-      if (missing || card.refused) { card.key = ''; card.show(null); }
-      card.complain(missing || card.refused?.words || '');
+      const wrong = wrongIn(card.question) || card.refused?.words || '';
+      if (wrong || !isComplete(card.question)) { card.key = ''; card.show(null); }
+      card.complain(wrong, missingIn(card.question));
       card.isStale = card.key !== key;
     }
   }

@@ -63,11 +63,12 @@ export class Card {
   /** Whether what is shown is the answer to something else by now. */
   set isStale(stale) { this.element.firstChild.classList.toggle('stale', stale); }
 
-  /** What is wrong with it, in words; '': nothing. */
-  complain(words) {
-    this.problem.textContent = words;
+  /** What is wrong with it and what is still to be written, in words; '': nothing. */
+  complain(wrong, missing) {
+    const words = wrong || missing;
+    if (this.problem.textContent !== words) this.problem.textContent = words; // else it is read out again
     this.problem.hidden = !words;
-    this.element.firstChild.classList.toggle('wrong', Boolean(words));
+    this.element.firstChild.classList.toggle('wrong', Boolean(wrong));
   }
 
   #turnInto(kind) {

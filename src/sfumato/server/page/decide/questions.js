@@ -41,17 +41,25 @@ export const named = ({ options }) => options.filter(({ name }) => name.trim());
 export const meanings = ({ kind, yes, no, options }) =>
   (kind === 'noul' ? [yes, no] : options.map(({ meaning }) => meaning)).filter((text) => text.trim()).length;
 
-/** What is missing, in words; '' where the question can be asked. */
-export function problemOf(question) {
+/** What is still to be written, in words; '' where nothing is. */
+export function missingIn(question) {
   const { kind, instructions, yes, no } = question;
   if (kind === 'noul') {
     return [instructions, yes, no].some((text) => text.trim()) ? '' : 'Write the question.';
   }
-  const names = named(question).map(({ name }) => name.trim());
-  if (!names.length) return kind === 'score' ? 'Name at least one level.' : 'Name at least one option.';
-  const twice = kind === 'choice' && names.find((name, i) => names.indexOf(name) < i);
+  if (named(question).length) return '';
+  return kind === 'score' ? 'Name at least one level.' : 'Name at least one option.';
+}
+
+/** What is wrong, in words; '' where nothing is. */
+export function wrongIn(question) {
+  const names = question.kind === 'choice' ? named(question).map(({ name }) => name.trim()) : [];
+  const twice = names.find((name, i) => names.indexOf(name) < i);
   return twice ? `Two options have the name “${twice}”. Rename one of them.` : '';
 }
+
+/** Whether the question can be asked. */
+export const isComplete = (question) => !missingIn(question) && !wrongIn(question);
 
 /** The question as the wire has it. Options are a Map: an object moves names such as "10" first. */
 export function toWire(question) {
