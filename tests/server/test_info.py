@@ -6,13 +6,18 @@ from copy import copy
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 
 from sfumato.api import Model
 from sfumato.engine import ServedModel
+from sfumato.server.decision_examples import decisions
+from sfumato.server.dialects import systemone
 from sfumato.server.examples import demonstration, examples
+from sfumato.server.http.request_body import validated
 from sfumato.server.metrics import CONTENT_TYPE
-from sfumato.train import sudoku
+from sfumato.server.schemas.decisions import SystemOneBody
+from sfumato.train import decision_states, sudoku
 
 
 def test_health(server: Any) -> None:
@@ -64,6 +69,29 @@ def test_the_first_examples_are_solved_in_some_steps(server: Any, number: int) -
         answer = reply["choices"][0]["message"]["content"]
         assert sudoku.is_solution(example["messages"][0]["content"], answer)
     assert min(reply["timings"]["diffusion"]["steps"] for reply in replies) >= 4
+
+
+@pytest.mark.parametrize("is_embedded", [True, False])
+def test_the_example_decisions_can_be_asked(server: Any, is_embedded: bool) -> None:
+    assert server.http.get("/props").json()["decisions"] == decisions(embedded=True)
+    for example in decisions(is_embedded)["examples"]:
+        fields = {name: example[name] for name in ("state", "questions")}
+        body = validated(fields, SystemOneBody, lenient=False)
+        call = systemone.parse(server.service, systemone.PATH, body)
+        assert call.request.state == example["state"] and len(call.request.questions) > 1
+
+
+def test_the_embedded_models_example_decisions_are_of_kinds_that_it_learns() -> None:
+    families = {*decision_states.SETTLED, *decision_states.OPEN}
+    draws = [
+        family(np.random.default_rng(seed), np.random.default_rng(seed + 1))
+        for family in families
+        for seed in range(200)
+    ]
+    learned = {case.question.instructions for case in draws}
+    for example in decisions(embedded=True)["examples"]:
+        for question in example["questions"].values():
+            assert question["instructions"] in learned
 
 
 def test_slots_count_what_was_done(server: Any, eventually: Any) -> None:

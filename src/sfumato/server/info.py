@@ -15,6 +15,7 @@ from sfumato.diffusion.schedule import LinearTemperature
 from sfumato.diffusion.stopping import StableAndConfident
 from sfumato.engine import EngineDead
 from sfumato.options import MOST_STEPS
+from sfumato.server.decision_examples import decisions
 from sfumato.server.examples import demonstration, examples
 from sfumato.server.http.errors import ApiError, dead, openai_error, without_paths
 from sfumato.server.schemas.settings import greatest
@@ -142,6 +143,7 @@ def props(service: Service) -> dict[str, Any]:
         },
         "demonstration": demonstration(model.embedded),
         "examples": examples(model.embedded),
+        "decisions": decisions(model.embedded),
         "markers": asdict(model.template.markers),
     }
 

@@ -63,6 +63,14 @@ def test_a_phone_is_wide_enough(open_page: Callable[..., Any]) -> None:
     assert page.evaluate(LINES_OF_SLOTS) == [1, 1]
     tab = page.locator(".tab[aria-pressed=true]").bounding_box()
     assert tab["y"] + tab["height"] + 4 <= page.locator("#demonstration").bounding_box()["y"]
+    page.get_by_role("button", name="Decide").click()
+    page.get_by_role("button", name="Descriptions").nth(1).click()
+    assert page.evaluate(SMALL) == []
+    assert page.evaluate(too_wide) <= 0
+    page.get_by_role("button", name="Show as code").click()
+    assert page.evaluate(SMALL) == []
+    assert page.evaluate(too_wide) <= 0
+    page.keyboard.press("Escape")
     page.get_by_role("button", name="Settings").click()
     assert page.evaluate(SMALL) == []
     assert page.evaluate(too_wide) <= 0
@@ -135,8 +143,17 @@ def test_the_keyboard_reaches_everything(open_page: Callable[..., Any]) -> None:
         script = "(e => e.ariaLabel || e.innerText || e.id || e.type)(document.activeElement)"
         reached.append(page.evaluate(script))
     text = " | ".join(reached)
-    for name in ("Chat", "Engine", "Settings", "Play the replay", "Replay of the", "Heat maps"):
+    for name in (
+        "Chat",
+        "Decide",
+        "Engine",
+        "Settings",
+        "Play the replay",
+        "Replay of the",
+        "Heat maps",
+    ):
         assert name in text, text
+    page.get_by_role("button", name="Decide").click()
     unnamed = """[...document.querySelectorAll('button, input, textarea, canvas')]
       .filter(e => !(e.ariaLabel || e.innerText || e.closest('label') || e.labels?.length))
       .map(e => e.outerHTML)"""
@@ -175,3 +192,11 @@ def test_axe_finds_nothing(open_page: Callable[..., Any], scheme: str) -> None:
     page.get_by_role("button", name="Engine").click()
     page.wait_for_selector(".card")
     check("engine")
+    page.get_by_role("button", name="Decide").click()
+    page.locator(".question .best").first.wait_for()
+    page.get_by_label("Option 1", exact=True).fill("books")  # a second one
+    page.get_by_role("button", name="Descriptions").nth(1).click()
+    page.locator("#decide summary").click()
+    check("decide")
+    page.get_by_role("button", name="Show as code").click()
+    check("program")

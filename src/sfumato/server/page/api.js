@@ -1,6 +1,6 @@
 // The server's routes, as functions. Knows URLs, the API key and the shape of errors; no DOM.
 
-import { ServerError } from './errors.js';
+import { ServerError, errorOf } from './errors.js';
 import { frames } from './stream.js';
 
 let key = '';
@@ -12,7 +12,7 @@ async function request(path, body, signal) {
   const headers = key ? { Authorization: `Bearer ${key}` } : {};
   if (body) headers['Content-Type'] = 'application/json';
   const options = { method: body ? 'POST' : 'GET', headers, signal };
-  if (body) options.body = JSON.stringify(body);
+  if (body) options.body = typeof body === 'string' ? body : JSON.stringify(body);
   let response;
   try {
     response = await fetch(path, options);
@@ -21,17 +21,19 @@ async function request(path, body, signal) {
     throw new ServerError(0, 'The server does not answer.');
   }
   if (!response.ok) {
-    const answer = await response.json().catch(() => ({}));
-    throw new ServerError(response.status, answer.error?.message ?? `HTTP ${response.status}`);
+    throw errorOf(response.status, await response.json().catch(() => ({})));
   }
   return response;
 }
 
-const json = async (path, body) => (await request(path, body)).json();
+const json = async (path, body, signal) => (await request(path, body, signal)).json();
 
 export const props = () => json('props');
 export const slots = () => json('slots');
 export const memory = () => json('memory');
+
+/** The answers to typed questions; body: JSON of System One's form, as text. */
+export const decide = (body, signal) => json('v1/systemone', body, signal);
 
 /** The page that an exported replay is, with a place for its data. */
 export const replayTemplate = async () => (await request('replay.html')).text();

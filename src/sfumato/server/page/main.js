@@ -1,10 +1,11 @@
 // Wires the page together: views, keyboard, composer, example prompts. The parts know each other
 // only through here.
 
-import { memory, props, slots, useKey } from './api.js';
+import { decide, memory, props, slots, useKey } from './api.js';
 import { grid, isBoard, puzzleIn } from './board.js';
 import { Chat } from './chat.js';
 import { Dashboard } from './dashboard.js';
+import { Decide } from './decide/view.js';
 import { el } from './dom.js';
 import { Inspector } from './inspector.js';
 import { Settings } from './settings.js';
@@ -19,6 +20,7 @@ const inspector = new Inspector($('inspector'));
 const settings = new Settings($('settings'), (values) => useKey(values.key ?? ''));
 const chat = new Chat($('turns'), { settings, inspector, onState: showState });
 const dashboard = new Dashboard($('dashboard'), { slots, memory });
+const decisions = new Decide($('decide'), { decide, hasKey: () => Boolean(settings.values.key) });
 
 function showState() {
   $('send').hidden = chat.isRunning;
@@ -46,14 +48,20 @@ function grow() {
   prompt.style.height = `${prompt.scrollHeight}px`;
 }
 
+const VIEWS = ['chat', 'decide', 'engine'];
+
+/** The view that the address names after its #: a link to a view works, and so does going back. */
+const viewOfAddress = () => VIEWS.find((name) => location.hash === `#${name}`) ?? 'chat';
+
 function showView(name) {
-  $('chat').hidden = $('composer').hidden = name !== 'chat';
-  $('engine').hidden = name !== 'engine';
-  for (const tab of document.querySelectorAll('.tab')) {
+  for (const view of VIEWS) $(view).hidden = view !== name;
+  $('composer').hidden = $('new').hidden = name !== 'chat';
+  for (const tab of document.querySelectorAll('.tab[data-view]')) {
     tab.setAttribute('aria-pressed', String(tab.dataset.view === name));
   }
-  if (name === 'engine') inspector.close();
+  if (name !== 'chat') inspector.close();
   dashboard.watch(name === 'engine');
+  decisions.watch(name === 'decide');
 }
 
 async function meetServer() {
@@ -73,6 +81,7 @@ async function meetServer() {
   const { max_steps: steps, max_tokens: tokens } = about.limits ?? {};
   settings.suggest({ ...about.sampler, max_tokens: tokens },
     { max_tokens: about.context_length, max_steps: steps });
+  decisions.meet(about.decisions);
   $('examples').replaceChildren(...(about.examples ?? []).map(example));
 }
 
@@ -97,8 +106,8 @@ prompt.addEventListener('keydown', (event) => {
   if (!chat.isRunning) send(prompt.value);
 });
 document.addEventListener('keydown', (event) => {
-  if (event.key === 'Escape' && !$('settings').open) {
-    if (chat.isRunning) { chat.stop(); prompt.focus(); } else inspector.close();
+  if (event.key === 'Escape' && !document.querySelector('dialog[open]')) {
+    if (chat.isRunning && $('decide').hidden) { chat.stop(); prompt.focus(); } else inspector.close();
   }
   const by = { ArrowLeft: -1, ArrowRight: 1 }[event.key];
   // With nothing written there is nothing to move through, and the arrows replay.
@@ -117,11 +126,17 @@ $('settings').addEventListener('close', meetServer); // perhaps with a key by no
 $('theme').addEventListener('click', () => {
   window.setTheme(document.documentElement.dataset.theme === 'dark' ? 'light' : 'dark');
 });
-for (const tab of document.querySelectorAll('.tab')) {
-  tab.addEventListener('click', () => showView(tab.dataset.view));
+for (const tab of document.querySelectorAll('.tab[data-view]')) {
+  tab.addEventListener('click', () => { location.hash = tab.dataset.view; });
 }
+addEventListener('hashchange', () => showView(viewOfAddress()));
+document.querySelector('.skip').addEventListener('click', (event) => {
+  event.preventDefault(); // the address names the view
+  ({ chat: prompt, decide: $('state'), engine: $('engine') })[viewOfAddress()].focus();
+});
 
 write(loadUnsent());
 showState();
+showView(viewOfAddress());
 meetServer();
-if (!matchMedia('(pointer: coarse)').matches) prompt.focus();
+if (viewOfAddress() === 'chat' && !matchMedia('(pointer: coarse)').matches) prompt.focus();

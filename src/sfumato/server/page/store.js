@@ -1,8 +1,8 @@
-// What survives a reload: the conversation and the settings, in this browser alone. The API key and
+// What survives a reload: the conversation, the questions of decisions and the settings, in this browser alone. The API key and
 // the unsent text are kept until the tab is closed. Knows no DOM.
 
 const TALK = 'sfumato.conversation', SETTINGS = 'sfumato.settings', KEY = 'sfumato.key';
-const UNSENT = 'sfumato.unsent', MARKERS = 'sfumato.markers';
+const UNSENT = 'sfumato.unsent', MARKERS = 'sfumato.markers', DECISION = 'sfumato.decision';
 
 function read(storage, name, otherwise) {
   try {
@@ -68,3 +68,8 @@ export const saveMarkers = (markers) => write(localStorage, MARKERS, JSON.string
 export const loadUnsent = () => String(read(sessionStorage, UNSENT, ''));
 
 export const saveUnsent = (text) => write(sessionStorage, UNSENT, JSON.stringify(text));
+
+/** The state and the questions of the Decide view, as they were written; null where none were. */
+export const loadDecision = () => read(localStorage, DECISION, null);
+
+export const saveDecision = (content) => write(localStorage, DECISION, JSON.stringify(content));
