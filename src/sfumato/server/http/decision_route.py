@@ -76,8 +76,8 @@ async def _answer(
     dialect: DecisionDialect[Any], service: Service, http: HttpRequest, call: DecisionCall
 ) -> Response:
     headers = {"X-Request-Id": call.request.id}
-    if dialect.request_id:
-        headers[dialect.request_id] = call.request.id
+    if dialect.errors.request_id:
+        headers[dialect.errors.request_id] = call.request.id
     try:
         decided = await _decided(service.engine, http, call.request)
     except ApiError as error:
