@@ -63,9 +63,11 @@ def test_answers_are_the_plain_paths_whatever_runs_beside(model: Model, how: Any
     serving = engine(model, prefill_chunk=40)
     handles = [serving.decide(DecisionRequest(STATE, QUESTIONS, **how))]
     run(serving)
-    chat = Request("Who are you?", max_tokens=32, sampler=SamplerConfig(max_steps=3))
+    chat = Request("Who are you?", max_tokens=32, sampler=SamplerConfig(max_steps=2))
     serving.submit(chat)
-    handles += [serving.decide(DecisionRequest(s, QUESTIONS, **how)) for s in (STATE, "Hello!")]
+    other = {"urgent": QUESTIONS["urgent"]}
+    handles += [serving.decide(DecisionRequest(STATE, QUESTIONS, **how))]
+    handles += [serving.decide(DecisionRequest("Hello!", other, **how))]
     run(serving)
     cold, hot, _ = (handle.result() for handle in handles)
     assert cold.answers == hot.answers == plain
@@ -97,7 +99,8 @@ def test_that_holds_in_other_dtypes_and_by_other_kernels(
     together = other.read_questions(STATE, QUESTIONS).answers()
     assert other.read_questions(STATE, {"x": QUESTIONS["team"]}).answers()["x"] == together["team"]
     serving = engine(other, prefill_chunk=37)
-    handles = [serving.decide(DecisionRequest(state, QUESTIONS)) for state in (STATE, "Hello!")]
+    handles = [serving.decide(DecisionRequest(STATE, QUESTIONS))]
+    handles += [serving.decide(DecisionRequest("Hello!", {"x": QUESTIONS["team"]}))]
     run(serving)
     assert handles[0].result().answers == together
 

@@ -56,7 +56,7 @@ async def reply(route: DecisionRoute, service: Service, http: HttpRequest) -> Re
     def decode(data: bytearray) -> DecisionBody:
         nonlocal dialect
         try:
-            value = request_body.parse(data, service.settings.max_values)
+            value = request_body.parse(data, service.settings.max_values, names_repeat=False)
         except ApiError as error:
             error.field = WrongField((), error.message, error.code or "json_invalid")
             raise
