@@ -33,6 +33,8 @@ class Settled:
     # probabilities, int64 and float32 [n, top]; None where they are not known.
     top_ids: Tensor | None = field(default=None, compare=False)
     top_probs: Tensor | None = field(default=None, compare=False)
+    # Log probabilities of the config's named tokens, float32 [n, named], where it has some.
+    named: Tensor | None = field(default=None, compare=False)
 
 
 @dataclass(frozen=True)
@@ -89,6 +91,7 @@ class Transcript:
             tuple(part for part in parts if isinstance(part, ToolCall)),
             None if last is None else last.top_ids[: len(settled.token_ids)],
             None if last is None else last.top_probs[: len(settled.token_ids)],
+            None if last is None or last.named is None else last.named[: len(settled.token_ids)],
         )
 
     def readable(self, draft: Draft) -> Draft:

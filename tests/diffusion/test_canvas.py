@@ -12,6 +12,7 @@ from tests.support import one_row
 from torch import Tensor
 
 from sfumato.diffusion.canvas import Canvas
+from sfumato.diffusion.given_canvas import GivenCanvas
 from sfumato.diffusion.noise import Noise
 from sfumato.diffusion.processors import LogitBias
 from sfumato.diffusion.sampler import FixedCount, StepView
@@ -83,6 +84,35 @@ def test_pinned_positions_stay() -> None:
         assert draft.entropy[[1, 4]].tolist() == [0.0, 0.0]
         assert draft.accepted[[1, 4]].all()
     assert not draft.accepted.all()
+
+
+def test_a_given_canvas_begins_as_its_tokens_and_its_pins_have_no_soft_embedding() -> None:
+    given = GivenCanvas((3, 9, 4, 5, 11, 6), (1, 4))
+    given.check(LENGTH, VOCABULARY)
+    config = SamplerConfig(canvas_length=LENGTH, stopping=Never()).over(REFERENCE)
+    device = torch.device("cpu")
+    row = Canvas(config, Noise(4, 2), VOCABULARY, device, (), given.pins, given)
+    assert row.tokens.tolist() == row.begun.tolist() == [3, 9, 4, 5, 11, 6]
+    assert advance(row, sure_of(3, 3, 3, 3, 3, 3)).token_ids.tolist() == [3, 9, 3, 3, 11, 3]
+    assert row.soft is not None
+    assert row.soft.any(dim=1).tolist() == [True, False, True, True, False, True]
+    opening = canvas(pinned={1: 9}, stopping=Never())
+    advance(opening, sure_of(3, 3, 3, 3, 3, 3))
+    assert opening.soft is not None and opening.soft.any(dim=1).all()
+
+
+@pytest.mark.parametrize(
+    ("given", "message"),
+    [
+        (GivenCanvas((1,) * 5), "^tokens: the canvas has 6 positions, and 5 tokens were given"),
+        (GivenCanvas((1, 2, 3, 4, 5, 20)), r"^tokens: must be token ids, from 0 to 19; got 20"),
+        (GivenCanvas(pinned=(1,)), "^pinned: needs the canvas's tokens"),
+        (GivenCanvas((1,) * 6, (0, -1)), "^pinned: must be positions of the canvas, from 0 to 5"),
+    ],
+)
+def test_a_given_canvas_is_checked(given: GivenCanvas, message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        given.check(LENGTH, VOCABULARY)
 
 
 def test_pinned_positions_do_not_hold_up_the_others() -> None:

@@ -61,6 +61,11 @@ from sfumato.diffusion.stopping import Never, StableAndConfident
         ({"soft_top_k": 8, "soft_skip": 0.1}, "soft_skip, soft_top_k: give at most one of them"),
         ({"processors": (1,)}, r"processors: must be a tuple of .* 'process', .* got \(1,\)"),
         ({"processors": LogitBias({1: 1.0})}, "processors: must be a tuple"),
+        ({"named_tokens": [5]}, r"named_tokens: must be a tuple of token ids, .* got \[5\]"),
+        ({"named_tokens": (-1,)}, "named_tokens: must be a tuple of token ids"),
+        ({"named_tokens": (1,) * 129}, "named_tokens: at most 128, got 129"),
+        ({"named_tokens": (5,), "top_k": 3}, "named_tokens: .* leave out top_k"),
+        ({"named_tokens": (5,), "processors": (LogitBias({1: 1.0}),)}, "named_tokens: "),
     ],
 )
 def test_nonsense_is_refused_by_name(values: dict[str, Any], message: str) -> None:

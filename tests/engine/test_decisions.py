@@ -25,7 +25,7 @@ from sfumato.engine.audit import Facts, entry
 from sfumato.engine.events import outcome_of
 from sfumato.ops.cpu import library
 
-STATE = "I was charged twice, and this is my third mail. " * 6
+STATE = "I was charged twice, and this is my third mail. " * 2
 QUESTIONS: dict[str, Question] = {
     "urgent": YesNoQuestion("Urgent?", yes="money is moving"),
     "team": ChoiceQuestion("Which team?", (Option("billing", "pay"), Option("tech"), Option("?"))),
@@ -59,13 +59,18 @@ def many(count: int) -> dict[str, Question]:
 )
 def test_answers_are_the_plain_paths_whatever_runs_beside(model: Model, how: Any) -> None:
     """Bit for bit: cold and hot, in other chunks, beside a chat and another decision."""
-    plain = model.read_questions(STATE, QUESTIONS, DecisionSettings(**how)).answers()
-    serving = engine(model, prefill_chunk=100)
-    handles = [serving.decide(DecisionRequest(STATE, QUESTIONS, **how))]
+    # Eight reads of a question at most: two questions then.
+    names = ("team", "anger") if "orders" in how else QUESTIONS
+    questions = {name: QUESTIONS[name] for name in names}
+    plain = model.read_questions(STATE, questions, DecisionSettings(**how)).answers()
+    serving = engine(model, prefill_chunk=40)
+    handles = [serving.decide(DecisionRequest(STATE, questions, **how))]
     run(serving)
-    chat = Request("Who are you?", max_tokens=32, sampler=SamplerConfig(max_steps=3))
+    chat = Request("Who are you?", max_tokens=32, sampler=SamplerConfig(max_steps=2))
     serving.submit(chat)
-    handles += [serving.decide(DecisionRequest(s, QUESTIONS, **how)) for s in (STATE, "Hello!")]
+    other = {"urgent": QUESTIONS["urgent"]}
+    handles += [serving.decide(DecisionRequest(STATE, questions, **how))]
+    handles += [serving.decide(DecisionRequest("Hello!", other, **how))]
     run(serving)
     cold, hot, _ = (handle.result() for handle in handles)
     assert cold.answers == hot.answers == plain
@@ -97,14 +102,22 @@ def test_that_holds_in_other_dtypes_and_by_other_kernels(
     together = other.read_questions(STATE, QUESTIONS).answers()
     assert other.read_questions(STATE, {"x": QUESTIONS["team"]}).answers()["x"] == together["team"]
     serving = engine(other, prefill_chunk=37)
-    handles = [serving.decide(DecisionRequest(state, QUESTIONS)) for state in (STATE, "Hello!")]
+    handles = [serving.decide(DecisionRequest(STATE, QUESTIONS))]
+    handles += [serving.decide(DecisionRequest("Hello!", {"x": QUESTIONS["team"]}))]
     run(serving)
     assert handles[0].result().answers == together
 
 
+@pytest.fixture
+def short_turns(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A quarter of the tokens of a step, so that fewer questions are many."""
+    monkeypatch.setattr("sfumato.engine.engine.TURN", 128)
+
+
+@pytest.mark.usefixtures("short_turns")
 def test_one_question_waits_for_few_of_many(model: Model) -> None:
     serving = engine(model)
-    first = serving.decide(DecisionRequest(STATE, many(60)))
+    first = serving.decide(DecisionRequest(STATE, many(16)))
     for _ in range(4):
         serving.step()
     second = serving.decide(DecisionRequest("A short state.", many(1)))
@@ -123,14 +136,14 @@ def test_reads_take_no_more_of_a_step_than_its_canvases(model: Model) -> None:
         settings = SamplerConfig(max_steps=40)
         serving.submit(Request("Tell me all.", max_tokens=64, seed=seed, sampler=settings))
     serving.step()
-    serving.decide(DecisionRequest("Hm.", many(20)))
+    serving.decide(DecisionRequest("Hm.", many(10)))
     serving.step()
     before, steps = serving.state().totals, 5
     for _ in range(steps):
         serving.step()
     after = serving.state().totals
     assert after.forwards - before.forwards == steps
-    one = max(len(r.ids) + r.canvas_tokens for r in model.plan_decision("", many(20)).reads)
+    one = max(len(r.ids) + r.canvas_tokens for r in model.plan_decision("", many(10)).reads)
     assert 0 < after.read_tokens - before.read_tokens <= steps * max(64, one)
 
 
@@ -149,10 +162,11 @@ def test_long_questions_are_encoded_one_at_a_time(model: Model) -> None:
     assert [handle.result().answers for handle in handles] == wanted
 
 
+@pytest.mark.usefixtures("short_turns")
 def test_a_deadline_ends_a_decision_with_what_it_had_read(model: Model) -> None:
     now = [0.0]
     serving = Engine(model, EngineConfig(slots=1, context=1024), clock=lambda: now[0])
-    handle = serving.decide(DecisionRequest(STATE, many(40), timeout_s=5.0))
+    handle = serving.decide(DecisionRequest(STATE, many(12), timeout_s=5.0))
     for _ in range(5):
         serving.step()
     assert [row.phase for row in serving.state().running] == ["read"]
@@ -160,7 +174,7 @@ def test_a_deadline_ends_a_decision_with_what_it_had_read(model: Model) -> None:
     run(serving)
     assert isinstance(handle.terminal, Failed) and handle.terminal.kind == "timeout"
     account = handle.terminal.account
-    assert account and account.questions == 40 and 0 < (account.reads or 0) < 40
+    assert account and account.questions == 12 and 0 < (account.reads or 0) < 12
     assert serving.state().totals.requests == {"timeout": 1}
 
 
@@ -196,11 +210,12 @@ def test_a_read_that_raises_ends_its_decision_alone(
 def test_where_memory_runs_out_fewer_are_read_at_once(
     model: Model, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    wanted = model.read_questions(STATE, QUESTIONS).answers()
+    questions = {name: QUESTIONS[name] for name in ("urgent", "team")}
+    wanted = model.read_questions(STATE, questions).answers()
     error = torch.OutOfMemoryError("CUDA out of memory")
     failing(model.network, monkeypatch, lambda count, prefix: error if count > 1 else None)
     serving = engine(model)
-    handle = serving.decide(DecisionRequest(STATE, QUESTIONS))
+    handle = serving.decide(DecisionRequest(STATE, questions))
     run(serving)
     assert handle.result().answers == wanted
 

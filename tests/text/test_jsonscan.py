@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from sfumato.text import jsonscan
-from sfumato.text.jsonscan import Extent, JsonTooLarge, extent
+from sfumato.text.jsonscan import Extent, JsonTooLarge, extent, values_of
 
 TEXTS = st.text(st.sampled_from('"\\/[]{},:ab\n\t\x7fé😀\u2028'), max_size=12)
 VALUES = st.recursive(
@@ -38,7 +38,15 @@ def test_as_many_as_a_decoder_makes(value: Any, cut: int, indent: int | None, as
         counts = extent(body)
     assert (counts.values, counts.deepest) == counted(json.loads(body))
     assert (counts.depth, counts.quoted, counts.escaped) == (0, False, False)
+    assert values_of(json.loads(body)) == counts.values
     assert counts == extent(body)
+
+
+@pytest.mark.parametrize(
+    "text", ['{"a": 1, "a": 1}', '[{"a": {"b": [], "b": 2}}]', '{"": {}, "": 0}']
+)
+def test_a_name_that_stands_twice_shows(text: str) -> None:
+    assert values_of(json.loads(text)) < extent(text.encode()).values
 
 
 @given(st.text(st.sampled_from('"\\[]{},:a'), max_size=40), st.integers(1, 9))

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Literal
 import torch
 from torch import Tensor
 
+from sfumato.diffusion.given_canvas import GivenCanvas
 from sfumato.diffusion.noise import Noise, first_tokens
 from sfumato.diffusion.processors import CanvasView
 from sfumato.diffusion.sampler_config import SamplerConfig
@@ -38,6 +39,7 @@ class RowStart:
     temperatures: list[float]  # of each step
     cold: bool  # temperature 0: the draw is the argmax
     self_conditioning: bool
+    bare_pins: bool = False  # whether pinned positions have no soft embedding
 
 
 @dataclass(frozen=True)
@@ -54,6 +56,8 @@ class Draft:
     top_probs: Tensor  # float32 [length, top]: their probabilities
     noise: Tensor | None = None  # int64 [length], at step 1: the tokens that the canvas began as
     decode: Callable[[list[int]], str] | None = field(default=None, compare=False, repr=False)
+    # float32 [length, n], where the config has n named tokens: logarithms of their probabilities
+    named: Tensor | None = None
 
     @property
     def text(self) -> str:
@@ -75,15 +79,20 @@ class Canvas:
         device: torch.device,
         reply: Sequence[int] = (),
         pinned: Mapping[int, int] | None = None,
+        given: GivenCanvas | None = None,
     ) -> None:
         """config: complete, canvas_length included; reply: the tokens of the reply before this
-        canvas; pinned: position → token id, for positions whose token is given."""
+        canvas; pinned: position → token id, for positions whose token is given; given: what the
+        canvas begins as, checked."""
         assert config.canvas_length and config.max_steps
         self.config, self.noise, self.device = config, noise, device
         self.reply = torch.tensor(reply, dtype=torch.int64, device=device)
         self.vocab_size, self.length = vocab_size, config.canvas_length
         self.step, self.convergence = 0, None  # type: tuple[int, Convergence | None]
         self._begun: Tensor | None = None  # drawn late, together with those of other canvases
+        if given is not None and given.tokens is not None:
+            self._begun = torch.tensor(given.tokens)
+        self._has_bare_pins = given is not None
         self._pinned = torch.full((self.length,), -1)
         for position, token in (pinned or {}).items():
             if not (0 <= position < self.length and 0 <= token < vocab_size):
@@ -102,7 +111,8 @@ class Canvas:
     def of(cls, plan: CanvasPlan, network: Network) -> Canvas:
         """The canvas of a plan on a network."""
         vocab, device = network.config.vocab_size, network.device
-        return cls(plan.config, plan.noise, vocab, device, plan.reply, dict(plan.pinned))
+        pinned = dict(plan.pinned)
+        return cls(plan.config, plan.noise, vocab, device, plan.reply, pinned, plan.given)
 
     @property
     def done(self) -> bool:
@@ -188,6 +198,7 @@ class Canvas:
                 temperatures,
                 config.temperature == 0,
                 config.self_conditioning,
+                self._has_bare_pins,
             )
         return self._start
 

@@ -9,6 +9,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import Literal
 
+from sfumato.diffusion.given_canvas import GivenCanvas
 from sfumato.diffusion.processors import LogitBias, LogitProcessor, MinTokens
 from sfumato.diffusion.sampler_config import SamplerConfig
 from sfumato.diffusion.schedule import count_at, temperature_at
@@ -50,6 +51,7 @@ class ReplyPlan:
     seed: int
     canvases: int  # at most, unless thoughts are ended early
     context: int  # positions that the model was made for
+    given: GivenCanvas | None = None  # the first canvas, where the caller gives it
 
 
 def plan_reply(
@@ -92,6 +94,11 @@ def resolve(network: Network, config: SamplerConfig, limits: Limits) -> SamplerC
             "trained for; use that or less"
         )
     check_steps(config)
+    vocab_size = network.config.vocab_size
+    if config.named_tokens and max(config.named_tokens) >= vocab_size:
+        raise ValueError(
+            f"named_tokens: must lie in 0..{vocab_size - 1}, got {max(config.named_tokens)}"
+        )
     config = replace(config, canvas_length=length)
     if not limits.end_ids:
         return config

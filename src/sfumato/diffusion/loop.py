@@ -66,7 +66,7 @@ def _run(
         ids: list[int] = []
         for draft, seconds in _denoise(denoiser, canvas, slot, limits):
             sequence.stepped(draft, seconds, time.perf_counter() - start)
-            ids = draft.token_ids.tolist()  # before the consumer can write into the draft
+            ids = sequence.ids_of(draft)  # before the consumer can write into the draft
             yield draft
         if canvas.convergence is None:
             break

@@ -6,7 +6,7 @@ from dataclasses import dataclass, fields, replace
 from typing import Any
 
 from sfumato.diffusion.checks import is_number, is_whole
-from sfumato.diffusion.processors import LogitProcessor
+from sfumato.diffusion.processors import LogitProcessor, banned_by
 from sfumato.diffusion.sampler import SAMPLERS, EntropyBound, Sampler
 from sfumato.diffusion.schedule import LinearTemperature, Schedule, SoftTopK
 from sfumato.diffusion.stopping import Never, StableAndConfident, Stopping
@@ -22,6 +22,9 @@ _METHODS = {
 }
 """Of each part: the method that makes it one, and an example."""
 
+
+MOST_NAMED = 128
+"""Named tokens: as many as vLLM takes."""
 
 _RANGES = {
     name: bounds(name)
@@ -52,6 +55,7 @@ class SamplerConfig:
     soft_skip: float | None = None  # mass that self-conditioning may leave out: docs/head.md
     soft_top_k: SoftTopK | int | None = None  # most probable tokens that count: docs/head.md
     top_tokens: int | None = None  # most probable tokens that drafts and commits name; at least 8
+    named_tokens: tuple[int, ...] = ()  # whose log probabilities drafts and commits have
 
     def __post_init__(self) -> None:
         self._check_kinds()
@@ -92,6 +96,24 @@ class SamplerConfig:
             raise ValueError(
                 "processors: must be a tuple of objects with a method 'process', such as "
                 f"(LogitBias({{5: 1.0}}),); got {processors!r}"
+            )
+
+        self._check_named()
+
+    def _check_named(self) -> None:
+        named = self.named_tokens
+        if not isinstance(named, tuple) or not all(is_whole(i) and i >= 0 for i in named):
+            raise ValueError(
+                f"named_tokens: must be a tuple of token ids, such as (5, 7); got {quoted(named)}"
+            )
+        if len(named) > MOST_NAMED:
+            raise ValueError(f"named_tokens: at most {MOST_NAMED}, got {len(named)}")
+        bans_only = all(banned_by(processor, 0, 1) for processor in self.processors)
+        cuts_none = not self.top_k and (self.top_p is None or self.top_p == 1)
+        if named and not (bans_only and cuts_none):
+            raise ValueError(
+                "named_tokens: log probabilities are of the model's own distribution; leave out "
+                "top_k, top_p, and processors that do more than ban tokens"
             )
 
     def _check_kinds(self) -> None:

@@ -23,6 +23,7 @@ from sfumato.diffusion.checks import check_returned
 from sfumato.diffusion.processors import Banned, banned_by
 from sfumato.model.approximate import Skip
 from sfumato.model.head import Adjust, HeadStats, VocabularyHead
+from sfumato.model.label_scores import named_log_probs
 from sfumato.model.truncate import cutoffs
 from sfumato.ops.online_softmax import TOP, Bans
 
@@ -115,7 +116,8 @@ def score_rows(
                 entropy = stats.entropy.masked_fill(group.covered, float("inf"))
                 stats = replace(stats, entropy=entropy)
         if group.kind != "plain":
-            rows = zip(group.rows, _by_row(stats, members), strict=True)
+            own = _with_named(head, members, _by_row(stats, members), *inputs[:2])
+            rows = zip(group.rows, own, strict=True)
             extra |= {i: row for i, row in rows if _has_more(row)}
         passes.append(replace(_first_top(stats, TOP), logits=None))
     if scoring.restore is None:
@@ -138,6 +140,8 @@ def _kind(canvas: Canvas) -> Kind:
     config = canvas.config
     if config.soft_skip or config.soft_top_k is not None or (config.top_tokens or 0) > TOP:
         return "approximate"
+    if config.named_tokens:
+        return "approximate"
     return "plain"
 
 
@@ -153,7 +157,7 @@ def _needs_logits(canvas: Canvas) -> bool:
 
 
 def _has_more(stats: HeadStats) -> bool:
-    return stats.logits is not None or stats.top_ids.shape[1] > TOP
+    return stats.logits is not None or stats.named is not None or stats.top_ids.shape[1] > TOP
 
 
 def _first_top(stats: HeadStats, count: int) -> HeadStats:
@@ -173,6 +177,28 @@ def _by_row(stats: HeadStats, canvases: Sequence[Canvas]) -> list[HeadStats]:
         row = _first_top(stats[at], max(TOP, canvas.config.top_tokens or 0))
         rows.append(replace(row, logits=next(logits)) if _needs_logits(canvas) else row)
     return rows
+
+
+def _with_named(
+    head: VocabularyHead,
+    canvases: Sequence[Canvas],
+    rows: Sequence[HeadStats],
+    hidden: Tensor,
+    temperature: Tensor,
+) -> list[HeadStats]:
+    """The rows' statistics, with the log probabilities of the tokens that a row names. What is
+    banned there has none."""
+    named = []
+    for canvas, row, at in zip(canvases, rows, _spans(canvases), strict=True):
+        ids = canvas.config.named_tokens
+        if ids:
+            logs = named_log_probs(head, hidden[at], temperature[at], row, ids)
+            for banned in _bans(canvas) or ():
+                columns = [n for n, token in enumerate(ids) if token in banned.ids]
+                logs[: banned.positions, columns] = float("-inf")
+            row = replace(row, named=logs)
+        named.append(row)
+    return named
 
 
 def _score_adjusted(

@@ -12,6 +12,7 @@ from dataclasses import dataclass, field, replace
 from typing import Protocol
 
 from sfumato.diffusion.canvas import Convergence, Draft
+from sfumato.diffusion.given_canvas import GivenCanvas
 from sfumato.diffusion.guards import repetition
 from sfumato.diffusion.limits import Limits, ReplyPlan, StopReason
 from sfumato.diffusion.noise import Noise
@@ -31,6 +32,7 @@ class CanvasPlan:
     noise: Noise
     reply: list[int] = field(default_factory=list)  # tokens of the reply before this canvas
     pinned: Mapping[int, int] = field(default_factory=dict)  # position → its fixed token
+    given: GivenCanvas | None = None  # whose tokens it begins as
 
 
 class ThoughtLimit(Protocol):
@@ -116,6 +118,9 @@ class Sequence:
     def next_canvas(self) -> CanvasPlan:
         """What the canvas to denoise now begins with."""
         noise = Noise(self.plan.seed, self.stats.canvases, self._attempt)
+        given = self.plan.given
+        if given is not None and self.stats.canvases == 0:
+            return CanvasPlan(self.config, noise, [], given.pins, given)
         opening = self._opening[len(self.reply) :][: self.canvas_length]
         return CanvasPlan(self.config, noise, list(self.reply), dict(enumerate(opening)))
 
@@ -128,6 +133,16 @@ class Sequence:
         if stats.first_draft_s is None:
             stats.first_draft_s = since_start
 
+    @property
+    def _is_read(self) -> bool:
+        return self.plan.given is not None and self.plan.given.read_only
+
+    def ids_of(self, draft: Draft) -> list[int]:
+        """What a canvas gives whose last draft this is. A read says what the model would write, at
+        pinned positions too."""
+        ids: list[int] = (draft.top_ids[:, 0] if self._is_read else draft.token_ids).tolist()
+        return ids
+
     def add_canvas(self, ids: list[int], convergence: Convergence) -> SettledCanvas | None:
         """What a finished canvas of these ids adds; None where it is drawn again. Sets `reason`
         where the reply ends with it."""
@@ -139,7 +154,8 @@ class Sequence:
             self.warnings.append(f"canvas {number}: the thought was ended to leave room to answer")
         elif reason == "eos" and self._is_retried(added):
             return None
-        if warning := repetition(added, reason):
+        warning = None if self._is_read else repetition(added, reason)
+        if warning:
             self.warnings.append(f"canvas {number}: {warning}")
         self.reply += added
         if reason == "stop":  # a stop string may begin in an earlier canvas

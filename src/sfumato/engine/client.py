@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Protocol
 if TYPE_CHECKING:
     from concurrent.futures import Future
     from contextlib import AbstractContextManager
+    from pathlib import Path
 
     from sfumato.api import Model
     from sfumato.diffusion.sampler_config import SamplerConfig
@@ -40,6 +41,7 @@ class ServedModel:
     template: ChatTemplate
     sampler_defaults: SamplerConfig
     end_ids: tuple[int, ...]
+    written: float | None = None  # when its weights were, in seconds since 1970
 
     @classmethod
     def of(cls, model: Model) -> ServedModel:
@@ -56,7 +58,17 @@ class ServedModel:
             model.template,
             model.sampler_defaults,
             model.end_ids,
+            _written(model.path),
         )
+
+
+def _written(path: Path) -> float | None:
+    """When the newest file of weights was written; None where the files are gone."""
+    try:
+        files = sorted(path.glob("*.safetensors")) if path.is_dir() else []
+        return max(file.stat().st_mtime for file in files or [path])
+    except OSError:
+        return None
 
 
 class EngineClient(Protocol):

@@ -79,7 +79,7 @@ class OutputProcessor:
         now = self._clock()
         row.sequence.stepped(draft, now - began, now - row.submitted)
         # On the host already, and read before a client can write into the draft.
-        ids: list[int] = draft.token_ids.tolist() if row.settled else []
+        ids = row.sequence.ids_of(draft) if row.settled else []
         if row.request.drafts:
             row.handle.deliver(draft)
         if not row.settled:

@@ -8,12 +8,13 @@ from __future__ import annotations
 
 import secrets
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any
 
 from sfumato.api import Messages, Model, Transcript, check_sampler
 from sfumato.diffusion.checks import MOST_SECONDS, MOST_TOKENS, is_number, is_whole
+from sfumato.diffusion.given_canvas import GivenCanvas
 from sfumato.diffusion.limits import ReplyPlan, TooLarge
 from sfumato.diffusion.sampler_config import SamplerConfig
 from sfumato.diffusion.sequence import Policies, committed_tokens
@@ -58,6 +59,7 @@ class Request:
     opening: str | None = None  # text, markers included, that the reply begins with
     max_thinking_tokens: int | None = None  # None: what leaves room for an answer
     retry_empty: bool = True  # an answer that settles as nothing is drawn again
+    canvas: GivenCanvas | None = None  # what the first canvas begins as; instead of an opening
     drafts: bool = False  # whether Draft events are wanted
     timeout_s: float | None = None  # from `since`; None: the engine's own
     since: float | None = None  # when the client sent it, by `Engine.now`; None: at its submission
@@ -107,9 +109,10 @@ def prepare(
     prompt = request.made or make_prompt(model, request, longest, points)
     # 53 bits: what survives a client that reads JSON numbers as floats.
     seed = secrets.randbits(53) if request.seed is None else request.seed
+    max_tokens = _max_tokens(model, request)
     plan, transcript = model.plan_reply(
         len(prompt.ids),
-        request.max_tokens,
+        max_tokens,
         seed,
         request.sampler,
         request.stop,
@@ -122,6 +125,7 @@ def prepare(
             f"opening: takes {len(opening)} tokens and max_tokens is {request.max_tokens}, which "
             "leaves none for the reply; raise max_tokens"
         )
+    plan = _with_canvas(plan, request, model.config.vocab_size)
     assert plan.config.canvas_length
     budget = ThinkingBudget.of(
         model.tokenizer,
@@ -132,9 +136,35 @@ def prepare(
         plan.config.ignore_eos,
     )
     empty = partial(is_empty, transcript) if request.retry_empty else None
-    policies = Policies(budget, empty)
+    # A read has no answer to make room for; a given canvas is drawn once.
+    is_read = request.canvas is not None and request.canvas.read_only
+    policies = Policies(None if is_read else budget, empty if request.canvas is None else None)
     need = len(prompt.ids) + committed_tokens(plan, policies)
     return Prepared(prompt, plan, policies, transcript, opening, budget, need, model.family.name)
+
+
+def _max_tokens(model: Model, request: Request) -> int:
+    """Tokens of the reply at most; a read is one canvas."""
+    if request.canvas is None or not request.canvas.read_only:
+        return request.max_tokens
+    own = request.sampler.canvas_length if request.sampler else None
+    return min(request.max_tokens, own or model.config.canvas_length)
+
+
+def _with_canvas(plan: ReplyPlan, request: Request, vocab_size: int) -> ReplyPlan:
+    """The plan with the request's canvas. Raises ValueError."""
+    canvas = request.canvas
+    if canvas is None:
+        return plan
+    assert plan.config.canvas_length
+    if request.opening is not None:
+        raise ValueError("canvas, opening: give at most one of them; both say how a reply begins")
+    try:
+        canvas.check(plan.config.canvas_length, vocab_size)
+    except ValueError as error:
+        raise ValueError(f"canvas: {error}") from None
+    limits = replace(plan.limits, end_ids=()) if canvas.read_only else plan.limits
+    return replace(plan, limits=limits, given=canvas)
 
 
 def is_empty(transcript: Transcript, ids: list[int]) -> bool:

@@ -21,6 +21,7 @@ class HeadStats:
     top_probs: Tensor  # float32, like top_ids
     soft: Tensor  # [..., hidden]: Σ p · embedding · sqrt(hidden), in the hidden states' dtype
     logits: Tensor | None = None  # float32 [..., vocab], processed; only where asked for
+    named: Tensor | None = None  # float32 [..., n]: log probabilities of n tokens that were named
 
     def __getitem__(self, index: int | slice) -> HeadStats:
         """The statistics of one row, or of some, along the first axis."""

@@ -1,4 +1,5 @@
-"""What a read needs of the vocabulary: the scores of its labels, and the mass of all tokens."""
+"""What a read needs of the vocabulary: the scores of its labels, and the mass of all tokens; and
+the log probabilities of tokens that a caller names."""
 
 from __future__ import annotations
 
@@ -9,6 +10,7 @@ import torch
 from torch import Tensor
 
 from sfumato import ops
+from sfumato.model.head_stats import HeadStats
 from sfumato.model.output_embedding import OutputEmbedding
 from sfumato.ops.online_softmax import BLOCK, SoftmaxState
 
@@ -53,3 +55,19 @@ def vocabulary_mass(head: OutputEmbedding, hidden: Tensor) -> VocabularyMass:
         ops.update_softmax(state, raw, start, temperature, head.softcap, hidden.dtype)
     sums = state.max.double() + state.sum_exp.double().log()
     return VocabularyMass(sums.tolist(), state.argmax.tolist())
+
+
+def named_log_probs(
+    head: OutputEmbedding, hidden: Tensor, temperature: Tensor, stats: HeadStats, ids: Sequence[int]
+) -> Tensor:
+    """The log probabilities float32 [n, m] of m tokens at each position: hidden [n, hidden],
+    temperature float32 [n], stats: of a pass over the vocabulary that changed no score.
+
+    log p(i) = (z_i - z_best) / temperature + log p(best), with products in float32.
+    """
+    wide = hidden.float()
+    rows = ops.embed(torch.tensor(ids, device=hidden.device), head.embedding, wide.dtype)
+    best = ops.embed(stats.top_ids[:, 0], head.embedding, wide.dtype)
+    scores = head.capped(wide @ rows.T)
+    peak = head.capped((wide * best).sum(dim=1))
+    return (scores - peak[:, None]) / temperature[:, None] + stats.top_probs[:, :1].log()

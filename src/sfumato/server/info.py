@@ -67,12 +67,14 @@ def model_card(service: Service) -> dict[str, Any]:
 
 def models(service: Service) -> dict[str, Any]:
     """OpenAI's list, and System One's beside it. No checkpoint says when it was released, so the
-    date is the day on which this server started, as `created` is."""
+    date is the day on which its weights were written; where that is not known, on which this server
+    started, as `created` is."""
     model = service.model
-    started = datetime.fromtimestamp(service.started, UTC).date().isoformat()
+    written = service.started if model.written is None else model.written
+    released = datetime.fromtimestamp(written, UTC).date().isoformat()
     card = {
         "description": f"{model.family}, {model.config.context_length:,} tokens of context.",
-        "release_date": started,
+        "release_date": released,
     }
     names = (service.name, *service.settings.aliases)
     return {

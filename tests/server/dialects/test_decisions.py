@@ -258,6 +258,10 @@ def test_a_wrong_question(client: Client, question: Any, loc: list[Any], kind: s
     [
         (b'{"state": "x", "questions": {', []),
         (b"[1]", []),
+        (b'{"state": "x", "questions": {"a": {"type": "noul"}, "a": {"type": "noul"}}}', []),
+        (b'{"state": NaN, "questions": {}}', []),
+        (b'{"state": "\\ud800", "questions": {}}', []),
+        (b'{"state": "s", "x_seed": ' + b"9" * 5000 + b', "questions": {}}', []),
         (b'{"state":' + b"[" * 200, []),
         (b"\xff", []),
         (b'{"questions": {}}', ["state"]),

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+from datetime import date
+
 import pytest
 from tests.server.dialects.test_decisions import (
     ANY,
@@ -44,6 +47,25 @@ def test_a_body_over_the_limit() -> None:
     assert client.http.get(ONE).json()["detail"]["error_type"] == "method_not_allowed_error"
 
 
+def test_refusals_before_the_engine_have_a_request_id() -> None:
+    client = Client(api_key="k", max_body=1000)
+    key = {"authorization": "Bearer k"}
+    answers = [
+        client.post(ONE, SYSTEM_ONE, authorization="Bearer no"),
+        client.post(ONE, SYSTEM_ONE),
+        client.post(ONE, {"state": "x" * 2000}, **key),
+        client.http.post(ONE, content=b"{", headers=key),
+        client.post(ONE, SYSTEM_ONE | {"questions": 5}, **key),
+        client.post(ANY, SYSTEM_ONE | {"questions": {}}, **key),
+        client.post(ONE, SYSTEM_ONE | {"model": "gpt-4"}, **key),
+        client.http.get(ONE, headers=key),
+    ]
+    assert [a.status_code for a in answers] == [401, 403, 413, 422, 422, 422, 400, 405]
+    names = [answer.headers["x-typesafe-request-id"] for answer in answers]
+    assert names == [answer.headers["x-request-id"] for answer in answers]
+    assert len(set(names)) == len(names) and not client.engine.decisions
+
+
 def test_names_of_the_model() -> None:
     client = Client(aliases=("other",))
     for name in ("jev-latest", "jev-1.14", "m", "other", None):
@@ -59,4 +81,9 @@ def test_models(client: Client) -> None:
     models = client.http.get("/v1/models").json()
     (named,) = models["models"]
     assert named.keys() == {"name", "description", "release_date"} and named["name"] == "m"
+    written = client.engine.served.written
+    assert written is None and date.fromisoformat(named["release_date"])
+    client.engine.served = replace(client.engine.served, written=86_400.0)
+    (named,) = client.http.get("/v1/models").json()["models"]
+    assert named["release_date"] == "1970-01-02"
     assert "decisions" in models["data"][0]["architecture"]["output_modalities"]

@@ -159,9 +159,7 @@ def test_harmless_fields_at_neutral_values(server: Any, fields: dict[str, Any]) 
         assert answer.status_code == 200, answer.text
 
 
-@pytest.mark.parametrize(
-    "name", ["min_p", "repetition_penalty", "use_beam_search", "best_of", "vllm_xargs"]
-)
+@pytest.mark.parametrize("name", ["min_p", "repetition_penalty", "use_beam_search", "best_of"])
 def test_harmless_fields_that_ask_for_something(server: Any, name: str) -> None:
     for route, base in BASE.items():
         error = server.post(route, **base | {name: 5}).json()["error"]

@@ -23,8 +23,9 @@ from sfumato.diffusion.constraints.reads import Read, joint_reads, single_reads
 from sfumato.diffusion.constraints.template import ReadTemplate
 from sfumato.diffusion.limits import TooLarge
 
-MOST_TOKENS = 1 << 22
-"""Of all questions of a decision, under all orders of their options."""
+MOST_TOKENS = 1 << 21
+"""Of all questions of a decision, under all orders of their options: as many are tokenized in less
+than a second."""
 
 
 @dataclass(frozen=True)

@@ -37,7 +37,7 @@ def _record(width: int, history: int) -> list[tuple[str, torch.dtype, tuple[int,
     size of an element, so that each is aligned. Temperatures are last: a row that begins writes no
     more of them than it has steps."""
     integers = {"tokens": (width,), "pinned": (width,), "history": (history, width), "seeds": (2,)}
-    numbers = "canvas", "attempt", "max_steps", "step", "unchanged"
+    numbers = "canvas", "attempt", "max_steps", "bare_pins", "step", "unchanged"
     flags = "cold", "self_conditioning", "converged", "done"
     return [
         *((name, torch.int64, shape) for name, shape in integers.items()),
@@ -59,6 +59,7 @@ class StepBatch:
     canvas: Tensor  # int64 [R]: 0, 1, … within the reply
     attempt: Tensor  # int64 [R]
     max_steps: Tensor  # int64 [R]
+    bare_pins: Tensor  # int64 [R]: 1 where pinned positions have no soft embedding
     step: Tensor  # int64 [R]: steps done
     unchanged: Tensor  # int64 [R]: steps in a row before which the argmax canvas was the same
     cold: Tensor  # bool [R]
@@ -158,7 +159,7 @@ def _first_record(
         (
             *[-1] * (history * width),
             *seed_words(start.seed),
-            *(start.canvas, start.attempt, len(start.temperatures)),
+            *(start.canvas, start.attempt, len(start.temperatures), start.bare_pins),
             *(0, 0),  # step, unchanged
         )
         for start in starts

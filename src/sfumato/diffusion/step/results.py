@@ -21,12 +21,14 @@ from sfumato.diffusion.step.packed import (
     unpack,
 )
 from sfumato.diffusion.step.update import Update
+from sfumato.model.head import HeadStats
 
 Result = Draft | Exception | None
 """None: the row was done before the step, which changed nothing in it."""
 
-Top = tuple[Tensor, Tensor]
-"""Ids int64 [length, top] and probabilities float32 [length, top] of the most probable tokens."""
+Top = tuple[Tensor, Tensor, Tensor | None]
+"""Ids int64 [length, top] and probabilities float32 [length, top] of the most probable tokens, and
+log probabilities float32 [length, n] of n named ones, if any."""
 
 
 @dataclass(frozen=True)
@@ -50,7 +52,7 @@ class HostCopy:
             layout.order,
             tuple((part.batch.rows, part.batch.width) for part in layout.parts),
             tuple(new.errors for new in updates),
-            {row: (own.top_ids.cpu(), own.top_probs.cpu()) for row, own in result.extra.items()},
+            {row: _top_of(own) for row, own in result.extra.items()},
             *to_host(words),
         )
 
@@ -101,6 +103,12 @@ class Pending:
             return [error] * len(self._copy.order)
 
 
+def _top_of(stats: HeadStats) -> Top:
+    """On the host."""
+    named = None if stats.named is None else stats.named.cpu()
+    return stats.top_ids.cpu(), stats.top_probs.cpu(), named
+
+
 def _top(shapes: Sequence[tuple[int, int]], words: int) -> int:
     """How many most probable tokens of each position the words of all parts hold."""
     without = sum(rows * row_words(width, 0) for rows, width in shapes)
@@ -125,6 +133,7 @@ def _result(
             return not_finite
     canvas.learn(step.steps[row], bool(flags & CONVERGED), bool(flags & DONE))
     assert canvas.config.max_steps
+    ids, probs, named = top or (step.top_ids[row, :length], step.top_probs[row, :length], None)
     return Draft(
         canvas.noise.canvas,
         canvas.step,
@@ -132,6 +141,8 @@ def _result(
         entropy,
         step.accepted[row, :length],
         canvas.config.max_steps,
-        *(top or (step.top_ids[row, :length], step.top_probs[row, :length])),
+        ids,
+        probs,
         canvas.begun if canvas.step == 1 else None,
+        named=named,
     )

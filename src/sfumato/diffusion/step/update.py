@@ -29,7 +29,7 @@ class Update:
     history: Tensor  # int64 [R, H, W]
     unchanged: Tensor  # int64 [R]
     frozen: Tensor  # bool [R]: rows that were done before the step, and stay as they are
-    keeps_soft: Tensor  # bool [R, 1, 1]: rows whose soft embedding stays as it is
+    keeps_soft: Tensor  # bool [R, W, 1]: positions whose soft embedding stays as it is
     step: Tensor  # int64 [R]: after the step, as the next two
     converged: Tensor  # bool [R]
     done: Tensor  # bool [R]
@@ -72,13 +72,15 @@ def compute_update(
     frozen = batch.done.clone()
     step = batch.step + ~frozen
     converged = batch.converged | (decision.stop & ~frozen)
+    bare = pinned & (batch.bare_pins > 0)[:, None]
+    keeps_soft = (frozen | ~batch.self_conditioning)[:, None] | bare
     return Update(
         tokens=torch.where(accepted, stats.drawn, fresh),
         soft=stats.soft,
         history=torch.cat((view.history[:, 1:], stats.argmax[:, None]), dim=1),
         unchanged=view.unchanged,
         frozen=frozen,
-        keeps_soft=(frozen | ~batch.self_conditioning)[:, None, None],
+        keeps_soft=keeps_soft[:, :, None],
         step=step,
         converged=converged,
         done=frozen | converged | (step >= batch.max_steps),

@@ -9,7 +9,8 @@ from typing import Any
 from sfumato.api import Reply
 from sfumato.engine import Account, Finished, Request, Settled, new_id
 from sfumato.server.dialects.shared import openai_objects
-from sfumato.server.dialects.shared.logprobs import Logged, TokenLog, entries
+from sfumato.server.dialects.shared.given_canvas import canvas_fields, longest, names, reads
+from sfumato.server.dialects.shared.logprobs import Logged, TokenLog, log_of, logged
 from sfumato.server.dialects.shared.openai_messages import continuation, conversation
 from sfumato.server.dialects.shared.openai_tools import ignored_tools, tool_use, unknown_calls
 from sfumato.server.dialects.shared.pieces import pieces
@@ -43,10 +44,17 @@ def parse(service: Service, body: ChatBody) -> list[Request]:
     thinking, budget = thinking_of(body, continued is not None)
     fields = request_fields(body, service.model, PATH, use.banned, body.top_logprobs)
     fields["max_thinking_tokens"] = budget
+    fields |= canvas_fields(body, service, fields["sampler"], bool(body.logprobs))
+    if use.opening is not None and fields["canvas"] is not None:
+        raise bad_request(
+            "tool_choice: a given canvas cannot begin with a call; leave one of them out",
+            "tool_choice",
+        )
     if (
         body.parallel_tool_calls is False
         and use.tools
         and service.model.template.markers.call_close
+        and not (fields["canvas"] and fields["canvas"].read_only)
     ):
         # A call that is cut at its end is complete, and the only one.
         fields["stop"] = [
@@ -65,19 +73,21 @@ def parse(service: Service, body: ChatBody) -> list[Request]:
         **fields,
     )
     prompt = service.prompt(one)  # once, however many replies
-    length = limit_of(service, body, len(prompt.ids))
+    length = longest(one, limit_of(service, body, len(prompt.ids), one), service)
     count = body.n or 1
-    check_size(service.model, [length] * count, body.top_logprobs, "n, max_tokens, top_logprobs")
+    alternatives = (body.top_logprobs or 0) + names(body)
+    check_size(service.model, [length] * count, alternatives, "n, max_tokens, top_logprobs")
     return [
         replace(one, id=new_id(), made=prompt, max_tokens=length, seed=seed)
         for seed in seeds_of(body.seed, count)
     ]
 
 
-def limit_of(service: Service, body: ChatBody, prompt: int) -> int:
+def limit_of(service: Service, body: ChatBody, prompt: int, request: Request) -> int:
     """Tokens of a reply to a prompt of so many."""
     given = body.max_tokens if body.max_completion_tokens is None else body.max_completion_tokens
-    return service.limit(given, prompt, body.canvas_length)
+    assert request.sampler
+    return service.limit(given, prompt, request.sampler.canvas_length)
 
 
 def _check(body: ChatBody, max_choices: int) -> None:
@@ -105,12 +115,12 @@ class ChatRenderer(Renderer):
         )
         self.keeps_settled = bool(body.logprobs)
         self._alternatives = body.top_logprobs or 0
-        count = len(requests)
-        self._logs = [
-            TokenLog(service, self._alternatives) if body.logprobs else None for _ in range(count)
-        ]
+        self._requests, self._by_id = requests, body.return_tokens_as_token_ids
+        # A read answers nothing.
+        self._embedded = service.model.embedded and not reads(requests[0])
+        self._logs = [self._log(request) for request in requests]
         # Characters of the answer and of the thought, and tool calls, that have been sent.
-        self._sent = [{"content": 0, "reasoning_content": 0, "calls": 0} for _ in range(count)]
+        self._sent = [{"content": 0, "reasoning_content": 0, "calls": 0} for _ in requests]
 
     def body(self, replies: Sequence[CollectedReply]) -> Mapping[str, Any]:
         ends = [collected.finished for collected in replies]
@@ -128,7 +138,7 @@ class ChatRenderer(Renderer):
             choice = {
                 "index": number,
                 "message": message(end.reply),
-                "logprobs": self._logprobs(collected),
+                "logprobs": self._logprobs(number, collected),
                 "finish_reason": openai_objects.finish_reason(end.reply, end.reply.tool_calls),
             }
             collected.settled.clear()
@@ -136,15 +146,21 @@ class ChatRenderer(Renderer):
                 choice["timings"] = openai_objects.timings(end.account)
             yield choice
 
-    def _logprobs(self, collected: CollectedReply) -> dict[str, Any] | None:
+    def _log(self, request: Request) -> TokenLog | None:
         if not self.keeps_settled:
             return None
-        content = entries(self._service, self._alternatives, collected)
+        return log_of(self._service, self._alternatives, request, self._by_id)
+
+    def _logprobs(self, number: int, collected: CollectedReply) -> dict[str, Any] | None:
+        log = self._log(self._requests[number])
+        if log is None:
+            return None
+        content = [entry for _, tokens in logged(log, collected) for entry in tokens]
         return {"content": content, "refusal": None}
 
     def _warnings(self, reply: Reply) -> list[str]:
         calls = unknown_calls(self._tools, reply)
-        return [*warnings(self._service.model.embedded, reply), *calls]
+        return [*warnings(self._embedded, reply), *calls]
 
     def extra(self, fields: Frame) -> Frame:
         return self._base | {"choices": []} | fields

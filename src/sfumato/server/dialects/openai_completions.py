@@ -8,7 +8,8 @@ from typing import Any
 
 from sfumato.engine import Account, Finished, Request, Settled, new_id
 from sfumato.server.dialects.shared import openai_objects
-from sfumato.server.dialects.shared.logprobs import Logged, TokenLog, entries, legacy
+from sfumato.server.dialects.shared.given_canvas import canvas_fields, longest, names, reads
+from sfumato.server.dialects.shared.logprobs import Logged, TokenLog, legacy, log_of, logged
 from sfumato.server.dialects.shared.pieces import pieces
 from sfumato.server.dialects.shared.sampling import check_size, request_fields, seeds_of
 from sfumato.server.examples import warnings
@@ -42,6 +43,7 @@ def parse(service: Service, body: CompletionBody) -> list[Request]:
     if body.stream_options is not None and not body.stream:
         raise bad_request("stream_options: only with stream", "stream_options")
     fields = request_fields(body, service.model, PATH, alternatives=body.logprobs)
+    fields |= canvas_fields(body, service, fields["sampler"], body.logprobs is not None)
     requests: list[Request] = []
     for prompt in prompts:
         ids = service.raw_prompt(prompt, PATH, body.user)
@@ -49,14 +51,16 @@ def parse(service: Service, body: CompletionBody) -> list[Request]:
             raise bad_request(
                 "prompt: is empty, and this model has no token to begin with", "prompt"
             )
-        length = service.limit(body.max_tokens, len(ids), body.canvas_length)
-        one = Request(ids=ids, max_tokens=length, user=body.user, **fields)
+        one = Request(ids=ids, user=body.user, **fields)
+        length = service.limit(body.max_tokens, len(ids), fields["sampler"].canvas_length)
+        one = replace(one, max_tokens=longest(one, length, service))
         made = service.prompt(one)  # one for all n, which then encode it once
         requests += [
             replace(one, id=new_id(), made=made, seed=seed) for seed in seeds_of(body.seed, count)
         ]
     limits = [request.max_tokens for request in requests]
-    check_size(service.model, limits, body.logprobs, "n, prompt, max_tokens, logprobs")
+    alternatives = (body.logprobs or 0) + names(body)
+    check_size(service.model, limits, alternatives, "n, prompt, max_tokens, logprobs")
     return requests
 
 
@@ -65,16 +69,16 @@ class TextRenderer(Renderer):
 
     def __init__(self, service: Service, body: CompletionBody, requests: Sequence[Request]) -> None:
         self._service, self._id = service, requests[0].id
-        self._embedded = service.model.embedded
+        self._requests, self._by_id = requests, body.return_tokens_as_token_ids
+        # A read answers nothing.
+        self._embedded = service.model.embedded and not reads(requests[0])
         self._base = openai_objects.head("cmpl", "text_completion", self._id, service.name)
         self._usage = openai_objects.wants_usage(body.stream_options)
         self._per_prompt = body.n or 1
         self._notes = openai_objects.notes(body)
         self._alternatives = body.logprobs
         self.keeps_settled = body.logprobs is not None
-        self._logs = [
-            None if body.logprobs is None else TokenLog(service, body.logprobs) for _ in requests
-        ]
+        self._logs = [self._log(request) for request in requests]
         # Characters that have come, and that have been sent: some wait for their tokens.
         self._taken, self._sent = [0] * len(requests), [0] * len(requests)
 
@@ -95,7 +99,7 @@ class TextRenderer(Renderer):
             choice = {
                 "index": number,
                 "text": reply.text,
-                "logprobs": self._logprobs(collected),
+                "logprobs": self._logprobs(number, collected),
                 "finish_reason": openai_objects.finish_reason(reply),
             }
             collected.settled.clear()
@@ -103,10 +107,14 @@ class TextRenderer(Renderer):
                 choice["timings"] = openai_objects.timings(collected.finished.account)
             yield choice
 
-    def _logprobs(self, collected: CollectedReply) -> dict[str, Any] | None:
+    def _log(self, request: Request) -> TokenLog | None:
         if self._alternatives is None:
             return None
-        return legacy(entries(self._service, self._alternatives, collected))
+        return log_of(self._service, self._alternatives, request, self._by_id)
+
+    def _logprobs(self, number: int, collected: CollectedReply) -> dict[str, Any] | None:
+        log = self._log(self._requests[number])
+        return None if log is None else legacy(logged(log, collected))
 
     def extra(self, fields: Frame) -> Frame:
         return self._base | {"choices": []} | fields
@@ -144,7 +152,7 @@ class TextRenderer(Renderer):
         """Text with its tokens."""
         for text, tokens in parts:
             chunk = self._chunk(number, text)
-            chunk["choices"][0]["logprobs"] = legacy(tokens, self._sent[number])
+            chunk["choices"][0]["logprobs"] = legacy([(text, tokens)], self._sent[number])
             self._sent[number] += len(text)
             yield chunk
 

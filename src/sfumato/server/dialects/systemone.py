@@ -168,6 +168,7 @@ def error_body(error: ApiError) -> dict[str, Any]:
 SYSTEM_ONE = DecisionDialect(
     body_type=SystemOneBody,
     parse=parse,
-    errors=ErrorForm(error_body, error_status, "SystemOneError", ERROR_SCHEMA),
-    request_id="x-typesafe-request-id",
+    errors=ErrorForm(
+        error_body, error_status, "SystemOneError", ERROR_SCHEMA, "x-typesafe-request-id"
+    ),
 )

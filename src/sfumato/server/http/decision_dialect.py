@@ -33,6 +33,5 @@ class DecisionDialect(Generic[B]):
     body_type: type[B]
     parse: Callable[[Service, str, B], DecisionCall]  # endpoint; in a thread; raises ApiError
     errors: ErrorForm = OPENAI_ERRORS
-    request_id: str | None = None  # a header that names the request, besides X-Request-Id
     state: str = "state"  # the field that holds what the engine calls the state
     listed: bool = False  # questions are a list, and their ids are their numbers

@@ -56,7 +56,7 @@ async def reply(route: DecisionRoute, service: Service, http: HttpRequest) -> Re
     def decode(data: bytearray) -> DecisionBody:
         nonlocal dialect
         try:
-            value = request_body.parse(data, service.settings.max_values)
+            value = request_body.parse(data, service.settings.max_values, names_repeat=False)
         except ApiError as error:
             error.field = WrongField((), error.message, error.code or "json_invalid")
             raise
@@ -76,8 +76,8 @@ async def _answer(
     dialect: DecisionDialect[Any], service: Service, http: HttpRequest, call: DecisionCall
 ) -> Response:
     headers = {"X-Request-Id": call.request.id}
-    if dialect.request_id:
-        headers[dialect.request_id] = call.request.id
+    if dialect.errors.request_id:
+        headers[dialect.errors.request_id] = call.request.id
     try:
         decided = await _decided(service.engine, http, call.request)
     except ApiError as error:

@@ -15,6 +15,7 @@ from fastapi.responses import JSONResponse, Response
 
 from sfumato.engine import DecisionRequest, EngineDead, Failed, NotReady, QueueFull, TooLarge
 from sfumato.engine import Request as EngineRequest
+from sfumato.engine.decision import new_decision_id
 
 RETRY_AFTER_S = 2
 CLIENT_GONE = 499  # as nginx writes it; there is no client to read it
@@ -98,6 +99,9 @@ class ApiError(Exception):
         """The answer to the request of that ASGI scope, as its dialect renders errors."""
         scope[REFUSAL] = self
         form: ErrorForm = scope.get(ERROR_FORM, OPENAI_ERRORS)
+        if form.request_id is not None and form.request_id not in self.headers:
+            name = self.headers.get("X-Request-Id") or new_decision_id()
+            self.headers |= {"X-Request-Id": name, form.request_id: name}
         headers = self.headers
         if self.status in (500, 504):  # OpenAI's clients would ask, and wait, again
             headers = headers | {"x-should-retry": "false"}
@@ -116,6 +120,7 @@ class ErrorForm:
     status: Callable[[ApiError], int] = lambda error: error.status
     name: str = "Error"  # of the body's schema in the API description
     schema: Mapping[str, Any] = field(default_factory=lambda: SCHEMA)
+    request_id: str | None = None  # a header that names the request, besides X-Request-Id
 
 
 def openai_error(error: ApiError) -> dict[str, Any]:

@@ -97,7 +97,7 @@ class Refusals:
             {
                 "event": "refused",
                 "timestamp": datetime.now(UTC).isoformat(timespec="milliseconds"),
-                "request_id": None,
+                "request_id": error.headers.get("X-Request-Id") if error else None,
                 "endpoint": route,
                 "method": method,
                 "status": status,

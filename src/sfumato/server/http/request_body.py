@@ -24,7 +24,7 @@ from sfumato.server.http.errors import CLIENT_GONE, ApiError, WrongField, bad_re
 from sfumato.server.http.security import BodyTooLarge
 from sfumato.server.schemas.body import Body, Unknown
 from sfumato.server.service import Service
-from sfumato.text.jsonscan import JsonTooLarge, extent
+from sfumato.text.jsonscan import JsonTooLarge, extent, values_of
 
 Model = TypeVar("Model", bound=Body)
 
@@ -169,10 +169,11 @@ def without_large_fields(body: Model) -> Model:
     return body.model_copy(update=dict.fromkeys(large))
 
 
-def parse(data: bytearray, most_values: int) -> dict[str, Any]:
-    """A JSON object in UTF-8. Raises ApiError for anything else."""
+def parse(data: bytearray, most_values: int, names_repeat: bool = True) -> dict[str, Any]:
+    """A JSON object in UTF-8. names_repeat: whether a name may stand twice in an object, of which
+    the last counts. Raises ApiError for anything else."""
     try:
-        extent(data, most_values)
+        counts = extent(data, most_values)
     except JsonTooLarge as error:
         hint = "" if "nested" in str(error) else "; send less, or raise --max-values"
         raise bad_request(f"the body {error}{hint}", code="body_too_complex") from None
@@ -185,6 +186,12 @@ def parse(data: bytearray, most_values: int) -> dict[str, Any]:
         raise bad_request(f"the body is not JSON: {str(error)[:200]}{hint}") from None
     if not isinstance(value, dict):
         raise bad_request("the body must be a JSON object")
+    if not names_repeat and values_of(value) != counts.values:
+        raise bad_request(
+            "an object of the body has the same name twice; give each question, option and field "
+            "a name of its own",
+            code="repeated_name",
+        )
     return value
 
 

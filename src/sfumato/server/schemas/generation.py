@@ -16,6 +16,7 @@ from sfumato.server.schemas import json_schemas
 from sfumato.server.schemas.body import Body, Objects, Texts, at_most
 from sfumato.server.schemas.neutral import AtTheEnd, Ignored, Neutral
 from sfumato.server.schemas.settings import within
+from sfumato.server.schemas.vllm import NamedTokens, VllmXargs
 
 
 class Sampling(Neutral, Body):
@@ -102,3 +103,10 @@ class Generation(Sampling):
     n: int | None = Field(None, ge=1, description="Replies; the i-th has the seed plus i.")
     stream_options: StreamOptions | None = None
     user: str | None = Field(None, max_length=512, description="Written to the audit log.")
+    vllm_xargs: VllmXargs | None = Field(None, description="A canvas that the client gives.")
+    logprob_token_ids: NamedTokens | None = Field(
+        None, description="Tokens whose log probabilities are named at every position."
+    )
+    return_tokens_as_token_ids: bool | None = Field(
+        None, description='Name tokens "token_id:5" in log probabilities.'
+    )

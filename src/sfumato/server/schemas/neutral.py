@@ -38,10 +38,7 @@ class Only(AfterValidator):
 
 
 _TOP_P = "is not supported; use top_p"
-_CANVAS = (
-    "vLLM's fields for given canvases are not supported; POST /v1/systemone and /v1/decisions read "
-    "the probabilities of labels"
-)
+_CANVAS = "is a field of /v1/completions and /v1/chat/completions"
 _PENALTY = "penalties are not supported: the tokens of a canvas are drawn together"
 
 
@@ -61,9 +58,7 @@ class Neutral(BaseModel):
     presence_penalty: Annotated[Any, Only(0, why=_PENALTY)] = None
     vllm_xargs: Annotated[Any, Only({}, why=_CANVAS)] = None
     logprob_token_ids: Annotated[Any, Only([], why=_CANVAS)] = None
-    return_tokens_as_token_ids: Annotated[
-        Any, Only(False, why="tokens are named by their texts; /tokenize gives their ids")
-    ] = None
+    return_tokens_as_token_ids: Annotated[Any, Only(False, why=_CANVAS)] = None
     # llama-server's
     cache_prompt: Ignored = None
     timings_per_token: AtTheEnd = None

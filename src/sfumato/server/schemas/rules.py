@@ -52,6 +52,16 @@ RULES = (
         "n times the prompts times max_tokens times (1 + top_logprobs) is at most 1,048,576.",
         r"n, .*: come to",
     ),
+    Rule(
+        "A seed canvas has a token of the vocabulary for each position of the canvas; "
+        "diffusion_pinned needs one, and names its positions; lengths and steps agree.",
+        r"vllm_xargs\.diffusion_(seed_canvas|pinned|canvas_length|max_steps): ",
+    ),
+    Rule(
+        "logprob_token_ids needs logprobs, and goes neither with top_k, top_p nor logit_bias.",
+        r"logprob_token_ids: (needs|must lie|log probabilities)",
+    ),
+    Rule("A read (diffusion_read_only) is at temperature 1.", r"\w+: a read "),
     Rule("stream_options belongs to stream.", r"stream_options: only with stream"),
     Rule("top_logprobs belongs to logprobs.", r"top_logprobs: needs logprobs"),
     Rule("max_tokens and max_completion_tokens agree.", r"max_tokens, max_completion_tokens: "),
@@ -69,7 +79,7 @@ RULES = (
     Rule("max_steps is at most the server's setting.", r"max_steps: must be at most"),
     Rule(
         "tool_choice names one of the tools, and required has some; the vocabulary has tool calls.",
-        r"tool_choice: (required needs|.* is not among|this model)",
+        r"tool_choice: (required needs|.* is not among|this model|a given canvas)",
     ),
     Rule(
         "A tool's message answers a call of the assistant's message before it, by its id or name.",

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import math
 from collections import deque
+from collections.abc import Sequence
 from functools import lru_cache
 from typing import Any
 
-from sfumato.engine import ServedModel, Settled
+from sfumato.engine import Request, ServedModel, Settled
+from sfumato.server.dialects.shared.given_canvas import reads
 from sfumato.server.http.inflight import CollectedReply
 from sfumato.server.service import Service, token_text
 from sfumato.text.reply import Region
@@ -26,8 +28,17 @@ class TokenLog:
     tokens that are the bytes of one character, the last has it.
     """
 
-    def __init__(self, service: Service, alternatives: int) -> None:
+    def __init__(
+        self,
+        service: Service,
+        alternatives: int,
+        named: Sequence[int] = (),
+        by_id: bool = False,
+    ) -> None:
+        """alternatives: most probable tokens at each position; named: tokens that are named there
+        too; by_id: tokens are named by their ids, and not by their texts."""
         self._model, self._alternatives = service.model, alternatives
+        self._named, self._by_id = tuple(named), by_id
         self._region = Region.ANSWER
         self._detokenizer = Detokenizer(service.model.tokenizer)
         self._incomplete: list[Entry] = []  # tokens of a character that is not complete
@@ -72,7 +83,7 @@ class TokenLog:
         parts = self.take("")
         if self._text:
             tokens = self._complete_texts.popleft()[1] if self._complete_texts else []
-            if tokens:
+            if tokens and not self._by_id:
                 tokens[-1] |= {"token": self._text, "bytes": list(self._text.encode())}
             parts.append((self._text, tokens))
         return parts
@@ -84,7 +95,10 @@ class TokenLog:
     def _resolve(self, text: str) -> None:
         """The incomplete tokens make up this text; there are none where it is no answer's."""
         if text and self._incomplete:
-            self._incomplete[-1]["token"] = text
+            if not self._by_id:
+                for entry in self._incomplete:
+                    entry["token"] = ""
+                self._incomplete[-1]["token"] = text
             self._complete_texts.append((text, self._incomplete))
             self._incomplete = []
 
@@ -92,26 +106,54 @@ class TokenLog:
         top: list[tuple[int, float]] = []
         if commit.top_ids is not None and commit.top_probs is not None:
             top = list(zip(commit.top_ids[at].tolist(), commit.top_probs[at].tolist(), strict=True))
-        probability = next((p for i, p in top if i == token), 0.0)
-        alternatives = [self._token(i, p) for i, p in top[: self._alternatives]]
-        return self._token(token, probability) | {"token": "", "top_logprobs": alternatives}
+        logs = {i: math.log(p) if p > 0 else NOT_IN_TOP for i, p in top}
+        if commit.named is not None:
+            # Of a token that is named twice, one number: the most probable ones' own.
+            own = zip(self._named, commit.named[at].tolist(), strict=True)
+            logs = {i: max(log, NOT_IN_TOP) for i, log in own} | logs
+        shown = [i for i, _ in top[: self._alternatives]]
+        shown += [i for i in self._named if i not in shown]
+        alternatives = [self._token(i, logs[i]) for i in shown]
+        return self._token(token, logs.get(token, NOT_IN_TOP)) | {"top_logprobs": alternatives}
 
-    def _token(self, token: int, probability: float) -> Entry:
+    def _token(self, token: int, log: float) -> Entry:
         shown, raw = _text_and_bytes(self._model, token)
-        return {
-            "token": shown,
-            "logprob": math.log(probability) if probability > 0 else NOT_IN_TOP,
-            "bytes": list(raw),
-        }
+        name = f"token_id:{token}" if self._by_id else shown
+        return {"token": name, "logprob": log, "bytes": list(raw)}
 
 
-def entries(service: Service, alternatives: int, collected: CollectedReply) -> list[Entry]:
-    """All tokens of an answer."""
-    log = TokenLog(service, alternatives)
+class ReadLog(TokenLog):
+    """Of a read: every position has an entry, markers and padding too, and the text is whole at the
+    end alone."""
+
+    def __init__(self, service: Service, alternatives: int, named: Sequence[int], by_id: bool):
+        super().__init__(service, alternatives, named, by_id)
+        self._entries: list[Entry] = []
+
+    def add(self, commit: Settled) -> None:
+        for at, token in enumerate(commit.token_ids):
+            self._entries.append(self._entry(commit, at, token))
+
+    def take(self, text: str) -> list[Logged]:
+        self._text += text
+        return []
+
+    def end(self) -> list[Logged]:
+        return [(self._text, self._entries)]
+
+
+def log_of(service: Service, alternatives: int, request: Request, by_id: bool | None) -> TokenLog:
+    """For the reply to a request. alternatives, by_id: as `TokenLog` has them."""
+    named = request.sampler.named_tokens if request.sampler else ()
+    kind = ReadLog if reads(request) else TokenLog
+    return kind(service, alternatives, named, bool(by_id))
+
+
+def logged(log: TokenLog, collected: CollectedReply) -> list[Logged]:
+    """All of an answer, in parts with their tokens. log: a fresh one."""
     for commit in collected.settled:
         log.add(commit)
-    parts = log.take(collected.finished.reply.text) + log.end()
-    return [entry for _, tokens in parts for entry in tokens]
+    return log.take(collected.finished.reply.text) + log.end()
 
 
 @lru_cache(maxsize=2**16)
@@ -122,12 +164,13 @@ def _text_and_bytes(model: ServedModel, token: int) -> tuple[str, bytes]:
     return shown, model.tokenizer.byte(token) or text.encode()
 
 
-def legacy(entries: list[Entry], offset: int = 0) -> dict[str, Any]:
+def legacy(parts: Sequence[Logged], offset: int = 0) -> dict[str, Any]:
     """The same in the form of text completions; offset: of the first token, in characters."""
     offsets = []
-    for entry in entries:
-        offsets.append(offset)
-        offset += len(entry["token"])
+    for text, tokens in parts:
+        offsets += [offset] * len(tokens)
+        offset += len(text)
+    entries = [entry for _, tokens in parts for entry in tokens]
     return {
         "tokens": [entry["token"] for entry in entries],
         "token_logprobs": [entry["logprob"] for entry in entries],
