@@ -211,6 +211,8 @@ def test_attend_shared_asks_for_fitting_rows() -> None:
         (q, k, v, keys, [values[0]], own, causal),
         (q, k, v, keys, values, own[:1], causal),
         (q, k, v, keys, values, own, short),
+        (q, k, v, keys, values, [own[0], ops.OwnKeys(own[1].keys, own[1].values[::-1], 2)], causal),
+        (q, k, v, keys, [part[:1] for part in values], own, causal),
     ):
         with pytest.raises((AssertionError, ValueError)):
             compiled_attention.attend_shared(*wrong)

@@ -118,8 +118,10 @@ def attend_shared(
     kv_heads = k.shape[1]
     given, new_keys, new_values = contiguous(q), contiguous(k), contiguous(v)
     out = torch.empty_like(given)
-    parts = [*keys, *(part for row in own for part in row.keys)]
-    assert all(part.shape[::2] == (kv_heads, d) for part in parts) and k.shape == v.shape
+    assert k.shape == v.shape == (len(k), kv_heads, d), f"{k.shape} and {v.shape} for {q.shape}"
+    for parts in ((keys, values), *((row.keys, row.values) for row in own)):
+        for key, value in zip(*parts, strict=True):
+            assert key.shape == value.shape == (kv_heads, key.shape[1], d), f"{key.shape}"
     # Named, so that they outlive the call.
     stored = [_side_by_side(part) for part in keys], [_side_by_side(part) for part in values]
     beside = [
