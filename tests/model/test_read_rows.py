@@ -44,6 +44,32 @@ def test_a_canvas_beside_a_slot_is_a_canvas_in_it(
     assert kept == question if question < 7 + chunk else kept < 7 + chunk
 
 
+@pytest.mark.parametrize("cache", [None, torch.bfloat16], ids=["float32", "bfloat16"])
+def test_rows_of_several_slots_are_as_each_alone(cache: torch.dtype | None) -> None:
+    """To the bit, whatever order and slots; some layers want one place of some canvases."""
+    model = network_of(random_oracle(tiny_config(layer_types=[S, F, S]), 0))
+    model = Network(model.transformer, model.device, model.dtype, cache)
+    random = torch.Generator().manual_seed(1)
+    first, second = model.new_slots(2, 64)
+    model.encode([torch.randint(0, 97, (n,), generator=random) for n in (21, 5)], [first, second])
+    questions = [torch.randint(0, 97, (n,), generator=random) for n in (9, 4, 7, 2)]
+    slots, wanted = (first, second, first, first), ([1, 6], [0], [2], [0, 1, 2])
+
+    def read(rows: list[int]) -> list[torch.Tensor]:
+        scratches = [Scratch(slots[row]) for row in rows]
+        model.encode_beside([questions[row] for row in rows], scratches)
+        wanted_places = [wanted[row] for row in rows]
+        hidden = model.denoise_beside(
+            [torch.arange(8) + row for row in rows], scratches, wanted_places
+        )
+        return list(hidden.split([len(each) for each in wanted_places]))
+
+    alone = [read([row])[0] for row in range(4)]
+    for rows in ([0, 1, 2, 3], [3, 2, 0], [1, 0]):
+        for row, hidden in zip(rows, read(rows), strict=True):
+            assert torch.equal(hidden, alone[row])
+
+
 def test_a_forward_that_fails_leaves_the_scratch(network: Network) -> None:
     slot = network.new_slot(8)
     scratch = Scratch(slot)

@@ -1,13 +1,14 @@
 """Attention of reads: tokens after a slot's prefix whose keys and values the slot does not get.
 
 Many reads see one slot without copies of it.  Each keeps the keys and values of its own tokens, in
-parts, for as long as its canvases are read.  Rows are attended one after another, in the shape that
-each has alone, so that a row's result does not depend on the other rows.
+parts, for as long as its canvases are read.  Rows of one slot are attended in one operation, where
+a row's result does not depend on the other rows.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from itertools import groupby
 
 import torch
 from torch import Tensor
@@ -48,10 +49,16 @@ class Scratch:
 class _Rows:
     """Rows that follow prefixes and scratches, and what each of them sees of these."""
 
-    def __init__(self, scratches: Sequence[Scratch], counts: Sequence[int]) -> None:
-        """counts: tokens of each row, whose packed tokens stand one row after another."""
+    def __init__(
+        self, scratches: Sequence[Scratch], counts: Sequence[int], queries: Sequence[int]
+    ) -> None:
+        """counts: tokens of each row, whose packed tokens stand one row after another; queries: of
+        each row, where a layer has fewer queries than tokens."""
         self.scratches, self.counts = tuple(scratches), list(counts)
-        self._positions: dict[tuple[int, bool], Tensor] = {}  # by row and kind of layer
+        self._queries = list(queries)
+        slots = groupby(range(len(self.scratches)), lambda row: id(self.scratches[row].slot))
+        self._groups = [list(rows) for _, rows in slots]  # neighbours that share a slot
+        self._causal: dict[tuple[int, bool, bool], ops.SharedCausal] = {}
 
     def positions(self, device: torch.device) -> Tensor:
         """int64 [tokens]: each token's position in its row."""
@@ -66,48 +73,64 @@ class _Rows:
         """Which positions a row's new tokens have for the mask."""
         raise NotImplementedError
 
-    def _attend(
-        self, layer: int, q: Tensor, k: Tensor, v: Tensor, queries: Sequence[int]
-    ) -> list[Tensor]:
-        """q [Σ queries, heads, d]; k and v [tokens, kv_heads, d] → each row's result."""
-        outs: list[Tensor] = []
-        slot, history = None, None
-        rows = zip(q.split(list(queries)), k.split(self.counts), v.split(self.counts), strict=True)
-        for row, (rq, rk, rv) in enumerate(rows):
-            scratch = self.scratches[row]
-            if scratch.slot is not slot or history is None:  # read once for all rows of a slot
-                slot = scratch.slot
-                history = slot.history(layer)
-            old_k, old_v, old_positions = history
-            window = slot.window(layer)
-            own = self._own_positions(scratch, len(rk), q.device)
-            seen = self._positions.get((row, window is None))
-            if seen is None:
-                kept = sum(part.shape[1] for part in scratch.keys[layer])
-                before = torch.arange(scratch.end - kept, scratch.end, device=q.device)
-                seen = torch.cat((old_positions, before, own))
-                self._positions[row, window is None] = seen
-            keys = (*old_k, *scratch.keys[layer], rk.transpose(0, 1))
-            values = (*old_v, *scratch.values[layer], rv.transpose(0, 1))
-            causal = ops.Causal(self._query_positions(own, len(rq)), seen, window)
-            outs.append(ops.attend(rq, keys, values, causal))
-        return outs
+    def __call__(self, layer: int, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+        """q [all queries, heads, d]; k and v [tokens, kv_heads, d] → like q."""
+        everywhere = len(q) == len(k)
+        queries = self.counts if everywhere else self._queries
+        if len(self._groups) == 1:
+            return self._attend(layer, self._groups[0], everywhere, q, k, v)
+        sizes = [sum(self.counts[row] for row in group) for group in self._groups]
+        parts = zip(
+            self._groups,
+            q.split([sum(queries[row] for row in group) for group in self._groups]),
+            *(x.split(sizes) for x in (k, v)),
+            strict=True,
+        )
+        return torch.cat([self._attend(layer, rows, everywhere, *each) for rows, *each in parts])
 
-    def _query_positions(self, own: Tensor, count: int) -> Tensor:
-        return own
+    def _attend(
+        self, layer: int, rows: list[int], everywhere: bool, q: Tensor, k: Tensor, v: Tensor
+    ) -> Tensor:
+        """Of rows that share a slot, in one operation; each row gets the bits that it has alone."""
+        keys, values, positions = self.scratches[rows[0]].slot.history(layer)
+        own = [
+            ops.OwnKeys(scratch.keys[layer], scratch.values[layer], self.counts[row])
+            for row in rows
+            for scratch in (self.scratches[row],)
+        ]
+        causal = self._seen(layer, rows, everywhere, positions)
+        return ops.attend_shared(q, k, v, keys, values, own, causal)
+
+    def _seen(
+        self, layer: int, rows: list[int], everywhere: bool, shared: Tensor
+    ) -> ops.SharedCausal:
+        """Which keys they see; alike on all layers of a kind."""
+        window = self.scratches[rows[0]].slot.window(layer)
+        name = rows[0], window is None, everywhere
+        if name not in self._causal:
+            queries, own = [], []
+            for row in rows:
+                scratch = self.scratches[row]
+                new = self._own_positions(scratch, self.counts[row], shared.device)
+                kept = sum(part.shape[1] for part in scratch.keys[layer])
+                before = torch.arange(scratch.end - kept, scratch.end, device=shared.device)
+                queries.append(new if everywhere else new[: self._queries[row]])
+                own.append(torch.cat((before, new)))
+            self._causal[name] = ops.SharedCausal(queries, shared, own, window)
+        return self._causal[name]
 
 
 class QuestionRows(_Rows):
     """Causal attention of tokens that follow what their scratches hold. `commit` appends them."""
 
     def __init__(self, scratches: Sequence[Scratch], counts: Sequence[int]) -> None:
-        super().__init__(scratches, counts)
+        super().__init__(scratches, counts, counts)
         self._parts: list[list[tuple[Tensor, Tensor]]] = [[] for _ in self.scratches]
 
     def __call__(self, layer: int, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
-        outs = self._attend(layer, q, k, v, self.counts)
+        out = super().__call__(layer, q, k, v)
         self.keep(k, v)
-        return torch.cat(outs)
+        return out
 
     def keep(self, k: Tensor, v: Tensor) -> None:
         """Keeps keys and values of a layer, [tokens, kv_heads, d], until `commit`."""
@@ -128,22 +151,8 @@ class ReadCanvasRows(_Rows):
     """Attention of canvases, which reads only: each position sees all its canvas and what comes
     before it, on sliding layers the last `window - 1` positions of that, as `CanvasRows` has it.
 
-    For the mask all positions of a canvas are its first.  Where a layer has fewer queries than
-    tokens, `queries` says how many each row has.
+    For the mask all positions of a canvas are its first.
     """
-
-    def __init__(
-        self, scratches: Sequence[Scratch], counts: Sequence[int], queries: Sequence[int]
-    ) -> None:
-        super().__init__(scratches, counts)
-        self._queries = list(queries)
-
-    def __call__(self, layer: int, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
-        queries = self.counts if len(q) == len(k) else self._queries
-        return torch.cat(self._attend(layer, q, k, v, queries))
 
     def _own_positions(self, scratch: Scratch, count: int, device: torch.device) -> Tensor:
         return torch.full((count,), scratch.end, device=device)
-
-    def _query_positions(self, own: Tensor, count: int) -> Tensor:
-        return own[:count]

@@ -21,7 +21,7 @@ from sfumato.ops.cpu import online_softmax as cpu_online_softmax
 from sfumato.ops.cpu import row_operations as cpu_row_operations
 from sfumato.ops.cpu.panels import ACTIVATIONS, pack, packed_bytes, packs
 from sfumato.ops.online_softmax import Bans, SoftmaxState
-from sfumato.ops.reference import Causal, Weight
+from sfumato.ops.reference import Causal, OwnKeys, SharedCausal, Weight
 from sfumato.ops.registry import ANY, call, form_of
 from sfumato.weights.blocks import QuantizedTensor
 
@@ -29,8 +29,11 @@ __all__ = [
     "ACTIVATIONS",
     "Bans",
     "Causal",
+    "OwnKeys",
+    "SharedCausal",
     "SoftmaxState",
     "attend",
+    "attend_shared",
     "attention",
     "backend",
     "canvas_attention",
@@ -129,6 +132,25 @@ def attend(
     multiplies bfloat16: it serves where a part is stored in it.
     """
     return cast(Tensor, call("attend", q.device, ANY, q, keys, values, causal))
+
+
+def attend_shared(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    keys: Sequence[Tensor],
+    values: Sequence[Tensor],
+    own: Sequence[OwnKeys],
+    causal: SharedCausal,
+) -> Tensor:
+    """Softmax attention of rows that follow one prefix: to the bit what `attend` makes of each.
+
+    q [all queries, heads, d]; k and v [all new tokens, kv_heads, d], rows one after another; keys
+    and values: the prefix's, in parts [kv_heads, n, d] → like q.  A row sees the prefix's keys, its
+    own, and its new ones, in this order.
+    """
+    arguments = (q, k, v, keys, values, own, causal)
+    return cast(Tensor, call("attend_shared", q.device, ANY, *arguments))
 
 
 def canvas_attention(

@@ -3,7 +3,8 @@
 Weights come either as float tensors or as `Stored`, which is dequantized.  Every function is
 differentiable in its float arguments, works on any torch device, and treats rows independently up
 to rounding.  None reads a number on the host, copies to the device or has a shape that depends on
-data, and the number of tensor operations does not depend on the number of rows.
+data, and, but for `attend_shared`, the number of tensor operations does not depend on the number of
+rows.
 
 Of one operation of torch this is known only by half: `experts` calls `F.grouped_mm`, which torch
 serves by a kernel on some devices and by a fallback on others, and a fallback may read the offsets
@@ -16,13 +17,14 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Protocol
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from sfumato.ops.registry import BLOCKS, reference, register_form
+from sfumato.ops.registry import ANY, BLOCKS, choose, reference, register_form
 from sfumato.weights.blocks import QuantizedTensor
 
 
@@ -152,6 +154,64 @@ def attend(
     k, v = joined(keys, q.dtype), joined(values, q.dtype)
     mask = None if causal is None else causal.mask()
     return attention(q.transpose(0, 1), k, v, mask).transpose(0, 1)
+
+
+@dataclass(frozen=True)
+class SharedCausal:
+    """Which keys the tokens of rows see that follow one prefix: as `Causal` has it, those of the
+    prefix and those of their own row."""
+
+    queries: Sequence[Tensor]  # of each row int64 [tokens]: their positions
+    shared: Tensor  # int64 [m]: of the prefix's keys
+    own: Sequence[Tensor]  # of each row int64 [keys]
+    window: int | None = None
+
+    @cached_property
+    def rows(self) -> list[Causal]:
+        """Of each row by itself."""
+        both = zip(self.queries, self.own, strict=True)
+        return [Causal(q, torch.cat((self.shared, own)), self.window) for q, own in both]
+
+    @cached_property
+    def all_queries(self) -> Tensor:
+        """int32: of all rows, one after another."""
+        return torch.cat(list(self.queries)).int()
+
+    @cached_property
+    def all_keys(self) -> Tensor:
+        """int32: the prefix's, then those of all rows."""
+        return torch.cat((self.shared, *self.own)).int()
+
+
+@dataclass(frozen=True)
+class OwnKeys:
+    """Keys and values that the tokens of one row see and no other row's do."""
+
+    keys: Sequence[Tensor]  # parts [kv_heads, n, d], which come before the new ones
+    values: Sequence[Tensor]
+    new: int  # how many new ones
+
+
+@reference("attend_shared")
+def attend_shared(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    keys: Sequence[Tensor],
+    values: Sequence[Tensor],
+    own: Sequence[OwnKeys],
+    causal: SharedCausal,
+) -> Tensor:
+    """Attention of rows that follow one prefix; see `ops.attend_shared`. Each as it is alone."""
+    counts, outs = [row.new for row in own], []
+    rows = zip(q.split([len(each) for each in causal.queries]), k.split(counts), v.split(counts),
+               own, causal.rows, strict=True)  # fmt: skip
+    for rq, rk, rv, row, seen in rows:
+        all_keys = *keys, *row.keys, rk.transpose(0, 1)
+        all_values = *values, *row.values, rv.transpose(0, 1)
+        serve = choose("attend", q.device, ANY, rq, all_keys, all_values, seen)
+        outs.append(serve(rq, all_keys, all_values, seen))
+    return torch.cat(outs)
 
 
 def joined(parts: Sequence[Tensor], dtype: torch.dtype) -> Tensor:

@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
 import pytest
 import torch
 from tests.ops.cpu.forced import compiled, each_isa, forced, normal
@@ -126,6 +130,92 @@ def test_canvas_attention_is_that_of_each_row_alone(dtype: torch.dtype) -> None:
             compiled_attention.canvas_attention(
                 q, k, v, keys, values, slots, wrong_held, wrong_width
             )
+
+
+@contextmanager
+def forced_threads(count: int) -> Iterator[None]:
+    before = torch.get_num_threads()
+    torch.set_num_threads(count)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(before)
+
+
+def shared_inputs(held: int, counts: tuple[int, ...], window: int | None) -> tuple[Any, ...]:
+    """Rows after a prefix of so many keys in two parts, each with none or five keys before its new
+    ones, and with a query for each of the new ones but the last row's, which has one."""
+    rows, tokens = len(counts), sum(counts)
+    queries = [*counts[:-1], 1]
+    q = normal(0, sum(queries), 6, 32) * 0.3
+    k, v = (normal(seed, tokens, 2, 32) for seed in (1, 2))
+    parts = [
+        [x[:, :3], x[:, 3:]] for x in (normal(seed, 2, held, 32).bfloat16() for seed in (3, 4))
+    ]
+    before = [normal(9 + row, 2, 5 * (row % 2), 32).bfloat16() for row in range(rows)]
+    own = [
+        ops.OwnKeys((b, b[:, :0]), (b + 1, b[:, :0]), n)
+        for b, n in zip(before, counts, strict=True)
+    ]
+    starts = [held + b.shape[1] for b in before]
+    places = [torch.arange(held, start + n) for start, n in zip(starts, counts, strict=True)]
+    query_positions = [each[-n:][:m] for each, n, m in zip(places, counts, queries, strict=True)]
+    return (
+        q,
+        k,
+        v,
+        *parts,
+        own,
+        ops.SharedCausal(query_positions, torch.arange(held), places, window),
+    )
+
+
+@bf16
+@pytest.mark.parametrize("window", [None, 40])
+@pytest.mark.parametrize(
+    ("held", "counts"), [(3, (4, 1)), (32, (9,)), (263, (30, 7, 16, 3)), (600, (200, 2, 40))]
+)
+def test_attend_shared_is_attend_of_each_row(
+    held: int, counts: tuple[int, ...], window: int | None
+) -> None:
+    inputs = shared_inputs(held, counts, window)
+    q, k, v, keys, values, own, causal = inputs
+    with forced_threads(2):
+        got = compiled_attention.attend_shared(*inputs)
+    sizes = [len(each) for each in causal.queries]
+    rows = zip(q.split(sizes), k.split(counts), v.split(counts), strict=True)
+    alone = [
+        compiled_attention.attend(
+            rq,
+            (*keys, *row.keys, rk.transpose(0, 1)),
+            (*values, *row.values, rv.transpose(0, 1)),
+            causal.rows[number],
+        )
+        for number, ((rq, rk, rv), row) in enumerate(zip(rows, own, strict=True))
+    ]
+    assert torch.equal(got, torch.cat(alone))
+    assert torch.equal(got, ops.attend_shared(*inputs))
+    with registry.reference_only():
+        plain = ops.attend_shared(*inputs)
+    assert (got - plain).norm() <= 1e-2 * plain.norm()
+
+
+@bf16
+def test_attend_shared_asks_for_fitting_rows() -> None:
+    q, k, v, keys, values, own, causal = shared_inputs(7, (3, 2), None)
+    short = ops.SharedCausal(causal.queries, causal.shared[:5], causal.own)
+    for wrong in (
+        (q[:-1], k, v, keys, values, own, causal),
+        (q, k[:-1], v[:-1], keys, values, own, causal),
+        (q, k, v[:-1], keys, values, own, causal),
+        (q, k, v, keys, [values[0]], own, causal),
+        (q, k, v, keys, values, own[:1], causal),
+        (q, k, v, keys, values, own, short),
+        (q, k, v, keys, values, [own[0], ops.OwnKeys(own[1].keys, own[1].values[::-1], 2)], causal),
+        (q, k, v, keys, [part[:1] for part in values], own, causal),
+    ):
+        with pytest.raises((AssertionError, ValueError)):
+            compiled_attention.attend_shared(*wrong)
 
 
 @bf16

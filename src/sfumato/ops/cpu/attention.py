@@ -6,14 +6,14 @@ A token's result depends neither on the other tokens of a call nor on the number
 from __future__ import annotations
 
 import ctypes
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 
 import torch
 from torch import Tensor
 
 from sfumato.ops.cpu import library
 from sfumato.ops.cpu.kernels import DTYPES, contiguous
-from sfumato.ops.reference import Causal
+from sfumato.ops.reference import Causal, OwnKeys, SharedCausal
 from sfumato.ops.registry import twin
 
 EVERYTHING = 2**63 - 1  # a window that no two positions are apart
@@ -73,6 +73,85 @@ def attend(
     return out.to(q.dtype)
 
 
+class SharedCall(ctypes.Structure):
+    """`sf_shared_call` of csrc/sfumato.h."""
+
+    _fields_ = (
+        ("q", ctypes.c_void_p),
+        ("q_dtype", ctypes.c_int),
+        *((name, ctypes.c_int64) for name in ("rows", "heads", "kv_heads", "d")),
+        *((name, ctypes.c_void_p) for name in ("keys", "values")),
+        ("shared", ctypes.c_int64),
+        *((name, ctypes.c_void_p) for name in ("segments", "queries")),
+        *((name, ctypes.c_void_p) for name in ("query_positions", "key_positions")),
+        ("window", ctypes.c_int64),
+        ("out", ctypes.c_void_p),
+        ("out_dtype", ctypes.c_int),
+    )
+
+
+def _shared_in_bf16(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    keys: Sequence[Tensor],
+    values: Sequence[Tensor],
+    own: Sequence[OwnKeys],
+    causal: SharedCausal,
+) -> bool:
+    """Where the compiled `attend` serves each row, as it must to give the same bits."""
+    return len(own) > 0 and all(map(len, causal.queries)) and _stored_in_bf16(q, keys, values)
+
+
+@twin("attend_shared", "cpu", serves=_shared_in_bf16)
+def attend_shared(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    keys: Sequence[Tensor],
+    values: Sequence[Tensor],
+    own: Sequence[OwnKeys],
+    causal: SharedCausal,
+) -> Tensor:
+    """See `ops.attend_shared`. The prefix is packed once for all rows."""
+    heads, d = q.shape[1:]
+    kv_heads = k.shape[1]
+    given, new_keys, new_values = contiguous(q), contiguous(k), contiguous(v)
+    out = torch.empty_like(given)
+    assert k.shape == v.shape == (len(k), kv_heads, d), f"{k.shape} and {v.shape} for {q.shape}"
+    for parts in ((keys, values), *((row.keys, row.values) for row in own)):
+        for key, value in zip(*parts, strict=True):
+            assert key.shape == value.shape == (kv_heads, key.shape[1], d), f"{key.shape}"
+    # Named, so that they outlive the call.
+    stored = [_side_by_side(part) for part in keys], [_side_by_side(part) for part in values]
+    beside = [
+        ([_side_by_side(x) for x in row.keys], [_side_by_side(x) for x in row.values])
+        for row in own
+    ]
+    key_rows, value_rows = list(_entries(stored[0])), list(_entries(stored[1]))
+    first = 0
+    for row, (row_keys, row_values) in zip(own, beside, strict=True):
+        key_rows += [*_entries(row_keys), _packed(new_keys, first, row.new)]
+        value_rows += [*_entries(row_values), _packed(new_values, first, row.new)]
+        first += row.new
+    assert first == len(k) and sum(entry.count for entry in key_rows) == len(causal.all_keys)
+    arrays = (KeyRows * len(key_rows))(*key_rows), (KeyRows * len(value_rows))(*value_rows)
+    counts = ctypes.c_int64 * len(own)
+    segments = counts(*(len(row.keys) + 1 for row in own))
+    queries = counts(*map(len, causal.queries))
+    assert sum(queries) == len(q)
+    call = SharedCall(
+        *(given.data_ptr(), DTYPES[given.dtype], len(own), heads, kv_heads, d),
+        *(ctypes.addressof(arrays[0]), ctypes.addressof(arrays[1]), len(keys)),
+        *(ctypes.addressof(segments), ctypes.addressof(queries)),
+        *(causal.all_queries.data_ptr(), causal.all_keys.data_ptr()),
+        *(EVERYTHING if causal.window is None else causal.window, out.data_ptr()),
+        DTYPES[out.dtype],
+    )
+    library.loaded().run("sf_shared_attention", ctypes.addressof(call))
+    return out.to(q.dtype)
+
+
 class CanvasCall(ctypes.Structure):
     """`sf_canvas_call` of csrc/sfumato.h."""
 
@@ -129,8 +208,15 @@ def _side_by_side(part: Tensor) -> Tensor:
 
 
 def _rows(parts: Sequence[Tensor]) -> ctypes.Array[KeyRows]:
-    entries = (
-        KeyRows(part.data_ptr(), DTYPES[part.dtype], part.shape[1], *part.stride()[:2])
-        for part in parts
-    )
-    return (KeyRows * len(parts))(*entries)
+    return (KeyRows * len(parts))(*_entries(parts))
+
+
+def _entries(parts: Sequence[Tensor]) -> Iterator[KeyRows]:
+    for part in parts:
+        yield KeyRows(part.data_ptr(), DTYPES[part.dtype], part.shape[1], *part.stride()[:2])
+
+
+def _packed(new: Tensor, first: int, count: int) -> KeyRows:
+    """Tokens first..first + count - 1 of [tokens, kv_heads, d], contiguous."""
+    at = new.data_ptr() + first * new.stride(0) * new.element_size()
+    return KeyRows(at, DTYPES[new.dtype], count, new.stride(1), new.stride(0))

@@ -24,7 +24,7 @@ ISAS = ("portable", "avx2", "avx512")
 
 LIBRARY = Path(__file__).with_name("_kernels.so")
 _NO_MEMORY = -2  # SF_NO_MEMORY of csrc/sfumato.h
-VERSION = 6  # what sf_version() says of a library that these signatures fit
+VERSION = 7  # what sf_version() says of a library that these signatures fit
 
 _LEVEL = _MODE = _KIND = _TYPE = _THREADS = c_int
 _SIGNATURES: dict[str, tuple[type, ...]] = {
@@ -55,6 +55,7 @@ _SIGNATURES: dict[str, tuple[type, ...]] = {
     ),
     "sf_rotate": (_LEVEL, c_void_p, _TYPE, *[c_int64] * 3, *[c_void_p] * 3, _THREADS),
     "sf_canvas_attention": (c_void_p, _THREADS),
+    "sf_shared_attention": (c_void_p, _THREADS),
     "sf_attention": (
         *(c_void_p, _TYPE, *[c_int64] * 4, c_void_p, c_void_p, c_int64),
         *(c_void_p, c_void_p, c_int64, c_void_p, _TYPE, _THREADS),

@@ -339,6 +339,7 @@ int main(int count, char **arguments) {
         row_operations();
         attention();
         canvas_attention();
+        shared_attention();
     }
     std::puts("fuzz: all well");
 }

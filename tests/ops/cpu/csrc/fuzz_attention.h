@@ -118,5 +118,90 @@ void canvas_attention() {
     }
 }
 
+// Rows that follow one prefix, each of which is what sf_attention makes of it.
+void shared_attention() {
+    if (!sf_has_bf16()) return;
+    const int64_t rows = pick(1, 4), kv = pick(1, 2), heads = kv * pick(1, 3), d = 32 * pick(1, 2);
+    const int64_t shared = pick(0, 2), first = pick(0, 1) ? pick(0, 40) : pick(200, 600);
+    const bool masked = pick(0, 1);
+    const int64_t window = pick(0, 1) ? pick(0, 50) : INT64_MAX;
+    std::vector<int64_t> queries(rows), segments(rows);
+    std::vector<Numbers> keys, values;
+    std::vector<sf_rows> key_rows, value_rows;
+    std::vector<int32_t> mine, theirs;
+    const auto segment = [&](int64_t count, int64_t position) {
+        keys.emplace_back(random_rows(kv * count * d));
+        values.emplace_back(random_rows(kv * count * d));
+        const bool by_head = pick(0, 1);
+        key_rows.push_back({nullptr, 0, count, by_head ? count * d : d, by_head ? d : kv * d});
+        value_rows.push_back(key_rows.back());
+        for (int64_t i = 0; i < count; i++) theirs.push_back((int32_t)(position + i));
+    };
+    for (int64_t s = 0; s < shared; s++) segment(s ? pick(0, 9) : first, s ? first : 0);
+    const int64_t prefix = (int64_t)theirs.size();
+    for (int64_t row = 0; row < rows; row++) {
+        queries[row] = pick(0, 30);
+        segments[row] = pick(1, 2);
+        for (int64_t s = 0; s < segments[row]; s++) segment(pick(1, 40), prefix + 40 * s);
+        for (int64_t i = 0; i < queries[row]; i++) mine.push_back((int32_t)(prefix + pick(0, 80)));
+    }
+    for (size_t s = 0; s < keys.size(); s++) {
+        key_rows[s].data = keys[s].data(), key_rows[s].dtype = keys[s].dtype;
+        value_rows[s].data = values[s].data(), value_rows[s].dtype = values[s].dtype;
+    }
+    const int64_t all = (int64_t)mine.size(), size = heads * d;
+    mine.push_back(0);  // an address where there are none
+    Numbers q(random_rows(all * size)), out(1), alone(1);
+    out = random_numbers(q.dtype, all * size);
+    const sf_shared_call call = {q.data(), q.dtype, rows, heads, kv, d, key_rows.data(), value_rows.data(),
+                                 shared, segments.data(), queries.data(),
+                                 masked ? mine.data() : nullptr,
+                                 masked ? theirs.data() : nullptr, window, out.data(), q.dtype};
+    check(!sf_shared_attention(&call, (int)pick(1, 3)), "sf_shared_attention");
+    const auto part = [](Numbers &of, int64_t at) {
+        return static_cast<char *>(of.data()) + at * (of.dtype == SF_F32 ? 4 : 2);
+    };
+    int64_t query = 0, at = shared, key = prefix;
+    for (int64_t row = 0; row < rows; row++) {
+        std::vector<sf_rows> both[2] = {{key_rows.begin(), key_rows.begin() + shared},
+                                        {value_rows.begin(), value_rows.begin() + shared}};
+        std::vector<int32_t> seen(theirs.begin(), theirs.begin() + prefix);
+        for (int64_t s = 0; s < segments[row]; s++, at++) {
+            both[0].push_back(key_rows[at]);
+            both[1].push_back(value_rows[at]);
+            seen.insert(seen.end(), theirs.begin() + key, theirs.begin() + key + key_rows[at].count);
+            key += key_rows[at].count;
+        }
+        alone = random_numbers(q.dtype, queries[row] * size);
+        check(!sf_attention(part(q, query * size), q.dtype, queries[row], heads, kv, d, both[0].data(),
+                            both[1].data(), (int64_t)both[0].size(), masked ? mine.data() + query : nullptr,
+                            masked ? seen.data() : nullptr, window, alone.data(), q.dtype, 1),
+              "sf_attention of a row that shares");
+        check(!memcmp(alone.data(), part(out, query * size), queries[row] * size * (q.dtype == SF_F32 ? 4 : 2)),
+              "sf_shared_attention: a row is another than alone");
+        query += queries[row];
+    }
+    const auto refuses = [&](auto change) {
+        sf_shared_call wrong = call;
+        change(wrong);
+        check(sf_shared_attention(&wrong, 1) == SF_BAD_ARGUMENT, "sf_shared_attention: took any");
+    };
+    refuses([](sf_shared_call &c) { c.rows = 0; });
+    refuses([](sf_shared_call &c) { c.shared = -1; });
+    refuses([](sf_shared_call &c) { c.window = -1; });
+    refuses([](sf_shared_call &c) { c.d = 16; });
+    refuses([](sf_shared_call &c) { c.keys = nullptr; });
+    refuses([](sf_shared_call &c) { c.out_dtype = 7; });
+    for (std::vector<int64_t> *numbers : {&queries, &segments}) {
+        const int64_t before = numbers->front();
+        numbers->front() = -1;
+        refuses([](sf_shared_call &) {});
+        numbers->front() = (int64_t)1 << 50;
+        refuses([](sf_shared_call &) {});
+        numbers->front() = before;
+    }
+    check(sf_shared_attention(nullptr, 1) == SF_BAD_ARGUMENT, "sf_shared_attention: took nothing");
+}
+
 }  // namespace
 #endif

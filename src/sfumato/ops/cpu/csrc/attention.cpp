@@ -1,9 +1,10 @@
 // Attention of packed tokens over a prefix and themselves, in bfloat16 with float32 sums.
 //
-// Keys and values are first packed once per call into the pairs that vdpbf16ps multiplies; then
-// blocks of query rows walk over them with a running maximum (online softmax), so that no more
-// than ROWS x KEYS scores exist at a time.  A row's result depends on nothing but its own query:
-// not on the other rows, nor on how they are cut into blocks or given to threads.
+// Keys and values are first packed once per call into the pairs that vdpbf16ps multiplies, those of
+// a prefix that several rows share once for all of these; then blocks of queries walk over them with
+// a running maximum (online softmax), so that no more than ROWS x KEYS scores exist at a time.  A
+// query's result depends on nothing but itself and its keys, in blocks of KEYS from the first one on:
+// not on other queries or rows, nor on what is shared, cut into blocks or given to threads.
 //
 // Only for processors with AVX512-BF16; elsewhere the caller keeps to torch.
 
@@ -11,6 +12,8 @@
 #include <cstdlib>
 #include <cmath>
 #include <cstring>
+#include <new>
+#include <vector>
 
 #include "checks.h"
 #include "sfumato.h"
@@ -29,133 +32,58 @@
 
 namespace {
 
-constexpr int64_t ROWS = 96;   // query rows of a task
+constexpr int64_t ROWS = 96;   // queries of a task
 constexpr int64_t KEYS = 256;  // keys whose scores are held at a time; a multiple of 32
-constexpr int TILE = 12;       // query rows in registers: 2 x 12 accumulators, 2 weights, 1 query
+constexpr int64_t MOST_SEGMENTS = 1 << 20;
 
 int64_t up(int64_t n, int64_t to) { return (n + to - 1) / to * to; }
+int64_t between(int64_t n, int64_t most) { return n < 0 ? 0 : n < most ? n : most; }
+int64_t parts(int64_t n, int64_t of) { return (n + of - 1) / of; }
 
-// 16 numbers as float32, from either dtype.
-__m512 load16(const void *from, int dtype, int64_t at) {
-    if (dtype == SF_F32) return _mm512_loadu_ps(static_cast<const float *>(from) + at);
-    const auto *half = static_cast<const uint16_t *>(from) + at;
-    return _mm512_castsi512_ps(_mm512_slli_epi32(
-        _mm512_cvtepu16_epi32(_mm256_loadu_si256(reinterpret_cast<const __m256i *>(half))), 16));
-}
-
-__m256i to_bf16(__m512 x) {
-    const __m256bh rounded = _mm512_cvtneps_pbh(x);
-    __m256i out;
-    memcpy(&out, &rounded, sizeof out);
-    return out;
-}
-
-// e^x for x <= 0, to about 2 ulp; 0 under -87; NaN stays NaN.
-__m512 exp16(__m512 x) {
-    const __mmask16 keep = _mm512_cmp_ps_mask(x, _mm512_set1_ps(-87.0f), _CMP_NLT_UQ);
-    const __m512 t = _mm512_mul_ps(x, _mm512_set1_ps(1.44269504f));
-    const __m512 whole = _mm512_roundscale_ps(t, 0);
-    __m512 r = _mm512_fnmadd_ps(whole, _mm512_set1_ps(0.693359375f), x);
-    r = _mm512_fnmadd_ps(whole, _mm512_set1_ps(-2.12194440e-4f), r);
-    __m512 p = _mm512_set1_ps(1.9875691500e-4f);
-    p = _mm512_fmadd_ps(p, r, _mm512_set1_ps(1.3981999507e-3f));
-    p = _mm512_fmadd_ps(p, r, _mm512_set1_ps(8.3334519073e-3f));
-    p = _mm512_fmadd_ps(p, r, _mm512_set1_ps(4.1665795894e-2f));
-    p = _mm512_fmadd_ps(p, r, _mm512_set1_ps(1.6666665459e-1f));
-    p = _mm512_fmadd_ps(p, r, _mm512_set1_ps(5.0000001201e-1f));
-    p = _mm512_fmadd_ps(_mm512_mul_ps(p, r), r, _mm512_add_ps(r, _mm512_set1_ps(1.0f)));
-    return _mm512_maskz_scalef_ps(keep, p, whole);
-}
-
-// out[row][0..31] (+)= a[row][0..2 pairs) . two panels of 16 columns; a is bf16, rows lda apart.
-template <int MR>
-void tile(const uint16_t *a, int64_t lda, const uint16_t *left, const uint16_t *right,
-          int64_t pairs, float *out, int64_t ldo, bool add) {
-    __m512 x[MR], y[MR];
-    for (int i = 0; i < MR; i++) {
-        x[i] = add ? _mm512_loadu_ps(out + i * ldo) : _mm512_setzero_ps();
-        y[i] = add ? _mm512_loadu_ps(out + i * ldo + 16) : _mm512_setzero_ps();
-    }
-    for (int64_t k = 0; k < pairs; k++) {
-        const auto l = reinterpret_cast<__m512bh>(_mm512_loadu_si512(left + k * 32));
-        const auto r = reinterpret_cast<__m512bh>(_mm512_loadu_si512(right + k * 32));
-        for (int i = 0; i < MR; i++) {
-            int pair;
-            memcpy(&pair, a + i * lda + 2 * k, sizeof pair);
-            const auto both = reinterpret_cast<__m512bh>(_mm512_set1_epi32(pair));
-            x[i] = _mm512_dpbf16_ps(x[i], l, both);
-            y[i] = _mm512_dpbf16_ps(y[i], r, both);
-        }
-    }
-    for (int i = 0; i < MR; i++) {
-        _mm512_storeu_ps(out + i * ldo, x[i]);
-        _mm512_storeu_ps(out + i * ldo + 16, y[i]);
-    }
-}
-
-using Tile = void (*)(const uint16_t *, int64_t, const uint16_t *, const uint16_t *, int64_t,
-                      float *, int64_t, bool);
-constexpr Tile TILES[] = {nullptr, tile<1>, tile<2>,  tile<3>,  tile<4>, tile<5>, tile<6>,
-                                  tile<7>, tile<8>, tile<9>, tile<10>, tile<11>, tile<12>};
-
-// out [rows][columns] (+)= a [rows][2 pairs] . panels, `step` bf16 numbers apart; columns % 32 == 0.
-void product(const uint16_t *a, int64_t lda, int64_t rows, const uint16_t *panels, int64_t step,
-             int64_t pairs, float *out, int64_t ldo, int64_t columns, bool add) {
-    for (int64_t c = 0; c < columns; c += 32)
-        for (int64_t row = 0; row < rows; row += TILE) {
-            const int64_t count = rows - row < TILE ? rows - row : TILE;
-            const uint16_t *panel = panels + c / 16 * step;
-            TILES[count](a + row * lda, lda, panel, panel + step, pairs, out + row * ldo + c, ldo,
-                         add);
-        }
-}
+#include "attention_panels.inc"
 
 struct Call {
-    int64_t tokens, heads, kv_heads, d, keys, padded;  // padded: keys rounded up to 32
+    int64_t heads, kv_heads, d, window;
     const void *q;
     int q_dtype;
-    uint16_t *k_panels, *v_panels;  // [kv_heads][padded * d] each
-    const int32_t *query_positions, *key_positions;
-    int64_t window;
     void *out;
     int out_dtype;
+    bool masked;
+    int64_t shared, split;  // shared keys, and how many of them no row's panels repeat
+    const int32_t *shared_positions;
 };
 
-// One key (a row of d numbers) into column `key % 16` of its panel [d / 2][16][2].
-void pack_key(const void *from, int dtype, int64_t at, int64_t d, int64_t key, uint16_t *panels) {
-    uint16_t *to = panels + key / 16 * (d * 16) + key % 16 * 2;
-    uint16_t row[16];
-    for (int64_t i = 0; i < d; i += 16) {
-        const __m256i half = to_bf16(load16(from, dtype, at + i));
-        _mm256_storeu_si256(reinterpret_cast<__m256i *>(row), half);
-        for (int j = 0; j < 16; j += 2) memcpy(to + (i + j) / 2 * 32, row + j, 4);
-    }
-}
-
-// One value (d columns) into place `key % 2` of pair `key / 2` of each panel [padded / 2][16][2].
-void pack_value(const void *from, int dtype, int64_t at, int64_t d, int64_t key, int64_t padded,
-                uint16_t *panels) {
-    uint16_t row[16];
-    for (int64_t i = 0; i < d; i += 16) {
-        uint16_t *to = panels + i / 16 * (padded * 16) + key / 2 * 32 + key % 2;
-        const __m256i half = to_bf16(load16(from, dtype, at + i));
-        _mm256_storeu_si256(reinterpret_cast<__m256i *>(row), half);
-        for (int j = 0; j < 16; j++) to[2 * j] = row[j];
-    }
-}
+// One row: its panels begin with the shared keys from `split` on.
+struct Row {
+    int64_t first, tokens;  // of the queries
+    int64_t own;            // keys
+    const sf_rows *keys, *values;
+    int64_t segments;
+    const int32_t *query_positions, *own_positions;
+    Panels panels;
+};
 
 struct Scratch {
     uint16_t *q, *p;                   // [ROWS][d], [ROWS][KEYS]
     float *scores, *sums, *peak, *total;  // [ROWS][KEYS], [ROWS][d], [ROWS], [ROWS]
 };
 
-// Whether token `t` may not look at a key.
-bool hidden(const Call &call, int64_t t, int64_t key) {
-    const int64_t gap = (int64_t)call.query_positions[t] - call.key_positions[key];
-    return gap < 0 || gap >= call.window;
+// No score for the keys that a token at position `query` may not look at.
+void blind(float *scores, const int32_t *positions, int64_t count, int64_t query, int64_t window) {
+    // Hidden are positions after the query's, and those up to this one; any is over INT32_MIN - 1.
+    const int64_t low = window > (int64_t)1 << 33 ? INT64_MIN : query - window;
+    const __m512i last = _mm512_set1_epi32((int32_t)query);
+    const __m512i old = _mm512_set1_epi32((int32_t)(low < INT32_MIN ? INT32_MIN : low));
+    for (int64_t k = 0; k < count; k += 16) {
+        const __mmask16 here = count - k >= 16 ? 0xffff : (1u << (count - k)) - 1;
+        const __m512i at = _mm512_maskz_loadu_epi32(here, positions + k);
+        __mmask16 hidden = _mm512_mask_cmpgt_epi32_mask(here, at, last);
+        if (low >= INT32_MIN) hidden |= _mm512_mask_cmple_epi32_mask(here, at, old);
+        _mm512_mask_storeu_ps(scores + k, hidden, _mm512_set1_ps(-INFINITY));
+    }
 }
 
-// Scores of one row -> masses in bf16, with the row's running peak and total; sums fade with it.
+// Scores of one query -> masses in bf16, with its running peak and total; sums fade with it.
 void update(const Call &call, const Scratch &s, int64_t row, int64_t count) {
     float *scores = s.scores + row * KEYS;
     uint16_t *p = s.p + row * KEYS;
@@ -175,7 +103,7 @@ void update(const Call &call, const Scratch &s, int64_t row, int64_t count) {
     }
     const __m512 wide = _mm512_set1_ps(peak);
     __m512 sum = _mm512_setzero_ps();
-    for (int64_t i = 0; i < KEYS; i += 16) {
+    for (int64_t i = 0; i < up(count, 32); i += 16) {  // what is multiplied: whole panels of 32
         const int64_t left = count - i;
         const __mmask16 in_range = left >= 16 ? 0xffff : left > 0 ? (1u << left) - 1 : 0;
         const __m512 mass =
@@ -198,13 +126,15 @@ void update(const Call &call, const Scratch &s, int64_t row, int64_t count) {
         }
 }
 
-// Query rows first..first + count - 1 of one key head: row r is token r % tokens of its group's
+// Queries first..first + count - 1 of one key head: query r is token r % tokens of its group's
 // head r / tokens.
-void attend(const Call &call, const Scratch &s, int64_t kv, int64_t first, int64_t count) {
+void attend(const Call &call, const Panels &shared, const Row &row, const Scratch &s, int64_t kv,
+            int64_t first, int64_t count) {
     const int64_t d = call.d, group = call.heads / call.kv_heads;
     const auto offset = [&](int64_t r) {
-        const int64_t row = first + r;
-        return (row % call.tokens * call.heads + kv * group + row / call.tokens) * d;
+        const int64_t query = first + r;
+        const int64_t token = row.first + query % row.tokens;
+        return (token * call.heads + kv * group + query / row.tokens) * d;
     };
     for (int64_t r = 0; r < count; r++) {
         for (int64_t i = 0; i < d; i += 16)
@@ -214,19 +144,32 @@ void attend(const Call &call, const Scratch &s, int64_t kv, int64_t first, int64
         s.total[r] = 0.0f;
     }
     memset(s.sums, 0, count * d * sizeof(float));
-    const uint16_t *keys = call.k_panels + kv * call.padded * d;
-    const uint16_t *values = call.v_panels + kv * call.padded * d;
-    for (int64_t at = 0; at < call.keys; at += KEYS) {
-        const int64_t here = call.keys - at < KEYS ? call.keys - at : KEYS, wide = up(here, 32);
-        product(s.q, d, count, keys + at * d, d * 16, d / 2, s.scores, KEYS, wide, false);
+    const int64_t ours = kv * shared.padded * d, own = kv * row.panels.padded * d;
+    const int64_t total = call.shared + row.own;
+    for (int64_t at = 0; at < total; at += KEYS) {
+        // Of these keys the first `near` are in the shared panels, and the rest in the row's.
+        const int64_t here = total - at < KEYS ? total - at : KEYS;
+        const int64_t near = between(call.split - at, KEYS), rest = up(here, 32) - near;
+        const int64_t place = rest ? at + near - call.split : 0;
+        product(s.q, d, count, shared.keys + ours + at * d, d * 16, d / 2, s.scores, KEYS, near, false);
+        product(s.q, d, count, row.panels.keys + own + place * d, d * 16, d / 2, s.scores + near,
+                KEYS, rest, false);
+        const int64_t before = between(call.shared - at, here);  // of these keys, those that are shared
         for (int64_t r = 0; r < count; r++) {
-            if (call.key_positions)
-                for (int64_t k = 0; k < here; k++)
-                    if (hidden(call, (first + r) % call.tokens, at + k))
-                        s.scores[r * KEYS + k] = -INFINITY;
+            if (call.masked) {
+                const int64_t query = row.query_positions[(first + r) % row.tokens];
+                float *scores = s.scores + r * KEYS;
+                if (before) blind(scores, call.shared_positions + at, before, query, call.window);
+                if (before < here)
+                    blind(scores + before, row.own_positions + (at + before - call.shared),
+                          here - before, query, call.window);
+            }
             update(call, s, r, here);
         }
-        product(s.p, KEYS, count, values + at * 16, call.padded * 16, wide / 2, s.sums, d, d, true);
+        product(s.p, KEYS, count, shared.values + ours + at * 16, shared.padded * 16, near / 2,
+                s.sums, d, near ? d : 0, true);
+        product(s.p + near, KEYS, count, row.panels.values + own + place * 16, row.panels.padded * 16,
+                rest / 2, s.sums, d, rest ? d : 0, true);
     }
     for (int64_t r = 0; r < count; r++) {
         // Who sees nothing gets zeros, as torch has it.
@@ -243,6 +186,56 @@ void attend(const Call &call, const Scratch &s, int64_t kv, int64_t first, int64
     }
 }
 
+// Keys of one task of packing, of one head of a row or of what is shared.
+constexpr int64_t PACKED = 64;
+
+// A task by its number, among those of rows first..last - 1: the row, and the number within it.
+// `count` gives how many a row has.
+template <typename Count>
+bool find(const std::vector<Row> &rows, int64_t first, int64_t last, int64_t task, Count count,
+          int64_t *row, int64_t *within) {
+    for (*row = first, *within = task; *row < last; *within -= count(rows[(*row)++]))
+        if (*within < count(rows[*row])) return true;
+    return false;
+}
+
+template <typename Count>
+int64_t sum(const std::vector<Row> &rows, int64_t first, int64_t last, Count count) {
+    int64_t total = 0;
+    for (int64_t i = first; i < last; i++) total += count(rows[i]);
+    return total;
+}
+
+// Rows first..last - 1, whose panels lie side by side. All threads come here.
+void attend_rows(const Call &call, const Panels &shared, const std::vector<Row> &rows, int64_t first,
+                 int64_t last, const Scratch &s) {
+    const int64_t group = call.heads / call.kv_heads, repeated = call.shared - call.split;
+    const auto to_pack = [&](const Row &row) { return call.kv_heads * parts(row.panels.padded, PACKED); };
+    const auto to_attend = [&](const Row &row) { return call.kv_heads * parts(group * row.tokens, ROWS); };
+    const int64_t packing = sum(rows, first, last, to_pack);
+#pragma omp for schedule(static)
+    for (int64_t task = 0; task < packing; task++) {
+        int64_t i, within;
+        if (!find(rows, first, last, task, to_pack, &i, &within)) continue;
+        const Row &row = rows[i];
+        const int64_t head = within % call.kv_heads, from = within / call.kv_heads * PACKED;
+        const int64_t left = row.panels.padded - from;
+        if (repeated && !from) repeat(call.split, shared, call.d, head, row.panels);
+        pack(row.keys, row.values, row.segments, repeated, head, call.d, from,
+             from + (left < PACKED ? left : PACKED), row.panels);
+    }
+    const int64_t attending = sum(rows, first, last, to_attend);
+#pragma omp for schedule(dynamic, 1)
+    for (int64_t task = 0; task < attending; task++) {
+        int64_t i, within;
+        if (!s.q || !find(rows, first, last, task, to_attend, &i, &within)) continue;
+        const int64_t queries = group * rows[i].tokens, blocks = parts(queries, ROWS);
+        const int64_t from = within % blocks * ROWS;
+        attend(call, shared, rows[i], s, within / blocks, from,
+               queries - from < ROWS ? queries - from : ROWS);
+    }
+}
+
 }  // namespace
 #if defined(__clang__)
 #pragma clang attribute pop
@@ -250,57 +243,89 @@ void attend(const Call &call, const Scratch &s, int64_t kv, int64_t first, int64
 #pragma GCC pop_options
 #endif
 
-static bool rows_ok(const sf_rows &rows) {
-    return dtype_ok(rows.dtype) && fits({rows.count}) && (rows.data || !rows.count);
+namespace {
+
+constexpr int64_t TOGETHER = 2 << 20;  // numbers in the panels of rows that are packed at a time
+
+bool segments_ok(const sf_rows *keys, const sf_rows *values, int64_t segments, int64_t *count) {
+    *count = 0;
+    for (int64_t s = 0; s < segments; s++) {
+        for (const sf_rows &rows : {keys[s], values[s]})
+            if (!dtype_ok(rows.dtype) || !fits({rows.count}) || (!rows.data && rows.count)) return false;
+        if (keys[s].count != values[s].count) return false;
+        *count += keys[s].count;
+        if (!fits({*count})) return false;
+    }
+    return true;
 }
 
-extern "C" SF_API int sf_attention(const void *q, int q_dtype, int64_t tokens, int64_t heads,
-                                   int64_t kv_heads, int64_t d, const sf_rows *keys,
-                                   const sf_rows *values, int64_t segments,
-                                   const int32_t *query_positions, const int32_t *key_positions,
-                                   int64_t window, void *out, int out_dtype, int threads) {
-    if (!sf_has_bf16()) return SF_UNSUPPORTED;
-    if (!q || !keys || !values || !out || tokens < 0 || heads < 1 || kv_heads < 1 ||
-        heads % kv_heads || d < 32 || d % 32 || segments < 1 || threads < 1 || window < 0 ||
-        !dtype_ok(q_dtype) || !dtype_ok(out_dtype) || !query_positions != !key_positions ||
-        !fits({tokens, heads, d}) || !fits({kv_heads, d}))
-        return SF_BAD_ARGUMENT;
-    int64_t total = 0;
-    for (int64_t s = 0; s < segments; s++) {
-        if (keys[s].count != values[s].count || !rows_ok(keys[s]) || !rows_ok(values[s]))
+// The rows of a call without their panels; SF_OK, or what is wrong with it.
+int read_rows(const sf_shared_call &c, int64_t shared, std::vector<Row> &rows) {
+    const sf_rows *keys = c.keys + c.shared, *values = c.values + c.shared;
+    int64_t queries = 0, own = 0;
+    for (int64_t i = 0; i < c.rows; i++) {
+        Row row{};
+        row.first = queries, row.tokens = c.queries[i], row.segments = c.segments[i];
+        row.keys = keys, row.values = values;
+        if (row.tokens < 0 || row.segments < 0 || row.segments > MOST_SEGMENTS ||
+            !segments_ok(keys, values, row.segments, &row.own) || shared + row.own < 1 ||
+            !fits({shared + row.own, c.kv_heads, c.d}))
             return SF_BAD_ARGUMENT;
-        total += keys[s].count;
-        if (!fits({total, kv_heads, d})) return SF_BAD_ARGUMENT;
+        row.query_positions = c.query_positions ? c.query_positions + queries : nullptr;
+        row.own_positions = c.key_positions ? c.key_positions + shared + own : nullptr;
+        queries += row.tokens, own += row.own;
+        keys += row.segments, values += row.segments;
+        if (!fits({queries, c.heads, c.d}) || !fits({own})) return SF_BAD_ARGUMENT;
+        rows.push_back(row);
     }
-    if (total < 1) return SF_BAD_ARGUMENT;
-    if (!tokens) return SF_OK;
-    const int64_t padded = up(total, 32), panel = kv_heads * padded * d;
-    auto *panels = static_cast<uint16_t *>(calloc(2 * panel, sizeof(uint16_t)));
-    if (!panels) return SF_NO_MEMORY;
-    const Call call{tokens,         heads,  kv_heads, d,      total,
-                    padded,         q,      q_dtype,  panels, panels + panel,
-                    query_positions, key_positions, window, out, out_dtype};
-    const int64_t rows = heads / kv_heads * tokens, blocks = (rows + ROWS - 1) / ROWS;
+    return SF_OK;
+}
+
+Panels panels_at(uint16_t *memory, int64_t padded, int64_t numbers) {
+    return {padded, memory, memory + padded * numbers};
+}
+
+uint16_t *numbers(int64_t count) {
+    return static_cast<uint16_t *>(aligned_alloc(64, up(count * 2 + 64, 64)));
+}
+
+struct Freed {
+    void *data;
+    ~Freed() { free(data); }
+};
+
+int shared_attention(const sf_shared_call &c, int64_t shared, std::vector<Row> &rows, int threads) {
+    const int64_t each = c.kv_heads * c.d, split = shared / 32 * 32;
+    // The rows that are packed at a time, by their ends, and the places of their panels.
+    std::vector<int64_t> ends, places(rows.size());
+    int64_t used = 0, most = 0;
+    for (size_t i = 0; i < rows.size(); i++) {
+        const int64_t padded = up(shared - split + rows[i].own, 32), size = 2 * padded * each;
+        if (i && used + size > TOGETHER) ends.push_back((int64_t)i), used = 0;
+        rows[i].panels.padded = padded;
+        places[i] = used;
+        used += size;
+        most = used > most ? used : most;
+    }
+    ends.push_back((int64_t)rows.size());
+    uint16_t *ours = numbers(2 * up(shared, 32) * each), *own = numbers(most);
+    const Freed first_memory{ours}, second_memory{own};
+    if (!ours || !own) return SF_NO_MEMORY;
+    const Panels panels = panels_at(ours, up(shared, 32), each);
+    for (size_t i = 0; i < rows.size(); i++)
+        rows[i].panels = panels_at(own + places[i], rows[i].panels.padded, each);
+    const Call call{c.heads, c.kv_heads, c.d, c.window, c.q, c.q_dtype, c.out, c.out_dtype,
+                    c.query_positions != nullptr, shared, split, c.key_positions};
     int failed = 0;
 #pragma omp parallel num_threads(threads)
     {
 #pragma omp for schedule(static)
-        for (int64_t kv = 0; kv < kv_heads * ((total + 63) / 64); kv++) {
-            const int64_t head = kv % kv_heads, from = kv / kv_heads * 64;
-            int64_t begin = 0;
-            for (int64_t s = 0; s < segments; begin += keys[s++].count)
-                for (int64_t i = 0; i < keys[s].count; i++) {
-                    const int64_t key = begin + i;
-                    if (key < from || key >= from + 64) continue;
-                    pack_key(keys[s].data, keys[s].dtype,
-                             head * keys[s].head_stride + i * keys[s].row_stride, d, key,
-                             call.k_panels + head * padded * d);
-                    pack_value(values[s].data, values[s].dtype,
-                               head * values[s].head_stride + i * values[s].row_stride, d, key,
-                               padded, call.v_panels + head * padded * d);
-                }
+        for (int64_t task = 0; task < c.kv_heads * parts(panels.padded, PACKED); task++) {
+            const int64_t from = task / c.kv_heads * PACKED, left = panels.padded - from;
+            pack(c.keys, c.values, c.shared, 0, task % c.kv_heads, c.d, from,
+                 from + (left < PACKED ? left : PACKED), panels);
         }
-        const int64_t bytes = ROWS * (d + KEYS) * 2 + ROWS * (KEYS + d + 2) * 4;
+        const int64_t bytes = ROWS * (c.d + KEYS) * 2 + ROWS * (KEYS + c.d + 2) * 4;
         auto *memory = static_cast<uint8_t *>(aligned_alloc(64, up(bytes, 64)));
         if (!memory) {
 #pragma omp atomic write
@@ -309,30 +334,58 @@ extern "C" SF_API int sf_attention(const void *q, int q_dtype, int64_t tokens, i
         Scratch s{};
         if (memory) {
             s.q = reinterpret_cast<uint16_t *>(memory);
-            s.p = s.q + ROWS * d;
+            s.p = s.q + ROWS * c.d;
             s.scores = reinterpret_cast<float *>(s.p + ROWS * KEYS);
             s.sums = s.scores + ROWS * KEYS;
-            s.peak = s.sums + ROWS * d;
+            s.peak = s.sums + ROWS * c.d;
             s.total = s.peak + ROWS;
         }
-#pragma omp for schedule(dynamic, 1)
-        for (int64_t task = 0; task < kv_heads * blocks; task++) {
-            const int64_t first = task % blocks * ROWS;
-            if (memory)
-                attend(call, s, task / blocks, first, rows - first < ROWS ? rows - first : ROWS);
+        int64_t begin = 0;
+        for (const int64_t end : ends) {
+            attend_rows(call, panels, rows, begin, end, s);
+            begin = end;
         }
         free(memory);
     }
-    free(panels);
     return failed ? SF_NO_MEMORY : SF_OK;
+}
+
+}  // namespace
+
+extern "C" int sf_shared_attention(const sf_shared_call *call, int threads) {
+    if (!sf_has_bf16()) return SF_UNSUPPORTED;
+    if (!call || threads < 1) return SF_BAD_ARGUMENT;
+    const sf_shared_call &c = *call;
+    int64_t shared = 0;
+    if (!c.q || !c.keys || !c.values || !c.segments || !c.queries || !c.out || c.rows < 1 ||
+        c.shared < 0 || c.shared > MOST_SEGMENTS || c.heads < 1 || c.kv_heads < 1 ||
+        c.heads % c.kv_heads || c.d < 32 || c.d % 32 || c.window < 0 || !dtype_ok(c.q_dtype) ||
+        !dtype_ok(c.out_dtype) || !c.query_positions != !c.key_positions || !fits({c.rows}) ||
+        !segments_ok(c.keys, c.values, c.shared, &shared))
+        return SF_BAD_ARGUMENT;
+    try {
+        std::vector<Row> rows;
+        const int code = read_rows(c, shared, rows);
+        return code == SF_OK ? shared_attention(c, shared, rows, threads) : code;
+    } catch (const std::bad_alloc &) {
+        return SF_NO_MEMORY;
+    }
 }
 
 #else  // no such processor
 
-extern "C" int sf_attention(const void *, int, int64_t, int64_t, int64_t, int64_t, const sf_rows *,
-                            const sf_rows *, int64_t, const int32_t *, const int32_t *, int64_t,
-                            void *, int, int) {
-    return SF_UNSUPPORTED;
-}
+extern "C" int sf_shared_attention(const sf_shared_call *, int) { return SF_UNSUPPORTED; }
 
 #endif
+
+extern "C" int sf_attention(const void *q, int q_dtype, int64_t tokens, int64_t heads,
+                            int64_t kv_heads, int64_t d, const sf_rows *keys,
+                            const sf_rows *values, int64_t segments,
+                            const int32_t *query_positions, const int32_t *key_positions,
+                            int64_t window, void *out, int out_dtype, int threads) {
+    // One row that shares nothing.
+    if (segments < 1) return sf_has_bf16() ? SF_BAD_ARGUMENT : SF_UNSUPPORTED;
+    const sf_shared_call call{q, q_dtype, 1, heads, kv_heads, d, keys, values, 0, &segments,
+                              &tokens, query_positions, key_positions, window, out, out_dtype};
+    return sf_shared_attention(&call, threads);
+}

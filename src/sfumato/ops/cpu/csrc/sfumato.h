@@ -24,7 +24,7 @@
 extern "C" {
 #endif
 
-#define SF_VERSION 6
+#define SF_VERSION 7
 
 enum { SF_OK = 0, SF_BAD_ARGUMENT = -1, SF_NO_MEMORY = -2, SF_UNSUPPORTED = -3 };
 enum { SF_F32 = 0, SF_BF16 = 1 };                     /* dtypes */
@@ -124,6 +124,26 @@ SF_API int sf_attention(const void *q, int q_dtype, int64_t tokens, int64_t head
                         int64_t segments, const int32_t *query_positions,
                         const int32_t *key_positions, int64_t window, void *out, int out_dtype,
                         int threads);
+
+/* As sf_attention, of several rows that follow one prefix: q and out have queries[row] tokens of each
+ * row; keys and values have `shared` segments, which every row sees first, and then segments[row] of
+ * each row's own.  query_positions are those of q, key_positions those of the keys in the order of
+ * the segments (both null: every key is seen).  What a row gets is to the bit what sf_attention makes
+ * of its queries and segments. */
+typedef struct {
+    const void *q;
+    int q_dtype;
+    int64_t rows, heads, kv_heads, d;
+    const sf_rows *keys, *values;
+    int64_t shared;
+    const int64_t *segments, *queries;
+    const int32_t *query_positions, *key_positions;
+    int64_t window;
+    void *out;
+    int out_dtype;
+} sf_shared_call;
+
+SF_API int sf_shared_attention(const sf_shared_call *call, int threads);
 
 /* Attention of canvases, one a row: q and out [rows][length][heads][d]; k and v [rows][length]
  * [kv_heads][d]; keys and values [stored][kv_heads][size][d].  The first width[row] positions of a
