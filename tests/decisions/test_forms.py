@@ -59,6 +59,9 @@ def test_annotated_says_the_question_or_the_type_of_the_value() -> None:
     ("annotation", "message"),
     [
         (int, r"questions\.q: int is no question.*Annotated\[int, Score"),
+        (Score, r"the class needs its question: Score\("),
+        ("Is it late?", r"for a yes/no question write YesNo\('Is it late\?'\)"),
+        (["a", "b"], r"for one of several options write Choice\("),
         (str, "answers with one of the options"),
         (bool | None, "write an option of its own"),
         (Literal["a", "a "], None),

@@ -153,4 +153,11 @@ def _hint(annotation: Any) -> str:
         return f"; or Annotated[{annotation.__name__}, Score(…)] for a number on a scale"
     if annotation is str:
         return "; a model answers with one of the options that are given"
+    if annotation in (YesNo, Choice, Score):
+        example = {YesNo: '("Is it urgent?")', Choice: '(["a", "b"])', Score: '("low", "high")'}
+        return f"; the class needs its question: {annotation.__name__}{example[annotation]}"
+    if isinstance(annotation, str):
+        return f"; for a yes/no question write YesNo({annotation[:40]!r})"
+    if isinstance(annotation, list | tuple | set | dict):
+        return "; for one of several options write Choice([…])"
     return ""

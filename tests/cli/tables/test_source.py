@@ -34,6 +34,7 @@ def test_tsv_and_json_lines(tmp_path: Path) -> None:
     ("name", "data", "message"),
     [
         ("a.csv", "a,b\n1,2\n1,2,3\n", r"a\.csv:3: has 3 cells, and the header has 2"),
+        ("a.csv", "a;b\n1;2,3\n", "divided by ';': use commas"),
         ("a.csv", 'a\n"x"y\n', r"a\.csv:2: is not CSV"),
         ("a.csv", 'a\n1\n"open\n' + "x\n" * 9, r"a\.csv:3: is not CSV: unexpected end"),
         ("a.csv", 'a\n"' + ("x" * 1023 + "\n") * 4200, r"a\.csv:2: .*quotation mark left open"),

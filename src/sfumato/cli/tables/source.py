@@ -115,7 +115,8 @@ class Source:
             if header is None:
                 header = self._header(start, cells)
             elif len(cells) != len(header):
-                self._refuse(start, f"has {len(cells)} cells, and the header has {len(header)}")
+                fault = f"has {len(cells)} cells, and the header has {len(header)}"
+                self._refuse(start, fault + _other_delimiter(header))
             else:
                 yield Row(start, dict(zip(header, cells, strict=True)))
 
@@ -128,6 +129,14 @@ class Source:
         if count > 1:
             self._refuse(line, f"two columns have the name {name!r:.80}")
         return names
+
+
+def _other_delimiter(header: list[str]) -> str:
+    """What to do where a header of one column holds a mark that may divide several."""
+    mark = next((mark for mark in ";\t|" if len(header) == 1 and mark in header[0]), None)
+    if mark is None:
+        return ""
+    return f"; columns seem to be divided by {mark!r}: use commas, or tabs in a .tsv file"
 
 
 class _TooLong(Exception):
