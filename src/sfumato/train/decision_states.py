@@ -224,10 +224,6 @@ def counts(facts: np.random.Generator, rng: np.random.Generator) -> Case:
     item = pick(ITEMS, facts)
     state = f"{a} {item} are for {first} and {b} for {second}."
     name, number = pick(((first, a), (second, b)), rng)
-    if rng.random() < 0.5:
-        other = pick([n for n in range(2, 10) if n != number], rng)
-        number_named, truth = pick(((number, 1.0), (other, 0.0)), rng)
-        return yes_no(state, f"Are {number_named} for {name}?", truth)
     levels = pick((("1 to 3", "4 to 6", "7 to 9"), ("1 to 5", "6 to 9")), rng)
     return score(state, f"How many for {name}?", levels, _level_of(number, len(levels)))
 
