@@ -23,10 +23,11 @@ from typing import Any
 
 import torch
 
+from sfumato.ops.triton.interpreter import patch_once
 from sfumato.ops.triton.targets import has_copy_engine
 from sfumato.ops.triton.tiles import Tile
 
-MODULES = ("linear",)
+MODULES = ("experts", "linear", "routing")
 """The modules of this package that register kernels."""
 
 FP_FUSION = False
@@ -91,6 +92,8 @@ def launch(
     """
     for counter in _counters:
         counter[kernel.name] += 1
+    if interpreting():
+        patch_once()
     if "DESCRIPTORS" in kernel.function.arg_names:
         parameters["DESCRIPTORS"] = has_copy_engine(device)
     # Triton launches on the current device, whatever the device of the tensors.
