@@ -129,8 +129,8 @@ def test_a_row_has_the_same_result_beside_others() -> None:
     floats = case.floats()
     many = phases(case, floats)
     for row in range(3):
-        one = Case(slots=case.slots[row : row + 1], first=case.first[row : row + 1],
-                   width=case.width[row : row + 1], commits=case.commits[row : row + 1])  # fmt: skip
+        names = ("slots", "first", "width", "commits")
+        one = replace(case, **{name: getattr(case, name)[row : row + 1] for name in names})
         alone = phases(one, [*(x[row : row + 1] for x in floats[:3]), *floats[3:]])
         assert torch.equal(alone[0], many[row])
 

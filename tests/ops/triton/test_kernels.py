@@ -77,7 +77,8 @@ def test_tiles_of_an_unknown_kernel() -> None:
 
 @pytest.mark.skipif(not installed(), reason="Triton is not installed")
 def test_kernels_compile_for_a_gpu_that_is_not_here() -> None:
-    """The tiles that serve on sm_90: within its shared memory, with no spills in a loop, and with the same matrix instruction whatever the number of tokens."""
+    """The tiles that serve on sm_90: within its shared memory, with no spills in a loop, and with
+    the same matrix instruction whatever the number of tokens."""
     environment = {name: value for name, value in os.environ.items() if name != "TRITON_INTERPRET"}
     command = [sys.executable, "-m", "sfumato.ops.triton.ahead_of_time"]
     run = subprocess.run(

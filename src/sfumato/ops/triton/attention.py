@@ -123,57 +123,54 @@ def _attention(
     kernel = SLIDING if d <= 256 else FULL
     tile = tile_for(kernel.name, q.device)
     pieces = triton.cdiv(size, tile["SPLIT"])
-    pairs = length * heads
     # One piece stores its result at once: `out` stands for memory that no program touches.
     partial = extremes = out
     if pieces > 1:
         wide: dict[str, Any] = {"dtype": torch.float32, "device": q.device}
-        partial = torch.empty(rows, pieces, pairs, d, **wide)
-        extremes = torch.empty(rows, pieces, pairs, 2, **wide)
+        partial = torch.empty(rows, pieces, length * heads, d, **wide)
+        extremes = torch.empty(rows, pieces, length * heads, 2, **wide)
+    floats = {"q": q, "out": out, "partial": partial, "extremes": extremes}
+    matrices = {"new_keys": k.flatten(-2), "new_values": v.flatten(-2)}
+    matrices |= {"keys": keys, "values": values}
+    numbers = {"length": length, "size": size, "tokens": rows * length}
+    constants = {"HEADS": heads, "KV_HEADS": kv_heads, "D": d}
     launch(
         kernel,
         (triton.cdiv(length * (heads // kv_heads), tile["ROWS"]), kv_heads * pieces, rows),
         *(tile, q.device),
-        q=q,
-        out=out,
-        keys=matrix(keys, tile["KEYS"], d),
-        values=matrix(values, tile["KEYS"], d),
-        new_keys=matrix(k.flatten(-2), tile["KEYS"], d),
-        new_values=matrix(v.flatten(-2), tile["KEYS"], d),
+        **floats,
+        **{name: matrix(x, tile["KEYS"], d) for name, x in matrices.items()},
         slots=slots,
         first=first,
         width=width,
         commits=first if commits is None else commits.contiguous(),
-        partial=partial,
-        extremes=extremes,
-        length=length,
-        size=size,
-        tokens=rows * length,
+        **numbers,
         stored=keys.numel() // d,
         window=EVERYTHING if window is None else window,
-        HEADS=heads,
-        KV_HEADS=kv_heads,
-        D=d,
+        **constants,
         PHASES=commits is not None,
         WINDOWED=commits is not None and window is not None,
     )
     if pieces > 1:
-        merging = tile_for("attention_merge", q.device)
-        launch(
-            MERGE,
-            (triton.cdiv(pairs, merging["PAIRS"]), rows),
-            *(merging, q.device),
-            partial=partial,
-            extremes=extremes,
-            first=first,
-            out=out,
-            pairs=pairs,
-            size=size,
-            pieces=pieces,
-            D=d,
-            SPLIT=tile["SPLIT"],
-        )
+        _merge(partial, extremes, first, out, size, tile["SPLIT"])
     return out
+
+
+def _merge(
+    partial: Tensor, extremes: Tensor, first: Tensor, out: Tensor, size: int, split: int
+) -> None:
+    """Fills the rows of `out` [rows, n, heads, d] whose prefix is several pieces."""
+    rows, pieces, pairs, d = partial.shape
+    tile = tile_for("attention_merge", out.device)
+    tensors = {"partial": partial, "extremes": extremes, "first": first, "out": out}
+    numbers = {"pairs": pairs, "size": size, "pieces": pieces, "D": d, "SPLIT": split}
+    launch(
+        MERGE,
+        (triton.cdiv(pairs, tile["PAIRS"]), rows),
+        *(tile, out.device),
+        **tensors,
+        **numbers,
+    )
 
 
 def _serves(q: Tensor, k: Tensor, v: Tensor, keys: Tensor, values: Tensor, *rest: Any) -> bool:
