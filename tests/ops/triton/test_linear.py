@@ -46,12 +46,29 @@ def test_what_it_does_not_take_is_left_to_torch() -> None:
     assert not serves(torch.randn(3, 6), torch.randn(4, 6))  # rows of 24 bytes
 
 
-def test_the_registry_calls_it_once_it_is_prepared() -> None:
+def test_the_registry_calls_it_once_it_is_prepared(monkeypatch: pytest.MonkeyPatch) -> None:
     from sfumato import ops
+    from sfumato.ops.triton import self_test
     from sfumato.ops.triton.kernel import counted_launches
+    from sfumato.ops.triton.linear import TWINS
 
     x, weight = torch.randn(3, 8), torch.randn(4, 8)
-    assert "linear" in ops.prepare(torch.device("cpu"))
+    monkeypatch.setattr(self_test, "_passed", {})
     with registry.seen_as("cpu", "cuda"), counted_launches() as launches:
         ops.linear(x, weight)
+        assert not launches
+        twins = {"linear": TWINS["linear"]}
+        assert self_test.prepare(torch.device("cpu"), twins) == {"linear"}
+        launches.clear()
+        ops.linear(x, weight)
     assert launches["linear"] == 1
+
+
+def test_a_gpu_without_a_copy_engine_gets_addresses(monkeypatch: pytest.MonkeyPatch) -> None:
+    from sfumato.ops.triton import kernel, operands
+    from sfumato.ops.triton.linear import linear
+
+    for module in (kernel, operands):
+        monkeypatch.setattr(module, "has_copy_engine", lambda device: False)
+    x, weight = torch.randn(5, 88), torch.randn(72, 88)
+    close(linear(x, weight), reference.linear(x.double(), weight.double()))

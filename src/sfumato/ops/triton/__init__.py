@@ -6,6 +6,7 @@ that hold kernels are imported when a device is prepared, since Triton takes a s
 
 from __future__ import annotations
 
+import logging
 from functools import cache
 from importlib import import_module
 from typing import Any
@@ -17,6 +18,8 @@ from sfumato.ops.triton import self_test
 from sfumato.ops.triton.self_test import KernelTwin
 
 __all__ = ["prepare", "twins"]
+
+log = logging.getLogger(__name__)
 
 OPERATIONS = {
     "canvas_attention": ("attention", ANY),
@@ -42,9 +45,17 @@ def twins() -> dict[str, KernelTwin]:
 def prepare(device: torch.device) -> frozenset[str]:
     """Tests the kernels on a device, once; the operations that they serve there from now on.
 
-    Call it before the first step on a device, and outside of a graph's capture.
+    Call it before the first step on a device, and outside of a graph's capture. Where Triton does
+    not work, torch serves all, and one log line says why.
     """
-    return self_test.prepare(device, twins()) if self_test.usable(device) else frozenset()
+    if not self_test.usable(device):
+        return frozenset()
+    try:
+        known = twins()
+    except Exception as error:  # a build of Triton may fail in any way when it is imported
+        log.warning("kernels: torch serves on %s, since Triton fails (%s)", device, error)
+        return frozenset()
+    return self_test.prepare(device, known)
 
 
 def _register(operation: str, form: str) -> None:

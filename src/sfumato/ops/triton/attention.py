@@ -129,17 +129,21 @@ def _attention(
         wide: dict[str, Any] = {"dtype": torch.float32, "device": q.device}
         partial = torch.empty(rows, pieces, length * heads, d, **wide)
         extremes = torch.empty(rows, pieces, length * heads, 2, **wide)
-    floats = {"q": q, "out": out, "partial": partial, "extremes": extremes}
-    matrices = {"new_keys": k.flatten(-2), "new_values": v.flatten(-2)}
+    floats: dict[str, Any] = {"q": q, "out": out, "partial": partial, "extremes": extremes}
+    matrices: dict[str, Any] = {"new_keys": k.flatten(-2), "new_values": v.flatten(-2)}
     matrices |= {"keys": keys, "values": values}
-    numbers = {"length": length, "size": size, "tokens": rows * length}
-    constants = {"HEADS": heads, "KV_HEADS": kv_heads, "D": d}
+    descriptors: dict[str, Any] = {}
+    for name, x in matrices.items():
+        descriptors[name] = matrix(x, tile["KEYS"], d)
+    numbers: dict[str, Any] = {"length": length, "size": size, "tokens": rows * length}
+    constants: dict[str, Any] = {"HEADS": heads, "KV_HEADS": kv_heads, "D": d}
     launch(
         kernel,
         (triton.cdiv(length * (heads // kv_heads), tile["ROWS"]), kv_heads * pieces, rows),
-        *(tile, q.device),
+        tile,
+        q.device,
         **floats,
-        **{name: matrix(x, tile["KEYS"], d) for name, x in matrices.items()},
+        **descriptors,
         slots=slots,
         first=first,
         width=width,
@@ -162,14 +166,24 @@ def _merge(
     """Fills the rows of `out` [rows, n, heads, d] whose prefix is several pieces."""
     rows, pieces, pairs, d = partial.shape
     tile = tile_for("attention_merge", out.device)
-    tensors = {"partial": partial, "extremes": extremes, "first": first, "out": out}
-    numbers = {"pairs": pairs, "size": size, "pieces": pieces, "D": d, "SPLIT": split}
+    tensors: dict[str, Any] = {"partial": partial, "extremes": extremes, "first": first, "out": out}
+    numbers: dict[str, Any] = {
+        "pairs": pairs,
+        "size": size,
+        "pieces": pieces,
+        "D": d,
+        "SPLIT": split,
+    }
     launch(
         MERGE,
         (triton.cdiv(pairs, tile["PAIRS"]), rows),
-        *(tile, out.device),
+        tile,
+        out.device,
         **tensors,
+        out=out,
         **numbers,
+        D=d,
+        SPLIT=split,
     )
 
 
