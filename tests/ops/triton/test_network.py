@@ -20,7 +20,7 @@ from sfumato.ops.triton.kernel import counted_launches
 
 pytestmark = interpreted
 
-WIDTH = 8
+WIDTH = 4
 
 
 @pytest.fixture
