@@ -72,6 +72,8 @@ def load_network(
     transformer = skeleton(config)
     expected = {name: tuple(p.shape) for name, p in transformer.named_parameters()}
     checkpoint.check_tensors(expected)
+    if device.type == "cuda":
+        ops.prepare(device)  # before the weights fill its memory
     total = sum(checkpoint.tensors[name].nbytes for name in expected)
     done, output = 0, None
     for name in expected:

@@ -1,0 +1,64 @@
+"""A forward of rows of both phases with interpreted kernels is that of the references."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+import torch
+from tests.support.kernels import close, interpreted
+from torch import Tensor
+
+from sfumato.bench.random_weights import random_config
+from sfumato.model.families import DIFFUSION_GEMMA
+from sfumato.model.network import Network
+from sfumato.model.step_rows import StepPart, StepRows
+from sfumato.model.transformer import Transformer
+from sfumato.ops import registry
+from sfumato.ops.triton import self_test
+from sfumato.ops.triton.kernel import counted_launches
+
+pytestmark = interpreted
+
+WIDTH = 4
+
+
+@pytest.fixture
+def network() -> Network:
+    torch.manual_seed(0)
+    config = DIFFUSION_GEMMA.config.from_hf(random_config("tiny"), {})
+    layer = replace(config.layers[0], kv_heads=2, head_dim=16, rope_pairs=8)
+    config = replace(config, vocab_size=97, hidden_size=64, intermediate_size=32, num_heads=4)
+    config = replace(config, num_experts=3, experts_per_token=2, expert_size=16, layers=(layer,))
+    transformer = Transformer(config).requires_grad_(False)
+    for parameter in transformer.parameters():
+        if parameter.ndim > 1:
+            parameter.normal_(std=parameter.shape[-1] ** -0.5)
+    return Network(transformer, torch.device("cpu"), torch.float32, torch.float32, None)
+
+
+def test_a_step_of_both_phases(network: Network, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Row 0 denoises, beside row 1, which commits, and alone, with the same bits."""
+    slots = network.new_slots(2, 40)
+    with registry.reference_only():
+        network.encode([torch.arange(20), torch.arange(5)], slots)
+    tokens, soft = torch.randint(97, (2, WIDTH)), torch.randn(2, WIDTH, network.config.hidden_size)
+
+    def step(rows: list[int]) -> Tensor:
+        numbers = torch.tensor([slots[row].index for row in rows])
+        counts = torch.tensor([0, WIDTH])[rows]
+        part = StepPart(slots[0].pool, numbers, WIDTH, torch.full((len(rows),), WIDTH), counts)
+        return network.step_batch(tokens[rows].flatten(), soft[rows].flatten(0, 1), StepRows(part))
+
+    with registry.reference_only():
+        expected = step([0, 1])
+    operations = frozenset(("linear", "experts", "phase_attention"))
+    monkeypatch.setattr(self_test, "_passed", {torch.device("cpu"): operations})
+    with registry.seen_as("cpu", "cuda"), counted_launches() as launches:
+        both = step([0, 1])
+        layers = len(network.config.layers)
+        assert launches["experts_gate_up"] == launches["experts_down"] == layers
+        assert launches["attention_256"] == layers and launches["linear"] >= 7 * layers
+        alone = step([0])
+    close(both[:WIDTH], expected[:WIDTH], 1e-4)
+    assert torch.equal(alone, both[:WIDTH])
