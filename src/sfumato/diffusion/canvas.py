@@ -84,6 +84,7 @@ class Canvas:
         self.reply = torch.tensor(reply, dtype=torch.int64, device=device)
         self.vocab_size, self.length = vocab_size, config.canvas_length
         self.step, self.convergence = 0, None  # type: tuple[int, Convergence | None]
+        self.launched = 0  # steps that have begun, of some of which the host may know nothing
         self._begun: Tensor | None = None  # drawn late, together with those of other canvases
         self._pinned = torch.full((self.length,), -1)
         for position, token in (pinned or {}).items():
