@@ -103,7 +103,7 @@ class Runner:
     ) -> tuple[list[Encoded], list[Denoised], float]:
         """Launches a step, and returns its commits and the results of the step before it, with the
         time when that began. Commits that cannot be rows of the step are encoded before it."""
-        ready, denoised = self._opened(rows)
+        ready, unready = self._opened(rows)
         encoded: list[Encoded] = []
         if commits and not late.serves(ready, commits):
             encoded, commits = self.encode([commit.piece for commit in commits]), ()
@@ -115,7 +115,8 @@ class Runner:
                 _extend(segment)
             encoded.append((segment, error))
         results, began = late.results()
-        return encoded, [*denoised, *failures.rows, *results], began
+        # What a row's last step gave comes before what ended it in this one.
+        return encoded, [*results, *unready, *failures.rows], began
 
     def _opened(self, rows: Sequence[Row]) -> tuple[list[Row], list[Denoised]]:
         """The rows that are ready for a step, and those that are not, with the reason."""
