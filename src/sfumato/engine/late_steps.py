@@ -130,7 +130,8 @@ class LateSteps:
         end = row.encoded + count
         settled = row.encoded >= row.prompt_tokens and count <= row.canvas_length
         marked = any(row.encoded < mark < end for mark in row.lease.marks)
-        if not settled or marked or count != row.pending:
+        fits = count <= row.lease.slot.room()  # else an encode raises, and says so
+        if not settled or marked or not fits or count != row.pending:
             return None
         config, ids = row.sequence.config, row.prefix[row.encoded : end].tolist()
         return CommitRow(row, piece, Commit(ids, config, self._denoiser.network))
@@ -150,7 +151,7 @@ class LateSteps:
             if is_out_of_memory(error):
                 self._free(error)
             elif not started:
-                log.exception("a step with %d commits failed; they are encoded", len(commits))
+                log.exception("a step with %d commits failed; their rows start over", len(commits))
             for commit in commits:
                 failed[commit.row] = error
                 with suppress(Exception):  # a lost device: the host's side is reset first

@@ -52,7 +52,11 @@ class Denoiser:
                 pending.results()
         ordered = tuple(canvases[i] for i in layout.order)
         seats = [self._seats[key] for key in dict.fromkeys(map(self._key, ordered))]
-        return forward(self.network, layout, ordered, layout.attended(slots), seats)
+        attended, hidden = layout.attended(slots), None
+        if self.device_steps is not None and len(attended) == 1 and attended[0].index is None:
+            pool = attended[0].pool
+            hidden = self.device_steps.hidden(seats[0].batch, len(canvases), pool)
+        return forward(self.network, layout, ordered, attended, seats, hidden)
 
     @torch.no_grad()
     def apply(self, result: ForwardResult) -> Pending:

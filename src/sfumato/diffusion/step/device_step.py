@@ -56,6 +56,39 @@ class StepKind:
         return cls(len(canvases), commits, bans, tuple(StaticRules.kinds_of(rules)))
 
 
+class ForwardStep:
+    """The forward alone of the first rows of a batch, whose slots are of one pool: of steps whose
+    scores or rules no graph can hold. Moves no row on."""
+
+    def __init__(self, network: Network, batch: StepBatch, pool: KVPool, rows: int) -> None:
+        self.network, self.batch, self.rows = network, batch, rows
+        self._pool = weakref.ref(pool)
+        self._part = Part(batch.first(rows), (), None, ())
+        size = rows * batch.width, network.config.hidden_size
+        self.hidden = torch.zeros(size, dtype=network.dtype, device=network.device)
+
+    def serves(self, batch: StepBatch, pool: KVPool, rows: int) -> bool:
+        """Whether this is the forward of these rows. False where the pool is gone."""
+        return self.batch is batch and self._pool() is pool and self.rows == rows
+
+    @property
+    def is_alive(self) -> bool:
+        """Whether its pool still exists."""
+        return self._pool() is not None
+
+    def prepare_for_capture(self) -> Callable[[], None]:
+        """See `DeviceStep`."""
+        return self.run
+
+    @torch.no_grad()
+    def run(self) -> None:
+        """Leaves the hidden states [rows · width, hidden] in `hidden`."""
+        rows, pool = self._part.batch, self._pool()
+        assert pool is not None
+        attended = CanvasPart(pool, rows.slots, rows.width, rows.length)
+        self.hidden.copy_(hidden_states(self.network, [self._part], [attended]))
+
+
 class DeviceStep:
     """The step of the first rows of a batch, whose slots are of one pool."""
 
@@ -82,6 +115,10 @@ class DeviceStep:
             and (mine.rows, mine.commits, mine.bans) == (kind.rows, kind.commits, kind.bans)
             and self._rules.serves(kind.rules)
         )
+
+    @property
+    def rows(self) -> int:
+        return self.kind.rows
 
     @property
     def is_alive(self) -> bool:

@@ -8,16 +8,18 @@ from __future__ import annotations
 import logging
 from collections.abc import Sequence
 
+from torch import Tensor
+
 from sfumato.diffusion.canvas import Canvas
 from sfumato.diffusion.scoring import kind_of
 from sfumato.diffusion.step.batch import StepBatch
 from sfumato.diffusion.step.batched_settings import takes_tensors
 from sfumato.diffusion.step.commit import Commit
-from sfumato.diffusion.step.device_step import DeviceStep, StepKind
+from sfumato.diffusion.step.device_step import DeviceStep, ForwardStep, StepKind
 from sfumato.diffusion.step.graphs import GraphBackend, StepGraphs
 from sfumato.diffusion.step.lifting import LiftProbe
 from sfumato.diffusion.step.seats import Seats
-from sfumato.model.cache import Slot
+from sfumato.model.cache import KVPool, Slot
 from sfumato.model.network import Network
 
 log = logging.getLogger(__name__)
@@ -39,7 +41,7 @@ class DeviceSteps:
         obstacle = self._obstacle(canvases, slots, batch)
         if obstacle is not None and obstacle not in self._logged:
             self._logged.add(obstacle)
-            log.info("steps run without a graph where %s", obstacle)
+            log.info("at most the forward of a step is captured where %s", obstacle)
         return obstacle is None
 
     def run(self, seats: Seats, canvases: Sequence[Canvas], slots: Sequence[Slot]) -> DeviceStep:
@@ -48,6 +50,18 @@ class DeviceSteps:
         step = self._step(seats, canvases, slots)
         self.graphs.run(step)
         return step
+
+    def hidden(self, batch: StepBatch, rows: int, pool: KVPool) -> Tensor:
+        """The hidden states of a batch's first rows, whose slots and lengths it notes, by a forward
+        that is captured by itself. They are overwritten by the next such forward."""
+        step = self.graphs.find(
+            lambda one: isinstance(one, ForwardStep) and one.serves(batch, pool, rows)
+        )
+        if not isinstance(step, ForwardStep):
+            step = ForwardStep(self._network, batch, pool, rows)
+            self.graphs.add(step)
+        self.graphs.run(step)
+        return step.hidden
 
     def forget(self) -> None:
         """What was written for the last steps may have been overwritten."""
@@ -61,8 +75,10 @@ class DeviceSteps:
             return step
         kind = StepKind.of(canvases, self._network.config.vocab_size)
         batch, pool = seats.batch, slots[0].pool
-        step = self.graphs.find(lambda one: one.serves(batch, pool, kind))
-        if step is None:
+        step = self.graphs.find(
+            lambda one: isinstance(one, DeviceStep) and one.serves(batch, pool, kind)
+        )
+        if not isinstance(step, DeviceStep):
             step = DeviceStep(self._network, batch, pool, kind)
             self.graphs.add(step)
         self._prepared.pop(seats, None)

@@ -9,7 +9,7 @@ import logging
 from collections.abc import Callable
 from typing import Protocol
 
-from sfumato.diffusion.step.device_step import DeviceStep
+from sfumato.diffusion.step.device_step import DeviceStep, ForwardStep
 from sfumato.model.out_of_memory import is_out_of_memory
 
 log = logging.getLogger(__name__)
@@ -19,6 +19,9 @@ MOST = 32
 
 PAUSE = 256
 """Steps after a memory shortage before another is captured."""
+
+
+Step = DeviceStep | ForwardStep
 
 
 class GraphBackend(Protocol):
@@ -35,9 +38,9 @@ class StepGraphs:
 
     def __init__(self, backend: GraphBackend) -> None:
         self._backend = backend
-        self._replays: dict[DeviceStep, Callable[[], None] | None] = {}  # the last used last
-        self._wanted: list[DeviceStep] = []  # that have run and are not captured
-        self._refused: set[DeviceStep] = set()  # whose capture has failed
+        self._replays: dict[Step, Callable[[], None] | None] = {}  # the last used last
+        self._wanted: list[Step] = []  # that have run and are not captured
+        self._refused: set[Step] = set()  # whose capture has failed
         self._pause = 0
 
     @property
@@ -45,11 +48,11 @@ class StepGraphs:
         """How many steps have a graph."""
         return sum(replay is not None for replay in self._replays.values())
 
-    def find(self, serves: Callable[[DeviceStep], bool]) -> DeviceStep | None:
+    def find(self, serves: Callable[[Step], bool]) -> Step | None:
         """The step that serves."""
         return next((step for step in self._replays if serves(step)), None)
 
-    def add(self, step: DeviceStep) -> None:
+    def add(self, step: Step) -> None:
         """Keeps a step, and drops those that have not been used for the longest time."""
         for old in [old for old in self._replays if not old.is_alive]:
             self._drop(old)
@@ -57,7 +60,7 @@ class StepGraphs:
             self._drop(next(iter(self._replays)))
         self._replays[step] = None
 
-    def run(self, step: DeviceStep) -> None:
+    def run(self, step: Step) -> None:
         """Replays a step, or runs it where it is not captured. A replay that raises is the last of
         its graph."""
         replay = self._replays.pop(step, None)
@@ -91,7 +94,7 @@ class StepGraphs:
                 self._refused.add(step)
             log.warning(
                 "a step of %d rows of width %d runs without a graph: its capture failed (%s: %s)",
-                *(step.kind.rows, step.batch.width, type(error).__name__),
+                *(step.rows, step.batch.width, type(error).__name__),
                 str(error).splitlines()[0][:200] if str(error) else "no message",
             )
         return True
@@ -101,7 +104,7 @@ class StepGraphs:
         self._replays = dict.fromkeys(self._replays)
         self._wanted, self._pause = [], PAUSE
 
-    def _drop(self, step: DeviceStep) -> None:
+    def _drop(self, step: Step) -> None:
         del self._replays[step]
         self._refused.discard(step)
         if step in self._wanted:
