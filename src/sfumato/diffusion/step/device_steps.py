@@ -70,9 +70,9 @@ class DeviceSteps:
     def _step(self, seats: Seats, canvases: Sequence[Canvas], slots: Sequence[Slot]) -> DeviceStep:
         """The step, prepared for these canvases."""
         version = seats.version, tuple((id(slot.pool), slot.index) for slot in slots)
-        known, step = self._prepared.get(seats, (None, None))
-        if known == version and step is not None and step.batch is seats.batch and step.is_alive:
-            return step
+        known, last = self._prepared.get(seats, (None, None))
+        if known == version and last is not None and last.batch is seats.batch and last.is_alive:
+            return last
         kind = StepKind.of(canvases, self._network.config.vocab_size)
         batch, pool = seats.batch, slots[0].pool
         step = self.graphs.find(
