@@ -17,6 +17,7 @@ from sfumato.diffusion.noise import Noise, first_tokens
 from sfumato.diffusion.processors import CanvasView
 from sfumato.diffusion.sampler_config import SamplerConfig
 from sfumato.diffusion.schedule import count_at, temperature_at
+from sfumato.model.to_device import to_device
 from sfumato.options.limits import MIN_TEMPERATURE
 
 if TYPE_CHECKING:
@@ -40,6 +41,7 @@ class RowStart:
     cold: bool  # temperature 0: the draw is the argmax
     self_conditioning: bool
     bare_pins: bool = False  # whether pinned positions have no soft embedding
+    commits: int = 0  # tokens that the row puts into the cache in place of being denoised
 
 
 @dataclass(frozen=True)
@@ -86,9 +88,10 @@ class Canvas:
         canvas begins as, checked."""
         assert config.canvas_length and config.max_steps
         self.config, self.noise, self.device = config, noise, device
-        self.reply = torch.tensor(reply, dtype=torch.int64, device=device)
+        self.reply = to_device(torch.tensor(reply, dtype=torch.int64), device)
         self.vocab_size, self.length = vocab_size, config.canvas_length
         self.step, self.convergence = 0, None  # type: tuple[int, Convergence | None]
+        self.launched = 0  # steps that have begun, of some of which the host may know nothing
         self._begun: Tensor | None = None  # drawn late, together with those of other canvases
         if given is not None and given.tokens is not None:
             self._begun = torch.tensor(given.tokens)

@@ -84,11 +84,14 @@ def forward(
     canvases: tuple[Canvas, ...],
     attended: Sequence[CanvasPart],
     seats: Sequence[Seats],
+    hidden: Tensor | None = None,
 ) -> ForwardResult:
-    """canvases: in the layout's order; attended: see `hidden_states`."""
+    """canvases: in the layout's order; attended: see `hidden_states`, whose result is `hidden`
+    where that has been computed."""
     states = tuple((part_seats, part_seats.state) for part_seats in seats)
     draws = draw(layout.parts, network.config.vocab_size)
-    hidden = hidden_states(network, layout.parts, attended)
+    if hidden is None:
+        hidden = hidden_states(network, layout.parts, attended)
     scored = hidden, canvases, draws.temperature, draws.uniforms, layout.scoring
     stats, extra = score_rows(network.head, *scored)
     return ForwardResult(layout, canvases, draws, stats, extra, states)
