@@ -15,6 +15,11 @@ os.environ.setdefault("HF_HUB_OFFLINE", "1")
 os.environ.setdefault("TRANSFORMERS_OFFLINE", "1")
 os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
 
+# Where there is no GPU, the kernels of this process are interpreted: this must be known before
+# Triton is imported. The tests that compile kernels do so in a process of their own.
+if not torch.cuda.is_available():
+    os.environ["TRITON_INTERPRET"] = "1"
+
 # The tests' tensors are tiny: more threads would mostly wait for each other.
 torch.set_num_threads(1)
 

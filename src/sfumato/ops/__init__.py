@@ -23,6 +23,7 @@ from sfumato.ops.cpu.panels import ACTIVATIONS, pack, packed_bytes, packs
 from sfumato.ops.online_softmax import Bans, SoftmaxState
 from sfumato.ops.reference import Causal, Weight
 from sfumato.ops.registry import ANY, call, form_of
+from sfumato.ops.triton import prepare
 from sfumato.weights.blocks import QuantizedTensor
 
 __all__ = [
@@ -44,6 +45,7 @@ __all__ = [
     "pack",
     "packed_bytes",
     "packs",
+    "prepare",
     "reason",
     "rms_norm",
     "rotate",

@@ -21,7 +21,7 @@ ANY, FLOAT, BLOCKS, PANELS = "any", "float", "blocks", "panels"
 """Forms of a weight: any (or an operation without one), a float tensor, quantized blocks, and what
 the compiled CPU kernels packed."""
 
-TORCH, COMPILED = 0, 1
+TORCH, TRITON, COMPILED = 0, 1, 2
 """Backends of twins: where several could serve, the higher one does."""
 
 Function = Callable[..., Any]
@@ -41,6 +41,7 @@ _differentiable: dict[str, Function] = {}
 _twins: dict[tuple[str, str, str], list[Twin]] = {}
 _forms: dict[type, str] = {}
 _counters: list[Counter[str]] = []
+_seen_as: dict[str, str] = {}
 _forced = 0  # how many `reference_only` are open
 
 
@@ -103,8 +104,9 @@ def choose(operation: str, device: torch.device, form: str, *arguments: Any) -> 
     if not _forced and _wants_gradient(arguments):
         return _differentiable.get(operation) or _references[operation]
     if not _forced:
+        kind = _seen_as.get(device.type, device.type)
         for key in (form, ANY) if form != ANY else (ANY,):
-            for entry in _twins.get((operation, device.type, key), ()):
+            for entry in _twins.get((operation, kind, key), ()):
                 if entry.serves(*arguments):
                     return entry.function
     return _references[operation]
@@ -114,6 +116,24 @@ def _wants_gradient(arguments: tuple[Any, ...]) -> bool:
     return torch.is_grad_enabled() and any(
         x.requires_grad for x in arguments if isinstance(x, Tensor)
     )
+
+
+def device_of(arguments: tuple[Any, ...]) -> torch.device:
+    """The device of the first tensor among the arguments of a call."""
+    return next(x.device for x in arguments if isinstance(x, Tensor))
+
+
+@contextmanager
+def seen_as(kind: str, other: str) -> Iterator[None]:
+    """Tensors of one kind of device are served by the twins for another, in every thread. For
+    tests of a GPU's twins on a CPU."""
+    before = dict(_seen_as)
+    _seen_as[kind] = other
+    try:
+        yield
+    finally:
+        _seen_as.clear()
+        _seen_as.update(before)
 
 
 @contextmanager

@@ -1,0 +1,58 @@
+"""Kernels in Triton for GPUs of NVIDIA and AMD; twins of `ops`, registered for `cuda`.
+
+Triton is an optional package: this module imports without it, and then torch serves.  The modules
+that hold kernels are imported when a device is prepared, since Triton takes a second to load.
+"""
+
+from __future__ import annotations
+
+from functools import cache
+from importlib import import_module
+from typing import Any
+
+import torch
+
+from sfumato.ops.registry import FLOAT, TRITON, device_of, twin
+from sfumato.ops.triton import self_test
+from sfumato.ops.triton.self_test import KernelTwin
+
+__all__ = ["prepare", "twins"]
+
+OPERATIONS = {"linear": ("linear", FLOAT)}
+"""The module whose `TWINS` has each operation, and the form of weight that it serves."""
+
+
+@cache
+def _twin(operation: str) -> KernelTwin:
+    module = import_module(f"{__name__}.{OPERATIONS[operation][0]}")
+    kernel_twin: KernelTwin = module.TWINS[operation]
+    return kernel_twin
+
+
+def twins() -> dict[str, KernelTwin]:
+    """All operations that kernels serve. Imports Triton."""
+    return {operation: _twin(operation) for operation in OPERATIONS}
+
+
+def prepare(device: torch.device) -> frozenset[str]:
+    """Tests the kernels on a device, once; the operations that they serve there from now on.
+
+    Call it before the first step on a device, and outside of a graph's capture.
+    """
+    return self_test.prepare(device, twins()) if self_test.usable(device) else frozenset()
+
+
+def _register(operation: str, form: str) -> None:
+    def serves(*arguments: Any) -> bool:
+        ready = self_test.serves(operation, device_of(arguments))
+        return ready and _twin(operation).serves(*arguments)
+
+    def function(*arguments: Any) -> Any:
+        return _twin(operation).function(*arguments)
+
+    register: Any = twin(operation, "cuda", form, serves, TRITON)
+    register(function)
+
+
+for _operation, (_module, _form) in OPERATIONS.items():
+    _register(_operation, _form)

@@ -1,0 +1,174 @@
+"""Compiles kernels for GPUs that are not there, and bounds what the compiler does not.
+
+`python -m sfumato.ops.triton.ahead_of_time` compiles the kernels with the sizes of the 26B-A4B and
+prints, for each, its shared memory, registers, spilled bytes and matrix instructions.  The exit
+status is 1 where a kernel does not compile or needs more shared memory than its GPU has: Triton
+compiles such a kernel without a word, and the launch fails.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import re
+import subprocess
+import sys
+import tempfile
+from collections.abc import Iterator, Sequence
+from concurrent.futures import ProcessPoolExecutor
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+from sfumato.ops.triton.kernel import FP_FUSION, Kernel, all_kernels, interpreting
+from sfumato.ops.triton.targets import TARGETS, Target
+from sfumato.ops.triton.tiles import Tile, candidates
+
+_MATRIX = re.compile(
+    r"\b(wgmma\.mma_async\S*?\.(m\d+n\d+k\d+)|mma\.sync\S*?\.(m\d+n\d+k\d+)|v_w?mfma_\w+|v_wmma_\w+)"
+)
+
+
+@dataclass(frozen=True)
+class Compiled:
+    """What one compilation gave; `error` is empty where it succeeded and fits."""
+
+    kernel: str
+    target: str
+    use: str
+    candidate: int
+    shared: int = 0  # bytes
+    registers: int = 0  # of a thread
+    spilled: int = 0  # bytes of a thread (NVIDIA), registers (AMD)
+    instructions: tuple[str, ...] = ()
+    error: str = ""
+
+    def __str__(self) -> str:
+        name = f"{self.kernel} {self.use} {self.candidate}"
+        if self.error:
+            return f"{self.target:8} {name:32} {self.error}"
+        figures = f"shared {self.shared:6}  registers {self.registers:3}  spilled {self.spilled:4}"
+        return f"{self.target:8} {name:32} {figures}  {' '.join(self.instructions)}"
+
+
+@dataclass(frozen=True)
+class Job:
+    """One compilation: a kernel with the tile of that number, for a target and a use."""
+
+    kernel: str
+    target: str
+    use: str
+    candidate: int
+
+
+def jobs(targets: Sequence[str], names: Sequence[str] = (), every: bool = False) -> Iterator[Job]:
+    """The compilations of all kernels, or of those named, for targets: with the tiles that serve,
+    or with every candidate."""
+    for name in names or sorted(all_kernels()):
+        for target in targets:
+            for use, tiles in candidates(name, target).items():
+                for number in range(len(tiles) if every else 1):
+                    yield Job(name, target, use, number)
+
+
+def compile_job(job: Job) -> Compiled:
+    """Compiles, and measures what came out. Does not raise: an error is part of the result."""
+    target = TARGETS[job.target]
+    tile = candidates(job.kernel, job.target)[job.use][job.candidate]
+    try:
+        made = compile_kernel(all_kernels()[job.kernel], tile, target)
+        shared = int(made.metadata.shared)
+        registers, spilled = _usage(made, target)
+        instructions = _instructions(made)
+    except Exception as error:  # the compilers raise errors of many classes
+        return Compiled(**asdict(job), error=f"{type(error).__name__}: {str(error).strip()[-400:]}")
+    excess = f"shared memory: {shared} bytes of {target.shared}" if shared > target.shared else ""
+    return Compiled(**asdict(job), shared=shared, registers=registers, spilled=spilled,
+                    instructions=instructions, error=excess)  # fmt: skip
+
+
+def compile_kernel(kernel: Kernel, tile: Tile, target: Target) -> Any:
+    """What Triton makes of a kernel with the sizes of the 26B-A4B; needs no device."""
+    import triton
+    from triton.backends.compiler import GPUTarget
+    from triton.compiler import ASTSource
+
+    if interpreting():
+        raise RuntimeError("TRITON_INTERPRET: unset it, interpreted kernels cannot be compiled")
+    constants = {**kernel.sizes, **tile.constants, "UPCAST": False}
+    signature, aligned = {}, {}
+    for place, name in enumerate(kernel.function.arg_names):
+        if name in constants:
+            signature[name] = "constexpr"
+            continue
+        kind = kernel.types[name].format_map(constants)
+        signature[name], _, multiple = kind.partition(":")
+        if multiple:
+            aligned[(place,)] = [["tt.divisibility", int(multiple)]]
+    unknown = set(kernel.types) - set(signature) | set(constants) - set(signature)
+    assert not unknown, f"{kernel.name}: has no parameter {', '.join(sorted(unknown))}"
+    options = {"num_warps": tile.warps, "num_stages": tile.stages, "enable_fp_fusion": FP_FUSION}
+    return triton.compile(
+        ASTSource(kernel.function, signature, constants, aligned),
+        target=GPUTarget(target.backend, target.number, target.warp),
+        options=options,
+    )
+
+
+def _usage(made: Any, target: Target) -> tuple[int, int]:
+    """Registers of a thread, and what it spills to memory."""
+    if target.backend == "hip":
+        text = made.asm["amdgcn"]
+        return _number(r"\.vgpr_count:\s+(\d+)", text), _number(
+            r"\.vgpr_spill_count:\s+(\d+)", text
+        )
+    import triton
+
+    tool = Path(triton.__file__).parent / "backends" / "nvidia" / "bin" / "cuobjdump"
+    with tempfile.NamedTemporaryFile(suffix=".cubin") as file:
+        file.write(made.asm["cubin"])
+        file.flush()
+        command = [str(tool), "-res-usage", file.name]
+        run = subprocess.run(command, capture_output=True, text=True, check=True, timeout=60)
+    text = run.stdout + run.stderr
+    return _number(r"\bREG:(\d+)", text), _number(r"\bSTACK:(\d+)", text)
+
+
+def _number(pattern: str, text: str) -> int:
+    match = re.search(pattern, text)
+    if match is None:
+        raise RuntimeError(f"the compiler's report has no {pattern}")
+    return int(match[1])
+
+
+def _instructions(made: Any) -> tuple[str, ...]:
+    """The kinds of matrix instructions, by which a change of a tile shows whether sums change."""
+    text = made.asm.get("ptx") or made.asm["amdgcn"]
+    kinds = set()
+    for name, wgmma, mma in _MATRIX.findall(text):
+        kinds.add(f"wgmma.{wgmma}" if wgmma else f"mma.{mma}" if mma else name)
+    return tuple(sorted(kinds))
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Compiles and prints; the number of failures decides the exit status."""
+    parser = argparse.ArgumentParser(
+        prog="ahead_of_time", description=(__doc__ or "").split("\n")[0]
+    )
+    parser.add_argument("--target", action="append", choices=list(TARGETS), help="default: all")
+    parser.add_argument("--kernel", action="append", default=[], help="default: all")
+    parser.add_argument("--every", action="store_true", help="all candidates of the table of tiles")
+    parser.add_argument("--jobs", type=int, default=1, help="processes")
+    parser.add_argument("--json", action="store_true", help="one object a line")
+    given = parser.parse_args(arguments)
+    work = list(jobs(given.target or list(TARGETS), given.kernel, given.every))
+    failures = 0
+    with ProcessPoolExecutor(given.jobs) as pool:
+        for made in pool.map(compile_job, work):
+            print(json.dumps(asdict(made)) if given.json else made, flush=True)
+            failures += bool(made.error)
+    return 1 if failures else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

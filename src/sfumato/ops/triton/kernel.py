@@ -1,0 +1,110 @@
+"""What a kernel is to the rest of the package, and how one is launched.
+
+A `Kernel` holds a function of Triton beside what a compilation without tensors needs, so that
+`ahead_of_time`, the tests and the benchmarks find all kernels in one list.  This module needs no
+Triton and knows no operation.
+
+Where the environment variable TRITON_INTERPRET is 1 before Triton is imported, all kernels of the
+process are interpreted on a CPU.  The interpreter multiplies the bit patterns of bfloat16 numbers
+and truncates where it stores them, so interpreted kernels get UPCAST = True, by which they
+multiply float32 operands, and tests give them float32 tensors.
+"""
+
+from __future__ import annotations
+
+import os
+from collections import Counter
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager, nullcontext
+from dataclasses import dataclass
+from importlib import import_module
+from importlib.util import find_spec
+from typing import Any
+
+import torch
+
+from sfumato.ops.triton.tiles import Tile
+
+MODULES = ("linear",)
+"""The modules of this package that register kernels."""
+
+FP_FUSION = False
+"""Whether the compiler may contract a · b + c into one rounding, outside of matrix products.  Its
+default differs between versions of Triton.  Without contraction, elementwise arithmetic rounds as
+the same operations of torch do; these kernels wait for memory or matrix units, not for it."""
+
+
+@dataclass(frozen=True)
+class Kernel:
+    """A kernel and the sizes of the 26B-A4B, with which it is compiled ahead of time.
+
+    types: what each parameter is that is no constant, as Triton names it: "i32", "fp32", "*bf16",
+    "tensordesc<bf16[{ROWS},{COLUMNS}]>" with constants in braces.  ":16" after a type says that the
+    address or number is a multiple of 16.  sizes: the constants that no tile gives.
+    """
+
+    name: str  # its tiles stand under this name in tiles.toml
+    function: Any  # decorated by triton.jit
+    types: Mapping[str, str]
+    sizes: Mapping[str, int | float | bool]
+
+
+_kernels: dict[str, Kernel] = {}
+_counters: list[Counter[str]] = []
+
+
+def register(kernel: Kernel) -> Kernel:
+    """Adds a kernel to the list of all; returns it."""
+    assert kernel.name not in _kernels, f"{kernel.name}: is a kernel already"
+    _kernels[kernel.name] = kernel
+    return kernel
+
+
+def all_kernels() -> dict[str, Kernel]:
+    """Every kernel by its name. Imports Triton."""
+    for module in MODULES:
+        import_module(f"sfumato.ops.triton.{module}")
+    return dict(_kernels)
+
+
+def installed() -> bool:
+    """Whether Triton can be imported."""
+    return find_spec("triton") is not None
+
+
+def interpreting() -> bool:
+    """Whether this process interprets kernels."""
+    return os.environ.get("TRITON_INTERPRET") == "1"
+
+
+def launch(
+    kernel: Kernel, grid: tuple[int, ...], tile: Tile, device: torch.device, **parameters: Any
+) -> None:
+    """Runs a kernel on the device's current stream, or interprets it.
+
+    grid: programs along each axis; parameters: all of the kernel's but those that the tile gives
+    and UPCAST.
+    """
+    for counter in _counters:
+        counter[kernel.name] += 1
+    # Triton launches on the current device, whatever the device of the tensors.
+    with torch.cuda.device(device) if device.type == "cuda" else nullcontext():
+        kernel.function[grid](
+            **parameters,
+            **tile.constants,
+            UPCAST=interpreting(),
+            num_warps=tile.warps,
+            num_stages=tile.stages,
+            enable_fp_fusion=FP_FUSION,
+        )
+
+
+@contextmanager
+def counted_launches() -> Iterator[Counter[str]]:
+    """Counts the launches of every kernel, by name, in every thread. For tests."""
+    counter: Counter[str] = Counter()
+    _counters.append(counter)
+    try:
+        yield counter
+    finally:
+        _counters[:] = [other for other in _counters if other is not counter]

@@ -1,0 +1,111 @@
+"""Dense linear maps: `x @ weight.T`.
+
+The weight's rows are the M side of the matrix product and the tokens its N side, as in `experts`:
+one form of product for both, and few tokens waste no rows of an instruction.
+"""
+
+from __future__ import annotations
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+
+from sfumato.ops import reference
+from sfumato.ops.triton import weights
+from sfumato.ops.triton.kernel import Kernel, launch, register
+from sfumato.ops.triton.operands import descriptor, multiplied, use_for
+from sfumato.ops.triton.self_test import KernelTwin, assert_close, error_bound, random_like
+from sfumato.ops.triton.tiles import tile_for
+from sfumato.ops.triton.weights import product, weight_block
+
+
+@triton.jit
+def _linear(
+    x: tl.tensor,
+    weight: tl.tensor,
+    out: tl.tensor,
+    tokens: tl.tensor,
+    OUTPUTS: tl.constexpr,
+    INPUTS: tl.constexpr,
+    FORMAT: tl.constexpr,
+    OUT: tl.constexpr,
+    TOKENS: tl.constexpr,
+    IN: tl.constexpr,
+    UPCAST: tl.constexpr,
+) -> None:
+    """out [tokens, OUTPUTS] = x [tokens, INPUTS] @ weight.T; a program makes [TOKENS, OUT] of it.
+
+    The tiles of tokens follow each other, so that programs that run side by side share the block
+    of the weight, of which they read each byte from memory once.
+    """
+    token = tl.program_id(0) * TOKENS
+    row = tl.program_id(1) * OUT
+    accumulator = tl.zeros((OUT, TOKENS), tl.float32)
+    for column in range(0, INPUTS, IN):
+        block = weight_block(weight, row, column, FORMAT)
+        accumulator = product(block, x.load([token, column]).T, accumulator, UPCAST)
+    token_numbers = (token + tl.arange(0, TOKENS)).to(tl.int64)[:, None]
+    rows = row + tl.arange(0, OUT)[None, :]
+    inside = (token_numbers < tokens) & (rows < OUTPUTS)
+    tl.store(out + token_numbers * OUTPUTS + rows, accumulator.T, mask=inside)
+
+
+LINEAR = register(
+    Kernel(
+        "linear",
+        _linear,
+        {
+            "x": "tensordesc<bf16[{TOKENS},{IN}]>",
+            "weight": "tensordesc<bf16[{OUT},{IN}]>",
+            "out": "*bf16:16",
+            "tokens": "i32",
+        },
+        {"OUTPUTS": 4096, "INPUTS": 2816, "FORMAT": 0},
+    )
+)
+
+
+def linear(x: Tensor, weight: Tensor, tile: int | None = None) -> Tensor:
+    """`x @ weight.T`: x [..., in], weight [out, in], both bfloat16 → [..., out], bfloat16.
+
+    Sums in float32, in blocks of inputs from the first to the last, and rounds once.  tile: is of
+    torch's products on a CPU, and ignored.
+    """
+    outputs, inputs = weight.shape
+    flat = x.reshape(-1, inputs).contiguous()
+    tokens = len(flat)
+    out = flat.new_empty(tokens, outputs)
+    if out.numel() == 0:
+        return out.view(*x.shape[:-1], outputs)
+    chosen = tile_for("linear", x.device, use_for(tokens))
+    launch(
+        LINEAR,
+        (triton.cdiv(tokens, chosen["TOKENS"]), triton.cdiv(outputs, chosen["OUT"])),
+        chosen,
+        x.device,
+        x=descriptor(flat, chosen["TOKENS"], chosen["IN"]),
+        weight=descriptor(weight, chosen["OUT"], chosen["IN"]),
+        out=out,
+        tokens=tokens,
+        OUTPUTS=outputs,
+        INPUTS=inputs,
+        FORMAT=weights.BF16.value,
+    )
+    return out.view(*x.shape[:-1], outputs)
+
+
+def _serves(x: Tensor, weight: Tensor, tile: int | None = None) -> bool:
+    return weight.is_contiguous() and multiplied(x, weight)
+
+
+def _check(device: torch.device) -> None:
+    """Sizes that divide by no tile, and those of one whole tile."""
+    dtype = torch.float32 if device.type == "cpu" else torch.bfloat16
+    for tokens, outputs, inputs in ((5, 72, 88), (128, 64, 64)):
+        x, weight = random_like(device, dtype, (tokens, inputs), (outputs, inputs))
+        expected = reference.linear(x.double(), weight.double())
+        assert_close(linear(x, weight), expected, error_bound(dtype))
+
+
+TWINS = {"linear": KernelTwin("linear", linear, _serves, _check)}

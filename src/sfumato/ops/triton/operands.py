@@ -1,0 +1,41 @@
+"""Tensors as kernels take them: descriptors, and which tensors a kernel can read."""
+
+from __future__ import annotations
+
+from torch import Tensor, bfloat16, float32
+from triton.tools.tensor_descriptor import TensorDescriptor
+
+from sfumato.ops.triton.kernel import interpreting
+
+ALIGNMENT = 16
+"""Bytes of which an address and the distance of two rows are multiples: for copies by descriptor
+and for loads of 16 bytes a thread."""
+
+FEW = 512
+"""Up to this many tokens, a matrix product has the tile for few of them."""
+
+
+def use_for(tokens: int) -> str:
+    """Which tile of a matrix product serves a number of tokens; see tiles.toml."""
+    return "few" if tokens <= FEW else "many"
+
+
+def descriptor(matrix: Tensor, rows: int, columns: int) -> TensorDescriptor:
+    """A descriptor of a contiguous tensor [..., n] as rows of n, read in blocks [rows, columns]."""
+    flat = matrix.reshape(-1, matrix.shape[-1])
+    assert flat.data_ptr() == matrix.data_ptr()
+    return TensorDescriptor(flat, list(flat.shape), list(flat.stride()), [rows, columns])
+
+
+def multiplied(*operands: Tensor) -> bool:
+    """Whether the matrix products take these tensors: aligned bfloat16, or float32 where kernels
+    are interpreted."""
+    dtype = float32 if interpreting() else bfloat16
+    return all(x.dtype == dtype and aligned(x) for x in operands)
+
+
+def aligned(x: Tensor) -> bool:
+    """Whether each row of a tensor begins at a multiple of ALIGNMENT bytes, once the tensor is
+    contiguous."""
+    row = x.shape[-1] * x.element_size()
+    return row % ALIGNMENT == 0 and x.data_ptr() % ALIGNMENT == 0

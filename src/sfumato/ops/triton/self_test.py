@@ -1,0 +1,120 @@
+"""Which operations the kernels of this package serve on a device: those that passed a test on it.
+
+`prepare` tests each operation once on a device, on small random tensors against its reference, and
+switches off, with one log line each, what fails and what the table of tiles says is slower than
+torch.  Before `prepare`, no kernel serves: a test waits for the device, which a captured graph and
+a step must not.  Knows no operation by name.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from sfumato.ops.triton.kernel import installed, interpreting
+from sfumato.ops.triton.targets import architecture
+from sfumato.ops.triton.tiles import slower
+
+log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True)
+class KernelTwin:
+    """An operation that kernels serve.
+
+    function: of the signature of the operation's reference.  serves: whether it takes these
+    arguments; reads no number of a tensor.  check: runs the function on a device against the
+    reference; raises AssertionError, or what Triton raises, where it is wrong.
+    """
+
+    operation: str
+    function: Callable[..., Any]
+    serves: Callable[..., bool]
+    check: Callable[[torch.device], None]
+
+
+_passed: dict[torch.device, frozenset[str]] = {}
+
+
+def serves(operation: str, device: torch.device) -> bool:
+    """Whether the kernels of an operation passed their test on a device."""
+    return operation in _passed.get(_indexed(device), ())
+
+
+def passed(device: torch.device) -> frozenset[str]:
+    """The operations that kernels serve on a device."""
+    return _passed.get(_indexed(device), frozenset())
+
+
+def prepare(device: torch.device, twins: dict[str, KernelTwin]) -> frozenset[str]:
+    """Tests the twins, by operation, on a device, once; the operations that serve from now on.
+
+    Compiles kernels and waits for the device: call it before a graph is captured.
+    """
+    device = _indexed(device)
+    if device not in _passed:
+        good = frozenset(name for name, each in twins.items() if _works(each, device))
+        _passed[device] = good
+    return _passed[device]
+
+
+def usable(device: torch.device) -> bool:
+    """Whether kernels can run on a device at all."""
+    on_cpu = device.type == "cpu" and interpreting()
+    known = device.type == "cuda" and architecture(_indexed(device)) is not None
+    return installed() and (on_cpu or known)
+
+
+def _works(twin: KernelTwin, device: torch.device) -> bool:
+    if slower(twin.operation, device):
+        log.warning(
+            "%s: torch serves it on %s, where its kernels are slower", twin.operation, device
+        )
+        return False
+    try:
+        twin.check(device)
+    except Exception as error:  # Triton's compilers raise errors of many classes
+        reason = str(error).strip().splitlines()
+        log.warning(
+            *("%s: torch serves it on %s, since the self-test of its kernels failed (%s: %s)",),
+            *(twin.operation, device, type(error).__name__, reason[0] if reason else "no message"),
+        )
+        return False
+    return True
+
+
+def assert_close(out: Tensor, expected: Tensor, bound: float) -> None:
+    """Raises AssertionError unless ‖out − expected‖ ≤ bound · ‖expected‖ and all is finite.
+
+    The norm of a whole tensor shows a wrong tile, and does not trip over single roundings.
+    """
+    wide, right = out.double(), expected.double()
+    assert wide.isfinite().all(), "the result is not finite"
+    error = float((wide - right).norm() / right.norm())
+    assert error <= bound, f"the relative error is {error:.2e}, and {bound:.0e} is allowed"
+
+
+def random_like(
+    device: torch.device, dtype: torch.dtype, *shapes: tuple[int, ...]
+) -> tuple[Tensor, ...]:
+    """Tensors of normal numbers, the same in every process; torch's own generator keeps its
+    state."""
+    random = torch.Generator().manual_seed(len(shapes))
+    return tuple(torch.randn(shape, generator=random).to(device, dtype) for shape in shapes)
+
+
+def error_bound(dtype: torch.dtype) -> float:
+    """The relative error that one rounded result may have, a few roundings of its dtype."""
+    return 4 * torch.finfo(dtype).eps
+
+
+def _indexed(device: torch.device) -> torch.device:
+    """`cuda` and `cuda:0` are one device."""
+    if device.type == "cuda" and device.index is None:
+        return torch.device("cuda", torch.cuda.current_device())
+    return device

@@ -1,0 +1,68 @@
+"""The checked-in table of tiles: which sizes each kernel has on which architecture.
+
+Nothing is tuned while serving: a tile that depends on timings would make texts depend on them.
+`tiles.toml` holds at most CANDIDATES tiles for a kernel, of which the first serves; a script that
+measures them puts the fastest first.  Knows no kernel.
+"""
+
+from __future__ import annotations
+
+import tomllib
+from collections.abc import Mapping
+from dataclasses import dataclass
+from functools import cache
+from importlib.resources import files
+from typing import Any
+
+import torch
+
+from sfumato.ops.triton.targets import architecture
+
+CANDIDATES = 6
+ANY = "any"
+"""The use of a tile where a kernel has one for all numbers of tokens."""
+
+
+@dataclass(frozen=True)
+class Tile:
+    """The constants of a kernel that its speed depends on, its warps and its pipeline's stages."""
+
+    constants: Mapping[str, int]
+    warps: int
+    stages: int
+
+    def __getitem__(self, name: str) -> int:
+        return self.constants[name]
+
+
+@cache
+def table() -> dict[str, Any]:
+    """tiles.toml as it stands."""
+    text = files("sfumato.ops.triton").joinpath("tiles.toml").read_text(encoding="utf-8")
+    return tomllib.loads(text)
+
+
+@cache
+def candidates(kernel: str, target: str) -> dict[str, tuple[Tile, ...]]:
+    """The tiles of a kernel on an architecture by their use, the fastest first."""
+    uses = table()["kernels"][kernel][target]
+    return {use: tuple(_tile(each) for each in tiles) for use, tiles in uses.items()}
+
+
+def _tile(entry: Mapping[str, int]) -> Tile:
+    constants = {name: value for name, value in entry.items() if name.isupper()}
+    return Tile(constants, entry["warps"], entry["stages"])
+
+
+def tile_for(kernel: str, device: torch.device, use: str = ANY) -> Tile:
+    """The tile of a kernel that serves on a device."""
+    target = architecture(device)
+    assert target is not None, f"{device}: kernels have no tiles for it"
+    return candidates(kernel, target)[use][0]
+
+
+def slower(operation: str, device: torch.device) -> bool:
+    """Whether the table says that torch serves this operation faster on this device."""
+    if device.type != "cuda":
+        return False
+    return operation in table()["slower"].get(torch.cuda.get_device_name(device), ())

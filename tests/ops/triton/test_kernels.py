@@ -1,0 +1,92 @@
+"""All kernels: their tiles, what prepares them, and what the compiler makes of them for a GPU."""
+
+from __future__ import annotations
+
+import json
+import logging
+import os
+import subprocess
+import sys
+
+import pytest
+import torch
+from tests.support.kernels import interpreted
+
+from sfumato.ops.triton import OPERATIONS, self_test, targets, twins
+from sfumato.ops.triton.kernel import all_kernels, installed
+from sfumato.ops.triton.self_test import KernelTwin
+from sfumato.ops.triton.tiles import CANDIDATES, candidates, table, tile_for
+
+CPU = torch.device("cpu")
+
+
+@interpreted
+def test_every_kernel_has_tiles_for_every_architecture() -> None:
+    assert set(table()["kernels"]) == set(all_kernels())
+    for kernel in all_kernels():
+        for target in targets.TARGETS:
+            uses = candidates(kernel, target)
+            assert uses and all(0 < len(tiles) <= CANDIDATES for tiles in uses.values())
+            for tile in (tile for tiles in uses.values() for tile in tiles):
+                assert tile.warps in (1, 2, 4, 8, 16) and 1 <= tile.stages <= 6
+
+
+@interpreted
+def test_every_operation_passes_its_self_test() -> None:
+    assert set(twins()) == set(OPERATIONS)
+    assert self_test.usable(CPU)
+    for twin in twins().values():
+        twin.check(CPU)
+
+
+def test_a_kernel_that_is_wrong_is_switched_off(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    def wrong(device: torch.device) -> None:
+        self_test.assert_close(torch.ones(3), torch.zeros(3) + 2, 1e-3)
+
+    monkeypatch.setattr(self_test, "_passed", {})
+    twin_list = [
+        KernelTwin(name, max, bool, check)
+        for name, check in (("good", lambda device: None), ("bad", wrong))
+    ]
+    assert not self_test.serves("good", CPU)
+    with caplog.at_level(logging.WARNING, logger=self_test.__name__):
+        passed = self_test.prepare(CPU, {twin.operation: twin for twin in twin_list})
+    assert passed == {"good"} == self_test.passed(CPU)
+    assert self_test.serves("good", CPU) and not self_test.serves("bad", CPU)
+    assert [record.getMessage().split(":")[0] for record in caplog.records] == ["bad"]
+    assert self_test.prepare(CPU, {}) == {"good"}  # once a device
+
+
+def test_where_kernels_can_run(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(self_test, "interpreting", lambda: False)
+    assert not self_test.usable(CPU)
+    assert targets.architecture(torch.device("meta")) is None
+
+
+@interpreted
+def test_tiles_of_an_unknown_kernel() -> None:
+    assert tile_for("linear", CPU, "few")["TOKENS"] == 128
+    with pytest.raises(KeyError):
+        tile_for("none", CPU)
+
+
+@pytest.mark.skipif(not installed(), reason="Triton is not installed")
+def test_kernels_compile_for_a_gpu_that_is_not_here() -> None:
+    """One configuration of each kernel, for sm_90: within its shared memory, without spills, and
+    with the same matrix instruction whatever the number of tokens."""
+    environment = {name: value for name, value in os.environ.items() if name != "TRITON_INTERPRET"}
+    command = [sys.executable, "-m", "sfumato.ops.triton.ahead_of_time"]
+    run = subprocess.run(
+        [*command, "--target", "sm_90", "--json"],
+        env=environment, capture_output=True, text=True, timeout=300,
+    )  # fmt: skip
+    results = [json.loads(line) for line in run.stdout.splitlines()]
+    assert run.returncode == 0, run.stdout + run.stderr
+    instructions: dict[str, set[tuple[str, ...]]] = {}
+    for result in results:
+        assert not result["error"] and not result["spilled"], result
+        instructions.setdefault(result["kernel"], set()).add(tuple(result["instructions"]))
+    assert all(len(kinds) == 1 for kinds in instructions.values()), instructions
+    assert instructions["linear"] == {("wgmma.m64n128k16",)}

@@ -1,0 +1,55 @@
+"""The dense product, interpreted, against its reference."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from tests.support.kernels import close, interpreted
+
+from sfumato.ops import reference, registry
+
+pytestmark = interpreted
+
+
+@pytest.mark.parametrize("shape", [(1, 8, 8), (5, 72, 88), (130, 64, 200), (600, 16, 24)])
+def test_products_are_those_of_the_reference(shape: tuple[int, int, int]) -> None:
+    from sfumato.ops.triton.linear import linear
+
+    tokens, outputs, inputs = shape
+    x, weight = torch.randn(tokens, inputs), torch.randn(outputs, inputs)
+    close(linear(x, weight), reference.linear(x.double(), weight.double()))
+    halves = x.view(tokens, 2, inputs // 2).transpose(0, 1)  # not contiguous, three axes
+    part = weight[:, : inputs // 2].contiguous()
+    close(linear(halves, part), reference.linear(halves.double(), part.double()))
+
+
+def test_a_token_has_the_same_result_beside_others() -> None:
+    """Whatever the number of tokens, and so the tile."""
+    from sfumato.ops.triton.linear import linear
+
+    x, weight = torch.randn(600, 136), torch.randn(40, 136)
+    many = linear(x, weight)
+    for some in (slice(0, 1), slice(3, 200), slice(590, 600)):
+        assert torch.equal(linear(x[some], weight), many[some])
+
+
+def test_what_it_does_not_take_is_left_to_torch() -> None:
+    from sfumato.ops.triton.linear import TWINS
+
+    serves = TWINS["linear"].serves
+    x, weight = torch.randn(3, 8), torch.randn(4, 8)
+    assert serves(x, weight)
+    assert not serves(x.double(), weight.double())
+    assert not serves(x, torch.randn(8, 4).T)
+    assert not serves(torch.randn(3, 6), torch.randn(4, 6))  # rows of 24 bytes
+
+
+def test_the_registry_calls_it_once_it_is_prepared() -> None:
+    from sfumato import ops
+    from sfumato.ops.triton.kernel import counted_launches
+
+    x, weight = torch.randn(3, 8), torch.randn(4, 8)
+    assert "linear" in ops.prepare(torch.device("cpu"))
+    with registry.seen_as("cpu", "cuda"), counted_launches() as launches:
+        ops.linear(x, weight)
+    assert launches["linear"] == 1
