@@ -14,8 +14,7 @@ import torch
 from sfumato.engine.device_memory import Budget, budget, used_memory
 from sfumato.engine.engine_config import EngineConfig
 from sfumato.engine.errors import EngineError
-from sfumato.engine.memory_estimate import ModelFootprint, Prediction, predict
-from sfumato.model.cache import slot_bytes
+from sfumato.engine.memory_estimate import ModelFootprint, Prediction, pool_bytes, predict
 from sfumato.model.network import Network
 from sfumato.model.placement import shares_host_memory
 
@@ -62,7 +61,7 @@ class MemoryGuard:
     def added(self, capacities: Sequence[int]) -> int:
         """Bytes that larger slots of so many positions add, with what steps then take more."""
         footprint, config = self._footprint, self._config
-        slots = (slot_bytes(footprint.config, n, footprint.cache_dtype) for n in capacities)
+        slots = (pool_bytes(footprint, 1, n) for n in capacities)
         working = predict(footprint, config, larger=max(capacities, default=0)).working
         return sum(slots) + working - self.prediction.working
 
