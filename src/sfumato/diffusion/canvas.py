@@ -38,6 +38,7 @@ class RowStart:
     temperatures: list[float]  # of each step
     cold: bool  # temperature 0: the draw is the argmax
     self_conditioning: bool
+    commits: int = 0  # tokens that the row puts into the cache in place of being denoised
 
 
 @dataclass(frozen=True)

@@ -61,7 +61,7 @@ class Scoring:
         more than these."""
         spans = [canvas.length for canvas in canvases] if spans is None else spans
         starts = list(accumulate(spans, initial=0))
-        kinds = [_kind(canvas) for canvas in canvases]
+        kinds = [kind_of(canvas) for canvas in canvases]
         groups: list[ScoringGroup] = []
         order: list[Tensor] = []
         for kind in get_args(Kind):
@@ -131,7 +131,7 @@ def _merged(passes: Sequence[HeadStats], restore: Tensor) -> HeadStats:
     return HeadStats(*(merge(name) for name in names))
 
 
-def _kind(canvas: Canvas) -> Kind:
+def kind_of(canvas: Canvas) -> Kind:
     """What a row asks for beside the plain distribution."""
     if _cuts(canvas) or _needs_logits(canvas) or _bans(canvas) is None:
         return "adjusted"
@@ -238,6 +238,14 @@ def _bans(canvas: Canvas) -> list[Banned] | None:
 
 def _all_bans(canvases: Sequence[Canvas], vocab_size: int, device: torch.device) -> Bans | None:
     """Those of all rows; None where no row bans a token."""
+    limits = ban_limits(canvases, vocab_size)
+    lengths = [canvas.length for canvas in canvases]
+    return Bans.of(limits, lengths, device) if any(limits) else None
+
+
+def ban_limits(canvases: Sequence[Canvas], vocab_size: int) -> list[dict[int, int]]:
+    """Of each row, whose processors do nothing but ban, the number of first positions at which an
+    id is banned, by id."""
     limits: list[dict[int, int]] = []
     for canvas in canvases:
         row: dict[int, int] = {}
@@ -246,8 +254,7 @@ def _all_bans(canvases: Sequence[Canvas], vocab_size: int, device: torch.device)
                 if 0 <= i < vocab_size:
                     row[i] = max(row.get(i, 0), banned.positions)
         limits.append(row)
-    lengths = [canvas.length for canvas in canvases]
-    return Bans.of(limits, lengths, device) if any(limits) else None
+    return limits
 
 
 # Adjusted scores.

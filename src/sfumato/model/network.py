@@ -17,6 +17,7 @@ from sfumato.model.head import VocabularyHead
 from sfumato.model.placement import device_memory
 from sfumato.model.read_rows import QuestionRows, ReadCanvasRows, Scratch
 from sfumato.model.step_rows import StepRows
+from sfumato.model.to_device import to_device
 from sfumato.model.transformer import Transformer
 from sfumato.ops.reference import Weight
 
@@ -92,7 +93,7 @@ class Network:
                     f"with {slot.length} filled; make the cache with a larger capacity"
                 )
             self.check_ids(ids, f"row {index}")
-        pending = [ids.to(self.device) for ids in rows]
+        pending = [to_device(ids, self.device) for ids in rows]
         while any(len(ids) for ids in pending):
             if cancelled():
                 return False

@@ -18,8 +18,10 @@ import torch.nn.functional as F
 from torch import Tensor
 from torch.nn.utils.rnn import pad_sequence
 
-from sfumato.diffusion.canvas import RowStart
+from sfumato.diffusion.canvas import Canvas, RowStart
 from sfumato.diffusion.noise import seed_words
+from sfumato.model.cache import Slot
+from sfumato.model.to_device import to_device
 from sfumato.options.limits import MOST_STEPS
 
 WIDTHS = (16, 32, 64, 128, 256)
@@ -37,7 +39,7 @@ def _record(width: int, history: int) -> list[tuple[str, torch.dtype, tuple[int,
     size of an element, so that each is aligned. Temperatures are last: a row that begins writes no
     more of them than it has steps."""
     integers = {"tokens": (width,), "pinned": (width,), "history": (history, width), "seeds": (2,)}
-    numbers = "canvas", "attempt", "max_steps", "step", "unchanged"
+    numbers = "canvas", "attempt", "max_steps", "step", "unchanged", "commits"
     flags = "cold", "self_conditioning", "converged", "done"
     return [
         *((name, torch.int64, shape) for name, shape in integers.items()),
@@ -61,6 +63,7 @@ class StepBatch:
     max_steps: Tensor  # int64 [R]
     step: Tensor  # int64 [R]: steps done
     unchanged: Tensor  # int64 [R]: steps in a row before which the argmax canvas was the same
+    commits: Tensor  # int64 [R]: tokens that the next step commits; 0 for a row that is denoised
     cold: Tensor  # bool [R]
     self_conditioning: Tensor  # bool [R]
     converged: Tensor  # bool [R]: the stopping rule ended the canvas
@@ -126,7 +129,15 @@ class StepBatch:
         values = _first_record(starts, tokens, self.width, self.history.shape[1])
         at = self._index(rows)
         self.soft.index_fill_(0, at, 0)
-        self.record[:, : values.shape[1]].index_copy_(0, at, values.to(self.record.device))
+        values = to_device(values, self.record.device)
+        self.record[:, : values.shape[1]].index_copy_(0, at, values)
+
+    def note(self, canvases: Sequence[Canvas], slots: Sequence[Slot]) -> None:
+        """Notes of each row which slot its canvas follows, and the canvas's length."""
+        numbers = torch.tensor([[slot.index for slot in slots], [c.length for c in canvases]])
+        slot_numbers, lengths = to_device(numbers, self.slots.device)
+        self.slots.copy_(slot_numbers)
+        self.length.copy_(lengths)
 
     def copy_row(self, row: int, source: StepBatch, source_row: int) -> None:
         """Overwrites a row by one of a batch of the same width and depth."""
@@ -146,7 +157,7 @@ class StepBatch:
             tensor.index_copy_(0, put, value)
 
     def _index(self, rows: Sequence[int]) -> Tensor:
-        return torch.tensor(rows).to(self.record.device)
+        return to_device(torch.tensor(rows), self.record.device)
 
 
 def _first_record(
@@ -159,11 +170,12 @@ def _first_record(
             *[-1] * (history * width),
             *seed_words(start.seed),
             *(start.canvas, start.attempt, len(start.temperatures)),
-            *(0, 0),  # step, unchanged
+            *(0, 0, start.commits),  # step, unchanged, commits
         )
         for start in starts
     ]
-    flags = [(start.cold, start.self_conditioning, False, False) for start in starts]
+    # What is committed is done: no step changes it.
+    flags = [(start.cold, start.self_conditioning, False, start.commits > 0) for start in starts]
     temperatures = [
         [*start.temperatures, *[1.0] * (steps - len(start.temperatures))] for start in starts
     ]

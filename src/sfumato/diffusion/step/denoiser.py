@@ -2,20 +2,25 @@
 
 `Denoiser.forward` moves no canvas on and may be repeated; `apply` moves the rows on where their
 state lives and starts the copy to the host; `Pending.results` waits for that copy, which may be
-some steps later.
+some steps later.  Where steps are captured, `launch` does both at once.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 
 import torch
 
 from sfumato.diffusion.canvas import Canvas, Draft
 from sfumato.diffusion.step.batch import width_for
+from sfumato.diffusion.step.commit import Commit
 from sfumato.diffusion.step.denoise import ForwardResult, apply_updates, compute_updates, forward
+from sfumato.diffusion.step.device_steps import DeviceSteps
+from sfumato.diffusion.step.graphs import GraphBackend
 from sfumato.diffusion.step.layout import Layout, lay_out
 from sfumato.diffusion.step.lifting import LiftProbe
+from sfumato.diffusion.step.packed import to_host
 from sfumato.diffusion.step.results import HostCopy, Pending
 from sfumato.diffusion.step.seats import Key, Seats
 from sfumato.model.cache import Slot
@@ -25,13 +30,14 @@ from sfumato.model.network import Network
 class Denoiser:
     """Steps canvases of one network. Not for several threads at a time."""
 
-    def __init__(self, network: Network, rows: int) -> None:
-        """rows: for how many a batch has room at first."""
+    def __init__(self, network: Network, rows: int, backend: GraphBackend | None = None) -> None:
+        """rows: for how many a batch has room at first; backend: captures steps for `launch`."""
         self.network, self._rows = network, rows
         self._seats: dict[Key, Seats] = {}
         self._layout: tuple[object, Layout] | None = None
         self._probe = LiftProbe()
         self._unread: list[Pending] = []  # written steps of which the host has learned nothing
+        self.device_steps = None if backend is None else DeviceSteps(network, backend, self._probe)
 
     @torch.no_grad()
     def forward(self, canvases: Sequence[Canvas], slots: Sequence[Slot]) -> ForwardResult:
@@ -66,9 +72,7 @@ class Denoiser:
             apply_updates(result.layout.parts, updates)
         except Exception as failure:
             error = failure
-        pending = Pending(copy, error, self._unread.remove)
-        self._unread.append(pending)
-        return pending
+        return self._pending(copy, error)
 
     def advance(self, result: ForwardResult) -> list[Draft | Exception]:
         """Moves the canvases on: of each its draft, or what failed in it alone, in the order of
@@ -86,6 +90,61 @@ class Denoiser:
                 raise result
             drafts.append(result)
         return drafts
+
+    def groups(self, canvases: Sequence[Canvas], slots: Sequence[Slot]) -> list[list[int]]:
+        """The canvases that `launch` takes together, by their places: those of one width where
+        each such group has a step that can be captured, else all."""
+        by_key: dict[Key, list[int]] = {}
+        for place, canvas in enumerate(canvases):
+            by_key.setdefault(self._key(canvas), []).append(place)
+        groups = list(by_key.values())
+        served = (
+            self._is_served([canvases[i] for i in group], [slots[i] for i in group])
+            for group in groups
+        )
+        return groups if all(served) else [list(range(len(canvases)))]
+
+    @torch.no_grad()
+    def launch(self, canvases: Sequence[Canvas], slots: Sequence[Slot]) -> Pending:
+        """Moves the rows on, `Commit`s among them, and starts the copy of what the host learns.
+
+        Raises only while nothing has been written, but for what commits put into the cache beyond
+        their slots' prefixes; ValueError where there are commits and no step for them.
+        """
+        if not self._is_served(canvases, slots):
+            if any(isinstance(canvas, Commit) for canvas in canvases):
+                raise ValueError("commits are rows only of steps that can be captured")
+            return self.apply(self.forward(canvases, slots))
+        assert self.device_steps is not None
+        self._layout = None  # what it notes in the batches is about to be overwritten
+        seats = self._seats_of(self._key(canvases[0]))
+        seated = tuple(seats.take([canvases]))
+        places = {id(canvas): place for place, canvas in enumerate(canvases)}
+        order = tuple(places[id(canvas)] for canvas in seated)
+        step = self.device_steps.run(seats, seated, [slots[place] for place in order])
+        seats.steps += 1
+        shape = step.kind.rows, step.batch.width
+        copy = HostCopy(seated, order, (shape,), ({},), {}, step.words.flatten(), None)
+        error = None
+        try:
+            # The next step writes over its words; on a CPU they would be the host's own.
+            words, copied = to_host(copy.words.clone())
+            copy = replace(copy, words=words, copied=copied)
+        except Exception as failure:
+            error = failure
+        return self._pending(copy, error)
+
+    def _is_served(self, canvases: Sequence[Canvas], slots: Sequence[Slot]) -> bool:
+        """Whether the canvases can have a captured step."""
+        keys = {self._key(canvas) for canvas in canvases}
+        if self.device_steps is None or len(keys) != 1:
+            return False
+        return self.device_steps.serve(canvases, slots, self._seats_of(keys.pop()).batch)
+
+    def _pending(self, copy: HostCopy, error: Exception | None) -> Pending:
+        pending = Pending(copy, error, self._unread.remove)
+        self._unread.append(pending)
+        return pending
 
     def _lay_out(self, canvases: Sequence[Canvas], slots: Sequence[Slot]) -> Layout:
         pools = {id(slot.pool): None for slot in slots}  # rows of one pool stand together
@@ -108,6 +167,8 @@ class Denoiser:
         )
         if self._layout is None or self._layout[0] != version:
             self._layout = None  # what it notes in the batches is about to be overwritten
+            if self.device_steps is not None:
+                self.device_steps.forget()
             batches = [
                 (self._seats[key].batch, members, [slots[places[id(c)]] for c in members])
                 for key, members in seated.items()
@@ -117,7 +178,9 @@ class Denoiser:
         return self._layout[1]
 
     def _key(self, canvas: Canvas) -> Key:
-        return width_for(canvas.length, self.network.config.canvas_length), canvas.history_rows
+        longest = self.network.config.canvas_length
+        width = canvas.step_width if isinstance(canvas, Commit) else None
+        return width or width_for(canvas.length, longest), canvas.history_rows
 
     def _seats_of(self, key: Key) -> Seats:
         if key not in self._seats:

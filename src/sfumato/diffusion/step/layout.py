@@ -101,9 +101,8 @@ def lay_out(
     parts, runs = [], []
     for batch, canvases, slots in batches:
         rows = batch.first(len(canvases))
-        rows.slots.copy_(torch.tensor([slot.index for slot in slots]))
+        rows.note(canvases, slots)
         lengths = [canvas.length for canvas in canvases]
-        rows.length.copy_(torch.tensor(lengths))
         groups = RuleGroup.of(canvases, rows, probe)
         part = Part(rows, tuple(lengths), _packed(lengths, batch.width, device), groups)
         parts.append(part)

@@ -175,23 +175,29 @@ def _lifted(group: RuleGroup, view: StepView) -> tuple[Tensor, Tensor] | None:
     tensors = tensors_of(view, group.length)
     if group.index is not None:
         tensors = [tensor.index_select(0, group.index) for tensor in tensors]
-
-    first = group.rules[0]
-
-    def rules(
-        values: list[Tensor], settings: tuple[list[Tensor], list[Tensor]]
-    ) -> tuple[Tensor, Tensor]:
-        one = RowRules(
-            with_settings(first.sampler, settings[0]),
-            with_settings(first.stopping, settings[1]),
-            first.max_steps,
-        )
-        return _apply(one, view_of(values, first.max_steps))
-
     try:
-        accepted, stop = torch.vmap(rules)(tensors, group.settings)
+        return lift(group.rules[0], group.settings, tensors)
     except Exception as error:
         if is_out_of_memory(error):
             raise
         return None
+
+
+def lift(
+    rules: RowRules, settings: tuple[list[Tensor], list[Tensor]], tensors: list[Tensor]
+) -> tuple[Tensor, Tensor]:
+    """accepted bool [rows, length] and stop bool [rows] by one call: of rules with these settings,
+    each [rows], in the order of `stacked`; tensors: see `tensors_of`."""
+
+    def of_one(
+        values: list[Tensor], own: tuple[list[Tensor], list[Tensor]]
+    ) -> tuple[Tensor, Tensor]:
+        one = RowRules(
+            with_settings(rules.sampler, own[0]),
+            with_settings(rules.stopping, own[1]),
+            rules.max_steps,
+        )
+        return _apply(one, view_of(values, rules.max_steps))
+
+    accepted, stop = torch.vmap(of_one)(tensors, settings)
     return accepted, stop

@@ -7,7 +7,7 @@ lifted are an exception (see `rules.py`).
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 
 import torch
@@ -16,7 +16,7 @@ from torch import Tensor
 from sfumato.diffusion.sampler import StepView
 from sfumato.diffusion.step.batch import StepBatch
 from sfumato.diffusion.step.layout import Part
-from sfumato.diffusion.step.rules import apply_rules
+from sfumato.diffusion.step.rules import Decision, apply_rules
 from sfumato.model.head import HeadStats
 
 
@@ -44,6 +44,14 @@ def compute_update(
     part: Part, stats: HeadStats, fresh: Tensor, extra: Mapping[int, HeadStats]
 ) -> Update:
     """What the rules make of a part's packed statistics; extra: see `apply_rules`."""
+    return decided_update(part, stats, fresh, lambda view: apply_rules(part.groups, view, extra))
+
+
+def decided_update(
+    part: Part, stats: HeadStats, fresh: Tensor, decide: Callable[[StepView], Decision]
+) -> Update:
+    """What `decide` makes of a part's packed statistics. The view that `decide` gets is of all
+    rows, each tensor with a leading axis [R]; its max_steps does not count."""
     batch = part.batch
     names = ("argmax", "drawn", "entropy", "top_ids", "top_probs", "soft")
     stats = HeadStats(*(part.unpack(getattr(stats, name)) for name in names))
@@ -67,7 +75,7 @@ def compute_update(
         pinned,
         torch.where(same, batch.unchanged + 1, 0),
     )
-    decision = apply_rules(part.groups, view, extra)
+    decision = decide(view)
     accepted = decision.accepted | pinned
     frozen = batch.done.clone()
     step = batch.step + ~frozen

@@ -1,0 +1,92 @@
+"""The steps that a device can run without the host, for any rows that allow it.
+
+Finds the step of some rows, writes what has changed in them, and replays or runs the step.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Sequence
+
+from sfumato.diffusion.canvas import Canvas
+from sfumato.diffusion.scoring import kind_of
+from sfumato.diffusion.step.batch import StepBatch
+from sfumato.diffusion.step.batched_settings import takes_tensors
+from sfumato.diffusion.step.commit import Commit
+from sfumato.diffusion.step.device_step import DeviceStep, StepKind
+from sfumato.diffusion.step.graphs import GraphBackend, StepGraphs
+from sfumato.diffusion.step.lifting import LiftProbe
+from sfumato.diffusion.step.seats import Seats
+from sfumato.model.cache import Slot
+from sfumato.model.network import Network
+
+log = logging.getLogger(__name__)
+
+_Version = tuple[int, tuple[tuple[int, int], ...]]
+
+
+class DeviceSteps:
+    """The steps of one denoiser."""
+
+    def __init__(self, network: Network, backend: GraphBackend, probe: LiftProbe) -> None:
+        self._network, self._probe = network, probe
+        self.graphs = StepGraphs(backend)
+        self._prepared: dict[Seats, tuple[_Version, DeviceStep]] = {}
+        self._logged: set[str] = set()
+
+    def serve(self, canvases: Sequence[Canvas], slots: Sequence[Slot], batch: StepBatch) -> bool:
+        """Whether rows of one batch can have such a step. Logs what is in the way, once."""
+        obstacle = self._obstacle(canvases, slots, batch)
+        if obstacle is not None and obstacle not in self._logged:
+            self._logged.add(obstacle)
+            log.info("steps run without a graph where %s", obstacle)
+        return obstacle is None
+
+    def run(self, seats: Seats, canvases: Sequence[Canvas], slots: Sequence[Slot]) -> DeviceStep:
+        """Runs the step of the canvases, in the order of their rows; its words hold the results.
+        Raises only where no row has moved on."""
+        step = self._step(seats, canvases, slots)
+        self.graphs.run(step)
+        return step
+
+    def forget(self) -> None:
+        """What was written for the last steps may have been overwritten."""
+        self._prepared.clear()
+
+    def _step(self, seats: Seats, canvases: Sequence[Canvas], slots: Sequence[Slot]) -> DeviceStep:
+        """The step, prepared for these canvases."""
+        version = seats.version, tuple((id(slot.pool), slot.index) for slot in slots)
+        known, step = self._prepared.get(seats, (None, None))
+        if known == version and step is not None and step.batch is seats.batch and step.is_alive:
+            return step
+        kind = StepKind.of(canvases, self._network.config.vocab_size)
+        batch, pool = seats.batch, slots[0].pool
+        step = self.graphs.find(lambda one: one.serves(batch, pool, kind))
+        if step is None:
+            step = DeviceStep(self._network, batch, pool, kind)
+            self.graphs.add(step)
+        self._prepared.pop(seats, None)
+        step.prepare_for_replay(canvases, slots)
+        self._prepared[seats] = version, step
+        return step
+
+    def _obstacle(
+        self, canvases: Sequence[Canvas], slots: Sequence[Slot], batch: StepBatch
+    ) -> str | None:
+        """Why rows cannot have a step of fixed shape; None where they can."""
+        if len({id(slot.pool) for slot in slots}) > 1:
+            return "rows have slots of several pools"
+        for canvas in canvases:
+            if isinstance(canvas, Commit):
+                continue
+            if kind_of(canvas) != "plain":
+                return "a row changes its scores, keeps them, or names more tokens"
+            rules = canvas.config.sampler, canvas.config.stopping
+            if all(map(takes_tensors, rules)):
+                continue
+            names = " or ".join(type(rule).__name__ for rule in rules if not takes_tensors(rule))
+            if not self._probe.lifts(canvas, batch):
+                return f"{names} reads numbers on the host"
+            if canvas.length < batch.width:
+                return f"{names} meets a canvas that is shorter than its batch's width"
+        return None
