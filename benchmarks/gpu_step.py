@@ -20,6 +20,8 @@ from sfumato.diffusion.canvas import Canvas, Draft
 from sfumato.diffusion.noise import Noise
 from sfumato.diffusion.sampler_config import REFERENCE, fixed_steps
 from sfumato.diffusion.step import Denoiser
+from sfumato.diffusion.step.cuda_graphs import graph_backend
+from sfumato.diffusion.step.results import Pending
 from sfumato.model.cache import Slot
 from sfumato.model.experts import Experts
 from sfumato.model.label_scores import label_scores
@@ -53,12 +55,19 @@ def filled_slots(network: Network, rows: int, prefix: int) -> list[Slot]:
     return slots
 
 
+class RepeatedCalls:
+    """Stands in for graphs where there are none: a replay calls the function again."""
+
+    def capture(self, function: Callable[[], None]) -> Callable[[], None]:
+        return function
+
+
 @dataclass(frozen=True)
 class Steps:
     """Steps of some canvases: their times, and the drafts of each step."""
 
     times: list[float]  # ms, from one result on the host to the next
-    drafts: list[Draft]
+    drafts: list[list[Draft | Exception | None]]
     captured: int = 0  # graphs
 
     @property
@@ -69,16 +78,32 @@ class Steps:
 def timed_steps(
     network: Network, rows: Sequence[Canvas], slots: Sequence[Slot], steps: int, graphs: bool
 ) -> Steps:
-    """Steps the canvases; graphs: replayed on a device, and read one step late, as an engine
-    does."""
-    denoiser = Denoiser(network, len(rows))
-    times, drafts = [], []
+    """Steps the canvases; graphs: captured after the first step and replayed, and read one step
+    late, as an engine does."""
+    backend = (graph_backend(network.device) or RepeatedCalls()) if graphs else None
+    denoiser = Denoiser(network, len(rows), backend)
+    device_graphs = denoiser.device_steps and denoiser.device_steps.graphs
+    times: list[float] = []
+    drafts: list[list[Draft | Exception | None]] = []
+    unread: list[Pending] = []
+    began = time.perf_counter()
+
+    def read() -> None:
+        nonlocal began
+        drafts.append(unread.pop(0).results())
+        now = time.perf_counter()
+        times.append(1e3 * (now - began))
+        began = now
+
     for _ in range(steps):
-        began = time.perf_counter()
-        drafts += denoiser.step(rows, slots)
-        synchronize(network.device)
-        times.append(1e3 * (time.perf_counter() - began))
-    return Steps(times, drafts)
+        unread.append(denoiser.launch(rows, slots))
+        if device_graphs is not None:
+            device_graphs.capture_next()
+        while len(unread) > (1 if graphs else 0):
+            read()
+    while unread:
+        read()
+    return Steps(times, drafts, device_graphs.captured if device_graphs is not None else 0)
 
 
 def step_times(
