@@ -23,17 +23,8 @@ SYNTHETIC = 256  # tokens of a prompt where no option says it and the model cann
 
 # Options that have no meaning for a server, or for a local model.
 _LOCAL = (
-    *(
-        "random_weights",
-        "format",
-        "layers",
-        "predict",
-        "device",
-        "dtype",
-        "activations",
-        "quantize",
-    ),
-    *("context", "threads", "fixed_steps", "soft_skip", "soft_top_k", "where"),
+    *("random_weights", "format", "layers", "device", "dtype", "activations", "quantize"),
+    *("predict", "context", "threads", "fixed_steps", "soft_skip", "soft_top_k", "where"),
 )
 _REMOTE = ("api_key", "drafts")
 _RANDOM = ("format", "layers")
