@@ -124,9 +124,9 @@ def _end_to_end(setting: Setting) -> tuple[float | None, float]:
 
 def _outside(setting: Setting) -> tuple[float | None, float]:
     network = setting.subject.network
-    whole = step_times(network, 1, setting.prefix, setting.steps)["median_ms"]
+    step_ms = step_times(network, 1, setting.prefix, setting.steps)["median_ms"]
     predicted = setting.predicted(StepShape(1, setting.width, setting.prefix)).outside_ms
-    return outside_ms(network, setting.prefix, setting.steps, whole), predicted
+    return outside_ms(network, setting.prefix, setting.steps, step_ms), predicted
 
 
 def _prefill(setting: Setting) -> tuple[float, float]:

@@ -76,9 +76,9 @@ def _step(options: argparse.Namespace, findings: Findings, name: str) -> None:
     subject = _subject(options)
     device = subject.network.device
     passed = [
-        _OPERATIONS.get(found["kernel"], found["kernel"])
+        _OPERATIONS.get(checked["kernel"], checked["kernel"])
         for path in sorted(Path(options.out).glob("2-*.json"))
-        if (found := json.loads(path.read_text(encoding="utf-8"))).get("passed")
+        if (checked := json.loads(path.read_text(encoding="utf-8"))).get("passed")
     ]
 
     def serve(operations: frozenset[str]) -> None:
@@ -87,16 +87,16 @@ def _step(options: argparse.Namespace, findings: Findings, name: str) -> None:
     known = set(triton.twins()) if installed() else set()
     operations = [each for each in dict.fromkeys(passed) if each in known]
     steps = min(8, options.steps)
-    found = kernels_one_by_one(subject.network, operations, serve, options.prefix, steps)
-    findings.add(made_s=subject.about["made_s"], **found)
+    rounds = kernels_one_by_one(subject.network, operations, serve, options.prefix, steps)
+    findings.add(made_s=subject.about["made_s"], **rounds)
 
 
 def _graph(options: argparse.Namespace, findings: Findings, name: str) -> None:
     subject = _subject(options)
     _prepare(options, subject.network.device)
     for rows in dict.fromkeys((1, options.rows)):
-        found = compare(subject.network, rows, options.prefix, min(8, options.steps))
-        findings.add(**{f"rows_{rows}": found}, passed=found["same"])
+        compared = compare(subject.network, rows, options.prefix, min(8, options.steps))
+        findings.add(**{f"rows_{rows}": compared}, passed=compared["same"])
 
 
 def _figures(options: argparse.Namespace, findings: Findings, name: str) -> None:

@@ -200,10 +200,10 @@ def read_ms(
 def fewer_layers(network: Network, count: int) -> Network:
     """The network with its first layers alone. Shares all weights."""
     config = replace(network.config, layers=network.config.layers[:count])
-    whole, part = network.transformer, skeleton(config)
+    transformer, part = network.transformer, skeleton(config)
     for name in ("embed_tokens", "norm", "self_conditioning"):
-        setattr(part, name, getattr(whole, name))
-    part.layers = nn.ModuleList(list(whole.layers)[:count])
+        setattr(part, name, getattr(transformer, name))
+    part.layers = nn.ModuleList(list(transformer.layers)[:count])
     return Network(part, network.device, network.dtype, network.cache_dtype, network.head.output)
 
 

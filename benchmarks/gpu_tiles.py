@@ -24,9 +24,9 @@ class _Uses(dict[str, tuple[tiles.Tile, ...]]):
         self._kernel, self._seen = kernel, seen
 
     def __getitem__(self, use: str) -> tuple[tiles.Tile, ...]:
-        found = super().__getitem__(use)
-        self._seen[self._kernel, use] = len(found)
-        return found
+        tiles_of_use = super().__getitem__(use)
+        self._seen[self._kernel, use] = len(tiles_of_use)
+        return tiles_of_use
 
 
 @contextmanager

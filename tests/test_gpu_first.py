@@ -36,11 +36,13 @@ SIZES = Sizes(
 
 @pytest.mark.parametrize("name", CASES)
 def test_every_case_is_right_here(name: str) -> None:
-    found = check_kernel(name, SIZES, LIMITS["h200"], 0.0)
-    assert found["passed"] and found["right"] and found["repeats"] and found["same_alone"]
-    assert found["served_by"].startswith("a stand-in")
-    assert 0 <= found["floor_ms"] <= found["predicted_ms"]
-    assert found["time"]["timed_by"] == "clock" and found["tiles"] == []
+    findings = check_kernel(name, SIZES, LIMITS["h200"], 0.0)
+    assert (
+        findings["passed"] and findings["right"] and findings["repeats"] and findings["same_alone"]
+    )
+    assert findings["served_by"].startswith("a stand-in")
+    assert 0 <= findings["floor_ms"] <= findings["predicted_ms"]
+    assert findings["time"]["timed_by"] == "clock" and findings["tiles"] == []
 
 
 def uneven_experts(x: torch.Tensor, *others: Any) -> torch.Tensor:
@@ -60,9 +62,9 @@ def test_a_wrong_kernel_is_found(
     monkeypatch: pytest.MonkeyPatch, function: Any, failing: set[str]
 ) -> None:
     monkeypatch.setattr(gpu_kernel, "_kernel", lambda case, device: (function, "the test"))
-    found = check_kernel("experts", SIZES, LIMITS["h200"], 0.0)
-    assert {key for key in ("right", "repeats", "same_alone") if not found[key]} == failing
-    assert not found["passed"]
+    findings = check_kernel("experts", SIZES, LIMITS["h200"], 0.0)
+    assert {key for key in ("right", "repeats", "same_alone") if not findings[key]} == failing
+    assert not findings["passed"]
 
 
 def test_errors_are_relative_to_the_exact_result() -> None:
@@ -84,8 +86,8 @@ def test_poison_fills_tensors_of_every_kind() -> None:
 def test_runs_are_timed_in_turns() -> None:
     order: list[int] = []
     runs = [lambda: order.append(0), lambda: order.append(1)]
-    found = median_ms(runs, CPU, 0.0)
-    assert found["runs"] == 5 and order[-4:] in ([0, 1, 0, 1], [1, 0, 1, 0])
+    findings = median_ms(runs, CPU, 0.0)
+    assert findings["runs"] == 5 and order[-4:] in ([0, 1, 0, 1], [1, 0, 1, 0])
 
 
 def test_the_fastest_candidate_of_tiles_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -99,8 +101,8 @@ def test_the_fastest_candidate_of_tiles_is_found(monkeypatch: pytest.MonkeyPatch
             raise RuntimeError("out of shared memory")
         return float(stages)
 
-    found = gpu_tiles.measured_tiles(milliseconds, milliseconds)
-    assert found == [{"kernel": "linear", "use": "few", "ms": [3.0, 1.0, None], "fastest": 1}]
+    findings = gpu_tiles.measured_tiles(milliseconds, milliseconds)
+    assert findings == [{"kernel": "linear", "use": "few", "ms": [3.0, 1.0, None], "fastest": 1}]
     assert tiles.tile_for("linear", CPU, "few").stages == 3
 
 
@@ -112,25 +114,25 @@ def options(folder: Path, part: str, **others: Any) -> argparse.Namespace:
 
 
 def test_the_parts_hand_on_what_they_found(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    def found(part: str, file: str) -> Any:
+    def findings_of(part: str, file: str) -> Any:
         gpu_parts.run(options(tmp_path, part))
         (tmp_path / "part.json").rename(tmp_path / file)
         return json.loads((tmp_path / file).read_text())
 
-    ceilings = found("ceilings", gpu_parts.CEILINGS)
+    ceilings = findings_of("ceilings", gpu_parts.CEILINGS)
     assert ceilings["limits"]["bytes_per_s"] > 1e8 and "commit" in ceilings["environment"]
-    assert found("kernel:geglu", "2-00-geglu.json")["passed"]
-    assert found("compile:geglu", "1-compile-geglu.json") == {"compiled": False}
-    step = found("step", "3-step.json")
+    assert findings_of("kernel:geglu", "2-00-geglu.json")["passed"]
+    assert findings_of("compile:geglu", "1-compile-geglu.json") == {"compiled": False}
+    step = findings_of("step", "3-step.json")
     assert step["rounds"] == [] and step["best_ms"] == step["torch_ms"] > 0
-    graph = found("graph", "4-graph.json")
+    graph = findings_of("graph", "4-graph.json")
     assert graph["passed"] and graph["rows_2"]["same"]
     some = [
         figure for figure in gpu_figures.FIGURES if figure.name.startswith(("step, 1 r", "ten"))
     ]
     impossible = replace(some[0], name="none", taken=lambda setting: 1 / 0)
     monkeypatch.setattr(gpu_figures, "FIGURES", (*some, impossible))
-    first, ten, none = found("figures", "5-figures.json")["figures"]
+    first, ten, none = findings_of("figures", "5-figures.json")["figures"]
     assert first["goal"] == 15 and first["measured"] > 0 < first["predicted"]
     assert ten["reached"] is (ten["measured"] <= 30)
     assert none["failed"].startswith("ZeroDivisionError")
@@ -139,7 +141,7 @@ def test_the_parts_hand_on_what_they_found(tmp_path: Path, monkeypatch: pytest.M
 def test_a_part_that_fails_or_hangs_is_reported(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """What it had found before that counts."""
+    """What it had findings before that counts."""
 
     def child(code: str) -> Any:
         def run(command: list[str], timeout: float, **others: Any) -> Any:
@@ -157,10 +159,10 @@ def test_a_part_that_fails_or_hangs_is_reported(
         (writes, {"a": 1}),
     ):
         monkeypatch.setattr(gpu_first.subprocess, "run", child(code))
-        found = parent.part(gpu_first.Part("x", "x", 1.2))
-        assert found["part"] == "x" and {k: found[k] for k in expected} == expected
-        assert ("failed" in found) == ("failed" in expected)
-        assert json.loads((tmp_path / "x.json").read_text()) == found
+        findings = parent.part(gpu_first.Part("x", "x", 1.2))
+        assert findings["part"] == "x" and {k: findings[k] for k in expected} == expected
+        assert ("failed" in findings) == ("failed" in expected)
+        assert json.loads((tmp_path / "x.json").read_text()) == findings
     late = gpu_first.Run(options(tmp_path, "", seconds=0.5))
     assert late.part(gpu_first.Part("x", "x", 1.2))["failed"] == "no time was left"
 
@@ -168,7 +170,7 @@ def test_a_part_that_fails_or_hangs_is_reported(
 def test_what_lies_outside_the_layers_and_which_experts_are_touched() -> None:
     network = random_subject("tiny", "f32", layers=5, device="cpu").network
     assert 8 < touched_experts(network, 1, 10) <= 24
-    whole = 1e4  # far slower than the fifth of the layers
-    outside = outside_ms(network, 10, 1, whole)
+    step_ms = 1e4  # far slower than the fifth of the layers
+    outside = outside_ms(network, 10, 1, step_ms)
     assert outside is not None and outside < 0
     assert gpu_cases.CASES.keys() <= set(gpu_parts.kernel_names())
