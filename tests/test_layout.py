@@ -21,7 +21,9 @@ PROGRAMS = sorted(
 FILE_LIMIT, MEDIAN_LIMIT, FUNCTION_LIMIT = 400, 120, 60  # lines; the median is that of src
 
 # Kernels and parsers may be longer: "folder/file.py:function" -> why.
-LONG_FUNCTIONS: dict[str, str] = {}
+LONG_FUNCTIONS: dict[str, str] = {
+    "src/sfumato/ops/triton/attention_kernels.py:attend": "a kernel: its loops share one state",
+}
 
 
 def _name(path: Path) -> str:

@@ -12,13 +12,18 @@ from typing import Any
 
 import torch
 
-from sfumato.ops.registry import FLOAT, TRITON, device_of, twin
+from sfumato.ops.registry import ANY, FLOAT, TRITON, device_of, twin
 from sfumato.ops.triton import self_test
 from sfumato.ops.triton.self_test import KernelTwin
 
 __all__ = ["prepare", "twins"]
 
-OPERATIONS = {"experts": ("experts", FLOAT), "linear": ("linear", FLOAT)}
+OPERATIONS = {
+    "canvas_attention": ("attention", ANY),
+    "experts": ("experts", FLOAT),
+    "linear": ("linear", FLOAT),
+    "phase_attention": ("attention", ANY),
+}
 """The module whose `TWINS` has each operation, and the form of weight that it serves."""
 
 

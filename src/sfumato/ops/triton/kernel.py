@@ -27,7 +27,7 @@ from sfumato.ops.triton.interpreter import patch_once
 from sfumato.ops.triton.targets import has_copy_engine
 from sfumato.ops.triton.tiles import Tile
 
-MODULES = ("experts", "linear", "routing")
+MODULES = ("attention", "experts", "linear", "routing")
 """The modules of this package that register kernels."""
 
 FP_FUSION = False

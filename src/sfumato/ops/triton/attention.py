@@ -1,0 +1,214 @@
+"""Attention of canvases over what their slots hold and themselves, all rows in one launch.
+
+`canvas_attention` serves rows that denoise, and `phase_attention` rows that denoise beside rows
+that commit, which see causally.  Lengths, slots and phases are read on the device, so that a
+captured graph serves whatever they become.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+import triton
+from torch import Tensor
+
+from sfumato.ops import phase_reference, reference
+from sfumato.ops.triton.attention_kernels import attend, merge
+from sfumato.ops.triton.kernel import Kernel, launch, register
+from sfumato.ops.triton.operands import matrix, multiplied
+from sfumato.ops.triton.self_test import KernelTwin, assert_close, error_bound, random_like
+from sfumato.ops.triton.tiles import tile_for
+
+EVERYTHING = 2**30
+"""A window that no two positions are apart."""
+
+_TYPES = {
+    **dict.fromkeys(("q", "out"), "*bf16:16"),
+    **dict.fromkeys(("keys", "values", "new_keys", "new_values"), "tensordesc<bf16[{KEYS},{D}]>"),
+    **dict.fromkeys(("slots", "first", "width", "commits"), "*i64"),
+    **dict.fromkeys(("partial", "extremes"), "*fp32:16"),
+    **dict.fromkeys(("size", "tokens", "stored", "window"), "i32"),
+    "length": "i32:16",
+}
+
+SLIDING = register(
+    Kernel(
+        "attention_256",
+        attend,
+        _TYPES,
+        {"HEADS": 16, "KV_HEADS": 8, "D": 256, "PHASES": True, "WINDOWED": True},
+    )
+)
+FULL = register(
+    Kernel(
+        "attention_512",
+        attend,
+        _TYPES,
+        {"HEADS": 16, "KV_HEADS": 2, "D": 512, "PHASES": True, "WINDOWED": False},
+    )
+)
+MERGE = register(
+    Kernel(
+        "attention_merge",
+        merge,
+        {
+            **dict.fromkeys(("partial", "extremes"), "*fp32:16"),
+            "first": "*i64",
+            "out": "*bf16:16",
+            **dict.fromkeys(("pairs", "size", "pieces"), "i32"),
+        },
+        {"D": 512, "SPLIT": 4096},
+    )
+)
+
+
+def canvas_attention(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    keys: Tensor,
+    values: Tensor,
+    slots: Tensor,
+    held: Tensor,
+    width: Tensor,
+) -> Tensor:
+    """See `ops.canvas_attention`; floats are bfloat16. Positions after a row's width see what the
+    others of the row see. A width is at least 1, or `held` at most 0 beside a width of 0."""
+    return _attention(q, k, v, keys, values, slots, held, width, None, None)
+
+
+def phase_attention(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    keys: Tensor,
+    values: Tensor,
+    slots: Tensor,
+    first: Tensor,
+    width: Tensor,
+    commits: Tensor,
+    window: int | None,
+) -> Tensor:
+    """See `ops.phase_attention`; floats are bfloat16. Positions after a row's width see what the
+    last position of the width sees."""
+    return _attention(q, k, v, keys, values, slots, first, width, commits, window)
+
+
+def workspace_bytes(rows: int, length: int, heads: int, d: int, size: int, split: int) -> int:
+    """Bytes that one call takes beside its result: none where a slot's keys are one piece."""
+    pieces = triton.cdiv(size, split)
+    return 0 if pieces == 1 else rows * pieces * length * heads * (d + 2) * 4
+
+
+def _attention(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    keys: Tensor,
+    values: Tensor,
+    slots: Tensor,
+    first: Tensor,
+    width: Tensor,
+    commits: Tensor | None,
+    window: int | None,
+) -> Tensor:
+    rows, length, heads, d = q.shape
+    kv_heads, size = keys.shape[1:3]
+    out = torch.empty(q.shape, dtype=q.dtype, device=q.device)
+    if out.numel() == 0:
+        return out
+    q, k, v = (x.contiguous() for x in (q, k, v))
+    slots, first, width = (x.contiguous() for x in (slots, first, width))
+    kernel = SLIDING if d <= 256 else FULL
+    tile = tile_for(kernel.name, q.device)
+    pieces = triton.cdiv(size, tile["SPLIT"])
+    # One piece stores its result at once: `out` stands for memory that no program touches.
+    partial = extremes = out
+    if pieces > 1:
+        wide: dict[str, Any] = {"dtype": torch.float32, "device": q.device}
+        partial = torch.empty(rows, pieces, length * heads, d, **wide)
+        extremes = torch.empty(rows, pieces, length * heads, 2, **wide)
+    floats = {"q": q, "out": out, "partial": partial, "extremes": extremes}
+    matrices = {"new_keys": k.flatten(-2), "new_values": v.flatten(-2)}
+    matrices |= {"keys": keys, "values": values}
+    numbers = {"length": length, "size": size, "tokens": rows * length}
+    constants = {"HEADS": heads, "KV_HEADS": kv_heads, "D": d}
+    launch(
+        kernel,
+        (triton.cdiv(length * (heads // kv_heads), tile["ROWS"]), kv_heads * pieces, rows),
+        *(tile, q.device),
+        **floats,
+        **{name: matrix(x, tile["KEYS"], d) for name, x in matrices.items()},
+        slots=slots,
+        first=first,
+        width=width,
+        commits=first if commits is None else commits.contiguous(),
+        **numbers,
+        stored=keys.numel() // d,
+        window=EVERYTHING if window is None else window,
+        **constants,
+        PHASES=commits is not None,
+        WINDOWED=commits is not None and window is not None,
+    )
+    if pieces > 1:
+        _merge(partial, extremes, first, out, size, tile["SPLIT"])
+    return out
+
+
+def _merge(
+    partial: Tensor, extremes: Tensor, first: Tensor, out: Tensor, size: int, split: int
+) -> None:
+    """Fills the rows of `out` [rows, n, heads, d] whose prefix is several pieces."""
+    rows, pieces, pairs, d = partial.shape
+    tile = tile_for("attention_merge", out.device)
+    tensors = {"partial": partial, "extremes": extremes, "first": first, "out": out}
+    numbers = {"pairs": pairs, "size": size, "pieces": pieces, "D": d, "SPLIT": split}
+    launch(
+        MERGE,
+        (triton.cdiv(pairs, tile["PAIRS"]), rows),
+        *(tile, out.device),
+        **tensors,
+        **numbers,
+    )
+
+
+def _serves(q: Tensor, k: Tensor, v: Tensor, keys: Tensor, values: Tensor, *rest: Any) -> bool:
+    d = q.shape[-1]
+    shaped = 16 <= d <= 512 and d & (d - 1) == 0
+    stored = keys.is_contiguous() and values.is_contiguous() and keys.numel() // d < 2**31
+    numbers = all(x.dtype == torch.int64 for x in rest if isinstance(x, Tensor))
+    return shaped and stored and numbers and multiplied(q, k, v, keys, values)
+
+
+def _check(device: torch.device) -> None:
+    """Rows of all lengths, of which one has no prefix and one a full ring, over stale NaN."""
+    dtype = torch.float32 if device.type == "cpu" else torch.bfloat16
+    n, heads, kv_heads, d, size = 24, 4, 2, 64, 150
+    q, k, v, keys, values = random_like(
+        *(device, dtype, (3, n, heads, d), (3, n, kv_heads, d), (3, n, kv_heads, d)),
+        *((4, kv_heads, size, d), (4, kv_heads, size, d)),
+    )
+    q = q * d**-0.5
+    slots, first, width, commits = (
+        torch.tensor(numbers, device=device)
+        for numbers in ([2, 0, 3], [130, 0, 400], [24, 7, 20], [0, 1, 1])
+    )
+    for stored in (keys, values):
+        stored[2, :, 130:] = stored[0] = float("nan")
+    wide = [x.double() for x in (q, k, v, keys, values)]
+    held = first.clamp(max=size)
+    inside = torch.arange(n, device=device) < width[:, None]
+    out = canvas_attention(q, k, v, keys, values, slots, held, width)
+    expected = reference.canvas_attention(*wide, slots, held, width)
+    assert_close(out[inside], expected[inside], 2 * error_bound(dtype))
+    rest = slots, first, width, commits, 140
+    out = phase_attention(q, k, v, keys, values, *rest)
+    expected = phase_reference.phase_attention(*wide, *rest)
+    assert_close(out[inside], expected[inside], 2 * error_bound(dtype))
+
+
+TWINS = {
+    "canvas_attention": KernelTwin("canvas_attention", canvas_attention, _serves, _check),
+    "phase_attention": KernelTwin("phase_attention", phase_attention, _serves, _check),
+}

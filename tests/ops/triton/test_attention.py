@@ -1,0 +1,147 @@
+"""Attention of canvases and of both phases, interpreted, against the references."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+
+import pytest
+import torch
+from tests.support.kernels import close, interpreted
+from torch import Tensor
+
+from sfumato.ops import phase_reference, reference
+
+pytestmark = interpreted
+
+SLOTS = 4  # of a pool
+
+
+@dataclass(frozen=True)
+class Case:
+    """Numbers of a call; `first` counts positions beyond the size of a ring."""
+
+    n: int = 24
+    heads: int = 4
+    kv_heads: int = 2
+    d: int = 16
+    size: int = 80
+    slots: tuple[int, ...] = (2, 0, 3)
+    first: tuple[int, ...] = (70, 0, 200)
+    width: tuple[int, ...] = (24, 7, 20)
+    commits: tuple[int, ...] = (0, 1, 1)
+    window: int | None = 30
+
+    def floats(self) -> list[Tensor]:
+        torch.manual_seed(1)
+        rows, new = len(self.slots), (self.n, self.kv_heads, self.d)
+        q = torch.randn(rows, self.n, self.heads, self.d) * self.d**-0.5
+        stored = (SLOTS, self.kv_heads, self.size, self.d)
+        return [q, torch.randn(rows, *new), torch.randn(rows, *new),
+                torch.randn(stored), torch.randn(stored)]  # fmt: skip
+
+    def numbers(self) -> list[Tensor]:
+        return [torch.tensor(x) for x in (self.slots, self.first, self.width)]
+
+    def seen(self, out: Tensor) -> Tensor:
+        """The results at positions inside of their rows' widths."""
+        return out[torch.arange(self.n) < torch.tensor(self.width)[:, None]]
+
+
+def phases(case: Case, floats: list[Tensor]) -> Tensor:
+    from sfumato.ops.triton.attention import phase_attention
+
+    return phase_attention(*floats, *case.numbers(), torch.tensor(case.commits), case.window)
+
+
+CASES = [
+    Case(),
+    Case(window=None),
+    Case(n=70, heads=2, size=300, width=(70, 65, 1), first=(300, 301, 150), window=100),
+    Case(heads=6, d=32, commits=(1, 1, 0), window=7),
+]
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_both_phases_are_those_of_the_reference(case: Case) -> None:
+    floats = case.floats()
+    rest = *case.numbers(), torch.tensor(case.commits), case.window
+    expected = phase_reference.phase_attention(*(x.double() for x in floats), *rest)
+    close(case.seen(phases(case, floats)), case.seen(expected))
+
+
+def test_canvases_are_those_of_the_reference() -> None:
+    from sfumato.ops.triton.attention import canvas_attention
+
+    case = Case(width=(24, 7, 0), first=(70, 0, 0))
+    slots, held, width = case.numbers()
+    floats = case.floats()
+    expected = reference.canvas_attention(*(x.double() for x in floats), slots, held, width)
+    out = canvas_attention(*floats, slots, held, width)
+    close(case.seen(out), case.seen(expected))
+    assert not out[2].any(), "what sees no key is zero"
+    no_rows = [x[:0] for x in (*floats[:3], slots, held, width)]
+    assert not canvas_attention(*no_rows[:3], *floats[3:], *no_rows[3:]).numel()
+
+
+@pytest.mark.parametrize("value", [float("nan"), float("inf")])
+def test_what_no_position_sees_may_hold_anything(value: float) -> None:
+    case = Case(first=(70, 0, 80))
+    floats = case.floats()
+    clean = case.seen(phases(case, floats))
+    for stored in floats[3:]:
+        stored[2, :, 70:] = stored[0] = stored[1] = value
+    for new in floats[:3]:
+        for row, width in enumerate(case.width):
+            new[row, width:] = value
+    assert torch.equal(case.seen(phases(case, floats)), clean)
+
+
+def test_pieces_of_a_long_prefix_are_merged(monkeypatch: pytest.MonkeyPatch) -> None:
+    """And a row whose prefix is one piece has the bits that it has in a pool of one piece."""
+    from sfumato.ops.triton import attention
+    from sfumato.ops.triton.kernel import counted_launches
+    from sfumato.ops.triton.tiles import tile_for
+
+    def short(name: str, device: torch.device) -> object:
+        tile = tile_for(name, device)
+        if name == "attention_merge":
+            return tile
+        return replace(tile, constants={**tile.constants, "SPLIT": 64})
+
+    case = Case(n=6, width=(6, 5, 6), size=200, first=(64, 130, 200), window=None)
+    floats = case.floats()
+    small = [x[:, :, :64].contiguous() for x in floats[3:]]
+    alone = phases(replace(case, size=64), [*floats[:3], *small])
+    monkeypatch.setattr(attention, "tile_for", short)
+    with counted_launches() as launches:
+        out = phases(case, floats)
+    assert launches["attention_merge"] == 1
+    rest = *case.numbers(), torch.tensor(case.commits), None
+    expected = phase_reference.phase_attention(*(x.double() for x in floats), *rest)
+    close(case.seen(out), case.seen(expected))
+    assert torch.equal(out[0], alone[0])
+    assert attention.workspace_bytes(3, 24, 4, 16, 200, 64) == 3 * 4 * 24 * 4 * 18 * 4
+    assert attention.workspace_bytes(3, 24, 4, 16, 64, 64) == 0
+
+
+def test_a_row_has_the_same_result_beside_others() -> None:
+    case = Case()
+    floats = case.floats()
+    many = phases(case, floats)
+    for row in range(3):
+        names = ("slots", "first", "width", "commits")
+        one = replace(case, **{name: getattr(case, name)[row : row + 1] for name in names})
+        alone = phases(one, [*(x[row : row + 1] for x in floats[:3]), *floats[3:]])
+        assert torch.equal(alone[0], many[row])
+
+
+def test_what_it_does_not_take_is_left_to_torch() -> None:
+    from sfumato.ops.triton.attention import TWINS
+
+    case = Case()
+    q, k, v, keys, values = case.floats()
+    serves, rest = TWINS["canvas_attention"].serves, case.numbers()
+    assert serves(q, k, v, keys, values, *rest)
+    assert not serves(q, k, v, keys.bfloat16(), values.bfloat16(), *rest)
+    assert not serves(*(x[..., :12].contiguous() for x in (q, k, v, keys, values)), *rest)
+    assert not serves(q, k, v, keys, values, *(x.int() for x in rest))
