@@ -4,11 +4,8 @@ from __future__ import annotations
 
 import pytest
 import torch
-from tests.support.fake_device import DEVICE, Trace, fake_device, fake_network
 from tests.support.oracle import network_of, random_oracle, tiny_config
 
-from sfumato.model.cache import KVPool
-from sfumato.model.families.diffusion_gemma.config_json import config_from_hf
 from sfumato.model.network import Network
 from sfumato.model.step_rows import StepPart, StepRows
 
@@ -50,20 +47,3 @@ def test_rows_of_both_phases_are_those_apart(network: Network, held: tuple[int, 
         for layer in range(len(network.config.layers)):
             for stored, alone in zip(slot.read(layer), other.read(layer), strict=True):
                 torch.testing.assert_close(stored, alone)
-
-
-def test_it_stays_on_the_device_whatever_the_rows() -> None:
-    config = config_from_hf(tiny_config(canvas_length=32).to_dict())
-    counts = []
-    for rows in (1, 8):
-        with fake_device():
-            network = fake_network(config)
-            pool = KVPool(config, rows, 700, torch.bfloat16, DEVICE)
-            numbers = [torch.zeros(rows, dtype=torch.int64) for _ in range(3)]
-            part = StepPart(pool, numbers[0], 32, numbers[1], numbers[2])
-            tokens = torch.zeros(rows * 32, dtype=torch.int64)
-            soft = torch.zeros(rows * 32, config.hidden_size, dtype=torch.bfloat16)
-            with Trace() as trace:
-                network.step_batch(tokens, soft, StepRows(part))
-        counts.append(trace.count)
-    assert abs(counts[0] - counts[1]) <= 2  # one row's tensors are views where several are copies

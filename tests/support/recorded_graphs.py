@@ -42,6 +42,13 @@ class _Recorder(TorchDispatchMode):
         for memory, copy in self._before.values():
             memory.copy_(copy)
 
+    @torch.no_grad()
+    def repeat(self) -> None:
+        for func, args, kwargs, out in self.operations:
+            for new, old in zip(_tensors(func(*args, **kwargs)), _tensors(out), strict=True):
+                if _address(new) != _address(old):  # no view, and not in place
+                    old.copy_(new)
+
     def _save(self, func: Any, args: Any, kwargs: Any) -> None:
         for index, argument in enumerate(func._schema.arguments):
             if argument.alias_info is None or not argument.alias_info.is_write:
@@ -66,9 +73,7 @@ class RecordedGraphs:
         error, self.capture_error = self.capture_error, None
         if error is not None:
             raise error
-        with _Recorder() as recorder:
-            function()
-        recorder.undo()
+        again = self._record(function)
         self.captures += 1
 
         def replay() -> None:
@@ -76,15 +81,22 @@ class RecordedGraphs:
             if error is not None:
                 raise error
             self.replays += 1
-            with torch.no_grad():
-                for func, args, kwargs, out in recorder.operations:
-                    for new, old in zip(
-                        _tensors(func(*args, **kwargs)), _tensors(out), strict=True
-                    ):
-                        if _address(new) != _address(old):  # no view, and not in place
-                            old.copy_(new)
+            again()
 
         return replay
+
+    def _record(self, function: Callable[[], None]) -> Callable[[], None]:
+        with _Recorder() as recorder:
+            function()
+        recorder.undo()
+        return recorder.repeat
+
+
+class RepeatedCalls(RecordedGraphs):
+    """Calls the function again, at the speed of the CPU's own operations."""
+
+    def _record(self, function: Callable[[], None]) -> Callable[[], None]:
+        return function
 
 
 def _address(tensor: Tensor) -> int:

@@ -16,6 +16,7 @@ from sfumato.diffusion.noise import Noise, first_tokens
 from sfumato.diffusion.processors import CanvasView
 from sfumato.diffusion.sampler_config import SamplerConfig
 from sfumato.diffusion.schedule import count_at, temperature_at
+from sfumato.model.to_device import to_device
 from sfumato.options.limits import MIN_TEMPERATURE
 
 if TYPE_CHECKING:
@@ -81,9 +82,10 @@ class Canvas:
         canvas; pinned: position → token id, for positions whose token is given."""
         assert config.canvas_length and config.max_steps
         self.config, self.noise, self.device = config, noise, device
-        self.reply = torch.tensor(reply, dtype=torch.int64, device=device)
+        self.reply = to_device(torch.tensor(reply, dtype=torch.int64), device)
         self.vocab_size, self.length = vocab_size, config.canvas_length
         self.step, self.convergence = 0, None  # type: tuple[int, Convergence | None]
+        self.launched = 0  # steps that have begun, of some of which the host may know nothing
         self._begun: Tensor | None = None  # drawn late, together with those of other canvases
         self._pinned = torch.full((self.length,), -1)
         for position, token in (pinned or {}).items():

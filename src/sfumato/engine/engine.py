@@ -176,7 +176,8 @@ class Engine:
             results = self._runner.run(plan, self._is_wanted)
             self._outputs.process(results)
             self._publish()
-            return bool(plan.encode or plan.denoise or plan.read)
+            self._runner.between_steps()
+            return bool(plan.encode or plan.denoise or plan.read or self._runner.is_ahead)
 
     def _schedule(self) -> Plan:
         self._take_in()

@@ -8,14 +8,15 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from functools import partial
 from itertools import pairwise, zip_longest
 
 import torch
 
 from sfumato.diffusion.canvas import Draft
 from sfumato.diffusion.step import Denoiser
+from sfumato.diffusion.step.cuda_graphs import graph_backend
 from sfumato.engine.any_row import AnyRow
+from sfumato.engine.late_steps import CommitRow, LateSteps
 from sfumato.engine.read_turns import ReadResult, ReadTurns
 from sfumato.engine.recovery import BatchRecovery, free_memory
 from sfumato.engine.row import Row
@@ -57,28 +58,81 @@ class Runner:
     def __init__(self, network: Network, rows: int, clock: Callable[[], float]) -> None:
         """rows: that a step has at most, larger slots left aside."""
         self._network, self._clock = network, clock
-        self._denoiser = Denoiser(network, rows)
-        self._free = partial(free_memory, network.device)
+        backend = graph_backend(network.device)
+        self._denoiser = Denoiser(network, rows, backend)
         self._batches = BatchRecovery(self._batch, self._free)
+        self._late = None
+        if backend is not None:
+            self._late = LateSteps(self._denoiser, self._free, clock)
         self._read_turns = ReadTurns(network, self._free)
 
     def run(self, plan: Plan, is_wanted: Callable[[AnyRow], bool]) -> StepResults:
         """Encodes the plan's pieces, then denoises those of its rows that did not fail meanwhile
-        and are still wanted, and reads questions."""
+        and are still wanted, and reads questions. Where steps are late, the drafts are those of the
+        step before."""
         began = self._clock()
-        encoded = self.encode(plan.encode)
+        commits = [] if self._late is None else self._late.commits(plan.encode)
+        apart = {commit.row for commit in commits}
+        encoded = self.encode([piece for piece in plan.encode if piece.row not in apart])
         denoise = self._clock()
         failed = {segment.row for segment, error in encoded if error}
-        rows = [row for row in plan.denoise if row not in failed and is_wanted(row)]
-        denoised = self.denoise(rows)
+        rows = [row for row in plan.denoise if row not in failed | apart and is_wanted(row)]
+        if self._late is None:
+            denoised, began_step = self.denoise(rows), denoise
+        else:
+            committed, denoised, began_step = self._launch(self._late, rows, commits)
+            encoded += committed
         read = self._clock()
         readers = [row for row in plan.read if row not in failed and is_wanted(row)]
         results = self._read_turns.run(readers, plan.read_tokens, plan.decisions)
         read_s = self._clock() - read
-        return StepResults(encoded, denoise - began, denoised, denoise, results, read_s)
+        return StepResults(encoded, denoise - began, denoised, began_step, results, read_s)
+
+    @property
+    def is_ahead(self) -> bool:
+        """Whether a step has been launched whose results are not known."""
+        return self._late is not None and self._late.is_ahead
+
+    def between_steps(self) -> None:
+        """Captures one step that has run, where there is any."""
+        if self._denoiser.device_steps is not None:
+            self._denoiser.device_steps.graphs.capture_next()
+
+    def _launch(
+        self, late: LateSteps, rows: Sequence[Row], commits: Sequence[CommitRow]
+    ) -> tuple[list[Encoded], list[Denoised], float]:
+        """Launches a step, and returns its commits and the results of the step before it, with the
+        time when that began. Commits that cannot be rows of the step are encoded before it."""
+        ready, unready = self._opened(rows)
+        encoded: list[Encoded] = []
+        if commits and not late.serves(ready, commits):
+            encoded, commits = self.encode([commit.piece for commit in commits]), ()
+        failures = late.launch(ready, commits)
+        for commit in commits:
+            (segment,) = _segments(commit.piece)
+            error = failures.commits.get(commit.row)
+            if error is None:
+                _extend(segment)
+            encoded.append((segment, error))
+        results, began = late.results()
+        # What a row's last step gave comes before what ended it in this one.
+        return encoded, [*results, *unready, *failures.rows], began
+
+    def _opened(self, rows: Sequence[Row]) -> tuple[list[Row], list[Denoised]]:
+        """The rows that are ready for a step, and those that are not, with the reason."""
+        opened = [(row, self._open(row)) for row in rows]  # apart: what fails here is one row's
+        failed: list[Denoised] = [(row, error) for row, error in opened if error is not None]
+        return [row for row, error in opened if error is None], failed
+
+    def _free(self, error: Exception) -> None:
+        """Gives back unused memory, graphs included, after an error for want of it."""
+        if self._denoiser.device_steps is not None:
+            self._denoiser.device_steps.graphs.release()
+        free_memory(self._network.device, error)
 
     def encode(self, pieces: Sequence[Piece]) -> list[Encoded]:
-        """Encodes each piece, in one go where no mark is on the way.
+        """Encodes each piece, in one go where no mark is on the way. Waits for the device, unless
+        steps are late.
 
         A slot in which an encode raised is empty afterwards.
         """
@@ -92,9 +146,8 @@ class Runner:
     def denoise(self, rows: Sequence[Row]) -> list[Denoised]:
         """Moves each row's canvas a step on: its draft, or why there is none. Rows left out had no
         room in memory this time and may try again."""
-        opened = [(row, self._open(row)) for row in rows]  # apart: what fails here is one row's
-        failed: list[Denoised] = [(row, error) for row, error in opened if error is not None]
-        return failed + self._batches.run([row for row, error in opened if error is None])
+        ready, failed = self._opened(rows)
+        return failed + self._batches.run(ready)
 
     def _open(self, row: Row, again: bool = True) -> Exception | None:
         """Makes ready what a step needs of one row alone; returns what kept it from that. again:
@@ -116,7 +169,8 @@ class Runner:
             # One forward: the network shares a chunk equally among the rows.
             chunk = len(segments) * max(len(segment.ids) for segment in segments)
             self._network.encode([torch.tensor(s.ids) for s in segments], slots, chunk)
-            self._network.synchronize()
+            if self._late is None:
+                self._network.synchronize()
         except Exception as error:
             if is_out_of_memory(error):
                 self._free(error)

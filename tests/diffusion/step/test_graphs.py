@@ -249,8 +249,7 @@ def test_graphs_are_bounded_and_go_with_their_pool(network: Network) -> None:
     assert graphs.find(lambda one: one in steps) is None
 
 
-@pytest.mark.parametrize("commits", [False, True])
-def test_a_step_leaves_all_on_the_device(commits: bool) -> None:
+def test_a_step_leaves_all_on_the_device() -> None:
     """Bans, every built-in rule, short canvases and commits: traced on a device without numbers."""
     shape = config_from_hf(tiny_config(canvas_length=32).to_dict())
     choices: list[dict[str, Any]] = [
@@ -265,14 +264,13 @@ def test_a_step_leaves_all_on_the_device(commits: bool) -> None:
                 Canvas(config(**({"canvas_length": 32} | choice)), Noise(i, 0), 97, DEVICE)
                 for i, choice in enumerate(choices)
             ]
-            if commits:
-                canvases.append(Commit(range(9), config(canvas_length=32), tiny))
+            canvases.append(Commit(range(9), config(canvas_length=32), tiny))
             denoiser = Denoiser(tiny, 5, RecordedGraphs())
             seats = denoiser._seats_of(denoiser._key(canvases[0]))
             seated = seats.take([canvases])
             assert denoiser.device_steps
             step = denoiser.device_steps._step(seats, seated, slots[: len(seated)])
-        assert (step.kind.commits, step.kind.bans, len(step.kind.rules)) == (commits, 8, 3)
+        assert (step.kind.commits, step.kind.bans, len(step.kind.rules)) == (True, 8, 3)
         with Trace() as trace:
             step.run()
     assert trace.count

@@ -9,8 +9,10 @@ import torch
 
 from sfumato.diffusion.canvas import Canvas, RowStart
 from sfumato.diffusion.noise import Noise
+from sfumato.diffusion.sampler import EntropyBound
 from sfumato.diffusion.sampler_config import SamplerConfig
 from sfumato.diffusion.step.batch import width_for
+from sfumato.diffusion.stopping import Never
 from sfumato.model.network import Network
 
 
@@ -23,7 +25,10 @@ class Commit(Canvas):
         own = replace(config, canvas_length=len(ids))
         vocab_size, device = network.config.vocab_size, network.device
         super().__init__(own, Noise(0, 0), vocab_size, device)
+        # Of the canvas that the tokens settled in, as is the depth of the history.
         self.step_width = width_for(config.canvas_length, network.config.canvas_length)
+        # Rules and processors decide nothing in such a row.
+        self.config = replace(own, sampler=EntropyBound(), stopping=Never(), processors=())
         self._begun = torch.tensor(ids, dtype=torch.int64)
         self._pinned = self._begun
 

@@ -94,6 +94,14 @@ class Denoiser:
     def groups(self, canvases: Sequence[Canvas], slots: Sequence[Slot]) -> list[list[int]]:
         """The canvases that `launch` takes together, by their places: those of one width where
         each such group has a step that can be captured, else all."""
+        served = self.served_groups(canvases, slots)
+        return [list(range(len(canvases)))] if served is None else served
+
+    def served_groups(
+        self, canvases: Sequence[Canvas], slots: Sequence[Slot]
+    ) -> list[list[int]] | None:
+        """The canvases of each width, by their places; None where some cannot have a captured
+        step."""
         by_key: dict[Key, list[int]] = {}
         for place, canvas in enumerate(canvases):
             by_key.setdefault(self._key(canvas), []).append(place)
@@ -102,7 +110,7 @@ class Denoiser:
             self._is_served([canvases[i] for i in group], [slots[i] for i in group])
             for group in groups
         )
-        return groups if all(served) else [list(range(len(canvases)))]
+        return groups if all(served) else None
 
     @torch.no_grad()
     def launch(self, canvases: Sequence[Canvas], slots: Sequence[Slot]) -> Pending:

@@ -44,14 +44,14 @@ class StepKind:
     rows: int
     commits: bool  # whether some row commits
     bans: int  # how many ids a row may ban; 0 where no row does
-    rules: tuple[RowRules, ...]  # of rows that are denoised, one of each kind
+    rules: tuple[RowRules, ...]  # of rows that are denoised, one of each kind; maybe none
 
     @classmethod
     def of(cls, canvases: Sequence[Canvas], vocab_size: int) -> StepKind:
         denoised = [canvas for canvas in canvases if not isinstance(canvas, Commit)]
         most = max((len(limits) for limits in ban_limits(denoised, vocab_size)), default=0)
         bans = most and max(BANNED_AT_LEAST, 1 << (most - 1).bit_length())
-        rules = [RowRules.of(canvas) for canvas in denoised or canvases]
+        rules = [RowRules.of(canvas) for canvas in denoised]
         commits = len(denoised) < len(canvases)
         return cls(len(canvases), commits, bans, tuple(StaticRules.kinds_of(rules)))
 

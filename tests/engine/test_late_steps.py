@@ -1,0 +1,228 @@
+"""An engine whose device works by itself: it says the same, one step late, and faults end as ever.
+
+On a CPU, with stand-ins for graphs; `RepeatedCalls` gives the bits of the CPU's own step.
+"""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable
+from functools import cache
+from typing import Any
+
+import pytest
+import torch
+from tests.engine.faults import no_slot_is_leaked, outcome
+from tests.support.recorded_graphs import RecordedGraphs, RepeatedCalls
+from tests.support.scripted_engine import run
+
+import sfumato
+from sfumato import Engine, EngineConfig, Model, Request, SamplerConfig
+from sfumato.diffusion.sampler import FixedCount
+from sfumato.diffusion.step import Denoiser
+from sfumato.diffusion.step.device_step import DeviceStep
+from sfumato.diffusion.step.results import HostCopy, Pending
+from sfumato.diffusion.stopping import Never
+from sfumato.engine import Handle, RequestFailed
+from sfumato.model.network import Network
+from sfumato.ops import registry
+
+SAMPLERS = (
+    SamplerConfig(max_steps=3),
+    SamplerConfig(temperature=0, max_steps=4),
+    SamplerConfig(sampler=FixedCount(4), max_steps=5),
+    SamplerConfig(canvas_length=16, max_steps=3),
+    SamplerConfig(ignore_eos=True, max_steps=2),
+    SamplerConfig(top_k=3, max_steps=3),
+)
+FIXED = SamplerConfig(max_steps=3, stopping=Never(), ignore_eos=True)
+
+
+@pytest.fixture(scope="module")
+def model() -> Model:
+    return sfumato.load(device="cpu", dtype="float32")
+
+
+@pytest.fixture
+def late(model: Model, monkeypatch: pytest.MonkeyPatch) -> Callable[..., tuple[Engine, Any]]:
+    """Makes an engine on a stand-in."""
+
+    def make(kind: type[RecordedGraphs] = RepeatedCalls, **config: Any) -> tuple[Engine, Any]:
+        backend = kind()
+        monkeypatch.setattr("sfumato.engine.runner.graph_backend", lambda device: backend)
+        return Engine(model, EngineConfig(**({"slots": 3, "context": 256} | config))), backend
+
+    return make
+
+
+def wanted(seed: int, **choices: Any) -> dict[str, Any]:
+    prompt = ("Who are you?", "name a color", "the sea and its ships")[seed % 3]
+    return {"prompt": prompt, "seed": seed, "max_tokens": 70} | choices
+
+
+@cache
+def _reply(model: Model, items: tuple[tuple[str, Any], ...]) -> Any:
+    return model.generate(**dict(items))
+
+
+def alone(model: Model, each: dict[str, Any]) -> Any:
+    """The plain loop's reply."""
+    return _reply(model, tuple(each.items()))
+
+
+def same(one: Any, other: Any) -> bool:
+    return (one.token_ids, one.stop_reason, one.stats.steps, one.stats.convergence) == (
+        *(other.token_ids, other.stop_reason, other.stats.steps, other.stats.convergence),
+    )
+
+
+def test_it_says_the_same(
+    model: Model, late: Callable[..., Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Whatever joins and leaves, with canvases committed in the steps of other rows."""
+    committed: list[int] = []
+    serve = DeviceStep.run
+    monkeypatch.setattr(
+        DeviceStep, "run", lambda step: (committed.append(step.kind.commits), serve(step))[1]
+    )
+    serving, backend = late()
+    chosen, handles, asked_for = random.Random(3), [], []
+    for seed, sampler in enumerate(SAMPLERS):
+        asked_for.append(wanted(seed, sampler=sampler))
+        handles.append(serving.submit(Request(**asked_for[-1], retry_empty=False, drafts=True)))
+        for _ in range(chosen.randrange(4)):
+            serving.step()
+    run(serving)
+    for each, handle in zip(asked_for, handles, strict=True):
+        assert same(handle.result(), alone(model, each)), each
+    assert backend.captures and backend.replays and sum(committed) and no_slot_is_leaked(serving)
+
+
+def test_recorded_operations_say_the_same(late: Callable[..., Any]) -> None:
+    """Replayed without Python: what the host decides reaches the step through tensors alone."""
+    with registry.reference_only():
+        texts = []
+        for kind in (None, RecordedGraphs):
+            serving, backend = late(RecordedGraphs, slots=2)
+            if kind is None:
+                serving._runner._late = None
+            asked_for = [wanted(seed, sampler=FIXED, max_tokens=40) for seed in range(3)]
+            handles = [serving.submit(Request(**each, retry_empty=False)) for each in asked_for]
+            run(serving)
+            texts.append([handle.result().token_ids for handle in handles])
+    assert texts[0] == texts[1] and backend.replays > backend.captures > 1
+
+
+def test_a_step_is_launched_before_the_last_one_is_read(
+    late: Callable[..., Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """And none beyond a canvas's last step, of which the host knows."""
+    order: list[str] = []
+    launch, read = Denoiser.launch, Pending._read
+
+    def noted(what: str, serve: Callable[..., Any]) -> Callable[..., Any]:
+        return lambda *inputs: (order.append(what), serve(*inputs))[1]
+
+    monkeypatch.setattr(Denoiser, "launch", noted("launch", launch))
+    monkeypatch.setattr(Pending, "_read", noted("read", read))
+    serving, _ = late(slots=1)
+    reply = serving.generate(Request(**wanted(1, sampler=FIXED, max_tokens=32)))
+    assert reply.stats.steps == [3] and reply.stats.canvases == 1
+    assert order == ["launch", "launch", "read", "launch", "read", "read"]
+
+
+def test_rows_that_end_meanwhile_are_left_alone(model: Model, late: Callable[..., Any]) -> None:
+    """A row is cancelled while its step is under way; another one takes its slot."""
+    serving, _ = late(slots=1)
+    first = serving.submit(Request(**wanted(1, sampler=FIXED)))
+    serving.step(), serving.step()
+    first.cancel()
+    each = wanted(2, sampler=FIXED)
+    second = serving.submit(Request(**each, retry_empty=False))
+    run(serving)
+    assert outcome(first) == "cancelled" and same(second.result(), alone(model, each))
+
+
+def submitted(serving: Engine, count: int) -> tuple[list[dict[str, Any]], list[Handle]]:
+    each = [wanted(seed, sampler=FIXED) for seed in range(count)]
+    return each, [serving.submit(Request(**one, retry_empty=False)) for one in each]
+
+
+def steps_until(serving: Engine, holds: Callable[[], Any]) -> None:
+    while not holds():
+        assert serving.step(), "it never came to hold"
+
+
+@pytest.mark.parametrize("after", [1, 3])
+def test_a_replay_that_fails_costs_no_text(
+    model: Model, late: Callable[..., Any], after: int
+) -> None:
+    """In a step of denoising rows, or with a commit among them."""
+    serving, backend = late()
+    each, handles = submitted(serving, 3)
+    steps_until(serving, lambda: backend.replays >= after)
+    backend.replay_error = RuntimeError("a fault")
+    steps_until(serving, lambda: backend.replay_error is None)
+    run(serving)
+    for one, handle in zip(each, handles, strict=True):
+        assert same(handle.result(), alone(model, one))
+    assert no_slot_is_leaked(serving)
+
+
+def test_memory_that_ends_in_a_step_costs_no_text(model: Model, late: Callable[..., Any]) -> None:
+    """The graphs are dropped, and half of the rows are tried."""
+    serving, backend = late()
+    each, handles = submitted(serving, 3)
+    graphs = serving._runner._denoiser.device_steps.graphs
+    steps_until(serving, lambda: backend.replays)
+    assert graphs.captured
+    backend.replay_error = torch.OutOfMemoryError("once")
+    steps_until(serving, lambda: backend.replay_error is None)
+    assert not graphs.captured
+    run(serving)
+    for one, handle in zip(each, handles, strict=True):
+        assert same(handle.result(), alone(model, one))
+
+
+def test_results_that_never_arrive_end_their_rows_alone(
+    model: Model, late: Callable[..., Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    serving, _ = late()
+    _, handles = submitted(serving, 3)
+    for _ in range(2):
+        serving.step()
+    with monkeypatch.context() as patch:
+        patch.setattr(HostCopy, "read", failing)
+        serving.step()
+    assert [outcome(handle) for handle in handles] == ["internal"] * 3
+    each, (handle,) = submitted(serving, 1)
+    run(serving)
+    assert same(handle.result(), alone(model, each[0])) and no_slot_is_leaked(serving)
+
+
+def failing(*inputs: Any) -> Any:
+    raise RuntimeError("CUDA error: device lost")
+
+
+def test_a_lost_device_ends_the_engine(
+    late: Callable[..., Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """By the circuit, as without graphs: every call to the device fails, and so does each probe."""
+    monkeypatch.setattr("sfumato.engine.circuit.WAITS_S", (0.01, 0.02))
+    serving, backend = late()
+    _, handles = submitted(serving, 3)
+    for _ in range(3):
+        serving.step()
+    monkeypatch.setattr(HostCopy, "read", failing)
+    for name in ("denoise_batch", "step_batch", "encode"):
+        monkeypatch.setattr(Network, name, failing)
+    backend.replay_error = RuntimeError("CUDA error: device lost")
+    serving.start()
+    for handle in handles:
+        with pytest.raises(RequestFailed):
+            handle.result()
+    assert [outcome(handle) for handle in handles] == ["internal"] * 3
+    assert serving._lifecycle.thread
+    serving._lifecycle.thread.join(20)
+    assert serving.death and "3 of 3 times" in serving.death
+    serving.close()
