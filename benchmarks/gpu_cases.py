@@ -13,9 +13,11 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from sfumato import ops
 from sfumato.bench.step_model.kernel_cost import KernelCost
 from sfumato.bench.step_model.step_cost import StepShape, step_costs, stored_bytes
 from sfumato.model.cache import slot_sizes
+from sfumato.model.head import CHUNK
 from sfumato.model.model_config import LayerConfig, ModelConfig
 
 Arguments = tuple[Any, ...]
@@ -117,6 +119,67 @@ def linear(sizes: Sizes, seed: int) -> Case:
     )
 
 
+def vocabulary_pass(sizes: Sizes, seed: int) -> Case:
+    """The head: scores of deviation 3, a distribution that is neither flat nor certain."""
+    config, tokens = sizes.config, sizes.shape.tokens
+    hidden = sizes.random(tokens, config.hidden_size, seed=seed)
+    (weight,) = sizes.weights(1, config.vocab_size, config.hidden_size, seed + 1)
+    weight.mul_(3)
+    temperature = 0.4 + 0.4 * torch.linspace(0, 1, tokens, device=sizes.device)
+    random = torch.Generator(sizes.device).manual_seed(seed)
+    uniform = torch.rand(tokens, generator=random, device=sizes.device, dtype=torch.float64)
+    others = config.logit_softcap, None, CHUNK, None
+
+    def alone(row: int) -> Arguments:
+        at = sizes.of_row(row)
+        return hidden[at], weight, temperature[at], uniform[at], *others
+
+    return Case(
+        "vocabulary_pass",
+        (hidden, weight, temperature, uniform, *others),
+        sizes.cost(config.layers[0], "vocabulary head"),
+        alone,
+        lambda out, row: tuple(each[sizes.of_row(row)] for each in out),
+    )
+
+
+def route(sizes: Sizes, seed: int) -> Case:
+    config, tokens = sizes.config, sizes.shape.tokens
+    hidden, count = config.hidden_size, config.num_experts
+    x = sizes.random(tokens, hidden, seed=seed)
+    weight, scale, per_expert = (
+        sizes.random(*shape, deviation=deviation, seed=seed + 1).float() + shift
+        for shape, deviation, shift in (
+            ((count, hidden), hidden**-0.5, 0.0),
+            ((hidden,), 3.0, hidden**0.5),
+            ((count,), 0.1, 1.0),
+        )
+    )
+    others = weight, scale, per_expert, config.experts_per_token, config.rms_norm_eps
+    return Case(
+        *("route", (x, *others), sizes.cost(config.layers[0], "router")),
+        lambda row: (x[sizes.of_row(row)], *others),
+        lambda out, row: tuple(each[sizes.of_row(row)] for each in out),
+    )
+
+
+def phase_attention(sizes: Sizes, seed: int, sliding: bool) -> Case:
+    """As `canvas_attention`; every second row commits."""
+    case, layer = canvas_attention(sizes, seed, sliding), sizes.layer(sliding)
+    q, k, v, keys, values, slots, held, widths = case.arguments
+    first = held if sliding else held.clamp(max=keys.shape[2])
+    commits = widths * (torch.arange(len(slots), device=sizes.device) % 2)
+    window = sizes.config.sliding_window if layer.sliding else None
+
+    def alone(row: int) -> Arguments:
+        at = slice(row, row + 1)
+        own = slots[at], first[at], widths[at], commits[at]
+        return q[at], k[at], v[at], keys, values, *own, window
+
+    arguments = q, k, v, keys, values, slots, first, widths, commits, window
+    return replace(case, operation="phase_attention", arguments=arguments, alone=alone)
+
+
 def canvas_attention(sizes: Sizes, seed: int, sliding: bool) -> Case:
     """Rows whose slots stand in another order, and hold prefixes of different lengths."""
     layer, (rows, width) = sizes.layer(sliding), (sizes.shape.rows, sizes.shape.width)
@@ -167,12 +230,19 @@ def geglu(sizes: Sizes, seed: int) -> Case:
     )
 
 
-CASES: dict[str, Callable[[Sizes, int], Case]] = {
-    "experts": experts,
-    "linear": linear,
-    "attention, sliding": lambda sizes, seed: canvas_attention(sizes, seed, True),
-    "attention, full": lambda sizes, seed: canvas_attention(sizes, seed, False),
-    "rms_norm": rms_norm,
-    "geglu": geglu,
+_CASES: dict[str, tuple[str, Callable[[Sizes, int], Case]]] = {
+    "experts": ("experts", experts),
+    "head": ("vocabulary_pass", vocabulary_pass),
+    "linear": ("linear", linear),
+    "attention, sliding": ("canvas_attention", lambda s, seed: canvas_attention(s, seed, True)),
+    "attention, full": ("canvas_attention", lambda s, seed: canvas_attention(s, seed, False)),
+    "commit, sliding": ("phase_attention", lambda s, seed: phase_attention(s, seed, True)),
+    "commit, full": ("phase_attention", lambda s, seed: phase_attention(s, seed, False)),
+    "router": ("route", route),
+    "rms_norm": ("rms_norm", rms_norm),
+    "geglu": ("geglu", geglu),
 }
-"""By name, the most valuable first."""
+OPERATIONS = {name: entry[0] for name, entry in _CASES.items() if hasattr(ops, entry[0])}
+"""The operation of each case, the most valuable first, of those that this checkout has."""
+CASES = {name: _CASES[name][1] for name in OPERATIONS}
+"""What makes a case of some sizes and a seed, by its name."""

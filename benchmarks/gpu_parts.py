@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from benchmarks.gpu_cases import CASES, Sizes
+from benchmarks.gpu_cases import CASES, OPERATIONS, Sizes
 from benchmarks.gpu_figures import Setting, figures
 from benchmarks.gpu_graph import compare
 from benchmarks.gpu_kernel import check_kernel, run_once
@@ -29,7 +29,6 @@ from sfumato.ops.triton import self_test
 from sfumato.ops.triton.kernel import installed
 
 CEILINGS = "1-ceilings.json"
-_OPERATIONS = {"attention, sliding": "canvas_attention", "attention, full": "canvas_attention"}
 
 
 class Findings:
@@ -46,7 +45,7 @@ class Findings:
 def kernel_names() -> list[str]:
     """The cases, the most valuable first, and then the operations that have none."""
     operations = set(triton.twins()) if installed() else set()
-    return [*CASES, *sorted(operations - {_OPERATIONS.get(name, name) for name in CASES})]
+    return [*CASES, *sorted(operations - set(OPERATIONS.values()))]
 
 
 def run(options: argparse.Namespace) -> None:
@@ -76,7 +75,7 @@ def _step(options: argparse.Namespace, findings: Findings, name: str) -> None:
     subject = _subject(options)
     device = subject.network.device
     passed = [
-        _OPERATIONS.get(checked["kernel"], checked["kernel"])
+        OPERATIONS.get(checked["kernel"], checked["kernel"])
         for path in sorted(Path(options.out).glob("2-*.json"))
         if (checked := json.loads(path.read_text(encoding="utf-8"))).get("passed")
     ]
