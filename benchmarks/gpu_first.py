@@ -32,17 +32,20 @@ from benchmarks import gpu_parts
 from sfumato.ops.triton.kernel import installed
 
 SECONDS = 470  # of all parts together
+FOR_STEPS = 0.5  # of all seconds, what the kernels leave for the step and the figures
 START_S = 25  # of a process that imports torch and reaches the device
 TAIL = 2000  # characters of a failed part's output that are kept
 
 
 @dataclass(frozen=True)
 class Part:
-    """A process: its name, its file, and the seconds that it may take."""
+    """A process: its name, its file, the seconds that it may take, and those of the whole run that
+    it must leave for later parts."""
 
     name: str
     file: str
     seconds: float
+    leaves: float = 0.0
 
 
 class Run:
@@ -58,7 +61,7 @@ class Run:
         path = self.folder / f"{part.file}.json"
         path.unlink(missing_ok=True)
         began = time.monotonic()
-        limit = min(part.seconds, self._end - began)
+        limit = min(part.seconds, self._end - began - part.leaves)
         findings: dict[str, Any] = {"failed": "no time was left"}
         if limit > 1:
             findings = self._ran(part, path, limit)
@@ -96,8 +99,11 @@ class Run:
             output, failed = late.stdout or b"", f"took more than {limit:.0f} s"
         if path.exists():  # what a part found before it failed counts
             findings: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
-            return findings if failed == "exit code 0" else findings | {"failed": failed}
-        return {"failed": failed, "output": output.decode("utf-8", "replace")[-TAIL:]}
+            if failed == "exit code 0":
+                return findings
+        else:
+            findings = {}
+        return findings | {"failed": failed, "output": output.decode("utf-8", "replace")[-TAIL:]}
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -109,7 +115,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     ceilings = run.part(Part("ceilings", "1-ceilings", 60))
     _say("ceilings", ceilings)
     names = gpu_parts.kernel_names()
-    compiling = [Part(f"compile:{name}", f"1-compile-{_plain(name)}", 90) for name in names]
+    leaves = options.seconds * FOR_STEPS
+    compiling = [Part(f"compile:{name}", f"1-compile-{_plain(name)}", 90, leaves) for name in names]
     if options.device == "cpu" or not installed():
         compiling = []
     with ThreadPoolExecutor(max(1, (os.cpu_count() or 1) // 2)) as pool:
@@ -118,7 +125,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
                 _say(part.name, findings)
     results = [ceilings]
     parts = [
-        Part(f"kernel:{name}", f"2-{number:02}-{_plain(name)}", options.kernel_seconds + START_S)
+        Part(
+            *(f"kernel:{name}", f"2-{number:02}-{_plain(name)}"),
+            *(options.kernel_seconds + START_S, leaves),
+        )
         for number, name in enumerate(names)
     ]
     parts += [Part("step", "3-step", 90), Part("graph", "4-graph", 60)]

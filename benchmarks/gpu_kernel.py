@@ -7,6 +7,7 @@ and in time against torch's own operation and the roofline.  `gpu_first.py` call
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -26,6 +27,7 @@ Function = Callable[..., Any]
 TRITON = "Triton"
 RUNS = 3
 ERROR = 1.2  # of torch's own error, what a kernel may have
+TILE_SECONDS = 0.2  # for each candidate
 SETS = 4  # of inputs, in turns, where one would stay in the device's cache
 
 
@@ -50,12 +52,16 @@ def check_kernel(name: str, sizes: Sizes, limits: DeviceLimits, seconds: float) 
             median_ms([_run(function, each) for each in cases], sizes.device, seconds)
             for function in (kernel, reference)
         )
+        # One row of several: what a request that is alone needs, with tiles for few tokens.
+        row = replace(case, arguments=case.alone(0))
+        ours_of_row, torchs_of_row = (
+            median_ms([_run(function, row)], sizes.device, seconds / 2)
+            for function in (kernel, reference)
+        )
         tried = []
-        if served_by == TRITON:
-            tried = measured_tiles(
-                _run(kernel, case),
-                lambda: float(median_ms([_run(kernel, case)], sizes.device, 0.3)["median_ms"]),
-            )
+        for call in (case, row) if served_by == TRITON else ():
+            run = _run(kernel, call)
+            tried += measured_tiles(run, _timer(run, sizes.device))
     (kernel_time,) = step_time([case.cost], limits).kernels
     floor_ms, predicted_ms = 1e3 * kernel_time.floor_s, 1e3 * kernel_time.predicted_s
     faster = ours["median_ms"] < torchs["median_ms"]
@@ -67,6 +73,8 @@ def check_kernel(name: str, sizes: Sizes, limits: DeviceLimits, seconds: float) 
         "tiles": tried,
         "time": ours,
         "torch_time": torchs,
+        "row_time": ours_of_row,
+        "row_torch_time": torchs_of_row,
         "faster_than_torch": faster,
         "floor_ms": floor_ms,
         "predicted_ms": predicted_ms,
@@ -106,6 +114,10 @@ def _reference(operation: str) -> Function:
 
 def _run(function: Function, case: Case) -> Callable[[], object]:
     return lambda: function(*case.arguments)
+
+
+def _timer(run: Callable[[], object], device: torch.device) -> Callable[[], float]:
+    return lambda: float(median_ms([run], device, TILE_SECONDS)["median_ms"])
 
 
 def _right(case: Case, kernel: Function, reference: Function, sizes: Sizes) -> dict[str, Any]:
