@@ -204,3 +204,23 @@ def test_a_missing_matplotlib_is_told_before_measuring(
     done = cli(*TINY, "--plot", "a.png")
     assert done.code == 2
     assert "pip install matplotlib" in done.err
+
+
+def test_a_prediction_runs_nothing(
+    cli: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("COLUMNS", "100")
+    options = ("bench", "--random-weights", "26b-a4b", "--predict", "rtx-4090")
+    done = cli(*options, "--concurrency", "1,4", "--json", str(tmp_path / "p.json"))
+    assert (done.code, done.err) == (0, "")
+    assert "rtx-4090: 4 x 256 positions, prefix 512; nothing was run" in done.out
+    assert "published, less what programs do not reach (data sheet)" in done.out
+    assert "The weights (50.5 GB) do not fit its memory (25.8 GB)." in done.out
+    document = json.loads((tmp_path / "p.json").read_text())
+    one, four = (step["predicted_ms"] for step in document["steps"])
+    assert 50 < one < four
+    done = cli("bench", "--predict", "h200", "--random-weights", "26b-a4b", "--json", "-")
+    (step,) = json.loads(done.out)["steps"]
+    assert round(step["floor_ms"], 1) == 12.8
+    assert "'h300' is none of h200" in cli(*options[:-1], "h300").err
+    assert "--predict: of what" in cli("bench", "--predict", "h200").err

@@ -10,6 +10,7 @@ import torch
 from sfumato import catalog, ops
 from sfumato.api import EMBEDDED
 from sfumato.cli import doctor, estimate, probes
+from sfumato.engine.accelerators import Accelerator
 from sfumato.engine.device_memory import Budget
 from sfumato.model.families import open_checkpoint
 from sfumato.model.placement import pick_device, pick_dtype
@@ -90,6 +91,21 @@ def test_fewer_threads_than_cores_are_named(
     assert f"for {n} of {n + 1} cores, to which OMP_NUM_THREADS limits threads." in words
     monkeypatch.setattr(doctor.machine, "usable_cores", torch.get_num_threads)
     assert "limits threads" not in cli("doctor").out
+
+
+def test_a_device_that_torch_cannot_use_is_named_with_the_reason(
+    machine: Any, cli: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    machine()
+    devices = [
+        Accelerator("RTX 5090", "torch", "cuda:0", 34 * 10**9, 33 * 10**9, False, "no code; do x"),
+        Accelerator("Radeon", "amdgpu", None, 10**9, 0, True),
+    ]
+    monkeypatch.setattr(doctor, "accelerators", lambda: devices)
+    assert "RTX 5090 is not used: no code; do x." in cli("doctor").out
+    words = " ".join(cli("doctor", "--verbose").out.split())
+    assert "cuda:0: RTX 5090 (torch), 33 GB free; not in torch: Radeon (amdgpu), the mach" in words
+    assert json.loads(cli("doctor", "--json").out)["devices"][0]["problem"] == "no code; do x"
 
 
 @pytest.mark.parametrize("columns", [44, 80])

@@ -70,15 +70,20 @@ def test_this_machine() -> None:
     assert result is None or result.nbytes > 0
 
 
+@pytest.mark.parametrize("integrated", [False, True])
 @pytest.mark.parametrize(("hip", "kind"), [(None, "CUDA"), ("6.2", "ROCm")])
-def test_cuda(monkeypatch: pytest.MonkeyPatch, hip: str | None, kind: str) -> None:
-    """What torch holds without using it is free; the host's memory does not count."""
+def test_cuda(
+    monkeypatch: pytest.MonkeyPatch, hip: str | None, kind: str, integrated: bool
+) -> None:
+    """What torch holds without using it is free; the host's memory counts where it is the same."""
+    monkeypatch.setattr(module, "shares_host_memory", lambda device: integrated)
     monkeypatch.setattr(torch.version, "hip", hip)
     monkeypatch.setattr(torch.cuda, "mem_get_info", lambda device: (5 * GIB, 8 * GIB))
     monkeypatch.setattr(torch.cuda, "memory_reserved", lambda device: 2 * GIB)
     monkeypatch.setattr(torch.cuda, "memory_allocated", lambda device: GIB)
     monkeypatch.setattr(module, "host_budgets", lambda: [Budget(1, "host")])
-    assert budget(torch.device("cuda:1")) == Budget(6 * GIB, f"free memory of cuda:1 ({kind})")
+    own = Budget(6 * GIB, f"free memory of cuda:1 ({kind})")
+    assert budget(torch.device("cuda:1")) == (Budget(1, "host") if integrated else own)
 
 
 @pytest.mark.parametrize("tells", [False, True])

@@ -244,10 +244,12 @@ def test_the_reference_holds_what_is_predicted(monkeypatch: pytest.MonkeyPatch) 
 
 
 class LiveBytes(TorchDispatchMode):
-    """The bytes of all tensors that operations have made, while they live."""
+    """The bytes of all tensors that operations have made, while they live; not of views of those
+    that are given."""
 
-    def __init__(self) -> None:
+    def __init__(self, *given: torch.Tensor) -> None:
         super().__init__()
+        self._given = {tensor.untyped_storage()._cdata for tensor in given}
         self._storages: weakref.WeakSet[Any] = weakref.WeakSet()
         self.most = 0
 
@@ -257,7 +259,9 @@ class LiveBytes(TorchDispatchMode):
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         out = func(*args, **(kwargs or {}))
         for leaf in tree_leaves(out):
-            if isinstance(leaf, torch.Tensor):
+            if not isinstance(leaf, torch.Tensor):
+                continue
+            if leaf.untyped_storage()._cdata not in self._given:
                 self._storages.add(leaf.untyped_storage())
         self.most = max(self.most, self.now())
         return out

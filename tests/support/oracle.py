@@ -18,6 +18,7 @@ from sfumato.model.cache import Slot
 from sfumato.model.families.diffusion_gemma.config_json import config_from_hf
 from sfumato.model.loading import _converted, place, skeleton
 from sfumato.model.network import Network
+from sfumato.model.upload import Mover
 
 S, F = "sliding_attention", "full_attention"
 ENCODER = "model.encoder.language_model."
@@ -105,7 +106,7 @@ def network_of(model: DiffusionGemmaForBlockDiffusion, dtype: torch.dtype | None
     dtype = dtype or model.dtype
     for name, _ in list(transformer.named_parameters()):
         path, _, leaf = name.rpartition(".")
-        value = _converted(state.pop(name), name, torch.device("cpu"), dtype)
+        value = _converted(state.pop(name), name, Mover(torch.device("cpu")), dtype)
         place(transformer.get_submodule(path), leaf, value)
     assert not state, f"the oracle has weights that Sfumato has not: {sorted(state)}"
     return Network(transformer, torch.device("cpu"), dtype)

@@ -13,8 +13,10 @@ from functools import partial
 import torch
 
 from sfumato.bench.memory import PeakMemory
+from sfumato.bench.predicted import beside_measured
 from sfumato.bench.report import CaseReport, Report
 from sfumato.bench.requests import INTERRUPTED, MakeRequest, RequestFigures, run_requests
+from sfumato.bench.step_model.step_cost import StepShape
 from sfumato.bench.subject import Subject
 from sfumato.bench.where import where_it_goes
 from sfumato.bench.workload import Case, Prompt, Work
@@ -86,6 +88,12 @@ def _measure_case(
         result.values["load_s"] = [subject.load_s]
     case, length = result.case, config.canvas_length
     assert length
+    prompts = [len(subject.prompt_ids(p, work.seed, case.context)) for p in work.prompts]
+    # The middle of the longest reply: each canvas sees those before it.
+    prefix = max(prompts) + case.max_tokens // 2
+    result.values.update(
+        beside_measured(subject.network, StepShape(case.concurrency or 1, length, prefix))
+    )
     engine = _engine(subject, work, case, config)
 
     def run(pairs: list[tuple[Prompt, int]]) -> Iterable[RequestFigures]:

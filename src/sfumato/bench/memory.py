@@ -45,7 +45,7 @@ class PeakMemory:
         self._sample()
         values: Values = {key: [float(peak)] for key, peak in self._peaks.items()}
         if torch.cuda.is_available() and torch.cuda.is_initialized():
-            values["peak_device"] = [float(torch.cuda.max_memory_allocated())]
+            values["peak_device"] = [float(torch.cuda.max_memory_reserved())]
         return values
 
     def _watch(self) -> None:

@@ -70,6 +70,16 @@ METRICS = (
         "server: the mean of each reply.",
     ),
     Metric(
+        "step_floor_ms", "a step, floor", "ms", "steps",
+        "What no program can do a step in on this device: of each kernel the larger of its bytes "
+        "over the bandwidth and its products over their rate, for the case's requests at a time. "
+        "Only where the device is known (docs/hardware.md).",
+    ),
+    Metric(
+        "step_predicted_ms", "a step, predicted", "ms", "steps",
+        "The floor with what kernels are taken to reach of it, and the launches.",
+    ),
+    Metric(
         "commit_ms", "a commit", "ms", "steps",
         "Encoding a settled canvas into the prefix, mean of each reply that has more than one "
         "canvas; the last is never encoded.",
@@ -151,7 +161,7 @@ METRICS = (
     ),
     Metric(
         "peak_device", "device", "B", "memory",
-        "The most memory that torch held on a CUDA device.",
+        "The most memory that torch's allocator held on a CUDA device, its unused blocks too.",
     ),
 )  # fmt: skip
 """In the order in which a report shows them."""

@@ -74,6 +74,8 @@ PRESETS: dict[str, tuple[dict[str, int], int]] = {
 Even `tiny` has rows of 256, so that every format is itself there, and down projections that do not
 divide into blocks of 256, as the 26B-A4B's do not."""
 
+CPU = torch.device("cpu")
+
 # A tile of random numbers is repeated, for drawing 25 billion of them would take minutes. A prime
 # length keeps the rows of a matrix different: they begin at different places of the tile.
 _TILE, _BLOCK_TILE = 1048583, 8191  # numbers; blocks
@@ -102,9 +104,11 @@ def random_config(
 
 @dataclass(frozen=True)
 class RandomCheckpoint(Checkpoint):
-    """A checkpoint whose tensors are made when they are read, the same for the same seed."""
+    """A checkpoint whose tensors are made when they are read, the same for the same seed, on the
+    device where they are wanted: 50 GB need not pass through the host."""
 
     seed: int = field(default=0, repr=False)
+    device: torch.device = field(default=CPU, repr=False)
 
     def read(self, name: str) -> Tensor | QuantizedTensor:
         info = self.tensors[name]
@@ -120,11 +124,13 @@ class RandomCheckpoint(Checkpoint):
         if block is None:
             count = math.prod(info.shape)
             tile = torch.randn(min(count, _TILE), generator=random).mul_(deviation)
-            return _repeated(tile.to(FLOAT_FORMATS[info.format]), count).view(info.shape)
+            tile = tile.to(self.device, FLOAT_FORMATS[info.format])
+            return _repeated(tile, count).view(info.shape)
         count = math.prod(info.shape) // block.block_size
         size = (min(count, _BLOCK_TILE), block.block_size)
         tile = torch.randn(size, generator=random).mul_(deviation)
-        data = _repeated(quantize(tile, block).data, count).view(*info.shape[:-1], -1)
+        blocks = quantize(tile, block).data.to(self.device)
+        data = _repeated(blocks, count).view(*info.shape[:-1], -1)
         return QuantizedTensor(data, block, info.shape)
 
 
@@ -134,8 +140,10 @@ def random_checkpoint(
     layers: int | None = None,
     seed: int = 0,
     vocab: int | None = None,
+    device: torch.device = CPU,
 ) -> RandomCheckpoint:
-    """A checkpoint of random weights, by name, format and number of layers and of tokens.
+    """A checkpoint of random weights, by name, format and number of layers and of tokens; device:
+    where they are made.
 
     Raises ValueError, naming the option, for an unknown preset or format.
     """
@@ -152,7 +160,7 @@ def random_checkpoint(
         for name, kind in formats(shapes, TARGETS[format]).items()
     }
     metadata: Mapping[str, Any] = {"config": config, "generation_config": {}}
-    return RandomCheckpoint(path, "safetensors", tensors, {}, metadata, {}, seed)
+    return RandomCheckpoint(path, "safetensors", tensors, {}, metadata, {}, seed, device)
 
 
 def _middle(name: str, size: int) -> float:
@@ -173,7 +181,7 @@ def _bytes(format: str, shape: tuple[int, ...]) -> int:
 
 def _repeated(tile: Tensor, count: int) -> Tensor:
     """The first `count` entries of a tile repeated without end, contiguous."""
-    repeated = torch.empty(count, *tile.shape[1:], dtype=tile.dtype)
+    repeated = torch.empty(count, *tile.shape[1:], dtype=tile.dtype, device=tile.device)
     for start in range(0, count, len(tile)):
         repeated[start : start + len(tile)] = tile[: count - start]
     return repeated

@@ -91,8 +91,8 @@ def random_subject(
     Raises ValueError, naming the option, for an unknown preset or format.
     """
     began = time.perf_counter()
-    checkpoint = random_checkpoint(preset, format, layers, seed)
     target = pick_device(device)
+    checkpoint = random_checkpoint(preset, format, layers, seed, device=target)
     kind = pick_dtype(dtype, checkpoint, target)
     network = load_network(checkpoint, target, kind, activations=activations)
     about = {"model": f"random {preset}, {format}", **_about(checkpoint, network)}

@@ -24,7 +24,7 @@ SYNTHETIC = 256  # tokens of a prompt where no option says it and the model cann
 # Options that have no meaning for a server, or for a local model.
 _LOCAL = (
     *("random_weights", "format", "layers", "device", "dtype", "activations", "quantize"),
-    *("context", "threads", "fixed_steps", "soft_skip", "soft_top_k", "where"),
+    *("predict", "context", "threads", "fixed_steps", "soft_skip", "soft_top_k", "where"),
 )
 _REMOTE = ("api_key", "drafts")
 _RANDOM = ("format", "layers")
@@ -42,6 +42,10 @@ def main(args: argparse.Namespace) -> int:
     from sfumato.cli import INTERRUPTED
 
     _check(args)
+    if args.predict:
+        from sfumato.cli import predict
+
+        return predict.main(args)
     work = Work(_prompts(args), args.warmup, args.repeats, args.seed)
     report = _local(args, work) if args.url is None else _remote(args, work)
     _show_progress(0, 0)
@@ -145,12 +149,13 @@ def _subject(args: argparse.Namespace) -> Subject:
     import sfumato
     from sfumato.bench import subject
     from sfumato.cli.generation import spare_threads
+    from sfumato.model.placement import pick_device
 
     if args.threads:  # the first case's, for loading
         torch.set_num_threads(args.threads[0])
     how = {"device": args.device, "dtype": args.dtype, "activations": args.activations or "int8"}
     if args.random_weights:
-        format = args.format or "q4_k_m"
+        format = args.format or ("q4_k_m" if pick_device(args.device).type == "cpu" else "bf16")
         return subject.random_subject(args.random_weights, format, args.layers, **how)
     model = sfumato.load(args.model, quantize=args.quantize, **how)
     if not args.threads:

@@ -20,6 +20,7 @@ from sfumato.cli import machine
 from sfumato.cli.estimate import least_seconds, step_seconds
 from sfumato.cli.probes import Measured, dtype_name, measure, quantized_dtype
 from sfumato.cli.units import size, table
+from sfumato.engine.accelerators import accelerators
 from sfumato.engine.device_memory import Budget, budget
 from sfumato.model.placement import SMALL, device_memory, pick_device
 
@@ -115,17 +116,8 @@ def best(formats: list[dict[str, Any]]) -> str | None:
 
 
 def devices() -> list[dict[str, Any]]:
-    """Accelerators that torch can use; none is not an error."""
-    accelerators: list[dict[str, Any]] = []
-    for index in range(torch.cuda.device_count()):
-        free, total = torch.cuda.mem_get_info(index)
-        name = torch.cuda.get_device_name(index)
-        accelerators.append(
-            {"device": f"cuda:{index}", "name": name, "memory": total, "free": free}
-        )
-    if torch.backends.mps.is_available():
-        accelerators.append({"device": "mps", "name": "Apple GPU", "memory": None, "free": None})
-    return accelerators
+    """Accelerators of this machine, those too that torch cannot use; none is not an error."""
+    return [vars(each) for each in accelerators()]
 
 
 def verdict(findings: dict[str, Any]) -> list[str]:
@@ -169,6 +161,8 @@ def formats_table(formats: list[dict[str, Any]]) -> list[str]:
 def notes(findings: dict[str, Any]) -> list[str]:
     """Where the figures come from, and the next command."""
     lines, busy = [""], findings["busy"]
+    for unused in (each for each in findings["devices"] if each["problem"]):
+        lines.append(f"{unused['name']} is not used: {unused['problem']}.")
     if busy["is"]:
         cores = findings["cpu"]["cores"]
         why = [f"load {busy['load']:.1f} on {cores} cores"] if busy["load"] else []
@@ -203,10 +197,6 @@ def seconds(value: float) -> str:
 def detail(findings: dict[str, Any], width: int) -> list[str]:
     """What the machine has, and what was measured, for people."""
     cpu, speed = findings["cpu"], findings["speed"]
-    accelerators = [
-        f"{d['device']}: {d['name']}" + (f", {size(d['free'])} free" if d["free"] else "")
-        for d in findings["devices"]
-    ]
     memory = (f"{k.replace('_', ' ')} {size(v)}" for k, v in findings["memory"].items() if v)
     rows = [
         (
@@ -217,7 +207,7 @@ def detail(findings: dict[str, Any], width: int) -> list[str]:
         ("cpu", f"{cpu['name']}, {cpu['cores']} cores, {cpu['torch_threads']} threads in torch"),
         ("features", " ".join(cpu["features"]) or "unknown"),
         ("memory", ", ".join(memory)),
-        ("accelerators", "; ".join(accelerators) or "none that torch can use"),
+        ("accelerators", "; ".join(map(_accelerator, findings["devices"])) or "none"),
         ("runs", f"on {findings['runs_on']}; --dtype auto: {_dtypes(findings['runs_on'])}"),
         ("backend", f"on a CPU {findings['backend']}: {findings['backend_reason']}"),
         ("compilers", "; ".join(findings["compilers"].values()) or "none"),
@@ -239,6 +229,13 @@ def detail(findings: dict[str, Any], width: int) -> list[str]:
             break_on_hyphens=False,
         )
     return lines
+
+
+def _accelerator(device: dict[str, Any]) -> str:
+    """A device in a few words."""
+    parts = [f"{device['device'] or 'not in torch'}: {device['name']} ({device['source']})"]
+    parts += [f"{size(device['free'])} free"] if device["free"] else []
+    return ", ".join(parts + ["the machine's memory"] * device["shares_host_memory"])
 
 
 def _speeds(speed: dict[str, Any]) -> str:

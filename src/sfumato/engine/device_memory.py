@@ -16,6 +16,8 @@ from pathlib import Path
 
 import torch
 
+from sfumato.model.placement import shares_host_memory
+
 PROC, CGROUPS = Path("/proc"), Path("/sys/fs/cgroup")
 _NO_LIMIT = 1 << 60  # what control groups of version 1 say when they mean none
 
@@ -32,7 +34,7 @@ def budget(device: torch.device) -> Budget | None:
     """The tightest bound on what can be taken on a device; for a CPU, and for a GPU that shares
     its memory, the machine's count too. None where it is unknown."""
     bounds = [] if device.type == "cpu" else [*_of_device(device)]
-    if device.type in ("cpu", "mps"):
+    if shares_host_memory(device):
         bounds += host_budgets()
     return min(bounds, key=lambda bound: bound.nbytes, default=None)
 

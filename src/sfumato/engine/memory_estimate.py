@@ -16,6 +16,7 @@ import torch
 from sfumato import ops
 from sfumato.diffusion.constraints.read import PIECE
 from sfumato.diffusion.step.batch import WIDTHS, StepBatch, width_for
+from sfumato.engine.device_overhead import held_bytes, overhead_bytes
 from sfumato.engine.engine_config import EngineConfig
 from sfumato.model.cache import BLOCK, slot_bytes, slot_sizes, snapshot_bytes
 from sfumato.model.head_memory import head_bytes
@@ -58,7 +59,7 @@ class ModelFootprint:
             device,
             dtype,
             cache_dtype(checkpoint, device, dtype),
-            sum(loaded_bytes(name, info, device, dtype) for name, info in tensors),
+            held_bytes((loaded_bytes(name, info, device, dtype) for name, info in tensors), device),
             sum(viewed_bytes(name, info, device, dtype) for name, info in views),
         )
 
@@ -66,7 +67,8 @@ class ModelFootprint:
     def of_network(cls, network: Network) -> ModelFootprint:
         """A loaded model. Which of its weights are mapped is not known any more."""
         values = [v for module in network.transformer.modules() for v in _weights(module)]
-        nbytes = sum(value.nbytes for value in (*values, *(network.head.output or ())))
+        sizes = [value.nbytes for value in (*values, *(network.head.output or ()))]
+        nbytes = held_bytes(sizes, network.device)
         return cls(network.config, network.device, network.dtype, network.cache_dtype, nbytes)
 
 
@@ -87,10 +89,11 @@ class Prediction:
     snapshots: int  # host memory
     libraries: int  # host memory
     reads: int = 0  # keys and values of questions that are being read, those of long ones aside
+    overhead: int = 0  # graphs, workspaces and code of a GPU
 
     @property
     def working(self) -> int:
-        return max(self.step, self.prefill) + self.reads
+        return max(self.step, self.prefill) + self.reads + self.overhead
 
     @property
     def total(self) -> int:
@@ -117,20 +120,29 @@ def predict(footprint: ModelFootprint, config: EngineConfig, larger: int = 0) ->
         # One operation of the reference for each pool; a larger slot is a pool of one.
         pools = (rows, config.context), (1, larger)
         seen = max(_seen_of_pool(footprint, *pool) for pool in pools)
+    step = _forward(footprint, canvases, seen)
+    step += head_bytes(model, footprint.dtype, rows, ops.multiplies_bf16(footprint.device))
+    step += cutoff_bytes(model, canvases)
     return Prediction(
         weights=footprint.weights,
         mapped=footprint.mapped,
-        slots=rows * slot_bytes(model, config.context, footprint.cache_dtype)
-        + state_bytes(footprint, rows),
-        step=_forward(footprint, canvases, seen)
-        + head_bytes(model, footprint.dtype, rows, ops.multiplies_bf16(footprint.device))
-        + cutoff_bytes(model, canvases),
+        slots=pool_bytes(footprint, rows, config.context) + state_bytes(footprint, rows),
+        step=step,
         prefill=_forward(footprint, chunk, _seen(footprint, chunk, context, causal=True)),
         snapshots=min(config.snapshot_bytes, rows * MARKS * one),
         libraries=LIBRARIES + (0 if ops.multiplies_bf16(footprint.device) else TORCH),
         # Those of a step, and of each decision one that goes on in the next step.
         reads=(rows + 1) * slot_bytes(model, PIECE, footprint.cache_dtype),
+        overhead=overhead_bytes(footprint.device, rows, step),
     )
+
+
+def pool_bytes(footprint: ModelFootprint, slots: int, capacity: int) -> int:
+    """The tensors of a pool of slots: keys and values of each layer."""
+    model, each = footprint.config, footprint.cache_dtype.itemsize
+    sizes = zip(model.layers, slot_sizes(model, capacity), strict=True)
+    tensors = [slots * layer.kv_heads * size * layer.head_dim * each for layer, size in sizes]
+    return held_bytes([*tensors, *tensors], footprint.device)
 
 
 def state_bytes(footprint: ModelFootprint, rows: int) -> int:

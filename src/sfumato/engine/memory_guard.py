@@ -14,9 +14,9 @@ import torch
 from sfumato.engine.device_memory import Budget, budget, used_memory
 from sfumato.engine.engine_config import EngineConfig
 from sfumato.engine.errors import EngineError
-from sfumato.engine.memory_estimate import ModelFootprint, Prediction, predict
-from sfumato.model.cache import slot_bytes
+from sfumato.engine.memory_estimate import ModelFootprint, Prediction, pool_bytes, predict
 from sfumato.model.network import Network
+from sfumato.model.placement import shares_host_memory
 
 
 @dataclass(frozen=True)
@@ -46,7 +46,7 @@ class MemoryGuard:
         self.spare: int | None = None  # bytes for larger slots; None: the budget is unknown
         need = self.prediction.slots + self.prediction.working
         aside = self.prediction.snapshots + self.prediction.libraries
-        if network.device.type in ("cpu", "mps"):
+        if shares_host_memory(network.device):
             need += aside
         elif host is not None:
             check(aside, host, config.memory_margin, "prefix snapshots")
@@ -61,7 +61,7 @@ class MemoryGuard:
     def added(self, capacities: Sequence[int]) -> int:
         """Bytes that larger slots of so many positions add, with what steps then take more."""
         footprint, config = self._footprint, self._config
-        slots = (slot_bytes(footprint.config, n, footprint.cache_dtype) for n in capacities)
+        slots = (pool_bytes(footprint, 1, n) for n in capacities)
         working = predict(footprint, config, larger=max(capacities, default=0)).working
         return sum(slots) + working - self.prediction.working
 
@@ -105,7 +105,7 @@ def check_load(
     prediction, available = predict(footprint, config), ask(footprint.device)
     if available is not None:
         need = prediction.total
-        if footprint.device.type not in ("cpu", "mps"):
+        if not shares_host_memory(footprint.device):
             need -= prediction.snapshots + prediction.libraries
         what = f"the model ({_size(prediction.weights)}) with {config.slots} slots"
         check(need, available, config.memory_margin, what)

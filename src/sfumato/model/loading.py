@@ -3,7 +3,8 @@
 Every tensor of the checkpoint is used, or the load fails and names it. A tensor that is needed as
 it is in the file (the embedding's blocks, floats of the wanted dtype on a CPU) is a view of the
 mapped file, without a copy. Other matrices may be packed for faster operations (see `ops.pack`),
-those of a bfloat16 file too: packing replaces the view by memory of the process.
+those of a bfloat16 file too: packing replaces the view by memory of the process.  On a CUDA device
+tensors arrive through page-locked buffers (`upload.py`).
 """
 
 from __future__ import annotations
@@ -21,6 +22,7 @@ from sfumato.model.model_config import ConfigError, ModelConfig
 from sfumato.model.network import Network
 from sfumato.model.placement import cache_dtype
 from sfumato.model.transformer import Transformer
+from sfumato.model.upload import Mover
 from sfumato.ops.reference import Weight
 from sfumato.weights.blocks import QuantizedTensor
 from sfumato.weights.checkpoint import Checkpoint, TensorInfo
@@ -75,11 +77,13 @@ def load_network(
     if device.type == "cuda":
         ops.prepare(device)  # before the weights fill its memory
     total = sum(checkpoint.tensors[name].nbytes for name in expected)
-    done, output = 0, None
-    for name in expected:
+    done, output, mover = 0, None, Mover(device)
+    for name, following in zip(expected, [*list(expected)[1:], None], strict=True):
         path, _, leaf = name.rpartition(".")
         module = transformer.get_submodule(path)
-        value = _converted(checkpoint.read(name), name, device, dtype)
+        if following is not None and device.type != "cpu":
+            checkpoint.prefetch(following)  # is read from disk while this one is copied
+        value = _converted(checkpoint.read(name), name, mover, dtype)
         if name == "embed_tokens.weight":
             output = _output(value, activations)
         place(module, leaf, _packed(value, name, activations))
@@ -87,6 +91,7 @@ def load_network(
         done += checkpoint.tensors[name].nbytes
         if progress is not None:
             progress(done, total)
+    mover.finish()
     return Network(transformer, device, dtype, cache_dtype(checkpoint, device, dtype), output)
 
 
@@ -119,11 +124,11 @@ def place(module: nn.Module, leaf: str, value: Weight) -> None:
 
 
 def _converted(
-    value: Tensor | QuantizedTensor, name: str, device: torch.device, dtype: torch.dtype
+    value: Tensor | QuantizedTensor, name: str, mover: Mover, dtype: torch.dtype
 ) -> Tensor | QuantizedTensor:
-    if isinstance(value, QuantizedTensor):
-        return value.to(device)
-    return value.to(device, _kept_dtype(name, value.ndim, value.dtype, dtype))
+    if isinstance(value, Tensor):
+        dtype = _kept_dtype(name, value.ndim, value.dtype, dtype)
+    return mover.to(value, dtype)
 
 
 def _packed(value: Tensor | QuantizedTensor, name: str, activations: str) -> Weight:

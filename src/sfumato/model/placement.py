@@ -3,26 +3,34 @@
 from __future__ import annotations
 
 import contextlib
+import logging
 import os
 
 import torch
 
 from sfumato import ops
+from sfumato.model.torch_code import missing_code
 from sfumato.weights.checkpoint import Checkpoint
 from sfumato.weights.tensorfile import FLOAT_FORMATS
+
+_log = logging.getLogger(__name__)
 
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
 SMALL = 100 << 20  # bytes of tensors; see `pick_dtype`
 
 
 def pick_device(name: str | torch.device = "auto") -> torch.device:
-    """The torch device of that name; "auto" is the accelerator, where there is one.
+    """The torch device of that name; "auto" is the accelerator, where there is one that torch has
+    code for.
 
-    Raises ValueError for a device that this machine does not have.
+    Raises ValueError for a device that this machine does not have, or that torch has no code for.
     """
     if name == "auto":
         accelerator = torch.accelerator.current_accelerator(check_available=True)
-        return accelerator or torch.device("cpu")
+        if accelerator is None or (problem := missing_code(accelerator)) is None:
+            return accelerator or torch.device("cpu")
+        _log.warning("device: %s is left out: %s", accelerator, problem)
+        return torch.device("cpu")
     try:
         device = torch.device(name)
         torch.empty(0, device=device)
@@ -31,7 +39,17 @@ def pick_device(name: str | torch.device = "auto") -> torch.device:
         raise ValueError(f"device: {str(name)!r} cannot be used here ({reason})") from error
     if device.type == "meta":
         raise ValueError("device: 'meta' holds no numbers; use cpu or an accelerator")
+    if problem := missing_code(device):
+        raise ValueError(f"device: {str(name)!r} cannot be used here ({problem})")
     return device
+
+
+def shares_host_memory(device: torch.device) -> bool:
+    """Whether what a device takes is the machine's memory: of a CPU, and of a GPU that has none of
+    its own (an APU's, Apple's, that of a Grace chip)."""
+    if device.type == "cuda" and torch.cuda.is_available():  # or it is another machine's
+        return bool(torch.cuda.get_device_properties(device).is_integrated)
+    return device.type in ("cpu", "mps")
 
 
 def device_memory(device: torch.device) -> int | None:

@@ -62,6 +62,12 @@ class Checkpoint:
         info = self.tensors[name]
         return self.files[info.file].read(info.name)
 
+    def prefetch(self, name: str) -> None:
+        """Lets the system begin to read the tensor of this canonical name from disk."""
+        info = self.tensors[name]
+        if info.file in self.files:
+            self.files[info.file].prefetch(info.name)
+
     def check_tensors(self, expected: Mapping[str, tuple[int, ...]]) -> None:
         """Checks that the tensors are exactly the expected ones.
 

@@ -51,6 +51,12 @@ def passed(device: torch.device) -> frozenset[str]:
     return _passed.get(_indexed(device), frozenset())
 
 
+def serve_only(device: torch.device, operations: frozenset[str]) -> None:
+    """Lets kernels serve these operations on a device and no others, tested or not. For benchmarks;
+    graphs that were captured before keep their kernels."""
+    _passed[_indexed(device)] = operations
+
+
 def prepare(device: torch.device, twins: dict[str, KernelTwin]) -> frozenset[str]:
     """Tests the twins, by operation, on a device, once; the operations that serve from now on.
 

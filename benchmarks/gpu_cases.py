@@ -1,0 +1,248 @@
+"""One call of each operation at the sizes of a real step, for `gpu_kernel.py`.
+
+A case holds the arguments of the operation's reference, how one row's arguments are cut out, and
+what the call must move and compute.  An operation without a case here has its self-test alone.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from sfumato import ops
+from sfumato.bench.step_model.kernel_cost import KernelCost
+from sfumato.bench.step_model.step_cost import StepShape, step_costs, stored_bytes
+from sfumato.model.cache import slot_sizes
+from sfumato.model.head import CHUNK
+from sfumato.model.model_config import LayerConfig, ModelConfig
+
+Arguments = tuple[Any, ...]
+
+
+@dataclass(frozen=True)
+class Case:
+    """A call. Rows are its canvases: all tokens of one stand together."""
+
+    operation: str
+    arguments: Arguments
+    cost: KernelCost
+    alone: Callable[[int], Arguments]  # the call of one row
+    part: Callable[[Any, int], Any]  # of a result, what belongs to one row
+
+
+@dataclass(frozen=True)
+class Sizes:
+    """What cases are made of."""
+
+    config: ModelConfig
+    shape: StepShape
+    device: torch.device
+    dtype: torch.dtype
+
+    def random(self, *shape: int, deviation: float = 1.0, seed: int = 0) -> Tensor:
+        """Normal numbers, made on the device."""
+        random = torch.Generator(self.device).manual_seed(seed + sum(shape))
+        values = torch.randn(*shape, generator=random, device=self.device, dtype=torch.float32)
+        return values.mul_(deviation).to(self.dtype)
+
+    def weights(self, count: int, rows: int, columns: int, seed: int) -> Tensor:
+        """A stack of random matrices, one after another: float32 of all at once would be twice as
+        large."""
+        stack = torch.empty(count, rows, columns, dtype=self.dtype, device=self.device)
+        for index, matrix in enumerate(stack):
+            matrix.copy_(self.random(rows, columns, deviation=columns**-0.5, seed=seed + index))
+        return stack
+
+    def cost(self, layer: LayerConfig, *names: str) -> KernelCost:
+        """The kernels of these names in one layer, as one."""
+        config = replace(self.config, layers=(layer,))
+        nbytes = stored_bytes(config, "bf16" if self.dtype == torch.bfloat16 else "f32")
+        costs = [c for c in step_costs(config, self.shape, nbytes) if c.name in names]
+        total = costs[0]
+        for cost in costs[1:]:
+            total = total + cost
+        return total
+
+    def layer(self, sliding: bool) -> LayerConfig:
+        """A sliding or a full layer; any where the network has none such."""
+        layers = self.config.layers
+        return next((layer for layer in layers if layer.sliding is sliding), layers[0])
+
+    def of_row(self, row: int) -> slice:
+        return slice(row * self.shape.width, (row + 1) * self.shape.width)
+
+
+def experts(sizes: Sizes, seed: int) -> Case:
+    """Uneven on purpose: some experts are chosen far more often than others."""
+    config, tokens = sizes.config, sizes.shape.tokens
+    hidden, inner, count = config.hidden_size, config.expert_size, config.num_experts
+    x = sizes.random(tokens, hidden, seed=seed)
+    liked = sizes.random(count, seed=seed + 1).float()
+    scores = sizes.random(tokens, count, seed=seed + 2).float() + liked
+    shares, chosen = scores.softmax(-1).topk(config.experts_per_token, dim=-1)
+    shares = shares / shares.sum(-1, keepdim=True)
+    weights = (
+        sizes.weights(count, 2 * inner, hidden, seed + 3),
+        sizes.weights(count, hidden, inner, seed + 4),
+    )
+
+    def alone(row: int) -> Arguments:
+        at = sizes.of_row(row)
+        return x[at], chosen[at], shares[at], *weights
+
+    names = "sorting by expert", "experts, gate and up", "experts, down and sum"
+    touched = chosen.unique().numel() / count
+    cost = sizes.cost(config.layers[0], *names)
+    cost = replace(cost, stored=touched * sum(weight.nbytes for weight in weights))
+    arguments = (x, chosen, shares, *weights)
+    return Case("experts", arguments, cost, alone, lambda out, row: out[sizes.of_row(row)])
+
+
+def linear(sizes: Sizes, seed: int) -> Case:
+    """The query projection of a sliding layer."""
+    config, tokens = sizes.config, sizes.shape.tokens
+    outputs = config.num_heads * sizes.layer(True).head_dim
+    x = sizes.random(tokens, config.hidden_size, seed=seed)
+    (weight,) = sizes.weights(1, outputs, config.hidden_size, seed + 1)
+    cost = KernelCost(
+        "linear", "layers", weight.nbytes, tokens * (config.hidden_size + outputs) * x.itemsize,
+        2.0 * tokens * config.hidden_size * outputs,
+    )  # fmt: skip
+    return Case(
+        *("linear", (x, weight, None), cost),
+        lambda row: (x[sizes.of_row(row)], weight, None),
+        lambda out, row: out[sizes.of_row(row)],
+    )
+
+
+def vocabulary_pass(sizes: Sizes, seed: int) -> Case:
+    """The head: scores of deviation 3, a distribution that is neither flat nor certain."""
+    config, tokens = sizes.config, sizes.shape.tokens
+    hidden = sizes.random(tokens, config.hidden_size, seed=seed)
+    (weight,) = sizes.weights(1, config.vocab_size, config.hidden_size, seed + 1)
+    weight.mul_(3)
+    temperature = 0.4 + 0.4 * torch.linspace(0, 1, tokens, device=sizes.device)
+    random = torch.Generator(sizes.device).manual_seed(seed)
+    uniform = torch.rand(tokens, generator=random, device=sizes.device, dtype=torch.float64)
+    others = config.logit_softcap, None, CHUNK, None
+
+    def alone(row: int) -> Arguments:
+        at = sizes.of_row(row)
+        return hidden[at], weight, temperature[at], uniform[at], *others
+
+    return Case(
+        "vocabulary_pass",
+        (hidden, weight, temperature, uniform, *others),
+        sizes.cost(config.layers[0], "vocabulary head"),
+        alone,
+        lambda out, row: tuple(each[sizes.of_row(row)] for each in out),
+    )
+
+
+def route(sizes: Sizes, seed: int) -> Case:
+    config, tokens = sizes.config, sizes.shape.tokens
+    hidden, count = config.hidden_size, config.num_experts
+    x = sizes.random(tokens, hidden, seed=seed)
+    weight, scale, per_expert = (
+        sizes.random(*shape, deviation=deviation, seed=seed + 1).float() + shift
+        for shape, deviation, shift in (
+            ((count, hidden), hidden**-0.5, 0.0),
+            ((hidden,), 3.0, hidden**0.5),
+            ((count,), 0.1, 1.0),
+        )
+    )
+    others = weight, scale, per_expert, config.experts_per_token, config.rms_norm_eps
+    return Case(
+        *("route", (x, *others), sizes.cost(config.layers[0], "router")),
+        lambda row: (x[sizes.of_row(row)], *others),
+        lambda out, row: tuple(each[sizes.of_row(row)] for each in out),
+    )
+
+
+def phase_attention(sizes: Sizes, seed: int, sliding: bool) -> Case:
+    """As `canvas_attention`; every second row commits."""
+    case, layer = canvas_attention(sizes, seed, sliding), sizes.layer(sliding)
+    q, k, v, keys, values, slots, held, widths = case.arguments
+    first = held if sliding else held.clamp(max=keys.shape[2])
+    commits = widths * (torch.arange(len(slots), device=sizes.device) % 2)
+    window = sizes.config.sliding_window if layer.sliding else None
+
+    def alone(row: int) -> Arguments:
+        at = slice(row, row + 1)
+        own = slots[at], first[at], widths[at], commits[at]
+        return q[at], k[at], v[at], keys, values, *own, window
+
+    arguments = q, k, v, keys, values, slots, first, widths, commits, window
+    return replace(case, operation="phase_attention", arguments=arguments, alone=alone)
+
+
+def canvas_attention(sizes: Sizes, seed: int, sliding: bool) -> Case:
+    """Rows whose slots stand in another order, and hold prefixes of different lengths."""
+    layer, (rows, width) = sizes.layer(sliding), (sizes.shape.rows, sizes.shape.width)
+    d, heads = layer.head_dim, sizes.config.num_heads
+    config = replace(sizes.config, layers=(layer,))
+    (size,) = slot_sizes(config, sizes.shape.prefix + 64)
+    # Scale 1: larger queries would see one key each.
+    q = sizes.random(rows, width, heads, d, deviation=d**-0.5, seed=seed)
+    k, v = (sizes.random(rows, width, layer.kv_heads, d, seed=seed + n) for n in (1, 2))
+    keys, values = (sizes.random(rows + 1, layer.kv_heads, size, d, seed=seed + n) for n in (3, 4))
+    slots = torch.arange(rows, 0, -1, device=sizes.device)
+    held = (sizes.shape.prefix - 3 * torch.arange(rows, device=sizes.device)).clamp(0, size)
+    widths = torch.full_like(slots, width)
+
+    def alone(row: int) -> Arguments:
+        at = slice(row, row + 1)
+        return q[at], k[at], v[at], keys, values, slots[at], held[at], widths[at]
+
+    arguments = q, k, v, keys, values, slots, held, widths
+    return Case(
+        *("canvas_attention", arguments, sizes.cost(layer, "attention"), alone),
+        lambda out, row: out[row : row + 1],
+    )
+
+
+def rms_norm(sizes: Sizes, seed: int) -> Case:
+    x = sizes.random(sizes.shape.tokens, sizes.config.hidden_size, seed=seed)
+    weight = sizes.random(sizes.config.hidden_size, seed=seed + 1)
+    eps = sizes.config.rms_norm_eps
+    cost = KernelCost("norm", "layers", 0.0, 2.0 * x.nbytes, 0.0)
+    return Case(
+        *("rms_norm", (x, weight, eps), cost),
+        lambda row: (x[sizes.of_row(row)], weight, eps),
+        lambda out, row: out[sizes.of_row(row)],
+    )
+
+
+def geglu(sizes: Sizes, seed: int) -> Case:
+    gate, up = (
+        sizes.random(sizes.shape.tokens, sizes.config.intermediate_size, seed=seed + n)
+        for n in (0, 1)
+    )
+    cost = KernelCost("gate and up", "layers", 0.0, 3.0 * gate.nbytes, 0.0)
+    return Case(
+        *("geglu", (gate, up), cost),
+        lambda row: (gate[sizes.of_row(row)], up[sizes.of_row(row)]),
+        lambda out, row: out[sizes.of_row(row)],
+    )
+
+
+_CASES: dict[str, tuple[str, Callable[[Sizes, int], Case]]] = {
+    "experts": ("experts", experts),
+    "head": ("vocabulary_pass", vocabulary_pass),
+    "linear": ("linear", linear),
+    "attention, sliding": ("canvas_attention", lambda s, seed: canvas_attention(s, seed, True)),
+    "attention, full": ("canvas_attention", lambda s, seed: canvas_attention(s, seed, False)),
+    "commit, sliding": ("phase_attention", lambda s, seed: phase_attention(s, seed, True)),
+    "commit, full": ("phase_attention", lambda s, seed: phase_attention(s, seed, False)),
+    "router": ("route", route),
+    "rms_norm": ("rms_norm", rms_norm),
+    "geglu": ("geglu", geglu),
+}
+OPERATIONS = {name: entry[0] for name, entry in _CASES.items() if hasattr(ops, entry[0])}
+"""The operation of each case, the most valuable first, of those that this checkout has."""
+CASES = {name: _CASES[name][1] for name in OPERATIONS}
+"""What makes a case of some sizes and a seed, by its name."""

@@ -1,0 +1,179 @@
+"""First contact with a GPU: is each kernel right, how fast are the kernels and the step.
+
+    python -m benchmarks.gpu_first --out gpu            # under 8 minutes, the real sizes
+    python -m benchmarks.gpu_first --out gpu --device cpu --sizes tiny --rows 2    # stand-ins
+
+Each part runs in a process of its own, which a wrong kernel may end, and leaves a JSON file:
+  1. ceilings: copies and products of this device; all kernels compiled, several at a time;
+  2. kernels, the most valuable first: a float64 reference, poisoned memory, three runs, alone
+     against beside other rows, time against torch and the roofline, candidates of tiles;
+  3. the step in torch alone, and with the kernels that passed, one after another;
+  4. the step as a graph against the step without one, bit for bit;
+  5. the figures of a release, each beside its goal and its prediction.
+A part that fails or takes too long is reported, and the next one runs.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import subprocess
+import sys
+import time
+from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from benchmarks import gpu_parts
+
+from sfumato.ops.triton.kernel import installed
+
+SECONDS = 470  # of all parts together
+FOR_STEPS = 0.5  # of all seconds, what the kernels leave for the step and the figures
+START_S = 25  # of a process that imports torch and reaches the device
+TAIL = 2000  # characters of a failed part's output that are kept
+
+
+@dataclass(frozen=True)
+class Part:
+    """A process: its name, its file, the seconds that it may take, and those of the whole run that
+    it must leave for later parts."""
+
+    name: str
+    file: str
+    seconds: float
+    leaves: float = 0.0
+
+
+class Run:
+    """The parts of a run, one after another, and what they found."""
+
+    def __init__(self, options: argparse.Namespace) -> None:
+        self.options, self.folder = options, Path(options.out)
+        self.folder.mkdir(parents=True, exist_ok=True)
+        self._end = time.monotonic() + options.seconds
+
+    def part(self, part: Part) -> dict[str, Any]:
+        """Runs a part; its findings, which are in its file too."""
+        path = self.folder / f"{part.file}.json"
+        path.unlink(missing_ok=True)
+        began = time.monotonic()
+        limit = min(part.seconds, self._end - began - part.leaves)
+        findings: dict[str, Any] = {"failed": "no time was left"}
+        if limit > 1:
+            findings = self._ran(part, path, limit)
+        findings |= {"part": part.name, "seconds": round(time.monotonic() - began, 1)}
+        path.write_text(json.dumps(findings, indent=1) + "\n", encoding="utf-8")
+        return findings
+
+    def _ran(self, part: Part, path: Path, limit: float) -> dict[str, Any]:
+        options = self.options
+        command = [
+            *(sys.executable, "-m", "benchmarks.gpu_first", "--part", part.name),
+            *(
+                "--out",
+                str(self.folder),
+                "--file",
+                str(path),
+                "--device",
+                options.device,
+                "--sizes",
+                options.sizes,
+            ),
+            *("--rows", str(options.rows), "--prefix", str(options.prefix)),
+            *("--steps", str(options.steps), "--kernel-seconds", str(options.kernel_seconds)),
+        ]
+        try:
+            done = subprocess.run(
+                command,
+                stdout=subprocess.PIPE,
+                stderr=subprocess.STDOUT,
+                timeout=limit,
+                env=os.environ | {"PYTHONPATH": os.pathsep.join(filter(None, sys.path))},
+            )
+            output, failed = done.stdout, f"exit code {done.returncode}"
+        except subprocess.TimeoutExpired as late:
+            output, failed = late.stdout or b"", f"took more than {limit:.0f} s"
+        if path.exists():  # what a part found before it failed counts
+            findings: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
+            if failed == "exit code 0":
+                return findings
+        else:
+            findings = {}
+        return findings | {"failed": failed, "output": output.decode("utf-8", "replace")[-TAIL:]}
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    options = _options(arguments)
+    if options.part:
+        gpu_parts.run(options)
+        return 0
+    run = Run(options)
+    ceilings = run.part(Part("ceilings", "1-ceilings", 60))
+    _say("ceilings", ceilings)
+    names = gpu_parts.kernel_names()
+    leaves = options.seconds * FOR_STEPS
+    compiling = [Part(f"compile:{name}", f"1-compile-{_plain(name)}", 90, leaves) for name in names]
+    if options.device == "cpu" or not installed():
+        compiling = []
+    with ThreadPoolExecutor(max(1, (os.cpu_count() or 1) // 2)) as pool:
+        for part, findings in zip(compiling, pool.map(run.part, compiling), strict=True):
+            if "failed" in findings:
+                _say(part.name, findings)
+    results = [ceilings]
+    parts = [
+        Part(
+            *(f"kernel:{name}", f"2-{number:02}-{_plain(name)}"),
+            *(options.kernel_seconds + START_S, leaves),
+        )
+        for number, name in enumerate(names)
+    ]
+    parts += [Part("step", "3-step", 90), Part("graph", "4-graph", 60)]
+    parts += [Part("figures", "5-figures", 200)]
+    for part in parts:
+        results.append(run.part(part))
+        _say(part.name, results[-1])
+    summary = {"options": vars(options), "parts": results}
+    text = json.dumps(summary, indent=1) + "\n"
+    (run.folder / "summary.json").write_text(text, encoding="utf-8")
+    return int(any("failed" in each or each.get("passed") is False for each in results))
+
+
+def _options(arguments: Sequence[str] | None) -> argparse.Namespace:
+    parser = argparse.ArgumentParser(description=str(__doc__).splitlines()[0])
+    parser.add_argument("--out", required=True, help="a folder for the JSON files")
+    parser.add_argument("--device", default="cuda")
+    parser.add_argument("--sizes", default="26b-a4b", help="26b-a4b, 180m or tiny")
+    parser.add_argument("--rows", type=int, default=4, help="canvases of a kernel's call")
+    parser.add_argument("--prefix", type=int, default=512)
+    parser.add_argument("--steps", type=int, default=48, help="of a canvas, timed")
+    parser.add_argument("--kernel-seconds", type=float, default=20)
+    parser.add_argument("--seconds", type=float, default=SECONDS, help="of the whole run")
+    parser.add_argument("--part", help=argparse.SUPPRESS)  # of a process of the run
+    parser.add_argument("--file", help=argparse.SUPPRESS)
+    return parser.parse_args(arguments)
+
+
+def _plain(name: str) -> str:
+    return name.replace(", ", "-").replace(" ", "-")
+
+
+def _say(name: str, findings: dict[str, Any]) -> None:
+    """A line for each part: numbers and verdicts, no nested findings."""
+    shown = {
+        key: round(value, 4) if isinstance(value, float) else value
+        for key, value in findings.items()
+        if isinstance(value, str | int | float | bool) and key not in ("part", "output")
+    }
+    if "time" in findings:
+        shown["time_ms"] = round(findings["time"]["median_ms"], 4)
+    print(f"{name}: " + ", ".join(f"{key} {value}" for key, value in shown.items()), flush=True)
+    if "output" in findings:
+        print(findings["output"].strip()[-500:], flush=True)
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())

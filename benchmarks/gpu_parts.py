@@ -1,0 +1,151 @@
+"""What each process of `gpu_first.py` does. Findings are plain values for its JSON file."""
+
+from __future__ import annotations
+
+import argparse
+import json
+from collections.abc import Callable
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+import torch
+from benchmarks.gpu_cases import CASES, OPERATIONS, Sizes
+from benchmarks.gpu_figures import Setting, figures
+from benchmarks.gpu_graph import compare
+from benchmarks.gpu_kernel import check_kernel, run_once
+from benchmarks.gpu_step import kernels_one_by_one
+from benchmarks.gpu_timing import device_limits, launch_gap_s
+
+from sfumato.bench.environment import environment
+from sfumato.bench.random_weights import random_config
+from sfumato.bench.step_model.device_limits import DeviceLimits
+from sfumato.bench.step_model.step_cost import StepShape
+from sfumato.bench.subject import Subject, random_subject
+from sfumato.model.families import DIFFUSION_GEMMA
+from sfumato.model.placement import pick_device
+from sfumato.ops import triton
+from sfumato.ops.triton import self_test
+from sfumato.ops.triton.kernel import installed
+
+CEILINGS = "1-ceilings.json"
+
+
+class Findings:
+    """The file of a part, written anew with each finding."""
+
+    def __init__(self, path: Path) -> None:
+        self._path, self._values = path, dict[str, Any]()
+
+    def add(self, **values: Any) -> None:
+        self._values |= values
+        self._path.write_text(json.dumps(self._values), encoding="utf-8")
+
+
+def kernel_names() -> list[str]:
+    """The cases, the most valuable first, and then the operations that have none."""
+    operations = set(triton.twins()) if installed() else set()
+    return [*CASES, *sorted(operations - set(OPERATIONS.values()))]
+
+
+def run(options: argparse.Namespace) -> None:
+    """Runs one part, named as `kernel:experts`."""
+    kind, _, name = options.part.partition(":")
+    PARTS[kind](options, Findings(Path(options.file)), name)
+
+
+def _ceilings(options: argparse.Namespace, findings: Findings, name: str) -> None:
+    device = pick_device(options.device)
+    small = device.type == "cpu"
+    limits = device_limits(device, 256 if small else 8192, 1 << (22 if small else 32))
+    findings.add(limits=asdict(limits), environment=environment())
+    findings.add(launch_s=launch_gap_s(device))
+
+
+def _compile(options: argparse.Namespace, findings: Findings, name: str) -> None:
+    findings.add(compiled=run_once(name, _sizes(options)))
+
+
+def _kernel(options: argparse.Namespace, findings: Findings, name: str) -> None:
+    seconds = options.kernel_seconds / 10  # of each of the two that are timed
+    findings.add(**check_kernel(name, _sizes(options), _limits(options), seconds))
+
+
+def _step(options: argparse.Namespace, findings: Findings, name: str) -> None:
+    subject = _subject(options)
+    device = subject.network.device
+    passed = [
+        OPERATIONS.get(checked["kernel"], checked["kernel"])
+        for path in sorted(Path(options.out).glob("2-*.json"))
+        if (checked := json.loads(path.read_text(encoding="utf-8"))).get("passed")
+    ]
+
+    def serve(operations: frozenset[str]) -> None:
+        self_test.serve_only(device, operations)
+
+    known = set(triton.twins()) if installed() else set()
+    operations = [each for each in dict.fromkeys(passed) if each in known]
+    steps = min(8, options.steps)
+    rounds = kernels_one_by_one(subject.network, operations, serve, options.prefix, steps)
+    findings.add(made_s=subject.about["made_s"], **rounds)
+
+
+def _graph(options: argparse.Namespace, findings: Findings, name: str) -> None:
+    subject = _subject(options)
+    _prepare(options, subject.network.device)
+    for rows in dict.fromkeys((1, options.rows)):
+        compared = compare(subject.network, rows, options.prefix, min(8, options.steps))
+        findings.add(**{f"rows_{rows}": compared}, passed=compared["same"])
+
+
+def _figures(options: argparse.Namespace, findings: Findings, name: str) -> None:
+    subject = _subject(options)
+    _prepare(options, subject.network.device)
+    real = options.sizes == "26b-a4b"
+    setting = Setting(
+        *(subject, _limits(options), options.prefix, options.steps, _format(options)),
+        scale=1 if real else 64,
+    )
+    taken: list[dict[str, Any]] = []
+    for figure in figures(setting):
+        taken.append(figure)
+        findings.add(figures=taken)
+
+
+def _prepare(options: argparse.Namespace, device: torch.device) -> None:
+    """Kernels serve as they do in an engine; but of those that were tried in a step, the kept."""
+    triton.prepare(device)
+    path = Path(options.out) / "3-step.json"
+    kept = json.loads(path.read_text(encoding="utf-8")).get("kept") if path.exists() else None
+    if kept is not None:
+        self_test.serve_only(device, frozenset(kept))
+
+
+def _limits(options: argparse.Namespace) -> DeviceLimits:
+    text = (Path(options.out) / CEILINGS).read_text(encoding="utf-8")
+    return DeviceLimits(**json.loads(text)["limits"])
+
+
+def _format(options: argparse.Namespace) -> str:
+    return "f32" if pick_device(options.device).type == "cpu" else "bf16"
+
+
+def _sizes(options: argparse.Namespace) -> Sizes:
+    config = DIFFUSION_GEMMA.config.from_hf(random_config(options.sizes), {})
+    shape = StepShape(options.rows, config.canvas_length, options.prefix)
+    device = pick_device(options.device)
+    return Sizes(config, shape, device, torch.float32 if device.type == "cpu" else torch.bfloat16)
+
+
+def _subject(options: argparse.Namespace) -> Subject:
+    return random_subject(options.sizes, _format(options), device=options.device)
+
+
+PARTS: dict[str, Callable[[argparse.Namespace, Findings, str], None]] = {
+    "ceilings": _ceilings,
+    "compile": _compile,
+    "kernel": _kernel,
+    "step": _step,
+    "graph": _graph,
+    "figures": _figures,
+}

@@ -1,0 +1,247 @@
+"""The whole step on a device: random weights of a preset, rows of canvases, times of steps.
+
+For `gpu_first.py`: the step in torch alone, kernels one by one, what a graph gives, and the figures
+that a release promises.  The step is the `Denoiser`'s that serves requests.
+"""
+
+from __future__ import annotations
+
+import statistics
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+import torch
+from benchmarks.gpu_timing import synchronize
+from torch import Tensor, nn
+
+from sfumato.diffusion.canvas import Canvas, Draft
+from sfumato.diffusion.noise import Noise
+from sfumato.diffusion.sampler_config import REFERENCE, fixed_steps
+from sfumato.diffusion.step import Denoiser
+from sfumato.diffusion.step.cuda_graphs import graph_backend
+from sfumato.diffusion.step.results import Pending
+from sfumato.model.cache import Slot
+from sfumato.model.experts import Experts
+from sfumato.model.label_scores import label_scores
+from sfumato.model.loading import skeleton
+from sfumato.model.network import Network
+from sfumato.model.read_rows import Scratch
+
+FIRST = 3  # steps of a canvas that are not timed: kernels are compiled, graphs captured
+
+
+def canvases(network: Network, rows: int, steps: int, width: int | None = None) -> list[Canvas]:
+    """Canvases of so many steps, which never settle by themselves."""
+    length = width or network.config.canvas_length
+    config = replace(fixed_steps(steps).over(REFERENCE), canvas_length=length)
+    vocab, device = network.config.vocab_size, network.device
+    return [Canvas(config, Noise(seed, 0), vocab, device) for seed in range(rows)]
+
+
+def prompts(network: Network, rows: int, tokens: int) -> list[Tensor]:
+    """Random token ids, int64 [tokens] on the host."""
+    random = torch.Generator().manual_seed(7)
+    vocab = network.config.vocab_size
+    return [torch.randint(vocab, (tokens,), generator=random) for _ in range(rows)]
+
+
+def filled_slots(network: Network, rows: int, prefix: int) -> list[Slot]:
+    """Slots of one pool that hold a random prefix each."""
+    slots = network.new_slots(rows, prefix + network.config.canvas_length)
+    for slot, ids in zip(slots, prompts(network, rows, prefix), strict=True):
+        network.encode([ids], [slot])
+    return slots
+
+
+class RepeatedCalls:
+    """Stands in for graphs where there are none: a replay calls the function again."""
+
+    def capture(self, function: Callable[[], None]) -> Callable[[], None]:
+        return function
+
+
+@dataclass(frozen=True)
+class Steps:
+    """Steps of some canvases: their times, and the drafts of each step."""
+
+    times: list[float]  # ms, from one result on the host to the next
+    drafts: list[list[Draft | Exception | None]]
+    captured: int = 0  # graphs
+
+    @property
+    def median_ms(self) -> float:
+        return statistics.median(self.times)
+
+
+def timed_steps(
+    network: Network, rows: Sequence[Canvas], slots: Sequence[Slot], steps: int, graphs: bool
+) -> Steps:
+    """Steps the canvases; graphs: captured after the first step and replayed, and read one step
+    late, as an engine does."""
+    backend = (graph_backend(network.device) or RepeatedCalls()) if graphs else None
+    denoiser = Denoiser(network, len(rows), backend)
+    device_graphs = denoiser.device_steps and denoiser.device_steps.graphs
+    times: list[float] = []
+    drafts: list[list[Draft | Exception | None]] = []
+    unread: list[Pending] = []
+    began = time.perf_counter()
+
+    def read() -> None:
+        nonlocal began
+        drafts.append(unread.pop(0).results())
+        now = time.perf_counter()
+        times.append(1e3 * (now - began))
+        began = now
+
+    for _ in range(steps):
+        unread.append(denoiser.launch(rows, slots))
+        if device_graphs is not None:
+            device_graphs.capture_next()
+        while len(unread) > (1 if graphs else 0):
+            read()
+    while unread:
+        read()
+    return Steps(times, drafts, device_graphs.captured if device_graphs is not None else 0)
+
+
+def step_times(
+    network: Network, rows: int, prefix: int, steps: int, width: int | None = None
+) -> dict[str, Any]:
+    """Milliseconds of the steps of one canvas a row, from one result on the host to the next: what
+    a step costs a request, with every wait in it."""
+    slots = filled_slots(network, rows, prefix)
+    row_canvases = canvases(network, rows, steps + FIRST, width)
+    taken = timed_steps(network, row_canvases, slots, steps + FIRST, graphs=True)
+    times = taken.times[FIRST:]
+    return {
+        "rows": rows,
+        "prefix": prefix,
+        "width": row_canvases[0].length,
+        "median_ms": statistics.median(times),
+        "least_ms": min(times),
+        "steps": len(times),
+        "graphs": taken.captured,
+    }
+
+
+def touched_experts(network: Network, rows: int, prefix: int) -> float:
+    """How many experts of a layer are chosen by some token of a step, mean of all layers."""
+    counts: list[int] = []
+
+    def count(module: nn.Module, inputs: tuple[Tensor, ...]) -> None:
+        counts.append(inputs[1].unique().numel())
+
+    hooks = [
+        module.register_forward_pre_hook(count)
+        for module in network.transformer.modules()
+        if isinstance(module, Experts)
+    ]
+    slots = filled_slots(network, rows, prefix)
+    counts.clear()  # the prefill chose too
+    try:
+        Denoiser(network, rows).forward(canvases(network, rows, 2), slots)
+    finally:
+        for hook in hooks:
+            hook.remove()
+    return statistics.mean(counts) if counts else 0.0
+
+
+def prefill_rate(network: Network, tokens: int, chunk: int, runs: int = 3) -> float:
+    """Tokens a second of encoding one prompt, median."""
+    (ids,), rates = prompts(network, 1, tokens), []
+    for _ in range(runs):
+        slot = network.new_slot(tokens)
+        synchronize(network.device)
+        began = time.perf_counter()
+        network.encode([ids], [slot], chunk=chunk)
+        synchronize(network.device)
+        rates.append(tokens / (time.perf_counter() - began))
+    return statistics.median(rates)
+
+
+def first_draft_ms(network: Network, tokens: int, runs: int = 3) -> float:
+    """From a prompt to its canvas after one step, median: set-up of the slot included."""
+    (ids,), times = prompts(network, 1, tokens), []
+    denoiser = Denoiser(network, 1)
+    for _ in range(runs + 1):
+        synchronize(network.device)
+        began = time.perf_counter()
+        slot = network.new_slot(tokens + network.config.canvas_length)
+        network.encode([ids], [slot])
+        denoiser.step(canvases(network, 1, 2), [slot])
+        synchronize(network.device)
+        times.append(1e3 * (time.perf_counter() - began))
+    return statistics.median(times[1:])
+
+
+def read_ms(
+    network: Network, questions: int, question_tokens: int, prefix: int, width: int, runs: int = 5
+) -> float:
+    """Questions about one cached state, read apart, median: their tokens encoded beside the slot
+    (none where there are no tokens), one canvas each, and the scores of four labels."""
+    (slot,) = filled_slots(network, 1, prefix)
+    vocab, times = network.config.vocab_size, []
+    labels = [[number % vocab for number in range(5, 9)]] * questions
+    for _ in range(runs + 1):
+        synchronize(network.device)
+        began = time.perf_counter()
+        scratches = [Scratch(slot) for _ in range(questions)]
+        if question_tokens:
+            network.encode_beside(prompts(network, questions, question_tokens), scratches)
+        read = prompts(network, questions, width)
+        hidden = network.denoise_beside(read, scratches, [[width - 1]] * questions)
+        label_scores(network.head, hidden, labels)
+        times.append(1e3 * (time.perf_counter() - began))
+    return statistics.median(times[1:])
+
+
+def fewer_layers(network: Network, count: int) -> Network:
+    """The network with its first layers alone. Shares all weights."""
+    config = replace(network.config, layers=network.config.layers[:count])
+    transformer, part = network.transformer, skeleton(config)
+    for name in ("embed_tokens", "norm", "self_conditioning"):
+        setattr(part, name, getattr(transformer, name))
+    part.layers = nn.ModuleList(list(transformer.layers)[:count])
+    return Network(part, network.device, network.dtype, network.cache_dtype, network.head.output)
+
+
+def outside_ms(network: Network, prefix: int, steps: int, whole_ms: float) -> float | None:
+    """Of a step, what does not depend on the number of layers: the line through the times of all
+    layers and of the first fifth of them (of which as many are full), at no layers. None where
+    there are too few layers."""
+    layers = len(network.config.layers)
+    part = layers // 5
+    if part < 1 or part == layers:
+        return None
+    part_ms = step_times(fewer_layers(network, part), 1, prefix, steps)["median_ms"]
+    return float(part_ms - part * (whole_ms - part_ms) / (layers - part))
+
+
+def kernels_one_by_one(
+    network: Network,
+    operations: Sequence[str],
+    serve: Callable[[frozenset[str]], None],
+    prefix: int,
+    steps: int,
+) -> dict[str, Any]:
+    """The step in torch alone, and with one more operation served by kernels at a time; one that
+    makes the step slower is taken out again.  serve: makes kernels serve these operations alone."""
+    kept: frozenset[str] = frozenset()
+    serve(kept)
+    best = alone = step_times(network, 1, prefix, steps)["median_ms"]
+    rounds = []
+    for operation in operations:
+        serve(kept | {operation})
+        try:
+            taken = step_times(network, 1, prefix, steps)["median_ms"]
+        except RuntimeError as error:
+            rounds.append({"operation": operation, "failed": str(error)[:300], "kept": False})
+            continue
+        keeps = taken < best
+        rounds.append({"operation": operation, "median_ms": taken, "kept": keeps})
+        if keeps:
+            kept, best = kept | {operation}, taken
+    serve(kept)
+    return {"torch_ms": alone, "rounds": rounds, "best_ms": best, "kept": sorted(kept)}

@@ -1,0 +1,54 @@
+"""What one kernel of a step must move and compute. Knows no network and no device."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from typing import Literal
+
+Part = Literal["layers", "outside"]
+"""Within the layers of the network, or outside: self-conditioning, head, sampler."""
+
+
+@dataclass(frozen=True)
+class KernelCost:
+    """The work of one kernel, or of the same kernel in several layers, in a step."""
+
+    name: str
+    part: Part
+    stored: float
+    """Bytes of weights, keys and values: read from the device's memory in every step."""
+    passed: float
+    """Bytes that kernels pass to each other; a cache may hold them between two kernels."""
+    flop: float
+    """Floating-point operations of matrix products: two for each multiply-add."""
+    launches: float = 1
+    exact: bool = False
+    """Whether the products are in float32, which the units for bfloat16 do not serve."""
+
+    def times(self, count: int) -> KernelCost:
+        """The same kernel in so many layers."""
+        return replace(
+            self,
+            stored=self.stored * count,
+            passed=self.passed * count,
+            flop=self.flop * count,
+            launches=self.launches * count,
+        )
+
+    def __add__(self, other: KernelCost) -> KernelCost:
+        """Both, under the name of the first."""
+        return replace(
+            self,
+            stored=self.stored + other.stored,
+            passed=self.passed + other.passed,
+            flop=self.flop + other.flop,
+            launches=self.launches + other.launches,
+        )
+
+
+def merged(costs: list[KernelCost]) -> list[KernelCost]:
+    """One entry for each name, in the order in which the names first come."""
+    by_name: dict[str, KernelCost] = {}
+    for cost in costs:
+        by_name[cost.name] = by_name[cost.name] + cost if cost.name in by_name else cost
+    return list(by_name.values())

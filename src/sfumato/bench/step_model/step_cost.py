@@ -1,0 +1,196 @@
+"""The kernels of a denoising step or of a prefill, each with its bytes and operations.
+
+From shapes alone.  Every weight is read once a step: the vocabulary head multiplies a chunk of the
+embedding twice while a cache holds it.  The experts' weights that are read are those of the
+experts that some token chose: of independent, even choices the expected number.  Knows no device.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from sfumato.bench.step_model.kernel_cost import KernelCost, Part, merged
+from sfumato.model.loading import expected_shapes
+from sfumato.model.model_config import LayerConfig, ModelConfig
+from sfumato.model.quant_recipes import TARGETS, formats
+from sfumato.weights.blocks import BLOCK_FORMATS
+from sfumato.weights.tensorfile import FLOAT_FORMATS
+
+_ACTIVATION = 2  # bytes of a bfloat16 number
+_EXACT = 4  # bytes of a float32 number
+NORMS = 7  # of a layer: three before its parts, four after them
+
+
+@dataclass(frozen=True)
+class StepShape:
+    """How much a step works on. rows: canvases; width: positions of each."""
+
+    rows: int = 1
+    width: int = 256
+    prefix: int = 512  # positions that each row's slot holds
+    encodes: bool = False  # a prefill or commit: causal, writes the cache, has no head
+
+    @property
+    def tokens(self) -> int:
+        return self.rows * self.width
+
+
+def stored_bytes(config: ModelConfig, format: str = "bf16") -> dict[str, int]:
+    """Bytes of every tensor of a checkpoint in a format of `sfumato convert`, by canonical name.
+    Raises ValueError for another format."""
+    if format not in TARGETS:
+        raise ValueError(f"format: {format!r} is none of {', '.join(TARGETS)}")
+    shapes = expected_shapes(config)
+    return {
+        name: format_bytes(kind, shapes[name])
+        for name, kind in formats(shapes, TARGETS[format]).items()
+    }
+
+
+def format_bytes(format: str, shape: tuple[int, ...]) -> int:
+    """Bytes of a tensor in a format ("F32", "Q4_K", …)."""
+    count = math.prod(shape)
+    if format in FLOAT_FORMATS:
+        return count * FLOAT_FORMATS[format].itemsize
+    block = BLOCK_FORMATS[format]
+    return count // block.block_size * block.block_bytes
+
+
+def experts_touched(config: ModelConfig, tokens: int) -> float:
+    """The expected number of experts of a layer that at least one of the tokens chooses."""
+    missed = 1 - config.experts_per_token / config.num_experts
+    return config.num_experts * (1 - missed**tokens)
+
+
+def step_costs(
+    config: ModelConfig, shape: StepShape, stored: Mapping[str, int], touched: float | None = None
+) -> list[KernelCost]:
+    """All kernels of a step, layers joined.
+
+    stored: bytes of each tensor, by canonical name; touched: how many experts of a layer some token
+    chose, where it was counted (None: the expected number).
+    """
+    if touched is None:
+        touched = experts_touched(config, shape.tokens)
+    costs = []
+    for index, layer in enumerate(config.layers):
+        own = {
+            name.removeprefix(f"layers.{index}."): nbytes
+            for name, nbytes in stored.items()
+            if name.startswith(f"layers.{index}.")
+        }
+        costs += _attention(config, layer, shape, own)
+        costs += _dense(config, shape.tokens, own, "layers")
+        costs += _experts(config, shape.tokens, own, touched)
+        costs.append(_norms(config, shape.tokens))
+    if not shape.encodes:
+        costs += _outside(config, shape, stored)
+    return merged(costs)
+
+
+def _attention(
+    config: ModelConfig, layer: LayerConfig, shape: StepShape, own: Mapping[str, int]
+) -> list[KernelCost]:
+    tokens, hidden, d = shape.tokens, config.hidden_size, layer.head_dim
+    heads = config.num_heads * d
+    kv = layer.kv_heads * d * (2 if layer.sliding else 1)  # a full layer's V is its raw K
+    names = [f"self_attn.{name}_proj.weight" for name in "qkv"]
+    projected = heads + kv
+    held = min(shape.prefix, config.sliding_window - 1) if layer.sliding else shape.prefix
+    cached = shape.rows * 2 * held * layer.kv_heads * d * _ACTIVATION
+    new = 2 * tokens * layer.kv_heads * d * _ACTIVATION
+    return [
+        KernelCost(
+            "q, k, v projections", "layers", sum(own.get(name, 0) for name in names),
+            tokens * (hidden + projected) * _ACTIVATION, 2.0 * tokens * hidden * projected,
+        ),
+        KernelCost(
+            "q and k norms, RoPE, cache", "layers", new if shape.encodes else 0.0,
+            2 * tokens * (heads + 2 * layer.kv_heads * d) * _ACTIVATION, 0.0,
+        ),
+        KernelCost(
+            "attention", "layers", cached, 2 * tokens * heads * _ACTIVATION + new,
+            4.0 * shape.rows * _pairs(shape, config, layer) * heads,
+        ),
+        KernelCost(
+            "output projection", "layers", own["self_attn.o_proj.weight"],
+            tokens * (heads + hidden) * _ACTIVATION, 2.0 * tokens * heads * hidden,
+        ),
+    ]  # fmt: skip
+
+
+def _pairs(shape: StepShape, config: ModelConfig, layer: LayerConfig) -> float:
+    """Pairs of a query and a key that it sees, in one row."""
+    window = config.sliding_window if layer.sliding else math.inf
+    if not shape.encodes:
+        return shape.width * (min(shape.prefix, window - 1) + shape.width)
+    # Token i sees min(prefix + i + 1, window) keys.
+    first, last = shape.prefix + 1, shape.prefix + shape.width
+    below = max(0, min(last, window) - first + 1)
+    full = shape.width - below
+    return below * (2 * first + below - 1) / 2 + (full * window if full else 0)
+
+
+def _dense(
+    config: ModelConfig, tokens: int, own: Mapping[str, int], part: Part, prefix: str = "mlp."
+) -> list[KernelCost]:
+    hidden, inner = config.hidden_size, config.intermediate_size
+    name = "dense MLP" if part == "layers" else "self-conditioning"
+    weights = sum(own[f"{prefix}{leaf}_proj.weight"] for leaf in ("gate", "up", "down"))
+    passed = tokens * (2 * hidden + 2 * inner) * _ACTIVATION
+    flop = 6.0 * tokens * hidden * inner
+    return [KernelCost(name, part, weights, passed, flop, 2)]
+
+
+def _experts(
+    config: ModelConfig, tokens: int, own: Mapping[str, int], touched: float
+) -> list[KernelCost]:
+    hidden, size, count = config.hidden_size, config.expert_size, config.num_experts
+    chosen = tokens * config.experts_per_token
+    share = touched / count
+    names = "experts.gate_up_proj", "experts.down_proj"
+    into, out = (own[name] * share for name in names)
+    return [
+        KernelCost(
+            "router", "layers", own["router.proj.weight"],
+            tokens * (hidden * _ACTIVATION + count * _EXACT), 2.0 * tokens * hidden * count,
+            exact=True,
+        ),
+        # Counts, offsets and places of the chosen experts: int32.
+        KernelCost("sorting by expert", "layers", 0.0, 4.0 * chosen * _EXACT, 0.0),
+        KernelCost(
+            "experts, gate and up", "layers", into, chosen * (hidden + size) * _ACTIVATION,
+            4.0 * chosen * hidden * size,
+        ),
+        KernelCost(
+            "experts, down and sum", "layers", out,
+            (chosen * size + tokens * hidden) * _ACTIVATION, 2.0 * chosen * size * hidden,
+        ),
+    ]  # fmt: skip
+
+
+def _norms(config: ModelConfig, tokens: int) -> KernelCost:
+    """Norms and residuals of a layer, a kernel for each two of them."""
+    passed = NORMS * 2 * tokens * config.hidden_size * _ACTIVATION
+    return KernelCost("norms and residuals", "layers", 0.0, passed, 0.0, (NORMS + 1) // 2)
+
+
+def _outside(config: ModelConfig, shape: StepShape, stored: Mapping[str, int]) -> list[KernelCost]:
+    tokens, hidden, vocab = shape.tokens, config.hidden_size, config.vocab_size
+    embedding = stored["embed_tokens.weight"]
+    rows = tokens * embedding / vocab
+    return [
+        KernelCost(
+            "embedding", "outside", rows, tokens * hidden * _ACTIVATION, 0.0,
+        ),
+        *_dense(config, tokens, stored, "outside", "self_conditioning."),
+        # One product for the scores, one for the soft embedding of the same chunk.
+        KernelCost(
+            "vocabulary head", "outside", embedding,
+            tokens * hidden * (_ACTIVATION + _EXACT), 4.0 * tokens * vocab * hidden, 3,
+        ),
+        # Entropies, draws, words of noise, flags and tokens, each 8 bytes at most.
+        KernelCost("sampler", "outside", 0.0, 10.0 * tokens * 8, 0.0, 3),
+    ]  # fmt: skip

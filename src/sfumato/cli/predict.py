@@ -1,0 +1,68 @@
+"""`sfumato bench --predict`: a step on a device that need not be here. Runs no network."""
+
+from __future__ import annotations
+
+import argparse
+import json
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from sfumato.model.model_config import ModelConfig
+
+PREFIX = 512  # tokens before the canvas, where no option says it
+
+
+def main(args: argparse.Namespace) -> int:
+    """Print the prediction, and return the exit code. Raises ValueError or OSError for bad
+    input."""
+    from rich.console import Console
+
+    from sfumato.bench import predicted
+    from sfumato.bench.step_model.device_limits import limits_named
+    from sfumato.bench.step_model.step_cost import StepShape
+
+    limits = limits_named(args.predict)
+    config, stored = _subject(args)
+    shapes = [
+        StepShape(rows, config.canvas_length, prefix)
+        for rows in args.concurrency or (1,)
+        for prefix in args.context or (PREFIX,)
+    ]
+    steps = predicted.predicted_steps(config, stored, limits, shapes)
+    nbytes = sum(stored.values())
+    if args.json:
+        text = json.dumps(predicted.to_document(steps, nbytes)) + "\n"
+        if args.json == "-":
+            print(text, end="")
+            return 0
+        Path(args.json).write_text(text, encoding="utf-8")
+    console = Console(highlight=False, markup=False, emoji=False)
+    for table in predicted.to_tables(steps):
+        console.print(table)
+    known = "measured" if limits.measured else "published, less what programs do not reach"
+    print(f"Limits of {limits.name}: {known} ({limits.source}).")
+    if nbytes >= limits.memory:
+        print(
+            f"The weights ({nbytes / 1e9:.1f} GB) do not fit its memory "
+            f"({limits.memory / 1e9:.1f} GB)."
+        )
+    return 0
+
+
+def _subject(args: argparse.Namespace) -> tuple[ModelConfig, dict[str, int]]:
+    """The network and the bytes of its tensors: of random weights or of a checkpoint's headers."""
+    from sfumato.bench.random_weights import random_checkpoint
+    from sfumato.model.families import open_checkpoint
+    from sfumato.model.loading import config_of
+    from sfumato.weights.checkpoint import Checkpoint
+
+    checkpoint: Checkpoint
+    if args.random_weights:
+        checkpoint = random_checkpoint(args.random_weights, args.format or "bf16", args.layers)
+    elif args.model:
+        checkpoint = open_checkpoint(args.model)
+    else:
+        raise ValueError("--predict: of what: give --random-weights 26b-a4b, or -m with a file")
+    stored = {name: info.nbytes for name, info in checkpoint.tensors.items()}
+    return config_of(checkpoint), stored

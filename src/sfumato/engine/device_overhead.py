@@ -1,0 +1,70 @@
+"""What a GPU takes beside the bytes of tensors: blocks of torch's allocator, graphs, workspaces.
+
+The sizes of blocks are those of torch's caching allocator for CUDA and ROCm.  What a graph and a
+library take is an assumption until a device confirms or corrects it.  Knows no models.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+import torch
+
+MIB = 1 << 20
+SMALL, LARGE = 1 * MIB, 10 * MIB  # bounds of tensors that share a segment
+GRAIN, SMALL_SEGMENT, SEGMENT = 512, 2 * MIB, 20 * MIB
+
+GRAPHS = 32  # that a step keeps at most
+KINDS = 12  # of steps that a number of rows can have: widths, with and without a commit
+GRAPH = 8 * MIB  # of the driver, for the thousand kernels of a step; assumed
+WORKSPACE = 32 * MIB  # of cuBLAS and of cuBLASLt on Hopper, for each stream; smaller on others
+STREAMS = 2  # that multiply: the current one, and that of captures
+CODE = 256 * MIB  # kernels, which are loaded when they first run; assumed
+
+
+def held_bytes(sizes: Iterable[int], device: torch.device) -> int:
+    """What an allocator holds for tensors of these bytes that live together: on a CUDA device in
+    blocks, elsewhere their sum.
+
+    Tensors up to SMALL share segments of 2 MiB, those up to LARGE segments of 20 MiB, and larger
+    ones have one of their own, a multiple of 2 MiB.
+    """
+    if device.type != "cuda":
+        return sum(sizes)
+    small = own = 0
+    shared: list[int] = []
+    for size in sizes:
+        if size <= SMALL:
+            small += _up(size, GRAIN)
+        elif size < LARGE:
+            _place(_up(size, GRAIN), shared)
+        else:
+            own += _up(size, SMALL_SEGMENT)
+    return _up(small, SMALL_SEGMENT) + len(shared) * SEGMENT + own
+
+
+def _place(size: int, free: list[int]) -> None:
+    """Takes room of the fullest segment that has it, as the allocator does, or opens one."""
+    fitting = [room for room in free if room >= size]
+    if fitting:
+        room = min(fitting)
+        free.remove(room)
+    else:
+        room = SEGMENT
+    free.append(room - size)
+
+
+def overhead_bytes(device: torch.device, rows: int, step: int) -> int:
+    """Graphs, workspaces and code of an engine of so many rows; step: bytes of its buffers.
+
+    Captured steps share a memory pool of their own, which the first run of a step, without a
+    graph, cannot use: the buffers of a step are held twice.
+    """
+    if device.type != "cuda":
+        return 0
+    graphs = min(GRAPHS, KINDS * rows) * GRAPH
+    return step + graphs + 2 * STREAMS * WORKSPACE + CODE
+
+
+def _up(size: int, grain: int) -> int:
+    return -(-size // grain) * grain

@@ -1,0 +1,88 @@
+"""The floors that are known by hand, and what a prediction adds to them."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+
+from sfumato.bench.random_weights import random_config
+from sfumato.bench.step_model.device_limits import LIMITS, limits_named, limits_of_product
+from sfumato.bench.step_model.kernel_cost import KernelCost
+from sfumato.bench.step_model.prediction import LAUNCH_S, REACHED, step_time
+from sfumato.bench.step_model.step_cost import StepShape, step_costs, stored_bytes
+from sfumato.model.families import DIFFUSION_GEMMA
+
+FULL = DIFFUSION_GEMMA.config.from_hf(random_config("26b-a4b"), {})
+STORED = stored_bytes(FULL)
+
+
+@pytest.mark.parametrize(
+    ("shape", "floor"),
+    [
+        (StepShape(1), 12.8),
+        (StepShape(4), 19.4),
+        (StepShape(16), 49.8),
+        (StepShape(prefix=32768), 14.6),
+        (StepShape(width=32), 10.4),
+        (StepShape(width=4096, prefix=0, encodes=True), 35.8),
+    ],
+)
+def test_floors_of_bfloat16_on_an_h200(shape: StepShape, floor: float) -> None:
+    time = step_time(step_costs(FULL, shape, STORED), LIMITS["h200"])
+    assert round(time.floor_ms, 1) == floor
+    assert time.floor_ms < time.predicted_ms < 1.4 * time.floor_ms
+
+
+@pytest.mark.parametrize(("format", "floor"), [("q8_0", 7.8), ("q4_k_m", 5.7)])
+def test_floors_of_quantized_weights(format: str, floor: float) -> None:
+    costs = step_costs(FULL, StepShape(), stored_bytes(FULL, format))
+    assert round(step_time(costs, LIMITS["h200"]).floor_ms, 1) == floor
+
+
+def test_a_kernel_is_bound_by_what_takes_longest() -> None:
+    device = replace(LIMITS["h200"], bytes_per_s=1e12, bf16_flops=1e14, float32_flops=1e13)
+    reading = KernelCost("a", "layers", stored=1e9, passed=0, flop=1e9)
+    computing = replace(reading, name="b", stored=1e6, flop=1e12)
+    exact = replace(computing, name="c", exact=True)
+    small = replace(reading, name="d", stored=0, flop=0, launches=4, part="outside")
+    time = step_time([reading, computing, exact, small], device)
+    assert [k.bound for k in time.kernels] == ["memory", "arithmetic", "arithmetic", "launch"]
+    assert [k.floor_s for k in time.kernels] == [1e-3, 1e-2, 1e-2, 0]
+    assert time.kernels[2].predicted_s == pytest.approx(1e-1 / REACHED + LAUNCH_S)
+    assert time.outside_ms == pytest.approx(4e3 * LAUNCH_S)
+    assert time.kernels[3].as_dict()["predicted_ms"] == pytest.approx(4e3 * LAUNCH_S)
+
+
+def test_what_is_passed_costs_more_where_no_cache_holds_it() -> None:
+    device = LIMITS["h200"]
+    fits, not_ = (
+        KernelCost("x", "layers", 0, passed=passed, flop=0)
+        for passed in (0.9 * device.cache, 1.1 * device.cache)
+    )
+    near, far = (step_time([cost], device).predicted_ms for cost in (fits, not_))
+    assert far > 2 * near
+
+
+@pytest.mark.parametrize(
+    ("product", "name"),
+    [
+        ("NVIDIA H200", "h200"),
+        ("NVIDIA H100 80GB HBM3", "h100"),
+        ("NVIDIA GeForce RTX 4090", "rtx-4090"),
+        ("NVIDIA RTX PRO 6000 Blackwell Workstation Edition", "rtx-pro-6000"),
+        ("AMD Instinct MI300X", "mi300x"),
+        ("NVIDIA H100 PCIe", None),
+        ("NVIDIA GeForce RTX 4090 Laptop GPU", None),
+        ("", None),
+    ],
+)
+def test_products_are_known_by_their_drivers_names(product: str, name: str | None) -> None:
+    limits = limits_of_product(product)
+    assert (limits and limits.name) == name
+
+
+def test_an_unknown_device_is_refused() -> None:
+    assert limits_named("h200").measured
+    with pytest.raises(ValueError, match=r"predict: 'h300' is none of h200, h100, "):
+        limits_named("h300")

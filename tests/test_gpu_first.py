@@ -1,0 +1,178 @@
+"""benchmarks/gpu_first.py on a CPU, at tiny sizes: what serves here stands in for kernels."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import subprocess
+import sys
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from benchmarks import gpu_cases, gpu_figures, gpu_first, gpu_kernel, gpu_parts, gpu_tiles
+from benchmarks.gpu_cases import CASES, Sizes
+from benchmarks.gpu_kernel import check_kernel, relative_errors
+from benchmarks.gpu_step import outside_ms, touched_experts
+from benchmarks.gpu_timing import median_ms, poison
+
+from sfumato.bench.random_weights import random_config
+from sfumato.bench.step_model.device_limits import LIMITS
+from sfumato.bench.step_model.step_cost import StepShape
+from sfumato.bench.subject import random_subject
+from sfumato.model.families import DIFFUSION_GEMMA
+from sfumato.ops import reference
+from sfumato.ops.triton import tiles
+from sfumato.ops.triton.tiles import Tile
+
+CPU = torch.device("cpu")
+SIZES = Sizes(
+    replace(DIFFUSION_GEMMA.config.from_hf(random_config("tiny"), {}), num_experts=8),
+    *(StepShape(2, 16, 20), CPU, torch.float32),
+)
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_every_case_is_right_here(name: str) -> None:
+    findings = check_kernel(name, SIZES, LIMITS["h200"], 0.0)
+    assert findings["passed"], findings
+    assert findings["served_by"].startswith("a stand-in")
+    assert 0 <= findings["floor_ms"] <= findings["predicted_ms"]
+    assert findings["time"]["timed_by"] == "clock" and findings["tiles"] == []
+
+
+def uneven_experts(x: torch.Tensor, *others: Any) -> torch.Tensor:
+    return reference.experts(x, *others) * (1 + 1e-3 * len(x))  # depends on the other rows
+
+
+@pytest.mark.parametrize(
+    ("function", "failing"),
+    [
+        (lambda *a: reference.experts(*a) * float("nan"), {"right", "repeats", "same_alone"}),
+        (lambda *a: reference.experts(*a) * (1 + 1e-4), {"right"}),
+        (uneven_experts, {"right", "same_alone"}),
+        (lambda *a: reference.experts(*a) + 1e-9 * torch.rand(()), {"repeats", "same_alone"}),
+    ],
+)
+def test_a_wrong_kernel_is_found(
+    monkeypatch: pytest.MonkeyPatch, function: Any, failing: set[str]
+) -> None:
+    monkeypatch.setattr(gpu_kernel, "_kernel", lambda case, device: (function, "the test"))
+    findings = check_kernel("experts", SIZES, LIMITS["h200"], 0.0)
+    assert {key for key in ("right", "repeats", "same_alone") if not findings[key]} == failing
+    assert not findings["passed"]
+
+
+def test_errors_are_relative_to_the_exact_result() -> None:
+    exact = torch.tensor([3.0, 4.0], dtype=torch.float64)
+    ids = torch.tensor([1, 2])
+    assert relative_errors((exact + torch.tensor([0.0, 0.05]), ids), (exact, ids + 0)) == [
+        pytest.approx(0.01),
+        0,
+    ]
+    assert relative_errors((exact * float("nan"), ids), (exact, torch.tensor([1, 3]))) == [
+        float("inf"),
+        0.5,
+    ]
+
+
+def test_poison_fills_tensors_of_every_kind() -> None:
+    kept: list[torch.Tensor] = []
+    like = [torch.zeros(3), torch.zeros(2, dtype=torch.int64), torch.zeros(2, dtype=torch.bool)]
+    poison(CPU, like)
+    assert not any(tensor.any() for tensor in like) and not kept
+
+
+def test_runs_are_timed_in_turns() -> None:
+    order: list[int] = []
+    runs = [lambda: order.append(0), lambda: order.append(1)]
+    findings = median_ms(runs, CPU, 0.0)
+    assert findings["runs"] == 5 and order[-4:] in ([0, 1, 0, 1], [1, 0, 1, 0])
+
+
+def test_the_fastest_candidate_of_tiles_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
+    table = {use: tuple(Tile({"OUT": n}, 4, n) for n in (3, 1, 2)) for use in ("few", "many")}
+    monkeypatch.setattr(tiles, "candidates", lambda kernel, target: table)
+    monkeypatch.setattr(tiles, "architecture", lambda device: "sm_90")
+
+    def milliseconds() -> float:
+        stages = tiles.tile_for("linear", CPU, "few").stages
+        if stages == 2:
+            raise RuntimeError("out of shared memory")
+        return float(stages)
+
+    findings = gpu_tiles.measured_tiles(milliseconds, milliseconds)
+    assert findings == [{"kernel": "linear", "use": "few", "ms": [3.0, 1.0, None], "fastest": 1}]
+    assert tiles.tile_for("linear", CPU, "few").stages == 3
+
+
+def options(folder: Path, part: str, **others: Any) -> argparse.Namespace:
+    arguments = ["--out", str(folder), "--device", "cpu", "--sizes", "tiny", "--part", part]
+    parsed = gpu_first._options([*arguments, "--file", str(folder / "part.json")])
+    small = {"rows": 2, "prefix": 20, "steps": 2, "kernel_seconds": 0.0}
+    return argparse.Namespace(**vars(parsed) | small | others)
+
+
+def test_the_parts_hand_on_what_they_found(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def findings_of(part: str, file: str) -> Any:
+        gpu_parts.run(options(tmp_path, part))
+        (tmp_path / "part.json").rename(tmp_path / file)
+        return json.loads((tmp_path / file).read_text())
+
+    ceilings = findings_of("ceilings", gpu_parts.CEILINGS)
+    assert ceilings["limits"]["bytes_per_s"] > 1e8 and "commit" in ceilings["environment"]
+    assert findings_of("kernel:geglu", "2-00-geglu.json")["passed"]
+    assert findings_of("compile:geglu", "1-compile-geglu.json") == {"compiled": False}
+    step = findings_of("step", "3-step.json")
+    assert step["rounds"] == [] and step["best_ms"] == step["torch_ms"] > 0
+    graph = findings_of("graph", "4-graph.json")
+    assert graph["passed"] and graph["rows_2"]["same"]
+    some = [
+        figure for figure in gpu_figures.FIGURES if figure.name.startswith(("step, 1 r", "ten"))
+    ]
+    impossible = replace(some[0], name="none", taken=lambda setting: 1 / 0)
+    monkeypatch.setattr(gpu_figures, "FIGURES", (*some, impossible))
+    first, ten, none = findings_of("figures", "5-figures.json")["figures"]
+    assert first["goal"] == 15 and first["measured"] > 0 < first["predicted"]
+    assert ten["reached"] is (ten["measured"] <= 30)
+    assert none["failed"].startswith("ZeroDivisionError")
+
+
+def test_a_part_that_fails_or_hangs_is_reported(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What it had findings before that counts."""
+
+    def child(code: str) -> Any:
+        def run(command: list[str], timeout: float, **others: Any) -> Any:
+            path = command[command.index("--file") + 1]
+            return real([sys.executable, "-S", "-c", code, path], timeout=timeout, **others)
+
+        return run
+
+    real, parent = subprocess.run, gpu_first.Run(options(tmp_path, ""))
+    writes = "import sys; open(sys.argv[1], 'w').write('{\"a\": 1}'); "
+    for code, expected in (
+        (f"{writes}sys.exit(3)", {"a": 1, "failed": "exit code 3"}),
+        ("print('what was wrong'); raise SystemExit(1)", {"failed": "exit code 1"}),
+        (f"{writes}import time; time.sleep(60)", {"a": 1, "failed": "took more than 1 s"}),
+        (writes, {"a": 1}),
+    ):
+        monkeypatch.setattr(gpu_first.subprocess, "run", child(code))
+        findings = parent.part(gpu_first.Part("x", "x", 1.2))
+        assert findings["part"] == "x" and {k: findings[k] for k in expected} == expected
+        assert ("failed" in findings) == ("failed" in expected)
+        assert json.loads((tmp_path / "x.json").read_text()) == findings
+    late = gpu_first.Run(options(tmp_path, "", seconds=0.5))
+    assert late.part(gpu_first.Part("x", "x", 1.2))["failed"] == "no time was left"
+
+
+def test_what_lies_outside_the_layers_and_which_experts_are_touched() -> None:
+    network = random_subject("tiny", "f32", layers=5, device="cpu").network
+    assert 8 < touched_experts(network, 1, 10) <= 24
+    step_ms = 1e4  # far slower than the fifth of the layers
+    outside = outside_ms(network, 10, 1, step_ms)
+    assert outside is not None and outside < 0
+    assert gpu_cases.CASES.keys() <= set(gpu_parts.kernel_names())
