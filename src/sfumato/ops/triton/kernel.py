@@ -25,7 +25,7 @@ import torch
 
 from sfumato.ops.triton.tiles import Tile
 
-MODULES = ("linear",)
+MODULES = ("head", "heads", "linear", "listed", "noise", "norms", "router", "sampler")
 """The modules of this package that register kernels."""
 
 FP_FUSION = False
