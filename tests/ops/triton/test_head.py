@@ -22,12 +22,13 @@ from sfumato.ops.online_softmax import BLOCK, Bans
 pytestmark = [interpreted, pytest.mark.filterwarnings("ignore::RuntimeWarning:triton")]
 HIDDEN, SOFTCAP = 72, 30.0
 VOCAB = 200  # two chunks, of which the second ends within a block
-PLAIN, BANNED, EQUAL, ODD = range(4)  # positions: nothing special, bans, equal scores, NaN
+PLAIN, BANNED, EQUAL, ODD, AGAIN = range(5)
+"""Positions: nothing special, bans, equal scores, NaN; and the second one again."""
 
 
 @dataclass(frozen=True)
 class Passed:
-    """A pass of the four positions, and what it was asked."""
+    """A pass of the five positions, and what it was asked."""
 
     inputs: tuple[Tensor, Tensor, Tensor, Tensor]  # hidden, weight, temperature, uniform
     bans: Bans
@@ -47,6 +48,7 @@ def small_tiles() -> Any:
     }
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(head, "CHUNK", 128)
+        patch.setattr(head, "GROUP", 3)
         patch.setattr(
             head,
             "tile_for",
@@ -62,15 +64,17 @@ def passed(small_tiles: Any) -> Passed:
     from sfumato.ops.triton.head import vocabulary_head
 
     random = torch.Generator().manual_seed(1)
-    hidden = torch.randn(4, HIDDEN, generator=random)
+    hidden = torch.randn(5, HIDDEN, generator=random)
+    hidden[AGAIN] = hidden[BANNED]
     weight = torch.randn(VOCAB, HIDDEN, generator=random) * 0.3
     weight[[17, 40, 130, 199]] = hidden[EQUAL]
     hidden[ODD, 5] = float("nan")
-    temperature = torch.tensor([0.4, 0.8, 1.0, 1.0])
-    uniform = torch.tensor([1 - 2.0**-53, 0.37, 0.5, 0.1], dtype=torch.float64)
+    temperature = torch.tensor([0.4, 0.8, 1.0, 1.0, 0.8])
+    uniform = torch.tensor([1 - 2.0**-53, 0.37, 0.5, 0.1, 0.37], dtype=torch.float64)
     inputs = hidden, weight, temperature, uniform
     best = int((hidden[BANNED] @ weight.T).argmax())
-    bans = Bans.of([{}, {best: 1, 199: 1}, {17: 0}, {}], [1] * 4, torch.device("cpu"))
+    banned = {best: 1, 199: 1}
+    bans = Bans.of([{}, banned, {17: 0}, {}, banned], [1] * 5, torch.device("cpu"))
     with registry.reference_only():
         expected = VocabularyHead(weight, SOFTCAP, chunk=128)(hidden, temperature, uniform, bans=bans)
     return Passed(inputs, bans, vocabulary_head(*inputs, SOFTCAP, bans), expected)
@@ -79,11 +83,13 @@ def passed(small_tiles: Any) -> Passed:
 @pytest.mark.parametrize("position", [PLAIN, BANNED, EQUAL])
 def test_statistics_are_those_of_the_reference(passed: Passed, position: int) -> None:
     out, expected = passed.out, passed.expected
-    for name in ("argmax", "drawn", "top_ids"):
-        assert torch.equal(getattr(out, name)[position], getattr(expected, name)[position]), name
+    assert out.drawn[position] == expected.drawn[position]
     for name in ("entropy", "top_probs", "soft"):
         close(getattr(out, name)[position], getattr(expected, name)[position], 1e-5)
+    # Torch rounds equal rows of the embedding differently: their order is another.
+    assert set(out.top_ids[position].tolist()) == set(expected.top_ids[position].tolist())
     assert out.argmax[position] == out.top_ids[position, 0]
+    assert out.argmax[position] == expected.argmax[position] or position == EQUAL
 
 
 def test_of_equal_scores_the_lowest_id_is_first(passed: Passed) -> None:
@@ -97,18 +103,9 @@ def test_scores_that_are_no_numbers_name_tokens_of_the_vocabulary(passed: Passed
         assert bool(((ids >= 0) & (ids < VOCAB)).all())
 
 
-def test_a_position_has_the_same_result_in_a_group_of_its_own(
-    passed: Passed, small_tiles: Any
-) -> None:
-    from sfumato.ops.triton import head
-
-    small_tiles.setattr(head, "GROUP", 1)
-    hidden, weight, temperature, uniform = passed.inputs
-    at, bans = slice(BANNED, ODD), passed.bans
-    some = Bans(bans.ids, bans.limits, bans.row[at], bans.place[at])
-    alone = head.vocabulary_head(hidden[at], weight, temperature[at], uniform[at], SOFTCAP, some)
-    for name, value in vars(alone).items():
-        assert torch.equal(value, getattr(passed.out, name)[at]), name
+def test_a_position_has_the_same_result_beside_others_in_another_group(passed: Passed) -> None:
+    for name, value in vars(passed.out).items():
+        assert torch.equal(value[AGAIN], value[BANNED]), name
 
 
 def test_a_vocabulary_smaller_than_the_named_tokens(passed: Passed) -> None:

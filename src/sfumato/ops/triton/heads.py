@@ -64,23 +64,51 @@ def _store_halves(
 @triton.jit
 def _cache_place(
     token: tl.tensor, slots: tl.tensor, lengths: tl.tensor, counts: tl.tensor, width: tl.tensor,
-    size: tl.tensor, slot_stride: tl.tensor,
+    size: tl.tensor, elements: tl.tensor,
 ) -> tl.tensor:  # fmt: skip
     """Whether a token is written, where its slot begins and at which of the slot's places."""
     row, index = token // width, token % width
     count = tl.load(counts + row)
     written = (index < count) & (index >= count - size)
     place = (tl.load(lengths + row) + index) % size
-    return written, tl.load(slots + row) * slot_stride, place
+    return written, tl.load(slots + row) * size * elements, place
+
+
+@triton.jit
+def _turned(
+    source: tl.tensor, weight: tl.tensor, cos: tl.tensor, sin: tl.tensor, at: tl.tensor,
+    inside: tl.tensor, column: tl.tensor, eps: tl.tensor,
+    HALF: tl.constexpr,
+) -> tl.tensor:  # fmt: skip
+    """The halves of heads, normed and rotated; cos and sin: those of the token."""
+    real = column < HALF
+    turn = tl.load(cos + column, mask=real, other=0.0).to(tl.float32)[None, :]
+    lift = tl.load(sin + column, mask=real, other=0.0).to(tl.float32)[None, :]
+    first, second = _load_halves(source, at, inside, HALF)
+    first, second = _unit_halves(first, second, eps, HALF)
+    scale, scale_2 = _load_halves(weight, column[None, :], real[None, :], HALF)
+    first, second = first * scale, second * scale_2
+    return first * turn - second * lift, second * turn + first * lift
+
+
+@triton.jit
+def _write_cache(
+    cache: tl.tensor, at_slot: tl.tensor, place: tl.tensor, head: tl.tensor, column: tl.tensor,
+    size: tl.tensor, stored: tl.tensor, first: tl.tensor, second: tl.tensor,
+    HALF: tl.constexpr,
+) -> None:  # fmt: skip
+    """Stores heads at a place of a slot [kv_heads, size, 2 · HALF]."""
+    where = (head.to(tl.int64)[:, None] * size + place) * (2 * HALF) + column[None, :]
+    _store_halves(cache + at_slot, where, stored, first, second, HALF)
 
 
 @triton.jit
 def _prepare_heads(
-    q: tl.tensor, k: tl.tensor, v: tl.tensor, q_weight: tl.tensor, k_weight: tl.tensor, cos:
-    tl.tensor, sin: tl.tensor, q_out: tl.tensor, k_out: tl.tensor, v_out: tl.tensor, keys:
-    tl.tensor, values: tl.tensor, slots: tl.tensor, lengths: tl.tensor, counts: tl.tensor,
-    q_stride: tl.tensor, k_stride: tl.tensor, v_stride: tl.tensor, width: tl.tensor, size:
-    tl.tensor, eps: tl.tensor,
+    q: tl.tensor, k: tl.tensor, v: tl.tensor, q_weight: tl.tensor, k_weight: tl.tensor,
+    cos: tl.tensor, sin: tl.tensor, q_out: tl.tensor, k_out: tl.tensor, v_out: tl.tensor,
+    keys: tl.tensor, values: tl.tensor, slots: tl.tensor, lengths: tl.tensor, counts: tl.tensor,
+    q_stride: tl.tensor, k_stride: tl.tensor, v_stride: tl.tensor, width: tl.tensor,
+    size: tl.tensor, eps: tl.tensor,
     HEADS: tl.constexpr, KV_HEADS: tl.constexpr, HALF: tl.constexpr, COLUMNS: tl.constexpr,
     WRITES: tl.constexpr, AT_ONCE: tl.constexpr, UPCAST: tl.constexpr,
 ) -> None:  # fmt: skip
@@ -94,43 +122,34 @@ def _prepare_heads(
     QUERIES: tl.constexpr = (HEADS + AT_ONCE - 1) // AT_ONCE
     token, group = tl.program_id(0).to(tl.int64), tl.program_id(1)
     column = tl.arange(0, COLUMNS)
-    real = column < HALF
-    turn = tl.load(cos + token * HALF + column, mask=real, other=0.0).to(tl.float32)[None, :]
-    lift = tl.load(sin + token * HALF + column, mask=real, other=0.0).to(tl.float32)[None, :]
+    cos += token * HALF
+    sin += token * HALF
     if group < QUERIES:
         head = group * AT_ONCE + tl.arange(0, AT_ONCE)
-        inside = (head < HEADS)[:, None] & real[None, :]
+        inside = (head < HEADS)[:, None] & (column < HALF)[None, :]
         at = head[:, None] * (2 * HALF) + column[None, :]
-        first, second = _load_halves(q + token * q_stride, at, inside, HALF)
-        first, second = _unit_halves(first, second, eps, HALF)
-        scale, scale_2 = _load_halves(q_weight, column[None, :], real[None, :], HALF)
-        first, second = first * scale, second * scale_2
-        turned, lifted = first * turn - second * lift, second * turn + first * lift
-        into = q_out + token * (HEADS * 2 * HALF)
-        _store_halves(into, at, inside, turned, lifted, HALF)
+        first, second = _turned(
+            q + token * q_stride, q_weight, cos, sin, at, inside, column, eps, HALF
+        )
+        _store_halves(q_out + token * (HEADS * 2 * HALF), at, inside, first, second, HALF)
     else:
         head = (group - QUERIES) * AT_ONCE + tl.arange(0, AT_ONCE)
-        inside = (head < KV_HEADS)[:, None] & real[None, :]
+        inside = (head < KV_HEADS)[:, None] & (column < HALF)[None, :]
         at = head[:, None] * (2 * HALF) + column[None, :]
-        first, second = _load_halves(k + token * k_stride, at, inside, HALF)
-        first, second = _unit_halves(first, second, eps, HALF)
-        scale, scale_2 = _load_halves(k_weight, column[None, :], real[None, :], HALF)
-        first, second = first * scale, second * scale_2
-        turned, lifted = first * turn - second * lift, second * turn + first * lift
+        first, second = _turned(
+            k + token * k_stride, k_weight, cos, sin, at, inside, column, eps, HALF
+        )
         value, value_2 = _load_halves(v + token * v_stride, at, inside, HALF)
         value, value_2 = _unit_halves(value, value_2, eps, HALF)
-        into = token * (KV_HEADS * 2 * HALF)
-        _store_halves(k_out + into, at, inside, turned, lifted, HALF)
-        _store_halves(v_out + into, at, inside, value, value_2, HALF)
+        _store_halves(k_out + token * (KV_HEADS * 2 * HALF), at, inside, first, second, HALF)
+        _store_halves(v_out + token * (KV_HEADS * 2 * HALF), at, inside, value, value_2, HALF)
         if WRITES:
-            written, slot, place = _cache_place(
-                token, slots, lengths, counts, width, size, KV_HEADS * size.to(tl.int64) * 2 * HALF
+            written, at_slot, place = _cache_place(
+                token, slots, lengths, counts, width, size, KV_HEADS * 2 * HALF
             )
             stored = inside & written
-            where = head[:, None].to(tl.int64) * size * (2 * HALF) + place * (2 * HALF)
-            where += slot + column[None, :]
-            _store_halves(keys, where, stored, turned, lifted, HALF)
-            _store_halves(values, where, stored, value, value_2, HALF)
+            _write_cache(keys, at_slot, place, head, column, size, stored, first, second, HALF)
+            _write_cache(values, at_slot, place, head, column, size, stored, value, value_2, HALF)
 
 
 _TENSORS = ("q", "k", "v", "q_weight", "k_weight", "cos", "sin", "q_out", "k_out", "v_out")
