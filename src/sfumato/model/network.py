@@ -16,6 +16,7 @@ from sfumato.model.cache import KVCache, KVPool, Slot, slot_bytes
 from sfumato.model.head import VocabularyHead
 from sfumato.model.placement import device_memory
 from sfumato.model.read_rows import QuestionRows, ReadCanvasRows, Scratch
+from sfumato.model.step_rows import StepRows
 from sfumato.model.transformer import Transformer
 from sfumato.ops.reference import Weight
 
@@ -145,6 +146,18 @@ class Network:
         nothing to the device; the number of operations does not depend on the number of rows.
         """
         return self.transformer.denoise(tokens, soft, attend.positions(), attend, self.dtype)
+
+    @torch.no_grad()
+    def step_batch(self, tokens: Tensor, soft: Tensor, attend: StepRows) -> Tensor:
+        """One forward of rows that denoise and rows that commit: tokens int64 [n] of the rows of
+        `attend`, one row after another, and their soft embeddings [n, hidden] in `dtype`.
+
+        Returns hidden states [n, hidden], of no meaning where a row commits.  Writes the cache of
+        rows that commit beyond their prefixes, and advances none.  As `denoise_batch`, it leaves
+        all on the device.
+        """
+        positions = attend.positions()
+        return self.transformer.both_phases(tokens, soft, positions, attend, self.dtype)
 
     @torch.no_grad()
     def encode_beside(self, rows: Sequence[Tensor], scratches: Sequence[Scratch]) -> None:

@@ -22,6 +22,7 @@ from sfumato.model.layers import (
     rounded,
 )
 from sfumato.model.model_config import LayerConfig, ModelConfig
+from sfumato.model.step_rows import StepRows
 
 
 class Block(nn.Module):
@@ -50,17 +51,21 @@ class Block(nn.Module):
         rotary: tuple[Tensor, Tensor],
         attend: Attend,
         index: int,
-        encoding: bool,
+        encoding: bool | Tensor,
         only: Tensor | None = None,
     ) -> Tensor:
-        """x [..., tokens, hidden] → the same; only int64 [n]: of which tokens, packed, results are
-        wanted (None: of all)."""
+        """x [..., tokens, hidden] → the same; encoding: of all tokens, or bool [tokens, 1]; only
+        int64 [n]: of which tokens, packed, results are wanted (None: of all)."""
         attended = self.self_attn(self.input_layernorm(x), rotary, attend, index, only)
         if only is not None:
             x = x.index_select(0, only)
         x = x + self.post_attention_layernorm(attended)
-        scalar = self.encoder_layer_scalar if encoding else self.layer_scalar
-        return (x + self._feed_forward(x)) * scalar.to(x.dtype)
+        return (x + self._feed_forward(x)) * self._scalar(encoding).to(x.dtype)
+
+    def _scalar(self, encoding: bool | Tensor) -> Tensor:
+        if isinstance(encoding, bool):
+            return self.encoder_layer_scalar if encoding else self.layer_scalar
+        return torch.where(encoding, self.encoder_layer_scalar, self.layer_scalar)
 
     def _feed_forward(self, x: Tensor) -> Tensor:
         dense = self.post_feedforward_layernorm_1(self.mlp(self.pre_feedforward_layernorm(x)))
@@ -130,12 +135,22 @@ class Transformer(nn.Module):
         x = self.self_conditioning(self.embed_tokens(canvas, dtype), soft)
         return self._blocks(x, positions, attend, encoding=False, only=only)
 
+    def both_phases(
+        self, ids: Tensor, soft: Tensor, positions: Tensor, attend: StepRows, dtype: torch.dtype
+    ) -> Tensor:
+        """Tokens of which some are in the encode phase, as `attend` says: ids and positions int64
+        [tokens], soft [tokens, hidden] → hidden [tokens, hidden], as `denoise` gives them."""
+        encoding = attend.part.encodes()
+        embedded = self.embed_tokens(ids, dtype)
+        x = torch.where(encoding, embedded, self.self_conditioning(embedded, soft))
+        return self._blocks(x, positions, attend, encoding)
+
     def _blocks(
         self,
         x: Tensor,
         positions: Tensor,
         attend: Attend,
-        encoding: bool,
+        encoding: bool | Tensor,
         only: Tensor | None = None,
     ) -> Tensor:
         tables = self.rotary.tables(positions, x.dtype)

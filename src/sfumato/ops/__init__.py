@@ -14,6 +14,7 @@ from typing import cast
 import torch
 from torch import Tensor
 
+from sfumato.ops import phase_reference, torch_device
 from sfumato.ops.cpu import attention as cpu_attention
 from sfumato.ops.cpu import kernels as cpu_kernels
 from sfumato.ops.cpu import library, torch_steady
@@ -46,13 +47,21 @@ __all__ = [
     "packed_bytes",
     "packs",
     "prepare",
+    "phase_attention",
     "reason",
     "rms_norm",
     "rotate",
     "update_softmax",
+    "write_cache",
 ]
 
-TWINS = (torch_steady, cpu_kernels, cpu_attention, cpu_online_softmax, cpu_row_operations)
+REFERENCES = (phase_reference,)
+"""The files that register references beside `reference` and `online_softmax`."""
+
+TWINS = (
+    *(torch_steady, cpu_kernels, cpu_attention, cpu_online_softmax, cpu_row_operations),
+    torch_device,
+)
 """The files that register twins."""
 
 backend, reason = library.describe()
@@ -152,6 +161,42 @@ def canvas_attention(
     """
     arguments = (q, k, v, keys, values, slots, held, width)
     return cast(Tensor, call("canvas_attention", q.device, ANY, *arguments))
+
+
+def phase_attention(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    keys: Tensor,
+    values: Tensor,
+    slots: Tensor,
+    first: Tensor,
+    width: Tensor,
+    commits: Tensor,
+    window: int | None,
+) -> Tensor:
+    """Softmax attention of rows that denoise and rows that commit, scale 1, grouped heads.
+
+    q [rows, n, heads, d]; k and v [rows, n, kv_heads, d]; keys and values [slots, kv_heads, size,
+    d], stored, position p at p mod size; slots, first (positions that the slot holds), width (those
+    of the row that take part, 1 at least) and commits int64 [rows] → like q.  Where `commits` is 0,
+    each position sees what `canvas_attention` has it see; elsewhere its own and earlier positions,
+    at most `window` of them (None: all).  The results at the positions after the width are finite
+    and otherwise undefined.
+    """
+    arguments = (q, k, v, keys, values, slots, first, width, commits, window)
+    return cast(Tensor, call("phase_attention", q.device, ANY, *arguments))
+
+
+def write_cache(stored: Tensor, new: Tensor, slots: Tensor, first: Tensor, count: Tensor) -> None:
+    """Stores the first `count` entries of each row after the `first` positions of its slot, in
+    place, and changes nothing else.
+
+    stored [slots, kv_heads, size, d], position p at p mod size; new [rows, n, kv_heads, d]; slots,
+    first and count int64 [rows], a count of 0 for rows that store nothing.  No two rows have one
+    slot.
+    """
+    call("write_cache", new.device, ANY, stored, new, slots, first, count)
 
 
 def own_scores(hidden: Tensor, weight: Tensor | QuantizedTensor, ids: Tensor) -> Tensor:

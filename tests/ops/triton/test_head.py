@@ -163,6 +163,6 @@ def test_draws_are_equal_given_equal_masses() -> None:
         **(numbers | ids),
         **{"vocab": blocks * BLOCK, "positions": positions, "blocks": blocks, "bans": 0},
         **{"softcap": SOFTCAP, "root": 1.0, "HIDDEN": 8, "BLOCKS": 8, "SPLITS": 1, "TOP": 8},
-        **{"DEPTH": 16, "FORMAT": 0, "MASSES": True, "UPCAST": True},
+        **{"DEPTH": 16, "FORMAT": 0, "MASSES": True, "UPCAST": True, "DESCRIPTORS": True},
     )
     assert torch.equal(ids["drawn"] // BLOCK, block)

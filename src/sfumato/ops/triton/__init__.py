@@ -18,7 +18,7 @@ from sfumato.ops.triton.self_test import KernelTwin
 
 __all__ = ["prepare", "twins"]
 
-OPERATIONS = {"linear": ("linear", FLOAT)}
+OPERATIONS = {"experts": ("experts", FLOAT), "linear": ("linear", FLOAT)}
 """The module whose `TWINS` has each operation, and the form of weight that it serves."""
 
 

@@ -96,12 +96,16 @@ def compile_kernel(kernel: Kernel, tile: Tile, target: Target) -> Any:
     if interpreting():
         raise RuntimeError("TRITON_INTERPRET: unset it, interpreted kernels cannot be compiled")
     constants = {**kernel.sizes, **tile.constants, "UPCAST": False}
+    if "DESCRIPTORS" in kernel.function.arg_names:
+        constants["DESCRIPTORS"] = target.copies
     signature, aligned = {}, {}
     for place, name in enumerate(kernel.function.arg_names):
         if name in constants:
             signature[name] = "constexpr"
             continue
         kind = kernel.types[name].format_map(constants)
+        if kind.startswith("tensordesc") and not constants.get("DESCRIPTORS", True):
+            kind = f"*{kind.partition('<')[2].partition('[')[0]}:16"
         signature[name], _, multiple = kind.partition(":")
         if multiple:
             aligned[(place,)] = [["tt.divisibility", int(multiple)]]

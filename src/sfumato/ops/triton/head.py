@@ -18,7 +18,7 @@ from sfumato.ops.triton.head_finish import finish_head
 from sfumato.ops.triton.head_kernels import embed_chunk, score_chunk
 from sfumato.ops.triton import weights
 from sfumato.ops.triton.kernel import Kernel, launch, register
-from sfumato.ops.triton.operands import descriptor
+from sfumato.ops.triton.operands import matrix
 from sfumato.ops.triton.tiles import tile_for
 
 CHUNK = 8192  # ids at a time: with 256 positions, 128 programs of 128 × 128
@@ -222,8 +222,8 @@ class _Pass:
             (triton.cdiv(ids, tile["TILE"]), triton.cdiv(self.positions, tile["POSITIONS"])),
             tile,
             self.device,
-            hidden=descriptor(self.hidden, tile["POSITIONS"], tile["DEPTH"]),
-            weight=descriptor(self.weight, tile["TILE"], tile["DEPTH"]),
+            hidden=matrix(self.hidden, tile["POSITIONS"], tile["DEPTH"]),
+            weight=matrix(self.weight, tile["TILE"], tile["DEPTH"]),
             temperature=self.temperature,
             **self.bans,
             **self.chunk_tensors,
@@ -242,7 +242,7 @@ class _Pass:
             (programs + self.positions,),
             tile,
             self.device,
-            weight=descriptor(self.weight, tile["TILE"], tile["COLUMNS"]),
+            weight=matrix(self.weight, tile["TILE"], tile["COLUMNS"]),
             peaks=self.peaks,
             **self.chunk_tensors,
             **self.top,
@@ -259,7 +259,7 @@ class _Pass:
             tile,
             self.device,
             hidden=self.hidden,
-            weight=descriptor(self.weight, BLOCK, tile["DEPTH"]),
+            weight=matrix(self.weight, BLOCK, tile["DEPTH"]),
             temperature=self.temperature,
             **self.bans,
             **self.statistics,

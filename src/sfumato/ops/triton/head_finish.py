@@ -10,7 +10,7 @@ import triton
 import triton.language as tl
 
 from sfumato.ops.triton.head_kernels import BANNED, BLOCK, NO_ID, banned_here, capped
-from sfumato.ops.triton.weights import weight_block
+from sfumato.ops.triton.weights import as_descriptor, weight_block
 
 
 @triton.jit
@@ -76,9 +76,9 @@ def token_of(scores: tl.tensor, inside: tl.tensor) -> tl.tensor:
 
 @triton.jit
 def block_scores(
-    hidden: tl.tensor, weight: tl.tensor, temperature: tl.tensor, ban_ids: tl.tensor, ban_limits:
-    tl.tensor, ban_row: tl.tensor, ban_place: tl.tensor, position: tl.tensor, block: tl.tensor,
-    vocab: tl.tensor, bans: tl.tensor, softcap: tl.tensor,
+    hidden: tl.tensor, weight: tl.tensor, temperature: tl.tensor, ban_ids: tl.tensor,
+    ban_limits: tl.tensor, ban_row: tl.tensor, ban_place: tl.tensor, position: tl.tensor,
+    block: tl.tensor, vocab: tl.tensor, bans: tl.tensor, softcap: tl.tensor,
     HIDDEN: tl.constexpr, DEPTH: tl.constexpr, FORMAT: tl.constexpr,
 ) -> tl.tensor:  # fmt: skip
     """The scores float32 [BLOCK] of a block's ids at a position; -inf past the vocabulary."""
@@ -105,8 +105,8 @@ def block_scores(
 
 @triton.jit
 def store_top(
-    top: tl.tensor, top_ids: tl.tensor, out_ids: tl.tensor, out_probs: tl.tensor, position:
-    tl.tensor, vocab: tl.tensor, peak: tl.tensor, total: tl.tensor,
+    top: tl.tensor, top_ids: tl.tensor, out_ids: tl.tensor, out_probs: tl.tensor,
+    position: tl.tensor, vocab: tl.tensor, peak: tl.tensor, total: tl.tensor,
     TOP: tl.constexpr,
 ) -> None:  # fmt: skip
     """Stores the most probable tokens, the best first; of equal ones the lowest id."""
@@ -127,8 +127,8 @@ def store_top(
 
 @triton.jit
 def store_soft(
-    soft: tl.tensor, out_soft: tl.tensor, position: tl.tensor, positions: tl.tensor, total:
-    tl.tensor, root: tl.tensor,
+    soft: tl.tensor, out_soft: tl.tensor, position: tl.tensor, positions: tl.tensor,
+    total: tl.tensor, root: tl.tensor,
     HIDDEN: tl.constexpr, SPLITS: tl.constexpr, DEPTH: tl.constexpr,
 ) -> None:  # fmt: skip
     """Stores Σ p · embedding · sqrt(hidden) of a position: the sum of its parts, in order."""
@@ -146,15 +146,16 @@ def store_soft(
 
 @triton.jit
 def finish_head(
-    hidden: tl.tensor, weight: tl.tensor, temperature: tl.tensor, uniform: tl.tensor, ban_ids:
-    tl.tensor, ban_limits: tl.tensor, ban_row: tl.tensor, ban_place: tl.tensor, block_max:
-    tl.tensor, block_sum: tl.tensor, block_shifted: tl.tensor, block_best: tl.tensor, soft:
-    tl.tensor, top: tl.tensor, top_ids: tl.tensor, argmax: tl.tensor, drawn: tl.tensor, entropy:
-    tl.tensor, log_sum: tl.tensor, out_ids: tl.tensor, out_probs: tl.tensor, out_soft: tl.tensor,
-    vocab: tl.tensor, positions: tl.tensor, blocks: tl.tensor, bans: tl.tensor, softcap:
-    tl.tensor, root: tl.tensor,
-    HIDDEN: tl.constexpr, BLOCKS: tl.constexpr, SPLITS: tl.constexpr, TOP: tl.constexpr, DEPTH:
-    tl.constexpr, FORMAT: tl.constexpr, MASSES: tl.constexpr, UPCAST: tl.constexpr,
+    hidden: tl.tensor, weight: tl.tensor, temperature: tl.tensor, uniform: tl.tensor,
+    ban_ids: tl.tensor, ban_limits: tl.tensor, ban_row: tl.tensor, ban_place: tl.tensor,
+    block_max: tl.tensor, block_sum: tl.tensor, block_shifted: tl.tensor, block_best: tl.tensor,
+    soft: tl.tensor, top: tl.tensor, top_ids: tl.tensor, argmax: tl.tensor, drawn: tl.tensor,
+    entropy: tl.tensor, log_sum: tl.tensor, out_ids: tl.tensor, out_probs: tl.tensor,
+    out_soft: tl.tensor, vocab: tl.tensor, positions: tl.tensor, blocks: tl.tensor,
+    bans: tl.tensor, softcap: tl.tensor, root: tl.tensor,
+    HIDDEN: tl.constexpr, BLOCKS: tl.constexpr, SPLITS: tl.constexpr, TOP: tl.constexpr,
+    DEPTH: tl.constexpr, FORMAT: tl.constexpr, MASSES: tl.constexpr, UPCAST: tl.constexpr,
+    DESCRIPTORS: tl.constexpr,
 ) -> None:  # fmt: skip
     """The statistics of one position of a pass that has ended.
 
@@ -163,6 +164,7 @@ def finish_head(
     out_probs float32 [positions, TOP], out_soft [positions, HIDDEN].  MASSES false: argmax, entropy
     and log_sum alone.  Every id is one of the vocabulary, even where the scores are no numbers.
     """
+    weight = as_descriptor(weight, vocab, HIDDEN, BLOCK, DEPTH, DESCRIPTORS)
     position = tl.program_id(0)
     peak, total, spread, best, mass = distribution(
         position, blocks, block_max, block_sum, block_shifted, block_best, BLOCKS

@@ -11,7 +11,7 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
-from sfumato.ops.triton.weights import product, weight_block
+from sfumato.ops.triton.weights import as_descriptor, product, weight_block
 
 BANNED = tl.constexpr(-1e30)  # as in `ops.online_softmax`
 NO_ID = tl.constexpr(-2e30)  # the score of what is no id of the vocabulary
@@ -82,13 +82,14 @@ def store_blocks(
 
 @triton.jit
 def score_chunk(
-    hidden: tl.tensor, weight: tl.tensor, temperature: tl.tensor, ban_ids: tl.tensor, ban_limits:
-    tl.tensor, ban_row: tl.tensor, ban_place: tl.tensor, scores: tl.tensor, masses: tl.tensor,
-    tile_max: tl.tensor, block_max: tl.tensor, block_sum: tl.tensor, block_shifted: tl.tensor,
-    block_best: tl.tensor, first_id: tl.tensor, vocab: tl.tensor, positions: tl.tensor, blocks:
-    tl.tensor, bans: tl.tensor, softcap: tl.tensor,
-    HIDDEN: tl.constexpr, CHUNK: tl.constexpr, TILE: tl.constexpr, POSITIONS: tl.constexpr, DEPTH:
-    tl.constexpr, FORMAT: tl.constexpr, MASSES: tl.constexpr, UPCAST: tl.constexpr,
+    hidden: tl.tensor, weight: tl.tensor, temperature: tl.tensor, ban_ids: tl.tensor,
+    ban_limits: tl.tensor, ban_row: tl.tensor, ban_place: tl.tensor, scores: tl.tensor,
+    masses: tl.tensor, tile_max: tl.tensor, block_max: tl.tensor, block_sum: tl.tensor,
+    block_shifted: tl.tensor, block_best: tl.tensor, first_id: tl.tensor, vocab: tl.tensor,
+    positions: tl.tensor, blocks: tl.tensor, bans: tl.tensor, softcap: tl.tensor,
+    HIDDEN: tl.constexpr, CHUNK: tl.constexpr, TILE: tl.constexpr, POSITIONS: tl.constexpr,
+    DEPTH: tl.constexpr, FORMAT: tl.constexpr, MASSES: tl.constexpr, UPCAST: tl.constexpr,
+    DESCRIPTORS: tl.constexpr,
 ) -> None:  # fmt: skip
     """The scores of a tile of ids, their masses, and the statistics of its blocks.
 
@@ -97,6 +98,8 @@ def score_chunk(
     0.  Writes scores float32 and masses e^(score - tile_max) [positions, CHUNK], tile_max float32
     [positions, CHUNK / TILE], and block_* [positions, blocks].  MASSES false: block_* alone.
     """
+    hidden = as_descriptor(hidden, positions, HIDDEN, POSITIONS, DEPTH, DESCRIPTORS)
+    weight = as_descriptor(weight, vocab, HIDDEN, TILE, DEPTH, DESCRIPTORS)
     tile = tl.program_id(0)
     place = tile * TILE + tl.arange(0, TILE)
     ids = first_id + place
@@ -183,8 +186,8 @@ def soft_tile(
 
 @triton.jit
 def merge_top(
-    scores: tl.tensor, tile_max: tl.tensor, top: tl.tensor, top_ids: tl.tensor, position:
-    tl.tensor, first_id: tl.tensor, vocab: tl.tensor, begun: tl.tensor,
+    scores: tl.tensor, tile_max: tl.tensor, top: tl.tensor, top_ids: tl.tensor,
+    position: tl.tensor, first_id: tl.tensor, vocab: tl.tensor, begun: tl.tensor,
     CHUNK: tl.constexpr, TILE: tl.constexpr, TOP: tl.constexpr,
 ) -> None:  # fmt: skip
     """Takes the chunk's highest scores into the TOP best of a position, in no order.
@@ -230,12 +233,13 @@ def merge_top(
 
 @triton.jit
 def embed_chunk(
-    weight: tl.tensor, masses: tl.tensor, tile_max: tl.tensor, scores: tl.tensor, peaks:
-    tl.tensor, soft: tl.tensor, top: tl.tensor, top_ids: tl.tensor, first_id: tl.tensor, vocab:
-    tl.tensor, positions: tl.tensor, embedding_programs: tl.tensor, hidden_programs: tl.tensor,
+    weight: tl.tensor, masses: tl.tensor, tile_max: tl.tensor, scores: tl.tensor,
+    peaks: tl.tensor, soft: tl.tensor, top: tl.tensor, top_ids: tl.tensor, first_id: tl.tensor,
+    vocab: tl.tensor, positions: tl.tensor, embedding_programs: tl.tensor,
+    hidden_programs: tl.tensor,
     HIDDEN: tl.constexpr, CHUNK: tl.constexpr, TILE: tl.constexpr, POSITIONS: tl.constexpr,
-    COLUMNS: tl.constexpr, SPLITS: tl.constexpr, TOP: tl.constexpr, FORMAT: tl.constexpr, UPCAST:
-    tl.constexpr,
+    COLUMNS: tl.constexpr, SPLITS: tl.constexpr, TOP: tl.constexpr, FORMAT: tl.constexpr,
+    UPCAST: tl.constexpr, DESCRIPTORS: tl.constexpr,
 ) -> None:  # fmt: skip
     """Takes a chunk's masses into the soft embedding, and its best scores into the most probable.
 
@@ -244,6 +248,7 @@ def embed_chunk(
     weight of the tiles of each split, relative to the peak; peaks float32 [2, positions]; top
     float32 and top_ids int32 [positions, TOP].  The first chunk reads none of what it writes.
     """
+    weight = as_descriptor(weight, vocab, HIDDEN, TILE, COLUMNS, DESCRIPTORS)
     program = tl.program_id(0)
     begun = first_id > 0
     if program < embedding_programs:

@@ -23,9 +23,14 @@ from typing import Any
 
 import torch
 
+from sfumato.ops.triton.interpreter import patch_once
+from sfumato.ops.triton.targets import has_copy_engine
 from sfumato.ops.triton.tiles import Tile
 
-MODULES = ("head", "heads", "linear", "listed", "noise", "norms", "router", "sampler")
+MODULES = (
+    *("experts", "head", "heads", "linear", "listed", "noise", "norms", "router", "routing"),
+    "sampler",
+)
 """The modules of this package that register kernels."""
 
 FP_FUSION = False
@@ -41,6 +46,9 @@ class Kernel:
     types: what each parameter is that is no constant, as Triton names it: "i32", "fp32", "*bf16",
     "tensordesc<bf16[{ROWS},{COLUMNS}]>" with constants in braces.  ":16" after a type says that the
     address or number is a multiple of 16.  sizes: the constants that no tile gives.
+
+    Every kernel has a constant UPCAST.  One that also has DESCRIPTORS takes its matrices as tensor
+    descriptors where that is True, else as addresses; see `weights.as_descriptor`.
     """
 
     name: str  # its tiles stand under this name in tiles.toml
@@ -83,10 +91,14 @@ def launch(
     """Runs a kernel on the device's current stream, or interprets it.
 
     grid: programs along each axis; parameters: all of the kernel's but those that the tile gives
-    and UPCAST.
+    and UPCAST and DESCRIPTORS.
     """
     for counter in _counters:
         counter[kernel.name] += 1
+    if interpreting():
+        patch_once()
+    if "DESCRIPTORS" in kernel.function.arg_names:
+        parameters["DESCRIPTORS"] = has_copy_engine(device)
     # Triton launches on the current device, whatever the device of the tensors.
     with torch.cuda.device(device) if device.type == "cuda" else nullcontext():
         kernel.function[grid](

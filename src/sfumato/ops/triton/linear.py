@@ -14,10 +14,10 @@ from torch import Tensor
 from sfumato.ops import reference
 from sfumato.ops.triton import weights
 from sfumato.ops.triton.kernel import Kernel, launch, register
-from sfumato.ops.triton.operands import descriptor, multiplied, use_for
+from sfumato.ops.triton.operands import matrix, multiplied, use_for
 from sfumato.ops.triton.self_test import KernelTwin, assert_close, error_bound, random_like
 from sfumato.ops.triton.tiles import tile_for
-from sfumato.ops.triton.weights import product, weight_block
+from sfumato.ops.triton.weights import as_descriptor, product, weight_block
 
 
 @triton.jit
@@ -33,6 +33,7 @@ def _linear(
     TOKENS: tl.constexpr,
     IN: tl.constexpr,
     UPCAST: tl.constexpr,
+    DESCRIPTORS: tl.constexpr,
 ) -> None:
     """out [tokens, OUTPUTS] = x [tokens, INPUTS] @ weight.T; a program makes [TOKENS, OUT] of it.
 
@@ -41,6 +42,8 @@ def _linear(
     """
     token = tl.program_id(0) * TOKENS
     row = tl.program_id(1) * OUT
+    x = as_descriptor(x, tokens, INPUTS, TOKENS, IN, DESCRIPTORS)
+    weight = as_descriptor(weight, OUTPUTS, INPUTS, OUT, IN, DESCRIPTORS)
     accumulator = tl.zeros((OUT, TOKENS), tl.float32)
     for column in range(0, INPUTS, IN):
         block = weight_block(weight, row, column, FORMAT)
@@ -84,8 +87,8 @@ def linear(x: Tensor, weight: Tensor, tile: int | None = None) -> Tensor:
         (triton.cdiv(tokens, chosen["TOKENS"]), triton.cdiv(outputs, chosen["OUT"])),
         chosen,
         x.device,
-        x=descriptor(flat, chosen["TOKENS"], chosen["IN"]),
-        weight=descriptor(weight, chosen["OUT"], chosen["IN"]),
+        x=matrix(flat, chosen["TOKENS"], chosen["IN"]),
+        weight=matrix(weight, chosen["OUT"], chosen["IN"]),
         out=out,
         tokens=tokens,
         OUTPUTS=outputs,

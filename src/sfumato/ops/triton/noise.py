@@ -35,10 +35,10 @@ def philox_words(
 
 @triton.jit
 def _step_noise(
-    seeds: tl.tensor, canvas: tl.tensor, attempt: tl.tensor, step: tl.tensor, max_steps:
-    tl.tensor, temperatures: tl.tensor, temperature: tl.tensor, uniforms: tl.tensor, fresh:
-    tl.tensor, width: tl.tensor, vocab: tl.tensor, stride: tl.tensor, temperature_stride:
-    tl.tensor,
+    seeds: tl.tensor, canvas: tl.tensor, attempt: tl.tensor, step: tl.tensor,
+    max_steps: tl.tensor, temperatures: tl.tensor, temperature: tl.tensor, uniforms: tl.tensor,
+    fresh: tl.tensor, width: tl.tensor, vocab: tl.tensor, stride: tl.tensor,
+    temperature_stride: tl.tensor,
     PLACES: tl.constexpr, UPCAST: tl.constexpr,
 ) -> None:  # fmt: skip
     """The noise of a row's next step.  Grid: (rows,).

@@ -92,8 +92,9 @@ def rms_norm(x: Tensor, weight: Tensor | None, eps: float) -> Tensor:
 
 @triton.jit
 def _after_attention(
-    x: tl.tensor, attended: tl.tensor, post: tl.tensor, dense_weight: tl.tensor, expert_weight:
-    tl.tensor, out: tl.tensor, dense_in: tl.tensor, expert_in: tl.tensor, eps: tl.tensor,
+    x: tl.tensor, attended: tl.tensor, post: tl.tensor, dense_weight: tl.tensor,
+    expert_weight: tl.tensor, out: tl.tensor, dense_in: tl.tensor, expert_in: tl.tensor,
+    eps: tl.tensor,
     SIZE: tl.constexpr, COLUMNS: tl.constexpr, UPCAST: tl.constexpr,
 ) -> None:  # fmt: skip
     """A row of: out = x + norm(attended), and the two norms of out that the dense MLP and the
@@ -165,9 +166,9 @@ def after_attention(
 
 @triton.jit
 def _after_layer(
-    x: tl.tensor, dense: tl.tensor, mixed: tl.tensor, dense_weight: tl.tensor, mixed_weight:
-    tl.tensor, post: tl.tensor, scalars: tl.tensor, phase: tl.tensor, following: tl.tensor, out:
-    tl.tensor, next_in: tl.tensor, eps: tl.tensor,
+    x: tl.tensor, dense: tl.tensor, mixed: tl.tensor, dense_weight: tl.tensor,
+    mixed_weight: tl.tensor, post: tl.tensor, scalars: tl.tensor, phase: tl.tensor,
+    following: tl.tensor, out: tl.tensor, next_in: tl.tensor, eps: tl.tensor,
     SIZE: tl.constexpr, COLUMNS: tl.constexpr, FOLLOWED: tl.constexpr, UPCAST: tl.constexpr,
 ) -> None:  # fmt: skip
     """A row of: out = (x + norm(norm(dense) + norm(mixed))) · scalar, and the norm of out that

@@ -6,6 +6,7 @@ from torch import Tensor, bfloat16, float32
 from triton.tools.tensor_descriptor import TensorDescriptor
 
 from sfumato.ops.triton.kernel import interpreting
+from sfumato.ops.triton.targets import has_copy_engine
 
 ALIGNMENT = 16
 """Bytes of which an address and the distance of two rows are multiples: for copies by descriptor
@@ -25,6 +26,12 @@ def descriptor(matrix: Tensor, rows: int, columns: int) -> TensorDescriptor:
     flat = matrix.reshape(-1, matrix.shape[-1])
     assert flat.data_ptr() == matrix.data_ptr()
     return TensorDescriptor(flat, list(flat.shape), list(flat.stride()), [rows, columns])
+
+
+def matrix(x: Tensor, rows: int, columns: int) -> TensorDescriptor | Tensor:
+    """What a kernel with DESCRIPTORS takes as a matrix: a descriptor where the device has a copy
+    engine, else the tensor."""
+    return descriptor(x, rows, columns) if has_copy_engine(x.device) else x
 
 
 def multiplied(*operands: Tensor) -> bool:

@@ -13,10 +13,10 @@ from sfumato.ops.triton.tiles import tile_for
 
 @triton.jit
 def _router_scores(
-    x: tl.tensor, weight: tl.tensor, scale: tl.tensor, scores: tl.tensor, tokens: tl.tensor, eps:
-    tl.tensor, root: tl.tensor,
-    SIZE: tl.constexpr, EXPERTS: tl.constexpr, TOKENS: tl.constexpr, OUT: tl.constexpr, DEPTH:
-    tl.constexpr, UPCAST: tl.constexpr,
+    x: tl.tensor, weight: tl.tensor, scale: tl.tensor, scores: tl.tensor, tokens: tl.tensor,
+    eps: tl.tensor, root: tl.tensor,
+    SIZE: tl.constexpr, EXPERTS: tl.constexpr, TOKENS: tl.constexpr, OUT: tl.constexpr,
+    DEPTH: tl.constexpr, UPCAST: tl.constexpr,
 ) -> None:  # fmt: skip
     """The scores of OUT experts for TOKENS tokens: norm(x) · scale · root @ weight.T.
 

@@ -51,8 +51,8 @@ def _ordered(entropy: tl.tensor) -> tl.tensor:
 
 @triton.jit
 def _within_bound(
-    entropy: tl.tensor, place: tl.tensor, entropies: tl.tensor, pinned: tl.tensor, bound:
-    tl.tensor, width: tl.tensor,
+    entropy: tl.tensor, place: tl.tensor, entropies: tl.tensor, pinned: tl.tensor,
+    bound: tl.tensor, width: tl.tensor,
     PLACES: tl.constexpr, AT_ONCE: tl.constexpr,
 ) -> tl.tensor:  # fmt: skip
     """Where the summed entropy of the positions of less entropy stays within the bound.
@@ -80,8 +80,8 @@ def _within_bound(
 @triton.jit
 def _pack_words(
     words: tl.tensor, row: tl.tensor, step: tl.tensor, flags: tl.tensor, argmax: tl.tensor,
-    entropy: tl.tensor, accepted: tl.tensor, top_ids: tl.tensor, top_probs: tl.tensor, place:
-    tl.tensor, width: tl.tensor,
+    entropy: tl.tensor, accepted: tl.tensor, top_ids: tl.tensor, top_probs: tl.tensor,
+    place: tl.tensor, width: tl.tensor,
     TOP: tl.constexpr,
 ) -> None:  # fmt: skip
     """Writes a row's words int32, in the order of `diffusion.step.packed`."""
@@ -120,13 +120,14 @@ def _shift_history(
 
 @triton.jit
 def _move_rows(
-    tokens: tl.tensor, pinned: tl.tensor, history: tl.tensor, max_steps: tl.tensor, step:
-    tl.tensor, unchanged: tl.tensor, cold: tl.tensor, converged: tl.tensor, done: tl.tensor,
-    argmax: tl.tensor, drawn: tl.tensor, entropy: tl.tensor, top_ids: tl.tensor, top_probs:
-    tl.tensor, fresh: tl.tensor, bound: tl.tensor, stability: tl.tensor, confidence: tl.tensor,
-    words: tl.tensor, width: tl.tensor, stride: tl.tensor, flag_stride: tl.tensor,
-    HISTORY: tl.constexpr, TOP: tl.constexpr, PLACES: tl.constexpr, AT_ONCE: tl.constexpr, UPCAST:
-    tl.constexpr,
+    tokens: tl.tensor, pinned: tl.tensor, history: tl.tensor, max_steps: tl.tensor,
+    step: tl.tensor, unchanged: tl.tensor, cold: tl.tensor, converged: tl.tensor, done: tl.tensor,
+    argmax: tl.tensor, drawn: tl.tensor, entropy: tl.tensor, top_ids: tl.tensor,
+    top_probs: tl.tensor, fresh: tl.tensor, bound: tl.tensor, stability: tl.tensor,
+    confidence: tl.tensor, words: tl.tensor, width: tl.tensor, stride: tl.tensor,
+    flag_stride: tl.tensor,
+    HISTORY: tl.constexpr, TOP: tl.constexpr, PLACES: tl.constexpr, AT_ONCE: tl.constexpr,
+    UPCAST: tl.constexpr,
 ) -> None:  # fmt: skip
     """Moves a row one step on, in place, and packs what the host learns.  Grid: (rows,).
 

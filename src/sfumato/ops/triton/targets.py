@@ -21,17 +21,18 @@ class Target:
     number: int | str  # the architecture, as Triton names it
     warp: int  # threads
     shared: int
+    copies: bool  # has an engine that copies blocks to shared memory by tensor descriptors
 
 
 TARGETS = {
     target.name: target
     for target in (
-        Target("sm_80", "cuda", 80, 32, 166_912),
-        Target("sm_89", "cuda", 89, 32, 101_376),
-        Target("sm_90", "cuda", 90, 32, 232_448),
-        Target("sm_120", "cuda", 120, 32, 101_376),
-        Target("gfx942", "hip", "gfx942", 64, 65_536),
-        Target("gfx1151", "hip", "gfx1151", 32, 65_536),
+        Target("sm_80", "cuda", 80, 32, 166_912, False),
+        Target("sm_89", "cuda", 89, 32, 101_376, False),
+        Target("sm_90", "cuda", 90, 32, 232_448, True),
+        Target("sm_120", "cuda", 120, 32, 101_376, True),
+        Target("gfx942", "hip", "gfx942", 64, 65_536, False),
+        Target("gfx1151", "hip", "gfx1151", 32, 65_536, False),
     )
 }
 
@@ -58,3 +59,9 @@ def architecture(device: torch.device) -> str | None:
         name = f"sm_{properties.major}{properties.minor}"
     name = _SAME_TILES.get(name, name)
     return name if name in TARGETS else None
+
+
+def has_copy_engine(device: torch.device) -> bool:
+    """Whether kernels get matrices as tensor descriptors on a device; see `Target.copies`."""
+    name = architecture(device)
+    return name is not None and TARGETS[name].copies

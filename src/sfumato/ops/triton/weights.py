@@ -28,6 +28,30 @@ def weight_block(
 
 
 @triton.jit
+def as_descriptor(
+    matrix: tl.tensor,
+    rows: tl.tensor,
+    COLUMNS: tl.constexpr,
+    BLOCK_ROWS: tl.constexpr,
+    BLOCK_COLUMNS: tl.constexpr,
+    DESCRIPTORS: tl.constexpr,
+) -> tl.tensor:
+    """A matrix [rows, COLUMNS] as a descriptor of blocks: as it is where DESCRIPTORS is set, else
+    made of its address.
+
+    GPUs without a copy engine load by addresses either way. From an address of known alignment and
+    a constant row they load 16 bytes a thread, past registers; from a descriptor that the host
+    made, 2 bytes, since a compiler knows nothing of its strides.
+    """
+    if DESCRIPTORS:
+        return matrix
+    else:
+        return tl.make_tensor_descriptor(
+            matrix, [rows, COLUMNS], [COLUMNS, 1], [BLOCK_ROWS, BLOCK_COLUMNS]
+        )
+
+
+@triton.jit
 def product(a: tl.tensor, b: tl.tensor, accumulator: tl.tensor, UPCAST: tl.constexpr) -> tl.tensor:
     """accumulator + a @ b in float32: of bfloat16, or of float32 where UPCAST is set."""
     if UPCAST:

@@ -1,0 +1,90 @@
+"""Plain torch on a GPU that never makes the host wait, where the reference's operations might.
+
+`F.grouped_mm` reads the ends of the groups on the host wherever torch has no kernel for the device
+and the dtype.  A probe finds that out once; there, each expert multiplies as many rows as there are
+tokens, which no data can exceed, since a token chooses an expert at most once.
+"""
+
+from __future__ import annotations
+
+import logging
+import math
+from functools import cache
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from sfumato.ops import reference
+from sfumato.ops.reference import SLICE, Weight
+from sfumato.ops.registry import TORCH, call, form_of, twin
+
+log = logging.getLogger(__name__)
+
+_PROBED = 64  # rows and columns of the weights of the probe
+
+
+@cache
+def groups_stay_on_device(device: torch.device, dtype: torch.dtype) -> bool:
+    """Whether torch multiplies groups of rows without reading their ends on the host. Where there
+    is no such device, as in a trace, it is taken to."""
+    if device.type != "cuda" or not torch.cuda.is_available():
+        return True
+    x = torch.zeros(2 * _PROBED, _PROBED, dtype=dtype, device=device)
+    weights = torch.zeros(2, _PROBED, _PROBED, dtype=dtype, device=device)
+    ends = torch.arange(1, 3, dtype=torch.int32, device=device) * _PROBED
+    before = torch.cuda.get_sync_debug_mode()
+    torch.cuda.set_sync_debug_mode("error")
+    try:
+        F.grouped_mm(x, weights, offs=ends)
+    except RuntimeError as error:
+        log.info(
+            "experts in %s: torch's grouped product makes the host wait on %s, so each expert has "
+            "a product of fixed size (%s)",
+            *(str(dtype).removeprefix("torch."), device, str(error).splitlines()[0][:200]),
+        )
+        return False
+    finally:
+        torch.cuda.set_sync_debug_mode(before)
+    return True
+
+
+def _makes_the_host_wait(x: Tensor, *others: object) -> bool:
+    return not groups_stay_on_device(x.device, x.dtype)
+
+
+@twin("experts", "cuda", serves=_makes_the_host_wait, backend=TORCH)
+def experts(x: Tensor, chosen: Tensor, shares: Tensor, gate_up: Weight, down: Weight) -> Tensor:
+    """See `ops.experts`. No token may choose an expert twice.
+
+    Takes as many experts at a time as keep the rows of all of them under SLICE elements.
+    """
+    tokens, k = chosen.shape
+    count, inner, hidden = gate_up.shape
+    order = chosen.reshape(-1).argsort(stable=True)
+    expert = chosen.reshape(-1).index_select(0, order)
+    ends = torch.searchsorted(expert, torch.arange(count, device=x.device), right=True)
+    starts = F.pad(ends, (1, -1))
+    row = torch.arange(tokens, device=x.device)
+    place = starts[:, None] + row  # [experts, tokens]: in the order of the experts
+    exists = row < (ends - starts)[:, None]
+    source = order.index_select(0, place.clamp(max=tokens * k - 1).flatten()) // k
+    # One more row, for what exists in no group.
+    parts = x.new_zeros(tokens * k + 1, hidden)
+    target = torch.where(exists, place, tokens * k).flatten()
+    step = max(1, SLICE // max(1, tokens * max(inner, hidden), math.prod((inner, hidden))))
+    for a in range(0, count, step):
+        b = min(a + step, count)
+        at = slice(a * tokens, b * tokens)
+        rows = x.index_select(0, source[at]).view(b - a, tokens, hidden)
+        gate, up = torch.bmm(rows, _floats(gate_up[a:b], x).transpose(1, 2)).chunk(2, dim=-1)
+        out = torch.bmm(reference.geglu(gate, up), _floats(down[a:b], x).transpose(1, 2))
+        parts.index_copy_(0, target[at], out.flatten(0, 1))
+    back = torch.empty_like(order).scatter_(0, order, torch.arange(len(order), device=x.device))
+    weighted = parts.index_select(0, back).view(*chosen.shape, -1)
+    return (weighted * shares.unsqueeze(-1).to(x.dtype)).sum(1)
+
+
+def _floats(weight: Weight, like: Tensor) -> Tensor:
+    floats: Tensor = call("dense", like.device, form_of(weight), weight, like.dtype, None)
+    return floats
