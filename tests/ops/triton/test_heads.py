@@ -1,4 +1,4 @@
-"""Queries, keys and values, interpreted, against the reference and the cache's own write."""
+"""Queries, keys and values, interpreted, against the reference."""
 
 from __future__ import annotations
 
@@ -26,29 +26,7 @@ def test_heads_are_those_of_the_reference(has_values: bool) -> None:
     from sfumato.ops.triton.heads import prepare_heads
 
     q, k, v, q_weight, k_weight, rotary = _inputs(3)
-    out = prepare_heads(q, k, v if has_values else None, q_weight, k_weight, rotary, EPS)
+    out = prepare_heads(q, k, v if has_values else None, q_weight, k_weight, *rotary, EPS)
     close(out[0], reference.rotate(reference.rms_norm(q, q_weight, EPS), *rotary))
     close(out[1], reference.rotate(reference.rms_norm(k, k_weight, EPS), *rotary))
     close(out[2], reference.rms_norm(v if has_values else k, None, EPS))
-
-
-def test_keys_and_values_are_written_where_the_cache_has_them() -> None:
-    """Rows of a width of 4: one that reads only, one that writes 3, and one that writes 4 to a ring
-    of 3 places; a slot that no row has stays as it is."""
-    from sfumato.ops.triton.heads import CacheWrite, prepare_heads
-
-    width, size = 4, 3
-    q, k, v, q_weight, k_weight, rotary = _inputs(3 * width)
-    keys, values = torch.zeros(2, 4, KV_HEADS, size, SIZE).unbind()
-    slots, lengths = torch.tensor([0, 3, 1]), torch.tensor([2, 5, 7])
-    counts = torch.tensor([0, 3, 4])
-    write = CacheWrite(keys, values, slots, lengths, counts)
-    _, new_keys, new_values = prepare_heads(q, k, v, q_weight, k_weight, rotary, EPS, write)
-    expected = torch.zeros_like(keys), torch.zeros_like(values)
-    for row, (slot, length, count) in enumerate(zip(slots, lengths, counts, strict=True)):
-        for index in range(max(0, int(count) - size), int(count)):
-            place = (int(length) + index) % size
-            expected[0][slot, :, place] = new_keys[row * width + index]
-            expected[1][slot, :, place] = new_values[row * width + index]
-    assert torch.equal(keys, expected[0]) and torch.equal(values, expected[1])
-    assert keys[3].all() and not keys[2].any() and not keys[0].any()

@@ -12,13 +12,24 @@ from typing import Any
 
 import torch
 
-from sfumato.ops.registry import FLOAT, TRITON, device_of, twin
+from sfumato.ops.registry import ANY, FLOAT, TRITON, device_of, twin
 from sfumato.ops.triton import self_test
 from sfumato.ops.triton.self_test import KernelTwin
 
 __all__ = ["prepare", "twins"]
 
-OPERATIONS = {"experts": ("experts", FLOAT), "linear": ("linear", FLOAT)}
+OPERATIONS = {
+    "after_attention": ("norms", ANY),
+    "after_layer": ("norms", ANY),
+    "experts": ("experts", FLOAT),
+    "linear": ("linear", FLOAT),
+    "own_scores": ("listed", FLOAT),
+    "prepare_heads": ("heads", ANY),
+    "rms_norm": ("norms", ANY),
+    "route": ("router", FLOAT),
+    "vocabulary_pass": ("head", FLOAT),
+    "write_cache": ("cache_write", ANY),
+}
 """The module whose `TWINS` has each operation, and the form of weight that it serves."""
 
 

@@ -18,7 +18,8 @@ from sfumato.ops.triton.head_finish import finish_head
 from sfumato.ops.triton.head_kernels import embed_chunk, score_chunk
 from sfumato.ops.triton import weights
 from sfumato.ops.triton.kernel import Kernel, launch, register
-from sfumato.ops.triton.operands import matrix
+from sfumato.ops.triton.operands import matrix, multiplied
+from sfumato.ops.triton.self_test import KernelTwin, assert_close, error_bound, random_like
 from sfumato.ops.triton.tiles import tile_for
 
 CHUNK = 8192  # ids at a time: with 256 positions, 128 programs of 128 × 128
@@ -133,6 +134,23 @@ def vocabulary_head(
         part = _Pass(hidden[at], weight, temperature[at], softcap, _banned(bans, at), True)
         part.run(uniform[at], result.part(start, stop))
     return result
+
+
+def vocabulary_pass(
+    hidden: Tensor,
+    weight: Tensor,
+    temperature: Tensor,
+    uniform: Tensor,
+    softcap: float,
+    bans: Bans | None,
+    chunk: int,
+    packed: object,
+) -> tuple[Tensor, ...]:
+    """See `ops.vocabulary_pass`."""
+    out = vocabulary_head(hidden, weight, temperature, uniform, softcap, bans)
+    named = min(TOP, len(weight))
+    top_ids, top_probs = out.top_ids[:, :named], out.top_probs[:, :named]
+    return out.argmax, out.drawn, out.entropy, top_ids, top_probs, out.soft
 
 
 def vocabulary_mass(hidden: Tensor, weight: Tensor, softcap: float) -> tuple[Tensor, Tensor]:
@@ -274,3 +292,40 @@ class _Pass:
             **{"SPLITS": self.embed_tile["SPLITS"], "TOP": TOP},
             **{"FORMAT": FORMAT, "MASSES": self.masses},
         )
+
+
+def _serves(
+    hidden: Tensor,
+    weight: Tensor,
+    temperature: Tensor,
+    uniform: Tensor,
+    softcap: float,
+    bans: Bans | None,
+    chunk: int,
+    packed: object,
+) -> bool:
+    few = bans is None or bans.ids.shape[1] <= MOST_BANS
+    return packed is None and few and weight.is_contiguous() and multiplied(hidden, weight)
+
+
+def _check(device: torch.device) -> None:
+    """A vocabulary that ends within a block; the right numbers by float64."""
+    dtype = torch.float32 if device.type == "cpu" else torch.bfloat16
+    hidden, weight = random_like(device, dtype, (2, 72), (200, 72))
+    temperature = torch.tensor([0.5, 1.0], device=device)
+    uniform = torch.tensor([0.4, 0.9], dtype=torch.float64, device=device)
+    out = vocabulary_head(hidden, weight, temperature, uniform, 30.0)
+    scores = (hidden.double() @ weight.double().T / 30).tanh() * 30 / temperature[:, None]
+    share = scores.softmax(dim=1)
+    assert torch.equal(out.argmax, share.argmax(dim=1)), "another token is the most probable"
+    ends = share.cumsum(dim=1)
+    low, high = ((ends - at * share).gather(1, out.drawn[:, None])[:, 0] for at in (1, 0))
+    assert bool(((low - 1e-4 <= uniform) & (uniform <= high + 1e-4)).all()), "a wrong draw"
+    assert_close(out.entropy, -(share * share.log()).sum(dim=1), 1e-3)
+    top = share.topk(TOP, dim=1)[0]
+    assert_close(out.top_probs, top, 1e-3)
+    soft = share @ weight.double() * weight.shape[1] ** 0.5
+    assert_close(out.soft, soft, 2 * error_bound(dtype))
+
+
+TWINS = {"vocabulary_pass": KernelTwin("vocabulary_pass", vocabulary_pass, _serves, _check)}

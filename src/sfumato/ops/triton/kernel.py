@@ -28,8 +28,8 @@ from sfumato.ops.triton.targets import has_copy_engine
 from sfumato.ops.triton.tiles import Tile
 
 MODULES = (
-    *("experts", "head", "heads", "linear", "listed", "noise", "norms", "router", "routing"),
-    "sampler",
+    *("cache_write", "experts", "head", "heads", "linear", "listed", "noise", "norms"),
+    *("router", "routing", "sampler"),
 )
 """The modules of this package that register kernels."""
 

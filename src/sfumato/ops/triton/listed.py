@@ -10,7 +10,10 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from sfumato.ops import reference
 from sfumato.ops.triton.kernel import Kernel, launch, register
+from sfumato.ops.triton.operands import elementwise
+from sfumato.ops.triton.self_test import KernelTwin, assert_close, random_like
 from sfumato.ops.triton.tiles import tile_for
 
 
@@ -59,8 +62,8 @@ LISTED_SCORES = register(
 
 
 def own_scores(hidden: Tensor, weight: Tensor, ids: Tensor) -> Tensor:
-    """Products of each position with the rows that its ids name: hidden [n, size], weight [vocab,
-    size], ids int64 [n, m] → [n, m] in the dtype of hidden; summed in float32."""
+    """Products of each position with the rows that its ids name, summed in float32; see
+    `ops.own_scores`."""
     positions, count = ids.shape
     out = hidden.new_empty(positions, count)
     if out.numel():
@@ -74,3 +77,18 @@ def own_scores(hidden: Tensor, weight: Tensor, ids: Tensor) -> Tensor:
             **{"out": out, "count": count, "HIDDEN": hidden.shape[1]},
         )
     return out
+
+
+def _serves(hidden: Tensor, weight: Tensor, ids: Tensor) -> bool:
+    return weight.is_contiguous() and elementwise(hidden, weight)
+
+
+def _check(device: torch.device) -> None:
+    dtype = torch.float32 if device.type == "cpu" else torch.bfloat16
+    hidden, weight = random_like(device, dtype, (2, 136), (50, 136))
+    ids = torch.arange(38, device=device).view(2, 19)
+    expected = reference.own_scores(hidden.float(), weight, ids)
+    assert_close(own_scores(hidden.float(), weight, ids), expected, 1e-5)
+
+
+TWINS = {"own_scores": KernelTwin("own_scores", own_scores, _serves, _check)}

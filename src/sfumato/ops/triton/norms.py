@@ -6,13 +6,22 @@ values are rounded where the reference rounds them: what a norm gives, and each 
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from typing import Any
+
 import torch
 import triton
 import triton.language as tl
 from torch import Tensor
 
+from sfumato.ops import layer_reference, reference
 from sfumato.ops.triton.kernel import Kernel, launch, register
+from sfumato.ops.triton.operands import elementwise
+from sfumato.ops.triton.self_test import KernelTwin, assert_close, error_bound, random_like
 from sfumato.ops.triton.tiles import tile_for
+
+MOST_COLUMNS = 16384
+"""The longest row that a program holds in its registers."""
 
 
 @triton.jit
@@ -92,7 +101,7 @@ def rms_norm(x: Tensor, weight: Tensor | None, eps: float) -> Tensor:
 
 @triton.jit
 def _after_attention(
-    x: tl.tensor, attended: tl.tensor, post: tl.tensor, dense_weight: tl.tensor,
+    x: tl.tensor, attended: tl.tensor, weight: tl.tensor, dense_weight: tl.tensor,
     expert_weight: tl.tensor, out: tl.tensor, dense_in: tl.tensor, expert_in: tl.tensor,
     eps: tl.tensor,
     SIZE: tl.constexpr, COLUMNS: tl.constexpr, UPCAST: tl.constexpr,
@@ -105,7 +114,7 @@ def _after_attention(
     at, kept = (row * SIZE + column)[None, :], inside[None, :]
     kind = out.dtype.element_ty
     value = tl.load(attended + at, mask=kept, other=0.0)
-    value = normed(value, weight_of(post, column, inside, True), eps, SIZE).to(kind)
+    value = normed(value, weight_of(weight, column, inside, True), eps, SIZE).to(kind)
     value = tl.load(x + at, mask=kept, other=0.0).to(tl.float32) + value.to(tl.float32)
     value = value.to(kind)
     tl.store(out + at, value, mask=kept)
@@ -116,7 +125,7 @@ def _after_attention(
 
 
 _ROW = ("x", "attended", "out", "dense_in", "expert_in")
-_WEIGHTS = ("post", "dense_weight", "expert_weight")
+_WEIGHTS = ("weight", "dense_weight", "expert_weight")
 
 AFTER_ATTENTION = register(
     Kernel(
@@ -131,17 +140,16 @@ AFTER_ATTENTION = register(
 def after_attention(
     x: Tensor,
     attended: Tensor,
-    post: Tensor,
+    weight: Tensor,
     dense_weight: Tensor,
     expert_weight: Tensor,
     eps: float,
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """x + norm(attended), and what the dense MLP and the experts read of it: two norms.
-
-    x and attended [..., size], the norms' weights [size] → three tensors like x.
-    """
+    """x + norm(attended), and what the dense MLP and the experts read of it; see
+    `ops.after_attention`."""
     size = x.shape[-1]
-    out, dense_in, expert_in = (torch.empty_like(x, memory_format=torch.contiguous_format) for _ in range(3))
+    out = torch.empty_like(x, memory_format=torch.contiguous_format)
+    dense_in, expert_in = torch.empty_like(out), torch.empty_like(out)
     rows = x.numel() // size
     if rows:
         launch(
@@ -151,7 +159,7 @@ def after_attention(
             x.device,
             x=x.contiguous(),
             attended=attended.contiguous(),
-            post=post,
+            weight=weight,
             dense_weight=dense_weight,
             expert_weight=expert_weight,
             out=out,
@@ -167,12 +175,11 @@ def after_attention(
 @triton.jit
 def _after_layer(
     x: tl.tensor, dense: tl.tensor, mixed: tl.tensor, dense_weight: tl.tensor,
-    mixed_weight: tl.tensor, post: tl.tensor, scalars: tl.tensor, phase: tl.tensor,
-    following: tl.tensor, out: tl.tensor, next_in: tl.tensor, eps: tl.tensor,
-    SIZE: tl.constexpr, COLUMNS: tl.constexpr, FOLLOWED: tl.constexpr, UPCAST: tl.constexpr,
+    mixed_weight: tl.tensor, weight: tl.tensor, scalar: tl.tensor, out: tl.tensor,
+    scalar_stride: tl.tensor, eps: tl.tensor,
+    SIZE: tl.constexpr, COLUMNS: tl.constexpr, UPCAST: tl.constexpr,
 ) -> None:  # fmt: skip
-    """A row of: out = (x + norm(norm(dense) + norm(mixed))) · scalar, and the norm of out that
-    follows; phase int64 [rows] says which of the two scalars."""
+    """A row of: out = (x + norm(norm(dense) + norm(mixed))) · scalar."""
     row = tl.program_id(0).to(tl.int64)
     column = tl.arange(0, COLUMNS)
     inside = column < SIZE
@@ -183,25 +190,20 @@ def _after_layer(
     second = tl.load(mixed + at, mask=kept, other=0.0)
     second = normed(second, weight_of(mixed_weight, column, inside, True), eps, SIZE).to(kind)
     value = (first.to(tl.float32) + second.to(tl.float32)).to(kind)
-    value = normed(value, weight_of(post, column, inside, True), eps, SIZE).to(kind)
+    value = normed(value, weight_of(weight, column, inside, True), eps, SIZE).to(kind)
     value = tl.load(x + at, mask=kept, other=0.0).to(tl.float32) + value.to(tl.float32)
-    scalar = tl.load(scalars + tl.load(phase + row)).to(kind).to(tl.float32)
-    value = (value.to(kind).to(tl.float32) * scalar).to(kind)
-    tl.store(out + at, value, mask=kept)
-    if FOLLOWED:
-        value = normed(value, weight_of(following, column, inside, True), eps, SIZE)
-        tl.store(next_in + at, value.to(kind), mask=kept)
+    by = tl.load(scalar + row * scalar_stride).to(kind).to(tl.float32)
+    tl.store(out + at, (value.to(kind).to(tl.float32) * by).to(kind), mask=kept)
 
 
-_LAYER_ROWS = ("x", "dense", "mixed", "out", "next_in")
-_LAYER_WEIGHTS = ("dense_weight", "mixed_weight", "post", "scalars", "following")
+_LAYER = ("x", "dense", "mixed", "out", "dense_weight", "mixed_weight", "weight", "scalar")
 
 AFTER_LAYER = register(
     Kernel(
         "after_layer",
         _after_layer,
-        {**dict.fromkeys((*_LAYER_ROWS, *_LAYER_WEIGHTS), "*bf16:16"), "phase": "*i64", "eps": "fp32"},
-        {"SIZE": 2816, "COLUMNS": 4096, "FOLLOWED": True},
+        {**dict.fromkeys(_LAYER, "*bf16:16"), "scalar_stride": "i32", "eps": "fp32"},
+        {"SIZE": 2816, "COLUMNS": 4096},
     )
 )
 
@@ -210,21 +212,15 @@ def after_layer(
     x: Tensor,
     dense: Tensor,
     mixed: Tensor,
-    weights: tuple[Tensor, Tensor, Tensor],
-    scalars: Tensor,
-    phase: Tensor,
-    following: Tensor | None,
+    dense_weight: Tensor,
+    mixed_weight: Tensor,
+    weight: Tensor,
+    scalar: Tensor,
     eps: float,
-) -> tuple[Tensor, Tensor | None]:
-    """(x + norm(norm(dense) + norm(mixed))) · scalar, and the norm of it that comes next.
-
-    x, dense and mixed [..., size]; weights: of the norm of dense, of mixed, of their sum, [size];
-    scalars [2] and phase int64 [...]: which of them each token gets; following [size]: the weight
-    of the next layer's first norm, None after the last → like x; and like x, or None.
-    """
+) -> Tensor:
+    """(x + norm(norm(dense) + norm(mixed))) · scalar; see `ops.after_layer`."""
     size = x.shape[-1]
     out = torch.empty_like(x, memory_format=torch.contiguous_format)
-    next_in = None if following is None else torch.empty_like(out)
     rows = x.numel() // size
     if rows:
         launch(
@@ -232,20 +228,61 @@ def after_layer(
             (rows,),
             tile_for("after_layer", x.device),
             x.device,
-            x=x.contiguous(),
-            dense=dense.contiguous(),
-            mixed=mixed.contiguous(),
-            dense_weight=weights[0],
-            mixed_weight=weights[1],
-            post=weights[2],
-            scalars=scalars,
-            phase=phase,
-            following=weights[2] if following is None else following,
-            out=out,
-            next_in=out if next_in is None else next_in,
-            eps=eps,
-            SIZE=size,
-            COLUMNS=triton.next_power_of_2(size),
-            FOLLOWED=following is not None,
+            **{"x": x.contiguous(), "dense": dense.contiguous(), "mixed": mixed.contiguous()},
+            **{"dense_weight": dense_weight, "mixed_weight": mixed_weight, "weight": weight},
+            **{"scalar": scalar.contiguous(), "scalar_stride": int(scalar.numel() > 1)},
+            **{"out": out, "eps": eps, "SIZE": size, "COLUMNS": triton.next_power_of_2(size)},
         )
-    return out, next_in
+    return out
+
+
+def _serves_norm(x: Tensor, weight: Tensor | None, eps: float) -> bool:
+    scales = () if weight is None else (weight,)
+    return 0 < x.shape[-1] <= MOST_COLUMNS and elementwise(x, *scales)
+
+
+def _serves_rows(x: Tensor, *others: Any) -> bool:
+    tensors = [other for other in others if isinstance(other, Tensor)]
+    return x.shape[-1] <= MOST_COLUMNS and elementwise(x, *tensors)
+
+
+def _serves_layer(x: Tensor, *others: Any) -> bool:
+    scalar = others[-2]
+    return scalar.numel() in (1, x.numel() // x.shape[-1]) and _serves_rows(x, *others)
+
+
+def _inputs(device: torch.device, *shapes: tuple[int, ...]) -> tuple[torch.dtype, Sequence[Tensor]]:
+    dtype = torch.float32 if device.type == "cpu" else torch.bfloat16
+    return dtype, random_like(device, dtype, *shapes)
+
+
+def _check_norm(device: torch.device) -> None:
+    for shape in ((3, 72), (2, 5, 16)):
+        dtype, (x, weight) = _inputs(device, shape, shape[-1:])
+        for scale in (weight, None):
+            expected = reference.rms_norm(x, scale, 1e-6)
+            assert_close(rms_norm(x, scale, 1e-6), expected, error_bound(dtype))
+
+
+def _check_after_attention(device: torch.device) -> None:
+    dtype, given = _inputs(device, (2, 40), (2, 40), (40,), (40,), (40,))
+    expected = layer_reference.after_attention(*given, 1e-6)
+    for out, right in zip(after_attention(*given, 1e-6), expected, strict=True):
+        assert_close(out, right, error_bound(dtype))
+
+
+def _check_after_layer(device: torch.device) -> None:
+    for scalars in ((1,), (2, 1)):
+        dtype, given = _inputs(device, *[(2, 40)] * 3, *[(40,)] * 3, scalars)
+        expected = layer_reference.after_layer(*given, 1e-6)
+        assert_close(after_layer(*given, 1e-6), expected, error_bound(dtype))
+
+
+TWINS = {
+    twin.operation: twin
+    for twin in (
+        KernelTwin("rms_norm", rms_norm, _serves_norm, _check_norm),
+        KernelTwin("after_attention", after_attention, _serves_rows, _check_after_attention),
+        KernelTwin("after_layer", after_layer, _serves_layer, _check_after_layer),
+    )
+}

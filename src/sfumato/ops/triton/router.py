@@ -7,7 +7,10 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from sfumato.ops import layer_reference
 from sfumato.ops.triton.kernel import Kernel, launch, register
+from sfumato.ops.triton.operands import elementwise
+from sfumato.ops.triton.self_test import KernelTwin, assert_close, random_like
 from sfumato.ops.triton.tiles import tile_for
 
 
@@ -104,12 +107,7 @@ ROUTER_CHOICE = register(
 def route(
     x: Tensor, weight: Tensor, scale: Tensor, per_expert: Tensor, active: int, eps: float
 ) -> tuple[Tensor, Tensor]:
-    """The experts of each token and their shares.
-
-    x [tokens, hidden]; weight [experts, hidden]; scale [hidden]; per_expert [experts] → chosen
-    int64 and shares float32 [tokens, active]: of the scores norm(x) · scale / sqrt(hidden) @
-    weight.T the highest, and their softmax times per_expert.
-    """
+    """The experts of each token and their shares; see `ops.route`."""
     tokens, size = x.shape
     experts = len(weight)
     chosen = torch.empty(tokens, active, dtype=torch.int64, device=x.device)
@@ -135,3 +133,21 @@ def route(
         **{"EXPERTS": experts, "PADDED": triton.next_power_of_2(experts), "ACTIVE": active},
     )
     return chosen, shares
+
+
+def _serves(
+    x: Tensor, weight: Tensor, scale: Tensor, per_expert: Tensor, active: int, eps: float
+) -> bool:
+    return weight.is_contiguous() and elementwise(x, weight, scale, per_expert)
+
+
+def _check(device: torch.device) -> None:
+    dtype = torch.float32 if device.type == "cpu" else torch.bfloat16
+    given = random_like(device, dtype, (18, 72), (20, 72), (72,), (20,))
+    chosen, shares = route(*given, 3, 1e-6)
+    right, expected = layer_reference.route(*given, 3, 1e-6)
+    assert torch.equal(chosen, right), "other experts are chosen"
+    assert_close(shares, expected, 1e-5)
+
+
+TWINS = {"route": KernelTwin("route", route, _serves, _check)}
