@@ -52,9 +52,9 @@ def small_tiles() -> Any:
         patch.setattr(
             head,
             "tile_for",
-            lambda name, device: Tile(constants[name], 4, 1)
-            if name in constants
-            else tile_for(name, device),
+            lambda name, device: (
+                Tile(constants[name], 4, 1) if name in constants else tile_for(name, device)
+            ),
         )
         yield patch
 
@@ -76,7 +76,9 @@ def passed(small_tiles: Any) -> Passed:
     banned = {best: 1, 199: 1}
     bans = Bans.of([{}, banned, {17: 0}, {}, banned], [1] * 5, torch.device("cpu"))
     with registry.reference_only():
-        expected = VocabularyHead(weight, SOFTCAP, chunk=128)(hidden, temperature, uniform, bans=bans)
+        expected = VocabularyHead(weight, SOFTCAP, chunk=128)(
+            hidden, temperature, uniform, bans=bans
+        )
     return Passed(inputs, bans, vocabulary_head(*inputs, SOFTCAP, bans), expected)
 
 
@@ -151,18 +153,35 @@ def test_draws_are_equal_given_equal_masses() -> None:
     weight = torch.zeros(blocks * BLOCK, 8)  # all tokens of a block are equally probable
     finish_head[(positions,)](
         **dict.fromkeys(("ban_ids", "ban_limits", "ban_row", "ban_place"), empty),
-        **{"hidden": torch.zeros(positions, 8), "temperature": torch.ones(positions)},
-        **{"weight": TensorDescriptor.from_tensor(weight, [BLOCK, 16]), "uniform": uniform},
-        **{"block_max": torch.zeros(positions, blocks), "block_sum": sums},
+        hidden=torch.zeros(positions, 8),
+        temperature=torch.ones(positions),
+        weight=TensorDescriptor.from_tensor(weight, [BLOCK, 16]),
+        uniform=uniform,
+        block_max=torch.zeros(positions, blocks),
+        block_sum=sums,
         block_shifted=torch.zeros(positions, blocks),
         block_best=torch.zeros(positions, blocks, dtype=torch.int8),
-        **{"soft": torch.zeros(1, positions, 8), "top": torch.zeros(positions, 8)},
+        soft=torch.zeros(1, positions, 8),
+        top=torch.zeros(positions, 8),
         top_ids=torch.arange(8, dtype=torch.int32).repeat(positions, 1),
         out_ids=torch.empty(positions, 8, dtype=torch.int64),
-        **{"out_probs": torch.empty(positions, 8), "out_soft": torch.empty(positions, 8)},
+        out_probs=torch.empty(positions, 8),
+        out_soft=torch.empty(positions, 8),
         **(numbers | ids),
-        **{"vocab": blocks * BLOCK, "positions": positions, "blocks": blocks, "bans": 0},
-        **{"softcap": SOFTCAP, "root": 1.0, "HIDDEN": 8, "BLOCKS": 8, "SPLITS": 1, "TOP": 8},
-        **{"DEPTH": 16, "FORMAT": 0, "MASSES": True, "UPCAST": True, "DESCRIPTORS": True},
+        vocab=blocks * BLOCK,
+        positions=positions,
+        blocks=blocks,
+        bans=0,
+        softcap=SOFTCAP,
+        root=1.0,
+        HIDDEN=8,
+        BLOCKS=8,
+        SPLITS=1,
+        TOP=8,
+        DEPTH=16,
+        FORMAT=0,
+        MASSES=True,
+        UPCAST=True,
+        DESCRIPTORS=True,
     )
     assert torch.equal(ids["drawn"] // BLOCK, block)

@@ -65,7 +65,10 @@ def _moved(batch: StepBatch, stats: HeadStats, fresh: Tensor) -> Tensor:
 
 def _expected(batch: StepBatch, stats: HeadStats, fresh: Tensor) -> Tensor:
     width = batch.width
-    groups = [RuleGroup((i,), torch.tensor([i]), (rules,), ([], []), width, False) for i, rules in enumerate(RULES)]
+    groups = [
+        RuleGroup((i,), torch.tensor([i]), (rules,), ([], []), width, False)
+        for i, rules in enumerate(RULES)
+    ]
     part = Part(batch, (width,) * 4, None, tuple(groups))
     update = compute_update(part, stats, fresh, {})
     words = pack(update)

@@ -14,9 +14,9 @@ import triton
 from torch import Tensor
 
 from sfumato.ops.online_softmax import BLOCK, TOP, Bans
+from sfumato.ops.triton import weights
 from sfumato.ops.triton.head_finish import finish_head
 from sfumato.ops.triton.head_kernels import embed_chunk, score_chunk
-from sfumato.ops.triton import weights
 from sfumato.ops.triton.kernel import Kernel, launch, register
 from sfumato.ops.triton.operands import matrix, multiplied
 from sfumato.ops.triton.self_test import KernelTwin, assert_close, error_bound, random_like
@@ -44,7 +44,8 @@ SCORE_CHUNK = register(
             **(_BANS | _BLOCKS | _NUMBERS | _CHUNK),
             "hidden": "tensordesc<bf16[{POSITIONS},{DEPTH}]>",
             "weight": "tensordesc<bf16[{TILE},{DEPTH}]>",
-            **{"temperature": "*fp32", "blocks": "i32"},
+            "temperature": "*fp32",
+            "blocks": "i32",
         },
         {"HIDDEN": 2816, "CHUNK": CHUNK, "FORMAT": 0, "MASSES": True},
     )
@@ -56,10 +57,13 @@ EMBED_CHUNK = register(
         embed_chunk,
         {
             "weight": "tensordesc<bf16[{TILE},{COLUMNS}]>",
-            **{"vocab": "i32", "positions": "i32"},
+            "vocab": "i32",
+            "positions": "i32",
             **_CHUNK,
             **_TOP,
-            **{"peaks": "*fp32", "embedding_programs": "i32", "hidden_programs": "i32"},
+            "peaks": "*fp32",
+            "embedding_programs": "i32",
+            "hidden_programs": "i32",
         },
         {"HIDDEN": 2816, "CHUNK": CHUNK, "TOP": TOP, "FORMAT": 0},
     )
@@ -71,11 +75,19 @@ FINISH_HEAD = register(
         finish_head,
         {
             **(_BANS | _BLOCKS | _NUMBERS | _TOP),
-            **{"hidden": "*bf16:16", "temperature": "*fp32"},
+            "hidden": "*bf16:16",
+            "temperature": "*fp32",
             "weight": "tensordesc<bf16[64,{DEPTH}]>",
-            **{"uniform": "*fp64", "argmax": "*i64", "drawn": "*i64", "entropy": "*fp32"},
-            **{"log_sum": "*fp32", "out_ids": "*i64", "out_probs": "*fp32", "out_soft": "*bf16:16"},
-            **{"blocks": "i32", "root": "fp32"},
+            "uniform": "*fp64",
+            "argmax": "*i64",
+            "drawn": "*i64",
+            "entropy": "*fp32",
+            "log_sum": "*fp32",
+            "out_ids": "*i64",
+            "out_probs": "*fp32",
+            "out_soft": "*bf16:16",
+            "blocks": "i32",
+            "root": "fp32",
         },
         {"HIDDEN": 2816, "BLOCKS": 4096, "SPLITS": 3, "TOP": TOP, "FORMAT": 0, "MASSES": True},
     )
@@ -161,7 +173,9 @@ def vocabulary_mass(hidden: Tensor, weight: Tensor, softcap: float) -> tuple[Ten
         part = result.part(start, min(start + GROUP, len(hidden)))
         states = hidden[start : start + GROUP]
         uniform = part.log_sum.double()  # is not read
-        _Pass(states, weight, torch.ones_like(part.log_sum), softcap, None, False).run(uniform, part)
+        _Pass(states, weight, torch.ones_like(part.log_sum), softcap, None, False).run(
+            uniform, part
+        )
     return result.log_sum, result.argmax
 
 
@@ -246,9 +260,15 @@ class _Pass:
             **self.bans,
             **self.chunk_tensors,
             **self.statistics,
-            **{"first_id": first_id, "vocab": self.vocab, "positions": self.positions},
-            **{"blocks": self.blocks, "softcap": self.softcap},
-            **{"HIDDEN": self.size, "CHUNK": self.chunk, "FORMAT": FORMAT, "MASSES": self.masses},
+            first_id=first_id,
+            vocab=self.vocab,
+            positions=self.positions,
+            blocks=self.blocks,
+            softcap=self.softcap,
+            HIDDEN=self.size,
+            CHUNK=self.chunk,
+            FORMAT=FORMAT,
+            MASSES=self.masses,
         )
 
     def _embed(self, first_id: int) -> None:
@@ -264,9 +284,15 @@ class _Pass:
             peaks=self.peaks,
             **self.chunk_tensors,
             **self.top,
-            **{"first_id": first_id, "vocab": self.vocab, "positions": self.positions},
-            **{"embedding_programs": programs, "hidden_programs": columns},
-            **{"HIDDEN": self.size, "CHUNK": self.chunk, "TOP": TOP, "FORMAT": FORMAT},
+            first_id=first_id,
+            vocab=self.vocab,
+            positions=self.positions,
+            embedding_programs=programs,
+            hidden_programs=columns,
+            HIDDEN=self.size,
+            CHUNK=self.chunk,
+            TOP=TOP,
+            FORMAT=FORMAT,
         )
 
     def _finish(self, uniform: Tensor, result: HeadResult) -> None:
@@ -283,14 +309,24 @@ class _Pass:
             **self.statistics,
             **self.top,
             uniform=uniform.contiguous(),
-            **{"argmax": result.argmax, "drawn": result.drawn, "entropy": result.entropy},
-            **{"log_sum": result.log_sum, "out_ids": result.top_ids},
-            **{"out_probs": result.top_probs, "out_soft": result.soft},
-            **{"vocab": self.vocab, "positions": self.positions, "blocks": self.blocks},
-            **{"softcap": self.softcap, "root": self.size**0.5},
-            **{"HIDDEN": self.size, "BLOCKS": triton.next_power_of_2(self.blocks)},
-            **{"SPLITS": self.embed_tile["SPLITS"], "TOP": TOP},
-            **{"FORMAT": FORMAT, "MASSES": self.masses},
+            argmax=result.argmax,
+            drawn=result.drawn,
+            entropy=result.entropy,
+            log_sum=result.log_sum,
+            out_ids=result.top_ids,
+            out_probs=result.top_probs,
+            out_soft=result.soft,
+            vocab=self.vocab,
+            positions=self.positions,
+            blocks=self.blocks,
+            softcap=self.softcap,
+            root=self.size**0.5,
+            HIDDEN=self.size,
+            BLOCKS=triton.next_power_of_2(self.blocks),
+            SPLITS=self.embed_tile["SPLITS"],
+            TOP=TOP,
+            FORMAT=FORMAT,
+            MASSES=self.masses,
         )
 
 

@@ -33,9 +33,7 @@ def distribution(
     total = tl.sum(mass)
     # The moments of a block were taken around its own best score.
     moment = tl.sum(fade * (shifted + sums * drop))
-    entropy = tl.maximum(
-        tl.log(total) - moment / total, 0.0, propagate_nan=tl.PropagateNan.ALL
-    )
+    entropy = tl.maximum(tl.log(total) - moment / total, 0.0, propagate_nan=tl.PropagateNan.ALL)
     first = tl.argmax(best, axis=0, tie_break_left=True)
     within = tl.load(block_best + position.to(tl.int64) * blocks + first)
     return peak, total, entropy, first * BLOCK + within.to(tl.int32), mass

@@ -66,9 +66,7 @@ def store_blocks(
     Σ e^(s - max) · (s - max), and the place of the highest, the lowest of equal ones."""
     COUNT: tl.constexpr = TILE // BLOCK
     parted = tl.reshape(scores, (COUNT, BLOCK, POSITIONS))
-    best, place = tl.max(
-        parted, axis=1, return_indices=True, return_indices_tie_break_left=True
-    )
+    best, place = tl.max(parted, axis=1, return_indices=True, return_indices_tie_break_left=True)
     shifted = parted - tl.expand_dims(best, 1)
     mass = tl.exp(shifted)
     block = first + tl.arange(0, COUNT)
@@ -93,10 +91,11 @@ def score_chunk(
 ) -> None:  # fmt: skip
     """The scores of a tile of ids, their masses, and the statistics of its blocks.
 
-    Grid: (tiles of the chunk, ⌈positions / POSITIONS⌉).  hidden [positions, HIDDEN] and
-    weight [vocab, HIDDEN] are descriptors; temperature float32 [positions]; the bans as in `ops.Bans`, int64, none where bans is
-    0.  Writes scores float32 and masses e^(score - tile_max) [positions, CHUNK], tile_max float32
-    [positions, CHUNK / TILE], and block_* [positions, blocks].  MASSES false: block_* alone.
+    Grid: (tiles of the chunk, ⌈positions / POSITIONS⌉).  hidden [positions, HIDDEN] and weight
+    [vocab, HIDDEN]: see `weights.as_descriptor`; temperature float32 [positions]; the bans as in
+    `ops.Bans`, int64, none where `bans` is 0.  Writes scores float32 and masses e^(score -
+    tile_max) [positions, CHUNK], tile_max float32 [positions, CHUNK / TILE], and block_*
+    [positions, blocks].  MASSES false: block_* alone.
     """
     hidden = as_descriptor(hidden, positions, HIDDEN, POSITIONS, DEPTH, DESCRIPTORS)
     weight = as_descriptor(weight, vocab, HIDDEN, TILE, DEPTH, DESCRIPTORS)
@@ -198,9 +197,7 @@ def merge_top(
     slot = tl.arange(0, TOP)
     best = tl.load(top + position * TOP + slot, mask=(slot >= 0) & begun, other=NO_ID)
     # What fills empty slots: no two alike, and worse than any id.
-    best_ids = tl.load(
-        top_ids + position * TOP + slot, mask=(slot >= 0) & begun, other=0
-    )
+    best_ids = tl.load(top_ids + position * TOP + slot, mask=(slot >= 0) & begun, other=0)
     best_ids = tl.where(begun, best_ids, vocab + slot)
     index = tl.arange(0, triton.next_power_of_2(TILES))
     tiles = tl.minimum(tl.cdiv(vocab - first_id, TILE), TILES)

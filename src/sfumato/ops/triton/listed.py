@@ -73,8 +73,12 @@ def own_scores(hidden: Tensor, weight: Tensor, ids: Tensor) -> Tensor:
             (positions, triton.cdiv(count, tile["IDS"])),
             tile,
             hidden.device,
-            **{"hidden": hidden.contiguous(), "weight": weight, "ids": ids.contiguous()},
-            **{"out": out, "count": count, "HIDDEN": hidden.shape[1]},
+            hidden=hidden.contiguous(),
+            weight=weight,
+            ids=ids.contiguous(),
+            out=out,
+            count=count,
+            HIDDEN=hidden.shape[1],
         )
     return out
 

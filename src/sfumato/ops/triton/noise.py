@@ -75,9 +75,14 @@ STEP_NOISE = register(
         _step_noise,
         {
             **dict.fromkeys(("seeds", "canvas", "attempt", "step", "max_steps"), "*i64"),
-            **{"temperatures": "*fp32", "temperature": "*fp32", "uniforms": "*fp64"},
-            **{"fresh": "*i64", "width": "i32", "vocab": "i32"},
-            **{"stride": "i32", "temperature_stride": "i32"},
+            "temperatures": "*fp32",
+            "temperature": "*fp32",
+            "uniforms": "*fp64",
+            "fresh": "*i64",
+            "width": "i32",
+            "vocab": "i32",
+            "stride": "i32",
+            "temperature_stride": "i32",
         },
         {"PLACES": 256},
     )

@@ -1,7 +1,7 @@
 """RMS norms, and the two places of a layer where a norm meets the residual.
 
 A program has a whole row in registers, so that each value is read once.  Sums are in float32, and
-values are rounded where the reference rounds them: what a norm gives, and each sum with the residual.
+values are rounded where the reference rounds them: what a norm gives, and each sum.
 """
 
 from __future__ import annotations
@@ -228,10 +228,18 @@ def after_layer(
             (rows,),
             tile_for("after_layer", x.device),
             x.device,
-            **{"x": x.contiguous(), "dense": dense.contiguous(), "mixed": mixed.contiguous()},
-            **{"dense_weight": dense_weight, "mixed_weight": mixed_weight, "weight": weight},
-            **{"scalar": scalar.contiguous(), "scalar_stride": int(scalar.numel() > 1)},
-            **{"out": out, "eps": eps, "SIZE": size, "COLUMNS": triton.next_power_of_2(size)},
+            x=x.contiguous(),
+            dense=dense.contiguous(),
+            mixed=mixed.contiguous(),
+            dense_weight=dense_weight,
+            mixed_weight=mixed_weight,
+            weight=weight,
+            scalar=scalar.contiguous(),
+            scalar_stride=int(scalar.numel() > 1),
+            out=out,
+            eps=eps,
+            SIZE=size,
+            COLUMNS=triton.next_power_of_2(size),
         )
     return out
 

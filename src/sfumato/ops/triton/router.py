@@ -88,7 +88,10 @@ ROUTER_SCORES = register(
         _router_scores,
         {
             **dict.fromkeys(("x", "weight", "scale"), "*bf16:16"),
-            **{"scores": "*fp32:16", "tokens": "i32", "eps": "fp32", "root": "fp32"},
+            "scores": "*fp32:16",
+            "tokens": "i32",
+            "eps": "fp32",
+            "root": "fp32",
         },
         {"SIZE": 2816, "EXPERTS": 128},
     )
@@ -121,16 +124,28 @@ def route(
         (triton.cdiv(tokens, tile["TOKENS"]), triton.cdiv(experts, tile["OUT"])),
         tile,
         x.device,
-        **{"x": x.contiguous(), "weight": weight, "scale": scale, "scores": scores},
-        **{"tokens": tokens, "eps": eps, "root": size**-0.5, "SIZE": size, "EXPERTS": experts},
+        x=x.contiguous(),
+        weight=weight,
+        scale=scale,
+        scores=scores,
+        tokens=tokens,
+        eps=eps,
+        root=size**-0.5,
+        SIZE=size,
+        EXPERTS=experts,
     )
     launch(
         ROUTER_CHOICE,
         (tokens,),
         tile_for("router_choice", x.device),
         x.device,
-        **{"scores": scores, "per_expert": per_expert, "chosen": chosen, "shares": shares},
-        **{"EXPERTS": experts, "PADDED": triton.next_power_of_2(experts), "ACTIVE": active},
+        scores=scores,
+        per_expert=per_expert,
+        chosen=chosen,
+        shares=shares,
+        EXPERTS=experts,
+        PADDED=triton.next_power_of_2(experts),
+        ACTIVE=active,
     )
     return chosen, shares
 

@@ -99,9 +99,7 @@ def _pack_words(
         ids = tl.load(top_ids + source, mask=inside, other=0)
         probs = tl.load(top_probs + source, mask=inside, other=0.0)
         tl.store(first + 3 * width + at, ids.to(tl.int32), mask=inside)
-        tl.store(
-            first + (3 + TOP) * width + at, probs.to(tl.int32, bitcast=True), mask=inside
-        )
+        tl.store(first + (3 + TOP) * width + at, probs.to(tl.int32, bitcast=True), mask=inside)
 
 
 @triton.jit
@@ -137,8 +135,7 @@ def _move_rows(
     row = tl.program_id(0).to(tl.int64)
     place = tl.arange(0, PLACES)
     inside = place < width
-    at = row * width + place
-    own = row * stride
+    at, own = row * width + place, row * stride
     fixed_token = tl.load(pinned + own + place, mask=inside, other=0)
     fixed = fixed_token >= 0
     spread = tl.load(entropy + at, mask=inside & (fixed == 0), other=0.0)
@@ -165,8 +162,8 @@ def _move_rows(
     ended = frozen | settled | (steps >= tl.load(max_steps + own))
     # NaN and infinity have the highest exponent.
     odd = tl.sum((inside & (_ordered(spread) >= 0x7F800000)).to(tl.int32)) > 0
-    flags = ended.to(tl.int32) + 2 * settled.to(tl.int32)
-    flags += 4 * odd.to(tl.int32) + 8 * frozen.to(tl.int32)
+    flags = tl.where(ended, 1, 0) + tl.where(settled, 2, 0) + tl.where(odd, 4, 0)
+    flags += tl.where(frozen, 8, 0)
     tl.debug_barrier()  # all has been read
 
     kept = inside & (frozen == 0)
@@ -177,7 +174,9 @@ def _move_rows(
     tl.store(step + own, steps)
     tl.store(converged + row * flag_stride, settled)
     tl.store(done + row * flag_stride, ended)
-    _pack_words(words, row, steps, flags, best, spread, accepted, top_ids, top_probs, place, width, TOP)
+    _pack_words(
+        words, row, steps, flags, best, spread, accepted, top_ids, top_probs, place, width, TOP
+    )
 
 
 _STATE = ("tokens", "pinned", "history", "max_steps", "step", "unchanged")
@@ -223,9 +222,7 @@ def move_rows(
     stride, flag_stride = rows.tokens.stride(0), rows.done.stride(0)
     assert all(state[name].stride(0) == stride for name in _STATE)
     assert all(state[name].stride(0) == flag_stride for name in _FLAGS)
-    words = torch.empty(
-        count, 2 + width * (3 + 2 * top), dtype=torch.int32, device=entropy.device
-    )
+    words = torch.empty(count, 2 + width * (3 + 2 * top), dtype=torch.int32, device=entropy.device)
     statistics = {"argmax": argmax, "drawn": drawn, "entropy": entropy, "top_ids": top_ids}
     statistics |= {"top_probs": top_probs, "fresh": fresh}
     launch(
