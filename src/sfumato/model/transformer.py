@@ -60,9 +60,11 @@ class Block(nn.Module):
         attended = self.self_attn(self.input_layernorm(x), rotary, attend, index, only)
         if only is not None:
             x = x.index_select(0, only)
-        norms = self.post_attention_layernorm, self.pre_feedforward_layernorm
-        weights = (norm.weight for norm in (*norms, self.pre_feedforward_layernorm_2))
-        x, dense_in, expert_in = ops.after_attention(x, attended, *weights, self.eps)
+        post, dense = self.post_attention_layernorm, self.pre_feedforward_layernorm
+        expert = self.pre_feedforward_layernorm_2
+        x, dense_in, expert_in = ops.after_attention(
+            x, attended, post.weight, dense.weight, expert.weight, self.eps
+        )
         return self._feed_forward(x, dense_in, expert_in, self._scalar(encoding))
 
     def _scalar(self, encoding: bool | Tensor) -> Tensor:
@@ -78,8 +80,8 @@ class Block(nn.Module):
         # The router reads the residual itself; the experts read it through their own norm.
         routed = self.router(x.reshape(-1, x.shape[-1]))
         mixed = self.experts(expert_in.reshape(-1, x.shape[-1]), *routed).view_as(dense)
-        norms = self.post_feedforward_layernorm_1, self.post_feedforward_layernorm_2
-        weights = (norm.weight for norm in (*norms, self.post_feedforward_layernorm))
+        first, second = self.post_feedforward_layernorm_1, self.post_feedforward_layernorm_2
+        weights = first.weight, second.weight, self.post_feedforward_layernorm.weight
         return ops.after_layer(x, dense, mixed, *weights, scalar, self.eps)
 
 

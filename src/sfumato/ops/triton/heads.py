@@ -187,7 +187,8 @@ def _serves(
 def _check(device: torch.device) -> None:
     dtype = torch.float32 if device.type == "cpu" else torch.bfloat16
     q, k, v = random_like(device, dtype, (3, 5, 24), (3, 2, 24), (3, 2, 24))
-    weights = random_like(device, dtype, (24,), (24,), (3, 12), (3, 12))
+    given = random_like(device, dtype, (24,), (24,), (3, 12), (3, 12))
+    weights = given[0], given[1], given[2], given[3]
     expected = layer_reference.prepare_heads(q, k, v, *weights, 1e-6)
     for out, right in zip(prepare_heads(q, k, v, *weights, 1e-6), expected, strict=True):
         assert_close(out, right, error_bound(dtype))

@@ -274,16 +274,19 @@ def _check_norm(device: torch.device) -> None:
 
 def _check_after_attention(device: torch.device) -> None:
     dtype, given = _inputs(device, (2, 40), (2, 40), (40,), (40,), (40,))
-    expected = layer_reference.after_attention(*given, 1e-6)
-    for out, right in zip(after_attention(*given, 1e-6), expected, strict=True):
+    x, attended, *others = given
+    weights = others[0], others[1], others[2]
+    expected = layer_reference.after_attention(x, attended, *weights, 1e-6)
+    for out, right in zip(after_attention(x, attended, *weights, 1e-6), expected, strict=True):
         assert_close(out, right, error_bound(dtype))
 
 
 def _check_after_layer(device: torch.device) -> None:
     for scalars in ((1,), (2, 1)):
         dtype, given = _inputs(device, *[(2, 40)] * 3, *[(40,)] * 3, scalars)
-        expected = layer_reference.after_layer(*given, 1e-6)
-        assert_close(after_layer(*given, 1e-6), expected, error_bound(dtype))
+        rows, weights = (given[0], given[1], given[2]), (given[3], given[4], given[5])
+        expected = layer_reference.after_layer(*rows, *weights, given[6], 1e-6)
+        assert_close(after_layer(*rows, *weights, given[6], 1e-6), expected, error_bound(dtype))
 
 
 TWINS = {

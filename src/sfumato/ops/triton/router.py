@@ -158,9 +158,9 @@ def _serves(
 
 def _check(device: torch.device) -> None:
     dtype = torch.float32 if device.type == "cpu" else torch.bfloat16
-    given = random_like(device, dtype, (18, 72), (20, 72), (72,), (20,))
-    chosen, shares = route(*given, 3, 1e-6)
-    right, expected = layer_reference.route(*given, 3, 1e-6)
+    x, weight, scale, each = random_like(device, dtype, (18, 72), (20, 72), (72,), (20,))
+    chosen, shares = route(x, weight, scale, each, 3, 1e-6)
+    right, expected = layer_reference.route(x, weight, scale, each, 3, 1e-6)
     assert torch.equal(chosen, right), "other experts are chosen"
     assert_close(shares, expected, 1e-5)
 
