@@ -242,7 +242,7 @@ _CASES: dict[str, tuple[str, Callable[[Sizes, int], Case]]] = {
     "rms_norm": ("rms_norm", rms_norm),
     "geglu": ("geglu", geglu),
 }
-OPERATIONS = {name: entry[0] for name, entry in _CASES.items() if hasattr(ops, entry[0])}
-"""The operation of each case, the most valuable first, of those that this checkout has."""
-CASES = {name: _CASES[name][1] for name in OPERATIONS}
+OPERATIONS = {name: operation for name, (operation, _) in _CASES.items()}
+"""The operation of each case, the most valuable first."""
+CASES = {name: make for name, (_, make) in _CASES.items()}
 """What makes a case of some sizes and a seed, by its name."""

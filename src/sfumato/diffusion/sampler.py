@@ -59,7 +59,8 @@ class EntropyBound:
             )
 
     def accept(self, view: StepView) -> Tensor:
-        ascending, order = view.stats.entropy.sort(dim=-1)
+        # Of equal entropies the lower position comes first, on every device.
+        ascending, order = view.stats.entropy.sort(dim=-1, stable=True)
         # Cumulative minus own, as the reference computes it: an exclusive sum rounds otherwise.
         inside = ascending.cumsum(dim=-1) - ascending <= self.bound
         return torch.zeros_like(inside).scatter(-1, order, inside)

@@ -60,12 +60,18 @@ class Attention(nn.Module):
     ) -> Tensor:
         """x [..., tokens, hidden] → [..., tokens, hidden]; only int64 [n]: of which tokens, packed,
         results are wanted (None: of all)."""
-        k, v = self.keys_values(x, rotary)
-        if only is not None:
+        if only is None:
+            heads = (*x.shape[:-1], -1, self.head_dim)
+            q, k = self.q_proj(x).view(heads), self.k_proj(x).view(heads)
+            v = None if self.v_proj is None else self.v_proj(x).view(heads)
+            weights = self.q_norm.weight, self.k_norm.weight
+            q, k, v = ops.prepare_heads(q, k, v, *weights, *rotary, self.eps)
+        else:
+            k, v = self.keys_values(x, rotary)
             x = x.index_select(0, only)
             rotary = rotary[0].index_select(0, only), rotary[1].index_select(0, only)
-        q = self.q_proj(x).view(*x.shape[:-1], -1, self.head_dim)
-        q = ops.rotate(self.q_norm(q), *rotary)
+            q = self.q_proj(x).view(*x.shape[:-1], -1, self.head_dim)
+            q = ops.rotate(self.q_norm(q), *rotary)
         return self.o_proj(attend(layer, q, k, v).reshape(*x.shape[:-1], -1))
 
     def keys_values(self, x: Tensor, rotary: tuple[Tensor, Tensor]) -> tuple[Tensor, Tensor]:

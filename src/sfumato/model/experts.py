@@ -23,14 +23,11 @@ class Router(nn.Module):
         self.scale = nn.Parameter(torch.ones(config.hidden_size))
         self.per_expert_scale = nn.Parameter(torch.ones(config.num_experts))
         self.active, self.eps = config.experts_per_token, config.rms_norm_eps
-        self.root = config.hidden_size**-0.5
 
     def forward(self, x: Tensor) -> tuple[Tensor, Tensor]:
         """x [tokens, hidden] → chosen int64 and shares float32, both [tokens, active]."""
-        scores = self.proj(ops.rms_norm(x.float(), None, self.eps) * self.scale.float() * self.root)
-        shares, chosen = scores.softmax(dim=-1).topk(self.active, dim=-1)
-        shares = shares / shares.sum(dim=-1, keepdim=True)
-        return chosen, shares * self.per_expert_scale.float()[chosen]
+        weights = self.proj.weight, self.scale, self.per_expert_scale
+        return ops.route(x, *weights, self.active, self.eps)
 
 
 class Experts(nn.Module):

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from torch import Tensor
 
+from sfumato import ops
 from sfumato.model.approximate import Skip
 from sfumato.model.head_stats import HeadStats
 from sfumato.model.output_embedding import CHUNK, OutputEmbedding
@@ -46,4 +47,7 @@ class VocabularyHead(OutputEmbedding):
         settings = PassSettings(
             temperature, uniform, adjust, keep_logits, skip, soft_top_k, bans, top
         )
-        return VocabularyPass(self, hidden, settings).run()
+        if not settings.plain:
+            return VocabularyPass(self, hidden, settings).run()
+        inputs = hidden, self.embedding, temperature, uniform, self.softcap, bans
+        return HeadStats(*ops.vocabulary_pass(*inputs, self.chunk, self.output))

@@ -31,6 +31,7 @@ class Block(nn.Module):
     def __init__(self, config: ModelConfig, layer: LayerConfig) -> None:
         super().__init__()
         hidden, eps = config.hidden_size, config.rms_norm_eps
+        self.eps = eps
         self.self_attn = Attention(config, layer)
         self.mlp = GatedMLP(hidden, config.intermediate_size)
         self.router = Router(config)
@@ -59,21 +60,29 @@ class Block(nn.Module):
         attended = self.self_attn(self.input_layernorm(x), rotary, attend, index, only)
         if only is not None:
             x = x.index_select(0, only)
-        x = x + self.post_attention_layernorm(attended)
-        return (x + self._feed_forward(x)) * self._scalar(encoding).to(x.dtype)
+        post, dense = self.post_attention_layernorm, self.pre_feedforward_layernorm
+        expert = self.pre_feedforward_layernorm_2
+        x, dense_in, expert_in = ops.after_attention(
+            x, attended, post.weight, dense.weight, expert.weight, self.eps
+        )
+        return self._feed_forward(x, dense_in, expert_in, self._scalar(encoding))
 
     def _scalar(self, encoding: bool | Tensor) -> Tensor:
         if isinstance(encoding, bool):
             return self.encoder_layer_scalar if encoding else self.layer_scalar
         return torch.where(encoding, self.encoder_layer_scalar, self.layer_scalar)
 
-    def _feed_forward(self, x: Tensor) -> Tensor:
-        dense = self.post_feedforward_layernorm_1(self.mlp(self.pre_feedforward_layernorm(x)))
-        tokens = x.reshape(-1, x.shape[-1])
+    def _feed_forward(
+        self, x: Tensor, dense_in: Tensor, expert_in: Tensor, scalar: Tensor
+    ) -> Tensor:
+        """The residual after the layer; dense_in and expert_in: norms of the residual x."""
+        dense = self.mlp(dense_in)
         # The router reads the residual itself; the experts read it through their own norm.
-        mixed = self.experts(self.pre_feedforward_layernorm_2(tokens), *self.router(tokens))
-        mixed = self.post_feedforward_layernorm_2(mixed).view_as(dense)
-        return self.post_feedforward_layernorm(dense + mixed)
+        routed = self.router(x.reshape(-1, x.shape[-1]))
+        mixed = self.experts(expert_in.reshape(-1, x.shape[-1]), *routed).view_as(dense)
+        first, second = self.post_feedforward_layernorm_1, self.post_feedforward_layernorm_2
+        weights = first.weight, second.weight, self.post_feedforward_layernorm.weight
+        return ops.after_layer(x, dense, mixed, *weights, scalar, self.eps)
 
 
 class Embedding(nn.Module):

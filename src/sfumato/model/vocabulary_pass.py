@@ -9,7 +9,7 @@ vocabulary].
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import cache, partial
 
@@ -24,6 +24,9 @@ from sfumato.model.more_top import MoreTop
 from sfumato.model.most_probable import MostProbable, draw_and_embed
 from sfumato.model.output_embedding import OutputEmbedding
 from sfumato.ops.online_softmax import BANNED, BLOCK, Bans, SoftmaxState
+from sfumato.ops.reference import Weight
+from sfumato.ops.registry import reference
+from sfumato.weights.blocks import QuantizedTensor
 
 Adjust = Callable[[Tensor, int], Tensor]
 """(softcapped logits float32 [positions, n], first token id) → the same shape; -inf bans."""
@@ -41,6 +44,12 @@ class PassSettings:
     soft_top_k: Tensor | None = None
     bans: Bans | None = None
     top: Tensor | None = None
+
+    @property
+    def plain(self) -> bool:
+        """Whether nothing is asked for but bans."""
+        more = self.adjust, self.skip, self.soft_top_k, self.top
+        return self.keep_logits is False and all(each is None for each in more)
 
 
 class VocabularyPass:
@@ -197,3 +206,21 @@ def _kept(keep_logits: bool | Tensor) -> Tensor | slice | None:
         return slice(None) if keep_logits else None
     which = keep_logits.nonzero()[:, 0]
     return which if len(which) else None
+
+
+@reference("vocabulary_pass")
+def plain_pass(
+    hidden: Tensor,
+    weight: Tensor | QuantizedTensor,
+    temperature: Tensor,
+    uniform: Tensor,
+    softcap: float,
+    bans: Bans | None,
+    chunk: int,
+    packed: Sequence[Weight] | None,
+) -> tuple[Tensor, ...]:
+    """A pass of which nothing is asked but bans; see `ops.vocabulary_pass`."""
+    output = OutputEmbedding(weight, softcap, chunk, packed)
+    stats = VocabularyPass(output, hidden, PassSettings(temperature, uniform, bans=bans)).run()
+    plain = stats.argmax, stats.drawn, stats.entropy, stats.top_ids, stats.top_probs
+    return *plain, stats.soft

@@ -14,7 +14,7 @@ from typing import cast
 import torch
 from torch import Tensor
 
-from sfumato.ops import phase_reference, torch_device
+from sfumato.ops import layer_reference, phase_reference, torch_device
 from sfumato.ops.cpu import attention as cpu_attention
 from sfumato.ops.cpu import kernels as cpu_kernels
 from sfumato.ops.cpu import library, torch_steady
@@ -34,6 +34,8 @@ __all__ = [
     "OwnKeys",
     "SharedCausal",
     "SoftmaxState",
+    "after_attention",
+    "after_layer",
     "attend",
     "attend_shared",
     "attention",
@@ -51,14 +53,17 @@ __all__ = [
     "packs",
     "phase_attention",
     "prepare",
+    "prepare_heads",
     "reason",
     "rms_norm",
     "rotate",
+    "route",
     "update_softmax",
+    "vocabulary_pass",
     "write_cache",
 ]
 
-REFERENCES = (phase_reference,)
+REFERENCES = (layer_reference, phase_reference)
 """The files that register references beside `reference` and `online_softmax`."""
 
 TWINS = (
@@ -219,6 +224,92 @@ def write_cache(stored: Tensor, new: Tensor, slots: Tensor, first: Tensor, count
     slot.
     """
     call("write_cache", new.device, ANY, stored, new, slots, first, count)
+
+
+def prepare_heads(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor | None,
+    q_weight: Tensor,
+    k_weight: Tensor,
+    cos: Tensor,
+    sin: Tensor,
+    eps: float,
+) -> tuple[Tensor, Tensor, Tensor]:
+    """What attention reads of the projections of tokens: `rotate(norm(q))`, `rotate(norm(k))`, and
+    v's norm without a weight.
+
+    q [..., tokens, heads, d], k and v [..., tokens, kv_heads, d] (v None: k stands for it); the
+    norms' weights [d]; cos and sin [..., tokens, d / 2] → q, k and v of the same shapes.
+    """
+    arguments = (q, k, v, q_weight, k_weight, cos, sin, eps)
+    return cast(tuple[Tensor, Tensor, Tensor], call("prepare_heads", q.device, ANY, *arguments))
+
+
+def after_attention(
+    x: Tensor,
+    attended: Tensor,
+    weight: Tensor,
+    dense_weight: Tensor,
+    expert_weight: Tensor,
+    eps: float,
+) -> tuple[Tensor, Tensor, Tensor]:
+    """The residual after attention, `x + norm(attended)`, and two norms of it: what the dense MLP
+    and the experts read. x and attended [..., hidden], the norms' weights [hidden] → like x."""
+    arguments = (x, attended, weight, dense_weight, expert_weight, eps)
+    return cast(tuple[Tensor, Tensor, Tensor], call("after_attention", x.device, ANY, *arguments))
+
+
+def after_layer(
+    x: Tensor,
+    dense: Tensor,
+    mixed: Tensor,
+    dense_weight: Tensor,
+    mixed_weight: Tensor,
+    weight: Tensor,
+    scalar: Tensor,
+    eps: float,
+) -> Tensor:
+    """The residual after a layer, `(x + norm(norm(dense) + norm(mixed))) · scalar`.
+
+    x, dense and mixed [..., hidden]; the norms' weights [hidden]; scalar [1], or of each token
+    [..., 1] → like x.
+    """
+    arguments = (x, dense, mixed, dense_weight, mixed_weight, weight, scalar, eps)
+    return cast(Tensor, call("after_layer", x.device, ANY, *arguments))
+
+
+def route(
+    x: Tensor, weight: Weight, scale: Tensor, per_expert: Tensor, active: int, eps: float
+) -> tuple[Tensor, Tensor]:
+    """The experts of each token and their shares, in float32: of the scores `norm(x) · scale /
+    sqrt(hidden) @ weight.T` the highest, and their softmax times `per_expert`.
+
+    x [tokens, hidden]; weight [experts, hidden]; scale [hidden]; per_expert [experts] → chosen
+    int64 and shares float32 [tokens, active].
+    """
+    arguments = (x, weight, scale, per_expert, active, eps)
+    form = form_of(weight)
+    return cast(tuple[Tensor, Tensor], call("route", x.device, form, *arguments))
+
+
+def vocabulary_pass(
+    hidden: Tensor,
+    weight: Tensor | QuantizedTensor,
+    temperature: Tensor,
+    uniform: Tensor,
+    softcap: float,
+    bans: Bans | None,
+    chunk: int,
+    packed: Sequence[Weight] | None,
+) -> tuple[Tensor, ...]:
+    """One plain pass over the vocabulary: hidden [positions, hidden], weight [vocab, hidden],
+    temperature float32 and uniform float64 [positions]; chunk: ids at a time, where no kernel
+    serves; packed: the chunks of the weight as they are multiplied → the fields of `HeadStats` but
+    the logits, in their order."""
+    arguments = (hidden, weight, temperature, uniform, softcap, bans, chunk, packed)
+    form = form_of(weight)
+    return cast(tuple[Tensor, ...], call("vocabulary_pass", hidden.device, form, *arguments))
 
 
 def own_scores(hidden: Tensor, weight: Tensor | QuantizedTensor, ids: Tensor) -> Tensor:

@@ -22,10 +22,18 @@ __all__ = ["prepare", "twins"]
 log = logging.getLogger(__name__)
 
 OPERATIONS = {
+    "after_attention": ("norms", ANY),
+    "after_layer": ("norms", ANY),
     "canvas_attention": ("attention", ANY),
     "experts": ("experts", FLOAT),
     "linear": ("linear", FLOAT),
+    "own_scores": ("listed", FLOAT),
     "phase_attention": ("attention", ANY),
+    "prepare_heads": ("heads", ANY),
+    "rms_norm": ("norms", ANY),
+    "route": ("router", FLOAT),
+    "vocabulary_pass": ("head", FLOAT),
+    "write_cache": ("cache_write", ANY),
 }
 """The module whose `TWINS` has each operation, and the form of weight that it serves."""
 

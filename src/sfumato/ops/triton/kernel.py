@@ -27,7 +27,10 @@ from sfumato.ops.triton.interpreter import patch_once
 from sfumato.ops.triton.targets import has_copy_engine
 from sfumato.ops.triton.tiles import Tile
 
-MODULES = ("attention", "experts", "linear", "routing")
+MODULES = (
+    *("attention", "cache_write", "experts", "head", "heads", "linear", "listed", "noise"),
+    *("norms", "router", "routing", "sampler"),
+)
 """The modules of this package that register kernels."""
 
 FP_FUSION = False

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from torch import Tensor, bfloat16, float32
+from torch import Tensor, bfloat16, float16, float32
 from triton.tools.tensor_descriptor import TensorDescriptor
 
 from sfumato.ops.triton.kernel import interpreting
@@ -46,3 +46,10 @@ def aligned(x: Tensor) -> bool:
     contiguous."""
     row = x.shape[-1] * x.element_size()
     return row % ALIGNMENT == 0 and x.data_ptr() % ALIGNMENT == 0
+
+
+def elementwise(*operands: Tensor) -> bool:
+    """Whether kernels that compute in float32 and store what they are given take these tensors:
+    floats of the kinds that a device rounds, or float32 where kernels are interpreted."""
+    kinds = (float32,) if interpreting() else (bfloat16, float16, float32)
+    return all(x.dtype in kinds for x in operands)

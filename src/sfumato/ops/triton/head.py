@@ -1,0 +1,367 @@
+"""The vocabulary head: one pass over chunks of the embedding, two kernels for each, one at the end.
+
+A chunk is multiplied, and its scores, masses and statistics written; while it is still in the
+cache of the device, its masses are multiplied by the same rows of the embedding.  What is kept for
+the whole vocabulary is one highest score, mass and moment for each BLOCK ids.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+import triton
+from torch import Tensor
+
+from sfumato.ops.online_softmax import BLOCK, TOP, Bans
+from sfumato.ops.triton import weights
+from sfumato.ops.triton.head_finish import finish_head
+from sfumato.ops.triton.head_kernels import embed_chunk, score_chunk
+from sfumato.ops.triton.kernel import Kernel, launch, register
+from sfumato.ops.triton.operands import matrix, multiplied
+from sfumato.ops.triton.self_test import KernelTwin, assert_close, error_bound, random_like
+from sfumato.ops.triton.tiles import tile_for
+
+CHUNK = 8192  # ids at a time: with 256 positions, 128 programs of 128 × 128
+FORMAT = weights.BF16.value
+GROUP = 1024  # positions at a time, which bounds the memory
+MOST_BANS = 64  # of a row; each is compared with every id
+
+_BANS = {**dict.fromkeys(("ban_ids", "ban_limits", "ban_row", "ban_place"), "*i64"), "bans": "i32"}
+_BLOCKS = {
+    **dict.fromkeys(("block_max", "block_sum", "block_shifted"), "*fp32:16"),
+    "block_best": "*i8:16",
+}
+_NUMBERS = {"vocab": "i32", "positions": "i32", "softcap": "fp32"}
+_CHUNK = {"scores": "*fp32:16", "masses": "*bf16:16", "tile_max": "*fp32:16", "first_id": "i32"}
+_TOP = {"top": "*fp32:16", "top_ids": "*i32:16", "soft": "*fp32:16"}
+
+SCORE_CHUNK = register(
+    Kernel(
+        "score_chunk",
+        score_chunk,
+        {
+            **(_BANS | _BLOCKS | _NUMBERS | _CHUNK),
+            "hidden": "tensordesc<bf16[{POSITIONS},{DEPTH}]>",
+            "weight": "tensordesc<bf16[{TILE},{DEPTH}]>",
+            "temperature": "*fp32",
+            "blocks": "i32",
+        },
+        {"HIDDEN": 2816, "CHUNK": CHUNK, "FORMAT": 0, "MASSES": True},
+    )
+)
+
+EMBED_CHUNK = register(
+    Kernel(
+        "embed_chunk",
+        embed_chunk,
+        {
+            "weight": "tensordesc<bf16[{TILE},{COLUMNS}]>",
+            "vocab": "i32",
+            "positions": "i32",
+            **_CHUNK,
+            **_TOP,
+            "peaks": "*fp32",
+            "embedding_programs": "i32",
+            "hidden_programs": "i32",
+        },
+        {"HIDDEN": 2816, "CHUNK": CHUNK, "TOP": TOP, "FORMAT": 0},
+    )
+)
+
+FINISH_HEAD = register(
+    Kernel(
+        "finish_head",
+        finish_head,
+        {
+            **(_BANS | _BLOCKS | _NUMBERS | _TOP),
+            "hidden": "*bf16:16",
+            "temperature": "*fp32",
+            "weight": "tensordesc<bf16[64,{DEPTH}]>",
+            "uniform": "*fp64",
+            "argmax": "*i64",
+            "drawn": "*i64",
+            "entropy": "*fp32",
+            "log_sum": "*fp32",
+            "out_ids": "*i64",
+            "out_probs": "*fp32",
+            "out_soft": "*bf16:16",
+            "blocks": "i32",
+            "root": "fp32",
+        },
+        {"HIDDEN": 2816, "BLOCKS": 4096, "SPLITS": 3, "TOP": TOP, "FORMAT": 0, "MASSES": True},
+    )
+)
+
+
+@dataclass(frozen=True)
+class HeadResult:
+    """What a pass gives of each position, as `HeadStats`."""
+
+    argmax: Tensor  # int64 [positions]
+    drawn: Tensor  # int64 [positions]
+    entropy: Tensor  # float32 [positions]
+    top_ids: Tensor  # int64 [positions, TOP]
+    top_probs: Tensor  # float32 [positions, TOP]
+    soft: Tensor  # [positions, hidden], in the dtype of the hidden states
+    log_sum: Tensor  # float32 [positions]: log Σ e^score
+
+    @classmethod
+    def empty(cls, hidden: Tensor) -> HeadResult:
+        count, device = len(hidden), hidden.device
+        ids = torch.empty(count, dtype=torch.int64, device=device)
+        numbers = torch.empty(count, device=device)
+        return cls(
+            ids,
+            torch.empty_like(ids),
+            numbers,
+            torch.empty(count, TOP, dtype=torch.int64, device=device),
+            torch.empty(count, TOP, device=device),
+            torch.empty_like(hidden),
+            torch.empty_like(numbers),
+        )
+
+    def part(self, start: int, stop: int) -> HeadResult:
+        """Some positions: views."""
+        return HeadResult(*(each[start:stop] for each in vars(self).values()))
+
+
+def vocabulary_head(
+    hidden: Tensor,
+    weight: Tensor,
+    temperature: Tensor,
+    uniform: Tensor,
+    softcap: float,
+    bans: Bans | None = None,
+) -> HeadResult:
+    """One pass over the vocabulary; see `model.head.VocabularyHead`.
+
+    hidden [positions, size] and weight [vocab, size] of one dtype; temperature float32 and uniform
+    float64 [positions].
+    """
+    result = HeadResult.empty(hidden)
+    for start in range(0, len(hidden), GROUP):
+        stop = min(start + GROUP, len(hidden))
+        at = slice(start, stop)
+        part = _Pass(hidden[at], weight, temperature[at], softcap, _banned(bans, at), True)
+        part.run(uniform[at], result.part(start, stop))
+    return result
+
+
+def vocabulary_pass(
+    hidden: Tensor,
+    weight: Tensor,
+    temperature: Tensor,
+    uniform: Tensor,
+    softcap: float,
+    bans: Bans | None,
+    chunk: int,
+    packed: object,
+) -> tuple[Tensor, ...]:
+    """See `ops.vocabulary_pass`."""
+    out = vocabulary_head(hidden, weight, temperature, uniform, softcap, bans)
+    named = min(TOP, len(weight))
+    top_ids, top_probs = out.top_ids[:, :named], out.top_probs[:, :named]
+    return out.argmax, out.drawn, out.entropy, top_ids, top_probs, out.soft
+
+
+def vocabulary_mass(hidden: Tensor, weight: Tensor, softcap: float) -> tuple[Tensor, Tensor]:
+    """Of each position log Σ e^score over the vocabulary, float32, and the best id, int64, at
+    temperature 1: hidden [positions, size], weight [vocab, size]."""
+    result = HeadResult.empty(hidden)
+    for start in range(0, len(hidden), GROUP):
+        part = result.part(start, min(start + GROUP, len(hidden)))
+        states = hidden[start : start + GROUP]
+        uniform = part.log_sum.double()  # is not read
+        _Pass(states, weight, torch.ones_like(part.log_sum), softcap, None, False).run(
+            uniform, part
+        )
+    return result.log_sum, result.argmax
+
+
+def _banned(bans: Bans | None, at: slice) -> Bans | None:
+    if bans is None:
+        return None
+    return Bans(bans.ids, bans.limits, bans.row[at], bans.place[at])
+
+
+class _Pass:
+    """A pass for at most GROUP positions; masses: whether the draw, the most probable tokens and
+    the soft embedding are asked for."""
+
+    def __init__(
+        self,
+        hidden: Tensor,
+        weight: Tensor,
+        temperature: Tensor,
+        softcap: float,
+        bans: Bans | None,
+        masses: bool,
+    ) -> None:
+        self.hidden, self.weight = hidden.contiguous(), weight
+        self.vocab, self.size = weight.shape
+        self.masses, self.device = masses, hidden.device
+        self.positions, self.blocks = len(hidden), triton.cdiv(self.vocab, BLOCK)
+        self.softcap = softcap
+        self.temperature = temperature.float().contiguous()
+        nothing = torch.empty(0, dtype=torch.int64, device=hidden.device)
+        self.bans = {
+            "ban_ids": nothing if bans is None else bans.ids.contiguous(),
+            "ban_limits": nothing if bans is None else bans.limits.contiguous(),
+            "ban_row": nothing if bans is None else bans.row.contiguous(),
+            "ban_place": nothing if bans is None else bans.place.contiguous(),
+            "bans": 0 if bans is None else bans.ids.shape[1],
+        }
+        self.score_tile = tile_for("score_chunk", self.device)
+        self.embed_tile = tile_for("embed_chunk", self.device)
+        assert self.score_tile["TILE"] == self.embed_tile["TILE"]
+        self.chunk = min(CHUNK, triton.cdiv(self.vocab, BLOCK * 2) * BLOCK * 2)
+        self._allocate()
+
+    def _allocate(self) -> None:
+        count, device, tile = self.positions, self.device, self.score_tile["TILE"]
+        chunk = self.chunk if self.masses else tile  # is not written
+        numbers = torch.empty(3, count, self.blocks, device=device)
+        best = torch.empty(count, self.blocks, dtype=torch.int8, device=device)
+        self.statistics = dict(zip(_BLOCKS, (*numbers, best), strict=True))
+        kept = count if self.masses else 1
+        self.chunk_tensors = {
+            "scores": torch.empty(kept, chunk, device=device),
+            "masses": torch.empty(kept, chunk, dtype=self.hidden.dtype, device=device),
+            "tile_max": torch.empty(kept, chunk // tile, device=device),
+        }
+        splits = self.embed_tile["SPLITS"]
+        self.top = {
+            "top": torch.empty(kept, TOP, device=device),
+            "top_ids": torch.empty(kept, TOP, dtype=torch.int32, device=device),
+            "soft": torch.empty(splits, kept, self.size, device=device),
+        }
+        self.peaks = torch.empty(2, kept, device=device)
+
+    def run(self, uniform: Tensor, result: HeadResult) -> None:
+        """Writes the result; uniform float64 [positions]."""
+        for first_id in range(0, self.vocab, self.chunk):
+            self._score(first_id)
+            if self.masses:
+                self._embed(first_id)
+        self._finish(uniform, result)
+
+    def _score(self, first_id: int) -> None:
+        tile = self.score_tile
+        ids = min(self.chunk, self.vocab - first_id)
+        launch(
+            SCORE_CHUNK,
+            (triton.cdiv(ids, tile["TILE"]), triton.cdiv(self.positions, tile["POSITIONS"])),
+            tile,
+            self.device,
+            hidden=matrix(self.hidden, tile["POSITIONS"], tile["DEPTH"]),
+            weight=matrix(self.weight, tile["TILE"], tile["DEPTH"]),
+            temperature=self.temperature,
+            **self.bans,
+            **self.chunk_tensors,
+            **self.statistics,
+            first_id=first_id,
+            vocab=self.vocab,
+            positions=self.positions,
+            blocks=self.blocks,
+            softcap=self.softcap,
+            HIDDEN=self.size,
+            CHUNK=self.chunk,
+            FORMAT=FORMAT,
+            MASSES=self.masses,
+        )
+
+    def _embed(self, first_id: int) -> None:
+        tile = self.embed_tile
+        columns = triton.cdiv(self.size, tile["COLUMNS"])
+        programs = columns * tile["SPLITS"] * triton.cdiv(self.positions, tile["POSITIONS"])
+        launch(
+            EMBED_CHUNK,
+            (programs + self.positions,),
+            tile,
+            self.device,
+            weight=matrix(self.weight, tile["TILE"], tile["COLUMNS"]),
+            peaks=self.peaks,
+            **self.chunk_tensors,
+            **self.top,
+            first_id=first_id,
+            vocab=self.vocab,
+            positions=self.positions,
+            embedding_programs=programs,
+            hidden_programs=columns,
+            HIDDEN=self.size,
+            CHUNK=self.chunk,
+            TOP=TOP,
+            FORMAT=FORMAT,
+        )
+
+    def _finish(self, uniform: Tensor, result: HeadResult) -> None:
+        tile = tile_for("finish_head", self.device)
+        launch(
+            FINISH_HEAD,
+            (self.positions,),
+            tile,
+            self.device,
+            hidden=self.hidden,
+            weight=matrix(self.weight, BLOCK, tile["DEPTH"]),
+            temperature=self.temperature,
+            **self.bans,
+            **self.statistics,
+            **self.top,
+            uniform=uniform.contiguous(),
+            argmax=result.argmax,
+            drawn=result.drawn,
+            entropy=result.entropy,
+            log_sum=result.log_sum,
+            out_ids=result.top_ids,
+            out_probs=result.top_probs,
+            out_soft=result.soft,
+            vocab=self.vocab,
+            positions=self.positions,
+            blocks=self.blocks,
+            softcap=self.softcap,
+            root=self.size**0.5,
+            HIDDEN=self.size,
+            BLOCKS=triton.next_power_of_2(self.blocks),
+            SPLITS=self.embed_tile["SPLITS"],
+            TOP=TOP,
+            FORMAT=FORMAT,
+            MASSES=self.masses,
+        )
+
+
+def _serves(
+    hidden: Tensor,
+    weight: Tensor,
+    temperature: Tensor,
+    uniform: Tensor,
+    softcap: float,
+    bans: Bans | None,
+    chunk: int,
+    packed: object,
+) -> bool:
+    few = bans is None or bans.ids.shape[1] <= MOST_BANS
+    return packed is None and few and weight.is_contiguous() and multiplied(hidden, weight)
+
+
+def _check(device: torch.device) -> None:
+    """A vocabulary that ends within a block; the right numbers by float64."""
+    dtype = torch.float32 if device.type == "cpu" else torch.bfloat16
+    hidden, weight = random_like(device, dtype, (2, 72), (200, 72))
+    temperature = torch.tensor([0.5, 1.0], device=device)
+    uniform = torch.tensor([0.4, 0.9], dtype=torch.float64, device=device)
+    out = vocabulary_head(hidden, weight, temperature, uniform, 30.0)
+    scores = (hidden.double() @ weight.double().T / 30).tanh() * 30 / temperature[:, None]
+    share = scores.softmax(dim=1)
+    assert torch.equal(out.argmax, share.argmax(dim=1)), "another token is the most probable"
+    ends = share.cumsum(dim=1)
+    low, high = ((ends - at * share).gather(1, out.drawn[:, None])[:, 0] for at in (1, 0))
+    assert bool(((low - 1e-4 <= uniform) & (uniform <= high + 1e-4)).all()), "a wrong draw"
+    assert_close(out.entropy, -(share * share.log()).sum(dim=1), 1e-3)
+    top = share.topk(TOP, dim=1)[0]
+    assert_close(out.top_probs, top, 1e-3)
+    soft = share @ weight.double() * weight.shape[1] ** 0.5
+    assert_close(out.soft, soft, 2 * error_bound(dtype))
+
+
+TWINS = {"vocabulary_pass": KernelTwin("vocabulary_pass", vocabulary_pass, _serves, _check)}

@@ -1,0 +1,260 @@
+"""Kernels of the pass over the vocabulary: the scores of a chunk of ids, and its soft embedding.
+
+Ids take the rows of a matrix product and positions its columns, so that an instruction of a wide
+kind serves however few the positions are, and the order of every sum is the same for any number of
+positions.  A tile is TILE ids, which share one highest score for each position; a block is BLOCK
+ids, whose mass the draw sums apart.  Knows nothing of how many chunks there are.
+"""
+
+from __future__ import annotations
+
+import triton
+import triton.language as tl
+
+from sfumato.ops.triton.weights import as_descriptor, product, weight_block
+
+BANNED = tl.constexpr(-1e30)  # as in `ops.online_softmax`
+NO_ID = tl.constexpr(-2e30)  # the score of what is no id of the vocabulary
+BLOCK = tl.constexpr(64)  # as in `ops.online_softmax`
+
+
+@triton.jit
+def capped(products: tl.tensor, softcap: tl.tensor, temperature: tl.tensor) -> tl.tensor:
+    """softcap · tanh(products / softcap) / temperature, float32."""
+    # tanh by an exponential: its error, 1e-7 of the softcap, is that of the products' rounding.
+    bent = 1.0 - 2.0 / (tl.exp(products * (2.0 / softcap)) + 1.0)
+    return tl.maximum(bent * softcap / temperature, BANNED, propagate_nan=tl.PropagateNan.ALL)
+
+
+@triton.jit
+def banned_here(
+    banned: tl.tensor, ids: tl.tensor, position: tl.tensor, seen: tl.tensor, ban_ids: tl.tensor,
+    ban_limits: tl.tensor, ban_row: tl.tensor, ban_place: tl.tensor, bans: tl.tensor,
+) -> tl.tensor:  # fmt: skip
+    """`banned`, or where one of the row's `bans` bans the id at the position; all broadcast."""
+    row = tl.load(ban_row + position, mask=seen, other=0) * bans
+    place = tl.load(ban_place + position, mask=seen, other=0)
+    for index in range(bans):
+        at = tl.load(ban_ids + row + index, mask=seen, other=-1)
+        limit = tl.load(ban_limits + row + index, mask=seen, other=0)
+        banned |= (at == ids) & (limit > place)
+    return banned
+
+
+@triton.jit
+def products_of(
+    hidden: tl.tensor, weight: tl.tensor, first_id: tl.tensor, first_position: tl.tensor,
+    HIDDEN: tl.constexpr, FORMAT: tl.constexpr, TILE: tl.constexpr, POSITIONS: tl.constexpr,
+    DEPTH: tl.constexpr, UPCAST: tl.constexpr,
+) -> tl.tensor:  # fmt: skip
+    """weight rows from first_id on @ hidden rows from first_position on, transposed: float32 [TILE,
+    POSITIONS]."""
+    sums = tl.zeros((TILE, POSITIONS), tl.float32)
+    for column in range(0, HIDDEN, DEPTH):
+        rows = weight_block(weight, first_id, column, FORMAT)
+        sums = product(rows, hidden.load([first_position, column]).T, sums, UPCAST)
+    return sums
+
+
+@triton.jit
+def store_blocks(
+    scores: tl.tensor, first: tl.tensor, position: tl.tensor, seen: tl.tensor, blocks: tl.tensor,
+    block_max: tl.tensor, block_sum: tl.tensor, block_shifted: tl.tensor, block_best: tl.tensor,
+    TILE: tl.constexpr, POSITIONS: tl.constexpr,
+) -> None:  # fmt: skip
+    """Of each BLOCK scores, of [TILE, POSITIONS] from block `first` on: the highest, Σ e^(s - max),
+    Σ e^(s - max) · (s - max), and the place of the highest, the lowest of equal ones."""
+    COUNT: tl.constexpr = TILE // BLOCK
+    parted = tl.reshape(scores, (COUNT, BLOCK, POSITIONS))
+    best, place = tl.max(parted, axis=1, return_indices=True, return_indices_tie_break_left=True)
+    shifted = parted - tl.expand_dims(best, 1)
+    mass = tl.exp(shifted)
+    block = first + tl.arange(0, COUNT)
+    where = position[None, :].to(tl.int64) * blocks + block[:, None]
+    kept = seen[None, :] & (block < blocks)[:, None]
+    tl.store(block_max + where, best, mask=kept)
+    tl.store(block_sum + where, tl.sum(mass, axis=1), mask=kept)
+    tl.store(block_shifted + where, tl.sum(mass * shifted, axis=1), mask=kept)
+    tl.store(block_best + where, place.to(tl.int8), mask=kept)
+
+
+@triton.jit
+def score_chunk(
+    hidden: tl.tensor, weight: tl.tensor, temperature: tl.tensor, ban_ids: tl.tensor,
+    ban_limits: tl.tensor, ban_row: tl.tensor, ban_place: tl.tensor, scores: tl.tensor,
+    masses: tl.tensor, tile_max: tl.tensor, block_max: tl.tensor, block_sum: tl.tensor,
+    block_shifted: tl.tensor, block_best: tl.tensor, first_id: tl.tensor, vocab: tl.tensor,
+    positions: tl.tensor, blocks: tl.tensor, bans: tl.tensor, softcap: tl.tensor,
+    HIDDEN: tl.constexpr, CHUNK: tl.constexpr, TILE: tl.constexpr, POSITIONS: tl.constexpr,
+    DEPTH: tl.constexpr, FORMAT: tl.constexpr, MASSES: tl.constexpr, UPCAST: tl.constexpr,
+    DESCRIPTORS: tl.constexpr,
+) -> None:  # fmt: skip
+    """The scores of a tile of ids, their masses, and the statistics of its blocks.
+
+    Grid: (tiles of the chunk, ⌈positions / POSITIONS⌉).  hidden [positions, HIDDEN] and weight
+    [vocab, HIDDEN]: see `weights.as_descriptor`; temperature float32 [positions]; the bans as in
+    `ops.Bans`, int64, none where `bans` is 0.  Writes scores float32 and masses e^(score -
+    tile_max) [positions, CHUNK], tile_max float32 [positions, CHUNK / TILE], and block_*
+    [positions, blocks].  MASSES false: block_* alone.
+    """
+    hidden = as_descriptor(hidden, positions, HIDDEN, POSITIONS, DEPTH, DESCRIPTORS)
+    weight = as_descriptor(weight, vocab, HIDDEN, TILE, DEPTH, DESCRIPTORS)
+    tile = tl.program_id(0)
+    place = tile * TILE + tl.arange(0, TILE)
+    ids = first_id + place
+    position = tl.program_id(1) * POSITIONS + tl.arange(0, POSITIONS)
+    known, seen = ids < vocab, position < positions
+    sums = products_of(
+        hidden, weight, first_id + tile * TILE, tl.program_id(1) * POSITIONS, HIDDEN, FORMAT, TILE,
+        POSITIONS, DEPTH, UPCAST,
+    )  # fmt: skip
+    heat = tl.load(temperature + position, mask=seen, other=1.0)
+    score = capped(sums, softcap, heat[None, :])
+    if bans > 0:
+        banned = banned_here(
+            tl.zeros((TILE, POSITIONS), tl.int1), ids[:, None], position[None, :], seen[None, :],
+            ban_ids, ban_limits, ban_row, ban_place, bans,
+        )  # fmt: skip
+        score = tl.where(banned, BANNED, score)
+    score = tl.where(known[:, None], score, NO_ID)
+    if MASSES:
+        best = tl.max(score, axis=0)
+        tl.store(tile_max + position * (CHUNK // TILE) + tile, best, mask=seen)
+        where = position[None, :] * CHUNK + place[:, None]
+        tl.store(scores + where, score, mask=seen[None, :])
+        mass = tl.exp(score - best[None, :]).to(masses.dtype.element_ty)
+        tl.store(masses + where, mass, mask=seen[None, :])
+    store_blocks(
+        score, (first_id + tile * TILE) // BLOCK, position, seen, blocks, block_max, block_sum,
+        block_shifted, block_best, TILE, POSITIONS,
+    )  # fmt: skip
+
+
+@triton.jit
+def soft_tile(
+    weight: tl.tensor, masses: tl.tensor, tile_max: tl.tensor, peaks: tl.tensor, soft: tl.tensor,
+    program: tl.tensor, first_id: tl.tensor, vocab: tl.tensor, positions: tl.tensor,
+    hidden_programs: tl.tensor, begun: tl.tensor,
+    HIDDEN: tl.constexpr, CHUNK: tl.constexpr, TILE: tl.constexpr, POSITIONS: tl.constexpr,
+    COLUMNS: tl.constexpr, SPLITS: tl.constexpr, FORMAT: tl.constexpr, UPCAST: tl.constexpr,
+) -> None:  # fmt: skip
+    """Adds a chunk to COLUMNS × POSITIONS elements of one part of the soft embedding."""
+    TILES: tl.constexpr = CHUNK // TILE
+    PADDED: tl.constexpr = triton.next_power_of_2(TILES)
+    EACH: tl.constexpr = (TILES + SPLITS - 1) // SPLITS
+    column = program % hidden_programs * COLUMNS + tl.arange(0, COLUMNS)
+    split = program // hidden_programs % SPLITS
+    group = program // hidden_programs // SPLITS
+    position = group * POSITIONS + tl.arange(0, POSITIONS)
+    seen, within = position < positions, column < HIDDEN
+    tiles = tl.minimum(tl.cdiv(vocab - first_id, TILE), TILES)
+
+    index = tl.arange(0, PADDED)
+    ceilings = tl.load(
+        tile_max + position[:, None] * TILES + index[None, :],
+        mask=seen[:, None] & (index < tiles)[None, :],
+        other=NO_ID,
+    )
+    # The peaks of before the chunk and after it stand in two places, which take turns.
+    turn = first_id // CHUNK % 2
+    before = tl.load(peaks + turn * positions + position, mask=seen & begun, other=NO_ID)
+    peak = tl.maximum(before, tl.max(ceilings, axis=1))
+    owner = (program % hidden_programs + split) == 0
+    tl.store(peaks + (1 - turn) * positions + position, peak, mask=seen & owner)
+
+    sums = tl.zeros((COLUMNS, POSITIONS), tl.float32)
+    ids = tl.arange(0, TILE)
+    for tile in range(split * EACH, tl.minimum((split + 1) * EACH, tiles)):
+        at = tile * TILE + ids
+        rows = weight_block(
+            weight, first_id + tile * TILE, program % hidden_programs * COLUMNS, FORMAT
+        )
+        mass = tl.load(
+            masses + position[None, :] * CHUNK + at[:, None], mask=seen[None, :], other=0.0
+        )
+        nothing = tl.zeros((COLUMNS, POSITIONS), tl.float32)
+        part = product(rows.T, mass, nothing, UPCAST)
+        best = tl.load(tile_max + position * TILES + tile, mask=seen, other=NO_ID)
+        sums += part * tl.exp(best - peak)[None, :]
+
+    into = soft + (split * positions + position[None, :]).to(tl.int64) * HIDDEN + column[:, None]
+    kept = seen[None, :] & within[:, None]
+    older = tl.load(into, mask=kept & begun, other=0.0)
+    tl.store(into, older * tl.exp(before - peak)[None, :] + sums, mask=kept)
+
+
+@triton.jit
+def merge_top(
+    scores: tl.tensor, tile_max: tl.tensor, top: tl.tensor, top_ids: tl.tensor,
+    position: tl.tensor, first_id: tl.tensor, vocab: tl.tensor, begun: tl.tensor,
+    CHUNK: tl.constexpr, TILE: tl.constexpr, TOP: tl.constexpr,
+) -> None:  # fmt: skip
+    """Takes the chunk's highest scores into the TOP best of a position, in no order.
+
+    Of equal scores the lower id is better.  Tiles whose highest score is no candidate are not read.
+    """
+    TILES: tl.constexpr = CHUNK // TILE
+    slot = tl.arange(0, TOP)
+    best = tl.load(top + position * TOP + slot, mask=(slot >= 0) & begun, other=NO_ID)
+    # What fills empty slots: no two alike, and worse than any id.
+    best_ids = tl.load(top_ids + position * TOP + slot, mask=(slot >= 0) & begun, other=0)
+    best_ids = tl.where(begun, best_ids, vocab + slot)
+    index = tl.arange(0, triton.next_power_of_2(TILES))
+    tiles = tl.minimum(tl.cdiv(vocab - first_id, TILE), TILES)
+    ceilings = tl.load(tile_max + position * TILES + index, mask=index < tiles, other=2 * NO_ID)
+    place = tl.arange(0, TILE)
+    least = tl.min(best)
+    ceiling = tl.max(ceilings)
+    while ceiling >= least:
+        tile = tl.argmax(ceilings, axis=0)
+        ceilings = tl.where(index == tile, 2 * NO_ID, ceilings)
+        first = first_id + tile * TILE
+        left = tl.load(scores + position * CHUNK + tile * TILE + place)
+        left = tl.where(first + place < vocab, left, 2 * NO_ID)
+        better = 1
+        while better > 0:
+            score = tl.max(left)
+            at = tl.argmax(left, axis=0)
+            worst = tl.max(tl.where(best == least, best_ids, -1))
+            ahead = (score > least) | ((score == least) & (first + at < worst))
+            better = tl.where(ahead, 1, 0)
+            replaced = (best_ids == worst) & (better > 0)
+            best = tl.where(replaced, score, best)
+            best_ids = tl.where(replaced, first + at, best_ids)
+            left = tl.where(place == at, 2 * NO_ID, left)
+            least = tl.min(best)
+        ceiling = tl.max(ceilings)
+    tl.store(top + position * TOP + slot, best)
+    tl.store(top_ids + position * TOP + slot, best_ids)
+
+
+@triton.jit
+def embed_chunk(
+    weight: tl.tensor, masses: tl.tensor, tile_max: tl.tensor, scores: tl.tensor,
+    peaks: tl.tensor, soft: tl.tensor, top: tl.tensor, top_ids: tl.tensor, first_id: tl.tensor,
+    vocab: tl.tensor, positions: tl.tensor, embedding_programs: tl.tensor,
+    hidden_programs: tl.tensor,
+    HIDDEN: tl.constexpr, CHUNK: tl.constexpr, TILE: tl.constexpr, POSITIONS: tl.constexpr,
+    COLUMNS: tl.constexpr, SPLITS: tl.constexpr, TOP: tl.constexpr, FORMAT: tl.constexpr,
+    UPCAST: tl.constexpr, DESCRIPTORS: tl.constexpr,
+) -> None:  # fmt: skip
+    """Takes a chunk's masses into the soft embedding, and its best scores into the most probable.
+
+    Grid: (hidden_programs · SPLITS · ⌈positions / POSITIONS⌉ = embedding_programs, then one program
+    for each position's most probable tokens).  soft float32 [SPLITS, positions, HIDDEN]: Σ mass ·
+    weight of the tiles of each split, relative to the peak; peaks float32 [2, positions]; top
+    float32 and top_ids int32 [positions, TOP].  The first chunk reads none of what it writes.
+    """
+    weight = as_descriptor(weight, vocab, HIDDEN, TILE, COLUMNS, DESCRIPTORS)
+    program = tl.program_id(0)
+    begun = first_id > 0
+    if program < embedding_programs:
+        soft_tile(
+            weight, masses, tile_max, peaks, soft, program, first_id, vocab, positions,
+            hidden_programs, begun, HIDDEN, CHUNK, TILE, POSITIONS, COLUMNS, SPLITS, FORMAT, UPCAST,
+        )  # fmt: skip
+    else:
+        merge_top(
+            scores, tile_max, top, top_ids, program - embedding_programs, first_id, vocab, begun,
+            CHUNK, TILE, TOP,
+        )  # fmt: skip

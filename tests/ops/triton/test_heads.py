@@ -1,0 +1,32 @@
+"""Queries, keys and values, interpreted, against the reference."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from tests.support.kernels import close, interpreted
+from torch import Tensor
+
+from sfumato.ops import reference
+
+pytestmark = interpreted
+EPS, HEADS, KV_HEADS, SIZE = 1e-6, 3, 2, 24
+
+
+def _inputs(tokens: int) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor, tuple[Tensor, Tensor]]:
+    """Projections as parts of one tensor, the norms' weights, the rotary tables."""
+    together = torch.randn(tokens, HEADS + 2 * KV_HEADS, SIZE)
+    q, k, v = together.split((HEADS, KV_HEADS, KV_HEADS), dim=1)
+    angles = torch.rand(tokens, SIZE // 2) * 6
+    return q, k, v, torch.randn(SIZE), torch.randn(SIZE), (angles.cos(), angles.sin())
+
+
+@pytest.mark.parametrize("has_values", [True, False])
+def test_heads_are_those_of_the_reference(has_values: bool) -> None:
+    from sfumato.ops.triton.heads import prepare_heads
+
+    q, k, v, q_weight, k_weight, rotary = _inputs(3)
+    out = prepare_heads(q, k, v if has_values else None, q_weight, k_weight, *rotary, EPS)
+    close(out[0], reference.rotate(reference.rms_norm(q, q_weight, EPS), *rotary))
+    close(out[1], reference.rotate(reference.rms_norm(k, k_weight, EPS), *rotary))
+    close(out[2], reference.rms_norm(v if has_values else k, None, EPS))
