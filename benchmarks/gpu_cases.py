@@ -13,7 +13,6 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from sfumato import ops
 from sfumato.bench.step_model.kernel_cost import KernelCost
 from sfumato.bench.step_model.step_cost import StepShape, step_costs, stored_bytes
 from sfumato.model.cache import slot_sizes
