@@ -36,8 +36,8 @@ def _batch(width: int, history: int) -> StepBatch:
     for row, rules in enumerate(RULES):
         pinned = torch.full((width,), -1)
         pinned[: 2 * row] = torch.arange(2 * row)
-        heat = [0.7] * rules.max_steps
-        starts.append(RowStart(pinned, row, 0, 0, heat, row == 1, True))
+        temperatures = [0.7] * rules.max_steps
+        starts.append(RowStart(pinned, row, 0, 0, temperatures, row == 1, True))
     batch.begin(range(4), starts, list(torch.randint(50, (4, width))))
     return batch
 

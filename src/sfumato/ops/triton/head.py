@@ -340,8 +340,8 @@ def _serves(
     chunk: int,
     packed: object,
 ) -> bool:
-    few = bans is None or bans.ids.shape[1] <= MOST_BANS
-    return packed is None and few and weight.is_contiguous() and multiplied(hidden, weight)
+    fits = bans is None or bans.ids.shape[1] <= MOST_BANS
+    return packed is None and fits and weight.is_contiguous() and multiplied(hidden, weight)
 
 
 def _check(device: torch.device) -> None:

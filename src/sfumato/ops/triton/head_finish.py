@@ -67,9 +67,9 @@ def token_of(scores: tl.tensor, inside: tl.tensor) -> tl.tensor:
     place = tl.arange(0, BLOCK)
     wide = tl.exp(scores - tl.max(scores)).to(tl.float64)
     ends = tl.cumsum(wide, axis=0)
-    found = tl.sum((ends <= inside * tl.max(ends)).to(tl.int32))
+    passed = tl.sum((ends <= inside * tl.max(ends)).to(tl.int32))
     # Rounding can put the target at or past the end: the last token with any mass is taken.
-    return tl.maximum(tl.minimum(found, tl.max(tl.where(wide > 0, place, 0))), 0)
+    return tl.maximum(tl.minimum(passed, tl.max(tl.where(wide > 0, place, 0))), 0)
 
 
 @triton.jit

@@ -108,8 +108,8 @@ def score_chunk(
         hidden, weight, first_id + tile * TILE, tl.program_id(1) * POSITIONS, HIDDEN, FORMAT, TILE,
         POSITIONS, DEPTH, UPCAST,
     )  # fmt: skip
-    heat = tl.load(temperature + position, mask=seen, other=1.0)
-    score = capped(sums, softcap, heat[None, :])
+    divisor = tl.load(temperature + position, mask=seen, other=1.0)
+    score = capped(sums, softcap, divisor[None, :])
     if bans > 0:
         banned = banned_here(
             tl.zeros((TILE, POSITIONS), tl.int1), ids[:, None], position[None, :], seen[None, :],

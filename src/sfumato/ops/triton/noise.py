@@ -53,8 +53,8 @@ def _step_noise(
     done = tl.load(step + row * stride)
     # A row that is done may have no next step in its table.
     now = tl.minimum(done, tl.load(max_steps + row * stride) - 1)
-    heat = tl.load(temperatures + row * temperature_stride + now)
-    tl.store(temperature + at, tl.zeros((PLACES,), tl.float32) + heat, mask=inside)
+    value = tl.load(temperatures + row * temperature_stride + now)
+    tl.store(temperature + at, tl.zeros((PLACES,), tl.float32) + value, mask=inside)
     high, low, word = philox_words(
         tl.load(seeds + row * stride),
         tl.load(seeds + row * stride + 1),
@@ -107,10 +107,10 @@ def step_noise(
     the low one first; as `diffusion.noise.noise` of step + 1.
     """
     rows, stride = len(seeds), seeds.stride(0)
-    whole = [each.reshape(rows, -1) for each in (canvas, attempt, step, max_steps)]
-    if any(each.stride(0) != stride for each in whole):
-        joined = torch.cat((seeds, *whole), dim=1)  # one stride for all
-        seeds, whole = joined[:, :2], [joined[:, i : i + 1] for i in range(2, 6)]
+    columns = [each.reshape(rows, -1) for each in (canvas, attempt, step, max_steps)]
+    if any(each.stride(0) != stride for each in columns):
+        joined = torch.cat((seeds, *columns), dim=1)  # one stride for all
+        seeds, columns = joined[:, :2], [joined[:, i : i + 1] for i in range(2, 6)]
         stride = joined.stride(0)
     temperature = temperatures.new_empty(rows, width)
     uniforms = temperatures.new_empty(rows, width, dtype=torch.float64)
@@ -121,7 +121,7 @@ def step_noise(
         tile_for("step_noise", seeds.device),
         seeds.device,
         seeds=seeds,
-        **dict(zip(("canvas", "attempt", "step", "max_steps"), whole, strict=True)),
+        **dict(zip(("canvas", "attempt", "step", "max_steps"), columns, strict=True)),
         temperatures=temperatures,
         temperature=temperature,
         uniforms=uniforms,

@@ -139,10 +139,10 @@ def _move_rows(
     fixed_token = tl.load(pinned + own + place, mask=inside, other=0)
     fixed = fixed_token >= 0
     spread = tl.load(entropy + at, mask=inside & (fixed == 0), other=0.0)
-    found = tl.load(argmax + at, mask=inside, other=0)
+    argmax_token = tl.load(argmax + at, mask=inside, other=0)
     draw = tl.load(drawn + at, mask=inside, other=0)
-    draw = tl.where(tl.load(cold + row * flag_stride) != 0, found, draw)
-    best = tl.where(fixed, fixed_token, found)
+    draw = tl.where(tl.load(cold + row * flag_stride) != 0, argmax_token, draw)
+    best = tl.where(fixed, fixed_token, argmax_token)
     draw = tl.where(fixed, fixed_token, draw)
 
     last = tl.load(history + own + (HISTORY - 1) * width + place, mask=inside, other=0)
