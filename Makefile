@@ -25,10 +25,8 @@ test-slow: $(VENV)/.installed-test ## the tests that take minutes
 test-gpu: $(VENV)/.installed-test ## the tests that need a CUDA device
 	@$(BIN)/python -m pytest -m gpu --timeout 1800
 
-# The oldest version of Triton that serves needs an older NumPy, and so an environment of its own.
-aot: $(VENV)/.installed-test $(VENV)-aot/.installed ## compile the GPU kernels, for GPUs that need not be here
-	@echo "Triton of $(VENV)"; $(BIN)/python -m sfumato.ops.triton.ahead_of_time --jobs $(AOT_JOBS)
-	@echo "Triton 3.6.0"; $(VENV)-aot/bin/python -m sfumato.ops.triton.ahead_of_time --jobs $(AOT_JOBS)
+aot: $(VENV)/.installed-test ## compile the GPU kernels, for GPUs that need not be here
+	@$(BIN)/python -m sfumato.ops.triton.ahead_of_time --jobs $(AOT_JOBS)
 
 soak: $(VENV)/.installed-test ## 64 clients, some of which break the protocol, against the server for a minute
 	@$(BIN)/python -m benchmarks.soak
@@ -67,7 +65,7 @@ wheel: $(VENV)/.installed-test ## build the wheel and check its size and content
 		test "$$size" -le $(WHEEL_LIMIT)
 
 clean: ## remove what the targets made, .venv too
-	rm -rf $(VENV) $(VENV)-aot build dist site src/*.egg-info .mypy_cache .pytest_cache .ruff_cache .hypothesis
+	rm -rf $(VENV) build dist site src/*.egg-info .mypy_cache .pytest_cache .ruff_cache .hypothesis
 	rm -f src/sfumato/ops/cpu/_kernels.so
 	find src tests -name __pycache__ -type d -prune -exec rm -rf {} +
 
@@ -91,14 +89,6 @@ $(VENV)/.installed-test: $(INSTALLED) | $(BIN)/python
 	@echo "installing into $(VENV) (takes minutes the first time)"
 	@$(PIP) install -c constraints.txt -e '.[test]'
 	@touch $(VENV)/.installed $@
-
-$(VENV)-aot/.installed: $(INSTALLED) | $(BIN)/python
-	@echo "installing into $(VENV)-aot (takes minutes the first time)"
-	@$(BIN)/python -m venv $(VENV)-aot
-	@grep -v -i -E '^(numpy|triton)==' constraints.txt > $(VENV)-aot/constraints.txt
-	@$(VENV)-aot/bin/python -m pip --disable-pip-version-check -qq install \
-		-c $(VENV)-aot/constraints.txt -e . 'triton==3.6.0' 'numpy<2.3'
-	@touch $@
 
 $(VENV)/.installed-docs: $(INSTALLED) | $(BIN)/python
 	@echo "installing into $(VENV) (takes minutes the first time)"
