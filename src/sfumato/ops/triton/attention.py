@@ -167,20 +167,13 @@ def _merge(
     rows, pieces, pairs, d = partial.shape
     tile = tile_for("attention_merge", out.device)
     tensors: dict[str, Any] = {"partial": partial, "extremes": extremes, "first": first, "out": out}
-    numbers: dict[str, Any] = {
-        "pairs": pairs,
-        "size": size,
-        "pieces": pieces,
-        "D": d,
-        "SPLIT": split,
-    }
+    numbers: dict[str, Any] = {"pairs": pairs, "size": size, "pieces": pieces}
     launch(
         MERGE,
         (triton.cdiv(pairs, tile["PAIRS"]), rows),
         tile,
         out.device,
         **tensors,
-        out=out,
         **numbers,
         D=d,
         SPLIT=split,
