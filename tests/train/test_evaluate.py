@@ -36,6 +36,15 @@ def test_held_out_tasks_are_solved_in_few_steps(model, sets, note, name, floor):
     assert score.steps <= 5
 
 
+def test_held_out_decisions_are_right_and_their_known_probabilities_are_known(model, note):
+    score = evaluate.evaluate_decisions(model, held_out(count=150))
+    note(f"embedded model, decisions: {score}")
+    assert score.known_error <= 0.05
+    assert min(score.yes_no, score.choice) >= 0.97
+    assert score.score_error <= 0.2
+    assert score.moved <= 0.02
+
+
 def test_hard_grids_need_the_refinement(model, sets):
     """With a single step most hard grids must fail, or the later steps would be for show."""
     adaptive = evaluate.evaluate(model, sets["sudoku_hard"])
