@@ -21,7 +21,7 @@ def label_scores(
     """The softcapped logits, at temperature 1, of each position's labels: hidden [n, hidden].
 
     Only the labels' rows of the embedding are read. Positions are scored in groups whose shape
-    depends on the number of labels alone, so that no position's scores depend on the others.
+    depends on the number of labels alone: on a CPU no position's scores depend on the others.
     """
     scores: list[list[float]] = [[] for _ in labels]
     groups: dict[int, list[int]] = {}
