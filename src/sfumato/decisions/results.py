@@ -31,6 +31,7 @@ class TypedAnswer:
     probabilities: dict[Any, float]  # by value, in the order of the question's options
     confidence: float  # 0..1 by System One's formulas; of a yes/no question, |2p − 1|
     score: float | None  # Σ i·pᵢ, of a score alone
+    # None where not wanted, or where a question of one option needed no read:
     label_mass: float | None  # of the vocabulary's probability, how much the options have
     is_label: bool | None  # whether the vocabulary's most probable token stands for an option
     samples: int
