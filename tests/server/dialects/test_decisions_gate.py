@@ -64,6 +64,16 @@ def test_refusals_before_the_engine_have_a_request_id() -> None:
     names = [answer.headers["x-typesafe-request-id"] for answer in answers]
     assert names == [answer.headers["x-request-id"] for answer in answers]
     assert len(set(names)) == len(names) and not client.engine.decisions
+    others = [
+        client.post(ANY, OPENAI, authorization="Bearer no"),
+        client.post(ANY, GEMINI, **GOOGLE),  # whose key is wrong
+        client.post(ANY, OPENAI | {"questions": []}, **key),
+        client.post(ANY, {}, **key),  # of no form
+        client.http.post("/v1/chat/completions", json={}, headers=key),
+    ]
+    assert [answer.status_code for answer in others] == [401, 401, 400, 400, 400]
+    assert all(answer.headers["x-request-id"].startswith("req-") for answer in others)
+    assert not any("x-typesafe-request-id" in answer.headers for answer in others)
 
 
 def test_names_of_the_model() -> None:
