@@ -19,8 +19,8 @@ from torch import Tensor
 from sfumato.decisions import (
     Calibration,
     Decision,
+    DecisionUsage,
     Reading,
-    Usage,
     read_calibration,
     schema_of,
     state_text,
@@ -202,7 +202,7 @@ class Model:
         answers = progress.answers()
         if calibration is not None:
             answers = calibration.apply(answers, schema.questions, self.path.name, reading)
-        usage = Usage(len(plan.prefix) + plan.question_tokens, 0, progress.canvases)
+        usage = DecisionUsage(len(plan.prefix) + plan.question_tokens, 0, progress.canvases)
         return schema.decision(answers, usage)
 
     @cached_property

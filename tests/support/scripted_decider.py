@@ -9,8 +9,9 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
+from sfumato.decisions import DecisionUsage
 from sfumato.diffusion.constraints.answers import Answer, answer_class
-from sfumato.engine.decision import Decided, DecisionRequest, DecisionUsage
+from sfumato.engine.decision import Decided, DecisionRequest
 from sfumato.engine.errors import RequestFailed
 from sfumato.engine.events import Failed
 

@@ -15,11 +15,11 @@ _LONGEST = 28  # cells of an option's name beside its bar
 
 
 @dataclass(frozen=True)
-class Usage:
-    """What a decision took."""
+class DecisionUsage:
+    """What a decision took, in tokens and reads."""
 
     input_tokens: int  # of the state, and of each question as often as it was encoded
-    cached_tokens: int  # of the state, reused and not encoded again
+    cached_tokens: int  # of the state, reused from a slot and not encoded again
     reads: int  # canvases that were read
 
 
@@ -83,7 +83,7 @@ class Decision(Mapping[str, TypedAnswer], Generic[T]):
     def __init__(
         self,
         answers: Mapping[str, TypedAnswer],
-        usage: Usage,
+        usage: DecisionUsage,
         build: Callable[[dict[str, Any]], T],
     ) -> None:
         self._answers, self.usage, self._build = dict(answers), usage, build
