@@ -66,7 +66,7 @@ def test_refusals_before_the_engine_have_a_request_id() -> None:
     assert len(set(names)) == len(names) and not client.engine.decisions
     others = [
         client.post(ANY, OPENAI, authorization="Bearer no"),
-        client.post(ANY, GEMINI, **GOOGLE),  # whose key is wrong
+        client.post(ANY, GEMINI, x_goog_api_key="no"),
         client.post(ANY, OPENAI | {"questions": []}, **key),
         client.post(ANY, {}, **key),  # of no form
         client.http.post("/v1/chat/completions", json={}, headers=key),
