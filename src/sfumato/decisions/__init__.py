@@ -5,7 +5,7 @@ Loads no torch. `Model.decide` asks; `diffusion.constraints` has the questions a
 
 from __future__ import annotations
 
-from sfumato.decisions.calibration import Calibration, Reading, read_calibration
+from sfumato.decisions.calibration import Calibration, ModelIdentity, Reading, read_calibration
 from sfumato.decisions.kinds import Choice, Score, YesNo
 from sfumato.decisions.question_file import QuestionFile, read_questions
 from sfumato.decisions.results import Decision, DecisionUsage, TypedAnswer
@@ -17,6 +17,7 @@ __all__ = [
     "Choice",
     "Decision",
     "DecisionUsage",
+    "ModelIdentity",
     "QuestionFile",
     "Reading",
     "Schema",
