@@ -83,17 +83,20 @@ def named_log_probs(
     """The log probabilities float32 [n, m] of m tokens at each position: hidden [n, hidden],
     temperature float32 [n], stats: of a pass over the vocabulary that changed no score.
 
-    log p(i) = (z_i - z_best) / temperature + log p(best), with products as the pass has them: the
-    chunks that have one of these tokens are multiplied again.
+    Their mass together is Σ e^((z_i - z_best) / temperature) · p(best), with products as the pass
+    has them: the chunks that have one of these tokens are multiplied again. Its shares are of
+    products in float32, as in `label_scores`.
     """
-    named = torch.tensor(ids, device=hidden.device).expand(len(hidden), -1)
-    wanted = torch.cat((stats.top_ids[:, :1], named), dim=1)
+    named = torch.tensor(ids, device=hidden.device)
+    wanted = torch.cat((stats.top_ids[:, :1], named.expand(len(hidden), -1)), dim=1)
     scores = torch.zeros(wanted.shape, device=hidden.device)
     for number in (wanted // head.chunk).unique().tolist():
         start = number * head.chunk
         scores = _filled(scores, wanted, head.raw(hidden, start), start)
-    scores = head.capped(scores)
-    return (scores[:, 1:] - scores[:, :1]) / temperature[:, None] + stats.top_probs[:, :1].log()
+    scores, over = head.capped(scores), temperature[:, None]
+    logs = (scores[:, 1:] - scores[:, :1]) / over + stats.top_probs[:, :1].log()
+    exact = head.capped(hidden.float() @ ops.embed(named, head.embedding, torch.float32).T)
+    return (exact / over).log_softmax(dim=1) + logs.logsumexp(dim=1, keepdim=True)
 
 
 def _filled(scores: Tensor, ids: Tensor, raw: Tensor, start: int) -> Tensor:
