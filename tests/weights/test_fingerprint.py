@@ -21,5 +21,5 @@ def test_it_names_weights_and_not_files(tmp_path: Path) -> None:
     assert len(first) == 16 and first == of(tmp_path / "y.safetensors", tensors)
     retrained = {**tensors, "a": tensors["a"] + 1e-3}  # names, shapes and sizes are the same
     others = [retrained, {**tensors, "b": torch.ones(3)}, {"a": tensors["a"], "c": tensors["b"]}]
-    found = {of(tmp_path / "x.safetensors", other) for other in others}
-    assert len(found) == 3 and first not in found
+    fingerprints = {of(tmp_path / "x.safetensors", other) for other in others}
+    assert len(fingerprints) == 3 and first not in fingerprints
