@@ -103,6 +103,9 @@ def test_another_table_or_other_questions_are_refused(
     Path("t.csv").write_text(TABLE + "7,p 0.1\n")  # a table that has grown
     assert cli(*RUN).out.startswith("1 rows decided")
     assert "was made with other seed" in cli(*RUN, "--seed", "1").err
+    with monkeypatch.context() as patch:  # the same path, retrained
+        patch.setattr("sfumato.cli.generation.weights_of", lambda args: "other")
+        assert "was made with other weights" in cli(*RUN).err
     Path("q.toml").write_text(QUESTIONS.replace("Now?", "When?"))
     assert "was made with other questions" in cli(*RUN).err
     assert cli(*RUN, "--force").out.startswith("6 rows decided")

@@ -107,6 +107,7 @@ def _made(args: argparse.Namespace, asking: Asking) -> dict[str, Any]:
     return {
         "questions": hashlib.sha256(text.encode()).hexdigest(),
         "model": args.model or "embedded",
+        "weights": generation.weights_of(args),
         **{key: getattr(args, key) for key in ("dtype", "activations", "quantize")},
         "calibration": calibration and repr(sorted(calibration.questions.items())),
         **asking.options,
@@ -158,7 +159,7 @@ def _decide(args: argparse.Namespace, asking: Asking, job: _Job) -> bool:
             decider, job.rows, asking.request, at_a_time, lambda: presses.count > 0
         ):
             decided = outcome.decided
-            decision = None if decided is None else asking.decision(decided, model.path.name)
+            decision = None if decided is None else asking.decision(decided, model.identity)
             cells = job.answers.cells(decision, outcome.error, text)
             job.target.append({**outcome.row.cells, **cells})
             job.summary.add(decision, outcome.error)

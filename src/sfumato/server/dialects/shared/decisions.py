@@ -18,10 +18,11 @@ from sfumato.diffusion.constraints.questions import (
     check_question,
 )
 from sfumato.engine import DecisionRequest
-from sfumato.server.http.errors import ApiError, bad_request
+from sfumato.server.http.errors import ApiError, bad_request, without_paths
 from sfumato.server.http.request_body import refusal
 from sfumato.server.schemas.decision_schemas import AUTO_SAMPLES, LONGEST_NAME
 from sfumato.server.schemas.decisions import LENIENT, DecisionBody
+from sfumato.server.service import Service
 
 Loc = tuple[int | str, ...]
 Read = TypeVar("Read")
@@ -39,6 +40,15 @@ _BOXES = "box questions are about images, which are not supported yet"
 def no_images(field: str) -> ApiError:
     """The answer to what would need a network that sees."""
     return bad_request(f"{field}: {_NO_IMAGES}", field, "unsupported")
+
+
+def check_decides(service: Service) -> None:
+    """Raises ApiError where the model that is served cannot answer questions."""
+    reason = service.model.undecided
+    if reason is not None:
+        raise bad_request(
+            f"{service.name!r} cannot decide: {without_paths(reason)}", code="unsupported"
+        )
 
 
 def text_of(value: Any, loc: Loc) -> str:
