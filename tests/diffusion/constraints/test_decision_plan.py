@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import re
 import string
+import time
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -13,7 +15,7 @@ from sfumato.diffusion.constraints.canvas_noise import NoiseKey
 from sfumato.diffusion.constraints.decision_plan import plan_decision
 from sfumato.diffusion.constraints.decision_settings import DecisionSettings
 from sfumato.diffusion.constraints.labels import Line, choose_labels
-from sfumato.diffusion.constraints.listing import listing_orders
+from sfumato.diffusion.constraints.listing import listing_orders, most_orders
 from sfumato.diffusion.constraints.questions import (
     ChoiceQuestion,
     Option,
@@ -22,6 +24,7 @@ from sfumato.diffusion.constraints.questions import (
     YesNoQuestion,
 )
 from sfumato.diffusion.constraints.template import NOISE, ReadTemplate
+from sfumato.diffusion.limits import TooLarge
 
 
 def by_character(text: str) -> list[int]:
@@ -73,6 +76,69 @@ def test_a_vocabulary_without_single_letters_is_refused() -> None:
         plan_decision(
             template(lambda text: [1] * len(text)), "s", {"q": choice(3)}, DecisionSettings(), 999
         )
+
+
+@pytest.mark.parametrize("count", [95, 60, 2])
+def test_labels_are_chosen_once_for_questions_of_a_kind_and_a_count(count: int) -> None:
+    """And their canvases are the same objects, in each order."""
+    calls: list[str] = []
+
+    def encode(text: str) -> list[int]:
+        calls.append(text)
+        return by_character(text)
+
+    shape = template(encode)
+    plan_decision(shape, "s", {"q": choice(count)}, DecisionSettings(), 9999)
+    calls.clear()
+    questions = {f"q{i}": choice(count) for i in range(5)}
+    plan = plan_decision(shape, "s", questions, DecisionSettings(orders=2), 9999)
+    assert len(calls) == 1 + 5 * 2  # the state, and each question in both orders
+    assert len({id(read.canvases) for read in plan.reads}) == 2
+    assert len({id(read.targets[0].options) for read in plan.reads}) == 2
+    assert plan.reads[0].canvases[0].labels != plan.reads[1].canvases[0].labels
+
+
+def levels(count: int) -> ScoreQuestion:
+    return ScoreQuestion("?", tuple(map(str, range(count))))
+
+
+@pytest.mark.parametrize("settings", [DecisionSettings(), DecisionSettings(joint=True)])
+@pytest.mark.parametrize("question", [choice(255), levels(255)], ids=["choice", "score"])
+def test_what_takes_long_to_tokenize_is_refused_before(
+    question: Question, settings: DecisionSettings
+) -> None:
+    """Options without words count as well, and orders do."""
+    calls: list[str] = []
+
+    def encode(text: str) -> list[int]:
+        calls.append(text)
+        return by_character(text)
+
+    shape = template(encode)
+    with pytest.raises(TooLarge, match=r"^questions: with labels and in all their orders .* have"):
+        plan_decision(shape, "s", {f"{i}": question for i in range(1024)}, settings, 9999)
+    ten = {f"{i}": question for i in range(10)}
+    with pytest.raises(TooLarge, match=r"ask for fewer questions, options or orders$"):
+        plan_decision(shape, "s", ten, replace(settings, orders=255), 9999)
+    assert not calls
+
+
+@pytest.mark.parametrize("wanted", [1, 2, 3, 9])
+@pytest.mark.parametrize("question", [YesNoQuestion("?"), choice(3), levels(2), levels(4)])
+def test_how_many_orders_there_are_at_most_is_known_before(question: Question, wanted: int) -> None:
+    made = listing_orders(question, choose_labels(question, Line(by_character)), wanted)
+    most = min(most_orders(question, wanted), 2 if len(question.options) == 2 else wanted)
+    assert len(made) == len({each.listed for each in made}) == most
+
+
+def test_hundreds_of_questions_of_255_options_are_planned_in_about_a_second() -> None:
+    questions: dict[str, Question] = {f"q{i}": choice(255) for i in range(120)}
+    questions |= {f"s{i}": levels(255) for i in range(120)}
+    shape = template(by_character)
+    plan_decision(shape, "s", {"q": choice(255)}, DecisionSettings(), 9999)
+    began = time.process_time()
+    plan = plan_decision(shape, "s", questions, DecisionSettings(), 9999)
+    assert time.process_time() - began < 1 and plan.question_tokens > 450_000
 
 
 def test_letters_move_with_the_list_and_words_and_levels_keep_their_meaning() -> None:

@@ -12,7 +12,8 @@ from dataclasses import dataclass
 
 from sfumato.diffusion.constraints.answers import Sample
 from sfumato.diffusion.constraints.decision_settings import DecisionSettings
-from sfumato.diffusion.constraints.labels import Label, Line, choose_labels
+from sfumato.diffusion.constraints.label_canvases import LabelCanvases, Options
+from sfumato.diffusion.constraints.labels import Label, Line
 from sfumato.diffusion.constraints.listing import listing_orders
 from sfumato.diffusion.constraints.question_checks import naming, where_of
 from sfumato.diffusion.constraints.questions import Question
@@ -32,7 +33,7 @@ class Target:
 
     question: str
     slot: int
-    options: tuple[tuple[int, int | None], ...]
+    options: Options
 
     def sample(self, canvases: Sequence[Sequence[SlotReading]]) -> Sample:
         """canvases: of each canvas its slots' readings."""
@@ -83,13 +84,14 @@ def single_reads(
     """A read for each question and order of its options. state: its ids where it follows the
     question; None where it comes before."""
     line = template.line() if questions else None
+    shared = LabelCanvases(template, settings.orders)
     for name, question in questions.items():
         assert line
         labels = _labels(question, line, name)
-        for order in listing_orders(question, labels, settings.orders):
+        for order in shared.listings(question, labels):
             text = question_text(question, order.texts, order.listed)
             ids = _prompt(template, text, state, where_of(name))
-            canvases, options = _single_canvases(template, order.labels)
+            canvases, options = shared.canvases(order)
             yield Read(ids, canvases, (Target(name, 0, options),))
 
 
@@ -185,38 +187,9 @@ def _joint_canvas(
     return template.canvas(body, slots, labels)
 
 
-def _single_canvases(
-    template: ReadTemplate, labels: Sequence[Label]
-) -> tuple[tuple[ReadCanvas, ...], tuple[tuple[int, int | None], ...]]:
-    """The canvases of one question, and where its options are on them, see `Target`."""
-    if all(len(label.ids) == 1 for label in labels):
-        ids = [label.ids[0] for label in labels]
-        canvas = _fitting(template.canvas([NOISE], [0], [ids]), template)
-        return (canvas,), tuple((number, None) for number in range(len(labels)))
-    firsts = list(dict.fromkeys(label.ids[0] for label in labels))
-    seconds: list[list[int]] = [
-        [label.ids[1] for label in labels if label.ids[0] == first] for first in firsts
-    ]
-    canvases = [template.canvas([NOISE, NOISE], [0], [firsts])]
-    for first, after in zip(firsts, seconds, strict=True):
-        canvases.append(template.canvas([first, NOISE], [1], [after]))
-    numbers = ((firsts.index(label.ids[0]), label.ids[1]) for label in labels)
-    options = tuple((first, seconds[first].index(second)) for first, second in numbers)
-    return tuple(_fitting(canvas, template) for canvas in canvases), options
-
-
-def _fitting(canvas: ReadCanvas | None, template: ReadTemplate) -> ReadCanvas:
-    if canvas is None:
-        raise ValueError(
-            f"questions: a canvas of this model has {template.canvas_length} tokens, which is too "
-            "short for an answer; use another model"
-        )
-    return canvas
-
-
 def _labels(question: Question, line: Line, name: str) -> tuple[Label, ...]:
     with naming(where_of(name)):
-        return choose_labels(question, line)
+        return line.labels(question)
 
 
 def _prompt(
