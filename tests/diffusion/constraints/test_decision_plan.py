@@ -11,6 +11,7 @@ from typing import Any
 
 import pytest
 
+from sfumato.diffusion.constraints.answers import Sample
 from sfumato.diffusion.constraints.canvas_noise import NoiseKey
 from sfumato.diffusion.constraints.decision_plan import plan_decision
 from sfumato.diffusion.constraints.decision_settings import DecisionSettings
@@ -180,6 +181,20 @@ def test_questions_share_canvases_in_even_parts() -> None:
     lines = "".join(chr(token) if token > 9 else f"<{token}>" for token in canvas.ids[:15])
     assert lines == "1: <-1>\n2: <-1>\n3: <-1><5>"
     assert canvas.slots == (3, 8, 13) and [canvas.ids[slot] for slot in canvas.slots] == [NOISE] * 3
+
+
+def test_orders_that_joint_reads_repeat_weigh_no_more_than_others() -> None:
+    """Five orders of five options: of two options each of both orders is read several times."""
+    questions: dict[str, Question] = {"two": YesNoQuestion("?"), "five": choice(5)}
+    settings = DecisionSettings(joint=True, orders=5)
+    plan = plan_decision(template(), "s", questions, settings, 9999)
+    five = Sample((0.2,) * 5, None, None)
+    # 1 in the caller's order, 0 in the other one.
+    results = [[(Sample((1.0 - i % 2, i % 2), None, None), five)] for i in range(5)]
+    two = plan.answers(results)["two"]
+    assert two.probabilities == (0.5, 0.5) and (two.orders, two.order_spread) == (2, 1.0)
+    assert (two.samples, two.spread) == (3, 0.0)
+    assert plan.answers(results)["five"].orders == 5
 
 
 def test_noise_is_of_the_seed_the_sample_and_the_reads_own_tokens() -> None:

@@ -54,13 +54,17 @@ class DecisionPlan:
 
     def answers(self, results: Sequence[Sequence[Sequence[Sample]]]) -> dict[str, Answer]:
         """The answers by question. results: of each read its samples, of each of them a `Sample`
-        for each of the read's targets."""
-        orders: dict[str, list[list[Sample]]] = {}
+        for each of the read's targets. Reads of a question in the same order count as samples of
+        that order, so that all orders weigh the same."""
+        orders: dict[str, dict[int, list[Sample]]] = {}
         for read, samples in zip(self.reads, results, strict=True):
             for number, target in enumerate(read.targets):
-                orders.setdefault(target.question, []).append([each[number] for each in samples])
+                own = orders.setdefault(target.question, {}).setdefault(target.order, [])
+                own += [each[number] for each in samples]
         return {
-            name: answer_of(question, orders[name]) if name in orders else certain(question)
+            name: answer_of(question, [*orders[name].values()])
+            if name in orders
+            else certain(question)
             for name, question in self.questions.items()
         }
 

@@ -26,12 +26,14 @@ from sfumato.diffusion.constraints.wording import joint_line, joint_text, questi
 class Target:
     """Where a read has the answer to a question.
 
+    order: the number of the order in which the question's options are listed, of its own orders;
     slot: of the first canvas; options: for each option, in the caller's order, the number of its
     label among the slot's, and, for a label of two tokens, that of its second token among the
     labels of canvas 1 + the first number.
     """
 
     question: str
+    order: int
     slot: int
     options: Options
 
@@ -88,11 +90,11 @@ def single_reads(
     for name, question in questions.items():
         assert line
         labels = _labels(question, line, name)
-        for order in shared.listings(question, labels):
+        for number, order in enumerate(shared.listings(question, labels)):
             text = question_text(question, order.texts, order.listed)
             ids = _prompt(template, text, state, where_of(name))
             canvases, options = shared.canvases(order)
-            yield Read(ids, canvases, (Target(name, 0, options),))
+            yield Read(ids, canvases, (Target(name, number, 0, options),))
 
 
 def joint_reads(
@@ -120,7 +122,7 @@ def _joint_orders(
     state: Sequence[int] | None,
 ) -> Iterator[Read]:
     """A read for each order; a question that has fewer orders than others has each several times
-    less often or more."""
+    less often or more, of which `DecisionPlan.answers` takes the mean."""
     lines = _lines(template, len(questions))
     orders = [
         listing_orders(question, _labels(question, line, name), settings.orders)
@@ -137,8 +139,10 @@ def _joint_orders(
         canvas = _joint_canvas(template, lines, labels)
         assert canvas
         targets = tuple(
-            Target(name, slot, tuple((i, None) for i in range(len(question.options))))
-            for slot, (name, question) in enumerate(questions.items())
+            Target(name, number % len(own), slot, tuple((i, None) for i in range(len(labelled))))
+            for slot, (name, own, labelled) in enumerate(
+                zip(questions, orders, labels, strict=True)
+            )
         )
         yield Read(ids, (canvas,), targets)
 
