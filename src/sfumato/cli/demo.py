@@ -13,6 +13,7 @@ from sfumato.cli import INTERRUPTED, embedded, generation
 from sfumato.cli.notes import wrapped
 from sfumato.cli.view import board, canvas
 from sfumato.cli.view.display import is_visual
+from sfumato.diffusion.constraints.questions import Question
 from sfumato.engine import Request
 from sfumato.train import sudoku
 
@@ -25,7 +26,7 @@ QUESTIONS = (
     "What is the meaning of life?",
 )
 STATE = "A bag holds 2 red and 8 green balls. One is drawn."  # kept out of training
-DECISIONS = {
+DECISIONS: dict[str, Question] = {
     "red": sfumato.YesNo("Is it red?"),
     "colour": sfumato.Choice(("green", "blue", "red"), "Which colour is it?"),
 }
