@@ -13,7 +13,6 @@ from sfumato.cli import INTERRUPTED, embedded, generation
 from sfumato.cli.notes import wrapped
 from sfumato.cli.view import board, canvas
 from sfumato.cli.view.display import is_visual
-from sfumato.diffusion.constraints.questions import Question
 from sfumato.engine import Request
 from sfumato.train import sudoku
 
@@ -26,7 +25,7 @@ QUESTIONS = (
     "What is the meaning of life?",
 )
 STATE = "A bag holds 2 red and 8 green balls. One is drawn."  # kept out of training
-DECISIONS: dict[str, Question] = {
+DECISIONS: dict[str, sfumato.YesNo | sfumato.Choice] = {
     "red": sfumato.YesNo("Is it red?"),
     "colour": sfumato.Choice(("green", "blue", "red"), "Which colour is it?"),
 }
