@@ -6,6 +6,7 @@ Knows no labels, no tokens and no HTTP.  Names of questions are not here: they n
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import cached_property
 
 MOST_QUESTIONS = 1_024
 MOST_READS = 4_096
@@ -30,7 +31,7 @@ class YesNoQuestion:
     yes: str = ""  # what "yes" means
     no: str = ""  # what "no" means
 
-    @property
+    @cached_property
     def options(self) -> tuple[Option, ...]:
         return Option("yes", self.yes), Option("no", self.no)
 
@@ -50,7 +51,7 @@ class ScoreQuestion:
     instructions: str
     levels: tuple[str, ...]
 
-    @property
+    @cached_property
     def options(self) -> tuple[Option, ...]:
         return tuple(Option(level) for level in self.levels)
 
