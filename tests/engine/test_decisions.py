@@ -251,7 +251,7 @@ def test_where_memory_runs_out_one_turn_is_read_in_parts(
     [
         ({"questions": {}}, "questions: must be 1 to 1,024, got 0"),
         ({"questions": many(10_000)}, "questions: must be 1 to 1,024, got 10,000"),
-        ({"questions": many(1000), "samples": 5}, "samples, orders: 1000 questions x 5 samples"),
+        ({"questions": many(1000), "samples": 5}, "samples, orders: 1,000 questions x 5 samples"),
         ({"samples": "many"}, "samples: must be a whole number"),
         ({"orders": 0}, "orders: must be a whole number from 1"),
         ({"steps": 9}, "steps: must be a whole number from 1 to 8, got 9"),

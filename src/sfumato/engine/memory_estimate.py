@@ -16,7 +16,7 @@ import torch
 from sfumato import ops
 from sfumato.diffusion.constraints.read import PIECE
 from sfumato.diffusion.step.batch import WIDTHS, StepBatch, width_for
-from sfumato.engine.engine_config import EngineConfig
+from sfumato.engine.engine_config import TURN, EngineConfig
 from sfumato.model.cache import BLOCK, slot_bytes, slot_sizes, snapshot_bytes
 from sfumato.model.head_memory import head_bytes
 from sfumato.model.loading import loaded_bytes, viewed_bytes
@@ -128,9 +128,16 @@ def predict(footprint: ModelFootprint, config: EngineConfig, larger: int = 0) ->
         prefill=_forward(footprint, chunk, _seen(footprint, chunk, context, causal=True)),
         snapshots=min(config.snapshot_bytes, rows * MARKS * one),
         libraries=LIBRARIES + (0 if ops.multiplies_bf16(footprint.device) else TORCH),
-        # Those of a step, and of each decision one that goes on in the next step.
-        reads=(rows + 1) * slot_bytes(model, PIECE, footprint.cache_dtype),
+        reads=(rows + _read_pieces(footprint, chunk))
+        * slot_bytes(model, PIECE, footprint.cache_dtype),
     )
+
+
+def _read_pieces(footprint: ModelFootprint, chunk: int) -> int:
+    """Pieces of questions that a step encodes at most; of each decision one more goes on in the
+    next step."""
+    tokens = min(TURN, chunk) if footprint.device.type == "cpu" else chunk
+    return -(-tokens // PIECE)
 
 
 def state_bytes(footprint: ModelFootprint, rows: int) -> int:

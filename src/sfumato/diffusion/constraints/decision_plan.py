@@ -18,7 +18,7 @@ from sfumato.diffusion.constraints.question_checks import (
     naming,
     where_of,
 )
-from sfumato.diffusion.constraints.questions import MOST_READS, Question
+from sfumato.diffusion.constraints.questions import Question, check_reads
 from sfumato.diffusion.constraints.reads import Read, joint_reads, single_reads
 from sfumato.diffusion.constraints.template import ReadTemplate
 from sfumato.diffusion.limits import TooLarge
@@ -86,13 +86,8 @@ def plan_decision(
         template.longest_token, longest, MOST_CHARACTERS, settings.orders, settings.joint
     )
     check_questions(state, questions, limits)
-    count = len(questions) * settings.most_samples * settings.orders
-    if count > MOST_READS:
-        raise ValueError(
-            f"samples, orders: {len(questions)} questions x {settings.most_samples} samples x "
-            f"{settings.orders} orders are {count:,} reads, and {MOST_READS:,} are the most; ask "
-            "for fewer"
-        )
+    with naming("samples, orders"):
+        check_reads(len(questions), settings.samples, settings.orders)
     unsure = {name: each for name, each in questions.items() if len(each.options) > 1}
     prefix, after = _state(template, state.strip() if unsure else "", settings)
     make = joint_reads if settings.joint else single_reads

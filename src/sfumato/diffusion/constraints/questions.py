@@ -7,10 +7,11 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from functools import cached_property
+from typing import Literal
+
+from sfumato.options.limits import AUTO_SAMPLES, MOST_READS
 
 MOST_QUESTIONS = 1_024
-MOST_READS = 4_096
-"""Questions times samples times option orders of one request."""
 MOST_OPTIONS = 255
 MOST_LEVELS = 255
 
@@ -57,6 +58,17 @@ class ScoreQuestion:
 
 
 Question = YesNoQuestion | ChoiceQuestion | ScoreQuestion
+
+
+def check_reads(questions: int, samples: int | Literal["auto"], orders: int) -> None:
+    """Raises ValueError for more reads than one decision has. questions: how many."""
+    each = AUTO_SAMPLES if samples == "auto" else samples
+    reads = questions * each * orders
+    if reads > MOST_READS:
+        raise ValueError(
+            f"{questions:,} questions x {each:,} samples x {orders:,} orders are {reads:,} reads, "
+            f"and {MOST_READS:,} are the most; ask for fewer"
+        )
 
 
 def check_question(question: Question, where: str) -> None:

@@ -17,13 +17,14 @@ import torch
 
 from sfumato.diffusion.constraints.answers import UNSURE, Sample
 from sfumato.diffusion.constraints.canvas_noise import NoiseKey
-from sfumato.diffusion.constraints.decision_settings import AUTO, DecisionSettings
+from sfumato.diffusion.constraints.decision_settings import DecisionSettings
 from sfumato.diffusion.constraints.read_canvases import CanvasRow, read_canvases
 from sfumato.diffusion.constraints.reads import Read
 from sfumato.diffusion.constraints.slot_reading import SlotReading
 from sfumato.model.cache import Slot
 from sfumato.model.network import PREFILL_CHUNK, Network
 from sfumato.model.read_rows import Scratch
+from sfumato.options.limits import AUTO_SAMPLES
 
 PIECE = 256
 """Tokens of a question that are encoded at once."""
@@ -48,7 +49,7 @@ class OpenRead:
         if self.settings.samples != "auto":
             return self.settings.samples
         is_unsure = any(sample.entropy > UNSURE for first in self.samples[:1] for sample in first)
-        return AUTO if is_unsure else 1
+        return AUTO_SAMPLES if is_unsure else 1
 
     @property
     def done(self) -> bool:

@@ -13,14 +13,14 @@ from pydantic import ValidationError
 
 from sfumato.diffusion.constraints.questions import (
     MOST_QUESTIONS,
-    MOST_READS,
     Question,
     check_question,
+    check_reads,
 )
 from sfumato.engine import DecisionRequest
 from sfumato.server.http.errors import ApiError, bad_request, without_paths
 from sfumato.server.http.request_body import refusal
-from sfumato.server.schemas.decision_schemas import AUTO_SAMPLES, LONGEST_NAME
+from sfumato.server.schemas.decision_schemas import LONGEST_NAME
 from sfumato.server.schemas.decisions import LENIENT, DecisionBody
 from sfumato.server.service import Service
 
@@ -133,16 +133,11 @@ def request_of(
     elif body.x_samples:
         samples = "auto"
     orders = body.x_orders or 1
-    each = AUTO_SAMPLES if samples == "auto" else samples
-    reads = len(questions) * each * orders
-    if reads > MOST_READS:
-        raise refusal(
-            ("x_samples",),
-            f"{len(questions):,} questions, {each:,} samples and {orders:,} orders are "
-            f"{reads:,} reads, and one request has at most {MOST_READS:,}",
-            "too_many",
-            "questions, x_samples, x_orders",
-        )
+    try:
+        check_reads(len(questions), samples, orders)
+    except ValueError as error:
+        where = "questions, x_samples, x_orders"
+        raise refusal(("x_samples",), str(error), "too_many", where) from None
     return DecisionRequest(
         state=state,
         questions=questions,
