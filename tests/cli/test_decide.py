@@ -133,6 +133,7 @@ def test_json_lines_keep_their_values(
         (("decide", "-q", "q.toml"), "give a table, or a text with --state, and not both"),
         (("decide", "t.csv", "-q", "q.toml"), "--out names the file"),
         (("decide", "t.csv", "-q", "q.toml", "-o", "t.csv"), "is the table itself"),
+        (("decide", "t.csv", "-q", "q.toml", "-o", "no/o.csv"), "its folder does not exist"),
         (("decide", "t.csv", "-q", "none.toml", "-o", "o.csv"), "none.toml: No such file"),
         (("decide", "none.csv", "-q", "q.toml", "-o", "o.csv"), "none.csv: No such file"),
         (("decide", "t.csv", "-o", "o.csv"), "--questions is required"),

@@ -72,7 +72,7 @@ def _table(args: argparse.Namespace, asking: Asking) -> int:
     names = answers.names(columns)
     if Path(args.out).suffix.lower() != ".jsonl":  # whose rows may have any keys
         names = [*columns, *names]
-    _check_other_file(source.path, Path(args.out))
+    _check_out(source.path, Path(args.out))
     with Target(args.out, names, _made(args, asking), args.force) as target:
         summary = Summary(asking.questions, target.count)
         rows = _rest(source, target, columns, total)
@@ -94,9 +94,11 @@ def _check_row(file: QuestionFile, row: Row) -> None:
     row_state(file, row.cells)
 
 
-def _check_other_file(table: Path, out: Path) -> None:
+def _check_out(table: Path, out: Path) -> None:
     if out.exists() and out.samefile(table):
         raise ValueError(f"--out: {out} is the table itself; name another file")
+    if not out.parent.is_dir():
+        raise ValueError(f"--out: {out}: its folder does not exist; make it first")
 
 
 def _made(args: argparse.Namespace, asking: Asking) -> dict[str, Any]:
