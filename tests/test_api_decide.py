@@ -77,7 +77,7 @@ def test_a_calibration_is_applied(model: Model, tmp_path: Path) -> None:
     questions = {"team": QUESTIONS["team"]}
     schema = schema_of(questions)
     made_for = wording(schema.questions["team"], schema.questions, False)
-    calibration = Calibration("embedded", Reading(), {"team": Temperature(2.0, made_for)})
+    calibration = Calibration(model.identity, Reading(), {"team": Temperature(2.0, made_for)})
     before = model.decide(STATE, questions)["team"].probabilities
     after = model.decide(STATE, questions, calibration=calibration)["team"].probabilities
     assert tuple(after.values()) == pytest.approx(tempered(tuple(before.values()), 2.0))

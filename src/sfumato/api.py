@@ -19,8 +19,9 @@ from torch import Tensor
 from sfumato.decisions import (
     Calibration,
     Decision,
+    DecisionUsage,
+    ModelIdentity,
     Reading,
-    Usage,
     read_calibration,
     schema_of,
     state_text,
@@ -53,6 +54,7 @@ from sfumato.text_side import TextSide, end_ids, load_text, read_template
 from sfumato.transcript import Done, Reply, Settled, Transcript, reply_events
 from sfumato.weights.checkpoint import Checkpoint
 from sfumato.weights.errors import CheckpointError
+from sfumato.weights.fingerprint import fingerprint
 
 EMBEDDED = Path(__file__).parent / "embedded"
 
@@ -72,10 +74,13 @@ class Model:
         path: Path,
         family: Family,
         load_s: float = 0.0,
+        identity: ModelIdentity | None = None,
     ) -> None:
+        """identity: None for weights that are of no file, which their path then stands for."""
         self.network, self.sampler_defaults, self.end_ids = network, sampler_defaults, end_ids
         self.tokenizer, self.template = text.tokenizer, text.template
         self.path, self.load_s, self.family = path, load_s, family
+        self.identity = identity or ModelIdentity(path.name, path.name, "", "", "")
 
     @property
     def config(self) -> ModelConfig:
@@ -197,12 +202,12 @@ class Model:
         if isinstance(calibration, str | PathLike):
             calibration = read_calibration(calibration)
         if calibration is not None:  # what it does not hold for is refused before it is read
-            calibration.check(schema.questions, self.path.name, reading)
+            calibration.check(schema.questions, self.identity, reading)
         progress = decide(self.network, plan)
         answers = progress.answers()
         if calibration is not None:
-            answers = calibration.apply(answers, schema.questions, self.path.name, reading)
-        usage = Usage(len(plan.prefix) + plan.question_tokens, 0, progress.canvases)
+            answers = calibration.apply(answers, schema.questions, self.identity, reading)
+        usage = DecisionUsage(len(plan.prefix) + plan.question_tokens, 0, progress.canvases)
         return schema.decision(answers, usage)
 
     @cached_property
@@ -332,7 +337,7 @@ def load(
     # What fails fast comes first, and all of it before the weights.
     config = config_of(checkpoint)
     checkpoint.check_tensors(expected_shapes(config))
-    target = pick_device(device)
+    target, weights = pick_device(device), fingerprint(checkpoint)
     if quantize is not None:
         checkpoint = quantized_on_load(checkpoint, quantize, target)
     kind = pick_dtype(dtype, checkpoint, target)
@@ -341,7 +346,9 @@ def load(
     network = load_network(checkpoint, target, kind, progress, activations)
     ends = end_ids(checkpoint, network.config, text.tokenizer)
     seconds, family = time.perf_counter() - start, family_of(checkpoint)
-    return Model(network, text, defaults, ends, checkpoint.path, family, seconds)
+    kept = str(kind).removeprefix("torch.")
+    identity = ModelIdentity(checkpoint.path.name, weights, kept, activations, quantize or "")
+    return Model(network, text, defaults, ends, checkpoint.path, family, seconds, identity)
 
 
 def _fitting_text(checkpoint: Checkpoint, config: ModelConfig) -> TextSide:

@@ -294,7 +294,7 @@ def test_at_a_real_terminal() -> None:
 
 def test_a_conversation_too_long_for_the_context_suggests_to_clear_it(cli: Any) -> None:
     """With the real model: the complaint is recognised by its words."""
-    done = cli("chat", "--max-tokens", "8", stdin=f"Hi\n{'x' * 4096}\n/clear\n{'x' * 4096}\n")
+    done = cli("chat", "--max-tokens", "8", stdin=f"Hi\n{'x' * 16_384}\n/clear\n{'x' * 16_384}\n")
     first, second = done.err.splitlines()
     assert "context" in first
     assert first.endswith("or /clear the conversation")

@@ -103,6 +103,9 @@ def test_another_table_or_other_questions_are_refused(
     Path("t.csv").write_text(TABLE + "7,p 0.1\n")  # a table that has grown
     assert cli(*RUN).out.startswith("1 rows decided")
     assert "was made with other seed" in cli(*RUN, "--seed", "1").err
+    with monkeypatch.context() as patch:  # the same path, retrained
+        patch.setattr("sfumato.cli.generation.weights_of", lambda args: "other")
+        assert "was made with other weights" in cli(*RUN).err
     Path("q.toml").write_text(QUESTIONS.replace("Now?", "When?"))
     assert "was made with other questions" in cli(*RUN).err
     assert cli(*RUN, "--force").out.startswith("6 rows decided")
@@ -130,6 +133,7 @@ def test_json_lines_keep_their_values(
         (("decide", "-q", "q.toml"), "give a table, or a text with --state, and not both"),
         (("decide", "t.csv", "-q", "q.toml"), "--out names the file"),
         (("decide", "t.csv", "-q", "q.toml", "-o", "t.csv"), "is the table itself"),
+        (("decide", "t.csv", "-q", "q.toml", "-o", "no/o.csv"), "its folder does not exist"),
         (("decide", "t.csv", "-q", "none.toml", "-o", "o.csv"), "none.toml: No such file"),
         (("decide", "none.csv", "-q", "q.toml", "-o", "o.csv"), "none.csv: No such file"),
         (("decide", "t.csv", "-o", "o.csv"), "--questions is required"),

@@ -41,7 +41,9 @@ def test_json(cli: Any, checkpoint: Path) -> None:
     memory = facts["memory"]
     assert memory["dtype"] == "float32"
     assert facts["bytes"] < memory["weights"] <= 2 * facts["bytes"]
-    assert memory["kv_cache"] == {"4096": slot_bytes(EMBEDDED, 4096, torch.float32)}
+    assert memory["kv_cache"] == {
+        str(context): slot_bytes(EMBEDDED, context, torch.float32) for context in (4096, 16384)
+    }
     assert "list" not in facts
 
 

@@ -6,11 +6,11 @@ import pytest
 from pydantic import BaseModel, Field
 
 from sfumato import Score, YesNo
-from sfumato.decisions.results import Usage
+from sfumato.decisions.results import DecisionUsage
 from sfumato.decisions.schema import schema_of
 from sfumato.diffusion.constraints.answers import ChoiceAnswer, ScoreAnswer, YesNoAnswer
 
-USAGE = Usage(input_tokens=3, cached_tokens=0, reads=3)
+USAGE = DecisionUsage(input_tokens=3, cached_tokens=0, reads=3)
 ANSWERS = {
     "urgent": YesNoAnswer((0.84, 0.16), 0.9, True),
     "team": ChoiceAnswer((0.1, 0.9), None, None, 3, 0.2, 2, 0.3),

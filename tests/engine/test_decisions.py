@@ -221,11 +221,37 @@ def test_where_memory_runs_out_fewer_are_read_at_once(
 
 
 @pytest.mark.parametrize(
+    ("question", "samples"), [(QUESTIONS["urgent"], 5), (ScoreQuestion("?", ("",) * 95), 1)]
+)
+def test_where_memory_runs_out_one_turn_is_read_in_parts(
+    model: Model, monkeypatch: pytest.MonkeyPatch, question: Question, samples: int
+) -> None:
+    """Samples, or the canvases of labels of two tokens, down to one canvas."""
+    plain = model.read_questions("Hm.", {"q": question}, DecisionSettings(samples=samples))
+    wanted, counts = plain.answers(), []
+    error = torch.OutOfMemoryError("CUDA out of memory")
+
+    def fails(count: int, prefix: int) -> Exception | None:
+        counts.append(count)
+        return error if count > 1 else None
+
+    failing(model.network, monkeypatch, fails)
+    serving = engine(model)
+    handle = serving.decide(DecisionRequest("Hm.", {"q": question}, samples=samples))
+    run(serving)
+    assert handle.result().answers == wanted and counts[0] == 5 and counts[-1] == 1
+    failing(model.network, monkeypatch, lambda count, prefix: error)
+    handle = serving.decide(DecisionRequest("Hm.", {"q": question}, samples=samples))
+    run(serving)
+    assert isinstance(handle.terminal, Failed)
+
+
+@pytest.mark.parametrize(
     ("changes", "message"),
     [
         ({"questions": {}}, "questions: must be 1 to 1,024, got 0"),
         ({"questions": many(10_000)}, "questions: must be 1 to 1,024, got 10,000"),
-        ({"questions": many(1000), "samples": 5}, "samples, orders: 1000 questions x 5 samples"),
+        ({"questions": many(1000), "samples": 5}, "samples, orders: 1,000 questions x 5 samples"),
         ({"samples": "many"}, "samples: must be a whole number"),
         ({"orders": 0}, "orders: must be a whole number from 1"),
         ({"steps": 9}, "steps: must be a whole number from 1 to 8, got 9"),

@@ -185,6 +185,11 @@ def test_parts_follow_the_layout() -> None:
     assert more.step > base.step and more.prefill == base.prefill
     assert predict(footprint, replace(LAYOUT, prefill_chunk=2048)).prefill > base.prefill
     assert predict(footprint, replace(LAYOUT, snapshot_bytes=5)).snapshots == 5
+    assert predict(footprint, replace(LAYOUT, prefill_chunk=2048)).reads == base.reads
+    piece = slot_bytes(footprint.config, 256, footprint.cache_dtype)
+    assert base.reads == (2 + 2) * piece  # of each decision one, and those of a step
+    cuda = replace(footprint, device=torch.device("cuda"))
+    assert predict(cuda, replace(LAYOUT, prefill_chunk=2048)).reads == (2 + 8) * piece
     assert 0 < base.snapshots < LAYOUT.snapshot_bytes  # as many as a few slots are worth
     assert base.total == base.weights + base.slots + base.working + base.snapshots + base.libraries
 

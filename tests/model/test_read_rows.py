@@ -70,6 +70,20 @@ def test_rows_of_several_slots_are_as_each_alone(cache: torch.dtype | None) -> N
             assert torch.equal(hidden, alone[row])
 
 
+def test_what_is_kept_is_no_part_of_a_batch(network: Network) -> None:
+    slot = network.new_slot(8)
+    scratches = [Scratch(slot), Scratch(slot)]
+    network.encode_beside([torch.tensor([5, 6]), torch.tensor([7] * 40)], scratches)
+    before = [part.clone() for parts in scratches[0].keys for part in parts]
+    scratches[0].own()
+    parts = [part for parts in scratches[0].keys for part in parts]
+    assert all(map(torch.equal, parts, before))
+    assert all(part.untyped_storage().nbytes() == part.nbytes for part in parts)
+    kept = [part.data_ptr() for part in parts]
+    scratches[0].own()
+    assert [part.data_ptr() for parts in scratches[0].keys for part in parts] == kept
+
+
 def test_a_forward_that_fails_leaves_the_scratch(network: Network) -> None:
     slot = network.new_slot(8)
     scratch = Scratch(slot)

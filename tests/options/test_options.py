@@ -6,7 +6,6 @@ from collections import Counter
 
 from sfumato.cli.commands import COMMANDS
 from sfumato.diffusion import checks, sampler_config, schedule, stopping
-from sfumato.diffusion.constraints import decision_settings, questions
 from sfumato.diffusion.sampler import EntropyBound, FixedCount, Threshold
 from sfumato.model.placement import DTYPES as PLACED
 from sfumato.model.truncate import MOST_TOP_K
@@ -51,11 +50,6 @@ def test_every_command_takes_a_file_of_options() -> None:
 
 def test_names_written_out_are_those_of_the_loader() -> None:
     assert ("auto", *PLACED) == DTYPES
-
-
-def test_bounds_of_reads_are_those_of_decisions() -> None:
-    assert limits.MOST_READ_SAMPLES == questions.MOST_READS
-    assert limits.MOST_READ_STEPS == decision_settings.MOST_STEPS
 
 
 def test_a_setting_has_one_row_and_its_option_takes_the_same_values() -> None:

@@ -9,12 +9,17 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
+from sfumato.decisions import DecisionUsage, ModelIdentity
 from sfumato.diffusion.constraints.answers import Answer, answer_class
-from sfumato.engine.decision import Decided, DecisionRequest, DecisionUsage
+from sfumato.engine.decision import Decided, DecisionRequest
 from sfumato.engine.errors import RequestFailed
 from sfumato.engine.events import Failed
 
-MODEL = SimpleNamespace(path=Path("scripted.gguf"), plan_decision=lambda *_: None)
+MODEL = SimpleNamespace(
+    path=Path("scripted.gguf"),
+    identity=ModelIdentity("scripted.gguf", "ab12", "float32", "int8", ""),
+    plan_decision=lambda *_: None,
+)
 
 
 class Pending:

@@ -49,9 +49,10 @@ def test_muon_trains_the_matrices_and_adamw_the_rest_each_once(first):
 
 
 def test_the_rate_warms_up_and_falls_to_a_fiftieth():
+    firsts = (0, *(phase.until for phase in decision_stage.PHASES[:-1]))
     rates = [
         phase.learning_rate(step)
-        for phase, first in zip(decision_stage.PHASES, (0, 750, 1000, 1250, 2150), strict=True)
+        for phase, first in zip(decision_stage.PHASES, firsts, strict=True)
         for step in range(first, phase.until)
     ]
     assert len(rates) == decision_stage.STEPS

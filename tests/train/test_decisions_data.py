@@ -52,7 +52,7 @@ def test_open_questions_lie_between_a_tenth_and_nine_and_no_state_is_in_both_par
     assert all(decisions_data.is_held_out(case.state) for case in cases)
     assert not any(decisions_data.is_held_out(state) for state in trained)
     for case in cases:
-        assert not case.open or all(0.1 < p < 0.9 for p in case.truth if p)
+        assert not case.open or all(0.1 < p < 0.9 for p in case.truth)
         if isinstance(case.question, YesNoQuestion):
             assert case.question.instructions or case.question.yes
 

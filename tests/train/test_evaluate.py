@@ -10,7 +10,7 @@ import torch
 import sfumato
 from sfumato.diffusion.constraints.decision_settings import DecisionSettings
 from sfumato.train import evaluate
-from sfumato.train.decision_figures import DecisionScore, Reading, read_cases
+from sfumato.train.decision_figures import DecisionScore, ReadPair, read_cases
 from sfumato.train.decision_figures import figures as decision_figures
 from sfumato.train.decision_states import choice, yes_no
 from sfumato.train.decision_states import score as score_case
@@ -34,6 +34,15 @@ def test_held_out_tasks_are_solved_in_few_steps(model, sets, note, name, floor):
     note(f"embedded model, {name}: {score.exact:.1%} exact, {score.steps:.2f} steps a canvas")
     assert score.exact >= floor
     assert score.steps <= 5
+
+
+def test_held_out_decisions_are_right_and_their_known_probabilities_are_known(model, note):
+    score = evaluate.evaluate_decisions(model, held_out(count=150))
+    note(f"embedded model, decisions: {score}")
+    assert score.known_error <= 0.05
+    assert min(score.yes_no, score.choice) >= 0.97
+    assert score.score_error <= 0.2
+    assert score.moved <= 0.02
 
 
 def test_hard_grids_need_the_refinement(model, sets):
@@ -138,10 +147,10 @@ def test_the_figures_of_decisions():
         score_case("d", "How?", "012", 2),
     ]
     readings = [
-        Reading((0.35, 0.65), (0.25, 0.75), 1.0),
-        Reading((0.4, 0.6), (0.4, 0.6), 0.8),
-        Reading((0.0, 1.0, 0.0), (0.3, 0.7, 0.0), 1.0),
-        Reading((0.0, 0.5, 0.5), (0.0, 0.5, 0.5), 1.0),
+        ReadPair((0.35, 0.65), (0.25, 0.75), 1.0),
+        ReadPair((0.4, 0.6), (0.4, 0.6), 0.8),
+        ReadPair((0.0, 1.0, 0.0), (0.3, 0.7, 0.0), 1.0),
+        ReadPair((0.0, 0.5, 0.5), (0.0, 0.5, 0.5), 1.0),
     ]
     score = decision_figures(cases, readings)
     assert (score.yes_no, score.choice) == (0.0, 1.0)

@@ -18,7 +18,7 @@ from sfumato.cli.tables.progress import progress
 from sfumato.cli.tables.reads import outcomes, running
 from sfumato.cli.tables.source import Row, Source, cell_text
 from sfumato.cli.units import table
-from sfumato.decisions.calibration import calibration_path, calibration_text
+from sfumato.decisions.calibration import ModelIdentity, calibration_path, calibration_text
 from sfumato.decisions.fit import HIGHEST, LOWEST, Fitted, fit
 from sfumato.decisions.metrics import Metrics
 from sfumato.decisions.question_file import QuestionFile, read_questions
@@ -72,7 +72,7 @@ def main(args: argparse.Namespace) -> int:
         notes.print_message("warning", text)
     if not fitted:
         raise ValueError("; ".join(refusals))
-    _store(args, asking, model.path.name, path, fitted, labelled)
+    _store(args, asking, model.identity, path, fitted, labelled)
     figures = {name: _figures(each) for name, each in fitted.items()}
     print(json.dumps(figures, indent=2) if args.json else "\n".join(_lines(fitted, path)))
     return 0
@@ -138,7 +138,7 @@ def _fit(
 def _store(
     args: argparse.Namespace,
     asking: Asking,
-    model: str,
+    model: ModelIdentity,
     path: Path,
     fitted: Mapping[str, Fitted],
     labelled: Mapping[str, Labelled],

@@ -72,7 +72,7 @@ def _table(args: argparse.Namespace, asking: Asking) -> int:
     names = answers.names(columns)
     if Path(args.out).suffix.lower() != ".jsonl":  # whose rows may have any keys
         names = [*columns, *names]
-    _check_other_file(source.path, Path(args.out))
+    _check_out(source.path, Path(args.out))
     with Target(args.out, names, _made(args, asking), args.force) as target:
         summary = Summary(asking.questions, target.count)
         rows = _rest(source, target, columns, total)
@@ -94,9 +94,11 @@ def _check_row(file: QuestionFile, row: Row) -> None:
     row_state(file, row.cells)
 
 
-def _check_other_file(table: Path, out: Path) -> None:
+def _check_out(table: Path, out: Path) -> None:
     if out.exists() and out.samefile(table):
         raise ValueError(f"--out: {out} is the table itself; name another file")
+    if not out.parent.is_dir():
+        raise ValueError(f"--out: {out}: its folder does not exist; make it first")
 
 
 def _made(args: argparse.Namespace, asking: Asking) -> dict[str, Any]:
@@ -107,6 +109,7 @@ def _made(args: argparse.Namespace, asking: Asking) -> dict[str, Any]:
     return {
         "questions": hashlib.sha256(text.encode()).hexdigest(),
         "model": args.model or "embedded",
+        "weights": generation.weights_of(args),
         **{key: getattr(args, key) for key in ("dtype", "activations", "quantize")},
         "calibration": calibration and repr(sorted(calibration.questions.items())),
         **asking.options,
@@ -158,7 +161,7 @@ def _decide(args: argparse.Namespace, asking: Asking, job: _Job) -> bool:
             decider, job.rows, asking.request, at_a_time, lambda: presses.count > 0
         ):
             decided = outcome.decided
-            decision = None if decided is None else asking.decision(decided, model.path.name)
+            decision = None if decided is None else asking.decision(decided, model.identity)
             cells = job.answers.cells(decision, outcome.error, text)
             job.target.append({**outcome.row.cells, **cells})
             job.summary.add(decision, outcome.error)

@@ -25,7 +25,7 @@ QUESTIONS = (
     "What is the meaning of life?",
 )
 STATE = "A bag holds 2 red and 8 green balls. One is drawn."  # kept out of training
-DECISIONS = {
+DECISIONS: dict[str, sfumato.YesNo | sfumato.Choice] = {
     "red": sfumato.YesNo("Is it red?"),
     "colour": sfumato.Choice(("green", "blue", "red"), "Which colour is it?"),
 }

@@ -18,6 +18,7 @@ from rich.console import Console
 from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TimeRemainingColumn
 
 import sfumato
+from sfumato.api import EMBEDDED
 from sfumato.cli import interrupt, notes
 from sfumato.cli.arguments import label
 from sfumato.cli.decoding import sampler_options
@@ -28,7 +29,9 @@ from sfumato.diffusion.noise import Noise
 from sfumato.engine import Engine, EngineConfig, EngineError, Failed, Finished, Request, TooLarge
 from sfumato.engine.request import prepare, snapshot_points_of
 from sfumato.model.cache import snapshot_bytes
+from sfumato.model.families import open_checkpoint
 from sfumato.options import DEVICES, MOST_STEPS
+from sfumato.weights.fingerprint import fingerprint
 
 if TYPE_CHECKING:
     from sfumato.api import Model, Reply
@@ -69,6 +72,12 @@ def load(args: argparse.Namespace) -> Model:
     if not args.threads:
         spare_threads(model)
     return model
+
+
+def weights_of(args: argparse.Namespace) -> str:
+    """A fingerprint of the weights of that model, which it does not load. Raises ValueError or
+    OSError."""
+    return fingerprint(open_checkpoint(args.model or EMBEDDED))
 
 
 def check_device(name: str, given: str = "--device") -> None:

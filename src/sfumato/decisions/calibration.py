@@ -37,6 +37,17 @@ class Reading:
 
 
 @dataclass(frozen=True)
+class ModelIdentity:
+    """What answers depend on of a model: `Model.identity` has it."""
+
+    name: str = field(compare=False)  # of its file or folder, for people
+    weights: str  # a fingerprint
+    dtype: str
+    activations: str
+    quantize: str  # how it was quantized while it was loaded; "": it was not
+
+
+@dataclass(frozen=True)
 class Temperature:
     """Of one question."""
 
@@ -48,7 +59,7 @@ class Temperature:
 class Calibration:
     """The temperatures of questions by name, and what they hold for."""
 
-    model: str  # name of its file or folder
+    model: ModelIdentity
     reading: Reading
     questions: Mapping[str, Temperature]
     path: Path | None = field(default=None, compare=False)
@@ -57,7 +68,7 @@ class Calibration:
         self,
         answers: Mapping[str, Answer],
         questions: Mapping[str, Question],
-        model: str,
+        model: ModelIdentity,
         reading: Reading,
     ) -> dict[str, Answer]:
         """The answers with the probabilities that the temperatures make of them; a question that
@@ -70,14 +81,12 @@ class Calibration:
             for name, answer in answers.items()
         }
 
-    def check(self, questions: Mapping[str, Question], model: str, reading: Reading) -> None:
+    def check(
+        self, questions: Mapping[str, Question], model: ModelIdentity, reading: Reading
+    ) -> None:
         """Raises ValueError where the temperatures hold for something else."""
         where = f"{self.path}: " if self.path else "calibration: "
-        if model != self.model:
-            raise ValueError(
-                f"{where}is of the model {self.model!r}, and this one is {model!r}; run `sfumato "
-                "calibrate` with this one"
-            )
+        self._check_model(model, where)
         for each in fields(Reading):
             made, wanted = getattr(self.reading, each.name), getattr(reading, each.name)
             if made != wanted:
@@ -93,6 +102,22 @@ class Calibration:
                 raise ValueError(
                     f"{where}the question {name!r} has other words than when it was calibrated; "
                     "run `sfumato calibrate` again"
+                )
+
+    def _check_model(self, model: ModelIdentity, where: str) -> None:
+        made_for = self.model
+        if model.weights != made_for.weights:
+            raise ValueError(
+                f"{where}is of the model {made_for.name!r} with the weights {made_for.weights}, "
+                f"and this one is {model.name!r} with the weights {model.weights}; run `sfumato "
+                "calibrate` with this one"
+            )
+        for name in ("dtype", "activations", "quantize"):
+            made, now = getattr(made_for, name), getattr(model, name)
+            if made != now:
+                raise ValueError(
+                    f"{where}was made with {name} = {made!r}, and this model is loaded with "
+                    f"{now!r}; load it with {made!r}, or run `sfumato calibrate` with {now!r}"
                 )
 
 
@@ -130,11 +155,17 @@ def read_calibration(path: str | PathLike[str]) -> Calibration:
     if raw.get("format") != FORMAT:
         raise ValueError(f"{path}: format must be {FORMAT}; `sfumato calibrate` writes such files")
     model, tables = raw.get("model"), raw.get("questions")
-    if not isinstance(model, str) or not isinstance(tables, dict):
-        raise ValueError(f"{path}: must have a model and tables such as [questions.urgent]")
+    keys = [each.name for each in fields(ModelIdentity)]
+    texts = model if isinstance(model, dict) else {}
+    if not all(isinstance(texts.get(key), str) for key in keys) or not isinstance(tables, dict):
+        raise ValueError(
+            f"{path}: must have a model with {', '.join(keys)}, and tables such as "
+            "[questions.urgent]; `sfumato calibrate` writes such files"
+        )
+    identity = ModelIdentity(**{key: texts[key] for key in keys})
     reading = Reading(**{each.name: _like(path, raw, each.name) for each in fields(Reading)})
     return Calibration(
-        model, reading, {name: _temperature(path, name, t) for name, t in tables.items()}, path
+        identity, reading, {name: _temperature(path, name, t) for name, t in tables.items()}, path
     )
 
 
@@ -159,7 +190,7 @@ def _temperature(path: Path, name: str, table: Any) -> Temperature:
 
 
 def calibration_text(
-    model: str,
+    model: ModelIdentity,
     reading: Reading,
     questions: Mapping[str, Question],
     fitted: Mapping[str, Fitted],
@@ -169,7 +200,7 @@ def calibration_text(
     lines = [
         "# Written by `sfumato calibrate`; metrics are of held-out folds.",
         f"format = {FORMAT}",
-        f"model = {_toml(model)}",
+        f"model = {{ {', '.join(f'{k} = {_toml(v)}' for k, v in asdict(model).items())} }}",
         f"made = {_toml(made)}",
         *(f"{key} = {_toml(value)}" for key, value in asdict(reading).items()),
     ]

@@ -15,11 +15,11 @@ _LONGEST = 28  # cells of an option's name beside its bar
 
 
 @dataclass(frozen=True)
-class Usage:
-    """What a decision took."""
+class DecisionUsage:
+    """What a decision took, in tokens and reads."""
 
     input_tokens: int  # of the state, and of each question as often as it was encoded
-    cached_tokens: int  # of the state, reused and not encoded again
+    cached_tokens: int  # of the state, reused from a slot and not encoded again
     reads: int  # canvases that were read
 
 
@@ -31,6 +31,7 @@ class TypedAnswer:
     probabilities: dict[Any, float]  # by value, in the order of the question's options
     confidence: float  # 0..1 by System One's formulas; of a yes/no question, |2p − 1|
     score: float | None  # Σ i·pᵢ, of a score alone
+    # None where not wanted, or where a question of one option needed no read:
     label_mass: float | None  # of the vocabulary's probability, how much the options have
     is_label: bool | None  # whether the vocabulary's most probable token stands for an option
     samples: int
@@ -82,7 +83,7 @@ class Decision(Mapping[str, TypedAnswer], Generic[T]):
     def __init__(
         self,
         answers: Mapping[str, TypedAnswer],
-        usage: Usage,
+        usage: DecisionUsage,
         build: Callable[[dict[str, Any]], T],
     ) -> None:
         self._answers, self.usage, self._build = dict(answers), usage, build

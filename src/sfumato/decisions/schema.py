@@ -7,27 +7,14 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import Any, Generic, Protocol, TypeVar, overload
+from typing import Any, Generic, TypeVar, overload
 
 from sfumato.decisions.forms import Form, form_of
-from sfumato.decisions.results import Decision, Usage, typed_answer
+from sfumato.decisions.results import Decision, DecisionUsage, typed_answer
 from sfumato.diffusion.constraints.answers import Answer
 from sfumato.diffusion.constraints.questions import MOST_QUESTIONS, Question
 
 T = TypeVar("T")
-
-
-class UsageFields(Protocol):
-    """What has the fields of a `Usage`."""
-
-    @property
-    def input_tokens(self) -> int: ...
-
-    @property
-    def cached_tokens(self) -> int: ...
-
-    @property
-    def reads(self) -> int: ...
 
 
 @dataclass(frozen=True)
@@ -42,12 +29,11 @@ class Schema(Generic[T]):
         """What a model is asked."""
         return {name: form.question for name, form in self.forms.items()}
 
-    def decision(self, answers: Mapping[str, Answer], usage: UsageFields) -> Decision[T]:
+    def decision(self, answers: Mapping[str, Answer], usage: DecisionUsage) -> Decision[T]:
         """The typed answers, in the order of the questions; answers and usage: an engine's
         `Decided` has both."""
         typed = {name: typed_answer(form, answers[name]) for name, form in self.forms.items()}
-        took = Usage(usage.input_tokens, usage.cached_tokens, usage.reads)
-        return Decision(typed, took, self.build)
+        return Decision(typed, usage, self.build)
 
 
 @overload

@@ -6,9 +6,10 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from sfumato.decisions.results import DecisionUsage
     from sfumato.diffusion.limits import TooLarge
     from sfumato.engine.client import EngineClient, ServedModel
-    from sfumato.engine.decision import Decided, DecisionRequest, DecisionUsage
+    from sfumato.engine.decision import Decided, DecisionRequest
     from sfumato.engine.engine import Engine
     from sfumato.engine.engine_config import EngineConfig
     from sfumato.engine.errors import EngineDead, EngineError, NotReady, QueueFull, RequestFailed
@@ -25,7 +26,7 @@ _HOMES = {
     "DecisionHandle": "sfumato.engine.handle",
     "DecisionSink": "sfumato.engine.handle",
     "DecisionRequest": "sfumato.engine.decision",
-    "DecisionUsage": "sfumato.engine.decision",
+    "DecisionUsage": "sfumato.decisions.results",
     "Engine": "sfumato.engine.engine",
     "EngineConfig": "sfumato.engine.engine_config",
     "EngineDead": "sfumato.engine.errors",

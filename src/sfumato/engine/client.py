@@ -42,6 +42,7 @@ class ServedModel:
     sampler_defaults: SamplerConfig
     end_ids: tuple[int, ...]
     written: float | None = None  # when its weights were, in seconds since 1970
+    undecided: str | None = None  # why it cannot answer questions; None: it can
 
     @classmethod
     def of(cls, model: Model) -> ServedModel:
@@ -59,7 +60,17 @@ class ServedModel:
             model.sampler_defaults,
             model.end_ids,
             _written(model.path),
+            _undecided(model),
         )
+
+
+def _undecided(model: Model) -> str | None:
+    """Why no question can be read with this model: what its tokenizer or chat template lacks."""
+    try:
+        _ = model.read_template
+    except ValueError as error:
+        return str(error)
+    return None
 
 
 def _written(path: Path) -> float | None:

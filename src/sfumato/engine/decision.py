@@ -11,6 +11,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Literal
 
 if TYPE_CHECKING:
+    from sfumato.decisions.results import DecisionUsage
     from sfumato.diffusion.constraints.answers import Answer
     from sfumato.diffusion.constraints.questions import Question
     from sfumato.engine.events import Account
@@ -38,15 +39,6 @@ class DecisionRequest:
     id: str = field(default_factory=new_decision_id)
     endpoint: str = "api"  # where it came in, for the audit
     user: str | None = None  # whose it is, for the audit
-
-
-@dataclass(frozen=True)
-class DecisionUsage:
-    """What a decision took, in tokens and reads."""
-
-    input_tokens: int  # of the state, and of each question as often as it was encoded
-    cached_tokens: int  # of the state, reused from a slot and not encoded again
-    reads: int  # canvases that were read
 
 
 @dataclass(frozen=True)

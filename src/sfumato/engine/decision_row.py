@@ -4,11 +4,12 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from sfumato.decisions.results import DecisionUsage
 from sfumato.diffusion.constraints.decision_plan import DecisionPlan
 from sfumato.diffusion.constraints.decision_progress import DecisionProgress
 from sfumato.diffusion.constraints.read import Turn
 from sfumato.engine.any_row import AnyRow
-from sfumato.engine.decision import Decided, DecisionRequest, DecisionUsage
+from sfumato.engine.decision import Decided, DecisionRequest
 from sfumato.engine.events import Account
 from sfumato.engine.handle import DecisionHandle
 from sfumato.engine.request import Prompt

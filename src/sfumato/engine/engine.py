@@ -13,7 +13,7 @@ from sfumato.engine.circuit import Circuit, probe
 from sfumato.engine.client import ServedModel
 from sfumato.engine.decision import DecisionRequest
 from sfumato.engine.device_memory import used_memory
-from sfumato.engine.engine_config import EngineConfig
+from sfumato.engine.engine_config import TURN, EngineConfig
 from sfumato.engine.events import Failed
 from sfumato.engine.failures import late
 from sfumato.engine.handle import DecisionHandle, DecisionSink, Handle, Sink
@@ -21,7 +21,6 @@ from sfumato.engine.inbox import Inbox
 from sfumato.engine.lifecycle import Lifecycle
 from sfumato.engine.memory_guard import MemoryGuard
 from sfumato.engine.output_processor import OnFinish, OutputProcessor
-from sfumato.engine.read_turns import TURN
 from sfumato.engine.request import AnyRequest, Prompt, Request
 from sfumato.engine.runner import Runner
 from sfumato.engine.scheduler import Plan, Scheduler

@@ -7,6 +7,10 @@ from dataclasses import dataclass
 from sfumato.diffusion.checks import MOST_SECONDS, is_number, is_whole
 from sfumato.options.limits import MOST_STEPS
 
+TURN = 512
+"""Tokens of the reads of a step on a CPU, where a step takes as long as its tokens; on another
+device they are as many as a chunk of a prefill has."""
+
 REQUEST_TIMEOUT_S = 21_600.0
 """Six hours. The longest reply that `sfumato serve` gives unasked, 4,096 tokens, is 16 canvases of
 48 steps; the 26B model takes 6 s a step on two CPU threads (docs/performance.md); and on a CPU four

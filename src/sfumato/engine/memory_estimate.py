@@ -17,7 +17,7 @@ from sfumato import ops
 from sfumato.diffusion.constraints.read import PIECE
 from sfumato.diffusion.step.batch import WIDTHS, StepBatch, width_for
 from sfumato.engine.device_overhead import held_bytes, overhead_bytes
-from sfumato.engine.engine_config import EngineConfig
+from sfumato.engine.engine_config import TURN, EngineConfig
 from sfumato.model.cache import BLOCK, slot_bytes, slot_sizes, snapshot_bytes
 from sfumato.model.head_memory import head_bytes
 from sfumato.model.loading import loaded_bytes, viewed_bytes
@@ -131,8 +131,8 @@ def predict(footprint: ModelFootprint, config: EngineConfig, larger: int = 0) ->
         prefill=_forward(footprint, chunk, _seen(footprint, chunk, context, causal=True)),
         snapshots=min(config.snapshot_bytes, rows * MARKS * one),
         libraries=LIBRARIES + (0 if ops.multiplies_bf16(footprint.device) else TORCH),
-        # Those of a step, and of each decision one that goes on in the next step.
-        reads=(rows + 1) * slot_bytes(model, PIECE, footprint.cache_dtype),
+        reads=(rows + _read_pieces(footprint, chunk))
+        * slot_bytes(model, PIECE, footprint.cache_dtype),
         overhead=overhead_bytes(footprint.device, rows, step),
     )
 
@@ -143,6 +143,13 @@ def pool_bytes(footprint: ModelFootprint, slots: int, capacity: int) -> int:
     sizes = zip(model.layers, slot_sizes(model, capacity), strict=True)
     tensors = [slots * layer.kv_heads * size * layer.head_dim * each for layer, size in sizes]
     return held_bytes([*tensors, *tensors], footprint.device)
+
+
+def _read_pieces(footprint: ModelFootprint, chunk: int) -> int:
+    """Pieces of questions that a step encodes at most; of each decision one more goes on in the
+    next step."""
+    tokens = min(TURN, chunk) if footprint.device.type == "cpu" else chunk
+    return -(-tokens // PIECE)
 
 
 def state_bytes(footprint: ModelFootprint, rows: int) -> int:

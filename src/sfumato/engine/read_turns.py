@@ -11,15 +11,12 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from sfumato.diffusion.constraints.read import Turn, take_turns
+from sfumato.diffusion.step.batch import WIDTHS
 from sfumato.engine.decision_row import DecisionRow
-from sfumato.model.network import Network
+from sfumato.model.network import PREFILL_CHUNK, Network
 from sfumato.model.out_of_memory import is_out_of_memory
 
 log = logging.getLogger(__name__)
-
-TURN = 512
-"""Tokens of the reads of a step on a CPU, where a step takes as long as its tokens; on another
-device they are as many as a chunk of a prefill has."""
 
 _Owned = tuple[DecisionRow, Turn]
 
@@ -37,8 +34,9 @@ class ReadTurns:
     """Takes the turns of rows.
 
     A batch that raises is taken again in halves, so that only those decisions fail of which one
-    turn raises by itself. Where memory ran out, the steps that follow read half as many tokens,
-    until no decision is left.
+    turn raises by itself. Where memory ran out, a turn that is left alone goes through the network
+    in smaller forwards, down to one canvas of one sample, and the steps that follow read half as
+    many tokens, until no decision is left.
     """
 
     def __init__(self, network: Network, free: Callable[[Exception], None]) -> None:
@@ -75,21 +73,34 @@ class ReadTurns:
             for row, own in turns.items()
         ]
 
-    def _take(self, items: Sequence[_Owned], errors: dict[DecisionRow, Exception]) -> None:
-        """Takes the turns, and adds what one raised by itself to the errors."""
+    def _take(
+        self,
+        items: Sequence[_Owned],
+        errors: dict[DecisionRow, Exception],
+        together: int = PREFILL_CHUNK,
+    ) -> None:
+        """Takes the turns, and adds what one raised by itself to the errors. together: tokens of a
+        forward at most."""
+        total = sum(turn.tokens for _, turn in items)
+        smaller = 0
         try:
-            take_turns(self._network, [turn for _, turn in items])
+            take_turns(self._network, [turn for _, turn in items], together)
             self._network.synchronize()
             return
         except Exception as error:
             if is_out_of_memory(error):
-                self._limit = max(1, sum(turn.tokens for _, turn in items) // 2)
+                self._limit = max(1, total // 2)
+                smaller = min(together, total) // 2
                 self._free(error)
             elif len(items) > 1:
                 log.exception("%d reads failed together; they are read in halves", len(items))
-            if len(items) == 1:
+            # Of fewer tokens than the narrowest canvas each forward has one canvas already.
+            if len(items) == 1 and smaller < WIDTHS[0]:
                 errors.setdefault(items[0][0], error)
                 return
+        if len(items) == 1:
+            self._take(items, errors, smaller)
+            return
         half = len(items) // 2
         for part in (items[:half], items[half:]):
             self._take([item for item in part if item[0] not in errors], errors)

@@ -3,6 +3,7 @@ the log probabilities of tokens that a caller names."""
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -21,7 +22,7 @@ def label_scores(
     """The softcapped logits, at temperature 1, of each position's labels: hidden [n, hidden].
 
     Only the labels' rows of the embedding are read. Positions are scored in groups whose shape
-    depends on the number of labels alone, so that no position's scores depend on the others.
+    depends on the number of labels alone: on a CPU no position's scores depend on the others.
     """
     scores: list[list[float]] = [[] for _ in labels]
     groups: dict[int, list[int]] = {}
@@ -40,21 +41,40 @@ def label_scores(
 
 @dataclass(frozen=True)
 class VocabularyMass:
-    """Of each position: the logarithm of Σ e^logit over the vocabulary, and the best token."""
+    """Of each position: the probability of its labels together, and the most probable token."""
 
-    log_sum_exp: list[float]
+    labels: list[float]
     argmax: list[int]
 
 
-def vocabulary_mass(head: OutputEmbedding, hidden: Tensor) -> VocabularyMass:
-    """One pass over the vocabulary, at temperature 1: hidden [n, hidden]."""
+def vocabulary_mass(
+    head: OutputEmbedding, hidden: Tensor, labels: Sequence[Sequence[int]]
+) -> VocabularyMass:
+    """One pass over the vocabulary, at temperature 1: hidden [n, hidden], and the labels of each
+    position, no label twice.
+
+    The labels' scores are of the pass's own products: with packed weights these round otherwise
+    than those of `label_scores`, and the mass of all tokens would not be 1.
+    """
     state = SoftmaxState.empty(len(hidden), hidden.device)
     temperature = torch.ones(len(hidden), device=hidden.device)
-    for start, _ in head.spans():
+    most = max(map(len, labels), default=1)
+    padded = [[*own, *[own[-1]] * (most - len(own))] for own in labels]
+    ids = torch.tensor(padded, device=hidden.device)
+    chunks = {own // head.chunk for some in labels for own in some}
+    scores = torch.zeros(ids.shape, device=hidden.device)
+    for number, (start, _) in enumerate(head.spans()):
         raw = head.raw(hidden, start)
+        if number in chunks:  # before the softmax, which may overwrite the products
+            scores = _filled(scores, ids, raw, start)
         ops.update_softmax(state, raw, start, temperature, head.softcap, hidden.dtype)
-    sums = state.max.double() + state.sum_exp.double().log()
-    return VocabularyMass(sums.tolist(), state.argmax.tolist())
+    rows = zip(labels, head.capped(scores).tolist(), strict=True)
+    sums = zip(rows, state.max.tolist(), state.sum_exp.tolist(), strict=True)
+    masses = [
+        math.fsum(math.exp(score - peak) for score in row[: len(own)]) / total
+        for (own, row), peak, total in sums
+    ]
+    return VocabularyMass(masses, state.argmax.tolist())
 
 
 def named_log_probs(
@@ -63,11 +83,26 @@ def named_log_probs(
     """The log probabilities float32 [n, m] of m tokens at each position: hidden [n, hidden],
     temperature float32 [n], stats: of a pass over the vocabulary that changed no score.
 
-    log p(i) = (z_i - z_best) / temperature + log p(best), with products in float32.
+    Their mass together is Σ e^((z_i - z_best) / temperature) · p(best), with products as the pass
+    has them: the chunks that have one of these tokens are multiplied again. Its shares are of
+    products in float32, as in `label_scores`.
     """
-    wide = hidden.float()
-    rows = ops.embed(torch.tensor(ids, device=hidden.device), head.embedding, wide.dtype)
-    best = ops.embed(stats.top_ids[:, 0], head.embedding, wide.dtype)
-    scores = head.capped(wide @ rows.T)
-    peak = head.capped((wide * best).sum(dim=1))
-    return (scores - peak[:, None]) / temperature[:, None] + stats.top_probs[:, :1].log()
+    named = torch.tensor(ids, device=hidden.device)
+    wanted = torch.cat((stats.top_ids[:, :1], named.expand(len(hidden), -1)), dim=1)
+    scores = torch.zeros(wanted.shape, device=hidden.device)
+    for number in (wanted // head.chunk).unique().tolist():
+        start = number * head.chunk
+        scores = _filled(scores, wanted, head.raw(hidden, start), start)
+    scores, over = head.capped(scores), temperature[:, None]
+    logs = (scores[:, 1:] - scores[:, :1]) / over + stats.top_probs[:, :1].log()
+    exact = head.capped(hidden.float() @ ops.embed(named, head.embedding, torch.float32).T)
+    return (exact / over).log_softmax(dim=1) + logs.logsumexp(dim=1, keepdim=True)
+
+
+def _filled(scores: Tensor, ids: Tensor, raw: Tensor, start: int) -> Tensor:
+    """The scores float32 [n, m] with those of the ids int64 [n, m] that a chunk's products raw [n,
+    chunk] hold, which begin at `start`."""
+    columns = ids - start
+    inside = (columns >= 0) & (columns < raw.shape[1])
+    picked = raw.gather(1, columns.clamp(0, raw.shape[1] - 1)).float()
+    return torch.where(inside, picked, scores)

@@ -45,6 +45,15 @@ class Scratch:
             while window and sum(part.shape[1] for part in keys[1:]) >= window - 1:
                 del keys[0], values[0]
 
+    def own(self) -> None:
+        """Copies what it holds as a part of a batch, all of whose memory would else be kept for as
+        long as the scratch."""
+        for parts in (*self.keys, *self.values):
+            parts[:] = [
+                part.clone() if part.untyped_storage().nbytes() > part.nbytes else part
+                for part in parts
+            ]
+
 
 class _Rows:
     """Rows that follow prefixes and scratches, and what each of them sees of these."""

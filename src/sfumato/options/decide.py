@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from sfumato.options.kinds import CALIBRATE, DECIDE, FLAG, PATH, READS, SEED, TEXT
-from sfumato.options.limits import MOST_READ_SAMPLES, MOST_READ_STEPS
+from sfumato.options.limits import MOST_READ_STEPS, MOST_READS
 from sfumato.options.option import Option
 from sfumato.values import Choice, Whole, WholeOr
 
 _BOTH = (*DECIDE, *CALIBRATE)
-_SAMPLES = WholeOr(Whole(1, MOST_READ_SAMPLES), "auto")
+_SAMPLES = WholeOr(Whole(1, MOST_READS), "auto")
 _ORDER = Choice(("state", "schema"))
 
 # A row is a line or two; the formatter would make it nine.
@@ -33,7 +33,7 @@ DECIDING = (
     Option("force", FLAG, CALIBRATE, "replace the calibration of that name", False),
     Option("samples", _SAMPLES, _BOTH,
            "reads of different noise, averaged; auto: more where one is unsure", 1, "N", READS),
-    Option("orders", Whole(1, MOST_READ_SAMPLES), _BOTH,
+    Option("orders", Whole(1, MOST_READS), _BOTH,
            "orders of the options, averaged", 1, "N", READS),
     Option("order", _ORDER, _BOTH,
            "the state first, or, for schema, each question before it", "state", "", READS),

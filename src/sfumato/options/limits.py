@@ -19,5 +19,6 @@ LAST_SEED = 2**64 - 1  # the random numbers take 64 bits of it
 FIRST_SEED = -(2**63)  # of a request: OpenAI's API has negative seeds
 MOST_STOPS, LONGEST_STOP = 16, 256  # stop texts of a request, and characters of one of them
 MOST_BIASES, MOST_BIAS = 1024, 100  # token ids of a logit_bias, and what is added to a score
-MOST_READ_SAMPLES = 4_096  # samples, and orders of options, of one question
+MOST_READS = 4_096  # questions times samples times orders of options, of one decision
+AUTO_SAMPLES = 4  # of a question whose first sample is unsure, where "auto" is wanted
 MOST_READ_STEPS = 8  # denoising steps of a question's canvas

@@ -45,7 +45,7 @@ def alive(service: Service) -> Response:
 
 
 def model_card(service: Service) -> dict[str, Any]:
-    config = service.model.config
+    config, decides = service.model.config, service.model.undecided is None
     return {
         "id": service.name,
         "object": "model",
@@ -57,10 +57,10 @@ def model_card(service: Service) -> dict[str, Any]:
             "context_length": config.context_length,
             "canvas_length": config.canvas_length,
         },
-        # As llama-server marks a model that decides.
+        # As llama-server marks a model that decides; others get no decisions.
         "architecture": {
             "input_modalities": ["text"],
-            "output_modalities": ["text", "decisions"],
+            "output_modalities": ["text", *(["decisions"] if decides else [])],
         },
     }
 

@@ -16,7 +16,7 @@ from sfumato.train.decision_states import Case, in_order
 
 
 @dataclass(frozen=True)
-class Reading:
+class ReadPair:
     """The probabilities of a case's options in their order, read in that order and in another
     (the same one for scores), and the labels' share of the vocabulary in the first read."""
 
@@ -42,26 +42,26 @@ class DecisionScore:
     label_mass: float
 
 
-def figures(cases: Sequence[Case], readings: Sequence[Reading]) -> DecisionScore:
-    """What the readings of these cases come to."""
+def figures(cases: Sequence[Case], pairs: Sequence[ReadPair]) -> DecisionScore:
+    """What the reads of these cases come to."""
     groups: dict[str, list[float]] = {
         name: [] for name in ("known", "yes_no", "choice", "score", "moved", "most", "mass")
     }
-    for case, reading in zip(cases, readings, strict=True):
+    for case, pair in zip(cases, pairs, strict=True):
         kind = _kind(case)
-        off = np.subtract(reading.given, case.truth)
+        off = np.subtract(pair.given, case.truth)
         if case.open:
             groups["known"].append(float(np.abs(off).mean()))
         elif kind == "score":
             groups["score"].append(abs(float(np.arange(len(off)) @ off)))
         else:
-            right = int(np.argmax(reading.given)) == int(np.argmax(case.truth))
+            right = int(np.argmax(pair.given)) == int(np.argmax(case.truth))
             groups[kind].append(float(right))
         if kind != "score":
-            moved = np.abs(np.subtract(reading.given, reading.moved))
+            moved = np.abs(np.subtract(pair.given, pair.moved))
             groups["moved"].append(float(moved.mean()))
             groups["most"].append(float(moved.max()))
-        groups["mass"].append(reading.label_mass)
+        groups["mass"].append(pair.label_mass)
     means = (math.fsum(x) / len(x) if x else math.nan for x in groups.values())
     return DecisionScore(len(cases), *means)
 
@@ -75,11 +75,11 @@ def _kind(case: Case) -> str:
 
 def read_cases(
     model: Model, cases: Sequence[Case], seed: int = 0, answered: Callable[[], None] = lambda: None
-) -> list[Reading]:
+) -> list[ReadPair]:
     """Each case by the product's own read, in the case's order and in another; seed: of the orders
     and of the slots' noise. answered: called for each. Neighbours about one state share it."""
     rng = np.random.default_rng(seed)
-    readings = []
+    pairs = []
     for number, (state, group) in enumerate(itertools.groupby(cases, lambda case: case.state)):
         some = list(group)
         orders = [_another(len(case.truth), rng) for case in some]
@@ -92,9 +92,9 @@ def read_cases(
             given, moved = answers[f"given {i}"], answers[f"moved {i}"].probabilities
             if not isinstance(case.question, ScoreQuestion):
                 moved = tuple(moved[order.index(option)] for option in range(len(order)))
-            readings.append(Reading(given.probabilities, moved, given.label_mass or 0.0))
+            pairs.append(ReadPair(given.probabilities, moved, given.label_mass or 0.0))
             answered()
-    return readings
+    return pairs
 
 
 def _another(count: int, rng: np.random.Generator) -> list[int]:

@@ -35,7 +35,8 @@ CLIP = 1.0
 WEIGHTS = {"slot": 1.0, "prompt": 0.3, "options": 1.0}
 """Of the losses of reads; the others, of where heads look, have LOOK_WEIGHT."""
 LOOK_WEIGHT = 0.5
-CONVERSATIONS = Mixture(sudoku=0.2, first_asked=0.1)
+FIRST_ASKED = 0.1
+"""Of the questions in conversations, those that people ask first."""
 
 Report = Callable[[str], None]
 
@@ -43,7 +44,8 @@ Report = Callable[[str], None]
 class Phase(NamedTuple):
     """Steps up to `until`, with a stream of data of their own. The rate is that of a cosine from
     `peak` at step `start` down to 2 % of it at step `end`; `looks`: the losses of where heads look;
-    labels: as `read_losses` takes it; chats: conversations of each part."""
+    labels: as `read_losses` takes it; chats: conversations of each part; sudoku: their share of
+    Sudoku."""
 
     until: int
     peak: float
@@ -52,6 +54,7 @@ class Phase(NamedTuple):
     looks: tuple[str, ...]
     labels: bool = True
     chats: int = CHATS
+    sudoku: float = 0.35
 
     def learning_rate(self, step: int) -> float:
         """With a linear warm-up of the stage's first steps."""
@@ -67,9 +70,9 @@ PHASES = (  # a look was added where a figure stood still
     Phase(1000, 2e-3, 0, 2150, ("words", "looks"), labels=False, chats=5),
     Phase(1250, 2e-3, 0, 2100, ("words", "looks", "turns"), labels=False, chats=5),
     Phase(2150, 1.2e-3, 1250, 2150, LOOKS, chats=5),
-    Phase(2500, 1.2e-3, 2150, 6650, LOOKS, chats=8),
-    Phase(3250, 1.2e-3, 2150, 6650, ALL_LOOKS, chats=8),
-    Phase(STEPS, 1.1e-3, 3250, STEPS, ALL_LOOKS),
+    Phase(2500, 1.2e-3, 2150, 6650, LOOKS, chats=8, sudoku=0.3),
+    Phase(3250, 1.2e-3, 2150, 6650, ALL_LOOKS, chats=8, sudoku=0.3),
+    Phase(STEPS, 1.1e-3, 3250, STEPS, ALL_LOOKS, sudoku=0.2),
 )
 
 
@@ -90,16 +93,16 @@ class Part(NamedTuple):
     noise: torch.Generator
 
 
-def parts(seed: int, canvas: int, chats: int, first: int = 0) -> Iterator[list[Part]]:
-    """The steps' rows; the same for the same seed. Each part has its own streams, with so many
-    conversations."""
+def parts(seed: int, canvas: int, phase: Phase, first: int = 0) -> Iterator[list[Part]]:
+    """The rows of a phase's steps; the same for the same seed. Each part has its own streams."""
+    mixture = Mixture(phase.sudoku, FIRST_ASKED)
     streams = []
     for part in range(PARTS):
         rng = np.random.default_rng((seed, first, part))
         streams.append(
             (
                 decisions_data.batches(rng, STATES, QUESTIONS),
-                embedded_data.batches(rng, chats, canvas, lambda step: CONVERSATIONS),
+                embedded_data.batches(rng, phase.chats, canvas, lambda step: mixture),
                 torch.Generator().manual_seed(int(rng.integers(2**62))),
             )
         )
@@ -168,7 +171,7 @@ def train(
     smooth: dict[str, float] = {}
     with fast_ops(), ThreadPoolExecutor(PARTS) as workers:
         for phase in phases(steps):
-            rows = parts(seed, network.config.canvas_length, phase.chats, stage.done)
+            rows = parts(seed, network.config.canvas_length, phase, stage.done)
             while stage.done < phase.until:
                 losses = stage.step(next(rows), phase, workers)
                 smooth = {k: 0.97 * smooth.get(k, x) + 0.03 * x for k, x in losses.items()}

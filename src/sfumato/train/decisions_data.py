@@ -117,7 +117,7 @@ def draw(
     rng: np.random.Generator, count: int = 1, held_out: bool = False, open_share: float = OPEN_SHARE
 ) -> list[Case]:
     """`count` questions about one state of the one part or the other; where the state leaves them
-    open, all probabilities but 0 lie between 0.1 and 0.9."""
+    open, all probabilities lie between 0.1 and 0.9, but those of 0 in training."""
     open_families, settled = (OPEN, SETTLED) if held_out else (PRACTISED_OPEN, PRACTISED)
     families = open_families if rng.random() < open_share else settled
     while True:
@@ -127,7 +127,8 @@ def draw(
             case = family(np.random.default_rng(seed), rng)
             if is_held_out(case.state) != held_out:
                 break
-            if all(0.1 < p < 0.9 for p in case.truth if p) or not case.open:
+            given = case.truth if held_out else [p for p in case.truth if p]
+            if all(0.1 < p < 0.9 for p in given) or not case.open:
                 cases.append(_worded(case, rng))
         if len(cases) == count:
             return cases

@@ -4,7 +4,7 @@ from typing import Any
 
 from sfumato import Choice
 from sfumato.cli.tables.summary import MOST_REASONS, Summary, lines
-from sfumato.decisions.results import Usage
+from sfumato.decisions.results import DecisionUsage
 from sfumato.decisions.schema import schema_of
 from sfumato.diffusion.constraints.answers import ChoiceAnswer
 
@@ -13,7 +13,9 @@ def decision(options: list[str], best: int, mass: float | None) -> Any:
     schema = schema_of({"team": Choice(options)})
     shares = [0.0] * len(options)
     shares[best] = 1.0
-    return schema.decision({"team": ChoiceAnswer(tuple(shares), mass, True)}, Usage(1, 0, 1))
+    return schema.decision(
+        {"team": ChoiceAnswer(tuple(shares), mass, True)}, DecisionUsage(1, 0, 1)
+    )
 
 
 def test_nothing_decided_is_one_line() -> None:

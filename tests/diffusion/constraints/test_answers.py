@@ -52,6 +52,7 @@ def test_means_are_of_probabilities_and_spreads_are_the_largest_differences() ->
 
 
 def test_one_option_needs_no_read() -> None:
-    assert certain(ChoiceQuestion("?", (Option("x"),))) == ChoiceAnswer((1.0,), 1.0, True)
+    choice = certain(ChoiceQuestion("?", (Option("x"),)))
+    assert choice == ChoiceAnswer((1.0,)) and (choice.label_mass, choice.is_label) == (None, None)
     answer = certain(ScoreQuestion("?", ("only",)))
     assert isinstance(answer, ScoreAnswer) and (answer.score, answer.confidence) == (0, 1)

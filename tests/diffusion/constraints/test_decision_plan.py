@@ -4,16 +4,19 @@ from __future__ import annotations
 
 import re
 import string
+import time
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 import pytest
 
+from sfumato.diffusion.constraints.answers import Sample
 from sfumato.diffusion.constraints.canvas_noise import NoiseKey
 from sfumato.diffusion.constraints.decision_plan import plan_decision
 from sfumato.diffusion.constraints.decision_settings import DecisionSettings
 from sfumato.diffusion.constraints.labels import Line, choose_labels
-from sfumato.diffusion.constraints.listing import listing_orders
+from sfumato.diffusion.constraints.listing import listing_orders, most_orders
 from sfumato.diffusion.constraints.questions import (
     ChoiceQuestion,
     Option,
@@ -22,6 +25,7 @@ from sfumato.diffusion.constraints.questions import (
     YesNoQuestion,
 )
 from sfumato.diffusion.constraints.template import NOISE, ReadTemplate
+from sfumato.diffusion.limits import TooLarge
 
 
 def by_character(text: str) -> list[int]:
@@ -75,6 +79,69 @@ def test_a_vocabulary_without_single_letters_is_refused() -> None:
         )
 
 
+@pytest.mark.parametrize("count", [95, 60, 2])
+def test_labels_are_chosen_once_for_questions_of_a_kind_and_a_count(count: int) -> None:
+    """And their canvases are the same objects, in each order."""
+    calls: list[str] = []
+
+    def encode(text: str) -> list[int]:
+        calls.append(text)
+        return by_character(text)
+
+    shape = template(encode)
+    plan_decision(shape, "s", {"q": choice(count)}, DecisionSettings(), 9999)
+    calls.clear()
+    questions = {f"q{i}": choice(count) for i in range(5)}
+    plan = plan_decision(shape, "s", questions, DecisionSettings(orders=2), 9999)
+    assert len(calls) == 1 + 5 * 2  # the state, and each question in both orders
+    assert len({id(read.canvases) for read in plan.reads}) == 2
+    assert len({id(read.targets[0].options) for read in plan.reads}) == 2
+    assert plan.reads[0].canvases[0].labels != plan.reads[1].canvases[0].labels
+
+
+def levels(count: int) -> ScoreQuestion:
+    return ScoreQuestion("?", tuple(map(str, range(count))))
+
+
+@pytest.mark.parametrize("settings", [DecisionSettings(), DecisionSettings(joint=True)])
+@pytest.mark.parametrize("question", [choice(255), levels(255)], ids=["choice", "score"])
+def test_what_takes_long_to_tokenize_is_refused_before(
+    question: Question, settings: DecisionSettings
+) -> None:
+    """Options without words count as well, and orders do."""
+    calls: list[str] = []
+
+    def encode(text: str) -> list[int]:
+        calls.append(text)
+        return by_character(text)
+
+    shape = template(encode)
+    with pytest.raises(TooLarge, match=r"^questions: with labels and in all their orders .* have"):
+        plan_decision(shape, "s", {f"{i}": question for i in range(1024)}, settings, 9999)
+    ten = {f"{i}": question for i in range(10)}
+    with pytest.raises(TooLarge, match=r"ask for fewer questions, options or orders$"):
+        plan_decision(shape, "s", ten, replace(settings, orders=255), 9999)
+    assert not calls
+
+
+@pytest.mark.parametrize("wanted", [1, 2, 3, 9])
+@pytest.mark.parametrize("question", [YesNoQuestion("?"), choice(3), levels(2), levels(4)])
+def test_how_many_orders_there_are_at_most_is_known_before(question: Question, wanted: int) -> None:
+    made = listing_orders(question, choose_labels(question, Line(by_character)), wanted)
+    most = min(most_orders(question, wanted), 2 if len(question.options) == 2 else wanted)
+    assert len(made) == len({each.listed for each in made}) == most
+
+
+def test_hundreds_of_questions_of_255_options_are_planned_in_about_a_second() -> None:
+    questions: dict[str, Question] = {f"q{i}": choice(255) for i in range(120)}
+    questions |= {f"s{i}": levels(255) for i in range(120)}
+    shape = template(by_character)
+    plan_decision(shape, "s", {"q": choice(255)}, DecisionSettings(), 9999)
+    began = time.process_time()
+    plan = plan_decision(shape, "s", questions, DecisionSettings(), 9999)
+    assert time.process_time() - began < 1 and plan.question_tokens > 450_000
+
+
 def test_letters_move_with_the_list_and_words_and_levels_keep_their_meaning() -> None:
     def listed(question: Question, encode: Any = by_character) -> list[tuple[Any, ...]]:
         labels = choose_labels(question, Line(encode))
@@ -114,6 +181,20 @@ def test_questions_share_canvases_in_even_parts() -> None:
     lines = "".join(chr(token) if token > 9 else f"<{token}>" for token in canvas.ids[:15])
     assert lines == "1: <-1>\n2: <-1>\n3: <-1><5>"
     assert canvas.slots == (3, 8, 13) and [canvas.ids[slot] for slot in canvas.slots] == [NOISE] * 3
+
+
+def test_orders_that_joint_reads_repeat_weigh_no_more_than_others() -> None:
+    """Five orders of five options: of two options each of both orders is read several times."""
+    questions: dict[str, Question] = {"two": YesNoQuestion("?"), "five": choice(5)}
+    settings = DecisionSettings(joint=True, orders=5)
+    plan = plan_decision(template(), "s", questions, settings, 9999)
+    five = Sample((0.2,) * 5, None, None)
+    # 1 in the caller's order, 0 in the other one.
+    results = [[(Sample((1.0 - i % 2, i % 2), None, None), five)] for i in range(5)]
+    two = plan.answers(results)["two"]
+    assert two.probabilities == (0.5, 0.5) and (two.orders, two.order_spread) == (2, 1.0)
+    assert (two.samples, two.spread) == (3, 0.0)
+    assert plan.answers(results)["five"].orders == 5
 
 
 def test_noise_is_of_the_seed_the_sample_and_the_reads_own_tokens() -> None:

@@ -39,7 +39,7 @@ def read_of(question: Sequence[int], width: int) -> Read:
     ids = (3, NOISE, 7, NOISE, 90, *[0] * (width - 5))
     canvas = ReadCanvas(ids, (1, 3), (LABELS, LABELS[::-1]))
     options = tuple((number, None) for number in range(len(LABELS)))
-    targets = tuple(Target(f"q{slot}", slot, options) for slot in (0, 1))
+    targets = tuple(Target(f"q{slot}", 0, slot, options) for slot in (0, 1))
     return Read(array("i", question), (canvas,), targets)
 
 

@@ -15,6 +15,10 @@ from tests.server.dialects.test_decisions import (
     SYSTEM_ONE,
     Client,
 )
+from tests.support.answering_model import answering_model
+
+from sfumato.engine import ServedModel
+from sfumato.text.template import ChatTemplate
 
 
 @pytest.fixture
@@ -64,6 +68,16 @@ def test_refusals_before_the_engine_have_a_request_id() -> None:
     names = [answer.headers["x-typesafe-request-id"] for answer in answers]
     assert names == [answer.headers["x-request-id"] for answer in answers]
     assert len(set(names)) == len(names) and not client.engine.decisions
+    others = [
+        client.post(ANY, OPENAI, authorization="Bearer no"),
+        client.post(ANY, GEMINI, x_goog_api_key="no"),
+        client.post(ANY, OPENAI | {"questions": []}, **key),
+        client.post(ANY, {}, **key),  # of no form
+        client.http.post("/v1/chat/completions", json={}, headers=key),
+    ]
+    assert [answer.status_code for answer in others] == [401, 401, 400, 400, 400]
+    assert all(answer.headers["x-request-id"].startswith("req-") for answer in others)
+    assert not any("x-typesafe-request-id" in answer.headers for answer in others)
 
 
 def test_names_of_the_model() -> None:
@@ -87,3 +101,23 @@ def test_models(client: Client) -> None:
     (named,) = client.http.get("/v1/models").json()["models"]
     assert named["release_date"] == "1970-01-02"
     assert "decisions" in models["data"][0]["architecture"]["output_modalities"]
+
+
+def test_a_model_that_cannot_decide(client: Client) -> None:
+    why = "tokenizer: has no token '<x>', see /srv/a/tokenizer.json"
+    client.engine.served = replace(client.engine.served, undecided=why)
+    (card,) = client.http.get("/v1/models").json()["data"]
+    assert card["architecture"]["output_modalities"] == ["text"]
+    for path, body, headers in ((ONE, SYSTEM_ONE, {}), (ANY, OPENAI, {}), (ANY, GEMINI, GOOGLE)):
+        answer = client.post(path, body, **headers)
+        assert answer.status_code == 400 and "'m' cannot decide: tokenizer" in answer.text
+        assert "/srv" not in answer.text
+    assert not client.engine.decisions
+
+
+def test_whether_a_model_decides_is_found_out_when_it_is_served() -> None:
+    model = answering_model()
+    assert ServedModel.of(model).undecided is None
+    model = answering_model()
+    model.template = ChatTemplate("no message is shown")
+    assert "gives the same prompt" in str(ServedModel.of(model).undecided)

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from sfumato.cli.tables.columns import row_state
 from sfumato.cli.tables.source import Row
-from sfumato.decisions.calibration import Calibration, Reading
+from sfumato.decisions.calibration import Calibration, ModelIdentity, Reading
 from sfumato.decisions.question_file import QuestionFile
 from sfumato.decisions.results import Decision
 from sfumato.diffusion.constraints.decision_settings import DecisionSettings
@@ -51,14 +51,14 @@ class Asking:
         calibration that is not for them."""
         model.plan_decision("", self.questions, DecisionSettings(**self.options))
         if self.calibration is not None:
-            self.calibration.check(self.questions, model.path.name, self.reading)
+            self.calibration.check(self.questions, model.identity, self.reading)
 
     def request(self, row: Row) -> DecisionRequest:
         """The request about a row."""
         return DecisionRequest(row_state(self.file, row.cells), self.questions, **self.options)
 
-    def decision(self, decided: Decided, model: str) -> Decision[dict[str, Any]]:
-        """The typed answers to all questions of the file. model: its name, for the calibration."""
+    def decision(self, decided: Decided, model: ModelIdentity) -> Decision[dict[str, Any]]:
+        """The typed answers to all questions of the file. model: for the calibration."""
         answers = decided.answers
         if self.calibration is not None:
             answers = self.calibration.apply(answers, self.questions, model, self.reading)

@@ -27,7 +27,7 @@ class Answer:
 
     probabilities: of the options in the caller's order, yes before no; they sum to 1.
     label_mass: the probability of all labels together among the whole vocabulary, a mean over
-    reads; None where it was not wanted, 1 where no read was needed. is_label: whether the most
+    reads; None where it was not wanted, or no read was needed. is_label: whether the most
     probable token of the vocabulary was a label in every read; None where `label_mass` is.
     samples: reads with different noise; spread: the largest difference between two of them in the
     probability of one option, 0 for one. orders and order_spread: likewise, of the orders in which
@@ -131,8 +131,8 @@ def answer_of(question: Question, orders: Sequence[Sequence[Sample]]) -> Answer:
 
 
 def certain(question: Question) -> Answer:
-    """The answer to a question that has one option, and needs no read."""
-    return answer_class(question)((1.0,), 1.0, True)
+    """The answer to a question that has one option, and needs no read: nothing was measured."""
+    return answer_class(question)((1.0,))
 
 
 def answer_class(question: Question) -> type[Answer]:

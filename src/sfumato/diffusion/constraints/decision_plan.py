@@ -18,14 +18,17 @@ from sfumato.diffusion.constraints.question_checks import (
     naming,
     where_of,
 )
-from sfumato.diffusion.constraints.questions import MOST_READS, Question
+from sfumato.diffusion.constraints.questions import Question, check_reads
 from sfumato.diffusion.constraints.reads import Read, joint_reads, single_reads
 from sfumato.diffusion.constraints.template import ReadTemplate
 from sfumato.diffusion.limits import TooLarge
 
+MOST_CHARACTERS = 1 << 20
+"""Of all questions of a decision, in all orders of their options: as many are tokenized in about a
+second."""
 MOST_TOKENS = 1 << 21
-"""Of all questions of a decision, under all orders of their options: as many are tokenized in less
-than a second."""
+"""Of all reads of a decision: more than its questions have, unless each is followed by the
+state."""
 
 
 @dataclass(frozen=True)
@@ -51,13 +54,17 @@ class DecisionPlan:
 
     def answers(self, results: Sequence[Sequence[Sequence[Sample]]]) -> dict[str, Answer]:
         """The answers by question. results: of each read its samples, of each of them a `Sample`
-        for each of the read's targets."""
-        orders: dict[str, list[list[Sample]]] = {}
+        for each of the read's targets. Reads of a question in the same order count as samples of
+        that order, so that all orders weigh the same."""
+        orders: dict[str, dict[int, list[Sample]]] = {}
         for read, samples in zip(self.reads, results, strict=True):
             for number, target in enumerate(read.targets):
-                orders.setdefault(target.question, []).append([each[number] for each in samples])
+                own = orders.setdefault(target.question, {}).setdefault(target.order, [])
+                own += [each[number] for each in samples]
         return {
-            name: answer_of(question, orders[name]) if name in orders else certain(question)
+            name: answer_of(question, [*orders[name].values()])
+            if name in orders
+            else certain(question)
             for name, question in self.questions.items()
         }
 
@@ -75,15 +82,12 @@ def plan_decision(
     Raises ValueError, naming the field or "questions.<id>", and TooLarge, a ValueError, for texts
     that have no room."""
     settings.check()
-    limits = QuestionLimits(template.longest_token, longest, MOST_TOKENS // settings.orders)
+    limits = QuestionLimits(
+        template.longest_token, longest, MOST_CHARACTERS, settings.orders, settings.joint
+    )
     check_questions(state, questions, limits)
-    count = len(questions) * settings.most_samples * settings.orders
-    if count > MOST_READS:
-        raise ValueError(
-            f"samples, orders: {len(questions)} questions x {settings.most_samples} samples x "
-            f"{settings.orders} orders are {count:,} reads, and {MOST_READS:,} are the most; ask "
-            "for fewer"
-        )
+    with naming("samples, orders"):
+        check_reads(len(questions), settings.samples, settings.orders)
     unsure = {name: each for name, each in questions.items() if len(each.options) > 1}
     prefix, after = _state(template, state.strip() if unsure else "", settings)
     make = joint_reads if settings.joint else single_reads
@@ -94,8 +98,8 @@ def plan_decision(
         tokens += len(read.ids)
         if tokens > MOST_TOKENS:
             raise TooLarge(
-                f"questions: they have more than {MOST_TOKENS:,} tokens in all their orders; ask "
-                "for fewer questions or orders"
+                f"questions: in all their orders, with the state where it follows each, they have "
+                f"more than {MOST_TOKENS:,} tokens; ask for fewer questions or orders"
             )
         reads.append(read)
     key = NoiseKey(settings.seed, prefix)

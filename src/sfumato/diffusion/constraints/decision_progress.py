@@ -54,12 +54,14 @@ class DecisionProgress:
         return turns
 
     def collect(self) -> None:
-        """Closes the reads that are done."""
+        """Closes the reads that are done. Those that go on keep their own tokens' memory alone."""
         for number, read in list(self._open.items()):
             if read.done:
                 self._results[number] = read.samples
                 self.canvases += len(read.samples) * len(read.read.canvases)
                 del self._open[number]
+            else:
+                read.scratch.own()
 
     def answers(self) -> dict[str, Answer]:
         """Once all is done."""

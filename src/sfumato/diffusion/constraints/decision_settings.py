@@ -6,13 +6,9 @@ from dataclasses import dataclass
 from typing import Literal
 
 from sfumato.diffusion.checks import is_whole
-from sfumato.diffusion.constraints.questions import MOST_READS
 from sfumato.diffusion.limits import check_seed
+from sfumato.options.limits import MOST_READ_STEPS, MOST_READS
 from sfumato.weights.errors import quoted
-
-MOST_STEPS = 8
-AUTO = 4
-"""Samples that "auto" comes to where the first one is unsure."""
 
 
 @dataclass(frozen=True)
@@ -43,7 +39,7 @@ class DecisionSettings:
                 f'samples: must be a whole number from 1 to {MOST_READS} or "auto", got '
                 f"{quoted(self.samples)}"
             )
-        for name, most in (("orders", MOST_READS), ("steps", MOST_STEPS)):
+        for name, most in (("orders", MOST_READS), ("steps", MOST_READ_STEPS)):
             if not _within(getattr(self, name), most):
                 got = quoted(getattr(self, name))
                 raise ValueError(f"{name}: must be a whole number from 1 to {most}, got {got}")
@@ -53,11 +49,6 @@ class DecisionSettings:
             if not isinstance(getattr(self, name), bool):
                 got = quoted(getattr(self, name))
                 raise ValueError(f"{name}: must be true or false, got {got}")
-
-    @property
-    def most_samples(self) -> int:
-        """Of one question and order."""
-        return AUTO if self.samples == "auto" else self.samples
 
 
 def _within(value: object, most: int) -> bool:

@@ -45,6 +45,7 @@ class Line:
         self.ids = tuple(first)  # with the label A
         self.position = differ[0]  # of the label's token
         self._tokens: dict[str, int | None] = {}
+        self._chosen: dict[tuple[type[Question], int], tuple[Label, ...]] = {}
 
     def token(self, text: str) -> int | None:
         """The token of a label in this line; None where the label changes more than that one."""
@@ -55,6 +56,15 @@ class Line:
             same = same and (*ids[:at], *ids[at + 1 :]) == (*self.ids[:at], *self.ids[at + 1 :])
             self._tokens[text] = ids[at] if same else None
         return self._tokens[text]
+
+    def labels(self, question: Question) -> tuple[Label, ...]:
+        """A label for each of the question's options, as `choose_labels` has it. They are chosen
+        once for all questions of a kind and a number of options, since hundreds of texts may have
+        to be tokenized for that; such questions get the same tuple."""
+        key = type(question), len(question.options)
+        if key not in self._chosen:
+            self._chosen[key] = choose_labels(question, self)
+        return self._chosen[key]
 
     def pair(self, text: str) -> tuple[int, int] | None:
         """The tokens of a label of two characters; None where they are not those that the

@@ -9,7 +9,7 @@ from sfumato.diffusion.constraints.labels import Label
 from sfumato.diffusion.constraints.questions import Question, ScoreQuestion
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class Listing:
     """One order. labels: of the options, in the caller's order; listed: numbers of the options as
     the prompt has them."""
@@ -32,11 +32,22 @@ def listing_orders(question: Question, labels: Sequence[Label], wanted: int) -> 
     lists = (
         _of_levels(count, wanted) if isinstance(question, ScoreQuestion) else _turned(count, wanted)
     )
-    names = tuple(option.name for option in question.options)
-    means_itself = tuple(label.text for label in labels) == names
-    if isinstance(question, ScoreQuestion) or means_itself:
+    if isinstance(question, ScoreQuestion) or means_itself(question, labels):
         return [Listing(tuple(labels), listed) for listed in lists]
     return [Listing(_moved(labels, listed), listed) for listed in lists]
+
+
+def most_orders(question: Question, wanted: int) -> int:
+    """How many orders `listing_orders` gives at most, without labels."""
+    reversed_too = isinstance(question, ScoreQuestion)
+    return min(wanted, len(question.options) + reversed_too)
+
+
+def means_itself(question: Question, labels: Sequence[Label]) -> bool:
+    """Whether the labels are the options' own names, as the words yes and no are."""
+    return all(
+        label.text == option.name for label, option in zip(labels, question.options, strict=True)
+    )
 
 
 def _moved(labels: Sequence[Label], listed: Sequence[int]) -> tuple[Label, ...]:

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 
+from sfumato.diffusion.constraints.listing import most_orders
 from sfumato.diffusion.constraints.questions import (
     MOST_QUESTIONS,
     ChoiceQuestion,
@@ -14,6 +15,7 @@ from sfumato.diffusion.constraints.questions import (
     YesNoQuestion,
     check_question,
 )
+from sfumato.diffusion.constraints.wording import question_length
 from sfumato.diffusion.limits import TooLarge
 from sfumato.weights.errors import quoted
 
@@ -24,7 +26,9 @@ class QuestionLimits:
 
     longest_token: int  # characters
     longest: int  # tokens of a state and a question
-    total: int  # tokens of all questions
+    characters: int  # of all questions, in all orders of their options
+    orders: int  # that are wanted
+    joint: bool  # where all questions are read as often as the one with the most orders
 
     def check(self, characters: int, most: int, where: str) -> None:
         """Raises TooLarge for a text that has more tokens than `most` however it is cut."""
@@ -35,6 +39,18 @@ class QuestionLimits:
                 f"room for {most:,}; shorten it",
                 least,
                 most,
+            )
+
+    def check_all(self, lengths: Sequence[tuple[int, int]]) -> None:
+        """Raises TooLarge for questions that take too long to tokenize. lengths: of each question
+        its characters, and its orders."""
+        most = max(orders for _, orders in lengths)
+        total = sum(length * (most if self.joint else orders) for length, orders in lengths)
+        if total > self.characters:
+            raise TooLarge(
+                f"questions: with labels and in all their orders they have {total:,} characters, "
+                f"and one decision has at most {self.characters:,}; ask for fewer questions, "
+                "options or orders"
             )
 
 
@@ -64,7 +80,7 @@ def check_questions(state: object, questions: object, limits: QuestionLimits) ->
             "several requests"
         )
     limits.check(len(state), limits.longest, "state")
-    total = 0
+    lengths: list[tuple[int, int]] = []  # of each question, and how many orders it has
     for name, question in questions.items():
         if not isinstance(name, str):
             raise ValueError(f"questions: an id must be text, got {quoted(name)}")
@@ -72,12 +88,12 @@ def check_questions(state: object, questions: object, limits: QuestionLimits) ->
         if not isinstance(question, YesNoQuestion | ChoiceQuestion | ScoreQuestion):
             raise ValueError(f"{where}: is no question: {quoted(question)}")
         check_question(question, where)
-        characters = _characters(question)
-        limits.check(characters, limits.longest, where)
-        total += characters
-    limits.check(total, limits.total, "questions")
+        limits.check(_characters(question), limits.longest, where)
+        lengths.append((question_length(question), most_orders(question, limits.orders)))
+    limits.check_all(lengths)
 
 
 def _characters(question: Question) -> int:
+    """The caller's own."""
     options = sum(len(option.name) + len(option.description) for option in question.options)
     return len(question.instructions) + options

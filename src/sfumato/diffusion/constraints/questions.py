@@ -6,10 +6,12 @@ Knows no labels, no tokens and no HTTP.  Names of questions are not here: they n
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import cached_property
+from typing import Literal
+
+from sfumato.options.limits import AUTO_SAMPLES, MOST_READS
 
 MOST_QUESTIONS = 1_024
-MOST_READS = 4_096
-"""Questions times samples times option orders of one request."""
 MOST_OPTIONS = 255
 MOST_LEVELS = 255
 
@@ -30,7 +32,7 @@ class YesNoQuestion:
     yes: str = ""  # what "yes" means
     no: str = ""  # what "no" means
 
-    @property
+    @cached_property
     def options(self) -> tuple[Option, ...]:
         return Option("yes", self.yes), Option("no", self.no)
 
@@ -50,12 +52,23 @@ class ScoreQuestion:
     instructions: str
     levels: tuple[str, ...]
 
-    @property
+    @cached_property
     def options(self) -> tuple[Option, ...]:
         return tuple(Option(level) for level in self.levels)
 
 
 Question = YesNoQuestion | ChoiceQuestion | ScoreQuestion
+
+
+def check_reads(questions: int, samples: int | Literal["auto"], orders: int) -> None:
+    """Raises ValueError for more reads than one decision has. questions: how many."""
+    each = AUTO_SAMPLES if samples == "auto" else samples
+    reads = questions * each * orders
+    if reads > MOST_READS:
+        raise ValueError(
+            f"{questions:,} questions x {each:,} samples x {orders:,} orders are {reads:,} reads, "
+            f"and {MOST_READS:,} are the most; ask for fewer"
+        )
 
 
 def check_question(question: Question, where: str) -> None:

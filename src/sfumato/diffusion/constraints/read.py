@@ -3,7 +3,8 @@
 The state is in a slot of the cache, which many reads share; each keeps the keys and values of its
 question beside it.  What a read gives depends on its slot's tokens, its own tokens and the seed
 alone: long questions are encoded in pieces that begin at their own start, and reads that share a
-forward share nothing else.
+forward share nothing else.  On a CPU that holds to the bit; elsewhere products round by the number
+of rows in a forward.
 """
 
 from __future__ import annotations
@@ -16,13 +17,14 @@ import torch
 
 from sfumato.diffusion.constraints.answers import UNSURE, Sample
 from sfumato.diffusion.constraints.canvas_noise import NoiseKey
-from sfumato.diffusion.constraints.decision_settings import AUTO, DecisionSettings
+from sfumato.diffusion.constraints.decision_settings import DecisionSettings
 from sfumato.diffusion.constraints.read_canvases import CanvasRow, read_canvases
 from sfumato.diffusion.constraints.reads import Read
 from sfumato.diffusion.constraints.slot_reading import SlotReading
 from sfumato.model.cache import Slot
 from sfumato.model.network import PREFILL_CHUNK, Network
 from sfumato.model.read_rows import Scratch
+from sfumato.options.limits import AUTO_SAMPLES
 
 PIECE = 256
 """Tokens of a question that are encoded at once."""
@@ -47,7 +49,7 @@ class OpenRead:
         if self.settings.samples != "auto":
             return self.settings.samples
         is_unsure = any(sample.entropy > UNSURE for first in self.samples[:1] for sample in first)
-        return AUTO if is_unsure else 1
+        return AUTO_SAMPLES if is_unsure else 1
 
     @property
     def done(self) -> bool:
@@ -76,17 +78,18 @@ def next_turn(read: OpenRead, tokens: int) -> Turn:
     return Turn(read, stop, samples, stop - held + samples * canvas)
 
 
-def take_turns(network: Network, turns: Sequence[Turn]) -> None:
-    """Does what the turns say, packed into few forwards. Where it raises, what was encoded stays
+def take_turns(network: Network, turns: Sequence[Turn], together: int = PREFILL_CHUNK) -> None:
+    """Does what the turns say, packed into few forwards, each of at most so many tokens `together`
+    or of one piece or canvas, which changes no answer. Where it raises, what was encoded stays
     encoded, no sample is added, and the same turns may be taken again."""
     while pieces := [turn for turn in turns if turn.read.scratch.length < turn.stop]:
-        for group in _packed(pieces, _next_piece):
+        for group in _packed(pieces, _next_piece, together):
             _encode(network, group)
     rows = [(row, turn.read.settings.steps) for turn in turns for row in _rows(turn)]
     readings: list[list[SlotReading]] = [[] for _ in rows]
     for steps in sorted({steps for _, steps in rows}):
         alike = [(number, row) for number, (row, own) in enumerate(rows) if own == steps]
-        for part in _packed(alike, lambda item: len(item[1].canvas.ids)):
+        for part in _packed(alike, lambda item: len(item[1].canvas.ids), together):
             results = read_canvases(network, [row for _, row in part], steps)
             for (number, _), result in zip(part, results, strict=True):
                 readings[number] = result
@@ -121,13 +124,15 @@ def _rows(turn: Turn) -> Iterator[CanvasRow]:
             yield CanvasRow(open_read.scratch, canvas, key, sample, wanted)
 
 
-def _packed(items: Sequence[Item], tokens: Callable[[Item], int]) -> Iterator[list[Item]]:
-    """The items in groups of at most PREFILL_CHUNK tokens, one item at least."""
+def _packed(
+    items: Sequence[Item], tokens: Callable[[Item], int], most: int
+) -> Iterator[list[Item]]:
+    """The items in groups of at most so many tokens, one item at least."""
     group: list[Item] = []
     total = 0
     for item in items:
         count = tokens(item)
-        if group and total + count > PREFILL_CHUNK:
+        if group and total + count > most:
             yield group
             group, total = [], 0
         group.append(item)

@@ -96,8 +96,9 @@ def _readings(
     at = [number for number, wanted in enumerate(massive) if wanted]
     masses: dict[int, tuple[float, int]] = {}
     if at:
-        mass = vocabulary_mass(network.head, hidden[torch.tensor(at, device=hidden.device)])
-        masses = dict(zip(at, zip(mass.log_sum_exp, mass.argmax, strict=True), strict=True))
+        chosen = hidden[torch.tensor(at, device=hidden.device)]
+        mass = vocabulary_mass(network.head, chosen, [labels[number] for number in at])
+        masses = dict(zip(at, zip(mass.labels, mass.argmax, strict=True), strict=True))
     readings = iter(
         slot_reading(scores[number], labels[number], masses.get(number))
         for number in range(len(labels))

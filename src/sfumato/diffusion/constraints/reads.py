@@ -12,7 +12,8 @@ from dataclasses import dataclass
 
 from sfumato.diffusion.constraints.answers import Sample
 from sfumato.diffusion.constraints.decision_settings import DecisionSettings
-from sfumato.diffusion.constraints.labels import Label, Line, choose_labels
+from sfumato.diffusion.constraints.label_canvases import LabelCanvases, Options
+from sfumato.diffusion.constraints.labels import Label, Line
 from sfumato.diffusion.constraints.listing import listing_orders
 from sfumato.diffusion.constraints.question_checks import naming, where_of
 from sfumato.diffusion.constraints.questions import Question
@@ -25,14 +26,16 @@ from sfumato.diffusion.constraints.wording import joint_line, joint_text, questi
 class Target:
     """Where a read has the answer to a question.
 
+    order: the number of the order in which the question's options are listed, of its own orders;
     slot: of the first canvas; options: for each option, in the caller's order, the number of its
     label among the slot's, and, for a label of two tokens, that of its second token among the
     labels of canvas 1 + the first number.
     """
 
     question: str
+    order: int
     slot: int
-    options: tuple[tuple[int, int | None], ...]
+    options: Options
 
     def sample(self, canvases: Sequence[Sequence[SlotReading]]) -> Sample:
         """canvases: of each canvas its slots' readings."""
@@ -83,14 +86,15 @@ def single_reads(
     """A read for each question and order of its options. state: its ids where it follows the
     question; None where it comes before."""
     line = template.line() if questions else None
+    shared = LabelCanvases(template, settings.orders)
     for name, question in questions.items():
         assert line
         labels = _labels(question, line, name)
-        for order in listing_orders(question, labels, settings.orders):
+        for number, order in enumerate(shared.listings(question, labels)):
             text = question_text(question, order.texts, order.listed)
             ids = _prompt(template, text, state, where_of(name))
-            canvases, options = _single_canvases(template, order.labels)
-            yield Read(ids, canvases, (Target(name, 0, options),))
+            canvases, options = shared.canvases(order)
+            yield Read(ids, canvases, (Target(name, number, 0, options),))
 
 
 def joint_reads(
@@ -118,7 +122,7 @@ def _joint_orders(
     state: Sequence[int] | None,
 ) -> Iterator[Read]:
     """A read for each order; a question that has fewer orders than others has each several times
-    less often or more."""
+    less often or more, of which `DecisionPlan.answers` takes the mean."""
     lines = _lines(template, len(questions))
     orders = [
         listing_orders(question, _labels(question, line, name), settings.orders)
@@ -135,8 +139,10 @@ def _joint_orders(
         canvas = _joint_canvas(template, lines, labels)
         assert canvas
         targets = tuple(
-            Target(name, slot, tuple((i, None) for i in range(len(question.options))))
-            for slot, (name, question) in enumerate(questions.items())
+            Target(name, number % len(own), slot, tuple((i, None) for i in range(len(labelled))))
+            for slot, (name, own, labelled) in enumerate(
+                zip(questions, orders, labels, strict=True)
+            )
         )
         yield Read(ids, (canvas,), targets)
 
@@ -185,38 +191,9 @@ def _joint_canvas(
     return template.canvas(body, slots, labels)
 
 
-def _single_canvases(
-    template: ReadTemplate, labels: Sequence[Label]
-) -> tuple[tuple[ReadCanvas, ...], tuple[tuple[int, int | None], ...]]:
-    """The canvases of one question, and where its options are on them, see `Target`."""
-    if all(len(label.ids) == 1 for label in labels):
-        ids = [label.ids[0] for label in labels]
-        canvas = _fitting(template.canvas([NOISE], [0], [ids]), template)
-        return (canvas,), tuple((number, None) for number in range(len(labels)))
-    firsts = list(dict.fromkeys(label.ids[0] for label in labels))
-    seconds: list[list[int]] = [
-        [label.ids[1] for label in labels if label.ids[0] == first] for first in firsts
-    ]
-    canvases = [template.canvas([NOISE, NOISE], [0], [firsts])]
-    for first, after in zip(firsts, seconds, strict=True):
-        canvases.append(template.canvas([first, NOISE], [1], [after]))
-    numbers = ((firsts.index(label.ids[0]), label.ids[1]) for label in labels)
-    options = tuple((first, seconds[first].index(second)) for first, second in numbers)
-    return tuple(_fitting(canvas, template) for canvas in canvases), options
-
-
-def _fitting(canvas: ReadCanvas | None, template: ReadTemplate) -> ReadCanvas:
-    if canvas is None:
-        raise ValueError(
-            f"questions: a canvas of this model has {template.canvas_length} tokens, which is too "
-            "short for an answer; use another model"
-        )
-    return canvas
-
-
 def _labels(question: Question, line: Line, name: str) -> tuple[Label, ...]:
     with naming(where_of(name)):
-        return choose_labels(question, line)
+        return line.labels(question)
 
 
 def _prompt(

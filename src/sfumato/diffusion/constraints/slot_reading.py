@@ -26,13 +26,12 @@ class SlotReading:
 def slot_reading(
     logits: Sequence[float], labels: Sequence[int], vocabulary: tuple[float, int] | None
 ) -> SlotReading:
-    """Of a slot's labels and their logits; vocabulary: log Σ e^logit of all tokens, and the most
-    probable one, where these are known."""
+    """Of a slot's labels and their logits; vocabulary: the labels' share of it, and the most
+    probable of all tokens, where these are known."""
     if vocabulary is None:
         return SlotReading(_softmax(logits))
-    log_sum_exp, argmax = vocabulary
-    # Products of both may round differently, where weights are packed: no mass is over 1.
-    mass = math.fsum(math.exp(logit - log_sum_exp) for logit in logits)
+    mass, argmax = vocabulary
+    # Sums of float32 numbers: they may round to a little over 1.
     return SlotReading(_softmax(logits), min(1.0, mass), argmax in labels)
 
 

@@ -68,10 +68,6 @@ class ReadTemplate:
         """The ids of a state that follows its question."""
         return self.encode(BETWEEN + state)
 
-    def least_tokens(self, characters: int) -> int:
-        """How many tokens a text of so many characters has at least."""
-        return -(-characters // self.longest_token)
-
     def canvas(
         self,
         body: Sequence[int],

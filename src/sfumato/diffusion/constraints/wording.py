@@ -14,6 +14,11 @@ from sfumato.diffusion.constraints.questions import Question, ScoreQuestion, Yes
 BETWEEN = "\n\n"
 """Between the state and the question, and in a user's turn that has the question first."""
 
+_WORDING = 40
+"""Characters of a question beside its own, about."""
+_LABEL = 4
+"""Characters of an option's line beside its own: "A: " and the line's end."""
+
 
 def question_text(
     question: Question, labels: Sequence[str], order: Sequence[int] | None = None
@@ -35,6 +40,13 @@ def question_text(
         lines.append(f"{label}: {text}" if text else label)
     lines.append(_request([labels[i] for i in listed]))
     return "\n".join(lines)
+
+
+def question_length(question: Question) -> int:
+    """Characters of `question_text`, about: what labels and wording have is counted at its least,
+    before labels are known."""
+    own = sum(len(option.name) + len(option.description) for option in question.options)
+    return len(question.instructions) + own + _WORDING + _LABEL * len(question.options)
 
 
 def joint_text(questions: Sequence[str]) -> str:

@@ -21,6 +21,7 @@ from sfumato.engine import Decided
 from sfumato.server.dialects.shared import typed_answers
 from sfumato.server.dialects.shared.decisions import (
     Loc,
+    check_decides,
     checked,
     checked_map,
     named,
@@ -59,6 +60,7 @@ Typed = schema.GeminiNoulQuestion | schema.ChoiceQuestion | schema.ScoreQuestion
 
 def parse(service: Service, endpoint: str, body: GeminiDecisionBody) -> DecisionCall:
     """Raises ApiError."""
+    check_decides(service)
     state = parts_text(body.input, ("input",))
     typed: dict[str, Typed] = {}
     questions: dict[str, Question] = {}

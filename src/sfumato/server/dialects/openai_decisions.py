@@ -24,6 +24,7 @@ from sfumato.engine import Decided
 from sfumato.server.dialects.shared.decisions import (
     Loc,
     check_count,
+    check_decides,
     checked,
     named,
     no_images,
@@ -49,6 +50,7 @@ Typed = schema.OpenAIPredicate | schema.OpenAIChoice | schema.OpenAIScore
 
 def parse(service: Service, endpoint: str, body: OpenAIDecisionBody) -> DecisionCall:
     """Raises ApiError."""
+    check_decides(service)
     state = state_of(body.input)
     if not isinstance(body.questions, list):
         raise refusal(("questions",), "must be a list of questions", "list_type")

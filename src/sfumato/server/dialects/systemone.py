@@ -17,6 +17,7 @@ from sfumato.engine import Decided
 from sfumato.server.dialects.shared import typed_answers
 from sfumato.server.dialects.shared.decisions import (
     Loc,
+    check_decides,
     checked,
     checked_map,
     no_images,
@@ -72,6 +73,7 @@ Typed = schema.NoulQuestion | schema.ChoiceQuestion | schema.ScoreQuestion
 
 def parse(service: Service, endpoint: str, body: SystemOneBody) -> DecisionCall:
     """Raises ApiError."""
+    check_decides(service)
     if endpoint == PATH:
         _check_model(service, body.model)
     if body.assets is not None:

@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-import asyncio
 import re
-from collections.abc import Callable, Mapping
-from contextlib import suppress
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
@@ -14,19 +13,17 @@ from fastapi.concurrency import run_in_threadpool
 from fastapi.datastructures import Headers
 from fastapi.responses import Response
 
-from sfumato.engine import Decided, DecisionRequest, EngineClient, Failed
-from sfumato.server.http import answer, inflight, request_body
-from sfumato.server.http.decision_dialect import DecisionCall, DecisionDialect
+from sfumato.engine import DecisionRequest
+from sfumato.server.http import answer, request_body
+from sfumato.server.http.decision_dialect import DecisionDialect
 from sfumato.server.http.errors import (
-    CLIENT_GONE,
     ERROR_FORM,
     OPENAI_ERRORS,
     ApiError,
     WrongField,
     bad_request,
-    from_failed,
-    from_refusal,
 )
+from sfumato.server.http.pending_decision import PendingDecision
 from sfumato.server.schemas.decisions import DecisionBody
 from sfumato.server.service import Service
 
@@ -68,56 +65,33 @@ async def reply(route: DecisionRoute, service: Service, http: HttpRequest) -> Re
 
     async with request_body.read_with(service, http, decode) as body:
         call = await run_in_threadpool(dialect.parse, service, route.path, body)
-    del body
-    return await _answer(dialect, service, http, call)
-
-
-async def _answer(
-    dialect: DecisionDialect[Any], service: Service, http: HttpRequest, call: DecisionCall
-) -> Response:
-    headers = {"X-Request-Id": call.request.id}
-    if dialect.errors.request_id:
-        headers[dialect.errors.request_id] = call.request.id
-    try:
-        decided = await _decided(service.engine, http, call.request)
-    except ApiError as error:
-        error.headers |= headers
-        _in_the_bodys_words(error, dialect)
-        raise
+        del body
+        pending = PendingDecision(service.engine, call.request)
+        with _explained(dialect, call.request):
+            # Within, since the questions are tokenized there.
+            await pending.begin()
+    with _explained(dialect, call.request):
+        decided = await pending.result(http)
+    headers = _headers(dialect, call.request)
     return await run_in_threadpool(lambda: answer.response(call.answer(decided), headers))
 
 
-async def _decided(engine: EngineClient, http: HttpRequest, request: DecisionRequest) -> Decided:
-    """Waits for the answers. Raises ApiError where the engine refuses the request, where the
-    request fails, and where the client has disconnected, which cancels the request."""
-    loop = asyncio.get_running_loop()
-    ended: asyncio.Future[Decided | Failed] = loop.create_future()
+def _headers(dialect: DecisionDialect[Any], request: DecisionRequest) -> dict[str, str]:
+    headers = {"X-Request-Id": request.id}
+    if dialect.errors.request_id:
+        headers[dialect.errors.request_id] = request.id
+    return headers
 
-    def end(event: Decided | Failed) -> None:
-        if not ended.done():
-            ended.set_result(event)
 
-    def deliver(event: Decided | Failed) -> None:
-        with suppress(RuntimeError):  # the loop is closed: the server has stopped
-            loop.call_soon_threadsafe(end, event)
-
+@contextmanager
+def _explained(dialect: DecisionDialect[Any], request: DecisionRequest) -> Iterator[None]:
+    """Gives an ApiError that is raised within the request's id and the body's words."""
     try:
-        handle = await run_in_threadpool(engine.decide, request, deliver)
-    except Exception as error:
-        raise from_refusal(error, request) from None
-    disconnected = asyncio.create_task(inflight.disconnect(http))
-    waits: set[asyncio.Future[Any]] = {ended, disconnected}
-    try:
-        await asyncio.wait(waits, return_when=asyncio.FIRST_COMPLETED)
-        if not ended.done():
-            raise ApiError(CLIENT_GONE, "the client has disconnected")
-        event = ended.result()
-    finally:
-        handle.cancel()
-        disconnected.cancel()
-    if isinstance(event, Failed):
-        raise from_failed(event)
-    return event
+        yield
+    except ApiError as error:
+        error.headers |= _headers(dialect, request)
+        _in_the_bodys_words(error, dialect)
+        raise
 
 
 def _in_the_bodys_words(error: ApiError, dialect: DecisionDialect[Any]) -> None:

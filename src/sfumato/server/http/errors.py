@@ -15,7 +15,7 @@ from fastapi.responses import JSONResponse, Response
 
 from sfumato.engine import DecisionRequest, EngineDead, Failed, NotReady, QueueFull, TooLarge
 from sfumato.engine import Request as EngineRequest
-from sfumato.engine.decision import new_decision_id
+from sfumato.engine.request import new_id
 
 RETRY_AFTER_S = 2
 CLIENT_GONE = 499  # as nginx writes it; there is no client to read it
@@ -99,9 +99,10 @@ class ApiError(Exception):
         """The answer to the request of that ASGI scope, as its dialect renders errors."""
         scope[REFUSAL] = self
         form: ErrorForm = scope.get(ERROR_FORM, OPENAI_ERRORS)
-        if form.request_id is not None and form.request_id not in self.headers:
-            name = self.headers.get("X-Request-Id") or new_decision_id()
-            self.headers |= {"X-Request-Id": name, form.request_id: name}
+        if not self.recorded:  # by the engine, under a name that this would not be
+            self.headers.setdefault("X-Request-Id", new_id())
+        if form.request_id is not None and "X-Request-Id" in self.headers:
+            self.headers[form.request_id] = self.headers["X-Request-Id"]
         headers = self.headers
         if self.status in (500, 504):  # OpenAI's clients would ask, and wait, again
             headers = headers | {"x-should-retry": "false"}

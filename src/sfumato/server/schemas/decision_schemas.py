@@ -13,12 +13,11 @@ from sfumato.diffusion.constraints.questions import (
     MOST_LEVELS,
     MOST_OPTIONS,
     MOST_QUESTIONS,
-    MOST_READS,
 )
+from sfumato.options.limits import MOST_READS
 from sfumato.server.schemas.json_schemas import NULL, Schema, either
 
 LONGEST_NAME = 1024  # characters of a question's id or name
-AUTO_SAMPLES = 4  # reads of a question at most where samples are "auto"
 _STRING: Schema = {"type": "string"}
 TEXT = either(_STRING, {"type": "object"}, {"type": "array"})
 _DESCRIBED = either(*TEXT["anyOf"], NULL)

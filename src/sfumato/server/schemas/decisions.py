@@ -22,13 +22,18 @@ from pydantic import (
 )
 from pydantic_core import PydanticCustomError
 
-from sfumato.diffusion.constraints.questions import MOST_LEVELS, MOST_OPTIONS, MOST_READS
-from sfumato.options.limits import FIRST_SEED, LAST_SEED, MOST_SECONDS
+from sfumato.diffusion.constraints.questions import MOST_LEVELS, MOST_OPTIONS
+from sfumato.options.limits import (
+    FIRST_SEED,
+    LAST_SEED,
+    MOST_READ_STEPS,
+    MOST_READS,
+    MOST_SECONDS,
+)
 from sfumato.server.schemas import decision_schemas, json_schemas
 from sfumato.server.schemas.body import Body, First, at_most
 from sfumato.server.schemas.neutral import Ignored
 
-MOST_DECISION_STEPS = 8
 LENIENT = "lenient"  # key of the context of a validation: unknown fields of questions pass
 
 
@@ -71,7 +76,7 @@ class DecisionBody(Body):
         None, description="What comes first in the prompt: the state, or the question (state)."
     )
     x_steps: int | None = Field(
-        None, ge=1, le=MOST_DECISION_STEPS, description="Denoising steps of a read (1)."
+        None, ge=1, le=MOST_READ_STEPS, description="Denoising steps of a read (1)."
     )
     x_seed: int | None = Field(
         None, ge=FIRST_SEED, le=LAST_SEED, description="Of the noise; same seed, same answer (0)."

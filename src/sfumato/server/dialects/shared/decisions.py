@@ -13,15 +13,16 @@ from pydantic import ValidationError
 
 from sfumato.diffusion.constraints.questions import (
     MOST_QUESTIONS,
-    MOST_READS,
     Question,
     check_question,
+    check_reads,
 )
 from sfumato.engine import DecisionRequest
-from sfumato.server.http.errors import ApiError, bad_request
+from sfumato.server.http.errors import ApiError, bad_request, without_paths
 from sfumato.server.http.request_body import refusal
-from sfumato.server.schemas.decision_schemas import AUTO_SAMPLES, LONGEST_NAME
+from sfumato.server.schemas.decision_schemas import LONGEST_NAME
 from sfumato.server.schemas.decisions import LENIENT, DecisionBody
+from sfumato.server.service import Service
 
 Loc = tuple[int | str, ...]
 Read = TypeVar("Read")
@@ -39,6 +40,15 @@ _BOXES = "box questions are about images, which are not supported yet"
 def no_images(field: str) -> ApiError:
     """The answer to what would need a network that sees."""
     return bad_request(f"{field}: {_NO_IMAGES}", field, "unsupported")
+
+
+def check_decides(service: Service) -> None:
+    """Raises ApiError where the model that is served cannot answer questions."""
+    reason = service.model.undecided
+    if reason is not None:
+        raise bad_request(
+            f"{service.name!r} cannot decide: {without_paths(reason)}", code="unsupported"
+        )
 
 
 def text_of(value: Any, loc: Loc) -> str:
@@ -123,16 +133,11 @@ def request_of(
     elif body.x_samples:
         samples = "auto"
     orders = body.x_orders or 1
-    each = AUTO_SAMPLES if samples == "auto" else samples
-    reads = len(questions) * each * orders
-    if reads > MOST_READS:
-        raise refusal(
-            ("x_samples",),
-            f"{len(questions):,} questions, {each:,} samples and {orders:,} orders are "
-            f"{reads:,} reads, and one request has at most {MOST_READS:,}",
-            "too_many",
-            "questions, x_samples, x_orders",
-        )
+    try:
+        check_reads(len(questions), samples, orders)
+    except ValueError as error:
+        where = "questions, x_samples, x_orders"
+        raise refusal(("x_samples",), str(error), "too_many", where) from None
     return DecisionRequest(
         state=state,
         questions=questions,

@@ -1,0 +1,61 @@
+"""A decision of an HTTP call: within the body's limits while it is planned, and cancelled."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+from tests.server.dialects.test_decisions import ONE, SYSTEM_ONE, Client
+
+from sfumato.server.http.admission import Admission, ThreadLimit
+from sfumato.server.http.pending_decision import PendingDecision
+
+
+def test_a_call_that_is_cancelled_while_it_is_planned_cancels_its_request() -> None:
+    begun, go = threading.Event(), threading.Event()
+    cancelled: list[bool] = []
+
+    def decide(request: Any, sink: Any) -> Any:
+        begun.set()
+        assert go.wait(5)
+        return SimpleNamespace(cancel=lambda: cancelled.append(True))
+
+    async def main() -> None:
+        pending = PendingDecision(SimpleNamespace(decide=decide), None)  # type: ignore[arg-type]
+        call = asyncio.create_task(pending.begin())
+        await asyncio.to_thread(begun.wait, 5)
+        call.cancel()
+        await asyncio.sleep(0)
+        go.set()
+        with pytest.raises(asyncio.CancelledError):
+            await call
+
+    asyncio.run(main())
+    assert cancelled
+
+
+def test_a_decision_is_planned_within_the_limits_of_its_body(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    limits: list[ThreadLimit] = []
+    real = Admission.__init__
+
+    def kept(self: Admission, max_body: int) -> None:
+        real(self, max_body)
+        limits.append(self.small)
+
+    monkeypatch.setattr(Admission, "__init__", kept)
+    client = Client()
+    free: list[int] = []
+    decide = client.engine.decide
+
+    def watched(request: Any, sink: Any = None) -> Any:
+        free.append(limits[0]._threads._value)
+        return decide(request, sink)
+
+    monkeypatch.setattr(client.engine, "decide", watched)
+    assert client.post(ONE, SYSTEM_ONE).status_code == 200
+    assert free == [1] and limits[0]._threads._value == 2
