@@ -143,7 +143,7 @@ def of_step(model: Model, rounds: int) -> Figures:
         "Question: Is it true?\nyes\nno\nAnswer yes or no."
     )
     pinned = ReadCanvas(template, (0,), (labels,))
-    read = Read(array("i", question_ids), (pinned,), (Target("q", 0, ((0, None), (1, None))),))
+    read = Read(array("i", question_ids), (pinned,), (Target("q", 0, 0, ((0, None), (1, None))),))
 
     def opened() -> OpenRead:
         return OpenRead(read, slot, NoiseKey(0, ids), DecisionSettings())

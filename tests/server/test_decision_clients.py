@@ -38,7 +38,7 @@ def test_system_ones_own_client(server: Any) -> None:
         assert answer.model == server.service.name and answer.usage.output_tokens == 3
         assert [model.name for model in client.models.list().models] == [server.service.name]
         with pytest.raises(sdk.TypeSafeAPIError) as failed:  # compressed, since it is long
-            client.system_one(state="x" * 5000, questions=questions)
+            client.system_one(state="x" * 20_000, questions=questions)
         assert failed.value.status == 413 and failed.value.request_id
         with pytest.raises(sdk.TypeSafeAPIError, match="images") as failed:
             image = sdk.Image(b"\x89PNG\r\n\x1a\n")
@@ -94,7 +94,7 @@ HOSTILE: dict[str, dict[str, Any]] = {
     "a long id": {"x" * 2**20: NOUL},
     "a long name": {"0": choice("x" * 2**20, "y")},
     "long names": {"0": choice(*(f"{number}{'x' * 4000}" for number in range(255)))},
-    "long names that differ at the end": {"0": choice(*("x" * 5000 + c for c in "abc"))},
+    "long names that differ at the end": {"0": choice(*("x" * 6000 + c for c in "abc"))},
     "long instructions": {"0": NOUL | {"instructions": "?" * 2**20}},
     "a long level": {"0": {"type": "score", "criteria": ["a", "b" * 2**20]}},
     "long levels": {"0": {"type": "score", "criteria": ["b" * 2**13] * 255}},

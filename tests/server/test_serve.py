@@ -114,8 +114,8 @@ def test_it_prints_a_curl_line_that_works(start: Callable[..., Program], tmp_pat
 @pytest.mark.parametrize(
     ("path", "body"),
     [
-        ("/v1/chat/completions", {"messages": [{"role": "user", "content": "x" * 100_000}]}),
-        ("/v1/completions", {"prompt": "x" * 100_000}),
+        ("/v1/chat/completions", {"messages": [{"role": "user", "content": "x" * 400_000}]}),
+        ("/v1/completions", {"prompt": "x" * 400_000}),
     ],
 )
 def test_a_refusal_is_counted_and_audited(

@@ -114,7 +114,7 @@ def test_a_client_that_goes_ends_replies_that_were_not_begun(
 
 
 def test_what_cannot_be_done_is_refused_before_any_reply_begins(server: Any) -> None:
-    prompts = ["Hi"] * 100 + ["x " * 5000]
+    prompts = ["Hi"] * 100 + ["x " * 9000]
     error = server.post("/v1/completions", prompt=prompts).json()["error"]
     assert (error["param"], error["code"]) == ("prompt", "context_length_exceeded")
 

@@ -131,8 +131,8 @@ def test_settings_refuse_in_words_and_can_be_reset(open_page: Callable[..., Any]
     expect(steps).to_be_focused()
     steps.fill("12")
     expect(problem).to_have_count(0)
-    tokens.fill("4097")  # the model's context: a slot that is larger than 1,024 can be made
-    expect(problem).to_have_text("Enter a whole number from 1 to 4,096, or leave the field empty.")
+    tokens.fill("16385")  # the model's context: a slot that is larger than 1,024 can be made
+    expect(problem).to_have_text("Enter a whole number from 1 to 16,384, or leave the field empty.")
     page.keyboard.press("Escape")  # leaves what was refused behind
     expect(page.locator("#settings")).to_be_hidden()
     ask(page, "Who are you?")

@@ -105,7 +105,7 @@ RULES = (
     Rule("Images are not supported yet.", r".*images are not supported yet|.*are about images"),
     Rule(
         "Questions times samples times orders are at most 4,096.",
-        r".*[\d,]+ questions, [\d,]+ samples",
+        r".*[\d,]+ questions x [\d,]+ samples",
     ),
     Rule("Numbers in a state or a description are finite.", r".*holds a number that is too"),
     Rule("State and question fit the context, and so do all of them.", r".*there is room for"),
