@@ -13,6 +13,8 @@ if TYPE_CHECKING:
     from sfumato.api import Done, Model, Reply, Settled, load
     from sfumato.decisions import Choice, Decision, Score, YesNo
     from sfumato.diffusion.canvas import Draft
+    from sfumato.diffusion.constraints.filled import Filled
+    from sfumato.diffusion.constraints.hole import Hole
     from sfumato.diffusion.sampler_config import SamplerConfig
     from sfumato.diffusion.schedule import SoftTopK
     from sfumato.engine import Account, Engine, EngineConfig, Failed, Finished, Request
@@ -30,6 +32,8 @@ _HOMES = {
     "Score": "sfumato.decisions",
     "YesNo": "sfumato.decisions",
     "Draft": "sfumato.diffusion.canvas",
+    "Filled": "sfumato.diffusion.constraints.filled",
+    "Hole": "sfumato.diffusion.constraints.hole",
     "SamplerConfig": "sfumato.diffusion.sampler_config",
     "SoftTopK": "sfumato.diffusion.schedule",
     "Engine": "sfumato.engine",
@@ -48,7 +52,9 @@ __all__ = [
     "Engine",
     "EngineConfig",
     "Failed",
+    "Filled",
     "Finished",
+    "Hole",
     "Model",
     "Reply",
     "Request",

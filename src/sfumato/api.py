@@ -39,7 +39,9 @@ from sfumato.diffusion.constraints.template import ReadTemplate
 from sfumato.diffusion.limits import Limits, ReplyPlan, plan_reply
 from sfumato.diffusion.loop import run
 from sfumato.diffusion.outcome import Stats
-from sfumato.diffusion.sampler_config import SamplerConfig
+from sfumato.diffusion.prediction import PredictedText
+from sfumato.diffusion.sampler_config import SamplerConfig, check_sampler
+from sfumato.fill_calls import FillCalls
 from sfumato.model.cache import KVCache
 from sfumato.model.families import Family, family_of, open_checkpoint
 from sfumato.model.loading import Progress, config_of, expected_shapes, load_network
@@ -62,7 +64,7 @@ Messages = Sequence[Mapping[str, Any]]
 T = TypeVar("T")
 
 
-class Model:
+class Model(FillCalls):
     """A loaded checkpoint. One thread at a time."""
 
     def __init__(
@@ -106,6 +108,7 @@ class Model:
         thinking: bool = False,
         tools: Sequence[Mapping[str, Any]] | None = None,
         stop: Stop = None,
+        prediction: PredictedText | None = None,
         cancelled: Callable[[], bool] = lambda: False,
         **unknown: Never,
     ) -> Iterator[Draft | Settled | Done]:
@@ -114,8 +117,9 @@ class Model:
         max_tokens: visible tokens at most; seed: 0..2⁶⁴-1; sampler: what is None in it is the
         checkpoint's; tools: declarations as JSON schemas; stop: strings that end the reply and
         are not part of it (inside a thought they are text like any other), or special tokens, each
-        as a `sfumato.text.tokenizer.Marker`; cancelled: called before every step and every chunk of
-        a prefill, True ends the reply with what is committed.
+        as a `sfumato.text.tokenizer.Marker`; prediction: a text that the reply is expected to
+        resemble, which its canvases begin as; cancelled: called before every step and every chunk
+        of a prefill, True ends the reply with what is committed.
         Raises ValueError, naming the argument, for what cannot be done, and TypeError for an
         argument that there is not. The stream itself raises FloatingPointError where the model's
         scores are no numbers, and ValueError where a sampler or processor returns a wrong tensor.
@@ -124,6 +128,7 @@ class Model:
         ids = self.prompt_ids(prompt, messages, thinking=thinking, tools=tools)
         # What cannot be done is refused by this call, and not by the first `next`.
         plan, transcript = self.plan_reply(len(ids), max_tokens, seed, sampler, stop, cancelled)
+        plan = self.fills.with_prediction(plan, prediction, thinking)
         prefix = torch.tensor(ids, dtype=torch.int64)
         return reply_events(run(self.network, prefix, plan), transcript)
 
@@ -285,15 +290,6 @@ class Model:
                 "every position"
             )
         return self.network.head.soft_embedding(processed_logits, self.network.dtype)
-
-
-def check_sampler(sampler: object) -> None:
-    """Raises ValueError for what is no SamplerConfig."""
-    if not isinstance(sampler, SamplerConfig | None):
-        raise ValueError(
-            "sampler: must be a SamplerConfig, such as SamplerConfig(temperature=0.7, "
-            f"sampler=EntropyBound()), got {sampler!r}"
-        )
 
 
 def _check_arguments(cancelled: object, unknown: Collection[str]) -> None:

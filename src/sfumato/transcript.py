@@ -11,6 +11,7 @@ from dataclasses import dataclass, field, replace
 from torch import Tensor
 
 from sfumato.diffusion.canvas import Convergence, Draft
+from sfumato.diffusion.constraints.filled import Filled
 from sfumato.diffusion.limits import StopReason
 from sfumato.diffusion.outcome import Outcome, SettledCanvas, Stats
 from sfumato.text.markers import ChatMarkers
@@ -48,6 +49,7 @@ class Reply:
     stop_reason: StopReason
     stats: Stats
     warnings: tuple[str, ...] = ()
+    filled: Filled | None = None  # of a text with holes, whose texts joined are `text` then
 
 
 @dataclass(frozen=True)

@@ -82,10 +82,12 @@ class Canvas:
         reply: Sequence[int] = (),
         pinned: Mapping[int, int] | None = None,
         given: GivenCanvas | None = None,
+        begins: Sequence[int] | None = None,
     ) -> None:
         """config: complete, canvas_length included; reply: the tokens of the reply before this
         canvas; pinned: position → token id, for positions whose token is given; given: what the
-        canvas begins as, checked."""
+        canvas begins as, checked; begins: the same where nothing is pinned for it, a token of the
+        vocabulary for each position, or -1 for noise."""
         assert config.canvas_length and config.max_steps
         self.config, self.noise, self.device = config, noise, device
         self.reply = to_device(torch.tensor(reply, dtype=torch.int64), device)
@@ -95,6 +97,7 @@ class Canvas:
         self._begun: Tensor | None = None  # drawn late, together with those of other canvases
         if given is not None and given.tokens is not None:
             self._begun = torch.tensor(given.tokens)
+        self._seeds = None if begins is None else torch.tensor(begins, dtype=torch.int64)
         self._has_bare_pins = given is not None
         self._pinned = torch.full((self.length,), -1)
         for position, token in (pinned or {}).items():
@@ -115,7 +118,8 @@ class Canvas:
         """The canvas of a plan on a network."""
         vocab, device = network.config.vocab_size, network.device
         pinned = dict(plan.pinned)
-        return cls(plan.config, plan.noise, vocab, device, plan.reply, pinned, plan.given)
+        start = plan.given, plan.begins
+        return cls(plan.config, plan.noise, vocab, device, plan.reply, pinned, *start)
 
     @property
     def done(self) -> bool:
@@ -263,6 +267,8 @@ def draw_first(canvases: Sequence[Canvas]) -> None:
     longest = max(canvas.length for canvas in new)
     drawn = first_tokens([canvas.noise for canvas in new], longest, new[0].vocab_size)
     for canvas, row in zip(new, drawn.unbind(), strict=True):
-        pinned = canvas._pinned
         # A copy: a draft that is kept must not keep what others began as.
-        canvas._begun = torch.where(pinned >= 0, pinned, row[: canvas.length])
+        canvas._begun = row[: canvas.length].clone()
+        for tokens in (canvas._seeds, canvas._pinned):
+            if tokens is not None:
+                canvas._begun = torch.where(tokens >= 0, tokens, canvas._begun)

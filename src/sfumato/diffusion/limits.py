@@ -10,6 +10,7 @@ from dataclasses import dataclass, replace
 from typing import Literal
 
 from sfumato.diffusion.given_canvas import GivenCanvas
+from sfumato.diffusion.prediction import Prediction
 from sfumato.diffusion.processors import LogitBias, LogitProcessor, MinTokens
 from sfumato.diffusion.sampler_config import SamplerConfig
 from sfumato.diffusion.schedule import count_at, temperature_at
@@ -52,6 +53,7 @@ class ReplyPlan:
     canvases: int  # at most, unless thoughts are ended early
     context: int  # positions that the model was made for
     given: GivenCanvas | None = None  # the first canvas, where the caller gives it
+    prediction: Prediction | None = None  # what the reply is expected to be
 
 
 def plan_reply(

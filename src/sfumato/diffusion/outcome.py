@@ -21,6 +21,7 @@ class Stats:
     denoise_s: float = 0.0
     commit_s: float = 0.0
     first_draft_s: float | None = None
+    accepted_prediction: int | None = None  # tokens of it in the reply; None: there was none
     total_s: float = 0.0  # from first to last event, with what the consumer did in between
 
     @property

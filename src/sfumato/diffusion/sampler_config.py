@@ -160,6 +160,15 @@ def _has(part: object, method: str) -> bool:
     return callable(getattr(part, method, None)) and not isinstance(part, type)
 
 
+def check_sampler(sampler: object) -> None:
+    """Raises ValueError for what is no SamplerConfig."""
+    if not isinstance(sampler, SamplerConfig | None):
+        raise ValueError(
+            "sampler: must be a SamplerConfig, such as SamplerConfig(temperature=0.7, "
+            f"sampler=EntropyBound()), got {sampler!r}"
+        )
+
+
 REFERENCE = SamplerConfig(
     max_steps=default("max_steps"),
     sampler=EntropyBound(),

@@ -33,6 +33,7 @@ class CanvasPlan:
     reply: list[int] = field(default_factory=list)  # tokens of the reply before this canvas
     pinned: Mapping[int, int] = field(default_factory=dict)  # position → its fixed token
     given: GivenCanvas | None = None  # whose tokens it begins as
+    begins: tuple[int, ...] | None = None  # what it begins as, -1 for noise; None: all noise
 
 
 class ThoughtLimit(Protocol):
@@ -122,7 +123,11 @@ class Sequence:
         if given is not None and self.stats.canvases == 0:
             return CanvasPlan(self.config, noise, [], given.pins, given)
         opening = self._opening[len(self.reply) :][: self.canvas_length]
-        return CanvasPlan(self.config, noise, list(self.reply), dict(enumerate(opening)))
+        begins, prediction = None, self.plan.prediction
+        if prediction is not None and self._attempt == 0:
+            begins = prediction.start(self.reply, self.canvas_length, noise)
+        pinned = dict(enumerate(opening))
+        return CanvasPlan(self.config, noise, list(self.reply), pinned, None, begins)
 
     def stepped(self, draft: Draft, seconds: float, since_start: float) -> None:
         """Counts a denoising step; since_start: seconds since the request began."""
@@ -172,7 +177,14 @@ class Sequence:
     def outcome(self, reason: StopReason, total_s: float) -> Outcome:
         """The reply as it stands."""
         self.stats.output_tokens, self.stats.total_s = len(self.reply), total_s
+        self.stats.accepted_prediction = self.accepted_prediction
         return Outcome(self.reply, reason, self.stats, tuple(self.warnings))
+
+    @property
+    def accepted_prediction(self) -> int | None:
+        """Tokens of the prediction that stand in the reply; None where there is no prediction."""
+        prediction = self.plan.prediction
+        return None if prediction is None else prediction.accepted(self.reply)
 
     def _closed_thought(self, added: list[int]) -> list[int] | None:
         """The canvas up to where its thought must end, with the token that ends it; None where no

@@ -55,6 +55,9 @@ class Account:
     step_s: tuple[float, ...] = ()  # seconds of each denoising forward, in order
     questions: int | None = None  # of a decision, whose denoise_s and step_s are those of reads
     reads: int | None = None  # canvases that were read
+    # Tokens of a prediction that stand in the reply, and that do not; None: there was none.
+    accepted_prediction: int | None = None
+    rejected_prediction: int | None = None
 
     @property
     def visible_tokens_per_second(self) -> float | None:

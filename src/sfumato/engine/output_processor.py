@@ -15,6 +15,7 @@ from sfumato.engine.any_row import AnyRow
 from sfumato.engine.circuit import Circuit
 from sfumato.engine.events import DECIDED, Failed, FailureKind, Finished, Terminal
 from sfumato.engine.failures import explain
+from sfumato.engine.fill_turns import FillResult
 from sfumato.engine.read_turns import ReadResult
 from sfumato.engine.recovery import recover_encoding
 from sfumato.engine.request import AnyRequest
@@ -46,21 +47,27 @@ class OutputProcessor:
     def process(self, results: StepResults) -> None:
         """Takes in the results of a step."""
         self._encoded(results.encoded, results.encode_s)
+        after_s = results.read_s + results.fill_s
         if results.denoised:
             for row, result in results.denoised:
                 try:
                     if isinstance(result, Exception):
                         raise result
-                    # Reads come after it in the step, and count for no reply.
-                    self._denoised(row, result, results.began + results.read_s)
+                    # Reads and fills come after it in the step, and count for no reply.
+                    self._denoised(row, result, results.began + after_s)
                 except Exception as error:
                     self.end_with(row, error)
-            seconds = self._clock() - results.began - results.read_s
+            seconds = self._clock() - results.began - after_s
             self._statistics.stepped(len(results.denoised), seconds)
         if results.read:
             self._statistics.totals.read_s += results.read_s
         for read in results.read:
             self._read(read, results.read_s)
+        for fill in results.filled:
+            self._filled(fill, results.fill_s)
+        steps = sum(len(fill.steps) for fill in results.filled)
+        if steps:
+            self._statistics.stepped(steps, results.fill_s)
 
     def _encoded(self, encoded: list[Encoded], seconds: float) -> None:
         totals = self._statistics.totals
@@ -102,6 +109,25 @@ class OutputProcessor:
                 raise result.error
             if row.progress.done:
                 self._end(row, row.finish(self._clock()), DECIDED)
+        except Exception as error:
+            self.end_with(row, error)
+
+    def _filled(self, result: FillResult, seconds: float) -> None:
+        row, now = result.row, self._clock()
+        try:
+            if result.error is not None:
+                raise result.error
+            row.had_step(seconds, bool(result.steps), now)
+            draft = row.take(result.steps)
+            for canvas, _ in result.steps:
+                if canvas.done:
+                    self._statistics.settled(canvas.length)
+            if draft is not None and row.request.drafts:
+                row.handle.deliver(draft)
+            if row.done:
+                settled, reply = row.finish(now)
+                row.handle.deliver(settled)
+                self._end(row, Finished(reply, row.account_at(now)), reply.stop_reason)
         except Exception as error:
             self.end_with(row, error)
 

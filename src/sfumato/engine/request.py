@@ -12,11 +12,13 @@ from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any
 
-from sfumato.api import Messages, Model, Transcript, check_sampler
+from sfumato.api import Messages, Model, Transcript
 from sfumato.diffusion.checks import MOST_SECONDS, MOST_TOKENS, is_number, is_whole
+from sfumato.diffusion.constraints.hole import Part
 from sfumato.diffusion.given_canvas import GivenCanvas
 from sfumato.diffusion.limits import ReplyPlan, TooLarge
-from sfumato.diffusion.sampler_config import SamplerConfig
+from sfumato.diffusion.prediction import PredictedText
+from sfumato.diffusion.sampler_config import SamplerConfig, check_sampler
 from sfumato.diffusion.sequence import Policies, committed_tokens
 from sfumato.engine.decision import DecisionRequest
 from sfumato.engine.snapshot_points import SnapshotPoints
@@ -60,6 +62,8 @@ class Request:
     max_thinking_tokens: int | None = None  # None: what leaves room for an answer
     retry_empty: bool = True  # an answer that settles as nothing is drawn again
     canvas: GivenCanvas | None = None  # what the first canvas begins as; instead of an opening
+    parts: Sequence[Part] | None = None  # of a text with holes, which follows the prompt
+    prediction: PredictedText | None = None  # what the reply is expected to be
     drafts: bool = False  # whether Draft events are wanted
     timeout_s: float | None = None  # from `since`; None: the engine's own
     since: float | None = None  # when the client sent it, by `Engine.now`; None: at its submission
@@ -105,7 +109,7 @@ def prepare(
     """longest: tokens that a slot here can have at most; most_steps: per canvas, which bounds the
     checkpoint's own choice too. Raises ValueError, naming the field, for what cannot be done;
     TooLarge for texts that no slot holds."""
-    _check(request, most_steps)
+    check_request(request, most_steps)
     prompt = request.made or make_prompt(model, request, longest, points)
     # 53 bits: what survives a client that reads JSON numbers as floats.
     seed = secrets.randbits(53) if request.seed is None else request.seed
@@ -126,6 +130,7 @@ def prepare(
             "leaves none for the reply; raise max_tokens"
         )
     plan = _with_canvas(plan, request, model.config.vocab_size)
+    plan = _with_prediction(plan, request, model, longest)
     assert plan.config.canvas_length
     budget = ThinkingBudget.of(
         model.tokenizer,
@@ -167,6 +172,17 @@ def _with_canvas(plan: ReplyPlan, request: Request, vocab_size: int) -> ReplyPla
     return replace(plan, limits=limits, given=canvas)
 
 
+def _with_prediction(plan: ReplyPlan, request: Request, model: Model, longest: int) -> ReplyPlan:
+    """The plan with the request's prediction. Raises ValueError."""
+    if request.prediction is None:
+        return plan
+    if request.canvas is not None:
+        raise ValueError("canvas, prediction: give at most one; both say how a canvas begins")
+    check_length(model, request.prediction.text, longest, "prediction")
+    begun = request.continued is not None
+    return model.fills.with_prediction(plan, request.prediction, request.thinking, begun)
+
+
 def is_empty(transcript: Transcript, ids: list[int]) -> bool:
     """Whether a reply of these tokens has neither answer nor tool call; a broken call counts as
     one, and text around thoughts does too."""
@@ -174,7 +190,8 @@ def is_empty(transcript: Transcript, ids: list[int]) -> bool:
     return not (parsed.text.strip() or parsed.tool_calls or parsed.warnings)
 
 
-def _check(request: Request, most_steps: int) -> None:
+def check_request(request: Request, most_steps: int) -> None:
+    """Raises ValueError for fields that are wrong by themselves."""
     check_sampler(request.sampler)
     steps = request.sampler.max_steps if request.sampler else None
     if steps is not None and steps > most_steps:

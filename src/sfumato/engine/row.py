@@ -112,6 +112,8 @@ class Row(AnyRow):
     def account_at(self, now: float) -> Account:
         stats, lease, sequence = self.stats, self.lease, self.sequence
         queue_s, slot_wait_s = self.waits_s(now)
+        accepted, prediction = sequence.accepted_prediction, sequence.plan.prediction
+        rejected = len(prediction.ids) - (accepted or 0) if prediction else None
         return Account(
             request_id=self.request.id,
             endpoint=self.request.endpoint,
@@ -137,4 +139,6 @@ class Row(AnyRow):
             slot=lease.index if lease else None,
             context=lease.context if lease else None,
             allocated=lease.allocated if lease else False,
+            accepted_prediction=accepted,
+            rejected_prediction=rejected,
         )

@@ -16,6 +16,7 @@ from sfumato.diffusion.canvas import Draft
 from sfumato.diffusion.step import Denoiser
 from sfumato.diffusion.step.cuda_graphs import graph_backend
 from sfumato.engine.any_row import AnyRow
+from sfumato.engine.fill_turns import FillResult, FillTurns
 from sfumato.engine.late_steps import CommitRow, LateSteps
 from sfumato.engine.read_turns import ReadResult, ReadTurns
 from sfumato.engine.recovery import BatchRecovery, free_memory
@@ -50,6 +51,8 @@ class StepResults:
     began: float  # when the denoising began, by the clock
     read: list[ReadResult]
     read_s: float
+    filled: list[FillResult]
+    fill_s: float
 
 
 class Runner:
@@ -65,6 +68,7 @@ class Runner:
         if backend is not None:
             self._late = LateSteps(self._denoiser, self._free, clock)
         self._read_turns = ReadTurns(network, self._free)
+        self._fill_turns = FillTurns(network, self._free)
 
     def run(self, plan: Plan, is_wanted: Callable[[AnyRow], bool]) -> StepResults:
         """Encodes the plan's pieces, then denoises those of its rows that did not fail meanwhile
@@ -85,8 +89,13 @@ class Runner:
         read = self._clock()
         readers = [row for row in plan.read if row not in failed and is_wanted(row)]
         results = self._read_turns.run(readers, plan.read_tokens, plan.decisions)
-        read_s = self._clock() - read
-        return StepResults(encoded, denoise - began, denoised, began_step, results, read_s)
+        fill = self._clock()
+        fillers = [row for row in plan.fill if row not in failed and is_wanted(row)]
+        filled = self._fill_turns.run(fillers)
+        times = fill - read, self._clock() - fill
+        return StepResults(
+            encoded, denoise - began, denoised, began_step, results, times[0], filled, times[1]
+        )
 
     @property
     def is_ahead(self) -> bool:

@@ -14,6 +14,7 @@ from dataclasses import dataclass
 
 from sfumato.engine.any_row import AnyRow
 from sfumato.engine.decision_row import DecisionRow
+from sfumato.engine.fill_row import FillRow
 from sfumato.engine.recovery import PrefillChunk
 from sfumato.engine.row import Row
 from sfumato.engine.sharing import Sharing
@@ -30,12 +31,13 @@ class Piece:
 
 @dataclass(frozen=True)
 class Plan:
-    """One step: the pieces are encoded, then the rows denoised in one batch, and then questions
-    are read."""
+    """One step: the pieces are encoded, then the rows denoised in one batch, then questions are
+    read, and then the canvases of fills denoised in another batch."""
 
     encode: tuple[Piece, ...]
     denoise: tuple[Row, ...]
     read: tuple[DecisionRow, ...] = ()
+    fill: tuple[FillRow, ...] = ()
     decisions: int = 0  # that share the reads of a step, those with them that still encode
     read_tokens: int = 0  # of all of them
 
@@ -111,8 +113,9 @@ class Scheduler:
         ready = [row for row in self.running if not row.pending or row in done]
         denoise = tuple(row for row in ready if isinstance(row, Row))
         read = tuple(row for row in ready if isinstance(row, DecisionRow))
+        fill = tuple(row for row in ready if isinstance(row, FillRow))
         decisions = sum(isinstance(row, DecisionRow) for row in self.running)
-        return Plan(pieces, denoise, read, decisions, self._read_tokens(denoise))
+        return Plan(pieces, denoise, read, fill, decisions, self._read_tokens(denoise))
 
     def _read_tokens(self, denoise: Sequence[Row]) -> int:
         """How many tokens all reads of a step have: as many as the canvases that are denoised in

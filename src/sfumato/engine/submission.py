@@ -13,6 +13,7 @@ from sfumato.api import Model
 from sfumato.diffusion.constraints.decision_settings import DecisionSettings
 from sfumato.diffusion.constraints.read import PIECE
 from sfumato.diffusion.limits import TooLarge
+from sfumato.engine.any_row import AnyRow
 from sfumato.engine.circuit import Circuit
 from sfumato.engine.decision import DecisionRequest
 from sfumato.engine.decision_row import DecisionRow, PreparedDecision
@@ -20,6 +21,8 @@ from sfumato.engine.engine_config import EngineConfig
 from sfumato.engine.errors import REFUSALS, EngineDead, NotReady, QueueFull
 from sfumato.engine.events import Failed, Terminal
 from sfumato.engine.failures import explain, late
+from sfumato.engine.fill_request import PreparedFill, prepare_fill
+from sfumato.engine.fill_row import FillRow
 from sfumato.engine.handle import DecisionHandle, DecisionSink, Handle, Sink
 from sfumato.engine.inbox import Inbox
 from sfumato.engine.request import (
@@ -97,9 +100,13 @@ class Submission:
             )
         return PreparedDecision(plan, self._model.family.name)
 
-    def prepared(self, request: Request) -> Prepared:
+    def prepared(self, request: Request) -> Prepared | PreparedFill:
         """Raises ValueError and TooLarge for a request that cannot be done."""
         most = self._config.max_steps
+        if request.parts is not None:
+            fill = prepare_fill(self._model, request, self._longest, self._snapshot_points, most)
+            self._scheduler.pool.check(len(fill.prompt.ids))
+            return fill
         prepared = prepare(self._model, request, self._longest, self._snapshot_points, most)
         try:
             self._scheduler.pool.check(prepared.need)
@@ -152,6 +159,11 @@ class Submission:
     def _submit(self, request: Request, sink: Sink | None) -> Handle:
         since = self._ready_since(request)
         prepared, handle = self.prepared(request), Handle(request.id, sink, self._inbox.wake)
-        row = Row(request, prepared, handle, since, self._limit_s(request))
+        row: AnyRow
+        if isinstance(prepared, PreparedFill):
+            fills, limit = self._model.fills, self._limit_s(request)
+            row = FillRow(request, prepared, fills, handle, since, limit)
+        else:
+            row = Row(request, prepared, handle, since, self._limit_s(request))
         self._inbox.put(row, self._has_room, self._config.queue)
         return handle

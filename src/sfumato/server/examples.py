@@ -38,7 +38,8 @@ def demonstration(embedded: bool) -> str | None:
 
 def warnings(embedded: bool, reply: Reply) -> list[str]:
     """The reply's warnings, and one where the embedded model could not answer."""
-    return [*reply.warnings, *([CANNOT] if embedded and not is_answered(reply) else [])]
+    cannot = embedded and reply.filled is None and not is_answered(reply)
+    return [*reply.warnings, *([CANNOT] if cannot else [])]
 
 
 def is_answered(reply: Reply) -> bool:

@@ -61,16 +61,21 @@ class Service:
             raise from_value_error(error, request) from None
 
     def raw_prompt(
-        self, prompt: str | Sequence[int], endpoint: str, user: str | None = None
+        self,
+        prompt: str | Sequence[int],
+        endpoint: str,
+        user: str | None = None,
+        special: bool = True,
     ) -> list[int]:
-        """Ids of a prompt that is no chat: bos, then the text. Raises ApiError."""
+        """Ids of a prompt that is no chat: bos, then the text. special: whether markers in it are
+        their tokens. Raises ApiError."""
         if not isinstance(prompt, str):
             return list(prompt)
         tokenizer = self.model.tokenizer
         request = Request(prompt, endpoint=endpoint, user=user)
         try:
             with self.engine.refusals(request):
-                ids = self.encode(prompt, "prompt")
+                ids = self.encode(prompt, "prompt", special)
         except ValueError as error:
             raise from_value_error(error, request) from None
         if tokenizer.bos_id is not None and ids[:1] != [tokenizer.bos_id]:

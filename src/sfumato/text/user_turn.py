@@ -27,8 +27,7 @@ def user_turn(
             f"{template.origin}: shows a user's message {text.count(_PLACEHOLDER)} times, so that "
             "no question can be put into it; get the template again"
         )
-    knows_thinking = template.render(messages, thinking=True) != text
-    if knows_thinking and not tail.endswith(empty_thought):
+    if _lacks(template, empty_thought, messages, tail):
         tail += empty_thought
     first = [] if tokenizer.bos_id is None else [tokenizer.bos_id]
     head_ids, tail_ids = (
@@ -36,3 +35,21 @@ def user_turn(
         for part in (head, tail)
     )
     return [*first, *head_ids], tail_ids
+
+
+def empty_thought_ids(
+    template: ChatTemplate, tokenizer: Tokenizer, empty_thought: str
+) -> list[int]:
+    """The ids of `empty_thought` where the template knows thinking and does not write it itself;
+    else none."""
+    messages = [{"role": "user", "content": _PLACEHOLDER}]
+    lacks = _lacks(template, empty_thought, messages, template.render(messages))
+    return tokenizer.encode(empty_thought) if lacks else []
+
+
+def _lacks(
+    template: ChatTemplate, empty_thought: str, messages: list[dict[str, str]], text: str
+) -> bool:
+    """Whether a prompt of these messages, which ends as `text` does, lacks the empty thought."""
+    knows_thinking = template.render(messages, thinking=True) != template.render(messages)
+    return knows_thinking and not text.endswith(empty_thought)

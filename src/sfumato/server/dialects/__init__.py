@@ -9,11 +9,19 @@ from __future__ import annotations
 from typing import Any
 
 from sfumato.server.dialects.decisions import ROUTES
+from sfumato.server.dialects.fill import FILL
+from sfumato.server.dialects.infill import INFILL
 from sfumato.server.dialects.llama_cpp import LLAMA_COMPLETION
 from sfumato.server.dialects.openai_chat import OPENAI_CHAT
 from sfumato.server.dialects.openai_completions import OPENAI_COMPLETIONS
 from sfumato.server.http.decision_route import DecisionRoute
 from sfumato.server.http.dialect import Dialect
 
-DIALECTS: tuple[Dialect[Any], ...] = (OPENAI_CHAT, OPENAI_COMPLETIONS, LLAMA_COMPLETION)
+DIALECTS: tuple[Dialect[Any], ...] = (
+    OPENAI_CHAT,
+    OPENAI_COMPLETIONS,
+    LLAMA_COMPLETION,
+    INFILL,
+    FILL,
+)
 DECISIONS: tuple[DecisionRoute, ...] = ROUTES

@@ -13,7 +13,7 @@ from sfumato.server.examples import warnings
 from sfumato.server.http.dialect import Dialect, Frame, Renderer
 from sfumato.server.http.errors import bad_request
 from sfumato.server.http.inflight import CollectedReply
-from sfumato.server.schemas.llama_cpp import LlamaBody
+from sfumato.server.schemas.llama_cpp import LlamaBody, LlamaSampling
 from sfumato.server.service import Service
 
 PATH = "/completion"
@@ -38,12 +38,17 @@ def parse(service: Service, body: LlamaBody) -> list[Request]:
 class LlamaRenderer(Renderer):
     """One reply without choices; the last frame of a stream says stop."""
 
-    def __init__(self, service: Service, body: LlamaBody, requests: Sequence[Request]) -> None:
+    def __init__(self, service: Service, body: LlamaSampling, requests: Sequence[Request]) -> None:
         self._service, self._notes, self._sent = service, openai_objects.notes(body), 0
+        self._fields = body.response_fields
+        # A text that is only encoded for later requests has nothing in it.
+        self._is_empty = getattr(body, "n_predict", None) == 0
 
     def body(self, replies: Sequence[CollectedReply]) -> Mapping[str, Any]:
         (collected,) = replies
-        return {"content": collected.finished.reply.text, **self._end(collected.finished)}
+        text = "" if self._is_empty else collected.finished.reply.text
+        answer = {"content": text, **self._end(collected.finished)}
+        return answer if self._fields is None else _only(answer, self._fields)
 
     def extra(self, fields: Frame) -> Frame:
         return {"index": 0, "content": "", "stop": False} | fields
@@ -57,6 +62,7 @@ class LlamaRenderer(Renderer):
 
     def _texts(self, text: str) -> Iterable[Frame]:
         self._sent += len(text)
+        text = "" if self._is_empty else text
         for piece in pieces(text):
             yield self.extra({"content": piece})
 
@@ -77,6 +83,18 @@ class LlamaRenderer(Renderer):
             "timings": openai_objects.timings(account),
             **({"warnings": notes} if notes else {}),
         }
+
+
+def _only(answer: Mapping[str, Any], paths: Iterable[str]) -> dict[str, Any]:
+    """Those fields of an answer that there are, each named by its path: "timings/prompt_n"."""
+    fields = {}
+    for path in paths:
+        value: Any = answer
+        for name in path.split("/"):
+            value = value.get(name) if isinstance(value, Mapping) else None
+        if value is not None:
+            fields[path] = value
+    return fields
 
 
 LLAMA_COMPLETION = Dialect(

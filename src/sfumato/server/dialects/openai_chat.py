@@ -14,6 +14,7 @@ from sfumato.server.dialects.shared.logprobs import Logged, TokenLog, log_of, lo
 from sfumato.server.dialects.shared.openai_messages import continuation, conversation
 from sfumato.server.dialects.shared.openai_tools import ignored_tools, tool_use, unknown_calls
 from sfumato.server.dialects.shared.pieces import pieces
+from sfumato.server.dialects.shared.prediction import prediction_of
 from sfumato.server.dialects.shared.sampling import check_size, request_fields, seeds_of
 from sfumato.server.dialects.shared.thinking import thinking_of
 from sfumato.server.examples import warnings
@@ -61,6 +62,8 @@ def parse(service: Service, body: ChatBody) -> list[Request]:
             *(fields["stop"] or ()),
             Marker(service.model.template.markers.call_close),
         ]
+    if body.prediction is not None:
+        fields["prediction"] = prediction_of(body.prediction)
     if continued is not None:  # the reply may be complete already
         fields["retry_empty"] = body.retry_empty is True
     one = Request(

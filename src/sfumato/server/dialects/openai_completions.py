@@ -9,6 +9,7 @@ from typing import Any
 from sfumato.engine import Account, Finished, Request, Settled, new_id
 from sfumato.server.dialects.shared import openai_objects
 from sfumato.server.dialects.shared.given_canvas import canvas_fields, longest, names, reads
+from sfumato.server.dialects.shared.insertion import insertion
 from sfumato.server.dialects.shared.logprobs import Logged, TokenLog, legacy, log_of, logged
 from sfumato.server.dialects.shared.pieces import pieces
 from sfumato.server.dialects.shared.sampling import check_size, request_fields, seeds_of
@@ -44,6 +45,11 @@ def parse(service: Service, body: CompletionBody) -> list[Request]:
         raise bad_request("stream_options: only with stream", "stream_options")
     fields = request_fields(body, service.model, PATH, alternatives=body.logprobs)
     fields |= canvas_fields(body, service, fields["sampler"], body.logprobs is not None)
+    inserted = None
+    if body.suffix:
+        if fields["canvas"] is not None:
+            raise bad_request("suffix: does not go with a given canvas; leave one out", "suffix")
+        inserted = insertion(service, body, body.suffix, body.max_tokens, "suffix", PATH)
     requests: list[Request] = []
     for prompt in prompts:
         ids = service.raw_prompt(prompt, PATH, body.user)
@@ -52,8 +58,11 @@ def parse(service: Service, body: CompletionBody) -> list[Request]:
                 "prompt: is empty, and this model has no token to begin with", "prompt"
             )
         one = Request(ids=ids, user=body.user, **fields)
-        length = service.limit(body.max_tokens, len(ids), fields["sampler"].canvas_length)
-        one = replace(one, max_tokens=longest(one, length, service))
+        if inserted is None:
+            length = service.limit(body.max_tokens, len(ids), fields["sampler"].canvas_length)
+            one = replace(one, max_tokens=longest(one, length, service))
+        else:
+            one = replace(one, **inserted)
         made = service.prompt(one)  # one for all n, which then encode it once
         requests += [
             replace(one, id=new_id(), made=made, seed=seed) for seed in seeds_of(body.seed, count)

@@ -12,6 +12,8 @@ from sfumato.options.limits import (
     LONGEST_STOP,
     MOST_BIAS,
     MOST_BIASES,
+    MOST_CHOICES,
+    MOST_HOLES,
     MOST_STOPS,
     MOST_TOKENS,
 )
@@ -61,6 +63,7 @@ IDS = _list({"type": "integer", "minimum": 0})
 _PROMPT_IDS = IDS | {"minItems": 1}
 PROMPT = either(TEXT, _PROMPT_IDS)
 PROMPTS = either(TEXT, _list(TEXT, 1), _PROMPT_IDS, _list(_PROMPT_IDS, 1))
+PROMPT_OR_NULL = either(TEXT, _PROMPT_IDS, NULL)
 MAX_TOKENS = either({"type": "integer", "minimum": 1, "maximum": MOST_TOKENS}, {"const": -1}, NULL)
 STOP = either(
     {"type": "string", "maxLength": LONGEST_STOP},
@@ -88,6 +91,7 @@ def with_settings(schema: Schema) -> None:
 
 
 _TEXTS = either(TEXT, _list(_object({"type": {"const": "text"}, "text": TEXT})))
+TEXTS = _TEXTS  # of a prediction
 _NAMED: Schema = {"name": {}}  # of a tool's message alone it is read
 _CALL = _object(
     {"function": _object({"name": {"type": "string", "pattern": NAME}, "arguments": {}})},
@@ -115,6 +119,7 @@ MESSAGES = _list(
     ),
     least=1,
 )
+MESSAGES_OR_NULL = either(MESSAGES, NULL)
 
 _FUNCTION = _object(
     {"name": {"type": "string", "pattern": NAME}},
@@ -125,3 +130,17 @@ TOOL_CHOICE = either(
     {"enum": ["none", "auto", "required", None]},
     _object({"type": {"const": "function"}, "function": _object({"name": TEXT})}),
 )
+
+_COUNT = {"type": "integer", "minimum": 1, "maximum": MOST_TOKENS}
+_CHOICES = _list(TEXT | {"minLength": 1}, 1) | {"maxItems": MOST_CHOICES, "uniqueItems": True}
+PARTS = _list(
+    either(
+        TEXT,
+        *(
+            _object({name: values}) | {"additionalProperties": NULL}
+            for name, values in (("tokens", _COUNT), ("at_most", _COUNT), ("choices", _CHOICES))
+        ),
+    ),
+    least=1,
+) | {"maxItems": 2 * MOST_HOLES + 1}
+EXTRA = either(_list(_object({}, {"text": TEXT, "filename": either(TEXT, NULL)})), NULL)

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from typing import Annotated, Any
 
-from pydantic import Field, WithJsonSchema
+from pydantic import AfterValidator, Field, WithJsonSchema
 
 from sfumato.server.schemas import json_schemas
-from sfumato.server.schemas.body import Body, Ids
+from sfumato.server.schemas.body import Body, First, Ids
 from sfumato.server.schemas.generation import (
     Continue,
     MaxTokens,
@@ -18,12 +18,14 @@ from sfumato.server.schemas.generation import (
 )
 from sfumato.server.schemas.neutral import Ignored, Only
 
+_Paths = Annotated[
+    list[Annotated[str, Field(max_length=100)]], First, Field(max_length=64), AfterValidator(tuple)
+]
 
-class LlamaBody(Sampling):
-    """llama-server's own completion. What it has and we have not is refused unless neutral."""
 
-    prompt: Annotated[str | Ids, WithJsonSchema(json_schemas.PROMPT)]
-    n_predict: MaxTokens = Field(None, description="Tokens at most; -1: what fits.")
+class LlamaSampling(Sampling):
+    """What llama-server has on each of its routes that generate."""
+
     id_slot: Ignored = None
     n_keep: Ignored = None
     typical_p: Annotated[Any, Only(1, why="is not supported; use top_p")] = None
@@ -33,6 +35,16 @@ class LlamaBody(Sampling):
     grammar: Annotated[Any, Only("", why="grammars are not supported")] = None
     json_schema: Annotated[Any, Only({}, why="JSON schemas are not supported yet")] = None
     n_probs: Annotated[Any, Only(0, why="use /v1/completions with logprobs")] = None
+    response_fields: _Paths | None = Field(
+        None, description='Only these fields of the answer: "content", "timings/predicted_n".'
+    )
+
+
+class LlamaBody(LlamaSampling):
+    """llama-server's own completion. What it has and we have not is refused unless neutral."""
+
+    prompt: Annotated[str | Ids, WithJsonSchema(json_schemas.PROMPT)]
+    n_predict: MaxTokens = Field(None, description="Tokens at most; -1: what fits.")
 
 
 class TokenizeBody(Body):

@@ -7,7 +7,7 @@ from typing import Annotated, Any
 from pydantic import Field, WithJsonSchema
 
 from sfumato.server.schemas import json_schemas
-from sfumato.server.schemas.body import First, Ids, Texts
+from sfumato.server.schemas.body import Body, First, Ids, Objects, Texts
 from sfumato.server.schemas.generation import (
     AddPrompt,
     Continue,
@@ -21,6 +21,18 @@ from sfumato.server.schemas.neutral import Ignored, Only
 from sfumato.server.schemas.settings import within
 
 NoFunctions = Only([], "none", "auto", why="is long deprecated; use tools and tool_choice")
+
+
+class Prediction(Body):
+    """What the canvases of a reply begin as."""
+
+    type: Annotated[Any, Only("content", why='must be "content"')] = None
+    content: Annotated[str | Objects, WithJsonSchema(json_schemas.TEXTS)] = Field(
+        description="A text, or text parts."
+    )
+    strength: float | None = Field(
+        None, ge=0, le=1, description="Share of the positions that begins as noise."
+    )
 
 
 class ChatBody(Generation):
@@ -56,7 +68,9 @@ class ChatBody(Generation):
         Any, Only("medium", why="cannot be set; say in a message how long the answer should be")
     ] = None
     metadata: Ignored = None
-    prediction: Ignored = None
+    prediction: Prediction | None = Field(
+        None, description="A text that the reply is expected to resemble."
+    )
     prompt_cache_key: Ignored = None
     prompt_cache_options: Ignored = None
     prompt_cache_retention: Ignored = None
@@ -72,4 +86,6 @@ class CompletionBody(Generation):
     echo: Annotated[Any, Only(False, why="is not supported; the prompt is known to the client")] = (
         None
     )
-    suffix: Annotated[Any, Only("", why="filling in before a suffix is not supported yet")] = None
+    suffix: str | None = Field(
+        None, description="What comes after the text, which is as long as fits between the two."
+    )

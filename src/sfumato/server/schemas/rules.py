@@ -27,8 +27,8 @@ class Rule:
 RULES = (
     Rule(
         "Prompt and reply fit the context.",
-        r"(prompt|messages|content|tokens|opening|max_tokens): .*(context|leaves none)"
-        r"|the request needs",
+        r"(prompt|messages|content|tokens|opening|max_tokens|prediction|suffix|input_suffix"
+        r"|parts\[\d+\][^:]*): .*(context|leaves none)|the request needs",
     ),
     Rule(
         "Whole numbers have no decimal point: 8, and not 8.0.",
@@ -62,6 +62,20 @@ RULES = (
         r"logprob_token_ids: (needs|must lie|log probabilities)",
     ),
     Rule("A read (diffusion_read_only) is at temperature 1.", r"\w+: a read "),
+    Rule(
+        "The parts of a fill have 1 to 256 holes, which fit one canvas with the text between them; "
+        "messages and prompt do not go together; what says where a reply ends is left out.",
+        r"parts: (must have|the holes)|messages, prompt: |\w+: a fill has the length",
+    ),
+    Rule(
+        "With a suffix, the canvas has 3 positions or more, and is not given; what says where a "
+        "reply ends is left out.",
+        r"canvas_length: a canvas of|suffix: does not go|\w+: text before a suffix",
+    ),
+    Rule(
+        "A prediction goes with no thinking and with no canvas that the client gives.",
+        r"prediction: says nothing|canvas, prediction: ",
+    ),
     Rule("stream_options belongs to stream.", r"stream_options: only with stream"),
     Rule("top_logprobs belongs to logprobs.", r"top_logprobs: needs logprobs"),
     Rule("max_tokens and max_completion_tokens agree.", r"max_tokens, max_completion_tokens: "),

@@ -10,6 +10,7 @@ from typing import Any
 
 from sfumato.server.http.errors import bad_request, from_value_error
 from sfumato.server.schemas.body import Unknown
+from sfumato.server.schemas.fill import FillBody
 from sfumato.server.schemas.llama_cpp import TemplateBody
 from sfumato.server.schemas.openai import ChatBody
 from sfumato.server.settings import ServerSettings
@@ -35,10 +36,12 @@ _UNSUPPORTED = {
 }
 
 
-def conversation(body: ChatBody | TemplateBody, settings: ServerSettings) -> list[dict[str, Any]]:
+def conversation(
+    body: ChatBody | TemplateBody | FillBody, settings: ServerSettings
+) -> list[dict[str, Any]]:
     """The messages in the four roles of the chat template. The body records what a lenient server
     ignores of the messages. Raises ApiError."""
-    messages, most = body.messages, settings.max_messages
+    messages, most = body.messages or [], settings.max_messages
     if len(messages) > most:
         raise bad_request(
             f"messages: {len(messages)} of them, and this server takes {most}; leave out old ones, "

@@ -53,7 +53,20 @@ def usage(accounts: Sequence[Account]) -> dict[str, Any]:
         "completion_tokens": written,
         "total_tokens": accounts[0].prompt_tokens + written,
         "prompt_tokens_details": {"cached_tokens": accounts[0].cached_tokens},
-        "completion_tokens_details": {"reasoning_tokens": sum(a.thought_tokens for a in accounts)},
+        "completion_tokens_details": {
+            "reasoning_tokens": sum(a.thought_tokens for a in accounts),
+            **_predicted(accounts),
+        },
+    }
+
+
+def _predicted(accounts: Sequence[Account]) -> dict[str, int]:
+    """Tokens of a prediction that stand in the replies, and that do not, where there was one."""
+    if accounts[0].accepted_prediction is None:
+        return {}
+    return {
+        "accepted_prediction_tokens": sum(a.accepted_prediction or 0 for a in accounts),
+        "rejected_prediction_tokens": sum(a.rejected_prediction or 0 for a in accounts),
     }
 
 

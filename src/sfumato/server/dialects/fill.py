@@ -1,0 +1,146 @@
+"""A text with holes: POST /v1/fill. The given texts come back unchanged."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import replace
+from typing import Any
+
+from sfumato.diffusion.constraints.filled import Alternative, FilledHole
+from sfumato.diffusion.constraints.hole import Hole, Part, check_parts
+from sfumato.engine import Finished, Request, Settled
+from sfumato.server.dialects.shared import openai_objects
+from sfumato.server.dialects.shared.openai_messages import conversation
+from sfumato.server.dialects.shared.sampling import request_fields, seeds_of
+from sfumato.server.http.dialect import Dialect, Frame, Renderer
+from sfumato.server.http.errors import bad_request
+from sfumato.server.http.inflight import CollectedReply
+from sfumato.server.http.wire import SSE
+from sfumato.server.schemas.fill import FillBody
+from sfumato.server.service import Service
+
+PATH = "/v1/fill"
+_HOLE = ("tokens", "at_most", "choices")
+_OF_REPLIES = {
+    "stop": ("", []),
+    "min_tokens": (0,),
+    "ignore_eos": (False,),
+    "max_thinking_tokens": (),
+}
+"""Fields that say where a reply ends, and their values that ask for nothing."""
+
+
+def parse(service: Service, body: FillBody) -> list[Request]:
+    """Raises ApiError."""
+    for name, neutral in _OF_REPLIES.items():
+        value = getattr(body, name)
+        if value is not None and value not in neutral:
+            raise bad_request(f"{name}: a fill has the length that its holes have", name)
+    if body.messages is not None and body.prompt is not None:
+        raise bad_request("messages, prompt: give at most one of them", "prompt")
+    parts = parts_of(body.parts)
+    fields = request_fields(body, service.model, PATH)
+    if body.messages is not None:
+        fields["messages"] = conversation(body, service.settings)
+    else:
+        ids = service.raw_prompt(body.prompt or "", PATH, body.user)
+        if not ids:
+            raise bad_request(
+                "prompt: is empty, and this model has no token to begin with", "prompt"
+            )
+        fields["ids"] = ids
+    seed = seeds_of(body.seed, 1)[0]
+    return [Request(parts=parts, seed=seed, user=body.user, **fields)]
+
+
+def parts_of(given: Sequence[str | Mapping[str, Any]]) -> tuple[Part, ...]:
+    """Texts and holes. Raises ApiError."""
+    parts = [
+        part if isinstance(part, str) else _hole(part, f"parts[{place}]")
+        for place, part in enumerate(given)
+    ]
+    try:
+        return check_parts(parts)
+    except ValueError as error:
+        raise bad_request(str(error), "parts") from None
+
+
+def _hole(given: Mapping[str, Any], where: str) -> Hole:
+    fields = {name: value for name, value in given.items() if value is not None}
+    unknown = [name for name in fields if name not in _HOLE]
+    if unknown:
+        name = f"{where}.{unknown[0][:100]}"
+        raise bad_request(f"{name}: unknown; a hole has tokens, at_most or choices", name)
+    try:
+        return Hole(**fields)
+    except ValueError as error:
+        raise bad_request(f"{where}: {error}", where) from None
+
+
+class FillRenderer(Renderer):
+    """The text, its holes and their figures."""
+
+    def __init__(self, service: Service, body: FillBody, requests: Sequence[Request]) -> None:
+        self._service, self._id = service, requests[0].id
+        self._notes = openai_objects.notes(body)
+
+    def body(self, replies: Sequence[CollectedReply]) -> Mapping[str, Any]:
+        (collected,) = replies
+        return self._body(collected.finished)
+
+    def extra(self, fields: Frame) -> Frame:
+        return self._head() | fields
+
+    def settled(self, number: int, settled: Settled) -> Iterable[Frame]:
+        return ()
+
+    def finished(self, number: int, end: Finished) -> Iterable[Frame]:
+        yield self._body(end)
+
+    def _head(self) -> Frame:
+        return openai_objects.head("fill", "fill", self._id, self._service.name)
+
+    def _body(self, end: Finished) -> Frame:
+        filled = end.reply.filled
+        assert filled is not None
+        return {
+            **self._head(),
+            "text": filled.text,
+            "holes": [_filled_hole(hole) for hole in filled.holes],
+            "usage": openai_objects.usage([end.account]),
+            **openai_objects.figures([end], [*self._notes, *end.reply.warnings]),
+        }
+
+
+def _filled_hole(hole: FilledHole) -> dict[str, Any]:
+    alternatives = [_alternative(each) for each in hole.alternatives]
+    return {
+        "text": hole.text,
+        "tokens": len(hole.token_ids),
+        "token_ids": hole.token_ids,
+        "probability": hole.probability,
+        "probabilities": hole.probabilities,
+        **({"alternatives": alternatives} if alternatives else {}),
+    }
+
+
+def _alternative(each: Alternative) -> dict[str, Any]:
+    return {
+        "text": each.text,
+        "tokens": each.tokens,
+        "score": each.score,
+        "probability": each.probability,
+    }
+
+
+FILL = Dialect(
+    name="fill",
+    path=PATH,
+    tag="Sfumato",
+    help="A text with holes, filled; the given texts come back unchanged.",
+    body_type=FillBody,
+    parse=parse,
+    renderer=FillRenderer,
+    streams=lambda body: bool(body.stream),
+    wire=replace(SSE, end="data: [DONE]\n\n"),
+)

@@ -1,0 +1,62 @@
+"""llama-server's infill: POST /infill. Editors send it while their user types."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import replace
+from typing import Any
+
+from sfumato.diffusion.constraints.hole import Hole
+from sfumato.engine import Request
+from sfumato.server.dialects.llama_cpp import LlamaRenderer
+from sfumato.server.dialects.shared.insertion import insertion
+from sfumato.server.dialects.shared.sampling import request_fields, seeds_of
+from sfumato.server.http.dialect import Dialect
+from sfumato.server.http.errors import bad_request
+from sfumato.server.schemas.fill import InfillBody
+from sfumato.server.service import Service
+
+PATH = "/infill"
+
+
+def parse(service: Service, body: InfillBody) -> list[Request]:
+    """Raises ApiError."""
+    extra = [_extra(part, f"input_extra[{i}]") for i, part in enumerate(body.input_extra or ())]
+    text = "".join(extra) + body.input_prefix + (body.prompt or "")
+    ids = service.raw_prompt(text, PATH, special=False)
+    if not ids:
+        raise bad_request(
+            "input_prefix: is empty, and this model has no token to begin with", "input_prefix"
+        )
+    fields = request_fields(body, service.model, PATH)
+    fields["seed"] = seeds_of(None if body.seed == -1 else body.seed, 1)[0]
+    if body.n_predict == 0:  # the text is encoded, so that a later request finds it in the cache
+        fields["sampler"] = replace(fields["sampler"], max_steps=1)
+        fields |= {"parts": (Hole(1),), "max_tokens": 1}
+    elif body.input_suffix:
+        suffix = body.input_suffix
+        fields |= insertion(service, body, suffix, body.n_predict, "input_suffix", PATH)
+    else:  # nothing follows: the text goes on until it ends
+        fields["max_tokens"] = service.limit(body.n_predict, len(ids), body.canvas_length)
+    return [Request(ids=ids, **fields)]
+
+
+def _extra(part: Mapping[str, Any], where: str) -> str:
+    """A text of another file, after its name."""
+    for name in ("text", "filename"):
+        if not isinstance(part.get(name, ""), str):
+            raise bad_request(f"{where}.{name}: must be text", f"{where}.{name}")
+    name, text = part.get("filename") or "", part.get("text", "")
+    return f"--- {name or 'snippet'} ---\n{text}\n"
+
+
+INFILL = Dialect(
+    name="infill",
+    path=PATH,
+    tag="llama-server",
+    help="Text between a prefix and a suffix, as llama-server has it.",
+    body_type=InfillBody,
+    parse=parse,
+    renderer=LlamaRenderer,
+    streams=lambda body: bool(body.stream),
+)
