@@ -6,6 +6,7 @@ as the fills' batch takes.
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
@@ -13,9 +14,10 @@ from sfumato.diffusion.canvas import Canvas, Draft
 from sfumato.diffusion.constraints.fill_score import likelihoods
 from sfumato.diffusion.step import Denoiser
 from sfumato.engine.fill_row import FillRow
-from sfumato.engine.recovery import BatchRecovery
 from sfumato.model.network import Network
 from sfumato.model.out_of_memory import is_out_of_memory
+
+log = logging.getLogger(__name__)
 
 _Item = tuple[FillRow, Canvas]
 
@@ -31,16 +33,22 @@ class FillResult:
 
 class FillTurns:
     """Takes a step of every fill: a denoising step of its open canvases, or the scores of a round
-    that has none left. Where memory runs out, fewer canvases are denoised at a time."""
+    that has none left.
+
+    A batch that raises is run again in halves, so that only those fills fail of which one canvas
+    raises by itself. Where memory ran out, no larger batch is tried until no fill is left.
+    """
 
     def __init__(self, network: Network, free: Callable[[Exception], None]) -> None:
         """free: gives back unused memory, after an error for want of it."""
         self._network, self._free = network, free
         self._denoiser: Denoiser | None = None  # made when it is needed
-        self._batches = BatchRecovery(self._batch, free)
+        self._limit: int | None = None  # canvases in a batch, after a memory shortage
 
     def run(self, rows: Sequence[FillRow]) -> list[FillResult]:
         """One result for each row."""
+        if not rows:
+            self._limit = None
         errors: dict[FillRow, Exception] = {}
         items: list[_Item] = []
         for row in rows:
@@ -51,11 +59,13 @@ class FillTurns:
                     self._free(error)
                 errors[row] = error
         steps: dict[FillRow, list[tuple[Canvas, Draft]]] = {row: [] for row in rows}
-        for (row, canvas), result in self._batches.run(items) if items else ():
-            if isinstance(result, Exception):
-                errors.setdefault(row, result)
-            else:
-                steps[row].append((canvas, result))
+        size = self._limit or max(1, len(items))
+        for at in range(0, len(items), size):
+            for (row, canvas), result in self._step(items[at : at + size]):
+                if isinstance(result, Exception):
+                    errors.setdefault(row, result)
+                else:
+                    steps[row].append((canvas, result))
         return [FillResult(row, steps[row], errors.get(row)) for row in rows]
 
     def _items(self, row: FillRow) -> list[_Item]:
@@ -68,6 +78,21 @@ class FillTurns:
             progress.scored(scores)
             return []
         return [(row, canvas) for canvas in progress.open]
+
+    def _step(self, items: Sequence[_Item]) -> list[tuple[_Item, Draft | Exception]]:
+        """Each canvas's draft, or why there is none."""
+        try:
+            return list(zip(items, self._batch(items), strict=True))
+        except Exception as error:
+            half = len(items) // 2
+            if is_out_of_memory(error):
+                self._limit = max(1, half)
+                self._free(error)
+            elif half:
+                log.exception("%d canvases failed together; they are run in halves", len(items))
+            if not half:
+                return [(items[0], error)]
+        return [*self._step(items[:half]), *self._step(items[half:])]
 
     def _batch(self, items: Sequence[_Item]) -> list[Draft | Exception]:
         if self._denoiser is None:

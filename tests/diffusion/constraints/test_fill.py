@@ -1,4 +1,4 @@
-"""Fills: the template, the search for lengths, and the plain loop on random and embedded networks."""
+"""Fills: the template, the search for lengths, and the plain loop on the embedded model."""
 
 from __future__ import annotations
 

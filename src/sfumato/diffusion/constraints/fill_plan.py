@@ -129,12 +129,9 @@ def make_template(
             "parts: must begin with text, since this model has no token to begin with; or give "
             "messages"
         )
-    if (
-        isinstance(items[0], int)
-        and len(prefix) > 1
-        and any(hole.varies for hole in template.holes)
-    ):
-        # The scores of a hole begin with the hidden state of the token before it, which no slot has.
+    varies = any(hole.varies for hole in template.holes)
+    if varies and isinstance(items[0], int) and len(prefix) > 1:
+        # A hole is scored from the hidden state of the token before it, which no slot has.
         items, sizes = [(prefix.pop(),), *items], [1, *sizes]
     over = sum(sizes) - canvas_length
     if over > 0:
@@ -148,8 +145,8 @@ def make_template(
         kept = len(last) - over
         items = [*items[:-1], *([last[:kept]] if kept else [])]
         warnings.append(
-            f"of the text after the last hole, {kept} of {len(last):,} tokens were read: the canvas "
-            f"has {canvas_length} positions"
+            f"of the text after the last hole, {kept} of {len(last):,} tokens were read: the "
+            f"canvas has {canvas_length} positions"
         )
         closing = None
     return FillTemplate(

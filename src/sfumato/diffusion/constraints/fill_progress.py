@@ -1,9 +1,9 @@
 """One fill under way: which canvases are denoised, which are scored, and what they gave.
 
 A hole whose length or text is open is filled in several ways, each on a canvas of its own: a trial.
-The trials of a round are rows of one batch that share the prefix. The trial whose hole and following
-text have the highest likelihood decides the hole; then the next such hole is tried. Runs nothing:
-the plain loop (fill.py) and the engine do.
+The trials of a round are rows of one batch that share the prefix. The trial whose hole and
+following text have the highest likelihood decides the hole; then the next such hole is tried. Runs
+nothing: the plain loop (fill.py) and the engine do.
 """
 
 from __future__ import annotations

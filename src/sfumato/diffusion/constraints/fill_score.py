@@ -6,6 +6,7 @@ from collections.abc import Sequence
 
 import torch
 
+from sfumato.diffusion.causal import row_log_likelihoods
 from sfumato.diffusion.constraints.fill_progress import ScoreTask
 from sfumato.model.cache import Slot
 from sfumato.model.network import Network
@@ -14,8 +15,6 @@ from sfumato.model.network import Network
 def likelihoods(network: Network, slot: Slot, tasks: Sequence[ScoreTask]) -> list[float]:
     """The log-likelihood of each task's tokens, in nats, after the prefix that the slot holds.
     Raises FloatingPointError where the model's scores are no numbers."""
-    from sfumato.diffusion.causal import row_log_likelihoods
-
     slots, rows, firsts = [], [], []
     for task in tasks:
         # A slot has no hidden state of its last token, from which the token after it is scored.
