@@ -45,6 +45,12 @@ GOOD: dict[str, list[Any]] = {
     "parallel_tool_calls": [True, False, None],
     "reasoning_effort": ["none", "low", "max", None],
     "user": ["ann", None],
+    "suffix": ["x", "", None],
+    "prediction": [
+        {"type": "content", "content": "I am"},
+        {"type": "content", "content": [{"type": "text", "text": "I am"}], "strength": 0.2},
+        None,
+    ],
 }
 """Values of honoured fields that are accepted."""
 NEUTRAL: dict[str, list[Any]] = {
@@ -58,7 +64,6 @@ NEUTRAL: dict[str, list[Any]] = {
     "verbosity": ["medium"],
     "best_of": [1],
     "echo": [False],
-    "suffix": [""],
 }
 """Values of refused fields that ask for nothing; null always is one."""
 ASKING: dict[str, Any] = {
@@ -75,10 +80,8 @@ ASKING: dict[str, Any] = {
     "verbosity": "low",
     "best_of": 2,
     "echo": True,
-    "suffix": "the end",
     "model": "gpt-4",
     "metadata": {"a": "b"},
-    "prediction": {"type": "content", "content": "I am"},
     "prompt_cache_key": "k",
     "prompt_cache_options": {"ttl": "24h"},
     "prompt_cache_retention": "24h",

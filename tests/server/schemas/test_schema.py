@@ -38,6 +38,8 @@ ROUTES = {
         "/v1/chat/completions",
         "/v1/completions",
         "/completion",
+        "/infill",
+        "/v1/fill",
         "/tokenize",
         "/detokenize",
         "/apply-template",
