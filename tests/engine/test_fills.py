@@ -1,4 +1,4 @@
-"""Fills in the engine: the texts of the plain path, whatever runs beside, and one terminal event."""
+"""Fills in the engine: the texts of the plain path, and one terminal event."""
 
 from __future__ import annotations
 
@@ -93,14 +93,15 @@ def test_what_cannot_be_filled_is_refused(model: Model, how: Any, message: str) 
         engine(model, max_steps=100).submit(Request(**fields))
 
 
-def test_a_cancelled_fill_fails_and_leaves_its_slot(model: Model) -> None:
+def test_a_cancelled_fill_has_no_text_and_leaves_its_slot(model: Model) -> None:
     serving = engine(model)
     handle = serving.submit(Request(ids=[2], parts=["x", Hole(at_most=20)]))
     serving.step()
     assert serving.state().running[0].phase == "denoise"
     handle.cancel()
     run(serving)
-    assert isinstance(handle.terminal, Failed) and handle.terminal.kind == "cancelled"
+    reply = handle.result()
+    assert (reply.stop_reason, reply.text, reply.filled) == ("cancelled", "", None)
     assert not any(slot.busy for slot in serving.state().slots)
 
 

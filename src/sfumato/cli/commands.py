@@ -47,6 +47,19 @@ COMMANDS = (
     ),
     Command("chat", "hold a conversation"),
     Command(
+        "fill",
+        "fill the holes of a text: {{6}} has 6 tokens, {{<=8}} up to 8, {{a|b}} is a or b",
+        (Argument("text", "the text, or a file; - is standard input"),),
+    ),
+    Command(
+        "edit",
+        "change a file as an instruction says, and show what changes",
+        (
+            Argument("file", "the file", Path()),
+            Argument("instruction", "what to change, in quotes or not", count="+"),
+        ),
+    ),
+    Command(
         "decide",
         "answer questions about each row of a table with probabilities, without writing text",
         (Argument("table", "a CSV, TSV or JSON Lines file; or use --state", Path(), count="?"),),

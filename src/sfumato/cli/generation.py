@@ -27,6 +27,7 @@ from sfumato.cli.view.canvas import CanvasDrawing
 from sfumato.cli.view.display import Display, Live, Plain, Silent, is_visual
 from sfumato.diffusion.noise import Noise
 from sfumato.engine import Engine, EngineConfig, EngineError, Failed, Finished, Request, TooLarge
+from sfumato.engine.fill_request import prepare_fill
 from sfumato.engine.request import prepare, snapshot_points_of
 from sfumato.model.cache import snapshot_bytes
 from sfumato.model.families import open_checkpoint
@@ -136,9 +137,7 @@ def engine(model: Model, first: Request, context: int = 1, kept: int = 0) -> Eng
     A request here has no time limit, and as many steps as the library allows: its user can end it.
     Raises ValueError where the first request cannot be done, or the memory does not suffice.
     """
-    context = max(
-        context, prepare(model, first, model.config.context_length, snapshot_points_of(model)).need
-    )
+    context = max(context, _need(model, first))
     one = snapshot_bytes(model.config, context, model.network.cache_dtype)
     try:
         config = EngineConfig(
@@ -151,6 +150,14 @@ def engine(model: Model, first: Request, context: int = 1, kept: int = 0) -> Eng
         return Engine(model, config)
     except EngineError as error:
         raise _advised(str(error)) from error
+
+
+def _need(model: Model, first: Request) -> int:
+    """Positions that a request takes. Raises ValueError where it cannot be done."""
+    longest, points = model.config.context_length, snapshot_points_of(model)
+    if first.parts is not None:
+        return len(prepare_fill(model, first, longest, points, MOST_STEPS).prompt.ids)
+    return prepare(model, first, longest, points).need
 
 
 def answer(engine: Engine, request: Request, display: Display) -> Answer:

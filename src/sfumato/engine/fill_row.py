@@ -10,6 +10,7 @@ from sfumato.api import Reply, Settled
 from sfumato.diffusion.canvas import Canvas, Draft
 from sfumato.diffusion.constraints.fill_progress import FillOutcome, FillProgress
 from sfumato.diffusion.limits import StopReason
+from sfumato.diffusion.outcome import Stats
 from sfumato.engine.any_row import AnyRow
 from sfumato.engine.events import Account
 from sfumato.engine.fill_request import PreparedFill
@@ -101,6 +102,16 @@ class FillRow(AnyRow):
         )
         warnings = filled.warnings
         return settled, Reply(text, None, (), ids, reason, outcome.stats, warnings, filled)
+
+    def cancelled(self, now: float) -> Reply:
+        """The reply of a fill that was ended: no hole is filled before all are."""
+        stats = Stats(self.prompt_tokens) if self._progress is None else self._progress.stats
+        stats.prefill_s, stats.denoise_s, stats.total_s = (
+            self.prefill_s,
+            self.denoise_s,
+            now - self.submitted,
+        )
+        return Reply("", None, (), [], "cancelled", stats)
 
     def _cut(self, text: str, outcome: FillOutcome) -> tuple[str, StopReason]:
         """The text before the first stop string, and why it ends there."""

@@ -15,6 +15,7 @@ from sfumato.engine.any_row import AnyRow
 from sfumato.engine.circuit import Circuit
 from sfumato.engine.events import DECIDED, Failed, FailureKind, Finished, Terminal
 from sfumato.engine.failures import explain
+from sfumato.engine.fill_row import FillRow
 from sfumato.engine.fill_turns import FillResult
 from sfumato.engine.read_turns import ReadResult
 from sfumato.engine.recovery import recover_encoding
@@ -134,10 +135,13 @@ class OutputProcessor:
     # Ends.
 
     def cancel(self, row: AnyRow) -> None:
-        """Ends a row that its client wants no more: a reply as it stands, a decision without
-        answers."""
+        """Ends a row that its client wants no more: a reply as it stands, a fill without texts, a
+        decision without answers."""
         if isinstance(row, Row):
             self.finish(row, "cancelled")
+        elif isinstance(row, FillRow):
+            now = self._clock()
+            self._end(row, Finished(row.cancelled(now), row.account_at(now)), "cancelled")
         else:
             self.fail(row, "cancelled", "the request was cancelled")
 

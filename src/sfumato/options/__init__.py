@@ -5,8 +5,8 @@ the bounds that the code checks derive from these tables. A new option is one ro
 options are called and which values they take, and not what they do; imports nothing heavy.
 
 `settings.py` has the choices of decoding, which Python and HTTP have too; `general.py`,
-`decide.py`, `bench.py` and `serve.py` have the options of the command line; `limits.py` has the
-bounds of numbers.
+`fill.py`, `decide.py`, `bench.py` and `serve.py` have the options of the command line; `limits.py`
+has the bounds of numbers.
 """
 
 from __future__ import annotations
@@ -15,6 +15,7 @@ from typing import Any
 
 from sfumato.options.bench import MEASURING
 from sfumato.options.decide import DECIDING
+from sfumato.options.fill import FILLING
 from sfumato.options.general import GENERAL, VISIBLE
 from sfumato.options.kinds import ACTIVATIONS, DEVICES, DTYPES, FORMATS, GROUP_NOTES, ON_LOAD
 from sfumato.options.limits import LAST_SEED, MOST_STEPS, MOST_TOP_K
@@ -54,7 +55,7 @@ __all__ = [
     "setting",
 ]
 
-OPTIONS = (*GENERAL, *DECIDING, *MEASURING, *SERVING, *VISIBLE)
+OPTIONS = (*GENERAL, *FILLING, *DECIDING, *MEASURING, *SERVING, *VISIBLE)
 
 
 def options_of(command: str) -> list[Option]:

@@ -7,7 +7,9 @@ from sfumato.options.kinds import (
     ALL,
     DEVICES,
     DTYPES,
+    EDIT,
     EVERY,
+    FILL,
     FLAG,
     FORMATS,
     FROM_1,
@@ -24,6 +26,7 @@ from sfumato.options.kinds import (
     TALK,
     TEXT,
     THREADS,
+    WRITE,
 )
 from sfumato.options.option import Option, decoding
 from sfumato.values import Choice
@@ -38,7 +41,8 @@ GENERAL = (
     # Name, kind, commands, help, default, metavar, group.
     Option("config", PATH, EVERY, "TOML file of options; docs/options.md", metavar="FILE"),
     # What a command prints.
-    Option("json", FLAG, ("run", "decide", "calibrate", "inspect", "doctor", "eval"),
+    Option("json", FLAG,
+           ("run", *FILL, *EDIT, "decide", "calibrate", "inspect", "doctor", "eval"),
            "print a JSON object", False),
     Option("tensors", FLAG, ("inspect",), "list every tensor", False),
     # train and eval
@@ -61,33 +65,33 @@ GENERAL = (
     Option("quantize", Choice(ON_LOAD), ("inspect",), QUANTIZE_HELP),
     Option("threads", THREADS, LOAD, "CPU threads; default: cores", None, "N", MODEL),
     # Generation.
-    Option("system", TEXT, TALK, "system message", None, "TEXT", REPLY),
+    Option("system", TEXT, WRITE, "system message", None, "TEXT", REPLY),
     decoding("thinking", TALK, "", REPLY, False),
     decoding("max_tokens", TALK, "N", REPLY, 256),
     decoding("stop", TALK, "TEXT", REPLY, (), "; may be given several times"),
-    decoding("seed", TALK, "N", REPLY, 0),
+    decoding("seed", WRITE, "N", REPLY, 0),
     Option("seed", SEED, ("demo",), "picks the puzzle, 0 to 2^64-1", 0, "N"),
     Option("seed", SEED, ("train",), "random seed, 0 to 2^64-1", 0, "N"),
     Option("seed", SEED, ("eval",), "draws the held-out tasks and the noise, 0 to 2^64-1", 0, "N"),
-    decoding("max_steps", TALK, "N", REPLY, None, ", 1 to 4096"),
-    decoding("sampler", TALK, "NAME", REPLY, None, f": {SAMPLER_NAMES}"),
-    decoding("entropy_bound", TALK, "NATS", REPLY, None, "; of the sampler entropy-bound"),
-    decoding("temperature", TALK, "T", REPLY, None, "; default: 1"),
-    decoding("top_k", TALK, "K", REPLY, None, ", 1 to 1024"),
-    decoding("top_p", TALK, "P", REPLY),
-    decoding("soft_skip", TALK, "SHARE", REPLY, None, NONE),
+    decoding("max_steps", WRITE, "N", REPLY, None, ", 1 to 4096"),
+    decoding("sampler", WRITE, "NAME", REPLY, None, f": {SAMPLER_NAMES}"),
+    decoding("entropy_bound", WRITE, "NATS", REPLY, None, "; of the sampler entropy-bound"),
+    decoding("temperature", WRITE, "T", REPLY, None, "; default: 1"),
+    decoding("top_k", WRITE, "K", REPLY, None, ", 1 to 1024"),
+    decoding("top_p", WRITE, "P", REPLY),
+    decoding("soft_skip", WRITE, "SHARE", REPLY, None, NONE),
     decoding("soft_skip", ("eval",), "SHARE", SAMPLING, None, NONE),
-    decoding("soft_top_k", TALK, "K[:K2]", REPLY, None, ALL),
+    decoding("soft_top_k", WRITE, "K[:K2]", REPLY, None, ALL),
     decoding("soft_top_k", ("eval",), "K[:K2]", SAMPLING, None, ALL),
 )
 
 VISIBLE = (
     # What people see.
-    Option("no-visual", FLAG, ("run", "chat", "demo"),
+    Option("no-visual", FLAG, (*WRITE, "demo"),
            "plain lines instead of the live canvas", False),
     Option("replay", PATH, ("run",),
            "save how the reply was denoised, as a page that plays by itself", None, "FILE.html"),
-    Option("slow", FLAG, ("run",),
+    Option("slow", FLAG, ("run", *FILL, *EDIT),
            "show the noise first, and hold the frame of each step for 0.4 s", False),
     Option("verbose", FLAG, (*LOAD, "demo", "doctor", "eval", "bench"),
            "print more messages on standard error", False, short="v"),

@@ -20,10 +20,12 @@ SAMPLER_NAMES = ", ".join(SAMPLERS)
 SERVE, BENCH = ("serve",), ("bench",)
 TALK = ("run", "chat")
 DECIDE, CALIBRATE = ("decide",), ("calibrate",)
-LOAD = ("run", "chat", "serve", "decide", "calibrate")
+FILL, EDIT = ("fill",), ("edit",)
+WRITE = (*TALK, *FILL, *EDIT)
+LOAD = (*WRITE, "serve", "decide", "calibrate")
 EVERY = (
-    *("run", "chat", "decide", "calibrate", "serve", "demo", "inspect", "convert", "doctor"),
-    *("pull", "train", "eval", "bench"),
+    *("run", "chat", "fill", "edit", "decide", "calibrate", "serve", "demo", "inspect"),
+    *("convert", "doctor", "pull", "train", "eval", "bench"),
 )
 
 # The headings of --help.

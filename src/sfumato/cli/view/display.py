@@ -150,7 +150,9 @@ class Live:
     def _draft(self, event: Draft) -> None:
         ids = event.token_ids.tolist()
         if self._pause_s and event.step == 1 and self._noise:
-            noise = self._noise(event.canvas)[: len(ids)]
+            begun = event.noise  # of a text with holes, the text is in it
+            noise = self._noise(event.canvas) if begun is None else begun.tolist()
+            noise = noise[: len(ids)]
             self._frame(event, 0, noise, [False] * len(noise))
         self._frame(event, event.step, ids, event.accepted.tolist())
 

@@ -71,6 +71,10 @@ def _hole(given: Mapping[str, Any], where: str) -> Hole:
     if unknown:
         name = f"{where}.{unknown[0][:100]}"
         raise bad_request(f"{name}: unknown; a hole has tokens, at_most or choices", name)
+    for name, value in fields.items():
+        if isinstance(value, float) and value.is_integer():
+            text = f"whole numbers are written without a decimal point, and not as {value!r}"
+            raise bad_request(f"{where}.{name}: {text}", f"{where}.{name}")
     try:
         return Hole(**fields)
     except ValueError as error:
