@@ -134,6 +134,13 @@ def test_the_examples_of_decisions_run(capsys: pytest.CaptureFixture[str], tmp_p
     assert list(file.questions) == ["urgent", "team", "anger"]
 
 
+def test_the_examples_of_fills_run(capsys: pytest.CaptureFixture[str]) -> None:
+    names = run_examples(ROOT / "docs" / "fill.md")
+    printed = capsys.readouterr().out
+    assert printed.startswith("The capital is Paris.\nParis ")
+    assert "\n2143\n" not in printed and names["filled"].stats.steps == [2]
+
+
 def test_the_workflow_runs_what_the_authors_run() -> None:
     text = (ROOT / ".github" / "workflows" / "ci.yml").read_text(encoding="utf-8")
     job = yaml.safe_load(text)["jobs"]["test"]

@@ -40,8 +40,7 @@ class RowStart:
     temperatures: list[float]  # of each step
     cold: bool  # temperature 0: the draw is the argmax
     self_conditioning: bool
-    bare_pins: bool = False  # whether pinned positions keep the soft embedding that they begin with
-    own_pins: bool = False  # whether that is the embedding of their token; else there is none
+    bare_pins: bool = False  # whether pinned positions have no soft embedding
     commits: int = 0  # tokens that the row puts into the cache in place of being denoised
 
 
@@ -84,13 +83,13 @@ class Canvas:
         pinned: Mapping[int, int] | None = None,
         given: GivenCanvas | None = None,
         begins: Sequence[int] | None = None,
-        own_pins: bool = False,
+        bare_pins: bool = False,
     ) -> None:
         """config: complete, canvas_length included; reply: the tokens of the reply before this
         canvas; pinned: position → token id, for positions whose token is given; given: what the
         canvas begins as, checked; begins: the same where nothing is pinned for it, a token of the
-        vocabulary for each position, or -1 for noise; own_pins: whether the soft embedding of
-        pinned positions is the embedding of their token, as where the model is certain of it."""
+        vocabulary for each position, or -1 for noise; bare_pins: whether pinned positions have no
+        soft embedding, as those of a canvas that is given never have."""
         assert config.canvas_length and config.max_steps
         self.config, self.noise, self.device = config, noise, device
         self.reply = to_device(torch.tensor(reply, dtype=torch.int64), device)
@@ -101,7 +100,7 @@ class Canvas:
         if given is not None and given.tokens is not None:
             self._begun = torch.tensor(given.tokens)
         self._seeds = None if begins is None else torch.tensor(begins, dtype=torch.int64)
-        self._has_bare_pins, self._own_pins = given is not None or own_pins, own_pins
+        self._has_bare_pins = bare_pins or given is not None
         self._pinned = torch.full((self.length,), -1)
         for position, token in (pinned or {}).items():
             if not (0 <= position < self.length and 0 <= token < vocab_size):
@@ -209,7 +208,6 @@ class Canvas:
                 config.temperature == 0,
                 config.self_conditioning,
                 self._has_bare_pins,
-                self._own_pins,
             )
         return self._start
 

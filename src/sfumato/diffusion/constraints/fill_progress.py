@@ -185,7 +185,7 @@ class FillProgress:
         # The same noise in every trial: what fills a hole does not depend on what else is tried.
         noise = Noise(self.plan.seed, 0)
         vocab, device = self._network.config.vocab_size, self._network.device
-        canvas = Canvas(config, noise, vocab, device, (), form.pins, own_pins=True)
+        canvas = Canvas(config, noise, vocab, device, (), form.pins, bare_pins=True)
         return Trial(form, filling, canvas, ids)
 
     def _take_only(self) -> None:

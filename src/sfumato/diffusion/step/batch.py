@@ -9,7 +9,7 @@ or what state there are.  Knows no network and no rules.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, fields
 from math import prod
 
@@ -61,7 +61,7 @@ class StepBatch:
     canvas: Tensor  # int64 [R]: 0, 1, … within the reply
     attempt: Tensor  # int64 [R]
     max_steps: Tensor  # int64 [R]
-    bare_pins: Tensor  # int64 [R]: 1 where pinned positions keep the soft embedding they begin with
+    bare_pins: Tensor  # int64 [R]: 1 where pinned positions have no soft embedding
     step: Tensor  # int64 [R]: steps done
     unchanged: Tensor  # int64 [R]: steps in a row before which the argmax canvas was the same
     commits: Tensor  # int64 [R]: tokens that the next step commits; 0 for a row that is denoised
@@ -124,24 +124,14 @@ class StepBatch:
         return StepBatch(*(tensor[:count] for tensor in self.tensors()))
 
     def begin(
-        self,
-        rows: Sequence[int],
-        starts: Sequence[RowStart],
-        tokens: Sequence[Tensor],
-        embed: Callable[[Tensor], Tensor] | None = None,
+        self, rows: Sequence[int], starts: Sequence[RowStart], tokens: Sequence[Tensor]
     ) -> None:
-        """Makes rows new canvases. tokens: int64 [length] of each, on the host; embed: int64 [n] →
-        [n, hidden], the embeddings of tokens, for rows whose pinned positions have their own."""
+        """Makes rows new canvases. tokens: int64 [length] of each, on the host."""
         values = _first_record(starts, tokens, self.width, self.history.shape[1])
         at = self._index(rows)
         self.soft.index_fill_(0, at, 0)
         values = to_device(values, self.record.device)
         self.record[:, : values.shape[1]].index_copy_(0, at, values)
-        for row, start in zip(rows, starts, strict=True):
-            if start.own_pins and start.self_conditioning and embed is not None:
-                pinned = self.pinned[row, : len(start.pinned)]
-                own = embed(pinned.clamp(min=0)).to(self.soft.dtype)
-                self.soft[row, : len(pinned)] = own.masked_fill((pinned < 0)[:, None], 0)
 
     def note(self, canvases: Sequence[Canvas], slots: Sequence[Slot]) -> None:
         """Notes of each row which slot its canvas follows, and the canvas's length."""

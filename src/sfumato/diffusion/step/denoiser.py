@@ -11,7 +11,6 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 import torch
-from torch import Tensor
 
 from sfumato.diffusion.canvas import Canvas, Draft
 from sfumato.diffusion.step.batch import width_for
@@ -195,17 +194,11 @@ class Denoiser:
         width = canvas.step_width if isinstance(canvas, Commit) else None
         return width or width_for(canvas.length, longest), canvas.history_rows
 
-    def _embed(self, ids: Tensor) -> Tensor:
-        """int64 [n] → [n, hidden], as the network reads tokens."""
-        embedded: Tensor = self.network.transformer.embed_tokens(ids, self.network.dtype)
-        return embedded
-
     def _seats_of(self, key: Key) -> Seats:
         if key not in self._seats:
             network = self.network
             hidden = network.config.hidden_size
-            like = network.dtype, network.device
-            self._seats[key] = Seats(key, self._rows, hidden, *like, self._embed)
+            self._seats[key] = Seats(key, self._rows, hidden, network.dtype, network.device)
         return self._seats[key]
 
 

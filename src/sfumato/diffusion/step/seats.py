@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 import weakref
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 
 import torch
-from torch import Tensor
 
 from sfumato.diffusion.canvas import Canvas, draw_first
 from sfumato.diffusion.step.batch import StepBatch
@@ -27,16 +26,8 @@ class Seats:
     """
 
     def __init__(
-        self,
-        key: Key,
-        rows: int,
-        hidden: int,
-        dtype: torch.dtype,
-        device: torch.device,
-        embed: Callable[[Tensor], Tensor] | None = None,
+        self, key: Key, rows: int, hidden: int, dtype: torch.dtype, device: torch.device
     ) -> None:
-        """embed: see `StepBatch.begin`."""
-        self._embed = embed
         self._key, self._hidden, self._dtype, self._device = key, hidden, dtype, device
         self.batch = self._allocate(rows)
         self._canvases: list[weakref.ref[Canvas] | None] = [None] * rows
@@ -86,8 +77,7 @@ class Seats:
         if starts:
             new = [coming[row] for row in starts]
             draw_first(new)
-            tokens = [canvas.begun for canvas in new]
-            self.batch.begin(list(starts), list(starts.values()), tokens, self._embed)
+            self.batch.begin(list(starts), list(starts.values()), [c.begun for c in new])
             for row, canvas in zip(starts, new, strict=True):
                 self._seat(row, canvas)
 
