@@ -21,7 +21,7 @@ from sfumato.server.service import Service
 
 PATH = "/v1/fill"
 _HOLE = ("tokens", "at_most", "choices")
-_OF_REPLIES = {
+_OF_REPLIES: dict[str, tuple[Any, ...]] = {
     "stop": ("", []),
     "min_tokens": (0,),
     "ignore_eos": (False,),

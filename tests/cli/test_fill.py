@@ -1,0 +1,159 @@
+"""`sfumato fill` and `sfumato edit`, on the embedded model."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import sfumato
+from sfumato import Done, Draft, Hole
+from sfumato.cli.changes import TextFile
+from sfumato.cli.edit import edited
+from sfumato.cli.fill import holes_of
+from sfumato.cli.view.fill_display import FillDisplay
+
+QUICK = ("--steps", "2")
+FRANCE = "What is the capital of France?"
+
+
+@pytest.fixture
+def page(tmp_path: Path) -> Path:
+    path = tmp_path / "page.py"
+    path.write_bytes(b"a = 1\r\nb = 2\r\n")
+    path.chmod(0o640)
+    return path
+
+
+def test_holes_are_written_in_braces() -> None:
+    assert holes_of("a{{6}}b{{<=8}}{{x|y z}}") == (
+        *("a", Hole(6), "b", Hole(at_most=8)),
+        Hole(choices=("x", "y z")),
+    )
+    assert holes_of("{{ name }} {% if a|b %} {{x}}") == ("{{ name }} {% if a|b %} {{x}}",)
+    with pytest.raises(ValueError, match=r"\{\{0\}\}: tokens: must be"):
+        holes_of("{{0}}")
+
+
+def test_a_text_is_filled(cli: Any) -> None:
+    done = cli("fill", "The capital is {{5}}.", "--reply-to", FRANCE)
+    assert (done.code, done.out) == (0, "The capital is Paris.\n")
+    piped = cli("fill", "-", "--reply-to", FRANCE, stdin="The capital is {{5}}.")
+    assert piped.out == done.out
+
+
+def test_json_has_the_holes(cli: Any) -> None:
+    done = cli("fill", "It is {{Rome|Paris}}.", "--json", "--reply-to", FRANCE)
+    report = json.loads(done.out)
+    (hole,) = report["holes"]
+    assert report["text"] == f"It is {hole['text']}." and len(hole["alternatives"]) == 2
+    assert 0.5 <= hole["probability"] <= 1
+
+
+def test_a_file_is_filled_at_a_place(cli: Any, page: Path) -> None:
+    done = cli("fill", str(page), "--at", "2:5", "--tokens", "3", *QUICK)
+    assert done.code == 0 and page.read_bytes() == b"a = 1\r\nb = 2\r\n"
+    removed, added = (line for line in done.out.splitlines()[3:] if line[0] in "+-")
+    assert removed == "-b = 2" and added.startswith("+b = ") and added.endswith("2")
+    assert len(added) == len("+b = 2") + 3
+    assert cli("fill", str(page), "--at", "2:5", "--tokens", "3", "--write", *QUICK).code == 0
+    assert page.read_bytes() == f"a = 1\r\n{added[1:]}\r\n".encode()
+    assert page.stat().st_mode & 0o777 == 0o640
+
+
+def test_a_file_may_have_holes(cli: Any, tmp_path: Path) -> None:
+    letter = tmp_path / "letter.txt"
+    letter.write_text("I am {{2}}.\n")
+    done = cli("fill", str(letter), "--write", *QUICK)
+    assert done.code == 0 and letter.read_text().startswith("I am ")
+    assert "-I am {{2}}." not in letter.read_text() and len(letter.read_text()) == 9
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (("no hole",), "the text has no hole: write {{6}}"),
+        (("{{3}}", "--tokens", "3"), "--tokens: belongs to --at"),
+        (("{{3}}", "--system", "x"), "--system: belongs to a conversation"),
+        (("{{3}}", "--write"), "--write: there is no file"),
+        (("{{99}}",), "holes and the text between them take 99"),
+        (("FILE", "--at", "2"), "--at: must be LINE:COLUMN"),
+        (("FILE", "--at", "9:1"), "has 3 lines, and no line 9"),
+        (("FILE", "--at", "1:7"), "column 7 is beyond its end"),
+        (("FILE", "--at", "1:1", "--tokens", "1", "--at-most", "2"), "give at most one"),
+        (("/nowhere/at/all", "--at", "1:1"), "No such file"),
+    ],
+)
+def test_what_cannot_be_filled(cli: Any, page: Path, words: Any, message: str) -> None:
+    done = cli("fill", *(str(page) if word == "FILE" else word for word in words))
+    assert done.code == 2 and message in " ".join(done.err.split())
+
+
+def test_an_edit_shows_and_writes_what_changes(cli: Any, tmp_path: Path) -> None:
+    file = tmp_path / "answer.txt"
+    file.write_text("The capital is Rome.\n")
+    how = ("What", "is", "it?", "--steps", "3", "--seed", "1")
+    done = cli("edit", str(file), *how)
+    assert done.code == 0 and file.read_text() == "The capital is Rome.\n"
+    lines = done.out.splitlines()
+    assert lines[0].startswith("--- ") and "-The capital is Rome." in lines
+    report = json.loads(cli("edit", str(file), *how, "--json", "--write").out)
+    assert file.read_text() == report["text"] and report["diff"] == lines
+    assert 0 <= report["accepted_prediction_tokens"] <= 20
+    cut = cli("edit", str(file), *how, "--max-tokens", "2")
+    assert cut.code == 2 and "longer than 2 tokens, and nothing was written" in cut.err
+
+
+def test_what_cannot_be_edited(cli: Any, tmp_path: Path) -> None:
+    (tmp_path / "empty").write_text(" \n")
+    (tmp_path / "bytes").write_bytes(b"\xff\xfe")
+    for name, message in (("empty", "is empty"), ("bytes", "is not UTF-8"), (".", "is a folder")):
+        done = cli("edit", str(tmp_path / name), "x")
+        assert done.code == 2 and message in " ".join(done.err.split())
+
+
+def test_a_reply_becomes_a_text() -> None:
+    assert edited("a\n", "b") == "b\n" and edited("a", "b\n\n") == "b"
+    assert edited("a\n", "```python\nb\nc\n```\n") == "b\nc\n"
+    assert edited("```\na\n```\n", "```\nb\n```") == "```\nb\n```\n"
+
+
+def test_a_display_shows_the_complete_text_once() -> None:
+    shown: list[Any] = []
+
+    class Shows:
+        def __enter__(self) -> Any:
+            return self
+
+        def __exit__(self, *_: object) -> None: ...
+
+        def show(self, event: Any) -> None:
+            shown.append(event)
+
+    model = sfumato.load()
+    engine = sfumato.Engine(model, sfumato.EngineConfig(slots=1, context=64))
+    request = sfumato.Request(
+        ids=[2], parts=["I am ", Hole(3)], drafts=True, sampler=sfumato.SamplerConfig(max_steps=2)
+    )
+    events: list[Any] = []
+    engine.submit(request, events.append)
+    while engine.step():
+        pass
+    with FillDisplay(Shows(), shows_text=True) as display:
+        for event in events[:-1]:
+            display.show(event)
+        display.show(Done(events[-1].reply))
+    assert len(shown) == len(events) - 1 >= 2  # without the canvas that settled
+    assert all(isinstance(event, Draft) for event in shown[:-1])
+    assert shown[-1].reply.text == events[-1].reply.filled.text
+
+
+def test_a_file_of_text(tmp_path: Path) -> None:
+    path = tmp_path / "unix"
+    path.write_text("a\nb\n")
+    file = TextFile.read(str(path))
+    file.write("c\n")
+    assert path.read_bytes() == b"c\n" and not file.has_crlf
+    assert file.diff("a\nb\n") == []
