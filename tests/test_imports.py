@@ -18,7 +18,7 @@ SRC = ROOT / "src" / "sfumato"
 
 # What each part may import, besides itself. "" is the package's own __init__: the public names.
 _NETWORK = {"options", "model", "ops", "weights", "catalog"}
-_ENGINE = {"engine", "api", "decisions", "diffusion", "text"} | _NETWORK
+_ENGINE = {"engine", "api", "decisions", "diffusion", "text", "fills", "fill_calls"} | _NETWORK
 MAY_IMPORT: dict[str, set[str]] = {
     "values": set(),
     "options": {"values"},

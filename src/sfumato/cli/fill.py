@@ -87,15 +87,15 @@ def _request(args: argparse.Namespace, task: _Task) -> Request:
 
 def _task(args: argparse.Namespace) -> _Task:
     if args.at is not None:
-        file = TextFile.read(args.text)
-        return _Task(_at(file, args), file)
+        at_file = TextFile.read(args.text)
+        return _Task(_at(at_file, args), at_file)
     for name in ("tokens", "at_most"):
         if getattr(args, name) is not None:
             option = name.replace("_", "-")
             raise ValueError(
                 f"--{option}: belongs to --at; in a text, write {{{{6}}}} or {{{{<=6}}}}"
             )
-    text, file = args.text, None
+    text, file = args.text, None  # type: str, TextFile | None
     if text == "-":
         text = sys.stdin.buffer.read().decode(errors="replace")
     elif not _HOLE.search(text) and Path(text).is_file():
