@@ -14,7 +14,7 @@ from sfumato.diffusion.noise import Noise
 from sfumato.options.limits import STRENGTH
 from sfumato.weights.errors import quoted
 
-BLOCK = 2**14  # tokens that are compared at a time: the comparison is quadratic in them
+BLOCK = 2**12  # tokens that are compared at a time: the comparison is quadratic in them
 _TAIL = 8  # tokens of a reply that its place in the prediction is looked for with
 _REACH = 1024  # tokens of the prediction before and after the length of the reply that are searched
 

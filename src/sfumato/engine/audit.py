@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Any, BinaryIO
 
 from sfumato.api import Model
+from sfumato.diffusion.constraints.hole import Part
 from sfumato.engine.decision import Decided, DecisionRequest
 from sfumato.engine.device_memory import Budget, used_memory
 from sfumato.engine.events import Account, Failed, Finished, Terminal, outcome_of
@@ -139,12 +140,21 @@ def _text(request: AnyRequest, event: Terminal) -> dict[str, Any]:
         "ids": None if request.ids is None else list(request.ids),
         "continued": request.continued,
         "opening": request.opening,
+        "parts": None if request.parts is None else [_part(part) for part in request.parts],
+        "prediction": None if request.prediction is None else request.prediction.text,
     }
     fields = {name: value for name, value in texts.items() if value is not None}
     if isinstance(event, Failed):
         return fields | {"error": event.message}
     assert isinstance(event, Finished)
     return fields | {"answer": event.reply.text, "thought": event.reply.thought}
+
+
+def _part(part: Part) -> str | dict[str, Any]:
+    """A text, or what a hole has."""
+    if isinstance(part, str):
+        return part
+    return {name: value for name, value in asdict(part).items() if value is not None}
 
 
 def _decision_text(request: DecisionRequest, event: Terminal) -> dict[str, Any]:

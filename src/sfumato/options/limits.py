@@ -23,6 +23,7 @@ MOST_READS = 4_096  # questions times samples times orders of options, of one de
 AUTO_SAMPLES = 4  # of a question whose first sample is unsure, where "auto" is wanted
 MOST_READ_STEPS = 8  # denoising steps of a question's canvas
 MOST_HOLES = 256  # of a text: each is a token of a canvas or more
+MOST_VARYING = 16  # of these, holes of an open length or with choices: each takes rounds of trials
 MOST_CHOICES = 64  # texts that a hole may be filled with: each is a row that is scored
 TRIALS = 8  # lengths of a hole, or choices, that are tried in one batch
 STRENGTH = 0.5  # share of a predicted text that begins as noise, where nothing else is asked for

@@ -127,6 +127,7 @@ def test_holes_that_are_none(make: Any, message: str) -> None:
         (["I am"], {}, "parts: must have 1 to 256 holes"),
         ([3, Hole(1)], {}, r"parts\[0\]: must be text or a Hole"),
         ([Hole(1)] * 257, {}, "parts: must have 1 to 256"),
+        ([Hole(at_most=2)] * 17, {}, "at most 16 holes of an open length"),
         ([Hole(33)], {}, "holes and the text between them take 33"),
         (["a", Hole(1)], {"seed": -1}, "seed: must be"),
         (["a", Hole(1)], {"sampler": 3}, "sampler: must be"),

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from sfumato.options.limits import MOST_CHOICES, MOST_HOLES, MOST_TOKENS
+from sfumato.options.limits import MOST_CHOICES, MOST_HOLES, MOST_TOKENS, MOST_VARYING
 from sfumato.weights.errors import quoted
 
 
@@ -70,6 +70,12 @@ def check_parts(parts: object) -> tuple[Part, ...]:
     count = sum(isinstance(part, Hole) for part in parts)
     if not 1 <= count <= MOST_HOLES:
         raise ValueError(f"parts: must have 1 to {MOST_HOLES} holes, got {count}")
+    varying = sum(isinstance(part, Hole) and part.varies for part in parts)
+    if varying > MOST_VARYING:
+        raise ValueError(
+            f"parts: at most {MOST_VARYING} holes of an open length or with choices, got "
+            f"{varying}; fill them in several calls"
+        )
     if len(parts) > 2 * MOST_HOLES + 1:
         raise ValueError(f"parts: at most {2 * MOST_HOLES + 1}, got {len(parts)}; join texts")
     return tuple(part for part in parts if part != "")
