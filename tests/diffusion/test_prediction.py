@@ -2,21 +2,27 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import pytest
+import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
 import sfumato
-from sfumato import Model
+from sfumato import Draft, Model, SamplerConfig
+from sfumato.diffusion.limits import Limits, ReplyPlan
 from sfumato.diffusion.noise import Noise
 from sfumato.diffusion.prediction import (
     PredictedText,
     Prediction,
     common_length,
     place_of,
+    predicted_steps,
 )
+from sfumato.diffusion.sampler_config import REFERENCE, fixed_steps
+from sfumato.diffusion.sequence import Sequence
 
 TOKENS = st.lists(st.integers(0, 3), max_size=12)
 NOISE = Noise(7, 0)
@@ -67,6 +73,28 @@ def test_the_share_of_noise_is_the_strength() -> None:
     counts = [start.count(-1) for start in halves]
     assert 200 < counts[0] < 300 and 450 < counts[1] < 550 and counts[2] == 1000
     assert all(token in (-1, place) for place, token in enumerate(halves[1]))
+
+
+def test_a_prediction_that_does_not_settle_is_left_out() -> None:
+    config = replace(REFERENCE, canvas_length=4)
+    plan = ReplyPlan(3, config, Limits(8, (1,)), 5, 2, 64)
+    reply = Sequence(replace(plan, prediction=Prediction((), (7, 8, 9), (1, 0), 0.0)))
+    canvas = reply.next_canvas()
+    assert (canvas.begins, canvas.config.max_steps) == ((7, 8, 9, 1), 6)
+    none = torch.zeros(0)
+    reply.stepped(Draft(0, 6, none, none, none, 6, none, none), 0.1, 0.1)
+    assert reply.add_canvas([7, 8, 9, 1], "step_cap") is None
+    canvas = reply.next_canvas()
+    assert (canvas.begins, canvas.config.max_steps, canvas.noise.attempt) == (None, 48, 1)
+    reply.stepped(Draft(0, 3, none, none, none, 48, none, none), 0.1, 0.1)
+    settled = reply.add_canvas([7, 8, 5, 1], "step_cap")
+    assert settled and reply.reason == "eos" and reply.stats.steps == [9]
+    outcome = reply.outcome("eos", 1.0)
+    assert outcome.warnings == ("canvas 0: the prediction did not settle and was left out",)
+    assert outcome.stats.accepted_prediction == 2
+    assert (
+        predicted_steps(fixed_steps(40)) == 40 and predicted_steps(SamplerConfig(max_steps=1)) == 1
+    )
 
 
 @pytest.mark.parametrize("how", [{"text": 3}, {"strength": 1.5}, {"strength": True}])

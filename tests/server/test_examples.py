@@ -28,7 +28,9 @@ ANSWER = "I am Sfumato's embedded demo, a tiny diffusion model."
 )
 def test_the_embedded_model_has_answered(text: str, stop_reason: str, answered: bool) -> None:
     stats = SimpleNamespace(convergence=["converged"])
-    reply: Any = SimpleNamespace(text=text, stop_reason=stop_reason, stats=stats, warnings=("odd",))
+    reply: Any = SimpleNamespace(
+        text=text, stop_reason=stop_reason, stats=stats, warnings=("odd",), filled=None
+    )
     assert warnings(True, reply) == ["odd", *([] if answered else [CANNOT])]
     assert warnings(False, reply) == ["odd"]
     stats.convergence.append("step_cap")

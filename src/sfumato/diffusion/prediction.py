@@ -11,9 +11,12 @@ from dataclasses import dataclass
 
 from sfumato.diffusion.checks import is_number
 from sfumato.diffusion.noise import Noise
+from sfumato.diffusion.sampler_config import SamplerConfig
+from sfumato.diffusion.stopping import Never
 from sfumato.options.limits import STRENGTH
 from sfumato.weights.errors import quoted
 
+LEAST_STEPS = 2  # in which a canvas can settle
 BLOCK = 2**12  # tokens that are compared at a time: the comparison is quadratic in them
 _TAIL = 8  # tokens of a reply that its place in the prediction is looked for with
 _REACH = 1024  # tokens of the prediction before and after the length of the reply that are searched
@@ -80,6 +83,15 @@ def common_length(one: Sequence[int], other: Sequence[int]) -> int:
         matches = row & places.get(token, 0)
         row = (row + matches | row - matches) & full
     return len(one) - row.bit_count()
+
+
+def predicted_steps(config: SamplerConfig) -> int:
+    """Steps of a canvas that begins as a prediction, at most: a right one settles in a few, and
+    what has not settled by then is drawn again from noise. config: complete."""
+    assert config.max_steps
+    if isinstance(config.stopping, Never):
+        return config.max_steps
+    return min(config.max_steps, max(LEAST_STEPS, config.max_steps // 8))
 
 
 def place_of(reply: Sequence[int], prediction: Sequence[int]) -> int:

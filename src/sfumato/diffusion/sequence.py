@@ -17,6 +17,7 @@ from sfumato.diffusion.guards import repetition
 from sfumato.diffusion.limits import Limits, ReplyPlan, StopReason
 from sfumato.diffusion.noise import Noise
 from sfumato.diffusion.outcome import Outcome, SettledCanvas, Stats
+from sfumato.diffusion.prediction import predicted_steps
 from sfumato.diffusion.processors import MinTokens
 from sfumato.diffusion.sampler_config import SamplerConfig
 
@@ -107,7 +108,8 @@ class Sequence:
         self.stats = Stats(prompt_tokens=plan.prompt_tokens)
         self.step_s: list[float] = []  # seconds of each denoising step
         self.warnings: list[str] = []
-        self.retries = 0  # canvases drawn again because the answer was empty
+        self.retries = 0  # canvases drawn again: the answer was empty, or the prediction wrong
+        self._is_predicted = False  # whether the canvas under way begins as a prediction
         self._opening = opening or []
         self._attempt = self._spent_steps = 0  # of the canvas under way, before this attempt
 
@@ -123,11 +125,14 @@ class Sequence:
         if given is not None and self.stats.canvases == 0:
             return CanvasPlan(self.config, noise, [], given.pins, given)
         opening = self._opening[len(self.reply) :][: self.canvas_length]
-        begins, prediction = None, self.plan.prediction
+        config, begins, prediction = self.config, None, self.plan.prediction
         if prediction is not None and self._attempt == 0:
             begins = prediction.start(self.reply, self.canvas_length, noise)
+        self._is_predicted = begins is not None
+        if begins is not None:
+            config = replace(config, max_steps=predicted_steps(config))
         pinned = dict(enumerate(opening))
-        return CanvasPlan(self.config, noise, list(self.reply), pinned, None, begins)
+        return CanvasPlan(config, noise, list(self.reply), pinned, None, begins)
 
     def stepped(self, draft: Draft, seconds: float, since_start: float) -> None:
         """Counts a denoising step; since_start: seconds since the request began."""
@@ -152,6 +157,10 @@ class Sequence:
         """What a finished canvas of these ids adds; None where it is drawn again. Sets `reason`
         where the reply ends with it."""
         limits, number = self.plan.limits, self.stats.canvases
+        if self._is_predicted and convergence == "step_cap":
+            self.warnings.append(f"canvas {number}: the prediction did not settle and was left out")
+            self._begin_again()
+            return None
         added, reason = truncate_canvas(ids, self.reply, self.config, limits)
         closed = self._closed_thought(added)
         if closed is not None:
@@ -200,6 +209,11 @@ class Sequence:
             return None
         return [*added[:kept], thought.closes]
 
+    def _begin_again(self) -> None:
+        """The canvas is drawn again, with other noise."""
+        self._attempt, self.retries = self._attempt + 1, self.retries + 1
+        self._spent_steps = self.stats.steps[self.stats.canvases]
+
     def _is_retried(self, added: list[int]) -> bool:
         """Whether the answer is empty and the canvas begins anew with another draw."""
         is_empty = self.policies.is_empty
@@ -208,8 +222,7 @@ class Sequence:
         if self._attempt == 0:
             number = self.stats.canvases
             self.warnings.append(f"canvas {number}: the answer was empty and was drawn again")
-        self._attempt, self.retries = self._attempt + 1, self.retries + 1
-        self._spent_steps = self.stats.steps[self.stats.canvases]
+        self._begin_again()
         if self._attempt == RETRIES:
             # The answer may not end before it has begun.
             ban = MinTokens(len(self.reply) + len(added) + 1, self.plan.limits.end_ids)
