@@ -76,6 +76,7 @@ class FakeModel:
             tool_calls=(),
             stop_reason=stop_reason,
             warnings=self.warnings,
+            filled=None,
             stats=stats,
         )
 

@@ -98,6 +98,8 @@ def sample(option: Option) -> tuple[str, str]:
 def test_every_option_can_come_from_a_variable_and_from_a_file(parse: Any) -> None:
     needed: dict[str, dict[str, list[str]]] = {
         "train": {"out": ["--out", "x"]},
+        "fill": {"": ["{{3}}"]},
+        "edit": {"": ["f", "shorten"]},
         "inspect": {"": ["p"]},
         "convert": {"": ["a", "b"]},
         "decide": {"questions": ["-q", "q.toml"]},
