@@ -8,6 +8,7 @@ from typing import Literal
 from sfumato.api import Reply, Settled
 from sfumato.diffusion.canvas import Draft
 from sfumato.engine.decision import Decided
+from sfumato.engine.prompt_scores import PromptScores
 
 DECIDED = "decided"
 """The outcome of a decision that has answers, among the stop reasons of replies."""
@@ -85,6 +86,7 @@ class Finished:
 
     reply: Reply
     account: Account
+    scores: PromptScores | None = None  # where the request wants them and the prompt was encoded
 
 
 @dataclass(frozen=True)

@@ -48,19 +48,24 @@ class OutputProcessor:
         self._encoded(results.encoded, results.encode_s)
         if results.denoised:
             for row, result in results.denoised:
-                try:
-                    if isinstance(result, Exception):
-                        raise result
-                    # Reads come after it in the step, and count for no reply.
-                    self._denoised(row, result, results.began + results.read_s)
-                except Exception as error:
-                    self.end_with(row, error)
+                # Reads come after it in the step, and count for no reply.
+                self._advance(row, result, results.began + results.read_s)
             seconds = self._clock() - results.began - results.read_s
             self._statistics.stepped(len(results.denoised), seconds)
+        for row, result in results.drawn:
+            self._advance(row, result, results.draw_began + results.read_s)
         if results.read:
             self._statistics.totals.read_s += results.read_s
         for read in results.read:
             self._read(read, results.read_s)
+
+    def _advance(self, row: Row, result: Draft | Exception, began: float) -> None:
+        try:
+            if isinstance(result, Exception):
+                raise result
+            self._denoised(row, result, began)
+        except Exception as error:
+            self.end_with(row, error)
 
     def _encoded(self, encoded: list[Encoded], seconds: float) -> None:
         totals = self._statistics.totals
@@ -73,6 +78,9 @@ class OutputProcessor:
         totals.encode_s += seconds
         for row, reason in recover_encoding(self._scheduler, encoded):
             self.end_with(row, reason)
+        for row in {segment.row: None for segment, error in encoded if error is None}:
+            if isinstance(row, Row) and row.lease is not None and row.is_scored:
+                self.finish(row, "max_tokens")
 
     def _denoised(self, row: Row, result: Draft, began: float) -> None:
         draft = row.readable(result)
@@ -85,7 +93,8 @@ class OutputProcessor:
         if not row.settled:
             return
         settled = row.collect(ids, draft)
-        self._statistics.settled(len(ids))
+        if not row.is_causal:
+            self._statistics.settled(len(ids))
         if settled is not None:
             if row.first_commit_s is None:
                 row.first_commit_s = now - row.submitted
@@ -119,7 +128,8 @@ class OutputProcessor:
         """Ends a row with its reply as it stands."""
         now = self._clock()
         try:
-            terminal = Finished(row.finish(reason, now), row.account_at(now))
+            scores = None if row.scorer is None else row.scorer.scores()
+            terminal = Finished(row.finish(reason, now), row.account_at(now), scores)
         except Exception as error:
             self.end_with(row, error)
         else:

@@ -22,6 +22,7 @@ from sfumato.options.option import PREFIX, Option
 from sfumato.options.serve import SERVING
 from sfumato.options.settings import (
     DENOISING,
+    MODES,
     SAMPLERS,
     SETTINGS,
     Setting,
@@ -38,6 +39,7 @@ __all__ = [
     "FORMATS",
     "GROUP_NOTES",
     "LAST_SEED",
+    "MODES",
     "MOST_STEPS",
     "MOST_TOP_K",
     "ON_LOAD",

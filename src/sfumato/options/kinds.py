@@ -20,10 +20,10 @@ SAMPLER_NAMES = ", ".join(SAMPLERS)
 SERVE, BENCH = ("serve",), ("bench",)
 TALK = ("run", "chat")
 DECIDE, CALIBRATE = ("decide",), ("calibrate",)
-LOAD = ("run", "chat", "serve", "decide", "calibrate")
+LOAD = ("run", "chat", "serve", "decide", "calibrate", "perplexity")
 EVERY = (
     *("run", "chat", "decide", "calibrate", "serve", "demo", "inspect", "convert", "doctor"),
-    *("pull", "train", "eval", "bench"),
+    *("pull", "train", "eval", "bench", "perplexity"),
 )
 
 # The headings of --help.

@@ -75,6 +75,14 @@ RULES = (
         "t_min is at most t_max; of the two, what a body leaves out is the checkpoint's.",
         r"t_min, t_max: need|t_m(in|ax): must be at (most|least) t_m",
     ),
+    Rule(
+        "The mode causal, which echo asks for, goes with no field of canvases and denoising steps.",
+        r"mode: |echo: ",
+    ),
+    Rule(
+        "A max_tokens of 0 goes with echo or prompt_logprobs, which goes without stream.",
+        r"max_tokens: 0 |prompt_logprobs: ",
+    ),
     Rule("canvas_length is at most the checkpoint's.", r"canvas_length: .* longer than"),
     Rule("max_steps is at most the server's setting.", r"max_steps: must be at most"),
     Rule(
