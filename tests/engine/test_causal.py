@@ -15,7 +15,7 @@ from sfumato.diffusion.causal import log_likelihoods
 from sfumato.diffusion.processors import LogitBias
 from sfumato.engine import Failed, Finished, PromptScores, PromptScoring, Settled
 
-CAUSAL = SamplerConfig(mode="causal")
+CAUSAL, STEPS = SamplerConfig(mode="causal"), SamplerConfig(max_steps=3)
 REQUESTS: tuple[dict[str, Any], ...] = (
     {"prompt": "Who are you?", "sampler": SamplerConfig(mode="causal", temperature=0)},
     {"prompt": "Who are you?", "sampler": CAUSAL, "seed": 5},
@@ -26,7 +26,7 @@ REQUESTS: tuple[dict[str, Any], ...] = (
         "prompt": "What is the meaning of life?",
         "sampler": SamplerConfig(mode="causal", processors=(LogitBias({40: 4.0}),)),
     },
-    {"prompt": "What is the capital of France?", "sampler": SamplerConfig(max_steps=3)},
+    {"prompt": "What is the capital of France?", "sampler": STEPS},
 )
 
 
@@ -50,11 +50,11 @@ def scored(finished: Any) -> PromptScores:
 
 def test_the_text_is_the_plain_loops(model: Model) -> None:
     """Beside other causal rows and beside canvases, prompts in small chunks."""
-    plain = [model.generate(**each, max_tokens=24) for each in REQUESTS]
+    plain = [model.generate(**each, max_tokens=10) for each in REQUESTS]
     engine = serving(model, prefill_chunk=16)
     handles = []
     for each in REQUESTS:
-        how = {"max_tokens": 24, "retry_empty": False, "seed": 0} | each
+        how = {"max_tokens": 10, "retry_empty": False, "seed": 0} | each
         handles.append(engine.submit(Request(**how)))
         engine.step()
     run(engine)
@@ -64,14 +64,14 @@ def test_the_text_is_the_plain_loops(model: Model) -> None:
         assert (ours.text, ours.warnings) == (reply.text, reply.warnings)
     texts = [reply.text for reply in plain]
     assert texts[0] != texts[1] and "e" not in texts[3] and len(plain[2].token_ids) >= 9
-    assert len(plain[4].token_ids) == 24
+    assert len(plain[4].token_ids) == 10
     assert no_slot_is_leaked(engine)
 
 
 def test_events_and_figures(model: Model) -> None:
     """Each token is an event; the account has one block of as many steps as tokens were drawn."""
     engine = serving(model)
-    handle = engine.submit(Request("Who are you?", sampler=CAUSAL, max_tokens=12, drafts=True))
+    handle = engine.submit(Request("Who are you?", sampler=CAUSAL, max_tokens=6, drafts=True))
     run(engine)
     events = list(handle.events())
     settled = [event for event in events if isinstance(event, Settled)]
@@ -105,9 +105,11 @@ def test_prompts_are_scored(model: Model, chunk: int) -> None:
     engine = serving(model, prefill_chunk=chunk)
     handles = [
         engine.submit(Request(ids=ids, scoring=PromptScoring(), max_tokens=0)),
-        engine.submit(Request(ids=ids, scoring=PromptScoring(12, True), sampler=CAUSAL)),
-        engine.submit(Request("Who are you?", max_tokens=16)),
-        engine.submit(Request(ids=ids[:20], scoring=PromptScoring(), max_tokens=8)),
+        engine.submit(
+            Request(ids=ids, scoring=PromptScoring(12, True), sampler=CAUSAL, max_tokens=2)
+        ),
+        engine.submit(Request("Who are you?", seed=0, sampler=STEPS, max_tokens=8)),
+        engine.submit(Request(ids=ids[:20], scoring=PromptScoring(), sampler=STEPS, max_tokens=8)),
     ]
     run(engine)
     none, causal, _, canvas = (handle.terminal for handle in handles)
@@ -121,7 +123,7 @@ def test_prompts_are_scored(model: Model, chunk: int) -> None:
     best = scored(causal).scores
     assert best is not None and best.top_ids.shape == (len(ids) - 1, 12)
     assert ((best.ranks == 1) == (best.log_probs == best.top_log_probs[:, 0])).all()
-    plain = model.generate(messages=[{"role": "user", "content": "Who are you?"}], max_tokens=16)
+    plain = model.generate("Who are you?", sampler=STEPS, max_tokens=8)
     assert handles[2].result().text == plain.text
 
 
@@ -141,8 +143,8 @@ def test_rows_start_over_after_a_failed_forward(
     """In the prompt and in the reply: the same text and scores."""
     ids = model.prompt_ids("What is the capital of France?")
     wanted = [
-        Request(ids=ids, sampler=CAUSAL, seed=3, max_tokens=9, scoring=PromptScoring()),
-        Request("Who are you?", sampler=CAUSAL, seed=4, max_tokens=9),
+        Request(ids=ids, sampler=CAUSAL, seed=3, max_tokens=5, scoring=PromptScoring()),
+        Request("Who are you?", sampler=CAUSAL, seed=4, max_tokens=5),
     ]
     engine = serving(model, prefill_chunk=24)
     plain = []
@@ -154,7 +156,7 @@ def test_rows_start_over_after_a_failed_forward(
     encode = network.encode_hidden
 
     def failing(rows: Any, slots: Any) -> Any:
-        if next(calls) in (1, 8):
+        if next(calls) in (1, 5):
             for slot in slots:
                 slot.reset()
             raise error

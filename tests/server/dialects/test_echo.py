@@ -56,7 +56,7 @@ def test_log_likelihoods_as_lm_eval_asks_for_them(server: Any, embedded: Model) 
 
 def test_a_greedy_continuation_is_found_to_be_one(server: Any, embedded: Model) -> None:
     """Up to the end token, which has an entry though it is no text."""
-    context = embedded.prompt_ids("Who are you?")
+    context = embedded.prompt_ids("What is the capital of France?")
     body = {"prompt": context, "temperature": 0, "mode": "causal", "max_tokens": 200}
     choice = server.post(PATH, **body, logprobs=1).json()["choices"][0]
     assert choice["finish_reason"] == "stop"

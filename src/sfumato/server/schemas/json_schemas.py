@@ -62,7 +62,7 @@ _PROMPT_IDS = IDS | {"minItems": 1}
 PROMPT = either(TEXT, _PROMPT_IDS)
 PROMPTS = either(TEXT, _list(TEXT, 1), _PROMPT_IDS, _list(_PROMPT_IDS, 1))
 MAX_TOKENS = either({"type": "integer", "minimum": 1, "maximum": MOST_TOKENS}, {"const": -1}, NULL)
-MAX_TOKENS_OR_NONE = {"type": ["integer", "null"], "minimum": -1, "maximum": MOST_TOKENS}
+MAX_TOKENS_OR_NONE = either({"type": "integer", "minimum": -1, "maximum": MOST_TOKENS}, NULL)
 STOP = either(
     {"type": "string", "maxLength": LONGEST_STOP},
     _list({"type": "string", "maxLength": LONGEST_STOP}) | {"maxItems": MOST_STOPS},
