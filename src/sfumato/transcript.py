@@ -85,7 +85,10 @@ class Transcript:
         for part in parts:
             if isinstance(part, Delta):
                 texts[part.kind] += part.text
-        count = len(settled.token_ids) + (settled.end_id is not None)
+        ids = settled.token_ids + ([] if settled.end_id is None else [settled.end_id])
+        count = len(ids)
+        # Where a thought is ended, another token stands there than was drawn.
+        is_cut = last is not None and last.token_ids[:count].tolist() != ids
 
         def first(column: Tensor | None) -> Tensor | None:
             return None if column is None else column[:count]
@@ -101,7 +104,7 @@ class Transcript:
             None if last is None else first(last.top_ids),
             None if last is None else first(last.top_probs),
             None if last is None else first(last.named),
-            None if last is None else first(last.log_probs),
+            None if last is None or is_cut else first(last.log_probs),
         )
 
     def readable(self, draft: Draft) -> Draft:

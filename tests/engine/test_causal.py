@@ -143,8 +143,8 @@ def test_rows_start_over_after_a_failed_forward(
     """In the prompt and in the reply: the same text and scores."""
     ids = model.prompt_ids("What is the capital of France?")
     wanted = [
-        Request(ids=ids, sampler=CAUSAL, seed=3, max_tokens=5, scoring=PromptScoring()),
-        Request("Who are you?", sampler=CAUSAL, seed=4, max_tokens=5),
+        Request(ids=ids, sampler=CAUSAL, seed=3, max_tokens=7, scoring=PromptScoring()),
+        Request("Who are you?", sampler=CAUSAL, seed=4, max_tokens=7),
     ]
     engine = serving(model, prefill_chunk=24)
     plain = []
@@ -156,7 +156,7 @@ def test_rows_start_over_after_a_failed_forward(
     encode = network.encode_hidden
 
     def failing(rows: Any, slots: Any) -> Any:
-        if next(calls) in (1, 5):
+        if next(calls) in (1, 8):
             for slot in slots:
                 slot.reset()
             raise error

@@ -49,6 +49,5 @@ def run_causal(
         if settled is None:  # an empty answer, which is drawn again
             continue
         yield settled
-        # More than one token where a thought is ended.
         following, hidden = torch.tensor(settled.token_ids), None
     return sequence.outcome(sequence.reason or "cancelled", time.perf_counter() - start)

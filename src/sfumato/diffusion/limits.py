@@ -66,7 +66,10 @@ def plan_reply(
     most_steps: per canvas, which bounds the checkpoint's own choice too. Raises ValueError, and
     TooLarge where the model's context does not hold prompt and reply."""
     check_seed(seed)
-    config = _causal(config) if config.mode == "causal" else config
+    if config.mode == "causal":
+        if prompt_tokens < 1:
+            raise ValueError("prompt: has no token, which the causal mode could go on from")
+        config = _causal(config)
     assert config.max_steps
     config = replace(config, max_steps=min(config.max_steps, most_steps))
     config = resolve(network, config, limits)

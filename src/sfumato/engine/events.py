@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Literal
 
 from sfumato.api import Reply, Settled
@@ -86,7 +86,8 @@ class Finished:
 
     reply: Reply
     account: Account
-    scores: PromptScores | None = None  # where the request wants them and the prompt was encoded
+    # Of the prompt's tokens, where the request wants them and the prompt was encoded.
+    scores: PromptScores | None = field(default=None, compare=False)
 
 
 @dataclass(frozen=True)

@@ -73,6 +73,12 @@ class Row(AnyRow):
             self.hidden = hidden[-1:].clone()  # the others' memory is given back
 
     @property
+    def last_hidden(self) -> Tensor:
+        """[1, hidden], of the last token of the prefix, in causal mode and once that is encoded."""
+        assert self.hidden is not None
+        return self.hidden
+
+    @property
     def is_scored(self) -> bool:
         """Whether only the prompt's scores are wanted, and they are there."""
         return not self.prepared.writes and not self.pending
@@ -148,6 +154,11 @@ class Row(AnyRow):
             now - self.submitted,
         )
 
+    def _steps(self) -> tuple[int, ...]:
+        """Of each canvas; those of a causal reply, which are single tokens, count as one."""
+        steps = self.stats.steps
+        return (sum(steps),) if self.is_causal and steps else tuple(steps)
+
     def account_at(self, now: float) -> Account:
         stats, lease, sequence = self.stats, self.lease, self.sequence
         queue_s, slot_wait_s = self.waits_s(now)
@@ -161,8 +172,7 @@ class Row(AnyRow):
             output_tokens=len(sequence.reply),
             thought_tokens=self.prepared.thinking.count(sequence.reply),
             canvas_tokens=(stats.canvases + sequence.retries) * sequence.canvas_length,
-            # A causal reply's canvases are single tokens: they count as one.
-            steps=(sum(stats.steps),) if self.is_causal else tuple(stats.steps),
+            steps=self._steps(),
             convergence=() if self.is_causal else tuple(stats.convergence),
             retries=sequence.retries,
             step_s=tuple(sequence.step_s),

@@ -222,8 +222,8 @@ class Runner:
 
     def _draw_batch(self, rows: Sequence[Row]) -> list[Draft | Exception]:
         network = self._network
-        hidden = [row.hidden for row in rows if row.hidden is not None]
-        return draw_next(network, [row.open(network) for row in rows], torch.cat(hidden))
+        hidden = torch.cat([row.last_hidden for row in rows])
+        return draw_next(network, [row.open(network) for row in rows], hidden)
 
 
 def _extend(segment: Segment) -> None:

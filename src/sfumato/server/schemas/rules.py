@@ -49,7 +49,8 @@ RULES = (
     ),
     Rule("n times the prompts are at most 128 (`max_choices` in /props).", r"n: at most"),
     Rule(
-        "n times the prompts times max_tokens times (1 + top_logprobs) is at most 1,048,576.",
+        "n times the prompts times max_tokens times (1 + top_logprobs) is at most 1,048,576; "
+        "tokens of prompts that are scored count as those of replies.",
         r"n, .*: come to",
     ),
     Rule(
