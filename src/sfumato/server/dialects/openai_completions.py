@@ -78,6 +78,11 @@ def _fields(service: Service, body: CompletionBody) -> dict[str, Any]:
             raise bad_request(
                 "echo: the reply is written in the mode causal; leave mode out", "mode"
             )
+        if body.logprob_token_ids:
+            raise bad_request(
+                "echo: names the most probable tokens alone; leave logprob_token_ids out",
+                "logprob_token_ids",
+            )
         fields["sampler"] = replace(fields["sampler"], mode="causal")
         fields["retry_empty"] = bool(body.retry_empty)
     fields |= canvas_fields(body, service, fields["sampler"], body.logprobs is not None)
