@@ -7,15 +7,14 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
+import torch
+from torch import Tensor
+
+from sfumato.diffusion.causal import check_finite
+from sfumato.model.head import VocabularyHead
+from sfumato.model.token_scores import TokenScores, token_scores
 from sfumato.options.limits import MOST_TOP
-
-if TYPE_CHECKING:
-    from torch import Tensor
-
-    from sfumato.model.head import VocabularyHead
-    from sfumato.model.token_scores import TokenScores
 
 
 @dataclass(frozen=True)
@@ -59,11 +58,6 @@ class PromptScorer:
         """Takes the hidden states [n, hidden] of the prefix's positions from `start` on, of which
         those that score no token of the prompt are left aside; together: positions of a pass over
         the vocabulary. Raises FloatingPointError where the scores are no numbers."""
-        import torch
-
-        from sfumato.diffusion.causal import check_finite
-        from sfumato.model.token_scores import token_scores
-
         stop = min(start + len(hidden), len(self._ids) - 1)
         if stop <= start:
             return
@@ -77,8 +71,6 @@ class PromptScorer:
 
     def scores(self) -> PromptScores | None:
         """Those of the whole prompt; None while some are missing."""
-        from sfumato.model.token_scores import TokenScores
-
         if not self.done:
             return None
         return PromptScores(self._ids, TokenScores.joined(self._parts) if self._parts else None)
