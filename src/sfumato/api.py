@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
-from dataclasses import fields
+from dataclasses import fields, replace
 from functools import cached_property
 from os import PathLike
 from pathlib import Path
@@ -109,6 +109,7 @@ class Model(FillCalls):
         tools: Sequence[Mapping[str, Any]] | None = None,
         stop: Stop = None,
         prediction: PredictedText | None = None,
+        mode: Literal["canvas", "causal"] | None = None,
         cancelled: Callable[[], bool] = lambda: False,
         **unknown: Never,
     ) -> Iterator[Draft | Settled | Done]:
@@ -118,14 +119,18 @@ class Model(FillCalls):
         checkpoint's; tools: declarations as JSON schemas; stop: strings that end the reply and
         are not part of it (inside a thought they are text like any other), or special tokens, each
         as a `sfumato.text.tokenizer.Marker`; prediction: a text that the reply is expected to
-        resemble, which its canvases begin as; cancelled: called before every step and every chunk
-        of a prefill, True ends the reply with what is committed.
+        resemble, which its canvases begin as; mode: "causal" writes one token after another, each
+        of them a canvas of its own in the events (None: the sampler's); cancelled: called before
+        every step and every chunk of a prefill, True ends the reply with what is committed.
         Raises ValueError, naming the argument, for what cannot be done, and TypeError for an
         argument that there is not. The stream itself raises FloatingPointError where the model's
         scores are no numbers, and ValueError where a sampler or processor returns a wrong tensor.
         """
         _check_arguments(cancelled, unknown)
         ids = self.prompt_ids(prompt, messages, thinking=thinking, tools=tools)
+        if mode is not None:
+            check_sampler(sampler)
+            sampler = replace(sampler or SamplerConfig(), mode=mode)
         # What cannot be done is refused by this call, and not by the first `next`.
         plan, transcript = self.plan_reply(len(ids), max_tokens, seed, sampler, stop, cancelled)
         plan = self.fills.with_prediction(plan, prediction, thinking)

@@ -86,6 +86,8 @@ class Fills:
         Raises ValueError, naming the argument, for what cannot be done, and TooLarge where the
         model's context does not hold the text."""
         parts = check_parts(parts)
+        if sampler is not None and sampler.mode == "causal":
+            raise ValueError("mode: a text with holes is filled on a canvas; leave the mode out")
         config = (sampler or SamplerConfig()).over(self._defaults)
         longest = config.canvas_length or self._network.config.canvas_length
         closing = self.closing if is_reply else None
@@ -128,6 +130,8 @@ class Fills:
             return plan
         if not isinstance(prediction, PredictedText):
             raise ValueError(f"prediction: must be a PredictedText, got {quoted(prediction)}")
+        if plan.config.mode == "causal":
+            raise ValueError("prediction: causal replies have no canvas; leave one of them out")
         if thinking:
             raise ValueError(
                 "prediction: says nothing of a thought, and the model thinks first here; ask for "

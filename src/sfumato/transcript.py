@@ -30,12 +30,15 @@ class Settled:
     token_ids: list[int]  # of the canvas, up to an end token; a stop string is still in them
     convergence: Convergence
     tool_calls: tuple[ToolCall, ...] = ()  # those that it completes
-    # The most probable tokens of the canvas's last step at each of token_ids, and their
-    # probabilities, int64 and float32 [n, top]; None where they are not known.
+    end_id: int | None = field(default=None, compare=False)  # the end token after token_ids
+    # The most probable tokens of the canvas's last step at each of token_ids and at end_id, and
+    # their probabilities, int64 and float32 [n, top]; None where they are not known.
     top_ids: Tensor | None = field(default=None, compare=False)
     top_probs: Tensor | None = field(default=None, compare=False)
     # Log probabilities of the config's named tokens, float32 [n, named], where it has some.
     named: Tensor | None = field(default=None, compare=False)
+    # Of the causal mode: log probabilities of these tokens themselves, float32 [n]; see `Draft`.
+    log_probs: Tensor | None = field(default=None, compare=False)
 
 
 @dataclass(frozen=True)
@@ -84,6 +87,14 @@ class Transcript:
         for part in parts:
             if isinstance(part, Delta):
                 texts[part.kind] += part.text
+        ids = settled.token_ids + ([] if settled.end_id is None else [settled.end_id])
+        count = len(ids)
+        # Where a thought is ended, another token stands there than was drawn.
+        is_cut = last is not None and last.token_ids[:count].tolist() != ids
+
+        def first(column: Tensor | None) -> Tensor | None:
+            return None if column is None else column[:count]
+
         return Settled(
             settled.canvas,
             texts["answer"],
@@ -91,9 +102,11 @@ class Transcript:
             settled.token_ids,
             settled.convergence,
             tuple(part for part in parts if isinstance(part, ToolCall)),
-            None if last is None else last.top_ids[: len(settled.token_ids)],
-            None if last is None else last.top_probs[: len(settled.token_ids)],
-            None if last is None or last.named is None else last.named[: len(settled.token_ids)],
+            settled.end_id,
+            None if last is None else first(last.top_ids),
+            None if last is None else first(last.top_probs),
+            None if last is None else first(last.named),
+            None if last is None or is_cut else first(last.log_probs),
         )
 
     def readable(self, draft: Draft) -> Draft:

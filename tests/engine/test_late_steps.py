@@ -23,7 +23,7 @@ from sfumato.diffusion.step import Denoiser
 from sfumato.diffusion.step.device_step import DeviceStep
 from sfumato.diffusion.step.results import HostCopy, Pending
 from sfumato.diffusion.stopping import Never
-from sfumato.engine import Handle, RequestFailed
+from sfumato.engine import Finished, Handle, PromptScoring, RequestFailed
 from sfumato.model.network import Network
 from sfumato.ops import registry
 
@@ -226,3 +226,21 @@ def test_a_lost_device_ends_the_engine(
     serving._lifecycle.thread.join(20)
     assert serving.death and "3 of 3 times" in serving.death
     serving.close()
+
+
+def test_causal_rows_are_drawn_in_their_step(model: Model, late: Callable[..., Any]) -> None:
+    """Beside canvases, whose steps are late; none of their tokens is a commit of a step."""
+    serving, backend = late()
+    choices = (
+        {"sampler": SamplerConfig(mode="causal"), "max_tokens": 8},
+        {"sampler": SamplerConfig(max_steps=3), "max_tokens": 40},
+    )
+    asked_for = [wanted(seed, **each) for seed, each in enumerate(choices)]
+    handles = [serving.submit(Request(**each, retry_empty=False)) for each in asked_for]
+    scored = serving.submit(Request(ids=[2, 40, 41], scoring=PromptScoring(), max_tokens=0))
+    run(serving)
+    for each, handle in zip(asked_for, handles, strict=True):
+        assert same(handle.result(), alone(model, each)), each
+    end = scored.terminal
+    assert isinstance(end, Finished) and end.scores is not None
+    assert backend.replays and no_slot_is_leaked(serving)

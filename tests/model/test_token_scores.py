@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import pytest
 import torch
-from tests.model.test_label_scores import HIDDEN, VOCAB, head_of
+from tests.model.test_label_scores import CHUNK, HIDDEN, VOCAB, head_of
 from torch import Tensor
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from sfumato.model import token_scores as module
 from sfumato.model.head import VocabularyHead
@@ -58,3 +59,22 @@ def test_no_positions() -> None:
     head, hidden, ids = case("float32")
     scores = token_scores(head, hidden[:0], ids[:0])
     assert scores.log_probs.shape == (0,) and scores.top_ids.shape == (0, 8)
+
+
+def test_no_tensor_has_all_scores() -> None:
+    """Of so many positions a chunk's scores are a third of all; with alternatives and ranks."""
+    sizes: list[int] = []
+
+    class Recorder(TorchDispatchMode):
+        def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+            result = func(*args, **(kwargs or {}))
+            results = result if isinstance(result, list | tuple) else [result]
+            sizes.extend(each.numel() for each in results if isinstance(each, Tensor))
+            return result
+
+    head, hidden, ids = case("float32", positions=384)
+    with Recorder():
+        token_scores(head, hidden, ids, top=20, ranks=True, together=384)
+    inputs = max(hidden.numel(), head.embedding.numel())
+    assert 384 * CHUNK <= max(sizes) <= inputs
+    assert 384 * VOCAB not in sizes

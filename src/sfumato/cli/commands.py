@@ -65,6 +65,11 @@ COMMANDS = (
         (Argument("table", "a CSV, TSV or JSON Lines file; or use --state", Path(), count="?"),),
     ),
     Command("calibrate", "fit the probabilities of decisions to labelled rows"),
+    Command(
+        "perplexity",
+        "measure how well the causal mode predicts a text",
+        (Argument("file", "a file of UTF-8 text; - is standard input", Path()),),
+    ),
     Command("serve", "serve a model over HTTP, to OpenAI's clients and as a web page"),
     Command("demo", "watch the embedded model solve a Sudoku and answer questions"),
     Command(

@@ -60,6 +60,9 @@ class Draft:
     decode: Callable[[list[int]], str] | None = field(default=None, compare=False, repr=False)
     # float32 [length, n], where the config has n named tokens: logarithms of their probabilities
     named: Tensor | None = None
+    # float32 [length], of the causal mode where most probable tokens are asked for: logarithms of
+    # the probabilities of token_ids
+    log_probs: Tensor | None = None
 
     @property
     def text(self) -> str:

@@ -13,7 +13,7 @@ from sfumato.diffusion.given_canvas import GivenCanvas
 from sfumato.diffusion.prediction import Prediction
 from sfumato.diffusion.processors import LogitBias, LogitProcessor, MinTokens
 from sfumato.diffusion.sampler_config import SamplerConfig
-from sfumato.diffusion.schedule import count_at, temperature_at
+from sfumato.diffusion.schedule import LinearTemperature, count_at, temperature_at
 from sfumato.model.network import Network
 from sfumato.options.limits import MOST_STEPS
 
@@ -68,12 +68,28 @@ def plan_reply(
     most_steps: per canvas, which bounds the checkpoint's own choice too. Raises ValueError, and
     TooLarge where the model's context does not hold prompt and reply."""
     check_seed(seed)
+    if config.mode == "causal":
+        if prompt_tokens < 1:
+            raise ValueError("prompt: has no token, which the causal mode could go on from")
+        config = _causal(config)
     assert config.max_steps
     config = replace(config, max_steps=min(config.max_steps, most_steps))
     config = resolve(network, config, limits)
     canvases = check_context(network, prompt_tokens, config, limits)
     context = network.config.context_length
     return ReplyPlan(prompt_tokens, config, limits, seed, canvases, context)
+
+
+def _causal(config: SamplerConfig) -> SamplerConfig:
+    """A canvas for each token, of one step, at the temperature of the config itself."""
+    return replace(
+        config,
+        canvas_length=1,
+        max_steps=1,
+        schedule=LinearTemperature(1.0, 1.0),
+        soft_skip=None,
+        soft_top_k=None,
+    )
 
 
 def check_seed(seed: object) -> None:

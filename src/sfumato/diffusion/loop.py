@@ -13,6 +13,7 @@ import torch
 from torch import Tensor
 
 from sfumato.diffusion.canvas import Canvas, Draft
+from sfumato.diffusion.causal_loop import run_causal
 from sfumato.diffusion.limits import Limits, ReplyPlan, plan_reply
 from sfumato.diffusion.outcome import Outcome, SettledCanvas
 from sfumato.diffusion.sampler_config import SamplerConfig
@@ -50,8 +51,10 @@ def run(
 ) -> Generator[Draft | SettledCanvas, None, Outcome]:
     """As `generate`, of a reply that has been checked."""
     sequence = Sequence(plan, policies, opening)
-    capacity = max(1, len(prompt) + committed_tokens(plan, policies))
-    return _run(network, prompt, sequence, network.new_slot(capacity))
+    slot = network.new_slot(max(1, len(prompt) + committed_tokens(plan, policies)))
+    if plan.config.mode == "causal":
+        return run_causal(network, prompt, sequence, slot)
+    return _run(network, prompt, sequence, slot)
 
 
 def _run(

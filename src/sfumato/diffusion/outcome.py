@@ -38,6 +38,7 @@ class SettledCanvas:
     token_ids: list[int]  # without an end token and all after it
     convergence: Convergence
     stop_reason: StopReason | None  # None: another canvas follows
+    end_id: int | None = field(default=None, compare=False)  # the end token after token_ids
 
 
 @dataclass(frozen=True)

@@ -10,7 +10,7 @@ from sfumato.diffusion.processors import LogitProcessor, banned_by
 from sfumato.diffusion.sampler import SAMPLERS, EntropyBound, Sampler
 from sfumato.diffusion.schedule import LinearTemperature, Schedule, SoftTopK
 from sfumato.diffusion.stopping import Never, StableAndConfident, Stopping
-from sfumato.options import bounds, default
+from sfumato.options import MODES, bounds, default
 from sfumato.options.limits import MAX_TEMPERATURE, MOST_HISTORY
 from sfumato.weights.errors import quoted
 
@@ -23,6 +23,16 @@ _METHODS = {
 """Of each part: the method that makes it one, and an example."""
 
 
+_OF_STEPS = (
+    "max_steps",
+    "sampler",
+    "schedule",
+    "stopping",
+    "canvas_length",
+    "soft_skip",
+    "soft_top_k",
+)
+
 MOST_NAMED = 128
 """Named tokens: as many as vLLM takes."""
 
@@ -34,7 +44,10 @@ _RANGES = {
 
 @dataclass(frozen=True)
 class SamplerConfig:
-    """How canvases are denoised. What is None is the checkpoint's own choice."""
+    """How a reply is written. What is None is the checkpoint's own choice.
+
+    In the mode "causal" the encode phase writes one token after another, and `temperature` is the
+    temperature itself; what belongs to denoising steps has no part in it (see `check_mode`)."""
 
     max_steps: int | None = None  # denoising steps per canvas at most; up to MOST_STEPS
     sampler: Sampler | None = None  # which drawn tokens are accepted
@@ -56,9 +69,12 @@ class SamplerConfig:
     soft_top_k: SoftTopK | int | None = None  # most probable tokens that count: docs/head.md
     top_tokens: int | None = None  # most probable tokens that drafts and commits name; at least 8
     named_tokens: tuple[int, ...] = ()  # whose log probabilities drafts and commits have
+    mode: str = default("mode")  # canvas or causal
 
     def __post_init__(self) -> None:
         self._check_kinds()
+        if self.mode not in MODES:
+            raise ValueError(f"mode: must be {' or '.join(MODES)}, got {quoted(self.mode)}")
         scale, top_p = self.temperature, self.top_p
         if not (is_number(scale) and 0 <= scale <= MAX_TEMPERATURE):
             raise ValueError(f"temperature: must be from 0 to {MAX_TEMPERATURE:.0e}, got {scale!r}")
@@ -129,6 +145,18 @@ class SamplerConfig:
             if not isinstance(getattr(self, name), bool):
                 raise ValueError(f"{name}: must be True or False, got {getattr(self, name)!r}")
 
+    def check_mode(self) -> None:
+        """Raises ValueError, naming it, for what a request sets that its mode has not."""
+        if self.mode != "causal":
+            return
+        given = [name for name in _OF_STEPS if getattr(self, name) is not None]
+        given += [] if self.self_conditioning else ["self_conditioning"]
+        if given:
+            raise ValueError(
+                "mode: causal replies have no canvases and no denoising steps; leave out "
+                f"{', '.join(given)}"
+            )
+
     def over(self, defaults: SamplerConfig) -> SamplerConfig:
         """This config with its Nones filled from `defaults`."""
         own = {f.name: v for f in fields(self) if (v := getattr(self, f.name)) is not None}
@@ -161,12 +189,14 @@ def _has(part: object, method: str) -> bool:
 
 
 def check_sampler(sampler: object) -> None:
-    """Raises ValueError for what is no SamplerConfig."""
+    """Raises ValueError for what is no SamplerConfig, and for one that its mode refuses."""
     if not isinstance(sampler, SamplerConfig | None):
         raise ValueError(
             "sampler: must be a SamplerConfig, such as SamplerConfig(temperature=0.7, "
             f"sampler=EntropyBound()), got {sampler!r}"
         )
+    if sampler is not None:
+        sampler.check_mode()
 
 
 REFERENCE = SamplerConfig(

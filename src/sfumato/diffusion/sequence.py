@@ -162,6 +162,7 @@ class Sequence:
             self._begin_again()
             return None
         added, reason = truncate_canvas(ids, self.reply, self.config, limits)
+        end_id = ids[len(added)] if reason == "eos" else None
         closed = self._closed_thought(added)
         if closed is not None:
             added, reason = closed, None
@@ -181,7 +182,7 @@ class Sequence:
         self.stats.convergence.append(convergence)
         self.reason, self.config = reason, self.plan.config
         self._attempt = self._spent_steps = 0
-        return SettledCanvas(number, added, convergence, reason)
+        return SettledCanvas(number, added, convergence, reason, end_id)
 
     def outcome(self, reason: StopReason, total_s: float) -> Outcome:
         """The reply as it stands."""

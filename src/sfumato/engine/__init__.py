@@ -15,6 +15,7 @@ if TYPE_CHECKING:
     from sfumato.engine.errors import EngineDead, EngineError, NotReady, QueueFull, RequestFailed
     from sfumato.engine.events import Account, Draft, Event, Failed, Finished, Settled, Terminal
     from sfumato.engine.handle import DecisionHandle, DecisionSink, Handle
+    from sfumato.engine.prompt_scores import PromptScores, PromptScoring
     from sfumato.engine.request import Prompt, Request, new_id
     from sfumato.engine.stats import EngineState, Health
 
@@ -42,6 +43,8 @@ _HOMES = {
     "Settled": "sfumato.engine.events",
     "Terminal": "sfumato.engine.events",
     "Handle": "sfumato.engine.handle",
+    "PromptScores": "sfumato.engine.prompt_scores",
+    "PromptScoring": "sfumato.engine.prompt_scores",
     "Prompt": "sfumato.engine.request",
     "Request": "sfumato.engine.request",
     "new_id": "sfumato.engine.request",
@@ -69,6 +72,8 @@ __all__ = [
     "Health",
     "NotReady",
     "Prompt",
+    "PromptScores",
+    "PromptScoring",
     "QueueFull",
     "Request",
     "RequestFailed",

@@ -7,12 +7,18 @@ What follows once the slot holds the prefix is the kind's: a reply (row.py) or a
 from __future__ import annotations
 
 from array import array
+from typing import TYPE_CHECKING
 
 from sfumato.engine.events import Account
 from sfumato.engine.handle import AnyHandle
 from sfumato.engine.lease import CacheKey, Lease
 from sfumato.engine.request import AnyRequest, Prompt
 from sfumato.engine.stats import Phase, RowState
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+    from sfumato.model.network import Network
 
 
 class AnyRow:
@@ -70,6 +76,15 @@ class AnyRow:
         """Tokens of the prefix have been encoded."""
         self.encoded += tokens
         self.encodes_alone = self.encodes_alone and self.pending > 0
+
+    @property
+    def wants_hidden(self) -> bool:
+        """Whether hidden states of what is encoded are wanted; `take_hidden` gets them."""
+        return False
+
+    def take_hidden(self, network: Network, start: int, hidden: Tensor) -> None:
+        """Takes those of the prefix's positions from `start` on, [n, hidden]."""
+        raise NotImplementedError
 
     def waited(self, seconds: float) -> None:
         """A step's encode work took so long, some of this row's in it."""

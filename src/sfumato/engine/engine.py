@@ -176,7 +176,7 @@ class Engine:
             self._outputs.process(results)
             self._publish()
             self._runner.between_steps()
-            work = plan.encode or plan.denoise or plan.read or plan.fill
+            work = plan.encode or plan.denoise or plan.draw or plan.read or plan.fill
             return bool(work or self._runner.is_ahead)
 
     def _schedule(self) -> Plan:

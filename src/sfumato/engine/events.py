@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Literal
 
 from sfumato.api import Reply, Settled
 from sfumato.diffusion.canvas import Draft
 from sfumato.engine.decision import Decided
+from sfumato.engine.prompt_scores import PromptScores
 
 DECIDED = "decided"
 """The outcome of a decision that has answers, among the stop reasons of replies."""
@@ -88,6 +89,8 @@ class Finished:
 
     reply: Reply
     account: Account
+    # Of the prompt's tokens, where the request wants them and the prompt was encoded.
+    scores: PromptScores | None = field(default=None, compare=False)
 
 
 @dataclass(frozen=True)

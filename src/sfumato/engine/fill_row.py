@@ -97,9 +97,9 @@ class FillRow(AnyRow):
         ids = [token for hole in outcome.holes for token in hole]
         text, reason = self._cut("".join(hole.text for hole in filled.holes), outcome)
         convergence = outcome.stats.convergence
-        settled = Settled(
-            0, text, "", ids, convergence[-1] if convergence else "converged", (), *_top(outcome)
-        )
+        last = convergence[-1] if convergence else "converged"
+        top_ids, top_probs = _top(outcome)
+        settled = Settled(0, text, "", ids, last, top_ids=top_ids, top_probs=top_probs)
         warnings = filled.warnings
         return settled, Reply(text, None, (), ids, reason, outcome.stats, warnings, filled)
 

@@ -125,7 +125,7 @@ class LateSteps:
     def _commit(self, piece: Piece) -> CommitRow | None:
         """A piece as a row of the step; None where it is no settled canvas at a prefix's end."""
         row, count = piece.row, piece.count
-        if not isinstance(row, Row) or row.encodes_alone or row.lease is None:
+        if not isinstance(row, Row) or row.is_causal or row.encodes_alone or row.lease is None:
             return None
         end = row.encoded + count
         settled = row.encoded >= row.prompt_tokens and count <= row.canvas_length

@@ -51,15 +51,12 @@ class OutputProcessor:
         after_s = results.read_s + results.fill_s
         if results.denoised:
             for row, result in results.denoised:
-                try:
-                    if isinstance(result, Exception):
-                        raise result
-                    # Reads and fills come after it in the step, and count for no reply.
-                    self._denoised(row, result, results.began + after_s)
-                except Exception as error:
-                    self.end_with(row, error)
+                # Reads and fills come after it in the step, and count for no reply.
+                self._advance(row, result, results.began + after_s)
             seconds = self._clock() - results.began - after_s
             self._statistics.stepped(len(results.denoised), seconds)
+        for row, result in results.drawn:
+            self._advance(row, result, results.draw_began + after_s)
         if results.read:
             self._statistics.totals.read_s += results.read_s
         for read in results.read:
@@ -69,6 +66,14 @@ class OutputProcessor:
         steps = sum(len(fill.steps) for fill in results.filled)
         if steps:
             self._statistics.stepped(steps, results.fill_s)
+
+    def _advance(self, row: Row, result: Draft | Exception, began: float) -> None:
+        try:
+            if isinstance(result, Exception):
+                raise result
+            self._denoised(row, result, began)
+        except Exception as error:
+            self.end_with(row, error)
 
     def _encoded(self, encoded: list[Encoded], seconds: float) -> None:
         totals = self._statistics.totals
@@ -81,6 +86,9 @@ class OutputProcessor:
         totals.encode_s += seconds
         for row, reason in recover_encoding(self._scheduler, encoded):
             self.end_with(row, reason)
+        for row in {segment.row: None for segment, error in encoded if error is None}:
+            if isinstance(row, Row) and row.lease is not None and row.is_scored:
+                self.finish(row, "max_tokens")
 
     def _denoised(self, row: Row, result: Draft, began: float) -> None:
         draft = row.readable(result)
@@ -93,7 +101,8 @@ class OutputProcessor:
         if not row.settled:
             return
         settled = row.collect(ids, draft)
-        self._statistics.settled(len(ids))
+        if not row.is_causal:
+            self._statistics.settled(len(ids))
         if settled is not None:
             if row.first_commit_s is None:
                 row.first_commit_s = now - row.submitted
@@ -149,7 +158,8 @@ class OutputProcessor:
         """Ends a row with its reply as it stands."""
         now = self._clock()
         try:
-            terminal = Finished(row.finish(reason, now), row.account_at(now))
+            scores = None if row.scorer is None else row.scorer.scores()
+            terminal = Finished(row.finish(reason, now), row.account_at(now), scores)
         except Exception as error:
             self.end_with(row, error)
         else:

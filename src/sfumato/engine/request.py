@@ -21,6 +21,7 @@ from sfumato.diffusion.prediction import PredictedText
 from sfumato.diffusion.sampler_config import SamplerConfig, check_sampler
 from sfumato.diffusion.sequence import Policies, committed_tokens
 from sfumato.engine.decision import DecisionRequest
+from sfumato.engine.prompt_scores import PromptScoring
 from sfumato.engine.snapshot_points import SnapshotPoints
 from sfumato.engine.thinking import ThinkingBudget
 from sfumato.options.limits import MOST_STEPS
@@ -65,6 +66,8 @@ class Request:
     parts: Sequence[Part] | None = None  # of a text with holes, which follows the prompt
     prediction: PredictedText | None = None  # what the reply is expected to be
     drafts: bool = False  # whether Draft events are wanted
+    # Whether the prompt's tokens are scored, in causal mode; max_tokens may then be 0.
+    scoring: PromptScoring | None = None
     timeout_s: float | None = None  # from `since`; None: the engine's own
     since: float | None = None  # when the client sent it, by `Engine.now`; None: at its submission
     id: str = field(default_factory=new_id)
@@ -86,6 +89,7 @@ class Prepared:
     opening: list[int]
     thinking: ThinkingBudget
     need: int  # cache positions
+    writes: bool  # False: only the prompt's scores are wanted
     family: str  # with `adapter` and the tokens, decides what a slot holds
     adapter: str | None = None
 
@@ -113,7 +117,8 @@ def prepare(
     prompt = request.made or make_prompt(model, request, longest, points)
     # 53 bits: what survives a client that reads JSON numbers as floats.
     seed = secrets.randbits(53) if request.seed is None else request.seed
-    max_tokens = _max_tokens(model, request)
+    writes = request.max_tokens != 0 or request.scoring is None
+    max_tokens = _max_tokens(model, request) if writes else 1
     plan, transcript = model.plan_reply(
         len(prompt.ids),
         max_tokens,
@@ -124,7 +129,7 @@ def prepare(
     )
     check_length(model, request.opening or "", longest, "opening")
     opening = [] if request.opening is None else model.tokenizer.encode(request.opening)
-    if len(opening) >= request.max_tokens:
+    if len(opening) >= max_tokens:
         raise ValueError(
             f"opening: takes {len(opening)} tokens and max_tokens is {request.max_tokens}, which "
             "leaves none for the reply; raise max_tokens"
@@ -132,12 +137,13 @@ def prepare(
     plan = _with_canvas(plan, request, model.config.vocab_size)
     plan = _with_prediction(plan, request, model, longest)
     assert plan.config.canvas_length
+    is_causal = plan.config.mode == "causal"
     budget = ThinkingBudget.of(
         model.tokenizer,
         model.template.markers,
         request.max_thinking_tokens,
-        request.max_tokens,
-        plan.config.canvas_length,
+        max_tokens,
+        model.config.canvas_length if is_causal else plan.config.canvas_length,
         plan.config.ignore_eos,
     )
     empty = partial(is_empty, transcript) if request.retry_empty else None
@@ -145,7 +151,8 @@ def prepare(
     is_read = request.canvas is not None and request.canvas.read_only
     policies = Policies(None if is_read else budget, empty if request.canvas is None else None)
     need = len(prompt.ids) + committed_tokens(plan, policies)
-    return Prepared(prompt, plan, policies, transcript, opening, budget, need, model.family.name)
+    family = model.family.name
+    return Prepared(prompt, plan, policies, transcript, opening, budget, need, writes, family)
 
 
 def _max_tokens(model: Model, request: Request) -> int:
@@ -164,6 +171,8 @@ def _with_canvas(plan: ReplyPlan, request: Request, vocab_size: int) -> ReplyPla
     assert plan.config.canvas_length
     if request.opening is not None:
         raise ValueError("canvas, opening: give at most one of them; both say how a reply begins")
+    if plan.config.mode == "causal":
+        raise ValueError("canvas: causal replies have no canvas; leave it out, or the mode")
     try:
         canvas.check(plan.config.canvas_length, vocab_size)
     except ValueError as error:
@@ -211,6 +220,8 @@ def check_request(request: Request, most_steps: int) -> None:
             f"max_thinking_tokens: must be a whole number from 0 to {MOST_TOKENS}, got "
             f"{quoted(limit)}"
         )
+    if not isinstance(request.scoring, PromptScoring | None):
+        raise ValueError(f"scoring: must be a PromptScoring, got {quoted(request.scoring)}")
     check_timeout(request.timeout_s)
 
 

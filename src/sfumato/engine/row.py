@@ -5,6 +5,8 @@ All state of a request is here and nothing of any other's. Knows no batches and 
 
 from __future__ import annotations
 
+from torch import Tensor
+
 from sfumato.api import Reply, Settled
 from sfumato.diffusion.canvas import Canvas, Draft
 from sfumato.diffusion.limits import StopReason
@@ -12,6 +14,8 @@ from sfumato.diffusion.sequence import Sequence
 from sfumato.engine.any_row import AnyRow
 from sfumato.engine.events import Account
 from sfumato.engine.handle import Handle
+from sfumato.engine.lease import CacheKey, Lease
+from sfumato.engine.prompt_scores import PromptScorer
 from sfumato.engine.request import Prepared, Request
 from sfumato.engine.stats import Phase, RowState
 from sfumato.model.network import Network
@@ -38,6 +42,46 @@ class Row(AnyRow):
         self.canvas: Canvas | None = None
         self.sequence = Sequence(prepared.plan, prepared.policies, prepared.opening)
         self.stats = self.sequence.stats
+        self.is_causal = prepared.plan.config.mode == "causal"
+        self.hidden: Tensor | None = None  # [1, hidden] of the prefix's last token, in causal mode
+        self.scorer: PromptScorer | None = None
+        if request.scoring is not None:
+            self.scorer = PromptScorer(request.scoring, prepared.prompt.ids)
+
+    @property
+    def cache_key(self) -> CacheKey:
+        """Without the tokens whose hidden states are wanted: a slot holds none."""
+        if self.scorer is None and not self.is_causal:
+            return super().cache_key
+        end = 0 if self.scorer is not None else len(self.prefix) - 1
+        return CacheKey(*self._holds, self.prefix[:end], media=())
+
+    def leased(self, lease: Lease, now: float) -> None:
+        super().leased(lease, now)
+        self.hidden = None
+        if self.scorer is not None:
+            self.scorer.reset()
+
+    @property
+    def wants_hidden(self) -> bool:
+        return self.is_causal or (self.scorer is not None and not self.scorer.done)
+
+    def take_hidden(self, network: Network, start: int, hidden: Tensor) -> None:
+        if self.scorer is not None:
+            self.scorer.add(network.head, start, hidden, network.config.canvas_length)
+        if self.is_causal and start + len(hidden) == len(self.prefix):
+            self.hidden = hidden[-1:].clone()  # the others' memory is given back
+
+    @property
+    def last_hidden(self) -> Tensor:
+        """[1, hidden], of the last token of the prefix, in causal mode and once that is encoded."""
+        assert self.hidden is not None
+        return self.hidden
+
+    @property
+    def is_scored(self) -> bool:
+        """Whether only the prompt's scores are wanted, and they are there."""
+        return not self.prepared.writes and not self.pending
 
     @property
     def phase(self) -> Phase:
@@ -45,7 +89,7 @@ class Row(AnyRow):
             return "queued"
         if self.pending:
             return "commit" if self.sequence.reply else "prefill"
-        return "denoise"
+        return "causal" if self.is_causal else "denoise"
 
     def waited(self, seconds: float) -> None:
         if self.encoded <= self.stats.prompt_tokens:
@@ -85,6 +129,7 @@ class Row(AnyRow):
         self.canvas = None
         if settled is None:
             return None
+        self.hidden = None
         if settled.stop_reason is None:  # only a canvas that another follows goes into the cache
             self.prefix.extend(settled.token_ids)
         return self.prepared.transcript.add(settled, draft)
@@ -109,6 +154,11 @@ class Row(AnyRow):
             now - self.submitted,
         )
 
+    def _steps(self) -> tuple[int, ...]:
+        """Of each canvas; those of a causal reply, which are single tokens, count as one."""
+        steps = self.stats.steps
+        return (sum(steps),) if self.is_causal and steps else tuple(steps)
+
     def account_at(self, now: float) -> Account:
         stats, lease, sequence = self.stats, self.lease, self.sequence
         queue_s, slot_wait_s = self.waits_s(now)
@@ -124,8 +174,8 @@ class Row(AnyRow):
             output_tokens=len(sequence.reply),
             thought_tokens=self.prepared.thinking.count(sequence.reply),
             canvas_tokens=(stats.canvases + sequence.retries) * sequence.canvas_length,
-            steps=tuple(stats.steps),
-            convergence=tuple(stats.convergence),
+            steps=self._steps(),
+            convergence=() if self.is_causal else tuple(stats.convergence),
             retries=sequence.retries,
             step_s=tuple(sequence.step_s),
             queue_s=queue_s,

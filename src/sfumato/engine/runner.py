@@ -11,8 +11,10 @@ from dataclasses import dataclass
 from itertools import pairwise, zip_longest
 
 import torch
+from torch import Tensor
 
 from sfumato.diffusion.canvas import Draft
+from sfumato.diffusion.causal_step import draw_next
 from sfumato.diffusion.step import Denoiser
 from sfumato.diffusion.step.cuda_graphs import graph_backend
 from sfumato.engine.any_row import AnyRow
@@ -49,6 +51,8 @@ class StepResults:
     encode_s: float
     denoised: list[Denoised]
     began: float  # when the denoising began, by the clock
+    drawn: list[Denoised]  # of causal rows
+    draw_began: float  # when these were begun to be drawn
     read: list[ReadResult]
     read_s: float
     filled: list[FillResult]
@@ -64,6 +68,7 @@ class Runner:
         backend = graph_backend(network.device)
         self._denoiser = Denoiser(network, rows, backend)
         self._batches = BatchRecovery(self._batch, self._free)
+        self._draws = BatchRecovery(self._draw_batch, self._free)
         self._late = None
         if backend is not None:
             self._late = LateSteps(self._denoiser, self._free, clock)
@@ -71,9 +76,9 @@ class Runner:
         self._fill_turns = FillTurns(network, self._free)
 
     def run(self, plan: Plan, is_wanted: Callable[[AnyRow], bool]) -> StepResults:
-        """Encodes the plan's pieces, then denoises those of its rows that did not fail meanwhile
-        and are still wanted, and reads questions. Where steps are late, the drafts are those of the
-        step before."""
+        """Encodes the plan's pieces, then denoises, or draws tokens for, those of its rows that did
+        not fail meanwhile and are still wanted, and reads questions. Where steps are late, the
+        drafts of canvases are those of the step before."""
         began = self._clock()
         commits = [] if self._late is None else self._late.commits(plan.encode)
         apart = {commit.row for commit in commits}
@@ -86,16 +91,17 @@ class Runner:
         else:
             committed, denoised, began_step = self._launch(self._late, rows, commits)
             encoded += committed
+        draw = self._clock()
+        drawn = self.draw([row for row in plan.draw if row not in failed and is_wanted(row)])
         read = self._clock()
         readers = [row for row in plan.read if row not in failed and is_wanted(row)]
         results = self._read_turns.run(readers, plan.read_tokens, plan.decisions)
         fill = self._clock()
         fillers = [row for row in plan.fill if row not in failed and is_wanted(row)]
         filled = self._fill_turns.run(fillers)
-        times = fill - read, self._clock() - fill
-        return StepResults(
-            encoded, denoise - began, denoised, began_step, results, times[0], filled, times[1]
-        )
+        read_s, fill_s = fill - read, self._clock() - fill
+        replies = denoised, began_step, drawn, draw
+        return StepResults(encoded, denoise - began, *replies, results, read_s, filled, fill_s)
 
     @property
     def is_ahead(self) -> bool:
@@ -158,6 +164,12 @@ class Runner:
         ready, failed = self._opened(rows)
         return failed + self._batches.run(ready)
 
+    def draw(self, rows: Sequence[Row]) -> list[Denoised]:
+        """The next token of each causal row, as a draft, or why there is none. Rows left out had no
+        room in memory this time and may try again."""
+        ready, failed = self._opened(rows)
+        return failed + self._draws.run(ready)
+
     def _open(self, row: Row, again: bool = True) -> Exception | None:
         """Makes ready what a step needs of one row alone; returns what kept it from that. again:
         whether memory that is not enough is freed for a second try."""
@@ -176,8 +188,13 @@ class Runner:
         slots = [_slot(segment.row) for segment in segments]
         try:
             # One forward: the network shares a chunk equally among the rows.
-            chunk = len(segments) * max(len(segment.ids) for segment in segments)
-            self._network.encode([torch.tensor(s.ids) for s in segments], slots, chunk)
+            ids = [torch.tensor(segment.ids) for segment in segments]
+            hidden: list[Tensor] = []
+            if any(segment.row.wants_hidden for segment in segments):
+                hidden = self._network.encode_hidden(ids, slots)
+            else:
+                chunk = len(segments) * max(len(segment.ids) for segment in segments)
+                self._network.encode(ids, slots, chunk)
             if self._late is None:
                 self._network.synchronize()
         except Exception as error:
@@ -186,7 +203,21 @@ class Runner:
             return [(segment, error) for segment in segments]
         for segment in segments:
             _extend(segment)
-        return [(segment, None) for segment in segments]
+        pairs = zip_longest(segments, hidden)
+        return [(segment, self._take_hidden(segment, own)) for segment, own in pairs]
+
+    def _take_hidden(self, segment: Segment, hidden: Tensor | None) -> Exception | None:
+        """Gives a row the hidden states that it wants; returns what kept it from taking them."""
+        row = segment.row
+        if hidden is None or not row.wants_hidden:
+            return None
+        try:
+            row.take_hidden(self._network, _slot(row).length - len(hidden), hidden)
+        except Exception as error:
+            if is_out_of_memory(error):
+                self._free(error)
+            return error
+        return None
 
     def _batch(self, rows: Sequence[Row]) -> list[Draft | Exception]:
         network = self._network
@@ -194,6 +225,11 @@ class Runner:
         result = self._denoiser.forward(canvases, [_slot(row) for row in rows])
         network.synchronize()  # up to here nothing has changed, and all may be run again
         return self._denoiser.advance(result)
+
+    def _draw_batch(self, rows: Sequence[Row]) -> list[Draft | Exception]:
+        network = self._network
+        hidden = torch.cat([row.last_hidden for row in rows])
+        return draw_next(network, [row.open(network) for row in rows], hidden)
 
 
 def _extend(segment: Segment) -> None:

@@ -16,7 +16,7 @@ from sfumato.engine.memory_guard import MemoryView
 WINDOW_S = 60.0  # what speeds are averaged over
 GRAIN_S, GRAINS = 5.0, 60  # of the history, which goes back five minutes
 
-Phase = Literal["queued", "prefill", "denoise", "commit", "read"]
+Phase = Literal["queued", "prefill", "denoise", "causal", "commit", "read"]
 
 
 @dataclass(frozen=True)

@@ -23,6 +23,7 @@ from sfumato.options.option import PREFIX, Option
 from sfumato.options.serve import SERVING
 from sfumato.options.settings import (
     DENOISING,
+    MODES,
     SAMPLERS,
     SETTINGS,
     Setting,
@@ -39,6 +40,7 @@ __all__ = [
     "FORMATS",
     "GROUP_NOTES",
     "LAST_SEED",
+    "MODES",
     "MOST_STEPS",
     "MOST_TOP_K",
     "ON_LOAD",

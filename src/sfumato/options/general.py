@@ -28,8 +28,9 @@ from sfumato.options.kinds import (
     THREADS,
     WRITE,
 )
+from sfumato.options.limits import MOST_TOKENS
 from sfumato.options.option import Option, decoding
-from sfumato.values import Choice
+from sfumato.values import Choice, Whole
 
 FILE = "a GGUF file, a file or folder of safetensors, or hf:owner/name[:file]; default: embedded"
 _TO = f"{', '.join(FORMATS)}; default: q4_k_m for GGUF, bf16 (of bf16, f16, f32) for a folder"
@@ -42,7 +43,7 @@ GENERAL = (
     Option("config", PATH, EVERY, "TOML file of options; docs/options.md", metavar="FILE"),
     # What a command prints.
     Option("json", FLAG,
-           ("run", *FILL, *EDIT, "decide", "calibrate", "inspect", "doctor", "eval"),
+           ("run", *FILL, *EDIT, "decide", "calibrate", "perplexity", "inspect", "doctor", "eval"),
            "print a JSON object", False),
     Option("tensors", FLAG, ("inspect",), "list every tensor", False),
     # train and eval
@@ -56,6 +57,11 @@ GENERAL = (
     Option("to", Choice(FORMATS), ("convert",), _TO, metavar="FORMAT"),
     Option("force", FLAG, ("convert",), "replace an existing file or folder", False),
     Option("force", FLAG, ("pull",), "download even where disk or memory is short", False),
+    # perplexity
+    Option("context", Whole(2, MOST_TOKENS), ("perplexity",),
+           "tokens of a window; default: 2048, or the model's context", None, "N"),
+    Option("stride", FROM_1, ("perplexity",),
+           "tokens by which a window goes on, which it scores; default: half a window", None, "N"),
     # The model.
     Option("model", PATH, (*LOAD, "eval"), FILE, None, "PATH", MODEL, short="m"),
     Option("device", TEXT, LOAD, DEVICES, "auto", "NAME", MODEL),
@@ -73,6 +79,7 @@ GENERAL = (
     Option("seed", SEED, ("demo",), "picks the puzzle, 0 to 2^64-1", 0, "N"),
     Option("seed", SEED, ("train",), "random seed, 0 to 2^64-1", 0, "N"),
     Option("seed", SEED, ("eval",), "draws the held-out tasks and the noise, 0 to 2^64-1", 0, "N"),
+    decoding("mode", TALK, "", REPLY, None, "; default: canvas"),
     decoding("max_steps", WRITE, "N", REPLY, None, ", 1 to 4096"),
     decoding("sampler", WRITE, "NAME", REPLY, None, f": {SAMPLER_NAMES}"),
     decoding("entropy_bound", WRITE, "NATS", REPLY, None, "; of the sampler entropy-bound"),

@@ -22,10 +22,10 @@ TALK = ("run", "chat")
 DECIDE, CALIBRATE = ("decide",), ("calibrate",)
 FILL, EDIT = ("fill",), ("edit",)
 WRITE = (*TALK, *FILL, *EDIT)
-LOAD = (*WRITE, "serve", "decide", "calibrate")
+LOAD = (*WRITE, "serve", "decide", "calibrate", "perplexity")
 EVERY = (
     *("run", "chat", "fill", "edit", "decide", "calibrate", "serve", "demo", "inspect"),
-    *("convert", "doctor", "pull", "train", "eval", "bench"),
+    *("convert", "doctor", "pull", "train", "eval", "bench", "perplexity"),
 )
 
 # The headings of --help.

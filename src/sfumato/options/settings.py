@@ -30,6 +30,9 @@ from sfumato.options.limits import (
 )
 from sfumato.values import Biases, Choice, Each, Flag, Kind, Number, OneOrTwo, Text, Whole
 
+MODES = ("canvas", "causal")
+"""How a reply is written: canvas by canvas, or one token after another."""
+
 SAMPLERS = ("entropy-bound", "fixed-count", "threshold")
 """Names of the samplers; diffusion/sampler.py has a class for each, and needs torch."""
 
@@ -69,6 +72,8 @@ _OR_ALL = Whole(-(2**63), MOST_TOP_K)  # 0 and less: all
 # fmt: off
 DENOISING = (
     # Fields of SamplerConfig and of its parts. Name, kind, help, default, sampler, option, field.
+    Setting("mode", Choice(MODES), "canvas, or causal: one token after another", "canvas", "",
+            "mode"),
     Setting("max_steps", Whole(1, MOST_STEPS), "denoising steps per canvas at most", 48, "",
             "steps"),
     Setting("sampler", Choice(SAMPLERS), "which drawn tokens a step accepts", "entropy-bound", "",

@@ -32,7 +32,7 @@ from sfumato.engine.stats import EngineState, Phase
 
 CONTENT_TYPE = CONTENT_TYPE_LATEST
 
-PHASES: tuple[Phase, ...] = ("prefill", "denoise", "commit", "read")
+PHASES: tuple[Phase, ...] = ("prefill", "denoise", "causal", "commit", "read")
 MINUTES = (60, 120, 300, 900, 3600, 21600)  # in seconds; a request may take six hours
 SECONDS = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, *MINUTES)
 HTTP_SECONDS = (0.001, *SECONDS)

@@ -106,6 +106,10 @@ def test_a_long_suffix_is_read_as_far_as_it_fits(server: Any) -> None:
     for field, value in (("ignore_eos", True), ("min_tokens", 3), ("canvas_length", 2)):
         refused = server.post("/v1/completions", **how | {field: value}).json()["error"]
         assert refused["param"] == field
+    echoed = server.post("/v1/completions", prompt="a", suffix="b", max_tokens=2, echo=True)
+    assert echoed.json()["error"]["param"] == "suffix"
+    causal = server.post("/v1/fill", parts=PARTS, mode="causal").json()["error"]
+    assert causal["param"] == "mode"
 
 
 LLAMA_VIM: dict[str, Any] = {

@@ -6,8 +6,9 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
-from sfumato.engine import Account, Finished, Request, Settled, new_id
+from sfumato.engine import Account, Finished, PromptScoring, Request, Settled, new_id
 from sfumato.server.dialects.shared import openai_objects
+from sfumato.server.dialects.shared.echo import EchoLog, prompt_logprobs, prompt_text
 from sfumato.server.dialects.shared.given_canvas import canvas_fields, longest, names, reads
 from sfumato.server.dialects.shared.insertion import insertion
 from sfumato.server.dialects.shared.logprobs import Logged, TokenLog, legacy, log_of, logged
@@ -43,12 +44,17 @@ def parse(service: Service, body: CompletionBody) -> list[Request]:
         raise bad_request(f"n: at most {most} replies to a request, all prompts together", "n")
     if body.stream_options is not None and not body.stream:
         raise bad_request("stream_options: only with stream", "stream_options")
-    fields = request_fields(body, service.model, PATH, alternatives=body.logprobs)
-    fields |= canvas_fields(body, service, fields["sampler"], body.logprobs is not None)
+    fields = _fields(service, body)
     inserted = None
     if body.suffix:
         if fields["canvas"] is not None:
             raise bad_request("suffix: does not go with a given canvas; leave one out", "suffix")
+        if fields["scoring"] is not None or fields["sampler"].mode == "causal":
+            raise bad_request(
+                "suffix: does not go with echo, prompt_logprobs and the mode causal, which read "
+                "from left to right; leave them out",
+                "suffix",
+            )
         inserted = insertion(service, body, body.suffix, body.max_tokens, "suffix", PATH)
     requests: list[Request] = []
     for prompt in prompts:
@@ -67,10 +73,56 @@ def parse(service: Service, body: CompletionBody) -> list[Request]:
         requests += [
             replace(one, id=new_id(), made=made, seed=seed) for seed in seeds_of(body.seed, count)
         ]
-    limits = [request.max_tokens for request in requests]
-    alternatives = (body.logprobs or 0) + names(body)
+    limits = [_entries(request) for request in requests]
+    alternatives = max(body.logprobs or 0, body.prompt_logprobs or 0) + names(body)
     check_size(service.model, limits, alternatives, "n, prompt, max_tokens, logprobs")
     return requests
+
+
+def _entries(request: Request) -> int:
+    """Tokens at most that the answer has log probabilities of."""
+    scored = 0 if request.scoring is None or request.made is None else len(request.made.ids)
+    return request.max_tokens + scored
+
+
+def _fields(service: Service, body: CompletionBody) -> dict[str, Any]:
+    """What all requests of a body share. Raises ApiError."""
+    fields = request_fields(body, service.model, PATH, alternatives=body.logprobs)
+    if body.echo:
+        if body.mode == "canvas":
+            raise bad_request(
+                "echo: the reply is written in the mode causal; leave mode out", "mode"
+            )
+        if body.logprob_token_ids:
+            raise bad_request(
+                "echo: names the most probable tokens alone; leave logprob_token_ids out",
+                "logprob_token_ids",
+            )
+        fields["sampler"] = replace(fields["sampler"], mode="causal")
+        fields["retry_empty"] = bool(body.retry_empty)
+    fields |= canvas_fields(body, service, fields["sampler"], body.logprobs is not None)
+    fields["scoring"] = scoring_of(body)
+    if body.max_tokens == 0 and fields["scoring"] is None:
+        raise bad_request(
+            "max_tokens: 0 asks for nothing without echo or prompt_logprobs; ask for 1 at least",
+            "max_tokens",
+        )
+    return fields
+
+
+def scoring_of(body: CompletionBody) -> PromptScoring | None:
+    """What of the prompt's tokens is wanted. Raises ApiError."""
+    named = body.prompt_logprobs
+    if named is not None and body.stream:
+        raise bad_request("prompt_logprobs: only without stream", "prompt_logprobs")
+    if body.echo and (body.logprobs is not None or body.max_tokens == 0):
+        return PromptScoring(max(body.logprobs or 0, named or 0), named is not None)
+    return None if named is None else PromptScoring(named, ranks=True)
+
+
+def _prompt_ids(request: Request) -> list[int]:
+    assert request.made is not None
+    return request.made.ids
 
 
 class TextRenderer(Renderer):
@@ -85,7 +137,8 @@ class TextRenderer(Renderer):
         self._usage = openai_objects.wants_usage(body.stream_options)
         self._per_prompt = body.n or 1
         self._notes = openai_objects.notes(body)
-        self._alternatives = body.logprobs
+        self._alternatives, self._prompt_alternatives = body.logprobs, body.prompt_logprobs
+        self._echoes = bool(body.echo)
         self.keeps_settled = body.logprobs is not None
         self._logs = [self._log(request) for request in requests]
         # Characters that have come, and that have been sent: some wait for their tokens.
@@ -107,10 +160,14 @@ class TextRenderer(Renderer):
             reply = collected.finished.reply
             choice = {
                 "index": number,
-                "text": reply.text,
+                "text": self._prompt(number) + reply.text,
                 "logprobs": self._logprobs(number, collected),
                 "finish_reason": openai_objects.finish_reason(reply),
             }
+            if self._prompt_alternatives is not None:
+                choice["prompt_logprobs"] = prompt_logprobs(
+                    self._service.model, collected.finished.scores, self._prompt_alternatives
+                )
             collected.settled.clear()
             if len(replies) > 1:
                 choice["timings"] = openai_objects.timings(collected.finished.account)
@@ -119,30 +176,57 @@ class TextRenderer(Renderer):
     def _log(self, request: Request) -> TokenLog | None:
         if self._alternatives is None:
             return None
+        if self._echoes:
+            ids = _prompt_ids(request)
+            return EchoLog(self._service, self._alternatives, ids, bool(self._by_id))
         return log_of(self._service, self._alternatives, request, self._by_id)
 
     def _logprobs(self, number: int, collected: CollectedReply) -> dict[str, Any] | None:
         log = self._log(self._requests[number])
+        if isinstance(log, EchoLog):
+            for commit in collected.settled:
+                log.add(commit)
+            return legacy(log.parts(collected.finished.scores))
         return None if log is None else legacy(logged(log, collected))
+
+    def _prompt(self, number: int) -> str:
+        """The text that a reply's begins with."""
+        if not self._echoes:
+            return ""
+        return prompt_text(self._service.model, _prompt_ids(self._requests[number]))
 
     def extra(self, fields: Frame) -> Frame:
         return self._base | {"choices": []} | fields
+
+    def begin(self, number: int) -> Iterable[Frame]:
+        if self._logs[number] is None and (text := self._prompt(number)):
+            yield self._chunk(number, text)
 
     def settled(self, number: int, settled: Settled) -> Iterable[Frame]:
         log = self._logs[number]
         if log is not None:
             log.add(settled)
-        yield from self._texts(number, settled.text)
+        if not isinstance(log, EchoLog):
+            yield from self._texts(number, settled.text)
 
     def finished(self, number: int, end: Finished) -> Iterable[Frame]:
-        yield from self._texts(number, end.reply.text[self._taken[number] :])
-        if (log := self._logs[number]) is not None:
-            yield from self._logged(number, log.end())
+        if isinstance(log := self._logs[number], EchoLog):
+            chunk = self._chunk(number, self._prompt(number) + end.reply.text)
+            chunk["choices"][0]["logprobs"] = legacy(log.parts(end.scores))
+            yield chunk
+        else:
+            yield from self._rest(number, end)
         last = self._chunk(number, "", openai_objects.finish_reason(end.reply))
         last["timings"] = openai_objects.timings(end.account)
         if notes := [*self._notes, *warnings(self._embedded, end.reply)]:
             last["warnings"], self._notes = notes, []
         yield last
+
+    def _rest(self, number: int, end: Finished) -> Iterable[Frame]:
+        """What no frame has yet of a text that was sent canvas by canvas."""
+        yield from self._texts(number, end.reply.text[self._taken[number] :])
+        if (log := self._logs[number]) is not None:
+            yield from self._logged(number, log.end())
 
     def closed(self, accounts: Sequence[Account]) -> Iterable[Frame]:
         if self._usage:

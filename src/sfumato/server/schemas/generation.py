@@ -41,6 +41,7 @@ class Sampling(Neutral, Body):
     ] = Field(None, description="-100 bans a token.")
     min_tokens: int | None = None
     ignore_eos: bool | None = None
+    mode: Annotated[str | None, WithJsonSchema(json_schemas.MODE)] = None
     max_steps: int | None = None
     sampler: Annotated[str | None, WithJsonSchema(json_schemas.SAMPLER)] = None
     entropy_bound: float | None = None

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from sfumato.options import SAMPLERS
+from sfumato.options import MODES, SAMPLERS
 from sfumato.options.limits import (
     LONGEST_STOP,
     MOST_BIAS,
@@ -65,6 +65,7 @@ PROMPT = either(TEXT, _PROMPT_IDS)
 PROMPTS = either(TEXT, _list(TEXT, 1), _PROMPT_IDS, _list(_PROMPT_IDS, 1))
 PROMPT_OR_NULL = either(TEXT, _PROMPT_IDS, NULL)
 MAX_TOKENS = either({"type": "integer", "minimum": 1, "maximum": MOST_TOKENS}, {"const": -1}, NULL)
+MAX_TOKENS_OR_NONE = either({"type": "integer", "minimum": -1, "maximum": MOST_TOKENS}, NULL)
 STOP = either(
     {"type": "string", "maxLength": LONGEST_STOP},
     _list({"type": "string", "maxLength": LONGEST_STOP}) | {"maxItems": MOST_STOPS},
@@ -80,6 +81,7 @@ BIAS = either(
     NULL,
 )
 SAMPLER: Schema = {"enum": [*SAMPLERS, None]}
+MODE: Schema = {"enum": [*MODES, None]}
 EFFORT: Schema = {"enum": [*EFFORTS, None]}
 
 

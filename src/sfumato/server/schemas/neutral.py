@@ -59,6 +59,7 @@ class Neutral(BaseModel):
     vllm_xargs: Annotated[Any, Only({}, why=_CANVAS)] = None
     logprob_token_ids: Annotated[Any, Only([], why=_CANVAS)] = None
     return_tokens_as_token_ids: Annotated[Any, Only(False, why=_CANVAS)] = None
+    prompt_logprobs: Annotated[Any, Only(why="is a field of /v1/completions")] = None
     # llama-server's
     cache_prompt: Ignored = None
     timings_per_token: AtTheEnd = None

@@ -6,6 +6,7 @@ from typing import Annotated, Any
 
 from pydantic import Field, WithJsonSchema
 
+from sfumato.options.limits import MOST_TOKENS
 from sfumato.server.schemas import json_schemas
 from sfumato.server.schemas.body import Body, First, Ids, Objects, Texts
 from sfumato.server.schemas.generation import (
@@ -83,8 +84,18 @@ class CompletionBody(Generation):
         str | Texts | Ids | Annotated[list[Ids], First], WithJsonSchema(json_schemas.PROMPTS)
     ]
     logprobs: Annotated[int | None, within("top_tokens")] = Field(None, description="Alternatives.")
-    echo: Annotated[Any, Only(False, why="is not supported; the prompt is known to the client")] = (
-        None
+    max_tokens: Annotated[
+        int | None,
+        Field(ge=-1, le=MOST_TOKENS),
+        WithJsonSchema(json_schemas.MAX_TOKENS_OR_NONE),
+    ] = Field(None, description="-1: what fits; 0: none, with echo or prompt_logprobs.")
+    echo: bool | None = Field(
+        None,
+        description="Begin the text with the prompt, and with logprobs score its tokens; the reply "
+        "is written in the mode causal.",
+    )
+    prompt_logprobs: Annotated[int | None, within("top_tokens")] = Field(
+        None, description="Score the prompt's tokens, and name so many alternatives; not streamed."
     )
     suffix: str | None = Field(
         None, description="What comes after the text, which is as long as fits between the two."

@@ -49,7 +49,8 @@ RULES = (
     ),
     Rule("n times the prompts are at most 128 (`max_choices` in /props).", r"n: at most"),
     Rule(
-        "n times the prompts times max_tokens times (1 + top_logprobs) is at most 1,048,576.",
+        "n times the prompts times max_tokens times (1 + top_logprobs) is at most 1,048,576; "
+        "tokens of prompts that are scored count as those of replies.",
         r"n, .*: come to",
     ),
     Rule(
@@ -75,7 +76,7 @@ RULES = (
     ),
     Rule(
         "A prediction goes with no thinking and with no canvas that the client gives.",
-        r"prediction: says nothing|canvas, prediction: ",
+        r"prediction: (says nothing|causal)|canvas, prediction: |mode: a text with holes",
     ),
     Rule("stream_options belongs to stream.", r"stream_options: only with stream"),
     Rule("top_logprobs belongs to logprobs.", r"top_logprobs: needs logprobs"),
@@ -89,6 +90,14 @@ RULES = (
     Rule(
         "t_min is at most t_max; of the two, what a body leaves out is the checkpoint's.",
         r"t_min, t_max: need|t_m(in|ax): must be at (most|least) t_m",
+    ),
+    Rule(
+        "The mode causal, which echo asks for, goes with no field of canvases and denoising steps.",
+        r"mode: |echo: ",
+    ),
+    Rule(
+        "A max_tokens of 0 goes with echo or prompt_logprobs, which goes without stream.",
+        r"max_tokens: 0 |prompt_logprobs: ",
     ),
     Rule("canvas_length is at most the checkpoint's.", r"canvas_length: .* longer than"),
     Rule("max_steps is at most the server's setting.", r"max_steps: must be at most"),

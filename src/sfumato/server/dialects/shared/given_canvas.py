@@ -44,6 +44,10 @@ def canvas_fields(
     xargs = body.vllm_xargs or VllmXargs.model_validate({})
     named = tuple(dict.fromkeys(body.logprob_token_ids or ()))
     is_read = bool(xargs.diffusion_read_only)
+    if sampler.mode == "causal" and xargs.model_fields_set:
+        raise bad_request(
+            "mode: causal replies have no canvases; leave vllm_xargs out", "vllm_xargs"
+        )
     if is_read:
         _check_read(body)
         sampler = replace(

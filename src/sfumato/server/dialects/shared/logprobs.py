@@ -111,6 +111,8 @@ class TokenLog:
             # Of a token that is named twice, one number: the most probable ones' own.
             own = zip(self._named, commit.named[at].tolist(), strict=True)
             logs = {i: max(log, NOT_IN_TOP) for i, log in own} | logs
+        if commit.log_probs is not None:
+            logs = {token: commit.log_probs[at].item()} | logs
         shown = [i for i, _ in top[: self._alternatives]]
         shown += [i for i in self._named if i not in shown]
         alternatives = [self._token(i, logs[i]) for i in shown]
@@ -174,8 +176,11 @@ def legacy(parts: Sequence[Logged], offset: int = 0) -> dict[str, Any]:
     return {
         "tokens": [entry["token"] for entry in entries],
         "token_logprobs": [entry["logprob"] for entry in entries],
-        "top_logprobs": [
-            {top["token"]: top["logprob"] for top in entry["top_logprobs"]} for entry in entries
-        ],
+        "top_logprobs": [_named(entry["top_logprobs"]) for entry in entries],
         "text_offset": offsets,
     }
+
+
+def _named(top: Sequence[Entry] | None) -> dict[str, float] | None:
+    """Of tokens with one text, the most probable one's number."""
+    return None if top is None else {each["token"]: each["logprob"] for each in reversed(top)}

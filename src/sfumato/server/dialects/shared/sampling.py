@@ -33,11 +33,14 @@ def request_fields(
 ) -> dict[str, Any]:
     """The fields of a Request that every dialect reads from a body in the same way. alternatives:
     tokens that the log probabilities name at each position. Raises ApiError."""
+    sampler = replace(sampler_of(body, model, banned), top_tokens=alternatives)
+    # A causal reply that ends at once is what the model says.
+    retry = body.retry_empty if sampler.mode == "causal" else body.retry_empty is not False
     return {
-        "sampler": replace(sampler_of(body, model, banned), top_tokens=alternatives),
+        "sampler": sampler,
         "stop": stops_of(body.stop) or None,
         "max_thinking_tokens": body.max_thinking_tokens,
-        "retry_empty": body.retry_empty is not False,
+        "retry_empty": bool(retry),
         "drafts": bool(body.stream and body.stream_drafts),
         "timeout_s": body.timeout,
         "since": body.since,
@@ -53,6 +56,7 @@ def sampler_of(body: Sampling, model: ServedModel, banned: Iterable[int] = ()) -
         raise bad_request("logit_bias: bans every token of this model", "logit_bias")
     try:
         config = SamplerConfig(processors=(LogitBias(bias),) if bias else ()).options(
+            mode=body.mode,
             max_steps=body.max_steps,
             sampler=body.sampler,
             entropy_bound=body.entropy_bound,
