@@ -100,6 +100,7 @@ def test_every_option_can_come_from_a_variable_and_from_a_file(parse: Any) -> No
         "train": {"out": ["--out", "x"]},
         "fill": {"": ["{{3}}"]},
         "edit": {"": ["f", "shorten"]},
+        "perplexity": {"": ["f"]},
         "inspect": {"": ["p"]},
         "convert": {"": ["a", "b"]},
         "decide": {"questions": ["-q", "q.toml"]},
