@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
-from dataclasses import fields
+from dataclasses import fields, replace
 from functools import cached_property
 from os import PathLike
 from pathlib import Path
@@ -30,16 +30,20 @@ from sfumato.decisions.options import DecideOptions
 from sfumato.diffusion.canvas import Draft
 from sfumato.diffusion.checkpoint_defaults import checkpoint_defaults
 from sfumato.diffusion.checks import check_tensor
+from sfumato.diffusion.constraints.beside_grammar import check_beside_grammar
 from sfumato.diffusion.constraints.decide import decide
 from sfumato.diffusion.constraints.decision_plan import DecisionPlan, plan_decision
 from sfumato.diffusion.constraints.decision_progress import DecisionProgress
 from sfumato.diffusion.constraints.decision_settings import DecisionSettings
+from sfumato.diffusion.constraints.grammar_cache import Source
+from sfumato.diffusion.constraints.grammar_source import schema_of_type, schema_source
 from sfumato.diffusion.constraints.questions import Question
 from sfumato.diffusion.constraints.template import ReadTemplate
 from sfumato.diffusion.limits import Limits, ReplyPlan, plan_reply
 from sfumato.diffusion.loop import run
 from sfumato.diffusion.outcome import Stats
 from sfumato.diffusion.sampler_config import SamplerConfig
+from sfumato.grammars import ModelGrammars
 from sfumato.model.cache import KVCache
 from sfumato.model.families import Family, family_of, open_checkpoint
 from sfumato.model.loading import Progress, config_of, expected_shapes, load_network
@@ -106,6 +110,7 @@ class Model:
         thinking: bool = False,
         tools: Sequence[Mapping[str, Any]] | None = None,
         stop: Stop = None,
+        schema: Any = None,
         cancelled: Callable[[], bool] = lambda: False,
         **unknown: Never,
     ) -> Iterator[Draft | Settled | Done]:
@@ -114,16 +119,22 @@ class Model:
         max_tokens: visible tokens at most; seed: 0..2⁶⁴-1; sampler: what is None in it is the
         checkpoint's; tools: declarations as JSON schemas; stop: strings that end the reply and
         are not part of it (inside a thought they are text like any other), or special tokens, each
-        as a `sfumato.text.tokenizer.Marker`; cancelled: called before every step and every chunk of
-        a prefill, True ends the reply with what is committed.
+        as a `sfumato.text.tokenizer.Marker`; schema: a pydantic model, or a JSON schema as a dict,
+        that the answer matches as JSON (its thought is free); cancelled: called before every step
+        and every chunk of a prefill, True ends the reply with what is committed.
         Raises ValueError, naming the argument, for what cannot be done, and TypeError for an
         argument that there is not. The stream itself raises FloatingPointError where the model's
         scores are no numbers, and ValueError where a sampler or processor returns a wrong tensor.
         """
         _check_arguments(cancelled, unknown)
         ids = self.prompt_ids(prompt, messages, thinking=thinking, tools=tools)
+        source = None if schema is None else schema_source(schema_of_type(schema))
+        if source is not None and not thinking:
+            ids += self.grammars.no_thought
         # What cannot be done is refused by this call, and not by the first `next`.
-        plan, transcript = self.plan_reply(len(ids), max_tokens, seed, sampler, stop, cancelled)
+        plan, transcript = self.plan_reply(
+            len(ids), max_tokens, seed, sampler, stop, cancelled, source=source, thinking=thinking
+        )
         prefix = torch.tensor(ids, dtype=torch.int64)
         return reply_events(run(self.network, prefix, plan), transcript)
 
@@ -136,16 +147,28 @@ class Model:
         stop: Stop = None,
         cancelled: Callable[[], bool] = lambda: False,
         most_steps: int = MOST_STEPS,
+        source: Source | None = None,
+        thinking: bool = False,
     ) -> tuple[ReplyPlan, Transcript]:
         """All checks of a reply to so many tokens, for `stream` and for the engine. most_steps:
-        denoising steps per canvas. Raises ValueError, naming the argument, for what cannot be
-        done."""
+        denoising steps per canvas; source: what the reply has to match; thinking: whether a thought
+        may come before that. Raises ValueError, naming the argument, for what cannot be done."""
         check_sampler(sampler)
+        constraint = None
+        if source is not None:
+            check_beside_grammar(sampler, stop=stop)
+            constraint = self.grammars.constraint(source, thinking)
         config = (sampler or SamplerConfig()).over(self.sampler_defaults)
         transcript = Transcript(self.tokenizer, self.template.markers, stop, config.ignore_eos)
         limits = Limits(max_tokens, self.end_ids, transcript.cut, cancelled)
         plan = plan_reply(self.network, prompt_tokens, config, limits, seed, most_steps)
-        return plan, transcript
+        return replace(plan, constraint=constraint), transcript
+
+    @cached_property
+    def grammars(self) -> ModelGrammars:
+        """Grammars over this model's vocabulary."""
+        text = TextSide(self.tokenizer, self.template)
+        return ModelGrammars(text, self.end_ids, self.family.reads.empty_thought)
 
     def prompt_ids(
         self,

@@ -9,6 +9,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import Literal
 
+from sfumato.diffusion.constraints.grammar_reply import Constraint
 from sfumato.diffusion.given_canvas import GivenCanvas
 from sfumato.diffusion.processors import LogitBias, LogitProcessor, MinTokens
 from sfumato.diffusion.sampler_config import SamplerConfig
@@ -52,6 +53,7 @@ class ReplyPlan:
     canvases: int  # at most, unless thoughts are ended early
     context: int  # positions that the model was made for
     given: GivenCanvas | None = None  # the first canvas, where the caller gives it
+    constraint: Constraint | None = None  # what the reply must satisfy
 
 
 def plan_reply(

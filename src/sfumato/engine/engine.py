@@ -176,7 +176,8 @@ class Engine:
             self._outputs.process(results)
             self._publish()
             self._runner.between_steps()
-            return bool(plan.encode or plan.denoise or plan.read or self._runner.is_ahead)
+            work = plan.encode, plan.denoise, plan.write, plan.read
+            return any(work) or self._runner.is_ahead
 
     def _schedule(self) -> Plan:
         self._take_in()

@@ -11,8 +11,10 @@ from dataclasses import dataclass
 from itertools import pairwise, zip_longest
 
 import torch
+from torch import Tensor
 
 from sfumato.diffusion.canvas import Draft
+from sfumato.diffusion.next_scores import next_scores
 from sfumato.diffusion.step import Denoiser
 from sfumato.diffusion.step.cuda_graphs import graph_backend
 from sfumato.engine.any_row import AnyRow
@@ -38,6 +40,7 @@ class Segment:
 
 Encoded = tuple[Segment, Exception | None]
 Denoised = tuple[Row, Draft | Exception]
+Written = tuple[Row, Tensor]  # the scores float32 [vocabulary] of its next token
 
 
 @dataclass(frozen=True)
@@ -48,6 +51,8 @@ class StepResults:
     encode_s: float
     denoised: list[Denoised]
     began: float  # when the denoising began, by the clock
+    written: list[Written]
+    write_s: float
     read: list[ReadResult]
     read_s: float
 
@@ -68,8 +73,8 @@ class Runner:
 
     def run(self, plan: Plan, is_wanted: Callable[[AnyRow], bool]) -> StepResults:
         """Encodes the plan's pieces, then denoises those of its rows that did not fail meanwhile
-        and are still wanted, and reads questions. Where steps are late, the drafts are those of the
-        step before."""
+        and are still wanted, scores the next tokens of others, and reads questions. Where
+        steps are late, the drafts are those of the step before."""
         began = self._clock()
         commits = [] if self._late is None else self._late.commits(plan.encode)
         apart = {commit.row for commit in commits}
@@ -82,11 +87,41 @@ class Runner:
         else:
             committed, denoised, began_step = self._launch(self._late, rows, commits)
             encoded += committed
+        write = self._clock()
+        writers = [row for row in plan.write if row not in failed | apart and is_wanted(row)]
+        written = self._write(writers, encoded)
         read = self._clock()
         readers = [row for row in plan.read if row not in failed and is_wanted(row)]
         results = self._read_turns.run(readers, plan.read_tokens, plan.decisions)
         read_s = self._clock() - read
-        return StepResults(encoded, denoise - began, denoised, began_step, results, read_s)
+        return StepResults(
+            encoded,
+            denoise - began,
+            denoised,
+            began_step,
+            written,
+            read - write,
+            results,
+            read_s,
+        )
+
+    def _write(self, rows: Sequence[Row], encoded: list[Encoded]) -> list[Written]:
+        """Encodes the last token of each row, and returns the scores of what follows. What fails is
+        an encoding that has failed."""
+        written: list[Written] = []
+        for row in rows:
+            segment = Segment(row, row.prefix[_slot(row).length :].tolist())
+            try:
+                scores = next_scores(self._network, _slot(row), segment.ids).cpu()
+            except Exception as error:
+                if is_out_of_memory(error):
+                    self._free(error)
+                encoded.append((segment, error))
+                continue
+            _extend(segment)
+            encoded.append((segment, None))
+            written.append((row, scores))
+        return written
 
     @property
     def is_ahead(self) -> bool:

@@ -30,11 +30,12 @@ class Piece:
 
 @dataclass(frozen=True)
 class Plan:
-    """One step: the pieces are encoded, then the rows denoised in one batch, and then questions
-    are read."""
+    """One step: the pieces are encoded, then the rows denoised in one batch; then rows write a
+    token each, and questions are read."""
 
     encode: tuple[Piece, ...]
     denoise: tuple[Row, ...]
+    write: tuple[Row, ...] = ()
     read: tuple[DecisionRow, ...] = ()
     decisions: int = 0  # that share the reads of a step, those with them that still encode
     read_tokens: int = 0  # of all of them
@@ -109,10 +110,12 @@ class Scheduler:
         pieces = self._pieces()
         done = {piece.row for piece in pieces if piece.count == piece.row.pending}
         ready = [row for row in self.running if not row.pending or row in done]
-        denoise = tuple(row for row in ready if isinstance(row, Row))
+        replies = [row for row in ready if isinstance(row, Row)]
+        denoise = tuple(row for row in replies if row.writing is None)
+        write = tuple(row for row in replies if row.writing is not None)
         read = tuple(row for row in ready if isinstance(row, DecisionRow))
         decisions = sum(isinstance(row, DecisionRow) for row in self.running)
-        return Plan(pieces, denoise, read, decisions, self._read_tokens(denoise))
+        return Plan(pieces, denoise, write, read, decisions, self._read_tokens(denoise))
 
     def _read_tokens(self, denoise: Sequence[Row]) -> int:
         """How many tokens all reads of a step have: as many as the canvases that are denoised in
