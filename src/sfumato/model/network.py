@@ -86,14 +86,7 @@ class Network:
         few free positions or an id is out of range; then nothing was written.  Any other failure
         empties the slots that were being written, for their rings may be half overwritten.
         """
-        for index, (ids, slot) in enumerate(zip(rows, slots, strict=True)):
-            if len(ids) > slot.room():
-                raise ValueError(
-                    f"row {index}: {len(ids)} tokens do not fit a cache slot of {slot.capacity} "
-                    f"with {slot.length} filled; make the cache with a larger capacity"
-                )
-            self.check_ids(ids, f"row {index}")
-        pending = [to_device(ids, self.device) for ids in rows]
+        pending = self._checked(rows, slots)
         while any(len(ids) for ids in pending):
             if cancelled():
                 return False
@@ -103,17 +96,38 @@ class Network:
             pending = [ids[share:] for ids in pending]
         return True
 
-    def _encode_chunk(self, pieces: Sequence[Tensor], slots: Sequence[Slot]) -> None:
+    @torch.no_grad()
+    def encode_hidden(self, rows: Sequence[Tensor], slots: Sequence[Slot]) -> list[Tensor]:
+        """As `encode`, in one forward, of rows of one token at least; returns each row's hidden
+        states [n, hidden], whose scores in the vocabulary head are those of the next token."""
+        hidden = self._encode_chunk(self._checked(rows, slots), slots)
+        return list(hidden.split([len(ids) for ids in rows]))
+
+    def _checked(self, rows: Sequence[Tensor], slots: Sequence[Slot]) -> list[Tensor]:
+        """The rows on the device. Raises ValueError as `encode` does."""
+        for index, (ids, slot) in enumerate(zip(rows, slots, strict=True)):
+            if len(ids) > slot.room():
+                raise ValueError(
+                    f"row {index}: {len(ids)} tokens do not fit a cache slot of {slot.capacity} "
+                    f"with {slot.length} filled; make the cache with a larger capacity"
+                )
+            self.check_ids(ids, f"row {index}")
+        return [to_device(ids, self.device) for ids in rows]
+
+    def _encode_chunk(self, pieces: Sequence[Tensor], slots: Sequence[Slot]) -> Tensor:
+        """Returns the hidden states of all pieces, one after another."""
         attend = EncodeRows(slots, [len(piece) for piece in pieces])
         positions = attend.positions(self.device)
         try:
-            self.transformer.encode(torch.cat(list(pieces)), positions, attend, self.dtype)
+            tokens = torch.cat(list(pieces))
+            hidden = self.transformer.encode(tokens, positions, attend, self.dtype)
         except BaseException:
             for slot in slots:
                 slot.reset()
             raise
         for slot, piece in zip(slots, pieces, strict=True):
             slot.advance(len(piece))
+        return hidden
 
     @torch.no_grad()
     def denoise(
@@ -168,6 +182,17 @@ class Network:
         ids = torch.cat([row.to(self.device) for row in rows])
         self.transformer.encode_keys(ids, attend.positions(self.device), attend, self.dtype)
         attend.commit()
+
+    @torch.no_grad()
+    def encode_beside_hidden(
+        self, rows: Sequence[Tensor], scratches: Sequence[Scratch]
+    ) -> list[Tensor]:
+        """As `encode_beside`; returns each row's hidden states [n, hidden], as `encode_hidden`."""
+        attend = QuestionRows(scratches, [len(row) for row in rows])
+        ids = torch.cat([row.to(self.device) for row in rows])
+        hidden = self.transformer.encode(ids, attend.positions(self.device), attend, self.dtype)
+        attend.commit()
+        return list(hidden.split([len(row) for row in rows]))
 
     @torch.no_grad()
     def denoise_beside(
