@@ -13,9 +13,9 @@ import torch
 from torch import Tensor
 
 from sfumato.diffusion.canvas import Canvas, Draft
+from sfumato.diffusion.causal import next_scores
 from sfumato.diffusion.constraints.causal_writing import CausalWriting
 from sfumato.diffusion.limits import Limits, ReplyPlan, plan_reply
-from sfumato.diffusion.next_scores import next_scores
 from sfumato.diffusion.outcome import Outcome, SettledCanvas
 from sfumato.diffusion.sampler_config import SamplerConfig
 from sfumato.diffusion.sequence import Policies, Sequence, committed_tokens
@@ -107,7 +107,7 @@ def _write(network: Network, sequence: Sequence, writing: CausalWriting, slot: S
     encoded = 0
     while not writing.done and not sequence.plan.limits.cancelled():
         began = time.perf_counter()
-        scores = next_scores(network, slot, writing.ids[encoded:])
+        scores = next_scores(network, slot, torch.tensor(writing.ids[encoded:]))
         encoded = len(writing.ids)
         writing.write(scores, sequence.config.processors, sequence.reply)
         sequence.stats.commit_s += time.perf_counter() - began

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from sfumato.diffusion.canvas import Draft
-from sfumato.diffusion.next_scores import next_scores
+from sfumato.diffusion.causal import next_scores
 from sfumato.diffusion.step import Denoiser
 from sfumato.diffusion.step.cuda_graphs import graph_backend
 from sfumato.engine.any_row import AnyRow
@@ -112,7 +112,8 @@ class Runner:
         for row in rows:
             segment = Segment(row, row.prefix[_slot(row).length :].tolist())
             try:
-                scores = next_scores(self._network, _slot(row), segment.ids).cpu()
+                ids = torch.tensor(segment.ids)
+                scores = next_scores(self._network, _slot(row), ids).cpu()
             except Exception as error:
                 if is_out_of_memory(error):
                     self._free(error)
