@@ -49,6 +49,8 @@ def compile_grammar(source: GrammarSource, tokens: GrammarTokens) -> Grammar:
     try:
         compiled = source.compiled()
     except ValueError as error:
+        if str(error).startswith(f"{source.field}: "):
+            raise
         raise ValueError(_message(source.field, str(error))) from None
     return compiled_grammar(compiled, source.field, tokens)
 

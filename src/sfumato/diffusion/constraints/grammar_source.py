@@ -27,9 +27,8 @@ MOST_INDENT = 20
 _SPACE = rf"[\x20\x09]{{1,2}}|\r?\n[\x20\x09]{{0,{MOST_INDENT}}}"
 _JSON_OPTIONS = {"whitespace_pattern": _SPACE}
 # Texts and regular expressions of Lark and GBNF, in which a < has no meaning.
-_QUOTED = re.compile(
-    r'"(?:[^"\\\n]|\\.)*"|/(?:[^/\\\n]|\\.)+/|\[(?:[^\]\\\n]|\\.)*\]|//[^\n]*|\#[^\n]*'
-)
+_QUOTED = re.compile(r'"(?:[^"\\\n]|\\.)*"|/(?:[^/\\\n]|\\.)+/|//[^\n]*|\#[^\n]*')
+_CLASS = re.compile(r"\[(?:[^\]\\\n]|\\.)*\]")  # of GBNF; Lark's stand in regular expressions
 _TOKEN = re.compile(r"<[^\s<>]{0,80}>?")
 _LARK = re.compile(r"(?m)^\s*(?:%llguidance\b|start\s*:)")
 
@@ -75,13 +74,15 @@ class GrammarSource:
                     yield match[0][1:-1]
 
     def _lark(self) -> str:
-        named = _TOKEN.search(_QUOTED.sub(" ", self.text))
+        is_lark = _LARK.search(self.text) is not None
+        bare = _QUOTED.sub(" ", self.text)
+        named = _TOKEN.search(bare if is_lark else _CLASS.sub(" ", bare))
         if named is not None:
             raise ValueError(
                 f"{self.field}: {quoted(named[0])} stands for a token, and a grammar is of text "
                 "alone; write the text in quotes"
             )
-        if _LARK.search(self.text):
+        if is_lark:
             return self.text
         from llguidance.gbnf_to_lark import gbnf_to_lark
 
@@ -97,8 +98,10 @@ def schema_source(schema: Mapping[str, Any] | bool, field: str = "schema") -> Gr
     """Of a JSON schema as plain data. Raises ValueError."""
     if not isinstance(schema, Mapping | bool):
         raise ValueError(f"{field}: must be a JSON schema, an object, got {quoted(schema)}")
+    if schema is False:
+        raise ValueError(f"{field}: false matches nothing")
     try:
-        text = json.dumps(schema, ensure_ascii=False, allow_nan=False)
+        text = json.dumps({} if schema is True else schema, ensure_ascii=False, allow_nan=False)
     except (TypeError, ValueError, RecursionError) as error:
         raise ValueError(f"{field}: is no JSON ({error})") from None
     return GrammarSource("schema", text, field)

@@ -12,7 +12,7 @@ from threading import Lock
 from types import ModuleType
 from typing import Any
 
-_CLOSERS = ("}", "]", '"', ")", "0", "1", "null", "true", "{", "[", ",", ":", "a")
+_CLOSERS = ("}", "]", ")", '"', "0", "1", "null", "true", "{", "[", ",", ":", "a")
 
 
 def llguidance() -> ModuleType:
@@ -59,10 +59,19 @@ class GrammarTokens:
 
     @cached_property
     def closers(self) -> tuple[int, ...]:
-        """Tokens that end objects, lists and texts, and then those that begin short values: what a
-        short completion tries first."""
-        texts = (text.encode() for text in _CLOSERS)
-        return tuple(self.tokens.index(text) for text in texts if text in self.tokens)
+        """Tokens that end objects and lists, and then those that begin short values: what a short
+        completion tries first."""
+        return tuple(token for text in _CLOSERS if (token := self._single(text)) is not None)
+
+    @cached_property
+    def text_closers(self) -> tuple[int | None, int | None]:
+        """A token that only texts hold, and the one that ends a text of JSON."""
+        return self._single("~"), self._single('"')
+
+    def _single(self, text: str) -> int | None:
+        """The token that the tokenizer writes a text as; None where it writes several."""
+        ids = self.encode(text) if self.alphabet is None or set(text) <= self.alphabet else []
+        return ids[0] if len(ids) == 1 and self.tokens[ids[0]] == text.encode() else None
 
     @cached_property
     def _tokenizer(self) -> Any:

@@ -20,8 +20,9 @@ class ShortCompletion:
     """Finds completions for one constraint."""
 
     def __init__(self, constraint: Constraint) -> None:
-        quote, closers = constraint.quote, constraint.grammar.tokens.closers
-        self._closers = [*([] if quote is None else [quote]), *closers]
+        tokens = constraint.grammar.tokens
+        self._special, self._closers = constraint.quote, tokens.closers
+        self._inside, self._quote = tokens.text_closers
 
     def find(self, state: GrammarReply, room: int) -> list[int] | None:
         """At most `room` tokens after which the reply may end; None where no walk finds any. The
@@ -51,6 +52,11 @@ class ShortCompletion:
         return written
 
     def _choose(self, mask: Tensor, place: int, walk: int) -> int | None:
+        if self._special is not None and mask[self._special]:
+            return self._special
+        is_text = self._inside is not None and bool(mask[self._inside])
+        if is_text and self._quote is not None and mask[self._quote]:
+            return self._quote  # a bracket would go on with the text
         for token in self._closers if walk % 2 == 0 else self._closers[:4]:
             if mask[token]:
                 return token
