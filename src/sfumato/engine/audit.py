@@ -74,6 +74,7 @@ def entry(
         "steps": account and list(account.steps),
         "convergence": account and list(account.convergence),
         "retries": account and account.retries,
+        "constraint": account and account.constraint and asdict(account.constraint),
         "seconds": account and _seconds(account),
         "speed": account and _speed(account),
         "allocation": account

@@ -50,7 +50,6 @@ GOOD: dict[str, list[Any]] = {
 NEUTRAL: dict[str, list[Any]] = {
     "frequency_penalty": [0, 0.0],
     "presence_penalty": [0],
-    "response_format": [{"type": "text"}],
     "modalities": [["text"]],
     "functions": [[]],
     "function_call": ["none", "auto"],
@@ -64,7 +63,6 @@ NEUTRAL: dict[str, list[Any]] = {
 ASKING: dict[str, Any] = {
     "frequency_penalty": 0.5,
     "presence_penalty": -1,
-    "response_format": {"type": "json_object"},
     "audio": {"voice": "alloy", "format": "wav"},
     "modalities": ["text", "audio"],
     "functions": [{"name": "f"}],

@@ -2,7 +2,7 @@
 
 `call:NAME{key:<quote>text<quote>,n:3}` is no JSON: texts stand between special tokens and have no
 escapes, and names are bare.  Arguments of strict tools match their schemas; those of other tools
-are free.  Text may come before calls unless a call is required.
+are free.  A reply without calls is free too, or matches a schema.
 """
 
 from __future__ import annotations
@@ -11,8 +11,13 @@ import json
 from dataclasses import dataclass
 
 from sfumato.diffusion.constraints.call_schema import CallRules
-from sfumato.diffusion.constraints.grammar import Grammar, compiled_grammar
-from sfumato.diffusion.constraints.grammar_source import LONGEST_SOURCE
+from sfumato.diffusion.constraints.grammar import (
+    Grammar,
+    check_alphabet,
+    compile_grammar,
+    compiled_grammar,
+)
+from sfumato.diffusion.constraints.grammar_source import LONGEST_SOURCE, GrammarSource
 from sfumato.diffusion.constraints.grammar_tokens import GrammarTokens, llguidance
 
 
@@ -35,6 +40,7 @@ class CallSource:
     quote: int
     required: bool = False  # the reply is calls and nothing else
     single: bool = False  # one call at most
+    answer: GrammarSource | None = None  # a JSON schema of replies without calls; None: any text
 
     def __post_init__(self) -> None:
         if sum(len(tool.schema or "") for tool in self.tools) > LONGEST_SOURCE:
@@ -48,7 +54,10 @@ class CallSource:
         rules = CallRules(self.quote)
         calls = [self._call(tool, rules) for tool in self.tools]
         many = "call" if self.single else "call+"
-        start = f"start: {many}" if self.required else f"start: TEXT? ({many})?"
+        if self.answer is not None:
+            start = f"start: {many} | %json {self.answer.inline()}"
+        else:
+            start = f"start: {many}" if self.required else f"start: TEXT? ({many})?"
         lines = [
             start,
             f"call: <[{self.opens}]> ({' | '.join(calls)}) <[{self.closes}]>",
@@ -67,5 +76,10 @@ class CallSource:
 
 def compile_calls(source: CallSource, tokens: GrammarTokens) -> Grammar:
     """Raises ValueError, naming the field of a tool's schema where it is at fault."""
+    if source.answer is not None:  # first, so that an error of it names its field
+        compile_grammar(source.answer, tokens)
+    for tool in source.tools:
+        if tool.schema is not None:
+            check_alphabet(GrammarSource("schema", tool.schema, tool.field), tokens)
     compiled = llguidance().LLMatcher.grammar_from_lark(source.lark())
     return compiled_grammar(compiled, "tools", tokens)

@@ -62,6 +62,11 @@ class GrammarSource:
             grammar = matcher.grammar_from_lark(self._lark())
         return grammar
 
+    def inline(self) -> str:
+        """A schema with its options, to stand in a Lark grammar."""
+        schema = json.loads(self.text)
+        return json.dumps(schema | {"x-guidance": _JSON_OPTIONS}, ensure_ascii=False)
+
     def literals(self) -> Iterator[str]:
         """Texts that a reply has to hold as they are, or one of which it has to be."""
         if self.kind == "schema":

@@ -10,6 +10,7 @@ from sfumato.api import Reply
 from sfumato.engine import Account, Finished, Request, Settled, new_id
 from sfumato.server.dialects.shared import openai_objects
 from sfumato.server.dialects.shared.given_canvas import canvas_fields, longest, names, reads
+from sfumato.server.dialects.shared.grammars import call_grammar, grammar_of
 from sfumato.server.dialects.shared.logprobs import Logged, TokenLog, log_of, logged
 from sfumato.server.dialects.shared.openai_messages import continuation, conversation
 from sfumato.server.dialects.shared.openai_tools import ignored_tools, tool_use, unknown_calls
@@ -50,9 +51,19 @@ def parse(service: Service, body: ChatBody) -> list[Request]:
             "tool_choice: a given canvas cannot begin with a call; leave one of them out",
             "tool_choice",
         )
+    grammar = grammar_of(body)
+    fields["grammar"] = call_grammar(
+        use.tools,
+        service.model,
+        use.name,
+        use.opening is not None,
+        body.parallel_tool_calls is False,
+        grammar,
+    )
     if (
         body.parallel_tool_calls is False
         and use.tools
+        and fields["grammar"] is None
         and service.model.template.markers.call_close
         and not (fields["canvas"] and fields["canvas"].read_only)
     ):

@@ -9,6 +9,7 @@ from typing import Any
 from sfumato.engine import Account, Finished, Request, Settled, new_id
 from sfumato.server.dialects.shared import openai_objects
 from sfumato.server.dialects.shared.given_canvas import canvas_fields, longest, names, reads
+from sfumato.server.dialects.shared.grammars import grammar_of
 from sfumato.server.dialects.shared.logprobs import Logged, TokenLog, legacy, log_of, logged
 from sfumato.server.dialects.shared.pieces import pieces
 from sfumato.server.dialects.shared.sampling import check_size, request_fields, seeds_of
@@ -43,6 +44,7 @@ def parse(service: Service, body: CompletionBody) -> list[Request]:
     if body.stream_options is not None and not body.stream:
         raise bad_request("stream_options: only with stream", "stream_options")
     fields = request_fields(body, service.model, PATH, alternatives=body.logprobs)
+    fields["grammar"] = grammar_of(body)
     fields |= canvas_fields(body, service, fields["sampler"], body.logprobs is not None)
     requests: list[Request] = []
     for prompt in prompts:
