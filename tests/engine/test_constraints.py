@@ -30,7 +30,7 @@ def model() -> Model:
     return random_model(canvas_length=16)
 
 
-def asked(number: int) -> tuple[dict[str, Any], Request]:
+def request_pair(number: int) -> tuple[dict[str, Any], Request]:
     """What the plain loop is asked, and the same of the engine."""
     schema = SCHEMAS[number % len(SCHEMAS)]
     same = {"prompt": f"x{number}", "seed": number, "max_tokens": 40}
@@ -39,7 +39,7 @@ def asked(number: int) -> tuple[dict[str, Any], Request]:
 
 
 def as_in_the_loop(model: Model, engine: Engine, count: int = len(SCHEMAS)) -> list[Finished]:
-    pairs = [asked(number) for number in range(count)]
+    pairs = [request_pair(number) for number in range(count)]
     handles = [engine.submit(request) for _, request in pairs]
     run(engine)
     ends = []

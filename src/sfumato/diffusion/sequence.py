@@ -186,7 +186,7 @@ class Sequence:
         to finish it. Sets `reason` where the reply ends with it."""
         self._scored = {}
         if self.constrained is not None and not self._ends_thought(ids):
-            verdict = self.constrained.settle(ids, self.room, self.canvas_length)
+            verdict = self.constrained.stopped(ids, self.room, self.canvas_length)
             if verdict.again:
                 self._draw_again()
                 return None

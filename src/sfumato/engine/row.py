@@ -115,7 +115,7 @@ class Row(AnyRow):
         if self.writing is not None:
             self._last = draft
             self._extend_prefix(self.writing.ids)
-        return None if settled is None else self._settle(settled, draft)
+        return None if settled is None else self._added(settled, draft)
 
     def write(self, scores: Tensor) -> Settled | None:
         """Writes one more token, by the scores float32 [vocabulary] of what follows the prefix; the
@@ -129,14 +129,14 @@ class Row(AnyRow):
         settled, last = sequence.add_written(), self._last
         self._last = None
         assert settled is not None
-        return self._settle(settled, last)
+        return self._added(settled, last)
 
     def _extend_prefix(self, canvas: list[int]) -> None:
         """Makes the prefix end in what the canvas under way has."""
         begun = len(self.prefix) - self.prompt_tokens - len(self.sequence.reply)
         self.prefix.extend(canvas[begun:])
 
-    def _settle(self, settled: SettledCanvas, last: Draft) -> Settled:
+    def _added(self, settled: SettledCanvas, last: Draft) -> Settled:
         if settled.stop_reason is None:  # only a canvas that another follows goes into the cache
             before = self.prompt_tokens + len(self.sequence.reply) - len(settled.token_ids)
             self.prefix.extend(settled.token_ids[len(self.prefix) - before :])

@@ -159,10 +159,10 @@ def test_a_canvas_is_repaired_twice_and_then_written() -> None:
     held = ConstrainedReply(constraint(PERSON))
     canvas = ids('{"name": 3 and so on for ever...')
     for _ in range(REPAIRS):
-        assert held.settle(canvas, 500, len(canvas)).again
+        assert held.stopped(canvas, 500, len(canvas)).again
         begin = held.begin(len(canvas))
         assert begin and begin.pins == dict(enumerate(canvas[:9]))
-    verdict = held.settle(canvas, 500, len(canvas))
+    verdict = held.stopped(canvas, 500, len(canvas))
     assert verdict.writing is not None and verdict.writing.ids == canvas[:9]
     assert held.report.repairs == REPAIRS
 
@@ -170,17 +170,17 @@ def test_a_canvas_is_repaired_twice_and_then_written() -> None:
 def test_the_grammar_goes_from_canvas_to_canvas() -> None:
     held = ConstrainedReply(constraint(PERSON))
     first, second = ids('{"name": '), [*ids('"Ann", "age": 7}'), END]
-    assert held.settle(first, 500, len(first)).settled == first
+    assert held.stopped(first, 500, len(first)).settled == first
     held.took(first)
-    assert held.settle(second, 490, len(second)).settled == second
+    assert held.stopped(second, 490, len(second)).settled == second
     other = ConstrainedReply(constraint(PERSON))
-    assert other.settle(second, 500, len(second)).again
+    assert other.stopped(second, 500, len(second)).again
 
 
 def test_what_is_complete_needs_no_end_token() -> None:
     held = ConstrainedReply(constraint(PERSON))
     done = ids('{"name":"","age":0}')
-    settled = held.settle([*done, *ids(" Is that good?")], 500, 40).settled
+    settled = held.stopped([*done, *ids(" Is that good?")], 500, 40).settled
     assert settled is not None and settled[:-1] == done and settled[-1] in (END, 1)
 
 
@@ -188,7 +188,7 @@ def test_a_limit_closes_what_is_open() -> None:
     held = ConstrainedReply(constraint(PERSON))
     canvas = ids('{"name": "A rather long name of which there is no end')
     room = 40
-    settled = held.settle(canvas, room, len(canvas)).settled
+    settled = held.stopped(canvas, room, len(canvas)).settled
     assert settled is not None and len(settled) <= room + 1
     assert json.loads(tokenizer().decode(settled))["name"].startswith("A rather")
     assert held.report.closing_tokens > 0

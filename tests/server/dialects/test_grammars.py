@@ -69,8 +69,8 @@ def test_every_wire_holds_it(server: Served, fields: dict[str, Any], holds: Any)
         1: ("/v1/completions", lambda body: body["choices"][0]["text"]),
         2: ("/completion", lambda body: body["content"]),
     }[[case[0] for case in CASES].index(fields) % 3]
-    asked = {"messages": [{"role": "user", "content": "x"}]} if "chat" in path else {"prompt": "x"}
-    answer = server.post(path, **asked, **fields, seed=1)
+    prompt = {"messages": [{"role": "user", "content": "x"}]} if "chat" in path else {"prompt": "x"}
+    answer = server.post(path, **prompt, **fields, seed=1)
     body = answer.json()
     assert answer.status_code == 200, body
     assert holds(take(body)), body

@@ -79,7 +79,7 @@ class ConstrainedReply:
             return Guidance(pins)
         return Guidance(pins, len(fixed), following.mask)
 
-    def settle(self, ids: list[int], room: int, length: int) -> Verdict:
+    def stopped(self, ids: list[int], room: int, length: int) -> Verdict:
         """What becomes of a canvas of `length` positions that has stopped with these tokens."""
         reading = self._reply.read(ids[: room + 1])  # an end token may stand behind the last
         kept = ids[: min(reading.valid, room)]

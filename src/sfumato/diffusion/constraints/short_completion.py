@@ -30,9 +30,9 @@ class ShortCompletion:
         if state.thinks:  # an open thought is as long as it will be
             return None
         for walk in range(WALKS):
-            found = self._walk(state.without_thought(), min(room, MOST_TOKENS), walk)
-            if found is not None:
-                return found
+            completion = self._walk(state.without_thought(), min(room, MOST_TOKENS), walk)
+            if completion is not None:
+                return completion
         return None
 
     def _walk(self, state: GrammarReply, room: int, walk: int) -> list[int] | None:

@@ -79,12 +79,12 @@ def score_masked(
 
 def _positions(canvases: Sequence[Canvas], spans: Sequence[int]) -> list[_Masked]:
     starts = accumulate(spans, initial=0)
-    found = []
+    positions = []
     for row, (canvas, start) in enumerate(zip(canvases, starts, strict=False)):
         guidance = canvas.guidance
         if guidance is not None and guidance.mask is not None:
-            found.append(_Masked(canvas, row, guidance.masked, start + guidance.masked))
-    return found
+            positions.append(_Masked(canvas, row, guidance.masked, start + guidance.masked))
+    return positions
 
 
 def _masks(positions: Sequence[_Masked], vocab_size: int) -> Tensor:

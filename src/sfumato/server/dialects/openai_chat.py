@@ -13,7 +13,12 @@ from sfumato.server.dialects.shared.given_canvas import canvas_fields, longest, 
 from sfumato.server.dialects.shared.grammars import call_grammar, grammar_of
 from sfumato.server.dialects.shared.logprobs import Logged, TokenLog, log_of, logged
 from sfumato.server.dialects.shared.openai_messages import continuation, conversation
-from sfumato.server.dialects.shared.openai_tools import ignored_tools, tool_use, unknown_calls
+from sfumato.server.dialects.shared.openai_tools import (
+    ToolUse,
+    ignored_tools,
+    tool_use,
+    unknown_calls,
+)
 from sfumato.server.dialects.shared.pieces import pieces
 from sfumato.server.dialects.shared.sampling import check_size, request_fields, seeds_of
 from sfumato.server.dialects.shared.thinking import thinking_of
@@ -51,27 +56,7 @@ def parse(service: Service, body: ChatBody) -> list[Request]:
             "tool_choice: a given canvas cannot begin with a call; leave one of them out",
             "tool_choice",
         )
-    grammar = grammar_of(body)
-    fields["grammar"] = call_grammar(
-        use.tools,
-        service.model,
-        use.name,
-        use.opening is not None,
-        body.parallel_tool_calls is False,
-        grammar,
-    )
-    if (
-        body.parallel_tool_calls is False
-        and use.tools
-        and fields["grammar"] is None
-        and service.model.template.markers.call_close
-        and not (fields["canvas"] and fields["canvas"].read_only)
-    ):
-        # A call that is cut at its end is complete, and the only one.
-        fields["stop"] = [
-            *(fields["stop"] or ()),
-            Marker(service.model.template.markers.call_close),
-        ]
+    fields |= _ends(body, use, service, fields)
     if continued is not None:  # the reply may be complete already
         fields["retry_empty"] = body.retry_empty is True
     one = Request(
@@ -92,6 +77,22 @@ def parse(service: Service, body: ChatBody) -> list[Request]:
         replace(one, id=new_id(), made=prompt, max_tokens=length, seed=seed)
         for seed in seeds_of(body.seed, count)
     ]
+
+
+def _ends(
+    body: ChatBody, use: ToolUse, service: Service, fields: Mapping[str, Any]
+) -> dict[str, Any]:
+    """The fields `grammar` and `stop` of a Request. Raises ApiError."""
+    close, is_single = service.model.template.markers.call_close, body.parallel_tool_calls is False
+    required = use.opening is not None
+    grammar = call_grammar(
+        use.tools, service.model, use.name, required, is_single, grammar_of(body)
+    )
+    stop, is_read = fields["stop"], fields["canvas"] and fields["canvas"].read_only
+    if is_single and use.tools and grammar is None and close and not is_read:
+        # A call that is cut at its end is complete, and the only one.
+        stop = [*(stop or ()), Marker(close)]
+    return {"grammar": grammar, "stop": stop}
 
 
 def limit_of(service: Service, body: ChatBody, prompt: int, request: Request) -> int:
