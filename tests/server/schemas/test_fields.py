@@ -45,6 +45,7 @@ GOOD: dict[str, list[Any]] = {
     "parallel_tool_calls": [True, False, None],
     "reasoning_effort": ["none", "low", "max", None],
     "user": ["ann", None],
+    "response_format": [{"type": "text"}, {"type": "json_object"}, None],
 }
 """Values of honoured fields that are accepted."""
 NEUTRAL: dict[str, list[Any]] = {

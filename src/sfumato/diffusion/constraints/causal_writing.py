@@ -42,7 +42,9 @@ class CausalWriting:
         self._completion, self._kept = completion, len(kept)
         self._room, self._length = room, length
         self._end: int | None = None
-        self._known: list[int] | None = None  # closes what is open now; None: not looked for
+        # So many of the ids, and what closes them: where the reply can end, as far as is known.
+        self._safe: tuple[int, list[int]] | None = None
+        self._unchecked = 0  # tokens that may be written before that is looked at again
         self._force()
 
     @property
@@ -71,39 +73,52 @@ class CausalWriting:
             self._ends(token)
             return
         if not self._leaves_room(token):
-            assert self._known is not None
-            self.closing += len(self._known)
-            self.ids += self._known
-            self._ends(self._constraint.end_ids[0])
+            self._close()
             return
         self.scored[len(self.ids)] = changed
         self._take([token])
         self._force()
 
     def _leaves_room(self, token: int) -> bool:
-        """Whether what is open behind a token can still be closed, or could not be before."""
+        """Whether what is open behind a token can be closed, or is not known to be too much. Looks
+        at it the more often the fewer tokens are left beyond those that close it."""
         left = self._room - len(self.ids)
         if left > TAIL:
             return True
-        if self._known is None:
-            self._known = self._completion.find(self._reply, left)
+        if self._safe is None:
+            completion = self._completion.find(self._reply, left)
+            self._safe = None if completion is None else (len(self.ids), completion)
+        if self._unchecked > 0:
+            self._unchecked -= 1
+            return True
         after = self._completion.find(self._reply.after([token]), left - 1)
-        if after is None and self._known is not None:
-            return False
-        self._known = after
+        if after is None:
+            return self._safe is None
+        self._safe = len(self.ids) + 1, after
+        self._unchecked = (left - 1 - len(after)) // 4
         return True
+
+    def _close(self) -> None:
+        """Ends the reply where that is known to be possible in time; what was written since is
+        given up."""
+        assert self._safe is not None
+        kept, completion = self._safe
+        self.ids = [*self.ids[:kept], *completion]
+        self.scored = {at: scores for at, scores in self.scored.items() if at < kept}
+        self.closing = len(completion)
+        self._ends(self._constraint.end_ids[0])
 
     def _force(self) -> None:
         """Writes what must follow, and sees whether that is the end."""
         following = self._reply.following()
         if forced := following.forced[: self._left]:
-            if self._known is not None:
-                self._known = self._known[len(forced) :]
             self._take(forced)
         if self._reply.is_complete:
             self._ends(self._constraint.end_ids[0])
         elif self._left == 0:
             self.done = True
+            if len(self.ids) == self._room and self._safe is not None and not self._reply.accepts:
+                self._close()
 
     @property
     def _left(self) -> int:

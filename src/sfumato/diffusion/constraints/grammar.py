@@ -128,12 +128,18 @@ class GrammarState:
     def mask(self) -> Tensor:
         """bool [tokens of the vocabulary]: which may follow. End tokens are among them only where
         the grammar accepts: at a dead end llguidance leaves these alone."""
-        packed = torch.frombuffer(bytearray(self._matcher.compute_bitmask()), dtype=torch.uint8)
-        self._check()
+        packed = torch.frombuffer(bytearray(self.bits()), dtype=torch.uint8)
         shifts = torch.arange(8, dtype=torch.uint8)
         allowed = (packed[:, None] >> shifts & 1).flatten()[: self._vocab_size].bool()
         allowed[list(self.grammar.tokens.end_ids)] = self.accepts
         return allowed
+
+    def bits(self) -> bytes:
+        """The same, a bit for each token, the lowest of a byte first; but end tokens are among them
+        at a dead end too."""
+        packed: bytes = self._matcher.compute_bitmask()
+        self._check()
+        return packed
 
     def dead(self) -> bool:
         """Whether no token may follow."""

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 
 from torch import Tensor
 
-from sfumato.diffusion.constraints.grammar import Grammar
+from sfumato.diffusion.constraints.grammar import Grammar, GrammarState
 
 
 @dataclass(frozen=True, eq=False)
@@ -107,11 +107,9 @@ class GrammarReply:
             mask[self._constraint.thought[0]] = True
         return Continuation(forced, mask, state.is_complete)
 
-    def without_thought(self) -> GrammarReply:
-        """A copy in which no thought begins any more."""
-        copied = self.copy()
-        copied._thinks = copied._thinks or False
-        return copied
+    def answer_state(self) -> GrammarState:
+        """A copy of the grammar's own state."""
+        return self._state.copy()
 
     @property
     def thinks(self) -> bool:

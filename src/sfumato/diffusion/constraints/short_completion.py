@@ -6,13 +6,14 @@ their own.  What it does not find there may still be.
 
 from __future__ import annotations
 
-from torch import Tensor
-
+from sfumato.diffusion.constraints.grammar import GrammarState
 from sfumato.diffusion.constraints.grammar_reply import Constraint, GrammarReply
 
 WALKS = 6
-MOST_TOKENS = 512
+MOST_TOKENS = 256
 """Of one walk."""
+MOST_CHOICES = 512
+"""Of one search: some tens of milliseconds."""
 _CANDIDATES = 64  # tokens among which a walk chooses where no closer may follow
 
 
@@ -23,25 +24,26 @@ class ShortCompletion:
         tokens = constraint.grammar.tokens
         self._special, self._closers = constraint.quote, tokens.closers
         self._inside, self._quote = tokens.text_closers
+        self._left = 0  # choices of the search under way
 
-    def find(self, state: GrammarReply, room: int) -> list[int] | None:
+    def find(self, reply: GrammarReply, room: int) -> list[int] | None:
         """At most `room` tokens after which the reply may end; None where no walk finds any. The
-        state stays as it is."""
-        if state.thinks:  # an open thought is as long as it will be
+        reply stays as it is."""
+        if reply.thinks:  # an open thought is as long as it will be
             return None
+        self._left = MOST_CHOICES
         for walk in range(WALKS):
-            completion = self._walk(state.without_thought(), min(room, MOST_TOKENS), walk)
-            if completion is not None:
+            completion = self._walk(reply.answer_state(), min(room, MOST_TOKENS), walk)
+            if completion is not None or self._left <= 0:
                 return completion
         return None
 
-    def _walk(self, state: GrammarReply, room: int, walk: int) -> list[int] | None:
+    def _walk(self, state: GrammarState, room: int, walk: int) -> list[int] | None:
         written: list[int] = []
         while not state.accepts:
-            following = state.following()
-            step = following.forced
+            step = state.forced()
             if not step:
-                token = self._choose(following.mask, len(written), walk)
+                token = self._choose(state, len(written), walk)
                 if token is None:
                     return None
                 step = [token]
@@ -51,20 +53,25 @@ class ShortCompletion:
             written += step
         return written
 
-    def _choose(self, mask: Tensor, place: int, walk: int) -> int | None:
-        if self._special is not None and mask[self._special]:
-            return self._special
-        is_text = self._inside is not None and bool(mask[self._inside])
-        if is_text and self._quote is not None and mask[self._quote]:
-            return self._quote  # a bracket would go on with the text
-        for token in self._closers if walk % 2 == 0 else self._closers[:4]:
-            if mask[token]:
-                return token
-        allowed = mask.nonzero()[:, 0]
-        if not len(allowed):
+    def _choose(self, state: GrammarState, place: int, walk: int) -> int | None:
+        self._left -= 1
+        if self._left < 0:
             return None
+        bits = state.bits()
+
+        def may(token: int | None) -> bool:
+            return token is not None and bool(bits[token >> 3] >> (token & 7) & 1)
+
+        if may(self._special):
+            return self._special
+        if may(self._inside) and may(self._quote):
+            return self._quote  # a bracket would go on with the text
+        closers = self._closers if walk % 2 == 0 else self._closers[:4]
+        chosen = next((token for token in closers if may(token)), None)
+        if chosen is not None:
+            return chosen
+        allowed = state.mask().nonzero()[:, 0]
         stride = max(1, len(allowed) // _CANDIDATES)
         candidates = allowed[::stride].tolist()
         # Another choice at each place and in each walk: a loop is left after a few rounds.
-        chosen: int = candidates[(place * 7 + walk * 13) % len(candidates)]
-        return chosen
+        return candidates[(place * 7 + walk * 13) % len(candidates)] if candidates else None
