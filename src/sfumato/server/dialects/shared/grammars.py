@@ -55,8 +55,8 @@ def _sources(body: Sampling) -> Iterator[GrammarSource]:
 
 def _of_format(given: ResponseFormat) -> Iterator[GrammarSource]:
     if given.type == "json_object":
-        schema = _OBJECT if given.schema_ is None else given.schema_
-        yield schema_source(schema, "response_format.schema")
+        own = _OBJECT if given.schema_ is None else given.schema_
+        yield schema_source(own, "response_format.schema")
     elif given.type == "json_schema":
         named = given.json_schema
         if named is None and given.schema_ is None:
