@@ -114,7 +114,7 @@ def test_text_and_several_calls() -> None:
     assert not ends(source({}, required=True), "No call.")
     assert ends(source({}, required=True), call("{}") * 2)
     assert not ends(source({}, required=True, single=True), call("{}") * 2)
-    answer = GrammarSource("schema", '{"type": "object", "maxProperties": 0}', "schema")
+    answer = GrammarSource("schema", '{"type": "array", "uniqueItems": true}', "schema")
     answered = source({}, answer=GrammarSource("schema", '{"enum": ["a"]}', "schema"))
     assert ends(answered, '"a"') and ends(answered, call("{}")) and not ends(answered, "a")
     with pytest.raises(ValueError, match=r"^schema: "):
