@@ -19,6 +19,8 @@ from sfumato.model.head import HeadStats, VocabularyHead
 from sfumato.model.to_device import to_device
 from sfumato.ops.online_softmax import TOP
 
+TOGETHER = 8
+"""Positions of one pass: some megabytes each, with a vocabulary of 262,144 tokens."""
 _BANNED = float("-inf")
 
 
@@ -51,10 +53,9 @@ def score_masked(
         return changed
     masks = to_device(_masks(positions, head.vocab_size), hidden.device)
     # On a CPU one by one: a product of several positions rounds otherwise than one of each.
-    together = [slice(i, i + 1) for i in range(len(positions))]
-    if hidden.device.type != "cpu":
-        together = [slice(0, len(positions))]
-    for part in together:
+    count = 1 if hidden.device.type == "cpu" else TOGETHER
+    for start in range(0, len(positions), count):
+        part = slice(start, start + count)
         members = positions[part]
         at = to_device(torch.tensor([each.at for each in members]), hidden.device)
         logits = head.logits(hidden.index_select(0, at))
