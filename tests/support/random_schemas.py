@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import json
 import random
-from decimal import Decimal
+from decimal import Decimal, InvalidOperation
+from fractions import Fraction
 from typing import Any
 
 import jsonschema_rs
@@ -82,8 +83,16 @@ def is_valid(schema: Any, text: str) -> bool:
     validator = jsonschema_rs.Draft202012Validator(plain, validate_formats=False)
     value = json.loads(text)
     return bool(validator.is_valid(value)) and _multiples(
-        schema, json.loads(text, parse_float=Decimal)
+        schema, json.loads(text, parse_float=_decimal)
     )
+
+
+def _decimal(text: str) -> Decimal:
+    """A number; 0 where its exponent is none that decimals have."""
+    try:
+        return Decimal(text)
+    except InvalidOperation:
+        return Decimal(0)
 
 
 def _multiples(schema: Any, value: Any) -> bool:
@@ -92,7 +101,7 @@ def _multiples(schema: Any, value: Any) -> bool:
         return True
     step = schema.get("multipleOf")
     if step is not None and isinstance(value, int | Decimal) and not isinstance(value, bool):
-        return Decimal(value) % Decimal(str(step)) == 0
+        return Fraction(value) % Fraction(str(step)) == 0
     if "anyOf" in schema:
         return any(_multiples(each, value) for each in schema["anyOf"])
     if isinstance(value, dict):

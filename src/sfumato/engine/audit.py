@@ -74,7 +74,6 @@ def entry(
         "steps": account and list(account.steps),
         "convergence": account and list(account.convergence),
         "retries": account and account.retries,
-        "constraint": account and account.constraint and asdict(account.constraint),
         "seconds": account and _seconds(account),
         "speed": account and _speed(account),
         "allocation": account
@@ -85,6 +84,8 @@ def entry(
             "budget": facts.memory_budget,
         },
     }
+    if account is not None and account.constraint is not None:
+        fields["constraint"] = asdict(account.constraint)
     if account is not None and account.questions is not None:
         fields["decision"] = {"questions": account.questions, "reads": account.reads}
     if text:

@@ -117,7 +117,9 @@ class CausalWriting:
             self._ends(self._constraint.end_ids[0])
         elif self._left == 0:
             self.done = True
-            if len(self.ids) == self._room and self._safe is not None and not self._reply.accepts:
+            if len(self.ids) == self._room and self._reply.accepts:
+                self._ends(self._constraint.end_ids[0])
+            elif len(self.ids) == self._room and self._safe is not None:
                 self._close()
 
     @property

@@ -86,6 +86,8 @@ class ConstrainedReply:
         after = self._reply.after(kept)
         if (reading.ended and reading.valid <= room) or after.is_complete:
             return self._settled([*kept, self._end(ids, len(kept))])
+        if len(kept) == room and after.accepts:  # what closes it is nothing
+            return self._settled([*kept, self._constraint.end_ids[0]])
         is_open = len(kept) == min(len(ids), room)
         if self._is_late(after, room - len(kept)):
             closed = self._closed(kept, room)
