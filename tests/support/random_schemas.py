@@ -81,10 +81,15 @@ def is_valid(schema: Any, text: str) -> bool:
     """Whether a text is JSON that the schema allows; multiples are checked in decimals."""
     plain = _without(schema, "multipleOf")
     validator = jsonschema_rs.Draft202012Validator(plain, validate_formats=False)
-    value = json.loads(text)
+    value = json.loads(text, parse_float=_finite)
     return bool(validator.is_valid(value)) and _multiples(
         schema, json.loads(text, parse_float=_decimal)
     )
+
+
+def _finite(text: str) -> float:
+    """A number; JSON does not bound its exponent, as floats do."""
+    return max(-1e308, min(float(text), 1e308))
 
 
 def _decimal(text: str) -> Decimal:
