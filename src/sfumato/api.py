@@ -11,37 +11,26 @@ from dataclasses import fields, replace
 from functools import cached_property
 from os import PathLike
 from pathlib import Path
-from typing import Any, Literal, Never, TypeVar, Unpack, overload
+from typing import Any, Literal, Never
 
 import torch
 from torch import Tensor
 
-from sfumato.decisions import (
-    Calibration,
-    Decision,
-    DecisionUsage,
-    ModelIdentity,
-    Reading,
-    read_calibration,
-    schema_of,
-    state_text,
-)
-from sfumato.decisions.options import DecideOptions
+from sfumato.decision_calls import DecisionCalls
+from sfumato.decisions import ModelIdentity
 from sfumato.diffusion.canvas import Draft
 from sfumato.diffusion.checkpoint_defaults import checkpoint_defaults
 from sfumato.diffusion.checks import check_tensor
-from sfumato.diffusion.constraints.decide import decide
-from sfumato.diffusion.constraints.decision_plan import DecisionPlan, plan_decision
-from sfumato.diffusion.constraints.decision_progress import DecisionProgress
-from sfumato.diffusion.constraints.decision_settings import DecisionSettings
-from sfumato.diffusion.constraints.questions import Question
-from sfumato.diffusion.constraints.template import ReadTemplate
+from sfumato.diffusion.constraints.beside_grammar import check_beside_grammar
+from sfumato.diffusion.constraints.grammar_cache import Source
+from sfumato.diffusion.constraints.grammar_source import schema_of_type, schema_source
 from sfumato.diffusion.limits import Limits, ReplyPlan, plan_reply
 from sfumato.diffusion.loop import run
 from sfumato.diffusion.outcome import Stats
 from sfumato.diffusion.prediction import PredictedText
 from sfumato.diffusion.sampler_config import SamplerConfig, check_sampler
 from sfumato.fill_calls import FillCalls
+from sfumato.grammars import ModelGrammars
 from sfumato.model.cache import KVCache
 from sfumato.model.families import Family, family_of, open_checkpoint
 from sfumato.model.loading import Progress, config_of, expected_shapes, load_network
@@ -52,7 +41,7 @@ from sfumato.model.quantize_on_load import quantized_on_load
 from sfumato.options.limits import MOST_STEPS
 from sfumato.text.prompt import prompt_ids
 from sfumato.text.stops import Stop
-from sfumato.text_side import TextSide, end_ids, load_text, read_template
+from sfumato.text_side import TextSide, end_ids, load_text
 from sfumato.transcript import Done, Reply, Settled, Transcript, reply_events
 from sfumato.weights.checkpoint import Checkpoint
 from sfumato.weights.errors import CheckpointError
@@ -61,10 +50,9 @@ from sfumato.weights.fingerprint import fingerprint
 EMBEDDED = Path(__file__).parent / "embedded"
 
 Messages = Sequence[Mapping[str, Any]]
-T = TypeVar("T")
 
 
-class Model(FillCalls):
+class Model(FillCalls, DecisionCalls):
     """A loaded checkpoint. One thread at a time."""
 
     def __init__(
@@ -83,10 +71,6 @@ class Model(FillCalls):
         self.tokenizer, self.template = text.tokenizer, text.template
         self.path, self.load_s, self.family = path, load_s, family
         self.identity = identity or ModelIdentity(path.name, path.name, "", "", "")
-
-    @property
-    def config(self) -> ModelConfig:
-        return self.network.config
 
     def generate(
         self, prompt: str | None = None, *, messages: Messages | None = None, **options: Any
@@ -110,6 +94,7 @@ class Model(FillCalls):
         stop: Stop = None,
         prediction: PredictedText | None = None,
         mode: Literal["canvas", "causal"] | None = None,
+        schema: Any = None,
         cancelled: Callable[[], bool] = lambda: False,
         **unknown: Never,
     ) -> Iterator[Draft | Settled | Done]:
@@ -120,8 +105,10 @@ class Model(FillCalls):
         are not part of it (inside a thought they are text like any other), or special tokens, each
         as a `sfumato.text.tokenizer.Marker`; prediction: a text that the reply is expected to
         resemble, which its canvases begin as; mode: "causal" writes one token after another, each
-        of them a canvas of its own in the events (None: the sampler's); cancelled: called before
-        every step and every chunk of a prefill, True ends the reply with what is committed.
+        of them a canvas of its own in the events (None: the sampler's); schema: a pydantic model,
+        or a JSON schema as a dict, that the answer matches as JSON (its thought is free);
+        cancelled: called before every step and every chunk of a prefill, True ends the reply with
+        what is committed.
         Raises ValueError, naming the argument, for what cannot be done, and TypeError for an
         argument that there is not. The stream itself raises FloatingPointError where the model's
         scores are no numbers, and ValueError where a sampler or processor returns a wrong tensor.
@@ -131,8 +118,14 @@ class Model(FillCalls):
         if mode is not None:
             check_sampler(sampler)
             sampler = replace(sampler or SamplerConfig(), mode=mode)
+        source = None if schema is None else schema_source(schema_of_type(schema))
+        if source is not None:
+            check_beside_grammar(None, prediction=prediction)
+            ids += [] if thinking else self.grammars.no_thought
         # What cannot be done is refused by this call, and not by the first `next`.
-        plan, transcript = self.plan_reply(len(ids), max_tokens, seed, sampler, stop, cancelled)
+        plan, transcript = self.plan_reply(
+            len(ids), max_tokens, seed, sampler, stop, cancelled, source=source, thinking=thinking
+        )
         plan = self.fills.with_prediction(plan, prediction, thinking)
         prefix = torch.tensor(ids, dtype=torch.int64)
         return reply_events(run(self.network, prefix, plan), transcript)
@@ -146,16 +139,28 @@ class Model(FillCalls):
         stop: Stop = None,
         cancelled: Callable[[], bool] = lambda: False,
         most_steps: int = MOST_STEPS,
+        source: Source | None = None,
+        thinking: bool = False,
     ) -> tuple[ReplyPlan, Transcript]:
         """All checks of a reply to so many tokens, for `stream` and for the engine. most_steps:
-        denoising steps per canvas. Raises ValueError, naming the argument, for what cannot be
-        done."""
+        denoising steps per canvas; source: what the reply has to match; thinking: whether a thought
+        may come before that. Raises ValueError, naming the argument, for what cannot be done."""
         check_sampler(sampler)
         config = (sampler or SamplerConfig()).over(self.sampler_defaults)
+        constraint = None
+        if source is not None:
+            check_beside_grammar(config, stop=stop)
+            constraint = self.grammars.constraint(source, thinking)
         transcript = Transcript(self.tokenizer, self.template.markers, stop, config.ignore_eos)
         limits = Limits(max_tokens, self.end_ids, transcript.cut, cancelled)
         plan = plan_reply(self.network, prompt_tokens, config, limits, seed, most_steps)
-        return plan, transcript
+        return replace(plan, constraint=constraint), transcript
+
+    @cached_property
+    def grammars(self) -> ModelGrammars:
+        """Grammars over this model's vocabulary."""
+        text = TextSide(self.tokenizer, self.template)
+        return ModelGrammars(text, self.end_ids, self.family.reads.empty_thought)
 
     def prompt_ids(
         self,
@@ -171,87 +176,6 @@ class Model(FillCalls):
         if messages is None:
             messages = [{"role": "user", "content": prompt}]
         return prompt_ids(self.template, self.tokenizer, messages, thinking=thinking, tools=tools)
-
-    @overload
-    def decide(
-        self, state: Any, questions: type[T], **options: Unpack[DecideOptions]
-    ) -> Decision[T]: ...
-
-    @overload
-    def decide(
-        self, state: Any, questions: Mapping[str, Any], **options: Unpack[DecideOptions]
-    ) -> Decision[dict[str, Any]]: ...
-
-    def decide(
-        self,
-        state: Any,
-        questions: Any,
-        *,
-        seed: int = 0,
-        samples: int | Literal["auto"] = 1,
-        orders: int = 1,
-        order: Literal["state", "schema"] = "state",
-        steps: int = 1,
-        joint: bool = False,
-        label_mass: bool = True,
-        calibration: Calibration | str | PathLike[str] | None = None,
-    ) -> Decision[Any]:
-        """Answers questions about a state with probabilities, without writing text.
-
-        state: a text, or a dict or list, which is read as JSON. questions: a mapping of names to
-        bool, Literal, an Enum, `YesNo`, `Choice` or `Score`, or a pydantic model whose fields are
-        such; a question without instructions is asked by its name. calibration: of `sfumato
-        calibrate`, or the path of its file. `DecisionSettings` says what the others mean.
-        Raises ValueError, naming the question or the argument, for what cannot be done, OSError for
-        a calibration that cannot be read.
-        """
-        schema, text = schema_of(questions), state_text(state)
-        settings = DecisionSettings(seed, samples, orders, steps, joint, order, label_mass)
-        plan = self.plan_decision(text, schema.questions, settings)
-        reading = Reading(samples, orders, order, steps, joint)
-        if isinstance(calibration, str | PathLike):
-            calibration = read_calibration(calibration)
-        if calibration is not None:  # what it does not hold for is refused before it is read
-            calibration.check(schema.questions, self.identity, reading)
-        progress = decide(self.network, plan)
-        answers = progress.answers()
-        if calibration is not None:
-            answers = calibration.apply(answers, schema.questions, self.identity, reading)
-        usage = DecisionUsage(len(plan.prefix) + plan.question_tokens, 0, progress.canvases)
-        return schema.decision(answers, usage)
-
-    @cached_property
-    def read_template(self) -> ReadTemplate:
-        """How this model reads questions. Raises ValueError where its tokenizer or chat template
-        cannot."""
-        text = TextSide(self.tokenizer, self.template)
-        return read_template(text, self.family.reads, self.config)
-
-    def plan_decision(
-        self,
-        state: str,
-        questions: Mapping[str, Question],
-        settings: DecisionSettings | None = None,
-        longest: int | None = None,
-    ) -> DecisionPlan:
-        """All checks of a decision, for `read_questions` and for the engine. longest: positions
-        that a state and a question can have; None: the model's context. Raises as
-        `sfumato.diffusion.constraints.decision_plan.plan_decision` does."""
-        most = self.config.context_length
-        room = most if longest is None else min(longest, most)
-        return plan_decision(
-            self.read_template, state, questions, settings or DecisionSettings(), room
-        )
-
-    def read_questions(
-        self,
-        state: str,
-        questions: Mapping[str, Question],
-        settings: DecisionSettings | None = None,
-    ) -> DecisionProgress:
-        """Reads questions about a state, without an engine: `answers()` of what it returns gives
-        the answers by id. Raises as `plan_decision` does."""
-        return decide(self.network, self.plan_decision(state, questions, settings))
 
     def new_cache(self, rows: int = 1, capacity: int = 4096) -> KVCache:
         """An empty cache: a slot of `capacity` positions for each row. Raises ValueError where

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Literal
 import torch
 from torch import Tensor
 
+from sfumato.diffusion.constraints.guidance import Guidance
 from sfumato.diffusion.given_canvas import GivenCanvas
 from sfumato.diffusion.noise import Noise, first_tokens
 from sfumato.diffusion.processors import CanvasView
@@ -104,11 +105,9 @@ class Canvas:
             self._begun = torch.tensor(given.tokens)
         self._seeds = None if begins is None else torch.tensor(begins, dtype=torch.int64)
         self._has_bare_pins = bare_pins or given is not None
-        self._pinned = torch.full((self.length,), -1)
-        for position, token in (pinned or {}).items():
-            if not (0 <= position < self.length and 0 <= token < vocab_size):
-                raise ValueError(f"pinned: position {position}, token {token} is out of range")
-            self._pinned[position] = token
+        self._pinned = self._pins(pinned or {})
+        self.guidance: Guidance | None = None  # of the step to come
+        self.has_new_pins = False  # that its row does not have yet
         # Of one size at every step, so that a step can be captured once and replayed.
         rules = (config.sampler, config.stopping)
         depth = max(1, *(getattr(rule, "history", 1) for rule in rules))
@@ -124,7 +123,9 @@ class Canvas:
         vocab, device = network.config.vocab_size, network.device
         pinned = dict(plan.pinned)
         start = plan.given, plan.begins
-        return cls(plan.config, plan.noise, vocab, device, plan.reply, pinned, *start)
+        canvas = cls(plan.config, plan.noise, vocab, device, plan.reply, pinned, *start)
+        canvas.guidance = plan.guidance
+        return canvas
 
     @property
     def done(self) -> bool:
@@ -181,6 +182,19 @@ class Canvas:
     def pinned(self) -> Tensor:
         """int64 [length], on the host: the token of a pinned position, -1 elsewhere."""
         return self._pinned
+
+    def guide(self, guidance: Guidance) -> None:
+        """Sets what a constraint asks of the step to come; its pins replace all others."""
+        self.guidance, self._pinned = guidance, self._pins(guidance.pins)
+        self.has_new_pins = True
+
+    def _pins(self, pinned: Mapping[int, int]) -> Tensor:
+        pins = torch.full((self.length,), -1)
+        for position, token in pinned.items():
+            if not (0 <= position < self.length and 0 <= token < self.vocab_size):
+                raise ValueError(f"pinned: position {position}, token {token} is out of range")
+            pins[position] = token
+        return pins
 
     # What a step needs of the row alone.
 

@@ -9,6 +9,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import Literal
 
+from sfumato.diffusion.constraints.grammar_reply import Constraint
 from sfumato.diffusion.given_canvas import GivenCanvas
 from sfumato.diffusion.prediction import Prediction
 from sfumato.diffusion.processors import LogitBias, LogitProcessor, MinTokens
@@ -54,6 +55,7 @@ class ReplyPlan:
     context: int  # positions that the model was made for
     given: GivenCanvas | None = None  # the first canvas, where the caller gives it
     prediction: Prediction | None = None  # what the reply is expected to be
+    constraint: Constraint | None = None  # what the reply must satisfy
 
 
 def plan_reply(

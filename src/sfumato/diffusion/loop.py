@@ -13,7 +13,9 @@ import torch
 from torch import Tensor
 
 from sfumato.diffusion.canvas import Canvas, Draft
+from sfumato.diffusion.causal import next_scores
 from sfumato.diffusion.causal_loop import run_causal
+from sfumato.diffusion.constraints.causal_writing import CausalWriting
 from sfumato.diffusion.limits import Limits, ReplyPlan, plan_reply
 from sfumato.diffusion.outcome import Outcome, SettledCanvas
 from sfumato.diffusion.sampler_config import SamplerConfig
@@ -67,18 +69,28 @@ def _run(
     while going and sequence.reason is None:
         canvas = Canvas.of(sequence.next_canvas(), network)
         ids: list[int] = []
+        last: Draft | None = None
         for draft, seconds in _denoise(denoiser, canvas, slot, limits):
             sequence.stepped(draft, seconds, time.perf_counter() - start)
+            sequence.guide(canvas, draft)
             ids = sequence.ids_of(draft)  # before the consumer can write into the draft
+            last = draft
             yield draft
         if canvas.convergence is None:
             break
-        settled = sequence.add_canvas(ids, canvas.convergence)
-        if settled is None:  # an empty answer, which is drawn again
+        settled, encoded = sequence.add_canvas(ids, canvas.convergence), 0
+        if sequence.writing is not None:
+            encoded = _write(network, sequence, sequence.writing, slot)
+            settled = sequence.add_written() if sequence.writing.done else None
+            going = settled is not None
+        if settled is None:  # drawn again
             continue
+        assert last is not None
+        if (draft := sequence.as_settled(last, settled)) is not last:
+            yield draft
         yield settled
         if settled.stop_reason is None:  # only a canvas that another follows goes into the cache
-            committed = torch.tensor(settled.token_ids)
+            committed = torch.tensor(settled.token_ids[encoded:])
             going, seconds = _encode(network, committed, slot, limits)
             stats.commit_s += seconds
     return sequence.outcome(sequence.reason or "cancelled", time.perf_counter() - start)
@@ -90,6 +102,19 @@ def _encode(network: Network, ids: Tensor, slot: Slot, limits: Limits) -> tuple[
     finished = network.encode([ids], [slot], cancelled=limits.cancelled)
     network.synchronize()
     return finished, time.perf_counter() - began
+
+
+def _write(network: Network, sequence: Sequence, writing: CausalWriting, slot: Slot) -> int:
+    """Finishes a canvas token by token; returns how many of its tokens are in the cache then. Ends
+    early where the reply is cancelled."""
+    encoded = 0
+    while not writing.done and not sequence.plan.limits.cancelled():
+        began = time.perf_counter()
+        scores = next_scores(network, slot, torch.tensor(writing.ids[encoded:]))
+        encoded = len(writing.ids)
+        writing.write(scores, sequence.config.processors, sequence.reply)
+        sequence.stats.commit_s += time.perf_counter() - began
+    return encoded
 
 
 def _denoise(

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 
 from sfumato.diffusion.canvas import Convergence
+from sfumato.diffusion.constraints.constrained_reply import ConstraintReport
 from sfumato.diffusion.limits import StopReason
 
 
@@ -22,6 +23,7 @@ class Stats:
     commit_s: float = 0.0
     first_draft_s: float | None = None
     accepted_prediction: int | None = None  # tokens of it in the reply; None: there was none
+    constraint: ConstraintReport | None = None  # None: the reply had no constraint
     total_s: float = 0.0  # from first to last event, with what the consumer did in between
 
     @property

@@ -11,7 +11,13 @@ from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Protocol
 
-from sfumato.diffusion.canvas import Convergence, Draft
+from torch import Tensor
+
+from sfumato.diffusion.canvas import Canvas, Convergence, Draft
+from sfumato.diffusion.constraints.causal_writing import CausalWriting
+from sfumato.diffusion.constraints.constrained_reply import ConstrainedReply
+from sfumato.diffusion.constraints.guidance import Guidance
+from sfumato.diffusion.constraints.written_draft import written_draft
 from sfumato.diffusion.given_canvas import GivenCanvas
 from sfumato.diffusion.guards import repetition
 from sfumato.diffusion.limits import Limits, ReplyPlan, StopReason
@@ -35,6 +41,7 @@ class CanvasPlan:
     pinned: Mapping[int, int] = field(default_factory=dict)  # position → its fixed token
     given: GivenCanvas | None = None  # whose tokens it begins as
     begins: tuple[int, ...] | None = None  # what it begins as, -1 for noise; None: all noise
+    guidance: Guidance | None = None  # of its first step, by a constraint
 
 
 class ThoughtLimit(Protocol):
@@ -63,8 +70,10 @@ def committed_tokens(plan: ReplyPlan, policies: Policies) -> int:
     """Tokens of a reply that its slot must hold, beside the prompt. It follows from the request
     alone, so that the same request gets the same reply in slots of every size.
 
-    The last canvas is never committed. A thought that is ended makes canvases shorter and more."""
-    if policies.thought is not None and policies.thought.closes is not None:
+    The last canvas is never committed. A thought that is ended makes canvases shorter and more, and
+    what a constraint has written token by token is in the slot already."""
+    ends_thoughts = policies.thought is not None and policies.thought.closes is not None
+    if ends_thoughts or plan.constraint is not None:
         return plan.limits.max_tokens - 1
     assert plan.config.canvas_length
     return (plan.canvases - 1) * plan.config.canvas_length
@@ -94,7 +103,9 @@ class Sequence:
     """One reply, from its first canvas to its end.
 
     `next_canvas` says what to denoise, `stepped` counts each step, `add_canvas` adds a canvas that
-    has finished; while `reason` is None another canvas follows.
+    has finished; while `reason` is None another canvas follows. Where there is a constraint,
+    `guide` goes before every step but a canvas's first, and `writing` is a canvas that is finished
+    token by token, for which `add_written` then stands in place of `add_canvas`.
     """
 
     def __init__(
@@ -109,9 +120,17 @@ class Sequence:
         self.step_s: list[float] = []  # seconds of each denoising step
         self.warnings: list[str] = []
         self.retries = 0  # canvases drawn again: the answer was empty, or the prediction wrong
+        self.drawn_again = 0  # these, and those whose rest a constraint has denoised again
         self._is_predicted = False  # whether the canvas under way begins as a prediction
+        self.writing: CausalWriting | None = None
+        self.constrained: ConstrainedReply | None = None
+        if plan.constraint is not None:
+            self.constrained = ConstrainedReply(plan.constraint)
+            self.stats.constraint = self.constrained.report
         self._opening = opening or []
         self._attempt = self._spent_steps = 0  # of the canvas under way, before this attempt
+        self._convergence: Convergence = "converged"  # of the canvas that `writing` finishes
+        self._scored: Mapping[int, Tensor] = {}  # of its tokens that were written one by one
 
     @property
     def canvas_length(self) -> int:
@@ -124,6 +143,9 @@ class Sequence:
         given = self.plan.given
         if given is not None and self.stats.canvases == 0:
             return CanvasPlan(self.config, noise, [], given.pins, given)
+        guidance = None
+        if self.constrained is not None:
+            guidance = self.constrained.begin(self.canvas_length)
         opening = self._opening[len(self.reply) :][: self.canvas_length]
         config, begins, prediction = self.config, None, self.plan.prediction
         if prediction is not None and self._attempt == 0:
@@ -131,8 +153,23 @@ class Sequence:
         self._is_predicted = begins is not None
         if begins is not None:
             config = replace(config, max_steps=predicted_steps(config))
-        pinned = dict(enumerate(opening))
-        return CanvasPlan(config, noise, list(self.reply), pinned, None, begins)
+        pinned = dict(enumerate(opening)) if guidance is None else guidance.pins
+        return CanvasPlan(config, noise, list(self.reply), pinned, None, begins, guidance)
+
+    @property
+    def room(self) -> int:
+        """Tokens that the reply may still have."""
+        return self.plan.limits.max_tokens - len(self.reply)
+
+    def guide(self, canvas: Canvas, draft: Draft) -> None:
+        """Sets what the constraint asks of the next step of a canvas that is not done, after one
+        that gave this draft."""
+        if self.constrained is None or canvas.done:
+            return
+        tokens = draft.token_ids.tolist(), draft.accepted.tolist()
+        guidance = self.constrained.guide(*tokens, self.room, self.canvas_length)
+        if guidance is not None:
+            canvas.guide(guidance)
 
     def stepped(self, draft: Draft, seconds: float, since_start: float) -> None:
         """Counts a denoising step; since_start: seconds since the request began."""
@@ -154,24 +191,71 @@ class Sequence:
         return ids
 
     def add_canvas(self, ids: list[int], convergence: Convergence) -> SettledCanvas | None:
-        """What a finished canvas of these ids adds; None where it is drawn again. Sets `reason`
-        where the reply ends with it."""
+        """What a finished canvas of these ids adds; None where it is drawn again, or `writing` is
+        to finish it. Sets `reason` where the reply ends with it."""
+        self._scored = {}
+        if self.constrained is not None and not self._ends_thought(ids):
+            verdict = self.constrained.stopped(ids, self.room, self.canvas_length)
+            if verdict.again:
+                self._draw_again()
+                return None
+            if verdict.writing is not None:
+                self.writing, self._convergence = verdict.writing, convergence
+                return None
+            assert verdict.settled is not None
+            ids = verdict.settled
+        return self._add(ids, convergence)
+
+    def add_written(self) -> SettledCanvas | None:
+        """What a canvas adds whose `writing` is done. Sets `reason` where the reply ends there."""
+        writing = self.writing
+        assert self.constrained and writing and writing.done
+        ids, self._scored = self.constrained.written(writing), writing.scored
+        # What was written is in the slot: a thought in it is ended in the next canvas.
+        settled = self._add(ids, self._convergence, may_end_thought=False)
+        if settled is not None and writing.is_dead_end and self.reason is None:
+            self.reason = "max_tokens"
+            self.warnings.append(
+                f"canvas {settled.canvas}: no token of the vocabulary continues the grammar"
+            )
+            settled = replace(settled, stop_reason=self.reason)
+        self.writing = None
+        return settled
+
+    def as_settled(self, draft: Draft, settled: SettledCanvas) -> Draft:
+        """The last draft of a canvas as the canvas has settled: a constraint may have chosen some
+        of its tokens since."""
+        if self.constrained is None:
+            return draft
+        return written_draft(draft, settled.token_ids, self._scored)
+
+    def _ends_thought(self, ids: list[int]) -> bool:
+        """Whether a canvas of these ids is cut to end a thought."""
+        added, _ = truncate_canvas(ids, self.reply, self.config, self.plan.limits)
+        return self._closed_thought(added) is not None
+
+    def _add(
+        self, ids: list[int], convergence: Convergence, may_end_thought: bool = True
+    ) -> SettledCanvas | None:
         limits, number = self.plan.limits, self.stats.canvases
         if self._is_predicted and convergence == "step_cap":
             self.warnings.append(f"canvas {number}: the prediction did not settle and was left out")
-            self._begin_again()
+            self.retries += 1
+            self._draw_again()
             return None
         added, reason = truncate_canvas(ids, self.reply, self.config, limits)
         end_id = ids[len(added)] if reason == "eos" else None
-        closed = self._closed_thought(added)
+        closed = self._closed_thought(added) if may_end_thought else None
         if closed is not None:
-            added, reason = closed, None
+            added, reason, end_id = closed, None, None
             self.warnings.append(f"canvas {number}: the thought was ended to leave room to answer")
-        elif reason == "eos" and self._is_retried(added):
+        elif reason == "eos" and self.constrained is None and self._is_retried(added):
             return None
         warning = None if self._is_read else repetition(added, reason)
         if warning:
             self.warnings.append(f"canvas {number}: {warning}")
+        if self.constrained is not None:
+            self.constrained.took(added)
         self.reply += added
         if reason == "stop":  # a stop string may begin in an earlier canvas
             self.reply = self.reply[: limits.cut(self.reply, [])]
@@ -210,11 +294,6 @@ class Sequence:
             return None
         return [*added[:kept], thought.closes]
 
-    def _begin_again(self) -> None:
-        """The canvas is drawn again, with other noise."""
-        self._attempt, self.retries = self._attempt + 1, self.retries + 1
-        self._spent_steps = self.stats.steps[self.stats.canvases]
-
     def _is_retried(self, added: list[int]) -> bool:
         """Whether the answer is empty and the canvas begins anew with another draw."""
         is_empty = self.policies.is_empty
@@ -223,9 +302,15 @@ class Sequence:
         if self._attempt == 0:
             number = self.stats.canvases
             self.warnings.append(f"canvas {number}: the answer was empty and was drawn again")
-        self._begin_again()
+        self.retries += 1
+        self._draw_again()
         if self._attempt == RETRIES:
             # The answer may not end before it has begun.
             ban = MinTokens(len(self.reply) + len(added) + 1, self.plan.limits.end_ids)
             self.config = replace(self.config, processors=(*self.config.processors, ban))
         return True
+
+    def _draw_again(self) -> None:
+        """The canvas under way begins anew with another draw."""
+        self._attempt, self.drawn_again = self._attempt + 1, self.drawn_again + 1
+        self._spent_steps = self.stats.steps[self.stats.canvases]

@@ -85,6 +85,8 @@ def entry(
             "budget": facts.memory_budget,
         },
     }
+    if account is not None and account.constraint is not None:
+        fields["constraint"] = asdict(account.constraint)
     if account is not None and account.questions is not None:
         fields["decision"] = {"questions": account.questions, "reads": account.reads}
     if text:

@@ -176,8 +176,8 @@ class Engine:
             self._outputs.process(results)
             self._publish()
             self._runner.between_steps()
-            work = plan.encode or plan.denoise or plan.draw or plan.read or plan.fill
-            return bool(work or self._runner.is_ahead)
+            work = plan.encode, plan.denoise, plan.write, plan.draw, plan.read, plan.fill
+            return any(work) or self._runner.is_ahead
 
     def _schedule(self) -> Plan:
         self._take_in()

@@ -7,6 +7,7 @@ from typing import Literal
 
 from sfumato.api import Reply, Settled
 from sfumato.diffusion.canvas import Draft
+from sfumato.diffusion.constraints.constrained_reply import ConstraintReport
 from sfumato.engine.decision import Decided
 from sfumato.engine.prompt_scores import PromptScores
 
@@ -54,6 +55,7 @@ class Account:
     context: int | None  # positions of the slot
     allocated: bool  # the slot was there already, rather than made for the request
     step_s: tuple[float, ...] = ()  # seconds of each denoising forward, in order
+    constraint: ConstraintReport | None = None  # of a reply that had one
     questions: int | None = None  # of a decision, whose denoise_s and step_s are those of reads
     reads: int | None = None  # canvases that were read
     # Tokens of a prediction that stand in the reply, and that do not; None: there was none.

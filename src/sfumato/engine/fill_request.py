@@ -10,7 +10,7 @@ from sfumato.diffusion.constraints.fill_plan import FillPlan
 from sfumato.engine.request import Prompt, Request, check_length, check_request, make_prompt
 from sfumato.engine.snapshot_points import SnapshotPoints
 
-_OTHERS = ("tools", "opening", "continued", "canvas", "prediction", "scoring")
+_OTHERS = ("tools", "opening", "continued", "canvas", "prediction", "scoring", "grammar")
 
 
 @dataclass(frozen=True)

@@ -83,7 +83,9 @@ class LateSteps:
 
     def launch(self, rows: Sequence[Row], commits: Sequence[CommitRow]) -> Failures:
         """Launches a step of rows that are open, and of commits that it serves."""
-        going = [row for row in rows if not _at_last_step(self._canvas(row))]
+        going = [
+            row for row in rows if not (_at_last_step(self._canvas(row)) or row.waits_for_host())
+        ]
         failures = Failures([], {})
         for group in self._denoiser.groups(*self._members(going, commits)):
             members = [going[i] for i in group if i < len(going)]

@@ -9,6 +9,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable
 
+from sfumato.api import Settled
 from sfumato.diffusion.canvas import Draft
 from sfumato.diffusion.limits import StopReason, TooLarge
 from sfumato.engine.any_row import AnyRow
@@ -47,13 +48,19 @@ class OutputProcessor:
 
     def process(self, results: StepResults) -> None:
         """Takes in the results of a step."""
-        self._encoded(results.encoded, results.encode_s)
+        self._encoded(results.encoded, results.encode_s + results.write_s)
         after_s = results.read_s + results.fill_s
+        for writer, scores in results.written:
+            try:
+                self._settled(writer, writer.write(scores))
+            except Exception as error:
+                self.end_with(writer, error)
         if results.denoised:
+            before_s = results.write_s + results.draw_s + after_s
             for row, result in results.denoised:
-                # Reads and fills come after it in the step, and count for no reply.
-                self._advance(row, result, results.began + after_s)
-            seconds = self._clock() - results.began - after_s
+                # All else comes after it in the step, and counts for no reply.
+                self._advance(row, result, results.began + before_s)
+            seconds = self._clock() - results.began - before_s
             self._statistics.stepped(len(results.denoised), seconds)
         for row, result in results.drawn:
             self._advance(row, result, results.draw_began + after_s)
@@ -96,16 +103,20 @@ class OutputProcessor:
         row.sequence.stepped(draft, now - began, now - row.submitted)
         # On the host already, and read before a client can write into the draft.
         ids = row.sequence.ids_of(draft) if row.settled else []
+        row.guide(draft)
         if row.request.drafts:
             row.handle.deliver(draft)
         if not row.settled:
             return
-        settled = row.collect(ids, draft)
         if not row.is_causal:
             self._statistics.settled(len(ids))
+        self._settled(row, row.collect(ids, draft))
+
+    def _settled(self, row: Row, settled: Settled | None) -> None:
+        """Delivers what a canvas adds, if it is there, and ends the reply if it has ended."""
         if settled is not None:
             if row.first_commit_s is None:
-                row.first_commit_s = now - row.submitted
+                row.first_commit_s = self._clock() - row.submitted
             row.handle.deliver(settled)
         if row.reason is not None:
             self.finish(row, row.reason)

@@ -14,6 +14,8 @@ from typing import Any
 
 from sfumato.api import Messages, Model, Transcript
 from sfumato.diffusion.checks import MOST_SECONDS, MOST_TOKENS, is_number, is_whole
+from sfumato.diffusion.constraints.beside_grammar import check_beside_grammar
+from sfumato.diffusion.constraints.grammar_cache import Source
 from sfumato.diffusion.constraints.hole import Part
 from sfumato.diffusion.given_canvas import GivenCanvas
 from sfumato.diffusion.limits import ReplyPlan, TooLarge
@@ -62,6 +64,7 @@ class Request:
     opening: str | None = None  # text, markers included, that the reply begins with
     max_thinking_tokens: int | None = None  # None: what leaves room for an answer
     retry_empty: bool = True  # an answer that settles as nothing is drawn again
+    grammar: Source | None = None  # what the answer, or its calls, have to match
     canvas: GivenCanvas | None = None  # what the first canvas begins as; instead of an opening
     parts: Sequence[Part] | None = None  # of a text with holes, which follows the prompt
     prediction: PredictedText | None = None  # what the reply is expected to be
@@ -126,6 +129,8 @@ def prepare(
         request.sampler,
         request.stop,
         most_steps=most_steps,
+        source=request.grammar,
+        thinking=request.thinking,
     )
     check_length(model, request.opening or "", longest, "opening")
     opening = [] if request.opening is None else model.tokenizer.encode(request.opening)
@@ -149,7 +154,8 @@ def prepare(
     empty = partial(is_empty, transcript) if request.retry_empty else None
     # A read has no answer to make room for; a given canvas is drawn once.
     is_read = request.canvas is not None and request.canvas.read_only
-    policies = Policies(None if is_read else budget, empty if request.canvas is None else None)
+    draws_again = request.canvas is None and request.grammar is None
+    policies = Policies(None if is_read else budget, empty if draws_again else None)
     need = len(prompt.ids) + committed_tokens(plan, policies)
     family = model.family.name
     return Prepared(prompt, plan, policies, transcript, opening, budget, need, writes, family)
@@ -202,6 +208,13 @@ def is_empty(transcript: Transcript, ids: list[int]) -> bool:
 def check_request(request: Request, most_steps: int) -> None:
     """Raises ValueError for fields that are wrong by themselves."""
     check_sampler(request.sampler)
+    if request.grammar is not None:
+        check_beside_grammar(
+            None,
+            canvas=request.canvas,
+            continued=request.continued,
+            prediction=request.prediction,
+        )
     steps = request.sampler.max_steps if request.sampler else None
     if steps is not None and steps > most_steps:
         raise ValueError(
@@ -256,6 +269,8 @@ def make_prompt(model: Model, request: Request, longest: int, points: SnapshotPo
         check=lambda text: check_length(model, text, longest, "prompt"),
     )
     marks = points.lengths(ids, messages, request.thinking)
+    if request.grammar is not None and not request.thinking:
+        ids = [*ids, *model.grammars.no_thought]
     if request.continued is not None:
         # By itself, as the model wrote it: a cut inside a word stays one, and markers are text.
         check_length(model, request.continued, longest, "prompt")

@@ -5,11 +5,15 @@ All state of a request is here and nothing of any other's. Knows no batches and 
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from torch import Tensor
 
 from sfumato.api import Reply, Settled
 from sfumato.diffusion.canvas import Canvas, Draft
+from sfumato.diffusion.constraints.causal_writing import CausalWriting
 from sfumato.diffusion.limits import StopReason
+from sfumato.diffusion.outcome import SettledCanvas
 from sfumato.diffusion.sequence import Sequence
 from sfumato.engine.any_row import AnyRow
 from sfumato.engine.events import Account
@@ -36,11 +40,12 @@ class Row(AnyRow):
         limit_s: float | None,
     ) -> None:
         need, holds = prepared.need, (prepared.family, prepared.adapter)
-        super().__init__(request, handle, prepared.prompt, need, holds, submitted, limit_s)
         self.prepared = prepared
+        self.sequence = Sequence(prepared.plan, prepared.policies, prepared.opening)
+        super().__init__(request, handle, prepared.prompt, need, holds, submitted, limit_s)
         self.first_commit_s: float | None = None
         self.canvas: Canvas | None = None
-        self.sequence = Sequence(prepared.plan, prepared.policies, prepared.opening)
+        self._last: Draft | None = None  # of the canvas that is written token by token
         self.stats = self.sequence.stats
         self.is_causal = prepared.plan.config.mode == "causal"
         self.hidden: Tensor | None = None  # [1, hidden] of the prefix's last token, in causal mode
@@ -91,6 +96,17 @@ class Row(AnyRow):
             return "commit" if self.sequence.reply else "prefill"
         return "causal" if self.is_causal else "denoise"
 
+    @property
+    def writing(self) -> CausalWriting | None:
+        """The canvas that is finished token by token; None where one is denoised."""
+        return self.sequence.writing
+
+    @property
+    def pending(self) -> int:
+        """Of a canvas that is written, the last token is encoded with its step."""
+        pending = super().pending
+        return pending if self.writing is None else max(0, pending - 1)
+
     def waited(self, seconds: float) -> None:
         if self.encoded <= self.stats.prompt_tokens:
             self.stats.prefill_s += seconds
@@ -117,22 +133,58 @@ class Row(AnyRow):
             self.canvas = Canvas.of(self.sequence.next_canvas(), network)
         return self.canvas
 
+    def waits_for_host(self) -> bool:
+        """Whether the next step needs to know what the last one gave: a grammar looks at it."""
+        canvas = self.canvas
+        is_held = self.sequence.constrained is not None
+        return is_held and canvas is not None and canvas.launched > canvas.step
+
+    def guide(self, draft: Draft) -> None:
+        """Sets what a constraint asks of the next step."""
+        if self.canvas is not None:
+            self.sequence.guide(self.canvas, draft)
+
     def readable(self, draft: Draft) -> Draft:
         """The draft with its text."""
         return self.prepared.transcript.readable(draft)
 
     def collect(self, ids: list[int], draft: Draft) -> Settled | None:
         """What a canvas that has settled on these ids adds, `draft` being its last; None where it
-        is drawn again."""
+        is drawn again, or written from here on."""
         assert self.canvas and self.canvas.convergence and self.lease
         settled = self.sequence.add_canvas(ids, self.canvas.convergence)
         self.canvas = None
-        if settled is None:
+        if self.writing is not None:
+            self._last = draft
+            self._extend_prefix(self.writing.ids)
+        return None if settled is None else self._added(settled, draft)
+
+    def write(self, scores: Tensor) -> Settled | None:
+        """Writes one more token, by the scores float32 [vocabulary] of what follows the prefix; the
+        settled canvas once it is done."""
+        writing, sequence = self.writing, self.sequence
+        assert writing is not None and self._last is not None
+        writing.write(scores, sequence.config.processors, sequence.reply)
+        if not writing.done:
+            self._extend_prefix(writing.ids)
             return None
+        settled, last = sequence.add_written(), self._last
+        self._last = None
+        assert settled is not None
+        return self._added(settled, last)
+
+    def _extend_prefix(self, canvas: list[int]) -> None:
+        """Makes the prefix end in what the canvas under way has."""
+        begun = len(self.prefix) - self.prompt_tokens - len(self.sequence.reply)
+        self.prefix.extend(canvas[begun:])
+
+    def _added(self, settled: SettledCanvas, last: Draft) -> Settled:
         self.hidden = None
         if settled.stop_reason is None:  # only a canvas that another follows goes into the cache
-            self.prefix.extend(settled.token_ids)
-        return self.prepared.transcript.add(settled, draft)
+            before = self.prompt_tokens + len(self.sequence.reply) - len(settled.token_ids)
+            self.prefix.extend(settled.token_ids[len(self.prefix) - before :])
+        draft = self.sequence.as_settled(last, settled)
+        return self.prepared.transcript.add(settled, self.readable(draft))
 
     def finish(self, reason: StopReason, now: float) -> Reply:
         """The reply as it stands."""
@@ -173,7 +225,7 @@ class Row(AnyRow):
             requested_tokens=self.request.max_tokens,
             output_tokens=len(sequence.reply),
             thought_tokens=self.prepared.thinking.count(sequence.reply),
-            canvas_tokens=(stats.canvases + sequence.retries) * sequence.canvas_length,
+            canvas_tokens=(stats.canvases + sequence.drawn_again) * sequence.canvas_length,
             steps=self._steps(),
             convergence=() if self.is_causal else tuple(stats.convergence),
             retries=sequence.retries,
@@ -191,4 +243,5 @@ class Row(AnyRow):
             allocated=lease.allocated if lease else False,
             accepted_prediction=accepted,
             rejected_prediction=rejected,
+            constraint=None if stats.constraint is None else replace(stats.constraint),
         )

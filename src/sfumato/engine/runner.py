@@ -14,6 +14,7 @@ import torch
 from torch import Tensor
 
 from sfumato.diffusion.canvas import Draft
+from sfumato.diffusion.causal import next_scores
 from sfumato.diffusion.causal_step import draw_next
 from sfumato.diffusion.step import Denoiser
 from sfumato.diffusion.step.cuda_graphs import graph_backend
@@ -41,6 +42,7 @@ class Segment:
 
 Encoded = tuple[Segment, Exception | None]
 Denoised = tuple[Row, Draft | Exception]
+Written = tuple[Row, Tensor]  # the scores float32 [vocabulary] of its next token
 
 
 @dataclass(frozen=True)
@@ -51,8 +53,11 @@ class StepResults:
     encode_s: float
     denoised: list[Denoised]
     began: float  # when the denoising began, by the clock
+    written: list[Written]
+    write_s: float
     drawn: list[Denoised]  # of causal rows
     draw_began: float  # when these were begun to be drawn
+    draw_s: float
     read: list[ReadResult]
     read_s: float
     filled: list[FillResult]
@@ -76,9 +81,9 @@ class Runner:
         self._fill_turns = FillTurns(network, self._free)
 
     def run(self, plan: Plan, is_wanted: Callable[[AnyRow], bool]) -> StepResults:
-        """Encodes the plan's pieces, then denoises, or draws tokens for, those of its rows that did
-        not fail meanwhile and are still wanted, and reads questions. Where steps are late, the
-        drafts of canvases are those of the step before."""
+        """Encodes the plan's pieces, then denoises, scores the next tokens of, or draws tokens for,
+        those of its rows that did not fail meanwhile and are still wanted, and reads questions.
+        Where steps are late, the drafts of canvases are those of the step before."""
         began = self._clock()
         commits = [] if self._late is None else self._late.commits(plan.encode)
         apart = {commit.row for commit in commits}
@@ -91,6 +96,9 @@ class Runner:
         else:
             committed, denoised, began_step = self._launch(self._late, rows, commits)
             encoded += committed
+        write = self._clock()
+        writers = [row for row in plan.write if row not in failed | apart and is_wanted(row)]
+        written = self._write(writers, encoded)
         draw = self._clock()
         drawn = self.draw([row for row in plan.draw if row not in failed and is_wanted(row)])
         read = self._clock()
@@ -99,9 +107,40 @@ class Runner:
         fill = self._clock()
         fillers = [row for row in plan.fill if row not in failed and is_wanted(row)]
         filled = self._fill_turns.run(fillers)
-        read_s, fill_s = fill - read, self._clock() - fill
-        replies = denoised, began_step, drawn, draw
-        return StepResults(encoded, denoise - began, *replies, results, read_s, filled, fill_s)
+        return StepResults(
+            encoded,
+            denoise - began,
+            denoised,
+            began_step,
+            written,
+            draw - write,
+            drawn,
+            draw,
+            read - draw,
+            results,
+            fill - read,
+            filled,
+            self._clock() - fill,
+        )
+
+    def _write(self, rows: Sequence[Row], encoded: list[Encoded]) -> list[Written]:
+        """Encodes the last token of each row, and returns the scores of what follows. What fails is
+        an encoding that has failed."""
+        written: list[Written] = []
+        for row in rows:
+            segment = Segment(row, row.prefix[_slot(row).length :].tolist())
+            try:
+                ids = torch.tensor(segment.ids)
+                scores = next_scores(self._network, _slot(row), ids).cpu()
+            except Exception as error:
+                if is_out_of_memory(error):
+                    self._free(error)
+                encoded.append((segment, error))
+                continue
+            _extend(segment)
+            encoded.append((segment, None))
+            written.append((row, scores))
+        return written
 
     @property
     def is_ahead(self) -> bool:

@@ -31,12 +31,13 @@ class Piece:
 
 @dataclass(frozen=True)
 class Plan:
-    """One step: the pieces are encoded, then the rows denoised in one batch, then tokens are drawn
-    in causal mode, then questions are read, and then the canvases of fills denoised in another
-    batch."""
+    """One step: the pieces are encoded, then the rows denoised in one batch; then rows write a
+    token each under a grammar, tokens are drawn in causal mode, questions are read, and the
+    canvases of fills denoised in another batch."""
 
     encode: tuple[Piece, ...]
     denoise: tuple[Row, ...]
+    write: tuple[Row, ...] = ()  # rows whose canvas is finished token by token
     draw: tuple[Row, ...] = ()  # causal rows, each of which gets a token
     read: tuple[DecisionRow, ...] = ()
     fill: tuple[FillRow, ...] = ()
@@ -113,14 +114,15 @@ class Scheduler:
         pieces = self._pieces()
         done = {piece.row for piece in pieces if piece.count == piece.row.pending}
         ready = [row for row in self.running if not row.pending or row in done]
-        writing = [row for row in ready if isinstance(row, Row) and row.prepared.writes]
-        denoise = tuple(row for row in writing if not row.is_causal)
-        draw = tuple(row for row in writing if row.is_causal)
+        replies = [row for row in ready if isinstance(row, Row) and row.prepared.writes]
+        draw = tuple(row for row in replies if row.is_causal)
+        write = tuple(row for row in replies if row.writing is not None)
+        denoise = tuple(row for row in replies if not row.is_causal and row.writing is None)
         read = tuple(row for row in ready if isinstance(row, DecisionRow))
         fill = tuple(row for row in ready if isinstance(row, FillRow))
         decisions = sum(isinstance(row, DecisionRow) for row in self.running)
         tokens = self._read_tokens(denoise)
-        return Plan(pieces, denoise, draw, read, fill, decisions, tokens)
+        return Plan(pieces, denoise, write, draw, read, fill, decisions, tokens)
 
     def _read_tokens(self, denoise: Sequence[Row]) -> int:
         """How many tokens all reads of a step have: as many as the canvases that are denoised in

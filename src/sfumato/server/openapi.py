@@ -60,7 +60,7 @@ def takes(
     if stream:
         answers[200] = {
             "description": "The reply, as one body or as a stream.",
-            "content": {stream: {"schema": {"type": "string"}}},
+            "content": {stream: {"schema": {}}},  # of events, whose data are objects
         }
     return {"openapi_extra": {"requestBody": body}, "responses": answers}
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
+
 from sfumato.text.template import ChatTemplate, TemplateError
 from sfumato.text.tokenizer import Tokenizer
 
@@ -9,12 +11,12 @@ _PLACEHOLDER = "\U000f0000"  # a private-use character: untouched by trimming
 
 
 def user_turn(
-    template: ChatTemplate, tokenizer: Tokenizer, empty_thought: str = ""
+    template: ChatTemplate, tokenizer: Tokenizer, thought: str = ""
 ) -> tuple[list[int], list[int]]:
     """The ids of a prompt up to a user's text, and from its end on to where the model's turn
     begins.
 
-    empty_thought: with markers, what the model's turn begins with when it does not think; it is
+    thought: with markers, what the model's turn begins with when it does not think; it is
     appended where the template knows thinking and does not write it itself.
 
     Raises TemplateError for a template that does not show a message exactly once.
@@ -27,8 +29,7 @@ def user_turn(
             f"{template.origin}: shows a user's message {text.count(_PLACEHOLDER)} times, so that "
             "no question can be put into it; get the template again"
         )
-    if _lacks(template, empty_thought, messages, tail):
-        tail += empty_thought
+    tail += _missing(template, messages, text, thought)
     first = [] if tokenizer.bos_id is None else [tokenizer.bos_id]
     head_ids, tail_ids = (
         [token for token in tokenizer.encode(part) if token != tokenizer.bos_id]
@@ -37,19 +38,15 @@ def user_turn(
     return [*first, *head_ids], tail_ids
 
 
-def empty_thought_ids(
-    template: ChatTemplate, tokenizer: Tokenizer, empty_thought: str
-) -> list[int]:
-    """The ids of `empty_thought` where the template knows thinking and does not write it itself;
-    else none."""
+def empty_thought_ids(template: ChatTemplate, tokenizer: Tokenizer, thought: str) -> list[int]:
+    """The ids of what has to follow a prompt for the model not to think: of `thought`, or none
+    where the template knows no thinking or writes it itself."""
     messages = [{"role": "user", "content": _PLACEHOLDER}]
-    lacks = _lacks(template, empty_thought, messages, template.render(messages))
-    return tokenizer.encode(empty_thought) if lacks else []
+    return tokenizer.encode(_missing(template, messages, template.render(messages), thought))
 
 
-def _lacks(
-    template: ChatTemplate, empty_thought: str, messages: list[dict[str, str]], text: str
-) -> bool:
-    """Whether a prompt of these messages, which ends as `text` does, lacks the empty thought."""
-    knows_thinking = template.render(messages, thinking=True) != template.render(messages)
-    return knows_thinking and not text.endswith(empty_thought)
+def _missing(
+    template: ChatTemplate, messages: Sequence[Mapping[str, str]], text: str, thought: str
+) -> str:
+    knows_thinking = template.render(messages, thinking=True) != text
+    return thought if knows_thinking and not text.endswith(thought) else ""

@@ -32,7 +32,7 @@ TOOLS: list[dict[str, Any]] = [
             "name": name,
             "description": "The weather.",
             "parameters": {"type": "object", "properties": {"city": {"type": "string"}}},
-            "strict": True,
+            "strict": False,
         },
     }
     for name in ("weather", "time")

@@ -52,12 +52,12 @@ GOOD: dict[str, list[Any]] = {
         None,
     ],
     "echo": [False, None],  # True goes with no max_steps: see test_echo.py
+    "response_format": [{"type": "text"}, {"type": "json_object"}, None],
 }
 """Values of honoured fields that are accepted."""
 NEUTRAL: dict[str, list[Any]] = {
     "frequency_penalty": [0, 0.0],
     "presence_penalty": [0],
-    "response_format": [{"type": "text"}],
     "modalities": [["text"]],
     "functions": [[]],
     "function_call": ["none", "auto"],
@@ -69,7 +69,6 @@ NEUTRAL: dict[str, list[Any]] = {
 ASKING: dict[str, Any] = {
     "frequency_penalty": 0.5,
     "presence_penalty": -1,
-    "response_format": {"type": "json_object"},
     "audio": {"voice": "alloy", "format": "wav"},
     "modalities": ["text", "audio"],
     "functions": [{"name": "f"}],

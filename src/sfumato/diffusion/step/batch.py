@@ -133,6 +133,16 @@ class StepBatch:
         values = to_device(values, self.record.device)
         self.record[:, : values.shape[1]].index_copy_(0, at, values)
 
+    def pin(self, rows: Sequence[int], pins: Sequence[Tensor]) -> None:
+        """Pins other positions of rows: int64 [length] of each, on the host, -1 where the token is
+        free. A position that is pinned no more keeps its token for the next step."""
+        short = [F.pad(each, (0, self.width - len(each)), value=0) for each in pins]
+        values = to_device(torch.stack(short), self.record.device)
+        at = self._index(rows)
+        tokens = torch.where(values >= 0, values, self.tokens.index_select(0, at))
+        self.pinned.index_copy_(0, at, values)
+        self.tokens.index_copy_(0, at, tokens)
+
     def note(self, canvases: Sequence[Canvas], slots: Sequence[Slot]) -> None:
         """Notes of each row which slot its canvas follows, and the canvas's length."""
         numbers = torch.tensor([[slot.index for slot in slots], [c.length for c in canvases]])

@@ -19,6 +19,7 @@ from sfumato.diffusion.canvas import Canvas
 from sfumato.diffusion.noise import noise
 from sfumato.diffusion.scoring import score_rows
 from sfumato.diffusion.step.layout import Layout, Part
+from sfumato.diffusion.step.masked import score_masked
 from sfumato.diffusion.step.packed import pack
 from sfumato.diffusion.step.seats import Seats, SeatsState
 from sfumato.diffusion.step.update import Update, apply_update, compute_update
@@ -94,6 +95,10 @@ def forward(
         hidden = hidden_states(network, layout.parts, attended)
     scored = hidden, canvases, draws.temperature, draws.uniforms, layout.scoring
     stats, extra = score_rows(network.head, *scored)
+    if any(canvas.guidance is not None for canvas in canvases):
+        spans = [span for part in layout.parts for span in part.spans]
+        inputs = hidden, canvases, spans, draws.temperature, draws.uniforms
+        extra = score_masked(network.head, *inputs, stats, extra)
     return ForwardResult(layout, canvases, draws, stats, extra, states)
 
 

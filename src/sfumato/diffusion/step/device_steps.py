@@ -95,6 +95,8 @@ class DeviceSteps:
         for canvas in canvases:
             if isinstance(canvas, Commit):
                 continue
+            if canvas.guidance is not None and canvas.guidance.mask is not None:
+                return "a grammar masks a position"
             if kind_of(canvas) != "plain":
                 return "a row changes its scores, keeps them, or names more tokens"
             rules = canvas.config.sampler, canvas.config.stopping

@@ -54,7 +54,17 @@ class Seats:
             seated += [staying.get(row) or coming[row] for row in rows]
         if coming:
             self._arrange(coming, count)
+        self._pin(seated)
         return seated
+
+    def _pin(self, seated: Sequence[Canvas]) -> None:
+        """Gives rows the pins that a constraint asks of the step to come."""
+        changed = [(row, canvas) for row, canvas in enumerate(seated) if canvas.has_new_pins]
+        if not changed:
+            return
+        self.batch.pin([row for row, _ in changed], [canvas.pinned for _, canvas in changed])
+        for _, canvas in changed:
+            canvas.has_new_pins = False
 
     def _arrange(self, coming: Mapping[int, Canvas], count: int) -> None:
         """Puts each canvas into its row, which is among the first `count`: at most one copy of all

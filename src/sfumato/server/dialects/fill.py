@@ -10,6 +10,7 @@ from sfumato.diffusion.constraints.filled import Alternative, FilledHole
 from sfumato.diffusion.constraints.hole import Hole, Part, check_parts
 from sfumato.engine import Finished, Request, Settled
 from sfumato.server.dialects.shared import openai_objects
+from sfumato.server.dialects.shared.grammars import grammar_of
 from sfumato.server.dialects.shared.openai_messages import conversation
 from sfumato.server.dialects.shared.sampling import request_fields, seeds_of
 from sfumato.server.http.dialect import Dialect, Frame, Renderer
@@ -38,6 +39,10 @@ def parse(service: Service, body: FillBody) -> list[Request]:
             raise bad_request(f"{name}: a fill has the length that its holes have", name)
     if body.messages is not None and body.prompt is not None:
         raise bad_request("messages, prompt: give at most one of them", "prompt")
+    if (grammar := grammar_of(body)) is not None:
+        raise bad_request(
+            f"{grammar.field}: does not go together with holes; give a hole choices", grammar.field
+        )
     parts = parts_of(body.parts)
     fields = request_fields(body, service.model, PATH)
     if body.messages is not None:

@@ -9,6 +9,7 @@ from typing import Any
 from sfumato.diffusion.constraints.hole import Hole
 from sfumato.engine import Request
 from sfumato.server.dialects.llama_cpp import LlamaRenderer
+from sfumato.server.dialects.shared.grammars import grammar_of
 from sfumato.server.dialects.shared.insertion import insertion
 from sfumato.server.dialects.shared.sampling import request_fields, seeds_of
 from sfumato.server.http.dialect import Dialect
@@ -37,6 +38,7 @@ def parse(service: Service, body: InfillBody) -> list[Request]:
         suffix = body.input_suffix
         fields |= insertion(service, body, suffix, body.n_predict, "input_suffix", PATH)
     else:  # nothing follows: the text goes on until it ends
+        fields["grammar"] = grammar_of(body)
         fields["max_tokens"] = service.limit(body.n_predict, len(ids), body.canvas_length)
     return [Request(ids=ids, **fields)]
 

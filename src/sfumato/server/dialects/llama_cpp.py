@@ -7,6 +7,7 @@ from typing import Any
 
 from sfumato.engine import Finished, Request, Settled
 from sfumato.server.dialects.shared import openai_objects
+from sfumato.server.dialects.shared.grammars import grammar_of
 from sfumato.server.dialects.shared.pieces import pieces
 from sfumato.server.dialects.shared.sampling import request_fields, seeds_of
 from sfumato.server.examples import warnings
@@ -30,6 +31,7 @@ def parse(service: Service, body: LlamaBody) -> list[Request]:
         ids=ids,
         max_tokens=service.limit(body.n_predict, len(ids), body.canvas_length),
         seed=seeds_of(seed, 1)[0],
+        grammar=grammar_of(body),
         **request_fields(body, service.model, PATH),
     )
     return [request]

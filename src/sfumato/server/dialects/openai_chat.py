@@ -10,9 +10,15 @@ from sfumato.api import Reply
 from sfumato.engine import Account, Finished, Request, Settled, new_id
 from sfumato.server.dialects.shared import openai_objects
 from sfumato.server.dialects.shared.given_canvas import canvas_fields, longest, names, reads
+from sfumato.server.dialects.shared.grammars import call_grammar, grammar_of
 from sfumato.server.dialects.shared.logprobs import Logged, TokenLog, log_of, logged
 from sfumato.server.dialects.shared.openai_messages import continuation, conversation
-from sfumato.server.dialects.shared.openai_tools import ignored_tools, tool_use, unknown_calls
+from sfumato.server.dialects.shared.openai_tools import (
+    ToolUse,
+    ignored_tools,
+    tool_use,
+    unknown_calls,
+)
 from sfumato.server.dialects.shared.pieces import pieces
 from sfumato.server.dialects.shared.prediction import prediction_of
 from sfumato.server.dialects.shared.sampling import check_size, request_fields, seeds_of
@@ -51,19 +57,9 @@ def parse(service: Service, body: ChatBody) -> list[Request]:
             "tool_choice: a given canvas cannot begin with a call; leave one of them out",
             "tool_choice",
         )
-    if (
-        body.parallel_tool_calls is False
-        and use.tools
-        and service.model.template.markers.call_close
-        and not (fields["canvas"] and fields["canvas"].read_only)
-    ):
-        # A call that is cut at its end is complete, and the only one.
-        fields["stop"] = [
-            *(fields["stop"] or ()),
-            Marker(service.model.template.markers.call_close),
-        ]
     if body.prediction is not None:
         fields["prediction"] = prediction_of(body.prediction)
+    fields |= _ends(body, use, service, fields)
     if continued is not None:  # the reply may be complete already
         fields["retry_empty"] = body.retry_empty is True
     one = Request(
@@ -84,6 +80,22 @@ def parse(service: Service, body: ChatBody) -> list[Request]:
         replace(one, id=new_id(), made=prompt, max_tokens=length, seed=seed)
         for seed in seeds_of(body.seed, count)
     ]
+
+
+def _ends(
+    body: ChatBody, use: ToolUse, service: Service, fields: Mapping[str, Any]
+) -> dict[str, Any]:
+    """The fields `grammar` and `stop` of a Request. Raises ApiError."""
+    close, is_single = service.model.template.markers.call_close, body.parallel_tool_calls is False
+    required = use.opening is not None
+    grammar = call_grammar(
+        use.tools, service.model, use.name, required, is_single, grammar_of(body)
+    )
+    stop, is_read = fields["stop"], fields["canvas"] and fields["canvas"].read_only
+    if is_single and use.tools and grammar is None and close and not is_read:
+        # A call that is cut at its end is complete, and the only one.
+        stop = [*(stop or ()), Marker(close)]
+    return {"grammar": grammar, "stop": stop}
 
 
 def limit_of(service: Service, body: ChatBody, prompt: int, request: Request) -> int:

@@ -10,6 +10,7 @@ from sfumato.engine import Account, Finished, PromptScoring, Request, Settled, n
 from sfumato.server.dialects.shared import openai_objects
 from sfumato.server.dialects.shared.echo import EchoLog, prompt_logprobs, prompt_text
 from sfumato.server.dialects.shared.given_canvas import canvas_fields, longest, names, reads
+from sfumato.server.dialects.shared.grammars import grammar_of
 from sfumato.server.dialects.shared.insertion import insertion
 from sfumato.server.dialects.shared.logprobs import Logged, TokenLog, legacy, log_of, logged
 from sfumato.server.dialects.shared.pieces import pieces
@@ -88,7 +89,14 @@ def _entries(request: Request) -> int:
 def _fields(service: Service, body: CompletionBody) -> dict[str, Any]:
     """What all requests of a body share. Raises ApiError."""
     fields = request_fields(body, service.model, PATH, alternatives=body.logprobs)
+    fields["grammar"] = grammar_of(body)
     if body.echo:
+        if fields["grammar"] is not None:
+            raise bad_request(
+                "echo: the reply is written in the mode causal, which holds no schema and no "
+                "grammar; leave one of them out",
+                "echo",
+            )
         if body.mode == "canvas":
             raise bad_request(
                 "echo: the reply is written in the mode causal; leave mode out", "mode"

@@ -16,6 +16,7 @@ from typing import Any, TypeVar, get_args
 from fastapi import Request
 from fastapi.concurrency import run_in_threadpool
 from pydantic import BaseModel, ValidationError
+from pydantic.fields import FieldInfo
 from pydantic_core import from_json
 
 from sfumato.server.http.admission import SMALL, Admission, Arrival, ThreadLimit, arriving
@@ -229,7 +230,7 @@ def _unknown(value: Mapping[str, Any], model: type[BaseModel], where: str = "") 
     """The names of fields that the model has not: before validation, which makes an error of
     each. Null always means that a field is not there."""
     for name, item in value.items():
-        if item is not None and name not in model.model_fields:
+        if item is not None and name not in _fields(model):
             yield f"{where}{name[:100]}"
     for name, part in _parts(model).items():
         if isinstance(inner := value.get(name), dict):
@@ -238,7 +239,7 @@ def _unknown(value: Mapping[str, Any], model: type[BaseModel], where: str = "") 
 
 def _known(value: Mapping[str, Any], model: type[BaseModel]) -> dict[str, Any]:
     """The fields that the model has."""
-    results = {name: item for name, item in value.items() if name in model.model_fields}
+    results = {name: item for name, item in value.items() if name in _fields(model)}
     for name, part in _parts(model).items():
         if isinstance(inner := results.get(name), dict):
             results[name] = _known(inner, part)
@@ -246,10 +247,16 @@ def _known(value: Mapping[str, Any], model: type[BaseModel]) -> dict[str, Any]:
 
 
 @lru_cache
+def _fields(model: type[BaseModel]) -> dict[str, FieldInfo]:
+    """The fields by the names that bodies have them under."""
+    return {field.alias or name: field for name, field in model.model_fields.items()}
+
+
+@lru_cache
 def _parts(model: type[BaseModel]) -> dict[str, type[BaseModel]]:
     """The fields that are models themselves, or null."""
     results = {}
-    for name, field in model.model_fields.items():
+    for name, field in _fields(model).items():
         for kind in (field.annotation, *get_args(field.annotation)):
             if isinstance(kind, type) and issubclass(kind, BaseModel):
                 results[name] = kind

@@ -14,12 +14,13 @@ from pydantic import AfterValidator, Field, WithJsonSchema
 from sfumato.options.limits import MOST_TOKENS
 from sfumato.server.schemas import json_schemas
 from sfumato.server.schemas.body import Body, Objects, Texts, at_most
+from sfumato.server.schemas.grammars import Grammars
 from sfumato.server.schemas.neutral import AtTheEnd, Ignored, Neutral
 from sfumato.server.schemas.settings import within
 from sfumato.server.schemas.vllm import NamedTokens, VllmXargs
 
 
-class Sampling(Neutral, Body):
+class Sampling(Neutral, Grammars, Body):
     """How a reply is sampled and sent; null means the checkpoint's default.
 
     The table of settings describes the fields. A description here is a note for HTTP alone.

@@ -32,8 +32,6 @@ class LlamaSampling(Sampling):
     repeat_penalty: Annotated[Any, Only(1, why="penalties are not supported")] = None
     repeat_last_n: Ignored = None
     mirostat: Annotated[Any, Only(0, why="is not supported")] = None
-    grammar: Annotated[Any, Only("", why="grammars are not supported")] = None
-    json_schema: Annotated[Any, Only({}, why="JSON schemas are not supported yet")] = None
     n_probs: Annotated[Any, Only(0, why="use /v1/completions with logprobs")] = None
     response_fields: _Paths | None = Field(
         None, description='Only these fields of the answer: "content", "timings/predicted_n".'

@@ -55,9 +55,6 @@ class ChatBody(Generation):
         None, description="none and minimal: no thinking; low, medium, high, xhigh, max: thinking."
     )
     chat_template_kwargs: TemplateKwargs | None = None
-    response_format: Annotated[
-        Any, Only({"type": "text"}, why="JSON output by schema is not supported yet; ask for text")
-    ] = None
     audio: Annotated[Any, Only(why="audio is not supported")] = None
     modalities: Annotated[Any, Only(["text"], why="only text is supported")] = None
     functions: Annotated[Any, NoFunctions] = None

@@ -78,6 +78,17 @@ RULES = (
         "A prediction goes with no thinking and with no canvas that the client gives.",
         r"prediction: (says nothing|causal)|canvas, prediction: |mode: a text with holes",
     ),
+    Rule(
+        "A body has one schema or grammar at most; it is one that can be compiled, in 262,144 "
+        "characters, of keywords that are supported, and with texts that the vocabulary writes.",
+        r"(response_format|structured_outputs|guided_|json_schema|grammar|tools)[\w.\[\]]*"
+        r"(, [\w.]+)*: ",
+    ),
+    Rule(
+        "stop, ignore_eos, the mode causal, a prediction, echo, a suffix, holes, a given canvas, "
+        "named tokens and a message to be continued do not go together with a schema or grammar.",
+        r"\w+: does not go together",
+    ),
     Rule("stream_options belongs to stream.", r"stream_options: only with stream"),
     Rule("top_logprobs belongs to logprobs.", r"top_logprobs: needs logprobs"),
     Rule("max_tokens and max_completion_tokens agree.", r"max_tokens, max_completion_tokens: "),

@@ -6,6 +6,7 @@ from typing import Any
 
 from sfumato.diffusion.constraints.hole import Hole
 from sfumato.engine import Request
+from sfumato.server.dialects.shared.grammars import grammar_of
 from sfumato.server.http.errors import bad_request, from_value_error
 from sfumato.server.schemas.generation import Sampling
 from sfumato.server.service import Service
@@ -25,6 +26,10 @@ def insertion(
                 f"{name}: text before a suffix ends where the suffix begins; leave the field out",
                 name,
             )
+    if grammar_of(body) is not None:
+        raise bad_request(
+            f"{field}: does not go together with a schema or grammar; leave one of them out", field
+        )
     request = Request(suffix, endpoint=endpoint)
     try:
         with service.engine.refusals(request):

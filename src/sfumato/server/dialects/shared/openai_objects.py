@@ -6,6 +6,7 @@ import json
 import secrets
 import time
 from collections.abc import Sequence
+from dataclasses import asdict
 from typing import Any
 
 from sfumato.api import Reply
@@ -110,6 +111,7 @@ def timings(account: Account) -> dict[str, Any]:
             "tokens_per_forward": _per(account.output_tokens, steps),
             "convergence": list(account.convergence),
             "retries": account.retries,
+            **_constraint(account),
             "seed": account.seed,
             "queue_ms": 1e3 * account.queue_s,
             "first_draft_ms": _ms(account.first_draft_s),
@@ -117,6 +119,11 @@ def timings(account: Account) -> dict[str, Any]:
             "total_ms": 1e3 * account.total_s,
         },
     }
+
+
+def _constraint(account: Account) -> dict[str, Any]:
+    """What a schema or grammar took, of a reply that had one."""
+    return {} if account.constraint is None else {"constraint": asdict(account.constraint)}
 
 
 def _per(over: float, under: float) -> float:

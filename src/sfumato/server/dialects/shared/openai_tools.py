@@ -21,6 +21,7 @@ class ToolUse:
 
     tools: list[dict[str, Any]] | None  # that the prompt describes
     opening: str | None = None  # what the reply has to begin with
+    name: str | None = None  # of the only tool that may be called
     banned: tuple[int, ...] = ()  # tokens that begin a call, where none may be made
 
 
@@ -46,7 +47,7 @@ def tool_use(
             raise bad_request(f"tool_choice: {name[:100]!r} is not among the tools", "tool_choice")
     if opener is None:
         raise bad_request(f"tool_choice: {NO_CALLS}", "tool_choice")
-    return ToolUse(tools, call_opening(model, name))
+    return ToolUse(tools, call_opening(model, name), name)
 
 
 def call_opening(model: ServedModel, name: str | None) -> str:

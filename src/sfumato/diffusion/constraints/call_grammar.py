@@ -1,0 +1,85 @@
+"""The grammar of a reply that calls tools, in the model's own syntax for calls.
+
+`call:NAME{key:<quote>text<quote>,n:3}` is no JSON: texts stand between special tokens and have no
+escapes, and names are bare.  Arguments of strict tools match their schemas; those of other tools
+are free.  A reply without calls is free too, or matches a schema.
+"""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass
+
+from sfumato.diffusion.constraints.call_schema import CallRules
+from sfumato.diffusion.constraints.grammar import (
+    Grammar,
+    check_alphabet,
+    compile_grammar,
+    compiled_grammar,
+)
+from sfumato.diffusion.constraints.grammar_source import LONGEST_SOURCE, GrammarSource
+from sfumato.diffusion.constraints.grammar_tokens import GrammarTokens, llguidance
+
+
+@dataclass(frozen=True)
+class CallTool:
+    """A tool that may be called."""
+
+    name: str
+    schema: str | None  # its parameters as a JSON schema, in JSON; None: they are free
+    field: str  # what messages call the schema
+
+
+@dataclass(frozen=True)
+class CallSource:
+    """Which calls a reply may have."""
+
+    tools: tuple[CallTool, ...]
+    opens: int  # the special tokens around a call, and around each text in it
+    closes: int
+    quote: int
+    required: bool = False  # the reply is calls and nothing else
+    single: bool = False  # one call at most
+    answer: GrammarSource | None = None  # a JSON schema of replies without calls; None: any text
+
+    def __post_init__(self) -> None:
+        if sum(len(tool.schema or "") for tool in self.tools) > LONGEST_SOURCE:
+            raise ValueError(
+                f"tools: the schemas of strict tools have more than {LONGEST_SOURCE:,} characters; "
+                "make them smaller"
+            )
+
+    def lark(self) -> str:
+        """The grammar. Raises ValueError, naming the field, for a schema that is not supported."""
+        rules = CallRules(self.quote)
+        calls = [self._call(tool, rules) for tool in self.tools]
+        many = "call" if self.single else "call+"
+        if self.answer is not None:
+            start = f"start: {many} | %json {self.answer.inline()}"
+        else:
+            start = f"start: {many}" if self.required else f"start: TEXT? ({many})?"
+        lines = [
+            start,
+            f"call: <[{self.opens}]> ({' | '.join(calls)}) <[{self.closes}]>",
+            f"loose: (TEXT | <[{self.quote}]>)*",
+            "TEXT: /(?s:.+)/",
+            *rules.lines(),
+        ]
+        return "\n".join(lines)
+
+    def _call(self, tool: CallTool, rules: CallRules) -> str:
+        begin = json.dumps(f"call:{tool.name}")
+        if tool.schema is None:
+            return f'{begin} "{{" loose'
+        return f"{begin} {rules.arguments(json.loads(tool.schema), tool.field)}"
+
+
+def compile_calls(source: CallSource, tokens: GrammarTokens) -> Grammar:
+    """Raises ValueError, naming the field of a tool's schema where it is at fault."""
+    if source.answer is not None:  # first, so that an error of it names its field
+        compile_grammar(source.answer, tokens)
+    for tool in source.tools:
+        if tool.schema is not None:
+            check_alphabet(GrammarSource("schema", tool.schema, tool.field), tokens)
+    compiled = llguidance().LLMatcher.grammar_from_lark(source.lark())
+    return compiled_grammar(compiled, "tools", tokens)

@@ -1,0 +1,273 @@
+"""JSON schemas as rules of a Lark grammar for the arguments of calls.
+
+Of the keywords those are read that strict tools may have; any other is an error that names it.
+Names of properties come in the schema's order, as in llguidance's grammars of JSON.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
+
+from sfumato.diffusion.constraints.grammar_tokens import llguidance
+
+_BARE = re.compile(r"[A-Za-z_][A-Za-z0-9_.-]*")
+_NOTES = {"title", "description", "default", "examples", "$schema", "$id", "$comment", "$defs"}
+_NOTES |= {"definitions", "deprecated", "readOnly", "writeOnly"}
+_OF_TYPE = {
+    "object": {"properties", "required", "additionalProperties"},
+    "array": {"items", "minItems", "maxItems"},
+    "string": {"minLength", "maxLength", "pattern", "format"},
+    "number": {"minimum", "maximum", "exclusiveMinimum", "exclusiveMaximum", "multipleOf"},
+    "boolean": set(),
+    "null": set(),
+}
+_OF_TYPE["integer"] = _OF_TYPE["number"]
+_MOST_RULES = 20_000
+
+
+class CallRules:
+    """Collects the rules of some schemas. Each method returns what refers to a rule or a text."""
+
+    def __init__(self, quote: int) -> None:
+        """quote: the token around texts."""
+        self._quote = f"<[{quote}]>"
+        self._rules: dict[str, str] = {}
+        self._known: dict[tuple[int, str], str] = {}  # by root schema and reference
+        self._roots: list[Any] = []  # kept, so that their ids stay their own
+
+    def lines(self) -> Iterator[str]:
+        """All rules."""
+        return (f"{name}: {body}" for name, body in self._rules.items())
+
+    def arguments(self, schema: Any, field: str) -> str:
+        """The arguments of a call, an object. Raises ValueError, naming the field."""
+        if not isinstance(schema, dict):
+            raise ValueError(f"{field}: must be a JSON schema, an object")
+        self._roots.append(schema)
+        root = {"type": "object", **schema}
+        return _Schema(self, schema, field).rule(root, field)
+
+    def add(self, body: str) -> str:
+        """A rule of that body."""
+        if len(self._rules) >= _MOST_RULES:
+            raise ValueError("tools: the schemas of strict tools are too large; make them smaller")
+        name = f"r{len(self._rules)}"
+        self._rules[name] = body
+        return name
+
+    def reserve(self, root: Any, reference: str) -> tuple[str, bool]:
+        """The rule of a reference, and whether it is new: then `fill` gives it its body."""
+        key = id(root), reference
+        is_new = key not in self._known
+        if is_new:
+            self._known[key] = self.add("")
+        return self._known[key], is_new
+
+    def fill(self, name: str, body: str) -> None:
+        self._rules[name] = body
+
+    def text(self, inner: str) -> str:
+        """A text whose inside matches `inner`."""
+        return f"{self._quote} {inner} {self._quote}" if inner else f"{self._quote} {self._quote}"
+
+    def literal(self, value: Any) -> str:
+        """A JSON value as calls write it."""
+        if isinstance(value, str):
+            return self.text(_quoted(value) if value else "")
+        if isinstance(value, list):
+            return _listed("[", [self.literal(each) for each in value], "]")
+        if isinstance(value, dict):
+            members = (f'{self.key(key)} ":" {self.literal(each)}' for key, each in value.items())
+            return _listed("{", members, "}")
+        return _quoted(json.dumps(value))
+
+    def key(self, name: str) -> str:
+        return _quoted(name) if _BARE.fullmatch(name) else self.text(_quoted(name))
+
+
+class _Schema:
+    """The rules of one schema with its references."""
+
+    def __init__(self, rules: CallRules, root: Any, field: str) -> None:
+        self._rules, self._root, self._field = rules, root, field
+
+    def rule(self, schema: Any, where: str) -> str:
+        """A rule for the values of a schema."""
+        if schema is True or schema == {}:
+            return self._any()
+        if not isinstance(schema, dict):
+            raise ValueError(f"{where}: {json.dumps(schema)[:80]} is no schema that has values")
+        if "$ref" in schema:
+            return self._reference(schema["$ref"], where)
+        for name in ("anyOf", "oneOf"):
+            if name in schema:
+                self._check(schema, {name}, where)
+                return self._alternatives(schema[name], f"{where}.{name}")
+        if "const" in schema or "enum" in schema:
+            values = [schema["const"]] if "const" in schema else schema["enum"]
+            self._check(schema, {"const", "enum", "type"}, where)
+            if not isinstance(values, list) or not values:
+                raise ValueError(f"{where}.enum: must be a list of values")
+            return self._rules.add(" | ".join(map(self._rules.literal, values)))
+        if "allOf" in schema and isinstance(schema["allOf"], list) and len(schema["allOf"]) == 1:
+            self._check(schema, {"allOf"}, where)
+            return self.rule(schema["allOf"][0], f"{where}.allOf[0]")
+        kinds = schema.get("type", [kind for kind in _OF_TYPE if _OF_TYPE[kind] & schema.keys()])
+        kinds = [kinds] if isinstance(kinds, str) else kinds
+        if not kinds:
+            self._check(schema, set(), where)
+            return self._any()
+        if not isinstance(kinds, list) or not all(kind in _OF_TYPE for kind in map(str, kinds)):
+            raise ValueError(f"{where}.type: {json.dumps(kinds)[:80]} is no type")
+        self._check(schema, {"type"}.union(*(_OF_TYPE[kind] for kind in kinds)), where)
+        return self._rules.add(" | ".join(self._typed(kind, schema, where) for kind in kinds))
+
+    def _check(self, schema: Mapping[str, Any], known: set[str], where: str) -> None:
+        unknown = schema.keys() - known - _NOTES
+        if unknown:
+            raise ValueError(
+                f"{where}: {', '.join(sorted(unknown))} is not supported in strict tools; leave it "
+                "out, or set strict to false"
+            )
+
+    def _alternatives(self, schemas: Any, where: str) -> str:
+        if not isinstance(schemas, list) or not schemas:
+            raise ValueError(f"{where}: must be a list of schemas")
+        rules = [self.rule(schema, f"{where}[{i}]") for i, schema in enumerate(schemas)]
+        return self._rules.add(" | ".join(rules))
+
+    def _reference(self, reference: Any, where: str) -> str:
+        parts = reference.split("/") if isinstance(reference, str) else [""]
+        target = self._root
+        try:
+            if parts[0] != "#":
+                raise KeyError(reference)
+            for part in parts[1:]:
+                part = part.replace("~1", "/").replace("~0", "~")
+                target = target[int(part)] if isinstance(target, list) else target[part]
+        except (KeyError, IndexError, ValueError, TypeError):
+            raise ValueError(
+                f"{where}: $ref {json.dumps(reference)[:80]} is not in the schema"
+            ) from None
+        name, is_new = self._rules.reserve(self._root, reference)
+        if is_new:
+            self._rules.fill(name, self.rule(target, where))
+        return name
+
+    def _typed(self, kind: str, schema: Mapping[str, Any], where: str) -> str:
+        if kind == "object":
+            return self._object(schema, where)
+        if kind == "array":
+            return self._array(schema, where)
+        if kind == "string":
+            return self._string(schema, where)
+        own = {key: schema[key] for key in _OF_TYPE[kind] if key in schema}
+        return self._json({"type": kind, **own})
+
+    def _json(self, schema: Mapping[str, Any]) -> str:
+        """A value that calls write as JSON does."""
+        return self._rules.add(f"%json {json.dumps(schema)}")
+
+    def _string(self, schema: Mapping[str, Any], where: str) -> str:
+        low, high = _bounds(schema, "minLength", "maxLength", where)
+        if "format" in schema:  # as a JSON text, which calls may have too
+            known = {
+                key: schema[key]
+                for key in ("format", "minLength", "maxLength", "pattern")
+                if key in schema
+            }
+            return self._json({"type": "string", **known})
+        if "pattern" in schema:
+            if low or high is not None or not isinstance(schema["pattern"], str):
+                raise ValueError(f"{where}.pattern: goes with no lengths, and must be a text")
+            pattern = schema["pattern"]
+            begin = "" if pattern.startswith("^") else "(?s:.*)"
+            end = "" if pattern.endswith("$") and not pattern.endswith("\\$") else "(?s:.*)"
+            inner = pattern.removeprefix("^")
+            inner = inner.removesuffix("$") if not end else inner
+            return self._rules.text(_regex(f"{begin}(?:{inner}){end}"))
+        if high == 0:
+            return self._rules.text("")
+        some = self._rules.text(_regex(f"(?s:.{{{max(1, low)},{'' if high is None else high}}})"))
+        return some if low else f"{some} | {self._rules.text('')}"
+
+    def _array(self, schema: Mapping[str, Any], where: str) -> str:
+        low, high = _bounds(schema, "minItems", "maxItems", where)
+        if high == 0:
+            return '"[" "]"'
+        item = self.rule(schema.get("items", True), f"{where}.items")
+        more = "*" if high is None and low <= 1 else f"{{{max(0, low - 1)},{_last(high)}}}"
+        some = f'"[" {item} ("," {item}){more} "]"'
+        return some if low else f'"[" "]" | {some}'
+
+    def _object(self, schema: Mapping[str, Any], where: str) -> str:
+        properties, required = schema.get("properties", {}), schema.get("required", [])
+        if not isinstance(properties, dict) or not isinstance(required, list):
+            raise ValueError(f"{where}: properties must be an object, and required a list")
+        if missing := [name for name in required if name not in properties]:
+            raise ValueError(f"{where}.required: {missing[0]!r} is not among the properties")
+        others = schema.get("additionalProperties", False)
+        if not properties and others is not False:
+            value = self.rule(others, f"{where}.additionalProperties")
+            member = f'/{_BARE.pattern}/ ":" {value}'
+            return f'"{{" ({member} ("," {member})*)? "}}"'
+        members = [
+            (
+                f'{self._rules.key(name)} ":" {self.rule(each, f"{where}.{name}")}',
+                name in required,
+            )
+            for name, each in properties.items()
+        ]
+        return f'"{{" {self._members(members)} "}}"'
+
+    def _members(self, members: Sequence[tuple[str, bool]]) -> str:
+        """Members in order, those that are not required at will."""
+        first = later = '""'  # what may follow where no member, or some, came before
+        for member, required in reversed(members):
+            first_body, later_body = f"{member} {later}", f'"," {member} {later}'
+            if not required:
+                first_body, later_body = f"{first_body} | {first}", f"{later_body} | {later}"
+            first, later = self._rules.add(first_body), self._rules.add(later_body)
+        return first
+
+    def _any(self) -> str:
+        name, is_new = self._rules.reserve(None, "any")
+        if is_new:
+            some = self._rules.text("TEXT?")
+            plain = self._json({"type": ["number", "boolean", "null"]})
+            member = f'/{_BARE.pattern}/ ":" {name}'
+            items = f'"[" ({name} ("," {name})*)? "]"'
+            members = f'"{{" ({member} ("," {member})*)? "}}"'
+            self._rules.fill(name, f"{some} | {plain} | {items} | {members}")
+        return name
+
+
+def _bounds(schema: Mapping[str, Any], low: str, high: str, where: str) -> tuple[int, int | None]:
+    least, most = schema.get(low, 0), schema.get(high)
+    for name, value in ((low, least), (high, 0 if most is None else most)):
+        if not isinstance(value, int) or isinstance(value, bool) or not 0 <= value <= 10**6:
+            raise ValueError(f"{where}.{name}: must be a whole number from 0 to 1,000,000")
+    if most is not None and least > most:
+        raise ValueError(f"{where}: {low} is larger than {high}, so that nothing matches")
+    return least, most
+
+
+def _last(high: int | None) -> str:
+    return "" if high is None else str(high - 1)
+
+
+def _quoted(text: str) -> str:
+    return json.dumps(text, ensure_ascii=False)
+
+
+def _regex(pattern: str) -> str:
+    """A regular expression as Lark has it, with JSON schema's classes."""
+    return f"/{llguidance().regex_to_lark(pattern, 'dw')}/"
+
+
+def _listed(begin: str, parts: Any, end: str) -> str:
+    inside = ' "," '.join(parts)
+    return f'"{begin}" {inside} "{end}"' if inside else f'"{begin}" "{end}"'

@@ -1,0 +1,160 @@
+"""A compiled grammar, and its state along the tokens of one reply.
+
+llguidance reads bytes, whatever tokens they come in.  Errors of a grammar are ValueErrors whose
+message begins with the field that it came in.
+"""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from sfumato.diffusion.constraints.grammar_source import GrammarSource
+from sfumato.diffusion.constraints.grammar_tokens import GrammarTokens, llguidance
+
+_LIMITS = {
+    "initial_lexer_fuel": 1_000_000,
+    "step_lexer_fuel": 200_000,
+    "step_max_items": 50_000,
+    "max_lexer_states": 50_000,
+    "max_grammar_size": 500_000,
+    "verbose_errors": False,
+}
+"""What one grammar may take: some tenths of a second, and some tens of megabytes."""
+_LONGEST_MESSAGE = 300
+_UNSUPPORTED = re.compile(r"Unimplemented keys: \[(.*)\]")
+
+
+@dataclass(frozen=True, eq=False)
+class Grammar:
+    """A grammar over a vocabulary; any thread may share it."""
+
+    tokens: GrammarTokens
+    field: str
+    _matcher: Any  # at its beginning; only ever copied
+
+    def begin(self) -> GrammarState:
+        """The state before the first token."""
+        return GrammarState(self, self._matcher.deep_copy())
+
+
+def compile_grammar(source: GrammarSource, tokens: GrammarTokens) -> Grammar:
+    """Raises ValueError, naming the source's field, for what is no grammar, for what llguidance
+    does not support or finds too large, and for texts that the vocabulary cannot write."""
+    check_alphabet(source, tokens)
+    try:
+        compiled = source.compiled()
+    except ValueError as error:
+        if str(error).startswith(f"{source.field}: "):
+            raise
+        raise ValueError(_message(source.field, str(error))) from None
+    return compiled_grammar(compiled, source.field, tokens)
+
+
+def compiled_grammar(compiled: str, field: str, tokens: GrammarTokens) -> Grammar:
+    """Of a grammar as llguidance takes it. Raises ValueError."""
+    library = llguidance()
+    limits = library.LLParserLimits(**_LIMITS)
+    matcher = library.LLMatcher(tokens.tokenizer, compiled, log_level=0, limits=limits)
+    if matcher.is_error():
+        raise ValueError(_message(field, matcher.get_error()))
+    grammar = Grammar(tokens, field, matcher)
+    if grammar.begin().dead():
+        raise ValueError(f"{field}: no text of this model's vocabulary matches it")
+    return grammar
+
+
+def check_alphabet(source: GrammarSource, tokens: GrammarTokens) -> None:
+    """Raises ValueError for a literal with characters that no token writes."""
+    alphabet = tokens.alphabet
+    if alphabet is None:
+        return
+    for literal in source.literals():
+        if lacking := set(literal) - alphabet:
+            raise ValueError(
+                f"{source.field}: {literal[:80]!r} cannot be written with this model's "
+                f"vocabulary, which lacks {min(lacking)!r}"
+            )
+
+
+class GrammarState:
+    """How far a grammar has come: of one reply, in one thread."""
+
+    def __init__(self, grammar: Grammar, matcher: Any) -> None:
+        self.grammar, self._matcher = grammar, matcher
+        self._vocab_size = len(grammar.tokens.tokens)
+
+    def copy(self) -> GrammarState:
+        """An independent state; costs microseconds."""
+        return GrammarState(self.grammar, self._matcher.deep_copy())
+
+    def valid(self, ids: list[int]) -> int:
+        """How many of the ids, no end token among them, may follow one after another."""
+        beyond = (n for n, token in enumerate(ids) if token >= self._vocab_size)
+        count: int = self._matcher.validate_tokens(ids[: next(beyond, len(ids))])
+        self._check()
+        return count
+
+    def take(self, ids: list[int]) -> None:
+        """Moves on by ids that are valid."""
+        if ids and not self._matcher.consume_tokens(ids):
+            self._check()
+            raise AssertionError("only valid ids are taken")
+
+    @property
+    def accepts(self) -> bool:
+        """Whether the reply may end here."""
+        return bool(self._matcher.is_accepting())
+
+    @property
+    def is_complete(self) -> bool:
+        """Whether the reply may end here, and nothing may follow."""
+        return self.accepts and bool(self._matcher.is_stopped())
+
+    def forced(self) -> list[int]:
+        """The tokens that must follow, as the tokenizer writes them; end tokens are not among
+        them."""
+        if self._matcher.is_stopped():
+            return []
+        ids: list[int] = self._matcher.compute_ff_tokens()
+        self._check()
+        ends = self.grammar.tokens.end_ids
+        return ids[: next((n for n, token in enumerate(ids) if token in ends), len(ids))]
+
+    def mask(self) -> Tensor:
+        """bool [tokens of the vocabulary]: which may follow. End tokens are among them only where
+        the grammar accepts: at a dead end llguidance leaves these alone."""
+        packed = torch.frombuffer(bytearray(self.bits()), dtype=torch.uint8)
+        shifts = torch.arange(8, dtype=torch.uint8)
+        allowed = (packed[:, None] >> shifts & 1).flatten()[: self._vocab_size].bool()
+        allowed[list(self.grammar.tokens.end_ids)] = self.accepts
+        return allowed
+
+    def bits(self) -> bytes:
+        """The same, a bit for each token, the lowest of a byte first; but end tokens are among them
+        at a dead end too."""
+        packed: bytes = self._matcher.compute_bitmask()
+        self._check()
+        return packed
+
+    def dead(self) -> bool:
+        """Whether no token may follow."""
+        return not bool(self.mask().any())
+
+    def _check(self) -> None:
+        if self._matcher.is_error():
+            raise ValueError(_message(self.grammar.field, self._matcher.get_error()))
+
+
+def _message(field: str, why: str) -> str:
+    """A message of llguidance as one of ours, in one line and without the parser's state."""
+    unsupported = _UNSUPPORTED.search(why)
+    if unsupported is not None:
+        return f"{field}: {unsupported[1]} is not supported; leave it out"
+    lines = [line.strip() for line in why.split("<state>")[0].splitlines() if line.strip()]
+    text = "; ".join(lines)[:_LONGEST_MESSAGE] or "cannot be followed any further"
+    return f"{field}: {text[0].lower()}{text[1:]}"

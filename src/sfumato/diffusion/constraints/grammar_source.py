@@ -1,0 +1,168 @@
+"""What a caller asks a reply to match, and the grammar that llguidance makes of it.
+
+A source is checked here as far as that needs no vocabulary: its size, and what would reach behind
+the text (terminals that name tokens).  Raises ValueError whose message begins with the field's
+name.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Literal
+
+from sfumato.diffusion.constraints.grammar_tokens import llguidance
+from sfumato.weights.errors import quoted
+
+Kind = Literal["schema", "regex", "choice", "grammar"]
+
+LONGEST_SOURCE = 2**18
+"""Characters of a source: a schema of that length compiles in half a second."""
+MOST_CHOICES = 4096
+MOST_INDENT = 20
+"""Characters of white space before a line of a JSON text; within a line there are at most two."""
+
+_SPACE = rf"[\x20\x09]{{1,2}}|\r?\n[\x20\x09]{{0,{MOST_INDENT}}}"
+_JSON_OPTIONS = {"whitespace_pattern": _SPACE}
+# Texts and regular expressions of Lark and GBNF, in which a < has no meaning.
+_QUOTED = re.compile(r'"(?:[^"\\\n]|\\.)*"|/(?:[^/\\\n]|\\.)+/|//[^\n]*|\#[^\n]*')
+_CLASS = re.compile(r"\[(?:[^\]\\\n]|\\.)*\]")  # of GBNF; Lark's stand in regular expressions
+_TOKEN = re.compile(r"<[^\s<>]{0,80}>?")
+_LARK = re.compile(r"(?m)^\s*(?:%llguidance\b|start\s*:)")
+
+
+@dataclass(frozen=True)
+class GrammarSource:
+    """What a reply has to match."""
+
+    kind: Kind
+    text: str  # a JSON schema, a regular expression, a JSON list of texts, or GBNF or Lark
+    field: str = "schema"  # what messages call it
+
+    def __post_init__(self) -> None:
+        if len(self.text) > LONGEST_SOURCE:
+            raise ValueError(
+                f"{self.field}: has {len(self.text):,} characters, and at most "
+                f"{LONGEST_SOURCE:,} are read; make it smaller"
+            )
+
+    def compiled(self) -> str:
+        """The grammar as llguidance takes it, unchecked. Raises ValueError."""
+        matcher = llguidance().LLMatcher
+        if self.kind == "schema":
+            grammar: str = matcher.grammar_from_json_schema(self.text, overrides=_JSON_OPTIONS)
+        elif self.kind == "regex":
+            grammar = matcher.grammar_from_regex(_without_anchors(self.text))
+        elif self.kind == "choice":
+            choices = (json.dumps(text, ensure_ascii=False) for text in json.loads(self.text))
+            grammar = matcher.grammar_from_lark("start: " + " | ".join(choices))
+        else:
+            grammar = matcher.grammar_from_lark(self._lark())
+        return grammar
+
+    def inline(self) -> str:
+        """A schema with its options, to stand in a Lark grammar."""
+        schema = json.loads(self.text)
+        return json.dumps(schema | {"x-guidance": _JSON_OPTIONS}, ensure_ascii=False)
+
+    def literals(self) -> Iterator[str]:
+        """Texts that a reply has to hold as they are, or one of which it has to be."""
+        if self.kind == "schema":
+            yield from _schema_literals(json.loads(self.text))
+        elif self.kind == "choice":
+            yield from json.loads(self.text)
+        elif self.kind == "grammar":
+            for match in _QUOTED.finditer(self.text):
+                if match[0][0] == '"':
+                    yield match[0][1:-1]
+
+    def _lark(self) -> str:
+        is_lark = _LARK.search(self.text) is not None
+        bare = _QUOTED.sub(" ", self.text)
+        named = _TOKEN.search(bare if is_lark else _CLASS.sub(" ", bare))
+        if named is not None:
+            raise ValueError(
+                f"{self.field}: {quoted(named[0])} stands for a token, and a grammar is of text "
+                "alone; write the text in quotes"
+            )
+        if is_lark:
+            return self.text
+        from llguidance.gbnf_to_lark import gbnf_to_lark
+
+        try:
+            lark: str = gbnf_to_lark(self.text)
+        except Exception as error:  # bare Exceptions, and IndexErrors at the end of a text
+            why = str(error) or "it ends too early"
+            raise ValueError(f"{self.field}: is neither GBNF nor Lark: {why}") from None
+        return lark
+
+
+def schema_source(schema: Mapping[str, Any] | bool, field: str = "schema") -> GrammarSource:
+    """Of a JSON schema as plain data. Raises ValueError."""
+    if not isinstance(schema, Mapping | bool):
+        raise ValueError(f"{field}: must be a JSON schema, an object, got {quoted(schema)}")
+    if schema is False:
+        raise ValueError(f"{field}: false matches nothing")
+    try:
+        text = json.dumps({} if schema is True else schema, ensure_ascii=False, allow_nan=False)
+    except (TypeError, ValueError, RecursionError) as error:
+        raise ValueError(f"{field}: is no JSON ({error})") from None
+    return GrammarSource("schema", text, field)
+
+
+def schema_of_type(schema: Any) -> Any:
+    """The JSON schema of a pydantic model; anything else as it is."""
+    make = getattr(schema, "model_json_schema", None)
+    return make() if isinstance(schema, type) and callable(make) else schema
+
+
+def choice_source(choices: Sequence[str], field: str = "choice") -> GrammarSource:
+    """Of texts of which the reply is to be one. Raises ValueError."""
+    if not 0 < len(choices) <= MOST_CHOICES or not all(
+        isinstance(text, str) and text for text in choices
+    ):
+        raise ValueError(f"{field}: must be 1 to {MOST_CHOICES} texts that are not empty")
+    return GrammarSource("choice", json.dumps(list(choices), ensure_ascii=False), field)
+
+
+def _without_anchors(pattern: str) -> str:
+    """The pattern without ^ at its beginning and $ at its end: it is matched as a whole anyway."""
+    if any(char in pattern for char in "|") and pattern[:1] == "^":
+        return pattern  # ^a|b$ anchors one side of each alternative
+    pattern = pattern.removeprefix("^")
+    escapes = len(pattern[:-1]) - len(pattern[:-1].rstrip("\\"))
+    return pattern[:-1] if pattern.endswith("$") and escapes % 2 == 0 else pattern
+
+
+def _schema_literals(schema: Any) -> Iterator[str]:
+    """Names of properties, and texts of `enum` and `const`, in a JSON schema."""
+    pending = [schema]
+    while pending:
+        part = pending.pop()
+        if isinstance(part, list):
+            pending += part
+        elif isinstance(part, dict):
+            for key, value in part.items():
+                if key == "properties" and isinstance(value, dict):
+                    yield from value
+                    pending += value.values()
+                elif key in ("enum", "const"):
+                    yield from _texts(value)
+                elif isinstance(value, dict | list):
+                    pending.append(value)
+
+
+def _texts(value: Any) -> Iterator[str]:
+    """Every text in plain data, the keys of objects too."""
+    pending = [value]
+    while pending:
+        part = pending.pop()
+        if isinstance(part, str):
+            yield part
+        elif isinstance(part, dict):
+            yield from part
+            pending += part.values()
+        elif isinstance(part, list):
+            pending += part

@@ -1,0 +1,140 @@
+"""Calls in the model's own syntax under the schemas of strict tools."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import pytest
+from tests.diffusion.constraints.test_grammar import TOKENS, ids
+from tests.support.scripted_model import END, MARKERS, VOCABULARY, tokenizer
+
+from sfumato.diffusion.constraints.call_grammar import CallSource, CallTool, compile_calls
+from sfumato.diffusion.constraints.grammar_reply import Constraint, GrammarReply
+from sfumato.diffusion.constraints.grammar_source import GrammarSource
+from sfumato.diffusion.constraints.short_completion import ShortCompletion
+from sfumato.text.reply import parse_reply
+
+QUOTE = VOCABULARY[MARKERS.quote]
+CALL = VOCABULARY[MARKERS.call_open], VOCABULARY[MARKERS.call_close], QUOTE
+Q = MARKERS.quote
+NODE = {
+    "type": "object",
+    "properties": {"n": {"type": "integer"}, "next": {"anyOf": [{"$ref": "#"}, {"type": "null"}]}},
+    "required": ["n", "next"],
+}
+
+
+def source(*schemas: dict[str, Any] | None, **how: Any) -> CallSource:
+    tools = (
+        CallTool(f"f{i}", None if schema is None else json.dumps(schema), f"tools[{i}]")
+        for i, schema in enumerate(schemas)
+    )
+    return CallSource(tuple(tools), *CALL, **how)
+
+
+def reply(made: CallSource) -> GrammarReply:
+    return GrammarReply(Constraint(compile_calls(made, TOKENS), None, QUOTE))
+
+
+def call(arguments: str, name: str = "f0") -> str:
+    return f"<|tool_call>call:{name}{arguments}<tool_call|>"
+
+
+def ends(made: CallSource, text: str) -> bool:
+    return reply(made).read([*ids(text), END]).ended
+
+
+def properties(schema: Any) -> dict[str, Any]:
+    return {"type": "object", "properties": {"x": schema}, "required": ["x"]}
+
+
+@pytest.mark.parametrize(
+    ("schema", "good", "bad"),
+    [
+        ({"type": "string"}, (f"{Q}a, }}: \"b\"{Q}", f"{Q}{Q}"), ("a", '"a"')),
+        ({"type": "string", "maxLength": 2, "minLength": 1}, (f"{Q}ab{Q}",), (f"{Q}abc{Q}", Q + Q)),
+        ({"type": "string", "pattern": "^a+$"}, (f"{Q}aa{Q}",), (f"{Q}ab{Q}",)),
+        ({"type": "string", "pattern": "b"}, (f"{Q}abc{Q}",), (f"{Q}ac{Q}",)),
+        ({"type": "string", "format": "date"}, ('"2026-11-22"',), ('"22.11.2026"',)),
+        ({"type": "integer", "minimum": 3, "maximum": 12}, ("3", "12"), ("2", "13", "3.0")),
+        ({"type": ["number", "null"]}, ("-2.5e3", "null"), ("true",)),
+        ({"enum": ["a", 5, None, [1, "b"], {"k": True}]},
+         (f"{Q}a{Q}", "5", "null", f"[1,{Q}b{Q}]", "{k:true}"), (f"{Q}b{Q}", "6", "[1]")),
+        ({"const": "only"}, (f"{Q}only{Q}",), (f"{Q}on{Q}",)),
+        ({"type": "array", "items": {"type": "boolean"}, "minItems": 1, "maxItems": 2},
+         ("[true]", "[true,false]"), ("[]", "[true,true,true]")),
+        ({"type": "array", "items": {"const": 1}}, ("[]", "[1,1,1]"), ("[2]",)),
+        ({"type": "object", "additionalProperties": {"type": "integer"}},
+         ("{}", "{a:1,b:2}"), ("{a:x}",)),
+        ({}, ("1", f"[{Q}x{Q},{{a:null}}]"), ("x",)),
+        ({"anyOf": [{"type": "null"}, {"allOf": [{"const": 7}]}]}, ("null", "7"), ("8",)),
+    ],
+    ids=lambda value: str(value)[:40],
+)  # fmt: skip
+def test_values(schema: Any, good: tuple[str, ...], bad: tuple[str, ...]) -> None:
+    made = source(properties(schema))
+    for value in good:
+        assert ends(made, call(f"{{x:{value}}}")), value
+        parsed = parse_reply(tokenizer().pieces(ids(call(f"{{x:{value}}}"))), MARKERS)
+        assert len(parsed.tool_calls) == 1, "what is allowed can be read"
+    for value in bad:
+        assert not ends(made, call(f"{{x:{value}}}")), value
+
+
+def test_members_come_in_order_and_some_may_be_missing() -> None:
+    schema = {
+        "type": "object",
+        "properties": {"a": {"const": 1}, "b": {"const": 2}, "c d": {"const": 3}},
+        "required": ["b"],
+    }
+    made = source(schema)
+    for good in ("{b:2}", "{a:1,b:2}", f"{{b:2,{Q}c d{Q}:3}}", f"{{a:1,b:2,{Q}c d{Q}:3}}"):
+        assert ends(made, call(good)), good
+    for bad in ("{}", "{a:1}", "{b:2,a:1}", "{a:1,b:2,}", "{b:2,z:1}", "{,b:2}"):
+        assert not ends(made, call(bad)), bad
+
+
+def test_references_may_go_round() -> None:
+    made = source(NODE)
+    assert ends(made, call("{n:1,next:{n:2,next:null}}"))
+    assert not ends(made, call("{n:1,next:{n:2}}"))
+    state = reply(made)
+    state.take(ids("<|tool_call>call:f0{n:4"))
+    completion = ShortCompletion(Constraint(compile_calls(made, TOKENS), None, QUOTE)).find(
+        state, 20
+    )
+    assert completion is not None and state.read([*completion, END]).ended
+
+
+def test_text_and_several_calls() -> None:
+    made = source({}, None)
+    assert ends(made, "No call.") and ends(made, f"Well.{call('{}')}{call('{a:(7', 'f1')}")
+    assert not ends(made, call("{}", "f2")) and not ends(made, call("{a:1}"))
+    assert not ends(source({}, required=True), "No call.")
+    assert ends(source({}, required=True), call("{}") * 2)
+    assert not ends(source({}, required=True, single=True), call("{}") * 2)
+    answer = GrammarSource("schema", '{"type": "array", "uniqueItems": true}', "schema")
+    answered = source({}, answer=GrammarSource("schema", '{"enum": ["a"]}', "schema"))
+    assert ends(answered, '"a"') and ends(answered, call("{}")) and not ends(answered, "a")
+    with pytest.raises(ValueError, match=r"^schema: "):
+        compile_calls(source({}, answer=answer), TOKENS)
+
+
+@pytest.mark.parametrize(
+    ("schema", "message"),
+    [
+        (properties({"not": {}}), r"tools\[0\]\.x: not is not supported in strict tools"),
+        (properties({"type": "strin"}), r"tools\[0\]\.x\.type: .*strin.* is no type"),
+        (properties({"type": "string", "minLength": 3, "maxLength": 2}), r".*minLength is larger"),
+        (properties({"type": "array", "minItems": -1}), r".*minItems: must be a whole number"),
+        (properties({"$ref": "#/$defs/no"}), r".*\$ref .*no.* is not in the schema"),
+        (properties({"enum": []}), r".*enum: must be a list"),
+        (properties(False), r".*false is no schema that has values"),
+        ({"type": "object", "required": ["y"]}, r".*required: 'y' is not among the properties"),
+        ({"type": "object", "patternProperties": {}}, r".*patternProperties is not supported"),
+    ],
+)
+def test_what_is_refused_names_the_place(schema: Any, message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        compile_calls(source(schema), TOKENS)

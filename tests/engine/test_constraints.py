@@ -1,0 +1,108 @@
+"""Replies under a grammar in the engine: what the plain loop says, beside any rows."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+from tests.support.random_model import random_model
+from tests.support.recorded_graphs import RepeatedCalls
+from tests.support.scripted_engine import run
+from torch import Tensor
+
+from sfumato import Engine, EngineConfig, Model, Request
+from sfumato.diffusion import causal
+from sfumato.diffusion.constraints.grammar_source import schema_source
+from sfumato.engine import Draft, Finished, Settled
+
+SCHEMAS: tuple[dict[str, Any] | None, ...] = (
+    {"type": "object", "properties": {"a": {"type": "integer", "maximum": 99}}, "required": ["a"]},
+    None,
+    {"type": "array", "items": {"type": "boolean"}, "minItems": 12},
+    {"type": "string", "minLength": 20},
+    None,
+)
+
+
+@pytest.fixture(scope="module")
+def model() -> Model:
+    return random_model(canvas_length=16)
+
+
+def request_pair(number: int) -> tuple[dict[str, Any], Request]:
+    """What the plain loop is asked, and the same of the engine."""
+    schema = SCHEMAS[number % len(SCHEMAS)]
+    same = {"prompt": f"x{number}", "seed": number, "max_tokens": 40}
+    grammar = None if schema is None else schema_source(schema)
+    return same | {"schema": schema}, Request(**same, grammar=grammar, drafts=True)  # type: ignore[arg-type]
+
+
+def as_in_the_loop(model: Model, engine: Engine, count: int = len(SCHEMAS)) -> list[Finished]:
+    pairs = [request_pair(number) for number in range(count)]
+    handles = [engine.submit(request) for _, request in pairs]
+    run(engine)
+    ends = []
+    for handle, (alone, _) in zip(handles, pairs, strict=True):
+        events, expected = list(handle.events()), model.generate(**alone)
+        end = events[-1]
+        assert isinstance(end, Finished)
+        assert (end.reply.text, end.reply.stop_reason) == (expected.text, expected.stop_reason)
+        assert end.reply.token_ids == expected.token_ids
+        assert end.reply.stats.steps == expected.stats.steps
+        assert end.reply.stats.constraint == expected.stats.constraint
+        settled = [event for event in events if isinstance(event, Settled)]
+        assert [i for each in settled for i in each.token_ids] == expected.token_ids
+        assert sum(isinstance(event, Draft) for event in events) == sum(expected.stats.steps)
+        ends.append(end)
+    return ends
+
+
+def test_rows_of_all_kinds_say_what_the_loop_says(model: Model) -> None:
+    engine = Engine(model, EngineConfig(slots=3, context=256))
+    ends = as_in_the_loop(model, engine)
+    reports = [end.account.constraint for end in ends]
+    assert [report is None for report in reports] == [schema is None for schema in SCHEMAS]
+    assert sum(report.repairs for report in reports if report) > 0
+    assert sum(report.causal_tokens for report in reports if report) > 0
+    engine.close()
+
+
+def test_late_steps_wait_for_the_grammar_and_for_nothing_else(
+    model: Model, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("sfumato.engine.runner.graph_backend", lambda device: RepeatedCalls())
+    engine = Engine(model, EngineConfig(slots=3, context=256))
+    as_in_the_loop(model, engine, 3)
+    engine.close()
+
+
+def test_a_fault_in_writing_starts_over_and_ends_no_other_row(
+    model: Model, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Memory that runs out once; the text is the same."""
+    faults = iter([True, False, True])
+    original = causal.next_scores
+
+    def failing(network: Any, slot: Any, ids: Tensor) -> Tensor:
+        if next(faults, False):
+            slot.reset()
+            raise torch.OutOfMemoryError("none left")
+        return original(network, slot, ids)
+
+    monkeypatch.setattr("sfumato.engine.runner.next_scores", failing)
+    engine = Engine(model, EngineConfig(slots=3, context=256))
+    as_in_the_loop(model, engine, 2)
+    engine.close()
+
+
+def test_a_grammar_does_not_go_with_a_continued_reply(model: Model) -> None:
+    engine = Engine(model, EngineConfig(slots=1, context=256))
+    grammar = schema_source({"type": "object"})
+    with pytest.raises(ValueError, match=r"^continued: does not go together"):
+        engine.submit(Request("x", continued="{", grammar=grammar))
+    with pytest.raises(ValueError, match=r"^stop: does not go together"):
+        engine.submit(Request("x", stop="a", grammar=grammar))
+    with pytest.raises(ValueError, match=r"^schema: unsatisfiable"):
+        engine.submit(Request("x", grammar=schema_source({"enum": []})))
+    engine.close()

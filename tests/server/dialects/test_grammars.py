@@ -1,0 +1,193 @@
+"""Schemas and grammars over every wire that has them, on a random model that writes nonsense."""
+
+from __future__ import annotations
+
+import json
+import re
+import time
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+from pydantic import BaseModel
+from tests.server.conftest import Served, serving
+from tests.support.random_model import random_model
+
+from sfumato.server.settings import ServerSettings
+
+SCHEMA: dict[str, Any] = {
+    "type": "object",
+    "properties": {"city": {"enum": ["Rome", "Paris"]}, "days": {"type": "integer", "maximum": 9}},
+    "required": ["city", "days"],
+    "additionalProperties": False,
+}
+NAMED = {"name": "trip", "schema": SCHEMA, "strict": True}
+GRAMMAR = 'root ::= "a" [bc]{2} | "<" [0-9] ">"'
+
+
+class Trip(BaseModel):
+    city: str
+    days: int
+
+
+@pytest.fixture(scope="module")
+def server() -> Iterator[Served]:
+    with serving(random_model(), ServerSettings(max_tokens=96)) as served:
+        yield served
+
+
+def is_trip(text: str) -> bool:
+    trip = json.loads(text)
+    return trip["city"] in ("Rome", "Paris") and trip["days"] <= 9 and len(trip) == 2
+
+
+def is_object(text: str) -> bool:
+    return isinstance(json.loads(text), dict)
+
+
+CASES: list[tuple[dict[str, Any], Any]] = [
+    ({"response_format": {"type": "json_schema", "json_schema": NAMED}}, is_trip),
+    ({"response_format": {"type": "json_object"}}, is_object),
+    ({"response_format": {"type": "json_object", "schema": SCHEMA}}, is_trip),
+    ({"structured_outputs": {"json": SCHEMA}}, is_trip),
+    ({"structured_outputs": {"json_object": True}}, is_object),
+    ({"structured_outputs": {"choice": ["yes", "no"]}}, ("yes", "no").__contains__),
+    ({"structured_outputs": {"grammar": GRAMMAR}}, re.compile("a[bc]{2}|<[0-9]>").fullmatch),
+    ({"guided_json": json.dumps(SCHEMA)}, is_trip),
+    ({"guided_regex": "^[ab]{3}$"}, re.compile("[ab]{3}").fullmatch),
+    ({"guided_choice": ["Rome"]}, ("Rome",).__contains__),
+    ({"guided_grammar": 'start: "x" /[yz]+/ "."'}, re.compile(r"x[yz]+\.").fullmatch),
+    ({"json_schema": SCHEMA}, is_trip),
+    ({"grammar": GRAMMAR}, re.compile("a[bc]{2}|<[0-9]>").fullmatch),
+]
+
+
+@pytest.mark.parametrize(("fields", "holds"), CASES, ids=lambda value: str(value)[:40])
+def test_every_wire_holds_it(server: Served, fields: dict[str, Any], holds: Any) -> None:
+    path, take = {
+        0: ("/v1/chat/completions", lambda body: body["choices"][0]["message"]["content"]),
+        1: ("/v1/completions", lambda body: body["choices"][0]["text"]),
+        2: ("/completion", lambda body: body["content"]),
+    }[[case[0] for case in CASES].index(fields) % 3]
+    prompt = {"messages": [{"role": "user", "content": "x"}]} if "chat" in path else {"prompt": "x"}
+    answer = server.post(path, **prompt, **fields, seed=1)
+    body = answer.json()
+    assert answer.status_code == 200, body
+    assert holds(take(body)), body
+    report = body["timings"]["diffusion"]["constraint"]
+    assert report.keys() == {"steps", "repairs", "causal_tokens", "closing_tokens"}
+    assert body.get("stop_type", "eos") == "eos"
+    assert body.get("choices", [{"finish_reason": "stop"}])[0]["finish_reason"] == "stop"
+
+
+def test_a_stream_and_log_probabilities(server: Served) -> None:
+    how: Any = {"response_format": {"type": "json_schema", "json_schema": NAMED}, "seed": 2}
+    messages: Any = [{"role": "user", "content": "x"}]
+    chunks = server.client().chat.completions.create(
+        model="m", messages=messages, stream=True, logprobs=True, top_logprobs=3, **how
+    )
+    text, tokens = "", []
+    for chunk in chunks:
+        text += chunk.choices[0].delta.content or ""
+        tokens += chunk.choices[0].logprobs.content if chunk.choices[0].logprobs else []
+    assert is_trip(text) and "".join(token.token for token in tokens) == text
+    assert all(token.logprob <= 0 for token in tokens), "that of a pinned one may not be known"
+    plain = server.chat("x", **how).json()["choices"][0]["message"]["content"]
+    assert plain == text
+
+
+def test_the_openai_client_parses(server: Served) -> None:
+    messages: Any = [{"role": "user", "content": "x"}]
+    parsed = server.client().chat.completions.parse(
+        model="m", messages=messages, response_format=Trip, seed=3
+    )
+    assert isinstance(parsed.choices[0].message.parsed, Trip)
+
+
+def test_a_thought_may_come_before_it(server: Served) -> None:
+    body = server.chat("x", json_schema=SCHEMA, reasoning_effort="low").json()
+    assert is_trip(body["choices"][0]["message"]["content"])
+
+
+def test_too_few_tokens_say_length(server: Served) -> None:
+    choice = server.chat("x", json_schema=SCHEMA, max_tokens=8).json()["choices"][0]
+    assert choice["finish_reason"] == "length"
+
+
+NUL = "\x00"
+TOO_MUCH = {"enum": [f"{i:>60}" for i in range(5_000)]}
+
+
+@pytest.mark.parametrize(
+    ("fields", "param"),
+    [
+        ({"json_schema": {"not": {}}}, "json_schema"),
+        ({"json_schema": {"type": "object", "uniqueItems": True}}, "json_schema"),
+        ({"response_format": {"type": "json_schema", "json_schema": {"schema": {"type": "x"}}}},
+         "response_format.json_schema.schema"),
+        ({"guided_json": "{"}, "guided_json"),
+        ({"guided_regex": "(a"}, "guided_regex"),
+        ({"guided_regex": "(?=x)"}, "guided_regex"),
+        ({"guided_choice": []}, "guided_choice"),
+        ({"grammar": "root ::= x"}, "grammar"),
+        ({"grammar": 'root ::= <[7]> "x"'}, "grammar"),
+        ({"structured_outputs": {"structural_tag": "x"}}, "structured_outputs.structural_tag"),
+        ({"json_schema": TOO_MUCH}, "json_schema"),
+        ({"grammar": 'root ::= "' + "x" * 2**20 + '"'}, "grammar"),
+        ({"json_schema": SCHEMA, "grammar": 'root ::= "x"'}, "json_schema"),
+        ({"json_schema": SCHEMA, "stop": "x"}, "stop"),
+        ({"json_schema": SCHEMA, "ignore_eos": True}, "ignore_eos"),
+    ],
+    ids=lambda value: str(value)[:50],
+)  # fmt: skip
+def test_a_400_names_the_field_within_a_second(
+    server: Served, fields: dict[str, Any], param: str
+) -> None:
+    began = time.perf_counter()
+    answer = server.chat("x", **fields)
+    seconds = time.perf_counter() - began
+    error = answer.json()["error"]
+    assert answer.status_code == 400 and error["param"] == param, error
+    assert error["message"].startswith(param) and "\n" not in error["message"]
+    assert len(error["message"]) < 500 and seconds < 3  # on a machine that does nothing else: 1
+
+
+def tool(name: str, parameters: dict[str, Any], strict: bool = True) -> dict[str, Any]:
+    return {
+        "type": "function",
+        "function": {"name": name, "parameters": parameters, "strict": strict},
+    }
+
+
+def test_strict_tools(server: Served) -> None:
+    tools = [tool("trip", SCHEMA), tool("stop", {})]
+    choice = {"type": "function", "function": {"name": "trip"}}
+    for chosen in (choice, "required"):
+        body = server.chat("x", tools=tools, tool_choice=chosen, seed=4, max_tokens=90).json()
+        reply = body["choices"][0]
+        assert reply["finish_reason"] == "tool_calls" and not body.get("warnings"), body
+        for call in reply["message"]["tool_calls"]:
+            arguments = call["function"]["arguments"]
+            assert is_trip(arguments) if call["function"]["name"] == "trip" else arguments == "{}"
+    body = server.chat(
+        "x", tools=tools, tool_choice="required", parallel_tool_calls=False, max_tokens=90
+    ).json()
+    assert len(body["choices"][0]["message"]["tool_calls"]) == 1
+
+
+def test_a_schema_beside_tools_holds_what_is_no_call(server: Served) -> None:
+    """Calls stay possible, and free where they are not strict."""
+    body = server.chat("x", tools=[tool("trip", {}, False)], json_schema=SCHEMA, seed=5).json()
+    message = body["choices"][0]["message"]
+    assert message.get("tool_calls") or is_trip(message["content"])
+
+
+@pytest.mark.parametrize(
+    ("parameters", "word"),
+    [({"not": {}}, "not"), ({"properties": {"a": {"type": "strin"}}}, "strin")],
+)
+def test_a_strict_tool_that_is_not_supported(
+    server: Served, parameters: dict[str, Any], word: str
+) -> None:
+    error = server.chat("x", tools=[tool("f", parameters)]).json()["error"]
+    assert error["message"].startswith("tools[0].function.parameters") and word in error["message"]
