@@ -11,9 +11,10 @@ from tests.support.recorded_graphs import RepeatedCalls
 from tests.support.scripted_engine import run
 from torch import Tensor
 
-from sfumato import Engine, EngineConfig, Model, Request
+from sfumato import Engine, EngineConfig, Hole, Model, Request, SamplerConfig
 from sfumato.diffusion import causal
 from sfumato.diffusion.constraints.grammar_source import schema_source
+from sfumato.diffusion.prediction import PredictedText
 from sfumato.engine import Draft, Finished, Settled
 
 SCHEMAS: tuple[dict[str, Any] | None, ...] = (
@@ -106,3 +107,19 @@ def test_a_grammar_does_not_go_with_a_continued_reply(model: Model) -> None:
     with pytest.raises(ValueError, match=r"^schema: unsatisfiable"):
         engine.submit(Request("x", grammar=schema_source({"enum": []})))
     engine.close()
+
+
+def test_what_does_not_go_with_a_grammar(model: Model) -> None:
+    source = schema_source({"type": "boolean"})
+    causal_mode, text = SamplerConfig(mode="causal"), PredictedText("true")
+    engine = Engine(model, EngineConfig(slots=1, context=128))
+    for fields, named in (
+        ({"prompt": "x", "sampler": causal_mode}, "^mode: "),
+        ({"prompt": "x", "prediction": text}, "^prediction: "),
+        ({"ids": [5], "parts": ("x", Hole(2))}, "^grammar, parts: "),
+    ):
+        with pytest.raises(ValueError, match=named):
+            engine.submit(Request(**fields, grammar=source))  # type: ignore[arg-type]
+    for options, named in (({"mode": "causal"}, "^mode: "), ({"prediction": text}, "^prediction")):
+        with pytest.raises(ValueError, match=named):
+            model.stream("x", schema={"type": "boolean"}, **options)  # type: ignore[arg-type]

@@ -137,6 +137,8 @@ TOO_MUCH = {"enum": [f"{i:>60}" for i in range(5_000)]}
         ({"json_schema": SCHEMA, "grammar": 'root ::= "x"'}, "json_schema"),
         ({"json_schema": SCHEMA, "stop": "x"}, "stop"),
         ({"json_schema": SCHEMA, "ignore_eos": True}, "ignore_eos"),
+        ({"json_schema": SCHEMA, "mode": "causal"}, "mode"),
+        ({"json_schema": SCHEMA, "prediction": {"type": "content", "content": "x"}}, "prediction"),
     ],
     ids=lambda value: str(value)[:50],
 )  # fmt: skip
@@ -150,6 +152,29 @@ def test_a_400_names_the_field_within_a_second(
     assert answer.status_code == 400 and error["param"] == param, error
     assert error["message"].startswith(param) and "\n" not in error["message"]
     assert len(error["message"]) < 500 and seconds < 3  # on a machine that does nothing else: 1
+
+
+@pytest.mark.parametrize(
+    ("path", "fields", "param"),
+    [
+        ("/v1/completions", {"prompt": "x", "suffix": "y"}, "suffix"),
+        ("/v1/completions", {"prompt": "x", "echo": True}, "echo"),
+        ("/v1/completions", {"prompt": "x", "echo": True, "max_tokens": 0}, "echo"),
+        ("/infill", {"input_prefix": "x", "input_suffix": "y"}, "input_suffix"),
+        ("/v1/fill", {"parts": ["x", {"tokens": 2}]}, "grammar"),
+    ],
+)
+def test_what_goes_with_no_grammar(
+    server: Served, path: str, fields: dict[str, Any], param: str
+) -> None:
+    answer = server.post(path, **fields, grammar=GRAMMAR)
+    error = answer.json()["error"]
+    assert answer.status_code == 400 and error["message"].startswith(f"{param}: "), error
+
+
+def test_a_text_that_nothing_follows_holds_a_grammar(server: Served) -> None:
+    body = server.post("/infill", input_prefix="x", grammar=GRAMMAR, seed=1).json()
+    assert re.fullmatch("a[bc]{2}|<[0-9]>", body["content"]), body
 
 
 def tool(name: str, parameters: dict[str, Any], strict: bool = True) -> dict[str, Any]:
