@@ -362,8 +362,12 @@ def test_a_model_that_is_not_loaded_yet() -> None:
     prediction = check_load(footprint, EngineConfig(), budgets(10**11))
     assert prediction.snapshots == EngineConfig().snapshot_bytes
     gpu = replace(footprint, device=torch.device("cuda"))
-    alone = prediction.total - prediction.snapshots - prediction.libraries
-    assert check_load(gpu, replace(EngineConfig(), memory_margin=0), budgets(2 * alone))
+    layout = replace(EngineConfig(), memory_margin=0)
+    on_gpu = predict(gpu, layout)  # snapshots are there too
+    need = on_gpu.total - on_gpu.libraries
+    assert check_load(gpu, layout, budgets(need)) == on_gpu and on_gpu.snapshots
+    with pytest.raises(EngineError):
+        check_load(gpu, layout, budgets(need - 1))
 
 
 def _added(prediction: Prediction) -> int:

@@ -86,7 +86,7 @@ class Prediction:
     slots: int  # what they store, and the state of the canvases in them
     step: int  # a denoising step of all rows
     prefill: int  # of one chunk
-    snapshots: int  # host memory
+    snapshots: int  # of prompts, beside the slots
     libraries: int  # host memory
     reads: int = 0  # keys and values of questions that are being read, those of long ones aside
     overhead: int = 0  # graphs, workspaces and code of a GPU
