@@ -181,9 +181,7 @@ def _head(footprint: ModelFootprint, rows: int, kernels: frozenset[str]) -> int:
     return max(of_torch, kernel_memory.head_bytes(model, rows, dtype, device))
 
 
-def _forward(
-    footprint: ModelFootprint, tokens: int, seen: int, kernels: frozenset[str] = frozenset()
-) -> int:
+def _forward(footprint: ModelFootprint, tokens: int, seen: int, kernels: frozenset[str]) -> int:
     """Buffers of a forward of `tokens` tokens; seen: those of its attention's keys and values."""
     model, size = footprint.config, footprint.dtype.itemsize
     # Queries as projected, and normed and turned in float32; keys and values in both forms.

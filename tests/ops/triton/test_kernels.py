@@ -94,6 +94,8 @@ def test_tiles_of_an_unknown_kernel() -> None:
     assert tile_for("linear", CPU, "few")["TOKENS"] == 128
     with pytest.raises(KeyError):
         tile_for("none", CPU)
+    with pytest.raises(SystemExit, match="2"):
+        ahead_of_time.main(["--kernel", "none"])
 
 
 @pytest.mark.skipif(not installed(), reason="Triton is not installed")

@@ -179,6 +179,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--memory", type=float, default=16, help="of one compilation, in GB")
     parser.add_argument("--json", action="store_true", help="one object a line")
     given = parser.parse_args(arguments)
+    known = all_kernels()  # before processes are forked, so that each has them
+    if unknown := sorted(set(given.kernel) - set(known)):
+        parser.error(f"--kernel: {', '.join(unknown)}: is none of {', '.join(sorted(known))}")
     signal.signal(signal.SIGTERM, lambda number, frame: sys.exit(1))  # ends the children too
     work = list(jobs(given.target or list(TARGETS), given.kernel, given.every))
     failures = 0
