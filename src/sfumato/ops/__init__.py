@@ -25,6 +25,7 @@ from sfumato.ops.online_softmax import Bans, SoftmaxState
 from sfumato.ops.reference import Causal, OwnKeys, SharedCausal, Weight
 from sfumato.ops.registry import ANY, call, form_of
 from sfumato.ops.triton import prepare
+from sfumato.ops.triton import serving as kernels_on
 from sfumato.weights.blocks import QuantizedTensor
 
 __all__ = [
@@ -45,6 +46,7 @@ __all__ = [
     "embed",
     "experts",
     "geglu",
+    "kernels_on",
     "linear",
     "multiplies_bf16",
     "own_scores",

@@ -39,7 +39,7 @@ class Passed:
 @pytest.fixture(scope="module")
 def small_tiles() -> Any:
     """Several tiles of each kind in two small chunks."""
-    from sfumato.ops.triton import head
+    from sfumato.ops.triton import head, workspaces
     from sfumato.ops.triton.tiles import Tile, tile_for
 
     constants = {
@@ -47,7 +47,7 @@ def small_tiles() -> Any:
         "embed_chunk": {"TILE": 64, "POSITIONS": 4, "COLUMNS": 64, "SPLITS": 2},
     }
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(head, "CHUNK", 128)
+        patch.setattr(workspaces, "CHUNK", 128)
         patch.setattr(head, "GROUP", 3)
         patch.setattr(
             head,

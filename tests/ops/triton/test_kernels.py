@@ -2,23 +2,25 @@
 
 from __future__ import annotations
 
+import ast
 import json
 import logging
 import os
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 import torch
 from tests.support.kernels import interpreted
 
-from sfumato.ops.triton import OPERATIONS, self_test, targets, twins
-from sfumato.ops.triton.kernel import all_kernels, installed
+from sfumato.ops.triton import OPERATIONS, ahead_of_time, self_test, targets, twins
+from sfumato.ops.triton.kernel import FP_FUSION, all_kernels, installed
 from sfumato.ops.triton.self_test import KernelTwin
 from sfumato.ops.triton.tiles import CANDIDATES, candidates, table, tile_for
 
 CPU = torch.device("cpu")
-SPILLED = {"attention_256": 256, "attention_512": 512}
+SPILLED = {"attention_256": 256, "attention_512": 512, "prefill_256": 8}
 """Bytes a thread, of kernels that spill outside of their loops only (seen in the machine code):
 around the last block of keys, where a program masks values that do not exist."""
 
@@ -68,11 +70,32 @@ def test_where_kernels_can_run(monkeypatch: pytest.MonkeyPatch) -> None:
     assert targets.architecture(torch.device("meta")) is None
 
 
+def test_sums_are_those_that_the_sources_name() -> None:
+    """Each product of matrices names its precision, and the one place that launches kernels says
+    whether a product and a sum may be contracted: defaults differ between versions of Triton. The
+    test below holds what the compiler made of it."""
+    precisions, launches = [], []
+    for path in sorted(Path(ahead_of_time.__file__).parent.glob("*.py")):
+        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+            if not isinstance(node, ast.Call):
+                continue
+            called = ast.unparse(node.func)
+            given = {each.arg: ast.unparse(each.value) for each in node.keywords}
+            if called.startswith("tl.dot"):
+                precisions.append((called, given.get("input_precision")))
+            if isinstance(node.func, ast.Subscript) and "num_warps" in given:
+                launches.append((path.name, given.get("enable_fp_fusion")))
+    assert set(precisions) == {("tl.dot", "'ieee'")}
+    assert launches == [("kernel.py", "FP_FUSION")] and not FP_FUSION
+
+
 @interpreted
 def test_tiles_of_an_unknown_kernel() -> None:
     assert tile_for("linear", CPU, "few")["TOKENS"] == 128
     with pytest.raises(KeyError):
         tile_for("none", CPU)
+    with pytest.raises(SystemExit, match="2"):
+        ahead_of_time.main(["--kernel", "none"])
 
 
 @pytest.mark.skipif(not installed(), reason="Triton is not installed")

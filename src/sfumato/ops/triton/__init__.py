@@ -16,14 +16,16 @@ import torch
 from sfumato.ops.registry import ANY, FLOAT, TRITON, device_of, twin
 from sfumato.ops.triton import self_test
 from sfumato.ops.triton.self_test import KernelTwin
+from sfumato.ops.triton.tiles import slower
 
-__all__ = ["prepare", "twins"]
+__all__ = ["prepare", "serving", "twins"]
 
 log = logging.getLogger(__name__)
 
 OPERATIONS = {
     "after_attention": ("norms", ANY),
     "after_layer": ("norms", ANY),
+    "attend": ("prefill", ANY),
     "canvas_attention": ("attention", ANY),
     "experts": ("experts", FLOAT),
     "linear": ("linear", FLOAT),
@@ -64,6 +66,17 @@ def prepare(device: torch.device) -> frozenset[str]:
         log.warning("kernels: torch serves on %s, since Triton fails (%s)", device, error)
         return frozenset()
     return self_test.prepare(device, known)
+
+
+def serving(device: torch.device) -> frozenset[str]:
+    """The operations that kernels serve on a device; before `prepare`, those that they will if
+    their tests pass."""
+    if device.type != "cuda" or not torch.cuda.is_available() or not self_test.usable(device):
+        return frozenset()
+    passed = self_test.prepared(device)
+    if passed is not None:
+        return passed
+    return frozenset(name for name in OPERATIONS if not slower(name, device))
 
 
 def _register(operation: str, form: str) -> None:

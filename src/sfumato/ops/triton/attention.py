@@ -19,6 +19,7 @@ from sfumato.ops.triton.kernel import Kernel, launch, register
 from sfumato.ops.triton.operands import matrix, multiplied
 from sfumato.ops.triton.self_test import KernelTwin, assert_close, error_bound, random_like
 from sfumato.ops.triton.tiles import tile_for
+from sfumato.ops.triton.workspaces import NARROW
 
 EVERYTHING = 2**30
 """A window that no two positions are apart."""
@@ -95,12 +96,6 @@ def phase_attention(
     return _attention(q, k, v, keys, values, slots, first, width, commits, window)
 
 
-def workspace_bytes(rows: int, length: int, heads: int, d: int, size: int, split: int) -> int:
-    """Bytes that one call takes beside its result: none where a slot's keys are one piece."""
-    pieces = triton.cdiv(size, split)
-    return 0 if pieces == 1 else rows * pieces * length * heads * (d + 2) * 4
-
-
 def _attention(
     q: Tensor,
     k: Tensor,
@@ -120,7 +115,7 @@ def _attention(
         return out
     q, k, v = (x.contiguous() for x in (q, k, v))
     slots, first, width = (x.contiguous() for x in (slots, first, width))
-    kernel = SLIDING if d <= 256 else FULL
+    kernel = SLIDING if d <= NARROW else FULL
     tile = tile_for(kernel.name, q.device)
     pieces = triton.cdiv(size, tile["SPLIT"])
     # One piece stores its result at once: `out` stands for memory that no program touches.

@@ -21,10 +21,9 @@ from sfumato.ops.triton.kernel import Kernel, launch, register
 from sfumato.ops.triton.operands import matrix, multiplied
 from sfumato.ops.triton.self_test import KernelTwin, assert_close, error_bound, random_like
 from sfumato.ops.triton.tiles import tile_for
+from sfumato.ops.triton.workspaces import CHUNK, GROUP, head_chunk
 
-CHUNK = 8192  # ids at a time: with 256 positions, 128 programs of 128 × 128
 FORMAT = weights.BF16.value
-GROUP = 1024  # positions at a time, which bounds the memory
 MOST_BANS = 64  # of a row; each is compared with every id
 
 _BANS = {**dict.fromkeys(("ban_ids", "ban_limits", "ban_row", "ban_place"), "*i64"), "bans": "i32"}
@@ -143,8 +142,10 @@ def vocabulary_head(
     for start in range(0, len(hidden), GROUP):
         stop = min(start + GROUP, len(hidden))
         at = slice(start, stop)
-        part = _Pass(hidden[at], weight, temperature[at], softcap, _banned(bans, at), True)
-        part.run(uniform[at], result.part(start, stop))
+        # Unnamed, so that a part's memory is free for the next one.
+        _Pass(hidden[at], weight, temperature[at], softcap, _banned(bans, at), True).run(
+            uniform[at], result.part(start, stop)
+        )
     return result
 
 
@@ -215,7 +216,7 @@ class _Pass:
         self.score_tile = tile_for("score_chunk", self.device)
         self.embed_tile = tile_for("embed_chunk", self.device)
         assert self.score_tile["TILE"] == self.embed_tile["TILE"]
-        self.chunk = min(CHUNK, triton.cdiv(self.vocab, BLOCK * 2) * BLOCK * 2)
+        self.chunk = head_chunk(self.vocab)
         self._allocate()
 
     def _allocate(self) -> None:

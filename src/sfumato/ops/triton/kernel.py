@@ -29,7 +29,7 @@ from sfumato.ops.triton.tiles import Tile
 
 MODULES = (
     *("attention", "cache_write", "experts", "head", "heads", "linear", "listed", "noise"),
-    *("norms", "router", "routing", "sampler"),
+    *("norms", "prefill", "router", "routing", "sampler"),
 )
 """The modules of this package that register kernels."""
 

@@ -51,6 +51,11 @@ def passed(device: torch.device) -> frozenset[str]:
     return _passed.get(_indexed(device), frozenset())
 
 
+def prepared(device: torch.device) -> frozenset[str] | None:
+    """As `passed`; None where the device has not been tested yet."""
+    return _passed.get(_indexed(device))
+
+
 def serve_only(device: torch.device, operations: frozenset[str]) -> None:
     """Lets kernels serve these operations on a device and no others, tested or not. For benchmarks;
     graphs that were captured before keep their kernels."""
