@@ -14,6 +14,9 @@ from sfumato import ops
 from sfumato.model.head_stats import HeadStats
 from sfumato.model.output_embedding import OutputEmbedding
 from sfumato.ops.online_softmax import BLOCK, SoftmaxState
+from sfumato.ops.reference import Weight
+from sfumato.ops.registry import reference
+from sfumato.weights.blocks import QuantizedTensor
 
 
 def label_scores(
@@ -56,25 +59,42 @@ def vocabulary_mass(
     The labels' scores are of the pass's own products: with packed weights these round otherwise
     than those of `label_scores`, and the mass of all tokens would not be 1.
     """
-    state = SoftmaxState.empty(len(hidden), hidden.device)
-    temperature = torch.ones(len(hidden), device=hidden.device)
     most = max(map(len, labels), default=1)
     padded = [[*own, *[own[-1]] * (most - len(own))] for own in labels]
     ids = torch.tensor(padded, device=hidden.device)
-    chunks = {own // head.chunk for some in labels for own in some}
-    scores = torch.zeros(ids.shape, device=hidden.device)
-    for number, (start, _) in enumerate(head.spans()):
-        raw = head.raw(hidden, start)
-        if number in chunks:  # before the softmax, which may overwrite the products
-            scores = _filled(scores, ids, raw, start)
-        ops.update_softmax(state, raw, start, temperature, head.softcap, hidden.dtype)
-    rows = zip(labels, head.capped(scores).tolist(), strict=True)
-    sums = zip(rows, state.max.tolist(), state.sum_exp.tolist(), strict=True)
+    arguments = ids, head.softcap, head.chunk, head.output
+    scores, *of_all = ops.vocabulary_mass(hidden, head.embedding, *arguments)
+    peaks, totals, argmax = (each.tolist() for each in of_all)
+    rows = zip(labels, scores.tolist(), strict=True)
     masses = [
         math.fsum(math.exp(score - peak) for score in row[: len(own)]) / total
-        for (own, row), peak, total in sums
+        for (own, row), peak, total in zip(rows, peaks, totals, strict=True)
     ]
-    return VocabularyMass(masses, state.argmax.tolist())
+    return VocabularyMass(masses, argmax)
+
+
+@reference("vocabulary_mass")
+def plain_mass(
+    hidden: Tensor,
+    weight: Tensor | QuantizedTensor,
+    ids: Tensor,
+    softcap: float,
+    chunk: int,
+    packed: Sequence[Weight] | None,
+) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    """Scores of given ids, and the highest score, the mass and the argmax of all; see
+    `ops.vocabulary_mass`."""
+    output = OutputEmbedding(weight, softcap, chunk, packed)
+    state = SoftmaxState.empty(len(hidden), hidden.device)
+    temperature = torch.ones(len(hidden), device=hidden.device)
+    chunks = set((ids // chunk).unique().tolist())
+    scores = torch.zeros(ids.shape, device=hidden.device)
+    for number, (start, _) in enumerate(output.spans()):
+        raw = output.raw(hidden, start)
+        if number in chunks:  # before the softmax, which may overwrite the products
+            scores = _filled(scores, ids, raw, start)
+        ops.update_softmax(state, raw, start, temperature, softcap, hidden.dtype)
+    return output.capped(scores), state.max, state.sum_exp, state.argmax
 
 
 def named_log_probs(
