@@ -226,6 +226,7 @@ def move_rows(rows: Rows, rules: Rules, stats: Statistics, fresh: Tensor, words:
     numbers = {name: getattr(stats, name).contiguous() for name in _STATISTICS}
     soft, fresh = stats.soft.contiguous(), fresh.contiguous()
     strides = {"stride": rows.tokens.stride(0), "flag_stride": rows.done.stride(0)}
+    # First, since it reads which rows are done before this step.
     launch(
         TAKE_SOFT,
         (count * width,),
