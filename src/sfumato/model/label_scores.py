@@ -16,6 +16,9 @@ from sfumato.model.output_embedding import OutputEmbedding
 from sfumato.model.to_device import to_device
 from sfumato.model.unread import Unread
 from sfumato.ops.online_softmax import BLOCK, SoftmaxState
+from sfumato.ops.reference import Weight
+from sfumato.ops.registry import reference
+from sfumato.weights.blocks import QuantizedTensor
 
 
 def label_scores(
@@ -63,18 +66,11 @@ def vocabulary_mass(
     The labels' scores are of the pass's own products: with packed weights these round otherwise
     than those of `label_scores`, and the mass of all tokens would not be 1.
     """
-    state = SoftmaxState.empty(len(hidden), hidden.device)
-    temperature = torch.ones(len(hidden), device=hidden.device)
     most = max(map(len, labels), default=1)
     padded = [[*own, *[own[-1]] * (most - len(own))] for own in labels]
     ids = to_device(torch.tensor(padded), hidden.device)
-    chunks = {own // head.chunk for some in labels for own in some}
-    scores = torch.zeros(ids.shape, device=hidden.device)
-    for number, (start, _) in enumerate(head.spans()):
-        raw = head.raw(hidden, start)
-        if number in chunks:  # before the softmax, which may overwrite the products
-            scores = _filled(scores, ids, raw, start)
-        ops.update_softmax(state, raw, start, temperature, head.softcap, hidden.dtype)
+    arguments = ids, head.softcap, head.chunk, head.output
+    of_head = ops.vocabulary_mass(hidden, head.embedding, *arguments)
 
     def mass(on_host: Sequence[Tensor]) -> VocabularyMass:
         rows, peaks, totals, argmax = (tensor.tolist() for tensor in on_host)
@@ -84,7 +80,33 @@ def vocabulary_mass(
         ]
         return VocabularyMass(masses, argmax)
 
-    return Unread((head.capped(scores), state.max, state.sum_exp, state.argmax), mass)
+    return Unread(of_head, mass)
+
+
+@reference("vocabulary_mass")
+def plain_mass(
+    hidden: Tensor,
+    weight: Tensor | QuantizedTensor,
+    ids: Tensor,
+    softcap: float,
+    chunk: int,
+    packed: Sequence[Weight] | None,
+) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    """Scores of given ids, and the highest score, the mass and the argmax of all; see
+    `ops.vocabulary_mass`."""
+    output = OutputEmbedding(weight, softcap, chunk, packed)
+    state = SoftmaxState.empty(len(hidden), hidden.device)
+    temperature = torch.ones(len(hidden), device=hidden.device)
+    # Which chunks have given ids is not worth a host read.
+    on_host = ids.device.type == "cpu"
+    chunks = set((ids // chunk).unique().tolist()) if on_host else set(range(len(output.spans())))
+    scores = torch.zeros(ids.shape, device=hidden.device)
+    for number, (start, _) in enumerate(output.spans()):
+        raw = output.raw(hidden, start)
+        if number in chunks:  # before the softmax, which may overwrite the products
+            scores = _filled(scores, ids, raw, start)
+        ops.update_softmax(state, raw, start, temperature, softcap, hidden.dtype)
+    return output.capped(scores), state.max, state.sum_exp, state.argmax
 
 
 def named_log_probs(

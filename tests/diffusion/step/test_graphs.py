@@ -52,11 +52,21 @@ class Calm:
         return view.stats.entropy.mean() < 0.01
 
 
+class Half:
+    """A third party's rule: pure tensor operations."""
+
+    def accept(self, view: StepView) -> Tensor:
+        return view.stats.entropy <= view.stats.entropy.mean()
+
+
 class Reads:
     """A third party's rule that reads a number on the host."""
 
     def accept(self, view: StepView) -> Tensor:
         return view.stats.entropy < view.stats.entropy.max().item()
+
+
+HALF = Half()
 
 
 def config(**choices: Any) -> SamplerConfig:
@@ -90,6 +100,11 @@ KINDS: dict[str, list[dict[str, Any]]] = {
     ],
     "bans and a short canvas": [{"processors": BANS}, {"canvas_length": 5}],
     "a third party's rule": [{"stopping": Calm()}, {}],
+    "built-in rules beside a third party's": [
+        {"sampler": HALF, "stopping": StableAndConfident(1, 50.0)},
+        {"sampler": HALF, "stopping": StableAndConfident(3, 50.0)},
+        {"sampler": HALF, "stopping": Never()},
+    ],
 }
 
 
@@ -113,7 +128,8 @@ def test_a_captured_step_is_the_step(network: Network, kind: str) -> None:
 
 def test_one_graph_serves_other_rows_and_settings(network: Network) -> None:
     """Rows that join by index, with other lengths, seeds, samplers' settings and slots."""
-    choices = [{"sampler": EntropyBound(0.05 * i), "stopping": Never()} for i in range(5)]
+    stopping = Never(), StableAndConfident(9)
+    choices = [{"sampler": EntropyBound(0.05 * i), "stopping": stopping[i % 2]} for i in range(5)]
     canvases, slots = rows(network, choices)
     plain, same_slots = rows(network, choices)
     backend = RecordedGraphs()

@@ -20,9 +20,10 @@ from sfumato.ops.triton.self_test import KernelTwin
 from sfumato.ops.triton.tiles import CANDIDATES, candidates, table, tile_for
 
 CPU = torch.device("cpu")
-SPILLED = {"attention_256": 256, "attention_512": 512, "prefill_256": 8}
+SPILLED = {"attention_256": 256, "attention_512": 512, "prefill_256": 8, "score_chunk": 104}
 """Bytes a thread, of kernels that spill outside of their loops only (seen in the machine code):
-around the last block of keys, where a program masks values that do not exist."""
+attention around the last block of keys, where a program masks values that do not exist; the scores
+of the vocabulary in the statistics after the product."""
 
 
 @interpreted

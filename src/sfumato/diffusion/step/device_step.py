@@ -15,6 +15,7 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor
 
+from sfumato import ops
 from sfumato.diffusion.canvas import Canvas
 from sfumato.diffusion.scoring import ban_limits
 from sfumato.diffusion.step.batch import StepBatch
@@ -32,6 +33,7 @@ from sfumato.model.network import Network
 from sfumato.model.step_rows import StepPart, StepRows
 from sfumato.model.to_device import to_device
 from sfumato.ops.online_softmax import TOP, Bans
+from sfumato.ops.registry import reference
 
 BANNED_AT_LEAST = 8
 """Ids that a row of a step with bans may ban, times a power of two."""
@@ -44,14 +46,14 @@ class StepKind:
     rows: int
     commits: bool  # whether some row commits
     bans: int  # how many ids a row may ban; 0 where no row does
-    rules: tuple[RowRules, ...]  # of rows that are denoised, one of each kind; maybe none
+    rules: tuple[RowRules, ...]  # of rows that are denoised, if there are any: one of each kind
 
     @classmethod
     def of(cls, canvases: Sequence[Canvas], vocab_size: int) -> StepKind:
         denoised = [canvas for canvas in canvases if not isinstance(canvas, Commit)]
         most = max((len(limits) for limits in ban_limits(denoised, vocab_size)), default=0)
         bans = most and max(BANNED_AT_LEAST, 1 << (most - 1).bit_length())
-        rules = [RowRules.of(canvas) for canvas in denoised]
+        rules = [RowRules.of(canvas) for canvas in denoised or canvases]
         commits = len(denoised) < len(canvases)
         return cls(len(canvases), commits, bans, tuple(StaticRules.kinds_of(rules)))
 
@@ -146,12 +148,9 @@ class DeviceStep:
     def run(self) -> None:
         """The step: moves the rows on and leaves the packed words in `words`. Reads nothing on the
         host. Where it raises, no row has moved on."""
-        part, network = self._part, self.network
-        draws = draw([part], network.config.vocab_size)
+        draws = draw([self._part], self.network.config.vocab_size)
         stats = self._scored(self._hidden(), draws)
-        update = decided_update(part, stats, draws.fresh[0], self._rules.decide)
-        self.words.copy_(pack(update))
-        apply_update(part.batch, update)
+        ops.move_rows(self._part.batch, self._rules, stats, draws.fresh[0], self.words)
 
     def _hidden(self) -> Tensor:
         """Hidden states [rows · width, hidden]."""
@@ -165,11 +164,23 @@ class DeviceStep:
         return self.network.step_batch(tokens, soft, rows)
 
     def _scored(self, hidden: Tensor, draws: Draws) -> HeadStats:
-        head = self.network.head
+        head, batch = self.network.head, self._part.batch
+        # Of rows that commit and of those that have ended, the step writes nothing.
+        unread = batch.done[:, None].expand(-1, batch.width).flatten()
         if not self.kind.bans:
-            return head(hidden, draws.temperature, draws.uniforms)
+            return head(hidden, draws.temperature, draws.uniforms, unread=unread)
         ids, limits = self._bans.unbind()
         bans = Bans(ids, limits, self._row, self._place)
-        stats = head(hidden, draws.temperature, draws.uniforms, bans=bans)
+        stats = head(hidden, draws.temperature, draws.uniforms, bans=bans, unread=unread)
         covered = bans.covers(head.vocab_size)
         return replace(stats, entropy=stats.entropy.masked_fill(covered, float("inf")))
+
+
+@reference("move_rows")
+def move_rows(
+    rows: StepBatch, rules: StaticRules, stats: HeadStats, fresh: Tensor, words: Tensor
+) -> None:
+    """Moves rows one step on, and packs what the host is to learn; see `ops.move_rows`."""
+    update = decided_update(Part(rows, (), None, ()), stats, fresh, rules.decide)
+    words.copy_(pack(update))
+    apply_update(rows, update)
