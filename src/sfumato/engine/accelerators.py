@@ -63,7 +63,10 @@ def _of_torch() -> Iterator[Accelerator]:
 
 def _of_cuda(device: torch.device) -> Accelerator:
     """A device that fails is listed too, with what it answers."""
-    name, problem, memory, free, shares = str(device), None, None, None, False
+    name, shares = str(device), False
+    problem: str | None = None
+    free: int | None = None
+    memory: int | None = None
     try:
         name = torch.cuda.get_device_name(device)
         problem, shares = missing_code(device), shares_host_memory(device)
