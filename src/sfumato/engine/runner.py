@@ -13,6 +13,7 @@ from itertools import pairwise, zip_longest
 import torch
 
 from sfumato.diffusion.canvas import Draft
+from sfumato.diffusion.sampler_config import SamplerConfig
 from sfumato.diffusion.step import Denoiser
 from sfumato.diffusion.step.cuda_graphs import graph_backend
 from sfumato.engine.any_row import AnyRow
@@ -21,6 +22,7 @@ from sfumato.engine.read_turns import ReadResult, ReadTurns
 from sfumato.engine.recovery import BatchRecovery, free_memory
 from sfumato.engine.row import Row
 from sfumato.engine.scheduler import Piece, Plan
+from sfumato.engine.warm_up import warm_up
 from sfumato.model.cache import Slot
 from sfumato.model.network import Network
 from sfumato.model.out_of_memory import is_out_of_memory
@@ -58,13 +60,26 @@ class Runner:
     def __init__(self, network: Network, rows: int, clock: Callable[[], float]) -> None:
         """rows: that a step has at most, larger slots left aside."""
         self._network, self._clock = network, clock
-        backend = graph_backend(network.device)
+        self._backend = backend = graph_backend(network.device)
         self._denoiser = Denoiser(network, rows, backend)
         self._batches = BatchRecovery(self._batch, self._free)
         self._late = None
         if backend is not None:
             self._late = LateSteps(self._denoiser, self._free, clock)
         self._read_turns = ReadTurns(network, self._free)
+
+    def warm_up(self, slots: Sequence[Slot], config: SamplerConfig) -> None:
+        """Compiles what steps run, where the network's device works by itself; see warm_up.py. A
+        failure is left to the first request, whose it may not be."""
+        if self._backend is None or not slots:
+            return
+        denoiser = Denoiser(self._network, len(slots), self._backend)
+        try:
+            warm_up(denoiser, slots, config)
+        except Exception as error:
+            log.warning("the steps before the first request failed", exc_info=error)
+            if is_out_of_memory(error):
+                self._free(error)
 
     def run(self, plan: Plan, is_wanted: Callable[[AnyRow], bool]) -> StepResults:
         """Encodes the plan's pieces, then denoises those of its rows that did not fail meanwhile
