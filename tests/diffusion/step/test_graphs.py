@@ -268,6 +268,18 @@ def test_graphs_are_bounded_and_go_with_their_pool(network: Network) -> None:
     assert graphs.find(lambda one: one in steps) is None
 
 
+def test_steps_of_a_batch_that_was_outgrown_are_dropped(network: Network) -> None:
+    canvases, slots = rows(network, [{}, {}, {}])
+    denoiser = Denoiser(network, 1, RecordedGraphs())
+    assert denoiser.device_steps
+    graphs, kept = denoiser.device_steps.graphs, []
+    for count in (1, 3):
+        denoiser.launch(canvases[:count], slots[:count]).results()
+        kept += [step for step in graphs._replays if step not in kept]
+    assert [(step.rows, step.is_alive) for step in kept] == [(1, False), (3, True)]
+    assert list(graphs._replays) == kept[1:]
+
+
 def test_a_step_leaves_all_on_the_device() -> None:
     """Bans, every built-in rule, short canvases and commits: traced on a device without numbers."""
     shape = config_from_hf(tiny_config(canvas_length=32).to_dict())

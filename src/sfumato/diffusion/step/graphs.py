@@ -94,7 +94,7 @@ class StepGraphs:
                 self._refused.add(step)
             log.warning(
                 "a step of %d rows of width %d runs without a graph: its capture failed (%s: %s)",
-                *(step.rows, step.batch.width, type(error).__name__),
+                *(step.rows, step.width, type(error).__name__),
                 str(error).splitlines()[0][:200] if str(error) else "no message",
             )
         return True
