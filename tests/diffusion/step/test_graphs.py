@@ -45,6 +45,11 @@ def pure_tensor_operations() -> Iterator[None]:
         yield
 
 
+@pytest.fixture(autouse=True)
+def captured_after_one_run(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("sfumato.diffusion.step.graphs.RUNS", 1)
+
+
 class Calm:
     """A third party's rule: pure tensor operations."""
 
@@ -203,6 +208,20 @@ def test_widths_are_launched_apart_where_each_has_a_graph() -> None:
     assert graphs.groups(canvases, slots) == [[0], [1, 2]]
     canvases, slots = rows(network, [{"canvas_length": 20}, {"top_k": 3}])
     assert graphs.groups(canvases, slots) == [[0, 1]]
+
+
+def test_a_step_is_captured_once_it_has_run_often(
+    network: Network, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("sfumato.diffusion.step.graphs.RUNS", 2)
+    canvases, slots = rows(network, [{"stopping": Never()}])
+    denoiser = Denoiser(network, 1, RecordedGraphs())
+    assert denoiser.device_steps
+    captured = []
+    for _ in range(3):
+        denoiser.launch(canvases, slots).results()
+        captured.append(denoiser.device_steps.graphs.capture_next())
+    assert captured == [False, True, False]
 
 
 def test_a_capture_that_fails_costs_only_the_graph(
