@@ -175,6 +175,7 @@ def test_a_step_is_launched_before_the_last_one_is_read(
     serving, _ = late(slots=1)
     reply = serving.generate(Request(**wanted(1, sampler=FIXED, max_tokens=32)))
     assert reply.stats.steps == [3] and reply.stats.canvases == 1
+    assert 0 < reply.stats.prefill_s == serving.state().totals.encode_s
     assert order == ["launch", "launch", "read", "launch", "read", "read"]
 
 

@@ -5,10 +5,14 @@ from __future__ import annotations
 import weakref
 from collections.abc import Callable
 from contextlib import suppress
+from typing import Any
 
 import torch
 
 from sfumato.diffusion.step.graphs import GraphBackend
+
+Pool = Any
+"""A handle of torch's, whose type has no public name."""
 
 
 class CudaGraphs:
@@ -18,7 +22,7 @@ class CudaGraphs:
     def __init__(self, device: torch.device) -> None:
         self._device = device
         self._graphs: weakref.WeakSet[torch.cuda.CUDAGraph] = weakref.WeakSet()
-        self._pool: tuple[int, int] | None = None
+        self._pool: Pool | None = None
         self._stream: torch.cuda.Stream | None = None
 
     def capture(self, function: Callable[[], None]) -> Callable[[], None]:
@@ -39,7 +43,7 @@ class CudaGraphs:
         return replay
 
     def _record(
-        self, graph: torch.cuda.CUDAGraph, function: Callable[[], None], pool: tuple[int, int]
+        self, graph: torch.cuda.CUDAGraph, function: Callable[[], None], pool: Pool
     ) -> None:
         try:
             # Other threads may use the device meanwhile; this one does only what a graph can hold.
@@ -57,7 +61,7 @@ class CudaGraphs:
             self._give_up(pool)
             raise
 
-    def _give_up(self, pool: tuple[int, int]) -> None:
+    def _give_up(self, pool: Pool) -> None:
         """After a failure. A capture whose end fails leaves its stream and its pool in it: torch
         allocates from the pool still, and refuses every later capture into it."""
         self._pool = self._stream = None

@@ -86,8 +86,8 @@ class StepGraphs:
         self._replays[step] = replay
 
     def capture_next(self) -> bool:
-        """Captures one step that has run RUNS times, if there is any; whether it did. A capture that fails
-        leaves its step without a graph."""
+        """Captures one step that has run RUNS times, if there is any; whether it did. A capture
+        that fails leaves its step without a graph."""
         self._wanted = [step for step in self._wanted if step.is_alive]
         if not self._wanted or self._pause:
             return False
