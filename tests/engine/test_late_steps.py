@@ -103,6 +103,48 @@ def test_it_says_the_same(
     assert backend.captures and backend.replays and sum(committed) and no_slot_is_leaked(serving)
 
 
+@pytest.mark.parametrize(("slots", "context"), [(1, 32), (3, 256)])
+def test_a_warm_up_runs_each_kind_of_step_and_leaves_no_trace(
+    model: Model,
+    late: Callable[..., Any],
+    monkeypatch: pytest.MonkeyPatch,
+    slots: int,
+    context: int,
+) -> None:
+    ran: list[tuple[int, bool]] = []
+    reads: list[int] = []
+    step, read = DeviceStep.run, Network.denoise_beside
+    monkeypatch.setattr(
+        DeviceStep, "run", lambda one: (ran.append((one.rows, one.kind.commits)), step(one))[1]
+    )
+    monkeypatch.setattr(
+        Network, "denoise_beside", lambda *inputs: (reads.append(1), read(*inputs))[1]
+    )
+    serving, _ = late(slots=slots, context=context)
+    serving.warm_up()
+    assert sorted(set(ran)) == [(rows, way) for rows in sorted({1, slots}) for way in (False, True)]
+    assert reads and not any(slot.length for slot in serving._pool.empty_slots)
+    assert serving.state().totals == late()[0].state().totals
+    each = wanted(1, max_tokens=16)
+    if context == 256:
+        assert same(serving.generate(Request(**each, retry_empty=False)), alone(model, each))
+
+
+def test_a_warm_up_that_fails_is_logged(
+    late: Callable[..., Any], monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    def fails(step: DeviceStep) -> None:
+        raise RuntimeError("no kernel image")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(DeviceStep, "run", fails)
+        serving, _ = late(slots=2)
+        serving.warm_up()
+    assert "the steps before the first request failed" in caplog.text
+    assert not any(slot.length for slot in serving._pool.empty_slots)
+    assert serving.generate(Request(**wanted(1, max_tokens=16))).token_ids
+
+
 def test_recorded_operations_say_the_same(late: Callable[..., Any]) -> None:
     """Replayed without Python: what the host decides reaches the step through tensors alone."""
     with registry.reference_only():
@@ -133,6 +175,7 @@ def test_a_step_is_launched_before_the_last_one_is_read(
     serving, _ = late(slots=1)
     reply = serving.generate(Request(**wanted(1, sampler=FIXED, max_tokens=32)))
     assert reply.stats.steps == [3] and reply.stats.canvases == 1
+    assert 0 < reply.stats.prefill_s == serving.state().totals.encode_s
     assert order == ["launch", "launch", "read", "launch", "read", "read"]
 
 

@@ -13,14 +13,17 @@ from itertools import pairwise, zip_longest
 import torch
 
 from sfumato.diffusion.canvas import Draft
+from sfumato.diffusion.sampler_config import SamplerConfig
 from sfumato.diffusion.step import Denoiser
 from sfumato.diffusion.step.cuda_graphs import graph_backend
 from sfumato.engine.any_row import AnyRow
+from sfumato.engine.encode_times import EncodeTime, EncodeTimes
 from sfumato.engine.late_steps import CommitRow, LateSteps
 from sfumato.engine.read_turns import ReadResult, ReadTurns
 from sfumato.engine.recovery import BatchRecovery, free_memory
 from sfumato.engine.row import Row
 from sfumato.engine.scheduler import Piece, Plan
+from sfumato.engine.warm_up import warm_up
 from sfumato.model.cache import Slot
 from sfumato.model.network import Network
 from sfumato.model.out_of_memory import is_out_of_memory
@@ -45,7 +48,8 @@ class StepResults:
     """What a step gave, for each row its result or its error."""
 
     encoded: list[Encoded]
-    encode_s: float
+    encode_s: float  # for which the host waited; 0 where steps are late
+    late_encodes: list[EncodeTime]  # of this step or earlier ones
     denoised: list[Denoised]
     began: float  # when the denoising began, by the clock
     read: list[ReadResult]
@@ -58,13 +62,27 @@ class Runner:
     def __init__(self, network: Network, rows: int, clock: Callable[[], float]) -> None:
         """rows: that a step has at most, larger slots left aside."""
         self._network, self._clock = network, clock
-        backend = graph_backend(network.device)
+        self._backend = backend = graph_backend(network.device)
         self._denoiser = Denoiser(network, rows, backend)
         self._batches = BatchRecovery(self._batch, self._free)
         self._late = None
         if backend is not None:
             self._late = LateSteps(self._denoiser, self._free, clock)
+        self._encode_times = EncodeTimes(network.device, clock)
         self._read_turns = ReadTurns(network, self._free)
+
+    def warm_up(self, slots: Sequence[Slot], config: SamplerConfig) -> None:
+        """Compiles what steps run, where the network's device works by itself; see warm_up.py. A
+        failure is left to the first request, whose it may not be."""
+        if self._backend is None or not slots:
+            return
+        denoiser = Denoiser(self._network, len(slots), self._backend)
+        try:
+            warm_up(denoiser, slots, config)
+        except Exception as error:
+            log.warning("the steps before the first request failed", exc_info=error)
+            if is_out_of_memory(error):
+                self._free(error)
 
     def run(self, plan: Plan, is_wanted: Callable[[AnyRow], bool]) -> StepResults:
         """Encodes the plan's pieces, then denoises those of its rows that did not fail meanwhile
@@ -75,6 +93,7 @@ class Runner:
         apart = {commit.row for commit in commits}
         encoded = self.encode([piece for piece in plan.encode if piece.row not in apart])
         denoise = self._clock()
+        encode_s = denoise - began if self._late is None else 0.0
         failed = {segment.row for segment, error in encoded if error}
         rows = [row for row in plan.denoise if row not in failed | apart and is_wanted(row)]
         if self._late is None:
@@ -83,10 +102,17 @@ class Runner:
             committed, denoised, began_step = self._launch(self._late, rows, commits)
             encoded += committed
         read = self._clock()
+        # The device encodes before the step whose results were read just now.
+        times = self._encode_times.done()
+        began_step = min(read, began_step + sum(time.seconds for time in times))
         readers = [row for row in plan.read if row not in failed and is_wanted(row)]
         results = self._read_turns.run(readers, plan.read_tokens, plan.decisions)
         read_s = self._clock() - read
-        return StepResults(encoded, denoise - began, denoised, began_step, results, read_s)
+        if results:  # which have waited for all that was launched before
+            waited = self._encode_times.done()
+            times += waited
+            read_s = max(0.0, read_s - sum(time.seconds for time in waited))
+        return StepResults(encoded, encode_s, times, denoised, began_step, results, read_s)
 
     @property
     def is_ahead(self) -> bool:
@@ -137,10 +163,13 @@ class Runner:
         A slot in which an encode raised is empty afterwards.
         """
         results: list[Encoded] = []
+        stamp = self._encode_times.stamp() if pieces and self._late is not None else None
         # The first segments of all rows go together, then the second ones, and so on.
         for segments in zip_longest(*map(_segments, pieces)):
             failed = {segment.row for segment, error in results if error}
             results += self._encode([s for s in segments if s and s.row not in failed])
+        if stamp is not None:
+            self._encode_times.add([piece.row for piece in pieces], stamp)
         return results
 
     def denoise(self, rows: Sequence[Row]) -> list[Denoised]:

@@ -17,7 +17,7 @@ from sfumato.engine.engine_config import EngineConfig
 from sfumato.engine.errors import EngineError
 from sfumato.engine.lease import CacheKey, Lease, Mark, Place, SlotView
 from sfumato.engine.memory_guard import MemoryGuard
-from sfumato.model.cache import snapshot_bytes
+from sfumato.model.cache import Slot, snapshot_bytes
 from sfumato.model.network import Network
 from sfumato.model.out_of_memory import is_out_of_memory
 
@@ -140,6 +140,11 @@ class SlotPool:
                 place.slot.reset()
                 place.keep(0)
         return emptied
+
+    @property
+    def empty_slots(self) -> list[Slot]:
+        """Of the first size; what is put into them is to be out of them before the next lease."""
+        return [p.slot for p in self._places if not (p.busy or p.held or p.larger)]
 
     @property
     def snapshot_bytes(self) -> int:

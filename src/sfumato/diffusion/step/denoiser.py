@@ -135,7 +135,7 @@ class Denoiser:
         order = tuple(places[id(canvas)] for canvas in seated)
         step = self.device_steps.run(seats, seated, [slots[place] for place in order])
         seats.steps += 1
-        shape = step.kind.rows, step.batch.width
+        shape = step.kind.rows, step.width
         copy = HostCopy(seated, order, (shape,), ({},), {}, step.words.flatten(), None)
         error = None
         try:

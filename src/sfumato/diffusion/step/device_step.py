@@ -63,20 +63,20 @@ class ForwardStep:
     scores or rules no graph can hold. Moves no row on."""
 
     def __init__(self, network: Network, batch: StepBatch, pool: KVPool, rows: int) -> None:
-        self.network, self.batch, self.rows = network, batch, rows
-        self._pool = weakref.ref(pool)
+        self.network, self.rows, self.width = network, rows, batch.width
+        self._pool, self._batch = weakref.ref(pool), weakref.ref(batch)
         self._part = Part(batch.first(rows), (), None, ())
         size = rows * batch.width, network.config.hidden_size
         self.hidden = torch.zeros(size, dtype=network.dtype, device=network.device)
 
     def serves(self, batch: StepBatch, pool: KVPool, rows: int) -> bool:
         """Whether this is the forward of these rows. False where the pool is gone."""
-        return self.batch is batch and self._pool() is pool and self.rows == rows
+        return self._batch() is batch and self._pool() is pool and self.rows == rows
 
     @property
     def is_alive(self) -> bool:
-        """Whether its pool still exists."""
-        return self._pool() is not None
+        """Whether its batch and its pool still exist."""
+        return self._batch() is not None and self._pool() is not None
 
     def prepare_for_capture(self) -> Callable[[], None]:
         """See `DeviceStep`."""
@@ -95,8 +95,8 @@ class DeviceStep:
     """The step of the first rows of a batch, whose slots are of one pool."""
 
     def __init__(self, network: Network, batch: StepBatch, pool: KVPool, kind: StepKind) -> None:
-        self.network, self.batch, self.kind = network, batch, kind
-        self._pool = weakref.ref(pool)
+        self.network, self.kind, self.width = network, kind, batch.width
+        self._pool, self._batch = weakref.ref(pool), weakref.ref(batch)
         rows = batch.first(kind.rows)
         self._part = Part(rows, (), None, ())
         device, width = network.device, batch.width
@@ -112,11 +112,15 @@ class DeviceStep:
         """Whether this is the step of these rows. False where the pool is gone."""
         mine = self.kind
         return (
-            self.batch is batch
+            self.is_of(batch)
             and self._pool() is pool
             and (mine.rows, mine.commits, mine.bans) == (kind.rows, kind.commits, kind.bans)
             and self._rules.serves(kind.rules)
         )
+
+    def is_of(self, batch: StepBatch) -> bool:
+        """Whether its rows are those of this batch, rather than of one that was outgrown."""
+        return self._batch() is batch
 
     @property
     def rows(self) -> int:
@@ -124,8 +128,8 @@ class DeviceStep:
 
     @property
     def is_alive(self) -> bool:
-        """Whether its pool still exists."""
-        return self._pool() is not None
+        """Whether its batch and its pool still exist."""
+        return self._batch() is not None and self._pool() is not None
 
     def prepare_for_capture(self) -> Callable[[], None]:
         """The function to capture. It has run before, so that nothing is made for the first time
