@@ -38,6 +38,21 @@ def test_every_kernel_has_tiles_for_every_architecture() -> None:
 
 
 @interpreted
+def test_counts_are_not_specialized() -> None:
+    """Numbers that change while serving, and addresses of rows of tables, have one code whatever
+    they are: Triton would compile another for 1 and for multiples of 16."""
+    for kernel in all_kernels().values():
+        changing = {
+            name
+            for name, kind in kernel.types.items()
+            if kind in ("i32", "i64") or (kind.startswith("*") and ":" not in kind)
+        }
+        assert set(kernel.function.kwargs["do_not_specialize"] or ()) == changing, kernel.name
+        fixed = {name for name, kind in kernel.types.items() if kind in ("i32:16", "i64:16")}
+        assert fixed <= {"q_stride", "k_stride", "v_stride", "length", "stored"}, kernel.name
+
+
+@interpreted
 def test_every_operation_passes_its_self_test() -> None:
     assert set(twins()) == set(OPERATIONS)
     assert self_test.usable(CPU)

@@ -30,7 +30,7 @@ _TYPES = {
     **dict.fromkeys(("slots", "first", "width", "commits"), "*i64"),
     **dict.fromkeys(("partial", "extremes"), "*fp32:16"),
     **dict.fromkeys(("size", "tokens", "stored", "window"), "i32"),
-    "length": "i32:16",
+    "length": "i32",
 }
 
 SLIDING = register(

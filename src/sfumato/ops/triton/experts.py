@@ -86,7 +86,7 @@ def _gate_up(
     tl.store(target, value.T, mask=mine[:, None] & (rows < INNER)[None, :])
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["assignments"])
 def _down(
     activated: tl.tensor,
     weight: tl.tensor,
@@ -179,7 +179,7 @@ DOWN = register(
             "starts": "*i32:16",
             "shares": "*fp32:16",
             "parts": "*bf16:16",
-            "assignments": "i32:16",
+            "assignments": "i32",
         },
         _SIZES,
     )

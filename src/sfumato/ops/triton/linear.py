@@ -20,7 +20,7 @@ from sfumato.ops.triton.tiles import tile_for
 from sfumato.ops.triton.weights import as_descriptor, product, weight_block
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["tokens"])
 def _linear(
     x: tl.tensor,
     weight: tl.tensor,

@@ -96,7 +96,13 @@ def _shift_history(
     tl.store(history + (HISTORY - 1) * width + place, argmax, mask=kept)
 
 
-@triton.jit
+@triton.jit(
+    do_not_specialize=[
+        "tokens", "pinned", "history", "max_steps", "step", "unchanged", "cold", "converged",
+        "done", "argmax", "drawn", "entropy", "top_ids", "top_probs", "fresh", "bound", "stability",
+        "confidence", "words", "width", "stride", "flag_stride"
+    ]
+)  # fmt: skip
 def _move_rows(
     tokens: tl.tensor, pinned: tl.tensor, history: tl.tensor, max_steps: tl.tensor,
     step: tl.tensor, unchanged: tl.tensor, cold: tl.tensor, converged: tl.tensor, done: tl.tensor,
@@ -159,7 +165,11 @@ def _move_rows(
     )
 
 
-@triton.jit
+@triton.jit(
+    do_not_specialize=[
+        "pinned", "bare_pins", "self_conditioning", "done", "width", "stride", "flag_stride"
+    ]
+)  # fmt: skip
 def _take_soft(
     soft: tl.tensor, new: tl.tensor, pinned: tl.tensor, bare_pins: tl.tensor,
     self_conditioning: tl.tensor, done: tl.tensor, width: tl.tensor, stride: tl.tensor,
