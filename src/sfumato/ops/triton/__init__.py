@@ -13,8 +13,9 @@ from typing import Any
 
 import torch
 
-from sfumato.ops.registry import ANY, FLOAT, TRITON, device_of, twin
+from sfumato.ops.registry import ANY, FLOAT, TRITON, choose, device_of, twin
 from sfumato.ops.triton import self_test
+from sfumato.ops.triton.kernel import LaunchError
 from sfumato.ops.triton.self_test import KernelTwin
 from sfumato.ops.triton.tiles import slower
 
@@ -88,7 +89,18 @@ def _register(operation: str, form: str) -> None:
         return ready and _twin(operation).serves(*arguments)
 
     def function(*arguments: Any) -> Any:
-        return _twin(operation).function(*arguments)
+        """The result of the kernels, or, where one of them does not run, of torch from then on.
+
+        A kernel that does not run wrote nothing. Operations of several kernels write to memory of
+        their own, or load all of them before the first one writes."""
+        device = device_of(arguments)
+        try:
+            return _twin(operation).function(*arguments)
+        except LaunchError as error:
+            # Where torch fails too, the device does, and the operation keeps its kernels.
+            result = choose(operation, device, form, *arguments, below=TRITON)(*arguments)
+            self_test.switch_off(operation, device, error)
+            return result
 
     register: Any = twin(operation, "cuda", form, serves, TRITON)
     register(function)

@@ -8,6 +8,7 @@ lower position comes first.  Before that, one program takes the soft embedding o
 from __future__ import annotations
 
 from types import SimpleNamespace
+from typing import Any
 
 import torch
 import triton
@@ -15,7 +16,7 @@ import triton.language as tl
 from torch import Tensor
 
 from sfumato.ops.rows import Rows, Rules, Settings, Statistics
-from sfumato.ops.triton.kernel import Kernel, launch, register
+from sfumato.ops.triton.kernel import Kernel, launch, load, register
 from sfumato.ops.triton.self_test import KernelTwin
 from sfumato.ops.triton.tiles import tile_for
 
@@ -236,6 +237,21 @@ def move_rows(rows: Rows, rules: Rules, stats: Statistics, fresh: Tensor, words:
     numbers = {name: getattr(stats, name).contiguous() for name in _STATISTICS}
     soft, fresh = stats.soft.contiguous(), fresh.contiguous()
     strides = {"stride": rows.tokens.stride(0), "flag_stride": rows.done.stride(0)}
+    of_rows: dict[str, Any] = {
+        **{name: getattr(rows, name) for name in (*_STATE, *_FLAGS)},
+        **strides,
+        **numbers,
+        **vars(rules.settings),
+        "fresh": fresh,
+        "words": words,
+        "width": width,
+        "HISTORY": rows.history.shape[1],
+        "TOP": stats.top_ids.shape[-1],
+        "PLACES": triton.next_power_of_2(width),
+    }
+    tile = tile_for("move_rows", device)
+    # Rows whose soft embedding is new and whose tokens are old would be lost.
+    load(MOVE_ROWS, tile, device, **of_rows)
     # First, since it reads which rows are done before this step.
     launch(
         TAKE_SOFT,
@@ -249,22 +265,7 @@ def move_rows(rows: Rows, rules: Rules, stats: Statistics, fresh: Tensor, words:
         width=width,
         HIDDEN=soft.shape[-1],
     )
-    launch(
-        MOVE_ROWS,
-        (count,),
-        tile_for("move_rows", device),
-        device,
-        **{name: getattr(rows, name) for name in (*_STATE, *_FLAGS)},
-        **strides,
-        **numbers,
-        **vars(rules.settings),
-        fresh=fresh,
-        words=words,
-        width=width,
-        HISTORY=rows.history.shape[1],
-        TOP=stats.top_ids.shape[-1],
-        PLACES=triton.next_power_of_2(width),
-    )
+    launch(MOVE_ROWS, (count,), tile, device, **of_rows)
 
 
 def _serves(rows: Rows, rules: Rules, stats: Statistics, fresh: Tensor, words: Tensor) -> bool:

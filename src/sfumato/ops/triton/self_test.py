@@ -62,6 +62,14 @@ def serve_only(device: torch.device, operations: frozenset[str]) -> None:
     _passed[_indexed(device)] = operations
 
 
+def switch_off(operation: str, device: torch.device, error: Exception) -> None:
+    """Torch serves an operation on a device from now on, since its kernels do not run there."""
+    device = _indexed(device)
+    if serves(operation, device):
+        _passed[device] -= {operation}
+        log.warning("%s: torch serves it on %s from now on (%s)", operation, device, _line(error))
+
+
 def prepare(device: torch.device, twins: dict[str, KernelTwin]) -> frozenset[str]:
     """Tests the twins, by operation, on a device, once; the operations that serve from now on.
 
@@ -90,13 +98,17 @@ def _works(twin: KernelTwin, device: torch.device) -> bool:
     try:
         twin.check(device)
     except Exception as error:  # Triton's compilers raise errors of many classes
-        reason = str(error).strip().splitlines()
         log.warning(
-            *("%s: torch serves it on %s, since the self-test of its kernels failed (%s: %s)",),
-            *(twin.operation, device, type(error).__name__, reason[0] if reason else "no message"),
+            *("%s: torch serves it on %s, since the self-test of its kernels failed (%s)",),
+            *(twin.operation, device, _line(error)),
         )
         return False
     return True
+
+
+def _line(error: Exception) -> str:
+    lines = str(error).strip().splitlines()
+    return f"{type(error).__name__}: {lines[0] if lines else 'no message'}"
 
 
 def assert_close(out: Tensor, expected: Tensor, bound: float) -> None:
