@@ -73,6 +73,11 @@ def test_every_operation_passes_its_self_test() -> None:
         twin.check(CPU)
 
 
+def test_devices_are_tested_with_more_sizes_than_an_interpreter() -> None:
+    assert self_test.sizes_for(CPU, [1], [2, 3]) == [1]
+    assert self_test.sizes_for(torch.device("cuda", 0), [1], [2, 3]) == [1, 2, 3]
+
+
 def test_a_kernel_that_is_wrong_is_switched_off(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:

@@ -19,7 +19,13 @@ from sfumato.ops.triton.head_finish import finish_head
 from sfumato.ops.triton.head_kernels import embed_chunk, score_chunk
 from sfumato.ops.triton.kernel import Kernel, launch, register
 from sfumato.ops.triton.operands import matrix, multiplied
-from sfumato.ops.triton.self_test import KernelTwin, assert_close, error_bound, random_like
+from sfumato.ops.triton.self_test import (
+    KernelTwin,
+    assert_close,
+    error_bound,
+    random_like,
+    sizes_for,
+)
 from sfumato.ops.triton.tiles import tile_for
 from sfumato.ops.triton.workspaces import CHUNK, GROUP, head_chunk
 
@@ -349,10 +355,15 @@ def _serves(
 
 
 def _check(device: torch.device) -> None:
+    for vocab in sizes_for(device, [200], [CHUNK + 200]):
+        _check_vocabulary(vocab, device)
+
+
+def _check_vocabulary(vocab: int, device: torch.device) -> None:
     """A vocabulary that ends within a block; the right numbers by float64. The third position is
     not read."""
     dtype = torch.float32 if device.type == "cpu" else torch.bfloat16
-    hidden, weight = random_like(device, dtype, (3, 72), (200, 72))
+    hidden, weight = random_like(device, dtype, (3, 72), (vocab, 72))
     temperature = torch.tensor([0.5, 1.0, 1.0], device=device)
     uniform = torch.tensor([0.4, 0.9, 0.9], dtype=torch.float64, device=device)
     unread = torch.arange(3, device=device) == 2

@@ -9,9 +9,9 @@ a step must not.  Knows no operation by name.
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 from torch import Tensor
@@ -21,6 +21,7 @@ from sfumato.ops.triton.targets import architecture
 from sfumato.ops.triton.tiles import slower
 
 log = logging.getLogger(__name__)
+T = TypeVar("T")
 
 
 @dataclass(frozen=True)
@@ -129,6 +130,13 @@ def random_like(
     state."""
     random = torch.Generator().manual_seed(len(shapes))
     return tuple(torch.randn(shape, generator=random).to(device, dtype) for shape in shapes)
+
+
+def sizes_for(device: torch.device, small: Sequence[T], more: Sequence[T]) -> list[T]:
+    """The sizes with which an operation is tested on a device: where kernels are compiled, also
+    those that need tiles for many tokens, wide heads, or several parts of a long sum.  An
+    interpreter would take minutes for them."""
+    return [*small, *([] if device.type == "cpu" else more)]
 
 
 def error_bound(dtype: torch.dtype) -> float:
