@@ -18,7 +18,7 @@ import torch
 from tests.support.kernels import interpreted
 
 from sfumato.ops.registry import FLOAT, call, seen_as
-from sfumato.ops.triton import OPERATIONS, ahead_of_time, self_test, targets, twins
+from sfumato.ops.triton import OPERATIONS, ahead_of_time, prepare, self_test, targets, twins
 from sfumato.ops.triton import kernel as kernel_module
 from sfumato.ops.triton.kernel import (
     FP_FUSION,
@@ -87,15 +87,38 @@ def test_a_kernel_that_is_wrong_is_switched_off(
     monkeypatch.setattr(self_test, "_passed", {})
     twin_list = [
         KernelTwin(name, max, bool, check)
-        for name, check in (("good", lambda device: None), ("bad", wrong))
+        for name, check in (("good", lambda device: None), ("bad", wrong), ("worse", wrong))
     ]
     assert not self_test.serves("good", CPU)
     with caplog.at_level(logging.WARNING, logger=self_test.__name__):
         passed = self_test.prepare(CPU, {twin.operation: twin for twin in twin_list})
     assert passed == {"good"} == self_test.passed(CPU)
     assert self_test.serves("good", CPU) and not self_test.serves("bad", CPU)
-    assert [record.getMessage().split(":")[0] for record in caplog.records] == ["bad"]
+    (record,) = caplog.records  # one line, since both fail for one reason
+    assert record.getMessage().split(":")[0] == "bad, worse"
     assert self_test.prepare(CPU, {}) == {"good"}  # once a device
+
+
+def test_one_line_says_that_torch_serves(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    gpu = torch.device("cuda", 0)
+    with caplog.at_level(logging.WARNING, logger="sfumato.ops.triton"):
+        monkeypatch.setattr(self_test, "installed", lambda: False)
+        assert not prepare(gpu) and not prepare(CPU)
+        monkeypatch.setattr(self_test, "installed", lambda: True)
+        monkeypatch.setattr(self_test, "architecture", lambda device: None)
+        assert not prepare(gpu)
+        monkeypatch.setattr(self_test, "_passed", {CPU: frozenset(("linear",))})
+        monkeypatch.setattr("sfumato.ops.triton._refused", set())
+        twin = KernelTwin("linear", max, lambda x, weight: False, lambda device: None)
+        monkeypatch.setattr("sfumato.ops.triton._twin", lambda operation: twin)
+        with seen_as("cpu", "cuda"):
+            for _ in range(2):
+                call("linear", CPU, FLOAT, torch.eye(3), torch.eye(3))
+    lines = [record.getMessage() for record in caplog.records]
+    assert [line.split(":")[0] for line in lines] == ["kernels", "kernels", "linear"]
+    assert "not installed" in lines[0] and "torch.float32 (3, 3)" in lines[2]
 
 
 class Stub:

@@ -44,6 +44,9 @@ OPERATIONS = {
 """The module whose `TWINS` has each operation, and the form of weight that it serves."""
 
 
+_refused: set[tuple[str, torch.device]] = set()
+
+
 @cache
 def _twin(operation: str) -> KernelTwin:
     module = import_module(f"{__name__}.{OPERATIONS[operation][0]}")
@@ -59,10 +62,13 @@ def twins() -> dict[str, KernelTwin]:
 def prepare(device: torch.device) -> frozenset[str]:
     """Tests the kernels on a device, once; the operations that they serve there from now on.
 
-    Call it before the first step on a device, and outside of a graph's capture. Where Triton does
-    not work, torch serves all, and one log line says why.
+    Call it before the first step on a device, and outside of a graph's capture. Where kernels
+    cannot run, torch serves all, and one log line says why.
     """
     if not self_test.usable(device):
+        if device.type == "cuda":
+            why = self_test.why_unusable(device)
+            log.warning("kernels: torch serves on %s, since %s", device, why)
         return frozenset()
     try:
         known = twins()
@@ -83,10 +89,24 @@ def serving(device: torch.device) -> frozenset[str]:
     return frozenset(name for name in OPERATIONS if not slower(name, device))
 
 
+def _note_refused(operation: str, device: torch.device, arguments: tuple[Any, ...]) -> None:
+    """One log line for the first call of an operation that its kernels do not take."""
+    if (operation, device) not in _refused:
+        _refused.add((operation, device))
+        tensors = [each for each in arguments if isinstance(each, torch.Tensor)]
+        kinds = ", ".join(f"{each.dtype} {tuple(each.shape)}" for each in tensors)
+        log.warning("%s: torch serves calls that kernels do not take, as of %s", operation, kinds)
+
+
 def _register(operation: str, form: str) -> None:
     def serves(*arguments: Any) -> bool:
-        ready = self_test.serves(operation, device_of(arguments))
-        return ready and _twin(operation).serves(*arguments)
+        device = device_of(arguments)
+        if not self_test.serves(operation, device):
+            return False
+        if _twin(operation).serves(*arguments):
+            return True
+        _note_refused(operation, device, arguments)
+        return False
 
     def function(*arguments: Any) -> Any:
         """The result of the kernels, or, where one of them does not run, of torch from then on.

@@ -1,9 +1,9 @@
 """Which operations the kernels of this package serve on a device: those that passed a test on it.
 
 `prepare` tests each operation once on a device, on small random tensors against its reference, and
-switches off, with one log line each, what fails and what the table of tiles says is slower than
-torch.  Before `prepare`, no kernel serves: a test waits for the device, which a captured graph and
-a step must not.  Knows no operation by name.
+switches off, with one log line for each reason, what fails and what the table of tiles says is
+slower than torch.  Before `prepare`, no kernel serves: a test waits for the device, which a
+captured graph and a step must not.  Knows no operation by name.
 """
 
 from __future__ import annotations
@@ -78,33 +78,39 @@ def prepare(device: torch.device, twins: dict[str, KernelTwin]) -> frozenset[str
     """
     device = _indexed(device)
     if device not in _passed:
-        good = frozenset(name for name, each in twins.items() if _works(each, device))
-        _passed[device] = good
+        reasons = {name: _why_not(each, device) for name, each in twins.items()}
+        for reason in dict.fromkeys(filter(None, reasons.values())):
+            names = ", ".join(name for name, each in reasons.items() if each == reason)
+            log.warning("%s: torch serves on %s, since %s", names, device, reason)
+        _passed[device] = frozenset(name for name, reason in reasons.items() if not reason)
     return _passed[device]
 
 
 def usable(device: torch.device) -> bool:
     """Whether kernels can run on a device at all."""
-    on_cpu = device.type == "cpu" and interpreting()
-    known = device.type == "cuda" and architecture(_indexed(device)) is not None
-    return installed() and (on_cpu or known)
+    if device.type == "cpu":
+        return installed() and interpreting()
+    return device.type == "cuda" and not why_unusable(device)
 
 
-def _works(twin: KernelTwin, device: torch.device) -> bool:
+def why_unusable(device: torch.device) -> str:
+    """Why no kernel can run on a GPU; empty where kernels can."""
+    if not installed():
+        return "Triton is not installed"
+    if architecture(_indexed(device)) is None:
+        return "the table of tiles has none for this GPU"
+    return ""
+
+
+def _why_not(twin: KernelTwin, device: torch.device) -> str:
+    """Why torch serves an operation; empty where the kernels do."""
     if slower(twin.operation, device):
-        log.warning(
-            "%s: torch serves it on %s, where its kernels are slower", twin.operation, device
-        )
-        return False
+        return "kernels are slower there"
     try:
         twin.check(device)
     except Exception as error:  # Triton's compilers raise errors of many classes
-        log.warning(
-            *("%s: torch serves it on %s, since the self-test of its kernels failed (%s)",),
-            *(twin.operation, device, _line(error)),
-        )
-        return False
-    return True
+        return f"the self-test of kernels failed ({_line(error)})"
+    return ""
 
 
 def _line(error: Exception) -> str:
