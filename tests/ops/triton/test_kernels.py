@@ -205,6 +205,19 @@ def test_sums_are_those_that_the_sources_name() -> None:
 
 
 @interpreted
+def test_every_variant_of_a_kernel_is_compiled() -> None:
+    """The usual step has no row that commits, and a decision needs no masses."""
+    made = list(ahead_of_time.jobs(["sm_90"], ["attention_512", "score_chunk", "move_rows"]))
+    variants = [(job.kernel, job.variant) for job in made]
+    assert variants == [
+        *(("attention_512", ""), ("attention_512", "denoise")),
+        *(("score_chunk", ""), ("score_chunk", "decide"), ("move_rows", "")),
+    ]
+    for kernel in all_kernels().values():
+        assert all(set(sizes) <= set(kernel.sizes) for sizes in kernel.variants.values())
+
+
+@interpreted
 def test_tiles_of_an_unknown_kernel() -> None:
     assert tile_for("linear", CPU, "few")["TOKENS"] == 128
     with pytest.raises(KeyError):

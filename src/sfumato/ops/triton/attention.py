@@ -39,12 +39,15 @@ _TYPES = {
     "length": "i32",
 }
 
+_DENOISE = {"denoise": {"PHASES": False, "WINDOWED": False}}  # the usual step: no row commits
+
 SLIDING = register(
     Kernel(
         "attention_256",
         attend,
         _TYPES,
         {"HEADS": 16, "KV_HEADS": 8, "D": 256, "PHASES": True, "WINDOWED": True},
+        _DENOISE,
     )
 )
 FULL = register(
@@ -53,6 +56,7 @@ FULL = register(
         attend,
         _TYPES,
         {"HEADS": 16, "KV_HEADS": 2, "D": 512, "PHASES": True, "WINDOWED": False},
+        _DENOISE,
     )
 )
 MERGE = register(

@@ -41,6 +41,8 @@ _NUMBERS = {"vocab": "i32", "positions": "i32", "softcap": "fp32"}
 _CHUNK = {"scores": "*fp32:16", "masses": "*bf16:16", "tile_max": "*fp32:16", "first_id": "i32"}
 _TOP = {"top": "*fp32:16", "top_ids": "*i32:16", "soft": "*fp32:16"}
 
+_DECIDE = {"decide": {"MASSES": False}}  # see `vocabulary_mass`
+
 SCORE_CHUNK = register(
     Kernel(
         "score_chunk",
@@ -54,6 +56,7 @@ SCORE_CHUNK = register(
             "blocks": "i32",
         },
         {"HIDDEN": 2816, "CHUNK": CHUNK, "FORMAT": 0, "MASSES": True},
+        _DECIDE,
     )
 )
 
@@ -99,6 +102,7 @@ FINISH_HEAD = register(
             "root": "fp32",
         },
         {"HIDDEN": 2816, "BLOCKS": 4096, "SPLITS": 3, "TOP": TOP, "FORMAT": 0, "MASSES": True},
+        _DECIDE,
     )
 )
 

@@ -16,7 +16,7 @@ import os
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager, nullcontext
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import partial
 from importlib import import_module
 from importlib.util import find_spec
@@ -55,12 +55,15 @@ class Kernel:
 
     Every kernel has a constant UPCAST.  One that also has DESCRIPTORS takes its matrices as tensor
     descriptors where that is True, else as addresses; see `weights.as_descriptor`.
+
+    variants: by a name, sizes that differ where the kernel also serves so and its code differs.
     """
 
     name: str  # its tiles stand under this name in tiles.toml
     function: Any  # decorated by triton.jit
     types: Mapping[str, str]
     sizes: Mapping[str, int | float | bool]
+    variants: Mapping[str, Mapping[str, bool]] = field(default_factory=dict)
 
 
 _kernels: dict[str, Kernel] = {}
