@@ -16,7 +16,7 @@ from torch import Tensor
 from sfumato.ops import phase_reference, reference
 from sfumato.ops.triton.attention_kernels import attend, merge
 from sfumato.ops.triton.kernel import Kernel, launch, register
-from sfumato.ops.triton.operands import matrix, multiplied
+from sfumato.ops.triton.operands import EVERYTHING, matrix, multiplied
 from sfumato.ops.triton.self_test import (
     KernelTwin,
     assert_close,
@@ -26,9 +26,6 @@ from sfumato.ops.triton.self_test import (
 )
 from sfumato.ops.triton.tiles import tile_for
 from sfumato.ops.triton.workspaces import NARROW, attention_kernel
-
-EVERYTHING = 2**30
-"""A window that no two positions are apart."""
 
 _TYPES = {
     **dict.fromkeys(("q", "out"), "*bf16:16"),

@@ -14,9 +14,9 @@ import triton
 from torch import Tensor
 
 from sfumato.ops import reference
-from sfumato.ops.reference import Causal
+from sfumato.ops.reference import NOWHERE, Causal
 from sfumato.ops.triton.kernel import Kernel, launch, register
-from sfumato.ops.triton.operands import matrix, multiplied
+from sfumato.ops.triton.operands import EVERYTHING, matrix, multiplied
 from sfumato.ops.triton.prefill_kernels import attend_causally
 from sfumato.ops.triton.self_test import (
     KernelTwin,
@@ -28,10 +28,6 @@ from sfumato.ops.triton.self_test import (
 from sfumato.ops.triton.tiles import tile_for
 from sfumato.ops.triton.workspaces import NARROW
 
-EVERYTHING = 2**30
-"""A window that no two positions are apart."""
-NOWHERE = 2**31 - 1
-"""The position of keys that no token sees."""
 MOST = 2**31  # elements that 32 bits count
 
 _TYPES = {
