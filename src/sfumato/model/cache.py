@@ -20,9 +20,9 @@ from torch import Tensor
 
 from sfumato.model.model_config import ModelConfig
 from sfumato.ops import reference
+from sfumato.ops.reference import NOWHERE
 
 BLOCK = reference.KEYS  # keys that torch's attention sums at a time; compiled attention sums half
-NOWHERE = 2**31 - 1  # a position after all others, which no token sees; int32 for compiled kernels
 
 
 def slot_sizes(config: ModelConfig, capacity: int) -> list[int]:

@@ -9,9 +9,8 @@ import torch
 from tests.support.kernels import close, interpreted
 from torch import Tensor
 
-from sfumato.model.cache import NOWHERE
 from sfumato.ops import reference, registry
-from sfumato.ops.reference import Causal, OwnKeys, SharedCausal
+from sfumato.ops.reference import NOWHERE, Causal, OwnKeys, SharedCausal
 
 pytestmark = interpreted
 

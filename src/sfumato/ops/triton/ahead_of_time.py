@@ -39,6 +39,7 @@ class Compiled:
     target: str
     use: str
     candidate: int
+    variant: str = ""  # see `Kernel.variants`
     shared: int = 0  # bytes
     registers: int = 0  # of a thread
     spilled: int = 0  # bytes of a thread (NVIDIA), registers (AMD)
@@ -47,7 +48,7 @@ class Compiled:
     error: str = ""
 
     def __str__(self) -> str:
-        name = f"{self.kernel} {self.use} {self.candidate}"
+        name = f"{self.kernel} {self.variant or self.use} {self.candidate}"
         if self.error:
             return f"{self.target:8} {name:32} {self.error}"
         figures = f"shared {self.shared:6}  registers {self.registers:3}  spilled {self.spilled:4}"
@@ -63,23 +64,28 @@ class Job:
     target: str
     use: str
     candidate: int
+    variant: str = ""
 
 
 def jobs(targets: Sequence[str], names: Sequence[str] = (), every: bool = False) -> Iterator[Job]:
     """The compilations of all kernels, or of those named, for targets: with the tiles that serve,
-    or with every candidate."""
-    for name in names or sorted(all_kernels()):
+    or with every candidate, in all their variants."""
+    known = all_kernels()
+    for name in names or sorted(known):
         for target in targets:
             for use, tiles in candidates(name, target).items():
                 for number in range(len(tiles) if every else 1):
-                    yield Job(name, target, use, number)
+                    for variant in ("", *known[name].variants):
+                        yield Job(name, target, use, number, variant)
 
 
 def compile_job(job: Job) -> Compiled:
     """Compiles, and measures what came out. Raises what the compilers raise."""
     target = TARGETS[job.target]
     tile = candidates(job.kernel, job.target)[job.use][job.candidate]
-    made = compile_kernel(all_kernels()[job.kernel], tile, target)
+    kernel = all_kernels()[job.kernel]
+    sizes = {**kernel.sizes, **kernel.variants.get(job.variant, {})}
+    made = compile_kernel(replace(kernel, sizes=sizes), tile, target)
     shared = int(made.metadata.shared)
     registers, spilled = _usage(made, target)
     excess = f"shared memory: {shared} bytes of {target.shared}" if shared > target.shared else ""

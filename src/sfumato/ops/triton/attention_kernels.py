@@ -85,7 +85,11 @@ def _seen(
     return (position[None, :] > lowest[:, None]) & (position[None, :] <= highest[:, None])
 
 
-@triton.jit
+@triton.jit(
+    do_not_specialize=[
+        "slots", "first", "width", "commits", "length", "size", "tokens", "stored", "window"
+    ]
+)  # fmt: skip
 def attend(
     q: tl.tensor,
     new_keys: tl.tensor,
@@ -212,7 +216,7 @@ def attend(
         tl.store(extremes + (piece_at + cell) * 2 + 1, total, mask=inside)
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["first", "pairs", "size", "pieces"])
 def merge(
     partial: tl.tensor,
     extremes: tl.tensor,

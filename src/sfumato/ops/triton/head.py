@@ -19,7 +19,13 @@ from sfumato.ops.triton.head_finish import finish_head
 from sfumato.ops.triton.head_kernels import embed_chunk, score_chunk
 from sfumato.ops.triton.kernel import Kernel, launch, register
 from sfumato.ops.triton.operands import matrix, multiplied
-from sfumato.ops.triton.self_test import KernelTwin, assert_close, error_bound, random_like
+from sfumato.ops.triton.self_test import (
+    KernelTwin,
+    assert_close,
+    error_bound,
+    random_like,
+    sizes_for,
+)
 from sfumato.ops.triton.tiles import tile_for
 from sfumato.ops.triton.workspaces import CHUNK, GROUP, head_chunk
 
@@ -35,6 +41,8 @@ _NUMBERS = {"vocab": "i32", "positions": "i32", "softcap": "fp32"}
 _CHUNK = {"scores": "*fp32:16", "masses": "*bf16:16", "tile_max": "*fp32:16", "first_id": "i32"}
 _TOP = {"top": "*fp32:16", "top_ids": "*i32:16", "soft": "*fp32:16"}
 
+_DECIDE = {"decide": {"MASSES": False}}  # see `vocabulary_mass`
+
 SCORE_CHUNK = register(
     Kernel(
         "score_chunk",
@@ -48,6 +56,7 @@ SCORE_CHUNK = register(
             "blocks": "i32",
         },
         {"HIDDEN": 2816, "CHUNK": CHUNK, "FORMAT": 0, "MASSES": True},
+        _DECIDE,
     )
 )
 
@@ -93,6 +102,7 @@ FINISH_HEAD = register(
             "root": "fp32",
         },
         {"HIDDEN": 2816, "BLOCKS": 4096, "SPLITS": 3, "TOP": TOP, "FORMAT": 0, "MASSES": True},
+        _DECIDE,
     )
 )
 
@@ -349,10 +359,15 @@ def _serves(
 
 
 def _check(device: torch.device) -> None:
+    for vocab in sizes_for(device, [200], [CHUNK + 200]):
+        _check_vocabulary(vocab, device)
+
+
+def _check_vocabulary(vocab: int, device: torch.device) -> None:
     """A vocabulary that ends within a block; the right numbers by float64. The third position is
     not read."""
     dtype = torch.float32 if device.type == "cpu" else torch.bfloat16
-    hidden, weight = random_like(device, dtype, (3, 72), (200, 72))
+    hidden, weight = random_like(device, dtype, (3, 72), (vocab, 72))
     temperature = torch.tensor([0.5, 1.0, 1.0], device=device)
     uniform = torch.tensor([0.4, 0.9, 0.9], dtype=torch.float64, device=device)
     unread = torch.arange(3, device=device) == 2

@@ -161,7 +161,13 @@ def store_zeros(
         tl.store(out, tl.zeros((DEPTH,), out_soft.dtype.element_ty), mask=column < HIDDEN)
 
 
-@triton.jit
+@triton.jit(
+    do_not_specialize=[
+        "temperature", "unread", "uniform", "ban_ids", "ban_limits", "ban_row", "ban_place",
+        "argmax", "drawn", "entropy", "peaks", "totals", "out_ids", "out_probs", "vocab",
+        "positions", "blocks", "bans"
+    ]
+)  # fmt: skip
 def finish_head(
     hidden: tl.tensor, weight: tl.tensor, temperature: tl.tensor, unread: tl.tensor,
     uniform: tl.tensor, ban_ids: tl.tensor, ban_limits: tl.tensor, ban_row: tl.tensor,

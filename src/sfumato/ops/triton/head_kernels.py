@@ -85,7 +85,12 @@ def store_blocks(
     tl.store(block_best + where, place.to(tl.int8), mask=kept)
 
 
-@triton.jit
+@triton.jit(
+    do_not_specialize=[
+        "temperature", "unread", "ban_ids", "ban_limits", "ban_row", "ban_place", "first_id",
+        "vocab", "positions", "blocks", "bans"
+    ]
+)  # fmt: skip
 def score_chunk(
     hidden: tl.tensor, weight: tl.tensor, temperature: tl.tensor, unread: tl.tensor,
     ban_ids: tl.tensor, ban_limits: tl.tensor, ban_row: tl.tensor, ban_place: tl.tensor,
@@ -236,7 +241,11 @@ def merge_top(
     tl.store(top_ids + position * TOP + slot, best_ids)
 
 
-@triton.jit
+@triton.jit(
+    do_not_specialize=[
+        "peaks", "unread", "first_id", "vocab", "positions", "embedding_programs", "hidden_programs"
+    ]
+)  # fmt: skip
 def embed_chunk(
     weight: tl.tensor, masses: tl.tensor, tile_max: tl.tensor, scores: tl.tensor,
     peaks: tl.tensor, soft: tl.tensor, top: tl.tensor, top_ids: tl.tensor, unread: tl.tensor,

@@ -34,7 +34,12 @@ def philox_words(
     return first, second, third
 
 
-@triton.jit
+@triton.jit(
+    do_not_specialize=[
+        "seeds", "canvas", "attempt", "step", "max_steps", "temperatures", "temperature",
+        "uniforms", "fresh", "width", "vocab", "stride", "temperature_stride"
+    ]
+)  # fmt: skip
 def _step_noise(
     seeds: tl.tensor, canvas: tl.tensor, attempt: tl.tensor, step: tl.tensor,
     max_steps: tl.tensor, temperatures: tl.tensor, temperature: tl.tensor, uniforms: tl.tensor,

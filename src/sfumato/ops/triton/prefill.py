@@ -14,18 +14,20 @@ import triton
 from torch import Tensor
 
 from sfumato.ops import reference
-from sfumato.ops.reference import Causal
+from sfumato.ops.reference import NOWHERE, Causal
 from sfumato.ops.triton.kernel import Kernel, launch, register
-from sfumato.ops.triton.operands import matrix, multiplied
+from sfumato.ops.triton.operands import EVERYTHING, matrix, multiplied
 from sfumato.ops.triton.prefill_kernels import attend_causally
-from sfumato.ops.triton.self_test import KernelTwin, assert_close, error_bound, random_like
+from sfumato.ops.triton.self_test import (
+    KernelTwin,
+    assert_close,
+    error_bound,
+    random_like,
+    sizes_for,
+)
 from sfumato.ops.triton.tiles import tile_for
 from sfumato.ops.triton.workspaces import NARROW
 
-EVERYTHING = 2**30
-"""A window that no two positions are apart."""
-NOWHERE = 2**31 - 1
-"""The position of keys that no token sees."""
 MOST = 2**31  # elements that 32 bits count
 
 _TYPES = {
@@ -99,9 +101,15 @@ def _serves(
 
 
 def _check(device: torch.device) -> None:
+    """Narrow heads, and those of the 26B-A4B."""
+    for heads, kv_heads, d in sizes_for(device, [(4, 2, 64)], [(16, 8, 256), (16, 2, 512)]):
+        _check_heads(heads, kv_heads, d, device)
+
+
+def _check_heads(heads: int, kv_heads: int, d: int, device: torch.device) -> None:
     """A ring that has turned, behind zeros at no position, and tokens that fill no tile."""
     dtype = torch.float32 if device.type == "cpu" else torch.bfloat16
-    n, heads, kv_heads, d, held = 40, 4, 2, 64, 90
+    n, held = 40, 90
     shapes = (n, heads, d), *[(kv_heads, count, d) for count in (held, held, n, n)]
     q, old_k, old_v, k, v = random_like(device, dtype, *shapes)
     q = q * d**-0.5

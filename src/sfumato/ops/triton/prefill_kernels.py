@@ -35,7 +35,7 @@ def _seen_range(
     return tl.min(begins) // KEYS * KEYS, tl.max(ends)
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["queries", "positions", "tokens", "window"])
 def attend_causally(
     q: tl.tensor, keys: tl.tensor, values: tl.tensor, queries: tl.tensor, positions: tl.tensor,
     out: tl.tensor, tokens: tl.tensor, length: tl.tensor, stored: tl.tensor, window: tl.tensor,

@@ -8,6 +8,7 @@ lower position comes first.  Before that, one program takes the soft embedding o
 from __future__ import annotations
 
 from types import SimpleNamespace
+from typing import Any
 
 import torch
 import triton
@@ -15,7 +16,7 @@ import triton.language as tl
 from torch import Tensor
 
 from sfumato.ops.rows import Rows, Rules, Settings, Statistics
-from sfumato.ops.triton.kernel import Kernel, launch, register
+from sfumato.ops.triton.kernel import Kernel, launch, load, register
 from sfumato.ops.triton.self_test import KernelTwin
 from sfumato.ops.triton.tiles import tile_for
 
@@ -96,7 +97,13 @@ def _shift_history(
     tl.store(history + (HISTORY - 1) * width + place, argmax, mask=kept)
 
 
-@triton.jit
+@triton.jit(
+    do_not_specialize=[
+        "tokens", "pinned", "history", "max_steps", "step", "unchanged", "cold", "converged",
+        "done", "argmax", "drawn", "entropy", "top_ids", "top_probs", "fresh", "bound", "stability",
+        "confidence", "words", "width", "stride", "flag_stride"
+    ]
+)  # fmt: skip
 def _move_rows(
     tokens: tl.tensor, pinned: tl.tensor, history: tl.tensor, max_steps: tl.tensor,
     step: tl.tensor, unchanged: tl.tensor, cold: tl.tensor, converged: tl.tensor, done: tl.tensor,
@@ -159,7 +166,11 @@ def _move_rows(
     )
 
 
-@triton.jit
+@triton.jit(
+    do_not_specialize=[
+        "pinned", "bare_pins", "self_conditioning", "done", "width", "stride", "flag_stride"
+    ]
+)  # fmt: skip
 def _take_soft(
     soft: tl.tensor, new: tl.tensor, pinned: tl.tensor, bare_pins: tl.tensor,
     self_conditioning: tl.tensor, done: tl.tensor, width: tl.tensor, stride: tl.tensor,
@@ -226,6 +237,21 @@ def move_rows(rows: Rows, rules: Rules, stats: Statistics, fresh: Tensor, words:
     numbers = {name: getattr(stats, name).contiguous() for name in _STATISTICS}
     soft, fresh = stats.soft.contiguous(), fresh.contiguous()
     strides = {"stride": rows.tokens.stride(0), "flag_stride": rows.done.stride(0)}
+    of_rows: dict[str, Any] = {
+        **{name: getattr(rows, name) for name in (*_STATE, *_FLAGS)},
+        **strides,
+        **numbers,
+        **vars(rules.settings),
+        "fresh": fresh,
+        "words": words,
+        "width": width,
+        "HISTORY": rows.history.shape[1],
+        "TOP": stats.top_ids.shape[-1],
+        "PLACES": triton.next_power_of_2(width),
+    }
+    tile = tile_for("move_rows", device)
+    # Rows whose soft embedding is new and whose tokens are old would be lost.
+    load(MOVE_ROWS, tile, device, **of_rows)
     # First, since it reads which rows are done before this step.
     launch(
         TAKE_SOFT,
@@ -239,22 +265,7 @@ def move_rows(rows: Rows, rules: Rules, stats: Statistics, fresh: Tensor, words:
         width=width,
         HIDDEN=soft.shape[-1],
     )
-    launch(
-        MOVE_ROWS,
-        (count,),
-        tile_for("move_rows", device),
-        device,
-        **{name: getattr(rows, name) for name in (*_STATE, *_FLAGS)},
-        **strides,
-        **numbers,
-        **vars(rules.settings),
-        fresh=fresh,
-        words=words,
-        width=width,
-        HISTORY=rows.history.shape[1],
-        TOP=stats.top_ids.shape[-1],
-        PLACES=triton.next_power_of_2(width),
-    )
+    launch(MOVE_ROWS, (count,), tile, device, **of_rows)
 
 
 def _serves(rows: Rows, rules: Rules, stats: Statistics, fresh: Tensor, words: Tensor) -> bool:

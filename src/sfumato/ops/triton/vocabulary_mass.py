@@ -11,7 +11,8 @@ from torch import Tensor
 from sfumato.ops.triton.head import vocabulary_head
 from sfumato.ops.triton.listed import own_scores
 from sfumato.ops.triton.operands import multiplied
-from sfumato.ops.triton.self_test import KernelTwin, assert_close, random_like
+from sfumato.ops.triton.self_test import KernelTwin, assert_close, random_like, sizes_for
+from sfumato.ops.triton.workspaces import CHUNK
 
 
 def vocabulary_mass(
@@ -33,8 +34,13 @@ def _serves(
 
 def _check(device: torch.device) -> None:
     """The right numbers by float64."""
+    for vocab in sizes_for(device, [200], [CHUNK + 200]):
+        _check_vocabulary(vocab, device)
+
+
+def _check_vocabulary(vocab: int, device: torch.device) -> None:
     dtype = torch.float32 if device.type == "cpu" else torch.bfloat16
-    hidden, weight = random_like(device, dtype, (2, 72), (200, 72))
+    hidden, weight = random_like(device, dtype, (2, 72), (vocab, 72))
     ids = torch.tensor([[3, 199], [64, 0]], device=device)
     scores, peak, total, argmax = vocabulary_mass(hidden, weight, ids, 30.0, 0, None)
     expected = (hidden.double() @ weight.double().T / 30).tanh() * 30

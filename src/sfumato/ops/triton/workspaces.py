@@ -23,13 +23,13 @@ def attention_bytes(
     """Of `canvas_attention` and `phase_attention` of queries [rows, length, heads, d] over slots of
     `size` positions: the parts of a long prefix, in float32."""
     split = tile_for(attention_kernel(d), device)["SPLIT"]
-    pieces = _up(size, split) // split
+    pieces = rounded_up(size, split) // split
     return 0 if pieces <= 1 else rows * pieces * length * heads * (d + 2) * _FLOAT
 
 
 def prefill_bytes(keys: int, kv_heads: int, d: int, itemsize: int, device: torch.device) -> int:
     """Of `attend` over so many keys: keys and values, joined, and their positions."""
-    held = _up(keys, tile_for(prefill_kernel(d), device)["KEYS"])
+    held = rounded_up(keys, tile_for(prefill_kernel(d), device)["KEYS"])
     return held * (2 * kv_heads * d * itemsize + _LONG)
 
 
@@ -48,7 +48,7 @@ def head_bytes(positions: int, vocab: int, hidden: int, itemsize: int, device: t
     the parts of the soft embedding, and the most probable tokens."""
     count = min(positions, GROUP)
     chunk = head_chunk(vocab)
-    blocks = _up(vocab, BLOCK) // BLOCK
+    blocks = rounded_up(vocab, BLOCK) // BLOCK
     tile = tile_for("score_chunk", device)["TILE"]
     splits = tile_for("embed_chunk", device)["SPLITS"]
     statistics = blocks * (3 * _FLOAT + 1)
@@ -65,7 +65,7 @@ def route_bytes(tokens: int, experts: int) -> int:
 
 def head_chunk(vocab: int) -> int:
     """How many ids a pass over a vocabulary takes at a time."""
-    return min(CHUNK, _up(vocab, 2 * BLOCK))
+    return min(CHUNK, rounded_up(vocab, 2 * BLOCK))
 
 
 def attention_kernel(d: int) -> str:
@@ -78,5 +78,6 @@ def prefill_kernel(d: int) -> str:
     return "prefill_256" if d <= NARROW else "prefill_512"
 
 
-def _up(count: int, multiple: int) -> int:
+def rounded_up(count: int, multiple: int) -> int:
+    """The least multiple that is not below a number."""
     return -(-count // multiple) * multiple
