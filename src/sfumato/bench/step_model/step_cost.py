@@ -23,7 +23,7 @@ from sfumato.weights.tensorfile import FLOAT_FORMATS
 
 _ACTIVATION = 2  # bytes of a bfloat16 number
 _EXACT = 4  # bytes of a float32 number
-_PIECE = 1024  # positions of a prefix that one program of attention reads; see `tiles.toml`
+_PIECE = 4096  # positions of a prefix that a program of full layers reads; see `tiles.toml`
 
 
 @dataclass(frozen=True)
