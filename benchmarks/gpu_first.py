@@ -4,15 +4,16 @@
     python -m benchmarks.gpu_first --out gpu --device cpu --sizes tiny --rows 2    # stand-ins
 
 Each part runs in a process of its own, which a wrong kernel may end, and leaves a JSON file:
-  1. ceilings: copies and products of this device; a start with an empty cache of kernels, which
-     the later parts fill and use; all kernels compiled, several at a time;
+  1. ceilings: copies and products of this device; all kernels compiled into a cache that the later
+     parts use, as many at a time as the device's memory holds;
   2. kernels, the most valuable first: a float64 reference, poisoned memory, three runs, alone
      against beside other rows, time against torch and the roofline, candidates of tiles;
   3. the step in torch alone, and with the kernels that passed, one after another;
   4. the step as a graph against the step without one, bit for bit;
   5. the figures of a release, each beside its goal and its prediction;
-  6. the embedded model's texts beside those of the CPU; a start with a full cache; a step of
-     `transformers`, as it is and compiled, with the same weights.
+  6. the embedded model's texts beside those of the CPU; a start with a full cache, and
+     one with an empty cache of its own; a step of `transformers`, as it is and compiled, with the
+     same weights.
 A part that fails or takes too long is reported, and the next one runs.
 """
 
@@ -38,6 +39,8 @@ from sfumato.ops.triton.kernel import installed
 SECONDS = 470  # of all parts together
 FOR_STEPS = 0.5  # of all seconds, what the kernels leave for the step and the figures
 START_S = 25  # of a process that imports torch and reaches the device
+COMPILE_BYTES = 10e9  # of the device, that a process which runs a kernel at its real size may take
+COLD = "start:cold"
 STEPS = (
     # Name, file, seconds at most, and the share of all seconds that is left for those after it.
     ("step", "3-step", 60, 0.38),
@@ -45,6 +48,7 @@ STEPS = (
     ("figures", "5-figures", 90, 0.18),
     ("texts", "6-texts", 45, 0.13),
     ("start:warm", "6-start-warm", 40, 0.10),
+    (COLD, "6-start-cold", 100, 0.08),
     ("transformers", "7-transformers", 200, 0.0),
 )
 TAIL = 2000  # characters of a failed part's output that are kept
@@ -68,12 +72,8 @@ class Run:
         self.options, self.folder = options, Path(options.out)
         self.folder.mkdir(parents=True, exist_ok=True)
         self._end = time.monotonic() + options.seconds
-        cache = self.folder / "kernels"
-        shutil.rmtree(cache, ignore_errors=True)
-        self._variables = {
-            "PYTHONPATH": os.pathsep.join(filter(None, sys.path)),
-            "TRITON_CACHE_DIR": str(cache.resolve()),
-        }
+        for name in ("kernels", "kernels-cold"):
+            shutil.rmtree(self.folder / name, ignore_errors=True)
 
     def part(self, part: Part) -> dict[str, Any]:
         """Runs a part; its findings, which are in its file too."""
@@ -90,6 +90,11 @@ class Run:
 
     def _ran(self, part: Part, path: Path, limit: float) -> dict[str, Any]:
         options = self.options
+        cache = self.folder / ("kernels-cold" if part.name == COLD else "kernels")
+        variables = {
+            "PYTHONPATH": os.pathsep.join(filter(None, sys.path)),
+            "TRITON_CACHE_DIR": str(cache.resolve()),
+        }
         command = [
             *(sys.executable, "-m", "benchmarks.gpu_first", "--part", part.name),
             *("--out", str(self.folder), "--file", str(path)),
@@ -104,7 +109,7 @@ class Run:
                 stdout=subprocess.PIPE,
                 stderr=subprocess.STDOUT,
                 timeout=limit,
-                env=os.environ | self._variables,
+                env=os.environ | variables,
             )
             output, failed = done.stdout, f"exit code {done.returncode}"
         except subprocess.TimeoutExpired as late:
@@ -124,16 +129,14 @@ def main(arguments: Sequence[str] | None = None) -> int:
         gpu_parts.run(options)
         return 0
     run = Run(options)
-    results = []
-    for part in (Part("ceilings", "1-ceilings", 60), Part("start:cold", "1-start-cold", 100)):
-        results.append(run.part(part))
-        _say(part.name, results[-1])
+    results = [run.part(Part("ceilings", "1-ceilings", 60))]
+    _say("ceilings", results[0])
     names = gpu_parts.kernel_names()
     leaves = options.seconds * FOR_STEPS
     compiling = [Part(f"compile:{name}", f"1-compile-{_plain(name)}", 90, leaves) for name in names]
     if options.device == "cpu" or not installed():
         compiling = []
-    with ThreadPoolExecutor(max(1, (os.cpu_count() or 1) // 2)) as pool:
+    with ThreadPoolExecutor(_at_a_time(results[0])) as pool:
         for part, findings in zip(compiling, pool.map(run.part, compiling), strict=True):
             if "failed" in findings:
                 _say(part.name, findings)
@@ -171,6 +174,12 @@ def _options(arguments: Sequence[str] | None) -> argparse.Namespace:
     parser.add_argument("--file", help=argparse.SUPPRESS)
     parser.add_argument("--began", type=float, default=0.0, help=argparse.SUPPRESS)
     return parser.parse_args(arguments)
+
+
+def _at_a_time(ceilings: dict[str, Any]) -> int:
+    """How many processes may compile at once: each runs a kernel at its real size."""
+    memory = ceilings.get("limits", {}).get("memory", 0.0)
+    return max(1, min(os.cpu_count() or 1, int(memory // COMPILE_BYTES)))
 
 
 def _plain(name: str) -> str:

@@ -28,7 +28,7 @@ def held_bytes(sizes: Iterable[int], device: torch.device) -> int:
     """What an allocator holds for tensors of these bytes that live together: on a CUDA device in
     blocks, elsewhere their sum.
 
-    Tensors up to SMALL share segments of 2 MiB, those up to LARGE segments of 20 MiB, and larger
+    Tensors up to SMALL share segments of 2 MiB, those below LARGE segments of 20 MiB, and larger
     ones have one of their own, a multiple of 2 MiB.
     """
     if device.type != "cuda":

@@ -273,7 +273,8 @@ def _serves(rows: Rows, rules: Rules, stats: Statistics, fresh: Tensor, words: T
     the next row's."""
     integers = {getattr(rows, name).stride(0) for name in (*_STATE, "bare_pins")}
     flags = {getattr(rows, name).stride(0) for name in (*_FLAGS, "self_conditioning")}
-    apart = len(integers) == len(flags) == 1 and rows.soft.is_contiguous()
+    alone = len(rows.tokens) == 1  # of one row no next one is read
+    apart = (alone or len(integers) == len(flags) == 1) and rows.soft.is_contiguous()
     alike = stats.soft.dtype == rows.soft.dtype and words.is_contiguous()
     return rules.settings is not None and apart and alike and rows.tokens.shape[1] <= MOST_PLACES
 

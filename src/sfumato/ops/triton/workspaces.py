@@ -11,7 +11,10 @@ import torch
 from sfumato.ops.online_softmax import BLOCK, TOP
 from sfumato.ops.triton.tiles import tile_for
 
-CHUNK = 8192  # ids of the vocabulary at a time: with 256 positions, 128 programs of 128 × 128
+CHUNK = 8192
+"""Ids of the vocabulary at a time: with 256 positions, 128 programs of 128 × 128 for the 132
+multiprocessors of an H200; 4096 ids would leave half of them idle.  A constant, since a row's bits
+must not depend on the number of positions."""
 GROUP = 1024  # positions of the vocabulary's pass at a time, which bounds its memory
 NARROW = 256  # the largest head_dim of the kernels that are named after it
 _FLOAT, _INT, _LONG = 4, 4, 8  # bytes of float32, int32 and int64
