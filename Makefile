@@ -4,6 +4,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 PIP := $(BIN)/python -m pip --disable-pip-version-check -qq
 AOT_JOBS ?= 2
+AOT ?=
 WHEEL_LIMIT := 20000000
 INSTALLED := pyproject.toml setup.py constraints.txt $(wildcard src/sfumato/ops/cpu/csrc/*)
 
@@ -26,7 +27,7 @@ test-gpu: $(VENV)/.installed-test ## the tests that need a CUDA device
 	@$(BIN)/python -m pytest -m gpu --timeout 1800
 
 aot: $(VENV)/.installed-test ## compile the GPU kernels, for GPUs that need not be here
-	@$(BIN)/python -m sfumato.ops.triton.ahead_of_time --jobs $(AOT_JOBS)
+	@$(BIN)/python -m sfumato.ops.triton.ahead_of_time --jobs $(AOT_JOBS) $(AOT)
 
 soak: $(VENV)/.installed-test ## 64 clients, some of which break the protocol, against the server for a minute
 	@$(BIN)/python -m benchmarks.soak

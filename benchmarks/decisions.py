@@ -163,8 +163,8 @@ def of_step(model: Model, rounds: int) -> Figures:
     seconds = medians(
         rounds,
         step=step,
-        rows=lambda: read_canvases(network, row(False), 1),
-        mass=lambda: read_canvases(network, row(True), 1),
+        rows=lambda: read_canvases(network, row(False), 1).read(),
+        mass=lambda: read_canvases(network, row(True), 1).read(),
         encode=lambda: network.encode_beside([ready.ids], [opened().scratch]),
     )
     of = f"/ a step of width {width}"

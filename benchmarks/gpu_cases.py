@@ -11,6 +11,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
+from benchmarks import gpu_prefill_cases
 from torch import Tensor
 
 from sfumato.bench.step_model.kernel_cost import KernelCost
@@ -204,6 +205,14 @@ def canvas_attention(sizes: Sizes, seed: int, sliding: bool) -> Case:
     )
 
 
+def attend(sizes: Sizes, seed: int, sliding: bool) -> Case:
+    """A chunk of a prompt with as many tokens as a step has; see `gpu_prefill_cases`."""
+    arguments, alone = gpu_prefill_cases.attend(sizes, seed, sliding)
+    shape = StepShape(1, sizes.shape.tokens, sizes.shape.prefix, encodes=True)
+    cost = replace(sizes, shape=shape).cost(sizes.layer(sliding), "attention")
+    return Case("attend", arguments, cost, alone, lambda out, row: out[sizes.of_row(row)])
+
+
 def rms_norm(sizes: Sizes, seed: int) -> Case:
     x = sizes.random(sizes.shape.tokens, sizes.config.hidden_size, seed=seed)
     weight = sizes.random(sizes.config.hidden_size, seed=seed + 1)
@@ -237,6 +246,8 @@ _CASES: dict[str, tuple[str, Callable[[Sizes, int], Case]]] = {
     "attention, full": ("canvas_attention", lambda s, seed: canvas_attention(s, seed, False)),
     "commit, sliding": ("phase_attention", lambda s, seed: phase_attention(s, seed, True)),
     "commit, full": ("phase_attention", lambda s, seed: phase_attention(s, seed, False)),
+    "prefill, sliding": ("attend", lambda s, seed: attend(s, seed, True)),
+    "prefill, full": ("attend", lambda s, seed: attend(s, seed, False)),
     "router": ("route", route),
     "rms_norm": ("rms_norm", rms_norm),
     "geglu": ("geglu", geglu),

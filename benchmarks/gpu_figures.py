@@ -1,11 +1,12 @@
 """The figures of a release on a GPU: goals, what was measured, what the model of the step predicts.
 
-For `gpu_first.py`."""
+For `gpu_first.py`.  Each says how many experts of a layer its tokens choose, and whether the soft
+embedding is exact and the whole vocabulary is scored: a step that leaves some out is faster."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, field
 from typing import Any
 
 from benchmarks.gpu_step import (
@@ -14,7 +15,8 @@ from benchmarks.gpu_step import (
     prefill_rate,
     read_ms,
     step_times,
-    touched_experts,
+    touched_in_prefill,
+    touched_in_step,
 )
 
 from sfumato.bench.measure import measure
@@ -29,7 +31,7 @@ from sfumato.bench.step_model.step_cost import (
 )
 from sfumato.bench.subject import Subject
 from sfumato.bench.workload import Case, Work
-from sfumato.diffusion.sampler_config import fixed_steps
+from sfumato.diffusion.sampler_config import REFERENCE, fixed_steps
 
 CANVASES, FAST_STEPS = 4, 16  # of the end-to-end figure
 QUESTIONS, QUESTION_TOKENS, READ_WIDTH = 10, 24, 32
@@ -47,6 +49,8 @@ class Setting:
     steps: int
     format: str
     scale: int = 1
+    kernel_errors: Mapping[str, float] = field(default_factory=dict)
+    """Of each kernel's case, the largest error of a result in units of torch's own."""
 
     def predicted(self, shape: StepShape) -> StepTime:
         config = self.subject.network.config
@@ -67,6 +71,8 @@ class Figure:
     rate: bool
     taken: Callable[[Setting], tuple[float | None, float | None]]
     """Gives what was measured and what is predicted; None: not known."""
+    touched: Callable[[Setting], float] | None
+    """How many experts of a layer its tokens choose, mean of all layers; None: no layers run."""
 
 
 def figures(setting: Setting) -> Iterator[dict[str, Any]]:
@@ -79,12 +85,35 @@ def figures(setting: Setting) -> Iterator[dict[str, Any]]:
         try:
             measured, predicted = figure.taken(setting)
             finding |= {"measured": measured, "predicted": predicted}
+            finding |= _conditions(setting, figure)
             if measured is not None:
                 better = measured >= figure.goal if figure.rate else measured <= figure.goal
                 finding["reached"] = better
         except Exception as error:  # a figure may run out of memory, and others then do not
             finding["failed"] = f"{type(error).__name__}: {error}"[:500]
         yield finding
+
+
+def _conditions(setting: Setting, figure: Figure) -> dict[str, Any]:
+    """What of the network the figure's tokens run through."""
+    if figure.touched is None:
+        return {}
+    network, config = setting.subject.network, fixed_steps(setting.steps).over(REFERENCE)
+    is_exact = config.soft_skip is None and config.soft_top_k is None
+    return {
+        "experts_touched": figure.touched(setting),
+        "experts": network.config.num_experts,
+        "soft_embedding": "exact" if is_exact else "approximate",
+        "vocabulary": network.head.vocab_size,
+    }
+
+
+def _canvases(rows: int, width: int | None = None) -> Callable[[Setting], float]:
+    def touched(setting: Setting) -> float:
+        own = width and min(width, setting.width)
+        return touched_in_step(setting.subject.network, rows, setting.prefix, own)
+
+    return touched
 
 
 def _step(rows: int) -> Callable[[Setting], tuple[float, float]]:
@@ -99,8 +128,7 @@ def _step(rows: int) -> Callable[[Setting], tuple[float, float]]:
 
 def _touched(setting: Setting) -> tuple[float, float]:
     network = setting.subject.network
-    counted = touched_experts(network, 1, setting.prefix)
-    return counted, experts_touched(network.config, setting.width)
+    return _canvases(1)(setting), experts_touched(network.config, setting.width)
 
 
 def _end_to_end(setting: Setting) -> tuple[float | None, float]:
@@ -135,6 +163,10 @@ def _prefill(setting: Setting) -> tuple[float, float]:
     return prefill_rate(setting.subject.network, tokens, tokens), 1e3 * tokens / predicted
 
 
+def _prompt(setting: Setting) -> float:
+    return touched_in_prefill(setting.subject.network, PREFILL // setting.scale)
+
+
 def _long(setting: Setting) -> tuple[float, float]:
     prefix = LONG_PREFIX // setting.scale
     times = step_times(setting.subject.network, 1, prefix, setting.steps)
@@ -161,16 +193,28 @@ def _first_draft(setting: Setting) -> tuple[float, float]:
     return first_draft_ms(setting.subject.network, tokens), prompt + step
 
 
+def _kernel_error(setting: Setting) -> tuple[float | None, None]:
+    """The largest of all kernels."""
+    return max(setting.kernel_errors.values(), default=None), None
+
+
+_CANVAS, _READS = _canvases(1), _canvases(QUESTIONS, READ_WIDTH)
 FIGURES = (
-    Figure("step, 1 row", "ms", 15, False, _step(1)),
-    Figure("step, 4 rows", "ms", 27, False, _step(4)),
-    Figure("step, 16 rows", "ms", 85, False, _step(16)),
-    Figure("experts touched in a layer", "of all", 120, True, _touched),
-    Figure("16 steps a canvas, four canvases, end to end", "tok/s", 950, True, _end_to_end),
-    Figure("outside the layers", "ms", 2.2, False, _outside),
-    Figure("prefill of 4,096 tokens", "tok/s", 40_000, True, _prefill),
-    Figure("step at a prefix of 32,768", "ms", 25, False, _long),
-    Figure("one read of width 32, prompt cached", "ms", 13, False, _read(1, 0)),
-    Figure("ten questions read apart", "ms", 30, False, _read(QUESTIONS, QUESTION_TOKENS)),
-    Figure("first draft after 500 tokens", "ms", 50, False, _first_draft),
+    Figure("step, 1 row", "ms", 15, False, _step(1), _CANVAS),
+    Figure("step, 4 rows", "ms", 27, False, _step(4), _canvases(4)),
+    Figure("step, 16 rows", "ms", 85, False, _step(16), _canvases(16)),
+    Figure("experts touched in a layer", "of all", 120, True, _touched, None),
+    Figure(
+        *("16 steps a canvas, four canvases, end to end", "tok/s", 950, True, _end_to_end, _CANVAS)
+    ),
+    Figure("outside the layers", "ms", 2.2, False, _outside, _CANVAS),
+    Figure("prefill of 4,096 tokens", "tok/s", 40_000, True, _prefill, _prompt),
+    Figure("step at a prefix of 32,768", "ms", 25, False, _long, _CANVAS),
+    Figure(
+        *("one read of width 32, prompt cached", "ms", 13, False, _read(1, 0)),
+        _canvases(1, READ_WIDTH),
+    ),
+    Figure("ten questions read apart", "ms", 30, False, _read(QUESTIONS, QUESTION_TOKENS), _READS),
+    Figure("first draft after 500 tokens", "ms", 50, False, _first_draft, _CANVAS),
+    Figure("kernel error, of torch's own", "times", 1.2, False, _kernel_error, None),
 )

@@ -4,12 +4,16 @@
     python -m benchmarks.gpu_first --out gpu --device cpu --sizes tiny --rows 2    # stand-ins
 
 Each part runs in a process of its own, which a wrong kernel may end, and leaves a JSON file:
-  1. ceilings: copies and products of this device; all kernels compiled, several at a time;
+  1. ceilings: copies and products of this device; all kernels compiled into a cache that the later
+     parts use, as many at a time as the device's memory holds;
   2. kernels, the most valuable first: a float64 reference, poisoned memory, three runs, alone
      against beside other rows, time against torch and the roofline, candidates of tiles;
   3. the step in torch alone, and with the kernels that passed, one after another;
   4. the step as a graph against the step without one, bit for bit;
-  5. the figures of a release, each beside its goal and its prediction.
+  5. the figures of a release, each beside its goal and its prediction;
+  6. the embedded model's texts beside those of the CPU; a start with a full cache, and
+     one with an empty cache of its own; a step of `transformers`, as it is and compiled, with the
+     same weights.
 A part that fails or takes too long is reported, and the next one runs.
 """
 
@@ -18,6 +22,7 @@ from __future__ import annotations
 import argparse
 import json
 import os
+import shutil
 import subprocess
 import sys
 import time
@@ -34,6 +39,18 @@ from sfumato.ops.triton.kernel import installed
 SECONDS = 470  # of all parts together
 FOR_STEPS = 0.5  # of all seconds, what the kernels leave for the step and the figures
 START_S = 25  # of a process that imports torch and reaches the device
+COMPILE_BYTES = 10e9  # of the device, that a process which runs a kernel at its real size may take
+COLD = "start:cold"
+STEPS = (
+    # Name, file, seconds at most, and the share of all seconds that is left for those after it.
+    ("step", "3-step", 60, 0.38),
+    ("graph", "4-graph", 40, 0.31),
+    ("figures", "5-figures", 90, 0.18),
+    ("texts", "6-texts", 45, 0.13),
+    ("start:warm", "6-start-warm", 40, 0.10),
+    (COLD, "6-start-cold", 100, 0.08),
+    ("transformers", "7-transformers", 200, 0.0),
+)
 TAIL = 2000  # characters of a failed part's output that are kept
 
 
@@ -55,6 +72,8 @@ class Run:
         self.options, self.folder = options, Path(options.out)
         self.folder.mkdir(parents=True, exist_ok=True)
         self._end = time.monotonic() + options.seconds
+        for name in ("kernels", "kernels-cold"):
+            shutil.rmtree(self.folder / name, ignore_errors=True)
 
     def part(self, part: Part) -> dict[str, Any]:
         """Runs a part; its findings, which are in its file too."""
@@ -71,20 +90,18 @@ class Run:
 
     def _ran(self, part: Part, path: Path, limit: float) -> dict[str, Any]:
         options = self.options
+        cache = self.folder / ("kernels-cold" if part.name == COLD else "kernels")
+        variables = {
+            "PYTHONPATH": os.pathsep.join(filter(None, sys.path)),
+            "TRITON_CACHE_DIR": str(cache.resolve()),
+        }
         command = [
             *(sys.executable, "-m", "benchmarks.gpu_first", "--part", part.name),
-            *(
-                "--out",
-                str(self.folder),
-                "--file",
-                str(path),
-                "--device",
-                options.device,
-                "--sizes",
-                options.sizes,
-            ),
+            *("--out", str(self.folder), "--file", str(path)),
+            *("--device", options.device, "--sizes", options.sizes),
             *("--rows", str(options.rows), "--prefix", str(options.prefix)),
             *("--steps", str(options.steps), "--kernel-seconds", str(options.kernel_seconds)),
+            *("--began", str(time.time())),
         ]
         try:
             done = subprocess.run(
@@ -92,7 +109,7 @@ class Run:
                 stdout=subprocess.PIPE,
                 stderr=subprocess.STDOUT,
                 timeout=limit,
-                env=os.environ | {"PYTHONPATH": os.pathsep.join(filter(None, sys.path))},
+                env=os.environ | variables,
             )
             output, failed = done.stdout, f"exit code {done.returncode}"
         except subprocess.TimeoutExpired as late:
@@ -112,18 +129,17 @@ def main(arguments: Sequence[str] | None = None) -> int:
         gpu_parts.run(options)
         return 0
     run = Run(options)
-    ceilings = run.part(Part("ceilings", "1-ceilings", 60))
-    _say("ceilings", ceilings)
+    results = [run.part(Part("ceilings", "1-ceilings", 60))]
+    _say("ceilings", results[0])
     names = gpu_parts.kernel_names()
     leaves = options.seconds * FOR_STEPS
     compiling = [Part(f"compile:{name}", f"1-compile-{_plain(name)}", 90, leaves) for name in names]
     if options.device == "cpu" or not installed():
         compiling = []
-    with ThreadPoolExecutor(max(1, (os.cpu_count() or 1) // 2)) as pool:
+    with ThreadPoolExecutor(_at_a_time(results[0])) as pool:
         for part, findings in zip(compiling, pool.map(run.part, compiling), strict=True):
             if "failed" in findings:
                 _say(part.name, findings)
-    results = [ceilings]
     parts = [
         Part(
             *(f"kernel:{name}", f"2-{number:02}-{_plain(name)}"),
@@ -131,12 +147,14 @@ def main(arguments: Sequence[str] | None = None) -> int:
         )
         for number, name in enumerate(names)
     ]
-    parts += [Part("step", "3-step", 90), Part("graph", "4-graph", 60)]
-    parts += [Part("figures", "5-figures", 200)]
+    parts += [Part(*part[:3], part[3] * options.seconds) for part in STEPS]
     for part in parts:
         results.append(run.part(part))
         _say(part.name, results[-1])
-    summary = {"options": vars(options), "parts": results}
+    figures = _figures(results)
+    for figure in figures:
+        _say(figure["figure"], figure)
+    summary = {"options": vars(options), "figures": figures, "parts": results}
     text = json.dumps(summary, indent=1) + "\n"
     (run.folder / "summary.json").write_text(text, encoding="utf-8")
     return int(any("failed" in each or each.get("passed") is False for each in results))
@@ -154,11 +172,41 @@ def _options(arguments: Sequence[str] | None) -> argparse.Namespace:
     parser.add_argument("--seconds", type=float, default=SECONDS, help="of the whole run")
     parser.add_argument("--part", help=argparse.SUPPRESS)  # of a process of the run
     parser.add_argument("--file", help=argparse.SUPPRESS)
+    parser.add_argument("--began", type=float, default=0.0, help=argparse.SUPPRESS)
     return parser.parse_args(arguments)
+
+
+def _at_a_time(ceilings: dict[str, Any]) -> int:
+    """How many processes may compile at once: each runs a kernel at its real size."""
+    memory = ceilings.get("limits", {}).get("memory", 0.0)
+    return max(1, min(os.cpu_count() or 1, int(memory // COMPILE_BYTES)))
 
 
 def _plain(name: str) -> str:
     return name.replace(", ", "-").replace(" ", "-")
+
+
+def _figures(results: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
+    """All figures of a release, those of parts of their own too."""
+    by_part = {each["part"]: each for each in results}
+    figures = list(by_part.get("figures", {}).get("figures", ()))
+    for name in ("default", "compiled"):
+        own = by_part.get("transformers", {}).get(name, {})
+        if "times_as_fast" in own:
+            figures.append({
+                "figure": f"against transformers, {name}", "unit": "times", "goal": own["goal"],
+                "goal_is": "at least", "measured": own["times_as_fast"], "predicted": None,
+                "reached": own["reached"],
+            })  # fmt: skip
+    for kind in ("cold", "warm"):
+        own = by_part.get(f"start:{kind}", {})
+        if "ready_s" in own:
+            figures.append({
+                "figure": f"ready with a {kind} cache, weights aside", "unit": "s",
+                "goal": own["goal"], "goal_is": "at most", "measured": own["ready_s"],
+                "predicted": None, "reached": own["reached"],
+            })  # fmt: skip
+    return figures
 
 
 def _say(name: str, findings: dict[str, Any]) -> None:

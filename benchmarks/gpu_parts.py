@@ -6,6 +6,7 @@ import argparse
 import json
 from collections.abc import Callable
 from dataclasses import asdict
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -13,8 +14,10 @@ import torch
 from benchmarks.gpu_cases import CASES, OPERATIONS, Sizes
 from benchmarks.gpu_figures import Setting, figures
 from benchmarks.gpu_graph import compare
-from benchmarks.gpu_kernel import check_kernel, run_once
+from benchmarks.gpu_kernel import TRITON, check_kernel, run_once
+from benchmarks.gpu_start import start
 from benchmarks.gpu_step import kernels_one_by_one
+from benchmarks.gpu_texts import compare_texts
 from benchmarks.gpu_timing import device_limits, launch_gap_s
 
 from sfumato.bench.environment import environment
@@ -76,8 +79,8 @@ def _step(options: argparse.Namespace, findings: Findings, name: str) -> None:
     device = subject.network.device
     passed = [
         OPERATIONS.get(checked["kernel"], checked["kernel"])
-        for path in sorted(Path(options.out).glob("2-*.json"))
-        if (checked := json.loads(path.read_text(encoding="utf-8"))).get("passed")
+        for checked in _checked_kernels(options)
+        if checked.get("passed")
     ]
 
     def serve(operations: frozenset[str]) -> None:
@@ -105,11 +108,61 @@ def _figures(options: argparse.Namespace, findings: Findings, name: str) -> None
     setting = Setting(
         *(subject, _limits(options), options.prefix, options.steps, _format(options)),
         scale=1 if real else 64,
+        kernel_errors=_kernel_errors(options),
     )
     taken: list[dict[str, Any]] = []
     for figure in figures(setting):
         taken.append(figure)
         findings.add(figures=taken)
+
+
+def _kernel_errors(options: argparse.Namespace) -> dict[str, float]:
+    """Of each case that was checked, the largest error of a result in units of torch's own."""
+    ratios = {}
+    for checked in _checked_kernels(options):
+        pairs = zip(checked.get("errors", ()), checked.get("torch_errors", ()), strict=True)
+        each = [error / own for error, own in pairs if own > 0]
+        if each and checked["served_by"] == TRITON:
+            ratios[checked["kernel"]] = max(each)
+    return ratios
+
+
+def _checked_kernels(options: argparse.Namespace) -> list[dict[str, Any]]:
+    paths = sorted(Path(options.out).glob("2-*.json"))
+    return [json.loads(path.read_text(encoding="utf-8")) for path in paths]
+
+
+def _start(options: argparse.Namespace, findings: Findings, name: str) -> None:
+    sizes, prefix = options.sizes, options.prefix
+    findings.add(**start(name, options.device, sizes, _format(options), prefix, options.began))
+
+
+def _texts(options: argparse.Namespace, findings: Findings, name: str) -> None:
+    """In float32, where torch serves, and in bfloat16 where kernels do."""
+    device = pick_device(options.device)
+    dtypes = [torch.float32, torch.bfloat16]
+    compared = []
+    for dtype in dtypes[:1] if device.type == "cpu" else dtypes:
+        compared.append(compare_texts(options.device, dtype))
+        passed = not any(each["wrong"] for each in compared)
+        findings.add(compared=compared, passed=passed)
+
+
+def _transformers(options: argparse.Namespace, findings: Findings, name: str) -> None:
+    if find_spec("transformers") is None:
+        findings.add(skipped="transformers is not installed")
+        return
+    from benchmarks import gpu_transformers
+
+    network = _subject(options).network
+    _prepare(options, network.device)
+    kinds = list(gpu_transformers.CACHES)
+    if network.device.type == "cpu":
+        kinds.remove("compiled")
+        findings.add(compiled={"skipped": "compiling for a CPU takes minutes"})
+    steps = min(16, options.steps)
+    for finding in gpu_transformers.compare(network, options.sizes, options.prefix, steps, kinds):
+        findings.add(**finding)
 
 
 def _prepare(options: argparse.Namespace, device: torch.device) -> None:
@@ -148,4 +201,7 @@ PARTS: dict[str, Callable[[argparse.Namespace, Findings, str], None]] = {
     "step": _step,
     "graph": _graph,
     "figures": _figures,
+    "start": _start,
+    "texts": _texts,
+    "transformers": _transformers,
 }

@@ -126,8 +126,9 @@ def step_times(
     }
 
 
-def touched_experts(network: Network, rows: int, prefix: int) -> float:
-    """How many experts of a layer are chosen by some token of a step, mean of all layers."""
+def touched_experts(network: Network, run: Callable[[], object]) -> float:
+    """How many experts of a layer are chosen by some token of a forward, mean of all layers, in
+    what `run` does."""
     counts: list[int] = []
 
     def count(module: nn.Module, inputs: tuple[Tensor, ...]) -> None:
@@ -138,14 +139,25 @@ def touched_experts(network: Network, rows: int, prefix: int) -> float:
         for module in network.transformer.modules()
         if isinstance(module, Experts)
     ]
-    slots = filled_slots(network, rows, prefix)
-    counts.clear()  # the prefill chose too
     try:
-        Denoiser(network, rows).forward(canvases(network, rows, 2), slots)
+        run()
     finally:
         for hook in hooks:
             hook.remove()
     return statistics.mean(counts) if counts else 0.0
+
+
+def touched_in_step(network: Network, rows: int, prefix: int, width: int | None = None) -> float:
+    """`touched_experts` of a step of canvases of that width."""
+    slots = filled_slots(network, rows, prefix)
+    row_canvases, denoiser = canvases(network, rows, 2, width), Denoiser(network, rows)
+    return touched_experts(network, lambda: denoiser.forward(row_canvases, slots))
+
+
+def touched_in_prefill(network: Network, tokens: int) -> float:
+    """`touched_experts` of a prompt that is encoded in one forward."""
+    (ids,), slot = prompts(network, 1, tokens), network.new_slot(tokens)
+    return touched_experts(network, lambda: network.encode([ids], [slot], chunk=tokens))
 
 
 def prefill_rate(network: Network, tokens: int, chunk: int, runs: int = 3) -> float:
@@ -192,7 +204,7 @@ def read_ms(
             network.encode_beside(prompts(network, questions, question_tokens), scratches)
         read = prompts(network, questions, width)
         hidden = network.denoise_beside(read, scratches, [[width - 1]] * questions)
-        label_scores(network.head, hidden, labels)
+        label_scores(network.head, hidden, labels).read()
         times.append(1e3 * (time.perf_counter() - began))
     return statistics.median(times[1:])
 

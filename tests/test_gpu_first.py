@@ -6,18 +6,31 @@ import argparse
 import json
 import subprocess
 import sys
+import time
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
-from benchmarks import gpu_cases, gpu_figures, gpu_first, gpu_kernel, gpu_parts, gpu_tiles
+from benchmarks import (
+    gpu_cases,
+    gpu_figures,
+    gpu_first,
+    gpu_kernel,
+    gpu_parts,
+    gpu_texts,
+    gpu_tiles,
+    gpu_transformers,
+)
 from benchmarks.gpu_cases import CASES, Sizes
 from benchmarks.gpu_kernel import check_kernel, relative_errors
-from benchmarks.gpu_step import outside_ms, touched_experts
+from benchmarks.gpu_step import outside_ms, touched_in_prefill, touched_in_step
+from benchmarks.gpu_texts import ERROR, Side, compare_texts
 from benchmarks.gpu_timing import median_ms, poison
+from tests.support.oracle import oracle_encode, oracle_logits
 
+import sfumato
 from sfumato.bench.random_weights import random_config
 from sfumato.bench.step_model.device_limits import LIMITS
 from sfumato.bench.step_model.step_cost import StepShape
@@ -34,8 +47,18 @@ SIZES = Sizes(
 )
 
 
+@pytest.mark.parametrize(("memory", "most"), [(0.0, 1), (25.8e9, 2), (150e9, 15)])
+def test_no_more_compile_at_once_than_the_memory_holds(
+    memory: float, most: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(gpu_first.os, "cpu_count", lambda: 64)
+    assert gpu_first._at_a_time({"limits": {"memory": memory}}) == most
+    assert gpu_first._at_a_time({"failed": "exit code 1"}) == 1
+
+
 @pytest.mark.parametrize("name", CASES)
-def test_every_case_is_right_here(name: str) -> None:
+def test_every_case_is_right_here(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(gpu_kernel.self_test, "usable", lambda device: False)  # stand-ins
     findings = check_kernel(name, SIZES, LIMITS["h200"], 0.0)
     assert findings["passed"], findings
     assert findings["served_by"].startswith("a stand-in")
@@ -111,7 +134,7 @@ def test_the_fastest_candidate_of_tiles_is_found(monkeypatch: pytest.MonkeyPatch
 def options(folder: Path, part: str, **others: Any) -> argparse.Namespace:
     arguments = ["--out", str(folder), "--device", "cpu", "--sizes", "tiny", "--part", part]
     parsed = gpu_first._options([*arguments, "--file", str(folder / "part.json")])
-    small = {"rows": 2, "prefix": 20, "steps": 2, "kernel_seconds": 0.0}
+    small = {"rows": 2, "prefix": 20, "steps": 2, "kernel_seconds": 0.0, "began": time.time()}
     return argparse.Namespace(**vars(parsed) | small | others)
 
 
@@ -127,6 +150,10 @@ def test_the_parts_hand_on_what_they_found(tmp_path: Path, monkeypatch: pytest.M
     assert findings_of("compile:geglu", "1-compile-geglu.json") == {"compiled": False}
     step = findings_of("step", "3-step.json")
     assert step["rounds"] == [] and step["best_ms"] == step["torch_ms"] > 0
+    ready = findings_of("start:warm", "6-start-warm.json")
+    assert ready["goal"] == 20 and ready["reached"]
+    parts = ("import", "kernels", "prompt", "steps")
+    assert ready["ready_s"] == pytest.approx(sum(ready[f"{part}_s"] for part in parts))
     graph = findings_of("graph", "4-graph.json")
     assert graph["passed"] and graph["rows_2"]["same"]
     some = [
@@ -136,6 +163,8 @@ def test_the_parts_hand_on_what_they_found(tmp_path: Path, monkeypatch: pytest.M
     monkeypatch.setattr(gpu_figures, "FIGURES", (*some, impossible))
     first, ten, none = findings_of("figures", "5-figures.json")["figures"]
     assert first["goal"] == 15 and first["measured"] > 0 < first["predicted"]
+    assert 8 < first["experts_touched"] <= first["experts"] == 24
+    assert (first["soft_embedding"], first["vocabulary"]) == ("exact", 512)
     assert ten["reached"] is (ten["measured"] <= 30)
     assert none["failed"].startswith("ZeroDivisionError")
 
@@ -171,8 +200,114 @@ def test_a_part_that_fails_or_hangs_is_reported(
 
 def test_what_lies_outside_the_layers_and_which_experts_are_touched() -> None:
     network = random_subject("tiny", "f32", layers=5, device="cpu").network
-    assert 8 < touched_experts(network, 1, 10) <= 24
+    assert 8 < touched_in_step(network, 1, 10) <= 24
+    assert touched_in_step(network, 1, 10, 16) < touched_in_step(network, 4, 10) <= 24
+    assert 8 <= touched_in_prefill(network, 3) <= 24
     step_ms = 1e4  # far slower than the fifth of the layers
     outside = outside_ms(network, 10, 1, step_ms)
     assert outside is not None and outside < 0
     assert gpu_cases.CASES.keys() <= set(gpu_parts.kernel_names())
+
+
+def test_every_figure_of_a_release_is_taken(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of a network small enough for it; the kernels' errors are those of parts before."""
+    for name in ("CANVASES", "FAST_STEPS"):
+        monkeypatch.setattr(gpu_figures, name, 1)
+    many = ("step, 4 rows", "step, 16 rows", "ten questions read apart")  # as one, but slower
+    some = [figure for figure in gpu_figures.FIGURES if figure.name not in many]
+    monkeypatch.setattr(gpu_figures, "FIGURES", some)
+    subject = random_subject("tiny", "f32", layers=5, device="cpu")
+    errors = {"experts": 0.9, "head": 1.3}
+    setting = gpu_figures.Setting(subject, LIMITS["h200"], 20, 1, "f32", 1024, errors)
+    taken = {figure["figure"]: figure for figure in gpu_figures.figures(setting)}
+    assert len(taken) == len(gpu_figures.FIGURES) and not any("failed" in f for f in taken.values())
+    for figure in taken.values():
+        assert figure["measured"] is not None and "reached" in figure
+        if figure["unit"] in ("ms", "tok/s"):
+            assert figure["predicted"] > 0 and 0 < figure["experts_touched"] <= 24
+    error = taken["kernel error, of torch's own"]
+    assert (error["measured"], error["reached"]) == (1.3, False)
+
+
+def test_texts_are_the_same_or_go_apart_at_an_edge() -> None:
+    prompts = gpu_texts.PROMPTS[:1]
+    results = compare_texts("cpu", torch.float32, prompts)
+    assert (results["texts"], results["same"], results["wrong"], results["apart"]) == (1, 1, 0, [])
+    models = [sfumato.load(device="cpu", dtype=name) for name in ("float32", "bfloat16")]
+    apart = [
+        gpu_texts._first_difference(*map(Side, models), "Tell me of the sea.", seed)
+        for seed in range(3)
+    ]
+    assert any(apart), "bfloat16 decides otherwise here and there, but only where it is close"
+    assert all(each is None or each["distance"] < ERROR[torch.bfloat16] for each in apart), apart
+
+    class OtherNoise(Side):
+        def open(self, seed: int, number: int) -> None:
+            super().open(seed + 1, number)
+
+    wrong = gpu_texts._first_difference(Side(models[0]), OtherNoise(models[0]), prompts[0], 0)
+    assert wrong is not None and wrong["distance"] > ERROR[torch.float32]
+
+
+def test_transformers_reads_the_same_weights(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch, "compile", lambda function, **_: function)
+    network = random_subject("tiny", "f32", layers=3, device="cpu").network
+    model = gpu_transformers.their_model(network, "tiny")
+    ids, canvas = torch.arange(30) + 5, torch.arange(32) * 3
+    slot = network.new_slot(30)
+    network.encode([ids], [slot])
+    ours = network.head.logits(network.denoise([canvas], [slot]))
+    theirs = oracle_logits(model, canvas, oracle_encode(model, ids))
+    torch.testing.assert_close(ours, theirs, atol=1e-3, rtol=1e-3)
+    results: dict[str, Any] = {}
+    for finding in gpu_transformers.compare(network, "tiny", 20, 2):
+        results |= finding
+    assert (results["layers"], results["of_layers"]) == (3, 3) and results["sfumato_ms"] > 0
+    for name, goal in (("default", 2), ("compiled", 1.2)):
+        ratio = results[name]["median_ms"] / results["sfumato_ms"]
+        assert (results[name]["goal"], results[name]["times_as_fast"]) == (goal, ratio)
+
+
+def test_where_the_memory_ends_both_have_fewer_layers(monkeypatch: pytest.MonkeyPatch) -> None:
+    tried: list[int] = []
+
+    def compared(network: Any, *_: Any) -> Any:
+        tried.append(len(network.config.layers))
+        if tried[-1] > 2:
+            raise torch.OutOfMemoryError("CUDA out of memory")
+        yield {"default": {}}
+
+    monkeypatch.setattr(gpu_transformers, "_compared", compared)
+    monkeypatch.setattr(torch.accelerator.memory, "empty_cache", lambda: None)
+    network = random_subject("tiny", "f32", layers=5, device="cpu").network
+    *_, layers, last = gpu_transformers.compare(network, "tiny", 20, 2)
+    assert tried == [5, 2] and layers == {"layers": 2, "of_layers": 5} and last == {"default": {}}
+
+
+def test_a_run_takes_all_parts_and_sums_up(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    order: list[str] = []
+    results = {
+        "figures": {"figures": [{"figure": "step, 1 row", "measured": 1.0}]},
+        "transformers": {
+            "default": {"times_as_fast": 2.5, "goal": 2.0, "reached": True},
+            "compiled": {"failed": "RuntimeError: no"},
+        },
+        "start:warm": {"ready_s": 30.0, "goal": 20.0, "reached": False},
+    }
+
+    def part(run: gpu_first.Run, part: gpu_first.Part) -> dict[str, Any]:
+        order.append(part.name)
+        assert 0 <= part.leaves < run.options.seconds
+        return {"part": part.name} | results.get(part.name, {})
+
+    monkeypatch.setattr(gpu_first.Run, "part", part)
+    arguments = ["--out", str(tmp_path), "--device", "cpu", "--sizes", "tiny"]
+    assert gpu_first.main(arguments) == 0
+    assert order[0] == "ceilings" and "kernel:experts" in order
+    last = ["step", "graph", "figures", "texts", "start:warm", "start:cold", "transformers"]
+    assert order[-7:] == last
+    summary = json.loads((tmp_path / "summary.json").read_text())
+    named = {figure["figure"]: figure for figure in summary["figures"]}
+    assert named["against transformers, default"]["measured"] == 2.5
+    assert named["ready with a warm cache, weights aside"]["reached"] is False
+    assert len(named) == 3 and len(summary["parts"]) == len(order)

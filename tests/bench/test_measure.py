@@ -19,7 +19,7 @@ from sfumato.diffusion.canvas import Canvas, Draft
 from sfumato.diffusion.sampler_config import SamplerConfig, fixed_steps
 from sfumato.diffusion.sequence import Sequence
 
-ON_DEVICES = {"peak_device", "step_floor_ms", "step_predicted_ms"}
+ON_DEVICES = {"peak_device", "peak_device_used", "step_floor_ms", "step_predicted_ms"}
 LOCAL = {metric.key for metric in METRICS if metric.group != "where"} - {"load_s"} - ON_DEVICES
 
 

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from sfumato.bench.memory import INTERVAL_S, PeakMemory, resident
+from sfumato.bench.memory import INTERVAL_S, PeakMemory, device_in_use, resident
 
 linux = pytest.mark.skipif(not resident(), reason="only Linux tells the memory of a process")
 SIZE = 64 << 20
@@ -37,7 +37,16 @@ def test_the_peak_stays_when_the_memory_is_gone(tmp_path: Path) -> None:
 def test_nothing_is_guessed_where_the_system_does_not_tell(tmp_path: Path) -> None:
     with PeakMemory(tmp_path / "none") as memory:
         pass
-    assert set(memory.values()) <= {"peak_device"}
+    assert set(memory.values()) <= {"peak_device", "peak_device_used"}
     odd = tmp_path / "status"
     odd.write_text("Name:\tpython\nVmHWM:\t12 kB\n")
     assert resident(odd) == {}
+
+
+def test_the_memory_of_a_device_counts_what_others_use(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(torch.cuda, "is_initialized", lambda: False)
+    assert device_in_use() == {}
+    monkeypatch.setattr(torch.cuda, "is_initialized", lambda: True)
+    monkeypatch.setattr(torch.cuda, "mem_get_info", lambda: (3, 10))
+    assert device_in_use() == {"peak_device_used": 7}

@@ -4,11 +4,16 @@ import csv
 import importlib
 import json
 import re
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 from tests.support.fake_openai_server import DONE, end, event, scripted, text
+
+from sfumato.engine.device_memory import Budget
+from sfumato.engine.memory_guard import check_load
 
 TINY = ("bench", "--random-weights", "tiny", "--fixed-steps", "2", "--repeats", "2")
 
@@ -26,7 +31,7 @@ def test_random_weights(cli: Any, tmp_path: Path) -> None:
     report = json.loads(table.read_text())
     assert report["subject"]["model"] == "random tiny, q8_0"
     assert report["subject"]["layers"] == 1
-    assert {"cpu", "cores", "commit", "backend"} <= set(report["environment"])
+    assert {"cpu", "cores", "commit", "backend", "gpu"} <= set(report["environment"])
     assert report["work"]["repeats"] == 2
     (first, second) = report["cases"]
     assert first["metrics"]["step_ms"]["count"] == 4
@@ -204,6 +209,35 @@ def test_a_missing_matplotlib_is_told_before_measuring(
     done = cli(*TINY, "--plot", "a.png")
     assert done.code == 2
     assert "pip install matplotlib" in done.err
+
+
+def test_where_the_memory_ends_a_line_says_what_to_do(
+    cli: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Before anything is made, where that can be known."""
+    budget = Budget(10**9, "the test")
+    with monkeypatch.context() as patch:
+        patch.setattr("sfumato.bench.subject.check_load", partial(check_load, ask=lambda _: budget))
+        patch.setattr("sfumato.bench.subject.load_network", lambda *_: pytest.fail("was made"))
+        done = cli("bench", "--random-weights", "26b-a4b", "--format", "bf16")
+    assert (done.code, done.out) == (2, "") and done.err.count("\n") == 1
+    assert "random_weights: the model (50." in done.err and "fewer --layers" in done.err
+    error = torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2 GiB\nmore")
+    monkeypatch.setattr("sfumato.bench.measure.measure", lambda *_, **__: raised(error))
+    done = cli(*TINY)
+    assert (done.code, done.err.count("\n")) == (2, 1)
+    assert "does not suffice (CUDA out of memory. Tried to allocate 2 GiB); take" in done.err
+
+
+def raised(error: Exception) -> Any:
+    raise error
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="is for machines without such a device")
+def test_a_device_that_is_not_here_is_named(cli: Any) -> None:
+    done = cli("bench", "--random-weights", "26b-a4b", "--device", "cuda")
+    assert (done.code, done.out, done.err.count("\n")) == (2, "", 1)
+    assert "device: 'cuda' cannot be used here (" in done.err
 
 
 def test_a_prediction_runs_nothing(

@@ -121,6 +121,25 @@ def test_a_device_that_fails_is_listed(monkeypatch: pytest.MonkeyPatch, tmp_path
     monkeypatch.setattr(module, "shares_host_memory", lambda device: False)
     (listed,) = accelerators(tmp_path)
     assert (listed.memory, listed.free, listed.problem) == (None, None, "no code")
+    monkeypatch.setattr(module, "missing_code", fails)
+    (listed,) = accelerators(tmp_path)
+    assert listed.problem == "it fails: no kernel image is available"
+
+
+def test_a_driver_that_is_too_old(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """Torch counts the device, by NVML, and raises whatever else it is asked."""
+
+    def too_old(*_: object) -> None:
+        raise RuntimeError("The NVIDIA driver on your system is too old")
+
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 1)
+    for name in ("get_device_name", "get_device_properties", "mem_get_info"):
+        monkeypatch.setattr(torch.cuda, name, too_old)
+    monkeypatch.setitem(sys.modules, "pynvml", nvml(1))
+    monkeypatch.setattr(torch.version, "cuda", "13.0")
+    (listed,) = accelerators(tmp_path)
+    assert (listed.name, listed.source, listed.device) == ("NVIDIA Y", "NVML", None)
+    assert "the driver is too old" in (listed.problem or "")
 
 
 def test_other_vendors(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:

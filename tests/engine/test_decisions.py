@@ -23,6 +23,7 @@ from sfumato.diffusion.constraints.questions import (
 from sfumato.engine import Decided, DecisionRequest, Failed, TooLarge
 from sfumato.engine.audit import Facts, entry
 from sfumato.engine.events import outcome_of
+from sfumato.model.unread import read_together
 from sfumato.ops.cpu import library
 
 STATE = "I was charged twice, and this is my third mail. " * 2
@@ -218,6 +219,26 @@ def test_where_memory_runs_out_fewer_are_read_at_once(
     handle = serving.decide(DecisionRequest(STATE, questions))
     run(serving)
     assert handle.result().answers == wanted
+
+
+def test_where_memory_runs_out_as_results_are_fetched_they_are_read_again(
+    model: Model, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """And no sample of the first time counts."""
+    wanted = model.read_questions(STATE, QUESTIONS).answers()
+    errors: list[Exception] = [torch.OutOfMemoryError("CUDA out of memory"), RuntimeError("once")]
+
+    def fetched(unread: Any) -> Any:
+        if unread and errors:
+            raise errors.pop()
+        return read_together(unread)
+
+    monkeypatch.setattr("sfumato.diffusion.constraints.read.read_together", fetched)
+    serving = engine(model)
+    handle = serving.decide(DecisionRequest(STATE, QUESTIONS))
+    run(serving)
+    assert handle.result().answers == wanted and not errors
+    assert handle.result().usage.reads == 3
 
 
 @pytest.mark.parametrize(

@@ -7,8 +7,8 @@ from dataclasses import replace
 
 import pytest
 import torch
-from tests.engine.test_memory_estimate import LiveBytes
 from tests.support.fake_device import DEVICE, fake_device, fake_network
+from tests.support.live_bytes import LiveBytes
 
 from sfumato.bench.random_weights import random_config
 from sfumato.engine.device_overhead import (

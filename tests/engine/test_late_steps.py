@@ -18,12 +18,21 @@ from tests.support.scripted_engine import run
 
 import sfumato
 from sfumato import Engine, EngineConfig, Model, Request, SamplerConfig
+from sfumato.diffusion.constraints.questions import YesNoQuestion
 from sfumato.diffusion.sampler import FixedCount
 from sfumato.diffusion.step import Denoiser
 from sfumato.diffusion.step.device_step import DeviceStep
 from sfumato.diffusion.step.results import HostCopy, Pending
 from sfumato.diffusion.stopping import Never
-from sfumato.engine import Finished, Handle, PromptScoring, RequestFailed
+from sfumato.engine import (
+    DecisionRequest,
+    EngineDead,
+    Finished,
+    Handle,
+    PromptScoring,
+    RequestFailed,
+)
+from sfumato.model.cache import KVPool, Slot
 from sfumato.model.network import Network
 from sfumato.ops import registry
 
@@ -47,10 +56,13 @@ def model() -> Model:
 def late(model: Model, monkeypatch: pytest.MonkeyPatch) -> Callable[..., tuple[Engine, Any]]:
     """Makes an engine on a stand-in."""
 
-    def make(kind: type[RecordedGraphs] = RepeatedCalls, **config: Any) -> tuple[Engine, Any]:
+    def make(
+        kind: type[RecordedGraphs] = RepeatedCalls, on_finish: Any = None, **config: Any
+    ) -> tuple[Engine, Any]:
         backend = kind()
         monkeypatch.setattr("sfumato.engine.runner.graph_backend", lambda device: backend)
-        return Engine(model, EngineConfig(**({"slots": 3, "context": 256} | config))), backend
+        layout = EngineConfig(**({"slots": 3, "context": 256} | config))
+        return Engine(model, layout, on_finish), backend
 
     return make
 
@@ -98,6 +110,48 @@ def test_it_says_the_same(
     assert backend.captures and backend.replays and sum(committed) and no_slot_is_leaked(serving)
 
 
+@pytest.mark.parametrize(("slots", "context"), [(1, 32), (3, 256)])
+def test_a_warm_up_runs_each_kind_of_step_and_leaves_no_trace(
+    model: Model,
+    late: Callable[..., Any],
+    monkeypatch: pytest.MonkeyPatch,
+    slots: int,
+    context: int,
+) -> None:
+    ran: list[tuple[int, bool]] = []
+    reads: list[int] = []
+    step, read = DeviceStep.run, Network.denoise_beside
+    monkeypatch.setattr(
+        DeviceStep, "run", lambda one: (ran.append((one.rows, one.kind.commits)), step(one))[1]
+    )
+    monkeypatch.setattr(
+        Network, "denoise_beside", lambda *inputs: (reads.append(1), read(*inputs))[1]
+    )
+    serving, _ = late(slots=slots, context=context)
+    serving.warm_up()
+    assert sorted(set(ran)) == [(rows, way) for rows in sorted({1, slots}) for way in (False, True)]
+    assert reads and not any(slot.length for slot in serving._pool.empty_slots)
+    assert serving.state().totals == late()[0].state().totals
+    each = wanted(1, max_tokens=16)
+    if context == 256:
+        assert same(serving.generate(Request(**each, retry_empty=False)), alone(model, each))
+
+
+def test_a_warm_up_that_fails_is_logged(
+    late: Callable[..., Any], monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    def fails(step: DeviceStep) -> None:
+        raise RuntimeError("no kernel image")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(DeviceStep, "run", fails)
+        serving, _ = late(slots=2)
+        serving.warm_up()
+    assert "the steps before the first request failed" in caplog.text
+    assert not any(slot.length for slot in serving._pool.empty_slots)
+    assert serving.generate(Request(**wanted(1, max_tokens=16))).token_ids
+
+
 def test_recorded_operations_say_the_same(late: Callable[..., Any]) -> None:
     """Replayed without Python: what the host decides reaches the step through tensors alone."""
     with registry.reference_only():
@@ -128,6 +182,7 @@ def test_a_step_is_launched_before_the_last_one_is_read(
     serving, _ = late(slots=1)
     reply = serving.generate(Request(**wanted(1, sampler=FIXED, max_tokens=32)))
     assert reply.stats.steps == [3] and reply.stats.canvases == 1
+    assert 0 < reply.stats.prefill_s == serving.state().totals.encode_s
     assert order == ["launch", "launch", "read", "launch", "read", "read"]
 
 
@@ -204,27 +259,58 @@ def failing(*inputs: Any) -> Any:
     raise RuntimeError("CUDA error: device lost")
 
 
+def lose_device(monkeypatch: pytest.MonkeyPatch, serving: Engine, backend: Any) -> None:
+    """Every call to the device raises: forwards, replays, copies both ways, the cache."""
+    device_calls = (
+        *((Network, name) for name in ("denoise_batch", "step_batch", "encode")),
+        *((Network, name) for name in ("encode_beside", "denoise_beside")),
+        *((Slot, name) for name in ("snapshot", "restore")),
+        (HostCopy, "read"),
+    )
+    for owner, name in device_calls:
+        monkeypatch.setattr(owner, name, failing)
+    set_length = KVPool.set_length
+
+    def lost(pool: KVPool, index: int, length: int) -> None:
+        set_length(pool, index, length)  # the host's side, which comes first
+        failing()
+
+    monkeypatch.setattr(KVPool, "set_length", lost)
+    for module in ("diffusion.step.batch", "diffusion.step.static_rules", "diffusion.canvas"):
+        monkeypatch.setattr(f"sfumato.{module}.to_device", failing)
+    backend.replay_error = RuntimeError("CUDA error: device lost")
+
+
+@pytest.mark.parametrize("decides", [False, True], ids=["replies", "and a decision"])
 def test_a_lost_device_ends_the_engine(
-    late: Callable[..., Any], monkeypatch: pytest.MonkeyPatch
+    late: Callable[..., Any], monkeypatch: pytest.MonkeyPatch, decides: bool
 ) -> None:
-    """By the circuit, as without graphs: every call to the device fails, and so does each probe."""
+    """Each request ends once, as an internal failure, and the engine, whose probes fail too, stops:
+    `sfumato serve` then exits with a code of its own."""
     monkeypatch.setattr("sfumato.engine.circuit.WAITS_S", (0.01, 0.02))
-    serving, backend = late()
+    ends: list[str] = []
+    serving, backend = late(slots=4, on_finish=lambda request, _: ends.append(request.id))
     _, handles = submitted(serving, 3)
+    if decides:
+        questions = {"q": YesNoQuestion("Is it?")}
+        handles.append(serving.decide(DecisionRequest("Hm.", questions)))  # type: ignore[arg-type]
+        serving.step()
     for _ in range(3):
         serving.step()
-    monkeypatch.setattr(HostCopy, "read", failing)
-    for name in ("denoise_batch", "step_batch", "encode"):
-        monkeypatch.setattr(Network, name, failing)
-    backend.replay_error = RuntimeError("CUDA error: device lost")
+    ends.clear()
+    going = [handle for handle in handles if handle.terminal is None]
+    lose_device(monkeypatch, serving, backend)
     serving.start()
-    for handle in handles:
+    for handle in going:
         with pytest.raises(RequestFailed):
             handle.result()
-    assert [outcome(handle) for handle in handles] == ["internal"] * 3
+    assert [outcome(handle) for handle in going] == ["internal"] * len(going)
+    assert sorted(ends) == sorted(handle.id for handle in going) and len(going) >= 3
     assert serving._lifecycle.thread
     serving._lifecycle.thread.join(20)
-    assert serving.death and "3 of 3 times" in serving.death
+    assert serving.death and "the engine has stopped" in serving.death
+    with pytest.raises(EngineDead):
+        submitted(serving, 1)
     serving.close()
 
 
@@ -244,3 +330,36 @@ def test_causal_rows_are_drawn_in_their_step(model: Model, late: Callable[..., A
     end = scored.terminal
     assert isinstance(end, Finished) and end.scores is not None
     assert backend.replays and no_slot_is_leaked(serving)
+
+
+def test_memory_that_is_never_enough_ends_the_requests_and_not_the_engine(
+    model: Model, late: Callable[..., Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    serving, _ = late()
+    _, handles = submitted(serving, 3)
+
+    def short(*_: Any) -> Any:
+        raise torch.OutOfMemoryError("CUDA out of memory")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(DeviceStep, "run", short)
+        run(serving)
+    assert [outcome(handle) for handle in handles] == ["memory"] * 3
+    each, (handle,) = submitted(serving, 1)
+    run(serving)
+    assert same(handle.result(), alone(model, each[0])) and no_slot_is_leaked(serving)
+
+
+def test_a_snapshot_without_memory_costs_no_text(
+    model: Model, late: Callable[..., Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def short(slot: Slot) -> Any:
+        raise torch.OutOfMemoryError("CUDA out of memory")
+
+    monkeypatch.setattr(Slot, "snapshot", short)
+    serving, _ = late()
+    each, handles = submitted(serving, 2)
+    run(serving)
+    for one, handle in zip(each, handles, strict=True):
+        assert same(handle.result(), alone(model, one))
+    assert serving.state().snapshot_bytes == 0 and no_slot_is_leaked(serving)

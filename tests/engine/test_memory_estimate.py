@@ -6,7 +6,6 @@ import json
 import os
 import subprocess
 import sys
-import weakref
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
@@ -19,9 +18,8 @@ import torch
 from benchmarks import random_checkpoint as script
 from tests.support.fake_device import DEVICE, traced
 from tests.support.gguf_files import gguf_config
+from tests.support.live_bytes import LiveBytes
 from tests.support.scripted_engine import Script, ScriptedNetwork, engine
-from torch.utils._python_dispatch import TorchDispatchMode
-from torch.utils._pytree import tree_leaves
 
 from sfumato import ops
 from sfumato.bench.memory import resident
@@ -248,30 +246,6 @@ def test_the_reference_holds_what_is_predicted(monkeypatch: pytest.MonkeyPatch) 
     assert 0.9 < predicted / (live.most - before) < 1.1
 
 
-class LiveBytes(TorchDispatchMode):
-    """The bytes of all tensors that operations have made, while they live; not of views of those
-    that are given."""
-
-    def __init__(self, *given: torch.Tensor) -> None:
-        super().__init__()
-        self._given = {tensor.untyped_storage()._cdata for tensor in given}
-        self._storages: weakref.WeakSet[Any] = weakref.WeakSet()
-        self.most = 0
-
-    def now(self) -> int:
-        return sum(storage.nbytes() for storage in self._storages)
-
-    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        out = func(*args, **(kwargs or {}))
-        for leaf in tree_leaves(out):
-            if not isinstance(leaf, torch.Tensor):
-                continue
-            if leaf.untyped_storage()._cdata not in self._given:
-                self._storages.add(leaf.untyped_storage())
-        self.most = max(self.most, self.now())
-        return out
-
-
 def test_the_state_of_canvases_counts() -> None:
     """Batches for canvases of 16, 32, 64, 128 and 256; the soft embeddings are most of it."""
     footprint = subject()
@@ -362,8 +336,12 @@ def test_a_model_that_is_not_loaded_yet() -> None:
     prediction = check_load(footprint, EngineConfig(), budgets(10**11))
     assert prediction.snapshots == EngineConfig().snapshot_bytes
     gpu = replace(footprint, device=torch.device("cuda"))
-    alone = prediction.total - prediction.snapshots - prediction.libraries
-    assert check_load(gpu, replace(EngineConfig(), memory_margin=0), budgets(2 * alone))
+    layout = replace(EngineConfig(), memory_margin=0)
+    on_gpu = predict(gpu, layout)  # snapshots are there too
+    need = on_gpu.total - on_gpu.libraries
+    assert check_load(gpu, layout, budgets(need)) == on_gpu and on_gpu.snapshots
+    with pytest.raises(EngineError):
+        check_load(gpu, layout, budgets(need - 1))
 
 
 def _added(prediction: Prediction) -> int:

@@ -11,7 +11,6 @@ from torch import Tensor
 
 from sfumato.model.cache import (
     BLOCK,
-    NOWHERE,
     KVCache,
     KVPool,
     Slot,
@@ -20,6 +19,7 @@ from sfumato.model.cache import (
     snapshot_bytes,
 )
 from sfumato.model.model_config import ModelConfig
+from sfumato.ops.reference import NOWHERE
 
 CPU = torch.device("cpu")
 

@@ -1,5 +1,6 @@
-"""A denoising forward and the plain vocabulary pass leave everything on the device, and take as
-many operations for eight rows as for one. Traced on a device that holds no numbers."""
+"""A denoising forward, the plain vocabulary pass and snapshots of slots leave everything on the
+device, and a step takes as many operations for eight rows as for one. Traced on a device that holds
+no numbers."""
 
 from __future__ import annotations
 
@@ -70,6 +71,21 @@ def test_eight_rows_take_the_operations_of_one(note: Callable[[str], None]) -> N
     assert eight <= 1.1 * one
     # Only attention goes by widths.
     assert both - eight < (eight - len(CONFIG.layers)) / 2
+
+
+def test_a_snapshot_stays_on_the_device() -> None:
+    """Taken and restored, in the slot itself and in another, whose windows it brings back."""
+    with fake_device():
+        pool = KVPool(CONFIG, 3, 64, torch.bfloat16, DEVICE)
+        slot, other = pool.slot(1), pool.slot(2)
+        slot.length = 30
+        with Trace():
+            snapshot = slot.snapshot()
+            slot.length = 50
+            slot.restore(slot, 30, snapshot)
+            other.restore(slot, 30, snapshot)
+            other.restore(slot, 30)
+    assert snapshot.rings and all(ring.device == DEVICE for ring in snapshot.rings)
 
 
 PLANTED: dict[str, tuple[Callable[[Tensor], object], str]] = {

@@ -53,8 +53,17 @@ class PeakMemory:
             self._sample()
 
     def _sample(self) -> None:
-        for key, count in resident(self._status).items():
+        for key, count in (resident(self._status) | device_in_use()).items():
             self._peaks[key] = max(count, self._peaks.get(key, 0))
+
+
+def device_in_use() -> dict[str, int]:
+    """Bytes of a CUDA device that are in use now, by metric: those of the driver, of graphs and of
+    other processes too. Nothing where this process uses no device."""
+    if not (torch.cuda.is_available() and torch.cuda.is_initialized()):
+        return {}
+    free, total = torch.cuda.mem_get_info()
+    return {"peak_device_used": total - free}
 
 
 def resident(status: Path = _STATUS) -> dict[str, int]:

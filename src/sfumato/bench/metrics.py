@@ -163,6 +163,11 @@ METRICS = (
         "peak_device", "device", "B", "memory",
         "The most memory that torch's allocator held on a CUDA device, its unused blocks too.",
     ),
+    Metric(
+        "peak_device_used", "in use", "B", "memory",
+        "The most memory of the CUDA device that was in use, sampled as often: also the driver's, "
+        "the code of kernels, and what other processes have.",
+    ),
 )  # fmt: skip
 """In the order in which a report shows them."""
 

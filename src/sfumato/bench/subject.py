@@ -17,13 +17,19 @@ from sfumato.bench.number_text import number_text
 from sfumato.bench.random_weights import random_checkpoint
 from sfumato.bench.workload import Prompt
 from sfumato.diffusion.sampler_config import REFERENCE, SamplerConfig
+from sfumato.engine import EngineConfig, EngineError
+from sfumato.engine.memory_estimate import ModelFootprint
+from sfumato.engine.memory_guard import check_load
 from sfumato.model.families import family_of, open_checkpoint
-from sfumato.model.loading import load_network
+from sfumato.model.loading import config_of, load_network
 from sfumato.model.network import Network
 from sfumato.model.placement import pick_device, pick_dtype
 from sfumato.model.quantize_on_load import quantized_on_load
 from sfumato.ops.cpu.panels import PackedTensor
 from sfumato.weights.checkpoint import Checkpoint
+
+SMALLEST = EngineConfig(slots=1, context=512, snapshot_bytes=0)
+"""An engine that needs next to nothing beside the weights."""
 
 
 @dataclass(frozen=True)
@@ -88,12 +94,22 @@ def random_subject(
 ) -> Subject:
     """A network of random weights, made here; its replies end at their longest.
 
-    Raises ValueError, naming the option, for an unknown preset or format.
+    Raises ValueError, naming the option, for an unknown preset or format, and where the weights
+    and one slot do not fit the device's memory; nothing has been made then.
     """
     began = time.perf_counter()
     target = pick_device(device)
     checkpoint = random_checkpoint(preset, format, layers, seed, device=target)
     kind = pick_dtype(dtype, checkpoint, target)
+    footprint = ModelFootprint.of_checkpoint(checkpoint, config_of(checkpoint), target, kind)
+    try:
+        check_load(footprint, SMALLEST)
+    except EngineError as error:
+        shortage = str(error).partition("; lower")[0]  # its advice names options of a server
+        raise ValueError(
+            f"random_weights: {shortage}; take fewer --layers or a smaller --format, or free some "
+            "memory"
+        ) from error
     network = load_network(checkpoint, target, kind, activations=activations)
     about = {"model": f"random {preset}, {format}", **_about(checkpoint, network)}
     about["made_s"] = time.perf_counter() - began

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import argparse
 import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -14,6 +16,8 @@ from sfumato.cli.sources import COMMAND_LINE
 from sfumato.options import LAST_SEED, options_of
 
 if TYPE_CHECKING:
+    import torch
+
     from sfumato.bench.report import Report
     from sfumato.bench.subject import Subject
     from sfumato.diffusion.sampler_config import SamplerConfig
@@ -124,9 +128,10 @@ def _local(args: argparse.Namespace, work: Work) -> Report:
     from sfumato.bench.memory import PeakMemory
     from sfumato.cli import machine
 
-    with PeakMemory() as memory:
+    with PeakMemory() as memory, _memory_that_ends():
+        subject = _subject(args)
         report = measure.measure(
-            _subject(args),
+            subject,
             work,
             cases(args.max_tokens, args.threads, args.context, args.concurrency),
             _sampler(args),
@@ -139,8 +144,33 @@ def _local(args: argparse.Namespace, work: Work) -> Report:
         "cpu_features": machine.cpu_features(),
         "cores": machine.usable_cores(),
         "memory_bytes": machine.total_memory(),
+        "gpu": _gpu(subject.network.device),
     }
     return report
+
+
+@contextmanager
+def _memory_that_ends() -> Iterator[None]:
+    """Raises ValueError in place of an error for want of memory."""
+    from sfumato.model.out_of_memory import is_out_of_memory
+
+    try:
+        yield
+    except (RuntimeError, MemoryError) as error:
+        if not is_out_of_memory(error):
+            raise
+        why = (str(error).splitlines() or [type(error).__name__])[0]
+        raise ValueError(
+            f"the memory does not suffice ({why}); take fewer --layers, a smaller --format or "
+            "--quantize, lower --concurrency, --max-tokens or --context, or free some memory"
+        ) from error
+
+
+def _gpu(device: torch.device) -> str | None:
+    """The name of the GPU that was measured; None for a CPU."""
+    import torch
+
+    return torch.cuda.get_device_name(device) if device.type == "cuda" else None
 
 
 def _subject(args: argparse.Namespace) -> Subject:

@@ -122,6 +122,7 @@ def _serve(
     # threads.
     gc.collect()
     gc.freeze()
+    engine.warm_up()
     engine.start()
     try:
         listener.run(sockets=[bound])

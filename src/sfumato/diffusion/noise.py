@@ -17,6 +17,8 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from sfumato.ops.registry import reference
+
 _MULTIPLIERS = 0xCD9E8D57, 0xD2511F53  # of the counter's words 2 and 0
 _WEYL = 0x9E3779B9, 0xBB67AE85
 _LOW = 0xFFFFFFFF
@@ -72,6 +74,24 @@ def noise(
     counter = (position[None], step[:, None], canvas[:, None], attempt[:, None])
     high, low, word, _ = philox(counter, seeds[:, None])
     return _uniform(high, low), word * vocab_size >> 32
+
+
+@reference("step_noise")
+def step_noise(
+    seeds: Tensor,
+    canvas: Tensor,
+    attempt: Tensor,
+    step: Tensor,
+    max_steps: Tensor,
+    temperatures: Tensor,
+    width: int,
+    vocab_size: int,
+) -> tuple[Tensor, Tensor, Tensor]:
+    """What the next step of each row is drawn with; see `ops.step_noise`."""
+    # A row that is done may have no next step in its table.
+    now = torch.minimum(step, max_steps - 1)
+    temperature = temperatures.gather(1, now[:, None]).expand(-1, width)
+    return temperature, *noise(seeds, canvas, attempt, step + 1, width, vocab_size)
 
 
 def _uniform(high: Tensor, low: Tensor) -> Tensor:

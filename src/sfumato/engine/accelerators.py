@@ -49,16 +49,9 @@ def accelerators(drm: Path = DRM) -> list[Accelerator]:
 
 
 def _of_torch() -> Iterator[Accelerator]:
-    for index in range(torch.cuda.device_count()):
-        device = torch.device("cuda", index)
-        problem = missing_code(device)
-        memory = free = None
-        with contextlib.suppress(RuntimeError):  # a device that fails is still to be listed
-            free, memory = torch.cuda.mem_get_info(device)
-        yield Accelerator(
-            torch.cuda.get_device_name(device),
-            *("torch", str(device), memory, free, shares_host_memory(device), problem),
-        )
+    # With a driver that is too old torch counts devices, and can ask nothing of them.
+    for index in range(torch.cuda.device_count() if torch.cuda.is_available() else 0):
+        yield _of_cuda(torch.device("cuda", index))
     if torch.xpu.is_available():
         for index in range(torch.xpu.device_count()):
             properties = torch.xpu.get_device_properties(index)
@@ -66,6 +59,22 @@ def _of_torch() -> Iterator[Accelerator]:
             yield Accelerator(properties.name, "torch", f"xpu:{index}", memory, None)
     if torch.backends.mps.is_available():
         yield Accelerator("Apple GPU", "torch", "mps", None, None, True)
+
+
+def _of_cuda(device: torch.device) -> Accelerator:
+    """A device that fails is listed too, with what it answers."""
+    name, shares = str(device), False
+    problem: str | None = None
+    free: int | None = None
+    memory: int | None = None
+    try:
+        name = torch.cuda.get_device_name(device)
+        problem, shares = missing_code(device), shares_host_memory(device)
+        free, memory = torch.cuda.mem_get_info(device)
+    except (RuntimeError, AssertionError) as error:
+        failure = str(error).splitlines()[0][:200] if str(error) else type(error).__name__
+        problem = problem or f"it fails: {failure}"
+    return Accelerator(name, "torch", str(device), memory, free, shares, problem)
 
 
 def _of_nvml() -> Iterator[Accelerator]:

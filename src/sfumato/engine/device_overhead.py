@@ -10,6 +10,8 @@ from collections.abc import Iterable
 
 import torch
 
+from sfumato.ops.triton.workspaces import rounded_up
+
 MIB = 1 << 20
 SMALL, LARGE = 1 * MIB, 10 * MIB  # bounds of tensors that share a segment
 GRAIN, SMALL_SEGMENT, SEGMENT = 512, 2 * MIB, 20 * MIB
@@ -26,7 +28,7 @@ def held_bytes(sizes: Iterable[int], device: torch.device) -> int:
     """What an allocator holds for tensors of these bytes that live together: on a CUDA device in
     blocks, elsewhere their sum.
 
-    Tensors up to SMALL share segments of 2 MiB, those up to LARGE segments of 20 MiB, and larger
+    Tensors up to SMALL share segments of 2 MiB, those below LARGE segments of 20 MiB, and larger
     ones have one of their own, a multiple of 2 MiB.
     """
     if device.type != "cuda":
@@ -35,12 +37,12 @@ def held_bytes(sizes: Iterable[int], device: torch.device) -> int:
     shared: list[int] = []
     for size in sizes:
         if size <= SMALL:
-            small += _up(size, GRAIN)
+            small += rounded_up(size, GRAIN)
         elif size < LARGE:
-            _place(_up(size, GRAIN), shared)
+            _place(rounded_up(size, GRAIN), shared)
         else:
-            own += _up(size, SMALL_SEGMENT)
-    return _up(small, SMALL_SEGMENT) + len(shared) * SEGMENT + own
+            own += rounded_up(size, SMALL_SEGMENT)
+    return rounded_up(small, SMALL_SEGMENT) + len(shared) * SEGMENT + own
 
 
 def _place(size: int, free: list[int]) -> None:
@@ -64,7 +66,3 @@ def overhead_bytes(device: torch.device, rows: int, step: int) -> int:
         return 0
     graphs = min(GRAPHS, KINDS * rows) * GRAPH
     return step + graphs + 2 * STREAMS * WORKSPACE + CODE
-
-
-def _up(size: int, grain: int) -> int:
-    return -(-size // grain) * grain

@@ -8,6 +8,7 @@ from concurrent.futures import Future
 from contextlib import AbstractContextManager
 
 from sfumato.api import Model, Reply
+from sfumato.diffusion.sampler_config import SamplerConfig
 from sfumato.engine.any_row import AnyRow
 from sfumato.engine.circuit import Circuit, probe
 from sfumato.engine.client import ServedModel
@@ -152,6 +153,13 @@ class Engine:
         return self._inbox.put_reset()
 
     # For the owner.
+
+    def warm_up(self) -> None:
+        """On a GPU, compiles the kernels of usual steps, for which else the first requests wait:
+        up to minutes where nothing was compiled before. Before `start`, without requests."""
+        config = SamplerConfig(canvas_length=self.model.config.canvas_length)
+        with self._lifecycle.fatal(after=self._publish):
+            self._runner.warm_up(self._pool.empty_slots, config.over(self.model.sampler_defaults))
 
     def start(self) -> Engine:
         """Gives the engine its thread."""

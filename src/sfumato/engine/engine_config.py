@@ -26,7 +26,7 @@ class EngineConfig:
     queue: int = 64  # requests that wait at most
     prefill_chunk: int = 512  # tokens encoded between two denoising steps at most
     strict: bool = False  # refuse what does not fit a slot, rather than make a larger one
-    snapshot_bytes: int = 2**30  # host memory for what prefix reuse needs
+    snapshot_bytes: int = 2**30  # memory of the device for what prefix reuse needs
     max_steps: int = 256  # denoising steps per canvas that a request may ask for
     request_timeout_s: float | None = REQUEST_TIMEOUT_S  # from submission; None: no limit
     memory_margin: float = 0.05  # share of the memory that stays free

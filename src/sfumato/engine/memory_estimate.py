@@ -16,6 +16,7 @@ import torch
 from sfumato import ops
 from sfumato.diffusion.constraints.read import PIECE
 from sfumato.diffusion.step.batch import WIDTHS, StepBatch, width_for
+from sfumato.engine import kernel_memory
 from sfumato.engine.device_overhead import held_bytes, overhead_bytes
 from sfumato.engine.engine_config import TURN, EngineConfig
 from sfumato.model.cache import BLOCK, slot_bytes, slot_sizes, snapshot_bytes
@@ -86,7 +87,7 @@ class Prediction:
     slots: int  # what they store, and the state of the canvases in them
     step: int  # a denoising step of all rows
     prefill: int  # of one chunk
-    snapshots: int  # host memory
+    snapshots: int  # of prompts, beside the slots
     libraries: int  # host memory
     reads: int = 0  # keys and values of questions that are being read, those of long ones aside
     overhead: int = 0  # graphs, workspaces and code of a GPU
@@ -113,22 +114,25 @@ def predict(footprint: ModelFootprint, config: EngineConfig, larger: int = 0) ->
     context = min(max(config.context, larger), model.context_length)
     canvases = rows * model.canvas_length
     chunk = max(config.prefill_chunk, 1)
+    kernels = _kernels(footprint)
     one = snapshot_bytes(model, min(config.context, model.context_length), footprint.cache_dtype)
     if footprint.device.type == "cpu":
         seen = _seen(footprint, model.canvas_length, context, causal=False)
     else:
-        # One operation of the reference for each pool; a larger slot is a pool of one.
+        # One operation for each pool; a larger slot is a pool of one.
         pools = (rows, config.context), (1, larger)
-        seen = max(_seen_of_pool(footprint, *pool) for pool in pools)
-    step = _forward(footprint, canvases, seen)
-    step += head_bytes(model, footprint.dtype, rows, ops.multiplies_bf16(footprint.device))
+        seen = max(_seen_of_pool(footprint, *pool, kernels) for pool in pools)
+    step = _forward(footprint, canvases, seen, kernels)
+    step += _head(footprint, rows, kernels)
     step += cutoff_bytes(model, canvases)
     return Prediction(
         weights=footprint.weights,
         mapped=footprint.mapped,
         slots=pool_bytes(footprint, rows, config.context) + state_bytes(footprint, rows),
         step=step,
-        prefill=_forward(footprint, chunk, _seen(footprint, chunk, context, causal=True)),
+        prefill=_forward(
+            footprint, chunk, _seen_of_chunk(footprint, chunk, context, kernels), kernels
+        ),
         snapshots=min(config.snapshot_bytes, rows * MARKS * one),
         libraries=LIBRARIES + (0 if ops.multiplies_bf16(footprint.device) else TORCH),
         reads=(rows + _read_pieces(footprint, chunk))
@@ -162,7 +166,22 @@ def state_bytes(footprint: ModelFootprint, rows: int) -> int:
     return sum(batch.nbytes for batch in batches)
 
 
-def _forward(footprint: ModelFootprint, tokens: int, seen: int) -> int:
+def _kernels(footprint: ModelFootprint) -> frozenset[str]:
+    """The operations that kernels serve, where the form of the weights allows it."""
+    bf16 = footprint.dtype == footprint.cache_dtype == torch.bfloat16
+    return ops.kernels_on(footprint.device) if bf16 else frozenset()
+
+
+def _head(footprint: ModelFootprint, rows: int, kernels: frozenset[str]) -> int:
+    """Buffers of the vocabulary head; kernels do not serve it where its weight is quantized."""
+    model, device, dtype = footprint.config, footprint.device, footprint.dtype
+    of_torch = head_bytes(model, dtype, rows, ops.multiplies_bf16(device))
+    if "vocabulary_pass" not in kernels:
+        return of_torch
+    return max(of_torch, kernel_memory.head_bytes(model, rows, dtype, device))
+
+
+def _forward(footprint: ModelFootprint, tokens: int, seen: int, kernels: frozenset[str]) -> int:
     """Buffers of a forward of `tokens` tokens; seen: those of its attention's keys and values."""
     model, size = footprint.config, footprint.dtype.itemsize
     # Queries as projected, and normed and turned in float32; keys and values in both forms.
@@ -174,8 +193,21 @@ def _forward(footprint: ModelFootprint, tokens: int, seen: int) -> int:
         # The operation keeps each choice's result until it adds them up; what attention gave back
         # seldom serves it.
         return projected + seen + chosen * _FLOAT + stream
-    # Torch gathers each token's experts.
-    return max(projected + seen, 3 * chosen * size) + stream
+    # Torch gathers each token's experts; kernels do not serve them where they are quantized.
+    experts = 3 * chosen * size
+    if "experts" in kernels:
+        experts = max(experts, kernel_memory.expert_bytes(model, tokens, footprint.dtype))
+    return max(projected + seen, experts) + stream
+
+
+def _seen_of_chunk(
+    footprint: ModelFootprint, tokens: int, context: int, kernels: frozenset[str]
+) -> int:
+    """Keys and values of one row and layer, as a chunk of a prompt reads them."""
+    if "attend" not in kernels:
+        return _seen(footprint, tokens, context, causal=True)
+    shape = tokens, context, footprint.dtype, footprint.device
+    return kernel_memory.prefill_bytes(footprint.config, *shape)
 
 
 def _seen(footprint: ModelFootprint, longest: int, context: int, causal: bool) -> int:
@@ -192,13 +224,18 @@ def _seen(footprint: ModelFootprint, longest: int, context: int, causal: bool) -
     return seen
 
 
-def _seen_of_pool(footprint: ModelFootprint, rows: int, capacity: int) -> int:
-    """Keys and values of one layer and all rows of a pool, as the reference's `canvas_attention`
-    copies them: those of whole slots are gathered, in the dtype of the cache and then in that of
-    the step, and joined with the canvas's; the joined keys stay while the values are joined.
+def _seen_of_pool(
+    footprint: ModelFootprint, rows: int, capacity: int, kernels: frozenset[str] = frozenset()
+) -> int:
+    """What kernels take of all rows of a pool, which read its slots where they are; else keys and
+    values of one layer and all rows, as the reference's `canvas_attention` copies them: those of
+    whole slots are gathered, in the dtype of the cache and then in that of the step, and joined
+    with the canvas's; the joined keys stay while the values are joined.
 
     Scores are not counted: torch's fused attention holds none. Measured on no device."""
     model, dtype, stored = footprint.config, footprint.dtype, footprint.cache_dtype
+    if kernels >= kernel_memory.ATTENTION:
+        return kernel_memory.attention_bytes(model, rows, capacity, footprint.device)
     seen = 0
     for layer, size in zip(model.layers, slot_sizes(model, capacity), strict=True):
         keys = -(-(size + model.canvas_length) // BLOCK) * BLOCK

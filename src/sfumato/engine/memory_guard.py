@@ -42,14 +42,11 @@ class MemoryGuard:
         self._footprint, self._config, self._ask = ModelFootprint.of_network(network), config, ask
         self.prediction = predict(self._footprint, config)
         self.baseline = used_memory(network.device)
-        self.budget, host = ask(network.device), ask(torch.device("cpu"))
+        self.budget = ask(network.device)
         self.spare: int | None = None  # bytes for larger slots; None: the budget is unknown
-        need = self.prediction.slots + self.prediction.working
-        aside = self.prediction.snapshots + self.prediction.libraries
+        need = self.prediction.slots + self.prediction.working + self.prediction.snapshots
         if shares_host_memory(network.device):
-            need += aside
-        elif host is not None:
-            check(aside, host, config.memory_margin, "prefix snapshots")
+            need += self.prediction.libraries
         if self.budget is not None:
             what = f"an engine of {config.slots} slots x {config.context:,} tokens"
             self.spare = check(need, self.budget, config.memory_margin, what)
@@ -106,7 +103,7 @@ def check_load(
     if available is not None:
         need = prediction.total
         if not shares_host_memory(footprint.device):
-            need -= prediction.snapshots + prediction.libraries
+            need -= prediction.libraries
         what = f"the model ({_size(prediction.weights)}) with {config.slots} slots"
         check(need, available, config.memory_margin, what)
     return prediction

@@ -7,7 +7,7 @@ event. Leases no slots: the scheduler does.
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 from sfumato.api import Settled
 from sfumato.diffusion.canvas import Draft
@@ -48,6 +48,8 @@ class OutputProcessor:
 
     def process(self, results: StepResults) -> None:
         """Takes in the results of a step."""
+        for time in results.late_encodes:  # before results that may end their rows
+            self._waited(time.rows, time.seconds)
         self._encoded(results.encoded, results.encode_s + results.write_s)
         after_s = results.read_s + results.fill_s
         for writer, scores in results.written:
@@ -88,14 +90,17 @@ class OutputProcessor:
             if error is None:
                 segment.row.took(len(segment.ids))
                 totals.encoded_tokens += len(segment.ids)
-        for row in {segment.row: None for segment, _ in encoded}:
-            row.waited(seconds)
-        totals.encode_s += seconds
+        self._waited(tuple({segment.row: None for segment, _ in encoded}), seconds)
         for row, reason in recover_encoding(self._scheduler, encoded):
             self.end_with(row, reason)
         for row in {segment.row: None for segment, error in encoded if error is None}:
             if isinstance(row, Row) and row.lease is not None and row.is_scored:
                 self.finish(row, "max_tokens")
+
+    def _waited(self, rows: Sequence[AnyRow], seconds: float) -> None:
+        for row in rows:
+            row.waited(seconds)
+        self._statistics.totals.encode_s += seconds
 
     def _denoised(self, row: Row, result: Draft, began: float) -> None:
         draft = row.readable(result)

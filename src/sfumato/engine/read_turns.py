@@ -85,7 +85,6 @@ class ReadTurns:
         smaller = 0
         try:
             take_turns(self._network, [turn for _, turn in items], together)
-            self._network.synchronize()
             return
         except Exception as error:
             if is_out_of_memory(error):

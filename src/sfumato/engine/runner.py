@@ -16,15 +16,18 @@ from torch import Tensor
 from sfumato.diffusion.canvas import Draft
 from sfumato.diffusion.causal import next_scores
 from sfumato.diffusion.causal_step import draw_next
+from sfumato.diffusion.sampler_config import SamplerConfig
 from sfumato.diffusion.step import Denoiser
 from sfumato.diffusion.step.cuda_graphs import graph_backend
 from sfumato.engine.any_row import AnyRow
+from sfumato.engine.encode_times import EncodeTime, EncodeTimes
 from sfumato.engine.fill_turns import FillResult, FillTurns
 from sfumato.engine.late_steps import CommitRow, LateSteps
 from sfumato.engine.read_turns import ReadResult, ReadTurns
 from sfumato.engine.recovery import BatchRecovery, free_memory
 from sfumato.engine.row import Row
 from sfumato.engine.scheduler import Piece, Plan
+from sfumato.engine.warm_up import warm_up
 from sfumato.model.cache import Slot
 from sfumato.model.network import Network
 from sfumato.model.out_of_memory import is_out_of_memory
@@ -50,7 +53,8 @@ class StepResults:
     """What a step gave, for each row its result or its error."""
 
     encoded: list[Encoded]
-    encode_s: float
+    encode_s: float  # for which the host waited; 0 where steps are late
+    late_encodes: list[EncodeTime]  # of this step or earlier ones
     denoised: list[Denoised]
     began: float  # when the denoising began, by the clock
     written: list[Written]
@@ -70,15 +74,29 @@ class Runner:
     def __init__(self, network: Network, rows: int, clock: Callable[[], float]) -> None:
         """rows: that a step has at most, larger slots left aside."""
         self._network, self._clock = network, clock
-        backend = graph_backend(network.device)
+        self._backend = backend = graph_backend(network.device)
         self._denoiser = Denoiser(network, rows, backend)
         self._batches = BatchRecovery(self._batch, self._free)
         self._draws = BatchRecovery(self._draw_batch, self._free)
         self._late = None
         if backend is not None:
             self._late = LateSteps(self._denoiser, self._free, clock)
+        self._encode_times = EncodeTimes(network.device, clock)
         self._read_turns = ReadTurns(network, self._free)
         self._fill_turns = FillTurns(network, self._free)
+
+    def warm_up(self, slots: Sequence[Slot], config: SamplerConfig) -> None:
+        """Compiles what steps run, where the network's device works by itself; see warm_up.py. A
+        failure is left to the first request, whose it may not be."""
+        if self._backend is None or not slots:
+            return
+        denoiser = Denoiser(self._network, len(slots), self._backend)
+        try:
+            warm_up(denoiser, slots, config)
+        except Exception as error:
+            log.warning("the steps before the first request failed", exc_info=error)
+            if is_out_of_memory(error):
+                self._free(error)
 
     def run(self, plan: Plan, is_wanted: Callable[[AnyRow], bool]) -> StepResults:
         """Encodes the plan's pieces, then denoises, scores the next tokens of, or draws tokens for,
@@ -89,6 +107,7 @@ class Runner:
         apart = {commit.row for commit in commits}
         encoded = self.encode([piece for piece in plan.encode if piece.row not in apart])
         denoise = self._clock()
+        encode_s = denoise - began if self._late is None else 0.0
         failed = {segment.row for segment, error in encoded if error}
         rows = [row for row in plan.denoise if row not in failed | apart and is_wanted(row)]
         if self._late is None:
@@ -102,25 +121,34 @@ class Runner:
         draw = self._clock()
         drawn = self.draw([row for row in plan.draw if row not in failed and is_wanted(row)])
         read = self._clock()
+        # The device encodes before the step whose results were read just now.
+        times = self._encode_times.done()
+        began_step = min(read, began_step + sum(time.seconds for time in times))
         readers = [row for row in plan.read if row not in failed and is_wanted(row)]
         results = self._read_turns.run(readers, plan.read_tokens, plan.decisions)
         fill = self._clock()
+        read_s = fill - read
+        if results:  # which have waited for all that was launched before
+            waited = self._encode_times.done()
+            times += waited
+            read_s = max(0.0, read_s - sum(time.seconds for time in waited))
         fillers = [row for row in plan.fill if row not in failed and is_wanted(row)]
         filled = self._fill_turns.run(fillers)
         return StepResults(
-            encoded,
-            denoise - began,
-            denoised,
-            began_step,
-            written,
-            draw - write,
-            drawn,
-            draw,
-            read - draw,
-            results,
-            fill - read,
-            filled,
-            self._clock() - fill,
+            encoded=encoded,
+            encode_s=encode_s,
+            late_encodes=times,
+            denoised=denoised,
+            began=began_step,
+            written=written,
+            write_s=draw - write,
+            drawn=drawn,
+            draw_began=draw,
+            draw_s=read - draw,
+            read=results,
+            read_s=read_s,
+            filled=filled,
+            fill_s=self._clock() - fill,
         )
 
     def _write(self, rows: Sequence[Row], encoded: list[Encoded]) -> list[Written]:
@@ -191,10 +219,13 @@ class Runner:
         A slot in which an encode raised is empty afterwards.
         """
         results: list[Encoded] = []
+        stamp = self._encode_times.stamp() if pieces and self._late is not None else None
         # The first segments of all rows go together, then the second ones, and so on.
         for segments in zip_longest(*map(_segments, pieces)):
             failed = {segment.row for segment, error in results if error}
             results += self._encode([s for s in segments if s and s.row not in failed])
+        if stamp is not None:
+            self._encode_times.add([piece.row for piece in pieces], stamp)
         return results
 
     def denoise(self, rows: Sequence[Row]) -> list[Denoised]:

@@ -3,7 +3,7 @@
 Slots are allocated once and leased to one request after another. A new request takes over the
 longest prefix that some slot, free or busy, holds of its prompt. Sliding layers keep a window
 only, so that a prefix can be cut where their windows are still there: at the slot's present end,
-anywhere while no ring has come round, and at marks, of which snapshots are kept in host memory.
+anywhere while no ring has come round, and at marks, of which snapshots are kept on the device.
 Pure bookkeeping but for the copies; used by the engine's thread alone. Knows no requests.
 """
 
@@ -17,6 +17,7 @@ from sfumato.engine.engine_config import EngineConfig
 from sfumato.engine.errors import EngineError
 from sfumato.engine.lease import CacheKey, Lease, Mark, Place, SlotView
 from sfumato.engine.memory_guard import MemoryGuard
+from sfumato.model.cache import Slot, snapshot_bytes
 from sfumato.model.network import Network
 from sfumato.model.out_of_memory import is_out_of_memory
 
@@ -113,6 +114,8 @@ class SlotPool:
             return
         mark = place.marks.get(length)
         if mark is None:
+            network = self._network
+            self._evict(room=snapshot_bytes(network.config, length, network.cache_dtype))
             mark = place.marks[length] = Mark(place.slot.snapshot(), 0)
         mark.used = self._tick()
         self._evict()
@@ -139,8 +142,13 @@ class SlotPool:
         return emptied
 
     @property
+    def empty_slots(self) -> list[Slot]:
+        """Of the first size; what is put into them is to be out of them before the next lease."""
+        return [p.slot for p in self._places if not (p.busy or p.held or p.larger)]
+
+    @property
     def snapshot_bytes(self) -> int:
-        """Host memory that snapshots take now."""
+        """Memory of the device that snapshots take now."""
         return sum(mark.snapshot.nbytes for mark in self._marks())
 
     @property
@@ -245,10 +253,11 @@ class SlotPool:
     def _marks(self) -> set[Mark]:
         return {mark for place in self._places for mark in place.marks.values()}
 
-    def _evict(self) -> None:
-        """Drops the snapshots that were not used for the longest time, down to the limit."""
+    def _evict(self, room: int = 0) -> None:
+        """Drops the snapshots that were not used for the longest time, until so many bytes more are
+        within the limit."""
         marks = sorted(self._marks(), key=lambda mark: mark.used)
-        excess = sum(mark.snapshot.nbytes for mark in marks) - self._limit
+        excess = sum(mark.snapshot.nbytes for mark in marks) + room - self._limit
         dropped = set()
         for mark in marks:
             if excess <= 0:

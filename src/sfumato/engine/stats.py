@@ -114,7 +114,7 @@ class EngineState:
     totals: Totals
     speeds: Speeds
     history: History
-    snapshot_bytes: int  # host memory that prefix snapshots take now
+    snapshot_bytes: int  # memory of the device that prefix snapshots take now
     larger_bytes: int
     memory: MemoryView  # predicted, and available when the engine was made
     circuit: CircuitState

@@ -20,9 +20,9 @@ from torch import Tensor
 
 from sfumato.model.model_config import ModelConfig
 from sfumato.ops import reference
+from sfumato.ops.reference import NOWHERE
 
 BLOCK = reference.KEYS  # keys that torch's attention sums at a time; compiled attention sums half
-NOWHERE = 2**31 - 1  # a position after all others, which no token sees; int32 for compiled kernels
 
 
 def slot_sizes(config: ModelConfig, capacity: int) -> list[int]:
@@ -44,7 +44,8 @@ def slot_bytes(config: ModelConfig, capacity: int, dtype: torch.dtype) -> int:
 
 @dataclass(frozen=True)
 class Snapshot:
-    """What the sliding layers of a slot held at a length, in host memory."""
+    """What the sliding layers of a slot held at a length, on the slot's device: the host would wait
+    for a copy to its own memory."""
 
     length: int
     rings: tuple[Tensor, ...]  # of each sliding layer keys, then values: [kv_heads, held, d]
@@ -205,7 +206,7 @@ class Slot:
     def snapshot(self) -> Snapshot:
         """A copy of the sliding layers' windows at this length."""
         held = min(self.length, self._ring())
-        rings = (ring[:, :held].to("cpu", copy=True) for ring in self._rings())
+        rings = (ring[:, :held].clone() for ring in self._rings())
         return Snapshot(self.length, tuple(rings))
 
     def restore(self, source: Slot, length: int, snapshot: Snapshot | None = None) -> None:

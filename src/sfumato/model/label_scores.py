@@ -13,30 +13,40 @@ from torch import Tensor
 from sfumato import ops
 from sfumato.model.head_stats import HeadStats
 from sfumato.model.output_embedding import OutputEmbedding
+from sfumato.model.to_device import to_device
+from sfumato.model.unread import Unread
 from sfumato.ops.online_softmax import BLOCK, SoftmaxState
+from sfumato.ops.reference import Weight
+from sfumato.ops.registry import reference
+from sfumato.weights.blocks import QuantizedTensor
 
 
 def label_scores(
     head: OutputEmbedding, hidden: Tensor, labels: Sequence[Sequence[int]]
-) -> list[list[float]]:
+) -> Unread[list[list[float]]]:
     """The softcapped logits, at temperature 1, of each position's labels: hidden [n, hidden].
 
     Only the labels' rows of the embedding are read. Positions are scored in groups whose shape
     depends on the number of labels alone: on a CPU no position's scores depend on the others.
     """
-    scores: list[list[float]] = [[] for _ in labels]
     groups: dict[int, list[int]] = {}
     for position, ids in enumerate(labels):
         groups.setdefault(-(-len(ids) // BLOCK) * BLOCK, []).append(position)
+    scored = []
     for width, positions in groups.items():
         padded = [[*labels[at], *[labels[at][-1]] * (width - len(labels[at]))] for at in positions]
-        which = torch.tensor(positions, device=hidden.device)
-        wanted = torch.tensor(padded, device=hidden.device)
+        which, wanted = (to_device(torch.tensor(x), hidden.device) for x in (positions, padded))
         # In float32 whatever the dtype: a logit of 8 in bfloat16 would be off by up to 0.016.
-        rows = head.own_scores(hidden.index_select(0, which).float(), wanted).tolist()
-        for position, row in zip(positions, rows, strict=True):
-            scores[position] = row[: len(labels[position])]
-    return scores
+        scored.append(head.own_scores(hidden.index_select(0, which).float(), wanted))
+
+    def rows(on_host: Sequence[Tensor]) -> list[list[float]]:
+        scores: list[list[float]] = [[] for _ in labels]
+        for positions, group in zip(groups.values(), on_host, strict=True):
+            for position, row in zip(positions, group.tolist(), strict=True):
+                scores[position] = row[: len(labels[position])]
+        return scores
+
+    return Unread(tuple(scored), rows)
 
 
 @dataclass(frozen=True)
@@ -49,32 +59,54 @@ class VocabularyMass:
 
 def vocabulary_mass(
     head: OutputEmbedding, hidden: Tensor, labels: Sequence[Sequence[int]]
-) -> VocabularyMass:
+) -> Unread[VocabularyMass]:
     """One pass over the vocabulary, at temperature 1: hidden [n, hidden], and the labels of each
     position, no label twice.
 
     The labels' scores are of the pass's own products: with packed weights these round otherwise
     than those of `label_scores`, and the mass of all tokens would not be 1.
     """
-    state = SoftmaxState.empty(len(hidden), hidden.device)
-    temperature = torch.ones(len(hidden), device=hidden.device)
     most = max(map(len, labels), default=1)
     padded = [[*own, *[own[-1]] * (most - len(own))] for own in labels]
-    ids = torch.tensor(padded, device=hidden.device)
-    chunks = {own // head.chunk for some in labels for own in some}
+    ids = to_device(torch.tensor(padded), hidden.device)
+    arguments = ids, head.softcap, head.chunk, head.output
+    of_head = ops.vocabulary_mass(hidden, head.embedding, *arguments)
+
+    def mass(on_host: Sequence[Tensor]) -> VocabularyMass:
+        rows, peaks, totals, argmax = (tensor.tolist() for tensor in on_host)
+        masses = [
+            math.fsum(math.exp(score - peak) for score in row[: len(own)]) / total
+            for own, row, peak, total in zip(labels, rows, peaks, totals, strict=True)
+        ]
+        return VocabularyMass(masses, argmax)
+
+    return Unread(of_head, mass)
+
+
+@reference("vocabulary_mass")
+def plain_mass(
+    hidden: Tensor,
+    weight: Tensor | QuantizedTensor,
+    ids: Tensor,
+    softcap: float,
+    chunk: int,
+    packed: Sequence[Weight] | None,
+) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    """Scores of given ids, and the highest score, the mass and the argmax of all; see
+    `ops.vocabulary_mass`."""
+    output = OutputEmbedding(weight, softcap, chunk, packed)
+    state = SoftmaxState.empty(len(hidden), hidden.device)
+    temperature = torch.ones(len(hidden), device=hidden.device)
+    # Which chunks have given ids is not worth a host read.
+    on_host = ids.device.type == "cpu"
+    chunks = set((ids // chunk).unique().tolist()) if on_host else set(range(len(output.spans())))
     scores = torch.zeros(ids.shape, device=hidden.device)
-    for number, (start, _) in enumerate(head.spans()):
-        raw = head.raw(hidden, start)
+    for number, (start, _) in enumerate(output.spans()):
+        raw = output.raw(hidden, start)
         if number in chunks:  # before the softmax, which may overwrite the products
             scores = _filled(scores, ids, raw, start)
-        ops.update_softmax(state, raw, start, temperature, head.softcap, hidden.dtype)
-    rows = zip(labels, head.capped(scores).tolist(), strict=True)
-    sums = zip(rows, state.max.tolist(), state.sum_exp.tolist(), strict=True)
-    masses = [
-        math.fsum(math.exp(score - peak) for score in row[: len(own)]) / total
-        for (own, row), peak, total in sums
-    ]
-    return VocabularyMass(masses, state.argmax.tolist())
+        ops.update_softmax(state, raw, start, temperature, softcap, hidden.dtype)
+    return output.capped(scores), state.max, state.sum_exp, state.argmax
 
 
 def named_log_probs(

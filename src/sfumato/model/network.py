@@ -179,7 +179,7 @@ class Network:
         """One forward of the encode phase, which appends rows[i] int64 [any length] to scratches[i]
         and leaves the slots as they are. A scratch whose forward fails is as it was."""
         attend = QuestionRows(scratches, [len(row) for row in rows])
-        ids = torch.cat([row.to(self.device) for row in rows])
+        ids = to_device(torch.cat(list(rows)), self.device)
         self.transformer.encode_keys(ids, attend.positions(self.device), attend, self.dtype)
         attend.commit()
 
@@ -211,16 +211,11 @@ class Network:
         lengths = [len(canvas) for canvas in canvases]
         attend = ReadCanvasRows(scratches, lengths, [len(places) for places in wanted])
         starts = accumulate(lengths, initial=0)
-        only = [a + at for a, places in zip(starts, wanted, strict=False) for at in places]
-        ids = torch.cat([canvas.to(self.device) for canvas in canvases])
-        return self.transformer.denoise(
-            ids,
-            soft,
-            attend.positions(self.device),
-            attend,
-            self.dtype,
-            torch.tensor(only, device=self.device),
-        )
+        only = [a + at for a, own in zip(starts, wanted, strict=False) for at in own]
+        ids = to_device(torch.cat(list(canvases)), self.device)
+        places = to_device(torch.tensor(only), self.device)
+        positions = attend.positions(self.device)
+        return self.transformer.denoise(ids, soft, positions, attend, self.dtype, places)
 
     def _parts(self, lengths: Sequence[int], slots: Sequence[Slot]) -> list[CanvasPart]:
         """One part for adjacent canvases of one length whose slots are of one pool."""

@@ -1,4 +1,4 @@
-"""Copies from the host to a device that do not wait for the work which the device has to do."""
+"""Copies between the host and a device for which the host waits no longer than it must."""
 
 from __future__ import annotations
 
@@ -12,3 +12,15 @@ def to_device(values: Tensor, device: torch.device) -> Tensor:
     if device.type == "cuda" and values.device.type == "cpu" and torch.cuda.is_available():
         return values.pin_memory().to(device, non_blocking=True)
     return values.to(device)
+
+
+def to_host(words: Tensor) -> tuple[Tensor, torch.Event | None]:
+    """Numbers on the host, by one copy; and the event after which they may be read, where the copy
+    goes on meanwhile."""
+    if words.device.type != "cuda":
+        return words.cpu(), None
+    host = torch.empty(words.shape, dtype=words.dtype, device="cpu", pin_memory=True)
+    host.copy_(words, non_blocking=True)
+    copied = torch.Event(words.device)
+    copied.record()
+    return host, copied

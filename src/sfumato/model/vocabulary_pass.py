@@ -218,8 +218,10 @@ def plain_pass(
     bans: Bans | None,
     chunk: int,
     packed: Sequence[Weight] | None,
+    unread: Tensor | None = None,
 ) -> tuple[Tensor, ...]:
-    """A pass of which nothing is asked but bans; see `ops.vocabulary_pass`."""
+    """A pass of which nothing is asked but bans; see `ops.vocabulary_pass`. Of all positions: to
+    leave some out would be a shape that depends on data."""
     output = OutputEmbedding(weight, softcap, chunk, packed)
     stats = VocabularyPass(output, hidden, PassSettings(temperature, uniform, bans=bans)).run()
     plain = stats.argmax, stats.drawn, stats.entropy, stats.top_ids, stats.top_probs

@@ -24,7 +24,9 @@ from sfumato.ops.cpu.panels import ACTIVATIONS, pack, packed_bytes, packs
 from sfumato.ops.online_softmax import Bans, SoftmaxState
 from sfumato.ops.reference import Causal, OwnKeys, SharedCausal, Weight
 from sfumato.ops.registry import ANY, call, form_of
+from sfumato.ops.rows import Rows, Rules, Statistics
 from sfumato.ops.triton import prepare
+from sfumato.ops.triton import serving as kernels_on
 from sfumato.weights.blocks import QuantizedTensor
 
 __all__ = [
@@ -45,7 +47,9 @@ __all__ = [
     "embed",
     "experts",
     "geglu",
+    "kernels_on",
     "linear",
+    "move_rows",
     "multiplies_bf16",
     "own_scores",
     "pack",
@@ -58,7 +62,9 @@ __all__ = [
     "rms_norm",
     "rotate",
     "route",
+    "step_noise",
     "update_softmax",
+    "vocabulary_mass",
     "vocabulary_pass",
     "write_cache",
 ]
@@ -302,20 +308,65 @@ def vocabulary_pass(
     bans: Bans | None,
     chunk: int,
     packed: Sequence[Weight] | None,
+    unread: Tensor | None,
 ) -> tuple[Tensor, ...]:
     """One plain pass over the vocabulary: hidden [positions, hidden], weight [vocab, hidden],
     temperature float32 and uniform float64 [positions]; chunk: ids at a time, where no kernel
-    serves; packed: the chunks of the weight as they are multiplied → the fields of `HeadStats` but
-    the logits, in their order."""
-    arguments = (hidden, weight, temperature, uniform, softcap, bans, chunk, packed)
+    serves; packed: the chunks of the weight as they are multiplied; unread bool [positions]: whose
+    results may be any tokens and finite numbers → the fields of `HeadStats` but the logits, in
+    their order."""
+    arguments = (hidden, weight, temperature, uniform, softcap, bans, chunk, packed, unread)
     form = form_of(weight)
     return cast(tuple[Tensor, ...], call("vocabulary_pass", hidden.device, form, *arguments))
+
+
+def vocabulary_mass(
+    hidden: Tensor,
+    weight: Tensor | QuantizedTensor,
+    ids: Tensor,
+    softcap: float,
+    chunk: int,
+    packed: Sequence[Weight] | None,
+) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    """One pass over the vocabulary at temperature 1: hidden [positions, hidden], weight [vocab,
+    hidden], ids int64 [positions, n]; chunk and packed as in `vocabulary_pass` → the scores s of
+    each position's ids float32 [positions, n]; and of all ids the highest score and Σ e^(s -
+    highest) float32, and the argmax int64 [positions]."""
+    arguments = (hidden, weight, ids, softcap, chunk, packed)
+    result = call("vocabulary_mass", hidden.device, form_of(weight), *arguments)
+    return cast(tuple[Tensor, Tensor, Tensor, Tensor], result)
 
 
 def own_scores(hidden: Tensor, weight: Tensor | QuantizedTensor, ids: Tensor) -> Tensor:
     """Products of each position with the rows of the weight that its ids name: hidden [n, hidden],
     weight [vocab, hidden], ids int64 [n, m] → [n, m] in the dtype of hidden."""
     return cast(Tensor, call("own_scores", hidden.device, form_of(weight), hidden, weight, ids))
+
+
+def step_noise(
+    seeds: Tensor,
+    canvas: Tensor,
+    attempt: Tensor,
+    step: Tensor,
+    max_steps: Tensor,
+    temperatures: Tensor,
+    width: int,
+    vocab_size: int,
+) -> tuple[Tensor, Tensor, Tensor]:
+    """What the next step of each row is drawn with: seeds int64 [rows, 2], canvas, attempt, step
+    (done so far) and max_steps int64 [rows], temperatures float32 [rows, steps] → temperature
+    float32, uniforms float64 in [0, 1) and new tokens int64 of step + 1, all [rows, width]."""
+    arguments = (seeds, canvas, attempt, step, max_steps, temperatures, width, vocab_size)
+    return cast(tuple[Tensor, Tensor, Tensor], call("step_noise", seeds.device, ANY, *arguments))
+
+
+def move_rows(rows: Rows, rules: Rules, stats: Statistics, fresh: Tensor, words: Tensor) -> None:
+    """Moves rows one step on, in place, and packs what the host is to learn.
+
+    stats: of all positions of the rows, [R · W, ...]; fresh: new tokens int64 [R, W]; words int32
+    [R, words], which are overwritten.  A row that is done stays as it is.
+    """
+    call("move_rows", words.device, ANY, rows, rules, stats, fresh, words)
 
 
 def update_softmax(

@@ -126,6 +126,10 @@ def attention(q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None = None) -> Te
     return F.scaled_dot_product_attention(grouped, k, v, mask, scale=1.0).view(q.shape)
 
 
+NOWHERE = 2**31 - 1
+"""A position after all others, which no token sees; int32 for kernels."""
+
+
 @dataclass(frozen=True)
 class Causal:
     """Which keys a token sees: those at its own position and before, at most `window` of them."""

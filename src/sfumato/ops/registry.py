@@ -99,15 +99,17 @@ def call(operation: str, device: torch.device, form: str, *arguments: Any) -> An
     return choose(operation, device, form, *arguments)(*arguments)
 
 
-def choose(operation: str, device: torch.device, form: str, *arguments: Any) -> Function:
-    """The function that serves these arguments."""
+def choose(
+    operation: str, device: torch.device, form: str, *arguments: Any, below: int = COMPILED + 1
+) -> Function:
+    """The function that serves these arguments, of the backends below one."""
     if not _forced and _wants_gradient(arguments):
         return _differentiable.get(operation) or _references[operation]
     if not _forced:
         kind = _seen_as.get(device.type, device.type)
         for key in (form, ANY) if form != ANY else (ANY,):
             for entry in _twins.get((operation, kind, key), ()):
-                if entry.serves(*arguments):
+                if entry.backend < below and entry.serves(*arguments):
                     return entry.function
     return _references[operation]
 

@@ -27,7 +27,10 @@ _PROBED = 64  # rows and columns of the weights of the probe
 @cache
 def groups_stay_on_device(device: torch.device, dtype: torch.dtype) -> bool:
     """Whether torch multiplies groups of rows without reading their ends on the host. Where there
-    is no such device, as in a trace, it is taken to."""
+    is no such device, as in a trace, it is taken to.
+
+    The probe's mode counts for the whole process. A server probes before it is ready
+    (`Engine.warm_up`), so that no other thread uses the device meanwhile."""
     if device.type != "cuda" or not torch.cuda.is_available():
         return True
     x = torch.zeros(2 * _PROBED, _PROBED, dtype=dtype, device=device)

@@ -29,7 +29,7 @@ SERVING = (
     Option("queue", FROM_1, SERVE, "requests that may wait", 64, "N", ENGINE),
     Option("strict", FLAG, SERVE, "refuse what does not fit a slot", False, "", ENGINE),
     Option("snapshot-memory", SIZE, SERVE,
-           "host memory for snapshots of earlier prompts", 2**30, "SIZE", ENGINE),
+           "memory of the device for snapshots of earlier prompts", 2**30, "SIZE", ENGINE),
     Option("memory-margin", Whole(0, 99), SERVE,
            "share of the memory that stays free", 5, "PERCENT", ENGINE),
     Option("prefill-chunk", FROM_1, SERVE,

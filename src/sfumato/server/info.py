@@ -145,7 +145,7 @@ def props(service: Service) -> dict[str, Any]:
         },
         "demonstration": demonstration(model.embedded),
         "examples": examples(model.embedded),
-        "decisions": decisions(model.embedded),
+        "decisions": decisions(model.embedded) if model.undecided is None else None,
         "markers": asdict(model.template.markers),
     }
 

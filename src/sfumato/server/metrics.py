@@ -215,7 +215,7 @@ def _gauges(state: EngineState) -> Iterator[Metric]:
     yield _family(GaugeMetricFamily, "sfumato_slots", "Cache slots.", "state", slots)
     held = sum(slot.tokens for slot in state.slots)
     yield _gauge("sfumato_slot_tokens", "Tokens that all slots hold.", held)
-    yield _gauge("sfumato_snapshot_bytes", "Host memory of snapshots.", state.snapshot_bytes)
+    yield _gauge("sfumato_snapshot_bytes", "Memory of snapshots.", state.snapshot_bytes)
     yield _gauge("sfumato_larger_slot_bytes", "Memory of larger slots.", state.larger_bytes)
 
 

@@ -24,11 +24,11 @@ from sfumato.train.fast_ops import fast_ops
 from sfumato.train.objective import ENCODER_WEIGHT, loss
 from sfumato.train.read_objective import read_losses
 
-STEPS = 4_750
+STEPS = 5_550
 STATES, QUESTIONS = 4, 4
 """States and questions about each, of each part of a step. A step has PARTS of them."""
 CHATS = 12
-"""Conversations of each part, in the last phase."""
+"""Conversations of each part, in all phases that say no other number."""
 PARTS = 2
 WARM_UP = 100
 CLIP = 1.0
@@ -72,7 +72,8 @@ PHASES = (  # a look was added where a figure stood still
     Phase(2150, 1.2e-3, 1250, 2150, LOOKS, chats=5),
     Phase(2500, 1.2e-3, 2150, 6650, LOOKS, chats=8, sudoku=0.3),
     Phase(3250, 1.2e-3, 2150, 6650, ALL_LOOKS, chats=8, sudoku=0.3),
-    Phase(STEPS, 1.1e-3, 3250, STEPS, ALL_LOOKS, sudoku=0.2),
+    Phase(4750, 1.1e-3, 3250, 4750, ALL_LOOKS, sudoku=0.2),
+    Phase(STEPS, 8e-4, 4750, STEPS, ALL_LOOKS, chats=24, sudoku=0.6),  # brings hard grids back
 )
 
 

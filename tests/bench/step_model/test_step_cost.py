@@ -94,7 +94,9 @@ def test_rows_share_the_weights_and_nothing_else() -> None:
         step_costs(config, StepShape(rows, WIDTH, PREFIX), stored, all_of) for rows in (1, 4)
     )
     for a, b in zip(one, four, strict=True):
-        assert (b.flop, b.passed, b.launches) == (4 * a.flop, 4 * a.passed, a.launches)
+        packed = int(a.name == "embedding")  # a copy of the ids of several rows
+        assert (b.flop, b.passed) == (4 * a.flop, 4 * a.passed)
+        assert b.launches == a.launches + packed
         if a.name not in ("attention", "embedding"):
             assert a.stored == b.stored
 

@@ -45,6 +45,11 @@ def pure_tensor_operations() -> Iterator[None]:
         yield
 
 
+@pytest.fixture(autouse=True)
+def captured_after_one_run(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("sfumato.diffusion.step.graphs.RUNS", 1)
+
+
 class Calm:
     """A third party's rule: pure tensor operations."""
 
@@ -52,11 +57,21 @@ class Calm:
         return view.stats.entropy.mean() < 0.01
 
 
+class Half:
+    """A third party's rule: pure tensor operations."""
+
+    def accept(self, view: StepView) -> Tensor:
+        return view.stats.entropy <= view.stats.entropy.mean()
+
+
 class Reads:
     """A third party's rule that reads a number on the host."""
 
     def accept(self, view: StepView) -> Tensor:
         return view.stats.entropy < view.stats.entropy.max().item()
+
+
+HALF = Half()
 
 
 def config(**choices: Any) -> SamplerConfig:
@@ -90,6 +105,11 @@ KINDS: dict[str, list[dict[str, Any]]] = {
     ],
     "bans and a short canvas": [{"processors": BANS}, {"canvas_length": 5}],
     "a third party's rule": [{"stopping": Calm()}, {}],
+    "built-in rules beside a third party's": [
+        {"sampler": HALF, "stopping": StableAndConfident(1, 50.0)},
+        {"sampler": HALF, "stopping": StableAndConfident(3, 50.0)},
+        {"sampler": HALF, "stopping": Never()},
+    ],
 }
 
 
@@ -113,7 +133,8 @@ def test_a_captured_step_is_the_step(network: Network, kind: str) -> None:
 
 def test_one_graph_serves_other_rows_and_settings(network: Network) -> None:
     """Rows that join by index, with other lengths, seeds, samplers' settings and slots."""
-    choices = [{"sampler": EntropyBound(0.05 * i), "stopping": Never()} for i in range(5)]
+    stopping = Never(), StableAndConfident(9)
+    choices = [{"sampler": EntropyBound(0.05 * i), "stopping": stopping[i % 2]} for i in range(5)]
     canvases, slots = rows(network, choices)
     plain, same_slots = rows(network, choices)
     backend = RecordedGraphs()
@@ -189,6 +210,20 @@ def test_widths_are_launched_apart_where_each_has_a_graph() -> None:
     assert graphs.groups(canvases, slots) == [[0, 1]]
 
 
+def test_a_step_is_captured_once_it_has_run_often(
+    network: Network, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("sfumato.diffusion.step.graphs.RUNS", 2)
+    canvases, slots = rows(network, [{"stopping": Never()}])
+    denoiser = Denoiser(network, 1, RecordedGraphs())
+    assert denoiser.device_steps
+    captured = []
+    for _ in range(3):
+        denoiser.launch(canvases, slots).results()
+        captured.append(denoiser.device_steps.graphs.capture_next())
+    assert captured == [False, True, False]
+
+
 def test_a_capture_that_fails_costs_only_the_graph(
     network: Network, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -250,6 +285,18 @@ def test_graphs_are_bounded_and_go_with_their_pool(network: Network) -> None:
     assert not any(step.is_alive for step in steps)
     graphs.add(DeviceStep(network, canvas.place[0], network.new_slots(1, 8)[0].pool, kind))
     assert graphs.find(lambda one: one in steps) is None
+
+
+def test_steps_of_a_batch_that_was_outgrown_are_dropped(network: Network) -> None:
+    canvases, slots = rows(network, [{}, {}, {}])
+    denoiser = Denoiser(network, 1, RecordedGraphs())
+    assert denoiser.device_steps
+    graphs, kept = denoiser.device_steps.graphs, []
+    for count in (1, 3):
+        denoiser.launch(canvases[:count], slots[:count]).results()
+        kept += [step for step in graphs._replays if step not in kept]
+    assert [(step.rows, step.is_alive) for step in kept] == [(1, False), (3, True)]
+    assert list(graphs._replays) == kept[1:]
 
 
 def test_a_step_leaves_all_on_the_device() -> None:

@@ -15,7 +15,7 @@ from torch import Tensor
 
 from sfumato.model.draw import locate
 from sfumato.model.head import HeadStats, VocabularyHead
-from sfumato.model.label_scores import vocabulary_mass as expected_mass
+from sfumato.model.label_scores import plain_mass
 from sfumato.ops import registry
 from sfumato.ops.online_softmax import BLOCK, Bans
 
@@ -39,7 +39,7 @@ class Passed:
 @pytest.fixture(scope="module")
 def small_tiles() -> Any:
     """Several tiles of each kind in two small chunks."""
-    from sfumato.ops.triton import head
+    from sfumato.ops.triton import head, workspaces
     from sfumato.ops.triton.tiles import Tile, tile_for
 
     constants = {
@@ -47,7 +47,7 @@ def small_tiles() -> Any:
         "embed_chunk": {"TILE": 64, "POSITIONS": 4, "COLUMNS": 64, "SPLITS": 2},
     }
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(head, "CHUNK", 128)
+        patch.setattr(workspaces, "CHUNK", 128)
         patch.setattr(head, "GROUP", 3)
         patch.setattr(
             head,
@@ -123,15 +123,29 @@ def test_a_vocabulary_smaller_than_the_named_tokens(passed: Passed) -> None:
     assert not out.top_probs[:, 5:].any() and not out.top_ids[:, 5:].any()
 
 
+def test_what_is_not_read_is_left_out(passed: Passed) -> None:
+    """Zeros, and not the NaN of these positions; the one beside them keeps every bit."""
+    from sfumato.ops.triton.head import vocabulary_head
+
+    which = [ODD, ODD, ODD, PLAIN]
+    hidden, weight, temperature, uniform = passed.inputs
+    inputs = hidden[which], weight, temperature[which], uniform[which]
+    out = vocabulary_head(*inputs, SOFTCAP, None, torch.tensor([True, True, True, False]))
+    for name in ("argmax", "drawn", "entropy", "top_ids", "top_probs", "soft"):
+        value, expected = getattr(out, name), getattr(passed.out, name)
+        assert not value[:3].any() and torch.equal(value[3], expected[PLAIN]), name
+
+
 def test_the_mass_of_the_vocabulary(passed: Passed) -> None:
-    from sfumato.ops.triton.head import vocabulary_mass
+    from sfumato.ops.triton.vocabulary_mass import vocabulary_mass
 
     hidden, weight, _, _ = passed.inputs
-    log_sum, argmax = vocabulary_mass(hidden[:2], weight, SOFTCAP)
+    ids = torch.tensor([[0, 199], [64, 64]])
+    arguments = hidden[:2], weight, ids, SOFTCAP, 128, None
     with registry.reference_only():
-        expected = expected_mass(VocabularyHead(weight, SOFTCAP, chunk=128), hidden[:2])
-    close(log_sum, torch.tensor(expected.log_sum_exp))
-    assert argmax.tolist() == expected.argmax
+        expected = plain_mass(*arguments)
+    for ours, theirs in zip(vocabulary_mass(*arguments), expected, strict=True):
+        close(ours, theirs, 1e-5)
 
 
 def test_draws_are_equal_given_equal_masses() -> None:
@@ -147,7 +161,7 @@ def test_draws_are_equal_given_equal_masses() -> None:
     uniform = torch.tensor([0.0, 1 - 2.0**-53, 0, 0], dtype=torch.float64)
     uniform[2:] = (ends / ends[:, -1:])[2:, 1]  # the next block with any mass is the fourth
     block, _ = locate(sums, uniform)
-    numbers = {name: torch.empty(positions) for name in ("entropy", "log_sum")}
+    numbers = {name: torch.empty(positions) for name in ("entropy", "peaks", "totals")}
     ids = {name: torch.zeros(positions, dtype=torch.int64) for name in ("argmax", "drawn")}
     empty = torch.empty(0, dtype=torch.int64)
     weight = torch.zeros(blocks * BLOCK, 8)  # all tokens of a block are equally probable
@@ -155,6 +169,7 @@ def test_draws_are_equal_given_equal_masses() -> None:
         **dict.fromkeys(("ban_ids", "ban_limits", "ban_row", "ban_place"), empty),
         hidden=torch.zeros(positions, 8),
         temperature=torch.ones(positions),
+        unread=torch.zeros(positions, dtype=torch.bool),
         weight=TensorDescriptor.from_tensor(weight, [BLOCK, 16]),
         uniform=uniform,
         block_max=torch.zeros(positions, blocks),

@@ -2,25 +2,41 @@
 
 from __future__ import annotations
 
+import ast
 import json
 import logging
 import os
 import subprocess
 import sys
+from collections import Counter
+from collections.abc import Callable
+from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 import torch
 from tests.support.kernels import interpreted
 
-from sfumato.ops.triton import OPERATIONS, self_test, targets, twins
-from sfumato.ops.triton.kernel import all_kernels, installed
+from sfumato.ops.registry import FLOAT, call, seen_as
+from sfumato.ops.triton import OPERATIONS, ahead_of_time, prepare, self_test, targets, twins
+from sfumato.ops.triton import kernel as kernel_module
+from sfumato.ops.triton.kernel import (
+    FP_FUSION,
+    Kernel,
+    LaunchError,
+    all_kernels,
+    installed,
+    launch,
+    load,
+)
 from sfumato.ops.triton.self_test import KernelTwin
-from sfumato.ops.triton.tiles import CANDIDATES, candidates, table, tile_for
+from sfumato.ops.triton.tiles import CANDIDATES, Tile, candidates, table, tile_for
 
 CPU = torch.device("cpu")
-SPILLED = {"attention_256": 256, "attention_512": 512}
+SPILLED = {"attention_256": 256, "attention_512": 512, "prefill_256": 8, "score_chunk": 104}
 """Bytes a thread, of kernels that spill outside of their loops only (seen in the machine code):
-around the last block of keys, where a program masks values that do not exist."""
+attention around the last block of keys, where a program masks values that do not exist; the scores
+of the vocabulary in the statistics after the product."""
 
 
 @interpreted
@@ -35,11 +51,31 @@ def test_every_kernel_has_tiles_for_every_architecture() -> None:
 
 
 @interpreted
+def test_counts_are_not_specialized() -> None:
+    """Numbers that change while serving, and addresses of rows of tables, have one code whatever
+    they are: Triton would compile another for 1 and for multiples of 16."""
+    for kernel in all_kernels().values():
+        changing = {
+            name
+            for name, kind in kernel.types.items()
+            if kind in ("i32", "i64") or (kind.startswith("*") and ":" not in kind)
+        }
+        assert set(kernel.function.kwargs["do_not_specialize"] or ()) == changing, kernel.name
+        fixed = {name for name, kind in kernel.types.items() if kind in ("i32:16", "i64:16")}
+        assert fixed <= {"q_stride", "k_stride", "v_stride", "length", "stored"}, kernel.name
+
+
+@interpreted
 def test_every_operation_passes_its_self_test() -> None:
     assert set(twins()) == set(OPERATIONS)
     assert self_test.usable(CPU)
     for twin in twins().values():
         twin.check(CPU)
+
+
+def test_devices_are_tested_with_more_sizes_than_an_interpreter() -> None:
+    assert self_test.sizes_for(CPU, [1], [2, 3]) == [1]
+    assert self_test.sizes_for(torch.device("cuda", 0), [1], [2, 3]) == [1, 2, 3]
 
 
 def test_a_kernel_that_is_wrong_is_switched_off(
@@ -51,15 +87,96 @@ def test_a_kernel_that_is_wrong_is_switched_off(
     monkeypatch.setattr(self_test, "_passed", {})
     twin_list = [
         KernelTwin(name, max, bool, check)
-        for name, check in (("good", lambda device: None), ("bad", wrong))
+        for name, check in (("good", lambda device: None), ("bad", wrong), ("worse", wrong))
     ]
     assert not self_test.serves("good", CPU)
     with caplog.at_level(logging.WARNING, logger=self_test.__name__):
         passed = self_test.prepare(CPU, {twin.operation: twin for twin in twin_list})
     assert passed == {"good"} == self_test.passed(CPU)
     assert self_test.serves("good", CPU) and not self_test.serves("bad", CPU)
-    assert [record.getMessage().split(":")[0] for record in caplog.records] == ["bad"]
+    (record,) = caplog.records  # one line, since both fail for one reason
+    assert record.getMessage().split(":")[0] == "bad, worse"
     assert self_test.prepare(CPU, {}) == {"good"}  # once a device
+
+
+def test_one_line_says_that_torch_serves(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    gpu = torch.device("cuda", 0)
+    with caplog.at_level(logging.WARNING, logger="sfumato.ops.triton"):
+        monkeypatch.setattr(self_test, "installed", lambda: False)
+        assert not prepare(gpu) and not prepare(CPU)
+        monkeypatch.setattr(self_test, "installed", lambda: True)
+        monkeypatch.setattr(self_test, "architecture", lambda device: None)
+        assert not prepare(gpu)
+        monkeypatch.setattr(self_test, "_passed", {CPU: frozenset(("linear",))})
+        monkeypatch.setattr("sfumato.ops.triton._refused", set())
+        twin = KernelTwin("linear", max, lambda x, weight: False, lambda device: None)
+        monkeypatch.setattr("sfumato.ops.triton._twin", lambda operation: twin)
+        with seen_as("cpu", "cuda"):
+            for _ in range(2):
+                call("linear", CPU, FLOAT, torch.eye(3), torch.eye(3))
+    lines = [record.getMessage() for record in caplog.records]
+    assert [line.split(":")[0] for line in lines] == ["kernels", "kernels", "linear"]
+    assert "not installed" in lines[0] and "torch.float32 (3, 3)" in lines[2]
+
+
+class Stub:
+    """A kernel's function that fails where it is compiled, or counts what it is asked for."""
+
+    arg_names = ("out",)
+
+    def __init__(self, fails: bool) -> None:
+        self.fails, self.calls = fails, Counter[str]()
+
+    def __getitem__(self, grid: tuple[int, ...]) -> Callable[..., None]:
+        return lambda **parameters: self._called("run")
+
+    def warmup(self, **parameters: object) -> SimpleNamespace:
+        self._called("compile")
+        return SimpleNamespace(run=None)
+
+    def _called(self, what: str) -> None:
+        if self.fails:
+            raise ValueError("out of resource: shared memory\nmore lines")
+        self.calls[what] += 1
+
+
+def test_torch_serves_once_a_kernel_does_not_run(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(kernel_module, "interpreting", lambda: False)
+    monkeypatch.setattr(self_test, "_passed", {CPU: frozenset(("linear", "route"))})
+    stub, tile = Kernel("stub", Stub(fails=True), {}, {}), Tile({}, 4, 1)
+
+    def failing(x: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
+        launch(stub, (1,), tile, CPU, out=x)
+        return x
+
+    twin = KernelTwin("linear", failing, lambda x, weight: True, lambda device: None)
+    monkeypatch.setattr("sfumato.ops.triton._twin", lambda operation: twin)
+    x = torch.eye(3)
+    with seen_as("cpu", "cuda"), caplog.at_level(logging.WARNING, logger=self_test.__name__):
+        with pytest.raises(RuntimeError):  # an error of the caller's, which torch raises too
+            call("linear", CPU, FLOAT, x, torch.ones(3, 2))
+        assert self_test.passed(CPU) == {"linear", "route"} and not caplog.records
+        for _ in range(2):
+            assert torch.equal(call("linear", CPU, FLOAT, x, 2 * x), 2 * x)
+    assert self_test.passed(CPU) == {"route"}
+    (record,) = caplog.records
+    assert "linear" in record.getMessage() and "ValueError: out of" in record.getMessage()
+
+
+def test_a_kernel_is_loaded_once_before_it_runs(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(kernel_module, "interpreting", lambda: False)
+    monkeypatch.setattr(kernel_module, "_loaded", set())
+    good, bad = (Kernel("stub", Stub(fails), {}, {}) for fails in (False, True))
+    for out in (torch.ones(1), torch.ones(2), torch.ones(1).double()):
+        load(good, Tile({}, 4, 1), CPU, out=out)
+    assert good.function.calls == {"compile": 2}  # one for each dtype
+    for _ in range(2):
+        with pytest.raises(LaunchError, match="stub: ValueError: out of resource"):
+            load(bad, Tile({}, 4, 1), CPU, out=torch.ones(1).half())
 
 
 def test_where_kernels_can_run(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -68,11 +185,45 @@ def test_where_kernels_can_run(monkeypatch: pytest.MonkeyPatch) -> None:
     assert targets.architecture(torch.device("meta")) is None
 
 
+def test_sums_are_those_that_the_sources_name() -> None:
+    """Each product of matrices names its precision, and the one place that launches kernels says
+    whether a product and a sum may be contracted: defaults differ between versions of Triton. The
+    test below holds what the compiler made of it."""
+    precisions, launches = [], []
+    for path in sorted(Path(ahead_of_time.__file__).parent.glob("*.py")):
+        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+            if not isinstance(node, ast.Call):
+                continue
+            called = ast.unparse(node.func)
+            given = {each.arg: ast.unparse(each.value) for each in node.keywords}
+            if called.startswith("tl.dot"):
+                precisions.append((called, given.get("input_precision")))
+            if "num_warps" in given:
+                launches.append((path.name, given.get("enable_fp_fusion")))
+    assert set(precisions) == {("tl.dot", "'ieee'")}
+    assert launches == [("kernel.py", "FP_FUSION")] and not FP_FUSION
+
+
+@interpreted
+def test_every_variant_of_a_kernel_is_compiled() -> None:
+    """The usual step has no row that commits, and a decision needs no masses."""
+    made = list(ahead_of_time.jobs(["sm_90"], ["attention_512", "score_chunk", "move_rows"]))
+    variants = [(job.kernel, job.variant) for job in made]
+    assert variants == [
+        *(("attention_512", ""), ("attention_512", "denoise")),
+        *(("score_chunk", ""), ("score_chunk", "decide"), ("move_rows", "")),
+    ]
+    for kernel in all_kernels().values():
+        assert all(set(sizes) <= set(kernel.sizes) for sizes in kernel.variants.values())
+
+
 @interpreted
 def test_tiles_of_an_unknown_kernel() -> None:
     assert tile_for("linear", CPU, "few")["TOKENS"] == 128
     with pytest.raises(KeyError):
         tile_for("none", CPU)
+    with pytest.raises(SystemExit, match="2"):
+        ahead_of_time.main(["--kernel", "none"])
 
 
 @pytest.mark.skipif(not installed(), reason="Triton is not installed")

@@ -5,8 +5,8 @@ from __future__ import annotations
 import torch
 from tests.support.kernels import interpreted
 
+from sfumato.diffusion import noise
 from sfumato.diffusion.canvas import RowStart
-from sfumato.diffusion.noise import noise
 from sfumato.diffusion.step.batch import StepBatch
 
 pytestmark = interpreted
@@ -28,24 +28,17 @@ def test_noise_is_that_of_the_reference_bit_for_bit() -> None:
     batch.begin(range(rows), starts, [torch.zeros(width, dtype=torch.int64)] * rows)
     batch.step.copy_(torch.tensor([0, 1, 1]))
     for vocab in (VOCAB, 1000):
-        temperature, uniforms, fresh = step_noise(
-            *(batch.seeds, batch.canvas, batch.attempt, batch.step, batch.max_steps),
-            *(batch.temperatures, width, vocab),
-        )
-        words = batch.seeds, batch.canvas, batch.attempt, batch.step + 1
-        expected = noise(*words, width, vocab)
-        assert torch.equal(uniforms, expected[0]) and torch.equal(fresh, expected[1])
+        words = batch.seeds, batch.canvas, batch.attempt, batch.step, batch.max_steps
+        arguments = *words, batch.temperatures, width, vocab
+        temperature, *drawn = step_noise(*arguments)
+        expected = noise.step_noise(*arguments)
+        assert all(map(torch.equal, (temperature, *drawn), expected))
         # The third row is done: it has no second temperature.
         assert temperature[:, 0].tolist() == torch.tensor([0.8, 0.6, 0.8]).tolist()
-        assert torch.equal(temperature, temperature[:, :1].expand(-1, width))
 
 
-def test_noise_of_tensors_that_are_no_record() -> None:
-    from sfumato.ops.triton.noise import step_noise
+def test_tensors_that_are_no_record_are_left_to_torch() -> None:
+    from sfumato.ops.triton.noise import TWINS
 
-    seeds = torch.tensor([[2**32 - 1, 7], [3, 2**32 - 2]])
-    canvas, attempt, step = torch.tensor([4, 2**31]), torch.tensor([1, 0]), torch.tensor([47, 0])
-    limits, table = torch.tensor([48, 1]), torch.ones(2, 48)
-    _, uniforms, fresh = step_noise(seeds, canvas, attempt, step, limits, table, 256, VOCAB)
-    expected = noise(seeds, canvas, attempt, step + 1, 256, VOCAB)
-    assert torch.equal(uniforms, expected[0]) and torch.equal(fresh, expected[1])
+    seeds, numbers = torch.zeros(2, 2, dtype=torch.int64), torch.zeros(2, dtype=torch.int64)
+    assert not TWINS["step_noise"].serves(seeds, *[numbers] * 4, torch.ones(2, 48), 256, VOCAB)

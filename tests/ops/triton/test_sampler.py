@@ -10,17 +10,17 @@ from tests.support.kernels import interpreted
 from torch import Tensor
 
 from sfumato.diffusion.canvas import RowStart
-from sfumato.diffusion.sampler import EntropyBound
+from sfumato.diffusion.sampler import EntropyBound, FixedCount
 from sfumato.diffusion.step.batch import StepBatch
-from sfumato.diffusion.step.layout import Part
-from sfumato.diffusion.step.packed import FROZEN, NOT_FINITE, pack, unpack
-from sfumato.diffusion.step.rules import RowRules, RuleGroup
-from sfumato.diffusion.step.update import apply_update, compute_update
+from sfumato.diffusion.step.device_step import move_rows
+from sfumato.diffusion.step.packed import FROZEN, NOT_FINITE, row_words, unpack
+from sfumato.diffusion.step.rules import RowRules
+from sfumato.diffusion.step.static_rules import StaticRules
 from sfumato.diffusion.stopping import Never, StableAndConfident
 from sfumato.model.head import HeadStats
 
 pytestmark = interpreted
-CPU = torch.device("cpu")
+CPU, HIDDEN = torch.device("cpu"), 5
 RULES = [
     RowRules(EntropyBound(0.6), StableAndConfident(1, 0.5), 3),
     RowRules(EntropyBound(0.0), StableAndConfident(0, 0.01), 3),
@@ -30,14 +30,17 @@ RULES = [
 
 
 def _batch(width: int, history: int) -> StepBatch:
-    """Four rows: with pinned positions, a cold one, and one that is done after two steps."""
-    batch = StepBatch.allocate(4, width, history, 2, torch.float32, CPU)
+    """Four rows: with pinned positions, a cold one, one that is done after two steps, and one
+    without self-conditioning."""
+    batch = StepBatch.allocate(4, width, history, HIDDEN, torch.float32, CPU)
     starts = []
     for row, rules in enumerate(RULES):
         pinned = torch.full((width,), -1)
         pinned[: 2 * row] = torch.arange(2 * row)
         temperatures = [0.7] * rules.max_steps
-        starts.append(RowStart(pinned, row, 0, 0, temperatures, row == 1, True))
+        starts.append(
+            RowStart(pinned, row, 0, 0, temperatures, row == 1, row != 3, bare_pins=row == 2)
+        )
     batch.begin(range(4), starts, list(torch.randint(50, (4, width))))
     return batch
 
@@ -46,33 +49,29 @@ def _stats(positions: int, entropy: Tensor) -> HeadStats:
     # Few different ids, so that an argmax canvas sometimes stays.
     ids = torch.randint(0, 2, (2, positions))
     top_ids, top_probs = torch.randint(50, (positions, 8)), torch.rand(positions, 8)
-    return HeadStats(ids[0], ids[1], entropy, top_ids, top_probs, torch.zeros(positions, 2))
+    soft = torch.randn(positions, HIDDEN)
+    return HeadStats(ids[0], ids[1], entropy, top_ids, top_probs, soft)
+
+
+def _rules(rules: Sequence[RowRules]) -> StaticRules:
+    static = StaticRules(StaticRules.kinds_of(rules), len(rules), CPU)
+    static.write(rules)
+    return static
 
 
 def _moved(batch: StepBatch, stats: HeadStats, fresh: Tensor) -> Tensor:
-    from sfumato.ops.triton.sampler import Settings, move_rows
+    from sfumato.ops.triton.sampler import TWINS
 
-    stopping = [rules.stopping for rules in RULES]
-    sure = [s if isinstance(s, StableAndConfident) else None for s in stopping]
-    settings = Settings(
-        torch.tensor([rules.sampler.bound for rules in RULES]),  # type: ignore[attr-defined]
-        torch.tensor([0 if s is None else s.stability for s in sure]),
-        torch.tensor([float("-inf") if s is None else s.confidence for s in sure]),
-    )
-    named = stats.argmax, stats.drawn, stats.entropy, stats.top_ids, stats.top_probs
-    return move_rows(batch, settings, *named, fresh)
+    rules, words = _rules(RULES), torch.zeros(4, row_words(batch.width, 8), dtype=torch.int32)
+    twin = TWINS["move_rows"]
+    assert twin.serves(batch, rules, stats, fresh, words)
+    twin.function(batch, rules, stats, fresh, words)
+    return words
 
 
 def _expected(batch: StepBatch, stats: HeadStats, fresh: Tensor) -> Tensor:
-    width = batch.width
-    groups = [
-        RuleGroup((i,), torch.tensor([i]), (rules,), ([], []), width, False)
-        for i, rules in enumerate(RULES)
-    ]
-    part = Part(batch, (width,) * 4, None, tuple(groups))
-    update = compute_update(part, stats, fresh, {})
-    words = pack(update)
-    apply_update(batch, update)
+    words = torch.zeros(4, row_words(batch.width, 8), dtype=torch.int32)
+    move_rows(batch, _rules(RULES), stats, fresh, words)
     return words
 
 
@@ -86,11 +85,11 @@ def _same(one: Tensor, other: Tensor, width: int) -> None:
     assert unpack(one.flatten(), 4, width).argmax.shape == (4, width)
 
 
-@pytest.mark.parametrize(("width", "history"), [(16, 1), (20, 3)])
+@pytest.mark.parametrize(("width", "history"), [(8, 1), (20, 3)])
 def test_rows_move_as_those_of_the_reference(width: int, history: int) -> None:
     torch.manual_seed(1)
     ours = _batch(width, history)
-    theirs = StepBatch.allocate(4, width, history, 2, torch.float32, CPU)
+    theirs = StepBatch.allocate(4, width, history, HIDDEN, torch.float32, CPU)
     theirs.take_over(ours)
     frozen: Sequence[bool] = []
     for step in range(4):
@@ -98,7 +97,7 @@ def test_rows_move_as_those_of_the_reference(width: int, history: int) -> None:
         stats, fresh = _stats(4 * width, entropy), torch.randint(50, (4, width))
         before = ours.record.clone()
         _same(_moved(ours, stats, fresh), _expected(theirs, stats, fresh), width)
-        assert torch.equal(ours.record, theirs.record)
+        assert torch.equal(ours.record, theirs.record) and torch.equal(ours.soft, theirs.soft)
         for row, done in enumerate(frozen):
             assert not done or torch.equal(ours.tokens[row], theirs.tokens[row])
             assert not done or torch.equal(ours.record[row], before[row])
@@ -119,3 +118,12 @@ def test_entropies_that_are_no_numbers_are_flagged() -> None:
         assert torch.equal(words[:, 1], expected[:, 1])
         assert [bool(flags & NOT_FINITE) for flags in words[:, 1].tolist()] == [True] + 3 * [False]
         assert torch.equal(ours.record, theirs.record)
+
+
+def test_rules_of_other_kinds_are_left_to_torch() -> None:
+    from sfumato.ops.triton.sampler import TWINS
+
+    batch, stats = _batch(16, 1), _stats(64, torch.rand(64))
+    other = _rules([*RULES[:3], RowRules(FixedCount(2), Never(), 3)])
+    fresh, words = batch.tokens.clone(), torch.zeros(4, row_words(16, 8), dtype=torch.int32)
+    assert not TWINS["move_rows"].serves(batch, other, stats, fresh, words)

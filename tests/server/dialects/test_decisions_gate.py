@@ -108,6 +108,7 @@ def test_a_model_that_cannot_decide(client: Client) -> None:
     client.engine.served = replace(client.engine.served, undecided=why)
     (card,) = client.http.get("/v1/models").json()["data"]
     assert card["architecture"]["output_modalities"] == ["text"]
+    assert client.http.get("/props").json()["decisions"] is None
     for path, body, headers in ((ONE, SYSTEM_ONE, {}), (ANY, OPENAI, {}), (ANY, GEMINI, GOOGLE)):
         answer = client.post(path, body, **headers)
         assert answer.status_code == 400 and "'m' cannot decide: tokenizer" in answer.text

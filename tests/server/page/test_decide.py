@@ -237,3 +237,22 @@ def test_the_programs_make_the_same_call(decide: Callable[..., Any]) -> None:
     for language in ("curl", "Python", "TypeScript"):
         text = program(language)
         assert "SFUMATO_API_KEY" in text and "secret" not in text
+
+
+def test_a_model_that_cannot_decide_has_no_such_view(decide: Callable[..., Any]) -> None:
+    page = decide(all_of)
+    expect(page.locator("#decide")).to_be_visible()
+
+    def without(route: Any) -> None:
+        answer = route.fetch()
+        route.fulfill(response=answer, json={**answer.json(), "decisions": None})
+
+    page.route("**/props", without)
+    page.reload()  # at the view's address
+    expect(page.locator("#chat")).to_be_visible()
+    assert not page.get_by_role("button", name="Decide").is_visible()
+    assert not page.get_by_role("link", name="Decide").is_visible()
+    page.unroute("**/props")
+    page.reload()
+    page.get_by_role("link", name="Decide").click()
+    expect(page.locator("#decide")).to_be_visible()

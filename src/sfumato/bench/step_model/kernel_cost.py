@@ -24,6 +24,8 @@ class KernelCost:
     launches: float = 1
     exact: bool = False
     """Whether the products are in float32, which the units for bfloat16 do not serve."""
+    again: float = 0.0
+    """Bytes of `stored` that are read once more: of the prediction, not of the floor."""
 
     def times(self, count: int) -> KernelCost:
         """The same kernel in so many layers."""
@@ -33,6 +35,7 @@ class KernelCost:
             passed=self.passed * count,
             flop=self.flop * count,
             launches=self.launches * count,
+            again=self.again * count,
         )
 
     def __add__(self, other: KernelCost) -> KernelCost:
@@ -43,6 +46,7 @@ class KernelCost:
             passed=self.passed + other.passed,
             flop=self.flop + other.flop,
             launches=self.launches + other.launches,
+            again=self.again + other.again,
         )
 
 

@@ -79,7 +79,8 @@ def _kernel_time(cost: KernelCost, device: DeviceLimits) -> KernelTime:
     rate = device.float32_flops if cost.exact else device.bf16_flops
     each = cost.passed / max(1, cost.launches)  # by one launch
     speed = device.bytes_per_s * (CACHE_SPEED if each <= device.cache else 1.0)
-    moving = (cost.stored / device.bytes_per_s + cost.passed / speed) / REACHED
+    read = (cost.stored + cost.again) / device.bytes_per_s
+    moving = (read + cost.passed / speed) / REACHED
     computing = cost.flop / rate / REACHED
     launching = cost.launches * LAUNCH_S
     predicted = max(moving, computing) + launching

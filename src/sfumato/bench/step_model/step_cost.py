@@ -1,26 +1,29 @@
 """The kernels of a denoising step or of a prefill, each with its bytes and operations.
 
-From shapes alone.  Every weight is read once a step: the vocabulary head multiplies a chunk of the
-embedding twice while a cache holds it.  The experts' weights that are read are those of the
-experts that some token chose: of independent, even choices the expected number.  Knows no device.
+From shapes alone.  Every weight must be read once a step; the vocabulary head reads the embedding
+twice for each GROUP of positions.  The experts' weights that are read are those of the experts that
+some token chose: of independent, even choices the expected number.  Launches are those of a
+denoising step, kernels and operations of torch; a test counts them in one.  Knows no device.
 """
 
 from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from sfumato.bench.step_model.kernel_cost import KernelCost, Part, merged
+from sfumato.model.layers import rotary_key
 from sfumato.model.loading import expected_shapes
 from sfumato.model.model_config import LayerConfig, ModelConfig
 from sfumato.model.quant_recipes import TARGETS, formats
+from sfumato.ops.triton.workspaces import GROUP, head_chunk
 from sfumato.weights.blocks import BLOCK_FORMATS
 from sfumato.weights.tensorfile import FLOAT_FORMATS
 
 _ACTIVATION = 2  # bytes of a bfloat16 number
 _EXACT = 4  # bytes of a float32 number
-NORMS = 7  # of a layer: three before its parts, four after them
+_PIECE = 4096  # positions of a prefix that a program of full layers reads; see `tiles.toml`
 
 
 @dataclass(frozen=True)
@@ -97,14 +100,17 @@ def _attention(
     heads = config.num_heads * d
     kv = layer.kv_heads * d * (2 if layer.sliding else 1)  # a full layer's V is its raw K
     names = [f"self_attn.{name}_proj.weight" for name in "qkv"]
-    projected = heads + kv
+    projected, products = heads + kv, 3 if layer.sliding else 2
+    # The pieces of a long prefix are merged by a launch of its own.
+    launches = 1 if layer.sliding or shape.prefix + shape.width <= _PIECE else 2
     held = min(shape.prefix, config.sliding_window - 1) if layer.sliding else shape.prefix
     cached = shape.rows * 2 * held * layer.kv_heads * d * _ACTIVATION
     new = 2 * tokens * layer.kv_heads * d * _ACTIVATION
     return [
         KernelCost(
             "q, k, v projections", "layers", sum(own.get(name, 0) for name in names),
-            tokens * (hidden + projected) * _ACTIVATION, 2.0 * tokens * hidden * projected,
+            tokens * (products * hidden + projected) * _ACTIVATION,
+            2.0 * tokens * hidden * projected, products,
         ),
         KernelCost(
             "q and k norms, RoPE, cache", "layers", new if shape.encodes else 0.0,
@@ -112,7 +118,7 @@ def _attention(
         ),
         KernelCost(
             "attention", "layers", cached, 2 * tokens * heads * _ACTIVATION + new,
-            4.0 * shape.rows * _pairs(shape, config, layer) * heads,
+            4.0 * shape.rows * _pairs(shape, config, layer) * heads, launches,
         ),
         KernelCost(
             "output projection", "layers", own["self_attn.o_proj.weight"],
@@ -139,9 +145,10 @@ def _dense(
     hidden, inner = config.hidden_size, config.intermediate_size
     name = "dense MLP" if part == "layers" else "self-conditioning"
     weights = sum(own[f"{prefix}{leaf}_proj.weight"] for leaf in ("gate", "up", "down"))
-    passed = tokens * (2 * hidden + 2 * inner) * _ACTIVATION
+    # Three products, and GELU and the product with it, which torch serves.
+    passed = tokens * (3 * hidden + 8 * inner) * _ACTIVATION
     flop = 6.0 * tokens * hidden * inner
-    return [KernelCost(name, part, weights, passed, flop, 2)]
+    return [KernelCost(name, part, weights, passed, flop, 5)]
 
 
 def _experts(
@@ -155,8 +162,8 @@ def _experts(
     return [
         KernelCost(
             "router", "layers", own["router.proj.weight"],
-            tokens * (hidden * _ACTIVATION + count * _EXACT), 2.0 * tokens * hidden * count,
-            exact=True,
+            tokens * (hidden * _ACTIVATION + 2 * count * _EXACT), 2.0 * tokens * hidden * count,
+            launches=2, exact=True,
         ),
         # Counts, offsets and places of the chosen experts: int32.
         KernelCost("sorting by expert", "layers", 0.0, 4.0 * chosen * _EXACT, 0.0),
@@ -164,32 +171,43 @@ def _experts(
             "experts, gate and up", "layers", into, chosen * (hidden + size) * _ACTIVATION,
             4.0 * chosen * hidden * size,
         ),
+        # The parts of a token are written, then read and summed.
         KernelCost(
             "experts, down and sum", "layers", out,
-            (chosen * size + tokens * hidden) * _ACTIVATION, 2.0 * chosen * size * hidden,
+            (chosen * (size + 2 * hidden) + tokens * hidden) * _ACTIVATION,
+            2.0 * chosen * size * hidden, 2,
         ),
     ]  # fmt: skip
 
 
 def _norms(config: ModelConfig, tokens: int) -> KernelCost:
-    """Norms and residuals of a layer, a kernel for each two of them."""
-    passed = NORMS * 2 * tokens * config.hidden_size * _ACTIVATION
-    return KernelCost("norms and residuals", "layers", 0.0, passed, 0.0, (NORMS + 1) // 2)
+    """Norms and residuals of a layer: before attention (a tensor read, one written), after it (two
+    read, three written), and at the end (three read, one written)."""
+    passed = (2 + 5 + 4) * tokens * config.hidden_size * _ACTIVATION
+    return KernelCost("norms and residuals", "layers", 0.0, passed, 0.0, 3)
 
 
 def _outside(config: ModelConfig, shape: StepShape, stored: Mapping[str, int]) -> list[KernelCost]:
     tokens, hidden, vocab = shape.tokens, config.hidden_size, config.vocab_size
     embedding = stored["embed_tokens.weight"]
     rows = tokens * embedding / vocab
+    groups, chunks = math.ceil(tokens / GROUP), math.ceil(vocab / head_chunk(vocab))
+    kinds = len({rotary_key(layer) for layer in config.layers})
+    (conditioning,) = _dense(config, tokens, stored, "outside", "self_conditioning.")
     return [
+        # Rows and their scale, the final norm, a copy of flags, and one of the ids of several rows.
         KernelCost(
             "embedding", "outside", rows, tokens * hidden * _ACTIVATION, 0.0,
+            4 + (1 if shape.rows > 1 else 0),
         ),
-        *_dense(config, tokens, stored, "outside", "self_conditioning."),
-        # One product for the scores, one for the soft embedding of the same chunk.
+        KernelCost("positions and rotary tables", "outside", 0.0, 0.0, 0.0, 5 + 6 * kinds),
+        # Beside the products: a norm before them, the sum, and a norm.
+        replace(conditioning, launches=conditioning.launches + 3),
+        # A product for the scores, then one for the soft embedding of the same chunk.
         KernelCost(
             "vocabulary head", "outside", embedding,
-            tokens * hidden * (_ACTIVATION + _EXACT), 4.0 * tokens * vocab * hidden, 3,
+            tokens * hidden * (_ACTIVATION + _EXACT), 4.0 * tokens * vocab * hidden,
+            groups * (2 * chunks + 1), again=(2 * groups - 1) * embedding,
         ),
         # Entropies, draws, words of noise, flags and tokens, each 8 bytes at most.
         KernelCost("sampler", "outside", 0.0, 10.0 * tokens * 8, 0.0, 3),

@@ -24,6 +24,7 @@ from sfumato.diffusion.constraints.slot_reading import SlotReading
 from sfumato.model.cache import Slot
 from sfumato.model.network import PREFILL_CHUNK, Network
 from sfumato.model.read_rows import Scratch
+from sfumato.model.unread import Unread, read_together
 from sfumato.options.limits import AUTO_SAMPLES
 
 PIECE = 256
@@ -81,18 +82,24 @@ def next_turn(read: OpenRead, tokens: int) -> Turn:
 def take_turns(network: Network, turns: Sequence[Turn], together: int = PREFILL_CHUNK) -> None:
     """Does what the turns say, packed into few forwards, each of at most so many tokens `together`
     or of one piece or canvas, which changes no answer. Where it raises, what was encoded stays
-    encoded, no sample is added, and the same turns may be taken again."""
+    encoded, no sample is added, and the same turns may be taken again.
+
+    Waits for a device once, after all forwards, and not where no samples are read."""
     while pieces := [turn for turn in turns if turn.read.scratch.length < turn.stop]:
         for group in _packed(pieces, _next_piece, together):
             _encode(network, group)
     rows = [(row, turn.read.settings.steps) for turn in turns for row in _rows(turn)]
     readings: list[list[SlotReading]] = [[] for _ in rows]
+    numbers: list[list[int]] = []  # of the rows that share a forward
+    unread: list[Unread[list[list[SlotReading]]]] = []
     for steps in sorted({steps for _, steps in rows}):
         alike = [(number, row) for number, (row, own) in enumerate(rows) if own == steps]
         for part in _packed(alike, lambda item: len(item[1].canvas.ids), together):
-            results = read_canvases(network, [row for _, row in part], steps)
-            for (number, _), result in zip(part, results, strict=True):
-                readings[number] = result
+            numbers.append([number for number, _ in part])
+            unread.append(read_canvases(network, [row for _, row in part], steps))
+    for part_numbers, results in zip(numbers, read_together(unread), strict=True):
+        for number, result in zip(part_numbers, results, strict=True):
+            readings[number] = result
     taken = iter(readings)
     for turn in turns:
         for _ in range(turn.samples):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import accumulate
 
 import torch
 from torch import Tensor
@@ -11,9 +12,11 @@ from torch import Tensor
 from sfumato.diffusion.constraints.canvas_noise import NoiseKey
 from sfumato.diffusion.constraints.slot_reading import SlotReading, slot_reading
 from sfumato.diffusion.constraints.template import NOISE, ReadCanvas
-from sfumato.model.label_scores import label_scores, vocabulary_mass
+from sfumato.model.label_scores import VocabularyMass, label_scores, vocabulary_mass
 from sfumato.model.network import Network
 from sfumato.model.read_rows import Scratch
+from sfumato.model.to_device import to_device
+from sfumato.model.unread import Unread
 
 
 @dataclass(frozen=True, eq=False)
@@ -39,68 +42,77 @@ class CanvasRow:
 
 def read_canvases(
     network: Network, rows: Sequence[CanvasRow], steps: int
-) -> list[list[SlotReading]]:
+) -> Unread[list[list[SlotReading]]]:
     """The readings of each row's slots after so many denoising steps, all rows in one forward a
-    step.
+    step. The host waits for nothing.
 
     Only the open places change from step to step, each to a token that is drawn from the whole
     vocabulary at temperature 1, and only these have a soft embedding.
     """
-    tokens = [row.first_tokens(network.config.vocab_size) for row in rows]
     scratches = [row.scratch for row in rows]
+    lengths = [len(row.canvas.ids) for row in rows]
+    canvases = [row.filled(row.first_tokens(network.config.vocab_size)) for row in rows]
+    ids = to_device(torch.cat(canvases), network.device)
+    starts = list(accumulate(lengths, initial=0))
+    open_places = [
+        start + at for start, row in zip(starts, rows, strict=False) for at in row.canvas.open
+    ]
+    places = to_device(torch.tensor(open_places, dtype=torch.int64), network.device)
     soft: Tensor | None = None
     for step in range(1, steps):
-        canvases = [row.filled(each) for row, each in zip(rows, tokens, strict=True)]
         wanted = [row.canvas.open for row in rows]
-        hidden = network.denoise_beside(canvases, scratches, wanted, soft)
-        tokens, soft = _step(network, rows, hidden, step)
-    canvases = [row.filled(each) for row, each in zip(rows, tokens, strict=True)]
+        hidden = network.denoise_beside(ids.split(lengths), scratches, wanted, soft)
+        drawn, of_places = _step(network, rows, hidden, step)
+        ids = ids.index_copy(0, places, drawn)
+        soft = hidden.new_zeros(starts[-1], hidden.shape[1], dtype=network.dtype)
+        soft.index_copy_(0, places, of_places)
     wanted = [row.canvas.slots for row in rows]
-    hidden = network.denoise_beside(canvases, scratches, wanted, soft)
+    hidden = network.denoise_beside(ids.split(lengths), scratches, wanted, soft)
     return _readings(network, rows, hidden)
 
 
 @torch.no_grad()
 def _step(
     network: Network, rows: Sequence[CanvasRow], hidden: Tensor, step: int
-) -> tuple[list[list[int]], Tensor]:
-    """What the next step reads: tokens of the open places, and soft embeddings of all places.
-    hidden [all open places, hidden]."""
-    places = [(row, at) for row in rows for at in row.canvas.open]
-    uniforms = [row.key.uniform(row.sample, step, at) for row, at in places]
+) -> tuple[Tensor, Tensor]:
+    """What the next step reads at the open places: drawn tokens int64 [places], and soft embeddings
+    [places, hidden]. hidden [all open places, hidden]."""
+    uniforms = [row.key.uniform(row.sample, step, at) for row in rows for at in row.canvas.open]
     device = hidden.device
     wide = torch.float32 if device.type == "mps" else torch.float64
     stats = network.head(
         hidden,
-        torch.ones(len(places), device=device),
-        torch.tensor(uniforms, dtype=wide, device=device),
+        torch.ones(len(uniforms), device=device),
+        to_device(torch.tensor(uniforms, dtype=wide), device),
     )
-    drawn = iter(stats.drawn.tolist())
-    tokens = [[next(drawn) for _ in row.canvas.open] for row in rows]
-    starts, start = [], 0
-    for row in rows:
-        starts += [start + at for at in row.canvas.open]
-        start += len(row.canvas.ids)
-    soft = hidden.new_zeros(start, hidden.shape[1], dtype=network.dtype)
-    return tokens, soft.index_copy_(0, torch.tensor(starts, device=device), stats.soft)
+    return stats.drawn, stats.soft
 
 
 @torch.no_grad()
 def _readings(
     network: Network, rows: Sequence[CanvasRow], hidden: Tensor
-) -> list[list[SlotReading]]:
+) -> Unread[list[list[SlotReading]]]:
     """hidden [all slots, hidden]."""
     labels = [own for row in rows for own in row.canvas.labels]
     scores = label_scores(network.head, hidden, labels)
     massive = [row.label_mass for row in rows for _ in row.canvas.slots]
     at = [number for number, wanted in enumerate(massive) if wanted]
-    masses: dict[int, tuple[float, int]] = {}
+    mass: Unread[VocabularyMass] | None = None
     if at:
-        chosen = hidden[torch.tensor(at, device=hidden.device)]
+        chosen = hidden[to_device(torch.tensor(at), hidden.device)]
         mass = vocabulary_mass(network.head, chosen, [labels[number] for number in at])
-        masses = dict(zip(at, zip(mass.labels, mass.argmax, strict=True), strict=True))
-    readings = iter(
-        slot_reading(scores[number], labels[number], masses.get(number))
-        for number in range(len(labels))
-    )
-    return [[next(readings) for _ in row.canvas.slots] for row in rows]
+
+    def readings(on_host: Sequence[Tensor]) -> list[list[SlotReading]]:
+        logits = scores.result(on_host[: len(scores.tensors)])
+        masses: dict[int, tuple[float, int]] = {}
+        if mass is not None:
+            known = mass.result(on_host[len(scores.tensors) :])
+            masses = dict(zip(at, zip(known.labels, known.argmax, strict=True), strict=True))
+        each = iter(
+            slot_reading(logits[number], labels[number], masses.get(number))
+            for number in range(len(labels))
+        )
+        return [[next(each) for _ in row.canvas.slots] for row in rows]
+
+    tensors = scores.tensors if mass is None else (*scores.tensors, *mass.tensors)
+    return Unread(tensors, readings)

@@ -15,8 +15,8 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from sfumato import ops
 from sfumato.diffusion.canvas import Canvas
-from sfumato.diffusion.noise import noise
 from sfumato.diffusion.scoring import score_rows
 from sfumato.diffusion.step.layout import Layout, Part
 from sfumato.diffusion.step.masked import score_masked
@@ -42,12 +42,11 @@ def draw(parts: Sequence[Part], vocab_size: int) -> Draws:
     temperatures, uniforms, fresh = [], [], []
     for part in parts:
         batch = part.batch
-        # A row that is done may have no next step in its table.
-        step = torch.minimum(batch.step, batch.max_steps - 1)
-        temperature = batch.temperatures.gather(1, step[:, None])
-        words = batch.seeds, batch.canvas, batch.attempt, batch.step + 1
-        uniform, tokens = noise(*words, batch.width, vocab_size)
-        temperatures.append(part.pack(temperature.expand(-1, batch.width)))
+        counters = batch.canvas, batch.attempt, batch.step, batch.max_steps
+        temperature, uniform, tokens = ops.step_noise(
+            batch.seeds, *counters, batch.temperatures, batch.width, vocab_size
+        )
+        temperatures.append(part.pack(temperature))
         uniforms.append(part.pack(uniform))
         fresh.append(tokens)
     return Draws(_joined(temperatures), _joined(uniforms), tuple(fresh))

@@ -20,11 +20,11 @@ from sfumato.diffusion.step.device_steps import DeviceSteps
 from sfumato.diffusion.step.graphs import GraphBackend
 from sfumato.diffusion.step.layout import Layout, lay_out
 from sfumato.diffusion.step.lifting import LiftProbe
-from sfumato.diffusion.step.packed import to_host
 from sfumato.diffusion.step.results import HostCopy, Pending
 from sfumato.diffusion.step.seats import Key, Seats
 from sfumato.model.cache import Slot
 from sfumato.model.network import Network
+from sfumato.model.to_device import to_host
 
 
 class Denoiser:
@@ -135,7 +135,7 @@ class Denoiser:
         order = tuple(places[id(canvas)] for canvas in seated)
         step = self.device_steps.run(seats, seated, [slots[place] for place in order])
         seats.steps += 1
-        shape = step.kind.rows, step.batch.width
+        shape = step.kind.rows, step.width
         copy = HostCopy(seated, order, (shape,), ({},), {}, step.words.flatten(), None)
         error = None
         try:

@@ -15,6 +15,7 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor
 
+from sfumato import ops
 from sfumato.diffusion.canvas import Canvas
 from sfumato.diffusion.scoring import ban_limits
 from sfumato.diffusion.step.batch import StepBatch
@@ -32,6 +33,7 @@ from sfumato.model.network import Network
 from sfumato.model.step_rows import StepPart, StepRows
 from sfumato.model.to_device import to_device
 from sfumato.ops.online_softmax import TOP, Bans
+from sfumato.ops.registry import reference
 
 BANNED_AT_LEAST = 8
 """Ids that a row of a step with bans may ban, times a power of two."""
@@ -44,14 +46,14 @@ class StepKind:
     rows: int
     commits: bool  # whether some row commits
     bans: int  # how many ids a row may ban; 0 where no row does
-    rules: tuple[RowRules, ...]  # of rows that are denoised, one of each kind; maybe none
+    rules: tuple[RowRules, ...]  # of rows that are denoised, if there are any: one of each kind
 
     @classmethod
     def of(cls, canvases: Sequence[Canvas], vocab_size: int) -> StepKind:
         denoised = [canvas for canvas in canvases if not isinstance(canvas, Commit)]
         most = max((len(limits) for limits in ban_limits(denoised, vocab_size)), default=0)
         bans = most and max(BANNED_AT_LEAST, 1 << (most - 1).bit_length())
-        rules = [RowRules.of(canvas) for canvas in denoised]
+        rules = [RowRules.of(canvas) for canvas in denoised or canvases]
         commits = len(denoised) < len(canvases)
         return cls(len(canvases), commits, bans, tuple(StaticRules.kinds_of(rules)))
 
@@ -61,20 +63,20 @@ class ForwardStep:
     scores or rules no graph can hold. Moves no row on."""
 
     def __init__(self, network: Network, batch: StepBatch, pool: KVPool, rows: int) -> None:
-        self.network, self.batch, self.rows = network, batch, rows
-        self._pool = weakref.ref(pool)
+        self.network, self.rows, self.width = network, rows, batch.width
+        self._pool, self._batch = weakref.ref(pool), weakref.ref(batch)
         self._part = Part(batch.first(rows), (), None, ())
         size = rows * batch.width, network.config.hidden_size
         self.hidden = torch.zeros(size, dtype=network.dtype, device=network.device)
 
     def serves(self, batch: StepBatch, pool: KVPool, rows: int) -> bool:
         """Whether this is the forward of these rows. False where the pool is gone."""
-        return self.batch is batch and self._pool() is pool and self.rows == rows
+        return self._batch() is batch and self._pool() is pool and self.rows == rows
 
     @property
     def is_alive(self) -> bool:
-        """Whether its pool still exists."""
-        return self._pool() is not None
+        """Whether its batch and its pool still exist."""
+        return self._batch() is not None and self._pool() is not None
 
     def prepare_for_capture(self) -> Callable[[], None]:
         """See `DeviceStep`."""
@@ -93,8 +95,8 @@ class DeviceStep:
     """The step of the first rows of a batch, whose slots are of one pool."""
 
     def __init__(self, network: Network, batch: StepBatch, pool: KVPool, kind: StepKind) -> None:
-        self.network, self.batch, self.kind = network, batch, kind
-        self._pool = weakref.ref(pool)
+        self.network, self.kind, self.width = network, kind, batch.width
+        self._pool, self._batch = weakref.ref(pool), weakref.ref(batch)
         rows = batch.first(kind.rows)
         self._part = Part(rows, (), None, ())
         device, width = network.device, batch.width
@@ -110,11 +112,15 @@ class DeviceStep:
         """Whether this is the step of these rows. False where the pool is gone."""
         mine = self.kind
         return (
-            self.batch is batch
+            self.is_of(batch)
             and self._pool() is pool
             and (mine.rows, mine.commits, mine.bans) == (kind.rows, kind.commits, kind.bans)
             and self._rules.serves(kind.rules)
         )
+
+    def is_of(self, batch: StepBatch) -> bool:
+        """Whether its rows are those of this batch, rather than of one that was outgrown."""
+        return self._batch() is batch
 
     @property
     def rows(self) -> int:
@@ -122,8 +128,8 @@ class DeviceStep:
 
     @property
     def is_alive(self) -> bool:
-        """Whether its pool still exists."""
-        return self._pool() is not None
+        """Whether its batch and its pool still exist."""
+        return self._batch() is not None and self._pool() is not None
 
     def prepare_for_capture(self) -> Callable[[], None]:
         """The function to capture. It has run before, so that nothing is made for the first time
@@ -146,12 +152,9 @@ class DeviceStep:
     def run(self) -> None:
         """The step: moves the rows on and leaves the packed words in `words`. Reads nothing on the
         host. Where it raises, no row has moved on."""
-        part, network = self._part, self.network
-        draws = draw([part], network.config.vocab_size)
+        draws = draw([self._part], self.network.config.vocab_size)
         stats = self._scored(self._hidden(), draws)
-        update = decided_update(part, stats, draws.fresh[0], self._rules.decide)
-        self.words.copy_(pack(update))
-        apply_update(part.batch, update)
+        ops.move_rows(self._part.batch, self._rules, stats, draws.fresh[0], self.words)
 
     def _hidden(self) -> Tensor:
         """Hidden states [rows · width, hidden]."""
@@ -165,11 +168,23 @@ class DeviceStep:
         return self.network.step_batch(tokens, soft, rows)
 
     def _scored(self, hidden: Tensor, draws: Draws) -> HeadStats:
-        head = self.network.head
+        head, batch = self.network.head, self._part.batch
+        # Of rows that commit and of those that have ended, the step writes nothing.
+        unread = batch.done[:, None].expand(-1, batch.width).flatten()
         if not self.kind.bans:
-            return head(hidden, draws.temperature, draws.uniforms)
+            return head(hidden, draws.temperature, draws.uniforms, unread=unread)
         ids, limits = self._bans.unbind()
         bans = Bans(ids, limits, self._row, self._place)
-        stats = head(hidden, draws.temperature, draws.uniforms, bans=bans)
+        stats = head(hidden, draws.temperature, draws.uniforms, bans=bans, unread=unread)
         covered = bans.covers(head.vocab_size)
         return replace(stats, entropy=stats.entropy.masked_fill(covered, float("inf")))
+
+
+@reference("move_rows")
+def move_rows(
+    rows: StepBatch, rules: StaticRules, stats: HeadStats, fresh: Tensor, words: Tensor
+) -> None:
+    """Moves rows one step on, and packs what the host is to learn; see `ops.move_rows`."""
+    update = decided_update(Part(rows, (), None, ()), stats, fresh, rules.decide)
+    words.copy_(pack(update))
+    apply_update(rows, update)

@@ -71,7 +71,7 @@ class DeviceSteps:
         """The step, prepared for these canvases."""
         version = seats.version, tuple((id(slot.pool), slot.index) for slot in slots)
         known, last = self._prepared.get(seats, (None, None))
-        if known == version and last is not None and last.batch is seats.batch and last.is_alive:
+        if known == version and last is not None and last.is_of(seats.batch) and last.is_alive:
             return last
         kind = StepKind.of(canvases, self._network.config.vocab_size)
         batch, pool = seats.batch, slots[0].pool

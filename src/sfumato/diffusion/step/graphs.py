@@ -1,4 +1,4 @@
-"""Which steps are captured, and when: one at a time, after it has run once.
+"""Which steps are captured, and when: one at a time, after it has run a few times.
 
 Knows neither CUDA nor what a step does: a `GraphBackend` captures functions.
 """
@@ -15,7 +15,11 @@ from sfumato.model.out_of_memory import is_out_of_memory
 log = logging.getLogger(__name__)
 
 MOST = 32
-"""Steps that are kept, with their graphs."""
+"""Steps that are kept, with their graphs, which the memory estimate counts."""
+
+RUNS = 2
+"""After how many runs a step is captured. Many kinds of step run once, when rows join or leave; a
+capture makes the host wait for the device."""
 
 PAUSE = 256
 """Steps after a memory shortage before another is captured."""
@@ -39,7 +43,8 @@ class StepGraphs:
     def __init__(self, backend: GraphBackend) -> None:
         self._backend = backend
         self._replays: dict[Step, Callable[[], None] | None] = {}  # the last used last
-        self._wanted: list[Step] = []  # that have run and are not captured
+        self._runs: dict[Step, int] = {}  # without a graph
+        self._wanted: list[Step] = []  # that have run often enough and are not captured
         self._refused: set[Step] = set()  # whose capture has failed
         self._pause = 0
 
@@ -68,7 +73,9 @@ class StepGraphs:
         self._pause = max(0, self._pause - 1)
         if replay is None:
             step.run()
-            if step not in self._wanted and step not in self._refused:
+            self._runs[step] = self._runs.get(step, 0) + 1
+            is_known = step in self._wanted or step in self._refused
+            if self._runs[step] >= RUNS and not is_known:
                 self._wanted.append(step)
             return
         try:
@@ -79,8 +86,8 @@ class StepGraphs:
         self._replays[step] = replay
 
     def capture_next(self) -> bool:
-        """Captures one step that has run, if there is any; whether it did. A capture that fails
-        leaves its step without a graph."""
+        """Captures one step that has run RUNS times, if there is any; whether it did. A capture
+        that fails leaves its step without a graph."""
         self._wanted = [step for step in self._wanted if step.is_alive]
         if not self._wanted or self._pause:
             return False
@@ -94,7 +101,7 @@ class StepGraphs:
                 self._refused.add(step)
             log.warning(
                 "a step of %d rows of width %d runs without a graph: its capture failed (%s: %s)",
-                *(step.rows, step.batch.width, type(error).__name__),
+                *(step.rows, step.width, type(error).__name__),
                 str(error).splitlines()[0][:200] if str(error) else "no message",
             )
         return True
@@ -106,6 +113,7 @@ class StepGraphs:
 
     def _drop(self, step: Step) -> None:
         del self._replays[step]
+        self._runs.pop(step, None)
         self._refused.discard(step)
         if step in self._wanted:
             self._wanted.remove(step)

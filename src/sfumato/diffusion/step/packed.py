@@ -42,18 +42,6 @@ def row_words(width: int, top: int) -> int:
     return HEADER + width * (3 + 2 * top)
 
 
-def to_host(words: Tensor) -> tuple[Tensor, torch.Event | None]:
-    """Packed words on the host, by one copy; and the event after which they may be read, where the
-    copy goes on meanwhile."""
-    if words.device.type != "cuda":
-        return words.cpu(), None
-    host = torch.empty(words.shape, dtype=words.dtype, device="cpu", pin_memory=True)
-    host.copy_(words, non_blocking=True)
-    copied = torch.Event(words.device)
-    copied.record()
-    return host, copied
-
-
 @dataclass(frozen=True)
 class Unpacked:
     """A packed step on the host, R rows of width W."""

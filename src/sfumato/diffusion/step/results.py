@@ -17,11 +17,11 @@ from sfumato.diffusion.step.packed import (
     NOT_FINITE,
     Unpacked,
     row_words,
-    to_host,
     unpack,
 )
 from sfumato.diffusion.step.update import Update
 from sfumato.model.head import HeadStats
+from sfumato.model.to_device import to_host
 
 Result = Draft | Exception | None
 """None: the row was done before the step, which changed nothing in it."""

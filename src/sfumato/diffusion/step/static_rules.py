@@ -1,24 +1,35 @@
 """Samplers and stopping rules of the rows of a captured step: kinds fixed, settings in tensors.
 
-A kind is a built-in sampler with a built-in stopping rule, whatever their settings.  Where one of
-two rules is a third party's, their settings and their number of steps belong to the kind.
+A kind is a built-in sampler with a built-in stopping rule, whatever their settings; the two
+built-in stopping rules are one.  A third party's rule belongs to the kind as it is, and with it the
+number of steps.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
+from typing import Any
 
 import torch
 from torch import Tensor
 
-from sfumato.diffusion.sampler import StepView
-from sfumato.diffusion.step.batched_settings import SETTINGS, takes_tensors
+from sfumato.diffusion.sampler import EntropyBound, StepView
+from sfumato.diffusion.step.batched_settings import SETTINGS
 from sfumato.diffusion.step.lifting import tensors_of
 from sfumato.diffusion.step.rules import Decision, RowRules, lift
+from sfumato.diffusion.stopping import Never, StableAndConfident
 from sfumato.model.to_device import to_device
+from sfumato.ops.rows import Settings
 
 WHOLE = {"count", "stability"}
 """Settings that are whole numbers; the others are float32."""
+
+NEVER = {"stability": 0, "confidence": float("-inf")}
+"""The settings with which `StableAndConfident` is `Never`: no mean entropy is less."""
+
+KERNEL_KIND = EntropyBound, StableAndConfident
+"""The one kind of which `settings` tells."""
 
 
 class StaticRules:
@@ -39,10 +50,17 @@ class StaticRules:
     def kinds_of(cls, rules: Sequence[RowRules]) -> list[RowRules]:
         """The first rules of each kind."""
         kinds: list[RowRules] = []
-        for each in rules:
+        for each in map(_general, rules):
             if not any(each.alike(kind) for kind in kinds):
                 kinds.append(each)
         return kinds
+
+    @property
+    def settings(self) -> Settings | None:
+        """Those of all rows where `EntropyBound` decides in each with a built-in stopping rule."""
+        if [(type(kind.sampler), type(kind.stopping)) for kind in self.kinds] != [KERNEL_KIND]:
+            return None
+        return Settings(self._floats[0], self._integers[1], self._floats[1])
 
     def serves(self, kinds: Sequence[RowRules]) -> bool:
         """Whether these are its kinds, in any order."""
@@ -62,7 +80,7 @@ class StaticRules:
             ]
             for part, names in zip(("sampler", "stopping"), columns, strict=True):
                 for name in names:
-                    values = [getattr(getattr(each, part), name) for each in own]
+                    values = [_setting(getattr(each, part), name) for each in own]
                     (integers if name in WHOLE else floats).append(values)
         device = self._integers.device
         self._integers.copy_(to_device(torch.tensor(integers, dtype=torch.int64), device))
@@ -72,7 +90,8 @@ class StaticRules:
     def _kind(self, rules: RowRules | None) -> int:
         if rules is None:
             return 0
-        return next(index for index, kind in enumerate(self.kinds) if rules.alike(kind))
+        general = _general(rules)
+        return next(index for index, kind in enumerate(self.kinds) if general.alike(kind))
 
     def decide(self, view: StepView) -> Decision:
         """What the rules say. Every kind is applied to all rows, and each row has its own's."""
@@ -92,9 +111,18 @@ class StaticRules:
         return Decision(accepted, stop, {})
 
 
+def _general(rules: RowRules) -> RowRules:
+    """The rules with a stopping rule of which `Never` is a case, in place of `Never`."""
+    if type(rules.stopping) is not Never:
+        return rules
+    return replace(rules, stopping=StableAndConfident())
+
+
+def _setting(rule: object, name: str) -> Any:
+    return NEVER[name] if type(rule) is Never else getattr(rule, name)
+
+
 def _columns(kind: RowRules) -> tuple[tuple[str, ...], tuple[str, ...]]:
-    """The names of the settings that are tensors, of sampler and stopping rule."""
-    both = kind.sampler, kind.stopping
-    if not all(map(takes_tensors, both)):
-        return (), ()
-    return SETTINGS[type(kind.sampler)], SETTINGS[type(kind.stopping)]
+    """The names of the settings that are tensors, of sampler and stopping rule; a third party's
+    rule has none."""
+    return SETTINGS.get(type(kind.sampler), ()), SETTINGS.get(type(kind.stopping), ())

@@ -13,29 +13,38 @@ from typing import Any
 
 import torch
 
-from sfumato.ops.registry import ANY, FLOAT, TRITON, device_of, twin
+from sfumato.ops.registry import ANY, FLOAT, TRITON, choose, device_of, twin
 from sfumato.ops.triton import self_test
+from sfumato.ops.triton.kernel import LaunchError
 from sfumato.ops.triton.self_test import KernelTwin
+from sfumato.ops.triton.tiles import slower
 
-__all__ = ["prepare", "twins"]
+__all__ = ["prepare", "serving", "twins"]
 
 log = logging.getLogger(__name__)
 
 OPERATIONS = {
     "after_attention": ("norms", ANY),
     "after_layer": ("norms", ANY),
+    "attend": ("prefill", ANY),
     "canvas_attention": ("attention", ANY),
     "experts": ("experts", FLOAT),
     "linear": ("linear", FLOAT),
+    "move_rows": ("sampler", ANY),
     "own_scores": ("listed", FLOAT),
     "phase_attention": ("attention", ANY),
     "prepare_heads": ("heads", ANY),
     "rms_norm": ("norms", ANY),
     "route": ("router", FLOAT),
+    "step_noise": ("noise", ANY),
+    "vocabulary_mass": ("vocabulary_mass", FLOAT),
     "vocabulary_pass": ("head", FLOAT),
     "write_cache": ("cache_write", ANY),
 }
 """The module whose `TWINS` has each operation, and the form of weight that it serves."""
+
+
+_refused: set[tuple[str, torch.device]] = set()
 
 
 @cache
@@ -53,10 +62,13 @@ def twins() -> dict[str, KernelTwin]:
 def prepare(device: torch.device) -> frozenset[str]:
     """Tests the kernels on a device, once; the operations that they serve there from now on.
 
-    Call it before the first step on a device, and outside of a graph's capture. Where Triton does
-    not work, torch serves all, and one log line says why.
+    Call it before the first step on a device, and outside of a graph's capture. Where kernels
+    cannot run, torch serves all, and one log line says why.
     """
     if not self_test.usable(device):
+        if device.type == "cuda":
+            why = self_test.why_unusable(device)
+            log.warning("kernels: torch serves on %s, since %s", device, why)
         return frozenset()
     try:
         known = twins()
@@ -66,13 +78,49 @@ def prepare(device: torch.device) -> frozenset[str]:
     return self_test.prepare(device, known)
 
 
+def serving(device: torch.device) -> frozenset[str]:
+    """The operations that kernels serve on a device; before `prepare`, those that they will if
+    their tests pass."""
+    if device.type != "cuda" or not torch.cuda.is_available() or not self_test.usable(device):
+        return frozenset()
+    passed = self_test.prepared(device)
+    if passed is not None:
+        return passed
+    return frozenset(name for name in OPERATIONS if not slower(name, device))
+
+
+def _note_refused(operation: str, device: torch.device, arguments: tuple[Any, ...]) -> None:
+    """One log line for the first call of an operation that its kernels do not take."""
+    if (operation, device) not in _refused:
+        _refused.add((operation, device))
+        tensors = [each for each in arguments if isinstance(each, torch.Tensor)]
+        kinds = ", ".join(f"{each.dtype} {tuple(each.shape)}" for each in tensors)
+        log.warning("%s: torch serves calls that kernels do not take, as of %s", operation, kinds)
+
+
 def _register(operation: str, form: str) -> None:
     def serves(*arguments: Any) -> bool:
-        ready = self_test.serves(operation, device_of(arguments))
-        return ready and _twin(operation).serves(*arguments)
+        device = device_of(arguments)
+        if not self_test.serves(operation, device):
+            return False
+        if _twin(operation).serves(*arguments):
+            return True
+        _note_refused(operation, device, arguments)
+        return False
 
     def function(*arguments: Any) -> Any:
-        return _twin(operation).function(*arguments)
+        """The result of the kernels, or, where one of them does not run, of torch from then on.
+
+        A kernel that does not run wrote nothing. Operations of several kernels write to memory of
+        their own, or load all of them before the first one writes."""
+        device = device_of(arguments)
+        try:
+            return _twin(operation).function(*arguments)
+        except LaunchError as error:
+            # Where torch fails too, the device does, and the operation keeps its kernels.
+            result = choose(operation, device, form, *arguments, below=TRITON)(*arguments)
+            self_test.switch_off(operation, device, error)
+            return result
 
     register: Any = twin(operation, "cuda", form, serves, TRITON)
     register(function)

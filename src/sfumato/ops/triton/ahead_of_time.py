@@ -3,7 +3,8 @@
 `python -m sfumato.ops.triton.ahead_of_time` compiles the kernels with the sizes of the 26B-A4B and
 prints, for each, its shared memory, registers, spilled bytes and matrix instructions.  The exit
 status is 1 where a kernel does not compile or needs more shared memory than its GPU has: Triton
-compiles such a kernel without a word, and the launch fails.
+compiles such a kernel without a word, and the launch fails.  Each compilation is a process of its
+own with a limit of time and memory, since compilers hang and crash too.
 """
 
 from __future__ import annotations
@@ -11,15 +12,16 @@ from __future__ import annotations
 import argparse
 import json
 import re
+import signal
 import subprocess
 import sys
 import tempfile
 from collections.abc import Iterator, Sequence
-from concurrent.futures import ProcessPoolExecutor
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
+from sfumato.ops.triton.children import Limits, Outcome, run_bounded
 from sfumato.ops.triton.kernel import FP_FUSION, Kernel, all_kernels, interpreting
 from sfumato.ops.triton.targets import TARGETS, Target
 from sfumato.ops.triton.tiles import Tile, candidates
@@ -37,18 +39,21 @@ class Compiled:
     target: str
     use: str
     candidate: int
+    variant: str = ""  # see `Kernel.variants`
     shared: int = 0  # bytes
     registers: int = 0  # of a thread
     spilled: int = 0  # bytes of a thread (NVIDIA), registers (AMD)
     instructions: tuple[str, ...] = ()
+    seconds: float = 0.0  # that the compilation took
     error: str = ""
 
     def __str__(self) -> str:
-        name = f"{self.kernel} {self.use} {self.candidate}"
+        name = f"{self.kernel} {self.variant or self.use} {self.candidate}"
         if self.error:
             return f"{self.target:8} {name:32} {self.error}"
         figures = f"shared {self.shared:6}  registers {self.registers:3}  spilled {self.spilled:4}"
-        return f"{self.target:8} {name:32} {figures}  {' '.join(self.instructions)}"
+        how_long = f"{self.seconds:5.1f} s  {' '.join(self.instructions)}"
+        return f"{self.target:8} {name:32} {figures}  {how_long}"
 
 
 @dataclass(frozen=True)
@@ -59,32 +64,45 @@ class Job:
     target: str
     use: str
     candidate: int
+    variant: str = ""
 
 
 def jobs(targets: Sequence[str], names: Sequence[str] = (), every: bool = False) -> Iterator[Job]:
     """The compilations of all kernels, or of those named, for targets: with the tiles that serve,
-    or with every candidate."""
-    for name in names or sorted(all_kernels()):
+    or with every candidate, in all their variants."""
+    known = all_kernels()
+    for name in names or sorted(known):
         for target in targets:
             for use, tiles in candidates(name, target).items():
                 for number in range(len(tiles) if every else 1):
-                    yield Job(name, target, use, number)
+                    for variant in ("", *known[name].variants):
+                        yield Job(name, target, use, number, variant)
 
 
 def compile_job(job: Job) -> Compiled:
-    """Compiles, and measures what came out. Does not raise: an error is part of the result."""
+    """Compiles, and measures what came out. Raises what the compilers raise."""
     target = TARGETS[job.target]
     tile = candidates(job.kernel, job.target)[job.use][job.candidate]
-    try:
-        made = compile_kernel(all_kernels()[job.kernel], tile, target)
-        shared = int(made.metadata.shared)
-        registers, spilled = _usage(made, target)
-        instructions = _instructions(made)
-    except Exception as error:  # the compilers raise errors of many classes
-        return Compiled(**asdict(job), error=f"{type(error).__name__}: {str(error).strip()[-400:]}")
+    kernel = all_kernels()[job.kernel]
+    sizes = {**kernel.sizes, **kernel.variants.get(job.variant, {})}
+    made = compile_kernel(replace(kernel, sizes=sizes), tile, target)
+    shared = int(made.metadata.shared)
+    registers, spilled = _usage(made, target)
     excess = f"shared memory: {shared} bytes of {target.shared}" if shared > target.shared else ""
     return Compiled(**asdict(job), shared=shared, registers=registers, spilled=spilled,
-                    instructions=instructions, error=excess)  # fmt: skip
+                    instructions=_instructions(made), error=excess or _inexact(made))  # fmt: skip
+
+
+def _inexact(made: Any) -> str:
+    """Why sums would differ from those that the sources name; empty where they do not."""
+    if made.metadata.enable_fp_fusion is not FP_FUSION:
+        return f"enable_fp_fusion: is {made.metadata.enable_fp_fusion}"
+    return "tl.dot: multiplies float32 as TF32" if "tf32" in made.asm["ttir"] else ""
+
+
+def _compiled(outcome: Outcome[Job, Compiled]) -> Compiled:
+    made = outcome.result or Compiled(**asdict(outcome.item), error=outcome.failure)
+    return replace(made, seconds=outcome.seconds)
 
 
 def compile_kernel(kernel: Kernel, tile: Tile, target: Target) -> Any:
@@ -162,15 +180,22 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--target", action="append", choices=list(TARGETS), help="default: all")
     parser.add_argument("--kernel", action="append", default=[], help="default: all")
     parser.add_argument("--every", action="store_true", help="all candidates of the table of tiles")
-    parser.add_argument("--jobs", type=int, default=1, help="processes")
+    parser.add_argument("--jobs", type=int, default=1, help="processes at a time")
+    parser.add_argument("--seconds", type=float, default=180, help="of one compilation")
+    parser.add_argument("--memory", type=float, default=16, help="of one compilation, in GB")
     parser.add_argument("--json", action="store_true", help="one object a line")
     given = parser.parse_args(arguments)
+    known = all_kernels()  # before processes are forked, so that each has them
+    if unknown := sorted(set(given.kernel) - set(known)):
+        parser.error(f"--kernel: {', '.join(unknown)}: is none of {', '.join(sorted(known))}")
+    signal.signal(signal.SIGTERM, lambda number, frame: sys.exit(1))  # ends the children too
     work = list(jobs(given.target or list(TARGETS), given.kernel, given.every))
     failures = 0
-    with ProcessPoolExecutor(given.jobs) as pool:
-        for made in pool.map(compile_job, work):
-            print(json.dumps(asdict(made)) if given.json else made, flush=True)
-            failures += bool(made.error)
+    limits = Limits(given.seconds, int(given.memory * 1e9))
+    for outcome in run_bounded(compile_job, work, given.jobs, limits):
+        made = _compiled(outcome)
+        print(json.dumps(asdict(made)) if given.json else made, flush=True)
+        failures += bool(made.error)
     return 1 if failures else 0
 
 

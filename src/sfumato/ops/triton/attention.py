@@ -16,12 +16,16 @@ from torch import Tensor
 from sfumato.ops import phase_reference, reference
 from sfumato.ops.triton.attention_kernels import attend, merge
 from sfumato.ops.triton.kernel import Kernel, launch, register
-from sfumato.ops.triton.operands import matrix, multiplied
-from sfumato.ops.triton.self_test import KernelTwin, assert_close, error_bound, random_like
+from sfumato.ops.triton.operands import EVERYTHING, matrix, multiplied
+from sfumato.ops.triton.self_test import (
+    KernelTwin,
+    assert_close,
+    error_bound,
+    random_like,
+    sizes_for,
+)
 from sfumato.ops.triton.tiles import tile_for
-
-EVERYTHING = 2**30
-"""A window that no two positions are apart."""
+from sfumato.ops.triton.workspaces import NARROW, attention_kernel
 
 _TYPES = {
     **dict.fromkeys(("q", "out"), "*bf16:16"),
@@ -29,8 +33,10 @@ _TYPES = {
     **dict.fromkeys(("slots", "first", "width", "commits"), "*i64"),
     **dict.fromkeys(("partial", "extremes"), "*fp32:16"),
     **dict.fromkeys(("size", "tokens", "stored", "window"), "i32"),
-    "length": "i32:16",
+    "length": "i32",
 }
+
+_DENOISE = {"denoise": {"PHASES": False, "WINDOWED": False}}  # the usual step: no row commits
 
 SLIDING = register(
     Kernel(
@@ -38,6 +44,7 @@ SLIDING = register(
         attend,
         _TYPES,
         {"HEADS": 16, "KV_HEADS": 8, "D": 256, "PHASES": True, "WINDOWED": True},
+        _DENOISE,
     )
 )
 FULL = register(
@@ -46,6 +53,7 @@ FULL = register(
         attend,
         _TYPES,
         {"HEADS": 16, "KV_HEADS": 2, "D": 512, "PHASES": True, "WINDOWED": False},
+        _DENOISE,
     )
 )
 MERGE = register(
@@ -95,12 +103,6 @@ def phase_attention(
     return _attention(q, k, v, keys, values, slots, first, width, commits, window)
 
 
-def workspace_bytes(rows: int, length: int, heads: int, d: int, size: int, split: int) -> int:
-    """Bytes that one call takes beside its result: none where a slot's keys are one piece."""
-    pieces = triton.cdiv(size, split)
-    return 0 if pieces == 1 else rows * pieces * length * heads * (d + 2) * 4
-
-
 def _attention(
     q: Tensor,
     k: Tensor,
@@ -120,7 +122,7 @@ def _attention(
         return out
     q, k, v = (x.contiguous() for x in (q, k, v))
     slots, first, width = (x.contiguous() for x in (slots, first, width))
-    kernel = SLIDING if d <= 256 else FULL
+    kernel = SLIDING if d <= NARROW else FULL
     tile = tile_for(kernel.name, q.device)
     pieces = triton.cdiv(size, tile["SPLIT"])
     # One piece stores its result at once: `out` stands for memory that no program touches.
@@ -189,20 +191,30 @@ def _serves(q: Tensor, k: Tensor, v: Tensor, keys: Tensor, values: Tensor, *rest
 
 
 def _check(device: torch.device) -> None:
+    """Narrow heads, and those of the 26B-A4B over prefixes of two pieces."""
+    wide = [
+        (heads, kv_heads, d, tile_for(attention_kernel(d), device)["SPLIT"] + 404)
+        for heads, kv_heads, d in ((16, 8, 256), (16, 2, 512))
+    ]
+    for heads, kv_heads, d, size in sizes_for(device, [(4, 2, 64, 150)], wide):
+        _check_heads(heads, kv_heads, d, size, device)
+
+
+def _check_heads(heads: int, kv_heads: int, d: int, size: int, device: torch.device) -> None:
     """Rows of all lengths, of which one has no prefix and one a full ring, over stale NaN."""
     dtype = torch.float32 if device.type == "cpu" else torch.bfloat16
-    n, heads, kv_heads, d, size = 24, 4, 2, 64, 150
+    n, before = 24, size - 20
     q, k, v, keys, values = random_like(
         *(device, dtype, (3, n, heads, d), (3, n, kv_heads, d), (3, n, kv_heads, d)),
-        *((4, kv_heads, size, d), (4, kv_heads, size, d)),
+        *((3, kv_heads, size, d), (3, kv_heads, size, d)),
     )
     q = q * d**-0.5
     slots, first, width, commits = (
         torch.tensor(numbers, device=device)
-        for numbers in ([2, 0, 3], [130, 0, 400], [24, 7, 20], [0, 1, 1])
+        for numbers in ([2, 0, 1], [before, 0, 2 * size + 100], [24, 7, 20], [0, 1, 1])
     )
     for stored in (keys, values):
-        stored[2, :, 130:] = stored[0] = float("nan")
+        stored[2, :, before:] = stored[0] = float("nan")
     wide = [x.double() for x in (q, k, v, keys, values)]
     held = first.clamp(max=size)
     inside = torch.arange(n, device=device) < width[:, None]

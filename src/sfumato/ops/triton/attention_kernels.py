@@ -16,14 +16,14 @@ _LOG2E = tl.constexpr(1.4426950408889634)
 
 
 @triton.jit
-def _state(ROWS: tl.constexpr, D: tl.constexpr) -> tl.tensor:
+def empty_state(ROWS: tl.constexpr, D: tl.constexpr) -> tl.tensor:
     """The largest score of each row so far, the sum of powers, and the sum of weighted values."""
     largest = tl.full((ROWS,), float("-inf"), tl.float32)
     return largest, tl.zeros((ROWS,), tl.float32), tl.zeros((ROWS, D), tl.float32)
 
 
 @triton.jit
-def _add_keys(
+def add_keys(
     q: tl.tensor,
     k: tl.tensor,
     v: tl.tensor,
@@ -63,7 +63,7 @@ def _add_tail(
     """The state with a block more of which the keys `real` [KEYS] exist. The others may be what an
     earlier request left, or another row's, even NaN: 0 · NaN is NaN, so their values become 0."""
     v = tl.where(real[:, None], v, 0.0)
-    return _add_keys(q, k, v, seen & real[None, :], largest, total, values, True, UPCAST)
+    return add_keys(q, k, v, seen & real[None, :], largest, total, values, True, UPCAST)
 
 
 @triton.jit
@@ -85,7 +85,11 @@ def _seen(
     return (position[None, :] > lowest[:, None]) & (position[None, :] <= highest[:, None])
 
 
-@triton.jit
+@triton.jit(
+    do_not_specialize=[
+        "slots", "first", "width", "commits", "length", "size", "tokens", "stored", "window"
+    ]
+)  # fmt: skip
 def attend(
     q: tl.tensor,
     new_keys: tl.tensor,
@@ -144,7 +148,7 @@ def attend(
     row_at = row.to(tl.int64) * length * (HEADS * D)
     cells = cell[:, None] * D + columns[None, :]
     query = tl.load(q + row_at + cells, mask=inside[:, None], other=0.0)
-    largest, total, weighted = _state(ROWS, D)
+    largest, total, weighted = empty_state(ROWS, D)
 
     # Positions after the width see what the last one of the width sees.
     own = tl.load(width + row).to(tl.int32)
@@ -164,7 +168,7 @@ def attend(
     new_values = as_descriptor(new_values, tokens, KV_HEADS * D, KEYS, D, DESCRIPTORS)
     for at in range(0, whole_end, KEYS):
         seen = _seen(at + offsets, 0, 2**30, 0, lowest, highest)
-        largest, total, weighted = _add_keys(
+        largest, total, weighted = add_keys(
             query, new_keys.load([line + at, column]), new_values.load([line + at, column]), seen,
             largest, total, weighted, PHASES, UPCAST,
         )  # fmt: skip
@@ -189,7 +193,7 @@ def attend(
     line = (begin + start).to(tl.int32)
     for at in range(0, whole_end - start, KEYS):
         seen = _seen(start + at + offsets, before - turn, turn, size, lowest, highest)
-        largest, total, weighted = _add_keys(
+        largest, total, weighted = add_keys(
             query, keys.load([line + at, 0]), values.load([line + at, 0]), seen,
             largest, total, weighted, WINDOWED, UPCAST,
         )  # fmt: skip
@@ -212,7 +216,7 @@ def attend(
         tl.store(extremes + (piece_at + cell) * 2 + 1, total, mask=inside)
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["first", "pairs", "size", "pieces"])
 def merge(
     partial: tl.tensor,
     extremes: tl.tensor,
@@ -237,7 +241,7 @@ def merge(
     pair = tl.program_id(0) * PAIRS + tl.arange(0, PAIRS)
     inside = pair < pairs
     columns = tl.arange(0, D)
-    largest, total, weighted = _state(PAIRS, D)
+    largest, total, weighted = empty_state(PAIRS, D)
     for piece in range((held + SPLIT - 1) // SPLIT):
         at = (row.to(tl.int64) * pieces + piece) * pairs + pair
         its_largest = tl.load(extremes + at * 2, mask=inside, other=float("-inf"))

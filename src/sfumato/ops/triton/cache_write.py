@@ -14,7 +14,7 @@ from sfumato.ops.triton.self_test import KernelTwin, random_like
 from sfumato.ops.triton.tiles import tile_for
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["slots", "first", "count", "length", "size"])
 def _write_cache(
     stored: tl.tensor, new: tl.tensor, slots: tl.tensor, first: tl.tensor, count: tl.tensor,
     length: tl.tensor, size: tl.tensor,

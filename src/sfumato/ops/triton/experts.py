@@ -22,9 +22,15 @@ from torch import Tensor
 from sfumato.ops import reference
 from sfumato.ops.triton import weights
 from sfumato.ops.triton.kernel import Kernel, launch, register
-from sfumato.ops.triton.operands import matrix, multiplied, use_for
+from sfumato.ops.triton.operands import FEW, matrix, multiplied, use_for
 from sfumato.ops.triton.routing import group_of, most_tiles, sort
-from sfumato.ops.triton.self_test import KernelTwin, assert_close, error_bound, random_like
+from sfumato.ops.triton.self_test import (
+    KernelTwin,
+    assert_close,
+    error_bound,
+    random_like,
+    sizes_for,
+)
 from sfumato.ops.triton.tiles import tile_for
 from sfumato.ops.triton.weights import as_descriptor, product, weight_block
 
@@ -86,7 +92,7 @@ def _gate_up(
     tl.store(target, value.T, mask=mine[:, None] & (rows < INNER)[None, :])
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["assignments"])
 def _down(
     activated: tl.tensor,
     weight: tl.tensor,
@@ -179,7 +185,7 @@ DOWN = register(
             "starts": "*i32:16",
             "shares": "*fp32:16",
             "parts": "*bf16:16",
-            "assignments": "i32:16",
+            "assignments": "i32",
         },
         _SIZES,
     )
@@ -284,12 +290,18 @@ def _serves(x: Tensor, chosen: Tensor, shares: Tensor, gate_up: Tensor, down: Te
 
 
 def _check(device: torch.device) -> None:
+    """Few tokens, and many."""
+    for tokens in sizes_for(device, [90], [FEW + 90]):
+        _check_tokens(tokens, device)
+
+
+def _check_tokens(tokens: int, device: torch.device) -> None:
     """An uneven choice: one expert has most tokens, one none, and sizes divide by no tile."""
     dtype = torch.float32 if device.type == "cpu" else torch.bfloat16
     count, hidden, inner = 5, 88, 24
     x, gate_up, down, scores = random_like(
-        *(device, dtype, (90, hidden), (count, 2 * inner, hidden), (count, hidden, inner)),
-        (90, count),
+        *(device, dtype, (tokens, hidden), (count, 2 * inner, hidden), (count, hidden, inner)),
+        (tokens, count),
     )
     scores = scores.float()
     scores[:, 1] += 8

@@ -1,8 +1,11 @@
 """The vocabulary head: one pass over chunks of the embedding, two kernels for each, one at the end.
 
-A chunk is multiplied, and its scores, masses and statistics written; while it is still in the
-cache of the device, its masses are multiplied by the same rows of the embedding.  What is kept for
-the whole vocabulary is one highest score, mass and moment for each BLOCK ids.
+A chunk is multiplied, and its scores, masses and statistics written; then its masses are multiplied
+by the same rows of the embedding.  Of the 26B-A4B these rows are 46 MB, and scores and masses 13 MB
+with 256 positions and 50 MB with GROUP, so most caches hold a part of them: count two reads of the
+embedding for each GROUP of positions.  From some hundred positions on both reads take less time
+than the products.  What is kept for the whole vocabulary is one highest score, mass and moment for
+each BLOCK ids.
 """
 
 from __future__ import annotations
@@ -19,12 +22,17 @@ from sfumato.ops.triton.head_finish import finish_head
 from sfumato.ops.triton.head_kernels import embed_chunk, score_chunk
 from sfumato.ops.triton.kernel import Kernel, launch, register
 from sfumato.ops.triton.operands import matrix, multiplied
-from sfumato.ops.triton.self_test import KernelTwin, assert_close, error_bound, random_like
+from sfumato.ops.triton.self_test import (
+    KernelTwin,
+    assert_close,
+    error_bound,
+    random_like,
+    sizes_for,
+)
 from sfumato.ops.triton.tiles import tile_for
+from sfumato.ops.triton.workspaces import CHUNK, GROUP, head_chunk
 
-CHUNK = 8192  # ids at a time: with 256 positions, 128 programs of 128 × 128
 FORMAT = weights.BF16.value
-GROUP = 1024  # positions at a time, which bounds the memory
 MOST_BANS = 64  # of a row; each is compared with every id
 
 _BANS = {**dict.fromkeys(("ban_ids", "ban_limits", "ban_row", "ban_place"), "*i64"), "bans": "i32"}
@@ -36,6 +44,8 @@ _NUMBERS = {"vocab": "i32", "positions": "i32", "softcap": "fp32"}
 _CHUNK = {"scores": "*fp32:16", "masses": "*bf16:16", "tile_max": "*fp32:16", "first_id": "i32"}
 _TOP = {"top": "*fp32:16", "top_ids": "*i32:16", "soft": "*fp32:16"}
 
+_DECIDE = {"decide": {"MASSES": False}}  # see `vocabulary_mass`
+
 SCORE_CHUNK = register(
     Kernel(
         "score_chunk",
@@ -45,9 +55,11 @@ SCORE_CHUNK = register(
             "hidden": "tensordesc<bf16[{POSITIONS},{DEPTH}]>",
             "weight": "tensordesc<bf16[{TILE},{DEPTH}]>",
             "temperature": "*fp32",
+            "unread": "*i1",
             "blocks": "i32",
         },
         {"HIDDEN": 2816, "CHUNK": CHUNK, "FORMAT": 0, "MASSES": True},
+        _DECIDE,
     )
 )
 
@@ -62,6 +74,7 @@ EMBED_CHUNK = register(
             **_CHUNK,
             **_TOP,
             "peaks": "*fp32",
+            "unread": "*i1",
             "embedding_programs": "i32",
             "hidden_programs": "i32",
         },
@@ -77,12 +90,14 @@ FINISH_HEAD = register(
             **(_BANS | _BLOCKS | _NUMBERS | _TOP),
             "hidden": "*bf16:16",
             "temperature": "*fp32",
+            "unread": "*i1",
             "weight": "tensordesc<bf16[64,{DEPTH}]>",
             "uniform": "*fp64",
             "argmax": "*i64",
             "drawn": "*i64",
             "entropy": "*fp32",
-            "log_sum": "*fp32",
+            "peaks": "*fp32",
+            "totals": "*fp32",
             "out_ids": "*i64",
             "out_probs": "*fp32",
             "out_soft": "*bf16:16",
@@ -90,6 +105,7 @@ FINISH_HEAD = register(
             "root": "fp32",
         },
         {"HIDDEN": 2816, "BLOCKS": 4096, "SPLITS": 3, "TOP": TOP, "FORMAT": 0, "MASSES": True},
+        _DECIDE,
     )
 )
 
@@ -104,7 +120,8 @@ class HeadResult:
     top_ids: Tensor  # int64 [positions, TOP]
     top_probs: Tensor  # float32 [positions, TOP]
     soft: Tensor  # [positions, hidden], in the dtype of the hidden states
-    log_sum: Tensor  # float32 [positions]: log Σ e^score
+    peak: Tensor  # float32 [positions]: the highest score
+    total: Tensor  # float32 [positions]: Σ e^(score - peak)
 
     @classmethod
     def empty(cls, hidden: Tensor) -> HeadResult:
@@ -118,7 +135,7 @@ class HeadResult:
             torch.empty(count, TOP, dtype=torch.int64, device=device),
             torch.empty(count, TOP, device=device),
             torch.empty_like(hidden),
-            torch.empty_like(numbers),
+            *torch.empty(2, count, device=device).unbind(),
         )
 
     def part(self, start: int, stop: int) -> HeadResult:
@@ -133,18 +150,25 @@ def vocabulary_head(
     uniform: Tensor,
     softcap: float,
     bans: Bans | None = None,
+    unread: Tensor | None = None,
+    masses: bool = True,
 ) -> HeadResult:
     """One pass over the vocabulary; see `model.head.VocabularyHead`.
 
     hidden [positions, size] and weight [vocab, size] of one dtype; temperature float32 and uniform
-    float64 [positions].
+    float64 [positions]; unread bool [positions]: whose results are not read, which are zeros.
+    masses: whether the draw, the most probable tokens and the soft embedding are asked for.
     """
     result = HeadResult.empty(hidden)
+    if unread is None:
+        unread = torch.zeros(len(hidden), dtype=torch.bool, device=hidden.device)
     for start in range(0, len(hidden), GROUP):
         stop = min(start + GROUP, len(hidden))
         at = slice(start, stop)
-        part = _Pass(hidden[at], weight, temperature[at], softcap, _banned(bans, at), True)
-        part.run(uniform[at], result.part(start, stop))
+        # Unnamed, so that a part's memory is free for the next one.
+        _Pass(
+            hidden[at], weight, temperature[at], unread[at], softcap, _banned(bans, at), masses
+        ).run(uniform[at], result.part(start, stop))
     return result
 
 
@@ -157,26 +181,13 @@ def vocabulary_pass(
     bans: Bans | None,
     chunk: int,
     packed: object,
+    unread: Tensor | None = None,
 ) -> tuple[Tensor, ...]:
     """See `ops.vocabulary_pass`."""
-    out = vocabulary_head(hidden, weight, temperature, uniform, softcap, bans)
+    out = vocabulary_head(hidden, weight, temperature, uniform, softcap, bans, unread)
     named = min(TOP, len(weight))
     top_ids, top_probs = out.top_ids[:, :named], out.top_probs[:, :named]
     return out.argmax, out.drawn, out.entropy, top_ids, top_probs, out.soft
-
-
-def vocabulary_mass(hidden: Tensor, weight: Tensor, softcap: float) -> tuple[Tensor, Tensor]:
-    """Of each position log Σ e^score over the vocabulary, float32, and the best id, int64, at
-    temperature 1: hidden [positions, size], weight [vocab, size]."""
-    result = HeadResult.empty(hidden)
-    for start in range(0, len(hidden), GROUP):
-        part = result.part(start, min(start + GROUP, len(hidden)))
-        states = hidden[start : start + GROUP]
-        uniform = part.log_sum.double()  # is not read
-        _Pass(states, weight, torch.ones_like(part.log_sum), softcap, None, False).run(
-            uniform, part
-        )
-    return result.log_sum, result.argmax
 
 
 def _banned(bans: Bans | None, at: slice) -> Bans | None:
@@ -186,14 +197,14 @@ def _banned(bans: Bans | None, at: slice) -> Bans | None:
 
 
 class _Pass:
-    """A pass for at most GROUP positions; masses: whether the draw, the most probable tokens and
-    the soft embedding are asked for."""
+    """A pass for at most GROUP positions; see `vocabulary_head`."""
 
     def __init__(
         self,
         hidden: Tensor,
         weight: Tensor,
         temperature: Tensor,
+        unread: Tensor,
         softcap: float,
         bans: Bans | None,
         masses: bool,
@@ -204,6 +215,7 @@ class _Pass:
         self.positions, self.blocks = len(hidden), triton.cdiv(self.vocab, BLOCK)
         self.softcap = softcap
         self.temperature = temperature.float().contiguous()
+        self.unread = unread.contiguous()
         nothing = torch.empty(0, dtype=torch.int64, device=hidden.device)
         self.bans = {
             "ban_ids": nothing if bans is None else bans.ids.contiguous(),
@@ -215,7 +227,7 @@ class _Pass:
         self.score_tile = tile_for("score_chunk", self.device)
         self.embed_tile = tile_for("embed_chunk", self.device)
         assert self.score_tile["TILE"] == self.embed_tile["TILE"]
-        self.chunk = min(CHUNK, triton.cdiv(self.vocab, BLOCK * 2) * BLOCK * 2)
+        self.chunk = head_chunk(self.vocab)
         self._allocate()
 
     def _allocate(self) -> None:
@@ -257,6 +269,7 @@ class _Pass:
             hidden=matrix(self.hidden, tile["POSITIONS"], tile["DEPTH"]),
             weight=matrix(self.weight, tile["TILE"], tile["DEPTH"]),
             temperature=self.temperature,
+            unread=self.unread,
             **self.bans,
             **self.chunk_tensors,
             **self.statistics,
@@ -282,6 +295,7 @@ class _Pass:
             self.device,
             weight=matrix(self.weight, tile["TILE"], tile["COLUMNS"]),
             peaks=self.peaks,
+            unread=self.unread,
             **self.chunk_tensors,
             **self.top,
             first_id=first_id,
@@ -305,6 +319,7 @@ class _Pass:
             hidden=self.hidden,
             weight=matrix(self.weight, BLOCK, tile["DEPTH"]),
             temperature=self.temperature,
+            unread=self.unread,
             **self.bans,
             **self.statistics,
             **self.top,
@@ -312,7 +327,8 @@ class _Pass:
             argmax=result.argmax,
             drawn=result.drawn,
             entropy=result.entropy,
-            log_sum=result.log_sum,
+            peaks=result.peak,
+            totals=result.total,
             out_ids=result.top_ids,
             out_probs=result.top_probs,
             out_soft=result.soft,
@@ -339,18 +355,28 @@ def _serves(
     bans: Bans | None,
     chunk: int,
     packed: object,
+    unread: Tensor | None = None,
 ) -> bool:
     fits = bans is None or bans.ids.shape[1] <= MOST_BANS
     return packed is None and fits and weight.is_contiguous() and multiplied(hidden, weight)
 
 
 def _check(device: torch.device) -> None:
-    """A vocabulary that ends within a block; the right numbers by float64."""
+    for vocab in sizes_for(device, [200], [CHUNK + 200]):
+        _check_vocabulary(vocab, device)
+
+
+def _check_vocabulary(vocab: int, device: torch.device) -> None:
+    """A vocabulary that ends within a block; the right numbers by float64. The third position is
+    not read."""
     dtype = torch.float32 if device.type == "cpu" else torch.bfloat16
-    hidden, weight = random_like(device, dtype, (2, 72), (200, 72))
-    temperature = torch.tensor([0.5, 1.0], device=device)
-    uniform = torch.tensor([0.4, 0.9], dtype=torch.float64, device=device)
-    out = vocabulary_head(hidden, weight, temperature, uniform, 30.0)
+    hidden, weight = random_like(device, dtype, (3, 72), (vocab, 72))
+    temperature = torch.tensor([0.5, 1.0, 1.0], device=device)
+    uniform = torch.tensor([0.4, 0.9, 0.9], dtype=torch.float64, device=device)
+    unread = torch.arange(3, device=device) == 2
+    every = vocabulary_head(hidden, weight, temperature, uniform, 30.0, None, unread)
+    assert not every.soft[2].any(), "what is not read is not zero"
+    out, hidden, temperature, uniform = every.part(0, 2), hidden[:2], temperature[:2], uniform[:2]
     scores = (hidden.double() @ weight.double().T / 30).tanh() * 30 / temperature[:, None]
     share = scores.softmax(dim=1)
     assert torch.equal(out.argmax, share.argmax(dim=1)), "another token is the most probable"

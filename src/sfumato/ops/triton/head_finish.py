@@ -143,14 +143,39 @@ def store_soft(
 
 
 @triton.jit
+def store_zeros(
+    argmax: tl.tensor, drawn: tl.tensor, entropy: tl.tensor, out_ids: tl.tensor,
+    out_probs: tl.tensor, out_soft: tl.tensor, position: tl.tensor,
+    HIDDEN: tl.constexpr, TOP: tl.constexpr, DEPTH: tl.constexpr,
+) -> None:  # fmt: skip
+    """Stores zeros for a position whose results are not read."""
+    tl.store(argmax + position, 0)
+    tl.store(drawn + position, 0)
+    tl.store(entropy + position, 0.0)
+    slot = position * TOP + tl.arange(0, TOP)
+    tl.store(out_ids + slot, tl.zeros((TOP,), tl.int64))
+    tl.store(out_probs + slot, tl.zeros((TOP,), tl.float32))
+    for start in range(0, HIDDEN, DEPTH):
+        column = start + tl.arange(0, DEPTH)
+        out = out_soft + position.to(tl.int64) * HIDDEN + column
+        tl.store(out, tl.zeros((DEPTH,), out_soft.dtype.element_ty), mask=column < HIDDEN)
+
+
+@triton.jit(
+    do_not_specialize=[
+        "temperature", "unread", "uniform", "ban_ids", "ban_limits", "ban_row", "ban_place",
+        "argmax", "drawn", "entropy", "peaks", "totals", "out_ids", "out_probs", "vocab",
+        "positions", "blocks", "bans"
+    ]
+)  # fmt: skip
 def finish_head(
-    hidden: tl.tensor, weight: tl.tensor, temperature: tl.tensor, uniform: tl.tensor,
-    ban_ids: tl.tensor, ban_limits: tl.tensor, ban_row: tl.tensor, ban_place: tl.tensor,
-    block_max: tl.tensor, block_sum: tl.tensor, block_shifted: tl.tensor, block_best: tl.tensor,
-    soft: tl.tensor, top: tl.tensor, top_ids: tl.tensor, argmax: tl.tensor, drawn: tl.tensor,
-    entropy: tl.tensor, log_sum: tl.tensor, out_ids: tl.tensor, out_probs: tl.tensor,
-    out_soft: tl.tensor, vocab: tl.tensor, positions: tl.tensor, blocks: tl.tensor,
-    bans: tl.tensor, softcap: tl.tensor, root: tl.tensor,
+    hidden: tl.tensor, weight: tl.tensor, temperature: tl.tensor, unread: tl.tensor,
+    uniform: tl.tensor, ban_ids: tl.tensor, ban_limits: tl.tensor, ban_row: tl.tensor,
+    ban_place: tl.tensor, block_max: tl.tensor, block_sum: tl.tensor, block_shifted: tl.tensor,
+    block_best: tl.tensor, soft: tl.tensor, top: tl.tensor, top_ids: tl.tensor, argmax: tl.tensor,
+    drawn: tl.tensor, entropy: tl.tensor, peaks: tl.tensor, totals: tl.tensor, out_ids: tl.tensor,
+    out_probs: tl.tensor, out_soft: tl.tensor, vocab: tl.tensor, positions: tl.tensor,
+    blocks: tl.tensor, bans: tl.tensor, softcap: tl.tensor, root: tl.tensor,
     HIDDEN: tl.constexpr, BLOCKS: tl.constexpr, SPLITS: tl.constexpr, TOP: tl.constexpr,
     DEPTH: tl.constexpr, FORMAT: tl.constexpr, MASSES: tl.constexpr, UPCAST: tl.constexpr,
     DESCRIPTORS: tl.constexpr,
@@ -158,18 +183,25 @@ def finish_head(
     """The statistics of one position of a pass that has ended.
 
     Grid: (positions,).  What the chunks left: see `head_kernels`; uniform float64 [positions].
-    Writes argmax and drawn int64, entropy and log_sum float32 [positions], out_ids int64 and
-    out_probs float32 [positions, TOP], out_soft [positions, HIDDEN].  MASSES false: argmax, entropy
-    and log_sum alone.  Every id is one of the vocabulary, even where the scores are no numbers.
+    Writes argmax and drawn int64, entropy, peaks (the highest score) and totals (Σ e^(s - peak))
+    float32 [positions], out_ids int64 and out_probs float32 [positions, TOP], out_soft [positions,
+    HIDDEN].  MASSES false: argmax, entropy, peaks and totals alone.  Every id is one of the
+    vocabulary, even where the scores are no numbers.  Results that are not read are zeros.
     """
     weight = as_descriptor(weight, vocab, HIDDEN, BLOCK, DEPTH, DESCRIPTORS)
     position = tl.program_id(0)
+    if tl.load(unread + position) != 0:
+        store_zeros(
+            argmax, drawn, entropy, out_ids, out_probs, out_soft, position, HIDDEN, TOP, DEPTH
+        )
+        return
     peak, total, spread, best, mass = distribution(
         position, blocks, block_max, block_sum, block_shifted, block_best, BLOCKS
     )
     tl.store(argmax + position, tl.minimum(best, vocab - 1).to(tl.int64))
     tl.store(entropy + position, spread)
-    tl.store(log_sum + position, peak + tl.log(total))
+    tl.store(peaks + position, peak)
+    tl.store(totals + position, total)
     if MASSES:
         block, inside = block_of(mass, tl.load(uniform + position), blocks, BLOCKS)
         scores = block_scores(

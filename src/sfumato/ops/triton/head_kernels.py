@@ -42,6 +42,13 @@ def banned_here(
 
 
 @triton.jit
+def any_read(unread: tl.tensor, position: tl.tensor, positions: tl.tensor) -> tl.tensor:
+    """Whether the results of one of these positions are read."""
+    idle = tl.load(unread + position, mask=position < positions, other=1)
+    return tl.sum((idle == 0).to(tl.int32)) > 0
+
+
+@triton.jit
 def products_of(
     hidden: tl.tensor, weight: tl.tensor, first_id: tl.tensor, first_position: tl.tensor,
     HIDDEN: tl.constexpr, FORMAT: tl.constexpr, TILE: tl.constexpr, POSITIONS: tl.constexpr,
@@ -78,13 +85,18 @@ def store_blocks(
     tl.store(block_best + where, place.to(tl.int8), mask=kept)
 
 
-@triton.jit
+@triton.jit(
+    do_not_specialize=[
+        "temperature", "unread", "ban_ids", "ban_limits", "ban_row", "ban_place", "first_id",
+        "vocab", "positions", "blocks", "bans"
+    ]
+)  # fmt: skip
 def score_chunk(
-    hidden: tl.tensor, weight: tl.tensor, temperature: tl.tensor, ban_ids: tl.tensor,
-    ban_limits: tl.tensor, ban_row: tl.tensor, ban_place: tl.tensor, scores: tl.tensor,
-    masses: tl.tensor, tile_max: tl.tensor, block_max: tl.tensor, block_sum: tl.tensor,
-    block_shifted: tl.tensor, block_best: tl.tensor, first_id: tl.tensor, vocab: tl.tensor,
-    positions: tl.tensor, blocks: tl.tensor, bans: tl.tensor, softcap: tl.tensor,
+    hidden: tl.tensor, weight: tl.tensor, temperature: tl.tensor, unread: tl.tensor,
+    ban_ids: tl.tensor, ban_limits: tl.tensor, ban_row: tl.tensor, ban_place: tl.tensor,
+    scores: tl.tensor, masses: tl.tensor, tile_max: tl.tensor, block_max: tl.tensor,
+    block_sum: tl.tensor, block_shifted: tl.tensor, block_best: tl.tensor, first_id: tl.tensor,
+    vocab: tl.tensor, positions: tl.tensor, blocks: tl.tensor, bans: tl.tensor, softcap: tl.tensor,
     HIDDEN: tl.constexpr, CHUNK: tl.constexpr, TILE: tl.constexpr, POSITIONS: tl.constexpr,
     DEPTH: tl.constexpr, FORMAT: tl.constexpr, MASSES: tl.constexpr, UPCAST: tl.constexpr,
     DESCRIPTORS: tl.constexpr,
@@ -92,17 +104,20 @@ def score_chunk(
     """The scores of a tile of ids, their masses, and the statistics of its blocks.
 
     Grid: (tiles of the chunk, ⌈positions / POSITIONS⌉).  hidden [positions, HIDDEN] and weight
-    [vocab, HIDDEN]: see `weights.as_descriptor`; temperature float32 [positions]; the bans as in
-    `ops.Bans`, int64, none where `bans` is 0.  Writes scores float32 and masses e^(score -
-    tile_max) [positions, CHUNK], tile_max float32 [positions, CHUNK / TILE], and block_*
-    [positions, blocks].  MASSES false: block_* alone.
+    [vocab, HIDDEN]: see `weights.as_descriptor`; temperature float32 and unread bool [positions];
+    the bans as in `ops.Bans`, int64, none where `bans` is 0.  Writes scores float32 and masses
+    e^(score - tile_max) [positions, CHUNK], tile_max float32 [positions, CHUNK / TILE], and block_*
+    [positions, blocks].  MASSES false: block_* alone.  A program all of whose positions are unread
+    leaves early and writes nothing.
     """
+    position = tl.program_id(1) * POSITIONS + tl.arange(0, POSITIONS)
+    if not any_read(unread, position, positions):
+        return
     hidden = as_descriptor(hidden, positions, HIDDEN, POSITIONS, DEPTH, DESCRIPTORS)
     weight = as_descriptor(weight, vocab, HIDDEN, TILE, DEPTH, DESCRIPTORS)
     tile = tl.program_id(0)
     place = tile * TILE + tl.arange(0, TILE)
     ids = first_id + place
-    position = tl.program_id(1) * POSITIONS + tl.arange(0, POSITIONS)
     known, seen = ids < vocab, position < positions
     sums = products_of(
         hidden, weight, first_id + tile * TILE, tl.program_id(1) * POSITIONS, HIDDEN, FORMAT, TILE,
@@ -133,8 +148,8 @@ def score_chunk(
 @triton.jit
 def soft_tile(
     weight: tl.tensor, masses: tl.tensor, tile_max: tl.tensor, peaks: tl.tensor, soft: tl.tensor,
-    program: tl.tensor, first_id: tl.tensor, vocab: tl.tensor, positions: tl.tensor,
-    hidden_programs: tl.tensor, begun: tl.tensor,
+    program: tl.tensor, position: tl.tensor, first_id: tl.tensor, vocab: tl.tensor,
+    positions: tl.tensor, hidden_programs: tl.tensor, begun: tl.tensor,
     HIDDEN: tl.constexpr, CHUNK: tl.constexpr, TILE: tl.constexpr, POSITIONS: tl.constexpr,
     COLUMNS: tl.constexpr, SPLITS: tl.constexpr, FORMAT: tl.constexpr, UPCAST: tl.constexpr,
 ) -> None:  # fmt: skip
@@ -144,8 +159,6 @@ def soft_tile(
     EACH: tl.constexpr = (TILES + SPLITS - 1) // SPLITS
     column = program % hidden_programs * COLUMNS + tl.arange(0, COLUMNS)
     split = program // hidden_programs % SPLITS
-    group = program // hidden_programs // SPLITS
-    position = group * POSITIONS + tl.arange(0, POSITIONS)
     seen, within = position < positions, column < HIDDEN
     tiles = tl.minimum(tl.cdiv(vocab - first_id, TILE), TILES)
 
@@ -228,11 +241,15 @@ def merge_top(
     tl.store(top_ids + position * TOP + slot, best_ids)
 
 
-@triton.jit
+@triton.jit(
+    do_not_specialize=[
+        "peaks", "unread", "first_id", "vocab", "positions", "embedding_programs", "hidden_programs"
+    ]
+)  # fmt: skip
 def embed_chunk(
     weight: tl.tensor, masses: tl.tensor, tile_max: tl.tensor, scores: tl.tensor,
-    peaks: tl.tensor, soft: tl.tensor, top: tl.tensor, top_ids: tl.tensor, first_id: tl.tensor,
-    vocab: tl.tensor, positions: tl.tensor, embedding_programs: tl.tensor,
+    peaks: tl.tensor, soft: tl.tensor, top: tl.tensor, top_ids: tl.tensor, unread: tl.tensor,
+    first_id: tl.tensor, vocab: tl.tensor, positions: tl.tensor, embedding_programs: tl.tensor,
     hidden_programs: tl.tensor,
     HIDDEN: tl.constexpr, CHUNK: tl.constexpr, TILE: tl.constexpr, POSITIONS: tl.constexpr,
     COLUMNS: tl.constexpr, SPLITS: tl.constexpr, TOP: tl.constexpr, FORMAT: tl.constexpr,
@@ -243,18 +260,24 @@ def embed_chunk(
     Grid: (hidden_programs · SPLITS · ⌈positions / POSITIONS⌉ = embedding_programs, then one program
     for each position's most probable tokens).  soft float32 [SPLITS, positions, HIDDEN]: Σ mass ·
     weight of the tiles of each split, relative to the peak; peaks float32 [2, positions]; top
-    float32 and top_ids int32 [positions, TOP].  The first chunk reads none of what it writes.
+    float32 and top_ids int32 [positions, TOP].  The first chunk reads none of what it writes.  What
+    `score_chunk` left out is left out here.
     """
     weight = as_descriptor(weight, vocab, HIDDEN, TILE, COLUMNS, DESCRIPTORS)
     program = tl.program_id(0)
     begun = first_id > 0
     if program < embedding_programs:
-        soft_tile(
-            weight, masses, tile_max, peaks, soft, program, first_id, vocab, positions,
-            hidden_programs, begun, HIDDEN, CHUNK, TILE, POSITIONS, COLUMNS, SPLITS, FORMAT, UPCAST,
-        )  # fmt: skip
+        group = program // hidden_programs // SPLITS
+        position = group * POSITIONS + tl.arange(0, POSITIONS)
+        if any_read(unread, position, positions):
+            soft_tile(
+                weight, masses, tile_max, peaks, soft, program, position, first_id, vocab,
+                positions, hidden_programs, begun, HIDDEN, CHUNK, TILE, POSITIONS, COLUMNS, SPLITS,
+                FORMAT, UPCAST,
+            )  # fmt: skip
     else:
-        merge_top(
-            scores, tile_max, top, top_ids, program - embedding_programs, first_id, vocab, begun,
-            CHUNK, TILE, TOP,
-        )  # fmt: skip
+        own = program - embedding_programs
+        if tl.load(unread + own) == 0:
+            merge_top(
+                scores, tile_max, top, top_ids, own, first_id, vocab, begun, CHUNK, TILE, TOP,
+            )  # fmt: skip

@@ -14,9 +14,10 @@ from __future__ import annotations
 
 import os
 from collections import Counter
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager, nullcontext
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import AbstractContextManager, contextmanager, nullcontext
+from dataclasses import dataclass, field
+from functools import partial
 from importlib import import_module
 from importlib.util import find_spec
 from typing import Any
@@ -29,7 +30,7 @@ from sfumato.ops.triton.tiles import Tile
 
 MODULES = (
     *("attention", "cache_write", "experts", "head", "heads", "linear", "listed", "noise"),
-    *("norms", "router", "routing", "sampler"),
+    *("norms", "prefill", "router", "routing", "sampler"),
 )
 """The modules of this package that register kernels."""
 
@@ -37,6 +38,11 @@ FP_FUSION = False
 """Whether the compiler may contract a · b + c into one rounding, outside of matrix products.  Its
 default differs between versions of Triton.  Without contraction, elementwise arithmetic rounds as
 the same operations of torch do; these kernels wait for memory or matrix units, not for it."""
+
+
+class LaunchError(RuntimeError):
+    """A kernel did not run: it does not compile, or needs more than the device has.  It wrote
+    nothing."""
 
 
 @dataclass(frozen=True)
@@ -49,16 +55,20 @@ class Kernel:
 
     Every kernel has a constant UPCAST.  One that also has DESCRIPTORS takes its matrices as tensor
     descriptors where that is True, else as addresses; see `weights.as_descriptor`.
+
+    variants: by a name, sizes that differ where the kernel also serves so and its code differs.
     """
 
     name: str  # its tiles stand under this name in tiles.toml
     function: Any  # decorated by triton.jit
     types: Mapping[str, str]
     sizes: Mapping[str, int | float | bool]
+    variants: Mapping[str, Mapping[str, bool]] = field(default_factory=dict)
 
 
 _kernels: dict[str, Kernel] = {}
 _counters: list[Counter[str]] = []
+_loaded: set[tuple[Any, ...]] = set()
 
 
 def register(kernel: Kernel) -> Kernel:
@@ -91,17 +101,49 @@ def launch(
     """Runs a kernel on the device's current stream, or interprets it.
 
     grid: programs along each axis; parameters: all of the kernel's but those that the tile gives
-    and UPCAST and DESCRIPTORS.
+    and UPCAST and DESCRIPTORS.  Raises LaunchError where a kernel does not get to run.
     """
     for counter in _counters:
         counter[kernel.name] += 1
     if interpreting():
         patch_once()
+    if interpreting():
+        _call(kernel.function[grid], kernel, tile, device, parameters)
+        return
+    try:
+        _call(kernel.function[grid], kernel, tile, device, parameters)
+    except Exception as error:  # Triton's compilers raise errors of many classes
+        raise LaunchError(f"{kernel.name}: {type(error).__name__}: {error}") from error
+
+
+def load(kernel: Kernel, tile: Tile, device: torch.device, **parameters: Any) -> None:
+    """Compiles what `launch` would run and loads it on the device, once, and runs nothing: for an
+    operation that must not end between two launches.  Raises LaunchError as `launch` does."""
+    kinds = ((name, getattr(x, "dtype", x)) for name, x in sorted(parameters.items()))
+    key = (kernel.name, device, *kinds)
+    if interpreting() or key in _loaded:
+        return
+    warmup = partial(kernel.function.warmup, grid=(1,))
+    try:
+        with _current(device):
+            compiled = _call(warmup, kernel, tile, device, parameters)
+            _ = compiled.run  # loads it, where it was not loaded
+    except Exception as error:
+        raise LaunchError(f"{kernel.name}: {type(error).__name__}: {error}") from error
+    _loaded.add(key)
+
+
+def _call(
+    run: Callable[..., Any],
+    kernel: Kernel,
+    tile: Tile,
+    device: torch.device,
+    parameters: dict[str, Any],
+) -> Any:
     if "DESCRIPTORS" in kernel.function.arg_names:
-        parameters["DESCRIPTORS"] = has_copy_engine(device)
-    # Triton launches on the current device, whatever the device of the tensors.
-    with torch.cuda.device(device) if device.type == "cuda" else nullcontext():
-        kernel.function[grid](
+        parameters = {**parameters, "DESCRIPTORS": has_copy_engine(device)}
+    with _current(device):
+        return run(
             **parameters,
             **tile.constants,
             UPCAST=interpreting(),
@@ -109,6 +151,11 @@ def launch(
             num_stages=tile.stages,
             enable_fp_fusion=FP_FUSION,
         )
+
+
+def _current(device: torch.device) -> AbstractContextManager[Any]:
+    """Triton launches on the current device, whatever the device of the tensors."""
+    return torch.cuda.device(device) if device.type == "cuda" else nullcontext()
 
 
 @contextmanager

@@ -14,13 +14,19 @@ from torch import Tensor
 from sfumato.ops import reference
 from sfumato.ops.triton import weights
 from sfumato.ops.triton.kernel import Kernel, launch, register
-from sfumato.ops.triton.operands import matrix, multiplied, use_for
-from sfumato.ops.triton.self_test import KernelTwin, assert_close, error_bound, random_like
+from sfumato.ops.triton.operands import FEW, matrix, multiplied, use_for
+from sfumato.ops.triton.self_test import (
+    KernelTwin,
+    assert_close,
+    error_bound,
+    random_like,
+    sizes_for,
+)
 from sfumato.ops.triton.tiles import tile_for
 from sfumato.ops.triton.weights import as_descriptor, product, weight_block
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["tokens"])
 def _linear(
     x: tl.tensor,
     weight: tl.tensor,
@@ -103,9 +109,10 @@ def _serves(x: Tensor, weight: Tensor, tile: int | None = None) -> bool:
 
 
 def _check(device: torch.device) -> None:
-    """Sizes that divide by no tile, and those of one whole tile."""
+    """Sizes that divide by no tile, those of one whole tile, and many tokens."""
     dtype = torch.float32 if device.type == "cpu" else torch.bfloat16
-    for tokens, outputs, inputs in ((5, 72, 88), (128, 64, 64)):
+    small, more = [(5, 72, 88), (128, 64, 64)], [(FEW + 90, 200, 88)]
+    for tokens, outputs, inputs in sizes_for(device, small, more):
         x, weight = random_like(device, dtype, (tokens, inputs), (outputs, inputs))
         expected = reference.linear(x.double(), weight.double())
         assert_close(linear(x, weight), expected, error_bound(dtype))

@@ -29,7 +29,7 @@ def weight_rows(
     return tl.load(weight + at, mask=seen, other=0.0)
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["ids", "out", "count"])
 def _listed_scores(
     hidden: tl.tensor, weight: tl.tensor, ids: tl.tensor, out: tl.tensor, count: tl.tensor,
     HIDDEN: tl.constexpr, IDS: tl.constexpr, DEPTH: tl.constexpr, UPCAST: tl.constexpr,

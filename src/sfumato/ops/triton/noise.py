@@ -11,6 +11,7 @@ import triton.language as tl
 from torch import Tensor
 
 from sfumato.ops.triton.kernel import Kernel, launch, register
+from sfumato.ops.triton.self_test import KernelTwin
 from sfumato.ops.triton.tiles import tile_for
 
 
@@ -33,7 +34,12 @@ def philox_words(
     return first, second, third
 
 
-@triton.jit
+@triton.jit(
+    do_not_specialize=[
+        "seeds", "canvas", "attempt", "step", "max_steps", "temperatures", "temperature",
+        "uniforms", "fresh", "width", "vocab", "stride", "temperature_stride"
+    ]
+)  # fmt: skip
 def _step_noise(
     seeds: tl.tensor, canvas: tl.tensor, attempt: tl.tensor, step: tl.tensor,
     max_steps: tl.tensor, temperatures: tl.tensor, temperature: tl.tensor, uniforms: tl.tensor,
@@ -97,21 +103,10 @@ def step_noise(
     max_steps: Tensor,
     temperatures: Tensor,
     width: int,
-    vocab: int,
+    vocab_size: int,
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """What the next step of each row is drawn with: seeds int64 [rows, 2], canvas, attempt, step
-    (done so far) and max_steps int64 [rows], temperatures float32 [rows, steps] → temperature
-    float32, uniforms float64 in [0, 1) and new tokens int64, all [rows, width].
-
-    The integers may be parts of one record for each row, with one stride; seeds are 32-bit words,
-    the low one first; as `diffusion.noise.noise` of step + 1.
-    """
-    rows, stride = len(seeds), seeds.stride(0)
-    columns = [each.reshape(rows, -1) for each in (canvas, attempt, step, max_steps)]
-    if any(each.stride(0) != stride for each in columns):
-        joined = torch.cat((seeds, *columns), dim=1)  # one stride for all
-        seeds, columns = joined[:, :2], [joined[:, i : i + 1] for i in range(2, 6)]
-        stride = joined.stride(0)
+    """See `ops.step_noise`. The integers are parts of one record for each row."""
+    rows = len(seeds)
     temperature = temperatures.new_empty(rows, width)
     uniforms = temperatures.new_empty(rows, width, dtype=torch.float64)
     fresh = seeds.new_empty(rows, width)
@@ -121,15 +116,65 @@ def step_noise(
         tile_for("step_noise", seeds.device),
         seeds.device,
         seeds=seeds,
-        **dict(zip(("canvas", "attempt", "step", "max_steps"), columns, strict=True)),
+        canvas=canvas,
+        attempt=attempt,
+        step=step,
+        max_steps=max_steps,
         temperatures=temperatures,
         temperature=temperature,
         uniforms=uniforms,
         fresh=fresh,
         width=width,
-        vocab=vocab,
-        stride=stride,
+        vocab=vocab_size,
+        stride=seeds.stride(0),
         temperature_stride=temperatures.stride(0),
         PLACES=triton.next_power_of_2(width),
     )
     return temperature, uniforms, fresh
+
+
+def _serves(
+    seeds: Tensor,
+    canvas: Tensor,
+    attempt: Tensor,
+    step: Tensor,
+    max_steps: Tensor,
+    temperatures: Tensor,
+    width: int,
+    vocab_size: int,
+) -> bool:
+    apart = {each.stride(0) for each in (seeds, canvas, attempt, step, max_steps)}
+    return len(seeds) == 1 or len(apart) == 1  # of one row no next one is read
+
+
+def _check(device: torch.device) -> None:
+    """A row, and one that is done and has no next temperature."""
+    first, second = [5, 7, 3, 1, 0, 2], [2**32 - 1, 2**31, 0, 0, 1, 1]
+    record = torch.tensor([first, second], device=device)
+    table = torch.tensor([[0.5, 1.0], [0.25, 1.0]], device=device)
+    canvas, attempt, step, limits = record[:, 2:].unbind(1)
+    temperature, uniforms, fresh = step_noise(
+        record[:, :2], canvas, attempt, step, limits, table, 3, 1000
+    )
+    assert temperature.tolist() == [[0.5] * 3, [0.25] * 3], "another temperature"
+    for row, numbers in enumerate((first, second)):
+        for position in range(3):
+            counter = position, numbers[4] + 1, numbers[2], numbers[3]
+            words = _philox(counter, (numbers[0], numbers[1]))
+            uniform = ((words[0] >> 5) * 2**26 + (words[1] >> 6)) / 2**53
+            assert float(uniforms[row, position]) == uniform, "another uniform"
+            assert int(fresh[row, position]) == words[2] * 1000 >> 32, "another token"
+
+
+def _philox(counter: tuple[int, ...], key: tuple[int, int]) -> tuple[int, ...]:
+    """Philox4x32-10 in Python's integers; see `diffusion.noise`."""
+    most = 2**32 - 1
+    for _ in range(10):
+        first, second = 0xD2511F53 * counter[0], 0xCD9E8D57 * counter[2]
+        even = second >> 32 ^ counter[1] ^ key[0], first >> 32 ^ counter[3] ^ key[1]
+        counter = even[0], second & most, even[1], first & most
+        key = key[0] + 0x9E3779B9 & most, key[1] + 0xBB67AE85 & most
+    return counter
+
+
+TWINS = {"step_noise": KernelTwin("step_noise", step_noise, _serves, _check)}

@@ -44,7 +44,7 @@ def weight_of(
     return tl.full((1, column.shape[0]), 1.0, tl.float32)
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["rows"])
 def _rms_norm(
     x: tl.tensor, weight: tl.tensor, out: tl.tensor, rows: tl.tensor, eps: tl.tensor,
     SIZE: tl.constexpr, COLUMNS: tl.constexpr, WEIGHTED: tl.constexpr, ELEMENTS: tl.constexpr,
@@ -172,7 +172,7 @@ def after_attention(
     return out, dense_in, expert_in
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["scalar_stride"])
 def _after_layer(
     x: tl.tensor, dense: tl.tensor, mixed: tl.tensor, dense_weight: tl.tensor,
     mixed_weight: tl.tensor, weight: tl.tensor, scalar: tl.tensor, out: tl.tensor,

@@ -12,6 +12,9 @@ ALIGNMENT = 16
 """Bytes of which an address and the distance of two rows are multiples: for copies by descriptor
 and for loads of 16 bytes a thread."""
 
+EVERYTHING = 2**30
+"""A window that no two positions are apart."""
+
 FEW = 512
 """Up to this many tokens, a matrix product has the tile for few of them."""
 

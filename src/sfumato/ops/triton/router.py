@@ -14,7 +14,7 @@ from sfumato.ops.triton.self_test import KernelTwin, assert_close, random_like
 from sfumato.ops.triton.tiles import tile_for
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["tokens"])
 def _router_scores(
     x: tl.tensor, weight: tl.tensor, scale: tl.tensor, scores: tl.tensor, tokens: tl.tensor,
     eps: tl.tensor, root: tl.tensor,
@@ -56,7 +56,7 @@ def _router_scores(
     tl.store(scores + at, sums, mask=inside[:, None] & (expert < EXPERTS)[None, :])
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["chosen", "shares"])
 def _router_choice(
     scores: tl.tensor, per_expert: tl.tensor, chosen: tl.tensor, shares: tl.tensor,
     EXPERTS: tl.constexpr, PADDED: tl.constexpr, ACTIVE: tl.constexpr, UPCAST: tl.constexpr,

@@ -16,7 +16,7 @@ from sfumato.ops.triton.kernel import Kernel, launch, register
 from sfumato.ops.triton.tiles import tile_for
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["count"])
 def _sort(
     chosen: tl.tensor,
     order: tl.tensor,
@@ -55,7 +55,7 @@ SORT = register(
     Kernel(
         "experts_sort",
         _sort,
-        {"chosen": "*i64:16", "order": "*i32:16", "starts": "*i32:16", "count": "i32:16"},
+        {"chosen": "*i64:16", "order": "*i32:16", "starts": "*i32:16", "count": "i32"},
         {"EXPERTS": 128},
     )
 )

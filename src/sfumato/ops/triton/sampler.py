@@ -2,45 +2,26 @@
 
 One program moves one row on, and packs what the host is to learn.  As `diffusion.step.update` and
 `packed` do for rows whose rules are `EntropyBound` and `StableAndConfident`; of equal entropies the
-lower position comes first.
+lower position comes first.  Before that, one program takes the soft embedding of one position.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from typing import Protocol
+from types import SimpleNamespace
+from typing import Any
 
 import torch
 import triton
 import triton.language as tl
 from torch import Tensor
 
-from sfumato.ops.triton.kernel import Kernel, launch, register
+from sfumato.ops.rows import Rows, Rules, Settings, Statistics
+from sfumato.ops.triton.kernel import Kernel, launch, load, register
+from sfumato.ops.triton.self_test import KernelTwin
 from sfumato.ops.triton.tiles import tile_for
 
-
-class Rows(Protocol):
-    """The state of rows, as a `StepBatch` has it; integers int64, flags bool, parts of one record
-    for each row."""
-
-    tokens: Tensor  # [R, W]
-    pinned: Tensor  # [R, W]
-    history: Tensor  # [R, H, W]
-    max_steps: Tensor  # [R], as the next ones
-    step: Tensor
-    unchanged: Tensor
-    cold: Tensor
-    converged: Tensor
-    done: Tensor
-
-
-@dataclass(frozen=True)
-class Settings:
-    """Each row's rules; see `EntropyBound` and `StableAndConfident`."""
-
-    bound: Tensor  # float32 [R]
-    stability: Tensor  # int64 [R]
-    confidence: Tensor  # float32 [R]; -inf where the rule never ends a canvas
+MOST_PLACES = 1024
+"""Positions of a row, for each of which a program sums all others."""
 
 
 @triton.jit
@@ -116,7 +97,13 @@ def _shift_history(
     tl.store(history + (HISTORY - 1) * width + place, argmax, mask=kept)
 
 
-@triton.jit
+@triton.jit(
+    do_not_specialize=[
+        "tokens", "pinned", "history", "max_steps", "step", "unchanged", "cold", "converged",
+        "done", "argmax", "drawn", "entropy", "top_ids", "top_probs", "fresh", "bound", "stability",
+        "confidence", "words", "width", "stride", "flag_stride"
+    ]
+)  # fmt: skip
 def _move_rows(
     tokens: tl.tensor, pinned: tl.tensor, history: tl.tensor, max_steps: tl.tensor,
     step: tl.tensor, unchanged: tl.tensor, cold: tl.tensor, converged: tl.tensor, done: tl.tensor,
@@ -129,8 +116,8 @@ def _move_rows(
 ) -> None:  # fmt: skip
     """Moves a row one step on, in place, and packs what the host learns.  Grid: (rows,).
 
-    The state as in `Rows`, rows `stride` int64 or `flag_stride` bytes apart; the statistics [rows ·
-    width, …] as in `HeadStats`, fresh int64 [rows, width]; the rules as in `Settings`.
+    The state as in `Rows`, rows `stride` int64 or `flag_stride` bytes apart; `Statistics` [rows ·
+    width, …], fresh int64 [rows, width]; the rules as in `Settings`.
     """
     row = tl.program_id(0).to(tl.int64)
     place = tl.arange(0, PLACES)
@@ -179,68 +166,157 @@ def _move_rows(
     )
 
 
+@triton.jit(
+    do_not_specialize=[
+        "pinned", "bare_pins", "self_conditioning", "done", "width", "stride", "flag_stride"
+    ]
+)  # fmt: skip
+def _take_soft(
+    soft: tl.tensor, new: tl.tensor, pinned: tl.tensor, bare_pins: tl.tensor,
+    self_conditioning: tl.tensor, done: tl.tensor, width: tl.tensor, stride: tl.tensor,
+    flag_stride: tl.tensor,
+    HIDDEN: tl.constexpr, ELEMENTS: tl.constexpr, UPCAST: tl.constexpr,
+) -> None:  # fmt: skip
+    """Takes a position's new soft embedding, unless it keeps the one that it has.  Grid: (rows ·
+    width,).  soft and new [rows · width, HIDDEN]; the state as in `_move_rows`."""
+    at = tl.program_id(0).to(tl.int64)
+    row, flag = at // width, at // width * flag_stride
+    fixed = tl.load(pinned + row * stride + at % width) >= 0
+    kept = fixed & (tl.load(bare_pins + row * stride) > 0)
+    kept |= tl.load(done + flag) != 0
+    kept |= tl.load(self_conditioning + flag) == 0
+    if kept:
+        return
+    for start in range(0, HIDDEN, ELEMENTS):
+        column = start + tl.arange(0, ELEMENTS)
+        within = column < HIDDEN
+        value = tl.load(new + at * HIDDEN + column, mask=within, other=0.0)
+        tl.store(soft + at * HIDDEN + column, value, mask=within)
+
+
 _STATE = ("tokens", "pinned", "history", "max_steps", "step", "unchanged")
 _FLAGS = ("cold", "converged", "done")
-_FLOATS = ("entropy", "top_probs", "bound", "confidence")
-_INTEGERS = ("argmax", "drawn", "top_ids", "fresh", "stability")
+_STATISTICS = ("argmax", "drawn", "entropy", "top_ids", "top_probs")
+_STRIDES = dict.fromkeys(("width", "stride", "flag_stride"), "i32")
+_KEEPING = ("pinned", "bare_pins", "self_conditioning", "done")
 
 MOVE_ROWS = register(
     Kernel(
         "move_rows",
         _move_rows,
         {
-            **dict.fromkeys((*_STATE, *_INTEGERS), "*i64"),
+            **dict.fromkeys((*_STATE, "argmax", "drawn", "top_ids", "fresh", "stability"), "*i64"),
             **dict.fromkeys(_FLAGS, "*i1"),
-            **dict.fromkeys(_FLOATS, "*fp32"),
+            **dict.fromkeys(("entropy", "top_probs", "bound", "confidence"), "*fp32"),
             "words": "*i32",
-            **dict.fromkeys(("width", "stride", "flag_stride"), "i32"),
+            **_STRIDES,
         },
         {"HISTORY": 1, "TOP": 8, "PLACES": 256},
     )
 )
 
-
-def move_rows(
-    rows: Rows,
-    settings: Settings,
-    argmax: Tensor,
-    drawn: Tensor,
-    entropy: Tensor,
-    top_ids: Tensor,
-    top_probs: Tensor,
-    fresh: Tensor,
-) -> Tensor:
-    """Moves rows one step on, in place, and returns what the host is to learn: int32 [R, words].
-
-    argmax, drawn int64 and entropy float32 [R · W], top_ids int64 and top_probs float32 [R · W,
-    TOP], contiguous, as the head gives them; fresh int64 [R, W].  A row that is done stays as it
-    is.  Soft embeddings are the caller's, who reads `rows.done` before this.
-    """
-    count, width = rows.tokens.shape
-    history, top = rows.history.shape[1], top_ids.shape[-1]
-    state = {name: getattr(rows, name) for name in (*_STATE, *_FLAGS)}
-    stride, flag_stride = rows.tokens.stride(0), rows.done.stride(0)
-    assert all(state[name].stride(0) == stride for name in _STATE)
-    assert all(state[name].stride(0) == flag_stride for name in _FLAGS)
-    words = torch.empty(count, 2 + width * (3 + 2 * top), dtype=torch.int32, device=entropy.device)
-    statistics = {"argmax": argmax, "drawn": drawn, "entropy": entropy, "top_ids": top_ids}
-    statistics |= {"top_probs": top_probs, "fresh": fresh}
-    launch(
-        MOVE_ROWS,
-        (count,),
-        tile_for("move_rows", entropy.device),
-        entropy.device,
-        **state,
-        **{name: each.contiguous() for name, each in statistics.items()},
-        bound=settings.bound,
-        stability=settings.stability,
-        confidence=settings.confidence,
-        words=words,
-        width=width,
-        stride=stride,
-        flag_stride=flag_stride,
-        HISTORY=history,
-        TOP=top,
-        PLACES=triton.next_power_of_2(width),
+TAKE_SOFT = register(
+    Kernel(
+        "take_soft",
+        _take_soft,
+        {
+            **dict.fromkeys(("soft", "new"), "*bf16:16"),
+            **dict.fromkeys(("pinned", "bare_pins"), "*i64"),
+            **dict.fromkeys(("self_conditioning", "done"), "*i1"),
+            **_STRIDES,
+        },
+        {"HIDDEN": 2816},
     )
-    return words
+)
+
+
+def move_rows(rows: Rows, rules: Rules, stats: Statistics, fresh: Tensor, words: Tensor) -> None:
+    """See `ops.move_rows`."""
+    assert rules.settings is not None
+    (count, width), device = rows.tokens.shape, words.device
+    numbers = {name: getattr(stats, name).contiguous() for name in _STATISTICS}
+    soft, fresh = stats.soft.contiguous(), fresh.contiguous()
+    strides = {"stride": rows.tokens.stride(0), "flag_stride": rows.done.stride(0)}
+    of_rows: dict[str, Any] = {
+        **{name: getattr(rows, name) for name in (*_STATE, *_FLAGS)},
+        **strides,
+        **numbers,
+        **vars(rules.settings),
+        "fresh": fresh,
+        "words": words,
+        "width": width,
+        "HISTORY": rows.history.shape[1],
+        "TOP": stats.top_ids.shape[-1],
+        "PLACES": triton.next_power_of_2(width),
+    }
+    tile = tile_for("move_rows", device)
+    # Rows whose soft embedding is new and whose tokens are old would be lost.
+    load(MOVE_ROWS, tile, device, **of_rows)
+    # First, since it reads which rows are done before this step.
+    launch(
+        TAKE_SOFT,
+        (count * width,),
+        tile_for("take_soft", device),
+        device,
+        **{name: getattr(rows, name) for name in _KEEPING},
+        **strides,
+        soft=rows.soft,
+        new=soft,
+        width=width,
+        HIDDEN=soft.shape[-1],
+    )
+    launch(MOVE_ROWS, (count,), tile, device, **of_rows)
+
+
+def _serves(rows: Rows, rules: Rules, stats: Statistics, fresh: Tensor, words: Tensor) -> bool:
+    """Whether the rules have settings, and the parts of each row's state one distance to those of
+    the next row's."""
+    integers = {getattr(rows, name).stride(0) for name in (*_STATE, "bare_pins")}
+    flags = {getattr(rows, name).stride(0) for name in (*_FLAGS, "self_conditioning")}
+    alone = len(rows.tokens) == 1  # of one row no next one is read
+    apart = (alone or len(integers) == len(flags) == 1) and rows.soft.is_contiguous()
+    alike = stats.soft.dtype == rows.soft.dtype and words.is_contiguous()
+    return rules.settings is not None and apart and alike and rows.tokens.shape[1] <= MOST_PLACES
+
+
+def _check(device: torch.device) -> None:
+    """Two rows of four positions: the last one of the first row is pinned, the second row is
+    done."""
+    record = torch.zeros(2, 16, dtype=torch.int64, device=device)
+    flags = torch.zeros(2, 4, dtype=torch.bool, device=device)
+    tokens, pinned, history = record[:, :4], record[:, 4:8], record[:, None, 8:12]
+    names = ("max_steps", "bare_pins", "step", "unchanged")
+    columns = dict(zip(names, record[:, 12:16].unbind(1), strict=True))
+    flag_names = ("cold", "self_conditioning", "converged", "done")
+    columns |= dict(zip(flag_names, flags.unbind(1), strict=True))
+    soft = torch.zeros(2, 4, 24, device=device)
+    rows = SimpleNamespace(tokens=tokens, pinned=pinned, history=history, soft=soft, **columns)
+    pinned.fill_(-1)
+    pinned[0, 3] = 9
+    rows.max_steps.fill_(5)
+    rows.self_conditioning.fill_(True)
+    rows.done[1] = True
+    spread = torch.tensor([0.3, 0.1, 0.2, 0.5], device=device).repeat(2)
+    settings = Settings(
+        torch.full((2,), 0.25, device=device),
+        torch.ones(2, dtype=torch.int64, device=device),
+        torch.ones(2, device=device),
+    )
+    ids = torch.arange(1, 9, device=device)
+    new = torch.ones(8, 24, device=device)
+    top_ids, top_probs = ids[:, None], spread[:, None]
+    stats = SimpleNamespace(
+        argmax=ids, drawn=ids + 10, entropy=spread, top_ids=top_ids, top_probs=top_probs, soft=new
+    )
+    words = torch.zeros(2, 22, dtype=torch.int32, device=device)
+    rules: Rules = SimpleNamespace(settings=settings)
+    move_rows(rows, rules, stats, ids.view(2, 4) + 20, words)
+    # Before 0.3 come 0 (pinned), 0.1 and 0.2: their sum is over the bound.
+    assert tokens.tolist() == [[21, 12, 13, 9], [0] * 4], "other tokens than those accepted"
+    assert history[:, 0].tolist() == [[1, 2, 3, 9], [0] * 4], "another argmax canvas"
+    assert soft.sum(dim=(1, 2)).tolist() == [4 * 24, 0], "another soft embedding"
+    assert rows.step.tolist() == [1, 0] and rows.done.tolist() == [False, True], "other states"
+    assert words[0].tolist()[:6] == [1, 0, 1, 2, 3, 9] and int(words[1, 1]) & 8, "other words"
+
+
+TWINS = {"move_rows": KernelTwin("move_rows", move_rows, _serves, _check)}

@@ -1,17 +1,17 @@
 """Which operations the kernels of this package serve on a device: those that passed a test on it.
 
 `prepare` tests each operation once on a device, on small random tensors against its reference, and
-switches off, with one log line each, what fails and what the table of tiles says is slower than
-torch.  Before `prepare`, no kernel serves: a test waits for the device, which a captured graph and
-a step must not.  Knows no operation by name.
+switches off, with one log line for each reason, what fails and what the table of tiles says is
+slower than torch.  Before `prepare`, no kernel serves: a test waits for the device, which a
+captured graph and a step must not.  Knows no operation by name.
 """
 
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 from torch import Tensor
@@ -21,6 +21,7 @@ from sfumato.ops.triton.targets import architecture
 from sfumato.ops.triton.tiles import slower
 
 log = logging.getLogger(__name__)
+T = TypeVar("T")
 
 
 @dataclass(frozen=True)
@@ -51,10 +52,23 @@ def passed(device: torch.device) -> frozenset[str]:
     return _passed.get(_indexed(device), frozenset())
 
 
+def prepared(device: torch.device) -> frozenset[str] | None:
+    """As `passed`; None where the device has not been tested yet."""
+    return _passed.get(_indexed(device))
+
+
 def serve_only(device: torch.device, operations: frozenset[str]) -> None:
     """Lets kernels serve these operations on a device and no others, tested or not. For benchmarks;
     graphs that were captured before keep their kernels."""
     _passed[_indexed(device)] = operations
+
+
+def switch_off(operation: str, device: torch.device, error: Exception) -> None:
+    """Torch serves an operation on a device from now on, since its kernels do not run there."""
+    device = _indexed(device)
+    if serves(operation, device):
+        _passed[device] -= {operation}
+        log.warning("%s: torch serves it on %s from now on (%s)", operation, device, _line(error))
 
 
 def prepare(device: torch.device, twins: dict[str, KernelTwin]) -> frozenset[str]:
@@ -64,34 +78,44 @@ def prepare(device: torch.device, twins: dict[str, KernelTwin]) -> frozenset[str
     """
     device = _indexed(device)
     if device not in _passed:
-        good = frozenset(name for name, each in twins.items() if _works(each, device))
-        _passed[device] = good
+        reasons = {name: _why_not(each, device) for name, each in twins.items()}
+        for reason in dict.fromkeys(filter(None, reasons.values())):
+            names = ", ".join(name for name, each in reasons.items() if each == reason)
+            log.warning("%s: torch serves on %s, since %s", names, device, reason)
+        _passed[device] = frozenset(name for name, reason in reasons.items() if not reason)
     return _passed[device]
 
 
 def usable(device: torch.device) -> bool:
     """Whether kernels can run on a device at all."""
-    on_cpu = device.type == "cpu" and interpreting()
-    known = device.type == "cuda" and architecture(_indexed(device)) is not None
-    return installed() and (on_cpu or known)
+    if device.type == "cpu":
+        return installed() and interpreting()
+    return device.type == "cuda" and not why_unusable(device)
 
 
-def _works(twin: KernelTwin, device: torch.device) -> bool:
+def why_unusable(device: torch.device) -> str:
+    """Why no kernel can run on a GPU; empty where kernels can."""
+    if not installed():
+        return "Triton is not installed"
+    if architecture(_indexed(device)) is None:
+        return "the table of tiles has none for this GPU"
+    return ""
+
+
+def _why_not(twin: KernelTwin, device: torch.device) -> str:
+    """Why torch serves an operation; empty where the kernels do."""
     if slower(twin.operation, device):
-        log.warning(
-            "%s: torch serves it on %s, where its kernels are slower", twin.operation, device
-        )
-        return False
+        return "kernels are slower there"
     try:
         twin.check(device)
     except Exception as error:  # Triton's compilers raise errors of many classes
-        reason = str(error).strip().splitlines()
-        log.warning(
-            *("%s: torch serves it on %s, since the self-test of its kernels failed (%s: %s)",),
-            *(twin.operation, device, type(error).__name__, reason[0] if reason else "no message"),
-        )
-        return False
-    return True
+        return f"the self-test of kernels failed ({_line(error)})"
+    return ""
+
+
+def _line(error: Exception) -> str:
+    lines = str(error).strip().splitlines()
+    return f"{type(error).__name__}: {lines[0] if lines else 'no message'}"
 
 
 def assert_close(out: Tensor, expected: Tensor, bound: float) -> None:
@@ -112,6 +136,13 @@ def random_like(
     state."""
     random = torch.Generator().manual_seed(len(shapes))
     return tuple(torch.randn(shape, generator=random).to(device, dtype) for shape in shapes)
+
+
+def sizes_for(device: torch.device, small: Sequence[T], more: Sequence[T]) -> list[T]:
+    """The sizes with which an operation is tested on a device: where kernels are compiled, also
+    those that need tiles for many tokens, wide heads, or several parts of a long sum.  An
+    interpreter would take minutes for them."""
+    return [*small, *([] if device.type == "cpu" else more)]
 
 
 def error_bound(dtype: torch.dtype) -> float:

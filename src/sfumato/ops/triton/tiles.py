@@ -1,8 +1,8 @@
 """The checked-in table of tiles: which sizes each kernel has on which architecture.
 
 Nothing is tuned while serving: a tile that depends on timings would make texts depend on them.
-`tiles.toml` holds at most CANDIDATES tiles for a kernel, of which the first serves; a script that
-measures them puts the fastest first.  Knows no kernel.
+`tiles.toml` holds at most CANDIDATES tiles for a kernel, of which the first serves, and those that
+a script measured to be the fastest on a device, which then serve there.  Knows no kernel.
 """
 
 from __future__ import annotations
@@ -44,7 +44,8 @@ def table() -> dict[str, Any]:
 
 @cache
 def candidates(kernel: str, target: str) -> dict[str, tuple[Tile, ...]]:
-    """The tiles of a kernel on an architecture by their use, the fastest first."""
+    """The tiles of a kernel on an architecture by their use; the first serves where none has been
+    measured."""
     uses = table()["kernels"][kernel][target]
     return {use: tuple(_tile(each) for each in tiles) for use, tiles in uses.items()}
 
@@ -54,15 +55,28 @@ def _tile(entry: Mapping[str, int]) -> Tile:
     return Tile(constants, entry["warps"], entry["stages"])
 
 
+@cache
+def measured(kernel: str, device: torch.device) -> dict[str, Tile]:
+    """The fastest tiles of a kernel by their use, on a device of a product that was measured."""
+    tiles = _measured_product(device).get("tiles", {}).get(kernel, {})
+    return {use: _tile(entry) for use, entry in tiles.items()}
+
+
+def _measured_product(device: torch.device) -> dict[str, Any]:
+    if device.type != "cuda":
+        return {}
+    product: dict[str, Any] = table()["measured"].get(torch.cuda.get_device_name(device), {})
+    return product
+
+
 def tile_for(kernel: str, device: torch.device, use: str = ANY) -> Tile:
     """The tile of a kernel that serves on a device."""
     target = architecture(device)
     assert target is not None, f"{device}: kernels have no tiles for it"
-    return candidates(kernel, target)[use][0]
+    first = candidates(kernel, target)[use][0]
+    return measured(kernel, device).get(use, first)
 
 
 def slower(operation: str, device: torch.device) -> bool:
     """Whether the table says that torch serves this operation faster on this device."""
-    if device.type != "cuda":
-        return False
-    return operation in table()["slower"].get(torch.cuda.get_device_name(device), ())
+    return operation in _measured_product(device).get("slower", ())

@@ -82,6 +82,9 @@ async function meetServer() {
   settings.suggest({ ...about.sampler, max_tokens: tokens },
     { max_tokens: about.context_length, max_steps: steps });
   decisions.meet(about.decisions);
+  const cannotDecide = !about.decisions;
+  document.querySelector('.tab[data-view="decide"]').hidden = $('to-decide').hidden = cannotDecide;
+  if (cannotDecide && viewOfAddress() === 'decide') location.replace('#chat');
   $('examples').replaceChildren(...(about.examples ?? []).map(example));
 }
 

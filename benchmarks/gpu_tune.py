@@ -1,0 +1,215 @@
+"""Measures the candidates of tiles on this device, and writes the fastest into the table.
+
+    python -m benchmarks.gpu_tune --out tiles.json                  # shows the lines of the table
+    python -m benchmarks.gpu_tune --out tiles.json --table src/sfumato/ops/triton/tiles.toml
+
+Each case of `gpu_cases.py` is a process of its own, which a candidate may end: at most six
+candidates of a kernel, with the tokens of one row and of all rows.  The fastest candidates are then
+checked against float64 and timed against torch; an operation that torch serves faster is listed,
+and a case that is wrong with its fastest tiles keeps the first.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import math
+import os
+import subprocess
+import sys
+import tempfile
+from collections.abc import Iterable, Mapping, Sequence
+from itertools import product
+from pathlib import Path
+from typing import Any
+
+import torch
+from benchmarks.gpu_cases import CASES, Sizes
+from benchmarks.gpu_kernel import TRITON, check_kernel
+from benchmarks.gpu_tiles import Use, first_tiles
+from benchmarks.gpu_tiles_table import section, with_section
+from benchmarks.gpu_timing import device_limits
+
+from sfumato.bench.environment import environment
+from sfumato.bench.random_weights import random_config
+from sfumato.bench.step_model.step_cost import StepShape
+from sfumato.model.families import DIFFUSION_GEMMA
+from sfumato.model.placement import pick_device
+from sfumato.ops.triton import tiles
+from sfumato.ops.triton.targets import architecture
+from sfumato.ops.triton.tiles import Tile
+
+FREE = "OUT"
+"""The constant in which tiles of one kernel may differ between uses: it changes no sum."""
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    options = _options(arguments)
+    if options.file:
+        findings = measure(options.case[0], _sizes(options), options.seconds)
+        Path(options.file).write_text(json.dumps(findings), encoding="utf-8")
+        return 0
+    device = pick_device(options.device)
+    name = torch.cuda.get_device_name(device) if device.type == "cuda" else "this cpu"
+    cases = []
+    for case in options.case or CASES:
+        cases.append(_measured_apart(case, options))
+        print(f"{case}: {_shown(cases[-1])}", flush=True)
+    chosen = _tiles(fastest(cases, candidates_of(device)), device)
+    lines = section(name, chosen, slower(cases))
+    summary = {"product": name, "environment": environment(), "cases": cases, "lines": lines}
+    Path(options.out).write_text(json.dumps(summary, indent=1) + "\n", encoding="utf-8")
+    print(lines, end="")
+    if options.table is not None:
+        text = options.table.read_text(encoding="utf-8")
+        options.table.write_text(with_section(text, name, lines), encoding="utf-8")
+    return int(any("failed" in case for case in cases))
+
+
+def measure(name: str, sizes: Sizes, seconds: float) -> dict[str, Any]:
+    """The findings for a case: the times of all candidates, and the check with the fastest."""
+    small = sizes.device.type == "cpu"
+    limits = device_limits(sizes.device, 256 if small else 4096, 1 << (22 if small else 30))
+    first = check_kernel(name, sizes, limits, seconds)
+    findings = {"case": name, "operation": first["case"], "served_by": first["served_by"]}
+    if first["served_by"] != TRITON:
+        return findings
+    choice = fastest([{"tiles": first["tiles"]}], candidates_of(sizes.device))
+    with first_tiles(choice):
+        second = check_kernel(name, sizes, limits, seconds)
+    kept = second if second["passed"] else first
+    times = {key: kept[key]["median_ms"] for key in ("time", "torch_time")}
+    times |= {key: kept[key]["median_ms"] for key in ("row_time", "row_torch_time")}
+    measured = first["tiles"] if second["passed"] else []
+    return findings | {"passed": kept["passed"], "tiles": measured, **times}
+
+
+Candidates = Mapping[str, Mapping[str, Sequence[Tile]]]
+
+
+def candidates_of(device: torch.device) -> Candidates:
+    """The candidates of a device by kernel and use."""
+    target = architecture(device)
+    assert target is not None, f"{device}: kernels have no tiles for it"
+    return {name: tiles.candidates(name, target) for name in tiles.table()["kernels"]}
+
+
+def fastest(cases: Iterable[Mapping[str, Any]], known: Candidates) -> dict[Use, int]:
+    """The candidates of each kernel of which several were measured: the fastest over the cases that
+    use them. Of several uses, tiles differ in FREE alone, since a token's sums must not depend on
+    how many tokens there are.
+    """
+    slowness: dict[str, dict[str, list[float]]] = {}
+    for finding in (each for case in cases for each in case.get("tiles", ())):
+        ran = [ms for ms in finding["ms"] if ms is not None]
+        if ran:
+            uses = slowness.setdefault(finding["kernel"], {})
+            total = uses.setdefault(finding["use"], [0.0] * len(finding["ms"]))
+            for index, ms in enumerate(finding["ms"]):
+                total[index] += math.inf if ms is None else math.log(ms / min(ran))
+    choice: dict[Use, int] = {}
+    for kernel, uses in slowness.items():
+        choice |= _of_kernel(kernel, uses, known[kernel])
+    return choice
+
+
+def _of_kernel(
+    kernel: str, uses: Mapping[str, Sequence[float]], known: Mapping[str, Sequence[Tile]]
+) -> dict[Use, int]:
+    """uses: the logarithm of each candidate's time over the least; one that was not measured keeps
+    the first candidate where it can."""
+    slowness = {use: uses.get(use, [1e-6 * n for n in range(len(known[use]))]) for use in known}
+    totals = {
+        numbers: sum(slowness[use][number] for use, number in zip(known, numbers, strict=True))
+        for numbers in product(*(range(len(known[use])) for use in known))
+        if len({_sums(known[use][n]) for use, n in zip(known, numbers, strict=True)}) == 1
+    }
+    best = min(totals, key=totals.__getitem__)
+    return {(kernel, use): number for use, number in zip(known, best, strict=True)}
+
+
+def _sums(tile: Tile) -> tuple[tuple[str, int], ...]:
+    return tuple(sorted((name, size) for name, size in tile.constants.items() if name != FREE))
+
+
+def slower(cases: Iterable[Mapping[str, Any]]) -> list[str]:
+    """The operations whose cases take longer with kernels than with torch, all of them together;
+    and those of which a case is wrong."""
+    ours: dict[str, float] = {}
+    torchs: dict[str, float] = {}
+    for case in cases:
+        if case.get("served_by") != TRITON:
+            continue
+        operation = case["operation"]
+        wrong = 0.0 if case["passed"] else math.inf
+        ours[operation] = ours.get(operation, 0.0) + case["time"] + case["row_time"] + wrong
+        times = case["torch_time"] + case["row_torch_time"]
+        torchs[operation] = torchs.get(operation, 0.0) + times
+    return sorted(operation for operation, time in ours.items() if time > torchs[operation])
+
+
+def _tiles(choice: Mapping[Use, int], device: torch.device) -> dict[Use, Tile]:
+    known = candidates_of(device)
+    return {(kernel, use): known[kernel][use][n] for (kernel, use), n in choice.items()}
+
+
+def _measured_apart(case: str, options: argparse.Namespace) -> dict[str, Any]:
+    """The findings of a process that measures a case; what ended it where it has none."""
+    with tempfile.TemporaryDirectory() as folder:
+        path = Path(folder) / "findings.json"
+        command = [
+            *(sys.executable, "-m", "benchmarks.gpu_tune", "--case", case, "--file", str(path)),
+            *("--out", options.out, "--device", options.device, "--sizes", options.sizes),
+            *("--rows", str(options.rows), "--prefix", str(options.prefix)),
+            *("--seconds", str(options.seconds)),
+        ]
+        try:
+            done = subprocess.run(
+                command,
+                stdout=subprocess.PIPE,
+                stderr=subprocess.STDOUT,
+                timeout=options.limit,
+                env=os.environ | {"PYTHONPATH": os.pathsep.join(filter(None, sys.path))},
+            )
+        except subprocess.TimeoutExpired:
+            return {"case": case, "failed": f"took more than {options.limit:g} s"}
+        if done.returncode or not path.exists():
+            output = done.stdout.decode("utf-8", "replace")[-2000:]
+            return {"case": case, "failed": f"exit code {done.returncode}", "output": output}
+        findings: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
+        return findings
+
+
+def _shown(findings: Mapping[str, Any]) -> str:
+    if "failed" in findings:
+        return f"failed: {findings['failed']}"
+    if findings["served_by"] != TRITON:
+        return f"not measured: served by {findings['served_by']}"
+    right = "right" if findings["passed"] else "WRONG"
+    return f"{right}, {findings['time']:.4f} ms, torch {findings['torch_time']:.4f} ms"
+
+
+def _options(arguments: Sequence[str] | None) -> argparse.Namespace:
+    parser = argparse.ArgumentParser(description=str(__doc__).splitlines()[0])
+    parser.add_argument("--out", required=True, help="a JSON file for all findings")
+    parser.add_argument("--table", type=Path, help="tiles.toml, where the lines are written to")
+    parser.add_argument("--device", default="cuda")
+    parser.add_argument("--sizes", default="26b-a4b", help="26b-a4b, 180m or tiny")
+    parser.add_argument("--rows", type=int, default=4, help="canvases of a call; one is timed too")
+    parser.add_argument("--prefix", type=int, default=512)
+    parser.add_argument("--seconds", type=float, default=1.0, help="of each timing")
+    parser.add_argument("--limit", type=float, default=180, help="seconds of a case")
+    parser.add_argument("--case", action="append", choices=list(CASES), help="default: all")
+    parser.add_argument("--file", help=argparse.SUPPRESS)  # of a process of one case
+    return parser.parse_args(arguments)
+
+
+def _sizes(options: argparse.Namespace) -> Sizes:
+    config = DIFFUSION_GEMMA.config.from_hf(random_config(options.sizes), {})
+    shape = StepShape(options.rows, config.canvas_length, options.prefix)
+    device = pick_device(options.device)
+    return Sizes(config, shape, device, torch.float32 if device.type == "cpu" else torch.bfloat16)
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())
