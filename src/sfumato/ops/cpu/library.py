@@ -19,12 +19,12 @@ from pathlib import Path
 import torch
 
 VARIABLE = "SFUMATO_ISA"
-ISAS = ("portable", "avx2", "avx512")
+ISAS = ("portable", "avx2", "avx512", "amx")
 """The instruction sets by their number in the library, the worst first."""
 
 LIBRARY = Path(__file__).with_name("_kernels.so")
 _NO_MEMORY = -2  # SF_NO_MEMORY of csrc/sfumato.h
-VERSION = 7  # what sf_version() says of a library that these signatures fit
+VERSION = 8
 
 _LEVEL = _MODE = _KIND = _TYPE = _THREADS = c_int
 _SIGNATURES: dict[str, tuple[type, ...]] = {
@@ -77,7 +77,7 @@ class Kernels:
     @property
     def bf16(self) -> bool:
         """Whether the processor's bfloat16 instructions are used."""
-        return self.isa == "avx512" and self.code.sf_has_bf16() == 1
+        return self.isa in ("avx512", "amx") and self.code.sf_has_bf16() == 1
 
     def run(self, name: str, *arguments: int | float | None) -> None:
         """Calls a function on torch's number of threads, which is its last argument.

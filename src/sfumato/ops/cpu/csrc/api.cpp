@@ -17,13 +17,25 @@
 
 namespace {
 
-const Level *level_of(int isa, int mode = SF_MODE_INT8) {
+const Level *level_of(int isa) {
     if (sf_isa_available(isa) != 1) return nullptr;
 #if defined(__x86_64__)
-    if (isa == SF_AVX2 || (isa == SF_AVX512 && mode == SF_MODE_BF16 && !sf_has_bf16())) return &AVX2_LEVEL;
-    if (isa == SF_AVX512) return &AVX512_LEVEL;
+    if (isa == SF_AVX2) return &AVX2_LEVEL;
+    if (isa == SF_AVX512 || isa == SF_AMX) return &AVX512_LEVEL;
 #endif
     return &PORTABLE_LEVEL;
+}
+
+const Products *products_of(int isa, int mode) {
+    const Level *level = level_of(isa);
+#if defined(__x86_64__)
+    if (level && mode == SF_MODE_BF16) {
+        if (isa == SF_AMX) return &AMX_PRODUCTS;
+        if (isa == SF_AVX512 && sf_has_bf16()) return &AVX512_BF16_PRODUCTS;
+    }
+#endif
+    (void)mode;
+    return level ? &level->products : nullptr;
 }
 
 // Panels are many and are read in long streams: large pages save most of the page faults while
@@ -73,29 +85,6 @@ struct Grouping {
 
 extern "C" int sf_version(void) { return SF_VERSION; }
 
-extern "C" int sf_has_bf16(void) {
-#if defined(__x86_64__)
-    return sf_isa_available(SF_AVX512) == 1 && __builtin_cpu_supports("avx512bf16");
-#else
-    return 0;
-#endif
-}
-
-extern "C" int sf_isa_available(int isa) {
-    if (isa == SF_PORTABLE) return 1;
-#if defined(__x86_64__)
-    __builtin_cpu_init();
-    if (isa == SF_AVX2)
-        return __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma") &&
-               __builtin_cpu_supports("f16c");
-    if (isa == SF_AVX512)
-        return __builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512bw") &&
-               __builtin_cpu_supports("avx512vl") && __builtin_cpu_supports("avx512dq") &&
-               __builtin_cpu_supports("avx512vnni");
-#endif
-    return -1;
-}
-
 extern "C" int sf_kind(int type) { return format_of(type).kind; }
 
 extern "C" int64_t sf_panel_bytes(int kind, int64_t rows, int64_t cols) {
@@ -129,13 +118,13 @@ extern "C" int sf_dequantize(int isa, int type, const void *blocks, int64_t elem
 extern "C" int sf_linear(int isa, int mode, int kind, const void *panels, int64_t rows,
                          int64_t cols, const void *x, int x_dtype, int64_t tokens, void *out,
                          int out_dtype, int threads) {
-    const Level *level = level_of(isa, mode_for(mode, kind));
-    if (!level || !panels_ok(panels) || !x || !out || threads < 1 || mode < 0 || mode > 1 ||
+    const Products *products = products_of(isa, mode_for(mode, kind));
+    if (!products || !panels_ok(panels) || !x || !out || threads < 1 || mode < 0 || mode > 1 ||
         !dtype_ok(x_dtype) || !dtype_ok(out_dtype) || sf_panel_bytes(kind, rows, cols) < 0 ||
         !fits({tokens, rows}) || !fits({tokens, cols}))
         return SF_BAD_ARGUMENT;
     if (!tokens) return SF_OK;
-    return level->linear({mode_for(mode, kind), kind, panels, rows, cols, x, x_dtype, tokens, out,
+    return products->linear({mode_for(mode, kind), kind, panels, rows, cols, x, x_dtype, tokens, out,
                           out_dtype, threads});
 }
 
@@ -145,8 +134,8 @@ extern "C" int sf_experts(int isa, int mode, int gate_up_kind, const void *gate_
                           const float *shares, int64_t active, void *out, int out_dtype,
                           int threads) {
     mode = std::max(mode_for(mode, gate_up_kind), mode_for(mode, down_kind));
-    const Level *level = level_of(isa, mode);
-    if (!level || !panels_ok(gate_up) || !panels_ok(down) || !x || !chosen || !shares || !out ||
+    const Products *products = products_of(isa, mode);
+    if (!products || !panels_ok(gate_up) || !panels_ok(down) || !x || !chosen || !shares || !out ||
         experts < 1 || hidden < 1 || inner < 1 || active < 1 || threads < 1 || mode < 0 ||
         mode > 1 || !dtype_ok(x_dtype) || !dtype_ok(out_dtype) || !fits({experts, inner, hidden}) ||
         !fits({tokens, active, hidden}) || sf_panel_bytes(gate_up_kind, 2 * inner, hidden) < 0 ||
@@ -156,7 +145,7 @@ extern "C" int sf_experts(int isa, int mode, int gate_up_kind, const void *gate_
     try {
         const Grouping grouping(chosen, tokens * active, experts);
         if (!grouping.ok) return SF_BAD_ARGUMENT;
-        return level->experts({mode, gate_up_kind, down_kind, gate_up, down, hidden, inner, x,
+        return products->experts({mode, gate_up_kind, down_kind, gate_up, down, hidden, inner, x,
                                x_dtype, tokens, active, grouping.order.data(),
                                grouping.tasks.data(), (int64_t)grouping.tasks.size(), shares, out,
                                out_dtype, threads});

@@ -172,8 +172,8 @@ void widen_panel(const uint8_t *codes, const uint16_t *scales, int64_t blocks, u
 #include "online_softmax.inc"
 #include "row_operations.inc"
 
-const Level AVX2_LEVEL = {linear,   experts, update_softmax, geglu,
-                              rms_norm, rotate,  pack,           dequantize};
+const Level AVX2_LEVEL = {
+    {linear, experts}, update_softmax, geglu, rms_norm, rotate, pack, dequantize};
 
 #if defined(__clang__)
 #pragma clang attribute pop

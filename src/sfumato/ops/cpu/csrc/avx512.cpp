@@ -1,4 +1,4 @@
-// The level for AVX-512 with VNNI; products of bfloat16 where the processor has those.
+// The level for AVX-512 with VNNI.
 
 #if defined(__x86_64__)
 
@@ -12,58 +12,22 @@
 // After the standard headers: nothing of theirs may be compiled for this instruction set alone.
 #if defined(__clang__)
 #pragma clang attribute push( \
-    __attribute__((target("avx512f,avx512bw,avx512vl,avx512dq,avx512vnni,avx512bf16,f16c,fma"))), \
+    __attribute__((target("avx512f,avx512bw,avx512vl,avx512dq,avx512vnni,f16c,fma"))), \
     apply_to = function)
 #else
 #pragma GCC push_options
-#pragma GCC target("avx512f,avx512bw,avx512vl,avx512dq,avx512vnni,avx512bf16,f16c,fma")
+#pragma GCC target("avx512f,avx512bw,avx512vl,avx512dq,avx512vnni,f16c,fma")
 #endif
 #include <immintrin.h>
 
 #include "blocks.h"
 
+#include "avx512.inc"
+
 namespace {
 
 // A tile keeps ROWS integer sums, ROWS float sums and the codes of one vector in 32 registers.
-constexpr int INT8_ROWS = 10, BF16_ROWS = 12;
-
-inline __m512i load(const uint8_t *at) { return _mm512_loadu_si512(at); }
-
-inline __m512 load_halves(const uint16_t *at) {
-    return _mm512_cvtph_ps(_mm256_loadu_si256(reinterpret_cast<const __m256i *>(at)));
-}
-
-inline __m512i all32(const uint8_t *at) {
-    int x;
-    memcpy(&x, at, 4);
-    return _mm512_set1_epi32(x);
-}
-
-// Vector v of a block, as unsigned bytes.  v is known when compiling, so this is one to four
-// instructions.
-template <int KIND>
-inline __m512i codes_of(const uint8_t *block, int v) {
-    constexpr int bits = SHAPES[KIND].bits;
-    if (bits == 8) return load(block + 64 * v);
-    __m512i x = load(block + 64 * (v % 4));
-    if (v >= 4) x = _mm512_srli_epi16(x, 4);
-    x = _mm512_and_si512(x, _mm512_set1_epi8(15));
-    if (KIND == LUT4) {
-        const __m128i table = _mm_loadu_si128(reinterpret_cast<const __m128i *>(TABLE));
-        return _mm512_shuffle_epi8(_mm512_broadcast_i32x4(table), x);
-    }
-    if (bits == 5) {
-        const __mmask64 high = _mm512_test_epi8_mask(load(block + 256), _mm512_set1_epi8((char)(1 << v)));
-        return _mm512_mask_add_epi8(x, high, x, _mm512_set1_epi8(16));
-    }
-    if (bits == 6) {
-        const __m512i plane = load(block + 256 + 64 * (v / 4));
-        const int shift = 2 * (v % 4) - 4;
-        const __m512i high = shift < 0 ? _mm512_slli_epi16(plane, -shift) : _mm512_srli_epi16(plane, shift);
-        return _mm512_or_si512(x, _mm512_and_si512(high, _mm512_set1_epi8(0x30)));
-    }
-    return x;
-}
+constexpr int INT8_ROWS = 10, BF16_ROWS = 10;
 
 template <int KIND, int ROWS>
 void int8_tile(const uint8_t *codes, const uint16_t *scales, int64_t blocks, const uint8_t *rows,
@@ -112,25 +76,28 @@ void int8_tile(const uint8_t *codes, const uint16_t *scales, int64_t blocks, con
     for (int i = 0; i < ROWS; i++) _mm512_storeu_ps(out[i] + column, sums[i]);
 }
 
+// Without the processor's own products of bfloat16: its values are the upper halves of floats.
 template <int ROWS>
 void bf16_tile(const uint8_t *left, const uint8_t *right, int64_t blocks, const uint8_t *rows,
                float *const *out, int64_t left_column, int64_t right_column) {
+    const __m512i upper = _mm512_set1_epi32((int)0xffff0000);
     __m512 a[ROWS], b[ROWS];
     for (int i = 0; i < ROWS; i++) a[i] = b[i] = _mm512_setzero_ps();
     for (int64_t block = 0; block < blocks; block++) {
-#pragma GCC unroll 4
         for (int j = 0; j < 16; j++) {
-            const auto x = (__m512bh)load(left + j * 64), y = (__m512bh)load(right + j * 64);
+            const __m512i x = load(left + j * 64), y = load(right + j * 64);
+            const __m512 x0 = _mm512_castsi512_ps(_mm512_slli_epi32(x, 16));
+            const __m512 y0 = _mm512_castsi512_ps(_mm512_slli_epi32(y, 16));
+            const __m512 x1 = _mm512_castsi512_ps(_mm512_and_si512(x, upper));
+            const __m512 y1 = _mm512_castsi512_ps(_mm512_and_si512(y, upper));
 #pragma GCC unroll 16
             for (int i = 0; i < ROWS; i++) {
-                const auto pair = (__m512bh)all32(rows + i * 64 + j * 4);
-                a[i] = _mm512_dpbf16_ps(a[i], x, pair);
-                b[i] = _mm512_dpbf16_ps(b[i], y, pair);
+                const __m512i pair = all32(rows + i * 64 + j * 4);
+                const __m512 first = _mm512_castsi512_ps(_mm512_slli_epi32(pair, 16));
+                const __m512 second = _mm512_castsi512_ps(_mm512_and_si512(pair, upper));
+                a[i] = _mm512_fmadd_ps(x1, second, _mm512_fmadd_ps(x0, first, a[i]));
+                b[i] = _mm512_fmadd_ps(y1, second, _mm512_fmadd_ps(y0, first, b[i]));
             }
-        }
-        for (int line = 0; line < 1024; line += 64) {
-            _mm_prefetch(reinterpret_cast<const char *>(left + 4096 + line), _MM_HINT_T0);
-            _mm_prefetch(reinterpret_cast<const char *>(right + 4096 + line), _MM_HINT_T0);
         }
         left += code_bytes(BF16);
         right += code_bytes(BF16);
@@ -177,42 +144,6 @@ void halves_of(const Group &group, uint16_t *out) {
     _mm512_storeu_si512(out, _mm512_permutex2var_epi16(low, _mm512_load_si512(UPPER), high));
 }
 
-// Two floats of each row as a pair of bfloat16, rounded to nearest even.
-inline __m512i pair_of(__m512 low, __m512 high) {
-    const __m512i one = _mm512_set1_epi32(1), half = _mm512_set1_epi32(0x7fff);
-    __m512i a = _mm512_castps_si512(low), b = _mm512_castps_si512(high);
-    a = _mm512_add_epi32(a, _mm512_add_epi32(half, _mm512_and_si512(_mm512_srli_epi32(a, 16), one)));
-    b = _mm512_add_epi32(b, _mm512_add_epi32(half, _mm512_and_si512(_mm512_srli_epi32(b, 16), one)));
-    return _mm512_mask_blend_epi16(0xaaaaaaaa, _mm512_srli_epi32(a, 16), b);
-}
-
-template <int KIND>
-void widen_panel(const uint8_t *codes, const uint16_t *scales, int64_t blocks, uint8_t *out) {
-    constexpr Shape shape = SHAPES[KIND];
-    const __m512i byte = _mm512_set1_epi32(255);
-    for (int64_t b = 0; b < blocks; b++) {
-#pragma GCC unroll 8
-        for (int v = 0; v < 8; v++) {
-            const __m512 scale = load_halves(scales + (shape.halves && v >= 4 ? 16 : 0));
-            // scale . (code - offset) is one rounding of scale . code - scale . offset
-            const __m512 first = shape.minimum ? load_halves(scales + 16)
-                                               : _mm512_mul_ps(scale, _mm512_set1_ps(-shape.offset));
-            const __m512i x = codes_of<KIND>(codes, v);
-            __m512 values[4];
-#pragma GCC unroll 4
-            for (int k = 0; k < 4; k++) {
-                const __m512i code = _mm512_and_si512(_mm512_srli_epi32(x, 8 * k), byte);
-                values[k] = _mm512_fmadd_ps(_mm512_cvtepi32_ps(code), scale, first);
-            }
-            _mm512_storeu_si512(out + 128 * v, pair_of(values[0], values[1]));
-            _mm512_storeu_si512(out + 128 * v + 64, pair_of(values[2], values[3]));
-        }
-        codes += code_bytes(KIND);
-        scales += scale_count(KIND);
-        out += code_bytes(BF16);
-    }
-}
-
 }  // namespace
 
 #include "blocks.inc"
@@ -221,8 +152,8 @@ void widen_panel(const uint8_t *codes, const uint16_t *scales, int64_t blocks, u
 #include "online_softmax.inc"
 #include "row_operations.inc"
 
-const Level AVX512_LEVEL = {linear,   experts, update_softmax, geglu,
-                              rms_norm, rotate,  pack,           dequantize};
+const Level AVX512_LEVEL = {
+    {linear, experts}, update_softmax, geglu, rms_norm, rotate, pack, dequantize};
 
 #if defined(__clang__)
 #pragma clang attribute pop

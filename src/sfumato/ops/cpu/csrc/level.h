@@ -82,9 +82,14 @@ struct DequantizeCall {
     int out_dtype, threads;
 };
 
-struct Level {
+// Products with packed weights.
+struct Products {
     int (*linear)(const LinearCall &);
     int (*experts)(const ExpertsCall &);
+};
+
+struct Level {
+    Products products;
     int (*update_softmax)(const sf_softmax_call &, int threads);
     void (*geglu)(const GegluCall &);
     void (*rms_norm)(const RmsNormCall &);
@@ -99,6 +104,7 @@ constexpr int64_t SOFTMAX_BLOCK = 64, SOFTMAX_TOP = 8;
 extern const Level PORTABLE_LEVEL;
 #if defined(__x86_64__)
 extern const Level AVX2_LEVEL, AVX512_LEVEL;
+extern const Products AVX512_BF16_PRODUCTS, AMX_PRODUCTS;  // of bfloat16
 #endif
 
 #endif

@@ -1,0 +1,81 @@
+// What the processor and the system can run, asked for directly: compilers know the names of features
+// only from some version on (clang "f16c" from 19), and none of them asks the system for AMX's tiles.
+
+#include "sfumato.h"
+
+#if defined(__x86_64__)
+
+#include <cpuid.h>
+
+#include <cstdint>
+
+#if defined(__linux__)
+#include <sys/syscall.h>
+#include <unistd.h>
+#endif
+
+namespace {
+
+struct Registers {
+    uint32_t a = 0, b = 0, c = 0, d = 0;
+    Registers(uint32_t leaf, uint32_t part) {
+        if (!__get_cpuid_count(leaf, part, &a, &b, &c, &d)) a = b = c = d = 0;
+    }
+};
+
+bool all(uint32_t word, uint32_t bits) { return (word & bits) == bits; }
+
+// Whether the system keeps registers of tiles for this process, which Linux does when asked.
+bool has_tiles() {
+#if defined(__linux__) && defined(SYS_arch_prctl)
+    constexpr long REQUEST_PERMISSION = 0x1023, TILE_DATA = 18;
+    return syscall(SYS_arch_prctl, REQUEST_PERMISSION, TILE_DATA) == 0;
+#else
+    return false;
+#endif
+}
+
+struct Processor {
+    bool avx2 = false, avx512 = false, bf16 = false, amx = false;
+
+    Processor() {
+        const Registers one(1, 0), seven(7, 0), more(7, 1);
+        constexpr uint32_t FMA = 1u << 12, XSAVE = 1u << 27, AVX = 1u << 28, F16C = 1u << 29;
+        if (!all(one.c, FMA | XSAVE | AVX | F16C)) return;
+        uint32_t kept, upper;  // the registers that the system keeps
+        __asm__("xgetbv" : "=a"(kept), "=d"(upper) : "c"(0));
+        avx2 = all(kept, 0x6) && all(seven.b, 1u << 5);
+        constexpr uint32_t F = 1u << 16, DQ = 1u << 17, BW = 1u << 30, VL = 1u << 31, VNNI = 1u << 11;
+        avx512 = avx2 && all(kept, 0xe6) && all(seven.b, F | DQ | BW | VL) && all(seven.c, VNNI);
+        bf16 = avx512 && all(more.a, 1u << 5);
+        constexpr uint32_t AMX_BF16 = 1u << 22, AMX_TILE = 1u << 24;
+        amx = avx512 && all(kept, 0x60000) && all(seven.d, AMX_BF16 | AMX_TILE) && has_tiles();
+    }
+};
+
+const Processor &processor() {
+    static const Processor asked;
+    return asked;
+}
+
+}  // namespace
+
+extern "C" int sf_has_bf16(void) { return processor().bf16; }
+
+extern "C" int sf_isa_available(int isa) {
+    switch (isa) {
+        case SF_PORTABLE: return 1;
+        case SF_AVX2: return processor().avx2;
+        case SF_AVX512: return processor().avx512;
+        case SF_AMX: return processor().amx;
+        default: return -1;
+    }
+}
+
+#else
+
+extern "C" int sf_has_bf16(void) { return 0; }
+
+extern "C" int sf_isa_available(int isa) { return isa == SF_PORTABLE ? 1 : -1; }
+
+#endif
