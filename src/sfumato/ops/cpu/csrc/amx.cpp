@@ -16,11 +16,11 @@
 // After the standard headers: nothing of theirs may be compiled for this instruction set alone.
 #if defined(__clang__)
 #pragma clang attribute push( \
-    __attribute__((target("avx512f,avx512bw,avx512vl,avx512dq,avx512vnni,f16c,fma,amx-tile,amx-bf16"))), \
+    __attribute__((target("avx512f,avx512bw,avx512vl,avx512dq,avx512vnni,avx512bf16,f16c,fma,amx-tile,amx-bf16"))), \
     apply_to = function)
 #else
 #pragma GCC push_options
-#pragma GCC target("avx512f,avx512bw,avx512vl,avx512dq,avx512vnni,f16c,fma,amx-tile,amx-bf16")
+#pragma GCC target("avx512f,avx512bw,avx512vl,avx512dq,avx512vnni,avx512bf16,f16c,fma,amx-tile,amx-bf16")
 #endif
 #include <immintrin.h>
 
@@ -32,6 +32,7 @@
 namespace {
 
 constexpr int INT8_ROWS = 0, BF16_ROWS = 32;
+constexpr int64_t SHARE_BYTES = 1 << 20;
 
 template <int ROWS>
 void bf16_tile(const uint8_t *left, const uint8_t *right, int64_t blocks, const uint8_t *rows,

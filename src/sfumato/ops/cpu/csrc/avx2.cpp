@@ -23,6 +23,7 @@
 namespace {
 
 constexpr int INT8_ROWS = 4, BF16_ROWS = 3;
+constexpr int64_t SHARE_BYTES = 384 << 10;
 
 inline __m256i load(const uint8_t *at) {
     return _mm256_loadu_si256(reinterpret_cast<const __m256i *>(at));

@@ -28,6 +28,7 @@ namespace {
 
 // A tile keeps ROWS integer sums, ROWS float sums and the codes of one vector in 32 registers.
 constexpr int INT8_ROWS = 10, BF16_ROWS = 10;
+constexpr int64_t SHARE_BYTES = 384 << 10;
 
 template <int KIND, int ROWS>
 void int8_tile(const uint8_t *codes, const uint16_t *scales, int64_t blocks, const uint8_t *rows,

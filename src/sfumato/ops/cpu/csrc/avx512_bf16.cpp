@@ -27,6 +27,7 @@
 namespace {
 
 constexpr int INT8_ROWS = 0, BF16_ROWS = 12;  // 24 sums in 32 registers
+constexpr int64_t SHARE_BYTES = 384 << 10;
 
 template <int ROWS>
 void bf16_tile(const uint8_t *left, const uint8_t *right, int64_t blocks, const uint8_t *rows,

@@ -10,6 +10,7 @@
 namespace {
 
 constexpr int INT8_ROWS = 4, BF16_ROWS = 4;
+constexpr int64_t SHARE_BYTES = 384 << 10;
 
 template <int KIND, int ROWS>
 void int8_tile(const uint8_t *codes, const uint16_t *scales, int64_t blocks, const uint8_t *rows,
