@@ -48,7 +48,7 @@ def test_each_can_be_asked_for(isa: str) -> None:
 
 
 def test_a_name_that_there_is_not() -> None:
-    message = r"SFUMATO_ISA: 'sse9' is none of portable, avx2, avx512, torch"
+    message = r"SFUMATO_ISA: 'sse9' is none of portable, avx2, avx512, amx, torch"
     with pytest.raises(ValueError, match=message):
         choose("sse9")
 
@@ -76,7 +76,7 @@ def test_a_library_of_another_version(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @compiled
 def test_what_the_processor_lacks(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(library, "ISAS", ("portable", "avx2", "avx512", "avx9000"))
+    monkeypatch.setattr(library, "ISAS", ("portable", "avx2", "avx512", "amx", "avx9000"))
     with pytest.raises(ValueError, match="avx9000 does not run here, but portable"):
         choose("avx9000")
 
@@ -125,7 +125,7 @@ def test_a_bad_value_is_one_line_on_the_command_line() -> None:
     done = run("sse9", "from sfumato.cli import main; raise SystemExit(main(['doctor']))")
     assert done.returncode == 2
     assert done.stderr == (
-        "sfumato: error: SFUMATO_ISA: 'sse9' is none of portable, avx2, avx512, torch\n"
+        "sfumato: error: SFUMATO_ISA: 'sse9' is none of portable, avx2, avx512, amx, torch\n"
     )
 
 

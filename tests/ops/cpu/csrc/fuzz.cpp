@@ -46,7 +46,7 @@ struct Weight {
 
 int random_isa() {
     int isa;
-    do isa = (int)pick(0, 2);
+    do isa = (int)pick(0, 3);
     while (sf_isa_available(isa) != 1);
     return isa;
 }

@@ -49,7 +49,11 @@ struct Processor {
         avx512 = avx2 && all(kept, 0xe6) && all(seven.b, F | DQ | BW | VL) && all(seven.c, VNNI);
         bf16 = avx512 && all(more.a, 1u << 5);
         constexpr uint32_t AMX_BF16 = 1u << 22, AMX_TILE = 1u << 24;
+#if defined(SF_EMULATE_TILES)
+        amx = bf16;
+#else
         amx = bf16 && all(kept, 0x60000) && all(seven.d, AMX_BF16 | AMX_TILE) && has_tiles();
+#endif
     }
 };
 
