@@ -64,7 +64,8 @@ def load_network(
 ) -> Network:
     """Loads every tensor to `device`; float matrices become `dtype`, quantized ones stay.
 
-    activations: "int8" or "bf16", to what a CPU rounds them for products with quantized weights.
+    activations: "int8" or "bf16", to what a CPU rounds them for products with quantized weights;
+    with AMX "int8" is for those of experts alone (see `ops.pack`).
     Raises ConfigError or CheckpointError, naming the field or the tensors, and ValueError for
     other activations, before any tensor is read.
     """
@@ -107,7 +108,7 @@ def _output(embedding: Tensor | QuantizedTensor, activations: str) -> list[Weigh
     chunks = rows // CHUNK
     blocks = embedding.data[: chunks * CHUNK].view(chunks, CHUNK, embedding.data.shape[1])
     stacked = QuantizedTensor(blocks, embedding.format, (chunks, CHUNK, columns))
-    packed = ops.pack(stacked, activations)
+    packed = ops.pack(stacked, activations, is_dense=True)
     output: list[Weight] = [packed[i] for i in range(chunks)]
     if rows % CHUNK:
         output.append(ops.pack(embedding[chunks * CHUNK :], activations))

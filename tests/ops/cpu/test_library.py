@@ -31,7 +31,17 @@ def test_the_best_is_chosen() -> None:
     kernels, reason = choose(None)
     assert kernels is not None and "best" in reason
     able = [isa for level, isa in enumerate(ISAS) if kernels.code.sf_isa_available(level) == 1]
-    assert able[0] == "portable" and kernels.isa == able[-1]
+    assert able[0] == "portable" and kernels.isa == able[-1] != "portable"
+
+
+@compiled
+def test_plain_code_is_only_taken_when_asked_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    """It is slower than torch."""
+    monkeypatch.setattr(library, "ISAS", ("portable",))
+    kernels, reason = choose(None)
+    assert kernels is None and "quicker here" in reason
+    kernels, _ = choose("portable")
+    assert kernels is not None and kernels.isa == "portable"
 
 
 def test_torch_can_be_asked_for() -> None:

@@ -200,6 +200,15 @@ def test_bfloat16_is_packed_where_the_processor_multiplies_it(isa: str) -> None:
         assert packed.activations == "bf16" and torch.equal(packed.dequantize(), large.float())
 
 
+@each_isa
+def test_dense_matrices_take_bfloat16_where_tiles_multiply(isa: str) -> None:
+    matrix, stack = blocks("Q8_0", 16, 64), blocks("Q8_0", 2, 16, 64)
+    with forced(isa):
+        taken = [pack(matrix, "int8"), pack(stack, "int8"), pack(stack, "int8", is_dense=True)]
+    dense = "bf16" if isa == "amx" else "int8"
+    assert [getattr(each, "activations", None) for each in taken] == [dense, "int8", dense]
+
+
 def test_what_is_not_packed(monkeypatch: pytest.MonkeyPatch) -> None:
     for weight in (normal(0, 300, 300), normal(0, 300, 300).half(), normal(0, 70000).bfloat16()):
         assert pack(weight, "int8") is weight

@@ -79,6 +79,11 @@ class Kernels:
         """Whether the processor's bfloat16 instructions are used."""
         return self.isa in ("avx512", "amx") and self.code.sf_has_bf16() == 1
 
+    @property
+    def tiles(self) -> bool:
+        """Whether products of bfloat16 run on AMX's tiles."""
+        return self.isa == "amx"
+
     def run(self, name: str, *arguments: int | float | None) -> None:
         """Calls a function on torch's number of threads, which is its last argument.
 
@@ -110,6 +115,8 @@ def choose(wanted: str | None, path: Path = LIBRARY) -> tuple[Kernels | None, st
             raise ValueError(f"{VARIABLE}: {wanted} cannot be had: {error}") from error
         return None, str(error)
     able = [isa for level, isa in enumerate(ISAS) if code.sf_isa_available(level) == 1]
+    if wanted is None and able == ["portable"]:
+        return None, "quicker here than the plain C++ of the compiled operations"
     if wanted is None:
         return Kernels(code, able[-1]), "the best that this processor can run"
     if wanted not in able:

@@ -100,12 +100,15 @@ def packs(format: str, shape: tuple[int, ...], device: torch.device) -> bool:
 
 
 def pack(
-    weight: Tensor | QuantizedTensor, activations: str
+    weight: Tensor | QuantizedTensor, activations: str, is_dense: bool | None = None
 ) -> Tensor | QuantizedTensor | PackedTensor:
     """The weight in panels where that serves (see `packs`), else the same.
 
-    `activations` are for the products with blocks; those with bfloat16 take bfloat16.  Panels are
-    the process's own memory, where blocks and bfloat16 may have been a view of a mapped file.
+    `activations` are for the products with blocks; those with bfloat16 take bfloat16, and so do
+    those with a dense matrix where AMX's tiles multiply: of many rows at once, these are quicker
+    than products of int8, and more exact.  is_dense: every token is multiplied by the weight; by
+    default a single matrix is dense, and a stack of them holds experts.  Panels are the process's
+    own memory, where blocks and bfloat16 may have been a view of a mapped file.
     Raises ValueError for activations that are none of ACTIVATIONS.
     """
     if activations not in ACTIVATIONS:
@@ -117,6 +120,9 @@ def pack(
     else:
         return weight
     shape = tuple(weight.shape)
+    if library.kernels is not None and library.kernels.tiles:
+        is_dense = len(shape) == 2 if is_dense is None else is_dense
+        activations = "bf16" if is_dense else activations
     return panels(data, format, shape, activations) if packs(format, shape, data.device) else weight
 
 
