@@ -18,7 +18,7 @@ demo: $(VENV)/.installed ## watch the embedded model solve a Sudoku and answer q
 	@$(BIN)/sfumato demo
 
 test: lint ## lint, types and the fast tests
-	@$(BIN)/python -m pytest -n 2
+	@$(BIN)/python -m pytest -n 2 --dist worksteal
 
 test-slow: $(VENV)/.installed-test ## the tests that take minutes
 	@$(BIN)/python -m pytest -m "slow and not gpu" --timeout 1800
