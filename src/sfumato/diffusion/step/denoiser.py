@@ -37,7 +37,9 @@ class Denoiser:
         self._layout: tuple[object, Layout] | None = None
         self._probe = LiftProbe()
         self._unread: list[Pending] = []  # written steps of which the host has learned nothing
-        self.device_steps = None if backend is None else DeviceSteps(network, backend, self._probe)
+        self.device_steps = None
+        if backend is not None:
+            self.device_steps = DeviceSteps(network, backend, rows, self._probe)
 
     @torch.no_grad()
     def forward(self, canvases: Sequence[Canvas], slots: Sequence[Slot]) -> ForwardResult:
