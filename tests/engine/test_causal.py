@@ -18,7 +18,7 @@ from sfumato.engine import Failed, Finished, PromptScores, PromptScoring, Settle
 CAUSAL, STEPS = SamplerConfig(mode="causal"), SamplerConfig(max_steps=3)
 REQUESTS: tuple[dict[str, Any], ...] = (
     {"prompt": "Who are you?", "sampler": SamplerConfig(mode="causal", temperature=0)},
-    {"prompt": "Who are you?", "sampler": CAUSAL, "seed": 5},
+    {"prompt": "Who are you?", "sampler": SamplerConfig(mode="causal", temperature=4), "seed": 5},
     {"prompt": "name a color", "sampler": SamplerConfig(mode="causal", top_k=3, min_tokens=9)},
     {"prompt": "name a color", "sampler": SamplerConfig(mode="causal", top_p=0.7), "stop": "e"},
     {"prompt": "How do you work?", "sampler": SamplerConfig(mode="causal", ignore_eos=True)},

@@ -141,7 +141,7 @@ class Runner:
             denoised=denoised,
             began=began_step,
             written=written,
-            write_s=draw - write,
+            write_s=draw - write if writers else 0.0,
             drawn=drawn,
             draw_began=draw,
             draw_s=read - draw,
