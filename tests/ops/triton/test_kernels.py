@@ -227,6 +227,19 @@ def test_tiles_of_an_unknown_kernel() -> None:
 
 
 @pytest.mark.skipif(not installed(), reason="Triton is not installed")
+def test_what_is_compiled_ahead_of_time_is_what_is_launched() -> None:
+    """To the key of Triton's cache, in which launches of the 26B-A4B on sm_90 then find all."""
+    environment = {name: value for name, value in os.environ.items() if name != "TRITON_INTERPRET"}
+    run = subprocess.run(
+        [sys.executable, "-m", "tests.support.launch_keys"],
+        env=environment, capture_output=True, text=True, timeout=120,
+    )  # fmt: skip
+    assert run.returncode == 0, run.stderr
+    found = json.loads(run.stdout)
+    assert not found["missing"] and set(found["names"]) == set(table()["kernels"]), found
+
+
+@pytest.mark.skipif(not installed(), reason="Triton is not installed")
 def test_kernels_compile_for_a_gpu_that_is_not_here() -> None:
     """The tiles that serve on sm_90: within its shared memory, with no spills in a loop, and with
     the same matrix instruction whatever the number of tokens."""
