@@ -204,7 +204,7 @@ def read_ms(
             network.encode_beside(prompts(network, questions, question_tokens), scratches)
         read = prompts(network, questions, width)
         hidden = network.denoise_beside(read, scratches, [[width - 1]] * questions)
-        label_scores(network.head, hidden, labels).read()
+        label_scores(network.head, hidden, labels).fetch()
         times.append(1e3 * (time.perf_counter() - began))
     return statistics.median(times[1:])
 

@@ -184,13 +184,13 @@ class DeviceStep:
 
     def _scored(self, hidden: Tensor, draws: Draws) -> HeadStats:
         head, batch = self.network.head, self._part.batch
-        # Of rows that commit and of those that have ended, the step writes nothing.
-        unread = batch.done[:, None].expand(-1, batch.width).flatten()
+        # Rows that commit are done too: the step writes nothing of them.
+        done = batch.done[:, None].expand(-1, batch.width).flatten()
         if not self.kind.bans:
-            return head(hidden, draws.temperature, draws.uniforms, unread=unread)
+            return head(hidden, draws.temperature, draws.uniforms, done=done)
         ids, limits = self._bans.unbind()
         bans = Bans(ids, limits, self._row, self._place)
-        stats = head(hidden, draws.temperature, draws.uniforms, bans=bans, unread=unread)
+        stats = head(hidden, draws.temperature, draws.uniforms, bans=bans, done=done)
         covered = bans.covers(head.vocab_size)
         return replace(stats, entropy=stats.entropy.masked_fill(covered, float("inf")))
 

@@ -50,7 +50,7 @@ class Kernel:
     """A kernel and the sizes of the 26B-A4B, with which it is compiled ahead of time.
 
     types: what each parameter is that is no constant, as Triton names it: "i32", "fp32", "*bf16",
-    "tensordesc<bf16[{ROWS}, {COLUMNS}]>" with constants in braces, to the space as in the keys of its
+    "tensordesc<bf16[{ROWS}, {COLUMNS}]>" with constants in braces; spaces count, in the keys of its
     cache.  ":16" after a type says that the address or number is a multiple of 16.  sizes: the
     constants that no tile gives.
 
