@@ -99,6 +99,17 @@ def test_a_kernel_that_is_wrong_is_switched_off(
     assert self_test.prepare(CPU, {}) == {"good"}  # once a device
 
 
+def test_the_memory_of_self_tests_is_given_back(monkeypatch: pytest.MonkeyPatch) -> None:
+    order: list[str] = []
+    monkeypatch.setattr(self_test, "_passed", {})
+    monkeypatch.setattr(torch.cuda, "empty_cache", lambda: order.append("given back"))
+    monkeypatch.setattr(self_test, "slower", lambda operation, device: False)
+    twin = KernelTwin("good", max, bool, lambda device: order.append("test"))
+    for device in (torch.device("cuda", 0), CPU):
+        assert self_test.prepare(device, {"good": twin}) == {"good"}
+    assert order == ["test", "given back", "test"]
+
+
 def test_one_line_says_that_torch_serves(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:

@@ -74,7 +74,8 @@ def switch_off(operation: str, device: torch.device, error: Exception) -> None:
 def prepare(device: torch.device, twins: dict[str, KernelTwin]) -> frozenset[str]:
     """Tests the twins, by operation, on a device, once; the operations that serve from now on.
 
-    Compiles kernels and waits for the device: call it before a graph is captured.
+    Compiles kernels and waits for the device: call it before a graph is captured. Gives the memory
+    of the tests back.
     """
     device = _indexed(device)
     if device not in _passed:
@@ -83,6 +84,8 @@ def prepare(device: torch.device, twins: dict[str, KernelTwin]) -> frozenset[str
             names = ", ".join(name for name, each in reasons.items() if each == reason)
             log.warning("%s: torch serves on %s, since %s", names, device, reason)
         _passed[device] = frozenset(name for name, reason in reasons.items() if not reason)
+        if device.type == "cuda":  # the tests' hundreds of megabytes, before the weights come
+            torch.cuda.empty_cache()
     return _passed[device]
 
 
