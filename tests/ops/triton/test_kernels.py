@@ -96,6 +96,7 @@ def test_a_kernel_that_is_wrong_is_switched_off(
     assert self_test.serves("good", CPU) and not self_test.serves("bad", CPU)
     (record,) = caplog.records  # one line, since both fail for one reason
     assert record.getMessage().split(":")[0] == "bad, worse"
+    assert record.getMessage().endswith("a row's bits then depend on the other rows")
     assert self_test.prepare(CPU, {}) == {"good"}  # once a device
 
 
