@@ -244,7 +244,7 @@ def test_what_is_compiled_ahead_of_time_is_what_is_launched() -> None:
     environment = {name: value for name, value in os.environ.items() if name != "TRITON_INTERPRET"}
     run = subprocess.run(
         [sys.executable, "-m", "tests.support.launch_keys"],
-        env=environment, capture_output=True, text=True, timeout=120,
+        env=environment, capture_output=True, text=True, timeout=300,
     )  # fmt: skip
     assert run.returncode == 0, run.stderr
     found = json.loads(run.stdout)
