@@ -5,6 +5,8 @@ BIN := $(VENV)/bin
 PIP := $(BIN)/python -m pip --disable-pip-version-check -qq
 AOT_JOBS ?= 2
 AOT ?=
+AOT_TRITON ?= 3.6.0
+AOT_VENV := .venv-aot
 WHEEL_LIMIT := 20000000
 INSTALLED := pyproject.toml setup.py constraints.txt $(wildcard src/sfumato/ops/cpu/csrc/*)
 
@@ -26,8 +28,9 @@ test-slow: $(VENV)/.installed-test ## the tests that take minutes
 test-gpu: $(VENV)/.installed-test ## the tests that need a CUDA device
 	@$(BIN)/python -m pytest -m gpu --timeout 1800
 
-aot: $(VENV)/.installed-test ## compile the GPU kernels, for GPUs that need not be here
-	@$(BIN)/python -m sfumato.ops.triton.ahead_of_time --jobs $(AOT_JOBS) $(AOT)
+aot: $(AOT_VENV)/$(AOT_TRITON)/.installed ## compile the GPU kernels, for GPUs that need not be here
+	@PYTHONPATH=src $(AOT_VENV)/$(AOT_TRITON)/bin/python -m sfumato.ops.triton.ahead_of_time \
+		--jobs $(AOT_JOBS) $(AOT)
 
 soak: $(VENV)/.installed-test ## 64 clients, some of which break the protocol, against the server for a minute
 	@$(BIN)/python -m benchmarks.soak
@@ -66,7 +69,7 @@ wheel: $(VENV)/.installed-test ## build the wheel and check its size and content
 		test "$$size" -le $(WHEEL_LIMIT)
 
 clean: ## remove what the targets made, .venv too
-	rm -rf $(VENV) build dist site src/*.egg-info .mypy_cache .pytest_cache .ruff_cache .hypothesis
+	rm -rf $(VENV) $(AOT_VENV) build dist site src/*.egg-info .mypy_cache .pytest_cache .ruff_cache .hypothesis
 	rm -f src/sfumato/ops/cpu/_kernels.so
 	find src tests -name __pycache__ -type d -prune -exec rm -rf {} +
 
@@ -90,6 +93,16 @@ $(VENV)/.installed-test: $(INSTALLED) | $(BIN)/python
 	@echo "installing into $(VENV) (takes minutes the first time)"
 	@$(PIP) install -c constraints.txt -e '.[test]'
 	@touch $(VENV)/.installed $@
+
+# Triton in an environment of its own, which has all else from .venv.
+$(AOT_VENV)/%/.installed: | $(VENV)/.installed-test
+	@echo "installing Triton ($*) into $(@D)"
+	@$(BIN)/python -m venv --clear $(@D)
+	@$(@D)/bin/python -m pip --disable-pip-version-check -qq install 'numpy<2.3' \
+		$(if $(filter newest,$*),triton,triton==$*)
+	@$(BIN)/python -c 'import sysconfig; print(sysconfig.get_path("purelib"))' \
+		> "$$($(@D)/bin/python -c 'import sysconfig; print(sysconfig.get_path("purelib"))')/base.pth"
+	@touch $@
 
 $(VENV)/.installed-docs: $(INSTALLED) | $(BIN)/python
 	@echo "installing into $(VENV) (takes minutes the first time)"

@@ -229,7 +229,7 @@ def test_the_host_may_learn_of_steps_late(network: Network, kind: dict[str, Any]
     for number, late in enumerate(pending):
         for row, draft in enumerate(late.results()):
             assert isinstance(draft, Draft) and same(draft, expected[row][number])
-    assert not denoiser._unread
+    assert not denoiser._outstanding
     for number in range(3, 6):
         for row, result in enumerate(denoiser.advance(denoiser.forward(canvases, slots))):
             assert isinstance(result, Draft) and same(result, expected[row][number])

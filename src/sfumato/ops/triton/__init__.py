@@ -68,12 +68,13 @@ def prepare(device: torch.device) -> frozenset[str]:
     if not self_test.usable(device):
         if device.type == "cuda":
             why = self_test.why_unusable(device)
-            log.warning("kernels: torch serves on %s, since %s", device, why)
+            log.warning("kernels: torch serves on %s, since %s%s", device, why, self_test.LOSS)
         return frozenset()
     try:
         known = twins()
     except Exception as error:  # a build of Triton may fail in any way when it is imported
-        log.warning("kernels: torch serves on %s, since Triton fails (%s)", device, error)
+        why = f"{error}{self_test.LOSS}"
+        log.warning("kernels: torch serves on %s, since Triton fails (%s)", device, why)
         return frozenset()
     return self_test.prepare(device, known)
 
@@ -95,6 +96,7 @@ def _note_refused(operation: str, device: torch.device, arguments: tuple[Any, ..
         _refused.add((operation, device))
         tensors = [each for each in arguments if isinstance(each, torch.Tensor)]
         kinds = ", ".join(f"{each.dtype} {tuple(each.shape)}" for each in tensors)
+        kinds += self_test.LOSS
         log.warning("%s: torch serves calls that kernels do not take, as of %s", operation, kinds)
 
 
