@@ -157,8 +157,8 @@ def _measured_apart(case: str, options: argparse.Namespace) -> dict[str, Any]:
         if not (failed or path.exists()):
             failed = "left no findings"
         if failed:
-            said = output.decode("utf-8", "replace")[-2000:]
-            return {"case": case, "failed": failed, "output": said}
+            shown = output.decode("utf-8", "replace")[-2000:]
+            return {"case": case, "failed": failed, "output": shown}
         findings: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
         return findings
 

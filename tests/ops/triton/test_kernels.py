@@ -247,8 +247,9 @@ def test_what_is_compiled_ahead_of_time_is_what_is_launched() -> None:
         env=environment, capture_output=True, text=True, timeout=300,
     )  # fmt: skip
     assert run.returncode == 0, run.stderr
-    found = json.loads(run.stdout)
-    assert not found["missing"] and set(found["names"]) == set(table()["kernels"]), found
+    findings = json.loads(run.stdout)
+    assert not findings["missing"], findings
+    assert set(findings["names"]) == set(table()["kernels"])
 
 
 @pytest.mark.skipif(not installed(), reason="Triton is not installed")
