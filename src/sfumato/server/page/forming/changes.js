@@ -1,7 +1,7 @@
 // What differs between two texts, word by word. Knows no DOM.
 
 const WORDS = /\s+|[\p{L}\p{N}_]+|[^\s\p{L}\p{N}_]/gu;
-const MOST_PAIRS = 4_000_000; // of words that are compared; above, all between the common ends has changed
+const MOST_PAIRS = 1_000_000; // of words that are compared; above, all between the common ends has changed
 
 /** [{ text, kind: 'same' | 'added' | 'removed' }]: from one text to the other. */
 export function changes(before, after) {

@@ -20,7 +20,7 @@ export class Fill extends Mode {
     super(element, {
       settings,
       hint: 'The text forms here. What is given stays as it is, and all holes are filled at once.',
-      blame: { parts: 'text', messages: 'question' },
+      blame: {},
     });
     this.text = this.form.elements.text;
     this.board = new Board(element.querySelector('#fill-board'), () => this.changed('rows'));
@@ -101,6 +101,7 @@ export class Fill extends Mode {
     this.#kind = kind;
     for (const button of this.kinds) button.setAttribute('aria-pressed', String(button.dataset.kind === kind));
     for (const part of this.form.querySelectorAll('div[data-kind]')) part.hidden = part.dataset.kind !== kind;
+    this.blame = kind === 'text' ? { parts: 'text', messages: 'question' } : { parts: 'rows', messages: 'rows' };
     this.runButton.textContent = kind === 'text' ? 'Fill the holes' : 'Fill the grid';
   }
 

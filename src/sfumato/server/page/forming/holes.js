@@ -1,6 +1,8 @@
 // Texts with holes as a person writes them, as `sfumato fill` reads them: {{6}} is 6 tokens, {{<=8}} up
 // to 8, {{a|b}} one of the texts; other braces are text. Knows no DOM and no server.
 
+import { harmless } from '../tokens.js';
+
 const HOLE = /\{\{(?:(\d{1,8})|<=\s*(\d{1,8})|([^{}|]+(?:\|[^{}|]+)+))\}\}/g;
 
 /** The parts of a text, as /v1/fill takes them: texts and holes. */
@@ -42,6 +44,6 @@ export function boardTokens(puzzle, text) {
 export function filledTokens(parts, holes) {
   let next = 0;
   return parts.map((part, i) => (isHole(part)
-    ? { key: `hole ${next}`, text: holes[next++].text, style: 'hole' }
-    : { key: `text ${i}`, text: part, style: '' }));
+    ? { key: `hole ${next}`, text: harmless(holes[next++].text), style: 'hole' }
+    : { key: `text ${i}`, text: harmless(part), style: '' }));
 }

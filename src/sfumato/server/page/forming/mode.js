@@ -118,13 +118,15 @@ export class Mode {
     const fields = { ...this.settings.samplingFields };
     fields.seed ??= drawSeed();
     const record = { content: '', seed: fields.seed };
+    let isBegun = false; // else the stage keeps what it shows
     try {
       const { frames, stage, end } = await this.request(fields, signal);
       this.stage.begin(stage);
+      isBegun = true;
       for await (const frame of paced(frames, this.stage, this.settings, signal)) take(frame, record);
       this.stage.end({ stats: summary(record), ...end(record) });
     } catch (error) {
-      this.stage.end({ stats: [signal.aborted ? 'stopped' : 'ended by an error'] });
+      if (isBegun) this.stage.end({ stats: [signal.aborted ? 'stopped' : 'ended by an error'] });
       if (!signal.aborted) this.#fail(error);
     }
     this.#show(null);
@@ -132,20 +134,20 @@ export class Mode {
 
   #show(running) {
     this.#running = running;
-    this.runButton.hidden = running !== null;
-    this.stopButton.hidden = running === null;
-    // Where the hidden button had the focus, the other one gets it.
-    if (document.activeElement === document.body) (running ? this.stopButton : this.runButton).focus();
+    const [shown, hidden] = running ? [this.stopButton, this.runButton] : [this.runButton, this.stopButton];
+    const hasFocus = document.activeElement === hidden;
+    shown.hidden = false;
+    hidden.hidden = true;
+    if (hasFocus) shown.focus();
   }
 
   #fail(error) {
     if (error instanceof Wrong) this.complain(error.field, error.message);
     else if (error instanceof ServerError) {
-      const [part] = error.place ?? [];
-      const words = part && error.message.startsWith(part)
-        ? error.message.replace(/^[\w.[\]-]+: /, '') : error.message;
+      const field = this.blame[error.place?.[0]] ?? '';
+      const words = field ? error.message.replace(/^[\w.[\]-]+: /, '') : error.message;
       const hint = [401, 403].includes(error.status) ? ' The key is entered in the settings.' : '';
-      this.complain(this.blame[part] ?? '', capital(words) + hint);
+      this.complain(field, capital(words) + hint);
     } else {
       this.complain('', 'The connection broke off.');
       console.warn(error);

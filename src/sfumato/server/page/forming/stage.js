@@ -113,13 +113,14 @@ export class Stage {
 
   #tokensAt(frame) {
     if (!frame && this.#final) return this.#final;
-    const { puzzle, dress } = this.#how;
-    return dress(tokensAt(this.#trace, frame, puzzle).answer);
+    return this.#how.dress(this.#textAt(frame));
   }
+
+  #textAt(frame) { return tokensAt(this.#trace, frame, this.#how.puzzle).answer; }
 
   /** Room for the tallest frame while it is replayed. */
   #hold() {
-    const all = [...this.#trace.frames(), null];
-    this.#canvas.hold(Math.max(...all.map((frame) => this.#canvas.rowsFor(this.#tokensAt(frame)))));
+    const rows = this.#trace.frames().map((frame) => this.#canvas.rowsFor(this.#textAt(frame)));
+    this.#canvas.hold(Math.max(this.#canvas.rowsFor(this.#tokensAt(null)), ...rows));
   }
 }
