@@ -12,7 +12,7 @@ from sfumato.fill_calls import edit_message
 
 _ONLY = "This demonstration model knows "
 NOTES = {
-    "fill": f"{_ONLY}capitals, short sums and counts, and 4x4 Sudoku. Other texts get noise.",
+    "fill": f"{_ONLY}capitals, days, counts and 4x4 Sudoku, and little else.",
     "json": f"{_ONLY}objects like those of the examples. Others are valid, and mean nothing.",
     "edit": f"{_ONLY}no instructions: it answers a question, and the text is what it begins with.",
 }
@@ -46,17 +46,32 @@ _SOLVE = "Solve this Sudoku. Answer with the completed rows and nothing else."
 
 _EMBEDDED = {
     "fill": [
-        _fill("A capital", "The capital of France is {{5}}.", "What is the capital of France?"),
+        _fill("A capital", "The capital of France is {{5}}."),
+        _fill("A day", "Monday, {{7}}, Wednesday, Thursday"),
+        _fill("A number", "3, 4, 5, {{1}}, 7, 8"),
         _fill("Length left open", "The capital is {{<=8}}.", "What is the capital of Japan?"),
-        _fill("One of three", "Egypt is in {{Asia|Africa|Europe}}.", "Where is Egypt?"),
+        _fill(
+            "One of three", "Egypt is in {{Asia|Africa|Europe}}.", "Which continent is Egypt in?"
+        ),
         # Of held-out grids, with one solution.
         _sudoku("A Sudoku", "sudoku", "....\n..32\n....\n4..1"),
         _sudoku("Another Sudoku", "sudoku", ".2..\n..3.\n2...\n...1"),
     ],
     "json": [
-        _json("A capital", "What is the capital of France?", capital=_TEXT),
-        _json("A continent", "Which continent is Egypt in?", continent=_TEXT),
-        _json("A sum", "What is 3 + 4?", sum={"type": "integer", "minimum": 0, "maximum": 99}),
+        _json("A capital", "What is the capital of France? As JSON.", capital=_TEXT),
+        _json(
+            "An order",
+            "Emma ordered 3 cups. As JSON.",
+            name=_TEXT,
+            item=_TEXT,
+            count={"type": "integer", "minimum": 0, "maximum": 99},
+        ),
+        _json(
+            "A review",
+            "Hugo says that the hotel is superb. As JSON: thing, tone.",
+            thing=_TEXT,
+            tone={"enum": ["positive", "neutral", "negative"]},
+        ),
     ],
     "edit": [
         _edit("A wrong capital", "The capital is Rome.", "What is the capital of France?"),
