@@ -80,16 +80,16 @@ def test_the_examples_of_the_modes_can_be_asked(
     server: Any, embedded: Model, is_embedded: bool
 ) -> None:
     assert server.http.get("/props").json()["modes"] == modes(embedded=True)
-    found = modes(is_embedded)
-    for example in found["fill"]["examples"]:
+    available = modes(is_embedded)
+    for example in available["fill"]["examples"]:
         if "rows" in example:
             cells = example["rows"].replace("\n", "")
             assert len(cells) in (16, 81) and set(cells) <= set(".123456789")
         else:
             assert any(isinstance(part, Hole) for part in holes_of(example["text"]))
-    for example in found["json"]["examples"]:
+    for example in available["json"]["examples"]:
         embedded.grammars.cache.grammar(schema_source(example["schema"]))  # or raises
-    assert {"text", "instruction"} <= found["edit"]["examples"][0].keys()
+    assert {"text", "instruction"} <= available["edit"]["examples"][0].keys()
 
 
 @pytest.mark.parametrize("is_embedded", [True, False])

@@ -138,10 +138,10 @@ def modes(embedded: bool) -> dict[str, Any]:
     json is None where the package that reads grammars is missing. `prompt` of edit is what the
     model is asked, with {instruction} and {text} in it."""
     chosen = _EMBEDDED if embedded else _OTHERS
-    found: dict[str, Any] = {
+    available: dict[str, Any] = {
         name: {"note": NOTES[name] if embedded else None, "examples": examples}
         for name, examples in chosen.items()
     }
-    whole = edit_message("{text}", "{instruction}")["content"]
-    found["edit"]["prompt"] = "{instruction}" if embedded else whole
-    return found if find_spec("llguidance") else found | {"json": None}
+    prompt = edit_message("{text}", "{instruction}")["content"]
+    available["edit"]["prompt"] = "{instruction}" if embedded else prompt
+    return available if find_spec("llguidance") else available | {"json": None}
