@@ -9,13 +9,17 @@ from typing import Any
 import numpy as np
 import pytest
 
+from sfumato import Hole
 from sfumato.api import Model
+from sfumato.cli.fill import holes_of
+from sfumato.diffusion.constraints.grammar_source import schema_source
 from sfumato.engine import ServedModel
 from sfumato.server.decision_examples import decisions
 from sfumato.server.dialects import systemone
 from sfumato.server.examples import demonstration, examples
 from sfumato.server.http.request_body import validated
 from sfumato.server.metrics import CONTENT_TYPE
+from sfumato.server.mode_examples import modes
 from sfumato.server.schemas.decisions import SystemOneBody
 from sfumato.train import decision_states, sudoku
 
@@ -69,6 +73,23 @@ def test_the_first_examples_are_solved_in_some_steps(server: Any, number: int) -
         answer = reply["choices"][0]["message"]["content"]
         assert sudoku.is_solution(example["messages"][0]["content"], answer)
     assert min(reply["timings"]["diffusion"]["steps"] for reply in replies) >= 4
+
+
+@pytest.mark.parametrize("is_embedded", [True, False])
+def test_the_examples_of_the_modes_can_be_asked(
+    server: Any, embedded: Model, is_embedded: bool
+) -> None:
+    assert server.http.get("/props").json()["modes"] == modes(embedded=True)
+    available = modes(is_embedded)
+    for example in available["fill"]["examples"]:
+        if "rows" in example:
+            cells = example["rows"].replace("\n", "")
+            assert len(cells) in (16, 81) and set(cells) <= set(".123456789")
+        else:
+            assert any(isinstance(part, Hole) for part in holes_of(example["text"]))
+    for example in available["json"]["examples"]:
+        embedded.grammars.cache.grammar(schema_source(example["schema"]))  # or raises
+    assert {"text", "instruction"} <= available["edit"]["examples"][0].keys()
 
 
 @pytest.mark.parametrize("is_embedded", [True, False])

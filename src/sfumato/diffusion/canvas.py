@@ -64,6 +64,8 @@ class Draft:
     # float32 [length], of the causal mode where most probable tokens are asked for: logarithms of
     # the probabilities of token_ids
     log_probs: Tensor | None = None
+    # bool [length], of a text with holes: positions whose token is given
+    pinned: Tensor | None = None
 
     @property
     def text(self) -> str:

@@ -18,6 +18,7 @@ from sfumato.options import MOST_STEPS
 from sfumato.server.decision_examples import decisions
 from sfumato.server.examples import demonstration, examples
 from sfumato.server.http.errors import ApiError, dead, openai_error, without_paths
+from sfumato.server.mode_examples import modes
 from sfumato.server.schemas.settings import greatest
 from sfumato.server.service import Service
 
@@ -146,6 +147,7 @@ def props(service: Service) -> dict[str, Any]:
         "demonstration": demonstration(model.embedded),
         "examples": examples(model.embedded),
         "decisions": decisions(model.embedded) if model.undecided is None else None,
+        "modes": modes(model.embedded),
         "markers": asdict(model.template.markers),
     }
 
