@@ -36,6 +36,7 @@ class Grammar:
     tokens: GrammarTokens
     field: str
     _matcher: Any  # at its beginning; only ever copied
+    notes: tuple[str, ...] = ()  # what of the source it does not hold, as warnings say it
 
     def begin(self) -> GrammarState:
         """The state before the first token."""
