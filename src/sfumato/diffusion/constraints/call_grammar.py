@@ -89,7 +89,8 @@ def compile_calls(source: CallSource, tokens: GrammarTokens) -> Grammar:
         if not lenient:
             raise
         # Which of them is at fault only one compilation for each would say.
-        notes += [_note(tool, error) for tool in lenient]
+        why = str(error).partition(": ")[2]
+        notes += [_note(tool, f"{tool.field}: {why}") for tool in lenient]
         tools = tuple(
             replace(tool, schema=None) if tool in lenient else tool for tool in source.tools
         )
@@ -117,12 +118,11 @@ def _without_unsupported(source: CallSource) -> tuple[CallSource, list[str]]:
                     raise ValueError(f"{tool.field}: is too large")
                 CallRules(source.quote).arguments(json.loads(tool.schema), tool.field)
             except ValueError as error:
-                notes.append(_note(tool, error))
+                notes.append(_note(tool, str(error).partition("; ")[0]))
                 tool = replace(tool, schema=None)
         tools.append(tool)
     return replace(source, tools=tuple(tools)), notes
 
 
-def _note(tool: CallTool, error: ValueError) -> str:
-    why = str(error).partition("; ")[0]
+def _note(tool: CallTool, why: str) -> str:
     return f"{why}; the arguments of {tool.name!r} are not held to the schema"
