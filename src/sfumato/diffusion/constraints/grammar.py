@@ -10,6 +10,7 @@ import re
 from dataclasses import dataclass
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -129,9 +130,9 @@ class GrammarState:
     def mask(self) -> Tensor:
         """bool [tokens of the vocabulary]: which may follow. End tokens are among them only where
         the grammar accepts: at a dead end llguidance leaves these alone."""
-        packed = torch.frombuffer(bytearray(self.bits()), dtype=torch.uint8)
-        shifts = torch.arange(8, dtype=torch.uint8)
-        allowed = (packed[:, None] >> shifts & 1).flatten()[: self._vocab_size].bool()
+        packed = np.frombuffer(self.bits(), np.uint8)
+        bits = np.unpackbits(packed, count=self._vocab_size, bitorder="little")
+        allowed = torch.from_numpy(bits).bool()
         allowed[list(self.grammar.tokens.end_ids)] = self.accepts
         return allowed
 
