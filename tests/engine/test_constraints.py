@@ -78,6 +78,21 @@ def test_late_steps_wait_for_the_grammar_and_for_nothing_else(
     engine.close()
 
 
+def test_a_canvas_whose_rest_is_forced(model: Model) -> None:
+    """After two repairs of one step each, two characters are chosen, and the grammar the rest: no
+    token waits for scores."""
+    schema = {"enum": [first + second + "x" * 20 for first in "ab" for second in "ab"]}
+    how: dict[str, Any] = {"prompt": "x", "sampler": SamplerConfig(max_steps=1), "max_tokens": 40}
+    alone = model.generate(**how, schema=schema)
+    report = alone.stats.constraint
+    assert report and report.repairs >= 2 and report.causal_tokens > 0
+    engine = Engine(model, EngineConfig(slots=1, context=256))
+    handle = engine.submit(Request(**how, seed=0, grammar=schema_source(schema)))
+    run(engine)
+    assert handle.result().token_ids == alone.token_ids and alone.stop_reason == "eos"
+    engine.close()
+
+
 def test_a_fault_in_writing_starts_over_and_ends_no_other_row(
     model: Model, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -200,6 +200,48 @@ def test_strict_tools(server: Served) -> None:
     assert len(body["choices"][0]["message"]["tool_calls"]) == 1
 
 
+NAMED_TOOL = {"type": "function", "function": {"name": "trip"}}
+
+
+@pytest.mark.parametrize("choice", [NAMED_TOOL, "required"], ids=["named", "required"])
+def test_a_tool_that_has_to_be_called_is_held(server: Served, choice: Any) -> None:
+    """As instructor, LangChain and pydantic-ai send their classes: not strict."""
+    tools = [tool("trip", SCHEMA, False)]
+    body = server.chat("x", tools=tools, tool_choice=choice, seed=6, max_tokens=90).json()
+    (reply,) = body["choices"]
+    assert reply["finish_reason"] == "tool_calls" and not body.get("warnings"), body
+    calls = reply["message"]["tool_calls"]
+    assert all(is_trip(call["function"]["arguments"]) for call in calls)
+
+
+@pytest.mark.parametrize(
+    ("parameters", "why"),
+    [
+        ({"properties": {"a": {"not": {}}}}, ".a: not is not supported"),
+        ({"properties": {"a": {"type": "string", "pattern": "(?=x)"}}}, "look-around"),
+        ({}, None),
+    ],
+    ids=["keyword", "regex", "none"],
+)
+def test_a_tool_that_is_not_strict_is_free_where_it_cannot_be_held(
+    server: Served, parameters: dict[str, Any], why: str | None
+) -> None:
+    tools = [tool("trip", parameters, False)]
+    body = server.chat("x", tools=tools, tool_choice=NAMED_TOOL, max_tokens=40).json()
+    notes = [text for text in body.get("warnings", ()) if text.startswith("tools[0].function")]
+    assert len(notes) == (why is not None) and (why or "") in "".join(notes), body
+    assert all("'trip' are not held to the schema" in note for note in notes)
+
+
+def test_a_stop_leaves_the_call_free(server: Served) -> None:
+    """Nothing that goes with a call becomes a 400 because the call could be held."""
+    tools = [tool("trip", SCHEMA, False)]
+    how: dict[str, Any] = {"tools": tools, "tool_choice": NAMED_TOOL, "max_tokens": 40}
+    for given in ({"stop": "zq"}, {"ignore_eos": True}):
+        body = server.chat("x", **how, **given).json()
+        assert body["timings"]["diffusion"].get("constraint") is None, body
+
+
 def test_a_schema_beside_tools_holds_what_is_no_call(server: Served) -> None:
     """Calls stay possible, and free where they are not strict."""
     body = server.chat("x", tools=[tool("trip", {}, False)], json_schema=SCHEMA, seed=5).json()

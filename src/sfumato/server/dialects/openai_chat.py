@@ -7,6 +7,7 @@ from dataclasses import replace
 from typing import Any
 
 from sfumato.api import Reply
+from sfumato.diffusion.constraints.beside_grammar import goes_with_grammar
 from sfumato.engine import Account, Finished, Request, Settled, new_id
 from sfumato.server.dialects.shared import openai_objects
 from sfumato.server.dialects.shared.given_canvas import canvas_fields, longest, names, reads
@@ -34,6 +35,7 @@ from sfumato.text.reply import ToolCall
 from sfumato.text.tokenizer import Marker
 
 PATH = "/v1/chat/completions"
+_BESIDE = ("stop", "canvas", "prediction")  # fields of a request, which may say what a reply holds
 
 
 def parse(service: Service, body: ChatBody) -> list[Request]:
@@ -89,7 +91,13 @@ def _ends(
     close, is_single = service.model.template.markers.call_close, body.parallel_tool_calls is False
     required = use.opening is not None
     grammar = call_grammar(
-        use.tools, service.model, use.name, required, is_single, grammar_of(body)
+        use.tools,
+        service.model,
+        use.name,
+        required,
+        is_single,
+        grammar_of(body),
+        goes_with_grammar(fields["sampler"], **{name: fields.get(name) for name in _BESIDE}),
     )
     stop, is_read = fields["stop"], fields["canvas"] and fields["canvas"].read_only
     if is_single and use.tools and grammar is None and close and not is_read:
