@@ -88,6 +88,21 @@ def test_a_reference_becomes_its_item(http: TestClient) -> None:
     assert listed[1]["content"][0]["text"] == "Hello there."
 
 
+def test_what_is_referred_to_is_bounded_as_a_body_is() -> None:
+    """A reference takes few bytes, and may stand there many times."""
+    http = TestClient(create_app(FakeEngine(), ServerSettings(max_body=4000, page=False)))
+    made = http.post("/v1/responses", json={"input": "x" * 1000}).json()
+    (item,) = http.get(f"/v1/responses/{made['id']}/input_items?order=asc").json()["data"]
+    reference = {"type": "item_reference", "id": item["id"]}
+    for body in (
+        {"input": [reference] * 5},
+        {"input": [reference] * 3, "previous_response_id": made["id"]},
+    ):
+        answer = http.post("/v1/responses", json=body)
+        assert answer.json()["error"]["code"] == "input_too_large"
+    assert http.post("/v1/responses", json={"input": [reference] * 3}).status_code == 200
+
+
 def test_only_the_key_that_made_a_response_finds_it() -> None:
     settings = ServerSettings(api_key="k", page=False)
     app = create_app(FakeEngine(), settings)

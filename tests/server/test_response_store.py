@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from typing import Any
 
 import pytest
@@ -22,12 +23,12 @@ def response(name: str, previous: str | None = None, size: int = 0) -> dict[str,
 def test_only_its_owner_finds_a_response() -> None:
     store = ResponseStore(2**16)
     assert store.add("ann", response("a"), [{"id": "msg_in", "type": "message"}])
-    assert store.get("ann", "a").fields["output"][0]["id"] == "msg_a"
-    assert store.item("ann", "msg_in") == {"id": "msg_in", "type": "message"}
-    assert store.item("ann", "msg_a")["id"] == "msg_a"
+    assert json.loads(store.get("ann", "a").response) == response("a")
+    assert store.home("ann", "msg_in").inputs == [{"id": "msg_in", "type": "message"}]
+    assert store.home("ann", "msg_a").outputs == response("a")["output"]
     for ask in (
         lambda: store.get("bob", "a"),
-        lambda: store.item("bob", "msg_a"),
+        lambda: store.home("bob", "msg_a"),
         lambda: store.remove("bob", "a"),
         lambda: store.chain("bob", "a", 9),
     ):
@@ -35,14 +36,14 @@ def test_only_its_owner_finds_a_response() -> None:
             ask()
     store.remove("ann", "a")
     with pytest.raises(Missing):
-        store.item("ann", "msg_a")
+        store.home("ann", "msg_a")
 
 
 def test_a_chain_is_in_order_and_names_what_is_missing() -> None:
     store = ResponseStore(2**16)
     for name, previous in (("a", None), ("b", "a"), ("c", "b")):
         store.add("", response(name, previous), [])
-    assert [one.fields["id"] for one in store.chain("", "c", 9)] == ["a", "b", "c"]
+    assert [one.outputs[0]["id"][4:] for one in store.chain("", "c", 9)] == ["a", "b", "c"]
     assert len(store.chain("", "c", 2)) == 2 and store.chain("", None, 9) == []
     store.remove("", "a")
     with pytest.raises(Missing, match="a"):
@@ -69,7 +70,7 @@ def test_an_item_that_is_sent_again_is_found_while_one_response_has_it() -> None
     store.add("", response("a"), [item])
     store.add("", response("b"), [item])
     store.remove("", "a")
-    assert store.item("", "msg_in") == item
+    assert store.home("", "msg_in").inputs == [item]
 
 
 def test_an_update_of_what_was_deleted_keeps_nothing() -> None:
@@ -78,6 +79,6 @@ def test_an_update_of_what_was_deleted_keeps_nothing() -> None:
     store.add("ann", begun, [])
     assert not store.update("bob", response("a"))
     assert store.update("ann", response("a")) and store.get("ann", "a").status == "completed"
-    assert store.item("ann", "msg_a")
+    assert store.home("ann", "msg_a")
     store.remove("ann", "a")
     assert not store.update("ann", response("a"))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from typing import Any
 
 from fastapi import FastAPI, Request
@@ -72,7 +73,7 @@ def _response(service: Service, request: Request, name: str) -> Response:
         return Response(entry.response, media_type="application/json")
     running = service.running.get(_request_id(name))
     is_going = running is not None and running.is_going
-    fields = entry.fields
+    fields = json.loads(entry.response)
     return JSONResponse(fields if is_going else fields | {"status": "cancelled"})
 
 
@@ -114,7 +115,7 @@ def _inputs(service: Service, request: Request, name: str) -> list[Item]:
         before = store.chain(owner, entry.previous, service.settings.max_messages)
     except Missing:
         before = []
-    earlier = [item for one in before for item in (*one.inputs, *one.fields["output"])]
+    earlier = [item for one in before for item in (*one.inputs, *one.outputs)]
     return [*earlier, *items]
 
 

@@ -31,7 +31,8 @@ class Stored:
     """One response, as JSON texts: objects would take several times the bytes."""
 
     owner: str
-    response: bytes
+    head: bytes  # all of the response but its output
+    output: bytes
     items: bytes  # its own input
     item_ids: tuple[str, ...]  # of its input and its output
     previous: str | None  # the id of the response that it follows
@@ -39,14 +40,19 @@ class Stored:
 
     @property
     def nbytes(self) -> int:
-        texts = len(self.response) + len(self.items)
+        texts = len(self.head) + len(self.output) + len(self.items)
         return _OVERHEAD + _OVERHEAD_OF_ITEM * len(self.item_ids) + texts
 
     @property
-    def fields(self) -> dict[str, Any]:
-        """The response."""
-        fields: dict[str, Any] = json.loads(self.response)
-        return fields
+    def response(self) -> bytes:
+        """The whole response."""
+        return b'%s,"output":%s}' % (self.head[:-1], self.output)
+
+    @property
+    def outputs(self) -> list[Item]:
+        """The items of its output."""
+        items: list[Item] = json.loads(self.output)
+        return items
 
     @property
     def inputs(self) -> list[Item]:
@@ -74,11 +80,13 @@ class ResponseStore:
     def add(self, owner: str, response: Mapping[str, Any], items: Sequence[Item]) -> bool:
         """Keeps a response and its own input, and forgets old ones; False where it has too many
         bytes."""
+        output = response["output"]
         entry = Stored(
             owner,
-            _encoded(response),
+            _head(response),
+            _encoded(output),
             _encoded(items),
-            _ids([*items, *response["output"]]),
+            _ids([*items, *output]),
             response["previous_response_id"],
             response["status"],
         )
@@ -88,14 +96,15 @@ class ResponseStore:
     def update(self, owner: str, response: Mapping[str, Any]) -> bool:
         """Replaces a response that was added before it ended; False where it is no longer here, or
         has too many bytes now."""
-        encoded = _encoded(response)
+        head, output = _head(response), _encoded(response["output"])
         with self._lock:
             before = self._entries.get(response["id"])
             if before is None or before.owner != owner:
                 return False
             entry = replace(
                 before,
-                response=encoded,
+                head=head,
+                output=output,
                 item_ids=before.item_ids + _ids(response["output"]),
                 status=response["status"],
             )
@@ -112,15 +121,13 @@ class ResponseStore:
             self._get(owner, name)
             self._drop(name)
 
-    def item(self, owner: str, item_id: str) -> Item:
-        """An item of the input or the output of a response. Raises Missing."""
+    def home(self, owner: str, item_id: str) -> Stored:
+        """The response whose input or output has that item. Raises Missing."""
         with self._lock:
-            home = self._homes.get((owner, item_id))
-            if home is None:
+            name = self._homes.get((owner, item_id))
+            if name is None:
                 raise Missing(item_id)
-            entry = self._get(owner, home)
-        items = [*entry.inputs, *entry.fields["output"]]
-        return next(item for item in items if item.get("id") == item_id)
+            return self._get(owner, name)
 
     def chain(self, owner: str, name: str | None, most: int) -> list[Stored]:
         """The responses that end in that one, the first one first: at most so many of the last
@@ -166,6 +173,10 @@ class ResponseStore:
 
 def _encoded(value: Any) -> bytes:
     return json.dumps(value, ensure_ascii=False, separators=(",", ":")).encode()
+
+
+def _head(response: Mapping[str, Any]) -> bytes:
+    return _encoded({name: value for name, value in response.items() if name != "output"})
 
 
 def _ids(items: Sequence[Mapping[str, Any]]) -> tuple[str, ...]:

@@ -31,6 +31,7 @@ ANSWERS: dict[str, Answer] = {
     "both": f"Let me see.{CALL}{CALL}\n<turn|>",
     "think": "<|channel>thought\nHm, a hard one.<channel|>It is 4.<turn|>",
     "sunny": "It is sunny.<turn|>",
+    "call<turn|>\n<|turn>assistant\n<turn|>\n<|turn>tool\nsunny": "It is sunny in Paris.<turn|>",
     "long": "word " * 100 + "<turn|>",
     "json": '{"n": 4}<turn|>',
 }
@@ -203,13 +204,11 @@ def test_a_loop_with_a_tool(client: openai.OpenAI, stream: bool, by_id: bool) ->
     (call,) = first.output
     assert (call.name, json.loads(call.arguments)) == ("weather", {"city": "Paris"})
     result = {"type": "function_call_output", "call_id": call.call_id, "output": "sunny"}
-    then = {"role": "user", "content": "sunny"}
     if by_id:
-        second = ask(input=[result, then], previous_response_id=first.id)
+        second = ask(input=[result], previous_response_id=first.id)
     else:
-        past = [{"role": "user", "content": "call"}, call.to_dict()]
-        second = ask(input=[*past, result, then])
-    assert second.output_text == "It is sunny."
+        second = ask(input=[{"role": "user", "content": "call"}, call.to_dict(), result])
+    assert second.output_text == "It is sunny in Paris."
 
 
 def test_the_text_has_a_schema(client: openai.OpenAI) -> None:

@@ -17,8 +17,12 @@ MOST_METADATA, LONGEST_NAME, LONGEST_VALUE = 16, 64, 512  # as OpenAI has them
 LONGEST_ID = 128
 
 _Summary = Literal["auto", "concise", "detailed"] | None
-_Metadata = dict[
-    Annotated[str, Field(max_length=LONGEST_NAME)], Annotated[str, Field(max_length=LONGEST_VALUE)]
+_Metadata = Annotated[
+    dict[
+        Annotated[str, Field(max_length=LONGEST_NAME)],
+        Annotated[str, Field(max_length=LONGEST_VALUE)],
+    ],
+    Field(max_length=MOST_METADATA),
 ]
 LOGPROBS, ENCRYPTED = "message.output_text.logprobs", "reasoning.encrypted_content"
 _Include = Literal[
@@ -94,9 +98,9 @@ class ResponsesBody(Sampling):
     truncation: Literal["auto", "disabled"] | None = Field(
         None, description="auto: the oldest turns are left out where the input is too long."
     )
-    metadata: Annotated[
-        _Metadata | None, at_most(MOST_METADATA), Field(max_length=MOST_METADATA)
-    ] = Field(None, description="Is in the response as it is.")
+    metadata: Annotated[_Metadata | None, at_most(MOST_METADATA)] = Field(
+        None, description="Is in the response as it is."
+    )
     stream_options: ResponseStreamOptions | None = None
     user: str | None = Field(None, max_length=512, description="Written to the audit log.")
     background: Annotated[

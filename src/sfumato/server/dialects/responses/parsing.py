@@ -12,12 +12,13 @@ from sfumato.server.dialects.responses import tools
 from sfumato.server.dialects.responses.asked import Asked
 from sfumato.server.dialects.responses.conversation import Message, latest_turns, messages_of
 from sfumato.server.dialects.responses.items import items_of
+from sfumato.server.dialects.responses.references import References
 from sfumato.server.dialects.shared.ends import reply_ends
 from sfumato.server.dialects.shared.grammars import grammar_of
 from sfumato.server.dialects.shared.openai_tools import ToolUse, ignored_tools, tool_use
 from sfumato.server.dialects.shared.sampling import check_size, request_fields, seeds_of
 from sfumato.server.dialects.shared.thinking import Thinking, thinking_of
-from sfumato.server.http.errors import bad_request
+from sfumato.server.http.errors import ApiError, bad_request
 from sfumato.server.response_store import Item, Missing
 from sfumato.server.schemas.responses import ENCRYPTED, LOGPROBS, ResponsesBody
 from sfumato.server.service import Service
@@ -27,7 +28,6 @@ PATH = "/v1/responses"
 WORDING = (
     (r"messages(\[\d+\])?", "input"),
     (r"(tools\[\d+\])\.function", r"\1"),
-    (r"(prompt|ids)", "input"),
     (r"max_tokens", "max_output_tokens"),
 )
 """What the engine's and chat's checks name, and this body calls otherwise."""
@@ -67,7 +67,8 @@ def _items(service: Service, body: ResponsesBody) -> tuple[list[Item], list[Item
     if not isinstance(body.input, str) and len(body.input) > most:
         raise _too_many(len(body.input), most)
     ignored = body.ignored if service.settings.lenient else None
-    own = items_of(body.input, lambda name: store.item(body.owner, name), ignored)
+    referred = References(store, body.owner, service.settings.max_body)
+    own = items_of(body.input, referred.item, ignored)
     before: list[Item] = []
     try:
         for entry in store.chain(body.owner, body.previous_response_id, most):
@@ -76,7 +77,8 @@ def _items(service: Service, body: ResponsesBody) -> tuple[list[Item], list[Item
                     "previous_response_id: that response is still being made",
                     "previous_response_id",
                 )
-            before += [*entry.inputs, *entry.fields["output"]]
+            referred.count(len(entry.items) + len(entry.output))
+            before += [*entry.inputs, *entry.outputs]
             if len(before) + len(own) > most:
                 raise _too_many(len(before) + len(own), most)
     except Missing as missing:
@@ -90,7 +92,7 @@ def _items(service: Service, body: ResponsesBody) -> tuple[list[Item], list[Item
     return [item for item in before if item["type"] != "reasoning"], own
 
 
-def _too_many(count: int, most: int) -> Exception:
+def _too_many(count: int, most: int) -> ApiError:
     return bad_request(
         f"input: {count} items with those of the responses before, and this server takes {most}; "
         "leave out old ones, or raise --max-messages",

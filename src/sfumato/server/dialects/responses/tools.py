@@ -28,7 +28,7 @@ def _nested(tool: Mapping[str, Any], where: str, ignored: Unknown | None) -> Too
     kind = tool.get("type")
     if kind != "function":
         name = f"{where}.type"
-        raise bad_request(f"{name}: {str(kind)[:40]!r}: {_HOSTED}", name, "unsupported")
+        raise bad_request(f"{name}: must be function: {_HOSTED}", name, "unsupported")
     known = _IGNORED.union(_FUNCTION)
     names = [
         f"{where}.{name[:100]}" for name in tool if name not in known and tool[name] is not None
@@ -49,7 +49,7 @@ def nested_choice(choice: str | Mapping[str, Any] | None) -> str | dict[str, Any
     kind = choice.get("type")
     if kind != "function":
         raise bad_request(
-            f"tool_choice.type: {str(kind)[:40]!r} is not supported; only function is",
+            "tool_choice.type: must be function; others are not supported",
             "tool_choice.type",
             "unsupported",
         )
