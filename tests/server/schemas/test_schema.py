@@ -37,6 +37,8 @@ ROUTES = {
     "POST": (
         "/v1/chat/completions",
         "/v1/completions",
+        "/v1/responses",
+        "/v1/responses/{response_id}/cancel",
         "/completion",
         "/infill",
         "/v1/fill",
@@ -50,6 +52,8 @@ ROUTES = {
     "GET": (
         "/v1/models",
         "/v1/models/{model}",
+        "/v1/responses/{response_id}",
+        "/v1/responses/{response_id}/input_items",
         "/health",
         "/livez",
         "/readyz",
@@ -59,12 +63,15 @@ ROUTES = {
         "/metrics",
         "/tokenizer_info",
     ),
+    "DELETE": ("/v1/responses/{response_id}",),
 }
 REFUSED = (400, 413, 422)
-EXAMPLES = {"POST": 15, "GET": 2}  # of each route and mode
+EXAMPLES = {"POST": 15, "GET": 2, "DELETE": 2}  # of each route and mode
 
 PLAIN = [(method, path, "POSITIVE") for method, paths in ROUTES.items() for path in paths]
-WRONG = [("POST", path, "NEGATIVE") for path in ROUTES["POST"] if "reset" not in path]
+WRONG = [
+    ("POST", path, "NEGATIVE") for path in ROUTES["POST"] if not path.endswith(("cache", "cancel"))
+]
 
 
 @pytest.fixture(scope="module")

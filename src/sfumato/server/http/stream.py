@@ -6,6 +6,7 @@ What frames look like is the renderer's business, and how they are written the `
 from __future__ import annotations
 
 import logging
+import time
 from collections.abc import AsyncIterator, Iterable, Iterator
 from typing import Any
 
@@ -18,6 +19,7 @@ from sfumato.server.http.draft_frames import draft_frame, settled_frame
 from sfumato.server.http.errors import ApiError, from_failed, internal
 from sfumato.server.http.inflight import InFlight, headers_of
 from sfumato.server.http.security import Receive, Scope, Send
+from sfumato.server.http.wording import reword
 from sfumato.server.service import Service
 
 log = logging.getLogger(__name__)
@@ -51,16 +53,21 @@ async def _texts(service: Service, running: InFlight, frames: _Frames) -> AsyncI
     """What is written on the connection."""
     wire = frames.wire
     try:
-        for text in frames.first(sorted(running.open)):
+        for text in await run_in_threadpool(frames.first, sorted(running.open)):
             yield text
+        sent = time.monotonic()
         while running.open:
-            taken = await running.next(service.settings.keepalive_s)
+            # Events without a frame, as of a thought that is not shown, leave a stream silent too.
+            silent = time.monotonic() - sent
+            taken = await running.next(max(0.0, service.settings.keepalive_s - silent))
             if taken is None:
                 if wire.keepalive:
                     yield wire.keepalive
+                sent = time.monotonic()
                 continue
             for text in await run_in_threadpool(frames.of, *taken):
                 yield text
+                sent = time.monotonic()
             if isinstance(taken[1], Failed):
                 break
         else:
@@ -83,9 +90,10 @@ class _Frames:
         self._accounts: dict[int, Account] = {}
         self._steps: dict[int, int] = {}  # of the replies whose drafts are sent: the latest one
 
-    def first(self, numbers: Iterable[int]) -> Iterator[str]:
-        """Those before all events."""
-        return self._encoded(frame for number in numbers for frame in self._renderer.begin(number))
+    def first(self, numbers: Iterable[int]) -> list[str]:
+        """Those before all events; in a thread: they may repeat what a large body asks for."""
+        begun = (frame for number in numbers for frame in self._renderer.begin(number))
+        return list(self._encoded(begun))
 
     def of(self, number: int, event: Event) -> list[str]:
         """In a thread: a large canvas with log probabilities takes tens of milliseconds."""
@@ -104,7 +112,8 @@ class _Frames:
         return map(self.wire.encode, frames)
 
     def _failed(self, error: ApiError) -> Iterable[Frame]:
-        return self._renderer.failed(error, self._dialect.error_body(error))
+        reword(error, self._dialect.wording)
+        return self._renderer.failed(error, self._dialect.errors.body(error))
 
     def _of(self, number: int, event: Event) -> Iterable[Frame]:
         renderer = self._renderer

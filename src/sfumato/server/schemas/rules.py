@@ -27,7 +27,8 @@ class Rule:
 RULES = (
     Rule(
         "Prompt and reply fit the context.",
-        r"(prompt|messages|content|tokens|opening|max_tokens|prediction|suffix|input_suffix"
+        r"(prompt|messages|content|tokens|opening|max_tokens|max_output_tokens|prediction"
+        r"|suffix|input_suffix|input(\.\w+)*"
         r"|parts\[\d+\][^:]*): .*(context|leaves none)|the request needs",
     ),
     Rule(
@@ -81,13 +82,25 @@ RULES = (
     Rule(
         "A body has one schema or grammar at most; it is one that can be compiled, in 262,144 "
         "characters, of keywords that are supported, and with texts that the vocabulary writes.",
-        r"(response_format|structured_outputs|guided_|json_schema|grammar|tools)[\w.\[\]]*"
+        r"(response_format|structured_outputs|guided_|json_schema|grammar|tools|text)[\w.\[\]]*"
         r"(, [\w.]+)*: ",
     ),
     Rule(
         "stop, ignore_eos, the mode causal, a prediction, echo, a suffix, holes, a given canvas, "
         "named tokens and a message to be continued do not go together with a schema or grammar.",
         r"\w+: does not go together",
+    ),
+    Rule(
+        "An item_reference names an item of a response that is kept, and previous_response_id such "
+        "a response; a function_call_output answers a function_call right before it; an input is "
+        "not of thoughts alone.",
+        r"previous_response_id: |input: holds"
+        r"|input\[\d+\]\.(id|call_id): (there is no|.* is of no)",
+    ),
+    Rule(
+        "An input, with the items of the responses before and with what it refers to, has at most "
+        "1,024 items and as many characters as a body.",
+        r"input: (\d+ items|comes to)",
     ),
     Rule("stream_options belongs to stream.", r"stream_options: only with stream"),
     Rule("top_logprobs belongs to logprobs.", r"top_logprobs: needs logprobs"),
