@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from typing import Any
 
+from sfumato.server.dialects.anthropic.messages import MESSAGES
 from sfumato.server.dialects.decisions import ROUTES
 from sfumato.server.dialects.fill import FILL
 from sfumato.server.dialects.infill import INFILL
@@ -23,5 +24,6 @@ DIALECTS: tuple[Dialect[Any], ...] = (
     LLAMA_COMPLETION,
     INFILL,
     FILL,
+    MESSAGES,
 )
 DECISIONS: tuple[DecisionRoute, ...] = ROUTES

@@ -32,5 +32,5 @@ async def _reply(dialect: Dialect[B], service: Service, http: HttpRequest) -> Re
     if dialect.streams(body):
         return stream.response(service, running, renderer, dialect)
     replies = await inflight.collect(http, running, renderer.keeps_settled)
-    headers = inflight.headers_of(running)
+    headers = inflight.headers_of(running, dialect.errors.request_id)
     return await run_in_threadpool(lambda: answer.response(renderer.body(replies), headers))
