@@ -13,7 +13,7 @@ from fastapi.staticfiles import StaticFiles
 
 from sfumato import __version__
 from sfumato.engine import EngineClient
-from sfumato.server import info, replay, tokenizing
+from sfumato.server import info, ollama_routes, replay, tokenizing
 from sfumato.server.dialects import DECISIONS, DIALECTS, error_forms
 from sfumato.server.dialects.anthropic import messages
 from sfumato.server.http import decision_route, error_handlers, route
@@ -25,6 +25,7 @@ from sfumato.server.metrics import CONTENT_TYPE, Metrics
 from sfumato.server.openapi import add_reference, fails, takes
 from sfumato.server.schemas.anthropic import CountBody
 from sfumato.server.schemas.llama_cpp import DetokenizeBody, TemplateBody, TokenizeBody
+from sfumato.server.schemas.ollama import OllamaShowBody
 from sfumato.server.service import Service
 from sfumato.server.settings import ServerSettings
 
@@ -63,6 +64,7 @@ def create_app(
         _add_decisions(app, service, each)
     _add_models(app, service)
     _add_count(app, service)
+    ollama_routes.add(app, service)
     _add_tokenizing(app, service)
     _add_info(app, service)
     _add_metrics(app, metrics)
@@ -70,7 +72,7 @@ def create_app(
     decisions = [dialect for each in DECISIONS for dialect in each.dialects]
     bodies += [dialect.body_type for dialect in decisions]
     forms = [each.errors for each in dialects] + [each.errors for each in decisions]
-    others = (TokenizeBody, DetokenizeBody, TemplateBody, CountBody)
+    others = (TokenizeBody, DetokenizeBody, TemplateBody, CountBody, OllamaShowBody)
     add_reference(app, (*bodies, *others), forms)
     if service.settings.page:
         _add_replay(app)

@@ -13,6 +13,7 @@ from sfumato.server.dialects.decisions import ROUTES
 from sfumato.server.dialects.fill import FILL
 from sfumato.server.dialects.infill import INFILL
 from sfumato.server.dialects.llama_cpp import LLAMA_COMPLETION
+from sfumato.server.dialects.ollama.chat import OLLAMA_CHAT, OLLAMA_GENERATE
 from sfumato.server.dialects.openai_chat import OPENAI_CHAT
 from sfumato.server.dialects.openai_completions import OPENAI_COMPLETIONS
 from sfumato.server.http.decision_route import DecisionRoute
@@ -25,5 +26,7 @@ DIALECTS: tuple[Dialect[Any], ...] = (
     INFILL,
     FILL,
     MESSAGES,
+    OLLAMA_CHAT,
+    OLLAMA_GENERATE,
 )
 DECISIONS: tuple[DecisionRoute, ...] = ROUTES
