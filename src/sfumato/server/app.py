@@ -13,7 +13,7 @@ from fastapi.staticfiles import StaticFiles
 
 from sfumato import __version__
 from sfumato.engine import EngineClient
-from sfumato.server import info, ollama_routes, replay, tokenizing
+from sfumato.server import info, kept_responses, ollama_routes, replay, tokenizing
 from sfumato.server.dialects import DECISIONS, DIALECTS, error_forms
 from sfumato.server.dialects.anthropic import messages
 from sfumato.server.http import decision_route, error_handlers, route
@@ -62,9 +62,10 @@ def create_app(
         _add_dialect(app, service, dialect)
     for each in DECISIONS:
         _add_decisions(app, service, each)
+    kept_responses.add_routes(app, service)
     _add_models(app, service)
     _add_count(app, service)
-    ollama_routes.add(app, service)
+    ollama_routes.add_routes(app, service)
     _add_tokenizing(app, service)
     _add_info(app, service)
     _add_metrics(app, metrics)

@@ -17,8 +17,8 @@ from sfumato.server.service import Service
 TAG = "Ollama"
 
 
-def add(app: FastAPI, service: Service) -> None:
-    """Adds them."""
+def add_routes(app: FastAPI, service: Service) -> None:
+    """Adds them to the application."""
     answers = fails(forms=[OLLAMA_ERRORS])
 
     @app.head("/api/version", include_in_schema=False)

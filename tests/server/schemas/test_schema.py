@@ -40,6 +40,11 @@ ROUTES = {
         "/completion",
         "/infill",
         "/v1/fill",
+        "/v1/messages",
+        "/v1/messages/count_tokens",
+        "/api/chat",
+        "/api/generate",
+        "/api/show",
         "/tokenize",
         "/detokenize",
         "/apply-template",
@@ -58,6 +63,9 @@ ROUTES = {
         "/memory",
         "/metrics",
         "/tokenizer_info",
+        "/api/tags",
+        "/api/ps",
+        "/api/version",
     ),
 }
 REFUSED = (400, 413, 422)

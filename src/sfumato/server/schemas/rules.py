@@ -152,8 +152,8 @@ RULES = (
 def error_of(body: Mapping[str, Any]) -> Mapping[str, Any]:
     """The error's object of an answer in any form."""
     if "error" in body:
-        error: Mapping[str, Any] = body["error"]
-        return error
+        error: Mapping[str, Any] | str = body["error"]
+        return {"message": error} if isinstance(error, str) else error
     detail = body["detail"]
     if isinstance(detail, list):
         return {"message": f"{detail[0]['loc'][-1]}: {detail[0]['msg']}"}
