@@ -126,6 +126,20 @@ RULES = (
         "and not false where nothing is continued.",
         r"(continue_final_message|add_generation_prompt): |.*continued",
     ),
+    Rule(
+        "A result in Anthropic's messages answers a call of the assistant's turn before it.",
+        r"messages\[\d+\]\.content(\[\d+\])?(\.\w+)*: .*call",
+    ),
+    Rule(
+        "thinking.budget_tokens is less than max_tokens, and there where thinking is enabled.",
+        r"thinking\.budget_tokens: |thinking: an answer that is continued",
+    ),
+    Rule("tool_choice of the type tool has a name.", r"tool_choice\.name: is missing"),
+    Rule(
+        "In Ollama's API, system goes neither with raw nor with suffix; format and logprobs go not "
+        "with suffix; raw and suffix go without thinking; a model that is shown has a name.",
+        r"(system|format|logprobs): (goes|does not go)|think: an answer|model: is missing",
+    ),
     Rule("The chat template can render messages and tools.", r".*chat.template"),
     Rule(
         "Arguments of calls and tools are nested at most 64 levels deep, and the body 100.",
