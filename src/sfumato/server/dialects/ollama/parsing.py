@@ -79,7 +79,7 @@ def parse_generate(service: Service, body: OllamaGenerateBody) -> list[Request]:
 
 
 def options_of(body: OllamaGeneration) -> OllamaOptions:
-    return body.options or OllamaOptions()
+    return body.options or OllamaOptions.model_validate({})
 
 
 def streams(body: OllamaGeneration) -> bool:
