@@ -21,7 +21,8 @@ class Rule:
 
     def broken(self, error: Mapping[str, Any]) -> bool:
         """Whether an error's object is about this rule."""
-        return re.match(self.message, str(error["message"]), re.DOTALL) is not None
+        message = str(error["message"]).removeprefix("options.")  # as Ollama's bodies name fields
+        return re.match(self.message, message, re.DOTALL) is not None
 
 
 RULES = (

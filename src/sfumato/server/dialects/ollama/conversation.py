@@ -67,10 +67,12 @@ def _message(
         if message.get("tool_calls"):
             clean["tool_calls"] = message["tool_calls"]
     elif role == "tool":
-        name = message.get("tool_name") or message.get("name")
+        called = message.get("tool_name") or message.get("name")
         if message.get("tool_call_id") is not None:
             clean["tool_call_id"] = message["tool_call_id"]
-        clean["name"] = _called(before) if name is None and "tool_call_id" not in clean else name
+        if called is None and "tool_call_id" not in clean:
+            called = _called(before)
+        clean["name"] = called
     return clean
 
 
