@@ -13,8 +13,9 @@ from fastapi.staticfiles import StaticFiles
 
 from sfumato import __version__
 from sfumato.engine import EngineClient
-from sfumato.server import info, kept_responses, replay, tokenizing
+from sfumato.server import info, kept_responses, ollama_routes, replay, tokenizing
 from sfumato.server.dialects import DECISIONS, DIALECTS, error_forms
+from sfumato.server.dialects.anthropic import messages
 from sfumato.server.http import decision_route, error_handlers, route
 from sfumato.server.http.decision_route import DecisionRoute
 from sfumato.server.http.dialect import Dialect
@@ -22,7 +23,9 @@ from sfumato.server.http.observe import AuditLine, Observer
 from sfumato.server.http.security import Gate
 from sfumato.server.metrics import CONTENT_TYPE, Metrics
 from sfumato.server.openapi import add_reference, fails, takes
+from sfumato.server.schemas.anthropic import CountBody
 from sfumato.server.schemas.llama_cpp import DetokenizeBody, TemplateBody, TokenizeBody
+from sfumato.server.schemas.ollama import OllamaShowBody
 from sfumato.server.service import Service
 from sfumato.server.settings import ServerSettings
 
@@ -61,6 +64,8 @@ def create_app(
         _add_decisions(app, service, each)
     kept_responses.add_routes(app, service)
     _add_models(app, service)
+    _add_count(app, service)
+    ollama_routes.add_routes(app, service)
     _add_tokenizing(app, service)
     _add_info(app, service)
     _add_metrics(app, metrics)
@@ -68,7 +73,8 @@ def create_app(
     decisions = [dialect for each in DECISIONS for dialect in each.dialects]
     bodies += [dialect.body_type for dialect in decisions]
     forms = [each.errors for each in dialects] + [each.errors for each in decisions]
-    add_reference(app, (*bodies, TokenizeBody, DetokenizeBody, TemplateBody), forms)
+    others = (TokenizeBody, DetokenizeBody, TemplateBody, CountBody, OllamaShowBody)
+    add_reference(app, (*bodies, *others), forms)
     if service.settings.page:
         _add_replay(app)
         app.mount("/", StaticFiles(directory=PAGE, html=True), name="page")
@@ -120,9 +126,20 @@ def _add_decisions(app: FastAPI, service: Service, decisions: DecisionRoute) -> 
     )
 
 
+def _add_count(app: FastAPI, service: Service) -> None:
+    @app.post(
+        messages.COUNT_PATH,
+        tags=["Anthropic"],
+        **takes(CountBody, forms=[messages.MESSAGES.errors]),
+    )
+    async def count_tokens(request: Request) -> Response:
+        """The tokens of a prompt, without a reply."""
+        return await tokenizing.count_tokens(service, request)
+
+
 def _add_models(app: FastAPI, service: Service) -> None:
     @app.get("/v1/models", tags=["OpenAI"], responses=fails())
-    async def models() -> dict[str, Any]:
+    async def model_list() -> dict[str, Any]:
         """The model that is loaded."""
         return info.models(service)
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 from dataclasses import asdict, is_dataclass
-from datetime import UTC, datetime
 from typing import Any
 
 from fastapi.responses import JSONResponse, Response
@@ -16,6 +15,7 @@ from sfumato.diffusion.stopping import StableAndConfident
 from sfumato.engine import EngineDead
 from sfumato.options import MOST_STEPS
 from sfumato.server.decision_examples import decisions
+from sfumato.server.dialects.anthropic.model_card import anthropic_card, written_at
 from sfumato.server.examples import demonstration, examples
 from sfumato.server.http.errors import ApiError, dead, openai_error, without_paths
 from sfumato.server.mode_examples import modes
@@ -46,9 +46,11 @@ def alive(service: Service) -> Response:
 
 
 def model_card(service: Service) -> dict[str, Any]:
+    """The model as each API has it, in one object: OpenAI's fields, Anthropic's, and our own."""
     config, decides = service.model.config, service.model.undecided is None
     return {
         "id": service.name,
+        **anthropic_card(service),
         "object": "model",
         "aliases": list(service.settings.aliases),
         "created": service.started,
@@ -67,12 +69,10 @@ def model_card(service: Service) -> dict[str, Any]:
 
 
 def models(service: Service) -> dict[str, Any]:
-    """OpenAI's list, and System One's beside it. No checkpoint says when it was released, so the
-    date is the day on which its weights were written; where that is not known, on which this server
-    started, as `created` is."""
-    model = service.model
-    written = service.started if model.written is None else model.written
-    released = datetime.fromtimestamp(written, UTC).date().isoformat()
+    """One body for the clients of all APIs: OpenAI's and Anthropic's list, and System One's beside
+    it. No checkpoint says when it was released, so the date is the day on which its weights were
+    written; where that is not known, on which this server started, as `created` is."""
+    model, released = service.model, written_at(service).date().isoformat()
     card = {
         "description": f"{model.family}, {model.config.context_length:,} tokens of context.",
         "release_date": released,
@@ -81,6 +81,10 @@ def models(service: Service) -> dict[str, Any]:
     return {
         "object": "list",
         "data": [model_card(service)],
+        # Anthropic's pages: this is the only one.
+        "has_more": False,
+        "first_id": service.name,
+        "last_id": service.name,
         "models": [{"name": name, **card} for name in names],
     }
 

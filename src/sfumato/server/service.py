@@ -60,6 +60,12 @@ class Service:
             canvas = min(canvas, self.context - prompt + 1)
         return max(1, min(self.settings.max_tokens, max(left, canvas)))
 
+    def at_most(self, given: int, prompt: int, canvas: int | None) -> int:
+        """The same of a limit that is only the most that a client would take, as agents send it: no
+        larger slot is made for it."""
+        room = self.context - prompt + 1  # the last token of a reply is in no slot
+        return min(given, max(room, self.default_limit(prompt, canvas)))
+
     def prompt(self, request: Request) -> Prompt:
         """The prompt of a request's messages or ids. Raises ApiError."""
         try:

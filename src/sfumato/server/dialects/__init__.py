@@ -8,10 +8,12 @@ from __future__ import annotations
 
 from typing import Any
 
+from sfumato.server.dialects.anthropic.messages import MESSAGES
 from sfumato.server.dialects.decisions import ROUTES
 from sfumato.server.dialects.fill import FILL
 from sfumato.server.dialects.infill import INFILL
 from sfumato.server.dialects.llama_cpp import LLAMA_COMPLETION
+from sfumato.server.dialects.ollama.chat import OLLAMA_CHAT, OLLAMA_GENERATE
 from sfumato.server.dialects.openai_chat import OPENAI_CHAT
 from sfumato.server.dialects.openai_completions import OPENAI_COMPLETIONS
 from sfumato.server.dialects.responses import RESPONSES
@@ -25,5 +27,8 @@ DIALECTS: tuple[Dialect[Any], ...] = (
     LLAMA_COMPLETION,
     INFILL,
     FILL,
+    MESSAGES,
+    OLLAMA_CHAT,
+    OLLAMA_GENERATE,
 )
 DECISIONS: tuple[DecisionRoute, ...] = ROUTES

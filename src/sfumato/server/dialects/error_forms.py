@@ -11,6 +11,8 @@ from typing import Any
 
 from fastapi.datastructures import Headers
 
+from sfumato.server.dialects.anthropic.errors import ANTHROPIC_ERRORS
+from sfumato.server.dialects.ollama.errors import OLLAMA_ERRORS
 from sfumato.server.http.decision_route import DecisionRoute
 from sfumato.server.http.dialect import Dialect
 from sfumato.server.http.errors import OPENAI_ERRORS, ErrorForm
@@ -18,8 +20,17 @@ from sfumato.server.http.security import FormOf
 
 FormByHeaders = Callable[[Headers], ErrorForm]
 
+
+def _of_models(headers: Headers) -> ErrorForm:
+    """A route of several APIs; Anthropic's clients say that they are."""
+    return ANTHROPIC_ERRORS if "anthropic-version" in headers else OPENAI_ERRORS
+
+
 PREFIXES: Mapping[str, ErrorForm | FormByHeaders] = {
     "/v1": OPENAI_ERRORS,
+    "/v1/messages": ANTHROPIC_ERRORS,
+    "/v1/models": _of_models,
+    "/api": OLLAMA_ERRORS,
 }
 """Of a path, the prefix of most parts counts: "/api" is that of "/api" and "/api/chat", and not of
 "/apis". A path without one has OpenAI's form."""

@@ -75,3 +75,5 @@ class Dialect(Generic[B]):
     wire: Wire = SSE
     errors: ErrorForm = OPENAI_ERRORS
     wording: Wording = ()  # the engine's names of fields, where the body has others
+    # The answer to a body that asks for no reply; None where it asks for one.
+    at_once: Callable[[Service, B], Frame | None] = lambda service, body: None

@@ -166,7 +166,9 @@ def from_value_error(
         answer = too_large(message, name, error.prompt_tokens, error.context)
     else:
         answer = bad_request(message, name)
-    answer.recorded = request is not None
+    if request is not None:
+        answer.recorded = True
+        answer.headers["X-Request-Id"] = request.id
     return answer
 
 
@@ -191,7 +193,8 @@ def from_refusal(error: Exception, request: EngineRequest | DecisionRequest) -> 
         status, code = 503, "engine_unavailable"
     else:
         raise error
-    answer = ApiError(status, without_paths(str(error)), code=code, headers=_retry(seconds))
+    headers = _retry(seconds) | {"X-Request-Id": request.id}
+    answer = ApiError(status, without_paths(str(error)), code=code, headers=headers)
     answer.recorded = True
     return answer
 

@@ -194,9 +194,9 @@ async def start(engine: EngineClient, requests: Sequence[Request]) -> InFlight:
     return running
 
 
-def headers_of(running: InFlight) -> dict[str, str]:
-    """Headers that name the answer's line of the audit log."""
-    return {"X-Request-Id": running.id}
+def headers_of(running: InFlight, name: str | None = None) -> dict[str, str]:
+    """Headers that name the answer's line of the audit log. name: a dialect's own such header."""
+    return dict.fromkeys(("X-Request-Id", *(() if name is None else (name,))), running.id)
 
 
 async def collect(

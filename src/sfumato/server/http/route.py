@@ -25,6 +25,10 @@ async def reply(dialect: Dialect[B], service: Service, http: HttpRequest) -> Res
 
 async def _reply(dialect: Dialect[B], service: Service, http: HttpRequest) -> Response:
     async with request_body.read(service, http, dialect.body_type) as body:
+        if (fields := dialect.at_once(service, body)) is not None:
+            if dialect.streams(body):
+                return Response(dialect.wire.encode(fields), media_type=dialect.wire.media_type)
+            return answer.response(fields, {})
         requests = await run_in_threadpool(dialect.parse, service, body)
     body = request_body.without_large_fields(body)
     renderer = dialect.renderer(service, body, requests)
@@ -33,5 +37,5 @@ async def _reply(dialect: Dialect[B], service: Service, http: HttpRequest) -> Re
     if dialect.streams(body):
         return stream.response(service, running, renderer, dialect)
     replies = await inflight.collect(http, running, renderer.keeps_settled)
-    headers = inflight.headers_of(running)
+    headers = inflight.headers_of(running, dialect.errors.request_id)
     return await run_in_threadpool(lambda: answer.response(renderer.body(replies), headers))

@@ -30,16 +30,17 @@ def response(
 ) -> StreamingResponse:
     """The stream of `running`, which is cancelled when the client goes away."""
     frames = _Frames(service, renderer, dialect)
-    return _Stream(running, _texts(service, running, frames), dialect.wire.media_type)
+    return _Stream(running, _texts(service, running, frames), dialect)
 
 
 class _Stream(StreamingResponse):
     """Cancels what runs when it ends. Its generator cannot: a client that goes away early, or in
     the middle of a frame, leaves it not begun, or waiting to be collected."""
 
-    def __init__(self, running: InFlight, texts: AsyncIterator[str], media_type: str) -> None:
-        headers = {"Cache-Control": "no-store", "X-Accel-Buffering": "no"} | headers_of(running)
-        super().__init__(texts, media_type=media_type, headers=headers)
+    def __init__(self, running: InFlight, texts: AsyncIterator[str], dialect: Dialect[Any]) -> None:
+        headers = {"Cache-Control": "no-store", "X-Accel-Buffering": "no"}
+        headers |= headers_of(running, dialect.errors.request_id)
+        super().__init__(texts, media_type=dialect.wire.media_type, headers=headers)
         self._running = running
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:

@@ -21,7 +21,8 @@ class Rule:
 
     def broken(self, error: Mapping[str, Any]) -> bool:
         """Whether an error's object is about this rule."""
-        return re.match(self.message, str(error["message"]), re.DOTALL) is not None
+        message = str(error["message"]).removeprefix("options.")  # as Ollama's bodies name fields
+        return re.match(self.message, message, re.DOTALL) is not None
 
 
 RULES = (
@@ -139,6 +140,20 @@ RULES = (
         "and not false where nothing is continued.",
         r"(continue_final_message|add_generation_prompt): |.*continued",
     ),
+    Rule(
+        "A result in Anthropic's messages answers a call of the assistant's turn before it.",
+        r"messages\[\d+\]\.content(\[\d+\])?(\.\w+)*: .*call",
+    ),
+    Rule(
+        "thinking.budget_tokens is less than max_tokens, and there where thinking is enabled.",
+        r"thinking\.budget_tokens: |thinking: an answer that is continued",
+    ),
+    Rule("tool_choice of the type tool has a name.", r"tool_choice\.name: is missing"),
+    Rule(
+        "In Ollama's API, system goes neither with raw nor with suffix; format and logprobs go not "
+        "with suffix; raw and suffix go without thinking; a model that is shown has a name.",
+        r"(system|format|logprobs): (goes|does not go)|think: an answer|model: is missing",
+    ),
     Rule("The chat template can render messages and tools.", r".*chat.template"),
     Rule(
         "Arguments of calls and tools are nested at most 64 levels deep, and the body 100.",
@@ -165,8 +180,8 @@ RULES = (
 def error_of(body: Mapping[str, Any]) -> Mapping[str, Any]:
     """The error's object of an answer in any form."""
     if "error" in body:
-        error: Mapping[str, Any] = body["error"]
-        return error
+        error: Mapping[str, Any] | str = body["error"]
+        return {"message": error} if isinstance(error, str) else error
     detail = body["detail"]
     if isinstance(detail, list):
         return {"message": f"{detail[0]['loc'][-1]}: {detail[0]['msg']}"}
