@@ -158,6 +158,7 @@ def _settings(args: argparse.Namespace) -> ServerSettings:
         max_messages=args.max_messages,
         max_choices=args.max_choices,
         max_tokens=args.max_tokens,
+        pooling=args.pooling,
     )
     if settings.api_key is not None:
         return settings

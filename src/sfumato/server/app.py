@@ -99,6 +99,8 @@ def _add_dialect(app: FastAPI, service: Service, dialect: Dialect[Any]) -> None:
         tags=[dialect.tag],
         **takes(dialect.body_type, stream=dialect.wire.media_type),
     )
+    for alias in dialect.aliases:
+        app.add_api_route(alias, generate, methods=["POST"], include_in_schema=False)
 
 
 def _add_decisions(app: FastAPI, service: Service, decisions: DecisionRoute) -> None:
@@ -121,7 +123,11 @@ def _add_decisions(app: FastAPI, service: Service, decisions: DecisionRoute) -> 
 
 def _error_forms(dialects: Sequence[Dialect[Any]]) -> FormOf:
     """How errors are rendered on each path."""
-    forms = {dialect.path: ErrorForm(dialect.error_body) for dialect in dialects}
+    forms = {
+        path: ErrorForm(dialect.error_body)
+        for dialect in dialects
+        for path in (dialect.path, *dialect.aliases)
+    }
     decisions = {route.path: route for route in DECISIONS}
 
     def form_of(path: str, headers: Headers) -> ErrorForm:

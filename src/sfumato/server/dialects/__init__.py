@@ -9,6 +9,7 @@ from __future__ import annotations
 from typing import Any
 
 from sfumato.server.dialects.decisions import ROUTES
+from sfumato.server.dialects.embeddings import LLAMA_EMBEDDINGS, OLLAMA_EMBED, OPENAI_EMBEDDINGS
 from sfumato.server.dialects.fill import FILL
 from sfumato.server.dialects.infill import INFILL
 from sfumato.server.dialects.llama_cpp import LLAMA_COMPLETION
@@ -23,5 +24,8 @@ DIALECTS: tuple[Dialect[Any], ...] = (
     LLAMA_COMPLETION,
     INFILL,
     FILL,
+    OPENAI_EMBEDDINGS,
+    LLAMA_EMBEDDINGS,
+    OLLAMA_EMBED,
 )
 DECISIONS: tuple[DecisionRoute, ...] = ROUTES

@@ -8,7 +8,7 @@ honoured, refused (`Only`) or ignored (`Ignored`). Knows no dialect.
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Generic, TypeVar
 
@@ -21,6 +21,8 @@ from sfumato.server.service import Service
 
 B = TypeVar("B", bound=Body)
 Frame = dict[str, Any]
+Answer = Mapping[str, Any] | Iterator[Any]
+"""One JSON object, or a list whose items are made and encoded one by one."""
 
 
 class Renderer(ABC):
@@ -29,7 +31,7 @@ class Renderer(ABC):
     keeps_settled = False  # whether `body` needs the settled canvases, which hold tensors
 
     @abstractmethod
-    def body(self, replies: Sequence[CollectedReply]) -> Mapping[str, Any]:
+    def body(self, replies: Sequence[CollectedReply]) -> Answer:
         """The answer without a stream. An iterator in it becomes a list, and its items are made
         and encoded one by one. Called in a thread."""
 
@@ -73,3 +75,6 @@ class Dialect(Generic[B]):
     streams: Callable[[B], bool]
     wire: Wire = SSE
     error_body: ErrorBody = openai_error
+    aliases: tuple[
+        str, ...
+    ] = ()  # further paths of the route, which the API description leaves out

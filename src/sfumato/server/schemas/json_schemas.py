@@ -64,6 +64,17 @@ _PROMPT_IDS = IDS | {"minItems": 1}
 PROMPT = either(TEXT, _PROMPT_IDS)
 PROMPTS = either(TEXT, _list(TEXT, 1), _PROMPT_IDS, _list(_PROMPT_IDS, 1))
 PROMPT_OR_NULL = either(TEXT, _PROMPT_IDS, NULL)
+_MIXED = _list(either({"type": "integer", "minimum": 0}, TEXT), 1)
+_TEXT_PARTS = _list(_object({"type": {"const": "text"}, "text": TEXT}))
+MIXED_PROMPT = either(
+    TEXT,
+    _MIXED,
+    *(
+        _object(one) | {"additionalProperties": False}
+        for one in ({"prompt_string": TEXT}, {"content": _TEXT_PARTS})
+    ),
+)
+EMBEDDING_INPUT = either(MIXED_PROMPT, _list(MIXED_PROMPT, 1) | {"maxItems": 2048})
 MAX_TOKENS = either({"type": "integer", "minimum": 1, "maximum": MOST_TOKENS}, {"const": -1}, NULL)
 MAX_TOKENS_OR_NONE = either({"type": "integer", "minimum": -1, "maximum": MOST_TOKENS}, NULL)
 STOP = either(
