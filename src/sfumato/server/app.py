@@ -7,7 +7,6 @@ from pathlib import Path
 from typing import Any
 
 from fastapi import FastAPI, Request
-from fastapi.datastructures import Headers
 from fastapi.middleware.cors import CORSMiddleware
 from fastapi.responses import HTMLResponse, Response
 from fastapi.staticfiles import StaticFiles
@@ -15,13 +14,12 @@ from fastapi.staticfiles import StaticFiles
 from sfumato import __version__
 from sfumato.engine import EngineClient
 from sfumato.server import info, replay, tokenizing
-from sfumato.server.dialects import DECISIONS, DIALECTS
+from sfumato.server.dialects import DECISIONS, DIALECTS, error_forms
 from sfumato.server.http import decision_route, error_handlers, route
 from sfumato.server.http.decision_route import DecisionRoute
 from sfumato.server.http.dialect import Dialect
-from sfumato.server.http.errors import OPENAI_ERRORS, ErrorForm
 from sfumato.server.http.observe import AuditLine, Observer
-from sfumato.server.http.security import FormOf, Gate
+from sfumato.server.http.security import Gate
 from sfumato.server.metrics import CONTENT_TYPE, Metrics
 from sfumato.server.openapi import add_reference, fails, takes
 from sfumato.server.schemas.llama_cpp import DetokenizeBody, TemplateBody, TokenizeBody
@@ -68,18 +66,20 @@ def create_app(
     bodies = [dialect.body_type for dialect in dialects]
     decisions = [dialect for each in DECISIONS for dialect in each.dialects]
     bodies += [dialect.body_type for dialect in decisions]
-    forms = [dialect.errors for dialect in decisions]
+    forms = [each.errors for each in dialects] + [each.errors for each in decisions]
     add_reference(app, (*bodies, TokenizeBody, DetokenizeBody, TemplateBody), forms)
     if service.settings.page:
         _add_replay(app)
         app.mount("/", StaticFiles(directory=PAGE, html=True), name="page")
     error_handlers.add_handlers(app)
-    app.add_middleware(Gate, settings=service.settings, form_of=_error_forms(dialects))
+    app.add_middleware(
+        Gate, settings=service.settings, form_of=error_forms.by_path(dialects, DECISIONS)
+    )
     if service.settings.cors_origins:
         app.add_middleware(
             CORSMiddleware,
             allow_origins=service.settings.cors_origins,
-            allow_methods=["GET", "POST"],
+            allow_methods=["GET", "POST", "DELETE"],
             allow_headers=["*"],
         )
     app.add_middleware(Observer, routes=app.routes, metrics=metrics, audit=audit)  # outermost
@@ -97,7 +97,7 @@ def _add_dialect(app: FastAPI, service: Service, dialect: Dialect[Any]) -> None:
         name=dialect.name,
         description=dialect.help,
         tags=[dialect.tag],
-        **takes(dialect.body_type, stream=dialect.wire.media_type),
+        **takes(dialect.body_type, stream=dialect.wire.media_type, forms=[dialect.errors]),
     )
     for alias in dialect.aliases:
         app.add_api_route(alias, generate, methods=["POST"], include_in_schema=False)
@@ -119,23 +119,6 @@ def _add_decisions(app: FastAPI, service: Service, decisions: DecisionRoute) -> 
             forms=[dialect.errors for dialect in decisions.dialects],
         ),
     )
-
-
-def _error_forms(dialects: Sequence[Dialect[Any]]) -> FormOf:
-    """How errors are rendered on each path."""
-    forms = {
-        path: ErrorForm(dialect.error_body)
-        for dialect in dialects
-        for path in (dialect.path, *dialect.aliases)
-    }
-    decisions = {route.path: route for route in DECISIONS}
-
-    def form_of(path: str, headers: Headers) -> ErrorForm:
-        if path in decisions:
-            return decisions[path].by_headers(headers).errors
-        return forms.get(path, OPENAI_ERRORS)
-
-    return form_of
 
 
 def _add_models(app: FastAPI, service: Service) -> None:

@@ -22,7 +22,7 @@ class ServerSettings:
     max_choices: int = 128  # replies of one HTTP request: n, or n times the prompts
     max_tokens: int = 4096  # of a reply whose request names no limit, where the context has as many
     pooling: str = "mean"  # of embeddings whose request names none
-    keepalive_s: float = 10.0  # of a silent stream, until a comment is sent
+    keepalive_s: float = 9.0  # of a silent stream, until a comment is sent: no client waits for 10
     page: bool = True  # serve the web page
 
     def __post_init__(self) -> None:

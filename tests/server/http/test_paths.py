@@ -23,6 +23,7 @@ USER = [{"role": "user", "content": "Who are you?"}]
         ("/chat/completions", "/v1/chat/completions"),
         ("/completions/", "/v1/completions"),
         ("/models/a/b", "/v1/models/a/b"),
+        ("/responses/resp_1/cancel", "/v1/responses/resp_1/cancel"),
         ("/completion", "/completion"),
         ("/app.js", "/app.js"),
     ],

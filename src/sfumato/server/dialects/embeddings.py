@@ -9,7 +9,7 @@ from sfumato.engine import Finished, Request, Settled
 from sfumato.server.dialects.shared.openai_objects import warned
 from sfumato.server.dialects.shared.vectors import numbers, prompt_tokens, requests_of, vectors
 from sfumato.server.http.dialect import Answer, Dialect, Frame, Renderer
-from sfumato.server.http.errors import ApiError, bad_request
+from sfumato.server.http.errors import ApiError, ErrorForm, bad_request
 from sfumato.server.http.inflight import CollectedReply
 from sfumato.server.schemas.body import Body
 from sfumato.server.schemas.embeddings import (
@@ -101,9 +101,16 @@ def _ollama(service: Service, body: OllamaEmbedBody) -> list[Request]:
     return requests_of(service, body, body.input, "input", OLLAMA, truncate)
 
 
-def ollama_error(error: ApiError) -> dict[str, Any]:
-    """Ollama's form: a text alone."""
+def _ollama_error(error: ApiError) -> dict[str, Any]:
+    """A text alone."""
     return {"error": error.message}
+
+
+OLLAMA_ERRORS = ErrorForm(
+    _ollama_error,
+    name="OllamaError",
+    schema={"type": "object", "properties": {"error": {"type": "string"}}, "required": ["error"]},
+)
 
 
 def _never(body: Body) -> bool:
@@ -140,5 +147,5 @@ OLLAMA_EMBED = Dialect(
     parse=_ollama,
     renderer=OllamaRenderer,
     streams=_never,
-    error_body=ollama_error,
+    errors=OLLAMA_ERRORS,
 )

@@ -13,9 +13,10 @@ from dataclasses import dataclass
 from typing import Any, Generic, TypeVar
 
 from sfumato.engine import Account, Finished, Request, Settled
-from sfumato.server.http.errors import ApiError, ErrorBody, openai_error
+from sfumato.server.http.errors import OPENAI_ERRORS, ApiError, ErrorForm
 from sfumato.server.http.inflight import CollectedReply
 from sfumato.server.http.wire import SSE, Wire
+from sfumato.server.http.wording import Wording
 from sfumato.server.schemas.body import Body
 from sfumato.server.service import Service
 
@@ -52,7 +53,7 @@ class Renderer(ABC):
         return ()
 
     def failed(self, error: ApiError, body: Frame) -> Iterable[Frame]:
-        """Instead of all that would follow; body: the dialect's `error_body` of the error."""
+        """Instead of all that would follow; body: as the dialect's `errors` has it."""
         yield body
 
     def extra(self, fields: Frame) -> Frame:
@@ -74,7 +75,6 @@ class Dialect(Generic[B]):
     renderer: Callable[[Service, B, Sequence[Request]], Renderer]
     streams: Callable[[B], bool]
     wire: Wire = SSE
-    error_body: ErrorBody = openai_error
-    aliases: tuple[
-        str, ...
-    ] = ()  # further paths of the route, which the API description leaves out
+    errors: ErrorForm = OPENAI_ERRORS
+    wording: Wording = ()  # the engine's names of fields, where the body has others
+    aliases: tuple[str, ...] = ()  # further paths, which the API description leaves out

@@ -122,6 +122,7 @@ class ErrorForm:
     name: str = "Error"  # of the body's schema in the API description
     schema: Mapping[str, Any] = field(default_factory=lambda: SCHEMA)
     request_id: str | None = None  # a header that names the request, besides X-Request-Id
+    statuses: tuple[int, ...] = ()  # that OpenAI's form does not have
 
 
 def openai_error(error: ApiError) -> dict[str, Any]:

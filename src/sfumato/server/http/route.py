@@ -10,6 +10,7 @@ from fastapi.responses import Response
 
 from sfumato.server.http import answer, inflight, request_body, stream
 from sfumato.server.http.dialect import Dialect
+from sfumato.server.http.wording import in_the_words_of
 from sfumato.server.schemas.body import Body
 from sfumato.server.service import Service
 
@@ -18,6 +19,11 @@ B = TypeVar("B", bound=Body)
 
 async def reply(dialect: Dialect[B], service: Service, http: HttpRequest) -> Response:
     """Raises ApiError."""
+    with in_the_words_of(dialect.wording):
+        return await _reply(dialect, service, http)
+
+
+async def _reply(dialect: Dialect[B], service: Service, http: HttpRequest) -> Response:
     async with request_body.read(service, http, dialect.body_type) as body:
         requests = await run_in_threadpool(dialect.parse, service, body)
     body = request_body.without_large_fields(body)

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import base64
 import binascii
+import hashlib
 import hmac
 from collections.abc import Awaitable, Callable, MutableMapping
 from ipaddress import ip_address
@@ -26,6 +27,8 @@ Send = Callable[[Message], Awaitable[None]]
 App = Callable[[Scope, Receive, Send], Awaitable[None]]
 FormOf = Callable[[str, Headers], ErrorForm]
 """How the errors of a path are rendered, before a body is read."""
+OWNER = "sfumato.owner"
+"""Key of an ASGI scope: whose request it is, a digest of its key; "" where none is asked for."""
 
 KEY_HEADERS = ("x-api-key", "x-goog-api-key")  # besides Authorization
 OPEN_PATHS = frozenset({"/health", "/v1/health", "/readyz", "/livez"})
@@ -106,7 +109,7 @@ class Gate:
         self._check_host(host)
         self._check_origin(headers.get("origin"), host)
         if self._key is not None and scope["path"] not in OPEN_PATHS:
-            self._check_key(headers, scope["path"])
+            scope[OWNER] = owner_of(self._check_key(headers, scope["path"]))
         length = headers.get("content-length", "")
         if length.isdecimal() and int(length) > self.settings.max_body:
             raise BodyTooLarge(self.settings.max_body)
@@ -137,18 +140,24 @@ class Gate:
                 code="origin_refused",
             )
 
-    def _check_key(self, headers: Headers, path: str) -> None:
+    def _check_key(self, headers: Headers, path: str) -> bytes:
+        """The key of the request. Raises KeyRefused."""
         assert self._key is not None
         given = (
             _credentials(headers.get("authorization", "")),
             *(headers.get(name, "").encode("latin-1", "replace") for name in KEY_HEADERS),
         )
         if any(hmac.compare_digest(key, self._key) for key in given):
-            return
+            return self._key
         # A browser asks for a password where Basic is offered; so the page can be opened.
         page = path in ("/", "/docs") or ("." in path and not path.startswith("/v1/"))
         offer = 'Basic realm="Sfumato: the API key is the password"' if page else "Bearer"
         raise KeyRefused(missing=not any(given), offer=offer)
+
+
+def owner_of(key: bytes) -> str:
+    """Says that two requests have the same key, and not which."""
+    return hashlib.sha256(key).hexdigest()
 
 
 def _split(address: str, header: str) -> SplitResult:

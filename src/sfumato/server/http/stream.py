@@ -6,6 +6,7 @@ What frames look like is the renderer's business, and how they are written the `
 from __future__ import annotations
 
 import logging
+import time
 from collections.abc import AsyncIterator, Iterable, Iterator
 from typing import Any
 
@@ -18,6 +19,7 @@ from sfumato.server.http.draft_frames import draft_frame, settled_frame
 from sfumato.server.http.errors import ApiError, from_failed, internal
 from sfumato.server.http.inflight import InFlight, headers_of
 from sfumato.server.http.security import Receive, Scope, Send
+from sfumato.server.http.wording import reword
 from sfumato.server.service import Service
 
 log = logging.getLogger(__name__)
@@ -53,14 +55,19 @@ async def _texts(service: Service, running: InFlight, frames: _Frames) -> AsyncI
     try:
         for text in frames.first(sorted(running.open)):
             yield text
+        sent = time.monotonic()
         while running.open:
-            taken = await running.next(service.settings.keepalive_s)
+            # Events without a frame, as of a thought that is not shown, leave a stream silent too.
+            silent = time.monotonic() - sent
+            taken = await running.next(max(0.0, service.settings.keepalive_s - silent))
             if taken is None:
                 if wire.keepalive:
                     yield wire.keepalive
+                sent = time.monotonic()
                 continue
             for text in await run_in_threadpool(frames.of, *taken):
                 yield text
+                sent = time.monotonic()
             if isinstance(taken[1], Failed):
                 break
         else:
@@ -104,7 +111,8 @@ class _Frames:
         return map(self.wire.encode, frames)
 
     def _failed(self, error: ApiError) -> Iterable[Frame]:
-        return self._renderer.failed(error, self._dialect.error_body(error))
+        reword(error, self._dialect.wording)
+        return self._renderer.failed(error, self._dialect.errors.body(error))
 
     def _of(self, number: int, event: Event) -> Iterable[Frame]:
         renderer = self._renderer

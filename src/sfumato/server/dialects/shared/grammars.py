@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 from sfumato.diffusion.constraints.call_grammar import CallSource, CallTool
@@ -22,10 +22,13 @@ from sfumato.server.schemas.grammars import ResponseFormat
 _OBJECT = {"type": "object"}
 
 
-def grammar_of(body: Sampling) -> GrammarSource | None:
-    """The one grammar that a body asks for; None where it asks for none. Raises ApiError."""
+def grammar_of(
+    body: Sampling, more: Callable[[], Iterator[GrammarSource]] = lambda: iter(())
+) -> GrammarSource | None:
+    """The one grammar that a body asks for; None where it asks for none. more: what a dialect's
+    own fields ask for, which may raise ValueError. Raises ApiError."""
     try:
-        sources = list(_sources(body))
+        sources = [*more(), *_sources(body)]
     except ValueError as error:
         raise from_value_error(error) from None
     if len(sources) > 1:
