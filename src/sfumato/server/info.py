@@ -15,6 +15,7 @@ from sfumato.diffusion.schedule import LinearTemperature
 from sfumato.diffusion.stopping import StableAndConfident
 from sfumato.engine import EngineDead
 from sfumato.options import MOST_STEPS
+from sfumato.server import llama_info
 from sfumato.server.decision_examples import decisions
 from sfumato.server.examples import demonstration, examples
 from sfumato.server.http.errors import ApiError, dead, openai_error, without_paths
@@ -118,6 +119,7 @@ async def reset_prefix_cache(service: Service) -> dict[str, Any]:
 def props(service: Service) -> dict[str, Any]:
     """What a page or client needs before its first request; nothing of the machine's files."""
     model, settings, engine = service.model, service.settings, service.engine.config
+    own = llama_info.props(service)
     return {
         "model": service.name,
         "version": __version__,
@@ -129,7 +131,11 @@ def props(service: Service) -> dict[str, Any]:
         "chat_template": model.template.source,
         "bos_token": model.template.bos,
         "eos_token": model.template.eos,
-        "default_generation_settings": {"n_ctx": service.context, "params": defaults(service)},
+        **own,
+        "default_generation_settings": {
+            "n_ctx": service.context,
+            "params": own.pop("generation_settings") | defaults(service),
+        },
         "sampler": defaults(service),
         "limits": {
             "context": service.context,
@@ -173,11 +179,11 @@ def defaults(service: Service) -> dict[str, Any]:
     }
 
 
-def slots(service: Service) -> dict[str, Any]:
+def state(service: Service) -> dict[str, Any]:
     """The engine's state, by the names of its fields."""
-    state: dict[str, Any] = plain(service.engine.state())
-    state.pop("memory", None)
-    return state
+    fields: dict[str, Any] = plain(service.engine.state())
+    fields.pop("memory", None)
+    return fields
 
 
 def memory(service: Service) -> dict[str, Any]:

@@ -55,6 +55,7 @@ ROUTES = {
         "/readyz",
         "/props",
         "/slots",
+        "/state",
         "/memory",
         "/metrics",
         "/tokenizer_info",
