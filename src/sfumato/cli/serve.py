@@ -159,6 +159,7 @@ def _settings(args: argparse.Namespace) -> ServerSettings:
         max_values=args.max_values,
         max_messages=args.max_messages,
         max_choices=args.max_choices,
+        response_store=args.response_store,
         max_tokens=args.max_tokens,
         pooling=args.pooling,
     )

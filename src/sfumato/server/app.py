@@ -13,7 +13,7 @@ from fastapi.staticfiles import StaticFiles
 
 from sfumato import __version__
 from sfumato.engine import EngineClient
-from sfumato.server import info, llama_info, replay, tokenizing
+from sfumato.server import info, kept_responses, llama_info, replay, tokenizing
 from sfumato.server.dialects import DECISIONS, DIALECTS, error_forms
 from sfumato.server.http import decision_route, error_handlers, route
 from sfumato.server.http.decision_route import DecisionRoute
@@ -60,6 +60,7 @@ def create_app(
         _add_dialect(app, service, dialect)
     for each in DECISIONS:
         _add_decisions(app, service, each)
+    kept_responses.add_routes(app, service)
     _add_models(app, service)
     _add_tokenizing(app, service)
     _add_info(app, service)

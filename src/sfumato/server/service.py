@@ -6,11 +6,14 @@ import time
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from functools import lru_cache
+from weakref import WeakValueDictionary
 
 from sfumato import __version__
 from sfumato.engine import EngineClient, Prompt, Request, ServedModel
 from sfumato.server.http.admission import Admission
 from sfumato.server.http.errors import from_value_error
+from sfumato.server.http.inflight import InFlight
+from sfumato.server.response_store import ResponseStore
 from sfumato.server.settings import ServerSettings
 
 FINGERPRINT = f"sfumato-{__version__}"
@@ -22,8 +25,12 @@ class Service:
     settings: ServerSettings
     started: int = field(default_factory=lambda: int(time.time()))
     admission: Admission = field(init=False)
+    responses: ResponseStore = field(init=False)
+    # By the id of their first request, for those who cancel them from another connection.
+    running: WeakValueDictionary[str, InFlight] = field(default_factory=WeakValueDictionary)
 
     def __post_init__(self) -> None:
+        object.__setattr__(self, "responses", ResponseStore(self.settings.response_store))
         object.__setattr__(self, "admission", Admission(self.settings.max_body))
 
     @property

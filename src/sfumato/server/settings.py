@@ -26,6 +26,7 @@ class ServerSettings:
     max_choices: int = 128  # replies of one HTTP request: n, or n times the prompts
     max_tokens: int = 4096  # of a reply whose request names no limit, where the context has as many
     pooling: str = "mean"  # of embeddings whose request names none
+    response_store: int = 64 * 2**20  # bytes of responses that clients may name again; 0: none
     keepalive_s: float = 9.0  # of a silent stream, until a comment is sent: no client waits for 10
     page: bool = True  # serve the web page
 
@@ -39,6 +40,8 @@ class ServerSettings:
         for name in ("max_body", "max_values", "max_messages", "max_choices", "max_tokens"):
             if getattr(self, name) < 1:
                 raise ValueError(f"--{name.replace('_', '-')}: must be at least 1")
+        if self.response_store < 0:
+            raise ValueError("--response-store: must be at least 0")
         if not all(name.strip() and name.isprintable() for name in self.aliases):
             raise ValueError("--alias: must be a name of printable characters")
         if len(self.api_keys) > MOST_KEYS:

@@ -15,12 +15,14 @@ from sfumato.server.dialects.infill import INFILL
 from sfumato.server.dialects.llama_cpp import LLAMA_COMPLETION
 from sfumato.server.dialects.openai_chat import OPENAI_CHAT
 from sfumato.server.dialects.openai_completions import OPENAI_COMPLETIONS
+from sfumato.server.dialects.responses import RESPONSES
 from sfumato.server.http.decision_route import DecisionRoute
 from sfumato.server.http.dialect import Dialect
 
 DIALECTS: tuple[Dialect[Any], ...] = (
     OPENAI_CHAT,
     OPENAI_COMPLETIONS,
+    RESPONSES,
     LLAMA_COMPLETION,
     INFILL,
     FILL,

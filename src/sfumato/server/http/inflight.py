@@ -76,6 +76,11 @@ class InFlight:
             self.open.discard(number)
         return number, event
 
+    @property
+    def is_going(self) -> bool:
+        """Whether it has events to come, and nobody has cancelled it."""
+        return bool(self.open) and not self._cancelled
+
     def cancel(self) -> None:
         """Cancels the requests that have not ended."""
         self._cancelled = True

@@ -29,6 +29,7 @@ async def _reply(dialect: Dialect[B], service: Service, http: HttpRequest) -> Re
     body = request_body.without_large_fields(body)
     renderer = dialect.renderer(service, body, requests)
     running = await inflight.start(service.engine, requests)
+    service.running[running.id] = running
     if dialect.streams(body):
         return stream.response(service, running, renderer, dialect)
     replies = await inflight.collect(http, running, renderer.keeps_settled)

@@ -53,7 +53,7 @@ async def _texts(service: Service, running: InFlight, frames: _Frames) -> AsyncI
     """What is written on the connection."""
     wire = frames.wire
     try:
-        for text in frames.first(sorted(running.open)):
+        for text in await run_in_threadpool(frames.first, sorted(running.open)):
             yield text
         sent = time.monotonic()
         while running.open:
@@ -90,9 +90,10 @@ class _Frames:
         self._accounts: dict[int, Account] = {}
         self._steps: dict[int, int] = {}  # of the replies whose drafts are sent: the latest one
 
-    def first(self, numbers: Iterable[int]) -> Iterator[str]:
-        """Those before all events."""
-        return self._encoded(frame for number in numbers for frame in self._renderer.begin(number))
+    def first(self, numbers: Iterable[int]) -> list[str]:
+        """Those before all events; in a thread: they may repeat what a large body asks for."""
+        begun = (frame for number in numbers for frame in self._renderer.begin(number))
+        return list(self._encoded(begun))
 
     def of(self, number: int, event: Event) -> list[str]:
         """In a thread: a large canvas with log probabilities takes tens of milliseconds."""

@@ -25,4 +25,9 @@ def event(frame: Fields) -> str:
     return f"data: {json.dumps(frame, ensure_ascii=False, separators=(',', ':'))}\n\n"
 
 
+def named_event(frame: Fields) -> str:
+    """A server-sent event that has the name of its frame's type."""
+    return f"event: {frame['type']}\n{event(frame)}"
+
+
 SSE = Wire("text/event-stream", event, keepalive=": waiting\n\n")

@@ -1,0 +1,142 @@
+"""The routes about responses that are kept, with the real `openai` client where it has them."""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Callable
+from typing import Any
+
+import openai
+import pytest
+from starlette.testclient import TestClient
+from tests.support.answering_model import answering_model, slow_down
+from tests.support.fake_engine import FakeEngine
+
+from sfumato.api import Model
+from sfumato.server.app import ServerSettings, create_app
+
+
+@pytest.fixture
+def http() -> TestClient:
+    return TestClient(create_app(FakeEngine(), ServerSettings(model_name="m", page=False)))
+
+
+@pytest.fixture
+def client(http: TestClient) -> openai.OpenAI:
+    return openai.OpenAI(base_url=f"{http.base_url}/v1", api_key="k", http_client=http)
+
+
+def test_a_response_is_read_and_deleted(client: openai.OpenAI) -> None:
+    made = client.responses.create(model="m", input="Hi")
+    assert client.responses.retrieve(made.id).to_dict() == made.to_dict()
+    assert client.responses.cancel(made.id).status == "completed"
+    client.responses.delete(made.id)
+    for ask in (client.responses.retrieve, client.responses.cancel, client.responses.delete):
+        with pytest.raises(openai.NotFoundError):
+            ask(made.id)
+
+
+@pytest.mark.parametrize("stream", [False, True])
+def test_what_is_not_to_be_kept_is_not(http: TestClient, stream: bool) -> None:
+    answer = http.post("/v1/responses", json={"input": "Hi", "store": False, "stream": stream})
+    lines = [line for line in answer.text.splitlines() if "resp_" in line]
+    body = json.loads(lines[-1].removeprefix("data: "))
+    body = body["response"] if stream else body
+    assert body["store"] is False
+    assert http.get(f"/v1/responses/{body['id']}").status_code == 404
+
+
+def test_nothing_is_kept_without_room(http: TestClient) -> None:
+    for nbytes, note in ((0, None), (100, "--response-store")):
+        app = create_app(FakeEngine(), ServerSettings(response_store=nbytes, page=False))
+        body = TestClient(app).post("/v1/responses", json={"input": "Hi"}).json()
+        assert body["store"] is False and (note is None or note in body["warnings"][0])
+
+
+def test_the_items_of_the_input(client: openai.OpenAI) -> None:
+    first = client.responses.create(model="m", input=[{"role": "user", "content": "One"}])
+    then = client.responses.create(model="m", input="Two", previous_response_id=first.id)
+    listed: Any = list(client.responses.input_items.list(then.id, order="asc", limit=1))
+    assert [(item.role, item.content[0].text) for item in listed] == [
+        ("user", "One"),
+        ("assistant", "Hello there."),
+        ("user", "Two"),
+    ]
+    newest: Any = client.responses.input_items.list(then.id).data[0]
+    assert newest.content[0].text == "Two"
+
+
+@pytest.mark.parametrize("query", ["limit=0", "limit=101", "limit=x", "order=up", "after=msg_x"])
+def test_wrong_queries_are_named(http: TestClient, query: str) -> None:
+    made = http.post("/v1/responses", json={"input": "Hi"}).json()["id"]
+    answer = http.get(f"/v1/responses/{made}/input_items?{query}")
+    assert answer.status_code == 400 and answer.json()["error"]["param"] == query.split("=")[0]
+    assert http.get(f"/v1/responses/{made}?stream=true").status_code == 400
+
+
+def test_a_reference_becomes_its_item(http: TestClient) -> None:
+    made = http.post("/v1/responses", json={"input": "Hi"}).json()
+    given = [
+        {"role": "user", "content": "Hi"},
+        {"type": "item_reference", "id": made["output"][0]["id"]},
+        {"role": "user", "content": "And?"},
+    ]
+    answer = http.post("/v1/responses", json={"input": given})
+    assert answer.status_code == 200
+    listed = http.get(f"/v1/responses/{answer.json()['id']}/input_items?order=asc").json()["data"]
+    assert listed[1]["content"][0]["text"] == "Hello there."
+
+
+def test_only_the_key_that_made_a_response_finds_it() -> None:
+    settings = ServerSettings(api_key="k", page=False)
+    app = create_app(FakeEngine(), settings)
+    http = TestClient(app, headers={"x-api-key": "k"})
+    made = http.post("/v1/responses", json={"input": "Hi"}).json()["id"]
+    store = app.state.service.responses
+    assert http.get(f"/v1/responses/{made}").status_code == 200
+    entry = store._entries.pop(made)
+    store._entries[made] = type(entry)(**vars(entry) | {"owner": "another"})
+    assert http.get(f"/v1/responses/{made}").status_code == 404
+    body = {"input": "Hi", "previous_response_id": made}
+    refused = http.post("/v1/responses", json=body)
+    assert refused.json()["error"]["code"] == "previous_response_not_found"
+
+
+def test_a_conversation_is_at_most_as_long_as_a_list(client: openai.OpenAI) -> None:
+    app = create_app(FakeEngine(), ServerSettings(max_messages=4, page=False))
+    http = TestClient(app)
+    previous = None
+    for status in (200, 200, 400):
+        answer = http.post("/v1/responses", json={"input": "Hi", "previous_response_id": previous})
+        assert answer.status_code == status
+        previous = answer.json().get("id")
+    assert "--max-messages" in answer.json()["error"]["message"]
+
+
+@pytest.mark.parametrize("by_cancel", [True, False])
+def test_a_stream_is_cancelled_from_elsewhere(
+    serve: Callable[..., Any], eventually: Callable[..., None], by_cancel: bool
+) -> None:
+    model: Model = answering_model({"long": "word " * 400 + "<turn|>"})
+    slow_down(model, lambda: time.sleep(0.02))
+    served = serve(model, context=4096)
+    with served.http.stream(
+        "POST", "/v1/responses", json={"input": "long", "stream": True}
+    ) as live:
+        lines = live.iter_lines()
+        name = next(
+            json.loads(line[6:])["response"]["id"] for line in lines if line.startswith("data: ")
+        )
+        path = f"/v1/responses/{name}"
+        read = served.client().responses
+        assert read.retrieve(name).status == "in_progress"
+        body = {"input": "Hi", "previous_response_id": name}
+        assert served.post("/v1/responses", **body).status_code == 400
+        if by_cancel:
+            assert served.post(f"{path}/cancel").json()["status"] == "cancelled"
+            last = [json.loads(line[6:]) for line in lines if line.startswith("data: ")][-1]
+            assert last["type"] == "response.incomplete"
+            assert last["response"]["status"] == "cancelled"
+    eventually(lambda: read.retrieve(name).status == "cancelled")
+    eventually(lambda: served.engine.health().running == 0)
