@@ -214,6 +214,8 @@ class Row(AnyRow):
             len(self.sequence.reply),
             lease.index if lease else -1,
             now - self.submitted,
+            self.cached,
+            min(self.encoded, self.prompt_tokens),
         )
 
     def _steps(self) -> tuple[int, ...]:

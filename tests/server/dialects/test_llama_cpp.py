@@ -5,6 +5,8 @@ from __future__ import annotations
 import json
 from typing import Any
 
+import pytest
+
 PROMPT = "<|turn>user\nWho are you?<turn|>\n<|turn>model\n"
 
 
@@ -155,3 +157,25 @@ def test_the_tokens_of_a_chat_are_counted(server: Any) -> None:
     counted = server.post("/chat/completions/input_tokens", messages=messages).json()
     usage = server.chat(messages=messages, max_tokens=1).json()["usage"]
     assert counted == {"input_tokens": usage["prompt_tokens"]}
+
+
+@pytest.mark.parametrize("path", ["/completion", "/v1/chat/completions"])
+def test_progress_of_a_prompt(server: Any, path: str) -> None:
+    """What a slot held, then what is encoded, up to all of it; before the text."""
+    text = f"one more prompt, which {path} has not seen before. " * 4
+    body = {"messages": [{"role": "user", "content": text}], "max_tokens": 4}
+    if path == "/completion":
+        body = {"prompt": text, "n_predict": 4}
+    held = []
+    for _ in range(2):
+        answer = server.post(path, **body, stream=True, return_progress=True).text
+        lines = [line[6:] for line in answer.splitlines() if line.startswith("data: {")]
+        frames = [json.loads(line) for line in lines]
+        reports = [frame["prompt_progress"] for frame in frames if "prompt_progress" in frame]
+        assert (
+            reports[0]["processed"] == reports[0]["cache"] and (reports[0]["cache"] > 0) == cached
+        )
+        counts = [report["processed"] for report in reports]
+        assert counts == sorted(set(counts)) and counts[-1] == reports[0]["total"]
+        assert frames[-1].get("prompt_progress") is None
+    assert held[0] < held[1]

@@ -14,6 +14,7 @@ from sfumato.server.dialects.shared.llama_settings import generation_settings
 from sfumato.server.dialects.shared.logprobs import Logged, logged
 from sfumato.server.dialects.shared.mixed_prompts import prompts_in
 from sfumato.server.dialects.shared.pieces import pieces
+from sfumato.server.dialects.shared.prompt_progress import Progress, PromptProgress
 from sfumato.server.dialects.shared.sampling import check_size, request_fields, seeds_of
 from sfumato.server.examples import warnings
 from sfumato.server.http.dialect import Answer, Dialect, Frame, Renderer
@@ -82,6 +83,7 @@ class LlamaRenderer(Renderer):
         self._as_probs = bool(getattr(body, "post_sampling_probs", False))
         self.keeps_settled = self._alternatives > 0
         self._logs = [self._log(request) for request in requests]
+        self._progress = PromptProgress(service, requests, bool(body.return_progress))
 
     def _log(self, request: Request) -> LlamaLog | None:
         """None where the settled canvases are not those of a reply: a fill's have the suffix."""
@@ -109,13 +111,26 @@ class LlamaRenderer(Renderer):
     def extra(self, fields: Frame) -> Frame:
         return {"index": 0, "content": "", "tokens": [], "stop": False} | fields
 
+    @property
+    def watches_s(self) -> float | None:
+        return self._progress.watches_s
+
+    def waiting(self) -> Iterable[Frame]:
+        return self._reports(self._progress.news())
+
+    def _reports(self, news: Iterable[Progress]) -> Iterable[Frame]:
+        for number, progress in news:
+            yield self.extra({"index": number, "prompt_progress": progress})
+
     def settled(self, number: int, settled: Settled) -> Iterable[Frame]:
+        yield from self._reports(self._progress.complete(number))
         log = self._logs[number]
         if log is not None:
             log.add(settled)
         yield from self._texts(number, settled.text)
 
     def finished(self, number: int, end: Finished) -> Iterable[Frame]:
+        yield from self._reports(self._progress.complete(number, end.account))
         yield from self._texts(number, end.reply.text[self._sent[number] :])
         if (log := self._logs[number]) is not None:
             yield from self._parts(number, log.end())

@@ -56,6 +56,15 @@ class Renderer(ABC):
         """Instead of all that would follow; body: as the dialect's `errors` has it."""
         yield body
 
+    @property
+    def watches_s(self) -> float | None:
+        """After how long without an event `waiting` may have frames; None: it has none."""
+        return None
+
+    def waiting(self) -> Iterable[Frame]:
+        """While there is no event. Called in a thread."""
+        return ()
+
     def extra(self, fields: Frame) -> Frame:
         """A frame for the web page alone: `draft` or `settled`, where a body asks for drafts."""
         return fields
