@@ -172,9 +172,8 @@ def test_progress_of_a_prompt(server: Any, path: str) -> None:
         lines = [line[6:] for line in answer.splitlines() if line.startswith("data: {")]
         frames = [json.loads(line) for line in lines]
         reports = [frame["prompt_progress"] for frame in frames if "prompt_progress" in frame]
-        assert (
-            reports[0]["processed"] == reports[0]["cache"] and (reports[0]["cache"] > 0) == cached
-        )
+        assert reports[0]["processed"] == reports[0]["cache"]
+        held.append(reports[0]["cache"])
         counts = [report["processed"] for report in reports]
         assert counts == sorted(set(counts)) and counts[-1] == reports[0]["total"]
         assert frames[-1].get("prompt_progress") is None
