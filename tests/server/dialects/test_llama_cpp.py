@@ -162,10 +162,11 @@ def test_the_tokens_of_a_chat_are_counted(server: Any) -> None:
 @pytest.mark.parametrize("path", ["/completion", "/v1/chat/completions"])
 def test_progress_of_a_prompt(server: Any, path: str) -> None:
     """What a slot held, then what is encoded, up to all of it; before the text."""
-    text = f"one more prompt, which {path} has not seen before. " * 4
-    body = {"messages": [{"role": "user", "content": text}], "max_tokens": 4}
+    text = f"one more prompt, which {path} has not seen before. "
+    body: dict[str, Any] = {"messages": [{"role": "user", "content": text}], "max_tokens": 4}
     if path == "/completion":
         body = {"prompt": text, "n_predict": 4}
+    body["max_steps"] = 2
     held = []
     for _ in range(2):
         answer = server.post(path, **body, stream=True, return_progress=True).text

@@ -123,14 +123,14 @@ class LlamaRenderer(Renderer):
             yield self.extra({"index": number, "prompt_progress": progress})
 
     def settled(self, number: int, settled: Settled) -> Iterable[Frame]:
-        yield from self._reports(self._progress.complete(number))
+        yield from self._reports(self._progress.rest(number))
         log = self._logs[number]
         if log is not None:
             log.add(settled)
         yield from self._texts(number, settled.text)
 
     def finished(self, number: int, end: Finished) -> Iterable[Frame]:
-        yield from self._reports(self._progress.complete(number, end.account))
+        yield from self._reports(self._progress.rest(number, end.account))
         yield from self._texts(number, end.reply.text[self._sent[number] :])
         if (log := self._logs[number]) is not None:
             yield from self._parts(number, log.end())

@@ -187,7 +187,7 @@ class ChatRenderer(Renderer):
             yield self.extra({"index": number, "prompt_progress": progress})
 
     def settled(self, number: int, settled: Settled) -> Iterable[Frame]:
-        yield from self._reports(self._progress.complete(number))
+        yield from self._reports(self._progress.rest(number))
         log = self._logs[number]
         if log is not None:
             log.add(settled)
@@ -197,7 +197,7 @@ class ChatRenderer(Renderer):
             yield from self._call(number, call)
 
     def finished(self, number: int, end: Finished) -> Iterable[Frame]:
-        yield from self._reports(self._progress.complete(number, end.account))
+        yield from self._reports(self._progress.rest(number, end.account))
         reply, sent = end.reply, self._sent[number]
         thought = (reply.thought or "")[sent["reasoning_content"] :]
         yield from self._texts(number, "reasoning_content", thought)

@@ -48,7 +48,7 @@ def generation_settings(
     defaults = service.model.sampler_defaults
     config = request.sampler or SamplerConfig()
     ends = service.model.end_ids if config.ignore_eos else ()
-    stops = [request.stop] if isinstance(request.stop, str) else request.stop or ()
+    stops = request.stop if isinstance(request.stop, list | tuple) else [request.stop]
     return {
         "seed": seed,
         **_drawn(config, defaults),

@@ -41,7 +41,7 @@ class PromptProgress:
             if number is not None and number in self._open:
                 yield from self._of(number, row)
 
-    def complete(self, number: int, account: Account | None = None) -> Iterator[Progress]:
+    def rest(self, number: int, account: Account | None = None) -> Iterator[Progress]:
         """Before a reply's first text, or, with its account, at its end."""
         if number not in self._open:
             return
