@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import Any
 
-from sfumato.options.limits import LONGEST_STOP, MOST_BIASES
+from sfumato.options.limits import LONGEST_STOP, MOST_BIAS, MOST_BIASES
 from sfumato.server.http.errors import bad_request, from_value_error
 from sfumato.server.service import Service
 
@@ -28,6 +28,8 @@ def biases_of(service: Service, value: Any) -> dict[str, float] | None:
             bias = BAN
         if isinstance(bias, bool) or not isinstance(bias, int | float):
             raise bad_request(f"{NAME}: a bias must be a number or false", NAME)
+        if not -MOST_BIAS <= bias <= MOST_BIAS:
+            raise bad_request(f"{NAME}: a bias is not from -{MOST_BIAS} to {MOST_BIAS}", NAME)
         for token in _tokens(service, key):
             biases[token] = float(bias)
     return biases

@@ -13,6 +13,7 @@ from sfumato.engine import Finished, Pooling, Prompt, Request
 from sfumato.server.dialects.shared.mixed_prompts import MixedPrompt, prompts_in
 from sfumato.server.http.errors import bad_request, from_value_error
 from sfumato.server.http.inflight import CollectedReply
+from sfumato.server.http.wording import reword
 from sfumato.server.schemas.embeddings import MOST_INPUTS, Pooled
 from sfumato.server.service import Service
 
@@ -81,7 +82,9 @@ def _ids(service: Service, prompt: MixedPrompt, field: str, truncate: bool) -> l
             text = part[: context * tokenizer.longest_token] if truncate else part
             ids += service.encode(text, field, special=False)
     except ValueError as error:
-        raise from_value_error(error) from None
+        answer = from_value_error(error)
+        reword(answer, (("text", field),))
+        raise answer from None
     if parts and isinstance(parts[0], str) and tokenizer.bos_id is not None:
         ids.insert(0, tokenizer.bos_id)
     vocabulary = service.model.config.vocab_size
