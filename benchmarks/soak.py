@@ -67,7 +67,7 @@ def idle(server: Server) -> str | None:
         "queue": metrics["sfumato_queue_depth", ""],
         "busy slots": metrics["sfumato_slots", "busy"],
         "rows": sum(value for (name, _), value in metrics.items() if name == "sfumato_rows"),
-        "GET /slots": sum(slot["busy"] for slot in json.loads(server.get("/slots"))["slots"]),
+        "GET /state": sum(slot["busy"] for slot in json.loads(server.get("/state"))["slots"]),
     }
     return ", ".join(f"{name}: {count:.0f}" for name, count in held.items() if count) or None
 

@@ -225,7 +225,7 @@ class Soak:
             return "cut off"  # the server need not read on
 
     def look(self, rng: random.Random) -> str:
-        self.server.get(rng.choice(("/health", "/slots", "/metrics", "/memory", "/v1/models")))
+        self.server.get(rng.choice(("/health", "/slots", "/state", "/metrics", "/memory")))
         return "whole"
 
     def _reply(self, rng: random.Random, **options: Any) -> str:

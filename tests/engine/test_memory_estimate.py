@@ -32,6 +32,7 @@ from sfumato.engine.memory_estimate import (
     ModelFootprint,
     Prediction,
     _seen_of_pool,
+    pooled_bytes,
     predict,
     state_bytes,
 )
@@ -191,7 +192,7 @@ def test_parts_follow_the_layout() -> None:
     more = predict(footprint, replace(LAYOUT, slots=4))
     assert more.slots == 2 * base.slots
     slots = 2 * slot_bytes(footprint.config, 2048, footprint.cache_dtype)
-    assert base.slots == slots + state_bytes(footprint, 2)
+    assert base.slots == slots + state_bytes(footprint, 2) + pooled_bytes(footprint, 2)
     assert more.step > base.step and more.prefill == base.prefill
     assert predict(footprint, replace(LAYOUT, prefill_chunk=2048)).prefill > base.prefill
     assert predict(footprint, replace(LAYOUT, snapshot_bytes=5)).snapshots == 5

@@ -117,17 +117,17 @@ def test_the_embedded_models_example_decisions_are_of_kinds_that_it_learns() -> 
 
 def test_slots_count_what_was_done(server: Any, eventually: Any) -> None:
     def totals() -> dict[str, int]:
-        answer: dict[str, int] = server.http.get("/slots").json()["totals"]
+        answer: dict[str, int] = server.http.get("/state").json()["totals"]
         return answer
 
     # What a request took is counted just after its end is told, and then its slot is free.
-    eventually(lambda: not any(s["busy"] for s in server.http.get("/slots").json()["slots"]))
+    eventually(lambda: not any(s["busy"] for s in server.http.get("/state").json()["slots"]))
     before = totals()
     used = server.chat(seed=1).json()["usage"]
     for ours, theirs in (("output", "completion"), ("prompt", "prompt")):
         expected = before[f"{ours}_tokens"] + used[f"{theirs}_tokens"]
         eventually(lambda ours=ours, n=expected: totals()[f"{ours}_tokens"] == n)
-    answer = server.http.get("/slots").json()
+    answer = server.http.get("/state").json()
     assert len(answer["slots"]) == 4 and answer["waiting"] == 0
     assert len(answer["history"]["rows"]) == len(answer["history"]["canvas_tokens"])
     assert any(slot["tokens"] for slot in answer["slots"])

@@ -104,7 +104,7 @@ def test_what_is_referred_to_is_bounded_as_a_body_is() -> None:
 
 
 def test_only_the_key_that_made_a_response_finds_it() -> None:
-    settings = ServerSettings(api_key="k", page=False)
+    settings = ServerSettings(api_keys=("k",), page=False)
     app = create_app(FakeEngine(), settings)
     http = TestClient(app, headers={"x-api-key": "k"})
     made = http.post("/v1/responses", json={"input": "Hi"}).json()["id"]

@@ -244,7 +244,7 @@ def test_it_exits_where_failures_last_or_the_thread_dies(
 
 def wait_until_running(program: Program) -> None:
     until = time.monotonic() + 20
-    while not httpx.get(f"{program.url}/slots").json()["running"]:
+    while not httpx.get(f"{program.url}/state").json()["running"]:
         assert time.monotonic() < until
         time.sleep(0.02)
 

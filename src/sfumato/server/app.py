@@ -13,7 +13,7 @@ from fastapi.staticfiles import StaticFiles
 
 from sfumato import __version__
 from sfumato.engine import EngineClient
-from sfumato.server import info, kept_responses, ollama_routes, replay, tokenizing
+from sfumato.server import info, kept_responses, llama_info, ollama_routes, replay, tokenizing
 from sfumato.server.dialects import DECISIONS, DIALECTS, error_forms
 from sfumato.server.dialects.anthropic import messages
 from sfumato.server.http import decision_route, error_handlers, route
@@ -26,6 +26,7 @@ from sfumato.server.openapi import add_reference, fails, takes
 from sfumato.server.schemas.anthropic import CountBody
 from sfumato.server.schemas.llama_cpp import DetokenizeBody, TemplateBody, TokenizeBody
 from sfumato.server.schemas.ollama import OllamaShowBody
+from sfumato.server.schemas.openai import ChatBody
 from sfumato.server.service import Service
 from sfumato.server.settings import ServerSettings
 
@@ -68,7 +69,7 @@ def create_app(
     ollama_routes.add_routes(app, service)
     _add_tokenizing(app, service)
     _add_info(app, service)
-    _add_metrics(app, metrics)
+    _add_metrics(app, service, metrics)
     bodies = [dialect.body_type for dialect in dialects]
     decisions = [dialect for each in DECISIONS for dialect in each.dialects]
     bodies += [dialect.body_type for dialect in decisions]
@@ -106,6 +107,8 @@ def _add_dialect(app: FastAPI, service: Service, dialect: Dialect[Any]) -> None:
         tags=[dialect.tag],
         **takes(dialect.body_type, stream=dialect.wire.media_type, forms=[dialect.errors]),
     )
+    for alias in dialect.aliases:
+        app.add_api_route(alias, generate, methods=["POST"], include_in_schema=False)
 
 
 def _add_decisions(app: FastAPI, service: Service, decisions: DecisionRoute) -> None:
@@ -160,6 +163,11 @@ def _add_tokenizing(app: FastAPI, service: Service) -> None:
         """Token ids to text."""
         return await tokenizing.detokenize(service, request)
 
+    @app.post("/v1/chat/completions/input_tokens", tags=["llama-server"], **takes(ChatBody))
+    async def input_tokens(request: Request) -> Response:
+        """How many tokens the prompt of a chat has."""
+        return await tokenizing.input_tokens(service, request)
+
     @app.post("/apply-template", tags=["llama-server"], **takes(TemplateBody))
     async def apply_template(request: Request) -> Response:
         """The prompt that messages become."""
@@ -188,10 +196,15 @@ def _add_info(app: FastAPI, service: Service) -> None:
         """The model's properties, defaults and the server's limits."""
         return info.props(service)
 
-    @app.get("/slots", tags=["server"], responses=fails())
-    async def slots() -> dict[str, Any]:
+    @app.get("/slots", tags=["llama-server"], responses=fails(503))
+    async def slots(fail_on_no_slot: str = "") -> list[dict[str, Any]]:
+        """Each slot, and what it does, as llama-server has it."""
+        return llama_info.slots(service, bool(fail_on_no_slot))
+
+    @app.get("/state", tags=["server"], responses=fails())
+    async def state() -> dict[str, Any]:
         """Slots, the requests that run, the queue, totals and speeds."""
-        return info.slots(service)
+        return info.state(service)
 
     @app.get("/memory", tags=["server"], responses=fails())
     async def memory() -> dict[str, Any]:
@@ -209,11 +222,12 @@ def _add_info(app: FastAPI, service: Service) -> None:
         return await info.reset_prefix_cache(service)
 
 
-def _add_metrics(app: FastAPI, metrics: Metrics) -> None:
+def _add_metrics(app: FastAPI, service: Service, metrics: Metrics) -> None:
     @app.get("/metrics", tags=["server"], response_class=Response, responses=fails())
     def metrics_text() -> Response:
         """Prometheus' text format."""
-        return Response(metrics.text(), media_type=CONTENT_TYPE)
+        started = {"Process-Start-Time-Unix": str(service.started)}  # as llama-server has it
+        return Response(metrics.text(), media_type=CONTENT_TYPE, headers=started)
 
 
 def _add_replay(app: FastAPI) -> None:

@@ -14,6 +14,7 @@ from sfumato.diffusion.schedule import LinearTemperature
 from sfumato.diffusion.stopping import StableAndConfident
 from sfumato.engine import EngineDead
 from sfumato.options import MOST_STEPS
+from sfumato.server import llama_info
 from sfumato.server.decision_examples import decisions
 from sfumato.server.dialects.anthropic.model_card import anthropic_card, written_at
 from sfumato.server.examples import demonstration, examples
@@ -123,6 +124,7 @@ async def reset_prefix_cache(service: Service) -> dict[str, Any]:
 def props(service: Service) -> dict[str, Any]:
     """What a page or client needs before its first request; nothing of the machine's files."""
     model, settings, engine = service.model, service.settings, service.engine.config
+    own = llama_info.props(service)
     return {
         "model": service.name,
         "version": __version__,
@@ -134,7 +136,11 @@ def props(service: Service) -> dict[str, Any]:
         "chat_template": model.template.source,
         "bos_token": model.template.bos,
         "eos_token": model.template.eos,
-        "default_generation_settings": {"n_ctx": service.context, "params": defaults(service)},
+        **own,
+        "default_generation_settings": {
+            "n_ctx": service.context,
+            "params": own.pop("generation_settings") | defaults(service),
+        },
         "sampler": defaults(service),
         "limits": {
             "context": service.context,
@@ -179,11 +185,11 @@ def defaults(service: Service) -> dict[str, Any]:
     }
 
 
-def slots(service: Service) -> dict[str, Any]:
+def state(service: Service) -> dict[str, Any]:
     """The engine's state, by the names of its fields."""
-    state: dict[str, Any] = plain(service.engine.state())
-    state.pop("memory", None)
-    return state
+    fields: dict[str, Any] = plain(service.engine.state())
+    fields.pop("memory", None)
+    return fields
 
 
 def memory(service: Service) -> dict[str, Any]:

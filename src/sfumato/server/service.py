@@ -75,24 +75,32 @@ class Service:
 
     def raw_prompt(
         self,
-        prompt: str | Sequence[int],
+        prompt: str | Sequence[int | str],
         endpoint: str,
         user: str | None = None,
         special: bool = True,
     ) -> list[int]:
-        """Ids of a prompt that is no chat: bos, then the text. special: whether markers in it are
-        their tokens. Raises ApiError."""
-        if not isinstance(prompt, str):
-            return list(prompt)
-        tokenizer = self.model.tokenizer
-        request = Request(prompt, endpoint=endpoint, user=user)
+        """Ids of a prompt that is no chat: bos, then the text. Of ids and texts in one list, bos
+        comes before a text that is the first. special: whether markers in a text are their tokens.
+        Raises ApiError."""
+        parts: Sequence[int | str] = [prompt] if isinstance(prompt, str) else prompt
+        texts = [part for part in parts if isinstance(part, str)]
+        if not texts:
+            return [part for part in parts if isinstance(part, int)]
+        request, ids = Request("".join(texts), endpoint=endpoint, user=user), list[int]()
         try:
             with self.engine.refusals(request):
-                ids = self.encode(prompt, "prompt", special)
+                self.engine.check_length("".join(texts), "prompt")
+                for part in parts:
+                    if isinstance(part, int):
+                        ids.append(part)
+                    else:
+                        ids += self.model.tokenizer.encode(part, special)
         except ValueError as error:
             raise from_value_error(error, request) from None
-        if tokenizer.bos_id is not None and ids[:1] != [tokenizer.bos_id]:
-            ids.insert(0, tokenizer.bos_id)
+        bos = self.model.tokenizer.bos_id
+        if isinstance(parts[0], str) and bos is not None and ids[:1] != [bos]:
+            ids.insert(0, bos)
         return ids
 
     def encode(self, text: str, field: str, special: bool = True) -> list[int]:

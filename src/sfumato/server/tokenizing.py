@@ -8,6 +8,7 @@ from fastapi import Request as HttpRequest
 from fastapi.concurrency import run_in_threadpool
 from fastapi.responses import JSONResponse, Response
 
+from sfumato.server.dialects import openai_chat
 from sfumato.server.dialects.anthropic import messages
 from sfumato.server.dialects.shared.openai_messages import continuation, conversation
 from sfumato.server.dialects.shared.openai_objects import warned
@@ -16,6 +17,7 @@ from sfumato.server.http.errors import bad_request, from_value_error
 from sfumato.server.http.wording import in_the_words_of
 from sfumato.server.schemas.anthropic import CountBody
 from sfumato.server.schemas.llama_cpp import DetokenizeBody, TemplateBody, TokenizeBody
+from sfumato.server.schemas.openai import ChatBody
 from sfumato.server.service import Service
 from sfumato.text.prompt import check_long_texts
 
@@ -47,6 +49,19 @@ def _tokens(service: Service, body: TokenizeBody) -> Response:
         pieces = zip(ids, service.token_texts(ids), strict=True)
         fields["tokens"] = [{"id": token, "piece": piece} for token, piece in pieces]
     return JSONResponse(fields | warned(body))
+
+
+async def input_tokens(service: Service, http: HttpRequest) -> Response:
+    """Raises ApiError."""
+    async with request_body.read(service, http, ChatBody) as body:
+        return await run_in_threadpool(_input_tokens, service, body)
+
+
+def _input_tokens(service: Service, body: ChatBody) -> Response:
+    """Raises ApiError."""
+    (request, *_) = openai_chat.parse(service, body)
+    assert request.made is not None
+    return JSONResponse({"input_tokens": len(request.made.ids)} | warned(body))
 
 
 async def detokenize(service: Service, http: HttpRequest) -> Response:

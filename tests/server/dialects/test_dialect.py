@@ -133,7 +133,7 @@ def test_paths_below_a_route_and_of_a_prefix_have_its_form(monkeypatch: pytest.M
 
 
 def test_errors_of_the_gate_and_of_other_methods_have_it_too() -> None:
-    http = client(api_key="k", max_body=1000)
+    http = client(api_keys=("k",), max_body=1000)
     assert http.post("/toy/", json={"ask": "Hi"}).json()["type"] == "oops"  # 401
     assert http.post("/completion", json={}).json()["error"]["code"] == "invalid_api_key"
     http.headers["x-api-key"] = "k"

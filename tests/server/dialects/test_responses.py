@@ -324,7 +324,7 @@ def test_the_oldest_turns_are_left_out_where_asked(http: TestClient) -> None:
 
 
 def test_errors_before_routing(embedded: Model) -> None:
-    app = create_app(FakeEngine(), ServerSettings(api_key="k", page=False))
+    app = create_app(FakeEngine(), ServerSettings(api_keys=("k",), page=False))
     http = TestClient(app)
     for path in ("/v1/responses", "/v1/responses/resp_1", "/responses/nowhere/at/all"):
         assert http.post(path, json={}).json()["error"]["code"] == "invalid_api_key"

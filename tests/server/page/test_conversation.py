@@ -262,7 +262,7 @@ def test_an_old_reply_loses_its_drafts_before_anything_is_lost(
 def test_a_key_opens_the_page_and_is_sent(
     open_page: Callable[..., Any], serve: Callable[..., Any], slow: Model
 ) -> None:
-    at = f"{serve(slow, ServerSettings(api_key='open sesame'), slots=1, context=512).url}/"
+    at = f"{serve(slow, ServerSettings(api_keys=('open sesame',)), slots=1, context=512).url}/"
     password = {"username": "", "password": "open sesame"}
     page = open_page(at=at, http_credentials=password)
     ask(page, SUDOKU)

@@ -64,6 +64,7 @@ ROUTES = {
         "/readyz",
         "/props",
         "/slots",
+        "/state",
         "/memory",
         "/metrics",
         "/tokenizer_info",

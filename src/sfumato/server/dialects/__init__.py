@@ -10,6 +10,7 @@ from typing import Any
 
 from sfumato.server.dialects.anthropic.messages import MESSAGES
 from sfumato.server.dialects.decisions import ROUTES
+from sfumato.server.dialects.embeddings import LLAMA_EMBEDDINGS, OLLAMA_EMBED, OPENAI_EMBEDDINGS
 from sfumato.server.dialects.fill import FILL
 from sfumato.server.dialects.infill import INFILL
 from sfumato.server.dialects.llama_cpp import LLAMA_COMPLETION
@@ -30,5 +31,8 @@ DIALECTS: tuple[Dialect[Any], ...] = (
     MESSAGES,
     OLLAMA_CHAT,
     OLLAMA_GENERATE,
+    OPENAI_EMBEDDINGS,
+    LLAMA_EMBEDDINGS,
+    OLLAMA_EMBED,
 )
 DECISIONS: tuple[DecisionRoute, ...] = ROUTES

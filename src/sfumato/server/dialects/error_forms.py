@@ -38,7 +38,9 @@ PREFIXES: Mapping[str, ErrorForm | FormByHeaders] = {
 
 def by_path(dialects: Sequence[Dialect[Any]], decisions: Sequence[DecisionRoute]) -> FormOf:
     """The form of errors of a canonical path and a request's headers."""
-    forms = dict(PREFIXES) | {dialect.path: dialect.errors for dialect in dialects}
+    forms = dict(PREFIXES)
+    for dialect in dialects:
+        forms |= dict.fromkeys((dialect.path, *dialect.aliases), dialect.errors)
     for route in decisions:
         forms[route.path] = _form_of(route)
 

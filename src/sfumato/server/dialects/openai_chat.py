@@ -21,6 +21,7 @@ from sfumato.server.dialects.shared.openai_tools import (
 )
 from sfumato.server.dialects.shared.pieces import pieces
 from sfumato.server.dialects.shared.prediction import prediction_of
+from sfumato.server.dialects.shared.prompt_progress import Progress, PromptProgress
 from sfumato.server.dialects.shared.sampling import check_size, request_fields, seeds_of
 from sfumato.server.dialects.shared.thinking import Thinking, thinking_of
 from sfumato.server.examples import warnings
@@ -124,6 +125,7 @@ class ChatRenderer(Renderer):
         # A read answers nothing.
         self._embedded = service.model.embedded and not reads(requests[0])
         self._logs = [self._log(request) for request in requests]
+        self._progress = PromptProgress(service, requests, bool(body.return_progress))
         # Characters of the answer and of the thought, and tool calls, that have been sent.
         self._sent = [{"content": 0, "reasoning_content": 0, "calls": 0} for _ in requests]
 
@@ -173,7 +175,19 @@ class ChatRenderer(Renderer):
     def begin(self, number: int) -> Iterable[Frame]:
         yield self._chunk(number, {"role": "assistant", "content": ""})
 
+    @property
+    def watches_s(self) -> float | None:
+        return self._progress.watches_s
+
+    def waiting(self) -> Iterable[Frame]:
+        return self._reports(self._progress.news())
+
+    def _reports(self, news: Iterable[Progress]) -> Iterable[Frame]:
+        for number, progress in news:
+            yield self.extra({"index": number, "prompt_progress": progress})
+
     def settled(self, number: int, settled: Settled) -> Iterable[Frame]:
+        yield from self._reports(self._progress.rest(number))
         log = self._logs[number]
         if log is not None:
             log.add(settled)
@@ -183,6 +197,7 @@ class ChatRenderer(Renderer):
             yield from self._call(number, call)
 
     def finished(self, number: int, end: Finished) -> Iterable[Frame]:
+        yield from self._reports(self._progress.rest(number, end.account))
         reply, sent = end.reply, self._sent[number]
         thought = (reply.thought or "")[sent["reasoning_content"] :]
         yield from self._texts(number, "reasoning_content", thought)

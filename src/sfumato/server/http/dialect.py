@@ -8,7 +8,7 @@ honoured, refused (`Only`) or ignored (`Ignored`). Knows no dialect.
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Generic, TypeVar
 
@@ -22,6 +22,8 @@ from sfumato.server.service import Service
 
 B = TypeVar("B", bound=Body)
 Frame = dict[str, Any]
+Answer = Mapping[str, Any] | Iterator[Any]
+"""One JSON object, or a list whose items are made and encoded one by one."""
 
 
 class Renderer(ABC):
@@ -30,7 +32,7 @@ class Renderer(ABC):
     keeps_settled = False  # whether `body` needs the settled canvases, which hold tensors
 
     @abstractmethod
-    def body(self, replies: Sequence[CollectedReply]) -> Mapping[str, Any]:
+    def body(self, replies: Sequence[CollectedReply]) -> Answer:
         """The answer without a stream. An iterator in it becomes a list, and its items are made
         and encoded one by one. Called in a thread."""
 
@@ -53,6 +55,15 @@ class Renderer(ABC):
     def failed(self, error: ApiError, body: Frame) -> Iterable[Frame]:
         """Instead of all that would follow; body: as the dialect's `errors` has it."""
         yield body
+
+    @property
+    def watches_s(self) -> float | None:
+        """After how long without an event `waiting` may have frames; None: it has none."""
+        return None
+
+    def waiting(self) -> Iterable[Frame]:
+        """While there is no event. Called in a thread."""
+        return ()
 
     def extra(self, fields: Frame) -> Frame:
         """A frame for the web page alone: `draft` or `settled`, where a body asks for drafts."""
@@ -77,3 +88,4 @@ class Dialect(Generic[B]):
     wording: Wording = ()  # the engine's names of fields, where the body has others
     # The answer to a body that asks for no reply; None where it asks for one.
     at_once: Callable[[Service, B], Frame | None] = lambda service, body: None
+    aliases: tuple[str, ...] = ()  # further paths, which the API description leaves out

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 # Of OpenAI's API, which has them in /v1.
 _SHORT = ("/chat/completions", "/completions", "/decisions", "/models", "/responses")
-_SHORT_PREFIXES = ("/models/", "/responses/")
+_SHORT_PREFIXES = ("/chat/completions/", "/models/", "/responses/")
 
 
 def canonical(path: str) -> str:

@@ -32,6 +32,7 @@ OWNER = "sfumato.owner"
 
 KEY_HEADERS = ("x-api-key", "x-goog-api-key")  # besides Authorization
 OPEN_PATHS = frozenset({"/health", "/v1/health", "/readyz", "/livez"})
+MODEL_PATHS = frozenset({"/v1/models"})  # open where the operator says so
 HEADERS = {
     "content-security-policy": (
         "default-src 'none'; script-src 'self'; style-src 'self'; connect-src 'self'; "
@@ -80,7 +81,8 @@ class Gate:
         form_of: FormOf = lambda path, headers: OPENAI_ERRORS,
     ) -> None:
         self.app, self.settings, self._form_of = app, settings, form_of
-        self._key = None if settings.api_key is None else settings.api_key.encode()
+        self._keys = [key.encode() for key in settings.api_keys]
+        self._open = OPEN_PATHS | (MODEL_PATHS if settings.public_models else frozenset())
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] != "http":
@@ -108,7 +110,7 @@ class Gate:
         host = headers.get("host", "")
         self._check_host(host)
         self._check_origin(headers.get("origin"), host)
-        if self._key is not None and scope["path"] not in OPEN_PATHS:
+        if self._keys and scope["path"] not in self._open:
             scope[OWNER] = owner_of(self._check_key(headers, scope["path"]))
         length = headers.get("content-length", "")
         if length.isdecimal() and int(length) > self.settings.max_body:
@@ -142,13 +144,14 @@ class Gate:
 
     def _check_key(self, headers: Headers, path: str) -> bytes:
         """The key of the request. Raises KeyRefused."""
-        assert self._key is not None
         given = (
             _credentials(headers.get("authorization", "")),
             *(headers.get(name, "").encode("latin-1", "replace") for name in KEY_HEADERS),
         )
-        if any(hmac.compare_digest(key, self._key) for key in given):
-            return self._key
+        # All are compared, so that the time does not say which one it is.
+        found = [own for key in given for own in self._keys if hmac.compare_digest(key, own)]
+        if found:
+            return found[0]
         # A browser asks for a password where Basic is offered; so the page can be opened.
         page = path in ("/", "/docs") or ("." in path and not path.startswith("/v1/"))
         offer = 'Basic realm="Sfumato: the API key is the password"' if page else "Bearer"

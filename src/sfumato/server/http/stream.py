@@ -60,11 +60,18 @@ async def _texts(service: Service, running: InFlight, frames: _Frames) -> AsyncI
         while running.open:
             # Events without a frame, as of a thought that is not shown, leave a stream silent too.
             silent = time.monotonic() - sent
-            taken = await running.next(max(0.0, service.settings.keepalive_s - silent))
+            patience = max(0.0, service.settings.keepalive_s - silent)
+            watches_s = frames.watches_s
+            taken = await running.next(min(patience, watches_s or patience))
+            if taken is None and watches_s is not None:
+                for text in await run_in_threadpool(frames.waiting):
+                    yield text
+                    sent = time.monotonic()
             if taken is None:
-                if wire.keepalive:
-                    yield wire.keepalive
-                sent = time.monotonic()
+                if time.monotonic() - sent >= service.settings.keepalive_s:
+                    if wire.keepalive:
+                        yield wire.keepalive
+                    sent = time.monotonic()
                 continue
             for text in await run_in_threadpool(frames.of, *taken):
                 yield text
@@ -95,6 +102,14 @@ class _Frames:
         """Those before all events; in a thread: they may repeat what a large body asks for."""
         begun = (frame for number in numbers for frame in self._renderer.begin(number))
         return list(self._encoded(begun))
+
+    @property
+    def watches_s(self) -> float | None:
+        return self._renderer.watches_s
+
+    def waiting(self) -> list[str]:
+        """Those that come without an event."""
+        return list(self._encoded(self._renderer.waiting()))
 
     def of(self, number: int, event: Event) -> list[str]:
         """In a thread: a large canvas with log probabilities takes tens of milliseconds."""

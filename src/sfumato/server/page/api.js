@@ -29,7 +29,7 @@ async function request(path, body, signal) {
 const json = async (path, body, signal) => (await request(path, body, signal)).json();
 
 export const props = () => json('props');
-export const slots = () => json('slots');
+export const slots = () => json('state');
 export const memory = () => json('memory');
 
 /** The answers to typed questions; body: JSON of System One's form, as text. */

@@ -38,22 +38,24 @@ RULES = (
     ),
     Rule(
         "Token ids are of the model's vocabulary.",
-        r"prompt: must lie in 0\.\.|tokens: token id \d+ is outside|logit_bias: .* is no token id",
+        r"prompt: must lie in 0\.\.|(input|content): token ids must lie in 0\.\."
+        r"|tokens: token id \d+ is outside|logit_bias: .* is no token id",
     ),
     Rule("logit_bias leaves a token.", r"logit_bias: bans every token"),
     Rule(
         "An empty prompt needs a model that has a token to begin with.",
-        r"prompt: is empty(, and this model has no token|$)",
+        r"(prompt|input_prefix): is empty(, and this model has no token|$)"
+        r"|(input|content): a text is empty",
     ),
     Rule(
         "The arguments of all calls together hold at most 131,072 JSON values.",
         r".*all arguments together hold more",
     ),
-    Rule("n times the prompts are at most 128 (`max_choices` in /props).", r"n: at most"),
+    Rule("n times the prompts are at most 128 (`max_choices` in /props).", r"(n|prompt): at most"),
     Rule(
         "n times the prompts times max_tokens times (1 + top_logprobs) is at most 1,048,576; "
         "tokens of prompts that are scored count as those of replies.",
-        r"n, .*: come to",
+        r"(n|prompt), .*: come to",
     ),
     Rule(
         "A seed canvas has a token of the vocabulary for each position of the canvas; "
@@ -103,6 +105,12 @@ RULES = (
         "1,024 items and as many characters as a body.",
         r"input: (\d+ items|comes to)",
     ),
+    Rule(
+        "dimensions is at most the network's hidden size, and one answer has at most 4,194,304 "
+        "numbers.",
+        r"dimensions: must be at most|(input|content): [\d,]+ vectors",
+    ),
+    Rule("llama-server's embeddings have input or content.", r"input, content: give exactly"),
     Rule("stream_options belongs to stream.", r"stream_options: only with stream"),
     Rule("top_logprobs belongs to logprobs.", r"top_logprobs: needs logprobs"),
     Rule("max_tokens and max_completion_tokens agree.", r"max_tokens, max_completion_tokens: "),
