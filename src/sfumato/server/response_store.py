@@ -1,6 +1,6 @@
 """`ResponseStore`: the responses that clients may name again, bounded in count and bytes.
 
-Each belongs to the API key that made it, and nobody else finds it. The ones that were used least
+Each belongs to the API key that made it, and no other key finds it. The ones that were used least
 recently are forgotten first, and all of them when the server stops. A conversation is a chain of
 responses: each has its own input, and names the response before it. Knows no HTTP.
 """
@@ -132,12 +132,12 @@ class ResponseStore:
     def chain(self, owner: str, name: str | None, most: int) -> list[Stored]:
         """The responses that end in that one, the first one first: at most so many of the last
         ones. None: no response. Raises Missing, which names the one that is not here."""
-        found: list[Stored] = []
+        chain: list[Stored] = []
         with self._lock:
-            while name is not None and len(found) < most:
-                found.append(self._get(owner, name))
-                name = found[-1].previous
-        return found[::-1]
+            while name is not None and len(chain) < most:
+                chain.append(self._get(owner, name))
+                name = chain[-1].previous
+        return chain[::-1]
 
     def _get(self, owner: str, name: str) -> Stored:
         entry = self._entries.get(name)

@@ -126,7 +126,7 @@ def test_a_response_of_the_real_client(client: openai.OpenAI) -> None:
             {"role": "developer", "content": "Be brief."},
             {"role": "user", "content": "Hi"},
             {"type": "reasoning", "id": "rs_foreign", "summary": [], "encrypted_content": "x"},
-            {"type": "item_reference", "id": "rs_of_nobody"},
+            {"type": "item_reference", "id": "rs_of_no_response"},
             {
                 "type": "message",
                 "role": "assistant",
@@ -221,22 +221,22 @@ def test_the_text_has_a_schema(client: openai.OpenAI) -> None:
 
 def test_the_same_text_as_a_chats(server: Any) -> None:
     for fields in ({}, {"temperature": 0.7}):
-        said = {"seed": 3, "max_steps": 8, **fields}
-        chat = server.chat("Who are you?", **said).json()["choices"][0]["message"]["content"]
-        plain = server.post("/v1/responses", input="Who are you?", **said).json()
+        sampling = {"seed": 3, "max_steps": 8, **fields}
+        chat = server.chat("Who are you?", **sampling).json()["choices"][0]["message"]["content"]
+        plain = server.post("/v1/responses", input="Who are you?", **sampling).json()
         assert plain["output"][0]["content"][0]["text"] == chat
         streamed = parsed(
-            server.post("/v1/responses", input="Who are you?", stream=True, **said).text
+            server.post("/v1/responses", input="Who are you?", stream=True, **sampling).text
         )
         deltas = [e["delta"] for e in streamed if e["type"].endswith("text.delta")]
         assert "".join(deltas) == chat
 
 
 def test_logprobs_are_those_of_the_text(server: Any) -> None:
-    asked = {"input": "Who are you?", "seed": 3, "include": ["message.output_text.logprobs"]}
+    body = {"input": "Who are you?", "seed": 3, "include": ["message.output_text.logprobs"]}
     for entries in (
-        server.post("/v1/responses", **asked, top_logprobs=2).json()["output"][0]["content"][0],
-        parsed(server.post("/v1/responses", **asked, top_logprobs=2, stream=True).text)[-1][
+        server.post("/v1/responses", **body, top_logprobs=2).json()["output"][0]["content"][0],
+        parsed(server.post("/v1/responses", **body, top_logprobs=2, stream=True).text)[-1][
             "response"
         ]["output"][0]["content"][0],
     ):
@@ -283,7 +283,7 @@ def test_drafts_are_events_of_our_own(http: TestClient) -> None:
         ([{"role": "user", "content": 5}], {}, "input[0].content"),
         ([{"role": "user", "content": "x", "weight": 1}], {}, "input[0].weight"),
         ([{"type": "web_search_call", "id": "ws_1"}], {}, "input[0].type"),
-        ([{"type": "item_reference", "id": "msg_of_nobody"}], {}, "input[0].id"),
+        ([{"type": "item_reference", "id": "msg_of_no_response"}], {}, "input[0].id"),
         (
             [{"type": "function_call_output", "call_id": "c", "output": "x"}],
             {},

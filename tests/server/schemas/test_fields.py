@@ -152,7 +152,7 @@ def official(route: str) -> set[str]:
     return {name for kind in kinds for base in kind.__mro__[:1] for name in base.__annotations__}
 
 
-def said(answer: Any) -> list[Any]:
+def texts_of(answer: Any) -> list[Any]:
     """The texts of an answer."""
     body = answer.json()
     if "output" not in body:
@@ -233,11 +233,11 @@ def test_refused_fields(server: Any, route: str, name: str) -> None:
 
 @pytest.mark.parametrize(("route", "name"), cases("ignored"))
 def test_ignored_fields(server: Any, route: str, name: str) -> None:
-    without = said(server.post(route, **BASE[route]))
+    without = texts_of(server.post(route, **BASE[route]))
     for value in (ASKING[name], None):
         answer = server.post(route, **BASE[route] | {name: value})
         assert answer.status_code == 200, answer.text
-        assert said(answer) == without
+        assert texts_of(answer) == without
 
 
 def test_the_description_has_every_field(server: Any) -> None:

@@ -78,7 +78,7 @@ class InFlight:
 
     @property
     def is_going(self) -> bool:
-        """Whether it has events to come, and nobody has cancelled it."""
+        """Whether it has events to come, and is not cancelled."""
         return bool(self.open) and not self._cancelled
 
     def cancel(self) -> None:

@@ -74,7 +74,7 @@ class ResponseStreamOptions(Body):
 class ResponsesBody(Sampling):
     """A request for one response."""
 
-    _asked: Any = PrivateAttr(None)
+    _echo: Any = PrivateAttr(None)
 
     input: Annotated[str | Objects, WithJsonSchema(response_items.INPUT)] = Field(
         description="A text, or items: messages, function calls and their outputs, references."
@@ -123,10 +123,10 @@ class ResponsesBody(Sampling):
     service_tier: Ignored = None
 
     @property
-    def asked(self) -> Any:
+    def echo(self) -> Any:
         """What the dialect keeps of the fields that are dropped before the reply."""
-        return self._asked
+        return self._echo
 
-    def keep(self, asked: object) -> None:
-        """Sets `asked`."""
-        self._asked = asked
+    def keep(self, echo: object) -> None:
+        """Sets `echo`."""
+        self._echo = echo

@@ -47,8 +47,8 @@ def items_of(
         return [_message("user", [_input(given)], new_id("msg"))]
     if not given:
         raise bad_request("input: is empty; send a text or at least one item", "input")
-    found = (_item(item, f"input[{i}]", find, ignored) for i, item in enumerate(given))
-    return [item for item in found if item is not None]
+    checked = (_item(item, f"input[{i}]", find, ignored) for i, item in enumerate(given))
+    return [item for item in checked if item is not None]
 
 
 def _item(item: Mapping[str, Any], where: str, find: Find, ignored: Unknown | None) -> Item | None:
@@ -90,7 +90,7 @@ def _referred(item: Mapping[str, Any], where: str, find: Find) -> Item | None:
     if not isinstance(name, str):
         raise _refused(f"{where}.id", "must be the id of an item")
     try:
-        found = find(name)
+        referred = find(name)
     except Missing:
         if name.startswith(_REASONING):
             return None
@@ -100,7 +100,7 @@ def _referred(item: Mapping[str, Any], where: str, find: Find) -> Item | None:
             "response that it is of (store, --response-store)",
             "item_not_found",
         ) from None
-    return None if found["type"] == "reasoning" else found
+    return None if referred["type"] == "reasoning" else referred
 
 
 def _checked_message(item: Mapping[str, Any], own: str, where: str) -> Item:

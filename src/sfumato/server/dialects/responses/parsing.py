@@ -9,10 +9,10 @@ from typing import Any
 from sfumato.diffusion.constraints.grammar_source import GrammarSource, schema_source
 from sfumato.engine import Request, new_id
 from sfumato.server.dialects.responses import tools
-from sfumato.server.dialects.responses.asked import Asked
 from sfumato.server.dialects.responses.conversation import Message, latest_turns, messages_of
 from sfumato.server.dialects.responses.items import items_of
 from sfumato.server.dialects.responses.references import References
+from sfumato.server.dialects.responses.request_echo import RequestEcho
 from sfumato.server.dialects.shared.ends import reply_ends
 from sfumato.server.dialects.shared.grammars import grammar_of
 from sfumato.server.dialects.shared.openai_tools import ToolUse, ignored_tools, tool_use
@@ -56,7 +56,7 @@ def parse(service: Service, body: ResponsesBody) -> list[Request]:
     canvas = one.sampler.canvas_length
     length = service.limit(body.max_output_tokens, len(prompt.ids), canvas)
     check_size(service.model, [length], body.top_logprobs, "max_tokens, top_logprobs")
-    body.keep(_asked(service, body, own, use, notes))
+    body.keep(_echo(service, body, own, use, notes))
     seed = seeds_of(body.seed, 1)[0]
     return [replace(one, id=new_id(), made=prompt, max_tokens=length, seed=seed)]
 
@@ -137,8 +137,8 @@ def _truncated(service: Service, body: ResponsesBody, request: Request) -> Seque
     assert request.sampler and request.messages is not None
     model = service.model
     canvas = request.sampler.canvas_length or model.config.canvas_length
-    asked = body.max_output_tokens
-    room = canvas if asked is None or asked == -1 else asked
+    given = body.max_output_tokens
+    room = canvas if given is None or given == -1 else given
 
     def fits(messages: Sequence[Any]) -> bool:
         try:
@@ -157,9 +157,9 @@ def _truncated(service: Service, body: ResponsesBody, request: Request) -> Seque
     return latest_turns([dict(message) for message in request.messages], fits)
 
 
-def _asked(
+def _echo(
     service: Service, body: ResponsesBody, own: list[Item], use: ToolUse, notes: list[str]
-) -> Asked:
+) -> RequestEcho:
     is_kept = body.store is not False and service.responses.keeps
     include = body.include or []
     text = body.text
@@ -187,7 +187,7 @@ def _asked(
         "truncation": body.truncation or "disabled",
         "user": body.user,
     }
-    return Asked(
+    return RequestEcho(
         body.owner,
         tuple(own) if is_kept else (),
         fields,

@@ -30,20 +30,20 @@ class ResponsesRenderer(Renderer):
     """One reply, as items of an output."""
 
     def __init__(self, service: Service, body: ResponsesBody, requests: Sequence[Request]) -> None:
-        asked = body.asked
-        assert asked is not None
+        echo = body.echo
+        assert echo is not None
         (self._request,) = requests
-        self._service, self._asked = service, asked
-        self._notes = [*openai_objects.notes(body), *asked.notes]
+        self._service, self._echo = service, echo
+        self._notes = [*openai_objects.notes(body), *echo.notes]
         # Where calls may stand between texts, items are in the order of a stream.
-        self.keeps_settled = asked.logprobs or bool(self._request.tools)
-        self._output = Output(asked.logprobs, asked.encrypted)
+        self.keeps_settled = echo.logprobs or bool(self._request.tools)
+        self._output = Output(echo.logprobs, echo.encrypted)
         self._log: TokenLog | None = None
-        if asked.logprobs:
+        if echo.logprobs:
             self._log = log_of(service, body.top_logprobs or 0, self._request, by_id=False)
         self._sent = {"thought": 0, "text": 0, "calls": 0}
         self._number = 0  # of the next event
-        self._base = _head(service, self._request) | asked.fields
+        self._base = _head(service, self._request) | echo.fields
 
     def body(self, replies: Sequence[CollectedReply]) -> Mapping[str, Any]:
         (collected,) = replies
@@ -60,9 +60,9 @@ class ResponsesRenderer(Renderer):
 
     def begin(self, number: int) -> Iterable[Frame]:
         response = self._base | {"status": "in_progress"}
-        if self._asked.fields["store"]:
-            items = self._asked.items
-            self._service.responses.add(self._asked.owner, response, items)
+        if self._echo.fields["store"]:
+            items = self._echo.items
+            self._service.responses.add(self._echo.owner, response, items)
         yield self._numbered({"type": "response.created", "response": response})
         yield self._numbered({"type": "response.in_progress", "response": response})
 
@@ -146,13 +146,13 @@ class ResponsesRenderer(Renderer):
     def _kept(self, response: Frame, begun: bool) -> Frame:
         """The response, kept where it is to be. begun: whether it was kept from its beginning, and
         may have been deleted since."""
-        store, owner = self._service.responses, self._asked.owner
+        store, owner = self._service.responses, self._echo.owner
         if not response["store"]:
             return response
         if begun:
             is_kept = store.update(owner, response)
         else:
-            is_kept = store.add(owner, response, self._asked.items)
+            is_kept = store.add(owner, response, self._echo.items)
         if is_kept:
             return response
         notes = [*response.get("warnings", ()), _NOT_KEPT]

@@ -1,4 +1,4 @@
-"""`Asked`: what a response repeats of its request, and what is kept of its input.
+"""`RequestEcho`: what a response repeats of its request, and what is kept of its input.
 
 The body loses its lists and longer texts before the reply is written.
 """
@@ -12,7 +12,7 @@ from sfumato.server.response_store import Item
 
 
 @dataclass(frozen=True)
-class Asked:
+class RequestEcho:
     owner: str
     items: tuple[Item, ...]  # of the body's own input, where the response is kept
     fields: dict[str, Any]  # of the response
