@@ -7,11 +7,12 @@ AOT_JOBS ?= 2
 AOT ?=
 AOT_TRITON ?= 3.6.0
 AOT_VENV := .venv-aot
+SCHEMAS ?=
 WHEEL_LIMIT := 20000000
 INSTALLED := pyproject.toml setup.py constraints.txt $(wildcard src/sfumato/ops/cpu/csrc/*)
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test test-slow test-gpu aot soak lint format options evaluate picture wheel clean
+.PHONY: help demo test test-slow test-gpu aot soak schemas lint format options evaluate picture wheel clean
 
 help: ## list the targets
 	@sed -n 's/^\([a-z-]*\):.*## /\1\t/p' $(MAKEFILE_LIST) | expand -t 12
@@ -34,6 +35,9 @@ aot: $(AOT_VENV)/$(AOT_TRITON)/.installed ## compile the GPU kernels, for GPUs t
 
 soak: $(VENV)/.installed-test ## 64 clients, some of which break the protocol, against the server for a minute
 	@$(BIN)/python -m benchmarks.soak
+
+schemas: $(VENV)/.installed-test ## 200 JSON schemas, 3 seeds, two models and more: does each reply match?
+	@$(BIN)/python -m benchmarks.schemas $(SCHEMAS)
 
 lint: $(VENV)/.installed-test ## ruff and mypy
 	@$(BIN)/ruff check --quiet .

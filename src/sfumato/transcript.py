@@ -127,7 +127,7 @@ class Transcript:
             outcome.stop_reason,
             outcome.stats,
             (*outcome.warnings, *parsed.warnings),
-            stop=self._gate.found if outcome.stop_reason == "stop" else None,
+            stop=self._gate.stop if outcome.stop_reason == "stop" else None,
         )
 
     def _rest(self) -> list[Delta | ToolCall]:

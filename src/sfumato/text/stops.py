@@ -43,13 +43,13 @@ class StopSearch:
     Attributes:
         read: characters of text so far, thoughts included, markers not.
         stop_at: how many of them precede the stop string; None until one is complete.
-        found: the stop string; None until one is complete, and of a marker.
+        stop: the stop string; None until one is complete, and of a marker.
     """
 
     def __init__(self, stops: StopStrings, markers: ChatMarkers, ignore_ends: bool = False) -> None:
         self.read = 0
         self.stop_at: int | None = None
-        self.found: str | None = None
+        self.stop: str | None = None
         self._stops, self._markers, self._ignore_ends = stops, markers, ignore_ends
         self._region = Region.ANSWER
         # The end of what was read: a stop string may begin in it. A stop string may span markers
@@ -94,7 +94,7 @@ class StopSearch:
             if at >= 0:
                 ends.append((at + len(string), at, string))
         if ends:
-            _, at, self.found = min(ends)
+            _, at, self.stop = min(ends)
             self.stop_at = self.read - len(text) + at
         self._tail = text[max(0, len(text) - self._stops.longest + 1) :]
 
@@ -155,9 +155,9 @@ class StopGate:
         self._passed = 0  # characters
 
     @property
-    def found(self) -> str | None:
+    def stop(self) -> str | None:
         """The stop string that was found; None where there is none yet, or where it is a marker."""
-        return self._search.found
+        return self._search.stop
 
     def feed(self, pieces: Iterable[Piece]) -> list[Piece]:
         """The pieces that can be no part of a stop string."""

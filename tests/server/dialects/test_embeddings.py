@@ -45,8 +45,8 @@ def test_with_openais_client(server: Any, embedded: Model) -> None:
     """Which asks for base64 by itself; token ids, and fewer dimensions."""
     client = server.client()
     made = client.embeddings.create(model="m", input=TEXT, extra_body={"pooling": "last"})
-    whole = own_vector(embedded, TEXT, "last")
-    assert made.data[0].embedding == pytest.approx(whole, abs=1e-4)
+    expected = own_vector(embedded, TEXT, "last")
+    assert made.data[0].embedding == pytest.approx(expected, abs=1e-4)
     ids = [embedded.tokenizer.bos_id, *embedded.tokenizer.encode(TEXT)]
     some = client.embeddings.create(model="m", input=[ids, ids], dimensions=16)
     expected = normalize(torch.tensor(own_vector(embedded, TEXT)[:16]), dim=0).tolist()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+import threading
 import time
 from collections.abc import Iterator
 from typing import Any
@@ -152,6 +153,34 @@ def test_a_400_names_the_field_within_a_second(
     assert answer.status_code == 400 and error["param"] == param, error
     assert error["message"].startswith(param) and "\n" not in error["message"]
     assert len(error["message"]) < 500 and seconds < 3  # on a machine that does nothing else: 1
+
+
+def test_bad_grammars_hold_up_no_stream(server: Served) -> None:
+    """They come one after another while a neighbour streams its drafts."""
+    body = {"messages": [{"role": "user", "content": "x"}], "stream": True, "stream_drafts": True}
+    bad: list[dict[str, Any]] = [
+        {"json_schema": TOO_MUCH},
+        {"guided_regex": "(a{1,9999}){1,9999}b{9999}", "max_tokens": 8},  # fits the limits, or not
+        {"json_schema": {"not": {}}},
+    ]
+    done, statuses = threading.Event(), []
+
+    def send() -> None:
+        statuses.extend(server.chat("x", **fields).status_code for fields in bad)
+        done.set()
+
+    client, frames, gap = threading.Thread(target=send), 0, 0.0
+    client.start()
+    while not done.is_set():  # one stream after another, until all are answered
+        last = time.perf_counter()
+        seeded = body | {"seed": frames}
+        with server.http.stream("POST", "/v1/chat/completions", json=seeded) as got:
+            for _ in got.iter_lines():
+                now = time.perf_counter()
+                frames, gap, last = frames + 1, max(gap, now - last), now
+    client.join()
+    assert (statuses[0], statuses[2]) == (400, 400) and statuses[1] in (200, 400)
+    assert frames and gap < 3  # on a machine that does nothing else: some tenths
 
 
 @pytest.mark.parametrize(

@@ -6,10 +6,11 @@ from collections.abc import Iterable, Iterator, Sequence
 from typing import Any
 
 from sfumato.engine import Finished, Request, Settled
+from sfumato.server.dialects.ollama.errors import OLLAMA_ERRORS
 from sfumato.server.dialects.shared.openai_objects import warned
 from sfumato.server.dialects.shared.vectors import numbers, prompt_tokens, requests_of, vectors
 from sfumato.server.http.dialect import Answer, Dialect, Frame, Renderer
-from sfumato.server.http.errors import ApiError, ErrorForm, bad_request
+from sfumato.server.http.errors import bad_request
 from sfumato.server.http.inflight import CollectedReply
 from sfumato.server.schemas.body import Body
 from sfumato.server.schemas.embeddings import (
@@ -99,18 +100,6 @@ def _ollama(service: Service, body: OllamaEmbedBody) -> list[Request]:
     """Raises ApiError."""
     truncate = body.truncate is not False
     return requests_of(service, body, body.input, "input", OLLAMA, truncate)
-
-
-def _ollama_error(error: ApiError) -> dict[str, Any]:
-    """A text alone."""
-    return {"error": error.message}
-
-
-OLLAMA_ERRORS = ErrorForm(
-    _ollama_error,
-    name="OllamaError",
-    schema={"type": "object", "properties": {"error": {"type": "string"}}, "required": ["error"]},
-)
 
 
 def _never(body: Body) -> bool:

@@ -149,9 +149,9 @@ class Gate:
             *(headers.get(name, "").encode("latin-1", "replace") for name in KEY_HEADERS),
         )
         # All are compared, so that the time does not say which one it is.
-        found = [own for key in given for own in self._keys if hmac.compare_digest(key, own)]
-        if found:
-            return found[0]
+        equal = [own for key in given for own in self._keys if hmac.compare_digest(key, own)]
+        if equal:
+            return equal[0]
         # A browser asks for a password where Basic is offered; so the page can be opened.
         page = path in ("/", "/docs") or ("." in path and not path.startswith("/v1/"))
         offer = 'Basic realm="Sfumato: the API key is the password"' if page else "Bearer"

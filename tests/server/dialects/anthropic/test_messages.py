@@ -119,18 +119,18 @@ def without_ids(blocks: list[dict[str, Any]]) -> list[dict[str, Any]]:
 def test_a_stream_says_what_one_body_says(
     answering: Served, text: str, fields: dict[str, Any], kinds: list[str], reason: str
 ) -> None:
-    whole = ask(answering, text, **fields)
-    assert [block["type"] for block in whole["content"]] == kinds
-    assert whole["stop_reason"] == reason and whole["id"].startswith("msg_")
-    assert whole["stop_sequence"] == ("need" if reason == "stop_sequence" else None)
+    unstreamed = ask(answering, text, **fields)
+    assert [block["type"] for block in unstreamed["content"]] == kinds
+    assert unstreamed["stop_reason"] == reason and unstreamed["id"].startswith("msg_")
+    assert unstreamed["stop_sequence"] == ("need" if reason == "stop_sequence" else None)
     frames = events(answering, text, **fields)
     assert [frame["type"] for frame in frames[:2]] == ["message_start", "ping"]
     assert [frame["type"] for frame in frames[-2:]] == ["message_delta", "message_stop"]
-    assert without_ids(joined(frames)) == without_ids(whole["content"])
+    assert without_ids(joined(frames)) == without_ids(unstreamed["content"])
     delta = frames[-2]
-    assert delta["delta"] == {"stop_reason": reason, "stop_sequence": whole["stop_sequence"]}
+    assert delta["delta"] == {"stop_reason": reason, "stop_sequence": unstreamed["stop_sequence"]}
     usage, first = delta["usage"], frames[0]["message"]["usage"]
-    assert usage["output_tokens"] == whole["usage"]["output_tokens"]
+    assert usage["output_tokens"] == unstreamed["usage"]["output_tokens"]
     assert usage["input_tokens"] + usage["cache_read_input_tokens"] == first["input_tokens"]
     assert frames[0]["message"]["content"] == [] and frames[0]["message"]["stop_reason"] is None
 

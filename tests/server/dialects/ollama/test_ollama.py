@@ -51,16 +51,16 @@ def lines(server: Served, path: str = CHAT, **body: Any) -> list[dict[str, Any]]
 
 def joined(parts: list[dict[str, Any]]) -> dict[str, Any]:
     """The message that a client makes of the lines."""
-    whole: dict[str, Any] = {"role": "assistant", "content": ""}
+    unstreamed: dict[str, Any] = {"role": "assistant", "content": ""}
     for part in parts:
         message = part["message"]
-        whole["content"] += message["content"]
+        unstreamed["content"] += message["content"]
         if "thinking" in message:
-            whole["thinking"] = whole.get("thinking", "") + message["thinking"]
+            unstreamed["thinking"] = unstreamed.get("thinking", "") + message["thinking"]
         if "tool_calls" in message:
-            whole["tool_calls"] = [*whole.get("tool_calls", ()), *message["tool_calls"]]
+            unstreamed["tool_calls"] = [*unstreamed.get("tool_calls", ()), *message["tool_calls"]]
     assert [part["done"] for part in parts] == [False] * (len(parts) - 1) + [True]
-    return whole
+    return unstreamed
 
 
 def without_ids(message: dict[str, Any]) -> dict[str, Any]:
@@ -81,12 +81,14 @@ def without_ids(message: dict[str, Any]) -> dict[str, Any]:
 def test_a_stream_says_what_one_body_says(
     answering: Served, text: str, fields: dict[str, Any], reason: str
 ) -> None:
-    whole = ask(answering, text, **fields)
-    assert whole["done"] and whole["done_reason"] == reason and whole.keys() > DURATIONS
+    unstreamed = ask(answering, text, **fields)
+    assert (
+        unstreamed["done"] and unstreamed["done_reason"] == reason and unstreamed.keys() > DURATIONS
+    )
     parts = lines(answering, messages=[{"role": "user", "content": text}], **fields)
-    assert without_ids(joined(parts)) == without_ids(whole["message"])
+    assert without_ids(joined(parts)) == without_ids(unstreamed["message"])
     assert parts[-1]["done_reason"] == reason and parts[-1].keys() > DURATIONS
-    assert parts[-1]["eval_count"] == whole["eval_count"]
+    assert parts[-1]["eval_count"] == unstreamed["eval_count"]
 
 
 def test_calls_and_thoughts(answering: Served) -> None:
@@ -108,8 +110,8 @@ def test_an_agents_loop(answering: Served) -> None:
         for call in message["tool_calls"]
     ]
     messages.append(USER | {"content": "none"})
-    whole = joined(lines(answering, messages=messages, tools=TOOLS))
-    assert whole["content"] == "No tool is needed."
+    unstreamed = joined(lines(answering, messages=messages, tools=TOOLS))
+    assert unstreamed["content"] == "No tool is needed."
 
 
 @pytest.mark.parametrize("named", ["tool_name", "name", "tool_call_id", None])
@@ -135,8 +137,8 @@ def test_the_same_seed_gives_chats_text(server: Served, embedded: Model) -> None
 def test_generate(answering: Served) -> None:
     parts = lines(answering, GENERATE, prompt="none")
     assert "".join(part["response"] for part in parts) == "No tool is needed."
-    whole = answering.post(GENERATE, prompt="think", think=True, stream=False).json()
-    assert (whole["thinking"], whole["response"]) == ("Hm, a hard one.", "It is 4.")
+    unstreamed = answering.post(GENERATE, prompt="think", think=True, stream=False).json()
+    assert (unstreamed["thinking"], unstreamed["response"]) == ("Hm, a hard one.", "It is 4.")
     raw = "<bos><|turn>user\nnone<turn|>\n<|turn>model"
     answer = answering.post(GENERATE, prompt=raw, raw=True, stream=False).json()
     assert answer["response"] == "No tool is needed."
@@ -162,12 +164,14 @@ def test_nothing_to_generate(answering: Served) -> None:
 
 
 def test_log_probabilities(answering: Served) -> None:
-    whole = ask(answering, logprobs=True, top_logprobs=2)
-    assert "".join(entry["token"] for entry in whole["logprobs"]) == "No tool is needed."
-    assert len(whole["logprobs"][0]["top_logprobs"]) == 2
+    unstreamed = ask(answering, logprobs=True, top_logprobs=2)
+    assert "".join(entry["token"] for entry in unstreamed["logprobs"]) == "No tool is needed."
+    assert len(unstreamed["logprobs"][0]["top_logprobs"]) == 2
     parts = lines(answering, messages=[USER | {"content": "none"}], logprobs=True)
     tokens = [entry for part in parts for entry in part.get("logprobs", ())]
-    assert [entry["token"] for entry in tokens] == [each["token"] for each in whole["logprobs"]]
+    assert [entry["token"] for entry in tokens] == [
+        each["token"] for each in unstreamed["logprobs"]
+    ]
 
 
 def test_options_and_formats_reach_the_engine() -> None:

@@ -115,8 +115,8 @@ def count(service: Service, body: CountBody) -> dict[str, Any]:
     """The answer of the other route. Raises ApiError."""
     fields = {name: value for name, value in body if name in MessagesBody.model_fields}
     # Of a prompt alone, no limit is looked at.
-    whole = MessagesBody.model_construct(**fields | {"max_tokens": 0})
-    (request,) = parse(service, whole)
+    counted = MessagesBody.model_construct(**fields | {"max_tokens": 0})
+    (request,) = parse(service, counted)
     assert request.made
     return {"input_tokens": len(request.made.ids)}
 
