@@ -52,8 +52,14 @@ def test_a_batch_has_rows_of_every_kind():
 
 
 def test_the_rate_warms_up_and_falls_to_a_fiftieth():
-    rates = [fill_stage.learning_rate(step, fill_stage.STEPS) for step in range(fill_stage.STEPS)]
-    top = rates.index(max(rates))
-    assert 90 <= top <= 110 and rates[top] == pytest.approx(fill_stage.PEAK, rel=0.02)
-    assert rates[-1] < 0.021 * rates[top]
-    assert fill_stage.learning_rate(0, 1) > 0
+    firsts = (0, *(phase.until for phase in fill_stage.PHASES[:-1]))
+    rates = [
+        phase.learning_rate(step)
+        for phase, first in zip(fill_stage.PHASES, firsts, strict=True)
+        for step in range(first, phase.until)
+    ]
+    assert len(rates) == fill_stage.STEPS
+    assert rates[0] < 0.02 * rates[100] and max(rates) == rates[850] == 1e-3
+    assert rates[-1] < 0.021 * max(rates)
+    (only,) = fill_stage.phases(1)
+    assert only.learning_rate(0) > 0 and only.until == 1
