@@ -43,6 +43,10 @@ RULES = (
     ),
     Rule("logit_bias leaves a token.", r"logit_bias: bans every token"),
     Rule(
+        "Where ids and texts are mixed, each part of a prompt is one of them, and no list.",
+        r"(prompt|input|content)(\[\d+\])+: must be a token id or a text",
+    ),
+    Rule(
         "An empty prompt needs a model that has a token to begin with.",
         r"(prompt|input_prefix): is empty(, and this model has no token|$)"
         r"|(input|content): a text is empty",

@@ -82,9 +82,8 @@ def test_a_stream_says_what_one_body_says(
     answering: Served, text: str, fields: dict[str, Any], reason: str
 ) -> None:
     unstreamed = ask(answering, text, **fields)
-    assert (
-        unstreamed["done"] and unstreamed["done_reason"] == reason and unstreamed.keys() > DURATIONS
-    )
+    assert unstreamed["done"] and unstreamed["done_reason"] == reason
+    assert unstreamed.keys() > DURATIONS
     parts = lines(answering, messages=[{"role": "user", "content": text}], **fields)
     assert without_ids(joined(parts)) == without_ids(unstreamed["message"])
     assert parts[-1]["done_reason"] == reason and parts[-1].keys() > DURATIONS
