@@ -63,7 +63,9 @@ CASES: list[tuple[dict[str, Any], Any]] = [
 ]
 
 
-@pytest.mark.parametrize(("fields", "holds"), CASES, ids=lambda each: getattr(each, "__name__", str(each)[:40]))
+@pytest.mark.parametrize(
+    ("fields", "holds"), CASES, ids=lambda each: getattr(each, "__name__", str(each)[:40])
+)
 def test_every_wire_holds_it(server: Served, fields: dict[str, Any], holds: Any) -> None:
     path, take = {
         0: ("/v1/chat/completions", lambda body: body["choices"][0]["message"]["content"]),
