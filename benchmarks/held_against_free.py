@@ -46,16 +46,16 @@ def grammar_of(answer: str) -> GrammarSource:
 
 def measure(model: Model, prompts: Sequence[str]) -> dict[str, Any]:
     end_thought = model.grammars.no_thought  # what a grammar puts behind a prompt
-    asked: list[dict[str, Any]] = [
+    requests: list[dict[str, Any]] = [
         {"ids": model.prompt_ids(prompt) + end_thought, "seed": number, "max_tokens": 256}
         for number, prompt in enumerate(prompts)
     ]
     engine = Engine(model, EngineConfig(slots=4, context=1024, queue=len(prompts))).start()
     try:
-        free = replies(engine, [Request(**each, retry_empty=False) for each in asked])
+        free = replies(engine, [Request(**each, retry_empty=False) for each in requests])
         pairs = [
             (each, reply)
-            for each, reply in zip(asked, free, strict=True)
+            for each, reply in zip(requests, free, strict=True)
             if reply.stop_reason == "eos" and reply.text
         ]
         held = replies(

@@ -110,7 +110,7 @@ def call_grammar(
     markers, token_id = model.template.markers, model.tokenizer.token_id
     names = (markers.call_open, markers.call_close, markers.quote)
     ids = [token_id(name) if name else None for name in names]
-    holds_all = required and may_hold
+    holds_all = required and may_hold and any(map(_names_arguments, tools or ()))
     if not tools or None in ids or not (is_strict or holds_all or answer):
         return answer
     if answer is not None and answer.kind != "schema":
@@ -137,6 +137,12 @@ def _is_strict(tool: Mapping[str, Any]) -> bool:
     return tool["function"].get("strict") is True
 
 
+def _names_arguments(tool: Mapping[str, Any]) -> bool:
+    """Whether the schema of a tool's parameters says which there are."""
+    parameters = tool["function"].get("parameters")
+    return isinstance(parameters, Mapping) and "properties" in parameters
+
+
 def _tool(tool: Mapping[str, Any], number: int, is_held: bool) -> CallTool:
     """is_held: whether its arguments match its schema though it is not strict. Raises ValueError
     for a strict tool."""
@@ -144,6 +150,6 @@ def _tool(tool: Mapping[str, Any], number: int, is_held: bool) -> CallTool:
     field = f"tools[{number}].function.parameters"
     if _is_strict(tool):
         return CallTool(name, schema_source(parameters or {}, field).text, field)
-    if not is_held or not isinstance(parameters, Mapping) or "properties" not in parameters:
+    if not is_held or not _names_arguments(tool):
         return CallTool(name, None, field)
     return CallTool(name, json.dumps(parameters, ensure_ascii=False), field, is_strict=False)
