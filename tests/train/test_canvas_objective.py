@@ -52,15 +52,15 @@ def test_pinned_positions_keep_their_token_and_no_row_changes_another(network, s
     monkeypatch.setattr(type(network), "denoise", watched)
     is_open = [i in (1, 2) for i in range(16)]
     rows = [row("abcd", is_open), row("efgh", is_open)]
-    found = losses(network, rows, seed)
-    assert found["canvas"] == pytest.approx(found["fill"])
+    values = losses(network, rows, seed)
+    assert values["canvas"] == pytest.approx(values["fill"])
     pinned = ~torch.tensor(is_open)
     for canvas, soft in seen:
         for one, tokens in zip(rows, canvas, strict=True):
             assert tokens[pinned].tolist() == torch.tensor(one.target)[pinned].tolist()
         assert soft is None or (soft[:, pinned] == 0).all()
-    assert all(value > 0 for value in found.values() if value != found["prompt"])
-    assert found["prompt"] == 0  # no row has a prompt
+    assert all(value > 0 for value in values.values() if value != values["prompt"])
+    assert values["prompt"] == 0  # no row has a prompt
 
 
 def test_a_canvas_begins_as_its_start_where_that_is_no_noise(network, monkeypatch):

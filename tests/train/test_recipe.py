@@ -27,7 +27,7 @@ def test_a_short_run_writes_a_checkpoint_that_loads_and_answers(tmp_path):
         report=lines.append,
         progress=lambda *far: reported.append(far),
     )
-    assert reported == [(step, 3) for step in range(1, 4)]  # three stages
+    assert reported == [(1, 2), (2, 2)]  # two stages
     model = sfumato.load(tmp_path / "out")
     assert model.config == recipe.EMBEDDED
     reply = model.generate("Hello!", max_tokens=16, sampler=sfumato.SamplerConfig(max_steps=2))
@@ -35,8 +35,8 @@ def test_a_short_run_writes_a_checkpoint_that_loads_and_answers(tmp_path):
     assert any(str(tmp_path / "out") in line for line in lines)
 
 
-@pytest.mark.parametrize(("stage", "steps"), [(2, 2), (3, 1)])
-def test_a_run_can_begin_with_a_later_stage(tmp_path, stage, steps):
+@pytest.mark.parametrize("stage", [2, 3])
+def test_a_run_can_begin_with_a_later_stage(tmp_path, stage):
     before = recipe.load_weights(Path(sfumato.load().path)).state_dict()
     reported = []
     recipe.run(
@@ -47,7 +47,7 @@ def test_a_run_can_begin_with_a_later_stage(tmp_path, stage, steps):
         stage=stage,
         progress=lambda *far: reported.append(far),
     )
-    assert reported == [(step, steps) for step in range(1, steps + 1)]
+    assert reported == [(1, 1)]
     after = recipe.load_weights(tmp_path).state_dict()
     assert before.keys() == after.keys()
     moved = max(float((after[name] - before[name]).abs().max()) for name in before)

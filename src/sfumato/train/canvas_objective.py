@@ -23,8 +23,8 @@ def canvas_losses(
 ) -> dict[str, Tensor]:
     """Cross-entropies in nats: "canvas", the mean over rows of the mean over each row's open
     positions; the same of each kind of row in the batch; "reply" and "prompt", of the encoder's
-    next tokens; "copy, reply" and "copy, canvas", of where one head looks in either phase: at the
-    letter of the prompt that the text repeats.
+    next tokens; "copies_of_reply" and "copies_of_canvas", of where one head looks in either phase:
+    at the letter of the prompt that the text repeats.
 
     Half of the batches have a first pass without gradient, as in `objective.loss`; its soft
     embedding is zero at pinned positions.  In half of these, the canvas of the second pass is what
@@ -36,7 +36,7 @@ def canvas_losses(
     dtype = network.norm.weight.dtype
     encoded = network.encode(batch.context, places, attend, dtype)
     row, at, source = batch.copies.unbind(1)
-    losses = {"copy, reply": attend.copy_loss(row, at - 1, source)}
+    losses = {"copies_of_reply": attend.copy_loss(row, at - 1, source)}
     attend.encoding = False
 
     t = torch.rand(len(batch.target), 1, generator=generator) * (1 - LEAST_NOISE) + LEAST_NOISE
@@ -60,14 +60,14 @@ def canvas_losses(
     losses["canvas"] = of_row.mean()
     at = at - batch.lengths[row]
     seen = (at >= 0) & batch.open[row, at.clamp(min=0)]
-    losses["copy, canvas"] = attend.copy_loss(row[seen], at[seen], source[seen])
+    losses["copies_of_canvas"] = attend.copy_loss(row[seen], at[seen], source[seen])
     for number, kind in enumerate(KINDS):
         some = of_row[batch.kinds == number]
         if len(some):
             losses[kind] = some.mean()
     for name, which in (("reply", batch.replies), ("prompt", batch.prompts)):
-        told, wanted = encoded[:, :-1][which], batch.context[:, 1:][which]
-        of_token = F.cross_entropy(logits(network, told), wanted, reduction="sum")
+        hidden, wanted = encoded[:, :-1][which], batch.context[:, 1:][which]
+        of_token = F.cross_entropy(logits(network, hidden), wanted, reduction="sum")
         losses[name] = of_token / max(1, len(wanted))
     return losses
 

@@ -97,9 +97,9 @@ def copies(row: CanvasRow) -> Iterator[tuple[int, int]]:
     for word in _WORD.finditer(context[:end]):
         sources.setdefault(word[0], []).append(word.start())
     for word in _WORD.finditer(context, end):
-        found = sources.get(word[0], ())
-        if len(found) == 1:
-            yield from ((word.start() + i, found[0] + i) for i in range(len(word[0])))
+        starts = sources.get(word[0], ())
+        if len(starts) == 1:
+            yield from ((word.start() + i, starts[0] + i) for i in range(len(word[0])))
 
 
 def _padded(

@@ -190,14 +190,14 @@ _RESTATED = (
 
 def _restated(rng: np.random.Generator) -> FillTask | None:
     """A statement said again; held out by the statement."""
-    said, again = pick(_RESTATED, rng)
+    first, again = pick(_RESTATED, rng)
     facts = {
         "name": pick(NAMES, rng),
         "item": pick(ITEMS, rng),
         "n": 2 + int(rng.random() * 8),
     }
     text = again.format_map(facts)
-    statement = said.format_map(facts)
+    statement = first.format_map(facts)
     return _task(_user(statement), text, _spans(text, rng), statement)
 
 
