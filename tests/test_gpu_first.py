@@ -40,7 +40,7 @@ from sfumato.bench.step_model.step_cost import StepShape
 from sfumato.bench.subject import random_subject
 from sfumato.model.families import DIFFUSION_GEMMA
 from sfumato.ops import reference
-from sfumato.ops.triton import tiles
+from sfumato.ops.triton import fill_cache, tiles
 from sfumato.ops.triton.kernel import Kernel
 from sfumato.ops.triton.targets import Target
 from sfumato.ops.triton.tiles import Tile
@@ -61,7 +61,7 @@ def test_kernels_are_compiled_for_the_device_that_is_there(monkeypatch: pytest.M
         if not kernel.sizes.get("WEIGHTED", True):
             raise RuntimeError("no such norm")
 
-    monkeypatch.setattr(gpu_compile, "compile_kernel", compiled)
+    monkeypatch.setattr(fill_cache, "compile_kernel", compiled)
     findings = gpu_compile.compile_all("sm_89", 86, ("rms_norm", "linear"))
     assert findings["compiled"] == 2 + 2 * 8  # norms; eight matrices, for few and many tokens
     assert findings["failures"] == {

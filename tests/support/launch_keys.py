@@ -80,6 +80,8 @@ def noted_launches(keys: set[Key]) -> Iterator[None]:
     def note(kernel: Kernel, **given: Any) -> SimpleNamespace:
         function = kernel.function
         given |= {"debug": False, "instrumentation_mode": knobs.compilation.instrumentation_mode}
+        if hasattr(knobs.compilation, "fpsan_homomorphic_casts"):  # since Triton 3.9
+            given["fpsan_homomorphic_casts"] = knobs.compilation.fpsan_homomorphic_casts
         _, _, _, backend, binder = function.device_caches[0]
         bound, kinds, options = binder(**given)
         parsed, *source = function._pack_args(backend, given, bound, kinds, options)

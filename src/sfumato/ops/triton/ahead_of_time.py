@@ -18,7 +18,9 @@ import sys
 import tempfile
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass, replace
+from functools import cache
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 from sfumato.ops.triton.children import Limits, Outcome, run_bounded
@@ -130,6 +132,8 @@ def source_of(kernel: Kernel, tile: Tile, target: Target) -> tuple[Any, dict[str
     for place, name in enumerate(kernel.function.arg_names):
         if name in constants:
             signature[name] = "constexpr"
+            if _constants_have_attributes(kernel.function):
+                aligned[(place,)] = []
             continue
         kind = kernel.types[name].format_map(constants)
         if kind.startswith("tensordesc") and not constants.get("DESCRIPTORS", True):
@@ -144,6 +148,15 @@ def source_of(kernel: Kernel, tile: Tile, target: Target) -> tuple[Any, dict[str
     assert not unknown, f"{kernel.name}: has no parameter {', '.join(sorted(unknown))}"
     options = {"num_warps": tile.warps, "num_stages": tile.stages, "enable_fp_fusion": FP_FUSION}
     return ASTSource(kernel.function, signature, constants, aligned), options
+
+
+@cache
+def _constants_have_attributes(function: Any) -> bool:
+    """Whether launches give the compiler an empty list of attributes for a constant, which counts
+    in the key of the cache: Triton 3.9 does, 3.6 does not."""
+    backend = SimpleNamespace(parse_options=lambda given: None, parse_attr=lambda attribute: [])
+    *_, attributes = function._pack_args(backend, {}, {"": 1}, [("constexpr", 1)], {})
+    return bool(attributes)
 
 
 def _usage(made: Any, target: Target) -> tuple[int, int]:
