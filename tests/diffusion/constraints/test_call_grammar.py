@@ -124,7 +124,10 @@ def test_text_and_several_calls() -> None:
 @pytest.mark.parametrize(
     ("schema", "message"),
     [
-        (properties({"not": {}}), r"tools\[0\]\.x: not is not supported in strict tools"),
+        (
+            properties({"not": {}}),
+            r"tools\[0\]\.x: not is not supported in the param",
+        ),
         (properties({"type": "strin"}), r"tools\[0\]\.x\.type: .*strin.* is no type"),
         (properties({"type": "string", "minLength": 3, "maxLength": 2}), r".*minLength is larger"),
         (properties({"type": "array", "minItems": -1}), r".*minItems: must be a whole number"),

@@ -97,7 +97,9 @@ def test_events_without_a_frame_are_silence_too() -> None:
     async def texts() -> list[str]:
         chat: Any = DIALECTS[0]
         service: Any = SimpleNamespace(settings=ServerSettings(keepalive_s=0.1))
-        renderer: Any = SimpleNamespace(begin=lambda number: (), closed=lambda accounts: ())
+        renderer: Any = SimpleNamespace(
+            begin=lambda number: (), closed=lambda accounts: (), watches_s=None
+        )
         frames = streams._Frames(service, renderer, chat)
         running: Any = Running()
         return [text async for text in streams._texts(service, running, frames)]

@@ -20,7 +20,7 @@ export class Stage {
   #note = el('p', { class: 'note', role: 'note', hidden: true });
   #stats = el('p', { class: 'stats' });
   #spoken = el('p', { class: 'unseen', 'aria-live': 'polite' });
-  #bubble = el('div', { class: 'bubble', hidden: true });
+  #bubble = el('div', { class: 'bubble' }); // stands on the page from the first run on
   #extra = el('div', { class: 'extra' });
 
   /** hint: what is said before the first run; pace(): milliseconds that a frame of a replay is held. */
@@ -36,8 +36,7 @@ export class Stage {
     });
     this.#bubble.append(this.#canvas.element, this.#scrubber.element, this.#note, this.#extra,
       el('div', { class: 'foot' }, this.#stats));
-    element.classList.add('reply');
-    element.append(this.#hint, this.#bubble, this.#spoken);
+    element.append(this.#hint, this.#spoken);
   }
 
   /** A run begins. puzzle: see board.js; dress(tokens): the tokens of a frame as they are to be drawn. */
@@ -50,7 +49,8 @@ export class Stage {
     this.#canvas.element.replaceWith(canvas.element);
     this.#canvas = canvas;
     this.#hint.hidden = this.#note.hidden = true;
-    this.#bubble.hidden = false;
+    this.element.classList.add('reply');
+    this.#spoken.before(this.#bubble);
     this.#extra.replaceChildren();
     this.#spoken.textContent = '';
     this.#scrubber.load([], 0);
