@@ -61,7 +61,7 @@ def test_a_phone_is_wide_enough(open_page: Callable[..., Any]) -> None:
     assert page.evaluate(too_wide) <= 0
     assert page.evaluate(BROKEN) == []
     assert page.evaluate(LINES_OF_SLOTS) == [1, 1]
-    tab = page.locator(".tab[aria-pressed=true]").bounding_box()
+    tab = page.locator(".tab[data-view][aria-pressed=true]").bounding_box()
     assert tab["y"] + tab["height"] + 4 <= page.locator("#demonstration").bounding_box()["y"]
     page.get_by_role("button", name="Decide").click()
     page.get_by_role("button", name="Descriptions").nth(1).click()

@@ -41,10 +41,13 @@ RULES = (
         r"prompt: must lie in 0\.\.|(input|content): token ids must lie in 0\.\."
         r"|tokens: token id \d+ is outside|logit_bias: .* is no token id",
     ),
-    Rule("logit_bias leaves a token.", r"logit_bias: bans every token"),
+    Rule(
+        "logit_bias names tokens by id or text, and leaves one.",
+        r"logit_bias: (bans every token|a token must be its id or a text)",
+    ),
     Rule(
         "Where ids and texts are mixed, each part of a prompt is one of them, and no list.",
-        r"(prompt|input|content)(\[\d+\])+: must be a token id or a text",
+        r"(prompt|input|content)(\[\d+\])+: must be (a token id or )?a text",
     ),
     Rule(
         "An empty prompt needs a model that has a token to begin with.",
@@ -89,7 +92,8 @@ RULES = (
     Rule(
         "A body has one schema or grammar at most; it is one that can be compiled, in 262,144 "
         "characters, of keywords that are supported, and with texts that the vocabulary writes.",
-        r"(response_format|structured_outputs|guided_|json_schema|grammar|tools|text)[\w.\[\]]*"
+        r"(response_format|structured_outputs|guided_|json_schema|grammar|tools|text|format"
+        r"|output_format|output_config)[\w.\[\]]*"
         r"(, [\w.]+)*: ",
     ),
     Rule(
