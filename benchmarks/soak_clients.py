@@ -70,7 +70,7 @@ class Violation(Exception):
     """Something that the server promises does not hold."""
 
 
-def said(error: Any) -> str:
+def message_of(error: Any) -> str:
     """The message of an error: an object's, or Ollama's text."""
     return str(error["message"] if isinstance(error, dict) else error)
 
@@ -309,7 +309,7 @@ class Soak:
             if body["stream"]:
                 text = text_of_stream(iter(response.readline, b""), dialect)
             else:
-                text = dialect.whole(json.loads(response.read()))
+                text = dialect.body_text(json.loads(response.read()))
             self.read(response, 1)
         self.same((fields["messages"][0]["content"], fields["max_tokens"], fields["seed"]), text)
         return "whole"
@@ -329,7 +329,7 @@ class Soak:
             answer = response.read()
         if response.status not in (400, 413, 422):
             raise Violation(f"{path} {body[:80]!r}: HTTP {response.status}: {answer[:200]!r}")
-        if not said(json.loads(answer)["error"]):
+        if not message_of(json.loads(answer)["error"]):
             raise Violation(f"{path} {body[:80]!r}: refused without saying why")
         return f"HTTP {response.status}"
 

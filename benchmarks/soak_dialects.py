@@ -25,7 +25,7 @@ class Dialect:
 
     path: str
     body: Callable[[dict[str, Any], str], dict[str, Any]]  # of the request and its rendered prompt
-    whole: Callable[[dict[str, Any]], str]  # the text of a body
+    body_text: Callable[[dict[str, Any]], str]  # the text of a body
     piece: Callable[[dict[str, Any]], str]  # the text of an event
     is_last: Callable[[dict[str, Any]], bool]  # whether an event ends its stream
 
