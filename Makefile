@@ -31,6 +31,8 @@ test-gpu: $(VENV)/.installed-test ## the tests that need a CUDA device
 	@$(BIN)/python -m pytest -m gpu --timeout 1800
 
 test-clients: $(CLIENTS_VENV)/openai-3/.installed $(CLIENTS_VENV)/openai-2/.installed ## the clients of others, in pinned versions
+	@! command -v npm > /dev/null || npm install --prefix tests/clients/npm --silent --no-audit --no-fund \
+		--no-package-lock
 	@for one in openai-3 openai-2; do PYTHONPATH=src $(CLIENTS_VENV)/$$one/bin/python -m pytest \
 		-m clients tests/clients || exit 1; done
 
@@ -79,6 +81,7 @@ wheel: $(VENV)/.installed-test ## build the wheel and check its size and content
 
 clean: ## remove what the targets made, .venv too
 	rm -rf $(VENV) $(AOT_VENV) $(CLIENTS_VENV) build dist site src/*.egg-info .mypy_cache .pytest_cache .ruff_cache .hypothesis
+	rm -rf tests/clients/npm/node_modules
 	rm -f src/sfumato/ops/cpu/_kernels.so
 	find src tests -name __pycache__ -type d -prune -exec rm -rf {} +
 
