@@ -7,12 +7,13 @@ AOT_JOBS ?= 2
 AOT ?=
 AOT_TRITON ?= 3.6.0
 AOT_VENV := .venv-aot
+CLIENTS_VENV := .venv-clients
 SCHEMAS ?=
 WHEEL_LIMIT := 20000000
 INSTALLED := pyproject.toml setup.py constraints.txt $(wildcard src/sfumato/ops/cpu/csrc/*)
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test test-slow test-gpu aot soak schemas lint format options evaluate picture wheel clean
+.PHONY: help demo test test-slow test-gpu test-clients aot soak schemas lint format options evaluate picture wheel clean
 
 help: ## list the targets
 	@sed -n 's/^\([a-z-]*\):.*## /\1\t/p' $(MAKEFILE_LIST) | expand -t 12
@@ -28,6 +29,12 @@ test-slow: $(VENV)/.installed-test ## the tests that take minutes
 
 test-gpu: $(VENV)/.installed-test ## the tests that need a CUDA device
 	@$(BIN)/python -m pytest -m gpu --timeout 1800
+
+test-clients: $(CLIENTS_VENV)/openai-3/.installed $(CLIENTS_VENV)/openai-2/.installed ## the clients of others, in pinned versions
+	@! command -v npm > /dev/null || npm install --prefix tests/clients/npm --silent --no-audit --no-fund \
+		--no-package-lock
+	@for one in openai-3 openai-2; do PYTHONPATH=src $(CLIENTS_VENV)/$$one/bin/python -m pytest \
+		-m clients tests/clients || exit 1; done
 
 aot: $(AOT_VENV)/$(AOT_TRITON)/.installed ## compile the GPU kernels, for GPUs that need not be here
 	@PYTHONPATH=src $(AOT_VENV)/$(AOT_TRITON)/bin/python -m sfumato.ops.triton.ahead_of_time \
@@ -73,7 +80,8 @@ wheel: $(VENV)/.installed-test ## build the wheel and check its size and content
 		test "$$size" -le $(WHEEL_LIMIT)
 
 clean: ## remove what the targets made, .venv too
-	rm -rf $(VENV) $(AOT_VENV) build dist site src/*.egg-info .mypy_cache .pytest_cache .ruff_cache .hypothesis
+	rm -rf $(VENV) $(AOT_VENV) $(CLIENTS_VENV) build dist site src/*.egg-info .mypy_cache .pytest_cache .ruff_cache .hypothesis
+	rm -rf tests/clients/npm/node_modules
 	rm -f src/sfumato/ops/cpu/_kernels.so
 	find src tests -name __pycache__ -type d -prune -exec rm -rf {} +
 
@@ -104,6 +112,15 @@ $(AOT_VENV)/%/.installed: | $(VENV)/.installed-test
 	@$(BIN)/python -m venv --clear $(@D)
 	@$(@D)/bin/python -m pip --disable-pip-version-check -qq install 'numpy<2.3' \
 		$(if $(filter newest,$*),triton,triton==$*)
+	@$(BIN)/python -c 'import sysconfig; print(sysconfig.get_path("purelib"))' \
+		> "$$($(@D)/bin/python -c 'import sysconfig; print(sysconfig.get_path("purelib"))')/base.pth"
+	@touch $@
+
+# The clients of others, which do not agree on a version of openai; all else is that of .venv.
+$(CLIENTS_VENV)/%/.installed: tests/clients/requirements-%.txt | $(VENV)/.installed-test
+	@echo "installing clients ($*) into $(@D)"
+	@$(BIN)/python -m venv --clear $(@D)
+	@$(@D)/bin/python -m pip --disable-pip-version-check -qq install -r $<
 	@$(BIN)/python -c 'import sysconfig; print(sysconfig.get_path("purelib"))' \
 		> "$$($(@D)/bin/python -c 'import sysconfig; print(sysconfig.get_path("purelib"))')/base.pth"
 	@touch $@

@@ -64,6 +64,9 @@ class Service:
         """The same of a limit that is only the most that a client would take, as agents send it: no
         larger slot is made for it."""
         room = self.context - prompt + 1  # the last token of a reply is in no slot
+        length = canvas or self.model.config.canvas_length
+        complete = (self.model.config.context_length - prompt) // length * length
+        room = min(room, complete)  # the model's own context holds complete canvases
         return min(given, max(room, self.default_limit(prompt, canvas)))
 
     def prompt(self, request: Request) -> Prompt:

@@ -249,6 +249,13 @@ def test_a_limit_that_is_over_the_context_is_cut(answering: Served) -> None:
     assert sum(usage[f"{name}_tokens"] for name in ("input", "output", "cache_read_input")) == 513
 
 
+def test_the_same_where_a_slot_is_all_of_the_models_context() -> None:
+    model = answering_model(ANSWERS)
+    with serving(model, SETTINGS, slots=1, context=model.config.context_length) as served:
+        for text in ("none", "none.", "none, none"):  # canvases end at different places
+            assert ask(served, text, max_tokens=32_000)["stop_reason"] == "end_turn"
+
+
 USER = {"role": "user", "content": "Hi"}
 NESTED: dict[str, Any] = {}
 for _ in range(70):

@@ -123,6 +123,14 @@ def test_results_say_which_call_they_answer_or_come_in_the_calls_order(named: st
     assert [message["name"] for message in checked[2:]] == ["a", "b"]
 
 
+def test_ids_of_results_say_nothing_where_calls_have_none() -> None:
+    calls = [{"function": {"name": name, "arguments": {}}} for name in ("a", "b")]
+    results = [{"role": "tool", "content": "x", "tool_call_id": str(i)} for i in (5, 6)]
+    given = [USER, {"role": "assistant", "tool_calls": calls}, *results]
+    checked = check_messages(conversation(given, ServerSettings(), Unknown()))
+    assert [message["name"] for message in checked[2:]] == ["a", "b"]
+
+
 def test_the_same_seed_gives_chats_text(server: Served, embedded: Model) -> None:
     how: dict[str, Any] = {"seed": 5, "temperature": 1.5, "max_steps": 2}
     chat = server.chat("Who are you?", **how, max_tokens=8).json()["choices"][0]["message"]

@@ -68,12 +68,22 @@ def _message(
             clean["tool_calls"] = message["tool_calls"]
     elif role == "tool":
         called = message.get("tool_name") or message.get("name")
-        if message.get("tool_call_id") is not None:
+        if message.get("tool_call_id") is not None and _have_ids(before):
             clean["tool_call_id"] = message["tool_call_id"]
         if called is None and "tool_call_id" not in clean:
             called = _called(before)
         clean["name"] = called
     return clean
+
+
+def _have_ids(before: Sequence[Mapping[str, Any]]) -> bool:
+    """Whether the last calls have ids: LiteLLM leaves them out of calls and sends them in results,
+    where they then say nothing."""
+    last = next((message for message in reversed(before) if message["role"] != "tool"), {})
+    calls = last.get("tool_calls")
+    if not isinstance(calls, list):
+        return True  # no calls: what the id is worth is not known here
+    return any(isinstance(call, Mapping) and call.get("id") is not None for call in calls)
 
 
 def _called(before: Sequence[Mapping[str, Any]]) -> str | None:
