@@ -195,15 +195,15 @@ def test_bombs_are_bounded(source: GrammarSource) -> None:
 def test_forced_bytes_that_end_within_a_character() -> None:
     """Are tokens of single bytes, where the vocabulary has them."""
     made = _Wrapper(TOKENS.tokens, END_IDS[0], sorted(TOKENS.special_ids), TOKENS.encode)
-    whole = "ab€c".encode()
-    assert made(whole) == ids("ab€c") == made("ab€c") and made(b"") == []
+    price = "ab€c".encode()
+    assert made(price) == ids("ab€c") == made("ab€c") and made(b"") == []
     for cut in (3, 4):
-        written = made(whole[:cut])
-        assert b"".join(TOKENS.tokens[i] for i in written) == whole[:cut]
+        written = made(price[:cut])
+        assert b"".join(TOKENS.tokens[i] for i in written) == price[:cut]
         assert written[:2] == ids("ab")
     assert made(b"\xac" + b"c")[1:] == ids("c"), "nor one that begins within a character"
     poor = _Wrapper([b"a", b"b"], 1, (), lambda plain: [0] * len(plain))
-    assert poor(whole[:3]) == [0, 0]
+    assert poor(price[:3]) == [0, 0]
 
 
 def test_a_literal_that_no_token_writes_is_named() -> None:
