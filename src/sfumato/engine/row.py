@@ -117,6 +117,12 @@ class Row(AnyRow):
         pending = super().pending
         return pending if self.writing is None else max(0, pending - 1)
 
+    def took(self, tokens: int) -> None:
+        alone = self.encodes_alone
+        super().took(tokens)
+        if self.writing is not None:  # each token is encoded: it goes alone up to the last
+            self.encodes_alone = alone
+
     def waited(self, seconds: float) -> None:
         if self.encoded <= self.stats.prompt_tokens:
             self.stats.prefill_s += seconds

@@ -17,7 +17,7 @@ from sfumato.diffusion.constraints.grammar_source import (
     choice_source,
     schema_source,
 )
-from sfumato.diffusion.constraints.grammar_tokens import GrammarTokens
+from sfumato.diffusion.constraints.grammar_tokens import GrammarTokens, _Wrapper
 from sfumato.diffusion.constraints.short_completion import ShortCompletion
 
 PERSON: dict[str, Any] = {
@@ -190,6 +190,20 @@ def test_bombs_are_bounded(source: GrammarSource) -> None:
     except ValueError as error:
         assert str(error).startswith(source.field)
     assert time.perf_counter() - began < 3  # a second on a machine that does nothing else
+
+
+def test_forced_bytes_that_end_within_a_character() -> None:
+    """Are tokens of single bytes, where the vocabulary has them."""
+    made = _Wrapper(TOKENS.tokens, END_IDS[0], sorted(TOKENS.special_ids), TOKENS.encode)
+    price = "ab€c".encode()
+    assert made(price) == ids("ab€c") == made("ab€c") and made(b"") == []
+    for cut in (3, 4):
+        written = made(price[:cut])
+        assert b"".join(TOKENS.tokens[i] for i in written) == price[:cut]
+        assert written[:2] == ids("ab")
+    assert made(b"\xac" + b"c")[1:] == ids("c"), "nor one that begins within a character"
+    poor = _Wrapper([b"a", b"b"], 1, (), lambda plain: [0] * len(plain))
+    assert poor(price[:3]) == [0, 0]
 
 
 def test_a_literal_that_no_token_writes_is_named() -> None:

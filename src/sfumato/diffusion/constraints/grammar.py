@@ -127,10 +127,11 @@ class GrammarState:
         ends = self.grammar.tokens.end_ids
         return ids[: next((n for n, token in enumerate(ids) if token in ends), len(ids))]
 
-    def mask(self) -> Tensor:
+    def mask(self, known: bytes | None = None) -> Tensor:
         """bool [tokens of the vocabulary]: which may follow. End tokens are among them only where
-        the grammar accepts: at a dead end llguidance leaves these alone."""
-        packed = np.frombuffer(self.bits(), np.uint8)
+        the grammar accepts: at a dead end llguidance leaves these alone. known: what `bits` has
+        given here."""
+        packed = np.frombuffer(self.bits() if known is None else known, np.uint8)
         bits = np.unpackbits(packed, count=self._vocab_size, bitorder="little")
         allowed = torch.from_numpy(bits).bool()
         allowed[list(self.grammar.tokens.end_ids)] = self.accepts
