@@ -182,6 +182,16 @@ SHORT = {"type": "string", "maxLength": 50}
         schema_source({"enum": [f"value {i}" for i in range(12_000)]}),
         schema_source({"type": "integer", "multipleOf": 999_983}),
         schema_source({"type": "number", "multipleOf": 0.999983}),
+        GrammarSource(
+            "grammar", 'start: %json {"type": "integer", "multipleOf": 999983}', "grammar"
+        ),
+        schema_source(
+            {
+                "$ref": "#/$defs/d0",
+                "type": "integer",
+                "$defs": {f"d{i}": {"$ref": f"#/$defs/d{i + 1}"} for i in range(2_000)},
+            }
+        ),
         schema_source(
             {
                 "type": "array",

@@ -32,6 +32,7 @@ _JSON_OPTIONS = {"whitespace_pattern": _SPACE}
 _QUOTED = re.compile(r'"(?:[^"\\\n]|\\.)*"|/(?:[^/\\\n]|\\.)+/|//[^\n]*|\#[^\n]*')
 _CLASS = re.compile(r"\[(?:[^\]\\\n]|\\.)*\]")  # of GBNF; Lark's stand in regular expressions
 _TOKEN = re.compile(r"<[^\s<>]{0,80}>?")
+_INLINE = re.compile(r"%json\s*")
 _LARK = re.compile(r"(?m)^\s*(?:%llguidance\b|start\s*:)")
 
 
@@ -91,6 +92,8 @@ class GrammarSource:
                 "alone; write the text in quotes"
             )
         if is_lark:
+            for schema in _inline_schemas(self.text):
+                check_schema(schema, self.field)
             return self.text
         from llguidance.gbnf_to_lark import gbnf_to_lark
 
@@ -100,6 +103,15 @@ class GrammarSource:
             why = str(error) or "it ends too early"
             raise ValueError(f"{self.field}: is neither GBNF nor Lark: {why}") from None
         return lark
+
+
+def _inline_schemas(lark: str) -> Iterator[Any]:
+    """The JSON schemas in a Lark grammar; what is no JSON llguidance refuses."""
+    for match in _INLINE.finditer(lark):
+        try:
+            yield json.JSONDecoder().raw_decode(lark, match.end())[0]
+        except (ValueError, RecursionError):
+            continue
 
 
 def schema_source(schema: Mapping[str, Any] | bool, field: str = "schema") -> GrammarSource:

@@ -65,7 +65,11 @@ def _check_combined(schema: Any, parts: list[Mapping[str, Any]], field: str) -> 
             f"ones, and at most {MOST_PATTERNS} are held; leave allOf out"
         )
     known: dict[int, int] = {}
-    if any(_ways(schema, part, known) > MOST_WAYS for part in parts if _combines(part)):
+    try:
+        most = max(_ways(schema, part, known) for part in parts if _combines(part))
+    except RecursionError:
+        raise ValueError(f"{field}: its schemas refer to one another too deeply") from None
+    if most > MOST_WAYS:
         raise ValueError(
             f"{field}: allOf: its anyOf can be chosen in more than {MOST_WAYS} ways; leave allOf "
             "out"
