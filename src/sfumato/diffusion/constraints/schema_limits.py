@@ -24,8 +24,8 @@ MOST_COMBINED_OPTIONAL = 1_000
 MOST_PATTERNS = 8
 """Different patterns in a schema that combines schemas, which may have to match one text (each
 doubles the time; 0.01 s), and patterns of one `patternProperties`, which must not overlap."""
-MOST_WAYS = 256
-"""Ways to choose one branch of every `anyOf` of one `allOf`; 4,096 took 2 s."""
+MOST_WAYS = 512
+"""Ways to choose one branch of every `anyOf` of an `allOf`, summed over a schema; 4,096 took 2 s."""
 _READ = {"properties", "required", "additionalProperties", "patternProperties", "items", "pattern"}
 _READ |= {"prefixItems", "multipleOf", "minimum", "maximum", "minLength", "maxLength", "format"}
 _READ |= {"enum", "const", "anyOf", "oneOf", "$ref", "allOf"}
@@ -59,6 +59,9 @@ def check_schema(schema: Any, field: str) -> None:
 
 def _check_combined(schema: Any, parts: list[Mapping[str, Any]], field: str) -> None:
     patterns = {text for part in parts if isinstance(text := part.get("pattern"), str)}
+    for part in parts:
+        if isinstance(names := part.get("patternProperties"), Mapping):
+            patterns |= names.keys()
     if len(patterns) > MOST_PATTERNS:
         raise ValueError(
             f"{field}: pattern: a schema that combines schemas has {len(patterns):,} different "
@@ -66,7 +69,8 @@ def _check_combined(schema: Any, parts: list[Mapping[str, Any]], field: str) -> 
         )
     known: dict[int, int] = {}
     try:
-        most = max(_ways(schema, part, known) for part in parts if _combines(part))
+        each = (_ways(schema, part, known) for part in parts if _combines(part))
+        most = sum(ways for ways in each if ways > 1)
     except RecursionError:
         raise ValueError(f"{field}: its schemas refer to one another too deeply") from None
     if most > MOST_WAYS:
@@ -117,6 +121,11 @@ def _ways(root: Any, part: Any, known: dict[int, int]) -> int:
         else:
             for more in each:
                 ways = min(ways * more, MOST_WAYS + 1)
+    # Properties of the same name, and items, are combined with one another too.
+    inside = [part.get(name) for name in ("items", "additionalProperties")]
+    if isinstance(properties := part.get("properties"), Mapping):
+        inside += properties.values()
+    ways = max(ways, *(_ways(root, each, known) for each in inside))
     known[id(part)] = min(ways, MOST_WAYS + 1)
     return known[id(part)]
 
@@ -144,8 +153,10 @@ def _check_multiples(parts: list[Mapping[str, Any]], combines: bool, field: str)
     scales = [_decimals(value) for value in exact]
     if combines:
         scales = [max(scales, default=0)] * len(scales)
-    whole = [abs(int(value.scaleb(scale))) or 1 for value, scale in zip(exact, scales, strict=True)]
-    most = math.lcm(*whole) if combines else max(whole, default=1)
+    numerators = [
+        abs(int(value.scaleb(scale))) or 1 for value, scale in zip(exact, scales, strict=True)
+    ]
+    most = math.lcm(*numerators) if combines else max(whole, default=1)
     if most > MOST_MULTIPLES:
         raise ValueError(
             f"{field}: multipleOf: {max(exact)} is too large a divisor: without the decimal point, "
@@ -158,10 +169,10 @@ def check_sum(schemas: Any, field: str) -> None:
     """Raises ValueError where the divisors of schemas that `check_schema` lets pass are too large
     together."""
     exact = [Decimal(str(value)) for value in _multiples(_parts(schemas))]
-    whole = sum(abs(int(value.scaleb(_decimals(value)))) for value in exact)
-    if whole > MOST_MULTIPLES_IN_ALL:
+    numerators = sum(abs(int(value.scaleb(_decimals(value)))) for value in exact)
+    if numerators > MOST_MULTIPLES_IN_ALL:
         raise ValueError(
-            f"{field}: multipleOf: the divisors together are {whole:,}, and at most "
+            f"{field}: multipleOf: the divisors together are {numerators:,}, and at most "
             f"{MOST_MULTIPLES_IN_ALL:,} are held; leave some out"
         )
 
