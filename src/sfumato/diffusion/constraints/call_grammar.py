@@ -54,9 +54,9 @@ class CallSource:
 
     def lark(self) -> str:
         """The grammar. Raises ValueError, naming the field, for a schema that is not supported."""
-        check_sum([json.loads(tool.schema) for tool in self.tools if tool.schema], "tools")
         rules = CallRules(self.quote)
         calls = [self._call(tool, rules) for tool in self.tools]
+        check_sum([json.loads(tool.schema) for tool in self.tools if tool.schema], "tools")
         many = "call" if self.single else "call+"
         if self.answer is not None:
             start = f"start: {many} | %json {self.answer.inline()}"
