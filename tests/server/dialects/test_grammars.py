@@ -7,6 +7,7 @@ import re
 import threading
 import time
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import pytest
@@ -14,6 +15,7 @@ from pydantic import BaseModel
 from tests.server.conftest import Served, serving
 from tests.support.random_model import random_model
 
+from sfumato.server.http import grammar_threads
 from sfumato.server.settings import ServerSettings
 
 SCHEMA: dict[str, Any] = {
@@ -158,17 +160,21 @@ def test_a_400_names_the_field_within_a_second(
 
 
 def test_bad_grammars_hold_up_no_stream(server: Served) -> None:
-    """They come one after another while a neighbour streams its drafts."""
+    """They come several at once while a neighbour streams its drafts."""
     body = {"messages": [{"role": "user", "content": "x"}], "stream": True, "stream_drafts": True}
     bad: list[dict[str, Any]] = [
         {"json_schema": TOO_MUCH},
         {"guided_regex": "(a{1,9999}){1,9999}b{9999}", "max_tokens": 8},  # fits the limits, or not
         {"json_schema": {"not": {}}},
+        {"json_schema": {"type": "integer", "multipleOf": 999_983}},
+        {"json_schema": {"type": "object", "properties": {f"p{i}": {} for i in range(4_000)}}},
     ]
     done, statuses = threading.Event(), []
 
     def send() -> None:
-        statuses.extend(server.chat("x", **fields).status_code for fields in bad)
+        with ThreadPoolExecutor(12) as pool:
+            sent = pool.map(lambda fields: server.chat("x", **fields).status_code, bad * 4)
+            statuses.extend(sent)
         done.set()
 
     client, frames, gap = threading.Thread(target=send), 0, 0.0
@@ -181,8 +187,19 @@ def test_bad_grammars_hold_up_no_stream(server: Served) -> None:
                 now = time.perf_counter()
                 frames, gap, last = frames + 1, max(gap, now - last), now
     client.join()
-    assert (statuses[0], statuses[2]) == (400, 400) and statuses[1] in (200, 400)
+    kinds = [set(statuses[n :: len(bad)]) for n in range(len(bad))]
+    assert kinds[1] <= {200, 400} and all(kind == {400} for n, kind in enumerate(kinds) if n != 1)
     assert frames and gap < 3  # on a machine that does nothing else: some tenths
+
+
+def test_too_many_that_wait_to_be_compiled_are_a_429(
+    server: Served, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(grammar_threads, "MOST_WAITING", 0)
+    answer = server.chat("x", json_schema=SCHEMA)
+    assert answer.status_code == 429 and answer.json()["error"]["code"] == "queue_full"
+    assert "Retry-After" in answer.headers
+    assert server.chat("x", max_tokens=1).status_code == 200
 
 
 @pytest.mark.parametrize(

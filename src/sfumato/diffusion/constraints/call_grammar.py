@@ -19,6 +19,7 @@ from sfumato.diffusion.constraints.grammar import (
 )
 from sfumato.diffusion.constraints.grammar_source import LONGEST_SOURCE, GrammarSource
 from sfumato.diffusion.constraints.grammar_tokens import GrammarTokens, llguidance
+from sfumato.diffusion.constraints.schema_limits import check_schema, check_sum
 
 
 @dataclass(frozen=True)
@@ -55,6 +56,7 @@ class CallSource:
         """The grammar. Raises ValueError, naming the field, for a schema that is not supported."""
         rules = CallRules(self.quote)
         calls = [self._call(tool, rules) for tool in self.tools]
+        check_sum([json.loads(tool.schema) for tool in self.tools if tool.schema], "tools")
         many = "call" if self.single else "call+"
         if self.answer is not None:
             start = f"start: {many} | %json {self.answer.inline()}"
@@ -73,6 +75,7 @@ class CallSource:
         begin = json.dumps(f"call:{tool.name}")
         if tool.schema is None:
             return f'{begin} "{{" loose'
+        check_schema(json.loads(tool.schema), tool.field)
         return f"{begin} {rules.arguments(json.loads(tool.schema), tool.field)}"
 
 
@@ -116,6 +119,7 @@ def _without_unsupported(source: CallSource) -> tuple[CallSource, list[str]]:
             try:
                 if left < 0:
                     raise ValueError(f"{tool.field}: is too large")
+                check_schema(json.loads(tool.schema), tool.field)
                 CallRules(source.quote).arguments(json.loads(tool.schema), tool.field)
             except ValueError as error:
                 notes.append(_note(tool, str(error).partition("; ")[0]))
