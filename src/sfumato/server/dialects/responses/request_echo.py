@@ -1,7 +1,7 @@
 """`RequestEcho`: what a response repeats of its request, and what is kept of its input.
 
 The body loses its lists and longer texts before the reply is written. The echo lives as long as the
-reply is written, so its bytes are bounded here: nobody else counts them.
+reply is written, so its bytes are bounded here: nothing else counts them.
 """
 
 from __future__ import annotations
