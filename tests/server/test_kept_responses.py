@@ -50,8 +50,11 @@ def test_what_is_not_to_be_kept_is_not(http: TestClient, stream: bool) -> None:
 def test_nothing_is_kept_without_room(http: TestClient) -> None:
     for nbytes, note in ((0, None), (100, "--response-store")):
         app = create_app(FakeEngine(), ServerSettings(response_store=nbytes, page=False))
-        body = TestClient(app).post("/v1/responses", json={"input": "Hi"}).json()
+        client = TestClient(app)
+        body = client.post("/v1/responses", json={"input": "Hi"}).json()
         assert body["store"] is False and (note is None or note in body["warnings"][0])
+        text = client.post("/v1/responses", json={"input": "Hi", "stream": True}).text
+        assert '"store":true' not in text and (note is None or note in text)
 
 
 def test_the_items_of_the_input(client: openai.OpenAI) -> None:
@@ -65,6 +68,23 @@ def test_the_items_of_the_input(client: openai.OpenAI) -> None:
     ]
     newest: Any = client.responses.input_items.list(then.id).data[0]
     assert newest.content[0].text == "Two"
+
+
+def test_the_items_behind_a_response_that_was_deleted(client: openai.OpenAI) -> None:
+    names: list[str] = []
+    for text in ("One", "Two", "Three"):
+        before = {"previous_response_id": names[-1]} if names else {}
+        made = client.responses.create(model="m", input=text, **before)  # type: ignore[call-overload]
+        names.append(made.id)
+    client.responses.delete(names[0])
+    listed: Any = list(client.responses.input_items.list(names[2], order="asc"))
+    assert [item.content[0].text for item in listed] == ["Two", "Hello there.", "Three"]
+
+
+@pytest.mark.parametrize("name", ["input_tokens", "compact"])
+def test_routes_of_openai_that_are_not_here(http: TestClient, name: str) -> None:
+    answer = http.post(f"/v1/responses/{name}", json={"input": "Hi"})
+    assert answer.status_code == 404 and f"no POST /v1/responses/{name}" in answer.text
 
 
 @pytest.mark.parametrize("query", ["limit=0", "limit=101", "limit=x", "order=up", "after=msg_x"])

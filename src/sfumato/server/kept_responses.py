@@ -110,13 +110,9 @@ def _inputs(service: Service, request: Request, name: str) -> list[Item]:
     """Its own input, behind the inputs and outputs of the responses before that are still here."""
     owner, store = _owner(request), service.responses
     entry = _entry(service, request, name)
-    items = entry.inputs
-    try:
-        before = store.chain(owner, entry.previous, service.settings.max_messages)
-    except Missing:
-        before = []
+    before = store.remaining(owner, entry.previous, service.settings.max_messages)
     earlier = [item for one in before for item in (*one.inputs, *one.outputs)]
-    return [*earlier, *items]
+    return [*earlier, *entry.inputs]
 
 
 def _entry(service: Service, request: Request, name: str) -> Stored:

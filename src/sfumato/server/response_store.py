@@ -139,6 +139,18 @@ class ResponseStore:
                 name = chain[-1].previous
         return chain[::-1]
 
+    def remaining(self, owner: str, name: str | None, most: int) -> list[Stored]:
+        """The same, behind the latest one that is not here."""
+        chain: list[Stored] = []
+        with self._lock:
+            while name is not None and len(chain) < most:
+                try:
+                    chain.append(self._get(owner, name))
+                except Missing:
+                    break
+                name = chain[-1].previous
+        return chain[::-1]
+
     def _get(self, owner: str, name: str) -> Stored:
         entry = self._entries.get(name)
         if entry is None or entry.owner != owner:

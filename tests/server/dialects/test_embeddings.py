@@ -39,6 +39,9 @@ def test_three_apis_give_the_same_numbers(server: Any, embedded: Model) -> None:
     assert ollama["embeddings"] == [pytest.approx(vector, abs=1e-6) for vector in ours]
     assert ollama["prompt_eval_count"] == data["usage"]["prompt_tokens"]
     assert ollama["total_duration"] > 0
+    older = server.post("/api/embeddings", model="m", prompt=TEXT, options={}).json()
+    assert older == {"embedding": pytest.approx(ours[0], abs=1e-6)}
+    assert server.post("/api/embeddings", model="m", prompt="").json() == {"embedding": []}
 
 
 def test_with_openais_client(server: Any, embedded: Model) -> None:

@@ -103,6 +103,8 @@ def test_probabilities(server: Any) -> None:
         assert len(entry["top_logprobs"]) == 3 and entry["logprob"] <= 0
         assert all(set(top) == {"id", "token", "bytes", "logprob"} for top in entry["top_logprobs"])
     probs = server.post("/completion", **body, post_sampling_probs=True).json()
+    shown = [made["generation_settings"]["post_sampling_probs"] for made in (answer, probs)]
+    assert shown == [False, True]
     for entry in probs["completion_probabilities"]:
         assert 0 < entry["prob"] <= 1 and all(0 < top["prob"] <= 1 for top in entry["top_probs"])
     frames = [frame for frame in stream_of(server, **body) if not frame["stop"]]

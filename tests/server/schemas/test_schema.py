@@ -42,6 +42,7 @@ ROUTES = {
         "/v1/embeddings",
         "/embeddings",
         "/api/embed",
+        "/api/embeddings",
         "/v1/chat/completions/input_tokens",
         "/completion",
         "/infill",

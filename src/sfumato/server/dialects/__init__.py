@@ -10,7 +10,12 @@ from typing import Any
 
 from sfumato.server.dialects.anthropic.messages import MESSAGES
 from sfumato.server.dialects.decisions import ROUTES
-from sfumato.server.dialects.embeddings import LLAMA_EMBEDDINGS, OLLAMA_EMBED, OPENAI_EMBEDDINGS
+from sfumato.server.dialects.embeddings import (
+    LLAMA_EMBEDDINGS,
+    OLLAMA_EMBED,
+    OLLAMA_EMBEDDINGS,
+    OPENAI_EMBEDDINGS,
+)
 from sfumato.server.dialects.fill import FILL
 from sfumato.server.dialects.infill import INFILL
 from sfumato.server.dialects.llama_cpp import LLAMA_COMPLETION
@@ -34,5 +39,6 @@ DIALECTS: tuple[Dialect[Any], ...] = (
     OPENAI_EMBEDDINGS,
     LLAMA_EMBEDDINGS,
     OLLAMA_EMBED,
+    OLLAMA_EMBEDDINGS,
 )
 DECISIONS: tuple[DecisionRoute, ...] = ROUTES

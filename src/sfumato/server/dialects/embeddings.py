@@ -1,4 +1,4 @@
-"""Vectors of texts: OpenAI's /v1/embeddings, llama-server's /embeddings and Ollama's /api/embed."""
+"""Vectors of texts: OpenAI's /v1/embeddings, llama-server's /embeddings, Ollama's two routes."""
 
 from __future__ import annotations
 
@@ -17,11 +17,13 @@ from sfumato.server.schemas.embeddings import (
     EmbeddingsBody,
     LlamaEmbeddingsBody,
     OllamaEmbedBody,
+    OllamaEmbeddingsBody,
     Pooled,
 )
 from sfumato.server.service import Service
 
-OPENAI, LLAMA, OLLAMA = "/v1/embeddings", "/embeddings", "/api/embed"
+OPENAI, LLAMA = "/v1/embeddings", "/embeddings"
+OLLAMA, OLLAMA_OLDER = "/api/embed", "/api/embeddings"
 
 
 class _VectorRenderer(Renderer):
@@ -79,6 +81,13 @@ class OllamaRenderer(_VectorRenderer):
         }
 
 
+class OllamaOlderRenderer(_VectorRenderer):
+    """One vector, and nothing else but warnings."""
+
+    def body(self, replies: Sequence[CollectedReply]) -> Answer:
+        return {"embedding": next(self._vectors(replies)), **self._warned}
+
+
 def _ns(seconds: float) -> int:
     return max(0, round(1e9 * seconds))
 
@@ -100,6 +109,16 @@ def _ollama(service: Service, body: OllamaEmbedBody) -> list[Request]:
     """Raises ApiError."""
     truncate = body.truncate is not False
     return requests_of(service, body, body.input, "input", OLLAMA, truncate)
+
+
+def _ollama_older(service: Service, body: OllamaEmbeddingsBody) -> list[Request]:
+    """Raises ApiError."""
+    return requests_of(service, body, body.prompt, "prompt", OLLAMA_OLDER, truncate=True)
+
+
+def _of_no_text(service: Service, body: OllamaEmbeddingsBody) -> Frame | None:
+    """Clients load a model so."""
+    return None if body.prompt else {"embedding": []}
 
 
 def _never(body: Body) -> bool:
@@ -137,4 +156,16 @@ OLLAMA_EMBED = Dialect(
     renderer=OllamaRenderer,
     streams=_never,
     errors=OLLAMA_ERRORS,
+)
+OLLAMA_EMBEDDINGS = Dialect(
+    name="ollama_embeddings",
+    path=OLLAMA_OLDER,
+    tag="Ollama",
+    help="A vector of length 1 for one text, as Ollama's older route has it.",
+    body_type=OllamaEmbeddingsBody,
+    parse=_ollama_older,
+    renderer=OllamaOlderRenderer,
+    streams=_never,
+    errors=OLLAMA_ERRORS,
+    at_once=_of_no_text,
 )

@@ -168,7 +168,9 @@ class LlamaRenderer(Renderer):
             "tokens_predicted": account.output_tokens,
             "tokens_evaluated": account.prompt_tokens,
             "tokens_cached": account.cached_tokens,
-            "generation_settings": generation_settings(self._service, request, seed, self._streams),
+            "generation_settings": generation_settings(
+                self._service, request, seed, self._streams, self._as_probs
+            ),
             "prompt": decode(request.ids or (), skip_special=False),
             "has_new_line": "\n" in reply.text,
             "truncated": False,

@@ -55,6 +55,14 @@ class LlamaEmbeddingsBody(Pooled):
     embd_normalize: Annotated[Any, Only(2, why=_NORMALIZED)] = None
 
 
+class OllamaEmbeddingsBody(Pooled):
+    """Ollama's embedding of one text, of its older route."""
+
+    prompt: str = Field("", description="The text; without one the vector is empty.")
+    options: Ignored = None
+    keep_alive: Ignored = None
+
+
 class OllamaEmbedBody(Pooled):
     """Ollama's embeddings."""
 

@@ -54,7 +54,9 @@ class TextFormat(Body):
     """What the text has to be."""
 
     type: Literal["text", "json_object", "json_schema"]
-    name: str | None = Field(None, description="Accepted and ignored.")
+    name: str | None = Field(
+        None, max_length=LONGEST_NAME, description="Accepted and ignored; is in the response."
+    )
     description: Ignored = None
     schema_: JsonSchema | None = Field(None, alias="schema", description="None: any object.")
     strict: bool | None = Field(None, description="The schema is held whether or not it is true.")

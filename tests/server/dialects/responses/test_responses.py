@@ -23,6 +23,10 @@ from tests.support.fake_engine import FakeEngine
 from sfumato.api import Model
 from sfumato.engine import Engine, EngineConfig, Failed
 from sfumato.server.app import ServerSettings, create_app
+from sfumato.server.dialects.responses.parsing import parse
+from sfumato.server.dialects.responses.renderer import ResponsesRenderer
+from sfumato.server.schemas.responses import ResponsesBody
+from sfumato.server.service import Service
 
 QUOTE = '<|"|>'
 CALL = f"<|tool_call>call:weather{{city:{QUOTE}Paris{QUOTE}}}<tool_call|>"
@@ -290,6 +294,25 @@ def test_drafts_are_events_of_our_own(http: TestClient) -> None:
             "input[0].call_id",
         ),
         ([{"type": "reasoning"}], {}, "input"),
+        (
+            [
+                {"type": "function_call", "call_id": "c", "name": "f", "arguments": "{"},
+                {"type": "function_call_output", "call_id": "c", "output": "x"},
+            ],
+            {},
+            "input[0].arguments",
+        ),
+        (
+            [
+                {"type": "reasoning"},
+                {"role": "user", "content": "x"},
+                {"role": "assistant", "content": "y"},
+                {"type": "function_call", "call_id": "c", "name": "f", "arguments": "[]"},
+                {"type": "function_call_output", "call_id": "c", "output": "x"},
+            ],
+            {"instructions": "Be brief."},
+            "input[3].arguments",
+        ),
         ("Hi", {"tools": [{"type": "web_search"}]}, "tools[0].type"),
         ("Hi", {"tools": [{"type": "function", "name": "a b"}]}, "tools[0].name"),
         ("Hi", {"tool_choice": {"type": "web_search"}}, "tool_choice.type"),
@@ -321,6 +344,36 @@ def test_the_oldest_turns_are_left_out_where_asked(http: TestClient) -> None:
     made = post(http, given, truncation="auto", max_output_tokens=64)
     assert made["usage"]["input_tokens"] + 64 <= 512
     assert "are left out" in made["warnings"][0]
+
+
+def test_a_response_repeats_known_fields_alone(http: TestClient) -> None:
+    long = "x" * 2**19
+    tool = {**WEATHER, "description": None, "output_schema": {"description": long}}
+    schema = {"type": "json_schema", "name": "n", "schema": {"type": "object"}}
+    made = post(
+        http,
+        "json",
+        tools=[tool],
+        tool_choice="none",
+        text={"format": schema | {"description": long}},
+    )
+    assert made["tools"] == [{**WEATHER, "description": None, "strict": False}]
+    assert made["text"]["format"] == schema and made["tool_choice"] == "none"
+    tool["parameters"] = {"type": "object", "description": long}
+    made = post(http, "sunny", tools=[tool], tool_choice="none")
+    assert made["tools"] == [] and "too long" in made["warnings"][0]
+    choice = {"type": "function", "name": "weather", "more": long}
+    made = post(http, "sunny", tools=[WEATHER], tool_choice=choice)
+    assert made["tool_choice"] == {"type": "function", "name": "weather"}
+
+
+def test_the_input_of_a_stream_is_let_go(http: TestClient) -> None:
+    service: Service = http.app.state.service  # type: ignore[attr-defined]
+    body = ResponsesBody(input="sunny", stream=True, store=True)
+    renderer = ResponsesRenderer(service, body, parse(service, body))
+    assert len(renderer._items) == 1 and not body.echo.items
+    created = next(iter(renderer.begin(0)))["response"]
+    assert created["store"] and not renderer._items
 
 
 def test_errors_before_routing(embedded: Model) -> None:

@@ -18,19 +18,12 @@ from sfumato.server.dialects.shared.unsent import Unsent
 from sfumato.server.examples import warnings
 from sfumato.server.http.dialect import Frame, Renderer
 from sfumato.server.http.inflight import CollectedReply
-from sfumato.server.http.wire import Wire
+from sfumato.server.http.wire import Wire, named_event
 from sfumato.server.schemas.anthropic import MessagesBody
 from sfumato.server.service import Service
 from sfumato.text.reply import ToolCall
 
 _DELTAS = {"thinking": "thinking_delta", "text": "text_delta"}
-
-
-def named_event(frame: Mapping[str, Any]) -> str:
-    """A server-sent event whose name is the frame's type."""
-    data = json.dumps(frame, ensure_ascii=False, separators=(",", ":"))
-    return f"event: {frame['type']}\ndata: {data}\n\n"
-
 
 WIRE = Wire("text/event-stream", named_event, keepalive=named_event({"type": "ping"}))
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterable, Mapping, Sequence
 from datetime import UTC, datetime
 from typing import Any
@@ -17,15 +16,10 @@ from sfumato.server.dialects.shared.unsent import Unsent
 from sfumato.server.examples import warnings
 from sfumato.server.http.dialect import Frame, Renderer
 from sfumato.server.http.inflight import CollectedReply
-from sfumato.server.http.wire import Fields, Wire
+from sfumato.server.http.wire import Wire, line
 from sfumato.server.schemas.ollama import OllamaGeneration
 from sfumato.server.service import Service
 from sfumato.text.reply import ToolCall
-
-
-def line(frame: Fields) -> str:
-    return json.dumps(frame, ensure_ascii=False, separators=(",", ":")) + "\n"
-
 
 # JSON may begin with a space, and clients would read an empty line as a broken object.
 WIRE = Wire("application/x-ndjson", line, keepalive=" ")

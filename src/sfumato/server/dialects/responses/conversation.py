@@ -2,37 +2,98 @@
 
 from __future__ import annotations
 
+import re
 from bisect import bisect_left
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
 from typing import Any
 
-from sfumato.server.http.errors import bad_request
+from sfumato.server.http.errors import ApiError, bad_request
 from sfumato.server.response_store import Item
 
 Message = dict[str, Any]
 
+_INSTRUCTIONS = "instructions"
 
-def messages_of(instructions: str | None, items: Sequence[Item], own: int) -> list[Message]:
-    """own: how many of the items, the last ones, the body has; the others are of the responses
-    before. Raises ApiError."""
-    first = len(items) - own
-    messages: list[Message] = []
+
+_INDEX = re.compile(
+    r"messages\[(\d+)\](?:\.tool_calls\[(\d+)\](?:\.function)?|(\.tool_call_id|\.content)(?!\w))?"
+)
+_NAMES = {".tool_call_id": ".call_id", ".content": ".output"}  # of messages that are outputs
+
+
+@dataclass(frozen=True)
+class Place:
+    """Where a message stands in the body, and where its calls do."""
+
+    name: str
+    calls: list[str] = field(default_factory=list)
+
+
+@dataclass
+class Conversation:
+    """Messages of the chat template, each with its place."""
+
+    messages: list[Message] = field(default_factory=list)
+    places: list[Place] = field(default_factory=list)
+
+    def add(self, message: Message, place: str) -> None:
+        self.messages.append(message)
+        self.places.append(Place(place))
+
+    def without(self, count: int) -> Conversation:
+        """The conversation without so many messages behind the system's first ones."""
+        head = _head(self.messages)
+        at = head + count
+        return Conversation(
+            [*self.messages[:head], *self.messages[at:]], [*self.places[:head], *self.places[at:]]
+        )
+
+    @contextmanager
+    def named(self) -> Iterator[None]:
+        """Gives an ApiError that is raised within the body's places."""
+        try:
+            yield
+        except ApiError as error:
+            match = _INDEX.match(error.message)
+            if match and int(match[1]) < len(self.places):
+                name = self._name(match)
+                error.message = name + error.message[match.end() :]
+                if error.param is not None:
+                    error.param = _INDEX.sub(lambda _: name, error.param, count=1)
+            raise
+
+    def _name(self, match: re.Match[str]) -> str:
+        number, call, of_output = int(match[1]), match[2], match[3] or ""
+        place = self.places[number]
+        if call is not None:
+            return place.calls[int(call)] if int(call) < len(place.calls) else place.name
+        is_output = self.messages[number]["role"] == "tool"
+        if place.name == _INSTRUCTIONS:
+            return place.name
+        return place.name + (_NAMES.get(of_output, "") if is_output else of_output)
+
+
+def conversation(instructions: str | None, items: Iterable[tuple[str, Item]]) -> Conversation:
+    """items: each with its place. Raises ApiError."""
+    talk = Conversation()
     if instructions is not None:
-        messages.append({"role": "system", "content": instructions})
-    for number, item in enumerate(items):
-        where = f"input[{number - first}]" if number >= first else "previous_response_id"
+        talk.add({"role": "system", "content": instructions}, _INSTRUCTIONS)
+    for where, item in items:
         if item["type"] == "message":
-            _add_message(messages, item)
+            _add_message(talk, item, where)
         elif item["type"] == "function_call":
-            _add_call(messages, item)
+            _add_call(talk, item, where)
         elif item["type"] == "function_call_output":
-            _add_output(messages, item, where)
-    if not messages:
+            _add_output(talk, item, where)
+    if not talk.messages:
         raise bad_request("input: holds nothing but thoughts; add a message", "input")
-    return messages
+    return talk
 
 
-def _add_message(messages: list[Message], item: Item) -> None:
+def _add_message(talk: Conversation, item: Item, where: str) -> None:
+    messages = talk.messages
     role = "system" if item["role"] == "developer" else item["role"]
     texts = [part["text"] for part in item["content"]]
     last = messages[-1] if messages else {}
@@ -43,18 +104,21 @@ def _add_message(messages: list[Message], item: Item) -> None:
     content: Any = "".join(texts)
     if len(texts) > 1 and role == "user":
         content = [{"type": "text", "text": text} for text in texts]
-    messages.append({"role": role, "content": content})
+    talk.add({"role": role, "content": content}, where)
 
 
-def _add_call(messages: list[Message], item: Item) -> None:
+def _add_call(talk: Conversation, item: Item, where: str) -> None:
+    messages = talk.messages
     if not messages or messages[-1]["role"] != "assistant":
-        messages.append({"role": "assistant", "content": None})
+        talk.add({"role": "assistant", "content": None}, where)
     function = {"name": item["name"], "arguments": item["arguments"]}
     call = {"id": item["call_id"], "type": "function", "function": function}
     messages[-1].setdefault("tool_calls", []).append(call)
+    talk.places[-1].calls.append(where)
 
 
-def _add_output(messages: list[Message], item: Item, where: str) -> None:
+def _add_output(talk: Conversation, item: Item, where: str) -> None:
+    messages = talk.messages
     at = len(messages) - 1
     while at >= 0 and messages[at]["role"] == "tool":
         at -= 1
@@ -65,7 +129,7 @@ def _add_output(messages: list[Message], item: Item, where: str) -> None:
             f"{where}.call_id",
         )
     content = item["output"]
-    messages.append({"role": "tool", "tool_call_id": item["call_id"], "content": content})
+    talk.add({"role": "tool", "tool_call_id": item["call_id"], "content": content}, where)
 
 
 def latest_turns(
@@ -73,10 +137,15 @@ def latest_turns(
 ) -> list[Message]:
     """The messages without the oldest turns, as few of them as makes the others fit: the system's
     first messages, and those from a user's message on. Where no turn fits, the last one."""
-    head = next((i for i, each in enumerate(messages) if each["role"] != "system"), len(messages))
+    head = _head(messages)
     starts = [i for i, each in enumerate(messages) if each["role"] == "user" and i > head]
     shorter: list[list[Message]] = [[*messages[:head], *messages[at:]] for at in starts]
     if not shorter or fits(messages):
         return list(messages)
     at = bisect_left(range(len(shorter)), True, key=lambda i: fits(shorter[i]))
     return shorter[min(at, len(shorter) - 1)]
+
+
+def _head(messages: Sequence[Message]) -> int:
+    """How many messages of the system come first."""
+    return next((i for i, each in enumerate(messages) if each["role"] != "system"), len(messages))

@@ -40,15 +40,16 @@ def new_id(prefix: str) -> str:
 
 def items_of(
     given: str | Sequence[Mapping[str, Any]], find: Find, ignored: Unknown | None
-) -> list[Item]:
-    """find: looks up references; ignored: gets the names of unknown fields; None where they are
-    refused. Raises ApiError."""
+) -> list[tuple[str, Item]]:
+    """Each with its place. find: looks up references; ignored: gets the names of unknown fields;
+    None where they are refused. Raises ApiError."""
     if isinstance(given, str):
-        return [_message("user", [_input(given)], new_id("msg"))]
+        return [("input", _message("user", [_input(given)], new_id("msg")))]
     if not given:
         raise bad_request("input: is empty; send a text or at least one item", "input")
-    checked = (_item(item, f"input[{i}]", find, ignored) for i, item in enumerate(given))
-    return [item for item in checked if item is not None]
+    places = ((f"input[{i}]", item) for i, item in enumerate(given))
+    checked = ((where, _item(item, where, find, ignored)) for where, item in places)
+    return [(where, item) for where, item in checked if item is not None]
 
 
 def _item(item: Mapping[str, Any], where: str, find: Find, ignored: Unknown | None) -> Item | None:

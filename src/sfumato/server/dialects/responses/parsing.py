@@ -9,10 +9,15 @@ from typing import Any
 from sfumato.diffusion.constraints.grammar_source import GrammarSource, schema_source
 from sfumato.engine import Request, new_id
 from sfumato.server.dialects.responses import tools
-from sfumato.server.dialects.responses.conversation import Message, latest_turns, messages_of
+from sfumato.server.dialects.responses.conversation import Message, conversation, latest_turns
 from sfumato.server.dialects.responses.items import items_of
 from sfumato.server.dialects.responses.references import References
-from sfumato.server.dialects.responses.request_echo import RequestEcho
+from sfumato.server.dialects.responses.request_echo import (
+    MOST_WAITING,
+    RequestEcho,
+    bounded,
+    is_short,
+)
 from sfumato.server.dialects.shared.ends import reply_ends
 from sfumato.server.dialects.shared.grammars import grammar_of
 from sfumato.server.dialects.shared.openai_tools import ToolUse, ignored_tools, tool_use
@@ -26,7 +31,7 @@ from sfumato.text.prompt import prompt_ids
 
 PATH = "/v1/responses"
 WORDING = (
-    (r"messages(\[\d+\])?", "input"),
+    (r"messages", "input"),
     (r"(tools\[\d+\])\.function", r"\1"),
     (r"max_tokens", "max_output_tokens"),
 )
@@ -40,8 +45,11 @@ def parse(service: Service, body: ResponsesBody) -> list[Request]:
     if body.stream_options is not None and not body.stream:
         raise bad_request("stream_options: only with stream", "stream_options")
     ignored = body.ignored if service.settings.lenient else None
-    before, own = _items(service, body)
-    messages = messages_of(body.instructions, [*before, *own], len(own))
+    before, placed = _items(service, body)
+    own = [item for _, item in placed]
+    earlier = [("previous_response_id", item) for item in before]
+    talk = conversation(body.instructions, [*earlier, *placed])
+    messages = talk.messages
     choice = tools.nested_choice(body.tool_choice)
     use = tool_use(tools.nested(body.tools, ignored), choice, service.model)
     one = _request(service, body, messages, use)
@@ -50,19 +58,21 @@ def parse(service: Service, body: ResponsesBody) -> list[Request]:
         kept = _truncated(service, body, one)
         if len(kept) < len(messages):
             notes.append(f"input: the oldest {len(messages) - len(kept)} messages are left out")
+            talk = talk.without(len(messages) - len(kept))
         one = replace(one, messages=kept)
-    prompt = service.prompt(one)
+    with talk.named():
+        prompt = service.prompt(one)
     assert one.sampler
     canvas = one.sampler.canvas_length
     length = service.limit(body.max_output_tokens, len(prompt.ids), canvas)
     check_size(service.model, [length], body.top_logprobs, "max_tokens, top_logprobs")
-    body.keep(_echo(service, body, own, use, notes))
+    body.keep(_echo(service, body, own, len(talk.messages) < len(messages), notes))
     seed = seeds_of(body.seed, 1)[0]
     return [replace(one, id=new_id(), made=prompt, max_tokens=length, seed=seed)]
 
 
-def _items(service: Service, body: ResponsesBody) -> tuple[list[Item], list[Item]]:
-    """The items of the responses before, and the body's own. Raises ApiError."""
+def _items(service: Service, body: ResponsesBody) -> tuple[list[Item], list[tuple[str, Item]]]:
+    """The items of the responses before, and the body's own with their places. Raises ApiError."""
     most, store = service.settings.max_messages, service.responses
     if not isinstance(body.input, str) and len(body.input) > most:
         raise _too_many(len(body.input), most)
@@ -158,14 +168,21 @@ def _truncated(service: Service, body: ResponsesBody, request: Request) -> Seque
 
 
 def _echo(
-    service: Service, body: ResponsesBody, own: list[Item], use: ToolUse, notes: list[str]
+    service: Service, body: ResponsesBody, own: list[Item], is_cut: bool, notes: list[str]
 ) -> RequestEcho:
+    """is_cut: whether the prompt lacks a part of the input, which nothing else holds then."""
     is_kept = body.store is not False and service.responses.keeps
+    if is_kept and is_cut and not body.stream and not is_short(own, MOST_WAITING):
+        is_kept = False
+        notes.append("store: the response is not kept: its input is too long, and was cut")
     include = body.include or []
     text = body.text
     shown: dict[str, Any] = {"type": "text"}
     if text is not None and text.format is not None:
-        shown = text.format.model_dump(by_alias=True, exclude_none=True)
+        given = text.format
+        of_format = {"name": given.name, "schema": given.schema_, "strict": given.strict}
+        shown = {"type": given.type}
+        shown |= {name: value for name, value in of_format.items() if value is not None}
     reasoning = body.reasoning
     fields = {
         "instructions": body.instructions,
@@ -180,13 +197,14 @@ def _echo(
         "store": is_kept,
         "temperature": 1.0 if body.temperature is None else body.temperature,
         "text": {"format": shown, "verbosity": "medium"},
-        "tool_choice": "auto" if body.tool_choice is None else body.tool_choice,
+        "tool_choice": tools.shown_choice(body.tool_choice),
         "tools": tools.shown(body.tools),
         "top_logprobs": body.top_logprobs or 0,
         "top_p": 1.0 if body.top_p is None else body.top_p,
         "truncation": body.truncation or "disabled",
         "user": body.user,
     }
+    fields = bounded(fields, notes)
     return RequestEcho(
         body.owner,
         tuple(own) if is_kept else (),

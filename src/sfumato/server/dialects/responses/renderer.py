@@ -33,7 +33,9 @@ class ResponsesRenderer(Renderer):
         echo = body.echo
         assert echo is not None
         (self._request,) = requests
-        self._service, self._echo = service, echo
+        self._service, self._echo = service, replace(echo, items=())
+        self._items = echo.items  # until they are kept
+        body.keep(self._echo)
         self._notes = [*openai_objects.notes(body), *echo.notes]
         # Where calls may stand between texts, items are in the order of a stream.
         self.keeps_settled = echo.logprobs or bool(self._request.tools)
@@ -59,10 +61,12 @@ class ResponsesRenderer(Renderer):
         return self._numbered({"type": f"sfumato:{kind}", **fields})
 
     def begin(self, number: int) -> Iterable[Frame]:
-        response = self._base | {"status": "in_progress"}
-        if self._echo.fields["store"]:
-            items = self._echo.items
-            self._service.responses.add(self._echo.owner, response, items)
+        if self._base["store"]:
+            items, self._items = self._items, ()
+            if not self._service.responses.add(self._echo.owner, self._base, items):
+                self._base = self._base | {"store": False}
+                self._notes.append(_NOT_KEPT)
+        response = self._base
         yield self._numbered({"type": "response.created", "response": response})
         yield self._numbered({"type": "response.in_progress", "response": response})
 
@@ -152,7 +156,7 @@ class ResponsesRenderer(Renderer):
         if begun:
             is_kept = store.update(owner, response)
         else:
-            is_kept = store.add(owner, response, self._echo.items)
+            is_kept = store.add(owner, response, self._items)
         if is_kept:
             return response
         notes = [*response.get("warnings", ()), _NOT_KEPT]

@@ -38,8 +38,11 @@ def _nested(tool: Mapping[str, Any], where: str, ignored: Unknown | None) -> Too
     elif names:
         hint = "unknown; remove it, or start the server with --lenient"
         raise bad_request(f"{names[0]}: {hint}", names[0], "unknown_field")
-    function = {name: tool[name] for name in _FUNCTION if tool.get(name) is not None}
-    return {"type": "function", "function": function}
+    return {"type": "function", "function": _known(tool)}
+
+
+def _known(tool: Mapping[str, Any]) -> Tool:
+    return {name: tool[name] for name in _FUNCTION if tool.get(name) is not None}
 
 
 def nested_choice(choice: str | Mapping[str, Any] | None) -> str | dict[str, Any] | None:
@@ -57,5 +60,12 @@ def nested_choice(choice: str | Mapping[str, Any] | None) -> str | dict[str, Any
 
 
 def shown(tools: Sequence[Mapping[str, Any]] | None) -> list[Tool]:
-    """The tools as the response repeats them."""
-    return [_DEFAULTS | dict(tool) for tool in tools or ()]
+    """The tools as the response repeats them: without the fields that are ignored."""
+    return [{"type": "function", **_DEFAULTS, **_known(tool)} for tool in tools or ()]
+
+
+def shown_choice(choice: str | Mapping[str, Any] | None) -> str | dict[str, Any]:
+    """tool_choice, after it was checked, as the response repeats it."""
+    if isinstance(choice, Mapping):
+        return {"type": "function", "name": choice["name"]}
+    return choice or "auto"

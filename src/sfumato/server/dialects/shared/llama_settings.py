@@ -42,9 +42,10 @@ def default_settings(service: Service) -> dict[str, Any]:
 
 
 def generation_settings(
-    service: Service, request: Request, seed: int | None, stream: bool
+    service: Service, request: Request, seed: int | None, stream: bool, as_probs: bool = False
 ) -> dict[str, Any]:
-    """Of one request. seed: what the reply was drawn with."""
+    """Of one request. seed: what the reply was drawn with; as_probs: probabilities are shown in
+    place of their logarithms."""
     defaults = service.model.sampler_defaults
     config = request.sampler or SamplerConfig()
     ends = service.model.end_ids if config.ignore_eos else ()
@@ -60,7 +61,7 @@ def generation_settings(
         "ignore_eos": bool(config.ignore_eos),
         "logit_bias": [*_biases(config), *({"token": end, "bias": None} for end in ends)],
         "stream": stream,
-        "post_sampling_probs": False,
+        "post_sampling_probs": as_probs,
         "timings_per_token": False,
     }
 
