@@ -79,8 +79,9 @@ def _message(
 def _have_ids(before: Sequence[Mapping[str, Any]]) -> bool:
     """Whether the last calls have ids: LiteLLM leaves them out of calls and sends them in results,
     where they then say nothing."""
-    last = next((message for message in reversed(before) if message["role"] != "tool"), {})
-    calls = last.get("tool_calls")
+    turns = (message for message in reversed(before) if message["role"] != "tool")
+    last = next(turns, None)
+    calls = None if last is None else last.get("tool_calls")
     if not isinstance(calls, list):
         return True  # no calls: what the id is worth is not known here
     return any(isinstance(call, Mapping) and call.get("id") is not None for call in calls)
