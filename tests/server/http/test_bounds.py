@@ -33,6 +33,7 @@ BODIES: dict[str, dict[str, Any]] = {
     "/v1/embeddings": {"input": "Hi"},
     "/embeddings": {"input": "Hi"},
     "/api/embed": {"input": "Hi"},
+    "/api/embeddings": {"prompt": "Hi"},
     "/api/chat": CHAT | {"stream": False},
     "/api/generate": {"prompt": "Hi", "stream": False},
     "/api/show": {},
