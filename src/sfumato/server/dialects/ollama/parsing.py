@@ -83,7 +83,7 @@ def options_of(body: OllamaGeneration) -> OllamaOptions:
 
 
 def streams(body: OllamaGeneration) -> bool:
-    """Ollama streams unless told not to."""
+    """Whether the reply is streamed: by default it is."""
     return body.stream is not False
 
 
