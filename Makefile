@@ -5,11 +5,15 @@ BIN := $(VENV)/bin
 PIP := $(BIN)/python -m pip --disable-pip-version-check -qq
 AOT_JOBS ?= 2
 AOT ?=
+AOT_TRITON ?= 3.6.0
+AOT_VENV := .venv-aot
+CLIENTS_VENV := .venv-clients
+SCHEMAS ?=
 WHEEL_LIMIT := 20000000
 INSTALLED := pyproject.toml setup.py constraints.txt $(wildcard src/sfumato/ops/cpu/csrc/*)
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test test-slow test-gpu aot soak lint format options evaluate picture wheel clean
+.PHONY: help demo test test-slow test-gpu test-clients aot soak schemas lint format options evaluate picture wheel clean
 
 help: ## list the targets
 	@sed -n 's/^\([a-z-]*\):.*## /\1\t/p' $(MAKEFILE_LIST) | expand -t 12
@@ -18,7 +22,7 @@ demo: $(VENV)/.installed ## watch the embedded model solve a Sudoku and answer q
 	@$(BIN)/sfumato demo
 
 test: lint ## lint, types and the fast tests
-	@$(BIN)/python -m pytest -n 2
+	@$(BIN)/python -m pytest -n 2 --dist worksteal
 
 test-slow: $(VENV)/.installed-test ## the tests that take minutes
 	@$(BIN)/python -m pytest -m "slow and not gpu" --timeout 1800
@@ -26,11 +30,21 @@ test-slow: $(VENV)/.installed-test ## the tests that take minutes
 test-gpu: $(VENV)/.installed-test ## the tests that need a CUDA device
 	@$(BIN)/python -m pytest -m gpu --timeout 1800
 
-aot: $(VENV)/.installed-test ## compile the GPU kernels, for GPUs that need not be here
-	@$(BIN)/python -m sfumato.ops.triton.ahead_of_time --jobs $(AOT_JOBS) $(AOT)
+test-clients: $(CLIENTS_VENV)/openai-3/.installed $(CLIENTS_VENV)/openai-2/.installed ## the clients of others, in pinned versions
+	@! command -v npm > /dev/null || npm install --prefix tests/clients/npm --silent --no-audit --no-fund \
+		--no-package-lock
+	@for one in openai-3 openai-2; do PYTHONPATH=src $(CLIENTS_VENV)/$$one/bin/python -m pytest \
+		-m clients tests/clients || exit 1; done
+
+aot: $(AOT_VENV)/$(AOT_TRITON)/.installed ## compile the GPU kernels, for GPUs that need not be here
+	@PYTHONPATH=src $(AOT_VENV)/$(AOT_TRITON)/bin/python -m sfumato.ops.triton.ahead_of_time \
+		--jobs $(AOT_JOBS) $(AOT)
 
 soak: $(VENV)/.installed-test ## 64 clients, some of which break the protocol, against the server for a minute
 	@$(BIN)/python -m benchmarks.soak
+
+schemas: $(VENV)/.installed-test ## 200 JSON schemas, 3 seeds, two models and more: does each reply match?
+	@$(BIN)/python -m benchmarks.schemas $(SCHEMAS)
 
 lint: $(VENV)/.installed-test ## ruff and mypy
 	@$(BIN)/ruff check --quiet .
@@ -66,7 +80,8 @@ wheel: $(VENV)/.installed-test ## build the wheel and check its size and content
 		test "$$size" -le $(WHEEL_LIMIT)
 
 clean: ## remove what the targets made, .venv too
-	rm -rf $(VENV) build dist site src/*.egg-info .mypy_cache .pytest_cache .ruff_cache .hypothesis
+	rm -rf $(VENV) $(AOT_VENV) $(CLIENTS_VENV) build dist site src/*.egg-info .mypy_cache .pytest_cache .ruff_cache .hypothesis
+	rm -rf tests/clients/npm/node_modules
 	rm -f src/sfumato/ops/cpu/_kernels.so
 	find src tests -name __pycache__ -type d -prune -exec rm -rf {} +
 
@@ -90,6 +105,25 @@ $(VENV)/.installed-test: $(INSTALLED) | $(BIN)/python
 	@echo "installing into $(VENV) (takes minutes the first time)"
 	@$(PIP) install -c constraints.txt -e '.[test]'
 	@touch $(VENV)/.installed $@
+
+# Triton in an environment of its own, which has all else from .venv.
+$(AOT_VENV)/%/.installed: | $(VENV)/.installed-test
+	@echo "installing Triton ($*) into $(@D)"
+	@$(BIN)/python -m venv --clear $(@D)
+	@$(@D)/bin/python -m pip --disable-pip-version-check -qq install 'numpy<2.3' \
+		$(if $(filter newest,$*),triton,triton==$*)
+	@$(BIN)/python -c 'import sysconfig; print(sysconfig.get_path("purelib"))' \
+		> "$$($(@D)/bin/python -c 'import sysconfig; print(sysconfig.get_path("purelib"))')/base.pth"
+	@touch $@
+
+# The clients of others, which do not agree on a version of openai; all else is that of .venv.
+$(CLIENTS_VENV)/%/.installed: tests/clients/requirements-%.txt | $(VENV)/.installed-test
+	@echo "installing clients ($*) into $(@D)"
+	@$(BIN)/python -m venv --clear $(@D)
+	@$(@D)/bin/python -m pip --disable-pip-version-check -qq install -r $<
+	@$(BIN)/python -c 'import sysconfig; print(sysconfig.get_path("purelib"))' \
+		> "$$($(@D)/bin/python -c 'import sysconfig; print(sysconfig.get_path("purelib"))')/base.pth"
+	@touch $@
 
 $(VENV)/.installed-docs: $(INSTALLED) | $(BIN)/python
 	@echo "installing into $(VENV) (takes minutes the first time)"

@@ -4,8 +4,8 @@
     python -m benchmarks.gpu_first --out gpu --device cpu --sizes tiny --rows 2    # stand-ins
 
 Each part runs in a process of its own, which a wrong kernel may end, and leaves a JSON file:
-  1. ceilings: copies and products of this device; all kernels compiled into a cache that the later
-     parts use, as many at a time as the device's memory holds;
+  1. ceilings: copies and products of this device; all kernels with all candidates of their tiles
+     compiled ahead of time, on all cores, into a cache that the later parts use;
   2. kernels, the most valuable first: a float64 reference, poisoned memory, three runs, alone
      against beside other rows, time against torch and the roofline, candidates of tiles;
   3. the step in torch alone, and with the kernels that passed, one after another;
@@ -21,25 +21,19 @@ from __future__ import annotations
 
 import argparse
 import json
-import os
 import shutil
-import subprocess
-import sys
 import time
 from collections.abc import Sequence
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from benchmarks import gpu_parts
-
-from sfumato.ops.triton.kernel import installed
+from benchmarks.gpu_options import new_parser, run_part
 
 SECONDS = 470  # of all parts together
 FOR_STEPS = 0.5  # of all seconds, what the kernels leave for the step and the figures
 START_S = 25  # of a process that imports torch and reaches the device
-COMPILE_BYTES = 10e9  # of the device, that a process which runs a kernel at its real size may take
 COLD = "start:cold"
 STEPS = (
     # Name, file, seconds at most, and the share of all seconds that is left for those after it.
@@ -91,35 +85,19 @@ class Run:
     def _ran(self, part: Part, path: Path, limit: float) -> dict[str, Any]:
         options = self.options
         cache = self.folder / ("kernels-cold" if part.name == COLD else "kernels")
-        variables = {
-            "PYTHONPATH": os.pathsep.join(filter(None, sys.path)),
-            "TRITON_CACHE_DIR": str(cache.resolve()),
-        }
-        command = [
-            *(sys.executable, "-m", "benchmarks.gpu_first", "--part", part.name),
-            *("--out", str(self.folder), "--file", str(path)),
-            *("--device", options.device, "--sizes", options.sizes),
-            *("--rows", str(options.rows), "--prefix", str(options.prefix)),
-            *("--steps", str(options.steps), "--kernel-seconds", str(options.kernel_seconds)),
-            *("--began", str(time.time())),
+        own = [
+            *("--part", part.name, "--steps", str(options.steps)),
+            *("--kernel-seconds", str(options.kernel_seconds), "--began", str(time.time())),
         ]
-        try:
-            done = subprocess.run(
-                command,
-                stdout=subprocess.PIPE,
-                stderr=subprocess.STDOUT,
-                timeout=limit,
-                env=os.environ | variables,
-            )
-            output, failed = done.stdout, f"exit code {done.returncode}"
-        except subprocess.TimeoutExpired as late:
-            output, failed = late.stdout or b"", f"took more than {limit:.0f} s"
+        variables = {"TRITON_CACHE_DIR": str(cache.resolve())}
+        failed, output = run_part("benchmarks.gpu_first", options, path, own, limit, variables)
+        findings: dict[str, Any] = {}
         if path.exists():  # what a part found before it failed counts
-            findings: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
-            if failed == "exit code 0":
-                return findings
-        else:
-            findings = {}
+            findings = json.loads(path.read_text(encoding="utf-8"))
+        elif not failed:
+            failed = "left no findings"
+        if not failed:
+            return findings
         return findings | {"failed": failed, "output": output.decode("utf-8", "replace")[-TAIL:]}
 
 
@@ -131,15 +109,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
     run = Run(options)
     results = [run.part(Part("ceilings", "1-ceilings", 60))]
     _say("ceilings", results[0])
-    names = gpu_parts.kernel_names()
     leaves = options.seconds * FOR_STEPS
-    compiling = [Part(f"compile:{name}", f"1-compile-{_plain(name)}", 90, leaves) for name in names]
-    if options.device == "cpu" or not installed():
-        compiling = []
-    with ThreadPoolExecutor(_at_a_time(results[0])) as pool:
-        for part, findings in zip(compiling, pool.map(run.part, compiling), strict=True):
-            if "failed" in findings:
-                _say(part.name, findings)
+    results.append(run.part(Part("compile", "1-compile", 120, leaves)))
+    _say("compile", results[-1])
+    names = gpu_parts.kernel_names()
     parts = [
         Part(
             *(f"kernel:{name}", f"2-{number:02}-{_plain(name)}"),
@@ -161,25 +134,13 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def _options(arguments: Sequence[str] | None) -> argparse.Namespace:
-    parser = argparse.ArgumentParser(description=str(__doc__).splitlines()[0])
-    parser.add_argument("--out", required=True, help="a folder for the JSON files")
-    parser.add_argument("--device", default="cuda")
-    parser.add_argument("--sizes", default="26b-a4b", help="26b-a4b, 180m or tiny")
-    parser.add_argument("--rows", type=int, default=4, help="canvases of a kernel's call")
-    parser.add_argument("--prefix", type=int, default=512)
+    parser = new_parser(str(__doc__).splitlines()[0], "a folder for the JSON files")
     parser.add_argument("--steps", type=int, default=48, help="of a canvas, timed")
     parser.add_argument("--kernel-seconds", type=float, default=20)
     parser.add_argument("--seconds", type=float, default=SECONDS, help="of the whole run")
     parser.add_argument("--part", help=argparse.SUPPRESS)  # of a process of the run
-    parser.add_argument("--file", help=argparse.SUPPRESS)
     parser.add_argument("--began", type=float, default=0.0, help=argparse.SUPPRESS)
     return parser.parse_args(arguments)
-
-
-def _at_a_time(ceilings: dict[str, Any]) -> int:
-    """How many processes may compile at once: each runs a kernel at its real size."""
-    memory = ceilings.get("limits", {}).get("memory", 0.0)
-    return max(1, min(os.cpu_count() or 1, int(memory // COMPILE_BYTES)))
 
 
 def _plain(name: str) -> str:

@@ -85,20 +85,6 @@ def check_kernel(name: str, sizes: Sizes, limits: DeviceLimits, seconds: float) 
     }
 
 
-def run_once(name: str, sizes: Sizes) -> bool:
-    """Compiles what a case or an operation needs, into the cache on disk; whether kernels serve."""
-    if not self_test.usable(sizes.device):
-        return False
-    if name not in CASES:
-        twins()[name].check(sizes.device)
-        return True
-    case = CASES[name](sizes, 0)
-    kernel, served_by = _kernel(case, sizes.device)
-    for arguments in (case.arguments, case.alone(0)):
-        kernel(*arguments)
-    return served_by == TRITON
-
-
 def _kernel(case: Case, device: torch.device) -> tuple[Function, str]:
     """The kernel of a case; on a device without any, what serves there, as a stand-in."""
     if self_test.usable(device):

@@ -11,25 +11,24 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from benchmarks.gpu_cases import CASES, OPERATIONS, Sizes
+from benchmarks.gpu_cases import CASES, OPERATIONS
 from benchmarks.gpu_figures import Setting, figures
 from benchmarks.gpu_graph import compare
-from benchmarks.gpu_kernel import TRITON, check_kernel, run_once
+from benchmarks.gpu_kernel import TRITON, check_kernel
+from benchmarks.gpu_options import sizes_of
 from benchmarks.gpu_start import start
 from benchmarks.gpu_step import kernels_one_by_one
 from benchmarks.gpu_texts import compare_texts
 from benchmarks.gpu_timing import device_limits, launch_gap_s
 
 from sfumato.bench.environment import environment
-from sfumato.bench.random_weights import random_config
 from sfumato.bench.step_model.device_limits import DeviceLimits
-from sfumato.bench.step_model.step_cost import StepShape
 from sfumato.bench.subject import Subject, random_subject
-from sfumato.model.families import DIFFUSION_GEMMA
 from sfumato.model.placement import pick_device
 from sfumato.ops import triton
 from sfumato.ops.triton import self_test
 from sfumato.ops.triton.kernel import installed
+from sfumato.ops.triton.targets import TARGETS, architecture
 
 CEILINGS = "1-ceilings.json"
 
@@ -62,16 +61,25 @@ def _ceilings(options: argparse.Namespace, findings: Findings, name: str) -> Non
     small = device.type == "cpu"
     limits = device_limits(device, 256 if small else 8192, 1 << (22 if small else 32))
     findings.add(limits=asdict(limits), environment=environment())
-    findings.add(launch_s=launch_gap_s(device))
+    findings.add(launch_s=launch_gap_s(device), target=_target(device))
 
 
 def _compile(options: argparse.Namespace, findings: Findings, name: str) -> None:
-    findings.add(compiled=run_once(name, _sizes(options)))
+    text = (Path(options.out) / CEILINGS).read_text(encoding="utf-8")
+    target = json.loads(text).get("target")
+    if target is None:
+        findings.add(compiled=0, skipped="kernels do not run on this device")
+    elif options.sizes != "26b-a4b":
+        findings.add(compiled=0, skipped="only the sizes of the 26B-A4B are known ahead of time")
+    else:
+        from benchmarks.gpu_compile import compile_all
+
+        findings.add(**compile_all(*target))
 
 
 def _kernel(options: argparse.Namespace, findings: Findings, name: str) -> None:
     seconds = options.kernel_seconds / 10  # of each of the two that are timed
-    findings.add(**check_kernel(name, _sizes(options), _limits(options), seconds))
+    findings.add(**check_kernel(name, sizes_of(options), _limits(options), seconds))
 
 
 def _step(options: argparse.Namespace, findings: Findings, name: str) -> None:
@@ -183,11 +191,16 @@ def _format(options: argparse.Namespace) -> str:
     return "f32" if pick_device(options.device).type == "cpu" else "bf16"
 
 
-def _sizes(options: argparse.Namespace) -> Sizes:
-    config = DIFFUSION_GEMMA.config.from_hf(random_config(options.sizes), {})
-    shape = StepShape(options.rows, config.canvas_length, options.prefix)
-    device = pick_device(options.device)
-    return Sizes(config, shape, device, torch.float32 if device.type == "cpu" else torch.bfloat16)
+def _target(device: torch.device) -> tuple[str, int | str] | None:
+    """Whose tiles the device has, and its own architecture as Triton names it; None where kernels
+    are not compiled."""
+    if not self_test.usable(device) or device.type != "cuda":
+        return None
+    properties, name = torch.cuda.get_device_properties(device), architecture(device)
+    assert name is not None  # else not usable
+    if TARGETS[name].backend == "hip":
+        return name, properties.gcnArchName.split(":")[0]
+    return name, 10 * properties.major + properties.minor
 
 
 def _subject(options: argparse.Namespace) -> Subject:

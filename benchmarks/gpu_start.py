@@ -14,9 +14,10 @@ from benchmarks.gpu_timing import synchronize
 
 from sfumato import ops
 from sfumato.bench.subject import random_subject
+from sfumato.diffusion.step.graphs import RUNS
 from sfumato.model.placement import pick_device
 
-STEPS = 3  # the first without a graph, after which one is captured, and two replays
+STEPS = RUNS + 2  # those without a graph, after which one is captured, and two replays
 GOALS = {"cold": 60.0, "warm": 20.0}  # s, weights aside
 
 

@@ -29,7 +29,7 @@ from sfumato.model.loading import skeleton
 from sfumato.model.network import Network
 from sfumato.model.read_rows import Scratch
 
-FIRST = 3  # steps of a canvas that are not timed: kernels are compiled, graphs captured
+FIRST = 4  # steps of a canvas that are not timed: kernels are compiled, graphs captured
 
 
 def canvases(network: Network, rows: int, steps: int, width: int | None = None) -> list[Canvas]:
@@ -78,30 +78,30 @@ class Steps:
 def timed_steps(
     network: Network, rows: Sequence[Canvas], slots: Sequence[Slot], steps: int, graphs: bool
 ) -> Steps:
-    """Steps the canvases; graphs: captured after the first step and replayed, and read one step
+    """Steps the canvases; graphs: captured once it has run a few times, and read one step
     late, as an engine does."""
     backend = (graph_backend(network.device) or RepeatedCalls()) if graphs else None
     denoiser = Denoiser(network, len(rows), backend)
     device_graphs = denoiser.device_steps and denoiser.device_steps.graphs
     times: list[float] = []
     drafts: list[list[Draft | Exception | None]] = []
-    unread: list[Pending] = []
+    pending: list[Pending] = []
     began = time.perf_counter()
 
     def read() -> None:
         nonlocal began
-        drafts.append(unread.pop(0).results())
+        drafts.append(pending.pop(0).results())
         now = time.perf_counter()
         times.append(1e3 * (now - began))
         began = now
 
     for _ in range(steps):
-        unread.append(denoiser.launch(rows, slots))
+        pending.append(denoiser.launch(rows, slots))
         if device_graphs is not None:
             device_graphs.capture_next()
-        while len(unread) > (1 if graphs else 0):
+        while len(pending) > (1 if graphs else 0):
             read()
-    while unread:
+    while pending:
         read()
     return Steps(times, drafts, device_graphs.captured if device_graphs is not None else 0)
 
@@ -204,7 +204,7 @@ def read_ms(
             network.encode_beside(prompts(network, questions, question_tokens), scratches)
         read = prompts(network, questions, width)
         hidden = network.denoise_beside(read, scratches, [[width - 1]] * questions)
-        label_scores(network.head, hidden, labels).read()
+        label_scores(network.head, hidden, labels).fetch()
         times.append(1e3 * (time.perf_counter() - began))
     return statistics.median(times[1:])
 

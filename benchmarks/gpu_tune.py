@@ -14,9 +14,6 @@ from __future__ import annotations
 import argparse
 import json
 import math
-import os
-import subprocess
-import sys
 import tempfile
 from collections.abc import Iterable, Mapping, Sequence
 from itertools import product
@@ -26,14 +23,12 @@ from typing import Any
 import torch
 from benchmarks.gpu_cases import CASES, Sizes
 from benchmarks.gpu_kernel import TRITON, check_kernel
+from benchmarks.gpu_options import new_parser, run_part, sizes_of
 from benchmarks.gpu_tiles import Use, first_tiles
 from benchmarks.gpu_tiles_table import section, with_section
 from benchmarks.gpu_timing import device_limits
 
 from sfumato.bench.environment import environment
-from sfumato.bench.random_weights import random_config
-from sfumato.bench.step_model.step_cost import StepShape
-from sfumato.model.families import DIFFUSION_GEMMA
 from sfumato.model.placement import pick_device
 from sfumato.ops.triton import tiles
 from sfumato.ops.triton.targets import architecture
@@ -46,7 +41,7 @@ FREE = "OUT"
 def main(arguments: Sequence[str] | None = None) -> int:
     options = _options(arguments)
     if options.file:
-        findings = measure(options.case[0], _sizes(options), options.seconds)
+        findings = measure(options.case[0], sizes_of(options), options.seconds)
         Path(options.file).write_text(json.dumps(findings), encoding="utf-8")
         return 0
     device = pick_device(options.device)
@@ -157,25 +152,13 @@ def _measured_apart(case: str, options: argparse.Namespace) -> dict[str, Any]:
     """The findings of a process that measures a case; what ended it where it has none."""
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder) / "findings.json"
-        command = [
-            *(sys.executable, "-m", "benchmarks.gpu_tune", "--case", case, "--file", str(path)),
-            *("--out", options.out, "--device", options.device, "--sizes", options.sizes),
-            *("--rows", str(options.rows), "--prefix", str(options.prefix)),
-            *("--seconds", str(options.seconds)),
-        ]
-        try:
-            done = subprocess.run(
-                command,
-                stdout=subprocess.PIPE,
-                stderr=subprocess.STDOUT,
-                timeout=options.limit,
-                env=os.environ | {"PYTHONPATH": os.pathsep.join(filter(None, sys.path))},
-            )
-        except subprocess.TimeoutExpired:
-            return {"case": case, "failed": f"took more than {options.limit:g} s"}
-        if done.returncode or not path.exists():
-            output = done.stdout.decode("utf-8", "replace")[-2000:]
-            return {"case": case, "failed": f"exit code {done.returncode}", "output": output}
+        own = ["--case", case, "--seconds", str(options.seconds)]
+        failed, output = run_part("benchmarks.gpu_tune", options, path, own, options.limit)
+        if not (failed or path.exists()):
+            failed = "left no findings"
+        if failed:
+            shown = output.decode("utf-8", "replace")[-2000:]
+            return {"case": case, "failed": failed, "output": shown}
         findings: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
         return findings
 
@@ -190,25 +173,12 @@ def _shown(findings: Mapping[str, Any]) -> str:
 
 
 def _options(arguments: Sequence[str] | None) -> argparse.Namespace:
-    parser = argparse.ArgumentParser(description=str(__doc__).splitlines()[0])
-    parser.add_argument("--out", required=True, help="a JSON file for all findings")
+    parser = new_parser(str(__doc__).splitlines()[0], "a JSON file for all findings")
     parser.add_argument("--table", type=Path, help="tiles.toml, where the lines are written to")
-    parser.add_argument("--device", default="cuda")
-    parser.add_argument("--sizes", default="26b-a4b", help="26b-a4b, 180m or tiny")
-    parser.add_argument("--rows", type=int, default=4, help="canvases of a call; one is timed too")
-    parser.add_argument("--prefix", type=int, default=512)
     parser.add_argument("--seconds", type=float, default=1.0, help="of each timing")
     parser.add_argument("--limit", type=float, default=180, help="seconds of a case")
     parser.add_argument("--case", action="append", choices=list(CASES), help="default: all")
-    parser.add_argument("--file", help=argparse.SUPPRESS)  # of a process of one case
     return parser.parse_args(arguments)
-
-
-def _sizes(options: argparse.Namespace) -> Sizes:
-    config = DIFFUSION_GEMMA.config.from_hf(random_config(options.sizes), {})
-    shape = StepShape(options.rows, config.canvas_length, options.prefix)
-    device = pick_device(options.device)
-    return Sizes(config, shape, device, torch.float32 if device.type == "cpu" else torch.bfloat16)
 
 
 if __name__ == "__main__":

@@ -3,12 +3,12 @@
     .venv/bin/python -m benchmarks.soak [--clients 64] [--seconds 60] [--url http://host:port]
 
 Starts `sfumato serve` with the embedded model (or takes the server at --url) and sends it streams
-and plain requests with drafts, several choices and different seeds, disconnects at random moments,
-malformed and oversized bodies. Holds that every request has exactly one terminal event, that a seed
-gives the same text whatever else runs, that all slots are idle and the queue empty in the end, that
-memory at the end is that at a third of the time, and, of its own server, that the audit log has
-one line per request and SIGTERM ends it. Prints a table and one JSON line; exit code 1 where
-something does not hold.
+and plain requests of every dialect with drafts, several choices and different seeds, disconnects at
+random moments, malformed and oversized bodies. Holds that every request has exactly one terminal
+event, that a seed gives the same text in every dialect and whatever else runs, that all slots are
+idle and the queue empty in the end, that memory at the end is that at a third of the time, and, of
+its own server, that the audit log has one line per request and SIGTERM ends it. Prints a table and
+one JSON line; exit code 1 where something does not hold.
 """
 
 from __future__ import annotations
@@ -50,8 +50,12 @@ SETTLE_S = 30.0  # for disconnected requests to be noticed, and for the server t
 def probes(soak: Soak) -> None:
     """Each prompt alone: the texts that all others are held against."""
     for prompt in PROMPTS:
+        messages = [{"role": "user", "content": prompt}]
+        chat = json.dumps({"messages": messages}).encode()
+        with soak.server.request("POST", "/apply-template", chat) as response:
+            soak.rendered[prompt] = json.loads(response.read())["prompt"]
         for seed in (0, 1):
-            body = {"messages": [{"role": "user", "content": prompt}], "max_tokens": 64}
+            body = {"messages": messages, "max_tokens": 64}
             with soak.server.request(
                 "POST", CHAT, json.dumps({**body, "seed": seed}).encode()
             ) as response:
@@ -67,7 +71,7 @@ def idle(server: Server) -> str | None:
         "queue": metrics["sfumato_queue_depth", ""],
         "busy slots": metrics["sfumato_slots", "busy"],
         "rows": sum(value for (name, _), value in metrics.items() if name == "sfumato_rows"),
-        "GET /slots": sum(slot["busy"] for slot in json.loads(server.get("/slots"))["slots"]),
+        "GET /state": sum(slot["busy"] for slot in json.loads(server.get("/state"))["slots"]),
     }
     return ", ".join(f"{name}: {count:.0f}" for name, count in held.items() if count) or None
 
@@ -198,14 +202,14 @@ def await_health(server: Server, process: subprocess.Popen[bytes], log: Path) ->
 
 
 def table(soak: Soak) -> Iterator[str]:
-    yield f"{'':10}{'outcome':18}{'count':>8}{'p50 s':>9}{'p95 s':>9}{'max s':>9}"
+    yield f"{'':12}{'outcome':18}{'count':>8}{'p50 s':>9}{'p95 s':>9}{'max s':>9}"
     order = list(ACTIONS)
     for (kind, outcome), times in sorted(
         soak.seconds.items(), key=lambda item: (order.index(item[0][0]), item[0][1])
     ):
         times.sort()
         cuts = [times[round(share * (len(times) - 1))] for share in (0.5, 0.95, 1)]
-        yield f"{kind:10}{outcome:18}{len(times):8}" + "".join(f"{cut:9.2f}" for cut in cuts)
+        yield f"{kind:12}{outcome:18}{len(times):8}" + "".join(f"{cut:9.2f}" for cut in cuts)
 
 
 def main() -> int:

@@ -15,6 +15,7 @@ from dataclasses import dataclass
 from http.client import HTTPConnection, HTTPException, HTTPResponse
 from typing import Any
 
+from benchmarks.soak_dialects import DIALECTS, WrongAnswer, check_vectors, text_of_stream
 from prometheus_client.parser import text_string_to_metric_families
 
 PROMPTS = (
@@ -26,7 +27,7 @@ PROMPTS = (
 SEEDS = 8
 PATIENCE_S = 120.0  # without a byte: the request is lost
 
-CHAT, TEXT = "/v1/chat/completions", "/v1/completions"
+CHAT, TEXT, VECTORS = "/v1/chat/completions", "/v1/completions", "/v1/embeddings"
 HELLO = [{"role": "user", "content": "Hello"}]
 MALFORMED: tuple[tuple[str, bytes], ...] = (
     (CHAT, b""),
@@ -46,6 +47,13 @@ MALFORMED: tuple[tuple[str, bytes], ...] = (
     (CHAT, b'{"messages": [{"role": "user", "content": "Hello"}], "temperature": NaN}'),
     (TEXT, json.dumps({"prompt": [10**9]}).encode()),
     (TEXT, json.dumps({"prompt": {}}).encode()),
+    ("/v1/responses", b"{"),
+    ("/v1/responses", json.dumps({"input": "Hello", "previous_response_id": "none"}).encode()),
+    ("/v1/messages", json.dumps({"messages": HELLO}).encode()),
+    ("/v1/messages", json.dumps({"messages": [], "max_tokens": 3}).encode()),
+    ("/api/chat", json.dumps({"messages": "Hello"}).encode()),
+    ("/api/generate", b"["),
+    (VECTORS, json.dumps({"input": []}).encode()),
     ("/completion", json.dumps({"prompt": 3}).encode()),
     ("/tokenize", json.dumps({"content": None}).encode()),
     ("/detokenize", json.dumps({"tokens": [-1]}).encode()),
@@ -60,6 +68,11 @@ OVERSIZED: tuple[Callable[[], dict[str, Any]], ...] = (
 
 class Violation(Exception):
     """Something that the server promises does not hold."""
+
+
+def message_of(error: Any) -> str:
+    """The message of an error: an object's, or Ollama's text."""
+    return str(error["message"] if isinstance(error, dict) else error)
 
 
 def check_stream(lines: Iterable[bytes]) -> dict[int, str]:
@@ -146,6 +159,7 @@ class Soak:
         self.seconds: defaultdict[tuple[str, str], list[float]] = defaultdict(list)
         self.violations: list[str] = []
         self.texts: dict[tuple[Any, ...], str] = {}
+        self.rendered = dict.fromkeys(PROMPTS, "")  # question → the prompt that the template makes
         self.answered: set[str] = set()  # ids of requests whose reply was read to its end
         self.replies = 0  # that were read to their end, several of them to one request or not
         self.unread = 0  # that the server may have begun, and no client waited for
@@ -193,14 +207,18 @@ class Soak:
 
     def leave(self, rng: random.Random) -> str:
         """Disconnects: before the answer, or within the stream; half of them without a farewell."""
-        body = {**random_fields(rng), "stream": rng.random() < 0.7, "max_tokens": 256}
+        fields = {**random_fields(rng), "max_tokens": 256}
+        path, body = CHAT, fields
+        if name := rng.choice((None, *DIALECTS)):
+            path, body = self._in_dialect(name, fields)
+        body = {**body, "stream": rng.random() < 0.7}
         server = self.server
         with closing(HTTPConnection(server.host, server.port, timeout=PATIENCE_S)) as connection:
             headers = {"Content-Type": "application/json"}
             if server.key:
                 headers["Authorization"] = f"Bearer {server.key}"
             self.left(1)
-            connection.request("POST", CHAT, json.dumps(body), headers)
+            connection.request("POST", path, json.dumps(body), headers)
             if rng.random() < 0.5:  # a reset instead of an orderly end
                 linger = struct.pack("ii", 1, 0)
                 connection.sock.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, linger)
@@ -214,6 +232,29 @@ class Soak:
             time.sleep(rng.random() * 0.3)
         return "before the answer"
 
+    def responses(self, rng: random.Random) -> str:
+        return self._reply_in("responses", rng)
+
+    def messages(self, rng: random.Random) -> str:
+        return self._reply_in("messages", rng)
+
+    def ollama(self, rng: random.Random) -> str:
+        return self._reply_in("ollama", rng)
+
+    def llama(self, rng: random.Random) -> str:
+        return self._reply_in("llama", rng)
+
+    def embeddings(self, rng: random.Random) -> str:
+        texts = rng.sample(PROMPTS, rng.randint(1, len(PROMPTS)))
+        body = json.dumps({"input": texts}).encode()
+        with self.server.request("POST", VECTORS, body) as response:
+            if outcome := self._unanswered(response, VECTORS):
+                self.left(len(texts) - 1)  # as of several choices
+                return outcome
+            check_vectors(json.loads(response.read()), len(texts))
+            self.read(response, len(texts))
+        return "whole"
+
     def malformed(self, rng: random.Random) -> str:
         path, body = rng.choice(MALFORMED)
         return self._refused(path, body)
@@ -225,7 +266,7 @@ class Soak:
             return "cut off"  # the server need not read on
 
     def look(self, rng: random.Random) -> str:
-        self.server.get(rng.choice(("/health", "/slots", "/metrics", "/memory", "/v1/models")))
+        self.server.get(rng.choice(("/health", "/slots", "/state", "/metrics", "/memory")))
         return "whole"
 
     def _reply(self, rng: random.Random, **options: Any) -> str:
@@ -252,12 +293,43 @@ class Soak:
             self.same(key, text)
         return "whole"
 
+    def _in_dialect(self, name: str, fields: dict[str, Any]) -> tuple[str, dict[str, Any]]:
+        """A chat's fields as a dialect's path and body."""
+        dialect = DIALECTS[name]
+        return dialect.path, dialect.body(fields, self.rendered[fields["messages"][0]["content"]])
+
+    def _reply_in(self, name: str, rng: random.Random) -> str:
+        """A chat's request in another dialect, whose text is that of chat."""
+        fields, dialect = random_fields(rng), DIALECTS[name]
+        path, body = self._in_dialect(name, fields)
+        body = {**body, "stream": rng.random() < 0.7}
+        with self.server.request("POST", path, json.dumps(body).encode()) as response:
+            if outcome := self._unanswered(response, path):
+                return outcome
+            if body["stream"]:
+                text = text_of_stream(iter(response.readline, b""), dialect)
+            else:
+                text = dialect.body_text(json.loads(response.read()))
+            self.read(response, 1)
+        self.same((fields["messages"][0]["content"], fields["max_tokens"], fields["seed"]), text)
+        return "whole"
+
+    def _unanswered(self, response: HTTPResponse, path: str) -> str | None:
+        """How a request ended that has no answer; None where it has one."""
+        if response.status == 429:
+            response.read()
+            time.sleep(1)
+            return "queue full"
+        if response.status != 200:
+            raise Violation(f"{path}: HTTP {response.status}: {response.read(500)!r}")
+        return None
+
     def _refused(self, path: str, body: bytes) -> str:
         with self.server.request("POST", path, body) as response:
             answer = response.read()
         if response.status not in (400, 413, 422):
             raise Violation(f"{path} {body[:80]!r}: HTTP {response.status}: {answer[:200]!r}")
-        if not json.loads(answer)["error"]["message"]:
+        if not message_of(json.loads(answer)["error"]):
             raise Violation(f"{path} {body[:80]!r}: refused without saying why")
         return f"HTTP {response.status}"
 
@@ -267,6 +339,11 @@ ACTIONS: dict[str, tuple[Callable[[Soak, random.Random], str], float]] = {
     "drafts": (Soak.drafts, 2),
     "plain": (Soak.plain, 4),
     "choices": (Soak.choices, 1),
+    "responses": (Soak.responses, 2),
+    "messages": (Soak.messages, 2),
+    "ollama": (Soak.ollama, 2),
+    "llama": (Soak.llama, 2),
+    "embeddings": (Soak.embeddings, 1),
     "leave": (Soak.leave, 4),
     "malformed": (Soak.malformed, 3),
     "oversized": (Soak.oversized, 0.5),
@@ -292,7 +369,7 @@ def client(soak: Soak, number: int, seed: int, until: float) -> None:
         start = time.monotonic()
         try:
             outcome = ACTIONS[name][0](soak, rng)
-        except Violation as violation:
+        except (Violation, WrongAnswer) as violation:
             outcome = "VIOLATION"
             soak.violated(f"{name}: {violation}")
         except (OSError, HTTPException, ValueError, KeyError, TypeError, AttributeError) as error:

@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 import torch
-from benchmarks import gpu_tune
+from benchmarks import gpu_options, gpu_tune
 from benchmarks.gpu_kernel import TRITON
 from benchmarks.gpu_tiles_table import section, with_section
 from benchmarks.gpu_tune import fastest, main, slower
@@ -146,7 +146,7 @@ def test_a_run_writes_findings_and_table(
         return subprocess.CompletedProcess(command, main(command[3:]), b"")
 
     real = subprocess.run
-    monkeypatch.setattr(gpu_tune.subprocess, "run", child)
+    monkeypatch.setattr(gpu_options.subprocess, "run", child)
     table = tmp_path / "tiles.toml"
     table.write_text(TABLE)
     out = tmp_path / "out.json"
@@ -199,7 +199,7 @@ def test_a_case_that_hangs_is_reported(tmp_path: Path, monkeypatch: pytest.Monke
         return real(sleep, timeout=timeout, **others)
 
     real = subprocess.run
-    monkeypatch.setattr(gpu_tune.subprocess, "run", run)
+    monkeypatch.setattr(gpu_options.subprocess, "run", run)
     options = gpu_tune._options(["--out", str(tmp_path / "x"), "--limit", "0.3"])
     findings = gpu_tune._measured_apart("linear", options)
-    assert findings == {"case": "linear", "failed": "took more than 0.3 s"}
+    assert findings == {"case": "linear", "failed": "took more than 0.3 s", "output": ""}

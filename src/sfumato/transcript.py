@@ -53,6 +53,7 @@ class Reply:
     stats: Stats
     warnings: tuple[str, ...] = ()
     filled: Filled | None = None  # of a text with holes, whose texts joined are `text` then
+    stop: str | None = None  # the stop string that ended the reply, where one did
 
 
 @dataclass(frozen=True)
@@ -126,6 +127,7 @@ class Transcript:
             outcome.stop_reason,
             outcome.stats,
             (*outcome.warnings, *parsed.warnings),
+            stop=self._gate.stop if outcome.stop_reason == "stop" else None,
         )
 
     def _rest(self) -> list[Delta | ToolCall]:

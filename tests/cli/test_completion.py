@@ -23,7 +23,7 @@ def test_bash_completes_what_it_has_sourced(cli: Any, tmp_path: Path) -> None:
     (tmp_path / "model.gguf").touch()
     questions = {
         ("se",): "serve",
-        ("serve", "--po"): "--port",
+        ("serve", "--por"): "--port",
         ("serve", "--no-"): "",  # what turns flags off is not listed
         ("run", "--activations", ""): "int8 bf16",
         ("completion", ""): "bash zsh fish",

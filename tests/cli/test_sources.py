@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from sfumato.cli.arguments import build_parser, label
-from sfumato.cli.serve import _api_key
+from sfumato.cli.serve import _api_keys
 from sfumato.cli.sources import LARGEST, suspicious
 from sfumato.options import OPTIONS, Option
 from sfumato.values import Choice, Each, Flag, Number, Text, Whole
@@ -169,7 +169,7 @@ def test_common_keys_may_be_another_command_s(parse: Any) -> None:
 def test_a_key_is_never_shown(
     parse: Any, refused: Any, cli: Any, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
-    assert parse("serve", SFUMATO_API_KEY="s3cret").api_key == "s3cret"
+    assert parse("serve", SFUMATO_API_KEY="s3cret").api_key == ["s3cret"]
     printed = refused("serve", file="api-key = 73577357")
     assert printed.startswith("api-key in sfumato.toml: is not text") and "7357" not in printed
     monkeypatch.setenv("SFUMATO_API_KEY", "s3cret")
@@ -179,13 +179,21 @@ def test_a_key_is_never_shown(
 def test_of_a_key_and_a_file_with_a_key_the_stronger_source_counts(
     parse: Any, tmp_path: Path
 ) -> None:
-    (tmp_path / "key").write_text("filed\n", encoding="utf-8")
+    (tmp_path / "key").write_text("filed\n\n other\n", encoding="utf-8")
     by_file = ("serve", "--api-key-file", "key")
-    assert _api_key(parse(*by_file, SFUMATO_API_KEY="told")) == "filed"
-    assert _api_key(parse("serve", SFUMATO_API_KEY="told\n", file='api-key-file = "key"')) == "told"
-    assert _api_key(parse("serve")) is None
+    assert _api_keys(parse(*by_file, SFUMATO_API_KEY="told")) == ("filed", "other")
+    assert _api_keys(parse("serve", SFUMATO_API_KEY="told\n", file='api-key-file = "key"')) == (
+        "told",
+    )
+    assert _api_keys(parse("serve")) == ()
+    several = ("serve", "--api-key", "a", "--api-key", "b", "--api-key", "a")
+    assert _api_keys(parse(*several)) == ("a", "b")
+    assert _api_keys(parse("serve", SFUMATO_API_KEY="a, b")) == ("a", "b")
+    (tmp_path / "key").write_text("\n", encoding="utf-8")
+    with pytest.raises(ValueError, match=r"^--api-key-file: key has no key"):
+        _api_keys(parse(*by_file))
     with pytest.raises(ValueError, match=r"^SFUMATO_API_KEY, SFUMATO_API_KEY_FILE: give one of"):
-        _api_key(parse("serve", SFUMATO_API_KEY="told", SFUMATO_API_KEY_FILE="key"))
+        _api_keys(parse("serve", SFUMATO_API_KEY="told", SFUMATO_API_KEY_FILE="key"))
 
 
 def test_a_file_that_is_not_there_is_one_line(cli: Any) -> None:

@@ -21,9 +21,11 @@ def test_train_runs_the_recipe(cli: Any, monkeypatch: pytest.MonkeyPatch, tmp_pa
     ((names, options),) = calls
     options["progress"](1, 7)  # and nothing is shown: standard error is no terminal
     assert (done.code, done.err, names) == (0, "", ("embedded", tmp_path))
-    assert (options["steps"], options["seed"], options["first_stage"]) == (7, 0, None)
+    assert (options["steps"], options["seed"], options["begin_with"]) == (7, 0, None)
     cli("train", "--out", str(tmp_path), "--from", "talks")
-    assert calls[1][1]["first_stage"] == Path("talks")
+    cli("train", "--out", str(tmp_path), "--from", "decides", "--stage", "3")
+    begun = [(options["begin_with"], options["stage"]) for _, options in calls[1:]]
+    assert begun == [(Path("talks"), 2), (Path("decides"), 3)]
 
 
 def test_an_unknown_recipe_is_one_line(cli: Any, tmp_path: Path) -> None:

@@ -15,7 +15,7 @@ from sfumato import Engine, EngineConfig, Hole, Model, Request, SamplerConfig
 from sfumato.diffusion import causal
 from sfumato.diffusion.constraints.grammar_source import schema_source
 from sfumato.diffusion.prediction import PredictedText
-from sfumato.engine import Draft, Finished, Settled
+from sfumato.engine import Draft, Failed, Finished, Settled
 
 SCHEMAS: tuple[dict[str, Any] | None, ...] = (
     {"type": "object", "properties": {"a": {"type": "integer", "maximum": 99}}, "required": ["a"]},
@@ -78,22 +78,75 @@ def test_late_steps_wait_for_the_grammar_and_for_nothing_else(
     engine.close()
 
 
+def test_a_canvas_whose_rest_is_forced(model: Model) -> None:
+    """After two repairs of one step each, two characters are chosen, and the grammar the rest: no
+    token waits for scores."""
+    schema = {"enum": [first + second + "x" * 20 for first in "ab" for second in "ab"]}
+    how: dict[str, Any] = {"prompt": "x", "sampler": SamplerConfig(max_steps=1), "max_tokens": 40}
+    alone = model.generate(**how, schema=schema)
+    report = alone.stats.constraint
+    assert report and report.repairs >= 2 and report.causal_tokens > 0
+    engine = Engine(model, EngineConfig(slots=1, context=256))
+    handle = engine.submit(Request(**how, seed=0, grammar=schema_source(schema)))
+    run(engine)
+    assert handle.result().token_ids == alone.token_ids and alone.stop_reason == "eos"
+    engine.close()
+
+
 def test_a_fault_in_writing_starts_over_and_ends_no_other_row(
     model: Model, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Memory that runs out once; the text is the same."""
     faults = iter([True, False, True])
-    original = causal.next_scores
+    original = causal.row_next_scores
 
-    def failing(network: Any, slot: Any, ids: Tensor) -> Tensor:
+    def failing(network: Any, slots: Any, rows: Any) -> list[Tensor | Exception]:
         if next(faults, False):
-            slot.reset()
+            for slot in slots:
+                slot.reset()
             raise torch.OutOfMemoryError("none left")
-        return original(network, slot, ids)
+        return original(network, slots, rows)
 
-    monkeypatch.setattr("sfumato.engine.runner.next_scores", failing)
+    monkeypatch.setattr("sfumato.engine.runner.row_next_scores", failing)
     engine = Engine(model, EngineConfig(slots=3, context=256))
     as_in_the_loop(model, engine, 2)
+    engine.close()
+
+
+@pytest.mark.parametrize("fault", [None, "scores", "forward"])
+def test_rows_that_write_together(
+    model: Model, monkeypatch: pytest.MonkeyPatch, fault: str | None
+) -> None:
+    """One forward for both; what fails in one row ends that row, and the other says what it says
+    alone."""
+    how: dict[str, Any] = {"sampler": SamplerConfig(max_steps=1), "max_tokens": 24, "seed": 0}
+    schema = {"type": "string", "minLength": 16, "maxLength": 16}
+    texts = [model.generate(prompt, schema=schema, **how).text for prompt in ("x", "yy")]
+    original, bad = causal.row_next_scores, list[Any]()
+    counts: list[int] = []
+
+    def spied(network: Any, slots: Any, rows: Any) -> list[Tensor | Exception]:
+        counts.append(len(slots))
+        if fault == "forward" and (len(slots) > 1 or slots[0] in bad or not bad):
+            bad[:] = slots if len(slots) == 1 else ()
+            for slot in slots:
+                slot.reset()
+            raise RuntimeError("a fault")
+        results = original(network, slots, rows)
+        if fault == "scores" and len(slots) > 1:
+            results[0] = FloatingPointError("no numbers")
+        return results
+
+    monkeypatch.setattr("sfumato.engine.runner.row_next_scores", spied)
+    engine = Engine(model, EngineConfig(slots=2, context=256))
+    grammar = schema_source(schema)
+    handles = [engine.submit(Request(prompt, grammar=grammar, **how)) for prompt in ("x", "yy")]
+    run(engine)
+    assert max(counts) == 2 and len(counts) < 40
+    ends = [list(handle.events())[-1] for handle in handles]
+    assert sum(isinstance(end, Failed) for end in ends) == (fault is not None)
+    for end, text in zip(ends, texts, strict=True):
+        assert isinstance(end, Failed) or (isinstance(end, Finished) and end.reply.text == text)
     engine.close()
 
 

@@ -23,7 +23,7 @@ from sfumato.diffusion.constraints.questions import (
 from sfumato.engine import Decided, DecisionRequest, Failed, TooLarge
 from sfumato.engine.audit import Facts, entry
 from sfumato.engine.events import outcome_of
-from sfumato.model.unread import read_together
+from sfumato.model.device_result import fetch_together
 from sfumato.ops.cpu import library
 
 STATE = "I was charged twice, and this is my third mail. " * 2
@@ -228,12 +228,12 @@ def test_where_memory_runs_out_as_results_are_fetched_they_are_read_again(
     wanted = model.read_questions(STATE, QUESTIONS).answers()
     errors: list[Exception] = [torch.OutOfMemoryError("CUDA out of memory"), RuntimeError("once")]
 
-    def fetched(unread: Any) -> Any:
-        if unread and errors:
+    def fetched(results: Any) -> Any:
+        if results and errors:
             raise errors.pop()
-        return read_together(unread)
+        return fetch_together(results)
 
-    monkeypatch.setattr("sfumato.diffusion.constraints.read.read_together", fetched)
+    monkeypatch.setattr("sfumato.diffusion.constraints.read.fetch_together", fetched)
     serving = engine(model)
     handle = serving.decide(DecisionRequest(STATE, QUESTIONS))
     run(serving)

@@ -32,6 +32,7 @@ from sfumato.engine.memory_estimate import (
     ModelFootprint,
     Prediction,
     _seen_of_pool,
+    pooled_bytes,
     predict,
     state_bytes,
 )
@@ -98,9 +99,6 @@ print(json.dumps({"full": full, "more": more, "added": added}))
 """
 
 
-RUNS = 3  # the median counts: what the allocator keeps differs from run to run
-
-
 def measured(path: Path) -> dict[str, Any]:
     numbers = MEASURED.slots, MEASURED.context, LARGER
     done = subprocess.run(
@@ -135,24 +133,39 @@ def test_the_prediction_is_what_a_process_takes(
     checkpoint = open_checkpoint(path)
     dtype = torch.bfloat16 if format == "bf16" else torch.float32
     footprint = ModelFootprint.of_checkpoint(checkpoint, config_of(checkpoint), CPU, dtype)
+    # The median of three counts: what the allocator keeps differs from run to run. Where two hold,
+    # the third is left out: the median then holds whatever the third gives.
     with ThreadPoolExecutor(2) as pool:
-        runs = list(pool.map(measured, [path] * RUNS))
+        runs = list(pool.map(measured, [path] * 2))
     added = runs[0]["added"]
     prediction_with_cutoffs = predict(footprint, MEASURED)
     # These rows ask for no top-k and no top-p, and read no questions, whose memory is predicted for
     # all that may.
     cutoffs = cutoff_bytes(footprint.config, MEASURED.slots * footprint.config.canvas_length)
     plain = replace(prediction_with_cutoffs, step=prediction_with_cutoffs.step - cutoffs, reads=0)
-    for what, more in (("full", 0), ("more", added)):
-        figures = sorted((run[what] for run in runs), key=lambda run: run["peak"])[RUNS // 2]
-        predicted = replace(plain, snapshots=figures["snapshots"]).anonymous + more
+    parts = (("full", 0), ("more", added))
+
+    def predicted_of(figures: dict[str, Any], more: int) -> int:
+        return replace(plain, snapshots=figures["snapshots"]).anonymous + more
+
+    def holds(ratio: float) -> bool:
+        return 0.9 < ratio < (1.1 if ops.multiplies_bf16(CPU) else 2)
+
+    ratios = [
+        predicted_of(run[what], more) / run[what]["peak"] for run in runs for what, more in parts
+    ]
+    if not all(map(holds, ratios)):
+        runs.append(measured(path))
+    for what, more in parts:
+        figures = sorted((run[what] for run in runs), key=lambda run: run["peak"])[len(runs) // 2]
+        predicted = predicted_of(figures, more)
         ratio = predicted / figures["peak"]
         peaks = ", ".join(f"{run[what]['peak'] / 1e6:.1f}" for run in runs)
         note(
             f"memory of 180m {format}, 2 rows{' and a larger slot' if more else ''}: predicted "
             f"{predicted / 1e6:.1f} MB, measured {peaks} MB ({ratio - 1:+.1%})"
         )
-        assert 0.9 < ratio < (1.1 if ops.multiplies_bf16(CPU) else 2)
+        assert holds(ratio)
 
 
 def tiny(format: str = "q4_k_m") -> Network:
@@ -179,7 +192,7 @@ def test_parts_follow_the_layout() -> None:
     more = predict(footprint, replace(LAYOUT, slots=4))
     assert more.slots == 2 * base.slots
     slots = 2 * slot_bytes(footprint.config, 2048, footprint.cache_dtype)
-    assert base.slots == slots + state_bytes(footprint, 2)
+    assert base.slots == slots + state_bytes(footprint, 2) + pooled_bytes(footprint, 2)
     assert more.step > base.step and more.prefill == base.prefill
     assert predict(footprint, replace(LAYOUT, prefill_chunk=2048)).prefill > base.prefill
     assert predict(footprint, replace(LAYOUT, snapshot_bytes=5)).snapshots == 5

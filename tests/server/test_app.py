@@ -48,7 +48,7 @@ def test_an_engine_without_a_network_is_served() -> None:
         ("/health", "status", "ok"),
         ("/livez", "status", "ok"),
         ("/props", "total_slots", 2),
-        ("/slots", "waiting", 0),
+        ("/state", "waiting", 0),
         ("/memory", "used", 123),
         ("/v1/models", "object", "list"),
     ],

@@ -21,6 +21,9 @@ ANSWER = "I am Sfumato's embedded demo, a tiny diffusion model."
         ("1234\n3412\n2143\n4322", "eos", True),  # a wrong solution is an answer
         ("1234\n34", "max_tokens", True),
         ("1234\n34", "eos", False),
+        ('{"name": "Ann", "count": 2}', "eos", True),
+        ('{"name": "Ann", "co', "eos", False),
+        ("[2]", "eos", False),
         ("", "eos", False),
         ("", "cancelled", True),
         ("a em a tin", "stop", False),

@@ -9,13 +9,17 @@ from typing import Any
 import numpy as np
 import pytest
 
+from sfumato import Hole
 from sfumato.api import Model
+from sfumato.cli.fill import holes_of
+from sfumato.diffusion.constraints.grammar_source import schema_source
 from sfumato.engine import ServedModel
 from sfumato.server.decision_examples import decisions
 from sfumato.server.dialects import systemone
 from sfumato.server.examples import demonstration, examples
 from sfumato.server.http.request_body import validated
 from sfumato.server.metrics import CONTENT_TYPE
+from sfumato.server.mode_examples import modes
 from sfumato.server.schemas.decisions import SystemOneBody
 from sfumato.train import decision_states, sudoku
 
@@ -72,6 +76,23 @@ def test_the_first_examples_are_solved_in_some_steps(server: Any, number: int) -
 
 
 @pytest.mark.parametrize("is_embedded", [True, False])
+def test_the_examples_of_the_modes_can_be_asked(
+    server: Any, embedded: Model, is_embedded: bool
+) -> None:
+    assert server.http.get("/props").json()["modes"] == modes(embedded=True)
+    available = modes(is_embedded)
+    for example in available["fill"]["examples"]:
+        if "rows" in example:
+            cells = example["rows"].replace("\n", "")
+            assert len(cells) in (16, 81) and set(cells) <= set(".123456789")
+        else:
+            assert any(isinstance(part, Hole) for part in holes_of(example["text"]))
+    for example in available["json"]["examples"]:
+        embedded.grammars.cache.grammar(schema_source(example["schema"]))  # or raises
+    assert {"text", "instruction"} <= available["edit"]["examples"][0].keys()
+
+
+@pytest.mark.parametrize("is_embedded", [True, False])
 def test_the_example_decisions_can_be_asked(server: Any, is_embedded: bool) -> None:
     assert server.http.get("/props").json()["decisions"] == decisions(embedded=True)
     for example in decisions(is_embedded)["examples"]:
@@ -96,17 +117,17 @@ def test_the_embedded_models_example_decisions_are_of_kinds_that_it_learns() -> 
 
 def test_slots_count_what_was_done(server: Any, eventually: Any) -> None:
     def totals() -> dict[str, int]:
-        answer: dict[str, int] = server.http.get("/slots").json()["totals"]
+        answer: dict[str, int] = server.http.get("/state").json()["totals"]
         return answer
 
     # What a request took is counted just after its end is told, and then its slot is free.
-    eventually(lambda: not any(s["busy"] for s in server.http.get("/slots").json()["slots"]))
+    eventually(lambda: not any(s["busy"] for s in server.http.get("/state").json()["slots"]))
     before = totals()
     used = server.chat(seed=1).json()["usage"]
     for ours, theirs in (("output", "completion"), ("prompt", "prompt")):
         expected = before[f"{ours}_tokens"] + used[f"{theirs}_tokens"]
         eventually(lambda ours=ours, n=expected: totals()[f"{ours}_tokens"] == n)
-    answer = server.http.get("/slots").json()
+    answer = server.http.get("/state").json()
     assert len(answer["slots"]) == 4 and answer["waiting"] == 0
     assert len(answer["history"]["rows"]) == len(answer["history"]["canvas_tokens"])
     assert any(slot["tokens"] for slot in answer["slots"])

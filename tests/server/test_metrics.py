@@ -175,7 +175,7 @@ def test_names_follow_the_conventions(metrics: Metrics) -> None:
     families = list(text_string_to_metric_families(metrics.text().decode()))
     assert CONTENT_TYPE.startswith("text/plain; version=")
     for family in families:
-        assert family.name.startswith(("sfumato_", "process_"))
+        assert family.name.startswith(("sfumato_", "process_", "llamacpp:"))
         assert family.documentation and family.type != "unknown"
         assert not family.name.endswith(("_ms", "_s", "_mb", "_per_second"))
         labels = {name for sample in family.samples for name in sample.labels} - {"le"}

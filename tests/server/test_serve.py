@@ -244,7 +244,7 @@ def test_it_exits_where_failures_last_or_the_thread_dies(
 
 def wait_until_running(program: Program) -> None:
     until = time.monotonic() + 20
-    while not httpx.get(f"{program.url}/slots").json()["running"]:
+    while not httpx.get(f"{program.url}/state").json()["running"]:
         assert time.monotonic() < until
         time.sleep(0.02)
 
@@ -301,7 +301,8 @@ def test_defaults_are_those_of_the_settings() -> None:
     assert args.max_steps == config.max_steps
     (steps,) = [option.kind for option in OPTIONS if option.name == "max-steps"]
     assert steps == Whole(1, MOST_STEPS)
-    for name in ("max_body", "max_values", "max_messages", "max_choices", "max_tokens", "lenient"):
+    shared = ("max_body", "max_values", "max_messages", "max_choices", "max_tokens", "lenient")
+    for name in (*shared, "response_store"):
         assert getattr(args, name) == getattr(settings, name)
     assert (args.host, args.port, args.audit_max_bytes) == ("127.0.0.1", 8080, MAX_BYTES)
 

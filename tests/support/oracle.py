@@ -129,6 +129,12 @@ def oracle_encode_logits(model: DiffusionGemmaForBlockDiffusion, ids: torch.Tens
     return (raw / cap).tanh() * cap, cache
 
 
+def oracle_hidden(model: DiffusionGemmaForBlockDiffusion, ids: torch.Tensor) -> torch.Tensor:
+    """Hidden states [n, hidden] of the encode phase after the final norm, of ids [n]."""
+    cache = DynamicCache(config=model.config.text_config)
+    return model.model.encoder(input_ids=ids[None], past_key_values=cache).last_hidden_state[0]
+
+
 def oracle_logits(model, canvas: torch.Tensor, cache, soft_logits=None, soft=None) -> torch.Tensor:
     """Softcapped logits [length, vocab] of one row.
 

@@ -80,7 +80,7 @@ def test_a_greeting_gets_a_greeting_and_the_model_says_what_it_is(model):
 
 
 def test_the_seed_draws_the_tasks_and_the_noise(monkeypatch):
-    calls, decided, reported = [], [], []
+    calls, decided, filled, reported = [], [], [], []
 
     def score(model, tasks, config=None, seed=0, answered=lambda: None):
         calls.append((tasks, seed))
@@ -94,7 +94,18 @@ def test_the_seed_draws_the_tasks_and_the_noise(monkeypatch):
             answered()
         return DecisionScore(len(cases), 0.01, 1.0, 1.0, 0.1, 0.01, 0.02, 1.0)
 
+    def fills(model, hard, seed, count, config):
+        filled.append((len(hard), seed, count))
+
+        def of_two(answered):
+            answered()
+            answered()
+            return evaluate.Score(2, 0.5, 2.0, 2, 1.0)
+
+        return {"fill": (2, of_two)}
+
     monkeypatch.setattr(evaluate, "load", lambda path: None)
+    monkeypatch.setattr(evaluate.canvas_figures, "canvas_runs", fills)
     monkeypatch.setattr(evaluate, "evaluate", score)
     monkeypatch.setattr(evaluate, "evaluate_decisions", decisions)
     for seed in (0, 5):
@@ -103,7 +114,8 @@ def test_the_seed_draws_the_tasks_and_the_noise(monkeypatch):
         figures = evaluate.run(count=3, seed=seed, progress=lambda *far: reported.append(far))
         assert figures["decisions"]["known_error"] == 0.01
         assert decided.pop() == (held_out(seed, 9), seed)
-        total = sum(len(tasks) for tasks, _ in calls) + 9
+        assert filled.pop() == (3, seed, 3) and figures["fill"]["exact"] == 0.5
+        total = sum(len(tasks) for tasks, _ in calls) + 9 + 2
         assert reported == [(done, total) for done in range(1, total + 1)]
         assert [tasks for tasks, _ in calls[:4]] == [
             tasks[:3] for tasks in evaluation_sets(seed, 3).values()

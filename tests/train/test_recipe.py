@@ -6,7 +6,7 @@ import pytest
 import torch
 
 import sfumato
-from sfumato.train import decision_stage, recipe
+from sfumato.train import decision_stage, fill_stage, recipe
 from sfumato.weights.errors import CheckpointError
 
 
@@ -15,6 +15,7 @@ def small_batches(monkeypatch):
     monkeypatch.setattr(recipe, "BATCH", 8)
     monkeypatch.setattr(decision_stage, "STATES", 1)
     monkeypatch.setattr(decision_stage, "CHATS", 2)
+    monkeypatch.setattr(fill_stage, "ROWS", 2)
 
 
 def test_a_short_run_writes_a_checkpoint_that_loads_and_answers(tmp_path):
@@ -22,11 +23,11 @@ def test_a_short_run_writes_a_checkpoint_that_loads_and_answers(tmp_path):
     recipe.run(
         "embedded",
         tmp_path / "out",
-        steps=2,
+        steps=1,
         report=lines.append,
         progress=lambda *far: reported.append(far),
     )
-    assert reported == [(step, 4) for step in range(1, 5)]  # two stages
+    assert reported == [(1, 2), (2, 2)]  # two stages
     model = sfumato.load(tmp_path / "out")
     assert model.config == recipe.EMBEDDED
     reply = model.generate("Hello!", max_tokens=16, sampler=sfumato.SamplerConfig(max_steps=2))
@@ -34,14 +35,16 @@ def test_a_short_run_writes_a_checkpoint_that_loads_and_answers(tmp_path):
     assert any(str(tmp_path / "out") in line for line in lines)
 
 
-def test_a_run_can_begin_with_the_second_stage(tmp_path):
+@pytest.mark.parametrize("stage", [2, 3])
+def test_a_run_can_begin_with_a_later_stage(tmp_path, stage):
     before = recipe.load_weights(Path(sfumato.load().path)).state_dict()
     reported = []
     recipe.run(
         "embedded",
         tmp_path,
         steps=1,
-        first_stage=Path(sfumato.load().path),
+        begin_with=Path(sfumato.load().path),
+        stage=stage,
         progress=lambda *far: reported.append(far),
     )
     assert reported == [(1, 1)]
@@ -55,9 +58,9 @@ def test_the_packaged_checkpoint_describes_the_recipes_network():
     assert sfumato.load().config == recipe.EMBEDDED
 
 
-def test_a_second_stage_needs_a_checkpoint_of_the_recipe(tmp_path):
+def test_a_later_stage_needs_a_checkpoint_of_the_recipe(tmp_path):
     with pytest.raises(CheckpointError, match=str(tmp_path / "none")):
-        recipe.run("embedded", tmp_path, first_stage=tmp_path / "none")
+        recipe.run("embedded", tmp_path, begin_with=tmp_path / "none")
 
 
 def test_the_same_seed_gives_the_same_weights():

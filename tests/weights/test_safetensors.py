@@ -56,7 +56,6 @@ def refused(write: Callable[[bytes], Path]) -> Callable[[bytes, str], None]:
         with pytest.raises(CheckpointError, match=words) as caught:
             read_safetensors(path)
         taken = time.process_time() - started
-        gc.unfreeze()
         assert taken < 5
         assert str(path) in str(caught.value)
         assert len(str(caught.value)) < 600 + len(str(path))

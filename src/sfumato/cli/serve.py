@@ -44,7 +44,7 @@ def main(args: argparse.Namespace) -> int:
     logs.configure(args.log_format, args.verbose)
     settings = _settings(args)
     bound = bind(args.host, args.port)  # before the model is loaded: the port may be taken
-    if settings.api_key is None and not _is_loopback(args.host):
+    if not settings.api_keys and not _is_loopback(args.host):
         log.warning(
             "everybody who reaches %s may use this server; --api-key asks for a key", args.host
         )
@@ -150,31 +150,45 @@ def _settings(args: argparse.Namespace) -> ServerSettings:
     settings = ServerSettings(
         model_name=args.name or (Path(args.model).name if args.model else "sfumato-embedded"),
         aliases=tuple(args.alias),
-        api_key=_api_key(args),
+        api_keys=_api_keys(args),
+        public_models=args.public_models,
+        model_path=_shown_path(args),
         cors_origins=tuple(args.cors_origin),
         lenient=args.lenient,
         max_body=args.max_body,
         max_values=args.max_values,
         max_messages=args.max_messages,
         max_choices=args.max_choices,
+        response_store=args.response_store,
         max_tokens=args.max_tokens,
+        pooling=args.pooling,
     )
-    if settings.api_key is not None:
+    if settings.api_keys:
         return settings
     # Without a key, a page whose host name resolves to this address (DNS rebinding) is refused.
     return replace(settings, hosts=OWN_NAMES) if _is_loopback(args.host) else settings
 
 
-def _api_key(args: argparse.Namespace) -> str | None:
-    """The key, or the key in the file: the one that the stronger source names."""
+def _shown_path(args: argparse.Namespace) -> str | None:
+    """What /props may show of where the model lies."""
+    return str(Path(args.model).resolve()) if args.model and args.show_model_path else None
+
+
+def _api_keys(args: argparse.Namespace) -> tuple[str, ...]:
+    """The keys, or those in the file, one a line: the ones that the stronger source names."""
     by_text, by_file = rank(args, "api_key"), rank(args, "api_key_file")
     if by_text and by_text == by_file:
         raise ValueError(
             f"{label(args, 'api_key')}, {label(args, 'api_key_file')}: give one of them"
         )
     if by_file > by_text:
-        return Path(args.api_key_file).read_text(encoding="utf-8").strip()
-    return str(args.api_key).strip() if by_text else None
+        lines = Path(args.api_key_file).read_text(encoding="utf-8").splitlines()
+        keys = [line.strip() for line in lines if line.strip()]
+        if not keys:
+            raise ValueError(f"{label(args, 'api_key_file')}: {args.api_key_file} has no key")
+    else:
+        keys = [key.strip() for key in args.api_key]
+    return tuple(dict.fromkeys(keys))
 
 
 def _is_loopback(host: str) -> bool:
@@ -259,7 +273,7 @@ def _shown(host: str) -> str:
 def _announce(args: argparse.Namespace, engine: Engine, settings: ServerSettings, url: str) -> None:
     """Prints where the server listens, and how to call it."""
     config = engine.config
-    key = " -H 'Authorization: Bearer KEY'" if settings.api_key is not None else ""
+    key = " -H 'Authorization: Bearer KEY'" if settings.api_keys else ""
     body = json.dumps({"messages": [{"role": "user", "content": "Who are you?"}]})
     print(
         f"{settings.model_name} on {url} ({config.slots} slots of {config.context:,} tokens)\n"

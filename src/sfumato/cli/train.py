@@ -29,7 +29,8 @@ def _train(args: argparse.Namespace) -> int:
             steps=args.steps,
             seed=args.seed,
             progress=progress,
-            first_stage=Path(start) if start else None,
+            begin_with=Path(start) if start else None,
+            stage=args.stage,
         )
     return 0
 

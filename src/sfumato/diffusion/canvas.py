@@ -64,6 +64,8 @@ class Draft:
     # float32 [length], of the causal mode where most probable tokens are asked for: logarithms of
     # the probabilities of token_ids
     log_probs: Tensor | None = None
+    # bool [length], of a text with holes: positions whose token is given
+    pinned: Tensor | None = None
 
     @property
     def text(self) -> str:
@@ -189,12 +191,12 @@ class Canvas:
         self.has_new_pins = True
 
     def _pins(self, pinned: Mapping[int, int]) -> Tensor:
-        pins = torch.full((self.length,), -1)
+        pins = [-1] * self.length
         for position, token in pinned.items():
             if not (0 <= position < self.length and 0 <= token < self.vocab_size):
                 raise ValueError(f"pinned: position {position}, token {token} is out of range")
             pins[position] = token
-        return pins
+        return torch.tensor(pins)
 
     # What a step needs of the row alone.
 

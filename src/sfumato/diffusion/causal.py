@@ -76,8 +76,7 @@ def next_scores(network: Network, slot: Slot, ids: Tensor, allowed: Tensor | Non
             f"allowed: must have at most {vocab_size} entries, as the vocabulary has tokens, and "
             f"allow one of them at least; got {len(allowed)}, of which {int(allowed.sum())}"
         )
-    if len(ids) > slot.room():
-        raise ValueError(f"ids: {len(ids)} tokens, and the slot has room for {slot.room()}")
+    _check_room(slot, ids)
     if len(ids) > 1:
         network.encode([ids[:-1]], [slot])
     (hidden,) = network.encode_hidden([ids[-1:]], [slot])
@@ -88,6 +87,44 @@ def next_scores(network: Network, slot: Slot, ids: Tensor, allowed: Tensor | Non
     banned = torch.ones(vocab_size, dtype=torch.bool, device=scores.device)
     banned[: len(allowed)] = ~allowed.to(scores.device)
     return scores.masked_fill(banned, float("-inf"))
+
+
+@torch.no_grad()
+def row_next_scores(
+    network: Network, slots: Sequence[Slot], rows: Sequence[Tensor]
+) -> list[Tensor | Exception]:
+    """`next_scores` of several rows in one forward, copied to the host: rows[i] goes to slots[i];
+    for each its scores, float32 [vocab], or what failed in it alone. No row's scores depend on the
+    others: on a CPU to the bit. Raises what failed in all; then the slots may be empty."""
+    failed: dict[int, Exception] = {}
+    ready = []
+    for row, (slot, ids) in enumerate(zip(slots, rows, strict=True)):
+        try:
+            _check(network, slot, ids, "ids")
+            _check_room(slot, ids)
+            ready.append(row)
+        except ValueError as error:
+            failed[row] = error
+    if not ready:
+        return list(failed.values())
+    before = [row for row in ready if len(rows[row]) > 1]
+    if before:  # of equal share in each chunk, whatever the number of rows
+        chunk = len(before) * max(len(rows[row]) for row in before)
+        network.encode([rows[row][:-1] for row in before], [slots[row] for row in before], chunk)
+    last = [rows[row][-1:] for row in ready]
+    hidden = network.encode_hidden(last, [slots[row] for row in ready])
+    # One by one: a product of several positions rounds otherwise than one of each.
+    scores = torch.cat([network.head.logits(own) for own in hidden]).cpu()
+    given = dict(zip(ready, scores, strict=True))
+    return [failed[row] if row in failed else _finite(given[row]) for row in range(len(rows))]
+
+
+def _finite(scores: Tensor) -> Tensor | Exception:
+    try:
+        check_finite(scores)
+    except FloatingPointError as error:
+        return error
+    return scores
 
 
 def check_finite(scores: Tensor) -> None:
@@ -109,6 +146,11 @@ def _check(network: Network, slot: Slot, ids: Tensor, where: str) -> None:
             f"{where}: {len(ids)} tokens after a prefix of {slot.length} exceed the context of "
             f"{longest}; shorten them"
         )
+
+
+def _check_room(slot: Slot, ids: Tensor) -> None:
+    if len(ids) > slot.room():
+        raise ValueError(f"ids: {len(ids)} tokens, and the slot has room for {slot.room()}")
 
 
 def _next_pieces(

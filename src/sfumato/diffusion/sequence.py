@@ -127,6 +127,7 @@ class Sequence:
         if plan.constraint is not None:
             self.constrained = ConstrainedReply(plan.constraint)
             self.stats.constraint = self.constrained.report
+            self.warnings += plan.constraint.grammar.notes
         self._opening = opening or []
         self._attempt = self._spent_steps = 0  # of the canvas under way, before this attempt
         self._convergence: Convergence = "converged"  # of the canvas that `writing` finishes
@@ -201,7 +202,8 @@ class Sequence:
                 return None
             if verdict.writing is not None:
                 self.writing, self._convergence = verdict.writing, convergence
-                return None
+                # Where the grammar forces all that is left, no token waits for scores.
+                return self.add_written() if verdict.writing.done else None
             assert verdict.settled is not None
             ids = verdict.settled
         return self._add(ids, convergence)

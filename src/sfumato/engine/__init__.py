@@ -15,6 +15,7 @@ if TYPE_CHECKING:
     from sfumato.engine.errors import EngineDead, EngineError, NotReady, QueueFull, RequestFailed
     from sfumato.engine.events import Account, Draft, Event, Failed, Finished, Settled, Terminal
     from sfumato.engine.handle import DecisionHandle, DecisionSink, Handle
+    from sfumato.engine.pooling import Pooling
     from sfumato.engine.prompt_scores import PromptScores, PromptScoring
     from sfumato.engine.request import Prompt, Request, new_id
     from sfumato.engine.stats import EngineState, Health
@@ -43,6 +44,7 @@ _HOMES = {
     "Settled": "sfumato.engine.events",
     "Terminal": "sfumato.engine.events",
     "Handle": "sfumato.engine.handle",
+    "Pooling": "sfumato.engine.pooling",
     "PromptScores": "sfumato.engine.prompt_scores",
     "PromptScoring": "sfumato.engine.prompt_scores",
     "Prompt": "sfumato.engine.request",
@@ -71,6 +73,7 @@ __all__ = [
     "Handle",
     "Health",
     "NotReady",
+    "Pooling",
     "Prompt",
     "PromptScores",
     "PromptScoring",

@@ -42,6 +42,7 @@ class ServedModel:
     sampler_defaults: SamplerConfig
     end_ids: tuple[int, ...]
     written: float | None = None  # when its weights were, in seconds since 1970
+    nbytes: int | None = None  # of its files of weights
     undecided: str | None = None  # why it cannot answer questions; None: it can
 
     @classmethod
@@ -59,7 +60,7 @@ class ServedModel:
             model.template,
             model.sampler_defaults,
             model.end_ids,
-            _written(model.path),
+            *_files(model.path),
             _undecided(model),
         )
 
@@ -73,13 +74,15 @@ def _undecided(model: Model) -> str | None:
     return None
 
 
-def _written(path: Path) -> float | None:
-    """When the newest file of weights was written; None where the files are gone."""
+def _files(path: Path) -> tuple[float | None, int | None]:
+    """When the newest file of weights was written, and bytes of all; None where the files are
+    gone."""
     try:
         files = sorted(path.glob("*.safetensors")) if path.is_dir() else []
-        return max(file.stat().st_mtime for file in files or [path])
+        states = [file.stat() for file in files or [path]]
     except OSError:
-        return None
+        return None, None
+    return max(state.st_mtime for state in states), sum(state.st_size for state in states)
 
 
 class EngineClient(Protocol):

@@ -10,14 +10,13 @@ from collections.abc import Iterable
 
 import torch
 
+from sfumato.diffusion.step.graphs import most_graphs
 from sfumato.ops.triton.workspaces import rounded_up
 
 MIB = 1 << 20
 SMALL, LARGE = 1 * MIB, 10 * MIB  # bounds of tensors that share a segment
 GRAIN, SMALL_SEGMENT, SEGMENT = 512, 2 * MIB, 20 * MIB
 
-GRAPHS = 32  # that a step keeps at most
-KINDS = 12  # of steps that a number of rows can have: widths, with and without a commit
 GRAPH = 8 * MIB  # of the driver, for the thousand kernels of a step; assumed
 WORKSPACE = 32 * MIB  # of cuBLAS and of cuBLASLt on Hopper, for each stream; smaller on others
 STREAMS = 2  # that multiply: the current one, and that of captures
@@ -64,5 +63,5 @@ def overhead_bytes(device: torch.device, rows: int, step: int) -> int:
     """
     if device.type != "cuda":
         return 0
-    graphs = min(GRAPHS, KINDS * rows) * GRAPH
+    graphs = most_graphs(rows) * GRAPH
     return step + graphs + 2 * STREAMS * WORKSPACE + CODE

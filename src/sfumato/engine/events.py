@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import Literal
+from typing import TYPE_CHECKING, Literal
 
 from sfumato.api import Reply, Settled
 from sfumato.diffusion.canvas import Draft
 from sfumato.diffusion.constraints.constrained_reply import ConstraintReport
 from sfumato.engine.decision import Decided
 from sfumato.engine.prompt_scores import PromptScores
+
+if TYPE_CHECKING:
+    from torch import Tensor
 
 DECIDED = "decided"
 """The outcome of a decision that has answers, among the stop reasons of replies."""
@@ -93,6 +96,8 @@ class Finished:
     account: Account
     # Of the prompt's tokens, where the request wants them and the prompt was encoded.
     scores: PromptScores | None = field(default=None, compare=False)
+    # The prompt's hidden states as one vector float32 [hidden], where the request wants it.
+    vector: Tensor | None = field(default=None, compare=False)
 
 
 @dataclass(frozen=True)

@@ -10,7 +10,16 @@ from sfumato.diffusion.constraints.fill_plan import FillPlan
 from sfumato.engine.request import Prompt, Request, check_length, check_request, make_prompt
 from sfumato.engine.snapshot_points import SnapshotPoints
 
-_OTHERS = ("tools", "opening", "continued", "canvas", "prediction", "scoring", "grammar")
+_OTHERS = (
+    "tools",
+    "opening",
+    "continued",
+    "canvas",
+    "prediction",
+    "scoring",
+    "pooling",
+    "grammar",
+)
 
 
 @dataclass(frozen=True)

@@ -83,7 +83,8 @@ class FillRow(AnyRow):
         for canvas, each in steps:
             self._progress.took(canvas, each)
             if canvas is shown:
-                draft = replace(self._fills.readable(each), canvas=number)
+                pinned = canvas.pinned >= 0
+                draft = replace(self._fills.readable(each), canvas=number, pinned=pinned)
                 self._step = each.step
         return draft
 

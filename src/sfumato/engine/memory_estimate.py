@@ -128,7 +128,9 @@ def predict(footprint: ModelFootprint, config: EngineConfig, larger: int = 0) ->
     return Prediction(
         weights=footprint.weights,
         mapped=footprint.mapped,
-        slots=pool_bytes(footprint, rows, config.context) + state_bytes(footprint, rows),
+        slots=pool_bytes(footprint, rows, config.context)
+        + state_bytes(footprint, rows)
+        + pooled_bytes(footprint, rows),
         step=step,
         prefill=_forward(
             footprint, chunk, _seen_of_chunk(footprint, chunk, context, kernels), kernels
@@ -164,6 +166,11 @@ def state_bytes(footprint: ModelFootprint, rows: int) -> int:
     sizes = (model.hidden_size, footprint.dtype, torch.device("meta"))
     batches = (StepBatch.allocate(rows, width, 1, *sizes) for width in widths)
     return sum(batch.nbytes for batch in batches)
+
+
+def pooled_bytes(footprint: ModelFootprint, rows: int) -> int:
+    """The vectors that prompts are pooled to. Hidden states are the forward's own buffers."""
+    return rows * footprint.config.hidden_size * _FLOAT
 
 
 def _kernels(footprint: ModelFootprint) -> frozenset[str]:

@@ -175,7 +175,8 @@ class OutputProcessor:
         now = self._clock()
         try:
             scores = None if row.scorer is None else row.scorer.scores()
-            terminal = Finished(row.finish(reason, now), row.account_at(now), scores)
+            vector = None if row.pooler is None else row.pooler.vector()
+            terminal = Finished(row.finish(reason, now), row.account_at(now), scores, vector)
         except Exception as error:
             self.end_with(row, error)
         else:

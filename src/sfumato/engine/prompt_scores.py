@@ -47,6 +47,11 @@ class PromptScorer:
         self._scored = 0  # tokens from whose hidden states the next one has been scored
 
     @property
+    def least_encoded(self) -> int:
+        """Tokens at the prompt's end whose hidden states are wanted: all."""
+        return len(self._ids)
+
+    @property
     def done(self) -> bool:
         return self._scored >= len(self._ids) - 1
 

@@ -23,6 +23,7 @@ from sfumato.diffusion.prediction import PredictedText
 from sfumato.diffusion.sampler_config import SamplerConfig, check_sampler
 from sfumato.diffusion.sequence import Policies, committed_tokens
 from sfumato.engine.decision import DecisionRequest
+from sfumato.engine.pooling import Pooling
 from sfumato.engine.prompt_scores import PromptScoring
 from sfumato.engine.snapshot_points import SnapshotPoints
 from sfumato.engine.thinking import ThinkingBudget
@@ -71,6 +72,7 @@ class Request:
     drafts: bool = False  # whether Draft events are wanted
     # Whether the prompt's tokens are scored, in causal mode; max_tokens may then be 0.
     scoring: PromptScoring | None = None
+    pooling: Pooling | None = None  # of the prompt's hidden states; max_tokens is then 0
     timeout_s: float | None = None  # from `since`; None: the engine's own
     since: float | None = None  # when the client sent it, by `Engine.now`; None: at its submission
     id: str = field(default_factory=new_id)
@@ -92,7 +94,7 @@ class Prepared:
     opening: list[int]
     thinking: ThinkingBudget
     need: int  # cache positions
-    writes: bool  # False: only the prompt's scores are wanted
+    writes: bool  # False: only the prompt's scores, or its vector, are wanted
     family: str  # with `adapter` and the tokens, decides what a slot holds
     adapter: str | None = None
 
@@ -120,7 +122,7 @@ def prepare(
     prompt = request.made or make_prompt(model, request, longest, points)
     # 53 bits: what survives a client that reads JSON numbers as floats.
     seed = secrets.randbits(53) if request.seed is None else request.seed
-    writes = request.max_tokens != 0 or request.scoring is None
+    writes = request.max_tokens != 0 or (request.scoring is None and request.pooling is None)
     max_tokens = _max_tokens(model, request) if writes else 1
     plan, transcript = model.plan_reply(
         len(prompt.ids),
@@ -235,7 +237,20 @@ def check_request(request: Request, most_steps: int) -> None:
         )
     if not isinstance(request.scoring, PromptScoring | None):
         raise ValueError(f"scoring: must be a PromptScoring, got {quoted(request.scoring)}")
+    check_pooling(request)
     check_timeout(request.timeout_s)
+
+
+def check_pooling(request: Request) -> None:
+    """Raises ValueError where a vector does not go with what else is wanted."""
+    if request.pooling is None:
+        return
+    if not isinstance(request.pooling, Pooling):
+        raise ValueError(f"pooling: must be a Pooling, got {quoted(request.pooling)}")
+    if request.scoring is not None:
+        raise ValueError("pooling, scoring: give at most one of them")
+    if request.max_tokens != 0:
+        raise ValueError("pooling: nothing is written beside a vector; set max_tokens to 0")
 
 
 def check_timeout(timeout: object) -> None:
@@ -269,7 +284,7 @@ def make_prompt(model: Model, request: Request, longest: int, points: SnapshotPo
         check=lambda text: check_length(model, text, longest, "prompt"),
     )
     marks = points.lengths(ids, messages, request.thinking)
-    if request.grammar is not None and not request.thinking:
+    if request.grammar is not None and not request.thinking and request.opening is None:
         ids = [*ids, *model.grammars.no_thought]
     if request.continued is not None:
         # By itself, as the model wrote it: a cut inside a word stays one, and markers are text.

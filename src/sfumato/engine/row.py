@@ -19,6 +19,7 @@ from sfumato.engine.any_row import AnyRow
 from sfumato.engine.events import Account
 from sfumato.engine.handle import Handle
 from sfumato.engine.lease import CacheKey, Lease
+from sfumato.engine.pooling import HiddenPooler
 from sfumato.engine.prompt_scores import PromptScorer
 from sfumato.engine.request import Prepared, Request
 from sfumato.engine.stats import Phase, RowState
@@ -50,30 +51,39 @@ class Row(AnyRow):
         self.is_causal = prepared.plan.config.mode == "causal"
         self.hidden: Tensor | None = None  # [1, hidden] of the prefix's last token, in causal mode
         self.scorer: PromptScorer | None = None
+        self.pooler: HiddenPooler | None = None
         if request.scoring is not None:
             self.scorer = PromptScorer(request.scoring, prepared.prompt.ids)
+        elif request.pooling is not None:
+            self.pooler = HiddenPooler(request.pooling, len(prepared.prompt.ids))
 
     @property
     def cache_key(self) -> CacheKey:
         """Without the tokens whose hidden states are wanted: a slot holds none."""
-        if self.scorer is None and not self.is_causal:
+        reader = self._reader
+        if reader is None and not self.is_causal:
             return super().cache_key
-        end = 0 if self.scorer is not None else len(self.prefix) - 1
+        end = len(self.prefix) - (1 if reader is None else reader.least_encoded)
         return CacheKey(*self._holds, self.prefix[:end], media=())
 
     def leased(self, lease: Lease, now: float) -> None:
         super().leased(lease, now)
         self.hidden = None
-        if self.scorer is not None:
-            self.scorer.reset()
+        if self._reader is not None:
+            self._reader.reset()
 
     @property
     def wants_hidden(self) -> bool:
-        return self.is_causal or (self.scorer is not None and not self.scorer.done)
+        return self.is_causal or (self._reader is not None and not self._reader.done)
+
+    @property
+    def _reader(self) -> PromptScorer | HiddenPooler | None:
+        """What reads the hidden states of the prompt."""
+        return self.pooler if self.scorer is None else self.scorer
 
     def take_hidden(self, network: Network, start: int, hidden: Tensor) -> None:
-        if self.scorer is not None:
-            self.scorer.add(network.head, start, hidden, network.config.canvas_length)
+        if self._reader is not None:
+            self._reader.add(network.head, start, hidden, network.config.canvas_length)
         if self.is_causal and start + len(hidden) == len(self.prefix):
             self.hidden = hidden[-1:].clone()  # the others' memory is given back
 
@@ -85,7 +95,7 @@ class Row(AnyRow):
 
     @property
     def is_scored(self) -> bool:
-        """Whether only the prompt's scores are wanted, and they are there."""
+        """Whether only the prompt's scores, or its vector, are wanted, and all is encoded."""
         return not self.prepared.writes and not self.pending
 
     @property
@@ -106,6 +116,12 @@ class Row(AnyRow):
         """Of a canvas that is written, the last token is encoded with its step."""
         pending = super().pending
         return pending if self.writing is None else max(0, pending - 1)
+
+    def took(self, tokens: int) -> None:
+        alone = self.encodes_alone
+        super().took(tokens)
+        if self.writing is not None:  # each token is encoded: it goes alone up to the last
+            self.encodes_alone = alone
 
     def waited(self, seconds: float) -> None:
         if self.encoded <= self.stats.prompt_tokens:
@@ -204,6 +220,8 @@ class Row(AnyRow):
             len(self.sequence.reply),
             lease.index if lease else -1,
             now - self.submitted,
+            self.cached,
+            min(self.encoded, self.prompt_tokens),
         )
 
     def _steps(self) -> tuple[int, ...]:

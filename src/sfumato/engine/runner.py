@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from sfumato.diffusion.canvas import Draft
-from sfumato.diffusion.causal import next_scores
+from sfumato.diffusion.causal import row_next_scores
 from sfumato.diffusion.causal_step import draw_next
 from sfumato.diffusion.sampler_config import SamplerConfig
 from sfumato.diffusion.step import Denoiser
@@ -155,20 +155,32 @@ class Runner:
         """Encodes the last token of each row, and returns the scores of what follows. What fails is
         an encoding that has failed."""
         written: list[Written] = []
-        for row in rows:
-            segment = Segment(row, row.prefix[_slot(row).length :].tolist())
-            try:
-                ids = torch.tensor(segment.ids)
-                scores = next_scores(self._network, _slot(row), ids).cpu()
-            except Exception as error:
-                if is_out_of_memory(error):
-                    self._free(error)
-                encoded.append((segment, error))
-                continue
-            _extend(segment)
-            encoded.append((segment, None))
-            written.append((row, scores))
+        together = [row for row in rows if not row.encodes_alone]
+        alone = [[row] for row in rows if row.encodes_alone]
+        for group in [together, *alone] if together else alone:
+            segments = [Segment(row, row.prefix[_slot(row).length :].tolist()) for row in group]
+            results = self._scores(segments)
+            for row, segment, result in zip(group, segments, results, strict=True):
+                if isinstance(result, Exception):
+                    encoded.append((segment, result))
+                    continue
+                _extend(segment)
+                encoded.append((segment, None))
+                written.append((row, result))
         return written
+
+    def _scores(self, segments: Sequence[Segment]) -> Sequence[Tensor | Exception]:
+        """What follows each segment, or what kept it from being encoded: one forward."""
+        slots = [_slot(segment.row) for segment in segments]
+        ids = [torch.tensor(segment.ids) for segment in segments]
+        try:
+            return row_next_scores(self._network, slots, ids)
+        except Exception as error:  # it has emptied the slots of all
+            if is_out_of_memory(error):
+                self._free(error)
+                for segment in segments:  # one by one they may fit
+                    segment.row.encodes_alone = True
+            return [error] * len(segments)
 
     @property
     def is_ahead(self) -> bool:

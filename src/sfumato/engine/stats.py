@@ -42,6 +42,8 @@ class RowState:
     output_tokens: int  # settled so far
     slot: int
     age_s: float  # since submission
+    cached_tokens: int = 0  # of the prompt, that the slot held already; of replies alone
+    encoded_tokens: int = 0  # of the prompt, cached ones too; of replies alone
 
 
 @dataclass(frozen=True)

@@ -22,9 +22,9 @@ from sfumato.diffusion.step import Denoiser
 from sfumato.diffusion.step.batch import WIDTHS
 from sfumato.diffusion.step.commit import Commit
 from sfumato.model.cache import Slot
+from sfumato.model.device_result import fetch_together
 from sfumato.model.network import PREFILL_CHUNK
 from sfumato.model.read_rows import Scratch
-from sfumato.model.unread import read_together
 
 log = logging.getLogger(__name__)
 
@@ -77,7 +77,7 @@ def _read(denoiser: Denoiser, slot: Slot) -> None:
     width = min(WIDTHS[0], network.config.canvas_length)
     canvas = ReadCanvas((NOISE, *([0] * (width - 1))), (0,), ((0, 1),))
     row = CanvasRow(scratch, canvas, NoiseKey(0, ()), 0, True)
-    read_together([read_canvases(network, [row], 1)])
+    fetch_together([read_canvases(network, [row], 1)])
 
 
 def _ids(count: int) -> torch.Tensor:

@@ -33,7 +33,7 @@ class VocabularyHead(OutputEmbedding):
         soft_top_k: Tensor | None = None,
         bans: Bans | None = None,
         top: Tensor | None = None,
-        unread: Tensor | None = None,
+        done: Tensor | None = None,
     ) -> HeadStats:
         """One pass over the vocabulary.
 
@@ -42,8 +42,8 @@ class VocabularyHead(OutputEmbedding):
         whether of all positions or, bool [positions], of which; skip touches the soft embedding
         alone; soft_top_k int64 [positions]: the draw and the soft embedding are of so many most
         probable tokens, 0 for all; bans: never beside an adjust or kept logits; top int64
-        [positions]: how many most probable tokens are named, TOP at least; unread bool
-        [positions]: whose results are not read, so that kernels may leave them out.
+        [positions]: how many most probable tokens are named, TOP at least; done bool
+        [positions]: those of rows that are done, which kernels may leave out.
         What is asked for at one position changes no bit at another.
         """
         settings = PassSettings(
@@ -52,4 +52,4 @@ class VocabularyHead(OutputEmbedding):
         if not settings.plain:
             return VocabularyPass(self, hidden, settings).run()
         inputs = hidden, self.embedding, temperature, uniform, self.softcap, bans
-        return HeadStats(*ops.vocabulary_pass(*inputs, self.chunk, self.output, unread))
+        return HeadStats(*ops.vocabulary_pass(*inputs, self.chunk, self.output, done))

@@ -11,10 +11,10 @@ import torch
 from torch import Tensor
 
 from sfumato import ops
+from sfumato.model.device_result import DeviceResult
 from sfumato.model.head_stats import HeadStats
 from sfumato.model.output_embedding import OutputEmbedding
 from sfumato.model.to_device import to_device
-from sfumato.model.unread import Unread
 from sfumato.ops.online_softmax import BLOCK, SoftmaxState
 from sfumato.ops.reference import Weight
 from sfumato.ops.registry import reference
@@ -23,7 +23,7 @@ from sfumato.weights.blocks import QuantizedTensor
 
 def label_scores(
     head: OutputEmbedding, hidden: Tensor, labels: Sequence[Sequence[int]]
-) -> Unread[list[list[float]]]:
+) -> DeviceResult[list[list[float]]]:
     """The softcapped logits, at temperature 1, of each position's labels: hidden [n, hidden].
 
     Only the labels' rows of the embedding are read. Positions are scored in groups whose shape
@@ -46,7 +46,7 @@ def label_scores(
                 scores[position] = row[: len(labels[position])]
         return scores
 
-    return Unread(tuple(scored), rows)
+    return DeviceResult(tuple(scored), rows)
 
 
 @dataclass(frozen=True)
@@ -59,7 +59,7 @@ class VocabularyMass:
 
 def vocabulary_mass(
     head: OutputEmbedding, hidden: Tensor, labels: Sequence[Sequence[int]]
-) -> Unread[VocabularyMass]:
+) -> DeviceResult[VocabularyMass]:
     """One pass over the vocabulary, at temperature 1: hidden [n, hidden], and the labels of each
     position, no label twice.
 
@@ -80,7 +80,7 @@ def vocabulary_mass(
         ]
         return VocabularyMass(masses, argmax)
 
-    return Unread(of_head, mass)
+    return DeviceResult(of_head, mass)
 
 
 @reference("vocabulary_mass")

@@ -76,7 +76,7 @@ def load_network(
     expected = {name: tuple(p.shape) for name, p in transformer.named_parameters()}
     checkpoint.check_tensors(expected)
     if device.type == "cuda":
-        ops.prepare(device)  # before the weights fill its memory
+        ops.prepare(device, config.hidden_size)  # before the weights fill its memory
     total = sum(checkpoint.tensors[name].nbytes for name in expected)
     done, output, mover = 0, None, Mover(device)
     for name, following in zip(expected, [*list(expected)[1:], None], strict=True):

@@ -218,7 +218,7 @@ def plain_pass(
     bans: Bans | None,
     chunk: int,
     packed: Sequence[Weight] | None,
-    unread: Tensor | None = None,
+    done: Tensor | None = None,
 ) -> tuple[Tensor, ...]:
     """A pass of which nothing is asked but bans; see `ops.vocabulary_pass`. Of all positions: to
     leave some out would be a shape that depends on data."""

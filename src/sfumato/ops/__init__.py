@@ -308,14 +308,14 @@ def vocabulary_pass(
     bans: Bans | None,
     chunk: int,
     packed: Sequence[Weight] | None,
-    unread: Tensor | None,
+    done: Tensor | None,
 ) -> tuple[Tensor, ...]:
     """One plain pass over the vocabulary: hidden [positions, hidden], weight [vocab, hidden],
     temperature float32 and uniform float64 [positions]; chunk: ids at a time, where no kernel
-    serves; packed: the chunks of the weight as they are multiplied; unread bool [positions]: whose
-    results may be any tokens and finite numbers → the fields of `HeadStats` but the logits, in
-    their order."""
-    arguments = (hidden, weight, temperature, uniform, softcap, bans, chunk, packed, unread)
+    serves; packed: the chunks of the weight as they are multiplied; done bool [positions]: those
+    of rows that are done, whose results may be any tokens and finite numbers → the fields of
+    `HeadStats` but the logits, in their order."""
+    arguments = (hidden, weight, temperature, uniform, softcap, bans, chunk, packed, done)
     form = form_of(weight)
     return cast(tuple[Tensor, ...], call("vocabulary_pass", hidden.device, form, *arguments))
 

@@ -50,7 +50,8 @@ GENERAL = (
     Option("recipe", TEXT, ("train",), "name of the recipe", "embedded", "NAME"),
     Option("out", PATH, ("train",), "folder for the checkpoint", metavar="DIR", required=True),
     Option("steps", FROM_1, ("train",), "steps of each stage; default: the recipe's", metavar="N"),
-    Option("from", PATH, ("train",), "begin the second stage with this one", metavar="DIR"),
+    Option("from", PATH, ("train",), "begin a later stage with this one", metavar="DIR"),
+    Option("stage", Whole(2, 3), ("train",), "the stage that --from begins", 2, "N"),
     Option("threads", THREADS, ("train",), "CPU threads; default: all", metavar="N"),
     Option("count", FROM_1, ("eval",), "tasks of each set at most", 200, "N"),
     # convert and pull

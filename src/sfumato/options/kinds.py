@@ -15,6 +15,7 @@ FORMATS = (
     *("bf16", "f16", "f32"),
 )
 DEVICES = "auto, cpu, cuda, cuda:1, mps, xpu"
+POOLINGS = ("mean", "last")
 SAMPLER_NAMES = ", ".join(SAMPLERS)
 
 SERVE, BENCH = ("serve",), ("bench",)

@@ -7,24 +7,26 @@ from pathlib import Path
 from typing import Any
 
 from fastapi import FastAPI, Request
-from fastapi.datastructures import Headers
 from fastapi.middleware.cors import CORSMiddleware
 from fastapi.responses import HTMLResponse, Response
 from fastapi.staticfiles import StaticFiles
 
 from sfumato import __version__
 from sfumato.engine import EngineClient
-from sfumato.server import info, replay, tokenizing
-from sfumato.server.dialects import DECISIONS, DIALECTS
+from sfumato.server import info, kept_responses, llama_info, ollama_routes, replay, tokenizing
+from sfumato.server.dialects import DECISIONS, DIALECTS, error_forms
+from sfumato.server.dialects.anthropic import messages
 from sfumato.server.http import decision_route, error_handlers, route
 from sfumato.server.http.decision_route import DecisionRoute
 from sfumato.server.http.dialect import Dialect
-from sfumato.server.http.errors import OPENAI_ERRORS, ErrorForm
 from sfumato.server.http.observe import AuditLine, Observer
-from sfumato.server.http.security import FormOf, Gate
+from sfumato.server.http.security import Gate
 from sfumato.server.metrics import CONTENT_TYPE, Metrics
 from sfumato.server.openapi import add_reference, fails, takes
+from sfumato.server.schemas.anthropic import CountBody
 from sfumato.server.schemas.llama_cpp import DetokenizeBody, TemplateBody, TokenizeBody
+from sfumato.server.schemas.ollama import OllamaShowBody
+from sfumato.server.schemas.openai import ChatBody
 from sfumato.server.service import Service
 from sfumato.server.settings import ServerSettings
 
@@ -61,25 +63,31 @@ def create_app(
         _add_dialect(app, service, dialect)
     for each in DECISIONS:
         _add_decisions(app, service, each)
+    kept_responses.add_routes(app, service)
     _add_models(app, service)
+    _add_count(app, service)
+    ollama_routes.add_routes(app, service)
     _add_tokenizing(app, service)
     _add_info(app, service)
-    _add_metrics(app, metrics)
+    _add_metrics(app, service, metrics)
     bodies = [dialect.body_type for dialect in dialects]
     decisions = [dialect for each in DECISIONS for dialect in each.dialects]
     bodies += [dialect.body_type for dialect in decisions]
-    forms = [dialect.errors for dialect in decisions]
-    add_reference(app, (*bodies, TokenizeBody, DetokenizeBody, TemplateBody), forms)
+    forms = [each.errors for each in dialects] + [each.errors for each in decisions]
+    others = (TokenizeBody, DetokenizeBody, TemplateBody, CountBody, OllamaShowBody)
+    add_reference(app, (*bodies, *others), forms)
     if service.settings.page:
         _add_replay(app)
         app.mount("/", StaticFiles(directory=PAGE, html=True), name="page")
     error_handlers.add_handlers(app)
-    app.add_middleware(Gate, settings=service.settings, form_of=_error_forms(dialects))
+    app.add_middleware(
+        Gate, settings=service.settings, form_of=error_forms.by_path(dialects, DECISIONS)
+    )
     if service.settings.cors_origins:
         app.add_middleware(
             CORSMiddleware,
             allow_origins=service.settings.cors_origins,
-            allow_methods=["GET", "POST"],
+            allow_methods=["GET", "POST", "DELETE"],
             allow_headers=["*"],
         )
     app.add_middleware(Observer, routes=app.routes, metrics=metrics, audit=audit)  # outermost
@@ -97,8 +105,10 @@ def _add_dialect(app: FastAPI, service: Service, dialect: Dialect[Any]) -> None:
         name=dialect.name,
         description=dialect.help,
         tags=[dialect.tag],
-        **takes(dialect.body_type, stream=dialect.wire.media_type),
+        **takes(dialect.body_type, stream=dialect.wire.media_type, forms=[dialect.errors]),
     )
+    for alias in dialect.aliases:
+        app.add_api_route(alias, generate, methods=["POST"], include_in_schema=False)
 
 
 def _add_decisions(app: FastAPI, service: Service, decisions: DecisionRoute) -> None:
@@ -119,22 +129,20 @@ def _add_decisions(app: FastAPI, service: Service, decisions: DecisionRoute) -> 
     )
 
 
-def _error_forms(dialects: Sequence[Dialect[Any]]) -> FormOf:
-    """How errors are rendered on each path."""
-    forms = {dialect.path: ErrorForm(dialect.error_body) for dialect in dialects}
-    decisions = {route.path: route for route in DECISIONS}
-
-    def form_of(path: str, headers: Headers) -> ErrorForm:
-        if path in decisions:
-            return decisions[path].by_headers(headers).errors
-        return forms.get(path, OPENAI_ERRORS)
-
-    return form_of
+def _add_count(app: FastAPI, service: Service) -> None:
+    @app.post(
+        messages.COUNT_PATH,
+        tags=["Anthropic"],
+        **takes(CountBody, forms=[messages.MESSAGES.errors]),
+    )
+    async def count_tokens(request: Request) -> Response:
+        """The tokens of a prompt, without a reply."""
+        return await tokenizing.count_tokens(service, request)
 
 
 def _add_models(app: FastAPI, service: Service) -> None:
     @app.get("/v1/models", tags=["OpenAI"], responses=fails())
-    async def models() -> dict[str, Any]:
+    async def model_list() -> dict[str, Any]:
         """The model that is loaded."""
         return info.models(service)
 
@@ -154,6 +162,11 @@ def _add_tokenizing(app: FastAPI, service: Service) -> None:
     async def detokenize(request: Request) -> Response:
         """Token ids to text."""
         return await tokenizing.detokenize(service, request)
+
+    @app.post("/v1/chat/completions/input_tokens", tags=["llama-server"], **takes(ChatBody))
+    async def input_tokens(request: Request) -> Response:
+        """How many tokens the prompt of a chat has."""
+        return await tokenizing.input_tokens(service, request)
 
     @app.post("/apply-template", tags=["llama-server"], **takes(TemplateBody))
     async def apply_template(request: Request) -> Response:
@@ -183,10 +196,15 @@ def _add_info(app: FastAPI, service: Service) -> None:
         """The model's properties, defaults and the server's limits."""
         return info.props(service)
 
-    @app.get("/slots", tags=["server"], responses=fails())
-    async def slots() -> dict[str, Any]:
+    @app.get("/slots", tags=["llama-server"], responses=fails(503))
+    async def slots(fail_on_no_slot: str = "") -> list[dict[str, Any]]:
+        """Each slot, and what it does, as llama-server has it."""
+        return llama_info.slots(service, bool(fail_on_no_slot))
+
+    @app.get("/state", tags=["server"], responses=fails())
+    async def state() -> dict[str, Any]:
         """Slots, the requests that run, the queue, totals and speeds."""
-        return info.slots(service)
+        return info.state(service)
 
     @app.get("/memory", tags=["server"], responses=fails())
     async def memory() -> dict[str, Any]:
@@ -204,11 +222,12 @@ def _add_info(app: FastAPI, service: Service) -> None:
         return await info.reset_prefix_cache(service)
 
 
-def _add_metrics(app: FastAPI, metrics: Metrics) -> None:
+def _add_metrics(app: FastAPI, service: Service, metrics: Metrics) -> None:
     @app.get("/metrics", tags=["server"], response_class=Response, responses=fails())
     def metrics_text() -> Response:
         """Prometheus' text format."""
-        return Response(metrics.text(), media_type=CONTENT_TYPE)
+        started = {"Process-Start-Time-Unix": str(service.started)}  # as llama-server has it
+        return Response(metrics.text(), media_type=CONTENT_TYPE, headers=started)
 
 
 def _add_replay(app: FastAPI) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from functools import cache
 from typing import Any
 
@@ -44,7 +45,8 @@ def warnings(embedded: bool, reply: Reply) -> list[str]:
 
 def is_answered(reply: Reply) -> bool:
     """Whether a reply of the embedded model is one that the model was trained to write: four rows
-    of a Sudoku, or one of its answers, or a part of one where the reply begins or ends inside it.
+    of a Sudoku, a JSON object, or one of its answers, or a part of one where the reply begins or
+    ends inside it.
     A canvas of anything else may settle too, and its entropy is as low as that of a right answer.
     A canvas that ran out of steps is no answer: more steps would not help."""
     if "step_cap" in reply.stats.convergence:
@@ -54,7 +56,14 @@ def is_answered(reply: Reply) -> bool:
         return any(text in answer for answer in _answers()) or not set(text) - set("1234\n")
     if text.count("\n") == 3 and sudoku.from_text(text) is not None:
         return True
-    return bool(text) and any(answer.endswith(text) for answer in _answers())
+    return _is_object(text) or (bool(text) and any(answer.endswith(text) for answer in _answers()))
+
+
+def _is_object(text: str) -> bool:
+    try:
+        return isinstance(json.loads(text), dict)
+    except (ValueError, RecursionError):
+        return False
 
 
 @cache

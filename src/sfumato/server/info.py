@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 from dataclasses import asdict, is_dataclass
-from datetime import UTC, datetime
 from typing import Any
 
 from fastapi.responses import JSONResponse, Response
@@ -15,9 +14,12 @@ from sfumato.diffusion.schedule import LinearTemperature
 from sfumato.diffusion.stopping import StableAndConfident
 from sfumato.engine import EngineDead
 from sfumato.options import MOST_STEPS
+from sfumato.server import llama_info
 from sfumato.server.decision_examples import decisions
+from sfumato.server.dialects.anthropic.model_card import anthropic_card, written_at
 from sfumato.server.examples import demonstration, examples
 from sfumato.server.http.errors import ApiError, dead, openai_error, without_paths
+from sfumato.server.mode_examples import modes
 from sfumato.server.schemas.settings import greatest
 from sfumato.server.service import Service
 
@@ -45,9 +47,11 @@ def alive(service: Service) -> Response:
 
 
 def model_card(service: Service) -> dict[str, Any]:
+    """The model as each API has it, in one object: OpenAI's fields, Anthropic's, and our own."""
     config, decides = service.model.config, service.model.undecided is None
     return {
         "id": service.name,
+        **anthropic_card(service),
         "object": "model",
         "aliases": list(service.settings.aliases),
         "created": service.started,
@@ -66,12 +70,10 @@ def model_card(service: Service) -> dict[str, Any]:
 
 
 def models(service: Service) -> dict[str, Any]:
-    """OpenAI's list, and System One's beside it. No checkpoint says when it was released, so the
-    date is the day on which its weights were written; where that is not known, on which this server
-    started, as `created` is."""
-    model = service.model
-    written = service.started if model.written is None else model.written
-    released = datetime.fromtimestamp(written, UTC).date().isoformat()
+    """One body for the clients of all APIs: OpenAI's and Anthropic's list, and System One's beside
+    it. No checkpoint says when it was released, so the date is the day on which its weights were
+    written; where that is not known, on which this server started, as `created` is."""
+    model, released = service.model, written_at(service).date().isoformat()
     card = {
         "description": f"{model.family}, {model.config.context_length:,} tokens of context.",
         "release_date": released,
@@ -80,6 +82,10 @@ def models(service: Service) -> dict[str, Any]:
     return {
         "object": "list",
         "data": [model_card(service)],
+        # Anthropic's pages: this is the only one.
+        "has_more": False,
+        "first_id": service.name,
+        "last_id": service.name,
         "models": [{"name": name, **card} for name in names],
     }
 
@@ -118,6 +124,7 @@ async def reset_prefix_cache(service: Service) -> dict[str, Any]:
 def props(service: Service) -> dict[str, Any]:
     """What a page or client needs before its first request; nothing of the machine's files."""
     model, settings, engine = service.model, service.settings, service.engine.config
+    own = llama_info.props(service)
     return {
         "model": service.name,
         "version": __version__,
@@ -129,7 +136,11 @@ def props(service: Service) -> dict[str, Any]:
         "chat_template": model.template.source,
         "bos_token": model.template.bos,
         "eos_token": model.template.eos,
-        "default_generation_settings": {"n_ctx": service.context, "params": defaults(service)},
+        **own,
+        "default_generation_settings": {
+            "n_ctx": service.context,
+            "params": own.pop("generation_settings") | defaults(service),
+        },
         "sampler": defaults(service),
         "limits": {
             "context": service.context,
@@ -146,6 +157,7 @@ def props(service: Service) -> dict[str, Any]:
         "demonstration": demonstration(model.embedded),
         "examples": examples(model.embedded),
         "decisions": decisions(model.embedded) if model.undecided is None else None,
+        "modes": modes(model.embedded),
         "markers": asdict(model.template.markers),
     }
 
@@ -173,11 +185,11 @@ def defaults(service: Service) -> dict[str, Any]:
     }
 
 
-def slots(service: Service) -> dict[str, Any]:
+def state(service: Service) -> dict[str, Any]:
     """The engine's state, by the names of its fields."""
-    state: dict[str, Any] = plain(service.engine.state())
-    state.pop("memory", None)
-    return state
+    fields: dict[str, Any] = plain(service.engine.state())
+    fields.pop("memory", None)
+    return fields
 
 
 def memory(service: Service) -> dict[str, Any]:

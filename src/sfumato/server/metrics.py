@@ -29,6 +29,7 @@ from sfumato.engine.events import Terminal, outcome_of
 from sfumato.engine.memory_guard import MemoryView
 from sfumato.engine.request import AnyRequest
 from sfumato.engine.stats import EngineState, Phase
+from sfumato.server import llama_metrics
 
 CONTENT_TYPE = CONTENT_TYPE_LATEST
 
@@ -148,6 +149,7 @@ class _EngineCollector(Collector):
         yield _gauge("sfumato_queue_depth", "Requests that wait for a slot.", state.waiting)
         yield from _counters(state)
         yield from _gauges(state)
+        yield from llama_metrics.families(state)
         yield from _memory(engine.used_memory(), state.memory)
 
 

@@ -55,7 +55,7 @@ def takes(
     stream: the media type of the stream that it may answer with. forms: of its errors."""
     schema = _any_of(model.__name__ for model in models)
     body = {"required": True, "content": {"application/json": {"schema": schema}}}
-    others = () if all(form is errors.OPENAI_ERRORS for form in forms) else (422, 529)
+    others = {status for form in forms for status in form.statuses}
     answers = fails(400, 408, 415, 429, 503, 504, *others, forms=forms)
     if stream:
         answers[200] = {

@@ -6,11 +6,14 @@ import time
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from functools import lru_cache
+from weakref import WeakValueDictionary
 
 from sfumato import __version__
 from sfumato.engine import EngineClient, Prompt, Request, ServedModel
 from sfumato.server.http.admission import Admission
 from sfumato.server.http.errors import from_value_error
+from sfumato.server.http.inflight import InFlight
+from sfumato.server.response_store import ResponseStore
 from sfumato.server.settings import ServerSettings
 
 FINGERPRINT = f"sfumato-{__version__}"
@@ -22,8 +25,12 @@ class Service:
     settings: ServerSettings
     started: int = field(default_factory=lambda: int(time.time()))
     admission: Admission = field(init=False)
+    responses: ResponseStore = field(init=False)
+    # By the id of their first request, for those who cancel them from another connection.
+    running: WeakValueDictionary[str, InFlight] = field(default_factory=WeakValueDictionary)
 
     def __post_init__(self) -> None:
+        object.__setattr__(self, "responses", ResponseStore(self.settings.response_store))
         object.__setattr__(self, "admission", Admission(self.settings.max_body))
 
     @property
@@ -53,6 +60,15 @@ class Service:
             canvas = min(canvas, self.context - prompt + 1)
         return max(1, min(self.settings.max_tokens, max(left, canvas)))
 
+    def at_most(self, given: int, prompt: int, canvas: int | None) -> int:
+        """The same of a limit that is only the most that a client would take, as agents send it: no
+        larger slot is made for it."""
+        room = self.context - prompt + 1  # the last token of a reply is in no slot
+        length = canvas or self.model.config.canvas_length
+        complete = (self.model.config.context_length - prompt) // length * length
+        room = min(room, complete)  # the model's own context holds complete canvases
+        return min(given, max(room, self.default_limit(prompt, canvas)))
+
     def prompt(self, request: Request) -> Prompt:
         """The prompt of a request's messages or ids. Raises ApiError."""
         try:
@@ -62,24 +78,32 @@ class Service:
 
     def raw_prompt(
         self,
-        prompt: str | Sequence[int],
+        prompt: str | Sequence[int | str],
         endpoint: str,
         user: str | None = None,
         special: bool = True,
     ) -> list[int]:
-        """Ids of a prompt that is no chat: bos, then the text. special: whether markers in it are
-        their tokens. Raises ApiError."""
-        if not isinstance(prompt, str):
-            return list(prompt)
-        tokenizer = self.model.tokenizer
-        request = Request(prompt, endpoint=endpoint, user=user)
+        """Ids of a prompt that is no chat: bos, then the text. Of ids and texts in one list, bos
+        comes before a text that is the first. special: whether markers in a text are their tokens.
+        Raises ApiError."""
+        parts: Sequence[int | str] = [prompt] if isinstance(prompt, str) else prompt
+        texts = [part for part in parts if isinstance(part, str)]
+        if not texts:
+            return [part for part in parts if isinstance(part, int)]
+        request, ids = Request("".join(texts), endpoint=endpoint, user=user), list[int]()
         try:
             with self.engine.refusals(request):
-                ids = self.encode(prompt, "prompt", special)
+                self.engine.check_length("".join(texts), "prompt")
+                for part in parts:
+                    if isinstance(part, int):
+                        ids.append(part)
+                    else:
+                        ids += self.model.tokenizer.encode(part, special)
         except ValueError as error:
             raise from_value_error(error, request) from None
-        if tokenizer.bos_id is not None and ids[:1] != [tokenizer.bos_id]:
-            ids.insert(0, tokenizer.bos_id)
+        bos = self.model.tokenizer.bos_id
+        if isinstance(parts[0], str) and bos is not None and ids[:1] != [bos]:
+            ids.insert(0, bos)
         return ids
 
     def encode(self, text: str, field: str, special: bool = True) -> list[int]:

@@ -5,6 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from urllib.parse import urlsplit
 
+MOST_KEYS = 1024  # each request is compared with all of them
+
 
 @dataclass(frozen=True)
 class ServerSettings:
@@ -12,7 +14,9 @@ class ServerSettings:
 
     model_name: str = "sfumato"  # what /v1/models and replies call the model
     aliases: tuple[str, ...] = ()  # further names that /v1/models lists
-    api_key: str | None = None  # None: no key is asked for
+    api_keys: tuple[str, ...] = ()  # one of which is asked for; none: no key is asked for
+    public_models: bool = False  # /v1/models needs no key
+    model_path: str | None = None  # what /props shows of it; None: the name of the file alone
     cors_origins: tuple[str, ...] = ()  # web pages elsewhere that may call, as https://host:port
     hosts: tuple[str, ...] | None = None  # Host headers that are answered; None: all
     lenient: bool = False  # unknown fields are ignored instead of refused
@@ -21,7 +25,9 @@ class ServerSettings:
     max_messages: int = 1024
     max_choices: int = 128  # replies of one HTTP request: n, or n times the prompts
     max_tokens: int = 4096  # of a reply whose request names no limit, where the context has as many
-    keepalive_s: float = 10.0  # of a silent stream, until a comment is sent
+    pooling: str = "mean"  # of embeddings whose request names none
+    response_store: int = 64 * 2**20  # bytes of responses that clients may name again; 0: none
+    keepalive_s: float = 9.0  # of a silent stream, until a comment is sent: no client waits for 10
     page: bool = True  # serve the web page
 
     def __post_init__(self) -> None:
@@ -34,18 +40,24 @@ class ServerSettings:
         for name in ("max_body", "max_values", "max_messages", "max_choices", "max_tokens"):
             if getattr(self, name) < 1:
                 raise ValueError(f"--{name.replace('_', '-')}: must be at least 1")
+        if self.response_store < 0:
+            raise ValueError("--response-store: must be at least 0")
         if not all(name.strip() and name.isprintable() for name in self.aliases):
             raise ValueError("--alias: must be a name of printable characters")
-        key = self.api_key
-        if key is None:
-            return
-        if not key.strip():
-            raise ValueError("--api-key: is empty; leave it out to ask for no key")
-        if not (key.isascii() and key.isprintable() and key == key.strip()):
-            raise ValueError(
-                "--api-key: must be of printable ASCII characters without spaces around them, as "
-                "HTTP headers carry them"
-            )
+        if len(self.api_keys) > MOST_KEYS:
+            raise ValueError(f"--api-key: at most {MOST_KEYS} keys, got {len(self.api_keys)}")
+        for key in self.api_keys:
+            _check_key(key)
+
+
+def _check_key(key: str) -> None:
+    if not key.strip():
+        raise ValueError("--api-key: is empty; leave it out to ask for no key")
+    if not (key.isascii() and key.isprintable() and key == key.strip()):
+        raise ValueError(
+            "--api-key: must be of printable ASCII characters without spaces around them, as HTTP "
+            "headers carry them"
+        )
 
 
 def _is_origin(text: str) -> bool:

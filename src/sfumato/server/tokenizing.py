@@ -1,4 +1,4 @@
-"""llama-server's routes around the tokenizer: /tokenize, /detokenize, /apply-template."""
+"""Routes around the tokenizer: llama-server's, and Anthropic's count of a prompt's tokens."""
 
 from __future__ import annotations
 
@@ -8,11 +8,16 @@ from fastapi import Request as HttpRequest
 from fastapi.concurrency import run_in_threadpool
 from fastapi.responses import JSONResponse, Response
 
+from sfumato.server.dialects import openai_chat
+from sfumato.server.dialects.anthropic import messages
 from sfumato.server.dialects.shared.openai_messages import continuation, conversation
 from sfumato.server.dialects.shared.openai_objects import warned
 from sfumato.server.http import request_body
 from sfumato.server.http.errors import bad_request, from_value_error
+from sfumato.server.http.wording import in_the_words_of
+from sfumato.server.schemas.anthropic import CountBody
 from sfumato.server.schemas.llama_cpp import DetokenizeBody, TemplateBody, TokenizeBody
+from sfumato.server.schemas.openai import ChatBody
 from sfumato.server.service import Service
 from sfumato.text.prompt import check_long_texts
 
@@ -46,6 +51,19 @@ def _tokens(service: Service, body: TokenizeBody) -> Response:
     return JSONResponse(fields | warned(body))
 
 
+async def input_tokens(service: Service, http: HttpRequest) -> Response:
+    """Raises ApiError."""
+    async with request_body.read(service, http, ChatBody) as body:
+        return await run_in_threadpool(_input_tokens, service, body)
+
+
+def _input_tokens(service: Service, body: ChatBody) -> Response:
+    """Raises ApiError."""
+    (request, *_) = openai_chat.parse(service, body)
+    assert request.made is not None
+    return JSONResponse({"input_tokens": len(request.made.ids)} | warned(body))
+
+
 async def detokenize(service: Service, http: HttpRequest) -> Response:
     """Raises ApiError."""
     async with request_body.read(service, http, DetokenizeBody) as body:
@@ -69,6 +87,13 @@ def _text(service: Service, body: DetokenizeBody) -> Response:
     return JSONResponse({"content": text, "prompt": text} | warned(body))
 
 
+async def count_tokens(service: Service, http: HttpRequest) -> Response:
+    """Of Anthropic's API. Raises ApiError."""
+    with in_the_words_of(messages.MESSAGES.wording):
+        async with request_body.read(service, http, CountBody) as body:
+            return JSONResponse(await run_in_threadpool(messages.count, service, body))
+
+
 async def apply_template(service: Service, http: HttpRequest) -> Response:
     """Raises ApiError."""
     async with request_body.read(service, http, TemplateBody) as body:
@@ -77,11 +102,11 @@ async def apply_template(service: Service, http: HttpRequest) -> Response:
 
 def _prompt(service: Service, body: TemplateBody) -> Response:
     """Raises ApiError."""
-    messages, continued = conversation(body, service.settings), None
+    talk, continued = conversation(body, service.settings), None
     opens_turn = body.add_generation_prompt
     if opens_turn is not False or body.continue_final_message:
-        messages, continued = continuation(
-            messages,
+        talk, continued = continuation(
+            talk,
             body.continue_final_message,
             opens_turn,
             service.engine.check_length,
@@ -90,10 +115,10 @@ def _prompt(service: Service, body: TemplateBody) -> Response:
     kwargs = body.chat_template_kwargs
     try:
         check_long_texts(
-            [messages, body.tools], lambda text: service.engine.check_length(text, "messages")
+            [talk, body.tools], lambda text: service.engine.check_length(text, "messages")
         )
         prompt = service.model.template.render(
-            messages,
+            talk,
             thinking=bool(kwargs and kwargs.enable_thinking),
             tools=body.tools,
             add_generation_prompt=opens_turn is not False or continued is not None,

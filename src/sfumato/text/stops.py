@@ -43,11 +43,13 @@ class StopSearch:
     Attributes:
         read: characters of text so far, thoughts included, markers not.
         stop_at: how many of them precede the stop string; None until one is complete.
+        stop: the stop string; None until one is complete, and of a marker.
     """
 
     def __init__(self, stops: StopStrings, markers: ChatMarkers, ignore_ends: bool = False) -> None:
         self.read = 0
         self.stop_at: int | None = None
+        self.stop: str | None = None
         self._stops, self._markers, self._ignore_ends = stops, markers, ignore_ends
         self._region = Region.ANSWER
         # The end of what was read: a stop string may begin in it. A stop string may span markers
@@ -90,9 +92,10 @@ class StopSearch:
         for string in self._stops.strings:
             at = text.find(string, max(0, known - len(string) + 1))
             if at >= 0:
-                ends.append((at + len(string), at))
+                ends.append((at + len(string), at, string))
         if ends:
-            self.stop_at = self.read - len(text) + min(ends)[1]
+            _, at, self.stop = min(ends)
+            self.stop_at = self.read - len(text) + at
         self._tail = text[max(0, len(text) - self._stops.longest + 1) :]
 
 
@@ -150,6 +153,11 @@ class StopGate:
         self._search = StopSearch(stops, markers, ignore_ends)
         self._held: deque[Piece] = deque()
         self._passed = 0  # characters
+
+    @property
+    def stop(self) -> str | None:
+        """The stop string that was found; None where there is none yet, or where it is a marker."""
+        return self._search.stop
 
     def feed(self, pieces: Iterable[Piece]) -> list[Piece]:
         """The pieces that can be no part of a stop string."""

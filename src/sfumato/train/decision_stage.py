@@ -8,13 +8,13 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 from typing import NamedTuple
 
 import numpy as np
 import torch
-from torch import Tensor
 
 from sfumato.model.transformer import Transformer
 from sfumato.train import decisions_data, embedded_data
@@ -23,6 +23,7 @@ from sfumato.train.embedded_data import Batch, Mixture
 from sfumato.train.fast_ops import fast_ops
 from sfumato.train.objective import ENCODER_WEIGHT, loss
 from sfumato.train.read_objective import read_losses
+from sfumato.train.stage import Gradients, Stage
 
 STEPS = 5_550
 STATES, QUESTIONS = 4, 4
@@ -31,7 +32,6 @@ CHATS = 12
 """Conversations of each part, in all phases that say no other number."""
 PARTS = 2
 WARM_UP = 100
-CLIP = 1.0
 WEIGHTS = {"slot": 1.0, "prompt": 0.3, "options": 1.0}
 """Of the losses of reads; the others, of where heads look, have LOOK_WEIGHT."""
 LOOK_WEIGHT = 0.5
@@ -82,10 +82,6 @@ def phases(steps: int) -> tuple[Phase, ...]:
     return PHASES if steps == STEPS else (Phase(steps, 2e-3, 0, steps, ALL_LOOKS, chats=CHATS),)
 
 
-MATRICES = tuple(f"{name}_proj.weight" for name in ("q", "k", "v", "o", "gate", "up", "down"))
-"""Ends of the names of those parameters that Muon trains; AdamW does the others."""
-
-
 class Part(NamedTuple):
     """What one worker computes of a step."""
 
@@ -111,50 +107,14 @@ def parts(seed: int, canvas: int, phase: Phase, first: int = 0) -> Iterator[list
         yield [Part(next(reads), next(chats), noise) for reads, chats, noise in streams]
 
 
-def gradients(
-    network: Transformer, learned: Sequence[Tensor], part: Part, phase: Phase
-) -> tuple[tuple[Tensor, ...], dict[str, float]]:
+def gradients(stage: Stage, part: Part, phase: Phase) -> Gradients:
     """The part's gradients, and its losses by name; "canvas" is that of the conversations."""
-    losses = read_losses(network, part.reads, phase.labels)
-    canvas, encoder = loss(network, *part.chats, part.noise)
+    losses = read_losses(stage.network, part.reads, phase.labels)
+    canvas, encoder = loss(stage.network, *part.chats, part.noise)
     total = canvas + ENCODER_WEIGHT * encoder
     for name in (*WEIGHTS, *phase.looks):
         total = total + WEIGHTS.get(name, LOOK_WEIGHT) * losses[name]
-    # Without a soft embedding, what reads it has no gradient.
-    of_parameters = torch.autograd.grad(total, learned, allow_unused=True, materialize_grads=True)
-    return of_parameters, {
-        name: value.item() for name, value in (losses | {"canvas": canvas}).items()
-    }
-
-
-class Stage:
-    """The network with its optimiser: what a step changes."""
-
-    def __init__(self, network: Transformer) -> None:
-        self.network, self.done = network, 0
-        self.learned = [p for p in network.parameters() if p.requires_grad]
-        matrices = [p for name, p in network.named_parameters() if name.endswith(MATRICES)]
-        others = [p for p in self.learned if all(p is not matrix for matrix in matrices)]
-        self.optimisers: tuple[torch.optim.Optimizer, ...] = (
-            # Equal steps in all directions of a matrix: reads were learnt in fewer steps with it.
-            torch.optim.Muon(matrices, weight_decay=0.01, adjust_lr_fn="match_rms_adamw"),
-            torch.optim.AdamW(others, betas=(0.9, 0.98), weight_decay=0.0),
-        )
-
-    def step(self, rows: list[Part], phase: Phase, workers: ThreadPoolExecutor) -> dict[str, float]:
-        """One step on the mean of the parts; returns the losses, mean."""
-        work = [workers.submit(gradients, self.network, self.learned, part, phase) for part in rows]
-        results = [each.result() for each in work]
-        for parameter, *each in zip(self.learned, *(grads for grads, _ in results), strict=True):
-            parameter.grad = sum(each[1:], each[0]) / len(each)
-        torch.nn.utils.clip_grad_norm_(self.learned, CLIP)
-        for optimiser in self.optimisers:
-            for group in optimiser.param_groups:
-                group["lr"] = phase.learning_rate(self.done)
-            optimiser.step()
-        self.done += 1
-        losses = [each for _, each in results]
-        return {name: sum(each[name] for each in losses) / len(losses) for name in losses[0]}
+    return stage.gradients(total, losses | {"canvas": canvas})
 
 
 def train(
@@ -174,7 +134,8 @@ def train(
         for phase in phases(steps):
             rows = parts(seed, network.config.canvas_length, phase, stage.done)
             while stage.done < phase.until:
-                losses = stage.step(next(rows), phase, workers)
+                work = [partial(gradients, stage, part, phase) for part in next(rows)]
+                losses = stage.step(work, phase.learning_rate(stage.done), workers)
                 smooth = {k: 0.97 * smooth.get(k, x) + 0.03 * x for k, x in losses.items()}
                 progress(stage.done, steps)
                 if stage.done % every == 0:

@@ -8,37 +8,25 @@ if those did as well, the refinement would be for show.
 from __future__ import annotations
 
 import itertools
-from collections import deque
 from collections.abc import Callable, Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
 from sfumato.api import Model, load
 from sfumato.diffusion.sampler_config import SamplerConfig
-from sfumato.engine import Account, Engine, EngineConfig, Finished, Handle, Request
-from sfumato.options.limits import MOST_STEPS
+from sfumato.engine import Request
+from sfumato.train import canvas_figures
 from sfumato.train.decision_figures import DecisionScore, evaluate_decisions
 from sfumato.train.decision_figures import lines as decision_lines
 from sfumato.train.decisions_data import held_out
 from sfumato.train.embedded_data import Evaluation, evaluation_sets
+from sfumato.train.replies import Score, replies, score_of
 
 Figures = dict[str, dict[str, Any]]
 
-ROWS = 32  # requests at a time
 DECISIONS = "decisions"
 CANVASES = 2  # no answer of the sets is longer
-
-
-@dataclass(frozen=True)
-class Score:
-    """What a set of tasks came to."""
-
-    tasks: int
-    exact: float  # share of replies equal to the expected one, character for character
-    steps: float  # denoising steps per canvas, mean
-    most_steps: int
-    converged: float  # share of canvases that ended before the step cap
 
 
 def evaluate(
@@ -48,41 +36,12 @@ def evaluate(
     seed: int = 0,
     answered: Callable[[], None] = lambda: None,
 ) -> Score:
-    """Submits all tasks to an engine, `ROWS` at a time, each with its own noise; a row that ends
-    makes room. An empty answer counts as it is. answered: called after each."""
+    """Submits all tasks to an engine, each with its own noise. An empty answer counts as it is.
+    answered: called after each."""
     requests = [_request(model, index, task, config, seed) for index, task in enumerate(tasks)]
-    prompts = [model.prompt_ids(messages=task.messages) for task in tasks]
-    engine = _engine(model, max(map(len, prompts)))
-    waiting = deque(zip(requests, tasks, strict=True))
-    running: list[tuple[Handle, Evaluation]] = []
-    exact = 0
-    accounts: list[Account] = []
-    while waiting or running:
-        while waiting and len(running) < ROWS:
-            request, task = waiting.popleft()
-            running.append((engine.submit(request), task))
-        engine.step()
-        for handle, task in [row for row in running if row[0].terminal is not None]:
-            running.remove((handle, task))
-            reply = handle.result()
-            assert isinstance(handle.terminal, Finished)
-            accounts.append(handle.terminal.account)
-            exact += model.tokenizer.decode(reply.token_ids) == task.expected
-            answered()
-    engine.close()
-    return _score(accounts, exact)
-
-
-def _score(accounts: Sequence[Account], exact: int) -> Score:
-    steps = [count for account in accounts for count in account.steps]
-    ends = [end for account in accounts for end in account.convergence]
-    return Score(
-        len(accounts),
-        exact / len(accounts),
-        sum(steps) / len(steps),
-        max(steps),
-        ends.count("converged") / len(ends),
-    )
+    done = replies(model, requests, CANVASES, answered)
+    right = [text == task.expected for (text, _), task in zip(done, tasks, strict=True)]
+    return score_of([account for _, account in done], right)
 
 
 def _request(
@@ -97,20 +56,6 @@ def _request(
         sampler=sampler,
         retry_empty=False,
         endpoint="evaluate",
-    )
-
-
-def _engine(model: Model, longest_prompt: int) -> Engine:
-    context = longest_prompt + (CANVASES - 1) * model.config.canvas_length
-    return Engine(
-        model,
-        EngineConfig(
-            slots=ROWS,
-            context=context,
-            snapshot_bytes=0,
-            max_steps=MOST_STEPS,
-            request_timeout_s=None,
-        ),
     )
 
 
@@ -136,13 +81,16 @@ def run(
     runs = [(name, tasks, config) for name, tasks in sets.items()]
     runs += [("sudoku_hard, one step", hard, one_step)]
     runs += [("sudoku_hard, no self-conditioning", hard, blind)]
+    others = canvas_figures.canvas_runs(model, hard, seed, count, config)
     cases = held_out(seed, 3 * count)
     total = sum(len(tasks) for _, tasks, _ in runs) + len(cases)
+    total += sum(tasks for tasks, _ in others.values())
     done = itertools.count(1)
     answered: Callable[[], None] = lambda: progress(next(done), total)  # noqa: E731
     figures = {
         name: asdict(evaluate(model, tasks, how, seed, answered)) for name, tasks, how in runs
     }
+    figures |= {name: asdict(score(answered)) for name, (_, score) in others.items()}
     return figures | {DECISIONS: asdict(evaluate_decisions(model, cases, seed, answered))}
 
 

@@ -19,6 +19,8 @@ LEAST_NOISE = 0.001
 ENCODER_WEIGHT = 0.1
 """Of the encoder's next-token loss, against 1 for the canvas. The embedded model's prompts are
 mostly random digits, which cannot be predicted; a full weight would spend the network on them."""
+COPYING_LAYER, COPYING_HEAD = 3, 1
+"""The head that training may ask to look at what a text repeats; others serve reads."""
 
 
 class PrefixAttention:
@@ -28,11 +30,15 @@ class PrefixAttention:
     look at them and at the canvas.  Pads lie on the right of the context.
     """
 
-    def __init__(self, network: Transformer, lengths: Tensor, width: int) -> None:
-        """lengths int64 [batch]: how much of each row's context, padded to `width`, counts."""
+    def __init__(
+        self, network: Transformer, lengths: Tensor, width: int, filled: Tensor | None = None
+    ) -> None:
+        """lengths int64 [batch]: how much of each row's context, padded to `width`, its canvas
+        sees; filled bool [batch, length]: which positions of the canvases there are (None: all)."""
         self.config = network.config
         self.lengths, self.width, self.encoding = lengths, width, True
         self.kept: dict[int, tuple[Tensor, Tensor]] = {}
+        self.looking: tuple[Tensor, Tensor, Tensor] | None = None
         places = torch.arange(width, device=lengths.device)
         causal = (places <= places[:, None]).expand(len(lengths), -1, -1)
         window = self.config.sliding_window
@@ -43,6 +49,7 @@ class PrefixAttention:
         real = places < lengths[:, None]
         last = real & (places > lengths[:, None] - window)
         self.denoise_masks = {False: additive(real), True: additive(last)}
+        self.canvas_mask = None if filled is None else additive(filled)
 
     def __call__(self, layer: int, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
         """q [batch, tokens, heads, d]; k, v [batch, tokens, kv_heads, d] → like q."""
@@ -54,10 +61,24 @@ class PrefixAttention:
         else:
             old_k, old_v = self.kept[layer]
             prefix = self.denoise_masks[sliding]
-            mask = torch.cat((prefix, prefix.new_zeros(len(k), k.shape[2])), dim=1)
+            own = self.canvas_mask
+            own = prefix.new_zeros(len(k), k.shape[2]) if own is None else own
+            mask = torch.cat((prefix, own), dim=1)
             mask = mask[:, None].expand(-1, k.shape[2], -1)
             k, v = torch.cat((old_k, k), 2), torch.cat((old_v, v), 2)
+        if layer == COPYING_LAYER:
+            self.looking = q[:, COPYING_HEAD], k[:, COPYING_HEAD * k.shape[1] // q.shape[1]], mask
         return ops.attention(q, k, v, mask).transpose(1, 2)
+
+    def copy_loss(self, row: Tensor, place: Tensor, source: Tensor) -> Tensor:
+        """Cross-entropy in nats of where COPYING_HEAD looked in the last pass, from places of its
+        queries, at `source` in the context; all int64 [n]."""
+        assert self.looking is not None
+        queries, keys, mask = self.looking
+        if not len(row):
+            return queries.new_zeros(())
+        scores = (keys[row] @ queries[row, place, :, None])[..., 0] + mask[row, place]
+        return F.cross_entropy(scores, source)
 
 
 def additive(mask: Tensor) -> Tensor:

@@ -1,7 +1,9 @@
 """Recipes: from nothing to a checkpoint, reproducibly.
 
 `embedded` makes the model that ships in the package, in two stages: a network that talks, and the
-same one once it has learnt to decide (`decision_stage.py`).  Knows no command line.
+same one once it has learnt to decide (`decision_stage.py`).  A third one, in which it learns to
+fill holes and to write JSON (`fill_stage.py`), runs only where it is asked for.  Knows no command
+line.
 """
 
 from __future__ import annotations
@@ -9,6 +11,7 @@ from __future__ import annotations
 import math
 import time
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -17,7 +20,7 @@ import torch
 from sfumato.api import load
 from sfumato.model.model_config import LayerConfig, ModelConfig
 from sfumato.model.transformer import Transformer
-from sfumato.train import decision_stage
+from sfumato.train import decision_stage, fill_stage
 from sfumato.train.embedded_data import Mixture, batches
 from sfumato.train.objective import ENCODER_WEIGHT, loss
 from sfumato.train.save import save_checkpoint
@@ -144,31 +147,40 @@ def run(
     seed: int = 0,
     report: Report = print,
     progress: Progress = lambda done, total: None,
-    first_stage: Path | None = None,
+    begin_with: Path | None = None,
+    stage: int = 2,
 ) -> None:
     """Trains the recipe `name` and writes a checkpoint folder. steps: of each stage; None: the
-    recipe's. first_stage: a checkpoint of the first stage, to begin the second one with.
+    recipe's. begin_with: a checkpoint to begin `stage` with, 2 or 3; None: begin with nothing. The
+    third stage runs where it is this one.
 
     Raises ValueError for a name that is no recipe or a checkpoint of another network, and
     CheckpointError for one that cannot be read."""
     if name != "embedded":
         raise ValueError(f"recipe: {name!r} is not known; there is 'embedded'")
-    talk, decide = steps or STEPS, steps or decision_stage.STEPS
-    before = 0
-    if first_stage is None:
-        before = talk
-        network = train(talk, seed, report, progress=lambda n, _: progress(n, talk + decide))
-        # What the second stage begins with is what a first stage's checkpoint holds.
+    counts = [steps or each for each in (STEPS, decision_stage.STEPS, fill_stage.STEPS)]
+    first = 1 if begin_with is None else stage
+    network = None if begin_with is None else load_weights(begin_with)
+    last = 3 if first == 3 else 2
+    done, total = 0, sum(counts[first - 1 : last])
+    for number in range(first, last + 1):
+        before, count = done, counts[number - 1]
+        shown = partial(_shown, progress, before, total)
+        if network is None:
+            network = train(count, seed, report, progress=shown)
+        else:
+            of_stage = (decision_stage if number == 2 else fill_stage).train
+            of_stage(network, count, seed, report, progress=shown)
+        done += count
         save_checkpoint(network, out)
         write_text_side(out)
-        first_stage = out
-    network = load_weights(first_stage)
-    decision_stage.train(
-        network, decide, seed, report, progress=lambda n, _: progress(before + n, before + decide)
-    )
-    save_checkpoint(network, out)
-    write_text_side(out)
+        # What a stage begins with is what the checkpoint of the one before holds.
+        network = load_weights(out)
     report(f"wrote {out}")
+
+
+def _shown(progress: Progress, before: int, total: int, done: int, of_stage: int) -> None:
+    progress(before + done, total)
 
 
 def load_weights(folder: Path) -> Transformer:

@@ -25,9 +25,9 @@ NODE = {
 }
 
 
-def source(*schemas: dict[str, Any] | None, **how: Any) -> CallSource:
+def source(*schemas: dict[str, Any] | None, strict: bool = True, **how: Any) -> CallSource:
     tools = (
-        CallTool(f"f{i}", None if schema is None else json.dumps(schema), f"tools[{i}]")
+        CallTool(f"f{i}", None if schema is None else json.dumps(schema), f"tools[{i}]", strict)
         for i, schema in enumerate(schemas)
     )
     return CallSource(tuple(tools), *CALL, **how)
@@ -124,7 +124,10 @@ def test_text_and_several_calls() -> None:
 @pytest.mark.parametrize(
     ("schema", "message"),
     [
-        (properties({"not": {}}), r"tools\[0\]\.x: not is not supported in strict tools"),
+        (
+            properties({"not": {}}),
+            r"tools\[0\]\.x: not is not supported in the param",
+        ),
         (properties({"type": "strin"}), r"tools\[0\]\.x\.type: .*strin.* is no type"),
         (properties({"type": "string", "minLength": 3, "maxLength": 2}), r".*minLength is larger"),
         (properties({"type": "array", "minItems": -1}), r".*minItems: must be a whole number"),
@@ -138,3 +141,21 @@ def test_text_and_several_calls() -> None:
 def test_what_is_refused_names_the_place(schema: Any, message: str) -> None:
     with pytest.raises(ValueError, match=message):
         compile_calls(source(schema), TOKENS)
+
+
+def test_parameters_that_cannot_be_held_are_free_where_the_tool_is_not_strict() -> None:
+    good, other = properties({"type": "integer"}), {"enum": ["x" * 2**18]}
+    broken = properties({"type": "string", "pattern": "(?=x)"})
+    for schemas, held in (
+        ((good, properties(other)), "f0"),
+        ((properties({"not": {}}), good), "f1"),
+    ):
+        made = source(*schemas, strict=False)
+        (note,) = compile_calls(made, TOKENS).notes
+        assert note.startswith("tools[") and held not in note
+        for name in ("f0", "f1"):
+            assert ends(made, call("{x:1}", name)) and ends(made, call("{y}", name)) == (
+                name != held
+            )
+    made = source(broken, strict=False)
+    assert "look-around" in compile_calls(made, TOKENS).notes[0] and ends(made, call("{y}"))

@@ -16,9 +16,10 @@ from sfumato.api import Draft, Model, Reply
 from sfumato.diffusion.canvas import Draft as CanvasDraft
 from sfumato.diffusion.constraints.causal_writing import CausalWriting
 from sfumato.diffusion.constraints.constrained_reply import REPAIRS, ConstrainedReply
+from sfumato.diffusion.constraints.grammar import GrammarState
 from sfumato.diffusion.constraints.grammar_reply import Constraint, GrammarReply
 from sfumato.diffusion.constraints.grammar_source import GrammarSource, schema_source
-from sfumato.diffusion.constraints.short_completion import ShortCompletion
+from sfumato.diffusion.constraints.short_completion import MOST_CHOICES, ShortCompletion
 from sfumato.diffusion.constraints.written_draft import written_draft
 from sfumato.diffusion.processors import LogitBias, MinTokens
 from sfumato.diffusion.sampler_config import SamplerConfig
@@ -192,6 +193,34 @@ def test_a_limit_closes_what_is_open() -> None:
     assert settled is not None and len(settled) <= room + 1
     assert json.loads(tokenizer().decode(settled))["name"].startswith("A rather")
     assert held.report.closing_tokens > 0
+
+
+def test_the_search_for_an_end_is_bounded_as_a_whole(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Over all places to go back to, where none can be closed; where one can, it is found."""
+    masks = 0
+    original = GrammarState.bits
+
+    def counted(state: GrammarState) -> bytes:
+        nonlocal masks
+        masks += 1
+        return original(state)
+
+    monkeypatch.setattr(GrammarState, "bits", counted)
+    long = {"type": "string", "minLength": 400}
+    held, canvas = ConstrainedReply(constraint(long)), ids('"' + "a" * 255)
+    masks = 0
+    assert held.stopped(canvas, 300, len(canvas)).settled == canvas
+    assert 0 < masks <= MOST_CHOICES + 20
+    nested = {
+        "$ref": "#/$defs/n",
+        "$defs": {"n": {"type": "array", "items": {"$ref": "#/$defs/n"}}},
+    }
+    held, canvas = ConstrainedReply(constraint(nested)), ids("[" * 64)
+    masks = 0
+    settled = held.stopped(canvas, 66, len(canvas)).settled
+    assert settled is not None and settled[-1] in (END, 1)
+    json.loads(tokenizer().decode(settled))
+    assert masks <= MOST_CHOICES + 20
 
 
 def writing(source: Any, kept: str, room: int, length: int = 64) -> CausalWriting:

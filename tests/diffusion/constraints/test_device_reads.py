@@ -18,9 +18,9 @@ from sfumato.diffusion.constraints.decision_settings import DecisionSettings
 from sfumato.diffusion.constraints.read import OpenRead, Turn, take_turns
 from sfumato.diffusion.constraints.reads import Read, Target
 from sfumato.diffusion.constraints.template import NOISE, ReadCanvas
-from sfumato.model import unread
+from sfumato.model import device_result
+from sfumato.model.device_result import DeviceResult
 from sfumato.model.families.diffusion_gemma.config_json import config_from_hf
-from sfumato.model.unread import Unread
 
 CONFIG = config_from_hf(tiny_config(canvas_length=32).to_dict())
 CANVASES = tuple(
@@ -41,7 +41,7 @@ class Turns:
             "diffusion.constraints.read_canvases",
         ):
             monkeypatch.setattr(f"sfumato.{module}.to_device", self._to_device)
-        monkeypatch.setattr(unread, "to_host", self._to_host)
+        monkeypatch.setattr(device_result, "to_host", self._to_host)
         self.network = fake_network(CONFIG)
         (slot,) = self.network.new_slots(1, 64)
         slot.length = 20
@@ -70,13 +70,13 @@ def test_the_results_of_turns_come_in_one_copy(monkeypatch: pytest.MonkeyPatch) 
     """Of reads of several steps, whose drawn tokens stay on the device."""
     waits: list[int] = []
 
-    def no_numbers(unread_results: Sequence[Unread[Any]]) -> list[Any]:
+    def no_numbers(results: Sequence[DeviceResult[Any]]) -> list[Any]:
         """The host has no numbers here: it brings them over, and leaves it at that."""
-        tensors = [tensor for each in unread_results for tensor in each.tensors]
-        waits.append(len(unread._on_host(tensors)))
+        tensors = [tensor for each in results for tensor in each.tensors]
+        waits.append(len(device_result._on_host(tensors)))
         raise InterruptedError
 
-    monkeypatch.setattr("sfumato.diffusion.constraints.read.read_together", no_numbers)
+    monkeypatch.setattr("sfumato.diffusion.constraints.read.fetch_together", no_numbers)
     with fake_device():
         turns = Turns(monkeypatch)
         with Trace(copies=1) as trace, torch.device("cpu"), pytest.raises(InterruptedError):

@@ -17,7 +17,7 @@ from sfumato.diffusion.constraints.grammar_source import (
     choice_source,
     schema_source,
 )
-from sfumato.diffusion.constraints.grammar_tokens import GrammarTokens
+from sfumato.diffusion.constraints.grammar_tokens import GrammarTokens, _Wrapper
 from sfumato.diffusion.constraints.short_completion import ShortCompletion
 
 PERSON: dict[str, Any] = {
@@ -139,6 +139,7 @@ def test_kinds_of_sources(source: GrammarSource, good: str, bad: str) -> None:
     [
         ({"type": "object", "dependentSchemas": {}}, 'schema: "dependentSchemas" is not supported'),
         ({"type": "strin"}, "schema: invalid type: strin"),
+        ({"type": "integer", "multipleOf": 10_007}, "schema: multipleOf: 10007 is too large"),
         ({"allOf": [{"type": "string"}, {"type": "integer"}]}, "schema: unsatisfiable"),
         ({"$ref": "http://x.example/y"}, "schema: .*http://x.example/y"),
         (GrammarSource("regex", "(a", "guided_regex"), "guided_regex: .*unclosed group"),
@@ -168,6 +169,9 @@ def test_large_sources_are_refused_at_once() -> None:
     assert time.perf_counter() - began < 1
 
 
+SHORT = {"type": "string", "maxLength": 50}
+
+
 @pytest.mark.parametrize(
     "source",
     [
@@ -176,6 +180,41 @@ def test_large_sources_are_refused_at_once() -> None:
         GrammarSource("regex", "(.*a.*){30}", "regex"),
         schema_source({"type": "array", "minItems": 10**6}),
         schema_source({"enum": [f"value {i}" for i in range(12_000)]}),
+        schema_source({"type": "integer", "multipleOf": 999_983}),
+        schema_source({"type": "number", "multipleOf": 0.999983}),
+        GrammarSource(
+            "grammar", 'start: %json {"type": "integer", "multipleOf": 999983}', "grammar"
+        ),
+        schema_source(
+            {
+                "$ref": "#/$defs/d0",
+                "type": "integer",
+                "$defs": {f"d{i}": {"$ref": f"#/$defs/d{i + 1}"} for i in range(2_000)},
+            }
+        ),
+        schema_source(
+            {
+                "type": "array",
+                "items": False,
+                "prefixItems": [{"type": "integer", "multipleOf": 9_900 + i} for i in range(20)],
+            }
+        ),
+        schema_source({"type": "integer", "allOf": [{"multipleOf": 997}, {"multipleOf": 991}]}),
+        schema_source({"type": "object", "properties": {f"p{i}": SHORT for i in range(4_000)}}),
+        schema_source({"type": "object", "patternProperties": {f"^p{i}x": {} for i in range(300)}}),
+        schema_source({"allOf": [{"type": "string", "pattern": f".*a{i}"} for i in range(20)]}),
+        schema_source(
+            {
+                "allOf": [
+                    {
+                        "anyOf": [
+                            {"type": "object", "properties": {f"p{i}{j}": SHORT}} for j in range(4)
+                        ]
+                    }
+                    for i in range(6)
+                ]
+            }
+        ),
     ],
 )
 def test_bombs_are_bounded(source: GrammarSource) -> None:
@@ -190,6 +229,20 @@ def test_bombs_are_bounded(source: GrammarSource) -> None:
     except ValueError as error:
         assert str(error).startswith(source.field)
     assert time.perf_counter() - began < 3  # a second on a machine that does nothing else
+
+
+def test_forced_bytes_that_end_within_a_character() -> None:
+    """Are tokens of single bytes, where the vocabulary has them."""
+    made = _Wrapper(TOKENS.tokens, END_IDS[0], sorted(TOKENS.special_ids), TOKENS.encode)
+    price = "ab€c".encode()
+    assert made(price) == ids("ab€c") == made("ab€c") and made(b"") == []
+    for cut in (3, 4):
+        written = made(price[:cut])
+        assert b"".join(TOKENS.tokens[i] for i in written) == price[:cut]
+        assert written[:2] == ids("ab")
+    assert made(b"\xac" + b"c")[1:] == ids("c"), "nor one that begins within a character"
+    poor = _Wrapper([b"a", b"b"], 1, (), lambda plain: [0] * len(plain))
+    assert poor(price[:3]) == [0, 0]
 
 
 def test_a_literal_that_no_token_writes_is_named() -> None:

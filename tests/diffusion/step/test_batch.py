@@ -125,7 +125,7 @@ def test_rows_come_and_go_by_few_operations(network: Network, note: Callable[[st
         f"tensor operations where one of 8 rows leaves: {leaves}; another takes its place: {joins}"
     )
     assert leaves <= 40 and joins <= 200
-    assert cost(leave=3, join=0) <= leaves and cost(leave=3, join=3) <= joins + 20
+    assert cost(leave=3, join=0) <= leaves and cost(leave=3, join=3) <= joins + 30
 
 
 @pytest.mark.parametrize("choices", [{"max_steps": 2}, {}], ids=["step cap", "converged"])
@@ -229,7 +229,7 @@ def test_the_host_may_learn_of_steps_late(network: Network, kind: dict[str, Any]
     for number, late in enumerate(pending):
         for row, draft in enumerate(late.results()):
             assert isinstance(draft, Draft) and same(draft, expected[row][number])
-    assert not denoiser._unread
+    assert not denoiser._outstanding
     for number in range(3, 6):
         for row, result in enumerate(denoiser.advance(denoiser.forward(canvases, slots))):
             assert isinstance(result, Draft) and same(result, expected[row][number])

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import pytest
@@ -22,7 +22,7 @@ from sfumato.diffusion.sampler_config import REFERENCE, SamplerConfig
 from sfumato.diffusion.step import Denoiser
 from sfumato.diffusion.step.commit import Commit
 from sfumato.diffusion.step.device_step import DeviceStep, StepKind
-from sfumato.diffusion.step.graphs import MOST, StepGraphs
+from sfumato.diffusion.step.graphs import HALF_LIFE, MOST, STEPS, StepGraphs, most_graphs
 from sfumato.diffusion.stopping import Never, StableAndConfident
 from sfumato.model.cache import Slot
 from sfumato.model.families.diffusion_gemma.config_json import config_from_hf
@@ -271,13 +271,13 @@ def test_a_memory_shortage_drops_graphs_and_delays_captures(network: Network) ->
 
 
 def test_graphs_are_bounded_and_go_with_their_pool(network: Network) -> None:
-    graphs = StepGraphs(RecordedGraphs())
+    graphs = StepGraphs(RecordedGraphs(), 1)
     (canvas,), slots = rows(network, [{}])
     denoiser = Denoiser(network, 1)
     denoiser.step([canvas], slots)
     assert canvas.place
     kind, pool = StepKind.of([canvas], 97), slots[0].pool
-    steps = [DeviceStep(network, canvas.place[0], pool, kind) for _ in range(MOST + 3)]
+    steps = [DeviceStep(network, canvas.place[0], pool, kind) for _ in range(STEPS + 3)]
     for step in steps:
         graphs.add(step)
     assert [graphs.find(lambda one, step=step: one is step) for step in steps].count(None) == 3
@@ -294,9 +294,9 @@ def test_steps_of_a_batch_that_was_outgrown_are_dropped(network: Network) -> Non
     graphs, kept = denoiser.device_steps.graphs, []
     for count in (1, 3):
         denoiser.launch(canvases[:count], slots[:count]).results()
-        kept += [step for step in graphs._replays if step not in kept]
+        kept += [step for step in graphs._records if step not in kept]
     assert [(step.rows, step.is_alive) for step in kept] == [(1, False), (3, True)]
-    assert list(graphs._replays) == kept[1:]
+    assert list(graphs._records) == kept[1:]
 
 
 def test_a_step_leaves_all_on_the_device() -> None:
@@ -324,3 +324,56 @@ def test_a_step_leaves_all_on_the_device() -> None:
         with Trace() as trace:
             step.run()
     assert trace.count
+
+
+class _Kind:
+    """A step of a number of rows, for the keeping of graphs alone."""
+
+    rows, width, is_alive = 1, 8, True
+
+    def run(self) -> None:
+        pass
+
+    def prepare_for_capture(self) -> Any:
+        return self.run
+
+
+class _Captures:
+    """Counts captures; a replay does nothing."""
+
+    def __init__(self) -> None:
+        self.captures = 0
+
+    def capture(self, function: Any) -> Any:
+        self.captures += 1
+        return lambda: None
+
+
+def _run(graphs: StepGraphs, steps: Sequence[Any], count: int) -> None:
+    """Steps in turns, as rows join and leave, with a capture between two steps."""
+    for number in range(count):
+        step = steps[number % len(steps)]
+        if graphs.find(lambda one, step=step: one is step) is None:
+            graphs.add(step)
+        graphs.run(step)
+        graphs.capture_next()
+
+
+@pytest.mark.parametrize("count", [32, 64, STEPS - 1])
+def test_steps_of_many_kinds_do_not_push_out_each_others_graphs(count: int) -> None:
+    """16 rows of one width and of two, with and without commits, and more kinds than graphs."""
+    steps: list[Any] = [_Kind() for _ in range(count)]
+    backend = _Captures()
+    graphs = StepGraphs(backend, 16)
+    _run(graphs, steps, 20 * count)
+    assert backend.captures == graphs.captured == min(count, MOST)
+    others: list[Any] = [_Kind() for _ in range(16)]  # of other requests, from now on
+    _run(graphs, others, 4 * HALF_LIFE)
+    assert sum(graphs._records[each].replay is not None for each in others) == 16
+    assert graphs.captured == min(count + 16, MOST) and backend.captures == min(count, MOST) + 16
+
+
+def test_few_rows_have_few_graphs() -> None:
+    graphs = StepGraphs(_Captures(), 1)
+    _run(graphs, [_Kind() for _ in range(20)], 200)
+    assert graphs.captured == most_graphs(1) == 12 and most_graphs(16) == MOST

@@ -2,17 +2,18 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
+from dataclasses import dataclass, replace
 
 import pytest
 import torch
 from tests.support.random_model import random_model
+from torch import Tensor
 
 from sfumato.api import Model
 from sfumato.diffusion.canvas import Canvas, Draft
 from sfumato.diffusion.constraints.guidance import Guidance
 from sfumato.diffusion.noise import Noise
-from sfumato.diffusion.processors import LogitBias
+from sfumato.diffusion.processors import CanvasView, LogitBias, LogitProcessor, MinTokens
 from sfumato.diffusion.sampler_config import REFERENCE, SamplerConfig
 from sfumato.diffusion.step import Denoiser
 
@@ -72,6 +73,29 @@ def test_only_allowed_tokens_stand_there(model: Model, config: SamplerConfig) ->
             float(draft.top_probs[AT][draft.top_ids[AT] == 40].sum()) for draft in (second, free)
         ]
         assert ratio[0] > ratio[1], "a bias counts among the allowed ones"
+
+
+@dataclass(frozen=True)
+class Opaque:
+    """A processor that does not say what it does."""
+
+    inner: LogitProcessor
+
+    def process(self, scores: Tensor, first_id: int, view: CanvasView) -> Tensor:
+        assert len(scores) == LENGTH
+        return self.inner.process(scores, first_id, view)
+
+
+@pytest.mark.parametrize("count", [AT, AT + 1])
+def test_biases_and_bans_at_one_position_are_those_at_all(model: Model, count: int) -> None:
+    processors = (LogitBias({41: 2.0, 300: -1.0}), MinTokens(count, (40,)))
+    fast, slow = (
+        steps(model, [SamplerConfig(processors=own)], {0})[1][0]
+        for own in (processors, tuple(map(Opaque, processors)))
+    )
+    for name in ("token_ids", "entropy", "top_ids", "top_probs"):
+        assert getattr(fast, name)[AT].equal(getattr(slow, name)[AT]), name
+    assert (float(fast.top_probs[AT][fast.top_ids[AT] == 40].sum()) > 0) == (count <= AT)
 
 
 def test_no_other_row_sees_it(model: Model) -> None:

@@ -169,7 +169,7 @@ def test_draws_are_equal_given_equal_masses() -> None:
         **dict.fromkeys(("ban_ids", "ban_limits", "ban_row", "ban_place"), empty),
         hidden=torch.zeros(positions, 8),
         temperature=torch.ones(positions),
-        unread=torch.zeros(positions, dtype=torch.bool),
+        done=torch.zeros(positions, dtype=torch.bool),
         weight=TensorDescriptor.from_tensor(weight, [BLOCK, 16]),
         uniform=uniform,
         block_max=torch.zeros(positions, blocks),

@@ -96,7 +96,19 @@ def test_a_kernel_that_is_wrong_is_switched_off(
     assert self_test.serves("good", CPU) and not self_test.serves("bad", CPU)
     (record,) = caplog.records  # one line, since both fail for one reason
     assert record.getMessage().split(":")[0] == "bad, worse"
+    assert record.getMessage().endswith("a row's bits then depend on the other rows")
     assert self_test.prepare(CPU, {}) == {"good"}  # once a device
+
+
+def test_the_memory_of_self_tests_is_given_back(monkeypatch: pytest.MonkeyPatch) -> None:
+    order: list[str] = []
+    monkeypatch.setattr(self_test, "_passed", {})
+    monkeypatch.setattr(torch.cuda, "empty_cache", lambda: order.append("given back"))
+    monkeypatch.setattr(self_test, "slower", lambda operation, device: False)
+    twin = KernelTwin("good", max, bool, lambda device: order.append("test"))
+    for device in (torch.device("cuda", 0), CPU):
+        assert self_test.prepare(device, {"good": twin}) == {"good"}
+    assert order == ["test", "given back", "test"]
 
 
 def test_one_line_says_that_torch_serves(
@@ -224,6 +236,20 @@ def test_tiles_of_an_unknown_kernel() -> None:
         tile_for("none", CPU)
     with pytest.raises(SystemExit, match="2"):
         ahead_of_time.main(["--kernel", "none"])
+
+
+@pytest.mark.skipif(not installed(), reason="Triton is not installed")
+def test_what_is_compiled_ahead_of_time_is_what_is_launched() -> None:
+    """To the key of Triton's cache, in which launches of the 26B-A4B on sm_90 then find all."""
+    environment = {name: value for name, value in os.environ.items() if name != "TRITON_INTERPRET"}
+    run = subprocess.run(
+        [sys.executable, "-m", "tests.support.launch_keys"],
+        env=environment, capture_output=True, text=True, timeout=300,
+    )  # fmt: skip
+    assert run.returncode == 0, run.stderr
+    findings = json.loads(run.stdout)
+    assert not findings["missing"], findings
+    assert set(findings["names"]) == set(table()["kernels"])
 
 
 @pytest.mark.skipif(not installed(), reason="Triton is not installed")

@@ -27,7 +27,7 @@ def client() -> Client:
 
 
 def test_keys() -> None:
-    client = Client(api_key="secret")
+    client = Client(api_keys=("secret",))
     forms = [(ONE, SYSTEM_ONE, {}), (ANY, OPENAI, {}), (ANY, GEMINI, GOOGLE)]
     wrong = [client.post(path, body, authorization="Bearer no", **h) for path, body, h in forms]
     assert [answer.status_code for answer in wrong] == [401, 401, 401]
@@ -52,7 +52,7 @@ def test_a_body_over_the_limit() -> None:
 
 
 def test_refusals_before_the_engine_have_a_request_id() -> None:
-    client = Client(api_key="k", max_body=1000)
+    client = Client(api_keys=("k",), max_body=1000)
     key = {"authorization": "Bearer k"}
     answers = [
         client.post(ONE, SYSTEM_ONE, authorization="Bearer no"),

@@ -13,11 +13,13 @@ from tests.support.fake_engine import FakeEngine
 
 from sfumato.engine import Failed, Finished, Request, Settled
 from sfumato.server.app import create_app
-from sfumato.server.dialects import DIALECTS
+from sfumato.server.dialects import DIALECTS, error_forms
 from sfumato.server.dialects.shared.sampling import request_fields
 from sfumato.server.http.dialect import Dialect, Frame, Renderer
+from sfumato.server.http.errors import OPENAI_ERRORS, ApiError, ErrorForm
 from sfumato.server.http.inflight import CollectedReply
 from sfumato.server.http.wire import Wire
+from sfumato.server.http.wording import reword
 from sfumato.server.schemas.generation import Sampling
 from sfumato.server.service import Service
 from sfumato.server.settings import ServerSettings
@@ -58,7 +60,8 @@ TOY = Dialect(
     renderer=ToyRenderer,
     streams=lambda body: body.stream is not False,
     wire=Wire("application/x-ndjson", lambda frame: json.dumps(frame) + "\n"),
-    error_body=lambda error: {"type": "oops", "oops": error.message},
+    errors=ErrorForm(lambda error: {"type": "oops", "oops": error.message, "of": error.param}),
+    wording=((r"max_tokens", "most"),),
 )
 
 NAMED = replace(  # server-sent events with names
@@ -106,11 +109,31 @@ def test_named_events() -> None:
 )
 def test_errors_have_the_dialects_form(body: dict[str, Any], status: int) -> None:
     answer = client().post("/toy", json=body)
-    assert answer.status_code == status and answer.json().keys() == {"type", "oops"}
+    assert answer.status_code == status and answer.json().keys() == {"type", "oops", "of"}
+
+
+def test_errors_have_the_bodys_words() -> None:
+    error = ApiError(400, "max_tokens: too many", "max_tokens")
+    reword(error, TOY.wording)
+    assert (error.message, error.param) == ("most: too many", "most")
+    other = ApiError(400, "max_tokens_of: too many", "max_tokens_of")
+    reword(other, TOY.wording)
+    assert other.param == "max_tokens_of"
+    answer = client().post("/toy", json={"ask": "Hi", "max_steps": 0})
+    assert answer.json()["of"] == "max_steps"
+
+
+def test_paths_below_a_route_and_of_a_prefix_have_its_form(monkeypatch: pytest.MonkeyPatch) -> None:
+    by_header = {"/toys": lambda headers: TOY.errors if "x-toy" in headers else OPENAI_ERRORS}
+    monkeypatch.setattr(error_forms, "PREFIXES", by_header)
+    http = client()
+    assert http.get("/toy/nowhere").json()["type"] == "oops"
+    assert "error" in http.get("/toys/nowhere").json() and "error" in http.get("/toyland").json()
+    assert http.get("/toys/nowhere", headers={"x-toy": "1"}).json()["type"] == "oops"
 
 
 def test_errors_of_the_gate_and_of_other_methods_have_it_too() -> None:
-    http = client(api_key="k", max_body=1000)
+    http = client(api_keys=("k",), max_body=1000)
     assert http.post("/toy/", json={"ask": "Hi"}).json()["type"] == "oops"  # 401
     assert http.post("/completion", json={}).json()["error"]["code"] == "invalid_api_key"
     http.headers["x-api-key"] = "k"

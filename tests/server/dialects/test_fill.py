@@ -55,6 +55,8 @@ def test_a_stream_has_drafts_and_then_the_text(server: Any) -> None:
     *drafts, settled, last = frames(text)
     assert [frame["draft"]["step"] for frame in drafts] == [1, 2, 3][: len(drafts)]
     assert all(frame["draft"]["text"].startswith("The capital is ") for frame in drafts)
+    pinned = drafts[0]["draft"]["pinned"]
+    assert pinned == [True] * 15 + [False] * 5 + [True]
     assert settled["settled"]["token_ids"] == last["holes"][0]["token_ids"]
     assert last["text"] == plain["text"]
 

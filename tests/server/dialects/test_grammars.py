@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import json
 import re
+import threading
 import time
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import pytest
@@ -13,6 +15,7 @@ from pydantic import BaseModel
 from tests.server.conftest import Served, serving
 from tests.support.random_model import random_model
 
+from sfumato.server.http import grammar_threads
 from sfumato.server.settings import ServerSettings
 
 SCHEMA: dict[str, Any] = {
@@ -62,7 +65,9 @@ CASES: list[tuple[dict[str, Any], Any]] = [
 ]
 
 
-@pytest.mark.parametrize(("fields", "holds"), CASES, ids=lambda value: str(value)[:40])
+@pytest.mark.parametrize(
+    ("fields", "holds"), CASES, ids=lambda each: getattr(each, "__name__", str(each)[:40])
+)
 def test_every_wire_holds_it(server: Served, fields: dict[str, Any], holds: Any) -> None:
     path, take = {
         0: ("/v1/chat/completions", lambda body: body["choices"][0]["message"]["content"]),
@@ -154,6 +159,49 @@ def test_a_400_names_the_field_within_a_second(
     assert len(error["message"]) < 500 and seconds < 3  # on a machine that does nothing else: 1
 
 
+def test_bad_grammars_hold_up_no_stream(server: Served) -> None:
+    """They come several at once while a neighbour streams its drafts."""
+    body = {"messages": [{"role": "user", "content": "x"}], "stream": True, "stream_drafts": True}
+    bad: list[dict[str, Any]] = [
+        {"json_schema": TOO_MUCH},
+        {"guided_regex": "(a{1,9999}){1,9999}b{9999}", "max_tokens": 8},  # fits the limits, or not
+        {"json_schema": {"not": {}}},
+        {"json_schema": {"type": "integer", "multipleOf": 999_983}},
+        {"json_schema": {"type": "object", "properties": {f"p{i}": {} for i in range(4_000)}}},
+    ]
+    done, statuses = threading.Event(), []
+
+    def send() -> None:
+        with ThreadPoolExecutor(12) as pool:
+            sent = pool.map(lambda fields: server.chat("x", **fields).status_code, bad * 4)
+            statuses.extend(sent)
+        done.set()
+
+    client, frames, gap = threading.Thread(target=send), 0, 0.0
+    client.start()
+    while not done.is_set():  # one stream after another, until all are answered
+        last = time.perf_counter()
+        seeded = body | {"seed": frames}
+        with server.http.stream("POST", "/v1/chat/completions", json=seeded) as got:
+            for _ in got.iter_lines():
+                now = time.perf_counter()
+                frames, gap, last = frames + 1, max(gap, now - last), now
+    client.join()
+    kinds = [set(statuses[n :: len(bad)]) for n in range(len(bad))]
+    assert kinds[1] <= {200, 400} and all(kind == {400} for n, kind in enumerate(kinds) if n != 1)
+    assert frames and gap < 3  # on a machine that does nothing else: some tenths
+
+
+def test_too_many_that_wait_to_be_compiled_are_a_429(
+    server: Served, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(grammar_threads, "MOST_WAITING", 0)
+    answer = server.chat("x", json_schema=SCHEMA)
+    assert answer.status_code == 429 and answer.json()["error"]["code"] == "queue_full"
+    assert "Retry-After" in answer.headers
+    assert server.chat("x", max_tokens=1).status_code == 200
+
+
 @pytest.mark.parametrize(
     ("path", "fields", "param"),
     [
@@ -198,6 +246,48 @@ def test_strict_tools(server: Served) -> None:
         "x", tools=tools, tool_choice="required", parallel_tool_calls=False, max_tokens=90
     ).json()
     assert len(body["choices"][0]["message"]["tool_calls"]) == 1
+
+
+NAMED_TOOL = {"type": "function", "function": {"name": "trip"}}
+
+
+@pytest.mark.parametrize("choice", [NAMED_TOOL, "required"], ids=["named", "required"])
+def test_a_tool_that_has_to_be_called_is_held(server: Served, choice: Any) -> None:
+    """As instructor, LangChain and pydantic-ai send their classes: not strict."""
+    tools = [tool("trip", SCHEMA, False)]
+    body = server.chat("x", tools=tools, tool_choice=choice, seed=6, max_tokens=90).json()
+    (reply,) = body["choices"]
+    assert reply["finish_reason"] == "tool_calls" and not body.get("warnings"), body
+    calls = reply["message"]["tool_calls"]
+    assert all(is_trip(call["function"]["arguments"]) for call in calls)
+
+
+@pytest.mark.parametrize(
+    ("parameters", "why"),
+    [
+        ({"properties": {"a": {"not": {}}}}, ".a: not is not supported"),
+        ({"properties": {"a": {"type": "string", "pattern": "(?=x)"}}}, "look-around"),
+        ({}, None),
+    ],
+    ids=["keyword", "regex", "none"],
+)
+def test_a_tool_that_is_not_strict_is_free_where_it_cannot_be_held(
+    server: Served, parameters: dict[str, Any], why: str | None
+) -> None:
+    tools = [tool("trip", parameters, False)]
+    body = server.chat("x", tools=tools, tool_choice=NAMED_TOOL, max_tokens=40).json()
+    notes = [text for text in body.get("warnings", ()) if text.startswith("tools[0].function")]
+    assert len(notes) == (why is not None) and (why or "") in "".join(notes), body
+    assert all("'trip' are not held to the schema" in note for note in notes)
+
+
+def test_a_stop_leaves_the_call_free(server: Served) -> None:
+    """Nothing that goes with a call becomes a 400 because the call could be held."""
+    tools = [tool("trip", SCHEMA, False)]
+    how: dict[str, Any] = {"tools": tools, "tool_choice": NAMED_TOOL, "max_tokens": 40}
+    for given in ({"stop": "zq"}, {"ignore_eos": True}):
+        body = server.chat("x", **how, **given).json()
+        assert body["timings"]["diffusion"].get("constraint") is None, body
 
 
 def test_a_schema_beside_tools_holds_what_is_no_call(server: Served) -> None:

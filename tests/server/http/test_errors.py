@@ -174,8 +174,8 @@ def test_other_statuses(server: Any) -> None:
 
 
 def test_a_route_that_is_not_there_is_a_404_by_any_method(server: Any) -> None:
-    error = refused(server.http.post("/v1/responses", json={"input": "Hi"}), 404)
-    assert error["message"] == "there is no POST /v1/responses; /docs lists what there is"
+    error = refused(server.http.post("/v1/images", json={"prompt": "Hi"}), 404)
+    assert error["message"] == "there is no POST /v1/images; /docs lists what there is"
 
 
 def test_the_openai_client_sees_its_own_exceptions(server: Any) -> None:

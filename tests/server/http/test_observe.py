@@ -51,7 +51,7 @@ class ServedEngine:
 @pytest.fixture
 def observed(embedded: Model) -> Iterator[ServedEngine]:
     engine = Engine(embedded, EngineConfig(slots=1, context=256)).start()
-    settings = ServerSettings(api_key="key", max_body=2000, hosts=("localhost",))
+    settings = ServerSettings(api_keys=("key",), max_body=2000, hosts=("localhost",))
     yield ServedEngine(engine, settings)
     engine.close()
 

@@ -23,6 +23,7 @@ USER = [{"role": "user", "content": "Who are you?"}]
         ("/chat/completions", "/v1/chat/completions"),
         ("/completions/", "/v1/completions"),
         ("/models/a/b", "/v1/models/a/b"),
+        ("/responses/resp_1/cancel", "/v1/responses/resp_1/cancel"),
         ("/completion", "/completion"),
         ("/app.js", "/app.js"),
     ],
@@ -48,7 +49,7 @@ def test_a_name_of_any_characters_is_a_404(server: Any) -> None:
 
 
 def test_aliases_and_the_key(serve: Callable[..., Any], embedded: Model) -> None:
-    served = serve(embedded, ServerSettings(aliases=("gpt-4o", "a/b"), api_key="secret"))
+    served = serve(embedded, ServerSettings(aliases=("gpt-4o", "a/b"), api_keys=("secret",)))
     for headers in ({"X-Api-Key": "secret"}, {"Authorization": "Bearer secret"}):
         (card,) = served.http.get("/v1/models", headers=headers).json()["data"]
         assert card["aliases"] == ["gpt-4o", "a/b"]

@@ -21,7 +21,7 @@ from sfumato.server.app import ServerSettings
 from sfumato.server.http import admission, request_body
 from sfumato.server.http.admission import ByteBudget, ThreadLimit
 from sfumato.server.http.errors import ApiError
-from sfumato.server.schemas.llama_cpp import DetokenizeBody, LlamaBody
+from sfumato.server.schemas.llama_cpp import DetokenizeBody
 from sfumato.server.schemas.openai import ChatBody, CompletionBody
 
 MOST = 2**17
@@ -71,7 +71,6 @@ WORST: dict[str, tuple[type[BaseModel], bytes, str]] = {
     "a prompt of ids": (TEXT, filled(b'{"prompt":[1', b",1", b"]}"), "values"),
     "ids and a text": (TEXT, within(b'{"prompt":[1', b",1", b',"x"]}'), "prompt"),
     "lists of texts": (TEXT, within(b'{"prompt":[["x"]', b',["x"]', b"]}"), "prompt"),
-    "llama's ids": (LlamaBody, within(b'{"prompt":["x"', b',"x"', b"]}"), "prompt"),
     "tokens": (DetokenizeBody, within(b'{"tokens":["x"', b',"x"', b"]}"), "tokens[0]"),
     "nesting": (CHAT, b"[" * SIZE, "nested too deeply"),
     "objects": (CHAT, b'{"messages":' * (SIZE // 12), "nested too deeply"),

@@ -43,7 +43,17 @@ def ask(engine: Engine) -> Callable[..., httpx.Response]:
     return call
 
 
-GETS = ("/", "/v1/models", "/props", "/slots", "/memory", "/metrics", "/docs", "/openapi.json")
+GETS = (
+    "/",
+    "/v1/models",
+    "/props",
+    "/slots",
+    "/state",
+    "/memory",
+    "/metrics",
+    "/docs",
+    "/openapi.json",
+)
 POSTS = (
     *("/v1/chat/completions", "/v1/completions", "/completion"),
     *("/tokenize", "/detokenize", "/apply-template", "/nowhere"),
@@ -54,7 +64,7 @@ POSTS = (
     ("method", "path"), [*(("GET", path) for path in GETS), *(("POST", path) for path in POSTS)]
 )
 def test_every_route_but_health_asks_for_the_key(ask: Any, method: str, path: str) -> None:
-    settings = ServerSettings(api_key=KEY)
+    settings = ServerSettings(api_keys=(KEY,))
     for headers in ({}, {"Authorization": "Bearer wrong"}, {"Authorization": KEY}):
         answer = ask(settings, method, path, headers=headers)
         assert answer.status_code == 401
@@ -66,21 +76,21 @@ def test_every_route_but_health_asks_for_the_key(ask: Any, method: str, path: st
 
 @pytest.mark.parametrize("path", ["/health", "/v1/health", "/readyz", "/livez"])
 def test_health_asks_for_none(ask: Any, path: str) -> None:
-    answer = ask(ServerSettings(api_key=KEY), "GET", path)
+    answer = ask(ServerSettings(api_keys=(KEY,)), "GET", path)
     assert (answer.status_code, answer.json()["status"]) == (200, "ok")
 
 
 def test_the_openai_client_with_the_right_and_a_wrong_key(
     serve: Callable[..., Any], embedded: Model
 ) -> None:
-    served = serve(embedded, ServerSettings(api_key=KEY))
+    served = serve(embedded, ServerSettings(api_keys=(KEY,)))
     assert served.client(KEY).models.list().data
     with pytest.raises(openai.AuthenticationError, match="API key"):
         served.client("wrong").models.list()
 
 
 def test_a_browser_is_asked_for_a_password_on_the_page_alone(ask: Any) -> None:
-    settings = ServerSettings(api_key=KEY)
+    settings = ServerSettings(api_keys=(KEY,))
     assert ask(settings, "GET", "/").headers["www-authenticate"].startswith("Basic")
     assert ask(settings, "GET", "/v1/models").headers["www-authenticate"] == "Bearer"
     login = base64.b64encode(f"me:{KEY}".encode()).decode()
@@ -99,7 +109,7 @@ def test_keys_are_compared_in_constant_time(ask: Any, monkeypatch: pytest.Monkey
 
     monkeypatch.setattr("sfumato.server.http.security.hmac.compare_digest", watched)
     ask(
-        ServerSettings(api_key=KEY),
+        ServerSettings(api_keys=(KEY,)),
         "GET",
         "/v1/models",
         headers=[(b"Authorization", "Bearer ü".encode())],
@@ -110,7 +120,7 @@ def test_keys_are_compared_in_constant_time(ask: Any, monkeypatch: pytest.Monkey
 
 def test_cors_is_for_named_origins_only(ask: Any) -> None:
     asking = {"Origin": ORIGIN, "Access-Control-Request-Method": "POST"}
-    named = ServerSettings(cors_origins=(ORIGIN,), api_key=KEY)
+    named = ServerSettings(cors_origins=(ORIGIN,), api_keys=(KEY,))
     preflight = ask(named, "OPTIONS", "/v1/chat/completions", headers=asking)
     assert preflight.status_code == 200
     assert preflight.headers["access-control-allow-origin"] == ORIGIN
@@ -151,7 +161,7 @@ def test_an_origin_is_scheme_host_and_port(origin: str) -> None:
 @pytest.mark.parametrize("key", ["", " ", "ключ"])
 def test_a_key_is_ascii_and_not_empty(key: str) -> None:
     with pytest.raises(ValueError, match="--api-key"):
-        ServerSettings(api_key=key)
+        ServerSettings(api_keys=(key,))
 
 
 def test_a_body_over_the_limit(ask: Any) -> None:
@@ -194,7 +204,7 @@ def test_too_many_messages(ask: Any) -> None:
 
 
 def test_headers_of_every_answer(ask: Any) -> None:
-    settings = ServerSettings(api_key=KEY)
+    settings = ServerSettings(api_keys=(KEY,))
     for path, key in (("/", KEY), ("/health", ""), ("/v1/models", "wrong"), ("/nowhere", KEY)):
         headers = ask(settings, "GET", path, headers={"Authorization": f"Bearer {key}"}).headers
         policy = headers["content-security-policy"]
@@ -262,7 +272,7 @@ def test_an_origin_that_is_none_names_its_option(origin: str) -> None:
 @pytest.mark.parametrize("key", ["", " ", "a ", "\na", "a\tb", "a\x00", "ü"])
 def test_a_key_that_no_header_carries_is_refused(key: str) -> None:
     with pytest.raises(ValueError, match="--api-key"):
-        ServerSettings(api_key=key)
+        ServerSettings(api_keys=(key,))
 
 
 @pytest.mark.parametrize(
@@ -271,3 +281,17 @@ def test_a_key_that_no_header_carries_is_refused(key: str) -> None:
 def test_limits_leave_something(field: str) -> None:
     with pytest.raises(ValueError, match=f"--{field.replace('_', '-')}: "):
         ServerSettings(**{field: 0})
+
+
+def test_several_keys_and_models_without_one(ask: Any) -> None:
+    settings = ServerSettings(api_keys=("one", "two"), public_models=True)
+    for key in ("one", "two"):
+        headers = {"Authorization": f"Bearer {key}"}
+        assert ask(settings, "GET", "/props", headers=headers).status_code == 200
+    assert ask(settings, "GET", "/props", headers={"X-Api-Key": "three"}).status_code == 401
+    assert ask(settings, "GET", "/props").status_code == 401
+    for path in ("/v1/models", "/models"):
+        assert ask(settings, "GET", path).status_code == 200
+    assert ask(settings, "POST", "/v1/models").status_code == 405
+    with pytest.raises(ValueError, match="at most 1024 keys"):
+        ServerSettings(api_keys=tuple(map(str, range(1025))))

@@ -10,7 +10,8 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from functools import partial
-from typing import Any
+from types import SimpleNamespace
+from typing import Any, ClassVar
 
 import httpx
 import pytest
@@ -18,6 +19,8 @@ from tests.support.answering_model import answering_model, slow_down
 
 from sfumato.engine import Draft, Engine, EngineConfig, Event, Finished, Request, Settled
 from sfumato.server.app import ServerSettings, create_app
+from sfumato.server.dialects import DIALECTS
+from sfumato.server.http import stream as streams
 from sfumato.server.http.inflight import MOST_DRAFTS, start
 
 LONG = {"long": "word " * 400 + "<turn|>"}
@@ -75,6 +78,33 @@ def test_a_comment_keeps_a_silent_stream_alive(serve: Callable[..., Any]) -> Non
     lines = served.chat(stream=True).text.splitlines()
     first_text = next(i for i, line in enumerate(lines) if "Hello" in line)
     assert lines[:first_text].count(": waiting") >= 3
+
+
+def test_events_without_a_frame_are_silence_too() -> None:
+    """A stream is kept alive while nothing is sent, and not while nothing happens."""
+    waits: list[float] = []
+
+    class Running:
+        open: ClassVar = {0}
+
+        async def next(self, patience_s: float) -> tuple[int, Any] | None:
+            waits.append(patience_s)
+            await asyncio.sleep(min(0.06, patience_s))
+            if len(waits) == 6:
+                self.open.clear()
+            return None if patience_s < 0.06 else (0, None)  # no event that has frames
+
+    async def texts() -> list[str]:
+        chat: Any = DIALECTS[0]
+        service: Any = SimpleNamespace(settings=ServerSettings(keepalive_s=0.1))
+        renderer: Any = SimpleNamespace(
+            begin=lambda number: (), closed=lambda accounts: (), watches_s=None
+        )
+        frames = streams._Frames(service, renderer, chat)
+        running: Any = Running()
+        return [text async for text in streams._texts(service, running, frames)]
+
+    assert asyncio.run(texts()).count(": waiting\n\n") == 3
 
 
 def test_an_error_on_the_way_ends_a_stream(serve: Callable[..., Any]) -> None:

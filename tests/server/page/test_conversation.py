@@ -34,7 +34,7 @@ def test_stop_retry_and_reload(open_page: Callable[..., Any], steps: Any) -> Non
     page.wait_for_selector(".reply")
     assert (text_of(page), page.inner_text(".stats")) == (text, stats)
     expect(page.locator(".said")).to_have_text("How do you work?")
-    page.locator("input[type=range]").press("Home")
+    page.locator(".reply input[type=range]").press("Home")
     assert text_of(page) != text
     ask(page, "Who are you?")
     wait(page)
@@ -217,7 +217,7 @@ def test_errors_are_told(open_page: Callable[..., Any]) -> None:
     page.get_by_role("button", name="Retry").click()
     expect(page.get_by_role("alert")).to_have_text("the engine stopped")
     assert text_of(page) == "half"
-    expect(page.locator("input[type=range]")).to_be_hidden()
+    expect(page.locator(".reply input[type=range]")).to_be_hidden()
 
 
 def test_a_reply_that_breaks_off_is_not_taken_for_a_whole_one(
@@ -262,7 +262,7 @@ def test_an_old_reply_loses_its_drafts_before_anything_is_lost(
 def test_a_key_opens_the_page_and_is_sent(
     open_page: Callable[..., Any], serve: Callable[..., Any], slow: Model
 ) -> None:
-    at = f"{serve(slow, ServerSettings(api_key='open sesame'), slots=1, context=512).url}/"
+    at = f"{serve(slow, ServerSettings(api_keys=('open sesame',)), slots=1, context=512).url}/"
     password = {"username": "", "password": "open sesame"}
     page = open_page(at=at, http_credentials=password)
     ask(page, SUDOKU)

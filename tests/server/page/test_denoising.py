@@ -45,7 +45,7 @@ def test_scrubbing_replays_every_step_and_ends_with_the_text(open_page: Callable
     page = open_page()
     ask(page, SUDOKU)
     wait(page)
-    slider = page.locator("input[type=range]")
+    slider = page.locator(".reply input[type=range]")
     last = int(slider.get_attribute("max"))
     assert last >= 2 and slider.input_value() == str(last)
     height = page.locator(".reply").bounding_box()["height"]
@@ -88,7 +88,7 @@ def test_a_position_shows_its_most_probable_and_its_past(open_page: Callable[...
     expect(panel.locator(".most-probable li")).not_to_have_count(0)
     expect(panel.locator(".most-probable li.settled .mono")).to_have_text("3")
     steps = panel.locator(".history li")
-    frames = int(page.locator("input[type=range]").get_attribute("max"))
+    frames = int(page.locator(".reply input[type=range]").get_attribute("max"))
     expect(steps).to_have_count(frames - 1)  # there is the noise besides
     expect(steps.last.locator(".rank")).to_have_text("1.")
     steps.first.locator("button").click()
@@ -135,7 +135,7 @@ def test_lines_hold_and_the_bubble_never_gets_lower(open_page: Callable[..., Any
     heights = [look["height"] for look in watched(page)]
     assert heights == sorted(heights)
     assert "".join(text_of(page).split()) == "".join("".join(final).split())
-    slider = page.locator("input[type=range]")
+    slider = page.locator(".reply input[type=range]")
     slider.press("Home")
     replayed = set()
     for _ in range(6):
@@ -163,7 +163,7 @@ def test_a_replay_makes_room_once(open_page: Callable[..., Any]) -> None:
         return rowsFor.call(this, tokens);
       };
     }""")
-    slider = page.locator("input[type=range]")
+    slider = page.locator(".reply input[type=range]")
     slider.focus()
     slider.press("Home")
     once = page.evaluate("window.laid")

@@ -61,7 +61,7 @@ def test_a_phone_is_wide_enough(open_page: Callable[..., Any]) -> None:
     assert page.evaluate(too_wide) <= 0
     assert page.evaluate(BROKEN) == []
     assert page.evaluate(LINES_OF_SLOTS) == [1, 1]
-    tab = page.locator(".tab[aria-pressed=true]").bounding_box()
+    tab = page.locator(".tab[data-view][aria-pressed=true]").bounding_box()
     assert tab["y"] + tab["height"] + 4 <= page.locator("#demonstration").bounding_box()["y"]
     page.get_by_role("button", name="Decide").click()
     page.get_by_role("button", name="Descriptions").nth(1).click()
@@ -71,6 +71,13 @@ def test_a_phone_is_wide_enough(open_page: Callable[..., Any]) -> None:
     assert page.evaluate(SMALL) == []
     assert page.evaluate(too_wide) <= 0
     page.keyboard.press("Escape")
+    for mode, run in (("Fill", "Fill the holes"), ("JSON", None), ("Edit", "Change the text")):
+        page.get_by_role("button", name=mode, exact=True).click()
+        if run:
+            page.get_by_role("button", name=run).click()
+            page.get_by_role("button", name="Stop").click()
+        assert page.evaluate(SMALL) == []
+        assert page.evaluate(too_wide) <= 0
     page.get_by_role("button", name="Settings").click()
     assert page.evaluate(SMALL) == []
     assert page.evaluate(too_wide) <= 0
@@ -195,6 +202,20 @@ def test_axe_finds_nothing(open_page: Callable[..., Any]) -> None:
     page.get_by_role("button", name="Engine").click()
     page.wait_for_selector(".card")
     check("engine")
+    page.get_by_role("button", name="JSON").click()
+    check("json")
+    page.get_by_role("button", name="Edit", exact=True).click()
+    page.get_by_role("button", name="Change the text").click()
+    page.get_by_role("button", name="Accept").wait_for()
+    check("edit")
+    page.get_by_role("button", name="Fill", exact=True).click()
+    page.get_by_label("Text with holes").fill("no hole")
+    page.get_by_role("button", name="Fill the holes").click()
+    check("fill")
+    page.locator(".chips").get_by_role("button", name="A Sudoku", exact=True).click()
+    page.get_by_role("button", name="Fill the grid").click()
+    page.locator(".stage .note", has_text="olved").wait_for()
+    check("a board")
     page.get_by_role("button", name="Decide").click()
     page.locator(".question .best").first.wait_for()
     page.get_by_label("Option 1", exact=True).fill("books")  # a second one

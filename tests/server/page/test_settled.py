@@ -197,7 +197,7 @@ def test_heat_maps_name_their_canvas_and_mark_the_end(open_page: Callable[..., A
     assert "three␣" in page.evaluate("window.written")
     page.locator(".heat canvas").first.click(position={"x": 4, "y": 4})
     expect(page.locator("#inspector")).to_contain_text("canvas 1 · position 1 · step 1")
-    page.locator("input[type=range]").press("End")
+    page.locator(".reply input[type=range]").press("End")
     page.locator(".reply .token", has_text="four").click()
     expect(title).to_have_text("Canvas 2 of 2")
 

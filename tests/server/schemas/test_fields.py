@@ -9,18 +9,21 @@ from typing import Any
 import pytest
 from openai.types import completion_create_params as text_params
 from openai.types.chat import completion_create_params as chat_params
+from openai.types.responses import response_create_params as response_params
 
 from sfumato.server.schemas.generation import Generation
 from sfumato.server.schemas.openai import ChatBody, CompletionBody
+from sfumato.server.schemas.responses import ResponsesBody
 
 DOCS = Path(__file__).parents[3] / "docs" / "api.md"
-CHAT, TEXT = "/v1/chat/completions", "/v1/completions"
+CHAT, TEXT, RESPONSES = "/v1/chat/completions", "/v1/completions", "/v1/responses"
 ROW = re.compile(r"^\| `(\w+)` \| (honoured|refused|ignored) \|", re.MULTILINE)
 
 USER = [{"role": "user", "content": "Who are you?"}]
 BASE: dict[str, dict[str, Any]] = {
     CHAT: {"messages": USER, "seed": 1, "max_tokens": 12, "max_steps": 2},
     TEXT: {"prompt": "Who are you?", "seed": 1, "max_tokens": 12, "max_steps": 2},
+    RESPONSES: {"input": "Who are you?", "seed": 1, "max_output_tokens": 12, "max_steps": 2},
 }
 """What is asked of the embedded model; a prompt that is no chat would take it every step."""
 COMPLETION = {"prompt": "Who?", "n_predict": 8, "max_steps": 2}
@@ -55,6 +58,21 @@ GOOD: dict[str, list[Any]] = {
     "response_format": [{"type": "text"}, {"type": "json_object"}, None],
 }
 """Values of honoured fields that are accepted."""
+GOOD_OF_RESPONSES: dict[str, list[Any]] = {
+    "input": ["Hi", USER],
+    "instructions": ["Be brief.", None],
+    "max_output_tokens": [8, None],
+    "tools": [[{"type": "function", "name": "f"}], [], None],
+    "text": [{"format": {"type": "text"}, "verbosity": "medium"}, {}, None],
+    "reasoning": [{"effort": "low", "summary": "auto"}, {"effort": None}, None],
+    "include": [["message.output_text.logprobs", "file_search_call.results"], [], None],
+    "top_logprobs": [2, 0, None],
+    "truncation": ["auto", "disabled", None],
+    "previous_response_id": [None],
+    "store": [True, False, None],
+    "metadata": [{"a": "b"}, {}, None],
+}
+"""The same of responses, where chat has none or others."""
 NEUTRAL: dict[str, list[Any]] = {
     "frequency_penalty": [0, 0.0],
     "presence_penalty": [0],
@@ -64,6 +82,8 @@ NEUTRAL: dict[str, list[Any]] = {
     "store": [False],
     "verbosity": ["medium"],
     "best_of": [1],
+    "background": [False],
+    "context_management": [[]],
 }
 """Values of refused fields that ask for nothing; null always is one."""
 ASKING: dict[str, Any] = {
@@ -85,6 +105,14 @@ ASKING: dict[str, Any] = {
     "prompt_cache_retention": "24h",
     "safety_identifier": "x",
     "service_tier": "flex",
+    "background": True,
+    "conversation": "conv_1",
+    "prompt": {"id": "pmpt_1"},
+    "context_management": [{"type": "compaction"}],
+    "max_tool_calls": 3,
+    "image": {"context_compression": "auto"},
+    "access_programs": {"cyber": "standard"},
+    "background_options": {"completion_window": "soonest"},
 }
 """Of refused and ignored fields: a value that asks for something."""
 
@@ -118,18 +146,25 @@ def uses_of(route: str) -> dict[str, str]:
 
 def official(route: str) -> set[str]:
     """The fields that the `openai` package knows."""
-    module: Any = chat_params if route == CHAT else text_params
-    kinds = (module.CompletionCreateParamsNonStreaming, module.CompletionCreateParamsStreaming)
+    module: Any = {CHAT: chat_params, TEXT: text_params, RESPONSES: response_params}[route]
+    start = "ResponseCreateParams" if route == RESPONSES else "CompletionCreateParams"
+    kinds = [getattr(module, f"{start}{end}") for end in ("NonStreaming", "Streaming")]
     return {name for kind in kinds for base in kind.__mro__[:1] for name in base.__annotations__}
 
 
+def texts_of(answer: Any) -> list[Any]:
+    """The texts of an answer."""
+    body = answer.json()
+    if "output" not in body:
+        return [body["choices"]]
+    return [part["text"] for item in body["output"] for part in item.get("content", ())]
+
+
 def cases(kind: str) -> list[tuple[str, str]]:
-    return [
-        (route, name) for route in (CHAT, TEXT) for name, f in uses_of(route).items() if f == kind
-    ]
+    return [(route, name) for route in BASE for name, f in uses_of(route).items() if f == kind]
 
 
-@pytest.mark.parametrize("route", [CHAT, TEXT])
+@pytest.mark.parametrize("route", list(BASE))
 def test_every_field_is_in_the_table(route: str) -> None:
     assert official(route) == set(uses_of(route))
 
@@ -154,7 +189,7 @@ def test_every_field_of_our_own_is_in_the_docs() -> None:
 )
 def test_harmless_fields_at_neutral_values(server: Any, fields: dict[str, Any]) -> None:
     for route, base in (BASE | {"/completion": COMPLETION}).items():
-        if route == "/completion" and fields.keys() & {"stream_options", "max_tokens"}:
+        if route in ("/completion", RESPONSES) and fields.keys() & {"stream_options", "max_tokens"}:
             continue
         answer = server.post(route, **base | fields)
         assert answer.status_code == 200, answer.text
@@ -168,7 +203,7 @@ def test_harmless_fields_that_ask_for_something(server: Any, name: str) -> None:
 
 
 def test_what_fits_may_be_asked_for(server: Any) -> None:
-    for route, base in BASE.items():
+    for route, base in ((CHAT, BASE[CHAT]), (TEXT, BASE[TEXT])):
         del (body := dict(base))["max_tokens"]
         choices = server.post(route, **body).json()["choices"]
         assert server.post(route, **body, max_tokens=-1).json()["choices"] == choices
@@ -178,7 +213,8 @@ def test_what_fits_may_be_asked_for(server: Any) -> None:
 
 @pytest.mark.parametrize(("route", "name"), cases("honoured"))
 def test_honoured_fields(server: Any, route: str, name: str) -> None:
-    for value in GOOD[name]:
+    good = GOOD | (GOOD_OF_RESPONSES if route == RESPONSES else {})
+    for value in good[name]:
         fields = BASE[route] | {name: value}
         assert server.post(route, **fields).status_code == 200, value
     answer = server.post(route, **BASE[route] | {name: NOTHING})
@@ -197,16 +233,20 @@ def test_refused_fields(server: Any, route: str, name: str) -> None:
 
 @pytest.mark.parametrize(("route", "name"), cases("ignored"))
 def test_ignored_fields(server: Any, route: str, name: str) -> None:
-    without = server.post(route, **BASE[route]).json()["choices"]
+    without = texts_of(server.post(route, **BASE[route]))
     for value in (ASKING[name], None):
         answer = server.post(route, **BASE[route] | {name: value})
         assert answer.status_code == 200, answer.text
-        assert answer.json()["choices"] == without
+        assert texts_of(answer) == without
 
 
 def test_the_description_has_every_field(server: Any) -> None:
     schemas = server.http.get("/openapi.json").json()["components"]["schemas"]
-    for name, model in (("ChatBody", ChatBody), ("CompletionBody", CompletionBody)):
+    for name, model in (
+        ("ChatBody", ChatBody),
+        ("CompletionBody", CompletionBody),
+        ("ResponsesBody", ResponsesBody),
+    ):
         assert schemas[name]["properties"].keys() == model.model_fields.keys()
         assert schemas[name]["additionalProperties"] == {"type": "null"}
     page = server.http.get("/docs").text

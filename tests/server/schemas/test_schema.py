@@ -37,9 +37,21 @@ ROUTES = {
     "POST": (
         "/v1/chat/completions",
         "/v1/completions",
+        "/v1/responses",
+        "/v1/responses/{response_id}/cancel",
+        "/v1/embeddings",
+        "/embeddings",
+        "/api/embed",
+        "/api/embeddings",
+        "/v1/chat/completions/input_tokens",
         "/completion",
         "/infill",
         "/v1/fill",
+        "/v1/messages",
+        "/v1/messages/count_tokens",
+        "/api/chat",
+        "/api/generate",
+        "/api/show",
         "/tokenize",
         "/detokenize",
         "/apply-template",
@@ -50,21 +62,30 @@ ROUTES = {
     "GET": (
         "/v1/models",
         "/v1/models/{model}",
+        "/v1/responses/{response_id}",
+        "/v1/responses/{response_id}/input_items",
         "/health",
         "/livez",
         "/readyz",
         "/props",
         "/slots",
+        "/state",
         "/memory",
         "/metrics",
         "/tokenizer_info",
+        "/api/tags",
+        "/api/ps",
+        "/api/version",
     ),
+    "DELETE": ("/v1/responses/{response_id}",),
 }
 REFUSED = (400, 413, 422)
-EXAMPLES = {"POST": 15, "GET": 2}  # of each route and mode
+EXAMPLES = {"POST": 15, "GET": 2, "DELETE": 2}  # of each route and mode
 
 PLAIN = [(method, path, "POSITIVE") for method, paths in ROUTES.items() for path in paths]
-WRONG = [("POST", path, "NEGATIVE") for path in ROUTES["POST"] if "reset" not in path]
+WRONG = [
+    ("POST", path, "NEGATIVE") for path in ROUTES["POST"] if not path.endswith(("cache", "cancel"))
+]
 
 
 @pytest.fixture(scope="module")

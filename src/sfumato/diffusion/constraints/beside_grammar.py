@@ -21,3 +21,12 @@ def check_beside_grammar(sampler: SamplerConfig | None, **given: object) -> None
                 f"{name}: does not go together with a schema or grammar, which alone says what "
                 "the reply holds and where it ends; leave one of them out"
             )
+
+
+def goes_with_grammar(sampler: SamplerConfig | None, **given: object) -> bool:
+    """Whether `check_beside_grammar` lets all of it pass."""
+    try:
+        check_beside_grammar(sampler, **given)
+    except ValueError:
+        return False
+    return True

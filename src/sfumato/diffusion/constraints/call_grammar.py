@@ -1,14 +1,14 @@
 """The grammar of a reply that calls tools, in the model's own syntax for calls.
 
 `call:NAME{key:<quote>text<quote>,n:3}` is no JSON: texts stand between special tokens and have no
-escapes, and names are bare.  Arguments of strict tools match their schemas; those of other tools
+escapes, and names are bare.  Arguments match the schemas that are given; those of tools without one
 are free.  A reply without calls is free too, or matches a schema.
 """
 
 from __future__ import annotations
 
 import json
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from sfumato.diffusion.constraints.call_schema import CallRules
 from sfumato.diffusion.constraints.grammar import (
@@ -19,6 +19,7 @@ from sfumato.diffusion.constraints.grammar import (
 )
 from sfumato.diffusion.constraints.grammar_source import LONGEST_SOURCE, GrammarSource
 from sfumato.diffusion.constraints.grammar_tokens import GrammarTokens, llguidance
+from sfumato.diffusion.constraints.schema_limits import check_schema, check_sum
 
 
 @dataclass(frozen=True)
@@ -28,6 +29,7 @@ class CallTool:
     name: str
     schema: str | None  # its parameters as a JSON schema, in JSON; None: they are free
     field: str  # what messages call the schema
+    is_strict: bool = True  # False: the parameters are free where their schema is not supported
 
 
 @dataclass(frozen=True)
@@ -43,7 +45,8 @@ class CallSource:
     answer: GrammarSource | None = None  # a JSON schema of replies without calls; None: any text
 
     def __post_init__(self) -> None:
-        if sum(len(tool.schema or "") for tool in self.tools) > LONGEST_SOURCE:
+        strict = (tool for tool in self.tools if tool.is_strict)
+        if sum(len(tool.schema or "") for tool in strict) > LONGEST_SOURCE:
             raise ValueError(
                 f"tools: the schemas of strict tools have more than {LONGEST_SOURCE:,} characters; "
                 "make them smaller"
@@ -53,6 +56,7 @@ class CallSource:
         """The grammar. Raises ValueError, naming the field, for a schema that is not supported."""
         rules = CallRules(self.quote)
         calls = [self._call(tool, rules) for tool in self.tools]
+        check_sum([json.loads(tool.schema) for tool in self.tools if tool.schema], "tools")
         many = "call" if self.single else "call+"
         if self.answer is not None:
             start = f"start: {many} | %json {self.answer.inline()}"
@@ -71,15 +75,58 @@ class CallSource:
         begin = json.dumps(f"call:{tool.name}")
         if tool.schema is None:
             return f'{begin} "{{" loose'
+        check_schema(json.loads(tool.schema), tool.field)
         return f"{begin} {rules.arguments(json.loads(tool.schema), tool.field)}"
 
 
 def compile_calls(source: CallSource, tokens: GrammarTokens) -> Grammar:
-    """Raises ValueError, naming the field of a tool's schema where it is at fault."""
+    """Where the schema of a tool that is not strict cannot be held, a note of the grammar says so.
+    Raises ValueError, naming the field of a tool's schema where it is at fault."""
     if source.answer is not None:  # first, so that an error of it names its field
         compile_grammar(source.answer, tokens)
+    source, notes = _without_unsupported(source)
+    lenient = [tool for tool in source.tools if tool.schema is not None and not tool.is_strict]
+    try:
+        return replace(_compiled(source, tokens), notes=tuple(notes))
+    except ValueError as error:
+        if not lenient:
+            raise
+        # Which of them is at fault only one compilation for each would say.
+        why = str(error).partition(": ")[2]
+        notes += [_note(tool, f"{tool.field}: {why}") for tool in lenient]
+        tools = tuple(
+            replace(tool, schema=None) if tool in lenient else tool for tool in source.tools
+        )
+        return replace(_compiled(replace(source, tools=tools), tokens), notes=tuple(notes))
+
+
+def _compiled(source: CallSource, tokens: GrammarTokens) -> Grammar:
+    """Raises ValueError."""
     for tool in source.tools:
         if tool.schema is not None:
             check_alphabet(GrammarSource("schema", tool.schema, tool.field), tokens)
     compiled = llguidance().LLMatcher.grammar_from_lark(source.lark())
     return compiled_grammar(compiled, "tools", tokens)
+
+
+def _without_unsupported(source: CallSource) -> tuple[CallSource, list[str]]:
+    """The source with free parameters for those tools that are not strict and whose schemas have no
+    rules, and a note about each."""
+    tools, notes, left = [], [], LONGEST_SOURCE
+    for tool in source.tools:
+        if tool.schema is not None and not tool.is_strict:
+            left -= len(tool.schema)
+            try:
+                if left < 0:
+                    raise ValueError(f"{tool.field}: is too large")
+                check_schema(json.loads(tool.schema), tool.field)
+                CallRules(source.quote).arguments(json.loads(tool.schema), tool.field)
+            except ValueError as error:
+                notes.append(_note(tool, str(error).partition("; ")[0]))
+                tool = replace(tool, schema=None)
+        tools.append(tool)
+    return replace(source, tools=tuple(tools)), notes
+
+
+def _note(tool: CallTool, why: str) -> str:
+    return f"{why}; the arguments of {tool.name!r} are not held to the schema"

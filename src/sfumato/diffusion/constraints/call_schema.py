@@ -1,6 +1,6 @@
 """JSON schemas as rules of a Lark grammar for the arguments of calls.
 
-Of the keywords those are read that strict tools may have; any other is an error that names it.
+Any keyword that is not read is an error that names it.
 Names of properties come in the schema's order, as in llguidance's grammars of JSON.
 """
 
@@ -53,7 +53,7 @@ class CallRules:
     def add(self, body: str) -> str:
         """A rule of that body."""
         if len(self._rules) >= _MOST_RULES:
-            raise ValueError("tools: the schemas of strict tools are too large; make them smaller")
+            raise ValueError("tools: the schemas are too large; make them smaller")
         name = f"r{len(self._rules)}"
         self._rules[name] = body
         return name
@@ -129,8 +129,8 @@ class _Schema:
         unknown = schema.keys() - known - _NOTES
         if unknown:
             raise ValueError(
-                f"{where}: {', '.join(sorted(unknown))} is not supported in strict tools; leave it "
-                "out, or set strict to false"
+                f"{where}: {', '.join(sorted(unknown))} is not supported in the parameters of "
+                "tools; leave it out, or set strict to false"
             )
 
     def _alternatives(self, schemas: Any, where: str) -> str:

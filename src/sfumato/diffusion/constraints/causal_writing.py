@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from sfumato.diffusion.constraints.grammar_reply import Constraint, GrammarReply
-from sfumato.diffusion.constraints.short_completion import ShortCompletion
+from sfumato.diffusion.constraints.short_completion import MOST_CHOICES, ShortCompletion
 from sfumato.diffusion.processors import CanvasView, LogitProcessor
 
 TAIL = 128
@@ -85,13 +85,15 @@ class CausalWriting:
         left = self._room - len(self.ids)
         if left > TAIL:
             return True
+        choices = MOST_CHOICES  # of both searches
         if self._safe is None:
-            completion = self._completion.find(self._reply, left)
+            completion = self._completion.find(self._reply, left, choices // 2)
+            choices -= self._completion.used
             self._safe = None if completion is None else (len(self.ids), completion)
         if self._unchecked > 0:
             self._unchecked -= 1
             return True
-        after = self._completion.find(self._reply.after([token]), left - 1)
+        after = self._completion.find(self._reply.after([token]), left - 1, choices)
         if after is None:
             return self._safe is None
         self._safe = len(self.ids) + 1, after

@@ -14,11 +14,11 @@ from dataclasses import dataclass
 from sfumato.diffusion.constraints.causal_writing import TAIL, CausalWriting
 from sfumato.diffusion.constraints.grammar_reply import Constraint, GrammarReply
 from sfumato.diffusion.constraints.guidance import Guidance
-from sfumato.diffusion.constraints.short_completion import ShortCompletion
+from sfumato.diffusion.constraints.short_completion import MOST_CHOICES, ShortCompletion
 
 REPAIRS = 2
 """Times that the rest of a canvas is denoised again."""
-_STEPS_BACK = (0, 1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 48, 64, 96, 128, 192, 256)
+_STEPS_BACK = (1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 48, 64, 96, 128, 192, 256)
 """How many tokens of a text that cannot be closed any more are given up, tried in this order."""
 
 
@@ -89,8 +89,9 @@ class ConstrainedReply:
         if len(kept) == room and after.accepts:  # what closes it is nothing
             return self._settled([*kept, self._constraint.end_ids[0]])
         is_open = len(kept) == min(len(ids), room)
-        if self._is_late(after, room - len(kept)):
-            closed = self._closed(kept, room)
+        left = room - len(kept)
+        if left <= TAIL and self._completion.find(after, left, MOST_CHOICES // 2) is None:
+            closed = self._closed(kept, room, MOST_CHOICES - self._completion.used)
             if closed is not None:
                 return self._settled([*closed, self._constraint.end_ids[0]])
             if is_open:
@@ -123,19 +124,16 @@ class ConstrainedReply:
         ends = self._constraint.end_ids
         return ids[at] if at < len(ids) and ids[at] in ends else ends[0]
 
-    def _is_late(self, after: GrammarReply, left: int) -> bool:
-        """Whether what is open may not be closed in so many tokens."""
-        return left <= TAIL and self._completion.find(after, left) is None
-
-    def _closed(self, kept: list[int], room: int) -> list[int] | None:
+    def _closed(self, kept: list[int], room: int, choices: int) -> list[int] | None:
         """The tokens with the end given up for one that closes them in time; None where none was
-        found."""
-        for back in _STEPS_BACK:
-            if back > len(kept):
-                break
+        found with so many choices in all. Each search has an equal share, and what those before it
+        left."""
+        ends = [back for back in _STEPS_BACK if back <= len(kept)]
+        for done, back in enumerate(ends):
             beginning = kept[: len(kept) - back]
-            after = self._reply.after(beginning)
-            completion = self._completion.find(after, room - len(beginning))
+            after, left = self._reply.after(beginning), room - len(beginning)
+            completion = self._completion.find(after, left, choices // (len(ends) - done))
+            choices -= self._completion.used
             if completion is not None:
                 self.report.closing_tokens += len(completion)
                 return [*beginning, *completion]

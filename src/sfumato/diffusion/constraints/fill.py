@@ -54,5 +54,5 @@ def fill(
         for canvas, draft in zip(canvases, drafts, strict=True):
             progress.took(canvas, draft)
             if canvas is shown:
-                yield replace(draft, canvas=number)
+                yield replace(draft, canvas=number, pinned=canvas.pinned >= 0)
     return progress.outcome(time.perf_counter() - start)

@@ -10,6 +10,7 @@ import re
 from dataclasses import dataclass
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -36,6 +37,7 @@ class Grammar:
     tokens: GrammarTokens
     field: str
     _matcher: Any  # at its beginning; only ever copied
+    notes: tuple[str, ...] = ()  # what of the source it does not hold, as warnings say it
 
     def begin(self) -> GrammarState:
         """The state before the first token."""
@@ -125,12 +127,13 @@ class GrammarState:
         ends = self.grammar.tokens.end_ids
         return ids[: next((n for n, token in enumerate(ids) if token in ends), len(ids))]
 
-    def mask(self) -> Tensor:
+    def mask(self, known: bytes | None = None) -> Tensor:
         """bool [tokens of the vocabulary]: which may follow. End tokens are among them only where
-        the grammar accepts: at a dead end llguidance leaves these alone."""
-        packed = torch.frombuffer(bytearray(self.bits()), dtype=torch.uint8)
-        shifts = torch.arange(8, dtype=torch.uint8)
-        allowed = (packed[:, None] >> shifts & 1).flatten()[: self._vocab_size].bool()
+        the grammar accepts: at a dead end llguidance leaves these alone. known: what `bits` has
+        given here."""
+        packed = np.frombuffer(self.bits() if known is None else known, np.uint8)
+        bits = np.unpackbits(packed, count=self._vocab_size, bitorder="little")
+        allowed = torch.from_numpy(bits).bool()
         allowed[list(self.grammar.tokens.end_ids)] = self.accepts
         return allowed
 

@@ -14,12 +14,14 @@ from dataclasses import dataclass
 from typing import Any, Literal
 
 from sfumato.diffusion.constraints.grammar_tokens import llguidance
+from sfumato.diffusion.constraints.schema_limits import check_schema
 from sfumato.weights.errors import quoted
 
 Kind = Literal["schema", "regex", "choice", "grammar"]
 
 LONGEST_SOURCE = 2**18
-"""Characters of a source: a schema of that length compiles in half a second."""
+"""Characters of a source: a schema of that length that `schema_limits` lets pass compiles in about
+half a second of CPU."""
 MOST_CHOICES = 4096
 MOST_INDENT = 20
 """Characters of white space before a line of a JSON text; within a line there are at most two."""
@@ -30,6 +32,7 @@ _JSON_OPTIONS = {"whitespace_pattern": _SPACE}
 _QUOTED = re.compile(r'"(?:[^"\\\n]|\\.)*"|/(?:[^/\\\n]|\\.)+/|//[^\n]*|\#[^\n]*')
 _CLASS = re.compile(r"\[(?:[^\]\\\n]|\\.)*\]")  # of GBNF; Lark's stand in regular expressions
 _TOKEN = re.compile(r"<[^\s<>]{0,80}>?")
+_INLINE = re.compile(r"%json\s*")
 _LARK = re.compile(r"(?m)^\s*(?:%llguidance\b|start\s*:)")
 
 
@@ -52,6 +55,7 @@ class GrammarSource:
         """The grammar as llguidance takes it, unchecked. Raises ValueError."""
         matcher = llguidance().LLMatcher
         if self.kind == "schema":
+            check_schema(json.loads(self.text), self.field)
             grammar: str = matcher.grammar_from_json_schema(self.text, overrides=_JSON_OPTIONS)
         elif self.kind == "regex":
             grammar = matcher.grammar_from_regex(_without_anchors(self.text))
@@ -88,6 +92,8 @@ class GrammarSource:
                 "alone; write the text in quotes"
             )
         if is_lark:
+            for schema in _inline_schemas(self.text):
+                check_schema(schema, self.field)
             return self.text
         from llguidance.gbnf_to_lark import gbnf_to_lark
 
@@ -97,6 +103,15 @@ class GrammarSource:
             why = str(error) or "it ends too early"
             raise ValueError(f"{self.field}: is neither GBNF nor Lark: {why}") from None
         return lark
+
+
+def _inline_schemas(lark: str) -> Iterator[Any]:
+    """The JSON schemas in a Lark grammar; what is no JSON llguidance refuses."""
+    for match in _INLINE.finditer(lark):
+        try:
+            yield json.JSONDecoder().raw_decode(lark, match.end())[0]
+        except (ValueError, RecursionError):
+            continue
 
 
 def schema_source(schema: Mapping[str, Any] | bool, field: str = "schema") -> GrammarSource:

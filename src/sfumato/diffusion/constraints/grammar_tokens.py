@@ -103,6 +103,28 @@ class _Wrapper:
     ) -> None:
         self.tokens, self.eos_token_id, self.special_token_ids = tokens, end_id, special_ids
         self._encode = encode
+        special = {*special_ids}
+        self._bytes = {
+            piece: i for i, piece in enumerate(tokens) if len(piece) == 1 and i not in special
+        }
 
     def __call__(self, text: str | bytes) -> list[int]:
-        return self._encode(text if isinstance(text, str) else text.decode())
+        """Bytes that are no text, as the first ones of a character that a grammar forces, are
+        written as tokens of one byte. From the first byte that has none on, nothing is written:
+        the grammar leaves the rest to masks."""
+        if isinstance(text, str):
+            return self._encode(text)
+        ids: list[int] = []
+        while text:
+            try:
+                return ids + self._encode(text.decode())
+            except UnicodeDecodeError as error:
+                start, stop = error.start, error.end
+            ids += self._encode(text[:start].decode()) if start else []
+            for at in range(start, stop):
+                token = self._bytes.get(text[at : at + 1])
+                if token is None:
+                    return ids
+                ids.append(token)
+            text = text[stop:]
+        return ids

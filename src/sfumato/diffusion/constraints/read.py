@@ -22,9 +22,9 @@ from sfumato.diffusion.constraints.read_canvases import CanvasRow, read_canvases
 from sfumato.diffusion.constraints.reads import Read
 from sfumato.diffusion.constraints.slot_reading import SlotReading
 from sfumato.model.cache import Slot
+from sfumato.model.device_result import DeviceResult, fetch_together
 from sfumato.model.network import PREFILL_CHUNK, Network
 from sfumato.model.read_rows import Scratch
-from sfumato.model.unread import Unread, read_together
 from sfumato.options.limits import AUTO_SAMPLES
 
 PIECE = 256
@@ -91,13 +91,13 @@ def take_turns(network: Network, turns: Sequence[Turn], together: int = PREFILL_
     rows = [(row, turn.read.settings.steps) for turn in turns for row in _rows(turn)]
     readings: list[list[SlotReading]] = [[] for _ in rows]
     numbers: list[list[int]] = []  # of the rows that share a forward
-    unread: list[Unread[list[list[SlotReading]]]] = []
+    on_device: list[DeviceResult[list[list[SlotReading]]]] = []
     for steps in sorted({steps for _, steps in rows}):
         alike = [(number, row) for number, (row, own) in enumerate(rows) if own == steps]
         for part in _packed(alike, lambda item: len(item[1].canvas.ids), together):
             numbers.append([number for number, _ in part])
-            unread.append(read_canvases(network, [row for _, row in part], steps))
-    for part_numbers, results in zip(numbers, read_together(unread), strict=True):
+            on_device.append(read_canvases(network, [row for _, row in part], steps))
+    for part_numbers, results in zip(numbers, fetch_together(on_device), strict=True):
         for number, result in zip(part_numbers, results, strict=True):
             readings[number] = result
     taken = iter(readings)

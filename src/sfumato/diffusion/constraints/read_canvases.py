@@ -12,11 +12,11 @@ from torch import Tensor
 from sfumato.diffusion.constraints.canvas_noise import NoiseKey
 from sfumato.diffusion.constraints.slot_reading import SlotReading, slot_reading
 from sfumato.diffusion.constraints.template import NOISE, ReadCanvas
+from sfumato.model.device_result import DeviceResult
 from sfumato.model.label_scores import VocabularyMass, label_scores, vocabulary_mass
 from sfumato.model.network import Network
 from sfumato.model.read_rows import Scratch
 from sfumato.model.to_device import to_device
-from sfumato.model.unread import Unread
 
 
 @dataclass(frozen=True, eq=False)
@@ -42,7 +42,7 @@ class CanvasRow:
 
 def read_canvases(
     network: Network, rows: Sequence[CanvasRow], steps: int
-) -> Unread[list[list[SlotReading]]]:
+) -> DeviceResult[list[list[SlotReading]]]:
     """The readings of each row's slots after so many denoising steps, all rows in one forward a
     step. The host waits for nothing.
 
@@ -91,13 +91,13 @@ def _step(
 @torch.no_grad()
 def _readings(
     network: Network, rows: Sequence[CanvasRow], hidden: Tensor
-) -> Unread[list[list[SlotReading]]]:
+) -> DeviceResult[list[list[SlotReading]]]:
     """hidden [all slots, hidden]."""
     labels = [own for row in rows for own in row.canvas.labels]
     scores = label_scores(network.head, hidden, labels)
     massive = [row.label_mass for row in rows for _ in row.canvas.slots]
     at = [number for number, wanted in enumerate(massive) if wanted]
-    mass: Unread[VocabularyMass] | None = None
+    mass: DeviceResult[VocabularyMass] | None = None
     if at:
         chosen = hidden[to_device(torch.tensor(at), hidden.device)]
         mass = vocabulary_mass(network.head, chosen, [labels[number] for number in at])
@@ -115,4 +115,4 @@ def _readings(
         return [[next(each) for _ in row.canvas.slots] for row in rows]
 
     tensors = scores.tensors if mass is None else (*scores.tensors, *mass.tensors)
-    return Unread(tensors, readings)
+    return DeviceResult(tensors, readings)

@@ -24,14 +24,19 @@ class ShortCompletion:
         tokens = constraint.grammar.tokens
         self._special, self._closers = constraint.quote, tokens.closers
         self._inside, self._quote = tokens.text_closers
-        self._left = 0  # choices of the search under way
+        self._most = self._left = 0  # choices of the search under way
 
-    def find(self, reply: GrammarReply, room: int) -> list[int] | None:
-        """At most `room` tokens after which the reply may end; None where no walk finds any. The
-        reply stays as it is."""
+    @property
+    def used(self) -> int:
+        """Choices that the last search took."""
+        return self._most - max(0, self._left)
+
+    def find(self, reply: GrammarReply, room: int, choices: int = MOST_CHOICES) -> list[int] | None:
+        """At most `room` tokens after which the reply may end; None where no walk of so many
+        choices in all finds any. The reply stays as it is."""
+        self._most = self._left = choices
         if reply.thinks:  # an open thought is as long as it will be
             return None
-        self._left = MOST_CHOICES
         for walk in range(WALKS):
             completion = self._walk(reply.answer_state(), min(room, MOST_TOKENS), walk)
             if completion is not None or self._left <= 0:
@@ -70,7 +75,7 @@ class ShortCompletion:
         chosen = next((token for token in closers if may(token)), None)
         if chosen is not None:
             return chosen
-        allowed = state.mask().nonzero()[:, 0]
+        allowed = state.mask(bits).nonzero()[:, 0]
         stride = max(1, len(allowed) // _CANDIDATES)
         candidates = allowed[::stride].tolist()
         # Another choice at each place and in each walk: a loop is left after a few rounds.

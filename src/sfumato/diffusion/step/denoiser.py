@@ -36,8 +36,10 @@ class Denoiser:
         self._seats: dict[Key, Seats] = {}
         self._layout: tuple[object, Layout] | None = None
         self._probe = LiftProbe()
-        self._unread: list[Pending] = []  # written steps of which the host has learned nothing
-        self.device_steps = None if backend is None else DeviceSteps(network, backend, self._probe)
+        self._outstanding: list[Pending] = []  # written steps of which the host has learned nothing
+        self.device_steps = None
+        if backend is not None:
+            self.device_steps = DeviceSteps(network, backend, rows, self._probe)
 
     @torch.no_grad()
     def forward(self, canvases: Sequence[Canvas], slots: Sequence[Slot]) -> ForwardResult:
@@ -48,7 +50,7 @@ class Denoiser:
         """
         layout = self._lay_out(canvases, slots)
         if layout.reads_progress:
-            for pending in list(self._unread):
+            for pending in list(self._outstanding):
                 pending.results()
         ordered = tuple(canvases[i] for i in layout.order)
         seats = [self._seats[key] for key in dict.fromkeys(map(self._key, ordered))]
@@ -154,8 +156,8 @@ class Denoiser:
         return self.device_steps.serve(canvases, slots, self._seats_of(keys.pop()).batch)
 
     def _pending(self, copy: HostCopy, error: Exception | None) -> Pending:
-        pending = Pending(copy, error, self._unread.remove)
-        self._unread.append(pending)
+        pending = Pending(copy, error, self._outstanding.remove)
+        self._outstanding.append(pending)
         return pending
 
     def _lay_out(self, canvases: Sequence[Canvas], slots: Sequence[Slot]) -> Layout:

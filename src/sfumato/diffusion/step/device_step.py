@@ -62,16 +62,31 @@ class ForwardStep:
     """The forward alone of the first rows of a batch, whose slots are of one pool: of steps whose
     scores or rules no graph can hold. Moves no row on."""
 
-    def __init__(self, network: Network, batch: StepBatch, pool: KVPool, rows: int) -> None:
+    def __init__(
+        self,
+        network: Network,
+        batch: StepBatch,
+        pool: KVPool,
+        rows: int,
+        room: Tensor | None = None,
+    ) -> None:
+        """room: that of another forward of the batch, which this one will overwrite."""
         self.network, self.rows, self.width = network, rows, batch.width
         self._pool, self._batch = weakref.ref(pool), weakref.ref(batch)
         self._part = Part(batch.first(rows), (), None, ())
-        size = rows * batch.width, network.config.hidden_size
-        self.hidden = torch.zeros(size, dtype=network.dtype, device=network.device)
+        if room is None:
+            size = batch.rows * batch.width, network.config.hidden_size
+            room = torch.zeros(size, dtype=network.dtype, device=network.device)
+        self.room = room  # [positions of the whole batch, hidden]
+        self.hidden = room[: rows * batch.width]
 
     def serves(self, batch: StepBatch, pool: KVPool, rows: int) -> bool:
         """Whether this is the forward of these rows. False where the pool is gone."""
-        return self._batch() is batch and self._pool() is pool and self.rows == rows
+        return self.is_of(batch) and self._pool() is pool and self.rows == rows
+
+    def is_of(self, batch: StepBatch) -> bool:
+        """Whether its rows are those of this batch."""
+        return self._batch() is batch
 
     @property
     def is_alive(self) -> bool:
@@ -169,13 +184,13 @@ class DeviceStep:
 
     def _scored(self, hidden: Tensor, draws: Draws) -> HeadStats:
         head, batch = self.network.head, self._part.batch
-        # Of rows that commit and of those that have ended, the step writes nothing.
-        unread = batch.done[:, None].expand(-1, batch.width).flatten()
+        # Rows that commit are done too: the step writes nothing of them.
+        done = batch.done[:, None].expand(-1, batch.width).flatten()
         if not self.kind.bans:
-            return head(hidden, draws.temperature, draws.uniforms, unread=unread)
+            return head(hidden, draws.temperature, draws.uniforms, done=done)
         ids, limits = self._bans.unbind()
         bans = Bans(ids, limits, self._row, self._place)
-        stats = head(hidden, draws.temperature, draws.uniforms, bans=bans, unread=unread)
+        stats = head(hidden, draws.temperature, draws.uniforms, bans=bans, done=done)
         covered = bans.covers(head.vocab_size)
         return replace(stats, entropy=stats.entropy.masked_fill(covered, float("inf")))
 

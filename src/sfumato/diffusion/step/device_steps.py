@@ -30,9 +30,12 @@ _Version = tuple[int, tuple[tuple[int, int], ...]]
 class DeviceSteps:
     """The steps of one denoiser."""
 
-    def __init__(self, network: Network, backend: GraphBackend, probe: LiftProbe) -> None:
+    def __init__(
+        self, network: Network, backend: GraphBackend, rows: int, probe: LiftProbe
+    ) -> None:
+        """rows: for how many batches have room at first."""
         self._network, self._probe = network, probe
-        self.graphs = StepGraphs(backend)
+        self.graphs = StepGraphs(backend, rows)
         self._prepared: dict[Seats, tuple[_Version, DeviceStep]] = {}
         self._logged: set[str] = set()
 
@@ -58,7 +61,9 @@ class DeviceSteps:
             lambda one: isinstance(one, ForwardStep) and one.serves(batch, pool, rows)
         )
         if not isinstance(step, ForwardStep):
-            step = ForwardStep(self._network, batch, pool, rows)
+            other = self.graphs.find(lambda one: isinstance(one, ForwardStep) and one.is_of(batch))
+            room = other.room if isinstance(other, ForwardStep) else None
+            step = ForwardStep(self._network, batch, pool, rows, room)
             self.graphs.add(step)
         self.graphs.run(step)
         return step.hidden

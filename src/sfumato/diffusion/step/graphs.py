@@ -1,12 +1,14 @@
 """Which steps are captured, and when: one at a time, after it has run a few times.
 
-Knows neither CUDA nor what a step does: a `GraphBackend` captures functions.
+The graphs that are kept are those of the steps that run most.  Knows neither CUDA nor what a step
+does: a `GraphBackend` captures functions.
 """
 
 from __future__ import annotations
 
 import logging
 from collections.abc import Callable
+from dataclasses import dataclass
 from typing import Protocol
 
 from sfumato.diffusion.step.device_step import DeviceStep, ForwardStep
@@ -14,18 +16,37 @@ from sfumato.model.out_of_memory import is_out_of_memory
 
 log = logging.getLogger(__name__)
 
-MOST = 32
-"""Steps that are kept, with their graphs, which the memory estimate counts."""
+MOST = 64
+"""Graphs that are kept at most. 16 rows of one width have 32 kinds of step: each number of rows,
+with and without a commit."""
 
-RUNS = 2
-"""After how many runs a step is captured. Many kinds of step run once, when rows join or leave; a
-capture makes the host wait for the device."""
+KINDS = 12
+"""Graphs for each row that a batch has room for: widths, with and without a commit."""
+
+STEPS = 2 * MOST
+"""Steps that are kept, with a graph or without: one has some hundred kilobytes for itself."""
+
+RUNS = 3
+"""After how many runs a step is captured. Many kinds of step run once or twice, when rows join or
+leave; a capture makes the host wait for the device."""
+
+HALF_LIFE = 1024
+"""Steps after which a run counts half."""
+
+MORE = 2.0
+"""How many times as much a step must run as another whose graph it replaces. Steps that run alike
+often would else push out each other's graphs, with a capture for each run."""
 
 PAUSE = 256
 """Steps after a memory shortage before another is captured."""
 
 
 Step = DeviceStep | ForwardStep
+
+
+def most_graphs(rows: int) -> int:
+    """How many graphs are kept where batches have room for so many rows."""
+    return min(MOST, KINDS * rows)
 
 
 class GraphBackend(Protocol):
@@ -37,68 +58,95 @@ class GraphBackend(Protocol):
         ...
 
 
+@dataclass
+class _Record:
+    """What is known of a step that is kept."""
+
+    replay: Callable[[], None] | None = None
+    runs: int = 0  # without a graph
+    refused: bool = False  # a capture or a replay has failed
+    use: float = 0.0  # runs, late ones more than early ones
+    last: int = 0  # the number of the last run, of all steps
+
+    def note_run(self, number: int) -> None:
+        self.use, self.last = self.use_at(number) + 1.0, number
+
+    def use_at(self, number: int) -> float:
+        """As of a later run."""
+        return self.use * 0.5 ** ((number - self.last) / HALF_LIFE)
+
+
 class StepGraphs:
     """Steps, the last used ones, and the replays of those that have been captured."""
 
-    def __init__(self, backend: GraphBackend) -> None:
-        self._backend = backend
-        self._replays: dict[Step, Callable[[], None] | None] = {}  # the last used last
-        self._runs: dict[Step, int] = {}  # without a graph
+    def __init__(self, backend: GraphBackend, rows: int) -> None:
+        """rows: for how many batches have room."""
+        self._backend, self._most = backend, most_graphs(rows)
+        self._records: dict[Step, _Record] = {}  # the last used last
         self._wanted: list[Step] = []  # that have run often enough and are not captured
-        self._refused: set[Step] = set()  # whose capture has failed
+        self._number = 0  # of the last run
         self._pause = 0
 
     @property
     def captured(self) -> int:
         """How many steps have a graph."""
-        return sum(replay is not None for replay in self._replays.values())
+        return sum(record.replay is not None for record in self._records.values())
 
     def find(self, serves: Callable[[Step], bool]) -> Step | None:
         """The step that serves."""
-        return next((step for step in self._replays if serves(step)), None)
+        return next((step for step in self._records if serves(step)), None)
 
     def add(self, step: Step) -> None:
-        """Keeps a step, and drops those that have not been used for the longest time."""
-        for old in [old for old in self._replays if not old.is_alive]:
+        """Keeps a step, and drops those that have not been used for the longest time, such without
+        a graph first."""
+        for old in [old for old in self._records if not old.is_alive]:
             self._drop(old)
-        while len(self._replays) >= MOST:
-            self._drop(next(iter(self._replays)))
-        self._replays[step] = None
+        while len(self._records) >= STEPS:
+            plain = (old for old, record in self._records.items() if record.replay is None)
+            self._drop(next(plain, next(iter(self._records))))
+        self._records[step] = _Record()
 
     def run(self, step: Step) -> None:
         """Replays a step, or runs it where it is not captured. A replay that raises is the last of
         its graph."""
-        replay = self._replays.pop(step, None)
-        self._replays[step] = None
+        record = self._records.pop(step, None) or _Record()
+        self._records[step] = record
+        self._number += 1
+        record.note_run(self._number)
         self._pause = max(0, self._pause - 1)
+        replay, record.replay = record.replay, None
         if replay is None:
             step.run()
-            self._runs[step] = self._runs.get(step, 0) + 1
-            is_known = step in self._wanted or step in self._refused
-            if self._runs[step] >= RUNS and not is_known:
+            record.runs += 1
+            if record.runs >= RUNS and not record.refused and step not in self._wanted:
                 self._wanted.append(step)
             return
         try:
             replay()
         except Exception:
-            self._refused.add(step)
+            record.refused = True
             raise
-        self._replays[step] = replay
+        record.replay = replay
 
     def capture_next(self) -> bool:
-        """Captures one step that has run RUNS times, if there is any; whether it did. A capture
-        that fails leaves its step without a graph."""
+        """Captures the step that runs most of those without a graph that have run RUNS times, if
+        there is any, and if there is room for its graph or another's is used much less; whether it
+        did. A capture that fails leaves its step without a graph."""
         self._wanted = [step for step in self._wanted if step.is_alive]
         if not self._wanted or self._pause:
             return False
-        step = self._wanted.pop(0)
+        step = max(self._wanted, key=self._use)
+        if not self._make_room(self._use(step)):
+            return False
+        self._wanted.remove(step)
+        record = self._records[step]
         try:
-            self._replays[step] = self._backend.capture(step.prepare_for_capture())
+            record.replay = self._backend.capture(step.prepare_for_capture())
         except Exception as error:
             if is_out_of_memory(error):
                 self.release()
             else:
-                self._refused.add(step)
+                record.refused = True
             log.warning(
                 "a step of %d rows of width %d runs without a graph: its capture failed (%s: %s)",
                 *(step.rows, step.width, type(error).__name__),
@@ -108,12 +156,26 @@ class StepGraphs:
 
     def release(self) -> None:
         """Drops all graphs, for want of memory. Steps are captured again after a while."""
-        self._replays = dict.fromkeys(self._replays)
+        for record in self._records.values():
+            record.replay = None
         self._wanted, self._pause = [], PAUSE
 
+    def _use(self, step: Step) -> float:
+        return self._records[step].use_at(self._number)
+
+    def _make_room(self, use: float) -> bool:
+        """Drops the graph that is used least, where there are as many as are kept and it is used
+        much less than that; whether there is room."""
+        held = [step for step, record in self._records.items() if record.replay is not None]
+        if len(held) < self._most:
+            return True
+        least = min(held, key=self._use)
+        if self._use(least) * MORE > use:
+            return False
+        self._records[least].replay = None
+        return True
+
     def _drop(self, step: Step) -> None:
-        del self._replays[step]
-        self._runs.pop(step, None)
-        self._refused.discard(step)
+        del self._records[step]
         if step in self._wanted:
             self._wanted.remove(step)

@@ -15,6 +15,7 @@ import torch
 from torch import Tensor
 
 from sfumato.diffusion.canvas import Canvas
+from sfumato.diffusion.processors import LogitBias, banned_by
 from sfumato.model.head import HeadStats, VocabularyHead
 from sfumato.model.to_device import to_device
 from sfumato.ops.online_softmax import TOP
@@ -115,14 +116,24 @@ def _allowed(
 
 
 def _processed(head: VocabularyHead, each: _Masked, scores: Tensor) -> Tensor:
-    """float32 [vocabulary] → the same. Processors see all positions of the canvas, as ever."""
-    canvas = each.canvas
-    if not canvas.config.processors:
+    """float32 [vocabulary] → the same. Biases and bans are applied to the one position; where there
+    is any other processor, all of them see all positions of the canvas, as ever."""
+    canvas, processors = each.canvas, each.canvas.config.processors
+    view = canvas.before() if processors else None
+    if view is None:
         return scores
-    view, parts = canvas.before(), []
+    bans = [banned_by(processor, len(view.reply), canvas.length) for processor in processors]
+    known = zip(processors, bans, strict=True)
+    if all(ban is not None or type(processor) is LogitBias for processor, ban in known):
+        for processor, ban in zip(processors, bans, strict=True):
+            if ban is None or each.place < ban.positions:
+                only = processor if ban is None else LogitBias(dict.fromkeys(ban.ids, _BANNED))
+                scores = only.process(scores[None], 0, view)[0]
+        return scores
+    parts = []
     for start, stop in head.spans():
         chunk = scores[None, start:stop].expand(canvas.length, -1)
-        for processor in canvas.config.processors:
+        for processor in processors:
             chunk = processor.process(chunk, start, view)
         parts.append(chunk[each.place])
     return torch.cat(parts)

@@ -59,8 +59,11 @@ def twins() -> dict[str, KernelTwin]:
     return {operation: _twin(operation) for operation in OPERATIONS}
 
 
-def prepare(device: torch.device) -> frozenset[str]:
+def prepare(device: torch.device, hidden: int = 0) -> frozenset[str]:
     """Tests the kernels on a device, once; the operations that they serve there from now on.
+
+    hidden: size of a hidden state of the model that will be loaded, whose kernels are compiled
+    first where Triton's cache lacks them; 0: none.
 
     Call it before the first step on a device, and outside of a graph's capture. Where kernels
     cannot run, torch serves all, and one log line says why.
@@ -68,13 +71,16 @@ def prepare(device: torch.device) -> frozenset[str]:
     if not self_test.usable(device):
         if device.type == "cuda":
             why = self_test.why_unusable(device)
-            log.warning("kernels: torch serves on %s, since %s", device, why)
+            log.warning("kernels: torch serves on %s, since %s%s", device, why, self_test.LOSS)
         return frozenset()
     try:
         known = twins()
     except Exception as error:  # a build of Triton may fail in any way when it is imported
-        log.warning("kernels: torch serves on %s, since Triton fails (%s)", device, error)
+        why = f"{error}{self_test.LOSS}"
+        log.warning("kernels: torch serves on %s, since Triton fails (%s)", device, why)
         return frozenset()
+    if hidden and self_test.prepared(device) is None:
+        import_module(f"{__name__}.fill_cache").fill(device, hidden)
     return self_test.prepare(device, known)
 
 
@@ -95,6 +101,7 @@ def _note_refused(operation: str, device: torch.device, arguments: tuple[Any, ..
         _refused.add((operation, device))
         tensors = [each for each in arguments if isinstance(each, torch.Tensor)]
         kinds = ", ".join(f"{each.dtype} {tuple(each.shape)}" for each in tensors)
+        kinds += self_test.LOSS
         log.warning("%s: torch serves calls that kernels do not take, as of %s", operation, kinds)
 
 

@@ -18,7 +18,9 @@ import sys
 import tempfile
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass, replace
+from functools import cache
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 from sfumato.ops.triton.children import Limits, Outcome, run_bounded
@@ -39,7 +41,7 @@ class Compiled:
     target: str
     use: str
     candidate: int
-    variant: str = ""  # see `Kernel.variants`
+    variant: str = ""  # see `Kernel.variants` and `shapes`
     shared: int = 0  # bytes
     registers: int = 0  # of a thread
     spilled: int = 0  # bytes of a thread (NVIDIA), registers (AMD)
@@ -68,14 +70,16 @@ class Job:
 
 
 def jobs(targets: Sequence[str], names: Sequence[str] = (), every: bool = False) -> Iterator[Job]:
-    """The compilations of all kernels, or of those named, for targets: with the tiles that serve,
-    or with every candidate, in all their variants."""
+    """The compilations of all kernels, or of those named, for targets, in all their variants: with
+    the tiles that serve, or with every candidate, and then in all their shapes too."""
     known = all_kernels()
     for name in names or sorted(known):
+        kernel = known[name]
+        variants = ("", *kernel.variants, *(kernel.shapes if every else ()))
         for target in targets:
             for use, tiles in candidates(name, target).items():
                 for number in range(len(tiles) if every else 1):
-                    for variant in ("", *known[name].variants):
+                    for variant in variants:
                         yield Job(name, target, use, number, variant)
 
 
@@ -83,9 +87,7 @@ def compile_job(job: Job) -> Compiled:
     """Compiles, and measures what came out. Raises what the compilers raise."""
     target = TARGETS[job.target]
     tile = candidates(job.kernel, job.target)[job.use][job.candidate]
-    kernel = all_kernels()[job.kernel]
-    sizes = {**kernel.sizes, **kernel.variants.get(job.variant, {})}
-    made = compile_kernel(replace(kernel, sizes=sizes), tile, target)
+    made = compile_kernel(all_kernels()[job.kernel].as_variant(job.variant), tile, target)
     shared = int(made.metadata.shared)
     registers, spilled = _usage(made, target)
     excess = f"shared memory: {shared} bytes of {target.shared}" if shared > target.shared else ""
@@ -109,17 +111,29 @@ def compile_kernel(kernel: Kernel, tile: Tile, target: Target) -> Any:
     """What Triton makes of a kernel with the sizes of the 26B-A4B; needs no device."""
     import triton
     from triton.backends.compiler import GPUTarget
-    from triton.compiler import ASTSource
 
     if interpreting():
         raise RuntimeError("TRITON_INTERPRET: unset it, interpreted kernels cannot be compiled")
+    source, options = source_of(kernel, tile, target)
+    where = GPUTarget(target.backend, target.number, target.warp)
+    return triton.compile(source, target=where, options=options)
+
+
+def source_of(kernel: Kernel, tile: Tile, target: Target) -> tuple[Any, dict[str, Any]]:
+    """What Triton compiles, and its options: those of a launch, so that a launch on such a device
+    finds the result in Triton's cache."""
+    from triton.compiler import ASTSource
+
     constants = {**kernel.sizes, **tile.constants, "UPCAST": False}
     if "DESCRIPTORS" in kernel.function.arg_names:
         constants["DESCRIPTORS"] = target.copies
-    signature, aligned = {}, {}
+    signature: dict[str, str] = {}
+    aligned: dict[tuple[int], list[list[Any]]] = {}
     for place, name in enumerate(kernel.function.arg_names):
         if name in constants:
             signature[name] = "constexpr"
+            if _constants_have_attributes(kernel.function):
+                aligned[(place,)] = []
             continue
         kind = kernel.types[name].format_map(constants)
         if kind.startswith("tensordesc") and not constants.get("DESCRIPTORS", True):
@@ -127,14 +141,22 @@ def compile_kernel(kernel: Kernel, tile: Tile, target: Target) -> Any:
         signature[name], _, multiple = kind.partition(":")
         if multiple:
             aligned[(place,)] = [["tt.divisibility", int(multiple)]]
+            if target.backend == "hip" and kind.startswith("*"):
+                # A launch says so of a tensor of less than 2 GB, as nearly all are.
+                aligned[(place,)].append(["tt.pointer_range", 32])
     unknown = set(kernel.types) - set(signature) | set(constants) - set(signature)
     assert not unknown, f"{kernel.name}: has no parameter {', '.join(sorted(unknown))}"
     options = {"num_warps": tile.warps, "num_stages": tile.stages, "enable_fp_fusion": FP_FUSION}
-    return triton.compile(
-        ASTSource(kernel.function, signature, constants, aligned),
-        target=GPUTarget(target.backend, target.number, target.warp),
-        options=options,
-    )
+    return ASTSource(kernel.function, signature, constants, aligned), options
+
+
+@cache
+def _constants_have_attributes(function: Any) -> bool:
+    """Whether launches give the compiler an empty list of attributes for a constant, which counts
+    in the key of the cache: Triton 3.9 does, 3.6 does not."""
+    backend = SimpleNamespace(parse_options=lambda given: None, parse_attr=lambda attribute: [])
+    *_, attributes = function._pack_args(backend, {}, {"": 1}, [("constexpr", 1)], {})
+    return bool(attributes)
 
 
 def _usage(made: Any, target: Target) -> tuple[int, int]:
@@ -179,7 +201,11 @@ def main(arguments: Sequence[str] | None = None) -> int:
     )
     parser.add_argument("--target", action="append", choices=list(TARGETS), help="default: all")
     parser.add_argument("--kernel", action="append", default=[], help="default: all")
-    parser.add_argument("--every", action="store_true", help="all candidates of the table of tiles")
+    parser.add_argument(
+        "--every",
+        action="store_true",
+        help="all candidates of the table of tiles, and all shapes of the 26B-A4B",
+    )
     parser.add_argument("--jobs", type=int, default=1, help="processes at a time")
     parser.add_argument("--seconds", type=float, default=180, help="of one compilation")
     parser.add_argument("--memory", type=float, default=16, help="of one compilation, in GB")

@@ -29,7 +29,7 @@ from sfumato.ops.triton.workspaces import NARROW, attention_kernel
 
 _TYPES = {
     **dict.fromkeys(("q", "out"), "*bf16:16"),
-    **dict.fromkeys(("keys", "values", "new_keys", "new_values"), "tensordesc<bf16[{KEYS},{D}]>"),
+    **dict.fromkeys(("keys", "values", "new_keys", "new_values"), "tensordesc<bf16[{KEYS}, {D}]>"),
     **dict.fromkeys(("slots", "first", "width", "commits"), "*i64"),
     **dict.fromkeys(("partial", "extremes"), "*fp32:16"),
     **dict.fromkeys(("size", "tokens", "stored", "window"), "i32"),
@@ -125,10 +125,11 @@ def _attention(
     kernel = SLIDING if d <= NARROW else FULL
     tile = tile_for(kernel.name, q.device)
     pieces = triton.cdiv(size, tile["SPLIT"])
-    # One piece stores its result at once: `out` stands for memory that no program touches.
-    partial = extremes = out
+    # One piece stores its result at once, and no program touches these. Their dtype is the same, so
+    # that the code is.
+    wide: dict[str, Any] = {"dtype": torch.float32, "device": q.device}
+    partial = extremes = torch.empty(0, **wide)
     if pieces > 1:
-        wide: dict[str, Any] = {"dtype": torch.float32, "device": q.device}
         partial = torch.empty(rows, pieces, length * heads, d, **wide)
         extremes = torch.empty(rows, pieces, length * heads, 2, **wide)
     floats: dict[str, Any] = {"q": q, "out": out, "partial": partial, "extremes": extremes}

@@ -50,6 +50,7 @@ WRITE_CACHE = register(
             **dict.fromkeys(("slots", "first", "count"), "*i64"),
         },
         {"KV_HEADS": 8, "HEAD": 256, "ELEMENTS": 2048},
+        shapes={"full": {"KV_HEADS": 2, "HEAD": 512, "ELEMENTS": 1024}},
     )
 )
 

@@ -166,7 +166,7 @@ GATE_UP = register(
         _gate_up,
         {
             "x": "*bf16:16",
-            "weight": "tensordesc<bf16[{OUT},{IN}]>",
+            "weight": "tensordesc<bf16[{OUT}, {IN}]>",
             "order": "*i32:16",
             "starts": "*i32:16",
             "activated": "*bf16:16",
@@ -179,8 +179,8 @@ DOWN = register(
         "experts_down",
         _down,
         {
-            "activated": "tensordesc<bf16[{TOKENS},{IN}]>",
-            "weight": "tensordesc<bf16[{OUT},{IN}]>",
+            "activated": "tensordesc<bf16[{TOKENS}, {IN}]>",
+            "weight": "tensordesc<bf16[{OUT}, {IN}]>",
             "order": "*i32:16",
             "starts": "*i32:16",
             "shares": "*fp32:16",

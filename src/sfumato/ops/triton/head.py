@@ -52,10 +52,10 @@ SCORE_CHUNK = register(
         score_chunk,
         {
             **(_BANS | _BLOCKS | _NUMBERS | _CHUNK),
-            "hidden": "tensordesc<bf16[{POSITIONS},{DEPTH}]>",
-            "weight": "tensordesc<bf16[{TILE},{DEPTH}]>",
+            "hidden": "tensordesc<bf16[{POSITIONS}, {DEPTH}]>",
+            "weight": "tensordesc<bf16[{TILE}, {DEPTH}]>",
             "temperature": "*fp32",
-            "unread": "*i1",
+            "done": "*u1",
             "blocks": "i32",
         },
         {"HIDDEN": 2816, "CHUNK": CHUNK, "FORMAT": 0, "MASSES": True},
@@ -68,13 +68,13 @@ EMBED_CHUNK = register(
         "embed_chunk",
         embed_chunk,
         {
-            "weight": "tensordesc<bf16[{TILE},{COLUMNS}]>",
+            "weight": "tensordesc<bf16[{TILE}, {COLUMNS}]>",
             "vocab": "i32",
             "positions": "i32",
             **_CHUNK,
             **_TOP,
             "peaks": "*fp32",
-            "unread": "*i1",
+            "done": "*u1",
             "embedding_programs": "i32",
             "hidden_programs": "i32",
         },
@@ -90,8 +90,8 @@ FINISH_HEAD = register(
             **(_BANS | _BLOCKS | _NUMBERS | _TOP),
             "hidden": "*bf16:16",
             "temperature": "*fp32",
-            "unread": "*i1",
-            "weight": "tensordesc<bf16[64,{DEPTH}]>",
+            "done": "*u1",
+            "weight": "tensordesc<bf16[64, {DEPTH}]>",
             "uniform": "*fp64",
             "argmax": "*i64",
             "drawn": "*i64",
@@ -150,24 +150,24 @@ def vocabulary_head(
     uniform: Tensor,
     softcap: float,
     bans: Bans | None = None,
-    unread: Tensor | None = None,
+    done: Tensor | None = None,
     masses: bool = True,
 ) -> HeadResult:
     """One pass over the vocabulary; see `model.head.VocabularyHead`.
 
     hidden [positions, size] and weight [vocab, size] of one dtype; temperature float32 and uniform
-    float64 [positions]; unread bool [positions]: whose results are not read, which are zeros.
+    float64 [positions]; done bool [positions]: of rows that are done, whose results are zeros.
     masses: whether the draw, the most probable tokens and the soft embedding are asked for.
     """
     result = HeadResult.empty(hidden)
-    if unread is None:
-        unread = torch.zeros(len(hidden), dtype=torch.bool, device=hidden.device)
+    if done is None:
+        done = torch.zeros(len(hidden), dtype=torch.bool, device=hidden.device)
     for start in range(0, len(hidden), GROUP):
         stop = min(start + GROUP, len(hidden))
         at = slice(start, stop)
         # Unnamed, so that a part's memory is free for the next one.
         _Pass(
-            hidden[at], weight, temperature[at], unread[at], softcap, _banned(bans, at), masses
+            hidden[at], weight, temperature[at], done[at], softcap, _banned(bans, at), masses
         ).run(uniform[at], result.part(start, stop))
     return result
 
@@ -181,10 +181,10 @@ def vocabulary_pass(
     bans: Bans | None,
     chunk: int,
     packed: object,
-    unread: Tensor | None = None,
+    done: Tensor | None = None,
 ) -> tuple[Tensor, ...]:
     """See `ops.vocabulary_pass`."""
-    out = vocabulary_head(hidden, weight, temperature, uniform, softcap, bans, unread)
+    out = vocabulary_head(hidden, weight, temperature, uniform, softcap, bans, done)
     named = min(TOP, len(weight))
     top_ids, top_probs = out.top_ids[:, :named], out.top_probs[:, :named]
     return out.argmax, out.drawn, out.entropy, top_ids, top_probs, out.soft
@@ -204,7 +204,7 @@ class _Pass:
         hidden: Tensor,
         weight: Tensor,
         temperature: Tensor,
-        unread: Tensor,
+        done: Tensor,
         softcap: float,
         bans: Bans | None,
         masses: bool,
@@ -215,7 +215,7 @@ class _Pass:
         self.positions, self.blocks = len(hidden), triton.cdiv(self.vocab, BLOCK)
         self.softcap = softcap
         self.temperature = temperature.float().contiguous()
-        self.unread = unread.contiguous()
+        self.done = done.contiguous()
         nothing = torch.empty(0, dtype=torch.int64, device=hidden.device)
         self.bans = {
             "ban_ids": nothing if bans is None else bans.ids.contiguous(),
@@ -269,7 +269,7 @@ class _Pass:
             hidden=matrix(self.hidden, tile["POSITIONS"], tile["DEPTH"]),
             weight=matrix(self.weight, tile["TILE"], tile["DEPTH"]),
             temperature=self.temperature,
-            unread=self.unread,
+            done=self.done,
             **self.bans,
             **self.chunk_tensors,
             **self.statistics,
@@ -295,7 +295,7 @@ class _Pass:
             self.device,
             weight=matrix(self.weight, tile["TILE"], tile["COLUMNS"]),
             peaks=self.peaks,
-            unread=self.unread,
+            done=self.done,
             **self.chunk_tensors,
             **self.top,
             first_id=first_id,
@@ -319,7 +319,7 @@ class _Pass:
             hidden=self.hidden,
             weight=matrix(self.weight, BLOCK, tile["DEPTH"]),
             temperature=self.temperature,
-            unread=self.unread,
+            done=self.done,
             **self.bans,
             **self.statistics,
             **self.top,
@@ -355,7 +355,7 @@ def _serves(
     bans: Bans | None,
     chunk: int,
     packed: object,
-    unread: Tensor | None = None,
+    done: Tensor | None = None,
 ) -> bool:
     fits = bans is None or bans.ids.shape[1] <= MOST_BANS
     return packed is None and fits and weight.is_contiguous() and multiplied(hidden, weight)
@@ -368,14 +368,14 @@ def _check(device: torch.device) -> None:
 
 def _check_vocabulary(vocab: int, device: torch.device) -> None:
     """A vocabulary that ends within a block; the right numbers by float64. The third position is
-    not read."""
+    done."""
     dtype = torch.float32 if device.type == "cpu" else torch.bfloat16
     hidden, weight = random_like(device, dtype, (3, 72), (vocab, 72))
     temperature = torch.tensor([0.5, 1.0, 1.0], device=device)
     uniform = torch.tensor([0.4, 0.9, 0.9], dtype=torch.float64, device=device)
-    unread = torch.arange(3, device=device) == 2
-    every = vocabulary_head(hidden, weight, temperature, uniform, 30.0, None, unread)
-    assert not every.soft[2].any(), "what is not read is not zero"
+    done = torch.arange(3, device=device) == 2
+    every = vocabulary_head(hidden, weight, temperature, uniform, 30.0, None, done)
+    assert not every.soft[2].any(), "what is done is not zero"
     out, hidden, temperature, uniform = every.part(0, 2), hidden[:2], temperature[:2], uniform[:2]
     scores = (hidden.double() @ weight.double().T / 30).tanh() * 30 / temperature[:, None]
     share = scores.softmax(dim=1)

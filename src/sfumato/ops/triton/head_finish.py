@@ -163,13 +163,13 @@ def store_zeros(
 
 @triton.jit(
     do_not_specialize=[
-        "temperature", "unread", "uniform", "ban_ids", "ban_limits", "ban_row", "ban_place",
+        "temperature", "done", "uniform", "ban_ids", "ban_limits", "ban_row", "ban_place",
         "argmax", "drawn", "entropy", "peaks", "totals", "out_ids", "out_probs", "vocab",
         "positions", "blocks", "bans"
     ]
 )  # fmt: skip
 def finish_head(
-    hidden: tl.tensor, weight: tl.tensor, temperature: tl.tensor, unread: tl.tensor,
+    hidden: tl.tensor, weight: tl.tensor, temperature: tl.tensor, done: tl.tensor,
     uniform: tl.tensor, ban_ids: tl.tensor, ban_limits: tl.tensor, ban_row: tl.tensor,
     ban_place: tl.tensor, block_max: tl.tensor, block_sum: tl.tensor, block_shifted: tl.tensor,
     block_best: tl.tensor, soft: tl.tensor, top: tl.tensor, top_ids: tl.tensor, argmax: tl.tensor,
@@ -186,11 +186,11 @@ def finish_head(
     Writes argmax and drawn int64, entropy, peaks (the highest score) and totals (Σ e^(s - peak))
     float32 [positions], out_ids int64 and out_probs float32 [positions, TOP], out_soft [positions,
     HIDDEN].  MASSES false: argmax, entropy, peaks and totals alone.  Every id is one of the
-    vocabulary, even where the scores are no numbers.  Results that are not read are zeros.
+    vocabulary, even where the scores are no numbers.  Results of positions that are done are zeros.
     """
     weight = as_descriptor(weight, vocab, HIDDEN, BLOCK, DEPTH, DESCRIPTORS)
     position = tl.program_id(0)
-    if tl.load(unread + position) != 0:
+    if tl.load(done + position) != 0:
         store_zeros(
             argmax, drawn, entropy, out_ids, out_probs, out_soft, position, HIDDEN, TOP, DEPTH
         )

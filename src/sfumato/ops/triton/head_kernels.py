@@ -42,10 +42,10 @@ def banned_here(
 
 
 @triton.jit
-def any_read(unread: tl.tensor, position: tl.tensor, positions: tl.tensor) -> tl.tensor:
-    """Whether the results of one of these positions are read."""
-    idle = tl.load(unread + position, mask=position < positions, other=1)
-    return tl.sum((idle == 0).to(tl.int32)) > 0
+def any_running(done: tl.tensor, position: tl.tensor, positions: tl.tensor) -> tl.tensor:
+    """Whether one of these positions is of a row that is not done."""
+    is_done = tl.load(done + position, mask=position < positions, other=1)
+    return tl.sum((is_done == 0).to(tl.int32)) > 0
 
 
 @triton.jit
@@ -87,12 +87,12 @@ def store_blocks(
 
 @triton.jit(
     do_not_specialize=[
-        "temperature", "unread", "ban_ids", "ban_limits", "ban_row", "ban_place", "first_id",
+        "temperature", "done", "ban_ids", "ban_limits", "ban_row", "ban_place", "first_id",
         "vocab", "positions", "blocks", "bans"
     ]
 )  # fmt: skip
 def score_chunk(
-    hidden: tl.tensor, weight: tl.tensor, temperature: tl.tensor, unread: tl.tensor,
+    hidden: tl.tensor, weight: tl.tensor, temperature: tl.tensor, done: tl.tensor,
     ban_ids: tl.tensor, ban_limits: tl.tensor, ban_row: tl.tensor, ban_place: tl.tensor,
     scores: tl.tensor, masses: tl.tensor, tile_max: tl.tensor, block_max: tl.tensor,
     block_sum: tl.tensor, block_shifted: tl.tensor, block_best: tl.tensor, first_id: tl.tensor,
@@ -104,14 +104,14 @@ def score_chunk(
     """The scores of a tile of ids, their masses, and the statistics of its blocks.
 
     Grid: (tiles of the chunk, ⌈positions / POSITIONS⌉).  hidden [positions, HIDDEN] and weight
-    [vocab, HIDDEN]: see `weights.as_descriptor`; temperature float32 and unread bool [positions];
+    [vocab, HIDDEN]: see `weights.as_descriptor`; temperature float32 and done bool [positions];
     the bans as in `ops.Bans`, int64, none where `bans` is 0.  Writes scores float32 and masses
     e^(score - tile_max) [positions, CHUNK], tile_max float32 [positions, CHUNK / TILE], and block_*
-    [positions, blocks].  MASSES false: block_* alone.  A program all of whose positions are unread
+    [positions, blocks].  MASSES false: block_* alone.  A program all of whose positions are done
     leaves early and writes nothing.
     """
     position = tl.program_id(1) * POSITIONS + tl.arange(0, POSITIONS)
-    if not any_read(unread, position, positions):
+    if not any_running(done, position, positions):
         return
     hidden = as_descriptor(hidden, positions, HIDDEN, POSITIONS, DEPTH, DESCRIPTORS)
     weight = as_descriptor(weight, vocab, HIDDEN, TILE, DEPTH, DESCRIPTORS)
@@ -243,12 +243,12 @@ def merge_top(
 
 @triton.jit(
     do_not_specialize=[
-        "peaks", "unread", "first_id", "vocab", "positions", "embedding_programs", "hidden_programs"
+        "peaks", "done", "first_id", "vocab", "positions", "embedding_programs", "hidden_programs"
     ]
 )  # fmt: skip
 def embed_chunk(
     weight: tl.tensor, masses: tl.tensor, tile_max: tl.tensor, scores: tl.tensor,
-    peaks: tl.tensor, soft: tl.tensor, top: tl.tensor, top_ids: tl.tensor, unread: tl.tensor,
+    peaks: tl.tensor, soft: tl.tensor, top: tl.tensor, top_ids: tl.tensor, done: tl.tensor,
     first_id: tl.tensor, vocab: tl.tensor, positions: tl.tensor, embedding_programs: tl.tensor,
     hidden_programs: tl.tensor,
     HIDDEN: tl.constexpr, CHUNK: tl.constexpr, TILE: tl.constexpr, POSITIONS: tl.constexpr,
@@ -269,7 +269,7 @@ def embed_chunk(
     if program < embedding_programs:
         group = program // hidden_programs // SPLITS
         position = group * POSITIONS + tl.arange(0, POSITIONS)
-        if any_read(unread, position, positions):
+        if any_running(done, position, positions):
             soft_tile(
                 weight, masses, tile_max, peaks, soft, program, position, first_id, vocab,
                 positions, hidden_programs, begun, HIDDEN, CHUNK, TILE, POSITIONS, COLUMNS, SPLITS,
@@ -277,7 +277,7 @@ def embed_chunk(
             )  # fmt: skip
     else:
         own = program - embedding_programs
-        if tl.load(unread + own) == 0:
+        if tl.load(done + own) == 0:
             merge_top(
                 scores, tile_max, top, top_ids, own, first_id, vocab, begun, CHUNK, TILE, TOP,
             )  # fmt: skip

@@ -119,6 +119,7 @@ PREPARE_HEADS = register(
             "eps": "fp32",
         },
         {"HEADS": 16, "KV_HEADS": 8, "HALF": 128, "COLUMNS": 128},
+        shapes={"full": {"KV_HEADS": 2, "HALF": 256, "COLUMNS": 256}},
     )
 )
 

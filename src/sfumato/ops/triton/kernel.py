@@ -16,7 +16,7 @@ import os
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager, nullcontext
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import partial
 from importlib import import_module
 from importlib.util import find_spec
@@ -50,13 +50,15 @@ class Kernel:
     """A kernel and the sizes of the 26B-A4B, with which it is compiled ahead of time.
 
     types: what each parameter is that is no constant, as Triton names it: "i32", "fp32", "*bf16",
-    "tensordesc<bf16[{ROWS},{COLUMNS}]>" with constants in braces.  ":16" after a type says that the
-    address or number is a multiple of 16.  sizes: the constants that no tile gives.
+    "tensordesc<bf16[{ROWS}, {COLUMNS}]>" with constants in braces; spaces count, in the keys of its
+    cache.  ":16" after a type says that the address or number is a multiple of 16.  sizes: the
+    constants that no tile gives.
 
     Every kernel has a constant UPCAST.  One that also has DESCRIPTORS takes its matrices as tensor
     descriptors where that is True, else as addresses; see `weights.as_descriptor`.
 
     variants: by a name, sizes that differ where the kernel also serves so and its code differs.
+    shapes: by a name, other sizes that the kernel has in the 26B-A4B, with the same code.
     """
 
     name: str  # its tiles stand under this name in tiles.toml
@@ -64,6 +66,12 @@ class Kernel:
     types: Mapping[str, str]
     sizes: Mapping[str, int | float | bool]
     variants: Mapping[str, Mapping[str, bool]] = field(default_factory=dict)
+    shapes: Mapping[str, Mapping[str, int | bool]] = field(default_factory=dict)
+
+    def as_variant(self, name: str) -> Kernel:
+        """The kernel with the sizes of one of its variants or shapes; "": as it is."""
+        differing = {**self.variants, **self.shapes}.get(name, {})
+        return replace(self, sizes={**self.sizes, **differing})
 
 
 _kernels: dict[str, Kernel] = {}

@@ -65,12 +65,20 @@ LINEAR = register(
         "linear",
         _linear,
         {
-            "x": "tensordesc<bf16[{TOKENS},{IN}]>",
-            "weight": "tensordesc<bf16[{OUT},{IN}]>",
+            "x": "tensordesc<bf16[{TOKENS}, {IN}]>",
+            "weight": "tensordesc<bf16[{OUT}, {IN}]>",
             "out": "*bf16:16",
             "tokens": "i32",
         },
         {"OUTPUTS": 4096, "INPUTS": 2816, "FORMAT": 0},
+        shapes={
+            f"{outputs} × {inputs}": {"OUTPUTS": outputs, "INPUTS": inputs}
+            for outputs, inputs in (
+                # Queries, keys and values, and what follows attention; sliding layers, then full.
+                *((2048, 2816), (2816, 4096), (8192, 2816), (1024, 2816), (2816, 8192)),
+                *((2112, 2816), (2816, 2112)),  # the dense part of a layer
+            )
+        },
     )
 )
 

@@ -68,6 +68,11 @@ RMS_NORM = register(
         _rms_norm,
         {"x": "*bf16:16", "weight": "*bf16:16", "out": "*bf16:16", "rows": "i32", "eps": "fp32"},
         {"SIZE": 2816, "COLUMNS": 4096, "WEIGHTED": True},
+        shapes={
+            "plain": {"WEIGHTED": False},
+            "heads": {"SIZE": 512, "COLUMNS": 512},  # of full layers
+            "plain heads": {"SIZE": 512, "COLUMNS": 512, "WEIGHTED": False},
+        },
     )
 )
 

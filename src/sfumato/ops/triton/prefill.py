@@ -32,7 +32,7 @@ MOST = 2**31  # elements that 32 bits count
 
 _TYPES = {
     **dict.fromkeys(("q", "out"), "*bf16:16"),
-    **dict.fromkeys(("keys", "values"), "tensordesc<bf16[{KEYS},{D}]>"),
+    **dict.fromkeys(("keys", "values"), "tensordesc<bf16[{KEYS}, {D}]>"),
     **dict.fromkeys(("queries", "positions"), "*i64"),
     **dict.fromkeys(("tokens", "window"), "i32"),
     **dict.fromkeys(("length", "stored"), "i32:16"),

@@ -206,7 +206,7 @@ MOVE_ROWS = register(
         _move_rows,
         {
             **dict.fromkeys((*_STATE, "argmax", "drawn", "top_ids", "fresh", "stability"), "*i64"),
-            **dict.fromkeys(_FLAGS, "*i1"),
+            **dict.fromkeys(_FLAGS, "*u1"),
             **dict.fromkeys(("entropy", "top_probs", "bound", "confidence"), "*fp32"),
             "words": "*i32",
             **_STRIDES,
@@ -222,7 +222,7 @@ TAKE_SOFT = register(
         {
             **dict.fromkeys(("soft", "new"), "*bf16:16"),
             **dict.fromkeys(("pinned", "bare_pins"), "*i64"),
-            **dict.fromkeys(("self_conditioning", "done"), "*i1"),
+            **dict.fromkeys(("self_conditioning", "done"), "*u1"),
             **_STRIDES,
         },
         {"HIDDEN": 2816},

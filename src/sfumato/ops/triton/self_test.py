@@ -23,6 +23,9 @@ from sfumato.ops.triton.tiles import slower
 log = logging.getLogger(__name__)
 T = TypeVar("T")
 
+LOSS = "; a row's bits then depend on the other rows"
+"""What an operation loses where torch's products serve it, which choose their sums by the shape."""
+
 
 @dataclass(frozen=True)
 class KernelTwin:
@@ -68,21 +71,25 @@ def switch_off(operation: str, device: torch.device, error: Exception) -> None:
     device = _indexed(device)
     if serves(operation, device):
         _passed[device] -= {operation}
-        log.warning("%s: torch serves it on %s from now on (%s)", operation, device, _line(error))
+        why = _line(error) + LOSS
+        log.warning("%s: torch serves it on %s from now on (%s)", operation, device, why)
 
 
 def prepare(device: torch.device, twins: dict[str, KernelTwin]) -> frozenset[str]:
     """Tests the twins, by operation, on a device, once; the operations that serve from now on.
 
-    Compiles kernels and waits for the device: call it before a graph is captured.
+    Compiles kernels and waits for the device: call it before a graph is captured. Gives the memory
+    of the tests back.
     """
     device = _indexed(device)
     if device not in _passed:
         reasons = {name: _why_not(each, device) for name, each in twins.items()}
         for reason in dict.fromkeys(filter(None, reasons.values())):
             names = ", ".join(name for name, each in reasons.items() if each == reason)
-            log.warning("%s: torch serves on %s, since %s", names, device, reason)
+            log.warning("%s: torch serves on %s, since %s%s", names, device, reason, LOSS)
         _passed[device] = frozenset(name for name, reason in reasons.items() if not reason)
+        if device.type == "cuda":  # the tests' hundreds of megabytes, before the weights come
+            torch.cuda.empty_cache()
     return _passed[device]
 
 

@@ -3,15 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import replace
 from typing import Any
 
-from sfumato.diffusion.constraints.hole import Hole
 from sfumato.engine import Request
-from sfumato.server.dialects.llama_cpp import LlamaRenderer
+from sfumato.server.dialects.llama_cpp import LlamaRenderer, encoded_only, llama_fields
 from sfumato.server.dialects.shared.grammars import grammar_of
 from sfumato.server.dialects.shared.insertion import insertion
-from sfumato.server.dialects.shared.sampling import request_fields, seeds_of
 from sfumato.server.http.dialect import Dialect
 from sfumato.server.http.errors import bad_request
 from sfumato.server.schemas.fill import InfillBody
@@ -29,11 +26,9 @@ def parse(service: Service, body: InfillBody) -> list[Request]:
         raise bad_request(
             "input_prefix: is empty, and this model has no token to begin with", "input_prefix"
         )
-    fields = request_fields(body, service.model, PATH)
-    fields["seed"] = seeds_of(None if body.seed == -1 else body.seed, 1)[0]
-    if body.n_predict == 0:  # the text is encoded, so that a later request finds it in the cache
-        fields["sampler"] = replace(fields["sampler"], max_steps=1)
-        fields |= {"parts": (Hole(1),), "max_tokens": 1}
+    fields = llama_fields(service, body, PATH)
+    if body.n_predict == 0:
+        fields = encoded_only(fields)
     elif body.input_suffix:
         suffix = body.input_suffix
         fields |= insertion(service, body, suffix, body.n_predict, "input_suffix", PATH)

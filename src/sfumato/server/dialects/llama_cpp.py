@@ -2,19 +2,25 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
-from sfumato.engine import Finished, Request, Settled
+from sfumato.engine import Finished, Pooling, Request, Settled, new_id
 from sfumato.server.dialects.shared import openai_objects
 from sfumato.server.dialects.shared.grammars import grammar_of
+from sfumato.server.dialects.shared.llama_bias import biases_of
+from sfumato.server.dialects.shared.llama_log import LlamaLog, ids_of, probabilities
+from sfumato.server.dialects.shared.llama_settings import generation_settings
+from sfumato.server.dialects.shared.logprobs import Logged, logged
+from sfumato.server.dialects.shared.mixed_prompts import prompts_in
 from sfumato.server.dialects.shared.pieces import pieces
-from sfumato.server.dialects.shared.sampling import request_fields, seeds_of
+from sfumato.server.dialects.shared.prompt_progress import Progress, PromptProgress
+from sfumato.server.dialects.shared.sampling import check_size, request_fields, seeds_of
 from sfumato.server.examples import warnings
-from sfumato.server.http.dialect import Dialect, Frame, Renderer
+from sfumato.server.http.dialect import Answer, Dialect, Frame, Renderer
 from sfumato.server.http.errors import bad_request
 from sfumato.server.http.inflight import CollectedReply
-from sfumato.server.schemas.llama_cpp import LlamaBody, LlamaSampling
+from sfumato.server.schemas.llama_cpp import RANDOM_SEEDS, LlamaBody, LlamaSampling
 from sfumato.server.service import Service
 
 PATH = "/completion"
@@ -22,65 +28,151 @@ _STOP_TYPES = {"eos": "eos", "max_tokens": "limit", "stop": "word", "cancelled":
 
 
 def parse(service: Service, body: LlamaBody) -> list[Request]:
-    """Raises ApiError."""
-    ids = service.raw_prompt(body.prompt, PATH)
-    if not ids:
-        raise bad_request("prompt: is empty", "prompt")
-    seed = None if body.seed == -1 else body.seed  # as llama-server reads it
-    request = Request(
-        ids=ids,
-        max_tokens=service.limit(body.n_predict, len(ids), body.canvas_length),
-        seed=seeds_of(seed, 1)[0],
-        grammar=grammar_of(body),
-        **request_fields(body, service.model, PATH),
+    """One request for each prompt, all of one seed. Raises ApiError."""
+    prompts, _ = prompts_in(body.prompt, "prompt", service.settings.max_choices)
+    limit = body.max_tokens if body.n_predict is None else body.n_predict
+    fields = llama_fields(service, body, PATH, body.n_probs)
+    fields["grammar"] = grammar_of(body)
+    requests = []
+    for prompt in prompts:
+        ids = service.raw_prompt(prompt, PATH)
+        if not ids:
+            raise bad_request("prompt: is empty", "prompt")
+        made = service.prompt(Request(ids=ids, endpoint=PATH))
+        if limit == 0:
+            requests.append(Request(ids=ids, made=made, id=new_id(), **encoded_only(fields)))
+            continue
+        most = service.limit(limit, len(ids), body.canvas_length)
+        requests.append(Request(ids=ids, made=made, id=new_id(), max_tokens=most, **fields))
+    check_size(
+        service.model,
+        (request.max_tokens for request in requests),
+        body.n_probs,
+        "prompt, n_predict, n_probs",
     )
-    return [request]
+    return requests
+
+
+def llama_fields(
+    service: Service, body: LlamaSampling, path: str, alternatives: int | None = None
+) -> dict[str, Any]:
+    """Fields of a Request that all routes of llama-server read in the same way. Raises ApiError."""
+    plain = body.model_copy(update={"logit_bias": biases_of(service, body.logit_bias)})
+    fields = request_fields(plain, service.model, path, alternatives=alternatives or None)
+    fields["seed"] = seeds_of(None if body.seed in RANDOM_SEEDS else body.seed, 1)[0]
+    return fields
+
+
+def encoded_only(fields: Mapping[str, Any]) -> dict[str, Any]:
+    """The same for a prompt that is encoded, so that a later request finds it in the cache, and
+    not continued."""
+    return {**fields, "grammar": None, "pooling": Pooling("last"), "max_tokens": 0}
 
 
 class LlamaRenderer(Renderer):
-    """One reply without choices; the last frame of a stream says stop."""
+    """Replies without choices: one, or a list of those to several prompts. The last frame of each
+    in a stream says stop."""
 
     def __init__(self, service: Service, body: LlamaSampling, requests: Sequence[Request]) -> None:
-        self._service, self._notes, self._sent = service, openai_objects.notes(body), 0
-        self._fields = body.response_fields
-        # A text that is only encoded for later requests has nothing in it.
-        self._is_empty = getattr(body, "n_predict", None) == 0
+        self._service, self._requests = service, requests
+        self._notes = openai_objects.notes(body)
+        self._sent = [0] * len(requests)
+        self._fields, self._streams = body.response_fields, bool(body.stream)
+        self._returns_tokens = bool(getattr(body, "return_tokens", False))
+        self._alternatives = getattr(body, "n_probs", None) or 0
+        self._as_probs = bool(getattr(body, "post_sampling_probs", False))
+        self.keeps_settled = self._alternatives > 0
+        self._logs = [self._log(request) for request in requests]
+        self._progress = PromptProgress(service, requests, bool(body.return_progress))
 
-    def body(self, replies: Sequence[CollectedReply]) -> Mapping[str, Any]:
-        (collected,) = replies
-        text = "" if self._is_empty else collected.finished.reply.text
-        answer = {"content": text, **self._end(collected.finished)}
-        return answer if self._fields is None else _only(answer, self._fields)
+    def _log(self, request: Request) -> LlamaLog | None:
+        """None where the settled canvases are not those of a reply: a fill's have the suffix."""
+        if request.parts is not None:
+            return None
+        return LlamaLog(self._service, self._alternatives)
+
+    def body(self, replies: Sequence[CollectedReply]) -> Answer:
+        if len(replies) == 1:
+            return self._answer(0, replies[0])
+        return (self._answer(number, collected) for number, collected in enumerate(replies))
+
+    def _answer(self, number: int, collected: CollectedReply) -> dict[str, Any]:
+        reply = collected.finished.reply
+        answer = {
+            **self._end(number, collected.finished),
+            "content": reply.text,
+            "tokens": reply.token_ids if self._returns_tokens else [],
+        }
+        if self._alternatives and (log := self._log(self._requests[number])) is not None:
+            entries = [entry for _, own in logged(log, collected) for entry in own]
+            answer["completion_probabilities"] = probabilities(entries, self._as_probs)
+        return _only(answer, self._fields) if self._fields else answer
 
     def extra(self, fields: Frame) -> Frame:
-        return {"index": 0, "content": "", "stop": False} | fields
+        return {"index": 0, "content": "", "tokens": [], "stop": False} | fields
+
+    @property
+    def watches_s(self) -> float | None:
+        return self._progress.watches_s
+
+    def waiting(self) -> Iterable[Frame]:
+        return self._reports(self._progress.news())
+
+    def _reports(self, news: Iterable[Progress]) -> Iterable[Frame]:
+        for number, progress in news:
+            yield self.extra({"index": number, "prompt_progress": progress})
 
     def settled(self, number: int, settled: Settled) -> Iterable[Frame]:
-        yield from self._texts(settled.text)
+        yield from self._reports(self._progress.rest(number))
+        log = self._logs[number]
+        if log is not None:
+            log.add(settled)
+        yield from self._texts(number, settled.text)
 
     def finished(self, number: int, end: Finished) -> Iterable[Frame]:
-        yield from self._texts(end.reply.text[self._sent :])
-        yield {"content": "", **self._end(end)}
+        yield from self._reports(self._progress.rest(number, end.account))
+        yield from self._texts(number, end.reply.text[self._sent[number] :])
+        if (log := self._logs[number]) is not None:
+            yield from self._parts(number, log.end())
+        yield {**self._end(number, end), "content": "", "tokens": []}
 
-    def _texts(self, text: str) -> Iterable[Frame]:
-        self._sent += len(text)
-        text = "" if self._is_empty else text
+    def _texts(self, number: int, text: str) -> Iterable[Frame]:
+        self._sent[number] += len(text)
+        log = self._logs[number]
+        if log is not None:
+            yield from self._parts(number, log.take(text))
+            return
         for piece in pieces(text):
-            yield self.extra({"content": piece})
+            yield self.extra({"index": number, "content": piece})
 
-    def _end(self, end: Finished) -> Frame:
-        """All but the text: what llama-server sends at the end."""
-        reply, account = end.reply, end.account
+    def _parts(self, number: int, parts: Sequence[Logged]) -> Iterator[Frame]:
+        """Text with its tokens."""
+        for text, entries in parts:
+            frame = self.extra({"index": number, "content": text, "tokens": ids_of(entries)})
+            if self._alternatives:
+                frame["completion_probabilities"] = probabilities(entries, self._as_probs)
+            yield frame
+
+    def _end(self, number: int, end: Finished) -> Frame:
+        """All but the text and its tokens: what llama-server sends at the end."""
+        reply, account, request = end.reply, end.account, self._requests[number]
         notes = [*self._notes, *warnings(self._service.model.embedded, reply)]
+        seed, decode = account.seed, self._service.model.tokenizer.decode
         return {
-            "index": 0,
+            "index": number,
             "id_slot": -1 if account.slot is None else account.slot,
             "stop": True,
             "stop_type": _STOP_TYPES[reply.stop_reason],
+            "stopping_word": reply.stop or "",
             "model": self._service.name,
             "tokens_predicted": account.output_tokens,
             "tokens_evaluated": account.prompt_tokens,
             "tokens_cached": account.cached_tokens,
+            "generation_settings": generation_settings(
+                self._service, request, seed, self._streams, self._as_probs
+            ),
+            "prompt": decode(request.ids or (), skip_special=False),
+            "has_new_line": "\n" in reply.text,
             "truncated": False,
             "timings": openai_objects.timings(account),
             **({"warnings": notes} if notes else {}),

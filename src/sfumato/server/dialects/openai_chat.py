@@ -9,20 +9,21 @@ from typing import Any
 from sfumato.api import Reply
 from sfumato.engine import Account, Finished, Request, Settled, new_id
 from sfumato.server.dialects.shared import openai_objects
+from sfumato.server.dialects.shared.ends import reply_ends
 from sfumato.server.dialects.shared.given_canvas import canvas_fields, longest, names, reads
-from sfumato.server.dialects.shared.grammars import call_grammar, grammar_of
+from sfumato.server.dialects.shared.grammars import grammar_of
 from sfumato.server.dialects.shared.logprobs import Logged, TokenLog, log_of, logged
 from sfumato.server.dialects.shared.openai_messages import continuation, conversation
 from sfumato.server.dialects.shared.openai_tools import (
-    ToolUse,
     ignored_tools,
     tool_use,
     unknown_calls,
 )
 from sfumato.server.dialects.shared.pieces import pieces
 from sfumato.server.dialects.shared.prediction import prediction_of
+from sfumato.server.dialects.shared.prompt_progress import Progress, PromptProgress
 from sfumato.server.dialects.shared.sampling import check_size, request_fields, seeds_of
-from sfumato.server.dialects.shared.thinking import thinking_of
+from sfumato.server.dialects.shared.thinking import Thinking, thinking_of
 from sfumato.server.examples import warnings
 from sfumato.server.http.dialect import Dialect, Frame, Renderer
 from sfumato.server.http.errors import bad_request
@@ -31,7 +32,6 @@ from sfumato.server.http.wire import SSE
 from sfumato.server.schemas.openai import ChatBody
 from sfumato.server.service import Service
 from sfumato.text.reply import ToolCall
-from sfumato.text.tokenizer import Marker
 
 PATH = "/v1/chat/completions"
 
@@ -48,7 +48,7 @@ def parse(service: Service, body: ChatBody) -> list[Request]:
     )
     use = tool_use(body.tools, body.tool_choice, service.model)
     _check(body, service.settings.max_choices)
-    thinking, budget = thinking_of(body, continued is not None)
+    thinking, budget = thinking_of(_thinking(body), continued is not None)
     fields = request_fields(body, service.model, PATH, use.banned, body.top_logprobs)
     fields["max_thinking_tokens"] = budget
     fields |= canvas_fields(body, service, fields["sampler"], bool(body.logprobs))
@@ -59,7 +59,8 @@ def parse(service: Service, body: ChatBody) -> list[Request]:
         )
     if body.prediction is not None:
         fields["prediction"] = prediction_of(body.prediction)
-    fields |= _ends(body, use, service, fields)
+    is_single = body.parallel_tool_calls is False
+    fields |= reply_ends(use, service.model, is_single, grammar_of(body), fields)
     if continued is not None:  # the reply may be complete already
         fields["retry_empty"] = body.retry_empty is True
     one = Request(
@@ -82,20 +83,10 @@ def parse(service: Service, body: ChatBody) -> list[Request]:
     ]
 
 
-def _ends(
-    body: ChatBody, use: ToolUse, service: Service, fields: Mapping[str, Any]
-) -> dict[str, Any]:
-    """The fields `grammar` and `stop` of a Request. Raises ApiError."""
-    close, is_single = service.model.template.markers.call_close, body.parallel_tool_calls is False
-    required = use.opening is not None
-    grammar = call_grammar(
-        use.tools, service.model, use.name, required, is_single, grammar_of(body)
-    )
-    stop, is_read = fields["stop"], fields["canvas"] and fields["canvas"].read_only
-    if is_single and use.tools and grammar is None and close and not is_read:
-        # A call that is cut at its end is complete, and the only one.
-        stop = [*(stop or ()), Marker(close)]
-    return {"grammar": grammar, "stop": stop}
+def _thinking(body: ChatBody) -> Thinking:
+    kwargs = body.chat_template_kwargs
+    enabled = None if kwargs is None else kwargs.enable_thinking
+    return Thinking(body.reasoning_effort, enabled, body.max_thinking_tokens)
 
 
 def limit_of(service: Service, body: ChatBody, prompt: int, request: Request) -> int:
@@ -134,6 +125,7 @@ class ChatRenderer(Renderer):
         # A read answers nothing.
         self._embedded = service.model.embedded and not reads(requests[0])
         self._logs = [self._log(request) for request in requests]
+        self._progress = PromptProgress(service, requests, bool(body.return_progress))
         # Characters of the answer and of the thought, and tool calls, that have been sent.
         self._sent = [{"content": 0, "reasoning_content": 0, "calls": 0} for _ in requests]
 
@@ -183,7 +175,19 @@ class ChatRenderer(Renderer):
     def begin(self, number: int) -> Iterable[Frame]:
         yield self._chunk(number, {"role": "assistant", "content": ""})
 
+    @property
+    def watches_s(self) -> float | None:
+        return self._progress.watches_s
+
+    def waiting(self) -> Iterable[Frame]:
+        return self._reports(self._progress.news())
+
+    def _reports(self, news: Iterable[Progress]) -> Iterable[Frame]:
+        for number, progress in news:
+            yield self.extra({"index": number, "prompt_progress": progress})
+
     def settled(self, number: int, settled: Settled) -> Iterable[Frame]:
+        yield from self._reports(self._progress.rest(number))
         log = self._logs[number]
         if log is not None:
             log.add(settled)
@@ -193,6 +197,7 @@ class ChatRenderer(Renderer):
             yield from self._call(number, call)
 
     def finished(self, number: int, end: Finished) -> Iterable[Frame]:
+        yield from self._reports(self._progress.rest(number, end.account))
         reply, sent = end.reply, self._sent[number]
         thought = (reply.thought or "")[sent["reasoning_content"] :]
         yield from self._texts(number, "reasoning_content", thought)

@@ -171,6 +171,11 @@ SYSTEM_ONE = DecisionDialect(
     body_type=SystemOneBody,
     parse=parse,
     errors=ErrorForm(
-        error_body, error_status, "SystemOneError", ERROR_SCHEMA, "x-typesafe-request-id"
+        error_body,
+        error_status,
+        "SystemOneError",
+        ERROR_SCHEMA,
+        request_id="x-typesafe-request-id",
+        statuses=(422, 529),
     ),
 )

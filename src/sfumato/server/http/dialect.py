@@ -8,19 +8,22 @@ honoured, refused (`Only`) or ignored (`Ignored`). Knows no dialect.
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Generic, TypeVar
 
 from sfumato.engine import Account, Finished, Request, Settled
-from sfumato.server.http.errors import ApiError, ErrorBody, openai_error
+from sfumato.server.http.errors import OPENAI_ERRORS, ApiError, ErrorForm
 from sfumato.server.http.inflight import CollectedReply
 from sfumato.server.http.wire import SSE, Wire
+from sfumato.server.http.wording import Wording
 from sfumato.server.schemas.body import Body
 from sfumato.server.service import Service
 
 B = TypeVar("B", bound=Body)
 Frame = dict[str, Any]
+Answer = Mapping[str, Any] | Iterator[Any]
+"""One JSON object, or a list whose items are made and encoded one by one."""
 
 
 class Renderer(ABC):
@@ -29,7 +32,7 @@ class Renderer(ABC):
     keeps_settled = False  # whether `body` needs the settled canvases, which hold tensors
 
     @abstractmethod
-    def body(self, replies: Sequence[CollectedReply]) -> Mapping[str, Any]:
+    def body(self, replies: Sequence[CollectedReply]) -> Answer:
         """The answer without a stream. An iterator in it becomes a list, and its items are made
         and encoded one by one. Called in a thread."""
 
@@ -50,8 +53,17 @@ class Renderer(ABC):
         return ()
 
     def failed(self, error: ApiError, body: Frame) -> Iterable[Frame]:
-        """Instead of all that would follow; body: the dialect's `error_body` of the error."""
+        """Instead of all that would follow; body: as the dialect's `errors` has it."""
         yield body
+
+    @property
+    def watches_s(self) -> float | None:
+        """After how long without an event `waiting` may have frames; None: it has none."""
+        return None
+
+    def waiting(self) -> Iterable[Frame]:
+        """While there is no event. Called in a thread."""
+        return ()
 
     def extra(self, fields: Frame) -> Frame:
         """A frame for the web page alone: `draft` or `settled`, where a body asks for drafts."""
@@ -72,4 +84,8 @@ class Dialect(Generic[B]):
     renderer: Callable[[Service, B, Sequence[Request]], Renderer]
     streams: Callable[[B], bool]
     wire: Wire = SSE
-    error_body: ErrorBody = openai_error
+    errors: ErrorForm = OPENAI_ERRORS
+    wording: Wording = ()  # the engine's names of fields, where the body has others
+    # The answer to a body that asks for no reply; None where it asks for one.
+    at_once: Callable[[Service, B], Frame | None] = lambda service, body: None
+    aliases: tuple[str, ...] = ()  # further paths, which the API description leaves out

@@ -15,6 +15,7 @@ def draft_frame(service: Service, number: int, draft: Draft) -> dict[str, Any]:
     ids = draft.token_ids.tolist()
     top_ids, top_probs = draft.top_ids.tolist(), _rounded(draft.top_probs)
     noise = {} if draft.noise is None else {"noise": service.token_texts(draft.noise.tolist())}
+    pinned = {} if draft.pinned is None else {"pinned": draft.pinned.tolist()}
     return {
         "index": number,
         "canvas": draft.canvas,
@@ -30,6 +31,7 @@ def draft_frame(service: Service, number: int, draft: Draft) -> dict[str, Any]:
             for tokens, probs in zip(top_ids, top_probs, strict=True)
         ],
         **noise,
+        **pinned,
     }
 
 

@@ -13,6 +13,9 @@ from sfumato.server.http.errors import ApiError, internal
 
 log = logging.getLogger(__name__)
 
+# OpenAI's routes that are not here, though they look like the id of a response.
+_NOT_HERE = {"/v1/responses/input_tokens", "/v1/responses/compact"}
+
 
 def add_handlers(app: FastAPI) -> None:
     """Renders every failure of a route with the error form of its path."""
@@ -28,7 +31,7 @@ def add_handlers(app: FastAPI) -> None:
         if status in (404, 405):
             # A request without a route reaches the page's files, which answer 404 or 405 by the
             # method alone.
-            allowed = _methods(app, path)
+            allowed = set() if path in _NOT_HERE else _methods(app, path)
             status = 405 if allowed else 404
             headers = {"Allow": ", ".join(sorted(allowed))} if allowed else {}
         messages = {

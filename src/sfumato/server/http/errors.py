@@ -122,6 +122,7 @@ class ErrorForm:
     name: str = "Error"  # of the body's schema in the API description
     schema: Mapping[str, Any] = field(default_factory=lambda: SCHEMA)
     request_id: str | None = None  # a header that names the request, besides X-Request-Id
+    statuses: tuple[int, ...] = ()  # that OpenAI's form does not have
 
 
 def openai_error(error: ApiError) -> dict[str, Any]:
@@ -165,7 +166,9 @@ def from_value_error(
         answer = too_large(message, name, error.prompt_tokens, error.context)
     else:
         answer = bad_request(message, name)
-    answer.recorded = request is not None
+    if request is not None:
+        answer.recorded = True
+        answer.headers["X-Request-Id"] = request.id
     return answer
 
 
@@ -190,7 +193,8 @@ def from_refusal(error: Exception, request: EngineRequest | DecisionRequest) -> 
         status, code = 503, "engine_unavailable"
     else:
         raise error
-    answer = ApiError(status, without_paths(str(error)), code=code, headers=_retry(seconds))
+    headers = _retry(seconds) | {"X-Request-Id": request.id}
+    answer = ApiError(status, without_paths(str(error)), code=code, headers=headers)
     answer.recorded = True
     return answer
 

@@ -11,6 +11,7 @@ from collections import deque
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
+from typing import TypeVar
 
 from fastapi import Request as HttpRequest
 from fastapi.concurrency import run_in_threadpool
@@ -18,7 +19,10 @@ from fastapi.concurrency import run_in_threadpool
 from sfumato.engine import Draft, EngineClient, Event, Failed, Finished, Handle, Request, Settled
 from sfumato.engine.errors import REFUSALS
 from sfumato.engine.failures import explain
+from sfumato.server.http import grammar_threads
 from sfumato.server.http.errors import CLIENT_GONE, ApiError, from_failed, from_refusal
+
+T = TypeVar("T")
 
 MOST_DRAFTS = 4  # of a request, waiting for a client that reads slowly; the newest are kept
 _NOT_BEGUN = Failed("cancelled", "the request was cancelled before it began")
@@ -44,6 +48,7 @@ class InFlight:
     def __init__(self, engine: EngineClient, requests: Sequence[Request]) -> None:
         self._engine = engine
         self._requests = requests  # their `since` is set: deadlines count while they wait here
+        self._has_grammar = any(request.grammar is not None for request in requests)
         self._current = 0  # number of the request that was given to the engine last
         self.open = set(range(len(requests)))  # those whose terminal event has not been taken yet
         # As many requests as there are slots wait in the queue, so that no slot is free for long;
@@ -76,6 +81,11 @@ class InFlight:
             self.open.discard(number)
         return number, event
 
+    @property
+    def is_going(self) -> bool:
+        """Whether it has events to come, and is not cancelled."""
+        return bool(self.open) and not self._cancelled
+
     def cancel(self) -> None:
         """Cancels the requests that have not ended."""
         self._cancelled = True
@@ -88,7 +98,10 @@ class InFlight:
         """Submits as many requests as the queue takes now, and the others later. Where the engine
         raises for one of them, ends all and raises the same; QueueFull only for the first."""
         try:
-            await run_in_threadpool(self._submit)
+            if self._has_grammar:
+                with self._engine.refusals(self._requests[0]):
+                    grammar_threads.check_room()
+            await self._in_thread(self._submit)
         except BaseException as error:
             self.cancel()
             ending = Failed(*explain(error)) if isinstance(error, Exception) else _NOT_BEGUN
@@ -96,6 +109,10 @@ class InFlight:
             raise
         if len(self._handles) < len(self._requests):
             self._feeder = asyncio.create_task(self._feed())
+
+    async def _in_thread(self, work: Callable[[], T]) -> T:
+        run = grammar_threads.run if self._has_grammar else run_in_threadpool
+        return await run(work)
 
     def _submit(self) -> None:
         """In a thread. Checks one reply of each prompt: only seeds differ."""
@@ -134,7 +151,7 @@ class InFlight:
                     break
                 self._moved.clear()
                 room = len(self._handles) < self._ended + self._window
-                if room and await run_in_threadpool(self._offer):
+                if room and await self._in_thread(self._offer):
                     continue
                 with suppress(TimeoutError):
                     async with asyncio.timeout(RETRY_S):
@@ -189,9 +206,9 @@ async def start(engine: EngineClient, requests: Sequence[Request]) -> InFlight:
     return running
 
 
-def headers_of(running: InFlight) -> dict[str, str]:
-    """Headers that name the answer's line of the audit log."""
-    return {"X-Request-Id": running.id}
+def headers_of(running: InFlight, name: str | None = None) -> dict[str, str]:
+    """Headers that name the answer's line of the audit log. name: a dialect's own such header."""
+    return dict.fromkeys(("X-Request-Id", *(() if name is None else (name,))), running.id)
 
 
 async def collect(

@@ -22,7 +22,7 @@ from pydantic_core import from_json
 from sfumato.server.http.admission import SMALL, Admission, Arrival, ThreadLimit, arriving
 from sfumato.server.http.content_encoding import ExpandsTooFar, expanded, is_zstd
 from sfumato.server.http.errors import CLIENT_GONE, ApiError, WrongField, bad_request
-from sfumato.server.http.security import BodyTooLarge
+from sfumato.server.http.security import OWNER, BodyTooLarge
 from sfumato.server.schemas.body import Body, Unknown
 from sfumato.server.service import Service
 from sfumato.text.jsonscan import JsonTooLarge, extent, values_of
@@ -60,7 +60,7 @@ async def read_with(
         since = service.engine.now()
         await held.enter_async_context(threads.thread())
         body = await run_in_threadpool(decode, data)
-        body.arrived(since)
+        body.arrived(since, request.scope.get(OWNER, ""))
         yield body
 
 

@@ -10,6 +10,7 @@ from fastapi.responses import Response
 
 from sfumato.server.http import answer, inflight, request_body, stream
 from sfumato.server.http.dialect import Dialect
+from sfumato.server.http.wording import in_the_words_of
 from sfumato.server.schemas.body import Body
 from sfumato.server.service import Service
 
@@ -18,13 +19,23 @@ B = TypeVar("B", bound=Body)
 
 async def reply(dialect: Dialect[B], service: Service, http: HttpRequest) -> Response:
     """Raises ApiError."""
+    with in_the_words_of(dialect.wording):
+        return await _reply(dialect, service, http)
+
+
+async def _reply(dialect: Dialect[B], service: Service, http: HttpRequest) -> Response:
     async with request_body.read(service, http, dialect.body_type) as body:
+        if (fields := dialect.at_once(service, body)) is not None:
+            if dialect.streams(body):
+                return Response(dialect.wire.encode(fields), media_type=dialect.wire.media_type)
+            return answer.response(fields, {})
         requests = await run_in_threadpool(dialect.parse, service, body)
     body = request_body.without_large_fields(body)
     renderer = dialect.renderer(service, body, requests)
     running = await inflight.start(service.engine, requests)
+    service.running[running.id] = running
     if dialect.streams(body):
         return stream.response(service, running, renderer, dialect)
     replies = await inflight.collect(http, running, renderer.keeps_settled)
-    headers = inflight.headers_of(running)
+    headers = inflight.headers_of(running, dialect.errors.request_id)
     return await run_in_threadpool(lambda: answer.response(renderer.body(replies), headers))

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import base64
 import binascii
+import hashlib
 import hmac
 from collections.abc import Awaitable, Callable, MutableMapping
 from ipaddress import ip_address
@@ -26,9 +27,12 @@ Send = Callable[[Message], Awaitable[None]]
 App = Callable[[Scope, Receive, Send], Awaitable[None]]
 FormOf = Callable[[str, Headers], ErrorForm]
 """How the errors of a path are rendered, before a body is read."""
+OWNER = "sfumato.owner"
+"""Key of an ASGI scope: whose request it is, a digest of its key; "" where none is asked for."""
 
 KEY_HEADERS = ("x-api-key", "x-goog-api-key")  # besides Authorization
 OPEN_PATHS = frozenset({"/health", "/v1/health", "/readyz", "/livez"})
+MODEL_PATHS = frozenset({"/v1/models"})  # open where the operator says so
 HEADERS = {
     "content-security-policy": (
         "default-src 'none'; script-src 'self'; style-src 'self'; connect-src 'self'; "
@@ -77,7 +81,8 @@ class Gate:
         form_of: FormOf = lambda path, headers: OPENAI_ERRORS,
     ) -> None:
         self.app, self.settings, self._form_of = app, settings, form_of
-        self._key = None if settings.api_key is None else settings.api_key.encode()
+        self._keys = [key.encode() for key in settings.api_keys]
+        self._open = OPEN_PATHS | (MODEL_PATHS if settings.public_models else frozenset())
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] != "http":
@@ -105,8 +110,8 @@ class Gate:
         host = headers.get("host", "")
         self._check_host(host)
         self._check_origin(headers.get("origin"), host)
-        if self._key is not None and scope["path"] not in OPEN_PATHS:
-            self._check_key(headers, scope["path"])
+        if self._keys and scope["path"] not in self._open:
+            scope[OWNER] = owner_of(self._check_key(headers, scope["path"]))
         length = headers.get("content-length", "")
         if length.isdecimal() and int(length) > self.settings.max_body:
             raise BodyTooLarge(self.settings.max_body)
@@ -137,18 +142,25 @@ class Gate:
                 code="origin_refused",
             )
 
-    def _check_key(self, headers: Headers, path: str) -> None:
-        assert self._key is not None
+    def _check_key(self, headers: Headers, path: str) -> bytes:
+        """The key of the request. Raises KeyRefused."""
         given = (
             _credentials(headers.get("authorization", "")),
             *(headers.get(name, "").encode("latin-1", "replace") for name in KEY_HEADERS),
         )
-        if any(hmac.compare_digest(key, self._key) for key in given):
-            return
+        # All are compared, so that the time does not say which one it is.
+        equal = [own for key in given for own in self._keys if hmac.compare_digest(key, own)]
+        if equal:
+            return equal[0]
         # A browser asks for a password where Basic is offered; so the page can be opened.
         page = path in ("/", "/docs") or ("." in path and not path.startswith("/v1/"))
         offer = 'Basic realm="Sfumato: the API key is the password"' if page else "Bearer"
         raise KeyRefused(missing=not any(given), offer=offer)
+
+
+def owner_of(key: bytes) -> str:
+    """Says that two requests have the same key, and not which."""
+    return hashlib.sha256(key).hexdigest()
 
 
 def _split(address: str, header: str) -> SplitResult:

@@ -6,6 +6,7 @@ What frames look like is the renderer's business, and how they are written the `
 from __future__ import annotations
 
 import logging
+import time
 from collections.abc import AsyncIterator, Iterable, Iterator
 from typing import Any
 
@@ -18,6 +19,7 @@ from sfumato.server.http.draft_frames import draft_frame, settled_frame
 from sfumato.server.http.errors import ApiError, from_failed, internal
 from sfumato.server.http.inflight import InFlight, headers_of
 from sfumato.server.http.security import Receive, Scope, Send
+from sfumato.server.http.wording import reword
 from sfumato.server.service import Service
 
 log = logging.getLogger(__name__)
@@ -28,16 +30,17 @@ def response(
 ) -> StreamingResponse:
     """The stream of `running`, which is cancelled when the client goes away."""
     frames = _Frames(service, renderer, dialect)
-    return _Stream(running, _texts(service, running, frames), dialect.wire.media_type)
+    return _Stream(running, _texts(service, running, frames), dialect)
 
 
 class _Stream(StreamingResponse):
     """Cancels what runs when it ends. Its generator cannot: a client that goes away early, or in
     the middle of a frame, leaves it not begun, or waiting to be collected."""
 
-    def __init__(self, running: InFlight, texts: AsyncIterator[str], media_type: str) -> None:
-        headers = {"Cache-Control": "no-store", "X-Accel-Buffering": "no"} | headers_of(running)
-        super().__init__(texts, media_type=media_type, headers=headers)
+    def __init__(self, running: InFlight, texts: AsyncIterator[str], dialect: Dialect[Any]) -> None:
+        headers = {"Cache-Control": "no-store", "X-Accel-Buffering": "no"}
+        headers |= headers_of(running, dialect.errors.request_id)
+        super().__init__(texts, media_type=dialect.wire.media_type, headers=headers)
         self._running = running
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -51,16 +54,28 @@ async def _texts(service: Service, running: InFlight, frames: _Frames) -> AsyncI
     """What is written on the connection."""
     wire = frames.wire
     try:
-        for text in frames.first(sorted(running.open)):
+        for text in await run_in_threadpool(frames.first, sorted(running.open)):
             yield text
+        sent = time.monotonic()
         while running.open:
-            taken = await running.next(service.settings.keepalive_s)
+            # Events without a frame, as of a thought that is not shown, leave a stream silent too.
+            silent = time.monotonic() - sent
+            patience = max(0.0, service.settings.keepalive_s - silent)
+            watches_s = frames.watches_s
+            taken = await running.next(min(patience, watches_s or patience))
+            if taken is None and watches_s is not None:
+                for text in await run_in_threadpool(frames.waiting):
+                    yield text
+                    sent = time.monotonic()
             if taken is None:
-                if wire.keepalive:
-                    yield wire.keepalive
+                if time.monotonic() - sent >= service.settings.keepalive_s:
+                    if wire.keepalive:
+                        yield wire.keepalive
+                    sent = time.monotonic()
                 continue
             for text in await run_in_threadpool(frames.of, *taken):
                 yield text
+                sent = time.monotonic()
             if isinstance(taken[1], Failed):
                 break
         else:
@@ -83,9 +98,18 @@ class _Frames:
         self._accounts: dict[int, Account] = {}
         self._steps: dict[int, int] = {}  # of the replies whose drafts are sent: the latest one
 
-    def first(self, numbers: Iterable[int]) -> Iterator[str]:
-        """Those before all events."""
-        return self._encoded(frame for number in numbers for frame in self._renderer.begin(number))
+    def first(self, numbers: Iterable[int]) -> list[str]:
+        """Those before all events; in a thread: they may repeat what a large body asks for."""
+        begun = (frame for number in numbers for frame in self._renderer.begin(number))
+        return list(self._encoded(begun))
+
+    @property
+    def watches_s(self) -> float | None:
+        return self._renderer.watches_s
+
+    def waiting(self) -> list[str]:
+        """Those that come without an event."""
+        return list(self._encoded(self._renderer.waiting()))
 
     def of(self, number: int, event: Event) -> list[str]:
         """In a thread: a large canvas with log probabilities takes tens of milliseconds."""
@@ -104,7 +128,8 @@ class _Frames:
         return map(self.wire.encode, frames)
 
     def _failed(self, error: ApiError) -> Iterable[Frame]:
-        return self._renderer.failed(error, self._dialect.error_body(error))
+        reword(error, self._dialect.wording)
+        return self._renderer.failed(error, self._dialect.errors.body(error))
 
     def _of(self, number: int, event: Event) -> Iterable[Frame]:
         renderer = self._renderer

@@ -1,4 +1,5 @@
-"""How frames are written on a stream: `Wire`, and server-sent events. Knows no frame's fields."""
+"""How frames are written on a stream: `Wire`, lines, and server-sent events. Knows no frame's
+fields."""
 
 from __future__ import annotations
 
@@ -20,9 +21,31 @@ class Wire:
     end: str = ""  # sent after the last frame
 
 
+# Many clients, httpx's iter_lines among them, end a line at these three also.
+_LINE_ENDS = {end: f"\\u{ord(end):04x}" for end in "\x85\u2028\u2029"}
+
+
+def written(frame: Fields) -> str:
+    """A frame as JSON in one line, whatever a client takes for the end of a line."""
+    text = json.dumps(frame, ensure_ascii=False, separators=(",", ":"))
+    for end, escape in _LINE_ENDS.items():
+        text = text.replace(end, escape)
+    return text
+
+
+def line(frame: Fields) -> str:
+    """A line of JSON."""
+    return written(frame) + "\n"
+
+
 def event(frame: Fields) -> str:
     """A server-sent event without a name."""
-    return f"data: {json.dumps(frame, ensure_ascii=False, separators=(',', ':'))}\n\n"
+    return f"data: {written(frame)}\n\n"
+
+
+def named_event(frame: Fields) -> str:
+    """A server-sent event that has the name of its frame's type."""
+    return f"event: {frame['type']}\n{event(frame)}"
 
 
 SSE = Wire("text/event-stream", event, keepalive=": waiting\n\n")

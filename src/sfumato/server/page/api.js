@@ -29,7 +29,7 @@ async function request(path, body, signal) {
 const json = async (path, body, signal) => (await request(path, body, signal)).json();
 
 export const props = () => json('props');
-export const slots = () => json('slots');
+export const slots = () => json('state');
 export const memory = () => json('memory');
 
 /** The answers to typed questions; body: JSON of System One's form, as text. */
@@ -55,10 +55,22 @@ export async function nameOf(id) {
   return names.get(id);
 }
 
+/** How many tokens a text has. */
+export const tokenCount = async (text, signal) => (await json('tokenize', { content: text }, signal)).count;
+
 /** The frames of a chat completion, drafts included. Raises ServerError, also for one on the way. */
-export async function* complete(body, signal) {
+export const complete = (body, signal) => streamed('v1/chat/completions', body, signal);
+
+/** The same of a text with holes; the last frame has its `text` and `holes`. */
+export async function* fill(body, signal) {
+  for await (const { settled, ...frame } of streamed('v1/fill', body, signal)) {
+    if (!settled) yield frame; // it would have the tokens of the holes, and no canvas
+  }
+}
+
+async function* streamed(path, body, signal) {
   const fields = { stream: true, stream_drafts: true, ...body };
-  const response = await request('v1/chat/completions', fields, signal);
+  const response = await request(path, fields, signal);
   for await (const frame of frames(response)) {
     if (frame.error) throw new ServerError(200, frame.error.message ?? 'The reply broke off.');
     yield frame;

@@ -5,10 +5,9 @@ import { complete } from './api.js';
 import { question } from './board.js';
 import { ServerError } from './errors.js';
 import { ReplyView } from './message.js';
+import { drawSeed, paced } from './pace.js';
 import { share } from './share.js';
 import { loadTurns, saveTurns } from './store.js';
-
-const SEEDS = 1_000_000; // so many are enough, and short enough to type
 
 export class Chat {
   #turns = loadTurns(); // [{ role: 'user', content } | { role: 'assistant', content, … }]
@@ -69,8 +68,7 @@ export class Chat {
     const { system } = this.settings;
     const messages = [...system ? [{ role: 'system', content: system }] : [], ...history(this.#turns)];
     const fields = this.settings.requestFields;
-    // Drawn here, so that the page can show it and send it again.
-    fields.seed ??= crypto.getRandomValues(new Uint32Array(1))[0] % SEEDS;
+    fields.seed ??= drawSeed();
     const record = { role: 'assistant', content: '', thought: '', canvases: [], seed: fields.seed };
     const view = this.#add(record);
     const running = new AbortController();
@@ -92,25 +90,8 @@ export class Chat {
 
   async #follow(frames, view, signal) {
     const { record } = view;
-    let waited = 0, next = 0; // drafts of a canvas are held back so long altogether
-    const hold = async () => {
-      const { frame: held, canvas } = this.settings.pace;
-      const wait = Math.min(next - performance.now(), canvas - waited);
-      if (wait > 0) { waited += wait; await pause(wait, signal); }
-      next = performance.now() + held;
-    };
-    for await (const frame of frames) {
-      if (frame.draft) {
-        if (frame.draft.step === 1) waited = 0;
-        if (frame.draft.noise) { await hold(); this.#keep(() => view.noise(frame.draft)); }
-        await hold();
-        this.#keep(() => view.draft(frame.draft));
-      }
-      if (frame.settled) {
-        await pause(next - performance.now(), signal);
-        next = 0;
-        this.#keep(() => view.settle(frame.settled));
-      }
+    const change = (step) => this.#keep(step);
+    for await (const frame of paced(frames, view, this.settings, signal, change)) {
       const choice = frame.choices?.[0];
       if (choice?.delta?.content) { record.content += choice.delta.content; view.speak(choice.delta.content); }
       if (choice?.delta?.reasoning_content) record.thought += choice.delta.reasoning_content;
@@ -168,14 +149,4 @@ function history(turns) {
 function explain(error) {
   if (error.status === 401 || error.status === 403) return `${error.message} The key is entered in the settings.`;
   return error.message;
-}
-
-/** Waits; an abort ends it at once. */
-function pause(ms, signal) {
-  if (ms <= 0) return Promise.resolve();
-  return new Promise((resolve, reject) => {
-    const stop = () => { clearTimeout(timer); reject(signal.reason); };
-    const timer = setTimeout(() => { signal.removeEventListener('abort', stop); resolve(); }, ms);
-    signal.addEventListener('abort', stop, { once: true });
-  });
 }

@@ -1,11 +1,11 @@
 // The engine's state: queue, slots, memory, and speed over the last minutes. Polls the server once a
-// second while the view is visible, and not otherwise. Knows the answers of /slots and /memory.
+// second while the view is visible, and not otherwise. Knows the answers of /state and /memory.
 
 import { el } from './dom.js';
 import { sparkline } from './sparkline.js';
 
 const EVERY_MS = 1000;
-const GRAINS = 60; // of the history in /slots, when it is full
+const GRAINS = 60; // of the history in /state, when it is full
 // Parts of the predicted memory that add up to its total, by their names in /memory.
 const PARTS = {
   weights: 'Weights of the model',

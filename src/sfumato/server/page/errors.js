@@ -16,5 +16,9 @@ export class ServerError extends Error {
 export function errorOf(status, { error, detail } = {}) {
   const [wrong] = Array.isArray(detail) ? detail : [];
   const words = wrong?.msg ?? detail?.message ?? error?.message ?? `HTTP ${status}`;
-  return new ServerError(status, words, wrong?.loc?.slice(1) ?? null); // all are in the body
+  const field = error?.param?.split(/[.[\]]+/).filter(Boolean); // as in messages[0].content
+  return new ServerError(status, words, wrong?.loc?.slice(1) ?? field ?? null); // all are in the body
 }
+
+/** Words as the beginning of a sentence. */
+export const capital = (text) => text.charAt(0).toUpperCase() + text.slice(1);

@@ -7,6 +7,9 @@ import { Chat } from './chat.js';
 import { Dashboard } from './dashboard.js';
 import { Decide } from './decide/view.js';
 import { el } from './dom.js';
+import { Edit } from './forming/edit.js';
+import { Fill } from './forming/fill.js';
+import { Json } from './forming/json.js';
 import { Inspector } from './inspector.js';
 import { Settings } from './settings.js';
 import { loadMarkers, loadUnsent, saveMarkers, saveUnsent } from './store.js';
@@ -21,6 +24,9 @@ const settings = new Settings($('settings'), (values) => useKey(values.key ?? ''
 const chat = new Chat($('turns'), { settings, inspector, onState: showState });
 const dashboard = new Dashboard($('dashboard'), { slots, memory });
 const decisions = new Decide($('decide'), { decide, hasKey: () => Boolean(settings.values.key) });
+const modes = {
+  fill: new Fill($('fill'), settings), json: new Json($('json'), settings), edit: new Edit($('edit'), settings),
+};
 
 function showState() {
   $('send').hidden = chat.isRunning;
@@ -48,7 +54,7 @@ function grow() {
   prompt.style.height = `${prompt.scrollHeight}px`;
 }
 
-const VIEWS = ['chat', 'decide', 'engine'];
+const VIEWS = ['chat', ...Object.keys(modes), 'decide', 'engine'];
 
 /** The view that the address names after its #: a link to a view works, and so does going back. */
 const viewOfAddress = () => VIEWS.find((name) => location.hash === `#${name}`) ?? 'chat';
@@ -82,9 +88,13 @@ async function meetServer() {
   settings.suggest({ ...about.sampler, max_tokens: tokens },
     { max_tokens: about.context_length, max_steps: steps });
   decisions.meet(about.decisions);
-  const cannotDecide = !about.decisions;
-  document.querySelector('.tab[data-view="decide"]').hidden = $('to-decide').hidden = cannotDecide;
-  if (cannotDecide && viewOfAddress() === 'decide') location.replace('#chat');
+  const able = { ...about.modes, decide: about.decisions };
+  for (const [name, mode] of Object.entries(modes)) if (able[name]) mode.meet(able[name]);
+  for (const name of [...Object.keys(modes), 'decide']) {
+    const ways = document.querySelectorAll(`[data-view="${name}"], [data-mode="${name}"]`);
+    for (const way of ways) way.hidden = !able[name];
+    if (!able[name] && viewOfAddress() === name) location.replace('#chat');
+  }
   $('examples').replaceChildren(...(about.examples ?? []).map(example));
 }
 
@@ -110,7 +120,7 @@ prompt.addEventListener('keydown', (event) => {
 });
 document.addEventListener('keydown', (event) => {
   if (event.key === 'Escape' && !document.querySelector('dialog[open]')) {
-    if (chat.isRunning && $('decide').hidden) { chat.stop(); prompt.focus(); } else inspector.close();
+    if (chat.isRunning && !$('chat').hidden) { chat.stop(); prompt.focus(); } else inspector.close();
   }
   const by = { ArrowLeft: -1, ArrowRight: 1 }[event.key];
   // With nothing written there is nothing to move through, and the arrows replay.
@@ -135,7 +145,9 @@ for (const tab of document.querySelectorAll('.tab[data-view]')) {
 addEventListener('hashchange', () => showView(viewOfAddress()));
 document.querySelector('.skip').addEventListener('click', (event) => {
   event.preventDefault(); // the address names the view
-  ({ chat: prompt, decide: $('state'), engine: $('engine') })[viewOfAddress()].focus();
+  const name = viewOfAddress();
+  const first = modes[name]?.firstField;
+  (first ?? { chat: prompt, decide: $('state'), engine: $('engine') }[name]).focus();
 });
 
 write(loadUnsent());

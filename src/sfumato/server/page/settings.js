@@ -69,6 +69,12 @@ export class Settings {
     return body;
   }
 
+  /** Those of them that say how a canvas is denoised, and not what a chat is. */
+  get samplingFields() {
+    const { max_tokens: most, chat_template_kwargs: template, ...fields } = this.requestFields;
+    return fields;
+  }
+
   /** The system prompt; '' where there is none. */
   get system() { return (this.values.system ?? '').trim(); }
 

@@ -1,8 +1,9 @@
-// What survives a reload: the conversation, the questions of decisions and the settings, in this browser alone. The API key and
+// What survives a reload: the conversation, the forms of the other modes and the settings, in this browser alone. The API key and
 // the unsent text are kept until the tab is closed. Knows no DOM.
 
 const TALK = 'sfumato.conversation', SETTINGS = 'sfumato.settings', KEY = 'sfumato.key';
 const UNSENT = 'sfumato.unsent', MARKERS = 'sfumato.markers', DECISION = 'sfumato.decision';
+const MODE = 'sfumato.mode.';
 
 function read(storage, name, otherwise) {
   try {
@@ -73,3 +74,8 @@ export const saveUnsent = (text) => write(sessionStorage, UNSENT, JSON.stringify
 export const loadDecision = () => read(localStorage, DECISION, null);
 
 export const saveDecision = (content) => write(localStorage, DECISION, JSON.stringify(content));
+
+/** What stands in the form of a mode (Fill, JSON, Edit); null where nothing was written. */
+export const loadMode = (name) => read(localStorage, MODE + name, null);
+
+export const saveMode = (name, values) => write(localStorage, MODE + name, JSON.stringify(values));

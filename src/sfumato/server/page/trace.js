@@ -18,7 +18,7 @@ export class Trace {
 
   /** Adds a `draft` frame. A step that comes again means that the canvas is drawn again. */
   draft(frame) {
-    const canvas = this.#canvas(frame.canvas);
+    const canvas = this.#canvas(frame.canvas, frame.pinned);
     const last = canvas.drafts.at(-1);
     if (last && frame.step <= last.step) { canvas.drafts = []; canvas.again = true; }
     canvas.maxSteps = frame.max_steps;
@@ -36,7 +36,7 @@ export class Trace {
 
   /** Adds the noise that a canvas begins with, before its first draft. */
   begin(frame) {
-    const canvas = this.#canvas(frame.canvas);
+    const canvas = this.#canvas(frame.canvas, frame.pinned);
     canvas.maxSteps = frame.max_steps;
     if (canvas.drafts.length) Object.assign(canvas, { drafts: [], again: true });
     canvas.noise = frame.noise;
@@ -51,8 +51,10 @@ export class Trace {
     };
   }
 
-  #canvas(index) {
+  /** pinned: of a text with holes, for each position whether its token is given. */
+  #canvas(index, pinned) {
     while (this.data.length <= index) this.data.push({ maxSteps: 0, drafts: [], settled: null });
+    if (pinned) this.data[index].pinned = pinned;
     return this.data[index];
   }
 

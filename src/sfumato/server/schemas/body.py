@@ -62,6 +62,7 @@ class Body(BaseModel):
 
     _ignored: Unknown = PrivateAttr(default_factory=Unknown)
     _since: float | None = PrivateAttr(None)
+    _owner: str = PrivateAttr("")
 
     @property
     def ignored(self) -> Unknown:
@@ -77,6 +78,11 @@ class Body(BaseModel):
         """Sets `ignored`."""
         self._ignored = unknown
 
-    def arrived(self, since: float) -> None:
-        """Sets `since`."""
-        self._since = since
+    @property
+    def owner(self) -> str:
+        """Whose body it is: a digest of the API key, or empty."""
+        return self._owner
+
+    def arrived(self, since: float, owner: str) -> None:
+        """Sets `since` and `owner`."""
+        self._since, self._owner = since, owner

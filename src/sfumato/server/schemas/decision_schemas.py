@@ -16,6 +16,7 @@ from sfumato.diffusion.constraints.questions import (
 )
 from sfumato.options.limits import MOST_READS
 from sfumato.server.schemas.json_schemas import NULL, Schema, either
+from sfumato.server.schemas.shapes import closed
 
 LONGEST_NAME = 1024  # characters of a question's id or name
 _STRING: Schema = {"type": "string"}
@@ -44,16 +45,6 @@ def with_any_field(schema: Schema) -> None:
     schema["additionalProperties"] = True
 
 
-def _closed(required: dict[str, Schema], optional: dict[str, Schema] | None = None) -> Schema:
-    """An object whose unknown fields pass where they are null."""
-    return {
-        "type": "object",
-        "properties": {**required, **(optional or {})},
-        "required": list(required),
-        "additionalProperties": NULL,
-    }
-
-
 def _sized(schema: Schema, most: int) -> Schema:
     """An object or a list of 1 to `most` entries."""
     what = "Items" if schema["type"] == "array" else "Properties"
@@ -61,7 +52,7 @@ def _sized(schema: Schema, most: int) -> Schema:
 
 
 def _typed(name: str, required: dict[str, Schema], optional: dict[str, Schema]) -> Schema:
-    return _closed({"type": {"const": name}, **required}, optional)
+    return closed({"type": {"const": name}, **required}, optional)
 
 
 def _questions(noul_criteria: Schema, instructions: Schema, level: Schema) -> Schema:
@@ -89,13 +80,13 @@ def _questions(noul_criteria: Schema, instructions: Schema, level: Schema) -> Sc
 
 _WORDS: Schema = _STRING | {"minLength": 1}
 SYSTEM_ONE_QUESTIONS = _questions(
-    _closed({}, {"true": _WORDS, "false": _DESCRIBED}), _DESCRIBED, TEXT
+    closed({}, {"true": _WORDS, "false": _DESCRIBED}), _DESCRIBED, TEXT
 )
 
-_GEMINI_TEXT = _closed({"type": {"const": "text"}, "text": _WORDS}, {"annotations": {}})
+_GEMINI_TEXT = closed({"type": {"const": "text"}, "text": _WORDS}, {"annotations": {}})
 GEMINI_INPUT = either(_STRING, _GEMINI_TEXT, {"type": "array", "items": _GEMINI_TEXT})
 GEMINI_QUESTIONS = _questions(
-    _closed({}, {"true_description": _WORDS, "false_description": either(_STRING, NULL)}),
+    closed({}, {"true_description": _WORDS, "false_description": either(_STRING, NULL)}),
     either(*GEMINI_INPUT["anyOf"], NULL),
     TEXT,
 )
@@ -105,11 +96,11 @@ _INPUT_TEXT = _typed("input_text", {"text": _WORDS}, _BREAK)
 _INPUT_JSON = _typed("input_json", {"data": either({"type": "object"}, {"type": "array"})}, {})
 _PARTS = {"type": "array", "items": either(_INPUT_TEXT, _INPUT_JSON), "minItems": 1}
 _OPENAI_TEXT = either(_WORDS, _PARTS)
-_MESSAGE = _closed(
+_MESSAGE = closed(
     {"role": {"enum": ["user", "system", "developer"]}, "content": _OPENAI_TEXT},
     {"type": {"const": "message"}},
 )
-_ASSISTANT = _closed(
+_ASSISTANT = closed(
     {
         "role": {"const": "assistant"},
         "content": either(
@@ -128,8 +119,8 @@ OPENAI_INPUT = either(
 )
 _NAMED: Schema = {"name": either(_STRING | {"maxLength": LONGEST_NAME}, NULL)}
 _DESCRIPTION: Schema = {"description": either(_STRING, NULL)}
-_OPTION = _closed({"value": either(_STRING, {"type": "boolean"})}, _DESCRIPTION)
-_LEVEL = _closed({"label": _STRING}, _DESCRIPTION)
+_OPTION = closed({"value": either(_STRING, {"type": "boolean"})}, _DESCRIPTION)
+_LEVEL = closed({"label": _STRING}, _DESCRIPTION)
 _OPTIONS = _sized({"type": "array", "items": _OPTION, "uniqueItems": True}, MOST_OPTIONS)
 _LEVELS = _sized({"type": "array", "items": _LEVEL}, MOST_LEVELS)
 _INSTRUCTED: Schema = {"instructions": _OPENAI_TEXT}

@@ -6,20 +6,15 @@ from typing import Annotated, Any
 
 from pydantic import Field, WithJsonSchema
 
-from sfumato.options.limits import MOST_TOKENS
 from sfumato.server.schemas import json_schemas
 from sfumato.server.schemas.body import First, Ids, Objects
 from sfumato.server.schemas.generation import Sampling
-from sfumato.server.schemas.llama_cpp import LlamaSampling
-from sfumato.server.schemas.neutral import Ignored
+from sfumato.server.schemas.llama_cpp import LlamaSampling, Predict
+from sfumato.server.schemas.neutral import Only
 
 MOST_EXTRA = 256  # texts beside the one that is filled in
 
 _Parts = Annotated[list[str | dict[str, Any]], First]
-_Predict = Annotated[
-    int | None,
-    Field(ge=-1, le=MOST_TOKENS, description="Tokens at most; -1: what fits; 0: none."),
-]
 
 
 class FillBody(Sampling):
@@ -47,8 +42,5 @@ class InfillBody(LlamaSampling):
         Objects | None, Field(max_length=MOST_EXTRA), WithJsonSchema(json_schemas.EXTRA)
     ] = Field(None, description="Other texts: filename and text; they come first.")
     prompt: str | None = Field(None, description="Beginning of the text in the gap.")
-    n_predict: _Predict = None
-    n_indent: Ignored = None
-    samplers: Ignored = None
-    t_max_prompt_ms: Ignored = None
-    t_max_predict_ms: Ignored = None
+    n_predict: Predict = None
+    n_probs: Annotated[Any, Only(0, why="use /completion")] = None

@@ -64,6 +64,18 @@ _PROMPT_IDS = IDS | {"minItems": 1}
 PROMPT = either(TEXT, _PROMPT_IDS)
 PROMPTS = either(TEXT, _list(TEXT, 1), _PROMPT_IDS, _list(_PROMPT_IDS, 1))
 PROMPT_OR_NULL = either(TEXT, _PROMPT_IDS, NULL)
+_MIXED = _list(either({"type": "integer", "minimum": 0}, TEXT), 1)
+_TEXT_PARTS = _list(_object({"type": {"const": "text"}, "text": TEXT}))
+MIXED_PROMPT = either(
+    TEXT,
+    _MIXED,
+    *(
+        _object(one) | {"additionalProperties": False}
+        for one in ({"prompt_string": TEXT}, {"content": _TEXT_PARTS})
+    ),
+)
+MIXED_PROMPTS = either(MIXED_PROMPT, _list(MIXED_PROMPT, 1))
+EMBEDDING_INPUT = either(MIXED_PROMPT, _list(MIXED_PROMPT, 1) | {"maxItems": 2048})
 MAX_TOKENS = either({"type": "integer", "minimum": 1, "maximum": MOST_TOKENS}, {"const": -1}, NULL)
 MAX_TOKENS_OR_NONE = either({"type": "integer", "minimum": -1, "maximum": MOST_TOKENS}, NULL)
 STOP = either(
@@ -77,6 +89,28 @@ BIAS = either(
         "propertyNames": {"pattern": "^[0-9]{1,11}$"},
         "additionalProperties": {"type": "number", "minimum": -MOST_BIAS, "maximum": MOST_BIAS},
         "maxProperties": MOST_BIASES,
+    },
+    NULL,
+)
+_BIAS_OR_BAN: Schema = either(
+    {"type": "number", "minimum": -MOST_BIAS, "maximum": MOST_BIAS}, {"const": False}
+)
+LLAMA_BIAS = either(
+    {
+        "type": "object",
+        "propertyNames": {"pattern": "^[0-9]{1,11}$"},
+        "additionalProperties": _BIAS_OR_BAN,
+        "maxProperties": MOST_BIASES,
+    },
+    {
+        "type": "array",
+        "maxItems": MOST_BIASES,
+        "items": {
+            "type": "array",
+            "prefixItems": [{"type": "integer", "minimum": 0}, _BIAS_OR_BAN],
+            "minItems": 2,
+            "maxItems": 2,
+        },
     },
     NULL,
 )

@@ -63,4 +63,6 @@ class Neutral(BaseModel):
     # llama-server's
     cache_prompt: Ignored = None
     timings_per_token: AtTheEnd = None
-    return_progress: AtTheEnd = None
+    return_progress: bool | None = Field(
+        None, description="Send how far the prompt is encoded: streams of chats and /completion."
+    )

@@ -21,13 +21,15 @@ class Rule:
 
     def broken(self, error: Mapping[str, Any]) -> bool:
         """Whether an error's object is about this rule."""
-        return re.match(self.message, str(error["message"]), re.DOTALL) is not None
+        message = str(error["message"]).removeprefix("options.")  # as Ollama's bodies name fields
+        return re.match(self.message, message, re.DOTALL) is not None
 
 
 RULES = (
     Rule(
         "Prompt and reply fit the context.",
-        r"(prompt|messages|content|tokens|opening|max_tokens|prediction|suffix|input_suffix"
+        r"(prompt|messages|content|tokens|opening|max_tokens|max_output_tokens|prediction"
+        r"|suffix|input_suffix|input(\.\w+)*"
         r"|parts\[\d+\][^:]*): .*(context|leaves none)|the request needs",
     ),
     Rule(
@@ -36,22 +38,31 @@ RULES = (
     ),
     Rule(
         "Token ids are of the model's vocabulary.",
-        r"prompt: must lie in 0\.\.|tokens: token id \d+ is outside|logit_bias: .* is no token id",
+        r"prompt: must lie in 0\.\.|(input|content): token ids must lie in 0\.\."
+        r"|tokens: token id \d+ is outside|logit_bias: .* is no token id",
     ),
-    Rule("logit_bias leaves a token.", r"logit_bias: bans every token"),
+    Rule(
+        "logit_bias names tokens by id or text, and leaves one.",
+        r"logit_bias: (bans every token|a token must be its id or a text)",
+    ),
+    Rule(
+        "Where ids and texts are mixed, each part of a prompt is one of them, and no list.",
+        r"(prompt|input|content)(\[\d+\])+: must be (a token id or )?a text",
+    ),
     Rule(
         "An empty prompt needs a model that has a token to begin with.",
-        r"prompt: is empty(, and this model has no token|$)",
+        r"(prompt|input_prefix): is empty(, and this model has no token|$)"
+        r"|(input|content): a text is empty",
     ),
     Rule(
         "The arguments of all calls together hold at most 131,072 JSON values.",
         r".*all arguments together hold more",
     ),
-    Rule("n times the prompts are at most 128 (`max_choices` in /props).", r"n: at most"),
+    Rule("n times the prompts are at most 128 (`max_choices` in /props).", r"(n|prompt): at most"),
     Rule(
         "n times the prompts times max_tokens times (1 + top_logprobs) is at most 1,048,576; "
         "tokens of prompts that are scored count as those of replies.",
-        r"n, .*: come to",
+        r"(n|prompt), .*: come to",
     ),
     Rule(
         "A seed canvas has a token of the vocabulary for each position of the canvas; "
@@ -81,7 +92,8 @@ RULES = (
     Rule(
         "A body has one schema or grammar at most; it is one that can be compiled, in 262,144 "
         "characters, of keywords that are supported, and with texts that the vocabulary writes.",
-        r"(response_format|structured_outputs|guided_|json_schema|grammar|tools)[\w.\[\]]*"
+        r"(response_format|structured_outputs|guided_|json_schema|grammar|tools|text|format"
+        r"|output_format|output_config)[\w.\[\]]*"
         r"(, [\w.]+)*: ",
     ),
     Rule(
@@ -89,6 +101,24 @@ RULES = (
         "named tokens and a message to be continued do not go together with a schema or grammar.",
         r"\w+: does not go together",
     ),
+    Rule(
+        "An item_reference names an item of a response that is kept, and previous_response_id such "
+        "a response; a function_call_output answers a function_call right before it; an input is "
+        "not of thoughts alone.",
+        r"previous_response_id: |input: holds"
+        r"|input\[\d+\]\.(id|call_id): (there is no|.* is of no)",
+    ),
+    Rule(
+        "An input, with the items of the responses before and with what it refers to, has at most "
+        "1,024 items and as many characters as a body.",
+        r"input: (\d+ items|comes to)",
+    ),
+    Rule(
+        "dimensions is at most the network's hidden size, and one answer has at most 4,194,304 "
+        "numbers.",
+        r"dimensions: must be at most|(input|content): [\d,]+ vectors",
+    ),
+    Rule("llama-server's embeddings have input or content.", r"input, content: give exactly"),
     Rule("stream_options belongs to stream.", r"stream_options: only with stream"),
     Rule("top_logprobs belongs to logprobs.", r"top_logprobs: needs logprobs"),
     Rule("max_tokens and max_completion_tokens agree.", r"max_tokens, max_completion_tokens: "),
@@ -126,6 +156,20 @@ RULES = (
         "and not false where nothing is continued.",
         r"(continue_final_message|add_generation_prompt): |.*continued",
     ),
+    Rule(
+        "A result in Anthropic's messages answers a call of the assistant's turn before it.",
+        r"messages\[\d+\]\.content(\[\d+\])?(\.\w+)*: .*call",
+    ),
+    Rule(
+        "thinking.budget_tokens is less than max_tokens, and there where thinking is enabled.",
+        r"thinking\.budget_tokens: |thinking: an answer that is continued",
+    ),
+    Rule("tool_choice of the type tool has a name.", r"tool_choice\.name: is missing"),
+    Rule(
+        "In Ollama's API, system goes neither with raw nor with suffix; format and logprobs go not "
+        "with suffix; raw and suffix go without thinking; a model that is shown has a name.",
+        r"(system|format|logprobs): (goes|does not go)|think: an answer|model: is missing",
+    ),
     Rule("The chat template can render messages and tools.", r".*chat.template"),
     Rule(
         "Arguments of calls and tools are nested at most 64 levels deep, and the body 100.",
@@ -152,8 +196,8 @@ RULES = (
 def error_of(body: Mapping[str, Any]) -> Mapping[str, Any]:
     """The error's object of an answer in any form."""
     if "error" in body:
-        error: Mapping[str, Any] = body["error"]
-        return error
+        error: Mapping[str, Any] | str = body["error"]
+        return {"message": error} if isinstance(error, str) else error
     detail = body["detail"]
     if isinstance(detail, list):
         return {"message": f"{detail[0]['loc'][-1]}: {detail[0]['msg']}"}

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 from sfumato.diffusion.constraints.call_grammar import CallSource, CallTool
@@ -22,10 +22,13 @@ from sfumato.server.schemas.grammars import ResponseFormat
 _OBJECT = {"type": "object"}
 
 
-def grammar_of(body: Sampling) -> GrammarSource | None:
-    """The one grammar that a body asks for; None where it asks for none. Raises ApiError."""
+def grammar_of(
+    body: Sampling, more: Callable[[], Iterator[GrammarSource]] = lambda: iter(())
+) -> GrammarSource | None:
+    """The one grammar that a body asks for; None where it asks for none. more: what a dialect's
+    own fields ask for, which may raise ValueError. Raises ApiError."""
     try:
-        sources = list(_sources(body))
+        sources = [*more(), *_sources(body)]
     except ValueError as error:
         raise from_value_error(error) from None
     if len(sources) > 1:
@@ -96,24 +99,27 @@ def call_grammar(
     required: bool,
     single: bool,
     answer: GrammarSource | None,
+    may_hold: bool = True,
 ) -> Source | None:
-    """The grammar of a reply that may call tools: where one of them is strict, or the answer has a
-    grammar of its own. choice: the only tool that may be called; required: whether one has to be;
-    single: whether one call is the most; answer: the grammar of a reply without calls. None where
-    calls are free. Raises ApiError."""
-    is_strict = any(tool["function"].get("strict") is True for tool in tools or ())
+    """The grammar of a reply that may call tools: where one of them is strict or has to be called,
+    or the answer has a grammar of its own. choice: the only tool that may be called; required:
+    whether one has to be; single: whether one call is the most; answer: the grammar of a reply
+    without calls; may_hold: whether tools that are not strict are held where one has to be called.
+    None where calls are free. Raises ApiError."""
+    is_strict = any(_is_strict(tool) for tool in tools or ())
     markers, token_id = model.template.markers, model.tokenizer.token_id
     names = (markers.call_open, markers.call_close, markers.quote)
     ids = [token_id(name) if name else None for name in names]
-    if not tools or None in ids or not (is_strict or answer):
+    holds_all = required and may_hold and any(map(_names_arguments, tools or ()))
+    if not tools or None in ids or not (is_strict or holds_all or answer):
         return answer
     if answer is not None and answer.kind != "schema":
         raise bad_request(
             f"{answer.field}: goes with no tools; leave one of them out", answer.field
         )
-    made = [_tool(tool, i) for i, tool in enumerate(tools)]
     opens, closes, quote = (token for token in ids if token is not None)
     try:
+        made = [_tool(tool, number, holds_all) for number, tool in enumerate(tools)]
         return CallSource(
             tuple(tool for tool in made if choice in (None, tool.name)),
             opens,
@@ -127,14 +133,23 @@ def call_grammar(
         raise from_value_error(error) from None
 
 
-def _tool(tool: Mapping[str, Any], number: int) -> CallTool:
-    function = tool["function"]
+def _is_strict(tool: Mapping[str, Any]) -> bool:
+    return tool["function"].get("strict") is True
+
+
+def _names_arguments(tool: Mapping[str, Any]) -> bool:
+    """Whether the schema of a tool's parameters says which there are."""
+    parameters = tool["function"].get("parameters")
+    return isinstance(parameters, Mapping) and "properties" in parameters
+
+
+def _tool(tool: Mapping[str, Any], number: int, is_held: bool) -> CallTool:
+    """is_held: whether its arguments match its schema though it is not strict. Raises ValueError
+    for a strict tool."""
+    name, parameters = tool["function"]["name"], tool["function"].get("parameters")
     field = f"tools[{number}].function.parameters"
-    if function.get("strict") is not True:
-        return CallTool(function["name"], None, field)
-    try:
-        return CallTool(
-            function["name"], schema_source(function.get("parameters") or {}, field).text, field
-        )
-    except ValueError as error:
-        raise from_value_error(error) from None
+    if _is_strict(tool):
+        return CallTool(name, schema_source(parameters or {}, field).text, field)
+    if not is_held or not _names_arguments(tool):
+        return CallTool(name, None, field)
+    return CallTool(name, json.dumps(parameters, ensure_ascii=False), field, is_strict=False)

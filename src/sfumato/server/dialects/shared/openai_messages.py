@@ -27,11 +27,12 @@ _KEYS = {
     },
     "tool": {"role", "content", "name", "tool_call_id"},
 }
-_UNSUPPORTED = {
+UNSUPPORTED = {
     "image_url": "images are not supported yet",
     "input_image": "images are not supported yet",
     "input_audio": "audio is not supported",
     "file": "files are not supported",
+    "input_file": "files are not supported",
     "video_url": "videos are not supported",
 }
 
@@ -140,8 +141,8 @@ def _parts(parts: Sequence[Any], where: str) -> list[Any]:
     for i, part in enumerate(parts):
         kind = part.get("type") if isinstance(part, Mapping) else None
         here = f"{where}[{i}]"
-        if isinstance(kind, str) and kind in _UNSUPPORTED:
-            raise bad_request(f"{here}: {_UNSUPPORTED[kind]}", here, "unsupported")
+        if isinstance(kind, str) and kind in UNSUPPORTED:
+            raise bad_request(f"{here}: {UNSUPPORTED[kind]}", here, "unsupported")
         if kind == "refusal":
             part = {"type": "text", "text": part.get("refusal")}
         checked.append(part)

@@ -1,30 +1,40 @@
-"""Whether a chat's model thinks before it answers, and for how many tokens."""
+"""Whether a model thinks before it answers, and for how many tokens."""
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+
 from sfumato.server.http.errors import bad_request
 from sfumato.server.schemas.json_schemas import EFFORTS
-from sfumato.server.schemas.openai import ChatBody
 
 
-def thinking_of(body: ChatBody, continued: bool) -> tuple[bool, int | None]:
+@dataclass(frozen=True)
+class Thinking:
+    """What a body says of thinking; None: nothing."""
+
+    effort: str | None = None
+    enabled: bool | None = None  # takes precedence over the effort
+    most: int | None = None  # tokens; takes precedence over those of the effort
+    # The fields, as errors name them.
+    effort_field: str = "reasoning_effort"
+    enabled_field: str = "chat_template_kwargs"
+
+
+def thinking_of(given: Thinking, continued: bool = False) -> tuple[bool, int | None]:
     """Whether the model thinks, and for how many tokens at most. continued: whether the reply
     continues a message. Raises ApiError."""
-    effort = body.reasoning_effort
+    effort, field = given.effort, given.effort_field
     if effort is not None and effort not in EFFORTS:
-        raise bad_request(
-            f"reasoning_effort: must be one of {', '.join(EFFORTS)}", "reasoning_effort"
-        )
+        raise bad_request(f"{field}: must be one of {', '.join(EFFORTS)}", field)
     budget = None if effort is None else EFFORTS[effort]
-    enabled = body.chat_template_kwargs and body.chat_template_kwargs.enable_thinking
-    thinking = enabled if enabled is not None else effort is not None and budget != 0
+    thinking = given.enabled if given.enabled is not None else effort is not None and budget != 0
     if thinking and continued:
-        name = "chat_template_kwargs" if effort is None else "reasoning_effort"
+        name = given.enabled_field if effort is None else field
         raise bad_request(
             f"{name}: an answer that is continued is not thought about first; ask for no thinking, "
             "or set continue_final_message to false",
             name,
         )
-    if body.max_thinking_tokens is not None:
-        budget = body.max_thinking_tokens
-    return bool(thinking), budget if thinking and budget != 0 else body.max_thinking_tokens
+    if given.most is not None:
+        budget = given.most
+    return bool(thinking), budget if thinking and budget != 0 else given.most

@@ -2,6 +2,7 @@
 // an answer holds as long as its own question, the state and the way of reading are the same: only
 // cards whose answer does not hold are asked. Knows cards, and no view around them.
 
+import { capital } from '../errors.js';
 import { json } from './literal.js';
 import { idsOf, isComplete, missingIn, toWire, wrongIn } from './questions.js';
 
@@ -91,5 +92,3 @@ function wordsOf({ message, place }, id) {
   const words = message.replace(`questions.${id}: `, '').replace(`${id}: `, '');
   return capital(part ? `${part}: ${words}` : words);
 }
-
-export const capital = (text) => text.charAt(0).toUpperCase() + text.slice(1);

@@ -10,15 +10,15 @@ const INDENT = 2;
 export const json = (value) => inline(value, JSON_WORDS, ',', ':');
 
 /** JSON, or Python with its words, in lines that a person reads; `margin` is where the text begins. */
-export function pretty(value, { words = JSON_WORDS, margin = 0, indent = INDENT } = {}) {
+export function pretty(value, { words = JSON_WORDS, margin = 0, indent = INDENT, line = LINE } = {}) {
   const short = inline(value, words, ', ', ': ');
-  if (margin + short.length <= LINE || !isNested(value)) return short;
+  if (margin + short.length <= line || !isNested(value)) return short;
   const inner = margin + indent;
   const lines = Array.isArray(value)
-    ? value.map((item) => pretty(item, { words, margin: inner, indent }))
+    ? value.map((item) => pretty(item, { words, margin: inner, indent, line }))
     : pairs(value).map(([name, item]) => {
       const key = `${JSON.stringify(name)}: `;
-      return key + pretty(item, { words, margin: inner, indent });
+      return key + pretty(item, { words, margin: inner, indent, line });
     });
   const [open, close] = Array.isArray(value) ? '[]' : '{}';
   const gap = `\n${' '.repeat(inner)}`;

@@ -2,9 +2,9 @@
 // in the view, keeps it, and says when to ask; asking.js asks.
 
 import { button, el } from '../dom.js';
-import { ServerError } from '../errors.js';
+import { ServerError, capital } from '../errors.js';
 import { loadDecision, saveDecision } from '../store.js';
-import { Asking, askable, bodyOf, capital } from './asking.js';
+import { Asking, askable, bodyOf } from './asking.js';
 import { Card } from './card.js';
 import { isUnsure } from './figures.js';
 import { ProgramDialog } from './program.js';

@@ -18,23 +18,23 @@ _WORD = torch.int32
 
 
 @dataclass(frozen=True)
-class Unread(Generic[Result]):
+class DeviceResult(Generic[Result]):
     """A result of which the host has read nothing yet."""
 
     tensors: tuple[Tensor, ...]  # of elements of 4 or 8 bytes
     result: Callable[[Sequence[Tensor]], Result]
     """Makes it of the same tensors on the host."""
 
-    def read(self) -> Result:
+    def fetch(self) -> Result:
         """Waits for the device."""
-        (result,) = read_together([self])
+        (result,) = fetch_together([self])
         return result
 
 
-def read_together(unread: Sequence[Unread[Result]]) -> list[Result]:
+def fetch_together(results: Sequence[DeviceResult[Result]]) -> list[Result]:
     """The results, by one copy, for which the host waits."""
-    on_host = iter(_on_host([tensor for each in unread for tensor in each.tensors]))
-    return [each.result([next(on_host) for _ in each.tensors]) for each in unread]
+    on_host = iter(_on_host([tensor for each in results for tensor in each.tensors]))
+    return [each.result([next(on_host) for _ in each.tensors]) for each in results]
 
 
 def _is_on_host(tensor: Tensor) -> bool:

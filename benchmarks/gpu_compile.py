@@ -1,0 +1,30 @@
+"""All kernels of the 26B-A4B, compiled into Triton's cache on all cores, for `gpu_first.py`.
+
+Compiles for the device's own architecture and does not touch the device, so that processes may be
+forked.  What is compiled has the keys of launches, which a test holds: later parts find all of it.
+A start does the same with the tiles that serve (`fill_cache`); here, all candidates are compiled.
+"""
+
+from __future__ import annotations
+
+import time
+from typing import Any
+
+from sfumato.ops.triton import fill_cache
+from sfumato.ops.triton.ahead_of_time import jobs
+
+
+def compile_all(target: str, number: int | str, names: tuple[str, ...] = ()) -> dict[str, Any]:
+    """Every kernel, or those named, in all shapes and with all candidates of tiles. target: whose
+    tiles the device has; number: the device's own architecture, as Triton names it."""
+    began = time.monotonic()
+    work: list[fill_cache.Item] = [(job, number) for job in jobs([target], names, every=True)]
+    cores = fill_cache.usable_cores()
+    failed = {}
+    for outcome in fill_cache.compile_all(work, cores, fill_cache.LIMITS):
+        if outcome.failure:
+            job = outcome.item[0]
+            failed[f"{job.kernel} {job.variant or job.use} {job.candidate}"] = outcome.failure
+    findings = {"compiled": len(work) - len(failed), "cores": cores, "failures": failed}
+    findings["compile_s"] = round(time.monotonic() - began, 1)
+    return findings

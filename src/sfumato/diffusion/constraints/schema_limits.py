@@ -1,0 +1,198 @@
+"""What of a JSON schema is refused because its grammar takes too long to compile.
+
+llguidance's own limits do not count this work: the states that divide a number, the pairs of
+optional properties of one object, the patterns that one text has to match together.  Knows plain
+data alone.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Iterator, Mapping
+from decimal import Decimal
+from typing import Any
+
+MOST_MULTIPLES = 10_000
+"""Of `multipleOf` as a whole number (0.25 is 25); its grammar has as many states: 0.05 s of CPU."""
+MOST_MULTIPLES_IN_ALL = 50_000
+"""The sum over a schema, or over the schemas of all tools: 0.4 s."""
+MOST_OPTIONAL = 400
+"""Optional properties of one object: 0.03 s of CPU, and the time goes with the square. From 500 on
+llguidance's parser refuses the object in the middle of a reply."""
+MOST_COMBINED_OPTIONAL = 1_000
+"""The sum over a schema that combines schemas: 0.2 s, were they all in one object."""
+MOST_PATTERNS = 8
+"""Different patterns in a schema that combines schemas, which may have to match one text (each
+doubles the time; 0.01 s), and patterns of one `patternProperties`, which must not overlap."""
+MOST_WAYS = 512
+"""Ways to choose one branch of every `anyOf` of an `allOf`, summed over a schema; 4,096: 2 s."""
+_READ = {"properties", "required", "additionalProperties", "patternProperties", "items", "pattern"}
+_READ |= {"prefixItems", "multipleOf", "minimum", "maximum", "minLength", "maxLength", "format"}
+_READ |= {"enum", "const", "anyOf", "oneOf", "$ref", "allOf"}
+
+
+def check_schema(schema: Any, field: str) -> None:
+    """Raises ValueError, naming the field, for a schema whose grammar is too large. Where the
+    schema combines schemas, all its parts count as combined with one another."""
+    parts = list(_parts(schema))
+    combines = any(_combines(part) for part in parts)
+    _check_multiples(parts, combines, field)
+    check_sum(schema, field)
+    optional = [_optional(part) for part in parts]
+    most, held, where = max(optional, default=0), MOST_OPTIONAL, "an object"
+    if combines and most <= held:
+        most, held = sum(optional), MOST_COMBINED_OPTIONAL
+        where = "a schema that combines schemas"
+    if most > held:
+        raise ValueError(
+            f"{field}: properties: {where} has {most:,} optional ones, and at most "
+            f"{held:,} are held; list more names in required"
+        )
+    names = [part.get("patternProperties") for part in parts]
+    if any(isinstance(each, Mapping) and len(each) > MOST_PATTERNS for each in names):
+        raise ValueError(
+            f"{field}: patternProperties: at most {MOST_PATTERNS} patterns are held; leave some out"
+        )
+    if combines:
+        _check_combined(schema, parts, field)
+
+
+def _check_combined(schema: Any, parts: list[Mapping[str, Any]], field: str) -> None:
+    patterns = {text for part in parts if isinstance(text := part.get("pattern"), str)}
+    for part in parts:
+        if isinstance(names := part.get("patternProperties"), Mapping):
+            patterns |= names.keys()
+    if len(patterns) > MOST_PATTERNS:
+        raise ValueError(
+            f"{field}: pattern: a schema that combines schemas has {len(patterns):,} different "
+            f"ones, and at most {MOST_PATTERNS} are held; leave allOf out"
+        )
+    known: dict[int, int] = {}
+    try:
+        each = (_ways(schema, part, known) for part in parts if _combines(part))
+        most = sum(ways for ways in each if ways > 1)
+    except RecursionError:
+        raise ValueError(f"{field}: its schemas refer to one another too deeply") from None
+    if most > MOST_WAYS:
+        raise ValueError(
+            f"{field}: allOf: its anyOf can be chosen in more than {MOST_WAYS} ways; leave allOf "
+            "out"
+        )
+
+
+def _parts(schema: Any) -> Iterator[Mapping[str, Any]]:
+    """Every object in plain data."""
+    pending = [schema]
+    while pending:
+        part = pending.pop()
+        if isinstance(part, Mapping):
+            yield part
+            pending += part.values()
+        elif isinstance(part, list):
+            pending += part
+
+
+def _combines(part: Mapping[str, Any]) -> bool:
+    """Whether a value has to match several schemas together."""
+    branches = part.get("allOf")
+    if isinstance(branches, list) and len(branches) > 1:
+        return True
+    known = part.keys() & _READ
+    return len(known) > 1 and any(name in part for name in ("allOf", "anyOf", "oneOf", "$ref"))
+
+
+def _ways(root: Any, part: Any, known: dict[int, int]) -> int:
+    """In how many ways one branch of each `anyOf` can be chosen; more than the most: one more."""
+    if not isinstance(part, Mapping):
+        return 1
+    if id(part) in known:
+        return known[id(part)]
+    known[id(part)] = 1  # what a schema that names itself takes for itself
+    ways = 1
+    for name in ("anyOf", "oneOf", "allOf", "$ref"):
+        inner = part.get(name)
+        if name == "$ref":
+            inner = [_referred(root, inner)]
+        if not isinstance(inner, list) or not inner:
+            continue
+        each = (_ways(root, branch, known) for branch in inner)
+        if name in ("anyOf", "oneOf"):
+            ways *= sum(each)
+        else:
+            for more in each:
+                ways = min(ways * more, MOST_WAYS + 1)
+    # Properties of the same name, and items, are combined with one another too.
+    inside = [part.get(name) for name in ("items", "additionalProperties")]
+    if isinstance(properties := part.get("properties"), Mapping):
+        inside += properties.values()
+    ways = max(ways, *(_ways(root, each, known) for each in inside))
+    known[id(part)] = min(ways, MOST_WAYS + 1)
+    return known[id(part)]
+
+
+def _referred(root: Any, reference: Any) -> Any:
+    """The part of a schema that a reference within it names; None where there is none."""
+    if not isinstance(reference, str) or reference[:1] != "#":
+        return None
+    target = root
+    for step in reference.split("/")[1:]:
+        name = step.replace("~1", "/").replace("~0", "~")
+        if isinstance(target, list) and name.isdecimal() and int(name) < len(target):
+            target = target[int(name)]
+        elif isinstance(target, Mapping):
+            target = target.get(name)
+        else:
+            return None
+    return target
+
+
+def _check_multiples(parts: list[Mapping[str, Any]], combines: bool, field: str) -> None:
+    exact = [Decimal(str(value)) for value in dict.fromkeys(_multiples(parts))]
+    if any(not value.is_finite() or abs(value.adjusted()) > 30 for value in exact):
+        raise ValueError(f"{field}: multipleOf: is too large or too small; leave it out")
+    scales = [_decimals(value) for value in exact]
+    if combines:
+        scales = [max(scales, default=0)] * len(scales)
+    numerators = [
+        abs(int(value.scaleb(scale))) or 1 for value, scale in zip(exact, scales, strict=True)
+    ]
+    most = math.lcm(*numerators) if combines else max(numerators, default=1)
+    if most > MOST_MULTIPLES:
+        raise ValueError(
+            f"{field}: multipleOf: {max(exact)} is too large a divisor: without the decimal point, "
+            f"and as the least common multiple where schemas are combined, it may be at most "
+            f"{MOST_MULTIPLES:,}; leave it out"
+        )
+
+
+def check_sum(schemas: Any, field: str) -> None:
+    """Raises ValueError where the divisors of schemas that `check_schema` lets pass are too large
+    together."""
+    exact = [Decimal(str(value)) for value in _multiples(_parts(schemas))]
+    total = sum(abs(int(value.scaleb(_decimals(value)))) for value in exact)
+    if total > MOST_MULTIPLES_IN_ALL:
+        raise ValueError(
+            f"{field}: multipleOf: the divisors together are {total:,}, and at most "
+            f"{MOST_MULTIPLES_IN_ALL:,} are held; leave some out"
+        )
+
+
+def _multiples(parts: Iterable[Mapping[str, Any]]) -> Iterator[int | float]:
+    for part in parts:
+        value = part.get("multipleOf")
+        if isinstance(value, int | float) and not isinstance(value, bool):
+            yield value
+
+
+def _decimals(value: Decimal) -> int:
+    """How many digits stand behind the decimal point."""
+    return max(0, -int(value.as_tuple().exponent))
+
+
+def _optional(part: Mapping[str, Any]) -> int:
+    """How many properties of an object may be absent."""
+    properties, required = part.get("properties"), part.get("required")
+    if not isinstance(properties, Mapping):
+        return 0
+    names = required if isinstance(required, list) else []
+    return len(properties.keys() - {name for name in names if isinstance(name, str)})

@@ -1,0 +1,211 @@
+"""Anthropic's messages and content blocks as messages of the chat template.
+
+Tool calls and their results become what OpenAI's API has, which the text side checks. Errors name
+blocks by their place in the body. Knows no sampling.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from typing import Any
+
+from sfumato.server.http.errors import ApiError, bad_request
+from sfumato.server.schemas.anthropic import AnthropicPrompt
+from sfumato.server.schemas.body import Unknown
+from sfumato.server.settings import ServerSettings
+from sfumato.text.messages import MessageError, tool_name
+
+BILLING = "x-anthropic-billing-header:"
+"""Begins a block of the system prompt that an agent makes anew for each request. Within the prompt
+it would keep all that follows out of the cache."""
+_KEYS = {
+    "text": {"text", "citations"},
+    "thinking": {"thinking", "signature"},
+    "redacted_thinking": {"data"},
+    "tool_use": {"id", "name", "input", "caller", "toolset_name"},
+    "tool_result": {"tool_use_id", "content", "is_error", "toolset_name"},
+}
+_ROLES = {
+    "user": ("text", "tool_result"),
+    "assistant": ("text", "thinking", "redacted_thinking", "tool_use"),
+    "system": ("text",),
+}
+_UNSUPPORTED = {
+    "image": "images are not supported yet",
+    "document": "documents are not supported; send their text",
+    "search_result": "search results are not supported; send their text",
+}
+_INDEX = re.compile(r"messages\[(\d+)\](\.tool_call_id|\.role)?")
+
+
+@dataclass
+class Conversation:
+    """Messages of the chat template, and where each stands in the body."""
+
+    messages: list[dict[str, Any]] = field(default_factory=list)
+    places: list[str] = field(default_factory=list)
+
+    def add(self, message: dict[str, Any], place: str) -> None:
+        """Turns of one role that follow each other are one turn, as in Anthropic's API."""
+        last = self.messages[-1] if self.messages else None
+        if last is None or last["role"] != message["role"] or message["role"] == "tool":
+            self.messages.append(message)
+            self.places.append(place)
+            return
+        if message["role"] == "system":
+            last["content"] += "\n\n"
+        last["content"] += message["content"]
+        if "tool_calls" in message:
+            last["tool_calls"] = [*last.get("tool_calls", ()), *message["tool_calls"]]
+
+    @contextmanager
+    def named(self) -> Iterator[None]:
+        """Gives an ApiError that is raised within the body's places."""
+        try:
+            yield
+        except ApiError as error:
+            match = _INDEX.match(error.message)
+            if match and int(match[1]) < len(self.places):
+                name = self.places[int(match[1])]
+                name += ".tool_use_id" if match[2] == ".tool_call_id" else ""
+                error.message = name + error.message[match.end() :]
+                if error.param is not None:
+                    error.param = _INDEX.sub(lambda _: name, error.param, count=1)
+            raise
+
+
+def conversation(body: AnthropicPrompt, settings: ServerSettings, ignored: Unknown) -> Conversation:
+    """ignored: records what a lenient server leaves out. Raises ApiError."""
+    if len(body.messages) > settings.max_messages:
+        raise bad_request(
+            f"messages: {len(body.messages)} of them, and this server takes "
+            f"{settings.max_messages}; leave out old ones, or raise --max-messages",
+            "messages",
+        )
+    reader = _Reader(ignored if settings.lenient else None)
+    made = Conversation()
+    if system := reader.texts(body.system or "", "system"):
+        made.add({"role": "system", "content": system}, "system")
+    for number, message in enumerate(body.messages):
+        reader.add(message, f"messages[{number}]", made)
+    for message in made.messages:  # one text is the same prompt as in every other API
+        if isinstance(message["content"], list) and len(message["content"]) < 2:
+            message["content"] = "".join(part["text"] for part in message["content"])
+    return made
+
+
+class _Reader:
+    """Reads messages; ignored: None where unknown fields are refused."""
+
+    def __init__(self, ignored: Unknown | None) -> None:
+        self._ignored = ignored
+
+    def texts(self, content: Any, where: str) -> str:
+        """A text, or the texts of blocks with an empty line between them."""
+        if isinstance(content, str):
+            return content
+        blocks = self._blocks(content, where, ("text",))
+        texts = [block["text"] for _, block in blocks]
+        return "\n\n".join(text for text in texts if not text.startswith(BILLING))
+
+    def add(self, message: Mapping[str, Any], where: str, made: Conversation) -> None:
+        role = message.get("role")
+        if not isinstance(role, str) or role not in _ROLES:
+            raise bad_request(f"{where}.role: must be user, assistant or system", f"{where}.role")
+        self._check_keys(message, {"role", "content"}, where)
+        content, where = message.get("content"), f"{where}.content"
+        if role == "system":
+            made.add({"role": role, "content": self.texts(content, where)}, where)
+            return
+        if isinstance(content, str):
+            content = [{"type": "text", "text": content}]
+        blocks = list(self._blocks(content, where, _ROLES[role]))
+        if role == "assistant":
+            made.add(_of_assistant(blocks), where)
+            return
+        for here, block in blocks:  # results follow their calls, whatever stands before them
+            if block["type"] == "tool_result":
+                result = self.texts(block.get("content") or "", f"{here}.content")
+                made.add(_result(block["tool_use_id"], result), here)
+        parts = [
+            {"type": "text", "text": block["text"]}
+            for _, block in blocks
+            if block["type"] == "text"
+        ]
+        if parts or not blocks:
+            made.add({"role": role, "content": parts}, where)
+
+    def _blocks(
+        self, content: Any, where: str, kinds: Sequence[str]
+    ) -> Iterator[tuple[str, Mapping[str, Any]]]:
+        """Blocks of those kinds, each with its place. Raises ApiError."""
+        if not isinstance(content, list):
+            raise bad_request(f"{where}: must be text or a list of content blocks", where)
+        for number, block in enumerate(content):
+            here = f"{where}[{number}]"
+            kind = block.get("type") if isinstance(block, Mapping) else None
+            if isinstance(kind, str) and kind in _UNSUPPORTED:
+                raise bad_request(f"{here}: {_UNSUPPORTED[kind]}", here, "unsupported")
+            if not isinstance(kind, str) or kind not in kinds:
+                raise bad_request(f"{here}.type: must be {' or '.join(kinds)}", f"{here}.type")
+            self._check_keys(block, _KEYS[kind] | {"type", "cache_control"}, here)
+            _check_fields(block, kind, here)
+            yield here, block
+
+    def _check_keys(self, value: Mapping[str, Any], known: set[str], where: str) -> None:
+        unknown = sorted(name for name in value.keys() - known if value[name] is not None)
+        names = [f"{where}.{name[:100]}" for name in unknown]
+        if self._ignored is not None:
+            self._ignored.add(names)
+        elif names:
+            raise bad_request(
+                f"{names[0]}: unknown; remove it, or start the server with --lenient",
+                names[0],
+                "unknown_field",
+            )
+
+
+def _check_fields(block: Mapping[str, Any], kind: str, where: str) -> None:
+    """Raises ApiError."""
+    texts = {
+        "text": ("text",),
+        "thinking": ("thinking",),
+        "tool_use": ("id", "name"),
+        "tool_result": ("tool_use_id",),
+    }
+    for name in texts.get(kind, ()):
+        if not isinstance(block.get(name), str):
+            raise bad_request(f"{where}.{name}: must be text", f"{where}.{name}")
+    if kind != "tool_use":
+        return
+    if not isinstance(block.get("input"), Mapping):
+        raise bad_request(f"{where}.input: must be an object", f"{where}.input")
+    try:
+        tool_name(block["name"], f"{where}.name")
+    except MessageError as error:
+        raise bad_request(str(error), f"{where}.name") from None
+
+
+def _of_assistant(blocks: Sequence[tuple[str, Mapping[str, Any]]]) -> dict[str, Any]:
+    """Thoughts are left out: past ones never go back to the model."""
+    message: dict[str, Any] = {
+        "role": "assistant",
+        "content": "".join(block["text"] for _, block in blocks if block["type"] == "text"),
+    }
+    calls = [
+        {
+            "id": block["id"],
+            "type": "function",
+            "function": {"name": block["name"], "arguments": block["input"]},
+        }
+        for _, block in blocks
+        if block["type"] == "tool_use"
+    ]
+    return message | ({"tool_calls": calls} if calls else {})
+
+
+def _result(call: str, text: str) -> dict[str, Any]:
+    return {"role": "tool", "tool_call_id": call, "content": text}

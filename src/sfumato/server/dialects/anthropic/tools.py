@@ -1,0 +1,69 @@
+"""Anthropic's tools and tool_choice as those of OpenAI's API, which the engine takes."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from sfumato.server.http.errors import bad_request
+from sfumato.server.http.wording import Wording
+from sfumato.server.schemas.anthropic import ToolChoice
+from sfumato.server.schemas.body import Unknown
+
+_KNOWN = {
+    *("name", "description", "input_schema", "strict", "type", "cache_control"),
+    # Without an effect here.
+    *("input_examples", "eager_input_streaming", "allowed_callers", "defer_loading"),
+}
+WORDING: Wording = (
+    (r"tools\[(\d+)\]\.function\.parameters", r"tools[\1].input_schema"),
+    (r"tools\[(\d+)\]\.function\.(name|description)", r"tools[\1].\2"),
+)
+
+
+def tools_of(given: list[dict[str, Any]] | None, ignored: Unknown | None) -> list[dict[str, Any]]:
+    """ignored: records what a lenient server leaves out; None where unknown fields are refused.
+    Raises ApiError."""
+    return [_tool(tool, f"tools[{i}]", ignored) for i, tool in enumerate(given or ())]
+
+
+def _tool(tool: Mapping[str, Any], where: str, ignored: Unknown | None) -> dict[str, Any]:
+    kind = tool.get("type")
+    if kind not in (None, "custom"):
+        raise bad_request(
+            f"{where}.type: only tools with an input_schema are supported; nothing runs here "
+            "beside the model",
+            f"{where}.type",
+            "unsupported",
+        )
+    unknown = sorted(name for name in tool.keys() - _KNOWN if tool[name] is not None)
+    names = [f"{where}.{name[:100]}" for name in unknown]
+    if ignored is not None:
+        ignored.add(names)
+    elif names:
+        raise bad_request(
+            f"{names[0]}: unknown; remove it, or start the server with --lenient",
+            names[0],
+            "unknown_field",
+        )
+    schema = tool.get("input_schema")
+    if not isinstance(schema, Mapping):
+        raise bad_request(
+            f"{where}.input_schema: must be a JSON schema object", f"{where}.input_schema"
+        )
+    function: dict[str, Any] = {"name": tool.get("name"), "parameters": schema}
+    for name in ("description", "strict"):
+        if tool.get(name) is not None:
+            function[name] = tool[name]
+    return {"type": "function", "function": function}
+
+
+def choice_of(choice: ToolChoice | None) -> str | dict[str, Any] | None:
+    """Raises ApiError."""
+    if choice is None:
+        return None
+    if choice.type != "tool":
+        return "required" if choice.type == "any" else choice.type
+    if choice.name is None:
+        raise bad_request("tool_choice.name: is missing", "tool_choice.name", "missing")
+    return {"type": "function", "function": {"name": choice.name}}

@@ -1,0 +1,1 @@
+"""Ollama's API: chats, completions, and what its clients ask of the model."""

@@ -1,0 +1,215 @@
+"""The body of a response becomes the engine's request."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
+from typing import Any
+
+from sfumato.diffusion.constraints.grammar_source import GrammarSource, schema_source
+from sfumato.engine import Request, new_id
+from sfumato.server.dialects.responses import tools
+from sfumato.server.dialects.responses.conversation import Message, conversation, latest_turns
+from sfumato.server.dialects.responses.items import items_of
+from sfumato.server.dialects.responses.references import References
+from sfumato.server.dialects.responses.request_echo import (
+    MOST_WAITING,
+    RequestEcho,
+    bounded,
+    is_short,
+)
+from sfumato.server.dialects.shared.ends import reply_ends
+from sfumato.server.dialects.shared.grammars import grammar_of
+from sfumato.server.dialects.shared.openai_tools import ToolUse, ignored_tools, tool_use
+from sfumato.server.dialects.shared.sampling import check_size, request_fields, seeds_of
+from sfumato.server.dialects.shared.thinking import Thinking, thinking_of
+from sfumato.server.http.errors import ApiError, bad_request
+from sfumato.server.response_store import Item, Missing
+from sfumato.server.schemas.responses import ENCRYPTED, LOGPROBS, ResponsesBody
+from sfumato.server.service import Service
+from sfumato.text.prompt import prompt_ids
+
+PATH = "/v1/responses"
+WORDING = (
+    (r"messages", "input"),
+    (r"(tools\[\d+\])\.function", r"\1"),
+    (r"max_tokens", "max_output_tokens"),
+)
+"""What the engine's and chat's checks name, and this body calls otherwise."""
+
+_OBJECT = {"type": "object"}
+
+
+def parse(service: Service, body: ResponsesBody) -> list[Request]:
+    """The one request. Raises ApiError."""
+    if body.stream_options is not None and not body.stream:
+        raise bad_request("stream_options: only with stream", "stream_options")
+    ignored = body.ignored if service.settings.lenient else None
+    before, placed = _items(service, body)
+    own = [item for _, item in placed]
+    earlier = [("previous_response_id", item) for item in before]
+    talk = conversation(body.instructions, [*earlier, *placed])
+    messages = talk.messages
+    choice = tools.nested_choice(body.tool_choice)
+    use = tool_use(tools.nested(body.tools, ignored), choice, service.model)
+    one = _request(service, body, messages, use)
+    notes = [*ignored_tools(use.tools, service.model)]
+    if body.truncation == "auto":
+        kept = _truncated(service, body, one)
+        if len(kept) < len(messages):
+            notes.append(f"input: the oldest {len(messages) - len(kept)} messages are left out")
+            talk = talk.without(len(messages) - len(kept))
+        one = replace(one, messages=kept)
+    with talk.named():
+        prompt = service.prompt(one)
+    assert one.sampler
+    canvas = one.sampler.canvas_length
+    length = service.limit(body.max_output_tokens, len(prompt.ids), canvas)
+    check_size(service.model, [length], body.top_logprobs, "max_tokens, top_logprobs")
+    body.keep(_echo(service, body, own, len(talk.messages) < len(messages), notes))
+    seed = seeds_of(body.seed, 1)[0]
+    return [replace(one, id=new_id(), made=prompt, max_tokens=length, seed=seed)]
+
+
+def _items(service: Service, body: ResponsesBody) -> tuple[list[Item], list[tuple[str, Item]]]:
+    """The items of the responses before, and the body's own with their places. Raises ApiError."""
+    most, store = service.settings.max_messages, service.responses
+    if not isinstance(body.input, str) and len(body.input) > most:
+        raise _too_many(len(body.input), most)
+    ignored = body.ignored if service.settings.lenient else None
+    referred = References(store, body.owner, service.settings.max_body)
+    own = items_of(body.input, referred.item, ignored)
+    before: list[Item] = []
+    try:
+        for entry in store.chain(body.owner, body.previous_response_id, most):
+            if entry.status == "in_progress":
+                raise bad_request(
+                    "previous_response_id: that response has no end: it is still being made, or "
+                    "its client has gone",
+                    "previous_response_id",
+                )
+            referred.count(len(entry.items) + len(entry.output))
+            before += [*entry.inputs, *entry.outputs]
+            if len(before) + len(own) > most:
+                raise _too_many(len(before) + len(own), most)
+    except Missing as missing:
+        raise bad_request(
+            f"previous_response_id: there is no response {str(missing.args[0])[:128]!r} here; it "
+            "was not kept (store), or was forgotten (--response-store); send the whole "
+            "conversation as input",
+            "previous_response_id",
+            "previous_response_not_found",
+        ) from None
+    return [item for item in before if item["type"] != "reasoning"], own
+
+
+def _too_many(count: int, most: int) -> ApiError:
+    return bad_request(
+        f"input: {count} items with those of the responses before, and this server takes {most}; "
+        "leave out old ones, or raise --max-messages",
+        "input",
+    )
+
+
+def _request(
+    service: Service, body: ResponsesBody, messages: Sequence[Message], use: ToolUse
+) -> Request:
+    """All but the seed and the length. Raises ApiError."""
+    effort = None if body.reasoning is None else body.reasoning.effort
+    given = Thinking(effort, most=body.max_thinking_tokens, effort_field="reasoning.effort")
+    thinking, budget = thinking_of(given)
+    fields = request_fields(body, service.model, PATH, use.banned, body.top_logprobs)
+    fields["max_thinking_tokens"] = budget
+    is_single = body.parallel_tool_calls is False
+    answer = grammar_of(body, lambda: _of_text(body))
+    fields |= reply_ends(use, service.model, is_single, answer, fields)
+    return Request(
+        messages=messages,
+        thinking=thinking,
+        tools=use.tools,
+        opening=use.opening,
+        user=body.user,
+        **fields,
+    )
+
+
+def _of_text(body: ResponsesBody) -> Iterator[GrammarSource]:
+    """What `text.format` asks for. Raises ValueError."""
+    given = None if body.text is None else body.text.format
+    if given is None or given.type == "text":
+        return
+    schema = given.schema_ if given.type == "json_schema" else None
+    yield schema_source(_OBJECT if schema is None else schema, "text.format.schema")
+
+
+def _truncated(service: Service, body: ResponsesBody, request: Request) -> Sequence[Message]:
+    """The messages that fit a slot together with the reply. Raises ApiError."""
+    assert request.sampler and request.messages is not None
+    model = service.model
+    canvas = request.sampler.canvas_length or model.config.canvas_length
+    given = body.max_output_tokens
+    room = canvas if given is None or given == -1 else given
+
+    def fits(messages: Sequence[Any]) -> bool:
+        try:
+            ids = prompt_ids(
+                model.template,
+                model.tokenizer,
+                messages,
+                thinking=request.thinking,
+                tools=request.tools,
+                check=lambda text: service.engine.check_length(text, "input"),
+            )
+        except ValueError:  # too long, or wrong, which is said where the prompt is made
+            return False
+        return len(ids) + room <= service.context
+
+    return latest_turns([dict(message) for message in request.messages], fits)
+
+
+def _echo(
+    service: Service, body: ResponsesBody, own: list[Item], is_cut: bool, notes: list[str]
+) -> RequestEcho:
+    """is_cut: whether the prompt lacks a part of the input, which nothing else holds then."""
+    is_kept = body.store is not False and service.responses.keeps
+    if is_kept and is_cut and not body.stream and not is_short(own, MOST_WAITING):
+        is_kept = False
+        notes.append("store: the response is not kept: its input is too long, and was cut")
+    include = body.include or []
+    text = body.text
+    shown: dict[str, Any] = {"type": "text"}
+    if text is not None and text.format is not None:
+        given = text.format
+        of_format = {"name": given.name, "schema": given.schema_, "strict": given.strict}
+        shown = {"type": given.type}
+        shown |= {name: value for name, value in of_format.items() if value is not None}
+    reasoning = body.reasoning
+    fields = {
+        "instructions": body.instructions,
+        "max_output_tokens": body.max_output_tokens,
+        "metadata": dict(body.metadata or {}),
+        "parallel_tool_calls": body.parallel_tool_calls is not False,
+        "previous_response_id": body.previous_response_id,
+        "reasoning": {
+            "effort": None if reasoning is None else reasoning.effort,
+            "summary": None if reasoning is None else reasoning.summary,
+        },
+        "store": is_kept,
+        "temperature": 1.0 if body.temperature is None else body.temperature,
+        "text": {"format": shown, "verbosity": "medium"},
+        "tool_choice": tools.shown_choice(body.tool_choice),
+        "tools": tools.shown(body.tools),
+        "top_logprobs": body.top_logprobs or 0,
+        "top_p": 1.0 if body.top_p is None else body.top_p,
+        "truncation": body.truncation or "disabled",
+        "user": body.user,
+    }
+    fields = bounded(fields, notes)
+    return RequestEcho(
+        body.owner,
+        tuple(own) if is_kept else (),
+        fields,
+        logprobs=LOGPROBS in include or bool(body.top_logprobs),
+        encrypted=ENCRYPTED in include,
+        notes=tuple(notes),
+    )

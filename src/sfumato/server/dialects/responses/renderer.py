@@ -1,0 +1,218 @@
+"""A response as one body, and as the events of a stream; it is kept where it is to be."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import replace
+from typing import Any
+
+from sfumato.engine import Account, Finished, Request, Settled
+from sfumato.server.dialects.responses.output import Event, Output
+from sfumato.server.dialects.responses.parsing import PATH, WORDING, parse
+from sfumato.server.dialects.shared import openai_objects
+from sfumato.server.dialects.shared.logprobs import TokenLog, log_of
+from sfumato.server.dialects.shared.openai_tools import unknown_calls
+from sfumato.server.examples import warnings
+from sfumato.server.http.dialect import Dialect, Frame, Renderer
+from sfumato.server.http.errors import ApiError
+from sfumato.server.http.inflight import CollectedReply
+from sfumato.server.http.wire import SSE, named_event
+from sfumato.server.schemas.responses import ResponsesBody
+from sfumato.server.service import Service
+
+_STATUS = {"max_tokens": "incomplete", "cancelled": "cancelled"}  # other replies are completed
+_CODES = {400: "invalid_prompt", 429: "rate_limit_exceeded"}  # others are errors of the server
+_NOT_KEPT = "store: the response was not kept: --response-store has no room, or it was deleted"
+
+
+class ResponsesRenderer(Renderer):
+    """One reply, as items of an output."""
+
+    def __init__(self, service: Service, body: ResponsesBody, requests: Sequence[Request]) -> None:
+        echo = body.echo
+        assert echo is not None
+        (self._request,) = requests
+        self._service, self._echo = service, replace(echo, items=())
+        self._items = echo.items  # until they are kept
+        body.keep(self._echo)
+        self._notes = [*openai_objects.notes(body), *echo.notes]
+        # Where calls may stand between texts, items are in the order of a stream.
+        self.keeps_settled = echo.logprobs or bool(self._request.tools)
+        self._output = Output(echo.logprobs, echo.encrypted)
+        self._log: TokenLog | None = None
+        if echo.logprobs:
+            self._log = log_of(service, body.top_logprobs or 0, self._request, by_id=False)
+        self._sent = {"thought": 0, "text": 0, "calls": 0}
+        self._number = 0  # of the next event
+        self._base = _head(service, self._request) | echo.fields
+
+    def body(self, replies: Sequence[CollectedReply]) -> Mapping[str, Any]:
+        (collected,) = replies
+        for settled in collected.settled:
+            _drain(self._settled(settled))
+        collected.settled.clear()
+        _drain(self._parts_of_end(collected.finished))
+        return self._kept(self._ended(collected.finished), begun=False)
+
+    def extra(self, fields: Frame) -> Frame:
+        """An event of our own, for those who ask for drafts."""
+        (kind,) = fields
+        return self._numbered({"type": f"sfumato:{kind}", **fields})
+
+    def begin(self, number: int) -> Iterable[Frame]:
+        if self._base["store"]:
+            items, self._items = self._items, ()
+            if not self._service.responses.add(self._echo.owner, self._base, items):
+                self._base = self._base | {"store": False}
+                self._notes.append(_NOT_KEPT)
+        response = self._base
+        yield self._numbered({"type": "response.created", "response": response})
+        yield self._numbered({"type": "response.in_progress", "response": response})
+
+    def settled(self, number: int, settled: Settled) -> Iterable[Frame]:
+        return map(self._numbered, self._settled(settled))
+
+    def finished(self, number: int, end: Finished) -> Iterable[Frame]:
+        return map(self._numbered, self._end(end))
+
+    def failed(self, error: ApiError, body: Frame) -> Iterable[Frame]:
+        _drain(self._output.end(complete=False))
+        failure = {"code": _CODES.get(error.status, "server_error"), "message": error.message}
+        response = self._base | {
+            "status": "failed",
+            "error": failure,
+            "output": self._output.items,
+        }
+        yield self._numbered(
+            {"type": "response.failed", "response": self._kept(response, begun=True)}
+        )
+
+    def _end(self, end: Finished) -> Iterator[Event]:
+        yield from self._parts_of_end(end)
+        is_complete = _status(end) == "completed"
+        kind = "response.completed" if is_complete else "response.incomplete"
+        yield {"type": kind, "response": self._kept(self._ended(end), begun=True)}
+
+    def _settled(self, settled: Settled) -> Iterator[Event]:
+        if self._log is not None:
+            self._log.add(settled)
+        return self._parts(settled.thought, settled.text, settled.tool_calls)
+
+    def _parts_of_end(self, end: Finished) -> Iterator[Event]:
+        """What no settled canvas has brought yet, and the end of the output."""
+        reply, sent = end.reply, self._sent
+        yield from self._parts(
+            (reply.thought or "")[sent["thought"] :],
+            reply.text[sent["text"] :],
+            reply.tool_calls[sent["calls"] :],
+            is_last=True,
+        )
+        yield from self._output.end(_status(end) == "completed")
+
+    def _parts(
+        self, thought: str, text: str, calls: Sequence[Any], is_last: bool = False
+    ) -> Iterator[Event]:
+        sent, output, log = self._sent, self._output, self._log
+        sent["thought"] += len(thought)
+        sent["text"] += len(text)
+        sent["calls"] += len(calls)
+        yield from output.thought(thought)
+        if log is None:
+            yield from output.text(text)
+        else:
+            for part, tokens in [*log.take(text), *(log.end() if is_last else ())]:
+                yield from output.logged(part, tokens)
+        for call in calls:
+            yield from output.call(call)
+
+    def _ended(self, end: Finished) -> Frame:
+        """The response without what is said of its keeping."""
+        reply, account, status = end.reply, end.account, _status(end)
+        notes = [
+            *self._notes,
+            *warnings(self._service.model.embedded, reply),
+            *unknown_calls(self._request.tools, reply),
+        ]
+        now = int(time.time())
+        return self._base | {
+            "status": status,
+            "completed_at": now if status == "completed" else None,
+            "incomplete_details": (
+                {"reason": "max_output_tokens"} if status == "incomplete" else None
+            ),
+            "output": self._output.items,
+            "usage": _usage(account),
+            "timings": openai_objects.timings(account),
+            **({"warnings": notes} if notes else {}),
+        }
+
+    def _kept(self, response: Frame, begun: bool) -> Frame:
+        """The response, kept where it is to be. begun: whether it was kept from its beginning, and
+        may have been deleted since."""
+        store, owner = self._service.responses, self._echo.owner
+        if not response["store"]:
+            return response
+        if begun:
+            is_kept = store.update(owner, response)
+        else:
+            is_kept = store.add(owner, response, self._items)
+        if is_kept:
+            return response
+        notes = [*response.get("warnings", ()), _NOT_KEPT]
+        return response | {"store": False, "warnings": notes}
+
+    def _numbered(self, event: Event) -> Frame:
+        self._number += 1
+        return {"type": event["type"], "sequence_number": self._number - 1, **event}
+
+
+def _status(end: Finished) -> str:
+    return _STATUS.get(end.reply.stop_reason, "completed")
+
+
+def _drain(events: Iterable[Event]) -> None:
+    for _ in events:
+        pass
+
+
+def _head(service: Service, request: Request) -> Frame:
+    """The fields of a response before those that its request decides."""
+    return {
+        "id": f"resp_{request.id.removeprefix('req-')}",
+        "object": "response",
+        "created_at": int(time.time()),
+        "completed_at": None,
+        "status": "in_progress",
+        "background": False,
+        "error": None,
+        "incomplete_details": None,
+        "model": service.name,
+        "output": [],
+        "usage": None,
+        "service_tier": "default",
+    }
+
+
+def _usage(account: Account) -> dict[str, Any]:
+    return {
+        "input_tokens": account.prompt_tokens,
+        "input_tokens_details": {"cached_tokens": account.cached_tokens, "cache_write_tokens": 0},
+        "output_tokens": account.output_tokens,
+        "output_tokens_details": {"reasoning_tokens": account.thought_tokens},
+        "total_tokens": account.prompt_tokens + account.output_tokens,
+    }
+
+
+RESPONSES = Dialect(
+    name="responses",
+    path=PATH,
+    tag="OpenAI",
+    help="A response, as one body or as a stream of events.",
+    body_type=ResponsesBody,
+    parse=parse,
+    renderer=ResponsesRenderer,
+    streams=lambda body: bool(body.stream),
+    wire=replace(SSE, encode=named_event),
+    wording=WORDING,
+)

@@ -1,0 +1,120 @@
+"""Texts become requests for vectors, and vectors become numbers or base64. Knows no route."""
+
+from __future__ import annotations
+
+import base64
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+from torch import Tensor
+from torch.nn.functional import normalize
+
+from sfumato.engine import Finished, Pooling, Prompt, Request
+from sfumato.server.dialects.shared.mixed_prompts import MixedPrompt, prompts_in
+from sfumato.server.http.errors import bad_request, from_value_error
+from sfumato.server.http.inflight import CollectedReply
+from sfumato.server.http.wording import reword
+from sfumato.server.schemas.embeddings import MOST_INPUTS, Pooled
+from sfumato.server.service import Service
+
+MOST_NUMBERS = 2**22
+"""Of one answer: about 12 bytes each as text, until they are sent."""
+
+
+def requests_of(
+    service: Service, body: Pooled, value: Any, field: str, path: str, truncate: bool = False
+) -> list[Request]:
+    """One request for each text of the body's field. truncate: cut what exceeds the context. Raises
+    ApiError."""
+    prompts, _ = prompts_in(value, field, MOST_INPUTS)
+    size = _size(service, body)
+    if len(prompts) * size > MOST_NUMBERS:
+        raise bad_request(
+            f"{field}: {len(prompts):,} vectors of {size:,} numbers are over {MOST_NUMBERS:,} "
+            "numbers, the most of one answer; send the texts in parts",
+            field,
+        )
+    try:
+        pooling = Pooling(body.pooling or service.settings.pooling)
+    except ValueError as error:
+        raise from_value_error(error) from None
+    requests = []
+    for prompt in prompts:
+        ids = _ids(service, prompt, field, truncate)
+        requests.append(
+            Request(
+                ids=ids,
+                made=Prompt(ids, ()),  # no later prompt is likely to share it
+                max_tokens=0,
+                pooling=pooling,
+                timeout_s=body.timeout,
+                since=body.since,
+                endpoint=path,
+                user=body.user,
+            )
+        )
+    return requests
+
+
+def _size(service: Service, body: Pooled) -> int:
+    """Numbers of a vector. Raises ApiError."""
+    hidden = service.model.config.hidden_size
+    if body.dimensions is not None and body.dimensions > hidden:
+        raise bad_request(
+            f"dimensions: must be at most {hidden}, the vectors of this model; got "
+            f"{body.dimensions}",
+            "dimensions",
+        )
+    return body.dimensions or hidden
+
+
+def _ids(service: Service, prompt: MixedPrompt, field: str, truncate: bool) -> list[int]:
+    """The prompt's tokens, bos in front of a text; markers in a text are text. Raises ApiError."""
+    tokenizer, context = service.model.tokenizer, service.context
+    parts = [prompt] if isinstance(prompt, str) else prompt
+    ids: list[int] = []
+    try:
+        for part in parts:
+            if isinstance(part, int):
+                ids.append(part)
+                continue
+            # So many characters are more tokens than a slot has.
+            text = part[: context * tokenizer.longest_token] if truncate else part
+            ids += service.encode(text, field, special=False)
+    except ValueError as error:
+        answer = from_value_error(error)
+        reword(answer, (("text", field),))
+        raise answer from None
+    if parts and isinstance(parts[0], str) and tokenizer.bos_id is not None:
+        ids.insert(0, tokenizer.bos_id)
+    vocabulary = service.model.config.vocab_size
+    if not ids or not 0 <= min(ids) <= max(ids) < vocabulary:
+        what = f"token ids must lie in 0..{vocabulary - 1}" if ids else "a text is empty"
+        raise bad_request(f"{field}: {what}", field)
+    return ids[:context] if truncate else ids
+
+
+def vectors(replies: Sequence[CollectedReply], dimensions: int | None) -> Iterator[Tensor]:
+    """float32 [numbers] of length 1, of each reply."""
+    for collected in replies:
+        yield vector_of(collected.finished, dimensions)
+
+
+def vector_of(end: Finished, dimensions: int | None) -> Tensor:
+    """float32 [numbers] of length 1."""
+    assert end.vector is not None
+    if dimensions is None or dimensions == len(end.vector):
+        return end.vector
+    return normalize(end.vector[:dimensions], dim=0)
+
+
+def numbers(vector: Tensor, encoding: str | None = None) -> list[float] | str:
+    """As JSON has it, in as many digits as float32 has; or the bytes of float32, the lowest first,
+    as base64."""
+    if encoding == "base64":
+        return base64.b64encode(vector.numpy().astype("<f4").tobytes()).decode("ascii")
+    return [float(f"{value:.9g}") for value in vector.tolist()]
+
+
+def prompt_tokens(replies: Sequence[CollectedReply]) -> int:
+    return sum(collected.finished.account.prompt_tokens for collected in replies)

@@ -1,0 +1,108 @@
+"""Rows of the third stage: a canvas after its prefix, some of it pinned or begun as another text.
+
+Knows no task, no noise, no loss and no network.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Sequence
+from typing import NamedTuple
+
+import torch
+
+from sfumato.train.vocabulary import END_OF_TURN, EOS, PAD, TOKENS
+
+KINDS = ("sudoku", "questions", "fill", "json", "predicted")
+COPYING = ("fill", "json")
+"""Kinds whose texts repeat words of their prompts."""
+_WORD = re.compile(r"[A-Za-z0-9]+")
+
+
+class CanvasRow(NamedTuple):
+    """One canvas to denoise."""
+
+    kind: str  # of KINDS
+    prefix: list[int]
+    target: list[int]  # the clean canvas
+    open: list[bool] | None = None  # positions that are not pinned; None: all
+    start: list[int] | None = None  # what it begins as where that is no noise; None: the target
+    prompt: int | None = None  # how much of the prefix is no part of the text; None: all
+
+    @property
+    def text(self) -> list[int]:
+        """The target without its filler, an end token included."""
+        end = self.target.index(END_OF_TURN) + 1 if END_OF_TURN in self.target else None
+        return self.target[:end]
+
+
+class CanvasBatch(NamedTuple):
+    """Rows for one training step, integers int64.
+
+    `context` [B, S]: each row's prefix and the text of its canvas, padded on the right; `lengths`
+    [B]: of the prefixes; `replies` and `prompts` bool [B, S - 1]: where the context's next token is
+    of a text or of a prompt; of the canvases, padded to the widest: `target` and `start` [B, C],
+    `filled` and `open` bool [B, C]: positions that there are, and of these those that are not
+    pinned; `kinds` [B]: index in KINDS; `copies` [N, 3]: row, place in its context of a token that
+    repeats one of the prompt, and that one's place.
+    """
+
+    context: torch.Tensor
+    lengths: torch.Tensor
+    replies: torch.Tensor
+    prompts: torch.Tensor
+    target: torch.Tensor
+    start: torch.Tensor
+    filled: torch.Tensor
+    open: torch.Tensor
+    kinds: torch.Tensor
+    copies: torch.Tensor
+
+
+def collate(rows: Sequence[CanvasRow]) -> CanvasBatch:
+    """Stack rows, with contexts and canvases padded to the longest."""
+    contexts = [row.prefix + row.text for row in rows]
+    longest, widest = max(map(len, contexts)), max(len(row.target) for row in rows)
+    lengths = torch.tensor([len(row.prefix) for row in rows])
+    ends = torch.tensor(list(map(len, contexts)))
+    replies = torch.tensor([len(row.prefix) if row.prompt is None else row.prompt for row in rows])
+    places = torch.arange(1, longest)
+    is_text = places < ends[:, None]
+    is_reply = is_text & (places >= replies[:, None])
+    return CanvasBatch(
+        _padded(contexts, longest, PAD),
+        lengths,
+        is_reply,
+        is_text & ~is_reply,
+        _padded([row.target for row in rows], widest, EOS),
+        _padded([row.start or row.target for row in rows], widest, EOS),
+        _padded([[True] * len(row.target) for row in rows], widest, False),
+        _padded([row.open or [True] * len(row.target) for row in rows], widest, False),
+        torch.tensor([KINDS.index(row.kind) for row in rows]),
+        torch.tensor(
+            [(i, *pair) for i, row in enumerate(rows) for pair in copies(row)], dtype=torch.int64
+        ).view(-1, 3),
+    )
+
+
+def copies(row: CanvasRow) -> Iterator[tuple[int, int]]:
+    """Where a row's context has the letters of a word that its prompt has once, and where the
+    prompt has them."""
+    if row.kind not in COPYING:
+        return
+    # One character for each token, so that places in the string are those of the tokens.
+    context = "".join(TOKENS[i] if len(TOKENS[i]) == 1 else "\n" for i in row.prefix + row.text)
+    end = len(row.prefix) if row.prompt is None else row.prompt
+    sources: dict[str, list[int]] = {}
+    for word in _WORD.finditer(context[:end]):
+        sources.setdefault(word[0], []).append(word.start())
+    for word in _WORD.finditer(context, end):
+        starts = sources.get(word[0], ())
+        if len(starts) == 1:
+            yield from ((word.start() + i, starts[0] + i) for i in range(len(word[0])))
+
+
+def _padded(
+    rows: Sequence[Sequence[int] | Sequence[bool]], width: int, pad: int | bool
+) -> torch.Tensor:
+    return torch.tensor([[*row, *[pad] * (width - len(row))] for row in rows])

@@ -1,0 +1,57 @@
+// An agent's loop with each package: node loops.mjs URL QUESTION. Prints one line of JSON, package -> answer.
+import { createOpenAI } from "@ai-sdk/openai";
+import Anthropic from "@anthropic-ai/sdk";
+import { stepCountIs, streamText, tool } from "ai";
+import { Ollama } from "ollama";
+import OpenAI from "openai";
+import { z } from "zod";
+
+const [url, question] = process.argv.slice(2);
+const schema = { type: "object", properties: { city: { type: "string" } } };
+const weather = ({ city }) => `sunny in ${city}`;
+const key = { apiKey: "any", maxRetries: 0 };
+const answers = {};
+
+{
+  const client = new Anthropic({ baseURL: url, ...key });
+  const messages = [{ role: "user", content: question }];
+  const tools = [{ name: "weather", input_schema: schema }];
+  const ask = () => client.messages.stream({ model: "m", max_tokens: 100, messages, tools }).finalMessage();
+  const { content } = await ask();
+  const result = { type: "tool_result", tool_use_id: content[0].id, content: weather(content[0].input) };
+  messages.push({ role: "assistant", content }, { role: "user", content: [result] });
+  answers["@anthropic-ai/sdk"] = (await ask()).content[0].text;
+}
+{
+  const client = new Ollama({ host: url });
+  const messages = [{ role: "user", content: question }];
+  const tools = [{ type: "function", function: { name: "weather", parameters: schema } }];
+  const ask = async () => {
+    const all = { role: "assistant", content: "", tool_calls: [] };
+    for await (const { message } of await client.chat({ model: "m", messages, tools, stream: true })) {
+      all.content += message.content;
+      all.tool_calls.push(...(message.tool_calls ?? []));
+    }
+    return all;
+  };
+  const first = await ask();
+  const content = weather(first.tool_calls[0].function.arguments);
+  messages.push(first, { role: "tool", tool_name: "weather", content });
+  answers.ollama = (await ask()).content;
+}
+{
+  const client = new OpenAI({ baseURL: `${url}/v1`, ...key });
+  const tools = [{ type: "function", name: "weather", parameters: schema, strict: false }];
+  const ask = (body) => client.responses.stream({ model: "m", tools, ...body }).finalResponse();
+  const first = await ask({ input: question });
+  const { call_id, arguments: given } = first.output[0];
+  const input = [{ type: "function_call_output", call_id, output: weather(JSON.parse(given)) }];
+  answers.openai = (await ask({ input, previous_response_id: first.id })).output_text;
+}
+{
+  const model = createOpenAI({ baseURL: `${url}/v1`, apiKey: "any" })("m");
+  const tools = { weather: tool({ inputSchema: z.object({ city: z.string() }), execute: weather }) };
+  const run = streamText({ model, prompt: question, tools, stopWhen: stepCountIs(3), maxRetries: 0 });
+  answers.ai = await run.text;
+}
+console.log(JSON.stringify(answers));

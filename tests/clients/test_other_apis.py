@@ -1,0 +1,37 @@
+"""The clients of Anthropic and Ollama: an agent's loop, streamed."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from tests.clients.conftest import ANSWER, QUESTION, weather
+
+pytestmark = pytest.mark.clients
+SCHEMA = {"type": "object", "properties": {"city": {"type": "string"}}}
+
+
+def test_anthropic(url: str) -> None:
+    anthropic: Any = pytest.importorskip("anthropic", reason="run by make test-clients")
+    client = anthropic.Anthropic(base_url=url, max_retries=0)
+    messages: list[Any] = [{"role": "user", "content": QUESTION}]
+    how: Any = {"model": "m", "max_tokens": 100, "messages": messages}
+    how["tools"] = [{"name": "weather", "input_schema": SCHEMA}]
+    with client.messages.stream(**how) as stream:
+        (call,) = stream.get_final_message().content
+    result = {"type": "tool_result", "tool_use_id": call.id, "content": weather(**call.input)}
+    messages += [{"role": "assistant", "content": [call]}, {"role": "user", "content": [result]}]
+    with client.messages.stream(**how) as stream:
+        assert stream.get_final_text() == ANSWER
+
+
+def test_ollama(url: str) -> None:
+    ollama: Any = pytest.importorskip("ollama", reason="run by make test-clients")
+    client = ollama.Client(host=url)
+    messages: list[Any] = [{"role": "user", "content": QUESTION}]
+    how: Any = {"model": "m", "messages": messages, "tools": [weather], "stream": True}
+    (call,) = [one for part in client.chat(**how) for one in part.message.tool_calls or ()]
+    result = weather(**call.function.arguments)
+    messages.append({"role": "assistant", "tool_calls": [call]})
+    messages.append({"role": "tool", "tool_name": "weather", "content": result})
+    assert "".join(part.message.content or "" for part in client.chat(**how)) == ANSWER

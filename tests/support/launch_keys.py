@@ -1,0 +1,133 @@
+"""Are the kernels that are compiled ahead of time those that the 26B-A4B launches on an H200?
+
+A program, since it needs kernels that are not interpreted: it runs the steps of a warm-up with two
+layers of the real sizes on a CPU, notes what each launch would compile, runs nothing, and prints as
+JSON which of it `ahead_of_time` does not compile.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
+from dataclasses import replace
+from functools import partial
+from types import SimpleNamespace
+from typing import Any
+
+import torch
+from torch import nn
+from triton import knobs
+from triton.backends.compiler import GPUTarget
+from triton.compiler import ASTSource, make_backend
+from triton.runtime import driver
+
+from sfumato.bench.random_weights import random_config
+from sfumato.diffusion.sampler_config import REFERENCE
+from sfumato.diffusion.step import Denoiser
+from sfumato.engine.warm_up import warm_up
+from sfumato.model.families import DIFFUSION_GEMMA
+from sfumato.model.network import Network
+from sfumato.model.transformer import Transformer
+from sfumato.ops import registry
+from sfumato.ops.triton import ahead_of_time, self_test, twins
+from sfumato.ops.triton import kernel as kernel_module
+from sfumato.ops.triton.kernel import Kernel, all_kernels
+from sfumato.ops.triton.targets import TARGETS
+from sfumato.ops.triton.tiles import candidates
+
+NAME = "sm_90"  # whose tiles a CPU has
+TARGET = GPUTarget(TARGETS[NAME].backend, TARGETS[NAME].number, TARGETS[NAME].warp)
+CPU = torch.device("cpu")
+
+Key = tuple[str, str, str]
+
+
+class Driver:
+    """A driver of a GPU that is not there."""
+
+    def get_current_target(self) -> GPUTarget:
+        return TARGET
+
+    def get_current_device(self) -> int:
+        return 0
+
+
+class Replayed:
+    """A backend of graphs that captures nothing."""
+
+    def capture(self, function: Callable[[], None]) -> Callable[[], None]:
+        return function
+
+
+def ahead() -> set[Key]:
+    """What `make aot` compiles with every shape."""
+    keys = set()
+    for job in ahead_of_time.jobs([NAME], every=True):
+        kernel = all_kernels()[job.kernel].as_variant(job.variant)
+        tile = candidates(job.kernel, NAME)[job.use][job.candidate]
+        source, options = ahead_of_time.source_of(kernel, tile, TARGETS[NAME])
+        parsed = make_backend(TARGET).parse_options(dict(options))
+        keys.add((job.kernel, source.hash(), parsed.hash()))
+    return keys
+
+
+@contextmanager
+def noted_launches(keys: set[Key]) -> Iterator[None]:
+    """Notes what launches would compile, in place of them."""
+    call = kernel_module._call
+
+    def note(kernel: Kernel, **given: Any) -> SimpleNamespace:
+        function = kernel.function
+        given |= {"debug": False, "instrumentation_mode": knobs.compilation.instrumentation_mode}
+        if hasattr(knobs.compilation, "fpsan_homomorphic_casts"):  # since Triton 3.9
+            given["fpsan_homomorphic_casts"] = knobs.compilation.fpsan_homomorphic_casts
+        _, _, _, backend, binder = function.device_caches[0]
+        bound, kinds, options = binder(**given)
+        parsed, *source = function._pack_args(backend, given, bound, kinds, options)
+        keys.add((kernel.name, ASTSource(function, *source).hash(), parsed.hash()))
+        return SimpleNamespace(run=None)
+
+    def noted(run: object, kernel: Kernel, *rest: Any) -> Any:
+        for name in ("entropy", "words"):  # garbage would be an error of the model's
+            if isinstance(tensor := rest[2].get(name), torch.Tensor):
+                tensor.zero_()
+        return call(partial(note, kernel), kernel, *rest)
+
+    kernel_module._call = noted
+    yield
+    kernel_module._call = call
+
+
+def two_layers() -> Network:
+    """A sliding and a full layer, whose large weights are memory that nothing touches."""
+    config = DIFFUSION_GEMMA.config.from_hf(random_config("26b-a4b", layers=2), {})
+    with torch.device("meta"):
+        transformer = Transformer(config).requires_grad_(False)
+    for module in transformer.modules():
+        for name, value in module.named_parameters(recurse=False):
+            make = torch.empty if value.numel() > 1 << 20 else torch.ones
+            own = make(value.shape, dtype=torch.bfloat16)
+            setattr(module, name, nn.Parameter(own, requires_grad=False))
+        for name, value in module.named_buffers(recurse=False):
+            setattr(module, name, torch.ones(value.shape, dtype=value.dtype))
+    return Network(transformer, CPU, torch.bfloat16, torch.bfloat16, None)
+
+
+def main() -> None:
+    driver.set_active(Driver())
+    known, launched = ahead(), set[Key]()
+    network = two_layers()
+    slots = network.new_slots(3, 4096 + 512)  # full layers read it in two pieces
+    self_test.serve_only(CPU, frozenset(twins()))
+    # The read at the end of the warm-up takes numbers that no kernel has computed.
+    with registry.seen_as("cpu", "cuda"), noted_launches(launched), suppress(ArithmeticError):
+        denoiser = Denoiser(network, len(slots), Replayed())
+        warm_up(denoiser, slots, replace(REFERENCE, canvas_length=256))
+    names = {name for name, *_ in launched}
+    missing = sorted({name for name, *rest in launched if (name, *rest) not in known})
+    print(json.dumps({"launched": len(launched), "names": sorted(names), "missing": missing}))
+
+
+if __name__ == "__main__":
+    main()
