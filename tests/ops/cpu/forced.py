@@ -43,6 +43,11 @@ compiled = pytest.mark.skipif(library.kernels is None, reason=library.reason)
 """Skips a test where nothing is compiled."""
 
 
+def runs(isa: str) -> bool:
+    """Whether this machine runs it."""
+    return isinstance(_KERNELS[isa], Kernels)
+
+
 @contextmanager
 def forced(isa: str) -> Iterator[None]:
     """Operations run with this instruction set."""

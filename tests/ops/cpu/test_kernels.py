@@ -22,6 +22,7 @@ from tests.ops.cpu.forced import (
     forced,
     normal,
     relative,
+    runs,
     threads,
     weights,
 )
@@ -144,6 +145,20 @@ def test_neighbours_and_threads_do_not_matter(isa: str, name: str, mode: str) ->
         for workers in (2, 3, 5):
             with threads(workers):
                 assert torch.equal(kernels.linear(x, packed), together)
+
+
+@compiled
+@each_format
+def test_one_arithmetic_has_one_result(name: str, mode: str) -> None:
+    """Bit for bit on the levels with 256 bits, which sum the same integers in other ways."""
+    packed, _ = weights(name, mode, 50, 256)
+    x, outs = normal(3, 13, 256), []
+    for isa in ("avx2", "avx_vnni"):
+        if not runs(isa):
+            pytest.skip(f"{isa} does not run here")
+        with forced(isa):
+            outs.append(kernels.linear(x, packed))
+    assert torch.equal(*outs)
 
 
 def expert_inputs(

@@ -1,7 +1,8 @@
 """The compiled library: where it lies, whether it fits, and with which instructions it runs.
 
 The choice is made once, at import: the best instruction set that the processor has, or the one that
-the environment variable SFUMATO_ISA names (portable, avx2 or avx512; with torch the library rests).
+the environment variable SFUMATO_ISA names (one of ISAS; with torch the library rests).  Which is the
+best is a table and nothing that is timed, for what is rounded otherwise may become another text.
 
 Every call takes as many threads as torch has at that time (`torch.get_num_threads()`), so that one
 setting governs both.  They are the same threads, too: the library is loaded after torch, and finds
@@ -19,12 +20,15 @@ from pathlib import Path
 import torch
 
 VARIABLE = "SFUMATO_ISA"
-ISAS = ("portable", "avx2", "avx512", "amx")
-"""The instruction sets by their number in the library, the worst first."""
+ISAS = ("portable", "avx2", "avx_vnni", "avx512", "amx")
+"""The instruction sets by their number in the library, of one family of processors the worst first."""
+
+SLOWER_THAN_TORCH = ("portable",)
+"""Those that are only taken when asked for; `make levels` measures all."""
 
 LIBRARY = Path(__file__).with_name("_kernels.so")
 _NO_MEMORY = -2  # SF_NO_MEMORY of csrc/sfumato.h
-VERSION = 8
+VERSION = 9
 
 _LEVEL = _MODE = _KIND = _TYPE = _THREADS = c_int
 _SIGNATURES: dict[str, tuple[type, ...]] = {
@@ -115,10 +119,11 @@ def choose(wanted: str | None, path: Path = LIBRARY) -> tuple[Kernels | None, st
             raise ValueError(f"{VARIABLE}: {wanted} cannot be had: {error}") from error
         return None, str(error)
     able = [isa for level, isa in enumerate(ISAS) if code.sf_isa_available(level) == 1]
-    if wanted is None and able == ["portable"]:
-        return None, "quicker here than the plain C++ of the compiled operations"
     if wanted is None:
-        return Kernels(code, able[-1]), "the best that this processor can run"
+        quick = [isa for isa in able if isa not in SLOWER_THAN_TORCH]
+        if not quick:
+            return None, "quicker here than the plain C++ of the compiled operations"
+        return Kernels(code, quick[-1]), "the best that this processor can run"
     if wanted not in able:
         raise ValueError(f"{VARIABLE}: {wanted} does not run here, but {', '.join(able)} would")
     return Kernels(code, wanted), f"{VARIABLE} asks for it"

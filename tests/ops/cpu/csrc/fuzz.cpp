@@ -46,7 +46,7 @@ struct Weight {
 
 int random_isa() {
     int isa;
-    do isa = (int)pick(0, 3);
+    do isa = (int)pick(0, SF_ISAS - 1);
     while (sf_isa_available(isa) != 1);
     return isa;
 }
@@ -329,7 +329,7 @@ int main(int count, char **arguments) {
     check(sf_version() == SF_VERSION, "sf_version");
     check(sf_panel_bytes(99, 1, 32) == -1 && sf_panel_bytes(0, 1, 33) == -1 && sf_kind(3) == -1,
           "bad arguments were taken");
-    check(sf_linear(7, 0, 0, &source, 1, 32, &source, 0, 1, &source, 0, 1) == SF_BAD_ARGUMENT,
+    check(sf_linear(SF_ISAS, 0, 0, &source, 1, 32, &source, 0, 1, &source, 0, 1) == SF_BAD_ARGUMENT,
           "an instruction set that there is not");
     refusals();
     for (int i = 0; i < 60; i++) {

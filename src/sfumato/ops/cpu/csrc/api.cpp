@@ -21,6 +21,7 @@ const Level *level_of(int isa) {
     if (sf_isa_available(isa) != 1) return nullptr;
 #if defined(__x86_64__)
     if (isa == SF_AVX2) return &AVX2_LEVEL;
+    if (isa == SF_AVX_VNNI) return &AVX_VNNI_LEVEL;
     if (isa == SF_AVX512 || isa == SF_AMX) return &AVX512_LEVEL;
 #endif
     return &PORTABLE_LEVEL;

@@ -103,7 +103,7 @@ constexpr int64_t SOFTMAX_BLOCK = 64, SOFTMAX_TOP = 8;
 
 extern const Level PORTABLE_LEVEL;
 #if defined(__x86_64__)
-extern const Level AVX2_LEVEL, AVX512_LEVEL;
+extern const Level AVX2_LEVEL, AVX_VNNI_LEVEL, AVX512_LEVEL;
 extern const Products AVX512_BF16_PRODUCTS, AMX_PRODUCTS;  // of bfloat16
 #endif
 

@@ -36,7 +36,7 @@ bool has_tiles() {
 }
 
 struct Processor {
-    bool avx2 = false, avx512 = false, bf16 = false, amx = false;
+    bool avx2 = false, avx_vnni = false, avx512 = false, bf16 = false, amx = false;
 
     Processor() {
         const Registers one(1, 0), seven(7, 0), more(7, 1);
@@ -45,6 +45,7 @@ struct Processor {
         uint32_t kept, upper;  // the registers that the system keeps
         __asm__("xgetbv" : "=a"(kept), "=d"(upper) : "c"(0));
         avx2 = all(kept, 0x6) && all(seven.b, 1u << 5);
+        avx_vnni = avx2 && all(more.a, 1u << 4);
         constexpr uint32_t F = 1u << 16, DQ = 1u << 17, BW = 1u << 30, VL = 1u << 31, VNNI = 1u << 11;
         avx512 = avx2 && all(kept, 0xe6) && all(seven.b, F | DQ | BW | VL) && all(seven.c, VNNI);
         bf16 = avx512 && all(more.a, 1u << 5);
@@ -70,6 +71,7 @@ extern "C" int sf_isa_available(int isa) {
     switch (isa) {
         case SF_PORTABLE: return 1;
         case SF_AVX2: return processor().avx2;
+        case SF_AVX_VNNI: return processor().avx_vnni;
         case SF_AVX512: return processor().avx512;
         case SF_AMX: return processor().amx;
         default: return -1;

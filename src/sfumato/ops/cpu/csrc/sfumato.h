@@ -24,11 +24,12 @@
 extern "C" {
 #endif
 
-#define SF_VERSION 8
+#define SF_VERSION 9
 
 enum { SF_OK = 0, SF_BAD_ARGUMENT = -1, SF_NO_MEMORY = -2, SF_UNSUPPORTED = -3 };
 enum { SF_F32 = 0, SF_BF16 = 1 };                     /* dtypes */
-enum { SF_PORTABLE = 0, SF_AVX2 = 1, SF_AVX512 = 2, SF_AMX = 3 }; /* instruction sets */
+/* Instruction sets, of one family of processors the worst first. */
+enum { SF_PORTABLE = 0, SF_AVX2 = 1, SF_AVX_VNNI = 2, SF_AVX512 = 3, SF_AMX = 4, SF_ISAS = 5 };
 enum { SF_MODE_INT8 = 0, SF_MODE_BF16 = 1 };          /* what activations are rounded to */
 
 SF_API int sf_version(void);
