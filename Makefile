@@ -13,10 +13,10 @@ WHEEL_LIMIT := 20000000
 INSTALLED := pyproject.toml setup.py constraints.txt $(wildcard src/sfumato/ops/cpu/csrc/*)
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test test-slow test-gpu test-clients aot soak schemas lint format options evaluate picture wheel clean
+.PHONY: help demo test test-slow test-gpu test-aarch64 test-clients aot levels soak schemas lint format options evaluate picture wheel clean
 
 help: ## list the targets
-	@sed -n 's/^\([a-z-]*\):.*## /\1\t/p' $(MAKEFILE_LIST) | expand -t 12
+	@sed -n 's/^\([a-z0-9-]*\):.*## /\1\t/p' $(MAKEFILE_LIST) | expand -t 12
 
 demo: $(VENV)/.installed ## watch the embedded model solve a Sudoku and answer questions
 	@$(BIN)/sfumato demo
@@ -30,6 +30,9 @@ test-slow: $(VENV)/.installed-test ## the tests that take minutes
 test-gpu: $(VENV)/.installed-test ## the tests that need a CUDA device
 	@$(BIN)/python -m pytest -m gpu --timeout 1800
 
+test-aarch64: $(VENV)/.installed-test ## the compiled operations on ARM, by a cross-compiler and an emulator
+	@$(BIN)/python -m pytest -m slow --timeout 3600 tests/ops/cpu/test_aarch64.py
+
 test-clients: $(CLIENTS_VENV)/openai-3/.installed $(CLIENTS_VENV)/openai-2/.installed ## the clients of others, in pinned versions
 	@! command -v npm > /dev/null || npm install --prefix tests/clients/npm --silent --no-audit --no-fund \
 		--no-package-lock
@@ -39,6 +42,9 @@ test-clients: $(CLIENTS_VENV)/openai-3/.installed $(CLIENTS_VENV)/openai-2/.inst
 aot: $(AOT_VENV)/$(AOT_TRITON)/.installed ## compile the GPU kernels, for GPUs that need not be here
 	@PYTHONPATH=src $(AOT_VENV)/$(AOT_TRITON)/bin/python -m sfumato.ops.triton.ahead_of_time \
 		--jobs $(AOT_JOBS) $(AOT)
+
+levels: $(VENV)/.installed ## measure what each instruction set multiplies a second, beside torch
+	@$(BIN)/python -m benchmarks.levels
 
 soak: $(VENV)/.installed-test ## 64 clients, some of which break the protocol, against the server for a minute
 	@$(BIN)/python -m benchmarks.soak
@@ -86,10 +92,10 @@ clean: ## remove what the targets made, .venv too
 	find src tests -name __pycache__ -type d -prune -exec rm -rf {} +
 
 $(BIN)/python:
-	@command -v $(PYTHON) > /dev/null || { echo "$(PYTHON) not found: install Python 3.11, 3.12 \
-	or 3.13, or name one with make PYTHON=..." >&2; exit 1; }
-	@$(PYTHON) -c 'import sys; sys.exit(not (3, 11) <= sys.version_info < (3, 14))' || { \
-		echo "$(PYTHON) is not Python 3.11, 3.12 or 3.13; name one with make PYTHON=..." >&2; exit 1; }
+	@command -v $(PYTHON) > /dev/null || { echo "$(PYTHON) not found: install Python 3.11 \
+	to 3.14, or name one with make PYTHON=..." >&2; exit 1; }
+	@$(PYTHON) -c 'import sys; sys.exit(not (3, 11) <= sys.version_info < (3, 15))' || { \
+		echo "$(PYTHON) is not Python 3.11 to 3.14; name one with make PYTHON=..." >&2; exit 1; }
 	@$(PYTHON) -c 'import ensurepip, venv' 2> /dev/null || { \
 		echo "$(PYTHON) cannot make virtual environments; on Debian: apt install python3-venv" >&2; \
 		exit 1; }

@@ -6,6 +6,7 @@ serves every Python of its platform.  Where it does not compile, the package ins
 
 from __future__ import annotations
 
+import copy
 import sys
 from collections.abc import Callable
 from multiprocessing.pool import ThreadPool
@@ -17,6 +18,17 @@ from setuptools.command.bdist_wheel import bdist_wheel
 from setuptools.command.build_ext import build_ext
 from setuptools.errors import BaseError, CCompilerError
 
+# With Apple's clang OpenMP is a matter of the preprocessor, and its runtime torch's: `library.py`
+# loads it before the library, which names none.
+MAC = sys.platform == "darwin"
+OPENMP = ["-Xpreprocessor", "-fopenmp"] if MAC else ["-fopenmp"]
+LINK_OPENMP = ["-undefined", "dynamic_lookup"] if MAC else ["-fopenmp"]
+
+LOST = (
+    "sfumato: installed without the compiled CPU operations: torch serves on the CPU, several "
+    "times slower"
+)
+
 CSRC = Path("src/sfumato/ops/cpu/csrc")
 
 KERNELS = Extension(
@@ -25,9 +37,8 @@ KERNELS = Extension(
     depends=sorted(str(path) for path in CSRC.glob("*") if path.suffix != ".cpp"),
     # No contraction: a product and a sum become one rounding only where the source says so.
     extra_compile_args=[
-        *("-std=c++17", "-O3", "-g0", "-fopenmp", "-fvisibility=hidden", "-ffp-contract=off"),
+        *("-std=c++17", "-O3", "-g0", "-fvisibility=hidden", "-ffp-contract=off"),
     ],
-    extra_link_args=["-fopenmp"],
     language="c++",
     optional=True,
 )
@@ -39,11 +50,19 @@ class BuildLibrary(build_ext):
     def build_extension(self, ext: Extension) -> None:
         if self.editable_mode:  # a library of older sources must not pass for these
             Path(CSRC.parent, "_kernels.so").unlink(missing_ok=True)
+        if self.compiler.compiler_type == "msvc":
+            print(f"{LOST} (they need GCC or clang, not MSVC)", file=sys.stderr)
+            return
         self.compiler.compile = _at_once(self.compiler.compile)
-        try:
-            super().build_extension(ext)
-        except (BaseError, CCompilerError, OSError):
-            print("sfumato: the C++ compiler failed; torch serves on the CPU", file=sys.stderr)
+        for flags, link in ((OPENMP, LINK_OPENMP), (["-Wno-unknown-pragmas"], [])):
+            tried = copy.copy(ext)
+            tried.extra_compile_args = [*ext.extra_compile_args, *flags]
+            tried.extra_link_args = [*ext.extra_link_args, *link]
+            try:
+                return super().build_extension(tried)
+            except (BaseError, CCompilerError, OSError) as error:
+                reason = str(error).partition("\n")[0]
+        print(f"{LOST} (the C++ compiler is missing or failed: {reason})", file=sys.stderr)
 
     def get_ext_filename(self, fullname: str) -> str:
         return fullname.replace(".", "/") + ".so"

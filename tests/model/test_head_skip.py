@@ -17,6 +17,7 @@ from sfumato import ops
 from sfumato.model.approximate import Skip
 from sfumato.model.head import HeadStats, VocabularyHead
 from sfumato.ops.online_softmax import SoftmaxState
+from sfumato.ops.reference import Weight
 from sfumato.weights.blocks import BLOCK_FORMATS, QuantizedTensor
 
 EXACT = ("argmax", "drawn", "entropy", "top_ids", "top_probs")
@@ -28,9 +29,9 @@ class Recording(VocabularyHead):
 
     read: list[int] = field(default_factory=list)
 
-    def rows(self, start: int, *args: Any, **kwargs: Any) -> Tensor:
+    def columns(self, start: int, *args: Any, **kwargs: Any) -> Weight:
         self.read.append(start)
-        return super().rows(start, *args, **kwargs)
+        return super().columns(start, *args, **kwargs)
 
 
 def inputs(positions: int, width: int, random: torch.Generator) -> tuple[Tensor, Tensor, Tensor]:

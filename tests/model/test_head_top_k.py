@@ -16,6 +16,7 @@ from torch import Tensor
 from sfumato.model.approximate import Skip
 from sfumato.model.head import HeadStats, VocabularyHead
 from sfumato.model.most_probable import MostProbable
+from sfumato.ops.reference import Weight
 from sfumato.weights.blocks import BLOCK_FORMATS, QuantizedTensor
 
 EXACT = ("argmax", "entropy", "top_ids", "top_probs")
@@ -129,9 +130,9 @@ class Recording(VocabularyHead):
 
     read: list[int] = field(default_factory=list)
 
-    def rows(self, start: int, *args: Any, **kwargs: Any) -> Tensor:
+    def columns(self, start: int, *args: Any, **kwargs: Any) -> Weight:
         self.read.append(start)
-        return super().rows(start, *args, **kwargs)
+        return super().columns(start, *args, **kwargs)
 
 
 @pytest.mark.parametrize("packed", [False, True])

@@ -14,7 +14,7 @@ from torch import Tensor
 
 from sfumato import ops
 from sfumato.ops.online_softmax import SoftmaxState
-from sfumato.ops.reference import ROWS
+from sfumato.ops.reference import ROWS, Weight
 
 
 @dataclass(frozen=True)
@@ -62,17 +62,18 @@ class SoftSum:
         mass: Tensor,
         sums: Tensor,
         fade: Tensor,
-        rows: Callable[[], Tensor],
+        columns: Callable[[], Weight],
     ) -> None:
         """Adds a chunk just taken into `state`, with what `ops.update_softmax` returned of it;
-        rows: gives its rows of the embedding [n, hidden], called only where they are needed."""
+        columns: gives its rows of the embedding, transposed [hidden, n], called only where they are
+        needed."""
         self.sum.mul_(fade[:, None])
         if self._limit is None:
-            self.sum.add_(ops.linear(mass, rows().T))
+            self.sum.add_(ops.linear(mass, columns()))
             return
         some = self._limit.exceeded(state, sums)
         exact = self._limit.exact
         if len(exact):
-            self.sum.index_add_(0, exact, ops.linear(mass[exact], rows().T).float())
+            self.sum.index_add_(0, exact, ops.linear(mass[exact], columns()).float())
         if len(some):  # meant to be few, so by products of fewer rows
-            self.sum.index_add_(0, some, ops.linear(mass[some], rows().T, ROWS).float())
+            self.sum.index_add_(0, some, ops.linear(mass[some], columns(), ROWS).float())

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import cast
 
 import torch
 from torch import Tensor
@@ -38,6 +39,27 @@ class OutputEmbedding:
         """Rows start..stop of the embedding as a float tensor, maybe in `spare` [chunk, hidden]."""
         room = None if spare is None else spare[: stop - start]
         return ops.dense(self.embedding[start:stop], dtype, room)
+
+    @property
+    def _by_bytes(self) -> bool:
+        """Whether masses are multiplied by the embedding in int8: where its products with hidden
+        states are, and the processor has nothing better."""
+        first = self.output[0] if self.output else None
+        return ops.packs_columns(self.embedding, first)
+
+    def room(self, dtype: torch.dtype) -> Tensor:
+        """Memory that `columns` may take for a chunk."""
+        shape = min(self.chunk, self.vocab_size), self.embedding.shape[1]
+        if self._by_bytes:
+            return torch.empty(ops.column_bytes(shape), dtype=torch.uint8)
+        return torch.empty(shape, dtype=dtype, device=self.embedding.device)
+
+    def columns(self, start: int, stop: int, dtype: torch.dtype, spare: Tensor) -> Weight:
+        """Rows start..stop of the embedding, transposed [hidden, n], as a sum of rows is multiplied
+        fastest: a float tensor, or packed; maybe in `spare`, see `room`."""
+        if self._by_bytes:
+            return ops.pack_columns(cast(QuantizedTensor, self.embedding[start:stop]), spare)
+        return self.rows(start, stop, dtype, spare).T
 
     def raw(self, hidden: Tensor, start: int, rows: Tensor | None = None) -> Tensor:
         """The products [..., n] of hidden [..., hidden] with the chunk that begins at `start`,

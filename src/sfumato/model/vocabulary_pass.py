@@ -12,6 +12,7 @@ import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import cache, partial
+from typing import cast
 
 import torch
 from torch import Tensor
@@ -78,11 +79,11 @@ class VocabularyPass:
         soft = SoftSum(hidden, self._limit())
         masses = BlockMasses(len(hidden), len(output.spans()), output.chunk, device)
         logits: list[Tensor] = []
-        spare = hidden.new_empty(output.chunk, hidden.shape[1], dtype=self.dtype)
+        spare = output.room(self.dtype)
         for index, (start, stop) in enumerate(output.spans()):
-            rows = cache(partial(output.rows, start, stop, self.dtype, spare))
-            # Packed chunks are multiplied as they are: their rows serve the second product alone.
-            raw = self._raw(start, None if output.output is not None else rows())
+            columns = cache(partial(output.columns, start, stop, self.dtype, spare))
+            # Packed chunks are multiplied as they are: their columns serve the second product.
+            raw = self._raw(start, None if output.output is not None else cast(Tensor, columns()).T)
             if self.kept is not None:
                 over = raw[self.kept] / temperature[self.kept, None]
                 logits.append(over.clamp(min=BANNED))
@@ -90,7 +91,7 @@ class VocabularyPass:
             mass, sums, fade = ops.update_softmax(
                 state, raw, start, temperature, self.softcap, self.dtype, bans
             )
-            soft.add(state, mass, sums, fade, rows)
+            soft.add(state, mass, sums, fade, columns)
             masses.put(index, sums, state.max)
         drawn = self._draw(*masses.locate(state.max, self.settings.uniform))
         stats = statistics(state, drawn, soft.sum, hidden.dtype, logits, output.vocab_size)

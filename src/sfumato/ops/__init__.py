@@ -20,6 +20,7 @@ from sfumato.ops.cpu import kernels as cpu_kernels
 from sfumato.ops.cpu import library, torch_steady
 from sfumato.ops.cpu import online_softmax as cpu_online_softmax
 from sfumato.ops.cpu import row_operations as cpu_row_operations
+from sfumato.ops.cpu.columns import column_bytes, pack_columns, packs_columns
 from sfumato.ops.cpu.panels import ACTIVATIONS, pack, packed_bytes, packs
 from sfumato.ops.online_softmax import Bans, SoftmaxState
 from sfumato.ops.reference import Causal, OwnKeys, SharedCausal, Weight
@@ -43,6 +44,7 @@ __all__ = [
     "attention",
     "backend",
     "canvas_attention",
+    "column_bytes",
     "dense",
     "embed",
     "experts",
@@ -53,8 +55,10 @@ __all__ = [
     "multiplies_bf16",
     "own_scores",
     "pack",
+    "pack_columns",
     "packed_bytes",
     "packs",
+    "packs_columns",
     "phase_attention",
     "prepare",
     "prepare_heads",

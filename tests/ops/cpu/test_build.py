@@ -56,7 +56,7 @@ def test_a_wheel_has_the_library_and_none_of_its_sources(tmp_path: Path) -> None
 @pytest.mark.slow
 def test_without_a_compiler_it_installs_and_torch_serves(tmp_path: Path) -> None:
     output, wheel = build(tmp_path, CC="false", CXX="false")
-    assert output.count("sfumato: the C++ compiler failed; torch serves on the CPU") == 1
+    assert output.count("sfumato: installed without the compiled CPU operations") == 1
     place = tmp_path / "installed"
     zipfile.ZipFile(wheel).extractall(place)
     assert not list(place.rglob("*.so"))

@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 import torch
-from tests.ops.cpu.forced import compiled, each_isa, forced
+from tests.ops.cpu.forced import compiled, each_isa, forced, runs
 
 import sfumato
 from sfumato import ops
@@ -26,6 +26,8 @@ from sfumato.ops.cpu.library import (
     choose,
     describe,
 )
+
+NAMES = "portable, avx2, avx_vnni, avx512, amx, neon, i8mm, torch"
 
 
 @pytest.mark.skipif(not shutil.which("c++"), reason="needs a C++ compiler")
@@ -53,6 +55,23 @@ def test_plain_code_is_only_taken_when_asked_for(monkeypatch: pytest.MonkeyPatch
     assert kernels is not None and kernels.isa == "portable"
 
 
+@compiled
+def test_one_thread_is_only_taken_when_asked_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As a library that was built without OpenMP has it."""
+    load = library._load
+
+    def without_threads(path: Path) -> Any:
+        code = load(path)
+        code.sf_has_threads = lambda: 0
+        return code
+
+    monkeypatch.setattr(library, "_load", without_threads)
+    kernels, reason = choose(None)
+    assert kernels is None and "without OpenMP" in reason
+    monkeypatch.setattr(library, "kernels", choose("avx2" if runs("avx2") else "portable")[0])
+    assert describe()[0].endswith("without OpenMP: one thread")
+
+
 def test_torch_can_be_asked_for() -> None:
     assert choose("torch") == (None, "SFUMATO_ISA asks for it")
 
@@ -67,7 +86,7 @@ def test_each_can_be_asked_for(isa: str) -> None:
 
 
 def test_a_name_that_there_is_not() -> None:
-    message = r"SFUMATO_ISA: 'sse9' is none of portable, avx2, avx_vnni, avx512, amx, torch"
+    message = f"SFUMATO_ISA: 'sse9' is none of {NAMES}"
     with pytest.raises(ValueError, match=message):
         choose("sse9")
 
@@ -143,9 +162,7 @@ def test_the_environment_forces() -> None:
 def test_a_bad_value_is_one_line_on_the_command_line() -> None:
     done = run("sse9", "from sfumato.cli import main; raise SystemExit(main(['doctor']))")
     assert done.returncode == 2
-    assert done.stderr == (
-        "sfumato: error: SFUMATO_ISA: 'sse9' is none of portable, avx2, avx_vnni, avx512, amx, torch\n"
-    )
+    assert done.stderr == (f"sfumato: error: SFUMATO_ISA: 'sse9' is none of {NAMES}\n")
 
 
 def test_the_choice_is_told() -> None:

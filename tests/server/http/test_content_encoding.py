@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import json
+import sys
 import time
 import tracemalloc
 from typing import Any
 
 import pytest
-from backports import zstd
 from fastapi.testclient import TestClient
 from tests.support.fake_engine import FakeEngine
 
@@ -16,6 +16,11 @@ from sfumato.server.app import create_app
 from sfumato.server.http.content_encoding import ExpandsTooFar, expanded, is_zstd
 from sfumato.server.http.errors import ApiError
 from sfumato.server.settings import ServerSettings
+
+if sys.version_info >= (3, 14):
+    from compression import zstd
+else:
+    from backports import zstd
 
 MOST = 2**20
 PATH = "/v1/systemone"

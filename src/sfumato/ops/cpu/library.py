@@ -1,8 +1,8 @@
 """The compiled library: where it lies, whether it fits, and with which instructions it runs.
 
 The choice is made once, at import: the best instruction set that the processor has, or the one that
-the environment variable SFUMATO_ISA names (one of ISAS; with torch the library rests).  Which is the
-best is a table and nothing that is timed, for what is rounded otherwise may become another text.
+the environment variable SFUMATO_ISA names (one of ISAS; with torch the library rests).  Which is
+the best is a table and never timed, for what is rounded otherwise may become another text.
 
 Every call takes as many threads as torch has at that time (`torch.get_num_threads()`), so that one
 setting governs both.  They are the same threads, too: the library is loaded after torch, and finds
@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import ctypes
 import os
+import sys
 from ctypes import c_float, c_int, c_int64, c_void_p
 from dataclasses import dataclass
 from pathlib import Path
@@ -20,8 +21,8 @@ from pathlib import Path
 import torch
 
 VARIABLE = "SFUMATO_ISA"
-ISAS = ("portable", "avx2", "avx_vnni", "avx512", "amx")
-"""The instruction sets by their number in the library, of one family of processors the worst first."""
+ISAS = ("portable", "avx2", "avx_vnni", "avx512", "amx", "neon", "i8mm")
+"""The instruction sets by number in the library, of a family of processors the worst first."""
 
 SLOWER_THAN_TORCH = ("portable",)
 """Those that are only taken when asked for; `make levels` measures all."""
@@ -34,10 +35,12 @@ _LEVEL = _MODE = _KIND = _TYPE = _THREADS = c_int
 _SIGNATURES: dict[str, tuple[type, ...]] = {
     "sf_version": (),
     "sf_isa_available": (_LEVEL,),
+    "sf_has_threads": (),
     "sf_has_bf16": (),
     "sf_kind": (_TYPE,),
     "sf_panel_bytes": (_KIND, c_int64, c_int64),
     "sf_pack": (_LEVEL, _TYPE, c_void_p, *[c_int64] * 3, c_void_p, _THREADS),
+    "sf_pack_columns": (_LEVEL, _TYPE, c_void_p, *[c_int64] * 2, c_void_p, _THREADS),
     "sf_unpack": (_KIND, c_void_p, *[c_int64] * 3, c_void_p, _THREADS),
     "sf_linear": (
         *(_LEVEL, _MODE, _KIND, c_void_p, c_int64, c_int64),
@@ -121,6 +124,8 @@ def choose(wanted: str | None, path: Path = LIBRARY) -> tuple[Kernels | None, st
     able = [isa for level, isa in enumerate(ISAS) if code.sf_isa_available(level) == 1]
     if wanted is None:
         quick = [isa for isa in able if isa not in SLOWER_THAN_TORCH]
+        if quick and not code.sf_has_threads():
+            return None, "the compiled operations were built without OpenMP, for one thread alone"
         if not quick:
             return None, "quicker here than the plain C++ of the compiled operations"
         return Kernels(code, quick[-1]), "the best that this processor can run"
@@ -133,9 +138,13 @@ def _load(path: Path) -> ctypes.CDLL:
     """Raises OSError, saying in one line what is wrong and what to do."""
     if not path.exists():
         raise OSError(
-            "the compiled operations are missing: there was no C++ compiler with OpenMP when "
-            "sfumato was installed, or it failed; with one, install again (pip -v says more)"
+            "the compiled operations are missing: there was no C++ compiler (GCC 11, clang 14 or "
+            "later) when sfumato was installed, or it failed; with one, install again (pip -v says "
+            "more)"
         )
+    if sys.platform == "darwin":  # where the library names no runtime, but finds torch's
+        for runtime in Path(torch.__file__).parent.glob("lib/libomp.dylib"):
+            ctypes.CDLL(str(runtime), ctypes.RTLD_GLOBAL)
     code = ctypes.CDLL(str(path))
     for name, arguments in _SIGNATURES.items():
         function = getattr(code, name, None)
@@ -159,4 +168,5 @@ def describe() -> tuple[str, str]:
     """Who computes on the CPU, in a word or two, and why it is them."""
     if kernels is None:
         return "torch", reason
-    return f"compiled, {kernels.isa}{' with bf16' if kernels.bf16 else ''}", reason
+    threads = "" if kernels.code.sf_has_threads() else ", without OpenMP: one thread"
+    return f"compiled, {kernels.isa}{' with bf16' if kernels.bf16 else ''}{threads}", reason

@@ -1,12 +1,13 @@
 """Bodies that arrive compressed: zstd, bounded by what comes out of it. Knows no JSON.
 
-The library is `backports.zstd`: Python 3.14's own `compression.zstd` for the versions before it, by
-the same author, with the same names. When 3.14 is the oldest Python here, the import is all that
-changes. Its decompressor gives as many bytes as it is asked for, so that a body of a few bytes that
-stands for gigabytes takes no more memory than a body may have.
+The library is Python's own `compression.zstd`, before 3.14 as `backports.zstd`, by the same author
+and with the same names. Its decompressor gives as many bytes as it is asked for, so that a body of
+a few bytes that stands for gigabytes takes no more memory than a body may have.
 """
 
 from __future__ import annotations
+
+import sys
 
 from sfumato.server.http.errors import ApiError, WrongField, bad_request
 
@@ -39,7 +40,11 @@ def is_zstd(encoding: str) -> bool:
 def expanded(data: bytes | bytearray, most: int) -> bytearray:
     """The bytes of one zstd frame. Raises ExpandsTooFar where they are more than `most`, after so
     many of them at most; ApiError for what is no such frame."""
-    from backports import zstd  # only servers whose clients compress need it
+    # Only servers whose clients compress need it.
+    if sys.version_info >= (3, 14):
+        from compression import zstd
+    else:
+        from backports import zstd
 
     try:
         declared = zstd.get_frame_info(data).decompressed_size

@@ -126,6 +126,44 @@ void linear() {
     if (tokens) check(distance(out, wanted) < 0.03, "sf_linear: wrong result");
 }
 
+// Sums of a matrix's rows, from panels of its columns.
+void columns() {
+    const Format &format = FORMATS[pick(0, 8)];
+    const int64_t rows = pick(1, 100), cols = format.size * pick(1, 3), positions = pick(1, 20);
+    const auto blocks = random_blocks(format, rows * cols);
+    std::vector<float> values(rows * cols), unpacked(rows * cols);
+    check(!sf_dequantize(0, format.type, blocks.data(), rows * cols, values.data(), SF_F32, 1), "sf_dequantize");
+    std::vector<uint8_t> panels(sf_panel_bytes(SF_SIGNED_BYTES, cols, rows));
+    check(!sf_pack_columns(random_isa(), format.type, blocks.data(), rows, cols, panels.data(), (int)pick(1, 3)),
+          "sf_pack_columns");
+    check(!sf_unpack(SF_SIGNED_BYTES, panels.data(), 1, cols, rows, unpacked.data(), 1), "sf_unpack");
+    auto masses = random_rows(positions * rows);
+    for (float &mass : masses) mass = std::exp(3 * mass);
+    Numbers in(masses), result(positions * cols);
+    auto x = in.floats();
+    for (int64_t at = 0; at < positions * rows; at += at % rows + 32 < rows ? 32 : rows - at % rows) {
+        const int64_t end = at % rows + 32 < rows ? at + 32 : at - at % rows + rows;  // of its block
+        float peak = 1e-30f;
+        for (int64_t i = at; i < end; i++) peak = std::fmax(peak, x[i]);
+        for (int64_t i = at; i < end; i++) x[i] = std::nearbyint(x[i] * 127 / peak) * peak / 127;
+    }
+    const int isa = random_isa();
+    check(!sf_linear(isa, 0, SF_SIGNED_BYTES, panels.data(), cols, rows, in.data(), in.dtype, positions,
+                     result.data(), result.dtype, (int)pick(1, 3)),
+          "sf_linear of columns");
+    std::vector<double> wanted(positions * cols, 0.0), exact(rows * cols);
+    for (int64_t i = 0; i < rows * cols; i++) exact[i % cols * rows + i / cols] = values[i];
+    for (int64_t t = 0; t < positions; t++)
+        for (int64_t c = 0; c < cols; c++)
+            for (int64_t r = 0; r < rows; r++)
+                wanted[t * cols + c] += (double)x[t * rows + r] * unpacked[c * rows + r];
+    check(distance(unpacked, exact) < 0.03, "sf_pack_columns: wrong values");
+    check(distance(result.floats(), wanted) < 0.01, "sf_linear of columns: wrong result");
+    check(sf_linear(isa, 1, SF_SIGNED_BYTES, panels.data(), cols, rows, in.data(), in.dtype, 1,
+                    result.data(), result.dtype, 1) == SF_BAD_ARGUMENT,
+          "sf_linear: multiplied columns by bfloat16");
+}
+
 void experts() {
     const int64_t hidden = 256 * pick(1, 2), inner = 32 * pick(1, 3), count = pick(1, 6);
     const int64_t active = pick(1, 3), tokens = pick(1, 90);
@@ -292,6 +330,7 @@ void refusals() {
     for (int64_t size : {(int64_t)-1, (int64_t)1 << 61, most}) {
         check(sf_panel_bytes(kind, size, 32) == -1, "sf_panel_bytes: took any size");
         check(sf_pack(0, 2, panels, size, 16, 32, panels, 1) == bad, "sf_pack: took any size");
+        check(sf_pack_columns(0, 2, panels, size, 32, panels, 1) == bad, "sf_pack_columns: took any size");
         check(sf_unpack(kind, panels, size, 16, 32, x.data(), 1) == bad, "sf_unpack: took any size");
         check(sf_dequantize(0, 2, panels, size, x.data(), 0, 1) == bad, "sf_dequantize: took any size");
         check(sf_linear(0, 0, kind, panels, 16, 32, x.data(), 0, size, x.data(), 0, 1) == bad,
@@ -307,6 +346,9 @@ void refusals() {
                   "sf_experts: took any size");
     }
     check(sf_panel_bytes(kind, huge, huge) == -1, "sf_panel_bytes: overflowed");
+    check(sf_experts(0, 0, SF_SIGNED_BYTES, panels, kind, panels, 1, 32, 32, x.data(), 0, 1, &chosen,
+                     x.data(), 1, x.data(), 0, 1) == bad,
+          "sf_experts: took panels of columns");
     check(sf_linear(0, 0, kind, panels + 1, 16, 32, x.data(), 0, 1, x.data(), 0, 1) == bad,
           "sf_linear: took panels at an odd address");
     if (!sf_has_bf16()) return;
@@ -334,6 +376,7 @@ int main(int count, char **arguments) {
     refusals();
     for (int i = 0; i < 60; i++) {
         linear();
+        columns();
         experts();
         softmax_update();
         row_operations();
@@ -341,5 +384,8 @@ int main(int count, char **arguments) {
         canvas_attention();
         shared_attention();
     }
-    std::puts("fuzz: all well");
+    const char *const names[SF_ISAS] = {"portable", "avx2", "avx_vnni", "avx512", "amx", "neon", "i8mm"};
+    int last = 0;
+    for (int isa = 0; isa < SF_ISAS; isa++) last = sf_isa_available(isa) == 1 ? isa : last;
+    std::printf("last level: %s\nfuzz: all well\n", names[last]);
 }

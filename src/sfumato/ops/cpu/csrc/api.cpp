@@ -17,12 +17,16 @@
 
 namespace {
 
+static_assert((int)S8 == (int)SF_SIGNED_BYTES, "the number in sfumato.h");
+
 const Level *level_of(int isa) {
     if (sf_isa_available(isa) != 1) return nullptr;
 #if defined(__x86_64__)
     if (isa == SF_AVX2) return &AVX2_LEVEL;
     if (isa == SF_AVX_VNNI) return &AVX_VNNI_LEVEL;
     if (isa == SF_AVX512 || isa == SF_AMX) return &AVX512_LEVEL;
+#elif defined(__aarch64__)
+    if (isa == SF_NEON || isa == SF_I8MM) return &NEON_LEVEL;
 #endif
     return &PORTABLE_LEVEL;
 }
@@ -34,6 +38,8 @@ const Products *products_of(int isa, int mode) {
         if (isa == SF_AMX) return &AMX_PRODUCTS;
         if (isa == SF_AVX512 && sf_has_bf16()) return &AVX512_BF16_PRODUCTS;
     }
+#elif defined(__aarch64__)
+    if (level && isa == SF_I8MM) return &I8MM_PRODUCTS;
 #endif
     (void)mode;
     return level ? &level->products : nullptr;
@@ -86,11 +92,19 @@ struct Grouping {
 
 extern "C" int sf_version(void) { return SF_VERSION; }
 
+extern "C" int sf_has_threads(void) {
+#if defined(_OPENMP)
+    return 1;
+#else
+    return 0;
+#endif
+}
+
 extern "C" int sf_kind(int type) { return format_of(type).kind; }
 
 extern "C" int64_t sf_panel_bytes(int kind, int64_t rows, int64_t cols) {
     if (kind < 0 || kind >= KINDS || rows < 1 || cols < 1 || !fits({rows, cols})) return -1;
-    if (kind != BF16 && cols % BLOCK) return -1;
+    if (kind != BF16 && kind != S8 && cols % BLOCK) return -1;
     return matrix_bytes(kind, rows, cols);
 }
 
@@ -104,6 +118,16 @@ extern "C" int sf_pack(int isa, int type, const void *blocks, int64_t matrices, 
         return SF_BAD_ARGUMENT;
     ask_for_large_pages(panels, matrices * matrix_bytes(format.kind, rows, cols));
     return level->pack({type, blocks, matrices, rows, cols, panels, threads});
+}
+
+extern "C" int sf_pack_columns(int isa, int type, const void *blocks, int64_t rows, int64_t cols,
+                               void *panels, int threads) {
+    const Level *level = level_of(isa);
+    const Format format = format_of(type);
+    if (!level || format.kind < 0 || type == T_BF16 || !blocks || !panels_ok(panels) || threads < 1 ||
+        sf_panel_bytes(S8, cols, rows) < 0 || cols % format.block_size)
+        return SF_BAD_ARGUMENT;
+    return level->pack_columns({type, blocks, rows, cols, panels, threads});
 }
 
 extern "C" int sf_dequantize(int isa, int type, const void *blocks, int64_t elements, void *out,
@@ -122,7 +146,7 @@ extern "C" int sf_linear(int isa, int mode, int kind, const void *panels, int64_
     const Products *products = products_of(isa, mode_for(mode, kind));
     if (!products || !panels_ok(panels) || !x || !out || threads < 1 || mode < 0 || mode > 1 ||
         !dtype_ok(x_dtype) || !dtype_ok(out_dtype) || sf_panel_bytes(kind, rows, cols) < 0 ||
-        !fits({tokens, rows}) || !fits({tokens, cols}))
+        !fits({tokens, rows}) || !fits({tokens, cols}) || (kind == S8 && mode != SF_MODE_INT8))
         return SF_BAD_ARGUMENT;
     if (!tokens) return SF_OK;
     return products->linear({mode_for(mode, kind), kind, panels, rows, cols, x, x_dtype, tokens, out,
@@ -138,7 +162,8 @@ extern "C" int sf_experts(int isa, int mode, int gate_up_kind, const void *gate_
     const Products *products = products_of(isa, mode);
     if (!products || !panels_ok(gate_up) || !panels_ok(down) || !x || !chosen || !shares || !out ||
         experts < 1 || hidden < 1 || inner < 1 || active < 1 || threads < 1 || mode < 0 ||
-        mode > 1 || !dtype_ok(x_dtype) || !dtype_ok(out_dtype) || !fits({experts, inner, hidden}) ||
+        mode > 1 || gate_up_kind == S8 || down_kind == S8 || !dtype_ok(x_dtype) || !dtype_ok(out_dtype) ||
+        !fits({experts, inner, hidden}) ||
         !fits({tokens, active, hidden}) || sf_panel_bytes(gate_up_kind, 2 * inner, hidden) < 0 ||
         sf_panel_bytes(down_kind, hidden, inner) < 0)
         return SF_BAD_ARGUMENT;

@@ -35,7 +35,7 @@ constexpr bool FOLDED = SHAPES[KIND].offset == 128;
 // whose sign the other factor takes over.
 template <int KIND, int ROWS, int FIRST, int LAST>
 inline void add_products(const uint8_t *codes, const uint8_t *rows, __m256i (&dots)[ROWS]) {
-    constexpr int bits = FOLDED<KIND> ? 8 : SHAPES[KIND].bits;
+    constexpr int bits = FOLDED<KIND> ? 8 : SHAPES[KIND].bits;  // of what the 16 bits are for
     constexpr int RUN = bits == 4 ? 8 : bits == 5 ? 4 : bits == 6 ? 2 : 1;
     static_assert((LAST - FIRST) % RUN == 0);
     const __m256i ones = _mm256_set1_epi16(1);
@@ -53,7 +53,8 @@ inline void add_products(const uint8_t *codes, const uint8_t *rows, __m256i (&do
             for (int i = 0; i < ROWS; i++) {
                 __m256i q = all32(rows + i * 32 + v * 4);
                 if (FOLDED<KIND>) q = _mm256_sign_epi8(q, weight);
-                const __m256i products = _mm256_maddubs_epi16(size, q);
+                const __m256i products = KIND == S8 ? _mm256_maddubs_epi16(q, weight)
+                                                    : _mm256_maddubs_epi16(size, q);
                 pairs[i] = v == start ? products : _mm256_add_epi16(pairs[i], products);
             }
         }
@@ -68,12 +69,13 @@ inline void add_products(const uint8_t *codes, const uint8_t *rows, __m256i (&do
 #include "avx2_tiles.inc"
 #include "blocks.inc"
 #include "pack.inc"
+#include "pack_columns.inc"
 #include "level.inc"
 #include "online_softmax.inc"
 #include "row_operations.inc"
 
 const Level AVX2_LEVEL = {
-    {linear, experts}, update_softmax, geglu, rms_norm, rotate, pack, dequantize};
+    {linear, experts}, update_softmax, geglu, rms_norm, rotate, pack, dequantize, pack_columns};
 
 #if defined(__clang__)
 #pragma clang attribute pop

@@ -30,6 +30,12 @@ namespace {
 constexpr int INT8_ROWS = 10, BF16_ROWS = 10;
 constexpr int64_t SHARE_BYTES = 384 << 10;
 
+// Adds the sums of four products of bytes each: the codes have no sign, or else the other factor.
+template <int KIND>
+inline __m512i dot4(__m512i sums, __m512i codes, __m512i q) {
+    return KIND == S8 ? _mm512_dpbusd_epi32(sums, q, codes) : _mm512_dpbusd_epi32(sums, codes, q);
+}
+
 template <int KIND, int ROWS>
 void int8_tile(const uint8_t *codes, const uint16_t *scales, int64_t blocks, const uint8_t *rows,
                float *const *out, int64_t column) {
@@ -51,7 +57,7 @@ void int8_tile(const uint8_t *codes, const uint16_t *scales, int64_t blocks, con
                 const __m512i weight = codes_of<KIND>(codes, v);
 #pragma GCC unroll 16
                 for (int i = 0; i < ROWS; i++)
-                    dots[i] = _mm512_dpbusd_epi32(dots[i], weight, all32(rows + i * 32 + v * 4));
+                    dots[i] = dot4<KIND>(dots[i], weight, all32(rows + i * 32 + v * 4));
             }
             const __m512 scale = load_halves(scales + 16 * h);
 #pragma GCC unroll 16
@@ -149,12 +155,13 @@ void halves_of(const Group &group, uint16_t *out) {
 
 #include "blocks.inc"
 #include "pack.inc"
+#include "pack_columns.inc"
 #include "level.inc"
 #include "online_softmax.inc"
 #include "row_operations.inc"
 
 const Level AVX512_LEVEL = {
-    {linear, experts}, update_softmax, geglu, rms_norm, rotate, pack, dequantize};
+    {linear, experts}, update_softmax, geglu, rms_norm, rotate, pack, dequantize, pack_columns};
 
 #if defined(__clang__)
 #pragma clang attribute pop

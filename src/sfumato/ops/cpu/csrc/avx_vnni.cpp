@@ -37,8 +37,12 @@ inline void add_products(const uint8_t *codes, const uint8_t *rows, __m256i (&do
     for (int v = FIRST; v < LAST; v++) {
         const __m256i weight = codes_of<KIND>(codes, v);
 #pragma GCC unroll 8
-        for (int i = 0; i < ROWS; i++)
-            dots[i] = _mm256_dpbusd_avx_epi32(dots[i], weight, all32(rows + i * 32 + v * 4));
+        for (int i = 0; i < ROWS; i++) {
+            const __m256i q = all32(rows + i * 32 + v * 4);
+            // The codes have no sign, or else the packed rows.
+            dots[i] = KIND == S8 ? _mm256_dpbusd_avx_epi32(dots[i], q, weight)
+                                 : _mm256_dpbusd_avx_epi32(dots[i], weight, q);
+        }
     }
 }
 
@@ -47,12 +51,13 @@ inline void add_products(const uint8_t *codes, const uint8_t *rows, __m256i (&do
 #include "avx2_tiles.inc"
 #include "blocks.inc"
 #include "pack.inc"
+#include "pack_columns.inc"
 #include "level.inc"
 #include "online_softmax.inc"
 #include "row_operations.inc"
 
 const Level AVX_VNNI_LEVEL = {
-    {linear, experts}, update_softmax, geglu, rms_norm, rotate, pack, dequantize};
+    {linear, experts}, update_softmax, geglu, rms_norm, rotate, pack, dequantize, pack_columns};
 
 #if defined(__clang__)
 #pragma clang attribute pop

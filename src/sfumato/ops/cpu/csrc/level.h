@@ -74,6 +74,14 @@ struct PackCall {
     int threads;
 };
 
+struct PackColumnsCall {
+    int type;
+    const void *blocks;
+    int64_t rows, cols;
+    void *panels;
+    int threads;
+};
+
 struct DequantizeCall {
     int type;
     const void *blocks;
@@ -96,6 +104,7 @@ struct Level {
     void (*rotate)(const RotateCall &);
     int (*pack)(const PackCall &);
     int (*dequantize)(const DequantizeCall &);
+    int (*pack_columns)(const PackColumnsCall &);
 };
 
 constexpr int64_t EXPERT_TOKENS = 64;  // of a task: few enough to share a busy expert out
@@ -105,6 +114,9 @@ extern const Level PORTABLE_LEVEL;
 #if defined(__x86_64__)
 extern const Level AVX2_LEVEL, AVX_VNNI_LEVEL, AVX512_LEVEL;
 extern const Products AVX512_BF16_PRODUCTS, AMX_PRODUCTS;  // of bfloat16
+#elif defined(__aarch64__)
+extern const Level NEON_LEVEL;
+extern const Products I8MM_PRODUCTS;
 #endif
 
 #endif

@@ -27,7 +27,7 @@ namespace {
 
 constexpr int64_t PANEL = 16, BLOCK = 32;
 
-enum Kind { Q4, Q4M, Q5, Q5M, Q6, Q8, LUT4, BF16, KINDS };
+enum Kind { Q4, Q4M, Q5, Q5M, Q6, Q8, LUT4, BF16, S8, KINDS };
 
 struct Shape {
     int bits, offset;
@@ -43,6 +43,7 @@ constexpr Shape SHAPES[KINDS] = {
     {8, 128, false, false},  // Q8
     {4, 128, false, false},  // LUT4: the nibble picks a code of TABLE
     {16, 0, false, false},   // BF16
+    {8, 0, false, false},    // S8: signed codes, for activations that are never below zero
 };
 
 // IQ4's values, moved by the offset of 128 so that they are unsigned.
@@ -113,6 +114,25 @@ inline void to_halves(const float (&from)[PANEL], uint16_t *to) {
                                                               _MM_FROUND_TO_NEAREST_INT));
 }
 
+#elif defined(__aarch64__)
+
+inline float from_half(uint16_t h) {
+    __fp16 x;
+    memcpy(&x, &h, 2);
+    return x;
+}
+
+inline void from_halves(const uint16_t (&from)[PANEL], float (&to)[PANEL]) {
+    for (int i = 0; i < PANEL; i++) to[i] = from_half(from[i]);
+}
+
+inline void to_halves(const float (&from)[PANEL], uint16_t *to) {
+    for (int i = 0; i < PANEL; i++) {
+        const __fp16 x = from[i];
+        memcpy(to + i, &x, 2);
+    }
+}
+
 #else
 
 inline float from_half(uint16_t h) {
@@ -167,6 +187,12 @@ inline void lanes_of(const uint8_t *codes, uint32_t (&lanes)[8][16]) {
     }
 }
 
+// A code as a number.
+template <int KIND>
+inline int code_of(uint32_t byte) {
+    return KIND == S8 ? (int8_t)byte : (int)(byte & 255) - SHAPES[KIND].offset;
+}
+
 // A panel of another kind as a panel of bfloat16.
 template <int KIND>
 inline void widen_plainly(const uint8_t *codes, const uint16_t *scales, int64_t blocks, uint8_t *out) {
@@ -184,8 +210,8 @@ inline void widen_plainly(const uint8_t *codes, const uint16_t *scales, int64_t 
             for (int r = 0; r < 16; r++) {
                 const uint32_t both = lanes[j / 2][r] >> 16 * (j % 2);
                 const float s = size[j / 8][r];
-                const float low = s * (float)((int)(both & 255) - shape.offset) + minimum[r];
-                const float high = s * (float)((int)(both >> 8 & 255) - shape.offset) + minimum[r];
+                const float low = s * (float)code_of<KIND>(both) + minimum[r];
+                const float high = s * (float)code_of<KIND>(both >> 8) + minimum[r];
                 const uint32_t a = bits_of(low), c = bits_of(high);
                 pairs[j][r] = (a + 0x7fff + (a >> 16 & 1)) >> 16 |
                               ((c + 0x7fff + (c >> 16 & 1)) & 0xffff0000);
@@ -208,6 +234,7 @@ inline void with_kind(int kind, F f) {
         case Q6: return f.template operator()<Q6>();
         case Q8: return f.template operator()<Q8>();
         case LUT4: return f.template operator()<LUT4>();
+        case S8: return f.template operator()<S8>();
         default: return f.template operator()<BF16>();
     }
 }

@@ -24,7 +24,7 @@ void int8_tile(const uint8_t *codes, const uint16_t *scales, int64_t blocks, con
         lanes_of<KIND>(codes, lanes);
         for (int k = 0; k < BLOCK; k++)
             for (int r = 0; r < 16; r++)
-                weight[k][r] = (int16_t)(lanes[k / 4][r] >> 8 * (k % 4) & 255);
+                weight[k][r] = (int16_t)(code_of<KIND>(lanes[k / 4][r] >> 8 * (k % 4)) + shape.offset);
         float scale[2][16], minimum[16];
         for (int r = 0; r < 16; r++) {
             scale[0][r] = from_half(scales[r]);
@@ -103,9 +103,10 @@ void widen_panel(const uint8_t *codes, const uint16_t *scales, int64_t blocks, u
 
 #include "blocks.inc"
 #include "pack.inc"
+#include "pack_columns.inc"
 #include "level.inc"
 #include "online_softmax.inc"
 #include "row_operations.inc"
 
 const Level PORTABLE_LEVEL = {
-    {linear, experts}, update_softmax, geglu, rms_norm, rotate, pack, dequantize};
+    {linear, experts}, update_softmax, geglu, rms_norm, rotate, pack, dequantize, pack_columns};

@@ -78,6 +78,56 @@ extern "C" int sf_isa_available(int isa) {
     }
 }
 
+#elif defined(__aarch64__)
+
+#if defined(__linux__)
+#include <sys/auxv.h>
+#elif defined(__APPLE__)
+#include <sys/sysctl.h>
+#endif
+
+namespace {
+
+struct Processor {
+    bool dot = false, i8mm = false;
+
+    Processor() {
+#if defined(__linux__)
+        // The numbers of the bits are part of Linux's interface; older headers lack some names.
+        constexpr unsigned long DOT = 1ul << 20, I8MM = 1ul << 13, BF16 = 1ul << 14;
+        const unsigned long more = getauxval(AT_HWCAP2);
+        dot = getauxval(AT_HWCAP) & DOT;
+        i8mm = dot && (more & I8MM) && (more & BF16);
+#elif defined(__APPLE__)
+        const auto has = [](const char *name) {
+            int value = 0;
+            size_t size = sizeof value;
+            return sysctlbyname(name, &value, &size, nullptr, 0) == 0 && value;
+        };
+        dot = has("hw.optional.arm.FEAT_DotProd");
+        i8mm = dot && has("hw.optional.arm.FEAT_I8MM") && has("hw.optional.arm.FEAT_BF16");
+#endif
+    }
+};
+
+const Processor &processor() {
+    static const Processor asked;
+    return asked;
+}
+
+}  // namespace
+
+extern "C" int sf_has_bf16(void) { return 0; }  // attention's, which x86 alone has
+
+extern "C" int sf_isa_available(int isa) {
+    switch (isa) {
+        case SF_PORTABLE: return 1;
+        case SF_NEON: return processor().dot;
+        case SF_I8MM: return processor().i8mm;
+        default: return -1;
+    }
+}
+
 #else
 
 extern "C" int sf_has_bf16(void) { return 0; }

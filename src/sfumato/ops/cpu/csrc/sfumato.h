@@ -29,12 +29,23 @@ extern "C" {
 enum { SF_OK = 0, SF_BAD_ARGUMENT = -1, SF_NO_MEMORY = -2, SF_UNSUPPORTED = -3 };
 enum { SF_F32 = 0, SF_BF16 = 1 };                     /* dtypes */
 /* Instruction sets, of one family of processors the worst first. */
-enum { SF_PORTABLE = 0, SF_AVX2 = 1, SF_AVX_VNNI = 2, SF_AVX512 = 3, SF_AMX = 4, SF_ISAS = 5 };
+enum {
+    SF_PORTABLE = 0,
+    SF_AVX2 = 1,
+    SF_AVX_VNNI = 2,
+    SF_AVX512 = 3,
+    SF_AMX = 4,
+    SF_NEON = 5,
+    SF_I8MM = 6,
+    SF_ISAS = 7
+};
 enum { SF_MODE_INT8 = 0, SF_MODE_BF16 = 1 };          /* what activations are rounded to */
 
 SF_API int sf_version(void);
 /* 1: this processor runs it; 0: it does not; -1: not in this build. */
 SF_API int sf_isa_available(int isa);
+/* Whether calls are shared out to threads: built with OpenMP. */
+SF_API int sf_has_threads(void);
 /* Whether this processor multiplies bfloat16 (AVX512-BF16). */
 SF_API int sf_has_bf16(void);
 
@@ -45,6 +56,13 @@ SF_API int64_t sf_panel_bytes(int kind, int64_t rows, int64_t cols);
 /* blocks [matrices][rows][cols] of a ggml type -> panels, each matrix apart. */
 SF_API int sf_pack(int isa, int ggml_type, const void *blocks, int64_t matrices, int64_t rows,
                    int64_t cols, void *panels, int threads);
+/* The kind of panels that sf_pack_columns makes.  It is multiplied by activations of int8 alone, of which
+ * none is below zero. */
+enum { SF_SIGNED_BYTES = 8 };
+/* blocks [rows][cols] of a ggml type -> panels of the transposed matrix [cols][rows]: int8 in blocks of
+ * 32 rows, each with a float16 scale. */
+SF_API int sf_pack_columns(int isa, int ggml_type, const void *blocks, int64_t rows, int64_t cols,
+                           void *panels, int threads);
 /* The values that panels stand for: out float32 [matrices][rows][cols]. */
 SF_API int sf_unpack(int kind, const void *panels, int64_t matrices, int64_t rows, int64_t cols,
                      float *out, int threads);

@@ -36,7 +36,7 @@ struct UnpackPanel {
             lanes_of<KIND>(at, lanes);
             for (int k = 0; k < BLOCK; k++)
                 for (int r = 0; r < 16; r++) {
-                    const int code = (int)(lanes[k / 4][r] >> 8 * (k % 4) & 255) - shape.offset;
+                    const int code = code_of<KIND>(lanes[k / 4][r] >> 8 * (k % 4));
                     const float size = from_half(scale[shape.halves && k >= 16 ? 16 + r : r]);
                     const float minimum = shape.minimum ? from_half(scale[16 + r]) : 0.0f;
                     values[k][r] = size * (float)code + minimum;
