@@ -2,6 +2,8 @@
 
     .venv/bin/python -m benchmarks.levels --threads 1
 
+Torch computes with the best that this processor has: MKL_ENABLE_INSTRUCTIONS=AVX2 limits it to what
+it would do on a processor with AVX2 alone.
 Rates are in 10⁹ operations (two for each product) a second of processor time, the best of several
 rounds in which the levels take turns; torch multiplies the same matrix in float32.  A line of JSON
 ends the output.  A level that is slower than the one before it, or than torch where it is taken
@@ -42,7 +44,7 @@ def main() -> None:
     rates: dict[str, dict[str, float]] = {}
     for name in args.formats:
         values = torch.randn(SHAPE)
-        weight = panels(quantize(values, BLOCK_FORMATS[name]), name, SHAPE, "int8")
+        weight = panels(quantize(values, BLOCK_FORMATS[name]).data, name, SHAPE, "int8")
         for rows in ROWS:
             rate = _rates(levels, weight, values, torch.randn(rows, SHAPE[1]), args.rounds)
             rates[f"{name} {rows}"] = rate
