@@ -2,7 +2,7 @@ from __future__ import annotations
 
 import json
 
-import jsonschema
+import jsonschema_rs
 import numpy as np
 
 from sfumato.train import json_data
@@ -21,7 +21,7 @@ def shown(ids):
 
 def test_an_object_matches_its_schema_and_fits_three_canvases():
     for task in tasks(300):
-        jsonschema.validate(task.value, task.schema)
+        jsonschema_rs.validate(task.schema, task.value)
         assert list(task.value) == task.schema["required"] and 1 <= len(task.value) <= 4
         assert len(json_data.rows(task, 32)) <= 3
 
