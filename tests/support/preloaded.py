@@ -88,7 +88,7 @@ def serve(path: str) -> NoReturn:
     import sfumato.server.app  # noqa: F401
 
     gc.freeze()  # a collection in a program would copy the pages of all that it visits
-    signal.signal(signal.SIGCHLD, signal.SIG_IGN)  # nobody waits for these
+    signal.signal(signal.SIGCHLD, signal.SIG_IGN)  # the kernel clears them away
     with socket.socket(socket.AF_UNIX) as listening:
         listening.bind(path)
         listening.listen()
