@@ -142,8 +142,8 @@ def test_whole_numbers_with_a_decimal_point_are_refused_in_words(description: An
 
 @pytest.mark.parametrize(("method", "path", "mode"), [*PLAIN, *WRONG])
 def test_no_route_fails(description: Any, method: str, path: str, mode: str) -> None:
-    few = FEWER.get(path, EXAMPLES[mode]) if method == "POST" else 2
-    answer_all(description, method, path, mode, few)
+    examples = FEWER.get(path, EXAMPLES[mode]) if method == "POST" else 2
+    answer_all(description, method, path, mode, examples)
 
 
 @pytest.mark.slow
