@@ -82,7 +82,7 @@ class Dialect(Generic[B]):
     parse: Callable[[Service, B], list[Request]]  # in a thread; raises ApiError
     # The body has lost its lists and longer texts: what a reply needs of them the requests have.
     renderer: Callable[[Service, B, Sequence[Request]], Renderer]
-    streams: Callable[[B], bool]
+    streams: Callable[[B], bool] = lambda body: False
     wire: Wire = SSE
     errors: ErrorForm = OPENAI_ERRORS
     wording: Wording = ()  # the engine's names of fields, where the body has others

@@ -6,7 +6,9 @@ from collections.abc import Mapping
 from typing import Any
 
 from sfumato.engine import Request
-from sfumato.server.dialects.llama_cpp import LlamaRenderer, encoded_only, llama_fields
+from sfumato.server.dialects.llama_cpp.renderer import LlamaRenderer
+from sfumato.server.dialects.llama_cpp.sampling import llama_fields
+from sfumato.server.dialects.shared.encoded_only import encoded_only
 from sfumato.server.dialects.shared.grammars import grammar_of
 from sfumato.server.dialects.shared.insertion import insertion
 from sfumato.server.http.dialect import Dialect
@@ -28,8 +30,8 @@ def parse(service: Service, body: InfillBody) -> list[Request]:
         )
     fields = llama_fields(service, body, PATH)
     if body.n_predict == 0:
-        fields = encoded_only(fields)
-    elif body.input_suffix:
+        return [encoded_only(Request(ids=ids, **fields))]
+    if body.input_suffix:
         suffix = body.input_suffix
         fields |= insertion(service, body, suffix, body.n_predict, "input_suffix", PATH)
     else:  # nothing follows: the text goes on until it ends
