@@ -56,6 +56,10 @@ class Renderer(ABC):
         """Instead of all that would follow; body: as the dialect's `errors` has it."""
         yield body
 
+    def left(self) -> None:
+        """The client of a stream has gone before the end; no frame follows."""
+        return
+
     @property
     def watches_s(self) -> float | None:
         """After how long without an event `waiting` may have frames; None: it has none."""

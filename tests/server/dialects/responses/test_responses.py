@@ -23,6 +23,7 @@ from tests.support.fake_engine import FakeEngine
 from sfumato.api import Model
 from sfumato.engine import Engine, EngineConfig, Failed
 from sfumato.server.app import ServerSettings, create_app
+from sfumato.server.dialects.responses.conversation import conversation
 from sfumato.server.dialects.responses.parsing import parse
 from sfumato.server.dialects.responses.renderer import ResponsesRenderer
 from sfumato.server.schemas.responses import ResponsesBody
@@ -85,6 +86,10 @@ def parsed(text: str) -> list[dict[str, Any]]:
     return made
 
 
+# What classes of older versions of the package require, as those of 2.54 and 3.3.
+OLDER_FIELDS = {"response.function_call_arguments.done": {"name"}}
+
+
 def fields_of(kind: type[BaseModel], required: bool = False) -> set[str]:
     """The names that a class of the `openai` package has, or those that it has to have."""
     return {
@@ -96,7 +101,8 @@ def check_event(event: dict[str, Any]) -> None:
     """All fields of the event's class are there, and no others; building the classes' validators
     would take seconds."""
     (kind,) = (k for k in EVENTS if event["type"] in get_args(k.model_fields["type"].annotation))
-    assert fields_of(kind, required=True) <= event.keys() <= fields_of(kind)
+    more = OLDER_FIELDS.get(event["type"], set())
+    assert fields_of(kind, required=True) <= event.keys() <= fields_of(kind) | more
     if "response" in event:
         assert fields_of(Response, required=True) <= event["response"].keys()
     if "item" in event:
@@ -213,6 +219,30 @@ def test_a_loop_with_a_tool(client: openai.OpenAI, stream: bool, by_id: bool) ->
     else:
         second = ask(input=[{"role": "user", "content": "call"}, call.to_dict(), result])
     assert second.output_text == "It is sunny in Paris."
+
+
+def test_a_user_may_write_before_an_output(http: TestClient) -> None:
+    """The prompt has outputs behind their calls, and what the user has written after them."""
+    calls = [
+        {"type": "function_call", "call_id": name, "name": "weather", "arguments": "{}"}
+        for name in "ab"
+    ]
+    said = {"role": "user", "content": "sunny"}
+    outputs = [
+        {"type": "function_call_output", "call_id": name, "output": name * 3} for name in "ba"
+    ]
+    given = [{"role": "user", "content": "call"}, *calls, said]
+    for items in ([*given, *outputs], [*given[:-1], outputs[0], said, outputs[1]]):
+        assert post(http, items)["output"][0]["content"][0]["text"] == "It is sunny."
+    talk = conversation(None, [(f"input[{i}]", item) for i, item in enumerate([*calls, *outputs])])
+    assert [message.get("content") for message in talk.messages] == [None, "bbb", "aaa"]
+    assert [place.name for place in talk.places] == ["input[0]", "input[2]", "input[3]"]
+
+
+def test_the_end_of_arguments_names_the_call(http: TestClient) -> None:
+    kind = "response.function_call_arguments.done"
+    (done,) = (e for e in events(http, "call", tools=[WEATHER]) if e["type"] == kind)
+    assert done["name"] == "weather"
 
 
 def test_the_text_has_a_schema(client: openai.OpenAI) -> None:

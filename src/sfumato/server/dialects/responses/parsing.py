@@ -85,8 +85,8 @@ def _items(service: Service, body: ResponsesBody) -> tuple[list[Item], list[tupl
         for entry in store.chain(body.owner, body.previous_response_id, most):
             if entry.status == "in_progress":
                 raise bad_request(
-                    "previous_response_id: that response has no end: it is still being made, or "
-                    "its client has gone",
+                    "previous_response_id: that response is still being made; wait for its end, or "
+                    "cancel it",
                     "previous_response_id",
                 )
             referred.count(len(entry.items) + len(entry.output))
