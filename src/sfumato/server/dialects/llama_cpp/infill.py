@@ -42,10 +42,11 @@ def parse(service: Service, body: InfillBody) -> list[Request]:
 
 def _extra(part: Mapping[str, Any], where: str) -> str:
     """A text of another file, after its name."""
-    for name in ("text", "filename"):
-        if not isinstance(part.get(name, ""), str):
-            raise bad_request(f"{where}.{name}: must be text", f"{where}.{name}")
-    name, text = part.get("filename") or "", part.get("text", "")
+    text, name = part.get("text"), part.get("filename", "")
+    if not isinstance(text, str):
+        raise bad_request(f"{where}.text: must be text", f"{where}.text")
+    if not isinstance(name, str):
+        raise bad_request(f"{where}.filename: must be text", f"{where}.filename")
     return f"--- {name or 'snippet'} ---\n{text}\n"
 
 
