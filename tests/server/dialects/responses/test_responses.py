@@ -23,7 +23,6 @@ from tests.support.fake_engine import FakeEngine
 from sfumato.api import Model
 from sfumato.engine import Engine, EngineConfig, Failed
 from sfumato.server.app import ServerSettings, create_app
-from sfumato.server.dialects.responses.conversation import conversation
 from sfumato.server.dialects.responses.parsing import parse
 from sfumato.server.dialects.responses.renderer import ResponsesRenderer
 from sfumato.server.schemas.responses import ResponsesBody
@@ -219,24 +218,6 @@ def test_a_loop_with_a_tool(client: openai.OpenAI, stream: bool, by_id: bool) ->
     else:
         second = ask(input=[{"role": "user", "content": "call"}, call.to_dict(), result])
     assert second.output_text == "It is sunny in Paris."
-
-
-def test_a_user_may_write_before_an_output(http: TestClient) -> None:
-    """The prompt has outputs behind their calls, and what the user has written after them."""
-    calls = [
-        {"type": "function_call", "call_id": name, "name": "weather", "arguments": "{}"}
-        for name in "ab"
-    ]
-    said = {"role": "user", "content": "sunny"}
-    outputs = [
-        {"type": "function_call_output", "call_id": name, "output": name * 3} for name in "ba"
-    ]
-    given = [{"role": "user", "content": "call"}, *calls, said]
-    for items in ([*given, *outputs], [*given[:-1], outputs[0], said, outputs[1]]):
-        assert post(http, items)["output"][0]["content"][0]["text"] == "It is sunny."
-    talk = conversation(None, [(f"input[{i}]", item) for i, item in enumerate([*calls, *outputs])])
-    assert [message.get("content") for message in talk.messages] == [None, "bbb", "aaa"]
-    assert [place.name for place in talk.places] == ["input[0]", "input[2]", "input[3]"]
 
 
 def test_the_end_of_arguments_names_the_call(http: TestClient) -> None:
