@@ -34,6 +34,7 @@ OPERATIONS = {
     "own_scores": ("listed", FLOAT),
     "phase_attention": ("attention", ANY),
     "prepare_heads": ("heads", ANY),
+    "read_attention": ("read_attention", ANY),
     "rms_norm": ("norms", ANY),
     "route": ("router", FLOAT),
     "step_noise": ("noise", ANY),

@@ -30,7 +30,7 @@ from sfumato.ops.triton.tiles import Tile
 
 MODULES = (
     *("attention", "cache_write", "experts", "head", "heads", "linear", "listed", "noise"),
-    *("norms", "prefill", "router", "routing", "sampler"),
+    *("norms", "prefill", "read_attention", "router", "routing", "sampler"),
 )
 """The modules of this package that register kernels."""
 
