@@ -25,9 +25,11 @@ from triton.runtime import driver
 from sfumato.bench.random_weights import random_config
 from sfumato.diffusion.sampler_config import REFERENCE
 from sfumato.diffusion.step import Denoiser
+from sfumato.diffusion.step.read_forwards import ReadForwards
 from sfumato.engine.warm_up import warm_up
 from sfumato.model.families import DIFFUSION_GEMMA
 from sfumato.model.network import Network
+from sfumato.model.question_pool import QuestionPool
 from sfumato.model.transformer import Transformer
 from sfumato.ops import registry
 from sfumato.ops.triton import ahead_of_time, self_test, twins
@@ -123,7 +125,10 @@ def main() -> None:
     # The read at the end of the warm-up takes numbers that no kernel has computed.
     with registry.seen_as("cpu", "cuda"), noted_launches(launched), suppress(ArithmeticError):
         denoiser = Denoiser(network, len(slots), Replayed())
-        warm_up(denoiser, slots, replace(REFERENCE, canvas_length=256))
+        assert denoiser.device_steps
+        questions = QuestionPool(network.config, 512, 256, torch.bfloat16, CPU)
+        forwards = ReadForwards(network, denoiser.device_steps.graphs, questions)
+        warm_up(denoiser, slots, replace(REFERENCE, canvas_length=256), forwards)
     names = {name for name, *_ in launched}
     missing = sorted({name for name, *rest in launched if (name, *rest) not in known})
     print(json.dumps({"launched": len(launched), "names": sorted(names), "missing": missing}))

@@ -138,13 +138,17 @@ def _check_heads(
     for beside in (own_keys, own_values):
         beside[:, :5] = beside[:, 50:60] = beside[:, 190:] = float("nan")
 
-    def call(*floats: Tensor) -> tuple[Tensor, Tensor, Tensor, Prefixes, Questions]:
-        prefixes = Prefixes(*floats[3:5], slots, first, window)
-        return *floats[:3], prefixes, Questions(*floats[5:], starts, counts, 130)
+    def call(kind: torch.dtype) -> tuple[Tensor, Tensor, Tensor, Prefixes, Questions]:
+        new = q.to(kind), k.to(kind), v.to(kind)
+        prefixes = Prefixes(keys.to(kind), values.to(kind), slots, first, window)
+        return (
+            *new,
+            prefixes,
+            Questions(own_keys.to(kind), own_values.to(kind), starts, counts, 130),
+        )
 
-    floats = q, k, v, keys, values, own_keys, own_values
-    expected = read_reference.read_attention(*call(*(x.double() for x in floats)))
-    assert_close(read_attention(*call(*floats)), expected, 2 * error_bound(dtype))
+    expected = read_reference.read_attention(*call(torch.float64))
+    assert_close(read_attention(*call(dtype)), expected, 2 * error_bound(dtype))
 
 
 TWINS = {"read_attention": KernelTwin("read_attention", read_attention, _serves, _check)}
