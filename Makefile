@@ -13,7 +13,7 @@ WHEEL_LIMIT := 20000000
 INSTALLED := pyproject.toml setup.py constraints.txt $(wildcard src/sfumato/ops/cpu/csrc/*)
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test test-slow test-gpu test-aarch64 test-clients aot levels soak schemas lint format options evaluate picture wheel clean
+.PHONY: help demo test test-slow test-gpu test-aarch64 test-clients aot levels soak schemas lint style format options evaluate picture wheel clean
 
 help: ## list the targets
 	@sed -n 's/^\([a-z0-9-]*\):.*## /\1\t/p' $(MAKEFILE_LIST) | expand -t 12
@@ -21,8 +21,8 @@ help: ## list the targets
 demo: $(VENV)/.installed ## watch the embedded model solve a Sudoku and answer questions
 	@$(BIN)/sfumato demo
 
-test: lint ## lint, types and the fast tests
-	@$(BIN)/python -m pytest -n 2 --dist worksteal
+test: style ## lint, types and the fast tests
+	@$(BIN)/python -m pytest -n 2 --dist worksteal -p tests.support.types_beside
 
 test-slow: $(VENV)/.installed-test ## the tests that take minutes
 	@$(BIN)/python -m pytest -m "slow and not gpu" --timeout 1800
@@ -52,10 +52,12 @@ soak: $(VENV)/.installed-test ## 64 clients, some of which break the protocol, a
 schemas: $(VENV)/.installed-test ## 200 JSON schemas, 3 seeds, two models and more: does each reply match?
 	@$(BIN)/python -m benchmarks.schemas $(SCHEMAS)
 
-lint: $(VENV)/.installed-test ## ruff and mypy
+lint: style ## ruff and mypy
+	@$(BIN)/mypy
+
+style: $(VENV)/.installed-test
 	@$(BIN)/ruff check --quiet .
 	@$(BIN)/ruff format --check --quiet . || { $(BIN)/ruff format --diff . ; exit 1; }
-	@$(BIN)/mypy
 
 format: $(VENV)/.installed-test ## let ruff rewrite the files
 	@$(BIN)/ruff check --fix --quiet .

@@ -23,8 +23,7 @@ def compile_all(target: str, number: int | str, names: tuple[str, ...] = ()) -> 
     failed = {}
     for outcome in fill_cache.compile_all(work, cores, fill_cache.LIMITS):
         if outcome.failure:
-            job = outcome.item[0]
-            failed[f"{job.kernel} {job.variant or job.use} {job.candidate}"] = outcome.failure
+            failed[str(outcome.item[0])] = outcome.failure
     findings = {"compiled": len(work) - len(failed), "cores": cores, "failures": failed}
     findings["compile_s"] = round(time.monotonic() - began, 1)
     return findings

@@ -177,7 +177,8 @@ def _read(questions: int, tokens: int) -> Callable[[Setting], tuple[float, float
     def taken(setting: Setting) -> tuple[float, float]:
         width = min(READ_WIDTH, setting.width)
         measured = read_ms(setting.subject.network, questions, tokens, setting.prefix, width)
-        predicted = setting.predicted(StepShape(questions, width, setting.prefix)).predicted_ms
+        shape = StepShape(questions, width, setting.prefix + tokens, reads=True)
+        predicted = setting.predicted(shape).predicted_ms
         if tokens:
             texts = StepShape(questions, tokens, setting.prefix, encodes=True)
             predicted += setting.predicted(texts).predicted_ms

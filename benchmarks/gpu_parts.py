@@ -28,7 +28,7 @@ from sfumato.model.placement import pick_device
 from sfumato.ops import triton
 from sfumato.ops.triton import self_test
 from sfumato.ops.triton.kernel import installed
-from sfumato.ops.triton.targets import TARGETS, architecture
+from sfumato.ops.triton.targets import architecture, own_architecture
 
 CEILINGS = "1-ceilings.json"
 
@@ -196,11 +196,9 @@ def _target(device: torch.device) -> tuple[str, int | str] | None:
     are not compiled."""
     if not self_test.usable(device) or device.type != "cuda":
         return None
-    properties, name = torch.cuda.get_device_properties(device), architecture(device)
+    name = architecture(device)
     assert name is not None  # else not usable
-    if TARGETS[name].backend == "hip":
-        return name, properties.gcnArchName.split(":")[0]
-    return name, 10 * properties.major + properties.minor
+    return name, own_architecture(device)
 
 
 def _subject(options: argparse.Namespace) -> Subject:

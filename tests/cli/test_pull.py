@@ -20,6 +20,7 @@ from sfumato.api import EMBEDDED
 from sfumato.cli import download, hub, pull
 from sfumato.model import families
 from sfumato.model.families import FAMILIES, Family
+from sfumato.weights.locate import locate
 
 from .stand_in import REVISION, StandIn, stand_in
 
@@ -63,6 +64,16 @@ def test_a_name_becomes_a_path_that_is_found_again_without_the_hub(
     assert "HF_HUB_OFFLINE is set" in cli("pull", f"hf:{REPO}:Q8_0").err
     assert hub.local(hub.parse(f"hf:{REPO}:Q4")) is None  # it takes the hub to know that it is one
     assert [name for name, _ in hub_server.sent] == [Q4]
+
+
+def test_all_parts_of_a_file_are_had(hub_server: StandIn, cli: Any) -> None:
+    parts = {f"q/tiny-Q8_0-0000{n}-of-00002.gguf": b"GGUF" * n for n in (1, 2)}
+    hub_server.repos["someone/split"] = parts | {"tiny-Q4_0.gguf": b"x"}
+    path = Path(cli("pull", "hf:someone/split:Q8_0").out.strip())
+    assert path.name == "tiny-Q8_0-00001-of-00002.gguf"
+    assert [file.read_bytes() for file in locate(path)[1]] == list(parts.values())
+    again = cli("pull", "hf:someone/split:tiny-Q8_0-00002-of-00002.gguf")
+    assert (again.out.strip(), len(hub_server.sent)) == (str(path), 2)
 
 
 def test_a_folder_of_safetensors_answers(hub_server: StandIn, cli: Any, tmp_path: Path) -> None:
@@ -148,7 +159,7 @@ def test_a_first_download_is_compared_with_its_hash(
         ("hf:someone", "is no name of a model; write hf:owner/name"),
         ("foo", "error: foo: is no name of a model; write hf:owner/name"),
         (f"hf:{REPO}:../x", "is no name of a model"),
-        ("hf:someone/split", "is one of 2 parts"),
+        ("hf:someone/split", r"1 of 2 parts are missing .*\(a-00002-of-00002.gguf\)"),
         ("hf:someone/text", r"holds no weights to read; there are README.md \(1 B\)"),
         ("hf:someone/gated", "is gated; accept its terms at https://.*then log in with `hf auth"),
         ("hf:someone/llama", "the model is a 'llama', not a diffusion-gemma. Nothing was downl"),

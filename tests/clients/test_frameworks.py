@@ -111,3 +111,23 @@ def test_litellm(url: str, model: str, path: str) -> None:
         litellm.stream_chunk_builder(list(litellm.completion(**how))).choices[0].message["content"]
         == ANSWER
     )
+
+
+def test_litellm_speaks_anthropics_api(url: str) -> None:
+    """Its bridge: Anthropic's messages in, OpenAI's API out."""
+    litellm: Any = pytest.importorskip("litellm", reason=ELSEWHERE)
+    tools = [{"name": "weather", "input_schema": Place.model_json_schema()}]
+    messages: list[Any] = [{"role": "user", "content": QUESTION}]
+    how: Any = {"model": "openai/m", "api_base": f"{url}/v1", "api_key": "any", "tools": tools}
+
+    async def ask() -> Any:
+        return await litellm.anthropic.messages.acreate(messages=messages, max_tokens=100, **how)
+
+    first = asyncio.run(ask())
+    (call,) = (block for block in first["content"] if block["type"] == "tool_use")
+    result = {"type": "tool_result", "tool_use_id": call["id"], "content": weather("Paris")}
+    messages += [
+        {"role": "assistant", "content": first["content"]},
+        {"role": "user", "content": [result]},
+    ]
+    assert asyncio.run(ask())["content"][-1]["text"] == ANSWER

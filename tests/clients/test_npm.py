@@ -1,4 +1,7 @@
-"""The npm packages: an agent's loop with each, streamed. `make test-clients` installs them."""
+"""The npm packages: an agent's loop with each, streamed, and objects of a schema.
+
+`make test-clients` installs them.
+"""
 
 from __future__ import annotations
 
@@ -22,5 +25,8 @@ def test_npm(url: str) -> None:
     command = [NODE, str(FOLDER / "loops.mjs"), url, QUESTION]
     run = subprocess.run(command, capture_output=True, text=True, timeout=120)
     assert run.returncode == 0, run.stderr
-    names = ("@anthropic-ai/sdk", "ollama", "openai", "ai")
-    assert json.loads(run.stdout) == dict.fromkeys(names, ANSWER)
+    providers = ("@ai-sdk/openai", "@ai-sdk/openai-compatible")
+    names = ("@anthropic-ai/sdk", "ollama", "openai", *providers)
+    objects = (f"{name}: {how}Object" for name in providers for how in ("generate", "stream"))
+    expected = dict.fromkeys(names, ANSWER) | dict.fromkeys(objects, "Paris")
+    assert json.loads(run.stdout) == expected

@@ -18,10 +18,11 @@ from tests.support.scripted_engine import run
 
 import sfumato
 from sfumato import Engine, EngineConfig, Model, Request, SamplerConfig
-from sfumato.diffusion.constraints.questions import YesNoQuestion
+from sfumato.diffusion.constraints.questions import ChoiceQuestion, Option, YesNoQuestion
 from sfumato.diffusion.sampler import FixedCount
 from sfumato.diffusion.step import Denoiser
 from sfumato.diffusion.step.device_step import DeviceStep
+from sfumato.diffusion.step.read_forward import ReadForward
 from sfumato.diffusion.step.results import HostCopy, Pending
 from sfumato.diffusion.stopping import Never
 from sfumato.engine import (
@@ -120,13 +121,11 @@ def test_a_warm_up_runs_each_kind_of_step_and_leaves_no_trace(
 ) -> None:
     ran: list[tuple[int, bool]] = []
     reads: list[int] = []
-    step, read = DeviceStep.run, Network.denoise_beside
+    step, read = DeviceStep.run, ReadForward.run
     monkeypatch.setattr(
         DeviceStep, "run", lambda one: (ran.append((one.rows, one.kind.commits)), step(one))[1]
     )
-    monkeypatch.setattr(
-        Network, "denoise_beside", lambda *inputs: (reads.append(1), read(*inputs))[1]
-    )
+    monkeypatch.setattr(ReadForward, "run", lambda one: (reads.append(one.rows), read(one))[1])
     serving, _ = late(slots=slots, context=context)
     serving.warm_up()
     assert sorted(set(ran)) == [(rows, way) for rows in sorted({1, slots}) for way in (False, True)]
@@ -262,7 +261,7 @@ def failing(*inputs: Any) -> Any:
 def lose_device(monkeypatch: pytest.MonkeyPatch, serving: Engine, backend: Any) -> None:
     """Every call to the device raises: forwards, replays, copies both ways, the cache."""
     device_calls = (
-        *((Network, name) for name in ("denoise_batch", "step_batch", "encode")),
+        *((Network, name) for name in ("denoise_batch", "step_batch", "read_batch", "encode")),
         *((Network, name) for name in ("encode_beside", "denoise_beside")),
         *((Slot, name) for name in ("snapshot", "restore")),
         (HostCopy, "read"),
@@ -312,6 +311,38 @@ def test_a_lost_device_ends_the_engine(
     with pytest.raises(EngineDead):
         submitted(serving, 1)
     serving.close()
+
+
+@pytest.mark.parametrize("how", [{}, {"steps": 2, "samples": 2, "label_mass": False}], ids=str)
+def test_decisions_are_read_in_graphs(
+    model: Model, late: Callable[..., Any], monkeypatch: pytest.MonkeyPatch, how: dict[str, Any]
+) -> None:
+    """Beside a chat and each other; and where questions find no places, as on a CPU."""
+    ran: list[int] = []
+    read = ReadForward.run
+    monkeypatch.setattr(ReadForward, "run", lambda one: (ran.append(one.rows), read(one))[1])
+    options = Option("billing", "pay"), Option("tech"), Option("?")
+    questions = {"team": ChoiceQuestion("Which?", options), "urgent": YesNoQuestion("Urgent?")}
+    plain = Engine(model, EngineConfig(slots=3, context=256))
+    wanted_answers = plain.decide(DecisionRequest("Hm.", questions, **how))
+    run(plain)
+    serving, backend = late()
+    handles = [serving.submit(Request(**wanted(1), retry_empty=False))]
+    for _ in range(5):
+        handles.append(serving.decide(DecisionRequest("Hm.", questions, **how)))
+        run(serving)
+    assert set(ran) <= {1, 2, 3} and backend.replays and no_slot_is_leaked(serving)
+    pool = serving._runner._forwards._questions
+    leases = [pool.lease(16) for _ in range(pool.places // 16)]
+    assert all(leases), "all places are free again"
+    ran.clear()
+    handles.append(serving.decide(DecisionRequest("Hm.", questions, **how)))
+    run(serving)
+    assert not ran
+    for handle in handles[1:]:
+        for name, answer in wanted_answers.result().answers.items():
+            other = handle.result().answers[name]
+            assert other.probabilities == pytest.approx(answer.probabilities, abs=1e-4)
 
 
 def test_causal_rows_are_drawn_in_their_step(model: Model, late: Callable[..., Any]) -> None:

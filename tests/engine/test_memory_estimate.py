@@ -26,6 +26,7 @@ from sfumato.bench.memory import resident
 from sfumato.bench.random_weights import random_checkpoint
 from sfumato.engine import TooLarge
 from sfumato.engine.device_memory import Budget
+from sfumato.engine.device_overhead import held_bytes
 from sfumato.engine.engine_config import EngineConfig
 from sfumato.engine.errors import EngineError
 from sfumato.engine.memory_estimate import (
@@ -41,6 +42,7 @@ from sfumato.model.cache import slot_bytes
 from sfumato.model.families import open_checkpoint
 from sfumato.model.loading import config_of, load_network
 from sfumato.model.network import Network
+from sfumato.model.question_pool import QuestionPool
 from sfumato.model.truncate import cutoff_bytes
 from sfumato.options.limits import MOST_STEPS
 
@@ -186,6 +188,15 @@ def test_a_loaded_model_weighs_what_was_predicted() -> None:
         assert after.weights == before.weights
 
 
+def kept_for_reads(footprint: ModelFootprint, places: int) -> int:
+    """What the pool of questions and the tensors of forwards hold of a device's memory."""
+    model, meta = footprint.config, torch.device("meta")
+    pool = QuestionPool(model, places, 256, footprint.cache_dtype, meta)
+    room = 2 * [512 * model.hidden_size * footprint.dtype.itemsize]
+    sizes = [tensor.nbytes for tensor in (*pool.keys, *pool.values)]
+    return held_bytes([*sizes, *room], footprint.device)
+
+
 def test_parts_follow_the_layout() -> None:
     footprint = ModelFootprint.of_network(tiny())
     base = predict(footprint, LAYOUT)
@@ -200,7 +211,10 @@ def test_parts_follow_the_layout() -> None:
     piece = slot_bytes(footprint.config, 256, footprint.cache_dtype)
     assert base.reads == (2 + 2) * piece  # of each decision one, and those of a step
     cuda = replace(footprint, device=torch.device("cuda"))
-    assert predict(cuda, replace(LAYOUT, prefill_chunk=2048)).reads == (2 + 8) * piece
+    on_cuda = predict(cuda, replace(LAYOUT, prefill_chunk=2048)).reads
+    assert on_cuda == (2 + 8) * piece + kept_for_reads(cuda, (2 + 8) * 256)
+    most = predict(cuda, replace(LAYOUT, prefill_chunk=1 << 20)).reads
+    assert most == (2 + 4096) * piece + kept_for_reads(cuda, 4096)
     assert 0 < base.snapshots < LAYOUT.snapshot_bytes  # as many as a few slots are worth
     assert base.total == base.weights + base.slots + base.working + base.snapshots + base.libraries
 

@@ -32,6 +32,15 @@ def canvas_attention(rows: int) -> Tensor:
     return ops.canvas_attention(*new, *stored, *(integers(3, rows) for _ in range(3)))
 
 
+def read_attention(rows: int) -> Tensor:
+    new = (floats(rows, 24, heads, DIM) for heads in (HEADS, KV_HEADS, KV_HEADS))
+    stored = (floats(9, KV_HEADS, SIZE, DIM) for _ in range(2))
+    beside = (floats(KV_HEADS, 50, DIM) for _ in range(2))
+    numbers = [integers(3, rows) for _ in range(4)]
+    prefixes = ops.Prefixes(*stored, *numbers[:2], SIZE + 1)
+    return ops.read_attention(*new, prefixes, ops.Questions(*beside, *numbers[2:], 10))
+
+
 def experts(rows: int) -> Tensor:
     chosen, shares = integers(1, rows * 24, 2), floats(rows * 24, 2, dtype=torch.float32)
     weights = floats(EXPERTS, 2 * INNER, HIDDEN), floats(EXPERTS, HIDDEN, INNER)
@@ -62,7 +71,10 @@ def small(rows: int) -> Tensor:
     return ops.rotate(heads, floats(rows * 24, DIM // 2), floats(rows * 24, DIM // 2))
 
 
-@pytest.mark.parametrize("run", [canvas_attention, experts, own_scores, update_softmax, small])
+RUNS = (canvas_attention, read_attention, experts, own_scores, update_softmax, small)
+
+
+@pytest.mark.parametrize("run", RUNS)
 def test_references_have_a_fixed_shape(run: Callable[[int], Tensor]) -> None:
     counts = []
     for rows in (1, 8):

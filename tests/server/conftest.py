@@ -26,15 +26,24 @@ class Served:
     def __init__(self, engine: Engine, url: str, service: Service) -> None:
         self.engine, self.url = engine, url
         self.service = service
+        self.clients: dict[str, openai.OpenAI] = {}  # of each key
         self.http = httpx.Client(base_url=url, timeout=60, verify=False)
 
     def client(self, key: str = "any") -> openai.OpenAI:
-        # verify: all authorities' certificates would be read for each client.
-        plain = openai.DefaultHttpxClient(verify=False)
-        url = f"{self.url}/v1"
-        return openai.OpenAI(
-            base_url=url, api_key=key, max_retries=0, timeout=60, http_client=plain
-        )
+        """One client for each key, until the server has ended."""
+        if key not in self.clients:
+            # verify: all authorities' certificates would be read for each client.
+            plain = openai.DefaultHttpxClient(verify=False)
+            url = f"{self.url}/v1"
+            self.clients[key] = openai.OpenAI(
+                base_url=url, api_key=key, max_retries=0, timeout=60, http_client=plain
+            )
+        return self.clients[key]
+
+    def close(self) -> None:
+        """Closes what this object made: the clients."""
+        for client in (self.http, *self.clients.values()):
+            client.close()
 
     def post(self, path: str, **body: Any) -> httpx.Response:
         return self.http.post(path, json=body)
@@ -65,7 +74,7 @@ def serving(
     try:
         yield served
     finally:
-        served.http.close()
+        served.close()
         listener.should_exit = True
         thread.join(20)
         engine.close()

@@ -185,7 +185,7 @@ def test_the_prefix_cache_is_emptied(serve: Any, embedded: Model, eventually: An
     messages = [{"role": "user", "content": "Who are you? " * 4}]
 
     def cached() -> int:
-        used = served.chat(messages=messages, max_tokens=4, seed=1).json()["usage"]
+        used = served.chat(messages=messages, max_tokens=4, max_steps=2, seed=1).json()["usage"]
         eventually(lambda: not served.engine.state().running)
         return int(used["prompt_tokens_details"]["cached_tokens"])
 

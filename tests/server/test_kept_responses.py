@@ -92,7 +92,17 @@ def test_wrong_queries_are_named(http: TestClient, query: str) -> None:
     made = http.post("/v1/responses", json={"input": "Hi"}).json()["id"]
     answer = http.get(f"/v1/responses/{made}/input_items?{query}")
     assert answer.status_code == 400 and answer.json()["error"]["param"] == query.split("=")[0]
-    assert http.get(f"/v1/responses/{made}?stream=true").status_code == 400
+    for wrong in ("stream=perhaps", "starting_after=-1"):
+        assert http.get(f"/v1/responses/{made}?{wrong}").status_code == 400
+
+
+def test_a_kept_response_as_a_stream_is_its_last_event(client: openai.OpenAI) -> None:
+    made = client.responses.create(model="m", input="Hi")
+    for how, number in (({}, 0), ({"starting_after": 7}, 8)):
+        live: Any = client.responses.retrieve(made.id, stream=True, **how)
+        (event,) = live
+        assert (event.type, event.sequence_number) == ("response.completed", number)
+        assert event.response.output_text == made.output_text
 
 
 def test_a_reference_becomes_its_item(http: TestClient) -> None:
@@ -174,4 +184,8 @@ def test_a_stream_is_cancelled_from_elsewhere(
             assert last["type"] == "response.incomplete"
             assert last["response"]["status"] == "cancelled"
     eventually(lambda: read.retrieve(name).status == "cancelled")
+    followed: Any = read.retrieve(name, stream=True)
+    (event,) = followed
+    assert (event.type, event.response.status) == ("response.incomplete", "cancelled")
+    assert served.post("/v1/responses", **body).status_code == 200
     eventually(lambda: served.engine.health().running == 0)

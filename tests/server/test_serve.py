@@ -20,6 +20,7 @@ from typing import Any
 
 import httpx
 import pytest
+from tests.support.preloaded import preloaded
 
 from sfumato.cli.arguments import build_parser
 from sfumato.engine import EngineConfig
@@ -30,18 +31,23 @@ from sfumato.server.settings import ServerSettings
 from sfumato.values import Whole
 
 SRC = Path(__file__).parents[2] / "src"
+ALONE = [sys.executable, "-m", "sfumato"]  # with nothing loaded before
 
 
 class Program:
     """A running `sfumato serve`."""
 
-    def __init__(self, *options: str, code: str | None = None, **variables: str) -> None:
+    def __init__(
+        self, command: list[str], *options: str, code: str | None = None, **variables: str
+    ) -> None:
         """code: run in place of the command line, with the same options."""
         environment = os.environ | {"PYTHONPATH": str(SRC), "OMP_NUM_THREADS": "1"} | variables
         environment.pop("SFUMATO_API_KEY", None) if "SFUMATO_API_KEY" not in variables else None
-        how = ("-m", "sfumato", "serve") if code is None else ("-c", code)
+        how = ("serve",) if code is None else ()
+        if command != ALONE:
+            how = (code or "", *how)
         self.process = subprocess.Popen(
-            [sys.executable, *how, "--port", "0", *options],
+            [*command, *how, "--port", "0", *options],
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,
             text=True,
@@ -64,12 +70,19 @@ class Program:
         return self.process.returncode, stderr
 
 
+@pytest.fixture(scope="module")
+def command() -> Iterator[list[str]]:
+    environment = os.environ | {"PYTHONPATH": str(SRC), "OMP_NUM_THREADS": "1"}
+    with preloaded(environment) as start_program:
+        yield start_program
+
+
 @pytest.fixture
-def start() -> Iterator[Callable[..., Program]]:
+def start(command: list[str]) -> Iterator[Callable[..., Program]]:
     programs: list[Program] = []
 
-    def begin(*options: str, **how: str) -> Program:
-        programs.append(Program(*options, **how))
+    def begin(*options: str, by: list[str] = command, **how: str) -> Program:
+        programs.append(Program(by, *options, **how))
         return programs[-1]
 
     yield begin
@@ -79,10 +92,10 @@ def start() -> Iterator[Callable[..., Program]]:
         program.process.communicate()
 
 
-def refuse(*options: str) -> str:
+def refuse(command: list[str], *options: str) -> str:
     """The one line that a wrong start ends in."""
     done = subprocess.run(
-        [sys.executable, "-m", "sfumato", "serve", *options],
+        [*command, "serve", *options],
         capture_output=True,
         text=True,
         timeout=60,
@@ -98,7 +111,8 @@ def refuse(*options: str) -> str:
 @pytest.mark.skipif(not shutil.which("curl"), reason="there is no curl on this machine")
 def test_it_prints_a_curl_line_that_works(start: Callable[..., Program], tmp_path: Path) -> None:
     log = tmp_path / "audit.jsonl"
-    program = start("--name", "tiny", "--audit-log", str(log), "--slots", "1", "--context", "256")
+    sizes = ("--slots", "1", "--context", "256")
+    program = start("--name", "tiny", "--audit-log", str(log), *sizes, by=ALONE)
     stderr = "".join(program.stderr_lines)
     assert "tiny" in stderr and f"{program.url}/v1" in stderr and "256" in stderr
     line = stderr[stderr.index("curl") : stderr.index("Ctrl-C")].replace("\\\n", " ")
@@ -269,20 +283,23 @@ def test_it_warns_where_everybody_may_ask(start: Callable[..., Program]) -> None
     assert line["level"] == "warning" and "--api-key" in line["message"] and line["time"]
 
 
-def test_wrong_starts_are_one_clear_line(tmp_path: Path) -> None:
+def test_wrong_starts_are_one_clear_line(command: list[str], tmp_path: Path) -> None:
     with socket.create_server(("127.0.0.1", 0)) as taken:
         port = str(taken.getsockname()[1])
-        assert f"127.0.0.1:{port}" in refuse("--port", port)
-    assert "--host" in refuse("--host", "no.such.host.invalid")
-    assert "nothing.gguf" in refuse("--port", "0", "-m", "nothing.gguf")
-    assert "--cors-origin" in refuse("--cors-origin", "*")
-    assert "give one" in refuse("--api-key", "a", "--api-key-file", "b")
-    assert "missing-key" in refuse("--api-key-file", str(tmp_path / "missing-key"))
+        assert f"127.0.0.1:{port}" in refuse(ALONE, "--port", port)
+    command = [*command, ""]
+    assert "--host" in refuse(command, "--host", "no.such.host.invalid")
+    assert "nothing.gguf" in refuse(command, "--port", "0", "-m", "nothing.gguf")
+    assert "--cors-origin" in refuse(command, "--cors-origin", "*")
+    assert "give one" in refuse(command, "--api-key", "a", "--api-key-file", "b")
+    assert "missing-key" in refuse(command, "--api-key-file", str(tmp_path / "missing-key"))
     wrong_log = ("--audit-log", str(tmp_path / "no" / "log"))
-    assert "audit" in refuse("--port", "0", *wrong_log, "-m", "nothing.gguf")  # before it is loaded
-    assert "is no size" in refuse("--max-body", "lots")
-    assert "--max-body" in refuse("--max-body", "0")
-    assert "whole number" in refuse("--slots", "0")
+    assert "audit" in refuse(
+        command, "--port", "0", *wrong_log, "-m", "nothing.gguf"
+    )  # before it is loaded
+    assert "is no size" in refuse(command, "--max-body", "lots")
+    assert "--max-body" in refuse(command, "--max-body", "0")
+    assert "whole number" in refuse(command, "--slots", "0")
 
 
 def test_defaults_are_those_of_the_settings() -> None:

@@ -41,6 +41,11 @@ class AnsweringNetwork(ScriptedNetwork):
             slot.ids += ids.tolist()
         return True
 
+    def encode_hidden(self, rows: Sequence[Tensor], slots: Sequence[ScriptedSlot]) -> list[Tensor]:
+        """Of no meaning: a prompt that is encoded alone is asked for its last one."""
+        self.encode(rows, slots)
+        return [torch.ones(len(ids), self.config.hidden_size) for ids in rows]
+
     def denoise(
         self, canvases: Sequence[Tensor], slots: Sequence[ScriptedSlot], softs: object
     ) -> Tensor:

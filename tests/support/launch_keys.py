@@ -10,29 +10,28 @@ from __future__ import annotations
 import json
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
-from dataclasses import replace
-from functools import partial
-from types import SimpleNamespace
+from dataclasses import asdict, replace
 from typing import Any
 
 import torch
 from torch import nn
-from triton import knobs
 from triton.backends.compiler import GPUTarget
-from triton.compiler import ASTSource, make_backend
+from triton.compiler import make_backend
 from triton.runtime import driver
 
 from sfumato.bench.random_weights import random_config
 from sfumato.diffusion.sampler_config import REFERENCE
 from sfumato.diffusion.step import Denoiser
+from sfumato.diffusion.step.read_forwards import ReadForwards
 from sfumato.engine.warm_up import warm_up
 from sfumato.model.families import DIFFUSION_GEMMA
 from sfumato.model.network import Network
+from sfumato.model.question_pool import QuestionPool
 from sfumato.model.transformer import Transformer
 from sfumato.ops import registry
 from sfumato.ops.triton import ahead_of_time, self_test, twins
-from sfumato.ops.triton import kernel as kernel_module
-from sfumato.ops.triton.kernel import Kernel, all_kernels
+from sfumato.ops.triton.kernel import Kernel, all_kernels, in_place_of_launches
+from sfumato.ops.triton.noted import Noted, note
 from sfumato.ops.triton.targets import TARGETS
 from sfumato.ops.triton.tiles import candidates
 
@@ -75,28 +74,17 @@ def ahead() -> set[Key]:
 @contextmanager
 def noted_launches(keys: set[Key]) -> Iterator[None]:
     """Notes what launches would compile, in place of them."""
-    call = kernel_module._call
 
-    def note(kernel: Kernel, **given: Any) -> SimpleNamespace:
-        function = kernel.function
-        given |= {"debug": False, "instrumentation_mode": knobs.compilation.instrumentation_mode}
-        if hasattr(knobs.compilation, "fpsan_homomorphic_casts"):  # since Triton 3.9
-            given["fpsan_homomorphic_casts"] = knobs.compilation.fpsan_homomorphic_casts
-        _, _, _, backend, binder = function.device_caches[0]
-        bound, kinds, options = binder(**given)
-        parsed, *source = function._pack_args(backend, given, bound, kinds, options)
-        keys.add((kernel.name, ASTSource(function, *source).hash(), parsed.hash()))
-        return SimpleNamespace(run=None)
-
-    def noted(run: object, kernel: Kernel, *rest: Any) -> Any:
+    def take(kernel: Kernel, given: dict[str, Any]) -> None:
+        noted = Noted(**json.loads(json.dumps(asdict(note(kernel, given, NAME, 0)))))
+        parsed = make_backend(TARGET).parse_options(dict(noted.options))
+        keys.add((kernel.name, noted.source().hash(), parsed.hash()))
         for name in ("entropy", "words"):  # garbage would be an error of the model's
-            if isinstance(tensor := rest[2].get(name), torch.Tensor):
+            if isinstance(tensor := given.get(name), torch.Tensor):
                 tensor.zero_()
-        return call(partial(note, kernel), kernel, *rest)
 
-    kernel_module._call = noted
-    yield
-    kernel_module._call = call
+    with in_place_of_launches(take):
+        yield
 
 
 def two_layers() -> Network:
@@ -123,10 +111,16 @@ def main() -> None:
     # The read at the end of the warm-up takes numbers that no kernel has computed.
     with registry.seen_as("cpu", "cuda"), noted_launches(launched), suppress(ArithmeticError):
         denoiser = Denoiser(network, len(slots), Replayed())
-        warm_up(denoiser, slots, replace(REFERENCE, canvas_length=256))
+        assert denoiser.device_steps
+        questions = QuestionPool(network.config, 512, 256, torch.bfloat16, CPU)
+        forwards = ReadForwards(network, denoiser.device_steps.graphs, questions)
+        warm_up(denoiser, slots, replace(REFERENCE, canvas_length=256), forwards)
     names = {name for name, *_ in launched}
     missing = sorted({name for name, *rest in launched if (name, *rest) not in known})
-    print(json.dumps({"launched": len(launched), "names": sorted(names), "missing": missing}))
+    tests = self_test.launches(CPU, twins())
+    findings = {"launched": len(launched), "names": sorted(names), "missing": missing}
+    of_tests = {"tested": sorted({noted.kernel for noted in tests}), "tests": len(tests)}
+    print(json.dumps(findings | of_tests))
 
 
 if __name__ == "__main__":

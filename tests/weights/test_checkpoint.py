@@ -213,7 +213,7 @@ def test_other_architectures(tmp_path: Path, refused: Callable[[Path, str], None
     other_gguf(path, None)
     refused(path, "general.architecture: is None; give")
     other_gguf(path, "diffusion-gemma", split_count=3)
-    refused(path, "split.count: is one of 3 parts; merge them")
+    refused(path, "split.count: is 3, and by the names and tensors of the files it is 1; download")
 
 
 def test_unsupported_formats(tmp_path: Path, refused: Callable[[Path, str], None]) -> None:

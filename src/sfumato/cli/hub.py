@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from sfumato.cli.units import size
+from sfumato.weights.gguf_parts import part_names
 from sfumato.weights.locate import INDEX, locate
 
 PREFIX = "hf:"
@@ -28,7 +29,6 @@ BESIDE = (
 """What is read beside safetensors."""
 
 _REPO = re.compile(r"[A-Za-z0-9][\w.-]{0,95}/[A-Za-z0-9][\w.-]{0,95}", re.ASCII)
-_PART = re.compile(r"-\d{5}-of-(\d{5})\.gguf$")
 _SHARD = re.compile(r"-\d{5}-of-\d{5}\.safetensors$")
 _NETWORK = {"httpx", "httpx2", "httpcore", "httpcore2", "requests", "urllib3", "socket", "ssl"}
 
@@ -138,8 +138,8 @@ def cache_folder(repo: str) -> Path:
 
 
 def path_of(snapshot: Path, names: list[str]) -> Path:
-    """What to give to `load`: a GGUF file, or the folder of safetensors."""
-    return snapshot / names[0] if len(names) == 1 else snapshot
+    """What to give to `load`: a GGUF file or its first part, or the folder of safetensors."""
+    return snapshot / names[0] if names[0].lower().endswith(".gguf") else snapshot
 
 
 def remote(reference: Reference) -> Listing:
@@ -168,8 +168,8 @@ def _object(value: Any) -> dict[str, Any]:
 
 
 def choose(listing: Listing, reference: Reference, loosely: bool = True) -> list[str]:
-    """The files that a reference means: one GGUF file, or safetensors with what is read beside
-    them, the weights last. Raises ValueError where it means none, or several.
+    """The files that a reference means: a GGUF file or its parts, or safetensors with what is read
+    beside them, the weights last. Raises ValueError where it means none, or several.
 
     loosely: any part of a file's name serves; for that all names must be listed.
     """
@@ -185,7 +185,8 @@ def choose(listing: Listing, reference: Reference, loosely: bool = True) -> list
         if tensors:
             return [*(n for n in BESIDE if n in listing.sizes), *tensors]
     matches = ggufs if wanted is None else _matching(ggufs, wanted, loosely)
-    if len(matches) != 1:
+    # Of a checkpoint in parts, any part's name means all of them.
+    if len({part_names(name)[0] for name in matches}) != 1:
         several = f"{len(matches)} files match" if matches else "no such file"
         if wanted is None:
             several = f"holds {len(matches)} GGUF files" if matches else "holds no weights to read"
@@ -193,12 +194,13 @@ def choose(listing: Listing, reference: Reference, loosely: bool = True) -> list
             f"{reference}: {several}; {_files(listing, matches or ggufs)}"
             + (f"; name one, as hf:{listing.repo}:{Path(ggufs[0]).name}" if ggufs else "")
         )
-    if part := _PART.search(matches[0]):
+    parts = part_names(matches[0])
+    if absent := [name for name in parts if name not in listing.sizes]:
         raise ValueError(
-            f"{reference}: {matches[0]} is one of {int(part[1])} parts, and only whole files are "
-            "read; choose another format, or merge the parts into one file"
+            f"{reference}: {len(absent)} of {len(parts)} parts are missing in the repository "
+            f"({absent[0]}); choose another format"
         )
-    return matches
+    return parts
 
 
 def _tensors(names: list[str]) -> list[str]:
@@ -211,7 +213,8 @@ def _tensors(names: list[str]) -> list[str]:
 
 def _matching(names: list[str], wanted: str, loosely: bool) -> list[str]:
     """Names that are `wanted`, or else that end in it as a format does, or else have it in them."""
-    ends = re.compile(rf"(^|[-_./]){re.escape(wanted)}(\.gguf)?$", re.IGNORECASE)
+    part = r"(-\d{5}-of-\d{5})?"
+    ends = re.compile(rf"(^|[-_./]){re.escape(wanted)}{part}(\.gguf)?$", re.IGNORECASE)
     for fits in (
         lambda name: name == wanted or name.split("/")[-1] == wanted,
         lambda name: ends.search(name),

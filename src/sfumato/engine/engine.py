@@ -58,7 +58,7 @@ class Engine:
         self._statistics, self._inbox = Statistics(clock), Inbox()
         most_read = TURN if model.network.device.type == "cpu" else None
         self._scheduler = Scheduler(self._pool, self.config.prefill_chunk, clock, most_read)
-        self._runner = Runner(model.network, self.config.slots, clock)
+        self._runner = Runner(model.network, self.config.slots, self.config.prefill_chunk, clock)
         self._circuit = Circuit(lambda: probe(model), clock)
         self._outputs = OutputProcessor(
             self._scheduler, self._statistics, self._circuit, on_finish, clock

@@ -24,6 +24,15 @@ def attention_bytes(model: ModelConfig, rows: int, capacity: int, device: torch.
     )
 
 
+def read_bytes(model: ModelConfig, tokens: int, capacity: int, device: torch.device) -> int:
+    """Of the attention of reads of so many tokens over slots: that of the layer that takes most."""
+    sizes = zip(model.layers, slot_sizes(model, capacity), strict=True)
+    return max(
+        workspaces.read_bytes(tokens, model.num_heads, layer.head_dim, size, device)
+        for layer, size in sizes
+    )
+
+
 def prefill_bytes(
     model: ModelConfig, tokens: int, context: int, dtype: torch.dtype, device: torch.device
 ) -> int:

@@ -16,6 +16,7 @@ import torch
 from sfumato import ops
 from sfumato.diffusion.constraints.read import PIECE
 from sfumato.diffusion.step.batch import WIDTHS, StepBatch, width_for
+from sfumato.diffusion.step.read_forwards import room_tokens
 from sfumato.engine import kernel_memory
 from sfumato.engine.device_overhead import held_bytes, overhead_bytes
 from sfumato.engine.engine_config import TURN, EngineConfig
@@ -25,6 +26,8 @@ from sfumato.model.loading import loaded_bytes, viewed_bytes
 from sfumato.model.model_config import ModelConfig
 from sfumato.model.network import Network
 from sfumato.model.placement import cache_dtype
+from sfumato.model.question_pool import MOST
+from sfumato.model.question_pool import pool_bytes as question_bytes
 from sfumato.model.truncate import cutoff_bytes
 from sfumato.weights.checkpoint import Checkpoint
 
@@ -86,10 +89,10 @@ class Prediction:
     mapped: int  # of the weights, pages of mapped files
     slots: int  # what they store, and the state of the canvases in them
     step: int  # a denoising step of all rows
-    prefill: int  # of one chunk
+    prefill: int  # of one chunk, or of a forward of reads
     snapshots: int  # of prompts, beside the slots
     libraries: int  # host memory
-    reads: int = 0  # keys and values of questions that are being read, those of long ones aside
+    reads: int = 0  # keys and values of questions that are being read, but those of long ones
     overhead: int = 0  # graphs, workspaces and code of a GPU
 
     @property
@@ -125,6 +128,8 @@ def predict(footprint: ModelFootprint, config: EngineConfig, larger: int = 0) ->
     step = _forward(footprint, canvases, seen, kernels)
     step += _head(footprint, rows, kernels)
     step += cutoff_bytes(model, canvases)
+    chunk_seen = _seen_of_chunk(footprint, chunk, context, kernels)
+    read, questions = _reads(footprint, rows, chunk, context, kernels)
     return Prediction(
         weights=footprint.weights,
         mapped=footprint.mapped,
@@ -132,14 +137,13 @@ def predict(footprint: ModelFootprint, config: EngineConfig, larger: int = 0) ->
         + state_bytes(footprint, rows)
         + pooled_bytes(footprint, rows),
         step=step,
-        prefill=_forward(
-            footprint, chunk, _seen_of_chunk(footprint, chunk, context, kernels), kernels
-        ),
+        prefill=max(_forward(footprint, chunk, chunk_seen, kernels), read),
         snapshots=min(config.snapshot_bytes, rows * MARKS * one),
         libraries=LIBRARIES + (0 if ops.multiplies_bf16(footprint.device) else TORCH),
         reads=(rows + _read_pieces(footprint, chunk))
-        * slot_bytes(model, PIECE, footprint.cache_dtype),
-        overhead=overhead_bytes(footprint.device, rows, step),
+        * slot_bytes(model, PIECE, footprint.cache_dtype)
+        + questions,
+        overhead=overhead_bytes(footprint.device, rows, max(step, read)),
     )
 
 
@@ -156,6 +160,29 @@ def _read_pieces(footprint: ModelFootprint, chunk: int) -> int:
     next step."""
     tokens = min(TURN, chunk) if footprint.device.type == "cpu" else chunk
     return -(-tokens // PIECE)
+
+
+def _reads(
+    footprint: ModelFootprint, rows: int, chunk: int, context: int, kernels: frozenset[str]
+) -> tuple[int, int]:
+    """Buffers of a forward of reads whose shapes are fixed, and what these keep; where a device
+    captures no forwards there are none. Questions that find no place are counted beside that."""
+    model, device = footprint.config, footprint.device
+    if device.type != "cuda":
+        return 0, 0
+    tokens = room_tokens(model.canvas_length)
+    if "read_attention" in kernels:
+        seen = kernel_memory.read_bytes(model, tokens, context, device)
+    else:  # of as many rows as slots
+        seen = _seen_of_pool(footprint, rows, context + PIECE)
+    sizes = question_bytes(model, question_places(rows, chunk), footprint.cache_dtype)
+    room = tokens * model.hidden_size * footprint.dtype.itemsize
+    return _forward(footprint, tokens, seen, kernels), held_bytes([*sizes, room, room], device)
+
+
+def question_places(rows: int, chunk: int) -> int:
+    """Places for the questions of so many decisions and of a step's tokens."""
+    return min(MOST, (rows + -(-chunk // PIECE)) * PIECE)
 
 
 def state_bytes(footprint: ModelFootprint, rows: int) -> int:

@@ -12,6 +12,7 @@ from dataclasses import dataclass
 
 from sfumato.diffusion.constraints.read import Turn, take_turns
 from sfumato.diffusion.step.batch import WIDTHS
+from sfumato.diffusion.step.read_forwards import ReadForwards
 from sfumato.engine.decision_row import DecisionRow
 from sfumato.model.network import PREFILL_CHUNK, Network
 from sfumato.model.out_of_memory import is_out_of_memory
@@ -39,9 +40,15 @@ class ReadTurns:
     many tokens, until no decision is left.
     """
 
-    def __init__(self, network: Network, free: Callable[[Exception], None]) -> None:
-        """free: gives back unused memory, after an error for want of it."""
-        self._network, self._free = network, free
+    def __init__(
+        self,
+        network: Network,
+        free: Callable[[Exception], None],
+        forwards: ReadForwards | None = None,
+    ) -> None:
+        """free: gives back unused memory, after an error for want of it; forwards: of a device that
+        works by itself."""
+        self._network, self._free, self._forwards = network, free, forwards
         self._turns = 0  # of all rows
         self._limit: int | None = None  # tokens, after a memory shortage
 
@@ -84,7 +91,7 @@ class ReadTurns:
         total = sum(turn.tokens for _, turn in items)
         smaller = 0
         try:
-            take_turns(self._network, [turn for _, turn in items], together)
+            take_turns(self._network, [turn for _, turn in items], together, self._forwards)
             return
         except Exception as error:
             if is_out_of_memory(error):

@@ -16,13 +16,16 @@ from torch import Tensor
 from sfumato.diffusion.canvas import Draft
 from sfumato.diffusion.causal import row_next_scores
 from sfumato.diffusion.causal_step import draw_next
+from sfumato.diffusion.constraints.read import PIECE
 from sfumato.diffusion.sampler_config import SamplerConfig
 from sfumato.diffusion.step import Denoiser
 from sfumato.diffusion.step.cuda_graphs import graph_backend
+from sfumato.diffusion.step.read_forwards import ReadForwards
 from sfumato.engine.any_row import AnyRow
 from sfumato.engine.encode_times import EncodeTime, EncodeTimes
 from sfumato.engine.fill_turns import FillResult, FillTurns
 from sfumato.engine.late_steps import CommitRow, LateSteps
+from sfumato.engine.memory_estimate import question_places
 from sfumato.engine.read_turns import ReadResult, ReadTurns
 from sfumato.engine.recovery import BatchRecovery, free_memory
 from sfumato.engine.row import Row
@@ -31,6 +34,7 @@ from sfumato.engine.warm_up import warm_up
 from sfumato.model.cache import Slot
 from sfumato.model.network import Network
 from sfumato.model.out_of_memory import is_out_of_memory
+from sfumato.model.question_pool import QuestionPool
 
 log = logging.getLogger(__name__)
 
@@ -71,8 +75,9 @@ class StepResults:
 class Runner:
     """Encodes and denoises batches of rows."""
 
-    def __init__(self, network: Network, rows: int, clock: Callable[[], float]) -> None:
-        """rows: that a step has at most, larger slots left aside."""
+    def __init__(self, network: Network, rows: int, chunk: int, clock: Callable[[], float]) -> None:
+        """rows: that a step has at most, larger slots left aside; chunk: tokens of a prompt that a
+        step encodes at most."""
         self._network, self._clock = network, clock
         self._backend = backend = graph_backend(network.device)
         self._denoiser = Denoiser(network, rows, backend)
@@ -82,7 +87,14 @@ class Runner:
         if backend is not None:
             self._late = LateSteps(self._denoiser, self._free, clock)
         self._encode_times = EncodeTimes(network.device, clock)
-        self._read_turns = ReadTurns(network, self._free)
+        self._forwards = None
+        if self._denoiser.device_steps is not None:
+            places = question_places(rows, max(1, chunk))
+            kinds = network.cache_dtype, network.device
+            questions = QuestionPool(network.config, places, PIECE, *kinds)
+            graphs = self._denoiser.device_steps.graphs
+            self._forwards = ReadForwards(network, graphs, questions)
+        self._read_turns = ReadTurns(network, self._free, self._forwards)
         self._fill_turns = FillTurns(network, self._free)
 
     def warm_up(self, slots: Sequence[Slot], config: SamplerConfig) -> None:
@@ -92,7 +104,7 @@ class Runner:
             return
         denoiser = Denoiser(self._network, len(slots), self._backend)
         try:
-            warm_up(denoiser, slots, config)
+            warm_up(denoiser, slots, config, self._forwards)
         except Exception as error:
             log.warning("the steps before the first request failed", exc_info=error)
             if is_out_of_memory(error):

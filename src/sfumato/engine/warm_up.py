@@ -21,6 +21,7 @@ from sfumato.diffusion.sampler_config import SamplerConfig
 from sfumato.diffusion.step import Denoiser
 from sfumato.diffusion.step.batch import WIDTHS
 from sfumato.diffusion.step.commit import Commit
+from sfumato.diffusion.step.read_forwards import ReadForwards
 from sfumato.model.cache import Slot
 from sfumato.model.device_result import fetch_together
 from sfumato.model.network import PREFILL_CHUNK
@@ -29,16 +30,22 @@ from sfumato.model.read_rows import Scratch
 log = logging.getLogger(__name__)
 
 
-def warm_up(denoiser: Denoiser, slots: Sequence[Slot], config: SamplerConfig) -> None:
+def warm_up(
+    denoiser: Denoiser,
+    slots: Sequence[Slot],
+    config: SamplerConfig,
+    forwards: ReadForwards | None = None,
+) -> None:
     """Encodes a chunk of a prompt, denoises and commits a canvas with one row and with all of them,
-    and reads a question. slots: of all rows, empty ones; config: of a canvas, complete."""
+    and reads a question, as `forwards` has it. slots: of all rows, empty ones; config: of a canvas,
+    complete."""
     began = time.perf_counter()
     log.info("one step of each kind is run; kernels that were never compiled take up to minutes")
     try:
         _encode(denoiser, slots, config)
         for rows in sorted({1, len(slots)}):
             _step(denoiser, slots[:rows], config)
-        _read(denoiser, slots[0])
+        _read(denoiser, slots[0], forwards)
         denoiser.network.synchronize()
     finally:
         for slot in slots:
@@ -70,14 +77,16 @@ def _step(denoiser: Denoiser, slots: Sequence[Slot], config: SamplerConfig) -> N
                 raise result
 
 
-def _read(denoiser: Denoiser, slot: Slot) -> None:
+def _read(denoiser: Denoiser, slot: Slot, forwards: ReadForwards | None) -> None:
     """A canvas of one question, whose label mass is wanted."""
     network, scratch = denoiser.network, Scratch(slot)
+    if forwards is not None:
+        forwards.place(scratch, 1)
     network.encode_beside([_ids(1)], [scratch])
     width = min(WIDTHS[0], network.config.canvas_length)
     canvas = ReadCanvas((NOISE, *([0] * (width - 1))), (0,), ((0, 1),))
     row = CanvasRow(scratch, canvas, NoiseKey(0, ()), 0, True)
-    fetch_together([read_canvases(network, [row], 1)])
+    fetch_together([read_canvases(network, [row], 1, forwards)])
 
 
 def _ids(count: int) -> torch.Tensor:

@@ -14,6 +14,7 @@ from torch import Tensor
 from sfumato.model.attention import CanvasPart, CanvasRows, EncodeRows
 from sfumato.model.cache import KVCache, KVPool, Slot, slot_bytes
 from sfumato.model.head import VocabularyHead
+from sfumato.model.placed_reads import PlacedReadRows
 from sfumato.model.placement import device_memory
 from sfumato.model.read_rows import QuestionRows, ReadCanvasRows, Scratch
 from sfumato.model.step_rows import StepRows
@@ -216,6 +217,17 @@ class Network:
         places = to_device(torch.tensor(only), self.device)
         positions = attend.positions(self.device)
         return self.transformer.denoise(ids, soft, positions, attend, self.dtype, places)
+
+    @torch.no_grad()
+    def read_batch(self, tokens: Tensor, soft: Tensor | None, attend: PlacedReadRows) -> Tensor:
+        """As `denoise_beside`, of rows whose questions have places: tokens int64 [n], and their
+        soft embeddings [n, hidden] in `dtype` (None: zeros).
+
+        Returns hidden states of the wanted tokens [wanted, hidden].  As `denoise_batch`, it leaves
+        all on the device.
+        """
+        positions, wanted = attend.positions(), attend.part.wanted
+        return self.transformer.denoise(tokens, soft, positions, attend, self.dtype, wanted)
 
     def _parts(self, lengths: Sequence[int], slots: Sequence[Slot]) -> list[CanvasPart]:
         """One part for adjacent canvases of one length whose slots are of one pool."""

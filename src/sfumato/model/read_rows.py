@@ -1,20 +1,22 @@
 """Attention of reads: tokens after a slot's prefix whose keys and values the slot does not get.
 
 Many reads see one slot without copies of it.  Each keeps the keys and values of its own tokens, in
-parts, for as long as its canvases are read.  Rows of one slot are attended in one operation, where
-a row's result does not depend on the other rows.
+parts or in a pool, for as long as its canvases are read.  Rows of one slot are attended in one
+operation, where a row's result does not depend on the other rows.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from itertools import groupby
+from itertools import accumulate, groupby
 
 import torch
 from torch import Tensor
 
 from sfumato import ops
 from sfumato.model.cache import Slot
+from sfumato.model.question_pool import QuestionPool, Span
+from sfumato.model.to_device import to_device
 
 
 class Scratch:
@@ -23,6 +25,7 @@ class Scratch:
     def __init__(self, slot: Slot) -> None:
         """The slot's prefix must stay as it is while the scratch is used."""
         self.slot, self.length = slot, 0
+        self.span: Span | None = None  # where they stand in a pool, if they do
         layers = len(slot.pool.layers)
         # Of each layer parts [kv_heads, n, d]; sliding layers keep what later tokens can see.
         self.keys: list[list[Tensor]] = [[] for _ in range(layers)]
@@ -33,21 +36,38 @@ class Scratch:
         """The position after the last token."""
         return self.slot.length + self.length
 
+    def place(self, pool: QuestionPool, tokens: int) -> None:
+        """Lets the keys of so many tokens in all stand in a pool, where it has room and there are
+        none yet."""
+        if self.span is None and not self.length:
+            self.span = pool.lease(tokens)
+
     def append(self, parts: Sequence[tuple[Tensor, Tensor]]) -> None:
-        """Takes keys and values of the next tokens, of every layer [kv_heads, n, d]."""
-        self.length += parts[0][0].shape[1]
+        """Takes keys and values of the next tokens, of every layer [n, kv_heads, d]."""
+        self.length += len(parts[0][0])
         for layer, (key, value) in enumerate(parts):
             stored = self.slot.pool.keys[layer].dtype
             keys, values = self.keys[layer], self.values[layer]
-            keys.append(key.to(stored))
-            values.append(value.to(stored))
+            keys.append(key.transpose(0, 1).to(stored))
+            values.append(value.transpose(0, 1).to(stored))
             window = self.slot.window(layer)
             while window and sum(part.shape[1] for part in keys[1:]) >= window - 1:
                 del keys[0], values[0]
 
+    def grow(self, count: int) -> None:
+        """Takes the next tokens, whose keys and values stand in the pool already."""
+        assert self.span and self.length + count <= self.span.places
+        self.length += count
+        a, b = self.span.start, self.span.start + self.length
+        pool = self.span.pool
+        self.keys = [[keys[:, a:b]] for keys in pool.keys]
+        self.values = [[values[:, a:b]] for values in pool.values]
+
     def own(self) -> None:
         """Copies what it holds as a part of a batch, all of whose memory would else be kept for as
         long as the scratch."""
+        if self.span is not None:
+            return
         for parts in (*self.keys, *self.values):
             parts[:] = [
                 part.clone() if part.untyped_storage().nbytes() > part.nbytes else part
@@ -134,7 +154,7 @@ class QuestionRows(_Rows):
 
     def __init__(self, scratches: Sequence[Scratch], counts: Sequence[int]) -> None:
         super().__init__(scratches, counts, counts)
-        self._parts: list[list[tuple[Tensor, Tensor]]] = [[] for _ in self.scratches]
+        self._parts: list[tuple[Tensor, Tensor]] = []  # of each layer, of all rows
 
     def __call__(self, layer: int, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
         out = super().__call__(layer, q, k, v)
@@ -143,14 +163,39 @@ class QuestionRows(_Rows):
 
     def keep(self, k: Tensor, v: Tensor) -> None:
         """Keeps keys and values of a layer, [tokens, kv_heads, d], until `commit`."""
-        own = zip(k.split(self.counts), v.split(self.counts), strict=True)
-        for parts, (rk, rv) in zip(self._parts, own, strict=True):
-            parts.append((rk.transpose(0, 1), rv.transpose(0, 1)))
+        self._parts.append((k, v))
 
     def commit(self) -> None:
         """Appends the tokens to the scratches, after all layers."""
-        for scratch, parts in zip(self.scratches, self._parts, strict=True):
-            scratch.append(parts)
+        split = [(k.split(self.counts), v.split(self.counts)) for k, v in self._parts]
+        placed = {scratch.span.pool for scratch in self.scratches if scratch.span}
+        for pool in placed:
+            self._write(pool)
+        for row, (scratch, count) in enumerate(zip(self.scratches, self.counts, strict=True)):
+            if scratch.span is None:
+                scratch.append([(keys[row], values[row]) for keys, values in split])
+            else:
+                scratch.grow(count)
+
+    def _write(self, pool: QuestionPool) -> None:
+        """Stores the tokens that have places in a pool, all rows in one operation a layer."""
+        tokens: list[int] = []  # which of the packed ones
+        places: list[int] = []
+        starts = accumulate(self.counts, initial=0)
+        for scratch, first, count in zip(self.scratches, starts, self.counts, strict=False):
+            if scratch.span is not None and scratch.span.pool is pool:
+                place = scratch.span.start + scratch.length
+                tokens += range(first, first + count)
+                places += range(place, place + count)
+        at, which = to_device(torch.tensor([places, tokens]), pool.device)
+        everything = len(tokens) == sum(self.counts)
+        pool.write(
+            at,
+            [
+                (k, v) if everything else (k.index_select(0, which), v.index_select(0, which))
+                for k, v in self._parts
+            ],
+        )
 
     def _own_positions(self, scratch: Scratch, count: int, device: torch.device) -> Tensor:
         return torch.arange(scratch.end, scratch.end + count, device=device)

@@ -14,7 +14,7 @@ from typing import cast
 import torch
 from torch import Tensor
 
-from sfumato.ops import layer_reference, phase_reference, torch_device
+from sfumato.ops import layer_reference, phase_reference, read_reference, torch_device
 from sfumato.ops.cpu import attention as cpu_attention
 from sfumato.ops.cpu import kernels as cpu_kernels
 from sfumato.ops.cpu import library, torch_steady
@@ -23,6 +23,7 @@ from sfumato.ops.cpu import row_operations as cpu_row_operations
 from sfumato.ops.cpu.columns import column_bytes, pack_columns, packs_columns
 from sfumato.ops.cpu.panels import ACTIVATIONS, pack, packed_bytes, packs
 from sfumato.ops.online_softmax import Bans, SoftmaxState
+from sfumato.ops.reads import Prefixes, Questions, read_attention
 from sfumato.ops.reference import Causal, OwnKeys, SharedCausal, Weight
 from sfumato.ops.registry import ANY, call, form_of
 from sfumato.ops.rows import Rows, Rules, Statistics
@@ -35,6 +36,8 @@ __all__ = [
     "Bans",
     "Causal",
     "OwnKeys",
+    "Prefixes",
+    "Questions",
     "SharedCausal",
     "SoftmaxState",
     "after_attention",
@@ -62,6 +65,7 @@ __all__ = [
     "phase_attention",
     "prepare",
     "prepare_heads",
+    "read_attention",
     "reason",
     "rms_norm",
     "rotate",
@@ -73,7 +77,7 @@ __all__ = [
     "write_cache",
 ]
 
-REFERENCES = (layer_reference, phase_reference)
+REFERENCES = (layer_reference, phase_reference, read_reference)
 """The files that register references beside `reference` and `online_softmax`."""
 
 TWINS = (

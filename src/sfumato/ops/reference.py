@@ -235,9 +235,9 @@ def canvas_attention(
     width: Tensor,
 ) -> Tensor:
     """Attention of canvases, one a row; see `ops.canvas_attention`."""
-    rows, length, heads, d = q.shape
+    rows, length, _, d = q.shape
     kv_heads, size = keys.shape[1:3]
-    more_keys, more_queries = -(size + length) % KEYS, -length % QUERIES
+    more_keys = -(size + length) % KEYS
 
     place = torch.arange(size + length + more_keys, device=q.device)
     in_canvas = (place >= size) & (place < size + width[:, None])
@@ -249,13 +249,21 @@ def canvas_attention(
         # What an earlier request left in the slot may be NaN or infinite, and 0 · NaN is NaN.
         return torch.cat(parts, dim=2).masked_fill_(~seen[:, None, :, None], 0.0)
 
-    # The heads that share a key head become more queries of that head.
-    folded = F.pad(q.transpose(1, 2), (0, 0, 0, more_queries)).reshape(rows, kv_heads, -1, d)
-    out = F.scaled_dot_product_attention(
-        folded, all_of(keys, k), all_of(values, v), seen[:, None, None], scale=1.0
-    )
-    out = out.view(rows, heads, -1, d)[:, :, :length].transpose(1, 2)
+    out = over_seen(q, all_of(keys, k), all_of(values, v), seen)
     return out.masked_fill((held + width == 0)[:, None, None, None], 0.0)  # of no key
+
+
+def over_seen(q: Tensor, keys: Tensor, values: Tensor, seen: Tensor) -> Tensor:
+    """Attention of canvases q [rows, n, heads, d] over keys and values [rows, kv_heads, m, d] of
+    which all positions of a row see those that are `seen` bool [rows, m] → like q."""
+    _, length, heads, d = q.shape
+    rows, kv_heads = keys.shape[:2]
+    # The heads that share a key head become more queries of that head.
+    more = (0, 0, 0, -length % QUERIES)
+    folded = F.pad(q.transpose(1, 2), more).reshape(rows, kv_heads, -1, d)
+    mask = seen[:, None, None]
+    out = F.scaled_dot_product_attention(folded, keys, values, mask, scale=1.0)
+    return out.view(rows, heads, -1, d)[:, :, :length].transpose(1, 2)
 
 
 @reference("experts")

@@ -16,7 +16,8 @@ from sfumato.engine import EngineDead
 from sfumato.options import MOST_STEPS
 from sfumato.server import llama_info
 from sfumato.server.decision_examples import decisions
-from sfumato.server.dialects.anthropic.model_card import anthropic_card, written_at
+from sfumato.server.dialects.anthropic.model_card import anthropic_card
+from sfumato.server.dialects.shared.model_facts import written_at
 from sfumato.server.examples import demonstration, examples
 from sfumato.server.http.errors import ApiError, dead, openai_error, without_paths
 from sfumato.server.mode_examples import modes

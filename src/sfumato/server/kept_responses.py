@@ -2,16 +2,20 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
+import time
+from collections.abc import AsyncIterator
 from typing import Any
 
 from fastapi import FastAPI, Request
 from fastapi.concurrency import run_in_threadpool
-from fastapi.responses import JSONResponse, Response
+from fastapi.responses import JSONResponse, Response, StreamingResponse
 
 from sfumato.server.http import request_body
 from sfumato.server.http.errors import ApiError, bad_request
 from sfumato.server.http.security import OWNER
+from sfumato.server.http.wire import SSE, named_event
 from sfumato.server.openapi import fails
 from sfumato.server.response_store import Item, Missing, Stored
 from sfumato.server.service import Service
@@ -19,21 +23,34 @@ from sfumato.server.service import Service
 _PATH = "/v1/responses/{response_id}"
 _MOST_LISTED, _LISTED = 100, 20  # items, as OpenAI has them
 _IN_PROGRESS = "in_progress"
+_LOOK_S = 0.25  # how often a stream looks whether its response has ended
+_MOST_DIGITS = 9
+_SHOWN: dict[int | str, dict[str, Any]] = fails(400, 404) | {
+    200: {
+        "description": "The response, as one body or as its last event.",
+        "content": {SSE.media_type: {"schema": {}}},
+    }
+}
 
 
 def add_routes(app: FastAPI, service: Service) -> None:
     """The four routes below `/v1/responses`."""
 
-    @app.get(_PATH, tags=["OpenAI"], responses=fails(400, 404), openapi_extra=_queries("stream"))
+    @app.get(
+        _PATH,
+        tags=["OpenAI"],
+        responses=_SHOWN,
+        openapi_extra=_queries("stream", "starting_after"),
+    )
     async def response(request: Request, response_id: str) -> Response:
-        """A response that is kept."""
-        if request.query_params.get("stream", "false").lower() not in ("false", "0"):
-            raise bad_request(
-                "stream: a response that is kept is not streamed again; leave it out",
-                "stream",
-                "unsupported",
-            )
-        return await run_in_threadpool(_response, service, request, response_id)
+        """A response that is kept; as a stream, its last event, once it has ended."""
+        after = _starting_after(request)
+        if not _wants_stream(request):
+            return await run_in_threadpool(_response, service, request, response_id)
+        owner = _entry(service, request, response_id).owner
+        events = _until_its_end(service, owner, response_id, after)
+        headers = {"Cache-Control": "no-store", "X-Accel-Buffering": "no"}
+        return StreamingResponse(events, media_type=SSE.media_type, headers=headers)
 
     @app.delete(_PATH, tags=["OpenAI"], responses=fails(404))
     async def delete_response(request: Request, response_id: str) -> dict[str, Any]:
@@ -64,6 +81,51 @@ def add_routes(app: FastAPI, service: Service) -> None:
     async def input_items(request: Request, response_id: str) -> dict[str, Any]:
         """The items that a response answers, the last one first."""
         return await run_in_threadpool(_input_items, service, request, response_id)
+
+
+def _wants_stream(request: Request) -> bool:
+    """Raises ApiError."""
+    given = request.query_params.get("stream", "false").lower()
+    if given not in ("false", "0", "true", "1"):
+        raise bad_request("stream: must be true or false", "stream")
+    return given in ("true", "1")
+
+
+def _starting_after(request: Request) -> int | None:
+    """The number of the last event that the client has seen. Raises ApiError."""
+    given = request.query_params.get("starting_after")
+    if given is None:
+        return None
+    if not (given.isascii() and given.isdecimal() and len(given) <= _MOST_DIGITS):
+        raise bad_request(
+            f"starting_after: must be a number of at most {_MOST_DIGITS} digits", "starting_after"
+        )
+    return int(given)
+
+
+async def _until_its_end(
+    service: Service, owner: str, name: str, after: int | None
+) -> AsyncIterator[str]:
+    """The last event of a response, which has all of it. after: the number of an event that is not
+    sent again."""
+    sent, number = time.monotonic(), 0 if after is None else after + 1
+    while True:
+        try:
+            entry = service.responses.get(owner, name)
+        except Missing:
+            missing = {"type": "error", "code": "not_found", "message": _missing(name).message}
+            yield named_event(missing | {"param": None, "sequence_number": number})
+            return
+        if entry.status != _IN_PROGRESS:
+            break
+        await asyncio.sleep(_LOOK_S)
+        if time.monotonic() - sent >= service.settings.keepalive_s:
+            yield SSE.keepalive
+            sent = time.monotonic()
+    kind = entry.status if entry.status in ("completed", "failed") else "incomplete"
+    response = await run_in_threadpool(json.loads, entry.response)
+    last = {"type": f"response.{kind}", "sequence_number": number, "response": response}
+    yield named_event(last)
 
 
 def _response(service: Service, request: Request, name: str) -> Response:
@@ -143,7 +205,8 @@ def _missing(name: str) -> ApiError:
 
 
 _QUERIES = {
-    "stream": {"enum": ["false"]},
+    "stream": {"type": "boolean", "default": False},
+    "starting_after": {"type": "integer", "minimum": 0, "maximum": 10**_MOST_DIGITS - 1},
     "order": {"enum": ["asc", "desc"], "default": "desc"},
     "limit": {"type": "integer", "minimum": 1, "maximum": _MOST_LISTED, "default": _LISTED},
     "after": {"type": "string"},

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from sfumato.engine.stats import EngineState, RowState, SlotState
-from sfumato.server.dialects.shared.llama_settings import default_settings
+from sfumato.server.dialects.llama_cpp.settings import default_settings
 from sfumato.server.http.errors import ApiError
 from sfumato.server.service import FINGERPRINT, Service
 

@@ -23,7 +23,8 @@ from sfumato.train.vocabulary import END_OF_TURN, EOS, encode_chat, encode_text
 
 Object = dict[str, Any]
 
-LONGEST = 95  # characters of an object: three canvases, with the end
+LONGEST = 63  # characters of an object: two canvases, with the end
+MOST_NAMES = 3
 _PEOPLE = (*NAMES, "Ann", "Tom", "Mia", "Leo", "Nina", "Paul", "Rosa", "Sam")
 _GOODS = (*ITEMS, "pears", "eggs", "tents", "bikes", "forks", "rings")
 _TONES = ("negative", "negative", "neutral", "positive", "positive")
@@ -33,7 +34,7 @@ _STATES = (("door", "open", "closed"), ("shop", "open", "closed"), ("lamp", "on"
 @dataclass(frozen=True)
 class JsonTask:
     """A request that ends with the user, the object that answers it, and its schema: names in
-    their order, all required."""
+    their order, all required. The order is always that of the family's names."""
 
     request: str
     value: Object
@@ -51,8 +52,8 @@ def draw(rng: np.random.Generator, held_out: bool = False) -> JsonTask:
         names = list(value)
         listed = named or rng.random() < 0.5
         if listed:
-            count = 1 + int(rng.random() * min(4, len(names)))
-            names = [names[i] for i in rng.permutation(len(names))[:count]]
+            count = 1 + int(rng.random() * min(MOST_NAMES, len(names)))
+            names = [names[i] for i in sorted(rng.permutation(len(names))[:count])]
         if named and rng.random() < 0.6:
             names = names[:2]
             request = pick(_ASKED, rng).format(statement, " and ".join(names))
@@ -126,9 +127,8 @@ def _statuses(rng: np.random.Generator) -> _Drawn:
     number, status, name = 10 + int(rng.random() * 90), pick(STATUSES, rng), pick(_PEOPLE, rng)
     forms = ("Order {0} for {1} is {2}.", "{1}'s order {0} is {2}.", "Order {0}: {1}, {2}.")
     statement = pick(forms, rng).format(number, name, status)
-    value = {"order": number, "status": status, "paid": status == "paid", "name": name}
-    enum = {"enum": list(STATUSES)}
-    schemas = {"order": _INTEGER, "status": enum, "paid": _BOOLEAN, "name": _TEXT}
+    value = {"order": number, "status": status, "name": name}
+    schemas = {"order": _INTEGER, "status": {"enum": list(STATUSES)}, "name": _TEXT}
     return statement, value, schemas, False
 
 
@@ -160,13 +160,13 @@ def _switches(rng: np.random.Generator) -> _Drawn:
 
 
 def _words(rng: np.random.Generator) -> _Drawn:
-    words = [WORDS[i] for i in rng.permutation(len(WORDS))[: 1 + int(rng.random() * 4)]]
+    words = [WORDS[i] for i in rng.permutation(len(WORDS))[: 1 + int(rng.random() * 3)]]
     schema = {"type": "array", "items": _TEXT}
     return f"Words: {', '.join(words)}.", {"words": words}, {"words": schema}, False
 
 
 def _numbers(rng: np.random.Generator) -> _Drawn:
-    numbers = [int(n) for n in rng.integers(1, 100, 1 + int(rng.random() * 4))]
+    numbers = [int(n) for n in rng.integers(1, 100, 1 + int(rng.random() * 3))]
     schema = {"type": "array", "items": _INTEGER}
     shown = ", ".join(map(str, numbers))
     return f"Numbers: {shown}.", {"numbers": numbers}, {"numbers": schema}, False

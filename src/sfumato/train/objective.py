@@ -72,9 +72,11 @@ class PrefixAttention:
 
     def copy_loss(self, row: Tensor, place: Tensor, source: Tensor) -> Tensor:
         """Cross-entropy in nats of where COPYING_HEAD looked in the last pass, from places of its
-        queries, at `source` in the context; all int64 [n]."""
+        queries, at `source` in the context, where that may be seen; all int64 [n]."""
         assert self.looking is not None
         queries, keys, mask = self.looking
+        seen = mask[row, place, source].isfinite()  # a window may end before a far source
+        row, place, source = row[seen], place[seen], source[seen]
         if not len(row):
             return queries.new_zeros(())
         scores = (keys[row] @ queries[row, place, :, None])[..., 0] + mask[row, place]

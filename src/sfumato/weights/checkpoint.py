@@ -17,6 +17,7 @@ from torch import Tensor
 from sfumato.weights.blocks import QuantizedTensor
 from sfumato.weights.errors import CheckpointError, quoted
 from sfumato.weights.gguf import read_gguf
+from sfumato.weights.gguf_parts import check_parts
 from sfumato.weights.jsonfile import read_object
 from sfumato.weights.locate import Kind, locate
 from sfumato.weights.names import TensorNames, TensorPlace
@@ -38,7 +39,7 @@ class Checkpoint:
     tensors: canonical name → where its bytes are; a tensor of no known name keeps the file's.
     vision: the vision tower's tensors, by the file's names, kept aside.
     metadata: for safetensors {"config": …, "generation_config": … or {}}, the JSON files beside
-    the weights; for GGUF the file's flat key → value.
+    the weights; for GGUF the flat key → value of the file, or of the first part.
     """
 
     path: Path
@@ -107,9 +108,9 @@ def open_with(path: str | Path, names_of: NamesOf) -> Checkpoint:
     kind, locations = locate(path)
     path = Path(path)
     if kind == "gguf":
-        (file,) = files = [read_gguf(locations[0])]
-        metadata, origin = file.metadata, file.path
-        _check_single(file)
+        files = [read_gguf(location) for location in locations]
+        check_parts(files)
+        metadata, origin = files[0].metadata, files[0].path
     else:
         files = [read_safetensors(location) for location in locations]
         origin = locations[0].parent
@@ -128,15 +129,6 @@ def open_with(path: str | Path, names_of: NamesOf) -> Checkpoint:
     if vision:
         _log.info("%s: %d vision tensors are kept aside", path, len(vision))
     return Checkpoint(path, kind, tensors, vision, metadata, {file.path: file for file in files})
-
-
-def _check_single(file: TensorFile) -> None:
-    parts = file.metadata.get("split.count", 1)
-    if parts != 1:
-        raise CheckpointError(
-            f"{file.path}: split.count: is one of {quoted(parts)} parts; merge them into one file "
-            "first"
-        )
 
 
 def _sort(

@@ -8,6 +8,7 @@ from typing import Literal
 
 from sfumato import catalog
 from sfumato.weights.errors import CheckpointError, quoted
+from sfumato.weights.gguf_parts import part_files, part_names
 from sfumato.weights.jsonfile import read_object
 
 INDEX = "model.safetensors.index.json"
@@ -23,8 +24,9 @@ def locate(path: str | Path) -> tuple[Kind, list[Path]]:
     """The kind and the files of the checkpoint at `path`, a weight file, an index or a folder.
 
     A folder is searched for an index, else `model.safetensors` or the one safetensors file, else
-    one GGUF file (vision projectors, "mmproj" in their name, are passed over). Where it holds
-    other weights too, one logging.info line says what was chosen. Raises CheckpointError.
+    one GGUF file, in parts or not (vision projectors, "mmproj" in their name, are passed over).
+    Where it holds other weights too, one logging.info line says what was chosen. Raises
+    CheckpointError.
     """
     if path == "":  # which pathlib takes for the current folder
         raise CheckpointError("path: is empty; give a weight file or a folder ('.' is this one)")
@@ -67,7 +69,7 @@ def _of_file(path: Path) -> tuple[Kind, list[Path]]:
     if suffix == ".safetensors":
         return "safetensors", [path]
     if suffix == ".gguf":
-        return "gguf", [path]
+        return "gguf", part_files(path)
     raise CheckpointError(
         f"{path}: is neither .gguf nor .safetensors; give a file of one of these kinds, or a "
         "folder that holds one"
@@ -90,12 +92,12 @@ def _in_folder(folder: Path) -> tuple[Kind, list[Path]]:
         return "safetensors", tensors
     ggufs = [item for item in files if item.suffix.lower() == ".gguf"]
     ggufs = [item for item in ggufs if "mmproj" not in item.name.lower()]
+    if ggufs and {item.name for item in ggufs} <= set(part_names(ggufs[0].name)):
+        return "gguf", part_files(ggufs[0])
     if len(ggufs) > 1:
         raise CheckpointError(
             f"{folder}: has {len(ggufs)} GGUF files ({_listed(ggufs)}); give the path of one"
         )
-    if ggufs:
-        return "gguf", ggufs
     pickles = [item for item in files if item.suffix.lower() in _PICKLES]
     if pickles:
         raise CheckpointError(

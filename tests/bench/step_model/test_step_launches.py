@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Iterator
 from dataclasses import replace
 from importlib import import_module
 from typing import Any
@@ -21,8 +22,10 @@ from sfumato.diffusion.noise import Noise
 from sfumato.diffusion.sampler_config import REFERENCE
 from sfumato.diffusion.step import Denoiser
 from sfumato.diffusion.step.device_step import DeviceStep
+from sfumato.diffusion.step.read_forward import ReadForward, ReadKind, ReadRoom
 from sfumato.model.families import DIFFUSION_GEMMA
 from sfumato.model.network import Network
+from sfumato.model.question_pool import QuestionPool
 from sfumato.model.transformer import Transformer
 from sfumato.ops import registry
 from sfumato.ops.triton import OPERATIONS, operands, self_test
@@ -52,28 +55,43 @@ class _Operations(TorchDispatchMode):
         return out
 
 
-@pytest.mark.parametrize(("rows", "slots"), [(1, 1), (1, 3), (3, 3)])
-def test_the_launches_are_those_of_a_real_step(
-    rows: int, slots: int, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Of an engine with one slot, and with more."""
-    config = DIFFUSION_GEMMA.config.from_hf(random_config("tiny"), {})
-    transformer = Transformer(config).to(torch.bfloat16).requires_grad_(False)
-    kinds = torch.bfloat16, torch.bfloat16
-    network = Network(transformer, torch.device("cpu"), *kinds, None)
-    own = network.new_slots(slots, 64)[:rows]
-    vocab = config.vocab_size
-    rules = replace(REFERENCE, canvas_length=config.canvas_length)
-    canvases = [Canvas(rules, Noise(seed, 0), vocab, network.device) for seed in range(rows)]
-    launched: Counter[str] = Counter()
+@pytest.fixture
+def launched(monkeypatch: pytest.MonkeyPatch) -> Iterator[Counter[str]]:
+    """Counts launches of kernels, in place of them."""
+    counter: Counter[str] = Counter()
 
     def launch(kernel: Kernel, *_: Any, **__: Any) -> None:
-        launched[kernel.name] += 1
+        counter[kernel.name] += 1
 
     for name in MODULES:
         module = import_module(f"sfumato.ops.triton.{name}")
         if hasattr(module, "launch"):
             monkeypatch.setattr(module, "launch", launch)
+    monkeypatch.setattr(operands, "interpreting", lambda: False)  # so that they take bfloat16
+    everything = frozenset(OPERATIONS)
+    monkeypatch.setattr(self_test, "_passed", {torch.device("cpu"): everything})
+    with registry.seen_as("cpu", "cuda"):
+        yield counter
+
+
+def tiny_network() -> Network:
+    config = DIFFUSION_GEMMA.config.from_hf(random_config("tiny"), {})
+    transformer = Transformer(config).to(torch.bfloat16).requires_grad_(False)
+    kinds = torch.bfloat16, torch.bfloat16
+    return Network(transformer, torch.device("cpu"), *kinds, None)
+
+
+@pytest.mark.parametrize(("rows", "slots"), [(1, 1), (1, 3), (3, 3)])
+def test_the_launches_are_those_of_a_real_step(
+    rows: int, slots: int, monkeypatch: pytest.MonkeyPatch, launched: Counter[str]
+) -> None:
+    """Of an engine with one slot, and with more."""
+    network = tiny_network()
+    config = network.config
+    own = network.new_slots(slots, 64)[:rows]
+    vocab = config.vocab_size
+    rules = replace(REFERENCE, canvas_length=config.canvas_length)
+    canvases = [Canvas(rules, Noise(seed, 0), vocab, network.device) for seed in range(rows)]
     run = DeviceStep.run
 
     def counted_run(step: DeviceStep) -> None:
@@ -83,11 +101,23 @@ def test_the_launches_are_those_of_a_real_step(
             run(step)
 
     monkeypatch.setattr(DeviceStep, "run", counted_run)
-    monkeypatch.setattr(operands, "interpreting", lambda: False)  # so that they take bfloat16
-    everything = frozenset(OPERATIONS)
-    monkeypatch.setattr(self_test, "_passed", {torch.device("cpu"): everything})
-    with registry.seen_as("cpu", "cuda"):
-        Denoiser(network, slots, RepeatedCalls()).launch(canvases, own)
+    Denoiser(network, slots, RepeatedCalls()).launch(canvases, own)
     width = config.canvas_length
     costs = step_costs(config, StepShape(rows, width, 0), stored_bytes(config))
+    assert launched.total() == sum(cost.launches for cost in costs), launched
+
+
+@pytest.mark.parametrize("rows", [1, 3])
+def test_the_launches_are_those_of_real_reads(rows: int, launched: Counter[str]) -> None:
+    network = tiny_network()
+    config, width = network.config, 16
+    (slot,) = network.new_slots(1, 64)
+    pool = QuestionPool(config, 64, 64, torch.bfloat16, network.device)
+    kind = ReadKind(rows, width, rows, conditioned=False)
+    forward = ReadForward(network, slot.pool, pool, kind, ReadRoom(network, 64))
+    forward.run()
+    launched.clear()
+    with _Operations(launched):
+        forward.run()
+    costs = step_costs(config, StepShape(rows, width, 0, reads=True), stored_bytes(config))
     assert launched.total() == sum(cost.launches for cost in costs), launched

@@ -1,7 +1,8 @@
 // An agent's loop with each package: node loops.mjs URL QUESTION. Prints one line of JSON, package -> answer.
 import { createOpenAI } from "@ai-sdk/openai";
+import { createOpenAICompatible } from "@ai-sdk/openai-compatible";
 import Anthropic from "@anthropic-ai/sdk";
-import { stepCountIs, streamText, tool } from "ai";
+import { generateObject, stepCountIs, streamObject, streamText, tool } from "ai";
 import { Ollama } from "ollama";
 import OpenAI from "openai";
 import { z } from "zod";
@@ -11,6 +12,7 @@ const schema = { type: "object", properties: { city: { type: "string" } } };
 const weather = ({ city }) => `sunny in ${city}`;
 const key = { apiKey: "any", maxRetries: 0 };
 const answers = {};
+globalThis.AI_SDK_LOG_WARNINGS = false; // of schemas that a provider does not send
 
 {
   const client = new Anthropic({ baseURL: url, ...key });
@@ -49,9 +51,21 @@ const answers = {};
   answers.openai = (await ask({ input, previous_response_id: first.id })).output_text;
 }
 {
-  const model = createOpenAI({ baseURL: `${url}/v1`, apiKey: "any" })("m");
-  const tools = { weather: tool({ inputSchema: z.object({ city: z.string() }), execute: weather }) };
-  const run = streamText({ model, prompt: question, tools, stopWhen: stepCountIs(3), maxRetries: 0 });
-  answers.ai = await run.text;
+  const how = { baseURL: `${url}/v1`, apiKey: "any" };
+  const city = z.object({ city: z.string() });
+  const tools = { weather: tool({ inputSchema: city, execute: weather }) };
+  const models = {
+    "@ai-sdk/openai": createOpenAI(how)("m"),
+    "@ai-sdk/openai-compatible": createOpenAICompatible({ name: "any", ...how })("m"),
+  };
+  for (const [name, model] of Object.entries(models)) {
+    const run = streamText({ model, prompt: question, tools, stopWhen: stepCountIs(3), maxRetries: 0 });
+    answers[name] = await run.text;
+    const asked = { model, schema: city, prompt: "Which object?", maxRetries: 0 };
+    answers[`${name}: generateObject`] = (await generateObject(asked)).object.city;
+    const live = streamObject(asked);
+    for await (const _ of live.partialObjectStream);
+    answers[`${name}: streamObject`] = (await live.object).city;
+  }
 }
 console.log(JSON.stringify(answers));

@@ -7,6 +7,8 @@ import subprocess
 import sys
 import time
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 import torch
@@ -19,6 +21,8 @@ if installed():
 
 GPU = torch.device("cuda", 0)
 HIDDEN = 2816  # of the 26B-A4B
+TESTS: Any = [SimpleNamespace(kernel=name, candidate=0) for name in ("noise", "linear")]
+"""Stand for launches of self-tests."""
 
 SMALL = """
 from sfumato.ops.triton import fill_cache
@@ -36,7 +40,8 @@ def on_gpu(monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture) ->
     caplog.set_level("INFO")
     monkeypatch.setattr(fill_cache, "interpreting", lambda: False)
     monkeypatch.setattr(fill_cache, "architecture", lambda device: "sm_90")
-    monkeypatch.setattr(fill_cache, "_number", lambda device: 90)
+    monkeypatch.setattr(fill_cache, "own_architecture", lambda device: 90)
+    monkeypatch.setattr(fill_cache, "launches", lambda device, twins: list(twins))
     monkeypatch.setattr(fill_cache, "_serves", lambda job, device: job.candidate == 0)
     monkeypatch.setattr(fill_cache, "usable_cores", lambda: 3)
 
@@ -53,15 +58,17 @@ def test_what_the_cache_lacks_is_compiled(
 
     monkeypatch.setattr(fill_cache, "compile_apart", compiled)
     monkeypatch.setattr(fill_cache, "in_cache", lambda item: item[0].kernel != "linear")
-    fill_cache.fill(GPU, HIDDEN)
+    fill_cache.fill(GPU, HIDDEN, TESTS)
     assert calls == [({"linear"}, 3)]
     assert [each.message.partition(" kernels")[0] for each in caplog.records] == [
-        "compiling 16",
-        "compiled 16",
+        "compiling 17",
+        "compiled 17",
     ]
-    fill_cache.fill(GPU, 64)  # a model whose sizes the kernels do not know
+    fill_cache.fill(GPU, 64, TESTS)  # a model whose sizes the kernels do not know: tests alone
+    assert calls.pop() == ({"linear"}, 1) and caplog.records.pop().message.startswith("compiled 1 ")
+    caplog.records.pop()
     monkeypatch.setattr(fill_cache, "in_cache", lambda item: True)
-    fill_cache.fill(GPU, HIDDEN)
+    fill_cache.fill(GPU, HIDDEN, TESTS)
     assert len(calls) == 1 and len(caplog.records) == 2
 
 
@@ -72,7 +79,7 @@ def test_a_failure_is_one_line(
         raise ImportError("no such function of Triton")
 
     monkeypatch.setattr(fill_cache, "in_cache", fails)
-    fill_cache.fill(GPU, HIDDEN)
+    fill_cache.fill(GPU, HIDDEN, TESTS)
     assert [each.message for each in caplog.records] == [
         "kernels are compiled where they first run (ImportError: no such function of Triton)"
     ]

@@ -12,6 +12,7 @@ from tests.support.live_bytes import LiveBytes
 from torch import Tensor
 from torch.utils._pytree import tree_leaves
 
+from sfumato.ops.reads import Prefixes, Questions
 from sfumato.ops.reference import Causal
 from sfumato.ops.triton import twins, workspaces
 
@@ -23,7 +24,8 @@ FLOAT = torch.float32.itemsize
 
 def workspace(operation: str, *arguments: Any) -> int:
     """The most bytes that live at a time in a call, but for the arguments and the result."""
-    masks = [vars(each) for each in arguments if isinstance(each, Causal)]
+    kinds = Causal, Prefixes, Questions
+    masks = [vars(each) for each in arguments if isinstance(each, kinds)]
     given = [leaf for leaf in tree_leaves((arguments, masks)) if isinstance(leaf, Tensor)]
     with torch.no_grad(), LiveBytes(*given) as live:
         out = twins()[operation].function(*arguments)
@@ -46,6 +48,19 @@ def test_attention() -> None:
     assert workspaces.attention_bytes(rows, n, heads, d, 1024, CPU) == 0
     assert workspaces.attention_kernel(d) == attention.SLIDING.name
     assert workspaces.attention_kernel(512) == attention.FULL.name
+
+
+def test_reads() -> None:
+    rows, n, heads, d, size = 2, 5, 4, 16, 2100  # three pieces of 1,024
+    q, k, v = (torch.randn(rows, n, count, d) for count in (heads, 2, 2))
+    stored, beside = torch.randn(2, 2, size, d), torch.randn(2, 40, d)
+    slots, first, starts, counts = torch.tensor([[0, 1], [2100, 0], [0, 9], [9, 3]])
+    questions = Questions(beside, beside, starts, counts, 10)
+    taken = workspace(
+        "read_attention", q, k, v, Prefixes(stored, stored, slots, first, 9), questions
+    )
+    assert taken == workspaces.read_bytes(rows * n, heads, d, size, CPU)
+    assert taken == workspaces.attention_bytes(rows, n, heads, d, size, CPU)
 
 
 def test_prefill() -> None:
@@ -97,6 +112,7 @@ def test_every_operation_that_allocates_is_counted() -> None:
         "canvas_attention": workspaces.attention_bytes,
         "experts": workspaces.expert_bytes,
         "phase_attention": workspaces.attention_bytes,
+        "read_attention": workspaces.read_bytes,
         "route": workspaces.route_bytes,
         "vocabulary_mass": workspaces.head_bytes,
         "vocabulary_pass": workspaces.head_bytes,

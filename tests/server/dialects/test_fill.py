@@ -176,8 +176,9 @@ def test_infill_without_a_suffix_goes_on_until_it_ends(server: Any) -> None:
     body = {"input_prefix": prompt, "n_predict": 9}
     markers_are_text = server.post("/infill", **body, **QUICK).json()
     assert markers_are_text["tokens_evaluated"] > 30 and plain != ""
-    wrong = server.post("/infill", input_prefix="a", input_extra=[{"text": 3}])
-    assert wrong.json()["error"]["param"] == "input_extra[0].text"
+    for part in ({"text": 3}, {"filename": "a.py"}):
+        wrong = server.post("/infill", input_prefix="a", input_extra=[part])
+        assert wrong.json()["error"]["param"] == "input_extra[0].text"
 
 
 def test_a_prediction_is_counted(server: Any) -> None:

@@ -122,16 +122,18 @@ def test_a_canvas_may_be_given_to_a_reply(server: Any, embedded: Model) -> None:
     width = embedded.config.canvas_length
     canvas = [*ids, *[40] * (width - len(ids))]
     fields = {
+        "max_tokens": width,
         "vllm_xargs": {
             "diffusion_seed_canvas": canvas,
             "diffusion_pinned": list(range(len(ids))),
             "diffusion_max_steps": 10**6,
-        }
+        },
     }
     answer = server.chat(seed=3, **fields).json()
     assert answer["choices"][0]["message"]["content"].startswith(text.rstrip())
     assert answer["timings"]["diffusion"]["retries"] == 0
-    seeded = server.chat(seed=3, vllm_xargs={"diffusion_seed_canvas": canvas})
+    given = {"diffusion_seed_canvas": canvas}
+    seeded = server.chat(seed=3, max_tokens=4, max_steps=4, vllm_xargs=given)
     assert seeded.status_code == 200
 
 

@@ -68,7 +68,8 @@ def test_replies_to_one_prompt_encode_it_once(server: Any, path: str) -> None:
         {"messages": [{"role": "user", "content": text}]} if "chat" in path else {"prompt": text}
     )
     before = server.engine.state().totals.encoded_tokens
-    usage = server.post(f"/v1/{path}", **bodies, n=4, max_tokens=8).json()["usage"]
+    answer = server.post(f"/v1/{path}", **bodies, n=4, max_tokens=8, max_steps=2)
+    usage = answer.json()["usage"]
     encoded = server.engine.state().totals.encoded_tokens - before
     assert usage["prompt_tokens"] > 100 and encoded <= usage["prompt_tokens"]
 

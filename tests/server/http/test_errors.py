@@ -115,9 +115,10 @@ def test_unknown_fields_are_ignored_where_the_server_is_lenient(
     assert served.chat(messages=messages, n=2, **strange).json()["warnings"] == warnings
     chunks = events(served.chat(messages=messages, n=2, stream=True, **strange).text)
     assert [chunk["warnings"] for chunk in chunks if "warnings" in chunk] == [warnings]
-    for path in ("/v1/completions", "/completion"):
-        plain = served.post(path, prompt="Hi", foo=2).json()
-        last = events(served.post(path, prompt="Hi", foo=2, stream=True).text)[-1]
+    for path, length in (("/v1/completions", "max_tokens"), ("/completion", "n_predict")):
+        body = {"prompt": "Hi", "foo": 2, length: 4, "max_steps": 2}
+        plain = served.post(path, **body).json()
+        last = events(served.post(path, **body, stream=True).text)[-1]
         assert plain["warnings"][0] == last["warnings"][0] == "foo: unknown, and ignored"
     many = served.post("/tokenize", content="Hi", **{f"x{i}": 0 for i in range(30)}).json()
     assert many["warnings"][0].endswith("x19 and 10 more: unknown, and ignored")

@@ -19,7 +19,7 @@ ROOT = Path(__file__).resolve().parents[3]
 
 def test_two_clients_for_a_second(note: Callable[[str], None]) -> None:
     command = [sys.executable, "-m", "benchmarks.hostile_clients", "--attacks", "messages"]
-    command += ["--clients", "2", "--seconds", "2"]
+    command += ["--clients", "2", "--seconds", "1"]
     done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=280)
     assert done.returncode in (0, 1), done.stdout + done.stderr
     line = json.loads(done.stdout.splitlines()[-1])

@@ -21,6 +21,7 @@ from sfumato.diffusion.constraints.decision_settings import DecisionSettings
 from sfumato.diffusion.constraints.read_canvases import CanvasRow, read_canvases
 from sfumato.diffusion.constraints.reads import Read
 from sfumato.diffusion.constraints.slot_reading import SlotReading
+from sfumato.diffusion.step.read_forwards import ReadForwards
 from sfumato.model.cache import Slot
 from sfumato.model.device_result import DeviceResult, fetch_together
 from sfumato.model.network import PREFILL_CHUNK, Network
@@ -79,12 +80,21 @@ def next_turn(read: OpenRead, tokens: int) -> Turn:
     return Turn(read, stop, samples, stop - held + samples * canvas)
 
 
-def take_turns(network: Network, turns: Sequence[Turn], together: int = PREFILL_CHUNK) -> None:
+def take_turns(
+    network: Network,
+    turns: Sequence[Turn],
+    together: int = PREFILL_CHUNK,
+    forwards: ReadForwards | None = None,
+) -> None:
     """Does what the turns say, packed into few forwards, each of at most so many tokens `together`
     or of one piece or canvas, which changes no answer. Where it raises, what was encoded stays
-    encoded, no sample is added, and the same turns may be taken again.
+    encoded, no sample is added, and the same turns may be taken again. forwards: those of a device
+    that works by itself, which take canvases of one width.
 
     Waits for a device once, after all forwards, and not where no samples are read."""
+    for turn in turns:
+        if forwards is not None:
+            forwards.place(turn.read.scratch, len(turn.read.ids))
     while pieces := [turn for turn in turns if turn.read.scratch.length < turn.stop]:
         for group in _packed(pieces, _next_piece, together):
             _encode(network, group)
@@ -92,11 +102,15 @@ def take_turns(network: Network, turns: Sequence[Turn], together: int = PREFILL_
     readings: list[list[SlotReading]] = [[] for _ in rows]
     numbers: list[list[int]] = []  # of the rows that share a forward
     on_device: list[DeviceResult[list[list[SlotReading]]]] = []
-    for steps in sorted({steps for _, steps in rows}):
-        alike = [(number, row) for number, (row, own) in enumerate(rows) if own == steps]
+    kinds: dict[tuple[int, int], list[tuple[int, CanvasRow]]] = {}
+    for number, (row, steps) in enumerate(rows):
+        width = 0 if forwards is None else len(row.canvas.ids)
+        kinds.setdefault((steps, width), []).append((number, row))
+    for (steps, _), alike in sorted(kinds.items(), key=lambda kind: kind[0]):
         for part in _packed(alike, lambda item: len(item[1].canvas.ids), together):
             numbers.append([number for number, _ in part])
-            on_device.append(read_canvases(network, [row for _, row in part], steps))
+            members = [row for _, row in part]
+            on_device.append(read_canvases(network, members, steps, forwards))
     for part_numbers, results in zip(numbers, fetch_together(on_device), strict=True):
         for number, result in zip(part_numbers, results, strict=True):
             readings[number] = result

@@ -12,6 +12,7 @@ from torch import Tensor
 from sfumato.diffusion.constraints.canvas_noise import NoiseKey
 from sfumato.diffusion.constraints.slot_reading import SlotReading, slot_reading
 from sfumato.diffusion.constraints.template import NOISE, ReadCanvas
+from sfumato.diffusion.step.read_forwards import ReadForwards
 from sfumato.model.device_result import DeviceResult
 from sfumato.model.label_scores import VocabularyMass, label_scores, vocabulary_mass
 from sfumato.model.network import Network
@@ -41,14 +42,18 @@ class CanvasRow:
 
 
 def read_canvases(
-    network: Network, rows: Sequence[CanvasRow], steps: int
+    network: Network,
+    rows: Sequence[CanvasRow],
+    steps: int,
+    forwards: ReadForwards | None = None,
 ) -> DeviceResult[list[list[SlotReading]]]:
     """The readings of each row's slots after so many denoising steps, all rows in one forward a
-    step. The host waits for nothing.
+    step, as `forwards` has it where it is given. The host waits for nothing.
 
     Only the open places change from step to step, each to a token that is drawn from the whole
     vocabulary at temperature 1, and only these have a soft embedding.
     """
+    denoise = (forwards or network).denoise_beside
     scratches = [row.scratch for row in rows]
     lengths = [len(row.canvas.ids) for row in rows]
     canvases = [row.filled(row.first_tokens(network.config.vocab_size)) for row in rows]
@@ -61,13 +66,13 @@ def read_canvases(
     soft: Tensor | None = None
     for step in range(1, steps):
         wanted = [row.canvas.open for row in rows]
-        hidden = network.denoise_beside(ids.split(lengths), scratches, wanted, soft)
+        hidden = denoise(ids.split(lengths), scratches, wanted, soft)
         drawn, of_places = _step(network, rows, hidden, step)
         ids = ids.index_copy(0, places, drawn)
         soft = hidden.new_zeros(starts[-1], hidden.shape[1], dtype=network.dtype)
         soft.index_copy_(0, places, of_places)
     wanted = [row.canvas.slots for row in rows]
-    hidden = network.denoise_beside(ids.split(lengths), scratches, wanted, soft)
+    hidden = denoise(ids.split(lengths), scratches, wanted, soft)
     return _readings(network, rows, hidden)
 
 

@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from typing import Protocol
 
 from sfumato.diffusion.step.device_step import DeviceStep, ForwardStep
+from sfumato.diffusion.step.read_forward import ReadForward
 from sfumato.model.out_of_memory import is_out_of_memory
 
 log = logging.getLogger(__name__)
@@ -41,7 +42,7 @@ PAUSE = 256
 """Steps after a memory shortage before another is captured."""
 
 
-Step = DeviceStep | ForwardStep
+Step = DeviceStep | ForwardStep | ReadForward
 
 
 def most_graphs(rows: int) -> int:

@@ -34,6 +34,7 @@ OPERATIONS = {
     "own_scores": ("listed", FLOAT),
     "phase_attention": ("attention", ANY),
     "prepare_heads": ("heads", ANY),
+    "read_attention": ("read_attention", ANY),
     "rms_norm": ("norms", ANY),
     "route": ("router", FLOAT),
     "step_noise": ("noise", ANY),
@@ -63,7 +64,7 @@ def prepare(device: torch.device, hidden: int = 0) -> frozenset[str]:
     """Tests the kernels on a device, once; the operations that they serve there from now on.
 
     hidden: size of a hidden state of the model that will be loaded, whose kernels are compiled
-    first where Triton's cache lacks them; 0: none.
+    first, beside those of the tests, where Triton's cache lacks them; 0: none.
 
     Call it before the first step on a device, and outside of a graph's capture. Where kernels
     cannot run, torch serves all, and one log line says why.
@@ -79,8 +80,8 @@ def prepare(device: torch.device, hidden: int = 0) -> frozenset[str]:
         why = f"{error}{self_test.LOSS}"
         log.warning("kernels: torch serves on %s, since Triton fails (%s)", device, why)
         return frozenset()
-    if hidden and self_test.prepared(device) is None:
-        import_module(f"{__name__}.fill_cache").fill(device, hidden)
+    if self_test.prepared(device) is None:
+        import_module(f"{__name__}.fill_cache").fill(device, hidden, known)
     return self_test.prepare(device, known)
 
 

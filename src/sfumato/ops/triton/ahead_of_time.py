@@ -68,6 +68,9 @@ class Job:
     candidate: int
     variant: str = ""
 
+    def __str__(self) -> str:
+        return f"{self.kernel} {self.variant or self.use} {self.candidate}"
+
 
 def jobs(targets: Sequence[str], names: Sequence[str] = (), every: bool = False) -> Iterator[Job]:
     """The compilations of all kernels, or of those named, for targets, in all their variants: with
@@ -109,12 +112,16 @@ def _compiled(outcome: Outcome[Job, Compiled]) -> Compiled:
 
 def compile_kernel(kernel: Kernel, tile: Tile, target: Target) -> Any:
     """What Triton makes of a kernel with the sizes of the 26B-A4B; needs no device."""
+    return compile_source(*source_of(kernel, tile, target), target)
+
+
+def compile_source(source: Any, options: dict[str, Any], target: Target) -> Any:
+    """What Triton makes of a source; needs no device."""
     import triton
     from triton.backends.compiler import GPUTarget
 
     if interpreting():
         raise RuntimeError("TRITON_INTERPRET: unset it, interpreted kernels cannot be compiled")
-    source, options = source_of(kernel, tile, target)
     where = GPUTarget(target.backend, target.number, target.warp)
     return triton.compile(source, target=where, options=options)
 

@@ -159,11 +159,11 @@ def _attention(
         WINDOWED=commits is not None and window is not None,
     )
     if pieces > 1:
-        _merge(partial, extremes, first, out, size, tile["SPLIT"])
+        merge_pieces(partial, extremes, first, out, size, tile["SPLIT"])
     return out
 
 
-def _merge(
+def merge_pieces(
     partial: Tensor, extremes: Tensor, first: Tensor, out: Tensor, size: int, split: int
 ) -> None:
     """Fills the rows of `out` [rows, n, heads, d] whose prefix is several pieces."""

@@ -85,6 +85,34 @@ def _seen(
     return (position[None, :] > lowest[:, None]) & (position[None, :] <= highest[:, None])
 
 
+@triton.jit
+def add_span(
+    q: tl.tensor, keys: tl.tensor, values: tl.tensor, line: tl.tensor, column: tl.tensor,
+    begin: tl.tensor, end: tl.tensor, shift: tl.tensor, turn: tl.tensor, size: tl.tensor,
+    lowest: tl.tensor, highest: tl.tensor, largest: tl.tensor, total: tl.tensor,
+    weighted: tl.tensor, MASKED: tl.constexpr, KEYS: tl.constexpr, UPCAST: tl.constexpr,
+) -> tl.tensor:  # fmt: skip
+    """The state with the keys at the places `begin` up to `end` more, which stand in the matrices
+    from `line` and `column` on; the others as in `_seen`."""
+    offsets = tl.arange(0, KEYS)
+    whole_end = begin + tl.maximum(end - begin, 0) // KEYS * KEYS
+    for at in range(0, whole_end - begin, KEYS):
+        seen = _seen(begin + at + offsets, shift, turn, size, lowest, highest)
+        largest, total, weighted = add_keys(
+            q, keys.load([line + at, column]), values.load([line + at, column]), seen,
+            largest, total, weighted, MASKED, UPCAST,
+        )  # fmt: skip
+    if whole_end < end:
+        index = whole_end + offsets
+        seen = _seen(index, shift, turn, size, lowest, highest)
+        line = line + (whole_end - begin)
+        block_k, block_v = keys.load([line, column]), values.load([line, column])
+        largest, total, weighted = _add_tail(
+            q, block_k, block_v, index < end, seen, largest, total, weighted, UPCAST
+        )
+    return largest, total, weighted
+
+
 @triton.jit(
     do_not_specialize=[
         "slots", "first", "width", "commits", "length", "size", "tokens", "stored", "window"
@@ -160,26 +188,13 @@ def attend(
         highest = tl.where(causal, place, highest)
         if WINDOWED:
             lowest = tl.where(causal, place - window, lowest)
-    offsets = tl.arange(0, KEYS)
-    line, column = row * length, head * D
     canvas_end = tl.where(piece == 0, own, 0)
-    whole_end = canvas_end // KEYS * KEYS
     new_keys = as_descriptor(new_keys, tokens, KV_HEADS * D, KEYS, D, DESCRIPTORS)
     new_values = as_descriptor(new_values, tokens, KV_HEADS * D, KEYS, D, DESCRIPTORS)
-    for at in range(0, whole_end, KEYS):
-        seen = _seen(at + offsets, 0, 2**30, 0, lowest, highest)
-        largest, total, weighted = add_keys(
-            query, new_keys.load([line + at, column]), new_values.load([line + at, column]), seen,
-            largest, total, weighted, PHASES, UPCAST,
-        )  # fmt: skip
-    if whole_end < canvas_end:
-        index = whole_end + offsets
-        seen = _seen(index, 0, 2**30, 0, lowest, highest)
-        block_k = new_keys.load([line + whole_end, column])
-        block_v = new_values.load([line + whole_end, column])
-        largest, total, weighted = _add_tail(
-            query, block_k, block_v, index < canvas_end, seen, largest, total, weighted, UPCAST
-        )
+    largest, total, weighted = add_span(
+        query, new_keys, new_values, row * length, head * D, 0, canvas_end, 0, 2**30, 0,
+        lowest, highest, largest, total, weighted, PHASES, KEYS, UPCAST,
+    )  # fmt: skip
 
     # Positions of the prefix count from its beginning, and those of the canvas from `before`.
     lowest = tl.maximum(lowest + before, -1)
@@ -187,24 +202,12 @@ def attend(
     turn = before % size
     begin = (tl.load(slots + row) * KV_HEADS + head) * size
     end = tl.minimum(held, start + SPLIT)
-    whole_end = start + tl.maximum(end - start, 0) // KEYS * KEYS
     keys = as_descriptor(keys, stored, D, KEYS, D, DESCRIPTORS)
     values = as_descriptor(values, stored, D, KEYS, D, DESCRIPTORS)
-    line = (begin + start).to(tl.int32)
-    for at in range(0, whole_end - start, KEYS):
-        seen = _seen(start + at + offsets, before - turn, turn, size, lowest, highest)
-        largest, total, weighted = add_keys(
-            query, keys.load([line + at, 0]), values.load([line + at, 0]), seen,
-            largest, total, weighted, WINDOWED, UPCAST,
-        )  # fmt: skip
-    if whole_end < end:
-        index = whole_end + offsets
-        seen = _seen(index, before - turn, turn, size, lowest, highest)
-        line = (begin + whole_end).to(tl.int32)
-        block_k, block_v = keys.load([line, 0]), values.load([line, 0])
-        largest, total, weighted = _add_tail(
-            query, block_k, block_v, index < end, seen, largest, total, weighted, UPCAST
-        )
+    largest, total, weighted = add_span(
+        query, keys, values, (begin + start).to(tl.int32), 0, start, end, before - turn, turn, size,
+        lowest, highest, largest, total, weighted, WINDOWED, KEYS, UPCAST,
+    )  # fmt: skip
 
     if held <= SPLIT:
         result = weighted / tl.where(total > 0, total, 1.0)[:, None]

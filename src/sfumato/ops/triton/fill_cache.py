@@ -1,4 +1,5 @@
-"""Compiles into Triton's cache, before a start, the kernels of the 26B-A4B that the cache lacks.
+"""Compiles into Triton's cache, before a start, the kernels of the 26B-A4B and of the self-tests
+that the cache lacks.
 
 A process of its own compiles them, each kernel in a child, on all cores: it has not touched the
 device, and so may be forked and bounded in memory.  What is not compiled when the time is up, or
@@ -21,15 +22,17 @@ from typing import Any
 
 import torch
 
-from sfumato.ops.triton.ahead_of_time import Job, compile_kernel, jobs, source_of
+from sfumato.ops.triton.ahead_of_time import Job, compile_source, jobs, source_of
 from sfumato.ops.triton.children import Limits, Outcome, run_bounded
-from sfumato.ops.triton.kernel import Kernel, all_kernels, interpreting
-from sfumato.ops.triton.targets import TARGETS, Target, architecture
-from sfumato.ops.triton.tiles import Tile, candidates, tile_for
+from sfumato.ops.triton.kernel import all_kernels, interpreting
+from sfumato.ops.triton.noted import Noted
+from sfumato.ops.triton.self_test import KernelTwin, launches
+from sfumato.ops.triton.targets import TARGETS, Target, architecture, own_architecture
+from sfumato.ops.triton.tiles import candidates, tile_for
 
 log = logging.getLogger(__name__)
 
-Item = tuple[Job, int | str]
+Item = tuple[Job | Noted, int | str]
 """A compilation, and the device's own architecture, as Triton names it."""
 
 LIMITS = Limits(90, 16 << 30)
@@ -39,21 +42,35 @@ SECONDS = 60.0
 _MEMORY = 2 << 30  # bytes of the machine's memory for each child, several times what one takes
 
 
-def fill(device: torch.device, hidden: int, seconds: float = SECONDS) -> None:
+def fill(
+    device: torch.device, hidden: int, twins: dict[str, KernelTwin], seconds: float = SECONDS
+) -> None:
     """Compiles what a device's launches would not find in Triton's cache.
 
-    hidden: size of a hidden state of the model; nothing is compiled for another model than that of
-    which the kernels know the sizes.  seconds: of all, at most; then the children are killed.
-    Raises nothing: a failure is one log line.
+    hidden: size of a hidden state of the model; where it is another than that of which the kernels
+    know the sizes, only the launches of self-tests are compiled.  twins: those that are tested, by
+    operation.  seconds: of all, at most; then the children are killed.  Raises nothing: a failure
+    is one log line.
     """
     if device.type != "cuda" or interpreting() or architecture(device) is None:
         return
     try:
-        if all_kernels()["listed_scores"].sizes["HIDDEN"] == hidden:
-            _fill([item for item in serving(device) if not in_cache(item)], seconds)
+        _fill(_lacking(device, hidden, twins), seconds)
     except Exception as error:  # Triton's own functions, a system without memory for processes
         why = f"{type(error).__name__}: {error}"
         log.warning("kernels are compiled where they first run (%s)", why)
+
+
+def _lacking(device: torch.device, hidden: int, twins: dict[str, KernelTwin]) -> list[Item]:
+    """The compilations that the cache lacks, those of self-tests first: they run first. A cache
+    that lacks none of the model's has those of self-tests from the same start."""
+    known = all_kernels()["listed_scores"].sizes["HIDDEN"] == hidden
+    work = [item for item in serving(device) if not in_cache(item)] if known else []
+    if known and not work:
+        return []
+    number = own_architecture(device)
+    tests: list[Item] = [(noted, number) for noted in launches(device, twins)]
+    return [*(item for item in tests if not in_cache(item)), *work]
 
 
 def _fill(work: list[Item], seconds: float) -> None:
@@ -73,7 +90,7 @@ def _fill(work: list[Item], seconds: float) -> None:
 
 def serving(device: torch.device) -> list[Item]:
     """The compilations of all kernels in all shapes, with the tiles that serve on a device."""
-    target, number = architecture(device), _number(device)
+    target, number = architecture(device), own_architecture(device)
     assert target is not None
     return [(job, number) for job in jobs([target], every=True) if _serves(job, device)]
 
@@ -83,21 +100,13 @@ def _serves(job: Job, device: torch.device) -> bool:
     return tile == tile_for(job.kernel, device, job.use)
 
 
-def _number(device: torch.device) -> int | str:
-    if torch.version.hip is not None:
-        return str(torch.cuda.get_device_properties(device).gcnArchName).split(":")[0]
-    major, minor = torch.cuda.get_device_capability(device)
-    return major * 10 + minor
-
-
 def in_cache(item: Item) -> bool:
     """Whether a launch would find this in Triton's cache; takes milliseconds."""
     from triton.backends.compiler import GPUTarget
     from triton.compiler import compiler, make_backend
     from triton.runtime.cache import get_cache_manager
 
-    source, options = source_of(*_parts(item))
-    target = _parts(item)[2]
+    source, options, target = _parts(item)
     backend = make_backend(GPUTarget(target.backend, target.number, target.warp))
     variables = compiler.get_cache_invalidating_env_vars()
     parsed = backend.parse_options(dict(options))
@@ -122,15 +131,19 @@ def compile_all(work: Iterable[Item], cores: int, limits: Limits) -> Iterator[Ou
 
 def compile_item(item: Item) -> bool:
     """Compiles a kernel into Triton's cache. Raises what the compilers raise."""
-    compile_kernel(*_parts(item))
+    compile_source(*_parts(item))
     return True
 
 
-def _parts(item: Item) -> tuple[Kernel, Tile, Target]:
+def _parts(item: Item) -> tuple[Any, dict[str, Any], Target]:
+    """What Triton compiles, its options, and for what."""
     job, number = item
+    target = replace(TARGETS[job.target], number=number)
+    if isinstance(job, Noted):
+        return job.source(), job.options, target
     kernel = all_kernels()[job.kernel].as_variant(job.variant)
     tile = candidates(job.kernel, job.target)[job.use][job.candidate]
-    return kernel, tile, replace(TARGETS[job.target], number=number)
+    return *source_of(kernel, tile, target), target
 
 
 def compile_apart(work: list[Item], cores: int, seconds: float) -> str:
@@ -171,13 +184,16 @@ def main() -> None:
         signal.signal(number, lambda number, frame: sys.exit(1))  # ends the children too
     given: dict[str, Any] = json.loads(sys.stdin.read())
     signal.setitimer(signal.ITIMER_REAL, given["seconds"])  # whatever becomes of the parent
-    work: list[Item] = [(Job(**job), number) for job, number in given["work"]]
+    work = [_item(each, number) for each, number in given["work"]]
     failures = []
     for outcome in compile_all(work, given["cores"], LIMITS):
         if outcome.failure:
-            job = outcome.item[0]
-            failures.append(f"{job.kernel} {job.variant or job.use}: {outcome.failure}")
+            failures.append(f"{outcome.item[0]}: {outcome.failure}")
     print(json.dumps(failures))
+
+
+def _item(fields: dict[str, Any], number: int | str) -> Item:
+    return (Noted if "signature" in fields else Job)(**fields), number
 
 
 if __name__ == "__main__":

@@ -13,6 +13,7 @@ multiply float32 operands, and tests give them float32 tensors.
 from __future__ import annotations
 
 import os
+import threading
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager, nullcontext
@@ -30,7 +31,7 @@ from sfumato.ops.triton.tiles import Tile
 
 MODULES = (
     *("attention", "cache_write", "experts", "head", "heads", "linear", "listed", "noise"),
-    *("norms", "prefill", "router", "routing", "sampler"),
+    *("norms", "prefill", "read_attention", "router", "routing", "sampler"),
 )
 """The modules of this package that register kernels."""
 
@@ -74,6 +75,13 @@ class Kernel:
         return replace(self, sizes={**self.sizes, **differing})
 
 
+class _Instead(threading.local):
+    """Of each thread, since others may serve meanwhile."""
+
+    call: Callable[[Kernel, dict[str, Any]], None] | None = None
+
+
+_instead = _Instead()
 _kernels: dict[str, Kernel] = {}
 _counters: list[Counter[str]] = []
 _loaded: set[tuple[Any, ...]] = set()
@@ -129,7 +137,9 @@ def load(kernel: Kernel, tile: Tile, device: torch.device, **parameters: Any) ->
     operation that must not end between two launches.  Raises LaunchError as `launch` does."""
     kinds = ((name, getattr(x, "dtype", x)) for name, x in sorted(parameters.items()))
     key = (kernel.name, device, *kinds)
-    if interpreting() or key in _loaded:
+    if runs_nothing():
+        _call(kernel.function.warmup, kernel, tile, device, parameters)
+    if interpreting() or runs_nothing() or key in _loaded:
         return
     warmup = partial(kernel.function.warmup, grid=(1,))
     try:
@@ -150,20 +160,33 @@ def _call(
 ) -> Any:
     if "DESCRIPTORS" in kernel.function.arg_names:
         parameters = {**parameters, "DESCRIPTORS": has_copy_engine(device)}
+    given = {**parameters, **tile.constants, "UPCAST": interpreting()}
+    given |= {"num_warps": tile.warps, "num_stages": tile.stages, "enable_fp_fusion": FP_FUSION}
     with _current(device):
-        return run(
-            **parameters,
-            **tile.constants,
-            UPCAST=interpreting(),
-            num_warps=tile.warps,
-            num_stages=tile.stages,
-            enable_fp_fusion=FP_FUSION,
-        )
+        if _instead.call is not None:
+            return _instead.call(kernel, given)
+        return run(**given)
 
 
 def _current(device: torch.device) -> AbstractContextManager[Any]:
     """Triton launches on the current device, whatever the device of the tensors."""
     return torch.cuda.device(device) if device.type == "cuda" else nullcontext()
+
+
+def runs_nothing() -> bool:
+    """Whether something else stands in place of this thread's launches."""
+    return _instead.call is not None
+
+
+@contextmanager
+def in_place_of_launches(call: Callable[[Kernel, dict[str, Any]], None]) -> Iterator[None]:
+    """Calls this with each kernel that the thread would launch and with all that it would be given,
+    options included. The results of the launches are undefined."""
+    before, _instead.call = _instead.call, call
+    try:
+        yield
+    finally:
+        _instead.call = before
 
 
 @contextmanager

@@ -11,14 +11,17 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import torch
 from torch import Tensor
 
-from sfumato.ops.triton.kernel import installed, interpreting
+from sfumato.ops.triton.kernel import installed, interpreting, runs_nothing
 from sfumato.ops.triton.targets import architecture
 from sfumato.ops.triton.tiles import slower
+
+if TYPE_CHECKING:
+    from sfumato.ops.triton.noted import Noted
 
 log = logging.getLogger(__name__)
 T = TypeVar("T")
@@ -93,6 +96,23 @@ def prepare(device: torch.device, twins: dict[str, KernelTwin]) -> frozenset[str
     return _passed[device]
 
 
+def launches(device: torch.device, twins: dict[str, KernelTwin]) -> list[Noted]:
+    """What the tests of the twins, by operation, would compile on a device: that of their launches
+    up to the first result that stops a test. Runs none."""
+    from sfumato.ops.triton.noted import noted_launches
+
+    device = _indexed(device)
+    with noted_launches(device) as notes:
+        for name, each in twins.items():
+            if slower(name, device):
+                continue
+            try:
+                each.check(device)
+            except Exception as error:  # results are undefined
+                log.debug("%s: its test was noted up to: %s", name, _line(error))
+    return notes
+
+
 def usable(device: torch.device) -> bool:
     """Whether kernels can run on a device at all."""
     if device.type == "cpu":
@@ -130,17 +150,26 @@ def assert_close(out: Tensor, expected: Tensor, bound: float) -> None:
 
     The norm of a whole tensor shows a wrong tile, and does not trip over single roundings.
     """
+    if runs_nothing():
+        return
     wide, right = out.double(), expected.double()
     assert wide.isfinite().all(), "the result is not finite"
     error = float((wide - right).norm() / right.norm())
     assert error <= bound, f"the relative error is {error:.2e}, and {bound:.0e} is allowed"
 
 
+def check(condition: bool, otherwise: str) -> None:
+    """Raises AssertionError unless a condition holds."""
+    assert condition or runs_nothing(), otherwise
+
+
 def random_like(
     device: torch.device, dtype: torch.dtype, *shapes: tuple[int, ...]
 ) -> tuple[Tensor, ...]:
     """Tensors of normal numbers, the same in every process; torch's own generator keeps its
-    state."""
+    state. Zeros where no kernel runs."""
+    if runs_nothing():
+        return tuple(torch.zeros(shape, device=device, dtype=dtype) for shape in shapes)
     random = torch.Generator().manual_seed(len(shapes))
     return tuple(torch.randn(shape, generator=random).to(device, dtype) for shape in shapes)
 

@@ -61,6 +61,14 @@ def architecture(device: torch.device) -> str | None:
     return name if name in TARGETS else None
 
 
+def own_architecture(device: torch.device) -> int | str:
+    """The architecture of a GPU itself, as Triton names it; `architecture` is that of its tiles."""
+    if torch.version.hip is not None:
+        return str(torch.cuda.get_device_properties(device).gcnArchName).split(":")[0]
+    major, minor = torch.cuda.get_device_capability(device)
+    return major * 10 + minor
+
+
 def has_copy_engine(device: torch.device) -> bool:
     """Whether kernels get matrices as tensor descriptors on a device; see `Target.copies`."""
     name = architecture(device)

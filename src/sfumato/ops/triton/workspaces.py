@@ -30,6 +30,13 @@ def attention_bytes(
     return 0 if pieces <= 1 else rows * pieces * length * heads * (d + 2) * _FLOAT
 
 
+def read_bytes(tokens: int, heads: int, d: int, size: int, device: torch.device) -> int:
+    """As `attention_bytes`, of `read_attention` of so many tokens in rows of any length."""
+    split = tile_for(read_kernel(d), device)["SPLIT"]
+    pieces = rounded_up(size, split) // split
+    return 0 if pieces <= 1 else pieces * tokens * heads * (d + 2) * _FLOAT
+
+
 def prefill_bytes(keys: int, kv_heads: int, d: int, itemsize: int, device: torch.device) -> int:
     """Of `attend` over so many keys: keys and values, joined, and their positions."""
     held = rounded_up(keys, tile_for(prefill_kernel(d), device)["KEYS"])
@@ -74,6 +81,11 @@ def head_chunk(vocab: int) -> int:
 def attention_kernel(d: int) -> str:
     """The name of the kernel of canvases of this head_dim."""
     return "attention_256" if d <= NARROW else "attention_512"
+
+
+def read_kernel(d: int) -> str:
+    """The name of the kernel of reads of this head_dim."""
+    return "read_256" if d <= NARROW else "read_512"
 
 
 def prefill_kernel(d: int) -> str:

@@ -56,6 +56,10 @@ class Renderer(ABC):
         """Instead of all that would follow; body: as the dialect's `errors` has it."""
         yield body
 
+    def left(self) -> None:
+        """The client of a stream has gone before the end; no frame follows."""
+        return
+
     @property
     def watches_s(self) -> float | None:
         """After how long without an event `waiting` may have frames; None: it has none."""
@@ -82,7 +86,7 @@ class Dialect(Generic[B]):
     parse: Callable[[Service, B], list[Request]]  # in a thread; raises ApiError
     # The body has lost its lists and longer texts: what a reply needs of them the requests have.
     renderer: Callable[[Service, B, Sequence[Request]], Renderer]
-    streams: Callable[[B], bool]
+    streams: Callable[[B], bool] = lambda body: False
     wire: Wire = SSE
     errors: ErrorForm = OPENAI_ERRORS
     wording: Wording = ()  # the engine's names of fields, where the body has others

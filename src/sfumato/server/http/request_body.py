@@ -23,7 +23,7 @@ from sfumato.server.http.admission import SMALL, Admission, Arrival, ThreadLimit
 from sfumato.server.http.content_encoding import ExpandsTooFar, expanded, is_zstd
 from sfumato.server.http.errors import CLIENT_GONE, ApiError, WrongField, bad_request
 from sfumato.server.http.security import OWNER, BodyTooLarge
-from sfumato.server.schemas.body import Body, Unknown
+from sfumato.server.schemas.body import UNKNOWN_FIELD, Body, Unknown
 from sfumato.server.service import Service
 from sfumato.text.jsonscan import JsonTooLarge, extent, values_of
 
@@ -205,7 +205,7 @@ def validated(value: dict[str, Any], model: type[Model], lenient: bool) -> Model
     unknown = Unknown(_unknown(value, model))
     if unknown.count and not lenient:
         raise bad_request(
-            f"{unknown}: unknown; remove it, or start the server with --lenient",
+            f"{unknown}: {UNKNOWN_FIELD}",
             unknown.named[0],
             "unknown_field",
         )

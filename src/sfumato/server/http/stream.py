@@ -30,24 +30,32 @@ def response(
 ) -> StreamingResponse:
     """The stream of `running`, which is cancelled when the client goes away."""
     frames = _Frames(service, renderer, dialect)
-    return _Stream(running, _texts(service, running, frames), dialect)
+    return _Stream(running, _texts(service, running, frames), renderer, dialect)
 
 
 class _Stream(StreamingResponse):
     """Cancels what runs when it ends. Its generator cannot: a client that goes away early, or in
     the middle of a frame, leaves it not begun, or waiting to be collected."""
 
-    def __init__(self, running: InFlight, texts: AsyncIterator[str], dialect: Dialect[Any]) -> None:
+    def __init__(
+        self,
+        running: InFlight,
+        texts: AsyncIterator[str],
+        renderer: Renderer,
+        dialect: Dialect[Any],
+    ) -> None:
         headers = {"Cache-Control": "no-store", "X-Accel-Buffering": "no"}
         headers |= headers_of(running, dialect.errors.request_id)
         super().__init__(texts, media_type=dialect.wire.media_type, headers=headers)
-        self._running = running
+        self._running, self._renderer = running, renderer
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         try:
             await super().__call__(scope, receive, send)
         finally:
-            self._running.cancel()
+            if self._running.open:
+                self._running.cancel()
+                self._renderer.left()
 
 
 async def _texts(service: Service, running: InFlight, frames: _Frames) -> AsyncIterator[str]:

@@ -29,6 +29,8 @@ def at_most(count: int) -> BeforeValidator:
 
 
 MOST_NAMED = 20  # of unknown fields
+UNKNOWN_FIELD = "unknown; remove it, or start the server with --lenient"
+"""What an error says of one."""
 
 
 class Unknown:

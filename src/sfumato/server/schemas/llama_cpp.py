@@ -39,7 +39,6 @@ class LlamaSampling(Sampling):
     logit_bias: Annotated[Any, WithJsonSchema(json_schemas.LLAMA_BIAS)] = Field(
         None, description="An object or a list of pairs, of ids or texts; false bans a token."
     )
-    id_slot: Ignored = None
     n_keep: Ignored = None
     n_discard: Ignored = None
     n_indent: Ignored = None

@@ -62,6 +62,7 @@ class Neutral(BaseModel):
     prompt_logprobs: Annotated[Any, Only(why="is a field of /v1/completions")] = None
     # llama-server's
     cache_prompt: Ignored = None
+    id_slot: Ignored = None
     timings_per_token: AtTheEnd = None
     return_progress: bool | None = Field(
         None, description="Send how far the prompt is encoded: streams of chats and /completion."

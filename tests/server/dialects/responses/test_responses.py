@@ -85,6 +85,10 @@ def parsed(text: str) -> list[dict[str, Any]]:
     return made
 
 
+# What classes of older versions of the package require, as those of 2.54 and 3.3.
+OLDER_FIELDS = {"response.function_call_arguments.done": {"name"}}
+
+
 def fields_of(kind: type[BaseModel], required: bool = False) -> set[str]:
     """The names that a class of the `openai` package has, or those that it has to have."""
     return {
@@ -96,7 +100,8 @@ def check_event(event: dict[str, Any]) -> None:
     """All fields of the event's class are there, and no others; building the classes' validators
     would take seconds."""
     (kind,) = (k for k in EVENTS if event["type"] in get_args(k.model_fields["type"].annotation))
-    assert fields_of(kind, required=True) <= event.keys() <= fields_of(kind)
+    more = OLDER_FIELDS.get(event["type"], set())
+    assert fields_of(kind, required=True) <= event.keys() <= fields_of(kind) | more
     if "response" in event:
         assert fields_of(Response, required=True) <= event["response"].keys()
     if "item" in event:
@@ -213,6 +218,12 @@ def test_a_loop_with_a_tool(client: openai.OpenAI, stream: bool, by_id: bool) ->
     else:
         second = ask(input=[{"role": "user", "content": "call"}, call.to_dict(), result])
     assert second.output_text == "It is sunny in Paris."
+
+
+def test_the_end_of_arguments_names_the_call(http: TestClient) -> None:
+    kind = "response.function_call_arguments.done"
+    (done,) = (e for e in events(http, "call", tools=[WEATHER]) if e["type"] == kind)
+    assert done["name"] == "weather"
 
 
 def test_the_text_has_a_schema(client: openai.OpenAI) -> None:

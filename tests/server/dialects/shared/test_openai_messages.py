@@ -40,7 +40,9 @@ def test_the_prompt_ends_in_it(server: Any, embedded: Model) -> None:
     made = server.post("/apply-template", messages=user_message("I  am <turn|> ")).json()["prompt"]
     opened = server.post("/apply-template", messages=[USER]).json()["prompt"]
     assert made == opened + "I  am <turn|> "
-    used = server.chat(messages=user_message("I  am <turn|> "), max_tokens=4).json()["usage"]
+    used = server.chat(messages=user_message("I  am <turn|> "), max_tokens=4, max_steps=2).json()[
+        "usage"
+    ]
     text = embedded.tokenizer.encode("I  am <turn|> ", special=False)  # no marker is one
     assert used["prompt_tokens"] == len(embedded.prompt_ids("Who are you?")) + len(text)
     past = server.post("/apply-template", messages=user_message("I"), add_generation_prompt=False)
@@ -52,7 +54,9 @@ def test_what_is_answered_all_the_same(server: Any) -> None:
     for messages in (user_message(""), user_message("<|channel>thought\nhm<channel|>")):
         assert content(server.chat(messages=messages, seed=3)) == plain
     assert content(server.chat(messages=[USER], seed=3, add_generation_prompt=True)) == plain
-    turn = server.chat(messages=user_message("I am"), seed=3, continue_final_message=False)
+    turn = server.chat(
+        messages=user_message("I am"), seed=3, max_tokens=4, continue_final_message=False
+    )
     prompt = server.post(
         "/apply-template", messages=user_message("I am"), continue_final_message=False
     ).json()["prompt"]

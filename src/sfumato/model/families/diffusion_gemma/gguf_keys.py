@@ -78,10 +78,10 @@ def config_from_gguf(
 def _turning_pairs(checkpoint: Checkpoint) -> int | None:
     """How many rotary pairs of full layers turn, by the divisors of their frequencies in
     `rope_freqs.weight`: 1 turns, 1e30 stills. None where the file has no such tensor."""
-    (file,) = checkpoint.files.values()
-    if "rope_freqs.weight" not in file.tensors:
+    holders = [file for file in checkpoint.files.values() if "rope_freqs.weight" in file.tensors]
+    if not holders:
         return None
-    divisors = file.read("rope_freqs.weight")
+    divisors = holders[0].read("rope_freqs.weight")
     if isinstance(divisors, Tensor) and divisors.ndim == 1:
         turning = int((divisors == 1).sum())
         if turning and (divisors[:turning] == 1).all() and (divisors[turning:] > 1e9).all():

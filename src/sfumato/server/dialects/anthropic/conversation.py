@@ -12,6 +12,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any
 
+from sfumato.server.dialects.shared.unknown_fields import check_fields
 from sfumato.server.http.errors import ApiError, bad_request
 from sfumato.server.schemas.anthropic import AnthropicPrompt
 from sfumato.server.schemas.body import Unknown
@@ -77,15 +78,18 @@ class Conversation:
             raise
 
 
-def conversation(body: AnthropicPrompt, settings: ServerSettings, ignored: Unknown) -> Conversation:
-    """ignored: records what a lenient server leaves out. Raises ApiError."""
+def conversation(
+    body: AnthropicPrompt, settings: ServerSettings, ignored: Unknown | None
+) -> Conversation:
+    """ignored: records what a lenient server leaves out; None where unknown fields are refused.
+    Raises ApiError."""
     if len(body.messages) > settings.max_messages:
         raise bad_request(
             f"messages: {len(body.messages)} of them, and this server takes "
             f"{settings.max_messages}; leave out old ones, or raise --max-messages",
             "messages",
         )
-    reader = _Reader(ignored if settings.lenient else None)
+    reader = _Reader(ignored)
     made = Conversation()
     if system := reader.texts(body.system or "", "system"):
         made.add({"role": "system", "content": system}, "system")
@@ -115,7 +119,7 @@ class _Reader:
         role = message.get("role")
         if not isinstance(role, str) or role not in _ROLES:
             raise bad_request(f"{where}.role: must be user, assistant or system", f"{where}.role")
-        self._check_keys(message, {"role", "content"}, where)
+        check_fields(message, ("role", "content"), where, self._ignored)
         content, where = message.get("content"), f"{where}.content"
         if role == "system":
             made.add({"role": role, "content": self.texts(content, where)}, where)
@@ -151,24 +155,12 @@ class _Reader:
                 raise bad_request(f"{here}: {_UNSUPPORTED[kind]}", here, "unsupported")
             if not isinstance(kind, str) or kind not in kinds:
                 raise bad_request(f"{here}.type: must be {' or '.join(kinds)}", f"{here}.type")
-            self._check_keys(block, _KEYS[kind] | {"type", "cache_control"}, here)
-            _check_fields(block, kind, here)
+            check_fields(block, _KEYS[kind] | {"type", "cache_control"}, here, self._ignored)
+            _check_texts(block, kind, here)
             yield here, block
 
-    def _check_keys(self, value: Mapping[str, Any], known: set[str], where: str) -> None:
-        unknown = sorted(name for name in value.keys() - known if value[name] is not None)
-        names = [f"{where}.{name[:100]}" for name in unknown]
-        if self._ignored is not None:
-            self._ignored.add(names)
-        elif names:
-            raise bad_request(
-                f"{names[0]}: unknown; remove it, or start the server with --lenient",
-                names[0],
-                "unknown_field",
-            )
 
-
-def _check_fields(block: Mapping[str, Any], kind: str, where: str) -> None:
+def _check_texts(block: Mapping[str, Any], kind: str, where: str) -> None:
     """Raises ApiError."""
     texts = {
         "text": ("text",),

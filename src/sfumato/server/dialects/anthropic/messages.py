@@ -12,12 +12,14 @@ from sfumato.server.dialects.anthropic.conversation import conversation
 from sfumato.server.dialects.anthropic.errors import ANTHROPIC_ERRORS
 from sfumato.server.dialects.anthropic.renderer import WIRE, MessagesRenderer
 from sfumato.server.dialects.anthropic.tools import WORDING, choice_of, tools_of
+from sfumato.server.dialects.shared.encoded_only import encoded_only
 from sfumato.server.dialects.shared.ends import reply_ends
 from sfumato.server.dialects.shared.grammars import grammar_of
 from sfumato.server.dialects.shared.openai_messages import continuation
 from sfumato.server.dialects.shared.openai_tools import tool_use
 from sfumato.server.dialects.shared.sampling import request_fields, seeds_of, stops_of
 from sfumato.server.dialects.shared.thinking import Thinking, thinking_of
+from sfumato.server.dialects.shared.unknown_fields import leaves_out
 from sfumato.server.http.dialect import Dialect
 from sfumato.server.http.errors import bad_request
 from sfumato.server.schemas.anthropic import CountBody, MessagesBody
@@ -29,9 +31,10 @@ COUNT_PATH = f"{PATH}/count_tokens"
 
 def parse(service: Service, body: MessagesBody) -> list[Request]:
     """Raises ApiError."""
-    settings, model = service.settings, service.model
-    talk = conversation(body, settings, body.ignored)
-    tools = tools_of(body.tools, body.ignored if settings.lenient else None)
+    model = service.model
+    ignored = leaves_out(body, service.settings)
+    talk = conversation(body, service.settings, ignored)
+    tools = tools_of(body.tools, ignored)
     choice, is_single = body.tool_choice, False
     if choice is not None:
         is_single = bool(choice.disable_parallel_tool_use)
@@ -60,19 +63,9 @@ def parse(service: Service, body: MessagesBody) -> list[Request]:
         prompt = service.prompt(one)
     one = replace(one, made=prompt, seed=seeds_of(body.seed, 1)[0])
     if body.max_tokens == 0:
-        return [_encoded_only(one)]
+        return [encoded_only(one)]
     most = service.at_most(body.max_tokens, len(prompt.ids), body.canvas_length)
     return [replace(one, max_tokens=most)]
-
-
-def _encoded_only(request: Request) -> Request:
-    """The same prompt with a reply that takes one step, so that a later request finds the prompt in
-    the cache."""
-    assert request.sampler
-    sampler = replace(request.sampler, max_steps=1)
-    return replace(
-        request, max_tokens=1, sampler=sampler, opening=None, grammar=None, retry_empty=False
-    )
 
 
 def _thinking(body: MessagesBody, continued: bool) -> tuple[bool, int | None]:

@@ -2,26 +2,14 @@
 
 from __future__ import annotations
 
-from datetime import UTC, datetime
 from typing import Any
 
+from sfumato.server.dialects.shared.model_facts import thinks, written_at
 from sfumato.server.service import Service
-from sfumato.text.markers import ChatMarkers
 
 _NO = {"supported": False}
 _YES = {"supported": True}
 _EFFORTS = ("low", "medium", "high", "xhigh", "max")
-
-
-def written_at(service: Service) -> datetime:
-    """When the model's weights were written; where that is not known, when this server started."""
-    written = service.model.written
-    return datetime.fromtimestamp(service.started if written is None else written, UTC)
-
-
-def thinks(markers: ChatMarkers) -> bool:
-    """Whether a chat format has thoughts."""
-    return bool(markers.thought_open)
 
 
 def anthropic_card(service: Service) -> dict[str, Any]:

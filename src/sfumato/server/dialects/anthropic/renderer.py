@@ -36,8 +36,6 @@ class MessagesRenderer(Renderer):
         self._service, self._request = service, request
         self._notes = [*openai_objects.notes(body), *ignored_tools(request.tools, service.model)]
         self._is_cut = body.max_tokens > request.max_tokens  # by the context
-        # A prompt that is only encoded for later requests has an empty reply.
-        self._is_empty = body.max_tokens == 0
         self._hides_thought = body.thinking is not None and body.thinking.display == "omitted"
         self._unsent = Unsent()
         self._thought = hashlib.sha256()  # of what was thought in the block that is open
@@ -48,16 +46,13 @@ class MessagesRenderer(Renderer):
         (collected,) = replies
         end = collected.finished
         blocks: list[Frame] = []
-        if not self._is_empty:
-            if (thought := end.reply.thought) is not None:
-                shown = "" if self._hides_thought else thought
-                digest = hashlib.sha256(thought.encode())
-                blocks.append(
-                    {"type": "thinking", "thinking": shown, "signature": _signature(digest)}
-                )
-            if end.reply.text:
-                blocks.append({"type": "text", "text": end.reply.text})
-            blocks += [_call(call, call.arguments) for call in end.reply.tool_calls]
+        if (thought := end.reply.thought) is not None:
+            shown = "" if self._hides_thought else thought
+            digest = hashlib.sha256(thought.encode())
+            blocks.append({"type": "thinking", "thinking": shown, "signature": _signature(digest)})
+        if end.reply.text:
+            blocks.append({"type": "text", "text": end.reply.text})
+        blocks += [_call(call, call.arguments) for call in end.reply.tool_calls]
         return self._message(blocks, self._usage(end.account), end.reply) | self._warned(end.reply)
 
     def extra(self, fields: Frame) -> Frame:
@@ -70,12 +65,10 @@ class MessagesRenderer(Renderer):
         yield {"type": "ping"}
 
     def settled(self, number: int, settled: Settled) -> Iterable[Frame]:
-        if not self._is_empty:
-            yield from self._frames(*self._unsent.of(settled))
+        yield from self._frames(*self._unsent.of(settled))
 
     def finished(self, number: int, end: Finished) -> Iterable[Frame]:
-        if not self._is_empty:
-            yield from self._frames(*self._unsent.rest(end.reply))
+        yield from self._frames(*self._unsent.rest(end.reply))
         yield from self._close()
         yield {
             "type": "message_delta",
@@ -150,8 +143,6 @@ class MessagesRenderer(Renderer):
         }
 
     def _reason(self, reply: Reply) -> str:
-        if self._is_empty:
-            return "max_tokens"
         if reply.stop_reason == "max_tokens":
             return "model_context_window_exceeded" if self._is_cut else "max_tokens"
         if reply.tool_calls:
@@ -159,15 +150,12 @@ class MessagesRenderer(Renderer):
         return "end_turn" if reply.stop is None else "stop_sequence"
 
     def _usage(self, account: Account) -> Frame:
-        written = 0 if self._is_empty else account.output_tokens
-        usage = _usage(account.prompt_tokens, account.cached_tokens, written)
-        thought = 0 if self._is_empty else account.thought_tokens
-        return usage | {"output_tokens_details": {"thinking_tokens": thought}}
+        usage = _usage(account.prompt_tokens, account.cached_tokens, account.output_tokens)
+        return usage | {"output_tokens_details": {"thinking_tokens": account.thought_tokens}}
 
     def _warned(self, reply: Reply) -> Frame:
-        embedded = self._service.model.embedded and not self._is_empty
         calls = unknown_calls(self._request.tools, reply)
-        lines = [*self._notes, *warnings(embedded, reply), *calls]
+        lines = [*self._notes, *warnings(self._service.model.embedded, reply), *calls]
         return {"warnings": lines} if lines else {}
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
+from sfumato.server.dialects.shared.unknown_fields import check_fields
 from sfumato.server.http.errors import bad_request
 from sfumato.server.http.wording import Wording
 from sfumato.server.schemas.anthropic import ToolChoice
@@ -36,16 +37,7 @@ def _tool(tool: Mapping[str, Any], where: str, ignored: Unknown | None) -> dict[
             f"{where}.type",
             "unsupported",
         )
-    unknown = sorted(name for name in tool.keys() - _KNOWN if tool[name] is not None)
-    names = [f"{where}.{name[:100]}" for name in unknown]
-    if ignored is not None:
-        ignored.add(names)
-    elif names:
-        raise bad_request(
-            f"{names[0]}: unknown; remove it, or start the server with --lenient",
-            names[0],
-            "unknown_field",
-        )
+    check_fields(tool, _KNOWN, where, ignored)
     schema = tool.get("input_schema")
     if not isinstance(schema, Mapping):
         raise bad_request(

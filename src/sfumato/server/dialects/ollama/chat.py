@@ -13,7 +13,8 @@ from sfumato.server.dialects.ollama.parsing import (
     parse_generate,
     streams,
 )
-from sfumato.server.dialects.ollama.renderer import WIRE, GenerateRenderer, OllamaRenderer, now
+from sfumato.server.dialects.ollama.renderer import WIRE, GenerateRenderer, OllamaRenderer
+from sfumato.server.dialects.ollama.times import now
 from sfumato.server.http.dialect import Dialect
 from sfumato.server.http.wording import Wording
 from sfumato.server.schemas.ollama import (

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from sfumato.server.dialects.shared.unknown_fields import check_fields
 from sfumato.server.http.errors import bad_request
 from sfumato.server.schemas.body import Unknown
 from sfumato.server.settings import ServerSettings
@@ -18,19 +19,19 @@ _KEYS = {
 
 
 def conversation(
-    given: Sequence[Mapping[str, Any]], settings: ServerSettings, ignored: Unknown
+    given: Sequence[Mapping[str, Any]], settings: ServerSettings, ignored: Unknown | None
 ) -> list[dict[str, Any]]:
-    """ignored: records what a lenient server leaves out. Raises ApiError."""
+    """ignored: records what a lenient server leaves out; None where unknown fields are refused.
+    Raises ApiError."""
     if len(given) > settings.max_messages:
         raise bad_request(
             f"messages: {len(given)} of them, and this server takes {settings.max_messages}; "
             "leave out old ones, or raise --max-messages",
             "messages",
         )
-    leaves_out = ignored if settings.lenient else None
     messages: list[dict[str, Any]] = []
     for number, message in enumerate(given):
-        messages.append(_message(message, f"messages[{number}]", leaves_out, messages))
+        messages.append(_message(message, f"messages[{number}]", ignored, messages))
     return messages
 
 
@@ -51,16 +52,7 @@ def _message(
         name = f"{where}.images"
         raise bad_request(f"{name}: images are not supported yet", name, "unsupported")
     known = _KEYS[role] | {"role", "images"}
-    unknown = sorted(name for name in message.keys() - known if message[name] is not None)
-    names = [f"{where}.{name[:100]}" for name in unknown]
-    if ignored is not None:
-        ignored.add(names)
-    elif names:
-        raise bad_request(
-            f"{names[0]}: unknown; remove it, or start the server with --lenient",
-            names[0],
-            "unknown_field",
-        )
+    check_fields(message, known, where, ignored)
     clean: dict[str, Any] = {"role": role, "content": message.get("content")}
     if role == "assistant":
         clean["content"] = clean["content"] or ""

@@ -6,7 +6,8 @@ import hashlib
 from collections.abc import Mapping
 from typing import Any
 
-from sfumato.server.dialects.anthropic.model_card import thinks, written_at
+from sfumato.server.dialects.ollama.times import shown
+from sfumato.server.dialects.shared.model_facts import thinks, written_at
 from sfumato.server.dialects.shared.openai_tools import call_token
 from sfumato.server.http.errors import ApiError, bad_request
 from sfumato.server.schemas.ollama import OllamaShowBody
@@ -109,7 +110,7 @@ def _kind(service: Service) -> str:
 
 
 def _modified(service: Service) -> str:
-    return written_at(service).isoformat().replace("+00:00", "Z")
+    return shown(written_at(service))
 
 
 def _digest(service: Service) -> str:

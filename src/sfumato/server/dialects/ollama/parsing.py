@@ -16,6 +16,7 @@ from sfumato.server.dialects.shared.openai_messages import continuation
 from sfumato.server.dialects.shared.openai_tools import ToolUse, tool_use
 from sfumato.server.dialects.shared.sampling import request_fields, seeds_of
 from sfumato.server.dialects.shared.thinking import Thinking, thinking_of
+from sfumato.server.dialects.shared.unknown_fields import leaves_out
 from sfumato.server.http.errors import bad_request
 from sfumato.server.schemas.ollama import (
     OllamaChatBody,
@@ -33,7 +34,7 @@ GENERATE_PATH = "/api/generate"
 def parse_chat(service: Service, body: OllamaChatBody) -> list[Request]:
     """Raises ApiError."""
     messages, continued = continuation(
-        conversation(body.messages or (), service.settings, body.ignored),
+        conversation(body.messages or (), service.settings, leaves_out(body, service.settings)),
         None,
         None,
         service.engine.check_length,

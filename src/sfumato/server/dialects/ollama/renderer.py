@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from datetime import UTC, datetime
 from typing import Any
 
 from sfumato.api import Reply
 from sfumato.engine import Account, Finished, Request, Settled
+from sfumato.server.dialects.ollama.times import nanoseconds, now
 from sfumato.server.dialects.shared import openai_objects
 from sfumato.server.dialects.shared.logprobs import Logged, log_of, logged
 from sfumato.server.dialects.shared.openai_tools import ignored_tools, unknown_calls
@@ -126,22 +126,13 @@ class GenerateRenderer(OllamaRenderer):
 def durations_of(account: Account) -> Frame:
     """Tokens, and times in nanoseconds; nothing is loaded for a request."""
     return {
-        "total_duration": _ns(account.total_s),
+        "total_duration": nanoseconds(account.total_s),
         "load_duration": 0,
         "prompt_eval_count": account.prompt_tokens,
-        "prompt_eval_duration": _ns(account.prefill_s),
+        "prompt_eval_duration": nanoseconds(account.prefill_s),
         "eval_count": account.output_tokens,
-        "eval_duration": _ns(account.denoise_s + account.commit_s),
+        "eval_duration": nanoseconds(account.denoise_s + account.commit_s),
     }
-
-
-def now() -> str:
-    """The time as Ollama writes it."""
-    return datetime.now(UTC).isoformat().replace("+00:00", "Z")
-
-
-def _ns(seconds: float) -> int:
-    return round(1e9 * seconds)
 
 
 def _call(call: ToolCall, index: int) -> Frame:

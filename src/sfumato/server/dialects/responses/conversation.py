@@ -77,59 +77,76 @@ class Conversation:
 
 def conversation(instructions: str | None, items: Iterable[tuple[str, Item]]) -> Conversation:
     """items: each with its place. Raises ApiError."""
-    talk = Conversation()
+    reader = _Reader()
     if instructions is not None:
-        talk.add({"role": "system", "content": instructions}, _INSTRUCTIONS)
+        reader.talk.add({"role": "system", "content": instructions}, _INSTRUCTIONS)
     for where, item in items:
         if item["type"] == "message":
-            _add_message(talk, item, where)
+            reader.add_message(item, where)
         elif item["type"] == "function_call":
-            _add_call(talk, item, where)
+            reader.add_call(item, where)
         elif item["type"] == "function_call_output":
-            _add_output(talk, item, where)
-    if not talk.messages:
+            reader.add_output(item, where)
+    if not reader.talk.messages:
         raise bad_request("input: holds nothing but thoughts; add a message", "input")
-    return talk
+    return reader.conversation()
 
 
-def _add_message(talk: Conversation, item: Item, where: str) -> None:
-    messages = talk.messages
-    role = "system" if item["role"] == "developer" else item["role"]
-    texts = [part["text"] for part in item["content"]]
-    last = messages[-1] if messages else {}
-    if role == "assistant" and last.get("tool_calls"):
-        # Outputs follow the message with their calls, so text behind calls joins that message.
-        last["content"] = (last.get("content") or "") + "".join(texts)
-        return
-    content: Any = "".join(texts)
-    if len(texts) > 1 and role == "user":
-        content = [{"type": "text", "text": text} for text in texts]
-    talk.add({"role": role, "content": content}, where)
+class _Reader:
+    """Makes messages of items. The output of a call stands right behind the message with that call,
+    as the chat template has it, even where a user has written in between."""
 
+    def __init__(self) -> None:
+        self.talk = Conversation()  # without outputs
+        self._callers: dict[str, int] = {}  # a call's id → the number of its message
+        self._outputs: dict[int, Conversation] = {}  # that number → its outputs
 
-def _add_call(talk: Conversation, item: Item, where: str) -> None:
-    messages = talk.messages
-    if not messages or messages[-1]["role"] != "assistant":
-        talk.add({"role": "assistant", "content": None}, where)
-    function = {"name": item["name"], "arguments": item["arguments"]}
-    call = {"id": item["call_id"], "type": "function", "function": function}
-    messages[-1].setdefault("tool_calls", []).append(call)
-    talk.places[-1].calls.append(where)
+    def conversation(self) -> Conversation:
+        made = Conversation()
+        for number, message in enumerate(self.talk.messages):
+            outputs = self._outputs.get(number, Conversation())
+            made.messages += [message, *outputs.messages]
+            made.places += [self.talk.places[number], *outputs.places]
+        return made
 
+    def add_message(self, item: Item, where: str) -> None:
+        role = "system" if item["role"] == "developer" else item["role"]
+        texts = [part["text"] for part in item["content"]]
+        last = self._open_turn()
+        if role == "assistant" and last is not None and last.get("tool_calls"):
+            # Outputs follow the message with their calls, so text behind calls joins that message.
+            last["content"] = (last.get("content") or "") + "".join(texts)
+            return
+        content: Any = "".join(texts)
+        if len(texts) > 1 and role == "user":
+            content = [{"type": "text", "text": text} for text in texts]
+        self.talk.add({"role": role, "content": content}, where)
 
-def _add_output(talk: Conversation, item: Item, where: str) -> None:
-    messages = talk.messages
-    at = len(messages) - 1
-    while at >= 0 and messages[at]["role"] == "tool":
-        at -= 1
-    calls = messages[at].get("tool_calls", ()) if at >= 0 else ()
-    if not any(call["id"] == item["call_id"] for call in calls):
-        raise bad_request(
-            f"{where}.call_id: {item['call_id']!r} is of no function_call right before it",
-            f"{where}.call_id",
-        )
-    content = item["output"]
-    talk.add({"role": "tool", "tool_call_id": item["call_id"], "content": content}, where)
+    def add_call(self, item: Item, where: str) -> None:
+        talk = self.talk
+        if self._open_turn() is None:
+            talk.add({"role": "assistant", "content": None}, where)
+        function = {"name": item["name"], "arguments": item["arguments"]}
+        call = {"id": item["call_id"], "type": "function", "function": function}
+        talk.messages[-1].setdefault("tool_calls", []).append(call)
+        talk.places[-1].calls.append(where)
+        self._callers[item["call_id"]] = len(talk.messages) - 1
+
+    def add_output(self, item: Item, where: str) -> None:
+        """Raises ApiError."""
+        name = item["call_id"]
+        if name not in self._callers:
+            raise bad_request(
+                f"{where}.call_id: {name!r} is of no function_call before it", f"{where}.call_id"
+            )
+        outputs = self._outputs.setdefault(self._callers[name], Conversation())
+        outputs.add({"role": "tool", "tool_call_id": name, "content": item["output"]}, where)
+
+    def _open_turn(self) -> Message | None:
+        """The last message, where it is the assistant's and none of its calls has an output."""
+        messages = self.talk.messages
+        is_open = messages and len(messages) - 1 not in self._outputs
+        return messages[-1] if is_open and messages[-1]["role"] == "assistant" else None
 
 
 def latest_turns(

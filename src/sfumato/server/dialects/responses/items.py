@@ -11,6 +11,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from sfumato.server.dialects.shared.openai_messages import UNSUPPORTED
+from sfumato.server.dialects.shared.unknown_fields import check_fields
 from sfumato.server.http.errors import ApiError, bad_request
 from sfumato.server.response_store import Item, Missing
 from sfumato.server.schemas.body import Unknown
@@ -62,7 +63,7 @@ def _item(item: Mapping[str, Any], where: str, find: Find, ignored: Unknown | No
     if not isinstance(kind, str) or kind not in _KEYS:
         kinds = ", ".join((*_KEYS, "reasoning"))
         raise _refused(f"{where}.type", f"must be one of {kinds}", "unsupported")
-    _check_keys(item, _KEYS[kind], where, ignored)
+    check_fields(item, _KEYS[kind], where, ignored)
     if kind == "item_reference":
         return _referred(item, where, find)
     own = item.get("id") if item.get("id") is not None else new_id(_PREFIXES[kind])
@@ -148,18 +149,6 @@ def _text(part: Any, where: str) -> str:
     if not isinstance(text, str):
         raise _refused(f"{where}.text", "must be text")
     return text
-
-
-def _check_keys(
-    item: Mapping[str, Any], keys: set[str], where: str, ignored: Unknown | None
-) -> None:
-    unknown = sorted(name for name in item.keys() - keys if item[name] is not None)
-    names = [f"{where}.{name[:100]}" for name in unknown]
-    if ignored is not None:
-        ignored.add(names)
-    elif names:
-        hint = "unknown; remove it, or start the server with --lenient"
-        raise _refused(names[0], hint, "unknown_field")
 
 
 def _refused(where: str, message: str, code: str | None = None) -> ApiError:

@@ -125,7 +125,7 @@ class Output:
             if self._encrypted:
                 item["encrypted_content"] = _ENCRYPTED
         else:
-            yield self._event("function_call_arguments.done", arguments=text)
+            yield self._event("function_call_arguments.done", name=item["name"], arguments=text)
             item |= {"arguments": text, "status": "completed"}
         self._is_open = False
         at = len(self.items) - 1

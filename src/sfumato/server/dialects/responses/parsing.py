@@ -23,6 +23,7 @@ from sfumato.server.dialects.shared.grammars import grammar_of
 from sfumato.server.dialects.shared.openai_tools import ToolUse, ignored_tools, tool_use
 from sfumato.server.dialects.shared.sampling import check_size, request_fields, seeds_of
 from sfumato.server.dialects.shared.thinking import Thinking, thinking_of
+from sfumato.server.dialects.shared.unknown_fields import leaves_out
 from sfumato.server.http.errors import ApiError, bad_request
 from sfumato.server.response_store import Item, Missing
 from sfumato.server.schemas.responses import ENCRYPTED, LOGPROBS, ResponsesBody
@@ -44,7 +45,7 @@ def parse(service: Service, body: ResponsesBody) -> list[Request]:
     """The one request. Raises ApiError."""
     if body.stream_options is not None and not body.stream:
         raise bad_request("stream_options: only with stream", "stream_options")
-    ignored = body.ignored if service.settings.lenient else None
+    ignored = leaves_out(body, service.settings)
     before, placed = _items(service, body)
     own = [item for _, item in placed]
     earlier = [("previous_response_id", item) for item in before]
@@ -76,7 +77,7 @@ def _items(service: Service, body: ResponsesBody) -> tuple[list[Item], list[tupl
     most, store = service.settings.max_messages, service.responses
     if not isinstance(body.input, str) and len(body.input) > most:
         raise _too_many(len(body.input), most)
-    ignored = body.ignored if service.settings.lenient else None
+    ignored = leaves_out(body, service.settings)
     referred = References(store, body.owner, service.settings.max_body)
     own = items_of(body.input, referred.item, ignored)
     before: list[Item] = []
@@ -84,8 +85,8 @@ def _items(service: Service, body: ResponsesBody) -> tuple[list[Item], list[tupl
         for entry in store.chain(body.owner, body.previous_response_id, most):
             if entry.status == "in_progress":
                 raise bad_request(
-                    "previous_response_id: that response has no end: it is still being made, or "
-                    "its client has gone",
+                    "previous_response_id: that response is still being made; wait for its end, or "
+                    "cancel it",
                     "previous_response_id",
                 )
             referred.count(len(entry.items) + len(entry.output))

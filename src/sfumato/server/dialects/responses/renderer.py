@@ -45,6 +45,7 @@ class ResponsesRenderer(Renderer):
             self._log = log_of(service, body.top_logprobs or 0, self._request, by_id=False)
         self._sent = {"thought": 0, "text": 0, "calls": 0}
         self._number = 0  # of the next event
+        self._is_over = False  # whether the response has ended
         self._base = _head(service, self._request) | echo.fields
 
     def body(self, replies: Sequence[CollectedReply]) -> Mapping[str, Any]:
@@ -76,7 +77,15 @@ class ResponsesRenderer(Renderer):
     def finished(self, number: int, end: Finished) -> Iterable[Frame]:
         return map(self._numbered, self._end(end))
 
+    def left(self) -> None:
+        """What is kept is cancelled, with what has settled."""
+        if self._base["store"] and not self._is_over:
+            _drain(self._output.end(complete=False))
+            over = {"status": "cancelled", "output": self._output.items}
+            self._service.responses.update(self._echo.owner, self._base | over)
+
     def failed(self, error: ApiError, body: Frame) -> Iterable[Frame]:
+        self._is_over = True
         _drain(self._output.end(complete=False))
         failure = {"code": _CODES.get(error.status, "server_error"), "message": error.message}
         response = self._base | {
@@ -89,6 +98,7 @@ class ResponsesRenderer(Renderer):
         )
 
     def _end(self, end: Finished) -> Iterator[Event]:
+        self._is_over = True
         yield from self._parts_of_end(end)
         is_complete = _status(end) == "completed"
         kind = "response.completed" if is_complete else "response.incomplete"

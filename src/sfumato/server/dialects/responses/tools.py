@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from sfumato.server.dialects.shared.unknown_fields import check_fields
 from sfumato.server.http.errors import bad_request
 from sfumato.server.schemas.body import Unknown
 
@@ -12,7 +13,11 @@ Tool = dict[str, Any]
 
 _FUNCTION = ("name", "description", "parameters", "strict")
 _DEFAULTS: Tool = {"description": None, "parameters": None, "strict": False}
-_IGNORED = {"type", "defer_loading", "allowed_callers", "async", "output_schema"}
+_KNOWN = {
+    *("type", *_FUNCTION),
+    # Without an effect here.
+    *("defer_loading", "allowed_callers", "async", "output_schema"),
+}
 _HOSTED = "hosted tools are not supported; only functions, which the client runs itself"
 
 
@@ -29,15 +34,7 @@ def _nested(tool: Mapping[str, Any], where: str, ignored: Unknown | None) -> Too
     if kind != "function":
         name = f"{where}.type"
         raise bad_request(f"{name}: must be function: {_HOSTED}", name, "unsupported")
-    known = _IGNORED.union(_FUNCTION)
-    names = [
-        f"{where}.{name[:100]}" for name in tool if name not in known and tool[name] is not None
-    ]
-    if ignored is not None:
-        ignored.add(names)
-    elif names:
-        hint = "unknown; remove it, or start the server with --lenient"
-        raise bad_request(f"{names[0]}: {hint}", names[0], "unknown_field")
+    check_fields(tool, _KNOWN, where, ignored)
     return {"type": "function", "function": _known(tool)}
 
 

@@ -20,6 +20,7 @@ from sfumato.diffusion.constraints.questions import (
 from sfumato.engine import DecisionRequest
 from sfumato.server.http.errors import ApiError, bad_request, without_paths
 from sfumato.server.http.request_body import refusal
+from sfumato.server.schemas.body import UNKNOWN_FIELD
 from sfumato.server.schemas.decision_schemas import LONGEST_NAME
 from sfumato.server.schemas.decisions import LENIENT, DecisionBody
 from sfumato.server.service import Service
@@ -28,7 +29,7 @@ Loc = tuple[int | str, ...]
 Read = TypeVar("Read")
 
 _PLAIN = {
-    "extra_forbidden": "unknown; remove it, or start the server with --lenient",
+    "extra_forbidden": UNKNOWN_FIELD,
     "model_type": "must be an object",
     "model_attributes_type": "must be an object",
 }

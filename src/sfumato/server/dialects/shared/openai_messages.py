@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
+from sfumato.server.dialects.shared.unknown_fields import check_fields, leaves_out
 from sfumato.server.http.errors import bad_request, from_value_error
 from sfumato.server.schemas.body import Unknown
 from sfumato.server.schemas.fill import FillBody
@@ -49,7 +50,7 @@ def conversation(
             "or raise --max-messages",
             "messages",
         )
-    ignored = body.ignored if settings.lenient else None
+    ignored = leaves_out(body, settings)
     return [_message(message, f"messages[{i}]", ignored) for i, message in enumerate(messages)]
 
 
@@ -116,15 +117,7 @@ def _message(message: Mapping[str, Any], where: str, ignored: Unknown | None) ->
             f"{where}.role: must be one of system, developer, user, assistant, tool",
             f"{where}.role",
         )
-    unknown = sorted(name for name in message.keys() - keys if message[name] is not None)
-    names = [f"{where}.{name[:100]}" for name in unknown]
-    if ignored is not None:
-        ignored.add(names)
-    elif names:
-        name = names[0]
-        raise bad_request(
-            f"{name}: unknown; remove it, or start the server with --lenient", name, "unknown_field"
-        )
+    check_fields(message, keys, where, ignored)
     for key in ("audio", "function_call"):
         if message.get(key) is not None and key in keys:
             raise bad_request(f"{where}.{key}: is not supported", f"{where}.{key}")

@@ -1,16 +1,21 @@
-"""Texts become requests for vectors, and vectors become numbers or base64. Knows no route."""
+"""Texts become requests for vectors, and vectors become numbers or base64.
+
+Knows no route: a `VectorRenderer` has all of an answer but its form.
+"""
 
 from __future__ import annotations
 
 import base64
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from typing import Any
 
 from torch import Tensor
 from torch.nn.functional import normalize
 
-from sfumato.engine import Finished, Pooling, Prompt, Request
+from sfumato.engine import Finished, Pooling, Prompt, Request, Settled
 from sfumato.server.dialects.shared.mixed_prompts import MixedPrompt, prompts_in
+from sfumato.server.dialects.shared.openai_objects import warned
+from sfumato.server.http.dialect import Frame, Renderer
 from sfumato.server.http.errors import bad_request, from_value_error
 from sfumato.server.http.inflight import CollectedReply
 from sfumato.server.http.wording import reword
@@ -94,12 +99,6 @@ def _ids(service: Service, prompt: MixedPrompt, field: str, truncate: bool) -> l
     return ids[:context] if truncate else ids
 
 
-def vectors(replies: Sequence[CollectedReply], dimensions: int | None) -> Iterator[Tensor]:
-    """float32 [numbers] of length 1, of each reply."""
-    for collected in replies:
-        yield vector_of(collected.finished, dimensions)
-
-
 def vector_of(end: Finished, dimensions: int | None) -> Tensor:
     """float32 [numbers] of length 1."""
     assert end.vector is not None
@@ -118,3 +117,23 @@ def numbers(vector: Tensor, encoding: str | None = None) -> list[float] | str:
 
 def prompt_tokens(replies: Sequence[CollectedReply]) -> int:
     return sum(collected.finished.account.prompt_tokens for collected in replies)
+
+
+class VectorRenderer(Renderer):
+    """Vectors are one body; nothing is streamed."""
+
+    def __init__(self, service: Service, body: Pooled, requests: Sequence[Request]) -> None:
+        self.service, self.requests = service, requests
+        self._encoding = getattr(body, "encoding_format", None)
+        self._dimensions, self.warned = body.dimensions, warned(body)
+
+    def settled(self, number: int, settled: Settled) -> Iterable[Frame]:
+        return ()
+
+    def finished(self, number: int, end: Finished) -> Iterable[Frame]:
+        return ()
+
+    def vectors(self, replies: Sequence[CollectedReply]) -> Iterator[list[float] | str]:
+        """As they are sent, each of length 1."""
+        for collected in replies:
+            yield numbers(vector_of(collected.finished, self._dimensions), self._encoding)

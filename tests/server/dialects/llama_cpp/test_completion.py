@@ -113,7 +113,7 @@ def test_probabilities(server: Any) -> None:
 
 def test_forms_of_logit_bias(server: Any, embedded: Any) -> None:
     """Texts and ids, as pairs or an object; false bans."""
-    body = {"prompt": PROMPT, "n_predict": 6, "seed": 2, "temperature": 0}
+    body = {"prompt": PROMPT, "n_predict": 6, "seed": 2, "temperature": 0, "max_steps": 4}
     (token,) = embedded.tokenizer.encode("e")
     forms = [[[token, False]], [["e", False]], {str(token): False}, {"e": -100}]
     answers = [server.post("/completion", **body, logit_bias=form).json() for form in forms]

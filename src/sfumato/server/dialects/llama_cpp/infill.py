@@ -6,7 +6,9 @@ from collections.abc import Mapping
 from typing import Any
 
 from sfumato.engine import Request
-from sfumato.server.dialects.llama_cpp import LlamaRenderer, encoded_only, llama_fields
+from sfumato.server.dialects.llama_cpp.renderer import LlamaRenderer
+from sfumato.server.dialects.llama_cpp.sampling import llama_fields
+from sfumato.server.dialects.shared.encoded_only import encoded_only
 from sfumato.server.dialects.shared.grammars import grammar_of
 from sfumato.server.dialects.shared.insertion import insertion
 from sfumato.server.http.dialect import Dialect
@@ -28,8 +30,8 @@ def parse(service: Service, body: InfillBody) -> list[Request]:
         )
     fields = llama_fields(service, body, PATH)
     if body.n_predict == 0:
-        fields = encoded_only(fields)
-    elif body.input_suffix:
+        return [encoded_only(Request(ids=ids, **fields))]
+    if body.input_suffix:
         suffix = body.input_suffix
         fields |= insertion(service, body, suffix, body.n_predict, "input_suffix", PATH)
     else:  # nothing follows: the text goes on until it ends
@@ -40,10 +42,11 @@ def parse(service: Service, body: InfillBody) -> list[Request]:
 
 def _extra(part: Mapping[str, Any], where: str) -> str:
     """A text of another file, after its name."""
-    for name in ("text", "filename"):
-        if not isinstance(part.get(name, ""), str):
-            raise bad_request(f"{where}.{name}: must be text", f"{where}.{name}")
-    name, text = part.get("filename") or "", part.get("text", "")
+    text, name = part.get("text"), part.get("filename", "")
+    if not isinstance(text, str):
+        raise bad_request(f"{where}.text: must be text", f"{where}.text")
+    if not isinstance(name, str):
+        raise bad_request(f"{where}.filename: must be text", f"{where}.filename")
     return f"--- {name or 'snippet'} ---\n{text}\n"
 
 

@@ -1,72 +1,24 @@
-"""llama-server's own completion: POST /completion."""
+"""A reply as llama-server's object, which has no choices: one body, or the frames of a stream."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
-from sfumato.engine import Finished, Pooling, Request, Settled, new_id
+from sfumato.engine import Finished, Request, Settled
+from sfumato.server.dialects.llama_cpp.settings import generation_settings
+from sfumato.server.dialects.llama_cpp.token_log import LlamaLog, ids_of, probabilities
 from sfumato.server.dialects.shared import openai_objects
-from sfumato.server.dialects.shared.grammars import grammar_of
-from sfumato.server.dialects.shared.llama_bias import biases_of
-from sfumato.server.dialects.shared.llama_log import LlamaLog, ids_of, probabilities
-from sfumato.server.dialects.shared.llama_settings import generation_settings
 from sfumato.server.dialects.shared.logprobs import Logged, logged
-from sfumato.server.dialects.shared.mixed_prompts import prompts_in
 from sfumato.server.dialects.shared.pieces import pieces
 from sfumato.server.dialects.shared.prompt_progress import Progress, PromptProgress
-from sfumato.server.dialects.shared.sampling import check_size, request_fields, seeds_of
 from sfumato.server.examples import warnings
-from sfumato.server.http.dialect import Answer, Dialect, Frame, Renderer
-from sfumato.server.http.errors import bad_request
+from sfumato.server.http.dialect import Answer, Frame, Renderer
 from sfumato.server.http.inflight import CollectedReply
-from sfumato.server.schemas.llama_cpp import RANDOM_SEEDS, LlamaBody, LlamaSampling
+from sfumato.server.schemas.llama_cpp import LlamaSampling
 from sfumato.server.service import Service
 
-PATH = "/completion"
 _STOP_TYPES = {"eos": "eos", "max_tokens": "limit", "stop": "word", "cancelled": "none"}
-
-
-def parse(service: Service, body: LlamaBody) -> list[Request]:
-    """One request for each prompt, all of one seed. Raises ApiError."""
-    prompts, _ = prompts_in(body.prompt, "prompt", service.settings.max_choices)
-    limit = body.max_tokens if body.n_predict is None else body.n_predict
-    fields = llama_fields(service, body, PATH, body.n_probs)
-    fields["grammar"] = grammar_of(body)
-    requests = []
-    for prompt in prompts:
-        ids = service.raw_prompt(prompt, PATH)
-        if not ids:
-            raise bad_request("prompt: is empty", "prompt")
-        made = service.prompt(Request(ids=ids, endpoint=PATH))
-        if limit == 0:
-            requests.append(Request(ids=ids, made=made, id=new_id(), **encoded_only(fields)))
-            continue
-        most = service.limit(limit, len(ids), body.canvas_length)
-        requests.append(Request(ids=ids, made=made, id=new_id(), max_tokens=most, **fields))
-    check_size(
-        service.model,
-        (request.max_tokens for request in requests),
-        body.n_probs,
-        "prompt, n_predict, n_probs",
-    )
-    return requests
-
-
-def llama_fields(
-    service: Service, body: LlamaSampling, path: str, alternatives: int | None = None
-) -> dict[str, Any]:
-    """Fields of a Request that all routes of llama-server read in the same way. Raises ApiError."""
-    plain = body.model_copy(update={"logit_bias": biases_of(service, body.logit_bias)})
-    fields = request_fields(plain, service.model, path, alternatives=alternatives or None)
-    fields["seed"] = seeds_of(None if body.seed in RANDOM_SEEDS else body.seed, 1)[0]
-    return fields
-
-
-def encoded_only(fields: Mapping[str, Any]) -> dict[str, Any]:
-    """The same for a prompt that is encoded, so that a later request finds it in the cache, and
-    not continued."""
-    return {**fields, "grammar": None, "pooling": Pooling("last"), "max_tokens": 0}
 
 
 class LlamaRenderer(Renderer):
@@ -189,15 +141,3 @@ def _only(answer: Mapping[str, Any], paths: Iterable[str]) -> dict[str, Any]:
         if value is not None:
             fields[path] = value
     return fields
-
-
-LLAMA_COMPLETION = Dialect(
-    name="completion",
-    path=PATH,
-    tag="llama-server",
-    help="A completion as llama-server has it.",
-    body_type=LlamaBody,
-    parse=parse,
-    renderer=LlamaRenderer,
-    streams=lambda body: bool(body.stream),
-)

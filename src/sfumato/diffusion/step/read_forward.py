@@ -1,0 +1,112 @@
+"""The forward of some reads as a function without arguments, which a graph can hold.
+
+The rows have one width, and their questions have places in a pool.  Reads and writes tensors of
+fixed address alone; its shapes depend on its kind.
+"""
+
+from __future__ import annotations
+
+import weakref
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from sfumato.model.cache import KVPool
+from sfumato.model.network import Network
+from sfumato.model.placed_reads import PlacedReadRows, ReadPart
+from sfumato.model.question_pool import QuestionPool
+from sfumato.model.read_rows import Scratch
+from sfumato.model.to_device import to_device
+
+
+@dataclass(frozen=True)
+class ReadKind:
+    """What the function depends on, beside its addresses."""
+
+    rows: int
+    width: int
+    wanted: int  # of how many tokens hidden states are wanted
+    conditioned: bool  # whether there are soft embeddings
+
+
+class ReadRoom:
+    """What all forwards of a network share: each overwrites what the one before has left."""
+
+    def __init__(self, network: Network, tokens: int) -> None:
+        """tokens: of one forward at most."""
+        self.tokens = tokens
+        size, kind = (tokens, network.config.hidden_size), network.dtype
+        self.soft, self.hidden = (
+            torch.zeros(size, dtype=kind, device=network.device) for _ in range(2)
+        )
+
+
+class ReadForward:
+    """The forward of rows whose slots are of one pool."""
+
+    def __init__(
+        self,
+        network: Network,
+        pool: KVPool,
+        questions: QuestionPool,
+        kind: ReadKind,
+        room: ReadRoom,
+    ) -> None:
+        self.network, self.kind = network, kind
+        self.rows, self.width = kind.rows, kind.width
+        self._pool, self._questions = weakref.ref(pool), questions
+        tokens = kind.rows * kind.width
+        numbers = torch.zeros(
+            tokens + 3 * kind.rows + kind.wanted, dtype=torch.int64, device=network.device
+        )
+        sizes = [tokens, *[kind.rows] * 3, kind.wanted]
+        self._ids, self._slots, self._starts, self._counts, self._wanted = numbers.split(sizes)
+        self._numbers = numbers[tokens:]  # what the host writes
+        self._soft = room.soft[:tokens] if kind.conditioned else None
+        self.hidden = room.hidden[: kind.wanted]
+
+    def serves(self, pool: KVPool, kind: ReadKind) -> bool:
+        """Whether this is the forward of such rows. False where the pool is gone."""
+        return self._pool() is pool and self.kind == kind
+
+    @property
+    def is_alive(self) -> bool:
+        """Whether its pool still exists."""
+        return self._pool() is not None
+
+    def prepare_for_capture(self) -> Callable[[], None]:
+        """See `DeviceStep`."""
+        return self.run
+
+    def prepare_for_replay(
+        self,
+        ids: Tensor,
+        scratches: Sequence[Scratch],
+        wanted: Sequence[int],
+        soft: Tensor | None,
+    ) -> None:
+        """Writes what the rows are: ids int64 [tokens], wanted: numbers of the packed tokens, soft
+        [tokens, hidden] where there is any. One copy to the device, for which the host does not
+        wait."""
+        spans = [scratch.span for scratch in scratches]
+        slots = [scratch.slot.index for scratch in scratches]
+        starts = [span.start if span else 0 for span in spans]
+        counts = [scratch.length for scratch in scratches]
+        numbers = torch.tensor([*slots, *starts, *counts, *wanted])
+        self._numbers.copy_(to_device(numbers, self._numbers.device))
+        self._ids.copy_(ids)
+        if self._soft is not None:
+            assert soft is not None
+            self._soft.copy_(soft)
+
+    @torch.no_grad()
+    def run(self) -> None:
+        """Leaves the hidden states of the wanted tokens in `hidden`."""
+        pool = self._pool()
+        assert pool is not None
+        places = self._slots, self._starts, self._counts
+        part = ReadPart(pool, self._questions, *places, self.width, self._wanted)
+        rows = PlacedReadRows(part)
+        self.hidden.copy_(self.network.read_batch(self._ids, self._soft, rows))

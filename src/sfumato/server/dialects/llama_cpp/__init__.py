@@ -1,0 +1,1 @@
+"""llama-server's API: completions, infill and embeddings."""

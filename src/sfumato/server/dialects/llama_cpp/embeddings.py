@@ -1,0 +1,42 @@
+"""llama-server's embeddings: POST /embeddings, and the same at /embedding."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from sfumato.engine import Request
+from sfumato.server.dialects.shared.vectors import VectorRenderer, requests_of
+from sfumato.server.http.dialect import Answer, Dialect
+from sfumato.server.http.errors import bad_request
+from sfumato.server.http.inflight import CollectedReply
+from sfumato.server.schemas.embeddings import LlamaEmbeddingsBody
+from sfumato.server.service import Service
+
+PATH = "/embeddings"
+
+
+class EmbeddingsRenderer(VectorRenderer):
+    """A list, in which each vector is the only one of its text."""
+
+    def body(self, replies: Sequence[CollectedReply]) -> Answer:
+        return ({"index": i, "embedding": [v]} for i, v in enumerate(self.vectors(replies)))
+
+
+def parse(service: Service, body: LlamaEmbeddingsBody) -> list[Request]:
+    """Raises ApiError."""
+    if (body.input is None) == (body.content is None):
+        raise bad_request("input, content: give exactly one of them", "input")
+    field = "input" if body.content is None else "content"
+    return requests_of(service, body, getattr(body, field), field, PATH)
+
+
+LLAMA_EMBEDDINGS = Dialect(
+    name="llama_embeddings",
+    path=PATH,
+    aliases=("/embedding",),
+    tag="llama-server",
+    help="A vector of length 1 for each text, as llama-server has it.",
+    body_type=LlamaEmbeddingsBody,
+    parse=parse,
+    renderer=EmbeddingsRenderer,
+)

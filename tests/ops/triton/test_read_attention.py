@@ -1,0 +1,92 @@
+"""Attention of reads, interpreted, against the reference."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import pytest
+import torch
+from tests.support.kernels import close, interpreted
+from torch import Tensor
+
+from sfumato.ops import read_reference
+from sfumato.ops.reads import Prefixes, Questions
+
+pytestmark = interpreted
+
+Call = tuple[Tensor, Tensor, Tensor, Prefixes, Questions]
+SLOTS, FIRST = (2, 0, 3, 2), (70, 0, 200, 70)
+STARTS, COUNTS = (3, 40, 0, 24), (17, 70, 0, 5)
+
+
+def call(size: int = 80, window: int | None = 30, n: int = 24, heads: int = 4) -> Call:
+    """Of four rows, two of them in one slot, beside unwritten places that hold NaN."""
+    torch.manual_seed(1)
+    kv_heads, d = 2, 16
+    q = torch.randn(4, n, heads, d) * d**-0.5
+    k, v = (torch.randn(4, n, kv_heads, d) for _ in range(2))
+    stored, beside = torch.randn(2, 4, kv_heads, size, d), torch.randn(2, kv_heads, 120, d)
+    stored[:, 2, :, 70:] = stored[:, 0] = stored[:, 1] = float("nan")
+    beside[:, :, :3] = beside[:, :, 20:24] = beside[:, :, 29:40] = float("nan")
+    beside[:, :, 110:] = float("nan")
+    slots, first, starts, counts = (torch.tensor(x) for x in (SLOTS, FIRST, STARTS, COUNTS))
+    prefixes = Prefixes(stored[0], stored[1], slots, first, window)
+    return q, k, v, prefixes, Questions(beside[0], beside[1], starts, counts, 70)
+
+
+def wide(given: Call) -> Call:
+    q, k, v, prefixes, questions = given
+    doubled: list[Any] = [
+        replace(each, keys=each.keys.double(), values=each.values.double())
+        for each in (prefixes, questions)
+    ]
+    return q.double(), k.double(), v.double(), doubled[0], doubled[1]
+
+
+@pytest.mark.parametrize(("window", "n", "heads"), [(30, 24, 4), (None, 7, 2), (7, 70, 6)])
+def test_reads_are_those_of_the_reference(window: int | None, n: int, heads: int) -> None:
+    from sfumato.ops.triton.read_attention import read_attention
+
+    given = call(window=window, n=n, heads=heads)
+    close(read_attention(*given), read_reference.read_attention(*wide(given)))
+
+
+def test_pieces_of_a_long_prefix_are_merged(monkeypatch: pytest.MonkeyPatch) -> None:
+    from sfumato.ops.triton import read_attention
+    from sfumato.ops.triton.kernel import counted_launches
+    from sfumato.ops.triton.tiles import tile_for
+
+    tile = tile_for("read_256", torch.device("cpu"))
+    short = replace(tile, constants={**tile.constants, "SPLIT": 64})
+    monkeypatch.setattr(read_attention, "tile_for", lambda name, device: short)
+    given = call(size=200, window=None, n=6)
+    with counted_launches() as launches:
+        out = read_attention.read_attention(*given)
+    assert launches == {"read_256": 1, "attention_merge": 1}
+    close(out, read_reference.read_attention(*wide(given)))
+
+
+def test_a_row_has_the_same_result_beside_others_and_wherever_its_question_stands() -> None:
+    from sfumato.ops.triton.read_attention import read_attention
+
+    q, k, v, prefixes, questions = call()
+    many = read_attention(q, k, v, prefixes, questions)
+    keys, values = (torch.full((2, 90, 16), float("nan")) for _ in range(2))
+    for row, (start, count) in enumerate(zip(STARTS, COUNTS, strict=True)):
+        one = slice(row, row + 1)
+        for moved, own in ((keys, questions.keys), (values, questions.values)):
+            moved[:, 9 : 9 + count] = own[:, start : start + count]
+        prefix = replace(prefixes, slots=prefixes.slots[one], first=prefixes.first[one])
+        own = Questions(keys, values, torch.tensor([9]), questions.counts[one], 70)
+        assert torch.equal(read_attention(q[one], k[one], v[one], prefix, own)[0], many[row])
+
+
+def test_what_it_does_not_take_is_left_to_torch() -> None:
+    from sfumato.ops.triton.read_attention import TWINS
+
+    q, k, v, prefixes, questions = call()
+    serves = TWINS["read_attention"].serves
+    assert serves(q, k, v, prefixes, questions)
+    assert not serves(q, k, v, prefixes, replace(questions, starts=questions.starts.int()))
+    assert not serves(q, k, v, replace(prefixes, keys=prefixes.keys.bfloat16()), questions)
