@@ -3,10 +3,10 @@
     .venv/bin/python benchmarks/long_prefix.py [--keys 4096 32768 131072] [--queries 256]
         [--threads 1] [--rounds 3]
 
-One canvas over one prefix, 16 heads. "full" layers have 2 key heads of 512 and see the whole prefix;
-the "sliding" one has 8 of 256 and sees 1023 keys. Packing is what a call of a single query takes: its
-products are 1/256 of a canvas's. Seconds are the process's own (user and system), so that other work
-on the machine counts little; figures are medians. Prints a table and one JSON line.
+One canvas over one prefix, 16 heads. Full layers have 2 key heads of 512 and see the whole prefix;
+the sliding one has 8 of 256 and sees 1023 keys. Packing is what a call of a single query takes: its
+products are 1/256 of a canvas's. Seconds are the process's own (user and system), so that other
+work on the machine counts little; figures are medians. Prints a table and one JSON line.
 """
 
 from __future__ import annotations
