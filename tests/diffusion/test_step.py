@@ -90,11 +90,11 @@ def test_top_p(p: float) -> None:
 
 
 def test_what_a_row_skips_is_its_own_choice() -> None:
-    """The last step's argmax is the guess, once there is one."""
+    """Tried once a step has shown that it may suffice."""
     network, _ = distribution(sharpness=3.0)
     both = SimpleNamespace(head=network.head, hidden=network.hidden.repeat(2, 1))
     rows, plain = [canvas(), canvas(soft_skip=0.5)], [canvas(), canvas()]
-    for _ in range(2):
+    for step in range(2):
         stats = score(both, both.hidden, rows)
         exact = score(both, both.hidden, plain)
         for name in ("argmax", "drawn", "entropy", "top_probs"):
@@ -102,7 +102,7 @@ def test_what_a_row_skips_is_its_own_choice() -> None:
         torch.testing.assert_close(stats.soft[:LENGTH], exact.soft[:LENGTH])
         change = (stats.soft[LENGTH:] - exact.soft[LENGTH:]).norm(dim=1)
         longest = network.head.embedding.norm(dim=1).max() * 4
-        assert 0 < change.max() <= 0.5 * longest
+        assert (change.max() > 1e-4) == (step > 0) and change.max() <= 0.5 * longest
         for row, at in ((rows[0], slice(LENGTH)), (rows[1], slice(LENGTH, None))):
             one_row.advance(row, stats[at])
         for row, at in ((plain[0], slice(LENGTH)), (plain[1], slice(LENGTH, None))):

@@ -178,13 +178,13 @@ def test_rows_with_and_without_do_not_know_of_one_another() -> None:
     count = torch.tensor([0, 4, 0, 40] * 2)
     exact = head(hidden, temperature, uniform)
     share = torch.tensor([0.0, 0.0, 0.5, 0.0] * 2)
-    for skip in (None, Skip(share, exact.argmax)):
+    for skip in (None, Skip(share, torch.ones(8, dtype=torch.bool))):
         stats = head(hidden, temperature, uniform, skip=skip, soft_top_k=count)
         assert_exact(stats, exact)
         alone = [
             head(
                 *(x[i : i + 1] for x in (hidden, temperature, uniform)),
-                skip=skip and Skip(skip.share[i : i + 1], skip.guess[i : i + 1]),
+                skip=skip and Skip(skip.share[i : i + 1], skip.expected[i : i + 1]),
                 soft_top_k=count[i : i + 1],
             )
             for i in range(8)

@@ -101,6 +101,8 @@ class Canvas:
         self.reply = to_device(torch.tensor(reply, dtype=torch.int64), device)
         self.vocab_size, self.length = vocab_size, config.canvas_length
         self.step, self.convergence = 0, None  # type: tuple[int, Convergence | None]
+        # Probability that the last step's TOP most probable tokens held, on the host.
+        self.kept_mass = torch.zeros(self.length)
         self.launched = 0  # steps that have begun, of some of which the host may know nothing
         self._begun: Tensor | None = None  # drawn late, together with those of other canvases
         if given is not None and given.tokens is not None:
@@ -241,6 +243,12 @@ class Canvas:
         self.prepare()
         counts = self._soft_top_k
         return counts[min(self.step, len(counts) - 1)] if counts else 0
+
+    @property
+    def is_at_last_step(self) -> bool:
+        """Whether the step to come is the last one that there may be; False where the host cannot
+        tell yet."""
+        return self.config.max_steps is not None and self.step + 1 >= self.config.max_steps
 
     def uniforms(self) -> Tensor:
         """float64 [length], on the host: what the tokens of the step to come are drawn with."""

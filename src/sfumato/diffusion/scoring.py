@@ -21,6 +21,8 @@ from torch import Tensor
 from sfumato.diffusion.canvas import Canvas
 from sfumato.diffusion.checks import check_returned
 from sfumato.diffusion.processors import Banned, banned_by
+from sfumato.diffusion.sampler import SAMPLERS
+from sfumato.diffusion.stopping import Never, StableAndConfident
 from sfumato.model.approximate import Skip
 from sfumato.model.head import Adjust, HeadStats, VocabularyHead
 from sfumato.model.label_scores import named_log_probs
@@ -92,10 +94,12 @@ def score_rows(
     temperature: Tensor,
     uniforms: Tensor,
     scoring: Scoring,
+    embeds: bool = True,
 ) -> tuple[HeadStats, dict[int, HeadStats]]:
     """The statistics of all positions, with TOP named tokens; and by row, complete, those of rows
     that asked for more tokens or for their scores. temperature float32 and uniforms float64
-    [positions]."""
+    [positions]; embeds: False for no soft embeddings, where nothing reads them (see
+    `reads_soft`)."""
     passes: list[HeadStats] = []
     extra: dict[int, HeadStats] = {}
     for group in scoring.groups:
@@ -111,7 +115,7 @@ def score_rows(
             stats = _score_adjusted(head, members, *inputs)
         else:
             settings = {} if group.kind == "plain" else _settings(members, hidden.device)
-            stats = head(*inputs, **settings, bans=group.bans)
+            stats = head(*inputs, **settings, bans=group.bans, embeds=embeds)
             if group.covered is not None:
                 entropy = stats.entropy.masked_fill(group.covered, float("inf"))
                 stats = replace(stats, entropy=entropy)
@@ -154,6 +158,15 @@ def _cuts(canvas: Canvas) -> bool:
 def _needs_logits(canvas: Canvas) -> bool:
     rules = (canvas.config.sampler, canvas.config.stopping)
     return any(getattr(rule, "needs_logits", False) for rule in rules)
+
+
+def reads_soft(canvas: Canvas) -> bool:
+    """Whether anything may read the soft embedding of the step to come. Nothing does where it is
+    the canvas's last one and the rules are built-in ones, which do not look at it."""
+    config = canvas.config
+    known = type(config.sampler) in SAMPLERS.values()
+    known = known and type(config.stopping) in (StableAndConfident, Never)
+    return not (known and canvas.guidance is None and canvas.is_at_last_step)
 
 
 def _has_more(stats: HeadStats) -> bool:
@@ -229,8 +242,9 @@ def _settings(canvases: Sequence[Canvas], device: torch.device) -> dict[str, Any
     top = [canvas.config.top_tokens or 0 for canvas in canvases]
     skip = None
     if any(shares):
-        guess = torch.cat([canvas.argmax for canvas in canvases])
-        skip = Skip(_spread(canvases, shares).to(device), guess)
+        # Where the step before held so much, this one may be expected to.
+        expected = [c.kept_mass >= 1 - share for c, share in zip(canvases, shares, strict=True)]
+        skip = Skip(_spread(canvases, shares).to(device), torch.cat(expected).to(device))
     return {
         "skip": skip,
         "soft_top_k": _spread(canvases, counts).to(device) if any(counts) else None,

@@ -36,6 +36,7 @@ from sfumato.weights.checkpoint import Checkpoint
 LIBRARIES = 10 << 20
 TORCH = 48 << 20  # what torch's own matrix products keep besides, where no compiled ones serve
 MARKS = 8  # snapshots that are worth keeping for each slot
+PACKED_KEYS = 8192  # that compiled attention packs at a time: WINDOW of ops/cpu/csrc/attention.cpp
 _FLOAT = torch.float32.itemsize
 
 
@@ -252,8 +253,14 @@ def _seen(footprint: ModelFootprint, longest: int, context: int, causal: bool) -
     for layer in model.layers:
         keys = min(context, model.sliding_window + BLOCK) if layer.sliding else context
         keys += longest
-        copies = 2 * keys * layer.kv_heads * layer.head_dim * (2 if compiled else 2 * size)
-        masks = layer.kv_heads * longest * keys * (1 + size) if causal and not compiled else 0
+        if compiled:  # some keys at a time, with the state of all queries between them
+            at_once, state = min(keys, PACKED_KEYS), 0
+            if keys > PACKED_KEYS:
+                state = longest * model.num_heads * (layer.head_dim + 2) * _FLOAT
+            seen = max(seen, 4 * at_once * layer.kv_heads * layer.head_dim + state)
+            continue
+        copies = 4 * keys * layer.kv_heads * layer.head_dim * size
+        masks = layer.kv_heads * longest * keys * (1 + size) if causal else 0
         seen = max(seen, copies + masks)
     return seen
 

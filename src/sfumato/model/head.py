@@ -34,6 +34,7 @@ class VocabularyHead(OutputEmbedding):
         bans: Bans | None = None,
         top: Tensor | None = None,
         done: Tensor | None = None,
+        embeds: bool = True,
     ) -> HeadStats:
         """One pass over the vocabulary.
 
@@ -43,11 +44,12 @@ class VocabularyHead(OutputEmbedding):
         alone; soft_top_k int64 [positions]: the draw and the soft embedding are of so many most
         probable tokens, 0 for all; bans: never beside an adjust or kept logits; top int64
         [positions]: how many most probable tokens are named, TOP at least; done bool
-        [positions]: those of rows that are done, which kernels may leave out.
+        [positions]: those of rows that are done, which kernels may leave out; embeds: False for
+        zeros in place of soft embeddings, where no step comes that reads them.
         What is asked for at one position changes no bit at another.
         """
         settings = PassSettings(
-            temperature, uniform, adjust, keep_logits, skip, soft_top_k, bans, top
+            temperature, uniform, adjust, keep_logits, skip, soft_top_k, bans, top, embeds
         )
         if not settings.plain:
             return VocabularyPass(self, hidden, settings).run()

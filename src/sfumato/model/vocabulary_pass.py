@@ -8,7 +8,6 @@ vocabulary].
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import cache, partial
@@ -18,7 +17,7 @@ import torch
 from torch import Tensor
 
 from sfumato import ops
-from sfumato.model.approximate import Limit, Skip, SoftSum
+from sfumato.model.approximate import Skip, SoftSum, Summed, products, sum_of_top
 from sfumato.model.draw import BlockMasses, block_ids, inverse_cdf
 from sfumato.model.head_stats import HeadStats, statistics
 from sfumato.model.more_top import MoreTop
@@ -45,12 +44,14 @@ class PassSettings:
     soft_top_k: Tensor | None = None
     bans: Bans | None = None
     top: Tensor | None = None
+    embeds: bool = True
 
     @property
     def plain(self) -> bool:
         """Whether nothing is asked for but bans."""
         more = self.adjust, self.skip, self.soft_top_k, self.top
-        return self.keep_logits is False and all(each is None for each in more)
+        nothing_more = self.keep_logits is False and all(each is None for each in more)
+        return nothing_more and self.embeds
 
 
 class VocabularyPass:
@@ -76,7 +77,7 @@ class VocabularyPass:
         output, hidden, device = self.output, self.hidden, self.hidden.device
         temperature, bans = self.settings.temperature, self.settings.bans
         state = SoftmaxState.empty(len(hidden), device)
-        soft = SoftSum(hidden, self._limit())
+        soft = SoftSum(hidden, self._summed())
         masses = BlockMasses(len(hidden), len(output.spans()), output.chunk, device)
         logits: list[Tensor] = []
         spare = output.room(self.dtype)
@@ -91,8 +92,9 @@ class VocabularyPass:
             mass, sums, fade = ops.update_softmax(
                 state, raw, start, temperature, self.softcap, self.dtype, bans
             )
-            soft.add(state, mass, sums, fade, columns)
+            soft.add(mass, fade, columns)
             masses.put(index, sums, state.max)
+        self._skip(state, soft, spare)
         drawn = self._draw(*masses.locate(state.max, self.settings.uniform))
         stats = statistics(state, drawn, soft.sum, hidden.dtype, logits, output.vocab_size)
         if self.best is not None:
@@ -116,27 +118,54 @@ class VocabularyPass:
         for each in gathering:
             each.offer(raw, start)
 
-    def _limit(self) -> Limit | None:
-        """Which chunks are left out of the soft embedding; None: none is, at any position."""
-        skip, best, temperature = self.settings.skip, self.best, self.settings.temperature
+    def _tried(self) -> Tensor | None:
+        """bool [positions]: those that may leave out all but their most probable tokens; None where
+        none may. Under an adjust, which a second sweep would repeat, all are summed."""
+        if self.settings.skip is None or self.settings.adjust is not None:
+            return None
+        tried = self.settings.skip.tried
+        if self.best is not None:
+            tried[self.best.which] = False
+        return tried
+
+    def _summed(self) -> Summed | None:
+        """Whose soft embedding is summed chunk by chunk; None: that of all positions."""
+        skip, best = self.settings.skip, self.best
+        if not self.settings.embeds:
+            nothing = torch.zeros(0, dtype=torch.int64, device=self.hidden.device)
+            return Summed(nothing, nothing)
         if skip is None and best is None:
             return None
-        share = torch.zeros_like(temperature) if skip is None else skip.share
-        skipping = share > 0
+        always = torch.ones(len(self.hidden), dtype=torch.bool, device=self.hidden.device)
+        if skip is not None:
+            always = skip.share == 0
+        now, tried = ~always, self._tried()
+        if tried is not None:
+            now &= ~tried
         if best is not None:
-            skipping[best.which] = True
-        floor = torch.full_like(temperature, BANNED)
-        if skip is not None and self.settings.adjust is None:  # which may ban the guess
-            rows = ops.embed(skip.guess, self.output.embedding, self.hidden.dtype)
-            raw = (self.hidden.float() * rows.float()).sum(dim=1)
-            floor = (raw / self.output.softcap).tanh() * self.output.softcap / temperature
-            if self.settings.bans is not None:
-                floor = floor.masked_fill(self.settings.bans.contain(skip.guess), BANNED)
-        log_share = share.log() - math.log(len(self.output.spans()))
-        log_share[~skipping] = float("inf")
-        if best is not None:
-            log_share[best.which] = float("inf")
-        return Limit((~skipping).nonzero()[:, 0], log_share, floor)
+            always[best.which] = now[best.which] = False
+        return Summed(always.nonzero()[:, 0], now.nonzero()[:, 0])
+
+    def _skip(self, state: SoftmaxState, soft: SoftSum, spare: Tensor) -> None:
+        """The soft embedding of the positions that may leave out most tokens: of their most
+        probable ones, or in a second sweep of all."""
+        skip, tried, output = self.settings.skip, self._tried(), self.output
+        if skip is None or tried is None or not self.settings.embeds:
+            return
+        left = sum_of_top(state, skip, tried.nonzero()[:, 0], output.embedding, soft)
+        if not len(left):
+            return
+        hidden, bans = self.hidden[left], self.settings.bans
+        for index, (start, stop) in enumerate(output.spans()):
+            columns = cache(partial(output.columns, start, stop, self.dtype, spare))
+            packed = output.output
+            weight = packed[index] if packed is not None else cast(Tensor, columns()).T
+            scores = output.capped(products(hidden, weight))
+            scores = (scores / self.settings.temperature[left, None]).clamp(min=BANNED)
+            if bans is not None:
+                scores.masked_fill_(bans.within(start, stop - start)[left], BANNED)
+            mass = (scores - state.max[left, None]).exp().to(self.dtype)
+            soft.add_some(left, mass, columns)
 
     def _draw(self, block: Tensor, inside: Tensor) -> Tensor:
         """The token in whose stretch of its block's mass the share `inside` of it falls; of the

@@ -201,6 +201,22 @@ def test_attend_shared_is_attend_of_each_row(
 
 
 @bf16
+def test_keys_of_several_windows() -> None:
+    """More than are packed at a time: the state of each query is kept in between. One row ends in
+    an earlier window than the other."""
+    test_attend_shared_is_attend_of_each_row(8100, (7, 200, 4), None)
+    q, keys, values = (
+        normal(0, 3, 4, 32) * 0.3,
+        *([normal(seed, 2, 8500, 32).bfloat16(), normal(seed + 1, 2, 3, 32)] for seed in (1, 3)),
+    )
+    positions = torch.arange(8503)
+    for causal in (None, Causal(positions[-3:], positions, 400)):
+        out = compiled_attention.attend(q, keys, values, causal)
+        expected = reference.attend(q, keys, values, causal)
+        assert (out - expected).norm() < 1e-2 * expected.norm()
+
+
+@bf16
 def test_attend_shared_asks_for_fitting_rows() -> None:
     q, k, v, keys, values, own, causal = shared_inputs(7, (3, 2), None)
     short = ops.SharedCausal(causal.queries, causal.shared[:5], causal.own)

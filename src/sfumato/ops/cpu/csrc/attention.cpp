@@ -1,15 +1,15 @@
 // Attention of packed tokens over a prefix and themselves, in bfloat16 with float32 sums.
 //
-// Keys and values are first packed once per call into the pairs that vdpbf16ps multiplies, those of
-// a prefix that several rows share once for all of these; then blocks of queries walk over them with
-// a running maximum (online softmax), so that no more than ROWS x KEYS scores exist at a time.  A
+// Keys and values are packed once per call into the pairs that vdpbf16ps multiplies, those of a prefix
+// that several rows share once for all of these, WINDOW keys at a time; blocks of queries walk over
+// them with a running maximum (online softmax), so that no more than ROWS x KEYS scores exist at a
+// time, and keep maximum, total and sums from one window to the next.  A
 // query's result depends on nothing but itself and its keys, in blocks of KEYS from the first one on:
 // not on other queries or rows, nor on what is shared, cut into blocks or given to threads.
 //
 // Only for processors with AVX512-BF16; elsewhere the caller keeps to torch.
 
 #include <cstdint>
-#include <cstdlib>
 #include <cmath>
 #include <cstring>
 #include <new>
@@ -17,6 +17,7 @@
 
 #include "checks.h"
 #include "sfumato.h"
+#include "workspace.h"
 
 #if defined(__x86_64__)
 
@@ -34,6 +35,7 @@ namespace {
 
 constexpr int64_t ROWS = 96;   // queries of a task
 constexpr int64_t KEYS = 256;  // keys whose scores are held at a time; a multiple of 32
+constexpr int64_t WINDOW = 8192;  // keys of a row that are packed at a time; a multiple of KEYS
 constexpr int64_t MOST_SEGMENTS = 1 << 20;
 
 int64_t up(int64_t n, int64_t to) { return (n + to - 1) / to * to; }
@@ -53,19 +55,34 @@ struct Call {
     const int32_t *shared_positions;
 };
 
+// The keys from..to - 1 of every row, whose panels exist: of the shared ones those before `split`, and
+// in a row's panels the others.
+struct Window {
+    int64_t from, to;
+    bool last;
+};
+
 // One row: its panels begin with the shared keys from `split` on.
 struct Row {
     int64_t first, tokens;  // of the queries
     int64_t own;            // keys
+    int64_t state;          // where the state of its queries begins, in queries
     const sf_rows *keys, *values;
     int64_t segments;
     const int32_t *query_positions, *own_positions;
     Panels panels;
 };
 
+// Of some queries: sums [queries][d], and [queries] of the others.
+struct State {
+    float *sums, *peak, *total;
+
+    State at(int64_t query, int64_t d) const { return {sums + query * d, peak + query, total + query}; }
+};
+
 struct Scratch {
-    uint16_t *q, *p;                   // [ROWS][d], [ROWS][KEYS]
-    float *scores, *sums, *peak, *total;  // [ROWS][KEYS], [ROWS][d], [ROWS], [ROWS]
+    uint16_t *q, *p;  // [ROWS][d], [ROWS][KEYS]
+    float *scores;    // [ROWS][KEYS]
 };
 
 // No score for the keys that a token at position `query` may not look at.
@@ -84,7 +101,7 @@ void blind(float *scores, const int32_t *positions, int64_t count, int64_t query
 }
 
 // Scores of one query -> masses in bf16, with its running peak and total; sums fade with it.
-void update(const Call &call, const Scratch &s, int64_t row, int64_t count) {
+void update(const Call &call, const Scratch &s, const State &state, int64_t row, int64_t count) {
     float *scores = s.scores + row * KEYS;
     uint16_t *p = s.p + row * KEYS;
     __m512 best = _mm512_set1_ps(-INFINITY);
@@ -95,7 +112,7 @@ void update(const Call &call, const Scratch &s, int64_t row, int64_t count) {
         best = _mm512_mask_max_ps(best, in_range, best, x);
         odd |= _mm512_mask_cmp_ps_mask(in_range, x, x, _CMP_UNORD_Q);
     }
-    const float old = s.peak[row], here = odd ? NAN : _mm512_reduce_max_ps(best);
+    const float old = state.peak[row], here = odd ? NAN : _mm512_reduce_max_ps(best);
     const float peak = old > here ? old : here;
     if (peak == -INFINITY) {  // nothing seen yet, and nothing to see here
         memset(p, 0, KEYS * sizeof *p);
@@ -117,19 +134,19 @@ void update(const Call &call, const Scratch &s, int64_t row, int64_t count) {
         _mm512_store_ps(lanes, exp16(_mm512_set1_ps(old - peak)));
         fade = lanes[0];
     }
-    s.total[row] = s.total[row] * fade + _mm512_reduce_add_ps(sum);
-    s.peak[row] = peak;
+    state.total[row] = state.total[row] * fade + _mm512_reduce_add_ps(sum);
+    state.peak[row] = peak;
     if (fade != 1.0f)
         for (int64_t i = 0; i < call.d; i += 16) {
-            float *at = s.sums + row * call.d + i;
+            float *at = state.sums + row * call.d + i;
             _mm512_storeu_ps(at, _mm512_mul_ps(_mm512_loadu_ps(at), _mm512_set1_ps(fade)));
         }
 }
 
-// Queries first..first + count - 1 of one key head: query r is token r % tokens of its group's
-// head r / tokens.
-void attend(const Call &call, const Panels &shared, const Row &row, const Scratch &s, int64_t kv,
-            int64_t first, int64_t count) {
+// Queries first..first + count - 1 of one key head, and the keys of a window: query r is token
+// r % tokens of its group's head r / tokens.
+void attend(const Call &call, const Panels &shared, const Row &row, const Scratch &s, const State &state,
+            const Window &window, int64_t kv, int64_t first, int64_t count) {
     const int64_t d = call.d, group = call.heads / call.kv_heads;
     const auto offset = [&](int64_t r) {
         const int64_t query = first + r;
@@ -140,18 +157,22 @@ void attend(const Call &call, const Panels &shared, const Row &row, const Scratc
         for (int64_t i = 0; i < d; i += 16)
             _mm256_storeu_si256(reinterpret_cast<__m256i *>(s.q + r * d + i),
                                 to_bf16(load16(call.q, call.q_dtype, offset(r) + i)));
-        s.peak[r] = -INFINITY;
-        s.total[r] = 0.0f;
+        if (window.from) continue;
+        state.peak[r] = -INFINITY;
+        state.total[r] = 0.0f;
     }
-    memset(s.sums, 0, count * d * sizeof(float));
+    if (!window.from) memset(state.sums, 0, count * d * sizeof(float));
     const int64_t ours = kv * shared.padded * d, own = kv * row.panels.padded * d;
-    const int64_t total = call.shared + row.own;
-    for (int64_t at = 0; at < total; at += KEYS) {
+    const int64_t total = call.shared + row.own, end = total < window.to ? total : window.to;
+    // The key that begins the row's panels.
+    const int64_t begin = window.from > call.split ? window.from : call.split;
+    for (int64_t at = window.from; at < end; at += KEYS) {
         // Of these keys the first `near` are in the shared panels, and the rest in the row's.
-        const int64_t here = total - at < KEYS ? total - at : KEYS;
+        const int64_t here = end - at < KEYS ? end - at : KEYS;
         const int64_t near = between(call.split - at, KEYS), rest = up(here, 32) - near;
-        const int64_t place = rest ? at + near - call.split : 0;
-        product(s.q, d, count, shared.keys + ours + at * d, d * 16, d / 2, s.scores, KEYS, near, false);
+        const int64_t place = rest ? at + near - begin : 0, passed = at - window.from;
+        product(s.q, d, count, shared.keys + ours + passed * d, d * 16, d / 2, s.scores, KEYS, near,
+                false);
         product(s.q, d, count, row.panels.keys + own + place * d, d * 16, d / 2, s.scores + near,
                 KEYS, rest, false);
         const int64_t before = between(call.shared - at, here);  // of these keys, those that are shared
@@ -164,18 +185,18 @@ void attend(const Call &call, const Panels &shared, const Row &row, const Scratc
                     blind(scores + before, row.own_positions + (at + before - call.shared),
                           here - before, query, call.window);
             }
-            update(call, s, r, here);
+            update(call, s, state, r, here);
         }
-        product(s.p, KEYS, count, shared.values + ours + at * 16, shared.padded * 16, near / 2,
-                s.sums, d, near ? d : 0, true);
+        product(s.p, KEYS, count, shared.values + ours + passed * 16, shared.padded * 16, near / 2,
+                state.sums, d, near ? d : 0, true);
         product(s.p + near, KEYS, count, row.panels.values + own + place * 16, row.panels.padded * 16,
-                rest / 2, s.sums, d, rest ? d : 0, true);
+                rest / 2, state.sums, d, rest ? d : 0, true);
     }
-    for (int64_t r = 0; r < count; r++) {
+    for (int64_t r = 0; r < count && window.last; r++) {
         // Who sees nothing gets zeros, as torch has it.
-        const __m512 share = _mm512_set1_ps(s.total[r] == 0.0f ? 0.0f : 1.0f / s.total[r]);
+        const __m512 share = _mm512_set1_ps(state.total[r] == 0.0f ? 0.0f : 1.0f / state.total[r]);
         for (int64_t i = 0; i < d; i += 16) {
-            const __m512 x = _mm512_mul_ps(_mm512_loadu_ps(s.sums + r * d + i), share);
+            const __m512 x = _mm512_mul_ps(_mm512_loadu_ps(state.sums + r * d + i), share);
             if (call.out_dtype == SF_F32)
                 _mm512_storeu_ps(static_cast<float *>(call.out) + offset(r) + i, x);
             else
@@ -206,11 +227,25 @@ int64_t sum(const std::vector<Row> &rows, int64_t first, int64_t last, Count cou
     return total;
 }
 
+// Where a task's queries keep their state: of a single window in the thread's own memory, `ours`.
+State state_of(const Row &row, const State &all, const State &ours, int64_t kv, int64_t queries,
+               int64_t from, int64_t d) {
+    return all.sums ? all.at(row.state + kv * queries + from, d) : ours;
+}
+
 // Rows first..last - 1, whose panels lie side by side. All threads come here.
-void attend_rows(const Call &call, const Panels &shared, const std::vector<Row> &rows, int64_t first,
-                 int64_t last, const Scratch &s) {
-    const int64_t group = call.heads / call.kv_heads, repeated = call.shared - call.split;
-    const auto to_pack = [&](const Row &row) { return call.kv_heads * parts(row.panels.padded, PACKED); };
+void attend_rows(const Call &call, const sf_shared_call &c, const Panels &shared,
+                 const std::vector<Row> &rows, int64_t first, int64_t last, const Window &window,
+                 const Scratch &s, const State &all, const State &ours) {
+    const int64_t group = call.heads / call.kv_heads;
+    const int64_t begin = window.from > call.split ? window.from : call.split;
+    const auto end = [&](const Row &row) {  // of the keys in the row's panels
+        const int64_t total = up(call.shared + row.own, 32);
+        return total < window.to ? total : window.to;
+    };
+    const auto to_pack = [&](const Row &row) {
+        return end(row) > begin ? call.kv_heads * parts(end(row) - begin, PACKED) : 0;
+    };
     const auto to_attend = [&](const Row &row) { return call.kv_heads * parts(group * row.tokens, ROWS); };
     const int64_t packing = sum(rows, first, last, to_pack);
 #pragma omp for schedule(static)
@@ -218,11 +253,12 @@ void attend_rows(const Call &call, const Panels &shared, const std::vector<Row> 
         int64_t i, within;
         if (!find(rows, first, last, task, to_pack, &i, &within)) continue;
         const Row &row = rows[i];
-        const int64_t head = within % call.kv_heads, from = within / call.kv_heads * PACKED;
-        const int64_t left = row.panels.padded - from;
-        if (repeated && !from) repeat(call.split, shared, call.d, head, row.panels);
-        pack(row.keys, row.values, row.segments, repeated, head, call.d, from,
-             from + (left < PACKED ? left : PACKED), row.panels);
+        const int64_t from = begin + within / call.kv_heads * PACKED, left = end(row) - from;
+        const Segments prefix[2] = {{c.keys, c.shared, call.split}, {c.values, c.shared, call.split}};
+        const Segments own[2] = {{row.keys, row.segments, 0}, {row.values, row.segments, 0}};
+        // Keys are numbered from `split` on, for the shared ones before it are left out.
+        pack(prefix, own, within % call.kv_heads, call.d, from - call.split,
+             from - call.split + (left < PACKED ? left : PACKED), begin - call.split, row.panels);
     }
     const int64_t attending = sum(rows, first, last, to_attend);
 #pragma omp for schedule(dynamic, 1)
@@ -230,9 +266,9 @@ void attend_rows(const Call &call, const Panels &shared, const std::vector<Row> 
         int64_t i, within;
         if (!s.q || !find(rows, first, last, task, to_attend, &i, &within)) continue;
         const int64_t queries = group * rows[i].tokens, blocks = parts(queries, ROWS);
-        const int64_t from = within % blocks * ROWS;
-        attend(call, shared, rows[i], s, within / blocks, from,
-               queries - from < ROWS ? queries - from : ROWS);
+        const int64_t kv = within / blocks, from = within % blocks * ROWS;
+        attend(call, shared, rows[i], s, state_of(rows[i], all, ours, kv, queries, from, call.d),
+               window, kv, from, queries - from < ROWS ? queries - from : ROWS);
     }
 }
 
@@ -285,67 +321,84 @@ Panels panels_at(uint16_t *memory, int64_t padded, int64_t numbers) {
     return {padded, memory, memory + padded * numbers};
 }
 
-uint16_t *numbers(int64_t count) {
-    return static_cast<uint16_t *>(aligned_alloc(64, up(count * 2 + 64, 64)));
+State state_at(void *memory, int64_t queries, int64_t d) {
+    auto *sums = static_cast<float *>(memory);
+    return {sums, sums + queries * d, sums + queries * (d + 1)};
 }
 
-struct Freed {
-    void *data;
-    ~Freed() { free(data); }
-};
+// The rows that are packed at a time, by their ends; sets the places of their panels in `numbers`.
+std::vector<int64_t> groups_of(std::vector<Row> &rows, int64_t before, int64_t each, int64_t *numbers,
+                               std::vector<int64_t> &places) {
+    std::vector<int64_t> ends;
+    int64_t used = 0;
+    for (size_t i = 0; i < rows.size(); i++) {
+        const int64_t padded = up(before + rows[i].own, 32);
+        rows[i].panels.padded = padded < WINDOW ? padded : WINDOW;
+        const int64_t size = 2 * rows[i].panels.padded * each;
+        if (i && used + size > TOGETHER) ends.push_back((int64_t)i), used = 0;
+        places[i] = used;
+        used += size;
+        *numbers = used > *numbers ? used : *numbers;
+    }
+    ends.push_back((int64_t)rows.size());
+    return ends;
+}
 
 int shared_attention(const sf_shared_call &c, int64_t shared, std::vector<Row> &rows, int threads) {
     const int64_t each = c.kv_heads * c.d, split = shared / 32 * 32;
-    // The rows that are packed at a time, by their ends, and the places of their panels.
-    std::vector<int64_t> ends, places(rows.size());
-    int64_t used = 0, most = 0;
-    for (size_t i = 0; i < rows.size(); i++) {
-        const int64_t padded = up(shared - split + rows[i].own, 32), size = 2 * padded * each;
-        if (i && used + size > TOGETHER) ends.push_back((int64_t)i), used = 0;
-        rows[i].panels.padded = padded;
-        places[i] = used;
-        used += size;
-        most = used > most ? used : most;
+    std::vector<int64_t> places(rows.size());
+    int64_t numbers = 0, longest = 0, queries = 0;
+    const std::vector<int64_t> ends = groups_of(rows, shared - split, each, &numbers, places);
+    for (Row &row : rows) {
+        row.state = queries * c.heads;
+        queries += row.tokens;
+        longest = shared + row.own > longest ? shared + row.own : longest;
     }
-    ends.push_back((int64_t)rows.size());
-    uint16_t *ours = numbers(2 * up(shared, 32) * each), *own = numbers(most);
-    const Freed first_memory{ours}, second_memory{own};
-    if (!ours || !own) return SF_NO_MEMORY;
-    const Panels panels = panels_at(ours, up(shared, 32), each);
+    const int64_t ahead = split < WINDOW ? split : WINDOW;
+    const Borrowed ours(2 * ahead * each * 2), own(numbers * 2);
+    const bool once = longest <= WINDOW;
+    const Borrowed kept(once ? 0 : queries * c.heads * (c.d + 2) * 4);
+    if (!ours.data || !own.data || !kept.data) return SF_NO_MEMORY;
+    const Panels panels = panels_at(reinterpret_cast<uint16_t *>(ours.data), ahead, each);
     for (size_t i = 0; i < rows.size(); i++)
-        rows[i].panels = panels_at(own + places[i], rows[i].panels.padded, each);
+        rows[i].panels = panels_at(reinterpret_cast<uint16_t *>(own.data) + places[i],
+                                   rows[i].panels.padded, each);
     const Call call{c.heads, c.kv_heads, c.d, c.window, c.q, c.q_dtype, c.out, c.out_dtype,
                     c.query_positions != nullptr, shared, split, c.key_positions};
+    const State all = once ? State{} : state_at(kept.data, queries * c.heads, c.d);
     int failed = 0;
 #pragma omp parallel num_threads(threads)
     {
-#pragma omp for schedule(static)
-        for (int64_t task = 0; task < c.kv_heads * parts(panels.padded, PACKED); task++) {
-            const int64_t from = task / c.kv_heads * PACKED, left = panels.padded - from;
-            pack(c.keys, c.values, c.shared, 0, task % c.kv_heads, c.d, from,
-                 from + (left < PACKED ? left : PACKED), panels);
-        }
-        const int64_t bytes = ROWS * (c.d + KEYS) * 2 + ROWS * (KEYS + c.d + 2) * 4;
-        auto *memory = static_cast<uint8_t *>(aligned_alloc(64, up(bytes, 64)));
-        if (!memory) {
+        const Borrowed memory(ROWS * ((c.d + KEYS) * 2 + (KEYS + c.d + 2) * 4));
+        Scratch s{};
+        State mine{};
+        if (memory.data) {
+            s.q = reinterpret_cast<uint16_t *>(memory.data);
+            s.p = s.q + ROWS * c.d;
+            s.scores = reinterpret_cast<float *>(s.p + ROWS * KEYS);
+            mine = state_at(s.scores + ROWS * KEYS, ROWS, c.d);
+        } else {
 #pragma omp atomic write
             failed = 1;
         }
-        Scratch s{};
-        if (memory) {
-            s.q = reinterpret_cast<uint16_t *>(memory);
-            s.p = s.q + ROWS * c.d;
-            s.scores = reinterpret_cast<float *>(s.p + ROWS * KEYS);
-            s.sums = s.scores + ROWS * KEYS;
-            s.peak = s.sums + ROWS * c.d;
-            s.total = s.peak + ROWS;
+        for (int64_t from = 0; from < longest; from += WINDOW) {
+            const Window window{from, from + WINDOW, from + WINDOW >= longest};
+            const int64_t stop = split < window.to ? split : window.to;
+            const int64_t chunks = stop > from ? parts(stop - from, PACKED) : 0;
+#pragma omp for schedule(static)
+            for (int64_t task = 0; task < c.kv_heads * chunks; task++) {
+                const int64_t at = from + task / c.kv_heads * PACKED, left = stop - at;
+                const Segments prefix[2] = {{c.keys, c.shared, 0}, {c.values, c.shared, 0}};
+                const Segments none[2] = {};
+                pack(prefix, none, task % c.kv_heads, c.d, at, at + (left < PACKED ? left : PACKED),
+                     from, panels);
+            }
+            int64_t begin = 0;
+            for (const int64_t end : ends) {
+                attend_rows(call, c, panels, rows, begin, end, window, s, all, mine);
+                begin = end;
+            }
         }
-        int64_t begin = 0;
-        for (const int64_t end : ends) {
-            attend_rows(call, panels, rows, begin, end, s);
-            begin = end;
-        }
-        free(memory);
     }
     return failed ? SF_NO_MEMORY : SF_OK;
 }

@@ -3,7 +3,6 @@
 #if defined(__x86_64__)
 
 #include <cmath>
-#include <cstdlib>
 #include <cstring>
 
 #include "level.h"

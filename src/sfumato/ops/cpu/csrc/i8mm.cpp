@@ -3,7 +3,6 @@
 #if defined(__aarch64__)
 
 #include <cmath>
-#include <cstdlib>
 #include <cstring>
 
 #include "level.h"

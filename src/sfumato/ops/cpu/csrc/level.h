@@ -5,6 +5,7 @@
 #include <cstdint>
 
 #include "sfumato.h"
+#include "workspace.h"
 
 // A run of tokens that one expert works on: places [first, first + count) of `order`.
 struct ExpertTask {

@@ -1,7 +1,6 @@
 // The level that runs everywhere: plain loops, as well as the compiler vectorizes them.
 
 #include <cmath>
-#include <cstdlib>
 
 #include "level.h"
 #include "blocks.h"
