@@ -39,7 +39,7 @@ def main() -> None:
     args = parser.parse_args()
     torch.set_num_threads(args.threads)
     torch.manual_seed(0)
-    levels = {isa: found for isa in ISAS if (found := _available(isa)) is not None}
+    levels = {isa: loaded for isa in ISAS if (loaded := _available(isa)) is not None}
     print(f"{'format':8}{'rows':>6}{'torch':>10}" + "".join(f"{isa:>10}" for isa in levels))
     rates: dict[str, dict[str, float]] = {}
     for name in args.formats:

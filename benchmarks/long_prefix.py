@@ -40,15 +40,15 @@ def measured(kv_heads: int, d: int, held: int, queries: int, rounds: int) -> dic
     spent(canvas[:1], keys, values)  # the first call makes what later ones keep
     canvases = [spent(canvas, keys, values) for _ in range(rounds)]
     packing = [spent(canvas[:1], keys, values)[0] for _ in range(rounds)]
-    whole = statistics.median(seconds for seconds, _ in canvases)
+    canvas_seconds = statistics.median(seconds for seconds, _ in canvases)
     products = 4 * queries * HEADS * d * (held + queries)
     return {
         "head_dim": d,
         "keys": held,
-        "ms": 1e3 * whole,
-        "gflops": products / whole / 1e9,
+        "ms": 1e3 * canvas_seconds,
+        "gflops": products / canvas_seconds / 1e9,
         "packing_ms": 1e3 * statistics.median(packing),
-        "packing_share": statistics.median(packing) / whole,
+        "packing_share": statistics.median(packing) / canvas_seconds,
         "faults": statistics.median(faults for _, faults in canvases),
     }
 
