@@ -248,7 +248,9 @@ def test_the_reference_copies_the_slots_of_all_rows(stored: torch.dtype, copies:
         - predict(plain, EngineConfig(slots=slots, context=1 << 16)).step
         for slots in (2, 4)
     )
-    assert two == four > 0
+    # Compiled attention packs so many keys at a time.
+    compiled = stored == torch.bfloat16 and ops.multiplies_bf16(CPU)
+    assert two == four and (two == 0) == compiled
 
 
 def test_the_reference_holds_what_is_predicted(monkeypatch: pytest.MonkeyPatch) -> None:

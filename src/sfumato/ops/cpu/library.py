@@ -25,7 +25,10 @@ ISAS = ("portable", "avx2", "avx_vnni", "avx512", "amx", "neon", "i8mm")
 """The instruction sets by number in the library, of a family of processors the worst first."""
 
 SLOWER_THAN_TORCH = ("portable",)
-"""Those that are only taken when asked for; `make levels` measures all."""
+"""`make levels` measures all."""
+
+ONLY_WHEN_ASKED = (*SLOWER_THAN_TORCH, "amx")
+"""Those that are never chosen: amx rounds otherwise than avx512, and few machines have run it."""
 
 LIBRARY = Path(__file__).with_name("_kernels.so")
 _NO_MEMORY = -2  # SF_NO_MEMORY of csrc/sfumato.h
@@ -123,7 +126,7 @@ def choose(wanted: str | None, path: Path = LIBRARY) -> tuple[Kernels | None, st
         return None, str(error)
     able = [isa for level, isa in enumerate(ISAS) if code.sf_isa_available(level) == 1]
     if wanted is None:
-        quick = [isa for isa in able if isa not in SLOWER_THAN_TORCH]
+        quick = [isa for isa in able if isa not in ONLY_WHEN_ASKED]
         if quick and not code.sf_has_threads():
             return None, "the compiled operations were built without OpenMP, for one thread alone"
         if not quick:
