@@ -38,7 +38,6 @@ from sfumato.model.model_config import ModelConfig
 from sfumato.model.network import Network
 from sfumato.model.placement import pick_device, pick_dtype
 from sfumato.model.quantize_on_load import quantized_on_load
-from sfumato.ops.cpu.allocator import keep_freed_memory
 from sfumato.options.limits import MOST_STEPS
 from sfumato.text.prompt import prompt_ids
 from sfumato.text.stops import Stop
@@ -269,8 +268,6 @@ def load(
     kind = pick_dtype(dtype, checkpoint, target)
     defaults = checkpoint_defaults(checkpoint)
     text = _fitting_text(checkpoint, config)
-    if target.type == "cpu":
-        keep_freed_memory()
     network = load_network(checkpoint, target, kind, progress, activations)
     ends = end_ids(checkpoint, network.config, text.tokenizer)
     seconds, family = time.perf_counter() - start, family_of(checkpoint)

@@ -1,5 +1,4 @@
-// Memory that calls borrow, and that the process keeps for the next ones: memory which goes back to
-// the system after each call costs a page fault for every 4096 bytes of the next.
+// Memory of a call, freed at its end.
 #ifndef SFUMATO_WORKSPACE_H
 #define SFUMATO_WORKSPACE_H
 
@@ -7,7 +6,7 @@
 
 // At least `bytes` at a multiple of 64, or null; *held is how many there are.  For any thread.
 void *borrow(int64_t bytes, int64_t *held);
-// What `borrow` gave. At most 256 MiB are kept in all.
+// What `borrow` gave.
 void give_back(void *data, int64_t held);
 
 namespace {
