@@ -56,12 +56,13 @@ SIZES = Sizes(
 def test_kernels_are_compiled_for_the_device_that_is_there(monkeypatch: pytest.MonkeyPatch) -> None:
     """In all shapes, in processes of their own; what fails is told."""
 
-    def compiled(kernel: Kernel, tile: Tile, target: Target) -> None:
+    def compiled(kernel: Kernel, options: dict[str, Any], target: Target) -> None:
         assert (target.name, target.number) == ("sm_89", 86)
         if not kernel.sizes.get("WEIGHTED", True):
             raise RuntimeError("no such norm")
 
-    monkeypatch.setattr(fill_cache, "compile_kernel", compiled)
+    monkeypatch.setattr(fill_cache, "source_of", lambda kernel, tile, target: (kernel, {}))
+    monkeypatch.setattr(fill_cache, "compile_source", compiled)
     findings = gpu_compile.compile_all("sm_89", 86, ("rms_norm", "linear"))
     assert findings["compiled"] == 2 + 2 * 8  # norms; eight matrices, for few and many tokens
     assert findings["failures"] == {

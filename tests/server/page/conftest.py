@@ -104,7 +104,7 @@ def open_page(browser: Any, url: str) -> Iterator[Callable[..., Any]]:
         )
         page = contexts[-1].new_page()
         page.add_init_script(SEEDS)
-        page.set_default_timeout(15_000)
+        page.set_default_timeout(60_000)
         page.on("console", lambda message: note(f"console: {message.text}"))
         page.on("pageerror", lambda error: note(f"error: {error}"))
         page.on("request", lambda sent: note(sent.url) if not sent.url.startswith(at) else None)
