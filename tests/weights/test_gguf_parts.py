@@ -77,6 +77,16 @@ def test_parts_of_different_files_are_refused(
         open_checkpoint(divided(tmp_path, wrong)[0])
 
 
+@pytest.mark.parametrize("numbers", [{"split.count": 0}, {"split.count": 1, "split.no": 0}])
+def test_a_file_that_was_merged_is_one_file(tmp_path: Path, numbers: dict[str, int]) -> None:
+    divided(tmp_path)
+    file = read_gguf(tmp_path / "whole.gguf")
+    with (tmp_path / "merged.gguf").open("wb") as stream:
+        write(stream, dict(file.metadata) | numbers, [stored(file, name) for name in file.tensors])
+    merged = open_checkpoint(tmp_path / "merged.gguf")
+    assert len(merged.tensors) == len(open_checkpoint(tmp_path / "whole.gguf").tensors)
+
+
 def test_an_absent_part_is_named(tmp_path: Path) -> None:
     paths = divided(tmp_path)
     paths[1].unlink()

@@ -15,7 +15,7 @@ from sfumato.weights.errors import CheckpointError, quoted
 from sfumato.weights.tensorfile import TensorFile
 
 MOST_PARTS = 512
-_PART = re.compile(r"-(\d{5})-of-(\d{5})(\.gguf)$", re.IGNORECASE)
+_PART = re.compile(r"-(\d{5})-of-(\d{5})(\.[gG][gG][uU][fF])$")
 
 
 def part_names(name: str) -> list[str]:
@@ -51,9 +51,14 @@ def part_files(path: Path) -> list[Path]:
 def check_parts(files: Sequence[TensorFile]) -> None:
     """Checks that these files, in order, are all parts of one checkpoint, by the numbers that they
     hold. Raises CheckpointError."""
+    if len(files) == 1:
+        # 0 is what gguf-split writes into a file that it merged of parts.
+        if files[0].metadata.get("split.count") != 0:
+            _check(files[0], "split.count", 1, 1)
+        return
     for number, file in enumerate(files):
-        _check(file, "split.count", 1 if len(files) == 1 else None, len(files))
-        _check(file, "split.no", 0 if len(files) == 1 else None, number)
+        _check(file, "split.count", None, len(files))
+        _check(file, "split.no", None, number)
     tensors = sum(len(file.tensors) for file in files)
     _check(files[0], "split.tensors.count", tensors, tensors)
 
