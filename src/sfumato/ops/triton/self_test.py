@@ -9,7 +9,7 @@ captured graph and a step must not.  Knows no operation by name.
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, TypeVar
 
@@ -17,14 +17,27 @@ import torch
 from torch import Tensor
 
 from sfumato.ops.triton.kernel import installed, interpreting, runs_nothing
+from sfumato.ops.triton.planes import PlaneTensor, to_planes
 from sfumato.ops.triton.targets import architecture
 from sfumato.ops.triton.tiles import slower
+from sfumato.weights.blocks import BLOCK_FORMATS, QuantizedTensor
 
 if TYPE_CHECKING:
     from sfumato.ops.triton.noted import Noted
 
 log = logging.getLogger(__name__)
 T = TypeVar("T")
+
+_HALVES = {name: (0,) for name in BLOCK_FORMATS} | {
+    **dict.fromkeys(("Q5_1", "Q4_K", "Q5_K"), (0, 2)),
+    "Q6_K": (208,),
+}
+"""At which bytes of a block its float16 numbers stand."""
+_SIZES = {
+    **{"Q4_0": 0.2, "Q5_0": 0.1, "Q5_1": 0.1, "Q8_0": 0.013, "IQ4_NL": 0.015},
+    **{"Q4_K": 0.004, "Q5_K": 0.002, "Q6_K": 0.0007, "IQ4_XS": 0.0008},
+}
+"""What they are for random codes that make numbers of about 1."""
 
 LOSS = "; a row's bits then depend on the other rows"
 """What an operation loses where torch's products serve it, which choose their sums by the shape."""
@@ -46,6 +59,7 @@ class KernelTwin:
 
 
 _passed: dict[torch.device, frozenset[str]] = {}
+_failed: dict[torch.device, frozenset[str]] = {}
 
 
 def serves(operation: str, device: torch.device) -> bool:
@@ -74,26 +88,38 @@ def switch_off(operation: str, device: torch.device, error: Exception) -> None:
     device = _indexed(device)
     if serves(operation, device):
         _passed[device] -= {operation}
+        _failed[device] = _failed.get(device, frozenset()) | {operation}
         why = _line(error) + LOSS
         log.warning("%s: torch serves it on %s from now on (%s)", operation, device, why)
 
 
 def prepare(device: torch.device, twins: dict[str, KernelTwin]) -> frozenset[str]:
-    """Tests the twins, by operation, on a device, once; the operations that serve from now on.
+    """Tests the twins, by operation, on a device, each once; the operations that serve from now on.
 
     Compiles kernels and waits for the device: call it before a graph is captured. Gives the memory
     of the tests back.
     """
     device = _indexed(device)
-    if device not in _passed:
-        reasons = {name: _why_not(each, device) for name, each in twins.items()}
+    if new := untested(device, twins):
+        reasons = {name: _why_not(twins[name], device) for name in new}
         for reason in dict.fromkeys(filter(None, reasons.values())):
             names = ", ".join(name for name, each in reasons.items() if each == reason)
             log.warning("%s: torch serves on %s, since %s%s", names, device, reason, LOSS)
-        _passed[device] = frozenset(name for name, reason in reasons.items() if not reason)
+        for kept, is_kept in ((_passed, lambda why: not why), (_failed, bool)):
+            those = frozenset(name for name, reason in reasons.items() if is_kept(reason))
+            kept[device] = kept.get(device, frozenset()) | those
         if device.type == "cuda":  # the tests' hundreds of megabytes, before the weights come
             torch.cuda.empty_cache()
     return _passed[device]
+
+
+def untested(device: torch.device, names: Iterable[str]) -> list[str]:
+    """Which of these operations were not tested on a device."""
+    device = _indexed(device)
+    known = _passed.get(device, frozenset())
+    if device in _passed:
+        known |= _failed.get(device, frozenset())
+    return [name for name in names if name not in known]
 
 
 def launches(device: torch.device, twins: dict[str, KernelTwin]) -> list[Noted]:
@@ -172,6 +198,27 @@ def random_like(
         return tuple(torch.zeros(shape, device=device, dtype=dtype) for shape in shapes)
     random = torch.Generator().manual_seed(len(shapes))
     return tuple(torch.randn(shape, generator=random).to(device, dtype) for shape in shapes)
+
+
+def random_planes(device: torch.device, format: str, *shape: int) -> PlaneTensor:
+    """A weight in planes of any codes, whose numbers are about columns^-½; the same in every
+    process."""
+    block = BLOCK_FORMATS[format]
+    width = shape[-1] // block.block_size * block.block_bytes
+    random = torch.Generator().manual_seed(shape[0])
+    data = torch.randint(256, (*shape[:-1], width), generator=random, dtype=torch.uint8)
+    blocks = data.view(-1, block.block_bytes)
+    for at in _HALVES[format]:
+        halves = (0.5 + torch.rand(len(blocks), 1, generator=random)) * _SIZES[format]
+        halves = (halves * shape[-1] ** -0.5).half()
+        blocks[:, at : at + 2] = halves.view(torch.uint8)
+    return to_planes(QuantizedTensor(data.to(device), block, shape))
+
+
+def whole_blocks(format: str, columns: int) -> int:
+    """Columns, rounded up to whole blocks of a format."""
+    size = BLOCK_FORMATS[format].block_size
+    return -(-columns // size) * size
 
 
 def sizes_for(device: torch.device, small: Sequence[T], more: Sequence[T]) -> list[T]:
