@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 import torch
 from torch import Tensor
 
+from sfumato.ops.triton import passed_tests
 from sfumato.ops.triton.kernel import installed, interpreting, runs_nothing
 from sfumato.ops.triton.targets import architecture
 from sfumato.ops.triton.tiles import slower
@@ -74,6 +75,7 @@ def switch_off(operation: str, device: torch.device, error: Exception) -> None:
     device = _indexed(device)
     if serves(operation, device):
         _passed[device] -= {operation}
+        passed_tests.keep(device, _passed[device])  # the next start tests it again
         why = _line(error) + LOSS
         log.warning("%s: torch serves it on %s from now on (%s)", operation, device, why)
 
@@ -81,16 +83,19 @@ def switch_off(operation: str, device: torch.device, error: Exception) -> None:
 def prepare(device: torch.device, twins: dict[str, KernelTwin]) -> frozenset[str]:
     """Tests the twins, by operation, on a device, once; the operations that serve from now on.
 
-    Compiles kernels and waits for the device: call it before a graph is captured. Gives the memory
-    of the tests back.
+    What passed at an earlier start is not tested again: see `passed_tests`. Compiles kernels and
+    waits for the device: call it before a graph is captured. Gives the memory of the tests back.
     """
     device = _indexed(device)
     if device not in _passed:
-        reasons = {name: _why_not(each, device) for name, each in twins.items()}
+        kept = passed_tests.kept(device)
+        reasons = {name: _why_not(each, device, name not in kept) for name, each in twins.items()}
         for reason in dict.fromkeys(filter(None, reasons.values())):
             names = ", ".join(name for name, each in reasons.items() if each == reason)
             log.warning("%s: torch serves on %s, since %s%s", names, device, reason, LOSS)
         _passed[device] = frozenset(name for name, reason in reasons.items() if not reason)
+        if not _passed[device] <= kept:
+            passed_tests.keep(device, _passed[device])
         if device.type == "cuda":  # the tests' hundreds of megabytes, before the weights come
             torch.cuda.empty_cache()
     return _passed[device]
@@ -129,10 +134,18 @@ def why_unusable(device: torch.device) -> str:
     return ""
 
 
-def _why_not(twin: KernelTwin, device: torch.device) -> str:
-    """Why torch serves an operation; empty where the kernels do."""
+def untested(device: torch.device, twins: dict[str, KernelTwin]) -> dict[str, KernelTwin]:
+    """Those of the twins, by operation, whose tests a start runs."""
+    kept = passed_tests.kept(_indexed(device))
+    return {name: each for name, each in twins.items() if name not in kept}
+
+
+def _why_not(twin: KernelTwin, device: torch.device, tests: bool) -> str:
+    """Why torch serves an operation; empty where the kernels do. tests: whether it is tested."""
     if slower(twin.operation, device):
         return "kernels are slower there"
+    if not tests:
+        return ""
     try:
         twin.check(device)
     except Exception as error:  # Triton's compilers raise errors of many classes
