@@ -25,6 +25,7 @@ from sfumato.weights.tensor_stream import recoded
 from sfumato.weights.tensorfile import FLOAT_FORMATS, TensorInfo
 
 _MOST = 4096  # matrices of a stack
+_NUMBER = "(0|[1-9][0-9]{0,3})"
 
 
 @dataclass(frozen=True)
@@ -171,21 +172,15 @@ def _members(
     members: Members = {}
     rest = []
     rules = [
-        (
-            re.compile(
-                rf"(.*\.)?{re.escape(part).replace(re.escape('{}'), '(0|[1-9][0-9]{{0,3}})')}"
-            ),
-            s,
-            i,
-        )
-        for s in stacks
-        for i, part in enumerate(s.parts)
+        (re.compile(r"(.*\.)?" + re.escape(part).replace(r"\{\}", _NUMBER)), stack, place)
+        for stack in stacks
+        for place, part in enumerate(stack.parts)
     ]
     for name, info in tensors.items():
-        for pattern, stack, part in rules:
+        for pattern, stack, place in rules:
             if match := pattern.fullmatch(name):
                 _, stacked = members.setdefault((match[1] or "") + stack.name, (stack, {}))
-                stacked[int(match[2]), part] = name, info
+                stacked[int(match[2]), place] = name, info
                 break
         else:
             rest.append(name)
