@@ -17,9 +17,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
-ANY, FLOAT, BLOCKS, PANELS = "any", "float", "blocks", "panels"
-"""Forms of a weight: any (or an operation without one), a float tensor, quantized blocks, and what
-the compiled CPU kernels packed."""
+ANY, FLOAT, BLOCKS, PANELS, PLANES = "any", "float", "blocks", "panels", "planes"
+"""Forms of a weight: any (or an operation without one), a float tensor, quantized blocks, what the
+compiled CPU kernels packed, and what the kernels of GPUs read blocks from."""
 
 TORCH, TRITON, COMPILED = 0, 1, 2
 """Backends of twins: where several could serve, the higher one does."""
