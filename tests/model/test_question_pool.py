@@ -36,6 +36,8 @@ def test_places_are_leased_until_the_question_is_gone(network: Network) -> None:
     assert again and again.start == 32
     assert pool_of(network, 64).lease(41) is None, "questions of several pieces get no places"
     assert pool_of(network, 8).lease(3) is None and pool_of(network, 64).lease(0) is None
+    own = pool.for_one(33)
+    assert own.places == 48 and own.longest == pool.longest and own.lease(33)
     with pytest.raises(AssertionError):
         pool_of(network, MOST + 1)
 
@@ -60,15 +62,14 @@ def test_reads_behind_places_are_those_behind_scratches(network: Network) -> Non
             network.encode_beside([question[part] for question in questions], scratches)
     placed[0].own()  # which keeps places as they are
     canvases = [torch.randint(0, 97, (8,), generator=random) for _ in range(4)]
-    wanted = [[1, 6], [0], [7], [2]]
+    wanted = [list(range(8))] * 4
     expected = network.denoise_beside(canvases, plain[:4], wanted)
     beside = network.denoise_beside(canvases, placed[:4], wanted)
     torch.testing.assert_close(beside, expected, atol=1e-5, rtol=1e-4)
     spans = [scratch.span for scratch in placed[:4]]
     starts = torch.tensor([span.start if span else 0 for span in spans])
     counts = torch.tensor([scratch.length for scratch in placed[:4]])
-    only = torch.tensor([8 * row + at for row, own in enumerate(wanted) for at in own])
     numbers = torch.tensor([2, 0, 2, 2]), starts, counts
-    part_of = ReadPart(slots[0].pool, pool, *numbers, 8, only)
+    part_of = ReadPart(slots[0].pool, pool, *numbers, torch.tensor([4]), 8)
     hidden = network.read_batch(torch.cat(canvases), None, PlacedReadRows(part_of))
     torch.testing.assert_close(hidden, expected, atol=1e-5, rtol=1e-4)

@@ -127,15 +127,42 @@ def _attend(connection: socket.socket) -> NoReturn:
     for stream in (0, 1, 2, *streams):
         os.close(stream)
 
+    child = Child(program)
+
     def listen() -> None:
         while numbers := connection.recv(1):
-            os.kill(program, numbers[0])
-        os.kill(program, signal.SIGKILL)  # the client is no more
+            child.signal(numbers[0])
+        child.signal(signal.SIGKILL)  # the client is no more
 
     threading.Thread(target=listen, daemon=True).start()
-    code = os.waitstatus_to_exitcode(os.waitpid(program, 0)[1])
-    connection.sendall(struct.pack("i", code))
+    code = child.exit_code()
+    with contextlib.suppress(OSError):  # the client is no more
+        connection.sendall(struct.pack("i", code))
     os._exit(0)
+
+
+class Child:
+    """A process that one thread waits for and others send signals to.
+
+    Its number is another process's as soon as it has been waited for, so a signal is sent under a
+    lock, and never after that."""
+
+    def __init__(self, number: int) -> None:
+        self._number, self._lock, self._has_ended = number, threading.Lock(), False
+
+    def signal(self, number: int) -> None:
+        """Sends a signal, unless the process has ended."""
+        with self._lock:
+            if not self._has_ended:
+                os.kill(self._number, number)
+
+    def exit_code(self) -> int:
+        """Waits for its end; negative where a signal ended it."""
+        # Waits without the lock, and leaves the process its number.
+        os.waitid(os.P_PID, self._number, os.WEXITED | os.WNOWAIT)
+        with self._lock:
+            self._has_ended = True
+            return os.waitstatus_to_exitcode(os.waitpid(self._number, 0)[1])
 
 
 def _open_streams() -> None:

@@ -13,7 +13,7 @@ from sfumato.model.families import family_of
 from sfumato.model.model_config import ModelConfig
 from sfumato.model.quant_recipes import QuantRecipe, formats
 from sfumato.weights.checkpoint import Checkpoint
-from sfumato.weights.tensor_stream import TensorStream, recoded
+from sfumato.weights.tensor_stream import TensorStream
 
 
 def gguf_tensors(
@@ -44,7 +44,7 @@ def hf_tensors(
 def _stream(checkpoint: Checkpoint, file_name: str, name: str, format: str) -> TensorStream:
     def chunks() -> Iterator[Tensor]:
         try:
-            yield from recoded(checkpoint.read(name), format)
+            yield from checkpoint.recoded(name, format)
         except ValueError as error:
             info = checkpoint.tensors[name]
             raise ValueError(f"{info.file}: {info.name}: as {format}: {error}") from error

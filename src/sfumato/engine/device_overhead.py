@@ -10,7 +10,7 @@ from collections.abc import Iterable
 
 import torch
 
-from sfumato.diffusion.step.graphs import most_graphs
+from sfumato.diffusion.step.graphs import READS, most_graphs
 from sfumato.ops.triton.workspaces import rounded_up
 
 MIB = 1 << 20
@@ -56,12 +56,13 @@ def _place(size: int, free: list[int]) -> None:
 
 
 def overhead_bytes(device: torch.device, rows: int, step: int) -> int:
-    """Graphs, workspaces and code of an engine of so many rows; step: bytes of its buffers.
+    """Graphs of steps and of reads, workspaces and code of an engine of so many rows; step: bytes
+    of its buffers.
 
     Captured steps share a memory pool of their own, which the first run of a step, without a
     graph, cannot use: the buffers of a step are held twice.
     """
     if device.type != "cuda":
         return 0
-    graphs = most_graphs(rows) * GRAPH
+    graphs = (most_graphs(rows) + READS) * GRAPH
     return step + graphs + 2 * STREAMS * WORKSPACE + CODE

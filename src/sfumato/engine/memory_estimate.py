@@ -8,6 +8,7 @@ allocator can seldom serve the second from what the first gave back.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -16,7 +17,7 @@ import torch
 from sfumato import ops
 from sfumato.diffusion.constraints.read import PIECE
 from sfumato.diffusion.step.batch import WIDTHS, StepBatch, width_for
-from sfumato.diffusion.step.read_forwards import room_tokens
+from sfumato.diffusion.step.read_forwards import most_rows, room_tokens
 from sfumato.engine import kernel_memory
 from sfumato.engine.device_overhead import held_bytes, overhead_bytes
 from sfumato.engine.engine_config import TURN, EngineConfig
@@ -25,7 +26,7 @@ from sfumato.model.head_memory import head_bytes
 from sfumato.model.loading import loaded_bytes, viewed_bytes
 from sfumato.model.model_config import ModelConfig
 from sfumato.model.network import Network
-from sfumato.model.placement import cache_dtype
+from sfumato.model.placement import cache_dtype, serving_kernels
 from sfumato.model.question_pool import MOST
 from sfumato.model.question_pool import pool_bytes as question_bytes
 from sfumato.model.truncate import cutoff_bytes
@@ -57,8 +58,7 @@ class ModelFootprint:
     ) -> ModelFootprint:
         """A model that is not loaded yet."""
         tensors = checkpoint.tensors.items()
-        # Others than plain ones make their tensors as they are read.
-        views = tensors if type(checkpoint) is Checkpoint else ()
+        views = [(name, info) for name, info in tensors if checkpoint.is_view(name)]
         return cls(
             config,
             device,
@@ -118,19 +118,19 @@ def predict(footprint: ModelFootprint, config: EngineConfig, larger: int = 0) ->
     context = min(max(config.context, larger), model.context_length)
     canvases = rows * model.canvas_length
     chunk = max(config.prefill_chunk, 1)
-    kernels = _kernels(footprint)
+    kernels = serving_kernels(footprint.device, footprint.dtype, footprint.cache_dtype)
+    # One operation for each pool; a larger slot is a pool of one.
+    pools = (rows, config.context), (1, larger)
     one = snapshot_bytes(model, min(config.context, model.context_length), footprint.cache_dtype)
     if footprint.device.type == "cpu":
         seen = _seen(footprint, model.canvas_length, context, causal=False)
     else:
-        # One operation for each pool; a larger slot is a pool of one.
-        pools = (rows, config.context), (1, larger)
         seen = max(_seen_of_pool(footprint, *pool, kernels) for pool in pools)
     step = _forward(footprint, canvases, seen, kernels)
     step += _head(footprint, rows, kernels)
     step += cutoff_bytes(model, canvases)
     chunk_seen = _seen_of_chunk(footprint, chunk, context, kernels)
-    read, questions = _reads(footprint, rows, chunk, context, kernels)
+    read, questions = _reads(footprint, rows, chunk, pools, kernels)
     return Prediction(
         weights=footprint.weights,
         mapped=footprint.mapped,
@@ -164,18 +164,24 @@ def _read_pieces(footprint: ModelFootprint, chunk: int) -> int:
 
 
 def _reads(
-    footprint: ModelFootprint, rows: int, chunk: int, context: int, kernels: frozenset[str]
+    footprint: ModelFootprint,
+    rows: int,
+    chunk: int,
+    pools: Sequence[tuple[int, int]],
+    kernels: frozenset[str],
 ) -> tuple[int, int]:
     """Buffers of a forward of reads whose shapes are fixed, and what these keep; where a device
-    captures no forwards there are none. Questions that find no place are counted beside that."""
+    captures no forwards there are none. Questions that find no place are counted beside that.
+    pools: of slots, how many each has and of how many positions."""
     model, device = footprint.config, footprint.device
     if device.type != "cuda":
         return 0, 0
     tokens = room_tokens(model.canvas_length)
     if "read_attention" in kernels:
-        seen = kernel_memory.read_bytes(model, tokens, context, device)
-    else:  # of as many rows as slots
-        seen = _seen_of_pool(footprint, rows, context + PIECE)
+        longest = max(capacity for _, capacity in pools)
+        seen = kernel_memory.read_bytes(model, tokens, longest, device)
+    else:
+        seen = max(_seen_of_reads(footprint, *pool, tokens) for pool in pools)
     sizes = question_bytes(model, question_places(rows, chunk), footprint.cache_dtype)
     room = tokens * model.hidden_size * footprint.dtype.itemsize
     return _forward(footprint, tokens, seen, kernels), held_bytes([*sizes, room, room], device)
@@ -199,12 +205,6 @@ def state_bytes(footprint: ModelFootprint, rows: int) -> int:
 def pooled_bytes(footprint: ModelFootprint, rows: int) -> int:
     """The vectors that prompts are pooled to. Hidden states are the forward's own buffers."""
     return rows * footprint.config.hidden_size * _FLOAT
-
-
-def _kernels(footprint: ModelFootprint) -> frozenset[str]:
-    """The operations that kernels serve, where the form of the weights allows it."""
-    bf16 = footprint.dtype == footprint.cache_dtype == torch.bfloat16
-    return ops.kernels_on(footprint.device) if bf16 else frozenset()
 
 
 def _head(footprint: ModelFootprint, rows: int, kernels: frozenset[str]) -> int:
@@ -274,15 +274,30 @@ def _seen_of_pool(
     with the canvas's; the joined keys stay while the values are joined.
 
     Scores are not counted: torch's fused attention holds none. Measured on no device."""
-    model, dtype, stored = footprint.config, footprint.dtype, footprint.cache_dtype
+    model = footprint.config
     if kernels >= kernel_memory.ATTENTION:
         return kernel_memory.attention_bytes(model, rows, capacity, footprint.device)
+    return _gathered(footprint, rows, capacity, model.canvas_length, 0)
+
+
+def _seen_of_reads(footprint: ModelFootprint, slots: int, capacity: int, tokens: int) -> int:
+    """As `_seen_of_pool`, of reads of so many tokens over a pool of slots, as the reference's
+    `read_attention` copies them: with the keys of each row's question."""
+    rows = most_rows(tokens, WIDTHS[0], slots, frozenset())
+    return _gathered(footprint, rows, capacity, tokens // rows, PIECE)
+
+
+def _gathered(footprint: ModelFootprint, rows: int, capacity: int, width: int, beside: int) -> int:
+    """Keys and values of rows as torch gathers those of their slots, and `beside` more of each row,
+    and joins them with those of its canvas."""
+    model, dtype, stored = footprint.config, footprint.dtype, footprint.cache_dtype
     seen = 0
     for layer, size in zip(model.layers, slot_sizes(model, capacity), strict=True):
-        keys = -(-(size + model.canvas_length) // BLOCK) * BLOCK
-        gathered = size * (dtype.itemsize + (stored.itemsize if stored != dtype else 0))
+        keys = -(-(size + beside + width) // BLOCK) * BLOCK
+        copies = dtype.itemsize + (stored.itemsize if stored != dtype else 0)
         joined = 2 * keys * dtype.itemsize
-        seen = max(seen, rows * layer.kv_heads * layer.head_dim * (gathered + joined))
+        each = (size + beside) * copies + joined
+        seen = max(seen, rows * layer.kv_heads * layer.head_dim * each)
     return seen
 
 

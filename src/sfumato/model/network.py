@@ -223,11 +223,10 @@ class Network:
         """As `denoise_beside`, of rows whose questions have places: tokens int64 [n], and their
         soft embeddings [n, hidden] in `dtype` (None: zeros).
 
-        Returns hidden states of the wanted tokens [wanted, hidden].  As `denoise_batch`, it leaves
-        all on the device.
+        Returns hidden states of all tokens [n, hidden].  As `denoise_batch`, it leaves all on the
+        device.
         """
-        positions, wanted = attend.positions(), attend.part.wanted
-        return self.transformer.denoise(tokens, soft, positions, attend, self.dtype, wanted)
+        return self.transformer.denoise(tokens, soft, attend.positions(), attend, self.dtype)
 
     def _parts(self, lengths: Sequence[int], slots: Sequence[Slot]) -> list[CanvasPart]:
         """One part for adjacent canvases of one length whose slots are of one pool."""

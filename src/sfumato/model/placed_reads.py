@@ -25,8 +25,8 @@ class ReadPart:
     slots: Tensor  # int64 [rows]; rows may share a slot
     starts: Tensor  # int64 [rows]: where the question of each row begins in its pool
     counts: Tensor  # int64 [rows]: how many tokens it has
+    used: Tensor  # int64 [1]: how many rows are read; those after them see their canvas alone
     width: int  # positions of a canvas
-    wanted: Tensor  # int64 [n]: of which tokens, packed, the last layer gives results
 
 
 class PlacedReadRows:
@@ -35,7 +35,9 @@ class PlacedReadRows:
 
     def __init__(self, part: ReadPart) -> None:
         self.part = part
-        self._first = part.pool.lengths.index_select(0, part.slots)
+        first = part.pool.lengths.index_select(0, part.slots)
+        unused = torch.arange(len(first), device=first.device) >= part.used
+        self._first = first.masked_fill(unused, 0)
 
     def positions(self) -> Tensor:
         """int64 [tokens]: each token's position in its row."""
@@ -44,14 +46,10 @@ class PlacedReadRows:
 
     def __call__(self, layer: int, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
         part, pool = self.part, self.part.pool
-        is_last = layer == len(pool.layers) - 1
-        if is_last:  # queries of the wanted tokens alone
-            q = q.new_zeros(len(k), *q.shape[1:]).index_copy_(0, part.wanted, q)
         q, k, v = (x.unflatten(0, (-1, part.width)) for x in (q, k, v))
         window = pool.sliding_window if pool.layers[layer].sliding else None
         beside = part.questions
         held = pool.keys[layer], pool.values[layer], part.slots, self._first
         own = beside.keys[layer], beside.values[layer], part.starts, part.counts
         prefixes, questions = ops.Prefixes(*held, window), ops.Questions(*own, beside.longest)
-        out = ops.read_attention(q, k, v, prefixes, questions).flatten(0, 1)
-        return out.index_select(0, part.wanted) if is_last else out
+        return ops.read_attention(q, k, v, prefixes, questions).flatten(0, 1)

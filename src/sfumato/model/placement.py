@@ -52,6 +52,15 @@ def shares_host_memory(device: torch.device) -> bool:
     return device.type in ("cpu", "mps")
 
 
+def serving_kernels(
+    device: torch.device, dtype: torch.dtype, cache_dtype: torch.dtype
+) -> frozenset[str]:
+    """The operations that kernels serve on a device, where the form of the weights allows it: they
+    take bfloat16 alone, in the cache too."""
+    is_bfloat16 = dtype == cache_dtype == torch.bfloat16
+    return ops.kernels_on(device) if is_bfloat16 else frozenset()
+
+
 def device_memory(device: torch.device) -> int | None:
     """Bytes of memory of a CUDA device, or of this machine for others; None where the system
     does not report it."""

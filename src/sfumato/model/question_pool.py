@@ -1,7 +1,7 @@
 """Keys and values of questions at addresses that stay: the second prefix of reads on a device.
 
-A question leases places one after another, of all layers alike, for as long as it is read.  What
-does not fit is kept in tensors of its own.  Knows no slots and no reads.
+A question leases places one after another, of all layers alike, for as long as it is read.  One
+that finds none may have a pool for itself.  Knows no slots and no reads.
 """
 
 from __future__ import annotations
@@ -43,7 +43,8 @@ class QuestionPool:
     ) -> None:
         """longest: tokens of a question that may lease places."""
         assert 0 < places <= MOST, f"places: must lie in 1..{MOST}, got {places}"
-        self.places, self.longest, self.device = places, min(longest, places), device
+        self.places, self.longest, self.device = places, longest, device
+        self._config, self._dtype = config, dtype
         shapes = [(layer.kv_heads, places, layer.head_dim) for layer in config.layers]
         self.keys, self.values = (  # of each layer [kv_heads, places, head_dim]
             [torch.zeros(shape, dtype=dtype, device=device) for shape in shapes] for _ in range(2)
@@ -68,6 +69,12 @@ class QuestionPool:
             return None
         self._leased[start] = wanted
         return Span(self, start, wanted)
+
+    def for_one(self, tokens: int) -> QuestionPool:
+        """A pool for one question of so many tokens, where this one has no places left."""
+        assert 0 < tokens <= self.longest
+        places = -(-tokens // GRAIN) * GRAIN
+        return QuestionPool(self._config, places, self.longest, self._dtype, self.device)
 
     def write(self, at: Tensor, parts: Sequence[tuple[Tensor, Tensor]]) -> None:
         """Stores keys and values of tokens, of every layer [tokens, kv_heads, head_dim], at places

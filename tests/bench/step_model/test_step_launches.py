@@ -113,7 +113,7 @@ def test_the_launches_are_those_of_real_reads(rows: int, launched: Counter[str])
     config, width = network.config, 16
     (slot,) = network.new_slots(1, 64)
     pool = QuestionPool(config, 64, 64, torch.bfloat16, network.device)
-    kind = ReadKind(rows, width, rows, conditioned=False)
+    kind = ReadKind(rows, width)
     forward = ReadForward(network, slot.pool, pool, kind, ReadRoom(network, 64))
     forward.run()
     launched.clear()

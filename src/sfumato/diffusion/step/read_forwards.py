@@ -1,23 +1,53 @@
-"""Forwards of reads on a device that works by itself: as graphs where their rows allow it.
+"""Forwards of reads on a device that works by itself: as graphs, but those of long questions.
 
-Served are rows of one width whose questions have places in the pool and whose slots are of one
-pool.  Others go through the network as on a CPU.
+A read's path depends on the read alone, since products of another path round otherwise: what a
+question gives must not depend on which others are read beside it.  Rows of one path, pool and width
+share forwards of a bounded number of kinds.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from itertools import accumulate
+from dataclasses import dataclass
+from itertools import accumulate, chain
 
 import torch
 from torch import Tensor
 
-from sfumato import ops
 from sfumato.diffusion.step.graphs import StepGraphs
 from sfumato.diffusion.step.read_forward import ReadForward, ReadKind, ReadRoom
+from sfumato.model.cache import KVPool
 from sfumato.model.network import PREFILL_CHUNK, Network
+from sfumato.model.placement import serving_kernels
 from sfumato.model.question_pool import QuestionPool
 from sfumato.model.read_rows import Scratch
+from sfumato.model.to_device import to_device
+
+
+@dataclass(frozen=True)
+class ReadGroup:
+    """What rows have in common that may share a forward. A row has its own whatever the others
+    are."""
+
+    questions: QuestionPool | None  # where the question's keys stand; None: in parts, a long one's
+    pool: KVPool | None  # of the slots; None where each row is attended by itself
+    width: int | None
+
+    @classmethod
+    def of(cls, scratch: Scratch, width: int, questions: QuestionPool) -> ReadGroup:
+        """questions: where an empty question is thought to stand."""
+        if scratch.span is None and scratch.length:
+            return cls(None, None, None)
+        own = scratch.span.pool if scratch.span else questions
+        return cls(own, scratch.slot.pool, width)
+
+
+@dataclass(frozen=True)
+class _Row:
+    ids: Tensor  # int64 [width]
+    scratch: Scratch
+    wanted: Sequence[int]
+    soft: Tensor | None  # [width, hidden]
 
 
 class ReadForwards:
@@ -28,8 +58,12 @@ class ReadForwards:
         self._room = ReadRoom(network, room_tokens(network.config.canvas_length))
 
     def place(self, scratch: Scratch, tokens: int) -> None:
-        """Gives a question of so many tokens places, if the pool has any."""
+        """Gives a question of so many tokens places, unless it is long: in the pool, or in one of
+        its own where the pool has none left."""
         scratch.place(self._questions, tokens)
+        is_short = 0 < tokens <= self._questions.longest
+        if is_short and scratch.span is None and not scratch.length:
+            scratch.place(self._questions.for_one(tokens), tokens)
 
     @torch.no_grad()
     def denoise_beside(
@@ -39,41 +73,82 @@ class ReadForwards:
         wanted: Sequence[Sequence[int]],
         soft: Tensor | None = None,
     ) -> Tensor:
-        """As `Network.denoise_beside`. What it returns may be overwritten by the next call."""
-        if not self._serves(canvases, scratches):
-            return self._network.denoise_beside(canvases, scratches, wanted, soft)
-        width = len(canvases[0])
-        starts = accumulate([width] * len(canvases), initial=0)
-        only = [first + at for first, own in zip(starts, wanted, strict=False) for at in own]
-        kind = ReadKind(len(canvases), width, len(only), soft is not None)
-        pool = scratches[0].slot.pool
+        """As `Network.denoise_beside`."""
+        lengths = [len(canvas) for canvas in canvases]
+        softs = [None] * len(lengths) if soft is None else soft.split(lengths)
+        rows = [_Row(*each) for each in zip(canvases, scratches, wanted, softs, strict=True)]
+        groups: dict[ReadGroup, list[int]] = {}
+        for number, row in enumerate(rows):
+            group = ReadGroup.of(row.scratch, len(row.ids), self._questions)
+            groups.setdefault(group, []).append(number)
+        hidden, order = [], []
+        for group, members in groups.items():
+            most = self._most_rows(group) or len(members)
+            for first in range(0, len(members), most):
+                part = members[first : first + most]
+                hidden.append(self._forward(group, [rows[number] for number in part], most))
+                order += part
+        if len(hidden) == 1:
+            return hidden[0]
+        return torch.cat(hidden).index_select(0, self._places(order, wanted))
+
+    def _places(self, order: Sequence[int], wanted: Sequence[Sequence[int]]) -> Tensor:
+        """int64: where each row's wanted tokens stand, where the rows stand in that order."""
+        starts = accumulate((len(wanted[number]) for number in order), initial=0)
+        first = dict(zip(order, starts, strict=False))
+        places = [first[row] + at for row in range(len(wanted)) for at in range(len(wanted[row]))]
+        return to_device(torch.tensor(places), self._network.device)
+
+    def _most_rows(self, group: ReadGroup) -> int | None:
+        """How many rows share a forward; None: any number."""
+        if group.pool is None or group.width is None:
+            return None
+        network = self._network
+        kernels = serving_kernels(network.device, network.dtype, network.cache_dtype)
+        return most_rows(self._room.tokens, group.width, len(group.pool), kernels)
+
+    def _forward(self, group: ReadGroup, rows: Sequence[_Row], most: int) -> Tensor:
+        """The hidden states of the wanted tokens of rows of a group, which no later call
+        overwrites."""
+        scratches = [row.scratch for row in rows]
+        ids, wanted = [row.ids for row in rows], [row.wanted for row in rows]
+        softs = [row.soft for row in rows if row.soft is not None]
+        soft = torch.cat(softs) if softs else None
+        if group.questions is None or group.pool is None or group.width is None:
+            return self._network.denoise_beside(ids, scratches, wanted, soft)
+        kind = ReadKind.of(len(rows), group.width, most)
+        step = self._step(group.questions, group.pool, kind)
+        step.prepare_for_replay(torch.cat(ids), scratches, soft)
+        if group.questions is self._questions:
+            self._graphs.run(step)
+        else:
+            step.run()
+        starts = range(0, len(rows) * group.width, group.width)
+        pairs = zip(starts, wanted, strict=True)
+        only = list(chain.from_iterable((first + at for at in own) for first, own in pairs))
+        return step.hidden.index_select(0, to_device(torch.tensor(only), self._network.device))
+
+    def _step(self, questions: QuestionPool, pool: KVPool, kind: ReadKind) -> ReadForward:
+        """One that is kept, where the questions stand in the pool that is."""
+        if questions is not self._questions:
+            return ReadForward(self._network, pool, questions, kind, self._room)
         step = self._graphs.find(
             lambda one: isinstance(one, ReadForward) and one.serves(pool, kind)
         )
         if not isinstance(step, ReadForward):
-            step = ReadForward(self._network, pool, self._questions, kind, self._room)
+            step = ReadForward(self._network, pool, questions, kind, self._room)
             self._graphs.add(step)
-        step.prepare_for_replay(torch.cat(list(canvases)), scratches, only, soft)
-        self._graphs.run(step)
-        return step.hidden
-
-    def _serves(self, canvases: Sequence[Tensor], scratches: Sequence[Scratch]) -> bool:
-        pool = scratches[0].slot.pool
-        rows = len(canvases)
-        # Torch gathers the slot of each row: a step, whose memory is counted, has no more of them.
-        limit = rows if "read_attention" in ops.kernels_on(self._network.device) else len(pool)
-        return (
-            rows <= limit
-            and len({len(canvas) for canvas in canvases}) == 1
-            and rows * len(canvases[0]) <= self._room.tokens
-            and all(scratch.slot.pool is pool for scratch in scratches)
-            and all(
-                scratch.span.pool is self._questions if scratch.span else not scratch.length
-                for scratch in scratches
-            )
-        )
+        return step
 
 
 def room_tokens(canvas_length: int) -> int:
     """Tokens of a forward of reads at most."""
     return max(PREFILL_CHUNK, canvas_length)
+
+
+def most_rows(tokens: int, width: int, slots: int, kernels: frozenset[str]) -> int:
+    """Rows of a forward of so many tokens at most, whose slots are of a pool of `slots`; kernels:
+    the operations that they serve. Torch gathers the slot of each row, and no step, whose memory is
+    counted, has more of them than the pool has slots."""
+    rows = max(1, tokens // width)
+    return rows if "read_attention" in kernels else min(rows, slots)

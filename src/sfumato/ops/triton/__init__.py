@@ -91,7 +91,7 @@ def prepare(
         why = f"{error}{self_test.LOSS}"
         log.warning("kernels: torch serves on %s, since Triton fails (%s)", device, why)
         return frozenset()
-    if self_test.untested(device, known):
+    if self_test.undecided(device, known):
         import_module(f"{__name__}.fill_cache").fill(device, hidden, known, formats=formats)
     return self_test.prepare(device, known)
 
@@ -105,7 +105,7 @@ def serves_planes(operation: str, format: str, device: torch.device) -> bool:
     if format not in LAYOUTS or not self_test.usable(device):
         return False
     return self_test.serves(name, device) or (
-        self_test.untested(device, (name,)) and not slower(name, device)
+        self_test.undecided(device, (name,)) and not slower(name, device)
     )
 
 

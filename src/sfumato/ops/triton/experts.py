@@ -24,8 +24,8 @@ from torch import Tensor
 from sfumato.ops import reference
 from sfumato.ops.triton.kernel import Kernel, launch, register
 from sfumato.ops.triton.operands import FEW, matrix, multiplied, stored, takes_planes, use_for
-from sfumato.ops.triton.routing import group_of, most_tiles, sort
 from sfumato.ops.triton.planes import LAYOUTS, PlaneTensor, plane_names
+from sfumato.ops.triton.routing import group_of, most_tiles, sort
 from sfumato.ops.triton.self_test import (
     KernelTwin,
     assert_close,
@@ -238,8 +238,9 @@ COMBINE = register(
 def experts(x: Tensor, chosen: Tensor, shares: Tensor, gate_up: Stored, down: Stored) -> Tensor:
     """A gated-GELU mixture of experts; see `ops.experts`.
 
-    x [tokens, hidden], gate_up [experts, 2·m, hidden] and down [experts, hidden, m] bfloat16, each
-    of the weights bfloat16 or planes; chosen int64 and shares float32 [tokens, k], of experts that exist → bfloat16 [tokens, hidden].
+    x [tokens, hidden] bfloat16; gate_up [experts, 2·m, hidden] and down [experts, hidden, m]
+    bfloat16 or planes; chosen int64 and shares float32 [tokens, k], of experts that exist →
+    bfloat16 [tokens, hidden].
     Products and sums are float32; the activated products and the k parts of a token are rounded
     to bfloat16, where the reference rounds gate, up, shares and their products too.
     """

@@ -27,7 +27,7 @@ from sfumato.ops.triton.children import Limits, Outcome, run_bounded
 from sfumato.ops.triton.kernel import all_kernels, interpreting
 from sfumato.ops.triton.noted import Noted
 from sfumato.ops.triton.planes import LAYOUTS
-from sfumato.ops.triton.self_test import KernelTwin, launches
+from sfumato.ops.triton.self_test import KernelTwin, launches, untested
 from sfumato.ops.triton.targets import TARGETS, Target, architecture, own_architecture
 from sfumato.ops.triton.tiles import candidates, tile_for
 
@@ -67,16 +67,21 @@ def fill(
 
 
 def _lacking(
-    device: torch.device, hidden: int, twins: dict[str, KernelTwin], formats: Collection[str]
+    device: torch.device,
+    hidden: int,
+    twins: dict[str, KernelTwin],
+    formats: Collection[str] = (),
 ) -> list[Item]:
-    """The compilations that the cache lacks, those of self-tests first: they run first. A cache
-    that lacks none of the model's has those of self-tests from the same start."""
+    """The compilations that the cache lacks, those of self-tests first: they run first, but where
+    they passed at an earlier start. A cache that lacks none of the model's has those of self-tests
+    from the same start."""
     known = all_kernels()["listed_scores"].sizes["HIDDEN"] == hidden
     work = [item for item in serving(device, formats) if not in_cache(item)] if known else []
-    if known and not work:
-        return []
+    tested = untested(device, twins)
+    if (known and not work) or not tested:
+        return work
     number = own_architecture(device)
-    tests: list[Item] = [(noted, number) for noted in launches(device, twins)]
+    tests: list[Item] = [(noted, number) for noted in launches(device, tested)]
     return [*(item for item in tests if not in_cache(item)), *work]
 
 

@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 import torch
 from torch import Tensor
 
+from sfumato.ops.triton import passed_tests
 from sfumato.ops.triton.kernel import installed, interpreting, runs_nothing
 from sfumato.ops.triton.planes import PlaneTensor, to_planes
 from sfumato.ops.triton.targets import architecture
@@ -28,14 +29,21 @@ if TYPE_CHECKING:
 log = logging.getLogger(__name__)
 T = TypeVar("T")
 
-_HALVES = {name: (0,) for name in BLOCK_FORMATS} | {
+_HALVES = dict.fromkeys(BLOCK_FORMATS, (0,)) | {
     **dict.fromkeys(("Q5_1", "Q4_K", "Q5_K"), (0, 2)),
     "Q6_K": (208,),
 }
 """At which bytes of a block its float16 numbers stand."""
 _SIZES = {
-    **{"Q4_0": 0.2, "Q5_0": 0.1, "Q5_1": 0.1, "Q8_0": 0.013, "IQ4_NL": 0.015},
-    **{"Q4_K": 0.004, "Q5_K": 0.002, "Q6_K": 0.0007, "IQ4_XS": 0.0008},
+    "Q4_0": 0.2,
+    "Q5_0": 0.1,
+    "Q5_1": 0.1,
+    "Q8_0": 0.013,
+    "Q4_K": 0.004,
+    "Q5_K": 0.002,
+    "Q6_K": 0.0007,
+    "IQ4_NL": 0.015,
+    "IQ4_XS": 0.0008,
 }
 """What they are for random codes that make numbers of about 1."""
 
@@ -89,6 +97,7 @@ def switch_off(operation: str, device: torch.device, error: Exception) -> None:
     if serves(operation, device):
         _passed[device] -= {operation}
         _failed[device] = _failed.get(device, frozenset()) | {operation}
+        _keep(device)  # the next start tests it again
         why = _line(error) + LOSS
         log.warning("%s: torch serves it on %s from now on (%s)", operation, device, why)
 
@@ -96,25 +105,34 @@ def switch_off(operation: str, device: torch.device, error: Exception) -> None:
 def prepare(device: torch.device, twins: dict[str, KernelTwin]) -> frozenset[str]:
     """Tests the twins, by operation, on a device, each once; the operations that serve from now on.
 
-    Compiles kernels and waits for the device: call it before a graph is captured. Gives the memory
-    of the tests back.
+    What passed at an earlier start is not tested again: see `passed_tests`. Compiles kernels and
+    waits for the device: call it before a graph is captured. Gives the memory of the tests back.
     """
     device = _indexed(device)
-    if new := untested(device, twins):
-        reasons = {name: _why_not(twins[name], device) for name in new}
+    if new := undecided(device, twins):
+        before = passed_tests.kept(device)
+        reasons = {name: _why_not(twins[name], device, name not in before) for name in new}
         for reason in dict.fromkeys(filter(None, reasons.values())):
             names = ", ".join(name for name, each in reasons.items() if each == reason)
             log.warning("%s: torch serves on %s, since %s%s", names, device, reason, LOSS)
-        for kept, is_kept in ((_passed, lambda why: not why), (_failed, bool)):
-            those = frozenset(name for name, reason in reasons.items() if is_kept(reason))
-            kept[device] = kept.get(device, frozenset()) | those
+        for results, has in ((_passed, lambda why: not why), (_failed, bool)):
+            those = frozenset(name for name, reason in reasons.items() if has(reason))
+            results[device] = results.get(device, frozenset()) | those
+        if not _passed[device] <= before:
+            _keep(device)
         if device.type == "cuda":  # the tests' hundreds of megabytes, before the weights come
             torch.cuda.empty_cache()
     return _passed[device]
 
 
-def untested(device: torch.device, names: Iterable[str]) -> list[str]:
-    """Which of these operations were not tested on a device."""
+def _keep(device: torch.device) -> None:
+    """Notes what passed, here and at earlier starts with weights of other formats."""
+    earlier = passed_tests.kept(device) - _failed.get(device, frozenset())
+    passed_tests.keep(device, _passed[device] | earlier)
+
+
+def undecided(device: torch.device, names: Iterable[str]) -> list[str]:
+    """Which of these operations this process has not prepared on a device."""
     device = _indexed(device)
     known = _passed.get(device, frozenset())
     if device in _passed:
@@ -155,10 +173,18 @@ def why_unusable(device: torch.device) -> str:
     return ""
 
 
-def _why_not(twin: KernelTwin, device: torch.device) -> str:
-    """Why torch serves an operation; empty where the kernels do."""
+def untested(device: torch.device, twins: dict[str, KernelTwin]) -> dict[str, KernelTwin]:
+    """Those of the twins, by operation, whose tests a start runs."""
+    kept = passed_tests.kept(_indexed(device))
+    return {name: each for name, each in twins.items() if name not in kept}
+
+
+def _why_not(twin: KernelTwin, device: torch.device, tests: bool) -> str:
+    """Why torch serves an operation; empty where the kernels do. tests: whether it is tested."""
     if slower(twin.operation, device):
         return "kernels are slower there"
+    if not tests:
+        return ""
     try:
         twin.check(device)
     except Exception as error:  # Triton's compilers raise errors of many classes

@@ -1,0 +1,103 @@
+"""Which graphs are kept: those of the steps that run most, with room for steps and for reads."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import pytest
+
+from sfumato.diffusion.step.graphs import (
+    HALF_LIFE,
+    MOST,
+    READS,
+    STEPS,
+    StepGraphs,
+    most_graphs,
+)
+from sfumato.diffusion.step.read_forward import ReadForward
+
+
+@pytest.fixture(autouse=True)
+def captured_after_one_run(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("sfumato.diffusion.step.graphs.RUNS", 1)
+
+
+class _Kind:
+    """A step of a number of rows, for the keeping of graphs alone."""
+
+    rows, width, is_alive = 1, 8, True
+
+    def run(self) -> None:
+        pass
+
+    def prepare_for_capture(self) -> Any:
+        return self.run
+
+
+class _Captures:
+    """Counts captures; a replay does nothing."""
+
+    def __init__(self) -> None:
+        self.captures = 0
+
+    def capture(self, function: Any) -> Any:
+        self.captures += 1
+        return lambda: None
+
+
+def _run(graphs: StepGraphs, steps: Sequence[Any], count: int) -> None:
+    """Steps in turns, as rows join and leave, with a capture between two steps."""
+    for number in range(count):
+        step = steps[number % len(steps)]
+        if graphs.find(lambda one, step=step: one is step) is None:
+            graphs.add(step)
+        graphs.run(step)
+        graphs.capture_next()
+
+
+@pytest.mark.parametrize("count", [32, 64, STEPS - 1])
+def test_steps_of_many_kinds_do_not_push_out_each_others_graphs(count: int) -> None:
+    """16 rows of one width and of two, with and without commits, and more kinds than graphs."""
+    steps: list[Any] = [_Kind() for _ in range(count)]
+    backend = _Captures()
+    graphs = StepGraphs(backend, 16)
+    _run(graphs, steps, 20 * count)
+    assert backend.captures == graphs.captured == min(count, MOST)
+    others: list[Any] = [_Kind() for _ in range(16)]  # of other requests, from now on
+    _run(graphs, others, 4 * HALF_LIFE)
+    assert sum(graphs._records[each].replay is not None for each in others) == 16
+    assert graphs.captured == min(count + 16, MOST) and backend.captures == min(count, MOST) + 16
+
+
+class _Reads(ReadForward):
+    """A forward of reads, for the keeping of graphs alone."""
+
+    rows, width, is_alive = 1, 8, True
+
+    def __init__(self) -> None:
+        pass
+
+    run = _Kind.run
+    prepare_for_capture = _Kind.prepare_for_capture
+
+
+def test_reads_and_steps_do_not_push_out_each_others_graphs() -> None:
+    """Each has room of its own, and steps that find none keep no forward of reads from its graph;
+    as many graphs as both have room for are what a prediction of memory counts."""
+    steps: list[Any] = [_Kind() for _ in range(20)]
+    reads: list[Any] = [_Reads() for _ in range(READS + 3)]
+    backend = _Captures()
+    graphs = StepGraphs(backend, 1)
+    _run(graphs, steps, 400)
+    _run(graphs, reads, 20 * len(reads))
+    _run(graphs, [*steps, *reads], 400)
+    assert backend.captures == graphs.captured == most_graphs(1) + READS
+    held = {each for each, record in graphs._records.items() if record.replay is not None}
+    assert len(held.intersection(reads)) == READS
+
+
+def test_few_rows_have_few_graphs() -> None:
+    graphs = StepGraphs(_Captures(), 1)
+    _run(graphs, [_Kind() for _ in range(20)], 200)
+    assert graphs.captured == most_graphs(1) == 12 and most_graphs(16) == MOST

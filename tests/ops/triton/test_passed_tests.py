@@ -1,0 +1,112 @@
+"""A self-test that passed runs once for a device, a version of Triton and a text of the kernels."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+import triton
+
+from sfumato.ops.triton import fill_cache, passed_tests, self_test
+from sfumato.ops.triton.self_test import KernelTwin
+
+GPU, CPU = torch.device("cuda", 0), torch.device("cpu")
+
+
+@pytest.fixture(autouse=True)
+def device(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Path:
+    """A GPU that is not there; the folder of Triton's cache, which is not made yet."""
+    folder = tmp_path / "made later" / "cache"
+    monkeypatch.setenv("TRITON_CACHE_DIR", str(folder))
+    monkeypatch.setattr(torch.cuda, "get_device_name", lambda device: "A GPU")
+    monkeypatch.setattr(torch.cuda, "empty_cache", lambda: None)
+    monkeypatch.setattr(passed_tests, "own_architecture", lambda device: 90)
+    monkeypatch.setattr(self_test, "slower", lambda operation, device: False)
+    return folder
+
+
+class Start:
+    """A start of a process, with the operations whose tests it ran."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch, wrong: str = "") -> None:
+        self.ran: list[str] = []
+        monkeypatch.setattr(self_test, "_passed", {})
+        self.twins = {
+            name: KernelTwin(name, max, bool, lambda device, name=name: self._check(name, wrong))
+            for name in ("linear", "route")
+        }
+        self.served = self_test.prepare(GPU, self.twins)
+
+    def _check(self, name: str, wrong: str) -> None:
+        self.ran.append(name)
+        assert name != wrong
+
+
+def test_a_second_start_tests_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    """And compiles nothing for tests, nor logs that it does."""
+    first = Start(monkeypatch)
+    assert first.ran == ["linear", "route"] and first.served == {"linear", "route"}
+    second = Start(monkeypatch)
+    assert second.ran == [] and second.served == first.served
+    noted: list[Any] = []
+    monkeypatch.setattr(fill_cache, "launches", lambda device, twins: noted.append(twins) or [])
+    monkeypatch.setattr(fill_cache, "serving", lambda device, formats: [])
+    monkeypatch.setattr(fill_cache, "own_architecture", lambda device: 90)
+    assert fill_cache._lacking(GPU, 64, second.twins) == [] == noted
+    fill_cache._lacking(GPU, 64, {**second.twins, "new": SimpleNamespace()})  # type: ignore[dict-item]
+    assert [list(each) for each in noted] == [["new"]]
+
+
+def test_what_fails_is_tested_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert Start(monkeypatch, wrong="route").served == {"linear"}
+    again = Start(monkeypatch)
+    assert again.ran == ["route"] and again.served == {"linear", "route"}
+    self_test.switch_off("linear", GPU, RuntimeError("out of shared memory"))
+    assert Start(monkeypatch).ran == ["linear"], "its kernels did not run in a step"
+
+
+@pytest.mark.parametrize("change", ["triton", "device", "architecture", "variable", "source"])
+def test_other_circumstances_are_tested(
+    change: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    Start(monkeypatch)
+    if change == "triton":
+        monkeypatch.setattr(triton, "__version__", "9.9")
+    elif change == "device":
+        monkeypatch.setattr(torch.cuda, "get_device_name", lambda device: "Another")
+    elif change == "architecture":
+        monkeypatch.setattr(passed_tests, "own_architecture", lambda device: 89)
+    elif change == "variable":
+        monkeypatch.setenv("DISABLE_LLVM_OPT", "1")
+    else:
+        folder = tmp_path / "ops" / "triton"
+        folder.mkdir(parents=True)
+        (folder / "experts.py").write_text("")
+        monkeypatch.setattr(passed_tests, "__file__", str(folder / "passed_tests.py"))
+    assert Start(monkeypatch).ran == ["linear", "route"]
+
+
+@pytest.mark.parametrize("text", [b"", b"[", b"7", b"[1]", b'["li', b"\xff" * 9, b"[" * 99_999])
+def test_a_broken_note_is_none(text: bytes, device: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    Start(monkeypatch)
+    (note,) = device.iterdir()
+    note.write_bytes(text)
+    assert Start(monkeypatch).ran == ["linear", "route"]
+    assert Start(monkeypatch).ran == [] and list(device.iterdir()) == [note]
+
+
+def test_a_folder_that_takes_no_note_costs_a_test(
+    device: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    device.parent.write_bytes(b"a file in the folder's place")
+    for _ in range(2):
+        assert Start(monkeypatch).ran == ["linear", "route"]
+
+
+def test_interpreted_kernels_leave_no_note(device: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(self_test, "_passed", {})
+    self_test.prepare(CPU, {"linear": KernelTwin("linear", max, bool, lambda device: None)})
+    assert not device.exists() and passed_tests.kept(CPU) == frozenset()
