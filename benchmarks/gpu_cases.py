@@ -11,7 +11,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
-from benchmarks import gpu_prefill_cases
+from benchmarks import gpu_plane_cases, gpu_prefill_cases
 from torch import Tensor
 
 from sfumato.bench.step_model.kernel_cost import KernelCost
@@ -19,6 +19,7 @@ from sfumato.bench.step_model.step_cost import StepShape, step_costs, stored_byt
 from sfumato.model.cache import slot_sizes
 from sfumato.model.head import CHUNK
 from sfumato.model.model_config import LayerConfig, ModelConfig
+from sfumato.ops.triton.planes import plane_name
 
 Arguments = tuple[Any, ...]
 
@@ -32,6 +33,7 @@ class Case:
     cost: KernelCost
     alone: Callable[[int], Arguments]  # the call of one row
     part: Callable[[Any, int], Any]  # of a result, what belongs to one row
+    twin: str = ""  # under which kernels serve it, where that is not the operation's name
 
 
 @dataclass(frozen=True)
@@ -238,6 +240,19 @@ def geglu(sizes: Sizes, seed: int) -> Case:
     )
 
 
+def of_planes(sizes: Sizes, seed: int, case: Case, format: str) -> Case:
+    """A case with its weights in planes of a format."""
+    call = case.operation, format, case.arguments, case.cost
+    arguments, cost = gpu_plane_cases.in_planes(sizes, *call)
+    changed = {id(old): new for old, new in zip(case.arguments, arguments, strict=True)}
+
+    def alone(row: int) -> Arguments:
+        return tuple(changed.get(id(each), each) for each in case.alone(row))
+
+    twin = plane_name(case.operation, format)
+    return replace(case, arguments=arguments, cost=cost, alone=alone, twin=twin)
+
+
 _CASES: dict[str, tuple[str, Callable[[Sizes, int], Case]]] = {
     "experts": ("experts", experts),
     "head": ("vocabulary_pass", vocabulary_pass),
@@ -252,7 +267,17 @@ _CASES: dict[str, tuple[str, Callable[[Sizes, int], Case]]] = {
     "rms_norm": ("rms_norm", rms_norm),
     "geglu": ("geglu", geglu),
 }
-OPERATIONS = {name: operation for name, (operation, _) in _CASES.items()}
-"""The operation of each case, the most valuable first."""
-CASES = {name: make for name, (_, make) in _CASES.items()}
+_MAKERS = {"experts": experts, "linear": linear, "vocabulary_pass": vocabulary_pass}
+_PLANES: dict[str, tuple[str, Callable[[Sizes, int], Case]]] = {
+    name: (
+        plane_name(operation, format),
+        lambda s, seed, make=_MAKERS[operation], format=format: of_planes(  # type: ignore[misc]
+            s, seed, make(s, seed), format
+        ),
+    )
+    for name, (operation, format) in gpu_plane_cases.NAMES.items()
+}
+OPERATIONS = {name: operation for name, (operation, _) in (_CASES | _PLANES).items()}
+"""The operation of each case, or the twin of its format, the most valuable first."""
+CASES = {name: make for name, (_, make) in (_CASES | _PLANES).items()}
 """What makes a case of some sizes and a seed, by its name."""

@@ -13,12 +13,17 @@ from typing import Any
 from sfumato.ops.triton import fill_cache
 from sfumato.ops.triton.ahead_of_time import jobs
 
+FORMATS = ("Q4_K", "Q5_0", "Q6_K", "Q8_0")
+"""Of weights in planes, those of Q4_K_M and Q8_0 files."""
+
 
 def compile_all(target: str, number: int | str, names: tuple[str, ...] = ()) -> dict[str, Any]:
     """Every kernel, or those named, in all shapes and with all candidates of tiles. target: whose
     tiles the device has; number: the device's own architecture, as Triton names it."""
     began = time.monotonic()
-    work: list[fill_cache.Item] = [(job, number) for job in jobs([target], names, every=True)]
+    work: list[fill_cache.Item] = [
+        (job, number) for job in jobs([target], names, every=True, formats=FORMATS)
+    ]
     cores = fill_cache.usable_cores()
     failed = {}
     for outcome in fill_cache.compile_all(work, cores, fill_cache.LIMITS):

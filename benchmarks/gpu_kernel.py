@@ -21,6 +21,7 @@ from sfumato.bench.step_model.device_limits import DeviceLimits
 from sfumato.bench.step_model.prediction import step_time
 from sfumato.ops import registry
 from sfumato.ops.triton import self_test, twins
+from sfumato.ops.triton.planes import LAYOUTS
 
 Function = Callable[..., Any]
 
@@ -88,7 +89,7 @@ def check_kernel(name: str, sizes: Sizes, limits: DeviceLimits, seconds: float) 
 def _kernel(case: Case, device: torch.device) -> tuple[Function, str]:
     """The kernel of a case; on a device without any, what serves there, as a stand-in."""
     if self_test.usable(device):
-        twin = twins().get(case.operation)
+        twin = twins(LAYOUTS).get(case.twin or case.operation)
         if twin is not None and twin.serves(*case.arguments):
             return twin.function, TRITON
     stand_in = registry.choose(case.operation, device, registry.ANY, *case.arguments)

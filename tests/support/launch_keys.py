@@ -44,7 +44,8 @@ TARGET = GPUTarget(TARGETS[NAME].backend, TARGETS[NAME].number, TARGETS[NAME].wa
 CPU = torch.device("cpu")
 
 FORMATS = ("Q4_K", "Q5_0", "Q6_K")
-"""Of weights in planes: those of most tensors of a Q4_K_M file, where rows of 704 are Q5_0 and the embedding is Q6_K."""
+"""Of weights in planes: those of a Q4_K_M file, where rows of 704 are Q5_0 and the embedding is
+Q6_K."""
 
 Key = tuple[str, str, str]
 

@@ -102,9 +102,8 @@ def serves_planes(operation: str, format: str, device: torch.device) -> bool:
     name = plane_name(operation, format)
     if format not in PLANE_OPERATIONS[operation] or not self_test.usable(device):
         return False
-    return self_test.serves(name, device) or (
-        self_test.undecided(device, (name,)) and not slower(name, device)
-    )
+    will_serve = bool(self_test.undecided(device, (name,))) and not slower(name, device)
+    return will_serve or self_test.serves(name, device)
 
 
 def serving(device: torch.device) -> frozenset[str]:
