@@ -14,6 +14,7 @@ from sfumato.bench.step_model.step_cost import (
     StepShape,
     _pairs,
     experts_touched,
+    plane_bytes_of,
     step_costs,
     stored_bytes,
 )
@@ -108,6 +109,14 @@ def test_the_experts_that_are_touched() -> None:
     assert 127.9 < experts_touched(config, 256) < 128
     every_one = replace(config, num_experts=8)
     assert experts_touched(every_one, 1) == 8
+
+
+def test_planes_take_little_more_than_the_file() -> None:
+    config = DIFFUSION_GEMMA.config.from_hf(random_config("26b-a4b"), {})
+    for format, most in (("q4_k_m", 1.02), ("q8_0", 1.0), ("bf16", 1.0)):
+        stored, held = stored_bytes(config, format), plane_bytes_of(config, format)
+        assert stored.keys() == held.keys()
+        assert 1.0 <= sum(held.values()) / sum(stored.values()) <= most
 
 
 def test_an_unknown_format_is_refused() -> None:

@@ -17,6 +17,7 @@ from sfumato.model.layers import rotary_key
 from sfumato.model.loading import expected_shapes
 from sfumato.model.model_config import LayerConfig, ModelConfig
 from sfumato.model.quant_recipes import TARGETS, formats
+from sfumato.ops.triton.planes import plane_bytes, refusal
 from sfumato.ops.triton.workspaces import GROUP, head_chunk
 from sfumato.weights.blocks import BLOCK_FORMATS
 from sfumato.weights.tensorfile import FLOAT_FORMATS
@@ -51,6 +52,15 @@ def stored_bytes(config: ModelConfig, format: str = "bf16") -> dict[str, int]:
         name: format_bytes(kind, shapes[name])
         for name, kind in formats(shapes, TARGETS[format]).items()
     }
+
+
+def plane_bytes_of(config: ModelConfig, format: str) -> dict[str, int]:
+    """As `stored_bytes`, of the tensors as a GPU holds them: blocks in planes."""
+    shapes = expected_shapes(config)
+    kinds = formats(shapes, TARGETS[format])
+    held = stored_bytes(config, format)
+    planes = {name: kind for name, kind in kinds.items() if not refusal(kind, shapes[name])}
+    return held | {name: plane_bytes(kind, shapes[name]) for name, kind in planes.items()}
 
 
 def format_bytes(format: str, shape: tuple[int, ...]) -> int:
