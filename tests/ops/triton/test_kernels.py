@@ -288,3 +288,5 @@ def test_kernels_compile_for_a_gpu_that_is_not_here() -> None:
     assert all(len(kinds) == 1 for kinds in instructions.values()), instructions
     assert instructions["linear"] == {("wgmma.m64n128k16",)}
     assert instructions["experts_gate_up"] == {("wgmma.m64n64k16",)}
+    assert instructions["linear_planes"] == instructions["linear"]
+    assert instructions["experts_gate_up_planes"] == instructions["experts_gate_up"]

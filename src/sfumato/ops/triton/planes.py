@@ -92,6 +92,16 @@ LAYOUTS: Mapping[str, Layout] = {
 """By the name of the block format."""
 
 
+def plane_names(operation: str) -> dict[str, str]:
+    """By the name of each format, that of the twin which serves an operation with its planes."""
+    return {format: plane_name(operation, format) for format in LAYOUTS}
+
+
+def plane_name(operation: str, format: str) -> str:
+    """Under this name an operation with planes of a format is tested, and switched off."""
+    return f"{operation} {format}"
+
+
 @dataclass(frozen=True)
 class PlaneTensor:
     """A matrix in planes, or several of one size, stacked; or a range of a stack's matrices or of a
