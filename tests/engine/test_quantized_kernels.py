@@ -37,7 +37,7 @@ FORMATS = {
     "*.experts.down_proj": "Q5_0",
     "*.self_attn.q_proj.weight": "Q8_0",
 }
-PLANES = frozenset(("linear Q8_0", "experts Q4_0", "experts Q5_0"))
+PLANES = frozenset(("linear Q8_0", "experts Q4_0", "experts Q5_0", "vocabulary_pass Q8_0"))
 
 
 @pytest.fixture
@@ -78,6 +78,9 @@ def test_a_gguf_file_is_multiplied_in_planes(
         }
         assert tokens_of(planes) == expected
     layer = planes.transformer.layers[0]
+    embedding = planes.transformer.embed_tokens.weight
+    assert isinstance(embedding, PlaneTensor) and planes.head.embedding is embedding
+    assert embedding.nbytes == foretold["embed_tokens.weight"]
     for path in ("experts.gate_up_proj", "experts.down_proj", "self_attn.q_proj.weight"):
         held = layer.get_submodule(path.rpartition(".")[0])
         weight = getattr(held, path.rpartition(".")[2])
@@ -86,7 +89,9 @@ def test_a_gguf_file_is_multiplied_in_planes(
     # Two layers in the prompt's forward and in two steps: each multiplies each weight.
     assert launches["experts_gate_up_planes"] == launches["experts_down_planes"] >= 6
     assert launches["linear_planes"] >= 6
+    assert launches["score_chunk_planes"] == launches["finish_head_planes"] == 2
     assert set(launches) <= {
         *("linear_planes", "experts_gate_up_planes", "experts_down_planes"),
         *("experts_sort", "experts_combine"),
+        *("score_chunk_planes", "embed_chunk_planes", "finish_head_planes"),
     }

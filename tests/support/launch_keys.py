@@ -43,8 +43,8 @@ NAME = "sm_90"  # whose tiles a CPU has
 TARGET = GPUTarget(TARGETS[NAME].backend, TARGETS[NAME].number, TARGETS[NAME].warp)
 CPU = torch.device("cpu")
 
-FORMATS = ("Q4_K", "Q5_0")
-"""Of weights in planes: those of most tensors of a Q4_K_M file, where rows of 704 are Q5_0."""
+FORMATS = ("Q4_K", "Q5_0", "Q6_K")
+"""Of weights in planes: those of most tensors of a Q4_K_M file, where rows of 704 are Q5_0 and the embedding is Q6_K."""
 
 Key = tuple[str, str, str]
 
@@ -119,11 +119,15 @@ def multiply_planes() -> None:
     """Products with weights in planes, of few tokens and of many."""
     for tokens in (256, 4096):
         x = torch.ones(tokens, 2816, dtype=torch.bfloat16)
-        for format in FORMATS:
+        for format in FORMATS[:2]:
             ops.linear(x, planes(format, 8192, 2816))
         chosen = torch.zeros(tokens, 8, dtype=torch.int64)
         gate_up, down = planes("Q4_K", 128, 1408, 2816), planes("Q5_0", 128, 2816, 704)
         ops.experts(x, chosen, chosen.float(), gate_up, down)
+    hidden, ones = x[:256], torch.ones(256)
+    inputs = hidden, planes("Q6_K", 262144, 2816), ones, ones.double(), 30.0, None, 0, None
+    ops.vocabulary_pass(*inputs, torch.zeros(256, dtype=torch.bool))
+    ops.vocabulary_mass(hidden, inputs[1], torch.zeros(256, 1, dtype=torch.int64), 30.0, 0, None)
 
 
 def main() -> None:

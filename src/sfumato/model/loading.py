@@ -29,6 +29,8 @@ from sfumato.weights.blocks import QuantizedTensor
 from sfumato.weights.checkpoint import Checkpoint, TensorInfo
 from sfumato.weights.tensorfile import FLOAT_FORMATS
 
+EMBEDDING = "embed_tokens.weight"
+
 Progress = Callable[[int, int], None]
 """(bytes loaded so far, bytes in all)"""
 
@@ -87,7 +89,7 @@ def load_network(
         if following is not None and device.type != "cpu":
             checkpoint.prefetch(following)  # is read from disk while this one is copied
         value = _converted(checkpoint.read(name), name, mover, dtype)
-        if name == "embed_tokens.weight":
+        if name == EMBEDDING:
             output = _output(value, activations)
         if _is_packed(name, checkpoint.tensors[name], device):
             mover.wait()
@@ -138,10 +140,14 @@ def _converted(
 
 
 def _packed(value: Tensor | QuantizedTensor, name: str, activations: str) -> Weight:
+    if name == EMBEDDING:
+        return ops.pack_embedding(value)
     return ops.pack(value, activations) if _multiplies(name) else value
 
 
 def _is_packed(name: str, info: TensorInfo, device: torch.device) -> bool:
+    if name == EMBEDDING:
+        return ops.packs_embedding(info.format, info.shape, device)
     return _multiplies(name) and ops.packs(info.format, info.shape, device)
 
 
@@ -149,7 +155,7 @@ def _multiplies(name: str) -> bool:
     """Whether a tensor, if it is a matrix, is only multiplied with, so that its layout is free. The
     embedding's rows are also read one by one, and a router must stay exact: its choice is
     discrete."""
-    return name != "embed_tokens.weight" and ".router." not in name
+    return name != EMBEDDING and ".router." not in name
 
 
 def _kept_dtype(name: str, ndim: int, stored: torch.dtype, dtype: torch.dtype) -> torch.dtype:
@@ -171,7 +177,9 @@ def loaded_bytes(name: str, info: TensorInfo, device: torch.device, dtype: torch
     if form is None:
         return size
     packed = ops.packed_bytes(format, info.shape, device)
-    if name == "embed_tokens.weight":  # packed once more for the head, where it is quantized
+    if name == EMBEDDING and ops.packs_embedding(format, info.shape, device):
+        return packed
+    if name == EMBEDDING:  # packed once more for a CPU's head, where it is quantized
         return size if stored or form != PANELS else size + packed
     return packed if _multiplies(name) else size
 

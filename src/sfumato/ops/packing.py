@@ -44,8 +44,25 @@ def pack(
     return planes.to_planes(weight) if is_packed else weight
 
 
+def packs_embedding(format: str, shape: tuple[int, ...], device: torch.device) -> bool:
+    """Whether `pack_embedding` changes an embedding: where a GPU's kernels make both of a pass over
+    the vocabulary, products and sums of rows, from its planes."""
+    if kind_of(device) != "cuda" or planes.refusal(format, shape):
+        return False
+    return serves_planes("vocabulary_pass", format, device)
+
+
+def pack_embedding(weight: Tensor | QuantizedTensor) -> Weight:
+    """The embedding [vocab, hidden] as planes where that serves, else the same. Its rows are read
+    one by one too, which planes allow and panels do not."""
+    if not isinstance(weight, QuantizedTensor):
+        return weight
+    is_packed = packs_embedding(weight.format.name, weight.shape, weight.device)
+    return planes.to_planes(weight) if is_packed else weight
+
+
 def packed_bytes(format: str, shape: tuple[int, ...], device: torch.device) -> int:
     """Bytes of such a weight once packed, where `packs` says that it is."""
-    if packed_form(format, shape, device) == PLANES:
+    if kind_of(device) == "cuda":
         return planes.plane_bytes(format, shape)
     return panels.packed_bytes(format, shape)

@@ -40,6 +40,7 @@ SPILLED = {
     "read_256": 64,
     "read_512": 512,
     "score_chunk": 104,
+    "score_chunk_planes": 104,
 }
 """Bytes a thread, of kernels that spill outside of their loops only (seen in the machine code):
 attention and reads around the last block of keys, where a program masks values that do not exist;

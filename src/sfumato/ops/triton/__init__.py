@@ -17,7 +17,8 @@ import torch
 from sfumato.ops.registry import ANY, FLOAT, PLANES, TRITON, choose, device_of, twin
 from sfumato.ops.triton import self_test
 from sfumato.ops.triton.kernel import LaunchError
-from sfumato.ops.triton.planes import LAYOUTS, PlaneTensor, plane_name
+from sfumato.ops.triton.planes import OPERATIONS as PLANE_OPERATIONS
+from sfumato.ops.triton.planes import PlaneTensor, plane_name, plane_names
 from sfumato.ops.triton.self_test import KernelTwin
 from sfumato.ops.triton.tiles import slower
 
@@ -47,10 +48,6 @@ OPERATIONS = {
 """The module whose `TWINS` has each operation, and the form of weight that it serves."""
 
 
-PLANE_OPERATIONS = ("experts", "linear")
-"""Those that also serve weights in planes, by a twin for each format; see `planes.plane_name`."""
-
-
 _refused: set[tuple[str, torch.device]] = set()
 
 
@@ -64,7 +61,8 @@ def _twin(operation: str) -> KernelTwin:
 def twins(formats: Iterable[str] = ()) -> dict[str, KernelTwin]:
     """All operations that kernels serve, those with planes for weights of these formats. Imports
     Triton."""
-    names = [plane_name(each, format) for each in PLANE_OPERATIONS for format in sorted(formats)]
+    named = [names for operation in PLANE_OPERATIONS for names in plane_names(operation).items()]
+    names = [name for format, name in named if format in formats]
     return {operation: _twin(operation) for operation in (*OPERATIONS, *names)}
 
 
@@ -86,7 +84,7 @@ def prepare(
             log.warning("kernels: torch serves on %s, since %s%s", device, why, self_test.LOSS)
         return frozenset()
     try:
-        known = twins(formats & LAYOUTS.keys())
+        known = twins(formats)
     except Exception as error:  # a build of Triton may fail in any way when it is imported
         why = f"{error}{self_test.LOSS}"
         log.warning("kernels: torch serves on %s, since Triton fails (%s)", device, why)
@@ -102,7 +100,7 @@ def serves_planes(operation: str, format: str, device: torch.device) -> bool:
     if device.type == "cuda" and not torch.cuda.is_available():
         return False
     name = plane_name(operation, format)
-    if format not in LAYOUTS or not self_test.usable(device):
+    if format not in PLANE_OPERATIONS[operation] or not self_test.usable(device):
         return False
     return self_test.serves(name, device) or (
         self_test.undecided(device, (name,)) and not slower(name, device)

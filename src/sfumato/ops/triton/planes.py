@@ -92,9 +92,17 @@ LAYOUTS: Mapping[str, Layout] = {
 """By the name of the block format."""
 
 
+OPERATIONS: Mapping[str, tuple[str, ...]] = {
+    **dict.fromkeys(("experts", "linear"), tuple(LAYOUTS)),
+    **dict.fromkeys(("vocabulary_mass", "vocabulary_pass"), ("Q6_K", "Q8_0")),
+}
+"""The operations that serve planes, and of which formats: an embedding is Q6_K or Q8_0 in most
+files, and each further format costs a start its test."""
+
+
 def plane_names(operation: str) -> dict[str, str]:
     """By the name of each format, that of the twin which serves an operation with its planes."""
-    return {format: plane_name(operation, format) for format in LAYOUTS}
+    return {format: plane_name(operation, format) for format in OPERATIONS[operation]}
 
 
 def plane_name(operation: str, format: str) -> str:
@@ -179,9 +187,17 @@ class PlaneTensor:
     def index_select(self, ids: Tensor) -> PlaneTensor:
         """Copies the rows `ids` (int64 [n]) of a matrix."""
         assert len(self.shape) == 2
-        data = [plane.index_select(0, ids).flatten() for plane in self.planes.values()]
-        shape = len(ids), self.shape[-1]
-        return PlaneTensor(torch.cat(data), self.format, shape, len(ids))
+        return self.part_of_rows(ids, 0, self.shape[-1])
+
+    def part_of_rows(self, ids: Tensor, first: int, end: int) -> PlaneTensor:
+        """Copies columns first..end, of whole blocks, of the rows `ids` (int64 [n]) of a matrix."""
+        columns = self.shape[-1]
+        data = [
+            plane[:, first * width // columns : end * width // columns].index_select(0, ids)
+            for plane, width in ((each, each.shape[1]) for each in self.planes.values())
+        ]
+        joined = torch.cat([each.flatten() for each in data])
+        return PlaneTensor(joined, self.format, (len(ids), end - first), len(ids))
 
     def dequantize(self, dtype: torch.dtype = torch.float32) -> Tensor:
         """All elements as a new tensor of `shape`: computed in float32, then rounded to `dtype`."""
