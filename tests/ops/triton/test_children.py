@@ -6,8 +6,11 @@ import os
 import signal
 import subprocess
 import time
+from multiprocessing import get_context
 
-from sfumato.ops.triton.children import Limits, run_bounded
+import pytest
+
+from sfumato.ops.triton.children import Limits, _Child, run_bounded
 
 
 def behave(how: str) -> str:
@@ -48,3 +51,19 @@ def test_what_runs_is_ended_with_its_caller() -> None:
     began = time.monotonic()
     calls.close()
     assert time.monotonic() - began < 5
+
+
+@pytest.mark.skipif(not hasattr(os, "waitid"), reason="the system cannot tell")
+def test_a_group_is_not_killed_once_another_may_have_its_number(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """`multiprocessing` waits for a child that has ended as soon as another is started."""
+    killed: list[int] = []
+    monkeypatch.setattr(os, "killpg", lambda group, signal: killed.append(group))
+    for waits in (True, False):
+        process = get_context("fork").Process(target=os._exit, args=(0,))
+        process.start()
+        if waits:
+            process.join()
+        _Child(None, process, 0.0).kill()
+        assert killed == ([] if waits else [process.pid])

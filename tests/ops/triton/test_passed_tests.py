@@ -68,13 +68,17 @@ def test_what_fails_is_tested_again(monkeypatch: pytest.MonkeyPatch) -> None:
     assert Start(monkeypatch).ran == ["linear"], "its kernels did not run in a step"
 
 
-@pytest.mark.parametrize("change", ["triton", "device", "architecture", "variable", "source"])
+@pytest.mark.parametrize(
+    "change", ["triton", "driver", "device", "architecture", "variable", "source"]
+)
 def test_other_circumstances_are_tested(
     change: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     Start(monkeypatch)
     if change == "triton":
         monkeypatch.setattr(triton, "__version__", "9.9")
+    elif change == "driver":
+        monkeypatch.setattr(torch._C, "_cuda_getDriverVersion", lambda: 99, raising=False)
     elif change == "device":
         monkeypatch.setattr(torch.cuda, "get_device_name", lambda device: "Another")
     elif change == "architecture":

@@ -161,8 +161,8 @@ def _message(field: str, why: str) -> str:
         return f"{field}: {unsupported[1]} is not supported; leave it out"
     if _NO_BEGINNING in why:
         return (
-            f"{field}: no text of this model's vocabulary can begin to match it; look for a rule or "
-            "a $ref that leads back to itself without end"
+            f"{field}: no text of this model's vocabulary can begin to match it; look for a rule "
+            "or a $ref that leads back to itself without end"
         )
     lines = [line.strip() for line in why.split("<state>")[0].splitlines() if line.strip()]
     text = "; ".join(lines)[:_LONGEST_MESSAGE] or "cannot be followed any further"

@@ -3,8 +3,8 @@
 The state is in a slot of the cache, which many reads share; each keeps the keys and values of its
 question beside it.  What a read gives depends on its slot's tokens, its own tokens and the seed
 alone: long questions are encoded in pieces that begin at their own start, and reads that share a
-forward share nothing else.  On a CPU that holds to the bit; elsewhere products round by the number
-of rows in a forward.
+forward share nothing else.  On a CPU, and where kernels of `ops.triton` serve a GPU, that holds to
+the bit; elsewhere products round by the number of rows in a forward.
 """
 
 from __future__ import annotations

@@ -118,7 +118,8 @@ class ReadForwards:
             return self._network.denoise_beside(ids, scratches, wanted, soft)
         kind = ReadKind.of(len(rows), group.width, most)
         step = self._step(group.questions, group.pool, kind)
-        step.prepare_for_replay(torch.cat(ids), scratches, soft)
+        packed = to_device(torch.cat(ids), self._network.device)
+        step.prepare_for_replay(packed, scratches, soft)
         if group.questions is self._questions:
             self._graphs.run(step)
         else:

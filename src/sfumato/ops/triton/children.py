@@ -47,10 +47,22 @@ class _Child:
 
     def kill(self) -> None:
         """With the compilers that the child has started, which are of its group."""
-        with contextlib.suppress(ProcessLookupError, PermissionError):
-            os.killpg(self.process.pid, signal.SIGKILL)
+        if not self._was_waited_for():
+            with contextlib.suppress(ProcessLookupError, PermissionError):
+                os.killpg(self.process.pid, signal.SIGKILL)
         self.process.kill()
         self.process.join()
+
+    def _was_waited_for(self) -> bool:
+        """Whether its number may be another process's: `multiprocessing` waits for children that
+        have ended whenever it starts one."""
+        if not hasattr(os, "waitid"):  # macOS, before Python 3.13
+            return False
+        try:
+            os.waitid(os.P_PID, self.process.pid, os.WEXITED | os.WNOHANG | os.WNOWAIT)
+        except ChildProcessError:
+            return True
+        return False
 
     def answer(self, receiver: Connection, limits: Limits) -> tuple[Any, str]:
         """The result and the failure; ends the process."""

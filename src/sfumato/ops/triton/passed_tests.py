@@ -1,8 +1,9 @@
 """Which operations have passed their self-tests on a device, kept from start to start.
 
 A note is a file in the folder of Triton's cache, and goes with it.  It holds for one text of the
-kernels and of their references, one version of Triton and torch, and one kind of device; where any
-of these changes, the tests run again.  Nothing here raises: without a note the tests run.
+kernels and of their references, one version of Triton, torch and the driver, and one kind of
+device; where any of these changes, the tests run again.  Nothing here raises: without a note the
+tests run.
 """
 
 from __future__ import annotations
@@ -89,8 +90,9 @@ def _circumstances(device: torch.device) -> list[str]:
     from triton.compiler import compiler
 
     variables = compiler.get_cache_invalidating_env_vars()
+    driver = getattr(torch._C, "_cuda_getDriverVersion", int)()  # which builds for CUDA have
     return [
         *(triton.__version__, torch.__version__, str(torch.version.cuda), str(torch.version.hip)),
-        *(torch.cuda.get_device_name(device), str(own_architecture(device))),
+        *(torch.cuda.get_device_name(device), str(own_architecture(device)), str(driver)),
         json.dumps(variables, sort_keys=True, default=str),
     ]

@@ -17,6 +17,7 @@ from sfumato.weights.narrow.ignore import MOST_RULES, IgnoreList
 
 Kind = Literal["FP8", "INT8", "INT4", "NVFP4"]
 
+METHODS = ("compressed-tensors", "modelopt")
 FP4_GROUP = 16  # columns to a scale of NVFP4
 MOST_GROUP = 1024  # columns to a scale of INT4
 BESIDE = "hf_quant_config.json"
@@ -77,7 +78,7 @@ def read_scheme(config: Mapping[str, Any], folder: Path) -> Scheme | None:
     if not isinstance(values, dict):
         raise CheckpointError(f"{where}: is no object; download it again")
     method = values.get("quant_method")
-    if method not in ("compressed-tensors", "modelopt"):
+    if method not in METHODS:
         raise CheckpointError(
             f"{where}: quant_method is {quoted(method)}, which is not read; use a checkpoint of "
             "'compressed-tensors' or 'modelopt', or a GGUF file"

@@ -12,7 +12,8 @@ from sfumato.server.service import Service
 
 def writing_s(body: LlamaSampling) -> float | None:
     """Seconds that a reply may be written, from its first text."""
-    return body.t_max_predict_ms / 1e3 if (body.t_max_predict_ms or 0) > 0 else None
+    limit_ms = body.t_max_predict_ms or 0
+    return limit_ms / 1e3 if limit_ms > 0 else None
 
 
 def llama_fields(
