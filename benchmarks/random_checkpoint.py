@@ -27,7 +27,7 @@ from sfumato.diffusion.checkpoint_defaults import defaults_to_gguf
 from sfumato.diffusion.sampler_config import REFERENCE
 from sfumato.model.families import family_of
 from sfumato.model.loading import config_of
-from sfumato.model.quant_recipes import TARGETS, QuantRecipe
+from sfumato.model.quant_recipes import TARGETS, QuantRecipe, formats
 from sfumato.train.vocabulary import CHARACTERS, CHAT_TEMPLATE, SPECIAL_TOKENS
 from sfumato.weights.atomic_write import atomic_path
 from sfumato.weights.gguf import read_gguf
@@ -79,7 +79,7 @@ def header(
 def outgoing(checkpoint: RandomCheckpoint, target: QuantRecipe) -> list[TensorStream]:
     """The tensors of a file of this target, whatever formats the checkpoint's own are."""
     shapes = {name: info.shape for name, info in checkpoint.tensors.items()}
-    return gguf_tensors(checkpoint, shapes, target, config_of(checkpoint))
+    return gguf_tensors(checkpoint, formats(shapes, target), config_of(checkpoint))
 
 
 def save_sparse(

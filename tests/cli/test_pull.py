@@ -163,7 +163,7 @@ def test_a_first_download_is_compared_with_its_hash(
         ("hf:someone/text", r"holds no weights to read; there are README.md \(1 B\)"),
         ("hf:someone/gated", "is gated; accept its terms at https://.*then log in with `hf auth"),
         ("hf:someone/llama", "the model is a 'llama', not a diffusion-gemma. Nothing was downl"),
-        ("hf:someone/fp8", "quantized by 'compressed-tensors', which is not read; take hf:unsl"),
+        ("hf:someone/awq", "quantized by 'awq', which is not read; take hf:unsl"),
     ],
 )
 def test_what_cannot_be_had_is_said_with_what_to_do(
@@ -173,15 +173,33 @@ def test_what_cannot_be_had_is_said_with_what_to_do(
     hub_server.repos["someone/split"] = {"a-00001-of-00002.gguf": b"x"}
     hub_server.repos["someone/text"] = {"README.md": b"#"}
     hub_server.repos["someone/gated"] = hub_server.repos["someone/llama"] = weights
-    hub_server.repos["someone/fp8"] = weights
+    hub_server.repos["someone/awq"] = weights
     hub_server.gated.add("someone/gated")
     hub_server.about["someone/llama"] = {"config": {"model_type": "llama"}}
-    method = {"quantization_config": {"quant_method": "compressed-tensors"}}
-    hub_server.about["someone/fp8"] = {"config": {"model_type": "diffusion_gemma"} | method}
+    method = {"quantization_config": {"quant_method": "awq"}}
+    hub_server.about["someone/awq"] = {"config": {"model_type": "diffusion_gemma"} | method}
     done = cli("pull", name)
     assert done.code == 2
     assert re.search(words, done.err.splitlines()[-1]), done.err
     assert hub_server.sent == []
+
+
+@pytest.mark.parametrize(("method", "share"), [("compressed-tensors", 1.07), ("modelopt", 1.5)])
+def test_narrow_repositories_are_readable(method: str, share: float) -> None:
+    """With what is beside their weights, and the memory that their blocks take."""
+    sizes = {"hf_quant_config.json": 99, "config.json": 99, "model.safetensors": 10**9}
+    listing = hub.Listing("a/b", REVISION, sizes, quantized=method)
+    assert pull._unreadable(listing) == []
+    names = hub.choose(listing, hub.Reference("a/b"))
+    assert set(names) == set(sizes)
+    assert pull.memory(listing, names, None) == pytest.approx(share * 10**9 + catalog.MARGIN)
+
+
+def test_json_that_would_not_be_read_is_not_downloaded() -> None:
+    sizes = {"config.json": 99, "model.safetensors.index.json": (16 << 20) + 1}
+    (reason,) = pull._unreadable(hub.Listing("a/b", REVISION, sizes))
+    assert reason.startswith("model.safetensors.index.json has")
+    assert reason.endswith("above the limit of 16 MiB")
 
 
 @pytest.mark.parametrize("family", FAMILIES, ids=lambda family: family.name)

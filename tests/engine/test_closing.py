@@ -9,12 +9,13 @@ from typing import Any
 
 import pytest
 from tests.engine.faults import LONG, no_slot_is_leaked, outcome, raising
-from tests.support.scripted_engine import Script, engine
+from tests.support.scripted_engine import Script, engine, run
 
 from sfumato.engine import (
     EngineDead,
     Event,
     Failed,
+    Finished,
     Handle,
     RequestFailed,
 )
@@ -109,6 +110,20 @@ def test_a_step_that_does_not_end_holds_nobody_up() -> None:
     assert events == [handle.terminal]
     serving.close()
     assert not any(place.busy for place in serving._pool._places) or thread.is_alive()
+
+
+def test_a_client_that_has_its_reply_finds_it_in_the_totals() -> None:
+    script = Script(40, 5)
+    serving, _ = engine(script)
+    counted: list[int] = []
+
+    def sink(event: Event) -> None:
+        if isinstance(event, Finished):
+            counted.append(serving.state().totals.output_tokens - event.account.output_tokens)
+
+    serving.submit(script.request(), sink)
+    run(serving)
+    assert counted == [0]
 
 
 def test_no_event_comes_after_the_terminal_one() -> None:

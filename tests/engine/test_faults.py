@@ -178,7 +178,7 @@ def test_an_audit_that_raises_harms_nobody(caplog: pytest.LogCaptureFixture) -> 
 def test_what_can_never_fit_is_refused_at_once() -> None:
     script = Script(40, 5)
     serving, _ = engine(script, strict=True, context=64)
-    with pytest.raises(TooLarge, match=r"needs a context of .* --context"):
+    with pytest.raises(TooLarge, match=r"available context size.* --context"):
         serving.submit(script.request(max_tokens=500))
     assert isinstance(serving.generate(script.request(max_tokens=20)).text, str)
 

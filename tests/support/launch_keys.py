@@ -8,6 +8,7 @@ JSON which of it `ahead_of_time` does not compile.
 from __future__ import annotations
 
 import json
+import math
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import asdict, replace
@@ -19,6 +20,7 @@ from triton.backends.compiler import GPUTarget
 from triton.compiler import make_backend
 from triton.runtime import driver
 
+from sfumato import ops
 from sfumato.bench.random_weights import random_config
 from sfumato.diffusion.sampler_config import REFERENCE
 from sfumato.diffusion.step import Denoiser
@@ -32,12 +34,17 @@ from sfumato.ops import registry
 from sfumato.ops.triton import ahead_of_time, self_test, twins
 from sfumato.ops.triton.kernel import Kernel, all_kernels, in_place_of_launches
 from sfumato.ops.triton.noted import Noted, note
+from sfumato.ops.triton.planes import PlaneTensor, plane_bytes
 from sfumato.ops.triton.targets import TARGETS
 from sfumato.ops.triton.tiles import candidates
+from sfumato.weights.blocks import BLOCK_FORMATS
 
 NAME = "sm_90"  # whose tiles a CPU has
 TARGET = GPUTarget(TARGETS[NAME].backend, TARGETS[NAME].number, TARGETS[NAME].warp)
 CPU = torch.device("cpu")
+
+FORMATS = ("Q4_K", "Q5_0", "Q6_K")
+"""Of weights in planes: those of most tensors of a Q4_K_M file, where rows of 704 are Q5_0 and the embedding is Q6_K."""
 
 Key = tuple[str, str, str]
 
@@ -62,7 +69,7 @@ class Replayed:
 def ahead() -> set[Key]:
     """What `make aot` compiles with every shape."""
     keys = set()
-    for job in ahead_of_time.jobs([NAME], every=True):
+    for job in ahead_of_time.jobs([NAME], every=True, formats=FORMATS):
         kernel = all_kernels()[job.kernel].as_variant(job.variant)
         tile = candidates(job.kernel, NAME)[job.use][job.candidate]
         source, options = ahead_of_time.source_of(kernel, tile, TARGETS[NAME])
@@ -102,14 +109,36 @@ def two_layers() -> Network:
     return Network(transformer, CPU, torch.bfloat16, torch.bfloat16, None)
 
 
+def planes(format: str, *shape: int) -> PlaneTensor:
+    """Memory that nothing touches."""
+    data = torch.empty(plane_bytes(format, shape), dtype=torch.uint8)
+    return PlaneTensor(data, BLOCK_FORMATS[format], shape, math.prod(shape[:-1]))
+
+
+def multiply_planes() -> None:
+    """Products with weights in planes, of few tokens and of many."""
+    for tokens in (256, 4096):
+        x = torch.ones(tokens, 2816, dtype=torch.bfloat16)
+        for format in FORMATS[:2]:
+            ops.linear(x, planes(format, 8192, 2816))
+        chosen = torch.zeros(tokens, 8, dtype=torch.int64)
+        gate_up, down = planes("Q4_K", 128, 1408, 2816), planes("Q5_0", 128, 2816, 704)
+        ops.experts(x, chosen, chosen.float(), gate_up, down)
+    hidden, ones = x[:256], torch.ones(256)
+    inputs = hidden, planes("Q6_K", 262144, 2816), ones, ones.double(), 30.0, None, 0, None
+    ops.vocabulary_pass(*inputs, torch.zeros(256, dtype=torch.bool))
+    ops.vocabulary_mass(hidden, inputs[1], torch.zeros(256, 1, dtype=torch.int64), 30.0, 0, None)
+
+
 def main() -> None:
     driver.set_active(Driver())
     known, launched = ahead(), set[Key]()
     network = two_layers()
     slots = network.new_slots(3, 4096 + 512)  # full layers read it in two pieces
-    self_test.serve_only(CPU, frozenset(twins()))
+    self_test.serve_only(CPU, frozenset(twins(FORMATS)))
     # The read at the end of the warm-up takes numbers that no kernel has computed.
     with registry.seen_as("cpu", "cuda"), noted_launches(launched), suppress(ArithmeticError):
+        multiply_planes()
         denoiser = Denoiser(network, len(slots), Replayed())
         assert denoiser.device_steps
         questions = QuestionPool(network.config, 512, 256, torch.bfloat16, CPU)
@@ -117,7 +146,7 @@ def main() -> None:
         warm_up(denoiser, slots, replace(REFERENCE, canvas_length=256), forwards)
     names = {name for name, *_ in launched}
     missing = sorted({name for name, *rest in launched if (name, *rest) not in known})
-    tests = self_test.launches(CPU, twins())
+    tests = self_test.launches(CPU, twins(FORMATS))
     findings = {"launched": len(launched), "names": sorted(names), "missing": missing}
     of_tests = {"tested": sorted({noted.kernel for noted in tests}), "tests": len(tests)}
     print(json.dumps(findings | of_tests))

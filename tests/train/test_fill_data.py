@@ -76,5 +76,5 @@ def test_a_fact_has_one_filling_of_any_length():
             start = len(task.parts[0]) if isinstance(task.parts[0], str) else 0
             span = start, start + task.length
             assert sum(fill_data._fits(text, task.text, span) for text in fill_data._facts()) == 1
-    name = "France is in Europe."
-    assert sum(fill_data._fits(text, name, (0, 6)) for text in fill_data._facts()) > 1
+    fact, both = "The capital of France is Paris.", (15, 30)
+    assert sum(fill_data._fits(text, fact, both) for text in fill_data._facts()) > 1

@@ -33,8 +33,8 @@ def test_the_same_seed_gives_the_same_weights(second):
 
 def test_training_lowers_the_loss_and_reports_it(second, monkeypatch):
     monkeypatch.setattr(fill_stage, "WARM_UP", 1)
-    same = next(fill_stage.parts(0, second.config.canvas_length))  # other rows, another loss
-    monkeypatch.setattr(fill_stage, "parts", lambda seed, canvas: itertools.repeat(same))
+    same = next(fill_stage.rows(0, second.config.canvas_length, 0))  # other rows, another loss
+    monkeypatch.setattr(fill_stage, "rows", lambda seed, canvas, part: itertools.repeat(same))
     lines, reported, network = [], [], copy.deepcopy(second)
     fill_stage.train(
         network, 5, report=lines.append, every=1, progress=lambda *far: reported.append(far)

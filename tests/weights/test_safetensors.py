@@ -108,7 +108,7 @@ def test_bad_header_length(refused: Callable[[bytes, str], None]) -> None:
     refused(
         struct.pack("<Q", 3) + b"{}", "header length: 3 bytes do not fit into a file of 10 bytes"
     )
-    refused(file_of(b" " * (5 << 20)), "header length: 5242880 .* the limit of 4 MiB")
+    refused(file_of(b" " * (17 << 20)), "header length: 17825792 .* the limit of 16 MiB")
     refused(b"Not a model, only a page of text.\n" * 99, "header length")
 
 

@@ -19,12 +19,13 @@ from typing import Any
 from sfumato.cli.units import size
 from sfumato.weights.gguf_parts import part_names
 from sfumato.weights.locate import INDEX, locate
+from sfumato.weights.narrow.config import BESIDE as NARROW
 
 PREFIX = "hf:"
 USAGE = "hf:owner/name, or hf:owner/name:file with a file's name or a part of it, as Q4_K_M"
 BESIDE = (
     *("config.json", "generation_config.json", "tokenizer.json", "tokenizer_config.json"),
-    *("chat_template.jinja", "chat_template.json", INDEX),
+    *("chat_template.jinja", "chat_template.json", NARROW, INDEX),
 )
 """What is read beside safetensors."""
 
@@ -53,7 +54,7 @@ class Listing:
     sizes: Mapping[str, int]  # by the file's name
     hashes: Mapping[str, str] = field(default_factory=dict)  # SHA-256, of large files
     architecture: str | None = None  # None: it is not known
-    quantized: str | None = None  # by what method, other than in GGUF
+    quantized: str | None = None  # by what method, other than in GGUF: quant_method of config.json
 
 
 class Unreachable(ValueError):

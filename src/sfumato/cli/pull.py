@@ -12,9 +12,20 @@ from sfumato import catalog
 from sfumato.cli import download, hub, notes
 from sfumato.cli.hub import Listing, Reference
 from sfumato.cli.units import size
+from sfumato.weights.jsonfile import MAX_JSON
+from sfumato.weights.locate import INDEX
+from sfumato.weights.narrow.config import BESIDE as NARROW
+from sfumato.weights.narrow.config import METHODS
 
 _SHARE = {"q4_k": 0.36, "q8_0": 0.55}
 """What quantizing while loading leaves of bfloat16, the embedding's two copies included."""
+
+
+_NARROW_SHARE = {"compressed-tensors": 1.07, "modelopt": 1.5}
+"""What narrow matrices take as blocks, by their method: 8 bits become 8½, and ModelOpt's 4½ become
+6½ or 8½. Loading predicts it exactly, from the headers."""
+
+_READ_AT_ONCE = ("config.json", "generation_config.json", NARROW, INDEX)
 
 
 def main(args: argparse.Namespace) -> int:
@@ -80,11 +91,16 @@ def _unreadable(listing: Listing) -> list[str]:
     if listing.architecture not in (None, *readable):
         known = " or ".join(family.architecture for family in FAMILIES)
         reasons.append(f"the model is a {listing.architecture!r}, not a {known}")
-    if listing.quantized:
+    if listing.quantized and listing.quantized not in METHODS:
         reasons.append(
             f"its weights are quantized by {listing.quantized!r}, which is not read; take "
             f"hf:{catalog.GGUF}"
         )
+    for name in _READ_AT_ONCE:
+        if listing.sizes.get(name, 0) > MAX_JSON:
+            reasons.append(
+                f"{name} has {size(listing.sizes[name])}, above the limit of {MAX_JSON >> 20} MiB"
+            )
     return reasons
 
 
@@ -139,7 +155,8 @@ def memory(listing: Listing, names: list[str], quantize: str | None) -> float:
     weights = sum(listing.sizes[n] for n in names if n.endswith((".gguf", ".safetensors")))
     if quantize is not None and names[-1].endswith(".safetensors"):
         return weights * _SHARE[quantize] + catalog.MARGIN
-    return entry.memory if entry is not None else weights + catalog.MARGIN
+    share = _NARROW_SHARE.get(listing.quantized or "", 1.0)
+    return entry.memory if entry is not None else weights * share + catalog.MARGIN
 
 
 def _budget(device: str) -> tuple[int, str] | None:

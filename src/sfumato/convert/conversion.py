@@ -5,6 +5,7 @@ Joins the metadata of the network, of its sampler and of its tokenizer with the 
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import partial
@@ -31,7 +32,12 @@ from sfumato.weights.checkpoint import Checkpoint
 from sfumato.weights.tensor_stream import TensorStream
 
 HF_TARGETS = {"bf16": "bfloat16", "f16": "float16", "f32": "float32"}
+NEAREST = "nearest"
+"""The target of narrow checkpoints that keeps what loading makes of each tensor."""
 DEFAULTS = {"gguf": "q4_k_m", "safetensors": "bf16"}
+
+_FILE_TYPES = {"Q4_0": 2, "Q8_0": 7, "Q6_K": 18}
+"""GGUF's `general.file_type`, by the format of most tensors."""
 
 Shapes = Mapping[str, tuple[int, ...]]
 
@@ -61,23 +67,27 @@ def convert(
 ) -> Converted:
     """Converts the checkpoint `source` to a GGUF file (`out` ends in .gguf) or an HF folder.
 
-    to: a name in `TARGETS`; for a folder "bf16", "f16" or "f32". None: "q4_k_m" and "bf16".
+    to: a name in `TARGETS`; for a folder "bf16", "f16" or "f32". None: "q4_k_m" and "bf16"; for a
+    narrow source "nearest", the blocks that are nearest to its matrices.
     force: replaces what is there. Raises CheckpointError, ConfigError, ValueError or OSError,
     naming what cannot be used or written; `out` is then as it was.
     """
     out = Path(out)
     kind = "gguf" if out.suffix.lower() == ".gguf" else "safetensors"
-    to, recipe = _recipe(out, kind, to)
+    if to != NEAREST:
+        _recipe(out, kind, to)  # before anything is opened
     check_writable(out, force, check_checkpoint_folder)
     checkpoint = open_checkpoint(source)
+    to, recipe = _recipe(out, kind, to, checkpoint)
     if kind == checkpoint.kind == "safetensors":
         raise ValueError(f"{out}: both are safetensors; give a name that ends in .gguf")
     config = config_of(checkpoint)
     shapes = expected_shapes(config)
     checkpoint.check_tensors(shapes)
-    notes = _notes(checkpoint, shapes, recipe)
+    chosen = _kept(checkpoint, shapes) if to == NEAREST else formats(shapes, recipe)
+    notes = _notes(checkpoint, chosen)
     if kind == "gguf":
-        tensors = gguf_tensors(checkpoint, shapes, recipe, config)
+        tensors = gguf_tensors(checkpoint, chosen, config)
         metadata = _gguf_metadata(checkpoint, config, recipe)
         save_gguf(out, metadata, tensors, force, progress)
     else:
@@ -91,10 +101,20 @@ def convert(
     return Converted(out, to, tuple(tensors), tuple(notes))
 
 
-def _recipe(out: Path, kind: str, to: str | None) -> tuple[str, QuantRecipe]:
-    """The target's name and recipe, if files of the kind can be of it."""
+def _recipe(
+    out: Path, kind: str, to: str | None, source: Checkpoint | None = None
+) -> tuple[str, QuantRecipe]:
+    """The target's name and recipe, if files of the kind can be of it; that of `NEAREST` is the one
+    of most of the source's narrow tensors."""
     if out.suffix.lower() == ".safetensors":
         raise ValueError(f"{out}: name a folder for safetensors, or a file that ends in .gguf")
+    joined = source.joined if source is not None and kind == "gguf" else {}
+    if joined and to in (None, NEAREST):
+        counted = Counter(tensor.info.format for tensor in joined.values())
+        base = counted.most_common(1)[0][0]
+        return NEAREST, QuantRecipe(base, _FILE_TYPES.get(base, TARGETS["bf16"].file_type))
+    if to == NEAREST:
+        raise ValueError(f"--to: {NEAREST!r} is for narrow checkpoints to GGUF files alone")
     known = TARGETS if kind == "gguf" else HF_TARGETS
     name = to or DEFAULTS[kind]
     if name not in known:
@@ -103,14 +123,21 @@ def _recipe(out: Path, kind: str, to: str | None) -> tuple[str, QuantRecipe]:
     return name, TARGETS[name]
 
 
-def _notes(checkpoint: Checkpoint, shapes: Shapes, recipe: QuantRecipe) -> list[str]:
+def _kept(checkpoint: Checkpoint, shapes: Shapes) -> dict[str, str]:
+    """The format of every tensor for `NEAREST`: floats stay bfloat16, vectors and routers F32."""
+    plain = formats(shapes, TARGETS["bf16"])
+    joined = {name: tensor.info.format for name, tensor in checkpoint.joined.items()}
+    return {name: joined.get(name, plain[name]) for name in shapes}
+
+
+def _notes(checkpoint: Checkpoint, chosen: Mapping[str, str]) -> list[str]:
     notes = []
     if checkpoint.vision:
         notes.append(f"the {len(checkpoint.vision)} tensors of the vision tower are left out")
-    now = {name: checkpoint.tensors[name].format for name in shapes}
+    now = {name: checkpoint.tensors[name].format for name in chosen}
     coded = {
         now[name]
-        for name, format in formats(shapes, recipe).items()
+        for name, format in chosen.items()
         if format != now[name] and {format, now[name]} <= BLOCK_FORMATS.keys()
     }
     if coded:

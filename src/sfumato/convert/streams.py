@@ -11,25 +11,23 @@ from torch import Tensor
 
 from sfumato.model.families import family_of
 from sfumato.model.model_config import ModelConfig
-from sfumato.model.quant_recipes import QuantRecipe, formats
 from sfumato.weights.checkpoint import Checkpoint
-from sfumato.weights.tensor_stream import TensorStream, recoded
+from sfumato.weights.tensor_stream import TensorStream
 
 
 def gguf_tensors(
     checkpoint: Checkpoint,
-    shapes: Mapping[str, tuple[int, ...]],
-    recipe: QuantRecipe,
+    chosen: Mapping[str, str],
     config: ModelConfig,
 ) -> list[TensorStream]:
-    """The tensors of a GGUF file: the constants of the config, then those of `shapes` (canonical
-    name → shape, all of the network's) in their order."""
-    family, chosen = family_of(checkpoint), formats(shapes, recipe)
+    """The tensors of a GGUF file: the constants of the config, then those of `chosen` (canonical
+    name → format, all of the network's) in their order."""
+    family = family_of(checkpoint)
     constants = family.config.gguf_constants(config).items()
     file_name = family.tensor_names.gguf_name
     return [
         *(TensorStream.of(name, value, "F32") for name, value in constants),
-        *(_stream(checkpoint, file_name(name), name, chosen[name]) for name in shapes),
+        *(_stream(checkpoint, file_name(name), name, chosen[name]) for name in chosen),
     ]
 
 
@@ -44,7 +42,7 @@ def hf_tensors(
 def _stream(checkpoint: Checkpoint, file_name: str, name: str, format: str) -> TensorStream:
     def chunks() -> Iterator[Tensor]:
         try:
-            yield from recoded(checkpoint.read(name), format)
+            yield from checkpoint.recoded(name, format)
         except ValueError as error:
             info = checkpoint.tensors[name]
             raise ValueError(f"{info.file}: {info.name}: as {format}: {error}") from error

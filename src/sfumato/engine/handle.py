@@ -41,8 +41,9 @@ class AnyHandle:
         self.cancelled = True
         self._wake()
 
-    def deliver(self, event: Event | Decided) -> bool:
-        """False where the request has ended already, and the event goes nowhere.
+    def deliver(self, event: Event | Decided, first: Callable[[], None] | None = None) -> bool:
+        """False where the request has ended already, and the event goes nowhere. first: called
+        before the client hears of the event, where it does.
 
         A sink that raises has lost its client: the request is cancelled.
         """
@@ -51,6 +52,8 @@ class AnyHandle:
                 return False
             if isinstance(event, Terminal):
                 self.terminal = event
+            if first is not None:
+                first()
             try:  # within the lock: another thread's terminal event waits until this one is out
                 if self._kept is not None:
                     self._kept.put(event)

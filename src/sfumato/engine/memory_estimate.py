@@ -58,8 +58,7 @@ class ModelFootprint:
     ) -> ModelFootprint:
         """A model that is not loaded yet."""
         tensors = checkpoint.tensors.items()
-        # Others than plain ones make their tensors as they are read.
-        views = tensors if type(checkpoint) is Checkpoint else ()
+        views = [(name, info) for name, info in tensors if checkpoint.is_view(name)]
         return cls(
             config,
             device,

@@ -169,8 +169,9 @@ class SlotPool:
         """Refuses what no slot can ever hold."""
         if self._strict:
             raise TooLarge(
-                f"the request needs a context of {need:,} tokens and slots have {self._context:,}; "
-                "raise --context, ask for fewer tokens, or allow larger slots (strict is set)",
+                f"the request exceeds the available context size: it needs a context of {need:,} "
+                f"tokens and slots have {self._context:,}; raise --context, ask for fewer "
+                "tokens, or allow larger slots (strict is set)",
                 context=self._context,
             )
         if (lack := self._lacks([need], None)) is not None:
@@ -178,9 +179,9 @@ class SlotPool:
 
     def _too_large(self, need: int, lack: str | None) -> TooLarge:
         return TooLarge(
-            f"the request needs a context of {need:,} tokens, slots have {self._context:,}; a "
-            f"larger one {lack or 'finds no room'}; lower --slots, --context or "
-            "--snapshot-memory, or ask for fewer tokens",
+            f"the request exceeds the available context size: it needs a context of {need:,} "
+            f"tokens, slots have {self._context:,}; a larger one {lack or 'finds no room'}; lower "
+            "--slots, --context or --snapshot-memory, or ask for fewer tokens",
             context=self._context,
         )
 

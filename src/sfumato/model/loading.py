@@ -24,9 +24,12 @@ from sfumato.model.placement import cache_dtype
 from sfumato.model.transformer import Transformer
 from sfumato.model.upload import Mover
 from sfumato.ops.reference import Weight
+from sfumato.ops.registry import PANELS
 from sfumato.weights.blocks import QuantizedTensor
 from sfumato.weights.checkpoint import Checkpoint, TensorInfo
 from sfumato.weights.tensorfile import FLOAT_FORMATS
+
+EMBEDDING = "embed_tokens.weight"
 
 Progress = Callable[[int, int], None]
 """(bytes loaded so far, bytes in all)"""
@@ -76,7 +79,8 @@ def load_network(
     expected = {name: tuple(p.shape) for name, p in transformer.named_parameters()}
     checkpoint.check_tensors(expected)
     if device.type == "cuda":
-        ops.prepare(device, config.hidden_size)  # before the weights fill its memory
+        formats = frozenset(checkpoint.tensors[name].format for name in expected)
+        ops.prepare(device, config.hidden_size, formats)  # before the weights fill its memory
     total = sum(checkpoint.tensors[name].nbytes for name in expected)
     done, output, mover = 0, None, Mover(device)
     for name, following in zip(expected, [*list(expected)[1:], None], strict=True):
@@ -85,8 +89,10 @@ def load_network(
         if following is not None and device.type != "cpu":
             checkpoint.prefetch(following)  # is read from disk while this one is copied
         value = _converted(checkpoint.read(name), name, mover, dtype)
-        if name == "embed_tokens.weight":
+        if name == EMBEDDING:
             output = _output(value, activations)
+        if _is_packed(name, checkpoint.tensors[name], device):
+            mover.wait()
         place(module, leaf, _packed(value, name, activations))
         del value  # before the next one is converted
         done += checkpoint.tensors[name].nbytes
@@ -102,7 +108,8 @@ def _output(embedding: Tensor | QuantizedTensor, activations: str) -> list[Weigh
     if not isinstance(embedding, QuantizedTensor):
         return None
     rows, columns = embedding.shape
-    if not ops.packs(embedding.format.name, embedding.shape, embedding.device):
+    form = ops.packed_form(embedding.format.name, embedding.shape, embedding.device)
+    if form != PANELS:
         return None
     # All full chunks at once, as a stack of matrices: one allocation, filled by one call.
     chunks = rows // CHUNK
@@ -133,14 +140,22 @@ def _converted(
 
 
 def _packed(value: Tensor | QuantizedTensor, name: str, activations: str) -> Weight:
+    if name == EMBEDDING:
+        return ops.pack_embedding(value)
     return ops.pack(value, activations) if _multiplies(name) else value
+
+
+def _is_packed(name: str, info: TensorInfo, device: torch.device) -> bool:
+    if name == EMBEDDING:
+        return ops.packs_embedding(info.format, info.shape, device)
+    return _multiplies(name) and ops.packs(info.format, info.shape, device)
 
 
 def _multiplies(name: str) -> bool:
     """Whether a tensor, if it is a matrix, is only multiplied with, so that its layout is free. The
     embedding's rows are also read one by one, and a router must stay exact: its choice is
     discrete."""
-    return name != "embed_tokens.weight" and ".router." not in name
+    return name != EMBEDDING and ".router." not in name
 
 
 def _kept_dtype(name: str, ndim: int, stored: torch.dtype, dtype: torch.dtype) -> torch.dtype:
@@ -158,11 +173,15 @@ def loaded_bytes(name: str, info: TensorInfo, device: torch.device, dtype: torch
         kept = _kept_dtype(name, len(info.shape), stored, dtype)
         format = "BF16" if kept == torch.bfloat16 else "F32"
         size = math.prod(info.shape) * kept.itemsize
-    if not ops.packs(format, info.shape, device):
+    form = ops.packed_form(format, info.shape, device)
+    if form is None:
         return size
-    if name == "embed_tokens.weight":  # packed once more for the head, where it is quantized
-        return size if stored else size + ops.packed_bytes(format, info.shape)
-    return ops.packed_bytes(format, info.shape) if _multiplies(name) else size
+    packed = ops.packed_bytes(format, info.shape, device)
+    if name == EMBEDDING and ops.packs_embedding(format, info.shape, device):
+        return packed
+    if name == EMBEDDING:  # packed once more for a CPU's head, where it is quantized
+        return size if stored or form != PANELS else size + packed
+    return packed if _multiplies(name) else size
 
 
 def viewed_bytes(name: str, info: TensorInfo, device: torch.device, dtype: torch.dtype) -> int:
@@ -173,5 +192,4 @@ def viewed_bytes(name: str, info: TensorInfo, device: torch.device, dtype: torch
         return 0
     if stored is not None and _kept_dtype(name, len(info.shape), stored, dtype) != stored:
         return 0
-    packed = ops.packs(info.format, info.shape, device) and _multiplies(name)
-    return 0 if packed else info.nbytes
+    return 0 if _is_packed(name, info, device) else info.nbytes

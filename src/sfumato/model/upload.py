@@ -107,6 +107,11 @@ class Mover:
             return QuantizedTensor(data, value.format, value.shape)
         return self._moved(value, dtype)
 
+    def wait(self) -> None:
+        """Waits for what is still being copied: what is packed next must be on the device."""
+        if self._uploader is not None:
+            self._uploader.finish()
+
     def finish(self) -> None:
         """Waits for what is still being copied, and gives the buffers back."""
         if self._uploader is not None:

@@ -21,14 +21,23 @@ from sfumato.ops.cpu import library, torch_steady
 from sfumato.ops.cpu import online_softmax as cpu_online_softmax
 from sfumato.ops.cpu import row_operations as cpu_row_operations
 from sfumato.ops.cpu.columns import column_bytes, pack_columns, packs_columns
-from sfumato.ops.cpu.panels import ACTIVATIONS, pack, packed_bytes, packs
+from sfumato.ops.cpu.panels import ACTIVATIONS
 from sfumato.ops.online_softmax import Bans, SoftmaxState
+from sfumato.ops.packing import (
+    pack,
+    pack_embedding,
+    packed_bytes,
+    packed_form,
+    packs,
+    packs_embedding,
+)
 from sfumato.ops.reads import Prefixes, Questions, read_attention
 from sfumato.ops.reference import Causal, OwnKeys, SharedCausal, Weight
 from sfumato.ops.registry import ANY, call, form_of
 from sfumato.ops.rows import Rows, Rules, Statistics
 from sfumato.ops.triton import prepare
 from sfumato.ops.triton import serving as kernels_on
+from sfumato.ops.triton.planes import PlaneTensor
 from sfumato.weights.blocks import QuantizedTensor
 
 __all__ = [
@@ -59,9 +68,12 @@ __all__ = [
     "own_scores",
     "pack",
     "pack_columns",
+    "pack_embedding",
     "packed_bytes",
+    "packed_form",
     "packs",
     "packs_columns",
+    "packs_embedding",
     "phase_attention",
     "prepare",
     "prepare_heads",
@@ -100,7 +112,7 @@ def dense(weight: Weight, dtype: torch.dtype, spare: Tensor | None = None) -> Te
     spare: memory of its shape and dtype, which may be taken for the result: fresh memory costs
     more than the work where weights are dequantized over and over.
     """
-    device = weight.device if isinstance(weight, Tensor | QuantizedTensor) else _CPU
+    device = weight.device if isinstance(weight, Tensor | QuantizedTensor | PlaneTensor) else _CPU
     return cast(Tensor, call("dense", device, form_of(weight), weight, dtype, spare))
 
 

@@ -25,7 +25,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from sfumato.ops.registry import ANY, BLOCKS, choose, reference, register_form
-from sfumato.weights.blocks import QuantizedTensor
+from sfumato.weights.blocks import BlockFormat, QuantizedTensor
 
 
 class Stored(Protocol):
@@ -40,6 +40,20 @@ class Stored(Protocol):
 
 
 Weight = Tensor | Stored
+
+
+class StoredRows(Stored, Protocol):
+    """An embedding in another form than floats and blocks."""
+
+    @property
+    def format(self) -> BlockFormat: ...
+
+    def index_select(self, ids: Tensor, /) -> Stored: ...
+
+    def part_of_rows(self, ids: Tensor, first: int, end: int, /) -> Stored: ...
+
+
+Embedding = Tensor | QuantizedTensor | StoredRows
 
 register_form(QuantizedTensor, BLOCKS)
 
@@ -77,9 +91,9 @@ def geglu(gate: Tensor, up: Tensor) -> Tensor:
 
 
 @reference("embed")
-def embed(ids: Tensor, weight: Tensor | QuantizedTensor, dtype: torch.dtype) -> Tensor:
+def embed(ids: Tensor, weight: Embedding, dtype: torch.dtype) -> Tensor:
     """Rows of the embedding: ids int64 [...], weight [vocab, hidden] → [..., hidden]."""
-    if isinstance(weight, QuantizedTensor):
+    if not isinstance(weight, Tensor):
         rows = weight.index_select(ids.reshape(-1)).dequantize(dtype)
         return rows.view(*ids.shape, weight.shape[-1])
     return F.embedding(ids, weight).to(dtype)
@@ -326,7 +340,7 @@ def _product_of_groups(x: Tensor, offsets: Tensor, weight: Tensor) -> Tensor:
 
 
 @reference("own_scores")
-def own_scores(hidden: Tensor, weight: Tensor | QuantizedTensor, ids: Tensor) -> Tensor:
+def own_scores(hidden: Tensor, weight: Embedding, ids: Tensor) -> Tensor:
     """Products of each position with the rows that its ids name; see `ops.own_scores`.
 
     Gathers COLUMNS columns of the rows at a time, so that memory is bounded by n · m · COLUMNS and
@@ -334,7 +348,7 @@ def own_scores(hidden: Tensor, weight: Tensor | QuantizedTensor, ids: Tensor) ->
     """
     size = hidden.shape[-1]
     step = COLUMNS
-    if isinstance(weight, QuantizedTensor):
+    if not isinstance(weight, Tensor):
         step = max(COLUMNS, weight.format.block_size)
     wide = torch.float64 if hidden.dtype == torch.float64 else torch.float32
     scores = hidden.new_zeros(ids.shape, dtype=wide)
@@ -346,12 +360,12 @@ def own_scores(hidden: Tensor, weight: Tensor | QuantizedTensor, ids: Tensor) ->
     return scores.to(hidden.dtype)
 
 
-def _part_of_rows(
-    weight: Tensor | QuantizedTensor, ids: Tensor, a: int, b: int, dtype: torch.dtype
-) -> Tensor:
+def _part_of_rows(weight: Embedding, ids: Tensor, a: int, b: int, dtype: torch.dtype) -> Tensor:
     """Columns a..b, of whole blocks, of the rows `ids` int64 [n] → [n, b - a]."""
     if isinstance(weight, Tensor):
         return weight[:, a:b].index_select(0, ids).to(dtype)
+    if not isinstance(weight, QuantizedTensor):
+        return weight.part_of_rows(ids, a, b).dequantize(dtype)
     size, nbytes = weight.format.block_size, weight.format.block_bytes
     data = weight.data[:, a // size * nbytes : b // size * nbytes].index_select(0, ids)
     return QuantizedTensor(data, weight.format, (len(ids), b - a)).dequantize(dtype)

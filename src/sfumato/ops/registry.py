@@ -17,9 +17,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
-ANY, FLOAT, BLOCKS, PANELS = "any", "float", "blocks", "panels"
-"""Forms of a weight: any (or an operation without one), a float tensor, quantized blocks, and what
-the compiled CPU kernels packed."""
+ANY, FLOAT, BLOCKS, PANELS, PLANES = "any", "float", "blocks", "panels", "planes"
+"""Forms of a weight: any (or an operation without one), a float tensor, quantized blocks, what the
+compiled CPU kernels packed, and what the kernels of GPUs read blocks from."""
 
 TORCH, TRITON, COMPILED = 0, 1, 2
 """Backends of twins: where several could serve, the higher one does."""
@@ -106,7 +106,7 @@ def choose(
     if not _forced and _wants_gradient(arguments):
         return _differentiable.get(operation) or _references[operation]
     if not _forced:
-        kind = _seen_as.get(device.type, device.type)
+        kind = kind_of(device)
         for key in (form, ANY) if form != ANY else (ANY,):
             for entry in _twins.get((operation, kind, key), ()):
                 if entry.backend < below and entry.serves(*arguments):
@@ -118,6 +118,11 @@ def _wants_gradient(arguments: tuple[Any, ...]) -> bool:
     return torch.is_grad_enabled() and any(
         x.requires_grad for x in arguments if isinstance(x, Tensor)
     )
+
+
+def kind_of(device: torch.device) -> str:
+    """The kind of device whose twins serve a device."""
+    return _seen_as.get(device.type, device.type)
 
 
 def device_of(arguments: tuple[Any, ...]) -> torch.device:

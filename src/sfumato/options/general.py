@@ -33,7 +33,10 @@ from sfumato.options.option import Option, decoding
 from sfumato.values import Choice, Whole
 
 FILE = "a GGUF file, a file or folder of safetensors, or hf:owner/name[:file]; default: embedded"
-_TO = f"{', '.join(FORMATS)}; default: q4_k_m for GGUF, bf16 (of bf16, f16, f32) for a folder"
+_TO = (
+    f"{', '.join(FORMATS)}, or nearest for a narrow source; default: nearest for a narrow source, "
+    "q4_k_m for another GGUF, bf16 (of bf16, f16, f32) for a folder"
+)
 _FAST = "on a CPU, for products with quantized weights: int8, or bf16, more exact"
 
 # A row is a line or two; the formatter would make it nine.
@@ -55,7 +58,7 @@ GENERAL = (
     Option("threads", THREADS, ("train",), "CPU threads; default: all", metavar="N"),
     Option("count", FROM_1, ("eval",), "tasks of each set at most", 200, "N"),
     # convert and pull
-    Option("to", Choice(FORMATS), ("convert",), _TO, metavar="FORMAT"),
+    Option("to", Choice((*FORMATS, "nearest")), ("convert",), _TO, metavar="FORMAT"),
     Option("force", FLAG, ("convert",), "replace an existing file or folder", False),
     Option("force", FLAG, ("pull",), "download even where disk or memory is short", False),
     # perplexity

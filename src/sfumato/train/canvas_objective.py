@@ -16,6 +16,8 @@ from sfumato.train.objective import LEAST_NOISE, PrefixAttention, logits
 
 TEMPERATURE, BOUND = 0.8, 0.1
 """The product's at its first step: of the tokens drawn, and of the positions accepted."""
+MOST_STEPS = 4
+"""Of the product's, that come before the one that is trained."""
 
 
 def canvas_losses(
@@ -27,9 +29,9 @@ def canvas_losses(
     at the letter of the prompt that the text repeats.
 
     Half of the batches have a first pass without gradient, as in `objective.loss`; its soft
-    embedding is zero at pinned positions.  In half of these, the canvas of the second pass is what
-    the product would make of the first one: the positions of least entropy keep the token drawn,
-    the others are noise again.
+    embedding is zero at pinned positions.  In half of these, the canvas of the trained pass is what
+    one to MOST_STEPS of the product's steps make of the first one: after each the positions of
+    least entropy keep the token drawn, the others are noise again.
     """
     attend = PrefixAttention(network, batch.lengths, batch.context.shape[1], batch.filled)
     places = torch.arange(batch.context.shape[1]).expand_as(batch.context)
@@ -46,14 +48,15 @@ def canvas_losses(
     positions = batch.lengths[:, None] + torch.arange(batch.target.shape[1])
     soft, way = None, float(torch.rand((), generator=generator))
     if way < 0.5:
+        steps = 1 + int(way * 4 * MOST_STEPS) if way < 0.25 else 0
         with torch.no_grad():
-            scores = logits(network, network.denoise(canvas, None, positions, attend, dtype))
-            weight = network.embed_tokens.weight
-            if way < 0.25:
-                scores /= TEMPERATURE
-                canvas = _stepped(scores, batch, _noise(batch, network, generator), generator)
-            soft = scores.softmax(dim=-1) @ weight * weight.shape[1] ** 0.5
-            soft *= batch.open[:, :, None]
+            for _ in range(max(1, steps)):
+                scores = logits(network, network.denoise(canvas, soft, positions, attend, dtype))
+                if steps:
+                    scores /= TEMPERATURE
+                    noise = _noise(batch, network, generator)
+                    canvas = _stepped(scores, batch, noise, generator)
+                soft = _soft(scores, network) * batch.open[:, :, None]
     scores = logits(network, network.denoise(canvas, soft, positions, attend, dtype))
     each = F.cross_entropy(scores.flatten(0, 1), batch.target.flatten(), reduction="none")
     of_row = (each.view(batch.open.shape) * batch.open).sum(1) / batch.open.sum(1)
@@ -70,6 +73,12 @@ def canvas_losses(
         of_token = F.cross_entropy(logits(network, hidden), wanted, reduction="sum")
         losses[name] = of_token / max(1, len(wanted))
     return losses
+
+
+def _soft(scores: Tensor, network: Transformer) -> Tensor:
+    """The soft embedding [B, C, hidden] of scores [B, C, vocab]."""
+    weight = network.embed_tokens.weight
+    return scores.softmax(dim=-1) @ weight * weight.shape[1] ** 0.5
 
 
 def _noise(batch: CanvasBatch, network: Transformer, generator: torch.Generator) -> Tensor:

@@ -9,8 +9,6 @@ from __future__ import annotations
 import math
 import time
 from collections.abc import Callable, Iterator
-from concurrent.futures import ThreadPoolExecutor
-from functools import partial
 from typing import NamedTuple
 
 import numpy as np
@@ -22,8 +20,9 @@ from sfumato.train.decisions_data import Reads
 from sfumato.train.embedded_data import Batch, Mixture
 from sfumato.train.fast_ops import fast_ops
 from sfumato.train.objective import ENCODER_WEIGHT, loss
+from sfumato.train.part_processes import Gradients, PartProcesses
 from sfumato.train.read_objective import read_losses
-from sfumato.train.stage import Gradients, Stage
+from sfumato.train.stage import Stage
 
 STEPS = 5_550
 STATES, QUESTIONS = 4, 4
@@ -83,28 +82,23 @@ def phases(steps: int) -> tuple[Phase, ...]:
 
 
 class Part(NamedTuple):
-    """What one worker computes of a step."""
+    """What one process computes of a step."""
 
     reads: Reads
     chats: Batch
     noise: torch.Generator
 
 
-def parts(seed: int, canvas: int, phase: Phase, first: int = 0) -> Iterator[list[Part]]:
-    """The rows of a phase's steps; the same for the same seed. Each part has its own streams."""
+def rows(seed: int, canvas: int, phase: Phase, first: int, part: int) -> Iterator[Part]:
+    """The rows of one part of a phase's steps; the same for the same arguments. first: the phase's
+    first step."""
     mixture = Mixture(phase.sudoku, FIRST_ASKED)
-    streams = []
-    for part in range(PARTS):
-        rng = np.random.default_rng((seed, first, part))
-        streams.append(
-            (
-                decisions_data.batches(rng, STATES, QUESTIONS),
-                embedded_data.batches(rng, phase.chats, canvas, lambda step: mixture),
-                torch.Generator().manual_seed(int(rng.integers(2**62))),
-            )
-        )
+    rng = np.random.default_rng((seed, first, part))
+    reads = decisions_data.batches(rng, STATES, QUESTIONS)
+    chats = embedded_data.batches(rng, phase.chats, canvas, lambda step: mixture)
+    noise = torch.Generator().manual_seed(int(rng.integers(2**62)))
     while True:
-        yield [Part(next(reads), next(chats), noise) for reads, chats, noise in streams]
+        yield Part(next(reads), next(chats), noise)
 
 
 def gradients(stage: Stage, part: Part, phase: Phase) -> Gradients:
@@ -126,16 +120,19 @@ def train(
     progress: Callable[[int, int], None] = lambda done, total: None,
 ) -> None:
     """Trains the network of a first stage, in place; the same seed and torch give the same weights.
-    Each part of a step has a thread of its own, so that more threads inside of operations do not
-    help."""
+    Each part of a step has a process of its own, with one thread."""
     stage, start = Stage(network), time.perf_counter()
     smooth: dict[str, float] = {}
-    with fast_ops(), ThreadPoolExecutor(PARTS) as workers:
-        for phase in phases(steps):
-            rows = parts(seed, network.config.canvas_length, phase, stage.done)
+    canvas = network.config.canvas_length
+    for phase in phases(steps):
+
+        def work(part: int, phase: Phase = phase, first: int = stage.done) -> Iterator[Gradients]:
+            each = rows(seed, canvas, phase, first, part)
+            return (gradients(stage, some, phase) for some in each)
+
+        with fast_ops(), PartProcesses(stage.learned, work, PARTS) as parts:
             while stage.done < phase.until:
-                work = [partial(gradients, stage, part, phase) for part in next(rows)]
-                losses = stage.step(work, phase.learning_rate(stage.done), workers)
+                losses = stage.step(parts.step(), phase.learning_rate(stage.done))
                 smooth = {k: 0.97 * smooth.get(k, x) + 0.03 * x for k, x in losses.items()}
                 progress(stage.done, steps)
                 if stage.done % every == 0:

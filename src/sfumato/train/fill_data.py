@@ -134,12 +134,7 @@ def _facts() -> tuple[str, ...]:
     texts = []
     for each in countries():
         name, capital = each["name"], each["capital"]
-        upper = name[0].upper() + name[1:]
         texts += [f"The capital of {name} is {capital}.", f"{capital} is the capital of {name}."]
-        if "continent" in each:
-            texts.append(f"{upper} is in {each['continent']}.")
-        if "currency" in each:
-            texts.append(f"{upper} uses the {each['currency']}.")
     return tuple(texts)
 
 

@@ -10,7 +10,6 @@ from __future__ import annotations
 import math
 import time
 from collections.abc import Callable, Iterator
-from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from typing import NamedTuple
 
@@ -26,9 +25,10 @@ from sfumato.train.decisions_data import Reads
 from sfumato.train.embedded_data import Mixture
 from sfumato.train.fast_ops import fast_ops
 from sfumato.train.objective import ENCODER_WEIGHT
+from sfumato.train.part_processes import Gradients, PartProcesses
 from sfumato.train.questions import pick
 from sfumato.train.read_objective import read_losses
-from sfumato.train.stage import Gradients, Stage
+from sfumato.train.stage import Stage
 
 STEPS = 4_000
 PEAK, WARM_UP = 1e-3, 100
@@ -42,6 +42,8 @@ REPLY_WEIGHT = 0.5
 """Of the encoder's next tokens within texts."""
 VALUES_SHARE = 0.15
 """Of the rows with an object, those with pinned names and holes for values."""
+SLIPS_SHARE = 0.3
+"""Of the rows with an object, those that begin with a letter too many, too few, or another one."""
 FIRST_ASKED = 0.1
 _POOL = 16
 
@@ -51,14 +53,14 @@ Report = Callable[[str], None]
 class Shares(NamedTuple):
     """Of the canvases; answers to questions are the rest."""
 
-    sudoku: float = 0.14
-    fill: float = 0.2
-    json: float = 0.36
-    predicted: float = 0.1
+    sudoku: float = 0.12
+    fill: float = 0.16
+    json: float = 0.38
+    predicted: float = 0.04
 
 
 class Part(NamedTuple):
-    """What one worker computes of a step."""
+    """What one process computes of a step."""
 
     reads: Reads
     canvases: CanvasBatch
@@ -84,7 +86,8 @@ def _row(kind: str, rng: np.random.Generator, canvas: int) -> CanvasRow:
             row = fill_data.row(json_data.values_as_holes(task, canvas, rng), canvas)
             if row is not None:
                 return row
-        return pick(json_data.rows(task, canvas), rng)
+        slip = partial(prediction_data.changed, rng=rng) if rng.random() < SLIPS_SHARE else str
+        return pick(json_data.rows(task, canvas, slip), rng)
     if kind == "fill":
         while True:
             row = fill_data.row(fill_data.draw(rng), canvas)
@@ -107,16 +110,14 @@ def batches(
             yield collate(rows[i * count : (i + 1) * count])
 
 
-def parts(seed: int, canvas: int) -> Iterator[list[Part]]:
-    """The rows of the stage's steps; the same for the same seed. Each part has its own streams."""
-    streams = []
-    for part in range(PARTS):
-        rng = np.random.default_rng((seed, 3, part))
-        reads = decisions_data.batches(rng, STATES, QUESTIONS)
-        noise = torch.Generator().manual_seed(int(rng.integers(2**62)))
-        streams.append((reads, batches(rng, ROWS, canvas, Shares()), noise))
+def rows(seed: int, canvas: int, part: int) -> Iterator[Part]:
+    """The rows of one part of the stage's steps; the same for the same arguments."""
+    rng = np.random.default_rng((seed, 3, part))
+    reads = decisions_data.batches(rng, STATES, QUESTIONS)
+    canvases = batches(rng, ROWS, canvas, Shares())
+    noise = torch.Generator().manual_seed(int(rng.integers(2**62)))
     while True:
-        yield [Part(next(reads), next(canvases), noise) for reads, canvases, noise in streams]
+        yield Part(next(reads), next(canvases), noise)
 
 
 def gradients(stage: Stage, part: Part) -> Gradients:
@@ -149,11 +150,14 @@ def train(
     weights."""
     stage, start = Stage(network), time.perf_counter()
     smooth: dict[str, float] = {}
-    rows = parts(seed, network.config.canvas_length)
-    with fast_ops(), ThreadPoolExecutor(PARTS) as workers:
+    canvas = network.config.canvas_length
+
+    def work(part: int) -> Iterator[Gradients]:
+        return (gradients(stage, some) for some in rows(seed, canvas, part))
+
+    with fast_ops(), PartProcesses(stage.learned, work, PARTS) as parts:
         while stage.done < steps:
-            work = [partial(gradients, stage, part) for part in next(rows)]
-            losses = stage.step(work, learning_rate(stage.done, steps), workers)
+            losses = stage.step(parts.step(), learning_rate(stage.done, steps))
             for name, value in losses.items():
                 smooth[name] = 0.97 * smooth.get(name, value) + 0.03 * value
             progress(stage.done, steps)

@@ -68,15 +68,21 @@ def draw(rng: np.random.Generator, held_out: bool = False) -> JsonTask:
             return task
 
 
-def rows(task: JsonTask, canvas: int) -> list[CanvasRow]:
-    """A row for each canvas of the object."""
+def rows(task: JsonTask, canvas: int, slip: Callable[[str], str] = str) -> list[CanvasRow]:
+    """A row for each canvas of the object. slip: what the canvas begins as, of its text."""
     prompt = encode_chat([{"role": "user", "content": task.request}])
-    ids = [*encode_text(task.text), END_OF_TURN]
+    ids, filler = [*encode_text(task.text), END_OF_TURN], [EOS] * canvas
     ids += [EOS] * (-len(ids) % canvas)
-    return [
-        CanvasRow("json", prompt + ids[:at], ids[at : at + canvas], prompt=len(prompt))
-        for at in range(0, len(ids), canvas)
-    ]
+    rows = []
+    for at in range(0, len(ids), canvas):
+        text = slip(task.text[at : at + canvas])
+        start = [*encode_text(text), *ids[at + len(text) : at + canvas]]
+        if text != task.text[at : at + canvas] and at + canvas >= len(ids):
+            start = [*encode_text(text), END_OF_TURN, *filler]
+        start = [*start, *filler][:canvas]
+        target = ids[at : at + canvas]
+        rows.append(CanvasRow("json", prompt + ids[:at], target, start=start, prompt=len(prompt)))
+    return rows
 
 
 def values_as_holes(task: JsonTask, canvas: int, rng: np.random.Generator) -> FillTask:
@@ -176,7 +182,7 @@ def _facts(rng: np.random.Generator) -> _Drawn:
     """Of a country: what the request lists."""
     country = pick(countries(), rng)
     value = {"country": country["name"].removeprefix("the ")} | {
-        name: country[name] for name in ("capital", "continent", "currency") if name in country
+        name: country[name] for name in ("capital", "continent") if name in country
     }
     return country["name"], value, dict.fromkeys(value, _TEXT), True
 

@@ -5,22 +5,17 @@ Knows no data and no objective.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
-from concurrent.futures import Executor
+from collections.abc import Iterator, Sequence
 
 import torch
 from torch import Tensor
 
 from sfumato.model.transformer import Transformer
+from sfumato.train.part_processes import Gradients
 
 CLIP = 1.0
 MATRICES = tuple(f"{name}_proj.weight" for name in ("q", "k", "v", "o", "gate", "up", "down"))
 """Ends of the names of those parameters that Muon trains; AdamW does the others."""
-
-Gradients = tuple[tuple[Tensor, ...], dict[str, float]]
-"""Of every parameter that is learned, and the losses by name."""
-Part = Callable[[], Gradients]
-"""A part of a step, as one worker computes it."""
 
 
 class Stage:
@@ -45,10 +40,9 @@ class Stage:
         )
         return of_parameters, {name: value.item() for name, value in losses.items()}
 
-    def step(self, parts: Sequence[Part], rate: float, workers: Executor) -> dict[str, float]:
-        """One step at this learning rate, on the mean of the parts; returns the mean of each loss
-        over the parts that have it."""
-        results = [each.result() for each in [workers.submit(part) for part in parts]]
+    def step(self, results: Sequence[Gradients], rate: float) -> dict[str, float]:
+        """One step at this learning rate, on the mean of the parts' gradients; returns the mean of
+        each loss over the parts that have it."""
         for parameter, *each in zip(self.learned, *(grads for grads, _ in results), strict=True):
             parameter.grad = sum(each[1:], each[0]) / len(each)
         torch.nn.utils.clip_grad_norm_(self.learned, CLIP)

@@ -113,31 +113,53 @@ def _fields(packed: Tensor, bits: int) -> Tensor:
     return torch.stack([(packed >> shift) & mask for shift in range(0, 8, bits)], dim=2)
 
 
+def codes_of(format: str, blocks: Tensor) -> Tensor:
+    """The codes of blocks uint8 [n, block_bytes] of a format, in the order of the elements: uint8
+    [n, block_size]; those of Q8_0 are the bytes of int8."""
+    if format in ("Q4_0", "IQ4_NL"):
+        return _fields(blocks[:, None, 2:], 4).reshape(-1, 32)
+    if format == "Q5_0":
+        return _q5_codes(blocks[:, 2:6], blocks[:, 6:])
+    if format == "Q5_1":
+        return _q5_codes(blocks[:, 4:8], blocks[:, 8:])
+    if format == "Q4_K":
+        return _fields(blocks[:, 16:].reshape(-1, 4, 32), 4).reshape(-1, 256)
+    if format == "Q5_K":
+        top = _fields(blocks[:, None, 16:48], 1).reshape(-1, 256)
+        return _fields(blocks[:, 48:].reshape(-1, 4, 32), 4).reshape(-1, 256) | (top << 4)
+    if format == "Q6_K":
+        low = _fields(blocks[:, :128].reshape(-1, 2, 64), 4).reshape(-1, 256)
+        return low | (_fields(blocks[:, 128:192].reshape(-1, 2, 32), 2).reshape(-1, 256) << 4)
+    if format == "IQ4_XS":
+        return _fields(blocks[:, 8:].reshape(-1, 8, 16), 4).reshape(-1, 256)
+    assert format == "Q8_0", f"{format}: has no codes here"
+    return blocks[:, 2:]
+
+
 def _q8_0(blocks: Tensor) -> Tensor:
     return blocks[:, 2:].view(torch.int8).float() * _half(blocks, 0)
 
 
 def _q4_0(blocks: Tensor) -> Tensor:
-    codes = _fields(blocks[:, None, 2:], 4).reshape(-1, 32)
-    return _half(blocks, 0) * (codes.float() - 8)
+    return _half(blocks, 0) * (codes_of("Q4_0", blocks).float() - 8)
 
 
 def _q5_codes(high: Tensor, low: Tensor) -> Tensor:
-    """Five-bit codes, float32 [n, 32]: bit 4 of each from `high` [n, 4], the rest from `low`."""
+    """Five-bit codes, uint8 [n, 32]: bit 4 of each from `high` [n, 4], the rest from `low`."""
     top = _fields(high[:, :, None], 1).reshape(-1, 32)
-    return (_fields(low[:, None], 4).reshape(-1, 32) | (top << 4)).float()
+    return _fields(low[:, None], 4).reshape(-1, 32) | (top << 4)
 
 
 def _q5_0(blocks: Tensor) -> Tensor:
-    return _half(blocks, 0) * (_q5_codes(blocks[:, 2:6], blocks[:, 6:]) - 16)
+    return _half(blocks, 0) * (codes_of("Q5_0", blocks).float() - 16)
 
 
 def _q5_1(blocks: Tensor) -> Tensor:
-    return _half(blocks, 0) * _q5_codes(blocks[:, 4:8], blocks[:, 8:]) + _half(blocks, 2)
+    return _half(blocks, 0) * codes_of("Q5_1", blocks).float() + _half(blocks, 2)
 
 
-def _k_scales(blocks: Tensor) -> tuple[Tensor, Tensor]:
-    """Scale and offset of the 8 groups of a Q4_K or Q5_K block, each float32 [n, 8, 1].
+def k_scale_codes(blocks: Tensor) -> tuple[Tensor, Tensor]:
+    """Scale and offset of the 8 groups of a Q4_K or Q5_K block as codes, each uint8 [n, 8].
 
     Twelve bytes hold eight 6-bit scales and eight 6-bit offsets: the low six bits of bytes 0-3 and
     4-7 are groups 0-3; bytes 8-11 carry the low nibbles of groups 4-7, whose top two bits are the
@@ -146,6 +168,12 @@ def _k_scales(blocks: Tensor) -> tuple[Tensor, Tensor]:
     first, second, nibbles = blocks[:, 4:8], blocks[:, 8:12], blocks[:, 12:16]
     scale = torch.cat((first & 63, (nibbles & 15) | ((first >> 2) & 48)), dim=1)
     offset = torch.cat((second & 63, (nibbles >> 4) | ((second >> 2) & 48)), dim=1)
+    return scale, offset
+
+
+def _k_scales(blocks: Tensor) -> tuple[Tensor, Tensor]:
+    """Scale and offset of the 8 groups of a Q4_K or Q5_K block, each float32 [n, 8, 1]."""
+    scale, offset = k_scale_codes(blocks)
     return (
         (_half(blocks, 0) * scale.float())[:, :, None],
         (_half(blocks, 2) * offset.float())[:, :, None],
@@ -154,22 +182,20 @@ def _k_scales(blocks: Tensor) -> tuple[Tensor, Tensor]:
 
 def _q4_k(blocks: Tensor) -> Tensor:
     scale, offset = _k_scales(blocks)
-    codes = _fields(blocks[:, 16:].reshape(-1, 4, 32), 4).reshape(-1, 8, 32)
+    codes = codes_of("Q4_K", blocks).view(-1, 8, 32)
     return (scale * codes.float() - offset).view(-1, 256)
 
 
 def _q5_k(blocks: Tensor) -> Tensor:
     scale, offset = _k_scales(blocks)
-    top = _fields(blocks[:, None, 16:48], 1).reshape(-1, 8, 32)
-    codes = _fields(blocks[:, 48:].reshape(-1, 4, 32), 4).reshape(-1, 8, 32) | (top << 4)
+    codes = codes_of("Q5_K", blocks).view(-1, 8, 32)
     return (scale * codes.float() - offset).view(-1, 256)
 
 
 def _q6_k(blocks: Tensor) -> Tensor:
-    low = _fields(blocks[:, :128].reshape(-1, 2, 64), 4).reshape(-1, 16, 16)
-    high = _fields(blocks[:, 128:192].reshape(-1, 2, 32), 2).reshape(-1, 16, 16)
     scale = _half(blocks, 208) * blocks[:, 192:208].view(torch.int8).float()
-    return (scale[:, :, None] * ((low | (high << 4)).float() - 32)).view(-1, 256)
+    codes = codes_of("Q6_K", blocks).view(-1, 16, 16)
+    return (scale[:, :, None] * (codes.float() - 32)).view(-1, 256)
 
 
 @lru_cache
@@ -178,15 +204,18 @@ def _iq4_values(device: torch.device) -> Tensor:
 
 
 def _iq4_nl(blocks: Tensor) -> Tensor:
-    codes = _fields(blocks[:, None, 2:], 4).reshape(-1, 32)
-    return _half(blocks, 0) * _iq4_values(blocks.device)[codes.int()]
+    return _half(blocks, 0) * _iq4_values(blocks.device)[codes_of("IQ4_NL", blocks).int()]
+
+
+def iq4_xs_scale_codes(blocks: Tensor) -> Tensor:
+    """The scales of the 8 groups of an IQ4_XS block, 32 too high: uint8 [n, 8]."""
+    low = _fields(blocks[:, 4:8, None], 4).reshape(-1, 8)
+    return low | (_fields(blocks[:, 2:4, None], 2).reshape(-1, 8) << 4)
 
 
 def _iq4_xs(blocks: Tensor) -> Tensor:
-    low = _fields(blocks[:, 4:8, None], 4).reshape(-1, 8)
-    high = _fields(blocks[:, 2:4, None], 2).reshape(-1, 8)
-    scale = _half(blocks, 0) * ((low | (high << 4)).float() - 32)
-    codes = _fields(blocks[:, 8:].reshape(-1, 8, 16), 4).reshape(-1, 8, 32)
+    scale = _half(blocks, 0) * (iq4_xs_scale_codes(blocks).float() - 32)
+    codes = codes_of("IQ4_XS", blocks).view(-1, 8, 32)
     return (scale[:, :, None] * _iq4_values(blocks.device)[codes.int()]).view(-1, 256)
 
 

@@ -7,7 +7,7 @@ tensor names, and the list of tensors that a network needs (`Checkpoint.check_te
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -15,21 +15,22 @@ from typing import Any
 from torch import Tensor
 
 from sfumato.weights.blocks import QuantizedTensor
-from sfumato.weights.errors import CheckpointError, quoted
+from sfumato.weights.errors import CheckpointError, listed, quoted
 from sfumato.weights.gguf import read_gguf
 from sfumato.weights.gguf_parts import check_parts
 from sfumato.weights.jsonfile import read_object
 from sfumato.weights.locate import Kind, locate
 from sfumato.weights.names import TensorNames, TensorPlace
-from sfumato.weights.safetensors import read_safetensors
+from sfumato.weights.narrow import Scheme, read_scheme
+from sfumato.weights.narrow.join import JoinedTensor, join
+from sfumato.weights.narrow.pieces import group_pieces
+from sfumato.weights.safetensors import check_header_sizes, read_safetensors
+from sfumato.weights.tensor_stream import recoded
 from sfumato.weights.tensorfile import TensorFile, TensorInfo, require_readable
 
 __all__ = ["Checkpoint", "TensorInfo", "open_with"]
 
 _log = logging.getLogger(__name__)
-
-_LISTED = 8
-"""Tensors listed of each kind of fault."""
 
 
 @dataclass(frozen=True)
@@ -40,6 +41,8 @@ class Checkpoint:
     vision: the vision tower's tensors, by the file's names, kept aside.
     metadata: for safetensors {"config": …, "generation_config": … or {}}, the JSON files beside
     the weights; for GGUF the flat key → value of the file, or of the first part.
+    scheme: of the narrow matrices, where there are such; joined: canonical name → the pieces that
+    reading makes the tensor of. `tensors` says what reading gives: blocks instead of narrow codes.
     """
 
     path: Path
@@ -48,6 +51,8 @@ class Checkpoint:
     vision: Mapping[str, TensorInfo] = field(repr=False)
     metadata: Mapping[str, Any] = field(repr=False)
     files: Mapping[Path, TensorFile] = field(repr=False)
+    scheme: Scheme | None = field(default=None, kw_only=True)
+    joined: Mapping[str, JoinedTensor] = field(default_factory=dict, repr=False, kw_only=True)
 
     @property
     def folder(self) -> Path:
@@ -56,15 +61,34 @@ class Checkpoint:
 
     def read(self, name: str) -> Tensor | QuantizedTensor:
         """The tensor of this canonical name as stored: blocks, or a plain tensor of the stored
-        dtype. A view of the mapped file: writing to it ends the process, so clone first.
+        dtype. A view of the mapped file, unless it is joined: writing to it ends the process, so
+        clone first.
 
-        Raises KeyError if `tensors` has no such name.
+        Raises KeyError if `tensors` has no such name, CheckpointError for narrow matrices that
+        cannot be used.
         """
+        if name in self.joined:
+            return self.joined[name].read(self.files)
         info = self.tensors[name]
         return self.files[info.file].read(info.name)
 
+    def recoded(self, name: str, format: str) -> Iterator[Tensor]:
+        """The tensor's bytes in another format, uint8, in pieces. Raises ValueError for values that
+        the format cannot hold."""
+        if name in self.joined:
+            return self.joined[name].recoded(self.files, format)
+        return recoded(self.read(name), format)
+
+    def is_view(self, name: str) -> bool:
+        """Whether `read` gives a view of the mapped file, without memory of the process."""
+        # Subclasses make their tensors as they are read.
+        return type(self) is Checkpoint and name not in self.joined
+
     def prefetch(self, name: str) -> None:
         """Lets the system begin to read the tensor of this canonical name from disk."""
+        if name in self.joined:
+            self.joined[name].prefetch(self.files)
+            return
         info = self.tensors[name]
         if info.file in self.files:
             self.files[info.file].prefetch(info.name)
@@ -84,9 +108,9 @@ class Checkpoint:
             if name in self.tensors and self.tensors[name].shape != tuple(shape)
         ]
         faults = [
-            _fault("missing", missing),
-            _fault("left over", leftover),
-            _fault("wrongly shaped", misshapen),
+            listed("missing", missing),
+            listed("left over", leftover),
+            listed("wrongly shaped", misshapen),
         ]
         if any(faults):
             raise CheckpointError(
@@ -106,39 +130,60 @@ def open_with(path: str | Path, names_of: NamesOf) -> Checkpoint:
     Raises CheckpointError, naming file and field, if anything in it cannot be used.
     """
     kind, locations = locate(path)
-    path = Path(path)
+    path, scheme = Path(path), None
     if kind == "gguf":
         files = [read_gguf(location) for location in locations]
         check_parts(files)
         metadata, origin = files[0].metadata, files[0].path
     else:
-        files = [read_safetensors(location) for location in locations]
         origin = locations[0].parent
-        generation = origin / "generation_config.json"
-        metadata = {
-            "config": read_object(origin / "config.json"),
-            "generation_config": read_object(generation) if generation.exists() else {},
-        }
+        files, metadata, scheme = _open_safetensors(locations, origin)
     try:
         names = names_of(kind, metadata)
     except CheckpointError as error:
         raise CheckpointError(f"{origin}: {error}") from error
-    tensors, vision = _sort(files, names.place_gguf if kind == "gguf" else names.place_transformers)
+    infos = [info for file in files for info in file.tensors.values()]
+    place = names.place_gguf if kind == "gguf" else names.place_transformers
+    joined: dict[str, JoinedTensor] = {}
+    if scheme is None:
+        tensors, vision = _sort(infos, place)
+    else:
+        pieces, others = group_pieces(infos, scheme)
+        tensors, vision = _sort([*(p.info for p in pieces.values()), *others], place)
+        tensors, joined = join(tensors, pieces, names, metadata["config"], scheme)
     for info in tensors.values():
         require_readable(info)
     if vision:
         _log.info("%s: %d vision tensors are kept aside", path, len(vision))
-    return Checkpoint(path, kind, tensors, vision, metadata, {file.path: file for file in files})
+    mapped = {file.path: file for file in files}
+    return Checkpoint(path, kind, tensors, vision, metadata, mapped, scheme=scheme, joined=joined)
+
+
+def _open_safetensors(
+    locations: Sequence[Path], folder: Path
+) -> tuple[list[TensorFile], dict[str, Any], Scheme | None]:
+    """The files, what the JSON files beside them say, and the scheme of narrow matrices, which is
+    refused before a file is opened."""
+    config, generation = folder / "config.json", folder / "generation_config.json"
+    values = read_object(config) if config.exists() else None
+    scheme = None if values is None else read_scheme(values, folder)
+    check_header_sizes(locations)
+    files = [read_safetensors(location) for location in locations]
+    metadata = {
+        "config": read_object(config) if values is None else values,
+        "generation_config": read_object(generation) if generation.exists() else {},
+    }
+    return files, metadata, scheme
 
 
 def _sort(
-    files: Sequence[TensorFile], place: Callable[[str], TensorPlace]
+    infos: Iterable[TensorInfo], place: Callable[[str], TensorPlace]
 ) -> tuple[dict[str, TensorInfo], dict[str, TensorInfo]]:
-    """The files' tensors by canonical name, and the vision tensors."""
+    """Tensors by canonical name, and the vision tensors."""
     tensors: dict[str, TensorInfo] = {}
     aliases: dict[str, TensorInfo] = {}
     vision: dict[str, TensorInfo] = {}
-    for info in (info for file in files for info in file.tensors.values()):
+    for info in infos:
         role = place(info.name)
         if role.kind == "constant":
             continue
@@ -154,11 +199,3 @@ def _sort(
             )
     # A tied copy is used where the decoder's tensor was not saved.
     return {**aliases, **tensors}, vision
-
-
-def _fault(kind: str, names: Sequence[str]) -> str:
-    if not names:
-        return ""
-    more = f" and {len(names) - _LISTED} more" if len(names) > _LISTED else ""
-    listed = ", ".join(name if len(name) <= 160 else f"{name[:160]}…" for name in names[:_LISTED])
-    return f"{len(names)} {kind}: {listed}{more}"

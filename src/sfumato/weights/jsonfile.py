@@ -9,9 +9,9 @@ from typing import Any
 
 from sfumato.weights.errors import CheckpointError, quoted
 
-MAX_JSON = 4 << 20
-"""Bytes. Real configs, indices and tensor headers have some hundred kilobytes; JSON made to be
-slow takes about half a second at this size."""
+MAX_JSON = 16 << 20
+"""Bytes. Real configs have some kilobytes; the index of a model whose experts were saved one by one
+has some megabytes. JSON made to be slow takes about two seconds at this size."""
 
 
 def read_object(path: Path) -> dict[str, Any]:

@@ -30,6 +30,18 @@ class TensorPlace:
 
 
 @dataclass(frozen=True)
+class Stack:
+    """A tensor that some files hold as one matrix after another.
+
+    name: its canonical name, without the layer's; parts: those of the matrices, with {} for their
+    number. The rows of a number's parts follow one another.
+    """
+
+    name: str
+    parts: tuple[str, ...]
+
+
+@dataclass(frozen=True)
 class TensorNames:
     """The names of one family's tensors.
 
@@ -37,6 +49,8 @@ class TensorNames:
     `layers.N.`. gguf_older: spellings of earlier files, which are read and not written.
     prefix: what safetensors files put before a canonical name. tied_prefix: what they put before
     a tied copy of one, except for `tied_layer` (file's → canonical), which are independent tensors.
+    stack_count: the keys of config.json that lead to the number of a stack's matrices. exact: ends
+    of canonical names of tensors that are never read from narrow formats.
     """
 
     gguf: Mapping[str, str]
@@ -49,6 +63,9 @@ class TensorNames:
     tied_layer: Mapping[str, str] = field(default_factory=dict)
     aliases: Mapping[str, str] = field(default_factory=dict)  # the file's names → canonical names
     vision: tuple[str, ...] = ()  # prefixes
+    stacks: tuple[Stack, ...] = ()
+    stack_count: tuple[str, ...] = ()
+    exact: tuple[str, ...] = ()
 
     def place_gguf(self, name: str) -> TensorPlace:
         """The place of a tensor of a GGUF file."""

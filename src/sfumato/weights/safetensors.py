@@ -7,7 +7,9 @@ Knows no folders, shards or architectures.
 
 from __future__ import annotations
 
+import contextlib
 import math
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
@@ -28,6 +30,26 @@ _BITS = {
     )
     for dtype in dtypes.split()
 }
+
+
+MAX_HEADERS = 64 << 20
+"""Bytes of all headers of a checkpoint: its files are opened together."""
+
+
+def check_header_sizes(paths: Iterable[Path]) -> None:
+    """Raises CheckpointError where the headers of a checkpoint's files are too large together."""
+    total = 0
+    for path in paths:
+        with (
+            contextlib.suppress(OSError),
+            path.open("rb") as file,
+        ):  # opening will say what is wrong
+            total += min(int.from_bytes(file.read(8), "little"), path.stat().st_size)
+        if total > MAX_HEADERS:
+            raise CheckpointError(
+                f"{path}: header length: {total} bytes together with the files before it, above "
+                f"the limit of {MAX_HEADERS >> 20} MiB for a checkpoint; download it again"
+            )
 
 
 def read_safetensors(path: str | Path) -> TensorFile:

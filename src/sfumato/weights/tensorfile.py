@@ -77,7 +77,7 @@ class TensorFile:
         """
         info = self.tensors[name]
         require_readable(info)
-        data = self._bytes[info.offset : info.offset + info.nbytes]
+        data = self.data(name)
         if info.format in BLOCK_FORMATS:
             rows = data.view(*info.shape[:-1], -1)
             return QuantizedTensor(rows, BLOCK_FORMATS[info.format], info.shape)
@@ -85,6 +85,11 @@ class TensorFile:
         if info.offset % dtype.itemsize:
             data = data.clone()  # old safetensors files do not align their data
         return data.view(dtype).view(info.shape)
+
+    def data(self, name: str) -> Tensor:
+        """A tensor's bytes, uint8 [n], whatever its format: a view of the mapping."""
+        info = self.tensors[name]
+        return self._bytes[info.offset : info.offset + info.nbytes]
 
     def prefetch(self, name: str) -> None:
         """Lets the system begin to read a tensor's bytes from disk, where it can."""

@@ -141,6 +141,8 @@ def test_kinds_of_sources(source: GrammarSource, good: str, bad: str) -> None:
         ({"type": "strin"}, "schema: invalid type: strin"),
         ({"type": "integer", "multipleOf": 10_007}, "schema: multipleOf: 10007 is too large"),
         ({"allOf": [{"type": "string"}, {"type": "integer"}]}, "schema: unsatisfiable"),
+        ({"$ref": "#"}, "schema: no text of .* can begin to match it; .* leads back to itself"),
+        (GrammarSource("grammar", 'root ::= root "a"', "grammar"), "grammar: no text of .* rule"),
         ({"$ref": "http://x.example/y"}, "schema: .*http://x.example/y"),
         (GrammarSource("regex", "(a", "guided_regex"), "guided_regex: .*unclosed group"),
         (GrammarSource("regex", "(?=a)b", "regex"), "regex: .*look-around"),

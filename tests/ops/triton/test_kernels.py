@@ -40,6 +40,7 @@ SPILLED = {
     "read_256": 64,
     "read_512": 512,
     "score_chunk": 104,
+    "score_chunk_planes": 104,
 }
 """Bytes a thread, of kernels that spill outside of their loops only (seen in the machine code):
 attention and reads around the last block of keys, where a program masks values that do not exist;
@@ -288,3 +289,5 @@ def test_kernels_compile_for_a_gpu_that_is_not_here() -> None:
     assert all(len(kinds) == 1 for kinds in instructions.values()), instructions
     assert instructions["linear"] == {("wgmma.m64n128k16",)}
     assert instructions["experts_gate_up"] == {("wgmma.m64n64k16",)}
+    assert instructions["linear_planes"] == instructions["linear"]
+    assert instructions["experts_gate_up_planes"] == instructions["experts_gate_up"]

@@ -53,7 +53,7 @@ def test_a_second_start_tests_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
     assert second.ran == [] and second.served == first.served
     noted: list[Any] = []
     monkeypatch.setattr(fill_cache, "launches", lambda device, twins: noted.append(twins) or [])
-    monkeypatch.setattr(fill_cache, "serving", lambda device: [])
+    monkeypatch.setattr(fill_cache, "serving", lambda device, formats: [])
     monkeypatch.setattr(fill_cache, "own_architecture", lambda device: 90)
     assert fill_cache._lacking(GPU, 64, second.twins) == [] == noted
     fill_cache._lacking(GPU, 64, {**second.twins, "new": SimpleNamespace()})  # type: ignore[dict-item]

@@ -42,6 +42,7 @@ def test_three_apis_give_the_same_numbers(server: Any, embedded: Model) -> None:
     older = server.post("/api/embeddings", model="m", prompt=TEXT, options={}).json()
     assert older == {"embedding": pytest.approx(ours[0], abs=1e-6)}
     assert server.post("/api/embeddings", model="m", prompt="").json() == {"embedding": []}
+    assert server.post("/api/embed", model="m", input=[]).json()["embeddings"] == []
 
 
 def test_with_openais_client(server: Any, embedded: Model) -> None:

@@ -131,6 +131,19 @@ def test_a_stream_ends_with_done_and_has_timings(server: Any) -> None:
     assert not any("usage" in json.loads(frame) for frame in frames[:-1])
 
 
+@pytest.mark.parametrize("path", ["/v1/chat/completions", "/v1/completions"])
+def test_a_streams_usage_comes_with_the_timings_of_a_single_reply(server: Any, path: str) -> None:
+    """llama-server's clients read them there."""
+    body: dict[str, Any] = {"messages": WHO} if "chat" in path else {"prompt": "Who?"}
+    body |= {"max_tokens": 4, "stream": True, "stream_options": {"include_usage": True}}
+    for count in (1, 2):
+        lines = server.post(path, **body, n=count).text.splitlines()
+        last = json.loads([line for line in lines if line.startswith("data: {")][-1][6:])
+        assert last["choices"] == [] and last["usage"]["completion_tokens"] > 0
+        assert ("timings" in last) == (count == 1)
+    assert set(last["usage"]) >= {"prompt_tokens", "total_tokens"}
+
+
 def test_n_replies_have_seeds_that_follow(server: Any) -> None:
     client = server.client().chat.completions
     three = client.create(model=MODEL, messages=SUDOKU, n=3, seed=5, temperature=4.0)
@@ -232,6 +245,9 @@ def test_stop_length_and_bias(server: Any) -> None:
     assert short["choices"][0]["finish_reason"] == "length"
     assert short["usage"]["completion_tokens"] == 5
     assert server.chat(seed=3, max_completion_tokens=5).json()["usage"]["completion_tokens"] == 5
+    assert server.chat(seed=3, n_predict=5).json()["usage"]["completion_tokens"] == 5
+    text = server.post("/v1/completions", prompt="Who?", seed=3, n_predict=5, ignore_eos=True)
+    assert text.json()["usage"]["completion_tokens"] == 5
     ids = server.post("/tokenize", content="e").json()["tokens"]
     banned = server.chat(seed=3, logit_bias={str(ids[0]): -100}).json()
     assert "e" not in banned["choices"][0]["message"]["content"]

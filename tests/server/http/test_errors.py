@@ -41,6 +41,7 @@ def refused(answer: Any, status: int = 400) -> dict[str, Any]:
         ({"max_tokens": 0}, "max_tokens"),
         ({"max_tokens": 1.5}, "max_tokens"),
         ({"max_tokens": 4, "max_completion_tokens": 5}, "max_tokens"),
+        ({"max_tokens": 4, "n_predict": 5}, "max_tokens"),
         ({"n": 0}, "n"),
         ({"n": 129}, "n"),
         ({"max_tokens": -2}, "max_tokens"),

@@ -27,6 +27,7 @@ _LIMITS = {
 }
 """What one grammar may take: some tenths of a second, and some tens of megabytes."""
 _LONGEST_MESSAGE = 300
+_NO_BEGINNING = "NoExtensionBias"  # llguidance's word where no token may come first
 _UNSUPPORTED = re.compile(r"Unimplemented keys: \[(.*)\]")
 
 
@@ -158,6 +159,11 @@ def _message(field: str, why: str) -> str:
     unsupported = _UNSUPPORTED.search(why)
     if unsupported is not None:
         return f"{field}: {unsupported[1]} is not supported; leave it out"
+    if _NO_BEGINNING in why:
+        return (
+            f"{field}: no text of this model's vocabulary can begin to match it; look for a rule "
+            "or a $ref that leads back to itself without end"
+        )
     lines = [line.strip() for line in why.split("<state>")[0].splitlines() if line.strip()]
     text = "; ".join(lines)[:_LONGEST_MESSAGE] or "cannot be followed any further"
     return f"{field}: {text[0].lower()}{text[1:]}"

@@ -7,19 +7,22 @@ that hold kernels are imported when a device is prepared, since Triton takes a s
 from __future__ import annotations
 
 import logging
+from collections.abc import Iterable
 from functools import cache
 from importlib import import_module
 from typing import Any
 
 import torch
 
-from sfumato.ops.registry import ANY, FLOAT, TRITON, choose, device_of, twin
+from sfumato.ops.registry import ANY, FLOAT, PLANES, TRITON, choose, device_of, twin
 from sfumato.ops.triton import self_test
 from sfumato.ops.triton.kernel import LaunchError
+from sfumato.ops.triton.planes import OPERATIONS as PLANE_OPERATIONS
+from sfumato.ops.triton.planes import PlaneTensor, plane_name, plane_names
 from sfumato.ops.triton.self_test import KernelTwin
 from sfumato.ops.triton.tiles import slower
 
-__all__ = ["prepare", "serving", "twins"]
+__all__ = ["prepare", "serves_planes", "serving", "twins"]
 
 log = logging.getLogger(__name__)
 
@@ -50,21 +53,27 @@ _refused: set[tuple[str, torch.device]] = set()
 
 @cache
 def _twin(operation: str) -> KernelTwin:
-    module = import_module(f"{__name__}.{OPERATIONS[operation][0]}")
+    module = import_module(f"{__name__}.{OPERATIONS[operation.partition(' ')[0]][0]}")
     kernel_twin: KernelTwin = module.TWINS[operation]
     return kernel_twin
 
 
-def twins() -> dict[str, KernelTwin]:
-    """All operations that kernels serve. Imports Triton."""
-    return {operation: _twin(operation) for operation in OPERATIONS}
+def twins(formats: Iterable[str] = ()) -> dict[str, KernelTwin]:
+    """All operations that kernels serve, those with planes for weights of these formats. Imports
+    Triton."""
+    named = [names for operation in PLANE_OPERATIONS for names in plane_names(operation).items()]
+    names = [name for format, name in named if format in formats]
+    return {operation: _twin(operation) for operation in (*OPERATIONS, *names)}
 
 
-def prepare(device: torch.device, hidden: int = 0) -> frozenset[str]:
+def prepare(
+    device: torch.device, hidden: int = 0, formats: frozenset[str] = frozenset()
+) -> frozenset[str]:
     """Tests the kernels on a device, once; the operations that they serve there from now on.
 
     hidden: size of a hidden state of the model that will be loaded, whose kernels are compiled
-    first, beside those of the tests, where Triton's cache lacks them; 0: none.
+    first, beside those of the tests, where Triton's cache lacks them; 0: none.  formats: of its
+    quantized weights, for which the kernels are tested too.
 
     Call it before the first step on a device, and outside of a graph's capture. Where kernels
     cannot run, torch serves all, and one log line says why.
@@ -75,14 +84,27 @@ def prepare(device: torch.device, hidden: int = 0) -> frozenset[str]:
             log.warning("kernels: torch serves on %s, since %s%s", device, why, self_test.LOSS)
         return frozenset()
     try:
-        known = twins()
+        known = twins(formats)
     except Exception as error:  # a build of Triton may fail in any way when it is imported
         why = f"{error}{self_test.LOSS}"
         log.warning("kernels: torch serves on %s, since Triton fails (%s)", device, why)
         return frozenset()
-    if self_test.prepared(device) is None:
-        import_module(f"{__name__}.fill_cache").fill(device, hidden, known)
+    if self_test.undecided(device, known):
+        import_module(f"{__name__}.fill_cache").fill(device, hidden, known, formats=formats)
     return self_test.prepare(device, known)
+
+
+def serves_planes(operation: str, format: str, device: torch.device) -> bool:
+    """Whether kernels serve an operation with planes of a format on a device; before they are
+    tested, whether they will if their tests pass."""
+    if device.type == "cuda" and not torch.cuda.is_available():
+        return False
+    name = plane_name(operation, format)
+    if format not in PLANE_OPERATIONS[operation] or not self_test.usable(device):
+        return False
+    return self_test.serves(name, device) or (
+        self_test.undecided(device, (name,)) and not slower(name, device)
+    )
 
 
 def serving(device: torch.device) -> frozenset[str]:
@@ -94,6 +116,37 @@ def serving(device: torch.device) -> frozenset[str]:
     if passed is not None:
         return passed
     return frozenset(name for name in OPERATIONS if not slower(name, device))
+
+
+def _register_planes(operation: str) -> None:
+    """Several weights of one call may have formats of their own: each passed its test."""
+
+    def names(arguments: tuple[Any, ...]) -> list[str]:
+        planes = [each for each in arguments if isinstance(each, PlaneTensor)]
+        return list(dict.fromkeys(plane_name(operation, each.format.name) for each in planes))
+
+    def serves(*arguments: Any) -> bool:
+        device, needed = device_of(arguments), names(arguments)
+        if not all(self_test.serves(name, device) for name in needed):
+            return False
+        if _twin(needed[0]).serves(*arguments):
+            return True
+        _note_refused(needed[0], device, arguments)
+        return False
+
+    def function(*arguments: Any) -> Any:
+        """As the kernels of floats, with torch's products of dequantized planes to fall back on."""
+        device, needed = device_of(arguments), names(arguments)
+        try:
+            return _twin(needed[0]).function(*arguments)
+        except LaunchError as error:
+            result = choose(operation, device, PLANES, *arguments, below=TRITON)(*arguments)
+            for name in needed:
+                self_test.switch_off(name, device, error)
+            return result
+
+    register: Any = twin(operation, "cuda", PLANES, serves, TRITON)
+    register(function)
 
 
 def _note_refused(operation: str, device: torch.device, arguments: tuple[Any, ...]) -> None:
@@ -136,3 +189,5 @@ def _register(operation: str, form: str) -> None:
 
 for _operation, (_module, _form) in OPERATIONS.items():
     _register(_operation, _form)
+for _operation in PLANE_OPERATIONS:
+    _register_planes(_operation)

@@ -25,6 +25,7 @@ from typing import Any
 
 from sfumato.ops.triton.children import Limits, Outcome, run_bounded
 from sfumato.ops.triton.kernel import FP_FUSION, Kernel, all_kernels, interpreting
+from sfumato.ops.triton.planes import LAYOUTS
 from sfumato.ops.triton.targets import TARGETS, Target
 from sfumato.ops.triton.tiles import Tile, candidates
 
@@ -72,13 +73,21 @@ class Job:
         return f"{self.kernel} {self.variant or self.use} {self.candidate}"
 
 
-def jobs(targets: Sequence[str], names: Sequence[str] = (), every: bool = False) -> Iterator[Job]:
+def jobs(
+    targets: Sequence[str],
+    names: Sequence[str] = (),
+    every: bool = False,
+    formats: Sequence[str] = (),
+) -> Iterator[Job]:
     """The compilations of all kernels, or of those named, for targets, in all their variants: with
-    the tiles that serve, or with every candidate, and then in all their shapes too."""
+    the tiles that serve, or with every candidate, and then in all their shapes too.
+
+    formats: of weights in planes, for which the kernels that read those are compiled too."""
     known = all_kernels()
     for name in names or sorted(known):
         kernel = known[name]
-        variants = ("", *kernel.variants, *(kernel.shapes if every else ()))
+        variants = ["", *kernel.variants, *(kernel.shapes if every else ())]
+        variants += kernel.of_formats(formats, every)
         for target in targets:
             for use, tiles in candidates(name, target).items():
                 for number in range(len(tiles) if every else 1):
@@ -213,6 +222,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
         action="store_true",
         help="all candidates of the table of tiles, and all shapes of the 26B-A4B",
     )
+    parser.add_argument("--format", action="append", default=[], choices=list(LAYOUTS),
+                        help="of weights in planes; default: one for each kernel")  # fmt: skip
     parser.add_argument("--jobs", type=int, default=1, help="processes at a time")
     parser.add_argument("--seconds", type=float, default=180, help="of one compilation")
     parser.add_argument("--memory", type=float, default=16, help="of one compilation, in GB")
@@ -222,7 +233,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     if unknown := sorted(set(given.kernel) - set(known)):
         parser.error(f"--kernel: {', '.join(unknown)}: is none of {', '.join(sorted(known))}")
     signal.signal(signal.SIGTERM, lambda number, frame: sys.exit(1))  # ends the children too
-    work = list(jobs(given.target or list(TARGETS), given.kernel, given.every))
+    work = list(jobs(given.target or list(TARGETS), given.kernel, given.every, given.format))
     failures = 0
     limits = Limits(given.seconds, int(given.memory * 1e9))
     for outcome in run_bounded(compile_job, work, given.jobs, limits):

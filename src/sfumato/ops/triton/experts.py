@@ -14,25 +14,31 @@ what the matrix units do for nothing hides behind that reading.
 
 from __future__ import annotations
 
+from functools import partial
+
 import torch
 import triton
 import triton.language as tl
 from torch import Tensor
 
 from sfumato.ops import reference
-from sfumato.ops.triton import weights
 from sfumato.ops.triton.kernel import Kernel, launch, register
-from sfumato.ops.triton.operands import FEW, matrix, multiplied, use_for
+from sfumato.ops.triton.operands import FEW, matrix, multiplied, stored, takes_planes, use_for
+from sfumato.ops.triton.planes import LAYOUTS, PlaneTensor, plane_names
 from sfumato.ops.triton.routing import group_of, most_tiles, sort
 from sfumato.ops.triton.self_test import (
     KernelTwin,
     assert_close,
     error_bound,
     random_like,
+    random_planes,
     sizes_for,
+    whole_blocks,
 )
 from sfumato.ops.triton.tiles import tile_for
-from sfumato.ops.triton.weights import as_descriptor, product, weight_block
+from sfumato.ops.triton.weights import as_descriptor, as_weight, product, weight_block
+
+Stored = Tensor | PlaneTensor
 
 
 @triton.jit
@@ -70,7 +76,8 @@ def _gate_up(
     expert, start, end = group_of(starts, tl.program_id(1), EXPERTS, EXPERTS_PADDED, TOKENS)
     if expert >= EXPERTS:
         return
-    weight = as_descriptor(weight, EXPERTS * 2 * INNER, HIDDEN, OUT, IN, DESCRIPTORS)
+    rows = EXPERTS * 2 * INNER
+    weight = as_weight(weight, rows, HIDDEN, OUT, IN, FORMAT, DESCRIPTORS)
     row = tl.program_id(0) * OUT
     first = expert * (2 * INNER) + row
     places = start + tl.arange(0, TOKENS)
@@ -84,12 +91,18 @@ def _gate_up(
     for column in range(0, HIDDEN, IN):
         inside = mine[:, None] & (column + columns < HIDDEN)[None, :]
         tokens = tl.load(source + column, mask=inside, other=0.0).T
-        gate = product(weight_block(weight, first, column, FORMAT), tokens, gate, UPCAST)
-        up = product(weight_block(weight, first + INNER, column, FORMAT), tokens, up, UPCAST)
+        block = weight_block(
+            weight, first, column, rows, HIDDEN, OUT, IN, FORMAT, x.dtype.element_ty
+        )
+        gate = product(block, tokens, gate, UPCAST)
+        block = weight_block(
+            weight, first + INNER, column, rows, HIDDEN, OUT, IN, FORMAT, x.dtype.element_ty
+        )
+        up = product(block, tokens, up, UPCAST)
     value = _gelu(gate) * up
-    rows = row + tl.arange(0, OUT)
-    target = activated + places.to(tl.int64)[:, None] * INNER + rows[None, :]
-    tl.store(target, value.T, mask=mine[:, None] & (rows < INNER)[None, :])
+    places_out = row + tl.arange(0, OUT)
+    target = activated + places.to(tl.int64)[:, None] * INNER + places_out[None, :]
+    tl.store(target, value.T, mask=mine[:, None] & (places_out < INNER)[None, :])
 
 
 @triton.jit(do_not_specialize=["assignments"])
@@ -120,12 +133,15 @@ def _down(
     expert, start, end = group_of(starts, tl.program_id(1), EXPERTS, EXPERTS_PADDED, TOKENS)
     if expert >= EXPERTS:
         return
-    weight = as_descriptor(weight, EXPERTS * HIDDEN, INNER, OUT, IN, DESCRIPTORS)
+    weight = as_weight(weight, EXPERTS * HIDDEN, INNER, OUT, IN, FORMAT, DESCRIPTORS)
     activated = as_descriptor(activated, assignments, INNER, TOKENS, IN, DESCRIPTORS)
     row = tl.program_id(0) * OUT
     accumulator = tl.zeros((OUT, TOKENS), tl.float32)
     for column in range(0, INNER, IN):
-        block = weight_block(weight, expert * HIDDEN + row, column, FORMAT)
+        block = weight_block(
+            weight, expert * HIDDEN + row, column, EXPERTS * HIDDEN, INNER, OUT, IN, FORMAT,
+            parts.dtype.element_ty,
+        )  # fmt: skip
         tokens = activated.load([start, column]).T
         accumulator = product(block, tokens, accumulator, UPCAST)
     places = start + tl.arange(0, TOKENS)
@@ -190,6 +206,25 @@ DOWN = register(
         _SIZES,
     )
 )
+GATE_UP_PLANES = register(
+    Kernel(
+        "experts_gate_up_planes",
+        _gate_up,
+        {**GATE_UP.types, "weight": "*u8:16"},
+        {**GATE_UP.sizes, "FORMAT": LAYOUTS["Q4_K"].number},
+        columns="HIDDEN",
+    )
+)
+DOWN_PLANES = register(
+    Kernel(
+        "experts_down_planes",
+        _down,
+        {**DOWN.types, "weight": "*u8:16"},
+        # 704 columns divide into no blocks of 256: a file of Q4_K has these as Q5_0 or Q8_0.
+        {**DOWN.sizes, "FORMAT": LAYOUTS["Q5_0"].number},
+        columns="INNER",
+    )
+)
 COMBINE = register(
     Kernel(
         "experts_combine",
@@ -200,11 +235,12 @@ COMBINE = register(
 )
 
 
-def experts(x: Tensor, chosen: Tensor, shares: Tensor, gate_up: Tensor, down: Tensor) -> Tensor:
+def experts(x: Tensor, chosen: Tensor, shares: Tensor, gate_up: Stored, down: Stored) -> Tensor:
     """A gated-GELU mixture of experts; see `ops.experts`.
 
-    x [tokens, hidden], gate_up [experts, 2·m, hidden] and down [experts, hidden, m] bfloat16;
-    chosen int64 and shares float32 [tokens, k], of experts that exist → bfloat16 [tokens, hidden].
+    x [tokens, hidden] bfloat16; gate_up [experts, 2·m, hidden] and down [experts, hidden, m]
+    bfloat16 or planes; chosen int64 and shares float32 [tokens, k], of experts that exist →
+    bfloat16 [tokens, hidden].
     Products and sums are float32; the activated products and the k parts of a token are rounded
     to bfloat16, where the reference rounds gate, up, shares and their products too.
     """
@@ -213,7 +249,7 @@ def experts(x: Tensor, chosen: Tensor, shares: Tensor, gate_up: Tensor, down: Te
     if chosen.numel() == 0:
         return out.zero_()
     x, chosen, shares = x.contiguous(), chosen.contiguous(), shares.float().contiguous()
-    order, starts = sort(chosen, len(gate_up))
+    order, starts = sort(chosen, gate_up.shape[0])
     activated = _activated(x, chosen, order, starts, gate_up)
     parts = _weighted(activated, order, starts, shares, down)
     tile = tile_for("experts_combine", x.device)
@@ -230,18 +266,19 @@ def experts(x: Tensor, chosen: Tensor, shares: Tensor, gate_up: Tensor, down: Te
     return out
 
 
-def _activated(x: Tensor, chosen: Tensor, order: Tensor, starts: Tensor, gate_up: Tensor) -> Tensor:
+def _activated(x: Tensor, chosen: Tensor, order: Tensor, starts: Tensor, gate_up: Stored) -> Tensor:
     """gelu(gate) · up of the assignments by expert: [assignments, inner]."""
-    count, inner, hidden = len(gate_up), gate_up.shape[1] // 2, x.shape[1]
-    tile = tile_for("experts_gate_up", x.device, use_for(len(x)))
+    count, inner, hidden = gate_up.shape[0], gate_up.shape[1] // 2, x.shape[1]
+    kernel = GATE_UP_PLANES if isinstance(gate_up, PlaneTensor) else GATE_UP
+    tile = tile_for(kernel.name, x.device, use_for(len(x)))
     activated = x.new_empty(len(order), inner)
     launch(
-        GATE_UP,
+        kernel,
         (triton.cdiv(inner, tile["OUT"]), most_tiles(len(order), count, tile["TOKENS"])),
         tile,
         x.device,
         x=x,
-        weight=matrix(gate_up, tile["OUT"], tile["IN"]),
+        **stored(gate_up, tile["OUT"], tile["IN"]),
         order=order,
         starts=starts,
         activated=activated,
@@ -250,26 +287,26 @@ def _activated(x: Tensor, chosen: Tensor, order: Tensor, starts: Tensor, gate_up
         CHOSEN=chosen.shape[1],
         HIDDEN=hidden,
         INNER=inner,
-        FORMAT=weights.BF16.value,
     )
     return activated
 
 
 def _weighted(
-    activated: Tensor, order: Tensor, starts: Tensor, shares: Tensor, down: Tensor
+    activated: Tensor, order: Tensor, starts: Tensor, shares: Tensor, down: Stored
 ) -> Tensor:
     """The down products of the assignments, by their shares: [assignments, hidden]."""
     count, hidden, inner = down.shape
     tokens = len(shares)
-    tile = tile_for("experts_down", down.device, use_for(tokens))
+    kernel = DOWN_PLANES if isinstance(down, PlaneTensor) else DOWN
+    tile = tile_for(kernel.name, down.device, use_for(tokens))
     parts = activated.new_empty(len(order), hidden)
     launch(
-        DOWN,
+        kernel,
         (triton.cdiv(hidden, tile["OUT"]), most_tiles(len(order), count, tile["TOKENS"])),
         tile,
         down.device,
         activated=matrix(activated, tile["TOKENS"], tile["IN"]),
-        weight=matrix(down, tile["OUT"], tile["IN"]),
+        **stored(down, tile["OUT"], tile["IN"]),
         order=order,
         starts=starts,
         shares=shares,
@@ -279,7 +316,6 @@ def _weighted(
         EXPERTS_PADDED=triton.next_power_of_2(count),
         HIDDEN=hidden,
         INNER=inner,
-        FORMAT=weights.BF16.value,
     )
     return parts
 
@@ -313,4 +349,36 @@ def _check_tokens(tokens: int, device: torch.device) -> None:
     assert_close(out, expected, error_bound(dtype))
 
 
-TWINS = {"experts": KernelTwin("experts", experts, _serves, _check)}
+def _serves_planes(
+    x: Tensor, chosen: Tensor, shares: Tensor, gate_up: PlaneTensor, down: PlaneTensor
+) -> bool:
+    planes = takes_planes(gate_up) and takes_planes(down)
+    return planes and chosen.dtype == torch.int64 and multiplied(x)
+
+
+def _check_planes(format: str, device: torch.device) -> None:
+    """As `_check_tokens`, with the floats that the planes hold. An interpreter has few columns of
+    the down weight, which divide into no blocks of 256."""
+    dtype = torch.float32 if device.type == "cpu" else torch.bfloat16
+    count, hidden, inner = 2, whole_blocks(format, 96), whole_blocks(format, 32)
+    format_of_down = format
+    if device.type == "cpu" and inner > 32:
+        format_of_down, inner = "Q8_0", 32
+    for tokens in sizes_for(device, [2], [90, FEW + 90]):
+        x, scores = random_like(device, dtype, (tokens, hidden), (tokens, count))
+        gate_up = random_planes(device, format, count, 2 * inner, hidden)
+        down = random_planes(device, format_of_down, count, hidden, inner)
+        shares, chosen = scores.float().softmax(-1).topk(1)
+        wide = (each.dequantize(dtype).double() for each in (gate_up, down))
+        expected = reference.experts(x.double(), chosen, shares, *wide)
+        out = experts(x, chosen, shares, gate_up, down)
+        assert_close(out, expected, error_bound(dtype))
+
+
+TWINS = {
+    "experts": KernelTwin("experts", experts, _serves, _check),
+    **{
+        name: KernelTwin(name, experts, _serves_planes, partial(_check_planes, format))
+        for format, name in plane_names("experts").items()
+    },
+}

@@ -16,7 +16,7 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Iterable, Iterator
+from collections.abc import Collection, Iterable, Iterator
 from dataclasses import asdict, replace
 from typing import Any
 
@@ -26,6 +26,7 @@ from sfumato.ops.triton.ahead_of_time import Job, compile_source, jobs, source_o
 from sfumato.ops.triton.children import Limits, Outcome, run_bounded
 from sfumato.ops.triton.kernel import all_kernels, interpreting
 from sfumato.ops.triton.noted import Noted
+from sfumato.ops.triton.planes import LAYOUTS
 from sfumato.ops.triton.self_test import KernelTwin, launches, untested
 from sfumato.ops.triton.targets import TARGETS, Target, architecture, own_architecture
 from sfumato.ops.triton.tiles import candidates, tile_for
@@ -43,30 +44,39 @@ _MEMORY = 2 << 30  # bytes of the machine's memory for each child, several times
 
 
 def fill(
-    device: torch.device, hidden: int, twins: dict[str, KernelTwin], seconds: float = SECONDS
+    device: torch.device,
+    hidden: int,
+    twins: dict[str, KernelTwin],
+    seconds: float = SECONDS,
+    formats: Collection[str] = (),
 ) -> None:
     """Compiles what a device's launches would not find in Triton's cache.
 
     hidden: size of a hidden state of the model; where it is another than that of which the kernels
     know the sizes, only the launches of self-tests are compiled.  twins: those that are tested, by
-    operation.  seconds: of all, at most; then the children are killed.  Raises nothing: a failure
-    is one log line.
+    operation.  seconds: of all, at most; then the children are killed.  formats: of the model's
+    quantized weights.  Raises nothing: a failure is one log line.
     """
     if device.type != "cuda" or interpreting() or architecture(device) is None:
         return
     try:
-        _fill(_lacking(device, hidden, twins), seconds)
+        _fill(_lacking(device, hidden, twins, formats), seconds)
     except Exception as error:  # Triton's own functions, a system without memory for processes
         why = f"{type(error).__name__}: {error}"
         log.warning("kernels are compiled where they first run (%s)", why)
 
 
-def _lacking(device: torch.device, hidden: int, twins: dict[str, KernelTwin]) -> list[Item]:
+def _lacking(
+    device: torch.device,
+    hidden: int,
+    twins: dict[str, KernelTwin],
+    formats: Collection[str] = (),
+) -> list[Item]:
     """The compilations that the cache lacks, those of self-tests first: they run first, but where
     they passed at an earlier start. A cache that lacks none of the model's has those of self-tests
     from the same start."""
     known = all_kernels()["listed_scores"].sizes["HIDDEN"] == hidden
-    work = [item for item in serving(device) if not in_cache(item)] if known else []
+    work = [item for item in serving(device, formats) if not in_cache(item)] if known else []
     tested = untested(device, twins)
     if (known and not work) or not tested:
         return work
@@ -90,11 +100,18 @@ def _fill(work: list[Item], seconds: float) -> None:
         log.info("compiled %d kernels in %.1f s", len(work), took)
 
 
-def serving(device: torch.device) -> list[Item]:
-    """The compilations of all kernels in all shapes, with the tiles that serve on a device."""
+def serving(device: torch.device, formats: Collection[str] = ()) -> list[Item]:
+    """The compilations of all kernels in all shapes, with the tiles that serve on a device; of
+    those that read planes, for these formats."""
     target, number = architecture(device), own_architecture(device)
     assert target is not None
-    return [(job, number) for job in jobs([target], every=True) if _serves(job, device)]
+    known = sorted(LAYOUTS.keys() & set(formats))
+    work = (job for job in jobs([target], every=True, formats=known) if _wanted(job, known))
+    return [(job, number) for job in work if _serves(job, device)]
+
+
+def _wanted(job: Job, formats: Collection[str]) -> bool:
+    return not all_kernels()[job.kernel].columns or job.variant.partition(": ")[0] in formats
 
 
 def _serves(job: Job, device: torch.device) -> bool:

@@ -11,104 +11,39 @@ each BLOCK ids.
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import partial
 
 import torch
 import triton
 from torch import Tensor
 
 from sfumato.ops.online_softmax import BLOCK, TOP, Bans
-from sfumato.ops.triton import weights
-from sfumato.ops.triton.head_finish import finish_head
-from sfumato.ops.triton.head_kernels import embed_chunk, score_chunk
-from sfumato.ops.triton.kernel import Kernel, launch, register
-from sfumato.ops.triton.operands import matrix, multiplied
+from sfumato.ops.triton.head_compiled import (
+    BLOCK_STATISTICS,
+    EMBED_CHUNK,
+    EMBED_PLANES,
+    FINISH_HEAD,
+    FINISH_PLANES,
+    SCORE_CHUNK,
+    SCORE_PLANES,
+)
+from sfumato.ops.triton.kernel import launch
+from sfumato.ops.triton.operands import matrix, multiplied, stored, takes_planes
+from sfumato.ops.triton.planes import PlaneTensor, plane_names
 from sfumato.ops.triton.self_test import (
     KernelTwin,
     assert_close,
     check,
     error_bound,
     random_like,
+    random_planes,
     sizes_for,
+    whole_blocks,
 )
 from sfumato.ops.triton.tiles import tile_for
 from sfumato.ops.triton.workspaces import CHUNK, GROUP, head_chunk
 
-FORMAT = weights.BF16.value
 MOST_BANS = 64  # of a row; each is compared with every id
-
-_BANS = {**dict.fromkeys(("ban_ids", "ban_limits", "ban_row", "ban_place"), "*i64"), "bans": "i32"}
-_BLOCKS = {
-    **dict.fromkeys(("block_max", "block_sum", "block_shifted"), "*fp32:16"),
-    "block_best": "*i8:16",
-}
-_NUMBERS = {"vocab": "i32", "positions": "i32", "softcap": "fp32"}
-_CHUNK = {"scores": "*fp32:16", "masses": "*bf16:16", "tile_max": "*fp32:16", "first_id": "i32"}
-_TOP = {"top": "*fp32:16", "top_ids": "*i32:16", "soft": "*fp32:16"}
-
-_DECIDE = {"decide": {"MASSES": False}}  # see `vocabulary_mass`
-
-SCORE_CHUNK = register(
-    Kernel(
-        "score_chunk",
-        score_chunk,
-        {
-            **(_BANS | _BLOCKS | _NUMBERS | _CHUNK),
-            "hidden": "tensordesc<bf16[{POSITIONS}, {DEPTH}]>",
-            "weight": "tensordesc<bf16[{TILE}, {DEPTH}]>",
-            "temperature": "*fp32",
-            "done": "*u1",
-            "blocks": "i32",
-        },
-        {"HIDDEN": 2816, "CHUNK": CHUNK, "FORMAT": 0, "MASSES": True},
-        _DECIDE,
-    )
-)
-
-EMBED_CHUNK = register(
-    Kernel(
-        "embed_chunk",
-        embed_chunk,
-        {
-            "weight": "tensordesc<bf16[{TILE}, {COLUMNS}]>",
-            "vocab": "i32",
-            "positions": "i32",
-            **_CHUNK,
-            **_TOP,
-            "peaks": "*fp32",
-            "done": "*u1",
-            "embedding_programs": "i32",
-            "hidden_programs": "i32",
-        },
-        {"HIDDEN": 2816, "CHUNK": CHUNK, "TOP": TOP, "FORMAT": 0},
-    )
-)
-
-FINISH_HEAD = register(
-    Kernel(
-        "finish_head",
-        finish_head,
-        {
-            **(_BANS | _BLOCKS | _NUMBERS | _TOP),
-            "hidden": "*bf16:16",
-            "temperature": "*fp32",
-            "done": "*u1",
-            "weight": "tensordesc<bf16[64, {DEPTH}]>",
-            "uniform": "*fp64",
-            "argmax": "*i64",
-            "drawn": "*i64",
-            "entropy": "*fp32",
-            "peaks": "*fp32",
-            "totals": "*fp32",
-            "out_ids": "*i64",
-            "out_probs": "*fp32",
-            "out_soft": "*bf16:16",
-            "blocks": "i32",
-            "root": "fp32",
-        },
-        {"HIDDEN": 2816, "BLOCKS": 4096, "SPLITS": 3, "TOP": TOP, "FORMAT": 0, "MASSES": True},
-        _DECIDE,
-    )
-)
 
 
 @dataclass(frozen=True)
@@ -146,7 +81,7 @@ class HeadResult:
 
 def vocabulary_head(
     hidden: Tensor,
-    weight: Tensor,
+    weight: Tensor | PlaneTensor,
     temperature: Tensor,
     uniform: Tensor,
     softcap: float,
@@ -156,8 +91,9 @@ def vocabulary_head(
 ) -> HeadResult:
     """One pass over the vocabulary; see `model.head.VocabularyHead`.
 
-    hidden [positions, size] and weight [vocab, size] of one dtype; temperature float32 and uniform
-    float64 [positions]; done bool [positions]: of rows that are done, whose results are zeros.
+    hidden [positions, size] and weight [vocab, size] of one dtype, or planes; temperature float32
+    and uniform float64 [positions]; done bool [positions]: of rows that are done, whose results are
+    zeros.
     masses: whether the draw, the most probable tokens and the soft embedding are asked for.
     """
     result = HeadResult.empty(hidden)
@@ -175,7 +111,7 @@ def vocabulary_head(
 
 def vocabulary_pass(
     hidden: Tensor,
-    weight: Tensor,
+    weight: Tensor | PlaneTensor,
     temperature: Tensor,
     uniform: Tensor,
     softcap: float,
@@ -186,7 +122,7 @@ def vocabulary_pass(
 ) -> tuple[Tensor, ...]:
     """See `ops.vocabulary_pass`."""
     out = vocabulary_head(hidden, weight, temperature, uniform, softcap, bans, done)
-    named = min(TOP, len(weight))
+    named = min(TOP, weight.shape[0])
     top_ids, top_probs = out.top_ids[:, :named], out.top_probs[:, :named]
     return out.argmax, out.drawn, out.entropy, top_ids, top_probs, out.soft
 
@@ -203,7 +139,7 @@ class _Pass:
     def __init__(
         self,
         hidden: Tensor,
-        weight: Tensor,
+        weight: Tensor | PlaneTensor,
         temperature: Tensor,
         done: Tensor,
         softcap: float,
@@ -225,8 +161,12 @@ class _Pass:
             "ban_place": nothing if bans is None else bans.place.contiguous(),
             "bans": 0 if bans is None else bans.ids.shape[1],
         }
-        self.score_tile = tile_for("score_chunk", self.device)
-        self.embed_tile = tile_for("embed_chunk", self.device)
+        of_planes = isinstance(weight, PlaneTensor)
+        self.score = SCORE_PLANES if of_planes else SCORE_CHUNK
+        self.embed = EMBED_PLANES if of_planes else EMBED_CHUNK
+        self.finish = FINISH_PLANES if of_planes else FINISH_HEAD
+        self.score_tile = tile_for(self.score.name, self.device)
+        self.embed_tile = tile_for(self.embed.name, self.device)
         assert self.score_tile["TILE"] == self.embed_tile["TILE"]
         self.chunk = head_chunk(self.vocab)
         self._allocate()
@@ -236,7 +176,7 @@ class _Pass:
         chunk = self.chunk if self.masses else tile  # is not written
         numbers = torch.empty(3, count, self.blocks, device=device)
         best = torch.empty(count, self.blocks, dtype=torch.int8, device=device)
-        self.statistics = dict(zip(_BLOCKS, (*numbers, best), strict=True))
+        self.statistics = dict(zip(BLOCK_STATISTICS, (*numbers, best), strict=True))
         kept = count if self.masses else 1
         self.chunk_tensors = {
             "scores": torch.empty(kept, chunk, device=device),
@@ -263,12 +203,12 @@ class _Pass:
         tile = self.score_tile
         ids = min(self.chunk, self.vocab - first_id)
         launch(
-            SCORE_CHUNK,
+            self.score,
             (triton.cdiv(ids, tile["TILE"]), triton.cdiv(self.positions, tile["POSITIONS"])),
             tile,
             self.device,
             hidden=matrix(self.hidden, tile["POSITIONS"], tile["DEPTH"]),
-            weight=matrix(self.weight, tile["TILE"], tile["DEPTH"]),
+            **stored(self.weight, tile["TILE"], tile["DEPTH"]),
             temperature=self.temperature,
             done=self.done,
             **self.bans,
@@ -281,7 +221,6 @@ class _Pass:
             softcap=self.softcap,
             HIDDEN=self.size,
             CHUNK=self.chunk,
-            FORMAT=FORMAT,
             MASSES=self.masses,
         )
 
@@ -290,11 +229,11 @@ class _Pass:
         columns = triton.cdiv(self.size, tile["COLUMNS"])
         programs = columns * tile["SPLITS"] * triton.cdiv(self.positions, tile["POSITIONS"])
         launch(
-            EMBED_CHUNK,
+            self.embed,
             (programs + self.positions,),
             tile,
             self.device,
-            weight=matrix(self.weight, tile["TILE"], tile["COLUMNS"]),
+            **stored(self.weight, tile["TILE"], tile["COLUMNS"]),
             peaks=self.peaks,
             done=self.done,
             **self.chunk_tensors,
@@ -307,18 +246,17 @@ class _Pass:
             HIDDEN=self.size,
             CHUNK=self.chunk,
             TOP=TOP,
-            FORMAT=FORMAT,
         )
 
     def _finish(self, uniform: Tensor, result: HeadResult) -> None:
-        tile = tile_for("finish_head", self.device)
+        tile = tile_for(self.finish.name, self.device)
         launch(
-            FINISH_HEAD,
+            self.finish,
             (self.positions,),
             tile,
             self.device,
             hidden=self.hidden,
-            weight=matrix(self.weight, BLOCK, tile["DEPTH"]),
+            **stored(self.weight, BLOCK, tile["DEPTH"]),
             temperature=self.temperature,
             done=self.done,
             **self.bans,
@@ -342,14 +280,13 @@ class _Pass:
             BLOCKS=triton.next_power_of_2(self.blocks),
             SPLITS=self.embed_tile["SPLITS"],
             TOP=TOP,
-            FORMAT=FORMAT,
             MASSES=self.masses,
         )
 
 
 def _serves(
     hidden: Tensor,
-    weight: Tensor,
+    weight: Tensor | PlaneTensor,
     temperature: Tensor,
     uniform: Tensor,
     softcap: float,
@@ -359,25 +296,45 @@ def _serves(
     done: Tensor | None = None,
 ) -> bool:
     fits = bans is None or bans.ids.shape[1] <= MOST_BANS
+    if isinstance(weight, PlaneTensor):
+        return packed is None and fits and takes_planes(weight) and multiplied(hidden)
     return packed is None and fits and weight.is_contiguous() and multiplied(hidden, weight)
 
 
 def _check(device: torch.device) -> None:
     for vocab in sizes_for(device, [200], [CHUNK + 200]):
-        _check_vocabulary(vocab, device)
+        _check_vocabulary(*_hidden_and_weight(vocab, device), device)
 
 
-def _check_vocabulary(vocab: int, device: torch.device) -> None:
+def _check_planes(format: str, device: torch.device) -> None:
+    for vocab in sizes_for(device, [100], [CHUNK + 200]):
+        size = whole_blocks(format, 72)
+        (hidden,) = random_like(device, _dtype(device), (3, size))
+        weight = random_planes(device, format, vocab, size)
+        _check_vocabulary(hidden * 3, weight, device)
+
+
+def _dtype(device: torch.device) -> torch.dtype:
+    return torch.float32 if device.type == "cpu" else torch.bfloat16
+
+
+def _hidden_and_weight(vocab: int, device: torch.device) -> tuple[Tensor, Tensor]:
+    hidden, weight = random_like(device, _dtype(device), (3, 72), (vocab, 72))
+    return hidden, weight
+
+
+def _check_vocabulary(hidden: Tensor, weight: Tensor | PlaneTensor, device: torch.device) -> None:
     """A vocabulary that ends within a block; the right numbers by float64. The third position is
     done."""
-    dtype = torch.float32 if device.type == "cpu" else torch.bfloat16
-    hidden, weight = random_like(device, dtype, (3, 72), (vocab, 72))
+    dtype, vocab = hidden.dtype, weight.shape[0]
     temperature = torch.tensor([0.5, 1.0, 1.0], device=device)
     uniform = torch.tensor([0.4, 0.9, 0.9], dtype=torch.float64, device=device)
     done = torch.arange(3, device=device) == 2
     every = vocabulary_head(hidden, weight, temperature, uniform, 30.0, None, done)
     check(not every.soft[2].any(), "what is done is not zero")
     out, hidden, temperature, uniform = every.part(0, 2), hidden[:2], temperature[:2], uniform[:2]
+    if isinstance(weight, PlaneTensor):
+        weight = weight.dequantize(dtype)
     scores = (hidden.double() @ weight.double().T / 30).tanh() * 30 / temperature[:, None]
     share = scores.softmax(dim=1)
     is_argmax = torch.equal(out.argmax, share.argmax(dim=1))
@@ -394,4 +351,10 @@ def _check_vocabulary(vocab: int, device: torch.device) -> None:
     assert_close(out.soft, soft, 2 * error_bound(dtype))
 
 
-TWINS = {"vocabulary_pass": KernelTwin("vocabulary_pass", vocabulary_pass, _serves, _check)}
+TWINS = {
+    "vocabulary_pass": KernelTwin("vocabulary_pass", vocabulary_pass, _serves, _check),
+    **{
+        name: KernelTwin(name, vocabulary_pass, _serves, partial(_check_planes, format))
+        for format, name in plane_names("vocabulary_pass").items()
+    },
+}

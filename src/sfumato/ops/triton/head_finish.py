@@ -10,7 +10,7 @@ import triton
 import triton.language as tl
 
 from sfumato.ops.triton.head_kernels import BANNED, BLOCK, NO_ID, banned_here, capped
-from sfumato.ops.triton.weights import as_descriptor, weight_block
+from sfumato.ops.triton.weights import as_weight, weight_block
 
 
 @triton.jit
@@ -85,7 +85,10 @@ def block_scores(
     sums = tl.zeros((BLOCK, DEPTH), tl.float32)
     for start in range(0, HIDDEN, DEPTH):
         column = start + depth
-        rows = weight_block(weight, block * BLOCK, start, FORMAT)
+        rows = weight_block(
+            weight, block * BLOCK, start, vocab, HIDDEN, BLOCK, DEPTH, FORMAT,
+            hidden.dtype.element_ty,
+        )  # fmt: skip
         states = tl.load(
             hidden + position.to(tl.int64) * HIDDEN + column, mask=column < HIDDEN, other=0.0
         )
@@ -188,7 +191,7 @@ def finish_head(
     HIDDEN].  MASSES false: argmax, entropy, peaks and totals alone.  Every id is one of the
     vocabulary, even where the scores are no numbers.  Results of positions that are done are zeros.
     """
-    weight = as_descriptor(weight, vocab, HIDDEN, BLOCK, DEPTH, DESCRIPTORS)
+    weight = as_weight(weight, vocab, HIDDEN, BLOCK, DEPTH, FORMAT, DESCRIPTORS)
     position = tl.program_id(0)
     if tl.load(done + position) != 0:
         store_zeros(

@@ -11,7 +11,7 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
-from sfumato.ops.triton.weights import as_descriptor, product, weight_block
+from sfumato.ops.triton.weights import as_descriptor, as_weight, product, weight_block
 
 BANNED = tl.constexpr(-1e30)  # as in `ops.online_softmax`
 NO_ID = tl.constexpr(-2e30)  # the score of what is no id of the vocabulary
@@ -51,14 +51,15 @@ def any_running(done: tl.tensor, position: tl.tensor, positions: tl.tensor) -> t
 @triton.jit
 def products_of(
     hidden: tl.tensor, weight: tl.tensor, first_id: tl.tensor, first_position: tl.tensor,
+    vocab: tl.tensor,
     HIDDEN: tl.constexpr, FORMAT: tl.constexpr, TILE: tl.constexpr, POSITIONS: tl.constexpr,
-    DEPTH: tl.constexpr, UPCAST: tl.constexpr,
+    DEPTH: tl.constexpr, DTYPE: tl.constexpr, UPCAST: tl.constexpr,
 ) -> tl.tensor:  # fmt: skip
     """weight rows from first_id on @ hidden rows from first_position on, transposed: float32 [TILE,
     POSITIONS]."""
     sums = tl.zeros((TILE, POSITIONS), tl.float32)
     for column in range(0, HIDDEN, DEPTH):
-        rows = weight_block(weight, first_id, column, FORMAT)
+        rows = weight_block(weight, first_id, column, vocab, HIDDEN, TILE, DEPTH, FORMAT, DTYPE)
         sums = product(rows, hidden.load([first_position, column]).T, sums, UPCAST)
     return sums
 
@@ -114,14 +115,14 @@ def score_chunk(
     if not any_running(done, position, positions):
         return
     hidden = as_descriptor(hidden, positions, HIDDEN, POSITIONS, DEPTH, DESCRIPTORS)
-    weight = as_descriptor(weight, vocab, HIDDEN, TILE, DEPTH, DESCRIPTORS)
+    weight = as_weight(weight, vocab, HIDDEN, TILE, DEPTH, FORMAT, DESCRIPTORS)
     tile = tl.program_id(0)
     place = tile * TILE + tl.arange(0, TILE)
     ids = first_id + place
     known, seen = ids < vocab, position < positions
     sums = products_of(
-        hidden, weight, first_id + tile * TILE, tl.program_id(1) * POSITIONS, HIDDEN, FORMAT, TILE,
-        POSITIONS, DEPTH, UPCAST,
+        hidden, weight, first_id + tile * TILE, tl.program_id(1) * POSITIONS, vocab, HIDDEN, FORMAT,
+        TILE, POSITIONS, DEPTH, masses.dtype.element_ty, UPCAST,
     )  # fmt: skip
     divisor = tl.load(temperature + position, mask=seen, other=1.0)
     score = capped(sums, softcap, divisor[None, :])
@@ -180,8 +181,9 @@ def soft_tile(
     for tile in range(split * EACH, tl.minimum((split + 1) * EACH, tiles)):
         at = tile * TILE + ids
         rows = weight_block(
-            weight, first_id + tile * TILE, program % hidden_programs * COLUMNS, FORMAT
-        )
+            weight, first_id + tile * TILE, program % hidden_programs * COLUMNS, vocab, HIDDEN,
+            TILE, COLUMNS, FORMAT, masses.dtype.element_ty,
+        )  # fmt: skip
         mass = tl.load(
             masses + position[None, :] * CHUNK + at[:, None], mask=seen[None, :], other=0.0
         )
@@ -263,7 +265,7 @@ def embed_chunk(
     float32 and top_ids int32 [positions, TOP].  The first chunk reads none of what it writes.  What
     `score_chunk` left out is left out here.
     """
-    weight = as_descriptor(weight, vocab, HIDDEN, TILE, COLUMNS, DESCRIPTORS)
+    weight = as_weight(weight, vocab, HIDDEN, TILE, COLUMNS, FORMAT, DESCRIPTORS)
     program = tl.program_id(0)
     begun = first_id > 0
     if program < embedding_programs:

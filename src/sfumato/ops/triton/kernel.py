@@ -15,7 +15,7 @@ from __future__ import annotations
 import os
 import threading
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass, field, replace
 from functools import partial
@@ -26,8 +26,10 @@ from typing import Any
 import torch
 
 from sfumato.ops.triton.interpreter import patch_once
+from sfumato.ops.triton.planes import LAYOUTS
 from sfumato.ops.triton.targets import has_copy_engine
 from sfumato.ops.triton.tiles import Tile
+from sfumato.weights.blocks import BLOCK_FORMATS
 
 MODULES = (
     *("attention", "cache_write", "experts", "head", "heads", "linear", "listed", "noise"),
@@ -60,6 +62,7 @@ class Kernel:
 
     variants: by a name, sizes that differ where the kernel also serves so and its code differs.
     shapes: by a name, other sizes that the kernel has in the 26B-A4B, with the same code.
+    columns: of a kernel that reads planes, which constant is the number of their columns.
     """
 
     name: str  # its tiles stand under this name in tiles.toml
@@ -68,11 +71,29 @@ class Kernel:
     sizes: Mapping[str, int | float | bool]
     variants: Mapping[str, Mapping[str, bool]] = field(default_factory=dict)
     shapes: Mapping[str, Mapping[str, int | bool]] = field(default_factory=dict)
+    columns: str = ""
 
     def as_variant(self, name: str) -> Kernel:
-        """The kernel with the sizes of one of its variants or shapes; "": as it is."""
+        """The kernel with the sizes of one of its variants or shapes, and of weights of a format
+        in planes, as "Q8_0" or "Q8_0: " before the name of another; "": as it is."""
+        before, colon, after = name.partition(": ")
+        sizes = dict(self.sizes)
+        if self.columns and before in LAYOUTS:
+            sizes["FORMAT"], name = LAYOUTS[before].number, after if colon else ""
         differing = {**self.variants, **self.shapes}.get(name, {})
-        return replace(self, sizes={**self.sizes, **differing})
+        return replace(self, sizes={**sizes, **differing})
+
+    def of_formats(self, formats: Iterable[str], every: bool) -> list[str]:
+        """The names of the variants, and where `every` is set of the shapes, with weights of these
+        formats, where the kernel reads planes and the columns divide into blocks."""
+        names = [f"{format}: {name}" for format in formats for name in ("", *self.variants)]
+        if every:
+            names += [f"{format}: {name}" for format in formats for name in self.shapes]
+        return [name.removesuffix(": ") for name in names if self._divides(name)]
+
+    def _divides(self, name: str) -> bool:
+        block = BLOCK_FORMATS[name.partition(": ")[0]].block_size
+        return bool(self.columns) and self.as_variant(name).sizes[self.columns] % block == 0
 
 
 class _Instead(threading.local):

@@ -6,24 +6,28 @@ one form of product for both, and few tokens waste no rows of an instruction.
 
 from __future__ import annotations
 
+from functools import partial
+
 import torch
 import triton
 import triton.language as tl
 from torch import Tensor
 
 from sfumato.ops import reference
-from sfumato.ops.triton import weights
 from sfumato.ops.triton.kernel import Kernel, launch, register
-from sfumato.ops.triton.operands import FEW, matrix, multiplied, use_for
+from sfumato.ops.triton.operands import FEW, matrix, multiplied, stored, takes_planes, use_for
+from sfumato.ops.triton.planes import LAYOUTS, PlaneTensor, plane_names
 from sfumato.ops.triton.self_test import (
     KernelTwin,
     assert_close,
     error_bound,
     random_like,
+    random_planes,
     sizes_for,
+    whole_blocks,
 )
 from sfumato.ops.triton.tiles import tile_for
-from sfumato.ops.triton.weights import as_descriptor, product, weight_block
+from sfumato.ops.triton.weights import as_descriptor, as_weight, product, weight_block
 
 
 @triton.jit(do_not_specialize=["tokens"])
@@ -49,16 +53,27 @@ def _linear(
     token = tl.program_id(0) * TOKENS
     row = tl.program_id(1) * OUT
     x = as_descriptor(x, tokens, INPUTS, TOKENS, IN, DESCRIPTORS)
-    weight = as_descriptor(weight, OUTPUTS, INPUTS, OUT, IN, DESCRIPTORS)
+    weight = as_weight(weight, OUTPUTS, INPUTS, OUT, IN, FORMAT, DESCRIPTORS)
     accumulator = tl.zeros((OUT, TOKENS), tl.float32)
     for column in range(0, INPUTS, IN):
-        block = weight_block(weight, row, column, FORMAT)
+        block = weight_block(
+            weight, row, column, OUTPUTS, INPUTS, OUT, IN, FORMAT, out.dtype.element_ty
+        )
         accumulator = product(block, x.load([token, column]).T, accumulator, UPCAST)
     token_numbers = (token + tl.arange(0, TOKENS)).to(tl.int64)[:, None]
     rows = row + tl.arange(0, OUT)[None, :]
     inside = (token_numbers < tokens) & (rows < OUTPUTS)
     tl.store(out + token_numbers * OUTPUTS + rows, accumulator.T, mask=inside)
 
+
+_SHAPES = {
+    f"{outputs} × {inputs}": {"OUTPUTS": outputs, "INPUTS": inputs}
+    for outputs, inputs in (
+        # Queries, keys and values, and what follows attention; sliding layers, then full.
+        *((2048, 2816), (2816, 4096), (8192, 2816), (1024, 2816), (2816, 8192)),
+        *((2112, 2816), (2816, 2112)),  # the dense part of a layer
+    )
+}
 
 LINEAR = register(
     Kernel(
@@ -71,20 +86,24 @@ LINEAR = register(
             "tokens": "i32",
         },
         {"OUTPUTS": 4096, "INPUTS": 2816, "FORMAT": 0},
-        shapes={
-            f"{outputs} × {inputs}": {"OUTPUTS": outputs, "INPUTS": inputs}
-            for outputs, inputs in (
-                # Queries, keys and values, and what follows attention; sliding layers, then full.
-                *((2048, 2816), (2816, 4096), (8192, 2816), (1024, 2816), (2816, 8192)),
-                *((2112, 2816), (2816, 2112)),  # the dense part of a layer
-            )
-        },
+        shapes=_SHAPES,
+    )
+)
+PLANES = register(
+    Kernel(
+        "linear_planes",
+        _linear,
+        {**LINEAR.types, "weight": "*u8:16"},
+        {**LINEAR.sizes, "FORMAT": LAYOUTS["Q4_K"].number},
+        shapes=_SHAPES,
+        columns="INPUTS",
     )
 )
 
 
-def linear(x: Tensor, weight: Tensor, tile: int | None = None) -> Tensor:
-    """`x @ weight.T`: x [..., in], weight [out, in], both bfloat16 → [..., out], bfloat16.
+def linear(x: Tensor, weight: Tensor | PlaneTensor, tile: int | None = None) -> Tensor:
+    """`x @ weight.T`: x [..., in] bfloat16, weight [out, in] bfloat16 or planes → [..., out],
+    bfloat16.
 
     Sums in float32, in blocks of inputs from the first to the last, and rounds once.  tile: is of
     torch's products on a CPU, and ignored.
@@ -95,19 +114,19 @@ def linear(x: Tensor, weight: Tensor, tile: int | None = None) -> Tensor:
     out = flat.new_empty(tokens, outputs)
     if out.numel() == 0:
         return out.view(*x.shape[:-1], outputs)
-    chosen = tile_for("linear", x.device, use_for(tokens))
+    kernel = PLANES if isinstance(weight, PlaneTensor) else LINEAR
+    chosen = tile_for(kernel.name, x.device, use_for(tokens))
     launch(
-        LINEAR,
+        kernel,
         (triton.cdiv(tokens, chosen["TOKENS"]), triton.cdiv(outputs, chosen["OUT"])),
         chosen,
         x.device,
         x=matrix(flat, chosen["TOKENS"], chosen["IN"]),
-        weight=matrix(weight, chosen["OUT"], chosen["IN"]),
+        **stored(weight, chosen["OUT"], chosen["IN"]),
         out=out,
         tokens=tokens,
         OUTPUTS=outputs,
         INPUTS=inputs,
-        FORMAT=weights.BF16.value,
     )
     return out.view(*x.shape[:-1], outputs)
 
@@ -126,4 +145,24 @@ def _check(device: torch.device) -> None:
         assert_close(linear(x, weight), expected, error_bound(dtype))
 
 
-TWINS = {"linear": KernelTwin("linear", linear, _serves, _check)}
+def _serves_planes(x: Tensor, weight: PlaneTensor, tile: int | None = None) -> bool:
+    return takes_planes(weight) and multiplied(x)
+
+
+def _check_planes(format: str, device: torch.device) -> None:
+    """As `_check`, with the floats that the planes hold, rounded to the dtype of the product."""
+    dtype = torch.float32 if device.type == "cpu" else torch.bfloat16
+    for tokens, outputs, inputs in sizes_for(device, [(5, 40, 96)], [(FEW + 90, 200, 288)]):
+        (x,) = random_like(device, dtype, (tokens, whole_blocks(format, inputs)))
+        weight = random_planes(device, format, outputs, x.shape[1])
+        expected = reference.linear(x.double(), weight.dequantize(dtype).double())
+        assert_close(linear(x, weight), expected, error_bound(dtype))
+
+
+TWINS = {
+    "linear": KernelTwin("linear", linear, _serves, _check),
+    **{
+        name: KernelTwin(name, linear, _serves_planes, partial(_check_planes, format))
+        for format, name in plane_names("linear").items()
+    },
+}

@@ -9,7 +9,7 @@ captured graph and a step must not.  Knows no operation by name.
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, TypeVar
 
@@ -18,14 +18,34 @@ from torch import Tensor
 
 from sfumato.ops.triton import passed_tests
 from sfumato.ops.triton.kernel import installed, interpreting, runs_nothing
+from sfumato.ops.triton.planes import PlaneTensor, to_planes
 from sfumato.ops.triton.targets import architecture
 from sfumato.ops.triton.tiles import slower
+from sfumato.weights.blocks import BLOCK_FORMATS, QuantizedTensor
 
 if TYPE_CHECKING:
     from sfumato.ops.triton.noted import Noted
 
 log = logging.getLogger(__name__)
 T = TypeVar("T")
+
+_HALVES = dict.fromkeys(BLOCK_FORMATS, (0,)) | {
+    **dict.fromkeys(("Q5_1", "Q4_K", "Q5_K"), (0, 2)),
+    "Q6_K": (208,),
+}
+"""At which bytes of a block its float16 numbers stand."""
+_SIZES = {
+    "Q4_0": 0.2,
+    "Q5_0": 0.1,
+    "Q5_1": 0.1,
+    "Q8_0": 0.013,
+    "Q4_K": 0.004,
+    "Q5_K": 0.002,
+    "Q6_K": 0.0007,
+    "IQ4_NL": 0.015,
+    "IQ4_XS": 0.0008,
+}
+"""What they are for random codes that make numbers of about 1."""
 
 LOSS = "; a row's bits then depend on the other rows"
 """What an operation loses where torch's products serve it, which choose their sums by the shape."""
@@ -47,6 +67,7 @@ class KernelTwin:
 
 
 _passed: dict[torch.device, frozenset[str]] = {}
+_failed: dict[torch.device, frozenset[str]] = {}
 
 
 def serves(operation: str, device: torch.device) -> bool:
@@ -75,30 +96,48 @@ def switch_off(operation: str, device: torch.device, error: Exception) -> None:
     device = _indexed(device)
     if serves(operation, device):
         _passed[device] -= {operation}
-        passed_tests.keep(device, _passed[device])  # the next start tests it again
+        _failed[device] = _failed.get(device, frozenset()) | {operation}
+        _keep(device)  # the next start tests it again
         why = _line(error) + LOSS
         log.warning("%s: torch serves it on %s from now on (%s)", operation, device, why)
 
 
 def prepare(device: torch.device, twins: dict[str, KernelTwin]) -> frozenset[str]:
-    """Tests the twins, by operation, on a device, once; the operations that serve from now on.
+    """Tests the twins, by operation, on a device, each once; the operations that serve from now on.
 
     What passed at an earlier start is not tested again: see `passed_tests`. Compiles kernels and
     waits for the device: call it before a graph is captured. Gives the memory of the tests back.
     """
     device = _indexed(device)
-    if device not in _passed:
-        kept = passed_tests.kept(device)
-        reasons = {name: _why_not(each, device, name not in kept) for name, each in twins.items()}
+    if new := undecided(device, twins):
+        before = passed_tests.kept(device)
+        reasons = {name: _why_not(twins[name], device, name not in before) for name in new}
         for reason in dict.fromkeys(filter(None, reasons.values())):
             names = ", ".join(name for name, each in reasons.items() if each == reason)
             log.warning("%s: torch serves on %s, since %s%s", names, device, reason, LOSS)
-        _passed[device] = frozenset(name for name, reason in reasons.items() if not reason)
-        if not _passed[device] <= kept:
-            passed_tests.keep(device, _passed[device])
+        for results, has in ((_passed, lambda why: not why), (_failed, bool)):
+            those = frozenset(name for name, reason in reasons.items() if has(reason))
+            results[device] = results.get(device, frozenset()) | those
+        if not _passed[device] <= before:
+            _keep(device)
         if device.type == "cuda":  # the tests' hundreds of megabytes, before the weights come
             torch.cuda.empty_cache()
     return _passed[device]
+
+
+def _keep(device: torch.device) -> None:
+    """Notes what passed, here and at earlier starts with weights of other formats."""
+    earlier = passed_tests.kept(device) - _failed.get(device, frozenset())
+    passed_tests.keep(device, _passed[device] | earlier)
+
+
+def undecided(device: torch.device, names: Iterable[str]) -> list[str]:
+    """Which of these operations this process has not prepared on a device."""
+    device = _indexed(device)
+    known = _passed.get(device, frozenset())
+    if device in _passed:
+        known |= _failed.get(device, frozenset())
+    return [name for name in names if name not in known]
 
 
 def launches(device: torch.device, twins: dict[str, KernelTwin]) -> list[Noted]:
@@ -185,6 +224,27 @@ def random_like(
         return tuple(torch.zeros(shape, device=device, dtype=dtype) for shape in shapes)
     random = torch.Generator().manual_seed(len(shapes))
     return tuple(torch.randn(shape, generator=random).to(device, dtype) for shape in shapes)
+
+
+def random_planes(device: torch.device, format: str, *shape: int) -> PlaneTensor:
+    """A weight in planes of any codes, whose numbers are about columns^-½; the same in every
+    process."""
+    block = BLOCK_FORMATS[format]
+    width = shape[-1] // block.block_size * block.block_bytes
+    random = torch.Generator().manual_seed(shape[0])
+    data = torch.randint(256, (*shape[:-1], width), generator=random, dtype=torch.uint8)
+    blocks = data.view(-1, block.block_bytes)
+    for at in _HALVES[format]:
+        halves = (0.5 + torch.rand(len(blocks), 1, generator=random)) * _SIZES[format]
+        halves = (halves * shape[-1] ** -0.5).half()
+        blocks[:, at : at + 2] = halves.view(torch.uint8)
+    return to_planes(QuantizedTensor(data.to(device), block, shape))
+
+
+def whole_blocks(format: str, columns: int) -> int:
+    """Columns, rounded up to whole blocks of a format."""
+    size = BLOCK_FORMATS[format].block_size
+    return -(-columns // size) * size
 
 
 def sizes_for(device: torch.device, small: Sequence[T], more: Sequence[T]) -> list[T]:

@@ -1,30 +1,152 @@
 """How a block of a weight becomes numbers: the one place that knows how weights are stored.
 
-Every matrix product of this package reads its weight through `weight_block`.  Another format is
-another `FORMAT` here and another descriptor beside it; the products do not change.
+Every matrix product of this package reads its weight through `weight_block`: a block of floats as
+it is, or one of planes (`planes`), whose FORMAT is the number of its layout; the products do not
+change.
 """
 
 from __future__ import annotations
 
+import numpy as np
 import triton
 import triton.language as tl
 
+from sfumato.weights.blocks import IQ4_VALUES
+
 BF16 = tl.constexpr(0)
-"""Numbers as they are, in the weight's dtype."""
+"""Numbers as they are, in the weight's dtype. Any other FORMAT is the number of a layout of planes;
+see `planes.Layout`."""
+SUPER = tl.constexpr(256)  # as in `planes`
+_BYTES = np.array(IQ4_VALUES, np.int8).view(np.int64)
+_TABLE_LOW, _TABLE_HIGH = (tl.constexpr(int(word)) for word in _BYTES)
 
 
 @triton.jit
 def weight_block(
-    weight: tl.tensor, row: tl.tensor, column: tl.tensor, FORMAT: tl.constexpr
-) -> tl.tensor:
-    """A block of the weight's rows and columns, from `row` and `column` on, in the dtype that is
-    multiplied; zeros beyond the weight.
+    weight: tl.tensor, row: tl.tensor, column: tl.tensor, rows: tl.tensor, COLUMNS: tl.constexpr,
+    OUT: tl.constexpr, IN: tl.constexpr, FORMAT: tl.constexpr, DTYPE: tl.constexpr,
+) -> tl.tensor:  # fmt: skip
+    """A block [OUT, IN] of a weight [rows, COLUMNS], from `row` and `column` on, in the dtype that
+    is multiplied; zeros beyond the weight.
 
-    weight: a tensor descriptor. On sm_90 the copy engine fills shared memory from it, with no
-    registers and one instruction a block; elsewhere it becomes ordinary loads.
+    weight: what `as_weight` made of it. Numbers come as they are stored; planes are unpacked and
+    rounded once to DTYPE.
     """
-    tl.static_assert(FORMAT == BF16, "no such format of weights")
-    return weight.load([row, column])
+    if FORMAT == BF16:
+        return weight.load([row, column])
+    else:
+        return plane_block(weight, row, column, rows, COLUMNS, OUT, IN, FORMAT).to(DTYPE)
+
+
+@triton.jit
+def as_weight(
+    weight: tl.tensor, rows: tl.tensor, COLUMNS: tl.constexpr, OUT: tl.constexpr,
+    IN: tl.constexpr, FORMAT: tl.constexpr, DESCRIPTORS: tl.constexpr,
+) -> tl.tensor:  # fmt: skip
+    """What `weight_block` reads: a descriptor of blocks [OUT, IN], or the address of planes."""
+    if FORMAT == BF16:
+        return as_descriptor(weight, rows, COLUMNS, OUT, IN, DESCRIPTORS)
+    else:
+        return weight
+
+
+@triton.jit
+def plane_block(
+    weight: tl.tensor, row: tl.tensor, column: tl.tensor, rows: tl.tensor, COLUMNS: tl.constexpr,
+    OUT: tl.constexpr, IN: tl.constexpr, FORMAT: tl.constexpr,
+) -> tl.tensor:  # fmt: skip
+    """A block of a weight in planes, unpacked in registers: float32 [OUT, IN], the bits that
+    `PlaneTensor.dequantize` gives; zeros beyond the weight.
+
+    weight: the address of the planes of `rows` rows; column: a multiple of IN, which divides SUPER.
+    """
+    tl.static_assert(SUPER % IN == 0 and IN % 32 == 0, "a block is part of a super-block")
+    BITS: tl.constexpr = FORMAT % 16
+    GROUP: tl.constexpr = 16 if FORMAT // 16 % 2 else 32
+    TWO_LEVELS: tl.constexpr = FORMAT // 32 % 2
+    MINIMA: tl.constexpr = FORMAT // 64 % 2
+    TABLE: tl.constexpr = FORMAT // 128 % 2
+    numbers = row + tl.arange(0, OUT)
+    known = numbers < rows
+    at = numbers.to(tl.int64)
+    many = tl.cast(rows, tl.int64)
+    if BITS == 8:
+        stored = _plane(weight, at, known, column, COLUMNS, IN, tl.uint8)
+        value = stored.to(tl.int8, bitcast=True).to(tl.float32)
+        scales = weight + many * COLUMNS
+    else:
+        low = _plane(weight, at, known, column // 2, COLUMNS // 2, IN // 2, tl.uint8)
+        code = _parted(low, 4, OUT, IN)
+        scales = weight + many * (COLUMNS // 2)
+        if BITS > 4:
+            HIGH: tl.constexpr = BITS - 4
+            EACH: tl.constexpr = 8 // HIGH
+            high = _plane(scales, at, known, column // EACH, COLUMNS // EACH, IN // EACH, tl.uint8)
+            code |= _parted(high, HIGH, OUT, IN) << 4
+            scales += many * (COLUMNS // EACH)
+        if TABLE:
+            value = _from_table(code)
+        elif MINIMA:
+            value = code.to(tl.float32)
+        else:
+            value = (code - (1 << (BITS - 1))).to(tl.float32)
+    GROUPS: tl.constexpr = COLUMNS // GROUP
+    group = column // GROUP
+    if TWO_LEVELS:
+        scale = _plane(scales, at, known, group, GROUPS, IN // GROUP, tl.uint8)
+        bases = scales + many * (GROUPS * (1 + MINIMA))
+        base = _plane(bases, at, known, column // SUPER, COLUMNS // SUPER, 1, tl.float16)
+        wide = base.to(tl.float32) * scale.to(tl.int8, bitcast=True).to(tl.float32)
+        value = _spread(wide, OUT, IN) * value
+        if MINIMA:
+            least = _plane(scales + many * GROUPS, at, known, group, GROUPS, IN // GROUP, tl.uint8)
+            bases += many * (COLUMNS // SUPER * 2)
+            base = _plane(bases, at, known, column // SUPER, COLUMNS // SUPER, 1, tl.float16)
+            value = value - _spread(base.to(tl.float32) * least.to(tl.float32), OUT, IN)
+    else:
+        scale = _plane(scales, at, known, group, GROUPS, IN // GROUP, tl.float16)
+        value = _spread(scale.to(tl.float32), OUT, IN) * value
+        if MINIMA:
+            minima = scales + many * (GROUPS * 2)
+            least = _plane(minima, at, known, group, GROUPS, IN // GROUP, tl.float16)
+            value = value + _spread(least.to(tl.float32), OUT, IN)
+    return value
+
+
+@triton.jit
+def _plane(
+    plane: tl.tensor, at: tl.tensor, known: tl.tensor, first: tl.tensor, WIDTH: tl.constexpr,
+    COUNT: tl.constexpr, KIND: tl.constexpr,
+) -> tl.tensor:  # fmt: skip
+    """COUNT numbers from `first` on of the rows `at` of a plane, KIND [rows, WIDTH]; zeros where
+    rows are not `known` and past the last one."""
+    place = first + tl.arange(0, COUNT)
+    source = plane.to(tl.pointer_type(KIND)) + at[:, None] * WIDTH + place[None, :]
+    return tl.load(source, mask=known[:, None] & (place < WIDTH)[None, :], other=0)
+
+
+@triton.jit
+def _parted(plane: tl.tensor, BITS: tl.constexpr, OUT: tl.constexpr, IN: tl.constexpr) -> tl.tensor:
+    """The numbers of BITS bits in bytes, the lowest bits first: int32 [OUT, IN]."""
+    shifts = tl.arange(0, 8 // BITS) * BITS
+    parts = (plane.to(tl.int32)[:, :, None] >> shifts[None, None, :]) & ((1 << BITS) - 1)
+    return tl.reshape(parts, (OUT, IN))
+
+
+@triton.jit
+def _spread(groups: tl.tensor, OUT: tl.constexpr, IN: tl.constexpr) -> tl.tensor:
+    """Each group's number for all its elements: [OUT, n] → [OUT, IN]."""
+    GROUPS: tl.constexpr = groups.shape[1]
+    parts = tl.broadcast_to(groups[:, :, None], (OUT, GROUPS, IN // GROUPS))
+    return tl.reshape(parts, (OUT, IN))
+
+
+@triton.jit
+def _from_table(code: tl.tensor) -> tl.tensor:
+    """IQ4_VALUES at a code, float32: from two words of eight bytes, since registers have no
+    addresses."""
+    word = tl.where(code < 8, _TABLE_LOW, _TABLE_HIGH).to(tl.int64)
+    return (word >> ((code & 7) * 8).to(tl.int64)).to(tl.int8).to(tl.float32)
 
 
 @triton.jit
@@ -39,9 +161,10 @@ def as_descriptor(
     """A matrix [rows, COLUMNS] as a descriptor of blocks: as it is where DESCRIPTORS is set, else
     made of its address.
 
-    GPUs without a copy engine load by addresses either way. From an address of known alignment and
-    a constant row they load 16 bytes a thread, past registers; from a descriptor that the host
-    made, 2 bytes, since a compiler knows nothing of its strides.
+    On sm_90 the copy engine fills shared memory from a descriptor, with no registers and one
+    instruction a block.  GPUs without a copy engine load by addresses either way. From an address
+    of known alignment and a constant row they load 16 bytes a thread, past registers; from a
+    descriptor that the host made, 2 bytes, since a compiler knows nothing of its strides.
     """
     if DESCRIPTORS:
         return matrix

@@ -59,7 +59,8 @@ def head_bytes(positions: int, vocab: int, hidden: int, itemsize: int, device: t
     count = min(positions, GROUP)
     chunk = head_chunk(vocab)
     blocks = rounded_up(vocab, BLOCK) // BLOCK
-    tile = tile_for("score_chunk", device)["TILE"]
+    kernels = ("score_chunk", "score_chunk_planes")  # one of them serves
+    tile = min(tile_for(kernel, device)["TILE"] for kernel in kernels)
     splits = tile_for("embed_chunk", device)["SPLITS"]
     statistics = blocks * (3 * _FLOAT + 1)
     scores = chunk * (_FLOAT + itemsize) + chunk // tile * _FLOAT

@@ -22,7 +22,7 @@ from sfumato.server.dialects.shared.openai_tools import (
 from sfumato.server.dialects.shared.pieces import pieces
 from sfumato.server.dialects.shared.prediction import prediction_of
 from sfumato.server.dialects.shared.prompt_progress import Progress, PromptProgress
-from sfumato.server.dialects.shared.sampling import check_size, request_fields, seeds_of
+from sfumato.server.dialects.shared.sampling import check_size, limited, request_fields, seeds_of
 from sfumato.server.dialects.shared.thinking import Thinking, thinking_of
 from sfumato.server.examples import warnings
 from sfumato.server.http.dialect import Dialect, Frame, Renderer
@@ -38,6 +38,7 @@ PATH = "/v1/chat/completions"
 
 def parse(service: Service, body: ChatBody) -> list[Request]:
     """One request for each of the n replies. Raises ApiError."""
+    body = limited(body)
     markers = service.model.template.markers
     messages, continued = continuation(
         conversation(body, service.settings),
@@ -214,7 +215,8 @@ class ChatRenderer(Renderer):
 
     def closed(self, accounts: Sequence[Account]) -> Iterable[Frame]:
         if self._usage:
-            yield self.extra({"usage": openai_objects.usage(accounts)})
+            usage = openai_objects.usage(accounts)
+            yield self.extra(openai_objects.closing(usage, accounts))
 
     def _texts(self, number: int, name: str, text: str) -> Iterable[Frame]:
         self._sent[number][name] += len(text)

@@ -14,7 +14,7 @@ from sfumato.server.dialects.shared.grammars import grammar_of
 from sfumato.server.dialects.shared.insertion import insertion
 from sfumato.server.dialects.shared.logprobs import Logged, TokenLog, legacy, log_of, logged
 from sfumato.server.dialects.shared.pieces import pieces
-from sfumato.server.dialects.shared.sampling import check_size, request_fields, seeds_of
+from sfumato.server.dialects.shared.sampling import check_size, limited, request_fields, seeds_of
 from sfumato.server.examples import warnings
 from sfumato.server.http.dialect import Dialect, Frame, Renderer
 from sfumato.server.http.errors import bad_request
@@ -39,6 +39,7 @@ def prompts_of(prompt: str | list[str] | list[int] | list[list[int]]) -> list[st
 
 def parse(service: Service, body: CompletionBody) -> list[Request]:
     """n requests for each prompt. Raises ApiError."""
+    body = limited(body)
     prompts, count = prompts_of(body.prompt), body.n or 1
     most = service.settings.max_choices
     if len(prompts) * count > most:
@@ -238,7 +239,8 @@ class TextRenderer(Renderer):
 
     def closed(self, accounts: Sequence[Account]) -> Iterable[Frame]:
         if self._usage:
-            yield self.extra({"usage": openai_objects.usage_of_prompts(accounts, self._per_prompt)})
+            usage = openai_objects.usage_of_prompts(accounts, self._per_prompt)
+            yield self.extra(openai_objects.closing(usage, accounts))
 
     def _texts(self, number: int, text: str) -> Iterable[Frame]:
         self._taken[number] += len(text)

@@ -89,6 +89,8 @@ class Dialect(Generic[B]):
     streams: Callable[[B], bool] = lambda body: False
     wire: Wire = SSE
     errors: ErrorForm = OPENAI_ERRORS
+    # Seconds after its first text at which a reply ends with what it has; None: it goes on.
+    writing_s: Callable[[B], float | None] = lambda body: None
     wording: Wording = ()  # the engine's names of fields, where the body has others
     # The answer to a body that asks for no reply; None where it asks for one.
     at_once: Callable[[Service, B], Frame | None] = lambda service, body: None

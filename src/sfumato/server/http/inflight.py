@@ -21,6 +21,7 @@ from sfumato.engine.errors import REFUSALS
 from sfumato.engine.failures import explain
 from sfumato.server.http import grammar_threads
 from sfumato.server.http.errors import CLIENT_GONE, ApiError, from_failed, from_refusal
+from sfumato.server.http.writing_limit import WritingLimit
 
 T = TypeVar("T")
 
@@ -45,7 +46,10 @@ class CollectedReply:
 class InFlight:
     """The requests of one HTTP call, and their events in order of arrival."""
 
-    def __init__(self, engine: EngineClient, requests: Sequence[Request]) -> None:
+    def __init__(
+        self, engine: EngineClient, requests: Sequence[Request], writing_s: float | None = None
+    ) -> None:
+        """writing_s: of `WritingLimit`."""
         self._engine = engine
         self._requests = requests  # their `since` is set: deadlines count while they wait here
         self._has_grammar = any(request.grammar is not None for request in requests)
@@ -61,6 +65,7 @@ class InFlight:
         self._arrived, self._moved = asyncio.Event(), asyncio.Event()
         self._handles: list[Handle] = []  # of the first ones; the others are yet to be submitted
         self._feeder: asyncio.Task[None] | None = None
+        self._limit = None if writing_s is None else WritingLimit(writing_s, self._cancel)
 
     @property
     def id(self) -> str:
@@ -93,6 +98,11 @@ class InFlight:
         for number, handle in enumerate(self._handles):
             if number in self.open:
                 handle.cancel()
+
+    def _cancel(self, number: int) -> None:
+        """Cancels one request; the engine may have it before its handle is here."""
+        if number < len(self._handles):
+            self._handles[number].cancel()
 
     async def begin(self) -> None:
         """Submits as many requests as the queue takes now, and the others later. Where the engine
@@ -137,7 +147,8 @@ class InFlight:
 
     def _add(self, handle: Handle) -> None:
         self._handles.append(handle)
-        if self._cancelled:  # in the meantime
+        is_late = self._limit is not None and self._limit.is_over(len(self._handles) - 1)
+        if self._cancelled or is_late:  # in the meantime
             handle.cancel()
 
     async def _feed(self) -> None:
@@ -181,6 +192,8 @@ class InFlight:
         return deliver
 
     def _put(self, number: int, event: Event) -> None:
+        if self._limit is not None:
+            event = self._limit.watched(number, event)
         if isinstance(event, Draft):
             drafts = [
                 at
@@ -196,9 +209,12 @@ class InFlight:
         self._arrived.set()
 
 
-async def start(engine: EngineClient, requests: Sequence[Request]) -> InFlight:
-    """Raises ApiError where the engine refuses one of them; then none of them runs."""
-    running = InFlight(engine, requests)
+async def start(
+    engine: EngineClient, requests: Sequence[Request], writing_s: float | None = None
+) -> InFlight:
+    """writing_s: of `WritingLimit`. Raises ApiError where the engine refuses one of them; then none
+    of them runs."""
+    running = InFlight(engine, requests, writing_s)
     try:
         await running.begin()
     except Exception as error:

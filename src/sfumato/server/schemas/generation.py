@@ -102,6 +102,7 @@ class Generation(Sampling):
 
     model: Annotated[str | None, Field(description="Ignored: one model is loaded.")] = None
     max_tokens: MaxTokens = Field(None, description="Visible tokens at most; -1: what fits.")
+    n_predict: MaxTokens = Field(None, description="llama-server's name of max_tokens.")
     n: int | None = Field(None, ge=1, description="Replies; the i-th has the seed plus i.")
     stream_options: StreamOptions | None = None
     user: str | None = Field(None, max_length=512, description="Written to the audit log.")

@@ -6,7 +6,7 @@ from typing import Annotated, Any
 
 from pydantic import AfterValidator, Field, WithJsonSchema
 
-from sfumato.options.limits import MOST_TOKENS, MOST_TOP
+from sfumato.options.limits import MOST_SECONDS, MOST_TOKENS, MOST_TOP
 from sfumato.server.schemas import json_schemas
 from sfumato.server.schemas.body import Body, First, Ids
 from sfumato.server.schemas.generation import (
@@ -44,7 +44,13 @@ class LlamaSampling(Sampling):
     n_indent: Ignored = None
     samplers: Ignored = None
     t_max_prompt_ms: Ignored = None
-    t_max_predict_ms: Ignored = None
+    t_max_predict_ms: int | None = Field(
+        None,
+        ge=-1,
+        le=MOST_SECONDS,
+        description="Milliseconds after which a reply that has a line break ends with what has "
+        "settled; they count from the first text. 0 and -1: no limit.",
+    )
     min_keep: Ignored = None
     typical_p: Annotated[Any, Only(1, why=_TOP_P)] = None
     top_n_sigma: Annotated[Any, Only(-1, 0, why=_TOP_P)] = None

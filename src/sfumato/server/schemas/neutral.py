@@ -65,5 +65,6 @@ class Neutral(BaseModel):
     id_slot: Ignored = None
     timings_per_token: AtTheEnd = None
     return_progress: bool | None = Field(
-        None, description="Send how far the prompt is encoded: streams of chats and /completion."
+        None,
+        description="Send how far the prompt is encoded: streams of chats, responses, /completion.",
     )

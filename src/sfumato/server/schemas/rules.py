@@ -30,7 +30,7 @@ RULES = (
         "Prompt and reply fit the context.",
         r"(prompt|messages|content|tokens|opening|max_tokens|max_output_tokens|prediction"
         r"|suffix|input_suffix|input(\.\w+)*"
-        r"|parts\[\d+\][^:]*): .*(context|leaves none)|the request needs",
+        r"|parts\[\d+\][^:]*): .*(context|leaves none)|the request exceeds",
     ),
     Rule(
         "Whole numbers have no decimal point: 8, and not 8.0.",
@@ -121,7 +121,10 @@ RULES = (
     Rule("llama-server's embeddings have input or content.", r"input, content: give exactly"),
     Rule("stream_options belongs to stream.", r"stream_options: only with stream"),
     Rule("top_logprobs belongs to logprobs.", r"top_logprobs: needs logprobs"),
-    Rule("max_tokens and max_completion_tokens agree.", r"max_tokens, max_completion_tokens: "),
+    Rule(
+        "max_tokens agrees with max_completion_tokens and n_predict.",
+        r"max_tokens, (max_completion_tokens|n_predict): ",
+    ),
     Rule("content and prompt of /tokenize agree; one is there.", r"content(, prompt: differ|: is)"),
     Rule(
         "count, threshold, margin and entropy_bound belong to their samplers.",

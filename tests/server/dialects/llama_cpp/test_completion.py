@@ -133,9 +133,26 @@ def test_forms_of_logit_bias(server: Any, embedded: Any) -> None:
         assert error["param"] == "logit_bias"
 
 
+def test_a_reply_that_is_written_for_too_long_ends_with_what_it_has(server: Any) -> None:
+    """Where it has a line break: then it is several suggestions long already."""
+    body: dict[str, Any] = {"prompt": PROMPT, "n_predict": 320, "ignore_eos": True, "max_steps": 8}
+    body |= {"seed": 1, "logit_bias": [["\n", 100]]}
+    limited = body | {"t_max_predict_ms": 1}
+    cut = server.post("/completion", **limited).json()
+    assert cut["stop_type"] == "limit" and set(cut["content"]) == {"\n"}
+    assert 0 < cut["tokens_predicted"] < 320 and cut["generation_settings"]["n_predict"] == 320
+    *parts, last = stream_of(server, **limited)
+    assert last["stop_type"] == "limit" and last["tokens_predicted"] < 320
+    assert sum(len(frame["tokens"]) for frame in parts) == last["tokens_predicted"]
+    one_line = limited | {"n_predict": 64, "max_steps": 1, "logit_bias": [["e", 100]]}
+    assert server.post("/completion", **one_line).json()["tokens_predicted"] == 64
+    wrong = server.post("/completion", **body, t_max_predict_ms=-2).json()["error"]
+    assert wrong["param"] == "t_max_predict_ms"
+
+
 def test_neutral_fields_and_others(server: Any) -> None:
     neutral = {"xtc_probability": 0, "dry_multiplier": 0.0, "samplers": ["top_k"], "lora": []}
-    neutral |= {"t_max_predict_ms": 500, "dynatemp_range": 0, "top_n_sigma": -1, "model": "m"}
+    neutral |= {"t_max_predict_ms": -1, "dynatemp_range": 0, "top_n_sigma": -1, "model": "m"}
     assert server.post("/completion", prompt=PROMPT, n_predict=2, **neutral).status_code == 200
     for wrong in ({"xtc_probability": 0.5}, {"lora": [{"id": 0}]}, {"n_probs": 21}):
         error = server.post("/completion", prompt=PROMPT, **wrong).json()["error"]
@@ -169,13 +186,15 @@ def test_the_tokens_of_a_chat_are_counted(server: Any) -> None:
     assert counted == {"input_tokens": usage["prompt_tokens"]}
 
 
-@pytest.mark.parametrize("path", ["/completion", "/v1/chat/completions"])
+@pytest.mark.parametrize("path", ["/completion", "/v1/chat/completions", "/v1/responses"])
 def test_progress_of_a_prompt(server: Any, path: str) -> None:
     """What a slot held, then what is encoded, up to all of it; before the text."""
     text = f"one more prompt, which {path} has not seen before. "
     body: dict[str, Any] = {"messages": [{"role": "user", "content": text}], "max_tokens": 4}
     if path == "/completion":
         body = {"prompt": text, "n_predict": 4}
+    if path == "/v1/responses":
+        body = {"input": text, "max_output_tokens": 4}
     body["max_steps"] = 2
     held = []
     for _ in range(2):

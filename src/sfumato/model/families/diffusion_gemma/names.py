@@ -6,7 +6,7 @@ for the one encoder tensor that is not tied to the decoder's. Knows no shapes.
 
 from __future__ import annotations
 
-from sfumato.weights.names import TensorNames
+from sfumato.weights.names import Stack, TensorNames
 
 _GGUF = {
     "token_embd.weight": "embed_tokens.weight",
@@ -55,4 +55,14 @@ TENSOR_NAMES = TensorNames(
     tied_layer={"layer_scalar": "encoder_layer_scalar"},
     aliases={"lm_head.weight": "embed_tokens.weight"},
     vision=("model.encoder.vision_tower.", "model.encoder.embed_vision."),
+    stacks=(
+        Stack(
+            "experts.gate_up_proj",
+            ("experts.{}.gate_proj.weight", "experts.{}.up_proj.weight"),
+        ),
+        Stack("experts.down_proj", ("experts.{}.down_proj.weight",)),
+    ),
+    stack_count=("text_config", "num_experts"),
+    # A router's choice is discrete, and rows of the embedding are read one by one.
+    exact=("router.proj.weight", "embed_tokens.weight"),
 )

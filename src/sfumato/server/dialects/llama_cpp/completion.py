@@ -6,7 +6,7 @@ from dataclasses import replace
 
 from sfumato.engine import Request, new_id
 from sfumato.server.dialects.llama_cpp.renderer import LlamaRenderer
-from sfumato.server.dialects.llama_cpp.sampling import llama_fields
+from sfumato.server.dialects.llama_cpp.sampling import llama_fields, writing_s
 from sfumato.server.dialects.shared.encoded_only import encoded_only
 from sfumato.server.dialects.shared.grammars import grammar_of
 from sfumato.server.dialects.shared.mixed_prompts import prompts_in
@@ -55,4 +55,5 @@ LLAMA_COMPLETION = Dialect(
     parse=parse,
     renderer=LlamaRenderer,
     streams=lambda body: bool(body.stream),
+    writing_s=writing_s,
 )

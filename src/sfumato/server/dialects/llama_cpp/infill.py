@@ -7,7 +7,7 @@ from typing import Any
 
 from sfumato.engine import Request
 from sfumato.server.dialects.llama_cpp.renderer import LlamaRenderer
-from sfumato.server.dialects.llama_cpp.sampling import llama_fields
+from sfumato.server.dialects.llama_cpp.sampling import llama_fields, writing_s
 from sfumato.server.dialects.shared.encoded_only import encoded_only
 from sfumato.server.dialects.shared.grammars import grammar_of
 from sfumato.server.dialects.shared.insertion import insertion
@@ -59,4 +59,5 @@ INFILL = Dialect(
     parse=parse,
     renderer=LlamaRenderer,
     streams=lambda body: bool(body.stream),
+    writing_s=writing_s,
 )

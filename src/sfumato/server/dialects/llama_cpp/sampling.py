@@ -10,6 +10,12 @@ from sfumato.server.schemas.llama_cpp import RANDOM_SEEDS, LlamaSampling
 from sfumato.server.service import Service
 
 
+def writing_s(body: LlamaSampling) -> float | None:
+    """Seconds that a reply may be written, from its first text."""
+    limit_ms = body.t_max_predict_ms or 0
+    return limit_ms / 1e3 if limit_ms > 0 else None
+
+
 def llama_fields(
     service: Service, body: LlamaSampling, path: str, alternatives: int | None = None
 ) -> dict[str, Any]:

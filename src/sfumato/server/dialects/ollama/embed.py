@@ -52,6 +52,11 @@ def _of_no_text(service: Service, body: OllamaEmbeddingsBody) -> Frame | None:
     return None if body.prompt else {"embedding": []}
 
 
+def _of_no_texts(service: Service, body: OllamaEmbedBody) -> Frame | None:
+    """An empty list of vectors for an empty list of texts, as Ollama has it."""
+    return {"model": service.name, "embeddings": []} if body.input == [] else None
+
+
 OLLAMA_EMBED = Dialect(
     name="ollama_embed",
     path=PATH,
@@ -61,6 +66,7 @@ OLLAMA_EMBED = Dialect(
     parse=_parse,
     renderer=EmbedRenderer,
     errors=OLLAMA_ERRORS,
+    at_once=_of_no_texts,
 )
 OLLAMA_EMBEDDINGS = Dialect(
     name="ollama_embeddings",

@@ -13,6 +13,7 @@ from sfumato.server.dialects.responses.parsing import PATH, WORDING, parse
 from sfumato.server.dialects.shared import openai_objects
 from sfumato.server.dialects.shared.logprobs import TokenLog, log_of
 from sfumato.server.dialects.shared.openai_tools import unknown_calls
+from sfumato.server.dialects.shared.prompt_progress import Progress, PromptProgress
 from sfumato.server.examples import warnings
 from sfumato.server.http.dialect import Dialect, Frame, Renderer
 from sfumato.server.http.errors import ApiError
@@ -43,6 +44,7 @@ class ResponsesRenderer(Renderer):
         self._log: TokenLog | None = None
         if echo.logprobs:
             self._log = log_of(service, body.top_logprobs or 0, self._request, by_id=False)
+        self._progress = PromptProgress(service, requests, bool(body.return_progress))
         self._sent = {"thought": 0, "text": 0, "calls": 0}
         self._number = 0  # of the next event
         self._is_over = False  # whether the response has ended
@@ -71,11 +73,26 @@ class ResponsesRenderer(Renderer):
         yield self._numbered({"type": "response.created", "response": response})
         yield self._numbered({"type": "response.in_progress", "response": response})
 
+    @property
+    def watches_s(self) -> float | None:
+        return self._progress.watches_s
+
+    def waiting(self) -> Iterable[Frame]:
+        return self._reports(self._progress.news())
+
+    def _reports(self, news: Iterable[Progress]) -> Iterator[Frame]:
+        """Of the prompt, as llama-server has them: more events `response.in_progress`."""
+        for _, progress in news:
+            event = {"type": "response.in_progress", "response": self._base}
+            yield self._numbered(event | {"prompt_progress": progress})
+
     def settled(self, number: int, settled: Settled) -> Iterable[Frame]:
-        return map(self._numbered, self._settled(settled))
+        yield from self._reports(self._progress.rest(number))
+        yield from map(self._numbered, self._settled(settled))
 
     def finished(self, number: int, end: Finished) -> Iterable[Frame]:
-        return map(self._numbered, self._end(end))
+        yield from self._reports(self._progress.rest(number, end.account))
+        yield from map(self._numbered, self._end(end))
 
     def left(self) -> None:
         """What is kept is cancelled, with what has settled."""

@@ -134,6 +134,12 @@ def _ms(seconds: float | None) -> float | None:
     return None if seconds is None else 1e3 * seconds
 
 
+def closing(usage: dict[str, Any], accounts: Sequence[Account]) -> dict[str, Any]:
+    """Fields of the last chunk of a stream: the usage and, of a single reply, the timings, which
+    clients of llama-server read there."""
+    return {"usage": usage, **({"timings": timings(accounts[0])} if len(accounts) == 1 else {})}
+
+
 def notes(body: Body) -> list[str]:
     """A line for `warnings` where a lenient server has ignored fields."""
     return [f"{body.ignored}: unknown, and ignored"] if body.ignored.count else []

@@ -5,7 +5,7 @@ from __future__ import annotations
 import secrets
 from collections.abc import Iterable, Mapping
 from dataclasses import replace
-from typing import Any
+from typing import Any, TypeVar
 
 from sfumato.diffusion.processors import LogitBias
 from sfumato.diffusion.sampler import FixedCount, Threshold
@@ -15,8 +15,9 @@ from sfumato.diffusion.stopping import StableAndConfident
 from sfumato.engine import ServedModel
 from sfumato.options.limits import LONGEST_STOP, MOST_BIASES, MOST_STOPS
 from sfumato.server.http.errors import bad_request, from_value_error
-from sfumato.server.schemas.generation import Sampling
+from sfumato.server.schemas.generation import Generation, Sampling
 
+G = TypeVar("G", bound=Generation)
 _DEFAULT = "checkpoint's default"
 # Tokens of one answer, alternatives included: about 400 bytes each until they are encoded. 128
 # replies of 4,096 tokens pass, and one of 32,768 with 20 alternatives.
@@ -46,6 +47,15 @@ def request_fields(
         "since": body.since,
         "endpoint": endpoint,
     }
+
+
+def limited(body: G) -> G:
+    """The body with llama-server's `n_predict` as its max_tokens. Raises ApiError."""
+    if body.n_predict is None:
+        return body
+    if body.max_tokens not in (None, body.n_predict):
+        raise bad_request("max_tokens, n_predict: differ; send one", "max_tokens")
+    return body.model_copy(update={"max_tokens": body.n_predict})
 
 
 def sampler_of(body: Sampling, model: ServedModel, banned: Iterable[int] = ()) -> SamplerConfig:

@@ -1,0 +1,68 @@
+"""How a loaded weight is held on a device: as stored, or repacked for the kernels that serve there.
+
+On a CPU compiled kernels multiply panels; on a GPU kernels multiply planes, where they passed their
+test for the operation and the format.  Everything else stays as it is.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from sfumato.ops.cpu import panels
+from sfumato.ops.reference import Weight
+from sfumato.ops.registry import PANELS, PLANES, kind_of
+from sfumato.ops.triton import planes, serves_planes
+from sfumato.weights.blocks import QuantizedTensor
+
+
+def packed_form(format: str, shape: tuple[int, ...], device: torch.device) -> str | None:
+    """PANELS or PLANES, as which `pack` gives a weight of such a format and shape on a device;
+    None where it gives the same."""
+    if kind_of(device) == "cuda":
+        operation = "linear" if len(shape) == 2 else "experts"
+        fits = not planes.refusal(format, shape)
+        return PLANES if fits and serves_planes(operation, format, device) else None
+    return PANELS if panels.packs(format, shape, device) else None
+
+
+def packs(format: str, shape: tuple[int, ...], device: torch.device) -> bool:
+    """Whether `pack` changes such a weight."""
+    return packed_form(format, shape, device) is not None
+
+
+def pack(
+    weight: Tensor | QuantizedTensor, activations: str, is_dense: bool | None = None
+) -> Weight:
+    """The weight as the device's kernels multiply it, else the same; see `panels.pack` for the
+    other parameters, which are of a CPU, and what it raises."""
+    if kind_of(weight.device) != "cuda":
+        return panels.pack(weight, activations, is_dense)
+    if not isinstance(weight, QuantizedTensor):
+        return weight
+    is_packed = packs(weight.format.name, weight.shape, weight.device)
+    return planes.to_planes(weight) if is_packed else weight
+
+
+def packs_embedding(format: str, shape: tuple[int, ...], device: torch.device) -> bool:
+    """Whether `pack_embedding` changes an embedding: where a GPU's kernels make both of a pass over
+    the vocabulary, products and sums of rows, from its planes."""
+    if kind_of(device) != "cuda" or planes.refusal(format, shape):
+        return False
+    return serves_planes("vocabulary_pass", format, device)
+
+
+def pack_embedding(weight: Tensor | QuantizedTensor) -> Weight:
+    """The embedding [vocab, hidden] as planes where that serves, else the same. Its rows are read
+    one by one too, which planes allow and panels do not."""
+    if not isinstance(weight, QuantizedTensor):
+        return weight
+    is_packed = packs_embedding(weight.format.name, weight.shape, weight.device)
+    return planes.to_planes(weight) if is_packed else weight
+
+
+def packed_bytes(format: str, shape: tuple[int, ...], device: torch.device) -> int:
+    """Bytes of such a weight once packed, where `packs` says that it is."""
+    if kind_of(device) == "cuda":
+        return planes.plane_bytes(format, shape)
+    return panels.packed_bytes(format, shape)

@@ -1,0 +1,324 @@
+"""Quantized weights as GPU kernels read them: planes of low bits, high bits, scales and minima.
+
+A block of a GGUF file holds its codes, scales and minima side by side, at addresses that divide by
+2 alone.  Here each kind of number has a plane of its own, whose rows are those of the matrix, so
+that a kernel loads 16 bytes a thread.  Nine formats share this with few parameters (`Layout`), and
+no number changes: unpacking gives the floats that the blocks give, bit for bit.  Needs no Triton.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from functools import cached_property
+
+import torch
+from torch import Tensor
+
+from sfumato.ops.registry import PLANES, register_form
+from sfumato.weights.blocks import (
+    BLOCK_FORMATS,
+    IQ4_VALUES,
+    BlockFormat,
+    QuantizedTensor,
+    codes_of,
+    iq4_xs_scale_codes,
+    k_scale_codes,
+)
+
+SUPER = 256
+"""Elements of a row that share a base where scales have two levels."""
+MOST_ROWS, MOST_COLUMNS = 1 << 30, 1 << 20
+"""Of all matrices of a stack together, and of a matrix: kernels count rows in 32 bits."""
+_CHUNK = 1 << 24  # elements that are repacked at a time: bounds what that allocates beside
+
+
+@dataclass(frozen=True)
+class Layout:
+    """How a format's numbers stand in planes.
+
+    A value is scale · code − minimum, or + minimum where there is one level.  With two levels a
+    scale is base · int8 and a minimum base · uint8, of bases float16 for SUPER elements; with one
+    both are float16.
+    """
+
+    bits: int  # of a code: 4, 5 or 6 (a low and a high part), or 8: int8
+    group: int = 32  # elements that share a scale
+    two_levels: bool = False
+    minima: bool = False
+    table: bool = False  # codes are places in IQ4_VALUES
+
+    @property
+    def number(self) -> int:
+        """The constant FORMAT of a kernel; see `weights.plane_block`. None is 0."""
+        flags = (self.group == 16, self.two_levels, self.minima, self.table)
+        return self.bits + sum(16 << place for place, flag in enumerate(flags) if flag)
+
+    @property
+    def centre(self) -> int:
+        """What is subtracted from a code."""
+        return 0 if self.minima or self.table or self.bits == 8 else 1 << (self.bits - 1)
+
+    def widths(self, columns: int) -> dict[str, int]:
+        """The bytes of a row of each plane, by its name, in their order in memory. A plane begins
+        where the one before it ends; halves come out aligned."""
+        low = columns if self.bits == 8 else columns // 2
+        widths = {"low": low}
+        if self.bits in (5, 6):
+            widths["high"] = columns * (self.bits - 4) // 8
+        each = 1 if self.two_levels else 2
+        widths["scales"] = columns // self.group * each
+        if self.minima:
+            widths["minima"] = columns // self.group * each
+        if self.two_levels:
+            widths["bases"] = columns // SUPER * 2
+            if self.minima:
+                widths["minimum_bases"] = columns // SUPER * 2
+        return widths
+
+
+LAYOUTS: Mapping[str, Layout] = {
+    "Q4_0": Layout(4),
+    "Q5_0": Layout(5),
+    "Q5_1": Layout(5, minima=True),
+    "Q8_0": Layout(8),
+    "Q4_K": Layout(4, two_levels=True, minima=True),
+    "Q5_K": Layout(5, two_levels=True, minima=True),
+    "Q6_K": Layout(6, group=16, two_levels=True),
+    "IQ4_NL": Layout(4, table=True),
+    "IQ4_XS": Layout(4, two_levels=True, table=True),
+}
+"""By the name of the block format."""
+
+
+OPERATIONS: Mapping[str, tuple[str, ...]] = {
+    **dict.fromkeys(("experts", "linear"), tuple(LAYOUTS)),
+    **dict.fromkeys(("vocabulary_mass", "vocabulary_pass"), ("Q6_K", "Q8_0")),
+}
+"""The operations that serve planes, and of which formats: an embedding is Q6_K or Q8_0 in most
+files, and each further format costs a start its test."""
+
+
+def plane_names(operation: str) -> dict[str, str]:
+    """By the name of each format, that of the twin which serves an operation with its planes."""
+    return {format: plane_name(operation, format) for format in OPERATIONS[operation]}
+
+
+def plane_name(operation: str, format: str) -> str:
+    """Under this name an operation with planes of a format is tested, and switched off."""
+    return f"{operation} {format}"
+
+
+@dataclass(frozen=True)
+class PlaneTensor:
+    """A matrix in planes, or several of one size, stacked; or a range of a stack's matrices or of a
+    matrix's rows.
+
+    data: uint8 [bytes], the planes of all `rows` rows; shape: in elements; first: the row of the
+    planes that is the first here.
+    """
+
+    data: Tensor
+    format: BlockFormat
+    shape: tuple[int, ...]
+    rows: int
+    first: int = 0
+
+    def __post_init__(self) -> None:
+        each = sum(self.layout.widths(self.shape[-1]).values())
+        assert self.data.dtype == torch.uint8 and self.data.is_contiguous()
+        assert self.data.shape == (self.rows * each,)
+        assert 0 <= self.first <= self.first + self._own_rows <= self.rows
+
+    @property
+    def layout(self) -> Layout:
+        return LAYOUTS[self.format.name]
+
+    @property
+    def device(self) -> torch.device:
+        return self.data.device
+
+    @property
+    def is_whole(self) -> bool:
+        """Whether these are all rows of the planes, as kernels want them."""
+        return self._own_rows == self.rows
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of the rows' planes."""
+        return self._own_rows * sum(self.layout.widths(self.shape[-1]).values())
+
+    @property
+    def _own_rows(self) -> int:
+        return math.prod(self.shape[:-1])
+
+    @cached_property
+    def planes(self) -> dict[str, Tensor]:
+        """The rows' bytes of each plane, by its name: views, uint8 [rows, bytes]."""
+        planes, start = {}, 0
+        for name, width in self.layout.widths(self.shape[-1]).items():
+            plane = self.data[start : start + self.rows * width].view(self.rows, width)
+            planes[name] = plane[self.first : self.first + self._own_rows]
+            start += self.rows * width
+        return planes
+
+    def __getitem__(self, index: int | slice) -> PlaneTensor:
+        """Entry or range (step 1) of the first axis, without a copy.
+
+        Raises IndexError for an entry out of range, ValueError for a step and for indexing the
+        quantized axis itself.
+        """
+        if len(self.shape) < 2 or (isinstance(index, int) and len(self.shape) < 3):
+            raise ValueError("single rows of planes do not lie apart: use index_select")
+        count, *each = self.shape
+        if isinstance(index, int):
+            if not -count <= index < count:
+                raise IndexError(f"{index}: there are {count} matrices")
+            start, shape = index % count, tuple(each)
+        else:
+            if index.step not in (None, 1):
+                raise ValueError(f"rows are taken in steps of 1, not {index.step}")
+            start, stop, _ = index.indices(count)
+            shape = (max(0, stop - start), *each)
+        first = self.first + start * math.prod(each[:-1])
+        return PlaneTensor(self.data, self.format, shape, self.rows, first)
+
+    def index_select(self, ids: Tensor) -> PlaneTensor:
+        """Copies the rows `ids` (int64 [n]) of a matrix."""
+        assert len(self.shape) == 2
+        return self.part_of_rows(ids, 0, self.shape[-1])
+
+    def part_of_rows(self, ids: Tensor, first: int, end: int) -> PlaneTensor:
+        """Copies columns first..end, of whole blocks, of the rows `ids` (int64 [n]) of a matrix."""
+        columns = self.shape[-1]
+        data = [
+            plane[:, first * width // columns : end * width // columns].index_select(0, ids)
+            for plane, width in ((each, each.shape[1]) for each in self.planes.values())
+        ]
+        joined = torch.cat([each.flatten() for each in data])
+        return PlaneTensor(joined, self.format, (len(ids), end - first), len(ids))
+
+    def dequantize(self, dtype: torch.dtype = torch.float32) -> Tensor:
+        """All elements as a new tensor of `shape`: computed in float32, then rounded to `dtype`."""
+        columns = self.shape[-1]
+        out = torch.empty(self._own_rows, columns, dtype=dtype, device=self.device)
+        for at in _chunks(self._own_rows, columns):
+            out[at] = _values({k: plane[at] for k, plane in self.planes.items()}, self.layout)
+        return out.view(self.shape)
+
+    def __repr__(self) -> str:
+        return f"PlaneTensor({self.format.name}, {self.shape}, {self.device})"
+
+
+register_form(PlaneTensor, PLANES)
+
+
+def refusal(format: str, shape: tuple[int, ...]) -> str:
+    """Why such a weight has no planes; empty where it has."""
+    if format not in LAYOUTS:
+        return f"{format}: is none of {', '.join(LAYOUTS)}"
+    block = BLOCK_FORMATS[format].block_size
+    if len(shape) not in (2, 3) or min(shape) < 1 or shape[-1] % block:
+        return f"{shape}: is no matrix, nor stack of matrices, of {format} blocks of {block}"
+    if math.prod(shape[:-1]) > MOST_ROWS or shape[-1] > MOST_COLUMNS:
+        return f"{shape}: has more than {MOST_ROWS} rows or {MOST_COLUMNS} columns"
+    return ""
+
+
+def plane_bytes(format: str, shape: tuple[int, ...]) -> int:
+    """Bytes of such a weight in planes. Raises ValueError where it has none."""
+    if why := refusal(format, shape):
+        raise ValueError(f"planes: {why}")
+    return math.prod(shape[:-1]) * sum(LAYOUTS[format].widths(shape[-1]).values())
+
+
+def to_planes(weight: QuantizedTensor) -> PlaneTensor:
+    """The blocks repacked, on their device. Raises ValueError where such a weight has no planes."""
+    format, columns = weight.format, weight.shape[-1]
+    rows = math.prod(weight.shape[:-1])
+    size = plane_bytes(format.name, weight.shape)
+    data = torch.empty(size, dtype=torch.uint8, device=weight.device)
+    made = PlaneTensor(data, format, weight.shape, rows)
+    blocks = weight.data.view(rows, -1)
+    for at in _chunks(rows, columns):
+        parts = _parts(format.name, blocks[at].reshape(-1, format.block_bytes))
+        codes = parts.pop("codes").reshape(-1, columns)
+        if made.layout.bits == 8:
+            parts["low"] = codes
+        else:
+            parts["low"] = _joined(codes & 15, 4)
+        if "high" in made.planes:
+            parts["high"] = _joined(codes >> 4, made.layout.bits - 4)
+        for name, plane in made.planes.items():
+            plane[at] = parts[name].reshape(plane[at].shape)
+    return made
+
+
+def _chunks(rows: int, columns: int) -> Iterator[slice]:
+    step = max(1, _CHUNK // columns)
+    return (slice(start, min(start + step, rows)) for start in range(0, rows, step))
+
+
+def _parts(format: str, blocks: Tensor) -> dict[str, Tensor]:
+    """Codes, and the bytes of scales and minima, of blocks uint8 [n, block_bytes]."""
+    parts = {"codes": codes_of(format, blocks)}
+    if format in ("Q4_K", "Q5_K"):
+        scales, minima = k_scale_codes(blocks)
+        halves = {"bases": blocks[:, :2], "minimum_bases": blocks[:, 2:4]}
+        return {**parts, "scales": scales, "minima": minima, **halves}
+    if format == "Q6_K":
+        return {**parts, "scales": blocks[:, 192:208], "bases": blocks[:, 208:]}
+    if format == "IQ4_XS":
+        # Modulo 256: the byte of the int8 that is 32 lower.
+        return {**parts, "scales": iq4_xs_scale_codes(blocks) - 32, "bases": blocks[:, :2]}
+    if format == "Q5_1":
+        parts["minima"] = blocks[:, 2:4]
+    return {**parts, "scales": blocks[:, :2]}
+
+
+def _joined(codes: Tensor, bits: int) -> Tensor:
+    """Codes uint8 [rows, n] below 2^bits in bytes [rows, n · bits / 8], the first one lowest."""
+    parted = codes.view(len(codes), -1, 8 // bits)
+    joined = parted[..., 0].clone()
+    for place in range(1, 8 // bits):
+        joined |= parted[..., place] << (place * bits)
+    return joined
+
+
+def _parted(plane: Tensor, bits: int) -> Tensor:
+    """The reverse of `_joined`."""
+    shifts = torch.arange(0, 8, bits, dtype=torch.uint8, device=plane.device)
+    return ((plane[..., None] >> shifts) & ((1 << bits) - 1)).flatten(1)
+
+
+def _halves(plane: Tensor) -> Tensor:
+    return plane.clone(memory_format=torch.contiguous_format).view(torch.float16).float()
+
+
+def _values(planes: dict[str, Tensor], layout: Layout) -> Tensor:
+    """float32 [rows, columns] of planes, in the order of operations of the blocks' own floats."""
+    low = planes["low"]
+    if layout.bits == 8:
+        numbers = low.view(torch.int8).float()
+    else:
+        codes = _parted(low, 4)
+        if "high" in planes:
+            codes |= _parted(planes["high"], layout.bits - 4) << 4
+        numbers = codes.float() - layout.centre
+        if layout.table:
+            table = torch.tensor(IQ4_VALUES, dtype=torch.float32, device=low.device)
+            numbers = table[codes.int()]
+    if not layout.two_levels:
+        values = numbers.view(len(low), -1, layout.group) * _halves(planes["scales"])[..., None]
+        if layout.minima:
+            values += _halves(planes["minima"])[..., None]
+        return values.flatten(1)
+    each = SUPER // layout.group
+    bases = _halves(planes["bases"]).repeat_interleave(each, dim=1)
+    scales = bases * planes["scales"].view(torch.int8).float()
+    values = scales[..., None] * numbers.view(len(low), -1, layout.group)
+    if layout.minima:
+        bases = _halves(planes["minimum_bases"]).repeat_interleave(each, dim=1)
+        values -= (bases * planes["minima"].float())[..., None]
+    return values.flatten(1)

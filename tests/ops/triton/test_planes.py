@@ -1,0 +1,196 @@
+"""Planes hold the numbers of the blocks: exact, small, and refused where sizes are hostile."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from tests.support.kernels import close, interpreted
+
+from sfumato import ops
+from sfumato.ops import reference, registry
+from sfumato.ops.triton import self_test
+from sfumato.ops.triton.kernel import LaunchError, counted_launches
+from sfumato.ops.triton.planes import (
+    LAYOUTS,
+    PlaneTensor,
+    plane_bytes,
+    refusal,
+    to_planes,
+)
+from sfumato.ops.triton.self_test import random_planes, whole_blocks
+from sfumato.weights.blocks import BLOCK_FORMATS, QuantizedTensor
+from sfumato.weights.quantize import quantize
+
+CPU = torch.device("cpu")
+NAMES = sorted(BLOCK_FORMATS)
+
+
+def random_blocks(name: str, *leading: int, columns: int = 512) -> QuantizedTensor:
+    """Any bytes, whose halves are finite or not."""
+    format = BLOCK_FORMATS[name]
+    size = columns // format.block_size * format.block_bytes
+    data = torch.randint(256, (*leading, size), dtype=torch.uint8)
+    return QuantizedTensor(data, format, (*leading, columns))
+
+
+def same_bits(ours: torch.Tensor, expected: torch.Tensor) -> bool:
+    """Also of infinite numbers; a NaN may be another one."""
+    both = ours.isnan() & expected.isnan()
+    return torch.equal(*(each.masked_fill(both, 0).view(torch.int32) for each in (ours, expected)))
+
+
+def test_every_format_has_planes() -> None:
+    assert set(LAYOUTS) == set(BLOCK_FORMATS)
+    assert len({layout.number for layout in LAYOUTS.values()} - {0}) == len(LAYOUTS)
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_unpacking_gives_the_floats_of_the_blocks(name: str) -> None:
+    blocks = random_blocks(name, 3, 5)
+    planes = to_planes(blocks)
+    expected = blocks.dequantize()
+    assert same_bits(planes.dequantize(), expected)
+    assert same_bits(planes[1].dequantize(), expected[1])
+    assert same_bits(planes[1:3].dequantize(), expected[1:3])
+    assert same_bits(planes[2][1:4].dequantize(), expected[2, 1:4])
+    ids = torch.tensor([4, 0, 4])
+    assert same_bits(planes[1].index_select(ids).dequantize(), expected[1, ids])
+    halves = planes.dequantize(torch.bfloat16).nan_to_num(0)
+    assert torch.equal(halves, expected.to(torch.bfloat16).nan_to_num(0))
+    assert planes.is_whole and not planes[1:3].is_whole
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_planes_take_little_more_than_the_file(name: str) -> None:
+    shape = (3, 5, 512)
+    blocks = random_blocks(name, *shape[:-1])
+    planes = to_planes(blocks)
+    assert planes.nbytes == planes.data.numel() == plane_bytes(name, shape)
+    assert blocks.nbytes <= planes.nbytes <= 1.03 * blocks.nbytes
+    assert planes[1].nbytes * 3 == planes.nbytes and name in repr(planes)
+
+
+def test_rows_are_repacked_some_at_a_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    blocks = random_blocks("Q5_K", 7)
+    at_once = to_planes(blocks)
+    monkeypatch.setattr("sfumato.ops.triton.planes._CHUNK", 1000)
+    in_parts = to_planes(blocks)
+    assert torch.equal(in_parts.data, at_once.data)
+    assert same_bits(in_parts.dequantize(), blocks.dequantize())
+
+
+@pytest.mark.parametrize(
+    ("name", "shape"),
+    [
+        ("BF16", (4, 256)),
+        ("Q4_K", (4, 96)),
+        ("Q8_0", (256,)),
+        ("Q8_0", (0, 256)),
+        ("Q8_0", (2, -3, 256)),
+        ("Q8_0", (2, 2, 2, 32)),
+        ("Q8_0", (1 << 20, 1 << 20, 32)),
+        ("Q8_0", (1, 1 << 30)),
+    ],
+)
+def test_hostile_sizes_are_refused(name: str, shape: tuple[int, ...]) -> None:
+    assert refusal(name, shape)
+    with pytest.raises(ValueError, match="planes: "):
+        plane_bytes(name, shape)
+
+
+def test_indices_that_planes_do_not_take() -> None:
+    planes = to_planes(random_blocks("Q8_0", 2, 3))
+    with pytest.raises(IndexError, match="there are 2 matrices"):
+        planes[2]
+    with pytest.raises(ValueError, match="steps of 1"):
+        planes[::2]
+    with pytest.raises(ValueError, match="index_select"):
+        planes[0][1]
+    with pytest.raises(AssertionError):
+        PlaneTensor(planes.data[1:], planes.format, planes.shape, planes.rows)
+
+
+@interpreted
+@pytest.mark.parametrize("name", NAMES)
+def test_kernels_unpack_the_bits_of_the_blocks(name: str) -> None:
+    """A product with the unit matrix gives the weight itself; columns divide by no tile."""
+    from sfumato.ops.triton.linear import linear
+
+    weight = random_planes(CPU, name, 70, whole_blocks(name, 96))
+    out = linear(torch.eye(weight.shape[1]), weight)
+    assert torch.equal(out.T, weight.dequantize())
+
+
+@interpreted
+@pytest.mark.parametrize("name", NAMES)
+def test_products_with_planes_pass_their_self_tests(name: str) -> None:
+    from sfumato.ops.triton import OPERATIONS, twins
+
+    for plane_twin in (each for key, each in twins((name,)).items() if key not in OPERATIONS):
+        plane_twin.check(CPU)
+
+
+@interpreted
+def test_a_token_has_the_same_result_beside_others(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Also where others make the tiles those for many tokens; the formats of experts differ."""
+    from sfumato.ops.triton import operands
+    from sfumato.ops.triton.experts import experts
+    from sfumato.ops.triton.linear import linear
+
+    monkeypatch.setattr(operands, "FEW", 4)
+    x, scores = torch.randn(9, 64), torch.randn(9, 3)
+    weight = random_planes(CPU, "Q5_1", 40, 64)
+    gate_up, down = random_planes(CPU, "IQ4_NL", 3, 64, 64), random_planes(CPU, "Q8_0", 3, 64, 32)
+    shares, chosen = scores.softmax(-1).topk(2)
+    some = slice(3, 6)
+    # NumPy's own products may differ by the shape: the compiled instructions have a test.
+    close(linear(x[some], weight), linear(x, weight)[some])
+    mixed = experts(x, chosen, shares, gate_up, down)
+    close(experts(x[some], chosen[some], shares[some], gate_up, down), mixed[some])
+    wide = (each.dequantize().double() for each in (gate_up, down))
+    close(mixed, reference.experts(x.double(), chosen, shares, *wide))
+
+
+@interpreted
+def test_what_kernels_do_not_take_is_dequantized(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """A part of a stack, a format that failed its test, and a kernel that does not run later."""
+    from sfumato.ops.triton import linear as module
+
+    stack, x = random_planes(CPU, "Q4_0", 2, 40, 64), torch.randn(3, 64)
+    expected = x @ stack[1].dequantize().T
+    monkeypatch.setattr(self_test, "_failed", {})
+    monkeypatch.setattr(self_test, "_passed", {CPU: frozenset(("linear Q4_0", "linear Q8_0"))})
+    monkeypatch.setattr("sfumato.ops.triton._refused", set())
+    with registry.seen_as("cpu", "cuda"), counted_launches() as launches:
+        assert torch.equal(ops.linear(x, stack[1]), expected) and not launches
+        close(ops.linear(x, one := to_planes(random_blocks_of_floats())), x @ one.dequantize().T)
+        assert launches.pop("linear_planes") == 1
+
+        def fails(*given: object, **more: object) -> None:
+            raise LaunchError("linear_planes: too large")
+
+        monkeypatch.setattr(module, "launch", fails)
+        for _ in range(2):
+            assert torch.equal(ops.linear(x, one), x @ one.dequantize().T)
+    assert self_test.passed(CPU) == {"linear Q4_0"} and not launches
+    assert "linear Q8_0" in caplog.records[-1].getMessage()
+
+
+def random_blocks_of_floats() -> QuantizedTensor:
+    return quantize(torch.randn(24, 64), BLOCK_FORMATS["Q8_0"])
+
+
+@interpreted
+def test_how_a_weight_is_held(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As planes where the kernels of the operation and the format serve; else as it is."""
+    blocks, gpu = random_blocks_of_floats(), torch.device("cuda", 0)
+    monkeypatch.setattr(self_test, "_failed", {CPU: frozenset(("experts Q8_0",))})
+    monkeypatch.setattr(self_test, "_passed", {CPU: frozenset(("linear Q8_0",))})
+    with registry.seen_as("cpu", "cuda"):
+        held = ops.pack(blocks, "int8")
+        assert isinstance(held, PlaneTensor) and ops.pack(held.data, "int8") is held.data
+        assert ops.packed_bytes("Q8_0", blocks.shape, CPU) == held.nbytes
+        assert not ops.packs("Q8_0", (2, 24, 64), CPU) and not ops.packs("Q8_0", (24, 1 << 30), CPU)
+    assert not torch.cuda.is_available() and not ops.packs("Q8_0", blocks.shape, gpu)
