@@ -7,7 +7,7 @@ import hashlib
 from sfumato.weights.checkpoint import Checkpoint
 
 _SAMPLE = 64  # bytes of each tensor, at its begin and from its middle
-_SAMPLED = 4096  # tensors: each costs a read of the disk, and experts saved one by one are many
+_SAMPLED = 2048  # tensors: each costs a read of the disk, and experts saved one by one are many
 
 
 def fingerprint(checkpoint: Checkpoint) -> str:
