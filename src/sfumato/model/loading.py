@@ -23,6 +23,7 @@ from sfumato.model.network import Network
 from sfumato.model.placement import cache_dtype
 from sfumato.model.transformer import Transformer
 from sfumato.model.upload import Mover
+from sfumato.ops import packing
 from sfumato.ops.reference import Weight
 from sfumato.ops.registry import PANELS
 from sfumato.weights.blocks import QuantizedTensor
@@ -108,7 +109,7 @@ def _output(embedding: Tensor | QuantizedTensor, activations: str) -> list[Weigh
     if not isinstance(embedding, QuantizedTensor):
         return None
     rows, columns = embedding.shape
-    form = ops.packed_form(embedding.format.name, embedding.shape, embedding.device)
+    form = packing.packed_form(embedding.format.name, embedding.shape, embedding.device)
     if form != PANELS:
         return None
     # All full chunks at once, as a stack of matrices: one allocation, filled by one call.
@@ -141,13 +142,13 @@ def _converted(
 
 def _packed(value: Tensor | QuantizedTensor, name: str, activations: str) -> Weight:
     if name == EMBEDDING:
-        return ops.pack_embedding(value)
+        return packing.pack_embedding(value)
     return ops.pack(value, activations) if _multiplies(name) else value
 
 
 def _is_packed(name: str, info: TensorInfo, device: torch.device) -> bool:
     if name == EMBEDDING:
-        return ops.packs_embedding(info.format, info.shape, device)
+        return packing.packs_embedding(info.format, info.shape, device)
     return _multiplies(name) and ops.packs(info.format, info.shape, device)
 
 
@@ -173,11 +174,11 @@ def loaded_bytes(name: str, info: TensorInfo, device: torch.device, dtype: torch
         kept = _kept_dtype(name, len(info.shape), stored, dtype)
         format = "BF16" if kept == torch.bfloat16 else "F32"
         size = math.prod(info.shape) * kept.itemsize
-    form = ops.packed_form(format, info.shape, device)
+    form = packing.packed_form(format, info.shape, device)
     if form is None:
         return size
     packed = ops.packed_bytes(format, info.shape, device)
-    if name == EMBEDDING and ops.packs_embedding(format, info.shape, device):
+    if name == EMBEDDING and packing.packs_embedding(format, info.shape, device):
         return packed
     if name == EMBEDDING:  # packed once more for a CPU's head, where it is quantized
         return size if stored or form != PANELS else size + packed

@@ -23,14 +23,7 @@ from sfumato.ops.cpu import row_operations as cpu_row_operations
 from sfumato.ops.cpu.columns import column_bytes, pack_columns, packs_columns
 from sfumato.ops.cpu.panels import ACTIVATIONS
 from sfumato.ops.online_softmax import Bans, SoftmaxState
-from sfumato.ops.packing import (
-    pack,
-    pack_embedding,
-    packed_bytes,
-    packed_form,
-    packs,
-    packs_embedding,
-)
+from sfumato.ops.packing import pack, packed_bytes, packs
 from sfumato.ops.reads import Prefixes, Questions, read_attention
 from sfumato.ops.reference import Causal, OwnKeys, SharedCausal, Weight
 from sfumato.ops.registry import ANY, call, form_of
@@ -68,12 +61,9 @@ __all__ = [
     "own_scores",
     "pack",
     "pack_columns",
-    "pack_embedding",
     "packed_bytes",
-    "packed_form",
     "packs",
     "packs_columns",
-    "packs_embedding",
     "phase_attention",
     "prepare",
     "prepare_heads",
