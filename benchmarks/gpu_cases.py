@@ -11,7 +11,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
-from benchmarks import gpu_plane_cases, gpu_prefill_cases
+from benchmarks import gpu_plane_cases, gpu_prefill_cases, gpu_read_cases
 from torch import Tensor
 
 from sfumato.bench.step_model.kernel_cost import KernelCost
@@ -215,6 +215,13 @@ def attend(sizes: Sizes, seed: int, sliding: bool) -> Case:
     return Case("attend", arguments, cost, alone, lambda out, row: out[sizes.of_row(row)])
 
 
+def read_attention(sizes: Sizes, seed: int, sliding: bool) -> Case:
+    """Canvases behind questions; see `gpu_read_cases`. The questions' keys are not in the cost."""
+    arguments, alone = gpu_read_cases.read_attention(sizes, seed, sliding)
+    cost = sizes.cost(sizes.layer(sliding), "attention")
+    return Case("read_attention", arguments, cost, alone, lambda out, row: out[row : row + 1])
+
+
 def rms_norm(sizes: Sizes, seed: int) -> Case:
     x = sizes.random(sizes.shape.tokens, sizes.config.hidden_size, seed=seed)
     weight = sizes.random(sizes.config.hidden_size, seed=seed + 1)
@@ -263,6 +270,8 @@ _CASES: dict[str, tuple[str, Callable[[Sizes, int], Case]]] = {
     "commit, full": ("phase_attention", lambda s, seed: phase_attention(s, seed, False)),
     "prefill, sliding": ("attend", lambda s, seed: attend(s, seed, True)),
     "prefill, full": ("attend", lambda s, seed: attend(s, seed, False)),
+    "read, sliding": ("read_attention", lambda s, seed: read_attention(s, seed, True)),
+    "read, full": ("read_attention", lambda s, seed: read_attention(s, seed, False)),
     "router": ("route", route),
     "rms_norm": ("rms_norm", rms_norm),
     "geglu": ("geglu", geglu),

@@ -20,6 +20,7 @@ from torch.utils._pytree import tree_leaves, tree_map
 from sfumato.bench.step_model.device_limits import DeviceLimits
 from sfumato.bench.step_model.prediction import step_time
 from sfumato.ops import registry
+from sfumato.ops.reads import Prefixes, Questions
 from sfumato.ops.triton import self_test, twins
 from sfumato.ops.triton.planes import LAYOUTS
 
@@ -158,6 +159,8 @@ def _slacks(exact: Any, dtype: torch.dtype) -> list[float]:
 
 def _widened(arguments: Any) -> Any:
     def wide(value: Any) -> Any:
+        if isinstance(value, Prefixes | Questions):
+            return replace(value, keys=value.keys.double(), values=value.values.double())
         return value.double() if isinstance(value, Tensor) and value.is_floating_point() else value
 
     return tree_map(wide, arguments)
