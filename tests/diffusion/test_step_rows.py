@@ -22,6 +22,7 @@ from sfumato.diffusion.sampler_config import REFERENCE, SamplerConfig
 from sfumato.diffusion.schedule import LinearTemperature
 from sfumato.diffusion.step import denoise_step
 from sfumato.diffusion.stopping import Never, StableAndConfident
+from sfumato.diffusion.turbo import Turbo
 from sfumato.model.cache import Slot
 from sfumato.model.network import Network
 
@@ -47,6 +48,8 @@ ROWS: list[tuple[int, dict[str, Any]]] = [  # prompt length, choices
     (2, {"sampler": Threshold(0.7), "schedule": LinearTemperature(0.1, 0.3), "max_steps": 6}),
     (12, {"self_conditioning": False, "canvas_length": 1}),
     (8, {"stopping": Never(), "max_steps": 3}),
+    (14, {"turbo": Turbo(1, 2, 5.0, 0), "stopping": Never(), "canvas_length": 7}),
+    (21, {"turbo": Turbo(2, 1, 5.0, 1), "processors": (MinTokens(3, (4,)),)}),
 ]
 
 
@@ -82,7 +85,9 @@ def together(network: Network, joins: Sequence[int]) -> list[list[Draft]]:
     return drafts
 
 
-@pytest.mark.parametrize("joins", [[0] * 8, [3, 0, 2, 0, 1, 5, 0, 4]], ids=["at once", "staggered"])
+@pytest.mark.parametrize(
+    "joins", [[0] * 10, [3, 0, 2, 0, 1, 5, 0, 4, 2, 0]], ids=["at once", "staggered"]
+)
 def test_a_row_is_the_same_alone_and_in_any_batch(network: Network, joins: list[int]) -> None:
     for index, drafts in enumerate(together(network, joins)):
         expected = alone(network, index)

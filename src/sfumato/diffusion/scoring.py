@@ -25,6 +25,7 @@ from sfumato.diffusion.sampler import SAMPLERS
 from sfumato.diffusion.stopping import Never, StableAndConfident
 from sfumato.model.approximate import Skip
 from sfumato.model.head import Adjust, HeadStats, VocabularyHead
+from sfumato.model.head_stats import PLAIN
 from sfumato.model.label_scores import named_log_probs
 from sfumato.model.truncate import cutoffs
 from sfumato.ops.online_softmax import TOP, Bans
@@ -126,15 +127,19 @@ def score_rows(
         passes.append(replace(_first_top(stats, TOP), logits=None))
     if scoring.restore is None:
         return passes[0], extra
-    return _merged(passes, scoring.restore), extra
+    return joined_stats(passes, scoring.restore), extra
 
 
-def _merged(passes: Sequence[HeadStats], restore: Tensor) -> HeadStats:
-    def merge(name: str) -> Tensor:
-        return torch.cat([getattr(stats, name) for stats in passes]).index_select(0, restore)
+def joined_stats(passes: Sequence[HeadStats], restore: Tensor | None = None) -> HeadStats:
+    """Those of several passes as one; restore int64 [positions]: in which order."""
+    if len(passes) == 1 and restore is None:
+        return passes[0]
 
-    names = ("argmax", "drawn", "entropy", "top_ids", "top_probs", "soft")
-    return HeadStats(*(merge(name) for name in names))
+    def join(name: str) -> Tensor:
+        joined = torch.cat([getattr(stats, name) for stats in passes])
+        return joined if restore is None else joined.index_select(0, restore)
+
+    return HeadStats(*map(join, PLAIN))
 
 
 def kind_of(canvas: Canvas) -> Kind:
@@ -281,6 +286,17 @@ def _all_bans(canvases: Sequence[Canvas], vocab_size: int, device: torch.device)
     limits = ban_limits(canvases, vocab_size)
     lengths = [canvas.length for canvas in canvases]
     return Bans.of(limits, lengths, device) if any(limits) else None
+
+
+def plain_bans(canvases: Sequence[Canvas], vocab_size: int, packed: Tensor) -> Bans | None:
+    """Those of some of the canvases' positions, int64 [n] among all of them; None where no row
+    bans a token. Of rows whose processors do nothing else."""
+    bans = _all_bans(canvases, vocab_size, packed.device)
+    if bans is None:
+        return None
+    return replace(
+        bans, row=bans.row.index_select(0, packed), place=bans.place.index_select(0, packed)
+    )
 
 
 def ban_limits(canvases: Sequence[Canvas], vocab_size: int) -> list[dict[int, int]]:

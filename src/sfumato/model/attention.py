@@ -28,6 +28,14 @@ class Attend(Protocol):
         ...
 
 
+class PlacedAttend(Attend, Protocol):
+    """Attention of packed tokens whose positions it knows."""
+
+    def positions(self) -> Tensor:
+        """int64 [tokens]: each token's position in its row."""
+        ...
+
+
 class KeepingAttend(Attend, Protocol):
     """Attention that keeps keys and values, for later tokens."""
 

@@ -29,6 +29,10 @@ class HeadStats:
         return HeadStats(*(None if v is None else v[index] for v in values))  # type: ignore[arg-type]
 
 
+PLAIN = "argmax", "drawn", "entropy", "top_ids", "top_probs", "soft"
+"""Names of the statistics that every position has."""
+
+
 def statistics(
     state: SoftmaxState,
     drawn: Tensor,

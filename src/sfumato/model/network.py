@@ -11,7 +11,7 @@ from itertools import accumulate, groupby
 import torch
 from torch import Tensor
 
-from sfumato.model.attention import CanvasPart, CanvasRows, EncodeRows
+from sfumato.model.attention import CanvasPart, CanvasRows, EncodeRows, PlacedAttend
 from sfumato.model.cache import KVCache, KVPool, Slot, slot_bytes
 from sfumato.model.head import VocabularyHead
 from sfumato.model.placed_reads import PlacedReadRows
@@ -154,7 +154,7 @@ class Network:
         return self.denoise_batch(tokens, soft, CanvasRows(parts))
 
     @torch.no_grad()
-    def denoise_batch(self, tokens: Tensor, soft: Tensor | None, attend: CanvasRows) -> Tensor:
+    def denoise_batch(self, tokens: Tensor, soft: Tensor | None, attend: PlacedAttend) -> Tensor:
         """One denoising forward of packed canvases: tokens int64 [n] of the parts of `attend`, one
         part after another, and their soft embeddings [n, hidden] (None: zeros) in `dtype`.
 

@@ -4,14 +4,21 @@ from __future__ import annotations
 
 import weakref
 from collections.abc import Collection, Mapping, Sequence
+from typing import NamedTuple
 
 import torch
 
 from sfumato.diffusion.canvas import Canvas, draw_first
 from sfumato.diffusion.step.batch import StepBatch
 
-Key = tuple[int, int]
-"""Width of the canvases, and depth of their histories."""
+
+class Key(NamedTuple):
+    """Which canvases stand in one batch."""
+
+    width: int
+    history: int  # depth of their histories
+    is_turbo: bool = False  # whether they are computed in part
+
 
 SeatsState = tuple[int, int]
 """Changes whenever a row becomes another canvas's, and whenever a step is written."""
@@ -144,5 +151,5 @@ class Seats:
         self.version += 1
 
     def _allocate(self, rows: int) -> StepBatch:
-        width, history = self._key
+        width, history = self._key.width, self._key.history
         return StepBatch.allocate(rows, width, history, self._hidden, self._dtype, self._device)

@@ -18,6 +18,7 @@ from sfumato.diffusion.step.batch import StepBatch
 from sfumato.diffusion.step.layout import Part
 from sfumato.diffusion.step.rules import Decision, apply_rules
 from sfumato.model.head import HeadStats
+from sfumato.model.head_stats import PLAIN
 
 
 @dataclass(frozen=True)
@@ -31,6 +32,7 @@ class Update:
     frozen: Tensor  # bool [R]: rows that were done before the step, and stay as they are
     keeps_soft: Tensor  # bool [R, W, 1]: positions whose soft embedding stays as it is
     step: Tensor  # int64 [R]: after the step, as the next two
+    stop: Tensor  # bool [R]: what the stopping rule says
     converged: Tensor  # bool [R]
     done: Tensor  # bool [R]
     entropy: Tensor  # float32 [R, W], pinned positions without
@@ -53,8 +55,7 @@ def decided_update(
     """What `decide` makes of a part's packed statistics. The view that `decide` gets is of all
     rows, each tensor with a leading axis [R]; its max_steps does not count."""
     batch = part.batch
-    names = ("argmax", "drawn", "entropy", "top_ids", "top_probs", "soft")
-    stats = HeadStats(*(part.unpack(getattr(stats, name)) for name in names))
+    stats = HeadStats(*(part.unpack(getattr(stats, name)) for name in PLAIN))
     pinned = batch.pinned >= 0
     drawn = torch.where(batch.cold[:, None], stats.argmax, stats.drawn)
     stats = replace(
@@ -90,6 +91,7 @@ def decided_update(
         frozen=frozen,
         keeps_soft=keeps_soft[:, :, None],
         step=step,
+        stop=decision.stop,
         converged=converged,
         done=frozen | converged | (step >= batch.max_steps),
         entropy=stats.entropy,
