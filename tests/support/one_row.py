@@ -22,8 +22,17 @@ def score(head: VocabularyHead, hidden: Tensor, canvases: Sequence[Canvas]) -> l
     scoring = Scoring.of(canvases, head.vocab_size, hidden.device)
     temperature = _spread(canvases, [c.temperature() for c in canvases]).to(hidden.device)
     uniforms = torch.cat([canvas.uniforms() for canvas in canvases])
-    stats, extra = score_rows(head, hidden, canvases, temperature, uniforms, scoring)
+    expected = torch.cat([_expected(canvas) for canvas in canvases]).to(hidden.device)
+    stats, extra = score_rows(head, hidden, canvases, temperature, uniforms, scoring, expected)
     return [extra.get(i, stats[at]) for i, at in enumerate(_spans(canvases))]
+
+
+def _expected(canvas: Canvas) -> Tensor:
+    """bool [length]: as the row's state has it."""
+    if canvas.place is None:
+        return torch.zeros(canvas.length, dtype=torch.bool)
+    batch, row = canvas.place
+    return batch.expected[row, : canvas.length] > 0
 
 
 def advance(canvas: Canvas, stats: HeadStats) -> Draft:

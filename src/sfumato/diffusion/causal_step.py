@@ -37,7 +37,7 @@ def draw_next(
     uniforms = torch.cat([canvas.uniforms() for canvas in canvases])
     uniforms = uniforms.float() if device.type == "mps" else uniforms
     stats, extra = score_rows(
-        network.head, hidden, canvases, temperature, to_device(uniforms, device), scoring
+        network.head, hidden, canvases, temperature, to_device(uniforms, device), scoring, None
     )
     cold = torch.tensor([canvas.config.temperature == 0 for canvas in canvases])
     drawn = torch.where(cold, stats.argmax.cpu(), stats.drawn.cpu())

@@ -1,9 +1,10 @@
 """The vocabulary pass of one step: every row under its own sampling settings.
 
 Rows are scored in three groups at most.  Plain rows go through the compiled pass, and so do those
-that only ban tokens; nothing in their pass reads a value on the host.  Rows that ask for an
-approximate soft embedding or for more named tokens are a group of their own, and so are rows whose
-scores are changed otherwise, or kept: what these two groups do may depend on data.  A row's
+that only ban tokens; elsewhere than on a CPU nothing in their pass reads a value on the host.  Rows
+that ask for fewer tokens in their soft embedding or for more named tokens are a group of their own,
+and so are rows whose scores are changed otherwise, or kept: what these two groups do may depend on
+data.  On a CPU `soft_skip` is a part of the plain pass, elsewhere of the second group.  A row's
 statistics do not depend on which rows it is denoised with, to the last bit on a CPU, and within a
 group nothing that one row asks for changes another's numbers.
 """
@@ -23,7 +24,7 @@ from sfumato.diffusion.checks import check_returned
 from sfumato.diffusion.processors import Banned, banned_by
 from sfumato.diffusion.sampler import SAMPLERS
 from sfumato.diffusion.stopping import Never, StableAndConfident
-from sfumato.model.approximate import Skip
+from sfumato.model.approximate import AS_ROUNDED, Skip
 from sfumato.model.head import Adjust, HeadStats, VocabularyHead
 from sfumato.model.label_scores import named_log_probs
 from sfumato.model.truncate import cutoffs
@@ -32,6 +33,11 @@ from sfumato.ops.online_softmax import TOP, Bans
 Kind = Literal["plain", "approximate", "adjusted"]
 """plain: nothing but bans; approximate: a soft embedding and draw of less than all tokens, or more
 named tokens; adjusted: scores changed otherwise, or kept."""
+
+LATE_AT_MOST = 0.125
+"""Of a row's positions: where not more are to be summed in full, they wait for the end of the pass.
+A sweep of their own then costs less than their part in the pass's second product does, whose time
+hardly falls with the number of positions; more of them are summed in it, and none is left out."""
 
 
 @dataclass(frozen=True)
@@ -94,12 +100,14 @@ def score_rows(
     temperature: Tensor,
     uniforms: Tensor,
     scoring: Scoring,
+    expected: Tensor | None = None,
     embeds: bool = True,
 ) -> tuple[HeadStats, dict[int, HeadStats]]:
     """The statistics of all positions, with TOP named tokens; and by row, complete, those of rows
     that asked for more tokens or for their scores. temperature float32 and uniforms float64
-    [positions]; embeds: False for no soft embeddings, where nothing reads them (see
-    `reads_soft`)."""
+    [positions]; expected bool [positions]: where the step before found that the top tokens suffice
+    (see `Skip`), None for nowhere; embeds: False for no soft embeddings, where nothing reads them
+    (see `reads_soft`)."""
     passes: list[HeadStats] = []
     extra: dict[int, HeadStats] = {}
     for group in scoring.groups:
@@ -114,8 +122,12 @@ def score_rows(
         if group.kind == "adjusted":
             stats = _score_adjusted(head, members, *inputs)
         else:
+            presumed = expected
+            if expected is not None and group.positions is not None:
+                presumed = expected[group.positions]
+            skip = _skip(head, members, presumed, hidden.device)
             settings = {} if group.kind == "plain" else _settings(members, hidden.device)
-            stats = head(*inputs, **settings, bans=group.bans, embeds=embeds)
+            stats = head(*inputs, **settings, skip=skip, bans=group.bans, embeds=embeds)
             if group.covered is not None:
                 entropy = stats.entropy.masked_fill(group.covered, float("inf"))
                 stats = replace(stats, entropy=entropy)
@@ -130,11 +142,20 @@ def score_rows(
 
 
 def _merged(passes: Sequence[HeadStats], restore: Tensor) -> HeadStats:
-    def merge(name: str) -> Tensor:
-        return torch.cat([getattr(stats, name) for stats in passes]).index_select(0, restore)
+    def merge(parts: Sequence[Tensor]) -> Tensor:
+        return torch.cat(list(parts)).index_select(0, restore)
 
     names = ("argmax", "drawn", "entropy", "top_ids", "top_probs", "soft")
-    return HeadStats(*(merge(name) for name in names))
+    merged = HeadStats(*(merge([getattr(stats, name) for stats in passes]) for name in names))
+    if all(stats.top_suffices is None for stats in passes):
+        return merged
+    suffices = [
+        torch.zeros_like(each.argmax, dtype=torch.bool)
+        if each.top_suffices is None
+        else each.top_suffices
+        for each in passes
+    ]
+    return replace(merged, top_suffices=merge(suffices))
 
 
 def kind_of(canvas: Canvas) -> Kind:
@@ -142,7 +163,9 @@ def kind_of(canvas: Canvas) -> Kind:
     if _cuts(canvas) or _needs_logits(canvas) or _bans(canvas) is None:
         return "adjusted"
     config = canvas.config
-    if config.soft_skip or config.soft_top_k is not None or (config.top_tokens or 0) > TOP:
+    if config.soft_skip and canvas.device.type != "cpu":
+        return "approximate"
+    if config.soft_top_k is not None or (config.top_tokens or 0) > TOP:
         return "approximate"
     if config.named_tokens:
         return "approximate"
@@ -238,18 +261,35 @@ def _score_adjusted(
 def _settings(canvases: Sequence[Canvas], device: torch.device) -> dict[str, Any]:
     """What rows of the groups that are not plain ask of the head, whether or not they adjust."""
     counts = [canvas.soft_top_k() for canvas in canvases]
-    shares = [canvas.config.soft_skip or 0.0 for canvas in canvases]
     top = [canvas.config.top_tokens or 0 for canvas in canvases]
-    skip = None
-    if any(shares):
-        # Where the step before held so much, this one may be expected to.
-        expected = [c.kept_mass >= 1 - share for c, share in zip(canvases, shares, strict=True)]
-        skip = Skip(_spread(canvases, shares).to(device), torch.cat(expected).to(device))
     return {
-        "skip": skip,
         "soft_top_k": _spread(canvases, counts).to(device) if any(counts) else None,
         "top": _spread(canvases, top).to(device) if max(top) > TOP else None,
     }
+
+
+def _skip(
+    head: VocabularyHead, canvases: Sequence[Canvas], expected: Tensor | None, device: torch.device
+) -> Skip | None:
+    """What the rows of a group may leave out of their soft embeddings; None for nothing. expected:
+    as in `score_rows`, of their positions."""
+    shares = [_share(head, canvas, device) for canvas in canvases]
+    if expected is None or not any(shares):
+        return None
+    late = torch.zeros_like(expected)
+    for canvas, at in zip(canvases, _spans(canvases), strict=True):
+        # Of the row alone, so that its arithmetic does not depend on other rows.
+        late[at] = (~expected[at]).sum() <= canvas.length * LATE_AT_MOST
+    return Skip(_spread(canvases, shares).to(device), expected, late)
+
+
+def _share(head: VocabularyHead, canvas: Canvas, device: torch.device) -> float:
+    """The share that a row may leave out; see `Skip`."""
+    config = canvas.config
+    if config.soft_skip is not None:
+        return float(config.soft_skip)
+    hides = head.rounding > 0 and device.type == "cpu" and config.soft_top_k is None
+    return AS_ROUNDED if hides else 0.0
 
 
 def _spans(canvases: Sequence[Canvas]) -> list[slice]:

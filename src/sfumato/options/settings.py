@@ -100,7 +100,7 @@ DENOISING = (
     Setting("logit_bias", Biases(MOST_BIASES, MOST_BIAS), "added to the scores of tokens, by id"),
     Setting("canvas_length", Whole(1, MOST_TOKENS), "tokens of a canvas"),
     Setting("self_conditioning", _FLAG, "false measures what self-conditioning is worth", True),
-    Setting("soft_skip", Number(0, 1, (0, 1)),
+    Setting("soft_skip", Number(0, 1, (1,)),
             "self-conditioning may leave out this share of the probability", None, "", "soft-skip"),
     Setting("soft_top_k", OneOrTwo(Whole(1, MOST_COUNTED)), _COUNTED, None, "", "soft-top-k", None,
             Whole(1, MOST_COUNTED_REQUEST)),

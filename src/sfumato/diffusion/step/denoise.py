@@ -95,7 +95,8 @@ def forward(
     scored = hidden, canvases, draws.temperature, draws.uniforms, layout.scoring
     # Elsewhere than on a CPU a kernel does the whole pass, whatever is read of it.
     embeds = hidden.device.type != "cpu" or any(map(reads_soft, canvases))
-    stats, extra = score_rows(network.head, *scored, embeds)
+    expected = _joined([part.pack(part.batch.expected) for part in layout.parts])
+    stats, extra = score_rows(network.head, *scored, expected > 0, embeds)
     if any(canvas.guidance is not None for canvas in canvases):
         spans = [span for part in layout.parts for span in part.spans]
         inputs = hidden, canvases, spans, draws.temperature, draws.uniforms
