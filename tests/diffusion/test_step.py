@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import math
-from dataclasses import fields, replace
+from dataclasses import fields
 from types import SimpleNamespace
 from typing import Any, ClassVar
 
 import pytest
 import torch
 from tests.diffusion.head_only import (
-    CPU,
     LENGTH,
     TEMPERATURE,
     VOCABULARY,
@@ -26,9 +25,7 @@ from torch.distributions import Categorical
 from sfumato.diffusion.processors import LogitBias
 from sfumato.diffusion.sampler import EntropyBound
 from sfumato.diffusion.schedule import LinearTemperature, SoftTopK
-from sfumato.diffusion.scoring import _skip, kind_of
 from sfumato.diffusion.stopping import Never
-from sfumato.model.approximate import AS_ROUNDED
 from sfumato.model.head import HeadStats, VocabularyHead
 
 
@@ -90,32 +87,6 @@ def test_top_p(p: float) -> None:
     outside = torch.zeros_like(logits, dtype=torch.bool).scatter(-1, ranked.indices, before >= p)
     stats = check(network, canvas(top_p=p), (logits / TEMPERATURE).masked_fill(outside, -1e30))
     assert (stats.entropy.max() == 0) == (p == 1e-6)
-
-
-def test_which_rows_leave_out_what() -> None:
-    """A row whose positions have not settled is summed in the pass; 0 and soft_top_k leave out
-    nothing; what hides nothing leaves out nothing by default."""
-    network, _ = distribution()
-    coarse = replace(network.head, rounding=2.0**-8)
-    rows = [canvas(16), canvas(16), canvas(16, soft_skip=0.0), canvas(16, soft_skip=0.1)]
-    rows.append(canvas(16, soft_top_k=3))
-    expected = torch.ones(80, dtype=torch.bool)
-    expected[:3] = expected[16] = expected[17] = False  # over and at the limit of an eighth
-    skip = _skip(coarse, rows, expected, CPU)
-    assert skip is not None
-    shares = [float(part.unique()) for part in skip.share.view(5, 16)]
-    assert shares == pytest.approx([AS_ROUNDED, AS_ROUNDED, 0.0, 0.1, 0.0])
-    assert [bool(part.any()) for part in skip.waits.view(5, 16)] == [
-        False,
-        True,
-        False,
-        True,
-        False,
-    ]
-    assert _skip(network.head, rows[:3], expected[:48], CPU) is None
-    assert _skip(coarse, rows[2:3], expected[:16], CPU) is None
-    assert _skip(coarse, rows[:1], expected[:16], torch.device("meta")) is None
-    assert [kind_of(row) for row in rows] == [*["plain"] * 4, "approximate"]
 
 
 def test_what_a_row_skips_is_its_own_choice() -> None:

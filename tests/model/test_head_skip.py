@@ -207,6 +207,11 @@ def test_without_soft_embeddings_all_else_is_the_same() -> None:
     arguments = inputs(5, 8, random)
     skip = Skip(torch.full((5,), 0.5), torch.ones(5, dtype=torch.bool))
     for how in ({}, {"skip": skip}):
+        exact = head(*arguments, **how)
         stats = head(*arguments, embeds=False, **how)
-        assert_exact(stats, head(*arguments))
+        assert_exact(stats, exact)
         assert not stats.soft.any()
+        some = torch.tensor([True, False, False, True, True])
+        stats = head(*arguments, embeds=some, **how)
+        assert_exact(stats, exact)
+        assert torch.equal(stats.soft[some], exact.soft[some]) and not stats.soft[~some].any()

@@ -22,9 +22,7 @@ from torch import Tensor
 from sfumato.diffusion.canvas import Canvas
 from sfumato.diffusion.checks import check_returned
 from sfumato.diffusion.processors import Banned, banned_by
-from sfumato.diffusion.sampler import SAMPLERS
-from sfumato.diffusion.stopping import Never, StableAndConfident
-from sfumato.model.approximate import AS_ROUNDED, Skip
+from sfumato.diffusion.soft_rows import skip_of, spans_of, spread
 from sfumato.model.head import Adjust, HeadStats, VocabularyHead
 from sfumato.model.label_scores import named_log_probs
 from sfumato.model.truncate import cutoffs
@@ -33,11 +31,6 @@ from sfumato.ops.online_softmax import TOP, Bans
 Kind = Literal["plain", "approximate", "adjusted"]
 """plain: nothing but bans; approximate: a soft embedding and draw of less than all tokens, or more
 named tokens; adjusted: scores changed otherwise, or kept."""
-
-LATE_AT_MOST = 0.125
-"""Of a row's positions: where not more are to be summed in full, they wait for the end of the pass.
-A sweep of their own then costs less than their part in the pass's second product does, whose time
-hardly falls with the number of positions; more of them are summed in it, and none is left out."""
 
 
 @dataclass(frozen=True)
@@ -101,13 +94,12 @@ def score_rows(
     uniforms: Tensor,
     scoring: Scoring,
     expected: Tensor | None = None,
-    embeds: bool = True,
+    embeds: bool | Tensor = True,
 ) -> tuple[HeadStats, dict[int, HeadStats]]:
     """The statistics of all positions, with TOP named tokens; and by row, complete, those of rows
     that asked for more tokens or for their scores. temperature float32 and uniforms float64
     [positions]; expected bool [positions]: where the step before found that the top tokens suffice
-    (see `Skip`), None for nowhere; embeds: False for no soft embeddings, where nothing reads them
-    (see `reads_soft`)."""
+    (see `Skip`), None for nowhere; embeds: see `soft_rows.embedded`."""
     passes: list[HeadStats] = []
     extra: dict[int, HeadStats] = {}
     for group in scoring.groups:
@@ -122,12 +114,13 @@ def score_rows(
         if group.kind == "adjusted":
             stats = _score_adjusted(head, members, *inputs)
         else:
-            presumed = expected
-            if expected is not None and group.positions is not None:
-                presumed = expected[group.positions]
-            skip = _skip(head, members, presumed, hidden.device)
+            presumed, read = expected, embeds
+            if group.positions is not None:
+                presumed = None if expected is None else expected[group.positions]
+                read = embeds if isinstance(embeds, bool) else embeds[group.positions]
+            skip = skip_of(head, members, presumed, hidden.device)
             settings = {} if group.kind == "plain" else _settings(members, hidden.device)
-            stats = head(*inputs, **settings, skip=skip, bans=group.bans, embeds=embeds)
+            stats = head(*inputs, **settings, skip=skip, bans=group.bans, embeds=read)
             if group.covered is not None:
                 entropy = stats.entropy.masked_fill(group.covered, float("inf"))
                 stats = replace(stats, entropy=entropy)
@@ -183,15 +176,6 @@ def _needs_logits(canvas: Canvas) -> bool:
     return any(getattr(rule, "needs_logits", False) for rule in rules)
 
 
-def reads_soft(canvas: Canvas) -> bool:
-    """Whether anything may read the soft embedding of the step to come. Nothing does where it is
-    the canvas's last one and the rules are built-in ones, which do not look at it."""
-    config = canvas.config
-    known = type(config.sampler) in SAMPLERS.values()
-    known = known and type(config.stopping) in (StableAndConfident, Never)
-    return not (known and canvas.guidance is None and canvas.is_at_last_step)
-
-
 def _has_more(stats: HeadStats) -> bool:
     return stats.logits is not None or stats.named is not None or stats.top_ids.shape[1] > TOP
 
@@ -209,7 +193,7 @@ def _by_row(stats: HeadStats, canvases: Sequence[Canvas]) -> list[HeadStats]:
     wanting = [canvas.length for canvas in canvases if _needs_logits(canvas)]
     logits = iter(() if stats.logits is None else stats.logits.split(wanting))
     stats = replace(stats, logits=None)
-    for canvas, at in zip(canvases, _spans(canvases), strict=True):
+    for canvas, at in zip(canvases, spans_of(canvases), strict=True):
         row = _first_top(stats[at], max(TOP, canvas.config.top_tokens or 0))
         rows.append(replace(row, logits=next(logits)) if _needs_logits(canvas) else row)
     return rows
@@ -225,7 +209,7 @@ def _with_named(
     """The rows' statistics, with the log probabilities of the tokens that a row names. What is
     banned there has none."""
     named = []
-    for canvas, row, at in zip(canvases, rows, _spans(canvases), strict=True):
+    for canvas, row, at in zip(canvases, rows, spans_of(canvases), strict=True):
         ids = canvas.config.named_tokens
         if ids:
             logs = named_log_probs(head, hidden[at], temperature[at], row, ids)
@@ -250,10 +234,10 @@ def _score_adjusted(
     asking = [canvas for canvas in canvases if _cuts(canvas)]
     if asking:
         adjust = _cut(_cutoffs(head, hidden, canvases, asking), adjust)
-    keep = _spread(canvases, [_needs_logits(canvas) for canvas in canvases]).to(hidden.device)
+    keep = spread(canvases, [_needs_logits(canvas) for canvas in canvases]).to(hidden.device)
     settings = _settings(canvases, hidden.device)
     stats = head(hidden, temperature, uniforms, **settings, adjust=adjust, keep_logits=keep)
-    processed = _spread(canvases, [bool(c.config.processors) for c in canvases])
+    processed = spread(canvases, [bool(c.config.processors) for c in canvases])
     empty = banned & processed.to(hidden.device)
     return replace(stats, entropy=stats.entropy.masked_fill(empty, float("inf")))
 
@@ -263,43 +247,9 @@ def _settings(canvases: Sequence[Canvas], device: torch.device) -> dict[str, Any
     counts = [canvas.soft_top_k() for canvas in canvases]
     top = [canvas.config.top_tokens or 0 for canvas in canvases]
     return {
-        "soft_top_k": _spread(canvases, counts).to(device) if any(counts) else None,
-        "top": _spread(canvases, top).to(device) if max(top) > TOP else None,
+        "soft_top_k": spread(canvases, counts).to(device) if any(counts) else None,
+        "top": spread(canvases, top).to(device) if max(top) > TOP else None,
     }
-
-
-def _skip(
-    head: VocabularyHead, canvases: Sequence[Canvas], expected: Tensor | None, device: torch.device
-) -> Skip | None:
-    """What the rows of a group may leave out of their soft embeddings; None for nothing. expected:
-    as in `score_rows`, of their positions."""
-    shares = [_share(head, canvas, device) for canvas in canvases]
-    if expected is None or not any(shares):
-        return None
-    late = torch.zeros_like(expected)
-    for canvas, at in zip(canvases, _spans(canvases), strict=True):
-        # Of the row alone, so that its arithmetic does not depend on other rows.
-        late[at] = (~expected[at]).sum() <= canvas.length * LATE_AT_MOST
-    return Skip(_spread(canvases, shares).to(device), expected, late)
-
-
-def _share(head: VocabularyHead, canvas: Canvas, device: torch.device) -> float:
-    """The share that a row may leave out; see `Skip`."""
-    config = canvas.config
-    if config.soft_skip is not None:
-        return float(config.soft_skip)
-    hides = head.rounding > 0 and device.type == "cpu" and config.soft_top_k is None
-    return AS_ROUNDED if hides else 0.0
-
-
-def _spans(canvases: Sequence[Canvas]) -> list[slice]:
-    ends = list(accumulate(canvas.length for canvas in canvases))
-    return [slice(end - c.length, end) for end, c in zip(ends, canvases, strict=True)]
-
-
-def _spread(canvases: Sequence[Canvas], values: Sequence[float]) -> Tensor:
-    """One value a row → one a position."""
-    return torch.cat([torch.full((c.length,), v) for c, v in zip(canvases, values, strict=True)])
 
 
 # Bans.
@@ -347,7 +297,7 @@ def _adjust(canvases: Sequence[Canvas], banned: Tensor | None = None) -> Adjust:
 
     def adjust(scores: Tensor, first_id: int) -> Tensor:
         parts = []
-        for canvas, view, at in zip(canvases, views, _spans(canvases), strict=True):
+        for canvas, view, at in zip(canvases, views, spans_of(canvases), strict=True):
             part = scores[at]
             for processor in canvas.config.processors:
                 part = processor.process(part, first_id, view)
@@ -381,11 +331,11 @@ def _cutoffs(
     """
     rows = asking if hidden.device.type == "cpu" else canvases
     mask = torch.zeros(len(hidden), dtype=torch.bool)
-    for canvas, at in zip(canvases, _spans(canvases), strict=True):
+    for canvas, at in zip(canvases, spans_of(canvases), strict=True):
         mask[at] = any(canvas is row for row in rows)
     mask = mask.to(hidden.device)
-    top_k = _spread(rows, [c.config.top_k or 0 for c in rows]).to(hidden.device)
-    top_p = _spread(rows, [float(c.config.top_p or 1.0) for c in rows]).to(hidden.device)
+    top_k = spread(rows, [c.config.top_k or 0 for c in rows]).to(hidden.device)
+    top_p = spread(rows, [float(c.config.top_p or 1.0) for c in rows]).to(hidden.device)
     cutoff = torch.full((len(hidden),), float("-inf"), device=hidden.device)
     cutoff[mask] = cutoffs(head, hidden[mask], top_k, top_p, _adjust(rows))
     return cutoff

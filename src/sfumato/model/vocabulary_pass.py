@@ -44,14 +44,14 @@ class PassSettings:
     soft_top_k: Tensor | None = None
     bans: Bans | None = None
     top: Tensor | None = None
-    embeds: bool = True
+    embeds: bool | Tensor = True
 
     @property
     def plain(self) -> bool:
         """Whether nothing is asked for but bans."""
         more = self.adjust, self.skip, self.soft_top_k, self.top
         nothing_more = self.keep_logits is False and all(each is None for each in more)
-        return nothing_more and self.embeds
+        return nothing_more and self.embeds is True
 
 
 class VocabularyPass:
@@ -124,9 +124,11 @@ class VocabularyPass:
         """bool [positions]: whose soft embedding is summed after the pass; None: no position's.
         Under an adjust, which a second sweep would repeat, all are summed within it."""
         skip, adjust = self.settings.skip, self.settings.adjust
-        if skip is None or adjust is not None or not self.settings.embeds:
+        if skip is None or adjust is not None or self.settings.embeds is False:
             return None
         late = skip.waits
+        if isinstance(self.settings.embeds, Tensor):
+            late = late & self.settings.embeds
         if self.best is not None:
             late = late.clone()
             late[self.best.which] = False
@@ -135,12 +137,11 @@ class VocabularyPass:
     def _summed_at_once(self) -> Tensor | None:
         """int64 [n]: whose soft embedding is summed chunk by chunk within the pass; None: that of
         all positions."""
-        late, best, device = self._late(), self.best, self.hidden.device
-        if not self.settings.embeds:
-            return torch.zeros(0, dtype=torch.int64, device=device)
-        if late is None and best is None:
+        late, best, embeds = self._late(), self.best, self.settings.embeds
+        if late is None and best is None and embeds is True:
             return None
-        at_once = torch.ones(len(self.hidden), dtype=torch.bool, device=device)
+        at_once = torch.ones(len(self.hidden), dtype=torch.bool, device=self.hidden.device)
+        at_once &= embeds
         if late is not None:
             at_once &= ~late
         if best is not None:

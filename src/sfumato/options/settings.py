@@ -101,7 +101,7 @@ DENOISING = (
     Setting("canvas_length", Whole(1, MOST_TOKENS), "tokens of a canvas"),
     Setting("self_conditioning", _FLAG, "false measures what self-conditioning is worth", True),
     Setting("soft_skip", Number(0, 1, (1,)),
-            "self-conditioning may leave out this share of the probability", None, "", "soft-skip"),
+            "self-conditioning may leave out this probability; 0: exact", None, "", "soft-skip"),
     Setting("soft_top_k", OneOrTwo(Whole(1, MOST_COUNTED)), _COUNTED, None, "", "soft-top-k", None,
             Whole(1, MOST_COUNTED_REQUEST)),
     Setting("min_tokens", _TOKENS, "no end token before N tokens", 0, "", "min-tokens"),
