@@ -65,7 +65,9 @@ class SamplerConfig:
         "ignore_eos"
     )  # end tokens are banned: the reply has max_tokens tokens
     self_conditioning: bool = default("self_conditioning")  # off only to measure what it is worth
-    soft_skip: float | None = None  # mass that self-conditioning may leave out: docs/head.md
+    # Probability that self-conditioning may leave out, 0 for none; None: as much as rounding hides
+    # on a CPU, and none elsewhere: docs/head.md
+    soft_skip: float | None = None
     soft_top_k: SoftTopK | int | None = None  # most probable tokens that count: docs/head.md
     top_tokens: int | None = None  # most probable tokens that drafts and commits name; at least 8
     named_tokens: tuple[int, ...] = ()  # whose log probabilities drafts and commits have
@@ -81,10 +83,8 @@ class SamplerConfig:
         if top_p is not None and not (is_number(top_p) and 0 < top_p <= 1):
             raise ValueError(f"top_p: must be over 0 and at most 1, got {top_p!r}")
         skip = self.soft_skip
-        if skip is not None and not (is_number(skip) and 0 < skip < 1):
-            raise ValueError(
-                f"soft_skip: must be over 0 and under 1, got {skip!r}; leave it out to be exact"
-            )
+        if skip is not None and not (is_number(skip) and 0 <= skip < 1):
+            raise ValueError(f"soft_skip: must be from 0 (exact) to under 1, got {skip!r}")
         kept_tokens = self.soft_top_k
         if isinstance(kept_tokens, int) and is_whole(kept_tokens):
             object.__setattr__(self, "soft_top_k", SoftTopK(kept_tokens))

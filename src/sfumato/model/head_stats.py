@@ -22,6 +22,8 @@ class HeadStats:
     soft: Tensor  # [..., hidden]: Σ p · embedding · sqrt(hidden), in the hidden states' dtype
     logits: Tensor | None = None  # float32 [..., vocab], processed; only where asked for
     named: Tensor | None = None  # float32 [..., n]: log probabilities of n tokens that were named
+    # bool [...]: where the TOP most probable tokens hold what `Skip` asks for; None: not known
+    top_suffices: Tensor | None = None
 
     def __getitem__(self, index: int | slice) -> HeadStats:
         """The statistics of one row, or of some, along the first axis."""

@@ -17,7 +17,8 @@ from torch import Tensor
 
 from sfumato import ops
 from sfumato.diffusion.canvas import Canvas
-from sfumato.diffusion.scoring import reads_soft, score_rows
+from sfumato.diffusion.scoring import score_rows
+from sfumato.diffusion.soft_rows import embedded
 from sfumato.diffusion.step.layout import Layout, Part
 from sfumato.diffusion.step.masked import score_masked
 from sfumato.diffusion.step.packed import pack
@@ -93,9 +94,9 @@ def forward(
     if hidden is None:
         hidden = hidden_states(network, layout.parts, attended)
     scored = hidden, canvases, draws.temperature, draws.uniforms, layout.scoring
-    # Elsewhere than on a CPU a kernel does the whole pass, whatever is read of it.
-    embeds = hidden.device.type != "cpu" or any(map(reads_soft, canvases))
-    stats, extra = score_rows(network.head, *scored, embeds)
+    embeds = embedded(canvases, hidden.device)
+    expected = _joined([part.pack(part.batch.expected) for part in layout.parts])
+    stats, extra = score_rows(network.head, *scored, expected > 0, embeds)
     if any(canvas.guidance is not None for canvas in canvases):
         spans = [span for part in layout.parts for span in part.spans]
         inputs = hidden, canvases, spans, draws.temperature, draws.uniforms
