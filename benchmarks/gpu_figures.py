@@ -99,7 +99,7 @@ def _conditions(setting: Setting, figure: Figure) -> dict[str, Any]:
     if figure.touched is None:
         return {}
     network, config = setting.subject.network, fixed_steps(setting.steps).over(REFERENCE)
-    is_exact = config.soft_skip is None and config.soft_top_k is None
+    is_exact = not config.soft_skip and config.soft_top_k is None
     return {
         "experts_touched": figure.touched(setting),
         "experts": network.config.num_experts,

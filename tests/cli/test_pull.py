@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib
+import json
 import os
 import re
 import subprocess
@@ -162,7 +163,10 @@ def test_a_first_download_is_compared_with_its_hash(
         ("hf:someone/split", r"1 of 2 parts are missing .*\(a-00002-of-00002.gguf\)"),
         ("hf:someone/text", r"holds no weights to read; there are README.md \(1 B\)"),
         ("hf:someone/gated", "is gated; accept its terms at https://.*then log in with `hf auth"),
-        ("hf:someone/llama", "the model is a 'llama', not a diffusion-gemma. Nothing was downl"),
+        (
+            "hf:someone/llama",
+            "the model is a 'llama', not a diffusion-gemma. No weights were downl",
+        ),
         ("hf:someone/awq", "quantized by 'awq', which is not read; take hf:unsl"),
     ],
 )
@@ -193,6 +197,26 @@ def test_narrow_repositories_are_readable(method: str, share: float) -> None:
     names = hub.choose(listing, hub.Reference("a/b"))
     assert set(names) == set(sizes)
     assert pull.memory(listing, names, None) == pytest.approx(share * 10**9 + catalog.MARGIN)
+
+
+@pytest.mark.parametrize("beside", [False, True], ids=["compressed-tensors", "modelopt"])
+def test_a_scheme_that_is_not_read_is_refused_before_the_weights(
+    hub_server: StandIn, cli: Any, beside: bool
+) -> None:
+    weights = {"weights": {"num_bits": 3, "type": "int", "strategy": "group", "group_size": 32}}
+    groups = {"config_groups": {"group_0": weights}, "format": "pack-quantized"}
+    config: dict[str, Any] = {"model_type": "diffusion_gemma"}
+    files = {"model.safetensors": b"x" * 10}
+    if beside:
+        files["hf_quant_config.json"] = b'{"quantization": {"quant_algo": "W4A8_AWQ"}}'
+    else:
+        config["quantization_config"] = {"quant_method": "compressed-tensors"} | groups
+    hub_server.repos["someone/odd"] = files | {"config.json": json.dumps(config).encode()}
+    hub_server.about["someone/odd"] = {"config": config}
+    done = cli("pull", "hf:someone/odd")
+    refusal = "quant_algo is 'W4A8_AWQ'" if beside else "3 bits of type 'int' are not read"
+    assert done.code == 2 and refusal in done.err and "No weights were downloaded" in done.err
+    assert "model.safetensors" not in {name for name, _ in hub_server.sent}
 
 
 def test_json_that_would_not_be_read_is_not_downloaded() -> None:

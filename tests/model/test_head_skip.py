@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import pytest
@@ -14,7 +14,7 @@ from tests.support.gguf_files import encode
 from torch import Tensor
 
 from sfumato import ops
-from sfumato.model.approximate import Skip
+from sfumato.model.approximate import AS_ROUNDED, Skip
 from sfumato.model.head import HeadStats, VocabularyHead
 from sfumato.ops.online_softmax import Bans, SoftmaxState
 from sfumato.ops.reference import Weight
@@ -106,6 +106,46 @@ def test_by_default_all_is_summed() -> None:
     assert torch.equal(head(hidden, temperature, uniform).soft, expected)
 
 
+@pytest.mark.parametrize("rounding", [2.0**-8, 2.0**-10])
+def test_by_rounding_no_more_is_left_out_than_it_hides(rounding: float) -> None:
+    """Of positions from flat to sharp: where the top tokens suffice, the vector is off by less than
+    half of the rounding; elsewhere a second sweep gives all of it. Alone each has the same bits."""
+    head, random = random_head(400, 32, 50, spread=1.0, seed=5)
+    head = replace(head, rounding=rounding)
+    count = 60
+    winners = torch.randint(400, (count,), generator=random)
+    hidden = head.embedding[winners] * torch.linspace(1, 24, count)[:, None]
+    _, temperature, uniform = inputs(count, 32, random)
+    yes, share = torch.ones(count, dtype=torch.bool), torch.full((count,), AS_ROUNDED)
+    exact = head(hidden, temperature, uniform)
+    stats = head(hidden, temperature, uniform, skip=Skip(share, yes))
+    suffices = stats.top_suffices
+    assert suffices is not None and 10 < int(suffices.sum()) < count - 10
+    assert_exact(stats, exact)
+    off = (stats.soft - exact.soft).norm(dim=1) / exact.soft.norm(dim=1)
+    assert 1e-5 < off[suffices].max() <= rounding / 2 * 1.01 and off[~suffices].max() < 1e-5
+    for at in (slice(i, i + 1) for i in range(0, count, 7)):
+        own = head(hidden[at], temperature[at], uniform[at], skip=Skip(share[at], yes[at]))
+        assert torch.equal(own.soft, stats.soft[at]) and own.top_suffices is not None
+        assert torch.equal(own.top_suffices, suffices[at])
+
+
+def test_what_is_not_late_is_summed_within_the_pass() -> None:
+    """To the bit as without a skip, whatever is presumed; whether the top tokens would have
+    sufficed is found for the next step."""
+    head, random = random_head(300, 32, 50, spread=8.0, seed=6)
+    head = replace(head, rounding=2.0**-8)
+    arguments = inputs(20, 32, random)
+    yes, share = torch.ones(20, dtype=torch.bool), torch.full((20,), AS_ROUNDED)
+    exact = head(*arguments)
+    stats = head(*arguments, skip=Skip(share, yes, ~yes))
+    assert torch.equal(stats.soft, exact.soft) and exact.top_suffices is None
+    assert stats.top_suffices is not None and stats.top_suffices.any()
+    late = head(*arguments, skip=Skip(share, ~yes, yes))
+    assert torch.equal(late.top_suffices, stats.top_suffices)
+    torch.testing.assert_close(late.soft, exact.soft)
+
+
 def test_no_row_is_read_for_the_second_product_unless_the_skip_fails() -> None:
     """Where scores come from packed chunks, none is even dequantized."""
     random = torch.Generator().manual_seed(4)
@@ -167,6 +207,11 @@ def test_without_soft_embeddings_all_else_is_the_same() -> None:
     arguments = inputs(5, 8, random)
     skip = Skip(torch.full((5,), 0.5), torch.ones(5, dtype=torch.bool))
     for how in ({}, {"skip": skip}):
+        exact = head(*arguments, **how)
         stats = head(*arguments, embeds=False, **how)
-        assert_exact(stats, head(*arguments))
+        assert_exact(stats, exact)
         assert not stats.soft.any()
+        some = torch.tensor([True, False, False, True, True])
+        stats = head(*arguments, embeds=some, **how)
+        assert_exact(stats, exact)
+        assert torch.equal(stats.soft[some], exact.soft[some]) and not stats.soft[~some].any()

@@ -10,7 +10,8 @@ import torch
 from torch import Tensor
 
 from sfumato.diffusion.canvas import Canvas, Draft
-from sfumato.diffusion.scoring import Scoring, _spans, _spread, score_rows
+from sfumato.diffusion.scoring import Scoring, score_rows
+from sfumato.diffusion.soft_rows import spans_of, spread
 from sfumato.diffusion.step import Denoiser
 from sfumato.diffusion.step.denoise import ForwardResult, draw
 from sfumato.model.head import HeadStats, VocabularyHead
@@ -20,10 +21,19 @@ def score(head: VocabularyHead, hidden: Tensor, canvases: Sequence[Canvas]) -> l
     """The statistics of each canvas, whose hidden states stand one after another in hidden [all
     positions, hidden]."""
     scoring = Scoring.of(canvases, head.vocab_size, hidden.device)
-    temperature = _spread(canvases, [c.temperature() for c in canvases]).to(hidden.device)
+    temperature = spread(canvases, [c.temperature() for c in canvases]).to(hidden.device)
     uniforms = torch.cat([canvas.uniforms() for canvas in canvases])
-    stats, extra = score_rows(head, hidden, canvases, temperature, uniforms, scoring)
-    return [extra.get(i, stats[at]) for i, at in enumerate(_spans(canvases))]
+    expected = torch.cat([_expected(canvas) for canvas in canvases]).to(hidden.device)
+    stats, extra = score_rows(head, hidden, canvases, temperature, uniforms, scoring, expected)
+    return [extra.get(i, stats[at]) for i, at in enumerate(spans_of(canvases))]
+
+
+def _expected(canvas: Canvas) -> Tensor:
+    """bool [length]: as the row's state has it."""
+    if canvas.place is None:
+        return torch.zeros(canvas.length, dtype=torch.bool)
+    batch, row = canvas.place
+    return batch.expected[row, : canvas.length] > 0
 
 
 def advance(canvas: Canvas, stats: HeadStats) -> Draft:

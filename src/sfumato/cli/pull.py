@@ -12,10 +12,11 @@ from sfumato import catalog
 from sfumato.cli import download, hub, notes
 from sfumato.cli.hub import Listing, Reference
 from sfumato.cli.units import size
-from sfumato.weights.jsonfile import MAX_JSON
+from sfumato.weights.errors import CheckpointError
+from sfumato.weights.jsonfile import MAX_JSON, read_object
 from sfumato.weights.locate import INDEX
 from sfumato.weights.narrow.config import BESIDE as NARROW
-from sfumato.weights.narrow.config import METHODS
+from sfumato.weights.narrow.config import METHODS, read_scheme
 
 _SHARE = {"q4_k": 0.36, "q8_0": 0.55}
 """What quantizing while loading leaves of bfloat16, the embedding's two copies included."""
@@ -66,9 +67,10 @@ def fetch(
         return download.download(listing, names, reference)
     room = room_for(listing, names, remaining, memory(listing, names, quantize), device)
     reasons = [*_unreadable(listing), *room.lacks()]
+    reasons = reasons or unread_scheme(listing, reference)
     if reasons and not force:
         raise ValueError(
-            f"{reference}: {'; '.join(reasons)}. Nothing was downloaded; "
+            f"{reference}: {'; '.join(reasons)}. No weights were downloaded; "
             f"`sfumato pull --force {reference}` does so all the same"
         )
     for reason in reasons:
@@ -102,6 +104,20 @@ def _unreadable(listing: Listing) -> list[str]:
                 f"{name} has {size(listing.sizes[name])}, above the limit of {MAX_JSON >> 20} MiB"
             )
     return reasons
+
+
+def unread_scheme(listing: Listing, reference: Reference) -> list[str]:
+    """Why the narrow matrices of a repository cannot be loaded. Downloads what says how they are
+    stored, some kB, and no weights. Raises as `download.download` does."""
+    names = [name for name in ("config.json", NARROW) if name in listing.sizes]
+    if "config.json" not in names or (listing.quantized is None and NARROW not in names):
+        return []
+    folder = download.download(listing, names, reference)
+    try:
+        read_scheme(read_object(folder / "config.json"), folder)
+    except CheckpointError as error:
+        return [str(error)]
+    return []
 
 
 @dataclass(frozen=True)

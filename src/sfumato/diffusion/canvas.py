@@ -102,8 +102,6 @@ class Canvas:
         self.reply = to_device(torch.tensor(reply, dtype=torch.int64), device)
         self.vocab_size, self.length = vocab_size, config.canvas_length
         self.step, self.convergence = 0, None  # type: tuple[int, Convergence | None]
-        # Probability that the last step's TOP most probable tokens held, on the host.
-        self.kept_mass = torch.zeros(self.length)
         self.launched = 0  # steps that have begun, of some of which the host may know nothing
         self._begun: Tensor | None = None  # drawn late, together with those of other canvases
         if given is not None and given.tokens is not None:

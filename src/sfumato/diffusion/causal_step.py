@@ -14,6 +14,7 @@ from torch import Tensor
 
 from sfumato.diffusion.canvas import Canvas, Draft
 from sfumato.diffusion.scoring import Scoring, score_rows
+from sfumato.diffusion.soft_rows import embedded
 from sfumato.model.head import HeadStats
 from sfumato.model.network import Network
 from sfumato.model.to_device import to_device
@@ -36,9 +37,9 @@ def draw_next(
     temperature = to_device(torch.tensor([canvas.temperature() for canvas in canvases]), device)
     uniforms = torch.cat([canvas.uniforms() for canvas in canvases])
     uniforms = uniforms.float() if device.type == "mps" else uniforms
-    stats, extra = score_rows(
-        network.head, hidden, canvases, temperature, to_device(uniforms, device), scoring
-    )
+    drawn_with = temperature, to_device(uniforms, device)
+    embeds = embedded(canvases, device)
+    stats, extra = score_rows(network.head, hidden, canvases, *drawn_with, scoring, embeds=embeds)
     cold = torch.tensor([canvas.config.temperature == 0 for canvas in canvases])
     drawn = torch.where(cold, stats.argmax.cpu(), stats.drawn.cpu())
     pinned = torch.cat([canvas.pinned for canvas in canvases])

@@ -36,7 +36,7 @@ _OF_STEPS = (
     "turbo",
 )
 
-_WHOLE_STEPS = "top_k", "soft_skip", "soft_top_k", "named_tokens"
+_WHOLE_STEPS = "top_k", "soft_top_k", "named_tokens"
 
 MOST_NAMED = 128
 """Named tokens: as many as vLLM takes."""
@@ -70,7 +70,9 @@ class SamplerConfig:
         "ignore_eos"
     )  # end tokens are banned: the reply has max_tokens tokens
     self_conditioning: bool = default("self_conditioning")  # off only to measure what it is worth
-    soft_skip: float | None = None  # mass that self-conditioning may leave out: docs/head.md
+    # Probability that self-conditioning may leave out, 0 for none; None: as much as rounding hides
+    # on a CPU, and none elsewhere: docs/head.md
+    soft_skip: float | None = None
     soft_top_k: SoftTopK | int | None = None  # most probable tokens that count: docs/head.md
     turbo: Turbo | None = None  # steps may leave out settled positions: docs/samplers.md
     top_tokens: int | None = None  # most probable tokens that drafts and commits name; at least 8
@@ -87,10 +89,8 @@ class SamplerConfig:
         if top_p is not None and not (is_number(top_p) and 0 < top_p <= 1):
             raise ValueError(f"top_p: must be over 0 and at most 1, got {top_p!r}")
         skip = self.soft_skip
-        if skip is not None and not (is_number(skip) and 0 < skip < 1):
-            raise ValueError(
-                f"soft_skip: must be over 0 and under 1, got {skip!r}; leave it out to be exact"
-            )
+        if skip is not None and not (is_number(skip) and 0 <= skip < 1):
+            raise ValueError(f"soft_skip: must be from 0 (exact) to under 1, got {skip!r}")
         kept_tokens = self.soft_top_k
         if isinstance(kept_tokens, int) and is_whole(kept_tokens):
             object.__setattr__(self, "soft_top_k", SoftTopK(kept_tokens))
@@ -151,6 +151,8 @@ class SamplerConfig:
             given.append("top_tokens")
         if not all(banned_by(processor, 0, 1) for processor in self.processors):
             given.append("processors")
+        rules = "sampler", "stopping"
+        given += [name for name in rules if getattr(getattr(self, name), "needs_logits", False)]
         if given:
             raise ValueError(
                 f"turbo: a step with {', '.join(given)} has to be a whole one; leave out one or "

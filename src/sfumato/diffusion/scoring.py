@@ -1,9 +1,10 @@
 """The vocabulary pass of one step: every row under its own sampling settings.
 
 Rows are scored in three groups at most.  Plain rows go through the compiled pass, and so do those
-that only ban tokens; nothing in their pass reads a value on the host.  Rows that ask for an
-approximate soft embedding or for more named tokens are a group of their own, and so are rows whose
-scores are changed otherwise, or kept: what these two groups do may depend on data.  A row's
+that only ban tokens; elsewhere than on a CPU nothing in their pass reads a value on the host.  Rows
+that ask for fewer tokens in their soft embedding or for more named tokens are a group of their own,
+and so are rows whose scores are changed otherwise, or kept: what these two groups do may depend on
+data.  On a CPU `soft_skip` is a part of the plain pass, elsewhere of the second group.  A row's
 statistics do not depend on which rows it is denoised with, to the last bit on a CPU, and within a
 group nothing that one row asks for changes another's numbers.
 """
@@ -21,9 +22,7 @@ from torch import Tensor
 from sfumato.diffusion.canvas import Canvas
 from sfumato.diffusion.checks import check_returned
 from sfumato.diffusion.processors import Banned, banned_by
-from sfumato.diffusion.sampler import SAMPLERS
-from sfumato.diffusion.stopping import Never, StableAndConfident
-from sfumato.model.approximate import Skip
+from sfumato.diffusion.soft_rows import skip_of, spans_of, spread
 from sfumato.model.head import Adjust, HeadStats, VocabularyHead
 from sfumato.model.head_stats import PLAIN
 from sfumato.model.label_scores import named_log_probs
@@ -95,12 +94,13 @@ def score_rows(
     temperature: Tensor,
     uniforms: Tensor,
     scoring: Scoring,
-    embeds: bool = True,
+    expected: Tensor | None = None,
+    embeds: bool | Tensor = True,
 ) -> tuple[HeadStats, dict[int, HeadStats]]:
     """The statistics of all positions, with TOP named tokens; and by row, complete, those of rows
     that asked for more tokens or for their scores. temperature float32 and uniforms float64
-    [positions]; embeds: False for no soft embeddings, where nothing reads them (see
-    `reads_soft`)."""
+    [positions]; expected bool [positions]: where the step before found that the top tokens suffice
+    (see `Skip`), None for nowhere; embeds: see `soft_rows.embedded`."""
     passes: list[HeadStats] = []
     extra: dict[int, HeadStats] = {}
     for group in scoring.groups:
@@ -115,8 +115,13 @@ def score_rows(
         if group.kind == "adjusted":
             stats = _score_adjusted(head, members, *inputs)
         else:
+            presumed, read = expected, embeds
+            if group.positions is not None:
+                presumed = None if expected is None else expected[group.positions]
+                read = embeds if isinstance(embeds, bool) else embeds[group.positions]
+            skip = skip_of(head, members, presumed, hidden.device)
             settings = {} if group.kind == "plain" else _settings(members, hidden.device)
-            stats = head(*inputs, **settings, bans=group.bans, embeds=embeds)
+            stats = head(*inputs, **settings, skip=skip, bans=group.bans, embeds=read)
             if group.covered is not None:
                 entropy = stats.entropy.masked_fill(group.covered, float("inf"))
                 stats = replace(stats, entropy=entropy)
@@ -135,11 +140,14 @@ def joined_stats(passes: Sequence[HeadStats], restore: Tensor | None = None) -> 
     if len(passes) == 1 and restore is None:
         return passes[0]
 
-    def join(name: str) -> Tensor:
-        joined = torch.cat([getattr(stats, name) for stats in passes])
+    def join(parts: Sequence[Tensor]) -> Tensor:
+        joined = torch.cat(list(parts))
         return joined if restore is None else joined.index_select(0, restore)
 
-    return HeadStats(*map(join, PLAIN))
+    merged = HeadStats(*(join([getattr(stats, name) for stats in passes]) for name in PLAIN))
+    if all(stats.top_suffices is None for stats in passes):
+        return merged
+    return replace(merged, top_suffices=join([stats.suffices for stats in passes]))
 
 
 def kind_of(canvas: Canvas) -> Kind:
@@ -147,7 +155,9 @@ def kind_of(canvas: Canvas) -> Kind:
     if _cuts(canvas) or _needs_logits(canvas) or _bans(canvas) is None:
         return "adjusted"
     config = canvas.config
-    if config.soft_skip or config.soft_top_k is not None or (config.top_tokens or 0) > TOP:
+    if config.soft_skip and canvas.device.type != "cpu":
+        return "approximate"
+    if config.soft_top_k is not None or (config.top_tokens or 0) > TOP:
         return "approximate"
     if config.named_tokens:
         return "approximate"
@@ -163,15 +173,6 @@ def _cuts(canvas: Canvas) -> bool:
 def _needs_logits(canvas: Canvas) -> bool:
     rules = (canvas.config.sampler, canvas.config.stopping)
     return any(getattr(rule, "needs_logits", False) for rule in rules)
-
-
-def reads_soft(canvas: Canvas) -> bool:
-    """Whether anything may read the soft embedding of the step to come. Nothing does where it is
-    the canvas's last one and the rules are built-in ones, which do not look at it."""
-    config = canvas.config
-    known = type(config.sampler) in SAMPLERS.values()
-    known = known and type(config.stopping) in (StableAndConfident, Never)
-    return not (known and canvas.guidance is None and canvas.is_at_last_step)
 
 
 def _has_more(stats: HeadStats) -> bool:
@@ -191,7 +192,7 @@ def _by_row(stats: HeadStats, canvases: Sequence[Canvas]) -> list[HeadStats]:
     wanting = [canvas.length for canvas in canvases if _needs_logits(canvas)]
     logits = iter(() if stats.logits is None else stats.logits.split(wanting))
     stats = replace(stats, logits=None)
-    for canvas, at in zip(canvases, _spans(canvases), strict=True):
+    for canvas, at in zip(canvases, spans_of(canvases), strict=True):
         row = _first_top(stats[at], max(TOP, canvas.config.top_tokens or 0))
         rows.append(replace(row, logits=next(logits)) if _needs_logits(canvas) else row)
     return rows
@@ -207,7 +208,7 @@ def _with_named(
     """The rows' statistics, with the log probabilities of the tokens that a row names. What is
     banned there has none."""
     named = []
-    for canvas, row, at in zip(canvases, rows, _spans(canvases), strict=True):
+    for canvas, row, at in zip(canvases, rows, spans_of(canvases), strict=True):
         ids = canvas.config.named_tokens
         if ids:
             logs = named_log_probs(head, hidden[at], temperature[at], row, ids)
@@ -232,10 +233,10 @@ def _score_adjusted(
     asking = [canvas for canvas in canvases if _cuts(canvas)]
     if asking:
         adjust = _cut(_cutoffs(head, hidden, canvases, asking), adjust)
-    keep = _spread(canvases, [_needs_logits(canvas) for canvas in canvases]).to(hidden.device)
+    keep = spread(canvases, [_needs_logits(canvas) for canvas in canvases]).to(hidden.device)
     settings = _settings(canvases, hidden.device)
     stats = head(hidden, temperature, uniforms, **settings, adjust=adjust, keep_logits=keep)
-    processed = _spread(canvases, [bool(c.config.processors) for c in canvases])
+    processed = spread(canvases, [bool(c.config.processors) for c in canvases])
     empty = banned & processed.to(hidden.device)
     return replace(stats, entropy=stats.entropy.masked_fill(empty, float("inf")))
 
@@ -243,28 +244,11 @@ def _score_adjusted(
 def _settings(canvases: Sequence[Canvas], device: torch.device) -> dict[str, Any]:
     """What rows of the groups that are not plain ask of the head, whether or not they adjust."""
     counts = [canvas.soft_top_k() for canvas in canvases]
-    shares = [canvas.config.soft_skip or 0.0 for canvas in canvases]
     top = [canvas.config.top_tokens or 0 for canvas in canvases]
-    skip = None
-    if any(shares):
-        # Where the step before held so much, this one may be expected to.
-        expected = [c.kept_mass >= 1 - share for c, share in zip(canvases, shares, strict=True)]
-        skip = Skip(_spread(canvases, shares).to(device), torch.cat(expected).to(device))
     return {
-        "skip": skip,
-        "soft_top_k": _spread(canvases, counts).to(device) if any(counts) else None,
-        "top": _spread(canvases, top).to(device) if max(top) > TOP else None,
+        "soft_top_k": spread(canvases, counts).to(device) if any(counts) else None,
+        "top": spread(canvases, top).to(device) if max(top) > TOP else None,
     }
-
-
-def _spans(canvases: Sequence[Canvas]) -> list[slice]:
-    ends = list(accumulate(canvas.length for canvas in canvases))
-    return [slice(end - c.length, end) for end, c in zip(ends, canvases, strict=True)]
-
-
-def _spread(canvases: Sequence[Canvas], values: Sequence[float]) -> Tensor:
-    """One value a row → one a position."""
-    return torch.cat([torch.full((c.length,), v) for c, v in zip(canvases, values, strict=True)])
 
 
 # Bans.
@@ -323,7 +307,7 @@ def _adjust(canvases: Sequence[Canvas], banned: Tensor | None = None) -> Adjust:
 
     def adjust(scores: Tensor, first_id: int) -> Tensor:
         parts = []
-        for canvas, view, at in zip(canvases, views, _spans(canvases), strict=True):
+        for canvas, view, at in zip(canvases, views, spans_of(canvases), strict=True):
             part = scores[at]
             for processor in canvas.config.processors:
                 part = processor.process(part, first_id, view)
@@ -357,11 +341,11 @@ def _cutoffs(
     """
     rows = asking if hidden.device.type == "cpu" else canvases
     mask = torch.zeros(len(hidden), dtype=torch.bool)
-    for canvas, at in zip(canvases, _spans(canvases), strict=True):
+    for canvas, at in zip(canvases, spans_of(canvases), strict=True):
         mask[at] = any(canvas is row for row in rows)
     mask = mask.to(hidden.device)
-    top_k = _spread(rows, [c.config.top_k or 0 for c in rows]).to(hidden.device)
-    top_p = _spread(rows, [float(c.config.top_p or 1.0) for c in rows]).to(hidden.device)
+    top_k = spread(rows, [c.config.top_k or 0 for c in rows]).to(hidden.device)
+    top_p = spread(rows, [float(c.config.top_p or 1.0) for c in rows]).to(hidden.device)
     cutoff = torch.full((len(hidden),), float("-inf"), device=hidden.device)
     cutoff[mask] = cutoffs(head, hidden[mask], top_k, top_p, _adjust(rows))
     return cutoff

@@ -34,7 +34,7 @@ class VocabularyHead(OutputEmbedding):
         bans: Bans | None = None,
         top: Tensor | None = None,
         done: Tensor | None = None,
-        embeds: bool = True,
+        embeds: bool | Tensor = True,
     ) -> HeadStats:
         """One pass over the vocabulary.
 
@@ -44,8 +44,9 @@ class VocabularyHead(OutputEmbedding):
         alone; soft_top_k int64 [positions]: the draw and the soft embedding are of so many most
         probable tokens, 0 for all; bans: never beside an adjust or kept logits; top int64
         [positions]: how many most probable tokens are named, TOP at least; done bool
-        [positions]: those of rows that are done, which kernels may leave out; embeds: False for
-        zeros in place of soft embeddings, where no step comes that reads them.
+        [positions]: those of rows that are done, which kernels may leave out; embeds: False, or
+        False in bool [positions], for zeros in place of soft embeddings, where no step comes that
+        reads them.
         What is asked for at one position changes no bit at another.
         """
         settings = PassSettings(

@@ -22,6 +22,15 @@ class HeadStats:
     soft: Tensor  # [..., hidden]: Σ p · embedding · sqrt(hidden), in the hidden states' dtype
     logits: Tensor | None = None  # float32 [..., vocab], processed; only where asked for
     named: Tensor | None = None  # float32 [..., n]: log probabilities of n tokens that were named
+    # bool [...]: where the TOP most probable tokens hold what `Skip` asks for; None: not known
+    top_suffices: Tensor | None = None
+
+    @property
+    def suffices(self) -> Tensor:
+        """`top_suffices`, False where it is not known."""
+        if self.top_suffices is None:
+            return torch.zeros_like(self.argmax, dtype=torch.bool)
+        return self.top_suffices
 
     def __getitem__(self, index: int | slice) -> HeadStats:
         """The statistics of one row, or of some, along the first axis."""

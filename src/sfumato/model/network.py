@@ -11,6 +11,7 @@ from itertools import accumulate, groupby
 import torch
 from torch import Tensor
 
+from sfumato import ops
 from sfumato.model.attention import CanvasPart, CanvasRows, EncodeRows, PlacedAttend
 from sfumato.model.cache import KVCache, KVPool, Slot, slot_bytes
 from sfumato.model.head import VocabularyHead
@@ -40,8 +41,12 @@ class Network:
         """output: the embedding's chunks as the head multiplies them, see `VocabularyHead`."""
         self.transformer, self.device, self.dtype = transformer, device, dtype
         self.config, self.cache_dtype = transformer.config, cache_dtype or dtype
+        reads = transformer.self_conditioning
+        rounding = min(ops.rounding(p.weight, dtype) for p in (reads.gate_proj, reads.up_proj))
         self.head = VocabularyHead(
-            transformer.embed_tokens.weight, self.config.logit_softcap, output=output
+            *(transformer.embed_tokens.weight, self.config.logit_softcap),
+            output=output,
+            rounding=rounding,
         )
 
     def new_slots(self, count: int, capacity: int) -> list[Slot]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from typing import cast
 
 import torch
@@ -15,6 +16,9 @@ from sfumato.weights.blocks import QuantizedTensor
 
 CHUNK = 4096  # vocabulary rows at a time: with their scores, about what a CPU's caches hold
 
+ROWS_AT_A_TIME = 512
+"""Of the embedding that are measured: some megabytes in float32."""
+
 
 @dataclass(frozen=True)
 class OutputEmbedding:
@@ -22,12 +26,15 @@ class OutputEmbedding:
 
     output: the same, cut into `chunk` rows each, in the form in which it is multiplied fastest
     (see `ops.pack`); None where that is the embedding's own.
+    rounding: by how much what reads a soft embedding rounds it, relative to its norm; 0 for not at
+    all (see `ops.rounding`).
     """
 
     embedding: Tensor | QuantizedTensor
     softcap: float
     chunk: int = CHUNK
     output: Sequence[Weight] | None = None
+    rounding: float = 0.0
 
     @property
     def vocab_size(self) -> int:
@@ -97,6 +104,19 @@ class OutputEmbedding:
         of which those past the vocabulary stand for its last → float32 [n, m]."""
         ids = ids.clamp(max=self.vocab_size - 1)
         return self.capped(ops.own_scores(hidden, self.embedding, ids))
+
+    def longest(self) -> Tensor:
+        """The norm of the longest row of the embedding, float32 []: computed once."""
+        return self._longest
+
+    @cached_property
+    def _longest(self) -> Tensor:
+        size = self.vocab_size
+        parts = [
+            self.rows(start, min(start + ROWS_AT_A_TIME, size), torch.float32).norm(dim=1).amax()
+            for start in range(0, size, ROWS_AT_A_TIME)
+        ]
+        return torch.stack(parts).amax()
 
     def capped(self, raw: Tensor) -> Tensor:
         """softcap · tanh(raw / softcap), float32, maybe in place."""

@@ -17,7 +17,7 @@ import torch
 from torch import Tensor
 
 from sfumato import ops
-from sfumato.model.approximate import Skip, SoftSum, Summed, products, sum_of_top
+from sfumato.model.approximate import Skip, SoftSum, products, sufficient
 from sfumato.model.draw import BlockMasses, block_ids, inverse_cdf
 from sfumato.model.head_stats import HeadStats, statistics
 from sfumato.model.more_top import MoreTop
@@ -44,14 +44,14 @@ class PassSettings:
     soft_top_k: Tensor | None = None
     bans: Bans | None = None
     top: Tensor | None = None
-    embeds: bool = True
+    embeds: bool | Tensor = True
 
     @property
     def plain(self) -> bool:
         """Whether nothing is asked for but bans."""
         more = self.adjust, self.skip, self.soft_top_k, self.top
         nothing_more = self.keep_logits is False and all(each is None for each in more)
-        return nothing_more and self.embeds
+        return nothing_more and self.embeds is True
 
 
 class VocabularyPass:
@@ -77,7 +77,7 @@ class VocabularyPass:
         output, hidden, device = self.output, self.hidden, self.hidden.device
         temperature, bans = self.settings.temperature, self.settings.bans
         state = SoftmaxState.empty(len(hidden), device)
-        soft = SoftSum(hidden, self._summed())
+        soft = SoftSum(hidden, self._summed_at_once())
         masses = BlockMasses(len(hidden), len(output.spans()), output.chunk, device)
         logits: list[Tensor] = []
         spare = output.room(self.dtype)
@@ -92,11 +92,13 @@ class VocabularyPass:
             mass, sums, fade = ops.update_softmax(
                 state, raw, start, temperature, self.softcap, self.dtype, bans
             )
+            del raw  # before masses of some positions are gathered
             soft.add(mass, fade, columns)
             masses.put(index, sums, state.max)
-        self._skip(state, soft, spare)
+        suffices = self._skip(state, soft, spare)
         drawn = self._draw(*masses.locate(state.max, self.settings.uniform))
         stats = statistics(state, drawn, soft.sum, hidden.dtype, logits, output.vocab_size)
+        stats = replace(stats, top_suffices=suffices)
         if self.best is not None:
             self._narrow(stats, self.best)
         return stats if self.more is None else self._name_more(stats, state, self.more)
@@ -118,54 +120,65 @@ class VocabularyPass:
         for each in gathering:
             each.offer(raw, start)
 
-    def _tried(self) -> Tensor | None:
-        """bool [positions]: those that may leave out all but their most probable tokens; None where
-        none may. Under an adjust, which a second sweep would repeat, all are summed."""
-        if self.settings.skip is None or self.settings.adjust is not None:
+    def _late(self) -> Tensor | None:
+        """bool [positions]: whose soft embedding is summed after the pass; None: no position's.
+        Under an adjust, which a second sweep would repeat, all are summed within it."""
+        skip, adjust = self.settings.skip, self.settings.adjust
+        if skip is None or adjust is not None or self.settings.embeds is False:
             return None
-        tried = self.settings.skip.tried
+        late = skip.waits
+        if isinstance(self.settings.embeds, Tensor):
+            late = late & self.settings.embeds
         if self.best is not None:
-            tried[self.best.which] = False
-        return tried
+            late = late.clone()
+            late[self.best.which] = False
+        return late
 
-    def _summed(self) -> Summed | None:
-        """Whose soft embedding is summed chunk by chunk; None: that of all positions."""
-        skip, best = self.settings.skip, self.best
-        if not self.settings.embeds:
-            nothing = torch.zeros(0, dtype=torch.int64, device=self.hidden.device)
-            return Summed(nothing, nothing)
-        if skip is None and best is None:
+    def _summed_at_once(self) -> Tensor | None:
+        """int64 [n]: whose soft embedding is summed chunk by chunk within the pass; None: that of
+        all positions."""
+        late, best, embeds = self._late(), self.best, self.settings.embeds
+        if late is None and best is None and embeds is True:
             return None
-        always = torch.ones(len(self.hidden), dtype=torch.bool, device=self.hidden.device)
-        if skip is not None:
-            always = skip.share == 0
-        now, tried = ~always, self._tried()
-        if tried is not None:
-            now &= ~tried
+        at_once = torch.ones(len(self.hidden), dtype=torch.bool, device=self.hidden.device)
+        at_once &= embeds
+        if late is not None:
+            at_once &= ~late
         if best is not None:
-            always[best.which] = now[best.which] = False
-        return Summed(always.nonzero()[:, 0], now.nonzero()[:, 0])
+            at_once[best.which] = False
+        which = at_once.nonzero()[:, 0]
+        return None if len(which) == len(at_once) else which
 
-    def _skip(self, state: SoftmaxState, soft: SoftSum, spare: Tensor) -> None:
+    def _skip(self, state: SoftmaxState, soft: SoftSum, spare: Tensor) -> Tensor | None:
         """The soft embedding of the positions that may leave out most tokens: of their most
-        probable ones, or in a second sweep of all."""
-        skip, tried, output = self.settings.skip, self._tried(), self.output
-        if skip is None or tried is None or not self.settings.embeds:
+        probable ones, or in a second sweep of all. Returns bool [positions], where the most
+        probable ones suffice; None where that is not asked."""
+        skip, late, output = self.settings.skip, self._late(), self.output
+        if skip is None or late is None:
+            return None
+        embedding = output.embedding
+        which, sums = sufficient(state, skip, embedding, output.rounding, output.longest)
+        suffices = torch.zeros_like(late).index_fill_(0, which, True)
+        taken = (late & skip.expected)[which]
+        soft.sum[which[taken]] = sums[taken]
+        self._sum_late((late & ~(suffices & skip.expected)).nonzero()[:, 0], state, soft, spare)
+        return suffices
+
+    def _sum_late(self, which: Tensor, state: SoftmaxState, soft: SoftSum, spare: Tensor) -> None:
+        """A second sweep over the vocabulary, for the positions `which` int64 [n] alone."""
+        if not len(which):
             return
-        left = sum_of_top(state, skip, tried.nonzero()[:, 0], output.embedding, soft)
-        if not len(left):
-            return
-        hidden, bans = self.hidden[left], self.settings.bans
+        output, hidden, bans = self.output, self.hidden[which], self.settings.bans
+        temperature, peak = self.settings.temperature[which, None], state.max[which, None]
         for index, (start, stop) in enumerate(output.spans()):
-            columns = cache(partial(output.columns, start, stop, self.dtype, spare))
+            columns = output.columns(start, stop, self.dtype, spare)
             packed = output.output
-            weight = packed[index] if packed is not None else cast(Tensor, columns()).T
+            weight = packed[index] if packed is not None else cast(Tensor, columns).T
             scores = output.capped(products(hidden, weight))
-            scores = (scores / self.settings.temperature[left, None]).clamp(min=BANNED)
+            scores = (scores / temperature).clamp(min=BANNED)
             if bans is not None:
-                scores.masked_fill_(bans.within(start, stop - start)[left], BANNED)
-            mass = (scores - state.max[left, None]).exp().to(self.dtype)
-            soft.add_some(left, mass, columns)
+                scores.masked_fill_(bans.within(start, stop - start)[which], BANNED)
+            soft.add_late(which, (scores - peak).exp().to(self.dtype), columns)
 
     def _draw(self, block: Tensor, inside: Tensor) -> Tensor:
         """The token in whose stretch of its block's mass the share `inside` of it falls; of the

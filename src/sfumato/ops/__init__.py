@@ -21,7 +21,7 @@ from sfumato.ops.cpu import library, torch_steady
 from sfumato.ops.cpu import online_softmax as cpu_online_softmax
 from sfumato.ops.cpu import row_operations as cpu_row_operations
 from sfumato.ops.cpu.columns import column_bytes, pack_columns, packs_columns
-from sfumato.ops.cpu.panels import ACTIVATIONS
+from sfumato.ops.cpu.panels import ACTIVATIONS, rounding
 from sfumato.ops.online_softmax import Bans, SoftmaxState
 from sfumato.ops.packing import pack, packed_bytes, packs
 from sfumato.ops.reads import Prefixes, Questions, read_attention
@@ -71,6 +71,7 @@ __all__ = [
     "reason",
     "rms_norm",
     "rotate",
+    "rounding",
     "route",
     "step_noise",
     "update_softmax",

@@ -44,4 +44,4 @@ FROM_1, FROM_0 = Whole(1), Whole(0)
 THREADS, SEED = Whole(1, MOST_THREADS), Whole(0, LAST_SEED)
 SECONDS = Number(0, 10**9, unit="seconds")
 QUANTIZE_HELP = "quantize float matrices as they are loaded; quantized ones stay as they are"
-NONE, ALL = "; default: none", "; default: all"
+ROUNDED, ALL = "; default: what a CPU's rounding hides", "; default: all"

@@ -166,12 +166,12 @@ KINDS: list[dict[str, Any]] = [
     {"top_k": 4, "canvas_length": 5},
     {"soft_top_k": 3},
     {"self_conditioning": False},
+    {"soft_skip": 0.5},
 ]
 
 
 LATE: list[dict[str, Any]] = [
     {"soft_top_k": SoftTopK(9, 1)},
-    {"soft_skip": 0.5},
     {"processors": (LogitBias({3: 1.0}),)},
     {"top_k": 4},
 ]
@@ -216,7 +216,7 @@ def same(one: Draft, other: Draft) -> bool:
     )
 
 
-@pytest.mark.parametrize("kind", [{}, *LATE])
+@pytest.mark.parametrize("kind", [{}, {"soft_skip": 0.5}, *LATE])
 def test_the_host_may_learn_of_steps_late(network: Network, kind: dict[str, Any]) -> None:
     """Three steps before the host learns of any; rows that read the host's state make it learn."""
     choices = kind | {"stopping": Never(), "max_steps": 6}
@@ -225,7 +225,7 @@ def test_the_host_may_learn_of_steps_late(network: Network, kind: dict[str, Any]
     canvases, slots = [c for c, _ in rows], [s for _, s in rows]
     denoiser = Denoiser(network, 2)
     pending = [denoiser.apply(denoiser.forward(canvases, slots)) for _ in range(3)]
-    assert canvases[0].step == (2 if kind else 0)
+    assert canvases[0].step == (2 if kind in LATE else 0)
     for number, late in enumerate(pending):
         for row, draft in enumerate(late.results()):
             assert isinstance(draft, Draft) and same(draft, expected[row][number])

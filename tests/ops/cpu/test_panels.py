@@ -23,7 +23,15 @@ from torch import Tensor
 
 from sfumato import ops
 from sfumato.ops.cpu import kernels, library
-from sfumato.ops.cpu.panels import PackedTensor, pack, packed_bytes, packs, panels
+from sfumato.ops.cpu.panels import (
+    ROUNDING,
+    PackedTensor,
+    pack,
+    packed_bytes,
+    packs,
+    panels,
+    rounding,
+)
 from sfumato.weights.blocks import BLOCK_FORMATS, QuantizedTensor
 
 CPU = torch.device("cpu")
@@ -223,3 +231,31 @@ def test_what_is_not_packed(monkeypatch: pytest.MonkeyPatch) -> None:
     assert not ops.packs("F32", (300, 300), CPU)
     monkeypatch.setattr(library, "kernels", None)
     assert pack(weight, "int8") is weight and not packs("Q8_0", (16, 64), CPU)
+
+
+def test_activations_are_rounded_by_more_than_is_said() -> None:
+    """So that an error under it is hidden: of normal numbers, in blocks of 32 for int8."""
+    x = torch.randn(64, 2816, generator=torch.Generator().manual_seed(0))
+    scale = x.view(64, -1, 32).abs().amax(dim=2, keepdim=True) / 127
+    by_form = {
+        "int8": ((x.view(64, -1, 32) / scale).round() * scale).view(64, 2816),
+        "bf16": x.bfloat16().float(),
+    }
+    for form, limit in ROUNDING.items():
+        off = (by_form[form] - x).norm(dim=1) / x.norm(dim=1)
+        assert limit < off.min() < 2 * limit, form
+
+
+def test_what_rounds_activations(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Products with packed weights as they are packed, with bfloat16 ones as bfloat16; nothing in
+    float32, on another device, or where there are no kernels."""
+    packed = PackedTensor(torch.zeros(0, dtype=torch.uint8), 0, "Q8_0", (16, 32), "int8")
+    narrow = torch.zeros(2, 2, dtype=torch.bfloat16)
+    monkeypatch.setattr(library, "kernels", object())
+    assert rounding(packed, torch.bfloat16) == ROUNDING["int8"]
+    assert rounding(packed, torch.float32) == ROUNDING["int8"]
+    assert rounding(narrow, torch.bfloat16) == ROUNDING["bf16"]
+    assert rounding(narrow.float(), torch.float32) == 0
+    assert rounding(narrow.to("meta"), torch.bfloat16) == 0
+    monkeypatch.setattr(library, "kernels", None)
+    assert rounding(packed, torch.bfloat16) == 0

@@ -45,6 +45,7 @@ def _record(width: int, history: int) -> list[tuple[str, torch.dtype, tuple[int,
         *((name, torch.int64, shape) for name, shape in integers.items()),
         *((name, torch.int64, ()) for name in numbers),
         *((name, torch.bool, ()) for name in flags),
+        ("expected", torch.int32, (width,)),
         ("temperatures", torch.float32, (MOST_STEPS,)),
     ]
 
@@ -69,6 +70,7 @@ class StepBatch:
     self_conditioning: Tensor  # bool [R]
     converged: Tensor  # bool [R]: the stopping rule ended the canvas
     done: Tensor  # bool [R]: no step changes the row any more
+    expected: Tensor  # int32 [R, W]: 1 where the last step's top tokens sufficed (see `Skip`)
     temperatures: Tensor  # float32 [R, MOST_STEPS]
     # Not in the record:
     soft: Tensor  # [R, W, hidden]: for the next step's self-conditioning; 0 before there is any
@@ -196,6 +198,7 @@ def _first_record(
         _padded([start.pinned for start in starts], width),
         torch.tensor(numbers, dtype=torch.int64),
         torch.tensor(flags, dtype=torch.bool),
+        torch.zeros(len(starts), width, dtype=torch.int32),
         torch.tensor(temperatures, dtype=torch.float32),
     )
     return torch.cat([part.view(torch.uint8) for part in parts], dim=1)

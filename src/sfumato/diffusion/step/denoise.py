@@ -17,7 +17,8 @@ from torch import Tensor
 
 from sfumato import ops
 from sfumato.diffusion.canvas import Canvas
-from sfumato.diffusion.scoring import Scoring, joined_stats, reads_soft, score_rows
+from sfumato.diffusion.scoring import Scoring, joined_stats, score_rows
+from sfumato.diffusion.soft_rows import embedded
 from sfumato.diffusion.step.layout import Layout, Part
 from sfumato.diffusion.step.masked import score_masked
 from sfumato.diffusion.step.packed import pack
@@ -108,8 +109,7 @@ def forward(
         own = canvases[plain_rows:]
         packed = sum(layout.turbo.spans)
         inputs = draws.temperature[-packed:], draws.uniforms[-packed:]
-        embeds = any(map(reads_soft, own))
-        turbo = recompute(network, layout.turbo, own, slots[plain_rows:], *inputs, embeds)
+        turbo = recompute(network, layout.turbo, own, slots[plain_rows:], *inputs)
         passes.append(turbo.stats)
     return ForwardResult(layout, canvases, draws, joined_stats(passes), extra, states, turbo)
 
@@ -124,9 +124,11 @@ def _scored(
 ) -> tuple[HeadStats, dict[int, HeadStats]]:
     """The statistics of these canvases, whose positions are the first packed ones."""
     inputs = draws.temperature[: len(hidden)], draws.uniforms[: len(hidden)]
-    # Elsewhere than on a CPU a kernel does the whole pass, whatever is read of it.
-    embeds = hidden.device.type != "cpu" or any(map(reads_soft, canvases))
-    stats, extra = score_rows(network.head, hidden, canvases, *inputs, scoring, embeds)
+    embeds = embedded(canvases, hidden.device)
+    expected = _joined([part.pack(part.batch.expected) for part in parts])
+    stats, extra = score_rows(
+        network.head, hidden, canvases, *inputs, scoring, expected > 0, embeds
+    )
     if any(canvas.guidance is not None for canvas in canvases):
         spans = [span for part in parts for span in part.spans]
         extra = score_masked(network.head, hidden, canvases, spans, *inputs, stats, extra)

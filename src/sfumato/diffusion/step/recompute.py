@@ -18,6 +18,7 @@ from torch import Tensor
 from sfumato import ops
 from sfumato.diffusion.canvas import Canvas
 from sfumato.diffusion.scoring import plain_bans
+from sfumato.diffusion.soft_rows import embedded, skip_of
 from sfumato.diffusion.step.layout import Part
 from sfumato.diffusion.step.update import Update
 from sfumato.diffusion.turbo import Turbo
@@ -163,7 +164,6 @@ def recompute(
     slots: Sequence[Slot],
     temperature: Tensor,
     uniforms: Tensor,
-    embeds: bool,
 ) -> Recomputed:
     """One forward of a part whose canvases are computed in part. temperature float32 and uniforms
     float64 [packed positions of the part]. Moves nothing on, and may be repeated."""
@@ -181,7 +181,12 @@ def recompute(
     hidden = network.denoise_batch(tokens, soft, attend)
     inputs = hidden, temperature.index_select(0, packed), uniforms.index_select(0, packed)
     bans = plain_bans(canvases, network.head.vocab_size, packed)
-    new = network.head(*inputs, bans=bans, embeds=embeds)
+    embeds = embedded(canvases, hidden.device)
+    if isinstance(embeds, Tensor):
+        embeds = embeds.index_select(0, packed)
+    skip = skip_of(network.head, canvases, part.pack(batch.expected) > 0, hidden.device)
+    skip = None if skip is None else skip.at(packed)
+    new = network.head(*inputs, skip=skip, bans=bans, embeds=embeds)
     if bans is not None:
         covered = bans.covers(network.head.vocab_size)
         new = replace(new, entropy=new.entropy.masked_fill(covered, float("inf")))
@@ -205,9 +210,8 @@ def _merged(
 
     def merge(name: str) -> Tensor:
         rows = []
-        for row, own, each in zip(
-            getattr(new, name).split(list(counts)), places, kept, strict=True
-        ):
+        parts = getattr(new, name).split(list(counts))
+        for row, own, each in zip(parts, places, kept, strict=True):
             if own is None:
                 rows.append(row)
             else:
@@ -215,4 +219,5 @@ def _merged(
                 rows.append(getattr(each.stats, name).index_copy(0, own, row))
         return rows[0] if len(rows) == 1 else torch.cat(rows)
 
-    return HeadStats(*map(merge, PLAIN))
+    merged = HeadStats(*map(merge, PLAIN))
+    return merged if new.top_suffices is None else replace(merged, top_suffices=merge("suffices"))

@@ -22,7 +22,6 @@ from sfumato.diffusion.step.packed import (
 from sfumato.diffusion.step.update import Update
 from sfumato.model.head import HeadStats
 from sfumato.model.to_device import to_host
-from sfumato.ops.online_softmax import TOP
 
 Result = Draft | Exception | None
 """None: the row was done before the step, which changed nothing in it."""
@@ -134,7 +133,6 @@ def _result(
             return not_finite
     canvas.learn(step.steps[row], bool(flags & CONVERGED), bool(flags & DONE))
     assert canvas.config.max_steps
-    canvas.kept_mass = step.top_probs[row, :length, :TOP].sum(dim=1)
     ids, probs, named = top or (step.top_ids[row, :length], step.top_probs[row, :length], None)
     return Draft(
         canvas.noise.canvas,

@@ -31,6 +31,7 @@ class Update:
     unchanged: Tensor  # int64 [R]
     frozen: Tensor  # bool [R]: rows that were done before the step, and stay as they are
     keeps_soft: Tensor  # bool [R, W, 1]: positions whose soft embedding stays as it is
+    expected: Tensor  # int32 [R, W]: as in the batch
     step: Tensor  # int64 [R]: after the step, as the next two
     stop: Tensor  # bool [R]: what the stopping rule says
     converged: Tensor  # bool [R]
@@ -54,7 +55,7 @@ def decided_update(
 ) -> Update:
     """What `decide` makes of a part's packed statistics. The view that `decide` gets is of all
     rows, each tensor with a leading axis [R]; its max_steps does not count."""
-    batch = part.batch
+    batch, suffices = part.batch, stats.top_suffices
     stats = HeadStats(*(part.unpack(getattr(stats, name)) for name in PLAIN))
     pinned = batch.pinned >= 0
     drawn = torch.where(batch.cold[:, None], stats.argmax, stats.drawn)
@@ -90,6 +91,7 @@ def decided_update(
         unchanged=view.unchanged,
         frozen=frozen,
         keeps_soft=keeps_soft[:, :, None],
+        expected=batch.expected if suffices is None else part.unpack(suffices.int()),
         step=step,
         stop=decision.stop,
         converged=converged,
@@ -110,6 +112,8 @@ def apply_update(batch: StepBatch, new: Update) -> None:
     torch.where(new.keeps_soft, batch.soft, new.soft, out=batch.soft)
     torch.where(frozen[:, None], batch.history, new.history, out=batch.history)
     torch.where(new.frozen, batch.unchanged, new.unchanged, out=batch.unchanged)
+    if new.expected is not batch.expected:
+        torch.where(frozen, batch.expected, new.expected, out=batch.expected)
     batch.step.copy_(new.step)
     batch.converged.copy_(new.converged)
     batch.done.copy_(new.done)

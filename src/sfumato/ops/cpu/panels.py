@@ -16,12 +16,17 @@ import torch
 from torch import Tensor
 
 from sfumato.ops.cpu import library
+from sfumato.ops.reference import Weight
 from sfumato.ops.registry import PANELS, register_form
 from sfumato.weights.blocks import BLOCK_FORMATS, QuantizedTensor
 
 ACTIVATIONS = ("int8", "bf16")
 """What the other factor of a product is rounded to, by its number in the library: int8 in blocks of
 32 with a float32 scale each, or bfloat16."""
+
+ROUNDING = {"int8": 2.0**-8, "bf16": 2.0**-10}
+"""How far activations are off, rounded so, in L2 and relative to their norm: somewhat less than
+that, so that an error under it is hidden. Of normal numbers it is 5e-3 and 1.6e-3."""
 
 SMALL = 1 << 16  # elements; a smaller bfloat16 matrix is multiplied as quickly by torch
 
@@ -137,6 +142,17 @@ def panels(data: Tensor, format: str, shape: tuple[int, ...], activations: str) 
         *(matrices, rows, columns, out.data_ptr()),
     )
     return PackedTensor(out, _kind(format), format, shape, activations)
+
+
+def rounding(weight: Weight, dtype: torch.dtype) -> float:
+    """By how much products with a weight round activations of `dtype`, in L2 and relative to their
+    norm (see ROUNDING); 0 for float32, for plain torch, and on another device than a CPU."""
+    if library.kernels is None:
+        return 0.0
+    if isinstance(weight, PackedTensor):
+        return ROUNDING[weight.activations]
+    is_narrow = isinstance(weight, Tensor) and weight.device.type == "cpu"
+    return ROUNDING["bf16"] if is_narrow and dtype == torch.bfloat16 else 0.0
 
 
 def packed_bytes(format: str, shape: tuple[int, ...]) -> int:
