@@ -275,6 +275,23 @@ def test_the_reference_holds_what_is_predicted(monkeypatch: pytest.MonkeyPatch) 
     assert 0.9 < predicted / (live.most - before) < 1.1
 
 
+@pytest.mark.skipif(not ops.multiplies_bf16(CPU), reason="predicted of these operations alone")
+def test_compiled_operations_keep_what_the_largest_call_needs() -> None:
+    """Of steps and prefills, of attention and experts: one piece of memory serves all."""
+    model = tiny().config
+    footprint = replace(subject(), device=CPU, config=model)
+    each = model.experts_per_token * model.hidden_size * 4
+
+    def kept(chunk: int, context: int) -> int:
+        return predict(footprint, EngineConfig(slots=1, context=context, prefill_chunk=chunk)).kept
+
+    assert kept(512, 1024) == 512 * each
+    assert kept(8, 1024) >= model.canvas_length * each
+    long = [kept(8, context) for context in (4096, 8192)]
+    assert long[1] - long[0] > 0 and kept(8, 1 << 14) < 2 * long[1]
+    assert predict(replace(footprint, cache_dtype=torch.float32), LAYOUT).kept == 0
+
+
 def test_the_state_of_canvases_counts() -> None:
     """Batches for canvases of 16, 32, 64, 128 and 256; the soft embeddings are most of it."""
     footprint = subject()
@@ -309,8 +326,9 @@ def test_larger_slots_fit_into_what_is_left() -> None:
 
 
 def test_a_larger_slot_makes_larger_buffers() -> None:
-    """A forward of a longer context takes more besides the slot."""
-    network, layout = tiny(), replace(LAYOUT, memory_margin=0.0)
+    """A forward of a longer context takes more besides the slot, where its keys need more than the
+    experts of a chunk."""
+    network, layout = tiny(), replace(LAYOUT, memory_margin=0.0, prefill_chunk=64)
     footprint = ModelFootprint.of_network(network)
     base, longer = predict(footprint, layout), predict(footprint, replace(layout, context=9000))
     need, more = _added(base), longer.working - base.working

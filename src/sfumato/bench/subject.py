@@ -91,6 +91,7 @@ def random_subject(
     dtype: str = "auto",
     activations: str = "int8",
     seed: int = 0,
+    vocab: int | None = None,
 ) -> Subject:
     """A network of random weights, made here; its replies end at their longest.
 
@@ -99,7 +100,7 @@ def random_subject(
     """
     began = time.perf_counter()
     target = pick_device(device)
-    checkpoint = random_checkpoint(preset, format, layers, seed, device=target)
+    checkpoint = random_checkpoint(preset, format, layers, seed, vocab, target)
     kind = pick_dtype(dtype, checkpoint, target)
     footprint = ModelFootprint.of_checkpoint(checkpoint, config_of(checkpoint), target, kind)
     try:

@@ -3,7 +3,8 @@
 The prediction is what weights, slots, working buffers and snapshots add to the bare process. Pages
 of mapped weight files are counted apart: the system can take them back. Working buffers of the
 forward and of the vocabulary head are added up although they are used one after another: an
-allocator can seldom serve the second from what the first gave back.
+allocator can seldom serve the second from what the first gave back. Those of compiled operations
+are one piece of memory, kept from call to call, which is as large as the largest call needs.
 """
 
 from __future__ import annotations
@@ -95,10 +96,11 @@ class Prediction:
     libraries: int  # host memory
     reads: int = 0  # keys and values of questions that are being read, but those of long ones
     overhead: int = 0  # graphs, workspaces and code of a GPU
+    kept: int = 0  # what compiled operations keep for the buffers of steps and prefills
 
     @property
     def working(self) -> int:
-        return max(self.step, self.prefill) + self.reads + self.overhead
+        return max(self.step, self.prefill) + self.kept + self.reads + self.overhead
 
     @property
     def total(self) -> int:
@@ -130,6 +132,7 @@ def predict(footprint: ModelFootprint, config: EngineConfig, larger: int = 0) ->
     step += _head(footprint, rows, kernels)
     step += cutoff_bytes(model, canvases)
     chunk_seen = _seen_of_chunk(footprint, chunk, context, kernels)
+    kept = max(_kept(footprint, canvases, seen), _kept(footprint, chunk, chunk_seen))
     read, questions = _reads(footprint, rows, chunk, pools, kernels)
     return Prediction(
         weights=footprint.weights,
@@ -145,6 +148,7 @@ def predict(footprint: ModelFootprint, config: EngineConfig, larger: int = 0) ->
         * slot_bytes(model, PIECE, footprint.cache_dtype)
         + questions,
         overhead=overhead_bytes(footprint.device, rows, max(step, read)),
+        kept=kept,
     )
 
 
@@ -216,8 +220,18 @@ def _head(footprint: ModelFootprint, rows: int, kernels: frozenset[str]) -> int:
     return max(of_torch, kernel_memory.head_bytes(model, rows, dtype, device))
 
 
+def _kept(footprint: ModelFootprint, tokens: int, seen: int) -> int:
+    """What the compiled operations of a forward keep: the buffers of the attention, `seen`, or the
+    result of each expert that a token has chosen, whichever is more; see `sf_workspace_bytes`."""
+    if not _compiled(footprint):
+        return 0
+    model = footprint.config
+    return max(seen, tokens * model.experts_per_token * model.hidden_size * _FLOAT)
+
+
 def _forward(footprint: ModelFootprint, tokens: int, seen: int, kernels: frozenset[str]) -> int:
-    """Buffers of a forward of `tokens` tokens; seen: those of its attention's keys and values."""
+    """Buffers of a forward of `tokens` tokens but for those that compiled operations keep; seen:
+    those of its attention's keys and values."""
     model, size = footprint.config, footprint.dtype.itemsize
     # Queries as projected, and normed and turned in float32; keys and values in both forms.
     heads = max(layer.head_dim * (model.num_heads + layer.kv_heads) for layer in model.layers)
@@ -225,9 +239,7 @@ def _forward(footprint: ModelFootprint, tokens: int, seen: int, kernels: frozens
     stream = 4 * tokens * model.hidden_size * max(size, _FLOAT)
     chosen = tokens * model.experts_per_token * model.hidden_size
     if _compiled(footprint):
-        # The operation keeps each choice's result until it adds them up; what attention gave back
-        # seldom serves it.
-        return projected + seen + chosen * _FLOAT + stream
+        return projected + stream
     # Torch gathers each token's experts; kernels do not serve them where they are quantized.
     experts = 3 * chosen * size
     if "experts" in kernels:

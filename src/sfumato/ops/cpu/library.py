@@ -32,7 +32,7 @@ ONLY_WHEN_ASKED = (*SLOWER_THAN_TORCH, "amx")
 
 LIBRARY = Path(__file__).with_name("_kernels.so")
 _NO_MEMORY = -2  # SF_NO_MEMORY of csrc/sfumato.h
-VERSION = 9
+VERSION = 10
 
 _LEVEL = _MODE = _KIND = _TYPE = _THREADS = c_int
 _SIGNATURES: dict[str, tuple[type, ...]] = {
@@ -40,6 +40,7 @@ _SIGNATURES: dict[str, tuple[type, ...]] = {
     "sf_isa_available": (_LEVEL,),
     "sf_has_threads": (),
     "sf_has_bf16": (),
+    "sf_workspace_bytes": (),
     "sf_kind": (_TYPE,),
     "sf_panel_bytes": (_KIND, c_int64, c_int64),
     "sf_pack": (_LEVEL, _TYPE, c_void_p, *[c_int64] * 3, c_void_p, _THREADS),
@@ -154,7 +155,7 @@ def _load(path: Path) -> ctypes.CDLL:
         if function is None or (name == "sf_version" and code.sf_version() != VERSION):
             raise OSError(f"{path.name} is of another version of sfumato: install sfumato again")
         function.argtypes = arguments
-        function.restype = c_int64 if name == "sf_panel_bytes" else c_int
+        function.restype = c_int64 if name.endswith("_bytes") else c_int
     return code
 
 

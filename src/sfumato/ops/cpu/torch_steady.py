@@ -35,13 +35,16 @@ LARGE = 1 << 20
 QUERIES = 64
 """Of one call of torch's causal attention; its keys come in multiples of KEYS."""
 
-GATHERED = 4096
-"""Rows of the embedding that `own_scores` gathers at a time."""
+GATHERED = 512
+"""Rows of the embedding that `own_scores` gathers at a time: a core's second cache holds them, and
+the C library keeps their memory for the next ones."""
 
 
-def _dense(weight: Weight, dtype: torch.dtype) -> Tensor:
+def _dense(weight: Weight, dtype: torch.dtype, spare: Tensor | None = None) -> Tensor:
+    """The weight in floats; spare: memory that may be taken for them."""
     device = weight.device if isinstance(weight, Tensor | QuantizedTensor) else torch.device("cpu")
-    floats: Tensor = choose("dense", device, form_of(weight), weight, dtype)(weight, dtype)
+    given = weight, dtype, spare
+    floats: Tensor = choose("dense", device, form_of(weight), *given)(*given)
     return floats
 
 
@@ -164,11 +167,23 @@ def own_scores(hidden: Tensor, weight: Tensor | QuantizedTensor, ids: Tensor) ->
         return own_scores(hidden.expand(2, -1), weight, ids.expand(2, -1))[:1]
     out = hidden.new_empty(ids.shape)
     step = max(2, GATHERED // max(1, ids.shape[1]))
+    room = hidden.new_empty(min(step, len(ids)) * ids.shape[1], hidden.shape[1])
     for start in range(0, len(ids), step):
         at = slice(min(start, len(ids) - 2), start + step)  # never the last one alone, as above
-        rows = embed(ids[at], weight, hidden.dtype)
+        rows = _gathered(weight, ids[at].reshape(-1), room).view(*ids[at].shape, -1)
         out[at] = (rows @ hidden[at, :, None])[..., 0]
     return out
+
+
+def _gathered(weight: Tensor | QuantizedTensor, ids: Tensor, room: Tensor) -> Tensor:
+    """Rows of the embedding: ids int64 [n] → [n, hidden] in the dtype of `room` [n or more,
+    hidden], and there if that can be."""
+    spare = room[: len(ids)]
+    if not isinstance(weight, Tensor):
+        return _dense(weight.index_select(ids), spare.dtype, spare)
+    if weight.dtype == spare.dtype:
+        return torch.index_select(weight, 0, ids, out=spare)
+    return weight.index_select(0, ids).to(spare.dtype)
 
 
 @twin("update_softmax", "cpu", backend=TORCH)

@@ -1,7 +1,7 @@
 /* The C interface of the compiled CPU operations.
  *
- * Every function is re-entrant, keeps no state, throws nothing and returns SF_OK or one of the
- * negative codes.  `threads` is the number of OpenMP threads that a call takes.  Pointers to blocks
+ * Every function is re-entrant, keeps no state but memory of its thread (sf_workspace_bytes), throws
+ * nothing and returns SF_OK or one of the negative codes.  `threads` is the number of OpenMP threads that a call takes.  Pointers to blocks
  * need no alignment; panels lie at an even address, and all else where a number of its type may.
  * No tensor has more than 2^48 elements.  What a row gets depends neither on the other rows of a
  * call nor on `threads`.
@@ -24,7 +24,7 @@
 extern "C" {
 #endif
 
-#define SF_VERSION 9
+#define SF_VERSION 10
 
 enum { SF_OK = 0, SF_BAD_ARGUMENT = -1, SF_NO_MEMORY = -2, SF_UNSUPPORTED = -3 };
 enum { SF_F32 = 0, SF_BF16 = 1 };                     /* dtypes */
@@ -48,6 +48,10 @@ SF_API int sf_isa_available(int isa);
 SF_API int sf_has_threads(void);
 /* Whether this processor multiplies bfloat16 (AVX512-BF16). */
 SF_API int sf_has_bf16(void);
+
+/* Bytes that the calling thread keeps for the buffers of its next calls: the most that a call of its own
+ * has needed, 256 MiB at most.  They are freed when the thread ends. */
+SF_API int64_t sf_workspace_bytes(void);
 
 /* The kind of panel that a ggml type is packed into, or -1. */
 SF_API int sf_kind(int ggml_type);

@@ -1,4 +1,8 @@
-// Memory of a call, freed at its end.
+// Memory of a call, which the thread keeps for its next ones: memory that goes back to the system costs a
+// page fault for every 4096 bytes of the next call.
+//
+// A thread keeps as much as one call of its own has needed at most, up to 256 MiB, until it ends.  What is
+// larger is freed at the end of the call.
 #ifndef SFUMATO_WORKSPACE_H
 #define SFUMATO_WORKSPACE_H
 
@@ -6,7 +10,7 @@
 
 // At least `bytes` at a multiple of 64, or null; *held is how many there are.  For any thread.
 void *borrow(int64_t bytes, int64_t *held);
-// What `borrow` gave.
+// What `borrow` gave to this thread last of what it has not given back.
 void give_back(void *data, int64_t held);
 
 namespace {
