@@ -98,6 +98,7 @@ class Fills:
             config,
             canvas_length=length,
             ignore_eos=False,
+            settle_at_end=False,
             min_tokens=0,
             processors=(*config.processors, self._ban),
         )

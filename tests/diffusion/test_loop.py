@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import math
 import time
+from dataclasses import replace
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -19,12 +21,13 @@ from tests.support.scripted_model import (
 )
 
 from sfumato.diffusion.canvas import Draft
-from sfumato.diffusion.limits import Limits
+from sfumato.diffusion.limits import Limits, resolve
 from sfumato.diffusion.loop import generate
 from sfumato.diffusion.outcome import Outcome, SettledCanvas
 from sfumato.diffusion.sampler_config import REFERENCE, SamplerConfig, fixed_steps
 from sfumato.diffusion.schedule import LinearTemperature
 from sfumato.diffusion.sequence import visible
+from sfumato.diffusion.stopping import SettledToEnd, StableAndConfident
 
 LENGTH = 8
 PROMPT = [2, 5, 6]
@@ -119,6 +122,26 @@ def test_ignore_eos() -> None:
     _, _, outcome = reply("abc<turn|>defghijklmn", max_tokens=12, config=config)
     assert len(outcome.token_ids) == 12 and outcome.stop_reason == "max_tokens"
     assert not {VOCABULARY["<pad>"], *END_IDS} & set(outcome.token_ids)
+
+
+def test_settle_at_end() -> None:
+    """The stopping rule keeps its settings and learns the end tokens; a reply ends as ever."""
+    config = SamplerConfig(settle_at_end=True, stopping=StableAndConfident(2, 0.5))
+    _, _, outcome = reply("abc<turn|>defghijklmn", config=config)
+    assert text_of(outcome) == "abc" and outcome.stop_reason == "eos"
+    sizes = SimpleNamespace(canvas_length=LENGTH, vocab_size=40, pad_id=None)
+    network: Any = SimpleNamespace(config=sizes)
+    resolved = resolve(network, config.over(REFERENCE), Limits(9, (7, 3)))
+    assert resolved.stopping == SettledToEnd(2, 0.5, (7, 3))
+    for same in (SamplerConfig(), replace(config, ignore_eos=True)):
+        assert type(resolve(network, same.over(REFERENCE), Limits(9, (7,))).stopping) is (
+            StableAndConfident
+        )
+    assert resolve(network, config.over(REFERENCE), Limits(9, ())).stopping == config.stopping
+    with pytest.raises(ValueError, match=r"settle_at_end: belongs to .* has Never; leave one"):
+        reply("abc", config=replace(fixed_steps(3), settle_at_end=True))
+    with pytest.raises(ValueError, match="leave out settle_at_end"):
+        SamplerConfig(mode="causal", settle_at_end=True).check_mode()
 
 
 def test_min_tokens_bans_the_end_until_then() -> None:

@@ -30,6 +30,7 @@ from sfumato.diffusion.stopping import Never, StableAndConfident
         ({"canvas_length": 0}, "canvas_length: must be at least 1"),
         ({"min_tokens": -1}, "min_tokens: must be at least 0"),
         ({"self_conditioning": 1}, "self_conditioning: must be True or False, got 1"),
+        ({"settle_at_end": 1}, "settle_at_end: must be True or False, got 1"),
         ({"ignore_eos": "no"}, "ignore_eos: must be True or False, got 'no'"),
         ({"max_steps": 4097}, "max_steps: must be at most 4096, got 4097"),
         ({"max_steps": 10**15}, "max_steps: must be at most 4096"),

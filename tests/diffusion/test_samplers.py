@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from sfumato.diffusion.sampler import SAMPLERS, EntropyBound, FixedCount, StepView, Threshold
-from sfumato.diffusion.stopping import Never, StableAndConfident
+from sfumato.diffusion.stopping import Never, SettledToEnd, StableAndConfident
 
 
 def view(
@@ -123,6 +123,49 @@ def test_confidence_is_of_the_free_positions() -> None:
         seen = view(argmax=[1] * 4, entropy=[0.0, 0.0, 0.0, entropy], pinned=pinned)
         assert bool(rule.done(seen)) is done
     assert bool(rule.done(view(argmax=[1], entropy=[0.0], pinned=[True])))
+
+
+END = 9
+SURE = [0.0, 0.0, 0.0, 2.0]
+
+
+@pytest.mark.parametrize(
+    ("argmax", "before", "entropy", "stability", "expected"),
+    [
+        ([1, 2, END, 4], [1, 2, END, 5], SURE, 1, True),  # what stands behind may change
+        ([1, 2, 3, 4], [1, 2, 3, 4], SURE, 1, False),  # no end: all are tested
+        ([1, 2, 3, 4], [1, 2, 3, 4], [0.0] * 4, 1, True),
+        ([1, 2, END, 4], [1, 3, END, 4], SURE, 1, False),  # what stands before may not change
+        ([1, 2, END, 4], [1, 2, 3, 4], SURE, 1, False),  # an end token that is new
+        ([1, 2, END, 4], [1, 2, 3, 4], SURE, 0, True),
+        ([1, 2, END, 4], [1, 2, END, 4], [0.0, 0.0, 1.0, 2.0], 1, False),  # one that is not sure
+        ([1, END, END, 4], [1, END, END, 4], [0.0, 0.05, 0.0, 2.0], 1, True),
+        ([1, END, END, 4], [1, 2, END, 4], [0.0, 0.05, 0.0, 2.0], 1, False),
+        ([1, 2, END, 4], [1, 2, END, 4], SURE, 2, False),  # not so often yet
+        ([1, 2, END, 4], [1, 2, END, 4], SURE, 6, False),  # more than a canvas keeps
+    ],
+)
+def test_settled_to_the_end(
+    argmax: list[int], before: list[int], entropy: list[float], stability: int, expected: bool
+) -> None:
+    """Lifted too, as the rows of a batch are."""
+    rule = SettledToEnd(stability, 0.04, (8, END))
+    seen = view(2, [before], argmax=argmax, entropy=entropy)
+    assert bool(rule.done(seen)) is expected
+
+    def lifted(history: Tensor, argmax: Tensor, entropy: Tensor, pinned: Tensor) -> Tensor:
+        stats: Any = SimpleNamespace(argmax=argmax, entropy=entropy)
+        return rule.done(StepView(seen.step, 10, seen.tokens, stats, history, pinned, seen.step))
+
+    parts = seen.history, seen.stats.argmax, seen.stats.entropy, seen.pinned
+    both = torch.vmap(lifted)(*(torch.stack((part, part)) for part in parts))
+    assert both.tolist() == [expected] * 2
+
+
+def test_a_pinned_end_token_ends_nothing() -> None:
+    pinned = [False, False, True, False]
+    seen = view(2, [[1, 2, END, 4]], pinned, argmax=[1, 2, END, 4], entropy=[0.0, 0.0, 0.0, 2.0])
+    assert not SettledToEnd(1, 0.04, (END,)).done(seen)
 
 
 def test_never() -> None:

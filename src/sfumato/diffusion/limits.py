@@ -5,7 +5,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import Literal
 
@@ -15,6 +15,7 @@ from sfumato.diffusion.prediction import Prediction
 from sfumato.diffusion.processors import LogitBias, LogitProcessor, MinTokens
 from sfumato.diffusion.sampler_config import SamplerConfig
 from sfumato.diffusion.schedule import LinearTemperature, count_at, temperature_at
+from sfumato.diffusion.stopping import SettledToEnd, StableAndConfident
 from sfumato.model.network import Network
 from sfumato.options.limits import MOST_STEPS
 
@@ -103,10 +104,11 @@ def check_seed(seed: object) -> None:
 
 def resolve(network: Network, config: SamplerConfig, limits: Limits) -> SamplerConfig:
     """The config with a canvas length, and with the processors that keep `min_tokens` and
-    `ignore_eos`. They ban padding too, which fills a canvas behind its end: it is no text.
+    `ignore_eos`. They ban padding too, which fills a canvas behind its end: it is no text. With
+    `settle_at_end` the stopping rule becomes one that knows the end tokens.
 
-    Raises ValueError for canvases longer than this network's, and for a schedule that some step
-    of it would fail with."""
+    Raises ValueError for canvases longer than this network's, for a schedule that some step of it
+    would fail with, and for `settle_at_end` beside another stopping rule."""
     longest = network.config.canvas_length
     length = config.canvas_length or longest
     if length > longest:
@@ -131,11 +133,24 @@ def resolve(network: Network, config: SamplerConfig, limits: Limits) -> SamplerC
     pad = network.config.pad_id
     ends = tuple(dict.fromkeys((*limits.end_ids, *(() if pad is None else (pad,)))))
     bans: list[LogitProcessor] = []
+    if config.settle_at_end and not config.ignore_eos:
+        config = replace(config, stopping=_settled_to_end(config, limits.end_ids))
     if config.ignore_eos:
         bans.append(LogitBias(dict.fromkeys(ends, float("-inf"))))
     elif config.min_tokens:
         bans.append(MinTokens(config.min_tokens, ends))
     return replace(config, processors=(*config.processors, *bans))
+
+
+def _settled_to_end(config: SamplerConfig, ends: Sequence[int]) -> SettledToEnd:
+    rule = config.stopping
+    if type(rule) not in (StableAndConfident, SettledToEnd):
+        raise ValueError(
+            "settle_at_end: belongs to the stopping rule StableAndConfident, and this request has "
+            f"{type(rule).__name__}; leave one of them out"
+        )
+    assert isinstance(rule, StableAndConfident)
+    return SettledToEnd(rule.stability, rule.confidence, tuple(ends))
 
 
 def check_steps(config: SamplerConfig) -> None:

@@ -69,6 +69,8 @@ class SamplerConfig:
     ignore_eos: bool = default(
         "ignore_eos"
     )  # end tokens are banned: the reply has max_tokens tokens
+    # Whether a canvas has settled is tested only up to its first settled end token
+    settle_at_end: bool = default("settle_at_end")
     self_conditioning: bool = default("self_conditioning")  # off only to measure what it is worth
     # Probability that self-conditioning may leave out, 0 for none; None: as much as rounding hides
     # on a CPU, and none elsewhere: docs/head.md
@@ -168,7 +170,7 @@ class SamplerConfig:
                 raise ValueError(f"{name}: must be at least {low}, got {value}")
             if value is not None and value > high:
                 raise ValueError(f"{name}: must be at most {high}, got {quoted(value)}")
-        for name in ("ignore_eos", "self_conditioning"):
+        for name in ("ignore_eos", "self_conditioning", "settle_at_end"):
             if not isinstance(getattr(self, name), bool):
                 raise ValueError(f"{name}: must be True or False, got {getattr(self, name)!r}")
 
@@ -178,6 +180,7 @@ class SamplerConfig:
             return
         given = [name for name in _OF_STEPS if getattr(self, name) is not None]
         given += [] if self.self_conditioning else ["self_conditioning"]
+        given += ["settle_at_end"] if self.settle_at_end else []
         if given:
             raise ValueError(
                 "mode: causal replies have no canvases and no denoising steps; leave out "

@@ -13,7 +13,7 @@ from torch import Tensor
 
 from sfumato.diffusion.canvas import Canvas
 from sfumato.diffusion.sampler import SAMPLERS
-from sfumato.diffusion.stopping import Never, StableAndConfident
+from sfumato.diffusion.stopping import Never, SettledToEnd, StableAndConfident
 from sfumato.model.approximate import AS_ROUNDED, Skip
 from sfumato.model.head import VocabularyHead
 
@@ -29,7 +29,7 @@ def reads_soft(canvas: Canvas) -> bool:
     which do not look at it."""
     config = canvas.config
     known = type(config.sampler) in SAMPLERS.values()
-    known = known and type(config.stopping) in (StableAndConfident, Never)
+    known = known and type(config.stopping) in (StableAndConfident, SettledToEnd, Never)
     is_unread = canvas.is_at_last_step or not config.self_conditioning
     return not (known and canvas.guidance is None and is_unread)
 

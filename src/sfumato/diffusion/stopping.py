@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Protocol
 
+import torch
 from torch import Tensor
 
 from sfumato.diffusion.checks import is_number, is_whole
@@ -46,6 +47,37 @@ class StableAndConfident:
         free = (~view.pinned).sum(dim=-1).clamp(min=1)
         confident = view.stats.entropy.sum(dim=-1) / free < self.confidence
         return confident & (view.unchanged >= self.stability)
+
+
+@dataclass(frozen=True)
+class SettledToEnd(StableAndConfident):
+    """As `StableAndConfident`, but of the positions up to the first end token that has settled
+    alone; of all of them where none has.
+
+    Such an end token is the argmax of a position that is not pinned, was so in the last `stability`
+    steps, and has an entropy under `confidence`.  What stands behind it is no part of the reply.
+    """
+
+    ends: tuple[int, ...] = ()
+
+    @property
+    def history(self) -> int:
+        """Earlier argmax canvases that the rule reads."""
+        return max(1, self.stability)
+
+    def done(self, view: StepView) -> Tensor:
+        argmax, entropy, known = view.stats.argmax, view.stats.entropy, view.history.shape[-2]
+        if self.stability > known:  # no canvas has so many steps
+            return entropy.new_zeros((), dtype=bool)  # type: ignore[call-overload]
+        same = (view.history[..., known - self.stability :, :] == argmax).all(dim=-2)
+        is_end = torch.zeros_like(view.pinned)
+        for end in self.ends:
+            is_end = is_end | (argmax == end)
+        is_end = is_end & ~view.pinned & same & (entropy < self.confidence)
+        tested = is_end.cumsum(dim=-1) - is_end.long() == 0
+        free = (tested & ~view.pinned).sum(dim=-1).clamp(min=1)
+        mean = entropy.masked_fill(~tested, 0.0).sum(dim=-1) / free
+        return (mean < self.confidence) & (same | ~tested).all(dim=-1)
 
 
 @dataclass(frozen=True)

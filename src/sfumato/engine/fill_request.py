@@ -53,7 +53,7 @@ def prepare_fill(
         prompt = [*prompt, *model.fills.empty_thought]
     sampler = request.sampler
     if sampler is not None:  # of a reply's own end, which a fill has not
-        sampler = replace(sampler, min_tokens=0, ignore_eos=False)
+        sampler = replace(sampler, min_tokens=0, ignore_eos=False, settle_at_end=False)
     plan = model.fills.plan(
         prompt,
         request.parts,

@@ -88,6 +88,8 @@ GENERAL = (
     decoding("sampler", WRITE, "NAME", REPLY, None, f": {SAMPLER_NAMES}"),
     decoding("entropy_bound", WRITE, "NATS", REPLY, None, "; of the sampler entropy-bound"),
     decoding("temperature", WRITE, "T", REPLY, None, "; default: 1"),
+    decoding("settle_at_end", TALK, "", REPLY, False),
+    decoding("settle_at_end", ("eval",), "", SAMPLING, False),
     decoding("top_k", WRITE, "K", REPLY, None, ", 1 to 1024"),
     decoding("top_p", WRITE, "P", REPLY),
     decoding("soft_skip", WRITE, "SHARE", REPLY, None, ROUNDED),

@@ -93,6 +93,8 @@ DENOISING = (
     Setting("stability", Whole(0, MOST_STABILITY), "steps that a settled canvas stays the same", 1),
     Setting("confidence", Number(0, MOST_NATS, (0,)), "mean nats under which a canvas has settled",
             0.005),
+    Setting("settle_at_end", _FLAG, "a canvas has settled once it has up to its end token", False,
+            "", "settle-at-end"),
     Setting("top_k", Whole(1, MOST_TOP_K), "draw from the K most probable tokens", None, "",
             "top-k", None, _OR_ALL),
     Setting("top_p", Number(0, 1, (0,)), "draw from the most probable share P", None, "", "top-p",

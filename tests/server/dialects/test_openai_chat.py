@@ -272,6 +272,7 @@ def test_min_tokens_and_ignore_eos(server: Any) -> None:
         ({"entropy_bound": 0.01, "top_k": 4}, {"entropy_bound": 0.01, "top_k": 4}),
         ({"canvas_length": 16, "top_p": 0.9}, {"canvas_length": 16, "top_p": 0.9}),
         ({"top_k": -1, "temperature": 0}, {"temperature": 0.0}),
+        ({"settle_at_end": True}, {"settle_at_end": True}),
     ],
 )
 def test_sampler_settings_per_request(

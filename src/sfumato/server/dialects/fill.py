@@ -26,6 +26,7 @@ _OF_REPLIES: dict[str, tuple[Any, ...]] = {
     "stop": ("", []),
     "min_tokens": (0,),
     "ignore_eos": (False,),
+    "settle_at_end": (False,),
     "max_thinking_tokens": (),
 }
 """Fields that say where a reply ends, and their values that ask for nothing."""

@@ -53,6 +53,7 @@ class Sampling(Neutral, Grammars, Body):
     t_max: float | None = None
     stability: int | None = None
     confidence: float | None = None
+    settle_at_end: bool | None = None
     canvas_length: int | None = None
     self_conditioning: bool | None = None
     soft_skip: float | None = None

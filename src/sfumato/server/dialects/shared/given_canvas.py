@@ -31,6 +31,7 @@ _CHANGES: dict[str, tuple[Any, ...]] = {
     "t_max": (),
     "stability": (),
     "confidence": (),
+    "settle_at_end": (False,),
 }
 """Fields that a read has no use of, and their values that ask for nothing."""
 _NAMES = {"tokens": "diffusion_seed_canvas", "pinned": "diffusion_pinned"}

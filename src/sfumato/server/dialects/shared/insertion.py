@@ -11,7 +11,12 @@ from sfumato.server.http.errors import bad_request, from_value_error
 from sfumato.server.schemas.generation import Sampling
 from sfumato.server.service import Service
 
-_OF_REPLIES = {"min_tokens": 0, "ignore_eos": False, "max_thinking_tokens": None}
+_OF_REPLIES = {
+    "min_tokens": 0,
+    "ignore_eos": False,
+    "settle_at_end": False,
+    "max_thinking_tokens": None,
+}
 
 
 def insertion(

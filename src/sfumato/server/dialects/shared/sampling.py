@@ -75,6 +75,7 @@ def sampler_of(body: Sampling, model: ServedModel, banned: Iterable[int] = ()) -
             top_p=_LEAST_SHARE if body.top_p == 0 else body.top_p,
             min_tokens=body.min_tokens,
             ignore_eos=body.ignore_eos,
+            settle_at_end=body.settle_at_end,
             canvas_length=body.canvas_length,
             self_conditioning=body.self_conditioning,
             soft_skip=body.soft_skip,
