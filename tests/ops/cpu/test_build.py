@@ -14,7 +14,7 @@ import pytest
 ROOT = Path(__file__).resolve().parents[3]
 CSRC = ROOT / "src/sfumato/ops/cpu/csrc"
 COMPILER = shutil.which("c++")
-FUZZ_SEED = 3
+FUZZ_SEED, MORE_SEEDS = 3, range(1, 21)
 
 needs_compiler = pytest.mark.skipif(COMPILER is None, reason="needs a C++ compiler")
 
@@ -80,8 +80,8 @@ def test_fuzz(tmp_path: Path, everywhere: bool) -> None:
     """Every function with arguments of all sorts, under the address sanitizer and the
     undefined-behaviour sanitizer.
 
-    everywhere: both of them in the AVX files too, which takes half of the whole time. Their scalar
-    code is that of portable.cpp, which always has both.
+    everywhere: both of them in the AVX files too, which takes half of the whole time, and with more
+    seeds. Their scalar code is that of portable.cpp, which always has both.
     """
     # AMX's tiles by plain C++, so that they run where AVX-512 does.
     flags = ("-std=c++17", "-g1", "-fopenmp", "-ffp-contract=off", "-w", "-DSF_EMULATE_TILES")
@@ -101,11 +101,12 @@ def test_fuzz(tmp_path: Path, everywhere: bool) -> None:
     program = tmp_path / "fuzz"
     link = [str(COMPILER), "-fopenmp", *both, *tmp_path.glob("*.o"), "-o", program]
     subprocess.run(link, check=True, timeout=60)
-    done = subprocess.run(
-        [program, str(FUZZ_SEED)],
-        env=os.environ | {"OMP_WAIT_POLICY": "passive"},
-        capture_output=True,
-        text=True,
-        timeout=120,
-    )
-    assert done.returncode == 0, done.stdout[-2000:] + done.stderr[-4000:]
+    for seed in MORE_SEEDS if everywhere else (FUZZ_SEED,):
+        done = subprocess.run(
+            [program, str(seed)],
+            env=os.environ | {"OMP_WAIT_POLICY": "passive"},
+            capture_output=True,
+            text=True,
+            timeout=120,
+        )
+        assert done.returncode == 0, f"seed {seed}: " + done.stdout[-2000:] + done.stderr[-4000:]

@@ -6,7 +6,16 @@
 
 #include "sfumato.h"
 
-#if defined(__SANITIZE_ADDRESS__)
+#if defined(__has_feature)  // clang
+#if __has_feature(address_sanitizer)
+#define SF_ADDRESS_SANITIZER
+#endif
+#elif defined(__SANITIZE_ADDRESS__)
+#define SF_ADDRESS_SANITIZER
+#endif
+
+// What is not borrowed may not be touched.
+#if defined(SF_ADDRESS_SANITIZER)
 #include <sanitizer/asan_interface.h>
 #define HIDE(at, bytes) ASAN_POISON_MEMORY_REGION(at, bytes)
 #define SHOW(at, bytes) ASAN_UNPOISON_MEMORY_REGION(at, bytes)
