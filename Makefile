@@ -13,7 +13,7 @@ WHEEL_LIMIT := 20000000
 INSTALLED := pyproject.toml setup.py constraints.txt $(wildcard src/sfumato/ops/cpu/csrc/*)
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test test-slow test-gpu test-aarch64 test-clients aot levels soak schemas lint style format options evaluate picture wheel clean
+.PHONY: help demo test test-slow test-gpu test-aarch64 test-clang test-clients aot levels soak schemas lint style format options evaluate picture wheel clean
 
 help: ## list the targets
 	@sed -n 's/^\([a-z0-9-]*\):.*## /\1\t/p' $(MAKEFILE_LIST) | expand -t 12
@@ -32,6 +32,9 @@ test-gpu: $(VENV)/.installed-test ## the tests that need a CUDA device
 
 test-aarch64: $(VENV)/.installed-test ## the compiled operations on ARM, by a cross-compiler and an emulator
 	@$(BIN)/python -m pytest -m slow --timeout 3600 tests/ops/cpu/test_aarch64.py
+
+test-clang: $(VENV)/.installed-test ## the compiled operations as clang compiles them, without installing them
+	@$(BIN)/python -m pytest -m slow --timeout 3600 -rs tests/ops/cpu/test_clang.py
 
 test-clients: $(CLIENTS_VENV)/openai-3/.installed $(CLIENTS_VENV)/openai-2/.installed ## the clients of others, in pinned versions
 	@! command -v npm > /dev/null || npm install --prefix tests/clients/npm --silent --no-audit --no-fund \

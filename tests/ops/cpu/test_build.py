@@ -6,6 +6,7 @@ import os
 import shutil
 import subprocess
 import sys
+import tarfile
 import zipfile
 from pathlib import Path
 
@@ -19,14 +20,20 @@ FUZZ_SEED, MORE_SEEDS = 3, range(1, 21)
 needs_compiler = pytest.mark.skipif(COMPILER is None, reason="needs a C++ compiler")
 
 
-def build(tmp_path: Path, **environment: str) -> tuple[str, Path]:
-    """What pip says, and the wheel that it builds of a copy of the sources."""
+def build(tmp_path: Path, from_sdist: bool = False, **environment: str) -> tuple[str, Path]:
+    """What pip says, and the wheel that it builds of a copy of the sources, or of the source
+    distribution that is made of that copy."""
     pytest.importorskip("setuptools", minversion="77")  # tests download nothing
     project = tmp_path / "project"
     ignored = shutil.ignore_patterns("__pycache__", "*.so", "*.egg-info", "embedded")
     shutil.copytree(ROOT / "src", project / "src", ignore=ignored)
     for name in ("setup.py", "pyproject.toml", "README.md", "LICENSE"):
         shutil.copy(ROOT / name, project)
+    if from_sdist:
+        code = "import sys; from setuptools import build_meta; build_meta.build_sdist(sys.argv[1])"
+        command = [sys.executable, "-c", code, str(tmp_path)]
+        subprocess.run(command, cwd=project, check=True, capture_output=True, timeout=120)
+        (project,) = tmp_path.glob("*.tar.gz")
     done = subprocess.run(
         [
             *(sys.executable, "-m", "pip", "wheel", "-v", "--no-deps", "--no-build-isolation"),
@@ -54,9 +61,17 @@ def test_a_wheel_has_the_library_and_none_of_its_sources(tmp_path: Path) -> None
 
 
 @pytest.mark.slow
-def test_without_a_compiler_it_installs_and_torch_serves(tmp_path: Path) -> None:
-    output, wheel = build(tmp_path, CC="false", CXX="false")
-    assert output.count("sfumato: installed without the compiled CPU operations") == 1
+@pytest.mark.parametrize("from_sdist", [False, True])
+def test_without_a_compiler_it_installs_and_torch_serves(tmp_path: Path, from_sdist: bool) -> None:
+    """In one line of what pip says with -v, and in the reason that `sfumato doctor` shows."""
+    output, wheel = build(tmp_path, from_sdist, CC="false", CXX="false")
+    lost = [line for line in output.splitlines() if "without the compiled CPU operations" in line]
+    assert len(lost) == 1 and "torch serves on the CPU, several times slower" in lost[0]
+    if from_sdist:  # which has all that a compiler would have needed
+        (sdist,) = tmp_path.glob("*.tar.gz")
+        with tarfile.open(sdist) as archive:
+            packed = {Path(name).name for name in archive.getnames() if "/csrc/" in name}
+        assert packed == {path.name for path in CSRC.iterdir()}
     place = tmp_path / "installed"
     zipfile.ZipFile(wheel).extractall(place)
     assert not list(place.rglob("*.so"))
