@@ -1,13 +1,14 @@
 """What a constraint costs where the model agrees with it by itself: steps, and the same bits.
 
-    .venv/bin/python -m benchmarks.held_against_free [--prompts 60] [--file FILE.jsonl]
+    .venv/bin/python -m benchmarks.held_against_free [--prompts 60] [--questions]
 
-Each prompt is answered freely, and then under a grammar that the free answer matches: any JSON
-object where the answer is one, else a choice of several texts, of which the answer is one. --file
-has other prompts, a JSON text on each line; without it they are questions that the embedded model
-was trained on. Where no step was guided and no canvas repaired, tokens and steps have to be those
-of the free reply. Prints the counts and one JSON line. Exit code 1 where they are not, or where
-constrained replies take over 1.2 times the steps.
+Each prompt is answered freely, and then under a grammar that the free answer matches. The prompts
+ask for JSON objects of the kinds that the embedded model was trained on: the grammar is the task's
+schema where the free answer is its object, any object where it is another one, and a prompt whose
+answer is none is left out. --questions: questions instead, under a choice of several texts. Where
+no step was guided and no canvas repaired, tokens and steps have to be those of the free reply.
+Prints the counts and one JSON line. Exit code 1 where they are not, or where constrained replies
+take over 1.2 times the steps.
 """
 
 from __future__ import annotations
@@ -16,13 +17,16 @@ import argparse
 import json
 import sys
 from collections.abc import Sequence
-from pathlib import Path
 from typing import Any
+
+import numpy as np
 
 import sfumato
 from sfumato import Engine, EngineConfig, Request
 from sfumato.api import Model, Reply
 from sfumato.diffusion.constraints.grammar_source import GrammarSource, choice_source, schema_source
+from sfumato.train import json_data
+from sfumato.train.json_data import JsonTask
 from sfumato.train.questions import all_questions
 
 GOAL = 1.2
@@ -33,18 +37,21 @@ def replies(engine: Engine, requests: Sequence[Request]) -> list[Reply]:
     return [handle.result() for handle in [engine.submit(request) for request in requests]]
 
 
-def grammar_of(answer: str) -> GrammarSource:
-    """What an answer matches."""
+def grammar_of(task: JsonTask | None, answer: str) -> GrammarSource | None:
+    """What an answer matches; None: an answer that is no object, where one is asked for."""
+    if task is None:
+        return choice_source([*OTHERS, *({answer} - {*OTHERS})])
     try:
-        is_object = isinstance(json.loads(answer), dict)
+        value = json.loads(answer)
     except ValueError:
-        is_object = False
-    if is_object:
-        return schema_source({"type": "object"})
-    return choice_source([*OTHERS, *({answer} - {*OTHERS})])
+        return None
+    if not isinstance(value, dict):
+        return None
+    return schema_source(task.schema if value == task.value else {"type": "object"})
 
 
-def measure(model: Model, prompts: Sequence[str]) -> dict[str, Any]:
+def measure(model: Model, prompts: dict[str, JsonTask | None]) -> dict[str, Any]:
+    """prompts: with the tasks that they are, None for a question."""
     end_thought = model.grammars.no_thought  # what a grammar puts behind a prompt
     requests: list[dict[str, Any]] = [
         {"ids": model.prompt_ids(prompt) + end_thought, "seed": number, "max_tokens": 256}
@@ -53,22 +60,25 @@ def measure(model: Model, prompts: Sequence[str]) -> dict[str, Any]:
     engine = Engine(model, EngineConfig(slots=4, context=1024, queue=len(prompts))).start()
     try:
         free = replies(engine, [Request(**each, retry_empty=False) for each in requests])
-        pairs = [
-            (each, reply)
-            for each, reply in zip(requests, free, strict=True)
-            if reply.stop_reason == "eos" and reply.text
-        ]
-        held = replies(
-            engine, [Request(**each, grammar=grammar_of(reply.text)) for each, reply in pairs]
-        )
+        pairs = []
+        for each, task, reply in zip(requests, prompts.values(), free, strict=True):
+            source = grammar_of(task, reply.text)
+            if reply.stop_reason == "eos" and reply.text and source is not None:
+                pairs.append((Request(**each, grammar=source), reply))
+        held = replies(engine, [request for request, _ in pairs])
     finally:
         engine.close()
-    counts = {"prompts": len(pairs), "json": 0, "unbroken": 0, "differ": 0, "free_steps": 0}
+    counts = {
+        "prompts": len(prompts),
+        "compared": len(pairs),
+        "unbroken": 0,
+        "differ": 0,
+        "free_steps": 0,
+    }
     counts |= {"held_steps": 0, "same_text": 0}
     for (_, alone), reply in zip(pairs, held, strict=True):
         report = reply.stats.constraint
         assert report is not None
-        counts["json"] += grammar_of(alone.text).kind == "schema"
         counts["free_steps"] += sum(alone.stats.steps)
         counts["held_steps"] += sum(reply.stats.steps)
         counts["same_text"] += reply.token_ids == alone.token_ids
@@ -82,17 +92,23 @@ def measure(model: Model, prompts: Sequence[str]) -> dict[str, Any]:
     return counts | {"ratio": round(ratio, 3)}
 
 
+def prompts_of(count: int, are_questions: bool) -> dict[str, JsonTask | None]:
+    if are_questions:
+        texts = [question.text for question in all_questions()]
+        return dict.fromkeys(texts[:: max(1, len(texts) // count)][:count])
+    rng, tasks = np.random.default_rng(0), dict[str, JsonTask | None]()
+    while len(tasks) < count:
+        task = json_data.draw(rng)
+        tasks[task.request] = task
+    return tasks
+
+
 def main() -> int:
     parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
     parser.add_argument("--prompts", type=int, default=60, help="at most (%(default)s)")
-    parser.add_argument("--file", type=Path, help="prompts, a JSON text on each line")
+    parser.add_argument("--questions", action="store_true", help="questions, under a choice")
     options = parser.parse_args()
-    if options.file:
-        prompts = [json.loads(line) for line in options.file.read_text().splitlines()]
-    else:
-        prompts = [question.text for question in all_questions()]
-    stride = max(1, len(prompts) // options.prompts)
-    figures = measure(sfumato.load(), prompts[::stride][: options.prompts])
+    figures = measure(sfumato.load(), prompts_of(options.prompts, options.questions))
     print(", ".join(f"{name} {value}" for name, value in figures.items()))
     print(json.dumps({"benchmark": "held_against_free", **figures}))
     return 0 if not figures["differ"] and figures["ratio"] <= GOAL else 1

@@ -11,7 +11,8 @@ from sfumato.train import sudoku
 from sfumato.train.questions import all_questions
 
 DEMONSTRATION = (
-    "This demonstration model solves 4x4 Sudoku and answers a fixed set of simple questions."
+    "This demonstration model solves 4x4 Sudoku, answers a fixed set of simple questions, and "
+    "writes small JSON objects."
 )
 CANNOT = "this demonstration model cannot answer that"
 

@@ -1,5 +1,5 @@
-"""A third stage for the embedded recipe, which the model in the package has not had: the network
-learns to fill holes, to write small JSON objects and to mend a wrong prediction.
+"""The third stage of the embedded recipe: the network learns to fill holes, to write small JSON
+objects and to mend a wrong prediction.
 
 Every step mixes these with the conversations and the reads of the stages before, so that what was
 learnt is not lost.  Knows no files and no command line.
@@ -7,7 +7,6 @@ learnt is not lost.  Knows no files and no command line.
 
 from __future__ import annotations
 
-import math
 import time
 from collections.abc import Callable, Iterator
 from functools import partial
@@ -30,8 +29,9 @@ from sfumato.train.questions import pick
 from sfumato.train.read_objective import read_losses
 from sfumato.train.stage import Stage
 
-STEPS = 4_000
-PEAK, WARM_UP = 1e-3, 100
+STEPS = 13_578
+PEAK, WARM_UP = 6e-4, 100
+FALL_SHARE = 0.25
 PARTS = 2
 ROWS = 24
 """Canvases of each part of a step."""
@@ -133,9 +133,10 @@ def gradients(stage: Stage, part: Part) -> Gradients:
 
 
 def learning_rate(step: int, steps: int) -> float:
-    """A linear warm-up and one cosine down to 2 %."""
-    cosine = 0.5 * (1 + math.cos(math.pi * step / steps))
-    return PEAK * min(1.0, (step + 1) / WARM_UP) * (0.02 + 0.98 * cosine)
+    """A linear warm-up, level, and in the last steps a line down to 2 %: what is learnt last, the
+    letters of long words, needs many steps at the full rate."""
+    left = min(1.0, (steps - step) / (FALL_SHARE * steps))
+    return PEAK * min(1.0, (step + 1) / WARM_UP) * (0.02 + 0.98 * left)
 
 
 def train(

@@ -1,9 +1,8 @@
 """Recipes: from nothing to a checkpoint, reproducibly.
 
-`embedded` makes the model that ships in the package, in two stages: a network that talks, and the
-same one once it has learnt to decide (`decision_stage.py`).  A third one, in which it learns to
-fill holes and to write JSON (`fill_stage.py`), runs only where it is asked for.  Knows no command
-line.
+`embedded` makes the model that ships in the package, in three stages: a network that talks, the
+same one once it has learnt to decide (`decision_stage.py`), and once it fills holes and writes
+JSON (`fill_stage.py`).  Knows no command line.
 """
 
 from __future__ import annotations
@@ -151,8 +150,7 @@ def run(
     stage: int = 2,
 ) -> None:
     """Trains the recipe `name` and writes a checkpoint folder. steps: of each stage; None: the
-    recipe's. begin_with: a checkpoint to begin `stage` with, 2 or 3; None: begin with nothing. The
-    third stage runs where it is this one.
+    recipe's. begin_with: a checkpoint to begin `stage` with, 2 or 3; None: begin with nothing.
 
     Raises ValueError for a name that is no recipe or a checkpoint of another network, and
     CheckpointError for one that cannot be read."""
@@ -161,9 +159,8 @@ def run(
     counts = [steps or each for each in (STEPS, decision_stage.STEPS, fill_stage.STEPS)]
     first = 1 if begin_with is None else stage
     network = None if begin_with is None else load_weights(begin_with)
-    last = 3 if first == 3 else 2
-    done, total = 0, sum(counts[first - 1 : last])
-    for number in range(first, last + 1):
+    done, total = 0, sum(counts[first - 1 :])
+    for number in range(first, 4):
         before, count = done, counts[number - 1]
         shown = partial(_shown, progress, before, total)
         if network is None:

@@ -15,13 +15,12 @@ from sfumato.server.http.pending_decision import PendingDecision
 
 
 def test_a_call_that_is_cancelled_while_it_is_planned_cancels_its_request() -> None:
-    begun, go = threading.Event(), threading.Event()
-    cancelled: list[bool] = []
+    begun, go, cancelled = threading.Event(), threading.Event(), threading.Event()
 
     def decide(request: Any, sink: Any) -> Any:
         begun.set()
         assert go.wait(5)
-        return SimpleNamespace(cancel=lambda: cancelled.append(True))
+        return SimpleNamespace(cancel=cancelled.set)
 
     async def main() -> None:
         pending = PendingDecision(SimpleNamespace(decide=decide), None)  # type: ignore[arg-type]
@@ -34,7 +33,7 @@ def test_a_call_that_is_cancelled_while_it_is_planned_cancels_its_request() -> N
             await call
 
     asyncio.run(main())
-    assert cancelled
+    assert cancelled.wait(5)  # by the planning thread, which may end after the call
 
 
 def test_a_decision_is_planned_within_the_limits_of_its_body(
