@@ -242,6 +242,7 @@ def load(
     progress: Progress | None = None,
     activations: str = "int8",
     quantize: str | None = None,
+    cache_type: str | None = None,
 ) -> Model:
     """Loads a checkpoint, file or folder, safetensors or GGUF; None is the embedded model.
 
@@ -250,7 +251,9 @@ def load(
     and slower, "bf16", what a CPU rounds them to for products with quantized weights; quantize:
     "q4_k" or "q8_0", what float matrices become while they are loaded (and what takes fewer bits
     badly, as in a converted file, a larger format); what the file has quantized already stays as
-    it is.  Raises CheckpointError, ConfigError or ValueError, naming the file, field or argument.
+    it is; cache_type: on a CPU "bf16" or "fp8", as which keys and values are stored (None:
+    as the model's dtype says).  Raises CheckpointError, ConfigError or ValueError, naming the file,
+    field or argument.
     """
     start = time.perf_counter()
     if not isinstance(path, str | PathLike | None) or path == "":
@@ -268,10 +271,12 @@ def load(
     kind = pick_dtype(dtype, checkpoint, target)
     defaults = checkpoint_defaults(checkpoint)
     text = _fitting_text(checkpoint, config)
-    network = load_network(checkpoint, target, kind, progress, activations)
+    network = load_network(checkpoint, target, kind, progress, activations, cache_type)
     ends = end_ids(checkpoint, network.config, text.tokenizer)
     seconds, family = time.perf_counter() - start, family_of(checkpoint)
     kept = str(kind).removeprefix("torch.")
+    if cache_type is not None:
+        kept += f", cache {cache_type}"  # answers differ, as with another dtype
     identity = ModelIdentity(checkpoint.path.name, weights, kept, activations, quantize or "")
     return Model(network, text, defaults, ends, checkpoint.path, family, seconds, identity)
 

@@ -15,7 +15,7 @@ import torch
 from torch import Tensor, nn
 
 from sfumato import ops
-from sfumato.model.cache import KVPool, Slot
+from sfumato.model.cache import KVPool, Slot, widened
 from sfumato.model.layers import Linear, RMSNorm
 from sfumato.model.model_config import LayerConfig, ModelConfig
 
@@ -115,8 +115,9 @@ class EncodeRows:
         outs = []
         rows = zip(*(x.split(list(self.counts)) for x in (q, k, v)), strict=True)
         for slot, (rq, rk, rv) in zip(self.slots, rows, strict=True):
-            rk, rv = rk.transpose(0, 1), rv.transpose(0, 1)
+            rk, rv = (slot.rounded(layer, new.transpose(0, 1)) for new in (rk, rv))
             old_k, old_v, old_positions = slot.history(layer)
+            old_k, old_v = widened(old_k, q.dtype), widened(old_v, q.dtype)
             new = torch.arange(slot.length, slot.length + len(rq), device=q.device)
             causal = ops.Causal(new, torch.cat((old_positions, new)), slot.window(layer))
             outs.append(ops.attend(rq, (*old_k, rk), (*old_v, rv), causal))

@@ -12,7 +12,7 @@ Knows no requests: the engine decides which request has which slot.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -23,6 +23,27 @@ from sfumato.ops import reference
 from sfumato.ops.reference import NOWHERE
 
 BLOCK = reference.KEYS  # keys that torch's attention sums at a time; compiled attention sums half
+
+
+FP8 = torch.float8_e4m3fn
+
+
+def stored_as(values: Tensor, dtype: torch.dtype) -> Tensor:
+    """Keys or values as a cache of `dtype` holds them, of the same shape.
+
+    Into fp8 they go without a scale: both leave a norm, so that none exceeds sqrt(head_dim) times
+    the norm's weight, and a float format's relative error does not depend on a scale. What exceeds
+    its largest number is clamped: torch 2.11 makes NaN of it, later versions do not.
+    """
+    if dtype == FP8:
+        values = values.clamp(*(torch.finfo(FP8).min, torch.finfo(FP8).max))
+    return values.to(dtype)
+
+
+def widened(parts: Sequence[Tensor], dtype: torch.dtype) -> list[Tensor]:
+    """Stored keys or values for attention in `dtype`: those of fp8 as that, the others as they
+    are."""
+    return [part.to(dtype) if part.dtype == FP8 else part for part in parts]
 
 
 def slot_sizes(config: ModelConfig, capacity: int) -> list[int]:
@@ -171,6 +192,12 @@ class Slot:
             torch.cat((unseen, *ordered)),
         )
 
+    def rounded(self, layer: int, values: Tensor) -> Tensor:
+        """New keys or values [kv_heads, n, d] of a layer as later chunks will read them, where the
+        cache is narrow: results then do not depend on where a chunk begins. Else as they are."""
+        dtype = self._keys[layer].dtype
+        return stored_as(values, dtype).to(values.dtype) if dtype == FP8 else values
+
     def write(self, layer: int, keys: Tensor, values: Tensor) -> None:
         """Stores keys and values [kv_heads, n, d] of the positions from `length` on.
 
@@ -181,8 +208,10 @@ class Slot:
         stored = min(count, size)
         end = self.length + count
         places = torch.arange(end - stored, end, device=keys.device) % size
-        self._keys[layer][:, places] = keys[:, count - stored :].to(self._keys[layer].dtype)
-        self._values[layer][:, places] = values[:, count - stored :].to(self._values[layer].dtype)
+        self._keys[layer][:, places] = stored_as(keys[:, count - stored :], self._keys[layer].dtype)
+        self._values[layer][:, places] = stored_as(
+            values[:, count - stored :], self._values[layer].dtype
+        )
 
     def advance(self, count: int) -> None:
         """Makes `count` written positions part of the prefix."""

@@ -65,16 +65,18 @@ def load_network(
     dtype: torch.dtype,
     progress: Progress | None = None,
     activations: str = "int8",
+    cache_type: str | None = None,
 ) -> Network:
     """Loads every tensor to `device`; float matrices become `dtype`, quantized ones stay.
 
     activations: "int8" or "bf16", to what a CPU rounds them for products with quantized weights;
     with AMX "int8" is for those of experts alone (see `ops.pack`).
-    Raises ConfigError or CheckpointError, naming the field or the tensors, and ValueError for
-    other activations, before any tensor is read.
+    cache_type: see `cache_dtype`. Raises ConfigError or CheckpointError, naming the field or the
+    tensors, and ValueError for other activations or cache types, before any tensor is read.
     """
     if activations not in ops.ACTIVATIONS:
         raise ValueError(f"activations: {activations!r} is none of {', '.join(ops.ACTIVATIONS)}")
+    stored = cache_dtype(checkpoint, device, dtype, cache_type)
     config = config_of(checkpoint)
     transformer = skeleton(config)
     expected = {name: tuple(p.shape) for name, p in transformer.named_parameters()}
@@ -100,7 +102,7 @@ def load_network(
         if progress is not None:
             progress(done, total)
     mover.finish()
-    return Network(transformer, device, dtype, cache_dtype(checkpoint, device, dtype), output)
+    return Network(transformer, device, dtype, stored, output)
 
 
 def _output(embedding: Tensor | QuantizedTensor, activations: str) -> list[Weight] | None:

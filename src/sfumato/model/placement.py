@@ -16,6 +16,7 @@ from sfumato.weights.tensorfile import FLOAT_FORMATS
 _log = logging.getLogger(__name__)
 
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
+CACHE_TYPES = {"bf16": torch.bfloat16, "fp8": torch.float8_e4m3fn}
 SMALL = 100 << 20  # bytes of tensors; see `pick_dtype`
 
 
@@ -98,11 +99,28 @@ def pick_dtype(
     return torch.bfloat16 if stored == torch.float16 else stored
 
 
-def cache_dtype(checkpoint: Checkpoint, device: torch.device, dtype: torch.dtype) -> torch.dtype:
+def cache_dtype(
+    checkpoint: Checkpoint,
+    device: torch.device,
+    dtype: torch.dtype,
+    cache_type: str | None = None,
+) -> torch.dtype:
     """The dtype of stored keys and values, for activations of `dtype`.
 
     Bfloat16 with quantized weights on a CPU that multiplies it: attention is twice as fast then, a
     slot takes half the memory, and products with such weights are rounded as coarsely anyway.
+
+    cache_type: a name of CACHE_TYPES, or None for that rule. Raises ValueError for another name,
+    and for one on another device than a CPU.
     """
+    if cache_type is not None:
+        if cache_type not in CACHE_TYPES:
+            raise ValueError(f"cache_type: {cache_type!r} is none of {', '.join(CACHE_TYPES)}")
+        if device.type != "cpu":
+            raise ValueError(
+                f"cache_type: {cache_type!r} is for a CPU alone, and the device is {device}: its "
+                "kernels read a cache of the activations' dtype; leave the argument out"
+            )
+        return CACHE_TYPES[cache_type]
     quantized = any(info.format not in FLOAT_FORMATS for info in checkpoint.tensors.values())
     return torch.bfloat16 if quantized and ops.multiplies_bf16(device) else dtype

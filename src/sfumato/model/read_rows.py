@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from sfumato import ops
-from sfumato.model.cache import Slot
+from sfumato.model.cache import Slot, stored_as, widened
 from sfumato.model.question_pool import QuestionPool, Span
 from sfumato.model.to_device import to_device
 
@@ -48,8 +48,8 @@ class Scratch:
         for layer, (key, value) in enumerate(parts):
             stored = self.slot.pool.keys[layer].dtype
             keys, values = self.keys[layer], self.values[layer]
-            keys.append(key.transpose(0, 1).to(stored))
-            values.append(value.transpose(0, 1).to(stored))
+            keys.append(stored_as(key.transpose(0, 1), stored))
+            values.append(stored_as(value.transpose(0, 1), stored))
             window = self.slot.window(layer)
             while window and sum(part.shape[1] for part in keys[1:]) >= window - 1:
                 del keys[0], values[0]
@@ -123,10 +123,15 @@ class _Rows:
         """Of rows that share a slot, in one operation; each row gets the bits that it has alone."""
         keys, values, positions = self.scratches[rows[0]].slot.history(layer)
         own = [
-            ops.OwnKeys(scratch.keys[layer], scratch.values[layer], self.counts[row])
+            ops.OwnKeys(
+                widened(scratch.keys[layer], q.dtype),
+                widened(scratch.values[layer], q.dtype),
+                self.counts[row],
+            )
             for row in rows
             for scratch in (self.scratches[row],)
         ]
+        keys, values = widened(keys, q.dtype), widened(values, q.dtype)
         causal = self._seen(layer, rows, everywhere, positions)
         return ops.attend_shared(q, k, v, keys, values, own, causal)
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 from dataclasses import replace
 from typing import Any
 
@@ -19,7 +20,7 @@ from sfumato.diffusion.sampler_config import REFERENCE, SamplerConfig, fixed_ste
 from sfumato.diffusion.step import Denoiser
 from sfumato.diffusion.step.recompute import Kept
 from sfumato.diffusion.turbo import Turbo
-from sfumato.model.cache import Slot
+from sfumato.model.cache import FP8, Slot
 from sfumato.model.head import HeadStats
 from sfumato.model.network import Network
 
@@ -30,6 +31,13 @@ EAGER = Turbo(first=1, partial=2, settled=5.0, near=0)
 @pytest.fixture(scope="module")
 def network() -> Network:
     return network_of(calm_oracle())
+
+
+def in_fp8(network: Network) -> Network:
+    """The same weights, with a cache in fp8."""
+    narrow = copy.copy(network)
+    narrow.cache_dtype = FP8
+    return narrow
 
 
 def begin(network: Network, config: SamplerConfig, seed: int = 0) -> tuple[Canvas, Slot]:
@@ -70,6 +78,14 @@ def test_whole_steps_give_the_bits_of_steps_without_it(network: Network) -> None
         assert torch.equal(one.entropy, other.entropy)
         assert torch.equal(one.top_probs, other.top_probs)
     assert canvas.kept is not None and canvas.kept.computed == LENGTH * len(turbo)
+
+
+def test_a_cache_in_fp8_is_read_by_partial_steps_too(
+    network: Network, taken: list[Tensor | None]
+) -> None:
+    drafts, _ = drafts_of(in_fp8(network), replace(fixed_steps(12), turbo=EAGER))
+    assert any(places is not None for places in taken)
+    assert all(draft.entropy.isfinite().all() for draft in drafts)
 
 
 def test_what_is_left_out_has_the_statistics_of_the_step_before(

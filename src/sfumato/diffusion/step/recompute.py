@@ -23,7 +23,7 @@ from sfumato.diffusion.step.layout import Part
 from sfumato.diffusion.step.update import Update
 from sfumato.diffusion.turbo import Turbo
 from sfumato.model.attention import CanvasPart, CanvasRows
-from sfumato.model.cache import Slot
+from sfumato.model.cache import Slot, widened
 from sfumato.model.head import HeadStats
 from sfumato.model.head_stats import PLAIN
 from sfumato.model.model_config import ModelConfig
@@ -118,7 +118,8 @@ class KeptRows:
                 continue
             keys.index_copy_(0, places, rk)
             values.index_copy_(0, places, rv)
-            old_keys, old_values, _ = slot.read(layer)
+            stored = slot.read(layer)[:2]
+            old_keys, old_values = widened(stored, rq.dtype)
             own = keys.transpose(0, 1), values.transpose(0, 1)
             outs.append(ops.attend(rq, (old_keys, own[0]), (old_values, own[1])))
         return torch.cat(outs)

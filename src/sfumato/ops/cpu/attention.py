@@ -165,7 +165,8 @@ class CanvasCall(ctypes.Structure):
 
 
 def _canvas_stored_in_bf16(q: Tensor, k: Tensor, v: Tensor, keys: Tensor, *rest: Tensor) -> bool:
-    known = q.dtype in DTYPES and k.dtype == v.dtype == q.dtype and keys.is_contiguous()
+    known = q.dtype in DTYPES and keys.dtype in DTYPES and keys.is_contiguous()
+    known = known and k.dtype == v.dtype == q.dtype
     return known and rest[0].is_contiguous() and _stored_in_bf16(q, [keys, k], [])
 
 

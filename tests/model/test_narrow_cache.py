@@ -1,0 +1,68 @@
+"""A cache in fp8: what it stores, what it leaves alone, and what is refused."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from sfumato.bench.random_weights import random_checkpoint
+from sfumato.model.cache import FP8, slot_bytes, stored_as
+from sfumato.model.loading import load_network
+from sfumato.model.network import Network
+
+CPU = torch.device("cpu")
+
+
+def network(cache_type: str | None, dtype: torch.dtype = torch.float32) -> Network:
+    checkpoint = random_checkpoint("tiny", "f32", layers=3)
+    return load_network(checkpoint, CPU, dtype, cache_type=cache_type)
+
+
+def test_an_fp8_number_is_within_a_sixteenth_and_what_is_too_large_is_clamped() -> None:
+    values = torch.randn(4, 500, 32, generator=torch.Generator().manual_seed(0)) * 3
+    error = (stored_as(values, FP8).float() - values).abs()
+    # 3 bits of mantissa; below 2^-6 numbers are multiples of 2^-9.
+    assert (error <= values.abs() / 16 + 2.0**-10).all()
+    assert error.max() > 0
+    assert stored_as(torch.tensor([1e4, -1e4]), FP8).float().tolist() == [448.0, -448.0]
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_chunks_copies_and_neighbours_change_nothing(dtype: torch.dtype) -> None:
+    model = network("fp8", dtype)
+    ids = torch.arange(40) % model.config.vocab_size
+    at_once, in_parts, beside, copy = model.new_slots(4, 64)
+    model.encode([ids], [at_once])
+    model.encode([ids[:17]], [in_parts])
+    model.encode([ids[17:], ids.flip(0)], [in_parts, beside])
+    copy.restore(at_once, 40)
+    canvas = torch.arange(8)
+    alone = model.denoise([canvas], [at_once])
+    assert torch.equal(model.denoise([canvas], [copy]), alone)
+    both = model.denoise([canvas, canvas], [in_parts, beside])
+    assert torch.equal(both[:8], alone)
+    assert at_once.read(0)[0].dtype == FP8
+
+
+def test_the_error_of_hidden_states_is_bounded_and_a_slot_takes_a_quarter() -> None:
+    wide, narrow = network(None), network("fp8")
+    ids, canvas, states = torch.arange(40), torch.arange(8), []
+    for model in (wide, narrow):
+        cache = model.new_cache(1, 64)
+        model.encode([ids], cache)
+        states.append(model.denoise([canvas], cache))
+    error = (states[0] - states[1]).norm() / states[0].norm()
+    assert 0 < error < 0.1
+    sizes = [slot_bytes(m.config, 64, m.cache_dtype) for m in (wide, narrow)]
+    assert sizes[0] == 4 * sizes[1] == 4 * narrow.new_slot(64).nbytes()
+
+
+@pytest.mark.parametrize(
+    ("name", "device", "message"),
+    [("q3", "cpu", "'q3' is none of bf16, fp8"), ("fp8", "cuda", "for a CPU alone.*cuda")],
+)
+def test_what_is_refused(name: str, device: str, message: str) -> None:
+    with pytest.raises(ValueError, match=f"cache_type: .*{message}"):
+        load_network(
+            random_checkpoint("tiny", "f32"), torch.device(device), torch.float32, cache_type=name
+        )
