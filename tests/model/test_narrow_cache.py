@@ -6,6 +6,8 @@ import pytest
 import torch
 
 from sfumato.bench.random_weights import random_checkpoint
+from sfumato.engine.engine_config import EngineConfig
+from sfumato.engine.memory_estimate import ModelFootprint, predict
 from sfumato.model.cache import FP8, slot_bytes, stored_as
 from sfumato.model.loading import load_network
 from sfumato.model.network import Network
@@ -55,6 +57,13 @@ def test_the_error_of_hidden_states_is_bounded_and_a_slot_takes_a_quarter() -> N
     assert 0 < error < 0.1
     sizes = [slot_bytes(m.config, 64, m.cache_dtype) for m in (wide, narrow)]
     assert sizes[0] == 4 * sizes[1] == 4 * narrow.new_slot(64).nbytes()
+
+
+def test_the_prediction_of_a_loaded_model_counts_the_narrow_bytes() -> None:
+    config, models = EngineConfig(slots=2, context=2048), (network(None), network("fp8"))
+    wide, narrow = (predict(ModelFootprint.of_network(m), config).slots for m in models)
+    sizes = [slot_bytes(m.config, 2048, m.cache_dtype) for m in models]
+    assert wide - narrow == 2 * (sizes[0] - sizes[1]) > 0  # the rest is the state of canvases
 
 
 @pytest.mark.parametrize(
