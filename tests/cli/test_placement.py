@@ -9,8 +9,9 @@ from typing import Any
 import pytest
 import torch
 
+from sfumato.model import placement
 from sfumato.ops import ACTIVATIONS as OURS
-from sfumato.options import ACTIVATIONS
+from sfumato.options import ACTIVATIONS, CACHE_TYPES
 
 
 @pytest.fixture(autouse=True)
@@ -36,6 +37,13 @@ def loads(monkeypatch: pytest.MonkeyPatch) -> list[dict[str, Any]]:
 
 def test_the_names_written_out_are_all() -> None:
     assert ACTIVATIONS == OURS
+    assert tuple(placement.CACHE_TYPES) == CACHE_TYPES
+
+
+def test_the_kind_of_cache_is_handed_on(cli: Any, loads: list[dict[str, Any]]) -> None:
+    cli("run", "Hi")
+    cli("run", "Hi", "--cache-type", "fp8")
+    assert [each["cache_type"] for each in loads] == [None, "fp8"]
 
 
 @pytest.mark.parametrize(

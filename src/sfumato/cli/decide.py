@@ -110,7 +110,7 @@ def _made(args: argparse.Namespace, asking: Asking) -> dict[str, Any]:
         "questions": hashlib.sha256(text.encode()).hexdigest(),
         "model": args.model or "embedded",
         "weights": generation.weights_of(args),
-        **{key: getattr(args, key) for key in ("dtype", "activations", "quantize")},
+        **{key: getattr(args, key) for key in ("dtype", "activations", "quantize", "cache_type")},
         "calibration": calibration and repr(sorted(calibration.questions.items())),
         **asking.options,
     }

@@ -69,6 +69,7 @@ def load(args: argparse.Namespace) -> Model:
             progress=progress,
             activations=args.activations,
             quantize=args.quantize,
+            cache_type=args.cache_type,
         )
     if not args.threads:
         spare_threads(model)

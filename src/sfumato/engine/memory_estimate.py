@@ -55,16 +55,21 @@ class ModelFootprint:
 
     @classmethod
     def of_checkpoint(
-        cls, checkpoint: Checkpoint, config: ModelConfig, device: torch.device, dtype: torch.dtype
+        cls,
+        checkpoint: Checkpoint,
+        config: ModelConfig,
+        device: torch.device,
+        dtype: torch.dtype,
+        cache_type: str | None = None,
     ) -> ModelFootprint:
-        """A model that is not loaded yet."""
+        """A model that is not loaded yet. Raises ValueError as `cache_dtype`."""
         tensors = checkpoint.tensors.items()
         views = [(name, info) for name, info in tensors if checkpoint.is_view(name)]
         return cls(
             config,
             device,
             dtype,
-            cache_dtype(checkpoint, device, dtype),
+            cache_dtype(checkpoint, device, dtype, cache_type),
             held_bytes((loaded_bytes(name, info, device, dtype) for name, info in tensors), device),
             sum(viewed_bytes(name, info, device, dtype) for name, info in views),
         )

@@ -17,7 +17,15 @@ from sfumato.options.bench import MEASURING
 from sfumato.options.decide import DECIDING
 from sfumato.options.fill import FILLING
 from sfumato.options.general import GENERAL, VISIBLE
-from sfumato.options.kinds import ACTIVATIONS, DEVICES, DTYPES, FORMATS, GROUP_NOTES, ON_LOAD
+from sfumato.options.kinds import (
+    ACTIVATIONS,
+    CACHE_TYPES,
+    DEVICES,
+    DTYPES,
+    FORMATS,
+    GROUP_NOTES,
+    ON_LOAD,
+)
 from sfumato.options.limits import LAST_SEED, MOST_STEPS, MOST_TOP_K
 from sfumato.options.option import PREFIX, Option
 from sfumato.options.serve import SERVING
@@ -34,6 +42,7 @@ from sfumato.options.settings import (
 
 __all__ = [
     "ACTIVATIONS",
+    "CACHE_TYPES",
     "DENOISING",
     "DEVICES",
     "DTYPES",
