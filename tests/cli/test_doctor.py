@@ -113,15 +113,20 @@ def test_no_line_is_too_wide_and_no_word_is_broken(
     machine: Any, cli: Any, monkeypatch: pytest.MonkeyPatch, columns: int
 ) -> None:
     machine(share=0.4)
-    words = cli("doctor", "--verbose").out.split()
+    words = _words(cli("doctor", "--verbose").out)
     monkeypatch.setenv("COLUMNS", str(columns))
     done = cli("doctor", "--verbose")
     for line in done.out.splitlines():
         alone = len(line.split()) <= 3  # a command, or one long word
         assert len(line) <= columns or alone, line
-    assert done.out.split() == words
+    assert _words(done.out) == words
     names = {line.split()[0] for line in done.out.splitlines() if line}
     assert {"sfumato", "cpu", "memory", "runs", "measured", "backend", "bound"} <= names
+
+
+def _words(text: str) -> list[str]:
+    """The words of a report, without its numbers: free memory changes between two of them."""
+    return re.sub(r"[\d.]*\d", "0", text).split()
 
 
 def test_the_dtype_that_auto_picks_is_given_with_its_reason() -> None:
