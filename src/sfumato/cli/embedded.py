@@ -15,8 +15,8 @@ if TYPE_CHECKING:
     from sfumato.cli.generation import Answer
 
 TOY = (
-    "The embedded model is a toy: it solves 4x4 Sudoku and answers a fixed set of simple questions "
-    "(docs/embedded-model.md). -m PATH loads a real model."
+    "The embedded model is a toy: it solves 4x4 Sudoku, answers a fixed set of simple questions, "
+    "and writes small JSON objects (docs/embedded-model.md). -m PATH loads a real model."
 )
 
 
