@@ -27,6 +27,7 @@ class Steps:
     def __init__(self) -> None:
         self._changed = threading.Condition()
         self._allowed: int | None = None  # steps that a held model may still take
+        self._holds = 0  # holds that have begun or ended
 
     @contextlib.contextmanager
     def held_after(self, steps: int) -> Iterator[None]:
@@ -38,16 +39,22 @@ class Steps:
             self._allow(None)
 
     def take(self) -> None:
-        """A step; called in the engine's thread."""
+        """A step; called in the engine's thread.  One that began before a hold does not count in it:
+        it may be the last of a request that was stopped."""
+        with self._changed:
+            began = self._holds
         time.sleep(STEP_S)
         with self._changed:
-            assert self._changed.wait_for(lambda: self._allowed != 0, 60), "held for too long"
-            if self._allowed:
+            assert self._changed.wait_for(lambda: self._allowed != 0 or self._holds != began, 60), (
+                "held for too long"
+            )
+            if self._allowed and self._holds == began:
                 self._allowed -= 1
 
     def _allow(self, steps: int | None) -> None:
         with self._changed:
             self._allowed = steps
+            self._holds += 1
             self._changed.notify_all()
 
 

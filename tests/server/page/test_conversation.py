@@ -23,7 +23,7 @@ def test_stop_retry_and_reload(open_page: Callable[..., Any], steps: Any) -> Non
         wait(page)
     expect(page.locator(".stats")).to_contain_text("stopped")
     expect(page.locator("#prompt")).to_be_focused()
-    # The stopped request may take one more step, which is not to be the next one's.
+    # The stopped request takes no more steps: none of them is to be the next one's.
     page.wait_for_function("fetch('/health').then(r => r.json()).then(h => h.running === 0)")
     with steps.held_after(1):
         page.get_by_role("button", name="Retry").click()
