@@ -243,6 +243,7 @@ def load(
     activations: str = "int8",
     quantize: str | None = None,
     cache_type: str | None = None,
+    experts_on_cpu: int = 0,
 ) -> Model:
     """Loads a checkpoint, file or folder, safetensors or GGUF; None is the embedded model.
 
@@ -252,8 +253,9 @@ def load(
     "q4_k" or "q8_0", what float matrices become while they are loaded (and what takes fewer bits
     badly, as in a converted file, a larger format); what the file has quantized already stays as
     it is; cache_type: on a CPU "bf16" or "fp8", as which keys and values are stored (None:
-    as the model's dtype says).  Raises CheckpointError, ConfigError or ValueError, naming the file,
-    field or argument.
+    as the model's dtype says); experts_on_cpu: of how many of the first layers the experts stay in
+    the host's memory and compute there, for a card that is too small.  Raises CheckpointError,
+    ConfigError or ValueError, naming the file, field or argument.
     """
     start = time.perf_counter()
     if not isinstance(path, str | PathLike | None) or path == "":
@@ -271,7 +273,8 @@ def load(
     kind = pick_dtype(dtype, checkpoint, target)
     defaults = checkpoint_defaults(checkpoint)
     text = _fitting_text(checkpoint, config)
-    network = load_network(checkpoint, target, kind, progress, activations, cache_type)
+    options = progress, activations, cache_type, experts_on_cpu
+    network = load_network(checkpoint, target, kind, *options)
     ends = end_ids(checkpoint, network.config, text.tokenizer)
     seconds, family = time.perf_counter() - start, family_of(checkpoint)
     kept = str(kind).removeprefix("torch.")

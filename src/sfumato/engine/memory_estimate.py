@@ -76,11 +76,20 @@ class ModelFootprint:
 
     @classmethod
     def of_network(cls, network: Network) -> ModelFootprint:
-        """A loaded model. Which of its weights are mapped is not known any more."""
+        """A loaded model, but for weights on another device. Which of its weights are mapped is
+        not known any more."""
         values = [v for module in network.transformer.modules() for v in _weights(module)]
-        sizes = [value.nbytes for value in (*values, *(network.head.output or ()))]
+        sizes = [
+            value.nbytes
+            for value in (*values, *(network.head.output or ()))
+            if _is_on(value, network.device)
+        ]
         nbytes = held_bytes(sizes, network.device)
         return cls(network.config, network.device, network.dtype, network.cache_dtype, nbytes)
+
+
+def _is_on(value: Any, device: torch.device) -> bool:
+    return bool(value.device.type == device.type)
 
 
 def _weights(module: torch.nn.Module) -> list[Any]:

@@ -79,7 +79,9 @@ class Runner:
         """rows: that a step has at most, larger slots left aside; chunk: tokens of a prompt that a
         step encodes at most."""
         self._network, self._clock = network, clock
-        self._backend = backend = graph_backend(network.device)
+        self._backend = backend = None if network.is_mixed else graph_backend(network.device)
+        if network.is_mixed:
+            log.info("steps are not captured: experts on the host are no part of a graph")
         self._denoiser = Denoiser(network, rows, backend)
         self._batches = BatchRecovery(self._batch, self._free)
         self._draws = BatchRecovery(self._draw_batch, self._free)

@@ -35,10 +35,14 @@ class Experts(nn.Module):
 
     def __init__(self, config: ModelConfig) -> None:
         super().__init__()
+        self.device: torch.device | None = None  # of the weights, where it is not that of x
         count, size, hidden = config.num_experts, config.expert_size, config.hidden_size
         self.gate_up_proj = nn.Parameter(torch.empty(count, 2 * size, hidden))
         self.down_proj = nn.Parameter(torch.empty(count, hidden, size))
 
     def forward(self, x: Tensor, chosen: Tensor, shares: Tensor) -> Tensor:
-        """x [tokens, hidden]; chosen and shares [tokens, active] → [tokens, hidden]."""
-        return ops.experts(x, chosen, shares, self.gate_up_proj, self.down_proj)
+        """x [tokens, hidden]; chosen and shares [tokens, active] → [tokens, hidden].
+        The experts compute where their weights are, and the result is where x is."""
+        own = self.device or x.device
+        weights = self.gate_up_proj, self.down_proj
+        return ops.experts(x.to(own), chosen.to(own), shares.to(own), *weights).to(x.device)

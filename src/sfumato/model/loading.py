@@ -16,8 +16,10 @@ import torch
 from torch import Tensor, nn
 
 from sfumato import ops
+from sfumato.model.experts import Experts
 from sfumato.model.families import family_of
 from sfumato.model.head import CHUNK
+from sfumato.model.layer_devices import make_placement
 from sfumato.model.model_config import ConfigError, ModelConfig
 from sfumato.model.network import Network
 from sfumato.model.placement import cache_dtype
@@ -66,18 +68,21 @@ def load_network(
     progress: Progress | None = None,
     activations: str = "int8",
     cache_type: str | None = None,
+    experts_on_cpu: int = 0,
 ) -> Network:
     """Loads every tensor to `device`; float matrices become `dtype`, quantized ones stay.
 
     activations: "int8" or "bf16", to what a CPU rounds them for products with quantized weights;
     with AMX "int8" is for those of experts alone (see `ops.pack`).
-    cache_type: see `cache_dtype`. Raises ConfigError or CheckpointError, naming the field or the
-    tensors, and ValueError for other activations or cache types, before any tensor is read.
+    cache_type: see `cache_dtype`; experts_on_cpu: see `make_placement`. Raises ConfigError or
+    CheckpointError, naming the field or the tensors, and ValueError for other arguments, before any
+    tensor is read.
     """
     if activations not in ops.ACTIVATIONS:
         raise ValueError(f"activations: {activations!r} is none of {', '.join(ops.ACTIVATIONS)}")
     stored = cache_dtype(checkpoint, device, dtype, cache_type)
     config = config_of(checkpoint)
+    placement = make_placement(device, len(config.layers), experts_on_cpu)
     transformer = skeleton(config)
     expected = {name: tuple(p.shape) for name, p in transformer.named_parameters()}
     checkpoint.check_tensors(expected)
@@ -85,24 +90,31 @@ def load_network(
         formats = frozenset(checkpoint.tensors[name].format for name in expected)
         ops.prepare(device, config.hidden_size, formats)  # before the weights fill its memory
     total = sum(checkpoint.tensors[name].nbytes for name in expected)
-    done, output, mover = 0, None, Mover(device)
+    done, output = 0, None
+    movers = {at: Mover(at) for at in {device, *placement.experts}}
     for name, following in zip(expected, [*list(expected)[1:], None], strict=True):
         path, _, leaf = name.rpartition(".")
         module = transformer.get_submodule(path)
         if following is not None and device.type != "cpu":
             checkpoint.prefetch(following)  # is read from disk while this one is copied
+        mover = movers[placement.of(name)]
         value = _converted(checkpoint.read(name), name, mover, dtype)
         if name == EMBEDDING:
             output = _output(value, activations)
-        if _is_packed(name, checkpoint.tensors[name], device):
+        if _is_packed(name, checkpoint.tensors[name], placement.of(name)):
             mover.wait()
         place(module, leaf, _packed(value, name, activations))
         del value  # before the next one is converted
         done += checkpoint.tensors[name].nbytes
         if progress is not None:
             progress(done, total)
-    mover.finish()
-    return Network(transformer, device, dtype, stored, output)
+    for mover in movers.values():
+        mover.finish()
+    for index, at in enumerate(placement.experts):
+        experts = transformer.get_submodule(f"layers.{index}.experts")
+        assert isinstance(experts, Experts)
+        experts.device = at if at != device else None
+    return Network(transformer, device, dtype, stored, output, placement.is_mixed)
 
 
 def _output(embedding: Tensor | QuantizedTensor, activations: str) -> list[Weight] | None:

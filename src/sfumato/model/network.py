@@ -37,8 +37,11 @@ class Network:
         dtype: torch.dtype,
         cache_dtype: torch.dtype | None = None,
         output: Sequence[Weight] | None = None,
+        is_mixed: bool = False,
     ) -> None:
-        """output: the embedding's chunks as the head multiplies them, see `VocabularyHead`."""
+        """output: the embedding's chunks as the head multiplies them, see `VocabularyHead`;
+        is_mixed: whether some weights are on another device."""
+        self.is_mixed = is_mixed
         self.transformer, self.device, self.dtype = transformer, device, dtype
         self.config, self.cache_dtype = transformer.config, cache_dtype or dtype
         reads = transformer.self_conditioning

@@ -1,0 +1,95 @@
+"""Placement: the options make one value, tensors go where it says, and results do not change."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+import torch
+from tests.support.gguf_files import gguf_config, random_state, write_gguf
+from torch import Tensor
+from torch._subclasses.fake_tensor import FakeTensorMode
+
+from sfumato import ops
+from sfumato.engine.memory_estimate import ModelFootprint
+from sfumato.model.experts import Experts
+from sfumato.model.families import open_checkpoint
+from sfumato.model.layer_devices import Placement, make_placement
+from sfumato.model.loading import config_of, load_network
+
+CPU, META = torch.device("cpu"), torch.device("meta")
+
+
+@pytest.mark.parametrize("count", [-1, 4, True, 1.0, "2", 10**30])
+def test_a_wrong_number_of_layers_is_refused(count: object) -> None:
+    with pytest.raises(ValueError, match=r"experts_on_cpu: .* from 0 to 3"):
+        make_placement(META, 3, count)  # type: ignore[arg-type]
+
+
+def test_experts_of_the_first_layers_stay_on_the_host() -> None:
+    placement = make_placement(META, 3, 2)
+    assert placement == Placement(META, (CPU, CPU, META)) and placement.is_mixed
+    assert placement.of("layers.1.experts.down_proj") == CPU
+    assert placement.of("layers.2.experts.down_proj") == META
+    assert placement.of("layers.1.router.proj.weight") == META
+    assert placement.of("embed_tokens.weight") == META
+    assert not make_placement(CPU, 3, 2).is_mixed and not make_placement(META, 3).is_mixed
+
+
+def write_tiny(folder: Path) -> Path:
+    path = folder / "model.gguf"
+    write_gguf(path, random_state(gguf_config()), gguf_config())
+    return path
+
+
+def test_tensors_are_loaded_where_the_placement_says(tmp_path: Path) -> None:
+    checkpoint = open_checkpoint(write_tiny(tmp_path))
+    network = load_network(checkpoint, META, torch.float32, experts_on_cpu=1)
+    on_host = {name for name, p in network.transformer.named_parameters() if p.device == CPU}
+    assert on_host == {f"layers.0.experts.{leaf}" for leaf in ("gate_up_proj", "down_proj")}
+    assert network.is_mixed and network.transformer.layers[0].experts.device == CPU
+    without = load_network(checkpoint, META, torch.float32)
+    held = sum(network.transformer.get_parameter(name).nbytes for name in on_host)
+    footprints = [ModelFootprint.of_network(each).weights for each in (without, network)]
+    assert footprints[0] - footprints[1] >= held > 0  # the card is not charged for the host's part
+    layers = len(config_of(checkpoint).layers)
+    with pytest.raises(ValueError, match="experts_on_cpu"):
+        load_network(checkpoint, CPU, torch.float32, experts_on_cpu=layers + 1)
+
+
+def test_results_are_those_of_the_unsplit_network(tmp_path: Path) -> None:
+    """With experts on a second CPU device, which is given by its index."""
+    checkpoint = open_checkpoint(write_tiny(tmp_path))
+    network = load_network(checkpoint, CPU, torch.float32)
+
+    def logits() -> Tensor:
+        slot = network.new_slot(40)
+        network.encode([torch.arange(30)], [slot])
+        return network.head.logits(network.denoise([torch.arange(8) * 7], [slot]))
+
+    expected = logits()
+    for layer in network.transformer.layers:
+        layer.experts.device = torch.device("cpu", 0)
+    assert torch.equal(logits(), expected)
+
+
+def test_activations_go_to_the_experts_and_their_result_comes_back(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """On a card that a fake tensor stands for: torch would refuse operands of two devices."""
+    seen = []
+
+    def record(*operands: Tensor) -> Tensor:
+        seen.extend(operand.device for operand in operands)
+        return torch.empty_like(operands[0])
+
+    monkeypatch.setattr(ops, "experts", record)
+    config = config_of(open_checkpoint(write_tiny(tmp_path)))
+    with FakeTensorMode():
+        experts = Experts(config)
+        experts.device = CPU
+        x = torch.empty(3, config.hidden_size, device="cuda:0")
+        chosen = torch.zeros(3, 2, dtype=torch.int64, device="cuda:0")
+        result = experts(x, chosen, torch.zeros(3, 2, device="cuda:0"))
+    assert [device.type for device in seen] == ["cpu"] * 5
+    assert result.device == x.device and x.device.type == "cuda"
