@@ -256,5 +256,7 @@ def test_a_prediction_runs_nothing(
     done = cli("bench", "--predict", "h200", "--random-weights", "26b-a4b", "--json", "-")
     (step,) = json.loads(done.out)["steps"]
     assert round(step["floor_ms"], 1) == 12.8
+    blocks = json.loads(cli(*options[:3], "--format", "q4_k_m", *options[3:], "--json", "-").out)
+    assert round(blocks["weights_bytes"] / 1e9, 2) == 17.05  # in planes; in the file 16.79
     assert "'h300' is none of h200" in cli(*options[:-1], "h300").err
     assert "--predict: of what" in cli("bench", "--predict", "h200").err
