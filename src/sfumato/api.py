@@ -24,6 +24,7 @@ from sfumato.diffusion.checks import check_tensor
 from sfumato.diffusion.constraints.beside_grammar import check_beside_grammar
 from sfumato.diffusion.constraints.grammar_cache import Source
 from sfumato.diffusion.constraints.grammar_source import schema_of_type, schema_source
+from sfumato.diffusion.device_trial import try_device
 from sfumato.diffusion.limits import Limits, ReplyPlan, plan_reply
 from sfumato.diffusion.loop import run
 from sfumato.diffusion.outcome import Stats
@@ -38,6 +39,7 @@ from sfumato.model.model_config import ModelConfig
 from sfumato.model.network import Network
 from sfumato.model.placement import pick_device, pick_dtype
 from sfumato.model.quantize_on_load import quantized_on_load
+from sfumato.ops.registry import has_twins
 from sfumato.options.limits import MOST_STEPS
 from sfumato.text.prompt import prompt_ids
 from sfumato.text.stops import Stop
@@ -271,6 +273,8 @@ def load(
     kind = pick_dtype(dtype, checkpoint, target)
     defaults = checkpoint_defaults(checkpoint)
     text = _fitting_text(checkpoint, config)
+    if not has_twins(target):
+        try_device(target, EMBEDDED)
     network = load_network(checkpoint, target, kind, progress, activations, cache_type)
     ends = end_ids(checkpoint, network.config, text.tokenizer)
     seconds, family = time.perf_counter() - start, family_of(checkpoint)

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from sfumato.ops.cpu import panels
 from sfumato.ops.reference import Weight
-from sfumato.ops.registry import PANELS, PLANES, kind_of
+from sfumato.ops.registry import PANELS, PLANES, is_off, kind_of
 from sfumato.ops.triton import planes, serves_planes
 from sfumato.weights.blocks import QuantizedTensor
 
@@ -19,11 +19,18 @@ from sfumato.weights.blocks import QuantizedTensor
 def packed_form(format: str, shape: tuple[int, ...], device: torch.device) -> str | None:
     """PANELS or PLANES, as which `pack` gives a weight of such a format and shape on a device;
     None where it gives the same."""
+    operation = _operation(shape)
+    if is_off(operation):
+        return None
     if kind_of(device) == "cuda":
-        operation = "linear" if len(shape) == 2 else "experts"
         fits = not planes.refusal(format, shape)
         return PLANES if fits and serves_planes(operation, format, device) else None
     return PANELS if panels.packs(format, shape, device) else None
+
+
+def _operation(shape: tuple[int, ...], is_dense: bool | None = None) -> str:
+    """Which operation multiplies a weight: a matrix, or a stack of them. is_dense: see `pack`."""
+    return "linear" if is_dense or len(shape) == 2 else "experts"
 
 
 def packs(format: str, shape: tuple[int, ...], device: torch.device) -> bool:
@@ -36,6 +43,8 @@ def pack(
 ) -> Weight:
     """The weight as the device's kernels multiply it, else the same; see `panels.pack` for the
     other parameters, which are of a CPU, and what it raises."""
+    if is_off(_operation(tuple(weight.shape), is_dense)):
+        return weight
     if kind_of(weight.device) != "cuda":
         return panels.pack(weight, activations, is_dense)
     if not isinstance(weight, QuantizedTensor):

@@ -14,7 +14,7 @@ from torch import Tensor
 from sfumato.ops.cpu import library
 from sfumato.ops.cpu.kernels import DTYPES, contiguous
 from sfumato.ops.reference import Causal, OwnKeys, SharedCausal
-from sfumato.ops.registry import twin
+from sfumato.ops.registry import is_off, twin
 
 EVERYTHING = 2**63 - 1  # a window that no two positions are apart
 
@@ -22,6 +22,15 @@ EVERYTHING = 2**63 - 1  # a window that no two positions are apart
 def multiplies_bf16() -> bool:
     """Whether the library uses the processor's bfloat16 instructions."""
     return library.kernels is not None and library.kernels.bf16
+
+
+def _no_bf16(device: torch.device) -> str:
+    if multiplies_bf16():
+        return ""
+    return library.refusal(device) or f"{library.loaded().isa} does not multiply bfloat16"
+
+
+_STORED = "keys that are stored in bfloat16"
 
 
 class KeyRows(ctypes.Structure):
@@ -44,7 +53,7 @@ def _stored_in_bf16(
     return stored and q.shape[-1] % 32 == 0 and multiplies_bf16()
 
 
-@twin("attend", "cpu", serves=_stored_in_bf16)
+@twin("attend", "cpu", serves=_stored_in_bf16, refusal=_no_bf16, note=_STORED)
 def attend(
     q: Tensor, keys: Sequence[Tensor], values: Sequence[Tensor], causal: Causal | None = None
 ) -> Tensor:
@@ -100,10 +109,12 @@ def _shared_in_bf16(
     causal: SharedCausal,
 ) -> bool:
     """Where the compiled `attend` serves each row, as it must to give the same bits."""
+    if is_off("attend"):
+        return False
     return len(own) > 0 and all(map(len, causal.queries)) and _stored_in_bf16(q, keys, values)
 
 
-@twin("attend_shared", "cpu", serves=_shared_in_bf16)
+@twin("attend_shared", "cpu", serves=_shared_in_bf16, refusal=_no_bf16, note=_STORED)
 def attend_shared(
     q: Tensor,
     k: Tensor,
@@ -170,7 +181,7 @@ def _canvas_stored_in_bf16(q: Tensor, k: Tensor, v: Tensor, keys: Tensor, *rest:
     return known and rest[0].is_contiguous() and _stored_in_bf16(q, [keys, k], [])
 
 
-@twin("canvas_attention", "cpu", serves=_canvas_stored_in_bf16)
+@twin("canvas_attention", "cpu", serves=_canvas_stored_in_bf16, refusal=_no_bf16, note=_STORED)
 def canvas_attention(
     q: Tensor,
     k: Tensor,

@@ -168,6 +168,11 @@ def loaded() -> Kernels:
     return kernels
 
 
+def refusal(device: torch.device) -> str:
+    """Why the kernels serve no operation on a CPU; empty where they do."""
+    return "" if kernels is not None else reason
+
+
 def describe() -> tuple[str, str]:
     """Who computes on the CPU, in a word or two, and why it is them."""
     if kernels is None:
