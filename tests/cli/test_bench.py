@@ -155,6 +155,7 @@ def test_ctrl_c_reports_what_was_measured(
         (("--layers", "3"), "--layers: belongs to --random-weights"),
         (("--url", "http://a/v1", "--threads", "2"), "--threads: is for measuring this machine"),
         (("--url", "http://a/v1", "--activations", "bf16"), "--activations: is for measuring this"),
+        (("--url", "http://a/v1", "--cache-type", "fp8"), "--cache-type: is for measuring this"),
         (("--random-weights", "tiny", "--activations", "int4"), "argument --activations"),
         (("--url", "http://a/v1", "--dtype", "float32"), "--dtype: is for measuring this machine"),
         (("--drafts",), "--drafts: is for measuring a server"),

@@ -43,7 +43,8 @@ def test_the_names_written_out_are_all() -> None:
 def test_the_kind_of_cache_is_handed_on(cli: Any, loads: list[dict[str, Any]]) -> None:
     cli("run", "Hi")
     cli("run", "Hi", "--cache-type", "fp8")
-    assert [each["cache_type"] for each in loads] == [None, "fp8"]
+    cli("bench", "--cache-type", "fp8")
+    assert [each["cache_type"] for each in loads] == [None, "fp8", "fp8"]
 
 
 @pytest.mark.parametrize(

@@ -73,7 +73,7 @@ GENERAL = (
     Option("dtype", Choice(DTYPES), LOAD, ", ".join(DTYPES), "auto", "NAME", MODEL),
     Option("activations", Choice(ACTIVATIONS), LOAD, _FAST, "int8", "", MODEL),
     Option("quantize", Choice(ON_LOAD), LOAD, QUANTIZE_HELP, None, "", MODEL),
-    Option("cache-type", Choice(CACHE_TYPES), LOAD,
+    Option("cache-type", Choice(CACHE_TYPES), (*LOAD, "inspect", "eval"),
            "how keys and values are stored, on a CPU; default: as --dtype says", None, "", MODEL),
     Option("quantize", Choice(ON_LOAD), ("inspect",), QUANTIZE_HELP),
     Option("threads", THREADS, LOAD, "CPU threads; default: cores", None, "N", MODEL),
