@@ -9,7 +9,7 @@ import os
 import torch
 
 from sfumato import ops
-from sfumato.model.torch_code import missing_code
+from sfumato.model.torch_code import missing_code, multiplies_bfloat16
 from sfumato.weights.checkpoint import Checkpoint
 from sfumato.weights.tensorfile import FLOAT_FORMATS
 
@@ -77,10 +77,11 @@ def pick_dtype(
 ) -> torch.dtype:
     """The dtype of activations, cache and unquantized weights.
 
-    "auto" is the embedding's stored dtype, with three exceptions. Quantized weights compute in
+    "auto" is the embedding's stored dtype, with four exceptions. Quantized weights compute in
     bfloat16 on an accelerator, and in float32 on a CPU. Float16 becomes bfloat16: activations of
-    this family can exceed what float16 holds. And a small checkpoint runs in float32 on a CPU,
-    which is as fast there and more exact. Raises ValueError for another name.
+    this family can exceed what float16 holds. A GPU without units for bfloat16 computes in float32.
+    And a small checkpoint runs in float32 on a CPU, which is as fast there and more exact. Raises
+    ValueError for another name.
     """
     name = str(name).removeprefix("torch.")
     if name in DTYPES:
@@ -92,7 +93,9 @@ def pick_dtype(
         return torch.float32  # any: loading will raise and name what is missing
     stored = FLOAT_FORMATS.get(info.format)
     if stored is None:
-        return torch.float32 if device.type == "cpu" else torch.bfloat16
+        return torch.bfloat16 if multiplies_bfloat16(device) else torch.float32
+    if device.type != "cpu" and not multiplies_bfloat16(device):
+        return torch.float32
     small = sum(other.nbytes for other in checkpoint.tensors.values()) < SMALL
     if device.type == "cpu" and small:
         return torch.float32
