@@ -160,7 +160,7 @@ void halves_of(const Group &group, uint16_t *out) {
 #include "row_operations.inc"
 
 const Level AVX512_LEVEL = {
-    {linear, experts}, update_softmax, geglu, rms_norm, rotate, pack, dequantize, pack_columns};
+    {linear, experts}, update_softmax, geglu, rms_norm, rotate, pack, dequantize, pack_columns, {}};
 
 #if defined(__clang__)
 #pragma clang attribute pop

@@ -84,7 +84,7 @@ void bf16_tile(const uint8_t *left, const uint8_t *right, int64_t blocks, const 
 #include "row_operations.inc"
 
 const Level NEON_LEVEL = {
-    {linear, experts}, update_softmax, geglu, rms_norm, rotate, pack, dequantize, pack_columns};
+    {linear, experts}, update_softmax, geglu, rms_norm, rotate, pack, dequantize, pack_columns, {}};
 
 #if defined(__clang__)
 #pragma clang attribute pop

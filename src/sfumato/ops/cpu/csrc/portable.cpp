@@ -108,4 +108,4 @@ void widen_panel(const uint8_t *codes, const uint16_t *scales, int64_t blocks, u
 #include "row_operations.inc"
 
 const Level PORTABLE_LEVEL = {
-    {linear, experts}, update_softmax, geglu, rms_norm, rotate, pack, dequantize, pack_columns};
+    {linear, experts}, update_softmax, geglu, rms_norm, rotate, pack, dequantize, pack_columns, {}};
