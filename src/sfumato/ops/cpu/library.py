@@ -32,7 +32,7 @@ ONLY_WHEN_ASKED = (*SLOWER_THAN_TORCH, "amx")
 
 LIBRARY = Path(__file__).with_name("_kernels.so")
 _NO_MEMORY = -2  # SF_NO_MEMORY of csrc/sfumato.h
-VERSION = 10
+VERSION = 11
 
 _LEVEL = _MODE = _KIND = _TYPE = _THREADS = c_int
 _SIGNATURES: dict[str, tuple[type, ...]] = {

@@ -24,7 +24,7 @@
 extern "C" {
 #endif
 
-#define SF_VERSION 10
+#define SF_VERSION 11
 
 enum { SF_OK = 0, SF_BAD_ARGUMENT = -1, SF_NO_MEMORY = -2, SF_UNSUPPORTED = -3 };
 enum { SF_F32 = 0, SF_BF16 = 1 };                     /* dtypes */
