@@ -253,7 +253,7 @@ def load(
     and slower, "bf16", what a CPU rounds them to for products with quantized weights; quantize:
     "q4_k" or "q8_0", what float matrices become while they are loaded (and what takes fewer bits
     badly, as in a converted file, a larger format); what the file has quantized already stays as
-    it is; cache_type: on a CPU "bf16" or "fp8", as which keys and values are stored (None:
+    it is; cache_type: on a CPU "bf16", "fp8" or "q8_0", as which keys and values are stored (None:
     as the model's dtype says).  Raises CheckpointError, ConfigError or ValueError, naming the file,
     field or argument.
     """

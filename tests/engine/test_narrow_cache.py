@@ -31,7 +31,7 @@ class Visible:
     cached: int
 
 
-@pytest.fixture(scope="module", params=["fp8"])
+@pytest.fixture(scope="module", params=["fp8", "q8_0"])
 def model(request: pytest.FixtureRequest) -> Model:
     loaded = sfumato.load(device="cpu", cache_type=request.param)
     assert loaded.network.cache_dtype == CACHE_TYPES[request.param]

@@ -22,7 +22,15 @@ from sfumato.diffusion.step.read_forwards import most_rows, room_tokens
 from sfumato.engine import kernel_memory
 from sfumato.engine.device_overhead import held_bytes, overhead_bytes
 from sfumato.engine.engine_config import TURN, EngineConfig
-from sfumato.model.cache import BLOCK, slot_bytes, slot_sizes, snapshot_bytes
+from sfumato.model.cache import (
+    BLOCK,
+    FP8,
+    Q8_0,
+    slot_bytes,
+    slot_sizes,
+    snapshot_bytes,
+    stored_width,
+)
 from sfumato.model.head_memory import head_bytes
 from sfumato.model.loading import loaded_bytes, viewed_bytes
 from sfumato.model.model_config import ModelConfig
@@ -159,9 +167,11 @@ def predict(footprint: ModelFootprint, config: EngineConfig, larger: int = 0) ->
 
 def pool_bytes(footprint: ModelFootprint, slots: int, capacity: int) -> int:
     """The tensors of a pool of slots: keys and values of each layer."""
-    model, each = footprint.config, footprint.cache_dtype.itemsize
-    sizes = zip(model.layers, slot_sizes(model, capacity), strict=True)
-    tensors = [slots * layer.kv_heads * size * layer.head_dim * each for layer, size in sizes]
+    model, stored = footprint.config, footprint.cache_dtype
+    tensors = [
+        slots * layer.kv_heads * size * stored_width(layer.head_dim, stored) * stored.itemsize
+        for layer, size in zip(model.layers, slot_sizes(model, capacity), strict=True)
+    ]
     return held_bytes([*tensors, *tensors], footprint.device)
 
 
@@ -269,6 +279,8 @@ def _seen(footprint: ModelFootprint, longest: int, context: int, causal: bool) -
     after another."""
     model, size = footprint.config, footprint.dtype.itemsize
     packed, seen = _packs(footprint), 0
+    # What is widened stays while it is joined with the new tokens' own.
+    copied = 6 if footprint.cache_dtype in (FP8, Q8_0) else 4
     for layer in model.layers:
         keys = min(context, model.sliding_window + BLOCK) if layer.sliding else context
         keys += longest
@@ -279,7 +291,7 @@ def _seen(footprint: ModelFootprint, longest: int, context: int, causal: bool) -
             panels = 2 * at_once * layer.kv_heads * layer.head_dim * packed.itemsize
             seen = max(seen, panels + state)
             continue
-        copies = 4 * keys * layer.kv_heads * layer.head_dim * size
+        copies = copied * keys * layer.kv_heads * layer.head_dim * size
         masks = layer.kv_heads * longest * keys * (1 + size) if causal else 0
         seen = max(seen, copies + masks)
     return seen

@@ -9,6 +9,7 @@ import os
 import torch
 
 from sfumato import ops
+from sfumato.model.cache import FP8, Q8_0
 from sfumato.model.torch_code import missing_code, multiplies_bfloat16
 from sfumato.weights.checkpoint import Checkpoint
 from sfumato.weights.tensorfile import FLOAT_FORMATS
@@ -16,7 +17,7 @@ from sfumato.weights.tensorfile import FLOAT_FORMATS
 _log = logging.getLogger(__name__)
 
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
-CACHE_TYPES = {"bf16": torch.bfloat16, "fp8": torch.float8_e4m3fn}
+CACHE_TYPES = {"bf16": torch.bfloat16, "fp8": FP8, "q8_0": Q8_0}
 SMALL = 100 << 20  # bytes of tensors; see `pick_dtype`
 
 
