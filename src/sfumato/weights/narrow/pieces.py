@@ -49,7 +49,7 @@ class NarrowPiece:
 
     def read(self, files: Files) -> NarrowMatrix:
         """The matrix; its codes are a view of the mapped file. Raises CheckpointError, naming the
-        tensor, for scales that are no numbers, and codes that are none."""
+        tensor, for scales that are no numbers, negative or zero, and codes that are none."""
         kind, (rows, columns) = self.scheme.kind, self.info.shape
         codes = self._tensor(files, "codes")
         if kind == "INT4":  # little-endian integers: the first code is in the first byte
@@ -67,7 +67,10 @@ class NarrowPiece:
             scales = scales / factor if self.scheme.inverted else scales * factor
             if not bool(scales.isfinite().all()):
                 raise self._fault("global_scale", "makes scales infinite")
-        return NarrowMatrix(kind, codes, scales, (rows, columns))
+        matrix = NarrowMatrix(kind, codes, scales, (rows, columns))
+        if matrix.loses_codes():
+            raise self._fault("scale", "holds zeros for codes that are not zero")
+        return matrix
 
     def prefetch(self, files: Files) -> None:
         """Lets the system begin to read the matrix from disk."""
