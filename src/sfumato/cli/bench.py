@@ -177,9 +177,9 @@ def _memory_that_ends() -> Iterator[None]:
 
 def _gpu(device: torch.device) -> str | None:
     """The name of the GPU that was measured; None for a CPU."""
-    import torch
+    from sfumato.ops import gpu
 
-    return torch.cuda.get_device_name(device) if device.type == "cuda" else None
+    return gpu.product(device)
 
 
 def _subject(args: argparse.Namespace) -> Subject:

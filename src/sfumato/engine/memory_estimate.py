@@ -39,6 +39,7 @@ from sfumato.model.placement import cache_dtype, serving_kernels
 from sfumato.model.question_pool import MOST
 from sfumato.model.question_pool import pool_bytes as question_bytes
 from sfumato.model.truncate import cutoff_bytes
+from sfumato.ops import gpu
 from sfumato.ops.cpu.attention import WINDOWS, packs
 from sfumato.weights.checkpoint import Checkpoint
 
@@ -193,7 +194,7 @@ def _reads(
     captures no forwards there are none. Questions that find no place are counted beside that.
     pools: of slots, how many each has and of how many positions."""
     model, device = footprint.config, footprint.device
-    if device.type != "cuda":
+    if not gpu.is_gpu(device):
         return 0, 0
     tokens = room_tokens(model.canvas_length)
     if "read_attention" in kernels:

@@ -7,7 +7,7 @@ rows; training has its own, on padded batches with gradients.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -173,7 +173,9 @@ class CanvasRows:
             stored = part.pool.keys[layer], part.pool.values[layer]
             rows = [_padded(part, x) for x in tensors]
             places = part.slots, held[stored[0].shape[2]], part.lengths
-            attend = _of_bytes if stored[0].dtype == Q8_0 else ops.canvas_attention
+            attend: Callable[..., Tensor] = ops.canvas_attention
+            if stored[0].dtype == Q8_0:
+                attend = _of_bytes
             out = attend(*rows, *stored, *places).flatten(0, 1)
             outs.append(out if part.index is None else out.index_select(0, part.index))
         return _joined(outs)

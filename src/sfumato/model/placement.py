@@ -11,6 +11,7 @@ import torch
 from sfumato import ops
 from sfumato.model.cache import FP8, Q8_0
 from sfumato.model.torch_code import missing_code, multiplies_bfloat16
+from sfumato.ops import gpu
 from sfumato.weights.checkpoint import Checkpoint
 from sfumato.weights.tensorfile import FLOAT_FORMATS
 
@@ -49,8 +50,8 @@ def pick_device(name: str | torch.device = "auto") -> torch.device:
 def shares_host_memory(device: torch.device) -> bool:
     """Whether what a device takes is the machine's memory: of a CPU, and of a GPU that has none of
     its own (an APU's, Apple's, that of a Grace chip)."""
-    if device.type == "cuda" and torch.cuda.is_available():  # or it is another machine's
-        return bool(torch.cuda.get_device_properties(device).is_integrated)
+    if gpu.is_present(device):  # or it is another machine's
+        return gpu.is_integrated(device)
     return device.type in ("cpu", "mps")
 
 
@@ -66,8 +67,8 @@ def serving_kernels(
 def device_memory(device: torch.device) -> int | None:
     """Bytes of memory of a CUDA device, or of this machine for others; None where the system
     does not report it."""
-    if device.type == "cuda":
-        return torch.cuda.get_device_properties(device).total_memory
+    if gpu.is_gpu(device):
+        return gpu.total_memory(device)
     with contextlib.suppress(ValueError, OSError, AttributeError):
         return os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
     return None

@@ -9,6 +9,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+from sfumato.ops import gpu
 from sfumato.ops.cpu import panels
 from sfumato.ops.reference import Weight
 from sfumato.ops.registry import PANELS, PLANES, is_off, kind_of
@@ -22,7 +23,7 @@ def packed_form(format: str, shape: tuple[int, ...], device: torch.device) -> st
     operation = _operation(shape)
     if is_off(operation):
         return None
-    if kind_of(device) == "cuda":
+    if kind_of(device) == gpu.KIND:
         fits = not planes.refusal(format, shape)
         return PLANES if fits and serves_planes(operation, format, device) else None
     return PANELS if panels.packs(format, shape, device) else None
@@ -45,7 +46,7 @@ def pack(
     other parameters, which are of a CPU, and what it raises."""
     if is_off(_operation(tuple(weight.shape), is_dense)):
         return weight
-    if kind_of(weight.device) != "cuda":
+    if kind_of(weight.device) != gpu.KIND:
         return panels.pack(weight, activations, is_dense)
     if not isinstance(weight, QuantizedTensor):
         return weight
@@ -56,7 +57,7 @@ def pack(
 def packs_embedding(format: str, shape: tuple[int, ...], device: torch.device) -> bool:
     """Whether `pack_embedding` changes an embedding: where a GPU's kernels make both of a pass over
     the vocabulary, products and sums of rows, from its planes."""
-    if kind_of(device) != "cuda" or planes.refusal(format, shape):
+    if kind_of(device) != gpu.KIND or planes.refusal(format, shape):
         return False
     return serves_planes("vocabulary_pass", format, device)
 
@@ -72,6 +73,6 @@ def pack_embedding(weight: Tensor | QuantizedTensor) -> Weight:
 
 def packed_bytes(format: str, shape: tuple[int, ...], device: torch.device) -> int:
     """Bytes of such a weight once packed, where `packs` says that it is."""
-    if kind_of(device) == "cuda":
+    if kind_of(device) == gpu.KIND:
         return planes.plane_bytes(format, shape)
     return panels.packed_bytes(format, shape)
