@@ -40,7 +40,7 @@ def same_bits(ours: torch.Tensor, expected: torch.Tensor) -> bool:
 
 
 def test_formats_without_planes_are_named() -> None:
-    assert set(BLOCK_FORMATS) - set(LAYOUTS) == {"Q2_K", "Q3_K"}
+    assert set(BLOCK_FORMATS) - set(LAYOUTS) == {"Q2_K", "Q3_K", "IQ3_XXS", "IQ3_S"}
     assert refusal("Q3_K", (4, 256)).startswith("Q3_K: is none of ")
     assert len({layout.number for layout in LAYOUTS.values()} - {0}) == len(LAYOUTS)
 
