@@ -60,7 +60,7 @@ def test_layout_is_ggmls(block: BlockFormat) -> None:
 
 def test_all_required_formats_are_there() -> None:
     required = {"Q8_0", "Q4_0", "Q5_0", "Q5_1", "Q4_K", "Q5_K", "Q6_K", "IQ4_NL", "IQ4_XS"}
-    assert set(BLOCK_FORMATS) == required | {"Q2_K", "Q3_K"}
+    assert set(BLOCK_FORMATS) == required | {"Q2_K", "Q3_K", "IQ3_XXS", "IQ3_S"}
 
 
 @formats

@@ -133,10 +133,12 @@ FORMATS: dict[str, dict[str, str]] = {
         "embed_tokens.weight": "Q6_K",
         "*experts.gate_up_proj": "Q4_K",
         "*experts.down_proj": "IQ4_XS",
+        "layers.2.mlp.up_proj.weight": "IQ3_XXS",
         "layers.0.mlp.*": "Q2_K",
         "layers.1.mlp.*": "Q3_K",
         "*mlp.*": "Q5_K",
         "self_conditioning.down_proj.weight": "IQ4_NL",
+        "self_conditioning.up_proj.weight": "IQ3_S",
         "self_conditioning.*_proj.weight": "Q5_0",
     },
 }

@@ -14,6 +14,8 @@ from functools import lru_cache
 import torch
 from torch import Tensor
 
+from sfumato.weights.iq3_grids import S_GRID, S_LEVELS, XXS_GRID, XXS_LEVELS
+
 # Elements dequantized at a time: temporaries stay at a few times 4 MiB whatever the tensor's size,
 # within a CPU's cache. Elsewhere so few would cost more in kernel launches than in work.
 _CHUNK = 1 << 20
@@ -247,6 +249,43 @@ def _iq4_xs(blocks: Tensor) -> Tensor:
     return (scale[:, :, None] * _iq4_values(blocks.device)[codes.int()]).view(-1, 256)
 
 
+@lru_cache
+def _grid(grid: str, levels: tuple[int, ...], device: torch.device) -> Tensor:
+    """A grid as numbers: float32 [words, 4]."""
+    rows = [[levels[int(digit)] for digit in word] for word in grid.split()]
+    return torch.tensor(rows, dtype=torch.float32, device=device)
+
+
+def _signed(numbers: Tensor, signs: Tensor, scale: Tensor) -> Tensor:
+    """scale [n, 8] · numbers [n, 64, 4], negative where a bit of `signs` uint8 [n, 32] is set:
+    float32 [n, 256]."""
+    is_negative = _fields(signs[:, :, None], 1).reshape(-1, 8, 32).bool()
+    values = scale[:, :, None] * numbers.reshape(-1, 8, 32)
+    return torch.where(is_negative, -values, values).view(-1, 256)
+
+
+def _iq3_xxs(blocks: Tensor) -> Tensor:
+    """Behind 64 places of the grid stands a word for each of 8 groups: four times seven signs, the
+    lowest first, and a scale of four bits. An eighth sign makes the number of set bits even."""
+    words = blocks[:, 66:].reshape(-1, 8, 4).int()
+    word = words[..., 0] | words[..., 1] << 8 | words[..., 2] << 16 | words[..., 3] << 24
+    seven = torch.stack([word >> shift & 127 for shift in (0, 7, 14, 21)], dim=2)
+    parity = seven ^ seven >> 4
+    parity = parity ^ parity >> 2
+    signs = (seven | ((parity ^ parity >> 1) & 1) << 7).to(torch.uint8).view(-1, 32)
+    scale = _half(blocks, 0) * (0.5 + (word >> 28 & 15).float()) * 0.5
+    return _signed(_grid(XXS_GRID, XXS_LEVELS, blocks.device)[blocks[:, 2:66].int()], signs, scale)
+
+
+def _iq3_s(blocks: Tensor) -> Tensor:
+    """Places of nine bits, whose top ones stand behind the others; then 32 bytes of signs, and a
+    scale of four bits for each of 8 groups."""
+    top = _fields(blocks[:, 66:74, None], 1).reshape(-1, 64).int()
+    numbers = _grid(S_GRID, S_LEVELS, blocks.device)[blocks[:, 2:66].int() | top << 8]
+    scales = _fields(blocks[:, 106:, None], 4).reshape(-1, 8).float()
+    return _signed(numbers, blocks[:, 74:106], _half(blocks, 0) * (1 + 2 * scales))
+
+
 BLOCK_FORMATS: dict[str, BlockFormat] = {
     block.name: block
     for block in (
@@ -259,6 +298,8 @@ BLOCK_FORMATS: dict[str, BlockFormat] = {
         BlockFormat("Q4_K", 12, 256, 144, _q4_k),
         BlockFormat("Q5_K", 13, 256, 176, _q5_k),
         BlockFormat("Q6_K", 14, 256, 210, _q6_k),
+        BlockFormat("IQ3_XXS", 18, 256, 98, _iq3_xxs),
+        BlockFormat("IQ3_S", 21, 256, 110, _iq3_s),
         BlockFormat("IQ4_NL", 20, 32, 18, _iq4_nl),
         BlockFormat("IQ4_XS", 23, 256, 136, _iq4_xs),
     )

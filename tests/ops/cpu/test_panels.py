@@ -150,14 +150,16 @@ def test_blocks_may_lie_at_any_byte(name: str) -> None:
 @pytest.mark.parametrize("name", sorted(BLOCK_FORMATS))
 def test_memory(name: str) -> None:
     """Of real matrices: at most 12 % more than the blocks of Q4_K and Q6_K, which the Q4_K_M mix is
-    mostly made of, with the formats that it falls back to, and 35 % more than others."""
+    mostly made of, with the formats that it falls back to, 47 % more than those of IQ3_XXS, whose
+    grid becomes codes of four bits, and 35 % more than others."""
     for shape in ((128, 1408, 2816), (128, 2816, 704), (2112, 2816), (2816, 2112), (4096, 2816)):
         block = BLOCK_FORMATS[name]
         if shape[-1] % block.block_size:
             continue
         stored = math.prod(shape) // block.block_size * block.block_bytes
         mix = name in ("Q4_K", "Q6_K", "Q5_0", "Q8_0", "Q5_1")
-        assert packed_bytes(name, shape) <= stored * (1.12 if mix else 1.35)
+        most = 1.12 if mix else 1.47 if name == "IQ3_XXS" else 1.35
+        assert packed_bytes(name, shape) <= stored * most
 
 
 @formats

@@ -40,8 +40,8 @@ def same_bits(ours: torch.Tensor, expected: torch.Tensor) -> bool:
 
 
 def test_formats_without_planes_are_named() -> None:
-    assert set(BLOCK_FORMATS) - set(LAYOUTS) == {"Q2_K", "Q3_K"}
-    assert refusal("Q3_K", (4, 256)).startswith("Q3_K: is none of ")
+    assert set(BLOCK_FORMATS) - set(LAYOUTS) == {"IQ3_XXS", "IQ3_S"}
+    assert refusal("IQ3_S", (4, 256)).startswith("IQ3_S: is none of ")
     assert len({layout.number for layout in LAYOUTS.values()} - {0}) == len(LAYOUTS)
 
 

@@ -31,6 +31,8 @@ T = TypeVar("T")
 
 _HALVES = dict.fromkeys(BLOCK_FORMATS, (0,)) | {
     **dict.fromkeys(("Q5_1", "Q4_K", "Q5_K"), (0, 2)),
+    "Q2_K": (80, 82),
+    "Q3_K": (108,),
     "Q6_K": (208,),
 }
 """At which bytes of a block its float16 numbers stand."""
@@ -39,6 +41,8 @@ _SIZES = {
     "Q5_0": 0.1,
     "Q5_1": 0.1,
     "Q8_0": 0.013,
+    "Q2_K": 0.09,
+    "Q3_K": 0.024,
     "Q4_K": 0.004,
     "Q5_K": 0.002,
     "Q6_K": 0.0007,

@@ -121,7 +121,7 @@ inline __m512 half_values(const Group &group, int h) {
     constexpr Shape shape = SHAPE_OF<TYPE>;
     __m128i codes = (__m128i)group.codes[h];
     if (LOOKED_UP<TYPE>)
-        codes = _mm_shuffle_epi8(_mm_loadu_si128(reinterpret_cast<const __m128i *>(TABLE)), codes);
+        codes = _mm_shuffle_epi8(_mm_loadu_si128(reinterpret_cast<const __m128i *>(TABLE_OF<TYPE>)), codes);
     const __m512i wide = _mm512_cvtepi8_epi32(_mm_sub_epi8(codes, _mm_set1_epi8((char)shape.offset)));
     const __m512 value = _mm512_mul_ps(_mm512_cvtepi32_ps(wide), _mm512_set1_ps(group.scale[h]));
     return shape.minimum ? _mm512_add_ps(value, _mm512_set1_ps(group.minimum[h])) : value;

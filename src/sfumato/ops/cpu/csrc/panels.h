@@ -31,7 +31,7 @@ namespace {
 
 constexpr int64_t PANEL = 16, BLOCK = 32;
 
-enum Kind { Q4, Q4M, Q5, Q5M, Q6, Q8, LUT4, BF16, S8, Q2M, Q3, KINDS };
+enum Kind { Q4, Q4M, Q5, Q5M, Q6, Q8, LUT4, BF16, S8, Q2M, Q3, LUT3X, LUT3S, KINDS };
 
 struct Shape {
     int bits, offset;
@@ -45,16 +45,31 @@ constexpr Shape SHAPES[KINDS] = {
     {5, 0, true, false},     // Q5M
     {6, 32, false, true},    // Q6
     {8, 128, false, false},  // Q8
-    {4, 128, false, false},  // LUT4: the nibble picks a code of TABLE
+    {4, 128, false, false},  // LUT4: the nibble picks a code of the kind's table
     {16, 0, false, false},   // BF16
     {8, 0, false, false},    // S8: signed codes, for activations that are never below zero
     {2, 0, true, true},      // Q2M
     {3, 4, false, true},     // Q3
+    {4, 128, false, false},  // LUT3X and LUT3S: the same with tables of their own
+    {4, 128, false, false},
 };
 
 // IQ4's values, moved by the offset of 128 so that they are unsigned.
-constexpr uint8_t TABLE[16] = {1,   24,  45,  63,  79,  93,  106, 118,
-                               129, 141, 153, 166, 181, 197, 217, 241};
+constexpr uint8_t IQ4_TABLE[16] = {1,   24,  45,  63,  79,  93,  106, 118,
+                                   129, 141, 153, 166, 181, 197, 217, 241};
+
+// IQ3's magnitudes and, where bit 3 is set, what is as much below zero; moved likewise.
+constexpr uint8_t IQ3_XXS_TABLE[16] = {132, 140, 148, 156, 164, 172, 180, 190,
+                                       124, 116, 108, 100, 92,  84,  76,  66};
+constexpr uint8_t IQ3_S_TABLE[16] = {129, 131, 133, 135, 137, 139, 141, 143,
+                                     127, 125, 123, 121, 119, 117, 115, 113};
+
+constexpr bool looked_up(int kind) { return kind == LUT4 || kind == LUT3X || kind == LUT3S; }
+
+template <int KIND>
+constexpr const uint8_t (&TABLE)[16] = KIND == LUT3X   ? IQ3_XXS_TABLE
+                                       : KIND == LUT3S ? IQ3_S_TABLE
+                                                       : IQ4_TABLE;
 
 constexpr int64_t code_bytes(int kind) {
     return SHAPES[kind].bits * PANEL * BLOCK / 8;
@@ -170,7 +185,7 @@ inline void to_halves(const float (&from)[PANEL], uint16_t *to) {
 
 #endif
 
-// The codes of a block as vectors of dwords, see above; LUT4's already looked up.
+// The codes of a block as vectors of dwords, see above; those that pick from a table already looked up.
 template <int KIND>
 inline void lanes_of(const uint8_t *codes, uint32_t (&lanes)[8][16]) {
     constexpr int bits = SHAPES[KIND].bits;
@@ -191,9 +206,9 @@ inline void lanes_of(const uint8_t *codes, uint32_t (&lanes)[8][16]) {
             if (bits == 6) x |= (plane[v / 4][r] >> 2 * (v % 4) & 0x03030303) << 4;
             lanes[v][r] = x;
         }
-    if (KIND == LUT4) {
+    if (looked_up(KIND)) {
         auto *bytes = reinterpret_cast<uint8_t *>(lanes);
-        for (size_t i = 0; i < sizeof lanes; i++) bytes[i] = TABLE[bytes[i]];
+        for (size_t i = 0; i < sizeof lanes; i++) bytes[i] = TABLE<KIND>[bytes[i]];
     }
 }
 
@@ -263,6 +278,8 @@ inline void with_kind(int kind, F f) {
         case S8: return f.template operator()<S8>();
         case Q2M: return f.template operator()<Q2M>();
         case Q3: return f.template operator()<Q3>();
+        case LUT3X: return f.template operator()<LUT3X>();
+        case LUT3S: return f.template operator()<LUT3S>();
         default: return f.template operator()<BF16>();
     }
 }
