@@ -171,10 +171,10 @@ class CanvasRows:
         outs = []
         for part, held, tensors in zip(self.parts, self._held, split, strict=True):
             stored = part.pool.keys[layer], part.pool.values[layer]
-            rows = [_padded(part, x) for x in tensors]
-            places = part.slots, held[stored[0].shape[2]], part.lengths
+            rows_q, rows_k, rows_v = (_padded(part, x) for x in tensors)
             attend = _of_bytes if stored[0].dtype == Q8_0 else ops.canvas_attention
-            out = attend(*rows, *stored, *places).flatten(0, 1)
+            places = part.slots, held[stored[0].shape[2]], part.lengths
+            out = attend(rows_q, rows_k, rows_v, *stored, *places).flatten(0, 1)
             outs.append(out if part.index is None else out.index_select(0, part.index))
         return _joined(outs)
 
