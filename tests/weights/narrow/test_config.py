@@ -96,6 +96,26 @@ def test_other_configs_are_refused(tmp_path: Path, changes: dict[str, Any], word
         read(tmp_path, config_of("fp8") | changes)
 
 
+@pytest.mark.parametrize(
+    ("changes", "words"),
+    [
+        ({"group_size": 128}, "group_size is 128, and strategy is 'channel': FP8 is read with"),
+        ({"strategy": "block"}, "strategy is 'block', which is not read for FP8"),
+        ({"strategy": None}, "strategy is None, which is not read for FP8"),
+    ],
+)
+def test_other_scales_of_rows_are_refused(
+    tmp_path: Path, changes: dict[str, Any], words: str
+) -> None:
+    config = config_of("fp8")
+    weights = config["config_groups"]["group_0"]["weights"]
+    weights["group_size"] = -1
+    assert read(tmp_path, config).kind == "FP8"
+    weights |= changes
+    with pytest.raises(CheckpointError, match=words):
+        read(tmp_path, config)
+
+
 def test_mixed_configs_are_refused(tmp_path: Path) -> None:
     config = config_of("fp8")
     config["config_groups"]["group_1"] = deepcopy(config["config_groups"]["group_0"])

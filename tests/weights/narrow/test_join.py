@@ -101,6 +101,13 @@ FP8 = torch.ones(256, 32).to(torch.float8_e4m3fn)
 INT4 = torch.zeros(256, 4, dtype=torch.int32)
 
 
+def one_bad(value: float, groups: int = 1, dtype: torch.dtype = torch.float32) -> Tensor:
+    """Scales [256, groups], all but one of them sound."""
+    scales = torch.ones(256, groups)
+    scales[5, -1] = value
+    return scales.to(dtype)
+
+
 @pytest.mark.parametrize(
     ("name", "changes", "words"),
     [
@@ -145,17 +152,47 @@ def test_tensors_that_do_not_fit(
         ("nvfp4", "weight_global_scale", torch.zeros(1), "is zero"),
         ("nvfp4", "weight_global_scale", torch.tensor([1e-44]), "makes scales infinite"),
         ("modelopt-nvfp4", "weight_scale_2", torch.tensor(torch.nan), "holds NaN or infinity"),
+        ("modelopt-nvfp4", "weight_scale_2", torch.tensor(0.0), "is zero"),
+        ("modelopt-nvfp4", "weight_scale_2", torch.tensor(-1.0), "holds negative scales"),
+        ("modelopt-fp8", "weight_scale", torch.tensor(0.0), "zero for codes that are not zero"),
+        ("modelopt-fp8", "weight_scale", torch.tensor(torch.inf), "holds NaN or infinity"),
+        ("int8", "weight_scale", one_bad(0.0), "zero for codes that are not zero"),
+        ("int8", "weight_scale", one_bad(torch.nan), "holds NaN or infinity"),
+        ("int4", "weight_scale", one_bad(0.0), "zero for codes that are not zero"),
+        ("int4", "weight_scale", one_bad(-1.0), "holds negative scales"),
+        (
+            "nvfp4",
+            "weight_scale",
+            one_bad(0.0, 2, torch.float8_e4m3fn),
+            "zero for codes that are not zero",
+        ),
+        (
+            "nvfp4",
+            "weight_scale",
+            one_bad(torch.nan, 2, torch.float8_e4m3fn),
+            "holds NaN or infinity",
+        ),
     ],
 )
 def test_values_that_are_none(
     tmp_path: Path, name: str, leaf: str, value: Tensor, words: str
 ) -> None:
     """Known when the tensor is read, and named."""
+    value = value.to(TENSORS[name][f"{EXPERT}down_proj.{leaf}"].dtype)  # as beside, or refused
     checkpoint = opened(tmp_path, changed(name, **{leaf: value}), LAYOUTS[name])
     stem = f"tensor '{EXPERT}down_proj.*{words}"
     with pytest.raises(CheckpointError, match=stem):
         checkpoint.read("layers.1.experts.down_proj")
     checkpoint.read("layers.0.experts.down_proj")
+
+
+def test_a_scale_of_the_matrix_that_makes_others_zero(tmp_path: Path) -> None:
+    scales = {"weight_scale": one_bad(2.0**-9, 2, torch.float8_e4m3fn)}
+    scales |= {"weight_scale_2": torch.tensor(1e-45)}
+    tensors = changed("modelopt-nvfp4", **scales)
+    checkpoint = opened(tmp_path, tensors, LAYOUTS["modelopt-nvfp4"])
+    with pytest.raises(CheckpointError, match="weight_scale_2' makes scales zero"):
+        checkpoint.read("layers.1.experts.down_proj")
 
 
 def test_a_left_over_expert(tmp_path: Path) -> None:
@@ -164,6 +201,50 @@ def test_a_left_over_expert(tmp_path: Path) -> None:
         tensors[f"{DECODER}layers.1.experts.8.up_proj.{leaf}"] = tensors[f"{EXPERT}up_proj.{leaf}"]
     with pytest.raises(CheckpointError, match=r"1 left over: \S*layers.1.experts.8.up_proj.weight"):
         opened(tmp_path, tensors, LAYOUTS["fp8"])
+
+
+@pytest.mark.parametrize(
+    ("name", "leaf", "value"),
+    [
+        ("fp8", "weight_scale", torch.ones(256, 1).float()),
+        ("fp8", "weight_scale", torch.ones(1).bfloat16()),
+        ("int4", "weight_scale", torch.ones(256, 1).half()),
+        ("modelopt-fp8", "weight_scale", torch.ones(256, 1)),
+        ("nvfp4", "weight_global_scale", torch.ones(1).bfloat16()),
+    ],
+)
+def test_scales_of_experts_that_differ(tmp_path: Path, name: str, leaf: str, value: Tensor) -> None:
+    """Known from headers."""
+    with pytest.raises(
+        CheckpointError, match=rf"experts.3.down_proj.{leaf}' is .*, beside .*mixed"
+    ):
+        opened(tmp_path, changed(name, **{leaf: value}), LAYOUTS[name])
+
+
+@pytest.mark.parametrize("name", list(LAYOUTS))
+def test_zero_scales_of_zeros_lose_nothing(tmp_path: Path, name: str) -> None:
+    tensors = dict(TENSORS[name])
+    module = f"{EXPERT}down_proj."
+    codes = module + ("weight" if module + "weight" in tensors else "weight_packed")
+    stored = tensors[codes].contiguous().view(torch.uint8)
+    zero = 0x88 if name == "int4" else 0  # a code of 8 stands for 0
+    tensors[codes] = torch.full_like(stored, zero).view(tensors[codes].dtype)
+    tensors[module + "weight_scale"] = torch.zeros_like(tensors[module + "weight_scale"])
+    checkpoint = opened(tmp_path, tensors, LAYOUTS[name])
+    assert not values(checkpoint, "layers.1.experts.down_proj")[3].any()
+
+
+@pytest.mark.parametrize(
+    ("name", "leaf"),
+    [("modelopt-fp8", "input_scale"), ("nvfp4", "input_global_scale"), ("fp8", "output_scale")],
+)
+def test_a_left_over_scale_of_activations(tmp_path: Path, name: str, leaf: str) -> None:
+    tensors = dict(TENSORS[name])
+    tensors[f"{DECODER}layers.1.self_attn.k_scale"] = torch.ones(1)  # stands beside no weight
+    opened(tmp_path / "sound", tensors, LAYOUTS[name])
+    tensors[f"{DECODER}layers.1.experts.8.up_proj.{leaf}"] = torch.ones(1)
+    with pytest.raises(CheckpointError, match=rf"experts.8.up_proj.{leaf}' is left over"):
+        opened(tmp_path / "other", tensors, LAYOUTS[name])
 
 
 def test_a_left_over_module(tmp_path: Path) -> None:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -227,9 +227,24 @@ def _stacked(
             raise _differs(info, model)
         if info.format != infos[0].format:
             raise _differs(info, infos[0])
+    _check_scales_alike(infos, len(stack.parts), pieces)
     rows = sum(size[0] for size in sizes)
     shape = (count, rows, infos[0].shape[1])
     return _joined(name, shape, tuple(pieces.get(info.name, info) for info in infos))
+
+
+def _check_scales_alike(
+    infos: Sequence[TensorInfo], parts: int, pieces: Mapping[str, NarrowPiece]
+) -> None:
+    """Refuses a stack in which scales of one part differ in format or shape. infos: its matrices,
+    number by number, of each all parts."""
+    for index, info in enumerate(infos):
+        if (piece := pieces.get(info.name)) is None:
+            continue
+        for role, scale in piece.tensors.items():
+            other = pieces[infos[index % parts].name].tensors[role]
+            if role != "codes" and (scale.format, scale.shape) != (other.format, other.shape):
+                raise _differs(scale, other)
 
 
 def _differs(info: TensorInfo, other: TensorInfo) -> CheckpointError:

@@ -29,6 +29,12 @@ _CODES = {  # kind and method → format of the codes in a safetensors file, cod
     ("NVFP4", "compressed-tensors"): ("U8", 2),
     ("NVFP4", "modelopt"): ("U8", 2),
 }
+_ZERO = {  # a byte of codes stands for zeros if it is the first number in the bits of the second
+    "FP8": (0, 0x7F),
+    "INT8": (0, 0xFF),
+    "INT4": (0x88, 0xFF),
+    "NVFP4": (0, 0x77),
+}
 _DTYPES = FLOAT_FORMATS | {
     "F8_E4M3": torch.float8_e4m3fn,
     "I8": torch.int8,
@@ -36,6 +42,10 @@ _DTYPES = FLOAT_FORMATS | {
     "I32": torch.int32,
     "I64": torch.int64,
 }
+
+
+_OF_ACTIVATIONS = ("input_scale", "output_scale", "input_global_scale")
+"""They stand beside a weight; scales of the cache may stand beside none."""
 
 
 @dataclass(frozen=True)
@@ -49,7 +59,8 @@ class NarrowPiece:
 
     def read(self, files: Files) -> NarrowMatrix:
         """The matrix; its codes are a view of the mapped file. Raises CheckpointError, naming the
-        tensor, for scales that are no numbers, and codes that are none."""
+        tensor, for scales that are no numbers, negative, or zero where codes are not, and for codes
+        that are no numbers."""
         kind, (rows, columns) = self.scheme.kind, self.info.shape
         codes = self._tensor(files, "codes")
         if kind == "INT4":  # little-endian integers: the first code is in the first byte
@@ -64,9 +75,13 @@ class NarrowPiece:
             factor = self._numbers(files, "global_scale")
             if not bool(factor > 0):
                 raise self._fault("global_scale", "is zero")
-            scales = scales / factor if self.scheme.inverted else scales * factor
-            if not bool(scales.isfinite().all()):
+            products = scales / factor if self.scheme.inverted else scales * factor
+            if not bool(products.isfinite().all()):
                 raise self._fault("global_scale", "makes scales infinite")
+            if bool(((products == 0) & (scales != 0)).any()):
+                raise self._fault("global_scale", "makes scales zero")
+            scales = products
+        self._check_zeros(codes, scales)
         return NarrowMatrix(kind, codes, scales, (rows, columns))
 
     def prefetch(self, files: Files) -> None:
@@ -90,6 +105,18 @@ class NarrowPiece:
             raise self._fault(role, "holds negative scales")
         return numbers
 
+    def _check_zeros(self, codes: Tensor, scales: Tensor) -> None:
+        """Refuses a scale of zero, which would lose its codes. Where these are zero too nothing is
+        lost: writers of such files give groups of zeros that scale."""
+        zero = scales == 0
+        if not bool(zero.any()):
+            return
+        rows, groups = self.info.shape[0], scales.shape[1]
+        lost = codes.view(torch.uint8).view(rows, groups, -1)[zero.expand(rows, -1)]
+        base, mask = _ZERO[self.scheme.kind]
+        if bool(((lost ^ base) & mask).any()):
+            raise self._fault("scale", "holds a zero for codes that are not zero")
+
     def _check_shape(self, files: Files) -> None:
         if "shape" in self.tensors:
             shape = self._tensor(files, "shape").tolist()
@@ -112,12 +139,18 @@ def group_pieces(
     where formats, shapes and group size contradict each other.
     """
     modules: dict[str, dict[str, TensorInfo]] = {}
+    activations: list[tuple[str, TensorInfo]] = []
     for info in infos:
         module, _, leaf = info.name.rpartition(".")
+        if leaf in _OF_ACTIVATIONS and leaf in scheme.roles.unused:
+            activations.append((module, info))
         if leaf not in scheme.roles.unused:
             other = modules.setdefault(module, {}).setdefault(leaf, info)
             if other is not info:
                 raise _fault(info, f"is also in {other.file.name}; remove one of them")
+    for module, info in activations:
+        if module not in modules:
+            raise _fault(info, "is left over: there is no weight beside it")
     pieces: dict[str, NarrowPiece] = {}
     others: list[TensorInfo] = []
     for module, leaves in modules.items():
