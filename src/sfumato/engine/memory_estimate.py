@@ -39,6 +39,7 @@ from sfumato.model.placement import cache_dtype, serving_kernels
 from sfumato.model.question_pool import MOST
 from sfumato.model.question_pool import pool_bytes as question_bytes
 from sfumato.model.truncate import cutoff_bytes
+from sfumato.ops.cpu.attention import WINDOWS, packs
 from sfumato.weights.checkpoint import Checkpoint
 
 # What torch's and OpenMP's first work leaves behind (6 MB on Linux), and what the C library keeps
@@ -46,7 +47,6 @@ from sfumato.weights.checkpoint import Checkpoint
 LIBRARIES = 10 << 20
 TORCH = 48 << 20  # what torch's own matrix products keep besides, where no compiled ones serve
 MARKS = 8  # snapshots that are worth keeping for each slot
-PACKED_KEYS = 8192  # that compiled attention packs at a time: WINDOW of ops/cpu/csrc/attention.cpp
 _FLOAT = torch.float32.itemsize
 
 
@@ -239,7 +239,7 @@ def _kept(footprint: ModelFootprint, tokens: int, seen: int) -> int:
     """What the compiled operations of a forward keep: the buffers of the attention, `seen`, or the
     result of each expert that a token has chosen, whichever is more; see `sf_workspace_bytes`."""
     if not _compiled(footprint):
-        return 0
+        return seen if _packs(footprint) is not None else 0
     model = footprint.config
     return max(seen, tokens * model.experts_per_token * model.hidden_size * _FLOAT)
 
@@ -259,6 +259,8 @@ def _forward(footprint: ModelFootprint, tokens: int, seen: int, kernels: frozens
     experts = 3 * chosen * size
     if "experts" in kernels:
         experts = max(experts, kernel_memory.expert_bytes(model, tokens, footprint.dtype))
+    if _packs(footprint) is not None:
+        seen = 0
     return max(projected + seen, experts) + stream
 
 
@@ -276,17 +278,18 @@ def _seen(footprint: ModelFootprint, longest: int, context: int, causal: bool) -
     """Keys and values of one row and layer, of `longest` new tokens: where rows are attended one
     after another."""
     model, size = footprint.config, footprint.dtype.itemsize
-    compiled, seen = _compiled(footprint), 0
+    packed, seen = _packs(footprint), 0
     # What is widened stays while it is joined with the new tokens' own.
     copied = 6 if footprint.cache_dtype in (FP8, Q8_0) else 4
     for layer in model.layers:
         keys = min(context, model.sliding_window + BLOCK) if layer.sliding else context
         keys += longest
-        if compiled:  # some keys at a time, with the state of all queries between them
-            at_once, state = min(keys, PACKED_KEYS), 0
-            if keys > PACKED_KEYS:
+        if packed is not None:  # some keys at a time, with the state of all queries between them
+            at_once, state = min(keys, WINDOWS[packed]), 0
+            if keys > WINDOWS[packed]:
                 state = longest * model.num_heads * (layer.head_dim + 2) * _FLOAT
-            seen = max(seen, 4 * at_once * layer.kv_heads * layer.head_dim + state)
+            panels = 2 * at_once * layer.kv_heads * layer.head_dim * packed.itemsize
+            seen = max(seen, panels + state)
             continue
         copies = copied * keys * layer.kv_heads * layer.head_dim * size
         masks = layer.kv_heads * longest * keys * (1 + size) if causal else 0
@@ -328,6 +331,11 @@ def _gathered(footprint: ModelFootprint, rows: int, capacity: int, width: int, b
         each = (size + beside) * copies + joined
         seen = max(seen, rows * layer.kv_heads * layer.head_dim * each)
     return seen
+
+
+def _packs(footprint: ModelFootprint) -> torch.dtype | None:
+    """What compiled attention packs keys and values as; None where torch attends."""
+    return packs(footprint.cache_dtype) if footprint.device.type == "cpu" else None
 
 
 def _compiled(footprint: ModelFootprint) -> bool:

@@ -122,6 +122,11 @@ def codes_of(format: str, blocks: Tensor) -> Tensor:
         return _q5_codes(blocks[:, 2:6], blocks[:, 6:])
     if format == "Q5_1":
         return _q5_codes(blocks[:, 4:8], blocks[:, 8:])
+    if format == "Q2_K":
+        return _fields(blocks[:, 16:80].reshape(-1, 2, 32), 2).reshape(-1, 256)
+    if format == "Q3_K":
+        top = _fields(blocks[:, None, :32], 1).reshape(-1, 256)
+        return _fields(blocks[:, 32:96].reshape(-1, 2, 32), 2).reshape(-1, 256) | (top << 2)
     if format == "Q4_K":
         return _fields(blocks[:, 16:].reshape(-1, 4, 32), 4).reshape(-1, 256)
     if format == "Q5_K":
@@ -156,6 +161,29 @@ def _q5_0(blocks: Tensor) -> Tensor:
 
 def _q5_1(blocks: Tensor) -> Tensor:
     return _half(blocks, 0) * codes_of("Q5_1", blocks).float() + _half(blocks, 2)
+
+
+def _q2_k(blocks: Tensor) -> Tensor:
+    scales, codes = blocks[:, :16], codes_of("Q2_K", blocks).view(-1, 16, 16)
+    scale = _half(blocks, 80) * (scales & 15).float()
+    offset = _half(blocks, 82) * (scales >> 4).float()
+    return (scale[:, :, None] * codes.float() - offset[:, :, None]).view(-1, 256)
+
+
+def q3_k_scale_codes(blocks: Tensor) -> Tensor:
+    """The scales of the 16 groups of a Q3_K block, 32 too high: uint8 [n, 16].
+
+    Of the twelve bytes, the first eight hold the low nibbles of groups 0-7 and then of 8-15; the
+    last four hold the top two bits, those of groups 0-3 lowest.
+    """
+    low = _fields(blocks[:, None, 96:104], 4).reshape(-1, 16)
+    return low | (_fields(blocks[:, None, 104:108], 2).reshape(-1, 16) << 4)
+
+
+def _q3_k(blocks: Tensor) -> Tensor:
+    scale = _half(blocks, 108) * (q3_k_scale_codes(blocks).float() - 32)
+    codes = codes_of("Q3_K", blocks).view(-1, 16, 16)
+    return (scale[:, :, None] * (codes.float() - 4)).view(-1, 256)
 
 
 def k_scale_codes(blocks: Tensor) -> tuple[Tensor, Tensor]:
@@ -226,6 +254,8 @@ BLOCK_FORMATS: dict[str, BlockFormat] = {
         BlockFormat("Q5_0", 6, 32, 22, _q5_0),
         BlockFormat("Q5_1", 7, 32, 24, _q5_1),
         BlockFormat("Q8_0", 8, 32, 34, _q8_0),
+        BlockFormat("Q2_K", 10, 256, 84, _q2_k),
+        BlockFormat("Q3_K", 11, 256, 110, _q3_k),
         BlockFormat("Q4_K", 12, 256, 144, _q4_k),
         BlockFormat("Q5_K", 13, 256, 176, _q5_k),
         BlockFormat("Q6_K", 14, 256, 210, _q6_k),

@@ -19,6 +19,7 @@ from tests.ops.cpu.forced import (
     threads,
     weights,
 )
+from tests.weights.test_blocks import SCALES_AT
 from torch import Tensor
 
 from sfumato import ops
@@ -36,8 +37,9 @@ from sfumato.weights.blocks import BLOCK_FORMATS, QuantizedTensor
 
 CPU = torch.device("cpu")
 
-# Scales of 32 elements and more are one float16 in these: packing rounds nothing.
-EXACT = {"Q4_0", "Q5_0", "Q5_1", "Q8_0", "IQ4_NL", "BF16"}
+# Scales of 32 elements and more are one float16 in these, or kept as two factors: packing rounds
+# nothing.
+EXACT = {"Q4_0", "Q5_0", "Q5_1", "Q8_0", "IQ4_NL", "BF16", "Q2_K"}
 
 pytestmark = compiled
 formats = pytest.mark.parametrize("name", FORMATS)
@@ -86,7 +88,7 @@ def test_odd_scales_come_back(name: str, low: float) -> None:
     weight = blocks(name, 16, 512)
     halves = torch.tensor([0.0, -0.0, low, -low]).half()
     data = weight.data.view(-1, weight.format.block_bytes)
-    for at in {"Q5_1": (0, 2), "Q4_K": (0, 2), "Q5_K": (0, 2), "Q6_K": (208,)}.get(name, (0,)):
+    for at in SCALES_AT.get(name, (0,)):
         chosen = torch.randint(4, (len(data),), generator=torch.Generator().manual_seed(at))
         data[:, at : at + 2] = halves[chosen].view(torch.uint8).view(-1, 2)
     expected = weight.dequantize()
@@ -109,7 +111,7 @@ def test_a_scale_beyond_float16_stays_finite() -> None:
 def test_a_scale_that_is_no_number_stays_none(isa: str, name: str, half: int) -> None:
     """Infinities and any NaN, in products of both modes too; the other rows keep what they have."""
     weight = blocks(name, 16, 256)
-    at = 208 if name == "Q6_K" else 0
+    at = SCALES_AT.get(name, (0,))[0]
     scale = torch.tensor([half & 255, half >> 8], dtype=torch.uint8)
     weight.data[3].view(-1, weight.format.block_bytes)[:, at : at + 2] = scale
     x = normal(1, 2, 256)

@@ -217,10 +217,10 @@ def _group_size(kind: Kind, weights: Mapping[str, Any], where: str) -> int:
             f"{where}: weights: strategy is {quoted(strategy)}, which is not read for {kind}"
         )
     if kind in ("FP8", "INT8"):
-        if group not in (None, -1):  # some writers have -1 for a scale of a whole row
+        if group not in (None, -1):
             raise CheckpointError(
-                f"{where}: weights: group_size is {quoted(group)}, and strategy is "
-                f"{quoted(strategy)}: {kind} is read with a scale for a row or for all rows"
+                f"{where}: weights: group_size is {quoted(group)}, and the strategy {strategy!r} "
+                "has no groups"
             )
         return 0
     if kind == "NVFP4":

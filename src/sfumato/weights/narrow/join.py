@@ -221,30 +221,30 @@ def _stacked(
         sizes = [other.shape for other in infos[: len(stack.parts)]]
         if len(info.shape) != 2 or info.shape[1] != infos[0].shape[1]:
             raise _differs(info, infos[0])
-    for index, info in enumerate(infos):
-        model = infos[index % len(stack.parts)]
-        if (info.shape, info.format) != (model.shape, model.format):
-            raise _differs(info, model)
-        if info.format != infos[0].format:
-            raise _differs(info, infos[0])
-    _check_scales_alike(infos, len(stack.parts), pieces)
+    _check_alike(infos, len(stack.parts), pieces)
     rows = sum(size[0] for size in sizes)
     shape = (count, rows, infos[0].shape[1])
     return _joined(name, shape, tuple(pieces.get(info.name, info) for info in infos))
 
 
-def _check_scales_alike(
+def _check_alike(
     infos: Sequence[TensorInfo], parts: int, pieces: Mapping[str, NarrowPiece]
 ) -> None:
-    """Refuses a stack in which scales of one part differ in format or shape. infos: its matrices,
-    number by number, of each all parts."""
+    """Refuses a matrix of a stack of `parts` kinds, and a scale of it, that differs in shape or
+    format from that of the first matrix of its kind."""
     for index, info in enumerate(infos):
-        if (piece := pieces.get(info.name)) is None:
+        model = infos[index % parts]
+        if (info.shape, info.format) != (model.shape, model.format):
+            raise _differs(info, model)
+        if info.format != infos[0].format:
+            raise _differs(info, infos[0])
+        piece, other = pieces.get(info.name), pieces.get(model.name)
+        if piece is None or other is None:
             continue
-        for role, scale in piece.tensors.items():
-            other = pieces[infos[index % parts].name].tensors[role]
-            if role != "codes" and (scale.format, scale.shape) != (other.format, other.shape):
-                raise _differs(scale, other)
+        for role, tensor in piece.tensors.items():
+            theirs = other.tensors[role]
+            if (tensor.shape, tensor.format) != (theirs.shape, theirs.format):
+                raise _differs(tensor, theirs)
 
 
 def _differs(info: TensorInfo, other: TensorInfo) -> CheckpointError:

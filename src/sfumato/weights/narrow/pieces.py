@@ -29,12 +29,6 @@ _CODES = {  # kind and method → format of the codes in a safetensors file, cod
     ("NVFP4", "compressed-tensors"): ("U8", 2),
     ("NVFP4", "modelopt"): ("U8", 2),
 }
-_ZERO = {  # a byte of codes stands for zeros if it is the first number in the bits of the second
-    "FP8": (0, 0x7F),
-    "INT8": (0, 0xFF),
-    "INT4": (0x88, 0xFF),
-    "NVFP4": (0, 0x77),
-}
 _DTYPES = FLOAT_FORMATS | {
     "F8_E4M3": torch.float8_e4m3fn,
     "I8": torch.int8,
@@ -59,8 +53,7 @@ class NarrowPiece:
 
     def read(self, files: Files) -> NarrowMatrix:
         """The matrix; its codes are a view of the mapped file. Raises CheckpointError, naming the
-        tensor, for scales that are no numbers, negative, or zero where codes are not, and for codes
-        that are no numbers."""
+        tensor, for scales that are no numbers, negative or zero, and codes that are none."""
         kind, (rows, columns) = self.scheme.kind, self.info.shape
         codes = self._tensor(files, "codes")
         if kind == "INT4":  # little-endian integers: the first code is in the first byte
@@ -81,8 +74,10 @@ class NarrowPiece:
             if bool(((products == 0) & (scales != 0)).any()):
                 raise self._fault("global_scale", "makes scales zero")
             scales = products
-        self._check_zeros(codes, scales)
-        return NarrowMatrix(kind, codes, scales, (rows, columns))
+        matrix = NarrowMatrix(kind, codes, scales, (rows, columns))
+        if matrix.loses_codes():
+            raise self._fault("scale", "holds zeros for codes that are not zero")
+        return matrix
 
     def prefetch(self, files: Files) -> None:
         """Lets the system begin to read the matrix from disk."""
@@ -104,18 +99,6 @@ class NarrowPiece:
         if bool((numbers < 0).any()):
             raise self._fault(role, "holds negative scales")
         return numbers
-
-    def _check_zeros(self, codes: Tensor, scales: Tensor) -> None:
-        """Refuses a scale of zero, which would lose its codes. Where these are zero too nothing is
-        lost: writers of such files give groups of zeros that scale."""
-        zero = scales == 0
-        if not bool(zero.any()):
-            return
-        rows, groups = self.info.shape[0], scales.shape[1]
-        lost = codes.view(torch.uint8).view(rows, groups, -1)[zero.expand(rows, -1)]
-        base, mask = _ZERO[self.scheme.kind]
-        if bool(((lost ^ base) & mask).any()):
-            raise self._fault("scale", "holds a zero for codes that are not zero")
 
     def _check_shape(self, files: Files) -> None:
         if "shape" in self.tensors:

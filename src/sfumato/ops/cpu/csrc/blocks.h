@@ -6,17 +6,16 @@
 
 namespace {
 
-enum Type { T_Q4_0 = 2, T_Q5_0 = 6, T_Q5_1 = 7, T_Q8_0 = 8, T_Q4_K = 12, T_Q5_K = 13, T_Q6_K = 14,
+enum Type { T_Q4_0 = 2, T_Q5_0 = 6, T_Q5_1 = 7, T_Q8_0 = 8, T_Q2_K = 10, T_Q3_K = 11, T_Q4_K = 12, T_Q5_K = 13, T_Q6_K = 14,
             T_IQ4_NL = 20, T_IQ4_XS = 23, T_BF16 = 30 };
 
 // Sixteen codes of a byte each, for bitwise operations on all of them in one register.
 typedef uint64_t Codes __attribute__((vector_size(16)));
 
-// 32 consecutive elements: value = scale[half] * (code - offset) + minimum.
+// 32 consecutive elements: value = scale[half] * (code - offset) + minimum[half].
 struct Group {
     Codes codes[2];
-    float scale[2];
-    float minimum;
+    float scale[2], minimum[2];
 };
 
 struct Format {
@@ -30,6 +29,8 @@ constexpr Format format_of(int type) {
         case T_Q5_0: return {Q5, 32, 22};
         case T_Q5_1: return {Q5M, 32, 24};
         case T_Q8_0: return {Q8, 32, 34};
+        case T_Q2_K: return {Q2M, 256, 84};
+        case T_Q3_K: return {Q3, 256, 110};
         case T_Q4_K: return {Q4M, 256, 144};
         case T_Q5_K: return {Q5M, 256, 176};
         case T_Q6_K: return {Q6, 256, 210};
@@ -83,12 +84,35 @@ inline void k_scale(const uint8_t *block, int g, Group &out) {
         minimum = (packed[g + 4] >> 4) | (packed[g] >> 6 << 4);
     }
     out.scale[0] = out.scale[1] = half_at(block) * (float)scale;
-    out.minimum = -(half_at(block + 2) * (float)minimum);
+    out.minimum[0] = out.minimum[1] = -(half_at(block + 2) * (float)minimum);
+}
+
+// One of the sixteen scales of a Q3_K block: twelve bytes hold sixteen times 6 bits.
+inline int q3_k_scale(const uint8_t *packed, int i) {
+    const int low = packed[i % 8] >> 4 * (i / 8) & 15, high = packed[8 + i % 4] >> 2 * (i / 4) & 3;
+    return (low | high << 4) - 32;
 }
 
 template <int TYPE>
 inline void read_group(const uint8_t *block, int g, Group &out) {
-    out.minimum = 0.0f;
+    out.minimum[0] = out.minimum[1] = 0.0f;
+    if (TYPE == T_Q2_K) {
+        for (int h = 0; h < 2; h++) {
+            const int both = block[2 * g + h];
+            out.codes[h] = bits_at(block + 16 + g / 4 * 32 + 16 * h, 2 * (g % 4), 3);
+            out.scale[h] = half_at(block + 80) * (float)(both & 15);
+            out.minimum[h] = -(half_at(block + 82) * (float)(both >> 4));
+        }
+        return;
+    }
+    if (TYPE == T_Q3_K) {
+        for (int h = 0; h < 2; h++) {
+            out.codes[h] = bits_at(block + 32 + g / 4 * 32 + 16 * h, 2 * (g % 4), 3) |
+                           bits_at(block + 16 * h, g, 1, 2);
+            out.scale[h] = half_at(block + 108) * (float)q3_k_scale(block + 96, 2 * g + h);
+        }
+        return;
+    }
     if (TYPE == T_Q4_K || TYPE == T_Q5_K) {
         k_scale(block, g, out);
         const uint8_t *low = block + (TYPE == T_Q4_K ? 16 : 48) + g / 2 * 32;
@@ -121,7 +145,7 @@ inline void read_group(const uint8_t *block, int g, Group &out) {
         const uint8_t *bits = block + (TYPE == T_Q5_1 ? 4 : 2);
         split_nibbles(bits + 4, out.codes);
         add_fifth_bits(bits, out.codes);
-        if (TYPE == T_Q5_1) out.minimum = half_at(block + 2);
+        if (TYPE == T_Q5_1) out.minimum[0] = out.minimum[1] = half_at(block + 2);
     } else
         split_nibbles(block + 2, out.codes);
 }
@@ -142,7 +166,7 @@ inline void plain_values(const Group &group, float *out) {
         for (int i = 16 * h; i < 16 * h + 16; i++) {
             const int code = LOOKED_UP<TYPE> ? TABLE[codes[i]] : codes[i];
             const float value = group.scale[h] * (float)(code - shape.offset);
-            out[i] = shape.minimum ? value + group.minimum : value;
+            out[i] = shape.minimum ? value + group.minimum[h] : value;
         }
 }
 
@@ -161,6 +185,8 @@ void with_type(int type, F f) {
         case T_Q5_0: return f.template operator()<T_Q5_0>();
         case T_Q5_1: return f.template operator()<T_Q5_1>();
         case T_Q8_0: return f.template operator()<T_Q8_0>();
+        case T_Q2_K: return f.template operator()<T_Q2_K>();
+        case T_Q3_K: return f.template operator()<T_Q3_K>();
         case T_Q4_K: return f.template operator()<T_Q4_K>();
         case T_Q5_K: return f.template operator()<T_Q5_K>();
         case T_Q6_K: return f.template operator()<T_Q6_K>();
