@@ -203,6 +203,29 @@ def test_experts_that_are_left_over_or_missed(tmp_path: Path, name: str) -> None
         opened(tmp_path / "other", rest, LAYOUTS[name])
 
 
+def test_a_scale_of_the_matrix_that_makes_others_zero(tmp_path: Path) -> None:
+    scales = torch.ones(256, 2)
+    scales[5, 1] = 2.0**-9
+    changes = {"weight_scale": scales.to(torch.float8_e4m3fn)}
+    tensors = changed("modelopt-nvfp4", **changes, weight_scale_2=torch.tensor(1e-45))
+    checkpoint = opened(tmp_path, tensors, LAYOUTS["modelopt-nvfp4"])
+    with pytest.raises(CheckpointError, match="weight_scale_2' makes scales zero"):
+        checkpoint.read("layers.1.experts.down_proj")
+
+
+@pytest.mark.parametrize(
+    ("name", "leaf"),
+    [("modelopt-fp8", "input_scale"), ("nvfp4", "input_global_scale"), ("fp8", "output_scale")],
+)
+def test_a_left_over_scale_of_activations(tmp_path: Path, name: str, leaf: str) -> None:
+    tensors = dict(TENSORS[name])
+    tensors[f"{DECODER}layers.1.self_attn.k_scale"] = torch.ones(1)  # stands beside no weight
+    opened(tmp_path / "sound", tensors, LAYOUTS[name])
+    tensors[f"{DECODER}layers.1.experts.8.up_proj.{leaf}"] = torch.ones(1)
+    with pytest.raises(CheckpointError, match=rf"experts.8.up_proj.{leaf}' is left over"):
+        opened(tmp_path / "other", tensors, LAYOUTS[name])
+
+
 def test_a_left_over_module(tmp_path: Path) -> None:
     tensors = dict(TENSORS["fp8"])
     for leaf in ("weight", "weight_scale"):
