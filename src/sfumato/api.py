@@ -24,6 +24,7 @@ from sfumato.diffusion.checks import check_tensor
 from sfumato.diffusion.constraints.beside_grammar import check_beside_grammar
 from sfumato.diffusion.constraints.grammar_cache import Source
 from sfumato.diffusion.constraints.grammar_source import schema_of_type, schema_source
+from sfumato.diffusion.device_trial import try_device
 from sfumato.diffusion.limits import Limits, ReplyPlan, plan_reply
 from sfumato.diffusion.loop import run
 from sfumato.diffusion.outcome import Stats
@@ -38,6 +39,7 @@ from sfumato.model.model_config import ModelConfig
 from sfumato.model.network import Network
 from sfumato.model.placement import pick_device, pick_dtype
 from sfumato.model.quantize_on_load import quantized_on_load
+from sfumato.ops.registry import has_twins
 from sfumato.options.limits import MOST_STEPS
 from sfumato.text.prompt import prompt_ids
 from sfumato.text.stops import Stop
@@ -252,7 +254,7 @@ def load(
     and slower, "bf16", what a CPU rounds them to for products with quantized weights; quantize:
     "q4_k" or "q8_0", what float matrices become while they are loaded (and what takes fewer bits
     badly, as in a converted file, a larger format); what the file has quantized already stays as
-    it is; cache_type: on a CPU "bf16" or "fp8", as which keys and values are stored (None:
+    it is; cache_type: on a CPU "bf16", "fp8" or "q8_0", as which keys and values are stored (None:
     as the model's dtype says); experts_on_cpu: of how many of the first layers the experts stay in
     the host's memory and compute there, for a card that is too small.  Raises CheckpointError,
     ConfigError or ValueError, naming the file, field or argument.
@@ -273,6 +275,8 @@ def load(
     kind = pick_dtype(dtype, checkpoint, target)
     defaults = checkpoint_defaults(checkpoint)
     text = _fitting_text(checkpoint, config)
+    if not has_twins(target):
+        try_device(target, EMBEDDED)
     options = progress, activations, cache_type, experts_on_cpu
     network = load_network(checkpoint, target, kind, *options)
     ends = end_ids(checkpoint, network.config, text.tokenizer)
@@ -280,6 +284,8 @@ def load(
     kept = str(kind).removeprefix("torch.")
     if cache_type is not None:
         kept += f", cache {cache_type}"  # answers differ, as with another dtype
+    if network.is_mixed:
+        kept += f", experts of {experts_on_cpu} layers on the CPU"
     identity = ModelIdentity(checkpoint.path.name, weights, kept, activations, quantize or "")
     return Model(network, text, defaults, ends, checkpoint.path, family, seconds, identity)
 

@@ -18,6 +18,11 @@ def test_what_there_is_to_tell() -> None:
     assert about["device"] == "cpu"
 
 
+def test_the_kind_of_cache_is_told() -> None:
+    made = random_subject("tiny", "f32", layers=1, device="cpu", cache_type="fp8")
+    assert made.about["precision"] == "float32; cache fp8"
+
+
 def test_the_precision_of_packed_weights_is_told() -> None:
     network = random_subject("tiny", "f32", device="cpu").network
     block = network.transformer.layers[0]

@@ -155,6 +155,7 @@ def test_ctrl_c_reports_what_was_measured(
         (("--layers", "3"), "--layers: belongs to --random-weights"),
         (("--url", "http://a/v1", "--threads", "2"), "--threads: is for measuring this machine"),
         (("--url", "http://a/v1", "--activations", "bf16"), "--activations: is for measuring this"),
+        (("--url", "http://a/v1", "--cache-type", "fp8"), "--cache-type: is for measuring this"),
         (("--random-weights", "tiny", "--activations", "int4"), "argument --activations"),
         (("--url", "http://a/v1", "--dtype", "float32"), "--dtype: is for measuring this machine"),
         (("--drafts",), "--drafts: is for measuring a server"),
@@ -256,5 +257,7 @@ def test_a_prediction_runs_nothing(
     done = cli("bench", "--predict", "h200", "--random-weights", "26b-a4b", "--json", "-")
     (step,) = json.loads(done.out)["steps"]
     assert round(step["floor_ms"], 1) == 12.8
+    blocks = json.loads(cli(*options[:3], "--format", "q4_k_m", *options[3:], "--json", "-").out)
+    assert round(blocks["weights_bytes"] / 1e9, 2) == 17.05  # in planes; in the file 16.79
     assert "'h300' is none of h200" in cli(*options[:-1], "h300").err
     assert "--predict: of what" in cli("bench", "--predict", "h200").err

@@ -124,6 +124,29 @@ def test_no_line_is_too_wide_and_no_word_is_broken(
     assert {"sfumato", "cpu", "memory", "runs", "measured", "backend", "bound"} <= names
 
 
+def test_the_operations_and_who_serves_them(machine: Any, cli: Any) -> None:
+    machine()
+    rows = {row["operation"]: row for row in json.loads(cli("doctor", "--json").out)["operations"]}
+    assert {"linear", "experts", "attend", "vocabulary_pass"} < set(rows)
+    assert rows["route"]["path"] == "torch"
+    line = f"linear {rows['linear']['path']}: {rows['linear']['reason']}"
+    assert line in " ".join(cli("doctor", "--verbose").out.split())
+    assert "served by, and why" not in cli("doctor").out
+
+
+def test_a_device_without_kernels_is_tried_before_it_is_described(
+    machine: Any, cli: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    machine()
+    tried: list[torch.device] = []
+    monkeypatch.setattr(doctor, "has_twins", lambda device: False)
+    monkeypatch.setattr(doctor, "try_device", lambda device, small: tried.append(device))
+    cli("doctor")
+    assert tried == []
+    cli("doctor", "--verbose")
+    assert tried == [torch.device("cpu")]
+
+
 def _words(text: str) -> list[str]:
     """The words of a report, without its numbers: free memory changes between two of them."""
     return re.sub(r"[\d.]*\d", "0", text).split()

@@ -74,6 +74,17 @@ def test_the_memory_of_a_checkpoint_quantized_at_load(cli: Any, checkpoint: Path
     assert "memory predicted on cpu, in float32, --quantize q8_0:" in printed
 
 
+def test_the_memory_with_a_narrow_cache(cli: Any, checkpoint: Path) -> None:
+    plain, narrow = (
+        json.loads(cli("inspect", str(checkpoint), "--json", *more).out)["memory"]
+        for more in ((), ("--cache-type", "fp8"))
+    )
+    assert plain["kv_cache"] == {at: 4 * size for at, size in narrow["kv_cache"].items()}
+    assert (plain["cache_type"], narrow["cache_type"]) == (None, "fp8")
+    printed = cli("inspect", str(checkpoint), "--cache-type", "fp8").out
+    assert "memory predicted on cpu, in float32, --cache-type fp8:" in printed
+
+
 def test_report(cli: Any, checkpoint: Path) -> None:
     done = cli("inspect", str(checkpoint))
     assert done.code == 0

@@ -43,7 +43,16 @@ def test_the_names_written_out_are_all() -> None:
 def test_the_kind_of_cache_is_handed_on(cli: Any, loads: list[dict[str, Any]]) -> None:
     cli("run", "Hi")
     cli("run", "Hi", "--cache-type", "fp8")
-    assert [each["cache_type"] for each in loads] == [None, "fp8"]
+    cli("bench", "--cache-type", "fp8")
+    assert [each["cache_type"] for each in loads] == [None, "fp8", "fp8"]
+
+
+def test_the_layers_whose_experts_stay_with_the_cpu(cli: Any, loads: list[dict[str, Any]]) -> None:
+    cli("run", "Hi")
+    cli("run", "Hi", "--experts-on-cpu", "12")
+    assert [each["experts_on_cpu"] for each in loads] == [0, 12]
+    assert "--experts-on-cpu" in cli("run", "Hi", "--experts-on-cpu", "-1").err
+    assert cli("serve", "--experts-on-cpu", "30").err.count("experts_on_cpu: must be a whole") == 1
 
 
 @pytest.mark.parametrize(

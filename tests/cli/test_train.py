@@ -44,9 +44,10 @@ def test_eval_measures_the_model(cli: Any, monkeypatch: pytest.MonkeyPatch) -> N
 
     monkeypatch.setattr("sfumato.train.evaluate.run", run)
     assert json.loads(cli("eval", "-m", "x", "--json", "--count", "9").out) == SCORES
-    assert calls == [("x", {"count": 9, "seed": 0, "config": SamplerConfig()})]
-    cli("eval", "--seed", "3")
-    assert calls[1] == (None, {"count": 200, "seed": 3, "config": SamplerConfig()})
+    usual = {"config": SamplerConfig(), "cache_type": None}
+    assert calls == [("x", {"count": 9, "seed": 0} | usual)]
+    cli("eval", "--seed", "3", "--cache-type", "fp8")
+    assert calls[1] == (None, {"count": 200, "seed": 3} | usual | {"cache_type": "fp8"})
     cli("eval", "--soft-skip", "0.01")
     cli("eval", "--soft-top-k", "16:4")
     configs = [fields["config"] for _, fields in calls[2:]]

@@ -20,6 +20,7 @@ from sfumato.model.quantize_on_load import quantized_on_load
 from sfumato.train.embedded_data import evaluation_sets
 from sfumato.train.evaluate import evaluate
 from sfumato.weights.blocks import QuantizedTensor
+from sfumato.weights.errors import CheckpointError
 
 CPU = torch.device("cpu")
 BESIDE = ("tokenizer.json", "tokenizer_config.json", "chat_template.jinja")
@@ -52,7 +53,9 @@ def test_the_embedded_model_solves_its_tasks_in_every_format(
     assert right >= 2 - 0.25  # two of sixteen may fail
 
 
-@pytest.mark.parametrize(("name", "block"), [("fp8", "Q8_0"), ("int4", "Q4_0"), ("nvfp4", "Q8_0")])
+@pytest.mark.parametrize(
+    ("name", "block"), [(name, "Q4_0" if name == "int4" else "Q8_0") for name in LAYOUTS]
+)
 def test_the_nearest_gguf_file_is_what_loading_makes(
     narrow: dict[str, Path], tmp_path: Path, name: str, block: str
 ) -> None:
@@ -72,6 +75,22 @@ def test_the_nearest_gguf_file_is_what_loading_makes(
             assert torch.equal(ours.float(), theirs.float())
     replies = [sfumato.load(p).generate("Hi", max_tokens=32) for p in (narrow[name], made.path)]
     assert replies[0].text == replies[1].text
+
+
+@pytest.mark.parametrize("to", [None, "q5_0"])
+def test_a_bad_scale_is_named_and_leaves_no_file(tmp_path: Path, to: str | None) -> None:
+    source = open_checkpoint(EMBEDDED)
+    state = {name: source.read(name).float() for name in source.tensors}
+    tensors = narrow_tensors(state, LAYOUTS["fp8"])
+    name = next(name for name in tensors if name.endswith("experts.3.down_proj.weight_scale"))
+    tensors[name] = torch.full_like(tensors[name], torch.nan)
+    config = json.loads((EMBEDDED / "config.json").read_text())
+    folder = write_narrow(tmp_path / "source", tensors, LAYOUTS["fp8"], config)
+    for file in BESIDE:
+        (folder / file).write_bytes((EMBEDDED / file).read_bytes())
+    with pytest.raises(CheckpointError, match=f"tensor '{name}' holds NaN or infinity"):
+        convert(folder, tmp_path / "model.gguf", to)
+    assert [path.name for path in tmp_path.iterdir()] == ["source"]
 
 
 def test_other_targets_begin_with_the_exact_values(narrow: dict[str, Path], tmp_path: Path) -> None:

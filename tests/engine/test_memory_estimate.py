@@ -44,6 +44,7 @@ from sfumato.model.loading import config_of, load_network
 from sfumato.model.network import Network
 from sfumato.model.question_pool import QuestionPool
 from sfumato.model.truncate import cutoff_bytes
+from sfumato.ops.cpu.attention import packs
 from sfumato.options.limits import MOST_STEPS
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -151,7 +152,7 @@ def test_the_prediction_is_what_a_process_takes(
         return replace(plain, snapshots=figures["snapshots"]).anonymous + more
 
     def holds(ratio: float) -> bool:
-        return 0.9 < ratio < (1.1 if ops.multiplies_bf16(CPU) else 2)
+        return 0.9 < ratio < (1.1 if ops.multiplies_bf16(CPU) else 2.5)
 
     ratios = [
         predicted_of(run[what], more) / run[what]["peak"] for run in runs for what, more in parts
@@ -249,8 +250,7 @@ def test_the_reference_copies_the_slots_of_all_rows(stored: torch.dtype, copies:
         for slots in (2, 4)
     )
     # Compiled attention packs so many keys at a time.
-    compiled = stored == torch.bfloat16 and ops.multiplies_bf16(CPU)
-    assert two == four and (two == 0) == compiled
+    assert two == four and (two == 0) == (packs(stored) is not None)
 
 
 def test_the_reference_holds_what_is_predicted(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -333,7 +333,8 @@ def test_a_larger_slot_makes_larger_buffers() -> None:
     base, longer = predict(footprint, layout), predict(footprint, replace(layout, context=9000))
     need, more = _added(base), longer.working - base.working
     slot = slot_bytes(footprint.config, 9000, footprint.cache_dtype)
-    assert more > 0
+    # In float32 it packs no more keys at a time than the layout's context has.
+    assert more > 0 or packs(footprint.cache_dtype) == torch.float32
     tight = MemoryGuard(network, layout, budgets(need + slot + more - 1)).lacks([9000], None)
     assert tight == f"takes {slot + more:,} bytes, and of memory {slot + more - 1:,} are left"
     assert MemoryGuard(network, layout, budgets(need + slot + more)).lacks([9000], None) is None

@@ -11,7 +11,11 @@ from torch import Tensor
 from torch._subclasses.fake_tensor import FakeTensorMode
 
 from sfumato import ops
-from sfumato.engine.memory_estimate import ModelFootprint
+from sfumato.engine.device_memory import Budget
+from sfumato.engine.engine_config import EngineConfig
+from sfumato.engine.errors import EngineError
+from sfumato.engine.memory_estimate import ModelFootprint, predict
+from sfumato.engine.memory_guard import check_load
 from sfumato.model.experts import Experts
 from sfumato.model.families import open_checkpoint
 from sfumato.model.layer_devices import Placement, make_placement
@@ -93,3 +97,26 @@ def test_activations_go_to_the_experts_and_their_result_comes_back(
         result = experts(x, chosen, torch.zeros(3, 2, device="cuda:0"))
     assert [device.type for device in seen] == ["cpu"] * 5
     assert result.device == x.device and x.device.type == "cuda"
+
+
+def test_what_is_predicted_before_loading_and_which_number_of_layers_fits(tmp_path: Path) -> None:
+    checkpoint = open_checkpoint(write_tiny(tmp_path))
+    config = config_of(checkpoint)
+    how = checkpoint, config, META, torch.float32, None
+    full, partly = (ModelFootprint.of_checkpoint(*how, count) for count in (0, 1))
+    assert full.weights - partly.weights == full.experts[0] > 0 == partly.experts[0]
+    engine = EngineConfig(slots=1, context=64)
+    need = predict(full, engine).total - predict(full, engine).libraries
+
+    def advice(lacking: int) -> str:
+        margin = 1 - engine.memory_margin
+        nbytes = Budget(int((need - lacking) / margin), "a test")
+        with pytest.raises(EngineError) as raised:
+            check_load(full, engine, lambda device: nbytes)
+        return str(raised.value)
+
+    assert "(--experts-on-cpu 1)" in advice(full.experts[0] // 2)
+    assert "(--experts-on-cpu 2)" in advice(full.experts[0] * 3 // 2)
+    assert "--experts-on-cpu" not in advice(sum(full.experts) + 1000)
+    with pytest.raises(ValueError, match=r"experts_on_cpu: .* got 9"):
+        ModelFootprint.of_checkpoint(*how, 9)

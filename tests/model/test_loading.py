@@ -83,9 +83,12 @@ MIXED = {
     "*.self_attn.v_proj.weight": "Q6_K",
     "*.self_attn.*_proj.weight": "Q4_K",
     "*.mlp.down_proj.weight": "Q5_1",
+    "layers.1.mlp.up_proj.weight": "IQ3_S",
+    "layers.2.mlp.up_proj.weight": "IQ3_XXS",
     "*.experts.down_proj": "Q8_0",
     "layers.1.experts.gate_up_proj": "IQ4_XS",
-    "*.experts.gate_up_proj": "Q4_K",
+    "layers.0.experts.gate_up_proj": "Q3_K",
+    "layers.2.experts.gate_up_proj": "Q2_K",
     "*.gate_proj.weight": "Q8_0",
     "*.up_proj.weight": "BF16",
 }
@@ -129,6 +132,7 @@ def test_mixed_gguf_equals_its_dequantized_self(
             tiles = library.loaded().tiles and len(value.shape) == 2
             assert value.activations == ("bf16" if tiles else activations)
     matrices = {"Q6_K", "Q5_0", "Q5_1", "Q8_0", "Q4_K", "IQ4_XS"}
+    matrices |= {"Q2_K", "Q3_K", "IQ3_S", "IQ3_XXS"}
     if activations is None:
         assert kinds == {QuantizedTensor: matrices, PackedTensor: set()}
     else:

@@ -6,6 +6,7 @@ from types import SimpleNamespace
 import pytest
 import torch
 
+from sfumato.cli import doctor, probes
 from sfumato.model import placement
 from sfumato.model.placement import pick_device, shares_host_memory
 from sfumato.model.torch_code import missing_code, serves
@@ -55,6 +56,32 @@ def test_a_wheel_without_code_for_the_card_is_named(monkeypatch: pytest.MonkeyPa
     assert missing_code(GPU) is None
     give(monkeypatch, [])
     assert missing_code(GPU) is None
+
+
+@pytest.mark.parametrize(
+    ("capability", "build", "dtype"),
+    [
+        ((6, 1), "install torch 2.14 or earlier for CUDA 12.6, the last that has it", "float32"),
+        ((7, 5), "install a build of torch that has it", "float32"),
+        ((8, 6), "install a build of torch that has it", "bfloat16"),
+    ],
+)
+def test_old_cards(
+    monkeypatch: pytest.MonkeyPatch, capability: tuple[int, int], build: str, dtype: str
+) -> None:
+    """What to install for them, and that they compute in float32 where no option says."""
+    give(monkeypatch, ["sm_100"])
+    given = SimpleNamespace(name="Tesla P40", major=capability[0], minor=capability[1])
+    monkeypatch.setattr(torch.cuda, "get_device_properties", lambda device: given)
+    assert f"{build}, see https" in (missing_code(GPU) or "")
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: capability)
+    assert probes.quantized_dtype("cuda:0") is getattr(torch, dtype)
+    for format in ("Q4_K", "BF16", "F16"):
+        info = SimpleNamespace(format=format, nbytes=1 << 40)
+        checkpoint = SimpleNamespace(tensors={"embed_tokens.weight": info})
+        assert placement.pick_dtype("auto", checkpoint, GPU) is getattr(torch, dtype)
+    assert ("no units for bfloat16" in doctor._dtypes("cuda:0")) is (dtype == "float32")
 
 
 def test_rocm_names_are_compared_whole(monkeypatch: pytest.MonkeyPatch) -> None:

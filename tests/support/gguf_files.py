@@ -22,9 +22,13 @@ SIMPLE_FORMATS = ("F32", "F16", "BF16", "Q4_0", "Q5_0", "Q5_1", "Q8_0")
 # Where the float16 scales lie in the blocks of the other formats, and the ratio of the offset's
 # scale to the first that makes the values' mean zero.
 _SCALES_AT = {
+    "Q2_K": ((80, 1.0), (82, 1.5)),
+    "Q3_K": ((108, 1.0),),
     "Q4_K": ((0, 1.0), (2, 7.5)),
     "Q5_K": ((0, 1.0), (2, 15.5)),
     "Q6_K": ((208, 1.0),),
+    "IQ3_XXS": ((0, 1.0),),
+    "IQ3_S": ((0, 1.0),),
     "IQ4_NL": ((0, 1.0),),
     "IQ4_XS": ((0, 1.0),),
 }

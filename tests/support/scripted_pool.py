@@ -22,6 +22,8 @@ class ScriptedPool:
 class PackedCanvases:
     """Gives a network with `denoise(canvases, slots, softs)` a `denoise_batch`."""
 
+    is_mixed = False
+
     def denoise_batch(self, tokens: Tensor, soft: Tensor | None, attend: CanvasRows) -> Tensor:
         canvases, slots, softs = [], [], []
         first = 0

@@ -14,7 +14,12 @@ from hypothesis import strategies as st
 from sfumato.weights.blocks import BLOCK_FORMATS, BlockFormat, QuantizedTensor
 
 # Byte positions of the float16 scales.
-SCALES_AT = {"Q5_1": (0, 2), "Q4_K": (0, 2), "Q5_K": (0, 2), "Q6_K": (208,)}
+SCALES_AT = {
+    **dict.fromkeys(("Q5_1", "Q4_K", "Q5_K"), (0, 2)),
+    "Q2_K": (80, 82),
+    "Q3_K": (108,),
+    "Q6_K": (208,),
+}
 ODD_HALVES = (0.0, -0.0, 6e-8, -6e-8, 6.1e-5, -1.0, 1e-3, 65504.0, -65504.0)
 
 formats = pytest.mark.parametrize("block", BLOCK_FORMATS.values(), ids=BLOCK_FORMATS)
@@ -55,7 +60,7 @@ def test_layout_is_ggmls(block: BlockFormat) -> None:
 
 def test_all_required_formats_are_there() -> None:
     required = {"Q8_0", "Q4_0", "Q5_0", "Q5_1", "Q4_K", "Q5_K", "Q6_K", "IQ4_NL", "IQ4_XS"}
-    assert set(BLOCK_FORMATS) == required
+    assert set(BLOCK_FORMATS) == required | {"Q2_K", "Q3_K", "IQ3_XXS", "IQ3_S"}
 
 
 @formats

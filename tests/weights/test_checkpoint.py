@@ -133,8 +133,12 @@ FORMATS: dict[str, dict[str, str]] = {
         "embed_tokens.weight": "Q6_K",
         "*experts.gate_up_proj": "Q4_K",
         "*experts.down_proj": "IQ4_XS",
+        "layers.2.mlp.up_proj.weight": "IQ3_XXS",
+        "layers.0.mlp.*": "Q2_K",
+        "layers.1.mlp.*": "Q3_K",
         "*mlp.*": "Q5_K",
         "self_conditioning.down_proj.weight": "IQ4_NL",
+        "self_conditioning.up_proj.weight": "IQ3_S",
         "self_conditioning.*_proj.weight": "Q5_0",
     },
 }
@@ -219,14 +223,14 @@ def test_other_architectures(tmp_path: Path, refused: Callable[[Path, str], None
 def test_unsupported_formats(tmp_path: Path, refused: Callable[[Path, str], None]) -> None:
     path = tmp_path / "model.gguf"
     writer = gguf.GGUFWriter(path, "diffusion-gemma")
-    kind = gguf.GGMLQuantizationType.Q2_K
+    kind = gguf.GGMLQuantizationType.IQ2_XXS
     data = np.zeros((2, gguf.GGML_QUANT_SIZES[kind][1]), dtype=np.uint8)
     writer.add_tensor("token_embd.weight", data, raw_dtype=kind)
     writer.write_header_to_file()
     writer.write_kv_data_to_file()
     writer.write_tensors_to_file()
     writer.close()
-    refused(path, "'token_embd.weight' is stored as Q2_K, .* use a file with F32, .*IQ4_XS")
+    refused(path, "'token_embd.weight' is stored as IQ2_XXS, .* use a file with F32, .*IQ4_XS")
     tensors = theirs() | {"model.decoder.norm.weight": torch.ones(64, dtype=torch.float64)}
     folder = save_folder(tmp_path / "folder", tensors)
     refused(folder, "'model.decoder.norm.weight' is stored as F64")

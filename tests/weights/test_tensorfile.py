@@ -49,8 +49,8 @@ def test_misaligned_data_is_copied(tmp_path: Path) -> None:
 
 def test_unsupported_formats_are_named(tmp_path: Path) -> None:
     path = tmp_path / "weights"
-    file = file_with(path, TensorInfo("t", (256,), "Q2_K", 84, path, 0))
-    with pytest.raises(CheckpointError, match=r"'t' is stored as Q2_K.*use a file with F32,.*Q6_K"):
+    file = file_with(path, TensorInfo("t", (256,), "IQ2_XXS", 66, path, 0))
+    with pytest.raises(CheckpointError, match=r"'t' is stored as IQ2_XXS.*use a file with .*Q6_K"):
         file.read("t")
 
 

@@ -9,9 +9,8 @@ import threading
 from pathlib import Path
 from types import TracebackType
 
-import torch
-
 from sfumato.bench.metrics import Values
+from sfumato.ops import gpu
 
 INTERVAL_S = 0.05
 _STATUS = Path("/proc/self/status")
@@ -44,8 +43,8 @@ class PeakMemory:
         """The peaks so far, in bytes, by metric."""
         self._sample()
         values: Values = {key: [float(peak)] for key, peak in self._peaks.items()}
-        if torch.cuda.is_available() and torch.cuda.is_initialized():
-            values["peak_device"] = [float(torch.cuda.max_memory_reserved())]
+        if (peak := gpu.peak_bytes()) is not None:
+            values["peak_device"] = [float(peak)]
         return values
 
     def _watch(self) -> None:
@@ -60,10 +59,8 @@ class PeakMemory:
 def device_in_use() -> dict[str, int]:
     """Bytes of a CUDA device that are in use now, by metric: those of the driver, of graphs and of
     other processes too. Nothing where this process uses no device."""
-    if not (torch.cuda.is_available() and torch.cuda.is_initialized()):
-        return {}
-    free, total = torch.cuda.mem_get_info()
-    return {"peak_device_used": total - free}
+    used = gpu.used_bytes()
+    return {} if used is None else {"peak_device_used": used}
 
 
 def resident(status: Path = _STATUS) -> dict[str, int]:

@@ -6,7 +6,6 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
-import torch
 from rich.table import Table
 
 from sfumato.bench.metrics import Values
@@ -17,6 +16,7 @@ from sfumato.bench.step_model.step_cost import StepShape, step_costs
 from sfumato.model.loading import expected_shapes
 from sfumato.model.model_config import ModelConfig
 from sfumato.model.network import Network
+from sfumato.ops import gpu
 
 _COLUMNS = ("kernel", "launches", "GB", "TFLOP", "floor, ms", "predicted, ms", "bound by")
 
@@ -33,9 +33,8 @@ def network_bytes(network: Network) -> dict[str, int]:
 def beside_measured(network: Network, shape: StepShape) -> Values:
     """The floor and the predicted time of a step, by metric; nothing where the device's limits are
     not known."""
-    if network.device.type != "cuda":
-        return {}
-    limits = limits_of_product(torch.cuda.get_device_name(network.device))
+    product = gpu.product(network.device)
+    limits = None if product is None else limits_of_product(product)
     if limits is None:
         return {}
     time = step_time(step_costs(network.config, shape, network_bytes(network)), limits)

@@ -23,7 +23,7 @@ from sfumato.engine.memory_guard import check_load
 from sfumato.model.families import family_of, open_checkpoint
 from sfumato.model.loading import config_of, load_network
 from sfumato.model.network import Network
-from sfumato.model.placement import pick_device, pick_dtype
+from sfumato.model.placement import CACHE_TYPES, pick_device, pick_dtype
 from sfumato.model.quantize_on_load import quantized_on_load
 from sfumato.ops.cpu.panels import PackedTensor
 from sfumato.weights.checkpoint import Checkpoint
@@ -92,17 +92,21 @@ def random_subject(
     activations: str = "int8",
     seed: int = 0,
     vocab: int | None = None,
+    cache_type: str | None = None,
 ) -> Subject:
     """A network of random weights, made here; its replies end at their longest.
 
-    Raises ValueError, naming the option, for an unknown preset or format, and where the weights
+    cache_type: see `cache_dtype`. Raises ValueError, naming the option, for an unknown preset,
+    format or kind of cache, and where the weights
     and one slot do not fit the device's memory; nothing has been made then.
     """
     began = time.perf_counter()
     target = pick_device(device)
     checkpoint = random_checkpoint(preset, format, layers, seed, vocab, target)
     kind = pick_dtype(dtype, checkpoint, target)
-    footprint = ModelFootprint.of_checkpoint(checkpoint, config_of(checkpoint), target, kind)
+    footprint = ModelFootprint.of_checkpoint(
+        checkpoint, config_of(checkpoint), target, kind, cache_type
+    )
     try:
         check_load(footprint, SMALLEST)
     except EngineError as error:
@@ -111,7 +115,7 @@ def random_subject(
             f"random_weights: {shortage}; take fewer --layers or a smaller --format, or free some "
             "memory"
         ) from error
-    network = load_network(checkpoint, target, kind, activations=activations)
+    network = load_network(checkpoint, target, kind, activations=activations, cache_type=cache_type)
     about = {"model": f"random {preset}, {format}", **_about(checkpoint, network)}
     about["made_s"] = time.perf_counter() - began
     text = number_text(network.config.vocab_size)
@@ -120,13 +124,17 @@ def random_subject(
 
 
 def _precision(network: Network) -> str:
-    """The dtype of activations, and what they are rounded to for products with packed weights."""
+    """The dtype of activations, what they are rounded to for products with packed weights, and
+    the kind of cache where keys and values are stored otherwise."""
     held = (value for module in network.transformer.modules() for value in vars(module).values())
     formats: dict[str, set[str]] = {}
     for value in held:
         if isinstance(value, PackedTensor):
             formats.setdefault(value.activations, set()).add(value.format)
     rounded = [f"{to} with {', '.join(sorted(names))}" for to, names in formats.items()]
+    kinds = {dtype: name for name, dtype in CACHE_TYPES.items() if dtype != network.dtype}
+    if network.cache_dtype in kinds:
+        rounded.append(f"cache {kinds[network.cache_dtype]}")
     return "; ".join([str(network.dtype).removeprefix("torch."), *rounded])
 
 

@@ -28,7 +28,16 @@ SYNTHETIC = 256  # tokens of a prompt where no option says it and the model cann
 # Options that have no meaning for a server, or for a local model.
 _LOCAL = (
     *("random_weights", "format", "layers", "device", "dtype", "activations", "quantize"),
-    *("predict", "context", "threads", "fixed_steps", "soft_skip", "soft_top_k", "where"),
+    *(
+        "cache_type",
+        "predict",
+        "context",
+        "threads",
+        "fixed_steps",
+        "soft_skip",
+        "soft_top_k",
+        "where",
+    ),
 )
 _REMOTE = ("api_key", "drafts")
 _RANDOM = ("format", "layers")
@@ -168,9 +177,9 @@ def _memory_that_ends() -> Iterator[None]:
 
 def _gpu(device: torch.device) -> str | None:
     """The name of the GPU that was measured; None for a CPU."""
-    import torch
+    from sfumato.ops import gpu
 
-    return torch.cuda.get_device_name(device) if device.type == "cuda" else None
+    return gpu.product(device)
 
 
 def _subject(args: argparse.Namespace) -> Subject:
@@ -183,7 +192,8 @@ def _subject(args: argparse.Namespace) -> Subject:
 
     if args.threads:  # the first case's, for loading
         torch.set_num_threads(args.threads[0])
-    how = {"device": args.device, "dtype": args.dtype, "activations": args.activations or "int8"}
+    how = {key: getattr(args, key) for key in ("device", "dtype", "cache_type")}
+    how["activations"] = args.activations or "int8"
     if args.random_weights:
         format = args.format or ("q4_k_m" if pick_device(args.device).type == "cpu" else "bf16")
         return subject.random_subject(args.random_weights, format, args.layers, **how)

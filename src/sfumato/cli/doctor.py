@@ -16,21 +16,27 @@ from typing import Any
 import torch
 
 from sfumato import __version__, catalog, ops
+from sfumato.api import EMBEDDED
 from sfumato.cli import machine
 from sfumato.cli.estimate import least_seconds, step_seconds
 from sfumato.cli.probes import Measured, dtype_name, measure, quantized_dtype
 from sfumato.cli.units import size, table
+from sfumato.diffusion.device_trial import try_device
 from sfumato.engine.accelerators import accelerators
 from sfumato.engine.device_memory import Budget, budget
 from sfumato.model.placement import SMALL, device_memory, pick_device
+from sfumato.ops.paths import paths
+from sfumato.ops.registry import has_twins
 
 LEAST_WIDTH = 40
+_FORMATS = frozenset(("Q4_K", "Q6_K", "Q8_0"))
+"""Of quantized weights, those that the published files have most."""
 WHOLE = 0.9  # of a core: a probe that had as much was not delayed
 
 
 def main(args: argparse.Namespace) -> int:
     """Measure for a few seconds, and print."""
-    findings = facts()
+    findings = facts(tests=args.verbose)
     if args.json:
         print(json.dumps(findings, indent=2))
         return 0
@@ -39,11 +45,13 @@ def main(args: argparse.Namespace) -> int:
     print("\n".join(wrapped for line in lines for wrapped in _wrap(line, width)))
     if args.verbose:
         print("\n" + "\n".join(detail(findings, width)))
+        print("\n" + "\n".join(operations_table(findings["operations"], width)))
     return 0
 
 
-def facts() -> dict[str, Any]:
-    """All facts of the report as plain values: sizes in bytes, speeds in units a second."""
+def facts(tests: bool = False) -> dict[str, Any]:
+    """All facts of the report as plain values: sizes in bytes, speeds in units a second. tests:
+    whether operations are tested first on a device that needs it, as loading a model does."""
     device, cores = pick_device(), machine.usable_cores()
     free_memory = budget(device)
     total = device_memory(device)
@@ -72,6 +80,7 @@ def facts() -> dict[str, Any]:
         "runs_on": str(device),
         "backend": ops.backend,
         "backend_reason": ops.reason,
+        "operations": operations(device, tests),
         "compilers": machine.compilers(),
         "speed": {"device": measured.device, **measured.speed},
         "rounds": measured.rounds,
@@ -82,6 +91,21 @@ def facts() -> dict[str, Any]:
         "best": best(formats),
         "least_s": least_seconds(measured.speed, catalog.PUBLISHED[0].nbytes),
     }
+
+
+def operations(device: torch.device, tests: bool) -> list[dict[str, str]]:
+    """Each operation, who serves it on a device, and why."""
+    if tests and not has_twins(device):
+        try_device(device, EMBEDDED)
+    elif tests:
+        ops.prepare(device, formats=_FORMATS)
+    return [vars(path) for path in paths(device)]
+
+
+def operations_table(rows: list[dict[str, str]], width: int) -> list[str]:
+    """Who serves each operation, and why."""
+    served = [(row["operation"], f"{row['path']}: {row['reason']}") for row in rows]
+    return _named([("operation", "served by, and why"), *served], width)
 
 
 def entries(
@@ -218,6 +242,11 @@ def detail(findings: dict[str, Any], width: int) -> list[str]:
             "program (the better of these rates for all of its arithmetic, or reading its weights)",
         ),
     ]
+    return _named(rows, width)
+
+
+def _named(rows: list[tuple[str, str]], width: int) -> list[str]:
+    """Names and texts in two columns, in lines of a width."""
     indent = 2 + max(len(name) for name, _ in rows)
     lines = []
     for name, text in rows:
@@ -263,6 +292,8 @@ _PROBES = {
 
 def _dtypes(device: str) -> str:
     """What models compute in on that device, where no option says, and why (see `pick_dtype`)."""
+    if device != "cpu" and quantized_dtype(device) == torch.float32:
+        return "float32 for all models, since the device has no units for bfloat16"
     small = f" and those under {size(SMALL)} (as fast there, and more exact)"
     return (
         f"{dtype_name(quantized_dtype(device))} for quantized models"

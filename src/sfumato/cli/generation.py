@@ -70,6 +70,7 @@ def load(args: argparse.Namespace) -> Model:
             activations=args.activations,
             quantize=args.quantize,
             cache_type=args.cache_type,
+            experts_on_cpu=args.experts_on_cpu,
         )
     if not args.threads:
         spare_threads(model)

@@ -28,7 +28,7 @@ CONTEXTS = (4096, 32768, 131072, 262144)
 def main(args: argparse.Namespace) -> int:
     """Print the findings. Raises CheckpointError or OSError where there is no checkpoint."""
     checkpoint = open_checkpoint(args.path)
-    summary = facts(checkpoint, args.quantize)
+    summary = facts(checkpoint, args.quantize, args.cache_type)
     listed = _listing(checkpoint.tensors) if args.tensors else []
     if args.json:
         print(json.dumps(summary | ({"list": listed} if listed else {}), indent=2))
@@ -43,9 +43,12 @@ def main(args: argparse.Namespace) -> int:
     return 0
 
 
-def facts(checkpoint: Checkpoint, quantize: str | None = None) -> dict[str, Any]:
-    """All facts of the report as plain values; sizes in bytes. quantize: the format to which the
-    checkpoint would be quantized as it is loaded, for the memory."""
+def facts(
+    checkpoint: Checkpoint, quantize: str | None = None, cache_type: str | None = None
+) -> dict[str, Any]:
+    """All facts of the report as plain values; sizes in bytes. For the memory, quantize: the
+    format to which the checkpoint would be quantized as it is loaded; cache_type: how keys and
+    values would be stored. Raises ValueError for a cache that the device does not have."""
     tensors = checkpoint.tensors.values()
     summary: dict[str, Any] = {
         "path": str(checkpoint.path),
@@ -67,15 +70,22 @@ def facts(checkpoint: Checkpoint, quantize: str | None = None) -> dict[str, Any]
     device = pick_device()
     if quantize:
         checkpoint = quantized_on_load(checkpoint, quantize, device)
-    needs = memory(checkpoint, config, device) | {"quantize": quantize}
+    needs = memory(checkpoint, config, device, cache_type)
+    needs |= {"quantize": quantize, "cache_type": cache_type}
     return summary | {"runs": True, "config": asdict(config), "memory": needs}
 
 
-def memory(checkpoint: Checkpoint, config: ModelConfig, device: torch.device) -> dict[str, Any]:
+def memory(
+    checkpoint: Checkpoint,
+    config: ModelConfig,
+    device: torch.device,
+    cache_type: str | None = None,
+) -> dict[str, Any]:
     """Bytes that running on `device` takes, in the dtype that is its default: the weights, the
-    head's working buffer, and one request's cache by context length."""
+    head's working buffer, and one request's cache by context length. Raises ValueError as
+    `cache_dtype`."""
     dtype = pick_dtype("auto", checkpoint, device)
-    subject = ModelFootprint.of_checkpoint(checkpoint, config, device, dtype)
+    subject = ModelFootprint.of_checkpoint(checkpoint, config, device, dtype, cache_type)
     lengths = [n for n in CONTEXTS if n < config.context_length] + [config.context_length]
     return {
         "device": str(device),
@@ -147,5 +157,8 @@ def _needs(memory: dict[str, Any]) -> list[str]:
     ]
     for length, cache in memory["kv_cache"].items():
         rows.append((f"cache for {length} tokens", size(cache), f"{size(fixed + cache)} in all"))
-    how = f"in {memory['dtype']}" + (f", --quantize {to}" if (to := memory["quantize"]) else "")
+    how = f"in {memory['dtype']}"
+    for option in ("quantize", "cache_type"):
+        if memory[option]:
+            how += f", --{option.replace('_', '-')} {memory[option]}"
     return [f"memory predicted on {memory['device']}, {how}:", *table(rows)]

@@ -51,10 +51,12 @@ def main(args: argparse.Namespace) -> int:
 
 
 def _subject(args: argparse.Namespace) -> tuple[ModelConfig, dict[str, int]]:
-    """The network and the bytes of its tensors: of random weights or of a checkpoint's headers."""
+    """The network and the bytes of its tensors as a GPU holds them: of random weights or of a
+    checkpoint's headers."""
     from sfumato.bench.random_weights import random_checkpoint
     from sfumato.model.families import open_checkpoint
     from sfumato.model.loading import config_of
+    from sfumato.ops.triton.planes import plane_bytes, refusal
     from sfumato.weights.checkpoint import Checkpoint
 
     checkpoint: Checkpoint
@@ -64,5 +66,10 @@ def _subject(args: argparse.Namespace) -> tuple[ModelConfig, dict[str, int]]:
         checkpoint = open_checkpoint(args.model)
     else:
         raise ValueError("--predict: of what: give --random-weights 26b-a4b, or -m with a file")
-    stored = {name: info.nbytes for name, info in checkpoint.tensors.items()}
-    return config_of(checkpoint), stored
+    held = {
+        name: info.nbytes
+        if refusal(info.format, info.shape)
+        else plane_bytes(info.format, info.shape)
+        for name, info in checkpoint.tensors.items()
+    }
+    return config_of(checkpoint), held

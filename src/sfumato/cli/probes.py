@@ -16,6 +16,7 @@ from typing import Any
 import torch
 
 from sfumato import ops
+from sfumato.model.torch_code import multiplies_bfloat16
 from sfumato.weights.blocks import BLOCK_FORMATS, QuantizedTensor
 
 EXPERT = (1408, 2816)  # one expert's larger matrix: what is dequantized, or multiplied, in one go
@@ -131,7 +132,7 @@ def _works(device: torch.device) -> Works:
     source = torch.ones(1 << 25, device=device)
     works["read_bytes"] = float(source.nbytes), source.sum
     rows, columns = EXPERT
-    dtype = quantized_dtype(device.type)
+    dtype = quantized_dtype(str(device))
     blocks, spare = _blocks("Q4_K").to(device), torch.empty(EXPERT, dtype=dtype, device=device)
     works["dequantized_weights"] = float(rows * columns), lambda: ops.dense(blocks, dtype, spare)
     if device.type == "cpu" and ops.backend.startswith("compiled"):
@@ -160,9 +161,9 @@ def _blocks(format: str) -> QuantizedTensor:
     return QuantizedTensor(data, kind, EXPERT)
 
 
-def quantized_dtype(device_type: str) -> torch.dtype:
+def quantized_dtype(device: str) -> torch.dtype:
     """What quantized models compute in where no option says (see `pick_dtype`)."""
-    return torch.float32 if device_type == "cpu" else torch.bfloat16
+    return torch.bfloat16 if multiplies_bfloat16(torch.device(device)) else torch.float32
 
 
 def dtype_name(dtype: torch.dtype) -> str:

@@ -53,8 +53,9 @@ stop = ["\\n\\n"]
   place replace those of another; they are not added to them.
 - A wrong value is refused with the place it comes from: `--port`, `SFUMATO_PORT`,
   `port in [serve] of sfumato.toml`. The key in `api-key` is not shown.
-- Two variables are no options: `SFUMATO_ISA` ([cpu.md](cpu.md)), and `SFUMATO_DEBUG=1`, which
-  shows where in the program an error was found.
+- Three variables are no options: `SFUMATO_ISA` ([cpu.md](cpu.md)), `SFUMATO_OFF`
+  ([hardware.md](hardware.md#who-serves-each-operation)), and `SFUMATO_DEBUG=1`, which shows where
+  in the program an error was found.
 
 """
 

@@ -230,7 +230,7 @@ def _check_memory(args: argparse.Namespace) -> None:
     if args.quantize is not None:
         checkpoint = quantized_on_load(checkpoint, args.quantize, device)
     dtype = pick_dtype(args.dtype, checkpoint, device)
-    kinds = dtype, args.cache_type
+    kinds = dtype, args.cache_type, args.experts_on_cpu
     subject = ModelFootprint.of_checkpoint(checkpoint, config, device, *kinds)
     check_load(subject, _config(args, config.context_length))
 

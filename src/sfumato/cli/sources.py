@@ -16,6 +16,7 @@ LARGEST = 1 << 20  # bytes of a file
 OTHER_VARIABLES = (
     f"{PREFIX}ISA",
     f"{PREFIX}DEBUG",
+    f"{PREFIX}OFF",
 )  # no options; the modules that need them read them
 FILE, ENVIRONMENT, COMMAND_LINE = 1, 2, 3  # ranks of sources; a default has rank 0
 _ALIKE = 0.85  # names that differ in a letter or two

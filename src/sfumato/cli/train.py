@@ -43,7 +43,12 @@ def _evaluate(args: argparse.Namespace) -> int:
     config = sfumato.SamplerConfig().options(**sampler_options(args))
     with notes.progress("answering") as progress:
         figures = evaluate.run(
-            args.model, count=args.count, seed=args.seed, config=config, progress=progress
+            args.model,
+            count=args.count,
+            seed=args.seed,
+            config=config,
+            progress=progress,
+            cache_type=args.cache_type,
         )
     print(json.dumps(figures, indent=2) if args.json else evaluate.table(figures))
     return 0

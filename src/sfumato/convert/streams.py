@@ -12,6 +12,7 @@ from torch import Tensor
 from sfumato.model.families import family_of
 from sfumato.model.model_config import ModelConfig
 from sfumato.weights.checkpoint import Checkpoint
+from sfumato.weights.errors import CheckpointError
 from sfumato.weights.tensor_stream import TensorStream
 
 
@@ -43,6 +44,8 @@ def _stream(checkpoint: Checkpoint, file_name: str, name: str, format: str) -> T
     def chunks() -> Iterator[Tensor]:
         try:
             yield from checkpoint.recoded(name, format)
+        except CheckpointError:
+            raise  # names the file and the tensor of it
         except ValueError as error:
             info = checkpoint.tensors[name]
             raise ValueError(f"{info.file}: {info.name}: as {format}: {error}") from error

@@ -11,6 +11,7 @@ from collections.abc import Iterable
 import torch
 
 from sfumato.diffusion.step.graphs import READS, most_graphs
+from sfumato.ops import gpu
 from sfumato.ops.triton.workspaces import rounded_up
 
 MIB = 1 << 20
@@ -30,7 +31,7 @@ def held_bytes(sizes: Iterable[int], device: torch.device) -> int:
     Tensors up to SMALL share segments of 2 MiB, those below LARGE segments of 20 MiB, and larger
     ones have one of their own, a multiple of 2 MiB.
     """
-    if device.type != "cuda":
+    if not gpu.is_gpu(device):
         return sum(sizes)
     small = own = 0
     shared: list[int] = []
@@ -62,7 +63,7 @@ def overhead_bytes(device: torch.device, rows: int, step: int) -> int:
     Captured steps share a memory pool of their own, which the first run of a step, without a
     graph, cannot use: the buffers of a step are held twice.
     """
-    if device.type != "cuda":
+    if not gpu.is_gpu(device):
         return 0
     graphs = (most_graphs(rows) + READS) * GRAPH
     return step + graphs + 2 * STREAMS * WORKSPACE + CODE

@@ -10,7 +10,7 @@ are one piece of memory, kept from call to call, which is as large as the larges
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import torch
@@ -22,8 +22,17 @@ from sfumato.diffusion.step.read_forwards import most_rows, room_tokens
 from sfumato.engine import kernel_memory
 from sfumato.engine.device_overhead import held_bytes, overhead_bytes
 from sfumato.engine.engine_config import TURN, EngineConfig
-from sfumato.model.cache import BLOCK, slot_bytes, slot_sizes, snapshot_bytes
+from sfumato.model.cache import (
+    BLOCK,
+    FP8,
+    Q8_0,
+    slot_bytes,
+    slot_sizes,
+    snapshot_bytes,
+    stored_width,
+)
 from sfumato.model.head_memory import head_bytes
+from sfumato.model.layer_devices import layer_of_experts, make_placement
 from sfumato.model.loading import loaded_bytes, viewed_bytes
 from sfumato.model.model_config import ModelConfig
 from sfumato.model.network import Network
@@ -31,6 +40,8 @@ from sfumato.model.placement import cache_dtype, serving_kernels
 from sfumato.model.question_pool import MOST
 from sfumato.model.question_pool import pool_bytes as question_bytes
 from sfumato.model.truncate import cutoff_bytes
+from sfumato.ops import gpu
+from sfumato.ops.cpu.attention import WINDOWS, packs
 from sfumato.weights.checkpoint import Checkpoint
 
 # What torch's and OpenMP's first work leaves behind (6 MB on Linux), and what the C library keeps
@@ -38,7 +49,6 @@ from sfumato.weights.checkpoint import Checkpoint
 LIBRARIES = 10 << 20
 TORCH = 48 << 20  # what torch's own matrix products keep besides, where no compiled ones serve
 MARKS = 8  # snapshots that are worth keeping for each slot
-PACKED_KEYS = 8192  # that compiled attention packs at a time: WINDOW of ops/cpu/csrc/attention.cpp
 _FLOAT = torch.float32.itemsize
 
 
@@ -52,6 +62,8 @@ class ModelFootprint:
     cache_dtype: torch.dtype
     weights: int  # bytes, loaded
     mapped: int = 0  # of these, pages of mapped files
+    # Of the weights, the experts of each layer; none once it is loaded.
+    experts: tuple[int, ...] = field(default=(), compare=False)
 
     @classmethod
     def of_checkpoint(
@@ -61,10 +73,21 @@ class ModelFootprint:
         device: torch.device,
         dtype: torch.dtype,
         cache_type: str | None = None,
+        experts_on_cpu: int = 0,
     ) -> ModelFootprint:
-        """A model that is not loaded yet. Raises ValueError as `cache_dtype`."""
-        tensors = checkpoint.tensors.items()
+        """A model that is not loaded yet, but for what is on another device. Raises ValueError as
+        `cache_dtype` and `make_placement`."""
+        placement = make_placement(device, len(config.layers), experts_on_cpu)
+        tensors = [
+            (name, info)
+            for name, info in checkpoint.tensors.items()
+            if placement.of(name) == device
+        ]
         views = [(name, info) for name, info in tensors if checkpoint.is_view(name)]
+        experts = [0] * len(config.layers)
+        for name, info in tensors:
+            if (layer := layer_of_experts(name)) is not None:
+                experts[layer] += loaded_bytes(name, info, device, dtype)
         return cls(
             config,
             device,
@@ -72,6 +95,7 @@ class ModelFootprint:
             cache_dtype(checkpoint, device, dtype, cache_type),
             held_bytes((loaded_bytes(name, info, device, dtype) for name, info in tensors), device),
             sum(viewed_bytes(name, info, device, dtype) for name, info in views),
+            tuple(experts),
         )
 
     @classmethod
@@ -168,9 +192,11 @@ def predict(footprint: ModelFootprint, config: EngineConfig, larger: int = 0) ->
 
 def pool_bytes(footprint: ModelFootprint, slots: int, capacity: int) -> int:
     """The tensors of a pool of slots: keys and values of each layer."""
-    model, each = footprint.config, footprint.cache_dtype.itemsize
-    sizes = zip(model.layers, slot_sizes(model, capacity), strict=True)
-    tensors = [slots * layer.kv_heads * size * layer.head_dim * each for layer, size in sizes]
+    model, stored = footprint.config, footprint.cache_dtype
+    tensors = [
+        slots * layer.kv_heads * size * stored_width(layer.head_dim, stored) * stored.itemsize
+        for layer, size in zip(model.layers, slot_sizes(model, capacity), strict=True)
+    ]
     return held_bytes([*tensors, *tensors], footprint.device)
 
 
@@ -192,7 +218,7 @@ def _reads(
     captures no forwards there are none. Questions that find no place are counted beside that.
     pools: of slots, how many each has and of how many positions."""
     model, device = footprint.config, footprint.device
-    if device.type != "cuda":
+    if not gpu.is_gpu(device):
         return 0, 0
     tokens = room_tokens(model.canvas_length)
     if "read_attention" in kernels:
@@ -238,7 +264,7 @@ def _kept(footprint: ModelFootprint, tokens: int, seen: int) -> int:
     """What the compiled operations of a forward keep: the buffers of the attention, `seen`, or the
     result of each expert that a token has chosen, whichever is more; see `sf_workspace_bytes`."""
     if not _compiled(footprint):
-        return 0
+        return seen if _packs(footprint) is not None else 0
     model = footprint.config
     return max(seen, tokens * model.experts_per_token * model.hidden_size * _FLOAT)
 
@@ -258,6 +284,8 @@ def _forward(footprint: ModelFootprint, tokens: int, seen: int, kernels: frozens
     experts = 3 * chosen * size
     if "experts" in kernels:
         experts = max(experts, kernel_memory.expert_bytes(model, tokens, footprint.dtype))
+    if _packs(footprint) is not None:
+        seen = 0
     return max(projected + seen, experts) + stream
 
 
@@ -275,17 +303,20 @@ def _seen(footprint: ModelFootprint, longest: int, context: int, causal: bool) -
     """Keys and values of one row and layer, of `longest` new tokens: where rows are attended one
     after another."""
     model, size = footprint.config, footprint.dtype.itemsize
-    compiled, seen = _compiled(footprint), 0
+    packed, seen = _packs(footprint), 0
+    # What is widened stays while it is joined with the new tokens' own.
+    copied = 6 if footprint.cache_dtype in (FP8, Q8_0) else 4
     for layer in model.layers:
         keys = min(context, model.sliding_window + BLOCK) if layer.sliding else context
         keys += longest
-        if compiled:  # some keys at a time, with the state of all queries between them
-            at_once, state = min(keys, PACKED_KEYS), 0
-            if keys > PACKED_KEYS:
+        if packed is not None:  # some keys at a time, with the state of all queries between them
+            at_once, state = min(keys, WINDOWS[packed]), 0
+            if keys > WINDOWS[packed]:
                 state = longest * model.num_heads * (layer.head_dim + 2) * _FLOAT
-            seen = max(seen, 4 * at_once * layer.kv_heads * layer.head_dim + state)
+            panels = 2 * at_once * layer.kv_heads * layer.head_dim * packed.itemsize
+            seen = max(seen, panels + state)
             continue
-        copies = 4 * keys * layer.kv_heads * layer.head_dim * size
+        copies = copied * keys * layer.kv_heads * layer.head_dim * size
         masks = layer.kv_heads * longest * keys * (1 + size) if causal else 0
         seen = max(seen, copies + masks)
     return seen
@@ -325,6 +356,11 @@ def _gathered(footprint: ModelFootprint, rows: int, capacity: int, width: int, b
         each = (size + beside) * copies + joined
         seen = max(seen, rows * layer.kv_heads * layer.head_dim * each)
     return seen
+
+
+def _packs(footprint: ModelFootprint) -> torch.dtype | None:
+    """What compiled attention packs keys and values as; None where torch attends."""
+    return packs(footprint.cache_dtype) if footprint.device.type == "cpu" else None
 
 
 def _compiled(footprint: ModelFootprint) -> bool:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from itertools import accumulate
 
 import torch
 
@@ -79,16 +80,26 @@ class MemoryGuard:
         return f"takes {need:,} bytes, and of memory {max(0, left):,} are left"
 
 
-def check(need: int, budget: Budget, margin: float, what: str) -> int:
-    """The bytes that stay free, the margin aside. Raises EngineError where there are too few."""
+def check(need: int, budget: Budget, margin: float, what: str, experts: Sequence[int] = ()) -> int:
+    """The bytes that stay free, the margin aside. Raises EngineError where there are too few.
+    experts: bytes of each layer that could stay on the host."""
     usable = int(budget.nbytes * (1 - margin))
     if need > usable:
         raise EngineError(
             f"{what} needs {_size(need)}, and of {_size(budget.nbytes)} ({budget.source}) a margin "
             f"of {margin:.0%} leaves {_size(usable)}; lower --slots, --context or "
-            "--snapshot-memory, or free some memory"
+            f"--snapshot-memory, or free some memory{_advice(need - usable, experts)}"
         )
     return usable - need
+
+
+def _advice(lacking: int, experts: Sequence[int]) -> str:
+    """The option that makes a model fit which is larger by so many bytes; empty where none does."""
+    moved = list(accumulate(experts))
+    enough = next((n for n, nbytes in enumerate(moved, 1) if nbytes >= lacking), None)
+    if enough is None:
+        return ""
+    return f", or leave experts with the CPU (--experts-on-cpu {enough})"
 
 
 def check_load(
@@ -102,10 +113,11 @@ def check_load(
     prediction, available = predict(footprint, config), ask(footprint.device)
     if available is not None:
         need = prediction.total
+        experts: Sequence[int] = ()
         if not shares_host_memory(footprint.device):
-            need -= prediction.libraries
+            need, experts = need - prediction.libraries, footprint.experts
         what = f"the model ({_size(prediction.weights)}) with {config.slots} slots"
-        check(need, available, config.memory_margin, what)
+        check(need, available, config.memory_margin, what, experts)
     return prediction
 
 

@@ -7,7 +7,7 @@ rows; training has its own, on padded batches with gradients.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -15,7 +15,7 @@ import torch
 from torch import Tensor, nn
 
 from sfumato import ops
-from sfumato.model.cache import KVPool, Slot, widened
+from sfumato.model.cache import Q8_0, KVPool, Slot, widened
 from sfumato.model.layers import Linear, RMSNorm
 from sfumato.model.model_config import LayerConfig, ModelConfig
 
@@ -115,13 +115,14 @@ class EncodeRows:
         outs = []
         rows = zip(*(x.split(list(self.counts)) for x in (q, k, v)), strict=True)
         for slot, (rq, rk, rv) in zip(self.slots, rows, strict=True):
-            rk, rv = (slot.rounded(layer, new.transpose(0, 1)) for new in (rk, rv))
+            rk, rv = rk.transpose(0, 1), rv.transpose(0, 1)
             old_k, old_v, old_positions = slot.history(layer)
             old_k, old_v = widened(old_k, q.dtype), widened(old_v, q.dtype)
             new = torch.arange(slot.length, slot.length + len(rq), device=q.device)
             causal = ops.Causal(new, torch.cat((old_positions, new)), slot.window(layer))
-            outs.append(ops.attend(rq, (*old_k, rk), (*old_v, rv), causal))
-            slot.write(layer, rk, rv)
+            seen_k, seen_v = slot.rounded(layer, rk), slot.rounded(layer, rv)
+            outs.append(ops.attend(rq, (*old_k, seen_k), (*old_v, seen_v), causal))
+            slot.write(layer, rk, rv)  # rounding twice could change what was seen
         return torch.cat(outs)
 
 
@@ -169,13 +170,37 @@ class CanvasRows:
         split = zip(*(x.split(self._sizes) for x in (q, k, v)), strict=True)
         outs = []
         for part, held, tensors in zip(self.parts, self._held, split, strict=True):
-            keys, values = part.pool.keys[layer], part.pool.values[layer]
-            rows_q, rows_k, rows_v = (_padded(part, x) for x in tensors)
-            out = ops.canvas_attention(
-                rows_q, rows_k, rows_v, keys, values, part.slots, held[keys.shape[2]], part.lengths
-            ).flatten(0, 1)
+            stored = part.pool.keys[layer], part.pool.values[layer]
+            rows = [_padded(part, x) for x in tensors]
+            places = part.slots, held[stored[0].shape[2]], part.lengths
+            attend: Callable[..., Tensor] = ops.canvas_attention
+            if stored[0].dtype == Q8_0:
+                attend = _of_bytes
+            out = attend(*rows, *stored, *places).flatten(0, 1)
             outs.append(out if part.index is None else out.index_select(0, part.index))
         return _joined(outs)
+
+
+def _of_bytes(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    keys: Tensor,
+    values: Tensor,
+    slots: Tensor,
+    held: Tensor,
+    width: Tensor,
+) -> Tensor:
+    """`ops.canvas_attention` of a CPU over a cache in q8_0, of which it widens one slot at a
+    time."""
+    out = torch.zeros_like(q)
+    rows = zip(slots.tolist(), held.tolist(), width.tolist(), strict=True)
+    for row, (slot, count, length) in enumerate(rows):
+        if length:
+            (old_k, old_v) = widened([x[slot, :, :count] for x in (keys, values)], q.dtype)
+            new_k, new_v = (x[row, :length].transpose(0, 1) for x in (k, v))
+            out[row, :length] = ops.attend(q[row, :length], (old_k, new_k), (old_v, new_v))
+    return out
 
 
 def _held(part: CanvasPart) -> dict[int, Tensor]:

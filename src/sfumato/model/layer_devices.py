@@ -24,8 +24,14 @@ class Placement:
 
     def of(self, name: str) -> torch.device:
         """The device of the tensor of that canonical name."""
-        match = _EXPERTS.match(name)
-        return self.device if match is None else self.experts[int(match[1])]
+        layer = layer_of_experts(name)
+        return self.device if layer is None else self.experts[layer]
+
+
+def layer_of_experts(name: str) -> int | None:
+    """The layer whose experts have the tensor of that canonical name; None for other tensors."""
+    match = _EXPERTS.match(name)
+    return None if match is None else int(match[1])
 
 
 def make_placement(device: torch.device, layers: int, experts_on_cpu: int = 0) -> Placement:

@@ -25,7 +25,7 @@ from sfumato.model.network import Network
 from sfumato.model.placement import cache_dtype
 from sfumato.model.transformer import Transformer
 from sfumato.model.upload import Mover
-from sfumato.ops import packing
+from sfumato.ops import gpu, packing
 from sfumato.ops.reference import Weight
 from sfumato.ops.registry import PANELS
 from sfumato.weights.blocks import QuantizedTensor
@@ -86,7 +86,7 @@ def load_network(
     transformer = skeleton(config)
     expected = {name: tuple(p.shape) for name, p in transformer.named_parameters()}
     checkpoint.check_tensors(expected)
-    if device.type == "cuda":
+    if gpu.is_gpu(device):
         formats = frozenset(checkpoint.tensors[name].format for name in expected)
         ops.prepare(device, config.hidden_size, formats)  # before the weights fill its memory
     total = sum(checkpoint.tensors[name].nbytes for name in expected)

@@ -9,14 +9,16 @@ import os
 import torch
 
 from sfumato import ops
-from sfumato.model.torch_code import missing_code
+from sfumato.model.cache import FP8, Q8_0
+from sfumato.model.torch_code import missing_code, multiplies_bfloat16
+from sfumato.ops import gpu
 from sfumato.weights.checkpoint import Checkpoint
 from sfumato.weights.tensorfile import FLOAT_FORMATS
 
 _log = logging.getLogger(__name__)
 
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
-CACHE_TYPES = {"bf16": torch.bfloat16, "fp8": torch.float8_e4m3fn}
+CACHE_TYPES = {"bf16": torch.bfloat16, "fp8": FP8, "q8_0": Q8_0}
 SMALL = 100 << 20  # bytes of tensors; see `pick_dtype`
 
 
@@ -48,8 +50,8 @@ def pick_device(name: str | torch.device = "auto") -> torch.device:
 def shares_host_memory(device: torch.device) -> bool:
     """Whether what a device takes is the machine's memory: of a CPU, and of a GPU that has none of
     its own (an APU's, Apple's, that of a Grace chip)."""
-    if device.type == "cuda" and torch.cuda.is_available():  # or it is another machine's
-        return bool(torch.cuda.get_device_properties(device).is_integrated)
+    if gpu.is_present(device):  # or it is another machine's
+        return gpu.is_integrated(device)
     return device.type in ("cpu", "mps")
 
 
@@ -65,8 +67,8 @@ def serving_kernels(
 def device_memory(device: torch.device) -> int | None:
     """Bytes of memory of a CUDA device, or of this machine for others; None where the system
     does not report it."""
-    if device.type == "cuda":
-        return torch.cuda.get_device_properties(device).total_memory
+    if gpu.is_gpu(device):
+        return gpu.total_memory(device)
     with contextlib.suppress(ValueError, OSError, AttributeError):
         return os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
     return None
@@ -77,10 +79,11 @@ def pick_dtype(
 ) -> torch.dtype:
     """The dtype of activations, cache and unquantized weights.
 
-    "auto" is the embedding's stored dtype, with three exceptions. Quantized weights compute in
+    "auto" is the embedding's stored dtype, with four exceptions. Quantized weights compute in
     bfloat16 on an accelerator, and in float32 on a CPU. Float16 becomes bfloat16: activations of
-    this family can exceed what float16 holds. And a small checkpoint runs in float32 on a CPU,
-    which is as fast there and more exact. Raises ValueError for another name.
+    this family can exceed what float16 holds. A GPU without units for bfloat16 computes in float32.
+    And a small checkpoint runs in float32 on a CPU, which is as fast there and more exact. Raises
+    ValueError for another name.
     """
     name = str(name).removeprefix("torch.")
     if name in DTYPES:
@@ -92,7 +95,9 @@ def pick_dtype(
         return torch.float32  # any: loading will raise and name what is missing
     stored = FLOAT_FORMATS.get(info.format)
     if stored is None:
-        return torch.float32 if device.type == "cpu" else torch.bfloat16
+        return torch.bfloat16 if multiplies_bfloat16(device) else torch.float32
+    if device.type != "cpu" and not multiplies_bfloat16(device):
+        return torch.float32
     small = sum(other.nbytes for other in checkpoint.tensors.values()) < SMALL
     if device.type == "cpu" and small:
         return torch.float32

@@ -8,6 +8,10 @@ import re
 import torch
 
 INSTALL = "https://pytorch.org/get-started/locally"
+LEGACY = (7, 5)
+"""The compute capability from which every wheel with CUDA has code. Below, that is Maxwell, Pascal
+and Volta, the wheels for CUDA 12.6 have it, which PyTorch builds up to torch 2.14 (its RELEASE.md,
+and issue 190385)."""
 _BUILT = re.compile(r"(sm|compute)_(\d+)(\d)([af]?)")
 
 
@@ -28,10 +32,21 @@ def missing_code(device: torch.device) -> str | None:
         runs = any(serves(name, properties.major, properties.minor) for name in built)
     if runs or not built:
         return None
+    build = "a build of torch that has it"
+    if not torch.version.hip and (properties.major, properties.minor) < LEGACY:
+        build = "torch 2.14 or earlier for CUDA 12.6, the last that has it"
     return (
         f"torch {torch.__version__} has no code for {properties.name} ({needed}), only for "
-        f"{', '.join(built)}; install a build of torch that has it, see {INSTALL}"
+        f"{', '.join(built)}; install {build}, see {INSTALL}"
     )
+
+
+def multiplies_bfloat16(device: torch.device) -> bool:
+    """Whether a device has units for products of bfloat16: of NVIDIA's those from Ampere on. A CPU
+    counts as none, whatever its kernels do."""
+    if device.type != "cuda" or not torch.cuda.is_available():
+        return device.type != "cpu"  # a device of another machine is a new one
+    return bool(torch.version.hip) or torch.cuda.get_device_capability(device) >= (8, 0)
 
 
 def serves(built: str, major: int, minor: int) -> bool:

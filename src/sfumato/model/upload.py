@@ -14,6 +14,7 @@ from typing import Protocol
 import torch
 from torch import Tensor
 
+from sfumato.ops import gpu
 from sfumato.weights.blocks import QuantizedTensor
 
 BUFFER = 64 << 20  # bytes: a few ms of copying, beside which a start costs nothing
@@ -119,7 +120,7 @@ class Mover:
             self._uploader = None
 
     def _moved(self, value: Tensor, dtype: torch.dtype) -> Tensor:
-        if self._device.type != "cuda" or value.device.type != "cpu":
+        if not gpu.is_gpu(self._device) or value.device.type != "cpu":
             return value.to(self._device, dtype)
         if self._uploader is None:
             self._uploader = Uploader(self._device, CudaCopies(self._device))

@@ -14,7 +14,7 @@ from typing import cast
 import torch
 from torch import Tensor
 
-from sfumato.ops import layer_reference, phase_reference, read_reference, torch_device
+from sfumato.ops import layer_reference, phase_reference, read_reference, switched_off, torch_device
 from sfumato.ops.cpu import attention as cpu_attention
 from sfumato.ops.cpu import kernels as cpu_kernels
 from sfumato.ops.cpu import library, torch_steady
@@ -85,9 +85,9 @@ REFERENCES = (layer_reference, phase_reference, read_reference)
 
 TWINS = (
     *(torch_steady, cpu_kernels, cpu_attention, cpu_online_softmax, cpu_row_operations),
-    torch_device,
+    *(torch_device, switched_off),
 )
-"""The files that register twins."""
+"""The files that register twins, or turn them off."""
 
 backend, reason = library.describe()
 """What serves the operations on a CPU, and why, for `sfumato doctor` and the logs."""

@@ -9,9 +9,10 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+from sfumato.ops import gpu
 from sfumato.ops.cpu import panels
 from sfumato.ops.reference import Weight
-from sfumato.ops.registry import PANELS, PLANES, kind_of
+from sfumato.ops.registry import PANELS, PLANES, is_off, kind_of
 from sfumato.ops.triton import planes, serves_planes
 from sfumato.weights.blocks import QuantizedTensor
 
@@ -19,11 +20,18 @@ from sfumato.weights.blocks import QuantizedTensor
 def packed_form(format: str, shape: tuple[int, ...], device: torch.device) -> str | None:
     """PANELS or PLANES, as which `pack` gives a weight of such a format and shape on a device;
     None where it gives the same."""
-    if kind_of(device) == "cuda":
-        operation = "linear" if len(shape) == 2 else "experts"
+    operation = _operation(shape)
+    if is_off(operation):
+        return None
+    if kind_of(device) == gpu.KIND:
         fits = not planes.refusal(format, shape)
         return PLANES if fits and serves_planes(operation, format, device) else None
     return PANELS if panels.packs(format, shape, device) else None
+
+
+def _operation(shape: tuple[int, ...], is_dense: bool | None = None) -> str:
+    """Which operation multiplies a weight: a matrix, or a stack of them. is_dense: see `pack`."""
+    return "linear" if is_dense or len(shape) == 2 else "experts"
 
 
 def packs(format: str, shape: tuple[int, ...], device: torch.device) -> bool:
@@ -36,7 +44,9 @@ def pack(
 ) -> Weight:
     """The weight as the device's kernels multiply it, else the same; see `panels.pack` for the
     other parameters, which are of a CPU, and what it raises."""
-    if kind_of(weight.device) != "cuda":
+    if is_off(_operation(tuple(weight.shape), is_dense)):
+        return weight
+    if kind_of(weight.device) != gpu.KIND:
         return panels.pack(weight, activations, is_dense)
     if not isinstance(weight, QuantizedTensor):
         return weight
@@ -47,7 +57,7 @@ def pack(
 def packs_embedding(format: str, shape: tuple[int, ...], device: torch.device) -> bool:
     """Whether `pack_embedding` changes an embedding: where a GPU's kernels make both of a pass over
     the vocabulary, products and sums of rows, from its planes."""
-    if kind_of(device) != "cuda" or planes.refusal(format, shape):
+    if kind_of(device) != gpu.KIND or planes.refusal(format, shape):
         return False
     return serves_planes("vocabulary_pass", format, device)
 
@@ -63,6 +73,6 @@ def pack_embedding(weight: Tensor | QuantizedTensor) -> Weight:
 
 def packed_bytes(format: str, shape: tuple[int, ...], device: torch.device) -> int:
     """Bytes of such a weight once packed, where `packs` says that it is."""
-    if kind_of(device) == "cuda":
+    if kind_of(device) == gpu.KIND:
         return planes.plane_bytes(format, shape)
     return panels.packed_bytes(format, shape)

@@ -9,7 +9,7 @@ place.  This module knows no operation.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
@@ -25,23 +25,31 @@ TORCH, TRITON, COMPILED = 0, 1, 2
 """Backends of twins: where several could serve, the higher one does."""
 
 Function = Callable[..., Any]
+Refusal = Callable[[torch.device], str]
+"""Why a twin never serves on a device; empty where it may."""
+Watcher = Callable[[str, str, tuple[Any, ...]], None]
+"""Takes the operation, the form of its weight and the arguments of a call."""
 
 
 @dataclass(frozen=True)
 class Twin:
-    """A faster function, and for which arguments it serves."""
+    """A faster function, and for which arguments it serves; note: for which, in words."""
 
     function: Function
     serves: Callable[..., bool]
     backend: int
+    refusal: Refusal
+    note: str
 
 
 _references: dict[str, Function] = {}
 _differentiable: dict[str, Function] = {}
 _twins: dict[tuple[str, str, str], list[Twin]] = {}
 _forms: dict[type, str] = {}
-_counters: list[Counter[str]] = []
+_watchers: list[Watcher] = []
 _seen_as: dict[str, str] = {}
+_replaced: dict[tuple[str, str], tuple[Function, str]] = {}
+_off: set[str] = set()
 _forced = 0  # how many `reference_only` are open
 
 
@@ -62,11 +70,14 @@ def twin(
     form: str = ANY,
     serves: Callable[..., bool] | None = None,
     backend: int = COMPILED,
+    refusal: Refusal = lambda device: "",
+    note: str = "",
 ) -> Callable[[Function], Function]:
     """Registers the decorated function for a kind of device and a form of weight.
 
     serves: takes the arguments of a call; False leaves the call to the next twin, and at last to
-    the reference.  A twin for one form goes before those for any.
+    the reference.  A twin for one form goes before those for any.  refusal and note: see `Twin`;
+    for people, the calls do not ask them.
     """
 
     def register(function: Function) -> Function:
@@ -74,7 +85,7 @@ def twin(
         assert all(entry.backend != backend for entry in entries), (
             f"{operation}: has a twin of this backend"
         )
-        entries.append(Twin(function, serves or (lambda *arguments: True), backend))
+        entries.append(Twin(function, serves or (lambda *arguments: True), backend, refusal, note))
         entries.sort(key=lambda entry: -entry.backend)
         return function
 
@@ -94,8 +105,8 @@ def form_of(*weights: object) -> str:
 
 def call(operation: str, device: torch.device, form: str, *arguments: Any) -> Any:
     """Calls an operation: what the public functions of `ops` do."""
-    for counter in _counters:
-        counter[operation] += 1
+    for watch in _watchers:
+        watch(operation, form, arguments)
     return choose(operation, device, form, *arguments)(*arguments)
 
 
@@ -105,13 +116,57 @@ def choose(
     """The function that serves these arguments, of the backends below one."""
     if not _forced and _wants_gradient(arguments):
         return _differentiable.get(operation) or _references[operation]
-    if not _forced:
+    if not _forced and operation not in _off:
         kind = kind_of(device)
+        if (operation, kind) in _replaced:
+            return _replaced[operation, kind][0]
         for key in (form, ANY) if form != ANY else (ANY,):
             for entry in _twins.get((operation, kind, key), ()):
                 if entry.backend < below and entry.serves(*arguments):
                     return entry.function
     return _references[operation]
+
+
+def twins_of(operation: str, device: torch.device) -> list[Twin]:
+    """The twins of an operation for a device, of all forms of weight, the best backend first."""
+    kind = kind_of(device)
+    entries = [
+        entry
+        for (name, of, _), each in _twins.items()
+        if (name, of) == (operation, kind)
+        for entry in each
+    ]
+    return sorted(entries, key=lambda entry: -entry.backend)
+
+
+def has_twins(device: torch.device) -> bool:
+    """Whether any operation has a faster function for this kind of device."""
+    return any(kind == kind_of(device) for _, kind, _ in _twins)
+
+
+def references() -> Mapping[str, Function]:
+    """The specification of every operation that is registered, by name."""
+    return _references
+
+
+def replace(operation: str, kind: str, function: Function, why: str) -> None:
+    """Lets a function serve an operation on a kind of device, in place of twins and reference."""
+    _replaced[operation, kind] = function, why
+
+
+def why_replaced(operation: str, device: torch.device) -> str:
+    """Why `replace` was called for an operation; empty where it was not."""
+    return _replaced.get((operation, kind_of(device)), (None, ""))[1]
+
+
+def turn_off(operations: Iterable[str]) -> None:
+    """Lets the references serve these operations everywhere, whatever twins there are."""
+    _off.update(operations)
+
+
+def is_off(operation: str) -> bool:
+    """Whether `turn_off` was called for an operation."""
+    return operation in _off
 
 
 def _wants_gradient(arguments: tuple[Any, ...]) -> bool:
@@ -168,11 +223,22 @@ def differentiable(functions: Mapping[str, Function]) -> Iterator[None]:
 
 
 @contextmanager
+def watched(watch: Watcher) -> Iterator[None]:
+    """Calls `watch` before every call of an operation in every thread."""
+    _watchers.append(watch)
+    try:
+        yield
+    finally:
+        _watchers[:] = [other for other in _watchers if other is not watch]
+
+
+@contextmanager
 def counted() -> Iterator[Counter[str]]:
     """Counts the calls of every operation in every thread, not those inside of twins. For tests."""
     counter: Counter[str] = Counter()
-    _counters.append(counter)
-    try:
+
+    def count(operation: str, form: str, arguments: tuple[Any, ...]) -> None:
+        counter[operation] += 1
+
+    with watched(count):
         yield counter
-    finally:
-        _counters[:] = [other for other in _counters if other is not counter]

@@ -29,7 +29,7 @@ from sfumato.options.kinds import (
     THREADS,
     WRITE,
 )
-from sfumato.options.limits import MOST_TOKENS
+from sfumato.options.limits import MOST_LAYERS, MOST_TOKENS
 from sfumato.options.option import Option, decoding
 from sfumato.values import Choice, Whole
 
@@ -73,9 +73,11 @@ GENERAL = (
     Option("dtype", Choice(DTYPES), LOAD, ", ".join(DTYPES), "auto", "NAME", MODEL),
     Option("activations", Choice(ACTIVATIONS), LOAD, _FAST, "int8", "", MODEL),
     Option("quantize", Choice(ON_LOAD), LOAD, QUANTIZE_HELP, None, "", MODEL),
-    Option("cache-type", Choice(CACHE_TYPES), LOAD,
+    Option("cache-type", Choice(CACHE_TYPES), (*LOAD, "inspect", "eval"),
            "how keys and values are stored, on a CPU; default: as --dtype says", None, "", MODEL),
     Option("quantize", Choice(ON_LOAD), ("inspect",), QUANTIZE_HELP),
+    Option("experts-on-cpu", Whole(0, MOST_LAYERS), LOAD,
+           "layers whose experts stay with the CPU, for a card that is too small", 0, "N", MODEL),
     Option("threads", THREADS, LOAD, "CPU threads; default: cores", None, "N", MODEL),
     # Generation.
     Option("system", TEXT, WRITE, "system message", None, "TEXT", REPLY),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+MOST_LAYERS = 1024  # of a model: the largest that are published have some hundred
 MOST_TOKENS = 2**24  # in any count of tokens or positions: more than any context holds
 MOST_STEPS = 4096  # many times what any canvas needs: a schedule is asked for every one beforehand
 MOST_STABILITY = 64  # steps; a canvas that has been the same for a few does not change any more

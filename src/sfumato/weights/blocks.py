@@ -14,6 +14,8 @@ from functools import lru_cache
 import torch
 from torch import Tensor
 
+from sfumato.weights.iq3_grids import S_GRID, S_LEVELS, XXS_GRID, XXS_LEVELS
+
 # Elements dequantized at a time: temporaries stay at a few times 4 MiB whatever the tensor's size,
 # within a CPU's cache. Elsewhere so few would cost more in kernel launches than in work.
 _CHUNK = 1 << 20
@@ -122,6 +124,11 @@ def codes_of(format: str, blocks: Tensor) -> Tensor:
         return _q5_codes(blocks[:, 2:6], blocks[:, 6:])
     if format == "Q5_1":
         return _q5_codes(blocks[:, 4:8], blocks[:, 8:])
+    if format == "Q2_K":
+        return _fields(blocks[:, 16:80].reshape(-1, 2, 32), 2).reshape(-1, 256)
+    if format == "Q3_K":
+        top = _fields(blocks[:, None, :32], 1).reshape(-1, 256)
+        return _fields(blocks[:, 32:96].reshape(-1, 2, 32), 2).reshape(-1, 256) | (top << 2)
     if format == "Q4_K":
         return _fields(blocks[:, 16:].reshape(-1, 4, 32), 4).reshape(-1, 256)
     if format == "Q5_K":
@@ -156,6 +163,29 @@ def _q5_0(blocks: Tensor) -> Tensor:
 
 def _q5_1(blocks: Tensor) -> Tensor:
     return _half(blocks, 0) * codes_of("Q5_1", blocks).float() + _half(blocks, 2)
+
+
+def _q2_k(blocks: Tensor) -> Tensor:
+    scales, codes = blocks[:, :16], codes_of("Q2_K", blocks).view(-1, 16, 16)
+    scale = _half(blocks, 80) * (scales & 15).float()
+    offset = _half(blocks, 82) * (scales >> 4).float()
+    return (scale[:, :, None] * codes.float() - offset[:, :, None]).view(-1, 256)
+
+
+def q3_k_scale_codes(blocks: Tensor) -> Tensor:
+    """The scales of the 16 groups of a Q3_K block, 32 too high: uint8 [n, 16].
+
+    Of the twelve bytes, the first eight hold the low nibbles of groups 0-7 and then of 8-15; the
+    last four hold the top two bits, those of groups 0-3 lowest.
+    """
+    low = _fields(blocks[:, None, 96:104], 4).reshape(-1, 16)
+    return low | (_fields(blocks[:, None, 104:108], 2).reshape(-1, 16) << 4)
+
+
+def _q3_k(blocks: Tensor) -> Tensor:
+    scale = _half(blocks, 108) * (q3_k_scale_codes(blocks).float() - 32)
+    codes = codes_of("Q3_K", blocks).view(-1, 16, 16)
+    return (scale[:, :, None] * (codes.float() - 4)).view(-1, 256)
 
 
 def k_scale_codes(blocks: Tensor) -> tuple[Tensor, Tensor]:
@@ -219,6 +249,43 @@ def _iq4_xs(blocks: Tensor) -> Tensor:
     return (scale[:, :, None] * _iq4_values(blocks.device)[codes.int()]).view(-1, 256)
 
 
+@lru_cache
+def _grid(grid: str, levels: tuple[int, ...], device: torch.device) -> Tensor:
+    """A grid as numbers: float32 [words, 4]."""
+    rows = [[levels[int(digit)] for digit in word] for word in grid.split()]
+    return torch.tensor(rows, dtype=torch.float32, device=device)
+
+
+def _signed(numbers: Tensor, signs: Tensor, scale: Tensor) -> Tensor:
+    """scale [n, 8] · numbers [n, 64, 4], negative where a bit of `signs` uint8 [n, 32] is set:
+    float32 [n, 256]."""
+    is_negative = _fields(signs[:, :, None], 1).reshape(-1, 8, 32).bool()
+    values = scale[:, :, None] * numbers.reshape(-1, 8, 32)
+    return torch.where(is_negative, -values, values).view(-1, 256)
+
+
+def _iq3_xxs(blocks: Tensor) -> Tensor:
+    """Behind 64 places of the grid stands a word for each of 8 groups: four times seven signs, the
+    lowest first, and a scale of four bits. An eighth sign makes the number of set bits even."""
+    words = blocks[:, 66:].reshape(-1, 8, 4).int()
+    word = words[..., 0] | words[..., 1] << 8 | words[..., 2] << 16 | words[..., 3] << 24
+    seven = torch.stack([word >> shift & 127 for shift in (0, 7, 14, 21)], dim=2)
+    parity = seven ^ seven >> 4
+    parity = parity ^ parity >> 2
+    signs = (seven | ((parity ^ parity >> 1) & 1) << 7).to(torch.uint8).view(-1, 32)
+    scale = _half(blocks, 0) * (0.5 + (word >> 28 & 15).float()) * 0.5
+    return _signed(_grid(XXS_GRID, XXS_LEVELS, blocks.device)[blocks[:, 2:66].int()], signs, scale)
+
+
+def _iq3_s(blocks: Tensor) -> Tensor:
+    """Places of nine bits, whose top ones stand behind the others; then 32 bytes of signs, and a
+    scale of four bits for each of 8 groups."""
+    top = _fields(blocks[:, 66:74, None], 1).reshape(-1, 64).int()
+    numbers = _grid(S_GRID, S_LEVELS, blocks.device)[blocks[:, 2:66].int() | top << 8]
+    scales = _fields(blocks[:, 106:, None], 4).reshape(-1, 8).float()
+    return _signed(numbers, blocks[:, 74:106], _half(blocks, 0) * (1 + 2 * scales))
+
+
 BLOCK_FORMATS: dict[str, BlockFormat] = {
     block.name: block
     for block in (
@@ -226,9 +293,13 @@ BLOCK_FORMATS: dict[str, BlockFormat] = {
         BlockFormat("Q5_0", 6, 32, 22, _q5_0),
         BlockFormat("Q5_1", 7, 32, 24, _q5_1),
         BlockFormat("Q8_0", 8, 32, 34, _q8_0),
+        BlockFormat("Q2_K", 10, 256, 84, _q2_k),
+        BlockFormat("Q3_K", 11, 256, 110, _q3_k),
         BlockFormat("Q4_K", 12, 256, 144, _q4_k),
         BlockFormat("Q5_K", 13, 256, 176, _q5_k),
         BlockFormat("Q6_K", 14, 256, 210, _q6_k),
+        BlockFormat("IQ3_XXS", 18, 256, 98, _iq3_xxs),
+        BlockFormat("IQ3_S", 21, 256, 110, _iq3_s),
         BlockFormat("IQ4_NL", 20, 32, 18, _iq4_nl),
         BlockFormat("IQ4_XS", 23, 256, 136, _iq4_xs),
     )

@@ -33,7 +33,16 @@ def program(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
     def compile_(source: Path) -> Path:
         to = folder / f"{source.stem}.o"
-        flags = ("-std=c++17", "-O2", "-g0", "-fopenmp", "-ffp-contract=off", "-w", f"-I{CSRC}")
+        flags = (
+            "-std=c++17",
+            "-O2",
+            "-g0",
+            "-fopenmp",
+            "-ffp-contract=off",
+            "-fno-trapping-math",
+            "-w",
+            f"-I{CSRC}",
+        )
         subprocess.run([str(COMPILER), *flags, "-c", source, "-o", to], check=True, timeout=600)
         return to
 

@@ -99,7 +99,15 @@ def test_fuzz(tmp_path: Path, everywhere: bool) -> None:
     seeds. Their scalar code is that of portable.cpp, which always has both.
     """
     # AMX's tiles by plain C++, so that they run where AVX-512 does.
-    flags = ("-std=c++17", "-g1", "-fopenmp", "-ffp-contract=off", "-w", "-DSF_EMULATE_TILES")
+    flags = (
+        "-std=c++17",
+        "-g1",
+        "-fopenmp",
+        "-ffp-contract=off",
+        "-fno-trapping-math",
+        "-w",
+        "-DSF_EMULATE_TILES",
+    )
     flags += (f"-I{CSRC}",)
     both = ("-fsanitize=address,undefined", "-fno-sanitize-recover=all")
     # -Og compiles twice as fast as -O1; of the program itself, whose plain loops take longer than

@@ -41,7 +41,16 @@ def objects(tmp_path_factory: pytest.TempPathFactory) -> list[Path]:
 
     def compile_(source: Path) -> Path:
         to = folder / f"{source.stem}.o"
-        flags = ("-std=c++17", "-O2", "-g0", "-fopenmp", "-fPIC", "-ffp-contract=off", "-w")
+        flags = (
+            "-std=c++17",
+            "-O2",
+            "-g0",
+            "-fopenmp",
+            "-fPIC",
+            "-ffp-contract=off",
+            "-fno-trapping-math",
+            "-w",
+        )
         command = [str(COMPILER), *flags, f"-I{CSRC}", "-c", source, "-o", to]
         done = subprocess.run(command, capture_output=True, text=True, timeout=900)
         assert done.returncode == 0, done.stderr

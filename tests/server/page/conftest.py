@@ -39,8 +39,8 @@ class Steps:
             self._allow(None)
 
     def take(self) -> None:
-        """A step; called in the engine's thread.  One that began before a hold does not count in it:
-        it may be the last of a request that was stopped."""
+        """A step; called in the engine's thread.  One that began before a hold does not count in
+        it: it may be the last of a request that was stopped."""
         with self._changed:
             began = self._holds
         time.sleep(STEP_S)

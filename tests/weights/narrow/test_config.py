@@ -83,6 +83,8 @@ def test_other_weights_are_refused(tmp_path: Path, changes: dict[str, Any], word
         ({"sparsity_config": {"format": "sparse-24"}}, "sparsity_config: is .*, which is not"),
         ({"config_groups": {}}, "config_groups: is no map of groups"),
         ({"config_groups": {"g": {"weights": None}}}, "config_groups: 'g': weights: is no object"),
+        ({"quant_method": None}, "quant_method is None, which is not read"),
+        ({"config_groups": {"FP8": ["Linear"]}}, "config_groups: 'FP8': weights: is no object"),
         ({"format": "marlin-24"}, "format is 'float-quantized', and 'marlin-24' above"),
         ({"ignore": "lm_head"}, "ignore: is no list of names"),
         ({"ignore": [3]}, "ignore: 3 is no name of a module"),
@@ -120,3 +122,23 @@ def test_mixed_configs_are_refused(tmp_path: Path) -> None:
 def test_other_forms_of_modelopt_are_refused(tmp_path: Path, values: Any, words: str) -> None:
     with pytest.raises(CheckpointError, match=f"hf_quant_config.json: {words}"):
         read(tmp_path, None, {"quantization": values})
+
+
+@pytest.mark.parametrize(
+    ("name", "changes", "words"),
+    [
+        ("fp8", {"strategy": "block"}, "strategy is 'block', which is not read for FP8"),
+        ("fp8", {"group_size": 128}, "group_size is 128, and the strategy 'channel' has no groups"),
+        ("int8", {"strategy": "token"}, "strategy is 'token', which is not read for INT8"),
+        ("int8", {"num_bits": 6}, "6 bits of type 'int' are not read"),
+        ("nvfp4", {"group_size": 32}, "group_size is 32; NVFP4 is read with 16"),
+        ("nvfp4", {"type": "int"}, "4 bits of type 'int' are not read in 'nvfp4-pack-quantized'"),
+    ],
+)
+def test_weights_of_each_kind(
+    tmp_path: Path, name: str, changes: dict[str, Any], words: str
+) -> None:
+    config = config_of(name)
+    config["config_groups"]["group_0"]["weights"] |= changes
+    with pytest.raises(CheckpointError, match=words):
+        read(tmp_path, config)

@@ -123,6 +123,21 @@ INT4 = torch.zeros(256, 4, dtype=torch.int32)
         ("nvfp4", {"weight_global_scale": torch.ones(2)}, r"is F32 \[2\], and not one float"),
         ("nvfp4", {"weight_scale": torch.ones(256, 2)}, "weight_scale' is F32, where .* F8_E4M3"),
         ("modelopt-nvfp4", {"weight_scale_2": None}, "weight_scale_2' is missing"),
+        ("modelopt-nvfp4", {"weight_scale_2": torch.ones(1).int()}, r"is I32 \[1\], and not one"),
+        ("modelopt-nvfp4", {"weight_scale": FP8[:, :1]}, r"has \[256, 32 / 16\] for 32 columns"),
+        ("modelopt-nvfp4", {"pre_quant_scale": torch.ones(32)}, "pre_quant_scale' is left over"),
+        ("modelopt-fp8", {"weight_scale": None}, "weight_scale' is missing"),
+        ("int8", {"weight_scale": None}, "weight_scale' is missing"),
+        ("int8", {"weight": FP8}, "is F8_E4M3, where .* has I8: mixed formats"),
+        ("int8", {"weight_scale": torch.ones(32, 1)}, r"has the shape \[32, 1\], where"),
+        ("int4", {"weight_scale": None}, "weight_scale' is missing"),
+        ("int4", {"weight_g_idx": torch.zeros(32).int()}, "weight_g_idx' is left over"),
+        ("nvfp4", {"weight_packed": None}, "weight_packed' is missing"),
+        # Of one expert otherwise than of the others.
+        ("fp8", {"weight_scale": torch.ones(1)}, r"weight_scale' is \S+ \[1\], beside .*: mixed"),
+        ("int8", {"weight_scale": torch.ones(256, 1).half()}, r"is F16 \[256, 1\], beside .*mixed"),
+        ("int4", {"weight_shape": torch.tensor([256, 32]).int()}, "is I32 .* which is I64"),
+        ("nvfp4", {"weight_global_scale": torch.ones(1).half()}, "is F16 .* which is F32"),
     ],
 )
 def test_tensors_that_do_not_fit(
@@ -139,11 +154,26 @@ def test_tensors_that_do_not_fit(
         ("fp8", "weight_scale", torch.full((256, 1), torch.nan), "holds NaN or infinity"),
         ("fp8", "weight_scale", torch.full((256, 1), torch.inf), "holds NaN or infinity"),
         ("fp8", "weight_scale", torch.full((256, 1), -1.0), "holds negative scales"),
+        ("fp8", "weight_scale", torch.zeros(256, 1), "holds zeros for codes that are not zero"),
+        ("int8", "weight_scale", torch.full((256, 1), torch.nan), "holds NaN or infinity"),
+        ("int8", "weight_scale", torch.eye(256)[:, :1], "holds zeros for codes that are not zero"),
+        ("int4", "weight_scale", torch.full((256, 1), torch.inf), "holds NaN or infinity"),
+        ("int4", "weight_scale", torch.full((256, 1), -1.0), "holds negative scales"),
+        ("int4", "weight_scale", torch.eye(256)[:, :1], "holds zeros for codes that are not zero"),
+        ("nvfp4", "weight_scale", torch.full((256, 2), torch.nan), "holds NaN or infinity"),
+        ("nvfp4", "weight_scale", torch.full((256, 2), -1.0), "holds negative scales"),
+        ("nvfp4", "weight_scale", torch.zeros(256, 2), "holds zeros for codes that are not zero"),
+        ("modelopt-fp8", "weight_scale", torch.tensor(-1.0), "holds negative scales"),
+        ("modelopt-fp8", "weight_scale", torch.tensor(0.0), "holds zeros for codes that are not"),
         ("fp8", "weight", torch.full((256, 32), torch.nan).to(torch.float8_e4m3fn), "holds NaN"),
         ("int4", "weight_shape", torch.tensor([256, 31]), r"says \[256, 31\], and the codes are"),
         ("int4", "weight_scale", torch.full((256, 1), 1e9), "too large for a block's float16"),
         ("nvfp4", "weight_global_scale", torch.zeros(1), "is zero"),
         ("nvfp4", "weight_global_scale", torch.tensor([1e-44]), "makes scales infinite"),
+        ("nvfp4", "weight_global_scale", torch.tensor([-1.0]), "holds negative scales"),
+        ("nvfp4", "weight_global_scale", torch.tensor([torch.inf]), "holds NaN or infinity"),
+        ("modelopt-nvfp4", "weight_scale_2", torch.tensor(0.0), "is zero"),
+        ("modelopt-nvfp4", "weight_scale_2", torch.tensor(-1.0), "holds negative scales"),
         ("modelopt-nvfp4", "weight_scale_2", torch.tensor(torch.nan), "holds NaN or infinity"),
     ],
 )
@@ -151,6 +181,7 @@ def test_values_that_are_none(
     tmp_path: Path, name: str, leaf: str, value: Tensor, words: str
 ) -> None:
     """Known when the tensor is read, and named."""
+    value = value.to(TENSORS[name][f"{EXPERT}down_proj.{leaf}"].dtype)
     checkpoint = opened(tmp_path, changed(name, **{leaf: value}), LAYOUTS[name])
     stem = f"tensor '{EXPERT}down_proj.*{words}"
     with pytest.raises(CheckpointError, match=stem):
@@ -158,12 +189,41 @@ def test_values_that_are_none(
     checkpoint.read("layers.0.experts.down_proj")
 
 
-def test_a_left_over_expert(tmp_path: Path) -> None:
-    tensors = dict(TENSORS["fp8"])
-    for leaf in ("weight", "weight_scale"):
-        tensors[f"{DECODER}layers.1.experts.8.up_proj.{leaf}"] = tensors[f"{EXPERT}up_proj.{leaf}"]
+@pytest.mark.parametrize("name", list(LAYOUTS))
+def test_experts_that_are_left_over_or_missed(tmp_path: Path, name: str) -> None:
+    tensors, up = dict(TENSORS[name]), f"{EXPERT}up_proj."
+    leaves = [tensor.removeprefix(up) for tensor in tensors if tensor.startswith(up)]
+    assert len(leaves) >= 2
+    for leaf in leaves:
+        tensors[f"{DECODER}layers.1.experts.8.up_proj.{leaf}"] = tensors[up + leaf]
     with pytest.raises(CheckpointError, match=r"1 left over: \S*layers.1.experts.8.up_proj.weight"):
-        opened(tmp_path, tensors, LAYOUTS["fp8"])
+        opened(tmp_path, tensors, LAYOUTS[name])
+    rest = {n: t for n, t in TENSORS[name].items() if not n.startswith(up)}
+    with pytest.raises(CheckpointError, match=r"1 missing: \S*layers.1.experts.3.up_proj.weight"):
+        opened(tmp_path / "other", rest, LAYOUTS[name])
+
+
+def test_a_scale_of_the_matrix_that_makes_others_zero(tmp_path: Path) -> None:
+    scales = torch.ones(256, 2)
+    scales[5, 1] = 2.0**-9
+    changes = {"weight_scale": scales.to(torch.float8_e4m3fn)}
+    tensors = changed("modelopt-nvfp4", **changes, weight_scale_2=torch.tensor(1e-45))
+    checkpoint = opened(tmp_path, tensors, LAYOUTS["modelopt-nvfp4"])
+    with pytest.raises(CheckpointError, match="weight_scale_2' makes scales zero"):
+        checkpoint.read("layers.1.experts.down_proj")
+
+
+@pytest.mark.parametrize(
+    ("name", "leaf"),
+    [("modelopt-fp8", "input_scale"), ("nvfp4", "input_global_scale"), ("fp8", "output_scale")],
+)
+def test_a_left_over_scale_of_activations(tmp_path: Path, name: str, leaf: str) -> None:
+    tensors = dict(TENSORS[name])
+    tensors[f"{DECODER}layers.1.self_attn.k_scale"] = torch.ones(1)  # stands beside no weight
+    opened(tmp_path / "sound", tensors, LAYOUTS[name])
+    tensors[f"{DECODER}layers.1.experts.8.up_proj.{leaf}"] = torch.ones(1)
+    with pytest.raises(CheckpointError, match=rf"experts.8.up_proj.{leaf}' is left over"):
+        opened(tmp_path / "other", tensors, LAYOUTS[name])
 
 
 def test_a_left_over_module(tmp_path: Path) -> None:

@@ -65,6 +65,10 @@ _LIMITS = (
     _published("rtx-pro-6000", 1.79, 503.8, 126, 128, 103, f"{_SHEET}, Blackwell, workstation"),
     _published("rtx-5090", 1.79, 209.5, 104.8, 96, 34.2, _SHEET),
     _published("rtx-4090", 1.01, 165.2, 82.6, 72, 25.8, _SHEET),
+    _published("rtx-3090", 0.936, 71, 35.6, 6, 25.8, _SHEET),
+    _published("rtx-3060", 0.36, 25.5, 12.7, 3, 12.9, f"{_SHEET}, 12 GB"),
+    _published("arc-b70", 0.608, 183.5, 22.9, 32, 34.4, f"{_SHEET}; half of int8"),
+    _published("strix-halo", 0.256, 59.4, 14.8, 32, 103, f"{_SHEET}, 96 GB for the GPU"),
     _published("mi300x", 5.3, 1307, 163.4, 256, 206, _SHEET),
 )  # fmt: skip
 LIMITS = {limits.name: limits for limits in _LIMITS}

@@ -1,4 +1,4 @@
-"""Attention by the compiled library, in bfloat16 with float32 sums.
+"""Attention by the compiled library, in bfloat16 with float32 sums or in float32.
 
 A token's result depends neither on the other tokens of a call nor on the number of threads.
 """
@@ -14,14 +14,36 @@ from torch import Tensor
 from sfumato.ops.cpu import library
 from sfumato.ops.cpu.kernels import DTYPES, contiguous
 from sfumato.ops.reference import Causal, OwnKeys, SharedCausal
-from sfumato.ops.registry import twin
+from sfumato.ops.registry import is_off, twin
 
 EVERYTHING = 2**63 - 1  # a window that no two positions are apart
+
+
+WINDOWS = {torch.bfloat16: 8192, torch.float32: 1024}
+"""Keys that are packed at a time, by what is multiplied: WINDOW of csrc/attention_*.inc."""
 
 
 def multiplies_bf16() -> bool:
     """Whether the library uses the processor's bfloat16 instructions."""
     return library.kernels is not None and library.kernels.bf16
+
+
+def packs(stored: torch.dtype) -> torch.dtype | None:
+    """What keys and values that are stored as `stored` are packed as; None where torch attends."""
+    numbers = None if library.kernels is None else library.kernels.attention
+    # Those in float32 stay with torch where products of bfloat16 would round them.
+    known = stored == torch.bfloat16 if numbers == torch.bfloat16 else stored in DTYPES
+    return numbers if known else None
+
+
+def _refusal(device: torch.device) -> str:
+    """Why the library attends to nothing; empty where it does."""
+    if library.kernels is not None and library.kernels.attention is None:
+        return f"{library.kernels.isa} has no attention of its own"
+    return library.refusal(device)
+
+
+_SERVED = "keys that are stored in bfloat16" if multiplies_bf16() else ""
 
 
 class KeyRows(ctypes.Structure):
@@ -34,21 +56,24 @@ class KeyRows(ctypes.Structure):
     )
 
 
-def _stored_in_bf16(
+def _serves(
     q: Tensor,
     keys: Sequence[Tensor],
     values: Sequence[Tensor],
     causal: Causal | None = None,
 ) -> bool:
-    stored = any(part.dtype == torch.bfloat16 for part in keys)
-    return stored and q.shape[-1] % 32 == 0 and multiplies_bf16()
+    if q.shape[-1] % 32:
+        return False
+    if multiplies_bf16():
+        return any(part.dtype == torch.bfloat16 for part in keys)
+    return q.dtype in DTYPES and all(packs(part.dtype) is not None for part in keys)
 
 
-@twin("attend", "cpu", serves=_stored_in_bf16)
+@twin("attend", "cpu", serves=_serves, refusal=_refusal, note=_SERVED)
 def attend(
     q: Tensor, keys: Sequence[Tensor], values: Sequence[Tensor], causal: Causal | None = None
 ) -> Tensor:
-    """See `ops.attend`. Products are of bfloat16, sums and softmax in float32."""
+    """See `ops.attend`. Sums and softmax are in float32, products of what `packs` says."""
     tokens, heads, d = q.shape
     kv_heads, held = keys[0].shape[0], sum(part.shape[1] for part in keys)
     for key, value in zip(keys, values, strict=True):
@@ -65,8 +90,9 @@ def attend(
     keys, values = ([_side_by_side(part) for part in parts] for parts in (keys, values))
     rows = _rows(keys), _rows(values)
     window = EVERYTHING if causal is None or causal.window is None else causal.window
-    library.loaded().run(
-        *("sf_attention", given.data_ptr(), DTYPES[given.dtype], tokens, heads),
+    kernels = library.loaded()
+    kernels.run(
+        *("sf_attention", kernels.level, given.data_ptr(), DTYPES[given.dtype], tokens, heads),
         *(kv_heads, d, ctypes.addressof(rows[0]), ctypes.addressof(rows[1])),
         *(len(keys), *pointers, window, out.data_ptr(), DTYPES[out.dtype]),
     )
@@ -90,7 +116,7 @@ class SharedCall(ctypes.Structure):
     )
 
 
-def _shared_in_bf16(
+def _serves_shared(
     q: Tensor,
     k: Tensor,
     v: Tensor,
@@ -100,10 +126,12 @@ def _shared_in_bf16(
     causal: SharedCausal,
 ) -> bool:
     """Where the compiled `attend` serves each row, as it must to give the same bits."""
-    return len(own) > 0 and all(map(len, causal.queries)) and _stored_in_bf16(q, keys, values)
+    if is_off("attend"):
+        return False
+    return len(own) > 0 and all(map(len, causal.queries)) and _serves(q, keys, values)
 
 
-@twin("attend_shared", "cpu", serves=_shared_in_bf16)
+@twin("attend_shared", "cpu", serves=_serves_shared, refusal=_refusal, note=_SERVED)
 def attend_shared(
     q: Tensor,
     k: Tensor,
@@ -148,7 +176,8 @@ def attend_shared(
         *(EVERYTHING if causal.window is None else causal.window, out.data_ptr()),
         DTYPES[out.dtype],
     )
-    library.loaded().run("sf_shared_attention", ctypes.addressof(call))
+    kernels = library.loaded()
+    kernels.run("sf_shared_attention", kernels.level, ctypes.addressof(call))
     return out.to(q.dtype)
 
 
@@ -164,13 +193,13 @@ class CanvasCall(ctypes.Structure):
     )
 
 
-def _canvas_stored_in_bf16(q: Tensor, k: Tensor, v: Tensor, keys: Tensor, *rest: Tensor) -> bool:
+def _serves_canvas(q: Tensor, k: Tensor, v: Tensor, keys: Tensor, *rest: Tensor) -> bool:
     known = q.dtype in DTYPES and keys.dtype in DTYPES and keys.is_contiguous()
     known = known and k.dtype == v.dtype == q.dtype
-    return known and rest[0].is_contiguous() and _stored_in_bf16(q, [keys, k], [])
+    return known and rest[0].is_contiguous() and _serves(q, [keys, k], [])
 
 
-@twin("canvas_attention", "cpu", serves=_canvas_stored_in_bf16)
+@twin("canvas_attention", "cpu", serves=_serves_canvas, refusal=_refusal, note=_SERVED)
 def canvas_attention(
     q: Tensor,
     k: Tensor,
@@ -198,7 +227,8 @@ def canvas_attention(
         *(DTYPES[q.dtype], DTYPES[keys.dtype], rows, length, heads, kv_heads, d, stored, size),
         *(x.data_ptr() for x in (*numbers, out)),
     )
-    library.loaded().run("sf_canvas_attention", ctypes.addressof(call))
+    kernels = library.loaded()
+    kernels.run("sf_canvas_attention", kernels.level, ctypes.addressof(call))
     return out
 
 

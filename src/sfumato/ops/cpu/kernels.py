@@ -17,12 +17,15 @@ DTYPES = {torch.float32: 0, torch.bfloat16: 1}
 """What activations may be, by their number in the library."""
 
 
+_PACKED = "weights that are packed for it"
+
+
 def contiguous(x: Tensor) -> Tensor:
     """Activations as the library takes them: contiguous, and of a dtype that it knows."""
     return (x if x.dtype in DTYPES else x.float()).contiguous()
 
 
-@twin("linear", "cpu", PANELS)
+@twin("linear", "cpu", PANELS, refusal=library.refusal, note=_PACKED)
 def linear(x: Tensor, weight: PackedTensor, tile: int | None = None) -> Tensor:
     """`x @ weight.T`: x [..., in], weight [out, in] → [..., out] in x's dtype."""
     rows, columns = weight.shape
@@ -39,7 +42,7 @@ def linear(x: Tensor, weight: PackedTensor, tile: int | None = None) -> Tensor:
     return out.to(x.dtype)
 
 
-@twin("experts", "cpu", PANELS)
+@twin("experts", "cpu", PANELS, refusal=library.refusal, note=_PACKED)
 def experts(
     x: Tensor, chosen: Tensor, shares: Tensor, gate_up: PackedTensor, down: PackedTensor
 ) -> Tensor:
@@ -68,7 +71,12 @@ def experts(
     return out.to(x.dtype)
 
 
-@twin("dense", "cpu", BLOCKS, serves=lambda *_: library.kernels is not None)
+@twin(
+    *("dense", "cpu", BLOCKS),
+    serves=lambda *_: library.kernels is not None,
+    refusal=library.refusal,
+    note="quantized weights",
+)
 def dequantize(weight: QuantizedTensor, dtype: torch.dtype, spare: Tensor | None = None) -> Tensor:
     """All elements, bit for bit those of `weight.dequantize`: a new tensor, or `spare` where that
     is given, contiguous and `dtype` is one of DTYPES."""

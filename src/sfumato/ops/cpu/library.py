@@ -30,9 +30,13 @@ SLOWER_THAN_TORCH = ("portable",)
 ONLY_WHEN_ASKED = (*SLOWER_THAN_TORCH, "amx")
 """Those that are never chosen: amx rounds otherwise than avx512, and few machines have run it."""
 
+ATTEND_FASTER = ("avx2", "avx_vnni")
+"""Those whose attention in float32 is faster than torch's, by `benchmarks.attention_levels`.  That
+of neon and i8mm was measured on no processor: it serves where the level is asked for."""
+
 LIBRARY = Path(__file__).with_name("_kernels.so")
 _NO_MEMORY = -2  # SF_NO_MEMORY of csrc/sfumato.h
-VERSION = 10
+VERSION = 11
 
 _LEVEL = _MODE = _KIND = _TYPE = _THREADS = c_int
 _SIGNATURES: dict[str, tuple[type, ...]] = {
@@ -65,10 +69,11 @@ _SIGNATURES: dict[str, tuple[type, ...]] = {
         *(c_void_p, _THREADS),
     ),
     "sf_rotate": (_LEVEL, c_void_p, _TYPE, *[c_int64] * 3, *[c_void_p] * 3, _THREADS),
-    "sf_canvas_attention": (c_void_p, _THREADS),
-    "sf_shared_attention": (c_void_p, _THREADS),
+    "sf_attends": (_LEVEL,),
+    "sf_canvas_attention": (_LEVEL, c_void_p, _THREADS),
+    "sf_shared_attention": (_LEVEL, c_void_p, _THREADS),
     "sf_attention": (
-        *(c_void_p, _TYPE, *[c_int64] * 4, c_void_p, c_void_p, c_int64),
+        *(_LEVEL, c_void_p, _TYPE, *[c_int64] * 4, c_void_p, c_void_p, c_int64),
         *(c_void_p, c_void_p, c_int64, c_void_p, _TYPE, _THREADS),
     ),
 }
@@ -80,6 +85,7 @@ class Kernels:
 
     code: ctypes.CDLL
     isa: str
+    by_name: bool = False  # it was asked for
 
     @property
     def level(self) -> int:
@@ -89,6 +95,14 @@ class Kernels:
     def bf16(self) -> bool:
         """Whether the processor's bfloat16 instructions are used."""
         return self.isa in ("avx512", "amx") and self.code.sf_has_bf16() == 1
+
+    @property
+    def attention(self) -> torch.dtype | None:
+        """What the library's attention multiplies; None where torch attends."""
+        if self.bf16:
+            return torch.bfloat16
+        serves = self.by_name or self.isa in ATTEND_FASTER
+        return torch.float32 if serves and self.code.sf_attends(self.level) else None
 
     @property
     def tiles(self) -> bool:
@@ -135,7 +149,7 @@ def choose(wanted: str | None, path: Path = LIBRARY) -> tuple[Kernels | None, st
         return Kernels(code, quick[-1]), "the best that this processor can run"
     if wanted not in able:
         raise ValueError(f"{VARIABLE}: {wanted} does not run here, but {', '.join(able)} would")
-    return Kernels(code, wanted), f"{VARIABLE} asks for it"
+    return Kernels(code, wanted, True), f"{VARIABLE} asks for it"
 
 
 def _load(path: Path) -> ctypes.CDLL:
@@ -166,6 +180,11 @@ def loaded() -> Kernels:
     """The kernels where there must be some."""
     assert kernels is not None, f"no compiled operations: {reason}"
     return kernels
+
+
+def refusal(device: torch.device) -> str:
+    """Why the kernels serve no operation on a CPU; empty where they do."""
+    return "" if kernels is not None else reason
 
 
 def describe() -> tuple[str, str]:

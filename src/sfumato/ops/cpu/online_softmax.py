@@ -38,7 +38,7 @@ def _known_dtype(*arguments: Any) -> bool:
     return library.kernels is not None and arguments[5] in DTYPES
 
 
-@twin("update_softmax", "cpu", serves=_known_dtype)
+@twin("update_softmax", "cpu", serves=_known_dtype, refusal=library.refusal)
 def update(
     state: SoftmaxState,
     raw: Tensor,

@@ -26,7 +26,7 @@ def _same_dtype(x: Tensor, *others: Tensor) -> bool:
     return same and library.kernels is not None
 
 
-@twin("geglu", "cpu", serves=_same_dtype)
+@twin("geglu", "cpu", serves=_same_dtype, refusal=library.refusal)
 def geglu(gate: Tensor, up: Tensor) -> Tensor:
     """See `ops.geglu`. Both may be parts of the columns of a wider tensor."""
     assert gate.shape == up.shape, f"{gate.shape} and {up.shape}"
@@ -49,7 +49,7 @@ def _rows(x: Tensor) -> Tensor:
     return rows if rows.stride(1) == 1 and rows.stride(0) >= 0 else rows.contiguous()
 
 
-@twin("rms_norm", "cpu", serves=_known)
+@twin("rms_norm", "cpu", serves=_known, refusal=library.refusal)
 def rms_norm(x: Tensor, weight: Tensor | None, eps: float) -> Tensor:
     """See `ops.rms_norm`."""
     columns = x.shape[-1]
@@ -68,7 +68,7 @@ def rms_norm(x: Tensor, weight: Tensor | None, eps: float) -> Tensor:
     return out
 
 
-@twin("rotate", "cpu", serves=_same_dtype)
+@twin("rotate", "cpu", serves=_same_dtype, refusal=library.refusal)
 def rotate(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
     """See `ops.rotate`."""
     *tokens, heads, size = x.shape

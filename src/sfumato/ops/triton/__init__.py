@@ -14,7 +14,7 @@ from typing import Any
 
 import torch
 
-from sfumato.ops.registry import ANY, FLOAT, PLANES, TRITON, choose, device_of, twin
+from sfumato.ops.registry import ANY, FLOAT, PLANES, TRITON, choose, device_of, is_off, twin
 from sfumato.ops.triton import self_test
 from sfumato.ops.triton.kernel import LaunchError
 from sfumato.ops.triton.planes import OPERATIONS as PLANE_OPERATIONS
@@ -59,11 +59,11 @@ def _twin(operation: str) -> KernelTwin:
 
 
 def twins(formats: Iterable[str] = ()) -> dict[str, KernelTwin]:
-    """All operations that kernels serve, those with planes for weights of these formats. Imports
-    Triton."""
+    """All operations that kernels serve, those with planes for weights of these formats, less those
+    that are turned off. Imports Triton."""
     named = [names for operation in PLANE_OPERATIONS for names in plane_names(operation).items()]
     names = [name for format, name in named if format in formats]
-    return {operation: _twin(operation) for operation in (*OPERATIONS, *names)}
+    return {name: _twin(name) for name in (*OPERATIONS, *names) if not is_off(name.split()[0])}
 
 
 def prepare(
@@ -100,7 +100,8 @@ def serves_planes(operation: str, format: str, device: torch.device) -> bool:
     if device.type == "cuda" and not torch.cuda.is_available():
         return False
     name = plane_name(operation, format)
-    if format not in PLANE_OPERATIONS[operation] or not self_test.usable(device):
+    known = format in PLANE_OPERATIONS[operation] and not is_off(operation)
+    if not known or not self_test.usable(device):
         return False
     will_serve = bool(self_test.undecided(device, (name,))) and not slower(name, device)
     return will_serve or self_test.serves(name, device)
@@ -112,9 +113,9 @@ def serving(device: torch.device) -> frozenset[str]:
     if device.type != "cuda" or not torch.cuda.is_available() or not self_test.usable(device):
         return frozenset()
     passed = self_test.prepared(device)
-    if passed is not None:
-        return passed
-    return frozenset(name for name in OPERATIONS if not slower(name, device))
+    if passed is None:
+        passed = frozenset(name for name in OPERATIONS if not slower(name, device))
+    return frozenset(name for name in passed if not is_off(name.split()[0]))
 
 
 def _register_planes(operation: str) -> None:
@@ -144,7 +145,12 @@ def _register_planes(operation: str) -> None:
                 self_test.switch_off(name, device, error)
             return result
 
-    register: Any = twin(operation, "cuda", PLANES, serves, TRITON)
+    def refusal(device: torch.device) -> str:
+        """Of a device that serves no format."""
+        reasons = [self_test.refusal(name, device) for name in plane_names(operation).values()]
+        return "" if "" in reasons else reasons[0]
+
+    register: Any = twin(operation, "cuda", PLANES, serves, TRITON, refusal, "weights in planes")
     register(function)
 
 
@@ -182,7 +188,11 @@ def _register(operation: str, form: str) -> None:
             self_test.switch_off(operation, device, error)
             return result
 
-    register: Any = twin(operation, "cuda", form, serves, TRITON)
+    def refusal(device: torch.device) -> str:
+        return self_test.refusal(operation, device)
+
+    note = "weights of floats" if form == FLOAT else ""
+    register: Any = twin(operation, "cuda", form, serves, TRITON, refusal, note)
     register(function)
 
 

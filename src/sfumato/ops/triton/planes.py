@@ -2,8 +2,9 @@
 
 A block of a GGUF file holds its codes, scales and minima side by side, at addresses that divide by
 2 alone.  Here each kind of number has a plane of its own, whose rows are those of the matrix, so
-that a kernel loads 16 bytes a thread.  Nine formats share this with few parameters (`Layout`), and
-no number changes: unpacking gives the floats that the blocks give, bit for bit.  Needs no Triton.
+that a kernel loads 16 bytes a thread.  Eleven formats share this with few parameters (`Layout`),
+and no number changes: unpacking gives the floats that the blocks give, bit for bit.  Needs no
+Triton.
 """
 
 from __future__ import annotations
@@ -25,6 +26,7 @@ from sfumato.weights.blocks import (
     codes_of,
     iq4_xs_scale_codes,
     k_scale_codes,
+    q3_k_scale_codes,
 )
 
 SUPER = 256
@@ -40,10 +42,11 @@ class Layout:
 
     A value is scale · code − minimum, or + minimum where there is one level.  With two levels a
     scale is base · int8 and a minimum base · uint8, of bases float16 for SUPER elements; with one
-    both are float16.
+    both are float16.  Beside codes of two bits both factors have four, and share a byte, the
+    scale's lower; beside codes of three a scale has six, 32 too high, whose top two are a plane.
     """
 
-    bits: int  # of a code: 4, 5 or 6 (a low and a high part), or 8: int8
+    bits: int  # of a code: 2 to 6 (3, 5 and 6 in a low and a high part), or 8: int8
     group: int = 32  # elements that share a scale
     two_levels: bool = False
     minima: bool = False
@@ -60,16 +63,22 @@ class Layout:
         """What is subtracted from a code."""
         return 0 if self.minima or self.table or self.bits == 8 else 1 << (self.bits - 1)
 
+    @property
+    def low_bits(self) -> int:
+        """Of a code, in the plane `low`."""
+        return self.bits if self.bits in (2, 8) else 2 if self.bits == 3 else 4
+
     def widths(self, columns: int) -> dict[str, int]:
         """The bytes of a row of each plane, by its name, in their order in memory. A plane begins
         where the one before it ends; halves come out aligned."""
-        low = columns if self.bits == 8 else columns // 2
-        widths = {"low": low}
-        if self.bits in (5, 6):
-            widths["high"] = columns * (self.bits - 4) // 8
+        widths = {"low": columns * self.low_bits // 8}
+        if self.bits > self.low_bits:
+            widths["high"] = columns * (self.bits - self.low_bits) // 8
         each = 1 if self.two_levels else 2
         widths["scales"] = columns // self.group * each
-        if self.minima:
+        if self.bits == 3:
+            widths |= {"scales": columns // self.group // 2, "tops": columns // self.group // 4}
+        if self.minima and self.bits > 2:
             widths["minima"] = columns // self.group * each
         if self.two_levels:
             widths["bases"] = columns // SUPER * 2
@@ -83,6 +92,8 @@ LAYOUTS: Mapping[str, Layout] = {
     "Q5_0": Layout(5),
     "Q5_1": Layout(5, minima=True),
     "Q8_0": Layout(8),
+    "Q2_K": Layout(2, group=16, two_levels=True, minima=True),
+    "Q3_K": Layout(3, group=16, two_levels=True),
     "Q4_K": Layout(4, two_levels=True, minima=True),
     "Q5_K": Layout(5, two_levels=True, minima=True),
     "Q6_K": Layout(6, group=16, two_levels=True),
@@ -244,12 +255,10 @@ def to_planes(weight: QuantizedTensor) -> PlaneTensor:
     for at in _chunks(rows, columns):
         parts = _parts(format.name, blocks[at].reshape(-1, format.block_bytes))
         codes = parts.pop("codes").reshape(-1, columns)
-        if made.layout.bits == 8:
-            parts["low"] = codes
-        else:
-            parts["low"] = _joined(codes & 15, 4)
+        low = made.layout.low_bits
+        parts["low"] = codes if low == 8 else _joined(codes & ((1 << low) - 1), low)
         if "high" in made.planes:
-            parts["high"] = _joined(codes >> 4, made.layout.bits - 4)
+            parts["high"] = _joined(codes >> low, made.layout.bits - low)
         for name, plane in made.planes.items():
             plane[at] = parts[name].reshape(plane[at].shape)
     return made
@@ -263,6 +272,13 @@ def _chunks(rows: int, columns: int) -> Iterator[slice]:
 def _parts(format: str, blocks: Tensor) -> dict[str, Tensor]:
     """Codes, and the bytes of scales and minima, of blocks uint8 [n, block_bytes]."""
     parts = {"codes": codes_of(format, blocks)}
+    if format == "Q2_K":
+        halves = {"bases": blocks[:, 80:82], "minimum_bases": blocks[:, 82:]}
+        return {**parts, "scales": blocks[:, :16], **halves}
+    if format == "Q3_K":
+        scales = q3_k_scale_codes(blocks)
+        tops = _joined(scales >> 4, 2)
+        return {**parts, "scales": _joined(scales & 15, 4), "tops": tops, "bases": blocks[:, 108:]}
     if format in ("Q4_K", "Q5_K"):
         scales, minima = k_scale_codes(blocks)
         halves = {"bases": blocks[:, :2], "minimum_bases": blocks[:, 2:4]}
@@ -302,9 +318,10 @@ def _values(planes: dict[str, Tensor], layout: Layout) -> Tensor:
     if layout.bits == 8:
         numbers = low.view(torch.int8).float()
     else:
-        codes = _parted(low, 4)
+        codes = _parted(low, layout.low_bits)
         if "high" in planes:
-            codes |= _parted(planes["high"], layout.bits - 4) << 4
+            high = _parted(planes["high"], layout.bits - layout.low_bits)
+            codes |= high << layout.low_bits
         numbers = codes.float() - layout.centre
         if layout.table:
             table = torch.tensor(IQ4_VALUES, dtype=torch.float32, device=low.device)
@@ -316,9 +333,22 @@ def _values(planes: dict[str, Tensor], layout: Layout) -> Tensor:
         return values.flatten(1)
     each = SUPER // layout.group
     bases = _halves(planes["bases"]).repeat_interleave(each, dim=1)
-    scales = bases * planes["scales"].view(torch.int8).float()
+    factors, minima = _factors(planes, layout)
+    scales = bases * factors
     values = scales[..., None] * numbers.view(len(low), -1, layout.group)
     if layout.minima:
         bases = _halves(planes["minimum_bases"]).repeat_interleave(each, dim=1)
-        values -= (bases * planes["minima"].float())[..., None]
+        values -= (bases * minima)[..., None]
     return values.flatten(1)
+
+
+def _factors(planes: dict[str, Tensor], layout: Layout) -> tuple[Tensor, Tensor]:
+    """Those of two levels, float32 [rows, groups]: of the scales, and of the minima where there are
+    some."""
+    scales = planes["scales"]
+    if layout.bits == 2:
+        return (scales & 15).float(), (scales >> 4).float()
+    if layout.bits == 3:
+        codes = _parted(scales, 4) | _parted(planes["tops"], 2) << 4
+        return codes.float() - 32, codes
+    return scales.view(torch.int8).float(), planes.get("minima", scales).float()

@@ -31,6 +31,8 @@ T = TypeVar("T")
 
 _HALVES = dict.fromkeys(BLOCK_FORMATS, (0,)) | {
     **dict.fromkeys(("Q5_1", "Q4_K", "Q5_K"), (0, 2)),
+    "Q2_K": (80, 82),
+    "Q3_K": (108,),
     "Q6_K": (208,),
 }
 """At which bytes of a block its float16 numbers stand."""
@@ -39,6 +41,8 @@ _SIZES = {
     "Q5_0": 0.1,
     "Q5_1": 0.1,
     "Q8_0": 0.013,
+    "Q2_K": 0.09,
+    "Q3_K": 0.024,
     "Q4_K": 0.004,
     "Q5_K": 0.002,
     "Q6_K": 0.0007,
@@ -67,7 +71,7 @@ class KernelTwin:
 
 
 _passed: dict[torch.device, frozenset[str]] = {}
-_failed: dict[torch.device, frozenset[str]] = {}
+_failed: dict[torch.device, dict[str, str]] = {}  # why, by operation
 
 
 def serves(operation: str, device: torch.device) -> bool:
@@ -96,7 +100,7 @@ def switch_off(operation: str, device: torch.device, error: Exception) -> None:
     device = _indexed(device)
     if serves(operation, device):
         _passed[device] -= {operation}
-        _failed[device] = _failed.get(device, frozenset()) | {operation}
+        _failed.setdefault(device, {})[operation] = f"a kernel did not run ({_line(error)})"
         _keep(device)  # the next start tests it again
         why = _line(error) + LOSS
         log.warning("%s: torch serves it on %s from now on (%s)", operation, device, why)
@@ -115,9 +119,9 @@ def prepare(device: torch.device, twins: dict[str, KernelTwin]) -> frozenset[str
         for reason in dict.fromkeys(filter(None, reasons.values())):
             names = ", ".join(name for name, each in reasons.items() if each == reason)
             log.warning("%s: torch serves on %s, since %s%s", names, device, reason, LOSS)
-        for results, has in ((_passed, lambda why: not why), (_failed, bool)):
-            those = frozenset(name for name, reason in reasons.items() if has(reason))
-            results[device] = results.get(device, frozenset()) | those
+        failed = {name: reason for name, reason in reasons.items() if reason}
+        _failed[device] = _failed.get(device, {}) | failed
+        _passed[device] = _passed.get(device, frozenset()) | (reasons.keys() - failed.keys())
         if not _passed[device] <= before:
             _keep(device)
         if device.type == "cuda":  # the tests' hundreds of megabytes, before the weights come
@@ -127,7 +131,7 @@ def prepare(device: torch.device, twins: dict[str, KernelTwin]) -> frozenset[str
 
 def _keep(device: torch.device) -> None:
     """Notes what passed, here and at earlier starts with weights of other formats."""
-    earlier = passed_tests.kept(device) - _failed.get(device, frozenset())
+    earlier = passed_tests.kept(device) - _failed.get(device, {}).keys()
     passed_tests.keep(device, _passed[device] | earlier)
 
 
@@ -136,8 +140,23 @@ def undecided(device: torch.device, names: Iterable[str]) -> list[str]:
     device = _indexed(device)
     known = _passed.get(device, frozenset())
     if device in _passed:
-        known |= _failed.get(device, frozenset())
+        known |= _failed.get(device, {}).keys()
     return [name for name in names if name not in known]
+
+
+def failures(device: torch.device) -> dict[str, str]:
+    """Why torch serves what was tested on a device and failed, or is slower there, by operation."""
+    return dict(_failed.get(_indexed(device), {}))
+
+
+def refusal(operation: str, device: torch.device) -> str:
+    """Why no kernel serves an operation on a device; empty where one does."""
+    if not usable(device):
+        return why_unusable(device)
+    device = _indexed(device)
+    if serves(operation, device):
+        return ""
+    return _failed.get(device, {}).get(operation, "its kernels have not been tested yet")
 
 
 def launches(device: torch.device, twins: dict[str, KernelTwin]) -> list[Noted]:

@@ -75,14 +75,16 @@ def plane_block(
         value = stored.to(tl.int8, bitcast=True).to(tl.float32)
         scales = weight + many * COLUMNS
     else:
-        low = _plane(weight, at, known, column // 2, COLUMNS // 2, IN // 2, tl.uint8)
-        code = _parted(low, 4, OUT, IN)
-        scales = weight + many * (COLUMNS // 2)
-        if BITS > 4:
-            HIGH: tl.constexpr = BITS - 4
+        LOW: tl.constexpr = 2 if BITS < 4 else 4
+        SOME: tl.constexpr = 8 // LOW
+        low = _plane(weight, at, known, column // SOME, COLUMNS // SOME, IN // SOME, tl.uint8)
+        code = _parted(low, LOW, OUT, IN)
+        scales = weight + many * (COLUMNS // SOME)
+        if BITS > LOW:
+            HIGH: tl.constexpr = BITS - LOW
             EACH: tl.constexpr = 8 // HIGH
             high = _plane(scales, at, known, column // EACH, COLUMNS // EACH, IN // EACH, tl.uint8)
-            code |= _parted(high, HIGH, OUT, IN) << 4
+            code |= _parted(high, HIGH, OUT, IN) << LOW
             scales += many * (COLUMNS // EACH)
         if TABLE:
             value = _from_table(code)
@@ -93,16 +95,13 @@ def plane_block(
     GROUPS: tl.constexpr = COLUMNS // GROUP
     group = column // GROUP
     if TWO_LEVELS:
-        scale = _plane(scales, at, known, group, GROUPS, IN // GROUP, tl.uint8)
-        bases = scales + many * (GROUPS * (1 + MINIMA))
+        scale, least, bases = _factors(scales, at, known, many, group, GROUPS, IN // GROUP, FORMAT)
         base = _plane(bases, at, known, column // SUPER, COLUMNS // SUPER, 1, tl.float16)
-        wide = base.to(tl.float32) * scale.to(tl.int8, bitcast=True).to(tl.float32)
-        value = _spread(wide, OUT, IN) * value
+        value = _spread(base.to(tl.float32) * scale, OUT, IN) * value
         if MINIMA:
-            least = _plane(scales + many * GROUPS, at, known, group, GROUPS, IN // GROUP, tl.uint8)
             bases += many * (COLUMNS // SUPER * 2)
             base = _plane(bases, at, known, column // SUPER, COLUMNS // SUPER, 1, tl.float16)
-            value = value - _spread(base.to(tl.float32) * least.to(tl.float32), OUT, IN)
+            value = value - _spread(base.to(tl.float32) * least, OUT, IN)
     else:
         scale = _plane(scales, at, known, group, GROUPS, IN // GROUP, tl.float16)
         value = _spread(scale.to(tl.float32), OUT, IN) * value
@@ -111,6 +110,38 @@ def plane_block(
             least = _plane(minima, at, known, group, GROUPS, IN // GROUP, tl.float16)
             value = value + _spread(least.to(tl.float32), OUT, IN)
     return value
+
+
+@triton.jit
+def _factors(
+    scales: tl.tensor, at: tl.tensor, known: tl.tensor, many: tl.tensor, group: tl.tensor,
+    GROUPS: tl.constexpr, COUNT: tl.constexpr, FORMAT: tl.constexpr,
+) -> tuple[tl.tensor, tl.tensor, tl.tensor]:  # fmt: skip
+    """Where there are two levels: the factors of COUNT groups' scales and of their minima (without
+    such, the scales'), float32 [rows, COUNT], and where the bases begin."""
+    BITS: tl.constexpr = FORMAT % 16
+    MINIMA: tl.constexpr = FORMAT // 64 % 2
+    if BITS == 2:
+        both = _plane(scales, at, known, group, GROUPS, COUNT, tl.uint8)
+        scale = (both & 15).to(tl.float32)
+        least = (both >> 4).to(tl.float32)
+        bases = scales + many * GROUPS
+    elif BITS == 3:
+        nibble = _small(scales, at, known, group, GROUPS, COUNT, 4)
+        tops = scales + many * (GROUPS // 2)
+        top = _small(tops, at, known, group, GROUPS, COUNT, 2)
+        scale = ((nibble | (top << 4)) - 32).to(tl.float32)
+        least = scale
+        bases = tops + many * (GROUPS // 4)
+    else:
+        byte = _plane(scales, at, known, group, GROUPS, COUNT, tl.uint8)
+        scale = byte.to(tl.int8, bitcast=True).to(tl.float32)
+        least = scale
+        if MINIMA:
+            minima = scales + many * GROUPS
+            least = _plane(minima, at, known, group, GROUPS, COUNT, tl.uint8).to(tl.float32)
+        bases = scales + many * (GROUPS * (1 + MINIMA))
+    return scale, least, bases
 
 
 @triton.jit
@@ -123,6 +154,21 @@ def _plane(
     place = first + tl.arange(0, COUNT)
     source = plane.to(tl.pointer_type(KIND)) + at[:, None] * WIDTH + place[None, :]
     return tl.load(source, mask=known[:, None] & (place < WIDTH)[None, :], other=0)
+
+
+@triton.jit
+def _small(
+    plane: tl.tensor, at: tl.tensor, known: tl.tensor, first: tl.tensor, WIDTH: tl.constexpr,
+    COUNT: tl.constexpr, BITS: tl.constexpr,
+) -> tl.tensor:  # fmt: skip
+    """As `_plane`, of rows of WIDTH numbers of BITS bits, the lowest bits first: int32. They need
+    not begin with a byte."""
+    place = first + tl.arange(0, COUNT)
+    EACH: tl.constexpr = 8 // BITS
+    source = plane.to(tl.pointer_type(tl.uint8)) + at[:, None] * (WIDTH // EACH)
+    inside = known[:, None] & (place < WIDTH)[None, :]
+    byte = tl.load(source + (place // EACH)[None, :], mask=inside, other=0)
+    return (byte.to(tl.int32) >> (place % EACH * BITS)[None, :]) & ((1 << BITS) - 1)
 
 
 @triton.jit

@@ -217,6 +217,11 @@ def _group_size(kind: Kind, weights: Mapping[str, Any], where: str) -> int:
             f"{where}: weights: strategy is {quoted(strategy)}, which is not read for {kind}"
         )
     if kind in ("FP8", "INT8"):
+        if group not in (None, -1):
+            raise CheckpointError(
+                f"{where}: weights: group_size is {quoted(group)}, and the strategy {strategy!r} "
+                "has no groups"
+            )
         return 0
     if kind == "NVFP4":
         sound = group == FP4_GROUP

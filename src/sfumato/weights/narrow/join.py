@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -221,15 +221,30 @@ def _stacked(
         sizes = [other.shape for other in infos[: len(stack.parts)]]
         if len(info.shape) != 2 or info.shape[1] != infos[0].shape[1]:
             raise _differs(info, infos[0])
+    _check_alike(infos, len(stack.parts), pieces)
+    rows = sum(size[0] for size in sizes)
+    shape = (count, rows, infos[0].shape[1])
+    return _joined(name, shape, tuple(pieces.get(info.name, info) for info in infos))
+
+
+def _check_alike(
+    infos: Sequence[TensorInfo], parts: int, pieces: Mapping[str, NarrowPiece]
+) -> None:
+    """Refuses a matrix of a stack of `parts` kinds, and a scale of it, that differs in shape or
+    format from that of the first matrix of its kind."""
     for index, info in enumerate(infos):
-        model = infos[index % len(stack.parts)]
+        model = infos[index % parts]
         if (info.shape, info.format) != (model.shape, model.format):
             raise _differs(info, model)
         if info.format != infos[0].format:
             raise _differs(info, infos[0])
-    rows = sum(size[0] for size in sizes)
-    shape = (count, rows, infos[0].shape[1])
-    return _joined(name, shape, tuple(pieces.get(info.name, info) for info in infos))
+        piece, other = pieces.get(info.name), pieces.get(model.name)
+        if piece is None or other is None:
+            continue
+        for role, tensor in piece.tensors.items():
+            theirs = other.tensors[role]
+            if (tensor.shape, tensor.format) != (theirs.shape, theirs.format):
+                raise _differs(tensor, theirs)
 
 
 def _differs(info: TensorInfo, other: TensorInfo) -> CheckpointError:

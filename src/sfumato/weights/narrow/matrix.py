@@ -61,6 +61,17 @@ class NarrowMatrix:
             scales = self.scales if len(self.scales) == 1 else self.scales[start:stop]
             yield NarrowMatrix(self.kind, self.codes[start:stop], scales, (stop - start, columns))
 
+    def loses_codes(self) -> bool:
+        """Whether scales of zero make nothing of codes that are not zero. NVFP4 rounds the scales
+        of groups that are small beside others to zero: there, whether all scales are zero."""
+        if bool(self.scales.all()) or (self.kind == "NVFP4" and bool(self.scales.any())):
+            return False
+        for part in self.parts():
+            codes = unpacked(self.kind, part.codes).view(part.shape[0], part.scales.shape[1], -1)
+            if bool(((part.scales == 0) & codes.any(dim=2)).any()):
+                return True
+        return False
+
     def blocks(self) -> QuantizedTensor:
         """The blocks of `block_format`. Raises ValueError for values that they cannot hold."""
         block = block_format(self.kind, self.shape[1])

@@ -38,6 +38,10 @@ _DTYPES = FLOAT_FORMATS | {
 }
 
 
+_OF_ACTIVATIONS = ("input_scale", "output_scale", "input_global_scale")
+"""They stand beside a weight; scales of the cache may stand beside none."""
+
+
 @dataclass(frozen=True)
 class NarrowPiece:
     """A matrix of a file: `info` says under which name it stands for all of its tensors, its shape
@@ -49,7 +53,7 @@ class NarrowPiece:
 
     def read(self, files: Files) -> NarrowMatrix:
         """The matrix; its codes are a view of the mapped file. Raises CheckpointError, naming the
-        tensor, for scales that are no numbers, and codes that are none."""
+        tensor, for scales that are no numbers, negative or zero, and codes that are none."""
         kind, (rows, columns) = self.scheme.kind, self.info.shape
         codes = self._tensor(files, "codes")
         if kind == "INT4":  # little-endian integers: the first code is in the first byte
@@ -64,10 +68,16 @@ class NarrowPiece:
             factor = self._numbers(files, "global_scale")
             if not bool(factor > 0):
                 raise self._fault("global_scale", "is zero")
-            scales = scales / factor if self.scheme.inverted else scales * factor
-            if not bool(scales.isfinite().all()):
+            products = scales / factor if self.scheme.inverted else scales * factor
+            if not bool(products.isfinite().all()):
                 raise self._fault("global_scale", "makes scales infinite")
-        return NarrowMatrix(kind, codes, scales, (rows, columns))
+            if bool(((products == 0) & (scales != 0)).any()):
+                raise self._fault("global_scale", "makes scales zero")
+            scales = products
+        matrix = NarrowMatrix(kind, codes, scales, (rows, columns))
+        if matrix.loses_codes():
+            raise self._fault("scale", "holds zeros for codes that are not zero")
+        return matrix
 
     def prefetch(self, files: Files) -> None:
         """Lets the system begin to read the matrix from disk."""
@@ -112,12 +122,18 @@ def group_pieces(
     where formats, shapes and group size contradict each other.
     """
     modules: dict[str, dict[str, TensorInfo]] = {}
+    activations: list[tuple[str, TensorInfo]] = []
     for info in infos:
         module, _, leaf = info.name.rpartition(".")
+        if leaf in _OF_ACTIVATIONS and leaf in scheme.roles.unused:
+            activations.append((module, info))
         if leaf not in scheme.roles.unused:
             other = modules.setdefault(module, {}).setdefault(leaf, info)
             if other is not info:
                 raise _fault(info, f"is also in {other.file.name}; remove one of them")
+    for module, info in activations:
+        if module not in modules:
+            raise _fault(info, "is left over: there is no weight beside it")
     pieces: dict[str, NarrowPiece] = {}
     others: list[TensorInfo] = []
     for module, leaves in modules.items():

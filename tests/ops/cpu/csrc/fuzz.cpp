@@ -351,9 +351,14 @@ void refusals() {
           "sf_experts: took panels of columns");
     check(sf_linear(0, 0, kind, panels + 1, 16, 32, x.data(), 0, 1, x.data(), 0, 1) == bad,
           "sf_linear: took panels at an odd address");
-    if (!sf_has_bf16()) return;
+    int isa = SF_ISAS - 1;
+    while (isa && !sf_attends(isa)) isa--;
+    check(sf_attention(SF_PORTABLE, x.data(), 0, 1, 1, 1, 32, nullptr, nullptr, 1, nullptr, nullptr, 0,
+                       x.data(), 0, 1) == SF_UNSUPPORTED,
+          "sf_attention: plain code attends");
+    if (!isa) return;
     const auto attend = [&](int q_dtype, int out_dtype, sf_rows rows) {
-        return sf_attention(x.data(), q_dtype, 1, 1, 1, 32, &rows, &rows, 1, nullptr, nullptr, 0,
+        return sf_attention(isa, x.data(), q_dtype, 1, 1, 1, 32, &rows, &rows, 1, nullptr, nullptr, 0,
                             x.data(), out_dtype, 1);
     };
     const sf_rows good = {x.data(), SF_F32, 1, 32, 32};
@@ -380,9 +385,11 @@ int main(int count, char **arguments) {
         experts();
         softmax_update();
         row_operations();
-        attention();
-        canvas_attention();
-        shared_attention();
+        for (int isa = 0; isa < SF_ISAS; isa++) {
+            attention(isa);
+            canvas_attention(isa);
+            shared_attention(isa);
+        }
     }
     const char *const names[SF_ISAS] = {"portable", "avx2", "avx_vnni", "avx512", "amx", "neon", "i8mm"};
     int last = 0;

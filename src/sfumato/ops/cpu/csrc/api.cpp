@@ -90,6 +90,15 @@ struct Grouping {
 
 }  // namespace
 
+const Attention *attention_of(int isa) {
+    const Level *level = level_of(isa);
+#if defined(__x86_64__)
+    if (level && (isa == SF_AVX512 || isa == SF_AMX))
+        return sf_has_bf16() ? &AVX512_BF16_ATTENTION : nullptr;
+#endif
+    return level && level->attention.attend ? &level->attention : nullptr;
+}
+
 extern "C" int sf_version(void) { return SF_VERSION; }
 
 extern "C" int sf_has_threads(void) {
@@ -230,7 +239,7 @@ extern "C" int sf_rotate(int isa, const void *x, int dtype, int64_t tokens, int6
     return SF_OK;
 }
 
-extern "C" int sf_canvas_attention(const sf_canvas_call *call, int threads) {
+extern "C" int sf_canvas_attention(int isa, const sf_canvas_call *call, int threads) {
     if (!call || threads < 1) return SF_BAD_ARGUMENT;
     const sf_canvas_call &c = *call;
     if (!c.q || !c.k || !c.v || !c.keys || !c.values || !c.slots || !c.held || !c.width || !c.out ||
@@ -259,8 +268,8 @@ extern "C" int sf_canvas_attention(const sf_canvas_call *call, int threads) {
         both(c.keys, c.k, keys);
         both(c.values, c.v, values);
         void *out = const_cast<char *>(part(c.out, c.dtype, row * queries));
-        const int code = sf_attention(part(c.q, c.dtype, row * queries), c.dtype, c.width[row],
-                                      c.heads, c.kv_heads, c.d, keys, values, 2, nullptr, nullptr, 0,
+        const int code = sf_attention(isa, part(c.q, c.dtype, row * queries), c.dtype,
+                                      c.width[row], c.heads, c.kv_heads, c.d, keys, values, 2, nullptr, nullptr, 0,
                                       out, c.dtype, threads);
         if (code != SF_OK) return code;
     }

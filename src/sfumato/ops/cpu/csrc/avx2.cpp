@@ -35,7 +35,7 @@ constexpr bool FOLDED = SHAPES[KIND].offset == 128;
 template <int KIND, int ROWS, int FIRST, int LAST>
 inline void add_products(const uint8_t *codes, const uint8_t *rows, __m256i (&dots)[ROWS]) {
     constexpr int bits = FOLDED<KIND> ? 8 : SHAPES[KIND].bits;  // of what the 16 bits are for
-    constexpr int RUN = bits == 4 ? 8 : bits == 5 ? 4 : bits == 6 ? 2 : 1;
+    constexpr int RUN = bits == 4 ? 8 : bits <= 5 ? 4 : bits == 6 ? 2 : 1;
     static_assert((LAST - FIRST) % RUN == 0);
     const __m256i ones = _mm256_set1_epi16(1);
 #pragma GCC unroll 8
@@ -72,9 +72,11 @@ inline void add_products(const uint8_t *codes, const uint8_t *rows, __m256i (&do
 #include "level.inc"
 #include "online_softmax.inc"
 #include "row_operations.inc"
+#include "attention_f32.inc"
 
 const Level AVX2_LEVEL = {
-    {linear, experts}, update_softmax, geglu, rms_norm, rotate, pack, dequantize, pack_columns};
+    {linear, experts}, update_softmax, geglu, rms_norm, rotate, pack, dequantize, pack_columns,
+    of_attention::FLOAT32};
 
 #if defined(__clang__)
 #pragma clang attribute pop

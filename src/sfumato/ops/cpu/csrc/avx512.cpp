@@ -58,14 +58,14 @@ void int8_tile(const uint8_t *codes, const uint16_t *scales, int64_t blocks, con
                 for (int i = 0; i < ROWS; i++)
                     dots[i] = dot4<KIND>(dots[i], weight, all32(rows + i * 32 + v * 4));
             }
-            const __m512 scale = load_halves(scales + 16 * h);
+            const __m512 scale = scale_of<KIND>(scales, h);
 #pragma GCC unroll 16
             for (int i = 0; i < ROWS; i++) {
                 const __m512 both = _mm512_mul_ps(scale, _mm512_castsi512_ps(all32(behind + i * 4)));
                 sums[i] = _mm512_fmadd_ps(_mm512_cvtepi32_ps(dots[i]), both, sums[i]);
             }
             if (shape.minimum) {
-                const __m512 minimum = load_halves(scales + 16);
+                const __m512 minimum = minimum_of<KIND>(scales, h);
 #pragma GCC unroll 16
                 for (int i = 0; i < ROWS; i++)
                     sums[i] = _mm512_fmadd_ps(
@@ -121,10 +121,10 @@ inline __m512 half_values(const Group &group, int h) {
     constexpr Shape shape = SHAPE_OF<TYPE>;
     __m128i codes = (__m128i)group.codes[h];
     if (LOOKED_UP<TYPE>)
-        codes = _mm_shuffle_epi8(_mm_loadu_si128(reinterpret_cast<const __m128i *>(TABLE)), codes);
+        codes = _mm_shuffle_epi8(_mm_loadu_si128(reinterpret_cast<const __m128i *>(TABLE_OF<TYPE>)), codes);
     const __m512i wide = _mm512_cvtepi8_epi32(_mm_sub_epi8(codes, _mm_set1_epi8((char)shape.offset)));
     const __m512 value = _mm512_mul_ps(_mm512_cvtepi32_ps(wide), _mm512_set1_ps(group.scale[h]));
-    return shape.minimum ? _mm512_add_ps(value, _mm512_set1_ps(group.minimum)) : value;
+    return shape.minimum ? _mm512_add_ps(value, _mm512_set1_ps(group.minimum[h])) : value;
 }
 
 template <int TYPE>
@@ -160,7 +160,7 @@ void halves_of(const Group &group, uint16_t *out) {
 #include "row_operations.inc"
 
 const Level AVX512_LEVEL = {
-    {linear, experts}, update_softmax, geglu, rms_norm, rotate, pack, dequantize, pack_columns};
+    {linear, experts}, update_softmax, geglu, rms_norm, rotate, pack, dequantize, pack_columns, {}};
 
 #if defined(__clang__)
 #pragma clang attribute pop

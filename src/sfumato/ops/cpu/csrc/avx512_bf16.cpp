@@ -1,4 +1,4 @@
-// Products of bfloat16 for AVX-512 with BF16 (and, as for all AVX-512 here, with VNNI).
+// Products of bfloat16, and attention, for AVX-512 with BF16 (and, as for all AVX-512 here, with VNNI).
 
 #if defined(__x86_64__)
 
@@ -22,6 +22,7 @@
 #include "panels.h"
 
 #include "avx512.inc"
+#include "attention_bf16.inc"
 
 namespace {
 
@@ -63,6 +64,7 @@ void bf16_tile(const uint8_t *left, const uint8_t *right, int64_t blocks, const 
 #include "level.inc"
 
 const Products AVX512_BF16_PRODUCTS = {linear, experts};
+const Attention AVX512_BF16_ATTENTION = of_attention::BFLOAT16;
 
 #if defined(__clang__)
 #pragma clang attribute pop

@@ -4,6 +4,7 @@
 
 #include <cstdint>
 
+#include "attention.h"
 #include "sfumato.h"
 #include "workspace.h"
 
@@ -106,7 +107,10 @@ struct Level {
     int (*pack)(const PackCall &);
     int (*dequantize)(const DequantizeCall &);
     int (*pack_columns)(const PackColumnsCall &);
+    Attention attention;  // without functions on a level that does not attend
 };
+
+const Attention *attention_of(int isa);  // null where a level does not attend
 
 constexpr int64_t EXPERT_TOKENS = 64;  // of a task: few enough to share a busy expert out
 constexpr int64_t SOFTMAX_BLOCK = 64, SOFTMAX_TOP = 8;
@@ -115,6 +119,7 @@ extern const Level PORTABLE_LEVEL;
 #if defined(__x86_64__)
 extern const Level AVX2_LEVEL, AVX_VNNI_LEVEL, AVX512_LEVEL;
 extern const Products AVX512_BF16_PRODUCTS, AMX_PRODUCTS;  // of bfloat16
+extern const Attention AVX512_BF16_ATTENTION;
 #elif defined(__aarch64__)
 extern const Level NEON_LEVEL;
 extern const Products I8MM_PRODUCTS;

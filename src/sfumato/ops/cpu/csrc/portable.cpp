@@ -24,12 +24,8 @@ void int8_tile(const uint8_t *codes, const uint16_t *scales, int64_t blocks, con
         for (int k = 0; k < BLOCK; k++)
             for (int r = 0; r < 16; r++)
                 weight[k][r] = (int16_t)(code_of<KIND>(lanes[k / 4][r] >> 8 * (k % 4)) + shape.offset);
-        float scale[2][16], minimum[16];
-        for (int r = 0; r < 16; r++) {
-            scale[0][r] = from_half(scales[r]);
-            scale[1][r] = shape.halves ? from_half(scales[16 + r]) : scale[0][r];
-            minimum[r] = shape.minimum ? from_half(scales[16 + r]) : 0.0f;
-        }
+        float scale[2][16], minimum[2][16];
+        scales_of<KIND>(scales, scale, minimum);
         const uint8_t *behind = rows + ROWS * 32;
         for (int i = 0; i < ROWS; i++) {
             const auto *q = reinterpret_cast<const int8_t *>(rows + i * 32);
@@ -47,7 +43,7 @@ void int8_tile(const uint8_t *codes, const uint16_t *scales, int64_t blocks, con
                 }
                 for (int r = 0; r < 16; r++) {
                     sums[i][r] += (float)(int32_t)dots[r] * (scale[h][r] * row_scale);
-                    if (shape.minimum) sums[i][r] += minimum[r] * correction;
+                    if (shape.minimum) sums[i][r] += minimum[h][r] * correction;
                 }
             }
         }
@@ -108,4 +104,4 @@ void widen_panel(const uint8_t *codes, const uint16_t *scales, int64_t blocks, u
 #include "row_operations.inc"
 
 const Level PORTABLE_LEVEL = {
-    {linear, experts}, update_softmax, geglu, rms_norm, rotate, pack, dequantize, pack_columns};
+    {linear, experts}, update_softmax, geglu, rms_norm, rotate, pack, dequantize, pack_columns, {}};

@@ -117,7 +117,7 @@ const Processor &processor() {
 
 }  // namespace
 
-extern "C" int sf_has_bf16(void) { return 0; }  // attention's, which x86 alone has
+extern "C" int sf_has_bf16(void) { return 0; }  // AVX512-BF16, which x86 alone has
 
 extern "C" int sf_isa_available(int isa) {
     switch (isa) {

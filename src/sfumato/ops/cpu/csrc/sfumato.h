@@ -24,7 +24,7 @@
 extern "C" {
 #endif
 
-#define SF_VERSION 10
+#define SF_VERSION 11
 
 enum { SF_OK = 0, SF_BAD_ARGUMENT = -1, SF_NO_MEMORY = -2, SF_UNSUPPORTED = -3 };
 enum { SF_F32 = 0, SF_BF16 = 1 };                     /* dtypes */
@@ -46,6 +46,8 @@ SF_API int sf_version(void);
 SF_API int sf_isa_available(int isa);
 /* Whether calls are shared out to threads: built with OpenMP. */
 SF_API int sf_has_threads(void);
+/* Whether a level attends: the functions of attention below take it. */
+SF_API int sf_attends(int isa);
 /* Whether this processor multiplies bfloat16 (AVX512-BF16). */
 SF_API int sf_has_bf16(void);
 
@@ -138,11 +140,12 @@ typedef struct {
     int64_t count, head_stride, row_stride;
 } sf_rows;
 
-/* Softmax attention with scale 1 and grouped heads: q and out [tokens][heads][d]; keys and values
+/* Softmax attention in bfloat16 with float32 sums (SF_AVX512 and SF_AMX, where the processor multiplies
+ * it) or in float32 (the others that attend), with scale 1 and grouped heads: q and out [tokens][heads][d]; keys and values
  * in segments, one after another.  With positions, a token sees the keys at its own position and
  * before, those less than `window` behind it; without (both null), every key.  Who sees none gets
  * zeros. */
-SF_API int sf_attention(const void *q, int q_dtype, int64_t tokens, int64_t heads,
+SF_API int sf_attention(int isa, const void *q, int q_dtype, int64_t tokens, int64_t heads,
                         int64_t kv_heads, int64_t d, const sf_rows *keys, const sf_rows *values,
                         int64_t segments, const int32_t *query_positions,
                         const int32_t *key_positions, int64_t window, void *out, int out_dtype,
@@ -166,7 +169,7 @@ typedef struct {
     int out_dtype;
 } sf_shared_call;
 
-SF_API int sf_shared_attention(const sf_shared_call *call, int threads);
+SF_API int sf_shared_attention(int isa, const sf_shared_call *call, int threads);
 
 /* Attention of canvases, one a row: q and out [rows][length][heads][d]; k and v [rows][length]
  * [kv_heads][d]; keys and values [stored][kv_heads][size][d].  The first width[row] positions of a
@@ -180,7 +183,7 @@ typedef struct {
     void *out;
 } sf_canvas_call;
 
-SF_API int sf_canvas_attention(const sf_canvas_call *call, int threads);
+SF_API int sf_canvas_attention(int isa, const sf_canvas_call *call, int threads);
 
 #ifdef __cplusplus
 }

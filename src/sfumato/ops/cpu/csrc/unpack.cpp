@@ -31,15 +31,14 @@ struct UnpackPanel {
             for (int k = 0; k < BLOCK; k++)
                 for (int r = 0; r < 16; r++) values[k][r] = from_bf16(pairs[k / 2][r][k % 2]);
         } else {
-            constexpr Shape shape = SHAPES[KIND];
             uint32_t lanes[8][16];
+            float size[2][16], minimum[2][16];
             lanes_of<KIND>(at, lanes);
+            scales_of<KIND>(scale, size, minimum);
             for (int k = 0; k < BLOCK; k++)
                 for (int r = 0; r < 16; r++) {
                     const int code = code_of<KIND>(lanes[k / 4][r] >> 8 * (k % 4));
-                    const float size = from_half(scale[shape.halves && k >= 16 ? 16 + r : r]);
-                    const float minimum = shape.minimum ? from_half(scale[16 + r]) : 0.0f;
-                    values[k][r] = size * (float)code + minimum;
+                    values[k][r] = size[k / 16][r] * (float)code + minimum[k / 16][r];
                 }
         }
     }

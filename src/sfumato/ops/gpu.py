@@ -1,0 +1,55 @@
+"""What is asked of a GPU that torch drives by its backend `cuda`: NVIDIA's, and by ROCm AMD's.
+
+The rest of the program asks here, so that it names no vendor, and another backend has one place to
+be added.  Knows neither kernels nor graphs.
+"""
+
+from __future__ import annotations
+
+import torch
+
+KIND = "cuda"
+"""The kind of device, as torch names it and twins are registered for it."""
+
+
+def is_gpu(device: torch.device) -> bool:
+    """Whether a device is such a GPU, of this machine or of one that is only computed for."""
+    return device.type == KIND
+
+
+def is_present(device: torch.device) -> bool:
+    """Whether a device is such a GPU, and torch sees one here."""
+    return is_gpu(device) and torch.cuda.is_available()
+
+
+def product(device: torch.device) -> str | None:
+    """The name under which a GPU is sold; None for other devices."""
+    return torch.cuda.get_device_name(device) if is_gpu(device) else None
+
+
+def is_integrated(device: torch.device) -> bool:
+    """Whether a GPU that is present has no memory of its own."""
+    return bool(torch.cuda.get_device_properties(device).is_integrated)
+
+
+def total_memory(device: torch.device) -> int:
+    """Bytes of a GPU's memory."""
+    return torch.cuda.get_device_properties(device).total_memory
+
+
+def peak_bytes() -> int | None:
+    """The most that torch has held of the current GPU; None where this process uses none."""
+    return torch.cuda.max_memory_reserved() if _used() else None
+
+
+def used_bytes() -> int | None:
+    """Bytes of the current GPU that are in use now, those of the driver and of other processes too;
+    None where this process uses none."""
+    if not _used():
+        return None
+    free, total = torch.cuda.mem_get_info()
+    return total - free
+
+
+def _used() -> bool:
+    return torch.cuda.is_available() and torch.cuda.is_initialized()

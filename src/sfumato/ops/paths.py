@@ -1,0 +1,66 @@
+"""Which function serves each operation on a device, and why: the table of `sfumato doctor`."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+
+from sfumato.ops import registry
+from sfumato.ops.cpu import library
+from sfumato.ops.registry import COMPILED, TORCH, TRITON, Twin
+from sfumato.ops.switched_off import OPERATIONS, VARIABLE
+from sfumato.ops.triton import self_test
+
+_MADE_OF_OTHERS = "of torch's operations, and of others here"
+_STEADY = "in parts of fixed size: a row's bits do not depend on others"
+
+
+@dataclass(frozen=True)
+class Path:
+    """Who serves an operation on a device ("torch", "compiled, avx2", "Triton", "torch on the
+    CPU"), and why."""
+
+    operation: str
+    path: str
+    reason: str
+
+
+def paths(device: torch.device) -> list[Path]:
+    """A row for each operation, and one for each format of weights in planes whose kernels failed.
+
+    On a GPU kernels must have been prepared (`ops.prepare`), or the table says that they were not.
+    """
+    rows = [_path(operation, device) for operation in OPERATIONS]
+    failed = self_test.failures(device).items()
+    return rows + [Path(name, "torch", why) for name, why in failed if " " in name]
+
+
+def _path(operation: str, device: torch.device) -> Path:
+    if registry.is_off(operation):
+        return Path(operation, "torch", f"{VARIABLE} asks for it")
+    if why := registry.why_replaced(operation, device):
+        return Path(operation, "torch on the CPU", why)
+    refused = ""
+    for twin in registry.twins_of(operation, device):
+        why = twin.refusal(device)
+        if not why:
+            return Path(operation, _name(twin), _reason(twin, refused))
+        refused = refused or why
+    return Path(operation, "torch", refused or _MADE_OF_OTHERS)
+
+
+def _name(twin: Twin) -> str:
+    names = {TORCH: "torch", TRITON: "Triton", COMPILED: library.describe()[0]}
+    return names[twin.backend]
+
+
+def _reason(twin: Twin, refused: str) -> str:
+    """Why this one, where another was refused; else for what it serves."""
+    if twin.note:
+        return f"for {twin.note}, else torch" + (f": {refused}" if refused else "")
+    if refused:
+        return refused
+    if twin.backend == TORCH:
+        return _STEADY
+    return "passed its test here" if twin.backend == TRITON else library.reason
