@@ -9,7 +9,7 @@ import pytest
 
 expect = pytest.importorskip("playwright.sync_api", reason="playwright is not installed").expect
 
-SUDOKU = "sudoku\n2.1.\n....\n....\n.1.4"
+SUDOKU = "sudoku\n..1.\n1...\n.2.1\n...4"
 SOLUTION = "2413\n1342\n4231\n3124"
 
 # Notes, with every picture of the screen, how high the live bubble is and where its tokens are.

@@ -59,7 +59,7 @@ def test_a_replay_plays_without_a_server(
         assert canvas.inner_text() != SOLUTION
         slider.press("ArrowRight")
         expect(replay.locator(".where")).to_have_text("step 1")
-        expect(canvas.locator(".given")).to_have_text(["2", "1", "1", "4"])
+        expect(canvas.locator(".given")).to_have_text(["1", "1", "2", "1", "4"])
         replay.get_by_label("How long each step is shown").select_option("80")
         replay.get_by_label("Play the replay").click()
         expect(replay.locator(".where")).to_have_text("settled")
