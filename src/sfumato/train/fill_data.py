@@ -27,6 +27,8 @@ Message = dict[str, str]
 MOST_IN_HOLE = 8
 TWO_HOLES_SHARE = 0.25
 WHOLE_WORDS_SHARE = 0.6
+NEAR_SHARE = 0.4
+"""Of the ends of a hole for a name, those that are up to two characters off the name's own."""
 ONE_HOLE_FROM = 32
 """Characters of a text that has one hole only: two might not fit a canvas."""
 CLOSING = Closing(END_OF_TURN, EOS)
@@ -129,19 +131,37 @@ def _answers(rng: np.random.Generator) -> FillTask | None:
 
 
 @cache
-def _facts() -> tuple[str, ...]:
-    """Sentences that stand by themselves."""
-    texts = []
+def _facts() -> tuple[tuple[str, tuple[str, ...]], ...]:
+    """Sentences that stand by themselves, each with its names in their order."""
+    facts = []
     for each in countries():
         name, capital = each["name"], each["capital"]
-        texts += [f"The capital of {name} is {capital}.", f"{capital} is the capital of {name}."]
-    return tuple(texts)
+        facts += [
+            (f"The capital of {name} is {capital}.", (name, capital)),
+            (f"{capital} is the capital of {name}.", (capital, name)),
+        ]
+    return tuple(facts)
 
 
 def _of_facts(rng: np.random.Generator) -> FillTask | None:
-    text = pick(_facts(), rng)
-    span = _span(text, rng)
-    if span is None or sum(_fits(other, text, span) for other in _facts()) > 1:
+    text, _ = pick(_facts(), rng)
+    return _of_fact(text, _span(text, rng))
+
+
+def _of_names(rng: np.random.Generator) -> FillTask | None:
+    """A fact whose hole begins and ends at or near a name."""
+    text, names = pick(_facts(), rng)
+    place = int(rng.random() * len(names))
+    start = text.index(names[place]) if place == 0 else text.rindex(names[place])
+    near = rng.integers(-2, 3, 2) * (rng.random(2) < NEAR_SHARE)
+    end = min(len(text), start + len(names[place]) + int(near[1]))
+    start = max(0, start + int(near[0]))
+    return _of_fact(text, (start, end) if 0 < end - start <= MOST_IN_HOLE else None)
+
+
+def _of_fact(text: str, span: tuple[int, int] | None) -> FillTask | None:
+    """The fact with that hole; None where another fact fits too."""
+    if span is None or sum(_fits(other, text, span) for other, _ in _facts()) > 1:
         return None
     return _task(None, text, [span])
 
@@ -214,5 +234,5 @@ def sudoku_task(cells: sudoku.Cells, solved: str) -> FillTask:
 
 _Family = Callable[[np.random.Generator], FillTask | None]
 _FAMILIES: tuple[_Family, ...] = (_answers, _answers, _of_facts, _sequences, _restated, _grids)
-# A fact of sixty is met in every wording; recalling it takes the most steps to learn.
-_TRAINED = (*_FAMILIES, _of_facts)
+# A fact of sixty is met in every wording; recalling its names takes the most steps to learn.
+_TRAINED = (*_FAMILIES, _answers, _of_facts, _of_names, _of_names, _of_names, _of_names)
