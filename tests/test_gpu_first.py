@@ -248,8 +248,9 @@ def test_texts_are_the_same_or_go_apart_at_an_edge() -> None:
     results = compare_texts("cpu", torch.float32, prompts)
     assert (results["texts"], results["same"], results["wrong"], results["apart"]) == (1, 1, 0, [])
     models = [sfumato.load(device="cpu", dtype=name) for name in ("float32", "bfloat16")]
+    unfamiliar = "Tell me of the sea."
     apart = [
-        gpu_texts._first_difference(*map(Side, models), "Tell me of the sea.", seed)
+        gpu_texts._first_difference(*map(Side, models), unfamiliar, seed)
         for seed in range(3)
     ]
     assert any(apart), "bfloat16 decides otherwise here and there, but only where it is close"
@@ -259,7 +260,7 @@ def test_texts_are_the_same_or_go_apart_at_an_edge() -> None:
         def open(self, seed: int, number: int) -> None:
             super().open(seed + 1, number)
 
-    wrong = gpu_texts._first_difference(Side(models[0]), OtherNoise(models[0]), prompts[0], 0)
+    wrong = gpu_texts._first_difference(Side(models[0]), OtherNoise(models[0]), unfamiliar, 0)
     assert wrong is not None and wrong["distance"] > ERROR[torch.float32]
 
 
