@@ -36,10 +36,11 @@ def llama_step(program: Path, file: Path, threads: int, steps: int) -> float:
     command = [str(program), "-m", str(file), "-p", PROMPT, "-t", str(threads), "-ngl", "0"]
     command += ["-n", str(CANVAS), "-c", "1024", "--diffusion-blocks", "1"]
     command += ["--diffusion-eb-max-steps", str(steps), "--diffusion-eb-confidence", "0"]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=LIMIT_S)
-    times = _TIME.findall(done.stdout + done.stderr)
+    done = subprocess.run(command, capture_output=True, timeout=LIMIT_S)
+    text = (done.stdout + done.stderr).decode(errors="replace")  # random tokens are seldom UTF-8
+    times = _TIME.findall(text)
     if not times:
-        raise SystemExit(f"{program}: names no time per step:\n{done.stderr[-2000:]}")
+        raise SystemExit(f"{program}: names no time per step:\n{text[-2000:]}")
     return float(times[-1])
 
 
