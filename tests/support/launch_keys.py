@@ -33,11 +33,13 @@ from sfumato.model.transformer import Transformer
 from sfumato.ops import registry
 from sfumato.ops.triton import ahead_of_time, self_test, twins
 from sfumato.ops.triton.kernel import Kernel, all_kernels, in_place_of_launches
+from sfumato.ops.triton.linear import LINEAR
 from sfumato.ops.triton.noted import Noted, note
 from sfumato.ops.triton.planes import PlaneTensor, plane_bytes
 from sfumato.ops.triton.targets import TARGETS
 from sfumato.ops.triton.tiles import candidates
 from sfumato.weights.blocks import BLOCK_FORMATS
+from sfumato.weights.scaled import CODES, ScaledTensor
 
 NAME = "sm_90"  # whose tiles a CPU has
 TARGET = GPUTarget(TARGETS[NAME].backend, TARGETS[NAME].number, TARGETS[NAME].warp)
@@ -131,15 +133,33 @@ def multiply_planes() -> None:
     ops.vocabulary_mass(hidden, inputs[1], torch.zeros(256, 1, dtype=torch.int64), 30.0, 0, None)
 
 
+def multiply_codes() -> None:
+    """As `multiply_planes`, of weights of 8-bit codes, in all shapes."""
+    for tokens in (256, 4096):
+        for kind, dtype in CODES.items():
+            for sizes in LINEAR.shapes.values():
+                x = torch.ones(tokens, sizes["INPUTS"], dtype=torch.bfloat16)
+                ops.linear(x, scaled(dtype, sizes["OUTPUTS"], sizes["INPUTS"]))
+            x, chosen = torch.ones(tokens, 2816).bfloat16(), torch.zeros(tokens, 8).long()
+            weights = scaled(dtype, 128, 1408, 2816), scaled(dtype, 128, 2816, 704)
+            ops.experts(x, chosen, chosen.float(), *weights)
+
+
+def scaled(dtype: torch.dtype, *shape: int) -> ScaledTensor:
+    """Memory that nothing touches."""
+    return ScaledTensor(torch.empty(shape, dtype=dtype), torch.empty(shape[:-1]))
+
+
 def main() -> None:
     driver.set_active(Driver())
     known, launched = ahead(), set[Key]()
     network = two_layers()
     slots = network.new_slots(3, 4096 + 512)  # full layers read it in two pieces
-    self_test.serve_only(CPU, frozenset(twins(FORMATS)))
+    self_test.serve_only(CPU, frozenset(twins((*FORMATS, *CODES))))
     # The read at the end of the warm-up takes numbers that no kernel has computed.
     with registry.seen_as("cpu", "cuda"), noted_launches(launched), suppress(ArithmeticError):
         multiply_planes()
+        multiply_codes()
         denoiser = Denoiser(network, len(slots), Replayed())
         assert denoiser.device_steps
         questions = QuestionPool(network.config, 512, 256, torch.bfloat16, CPU)
@@ -147,7 +167,7 @@ def main() -> None:
         warm_up(denoiser, slots, replace(REFERENCE, canvas_length=256), forwards)
     names = {name for name, *_ in launched}
     missing = sorted({name for name, *rest in launched if (name, *rest) not in known})
-    tests = self_test.launches(CPU, twins(FORMATS))
+    tests = self_test.launches(CPU, twins((*FORMATS, *CODES)))
     findings = {"launched": len(launched), "names": sorted(names), "missing": missing}
     of_tests = {"tested": sorted({noted.kernel for noted in tests}), "tests": len(tests)}
     print(json.dumps(findings | of_tests))

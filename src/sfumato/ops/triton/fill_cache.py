@@ -106,12 +106,15 @@ def serving(device: torch.device, formats: Collection[str] = ()) -> list[Item]:
     target, number = architecture(device), own_architecture(device)
     assert target is not None
     known = sorted(LAYOUTS.keys() & set(formats))
-    work = (job for job in jobs([target], every=True, formats=known) if _wanted(job, known))
+    work = (job for job in jobs([target], every=True, formats=known) if _wanted(job, formats))
     return [(job, number) for job in work if _serves(job, device)]
 
 
 def _wanted(job: Job, formats: Collection[str]) -> bool:
-    return not all_kernels()[job.kernel].columns or job.variant.partition(": ")[0] in formats
+    kernel = all_kernels()[job.kernel]
+    if kernel.format and kernel.format not in formats:
+        return False
+    return not kernel.columns or job.variant.partition(": ")[0] in formats
 
 
 def _serves(job: Job, device: torch.device) -> bool:
