@@ -13,8 +13,8 @@ from sfumato.engine.memory_estimate import ModelFootprint, predict
 from sfumato.model.cache import slot_bytes
 from sfumato.model.loading import load_network
 from sfumato.model.network import Network
-from sfumato.model.placement import CACHE_TYPES, CACHED, cache_dtype, serving_kernels
-from sfumato.ops.narrow_cache import FP8, Q8_0
+from sfumato.model.placement import CACHE_TYPES, cache_dtype, serving_kernels
+from sfumato.ops.narrow_cache import CACHED, FP8, Q8_0
 
 CPU, GPU = torch.device("cpu"), torch.device("cuda")
 
@@ -89,13 +89,15 @@ def test_every_device_takes_a_narrow_cache() -> None:
     assert cache_dtype(checkpoint, GPU, torch.bfloat16, "bf16") == torch.bfloat16
 
 
-def test_kernels_that_read_a_cache_do_not_serve_a_narrow_one(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    every = frozenset((*CACHED, "linear", "attend"))
+def test_which_kernels_serve_a_narrow_cache(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Those that passed over this kind."""
+    of_fp8 = {"canvas_attention fp8 cache", "write_cache fp8 cache"}
+    every = frozenset((*CACHED, "linear", "attend", *of_fp8))
     monkeypatch.setattr("sfumato.ops.kernels_on", lambda device: every)
     assert serving_kernels(GPU, torch.bfloat16, torch.bfloat16) == every
-    assert serving_kernels(GPU, torch.bfloat16, FP8) == {"linear", "attend"}
+    plain = {"linear", "attend", *of_fp8}
+    assert serving_kernels(GPU, torch.bfloat16, FP8) == plain | {"canvas_attention", "write_cache"}
+    assert serving_kernels(GPU, torch.bfloat16, Q8_0) == plain
     assert not serving_kernels(GPU, torch.float32, Q8_0)
 
 

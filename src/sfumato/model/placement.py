@@ -11,7 +11,7 @@ import torch
 from sfumato import ops
 from sfumato.model.torch_code import missing_code, multiplies_bfloat16
 from sfumato.ops import gpu
-from sfumato.ops.narrow_cache import FP8, Q8_0, is_narrow
+from sfumato.ops.narrow_cache import CACHED, FORMATS, FP8, Q8_0, is_narrow
 from sfumato.weights.checkpoint import Checkpoint
 from sfumato.weights.tensorfile import FLOAT_FORMATS
 
@@ -19,8 +19,6 @@ _log = logging.getLogger(__name__)
 
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
 CACHE_TYPES = {"bf16": torch.bfloat16, "fp8": FP8, "q8_0": Q8_0}
-CACHED = frozenset(("canvas_attention", "phase_attention", "read_attention", "write_cache"))
-"""The operations that take a cache as it is stored."""
 SMALL = 100 << 20  # bytes of tensors; see `pick_dtype`
 
 
@@ -61,10 +59,14 @@ def serving_kernels(
     device: torch.device, dtype: torch.dtype, cache_dtype: torch.dtype
 ) -> frozenset[str]:
     """The operations that kernels serve on a device, where the form of the weights allows it: they
-    take bfloat16 alone. A narrow cache is widened by torch for those that read it."""
+    take bfloat16 alone, and of a cache also 8 bits."""
     if dtype != torch.bfloat16 or (cache_dtype != dtype and not is_narrow(cache_dtype)):
         return frozenset()
-    return ops.kernels_on(device) - (CACHED if is_narrow(cache_dtype) else frozenset())
+    known = ops.kernels_on(device)
+    if not is_narrow(cache_dtype):
+        return known
+    narrow = {name for name in CACHED if f"{name} {FORMATS[cache_dtype]}" in known}
+    return known - CACHED | narrow
 
 
 def device_memory(device: torch.device) -> int | None:

@@ -19,6 +19,12 @@ from torch import Tensor
 FP8 = torch.float8_e4m3fn
 Q8_0 = torch.uint8
 Q8_0_BLOCK = 32
+FORMATS = {FP8: "fp8 cache", Q8_0: "q8_0 cache"}
+"""How the kernels of GPUs name them beside the formats of weights."""
+NUMBERS = {FP8: 1, Q8_0: 2}
+"""The constant CACHE of such a kernel; of any other cache it is 0."""
+CACHED = frozenset(("canvas_attention", "phase_attention", "read_attention", "write_cache"))
+"""The operations that take a cache as it is stored."""
 AT_ONCE = 1 << 22
 """Numbers that are converted at a time, which bounds what stands beside them in float32."""
 _BESIDE = 4 * torch.float32.itemsize  # bytes of each of them, see `beside_bytes`
