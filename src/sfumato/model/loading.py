@@ -26,6 +26,7 @@ from sfumato.model.placement import cache_dtype
 from sfumato.model.transformer import Transformer
 from sfumato.model.upload import Mover
 from sfumato.ops import gpu, packing
+from sfumato.ops.narrow_cache import FORMATS
 from sfumato.ops.reference import Weight
 from sfumato.ops.registry import PANELS
 from sfumato.weights.blocks import QuantizedTensor
@@ -88,6 +89,7 @@ def load_network(
     checkpoint.check_tensors(expected)
     if gpu.is_gpu(device):
         formats = frozenset(checkpoint.tensors[name].format for name in expected)
+        formats |= {FORMATS[stored]} if stored in FORMATS else frozenset()
         ops.prepare(device, config.hidden_size, formats)  # before the weights fill its memory
     total = sum(checkpoint.tensors[name].nbytes for name in expected)
     done, output = 0, None
