@@ -24,12 +24,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-<<<<<<< HEAD
-from sfumato.ops.registry import ANY, BLOCKS, SCALED, choose, reference, register_form
-=======
 from sfumato.ops.narrow_cache import gathered
-from sfumato.ops.registry import ANY, BLOCKS, choose, reference, register_form
->>>>>>> gcache
+from sfumato.ops.registry import ANY, BLOCKS, SCALED, choose, reference, register_form
 from sfumato.weights.blocks import BlockFormat, QuantizedTensor
 from sfumato.weights.scaled import ScaledTensor, round_rows
 

@@ -13,8 +13,9 @@ from tests.support.kernels import close, interpreted
 import sfumato.engine.runner  # noqa: F401, which registers all operations
 from sfumato import ops
 from sfumato.ops import reference, registry
+from sfumato.ops.narrow_cache import CACHED, FORMATS
 from sfumato.ops.paths import paths
-from sfumato.ops.registry import PLANES, SCALED
+from sfumato.ops.registry import ANY, PLANES, SCALED
 from sfumato.ops.triton import OPERATIONS, PLANE_OPERATIONS, SCALED_OPERATIONS, self_test
 from sfumato.ops.triton.kernel import LaunchError
 from sfumato.ops.triton.planes import plane_name
@@ -71,7 +72,18 @@ def fall_back(
 @pytest.mark.parametrize("operation", sorted(OPERATIONS))
 def test_each_operation(operation: str, way: str, monkeypatch: pytest.MonkeyPatch) -> None:
     form = OPERATIONS[operation][1]
-    fall_back(operation, operation, (form, torch.ones(1)), way, monkeypatch)
+    fall_back(operation, operation, (form, *[torch.ones(1)] * 4), way, monkeypatch)
+
+
+@pytest.mark.usefixtures("seen_as_a_gpu")
+@pytest.mark.parametrize("way", WAYS)
+@pytest.mark.parametrize("operation", sorted(CACHED))
+def test_each_operation_over_a_narrow_cache(
+    operation: str, way: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    dtype, format = next(iter(FORMATS.items()))
+    held = torch.ones(1).to(dtype)
+    fall_back(operation, f"{operation} {format}", (ANY, *[held] * 4), way, monkeypatch)
 
 
 @pytest.mark.usefixtures("seen_as_a_gpu")

@@ -14,7 +14,8 @@ from typing import Any
 
 import torch
 
-<<<<<<< HEAD
+from sfumato.ops.narrow_cache import CACHED, FORMATS
+from sfumato.ops.reads import Prefixes
 from sfumato.ops.registry import (
     ANY,
     FLOAT,
@@ -26,11 +27,6 @@ from sfumato.ops.registry import (
     is_off,
     twin,
 )
-=======
-from sfumato.ops.narrow_cache import CACHED, FORMATS
-from sfumato.ops.reads import Prefixes
-from sfumato.ops.registry import ANY, FLOAT, PLANES, TRITON, choose, device_of, is_off, twin
->>>>>>> gcache
 from sfumato.ops.triton import self_test
 from sfumato.ops.triton.kernel import LaunchError
 from sfumato.ops.triton.planes import OPERATIONS as PLANE_OPERATIONS
@@ -80,13 +76,9 @@ def _twin(operation: str) -> KernelTwin:
 
 
 def twins(formats: Iterable[str] = ()) -> dict[str, KernelTwin]:
-<<<<<<< HEAD
     """All operations that kernels serve, those with planes and with 8-bit codes for weights of
-    these formats, less those that are turned off. Imports Triton."""
-=======
-    """All operations that kernels serve, those with planes for weights of these formats and those
-    over a narrow cache of one of them, less those that are turned off. Imports Triton."""
->>>>>>> gcache
+    these formats and those over a narrow cache of one of them, less those that are turned off.
+    Imports Triton."""
     named = [names for operation in PLANE_OPERATIONS for names in plane_names(operation).items()]
     named += [names for operation in SCALED_OPERATIONS for names in scaled_names(operation).items()]
     names = [name for format, name in named if format in formats]

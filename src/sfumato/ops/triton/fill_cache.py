@@ -113,16 +113,13 @@ def serving(device: torch.device, formats: Collection[str] = ()) -> list[Item]:
 
 def _wanted(job: Job, formats: Collection[str]) -> bool:
     kernel = all_kernels()[job.kernel]
-<<<<<<< HEAD
     if kernel.format and kernel.format not in formats:
         return False
-=======
     cache = kernel.as_variant(job.variant).sizes.get("CACHE", 0)
     if cache:
         return any(
             format in formats for dtype, format in FORMATS.items() if NUMBERS[dtype] == cache
         )
->>>>>>> gcache
     return not kernel.columns or job.variant.partition(": ")[0] in formats
 
 

@@ -1,4 +1,4 @@
-"""The mixture of experts with weights of 8-bit codes: the launches of `experts`, and two that round.
+"""The mixture of experts with weights of 8-bit codes: the launches of `experts`, and two to round.
 
 The tokens become codes once, before the experts gather them; what gate and up make of them becomes
 codes before the down product, a row at a time.  Where e4m3 is unpacked by integers (see `codes`)
