@@ -136,7 +136,7 @@ def multiply_planes() -> None:
 def multiply_codes() -> None:
     """As `multiply_planes`, of weights of 8-bit codes, in all shapes."""
     for tokens in (256, 4096):
-        for kind, dtype in CODES.items():
+        for dtype in CODES.values():
             for sizes in LINEAR.shapes.values():
                 x = torch.ones(tokens, sizes["INPUTS"], dtype=torch.bfloat16)
                 ops.linear(x, scaled(dtype, sizes["OUTPUTS"], sizes["INPUTS"]))
