@@ -28,6 +28,7 @@ from sfumato.model.cache import (
     slot_sizes,
     snapshot_bytes,
 )
+from sfumato.model.codes_on_load import as_codes
 from sfumato.model.head_memory import head_bytes
 from sfumato.model.layer_devices import layer_of_experts, make_placement
 from sfumato.model.loading import loaded_bytes, viewed_bytes
@@ -76,6 +77,7 @@ class ModelFootprint:
         """A model that is not loaded yet, but for what is on another device. Raises ValueError as
         `cache_dtype` and `make_placement`."""
         placement = make_placement(device, len(config.layers), experts_on_cpu)
+        checkpoint = as_codes(checkpoint, placement.of)
         tensors = [
             (name, info)
             for name, info in checkpoint.tensors.items()
