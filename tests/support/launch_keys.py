@@ -34,11 +34,13 @@ from sfumato.model.transformer import Transformer
 from sfumato.ops import narrow_cache, registry
 from sfumato.ops.triton import ahead_of_time, self_test, twins
 from sfumato.ops.triton.kernel import Kernel, all_kernels, in_place_of_launches
+from sfumato.ops.triton.linear import LINEAR
 from sfumato.ops.triton.noted import Noted, note
 from sfumato.ops.triton.planes import PlaneTensor, plane_bytes
 from sfumato.ops.triton.targets import TARGETS
 from sfumato.ops.triton.tiles import candidates
 from sfumato.weights.blocks import BLOCK_FORMATS
+from sfumato.weights.scaled import CODES, ScaledTensor
 
 NAME = "sm_90"  # whose tiles a CPU has
 TARGET = GPUTarget(TARGETS[NAME].backend, TARGETS[NAME].number, TARGETS[NAME].warp)
@@ -133,6 +135,23 @@ def multiply_planes() -> None:
     ops.vocabulary_mass(hidden, inputs[1], torch.zeros(256, 1, dtype=torch.int64), 30.0, 0, None)
 
 
+def multiply_codes() -> None:
+    """As `multiply_planes`, of weights of 8-bit codes, in all shapes."""
+    for tokens in (256, 4096):
+        for dtype in CODES.values():
+            for sizes in LINEAR.shapes.values():
+                x = torch.ones(tokens, sizes["INPUTS"], dtype=torch.bfloat16)
+                ops.linear(x, scaled(dtype, sizes["OUTPUTS"], sizes["INPUTS"]))
+            x, chosen = torch.ones(tokens, 2816).bfloat16(), torch.zeros(tokens, 8).long()
+            weights = scaled(dtype, 128, 1408, 2816), scaled(dtype, 128, 2816, 704)
+            ops.experts(x, chosen, chosen.float(), *weights)
+
+
+def scaled(dtype: torch.dtype, *shape: int) -> ScaledTensor:
+    """Memory that nothing touches."""
+    return ScaledTensor(torch.empty(shape, dtype=dtype), torch.empty(shape[:-1]))
+
+
 def over_narrow_caches(network: Network) -> None:
     """A layer of each kind over slots and questions in 8 bits, of two pieces on full layers."""
     for stored in narrow_cache.FORMATS:
@@ -156,11 +175,12 @@ def main() -> None:
     known, launched = ahead(), set[Key]()
     network = two_layers()
     slots = network.new_slots(3, 4096 + 512)  # full layers read it in two pieces
-    formats = *FORMATS, *CACHES
+    formats = *FORMATS, *CODES, *CACHES
     self_test.serve_only(CPU, frozenset(twins(formats)))
     # The read at the end of the warm-up takes numbers that no kernel has computed.
     with registry.seen_as("cpu", "cuda"), noted_launches(launched), suppress(ArithmeticError):
         multiply_planes()
+        multiply_codes()
         over_narrow_caches(network)
         denoiser = Denoiser(network, len(slots), Replayed())
         assert denoiser.device_steps

@@ -43,7 +43,7 @@ the C library keeps their memory for the next ones."""
 
 def _dense(weight: Weight, dtype: torch.dtype, spare: Tensor | None = None) -> Tensor:
     """The weight in floats; spare: memory that may be taken for them."""
-    device = weight.device if isinstance(weight, Tensor | QuantizedTensor) else torch.device("cpu")
+    device = getattr(weight, "device", torch.device("cpu"))
     given = weight, dtype, spare
     floats: Tensor = choose("dense", device, form_of(weight), *given)(*given)
     return floats
@@ -53,7 +53,7 @@ def _dense(weight: Weight, dtype: torch.dtype, spare: Tensor | None = None) -> T
 def linear(x: Tensor, weight: Weight, tile: int | None = None) -> Tensor:
     """See `ops.linear`."""
     factor = _dense(weight, x.dtype)
-    rows = x.reshape(-1, x.shape[-1]).contiguous()
+    rows = reference.multiplied(x.reshape(-1, x.shape[-1]).contiguous(), weight)
     size = tile or (LARGE_TILE if factor.numel() >= LARGE else ROWS)
     out = rows.new_empty(len(rows), len(factor))
     full = len(rows) // size * size

@@ -113,6 +113,8 @@ def serving(device: torch.device, formats: Collection[str] = ()) -> list[Item]:
 
 def _wanted(job: Job, formats: Collection[str]) -> bool:
     kernel = all_kernels()[job.kernel]
+    if kernel.format and kernel.format not in formats:
+        return False
     cache = kernel.as_variant(job.variant).sizes.get("CACHE", 0)
     if cache:
         return any(
