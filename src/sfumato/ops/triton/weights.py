@@ -148,7 +148,7 @@ def _grid_block(
     shifts = tl.arange(0, 4) * 8
     value = tl.reshape((four[:, :, None] >> shifts[None, None, :]) & 255, (OUT, IN))
     base = _plane(bases, at, known, column // SUPER, COLUMNS // SUPER, 1, tl.float16)
-    scaled = _spread(base.to(tl.float32) * factor, OUT, IN) * value.to(tl.float32)
+    scaled = spread(base.to(tl.float32) * factor, OUT, IN) * value.to(tl.float32)
     return tl.where(_parted(signs, 1, OUT, IN) != 0, -scaled, scaled)
 
 
