@@ -254,14 +254,14 @@ def load(
     device: "auto" or a torch device; dtype: "auto", "float32", "bfloat16" or "float16", or
     torch's own, for activations, cache and unquantized weights; activations: "int8" or, more exact
     and slower, "bf16", what a CPU rounds them to for products with quantized weights; quantize:
-    "q4_k" or "q8_0", what float matrices become while they are loaded (and what takes fewer bits
-    badly, as in a converted file, a larger format); what the file has quantized already stays as
-    it is; cache_type: "bf16", "fp8" or "q8_0", as which keys and values are stored (None:
-    as the model's dtype says); experts_on_cpu: of how many of the first layers the experts stay in
-    the host's memory and compute there, for a card that is too small; gpu_layers: how many of the
-    last layers are on the card, with their keys and values, while the first ones run on the CPU
-    (None: all).  Raises CheckpointError, ConfigError or ValueError, naming the file, field or
-    argument.
+    "q4_k", "q8_0" or "fp8", what float matrices become while they are loaded (and what takes fewer
+    bits badly, as in a converted file, a larger format; "fp8" leaves that as it is); what the file
+    has quantized already stays as it is; cache_type: "bf16", "fp8" or "q8_0", as which
+    keys and values are stored (None: as the model's dtype says); experts_on_cpu: of how many of the
+    first layers the experts stay in the host's memory and compute there, for a card that is too
+    small; gpu_layers: how many of the last layers are on the card, with their keys and values,
+    while the first ones run on the CPU (None: all).  Raises CheckpointError, ConfigError or
+    ValueError, naming the file, field or argument.
     """
     start = time.perf_counter()
     if not isinstance(path, str | PathLike | None) or path == "":

@@ -12,6 +12,7 @@ from typing import Any
 import torch
 
 from sfumato.engine.device_overhead import held_bytes
+from sfumato.model.codes_on_load import as_codes
 from sfumato.model.layer_devices import Placement, layer_of_experts, on_one_device
 from sfumato.model.loading import loaded_bytes, viewed_bytes
 from sfumato.model.model_config import ModelConfig
@@ -59,6 +60,7 @@ class ModelFootprint:
         """A model that is not loaded yet, but for what the placement has on other devices. Raises
         ValueError as `cache_dtype`."""
         placement = placement or on_one_device(device, len(config.layers))
+        checkpoint = as_codes(checkpoint, placement.of)
         tensors = [
             (name, info)
             for name, info in checkpoint.tensors.items()

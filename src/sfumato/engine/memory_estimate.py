@@ -277,8 +277,19 @@ def _seen_of_pool(
     Scores are not counted: torch's fused attention holds none. Measured on no device."""
     model = footprint.config
     if kernels >= kernel_memory.ATTENTION:
-        return kernel_memory.attention_bytes(model, rows, capacity, footprint.device)
+        parts = kernel_memory.attention_bytes(model, rows, capacity, footprint.device)
+        return parts + _rounded(footprint, rows)
     return _gathered(footprint, rows, capacity, model.canvas_length, 0)
+
+
+def _rounded(footprint: ModelFootprint, rows: int) -> int:
+    """New keys and values of rows, some of which commit, as a narrow cache will hold them."""
+    model, stored = footprint.config, footprint.cache_dtype
+    if not is_narrow(stored):
+        return 0
+    widest = max(layer.kv_heads * layer.head_dim for layer in model.layers)
+    numbers = rows * model.canvas_length * widest
+    return 4 * numbers * footprint.dtype.itemsize + beside_bytes(numbers, stored)
 
 
 def _seen_of_reads(footprint: ModelFootprint, slots: int, capacity: int, tokens: int) -> int:

@@ -16,6 +16,7 @@ import torch
 from torch import Tensor, nn
 
 from sfumato import ops
+from sfumato.model.codes_on_load import as_codes
 from sfumato.model.families import family_of
 from sfumato.model.head import CHUNK
 from sfumato.model.layer_devices import Placement, on_one_device
@@ -30,10 +31,12 @@ from sfumato.ops.reference import Weight
 from sfumato.ops.registry import PANELS
 from sfumato.weights.blocks import QuantizedTensor
 from sfumato.weights.checkpoint import Checkpoint, TensorInfo
+from sfumato.weights.scaled import ScaledTensor
 from sfumato.weights.tensorfile import FLOAT_FORMATS
 
 EMBEDDING = "embed_tokens.weight"
 
+Read = Tensor | QuantizedTensor | ScaledTensor
 Progress = Callable[[int, int], None]
 """(bytes loaded so far, bytes in all)"""
 
@@ -87,10 +90,7 @@ def load_network(
     transformer = skeleton(config)
     expected = {name: tuple(p.shape) for name, p in transformer.named_parameters()}
     checkpoint.check_tensors(expected)
-    if gpu.is_gpu(device):
-        formats = frozenset(checkpoint.tensors[name].format for name in expected)
-        formats |= {FORMATS[stored]} if stored in FORMATS else frozenset()
-        ops.prepare(device, config.hidden_size, formats)  # before the weights fill its memory
+    checkpoint = _prepared(checkpoint, config, placement, frozenset(expected), stored)
     total = sum(checkpoint.tensors[name].nbytes for name in expected)
     done, output = 0, None
     movers = {at: Mover(at) for at in placement.devices}
@@ -125,7 +125,24 @@ def set_devices(transformer: Transformer, placement: Placement) -> None:
         block.experts.device = experts if experts != own else None
 
 
-def _output(embedding: Tensor | QuantizedTensor, activations: str) -> list[Weight] | None:
+def _prepared(
+    checkpoint: Checkpoint,
+    config: ModelConfig,
+    placement: Placement,
+    names: frozenset[str],
+    stored: torch.dtype,
+) -> Checkpoint:
+    """Tests the kernels of each GPU, before weights fill its memory; the checkpoint, whose 8-bit
+    codes stay such where these serve."""
+    held = as_codes(checkpoint, placement.of)
+    formats = frozenset(held.tensors[name].format for name in names)
+    formats |= {FORMATS[stored]} if stored in FORMATS else frozenset()
+    for device in filter(gpu.is_gpu, placement.devices):
+        ops.prepare(device, config.hidden_size, formats)
+    return as_codes(checkpoint, placement.of)
+
+
+def _output(embedding: Read, activations: str) -> list[Weight] | None:
     """A second copy of a quantized embedding for the head: packed, chunk by chunk. The blocks stay
     too, because rows are read from them one by one; they may be a view of the mapped file."""
     if not isinstance(embedding, QuantizedTensor):
@@ -154,16 +171,15 @@ def place(module: nn.Module, leaf: str, value: Weight) -> None:
         setattr(module, leaf, value)
 
 
-def _converted(
-    value: Tensor | QuantizedTensor, name: str, mover: Mover, dtype: torch.dtype
-) -> Tensor | QuantizedTensor:
+def _converted(value: Read, name: str, mover: Mover, dtype: torch.dtype) -> Read:
     if isinstance(value, Tensor):
         dtype = _kept_dtype(name, value.ndim, value.dtype, dtype)
     return mover.to(value, dtype)
 
 
-def _packed(value: Tensor | QuantizedTensor, name: str, activations: str) -> Weight:
+def _packed(value: Read, name: str, activations: str) -> Weight:
     if name == EMBEDDING:
+        assert not isinstance(value, ScaledTensor)
         return packing.pack_embedding(value)
     return ops.pack(value, activations) if _multiplies(name) else value
 

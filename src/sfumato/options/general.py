@@ -75,7 +75,7 @@ GENERAL = (
     Option("quantize", Choice(ON_LOAD), LOAD, QUANTIZE_HELP, None, "", MODEL),
     Option("cache-type", Choice(CACHE_TYPES), (*LOAD, "inspect", "eval"),
            "how keys and values are stored; default: as --dtype says", None, "", MODEL),
-    Option("quantize", Choice(ON_LOAD), ("inspect",), QUANTIZE_HELP),
+    Option("quantize", Choice(ON_LOAD), ("inspect", "eval"), QUANTIZE_HELP),
     Option("experts-on-cpu", Whole(0, MOST_LAYERS), LOAD,
            "layers whose experts stay with the CPU, for a card that is too small", 0, "N", MODEL),
     Option("gpu-layers", Whole(0, MOST_LAYERS), LOAD,

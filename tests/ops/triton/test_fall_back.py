@@ -13,9 +13,10 @@ from tests.support.kernels import close, interpreted
 import sfumato.engine.runner  # noqa: F401, which registers all operations
 from sfumato import ops
 from sfumato.ops import reference, registry
-from sfumato.ops.narrow_cache import CACHED, FORMATS
+from sfumato.ops.narrow_cache import CACHED, FORMATS, Q8_0
 from sfumato.ops.paths import paths
-from sfumato.ops.registry import ANY, PLANES, SCALED
+from sfumato.ops.reads import Prefixes
+from sfumato.ops.registry import PLANES, SCALED
 from sfumato.ops.triton import OPERATIONS, PLANE_OPERATIONS, SCALED_OPERATIONS, self_test
 from sfumato.ops.triton.kernel import LaunchError
 from sfumato.ops.triton.planes import plane_name
@@ -77,17 +78,6 @@ def test_each_operation(operation: str, way: str, monkeypatch: pytest.MonkeyPatc
 
 @pytest.mark.usefixtures("seen_as_a_gpu")
 @pytest.mark.parametrize("way", WAYS)
-@pytest.mark.parametrize("operation", sorted(CACHED))
-def test_each_operation_over_a_narrow_cache(
-    operation: str, way: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    dtype, format = next(iter(FORMATS.items()))
-    held = torch.ones(1).to(dtype)
-    fall_back(operation, f"{operation} {format}", (ANY, *[held] * 4), way, monkeypatch)
-
-
-@pytest.mark.usefixtures("seen_as_a_gpu")
-@pytest.mark.parametrize("way", WAYS)
 @pytest.mark.parametrize("operation", sorted(PLANE_OPERATIONS))
 def test_each_operation_with_quantized_weights(
     operation: str, way: str, monkeypatch: pytest.MonkeyPatch
@@ -95,6 +85,20 @@ def test_each_operation_with_quantized_weights(
     weight = random_planes(CPU, "Q8_0", 4, 64)
     name = plane_name(operation, "Q8_0")
     fall_back(operation, name, (PLANES, torch.ones(1), weight), way, monkeypatch)
+
+
+@pytest.mark.usefixtures("seen_as_a_gpu")
+@pytest.mark.parametrize("way", WAYS)
+@pytest.mark.parametrize("operation", sorted(CACHED))
+def test_each_operation_over_a_narrow_cache(
+    operation: str, way: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    held, new = torch.ones(1, dtype=Q8_0), torch.ones(1)
+    held_first = (held, new) if operation == "write_cache" else (new, new, new, held)
+    if operation == "read_attention":
+        held_first = new, new, new, Prefixes(held, held, new, new, None)
+    name = f"{operation} {FORMATS[Q8_0]}"
+    fall_back(operation, name, (OPERATIONS[operation][1], *held_first), way, monkeypatch)
 
 
 @pytest.mark.usefixtures("seen_as_a_gpu")

@@ -2,15 +2,20 @@
 
 from __future__ import annotations
 
+import gc
+from typing import Any
+
 import pytest
 import torch
 from tests.support.kernels import close, interpreted
+from tests.support.live_bytes import LiveBytes
 
 from sfumato import ops
 from sfumato.ops import reference, registry
 from sfumato.ops.triton import self_test
 from sfumato.ops.triton.kernel import LaunchError, counted_launches
 from sfumato.ops.triton.scaled import refusal
+from sfumato.ops.triton.workspaces import expert_bytes
 from sfumato.weights.scaled import Kind, ScaledTensor, round_rows
 
 KINDS = ("FP8", "INT8")
@@ -97,6 +102,34 @@ def test_a_token_has_the_same_result_beside_others(
     assert torch.equal(scaled_linear.linear(x[some], weight), scaled_linear.linear(x, weight)[some])
     alone = scaled_experts.experts(x[some], chosen[some], shares[some], gate_up, down)
     assert torch.equal(alone, scaled_experts.experts(x, chosen, shares, gate_up, down)[some])
+
+
+@interpreted
+@pytest.mark.parametrize("kind", KINDS)
+def test_experts_take_no_more_memory_than_of_floats(
+    kind: Kind, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """So that the prediction, which knows no kinds of weights, is right for these."""
+    from sfumato.ops.triton import codes, scaled_experts
+    from sfumato.ops.triton.kernel import launch
+
+    def launched(*given: Any, **more: Any) -> None:
+        launch(*given, **more)
+        gc.collect()  # the interpreter's objects refer to each other, and to the tensors
+
+    for module in (codes, scaled_experts):
+        monkeypatch.setattr(module, "launch", launched)
+
+    tokens, experts, inner, hidden = 24, 3, 32, 96
+    x, scores = torch.randn(tokens, hidden), torch.randn(tokens, experts)
+    gate_up = round_rows(torch.randn(experts, 2 * inner, hidden) * 0.1, kind)
+    down = round_rows(torch.randn(experts, hidden, inner), kind)
+    shares, chosen = scores.softmax(-1).topk(2)
+    given = x, chosen, shares, gate_up.codes, gate_up.scales, down.codes, down.scales
+    with torch.no_grad(), LiveBytes(*given) as live:
+        out = scaled_experts.experts(x, chosen, shares, gate_up, down)
+    taken = live.most - out.nbytes
+    assert 0 < taken <= expert_bytes(tokens, 2, experts, inner, hidden, 4)
 
 
 @interpreted

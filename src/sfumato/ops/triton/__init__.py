@@ -217,11 +217,12 @@ def _note_refused(operation: str, device: torch.device, arguments: tuple[Any, ..
 
 def _named(operation: str, arguments: tuple[Any, ...]) -> str:
     """The twin of a call: an operation that takes a cache has one more for each narrow kind."""
-    if operation not in CACHED:
-        return operation
-    held = arguments[0 if operation == "write_cache" else 3]
-    format = FORMATS.get(held.keys.dtype if isinstance(held, Prefixes) else held.dtype)
-    return f"{operation} {format}" if format else operation
+    if operation in CACHED:
+        for held in arguments[:4]:
+            dtype = held.keys.dtype if isinstance(held, Prefixes) else held.dtype
+            if dtype in FORMATS:
+                return f"{operation} {FORMATS[dtype]}"
+    return operation
 
 
 def _register(operation: str, form: str) -> None:

@@ -32,7 +32,7 @@ def scaled_names(operation: str) -> dict[str, str]:
 
 
 def multiplies_codes(kind: Kind, device: torch.device) -> bool:
-    """Whether products on a device are of codes by codes, and not of unpacked ones by floats."""
+    """Whether a device multiplies codes by codes, rather than unpacked codes by floats."""
     return kind == "INT8" or architecture(device) in _E4M3
 
 

@@ -1,4 +1,4 @@
-"""The mixture of experts with weights of 8-bit codes: the launches of `experts`, and two to round.
+"""The mixture of experts with weights of 8-bit codes: the launches of `experts`, and two more.
 
 The tokens become codes once, before the experts gather them; what gate and up make of them becomes
 codes before the down product, a row at a time.  Where e4m3 is unpacked by integers (see `codes`)
@@ -199,55 +199,53 @@ def multiply(
     count, hidden, inner = down.shape
     x, chosen, shares = x.contiguous(), chosen.contiguous(), shares.float().contiguous()
     order, starts = sort(chosen, count)
-    activated = x.new_empty(len(order), inner)
-    parts = x.new_empty(len(order), hidden)
+    assignments, use = len(order), use_for(len(x))
     first, second = KERNELS[gate_up.kind if as_codes else "bytes"]
-    sorted_by = {"order": order, "starts": starts}
-    more = {"activated": activated, "CHOSEN": chosen.shape[1]}
-    _launch(first, "x", x, gate_up, inner, len(x), sorted_by | more, down.shape)
-    more = {"shares": shares, "parts": parts, "assignments": len(order)}
-    _launch(second, "activated", activated, down, hidden, len(x), sorted_by | more, down.shape)
+    both = {"order": order, "starts": starts, "EXPERTS": count, "HIDDEN": hidden, "INNER": inner}
+    both["EXPERTS_PADDED"] = triton.next_power_of_2(count)
+    # No more lives at a time than in `experts`: codes end before the parts begin, and the activated
+    # products once they are codes.
+    given, x_scales = _rounded(x, gate_up, as_codes)
+    activated = x.new_empty(assignments, inner)
+    _launch(first, use, inner, gate_up, both, x=given, x_scales=x_scales,
+            activated=activated, CHOSEN=chosen.shape[1])  # fmt: skip
+    del given, x_scales
+    given, x_scales = _rounded(activated, down, as_codes)
+    del activated
+    parts = x.new_empty(assignments, hidden)
+    _launch(second, use, hidden, down, both, activated=given, x_scales=x_scales,
+            shares=shares, parts=parts, assignments=assignments)  # fmt: skip
     combine(parts, out, chosen.shape[1])
     return out
 
 
+def _rounded(x: Tensor, weight: ScaledTensor, as_codes: bool) -> tuple[Tensor, Tensor]:
+    """x as codes, and their scales; as it is, and any scales, where codes are unpacked."""
+    if not as_codes:
+        return x, weight.scales
+    held = round_rows(x, weight.kind)
+    return held.codes, held.scales
+
+
 def _launch(
     kernel: Kernel,
-    name: str,
-    x: Tensor,
-    weight: ScaledTensor,
+    use: str,
     outputs: int,
-    tokens: int,
-    given: dict[str, Any],
-    sizes: tuple[int, ...],
+    weight: ScaledTensor,
+    both: dict[str, Any],
+    **given: Any,
 ) -> None:
-    """One of the two products of x, a kernel's parameter `name`; sizes: experts, hidden, inner."""
-    count, hidden, inner = sizes
-    tile = tile_for(kernel.name, x.device, use_for(tokens))
-    codes, x_scales = weight.codes, weight.scales
-    if kernel.sizes["WAY"] == FP8_BYTES.value:
-        codes = codes.view(torch.uint8)
-    else:
-        held = round_rows(x, weight.kind)
-        x, x_scales = held.codes, held.scales
-    by_descriptor = name == "activated"  # tokens are gathered, by addresses
-    assignments = len(given["order"])
-    launch(
-        kernel,
-        (triton.cdiv(outputs, tile["OUT"]), most_tiles(assignments, count, tile["TOKENS"])),
-        tile,
-        x.device,
-        **given,
-        **{name: matrix(x, tile["TOKENS"], tile["IN"]) if by_descriptor else x},
-        x_scales=x_scales,
-        weight=matrix(codes, tile["OUT"], tile["IN"]),
-        scales=weight.scales,
-        EXPERTS=count,
-        EXPERTS_PADDED=triton.next_power_of_2(count),
-        HIDDEN=hidden,
-        INNER=inner,
-        WAY=kernel.sizes["WAY"],
-    )
+    """One of the two products of codes; both: what both kernels take."""
+    device = weight.device
+    tile = tile_for(kernel.name, device, use)
+    way = kernel.sizes["WAY"]
+    codes = weight.codes.view(torch.uint8) if way == FP8_BYTES.value else weight.codes
+    if kernel.function is _down:  # tokens of the other are gathered, by addresses
+        given["activated"] = matrix(given["activated"], tile["TOKENS"], tile["IN"])
+    tiles = most_tiles(len(both["order"]), both["EXPERTS"], tile["TOKENS"])
+    stored = {"weight": matrix(codes, tile["OUT"], tile["IN"]), "scales": weight.scales}
+    grid = triton.cdiv(outputs, tile["OUT"]), tiles
+    launch(kernel, grid, tile, device, **both, **given, **stored, WAY=way)
 
 
 def _serves(
