@@ -34,7 +34,7 @@ from sfumato.fill_calls import FillCalls
 from sfumato.grammars import ModelGrammars
 from sfumato.model.cache import KVCache
 from sfumato.model.families import Family, family_of, open_checkpoint
-from sfumato.model.layer_devices import make_placement
+from sfumato.model.layer_devices import Placement, make_placement
 from sfumato.model.loading import Progress, config_of, expected_shapes, load_network
 from sfumato.model.model_config import ModelConfig
 from sfumato.model.network import Network
@@ -248,6 +248,7 @@ def load(
     cache_type: str | None = None,
     experts_on_cpu: int = 0,
     gpu_layers: int | None = None,
+    split: Sequence[int] | None = None,
 ) -> Model:
     """Loads a checkpoint, file or folder, safetensors or GGUF; None is the embedded model.
 
@@ -260,8 +261,9 @@ def load(
     keys and values are stored (None: as the model's dtype says); experts_on_cpu: of how many of the
     first layers the experts stay in the host's memory and compute there, for a card that is too
     small; gpu_layers: how many of the last layers are on the card, with their keys and values,
-    while the first ones run on the CPU (None: all).  Raises CheckpointError, ConfigError or
-    ValueError, naming the file, field or argument.
+    while the first ones run on the CPU (None: all); split: how many of these each of several cards
+    has, the device and those numbered after it.  Raises CheckpointError, ConfigError or ValueError,
+    naming the file, field or argument.
     """
     start = time.perf_counter()
     if not isinstance(path, str | PathLike | None) or path == "":
@@ -274,7 +276,7 @@ def load(
     config = config_of(checkpoint)
     checkpoint.check_tensors(expected_shapes(config))
     target = pick_device(device)
-    placement = make_placement(target, len(config.layers), experts_on_cpu, gpu_layers)
+    placement = _placed(config, target, experts_on_cpu, gpu_layers, split)
     weights = fingerprint(checkpoint)
     if quantize is not None:
         checkpoint = quantized_on_load(checkpoint, quantize, target)
@@ -287,13 +289,30 @@ def load(
     network = load_network(checkpoint, target, kind, *options)
     ends = end_ids(checkpoint, network.config, text.tokenizer)
     seconds, family = time.perf_counter() - start, family_of(checkpoint)
-    kept = str(kind).removeprefix("torch.")
+    names = _identity(checkpoint, weights, network, cache_type)
+    identity = ModelIdentity(*names, activations, quantize or "")
+    return Model(network, text, defaults, ends, checkpoint.path, family, seconds, identity)
+
+
+def _placed(config: ModelConfig, device: torch.device, *counts: Any) -> Placement:
+    """The placement that these arguments describe. Raises ValueError for a wrong count, and for a
+    device that this machine does not have."""
+    placement = make_placement(device, len(config.layers), *counts)
+    for other in placement.devices[1:]:
+        pick_device(other)
+    return placement
+
+
+def _identity(
+    checkpoint: Checkpoint, weights: str, network: Network, cache_type: str | None
+) -> tuple[str, str, str]:
+    """Name, fingerprint and precision of a model, with all that its answers depend on."""
+    kept = str(network.dtype).removeprefix("torch.")
     if cache_type is not None:
         kept += f", cache {cache_type}"  # answers differ, as with another dtype
     if network.is_mixed:
-        kept += f", {placement.summary}"
-    identity = ModelIdentity(checkpoint.path.name, weights, kept, activations, quantize or "")
-    return Model(network, text, defaults, ends, checkpoint.path, family, seconds, identity)
+        kept += f", {network.placement.summary}"
+    return checkpoint.path.name, weights, kept
 
 
 def _fitting_text(checkpoint: Checkpoint, config: ModelConfig) -> TextSide:

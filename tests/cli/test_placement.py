@@ -98,3 +98,10 @@ def test_auto_is_the_number_of_layers_that_fit(
     done = cli("run", "Hi", "--device", "cpu", "--gpu-layers", "auto")
     assert [each["gpu_layers"] for each in loads] == [1]
     assert "sfumato: gpu-layers: 1 of " in done.err and "on the CPU: as many as fit" in done.err
+    assert "--split" in cli("run", "Hi", "--gpu-layers", "auto", "--split", "1,1").err
+
+
+def test_the_layers_of_each_card(cli: Any, loads: list[dict[str, Any]]) -> None:
+    cli("run", "Hi")
+    cli("run", "Hi", "--split", "20,10")
+    assert [each["split"] for each in loads] == [None, [20, 10]]

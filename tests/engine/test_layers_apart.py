@@ -38,6 +38,11 @@ def cycled(device: torch.device, layers: int, *_: object) -> Placement:
     return Placement(device, own, own[1:] + own[:1])
 
 
+def in_two(device: torch.device, layers: int, *_: object) -> Placement:
+    own = (CPU,) * (layers // 2) + (SECOND,) * (layers - layers // 2)
+    return Placement(device, own, own)
+
+
 @pytest.fixture(scope="module")
 def expected() -> list[tuple[list[int], Tensor]]:
     return results(sfumato.load(device="cpu"))
@@ -47,7 +52,7 @@ def never(device: torch.device) -> NoReturn:
     raise AssertionError("a graph holds the work of one device")
 
 
-@pytest.mark.parametrize("make", [cycled])
+@pytest.mark.parametrize("make", [cycled, in_two])
 def test_texts_are_those_of_one_device(
     monkeypatch: pytest.MonkeyPatch,
     expected: list[tuple[list[int], Tensor]],

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -56,6 +57,24 @@ def test_the_last_layers_are_on_the_card() -> None:
     assert not make_placement(META, 3, 0, 3).is_mixed
     assert not make_placement(CPU, 3, 1, 1).is_mixed
     assert make_placement(META, 3, gpu_layers=0).devices == (META, CPU)
+
+
+def test_layers_are_split_over_cards() -> None:
+    first, second = torch.device("cuda", 2), torch.device("cuda", 3)
+    placement = make_placement(first, 4, 2, 3, split=[1, 2])
+    assert placement.layers == (CPU, first, second, second)
+    assert placement.experts == (CPU, CPU, second, second)
+    assert make_placement(torch.device("cuda"), 2, split=[1, 1]).layers == (
+        torch.device("cuda"),
+        torch.device("cuda", 1),
+    )
+    assert not make_placement(CPU, 2, split=[1, 1]).is_mixed
+
+
+@pytest.mark.parametrize("split", [[], [3], [2, 1], [0, 4], [1, 3.0], [True, 3], [5, -1], [10**30]])
+def test_a_wrong_split_is_refused(split: list[Any]) -> None:
+    with pytest.raises(ValueError, match=r"split: must be numbers of layers .* 4 in all"):
+        make_placement(META, 4, split=split)
 
 
 def write_tiny(folder: Path) -> Path:

@@ -8,6 +8,7 @@ devices elsewhere are all in the host's memory, where nothing would be refused.
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from itertools import pairwise
 from typing import Any
 
 import pytest
@@ -15,6 +16,7 @@ import torch
 from tests.support.fake_device import DEVICE, fake_device, fake_network
 from tests.support.oracle import tiny_config
 from torch import Tensor
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from sfumato.model.cache import Slot
 from sfumato.model.families.diffusion_gemma.config_json import config_from_hf
@@ -46,6 +48,7 @@ def alternating(experts: Sequence[torch.device]) -> Placement:
 PLACEMENTS = {
     "gpu-layers": make_placement(DEVICE, COUNT, gpu_layers=1),
     "none": make_placement(DEVICE, COUNT, gpu_layers=0),
+    "split": make_placement(DEVICE, COUNT, split=[1, COUNT - 1]),
     "all": alternating((CPU, CPU, SECOND)),
 }
 
@@ -99,6 +102,36 @@ def test_both_phases(network: Network, seen: list[tuple[str, torch.device]]) -> 
     network.denoise(canvases, slots)
     parts = [device for device in placement.layers for _ in range(2)]  # canvases of two widths
     assert devices_of(seen, "canvas_attention") == tuple(parts)
+
+
+class Crossings(TorchDispatchMode):
+    """The devices that hidden states of a forward are copied from and to."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.seen: list[tuple[str, str]] = []
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        out = func(*args, **(kwargs or {}))
+        if func.name() != "aten::_to_copy" or args[0].shape[-1:] != (CONFIG.hidden_size,):
+            return out
+        if args[0].device != out.device:
+            self.seen.append((str(args[0].device), str(out.device)))
+        return out
+
+
+def test_hidden_states_go_from_card_to_card(network: Network) -> None:
+    """At borders alone, and without the host where no layer is there."""
+    prompts, slots = rows(network)
+    with Crossings() as crossings:
+        network.denoise(prompts, slots)
+    path = [DEVICE]
+    for own, experts in zip(network.placement.layers, network.placement.experts, strict=True):
+        path += [own, experts, own]
+    path.append(DEVICE)
+    borders = [(str(a), str(b)) for a, b in pairwise(path) if a != b]
+    assert crossings.seen == borders
+    assert ("cpu" in sum(borders, ())) == (CPU in network.placement.devices)
 
 
 def test_snapshots_stay_on_the_devices_of_their_layers(network: Network) -> None:

@@ -73,6 +73,7 @@ def load(args: argparse.Namespace) -> Model:
             cache_type=args.cache_type,
             experts_on_cpu=args.experts_on_cpu,
             gpu_layers=gpu_layers,
+            split=args.split,
         )
     if not args.threads:
         spare_threads(model)

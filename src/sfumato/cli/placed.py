@@ -36,6 +36,8 @@ def gpu_layers(args: argparse.Namespace, layout: Callable[[int], EngineConfig]) 
     if args.gpu_layers != "auto":
         given: int | None = args.gpu_layers
         return given
+    if args.split:
+        raise ValueError("--gpu-layers: auto is for one card; with --split name a number of layers")
     model, device = subject(args)
     layers = len(model.config.layers)
     engine = layout(model.config.context_length)

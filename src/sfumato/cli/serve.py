@@ -224,7 +224,7 @@ def _check_memory(args: argparse.Namespace) -> None:
 
     args.gpu_layers = placed.gpu_layers(args, lambda longest: _config(args, longest))
     subject, device = placed.subject(args)
-    layers = args.experts_on_cpu, args.gpu_layers
+    layers = args.experts_on_cpu, args.gpu_layers, args.split
     placement = make_placement(device, len(subject.config.layers), *layers)
     check_placed(subject, placement, _config(args, subject.config.context_length))
 

@@ -107,7 +107,7 @@ def _layers_on(config: ModelConfig, placement: Placement, device: torch.device) 
 
 
 def _is_on(value: Any, device: torch.device) -> bool:
-    same = device.index is None or value.device.index in (None, device.index)
+    same = (value.device.index or 0) == (device.index or 0)
     return bool(value.device.type == device.type) and same
 
 

@@ -8,6 +8,7 @@ they are on the network's own device, where every forward begins and ends.
 from __future__ import annotations
 
 import re
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
@@ -63,17 +64,21 @@ def make_placement(
     layers: int,
     experts_on_cpu: int = 0,
     gpu_layers: int | None = None,
+    split: Sequence[int] | None = None,
 ) -> Placement:
     """The placement that the options describe; all on `device` where they say nothing. Without
     effect where the network is in the host's memory anyway.
 
     gpu_layers: how many of the last layers are on the device, None for all; the first ones are on
     the CPU. experts_on_cpu: of how many of the first layers the experts stay in the host's memory.
+    split: how many of the layers on devices each of several cards has, in the order of the layers;
+    the first card is `device`, the others have the numbers after its number.
 
-    Both leave the first layers with the host, so that together they overlap rather than spread.
-    Which end it is costs the same: hidden states go to the host and back once in a forward.
+    Both counts leave the first layers with the host, so that together they overlap rather than
+    spread. Which end it is costs the same: hidden states go to the host and back once in a forward.
 
-    Raises ValueError where one is no whole number from 0 to `layers`.
+    Raises ValueError where a count is no whole number from 0 to `layers`, and where a split has a
+    card without layers or another sum than the layers on devices.
     """
     on_device = layers if gpu_layers is None else gpu_layers
     for name, value in (("experts_on_cpu", experts_on_cpu), ("gpu_layers", on_device)):
@@ -82,9 +87,29 @@ def make_placement(
                 f"{name}: must be a whole number from 0 to {layers}, the model's layers, "
                 f"got {value!r}"
             )
-    host = torch.device("cpu") if device.type != "cpu" else device
-    own = (host,) * (layers - on_device) + (device,) * on_device
-    return Placement(device, own, (host,) * experts_on_cpu + own[experts_on_cpu:])
+    counts = _checked_split([on_device] if split is None else split, on_device, split is not None)
+    if device.type == "cpu":
+        return Placement(device, (device,) * layers, (device,) * layers)
+    host, own = torch.device("cpu"), [torch.device("cpu")] * (layers - on_device)
+    for card, count in enumerate(counts):
+        own += [_card(device, card)] * count
+    return Placement(device, tuple(own), (host,) * experts_on_cpu + tuple(own[experts_on_cpu:]))
+
+
+def _checked_split(counts: Sequence[int], layers: int, given: bool) -> Sequence[int]:
+    """The layers of each card. Raises ValueError where one that a user gave is wrong."""
+    good = all(type(count) is int and count >= 1 for count in counts) and sum(counts) == layers
+    if given and not good:
+        raise ValueError(
+            f"split: must be numbers of layers from 1 on, for each card one, {layers} in all, "
+            f"got {str(list(counts))[:60]}"
+        )
+    return counts
+
+
+def _card(first: torch.device, number: int) -> torch.device:
+    """The card that comes so many after the first one."""
+    return torch.device(first.type, (first.index or 0) + number) if number else first
 
 
 def on_one_device(device: torch.device, layers: int) -> Placement:

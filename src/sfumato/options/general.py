@@ -31,7 +31,7 @@ from sfumato.options.kinds import (
 )
 from sfumato.options.limits import MOST_LAYERS, MOST_TOKENS
 from sfumato.options.option import Option, decoding
-from sfumato.values import Choice, Whole, WholeOr
+from sfumato.values import Choice, Listed, Whole, WholeOr
 
 FILE = "a GGUF file, a file or folder of safetensors, or hf:owner/name[:file]; default: embedded"
 _TO = (
@@ -81,6 +81,9 @@ GENERAL = (
     Option("gpu-layers", WholeOr(Whole(0, MOST_LAYERS), "auto"), LOAD,
            "last layers that are on the card, the others run on the CPU; auto: as many as fit; "
            "default: all", None, "N", MODEL),
+    Option("split", Listed(Whole(1, MOST_LAYERS)), LOAD,
+           "layers of each of several cards, --device and those after it; default: all on one",
+           None, "N,N", MODEL),
     Option("threads", THREADS, LOAD, "CPU threads; default: cores", None, "N", MODEL),
     # Generation.
     Option("system", TEXT, WRITE, "system message", None, "TEXT", REPLY),
