@@ -254,7 +254,7 @@ def load(
     and slower, "bf16", what a CPU rounds them to for products with quantized weights; quantize:
     "q4_k", "q8_0" or "fp8", what float matrices become while they are loaded (and what takes fewer
     bits badly, as in a converted file, a larger format; "fp8" leaves that as it is); what the file
-    has quantized already stays as it is; cache_type: on a CPU "bf16", "fp8" or "q8_0", as which
+    has quantized already stays as it is; cache_type: "bf16", "fp8" or "q8_0", as which
     keys and values are stored (None: as the model's dtype says); experts_on_cpu: of how many of the
     first layers the experts stay in the host's memory and compute there, for a card that is too
     small.  Raises CheckpointError, ConfigError or ValueError, naming the file, field or argument.

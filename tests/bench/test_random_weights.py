@@ -89,3 +89,10 @@ def test_other_numbers_of_layers() -> None:
 def test_what_there_is_not(arguments: tuple[object, ...], message: str) -> None:
     with pytest.raises(ValueError, match=message):
         random_checkpoint(*arguments)  # type: ignore[arg-type]
+
+
+def test_no_two_tokens_have_the_same_row() -> None:
+    for format in ("bf16", "q8_0"):
+        weight = random_checkpoint("180m", format, vocab=8200).read("embed_tokens.weight")
+        rows = weight.data if isinstance(weight, QuantizedTensor) else weight
+        assert len(rows.unique(dim=0)) == 8200

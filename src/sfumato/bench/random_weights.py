@@ -6,7 +6,7 @@ They go through the same loading as real ones. Knows no text: such a model has n
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -76,8 +76,9 @@ divide into blocks of 256, as the 26B-A4B's do not."""
 
 CPU = torch.device("cpu")
 
-# A tile of random numbers is repeated, for drawing 25 billion of them would take minutes. A prime
-# length keeps the rows of a matrix different: they begin at different places of the tile.
+# But for the embedding a tile of random numbers is repeated, for drawing 25 billion of them would
+# take minutes. A prime length keeps the rows of a matrix different: they begin at different places
+# of the tile.
 _TILE, _BLOCK_TILE = 1048583, 8191  # numbers; blocks
 
 QUERY_NORM = 0.2  # attention has scale 1: larger random queries would see one key each
@@ -115,22 +116,28 @@ class RandomCheckpoint(Checkpoint):
         number = list(self.tensors).index(name)
         random = torch.Generator().manual_seed(self.seed * len(self.tensors) + number)
         deviation = info.shape[-1] ** -0.5
-        if name == "embed_tokens.weight":
+        is_embedding = name == "embed_tokens.weight"
+        if is_embedding:
             deviation *= 3  # scores of deviation 3: a distribution that is neither flat nor certain
         if len(info.shape) == 1:
             vector = torch.randn(info.shape, generator=random).mul_(VECTOR_SPREAD).add_(1)
             return vector.mul_(_middle(name, info.shape[0]))
         block = BLOCK_FORMATS.get(info.format)
+        size = 1 if block is None else block.block_size
+        count = math.prod(info.shape) // size
+
+        def piece(length: int) -> Tensor:
+            """So many numbers, or blocks of them."""
+            numbers = torch.randn(length * size, generator=random).mul_(deviation)
+            if block is None:
+                return numbers.to(self.device, FLOAT_FORMATS[info.format])
+            return quantize(numbers.view(length, size), block).data.to(self.device)
+
+        # Tokens with the same row would share the probability of one.
+        data = _filled(piece, count, _TILE if block is None else _BLOCK_TILE, is_embedding)
         if block is None:
-            count = math.prod(info.shape)
-            tile = torch.randn(min(count, _TILE), generator=random).mul_(deviation)
-            tile = tile.to(self.device, FLOAT_FORMATS[info.format])
-            return _repeated(tile, count).view(info.shape)
-        count = math.prod(info.shape) // block.block_size
-        size = (min(count, _BLOCK_TILE), block.block_size)
-        tile = torch.randn(size, generator=random).mul_(deviation)
-        blocks = quantize(tile, block).data.to(self.device)
-        data = _repeated(blocks, count).view(*info.shape[:-1], -1)
+            return data.view(info.shape)
+        data = data.view(*info.shape[:-1], -1)
         return QuantizedTensor(data, block, info.shape)
 
 
@@ -179,9 +186,11 @@ def _bytes(format: str, shape: tuple[int, ...]) -> int:
     return count // block.block_size * block.block_bytes
 
 
-def _repeated(tile: Tensor, count: int) -> Tensor:
-    """The first `count` entries of a tile repeated without end, contiguous."""
-    repeated = torch.empty(count, *tile.shape[1:], dtype=tile.dtype, device=tile.device)
+def _filled(piece: Callable[[int], Tensor], count: int, length: int, new: bool) -> Tensor:
+    """`count` entries in pieces of `length`, contiguous; new: each piece is another one."""
+    tile = piece(min(count, length))
+    filled = torch.empty(count, *tile.shape[1:], dtype=tile.dtype, device=tile.device)
     for start in range(0, count, len(tile)):
-        repeated[start : start + len(tile)] = tile[: count - start]
-    return repeated
+        part = filled[start : start + len(tile)]
+        part.copy_(piece(len(part)) if new and start else tile[: len(part)])
+    return filled

@@ -24,12 +24,9 @@ from sfumato.engine.device_overhead import held_bytes, overhead_bytes
 from sfumato.engine.engine_config import TURN, EngineConfig
 from sfumato.model.cache import (
     BLOCK,
-    FP8,
-    Q8_0,
     slot_bytes,
     slot_sizes,
     snapshot_bytes,
-    stored_width,
 )
 from sfumato.model.codes_on_load import as_codes
 from sfumato.model.head_memory import head_bytes
@@ -43,6 +40,7 @@ from sfumato.model.question_pool import pool_bytes as question_bytes
 from sfumato.model.truncate import cutoff_bytes
 from sfumato.ops import gpu
 from sfumato.ops.cpu.attention import WINDOWS, packs
+from sfumato.ops.narrow_cache import beside_bytes, is_narrow, stored_width
 from sfumato.weights.checkpoint import Checkpoint
 
 # What torch's and OpenMP's first work leaves behind (6 MB on Linux), and what the C library keeps
@@ -298,7 +296,22 @@ def _seen_of_chunk(
     if "attend" not in kernels:
         return _seen(footprint, tokens, context, causal=True)
     shape = tokens, context, footprint.dtype, footprint.device
-    return kernel_memory.prefill_bytes(footprint.config, *shape)
+    taken = kernel_memory.prefill_bytes(footprint.config, *shape)
+    if is_narrow(footprint.cache_dtype):
+        taken += _widened_chunk(footprint, tokens, context)
+    return taken
+
+
+def _widened_chunk(footprint: ModelFootprint, tokens: int, context: int) -> int:
+    """Keys and values of one row and layer, widened, as they stand while they are joined; those of
+    the new tokens are narrow in between."""
+    model, taken = footprint.config, 0
+    for layer in model.layers:
+        keys = min(context, model.sliding_window + BLOCK) if layer.sliding else context
+        numbers = (keys + tokens) * layer.kv_heads * layer.head_dim
+        beside = beside_bytes(numbers, footprint.cache_dtype)
+        taken = max(taken, 2 * numbers * footprint.dtype.itemsize + beside)
+    return taken
 
 
 def _seen(footprint: ModelFootprint, longest: int, context: int, causal: bool) -> int:
@@ -307,7 +320,7 @@ def _seen(footprint: ModelFootprint, longest: int, context: int, causal: bool) -
     model, size = footprint.config, footprint.dtype.itemsize
     packed, seen = _packs(footprint), 0
     # What is widened stays while it is joined with the new tokens' own.
-    copied = 6 if footprint.cache_dtype in (FP8, Q8_0) else 4
+    copied = 6 if is_narrow(footprint.cache_dtype) else 4
     for layer in model.layers:
         keys = min(context, model.sliding_window + BLOCK) if layer.sliding else context
         keys += longest
@@ -318,7 +331,8 @@ def _seen(footprint: ModelFootprint, longest: int, context: int, causal: bool) -
             panels = 2 * at_once * layer.kv_heads * layer.head_dim * packed.itemsize
             seen = max(seen, panels + state)
             continue
-        copies = copied * keys * layer.kv_heads * layer.head_dim * size
+        numbers = keys * layer.kv_heads * layer.head_dim
+        copies = copied * numbers * size + beside_bytes(numbers, footprint.cache_dtype)
         masks = layer.kv_heads * longest * keys * (1 + size) if causal else 0
         seen = max(seen, copies + masks)
     return seen
@@ -335,8 +349,19 @@ def _seen_of_pool(
     Scores are not counted: torch's fused attention holds none. Measured on no device."""
     model = footprint.config
     if kernels >= kernel_memory.ATTENTION:
-        return kernel_memory.attention_bytes(model, rows, capacity, footprint.device)
+        parts = kernel_memory.attention_bytes(model, rows, capacity, footprint.device)
+        return parts + _rounded(footprint, rows)
     return _gathered(footprint, rows, capacity, model.canvas_length, 0)
+
+
+def _rounded(footprint: ModelFootprint, rows: int) -> int:
+    """New keys and values of rows, some of which commit, as a narrow cache will hold them."""
+    model, stored = footprint.config, footprint.cache_dtype
+    if not is_narrow(stored):
+        return 0
+    widest = max(layer.kv_heads * layer.head_dim for layer in model.layers)
+    numbers = rows * model.canvas_length * widest
+    return 4 * numbers * footprint.dtype.itemsize + beside_bytes(numbers, stored)
 
 
 def _seen_of_reads(footprint: ModelFootprint, slots: int, capacity: int, tokens: int) -> int:
@@ -353,10 +378,12 @@ def _gathered(footprint: ModelFootprint, rows: int, capacity: int, width: int, b
     seen = 0
     for layer, size in zip(model.layers, slot_sizes(model, capacity), strict=True):
         keys = -(-(size + beside + width) // BLOCK) * BLOCK
-        copies = dtype.itemsize + (stored.itemsize if stored != dtype else 0)
-        joined = 2 * keys * dtype.itemsize
-        each = (size + beside) * copies + joined
-        seen = max(seen, rows * layer.kv_heads * layer.head_dim * each)
+        narrow = stored_width(layer.head_dim, stored) * stored.itemsize if stored != dtype else 0
+        copies = (size + beside) * (layer.head_dim * dtype.itemsize + narrow)
+        joined = 2 * keys * layer.head_dim * dtype.itemsize
+        numbers = rows * layer.kv_heads * (size + beside) * layer.head_dim
+        taken = rows * layer.kv_heads * (copies + joined)
+        seen = max(seen, taken + beside_bytes(numbers, stored))
     return seen
 
 

@@ -27,6 +27,7 @@ from sfumato.model.placement import cache_dtype
 from sfumato.model.transformer import Transformer
 from sfumato.model.upload import Mover
 from sfumato.ops import gpu, packing
+from sfumato.ops.narrow_cache import FORMATS
 from sfumato.ops.reference import Weight
 from sfumato.ops.registry import PANELS
 from sfumato.weights.blocks import QuantizedTensor
@@ -89,7 +90,7 @@ def load_network(
     transformer = skeleton(config)
     expected = {name: tuple(p.shape) for name, p in transformer.named_parameters()}
     checkpoint.check_tensors(expected)
-    checkpoint = _prepared(checkpoint, config, placement, frozenset(expected))
+    checkpoint = _prepared(checkpoint, config, placement, frozenset(expected), stored)
     total = sum(checkpoint.tensors[name].nbytes for name in expected)
     done, output = 0, None
     movers = {at: Mover(at) for at in {device, *placement.experts}}
@@ -119,7 +120,11 @@ def load_network(
 
 
 def _prepared(
-    checkpoint: Checkpoint, config: ModelConfig, placement: Placement, names: frozenset[str]
+    checkpoint: Checkpoint,
+    config: ModelConfig,
+    placement: Placement,
+    names: frozenset[str],
+    stored: torch.dtype,
 ) -> Checkpoint:
     """Tests the kernels of a GPU, before the weights fill its memory; the checkpoint, whose 8-bit
     codes stay such where these serve."""
@@ -127,7 +132,9 @@ def _prepared(
     held = as_codes(checkpoint, placement.of)
     if not gpu.is_gpu(device):
         return held
-    ops.prepare(device, config.hidden_size, frozenset(held.tensors[name].format for name in names))
+    formats = frozenset(held.tensors[name].format for name in names)
+    formats |= {FORMATS[stored]} if stored in FORMATS else frozenset()
+    ops.prepare(device, config.hidden_size, formats)
     return as_codes(checkpoint, placement.of)
 
 

@@ -14,9 +14,10 @@ import torch
 from torch import Tensor
 
 from sfumato import ops
-from sfumato.model.cache import Slot, stored_as, widened
+from sfumato.model.cache import Slot
 from sfumato.model.question_pool import QuestionPool, Span
 from sfumato.model.to_device import to_device
+from sfumato.ops.narrow_cache import stored_as, widened
 
 
 class Scratch:

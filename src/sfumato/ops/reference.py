@@ -24,6 +24,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from sfumato.ops.narrow_cache import gathered
 from sfumato.ops.registry import ANY, BLOCKS, SCALED, choose, reference, register_form
 from sfumato.weights.blocks import BlockFormat, QuantizedTensor
 from sfumato.weights.scaled import ScaledTensor, round_rows
@@ -267,7 +268,7 @@ def canvas_attention(
 
     def all_of(stored: Tensor, new: Tensor) -> Tensor:
         padding = new.new_zeros(1, 1, 1, 1).expand(rows, kv_heads, more_keys, d)
-        parts = stored.index_select(0, slots).to(q.dtype), new.transpose(1, 2), padding
+        parts = gathered(stored, slots, q.dtype), new.transpose(1, 2), padding
         # What an earlier request left in the slot may be NaN or infinite, and 0 · NaN is NaN.
         return torch.cat(parts, dim=2).masked_fill_(~seen[:, None, :, None], 0.0)
 

@@ -51,7 +51,7 @@ MEASURING = (
     Option("quantize", Choice(ON_LOAD), BENCH,
            "a checkpoint's float matrices, as they are loaded", None, "", SUBJECT),
     Option("cache-type", Choice(CACHE_TYPES), BENCH,
-           "how keys and values are stored, on a CPU; default: as --dtype says", None, "",
+           "how keys and values are stored; default: as --dtype says", None, "",
            SUBJECT),
     Option("url", TEXT, BENCH,
            "an OpenAI-compatible server instead, as http://localhost:8000/v1", None, "URL",

@@ -74,7 +74,7 @@ GENERAL = (
     Option("activations", Choice(ACTIVATIONS), LOAD, _FAST, "int8", "", MODEL),
     Option("quantize", Choice(ON_LOAD), LOAD, QUANTIZE_HELP, None, "", MODEL),
     Option("cache-type", Choice(CACHE_TYPES), (*LOAD, "inspect", "eval"),
-           "how keys and values are stored, on a CPU; default: as --dtype says", None, "", MODEL),
+           "how keys and values are stored; default: as --dtype says", None, "", MODEL),
     Option("quantize", Choice(ON_LOAD), ("inspect", "eval"), QUANTIZE_HELP),
     Option("experts-on-cpu", Whole(0, MOST_LAYERS), LOAD,
            "layers whose experts stay with the CPU, for a card that is too small", 0, "N", MODEL),

@@ -14,6 +14,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from sfumato.ops import online_softmax, reference
+from sfumato.ops.narrow_cache import widened
 from sfumato.ops.online_softmax import Bans, SoftmaxState
 from sfumato.ops.reference import KEYS, ROWS, Causal, Weight, attention, joined
 from sfumato.ops.registry import TORCH, choose, form_of, twin
@@ -134,8 +135,9 @@ def canvas_attention(
     rows = zip(slots.tolist(), held.tolist(), width.tolist(), strict=True)
     for row, (slot, count, length) in enumerate(rows):
         if length:
-            all_keys = keys[slot, :, :count], k[row, :length].transpose(0, 1)
-            all_values = values[slot, :, :count], v[row, :length].transpose(0, 1)
+            old_k, old_v = widened([x[slot, :, :count] for x in (keys, values)], q.dtype)
+            all_keys = old_k, k[row, :length].transpose(0, 1)
+            all_values = old_v, v[row, :length].transpose(0, 1)
             serve = choose("attend", q.device, "any", q[row], all_keys, all_values, None)
             out[row, :length] = serve(q[row, :length], all_keys, all_values, None)
     return out

@@ -14,6 +14,8 @@ from typing import Any
 
 import torch
 
+from sfumato.ops.narrow_cache import CACHED, FORMATS
+from sfumato.ops.reads import Prefixes
 from sfumato.ops.registry import (
     ANY,
     FLOAT,
@@ -75,11 +77,17 @@ def _twin(operation: str) -> KernelTwin:
 
 def twins(formats: Iterable[str] = ()) -> dict[str, KernelTwin]:
     """All operations that kernels serve, those with planes and with 8-bit codes for weights of
-    these formats, less those that are turned off. Imports Triton."""
+    these formats and those over a narrow cache of one of them, less those that are turned off.
+    Imports Triton."""
     named = [names for operation in PLANE_OPERATIONS for names in plane_names(operation).items()]
     named += [names for operation in SCALED_OPERATIONS for names in scaled_names(operation).items()]
     names = [name for format, name in named if format in formats]
+    names += [f"{name} {format}" for name in sorted(CACHED) for format in _cache_formats(formats)]
     return {name: _twin(name) for name in (*OPERATIONS, *names) if not is_off(name.split()[0])}
+
+
+def _cache_formats(formats: Iterable[str]) -> list[str]:
+    return sorted(set(FORMATS.values()) & set(formats))
 
 
 def prepare(
@@ -89,7 +97,7 @@ def prepare(
 
     hidden: size of a hidden state of the model that will be loaded, whose kernels are compiled
     first, beside those of the tests, where Triton's cache lacks them; 0: none.  formats: of its
-    quantized weights, for which the kernels are tested too.
+    quantized weights and of a narrow cache, for which the kernels are tested too.
 
     Call it before the first step on a device, and outside of a graph's capture. Where kernels
     cannot run, torch serves all, and one log line says why.
@@ -139,7 +147,8 @@ def serving(device: torch.device) -> frozenset[str]:
         return frozenset()
     passed = self_test.prepared(device)
     if passed is None:
-        passed = frozenset(name for name in OPERATIONS if not slower(name, device))
+        narrow = [f"{name} {format}" for name in CACHED for format in FORMATS.values()]
+        passed = frozenset(name for name in (*OPERATIONS, *narrow) if not slower(name, device))
     return frozenset(name for name in passed if not is_off(name.split()[0]))
 
 
@@ -206,14 +215,24 @@ def _note_refused(operation: str, device: torch.device, arguments: tuple[Any, ..
         log.warning("%s: torch serves calls that kernels do not take, as of %s", operation, kinds)
 
 
+def _named(operation: str, arguments: tuple[Any, ...]) -> str:
+    """The twin of a call: an operation that takes a cache has one more for each narrow kind."""
+    if operation in CACHED:
+        for held in arguments[:4]:
+            dtype = held.keys.dtype if isinstance(held, Prefixes) else held.dtype
+            if dtype in FORMATS:
+                return f"{operation} {FORMATS[dtype]}"
+    return operation
+
+
 def _register(operation: str, form: str) -> None:
     def serves(*arguments: Any) -> bool:
-        device = device_of(arguments)
-        if not self_test.serves(operation, device):
+        device, name = device_of(arguments), _named(operation, arguments)
+        if not self_test.serves(name, device):
             return False
-        if _twin(operation).serves(*arguments):
+        if _twin(name).serves(*arguments):
             return True
-        _note_refused(operation, device, arguments)
+        _note_refused(name, device, arguments)
         return False
 
     def function(*arguments: Any) -> Any:
@@ -221,13 +240,13 @@ def _register(operation: str, form: str) -> None:
 
         A kernel that does not run wrote nothing. Operations of several kernels write to memory of
         their own, or load all of them before the first one writes."""
-        device = device_of(arguments)
+        device, name = device_of(arguments), _named(operation, arguments)
         try:
-            return _twin(operation).function(*arguments)
+            return _twin(name).function(*arguments)
         except LaunchError as error:
             # Where torch fails too, the device does, and the operation keeps its kernels.
             result = choose(operation, device, form, *arguments, below=TRITON)(*arguments)
-            self_test.switch_off(operation, device, error)
+            self_test.switch_off(name, device, error)
             return result
 
     def refusal(device: torch.device) -> str:

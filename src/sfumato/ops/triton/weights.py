@@ -17,6 +17,7 @@ BF16 = tl.constexpr(0)
 """Numbers as they are, in the weight's dtype. Any other FORMAT is the number of a layout of planes;
 see `planes.Layout`."""
 SUPER = tl.constexpr(256)  # as in `planes`
+_GRID_BYTES = tl.constexpr(1024)  # of the grid of IQ3_XXS; that of IQ3_S has twice as many
 _BYTES = np.array(IQ4_VALUES, np.int8).view(np.int64)
 _TABLE_LOW, _TABLE_HIGH = (tl.constexpr(int(word)) for word in _BYTES)
 
@@ -66,10 +67,10 @@ def plane_block(
     TWO_LEVELS: tl.constexpr = FORMAT // 32 % 2
     MINIMA: tl.constexpr = FORMAT // 64 % 2
     TABLE: tl.constexpr = FORMAT // 128 % 2
+    if FORMAT // 256:
+        return _grid_block(weight, row, column, rows, COLUMNS, OUT, IN, BITS)
     numbers = row + tl.arange(0, OUT)
-    known = numbers < rows
-    at = numbers.to(tl.int64)
-    many = tl.cast(rows, tl.int64)
+    known, at, many = numbers < rows, numbers.to(tl.int64), tl.cast(rows, tl.int64)
     if BITS == 8:
         stored = _plane(weight, at, known, column, COLUMNS, IN, tl.uint8)
         value = stored.to(tl.int8, bitcast=True).to(tl.float32)
@@ -97,19 +98,58 @@ def plane_block(
     if TWO_LEVELS:
         scale, least, bases = _factors(scales, at, known, many, group, GROUPS, IN // GROUP, FORMAT)
         base = _plane(bases, at, known, column // SUPER, COLUMNS // SUPER, 1, tl.float16)
-        value = _spread(base.to(tl.float32) * scale, OUT, IN) * value
+        value = spread(base.to(tl.float32) * scale, OUT, IN) * value
         if MINIMA:
             bases += many * (COLUMNS // SUPER * 2)
             base = _plane(bases, at, known, column // SUPER, COLUMNS // SUPER, 1, tl.float16)
-            value = value - _spread(base.to(tl.float32) * least, OUT, IN)
+            value = value - spread(base.to(tl.float32) * least, OUT, IN)
     else:
         scale = _plane(scales, at, known, group, GROUPS, IN // GROUP, tl.float16)
-        value = _spread(scale.to(tl.float32), OUT, IN) * value
+        value = spread(scale.to(tl.float32), OUT, IN) * value
         if MINIMA:
             minima = scales + many * (GROUPS * 2)
             least = _plane(minima, at, known, group, GROUPS, IN // GROUP, tl.float16)
-            value = value + _spread(least.to(tl.float32), OUT, IN)
+            value = value + spread(least.to(tl.float32), OUT, IN)
     return value
+
+
+@triton.jit
+def _grid_block(
+    weight: tl.tensor, row: tl.tensor, column: tl.tensor, rows: tl.tensor, COLUMNS: tl.constexpr,
+    OUT: tl.constexpr, IN: tl.constexpr, BITS: tl.constexpr,
+) -> tl.tensor:  # fmt: skip
+    """As `plane_block`, of planes behind a grid of 256 places (BITS 2) or of 512 (BITS 3)."""
+    numbers = row + tl.arange(0, OUT)
+    known, at, many = numbers < rows, numbers.to(tl.int64), tl.cast(rows, tl.int64)
+    FOURS: tl.constexpr = COLUMNS // 4
+    low = weight + _GRID_BYTES * (BITS - 1)
+    place = _plane(low, at, known, column // 4, FOURS, IN // 4, tl.uint8).to(tl.int32)
+    rest = low + many * FOURS
+    GROUPS: tl.constexpr = COLUMNS // 32
+    group = column // 32
+    if BITS == 2:
+        word = _plane(rest, at, known, group, GROUPS, IN // 32, tl.int32)
+        factor = 0.25 + 0.5 * ((word >> 28) & 15).to(tl.float32)
+        seven = (word[:, :, None] >> (tl.arange(0, 4) * 7)[None, None, :]) & 127
+        parity = seven ^ (seven >> 4)
+        parity = parity ^ (parity >> 2)
+        parity = (parity ^ (parity >> 1)) & 1
+        signs = tl.reshape(seven | (parity << 7), (OUT, IN // 8))
+        bases = rest + many * (GROUPS * 4)
+    else:
+        place |= _small(rest, at, known, column // 4, FOURS, IN // 4, 1) << 8
+        behind = rest + many * GROUPS
+        signs = _plane(behind, at, known, column // 8, COLUMNS // 8, IN // 8, tl.uint8)
+        behind += many * (COLUMNS // 8)
+        factor = 1.0 + 2.0 * _small(behind, at, known, group, GROUPS, IN // 32, 4).to(tl.float32)
+        bases = behind + many * (GROUPS // 2)
+    # Four bytes of the grid, which stays in the cache nearest to the cores.
+    four = tl.load(weight.to(tl.pointer_type(tl.int32)) + place)
+    shifts = tl.arange(0, 4) * 8
+    value = tl.reshape((four[:, :, None] >> shifts[None, None, :]) & 255, (OUT, IN))
+    base = _plane(bases, at, known, column // SUPER, COLUMNS // SUPER, 1, tl.float16)
+    scaled = spread(base.to(tl.float32) * factor, OUT, IN) * value.to(tl.float32)
+    return tl.where(_parted(signs, 1, OUT, IN) != 0, -scaled, scaled)
 
 
 @triton.jit
@@ -180,7 +220,7 @@ def _parted(plane: tl.tensor, BITS: tl.constexpr, OUT: tl.constexpr, IN: tl.cons
 
 
 @triton.jit
-def _spread(groups: tl.tensor, OUT: tl.constexpr, IN: tl.constexpr) -> tl.tensor:
+def spread(groups: tl.tensor, OUT: tl.constexpr, IN: tl.constexpr) -> tl.tensor:
     """Each group's number for all its elements: [OUT, n] → [OUT, IN]."""
     GROUPS: tl.constexpr = groups.shape[1]
     parts = tl.broadcast_to(groups[:, :, None], (OUT, GROUPS, IN // GROUPS))
