@@ -89,3 +89,12 @@ def test_a_tiny_model_takes_one_thread_unless_told(
     with pytest.raises(ZeroDivisionError):
         cli("run", "Hi", *given)
     assert torch.get_num_threads() == left
+
+
+def test_auto_is_the_number_of_layers_that_fit(
+    monkeypatch: pytest.MonkeyPatch, cli: Any, loads: list[dict[str, Any]]
+) -> None:
+    monkeypatch.setattr("sfumato.cli.placed.most_gpu_layers", lambda *_: 1)
+    done = cli("run", "Hi", "--device", "cpu", "--gpu-layers", "auto")
+    assert [each["gpu_layers"] for each in loads] == [1]
+    assert "sfumato: gpu-layers: 1 of " in done.err and "on the CPU: as many as fit" in done.err
