@@ -1,6 +1,6 @@
 """Calls of operations with quantized weights, in planes or as 8-bit codes, for `gpu_cases.py`.
 
-Those of FP8 and INT8 are the case's own, rounded. In planes the weights are random codes with scales
+Those of FP8 and INT8 are the case's own, rounded; those in planes are random codes with scales
 of a weight's size. Torch's own time, beside that of the kernels, is that of dequantizing and
 multiplying.
 """
