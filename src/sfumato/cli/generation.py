@@ -71,6 +71,7 @@ def load(args: argparse.Namespace) -> Model:
             quantize=args.quantize,
             cache_type=args.cache_type,
             experts_on_cpu=args.experts_on_cpu,
+            gpu_layers=args.gpu_layers,
         )
     if not args.threads:
         spare_threads(model)

@@ -218,9 +218,10 @@ def _config(args: argparse.Namespace, longest: int) -> EngineConfig:
 def _check_memory(args: argparse.Namespace) -> None:
     """Raises ValueError where the model and its slots cannot fit, before it is loaded."""
     from sfumato.api import EMBEDDED
-    from sfumato.engine.memory_estimate import ModelFootprint
+    from sfumato.engine.footprint import ModelFootprint
     from sfumato.engine.memory_guard import check_load
     from sfumato.model.families import open_checkpoint
+    from sfumato.model.layer_devices import make_placement
     from sfumato.model.loading import config_of
     from sfumato.model.placement import pick_device, pick_dtype
     from sfumato.model.quantize_on_load import quantized_on_load
@@ -230,7 +231,8 @@ def _check_memory(args: argparse.Namespace) -> None:
     if args.quantize is not None:
         checkpoint = quantized_on_load(checkpoint, args.quantize, device)
     dtype = pick_dtype(args.dtype, checkpoint, device)
-    kinds = dtype, args.cache_type, args.experts_on_cpu
+    where = make_placement(device, len(config.layers), args.experts_on_cpu, args.gpu_layers)
+    kinds = dtype, args.cache_type, where
     subject = ModelFootprint.of_checkpoint(checkpoint, config, device, *kinds)
     check_load(subject, _config(args, config.context_length))
 

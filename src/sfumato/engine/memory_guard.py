@@ -15,7 +15,8 @@ import torch
 from sfumato.engine.device_memory import Budget, budget, used_memory
 from sfumato.engine.engine_config import EngineConfig
 from sfumato.engine.errors import EngineError
-from sfumato.engine.memory_estimate import ModelFootprint, Prediction, pool_bytes, predict
+from sfumato.engine.footprint import ModelFootprint
+from sfumato.engine.memory_estimate import Prediction, pool_bytes, predict
 from sfumato.model.network import Network
 from sfumato.model.placement import shares_host_memory
 

@@ -78,6 +78,9 @@ GENERAL = (
     Option("quantize", Choice(ON_LOAD), ("inspect", "eval"), QUANTIZE_HELP),
     Option("experts-on-cpu", Whole(0, MOST_LAYERS), LOAD,
            "layers whose experts stay with the CPU, for a card that is too small", 0, "N", MODEL),
+    Option("gpu-layers", Whole(0, MOST_LAYERS), LOAD,
+           "last layers that are on the card, the others run on the CPU; default: all", None, "N",
+           MODEL),
     Option("threads", THREADS, LOAD, "CPU threads; default: cores", None, "N", MODEL),
     # Generation.
     Option("system", TEXT, WRITE, "system message", None, "TEXT", REPLY),
