@@ -115,7 +115,7 @@ def own_scores(hidden: Tensor, weight: Tensor | PlaneTensor, ids: Tensor) -> Ten
             count=count,
             vocab=weight.shape[0],
             HIDDEN=hidden.shape[1],
-            FORMAT=weight.layout.number if of_planes else 0,
+            FORMAT=weight.layout.number if isinstance(weight, PlaneTensor) else 0,
         )
     return out
 
