@@ -18,7 +18,9 @@ from tests.ops.cpu.test_build import CSRC
 
 ROOT = Path(__file__).resolve().parents[3]
 COMPILER = shutil.which("clang++")
-SEEDS = range(1, 21)
+SEEDS = {"first": range(1, 2), "others": range(2, 21)}
+"""`.ci/run` takes the first one, where there is clang."""
+
 PASSIVE = os.environ | {"OMP_WAIT_POLICY": "passive"}
 """Threads that wait leave the processor to other programs."""
 
@@ -70,9 +72,10 @@ def _link(objects: list[Path], to: Path, *flags: str) -> Path:
     return to
 
 
-def test_fuzz(objects: list[Path]) -> None:
+@pytest.mark.parametrize("which", SEEDS)
+def test_fuzz(objects: list[Path], which: str) -> None:
     program = _link(objects, objects[-1].with_name("fuzz"))
-    for seed in SEEDS:
+    for seed in SEEDS[which]:
         done = subprocess.run(
             [program, str(seed)], env=PASSIVE, capture_output=True, text=True, timeout=900
         )
