@@ -117,7 +117,7 @@ LAYOUTS: Mapping[str, Layout] = {
 
 OPERATIONS: Mapping[str, tuple[str, ...]] = {
     **dict.fromkeys(("experts", "linear"), tuple(LAYOUTS)),
-    **dict.fromkeys(("vocabulary_mass", "vocabulary_pass"), ("Q6_K", "Q8_0")),
+    **dict.fromkeys(("own_scores", "vocabulary_mass", "vocabulary_pass"), ("Q6_K", "Q8_0")),
 }
 """The operations that serve planes, and of which formats: an embedding is Q6_K or Q8_0 in most
 files, and each further format costs a start its test."""

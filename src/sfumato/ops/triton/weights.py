@@ -56,8 +56,19 @@ def plane_block(
     weight: tl.tensor, row: tl.tensor, column: tl.tensor, rows: tl.tensor, COLUMNS: tl.constexpr,
     OUT: tl.constexpr, IN: tl.constexpr, FORMAT: tl.constexpr,
 ) -> tl.tensor:  # fmt: skip
-    """A block of a weight in planes, unpacked in registers: float32 [OUT, IN], the bits that
-    `PlaneTensor.dequantize` gives; zeros beyond the weight.
+    """A block of a weight in planes, from `row` on; see `plane_rows`. Zeros beyond the weight."""
+    numbers = row + tl.arange(0, OUT)
+    at, known = numbers.to(tl.int64), numbers < rows
+    return plane_rows(weight, at, known, column, rows, COLUMNS, OUT, IN, FORMAT)
+
+
+@triton.jit
+def plane_rows(
+    weight: tl.tensor, at: tl.tensor, known: tl.tensor, column: tl.tensor, rows: tl.tensor,
+    COLUMNS: tl.constexpr, OUT: tl.constexpr, IN: tl.constexpr, FORMAT: tl.constexpr,
+) -> tl.tensor:  # fmt: skip
+    """The rows `at` (int64 [OUT]) of a weight in planes, unpacked in registers: float32 [OUT, IN],
+    the bits that `PlaneTensor.dequantize` gives; zeros where not `known` and past the last column.
 
     weight: the address of the planes of `rows` rows; column: a multiple of IN, which divides SUPER.
     """
@@ -68,9 +79,8 @@ def plane_block(
     MINIMA: tl.constexpr = FORMAT // 64 % 2
     TABLE: tl.constexpr = FORMAT // 128 % 2
     if FORMAT // 256:
-        return _grid_block(weight, row, column, rows, COLUMNS, OUT, IN, BITS)
-    numbers = row + tl.arange(0, OUT)
-    known, at, many = numbers < rows, numbers.to(tl.int64), tl.cast(rows, tl.int64)
+        return _grid_rows(weight, at, known, column, rows, COLUMNS, OUT, IN, BITS)
+    many = tl.cast(rows, tl.int64)
     if BITS == 8:
         stored = _plane(weight, at, known, column, COLUMNS, IN, tl.uint8)
         value = stored.to(tl.int8, bitcast=True).to(tl.float32)
@@ -114,13 +124,12 @@ def plane_block(
 
 
 @triton.jit
-def _grid_block(
-    weight: tl.tensor, row: tl.tensor, column: tl.tensor, rows: tl.tensor, COLUMNS: tl.constexpr,
-    OUT: tl.constexpr, IN: tl.constexpr, BITS: tl.constexpr,
+def _grid_rows(
+    weight: tl.tensor, at: tl.tensor, known: tl.tensor, column: tl.tensor, rows: tl.tensor,
+    COLUMNS: tl.constexpr, OUT: tl.constexpr, IN: tl.constexpr, BITS: tl.constexpr,
 ) -> tl.tensor:  # fmt: skip
-    """As `plane_block`, of planes behind a grid of 256 places (BITS 2) or of 512 (BITS 3)."""
-    numbers = row + tl.arange(0, OUT)
-    known, at, many = numbers < rows, numbers.to(tl.int64), tl.cast(rows, tl.int64)
+    """As `plane_rows`, of planes behind a grid of 256 places (BITS 2) or of 512 (BITS 3)."""
+    many = tl.cast(rows, tl.int64)
     FOURS: tl.constexpr = COLUMNS // 4
     low = weight + _GRID_BYTES * (BITS - 1)
     place = _plane(low, at, known, column // 4, FOURS, IN // 4, tl.uint8).to(tl.int32)
