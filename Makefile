@@ -5,6 +5,7 @@ BIN := $(VENV)/bin
 PIP := $(BIN)/python -m pip --disable-pip-version-check -qq
 AOT_JOBS ?= 2
 AOT ?=
+ONLY ?=
 AOT_TRITON ?= 3.6.0
 AOT_VENV := .venv-aot
 CLIENTS_VENV := .venv-clients
@@ -34,7 +35,7 @@ test-aarch64: $(VENV)/.installed-test ## the compiled operations on ARM, by a cr
 	@$(BIN)/python -m pytest -m slow --timeout 3600 tests/ops/cpu/test_aarch64.py
 
 test-clang: $(VENV)/.installed-test ## the compiled operations as clang compiles them, without installing them
-	@$(BIN)/python -m pytest -m slow --timeout 3600 -rs tests/ops/cpu/test_clang.py
+	@$(BIN)/python -m pytest -m slow --timeout 3600 -rs $(if $(ONLY),-k "$(ONLY)") tests/ops/cpu/test_clang.py
 
 test-clients: $(CLIENTS_VENV)/openai-3/.installed $(CLIENTS_VENV)/openai-2/.installed ## the clients of others, in pinned versions
 	@! command -v npm > /dev/null || npm install --prefix tests/clients/npm --silent --no-audit --no-fund \

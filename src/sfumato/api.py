@@ -34,6 +34,7 @@ from sfumato.fill_calls import FillCalls
 from sfumato.grammars import ModelGrammars
 from sfumato.model.cache import KVCache
 from sfumato.model.families import Family, family_of, open_checkpoint
+from sfumato.model.layer_devices import make_placement
 from sfumato.model.loading import Progress, config_of, expected_shapes, load_network
 from sfumato.model.model_config import ModelConfig
 from sfumato.model.network import Network
@@ -246,6 +247,7 @@ def load(
     quantize: str | None = None,
     cache_type: str | None = None,
     experts_on_cpu: int = 0,
+    gpu_layers: int | None = None,
 ) -> Model:
     """Loads a checkpoint, file or folder, safetensors or GGUF; None is the embedded model.
 
@@ -257,7 +259,9 @@ def load(
     has quantized already stays as it is; cache_type: "bf16", "fp8" or "q8_0", as which
     keys and values are stored (None: as the model's dtype says); experts_on_cpu: of how many of the
     first layers the experts stay in the host's memory and compute there, for a card that is too
-    small.  Raises CheckpointError, ConfigError or ValueError, naming the file, field or argument.
+    small; gpu_layers: how many of the last layers are on the card, with their keys and values,
+    while the first ones run on the CPU (None: all).  Raises CheckpointError, ConfigError or
+    ValueError, naming the file, field or argument.
     """
     start = time.perf_counter()
     if not isinstance(path, str | PathLike | None) or path == "":
@@ -269,7 +273,9 @@ def load(
     # What fails fast comes first, and all of it before the weights.
     config = config_of(checkpoint)
     checkpoint.check_tensors(expected_shapes(config))
-    target, weights = pick_device(device), fingerprint(checkpoint)
+    target = pick_device(device)
+    placement = make_placement(target, len(config.layers), experts_on_cpu, gpu_layers)
+    weights = fingerprint(checkpoint)
     if quantize is not None:
         checkpoint = quantized_on_load(checkpoint, quantize, target)
     kind = pick_dtype(dtype, checkpoint, target)
@@ -277,7 +283,7 @@ def load(
     text = _fitting_text(checkpoint, config)
     if not has_twins(target):
         try_device(target, EMBEDDED)
-    options = progress, activations, cache_type, experts_on_cpu
+    options = progress, activations, cache_type, placement
     network = load_network(checkpoint, target, kind, *options)
     ends = end_ids(checkpoint, network.config, text.tokenizer)
     seconds, family = time.perf_counter() - start, family_of(checkpoint)
@@ -285,7 +291,7 @@ def load(
     if cache_type is not None:
         kept += f", cache {cache_type}"  # answers differ, as with another dtype
     if network.is_mixed:
-        kept += f", experts of {experts_on_cpu} layers on the CPU"
+        kept += f", {placement.summary}"
     identity = ModelIdentity(checkpoint.path.name, weights, kept, activations, quantize or "")
     return Model(network, text, defaults, ends, checkpoint.path, family, seconds, identity)
 

@@ -11,9 +11,12 @@ from typing import Any
 import pytest
 import torch
 from tests.support.fake_openai_server import DONE, end, event, scripted, text
+from tests.support.gguf_files import gguf_config, random_state, write_gguf
 
 from sfumato.engine.device_memory import Budget
 from sfumato.engine.memory_guard import check_load
+from sfumato.model.families import open_checkpoint
+from sfumato.ops.triton.grids import grid_bytes
 
 TINY = ("bench", "--random-weights", "tiny", "--fixed-steps", "2", "--repeats", "2")
 
@@ -261,3 +264,19 @@ def test_a_prediction_runs_nothing(
     assert round(blocks["weights_bytes"] / 1e9, 2) == 17.05  # in planes; in the file 16.79
     assert "'h300' is none of h200" in cli(*options[:-1], "h300").err
     assert "--predict: of what" in cli("bench", "--predict", "h200").err
+
+
+@pytest.mark.parametrize("format", ["Q2_K", "Q3_K", "IQ3_XXS", "IQ3_S"])
+def test_a_prediction_counts_the_bytes_of_low_bit_blocks(
+    cli: Any, tmp_path: Path, format: str
+) -> None:
+    """As on a GPU: those of the file, and a grid for each matrix of IQ3."""
+    path = tmp_path / "model.gguf"
+    config = gguf_config(256, 256, 256)
+    write_gguf(path, random_state(config, 1), config, {"*.mlp.*_proj.weight": format})
+    infos = open_checkpoint(path).tensors.values()
+    matrices = [info for info in infos if info.format == format]
+    assert len(matrices) == 3 * len(config.layers)
+    grids = len(matrices) * grid_bytes(format) if format.startswith("IQ3") else 0
+    done = cli("bench", "--predict", "h200", "-m", str(path), "--json", "-")
+    assert json.loads(done.out)["weights_bytes"] == sum(info.nbytes for info in infos) + grids

@@ -14,6 +14,7 @@ from sfumato.engine.accelerators import Accelerator
 from sfumato.engine.device_memory import Budget
 from sfumato.model.families import open_checkpoint
 from sfumato.model.placement import pick_device, pick_dtype
+from sfumato.weights.blocks import BLOCK_FORMATS
 
 SPEED = {
     **{f"{name}_flops": 8e12 for name in ("Q4_K", "Q5_K", "Q6_K", "Q8_0", "BF16")},
@@ -145,6 +146,20 @@ def test_a_device_without_kernels_is_tried_before_it_is_described(
     assert tried == []
     cli("doctor", "--verbose")
     assert tried == [torch.device("cpu")]
+
+
+def test_a_gpu_is_tested_with_every_format_that_kernels_serve(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    prepared: list[frozenset[str]] = []
+    prepare = lambda device, hidden=0, formats=frozenset(): prepared.append(formats)  # noqa: E731
+    monkeypatch.setattr("sfumato.ops.prepare", prepare)
+    monkeypatch.setattr(doctor, "paths", lambda device: [])
+    gpu = torch.device("cuda", 0)
+    assert doctor.operations(gpu, tests=True) == []
+    assert prepared == [frozenset(BLOCK_FORMATS)]
+    doctor.operations(gpu, tests=False)
+    assert len(prepared) == 1
 
 
 def _words(text: str) -> list[str]:

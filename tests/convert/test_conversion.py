@@ -274,7 +274,8 @@ def test_its_own_folder_is_replaced(folder: Path, tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("out", "to", "message"),
     [
-        ("x.gguf", "q3_k", "'q3_k' is none of q4_k_m"),
+        ("x.gguf", "q4", "'q4' is none of q4_k_m"),
+        ("x.gguf", "iq3_s", "'iq3_s' is none of q4_k_m, .*: blocks of IQ3_S are read and run, and"),
         ("model", "q8_0", "'q8_0' is none of bf16, f16, f32"),
         ("x.safetensors", None, "name a folder for safetensors"),
         ("model", None, "both are safetensors"),

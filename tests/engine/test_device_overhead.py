@@ -20,7 +20,8 @@ from sfumato.engine.device_overhead import (
     overhead_bytes,
 )
 from sfumato.engine.engine_config import EngineConfig
-from sfumato.engine.memory_estimate import ModelFootprint, pool_bytes, predict
+from sfumato.engine.footprint import ModelFootprint
+from sfumato.engine.memory_estimate import pool_bytes, predict
 from sfumato.model.attention import CanvasPart, CanvasRows
 from sfumato.model.cache import KVPool, slot_bytes
 from sfumato.model.families import DIFFUSION_GEMMA

@@ -11,7 +11,8 @@ from sfumato import ops
 from sfumato.bench.random_weights import random_config
 from sfumato.engine import kernel_memory
 from sfumato.engine.engine_config import EngineConfig
-from sfumato.engine.memory_estimate import ModelFootprint, Prediction, predict
+from sfumato.engine.footprint import ModelFootprint
+from sfumato.engine.memory_estimate import Prediction, predict
 from sfumato.model.families import DIFFUSION_GEMMA
 from sfumato.ops.narrow_cache import CACHED, FORMATS
 from sfumato.ops.triton import OPERATIONS, serving, tiles

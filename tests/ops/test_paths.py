@@ -59,6 +59,10 @@ def test_what_passed_failed_and_was_not_tested_on_a_gpu(monkeypatch: pytest.Monk
     why = "for weights in planes, else torch: its kernels have not been tested yet"
     assert served(GPU, "linear") == Path("linear", "Triton", why)  # of floats, that is
     assert served(GPU, "experts Q8_0") == Path("experts Q8_0", "torch", "it does not compile")
+    in_planes = served(GPU, "linear, planes")
+    assert in_planes.path == "Triton" and "here: Q8_0; failed or not" in in_planes.reason
+    assert "Q2_K" in in_planes.reason.partition("; ")[2]
+    assert not [path for path in paths(GPU) if path.operation == "experts, planes"]
 
 
 @pytest.mark.parametrize("operation", OPERATIONS)

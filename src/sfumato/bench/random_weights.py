@@ -17,10 +17,12 @@ from torch import Tensor
 from sfumato.model.families import DIFFUSION_GEMMA
 from sfumato.model.loading import expected_shapes
 from sfumato.model.model_config import ConfigError
-from sfumato.model.quant_recipes import TARGETS, formats
+from sfumato.model.quant_recipes import TARGETS, formats, takes_codes
 from sfumato.weights.blocks import BLOCK_FORMATS, QuantizedTensor
 from sfumato.weights.checkpoint import Checkpoint, TensorInfo
 from sfumato.weights.quantize import quantize
+from sfumato.weights.scaled import KINDS as CODED
+from sfumato.weights.scaled import ScaledTensor, round_rows, scaled_bytes
 from sfumato.weights.tensorfile import FLOAT_FORMATS
 
 _FULL = {
@@ -111,7 +113,7 @@ class RandomCheckpoint(Checkpoint):
     seed: int = field(default=0, repr=False)
     device: torch.device = field(default=CPU, repr=False)
 
-    def read(self, name: str) -> Tensor | QuantizedTensor:
+    def read(self, name: str) -> Tensor | QuantizedTensor | ScaledTensor:
         info = self.tensors[name]
         number = list(self.tensors).index(name)
         random = torch.Generator().manual_seed(self.seed * len(self.tensors) + number)
@@ -123,6 +125,7 @@ class RandomCheckpoint(Checkpoint):
             vector = torch.randn(info.shape, generator=random).mul_(VECTOR_SPREAD).add_(1)
             return vector.mul_(_middle(name, info.shape[0]))
         block = BLOCK_FORMATS.get(info.format)
+        floats = FLOAT_FORMATS.get(info.format, torch.bfloat16)  # codes are rounded from these
         size = 1 if block is None else block.block_size
         count = math.prod(info.shape) // size
 
@@ -130,13 +133,14 @@ class RandomCheckpoint(Checkpoint):
             """So many numbers, or blocks of them."""
             numbers = torch.randn(length * size, generator=random).mul_(deviation)
             if block is None:
-                return numbers.to(self.device, FLOAT_FORMATS[info.format])
+                return numbers.to(self.device, floats)
             return quantize(numbers.view(length, size), block).data.to(self.device)
 
         # Tokens with the same row would share the probability of one.
         data = _filled(piece, count, _TILE if block is None else _BLOCK_TILE, is_embedding)
         if block is None:
-            return data.view(info.shape)
+            data = data.view(info.shape)
+            return round_rows(data, CODED[info.format]) if info.format in CODED else data
         data = data.view(*info.shape[:-1], -1)
         return QuantizedTensor(data, block, info.shape)
 
@@ -154,17 +158,22 @@ def random_checkpoint(
 
     Raises ValueError, naming the option, for an unknown preset or format.
     """
-    if format not in TARGETS:
-        raise ValueError(f"format: {format!r} is none of {', '.join(TARGETS)}")
+    coded = CODED.get(format.upper()) if format.islower() else None
+    if format not in TARGETS and coded is None:
+        known = ", ".join((*TARGETS, *map(str.lower, CODED)))
+        raise ValueError(f"format: {format!r} is none of {known}")
     config = random_config(preset, layers, vocab)
     try:
         shapes = expected_shapes(DIFFUSION_GEMMA.config.from_hf(config, {}))
     except ConfigError as error:
         raise ValueError(f"layers: {layers} make no network ({error})") from None
     path = Path(f"random-{preset}")
+    kinds = formats(shapes, TARGETS["bf16" if coded else format])
+    if coded:
+        kinds |= {name: coded for name, shape in shapes.items() if takes_codes(name, shape)}
     tensors = {
         name: TensorInfo(name, shapes[name], kind, _bytes(kind, shapes[name]), path, 0)
-        for name, kind in formats(shapes, TARGETS[format]).items()
+        for name, kind in kinds.items()
     }
     metadata: Mapping[str, Any] = {"config": config, "generation_config": {}}
     return RandomCheckpoint(path, "safetensors", tensors, {}, metadata, {}, seed, device)
@@ -179,6 +188,8 @@ def _middle(name: str, size: int) -> float:
 
 
 def _bytes(format: str, shape: tuple[int, ...]) -> int:
+    if format in CODED:
+        return scaled_bytes(shape)
     count = math.prod(shape)
     if format in FLOAT_FORMATS:
         return count * FLOAT_FORMATS[format].itemsize

@@ -27,10 +27,9 @@ from sfumato.engine.device_memory import Budget, budget
 from sfumato.model.placement import SMALL, device_memory, pick_device
 from sfumato.ops.paths import paths
 from sfumato.ops.registry import has_twins
+from sfumato.ops.triton.planes import LAYOUTS
 
 LEAST_WIDTH = 40
-_FORMATS = frozenset(("Q4_K", "Q6_K", "Q8_0"))
-"""Of quantized weights, those that the published files have most."""
 WHOLE = 0.9  # of a core: a probe that had as much was not delayed
 
 
@@ -98,7 +97,7 @@ def operations(device: torch.device, tests: bool) -> list[dict[str, str]]:
     if tests and not has_twins(device):
         try_device(device, EMBEDDED)
     elif tests:
-        ops.prepare(device, formats=_FORMATS)
+        ops.prepare(device, formats=frozenset(LAYOUTS))
     return [vars(path) for path in paths(device)]
 
 

@@ -118,6 +118,11 @@ def _recipe(
     known = TARGETS if kind == "gguf" else HF_TARGETS
     name = to or DEFAULTS[kind]
     if name not in known:
+        if name.upper() in BLOCK_FORMATS and kind == "gguf":
+            raise ValueError(
+                f"--to: {name!r} is none of {', '.join(known)}: blocks of {name.upper()} are read "
+                "and run, and not made here"
+            )
         where = "a GGUF file" if kind == "gguf" else "a folder of safetensors"
         raise ValueError(f"--to: {name!r} is none of {', '.join(known)}, which {where} can be")
     return name, TARGETS[name]

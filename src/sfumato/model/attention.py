@@ -162,6 +162,7 @@ class CanvasRows:
         self.parts = tuple(parts)
         self._sizes = [part.tokens for part in parts]
         self._held = [_held(part) for part in parts]
+        self._elsewhere: dict[torch.device, list[tuple[CanvasPart, dict[int, Tensor]]]] = {}
 
     def positions(self) -> Tensor:
         """int64 [tokens]: each token's position in its row."""
@@ -170,13 +171,29 @@ class CanvasRows:
     def __call__(self, layer: int, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
         split = zip(*(x.split(self._sizes) for x in (q, k, v)), strict=True)
         outs = []
-        for part, held, tensors in zip(self.parts, self._held, split, strict=True):
+        for (part, held), tensors in zip(self._on(q.device), split, strict=True):
             stored = part.pool.keys[layer], part.pool.values[layer]
             places = part.slots, held[stored[0].shape[2]], part.lengths
             arguments = [*(_padded(part, x) for x in tensors), *stored, *places]
             out = ops.canvas_attention(*arguments).flatten(0, 1)
             outs.append(out if part.index is None else out.index_select(0, part.index))
         return _joined(outs)
+
+    def _on(self, device: torch.device) -> list[tuple[CanvasPart, dict[int, Tensor]]]:
+        """Each part, and what layers hold of its rows, with their tensors on a layer's device."""
+        if all(part.slots.device == device for part in self.parts):
+            return list(zip(self.parts, self._held, strict=True))
+        if device not in self._elsewhere:
+            self._elsewhere[device] = [
+                (_part_on(part, device), {size: x.to(device) for size, x in held.items()})
+                for part, held in zip(self.parts, self._held, strict=True)
+            ]
+        return self._elsewhere[device]
+
+
+def _part_on(part: CanvasPart, device: torch.device) -> CanvasPart:
+    index = None if part.index is None else part.index.to(device)
+    return CanvasPart(part.pool, part.slots.to(device), part.width, part.lengths.to(device), index)
 
 
 def _held(part: CanvasPart) -> dict[int, Tensor]:

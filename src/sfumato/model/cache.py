@@ -12,7 +12,7 @@ Knows no requests: the engine decides which request has which slot.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -77,7 +77,10 @@ class KVPool:
         capacity: int,
         dtype: torch.dtype,
         device: torch.device,
+        layers: Sequence[torch.device] | None = None,
     ) -> None:
+        """layers: the device of each layer's keys and values, None for that of the pool, which has
+        the lengths."""
         if capacity < 1:
             raise ValueError(f"capacity: a cache slot holds at least 1 position, got {capacity}")
         self.capacity, self.device = capacity, device
@@ -86,8 +89,13 @@ class KVPool:
             (slots, layer.kv_heads, size, stored_width(layer.head_dim, dtype))
             for size, layer in zip(slot_sizes(config, capacity), config.layers, strict=True)
         ]
+        devices = [device] * len(shapes) if layers is None else layers
         self.keys, self.values = (  # of each layer [slots, kv_heads, size, stored_width]
-            [torch.zeros(shape, dtype=dtype, device=device) for shape in shapes] for _ in range(2)
+            [
+                torch.zeros(shape, dtype=dtype, device=at)
+                for shape, at in zip(shapes, devices, strict=True)
+            ]
+            for _ in range(2)
         )
         self.lengths = torch.zeros(slots, dtype=torch.int64, device=device)
         self._lengths = [0] * slots  # the same on the host, so that reading a length is no wait

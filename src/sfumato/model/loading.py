@@ -17,14 +17,13 @@ from torch import Tensor, nn
 
 from sfumato import ops
 from sfumato.model.codes_on_load import as_codes
-from sfumato.model.experts import Experts
 from sfumato.model.families import family_of
 from sfumato.model.head import CHUNK
-from sfumato.model.layer_devices import Placement, make_placement
+from sfumato.model.layer_devices import Placement, on_one_device
 from sfumato.model.model_config import ConfigError, ModelConfig
 from sfumato.model.network import Network
 from sfumato.model.placement import cache_dtype
-from sfumato.model.transformer import Transformer
+from sfumato.model.transformer import Block, Transformer
 from sfumato.model.upload import Mover
 from sfumato.ops import gpu, packing
 from sfumato.ops.narrow_cache import FORMATS
@@ -72,32 +71,33 @@ def load_network(
     progress: Progress | None = None,
     activations: str = "int8",
     cache_type: str | None = None,
-    experts_on_cpu: int = 0,
+    placement: Placement | None = None,
 ) -> Network:
-    """Loads every tensor to `device`; float matrices become `dtype`, quantized ones stay.
+    """Loads every tensor to `device`, or where the `placement` on that device says; float matrices
+    become `dtype`, quantized ones stay.
 
     activations: "int8" or "bf16", to what a CPU rounds them for products with quantized weights;
     with AMX "int8" is for those of experts alone (see `ops.pack`).
-    cache_type: see `cache_dtype`; experts_on_cpu: see `make_placement`. Raises ConfigError or
-    CheckpointError, naming the field or the tensors, and ValueError for other arguments, before any
-    tensor is read.
+    cache_type: see `cache_dtype`. Raises ConfigError or CheckpointError, naming the field or the
+    tensors, and ValueError for other arguments, before any tensor is read.
     """
     if activations not in ops.ACTIVATIONS:
         raise ValueError(f"activations: {activations!r} is none of {', '.join(ops.ACTIVATIONS)}")
     stored = cache_dtype(checkpoint, device, dtype, cache_type)
     config = config_of(checkpoint)
-    placement = make_placement(device, len(config.layers), experts_on_cpu)
+    placement = placement or on_one_device(device, len(config.layers))
+    assert placement.device == device, "placement: is of a network on another device"
     transformer = skeleton(config)
     expected = {name: tuple(p.shape) for name, p in transformer.named_parameters()}
     checkpoint.check_tensors(expected)
     checkpoint = _prepared(checkpoint, config, placement, frozenset(expected), stored)
     total = sum(checkpoint.tensors[name].nbytes for name in expected)
     done, output = 0, None
-    movers = {at: Mover(at) for at in {device, *placement.experts}}
+    movers = {at: Mover(at) for at in placement.devices}
     for name, following in zip(expected, [*list(expected)[1:], None], strict=True):
         path, _, leaf = name.rpartition(".")
         module = transformer.get_submodule(path)
-        if following is not None and device.type != "cpu":
+        if following is not None and placement.of(following).type != "cpu":
             checkpoint.prefetch(following)  # is read from disk while this one is copied
         mover = movers[placement.of(name)]
         value = _converted(checkpoint.read(name), name, mover, dtype)
@@ -112,11 +112,17 @@ def load_network(
             progress(done, total)
     for mover in movers.values():
         mover.finish()
-    for index, at in enumerate(placement.experts):
-        experts = transformer.get_submodule(f"layers.{index}.experts")
-        assert isinstance(experts, Experts)
-        experts.device = at if at != device else None
-    return Network(transformer, device, dtype, stored, output, placement.is_mixed)
+    set_devices(transformer, placement)
+    return Network(transformer, device, dtype, stored, output, placement)
+
+
+def set_devices(transformer: Transformer, placement: Placement) -> None:
+    """Says to each layer, and to its experts, on which device their weights are."""
+    parts = zip(transformer.layers, placement.layers, placement.experts, strict=True)
+    for block, own, experts in parts:
+        assert isinstance(block, Block)
+        block.device = own if own != placement.device else None
+        block.experts.device = experts if experts != own else None
 
 
 def _prepared(
@@ -126,15 +132,13 @@ def _prepared(
     names: frozenset[str],
     stored: torch.dtype,
 ) -> Checkpoint:
-    """Tests the kernels of a GPU, before the weights fill its memory; the checkpoint, whose 8-bit
+    """Tests the kernels of each GPU, before weights fill its memory; the checkpoint, whose 8-bit
     codes stay such where these serve."""
-    device = placement.device
     held = as_codes(checkpoint, placement.of)
-    if not gpu.is_gpu(device):
-        return held
     formats = frozenset(held.tensors[name].format for name in names)
     formats |= {FORMATS[stored]} if stored in FORMATS else frozenset()
-    ops.prepare(device, config.hidden_size, formats)
+    for device in filter(gpu.is_gpu, placement.devices):
+        ops.prepare(device, config.hidden_size, formats)
     return as_codes(checkpoint, placement.of)
 
 

@@ -88,7 +88,7 @@ class _Rows:
         self._queries = list(queries)
         slots = groupby(range(len(self.scratches)), lambda row: id(self.scratches[row].slot))
         self._groups = [list(rows) for _, rows in slots]  # neighbours that share a slot
-        self._causal: dict[tuple[int, bool, bool], ops.SharedCausal] = {}
+        self._causal: dict[tuple[int, bool, bool, torch.device], ops.SharedCausal] = {}
 
     def positions(self, device: torch.device) -> Tensor:
         """int64 [tokens]: each token's position in its row."""
@@ -139,9 +139,9 @@ class _Rows:
     def _seen(
         self, layer: int, rows: list[int], everywhere: bool, shared: Tensor
     ) -> ops.SharedCausal:
-        """Which keys they see; alike on all layers of a kind."""
+        """Which keys they see; alike on all layers of a kind and a device."""
         window = self.scratches[rows[0]].slot.window(layer)
-        name = rows[0], window is None, everywhere
+        name = rows[0], window is None, everywhere, shared.device
         if name not in self._causal:
             queries, own = [], []
             for row in rows:

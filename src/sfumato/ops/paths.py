@@ -6,11 +6,13 @@ from dataclasses import dataclass
 
 import torch
 
-from sfumato.ops import registry
+from sfumato.ops import gpu, registry
 from sfumato.ops.cpu import library
 from sfumato.ops.registry import COMPILED, TORCH, TRITON, Twin
 from sfumato.ops.switched_off import OPERATIONS, VARIABLE
 from sfumato.ops.triton import self_test
+from sfumato.ops.triton.planes import OPERATIONS as PLANE_OPERATIONS
+from sfumato.ops.triton.planes import plane_names
 
 _MADE_OF_OTHERS = "of torch's operations, and of others here"
 _STEADY = "in parts of fixed size: a row's bits do not depend on others"
@@ -27,13 +29,27 @@ class Path:
 
 
 def paths(device: torch.device) -> list[Path]:
-    """A row for each operation, and one for each format of weights in planes whose kernels failed.
+    """A row for each operation; one for each that kernels serve from planes, with the formats that
+    passed their test; and one for each format that failed it.
 
     On a GPU kernels must have been prepared (`ops.prepare`), or the table says that they were not.
     """
     rows = [_path(operation, device) for operation in OPERATIONS]
     failed = self_test.failures(device).items()
+    rows += filter(None, (_planes_path(operation, device) for operation in PLANE_OPERATIONS))
     return rows + [Path(name, "torch", why) for name, why in failed if " " in name]
+
+
+def _planes_path(operation: str, device: torch.device) -> Path | None:
+    """Of an operation with weights in planes; None where none of them has passed a test."""
+    names = plane_names(operation)
+    passed = [format for format, name in names.items() if self_test.serves(name, device)]
+    if not passed or registry.is_off(operation) or registry.kind_of(device) != gpu.KIND:
+        return None
+    reason = f"passed their tests here: {', '.join(passed)}"
+    if left := [format for format in names if format not in passed]:
+        reason += f"; failed or not tested: {', '.join(left)}"
+    return Path(f"{operation}, planes", "Triton", reason)
 
 
 def _path(operation: str, device: torch.device) -> Path:

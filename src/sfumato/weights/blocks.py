@@ -250,40 +250,53 @@ def _iq4_xs(blocks: Tensor) -> Tensor:
 
 
 @lru_cache
-def _grid(grid: str, levels: tuple[int, ...], device: torch.device) -> Tensor:
-    """A grid as numbers: float32 [words, 4]."""
+def iq3_grid(format: str, device: torch.device) -> Tensor:
+    """The grid of IQ3_XXS or IQ3_S: float32 [256 or 512, 4], integers below 64."""
+    grid, levels = {"IQ3_XXS": (XXS_GRID, XXS_LEVELS), "IQ3_S": (S_GRID, S_LEVELS)}[format]
     rows = [[levels[int(digit)] for digit in word] for word in grid.split()]
     return torch.tensor(rows, dtype=torch.float32, device=device)
 
 
-def _signed(numbers: Tensor, signs: Tensor, scale: Tensor) -> Tensor:
-    """scale [n, 8] · numbers [n, 64, 4], negative where a bit of `signs` uint8 [n, 32] is set:
-    float32 [n, 256]."""
-    is_negative = _fields(signs[:, :, None], 1).reshape(-1, 8, 32).bool()
-    values = scale[:, :, None] * numbers.reshape(-1, 8, 32)
-    return torch.where(is_negative, -values, values).view(-1, 256)
+def iq3_signed(numbers: Tensor, signs: Tensor, scale: Tensor) -> Tensor:
+    """scale [n, g] · numbers [n, 8 · g, 4], negative where a bit of `signs` uint8 [n, 4 · g] is
+    set: float32 [n, 32 · g]."""
+    groups = scale.shape[1]
+    is_negative = _fields(signs[:, :, None], 1).reshape(-1, groups, 32).bool()
+    values = scale[:, :, None] * numbers.reshape(-1, groups, 32)
+    return torch.where(is_negative, -values, values).flatten(1)
 
 
-def _iq3_xxs(blocks: Tensor) -> Tensor:
-    """Behind 64 places of the grid stands a word for each of 8 groups: four times seven signs, the
-    lowest first, and a scale of four bits. An eighth sign makes the number of set bits even."""
-    words = blocks[:, 66:].reshape(-1, 8, 4).int()
-    word = words[..., 0] | words[..., 1] << 8 | words[..., 2] << 16 | words[..., 3] << 24
+def iq3_xxs_words(words: Tensor) -> tuple[Tensor, Tensor]:
+    """What the words of IQ3_XXS hold, uint8 [n, 4 · g]: the signs uint8 [n, 4 · g], and the scales'
+    codes int32 [n, g].
+
+    A word of four bytes is that of a group: four times seven signs, the lowest first, and a scale
+    of four bits. An eighth sign makes the number of set bits even.
+    """
+    parts = words.reshape(len(words), -1, 4).int()
+    word = parts[..., 0] | parts[..., 1] << 8 | parts[..., 2] << 16 | parts[..., 3] << 24
     seven = torch.stack([word >> shift & 127 for shift in (0, 7, 14, 21)], dim=2)
     parity = seven ^ seven >> 4
     parity = parity ^ parity >> 2
-    signs = (seven | ((parity ^ parity >> 1) & 1) << 7).to(torch.uint8).view(-1, 32)
-    scale = _half(blocks, 0) * (0.5 + (word >> 28 & 15).float()) * 0.5
-    return _signed(_grid(XXS_GRID, XXS_LEVELS, blocks.device)[blocks[:, 2:66].int()], signs, scale)
+    signs = (seven | ((parity ^ parity >> 1) & 1) << 7).to(torch.uint8).flatten(1)
+    return signs, word >> 28 & 15
+
+
+def _iq3_xxs(blocks: Tensor) -> Tensor:
+    """Behind 64 places of the grid stands a word for each of 8 groups."""
+    signs, codes = iq3_xxs_words(blocks[:, 66:])
+    scale = _half(blocks, 0) * (0.5 + codes.float()) * 0.5
+    grid = iq3_grid("IQ3_XXS", blocks.device)
+    return iq3_signed(grid[blocks[:, 2:66].int()], signs, scale)
 
 
 def _iq3_s(blocks: Tensor) -> Tensor:
     """Places of nine bits, whose top ones stand behind the others; then 32 bytes of signs, and a
     scale of four bits for each of 8 groups."""
     top = _fields(blocks[:, 66:74, None], 1).reshape(-1, 64).int()
-    numbers = _grid(S_GRID, S_LEVELS, blocks.device)[blocks[:, 2:66].int() | top << 8]
+    numbers = iq3_grid("IQ3_S", blocks.device)[blocks[:, 2:66].int() | top << 8]
     scales = _fields(blocks[:, 106:, None], 4).reshape(-1, 8).float()
-    return _signed(numbers, blocks[:, 74:106], _half(blocks, 0) * (1 + 2 * scales))
+    return iq3_signed(numbers, blocks[:, 74:106], _half(blocks, 0) * (1 + 2 * scales))
 
 
 BLOCK_FORMATS: dict[str, BlockFormat] = {

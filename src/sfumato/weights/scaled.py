@@ -16,6 +16,7 @@ from torch import Tensor
 
 Kind = Literal["FP8", "INT8"]
 
+KINDS: dict[str, Kind] = {"FP8": "FP8", "INT8": "INT8"}
 CODES: dict[str, torch.dtype] = {"FP8": torch.float8_e4m3fn, "INT8": torch.int8}
 MOST: dict[str, float] = {"FP8": 448.0, "INT8": 127.0}
 """The code of the largest number of a row."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gguf
 import pytest
 import torch
 from tests.support.kernels import close, interpreted
@@ -33,6 +34,11 @@ def random_blocks(name: str, *leading: int, columns: int = 512) -> QuantizedTens
     return QuantizedTensor(data, format, (*leading, columns))
 
 
+def quantized_bytes(name: str, rows: int, columns: int) -> int:
+    format = BLOCK_FORMATS[name]
+    return rows * columns // format.block_size * format.block_bytes
+
+
 def same_bits(ours: torch.Tensor, expected: torch.Tensor) -> bool:
     """Also of infinite numbers; a NaN may be another one."""
     both = ours.isnan() & expected.isnan()
@@ -40,8 +46,8 @@ def same_bits(ours: torch.Tensor, expected: torch.Tensor) -> bool:
 
 
 def test_formats_without_planes_are_named() -> None:
-    assert set(BLOCK_FORMATS) - set(LAYOUTS) == {"IQ3_XXS", "IQ3_S"}
-    assert refusal("IQ3_S", (4, 256)).startswith("IQ3_S: is none of ")
+    assert set(BLOCK_FORMATS) == set(LAYOUTS)
+    assert refusal("TQ1_0", (4, 256)).startswith("TQ1_0: is none of ")
     assert len({layout.number for layout in LAYOUTS.values()} - {0}) == len(LAYOUTS)
 
 
@@ -67,8 +73,10 @@ def test_planes_take_little_more_than_the_file(name: str) -> None:
     blocks = random_blocks(name, *shape[:-1])
     planes = to_planes(blocks)
     assert planes.nbytes == planes.data.numel() == plane_bytes(name, shape)
-    assert blocks.nbytes <= planes.nbytes <= 1.03 * blocks.nbytes
-    assert planes[1].nbytes * 3 == planes.nbytes and name in repr(planes)
+    grid = LAYOUTS[name].before
+    assert blocks.nbytes <= planes.nbytes - grid <= 1.03 * blocks.nbytes
+    assert plane_bytes(name, (704, 2816)) <= 1.03 * quantized_bytes(name, 704, 2816)
+    assert (planes[1].nbytes - grid) * 3 == planes.nbytes - grid and name in repr(planes)
 
 
 def test_rows_are_repacked_some_at_a_time(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -195,3 +203,20 @@ def test_how_a_weight_is_held(monkeypatch: pytest.MonkeyPatch) -> None:
         assert ops.packed_bytes("Q8_0", blocks.shape, CPU) == held.nbytes
         assert not ops.packs("Q8_0", (2, 24, 64), CPU) and not ops.packs("Q8_0", (24, 1 << 30), CPU)
     assert not torch.cuda.is_available() and not ops.packs("Q8_0", blocks.shape, gpu)
+
+
+@interpreted
+@pytest.mark.parametrize("name", ["IQ3_XXS", "IQ3_S"])
+def test_kernels_unpack_what_ggml_dequantizes(name: str) -> None:
+    """Any bytes but those of bases, which are finite: with the unit matrix each sum has one term.
+    In bfloat16 the planes are ggml's floats, rounded once."""
+    from sfumato.ops.triton.linear import linear
+
+    blocks = random_blocks(name, 40)
+    bases = torch.linspace(-1, 1, 80).half().view(torch.uint8).view(80, 2)
+    blocks.data.view(80, -1)[:, :2] = bases
+    kind = gguf.GGMLQuantizationType[name]
+    right = torch.from_numpy(gguf.dequantize(blocks.data.numpy(), kind))
+    planes = to_planes(blocks)
+    assert torch.equal(linear(torch.eye(512), planes).T, right)
+    assert torch.equal(planes.dequantize(torch.bfloat16), right.to(torch.bfloat16))

@@ -2,7 +2,7 @@
 
 A block of a GGUF file holds its codes, scales and minima side by side, at addresses that divide by
 2 alone.  Here each kind of number has a plane of its own, whose rows are those of the matrix, so
-that a kernel loads 16 bytes a thread.  Eleven formats share this with few parameters (`Layout`),
+that a kernel loads 16 bytes a thread.  The formats share this with few parameters (`Layout`),
 and no number changes: unpacking gives the floats that the blocks give, bit for bit.  Needs no
 Triton.
 """
@@ -18,6 +18,7 @@ import torch
 from torch import Tensor
 
 from sfumato.ops.registry import PLANES, register_form
+from sfumato.ops.triton import grids
 from sfumato.weights.blocks import (
     BLOCK_FORMATS,
     IQ4_VALUES,
@@ -44,6 +45,7 @@ class Layout:
     scale is base · int8 and a minimum base · uint8, of bases float16 for SUPER elements; with one
     both are float16.  Beside codes of two bits both factors have four, and share a byte, the
     scale's lower; beside codes of three a scale has six, 32 too high, whose top two are a plane.
+    A format with a grid has planes of its own; see `grids`.
     """
 
     bits: int  # of a code: 2 to 6 (3, 5 and 6 in a low and a high part), or 8: int8
@@ -51,11 +53,12 @@ class Layout:
     two_levels: bool = False
     minima: bool = False
     table: bool = False  # codes are places in IQ4_VALUES
+    grid: str = ""  # the format in whose grid a code is the place of four numbers
 
     @property
     def number(self) -> int:
         """The constant FORMAT of a kernel; see `weights.plane_block`. None is 0."""
-        flags = (self.group == 16, self.two_levels, self.minima, self.table)
+        flags = (self.group == 16, self.two_levels, self.minima, self.table, bool(self.grid))
         return self.bits + sum(16 << place for place, flag in enumerate(flags) if flag)
 
     @property
@@ -68,9 +71,16 @@ class Layout:
         """Of a code, in the plane `low`."""
         return self.bits if self.bits in (2, 8) else 2 if self.bits == 3 else 4
 
+    @property
+    def before(self) -> int:
+        """Bytes before the planes: those of the grid."""
+        return grids.grid_bytes(self.grid) if self.grid else 0
+
     def widths(self, columns: int) -> dict[str, int]:
         """The bytes of a row of each plane, by its name, in their order in memory. A plane begins
         where the one before it ends; halves come out aligned."""
+        if self.grid:
+            return grids.widths(self.grid, columns)
         widths = {"low": columns * self.low_bits // 8}
         if self.bits > self.low_bits:
             widths["high"] = columns * (self.bits - self.low_bits) // 8
@@ -97,6 +107,8 @@ LAYOUTS: Mapping[str, Layout] = {
     "Q4_K": Layout(4, two_levels=True, minima=True),
     "Q5_K": Layout(5, two_levels=True, minima=True),
     "Q6_K": Layout(6, group=16, two_levels=True),
+    "IQ3_XXS": Layout(2, two_levels=True, grid="IQ3_XXS"),
+    "IQ3_S": Layout(3, two_levels=True, grid="IQ3_S"),
     "IQ4_NL": Layout(4, table=True),
     "IQ4_XS": Layout(4, two_levels=True, table=True),
 }
@@ -105,7 +117,7 @@ LAYOUTS: Mapping[str, Layout] = {
 
 OPERATIONS: Mapping[str, tuple[str, ...]] = {
     **dict.fromkeys(("experts", "linear"), tuple(LAYOUTS)),
-    **dict.fromkeys(("vocabulary_mass", "vocabulary_pass"), ("Q6_K", "Q8_0")),
+    **dict.fromkeys(("own_scores", "vocabulary_mass", "vocabulary_pass"), ("Q6_K", "Q8_0")),
 }
 """The operations that serve planes, and of which formats: an embedding is Q6_K or Q8_0 in most
 files, and each further format costs a start its test."""
@@ -126,8 +138,8 @@ class PlaneTensor:
     """A matrix in planes, or several of one size, stacked; or a range of a stack's matrices or of a
     matrix's rows.
 
-    data: uint8 [bytes], the planes of all `rows` rows; shape: in elements; first: the row of the
-    planes that is the first here.
+    data: uint8 [bytes], the grid if there is one, and the planes of all `rows` rows; shape: in
+    elements; first: the row of the planes that is the first here.
     """
 
     data: Tensor
@@ -139,7 +151,7 @@ class PlaneTensor:
     def __post_init__(self) -> None:
         each = sum(self.layout.widths(self.shape[-1]).values())
         assert self.data.dtype == torch.uint8 and self.data.is_contiguous()
-        assert self.data.shape == (self.rows * each,)
+        assert self.data.shape == (self.layout.before + self.rows * each,)
         assert 0 <= self.first <= self.first + self._own_rows <= self.rows
 
     @property
@@ -157,8 +169,9 @@ class PlaneTensor:
 
     @property
     def nbytes(self) -> int:
-        """Bytes of the rows' planes."""
-        return self._own_rows * sum(self.layout.widths(self.shape[-1]).values())
+        """Bytes of the rows' planes, and of the grid."""
+        each = sum(self.layout.widths(self.shape[-1]).values())
+        return self.layout.before + self._own_rows * each
 
     @property
     def _own_rows(self) -> int:
@@ -167,7 +180,7 @@ class PlaneTensor:
     @cached_property
     def planes(self) -> dict[str, Tensor]:
         """The rows' bytes of each plane, by its name: views, uint8 [rows, bytes]."""
-        planes, start = {}, 0
+        planes, start = {}, self.layout.before
         for name, width in self.layout.widths(self.shape[-1]).items():
             plane = self.data[start : start + self.rows * width].view(self.rows, width)
             planes[name] = plane[self.first : self.first + self._own_rows]
@@ -207,7 +220,8 @@ class PlaneTensor:
             plane[:, first * width // columns : end * width // columns].index_select(0, ids)
             for plane, width in ((each, each.shape[1]) for each in self.planes.values())
         ]
-        joined = torch.cat([each.flatten() for each in data])
+        grid = self.data[: self.layout.before]
+        joined = torch.cat([grid, *(each.flatten() for each in data)])
         return PlaneTensor(joined, self.format, (len(ids), end - first), len(ids))
 
     def dequantize(self, dtype: torch.dtype = torch.float32) -> Tensor:
@@ -241,7 +255,8 @@ def plane_bytes(format: str, shape: tuple[int, ...]) -> int:
     """Bytes of such a weight in planes. Raises ValueError where it has none."""
     if why := refusal(format, shape):
         raise ValueError(f"planes: {why}")
-    return math.prod(shape[:-1]) * sum(LAYOUTS[format].widths(shape[-1]).values())
+    layout = LAYOUTS[format]
+    return layout.before + math.prod(shape[:-1]) * sum(layout.widths(shape[-1]).values())
 
 
 def to_planes(weight: QuantizedTensor) -> PlaneTensor:
@@ -251,14 +266,17 @@ def to_planes(weight: QuantizedTensor) -> PlaneTensor:
     size = plane_bytes(format.name, weight.shape)
     data = torch.empty(size, dtype=torch.uint8, device=weight.device)
     made = PlaneTensor(data, format, weight.shape, rows)
+    if grid := made.layout.grid:
+        data[: made.layout.before] = grids.grid_of(grid, data.device)
     blocks = weight.data.view(rows, -1)
     for at in _chunks(rows, columns):
         parts = _parts(format.name, blocks[at].reshape(-1, format.block_bytes))
-        codes = parts.pop("codes").reshape(-1, columns)
-        low = made.layout.low_bits
-        parts["low"] = codes if low == 8 else _joined(codes & ((1 << low) - 1), low)
-        if "high" in made.planes:
-            parts["high"] = _joined(codes >> low, made.layout.bits - low)
+        if "codes" in parts:
+            codes = parts.pop("codes").reshape(-1, columns)
+            low = made.layout.low_bits
+            parts["low"] = codes if low == 8 else _joined(codes & ((1 << low) - 1), low)
+            if "high" in made.planes:
+                parts["high"] = _joined(codes >> low, made.layout.bits - low)
         for name, plane in made.planes.items():
             plane[at] = parts[name].reshape(plane[at].shape)
     return made
@@ -270,7 +288,10 @@ def _chunks(rows: int, columns: int) -> Iterator[slice]:
 
 
 def _parts(format: str, blocks: Tensor) -> dict[str, Tensor]:
-    """Codes, and the bytes of scales and minima, of blocks uint8 [n, block_bytes]."""
+    """Codes, and the bytes of scales and minima, of blocks uint8 [n, block_bytes]; with a grid, the
+    bytes of all planes."""
+    if LAYOUTS[format].grid:
+        return grids.parts(format, blocks)
     parts = {"codes": codes_of(format, blocks)}
     if format == "Q2_K":
         halves = {"bases": blocks[:, 80:82], "minimum_bases": blocks[:, 82:]}
@@ -314,6 +335,8 @@ def _halves(plane: Tensor) -> Tensor:
 
 def _values(planes: dict[str, Tensor], layout: Layout) -> Tensor:
     """float32 [rows, columns] of planes, in the order of operations of the blocks' own floats."""
+    if layout.grid:
+        return grids.values(planes, layout.grid)
     low = planes["low"]
     if layout.bits == 8:
         numbers = low.view(torch.int8).float()

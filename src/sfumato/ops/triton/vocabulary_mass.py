@@ -10,7 +10,6 @@ from functools import partial
 import torch
 from torch import Tensor
 
-from sfumato.ops import reference
 from sfumato.ops.triton.head import vocabulary_head
 from sfumato.ops.triton.listed import own_scores
 from sfumato.ops.triton.operands import multiplied, takes_planes
@@ -39,10 +38,7 @@ def vocabulary_mass(
     mass of all tokens is 1."""
     ones = torch.ones(len(hidden), device=hidden.device)
     out = vocabulary_head(hidden, weight, ones, ones.double(), softcap, masses=False)
-    if isinstance(weight, PlaneTensor):  # gathered and dequantized by parts
-        scores = reference.own_scores(hidden.float(), weight, ids)
-    else:
-        scores = own_scores(hidden.float(), weight, ids)
+    scores = own_scores(hidden.float(), weight, ids)
     return (scores / softcap).tanh() * softcap, out.peak, out.total, out.argmax
 
 

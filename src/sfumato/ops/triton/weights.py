@@ -17,6 +17,7 @@ BF16 = tl.constexpr(0)
 """Numbers as they are, in the weight's dtype. Any other FORMAT is the number of a layout of planes;
 see `planes.Layout`."""
 SUPER = tl.constexpr(256)  # as in `planes`
+_GRID_BYTES = tl.constexpr(1024)  # of the grid of IQ3_XXS; that of IQ3_S has twice as many
 _BYTES = np.array(IQ4_VALUES, np.int8).view(np.int64)
 _TABLE_LOW, _TABLE_HIGH = (tl.constexpr(int(word)) for word in _BYTES)
 
@@ -55,8 +56,19 @@ def plane_block(
     weight: tl.tensor, row: tl.tensor, column: tl.tensor, rows: tl.tensor, COLUMNS: tl.constexpr,
     OUT: tl.constexpr, IN: tl.constexpr, FORMAT: tl.constexpr,
 ) -> tl.tensor:  # fmt: skip
-    """A block of a weight in planes, unpacked in registers: float32 [OUT, IN], the bits that
-    `PlaneTensor.dequantize` gives; zeros beyond the weight.
+    """A block of a weight in planes, from `row` on; see `plane_rows`. Zeros beyond the weight."""
+    numbers = row + tl.arange(0, OUT)
+    at, known = numbers.to(tl.int64), numbers < rows
+    return plane_rows(weight, at, known, column, rows, COLUMNS, OUT, IN, FORMAT)
+
+
+@triton.jit
+def plane_rows(
+    weight: tl.tensor, at: tl.tensor, known: tl.tensor, column: tl.tensor, rows: tl.tensor,
+    COLUMNS: tl.constexpr, OUT: tl.constexpr, IN: tl.constexpr, FORMAT: tl.constexpr,
+) -> tl.tensor:  # fmt: skip
+    """The rows `at` (int64 [OUT]) of a weight in planes, unpacked in registers: float32 [OUT, IN],
+    the bits that `PlaneTensor.dequantize` gives; zeros where not `known` and past the last column.
 
     weight: the address of the planes of `rows` rows; column: a multiple of IN, which divides SUPER.
     """
@@ -66,9 +78,8 @@ def plane_block(
     TWO_LEVELS: tl.constexpr = FORMAT // 32 % 2
     MINIMA: tl.constexpr = FORMAT // 64 % 2
     TABLE: tl.constexpr = FORMAT // 128 % 2
-    numbers = row + tl.arange(0, OUT)
-    known = numbers < rows
-    at = numbers.to(tl.int64)
+    if FORMAT // 256:
+        return _grid_rows(weight, at, known, column, rows, COLUMNS, OUT, IN, BITS)
     many = tl.cast(rows, tl.int64)
     if BITS == 8:
         stored = _plane(weight, at, known, column, COLUMNS, IN, tl.uint8)
@@ -110,6 +121,44 @@ def plane_block(
             least = _plane(minima, at, known, group, GROUPS, IN // GROUP, tl.float16)
             value = value + spread(least.to(tl.float32), OUT, IN)
     return value
+
+
+@triton.jit
+def _grid_rows(
+    weight: tl.tensor, at: tl.tensor, known: tl.tensor, column: tl.tensor, rows: tl.tensor,
+    COLUMNS: tl.constexpr, OUT: tl.constexpr, IN: tl.constexpr, BITS: tl.constexpr,
+) -> tl.tensor:  # fmt: skip
+    """As `plane_rows`, of planes behind a grid of 256 places (BITS 2) or of 512 (BITS 3)."""
+    many = tl.cast(rows, tl.int64)
+    FOURS: tl.constexpr = COLUMNS // 4
+    low = weight + _GRID_BYTES * (BITS - 1)
+    place = _plane(low, at, known, column // 4, FOURS, IN // 4, tl.uint8).to(tl.int32)
+    rest = low + many * FOURS
+    GROUPS: tl.constexpr = COLUMNS // 32
+    group = column // 32
+    if BITS == 2:
+        word = _plane(rest, at, known, group, GROUPS, IN // 32, tl.int32)
+        factor = 0.25 + 0.5 * ((word >> 28) & 15).to(tl.float32)
+        seven = (word[:, :, None] >> (tl.arange(0, 4) * 7)[None, None, :]) & 127
+        parity = seven ^ (seven >> 4)
+        parity = parity ^ (parity >> 2)
+        parity = (parity ^ (parity >> 1)) & 1
+        signs = tl.reshape(seven | (parity << 7), (OUT, IN // 8))
+        bases = rest + many * (GROUPS * 4)
+    else:
+        place |= _small(rest, at, known, column // 4, FOURS, IN // 4, 1) << 8
+        behind = rest + many * GROUPS
+        signs = _plane(behind, at, known, column // 8, COLUMNS // 8, IN // 8, tl.uint8)
+        behind += many * (COLUMNS // 8)
+        factor = 1.0 + 2.0 * _small(behind, at, known, group, GROUPS, IN // 32, 4).to(tl.float32)
+        bases = behind + many * (GROUPS // 2)
+    # Four bytes of the grid, which stays in the cache nearest to the cores.
+    four = tl.load(weight.to(tl.pointer_type(tl.int32)) + place)
+    shifts = tl.arange(0, 4) * 8
+    value = tl.reshape((four[:, :, None] >> shifts[None, None, :]) & 255, (OUT, IN))
+    base = _plane(bases, at, known, column // SUPER, COLUMNS // SUPER, 1, tl.float16)
+    scaled = spread(base.to(tl.float32) * factor, OUT, IN) * value.to(tl.float32)
+    return tl.where(_parted(signs, 1, OUT, IN) != 0, -scaled, scaled)
 
 
 @triton.jit
