@@ -17,9 +17,18 @@ import pytest
 import torch
 from tests.support.kernels import interpreted
 
+from sfumato.ops.narrow_cache import CACHED, FORMATS
 from sfumato.ops.registry import FLOAT, call, seen_as
-from sfumato.ops.triton import OPERATIONS, ahead_of_time, prepare, self_test, targets, twins
+from sfumato.ops.triton import (
+    OPERATIONS,
+    ahead_of_time,
+    prepare,
+    self_test,
+    targets,
+    twins,
+)
 from sfumato.ops.triton import kernel as kernel_module
+from sfumato.ops.triton import tiles as table_of_tiles
 from sfumato.ops.triton.kernel import (
     FP_FUSION,
     Kernel,
@@ -250,6 +259,19 @@ def test_every_variant_of_a_kernel_is_compiled() -> None:
     ]
     for kernel in all_kernels().values():
         assert all(set(sizes) <= set(kernel.sizes) for sizes in kernel.variants.values())
+
+
+@interpreted
+def test_what_takes_minutes_to_compile_is_left_out(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Where each of the operations that launch it has torch."""
+    names = ["attention_512_narrow", "attention_256_narrow"]
+    made = {job.kernel for job in ahead_of_time.jobs(["gfx1151"], names)}
+    assert made == {"attention_256_narrow"}
+    assert len(list(ahead_of_time.jobs(["sm_90", "gfx942"], names))) == 4
+    monkeypatch.setattr(table_of_tiles, "architecture", lambda device: "gfx1151")
+    for name in CACHED - {"write_cache"}:
+        assert all(table_of_tiles.slower(f"{name} {kind}", CPU) for kind in FORMATS.values())
+        assert not table_of_tiles.slower(name, CPU)
 
 
 @interpreted

@@ -203,7 +203,7 @@ def untested(device: torch.device, twins: dict[str, KernelTwin]) -> dict[str, Ke
 def _why_not(twin: KernelTwin, device: torch.device, tests: bool) -> str:
     """Why torch serves an operation; empty where the kernels do. tests: whether it is tested."""
     if slower(twin.operation, device):
-        return "kernels are slower there"
+        return "kernels are slower there, or left out"
     if not tests:
         return ""
     try:
