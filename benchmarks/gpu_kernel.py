@@ -23,6 +23,7 @@ from sfumato.ops import registry
 from sfumato.ops.reads import Prefixes, Questions
 from sfumato.ops.triton import self_test, twins
 from sfumato.ops.triton.planes import LAYOUTS
+from sfumato.ops.triton.scaled import KINDS
 
 Function = Callable[..., Any]
 
@@ -90,7 +91,7 @@ def check_kernel(name: str, sizes: Sizes, limits: DeviceLimits, seconds: float) 
 def _kernel(case: Case, device: torch.device) -> tuple[Function, str]:
     """The kernel of a case; on a device without any, what serves there, as a stand-in."""
     if self_test.usable(device):
-        twin = twins(LAYOUTS).get(case.twin or case.operation)
+        twin = twins((*LAYOUTS, *KINDS)).get(case.twin or case.operation)
         if twin is not None and twin.serves(*case.arguments):
             return twin.function, TRITON
     stand_in = registry.choose(case.operation, device, registry.ANY, *case.arguments)

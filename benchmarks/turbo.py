@@ -118,7 +118,7 @@ def step_seconds(network: Network, slot: Slot, share: float) -> float:
     denoiser = Denoiser(network, 1)
     for _ in range(2):
         denoiser.step([canvas], [slot])
-    if canvas.kept is not None:  # random weights settle nowhere: the positions are given
+    if canvas.kept is not None:  # which positions have settled is given
         canvas.kept.settled = torch.arange(length) >= share * length
         if share > 0.5:
             canvas.kept.places = lambda: torch.arange(round(share * length))  # type: ignore

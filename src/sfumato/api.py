@@ -35,6 +35,7 @@ from sfumato.grammars import ModelGrammars
 from sfumato.model.cache import KVCache
 from sfumato.model.families import Family, family_of, open_checkpoint
 from sfumato.model.fast_dtype import fits_float16
+from sfumato.model.layer_devices import make_placement
 from sfumato.model.loading import Progress, config_of, expected_shapes, load_network
 from sfumato.model.model_config import ModelConfig
 from sfumato.model.network import Network
@@ -247,18 +248,21 @@ def load(
     quantize: str | None = None,
     cache_type: str | None = None,
     experts_on_cpu: int = 0,
+    gpu_layers: int | None = None,
 ) -> Model:
     """Loads a checkpoint, file or folder, safetensors or GGUF; None is the embedded model.
 
     device: "auto" or a torch device; dtype: "auto", "float32", "bfloat16" or "float16", or
     torch's own, for activations, cache and unquantized weights; activations: "int8" or, more exact
     and slower, "bf16", what a CPU rounds them to for products with quantized weights; quantize:
-    "q4_k" or "q8_0", what float matrices become while they are loaded (and what takes fewer bits
-    badly, as in a converted file, a larger format); what the file has quantized already stays as
-    it is; cache_type: on a CPU "bf16", "fp8" or "q8_0", as which keys and values are stored (None:
-    as the model's dtype says); experts_on_cpu: of how many of the first layers the experts stay in
-    the host's memory and compute there, for a card that is too small.  Raises CheckpointError,
-    ConfigError or ValueError, naming the file, field or argument.
+    "q4_k", "q8_0" or "fp8", what float matrices become while they are loaded (and what takes fewer
+    bits badly, as in a converted file, a larger format; "fp8" leaves that as it is); what the file
+    has quantized already stays as it is; cache_type: "bf16", "fp8" or "q8_0", as which
+    keys and values are stored (None: as the model's dtype says); experts_on_cpu: of how many of the
+    first layers the experts stay in the host's memory and compute there, for a card that is too
+    small; gpu_layers: how many of the last layers are on the card, with their keys and values,
+    while the first ones run on the CPU (None: all).  Raises CheckpointError, ConfigError or
+    ValueError, naming the file, field or argument.
     """
     start = time.perf_counter()
     if not isinstance(path, str | PathLike | None) or path == "":
@@ -270,7 +274,9 @@ def load(
     # What fails fast comes first, and all of it before the weights.
     config = config_of(checkpoint)
     checkpoint.check_tensors(expected_shapes(config))
-    target, weights = pick_device(device), fingerprint(checkpoint)
+    target = pick_device(device)
+    placement = make_placement(target, len(config.layers), experts_on_cpu, gpu_layers)
+    weights = fingerprint(checkpoint)
     if quantize is not None:
         checkpoint = quantized_on_load(checkpoint, quantize, target)
     kind = pick_dtype(dtype, checkpoint, target)
@@ -278,7 +284,7 @@ def load(
     text = _fitting_text(checkpoint, config)
     if not has_twins(target):
         try_device(target, EMBEDDED)
-    options = progress, activations, cache_type, experts_on_cpu
+    options = progress, activations, cache_type, placement
     network = load_network(checkpoint, target, kind, *options)
     if dtype == "auto" and kind == torch.float16 and not fits_float16(network):
         kind = torch.float32  # a probe chose the other for its speed
@@ -290,7 +296,7 @@ def load(
     if cache_type is not None:
         kept += f", cache {cache_type}"  # answers differ, as with another dtype
     if network.is_mixed:
-        kept += f", experts of {experts_on_cpu} layers on the CPU"
+        kept += f", {placement.summary}"
     identity = ModelIdentity(checkpoint.path.name, weights, kept, activations, quantize or "")
     return Model(network, text, defaults, ends, checkpoint.path, family, seconds, identity)
 

@@ -11,7 +11,14 @@ from sfumato.weights.blocks import QuantizedTensor
 
 @pytest.mark.parametrize(
     ("format", "gigabytes"),
-    [("q4_k_m", 16.8), ("q5_k_m", 19.1), ("q6_k", 22.6), ("q8_0", 26.9), ("bf16", 50.5)],
+    [
+        ("q4_k_m", 16.8),
+        ("q5_k_m", 19.1),
+        ("q6_k", 22.6),
+        ("q8_0", 26.9),
+        ("bf16", 50.5),
+        ("fp8", 26.1),
+    ],
 )
 def test_sizes_are_those_of_the_published_files(format: str, gigabytes: float) -> None:
     tensors = random_checkpoint("26b-a4b", format).tensors.values()
@@ -26,12 +33,12 @@ def test_the_real_proportions() -> None:
     assert "layers.4.self_attn.v_proj.weight" in tensors
 
 
-@pytest.mark.parametrize("format", TARGETS)
+@pytest.mark.parametrize("format", [*TARGETS, "fp8", "int8"])
 def test_tensors_are_what_they_claim(format: str) -> None:
     checkpoint = random_checkpoint("tiny", format)
     for name, info in checkpoint.tensors.items():
         value = checkpoint.read(name)
-        dense = value.dequantize() if isinstance(value, QuantizedTensor) else value
+        dense = value if isinstance(value, torch.Tensor) else value.dequantize()
         assert (tuple(value.shape), value.nbytes) == (info.shape, info.nbytes)
         if len(info.shape) > 1:
             wanted = info.shape[-1] ** -0.5 * (3 if name == "embed_tokens.weight" else 1)
@@ -89,3 +96,10 @@ def test_other_numbers_of_layers() -> None:
 def test_what_there_is_not(arguments: tuple[object, ...], message: str) -> None:
     with pytest.raises(ValueError, match=message):
         random_checkpoint(*arguments)  # type: ignore[arg-type]
+
+
+def test_no_two_tokens_have_the_same_row() -> None:
+    for format in ("bf16", "q8_0"):
+        weight = random_checkpoint("180m", format, vocab=8200).read("embed_tokens.weight")
+        rows = weight.data if isinstance(weight, QuantizedTensor) else weight
+        assert len(rows.unique(dim=0)) == 8200

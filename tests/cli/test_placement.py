@@ -47,11 +47,14 @@ def test_the_kind_of_cache_is_handed_on(cli: Any, loads: list[dict[str, Any]]) -
     assert [each["cache_type"] for each in loads] == [None, "fp8", "fp8"]
 
 
-def test_the_layers_whose_experts_stay_with_the_cpu(cli: Any, loads: list[dict[str, Any]]) -> None:
+@pytest.mark.parametrize(("option", "default"), [("experts-on-cpu", 0), ("gpu-layers", None)])
+def test_the_layers_of_the_cpu(
+    cli: Any, loads: list[dict[str, Any]], option: str, default: int | None
+) -> None:
     cli("run", "Hi")
-    cli("run", "Hi", "--experts-on-cpu", "12")
-    assert [each["experts_on_cpu"] for each in loads] == [0, 12]
-    assert "--experts-on-cpu" in cli("run", "Hi", "--experts-on-cpu", "-1").err
+    cli("run", "Hi", f"--{option}", "12")
+    assert [each[option.replace("-", "_")] for each in loads] == [default, 12]
+    assert f"--{option}" in cli("run", "Hi", f"--{option}", "-1").err
 
 
 @pytest.mark.parametrize(
@@ -86,3 +89,12 @@ def test_a_tiny_model_takes_one_thread_unless_told(
     with pytest.raises(ZeroDivisionError):
         cli("run", "Hi", *given)
     assert torch.get_num_threads() == left
+
+
+def test_auto_is_the_number_of_layers_that_fit(
+    monkeypatch: pytest.MonkeyPatch, cli: Any, loads: list[dict[str, Any]]
+) -> None:
+    monkeypatch.setattr("sfumato.cli.placed.most_gpu_layers", lambda *_: 1)
+    done = cli("run", "Hi", "--device", "cpu", "--gpu-layers", "auto")
+    assert [each["gpu_layers"] for each in loads] == [1]
+    assert "sfumato: gpu-layers: 1 of " in done.err and "on the CPU: as many as fit" in done.err

@@ -20,11 +20,13 @@ from sfumato.engine.device_overhead import (
     overhead_bytes,
 )
 from sfumato.engine.engine_config import EngineConfig
-from sfumato.engine.memory_estimate import ModelFootprint, pool_bytes, predict
+from sfumato.engine.footprint import ModelFootprint
+from sfumato.engine.memory_estimate import pool_bytes, predict
 from sfumato.model.attention import CanvasPart, CanvasRows
 from sfumato.model.cache import KVPool, slot_bytes
 from sfumato.model.families import DIFFUSION_GEMMA
 from sfumato.model.truncate import cutoff_bytes
+from sfumato.ops.narrow_cache import Q8_0
 
 CPU, GPU = torch.device("cpu"), torch.device("cuda")
 FULL = DIFFUSION_GEMMA.config.from_hf(random_config("26b-a4b", layers=2), {})
@@ -68,8 +70,9 @@ def test_a_pool_takes_what_its_slots_do() -> None:
     assert slots <= on_device < 1.1 * slots
 
 
+@pytest.mark.parametrize("stored", [torch.bfloat16, Q8_0])
 def test_a_step_of_the_real_size_takes_what_is_predicted(
-    monkeypatch: pytest.MonkeyPatch, note: Callable[[str], None]
+    stored: torch.dtype, monkeypatch: pytest.MonkeyPatch, note: Callable[[str], None]
 ) -> None:
     """The most bytes of tensors that live at a time in a forward and the pass over the vocabulary
     of four canvases, on a device that holds no numbers. Torch's attention holds no scores."""
@@ -79,7 +82,7 @@ def test_a_step_of_the_real_size_takes_what_is_predicted(
     tokens = rows * FULL.canvas_length
     with fake_device():
         network = fake_network(FULL)
-        pool = KVPool(FULL, rows, context, torch.bfloat16, DEVICE)
+        pool = KVPool(FULL, rows, context, stored, DEVICE)
         soft = torch.zeros(tokens, FULL.hidden_size, dtype=torch.bfloat16)
         ids, lengths = torch.zeros(tokens, dtype=torch.int64), torch.full((rows,), 256)
         temperature, uniform = torch.ones(tokens), torch.zeros(tokens, dtype=torch.float64)
@@ -88,8 +91,9 @@ def test_a_step_of_the_real_size_takes_what_is_predicted(
         with torch.no_grad(), LiveBytes(*given) as live:
             hidden = network.denoise_batch(ids, soft, CanvasRows(parts))
             network.head(hidden, temperature, uniform)
-    footprint = ModelFootprint(FULL, GPU, torch.bfloat16, torch.bfloat16, 0)
+    footprint = ModelFootprint(FULL, GPU, torch.bfloat16, stored, 0)
     predicted = predict(footprint, EngineConfig(slots=rows, context=context)).step
     predicted -= cutoff_bytes(FULL, tokens)  # no row asks for top-k or top-p here
-    note(f"buffers of a step: predicted {predicted / 1e6:.0f} MB, held {live.most / 1e6:.0f} MB")
+    figures = f"predicted {predicted / 1e6:.0f} MB, held {live.most / 1e6:.0f} MB"
+    note(f"buffers of a step, {stored}: {figures}")
     assert 0.9 < predicted / live.most < 2

@@ -29,8 +29,8 @@ from sfumato.engine.device_memory import Budget
 from sfumato.engine.device_overhead import held_bytes
 from sfumato.engine.engine_config import EngineConfig
 from sfumato.engine.errors import EngineError
+from sfumato.engine.footprint import ModelFootprint
 from sfumato.engine.memory_estimate import (
-    ModelFootprint,
     Prediction,
     _seen_of_pool,
     pooled_bytes,

@@ -17,6 +17,8 @@ from sfumato.model.attention import CanvasPart, CanvasRows
 from sfumato.model.cache import KVPool
 from sfumato.model.families.diffusion_gemma.config_json import config_from_hf
 from sfumato.model.network import Network
+from sfumato.model.step_rows import StepPart, StepRows
+from sfumato.ops.narrow_cache import FP8, Q8_0
 
 CONFIG = config_from_hf(tiny_config(canvas_length=32).to_dict())
 
@@ -33,12 +35,14 @@ class Step:
     uniform: Tensor
 
     @classmethod
-    def of(cls, rows: int, widths: tuple[int, ...] = (32,)) -> Step:
+    def of(
+        cls, rows: int, widths: tuple[int, ...] = (32,), stored: torch.dtype = torch.bfloat16
+    ) -> Step:
         """`rows` canvases of each of the widths, each width with a pool of its own."""
         network = fake_network(CONFIG)
         parts, tokens = [], 0
         for width in widths:
-            pool = KVPool(CONFIG, rows + 2, 700, torch.bfloat16, DEVICE)
+            pool = KVPool(CONFIG, rows + 2, 700, stored, DEVICE)
             index = torch.arange(rows * width) if width % 32 else None
             lengths = torch.full((rows,), width)
             parts.append(CanvasPart(pool, torch.arange(rows), width, lengths, index))
@@ -57,9 +61,11 @@ class Step:
         self.network.head(hidden, self.temperature, self.uniform)
 
 
-def operations(rows: int, widths: tuple[int, ...] = (32,)) -> int:
+def operations(
+    rows: int, widths: tuple[int, ...] = (32,), stored: torch.dtype = torch.bfloat16
+) -> int:
     with fake_device():
-        step = Step.of(rows, widths)
+        step = Step.of(rows, widths, stored)
         with Trace() as trace:
             step()
     return trace.count
@@ -73,10 +79,26 @@ def test_eight_rows_take_the_operations_of_one(note: Callable[[str], None]) -> N
     assert both - eight < (eight - len(CONFIG.layers)) / 2
 
 
-def test_a_snapshot_stays_on_the_device() -> None:
+@pytest.mark.parametrize("stored", [FP8, Q8_0])
+def test_a_narrow_cache_is_widened_on_the_device(stored: torch.dtype) -> None:
+    """In steps of canvases and in those in which a row commits, at most 15 operations more for the
+    keys and for the values of a layer."""
+    wide, narrow = operations(2), operations(2, stored=stored)
+    assert wide < narrow <= wide + 2 * 15 * len(CONFIG.layers)
+    with fake_device():
+        network = fake_network(CONFIG)
+        pool, rows = KVPool(CONFIG, 3, 700, stored, DEVICE), torch.arange(2)
+        part = StepPart(pool, rows, 32, torch.full((2,), 32), torch.tensor([0, 32]))
+        soft = torch.zeros(64, CONFIG.hidden_size, dtype=torch.bfloat16)
+        with Trace():
+            network.step_batch(torch.zeros(64, dtype=torch.int64), soft, StepRows(part))
+
+
+@pytest.mark.parametrize("stored", [torch.bfloat16, FP8])
+def test_a_snapshot_stays_on_the_device(stored: torch.dtype) -> None:
     """Taken and restored, in the slot itself and in another, whose windows it brings back."""
     with fake_device():
-        pool = KVPool(CONFIG, 3, 64, torch.bfloat16, DEVICE)
+        pool = KVPool(CONFIG, 3, 64, stored, DEVICE)
         slot, other = pool.slot(1), pool.slot(2)
         slot.length = 30
         with Trace():

@@ -14,7 +14,8 @@ from sfumato import ops
 from sfumato.engine.device_memory import Budget
 from sfumato.engine.engine_config import EngineConfig
 from sfumato.engine.errors import EngineError
-from sfumato.engine.memory_estimate import ModelFootprint, predict
+from sfumato.engine.footprint import ModelFootprint
+from sfumato.engine.memory_estimate import predict
 from sfumato.engine.memory_guard import check_load
 from sfumato.model.experts import Experts
 from sfumato.model.families import open_checkpoint
@@ -25,19 +26,36 @@ CPU, META = torch.device("cpu"), torch.device("meta")
 
 
 @pytest.mark.parametrize("count", [-1, 4, True, 1.0, "2", 10**30])
-def test_a_wrong_number_of_layers_is_refused(count: object) -> None:
-    with pytest.raises(ValueError, match=r"experts_on_cpu: .* from 0 to 3"):
-        make_placement(META, 3, count)  # type: ignore[arg-type]
+@pytest.mark.parametrize("name", ["experts_on_cpu", "gpu_layers"])
+def test_a_wrong_number_of_layers_is_refused(name: str, count: object) -> None:
+    with pytest.raises(ValueError, match=rf"{name}: .* from 0 to 3"):
+        make_placement(META, 3, **{name: count})  # type: ignore[arg-type]
 
 
 def test_experts_of_the_first_layers_stay_on_the_host() -> None:
     placement = make_placement(META, 3, 2)
-    assert placement == Placement(META, (CPU, CPU, META)) and placement.is_mixed
+    assert placement == Placement(META, (META,) * 3, (CPU, CPU, META)) and placement.is_mixed
     assert placement.of("layers.1.experts.down_proj") == CPU
     assert placement.of("layers.2.experts.down_proj") == META
     assert placement.of("layers.1.router.proj.weight") == META
     assert placement.of("embed_tokens.weight") == META
     assert not make_placement(CPU, 3, 2).is_mixed and not make_placement(META, 3).is_mixed
+
+
+def test_the_last_layers_are_on_the_card() -> None:
+    placement = make_placement(META, 3, gpu_layers=2)
+    assert placement == Placement(META, (CPU, META, META), (CPU, META, META))
+    assert placement.of("layers.0.self_attn.q_proj.weight") == CPU
+    assert placement.of("layers.0.experts.down_proj") == CPU
+    assert placement.of("layers.1.mlp.up_proj.weight") == META
+    assert placement.of("norm.weight") == placement.of("self_conditioning.up_proj.weight") == META
+    assert placement.devices == (META, CPU) and placement.summary == "1 of 3 layers on cpu"
+    both = make_placement(META, 3, 2, gpu_layers=2)
+    assert both == Placement(META, (CPU, META, META), (CPU, CPU, META))
+    assert both.summary == "1 of 3 layers on cpu, experts of 1 layers on the CPU"
+    assert not make_placement(META, 3, 0, 3).is_mixed
+    assert not make_placement(CPU, 3, 1, 1).is_mixed
+    assert make_placement(META, 3, gpu_layers=0).devices == (META, CPU)
 
 
 def write_tiny(folder: Path) -> Path:
@@ -48,7 +66,9 @@ def write_tiny(folder: Path) -> Path:
 
 def test_tensors_are_loaded_where_the_placement_says(tmp_path: Path) -> None:
     checkpoint = open_checkpoint(write_tiny(tmp_path))
-    network = load_network(checkpoint, META, torch.float32, experts_on_cpu=1)
+    layers = len(config_of(checkpoint).layers)
+    placement = make_placement(META, layers, 1)
+    network = load_network(checkpoint, META, torch.float32, placement=placement)
     on_host = {name for name, p in network.transformer.named_parameters() if p.device == CPU}
     assert on_host == {f"layers.0.experts.{leaf}" for leaf in ("gate_up_proj", "down_proj")}
     assert network.is_mixed and network.transformer.layers[0].experts.device == CPU
@@ -56,9 +76,6 @@ def test_tensors_are_loaded_where_the_placement_says(tmp_path: Path) -> None:
     held = sum(network.transformer.get_parameter(name).nbytes for name in on_host)
     footprints = [ModelFootprint.of_network(each).weights for each in (without, network)]
     assert footprints[0] - footprints[1] >= held > 0  # the card is not charged for the host's part
-    layers = len(config_of(checkpoint).layers)
-    with pytest.raises(ValueError, match="experts_on_cpu"):
-        load_network(checkpoint, CPU, torch.float32, experts_on_cpu=layers + 1)
 
 
 def test_results_are_those_of_the_unsplit_network(tmp_path: Path) -> None:
@@ -103,7 +120,8 @@ def test_what_is_predicted_before_loading_and_which_number_of_layers_fits(tmp_pa
     checkpoint = open_checkpoint(write_tiny(tmp_path))
     config = config_of(checkpoint)
     how = checkpoint, config, META, torch.float32, None
-    full, partly = (ModelFootprint.of_checkpoint(*how, count) for count in (0, 1))
+    places = (make_placement(META, len(config.layers), count) for count in (0, 1))
+    full, partly = (ModelFootprint.of_checkpoint(*how, each) for each in places)
     assert full.weights - partly.weights == full.experts[0] > 0 == partly.experts[0]
     engine = EngineConfig(slots=1, context=64)
     need = predict(full, engine).total - predict(full, engine).libraries
@@ -118,5 +136,3 @@ def test_what_is_predicted_before_loading_and_which_number_of_layers_fits(tmp_pa
     assert "(--experts-on-cpu 1)" in advice(full.experts[0] // 2)
     assert "(--experts-on-cpu 2)" in advice(full.experts[0] * 3 // 2)
     assert "--experts-on-cpu" not in advice(sum(full.experts) + 1000)
-    with pytest.raises(ValueError, match=r"experts_on_cpu: .* got 9"):
-        ModelFootprint.of_checkpoint(*how, 9)

@@ -2,59 +2,27 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 import torch
 
 from sfumato.bench.random_weights import random_checkpoint
 from sfumato.engine.engine_config import EngineConfig
-from sfumato.engine.memory_estimate import ModelFootprint, predict
-from sfumato.model.cache import FP8, Q8_0, slot_bytes, stored_as, stored_width, widened
+from sfumato.engine.footprint import ModelFootprint
+from sfumato.engine.memory_estimate import predict
+from sfumato.model.cache import slot_bytes
 from sfumato.model.loading import load_network
 from sfumato.model.network import Network
-from sfumato.model.placement import CACHE_TYPES
+from sfumato.model.placement import CACHE_TYPES, cache_dtype, serving_kernels
+from sfumato.ops.narrow_cache import CACHED, FP8, Q8_0
 
-CPU = torch.device("cpu")
+CPU, GPU = torch.device("cpu"), torch.device("cuda")
 
 
 def network(cache_type: str | None, dtype: torch.dtype = torch.float32) -> Network:
     checkpoint = random_checkpoint("tiny", "f32", layers=3)
     return load_network(checkpoint, CPU, dtype, cache_type=cache_type)
-
-
-def test_an_fp8_number_is_within_a_sixteenth_and_what_is_too_large_is_clamped() -> None:
-    values = torch.randn(4, 500, 32, generator=torch.Generator().manual_seed(0)) * 3
-    error = (stored_as(values, FP8).float() - values).abs()
-    # 3 bits of mantissa; below 2^-6 numbers are multiples of 2^-9.
-    assert (error <= values.abs() / 16 + 2.0**-10).all()
-    assert error.max() > 0
-    assert stored_as(torch.tensor([1e4, -1e4]), FP8).float().tolist() == [448.0, -448.0]
-
-
-@pytest.mark.parametrize("d", [1, 32, 40, 256])
-def test_q8_0_is_within_half_a_step_of_each_block(d: int) -> None:
-    """The scale is float16, so that a code's step is off by 2^-11 of itself."""
-    values = torch.randn(4, 50, d, generator=torch.Generator().manual_seed(0)) * 3
-    values[0, 0], values[0, 1, 0] = 0.0, 1e4  # a block of zeros, and one with an outlier
-    stored = stored_as(values, Q8_0)
-    blocks = -(-d // 32)
-    assert stored.dtype == torch.uint8 and stored.shape == (4, 50, d + 2 * blocks)
-    assert stored.shape[-1] == stored_width(d, Q8_0)
-    (back,) = widened([stored], torch.float32)
-    for a in range(0, d, 32):
-        part, error = values[..., a : a + 32], (back - values)[..., a : a + 32].abs()
-        step = part.abs().amax(-1, keepdim=True) / 127
-        assert (error <= step * (0.5 + 127 * 2.0**-11) + 1e-7).all()
-    assert not back[0, 0].any()
-
-
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-def test_q8_0_of_what_it_cannot_hold(dtype: torch.dtype) -> None:
-    values = torch.zeros(3, 64, dtype=dtype)
-    values[0, 3], values[1, 3], values[2, 3] = torch.nan, torch.inf, 1e-9
-    (back,) = widened([stored_as(values, Q8_0)], dtype)
-    assert back[0, :32].isnan().all() and not back[0, 32:].any()  # of its block alone
-    assert back.dtype == dtype and back[1].isfinite().all() and back[1, 3] > 1e6
-    assert not back[2].any()  # below the least scale
 
 
 @pytest.mark.parametrize("cache", ["fp8", "q8_0"])
@@ -101,14 +69,44 @@ def test_the_prediction_of_a_loaded_model_counts_the_narrow_bytes(cache: str) ->
 
 
 @pytest.mark.parametrize(
-    ("name", "device", "message"),
+    ("name", "device", "dtype", "message"),
     [
-        ("q3", "cpu", "'q3' is none of bf16, fp8, q8_0"),
-        *((name, "cuda", "for a CPU alone.*cuda") for name in ("fp8", "q8_0")),
+        ("q3", "cpu", torch.float32, "'q3' is none of bf16, fp8, q8_0"),
+        ("fp8", "mps", torch.float32, "'fp8' is a kind of number that mps does not have; use q8"),
+        ("bf16", "cuda", torch.float32, "on cuda, and these are in float32; leave"),
     ],
 )
-def test_what_is_refused(name: str, device: str, message: str) -> None:
+def test_what_is_refused(name: str, device: str, dtype: torch.dtype, message: str) -> None:
     with pytest.raises(ValueError, match=f"cache_type: .*{message}"):
-        load_network(
-            random_checkpoint("tiny", "f32"), torch.device(device), torch.float32, cache_type=name
-        )
+        load_network(random_checkpoint("tiny", "f32"), torch.device(device), dtype, cache_type=name)
+
+
+def test_every_device_takes_a_narrow_cache() -> None:
+    checkpoint = random_checkpoint("tiny", "f32")
+    for device in ("cuda", "xpu"):
+        for name, dtype in (("fp8", FP8), ("q8_0", Q8_0)):
+            assert cache_dtype(checkpoint, torch.device(device), torch.bfloat16, name) == dtype
+    assert cache_dtype(checkpoint, torch.device("mps"), torch.bfloat16, "q8_0") == Q8_0
+    assert cache_dtype(checkpoint, GPU, torch.bfloat16, "bf16") == torch.bfloat16
+
+
+def test_which_kernels_serve_a_narrow_cache(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Those that passed over this kind."""
+    of_fp8 = {"canvas_attention fp8 cache", "write_cache fp8 cache"}
+    every = frozenset((*CACHED, "linear", "attend", *of_fp8))
+    monkeypatch.setattr("sfumato.ops.kernels_on", lambda device: every)
+    assert serving_kernels(GPU, torch.bfloat16, torch.bfloat16) == every
+    plain = {"linear", "attend", *of_fp8}
+    assert serving_kernels(GPU, torch.bfloat16, FP8) == plain | {"canvas_attention", "write_cache"}
+    assert serving_kernels(GPU, torch.bfloat16, Q8_0) == plain
+    assert not serving_kernels(GPU, torch.float32, Q8_0)
+
+
+@pytest.mark.parametrize("cache", ["fp8", "q8_0"])
+def test_a_gpu_widens_what_a_step_reads_and_the_prediction_counts_it(cache: str) -> None:
+    """In the buffers of steps and of chunks."""
+    config, stored = EngineConfig(slots=2, context=2048), CACHE_TYPES[cache]
+    wide = ModelFootprint(network(None).config, GPU, torch.bfloat16, torch.bfloat16, 0)
+    narrow = replace(wide, cache_dtype=stored)
+    before, after = predict(wide, config), predict(narrow, config)
+    assert after.step > before.step and after.prefill > before.prefill

@@ -9,6 +9,7 @@ import pytest
 import torch
 from safetensors.torch import save_file
 from tests.support.gguf_files import gguf_config, random_state
+from tests.support.narrow_files import LAYOUTS
 
 import sfumato
 from sfumato.api import EMBEDDED, Model
@@ -21,6 +22,7 @@ from sfumato.model.quantize_on_load import quantized, quantized_on_load
 from sfumato.ops.cpu.panels import PackedTensor
 from sfumato.weights.blocks import BLOCK_FORMATS, QuantizedTensor
 from sfumato.weights.quantize import quantize
+from sfumato.weights.scaled import ScaledTensor
 
 CPU = torch.device("cpu")
 # Rows of 256, of 288 and of 96 elements: Q4_K and what serves where it cannot.
@@ -98,7 +100,7 @@ def test_what_is_quantized_already_stays_as_it_is(folder: Path, tmp_path: Path) 
 
 @pytest.mark.parametrize("target", ["q3_k", "bf16", "q4_k_m", "Q8_0", ""])
 def test_another_target_is_refused(folder: Path, target: str) -> None:
-    with pytest.raises(ValueError, match=rf"^quantize: '{target}' is none of q4_k, q8_0$"):
+    with pytest.raises(ValueError, match=rf"^quantize: '{target}' is none of q4_k, q8_0, fp8$"):
         sfumato.load(folder, quantize=target)
 
 
@@ -155,3 +157,30 @@ def test_a_target_that_no_single_tensor_has_is_refused(target: str) -> None:
 def test_what_cannot_be_quantized_at_load_is_named() -> None:
     with pytest.raises(ValueError, match=r"layers\.0\.mlp\.up_proj\.weight: a value is not"):
         quantized("layers.0.mlp.up_proj.weight", torch.full((8, 256), torch.nan), "q4_k")
+
+
+def test_fp8_is_that_of_the_published_checkpoints(folder: Path) -> None:
+    """Matrices of layers become codes, and nothing else; formats and bytes are foretold."""
+    checkpoint = quantized_on_load(open_checkpoint(folder), "fp8", CPU)
+    model = sfumato.load(folder, device="cpu", quantize="fp8")
+    for name, info in checkpoint.tensors.items():
+        path, _, leaf = name.rpartition(".")
+        weight = getattr(model.network.transformer.get_submodule(path), leaf)
+        is_code = LAYOUTS["fp8"].narrows.fullmatch(name) is not None
+        assert isinstance(weight, ScaledTensor) == is_code == (info.format == "FP8"), name
+        assert weight.nbytes == loaded_bytes(name, info, CPU, model.network.dtype), name
+        if is_code:
+            floats = open_checkpoint(folder).read(name).float()
+            error = (weight.dequantize() - floats).norm() / floats.norm()
+            assert error < 1 / 28, name
+    again = sfumato.load(folder, device="cpu", quantize="fp8")
+    assert torch.equal(logits(model), logits(again))
+
+
+def test_a_weight_that_is_no_number_is_named_for_fp8() -> None:
+    weight = torch.ones(4, 32)
+    weight[2, 1] = torch.inf
+    with pytest.raises(ValueError, match=r"^layers\.0\.mlp\.up_proj\.weight: .*not finite$"):
+        quantized("layers.0.mlp.up_proj.weight", weight, "fp8")
+    assert quantized("layers.0.router.proj.weight", weight, "fp8") is weight
+    assert quantized("layers.0.mlp.up_proj.weight", weight[:, :31], "fp8").shape == (4, 31)

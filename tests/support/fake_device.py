@@ -68,7 +68,7 @@ def _refuse_data_dependence(func: Any, args: Any, kwargs: Any) -> None:
     tags = func.tags
     if torch.Tag.data_dependent_output in tags:
         raise HostTraffic(f"{func} reads numbers of the device on the host")
-    masks = [t for t in _tensors((args[1:], kwargs)) if t.dtype in (torch.bool, torch.uint8)]
+    masks = [t for t in _tensors((args[1:2], kwargs)) if t.dtype in (torch.bool, torch.uint8)]
     indexes = func.name().partition(".")[0] in ("aten::index", "aten::index_put_")
     if masks if indexes else torch.Tag.dynamic_output_shape in tags:
         raise HostTraffic(f"{func} has a shape that depends on data")

@@ -8,6 +8,8 @@ import torch
 from torch import Tensor
 
 from sfumato.model.attention import CanvasRows
+from sfumato.model.layer_devices import Placement, on_one_device
+from sfumato.model.model_config import ModelConfig
 
 
 class ScriptedPool:
@@ -22,7 +24,13 @@ class ScriptedPool:
 class PackedCanvases:
     """Gives a network with `denoise(canvases, slots, softs)` a `denoise_batch`."""
 
+    config: ModelConfig
+    device: torch.device
     is_mixed = False
+
+    @property
+    def placement(self) -> Placement:
+        return on_one_device(self.device, len(self.config.layers))
 
     def denoise_batch(self, tokens: Tensor, soft: Tensor | None, attend: CanvasRows) -> Tensor:
         canvases, slots, softs = [], [], []

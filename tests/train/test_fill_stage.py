@@ -9,6 +9,7 @@ import torch
 
 from sfumato.train import fill_stage, recipe
 from sfumato.train.fill_stage import Shares
+from sfumato.train.stage import Stage
 
 
 @pytest.fixture(autouse=True)
@@ -44,6 +45,24 @@ def test_training_lowers_the_loss_and_reports_it(second, monkeypatch):
     losses = [float(line.split(", reply ")[1].split(",")[0]) for line in lines]
     assert losses[-1] < losses[0], losses
     assert all(bool((layer.layer_scalar == 1).all()) for layer in network.layers)
+
+
+def test_what_comes_out_is_the_mean_over_the_steps(second, monkeypatch):
+    monkeypatch.setattr(fill_stage, "AVERAGE", 0.75)
+    network, after = copy.deepcopy(second), []
+    step = Stage.step
+
+    def recorded(stage, *given):
+        losses = step(stage, *given)
+        after.append(copy.deepcopy(stage.network.state_dict()))
+        return losses
+
+    monkeypatch.setattr(Stage, "step", recorded)
+    fill_stage.train(network, 2, every=99)
+    for name, weights in network.state_dict().items():
+        mean = 0.75 * after[0][name] + 0.25 * after[1][name]
+        torch.testing.assert_close(weights, mean, rtol=1e-5, atol=1e-7)
+    assert not torch.equal(after[0]["norm.weight"], after[1]["norm.weight"])
 
 
 def test_a_batch_has_rows_of_every_kind():

@@ -6,7 +6,7 @@ They go through the same loading as real ones. Knows no text: such a model has n
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -17,10 +17,12 @@ from torch import Tensor
 from sfumato.model.families import DIFFUSION_GEMMA
 from sfumato.model.loading import expected_shapes
 from sfumato.model.model_config import ConfigError
-from sfumato.model.quant_recipes import TARGETS, formats
+from sfumato.model.quant_recipes import TARGETS, formats, takes_codes
 from sfumato.weights.blocks import BLOCK_FORMATS, QuantizedTensor
 from sfumato.weights.checkpoint import Checkpoint, TensorInfo
 from sfumato.weights.quantize import quantize
+from sfumato.weights.scaled import KINDS as CODED
+from sfumato.weights.scaled import ScaledTensor, round_rows, scaled_bytes
 from sfumato.weights.tensorfile import FLOAT_FORMATS
 
 _FULL = {
@@ -76,8 +78,9 @@ divide into blocks of 256, as the 26B-A4B's do not."""
 
 CPU = torch.device("cpu")
 
-# A tile of random numbers is repeated, for drawing 25 billion of them would take minutes. A prime
-# length keeps the rows of a matrix different: they begin at different places of the tile.
+# But for the embedding a tile of random numbers is repeated, for drawing 25 billion of them would
+# take minutes. A prime length keeps the rows of a matrix different: they begin at different places
+# of the tile.
 _TILE, _BLOCK_TILE = 1048583, 8191  # numbers; blocks
 
 QUERY_NORM = 0.2  # attention has scale 1: larger random queries would see one key each
@@ -110,27 +113,35 @@ class RandomCheckpoint(Checkpoint):
     seed: int = field(default=0, repr=False)
     device: torch.device = field(default=CPU, repr=False)
 
-    def read(self, name: str) -> Tensor | QuantizedTensor:
+    def read(self, name: str) -> Tensor | QuantizedTensor | ScaledTensor:
         info = self.tensors[name]
         number = list(self.tensors).index(name)
         random = torch.Generator().manual_seed(self.seed * len(self.tensors) + number)
         deviation = info.shape[-1] ** -0.5
-        if name == "embed_tokens.weight":
+        is_embedding = name == "embed_tokens.weight"
+        if is_embedding:
             deviation *= 3  # scores of deviation 3: a distribution that is neither flat nor certain
         if len(info.shape) == 1:
             vector = torch.randn(info.shape, generator=random).mul_(VECTOR_SPREAD).add_(1)
             return vector.mul_(_middle(name, info.shape[0]))
         block = BLOCK_FORMATS.get(info.format)
+        floats = FLOAT_FORMATS.get(info.format, torch.bfloat16)  # codes are rounded from these
+        size = 1 if block is None else block.block_size
+        count = math.prod(info.shape) // size
+
+        def piece(length: int) -> Tensor:
+            """So many numbers, or blocks of them."""
+            numbers = torch.randn(length * size, generator=random).mul_(deviation)
+            if block is None:
+                return numbers.to(self.device, floats)
+            return quantize(numbers.view(length, size), block).data.to(self.device)
+
+        # Tokens with the same row would share the probability of one.
+        data = _filled(piece, count, _TILE if block is None else _BLOCK_TILE, is_embedding)
         if block is None:
-            count = math.prod(info.shape)
-            tile = torch.randn(min(count, _TILE), generator=random).mul_(deviation)
-            tile = tile.to(self.device, FLOAT_FORMATS[info.format])
-            return _repeated(tile, count).view(info.shape)
-        count = math.prod(info.shape) // block.block_size
-        size = (min(count, _BLOCK_TILE), block.block_size)
-        tile = torch.randn(size, generator=random).mul_(deviation)
-        blocks = quantize(tile, block).data.to(self.device)
-        data = _repeated(blocks, count).view(*info.shape[:-1], -1)
+            data = data.view(info.shape)
+            return round_rows(data, CODED[info.format]) if info.format in CODED else data
+        data = data.view(*info.shape[:-1], -1)
         return QuantizedTensor(data, block, info.shape)
 
 
@@ -147,17 +158,22 @@ def random_checkpoint(
 
     Raises ValueError, naming the option, for an unknown preset or format.
     """
-    if format not in TARGETS:
-        raise ValueError(f"format: {format!r} is none of {', '.join(TARGETS)}")
+    coded = CODED.get(format.upper()) if format.islower() else None
+    if format not in TARGETS and coded is None:
+        known = ", ".join((*TARGETS, *map(str.lower, CODED)))
+        raise ValueError(f"format: {format!r} is none of {known}")
     config = random_config(preset, layers, vocab)
     try:
         shapes = expected_shapes(DIFFUSION_GEMMA.config.from_hf(config, {}))
     except ConfigError as error:
         raise ValueError(f"layers: {layers} make no network ({error})") from None
     path = Path(f"random-{preset}")
+    kinds = formats(shapes, TARGETS["bf16" if coded else format])
+    if coded:
+        kinds |= {name: coded for name, shape in shapes.items() if takes_codes(name, shape)}
     tensors = {
         name: TensorInfo(name, shapes[name], kind, _bytes(kind, shapes[name]), path, 0)
-        for name, kind in formats(shapes, TARGETS[format]).items()
+        for name, kind in kinds.items()
     }
     metadata: Mapping[str, Any] = {"config": config, "generation_config": {}}
     return RandomCheckpoint(path, "safetensors", tensors, {}, metadata, {}, seed, device)
@@ -172,6 +188,8 @@ def _middle(name: str, size: int) -> float:
 
 
 def _bytes(format: str, shape: tuple[int, ...]) -> int:
+    if format in CODED:
+        return scaled_bytes(shape)
     count = math.prod(shape)
     if format in FLOAT_FORMATS:
         return count * FLOAT_FORMATS[format].itemsize
@@ -179,9 +197,11 @@ def _bytes(format: str, shape: tuple[int, ...]) -> int:
     return count // block.block_size * block.block_bytes
 
 
-def _repeated(tile: Tensor, count: int) -> Tensor:
-    """The first `count` entries of a tile repeated without end, contiguous."""
-    repeated = torch.empty(count, *tile.shape[1:], dtype=tile.dtype, device=tile.device)
+def _filled(piece: Callable[[int], Tensor], count: int, length: int, new: bool) -> Tensor:
+    """`count` entries in pieces of `length`, contiguous; new: each piece is another one."""
+    tile = piece(min(count, length))
+    filled = torch.empty(count, *tile.shape[1:], dtype=tile.dtype, device=tile.device)
     for start in range(0, count, len(tile)):
-        repeated[start : start + len(tile)] = tile[: count - start]
-    return repeated
+        part = filled[start : start + len(tile)]
+        part.copy_(piece(len(part)) if new and start else tile[: len(part)])
+    return filled

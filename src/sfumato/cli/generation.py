@@ -19,7 +19,7 @@ from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TimeR
 
 import sfumato
 from sfumato.api import EMBEDDED
-from sfumato.cli import interrupt, notes
+from sfumato.cli import interrupt, notes, placed
 from sfumato.cli.arguments import label
 from sfumato.cli.decoding import sampler_options
 from sfumato.cli.interrupt import Presses
@@ -61,6 +61,7 @@ def load(args: argparse.Namespace) -> Model:
     check_device(args.device, label(args, "device"))
     if args.threads:
         torch.set_num_threads(args.threads)  # the compiled operations take as many
+    gpu_layers = placed.gpu_layers(args, _one_slot)
     with _progress() as progress:
         model = sfumato.load(
             args.model,
@@ -71,10 +72,16 @@ def load(args: argparse.Namespace) -> Model:
             quantize=args.quantize,
             cache_type=args.cache_type,
             experts_on_cpu=args.experts_on_cpu,
+            gpu_layers=gpu_layers,
         )
     if not args.threads:
         spare_threads(model)
     return model
+
+
+def _one_slot(longest: int) -> EngineConfig:
+    """The engine that `--gpu-layers auto` leaves room for; longest: the model's context."""
+    return EngineConfig(slots=1, context=min(EngineConfig.context, longest), snapshot_bytes=0)
 
 
 def weights_of(args: argparse.Namespace) -> str:

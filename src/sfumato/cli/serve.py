@@ -216,23 +216,17 @@ def _config(args: argparse.Namespace, longest: int) -> EngineConfig:
 
 
 def _check_memory(args: argparse.Namespace) -> None:
-    """Raises ValueError where the model and its slots cannot fit, before it is loaded."""
-    from sfumato.api import EMBEDDED
-    from sfumato.engine.memory_estimate import ModelFootprint
-    from sfumato.engine.memory_guard import check_load
-    from sfumato.model.families import open_checkpoint
-    from sfumato.model.loading import config_of
-    from sfumato.model.placement import pick_device, pick_dtype
-    from sfumato.model.quantize_on_load import quantized_on_load
+    """Raises ValueError where the model and its slots cannot fit, before it is loaded; makes a
+    number of layers of `--gpu-layers auto`."""
+    from sfumato.cli import placed
+    from sfumato.engine.layer_choice import check_placed
+    from sfumato.model.layer_devices import make_placement
 
-    checkpoint = open_checkpoint(Path(args.model) if args.model else EMBEDDED)
-    config, device = config_of(checkpoint), pick_device(args.device)
-    if args.quantize is not None:
-        checkpoint = quantized_on_load(checkpoint, args.quantize, device)
-    dtype = pick_dtype(args.dtype, checkpoint, device)
-    kinds = dtype, args.cache_type, args.experts_on_cpu
-    subject = ModelFootprint.of_checkpoint(checkpoint, config, device, *kinds)
-    check_load(subject, _config(args, config.context_length))
+    args.gpu_layers = placed.gpu_layers(args, lambda longest: _config(args, longest))
+    subject, device = placed.subject(args)
+    layers = args.experts_on_cpu, args.gpu_layers
+    placement = make_placement(device, len(subject.config.layers), *layers)
+    check_placed(subject, placement, _config(args, subject.config.context_length))
 
 
 def _audit_log(args: argparse.Namespace) -> AbstractContextManager[AuditWriter | None]:

@@ -49,6 +49,7 @@ def _evaluate(args: argparse.Namespace) -> int:
             config=config,
             progress=progress,
             cache_type=args.cache_type,
+            quantize=args.quantize,
         )
     print(json.dumps(figures, indent=2) if args.json else evaluate.table(figures))
     return 0

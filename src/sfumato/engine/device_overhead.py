@@ -56,14 +56,14 @@ def _place(size: int, free: list[int]) -> None:
     free.append(room - size)
 
 
-def overhead_bytes(device: torch.device, rows: int, step: int) -> int:
+def overhead_bytes(device: torch.device, rows: int, step: int, captures: bool = True) -> int:
     """Graphs of steps and of reads, workspaces and code of an engine of so many rows; step: bytes
-    of its buffers.
+    of its buffers; captures: whether there are graphs.
 
     Captured steps share a memory pool of their own, which the first run of a step, without a
     graph, cannot use: the buffers of a step are held twice.
     """
     if not gpu.is_gpu(device):
         return 0
-    graphs = (most_graphs(rows) + READS) * GRAPH
-    return step + graphs + 2 * STREAMS * WORKSPACE + CODE
+    libraries = 2 * STREAMS * WORKSPACE + CODE
+    return libraries + (step + (most_graphs(rows) + READS) * GRAPH if captures else 0)

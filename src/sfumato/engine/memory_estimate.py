@@ -1,4 +1,4 @@
-"""What an engine needs of memory, predicted from shapes alone.
+"""What an engine needs of memory, predicted from the shapes of a model (`footprint.py`) alone.
 
 The prediction is what weights, slots, working buffers and snapshots add to the bare process. Pages
 of mapped weight files are counted apart: the system can take them back. Working buffers of the
@@ -10,8 +10,7 @@ are one piece of memory, kept from call to call, which is as large as the larges
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field
-from typing import Any
+from dataclasses import dataclass
 
 import torch
 
@@ -22,27 +21,20 @@ from sfumato.diffusion.step.read_forwards import most_rows, room_tokens
 from sfumato.engine import kernel_memory
 from sfumato.engine.device_overhead import held_bytes, overhead_bytes
 from sfumato.engine.engine_config import TURN, EngineConfig
+from sfumato.engine.footprint import ModelFootprint
 from sfumato.model.cache import (
     BLOCK,
-    FP8,
-    Q8_0,
     slot_bytes,
     slot_sizes,
     snapshot_bytes,
-    stored_width,
 )
 from sfumato.model.head_memory import head_bytes
-from sfumato.model.layer_devices import layer_of_experts, make_placement
-from sfumato.model.loading import loaded_bytes, viewed_bytes
-from sfumato.model.model_config import ModelConfig
-from sfumato.model.network import Network
-from sfumato.model.placement import cache_dtype, serving_kernels
+from sfumato.model.placement import serving_kernels
 from sfumato.model.question_pool import MOST
 from sfumato.model.question_pool import pool_bytes as question_bytes
 from sfumato.model.truncate import cutoff_bytes
-from sfumato.ops import gpu
 from sfumato.ops.cpu.attention import WINDOWS, packs
-from sfumato.weights.checkpoint import Checkpoint
+from sfumato.ops.narrow_cache import beside_bytes, is_narrow, stored_width
 
 # What torch's and OpenMP's first work leaves behind (6 MB on Linux), and what the C library keeps
 # of memory that was given back, by pieces of up to 32 MiB.
@@ -50,75 +42,6 @@ LIBRARIES = 10 << 20
 TORCH = 48 << 20  # what torch's own matrix products keep besides, where no compiled ones serve
 MARKS = 8  # snapshots that are worth keeping for each slot
 _FLOAT = torch.float32.itemsize
-
-
-@dataclass(frozen=True)
-class ModelFootprint:
-    """A model as far as memory goes."""
-
-    config: ModelConfig
-    device: torch.device
-    dtype: torch.dtype
-    cache_dtype: torch.dtype
-    weights: int  # bytes, loaded
-    mapped: int = 0  # of these, pages of mapped files
-    # Of the weights, the experts of each layer; none once it is loaded.
-    experts: tuple[int, ...] = field(default=(), compare=False)
-
-    @classmethod
-    def of_checkpoint(
-        cls,
-        checkpoint: Checkpoint,
-        config: ModelConfig,
-        device: torch.device,
-        dtype: torch.dtype,
-        cache_type: str | None = None,
-        experts_on_cpu: int = 0,
-    ) -> ModelFootprint:
-        """A model that is not loaded yet, but for what is on another device. Raises ValueError as
-        `cache_dtype` and `make_placement`."""
-        placement = make_placement(device, len(config.layers), experts_on_cpu)
-        tensors = [
-            (name, info)
-            for name, info in checkpoint.tensors.items()
-            if placement.of(name) == device
-        ]
-        views = [(name, info) for name, info in tensors if checkpoint.is_view(name)]
-        experts = [0] * len(config.layers)
-        for name, info in tensors:
-            if (layer := layer_of_experts(name)) is not None:
-                experts[layer] += loaded_bytes(name, info, device, dtype)
-        return cls(
-            config,
-            device,
-            dtype,
-            cache_dtype(checkpoint, device, dtype, cache_type),
-            held_bytes((loaded_bytes(name, info, device, dtype) for name, info in tensors), device),
-            sum(viewed_bytes(name, info, device, dtype) for name, info in views),
-            tuple(experts),
-        )
-
-    @classmethod
-    def of_network(cls, network: Network) -> ModelFootprint:
-        """A loaded model, but for weights on another device. Which of its weights are mapped is
-        not known any more."""
-        values = [v for module in network.transformer.modules() for v in _weights(module)]
-        sizes = [
-            value.nbytes
-            for value in (*values, *(network.head.output or ()))
-            if _is_on(value, network.device)
-        ]
-        nbytes = held_bytes(sizes, network.device)
-        return cls(network.config, network.device, network.dtype, network.cache_dtype, nbytes)
-
-
-def _is_on(value: Any, device: torch.device) -> bool:
-    return bool(value.device.type == device.type)
-
-
-def _weights(module: torch.nn.Module) -> list[Any]:
-    values = [*module.parameters(recurse=False), *vars(module).values()]
-    return [value for value in values if hasattr(value, "nbytes")]
 
 
 @dataclass(frozen=True)
@@ -167,17 +90,15 @@ def predict(footprint: ModelFootprint, config: EngineConfig, larger: int = 0) ->
     else:
         seen = max(_seen_of_pool(footprint, *pool, kernels) for pool in pools)
     step = _forward(footprint, canvases, seen, kernels)
-    step += _head(footprint, rows, kernels)
-    step += cutoff_bytes(model, canvases)
+    if footprint.is_home:
+        step += _head(footprint, rows, kernels) + cutoff_bytes(model, canvases)
     chunk_seen = _seen_of_chunk(footprint, chunk, context, kernels)
     kept = max(_kept(footprint, canvases, seen), _kept(footprint, chunk, chunk_seen))
     read, questions = _reads(footprint, rows, chunk, pools, kernels)
     return Prediction(
         weights=footprint.weights,
         mapped=footprint.mapped,
-        slots=pool_bytes(footprint, rows, config.context)
-        + state_bytes(footprint, rows)
-        + pooled_bytes(footprint, rows),
+        slots=pool_bytes(footprint, rows, config.context) + _canvases(footprint, rows),
         step=step,
         prefill=max(_forward(footprint, chunk, chunk_seen, kernels), read),
         snapshots=min(config.snapshot_bytes, rows * MARKS * one),
@@ -185,7 +106,7 @@ def predict(footprint: ModelFootprint, config: EngineConfig, larger: int = 0) ->
         reads=(rows + _read_pieces(footprint, chunk))
         * slot_bytes(model, PIECE, footprint.cache_dtype)
         + questions,
-        overhead=overhead_bytes(footprint.device, rows, max(step, read)),
+        overhead=overhead_bytes(footprint.device, rows, max(step, read), footprint.captures),
         kept=kept,
     )
 
@@ -218,7 +139,7 @@ def _reads(
     captures no forwards there are none. Questions that find no place are counted beside that.
     pools: of slots, how many each has and of how many positions."""
     model, device = footprint.config, footprint.device
-    if not gpu.is_gpu(device):
+    if not footprint.captures:
         return 0, 0
     tokens = room_tokens(model.canvas_length)
     if "read_attention" in kernels:
@@ -234,6 +155,13 @@ def _reads(
 def question_places(rows: int, chunk: int) -> int:
     """Places for the questions of so many decisions and of a step's tokens."""
     return min(MOST, (rows + -(-chunk // PIECE)) * PIECE)
+
+
+def _canvases(footprint: ModelFootprint, rows: int) -> int:
+    """What the network's own device has beside the keys and values of slots."""
+    if not footprint.is_home:
+        return 0
+    return state_bytes(footprint, rows) + pooled_bytes(footprint, rows)
 
 
 def state_bytes(footprint: ModelFootprint, rows: int) -> int:
@@ -296,7 +224,22 @@ def _seen_of_chunk(
     if "attend" not in kernels:
         return _seen(footprint, tokens, context, causal=True)
     shape = tokens, context, footprint.dtype, footprint.device
-    return kernel_memory.prefill_bytes(footprint.config, *shape)
+    taken = kernel_memory.prefill_bytes(footprint.config, *shape)
+    if is_narrow(footprint.cache_dtype):
+        taken += _widened_chunk(footprint, tokens, context)
+    return taken
+
+
+def _widened_chunk(footprint: ModelFootprint, tokens: int, context: int) -> int:
+    """Keys and values of one row and layer, widened, as they stand while they are joined; those of
+    the new tokens are narrow in between."""
+    model, taken = footprint.config, 0
+    for layer in model.layers:
+        keys = min(context, model.sliding_window + BLOCK) if layer.sliding else context
+        numbers = (keys + tokens) * layer.kv_heads * layer.head_dim
+        beside = beside_bytes(numbers, footprint.cache_dtype)
+        taken = max(taken, 2 * numbers * footprint.dtype.itemsize + beside)
+    return taken
 
 
 def _seen(footprint: ModelFootprint, longest: int, context: int, causal: bool) -> int:
@@ -305,7 +248,7 @@ def _seen(footprint: ModelFootprint, longest: int, context: int, causal: bool) -
     model, size = footprint.config, footprint.dtype.itemsize
     packed, seen = _packs(footprint), 0
     # What is widened stays while it is joined with the new tokens' own.
-    copied = 6 if footprint.cache_dtype in (FP8, Q8_0) else 4
+    copied = 6 if is_narrow(footprint.cache_dtype) else 4
     for layer in model.layers:
         keys = min(context, model.sliding_window + BLOCK) if layer.sliding else context
         keys += longest
@@ -316,7 +259,8 @@ def _seen(footprint: ModelFootprint, longest: int, context: int, causal: bool) -
             panels = 2 * at_once * layer.kv_heads * layer.head_dim * packed.itemsize
             seen = max(seen, panels + state)
             continue
-        copies = copied * keys * layer.kv_heads * layer.head_dim * size
+        numbers = keys * layer.kv_heads * layer.head_dim
+        copies = copied * numbers * size + beside_bytes(numbers, footprint.cache_dtype)
         masks = layer.kv_heads * longest * keys * (1 + size) if causal else 0
         seen = max(seen, copies + masks)
     return seen
@@ -333,8 +277,19 @@ def _seen_of_pool(
     Scores are not counted: torch's fused attention holds none. Measured on no device."""
     model = footprint.config
     if kernels >= kernel_memory.ATTENTION:
-        return kernel_memory.attention_bytes(model, rows, capacity, footprint.device)
+        parts = kernel_memory.attention_bytes(model, rows, capacity, footprint.device)
+        return parts + _rounded(footprint, rows)
     return _gathered(footprint, rows, capacity, model.canvas_length, 0)
+
+
+def _rounded(footprint: ModelFootprint, rows: int) -> int:
+    """New keys and values of rows, some of which commit, as a narrow cache will hold them."""
+    model, stored = footprint.config, footprint.cache_dtype
+    if not is_narrow(stored):
+        return 0
+    widest = max(layer.kv_heads * layer.head_dim for layer in model.layers)
+    numbers = rows * model.canvas_length * widest
+    return 4 * numbers * footprint.dtype.itemsize + beside_bytes(numbers, stored)
 
 
 def _seen_of_reads(footprint: ModelFootprint, slots: int, capacity: int, tokens: int) -> int:
@@ -351,10 +306,12 @@ def _gathered(footprint: ModelFootprint, rows: int, capacity: int, width: int, b
     seen = 0
     for layer, size in zip(model.layers, slot_sizes(model, capacity), strict=True):
         keys = -(-(size + beside + width) // BLOCK) * BLOCK
-        copies = dtype.itemsize + (stored.itemsize if stored != dtype else 0)
-        joined = 2 * keys * dtype.itemsize
-        each = (size + beside) * copies + joined
-        seen = max(seen, rows * layer.kv_heads * layer.head_dim * each)
+        narrow = stored_width(layer.head_dim, stored) * stored.itemsize if stored != dtype else 0
+        copies = (size + beside) * (layer.head_dim * dtype.itemsize + narrow)
+        joined = 2 * keys * layer.head_dim * dtype.itemsize
+        numbers = rows * layer.kv_heads * (size + beside) * layer.head_dim
+        taken = rows * layer.kv_heads * (copies + joined)
+        seen = max(seen, taken + beside_bytes(numbers, stored))
     return seen
 
 

@@ -15,7 +15,8 @@ import torch
 from sfumato.engine.device_memory import Budget, budget, used_memory
 from sfumato.engine.engine_config import EngineConfig
 from sfumato.engine.errors import EngineError
-from sfumato.engine.memory_estimate import ModelFootprint, Prediction, pool_bytes, predict
+from sfumato.engine.footprint import ModelFootprint
+from sfumato.engine.memory_estimate import Prediction, pool_bytes, predict
 from sfumato.model.network import Network
 from sfumato.model.placement import shares_host_memory
 
@@ -51,6 +52,16 @@ class MemoryGuard:
         if self.budget is not None:
             what = f"an engine of {config.slots} slots x {config.context:,} tokens"
             self.spare = check(need, self.budget, config.memory_margin, what)
+        for device in network.placement.devices[1:]:
+            self._check_part(ModelFootprint.of_network(network, device))
+
+    def _check_part(self, part: ModelFootprint) -> None:
+        """Raises EngineError where another device has too little for its layers' slots."""
+        available, prediction = self._ask(part.device), predict(part, self._config)
+        if available is not None:
+            need = prediction.slots + prediction.working + prediction.snapshots
+            what = f"the part on {part.device} of an engine of {self._config.slots} slots"
+            check(need, available, self._config.memory_margin, what)
 
     @property
     def view(self) -> MemoryView:
@@ -98,7 +109,7 @@ def _advice(lacking: int, experts: Sequence[int]) -> str:
     moved = list(accumulate(experts))
     enough = next((n for n, nbytes in enumerate(moved, 1) if nbytes >= lacking), None)
     if enough is None:
-        return ""
+        return ", or leave layers with the CPU (--gpu-layers auto)" if experts else ""
     return f", or leave experts with the CPU (--experts-on-cpu {enough})"
 
 
@@ -112,13 +123,27 @@ def check_load(
     file again."""
     prediction, available = predict(footprint, config), ask(footprint.device)
     if available is not None:
-        need = prediction.total
-        experts: Sequence[int] = ()
-        if not shares_host_memory(footprint.device):
-            need, experts = need - prediction.libraries, footprint.experts
-        what = f"the model ({_size(prediction.weights)}) with {config.slots} slots"
-        check(need, available, config.memory_margin, what, experts)
+        experts = () if shares_host_memory(footprint.device) else footprint.experts
+        placement = footprint.placement
+        apart = placement is not None and placement.is_mixed
+        subject = f"the part of the model on {footprint.device}" if apart else "the model"
+        what = f"{subject} ({_size(prediction.weights)}) with {config.slots} slots"
+        check(_need(footprint, prediction), available, config.memory_margin, what, experts)
     return prediction
+
+
+def lacking(footprint: ModelFootprint, config: EngineConfig, available: Budget) -> int:
+    """Bytes that a device lacks for a model that is not loaded yet, with its engine; 0 or less
+    where it suffices."""
+    usable = int(available.nbytes * (1 - config.memory_margin))
+    return _need(footprint, predict(footprint, config)) - usable
+
+
+def _need(footprint: ModelFootprint, prediction: Prediction) -> int:
+    """What a model that is not loaded yet takes of its device's memory."""
+    if shares_host_memory(footprint.device):
+        return prediction.total
+    return prediction.total - prediction.libraries
 
 
 def _size(nbytes: int) -> str:

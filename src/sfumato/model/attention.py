@@ -7,7 +7,7 @@ rows; training has its own, on padded batches with gradients.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -15,9 +15,10 @@ import torch
 from torch import Tensor, nn
 
 from sfumato import ops
-from sfumato.model.cache import Q8_0, KVPool, Slot, widened
+from sfumato.model.cache import KVPool, Slot
 from sfumato.model.layers import Linear, RMSNorm
 from sfumato.model.model_config import LayerConfig, ModelConfig
+from sfumato.ops.narrow_cache import widened
 
 
 class Attend(Protocol):
@@ -161,6 +162,7 @@ class CanvasRows:
         self.parts = tuple(parts)
         self._sizes = [part.tokens for part in parts]
         self._held = [_held(part) for part in parts]
+        self._elsewhere: dict[torch.device, list[tuple[CanvasPart, dict[int, Tensor]]]] = {}
 
     def positions(self) -> Tensor:
         """int64 [tokens]: each token's position in its row."""
@@ -169,38 +171,29 @@ class CanvasRows:
     def __call__(self, layer: int, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
         split = zip(*(x.split(self._sizes) for x in (q, k, v)), strict=True)
         outs = []
-        for part, held, tensors in zip(self.parts, self._held, split, strict=True):
+        for (part, held), tensors in zip(self._on(q.device), split, strict=True):
             stored = part.pool.keys[layer], part.pool.values[layer]
-            rows = [_padded(part, x) for x in tensors]
             places = part.slots, held[stored[0].shape[2]], part.lengths
-            attend: Callable[..., Tensor] = ops.canvas_attention
-            if stored[0].dtype == Q8_0:
-                attend = _of_bytes
-            out = attend(*rows, *stored, *places).flatten(0, 1)
+            arguments = [*(_padded(part, x) for x in tensors), *stored, *places]
+            out = ops.canvas_attention(*arguments).flatten(0, 1)
             outs.append(out if part.index is None else out.index_select(0, part.index))
         return _joined(outs)
 
+    def _on(self, device: torch.device) -> list[tuple[CanvasPart, dict[int, Tensor]]]:
+        """Each part, and what layers hold of its rows, with their tensors on a layer's device."""
+        if all(part.slots.device == device for part in self.parts):
+            return list(zip(self.parts, self._held, strict=True))
+        if device not in self._elsewhere:
+            self._elsewhere[device] = [
+                (_part_on(part, device), {size: x.to(device) for size, x in held.items()})
+                for part, held in zip(self.parts, self._held, strict=True)
+            ]
+        return self._elsewhere[device]
 
-def _of_bytes(
-    q: Tensor,
-    k: Tensor,
-    v: Tensor,
-    keys: Tensor,
-    values: Tensor,
-    slots: Tensor,
-    held: Tensor,
-    width: Tensor,
-) -> Tensor:
-    """`ops.canvas_attention` of a CPU over a cache in q8_0, of which it widens one slot at a
-    time."""
-    out = torch.zeros_like(q)
-    rows = zip(slots.tolist(), held.tolist(), width.tolist(), strict=True)
-    for row, (slot, count, length) in enumerate(rows):
-        if length:
-            (old_k, old_v) = widened([x[slot, :, :count] for x in (keys, values)], q.dtype)
-            new_k, new_v = (x[row, :length].transpose(0, 1) for x in (k, v))
-            out[row, :length] = ops.attend(q[row, :length], (old_k, new_k), (old_v, new_v))
-    return out
+
+def _part_on(part: CanvasPart, device: torch.device) -> CanvasPart:
+    index = None if part.index is None else part.index.to(device)
+    return CanvasPart(part.pool, part.slots.to(device), part.width, part.lengths.to(device), index)
 
 
 def _held(part: CanvasPart) -> dict[int, Tensor]:

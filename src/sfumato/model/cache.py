@@ -16,71 +16,14 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor
 
 from sfumato.model.model_config import ModelConfig
 from sfumato.ops import reference
+from sfumato.ops.narrow_cache import as_bytes, is_narrow, stored_as, stored_width, widened
 from sfumato.ops.reference import NOWHERE
 
 BLOCK = reference.KEYS  # keys that torch's attention sums at a time; compiled attention sums half
-
-
-FP8 = torch.float8_e4m3fn
-Q8_0 = torch.uint8
-"""Of a cache whose entries are bytes: int8 codes of a head's numbers, then a float16 scale for each
-Q8_0_BLOCK of them. The last block may be shorter."""
-Q8_0_BLOCK = 32
-
-
-def stored_width(head_dim: int, dtype: torch.dtype) -> int:
-    """How many elements of `dtype` hold the keys or the values of a position and head."""
-    return head_dim + 2 * -(-head_dim // Q8_0_BLOCK) if dtype == Q8_0 else head_dim
-
-
-def stored_as(values: Tensor, dtype: torch.dtype) -> Tensor:
-    """Keys or values [..., d] as a cache of `dtype` holds them, [..., stored_width].
-
-    Into fp8 they go without a scale: both leave a norm, so that none exceeds sqrt(head_dim) times
-    the norm's weight, and a float format's relative error does not depend on a scale. What exceeds
-    its largest number is clamped: torch 2.11 makes NaN of it, later versions do not.
-    """
-    if dtype == FP8:
-        values = values.clamp(*(torch.finfo(FP8).min, torch.finfo(FP8).max))
-    return _q8_0_bytes(values) if dtype == Q8_0 else values.to(dtype)
-
-
-def _q8_0_bytes(values: Tensor) -> Tensor:
-    """Floats [..., d] → bytes [..., stored_width]. The scale is a block's largest number / 127, and
-    codes are rounded by the scale as float16 has it. A block with NaN becomes NaN."""
-    d = values.shape[-1]
-    blocks = F.pad(values.float(), (0, -d % Q8_0_BLOCK)).unflatten(-1, (-1, Q8_0_BLOCK))
-    limit = torch.finfo(torch.float16).max  # a scale beyond it would be infinite
-    scales = (blocks.abs().amax(-1) / 127).clamp(max=limit).half()
-    inverse = scales.float().reciprocal().masked_fill_(scales == 0, 0.0)
-    codes = (blocks * inverse[..., None]).nan_to_num(0.0).round_().clamp_(-127, 127)
-    codes = codes.to(torch.int8).flatten(-2)[..., :d]
-    return torch.cat((codes.view(Q8_0), scales.contiguous().view(Q8_0)), dim=-1)
-
-
-def _q8_0_values(stored: Tensor, dtype: torch.dtype) -> Tensor:
-    """Bytes [..., stored_width] → numbers [..., d] of `dtype`, each rounded once."""
-    count = -(-stored.shape[-1] // (Q8_0_BLOCK + 2))  # of blocks: the width determines it
-    codes, scales = stored.tensor_split((stored.shape[-1] - 2 * count,), dim=-1)
-    wide = scales.contiguous().view(torch.float16).float().repeat_interleave(Q8_0_BLOCK, dim=-1)
-    return wide[..., : codes.shape[-1]].mul(codes.view(torch.int8)).to(dtype)
-
-
-def widened(parts: Sequence[Tensor], dtype: torch.dtype) -> list[Tensor]:
-    """Stored keys or values for attention in `dtype`: those of fp8 and q8_0 as that, the others as
-    they are."""
-    return [_widened(part, dtype) for part in parts]
-
-
-def _widened(part: Tensor, dtype: torch.dtype) -> Tensor:
-    if part.dtype == Q8_0:
-        return _q8_0_values(part, dtype)
-    return part.to(dtype) if part.dtype == FP8 else part
 
 
 def slot_sizes(config: ModelConfig, capacity: int) -> list[int]:
@@ -134,7 +77,10 @@ class KVPool:
         capacity: int,
         dtype: torch.dtype,
         device: torch.device,
+        layers: Sequence[torch.device] | None = None,
     ) -> None:
+        """layers: the device of each layer's keys and values, None for that of the pool, which has
+        the lengths."""
         if capacity < 1:
             raise ValueError(f"capacity: a cache slot holds at least 1 position, got {capacity}")
         self.capacity, self.device = capacity, device
@@ -143,8 +89,13 @@ class KVPool:
             (slots, layer.kv_heads, size, stored_width(layer.head_dim, dtype))
             for size, layer in zip(slot_sizes(config, capacity), config.layers, strict=True)
         ]
+        devices = [device] * len(shapes) if layers is None else layers
         self.keys, self.values = (  # of each layer [slots, kv_heads, size, stored_width]
-            [torch.zeros(shape, dtype=dtype, device=device) for shape in shapes] for _ in range(2)
+            [
+                torch.zeros(shape, dtype=dtype, device=at)
+                for shape, at in zip(shapes, devices, strict=True)
+            ]
+            for _ in range(2)
         )
         self.lengths = torch.zeros(slots, dtype=torch.int64, device=device)
         self._lengths = [0] * slots  # the same on the host, so that reading a length is no wait
@@ -235,9 +186,9 @@ class Slot:
         """New keys or values [kv_heads, n, d] of a layer as later chunks will read them, where the
         cache is narrow: results then do not depend on where a chunk begins. Else as they are."""
         dtype = self._keys[layer].dtype
-        if dtype not in (FP8, Q8_0):
+        if not is_narrow(dtype):
             return values
-        return _widened(stored_as(values, dtype), values.dtype)
+        return widened([stored_as(values, dtype)], values.dtype)[0]
 
     def write(self, layer: int, keys: Tensor, values: Tensor) -> None:
         """Stores keys and values [kv_heads, n, d] of the positions from `length` on.
@@ -249,10 +200,9 @@ class Slot:
         stored = min(count, size)
         end = self.length + count
         places = torch.arange(end - stored, end, device=keys.device) % size
-        self._keys[layer][:, places] = stored_as(keys[:, count - stored :], self._keys[layer].dtype)
-        self._values[layer][:, places] = stored_as(
-            values[:, count - stored :], self._values[layer].dtype
-        )
+        for held, new in ((self._keys[layer], keys), (self._values[layer], values)):
+            last = stored_as(new[:, count - stored :], held.dtype)
+            as_bytes(held)[:, places] = as_bytes(last)
 
     def advance(self, count: int) -> None:
         """Makes `count` written positions part of the prefix."""

@@ -16,24 +16,27 @@ import torch
 from torch import Tensor, nn
 
 from sfumato import ops
-from sfumato.model.experts import Experts
+from sfumato.model.codes_on_load import as_codes
 from sfumato.model.families import family_of
 from sfumato.model.head import CHUNK
-from sfumato.model.layer_devices import make_placement
+from sfumato.model.layer_devices import Placement, on_one_device
 from sfumato.model.model_config import ConfigError, ModelConfig
 from sfumato.model.network import Network
 from sfumato.model.placement import cache_dtype
-from sfumato.model.transformer import Transformer
+from sfumato.model.transformer import Block, Transformer
 from sfumato.model.upload import Mover
 from sfumato.ops import gpu, packing
+from sfumato.ops.narrow_cache import FORMATS
 from sfumato.ops.reference import Weight
 from sfumato.ops.registry import PANELS
 from sfumato.weights.blocks import QuantizedTensor
 from sfumato.weights.checkpoint import Checkpoint, TensorInfo
+from sfumato.weights.scaled import ScaledTensor
 from sfumato.weights.tensorfile import FLOAT_FORMATS
 
 EMBEDDING = "embed_tokens.weight"
 
+Read = Tensor | QuantizedTensor | ScaledTensor
 Progress = Callable[[int, int], None]
 """(bytes loaded so far, bytes in all)"""
 
@@ -68,34 +71,33 @@ def load_network(
     progress: Progress | None = None,
     activations: str = "int8",
     cache_type: str | None = None,
-    experts_on_cpu: int = 0,
+    placement: Placement | None = None,
 ) -> Network:
-    """Loads every tensor to `device`; float matrices become `dtype`, quantized ones stay.
+    """Loads every tensor to `device`, or where the `placement` on that device says; float matrices
+    become `dtype`, quantized ones stay.
 
     activations: "int8" or "bf16", to what a CPU rounds them for products with quantized weights;
     with AMX "int8" is for those of experts alone (see `ops.pack`).
-    cache_type: see `cache_dtype`; experts_on_cpu: see `make_placement`. Raises ConfigError or
-    CheckpointError, naming the field or the tensors, and ValueError for other arguments, before any
-    tensor is read.
+    cache_type: see `cache_dtype`. Raises ConfigError or CheckpointError, naming the field or the
+    tensors, and ValueError for other arguments, before any tensor is read.
     """
     if activations not in ops.ACTIVATIONS:
         raise ValueError(f"activations: {activations!r} is none of {', '.join(ops.ACTIVATIONS)}")
     stored = cache_dtype(checkpoint, device, dtype, cache_type)
     config = config_of(checkpoint)
-    placement = make_placement(device, len(config.layers), experts_on_cpu)
+    placement = placement or on_one_device(device, len(config.layers))
+    assert placement.device == device, "placement: is of a network on another device"
     transformer = skeleton(config)
     expected = {name: tuple(p.shape) for name, p in transformer.named_parameters()}
     checkpoint.check_tensors(expected)
-    if gpu.is_gpu(device):
-        formats = frozenset(checkpoint.tensors[name].format for name in expected)
-        ops.prepare(device, config.hidden_size, formats)  # before the weights fill its memory
+    checkpoint = _prepared(checkpoint, config, placement, frozenset(expected), stored)
     total = sum(checkpoint.tensors[name].nbytes for name in expected)
     done, output = 0, None
-    movers = {at: Mover(at) for at in {device, *placement.experts}}
+    movers = {at: Mover(at) for at in placement.devices}
     for name, following in zip(expected, [*list(expected)[1:], None], strict=True):
         path, _, leaf = name.rpartition(".")
         module = transformer.get_submodule(path)
-        if following is not None and device.type != "cpu":
+        if following is not None and placement.of(following).type != "cpu":
             checkpoint.prefetch(following)  # is read from disk while this one is copied
         mover = movers[placement.of(name)]
         value = _converted(checkpoint.read(name), name, mover, dtype)
@@ -110,14 +112,37 @@ def load_network(
             progress(done, total)
     for mover in movers.values():
         mover.finish()
-    for index, at in enumerate(placement.experts):
-        experts = transformer.get_submodule(f"layers.{index}.experts")
-        assert isinstance(experts, Experts)
-        experts.device = at if at != device else None
-    return Network(transformer, device, dtype, stored, output, placement.is_mixed)
+    set_devices(transformer, placement)
+    return Network(transformer, device, dtype, stored, output, placement)
 
 
-def _output(embedding: Tensor | QuantizedTensor, activations: str) -> list[Weight] | None:
+def set_devices(transformer: Transformer, placement: Placement) -> None:
+    """Says to each layer, and to its experts, on which device their weights are."""
+    parts = zip(transformer.layers, placement.layers, placement.experts, strict=True)
+    for block, own, experts in parts:
+        assert isinstance(block, Block)
+        block.device = own if own != placement.device else None
+        block.experts.device = experts if experts != own else None
+
+
+def _prepared(
+    checkpoint: Checkpoint,
+    config: ModelConfig,
+    placement: Placement,
+    names: frozenset[str],
+    stored: torch.dtype,
+) -> Checkpoint:
+    """Tests the kernels of each GPU, before weights fill its memory; the checkpoint, whose 8-bit
+    codes stay such where these serve."""
+    held = as_codes(checkpoint, placement.of)
+    formats = frozenset(held.tensors[name].format for name in names)
+    formats |= {FORMATS[stored]} if stored in FORMATS else frozenset()
+    for device in filter(gpu.is_gpu, placement.devices):
+        ops.prepare(device, config.hidden_size, formats)
+    return as_codes(checkpoint, placement.of)
+
+
+def _output(embedding: Read, activations: str) -> list[Weight] | None:
     """A second copy of a quantized embedding for the head: packed, chunk by chunk. The blocks stay
     too, because rows are read from them one by one; they may be a view of the mapped file."""
     if not isinstance(embedding, QuantizedTensor):
@@ -146,16 +171,15 @@ def place(module: nn.Module, leaf: str, value: Weight) -> None:
         setattr(module, leaf, value)
 
 
-def _converted(
-    value: Tensor | QuantizedTensor, name: str, mover: Mover, dtype: torch.dtype
-) -> Tensor | QuantizedTensor:
+def _converted(value: Read, name: str, mover: Mover, dtype: torch.dtype) -> Read:
     if isinstance(value, Tensor):
         dtype = _kept_dtype(name, value.ndim, value.dtype, dtype)
     return mover.to(value, dtype)
 
 
-def _packed(value: Tensor | QuantizedTensor, name: str, activations: str) -> Weight:
+def _packed(value: Read, name: str, activations: str) -> Weight:
     if name == EMBEDDING:
+        assert not isinstance(value, ScaledTensor)
         return packing.pack_embedding(value)
     return ops.pack(value, activations) if _multiplies(name) else value
 

@@ -15,6 +15,7 @@ from sfumato import ops
 from sfumato.model.attention import CanvasPart, CanvasRows, EncodeRows, PlacedAttend
 from sfumato.model.cache import KVCache, KVPool, Slot, slot_bytes
 from sfumato.model.head import VocabularyHead
+from sfumato.model.layer_devices import Placement, on_one_device
 from sfumato.model.placed_reads import PlacedReadRows
 from sfumato.model.placement import device_memory
 from sfumato.model.read_rows import QuestionRows, ReadCanvasRows, Scratch
@@ -37,11 +38,11 @@ class Network:
         dtype: torch.dtype,
         cache_dtype: torch.dtype | None = None,
         output: Sequence[Weight] | None = None,
-        is_mixed: bool = False,
+        placement: Placement | None = None,
     ) -> None:
         """output: the embedding's chunks as the head multiplies them, see `VocabularyHead`;
-        is_mixed: whether some weights are on another device."""
-        self.is_mixed = is_mixed
+        placement: where the layers are, None: on `device` with all else."""
+        self.placement = placement or on_one_device(device, len(transformer.config.layers))
         self.transformer, self.device, self.dtype = transformer, device, dtype
         self.config, self.cache_dtype = transformer.config, cache_dtype or dtype
         reads = transformer.self_conditioning
@@ -52,9 +53,15 @@ class Network:
             rounding=rounding,
         )
 
+    @property
+    def is_mixed(self) -> bool:
+        """Whether some weights are on another device."""
+        return self.placement.is_mixed
+
     def new_slots(self, count: int, capacity: int) -> list[Slot]:
         """Empty slots of one pool, for `capacity` positions each."""
-        return KVPool(self.config, count, capacity, self.cache_dtype, self.device).slots()
+        where = self.device, self.placement.layers
+        return KVPool(self.config, count, capacity, self.cache_dtype, *where).slots()
 
     def new_slot(self, capacity: int) -> Slot:
         """An empty slot for `capacity` positions: a pool of one."""
@@ -76,9 +83,10 @@ class Network:
         return KVCache(self.new_slots(rows, capacity))
 
     def synchronize(self) -> None:
-        """Waits for the device, so that a clock read afterwards includes its work."""
-        if self.device.type != "cpu":
-            torch.accelerator.synchronize(self.device)
+        """Waits for the devices, so that a clock read afterwards includes their work."""
+        for device in self.placement.devices:
+            if device.type != "cpu":
+                torch.accelerator.synchronize(device)
 
     @torch.no_grad()
     def encode(

@@ -9,10 +9,10 @@ import os
 import torch
 
 from sfumato import ops
-from sfumato.model.cache import FP8, Q8_0
 from sfumato.model.fast_dtype import faster_dtype
 from sfumato.model.torch_code import missing_code, multiplies_bfloat16
 from sfumato.ops import gpu
+from sfumato.ops.narrow_cache import CACHED, FORMATS, FP8, Q8_0, is_narrow
 from sfumato.weights.checkpoint import Checkpoint
 from sfumato.weights.tensorfile import FLOAT_FORMATS
 
@@ -60,9 +60,14 @@ def serving_kernels(
     device: torch.device, dtype: torch.dtype, cache_dtype: torch.dtype
 ) -> frozenset[str]:
     """The operations that kernels serve on a device, where the form of the weights allows it: they
-    take bfloat16 alone, in the cache too."""
-    is_bfloat16 = dtype == cache_dtype == torch.bfloat16
-    return ops.kernels_on(device) if is_bfloat16 else frozenset()
+    take bfloat16 alone, and of a cache also 8 bits."""
+    if dtype != torch.bfloat16 or (cache_dtype != dtype and not is_narrow(cache_dtype)):
+        return frozenset()
+    known = ops.kernels_on(device)
+    if not is_narrow(cache_dtype):
+        return known
+    narrow = {name for name in CACHED if f"{name} {FORMATS[cache_dtype]}" in known}
+    return known - CACHED | narrow
 
 
 def device_memory(device: torch.device) -> int | None:
@@ -121,16 +126,21 @@ def cache_dtype(
     slot takes half the memory, and products with such weights are rounded as coarsely anyway.
 
     cache_type: a name of CACHE_TYPES, or None for that rule. Raises ValueError for another name,
-    and for one on another device than a CPU.
+    and for one that the device or activations of `dtype` do not go with.
     """
     if cache_type is not None:
         if cache_type not in CACHE_TYPES:
             raise ValueError(f"cache_type: {cache_type!r} is none of {', '.join(CACHE_TYPES)}")
-        if device.type != "cpu":
+        stored = CACHE_TYPES[cache_type]
+        if device.type == "mps" and stored == FP8:
             raise ValueError(
-                f"cache_type: {cache_type!r} is for a CPU alone, and the device is {device}: its "
-                "kernels read a cache of the activations' dtype; leave the argument out"
+                f"cache_type: 'fp8' is a kind of number that {device} does not have; use q8_0"
             )
-        return CACHE_TYPES[cache_type]
+        if device.type != "cpu" and not is_narrow(stored) and stored != dtype:
+            raise ValueError(
+                f"cache_type: {cache_type!r} goes with activations of that dtype on {device}, and "
+                f"these are in {str(dtype).removeprefix('torch.')}; leave the argument out"
+            )
+        return stored
     quantized = any(info.format not in FLOAT_FORMATS for info in checkpoint.tensors.values())
     return torch.bfloat16 if quantized and ops.multiplies_bf16(device) else dtype

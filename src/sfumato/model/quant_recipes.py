@@ -39,6 +39,8 @@ TARGETS: dict[str, QuantRecipe] = {
     "f32": QuantRecipe("F32", 0),
 }
 """Every target of `sfumato convert`, by name."""
+FP8 = "fp8"
+"""A target for quantizing at load alone: GGUF files have no such format."""
 
 
 def formats(shapes: Mapping[str, tuple[int, ...]], target: QuantRecipe) -> dict[str, str]:
@@ -59,6 +61,19 @@ def formats(shapes: Mapping[str, tuple[int, ...]], target: QuantRecipe) -> dict[
             favoured = _more_bits(values.index(name), len(values))
         chosen[name] = format_of(name, shape, target, favoured)
     return chosen
+
+
+def takes_codes(name: str, shape: tuple[int, ...]) -> bool:
+    """Whether the target FP8 rounds a tensor: matrices of attention, of the dense part and of the
+    experts of each layer, as published checkpoints have them.
+
+    The embedding stays as it is, whose products decide tokens and whose rows are read one by one;
+    so do routers, whose choice is discrete, and self-conditioning, which every position of every
+    step goes through, and which is less than a thousandth of the weights. So does what does not
+    divide into rows of 16 codes, as kernels read them."""
+    match = _LAYER.fullmatch(name)
+    multiplies = match is not None and not match[2].startswith("router.")
+    return multiplies and len(shape) >= 2 and shape[-1] % 16 == 0
 
 
 def _more_bits(index: int, count: int) -> bool:

@@ -1,4 +1,4 @@
-"""A checkpoint whose float matrices become blocks as they are read: quantized at load.
+"""A checkpoint whose float matrices become blocks, or FP8, as they are read: quantized at load.
 
 Its formats and sizes are those after quantization, so that the choice of a dtype and the estimate
 of memory need no special case. Knows no network.
@@ -12,13 +12,14 @@ from dataclasses import dataclass, fields, replace
 import torch
 from torch import Tensor
 
-from sfumato.model.quant_recipes import TARGETS, format_of
+from sfumato.model.quant_recipes import FP8, TARGETS, format_of, takes_codes
 from sfumato.weights.blocks import BLOCK_FORMATS, QuantizedTensor
 from sfumato.weights.checkpoint import Checkpoint, TensorInfo
 from sfumato.weights.quantize import quantize
+from sfumato.weights.scaled import ScaledTensor, round_rows, scaled_bytes
 from sfumato.weights.tensorfile import FLOAT_FORMATS
 
-ON_LOAD = ("q4_k", "q8_0")
+ON_LOAD = ("q4_k", "q8_0", "fp8")
 """The targets that are offered for it."""
 
 
@@ -29,11 +30,11 @@ class QuantizedCheckpoint(Checkpoint):
     target: str
     device: torch.device
 
-    def read(self, name: str) -> Tensor | QuantizedTensor:
+    def read(self, name: str) -> Tensor | QuantizedTensor | ScaledTensor:
         """As `Checkpoint.read`; a matrix that is quantized on the way is no view of the file, and
         lies on `device`. Raises ValueError, naming the tensor, for values that are not finite."""
         value = super().read(name)
-        if isinstance(value, QuantizedTensor) or self.tensors[name].format in FLOAT_FORMATS:
+        if not isinstance(value, Tensor) or self.tensors[name].format in FLOAT_FORMATS:
             return value
         try:
             return quantized(name, value.to(self.device), self.target)
@@ -56,16 +57,19 @@ def quantized_on_load(checkpoint: Checkpoint, target: str, device: torch.device)
     return QuantizedCheckpoint(**values | {"tensors": tensors}, target=target, device=device)
 
 
-def quantized(name: str, tensor: Tensor, target: str) -> QuantizedTensor | Tensor:
+def quantized(name: str, tensor: Tensor, target: str) -> QuantizedTensor | ScaledTensor | Tensor:
     """A float tensor in the format that a target gives it, for quantizing at load.
 
-    name: canonical; target: a name in `TARGETS` with one format for all matrices ("q4_k", "q8_0",
-    …). A tensor that the target keeps as floats (vectors, routers, odd widths) is returned
+    name: canonical; target: "fp8", or a name in `TARGETS` with one format for all matrices ("q4_k",
+    "q8_0", …). A tensor that the target keeps as floats (vectors, routers, odd widths) is returned
     unchanged. Raises ValueError for another target, and for values that are not finite.
     """
+    if target == FP8:
+        return _as_codes(name, tensor)
     chosen = TARGETS.get(target)
     if chosen is None or chosen.sensitive is not None:
         known = ", ".join(key for key, value in TARGETS.items() if value.sensitive is None)
+        known += f", {FP8}"
         raise ValueError(f"quantize: {target!r} is none of {known}")
     block = BLOCK_FORMATS.get(format_of(name, tuple(tensor.shape), chosen))
     if block is None:
@@ -76,8 +80,21 @@ def quantized(name: str, tensor: Tensor, target: str) -> QuantizedTensor | Tenso
         raise ValueError(f"{name}: {error}") from error
 
 
+def _as_codes(name: str, tensor: Tensor) -> ScaledTensor | Tensor:
+    if not takes_codes(name, tuple(tensor.shape)):
+        return tensor
+    held = round_rows(tensor.contiguous(), "FP8")
+    if not bool(held.scales.isfinite().all()):
+        raise ValueError(f"{name}: holds values that are not finite")
+    return held
+
+
 def _quantized_info(name: str, info: TensorInfo, target: str) -> TensorInfo:
     """The info of what `read` returns, which is not what the file holds."""
+    if target == FP8:
+        if info.format not in FLOAT_FORMATS or not takes_codes(name, info.shape):
+            return info
+        return replace(info, format="FP8", nbytes=scaled_bytes(info.shape))
     block = BLOCK_FORMATS.get(format_of(name, info.shape, TARGETS[target]))
     if block is None or info.format not in FLOAT_FORMATS:
         return info

@@ -13,6 +13,7 @@ import torch
 from torch import Tensor
 
 from sfumato.model.model_config import ModelConfig
+from sfumato.ops.narrow_cache import as_bytes, stored_as, stored_width
 
 GRAIN = 16
 """Places that are leased are a multiple of it, so that few gaps are too small for a question."""
@@ -45,8 +46,10 @@ class QuestionPool:
         assert 0 < places <= MOST, f"places: must lie in 1..{MOST}, got {places}"
         self.places, self.longest, self.device = places, longest, device
         self._config, self._dtype = config, dtype
-        shapes = [(layer.kv_heads, places, layer.head_dim) for layer in config.layers]
-        self.keys, self.values = (  # of each layer [kv_heads, places, head_dim]
+        shapes = [
+            (layer.kv_heads, places, stored_width(layer.head_dim, dtype)) for layer in config.layers
+        ]
+        self.keys, self.values = (  # of each layer [kv_heads, places, stored_width]
             [torch.zeros(shape, dtype=dtype, device=device) for shape in shapes] for _ in range(2)
         )
         self._leased: dict[int, int] = {}  # places, by the first of them
@@ -81,10 +84,13 @@ class QuestionPool:
         int64 [tokens]."""
         for keys, values, (k, v) in zip(self.keys, self.values, parts, strict=True):
             for held, new in ((keys, k), (values, v)):
-                held.index_copy_(1, at, new.transpose(0, 1).to(held.dtype))
+                stored = stored_as(new.transpose(0, 1), held.dtype)
+                as_bytes(held).index_copy_(1, at, as_bytes(stored))
 
 
 def pool_bytes(config: ModelConfig, places: int, dtype: torch.dtype) -> list[int]:
     """Bytes of each of its tensors."""
-    sizes = [layer.kv_heads * places * layer.head_dim for layer in config.layers]
+    sizes = [
+        layer.kv_heads * places * stored_width(layer.head_dim, dtype) for layer in config.layers
+    ]
     return [size * dtype.itemsize for size in sizes for _ in range(2)]

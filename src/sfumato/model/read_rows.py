@@ -14,9 +14,10 @@ import torch
 from torch import Tensor
 
 from sfumato import ops
-from sfumato.model.cache import Slot, stored_as, widened
+from sfumato.model.cache import Slot
 from sfumato.model.question_pool import QuestionPool, Span
 from sfumato.model.to_device import to_device
+from sfumato.ops.narrow_cache import stored_as, widened
 
 
 class Scratch:
@@ -87,7 +88,7 @@ class _Rows:
         self._queries = list(queries)
         slots = groupby(range(len(self.scratches)), lambda row: id(self.scratches[row].slot))
         self._groups = [list(rows) for _, rows in slots]  # neighbours that share a slot
-        self._causal: dict[tuple[int, bool, bool], ops.SharedCausal] = {}
+        self._causal: dict[tuple[int, bool, bool, torch.device], ops.SharedCausal] = {}
 
     def positions(self, device: torch.device) -> Tensor:
         """int64 [tokens]: each token's position in its row."""
@@ -138,9 +139,9 @@ class _Rows:
     def _seen(
         self, layer: int, rows: list[int], everywhere: bool, shared: Tensor
     ) -> ops.SharedCausal:
-        """Which keys they see; alike on all layers of a kind."""
+        """Which keys they see; alike on all layers of a kind and a device."""
         window = self.scratches[rows[0]].slot.window(layer)
-        name = rows[0], window is None, everywhere
+        name = rows[0], window is None, everywhere, shared.device
         if name not in self._causal:
             queries, own = [], []
             for row in rows:

@@ -14,6 +14,7 @@ from torch import Tensor
 
 from sfumato import ops
 from sfumato.model.cache import KVPool
+from sfumato.ops.narrow_cache import is_narrow, stored_as, widened
 
 
 @dataclass(frozen=True)
@@ -53,8 +54,18 @@ class StepRows:
         q, k, v = (x.unflatten(0, (-1, part.width)) for x in (q, k, v))
         stored = pool.keys[layer], pool.values[layer]
         rows = part.slots, self._first, part.lengths, part.commits
-        out = ops.phase_attention(q, k, v, *stored, *rows, window)
+        out = ops.phase_attention(q, *self._seen(k, v, stored[0].dtype), *stored, *rows, window)
         # A full layer has no place for positions past its capacity; who commits has asked for room.
         for held, new in zip(stored, (k, v), strict=True):
             ops.write_cache(held, new, part.slots, self._first, part.commits)
         return out.flatten(0, 1)
+
+    def _seen(self, k: Tensor, v: Tensor, stored: torch.dtype) -> tuple[Tensor, Tensor]:
+        """New keys and values as they are seen: in a narrow cache, who commits sees them as later
+        tokens will, as `EncodeRows` has it."""
+        if not is_narrow(stored):
+            return k, v
+        commits = (self.part.commits > 0)[:, None, None, None]
+        rounded = (widened([stored_as(x, stored)], x.dtype)[0] for x in (k, v))
+        seen_k, seen_v = (torch.where(commits, r, x) for r, x in zip(rounded, (k, v), strict=True))
+        return seen_k, seen_v

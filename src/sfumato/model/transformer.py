@@ -7,6 +7,8 @@ parameter names are the checkpoint's, so a weight's path here is its canonical n
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+
 import torch
 from torch import Tensor, nn
 
@@ -17,6 +19,7 @@ from sfumato.model.layers import (
     GatedMLP,
     RMSNorm,
     Rotary,
+    RotaryKey,
     SelfConditioning,
     rotary_key,
     rounded,
@@ -32,6 +35,7 @@ class Block(nn.Module):
         super().__init__()
         hidden, eps = config.hidden_size, config.rms_norm_eps
         self.eps = eps
+        self.device: torch.device | None = None  # where it is not that of the embedding
         self.self_attn = Attention(config, layer)
         self.mlp = GatedMLP(hidden, config.intermediate_size)
         self.router = Router(config)
@@ -121,13 +125,15 @@ class Transformer(nn.Module):
     ) -> None:
         """Encode phase of ids and positions int64 [tokens] of which only keys and values are
         wanted: of the last layer nothing else is computed."""
-        x, tables = self.embed_tokens(ids, dtype), self.rotary.tables(positions, dtype)
-        *others, (last, layer) = zip(self.layers, self.config.layers, strict=True)
-        for index, (block, each) in enumerate(others):
-            x = block(x, tables[rotary_key(each)], attend, index, True)
-        assert isinstance(last, Block)
-        normed = last.input_layernorm(x)
-        attend.keep(*last.self_attn.keys_values(normed, tables[rotary_key(layer)]))
+        x = self.embed_tokens(ids, dtype)
+        tables = _Tables(self.rotary, positions, dtype)
+        *others, (last, layer) = zip(self._on_devices(x.device), self.config.layers, strict=True)
+        for index, ((block, at), each) in enumerate(others):
+            x = x.to(at)
+            x = block(x, tables.of(each, at), attend, index, True)
+        block, at = last
+        normed = block.input_layernorm(x.to(at))
+        attend.keep(*block.self_attn.keys_values(normed, tables.of(layer, at)))
 
     def denoise(
         self,
@@ -162,10 +168,33 @@ class Transformer(nn.Module):
         encoding: bool | Tensor,
         only: Tensor | None = None,
     ) -> Tensor:
-        tables = self.rotary.tables(positions, x.dtype)
-        last = len(self.config.layers) - 1
-        for index, (block, layer) in enumerate(zip(self.layers, self.config.layers, strict=True)):
+        """Hidden states go to the device of each layer in turn, and back to where they began."""
+        home, last = x.device, len(self.config.layers) - 1
+        tables = _Tables(self.rotary, positions, x.dtype)
+        layers = zip(self._on_devices(home), self.config.layers, strict=True)
+        for index, ((block, at), layer) in enumerate(layers):
             # The last layer needs keys and values of all tokens, and the rest of the wanted ones.
-            wanted = only if index == last else None
-            x = block(x, tables[rotary_key(layer)], attend, index, encoding, wanted)
-        return self.norm(x)
+            wanted = only.to(at) if only is not None and index == last else None
+            phase = encoding if isinstance(encoding, bool) else encoding.to(at)
+            x = block(x.to(at), tables.of(layer, at), attend, index, phase, wanted)
+        return self.norm(x.to(home))
+
+    def _on_devices(self, home: torch.device) -> Iterator[tuple[Block, torch.device]]:
+        for block in self.layers:
+            assert isinstance(block, Block)
+            yield block, home if block.device is None else block.device
+
+
+class _Tables:
+    """The rotary tables of one forward, made on each device that it comes to."""
+
+    def __init__(self, rotary: Rotary, positions: Tensor, dtype: torch.dtype) -> None:
+        self._rotary, self._positions, self._dtype = rotary, positions, dtype
+        self._made: dict[torch.device, dict[RotaryKey, tuple[Tensor, Tensor]]] = {}
+
+    def of(self, layer: LayerConfig, device: torch.device) -> tuple[Tensor, Tensor]:
+        """cos and sin of the layer's kind, on the device."""
+        if device not in self._made:
+            positions = self._positions.to(device)
+            self._made[device] = self._rotary.tables(positions, self._dtype)
+        return self._made[device][rotary_key(layer)]

@@ -16,6 +16,7 @@ from torch import Tensor
 
 from sfumato.ops import gpu
 from sfumato.weights.blocks import QuantizedTensor
+from sfumato.weights.scaled import ScaledTensor
 
 BUFFER = 64 << 20  # bytes: a few ms of copying, beside which a start costs nothing
 BUFFERS = 2  # one is filled while the other is copied
@@ -101,8 +102,14 @@ class Mover:
         self._device = device
         self._uploader: Uploader | None = None
 
-    def to(self, value: Tensor | QuantizedTensor, dtype: torch.dtype) -> Tensor | QuantizedTensor:
-        """A float tensor in a dtype, or quantized blocks as they are, on the device."""
+    def to(
+        self, value: Tensor | QuantizedTensor | ScaledTensor, dtype: torch.dtype
+    ) -> Tensor | QuantizedTensor | ScaledTensor:
+        """A float tensor in a dtype, or quantized blocks or codes as they are, on the device."""
+        if isinstance(value, ScaledTensor):
+            codes = self._moved(value.codes.view(torch.uint8), torch.uint8)
+            scales = self._moved(value.scales, torch.float32)
+            return ScaledTensor(codes.view(value.codes.dtype), scales)
         if isinstance(value, QuantizedTensor):
             data = self._moved(value.data, value.data.dtype)
             return QuantizedTensor(data, value.format, value.shape)

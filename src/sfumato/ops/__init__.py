@@ -30,7 +30,6 @@ from sfumato.ops.registry import ANY, call, form_of
 from sfumato.ops.rows import Rows, Rules, Statistics
 from sfumato.ops.triton import prepare
 from sfumato.ops.triton import serving as kernels_on
-from sfumato.ops.triton.planes import PlaneTensor
 from sfumato.weights.blocks import QuantizedTensor
 
 __all__ = [
@@ -103,7 +102,7 @@ def dense(weight: Weight, dtype: torch.dtype, spare: Tensor | None = None) -> Te
     spare: memory of its shape and dtype, which may be taken for the result: fresh memory costs
     more than the work where weights are dequantized over and over.
     """
-    device = weight.device if isinstance(weight, Tensor | QuantizedTensor | PlaneTensor) else _CPU
+    device = getattr(weight, "device", _CPU)
     return cast(Tensor, call("dense", device, form_of(weight), weight, dtype, spare))
 
 

@@ -10,6 +10,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from sfumato.ops.narrow_cache import as_bytes
+
 _CPU = torch.device("cpu")
 
 
@@ -28,7 +30,7 @@ def on_host(function: Callable[..., Any]) -> Callable[..., Any]:
         before = [copy.clone() for _, copy in copies]
         result = function(*host)
         for (original, copy), old in zip(copies, before, strict=True):
-            if not torch.equal(copy.nan_to_num(), old.nan_to_num()):
+            if not torch.equal(as_bytes(copy).nan_to_num(), as_bytes(old).nan_to_num()):
                 original.copy_(copy)
         device = copies[0][0].device
         return mapped(result, lambda x: placed(x, device))

@@ -13,8 +13,9 @@ from sfumato.ops import gpu
 from sfumato.ops.cpu import panels
 from sfumato.ops.reference import Weight
 from sfumato.ops.registry import PANELS, PLANES, is_off, kind_of
-from sfumato.ops.triton import planes, serves_planes
+from sfumato.ops.triton import planes, scaled, serves_planes, serves_scaled
 from sfumato.weights.blocks import QuantizedTensor
+from sfumato.weights.scaled import ScaledTensor
 
 
 def packed_form(format: str, shape: tuple[int, ...], device: torch.device) -> str | None:
@@ -39,12 +40,19 @@ def packs(format: str, shape: tuple[int, ...], device: torch.device) -> bool:
     return packed_form(format, shape, device) is not None
 
 
+def multiplies_codes(kind: str, shape: tuple[int, ...], device: torch.device) -> bool:
+    """Whether a GPU's kernels multiply a weight of 8-bit codes of this kind and shape."""
+    if kind_of(device) != gpu.KIND or scaled.refusal(kind, shape):
+        return False
+    return serves_scaled(_operation(shape), kind, device)
+
+
 def pack(
-    weight: Tensor | QuantizedTensor, activations: str, is_dense: bool | None = None
+    weight: Tensor | QuantizedTensor | ScaledTensor, activations: str, is_dense: bool | None = None
 ) -> Weight:
     """The weight as the device's kernels multiply it, else the same; see `panels.pack` for the
     other parameters, which are of a CPU, and what it raises."""
-    if is_off(_operation(tuple(weight.shape), is_dense)):
+    if isinstance(weight, ScaledTensor) or is_off(_operation(tuple(weight.shape), is_dense)):
         return weight
     if kind_of(weight.device) != gpu.KIND:
         return panels.pack(weight, activations, is_dense)

@@ -9,6 +9,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+from sfumato.ops.narrow_cache import as_bytes, gathered, stored_as
 from sfumato.ops.reference import KEYS, attention
 from sfumato.ops.registry import reference
 
@@ -28,7 +29,7 @@ def phase_attention(
 ) -> Tensor:
     """Attention of rows of both phases; see `ops.phase_attention`."""
     rows, length = q.shape[:2]
-    kv_heads, size, d = keys.shape[1:]
+    kv_heads, size = keys.shape[1:3]
     last = first[:, None] - 1
     stored = torch.arange(size, device=q.device)
     # In a ring, place i holds the last position p < first with p mod size = i: negative for none.
@@ -50,11 +51,11 @@ def phase_attention(
     seen = torch.cat((sees_old.expand(-1, length, -1), sees_own, nothing), dim=2)
 
     def all_of(held: Tensor, new: Tensor) -> Tensor:
-        old_part = held.index_select(0, slots).to(q.dtype)
+        old_part = gathered(held, slots, q.dtype)
         # What an earlier request left in the slot may be NaN or infinite, and 0 · NaN is NaN.
         old_part = old_part.masked_fill((old < 0)[:, None, :, None], 0.0)
         new_part = new.transpose(1, 2).masked_fill(~in_row[:, None, :, None], 0.0)
-        zeros = new.new_zeros(1, 1, 1, 1).expand(rows, kv_heads, padding, d)
+        zeros = new.new_zeros(1, 1, 1, 1).expand(rows, kv_heads, padding, q.shape[-1])
         return torch.cat((old_part, new_part, zeros), dim=2)
 
     out = attention(q.transpose(1, 2), all_of(keys, k), all_of(values, v), seen)
@@ -76,7 +77,7 @@ def write_cache(stored: Tensor, new: Tensor, slots: Tensor, first: Tensor, count
     token = torch.minimum(torch.maximum(own, lowest[:, None]), highest[:, None])  # [rows, length]
     place = torch.remainder(first[:, None] + token, size)
     index = token[..., None, None].expand_as(new)
-    entries = new.gather(1, index).to(stored.dtype)
+    entries = as_bytes(stored_as(new.gather(1, index), stored.dtype))
     at = slots[:, None].expand(rows, length), place
-    held = stored.transpose(1, 2)  # [slots, size, kv_heads, d]
+    held = as_bytes(stored).transpose(1, 2)  # [slots, size, kv_heads, d]
     held[at] = torch.where((count > 0)[:, None, None, None], entries, held[at])

@@ -6,6 +6,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+from sfumato.ops.narrow_cache import as_bytes, gathered, widened
 from sfumato.ops.reads import Prefixes, Questions
 from sfumato.ops.reference import KEYS, over_seen
 from sfumato.ops.registry import reference
@@ -37,10 +38,11 @@ def read_attention(
     places = places.clamp(max=questions.keys.shape[1] - 1).flatten()
 
     def all_of(held: Tensor, beside: Tensor, new: Tensor) -> Tensor:
-        own_part = beside.index_select(1, places).unflatten(1, (rows, longest)).transpose(0, 1)
-        old_part = held.index_select(0, prefixes.slots)
+        own_part = as_bytes(beside).index_select(1, places).view(beside.dtype)
+        own_part = widened([own_part], q.dtype)[0].unflatten(1, (rows, longest)).transpose(0, 1)
+        old_part = gathered(held, prefixes.slots, q.dtype)
         zeros = new.new_zeros(1, 1, 1, 1).expand(rows, kv_heads, padding, d)
-        parts = old_part.to(q.dtype), own_part.to(q.dtype), new.transpose(1, 2), zeros
+        parts = old_part, own_part.to(q.dtype), new.transpose(1, 2), zeros
         # What earlier requests left may be NaN or infinite, and 0 · NaN is NaN.
         return torch.cat(parts, dim=2).masked_fill_(~seen[:, None, :, None], 0.0)
 

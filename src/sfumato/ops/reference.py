@@ -24,8 +24,10 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from sfumato.ops.registry import ANY, BLOCKS, choose, reference, register_form
+from sfumato.ops.narrow_cache import gathered
+from sfumato.ops.registry import ANY, BLOCKS, SCALED, choose, reference, register_form
 from sfumato.weights.blocks import BlockFormat, QuantizedTensor
+from sfumato.weights.scaled import ScaledTensor, round_rows
 
 
 class Stored(Protocol):
@@ -56,6 +58,7 @@ class StoredRows(Stored, Protocol):
 Embedding = Tensor | QuantizedTensor | StoredRows
 
 register_form(QuantizedTensor, BLOCKS)
+register_form(ScaledTensor, SCALED)
 
 ROWS = 64
 """The `tile` for products with a small number of rows; see `ops.linear`."""
@@ -81,7 +84,13 @@ def dense(weight: Weight, dtype: torch.dtype, spare: Tensor | None = None) -> Te
 @reference("linear")
 def linear(x: Tensor, weight: Weight, tile: int | None = None) -> Tensor:
     """`x @ weight.T`: x [..., in], weight [out, in] → [..., out] in x's dtype."""
-    return F.linear(x, dense(weight, x.dtype))
+    return F.linear(multiplied(x, weight), dense(weight, x.dtype))
+
+
+def multiplied(x: Tensor, weight: Weight) -> Tensor:
+    """What a weight is multiplied with: x [..., in], and for a weight of 8-bit codes x rounded to
+    such codes, in x's dtype."""
+    return round_rows(x, weight.kind).dequantize(x.dtype) if isinstance(weight, ScaledTensor) else x
 
 
 @reference("geglu")
@@ -259,7 +268,7 @@ def canvas_attention(
 
     def all_of(stored: Tensor, new: Tensor) -> Tensor:
         padding = new.new_zeros(1, 1, 1, 1).expand(rows, kv_heads, more_keys, d)
-        parts = stored.index_select(0, slots).to(q.dtype), new.transpose(1, 2), padding
+        parts = gathered(stored, slots, q.dtype), new.transpose(1, 2), padding
         # What an earlier request left in the slot may be NaN or infinite, and 0 · NaN is NaN.
         return torch.cat(parts, dim=2).masked_fill_(~seen[:, None, :, None], 0.0)
 
@@ -298,9 +307,9 @@ def experts(x: Tensor, chosen: Tensor, shares: Tensor, gate_up: Weight, down: We
     place = torch.arange(len(order), device=x.device) + shift.index_select(0, expert)
     total = len(order) + (GROUP - 1) * min(count, len(order))
     grouped = x.new_zeros(total, x.shape[-1])
-    grouped = grouped.index_copy(0, place, x.index_select(0, order // k))
+    grouped = grouped.index_copy(0, place, multiplied(x, gate_up).index_select(0, order // k))
     gate, up = _grouped_product(grouped, offsets, gate_up).chunk(2, dim=-1)
-    parts = _grouped_product(geglu(gate, up), offsets, down)
+    parts = _grouped_product(multiplied(geglu(gate, up), down), offsets, down)
     back = torch.empty_like(place).scatter_(0, order, place)
     weighted = parts.index_select(0, back).view(*chosen.shape, -1)
     return (weighted * shares.unsqueeze(-1).to(x.dtype)).sum(1)

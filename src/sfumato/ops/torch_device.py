@@ -72,6 +72,7 @@ def experts(x: Tensor, chosen: Tensor, shares: Tensor, gate_up: Weight, down: We
     place = starts[:, None] + row  # [experts, tokens]: in the order of the experts
     exists = row < (ends - starts)[:, None]
     source = order.index_select(0, place.clamp(max=tokens * k - 1).flatten()) // k
+    given = reference.multiplied(x, gate_up)
     # One more row, for what exists in no group.
     parts = x.new_zeros(tokens * k + 1, hidden)
     target = torch.where(exists, place, tokens * k).flatten()
@@ -79,9 +80,10 @@ def experts(x: Tensor, chosen: Tensor, shares: Tensor, gate_up: Weight, down: We
     for a in range(0, count, step):
         b = min(a + step, count)
         at = slice(a * tokens, b * tokens)
-        rows = x.index_select(0, source[at]).view(b - a, tokens, hidden)
+        rows = given.index_select(0, source[at]).view(b - a, tokens, hidden)
         gate, up = torch.bmm(rows, _floats(gate_up[a:b], x).transpose(1, 2)).chunk(2, dim=-1)
-        out = torch.bmm(reference.geglu(gate, up), _floats(down[a:b], x).transpose(1, 2))
+        inner_rows = reference.multiplied(reference.geglu(gate, up), down)
+        out = torch.bmm(inner_rows, _floats(down[a:b], x).transpose(1, 2))
         parts.index_copy_(0, target[at], out.flatten(0, 1))
     back = torch.empty_like(order).scatter_(0, order, torch.arange(len(order), device=x.device))
     weighted = parts.index_select(0, back).view(*chosen.shape, -1)

@@ -31,7 +31,7 @@ from sfumato.options.kinds import (
 )
 from sfumato.options.limits import MOST_LAYERS, MOST_TOKENS
 from sfumato.options.option import Option, decoding
-from sfumato.values import Choice, Whole
+from sfumato.values import Choice, Whole, WholeOr
 
 FILE = "a GGUF file, a file or folder of safetensors, or hf:owner/name[:file]; default: embedded"
 _TO = (
@@ -74,10 +74,13 @@ GENERAL = (
     Option("activations", Choice(ACTIVATIONS), LOAD, _FAST, "int8", "", MODEL),
     Option("quantize", Choice(ON_LOAD), LOAD, QUANTIZE_HELP, None, "", MODEL),
     Option("cache-type", Choice(CACHE_TYPES), (*LOAD, "inspect", "eval"),
-           "how keys and values are stored, on a CPU; default: as --dtype says", None, "", MODEL),
-    Option("quantize", Choice(ON_LOAD), ("inspect",), QUANTIZE_HELP),
+           "how keys and values are stored; default: as --dtype says", None, "", MODEL),
+    Option("quantize", Choice(ON_LOAD), ("inspect", "eval"), QUANTIZE_HELP),
     Option("experts-on-cpu", Whole(0, MOST_LAYERS), LOAD,
            "layers whose experts stay with the CPU, for a card that is too small", 0, "N", MODEL),
+    Option("gpu-layers", WholeOr(Whole(0, MOST_LAYERS), "auto"), LOAD,
+           "last layers that are on the card, the others run on the CPU; auto: as many as fit; "
+           "default: all", None, "N", MODEL),
     Option("threads", THREADS, LOAD, "CPU threads; default: cores", None, "N", MODEL),
     # Generation.
     Option("system", TEXT, WRITE, "system message", None, "TEXT", REPLY),

@@ -66,6 +66,7 @@ def run(
     config: SamplerConfig | None = None,
     progress: Callable[[int, int], None] = lambda done, total: None,
     cache_type: str | None = None,
+    quantize: str | None = None,
 ) -> Figures:
     """The scores of every set, and of the hard grids under two handicaps, by name; and under
     DECISIONS those of held-out decisions (`DecisionScore`).
@@ -73,9 +74,9 @@ def run(
     path: a checkpoint of this vocabulary; None is the embedded model; count: of tasks in each set,
     at most, and a third of the decisions; seed: draws the held-out tasks, and the noise that they
     are answered with; config: how, in all sets but the decisions; progress: called with the tasks
-    answered, and all of them; cache_type: as `load` takes it.
+    answered, and all of them; cache_type and quantize: as `load` takes them.
     """
-    model, config = load(path, cache_type=cache_type), config or SamplerConfig()
+    model, config = load(path, cache_type=cache_type, quantize=quantize), config or SamplerConfig()
     sets = {name: tasks[:count] for name, tasks in evaluation_sets(seed, count).items()}
     hard = sets["sudoku_hard"]
     one_step, blind = replace(config, max_steps=1), replace(config, self_conditioning=False)

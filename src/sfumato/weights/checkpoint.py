@@ -25,6 +25,7 @@ from sfumato.weights.narrow import Scheme, read_scheme
 from sfumato.weights.narrow.join import JoinedTensor, join
 from sfumato.weights.narrow.pieces import group_pieces
 from sfumato.weights.safetensors import check_header_sizes, read_safetensors
+from sfumato.weights.scaled import ScaledTensor
 from sfumato.weights.tensor_stream import recoded
 from sfumato.weights.tensorfile import TensorFile, TensorInfo, require_readable
 
@@ -59,10 +60,10 @@ class Checkpoint:
         """The folder of the files."""
         return self.path if self.path.is_dir() else self.path.parent
 
-    def read(self, name: str) -> Tensor | QuantizedTensor:
-        """The tensor of this canonical name as stored: blocks, or a plain tensor of the stored
-        dtype. A view of the mapped file, unless it is joined: writing to it ends the process, so
-        clone first.
+    def read(self, name: str) -> Tensor | QuantizedTensor | ScaledTensor:
+        """The tensor of this canonical name as stored: blocks, codes with scales where `tensors`
+        says so (see `JoinedTensor.of_codes`), or a plain tensor of the stored dtype. A view of the
+        mapped file, unless it is joined: writing to it ends the process, so clone first.
 
         Raises KeyError if `tensors` has no such name, CheckpointError for narrow matrices that
         cannot be used.
@@ -77,7 +78,9 @@ class Checkpoint:
         the format cannot hold."""
         if name in self.joined:
             return self.joined[name].recoded(self.files, format)
-        return recoded(self.read(name), format)
+        value = self.read(name)
+        assert not isinstance(value, ScaledTensor)  # those are joined
+        return recoded(value, format)
 
     def is_view(self, name: str) -> bool:
         """Whether `read` gives a view of the mapped file, without memory of the process."""

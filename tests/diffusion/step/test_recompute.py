@@ -20,9 +20,10 @@ from sfumato.diffusion.sampler_config import REFERENCE, SamplerConfig, fixed_ste
 from sfumato.diffusion.step import Denoiser
 from sfumato.diffusion.step.recompute import Kept
 from sfumato.diffusion.turbo import Turbo
-from sfumato.model.cache import FP8, Slot
+from sfumato.model.cache import Slot
 from sfumato.model.head import HeadStats
 from sfumato.model.network import Network
+from sfumato.ops.narrow_cache import FP8
 
 LENGTH = 8
 EAGER = Turbo(first=1, partial=2, settled=5.0, near=0)

@@ -21,7 +21,7 @@ from sfumato.ops.online_softmax import SoftmaxState
 from sfumato.ops.reference import Causal
 
 
-@pytest.fixture(params=("avx512", "avx2", "neon"))
+@pytest.fixture(params=("avx512", "avx512_vnni", "avx2", "neon"))
 def error(request: pytest.FixtureRequest) -> Iterator[float]:
     """Every level that attends, and the most relative L2 error: of products rounded to bfloat16, or
     of sums in float32."""
@@ -71,6 +71,22 @@ def test_attend_in_any_dtype(dtype: torch.dtype, error: float) -> None:
     assert (out.float() - expected).norm() < error * expected.norm()
 
 
+def test_attention_in_float32_has_one_result() -> None:
+    """The same sums in the same order, in registers of 256 and of 512 bits: the same bits."""
+    q, outs = normal(0, 61, 6, 96) * 0.1, []
+    keys = normal(1, 2, 1100, 96), normal(2, 2, 61, 96).bfloat16()
+    values = normal(3, 2, 1100, 96), normal(4, 2, 61, 96).bfloat16()
+    positions = torch.arange(1161)
+    for isa in ("avx2", "avx512_vnni"):
+        if not runs(isa):
+            pytest.skip(f"{isa} does not run here")
+        with forced(isa):
+            assert library.loaded().attention == torch.float32
+            who = Causal(positions[1100:], positions, 700)
+            outs.append(compiled_attention.attend(q, keys, values, who))
+    assert torch.equal(*outs)
+
+
 @compiled
 def test_who_attends() -> None:
     """The compiled operation where it is faster than torch's, by a table; a level that was
@@ -92,6 +108,7 @@ def test_who_attends() -> None:
     for parts in (keys, wide, [keys[0], wide[1]]):
         assert served(library.Kernels(code, "avx2"), *parts)
         assert served(library.Kernels(code, "avx_vnni"), *parts)
+        assert served(library.Kernels(code, "avx512"), *parts)
         assert not served(library.Kernels(code, "neon"), *parts)
         assert served(library.Kernels(code, "neon", by_name=True), *parts)
         assert served(library.Kernels(with_bf16, "avx512"), *parts) == (parts is not wide)

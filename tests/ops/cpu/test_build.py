@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import os
+import shlex
 import shutil
 import subprocess
 import sys
 import tarfile
+import tomllib
 import zipfile
 from pathlib import Path
 
@@ -87,6 +89,34 @@ def test_without_a_compiler_it_installs_and_torch_serves(tmp_path: Path, from_sd
     where, backend, reason = done.stdout.splitlines()
     assert where.startswith(str(place)) and backend == "torch"
     assert "no C++ compiler" in reason
+
+
+def test_wheels_of_every_platform() -> None:
+    """cibuildwheel's configuration: the images, and a wheel that brings no second OpenMP and is
+    tried where there is none but torch's."""
+    tool = tomllib.loads((ROOT / "pyproject.toml").read_text())["tool"]["cibuildwheel"]
+    # The library has no symbol of Python's: a wheel of one Python serves all.
+    assert tool["build"].startswith("cp3") and "musllinux" in tool["skip"]
+    linux, mac = tool["linux"], tool["macos"]
+    for machine in ("x86_64", "aarch64"):
+        assert linux[f"manylinux-{machine}-image"] == "manylinux_2_28"
+    repair = linux["repair-wheel-command"].split()
+    assert repair[:2] == ["auditwheel", "repair"] and "{wheel}" in repair
+    assert repair[repair.index("--exclude") + 1] == "libgomp.so.1"
+    assert "rpm -e --nodeps libgomp" in linux["before-test"]
+    assert mac["archs"] == "arm64" and tool["archs"] == "native"
+    (command,) = tool["test-command"]
+    python, code = shlex.split(command)[1:]
+    assert python == "-c"
+    # In a process where torch serves, the command fails as it must.
+    done = subprocess.run(
+        [sys.executable, "-c", code],
+        env=os.environ | {"SFUMATO_ISA": "torch", "PYTHONPATH": str(ROOT / "src")},
+        capture_output=True,
+        text=True,
+        timeout=60,
+    )
+    assert done.returncode == 1 and "AssertionError" in done.stderr
 
 
 @needs_compiler

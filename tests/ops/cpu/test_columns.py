@@ -58,7 +58,7 @@ def test_what_is_no_number_stays_so(isa: str) -> None:
 def test_one_arithmetic_has_one_result() -> None:
     weight, masses = blocks("Q4_K", 100, 512), torch.rand(9, 100)
     outs = []
-    for isa in filter(runs, ("avx2", "avx_vnni", "avx512")):
+    for isa in filter(runs, ("avx2", "avx_vnni", "avx512_vnni")):
         with forced(isa):
             outs.append(kernels.linear(masses, pack_columns(weight)))
     for out in outs[1:]:

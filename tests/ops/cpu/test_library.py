@@ -27,7 +27,7 @@ from sfumato.ops.cpu.library import (
     describe,
 )
 
-NAMES = "portable, avx2, avx_vnni, avx512, amx, neon, i8mm, torch"
+NAMES = "portable, avx2, avx_vnni, avx512_vnni, avx512, amx, neon, i8mm, torch"
 
 
 @pytest.mark.skipif(not shutil.which("c++"), reason="needs a C++ compiler")

@@ -13,12 +13,16 @@ from tests.support.kernels import close, interpreted
 import sfumato.engine.runner  # noqa: F401, which registers all operations
 from sfumato import ops
 from sfumato.ops import reference, registry
+from sfumato.ops.narrow_cache import CACHED, FORMATS, Q8_0
 from sfumato.ops.paths import paths
-from sfumato.ops.registry import PLANES
-from sfumato.ops.triton import OPERATIONS, PLANE_OPERATIONS, self_test
+from sfumato.ops.reads import Prefixes
+from sfumato.ops.registry import PLANES, SCALED
+from sfumato.ops.triton import OPERATIONS, PLANE_OPERATIONS, SCALED_OPERATIONS, self_test
 from sfumato.ops.triton.kernel import LaunchError
 from sfumato.ops.triton.planes import plane_name
+from sfumato.ops.triton.scaled import scaled_name
 from sfumato.ops.triton.self_test import KernelTwin, random_planes
+from sfumato.weights.scaled import round_rows
 
 CPU = torch.device("cpu")
 WAYS = ("off", "failed", "refused", "does not run")
@@ -69,7 +73,7 @@ def fall_back(
 @pytest.mark.parametrize("operation", sorted(OPERATIONS))
 def test_each_operation(operation: str, way: str, monkeypatch: pytest.MonkeyPatch) -> None:
     form = OPERATIONS[operation][1]
-    fall_back(operation, operation, (form, torch.ones(1)), way, monkeypatch)
+    fall_back(operation, operation, (form, *[torch.ones(1)] * 4), way, monkeypatch)
 
 
 @pytest.mark.usefixtures("seen_as_a_gpu")
@@ -81,6 +85,31 @@ def test_each_operation_with_quantized_weights(
     weight = random_planes(CPU, "Q8_0", 4, 64)
     name = plane_name(operation, "Q8_0")
     fall_back(operation, name, (PLANES, torch.ones(1), weight), way, monkeypatch)
+
+
+@pytest.mark.usefixtures("seen_as_a_gpu")
+@pytest.mark.parametrize("way", WAYS)
+@pytest.mark.parametrize("operation", sorted(CACHED))
+def test_each_operation_over_a_narrow_cache(
+    operation: str, way: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    held, new = torch.ones(1, dtype=Q8_0), torch.ones(1)
+    held_first = (held, new) if operation == "write_cache" else (new, new, new, held)
+    if operation == "read_attention":
+        held_first = new, new, new, Prefixes(held, held, new, new, None)
+    name = f"{operation} {FORMATS[Q8_0]}"
+    fall_back(operation, name, (OPERATIONS[operation][1], *held_first), way, monkeypatch)
+
+
+@pytest.mark.usefixtures("seen_as_a_gpu")
+@pytest.mark.parametrize("way", WAYS)
+@pytest.mark.parametrize("operation", SCALED_OPERATIONS)
+def test_each_operation_with_weights_of_codes(
+    operation: str, way: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    weight = round_rows(torch.randn(4, 64), "FP8")
+    name = scaled_name(operation, "FP8")
+    fall_back(operation, name, (SCALED, torch.ones(1), weight), way, monkeypatch)
 
 
 @interpreted

@@ -36,15 +36,18 @@ CPU = torch.device("cpu")
 SPILLED = {
     "attention_256": 256,
     "attention_512": 512,
+    "attention_512_narrow": 848,
     "prefill_256": 8,
     "read_256": 64,
     "read_512": 512,
+    "read_512_narrow": 848,
     "score_chunk": 104,
     "score_chunk_planes": 104,
 }
 """Bytes a thread, of kernels that spill outside of their loops only (seen in the machine code):
 attention and reads around the last block of keys, where a program masks values that do not exist;
-the scores of the vocabulary in the statistics after the product."""
+the scores of the vocabulary in the statistics after the product. Those of 512 columns over a narrow
+cache spill in their loop too: 82 loads and 20 stores of 1,366 instructions."""
 
 
 @interpreted
@@ -53,7 +56,11 @@ def test_every_kernel_has_tiles_for_every_architecture() -> None:
     for kernel in all_kernels():
         for target in targets.TARGETS:
             uses = candidates(kernel, target)
-            assert uses and all(0 < len(tiles) <= CANDIDATES for tiles in uses.values())
+            e4m3 = target in ("sm_89", "sm_90", "sm_120")
+            has_none = kernel.endswith("_bytes") if e4m3 else kernel.endswith("_fp8")
+            assert bool(uses) is not has_none and all(
+                0 < len(tiles) <= CANDIDATES for tiles in uses.values()
+            )
             for tile in (tile for tiles in uses.values() for tile in tiles):
                 assert tile.warps in (1, 2, 4, 8, 16) and 1 <= tile.stages <= 6
 
@@ -265,8 +272,9 @@ def test_what_is_compiled_ahead_of_time_is_what_is_launched() -> None:
     assert run.returncode == 0, run.stderr
     findings = json.loads(run.stdout)
     assert not findings["missing"], findings
-    assert set(findings["names"]) == set(table()["kernels"])
+    assert set(findings["names"]) == {k for k in table()["kernels"] if candidates(k, "sm_90")}
     wide = {"attention_512", "attention_merge", "prefill_512", "read_512"}  # tested on a GPU alone
+    wide |= {"attention_512_narrow", "read_512_narrow"}
     assert set(findings["names"]) - set(findings["tested"]) == wide
 
 
@@ -291,3 +299,6 @@ def test_kernels_compile_for_a_gpu_that_is_not_here() -> None:
     assert instructions["experts_gate_up"] == {("wgmma.m64n64k16",)}
     assert instructions["linear_planes"] == instructions["linear"]
     assert instructions["experts_gate_up_planes"] == instructions["experts_gate_up"]
+    for kind in ("fp8", "int8"):  # of codes: 32 inputs an instruction, and not 16
+        assert instructions[f"linear_{kind}"] == {("wgmma.m64n128k32",)}
+        assert instructions[f"experts_down_{kind}"] == {("wgmma.m64n64k32",)}

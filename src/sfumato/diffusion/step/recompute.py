@@ -23,11 +23,12 @@ from sfumato.diffusion.step.layout import Part
 from sfumato.diffusion.step.update import Update
 from sfumato.diffusion.turbo import Turbo
 from sfumato.model.attention import CanvasPart, CanvasRows
-from sfumato.model.cache import Slot, widened
+from sfumato.model.cache import Slot
 from sfumato.model.head import HeadStats
 from sfumato.model.head_stats import PLAIN
 from sfumato.model.model_config import ModelConfig
 from sfumato.model.network import Network
+from sfumato.ops.narrow_cache import widened
 
 MOST_PARTIAL = 0.75
 """Of a canvas: where more has to be computed, all of it is."""

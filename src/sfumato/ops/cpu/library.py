@@ -21,8 +21,9 @@ from pathlib import Path
 import torch
 
 VARIABLE = "SFUMATO_ISA"
-ISAS = ("portable", "avx2", "avx_vnni", "avx512", "amx", "neon", "i8mm")
-"""The instruction sets by number in the library, of a family of processors the worst first."""
+ISAS = ("portable", "avx2", "avx_vnni", "avx512_vnni", "avx512", "amx", "neon", "i8mm")
+"""The instruction sets by number in the library, of a family of processors the worst first.
+avx512_vnni is avx512 without BF16's instructions, as it is on a processor that lacks them."""
 
 SLOWER_THAN_TORCH = ("portable",)
 """`make levels` measures all."""
@@ -30,13 +31,14 @@ SLOWER_THAN_TORCH = ("portable",)
 ONLY_WHEN_ASKED = (*SLOWER_THAN_TORCH, "amx")
 """Those that are never chosen: amx rounds otherwise than avx512, and few machines have run it."""
 
-ATTEND_FASTER = ("avx2", "avx_vnni")
-"""Those whose attention in float32 is faster than torch's, by `benchmarks.attention_levels`.  That
-of neon and i8mm was measured on no processor: it serves where the level is asked for."""
+ATTEND_FASTER = ("avx2", "avx_vnni", "avx512_vnni", "avx512")
+"""Those whose attention in float32 is faster than torch's, by `benchmarks.attention_levels`; avx512
+is avx512_vnni where the processor has no BF16.  That of neon and i8mm was measured on no processor:
+it serves where the level is asked for."""
 
 LIBRARY = Path(__file__).with_name("_kernels.so")
 _NO_MEMORY = -2  # SF_NO_MEMORY of csrc/sfumato.h
-VERSION = 11
+VERSION = 12
 
 _LEVEL = _MODE = _KIND = _TYPE = _THREADS = c_int
 _SIGNATURES: dict[str, tuple[type, ...]] = {

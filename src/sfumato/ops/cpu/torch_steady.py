@@ -14,6 +14,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from sfumato.ops import online_softmax, reference
+from sfumato.ops.narrow_cache import widened
 from sfumato.ops.online_softmax import Bans, SoftmaxState
 from sfumato.ops.reference import KEYS, ROWS, Causal, Weight, attention, joined
 from sfumato.ops.registry import TORCH, choose, form_of, twin
@@ -42,7 +43,7 @@ the C library keeps their memory for the next ones."""
 
 def _dense(weight: Weight, dtype: torch.dtype, spare: Tensor | None = None) -> Tensor:
     """The weight in floats; spare: memory that may be taken for them."""
-    device = weight.device if isinstance(weight, Tensor | QuantizedTensor) else torch.device("cpu")
+    device = getattr(weight, "device", torch.device("cpu"))
     given = weight, dtype, spare
     floats: Tensor = choose("dense", device, form_of(weight), *given)(*given)
     return floats
@@ -52,7 +53,7 @@ def _dense(weight: Weight, dtype: torch.dtype, spare: Tensor | None = None) -> T
 def linear(x: Tensor, weight: Weight, tile: int | None = None) -> Tensor:
     """See `ops.linear`."""
     factor = _dense(weight, x.dtype)
-    rows = x.reshape(-1, x.shape[-1]).contiguous()
+    rows = reference.multiplied(x.reshape(-1, x.shape[-1]).contiguous(), weight)
     size = tile or (LARGE_TILE if factor.numel() >= LARGE else ROWS)
     out = rows.new_empty(len(rows), len(factor))
     full = len(rows) // size * size
@@ -134,8 +135,9 @@ def canvas_attention(
     rows = zip(slots.tolist(), held.tolist(), width.tolist(), strict=True)
     for row, (slot, count, length) in enumerate(rows):
         if length:
-            all_keys = keys[slot, :, :count], k[row, :length].transpose(0, 1)
-            all_values = values[slot, :, :count], v[row, :length].transpose(0, 1)
+            old_k, old_v = widened([x[slot, :, :count] for x in (keys, values)], q.dtype)
+            all_keys = old_k, k[row, :length].transpose(0, 1)
+            all_values = old_v, v[row, :length].transpose(0, 1)
             serve = choose("attend", q.device, "any", q[row], all_keys, all_values, None)
             out[row, :length] = serve(q[row, :length], all_keys, all_values, None)
     return out

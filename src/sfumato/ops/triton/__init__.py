@@ -7,22 +7,37 @@ that hold kernels are imported when a device is prepared, since Triton takes a s
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from functools import cache
 from importlib import import_module
 from typing import Any
 
 import torch
 
-from sfumato.ops.registry import ANY, FLOAT, PLANES, TRITON, choose, device_of, is_off, twin
+from sfumato.ops.narrow_cache import CACHED, FORMATS
+from sfumato.ops.reads import Prefixes
+from sfumato.ops.registry import (
+    ANY,
+    FLOAT,
+    PLANES,
+    SCALED,
+    TRITON,
+    choose,
+    device_of,
+    is_off,
+    twin,
+)
 from sfumato.ops.triton import self_test
 from sfumato.ops.triton.kernel import LaunchError
 from sfumato.ops.triton.planes import OPERATIONS as PLANE_OPERATIONS
 from sfumato.ops.triton.planes import PlaneTensor, plane_name, plane_names
+from sfumato.ops.triton.scaled import KINDS, scaled_name, scaled_names
+from sfumato.ops.triton.scaled import OPERATIONS as SCALED_OPERATIONS
 from sfumato.ops.triton.self_test import KernelTwin
 from sfumato.ops.triton.tiles import slower
+from sfumato.weights.scaled import ScaledTensor
 
-__all__ = ["prepare", "serves_planes", "serving", "twins"]
+__all__ = ["prepare", "serves_planes", "serves_scaled", "serving", "twins"]
 
 log = logging.getLogger(__name__)
 
@@ -53,17 +68,26 @@ _refused: set[tuple[str, torch.device]] = set()
 
 @cache
 def _twin(operation: str) -> KernelTwin:
-    module = import_module(f"{__name__}.{OPERATIONS[operation.partition(' ')[0]][0]}")
+    name, _, format = operation.partition(" ")
+    module_name = f"scaled_{name}" if format in KINDS else OPERATIONS[name][0]
+    module = import_module(f"{__name__}.{module_name}")
     kernel_twin: KernelTwin = module.TWINS[operation]
     return kernel_twin
 
 
 def twins(formats: Iterable[str] = ()) -> dict[str, KernelTwin]:
-    """All operations that kernels serve, those with planes for weights of these formats, less those
-    that are turned off. Imports Triton."""
+    """All operations that kernels serve, those with planes and with 8-bit codes for weights of
+    these formats and those over a narrow cache of one of them, less those that are turned off.
+    Imports Triton."""
     named = [names for operation in PLANE_OPERATIONS for names in plane_names(operation).items()]
+    named += [names for operation in SCALED_OPERATIONS for names in scaled_names(operation).items()]
     names = [name for format, name in named if format in formats]
+    names += [f"{name} {format}" for name in sorted(CACHED) for format in _cache_formats(formats)]
     return {name: _twin(name) for name in (*OPERATIONS, *names) if not is_off(name.split()[0])}
+
+
+def _cache_formats(formats: Iterable[str]) -> list[str]:
+    return sorted(set(FORMATS.values()) & set(formats))
 
 
 def prepare(
@@ -73,7 +97,7 @@ def prepare(
 
     hidden: size of a hidden state of the model that will be loaded, whose kernels are compiled
     first, beside those of the tests, where Triton's cache lacks them; 0: none.  formats: of its
-    quantized weights, for which the kernels are tested too.
+    quantized weights and of a narrow cache, for which the kernels are tested too.
 
     Call it before the first step on a device, and outside of a graph's capture. Where kernels
     cannot run, torch serves all, and one log line says why.
@@ -97,11 +121,20 @@ def prepare(
 def serves_planes(operation: str, format: str, device: torch.device) -> bool:
     """Whether kernels serve an operation with planes of a format on a device; before they are
     tested, whether they will if their tests pass."""
+    known = format in PLANE_OPERATIONS[operation]
+    return known and _serves_format(operation, plane_name(operation, format), device)
+
+
+def serves_scaled(operation: str, kind: str, device: torch.device) -> bool:
+    """As `serves_planes`, with weights of 8-bit codes of a kind."""
+    known = operation in SCALED_OPERATIONS and kind in KINDS
+    return known and _serves_format(operation, scaled_name(operation, kind), device)
+
+
+def _serves_format(operation: str, name: str, device: torch.device) -> bool:
     if device.type == "cuda" and not torch.cuda.is_available():
         return False
-    name = plane_name(operation, format)
-    known = format in PLANE_OPERATIONS[operation] and not is_off(operation)
-    if not known or not self_test.usable(device):
+    if is_off(operation) or not self_test.usable(device):
         return False
     will_serve = bool(self_test.undecided(device, (name,))) and not slower(name, device)
     return will_serve or self_test.serves(name, device)
@@ -114,19 +147,36 @@ def serving(device: torch.device) -> frozenset[str]:
         return frozenset()
     passed = self_test.prepared(device)
     if passed is None:
-        passed = frozenset(name for name in OPERATIONS if not slower(name, device))
+        narrow = [f"{name} {format}" for name in CACHED for format in FORMATS.values()]
+        passed = frozenset(name for name in (*OPERATIONS, *narrow) if not slower(name, device))
     return frozenset(name for name in passed if not is_off(name.split()[0]))
 
 
-def _register_planes(operation: str) -> None:
+def _plane_names(operation: str, arguments: tuple[Any, ...]) -> list[str]:
     """Several weights of one call may have formats of their own: each passed its test."""
+    planes = [each for each in arguments if isinstance(each, PlaneTensor)]
+    return list(dict.fromkeys(plane_name(operation, each.format.name) for each in planes))
 
-    def names(arguments: tuple[Any, ...]) -> list[str]:
-        planes = [each for each in arguments if isinstance(each, PlaneTensor)]
-        return list(dict.fromkeys(plane_name(operation, each.format.name) for each in planes))
+
+def _scaled_names(operation: str, arguments: tuple[Any, ...]) -> list[str]:
+    weights = [each for each in arguments if isinstance(each, ScaledTensor)]
+    return list(dict.fromkeys(scaled_name(operation, each.kind) for each in weights))
+
+
+def _register_formats(
+    operation: str,
+    form: str,
+    names: Callable[[str, tuple[Any, ...]], list[str]],
+    known: Iterable[str],
+    note: str,
+) -> None:
+    """Registers the kernels of an operation for a form of weight with several formats.
+
+    names: of the twins that a call needs; known: of all twins; note: see `registry.Twin`."""
+    every = list(known)
 
     def serves(*arguments: Any) -> bool:
-        device, needed = device_of(arguments), names(arguments)
+        device, needed = device_of(arguments), names(operation, arguments)
         if not all(self_test.serves(name, device) for name in needed):
             return False
         if _twin(needed[0]).serves(*arguments):
@@ -135,22 +185,23 @@ def _register_planes(operation: str) -> None:
         return False
 
     def function(*arguments: Any) -> Any:
-        """As the kernels of floats, with torch's products of dequantized planes to fall back on."""
-        device, needed = device_of(arguments), names(arguments)
+        """As the kernels of floats, with torch's products of dequantized weights to fall back
+        on."""
+        device, needed = device_of(arguments), names(operation, arguments)
         try:
             return _twin(needed[0]).function(*arguments)
         except LaunchError as error:
-            result = choose(operation, device, PLANES, *arguments, below=TRITON)(*arguments)
+            result = choose(operation, device, form, *arguments, below=TRITON)(*arguments)
             for name in needed:
                 self_test.switch_off(name, device, error)
             return result
 
     def refusal(device: torch.device) -> str:
         """Of a device that serves no format."""
-        reasons = [self_test.refusal(name, device) for name in plane_names(operation).values()]
+        reasons = [self_test.refusal(name, device) for name in every]
         return "" if "" in reasons else reasons[0]
 
-    register: Any = twin(operation, "cuda", PLANES, serves, TRITON, refusal, "weights in planes")
+    register: Any = twin(operation, "cuda", form, serves, TRITON, refusal, note)
     register(function)
 
 
@@ -164,14 +215,24 @@ def _note_refused(operation: str, device: torch.device, arguments: tuple[Any, ..
         log.warning("%s: torch serves calls that kernels do not take, as of %s", operation, kinds)
 
 
+def _named(operation: str, arguments: tuple[Any, ...]) -> str:
+    """The twin of a call: an operation that takes a cache has one more for each narrow kind."""
+    if operation in CACHED:
+        for held in arguments[:4]:
+            dtype = held.keys.dtype if isinstance(held, Prefixes) else held.dtype
+            if dtype in FORMATS:
+                return f"{operation} {FORMATS[dtype]}"
+    return operation
+
+
 def _register(operation: str, form: str) -> None:
     def serves(*arguments: Any) -> bool:
-        device = device_of(arguments)
-        if not self_test.serves(operation, device):
+        device, name = device_of(arguments), _named(operation, arguments)
+        if not self_test.serves(name, device):
             return False
-        if _twin(operation).serves(*arguments):
+        if _twin(name).serves(*arguments):
             return True
-        _note_refused(operation, device, arguments)
+        _note_refused(name, device, arguments)
         return False
 
     def function(*arguments: Any) -> Any:
@@ -179,13 +240,13 @@ def _register(operation: str, form: str) -> None:
 
         A kernel that does not run wrote nothing. Operations of several kernels write to memory of
         their own, or load all of them before the first one writes."""
-        device = device_of(arguments)
+        device, name = device_of(arguments), _named(operation, arguments)
         try:
-            return _twin(operation).function(*arguments)
+            return _twin(name).function(*arguments)
         except LaunchError as error:
             # Where torch fails too, the device does, and the operation keeps its kernels.
             result = choose(operation, device, form, *arguments, below=TRITON)(*arguments)
-            self_test.switch_off(operation, device, error)
+            self_test.switch_off(name, device, error)
             return result
 
     def refusal(device: torch.device) -> str:
@@ -199,4 +260,8 @@ def _register(operation: str, form: str) -> None:
 for _operation, (_module, _form) in OPERATIONS.items():
     _register(_operation, _form)
 for _operation in PLANE_OPERATIONS:
-    _register_planes(_operation)
+    _names = plane_names(_operation).values()
+    _register_formats(_operation, PLANES, _plane_names, _names, "weights in planes")
+for _operation in SCALED_OPERATIONS:
+    _names = scaled_names(_operation).values()
+    _register_formats(_operation, SCALED, _scaled_names, _names, "weights of 8-bit codes")

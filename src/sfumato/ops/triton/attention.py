@@ -14,9 +14,17 @@ import triton
 from torch import Tensor
 
 from sfumato.ops import phase_reference, reference
+from sfumato.ops.narrow_cache import is_narrow, stored_as, widened
 from sfumato.ops.triton.attention_kernels import attend, merge
 from sfumato.ops.triton.kernel import Kernel, launch, register
-from sfumato.ops.triton.operands import EVERYTHING, matrix, multiplied
+from sfumato.ops.triton.narrow_cache import (
+    attended,
+    cache_of,
+    checks_of,
+    held_matrix,
+    narrow,
+)
+from sfumato.ops.triton.operands import EVERYTHING
 from sfumato.ops.triton.self_test import (
     KernelTwin,
     assert_close,
@@ -36,6 +44,8 @@ _TYPES = {
     "length": "i32",
 }
 
+NARROW_TYPES = {**_TYPES, **dict.fromkeys(("keys", "values"), "*u8:16")}
+
 _DENOISE = {"denoise": {"PHASES": False, "WINDOWED": False}}  # the usual step: no row commits
 
 SLIDING = register(
@@ -43,7 +53,7 @@ SLIDING = register(
         "attention_256",
         attend,
         _TYPES,
-        {"HEADS": 16, "KV_HEADS": 8, "D": 256, "PHASES": True, "WINDOWED": True},
+        {"HEADS": 16, "KV_HEADS": 8, "D": 256, "PHASES": True, "WINDOWED": True, "CACHE": 0},
         _DENOISE,
     )
 )
@@ -52,10 +62,11 @@ FULL = register(
         "attention_512",
         attend,
         _TYPES,
-        {"HEADS": 16, "KV_HEADS": 2, "D": 512, "PHASES": True, "WINDOWED": False},
+        {"HEADS": 16, "KV_HEADS": 2, "D": 512, "PHASES": True, "WINDOWED": False, "CACHE": 0},
         _DENOISE,
     )
 )
+NARROW_SLIDING, NARROW_FULL = (register(narrow(kernel, NARROW_TYPES)) for kernel in (SLIDING, FULL))
 MERGE = register(
     Kernel(
         "attention_merge",
@@ -122,7 +133,8 @@ def _attention(
         return out
     q, k, v = (x.contiguous() for x in (q, k, v))
     slots, first, width = (x.contiguous() for x in (slots, first, width))
-    kernel = SLIDING if d <= NARROW else FULL
+    kernels = (NARROW_SLIDING, NARROW_FULL) if is_narrow(keys.dtype) else (SLIDING, FULL)
+    kernel = kernels[d > NARROW]
     tile = tile_for(kernel.name, q.device)
     pieces = triton.cdiv(size, tile["SPLIT"])
     # One piece stores its result at once, and no program touches these. Their dtype is the same, so
@@ -135,9 +147,7 @@ def _attention(
     floats: dict[str, Any] = {"q": q, "out": out, "partial": partial, "extremes": extremes}
     matrices: dict[str, Any] = {"new_keys": k.flatten(-2), "new_values": v.flatten(-2)}
     matrices |= {"keys": keys, "values": values}
-    descriptors: dict[str, Any] = {}
-    for name, x in matrices.items():
-        descriptors[name] = matrix(x, tile["KEYS"], d)
+    descriptors = {name: held_matrix(x, tile["KEYS"], d) for name, x in matrices.items()}
     numbers: dict[str, Any] = {"length": length, "size": size, "tokens": rows * length}
     constants: dict[str, Any] = {"HEADS": heads, "KV_HEADS": kv_heads, "D": d}
     launch(
@@ -152,9 +162,10 @@ def _attention(
         width=width,
         commits=first if commits is None else commits.contiguous(),
         **numbers,
-        stored=keys.numel() // d,
+        stored=keys[..., 0].numel(),
         window=EVERYTHING if window is None else window,
         **constants,
+        CACHE=cache_of(keys),
         PHASES=commits is not None,
         WINDOWED=commits is not None and window is not None,
     )
@@ -186,22 +197,25 @@ def merge_pieces(
 def _serves(q: Tensor, k: Tensor, v: Tensor, keys: Tensor, values: Tensor, *rest: Any) -> bool:
     d = q.shape[-1]
     shaped = 16 <= d <= 512 and d & (d - 1) == 0
-    stored = keys.is_contiguous() and values.is_contiguous() and keys.numel() // d < 2**31
+    stored = keys.is_contiguous() and values.is_contiguous() and keys[..., 0].numel() < 2**31
     numbers = all(x.dtype == torch.int64 for x in rest if isinstance(x, Tensor))
-    return shaped and stored and numbers and multiplied(q, k, v, keys, values)
+    return shaped and stored and numbers and attended((q, k, v), (keys, values))
 
 
-def _check(device: torch.device) -> None:
-    """Narrow heads, and those of the 26B-A4B over prefixes of two pieces."""
+def _check(device: torch.device, kind: torch.dtype | None = None) -> None:
+    """Narrow heads, and those of the 26B-A4B over prefixes of two pieces, in a cache of this
+    kind."""
     wide = [
         (heads, kv_heads, d, tile_for(attention_kernel(d), device)["SPLIT"] + 404)
         for heads, kv_heads, d in ((16, 8, 256), (16, 2, 512))
     ]
     for heads, kv_heads, d, size in sizes_for(device, [(4, 2, 64, 150)], wide):
-        _check_heads(heads, kv_heads, d, size, device)
+        _check_heads(heads, kv_heads, d, size, device, kind)
 
 
-def _check_heads(heads: int, kv_heads: int, d: int, size: int, device: torch.device) -> None:
+def _check_heads(
+    heads: int, kv_heads: int, d: int, size: int, device: torch.device, kind: torch.dtype | None
+) -> None:
     """Rows of all lengths, of which one has no prefix and one a full ring, over stale NaN."""
     dtype = torch.float32 if device.type == "cpu" else torch.bfloat16
     n, before = 24, size - 20
@@ -216,7 +230,8 @@ def _check_heads(heads: int, kv_heads: int, d: int, size: int, device: torch.dev
     )
     for stored in (keys, values):
         stored[2, :, before:] = stored[0] = float("nan")
-    wide = [x.double() for x in (q, k, v, keys, values)]
+    keys, values = (stored_as(x, kind or dtype) for x in (keys, values))
+    wide = [x.double() for x in (q, k, v, *widened([keys, values], dtype))]
     held = first.clamp(max=size)
     inside = torch.arange(n, device=device) < width[:, None]
     out = canvas_attention(q, k, v, keys, values, slots, held, width)
@@ -229,6 +244,10 @@ def _check_heads(heads: int, kv_heads: int, d: int, size: int, device: torch.dev
 
 
 TWINS = {
-    "canvas_attention": KernelTwin("canvas_attention", canvas_attention, _serves, _check),
-    "phase_attention": KernelTwin("phase_attention", phase_attention, _serves, _check),
+    name: KernelTwin(name, function, _serves, check)
+    for operation, function in (
+        ("canvas_attention", canvas_attention),
+        ("phase_attention", phase_attention),
+    )
+    for name, check in checks_of(operation, _check).items()
 }

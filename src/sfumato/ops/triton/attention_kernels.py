@@ -10,6 +10,7 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
+from sfumato.ops.triton.narrow_cache import as_held, held_block
 from sfumato.ops.triton.weights import as_descriptor, product
 
 _LOG2E = tl.constexpr(1.4426950408889634)
@@ -88,25 +89,29 @@ def _seen(
 @triton.jit
 def add_span(
     q: tl.tensor, keys: tl.tensor, values: tl.tensor, line: tl.tensor, column: tl.tensor,
-    begin: tl.tensor, end: tl.tensor, shift: tl.tensor, turn: tl.tensor, size: tl.tensor,
-    lowest: tl.tensor, highest: tl.tensor, largest: tl.tensor, total: tl.tensor,
-    weighted: tl.tensor, MASKED: tl.constexpr, KEYS: tl.constexpr, UPCAST: tl.constexpr,
+    lines: tl.tensor, begin: tl.tensor, end: tl.tensor, shift: tl.tensor, turn: tl.tensor,
+    size: tl.tensor, lowest: tl.tensor, highest: tl.tensor, largest: tl.tensor, total: tl.tensor,
+    weighted: tl.tensor, MASKED: tl.constexpr, KEYS: tl.constexpr, CACHE: tl.constexpr,
+    UPCAST: tl.constexpr,
 ) -> tl.tensor:  # fmt: skip
     """The state with the keys at the places `begin` up to `end` more, which stand in the matrices
-    from `line` and `column` on; the others as in `_seen`."""
+    of so many `lines` from `line` and `column` on; the others as in `_seen`."""
+    D: tl.constexpr = q.shape[1]
     offsets = tl.arange(0, KEYS)
     whole_end = begin + tl.maximum(end - begin, 0) // KEYS * KEYS
     for at in range(0, whole_end - begin, KEYS):
         seen = _seen(begin + at + offsets, shift, turn, size, lowest, highest)
+        block_k = held_block(keys, line + at, column, lines, KEYS, D, CACHE, q.dtype)
+        block_v = held_block(values, line + at, column, lines, KEYS, D, CACHE, q.dtype)
         largest, total, weighted = add_keys(
-            q, keys.load([line + at, column]), values.load([line + at, column]), seen,
-            largest, total, weighted, MASKED, UPCAST,
-        )  # fmt: skip
+            q, block_k, block_v, seen, largest, total, weighted, MASKED, UPCAST
+        )
     if whole_end < end:
         index = whole_end + offsets
         seen = _seen(index, shift, turn, size, lowest, highest)
         line = line + (whole_end - begin)
-        block_k, block_v = keys.load([line, column]), values.load([line, column])
+        block_k = held_block(keys, line, column, lines, KEYS, D, CACHE, q.dtype)
+        block_v = held_block(values, line, column, lines, KEYS, D, CACHE, q.dtype)
         largest, total, weighted = _add_tail(
             q, block_k, block_v, index < end, seen, largest, total, weighted, UPCAST
         )
@@ -141,6 +146,7 @@ def attend(
     D: tl.constexpr,
     PHASES: tl.constexpr,
     WINDOWED: tl.constexpr,
+    CACHE: tl.constexpr,
     ROWS: tl.constexpr,
     KEYS: tl.constexpr,
     SPLIT: tl.constexpr,
@@ -156,8 +162,8 @@ def attend(
 
     new_keys and new_values are those of the canvases as matrices [tokens, KV_HEADS · D], tokens
     being rows · length; keys and values those of the slots, [stored, D], stored being slots ·
-    KV_HEADS · size. Without PHASES all rows denoise, and `commits` is not read; WINDOWED: rows
-    that commit see at most `window` positions.
+    KV_HEADS · size, as CACHE says (see `narrow_cache`). Without PHASES all rows denoise, and
+    `commits` is not read; WINDOWED: rows that commit see at most `window` positions.
     """
     GROUP: tl.constexpr = HEADS // KV_HEADS
     row, head = tl.program_id(2), tl.program_id(1) % KV_HEADS
@@ -192,8 +198,8 @@ def attend(
     new_keys = as_descriptor(new_keys, tokens, KV_HEADS * D, KEYS, D, DESCRIPTORS)
     new_values = as_descriptor(new_values, tokens, KV_HEADS * D, KEYS, D, DESCRIPTORS)
     largest, total, weighted = add_span(
-        query, new_keys, new_values, row * length, head * D, 0, canvas_end, 0, 2**30, 0,
-        lowest, highest, largest, total, weighted, PHASES, KEYS, UPCAST,
+        query, new_keys, new_values, row * length, head * D, tokens, 0, canvas_end, 0, 2**30, 0,
+        lowest, highest, largest, total, weighted, PHASES, KEYS, 0, UPCAST,
     )  # fmt: skip
 
     # Positions of the prefix count from its beginning, and those of the canvas from `before`.
@@ -202,11 +208,12 @@ def attend(
     turn = before % size
     begin = (tl.load(slots + row) * KV_HEADS + head) * size
     end = tl.minimum(held, start + SPLIT)
-    keys = as_descriptor(keys, stored, D, KEYS, D, DESCRIPTORS)
-    values = as_descriptor(values, stored, D, KEYS, D, DESCRIPTORS)
+    keys = as_held(keys, stored, D, KEYS, D, CACHE, DESCRIPTORS)
+    values = as_held(values, stored, D, KEYS, D, CACHE, DESCRIPTORS)
+    line = (begin + start).to(tl.int32)
     largest, total, weighted = add_span(
-        query, keys, values, (begin + start).to(tl.int32), 0, start, end, before - turn, turn, size,
-        lowest, highest, largest, total, weighted, WINDOWED, KEYS, UPCAST,
+        query, keys, values, line, 0, stored, start, end, before - turn, turn, size,
+        lowest, highest, largest, total, weighted, WINDOWED, KEYS, CACHE, UPCAST,
     )  # fmt: skip
 
     if held <= SPLIT:

@@ -42,7 +42,7 @@ Stored = Tensor | PlaneTensor
 
 
 @triton.jit
-def _gelu(x: tl.tensor) -> tl.tensor:
+def gelu(x: tl.tensor) -> tl.tensor:
     """gelu by the tanh approximation: ½ · (1 + tanh(y)) is sigmoid(2 · y), which loses no digits
     where tanh(y) is near -1."""
     return x * tl.sigmoid(1.5957691216057308 * (x + 0.044715 * x * x * x))
@@ -99,7 +99,7 @@ def _gate_up(
             weight, first + INNER, column, rows, HIDDEN, OUT, IN, FORMAT, x.dtype.element_ty
         )
         up = product(block, tokens, up, UPCAST)
-    value = _gelu(gate) * up
+    value = gelu(gate) * up
     places_out = row + tl.arange(0, OUT)
     target = activated + places.to(tl.int64)[:, None] * INNER + places_out[None, :]
     tl.store(target, value.T, mask=mine[:, None] & (places_out < INNER)[None, :])
@@ -244,7 +244,6 @@ def experts(x: Tensor, chosen: Tensor, shares: Tensor, gate_up: Stored, down: St
     Products and sums are float32; the activated products and the k parts of a token are rounded
     to bfloat16, where the reference rounds gate, up, shares and their products too.
     """
-    hidden = x.shape[1]
     out = torch.empty_like(x)
     if chosen.numel() == 0:
         return out.zero_()
@@ -252,18 +251,25 @@ def experts(x: Tensor, chosen: Tensor, shares: Tensor, gate_up: Stored, down: St
     order, starts = sort(chosen, gate_up.shape[0])
     activated = _activated(x, chosen, order, starts, gate_up)
     parts = _weighted(activated, order, starts, shares, down)
-    tile = tile_for("experts_combine", x.device)
+    combine(parts, out, chosen.shape[1])
+    return out
+
+
+def combine(parts: Tensor, out: Tensor, chosen: int) -> None:
+    """out [tokens, hidden]: the sums of the `chosen` parts of each token, [tokens · chosen,
+    hidden]."""
+    tokens, hidden = out.shape
+    tile = tile_for("experts_combine", out.device)
     launch(
         COMBINE,
-        (len(x), triton.cdiv(hidden, tile["BLOCK"])),
+        (tokens, triton.cdiv(hidden, tile["BLOCK"])),
         tile,
-        x.device,
+        out.device,
         parts=parts,
         out=out,
-        CHOSEN=chosen.shape[1],
+        CHOSEN=chosen,
         HIDDEN=hidden,
     )
-    return out
 
 
 def _activated(x: Tensor, chosen: Tensor, order: Tensor, starts: Tensor, gate_up: Stored) -> Tensor:

@@ -22,6 +22,7 @@ from typing import Any
 
 import torch
 
+from sfumato.ops.narrow_cache import FORMATS, NUMBERS
 from sfumato.ops.triton.ahead_of_time import Job, compile_source, jobs, source_of
 from sfumato.ops.triton.children import Limits, Outcome, run_bounded
 from sfumato.ops.triton.kernel import all_kernels, interpreting
@@ -102,16 +103,24 @@ def _fill(work: list[Item], seconds: float) -> None:
 
 def serving(device: torch.device, formats: Collection[str] = ()) -> list[Item]:
     """The compilations of all kernels in all shapes, with the tiles that serve on a device; of
-    those that read planes, for these formats."""
+    those that read planes or a narrow cache, for these formats."""
     target, number = architecture(device), own_architecture(device)
     assert target is not None
     known = sorted(LAYOUTS.keys() & set(formats))
-    work = (job for job in jobs([target], every=True, formats=known) if _wanted(job, known))
+    work = (job for job in jobs([target], every=True, formats=known) if _wanted(job, formats))
     return [(job, number) for job in work if _serves(job, device)]
 
 
 def _wanted(job: Job, formats: Collection[str]) -> bool:
-    return not all_kernels()[job.kernel].columns or job.variant.partition(": ")[0] in formats
+    kernel = all_kernels()[job.kernel]
+    if kernel.format and kernel.format not in formats:
+        return False
+    cache = kernel.as_variant(job.variant).sizes.get("CACHE", 0)
+    if cache:
+        return any(
+            format in formats for dtype, format in FORMATS.items() if NUMBERS[dtype] == cache
+        )
+    return not kernel.columns or job.variant.partition(": ")[0] in formats
 
 
 def _serves(job: Job, device: torch.device) -> bool:

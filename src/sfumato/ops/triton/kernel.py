@@ -34,6 +34,7 @@ from sfumato.weights.blocks import BLOCK_FORMATS
 MODULES = (
     *("attention", "cache_write", "experts", "head", "heads", "linear", "listed", "noise"),
     *("norms", "prefill", "read_attention", "router", "routing", "sampler"),
+    *("codes", "scaled_linear", "scaled_experts"),
 )
 """The modules of this package that register kernels."""
 
@@ -61,8 +62,10 @@ class Kernel:
     descriptors where that is True, else as addresses; see `weights.as_descriptor`.
 
     variants: by a name, sizes that differ where the kernel also serves so and its code differs.
-    shapes: by a name, other sizes that the kernel has in the 26B-A4B, with the same code.
+    shapes: by a name, other sizes that the kernel has in the 26B-A4B, with the same code, or with
+    such as unpacks the numbers of another cache.
     columns: of a kernel that reads planes, which constant is the number of their columns.
+    format: of a kernel of one format of weights alone, its name.
     """
 
     name: str  # its tiles stand under this name in tiles.toml
@@ -72,6 +75,7 @@ class Kernel:
     variants: Mapping[str, Mapping[str, bool]] = field(default_factory=dict)
     shapes: Mapping[str, Mapping[str, int | bool]] = field(default_factory=dict)
     columns: str = ""
+    format: str = ""
 
     def as_variant(self, name: str) -> Kernel:
         """The kernel with the sizes of one of its variants or shapes, and of weights of a format

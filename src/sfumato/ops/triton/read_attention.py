@@ -11,10 +11,18 @@ import triton
 from torch import Tensor
 
 from sfumato.ops import read_reference
+from sfumato.ops.narrow_cache import is_narrow, stored_as, widened
 from sfumato.ops.reads import Prefixes, Questions
 from sfumato.ops.triton.attention import merge_pieces
 from sfumato.ops.triton.kernel import Kernel, launch, register
-from sfumato.ops.triton.operands import EVERYTHING, matrix, multiplied
+from sfumato.ops.triton.narrow_cache import (
+    attended,
+    cache_of,
+    checks_of,
+    held_matrix,
+    narrow,
+)
+from sfumato.ops.triton.operands import EVERYTHING
 from sfumato.ops.triton.read_kernels import attend_read
 from sfumato.ops.triton.self_test import (
     KernelTwin,
@@ -35,10 +43,14 @@ _TYPES = {
     **dict.fromkeys(("length", "size", "places", "tokens", "stored", "beside", "window"), "i32"),
 }
 
-_WIDE = {"HEADS": 16, "KV_HEADS": 8, "D": 256, "WINDOWED": True}
-_WIDER = {"HEADS": 16, "KV_HEADS": 2, "D": 512, "WINDOWED": False}
+_NARROW_TYPES = {**_TYPES, **dict.fromkeys(_MATRICES[2:], "*u8:16")}
+_WIDE = {"HEADS": 16, "KV_HEADS": 8, "D": 256, "WINDOWED": True, "CACHE": 0}
+_WIDER = {"HEADS": 16, "KV_HEADS": 2, "D": 512, "WINDOWED": False, "CACHE": 0}
 SLIDING = register(Kernel("read_256", attend_read, _TYPES, _WIDE))
 FULL = register(Kernel("read_512", attend_read, _TYPES, _WIDER))
+NARROW_SLIDING, NARROW_FULL = (
+    register(narrow(kernel, _NARROW_TYPES)) for kernel in (SLIDING, FULL)
+)
 
 
 def read_attention(
@@ -51,7 +63,9 @@ def read_attention(
     if out.numel() == 0:
         return out
     q, k, v = (x.contiguous() for x in (q, k, v))
-    kernel = SLIDING if d <= NARROW else FULL
+    cached = prefixes.keys
+    kernels = (NARROW_SLIDING, NARROW_FULL) if is_narrow(cached.dtype) else (SLIDING, FULL)
+    kernel = kernels[d > NARROW]
     tile = tile_for(kernel.name, q.device)
     pieces = triton.cdiv(size, tile["SPLIT"])
     # One piece stores its result at once, and no program touches these.
@@ -62,7 +76,7 @@ def read_attention(
         extremes = torch.empty(rows, pieces, length * heads, 2, **wide)
     stored = k.flatten(-2), v.flatten(-2), prefixes.keys, prefixes.values
     matrices = zip(_MATRICES, (*stored, questions.keys, questions.values), strict=True)
-    descriptors: dict[str, Any] = {name: matrix(x, tile["KEYS"], d) for name, x in matrices}
+    descriptors: dict[str, Any] = {name: held_matrix(x, tile["KEYS"], d) for name, x in matrices}
     first = prefixes.first.contiguous()
     rows_of: dict[str, Any] = {
         "slots": prefixes.slots.contiguous(),
@@ -75,12 +89,13 @@ def read_attention(
         "size": size,
         "places": questions.keys.shape[1],
         "tokens": rows * length,
-        "stored": prefixes.keys.numel() // d,
-        "beside": questions.keys.numel() // d,
+        "stored": cached[..., 0].numel(),
+        "beside": questions.keys[..., 0].numel(),
         "window": EVERYTHING if prefixes.window is None else prefixes.window,
     }
     floats: dict[str, Any] = {"q": q, "out": out, "partial": partial, "extremes": extremes}
     constants: dict[str, Any] = {"HEADS": heads, "KV_HEADS": kv_heads, "D": d}
+    constants["CACHE"] = cache_of(cached)
     launch(
         kernel,
         (triton.cdiv(length * (heads // kv_heads), tile["ROWS"]), kv_heads * pieces, rows),
@@ -101,24 +116,32 @@ def read_attention(
 def _serves(q: Tensor, k: Tensor, v: Tensor, prefixes: Prefixes, questions: Questions) -> bool:
     d = q.shape[-1]
     held = prefixes.keys, prefixes.values, questions.keys, questions.values
-    stored = all(x.is_contiguous() and x.numel() // d < 2**31 for x in held)
+    stored = all(x.is_contiguous() and x[..., 0].numel() < 2**31 for x in held)
     rows = prefixes.slots, prefixes.first, questions.starts, questions.counts
     numbers = all(x.dtype == torch.int64 for x in rows)
-    return 16 <= d <= 512 and d & (d - 1) == 0 and stored and numbers and multiplied(q, k, v, *held)
+    shaped = 16 <= d <= 512 and d & (d - 1) == 0
+    return shaped and stored and numbers and attended((q, k, v), held)
 
 
-def _check(device: torch.device) -> None:
-    """Narrow heads, and those of the 26B-A4B over prefixes of two pieces."""
+def _check(device: torch.device, kind: torch.dtype | None = None) -> None:
+    """Narrow heads, and those of the 26B-A4B over prefixes of two pieces, in a cache of this
+    kind."""
     wide = [
         (heads, kv_heads, d, tile_for(read_kernel(d), device)["SPLIT"] + 404, window)
         for heads, kv_heads, d, window in ((16, 8, 256, 300), (16, 2, 512, None))
     ]
     for sizes in sizes_for(device, [(4, 2, 64, 150, 140)], wide):
-        _check_heads(*sizes, device)
+        _check_heads(*sizes, device, kind)
 
 
 def _check_heads(
-    heads: int, kv_heads: int, d: int, size: int, window: int | None, device: torch.device
+    heads: int,
+    kv_heads: int,
+    d: int,
+    size: int,
+    window: int | None,
+    device: torch.device,
+    cached: torch.dtype | None,
 ) -> None:
     """Rows with and without a prefix and a question, beside what earlier requests left: NaN."""
     dtype = torch.float32 if device.type == "cpu" else torch.bfloat16
@@ -138,17 +161,19 @@ def _check_heads(
     for beside in (own_keys, own_values):
         beside[:, :5] = beside[:, 50:60] = beside[:, 190:] = float("nan")
 
-    def call(kind: torch.dtype) -> tuple[Tensor, Tensor, Tensor, Prefixes, Questions]:
-        new = q.to(kind), k.to(kind), v.to(kind)
-        prefixes = Prefixes(keys.to(kind), values.to(kind), slots, first, window)
-        return (
-            *new,
-            prefixes,
-            Questions(own_keys.to(kind), own_values.to(kind), starts, counts, 130),
-        )
+    held = [stored_as(x, cached or dtype) for x in (keys, values, own_keys, own_values)]
 
-    expected = read_reference.read_attention(*call(torch.float64))
-    assert_close(read_attention(*call(dtype)), expected, 2 * error_bound(dtype))
+    def call(kind: torch.dtype, held: list[Tensor]) -> tuple[Any, ...]:
+        prefixes = Prefixes(held[0], held[1], slots, first, window)
+        questions = Questions(held[2], held[3], starts, counts, 130)
+        return q.to(kind), k.to(kind), v.to(kind), prefixes, questions
+
+    wide = [x.double() for x in widened(held, dtype)]
+    expected = read_reference.read_attention(*call(torch.float64, wide))
+    assert_close(read_attention(*call(dtype, held)), expected, 2 * error_bound(dtype))
 
 
-TWINS = {"read_attention": KernelTwin("read_attention", read_attention, _serves, _check)}
+TWINS = {
+    name: KernelTwin(name, read_attention, _serves, check)
+    for name, check in checks_of("read_attention", _check).items()
+}

@@ -11,6 +11,7 @@ import triton
 import triton.language as tl
 
 from sfumato.ops.triton.attention_kernels import add_span, empty_state
+from sfumato.ops.triton.narrow_cache import as_held
 from sfumato.ops.triton.weights import as_descriptor
 
 
@@ -27,8 +28,8 @@ def attend_read(
     length: tl.tensor, size: tl.tensor, places: tl.tensor, tokens: tl.tensor, stored: tl.tensor,
     beside: tl.tensor, window: tl.tensor,
     HEADS: tl.constexpr, KV_HEADS: tl.constexpr, D: tl.constexpr, WINDOWED: tl.constexpr,
-    ROWS: tl.constexpr, KEYS: tl.constexpr, SPLIT: tl.constexpr, UPCAST: tl.constexpr,
-    DESCRIPTORS: tl.constexpr,
+    CACHE: tl.constexpr, ROWS: tl.constexpr, KEYS: tl.constexpr, SPLIT: tl.constexpr,
+    UPCAST: tl.constexpr, DESCRIPTORS: tl.constexpr,
 ) -> None:  # fmt: skip
     """One tile of ROWS, one key head and one piece of the prefix of one row of the batch; the grid,
     the pieces, and what stands where no merge follows are those of `attention_kernels.attend`.
@@ -36,8 +37,8 @@ def attend_read(
     q and out [rows, length, HEADS, D]; new_keys and new_values those of the canvases as matrices
     [tokens, KV_HEADS · D], tokens being rows · length; keys and values those of the slots, [stored,
     D], stored being slots · KV_HEADS · size; own_keys and own_values those of the questions,
-    [beside, D], beside being KV_HEADS · places. WINDOWED: of what comes before a canvas it sees the
-    last `window - 1` positions.
+    [beside, D], beside being KV_HEADS · places, both as CACHE says. WINDOWED: of what comes before
+    a canvas it sees the last `window - 1` positions.
     """
     GROUP: tl.constexpr = HEADS // KV_HEADS
     row, head = tl.program_id(2), tl.program_id(1) % KV_HEADS
@@ -64,33 +65,33 @@ def attend_read(
     new_values = as_descriptor(new_values, tokens, KV_HEADS * D, KEYS, D, DESCRIPTORS)
     end = tl.where(piece == 0, length, 0)
     largest, total, weighted = add_span(
-        query, new_keys, new_values, row * length, head * D, 0, end, 0, 2**30, 0,
-        lowest, highest, largest, total, weighted, False, KEYS, UPCAST,
+        query, new_keys, new_values, row * length, head * D, tokens, 0, end, 0, 2**30, 0,
+        lowest, highest, largest, total, weighted, False, KEYS, 0, UPCAST,
     )  # fmt: skip
 
     # Positions of the question count from `before`, which is where it begins.
     count = tl.load(counts + row).to(tl.int32)
     if WINDOWED:
         lowest += 2**30 + count - window
-    own_keys = as_descriptor(own_keys, beside, D, KEYS, D, DESCRIPTORS)
-    own_values = as_descriptor(own_values, beside, D, KEYS, D, DESCRIPTORS)
+    own_keys = as_held(own_keys, beside, D, KEYS, D, CACHE, DESCRIPTORS)
+    own_values = as_held(own_values, beside, D, KEYS, D, CACHE, DESCRIPTORS)
     line = head * places + tl.load(starts + row).to(tl.int32)
     end = tl.where(piece == 0, count, 0)
     largest, total, weighted = add_span(
-        query, own_keys, own_values, line, 0, 0, end, 0, 2**30, 0,
-        lowest, highest, largest, total, weighted, WINDOWED, KEYS, UPCAST,
+        query, own_keys, own_values, line, 0, beside, 0, end, 0, 2**30, 0,
+        lowest, highest, largest, total, weighted, WINDOWED, KEYS, CACHE, UPCAST,
     )  # fmt: skip
 
     # Those of the prefix count from its own beginning.
     lowest = tl.maximum(lowest + before, -1)
     turn = before % size
     line = ((tl.load(slots + row) * KV_HEADS + head) * size + start).to(tl.int32)
-    keys = as_descriptor(keys, stored, D, KEYS, D, DESCRIPTORS)
-    values = as_descriptor(values, stored, D, KEYS, D, DESCRIPTORS)
+    keys = as_held(keys, stored, D, KEYS, D, CACHE, DESCRIPTORS)
+    values = as_held(values, stored, D, KEYS, D, CACHE, DESCRIPTORS)
     end = tl.minimum(held, start + SPLIT)
     largest, total, weighted = add_span(
-        query, keys, values, line, 0, start, end, before - turn, turn, size,
-        lowest, highest, largest, total, weighted, WINDOWED, KEYS, UPCAST,
+        query, keys, values, line, 0, stored, start, end, before - turn, turn, size,
+        lowest, highest, largest, total, weighted, WINDOWED, KEYS, CACHE, UPCAST,
     )  # fmt: skip
 
     if held <= SPLIT:

@@ -108,18 +108,18 @@ def plane_rows(
     if TWO_LEVELS:
         scale, least, bases = _factors(scales, at, known, many, group, GROUPS, IN // GROUP, FORMAT)
         base = _plane(bases, at, known, column // SUPER, COLUMNS // SUPER, 1, tl.float16)
-        value = _spread(base.to(tl.float32) * scale, OUT, IN) * value
+        value = spread(base.to(tl.float32) * scale, OUT, IN) * value
         if MINIMA:
             bases += many * (COLUMNS // SUPER * 2)
             base = _plane(bases, at, known, column // SUPER, COLUMNS // SUPER, 1, tl.float16)
-            value = value - _spread(base.to(tl.float32) * least, OUT, IN)
+            value = value - spread(base.to(tl.float32) * least, OUT, IN)
     else:
         scale = _plane(scales, at, known, group, GROUPS, IN // GROUP, tl.float16)
-        value = _spread(scale.to(tl.float32), OUT, IN) * value
+        value = spread(scale.to(tl.float32), OUT, IN) * value
         if MINIMA:
             minima = scales + many * (GROUPS * 2)
             least = _plane(minima, at, known, group, GROUPS, IN // GROUP, tl.float16)
-            value = value + _spread(least.to(tl.float32), OUT, IN)
+            value = value + spread(least.to(tl.float32), OUT, IN)
     return value
 
 
@@ -157,7 +157,7 @@ def _grid_rows(
     shifts = tl.arange(0, 4) * 8
     value = tl.reshape((four[:, :, None] >> shifts[None, None, :]) & 255, (OUT, IN))
     base = _plane(bases, at, known, column // SUPER, COLUMNS // SUPER, 1, tl.float16)
-    scaled = _spread(base.to(tl.float32) * factor, OUT, IN) * value.to(tl.float32)
+    scaled = spread(base.to(tl.float32) * factor, OUT, IN) * value.to(tl.float32)
     return tl.where(_parted(signs, 1, OUT, IN) != 0, -scaled, scaled)
 
 
@@ -229,7 +229,7 @@ def _parted(plane: tl.tensor, BITS: tl.constexpr, OUT: tl.constexpr, IN: tl.cons
 
 
 @triton.jit
-def _spread(groups: tl.tensor, OUT: tl.constexpr, IN: tl.constexpr) -> tl.tensor:
+def spread(groups: tl.tensor, OUT: tl.constexpr, IN: tl.constexpr) -> tl.tensor:
     """Each group's number for all its elements: [OUT, n] → [OUT, IN]."""
     GROUPS: tl.constexpr = groups.shape[1]
     parts = tl.broadcast_to(groups[:, :, None], (OUT, GROUPS, IN // GROUPS))

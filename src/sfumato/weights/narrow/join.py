@@ -21,6 +21,7 @@ from sfumato.weights.names import Stack, TensorNames
 from sfumato.weights.narrow.config import Scheme
 from sfumato.weights.narrow.matrix import NarrowMatrix, block_format
 from sfumato.weights.narrow.pieces import Files, NarrowPiece
+from sfumato.weights.scaled import CODES, ScaledTensor, scaled_bytes
 from sfumato.weights.tensor_stream import recoded
 from sfumato.weights.tensorfile import FLOAT_FORMATS, TensorInfo
 
@@ -32,16 +33,32 @@ _NUMBER = "(0|[1-9][0-9]{0,3})"
 class JoinedTensor:
     """A tensor that is made of narrow matrices, or of plain ones that lie apart.
 
-    info: what `read` returns; its format is that of blocks, or of floats where rows do not divide
-    into blocks. pieces: in the order of the rows; shape: [..., columns].
+    info: what `read` returns; its format is that of blocks, of floats where rows do not divide
+    into blocks, or of codes (see `of_codes`). pieces: in the order of the rows; shape:
+    [..., columns].
     """
 
     info: TensorInfo
     pieces: tuple[NarrowPiece | TensorInfo, ...] = field(repr=False)
 
-    def read(self, files: Files) -> Tensor | QuantizedTensor:
-        """All of it: one allocation, which the pieces fill one after another. Raises
-        CheckpointError naming a tensor that cannot be used."""
+    @property
+    def kind(self) -> str:
+        """FP8 or INT8, where `read` can give the codes themselves, with a scale for each row; else
+        empty."""
+        first = self.pieces[0]
+        scheme = first.scheme if isinstance(first, NarrowPiece) else None
+        return scheme.kind if scheme and scheme.kind in CODES and not scheme.group_size else ""
+
+    def of_codes(self) -> JoinedTensor:
+        """The same tensor, whose `read` gives codes. Only where it has a `kind`."""
+        info = replace(self.info, format=self.kind, nbytes=scaled_bytes(self.info.shape))
+        return replace(self, info=info)
+
+    def read(self, files: Files) -> Tensor | QuantizedTensor | ScaledTensor:
+        """All of it: one allocation, or one for codes and one for scales, which the pieces fill one
+        after another. Raises CheckpointError naming a tensor that cannot be used."""
+        if self.info.format in CODES:
+            return self._codes(files)
         shape, block = self.info.shape, BLOCK_FORMATS.get(self.info.format)
         if block is None:
             out = torch.empty(shape, dtype=FLOAT_FORMATS[self.info.format])
@@ -55,6 +72,20 @@ class JoinedTensor:
             rows[start : start + len(part)] = part
             start += len(part)
         return out if block is None else QuantizedTensor(out, block, shape)
+
+    def _codes(self, files: Files) -> ScaledTensor:
+        shape = self.info.shape
+        codes = torch.empty(shape, dtype=CODES[self.info.format])
+        scales = torch.empty(shape[:-1])
+        rows, each, start = codes.view(-1, shape[-1]), scales.view(-1), 0
+        for piece in self.pieces:
+            for part in _matrices(piece, files):
+                assert isinstance(part, NarrowMatrix)
+                stop = start + part.shape[0]
+                rows[start:stop] = part.codes
+                each[start:stop] = part.scales[:, 0]
+                start = stop
+        return ScaledTensor(codes, scales)
 
     def _parts(self, files: Files) -> Iterator[Tensor]:
         """Rows of `read`: blocks as bytes, or floats."""

@@ -24,7 +24,11 @@ const std::vector<Format> FORMATS = {
     {2, 32, 18, {0}},      {6, 32, 22, {0}},       {7, 32, 24, {0, 2}},
     {8, 32, 34, {0}},      {12, 256, 144, {0, 2}}, {13, 256, 176, {0, 2}},
     {14, 256, 210, {208}}, {20, 32, 18, {0}},      {23, 256, 136, {0}},
+    {10, 256, 84, {80, 82}}, {11, 256, 110, {108}}, {18, 256, 98, {0}},
+    {21, 256, 110, {0}},
 };
+
+const Format &any_format() { return FORMATS[pick(0, (int64_t)FORMATS.size() - 1)]; }
 
 // Any bytes are valid codes; scales are kept small.
 std::vector<uint8_t> random_blocks(const Format &format, int64_t elements) {
@@ -97,7 +101,7 @@ Weight random_weight(int64_t matrices, int64_t rows, int64_t cols, const Format 
     return weight;
 }
 
-const Format *random_format() { return pick(0, 9) ? &FORMATS[pick(0, 8)] : nullptr; }
+const Format *random_format() { return pick(0, 9) ? &any_format() : nullptr; }
 
 void linear() {
     const Format *format = random_format();
@@ -128,7 +132,7 @@ void linear() {
 
 // Sums of a matrix's rows, from panels of its columns.
 void columns() {
-    const Format &format = FORMATS[pick(0, 8)];
+    const Format &format = any_format();
     const int64_t rows = pick(1, 100), cols = format.size * pick(1, 3), positions = pick(1, 20);
     const auto blocks = random_blocks(format, rows * cols);
     std::vector<float> values(rows * cols), unpacked(rows * cols);
@@ -391,7 +395,8 @@ int main(int count, char **arguments) {
             shared_attention(isa);
         }
     }
-    const char *const names[SF_ISAS] = {"portable", "avx2", "avx_vnni", "avx512", "amx", "neon", "i8mm"};
+    const char *const names[SF_ISAS] = {"portable",    "avx2", "avx_vnni", "avx512_vnni",
+                                        "avx512",      "amx",  "neon",     "i8mm"};
     int last = 0;
     for (int isa = 0; isa < SF_ISAS; isa++) last = sf_isa_available(isa) == 1 ? isa : last;
     std::printf("last level: %s\nfuzz: all well\n", names[last]);

@@ -24,7 +24,7 @@ const Level *level_of(int isa) {
 #if defined(__x86_64__)
     if (isa == SF_AVX2) return &AVX2_LEVEL;
     if (isa == SF_AVX_VNNI) return &AVX_VNNI_LEVEL;
-    if (isa == SF_AVX512 || isa == SF_AMX) return &AVX512_LEVEL;
+    if (isa == SF_AVX512_VNNI || isa == SF_AVX512 || isa == SF_AMX) return &AVX512_LEVEL;
 #elif defined(__aarch64__)
     if (isa == SF_NEON || isa == SF_I8MM) return &NEON_LEVEL;
 #endif
@@ -93,8 +93,7 @@ struct Grouping {
 const Attention *attention_of(int isa) {
     const Level *level = level_of(isa);
 #if defined(__x86_64__)
-    if (level && (isa == SF_AVX512 || isa == SF_AMX))
-        return sf_has_bf16() ? &AVX512_BF16_ATTENTION : nullptr;
+    if (level && (isa == SF_AVX512 || isa == SF_AMX) && sf_has_bf16()) return &AVX512_BF16_ATTENTION;
 #endif
     return level && level->attention.attend ? &level->attention : nullptr;
 }

@@ -159,8 +159,23 @@ void halves_of(const Group &group, uint16_t *out) {
 #include "online_softmax.inc"
 #include "row_operations.inc"
 
+namespace {
+
+using Floats = __m512;
+constexpr int FLOATS = 16, ATTENTION_ROWS = 12;  // enough sums to hide the delay of two units
+
+inline Floats floats_at(const float *at) { return _mm512_loadu_ps(at); }
+inline void put_floats(float *at, Floats x) { _mm512_storeu_ps(at, x); }
+inline Floats each_float(float x) { return _mm512_set1_ps(x); }
+inline Floats add_products_of(Floats a, Floats b, Floats sums) { return _mm512_fmadd_ps(a, b, sums); }
+
+}  // namespace
+
+#include "attention_f32.inc"
+
 const Level AVX512_LEVEL = {
-    {linear, experts}, update_softmax, geglu, rms_norm, rotate, pack, dequantize, pack_columns, {}};
+    {linear, experts}, update_softmax, geglu, rms_norm, rotate, pack, dequantize, pack_columns,
+    of_attention::FLOAT32};
 
 #if defined(__clang__)
 #pragma clang attribute pop

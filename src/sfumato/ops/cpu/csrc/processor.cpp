@@ -72,6 +72,7 @@ extern "C" int sf_isa_available(int isa) {
         case SF_PORTABLE: return 1;
         case SF_AVX2: return processor().avx2;
         case SF_AVX_VNNI: return processor().avx_vnni;
+        case SF_AVX512_VNNI:
         case SF_AVX512: return processor().avx512;
         case SF_AMX: return processor().amx;
         default: return -1;

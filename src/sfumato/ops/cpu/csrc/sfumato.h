@@ -24,7 +24,7 @@
 extern "C" {
 #endif
 
-#define SF_VERSION 11
+#define SF_VERSION 12
 
 enum { SF_OK = 0, SF_BAD_ARGUMENT = -1, SF_NO_MEMORY = -2, SF_UNSUPPORTED = -3 };
 enum { SF_F32 = 0, SF_BF16 = 1 };                     /* dtypes */
@@ -33,11 +33,12 @@ enum {
     SF_PORTABLE = 0,
     SF_AVX2 = 1,
     SF_AVX_VNNI = 2,
-    SF_AVX512 = 3,
-    SF_AMX = 4,
-    SF_NEON = 5,
-    SF_I8MM = 6,
-    SF_ISAS = 7
+    SF_AVX512_VNNI = 3, /* as SF_AVX512 is on a processor without BF16 */
+    SF_AVX512 = 4,
+    SF_AMX = 5,
+    SF_NEON = 6,
+    SF_I8MM = 7,
+    SF_ISAS = 8
 };
 enum { SF_MODE_INT8 = 0, SF_MODE_BF16 = 1 };          /* what activations are rounded to */
 
@@ -140,7 +141,7 @@ typedef struct {
     int64_t count, head_stride, row_stride;
 } sf_rows;
 
-/* Softmax attention in bfloat16 with float32 sums (SF_AVX512 and SF_AMX, where the processor multiplies
+/* Softmax attention in bfloat16 with float32 sums (SF_AVX512 and SF_AMX where the processor multiplies
  * it) or in float32 (the others that attend), with scale 1 and grouped heads: q and out [tokens][heads][d]; keys and values
  * in segments, one after another.  With positions, a token sees the keys at its own position and
  * before, those less than `window` behind it; without (both null), every key.  Who sees none gets

@@ -1,0 +1,63 @@
+"""How many layers of a model fit a card, and whether every part of it fits where it is placed.
+
+Knows predictions and budgets; what a placement is, is `model/layer_devices.py`'s.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import torch
+
+from sfumato.engine.device_memory import Budget, budget
+from sfumato.engine.engine_config import EngineConfig
+from sfumato.engine.footprint import ModelFootprint
+from sfumato.engine.memory_guard import check_load, lacking
+from sfumato.model.layer_devices import Placement, make_placement
+from sfumato.model.model_config import ModelConfig
+from sfumato.weights.checkpoint import Checkpoint
+
+Ask = Callable[[torch.device], Budget | None]
+
+
+@dataclass(frozen=True)
+class Subject:
+    """A model that is not loaded yet, with the dtypes that it will have."""
+
+    checkpoint: Checkpoint
+    config: ModelConfig
+    dtype: torch.dtype
+    cache_type: str | None = None
+
+    def on(self, device: torch.device, placement: Placement) -> ModelFootprint:
+        """The part of it that a placement has on a device. Raises ValueError as
+        `ModelFootprint.of_checkpoint`."""
+        given = self.checkpoint, self.config, device, self.dtype, self.cache_type
+        return ModelFootprint.of_checkpoint(*given, placement)
+
+
+def check_placed(
+    subject: Subject, placement: Placement, engine: EngineConfig, ask: Ask = budget
+) -> None:
+    """Raises EngineError, naming the device, where a part does not fit with its engine."""
+    for device in placement.devices:
+        check_load(subject.on(device, placement), engine, ask)
+
+
+def most_gpu_layers(
+    subject: Subject,
+    device: torch.device,
+    engine: EngineConfig,
+    experts_on_cpu: int = 0,
+    ask: Ask = budget,
+) -> int:
+    """The largest number of layers that fit a device with an engine of this layout, as predicted;
+    all of them where the device's memory is unknown, and 0 where not even the embedding fits, which
+    `check_placed` says. Raises ValueError as `make_placement`."""
+    layers, available = len(subject.config.layers), ask(device)
+    for count in range(layers, 0, -1):
+        placement = make_placement(device, layers, experts_on_cpu, count)
+        if available is None or lacking(subject.on(device, placement), engine, available) <= 0:
+            return count
+    return 0

@@ -1,0 +1,79 @@
+"""The number of layers that a card takes is the largest that is predicted to fit."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import pytest
+import torch
+from tests.support.gguf_files import gguf_config, random_state, write_gguf
+
+from sfumato.engine.device_memory import Budget
+from sfumato.engine.engine_config import EngineConfig
+from sfumato.engine.errors import EngineError
+from sfumato.engine.layer_choice import Ask, Subject, check_placed, most_gpu_layers
+from sfumato.engine.memory_estimate import predict
+from sfumato.engine.memory_guard import MemoryGuard
+from sfumato.model.families import open_checkpoint
+from sfumato.model.layer_devices import Placement, make_placement
+from sfumato.model.loading import config_of, load_network
+
+CPU, META, SECOND = torch.device("cpu"), torch.device("meta"), torch.device("cpu", 1)
+ENGINE = EngineConfig(slots=1, context=64, memory_margin=0.0)
+
+
+@pytest.fixture
+def subject(tmp_path: Path) -> Subject:
+    path = tmp_path / "model.gguf"
+    write_gguf(path, random_state(gguf_config()), gguf_config())
+    checkpoint = open_checkpoint(path)
+    return Subject(checkpoint, config_of(checkpoint), torch.float32)
+
+
+def budgets(**nbytes: int) -> Ask:
+    """Of devices by their names; those that are not named have no limit that is known."""
+
+    def ask(device: torch.device) -> Budget | None:
+        name = str(device).replace(":", "_")
+        return Budget(nbytes[name], "a test") if name in nbytes else None
+
+    return ask
+
+
+def needed(subject: Subject, layers: int, experts_on_cpu: int = 0) -> int:
+    placement = make_placement(META, len(subject.config.layers), experts_on_cpu, layers)
+    prediction = predict(subject.on(META, placement), ENGINE)
+    return prediction.total - prediction.libraries
+
+
+def test_as_many_as_fit_to_the_byte(subject: Subject) -> None:
+    layers = len(subject.config.layers)
+    needs = [needed(subject, count) for count in range(1, layers + 1)]
+    assert needs == sorted(set(needs)) and len(needs) > 1
+    for count, need in enumerate(needs, 1):
+        assert most_gpu_layers(subject, META, ENGINE, ask=budgets(meta=need)) == count
+        assert most_gpu_layers(subject, META, ENGINE, ask=budgets(meta=need - 1)) == count - 1
+    assert most_gpu_layers(subject, META, ENGINE, ask=budgets()) == layers
+    tight = budgets(meta=needed(subject, layers, layers))
+    assert most_gpu_layers(subject, META, ENGINE, layers, tight) == layers
+    assert most_gpu_layers(subject, META, ENGINE, 0, tight) < layers
+
+
+def test_every_device_is_checked(subject: Subject) -> None:
+    placement = make_placement(META, len(subject.config.layers), gpu_layers=1)
+    need = predict(subject.on(CPU, placement), ENGINE)
+    check_placed(subject, placement, ENGINE, budgets(cpu=need.total))
+    with pytest.raises(EngineError, match="the part of the model on cpu"):
+        check_placed(subject, placement, ENGINE, budgets(cpu=need.total - 1))
+    with pytest.raises(EngineError, match=r"the part of the model on meta .*--gpu-layers auto"):
+        check_placed(subject, placement, ENGINE, budgets(meta=1000))
+
+
+def test_an_engine_checks_the_slots_of_other_devices(subject: Subject) -> None:
+    count = len(subject.config.layers)
+    placement = Placement(CPU, (SECOND,) * count, (SECOND,) * count)
+    network = load_network(subject.checkpoint, CPU, torch.float32, placement=placement)
+    MemoryGuard(network, ENGINE, budgets(cpu_1=10**9))
+    with pytest.raises(EngineError, match=re.escape("the part on cpu:1 of an engine of 1 slots")):
+        MemoryGuard(network, ENGINE, budgets(cpu_1=1000))

@@ -1,0 +1,108 @@
+"""FP8 and INT8 checkpoints on a GPU whose kernels multiply codes: nothing becomes blocks."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+import torch
+from tests.support.gguf_files import gguf_config, random_state
+from tests.support.kernels import close, interpreted
+from tests.support.narrow_files import LAYOUTS, narrow_tensors, write_narrow
+
+from sfumato import ops
+from sfumato.model.codes_on_load import as_codes
+from sfumato.model.families import open_checkpoint
+from sfumato.model.families.diffusion_gemma.write_config import hf_config
+from sfumato.model.loading import load_network, loaded_bytes
+from sfumato.ops import registry
+from sfumato.ops.triton import self_test
+from sfumato.ops.triton.kernel import counted_launches
+from sfumato.weights.blocks import QuantizedTensor
+from sfumato.weights.checkpoint import Checkpoint
+from sfumato.weights.scaled import ScaledTensor, scaled_bytes
+
+CPU = torch.device("cpu")
+CONFIG = gguf_config(hidden_size=64, intermediate_size=96, expert_size=32, vocab_size=64)
+STATE = random_state(CONFIG, 5)
+KINDS = {"fp8": "FP8", "int8": "INT8", "modelopt-fp8": "FP8"}
+
+
+def opened(folder: Path, name: str) -> Checkpoint:
+    tensors = narrow_tensors(STATE, LAYOUTS[name])
+    return open_checkpoint(write_narrow(folder, tensors, LAYOUTS[name], hf_config(CONFIG)))
+
+
+def serving(monkeypatch: pytest.MonkeyPatch, *operations: str) -> None:
+    monkeypatch.setattr(self_test, "_failed", {CPU: dict.fromkeys(ALL - set(operations), "wrong")})
+    monkeypatch.setattr(self_test, "_passed", {CPU: frozenset(operations)})
+
+
+ALL = {f"{operation} {kind}" for operation in ("linear", "experts") for kind in ("FP8", "INT8")}
+
+
+@interpreted
+@pytest.mark.parametrize(("name", "kind"), KINDS.items())
+def test_codes_stay_codes(
+    tmp_path: Path, name: str, kind: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """With the values of the file; formats and bytes are known before anything is read."""
+    checkpoint = opened(tmp_path, name)
+    serving(monkeypatch, *ALL)
+    with registry.seen_as("cpu", "cuda"):
+        held = as_codes(checkpoint, lambda name: CPU)
+        network = load_network(checkpoint, CPU, torch.float32)
+        infos = held.tensors.items()
+        foretold = {at: loaded_bytes(at, info, CPU, torch.float32) for at, info in infos}
+    narrow = {at for at, info in held.tensors.items() if info.format == kind}
+    assert narrow == {at for at in STATE if LAYOUTS[name].narrows.fullmatch(at)}
+    for at, info in held.tensors.items():
+        path, _, leaf = at.rpartition(".")
+        weight = getattr(network.transformer.get_submodule(path), leaf)
+        assert weight.nbytes == foretold[at], at
+        assert isinstance(weight, ScaledTensor) == (at in narrow), at
+        if at not in narrow:
+            continue
+        assert weight.kind == kind and info.nbytes == scaled_bytes(weight.shape)
+        exact = checkpoint.joined[at]
+        values = torch.cat([part.values() for piece in exact.pieces for part in
+                            piece.read(checkpoint.files).parts()])  # fmt: skip
+        assert torch.equal(weight.dequantize().view(values.shape), values), at
+
+
+@interpreted
+def test_without_their_kernels_they_become_blocks(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Where the kernels of one operation failed, its weights; on a CPU all."""
+    checkpoint = opened(tmp_path, "fp8")
+    serving(monkeypatch, "linear FP8")
+    assert as_codes(checkpoint, lambda name: CPU) is checkpoint
+    with registry.seen_as("cpu", "cuda"):
+        held = as_codes(checkpoint, lambda name: CPU)
+    layer = "layers.1."
+    assert held.tensors[f"{layer}self_attn.q_proj.weight"].format == "FP8"
+    assert held.tensors[f"{layer}experts.down_proj"].format == "Q8_0"
+    assert isinstance(held.read(f"{layer}experts.down_proj"), QuantizedTensor)
+    other = torch.device("meta")  # of no kernels, as the CPU of layers whose experts stay there
+    serving(monkeypatch, *ALL)
+    with registry.seen_as("cpu", "cuda"):
+        held = as_codes(checkpoint, lambda name: other if name.startswith(layer) else CPU)
+    assert held.tensors[f"{layer}experts.down_proj"].format == "Q8_0"
+    assert held.tensors["layers.0.experts.down_proj"].format == "FP8"
+
+
+@interpreted
+@pytest.mark.parametrize("name", ["fp8", "int8"])
+def test_a_forward_multiplies_codes(
+    tmp_path: Path, name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    checkpoint = opened(tmp_path, name)
+    serving(monkeypatch, *ALL)
+    with registry.seen_as("cpu", "cuda"), counted_launches() as launches:
+        network = load_network(checkpoint, CPU, torch.float32)
+        layer = network.transformer.layers[0]
+        x = torch.randn(6, 64)
+        weight = layer.self_attn.q_proj.weight
+        close(ops.linear(x, weight), x @ weight.dequantize().T, 0.05)
+        assert launches[f"linear_{name}"] == launches[f"round_rows_{name}"] == 1
