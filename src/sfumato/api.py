@@ -34,6 +34,7 @@ from sfumato.fill_calls import FillCalls
 from sfumato.grammars import ModelGrammars
 from sfumato.model.cache import KVCache
 from sfumato.model.families import Family, family_of, open_checkpoint
+from sfumato.model.fast_dtype import fits_float16
 from sfumato.model.layer_devices import Placement, make_placement
 from sfumato.model.loading import Progress, config_of, expected_shapes, load_network
 from sfumato.model.model_config import ModelConfig
@@ -287,6 +288,10 @@ def load(
         try_device(target, EMBEDDED)
     options = progress, activations, cache_type, placement
     network = load_network(checkpoint, target, kind, *options)
+    if dtype == "auto" and kind == torch.float16 and not fits_float16(network):
+        kind = torch.float32  # a probe chose the other for its speed
+        del network
+        network = load_network(checkpoint, target, kind, *options)
     ends = end_ids(checkpoint, network.config, text.tokenizer)
     seconds, family = time.perf_counter() - start, family_of(checkpoint)
     names = _identity(checkpoint, weights, network, cache_type)

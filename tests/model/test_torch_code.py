@@ -78,7 +78,7 @@ def test_old_cards(
     monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: capability)
     assert probes.quantized_dtype("cuda:0") is getattr(torch, dtype)
     for format in ("Q4_K", "BF16", "F16"):
-        info = SimpleNamespace(format=format, nbytes=1 << 40)
+        info = SimpleNamespace(format=format, nbytes=1 << 40, shape=(97, 64))
         checkpoint = SimpleNamespace(tensors={"embed_tokens.weight": info})
         assert placement.pick_dtype("auto", checkpoint, GPU) is getattr(torch, dtype)
     assert ("no units for bfloat16" in doctor._dtypes("cuda:0")) is (dtype == "float32")

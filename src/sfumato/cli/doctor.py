@@ -292,7 +292,10 @@ _PROBES = {
 def _dtypes(device: str) -> str:
     """What models compute in on that device, where no option says, and why (see `pick_dtype`)."""
     if device != "cpu" and quantized_dtype(device) == torch.float32:
-        return "float32 for all models, since the device has no units for bfloat16"
+        return (
+            "float32 for all models, or float16 where that is faster and holds their numbers, "
+            "since the device has no units for bfloat16"
+        )
     small = f" and those under {size(SMALL)} (as fast there, and more exact)"
     return (
         f"{dtype_name(quantized_dtype(device))} for quantized models"

@@ -9,6 +9,7 @@ import os
 import torch
 
 from sfumato import ops
+from sfumato.model.fast_dtype import faster_dtype
 from sfumato.model.torch_code import missing_code, multiplies_bfloat16
 from sfumato.ops import gpu
 from sfumato.ops.narrow_cache import CACHED, FORMATS, FP8, Q8_0, is_narrow
@@ -86,9 +87,11 @@ def pick_dtype(
 
     "auto" is the embedding's stored dtype, with four exceptions. Quantized weights compute in
     bfloat16 on an accelerator, and in float32 on a CPU. Float16 becomes bfloat16: activations of
-    this family can exceed what float16 holds. A GPU without units for bfloat16 computes in float32.
-    And a small checkpoint runs in float32 on a CPU, which is as fast there and more exact. Raises
-    ValueError for another name.
+    this family can exceed what float16 holds. A GPU without units for bfloat16 computes in float16
+    or float32, whichever a product of the model's width measures faster (`load` tries whether
+    float16 holds the model's numbers), and Apple's quantized weights likewise in bfloat16 or
+    float32. And a small checkpoint runs in float32 on a CPU, which is as fast there and more
+    exact. Raises ValueError for another name.
     """
     name = str(name).removeprefix("torch.")
     if name in DTYPES:
@@ -99,10 +102,12 @@ def pick_dtype(
     if info is None:
         return torch.float32  # any: loading will raise and name what is missing
     stored = FLOAT_FORMATS.get(info.format)
-    if stored is None:
-        return torch.bfloat16 if multiplies_bfloat16(device) else torch.float32
     if device.type != "cpu" and not multiplies_bfloat16(device):
-        return torch.float32
+        return faster_dtype(device, info.shape[-1], torch.float16)
+    if stored is None and device.type == "mps":
+        return faster_dtype(device, info.shape[-1], torch.bfloat16)
+    if stored is None:
+        return torch.float32 if device.type == "cpu" else torch.bfloat16
     small = sum(other.nbytes for other in checkpoint.tensors.values()) < SMALL
     if device.type == "cpu" and small:
         return torch.float32

@@ -99,9 +99,10 @@ def own_scores(hidden: Tensor, weight: Tensor | PlaneTensor, ids: Tensor) -> Ten
     `ops.own_scores`. Rows in planes are unpacked in registers, and not rounded."""
     positions, count = ids.shape
     out = hidden.new_empty(positions, count)
-    of_planes = isinstance(weight, PlaneTensor)
     if out.numel():
-        kernel = LISTED_PLANES if of_planes else LISTED_SCORES
+        kernel, numbers, number = LISTED_SCORES, weight, 0
+        if isinstance(weight, PlaneTensor):
+            kernel, numbers, number = LISTED_PLANES, weight.data, weight.layout.number
         tile = tile_for(kernel.name, hidden.device)
         launch(
             kernel,
@@ -109,13 +110,13 @@ def own_scores(hidden: Tensor, weight: Tensor | PlaneTensor, ids: Tensor) -> Ten
             tile,
             hidden.device,
             hidden=hidden.contiguous(),
-            weight=weight.data if of_planes else weight,
+            weight=numbers,
             ids=ids.contiguous(),
             out=out,
             count=count,
             vocab=weight.shape[0],
             HIDDEN=hidden.shape[1],
-            FORMAT=weight.layout.number if isinstance(weight, PlaneTensor) else 0,
+            FORMAT=number,
         )
     return out
 
