@@ -23,7 +23,7 @@ import torch
 import sfumato
 from sfumato.diffusion.noise import Noise
 
-QUESTION, SEED, TEMPERATURE = "Who are you?", 7, 1.5
+QUESTION, SEED, TEMPERATURE = "Who are you?", 7, 1.6
 NOISE_S, STEP_S, PAUSE_S, LAST_S = 1.0, 0.4, 0.8, 3.0
 HAZE, FRESH, SETTLED = "haze", "fresh", "settled"
 CELL, LINE, LEFT, TOP = 17.0, 38, 34, 104  # of a character, and of the text in the picture

@@ -44,7 +44,7 @@ def test_eval_measures_the_model(cli: Any, monkeypatch: pytest.MonkeyPatch) -> N
 
     monkeypatch.setattr("sfumato.train.evaluate.run", run)
     assert json.loads(cli("eval", "-m", "x", "--json", "--count", "9").out) == SCORES
-    usual = {"config": SamplerConfig(), "cache_type": None}
+    usual = {"config": SamplerConfig(), "cache_type": None, "quantize": None}
     assert calls == [("x", {"count": 9, "seed": 0} | usual)]
     cli("eval", "--seed", "3", "--cache-type", "fp8")
     assert calls[1] == (None, {"count": 200, "seed": 3} | usual | {"cache_type": "fp8"})

@@ -115,7 +115,7 @@ def test_the_seed_draws_the_tasks_and_the_noise(monkeypatch):
 
         return {"fill": (2, of_two)}
 
-    monkeypatch.setattr(evaluate, "load", lambda path, cache_type=None: None)
+    monkeypatch.setattr(evaluate, "load", lambda path, **options: None)
     monkeypatch.setattr(evaluate.canvas_figures, "canvas_runs", fills)
     monkeypatch.setattr(evaluate, "evaluate", score)
     monkeypatch.setattr(evaluate, "evaluate_decisions", decisions)

@@ -301,17 +301,18 @@ def _seen_of_reads(footprint: ModelFootprint, slots: int, capacity: int, tokens:
 
 def _gathered(footprint: ModelFootprint, rows: int, capacity: int, width: int, beside: int) -> int:
     """Keys and values of rows as torch gathers those of their slots, and `beside` more of each row,
-    and joins them with those of its canvas."""
+    and joins them with those of its canvas. What the cache holds in another dtype lives beside the
+    copy that is made of it, and no longer when the values are joined."""
     model, dtype, stored = footprint.config, footprint.dtype, footprint.cache_dtype
     seen = 0
     for layer, size in zip(model.layers, slot_sizes(model, capacity), strict=True):
+        lanes = rows * layer.kv_heads
         keys = -(-(size + beside + width) // BLOCK) * BLOCK
-        narrow = stored_width(layer.head_dim, stored) * stored.itemsize if stored != dtype else 0
-        copies = (size + beside) * (layer.head_dim * dtype.itemsize + narrow)
-        joined = 2 * keys * layer.head_dim * dtype.itemsize
-        numbers = rows * layer.kv_heads * (size + beside) * layer.head_dim
-        taken = rows * layer.kv_heads * (copies + joined)
-        seen = max(seen, taken + beside_bytes(numbers, stored))
+        held = stored_width(layer.head_dim, stored) * stored.itemsize if stored != dtype else 0
+        numbers = lanes * (size + beside) * layer.head_dim
+        joined = lanes * keys * layer.head_dim * dtype.itemsize
+        in_between = lanes * (size + beside) * held + beside_bytes(numbers, stored)
+        seen = max(seen, joined + numbers * dtype.itemsize + max(joined, in_between))
     return seen
 
 

@@ -15,9 +15,9 @@ TEXT = (Path(__file__).parents[3] / "docs" / "kernels.md").read_text(encoding="u
 
 
 def first_column(header: str) -> list[str]:
-    """The cells of the first column of the table with this header."""
-    table = TEXT.partition(f"\n| {header} |")[2].partition("\n\n")[0]
-    return [row.split("|")[1] for row in table.splitlines()[2:]]
+    """The cells of the first columns of the tables with this header."""
+    tables = [part.partition("\n\n")[0] for part in TEXT.split(f"\n| {header} |")[1:]]
+    return [row.split("|")[1] for table in tables for row in table.splitlines()[2:]]
 
 
 def test_each_operation_has_a_row() -> None:
