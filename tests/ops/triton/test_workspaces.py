@@ -118,7 +118,7 @@ def test_every_operation_that_allocates_is_counted() -> None:
         "vocabulary_pass": workspaces.head_bytes,
     }
     in_place = {"move_rows"}
-    counts = [torch.ones(2, dtype=torch.int64) for _ in range(4)]
+    record = torch.ones(2, 6, dtype=torch.int64)  # seeds, canvas, attempt, step, most steps
     x, weight = torch.randn(6, 64), torch.randn(64)
     calls: dict[str, tuple[Any, ...]] = {
         "after_attention": (x, x.clone(), weight, weight, weight, 1e-6),
@@ -128,7 +128,7 @@ def test_every_operation_that_allocates_is_counted() -> None:
         "prepare_heads": (*[torch.randn(6, 4, 16)] * 3, *[torch.ones(16)] * 2,
                           *[torch.ones(6, 8)] * 2, 1e-6),
         "rms_norm": (x, weight, 1e-6),
-        "step_noise": (torch.ones(2, 2, dtype=torch.int64), *counts, torch.ones(2, 3), 4, 30),
+        "step_noise": (record[:, :2], *record[:, 2:].unbind(1), torch.ones(2, 3), 4, 30),
         "write_cache": (torch.zeros(2, 2, 9, 16), torch.randn(2, 3, 2, 16),
                         *torch.tensor([[0, 1], [0, 0], [3, 0]])),
     }  # fmt: skip
