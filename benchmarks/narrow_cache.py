@@ -6,9 +6,10 @@
 Each version of the source (that of --before with its compiled library, and this one) and each cache
 type has a process of its own with random weights; the processes take turns. A round of one is some
 forwards of a canvas behind the prefix (of one byte over and over: the time is the same), and one
-chunk of a prompt that follows it. Times are medians of the wall clock, in ms. Memory is a process's
-peak, in the forwards and with the chunk, over what it had with its weights and its slot, in MB; the
-slot's own bytes stand beside it. Linux only. Prints a table and one JSON line.
+chunk of a prompt that follows it. Times are medians of the processor's time, of all threads in ms,
+so that other work on the machine counts little. Memory is a process's peak, in the forwards and
+with the chunk, over what it had with its weights and its slot, in MB; the slot's own bytes stand
+beside it. Linux only. Prints a table and one JSON line.
 """
 
 from __future__ import annotations
@@ -44,9 +45,9 @@ def status(name):
     return next(int(line.split()[1]) * 1024 for line in lines if line.startswith(name + ":"))
 
 def spent(function):
-    start = time.perf_counter()
+    start = time.process_time()
     function()
-    return 1e3 * (time.perf_counter() - start)
+    return 1e3 * (time.process_time() - start)
 
 for held in (*slot.pool.keys, *slot.pool.values):
     held.view(torch.uint8).fill_(0x30)

@@ -25,8 +25,8 @@ PASSIVE = os.environ | {"OMP_WAIT_POLICY": "passive"}
 """Threads that wait leave the processor to other programs."""
 
 OPERATIONS = (
-    *("kernels", "panels", "columns", "row_operations", "attention_and_softmax"),
-    "narrow_keys",
+    *("kernels", "panels", "columns", "row_operations"),
+    *("attention_and_softmax", "narrow_keys"),
 )
 
 pytestmark = [
