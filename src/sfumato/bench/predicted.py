@@ -4,6 +4,7 @@ its place for a device that is not here."""
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
+from types import MappingProxyType
 from typing import Any
 
 from rich.table import Table
@@ -11,8 +12,9 @@ from rich.table import Table
 from sfumato.bench.metrics import Values
 from sfumato.bench.report import number
 from sfumato.bench.step_model.device_limits import DeviceLimits, limits_of_product
+from sfumato.bench.step_model.kernel_cost import Products
 from sfumato.bench.step_model.prediction import StepTime, step_time
-from sfumato.bench.step_model.step_cost import StepShape, step_costs
+from sfumato.bench.step_model.step_cost import StepShape, codes_of, step_costs
 from sfumato.model.loading import expected_shapes
 from sfumato.model.model_config import ModelConfig
 from sfumato.model.network import Network
@@ -23,11 +25,19 @@ _COLUMNS = ("kernel", "launches", "GB", "TFLOP", "floor, ms", "predicted, ms", "
 
 def network_bytes(network: Network) -> dict[str, int]:
     """Bytes of each loaded tensor, by canonical name."""
-    transformer, stored = network.transformer, dict[str, int]()
+    return {name: tensor.nbytes for name, tensor in _tensors(network)}
+
+
+def network_codes(network: Network) -> dict[str, Products]:
+    """What multiplies each loaded tensor that is 8-bit codes, by canonical name."""
+    formats = ((name, getattr(tensor, "kind", "")) for name, tensor in _tensors(network))
+    return codes_of(dict(formats))
+
+
+def _tensors(network: Network) -> Iterator[tuple[str, Any]]:
     for name in expected_shapes(network.config):
         path, _, leaf = name.rpartition(".")
-        stored[name] = getattr(transformer.get_submodule(path), leaf).nbytes
-    return stored
+        yield name, getattr(network.transformer.get_submodule(path), leaf)
 
 
 def beside_measured(network: Network, shape: StepShape) -> Values:
@@ -37,7 +47,8 @@ def beside_measured(network: Network, shape: StepShape) -> Values:
     limits = None if product is None else limits_of_product(product)
     if limits is None:
         return {}
-    time = step_time(step_costs(network.config, shape, network_bytes(network)), limits)
+    held, codes = network_bytes(network), network_codes(network)
+    time = step_time(step_costs(network.config, shape, held, codes=codes), limits)
     return {"step_floor_ms": [time.floor_ms], "step_predicted_ms": [time.predicted_ms]}
 
 
@@ -46,9 +57,12 @@ def predicted_steps(
     stored: Mapping[str, int],
     limits: DeviceLimits,
     shapes: Sequence[StepShape],
+    codes: Mapping[str, Products] = MappingProxyType({}),
 ) -> list[tuple[StepShape, StepTime]]:
-    """The steps of these shapes on a device; stored: bytes of each tensor."""
-    return [(shape, step_time(step_costs(config, shape, stored), limits)) for shape in shapes]
+    """The steps of these shapes on a device; stored: bytes of each tensor; codes: see
+    `step_costs`."""
+    costs = [(shape, step_costs(config, shape, stored, codes=codes)) for shape in shapes]
+    return [(shape, step_time(kernels, limits)) for shape, kernels in costs]
 
 
 def to_document(steps: Sequence[tuple[StepShape, StepTime]], nbytes: int) -> dict[str, Any]:

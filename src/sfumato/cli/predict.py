@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
+    from sfumato.bench.step_model.kernel_cost import Products
     from sfumato.model.model_config import ModelConfig
 
 PREFIX = 512  # tokens before the canvas, where no option says it
@@ -23,13 +24,13 @@ def main(args: argparse.Namespace) -> int:
     from sfumato.bench.step_model.step_cost import StepShape
 
     limits = limits_named(args.predict)
-    config, stored = _subject(args)
+    config, stored, codes = _subject(args)
     shapes = [
         StepShape(rows, config.canvas_length, prefix)
         for rows in args.concurrency or (1,)
         for prefix in args.context or (PREFIX,)
     ]
-    steps = predicted.predicted_steps(config, stored, limits, shapes)
+    steps = predicted.predicted_steps(config, stored, limits, shapes, codes)
     nbytes = sum(stored.values())
     if args.json:
         text = json.dumps(predicted.to_document(steps, nbytes)) + "\n"
@@ -50,10 +51,12 @@ def main(args: argparse.Namespace) -> int:
     return 0
 
 
-def _subject(args: argparse.Namespace) -> tuple[ModelConfig, dict[str, int]]:
-    """The network and the bytes of its tensors as a GPU holds them: of random weights or of a
-    checkpoint's headers."""
+def _subject(args: argparse.Namespace) -> tuple[ModelConfig, dict[str, int], dict[str, Products]]:
+    """The network, the bytes of its tensors as a GPU holds them, and what multiplies those that are
+    8-bit codes: of random weights or of a checkpoint's headers."""
     from sfumato.bench.random_weights import random_checkpoint
+    from sfumato.bench.step_model.step_cost import codes_of
+    from sfumato.model.codes_on_load import as_all_codes
     from sfumato.model.families import open_checkpoint
     from sfumato.model.loading import config_of
     from sfumato.ops.triton.planes import plane_bytes, refusal
@@ -63,7 +66,7 @@ def _subject(args: argparse.Namespace) -> tuple[ModelConfig, dict[str, int]]:
     if args.random_weights:
         checkpoint = random_checkpoint(args.random_weights, args.format or "bf16", args.layers)
     elif args.model:
-        checkpoint = open_checkpoint(args.model)
+        checkpoint = as_all_codes(open_checkpoint(args.model))
     else:
         raise ValueError("--predict: of what: give --random-weights 26b-a4b, or -m with a file")
     held = {
@@ -72,4 +75,5 @@ def _subject(args: argparse.Namespace) -> tuple[ModelConfig, dict[str, int]]:
         else plane_bytes(info.format, info.shape)
         for name, info in checkpoint.tensors.items()
     }
-    return config_of(checkpoint), held
+    formats = {name: info.format for name, info in checkpoint.tensors.items()}
+    return config_of(checkpoint), held, codes_of(formats)

@@ -11,6 +11,7 @@ from dataclasses import replace
 import torch
 
 from sfumato.ops import packing
+from sfumato.ops.triton.scaled import refusal
 from sfumato.weights.checkpoint import Checkpoint
 from sfumato.weights.narrow.join import JoinedTensor
 
@@ -21,19 +22,27 @@ def as_codes(checkpoint: Checkpoint, device_of: Callable[[str], torch.device]) -
     device_of: of a canonical name, the device that the tensor goes to. Before a device's kernels
     are tested, those serve that will if their tests pass: ask again afterwards.
     """
+
+    def stays(name: str, tensor: JoinedTensor) -> bool:
+        return packing.multiplies_codes(tensor.kind, tensor.info.shape, device_of(name))
+
+    return _with_codes(checkpoint, stays)
+
+
+def as_all_codes(checkpoint: Checkpoint) -> Checkpoint:
+    """As `as_codes`, for a device that need not be here, whose kernels serve FP8 and INT8."""
+    return _with_codes(checkpoint, lambda _, tensor: not refusal(tensor.kind, tensor.info.shape))
+
+
+def _with_codes(checkpoint: Checkpoint, stays: Callable[[str, JoinedTensor], bool]) -> Checkpoint:
+    """Rows of an embedding are read one by one, and a router's product is in float32."""
     kept = {
         name: tensor.of_codes()
         for name, tensor in checkpoint.joined.items()
-        if _stays(name, tensor, device_of(name))
+        if name.startswith("layers.") and ".router." not in name and stays(name, tensor)
     }
     if not kept:
         return checkpoint
     infos = {name: tensor.info for name, tensor in kept.items()}
     joined = {**checkpoint.joined, **kept}
     return replace(checkpoint, tensors={**checkpoint.tensors, **infos}, joined=joined)
-
-
-def _stays(name: str, tensor: JoinedTensor, device: torch.device) -> bool:
-    """Rows of an embedding are read one by one, and a router's product is in float32."""
-    multiplies = name.startswith("layers.") and ".router." not in name
-    return multiplies and packing.multiplies_codes(tensor.kind, tensor.info.shape, device)

@@ -6,11 +6,11 @@ from dataclasses import replace
 
 import pytest
 
-from sfumato.bench.random_weights import random_config
+from sfumato.bench.random_weights import random_checkpoint, random_config
 from sfumato.bench.step_model.device_limits import LIMITS, limits_named, limits_of_product
 from sfumato.bench.step_model.kernel_cost import KernelCost
 from sfumato.bench.step_model.prediction import LAUNCH_S, REACHED, step_time
-from sfumato.bench.step_model.step_cost import StepShape, step_costs, stored_bytes
+from sfumato.bench.step_model.step_cost import StepShape, codes_of, step_costs, stored_bytes
 from sfumato.model.families import DIFFUSION_GEMMA
 
 FULL = DIFFUSION_GEMMA.config.from_hf(random_config("26b-a4b"), {})
@@ -40,11 +40,32 @@ def test_floors_of_quantized_weights(format: str, floor: float) -> None:
     assert round(step_time(costs, LIMITS["h200"]).floor_ms, 1) == floor
 
 
+@pytest.mark.parametrize(("rows", "floor"), [(1, 7.1), (4, 12.4), (16, 36.5)])
+def test_floors_of_8_bit_codes(rows: int, floor: float) -> None:
+    """Of 1,400 TFLOP/s in the layers and 790 in the head; as before where codes are widened."""
+    tensors = random_checkpoint("26b-a4b", "fp8").tensors
+    codes = codes_of({name: info.format for name, info in tensors.items()})
+    assert codes and not any("router" in name or "embed" in name for name in codes)
+    stored = {name: info.nbytes for name, info in tensors.items()}
+    costs = step_costs(FULL, StepShape(rows), stored, codes=codes)
+    assert round(step_time(costs, LIMITS["h200"]).floor_ms, 1) == floor
+    device = replace(LIMITS["a100"], bytes_per_s=1e15)
+    widened = step_time(costs, device).floor_ms
+    assert widened == step_time([replace(c, products="bf16") for c in costs], device).floor_ms
+
+
+def test_a_matrix_without_codes_decides_for_its_kernel() -> None:
+    codes = codes_of({f"layers.0.self_attn.{name}_proj.weight": "INT8" for name in "qko"})
+    costs = step_costs(FULL, StepShape(), STORED, codes=codes)
+    assert {c.name for c in costs if c.products == "INT8"} == {"output projection"}
+    assert sum(c.name == "output projection" for c in costs) == 2, "other layers are apart"
+
+
 def test_a_kernel_is_bound_by_what_takes_longest() -> None:
     device = replace(LIMITS["h200"], bytes_per_s=1e12, bf16_flops=1e14, float32_flops=1e13)
     reading = KernelCost("a", "layers", stored=1e9, passed=0, flop=1e9)
     computing = replace(reading, name="b", stored=1e6, flop=1e12)
-    exact = replace(computing, name="c", exact=True)
+    exact = replace(computing, name="c", products="float32")
     small = replace(reading, name="d", stored=0, flop=0, launches=4, part="outside")
     time = step_time([reading, computing, exact, small], device)
     assert [k.bound for k in time.kernels] == ["memory", "arithmetic", "arithmetic", "launch"]

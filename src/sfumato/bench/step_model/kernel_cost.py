@@ -7,6 +7,7 @@ from typing import Literal
 
 Part = Literal["layers", "outside"]
 """Within the layers of the network, or outside: self-conditioning, head, sampler."""
+Products = Literal["bf16", "float32", "FP8", "INT8"]
 
 
 @dataclass(frozen=True)
@@ -22,8 +23,8 @@ class KernelCost:
     flop: float
     """Floating-point operations of matrix products: two for each multiply-add."""
     launches: float = 1
-    exact: bool = False
-    """Whether the products are in float32, which the units for bfloat16 do not serve."""
+    products: Products = "bf16"
+    """What the matrix units multiply: FP8 and INT8 where weights are 8-bit codes."""
     again: float = 0.0
     """Bytes of `stored` that are read once more: of the prediction, not of the floor."""
 
@@ -51,8 +52,9 @@ class KernelCost:
 
 
 def merged(costs: list[KernelCost]) -> list[KernelCost]:
-    """One entry for each name, in the order in which the names first come."""
-    by_name: dict[str, KernelCost] = {}
+    """One entry for each name and kind of products, in the order in which they first come."""
+    joined: dict[tuple[str, Products], KernelCost] = {}
     for cost in costs:
-        by_name[cost.name] = by_name[cost.name] + cost if cost.name in by_name else cost
-    return list(by_name.values())
+        key = cost.name, cost.products
+        joined[key] = joined[key] + cost if key in joined else cost
+    return list(joined.values())

@@ -1,9 +1,10 @@
 """Milliseconds of a step on a device: the floor, and a prediction of what kernels reach.
 
 The floor of a kernel is the larger of its stored bytes at the device's bandwidth and its products
-at the rate of bfloat16 products.  No program is faster.  The prediction allows a kernel `REACHED`
-of both rates, counts the bytes that kernels pass where they exceed the device's cache, and counts
-each launch.  `REACHED` and `LAUNCH_S` are assumptions until a device confirms or corrects them.
+at the rate of their kind, those in float32 at bfloat16's.  No program is faster.  The prediction
+allows a kernel `REACHED` of both rates, counts the bytes that kernels pass where they exceed the
+device's cache, and counts each launch.  `REACHED` and `LAUNCH_S` are assumptions until a device
+confirms or corrects them.
 """
 
 from __future__ import annotations
@@ -38,6 +39,7 @@ class KernelTime:
         return {
             "kernel": cost.name,
             "part": cost.part,
+            "products": cost.products,
             "launches": cost.launches,
             "gigabytes": cost.stored / 1e9,
             "gigaflop": cost.flop / 1e9,
@@ -75,8 +77,10 @@ def step_time(costs: Sequence[KernelCost], device: DeviceLimits) -> StepTime:
 
 
 def _kernel_time(cost: KernelCost, device: DeviceLimits) -> KernelTime:
-    floor = max(cost.stored / device.bytes_per_s, cost.flop / device.bf16_flops)
-    rate = device.float32_flops if cost.exact else device.bf16_flops
+    coded = {"FP8": device.fp8_flops, "INT8": device.int8_flops}
+    fastest = coded.get(cost.products, device.bf16_flops)
+    floor = max(cost.stored / device.bytes_per_s, cost.flop / fastest)
+    rate = device.float32_flops if cost.products == "float32" else fastest
     each = cost.passed / max(1, cost.launches)  # by one launch
     speed = device.bytes_per_s * (CACHE_SPEED if each <= device.cache else 1.0)
     read = (cost.stored + cost.again) / device.bytes_per_s

@@ -11,8 +11,9 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
+from types import MappingProxyType
 
-from sfumato.bench.step_model.kernel_cost import KernelCost, Part, merged
+from sfumato.bench.step_model.kernel_cost import KernelCost, Part, Products, merged
 from sfumato.model.layers import rotary_key
 from sfumato.model.loading import expected_shapes
 from sfumato.model.model_config import LayerConfig, ModelConfig
@@ -20,10 +21,19 @@ from sfumato.model.quant_recipes import TARGETS, formats
 from sfumato.ops.triton.planes import plane_bytes, refusal
 from sfumato.ops.triton.workspaces import GROUP, head_chunk
 from sfumato.weights.blocks import BLOCK_FORMATS
+from sfumato.weights.scaled import KINDS
 from sfumato.weights.tensorfile import FLOAT_FORMATS
 
 _ACTIVATION = 2  # bytes of a bfloat16 number
 _EXACT = 4  # bytes of a float32 number
+_MATRICES = {
+    "q, k, v projections": tuple(f"self_attn.{name}_proj.weight" for name in "qkv"),
+    "output projection": ("self_attn.o_proj.weight",),
+    "dense MLP": tuple(f"mlp.{leaf}_proj.weight" for leaf in ("gate", "up", "down")),
+    "experts, gate and up": ("experts.gate_up_proj",),
+    "experts, down and sum": ("experts.down_proj",),
+}
+"""What kernels multiply with, of a layer; those that are not here multiply no weights."""
 _PIECE = 4096  # positions of a prefix that a program of full layers reads; see `tiles.toml`
 
 
@@ -63,6 +73,11 @@ def plane_bytes_of(config: ModelConfig, format: str) -> dict[str, int]:
     return held | {name: plane_bytes(kind, shapes[name]) for name, kind in planes.items()}
 
 
+def codes_of(formats: Mapping[str, str]) -> dict[str, Products]:
+    """The products of the tensors that are 8-bit codes; formats: "FP8", "BF16", … of each."""
+    return {name: KINDS[format] for name, format in formats.items() if format in KINDS}
+
+
 def format_bytes(format: str, shape: tuple[int, ...]) -> int:
     """Bytes of a tensor in a format ("F32", "Q4_K", …)."""
     count = math.prod(shape)
@@ -79,29 +94,45 @@ def experts_touched(config: ModelConfig, tokens: int) -> float:
 
 
 def step_costs(
-    config: ModelConfig, shape: StepShape, stored: Mapping[str, int], touched: float | None = None
+    config: ModelConfig,
+    shape: StepShape,
+    stored: Mapping[str, int],
+    touched: float | None = None,
+    codes: Mapping[str, Products] = MappingProxyType({}),
 ) -> list[KernelCost]:
     """All kernels of a step, layers joined.
 
     stored: bytes of each tensor, by canonical name; touched: how many experts of a layer some token
-    chose, where it was counted (None: the expected number).
+    chose, where it was counted (None: the expected number); codes: what multiplies the tensors that
+    are 8-bit codes.
     """
     if touched is None:
         touched = experts_touched(config, shape.tokens)
     costs = []
     for index, layer in enumerate(config.layers):
+        prefix = f"layers.{index}."
         own = {
-            name.removeprefix(f"layers.{index}."): nbytes
+            name.removeprefix(prefix): nbytes
             for name, nbytes in stored.items()
-            if name.startswith(f"layers.{index}.")
+            if name.startswith(prefix)
         }
-        costs += _attention(config, layer, shape, own)
-        costs += _dense(config, shape.tokens, own, "layers")
-        costs += _experts(config, shape.tokens, own, touched)
+        kernels = [
+            *_attention(config, layer, shape, own),
+            *_dense(config, shape.tokens, own, "layers"),
+            *_experts(config, shape.tokens, own, touched),
+        ]
+        costs += [_multiplied(cost, prefix, codes) for cost in kernels]
         costs.append(_norms(config, shape.tokens))
     if not shape.encodes:
         costs += _outside(config, shape, stored)
     return merged(_of_reads(costs, config, shape) if shape.reads else costs)
+
+
+def _multiplied(cost: KernelCost, prefix: str, codes: Mapping[str, Products]) -> KernelCost:
+    """The kernel of a layer, with the products of its matrices."""
+    kinds = {codes.get(prefix + leaf) for leaf in _MATRICES.get(cost.name, ())}
+    kind = kinds.pop() if len(kinds) == 1 else None  # one of bfloat16 among them counts for all
+    return replace(cost, products=kind) if kind else cost
 
 
 def _of_reads(costs: list[KernelCost], config: ModelConfig, shape: StepShape) -> list[KernelCost]:
@@ -119,7 +150,7 @@ def _attention(
     tokens, hidden, d = shape.tokens, config.hidden_size, layer.head_dim
     heads = config.num_heads * d
     kv = layer.kv_heads * d * (2 if layer.sliding else 1)  # a full layer's V is its raw K
-    names = [f"self_attn.{name}_proj.weight" for name in "qkv"]
+    names = _MATRICES["q, k, v projections"]
     projected, products = heads + kv, 3 if layer.sliding else 2
     # The pieces of a long prefix are merged by a launch of its own.
     launches = 1 if layer.sliding or shape.prefix + shape.width <= _PIECE else 2
@@ -183,7 +214,7 @@ def _experts(
         KernelCost(
             "router", "layers", own["router.proj.weight"],
             tokens * (hidden * _ACTIVATION + 2 * count * _EXACT), 2.0 * tokens * hidden * count,
-            launches=2, exact=True,
+            launches=2, products="float32",
         ),
         # Counts, offsets and places of the chosen experts: int32.
         KernelCost("sorting by expert", "layers", 0.0, 4.0 * chosen * _EXACT, 0.0),
