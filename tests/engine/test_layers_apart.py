@@ -43,6 +43,12 @@ def in_two(device: torch.device, layers: int, *_: object) -> Placement:
     return Placement(device, own, own)
 
 
+def streamed(device: torch.device, layers: int, *_: object) -> Placement:
+    """All layers but the last, on two devices, the experts of the first elsewhere."""
+    own = (CPU,) * (layers - 2) + (SECOND,) * 2
+    return Placement(device, own, (FIRST, *own[1:]), tuple(range(layers - 1)))
+
+
 @pytest.fixture(scope="module")
 def expected() -> list[tuple[list[int], Tensor]]:
     return results(sfumato.load(device="cpu"))
@@ -52,7 +58,7 @@ def never(device: torch.device) -> NoReturn:
     raise AssertionError("a graph holds the work of one device")
 
 
-@pytest.mark.parametrize("make", [cycled, in_two])
+@pytest.mark.parametrize("make", [cycled, in_two, streamed])
 def test_texts_are_those_of_one_device(
     monkeypatch: pytest.MonkeyPatch,
     expected: list[tuple[list[int], Tensor]],
