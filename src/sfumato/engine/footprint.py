@@ -99,9 +99,9 @@ class ModelFootprint:
         are mapped is not known any more."""
         device, placement = device or network.device, network.placement
         config = _layers_on(network.config, placement, device)
-        # Weights of streamed layers are views of these buffers.
         values: list[Any] = [*(network.head.output or ())]
-        values += [each for streams in network.transformer.streams for each in streams.buffers]
+        if placement.streamed:  # their weights are views of these buffers
+            values += [each for streams in network.transformer.streams for each in streams.buffers]
         for name, module in network.transformer.named_modules():
             if placement.streamed_layer(f"{name}.") is None:
                 values += _weights(module)
