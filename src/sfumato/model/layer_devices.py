@@ -42,6 +42,11 @@ class Placement:
         return tuple(dict.fromkeys((self.device, *self.layers, *self.experts)))
 
     @property
+    def leaves_layers(self) -> bool:
+        """Whether a network on another device leaves layers with the CPU."""
+        return self.device.type != "cpu" and any(at.type == "cpu" for at in self.layers)
+
+    @property
     def summary(self) -> str:
         """What is computed where, in words; empty where all is on one device."""
         away = [at for at in self.layers if at != self.device]

@@ -23,7 +23,7 @@ from sfumato.model.layer_devices import Placement, on_one_device
 from sfumato.model.model_config import ConfigError, ModelConfig
 from sfumato.model.network import Network
 from sfumato.model.placement import cache_dtype
-from sfumato.model.put_weights import KeptWeights
+from sfumato.model.put_weights import KeptWeights, place
 from sfumato.model.transformer import Block, Transformer
 from sfumato.model.upload import Mover
 from sfumato.ops import gpu, packing
@@ -116,6 +116,32 @@ def load_network(
     set_devices(transformer, placement)
     kept.stream(transformer)
     return Network(transformer, device, dtype, stored, output, placement)
+
+
+def load_layer(
+    checkpoint: Checkpoint,
+    config: ModelConfig,
+    number: int,
+    device: torch.device,
+    dtype: torch.dtype,
+    activations: str,
+    stored: torch.dtype,
+) -> Block:
+    """One layer on a device, as `load_network` loads it; stored: the dtype of the cache."""
+    with torch.device("meta"):
+        block = Block(config, config.layers[number]).requires_grad_(False)
+    prefix = f"layers.{number}."
+    names = [prefix + name for name, _ in block.named_parameters()]
+    placement = on_one_device(device, len(config.layers))
+    checkpoint = _prepared(checkpoint, config, placement, frozenset(names), stored)
+    mover = Mover(device)
+    for name in names:
+        path, _, leaf = name.removeprefix(prefix).rpartition(".")
+        value = _converted(checkpoint.read(name), name, mover, dtype)
+        mover.wait()
+        place(block.get_submodule(path), leaf, _packed(value, name, activations))
+    mover.finish()
+    return block
 
 
 def set_devices(transformer: Transformer, placement: Placement) -> None:
