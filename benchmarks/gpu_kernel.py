@@ -14,6 +14,7 @@ import torch
 from benchmarks.gpu_cases import CASES, Case, Sizes
 from benchmarks.gpu_tiles import measured_tiles
 from benchmarks.gpu_timing import median_ms, poison
+from benchmarks.gpu_torch_codes import peer
 from torch import Tensor
 from torch.utils._pytree import tree_leaves, tree_map
 
@@ -80,6 +81,7 @@ def check_kernel(name: str, sizes: Sizes, limits: DeviceLimits, seconds: float) 
         "torch_time": torchs,
         "row_time": ours_of_row,
         "row_torch_time": torchs_of_row,
+        "torch_codes_time": _codes_time(case, sizes.device, seconds),
         "faster_than_torch": faster,
         "floor_ms": floor_ms,
         "predicted_ms": predicted_ms,
@@ -101,6 +103,18 @@ def _kernel(case: Case, device: torch.device) -> tuple[Function, str]:
 def _reference(operation: str) -> Function:
     with registry.reference_only():
         return registry.choose(operation, torch.device("cpu"), registry.ANY)
+
+
+def _codes_time(case: Case, device: torch.device, seconds: float) -> dict[str, Any] | None:
+    """Of torch's products of codes, where the weights are FP8; or why torch refuses them here."""
+    function = peer(case.operation, case.arguments)
+    if function is None:
+        return None
+    try:
+        with torch.no_grad():
+            return dict(median_ms([_run(function, case)], device, seconds))
+    except (RuntimeError, NotImplementedError, ValueError) as error:
+        return {"failed": str(error).partition("\n")[0][:200]}
 
 
 def _run(function: Function, case: Case) -> Callable[[], object]:

@@ -50,4 +50,4 @@ def in_planes(
         own = format if whole_blocks(format, columns) == columns else "Q5_0"
         changed[place] = random_planes(sizes.device, own, *weight.shape)
         stored += share * changed[place].nbytes
-    return tuple(changed), replace(cost, stored=stored)
+    return tuple(changed), replace(cost, stored=stored, products=KINDS.get(format, cost.products))

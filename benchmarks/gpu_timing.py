@@ -103,14 +103,18 @@ def device_limits(device: torch.device, side: int, nbytes: int) -> DeviceLimits:
         a, b = (torch.randn(side, side, device=device).to(dtype) for _ in range(2))
         multiplying = median_ms([_product(a, b)], device, 0.5)["median_ms"]
         rates.append(2.0 * side**3 / multiplying * 1e3)
-    name, cache, memory = "this cpu", 32e6, 0.0
+    name, cache, memory, known = "this cpu", 32e6, 0.0, None
     if device.type == "cuda":
         properties = torch.cuda.get_device_properties(device)
         name, memory = properties.name, float(properties.total_memory)
         known = limits_of_product(name)
         cache = float(getattr(properties, "L2_cache_size", known.cache if known else 32e6))
     bandwidth = 2 * nbytes / copying * 1e3
-    return DeviceLimits(name, bandwidth, *rates, cache, memory, True, "measured by gpu_first.py")
+    bf16, float32 = rates
+    codes = (known.fp8_flops, known.int8_flops) if known else (bf16, bf16)
+    fp8, int8 = (bf16 * rate / (known.bf16_flops if known else bf16) for rate in codes)
+    source = "measured by gpu_first.py; FP8 and INT8 from bfloat16, in the table's ratio"
+    return DeviceLimits(name, bandwidth, bf16, fp8, int8, float32, cache, memory, True, source)
 
 
 def _copy(nbytes: int, device: torch.device) -> Run:

@@ -91,12 +91,15 @@ VAGUE = {
 }
 
 
+OTHERS = {"vendor", "node_modules"}  # folders; `make test-clients` installs the second
+
+
 def _texts() -> Iterator[tuple[str, str]]:
-    """Names and texts of all files that people read, but for code of others (vendor)."""
+    """Names and texts of all files that people read, but for code of others."""
     folders = [ROOT / name for name in ("src", "tests", "benchmarks", "docs")]
     paths = [path for folder in folders for path in sorted(folder.rglob("*"))]
     for path in [*paths, *sorted(ROOT.glob("*.md"))]:
-        if path.suffix in KINDS and path not in EXEMPT and "vendor" not in path.parts:
+        if path.suffix in KINDS and path not in EXEMPT and not OTHERS & set(path.parts):
             yield path.relative_to(ROOT).as_posix(), path.read_text(encoding="utf-8")
 
 

@@ -251,7 +251,7 @@ def test_the_reference_copies_the_slots_of_all_rows(stored: torch.dtype, copies:
         for slots in (2, 4)
     )
     # Compiled attention packs so many keys at a time.
-    assert two == four and (two == 0) == (packs(stored) is not None)
+    assert two == four and (two == 0) == (packs(stored, torch.float32) is not None)
 
 
 def test_the_reference_holds_what_is_predicted(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -335,7 +335,8 @@ def test_a_larger_slot_makes_larger_buffers() -> None:
     need, more = _added(base), longer.working - base.working
     slot = slot_bytes(footprint.config, 9000, footprint.cache_dtype)
     # In float32 it packs no more keys at a time than the layout's context has.
-    assert more > 0 or packs(footprint.cache_dtype) == torch.float32
+    packed = packs(footprint.cache_dtype, footprint.dtype)
+    assert more > 0 or packed == torch.float32
     tight = MemoryGuard(network, layout, budgets(need + slot + more - 1)).lacks([9000], None)
     assert tight == f"takes {slot + more:,} bytes, and of memory {slot + more - 1:,} are left"
     assert MemoryGuard(network, layout, budgets(need + slot + more)).lacks([9000], None) is None

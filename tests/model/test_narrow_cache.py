@@ -15,6 +15,7 @@ from sfumato.model.cache import slot_bytes
 from sfumato.model.loading import load_network
 from sfumato.model.network import Network
 from sfumato.model.placement import CACHE_TYPES, cache_dtype, serving_kernels
+from sfumato.ops.cpu.attention import packs
 from sfumato.ops.narrow_cache import CACHED, FP8, Q8_0
 
 CPU, GPU = torch.device("cpu"), torch.device("cuda")
@@ -100,6 +101,29 @@ def test_which_kernels_serve_a_narrow_cache(monkeypatch: pytest.MonkeyPatch) -> 
     assert serving_kernels(GPU, torch.bfloat16, FP8) == plain | {"canvas_attention", "write_cache"}
     assert serving_kernels(GPU, torch.bfloat16, Q8_0) == plain
     assert not serving_kernels(GPU, torch.float32, Q8_0)
+
+
+@pytest.mark.parametrize("cache", ["fp8", "q8_0"])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_the_prediction_counts_widened_keys_where_torch_attends(
+    dtype: torch.dtype, cache: str
+) -> None:
+    """The library packs some keys of a long slot at a time, whatever the cache; torch copies."""
+    wide = ModelFootprint(network(None).config, CPU, dtype, dtype, 0)
+    narrow = replace(wide, cache_dtype=CACHE_TYPES[cache])
+    buffers = [
+        [
+            predict(footprint, EngineConfig(slots=2, context=context))
+            for context in (1 << 16, 1 << 17)
+        ]
+        for footprint in (wide, narrow)
+    ]
+    (of_wide, of_narrow) = ([b.step - a.step, b.prefill - a.prefill] for a, b in buffers)
+    if packs(CACHE_TYPES[cache], dtype):
+        assert of_narrow == of_wide == [0, 0]
+        assert buffers[1][0].prefill >= buffers[0][0].prefill  # new keys, as they are stored
+    else:
+        assert of_narrow[0] > of_wide[0]
 
 
 @pytest.mark.parametrize("cache", ["fp8", "q8_0"])

@@ -206,15 +206,25 @@ def _forward(footprint: ModelFootprint, tokens: int, seen: int, kernels: frozens
     projected = tokens * heads * (size + 2 * _FLOAT)
     stream = 4 * tokens * model.hidden_size * max(size, _FLOAT)
     chosen = tokens * model.experts_per_token * model.hidden_size
+    if _packs(footprint) is not None:
+        seen = _narrowed(footprint, tokens)
     if _compiled(footprint):
-        return projected + stream
+        return projected + (0 if _packs(footprint) is None else seen) + stream
     # Torch gathers each token's experts; kernels do not serve them where they are quantized.
     experts = 3 * chosen * size
     if "experts" in kernels:
         experts = max(experts, kernel_memory.expert_bytes(model, tokens, footprint.dtype))
-    if _packs(footprint) is not None:
-        seen = 0
     return max(projected + seen, experts) + stream
+
+
+def _narrowed(footprint: ModelFootprint, tokens: int) -> int:
+    """Keys and values of new tokens as a narrow cache stores them, which the library attends to."""
+    model, stored = footprint.config, footprint.cache_dtype
+    if not is_narrow(stored):
+        return 0
+    heads = max(layer.kv_heads * stored_width(layer.head_dim, stored) for layer in model.layers)
+    numbers = tokens * heads
+    return 2 * numbers * stored.itemsize + beside_bytes(numbers, stored)
 
 
 def _seen_of_chunk(
@@ -318,7 +328,8 @@ def _gathered(footprint: ModelFootprint, rows: int, capacity: int, width: int, b
 
 def _packs(footprint: ModelFootprint) -> torch.dtype | None:
     """What compiled attention packs keys and values as; None where torch attends."""
-    return packs(footprint.cache_dtype) if footprint.device.type == "cpu" else None
+    on_host = footprint.device.type == "cpu"
+    return packs(footprint.cache_dtype, footprint.dtype) if on_host else None
 
 
 def _compiled(footprint: ModelFootprint) -> bool:

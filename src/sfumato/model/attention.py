@@ -18,7 +18,6 @@ from sfumato import ops
 from sfumato.model.cache import KVPool, Slot
 from sfumato.model.layers import Linear, RMSNorm
 from sfumato.model.model_config import LayerConfig, ModelConfig
-from sfumato.ops.narrow_cache import widened
 
 
 class Attend(Protocol):
@@ -118,12 +117,12 @@ class EncodeRows:
         for slot, (rq, rk, rv) in zip(self.slots, rows, strict=True):
             rk, rv = rk.transpose(0, 1), rv.transpose(0, 1)
             old_k, old_v, old_positions = slot.history(layer)
-            old_k, old_v = widened(old_k, q.dtype), widened(old_v, q.dtype)
             new = torch.arange(slot.length, slot.length + len(rq), device=q.device)
             causal = ops.Causal(new, torch.cat((old_positions, new)), slot.window(layer))
-            seen_k, seen_v = slot.rounded(layer, rk), slot.rounded(layer, rv)
-            outs.append(ops.attend(rq, (*old_k, seen_k), (*old_v, seen_v), causal))
-            slot.write(layer, rk, rv)  # rounding twice could change what was seen
+            # Where the cache is narrow, as later chunks will read them.
+            rk, rv = slot.narrowed(layer, rk), slot.narrowed(layer, rv)
+            outs.append(ops.attend(rq, (*old_k, rk), (*old_v, rv), causal))
+            slot.write(layer, rk, rv)
         return torch.cat(outs)
 
 

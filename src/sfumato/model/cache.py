@@ -20,7 +20,7 @@ from torch import Tensor
 
 from sfumato.model.model_config import ModelConfig
 from sfumato.ops import reference
-from sfumato.ops.narrow_cache import as_bytes, is_narrow, stored_as, stored_width, widened
+from sfumato.ops.narrow_cache import as_bytes, is_narrow, stored_as, stored_width
 from sfumato.ops.reference import NOWHERE
 
 BLOCK = reference.KEYS  # keys that torch's attention sums at a time; compiled attention sums half
@@ -182,16 +182,15 @@ class Slot:
             torch.cat((unseen, *ordered)),
         )
 
-    def rounded(self, layer: int, values: Tensor) -> Tensor:
-        """New keys or values [kv_heads, n, d] of a layer as later chunks will read them, where the
-        cache is narrow: results then do not depend on where a chunk begins. Else as they are."""
+    def narrowed(self, layer: int, values: Tensor) -> Tensor:
+        """New keys or values [kv_heads, n, d] of a layer as a narrow cache stores them, for later
+        chunks: results then do not depend on where a chunk begins. Else as they are."""
         dtype = self._keys[layer].dtype
-        if not is_narrow(dtype):
-            return values
-        return widened([stored_as(values, dtype)], values.dtype)[0]
+        return stored_as(values, dtype) if is_narrow(dtype) else values
 
     def write(self, layer: int, keys: Tensor, values: Tensor) -> None:
-        """Stores keys and values [kv_heads, n, d] of the positions from `length` on.
+        """Stores keys and values of the positions from `length` on, [kv_heads, n, d] or
+        `narrowed`.
 
         All layers write before `advance` moves the length; a forward that fails in between
         leaves sliding layers overwritten, so its slot must be reset.
@@ -201,7 +200,9 @@ class Slot:
         end = self.length + count
         places = torch.arange(end - stored, end, device=keys.device) % size
         for held, new in ((self._keys[layer], keys), (self._values[layer], values)):
-            last = stored_as(new[:, count - stored :], held.dtype)
+            last = new[:, count - stored :]
+            if last.dtype != held.dtype:  # rounding twice could change what was seen
+                last = stored_as(last, held.dtype)
             as_bytes(held)[:, places] = as_bytes(last)
 
     def advance(self, count: int) -> None:

@@ -17,7 +17,7 @@ from sfumato import ops
 from sfumato.model.cache import Slot
 from sfumato.model.question_pool import QuestionPool, Span
 from sfumato.model.to_device import to_device
-from sfumato.ops.narrow_cache import stored_as, widened
+from sfumato.ops.narrow_cache import stored_as
 
 
 class Scratch:
@@ -124,15 +124,10 @@ class _Rows:
         """Of rows that share a slot, in one operation; each row gets the bits that it has alone."""
         keys, values, positions = self.scratches[rows[0]].slot.history(layer)
         own = [
-            ops.OwnKeys(
-                widened(scratch.keys[layer], q.dtype),
-                widened(scratch.values[layer], q.dtype),
-                self.counts[row],
-            )
+            ops.OwnKeys(scratch.keys[layer], scratch.values[layer], self.counts[row])
             for row in rows
             for scratch in (self.scratches[row],)
         ]
-        keys, values = widened(keys, q.dtype), widened(values, q.dtype)
         causal = self._seen(layer, rows, everywhere, positions)
         return ops.attend_shared(q, k, v, keys, values, own, causal)
 

@@ -160,8 +160,9 @@ def attend(
     """Softmax attention of one row's tokens, scale 1, grouped heads.
 
     q [tokens, heads, d]; keys and values in parts, one after another, each [kv_heads, n, d], whose
-    dtypes may differ; causal None: every token sees every key → like q.  The compiled twin
-    multiplies bfloat16: it serves where a part is stored in it.
+    dtypes may differ, or as a narrow cache stores them, [kv_heads, n, stored width]; causal None:
+    every token sees every key → like q.  A compiled twin that multiplies bfloat16 serves where a
+    part is stored in it, or narrow with queries in it.
     """
     return cast(Tensor, call("attend", q.device, ANY, q, keys, values, causal))
 
@@ -178,8 +179,8 @@ def attend_shared(
     """Softmax attention of rows that follow one prefix: to the bit what `attend` makes of each.
 
     q [all queries, heads, d]; k and v [all new tokens, kv_heads, d], rows one after another; keys
-    and values: the prefix's, in parts [kv_heads, n, d] → like q.  A row sees the prefix's keys, its
-    own, and its new ones, in this order.
+    and values: the prefix's, in parts as `attend` takes them → like q.  A row sees the
+    prefix's keys, its own, and its new ones, in this order.
     """
     arguments = (q, k, v, keys, values, own, causal)
     return cast(Tensor, call("attend_shared", q.device, ANY, *arguments))

@@ -24,7 +24,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from sfumato.ops.narrow_cache import gathered
+from sfumato.ops.narrow_cache import gathered, widened
 from sfumato.ops.registry import ANY, BLOCKS, SCALED, choose, reference, register_form
 from sfumato.weights.blocks import BlockFormat, QuantizedTensor
 from sfumato.weights.scaled import ScaledTensor, round_rows
@@ -176,7 +176,8 @@ def attend(
     """Softmax attention of one row's tokens, scale 1, grouped heads.
 
     q [tokens, heads, d]; keys and values in parts, one after another, each [kv_heads, n, d], whose
-    dtypes may differ; causal None: every token sees every key → like q.
+    dtypes may differ, or as a narrow cache stores them, [kv_heads, n, stored width]; causal None:
+    every token sees every key → like q.
     """
     k, v = joined(keys, q.dtype), joined(values, q.dtype)
     mask = None if causal is None else causal.mask()
@@ -214,7 +215,7 @@ class SharedCausal:
 class OwnKeys:
     """Keys and values that the tokens of one row see and no other row's do."""
 
-    keys: Sequence[Tensor]  # parts [kv_heads, n, d], which come before the new ones
+    keys: Sequence[Tensor]  # parts as `attend` takes them, which come before the new ones
     values: Sequence[Tensor]
     new: int  # how many new ones
 
@@ -231,6 +232,7 @@ def attend_shared(
 ) -> Tensor:
     """Attention of rows that follow one prefix; see `ops.attend_shared`. Each as it is alone."""
     counts, outs = [row.new for row in own], []
+    keys, values = widened(keys, q.dtype), widened(values, q.dtype)  # once for all rows
     rows = zip(q.split([len(each) for each in causal.queries]), k.split(counts), v.split(counts),
                own, causal.rows, strict=True)  # fmt: skip
     for rq, rk, rv, row, seen in rows:
@@ -242,8 +244,8 @@ def attend_shared(
 
 
 def joined(parts: Sequence[Tensor], dtype: torch.dtype) -> Tensor:
-    """Keys or values in parts [kv_heads, n, d] as one tensor."""
-    return torch.cat([part.to(dtype) for part in parts], dim=1)
+    """Keys or values in parts [kv_heads, n, stored width] as one tensor [kv_heads, all n, d]."""
+    return torch.cat([part.to(dtype) for part in widened(parts, dtype)], dim=1)
 
 
 @reference("canvas_attention")

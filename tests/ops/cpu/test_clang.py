@@ -24,7 +24,10 @@ SEEDS = {"first": range(1, 2), "others": range(2, 21)}
 PASSIVE = os.environ | {"OMP_WAIT_POLICY": "passive"}
 """Threads that wait leave the processor to other programs."""
 
-OPERATIONS = ("kernels", "panels", "columns", "row_operations", "attention_and_softmax")
+OPERATIONS = (
+    *("kernels", "panels", "columns", "row_operations"),
+    *("attention_and_softmax", "narrow_keys"),
+)
 
 pytestmark = [
     pytest.mark.slow,

@@ -28,7 +28,6 @@ from sfumato.model.head import HeadStats
 from sfumato.model.head_stats import PLAIN
 from sfumato.model.model_config import ModelConfig
 from sfumato.model.network import Network
-from sfumato.ops.narrow_cache import widened
 
 MOST_PARTIAL = 0.75
 """Of a canvas: where more has to be computed, all of it is."""
@@ -119,8 +118,7 @@ class KeptRows:
                 continue
             keys.index_copy_(0, places, rk)
             values.index_copy_(0, places, rv)
-            stored = slot.read(layer)[:2]
-            old_keys, old_values = widened(stored, rq.dtype)
+            old_keys, old_values = slot.read(layer)[:2]
             own = keys.transpose(0, 1), values.transpose(0, 1)
             outs.append(ops.attend(rq, (old_keys, own[0]), (old_values, own[1])))
         return torch.cat(outs)

@@ -13,10 +13,12 @@ from torch import Tensor
 
 from sfumato.ops.cpu import library
 from sfumato.ops.cpu.kernels import DTYPES, contiguous
+from sfumato.ops.narrow_cache import FP8, Q8_0, is_narrow, stored_width, widened
 from sfumato.ops.reference import Causal, OwnKeys, SharedCausal
 from sfumato.ops.registry import is_off, twin
 
 EVERYTHING = 2**63 - 1  # a window that no two positions are apart
+_FP8, _Q8_0, _Q8_0_BF16 = 2, 3, 4  # see csrc/sfumato.h
 
 
 WINDOWS = {torch.bfloat16: 8192, torch.float32: 1024}
@@ -28,12 +30,25 @@ def multiplies_bf16() -> bool:
     return library.kernels is not None and library.kernels.bf16
 
 
-def packs(stored: torch.dtype) -> torch.dtype | None:
+def packs(stored: torch.dtype, activations: torch.dtype) -> torch.dtype | None:
     """What keys and values that are stored as `stored` are packed as; None where torch attends."""
     numbers = None if library.kernels is None else library.kernels.attention
+    wide = _wide(stored, activations)
     # Those in float32 stay with torch where products of bfloat16 would round them.
-    known = stored == torch.bfloat16 if numbers == torch.bfloat16 else stored in DTYPES
+    known = wide == torch.bfloat16 if numbers == torch.bfloat16 else wide in DTYPES
     return numbers if known else None
+
+
+def _wide(stored: torch.dtype, activations: torch.dtype) -> torch.dtype:
+    """What stored keys and values are read as: those of a narrow cache as activations are."""
+    return activations if is_narrow(stored) else stored
+
+
+def _number(stored: torch.dtype, activations: torch.dtype) -> int:
+    """How the library names a dtype of keys and values."""
+    if stored == Q8_0:
+        return _Q8_0_BF16 if activations == torch.bfloat16 else _Q8_0
+    return _FP8 if stored == FP8 else DTYPES[stored]
 
 
 def _refusal(device: torch.device) -> str:
@@ -65,8 +80,8 @@ def _serves(
     if q.shape[-1] % 32:
         return False
     if multiplies_bf16():
-        return any(part.dtype == torch.bfloat16 for part in keys)
-    return q.dtype in DTYPES and all(packs(part.dtype) is not None for part in keys)
+        return any(_wide(part.dtype, q.dtype) == torch.bfloat16 for part in keys)
+    return q.dtype in DTYPES and all(packs(part.dtype, q.dtype) is not None for part in keys)
 
 
 @twin("attend", "cpu", serves=_serves, refusal=_refusal, note=_SERVED)
@@ -76,8 +91,7 @@ def attend(
     """See `ops.attend`. Sums and softmax are in float32, products of what `packs` says."""
     tokens, heads, d = q.shape
     kv_heads, held = keys[0].shape[0], sum(part.shape[1] for part in keys)
-    for key, value in zip(keys, values, strict=True):
-        assert key.shape == value.shape == (kv_heads, key.shape[1], d), f"{key.shape} for {q.shape}"
+    _check_parts(keys, values, kv_heads, d)
     assert causal is None or (causal.queries.shape, causal.keys.shape) == ((tokens,), (held,))
     given = contiguous(q)
     out = torch.empty_like(given)
@@ -87,8 +101,8 @@ def attend(
     seen = (causal.queries.int(), causal.keys.int()) if causal else ()
     pointers: list[int | None]
     pointers = [positions.data_ptr() for positions in seen] if seen else [None, None]
-    keys, values = ([_side_by_side(part) for part in parts] for parts in (keys, values))
-    rows = _rows(keys), _rows(values)
+    keys, values = ([_side_by_side(part, q.dtype) for part in parts] for parts in (keys, values))
+    rows = _rows(keys, q.dtype), _rows(values, q.dtype)
     window = EVERYTHING if causal is None or causal.window is None else causal.window
     kernels = library.loaded()
     kernels.run(
@@ -148,19 +162,18 @@ def attend_shared(
     out = torch.empty_like(given)
     assert k.shape == v.shape == (len(k), kv_heads, d), f"{k.shape} and {v.shape} for {q.shape}"
     for parts in ((keys, values), *((row.keys, row.values) for row in own)):
-        for key, value in zip(*parts, strict=True):
-            assert key.shape == value.shape == (kv_heads, key.shape[1], d), f"{key.shape}"
+        _check_parts(*parts, kv_heads, d)
     # Named, so that they outlive the call.
-    stored = [_side_by_side(part) for part in keys], [_side_by_side(part) for part in values]
+    stored = [[_side_by_side(part, q.dtype) for part in parts] for parts in (keys, values)]
     beside = [
-        ([_side_by_side(x) for x in row.keys], [_side_by_side(x) for x in row.values])
+        [[_side_by_side(part, q.dtype) for part in parts] for parts in (row.keys, row.values)]
         for row in own
     ]
-    key_rows, value_rows = list(_entries(stored[0])), list(_entries(stored[1]))
+    key_rows, value_rows = (list(_entries(parts, q.dtype)) for parts in stored)
     first = 0
     for row, (row_keys, row_values) in zip(own, beside, strict=True):
-        key_rows += [*_entries(row_keys), _packed(new_keys, first, row.new)]
-        value_rows += [*_entries(row_values), _packed(new_values, first, row.new)]
+        key_rows += [*_entries(row_keys, q.dtype), _packed(new_keys, first, row.new)]
+        value_rows += [*_entries(row_values, q.dtype), _packed(new_values, first, row.new)]
         first += row.new
     assert first == len(k) and sum(entry.count for entry in key_rows) == len(causal.all_keys)
     arrays = (KeyRows * len(key_rows))(*key_rows), (KeyRows * len(value_rows))(*value_rows)
@@ -194,7 +207,8 @@ class CanvasCall(ctypes.Structure):
 
 
 def _serves_canvas(q: Tensor, k: Tensor, v: Tensor, keys: Tensor, *rest: Tensor) -> bool:
-    known = q.dtype in DTYPES and keys.dtype in DTYPES and keys.is_contiguous()
+    stored = is_narrow(keys.dtype) or keys.dtype in DTYPES
+    known = q.dtype in DTYPES and stored and keys.is_contiguous()
     known = known and k.dtype == v.dtype == q.dtype
     return known and rest[0].is_contiguous() and _serves(q, [keys, k], [])
 
@@ -214,7 +228,8 @@ def canvas_attention(
     rows, length, heads, d = q.shape
     stored, kv_heads, size, _ = keys.shape
     assert keys.shape == values.shape and keys.dtype == values.dtype
-    assert k.shape == v.shape == (rows, length, kv_heads, d) and keys.shape[3] == d
+    assert k.shape == v.shape == (rows, length, kv_heads, d)
+    assert keys.shape[3] == stored_width(d, keys.dtype)
     numbers = [each.to(torch.int64).contiguous() for each in (slots, held, width)]
     assert all(each.shape == (rows,) for each in numbers)
     out = torch.zeros(q.shape, dtype=q.dtype)
@@ -224,7 +239,8 @@ def canvas_attention(
     new = [x.contiguous() for x in (q, k, v)]
     call = CanvasCall(
         *(x.data_ptr() for x in (*new, keys, values)),
-        *(DTYPES[q.dtype], DTYPES[keys.dtype], rows, length, heads, kv_heads, d, stored, size),
+        *(DTYPES[q.dtype], _number(keys.dtype, q.dtype), rows, length, heads, kv_heads, d),
+        *(stored, size),
         *(x.data_ptr() for x in (*numbers, out)),
     )
     kernels = library.loaded()
@@ -232,19 +248,30 @@ def canvas_attention(
     return out
 
 
-def _side_by_side(part: Tensor) -> Tensor:
+def _check_parts(keys: Sequence[Tensor], values: Sequence[Tensor], kv_heads: int, d: int) -> None:
+    for key, value in zip(keys, values, strict=True):
+        expected = kv_heads, key.shape[1], stored_width(d, key.dtype)
+        assert key.shape == value.shape == expected, f"{key.shape} and {value.shape}"
+        # FP8 and what is wide are as long as one another.
+        assert (key.dtype == Q8_0) == (value.dtype == Q8_0), f"{key.dtype} and {value.dtype}"
+
+
+def _side_by_side(part: Tensor, activations: torch.dtype) -> Tensor:
     """Keys or values as the library takes them: rows at any stride, a row's numbers at none."""
-    part = part if part.dtype in DTYPES else part.float()
+    if is_narrow(part.dtype) and activations not in DTYPES:
+        part = widened([part], activations)[0]
+    part = part if part.dtype in DTYPES or is_narrow(part.dtype) else part.float()
     return part if part.stride(-1) == 1 else part.contiguous()
 
 
-def _rows(parts: Sequence[Tensor]) -> ctypes.Array[KeyRows]:
-    return (KeyRows * len(parts))(*_entries(parts))
+def _rows(parts: Sequence[Tensor], activations: torch.dtype) -> ctypes.Array[KeyRows]:
+    return (KeyRows * len(parts))(*_entries(parts, activations))
 
 
-def _entries(parts: Sequence[Tensor]) -> Iterator[KeyRows]:
+def _entries(parts: Sequence[Tensor], activations: torch.dtype) -> Iterator[KeyRows]:
     for part in parts:
-        yield KeyRows(part.data_ptr(), DTYPES[part.dtype], part.shape[1], *part.stride()[:2])
+        number = _number(part.dtype, activations)
+        yield KeyRows(part.data_ptr(), number, part.shape[1], *part.stride()[:2])
 
 
 def _packed(new: Tensor, first: int, count: int) -> KeyRows:

@@ -14,7 +14,6 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from sfumato.ops import online_softmax, reference
-from sfumato.ops.narrow_cache import widened
 from sfumato.ops.online_softmax import Bans, SoftmaxState
 from sfumato.ops.reference import KEYS, ROWS, Causal, Weight, attention, joined
 from sfumato.ops.registry import TORCH, choose, form_of, twin
@@ -135,7 +134,7 @@ def canvas_attention(
     rows = zip(slots.tolist(), held.tolist(), width.tolist(), strict=True)
     for row, (slot, count, length) in enumerate(rows):
         if length:
-            old_k, old_v = widened([x[slot, :, :count] for x in (keys, values)], q.dtype)
+            old_k, old_v = (x[slot, :, :count] for x in (keys, values))
             all_keys = old_k, k[row, :length].transpose(0, 1)
             all_values = old_v, v[row, :length].transpose(0, 1)
             serve = choose("attend", q.device, "any", q[row], all_keys, all_values, None)

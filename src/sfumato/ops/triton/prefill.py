@@ -14,6 +14,7 @@ import triton
 from torch import Tensor
 
 from sfumato.ops import reference
+from sfumato.ops.narrow_cache import is_narrow, widened
 from sfumato.ops.reference import NOWHERE, Causal
 from sfumato.ops.triton.kernel import Kernel, launch, register
 from sfumato.ops.triton.operands import EVERYTHING, matrix, multiplied
@@ -61,7 +62,7 @@ def attend(
     tile = tile_for(kernel.name, q.device)
     padding = -sum(part.shape[1] for part in keys) % tile["KEYS"]
     positions = torch.cat((causal.keys, causal.keys.new_full((padding,), NOWHERE)))
-    k, v = _joined(keys, padding), _joined(values, padding)
+    k, v = (_joined(widened(parts, q.dtype), padding) for parts in (keys, values))
     kv_heads, length = k.shape[:2]
     sizes: dict[str, Any] = {"HEADS": heads, "KV_HEADS": kv_heads, "D": d}
     launch(
@@ -97,7 +98,8 @@ def _serves(
     d = q.shape[-1]
     shaped = 16 <= d <= 512 and d & (d - 1) == 0
     most = max(q.numel(), sum(part.numel() for part in keys))
-    return causal is not None and shaped and most < MOST and multiplied(q, *keys, *values)
+    wide = [part for part in (*keys, *values) if not is_narrow(part.dtype)]
+    return causal is not None and shaped and most < MOST and multiplied(q, *wide)
 
 
 def _check(device: torch.device) -> None:

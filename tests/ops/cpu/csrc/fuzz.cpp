@@ -11,6 +11,7 @@
 
 #include "fuzz.h"
 #include "fuzz_attention.h"
+#include "fuzz_narrow.h"
 #include "sfumato.h"
 
 namespace {
@@ -393,6 +394,7 @@ int main(int count, char **arguments) {
             attention(isa);
             canvas_attention(isa);
             shared_attention(isa);
+            narrow_attention(isa);
         }
     }
     const char *const names[SF_ISAS] = {"portable",    "avx2", "avx_vnni", "avx512_vnni",

@@ -242,8 +242,8 @@ extern "C" int sf_canvas_attention(int isa, const sf_canvas_call *call, int thre
     if (!call || threads < 1) return SF_BAD_ARGUMENT;
     const sf_canvas_call &c = *call;
     if (!c.q || !c.k || !c.v || !c.keys || !c.values || !c.slots || !c.held || !c.width || !c.out ||
-        !dtype_ok(c.dtype) || !dtype_ok(c.stored_dtype) || c.kv_heads < 1 || c.d < 1 ||
-        !fits({c.rows, c.length, c.heads, c.d}) || !fits({c.stored, c.kv_heads, c.size, c.d}) ||
+        !dtype_ok(c.dtype) || !stored_ok(c.stored_dtype) || c.kv_heads < 1 || c.d < 1 || c.d % 32 ||
+        !fits({c.rows, c.length, c.heads, c.d}) || !fits({c.stored, c.kv_heads, c.size, 2, c.d}) ||
         !fits({c.rows, c.length, c.kv_heads, c.d}))
         return SF_BAD_ARGUMENT;
     for (int64_t row = 0; row < c.rows; row++)
@@ -251,16 +251,17 @@ extern "C" int sf_canvas_attention(int isa, const sf_canvas_call *call, int thre
             c.held[row] > c.size || c.width[row] < 0 || c.width[row] > c.length)
             return SF_BAD_ARGUMENT;
     const auto part = [](const void *data, int dtype, int64_t at) {
-        return static_cast<const char *>(data) + at * (dtype == SF_F32 ? 4 : 2);
+        return static_cast<const char *>(data) + at * attention::element_bytes(dtype);
     };
-    const int64_t slot = c.kv_heads * c.size * c.d, new_keys = c.length * c.kv_heads * c.d;
+    const int64_t wide = stored_width(c.stored_dtype, c.d);
+    const int64_t slot = c.kv_heads * c.size * wide, new_keys = c.length * c.kv_heads * c.d;
     const int64_t queries = c.length * c.heads * c.d;
     for (int64_t row = 0; row < c.rows; row++) {
         if (!c.width[row]) continue;
         // One after another: a row is computed as it would be alone.
         const auto both = [&](const void *stored, const void *new_rows, sf_rows (&out)[2]) {
             out[0] = {part(stored, c.stored_dtype, c.slots[row] * slot), c.stored_dtype,
-                      c.held[row], c.size * c.d, c.d};
+                      c.held[row], c.size * wide, wide};
             out[1] = {part(new_rows, c.dtype, row * new_keys), c.dtype, c.width[row], c.d, c.kv_heads * c.d};
         };
         sf_rows keys[2], values[2];

@@ -104,7 +104,7 @@ bool segments_ok(const sf_rows *keys, const sf_rows *values, int64_t segments, i
     *count = 0;
     for (int64_t s = 0; s < segments; s++) {
         for (const sf_rows &rows : {keys[s], values[s]})
-            if (!dtype_ok(rows.dtype) || !fits({rows.count}) || (!rows.data && rows.count)) return false;
+            if (!stored_ok(rows.dtype) || !fits({rows.count}) || (!rows.data && rows.count)) return false;
         if (keys[s].count != values[s].count) return false;
         *count += keys[s].count;
         if (!fits({*count})) return false;

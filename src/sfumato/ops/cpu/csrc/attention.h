@@ -11,6 +11,7 @@ namespace attention {
 inline int64_t up(int64_t n, int64_t to) { return (n + to - 1) / to * to; }
 inline int64_t between(int64_t n, int64_t most) { return n < 0 ? 0 : n < most ? n : most; }
 inline int64_t parts(int64_t n, int64_t of) { return (n + of - 1) / of; }
+inline int64_t element_bytes(int dtype) { return dtype == SF_F32 ? 4 : dtype == SF_BF16 ? 2 : 1; }
 
 // Keys and values as a level multiplies them: of each key head [padded * d] numbers, zeros past the last
 // key.

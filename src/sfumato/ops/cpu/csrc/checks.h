@@ -11,6 +11,12 @@ namespace {
 
 inline bool dtype_ok(int dtype) { return dtype == SF_F32 || dtype == SF_BF16; }
 
+// Of keys and values.
+inline bool stored_ok(int dtype) { return dtype >= SF_F32 && dtype <= SF_Q8_0_BF16; }
+
+// How many elements a row of d keys or values has; d is a multiple of 32 where it has scales.
+inline int64_t stored_width(int dtype, int64_t d) { return dtype >= SF_Q8_0 ? d + d / 16 : d; }
+
 // Scales in panels are read as numbers of two bytes.
 inline bool panels_ok(const void *panels) {
     return panels && reinterpret_cast<uintptr_t>(panels) % 2 == 0;

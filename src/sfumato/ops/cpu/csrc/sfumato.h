@@ -24,10 +24,14 @@
 extern "C" {
 #endif
 
-#define SF_VERSION 12
+#define SF_VERSION 13
 
 enum { SF_OK = 0, SF_BAD_ARGUMENT = -1, SF_NO_MEMORY = -2, SF_UNSUPPORTED = -3 };
 enum { SF_F32 = 0, SF_BF16 = 1 };                     /* dtypes */
+/* What keys and values of attention may be besides, in bytes: SF_FP8 is e4m3 without infinities; a row of
+ * SF_Q8_0 has d int8 codes, then a float16 scale for each 32 of them, d + d / 16 bytes in all, and
+ * stands for codes . scales in float32, which SF_Q8_0_BF16 rounds to bfloat16. */
+enum { SF_FP8 = 2, SF_Q8_0 = 3, SF_Q8_0_BF16 = 4 };
 /* Instruction sets, of one family of processors the worst first. */
 enum {
     SF_PORTABLE = 0,
@@ -134,7 +138,7 @@ SF_API int sf_rms_norm(int isa, const void *x, int dtype, int64_t rows, int64_t 
 SF_API int sf_rotate(int isa, const void *x, int dtype, int64_t tokens, int64_t heads, int64_t half,
                      const void *cosines, const void *sines, void *out, int threads);
 
-/* Rows of keys or values: [kv_heads][count][d] by strides in elements. */
+/* Rows of keys or values: [kv_heads][count][d] by strides in elements, of narrow ones in bytes. */
 typedef struct {
     const void *data;
     int dtype;
@@ -173,12 +177,12 @@ typedef struct {
 SF_API int sf_shared_attention(int isa, const sf_shared_call *call, int threads);
 
 /* Attention of canvases, one a row: q and out [rows][length][heads][d]; k and v [rows][length]
- * [kv_heads][d]; keys and values [stored][kv_heads][size][d].  The first width[row] positions of a
+ * [kv_heads][d]; keys and values [stored][kv_heads][size][d, or a row's bytes].  The first width[row] positions of a
  * row see the first held[row] positions stored at slots[row] and one another; the others get
  * nothing, and their part of `out` is left as it is. */
 typedef struct {
     const void *q, *k, *v, *keys, *values;
-    int dtype, stored_dtype; /* of q, k, v and out; of keys and values */
+    int dtype, stored_dtype; /* of q, k, v and out; of keys and values, which may be narrow */
     int64_t rows, length, heads, kv_heads, d, stored, size;
     const int64_t *slots, *held, *width;
     void *out;
