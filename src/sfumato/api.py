@@ -39,6 +39,7 @@ from sfumato.model.layer_devices import Placement, make_placement
 from sfumato.model.loading import Progress, config_of, expected_shapes, load_network
 from sfumato.model.model_config import ModelConfig
 from sfumato.model.network import Network
+from sfumato.model.other_layers import check_other_layers, faster_other_layers
 from sfumato.model.placement import pick_device, pick_dtype
 from sfumato.model.quantize_on_load import quantized_on_load
 from sfumato.ops.registry import has_twins
@@ -250,6 +251,7 @@ def load(
     experts_on_cpu: int = 0,
     gpu_layers: int | None = None,
     split: Sequence[int] | None = None,
+    other_layers: str = "auto",
 ) -> Model:
     """Loads a checkpoint, file or folder, safetensors or GGUF; None is the embedded model.
 
@@ -262,22 +264,19 @@ def load(
     keys and values are stored (None: as the model's dtype says); experts_on_cpu: of how many of the
     first layers the experts stay in the host's memory and compute there, for a card that is too
     small; gpu_layers: how many of the last layers are on the card, with their keys and values,
-    while the first ones run on the CPU (None: all); split: how many of these each of several cards
-    has, the device and those numbered after it.  Raises CheckpointError, ConfigError or ValueError,
-    naming the file, field or argument.
+    while the first ones are `other_layers` (None: all); split: how many of these each of several
+    cards has, the device and those numbered after it; other_layers: what runs the others, "cpu",
+    "stream" (the card, to which their weights are copied), or "auto", by a trial of one of them.
+    Raises CheckpointError, ConfigError or ValueError, naming the file, field or argument.
     """
     start = time.perf_counter()
-    if not isinstance(path, str | PathLike | None) or path == "":
-        raise ValueError(
-            "path: must name a checkpoint, a file or a folder, or be None for the embedded model, "
-            f"got {path!r}"
-        )
-    checkpoint = open_checkpoint(EMBEDDED if path is None else Path(path))
+    checkpoint = _opened(path)
     # What fails fast comes first, and all of it before the weights.
     config = config_of(checkpoint)
     checkpoint.check_tensors(expected_shapes(config))
-    target = pick_device(device)
-    placement = _placed(config, target, experts_on_cpu, gpu_layers, split)
+    target, counts = pick_device(device), (experts_on_cpu, gpu_layers, split)
+    check_other_layers(other_layers)
+    placement = _placed(config, target, *counts)
     weights = fingerprint(checkpoint)
     if quantize is not None:
         checkpoint = quantized_on_load(checkpoint, quantize, target)
@@ -286,6 +285,10 @@ def load(
     text = _fitting_text(checkpoint, config)
     if not has_twins(target):
         try_device(target, EMBEDDED)
+    if placement.leaves_layers:
+        trial = checkpoint, config, target, kind, activations, cache_type
+        chosen = faster_other_layers(*trial) if other_layers == "auto" else other_layers
+        placement = _placed(config, target, *counts, chosen)
     options = progress, activations, cache_type, placement
     network = load_network(checkpoint, target, kind, *options)
     if dtype == "auto" and kind == torch.float16 and not fits_float16(network):
@@ -297,6 +300,16 @@ def load(
     names = _identity(checkpoint, weights, network, cache_type)
     identity = ModelIdentity(*names, activations, quantize or "")
     return Model(network, text, defaults, ends, checkpoint.path, family, seconds, identity)
+
+
+def _opened(path: str | PathLike[str] | None) -> Checkpoint:
+    """The checkpoint of that path, or the embedded one. Raises ValueError for what is no path."""
+    if not isinstance(path, str | PathLike | None) or path == "":
+        raise ValueError(
+            "path: must name a checkpoint, a file or a folder, or be None for the embedded model, "
+            f"got {path!r}"
+        )
+    return open_checkpoint(EMBEDDED if path is None else Path(path))
 
 
 def _placed(config: ModelConfig, device: torch.device, *counts: Any) -> Placement:
@@ -315,8 +328,8 @@ def _identity(
     kept = str(network.dtype).removeprefix("torch.")
     if cache_type is not None:
         kept += f", cache {cache_type}"  # answers differ, as with another dtype
-    if network.is_mixed:
-        kept += f", {network.placement.summary}"
+    if summary := network.placement.summary:
+        kept += f", {summary}"
     return checkpoint.path.name, weights, kept
 
 

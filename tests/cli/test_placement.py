@@ -9,9 +9,13 @@ from typing import Any
 import pytest
 import torch
 
+from sfumato.engine.device_memory import Budget
+from sfumato.engine.layer_choice import check_placed
 from sfumato.model import placement
+from sfumato.model.layer_devices import OTHER_LAYERS
 from sfumato.ops import ACTIVATIONS as OURS
 from sfumato.options import ACTIVATIONS, CACHE_TYPES
+from sfumato.options import OTHER_LAYERS as OTHERS
 
 
 @pytest.fixture(autouse=True)
@@ -38,6 +42,7 @@ def loads(monkeypatch: pytest.MonkeyPatch) -> list[dict[str, Any]]:
 def test_the_names_written_out_are_all() -> None:
     assert ACTIVATIONS == OURS
     assert tuple(placement.CACHE_TYPES) == CACHE_TYPES
+    assert ("auto", *OTHER_LAYERS) == OTHERS
 
 
 def test_the_kind_of_cache_is_handed_on(cli: Any, loads: list[dict[str, Any]]) -> None:
@@ -52,8 +57,9 @@ def test_the_layers_of_the_cpu(
     cli: Any, loads: list[dict[str, Any]], option: str, default: int | None
 ) -> None:
     cli("run", "Hi")
-    cli("run", "Hi", f"--{option}", "12")
-    assert [each[option.replace("-", "_")] for each in loads] == [default, 12]
+    cli("run", "Hi", f"--{option}", "2")
+    assert [each[option.replace("-", "_")] for each in loads] == [default, 2]
+    assert f"{option.replace('-', '_')}: must be" in cli("run", "Hi", f"--{option}", "12").err
     assert f"--{option}" in cli("run", "Hi", f"--{option}", "-1").err
 
 
@@ -103,5 +109,74 @@ def test_auto_is_the_number_of_layers_that_fit(
 
 def test_the_layers_of_each_card(cli: Any, loads: list[dict[str, Any]]) -> None:
     cli("run", "Hi")
-    cli("run", "Hi", "--split", "20,10")
-    assert [each["split"] for each in loads] == [None, [20, 10]]
+    cli("run", "Hi", "--split", "2,3")
+    assert [each["split"] for each in loads] == [None, [2, 3]]
+    assert "split: must be" in cli("run", "Hi", "--split", "20,10").err
+
+
+@pytest.fixture
+def card(monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """Has every command take a card for its device; the trials of a layer on it, each of which
+    finds streaming faster."""
+    trials: list[str] = []
+
+    def try_layer(*given: object) -> str:
+        trials.append(str(given[2]))
+        return "stream"
+
+    monkeypatch.setattr("sfumato.cli.placed.pick_device", lambda _: torch.device("meta"))
+    monkeypatch.setattr("sfumato.cli.placed.faster_other_layers", try_layer)
+    return trials
+
+
+@pytest.mark.parametrize(
+    ("given", "handed", "tried"),
+    [
+        (("--gpu-layers", "1"), "stream", 1),
+        (("--gpu-layers", "1", "--other-layers", "cpu"), "cpu", 0),
+        (("--gpu-layers", "1", "--other-layers", "stream"), "stream", 0),
+        ((), "auto", 0),
+    ],
+)
+def test_the_other_layers_are_tried_where_there_are_some(
+    cli: Any,
+    loads: list[dict[str, Any]],
+    card: list[str],
+    given: tuple[str, ...],
+    handed: str,
+    tried: int,
+) -> None:
+    cli("run", "Hi", *given)
+    assert [each["other_layers"] for each in loads] == [handed]
+    assert card == ["meta"] * tried
+    assert "invalid choice: 'disk'" in cli("run", "Hi", "--other-layers", "disk").err
+
+
+@pytest.mark.parametrize("fitting", [{"cpu": 1, "stream": 0}, {"cpu": 5, "stream": 5}])
+def test_auto_counts_beside_what_streaming_takes(
+    monkeypatch: pytest.MonkeyPatch,
+    cli: Any,
+    loads: list[dict[str, Any]],
+    card: list[str],
+    fitting: dict[str, int],
+) -> None:
+    def most(*_: object, other_layers: str = "cpu") -> int:
+        return fitting[other_layers]
+
+    monkeypatch.setattr("sfumato.cli.placed.most_gpu_layers", most)
+    err = cli("run", "Hi", "--gpu-layers", "auto").err
+    assert [each["gpu_layers"] for each in loads] == [fitting["stream"]]
+    is_streamed = fitting["cpu"] < 5
+    assert ("stream from the host's memory" in err) == is_streamed and len(card) == is_streamed
+
+
+def test_a_part_that_does_not_fit_is_refused_before_loading(
+    monkeypatch: pytest.MonkeyPatch, cli: Any, loads: list[dict[str, Any]], card: list[str]
+) -> None:
+    def ask(device: torch.device) -> Budget | None:
+        return Budget(1000, "a test") if device.type == "cpu" else None
+
+    monkeypatch.setattr("sfumato.cli.placed.check_placed", lambda *given: check_placed(*given, ask))
+    for given in (("--experts-on-cpu", "2"), ("--gpu-layers", "1")):
+        done = cli("run", "Hi", *given)
+        assert done.code == 2 and "or leave more to the card" in done.err and not loads

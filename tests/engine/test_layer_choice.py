@@ -12,12 +12,14 @@ from tests.support.gguf_files import gguf_config, random_state, write_gguf
 from sfumato.engine.device_memory import Budget
 from sfumato.engine.engine_config import EngineConfig
 from sfumato.engine.errors import EngineError
+from sfumato.engine.footprint import ModelFootprint
 from sfumato.engine.layer_choice import Ask, Subject, check_placed, most_gpu_layers
-from sfumato.engine.memory_estimate import predict
+from sfumato.engine.memory_estimate import LIBRARIES, predict
 from sfumato.engine.memory_guard import MemoryGuard
 from sfumato.model.families import open_checkpoint
 from sfumato.model.layer_devices import Placement, make_placement
 from sfumato.model.loading import config_of, load_network
+from sfumato.model.streamed_layers import PIECE
 
 CPU, META, SECOND = torch.device("cpu"), torch.device("meta"), torch.device("cpu", 1)
 ENGINE = EngineConfig(slots=1, context=64, memory_margin=0.0)
@@ -77,3 +79,51 @@ def test_an_engine_checks_the_slots_of_other_devices(subject: Subject) -> None:
     MemoryGuard(network, ENGINE, budgets(cpu_1=10**9))
     with pytest.raises(EngineError, match=re.escape("the part on cpu:1 of an engine of 1 slots")):
         MemoryGuard(network, ENGINE, budgets(cpu_1=1000))
+
+
+def streamed(subject: Subject, count: int, experts_on_cpu: int = 0) -> Placement:
+    layers = len(subject.config.layers)
+    return make_placement(META, layers, experts_on_cpu, count, other_layers="stream")
+
+
+def test_streamed_layers_take_two_buffers(subject: Subject) -> None:
+    own = (CPU,) * len(subject.config.layers)
+    placements = [Placement(CPU, own, own, tuple(range(n))) for n in range(len(own) + 1)]
+    parts = [subject.on(CPU, placement) for placement in placements]
+    assert parts[2].weights > parts[3].weights and parts[0].kept == 0
+    for placement, part in zip(placements, parts, strict=True):
+        network = load_network(subject.checkpoint, CPU, torch.float32, placement=placement)
+        loaded = ModelFootprint.of_network(network)
+        assert (loaded.weights, loaded.config) == (part.weights, subject.config)
+        kept = sum(streams.nbytes for streams in network.transformer.streams)
+        assert part.kept - PIECE < kept <= part.kept
+
+
+def test_how_many_layers_fit_beside_the_buffers(subject: Subject) -> None:
+    layers = len(subject.config.layers)
+    needs = []
+    for count in range(layers + 1):
+        prediction = predict(subject.on(META, streamed(subject, count)), ENGINE)
+        needs.append(prediction.total - prediction.libraries)
+    assert needs[0] < needs[1] >= needs[layers]  # two buffers hold two layers, and one more is left
+    for nbytes, count in ((needs[layers], layers), (needs[layers] - 1, 0)):
+        how = {"ask": budgets(meta=nbytes), "other_layers": "stream"}
+        assert most_gpu_layers(subject, META, ENGINE, **how) == count
+
+
+def test_the_host_is_checked_for_what_stays_there(subject: Subject) -> None:
+    count = len(subject.config.layers)
+    waiting = subject.on(META, streamed(subject, 1)).kept + LIBRARIES
+    check_placed(subject, streamed(subject, 1), ENGINE, budgets(cpu=waiting))
+    with pytest.raises(EngineError, match=r"waits in the host's memory .* more to the card"):
+        check_placed(subject, streamed(subject, 1), ENGINE, budgets(cpu=waiting - 1))
+    experts = make_placement(META, count, count)
+    need = predict(subject.on(CPU, experts), ENGINE).total
+    check_placed(subject, experts, ENGINE, budgets(cpu=need))
+    with pytest.raises(EngineError, match=r"the part of the model on cpu .* more to the card"):
+        check_placed(subject, experts, ENGINE, budgets(cpu=need - 1))
+    both = streamed(subject, 1, experts_on_cpu=1)
+    need = predict(subject.on(CPU, both), ENGINE).total + subject.on(META, both).kept
+    check_placed(subject, both, ENGINE, budgets(cpu=need))
+    with pytest.raises(EngineError, match="of its other parts needs"):
+        check_placed(subject, both, ENGINE, budgets(cpu=need - 1))

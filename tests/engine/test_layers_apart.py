@@ -43,6 +43,12 @@ def in_two(device: torch.device, layers: int, *_: object) -> Placement:
     return Placement(device, own, own)
 
 
+def streamed(device: torch.device, layers: int, *_: object) -> Placement:
+    """All layers but the last, on two devices, the experts of the first elsewhere."""
+    own = (CPU,) * (layers - 2) + (SECOND,) * 2
+    return Placement(device, own, (FIRST, *own[1:]), tuple(range(layers - 1)))
+
+
 @pytest.fixture(scope="module")
 def expected() -> list[tuple[list[int], Tensor]]:
     return results(sfumato.load(device="cpu"))
@@ -52,7 +58,7 @@ def never(device: torch.device) -> NoReturn:
     raise AssertionError("a graph holds the work of one device")
 
 
-@pytest.mark.parametrize("make", [cycled, in_two])
+@pytest.mark.parametrize("make", [cycled, in_two, streamed])
 def test_texts_are_those_of_one_device(
     monkeypatch: pytest.MonkeyPatch,
     expected: list[tuple[list[int], Tensor]],
@@ -65,3 +71,24 @@ def test_texts_are_those_of_one_device(
     for (ids, entropies), (other, others) in zip(results(model), expected, strict=True):
         assert ids == other and ids
         assert torch.equal(entropies, others)
+
+
+@pytest.mark.parametrize(("given", "streams"), [("auto", True), ("stream", True), ("cpu", False)])
+def test_what_becomes_of_the_other_layers(
+    monkeypatch: pytest.MonkeyPatch, given: str, streams: bool
+) -> None:
+    placements: list[Placement] = []
+
+    def load_network(*arguments: object) -> NoReturn:
+        placements.extend(each for each in arguments if isinstance(each, Placement))
+        raise ValueError("that is all")
+
+    monkeypatch.setattr(api, "pick_device", lambda _: torch.device("meta"))
+    monkeypatch.setattr(api, "try_device", lambda *_: None)
+    monkeypatch.setattr(api, "faster_other_layers", lambda *_: "stream")
+    monkeypatch.setattr(api, "load_network", load_network)
+    with pytest.raises(ValueError, match="that is all"):
+        sfumato.load(gpu_layers=3, other_layers=given)
+    assert [placement.streamed for placement in placements] == [(0, 1) if streams else ()]
+    with pytest.raises(ValueError, match="'disk' is none of auto, cpu, stream"):
+        sfumato.load(other_layers="disk")

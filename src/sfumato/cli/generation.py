@@ -61,7 +61,7 @@ def load(args: argparse.Namespace) -> Model:
     check_device(args.device, label(args, "device"))
     if args.threads:
         torch.set_num_threads(args.threads)  # the compiled operations take as many
-    gpu_layers = placed.gpu_layers(args, _one_slot)
+    placed.choose_layers(args, _one_slot)
     with _progress() as progress:
         model = sfumato.load(
             args.model,
@@ -72,8 +72,9 @@ def load(args: argparse.Namespace) -> Model:
             quantize=args.quantize,
             cache_type=args.cache_type,
             experts_on_cpu=args.experts_on_cpu,
-            gpu_layers=gpu_layers,
+            gpu_layers=args.gpu_layers,
             split=args.split,
+            other_layers=args.other_layers,
         )
     if not args.threads:
         spare_threads(model)

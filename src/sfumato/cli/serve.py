@@ -17,6 +17,7 @@ import webbrowser
 from collections.abc import Callable
 from contextlib import AbstractContextManager, closing, nullcontext
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, NoReturn
 
@@ -83,7 +84,7 @@ def _serve(
     audit: AuditWriter | None,
 ) -> End:
     """Loads the model and serves until a signal comes or the engine dies."""
-    from sfumato.cli import generation
+    from sfumato.cli import generation, placed
     from sfumato.engine import Engine, EngineError
     from sfumato.server.app import create_app
     from sfumato.server.metrics import Metrics
@@ -96,7 +97,8 @@ def _serve(
 
     generation.check_device(args.device, label(args, "device"))
     try:
-        _check_memory(args)
+        layout = partial(_config, args)
+        placed.choose_layers(args, layout, one_device=True)  # checks the memory before it loads
         model = generation.load(args)
         config = _config(args, model.config.context_length)
         engine = Engine(model, config, on_finish=finished)
@@ -213,20 +215,6 @@ def _config(args: argparse.Namespace, longest: int) -> EngineConfig:
         max_steps=args.max_steps,
         request_timeout_s=args.request_timeout or None,
     )
-
-
-def _check_memory(args: argparse.Namespace) -> None:
-    """Raises ValueError where the model and its slots cannot fit, before it is loaded; makes a
-    number of layers of `--gpu-layers auto`."""
-    from sfumato.cli import placed
-    from sfumato.engine.layer_choice import check_placed
-    from sfumato.model.layer_devices import make_placement
-
-    args.gpu_layers = placed.gpu_layers(args, lambda longest: _config(args, longest))
-    subject, device = placed.subject(args)
-    layers = args.experts_on_cpu, args.gpu_layers, args.split
-    placement = make_placement(device, len(subject.config.layers), *layers)
-    check_placed(subject, placement, _config(args, subject.config.context_length))
 
 
 def _audit_log(args: argparse.Namespace) -> AbstractContextManager[AuditWriter | None]:

@@ -18,6 +18,7 @@ from sfumato.model.loading import loaded_bytes, viewed_bytes
 from sfumato.model.model_config import ModelConfig
 from sfumato.model.network import Network
 from sfumato.model.placement import cache_dtype
+from sfumato.model.streamed_layers import aligned, buffers_of, kept_bytes
 from sfumato.ops import gpu
 from sfumato.weights.checkpoint import Checkpoint
 
@@ -35,6 +36,7 @@ class ModelFootprint:
     # Of the weights, the experts of each layer; none once it is loaded.
     experts: tuple[int, ...] = field(default=(), compare=False)
     placement: Placement | None = field(default=None, compare=False)  # None: all on the device
+    kept: int = field(default=0, compare=False)  # bytes of streamed layers in the host's memory
 
     @property
     def is_home(self) -> bool:
@@ -66,20 +68,29 @@ class ModelFootprint:
             for name, info in checkpoint.tensors.items()
             if placement.of(name) == device
         ]
-        views = [(name, info) for name, info in tensors if checkpoint.is_view(name)]
-        experts = [0] * len(config.layers)
+        sizes: list[int] = []
+        views = 0
+        experts, streamed = [0] * len(config.layers), [0] * len(config.layers)
         for name, info in tensors:
+            size = loaded_bytes(name, info, device, dtype)
+            if (layer := placement.streamed_layer(name)) is not None:
+                streamed[layer] += aligned(size)
+                continue
+            sizes.append(size)
+            views += viewed_bytes(name, info, device, dtype) if checkpoint.is_view(name) else 0
             if (layer := layer_of_experts(name)) is not None:
-                experts[layer] += loaded_bytes(name, info, device, dtype)
+                experts[layer] += size
+        layers = [size for size in streamed if size]
         return cls(
             _layers_on(config, placement, device),
             device,
             dtype,
             cache_dtype(checkpoint, placement.device, dtype, cache_type),
-            held_bytes((loaded_bytes(name, info, device, dtype) for name, info in tensors), device),
-            sum(viewed_bytes(name, info, device, dtype) for name, info in views),
+            held_bytes([*sizes, *buffers_of(layers)], device),
+            views,
             tuple(experts),
             placement,
+            kept_bytes(layers),
         )
 
     @classmethod
@@ -88,12 +99,13 @@ class ModelFootprint:
         are mapped is not known any more."""
         device, placement = device or network.device, network.placement
         config = _layers_on(network.config, placement, device)
-        values = [v for module in network.transformer.modules() for v in _weights(module)]
-        sizes = [
-            value.nbytes
-            for value in (*values, *(network.head.output or ()))
-            if _is_on(value, device)
-        ]
+        values: list[Any] = [*(network.head.output or ())]
+        if placement.streamed:  # their weights are views of these buffers
+            values += [each for streams in network.transformer.streams for each in streams.buffers]
+        for name, module in network.transformer.named_modules():
+            if placement.streamed_layer(f"{name}.") is None:
+                values += _weights(module)
+        sizes = [value.nbytes for value in values if _is_on(value, device)]
         kinds = network.dtype, network.cache_dtype, held_bytes(sizes, device)
         return cls(config, device, *kinds, placement=placement)
 

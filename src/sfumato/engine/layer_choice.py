@@ -13,9 +13,10 @@ import torch
 from sfumato.engine.device_memory import Budget, budget
 from sfumato.engine.engine_config import EngineConfig
 from sfumato.engine.footprint import ModelFootprint
-from sfumato.engine.memory_guard import check_load, lacking
+from sfumato.engine.memory_guard import check_kept, check_load, lacking
 from sfumato.model.layer_devices import Placement, make_placement
 from sfumato.model.model_config import ModelConfig
+from sfumato.model.placement import shares_host_memory
 from sfumato.weights.checkpoint import Checkpoint
 
 Ask = Callable[[torch.device], Budget | None]
@@ -40,9 +41,16 @@ class Subject:
 def check_placed(
     subject: Subject, placement: Placement, engine: EngineConfig, ask: Ask = budget
 ) -> None:
-    """Raises EngineError, naming the device, where a part does not fit with its engine."""
-    for device in placement.devices:
-        check_load(subject.on(device, placement), engine, ask)
+    """Raises EngineError, naming the device, where a part does not fit with its engine; the host's
+    memory counts once for all parts that are in it, streamed layers with them."""
+    parts = [subject.on(device, placement) for device in placement.devices]
+    kept = sum(part.kept for part in parts)
+    in_host = [part for part in parts if shares_host_memory(part.device)]
+    for part in parts:
+        others = (other.weights for other in in_host if other is not part)
+        check_load(part, engine, ask, kept + sum(others) if part in in_host else 0)
+    if kept and not in_host:
+        check_kept(kept, engine, ask)
 
 
 def most_gpu_layers(
@@ -51,13 +59,15 @@ def most_gpu_layers(
     engine: EngineConfig,
     experts_on_cpu: int = 0,
     ask: Ask = budget,
+    other_layers: str = "cpu",
 ) -> int:
     """The largest number of layers that fit a device with an engine of this layout, as predicted;
     all of them where the device's memory is unknown, and 0 where not even the embedding fits, which
-    `check_placed` says. Raises ValueError as `make_placement`."""
+    `check_placed` says. other_layers: what becomes of the others. Raises ValueError as
+    `make_placement`."""
     layers, available = len(subject.config.layers), ask(device)
     for count in range(layers, 0, -1):
-        placement = make_placement(device, layers, experts_on_cpu, count)
+        placement = make_placement(device, layers, experts_on_cpu, count, other_layers=other_layers)
         if available is None or lacking(subject.on(device, placement), engine, available) <= 0:
             return count
     return 0

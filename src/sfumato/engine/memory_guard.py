@@ -16,9 +16,11 @@ from sfumato.engine.device_memory import Budget, budget, used_memory
 from sfumato.engine.engine_config import EngineConfig
 from sfumato.engine.errors import EngineError
 from sfumato.engine.footprint import ModelFootprint
-from sfumato.engine.memory_estimate import Prediction, pool_bytes, predict
+from sfumato.engine.memory_estimate import LIBRARIES, Prediction, pool_bytes, predict
 from sfumato.model.network import Network
 from sfumato.model.placement import shares_host_memory
+
+MORE_ON_CARD = ", or leave more to the card (--gpu-layers, --experts-on-cpu)"
 
 
 @dataclass(frozen=True)
@@ -91,15 +93,22 @@ class MemoryGuard:
         return f"takes {need:,} bytes, and of memory {max(0, left):,} are left"
 
 
-def check(need: int, budget: Budget, margin: float, what: str, experts: Sequence[int] = ()) -> int:
+def check(
+    need: int,
+    budget: Budget,
+    margin: float,
+    what: str,
+    experts: Sequence[int] = (),
+    advice: str = "",
+) -> int:
     """The bytes that stay free, the margin aside. Raises EngineError where there are too few.
-    experts: bytes of each layer that could stay on the host."""
+    experts: bytes of each layer that could stay on the host; advice: what else would help."""
     usable = int(budget.nbytes * (1 - margin))
     if need > usable:
         raise EngineError(
             f"{what} needs {_size(need)}, and of {_size(budget.nbytes)} ({budget.source}) a margin "
             f"of {margin:.0%} leaves {_size(usable)}; lower --slots, --context or "
-            f"--snapshot-memory, or free some memory{_advice(need - usable, experts)}"
+            f"--snapshot-memory, or free some memory{_advice(need - usable, experts)}{advice}"
         )
     return usable - need
 
@@ -117,10 +126,11 @@ def check_load(
     footprint: ModelFootprint,
     config: EngineConfig,
     ask: Callable[[torch.device], Budget | None] = budget,
+    beside: int = 0,
 ) -> Prediction:
     """What a model that is not loaded yet will take, with its engine. Raises EngineError where
     that does not fit; pages of mapped files are counted, for without them every step reads the
-    file again."""
+    file again. beside: bytes that other parts of the model take of the same memory."""
     prediction, available = predict(footprint, config), ask(footprint.device)
     if available is not None:
         experts = () if shares_host_memory(footprint.device) else footprint.experts
@@ -128,8 +138,25 @@ def check_load(
         apart = placement is not None and placement.is_mixed
         subject = f"the part of the model on {footprint.device}" if apart else "the model"
         what = f"{subject} ({_size(prediction.weights)}) with {config.slots} slots"
-        check(_need(footprint, prediction), available, config.memory_margin, what, experts)
+        if beside:
+            what += f" and {_size(beside)} of its other parts"
+        elsewhere = apart and footprint.device.type == "cpu"
+        advice = MORE_ON_CARD if elsewhere else ""
+        need = _need(footprint, prediction) + beside
+        check(need, available, config.memory_margin, what, experts, advice)
     return prediction
+
+
+def check_kept(
+    nbytes: int,
+    config: EngineConfig,
+    ask: Callable[[torch.device], Budget | None] = budget,
+) -> None:
+    """Raises EngineError where the host's memory does not hold so many bytes of streamed layers."""
+    available = ask(torch.device("cpu"))
+    if available is not None:
+        what = "the part of the model that waits in the host's memory"
+        check(nbytes + LIBRARIES, available, config.memory_margin, what, advice=MORE_ON_CARD)
 
 
 def lacking(footprint: ModelFootprint, config: EngineConfig, available: Budget) -> int:

@@ -13,7 +13,7 @@ import math
 from collections.abc import Callable
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from sfumato import ops
 from sfumato.model.codes_on_load import as_codes
@@ -23,6 +23,7 @@ from sfumato.model.layer_devices import Placement, on_one_device
 from sfumato.model.model_config import ConfigError, ModelConfig
 from sfumato.model.network import Network
 from sfumato.model.placement import cache_dtype
+from sfumato.model.put_weights import KeptWeights, place
 from sfumato.model.transformer import Block, Transformer
 from sfumato.model.upload import Mover
 from sfumato.ops import gpu, packing
@@ -94,18 +95,18 @@ def load_network(
     total = sum(checkpoint.tensors[name].nbytes for name in expected)
     done, output = 0, None
     movers = {at: Mover(at) for at in placement.devices}
+    kept = KeptWeights(placement)
     for name, following in zip(expected, [*list(expected)[1:], None], strict=True):
-        path, _, leaf = name.rpartition(".")
-        module = transformer.get_submodule(path)
         if following is not None and placement.of(following).type != "cpu":
             checkpoint.prefetch(following)  # is read from disk while this one is copied
         mover = movers[placement.of(name)]
         value = _converted(checkpoint.read(name), name, mover, dtype)
         if name == EMBEDDING:
             output = _output(value, activations)
-        if _is_packed(name, checkpoint.tensors[name], placement.of(name)):
+        is_kept = placement.streamed_layer(name) is not None
+        if is_kept or _is_packed(name, checkpoint.tensors[name], placement.of(name)):
             mover.wait()
-        place(module, leaf, _packed(value, name, activations))
+        kept.put(transformer, name, _packed(value, name, activations))
         del value  # before the next one is converted
         done += checkpoint.tensors[name].nbytes
         if progress is not None:
@@ -113,7 +114,34 @@ def load_network(
     for mover in movers.values():
         mover.finish()
     set_devices(transformer, placement)
+    kept.stream(transformer)
     return Network(transformer, device, dtype, stored, output, placement)
+
+
+def load_layer(
+    checkpoint: Checkpoint,
+    config: ModelConfig,
+    number: int,
+    device: torch.device,
+    dtype: torch.dtype,
+    activations: str,
+    stored: torch.dtype,
+) -> Block:
+    """One layer on a device, as `load_network` loads it; stored: the dtype of the cache."""
+    with torch.device("meta"):
+        block = Block(config, config.layers[number]).requires_grad_(False)
+    prefix = f"layers.{number}."
+    names = [prefix + name for name, _ in block.named_parameters()]
+    placement = on_one_device(device, len(config.layers))
+    checkpoint = _prepared(checkpoint, config, placement, frozenset(names), stored)
+    mover = Mover(device)
+    for name in names:
+        path, _, leaf = name.removeprefix(prefix).rpartition(".")
+        value = _converted(checkpoint.read(name), name, mover, dtype)
+        mover.wait()
+        place(block.get_submodule(path), leaf, _packed(value, name, activations))
+    mover.finish()
+    return block
 
 
 def set_devices(transformer: Transformer, placement: Placement) -> None:
@@ -160,15 +188,6 @@ def _output(embedding: Read, activations: str) -> list[Weight] | None:
     if rows % CHUNK:
         output.append(ops.pack(embedding[chunks * CHUNK :], activations))
     return output
-
-
-def place(module: nn.Module, leaf: str, value: Weight) -> None:
-    """Puts a weight where `module.leaf` was."""
-    if isinstance(value, Tensor):
-        setattr(module, leaf, nn.Parameter(value, requires_grad=False))
-    else:
-        delattr(module, leaf)
-        setattr(module, leaf, value)
 
 
 def _converted(value: Read, name: str, mover: Mover, dtype: torch.dtype) -> Read:

@@ -7,7 +7,8 @@ parameter names are the checkpoint's, so a weight's path here is its canonical n
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, nullcontext
 
 import torch
 from torch import Tensor, nn
@@ -26,6 +27,7 @@ from sfumato.model.layers import (
 )
 from sfumato.model.model_config import LayerConfig, ModelConfig
 from sfumato.model.step_rows import StepRows
+from sfumato.model.streamed_layers import StreamedLayers
 
 
 class Block(nn.Module):
@@ -36,6 +38,8 @@ class Block(nn.Module):
         hidden, eps = config.hidden_size, config.rms_norm_eps
         self.eps = eps
         self.device: torch.device | None = None  # where it is not that of the embedding
+        # Within it the layer's weights can be computed with; streamed ones come for that.
+        self.present: Callable[[], AbstractContextManager[None]] = nullcontext
         self.self_attn = Attention(config, layer)
         self.mlp = GatedMLP(hidden, config.intermediate_size)
         self.router = Router(config)
@@ -108,6 +112,7 @@ class Transformer(nn.Module):
     def __init__(self, config: ModelConfig) -> None:
         super().__init__()
         self.config = config
+        self.streams: tuple[StreamedLayers, ...] = ()  # one for each card that has such layers
         self.embed_tokens = Embedding(config.vocab_size, config.hidden_size)
         self.layers = nn.ModuleList(Block(config, layer) for layer in config.layers)
         self.norm = RMSNorm(config.hidden_size, config.rms_norm_eps)
@@ -130,10 +135,12 @@ class Transformer(nn.Module):
         *others, (last, layer) = zip(self._on_devices(x.device), self.config.layers, strict=True)
         for index, ((block, at), each) in enumerate(others):
             x = x.to(at)
-            x = block(x, tables.of(each, at), attend, index, True)
+            with block.present():
+                x = block(x, tables.of(each, at), attend, index, True)
         block, at = last
-        normed = block.input_layernorm(x.to(at))
-        attend.keep(*block.self_attn.keys_values(normed, tables.of(layer, at)))
+        with block.present():
+            normed = block.input_layernorm(x.to(at))
+            attend.keep(*block.self_attn.keys_values(normed, tables.of(layer, at)))
 
     def denoise(
         self,
@@ -176,7 +183,8 @@ class Transformer(nn.Module):
             # The last layer needs keys and values of all tokens, and the rest of the wanted ones.
             wanted = only.to(at) if only is not None and index == last else None
             phase = encoding if isinstance(encoding, bool) else encoding.to(at)
-            x = block(x.to(at), tables.of(layer, at), attend, index, phase, wanted)
+            with block.present():
+                x = block(x.to(at), tables.of(layer, at), attend, index, phase, wanted)
         return self.norm(x.to(home))
 
     def _on_devices(self, home: torch.device) -> Iterator[tuple[Block, torch.device]]:

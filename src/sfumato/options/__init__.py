@@ -25,6 +25,7 @@ from sfumato.options.kinds import (
     FORMATS,
     GROUP_NOTES,
     ON_LOAD,
+    OTHER_LAYERS,
 )
 from sfumato.options.limits import LAST_SEED, MOST_STEPS, MOST_TOP_K
 from sfumato.options.option import PREFIX, Option
@@ -54,6 +55,7 @@ __all__ = [
     "MOST_TOP_K",
     "ON_LOAD",
     "OPTIONS",
+    "OTHER_LAYERS",
     "PREFIX",
     "SAMPLERS",
     "SETTINGS",

@@ -17,6 +17,7 @@ from sfumato.options.kinds import (
     LOAD,
     MODEL,
     ON_LOAD,
+    OTHER_LAYERS,
     PATH,
     QUANTIZE_HELP,
     REPLY,
@@ -79,8 +80,11 @@ GENERAL = (
     Option("experts-on-cpu", Whole(0, MOST_LAYERS), LOAD,
            "layers whose experts stay with the CPU, for a card that is too small", 0, "N", MODEL),
     Option("gpu-layers", WholeOr(Whole(0, MOST_LAYERS), "auto"), LOAD,
-           "last layers that are on the card, the others run on the CPU; auto: as many as fit; "
-           "default: all", None, "N", MODEL),
+           "last layers that are on the card; auto: as many as fit; default: all",
+           None, "N", MODEL),
+    Option("other-layers", Choice(OTHER_LAYERS), LOAD,
+           "layers that --gpu-layers leaves: cpu runs them, stream copies their weights to the "
+           "card at each step, auto is the one that a trial finds faster", "auto", "", MODEL),
     Option("split", Listed(Whole(1, MOST_LAYERS)), LOAD,
            "layers of each of several cards, --device and those after it; default: all on one",
            None, "N,N", MODEL),

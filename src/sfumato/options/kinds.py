@@ -10,6 +10,7 @@ from sfumato.values import Flag, Number, Path, Size, Text, Whole
 DTYPES = ("auto", "float32", "bfloat16", "float16")
 ACTIVATIONS = ("int8", "bf16")
 CACHE_TYPES = ("bf16", "fp8", "q8_0")
+OTHER_LAYERS = ("auto", "cpu", "stream")
 ON_LOAD = ("q4_k", "q8_0", "fp8")
 FORMATS = (
     *("q4_k_m", "q5_k_m", "q8_0", "q6_k", "q5_k", "q4_k", "q5_0"),
