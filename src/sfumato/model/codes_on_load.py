@@ -1,6 +1,7 @@
-"""Which tensors of a checkpoint stay 8-bit codes: those that a GPU's kernels multiply as they are.
+"""Which tensors of a checkpoint stay the file's codes: those that a GPU multiplies as they are.
 
-A narrow checkpoint's FP8 and INT8 matrices else become blocks while they are read. Knows no files.
+A narrow checkpoint's FP8, INT8 and INT4 matrices else become the nearest blocks of a GGUF kind
+while they are read.  INT4 becomes blocks here too, but with the file's own scales. Knows no files.
 """
 
 from __future__ import annotations
@@ -11,7 +12,6 @@ from dataclasses import replace
 import torch
 
 from sfumato.ops import packing
-from sfumato.ops.triton.scaled import refusal
 from sfumato.weights.checkpoint import Checkpoint
 from sfumato.weights.narrow.join import JoinedTensor
 
@@ -30,16 +30,23 @@ def as_codes(checkpoint: Checkpoint, device_of: Callable[[str], torch.device]) -
 
 
 def as_all_codes(checkpoint: Checkpoint) -> Checkpoint:
-    """As `as_codes`, for a device that need not be here, whose kernels serve FP8 and INT8."""
-    return _with_codes(checkpoint, lambda _, tensor: not refusal(tensor.kind, tensor.info.shape))
+    """As `as_codes`, for a device that need not be here, whose kernels serve all kinds."""
+
+    def stays(_: str, tensor: JoinedTensor) -> bool:
+        return not packing.refusal_of_codes(tensor.kind, tensor.info.shape)
+
+    return _with_codes(checkpoint, stays)
 
 
 def _with_codes(checkpoint: Checkpoint, stays: Callable[[str, JoinedTensor], bool]) -> Checkpoint:
-    """Rows of an embedding are read one by one, and a router's product is in float32."""
+    """Rows of an embedding are read one by one, which blocks allow and 8-bit codes do not, and a
+    router's product is in float32."""
     kept = {
         name: tensor.of_codes()
         for name, tensor in checkpoint.joined.items()
-        if name.startswith("layers.") and ".router." not in name and stays(name, tensor)
+        if ".router." not in name
+        and (name.startswith("layers.") or tensor.kind == "INT4")
+        and stays(name, tensor)
     }
     if not kept:
         return checkpoint

@@ -118,7 +118,7 @@ def _fields(packed: Tensor, bits: int) -> Tensor:
 def codes_of(format: str, blocks: Tensor) -> Tensor:
     """The codes of blocks uint8 [n, block_bytes] of a format, in the order of the elements: uint8
     [n, block_size]; those of Q8_0 are the bytes of int8."""
-    if format in ("Q4_0", "IQ4_NL"):
+    if format in ("Q4_0", "IQ4_NL", "INT4"):
         return _fields(blocks[:, None, 2:], 4).reshape(-1, 32)
     if format == "Q5_0":
         return _q5_codes(blocks[:, 2:6], blocks[:, 6:])
@@ -149,6 +149,12 @@ def _q8_0(blocks: Tensor) -> Tensor:
 
 def _q4_0(blocks: Tensor) -> Tensor:
     return _half(blocks, 0) * (codes_of("Q4_0", blocks).float() - 8)
+
+
+def _int4(blocks: Tensor) -> Tensor:
+    """As Q4_0, with a scale of bfloat16: the upper half of a float32."""
+    pair = blocks[:, :2].clone(memory_format=torch.contiguous_format)
+    return pair.view(torch.bfloat16).float() * (codes_of("INT4", blocks).float() - 8)
 
 
 def _q5_codes(high: Tensor, low: Tensor) -> Tensor:
@@ -318,3 +324,10 @@ BLOCK_FORMATS: dict[str, BlockFormat] = {
     )
 }
 """The quantized formats this package reads, by name."""
+
+HELD_FORMATS: dict[str, BlockFormat] = {
+    **BLOCK_FORMATS,
+    "INT4": BlockFormat("INT4", -1, 32, 18, _int4),
+}
+"""These, and one that no GGUF file has a number for: what published INT4 weights are on their way
+into a GPU's planes."""

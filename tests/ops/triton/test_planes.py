@@ -19,7 +19,7 @@ from sfumato.ops.triton.planes import (
     to_planes,
 )
 from sfumato.ops.triton.self_test import random_planes, whole_blocks
-from sfumato.weights.blocks import BLOCK_FORMATS, QuantizedTensor
+from sfumato.weights.blocks import BLOCK_FORMATS, HELD_FORMATS, QuantizedTensor
 from sfumato.weights.quantize import quantize
 
 CPU = torch.device("cpu")
@@ -28,14 +28,14 @@ NAMES = sorted(LAYOUTS)
 
 def random_blocks(name: str, *leading: int, columns: int = 512) -> QuantizedTensor:
     """Any bytes, whose halves are finite or not."""
-    format = BLOCK_FORMATS[name]
+    format = HELD_FORMATS[name]
     size = columns // format.block_size * format.block_bytes
     data = torch.randint(256, (*leading, size), dtype=torch.uint8)
     return QuantizedTensor(data, format, (*leading, columns))
 
 
 def quantized_bytes(name: str, rows: int, columns: int) -> int:
-    format = BLOCK_FORMATS[name]
+    format = HELD_FORMATS[name]
     return rows * columns // format.block_size * format.block_bytes
 
 
@@ -46,7 +46,7 @@ def same_bits(ours: torch.Tensor, expected: torch.Tensor) -> bool:
 
 
 def test_formats_without_planes_are_named() -> None:
-    assert set(BLOCK_FORMATS) == set(LAYOUTS)
+    assert set(HELD_FORMATS) == set(LAYOUTS)
     assert refusal("TQ1_0", (4, 256)).startswith("TQ1_0: is none of ")
     assert len({layout.number for layout in LAYOUTS.values()} - {0}) == len(LAYOUTS)
 
@@ -140,7 +140,10 @@ def test_products_with_planes_pass_their_self_tests(name: str) -> None:
 
 
 @interpreted
-def test_a_token_has_the_same_result_beside_others(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize(("dense", "first"), [("Q5_1", "IQ4_NL"), ("INT4", "INT4")])
+def test_a_token_has_the_same_result_beside_others(
+    dense: str, first: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Also where others make the tiles those for many tokens; the formats of experts differ."""
     from sfumato.ops.triton import operands
     from sfumato.ops.triton.experts import experts
@@ -148,12 +151,13 @@ def test_a_token_has_the_same_result_beside_others(monkeypatch: pytest.MonkeyPat
 
     monkeypatch.setattr(operands, "FEW", 4)
     x, scores = torch.randn(9, 64), torch.randn(9, 3)
-    weight = random_planes(CPU, "Q5_1", 40, 64)
-    gate_up, down = random_planes(CPU, "IQ4_NL", 3, 64, 64), random_planes(CPU, "Q8_0", 3, 64, 32)
+    weight = random_planes(CPU, dense, 40, 64)
+    gate_up, down = random_planes(CPU, first, 3, 64, 64), random_planes(CPU, "Q8_0", 3, 64, 32)
     shares, chosen = scores.softmax(-1).topk(2)
     some = slice(3, 6)
     # NumPy's own products may differ by the shape: the compiled instructions have a test.
     close(linear(x[some], weight), linear(x, weight)[some])
+    close(linear(x, weight), x @ weight.dequantize().T)
     mixed = experts(x, chosen, shares, gate_up, down)
     close(experts(x[some], chosen[some], shares[some], gate_up, down), mixed[some])
     wide = (each.dequantize().double() for each in (gate_up, down))
@@ -220,3 +224,19 @@ def test_kernels_unpack_what_ggml_dequantizes(name: str) -> None:
     planes = to_planes(blocks)
     assert torch.equal(linear(torch.eye(512), planes).T, right)
     assert torch.equal(planes.dequantize(torch.bfloat16), right.to(torch.bfloat16))
+
+
+@interpreted
+def test_scales_of_int4_keep_the_range_of_bfloat16() -> None:
+    """From the least normal number to what float16 takes for infinite."""
+    from sfumato.ops.triton.linear import linear
+
+    scales = torch.tensor([2.0**-126, 1e-12, 6e4, 7e4, 1e30]).bfloat16()
+    blocks = random_blocks("INT4", 5, columns=64)
+    blocks.data.view(5, 2, 18)[:, :, :2] = scales.view(torch.uint8).view(5, 1, 2)
+    planes = to_planes(blocks)
+    codes = torch.stack((blocks.data.view(5, 2, 18)[..., 2:] & 15,
+                         blocks.data.view(5, 2, 18)[..., 2:] >> 4), dim=2)  # fmt: skip
+    expected = (codes.flatten(1).float() - 8) * scales.float()[:, None]
+    assert torch.equal(planes.dequantize(), expected)
+    assert torch.equal(linear(torch.eye(64), planes).T, expected)

@@ -20,7 +20,7 @@ from torch import Tensor
 from sfumato.ops.registry import PLANES, register_form
 from sfumato.ops.triton import grids
 from sfumato.weights.blocks import (
-    BLOCK_FORMATS,
+    HELD_FORMATS,
     IQ4_VALUES,
     BlockFormat,
     QuantizedTensor,
@@ -43,8 +43,9 @@ class Layout:
 
     A value is scale · code − minimum, or + minimum where there is one level.  With two levels a
     scale is base · int8 and a minimum base · uint8, of bases float16 for SUPER elements; with one
-    both are float16.  Beside codes of two bits both factors have four, and share a byte, the
-    scale's lower; beside codes of three a scale has six, 32 too high, whose top two are a plane.
+    both are float16, or the scale, with `wide`, bfloat16.  Beside codes of two bits both factors
+    have four, and share a byte, the scale's lower; beside codes of three a scale has six, 32 too
+    high, whose top two are a plane.
     A format with a grid has planes of its own; see `grids`.
     """
 
@@ -54,11 +55,13 @@ class Layout:
     minima: bool = False
     table: bool = False  # codes are places in IQ4_VALUES
     grid: str = ""  # the format in whose grid a code is the place of four numbers
+    wide: bool = False  # scales, of one level, are bfloat16
 
     @property
     def number(self) -> int:
         """The constant FORMAT of a kernel; see `weights.plane_block`. None is 0."""
-        flags = (self.group == 16, self.two_levels, self.minima, self.table, bool(self.grid))
+        kinds = (self.group == 16, self.two_levels, self.minima, self.table)
+        flags = (*kinds, bool(self.grid), self.wide)
         return self.bits + sum(16 << place for place, flag in enumerate(flags) if flag)
 
     @property
@@ -111,6 +114,7 @@ LAYOUTS: Mapping[str, Layout] = {
     "IQ3_S": Layout(3, two_levels=True, grid="IQ3_S"),
     "IQ4_NL": Layout(4, table=True),
     "IQ4_XS": Layout(4, two_levels=True, table=True),
+    "INT4": Layout(4, wide=True),
 }
 """By the name of the block format."""
 
@@ -243,7 +247,7 @@ def refusal(format: str, shape: tuple[int, ...]) -> str:
     """Why such a weight has no planes; empty where it has."""
     if format not in LAYOUTS:
         return f"{format}: is none of {', '.join(LAYOUTS)}"
-    block = BLOCK_FORMATS[format].block_size
+    block = HELD_FORMATS[format].block_size
     if len(shape) not in (2, 3) or min(shape) < 1 or shape[-1] % block:
         return f"{shape}: is no matrix, nor stack of matrices, of {format} blocks of {block}"
     if math.prod(shape[:-1]) > MOST_ROWS or shape[-1] > MOST_COLUMNS:
@@ -329,8 +333,8 @@ def _parted(plane: Tensor, bits: int) -> Tensor:
     return ((plane[..., None] >> shifts) & ((1 << bits) - 1)).flatten(1)
 
 
-def _halves(plane: Tensor) -> Tensor:
-    return plane.clone(memory_format=torch.contiguous_format).view(torch.float16).float()
+def _halves(plane: Tensor, dtype: torch.dtype = torch.float16) -> Tensor:
+    return plane.clone(memory_format=torch.contiguous_format).view(dtype).float()
 
 
 def _values(planes: dict[str, Tensor], layout: Layout) -> Tensor:
@@ -350,7 +354,8 @@ def _values(planes: dict[str, Tensor], layout: Layout) -> Tensor:
             table = torch.tensor(IQ4_VALUES, dtype=torch.float32, device=low.device)
             numbers = table[codes.int()]
     if not layout.two_levels:
-        values = numbers.view(len(low), -1, layout.group) * _halves(planes["scales"])[..., None]
+        scales = _halves(planes["scales"], torch.bfloat16 if layout.wide else torch.float16)
+        values = numbers.view(len(low), -1, layout.group) * scales[..., None]
         if layout.minima:
             values += _halves(planes["minima"])[..., None]
         return values.flatten(1)

@@ -18,10 +18,10 @@ from torch import Tensor
 
 from sfumato.ops.triton import passed_tests
 from sfumato.ops.triton.kernel import installed, interpreting, runs_nothing
-from sfumato.ops.triton.planes import PlaneTensor, to_planes
+from sfumato.ops.triton.planes import LAYOUTS, PlaneTensor, to_planes
 from sfumato.ops.triton.targets import architecture
 from sfumato.ops.triton.tiles import slower
-from sfumato.weights.blocks import BLOCK_FORMATS, QuantizedTensor
+from sfumato.weights.blocks import HELD_FORMATS, QuantizedTensor
 
 if TYPE_CHECKING:
     from sfumato.ops.triton.noted import Noted
@@ -29,13 +29,13 @@ if TYPE_CHECKING:
 log = logging.getLogger(__name__)
 T = TypeVar("T")
 
-_HALVES = dict.fromkeys(BLOCK_FORMATS, (0,)) | {
+_HALVES = dict.fromkeys(HELD_FORMATS, (0,)) | {
     **dict.fromkeys(("Q5_1", "Q4_K", "Q5_K"), (0, 2)),
     "Q2_K": (80, 82),
     "Q3_K": (108,),
     "Q6_K": (208,),
 }
-"""At which bytes of a block its float16 numbers stand."""
+"""At which bytes of a block its float16 numbers stand, or its bfloat16 one."""
 _SIZES = {
     "Q4_0": 0.2,
     "Q5_0": 0.1,
@@ -50,6 +50,7 @@ _SIZES = {
     "IQ3_S": 0.007,
     "IQ4_NL": 0.015,
     "IQ4_XS": 0.0008,
+    "INT4": 0.2,
 }
 """What they are for random codes that make numbers of about 1."""
 
@@ -250,21 +251,21 @@ def random_like(
 def random_planes(device: torch.device, format: str, *shape: int) -> PlaneTensor:
     """A weight in planes of any codes, whose numbers are about columns^-½; the same in every
     process."""
-    block = BLOCK_FORMATS[format]
+    block = HELD_FORMATS[format]
     width = shape[-1] // block.block_size * block.block_bytes
     random = torch.Generator().manual_seed(shape[0])
     data = torch.randint(256, (*shape[:-1], width), generator=random, dtype=torch.uint8)
-    blocks = data.view(-1, block.block_bytes)
+    blocks, wide = data.view(-1, block.block_bytes), LAYOUTS[format].wide
     for at in _HALVES[format]:
         halves = (0.5 + torch.rand(len(blocks), 1, generator=random)) * _SIZES[format]
-        halves = (halves * shape[-1] ** -0.5).half()
+        halves = (halves * shape[-1] ** -0.5).to(torch.bfloat16 if wide else torch.float16)
         blocks[:, at : at + 2] = halves.view(torch.uint8)
     return to_planes(QuantizedTensor(data.to(device), block, shape))
 
 
 def whole_blocks(format: str, columns: int) -> int:
     """Columns, rounded up to whole blocks of a format."""
-    size = BLOCK_FORMATS[format].block_size
+    size = HELD_FORMATS[format].block_size
     return -(-columns // size) * size
 
 

@@ -15,7 +15,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from sfumato.weights.blocks import BLOCK_FORMATS, QuantizedTensor
+from sfumato.weights.blocks import BLOCK_FORMATS, HELD_FORMATS, QuantizedTensor
 from sfumato.weights.errors import CheckpointError, listed, quoted
 from sfumato.weights.names import Stack, TensorNames
 from sfumato.weights.narrow.config import Scheme
@@ -43,15 +43,29 @@ class JoinedTensor:
 
     @property
     def kind(self) -> str:
-        """FP8 or INT8, where `read` can give the codes themselves, with a scale for each row; else
-        empty."""
+        """FP8 or INT8, where `read` can give the codes themselves, with a scale for each row; INT4,
+        where it can give blocks with the file's own scales, of bfloat16; else empty."""
         first = self.pieces[0]
         scheme = first.scheme if isinstance(first, NarrowPiece) else None
-        return scheme.kind if scheme and scheme.kind in CODES and not scheme.group_size else ""
+        if scheme is None:
+            return ""
+        if scheme.kind == "INT4":
+            divides = block_format("INT4", self.info.shape[-1]) is not None
+            return "INT4" if divides and self._scale_formats() == {"BF16"} else ""
+        return scheme.kind if scheme.kind in CODES and not scheme.group_size else ""
+
+    def _scale_formats(self) -> set[str]:
+        pieces = (piece for piece in self.pieces if isinstance(piece, NarrowPiece))
+        return {piece.tensors["scale"].format for piece in pieces}
 
     def of_codes(self) -> JoinedTensor:
-        """The same tensor, whose `read` gives codes. Only where it has a `kind`."""
-        info = replace(self.info, format=self.kind, nbytes=scaled_bytes(self.info.shape))
+        """The same tensor, whose `read` gives codes or exact blocks. Only where it has a `kind`."""
+        kind, shape = self.kind, self.info.shape
+        if block := HELD_FORMATS.get(kind):
+            nbytes = math.prod(shape) // block.block_size * block.block_bytes
+        else:
+            nbytes = scaled_bytes(shape)
+        info = replace(self.info, format=kind, nbytes=nbytes)
         return replace(self, info=info)
 
     def read(self, files: Files) -> Tensor | QuantizedTensor | ScaledTensor:
@@ -59,7 +73,7 @@ class JoinedTensor:
         after another. Raises CheckpointError naming a tensor that cannot be used."""
         if self.info.format in CODES:
             return self._codes(files)
-        shape, block = self.info.shape, BLOCK_FORMATS.get(self.info.format)
+        shape, block = self.info.shape, HELD_FORMATS.get(self.info.format)
         if block is None:
             out = torch.empty(shape, dtype=FLOAT_FORMATS[self.info.format])
             rows = out.view(-1, shape[-1])
@@ -95,6 +109,8 @@ class JoinedTensor:
                     yield part
                 elif self.info.format in FLOAT_FORMATS:
                     yield part.values()
+                elif self.info.format == "INT4":
+                    yield part.exact_blocks().data
                 else:
                     yield _or_named(piece, part.blocks).data
 

@@ -14,9 +14,9 @@ from functools import lru_cache
 import torch
 from torch import Tensor
 
-from sfumato.weights.blocks import BLOCK_FORMATS, BlockFormat, QuantizedTensor
+from sfumato.weights.blocks import BLOCK_FORMATS, HELD_FORMATS, BlockFormat, QuantizedTensor
 from sfumato.weights.narrow.config import Kind
-from sfumato.weights.narrow.to_blocks import q4_0_blocks, q6_k_blocks, q8_0_blocks
+from sfumato.weights.narrow.to_blocks import int4_blocks, q4_0_blocks, q6_k_blocks, q8_0_blocks
 from sfumato.weights.quantize import quantize
 
 FP4_VALUES = (0.0, 0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0)
@@ -71,6 +71,12 @@ class NarrowMatrix:
             if bool(((part.scales == 0) & codes.any(dim=2)).any()):
                 return True
         return False
+
+    def exact_blocks(self) -> QuantizedTensor:
+        """Of INT4 whose scales bfloat16 holds: blocks that lose nothing. Columns divide by 32."""
+        assert self.kind == "INT4"
+        data = int4_blocks(self.codes, self.scales)
+        return QuantizedTensor(data, HELD_FORMATS["INT4"], self.shape)
 
     def blocks(self) -> QuantizedTensor:
         """The blocks of `block_format`. Raises ValueError for values that they cannot hold."""
