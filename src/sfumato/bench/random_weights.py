@@ -17,8 +17,8 @@ from torch import Tensor
 from sfumato.model.families import DIFFUSION_GEMMA
 from sfumato.model.loading import expected_shapes
 from sfumato.model.model_config import ConfigError
-from sfumato.model.quant_recipes import TARGETS, formats, takes_codes
-from sfumato.weights.blocks import BLOCK_FORMATS, QuantizedTensor
+from sfumato.model.quant_recipes import TARGETS, formats, takes_codes, takes_int4
+from sfumato.weights.blocks import BLOCK_FORMATS, HELD_FORMATS, BlockFormat, QuantizedTensor
 from sfumato.weights.checkpoint import Checkpoint, TensorInfo
 from sfumato.weights.quantize import quantize
 from sfumato.weights.scaled import KINDS as CODED
@@ -87,6 +87,7 @@ QUERY_NORM = 0.2  # attention has scale 1: larger random queries would see one k
 # The deviation of a router's scores. Where all experts chosen weigh the same, rounding that decides
 # a near tie for the last place replaces an eighth of the mixture; here it is about a hundredth.
 ROUTER_SPREAD = 3.0
+INT4 = "int4"  # as published; a GPU keeps it, and on a CPU torch multiplies it
 VECTOR_SPREAD = 0.1  # no norm and no scalar passes for another
 
 
@@ -124,7 +125,7 @@ class RandomCheckpoint(Checkpoint):
         if len(info.shape) == 1:
             vector = torch.randn(info.shape, generator=random).mul_(VECTOR_SPREAD).add_(1)
             return vector.mul_(_middle(name, info.shape[0]))
-        block = BLOCK_FORMATS.get(info.format)
+        block = HELD_FORMATS.get(info.format)
         floats = FLOAT_FORMATS.get(info.format, torch.bfloat16)  # codes are rounded from these
         size = 1 if block is None else block.block_size
         count = math.prod(info.shape) // size
@@ -134,7 +135,7 @@ class RandomCheckpoint(Checkpoint):
             numbers = torch.randn(length * size, generator=random).mul_(deviation)
             if block is None:
                 return numbers.to(self.device, floats)
-            return quantize(numbers.view(length, size), block).data.to(self.device)
+            return _blocks(numbers.view(length, size), block).to(self.device)
 
         # Tokens with the same row would share the probability of one.
         data = _filled(piece, count, _TILE if block is None else _BLOCK_TILE, is_embedding)
@@ -159,8 +160,8 @@ def random_checkpoint(
     Raises ValueError, naming the option, for an unknown preset or format.
     """
     coded = CODED.get(format.upper()) if format.islower() else None
-    if format not in TARGETS and coded is None:
-        known = ", ".join((*TARGETS, *map(str.lower, CODED)))
+    if format not in TARGETS and coded is None and format != INT4:
+        known = ", ".join((*TARGETS, *map(str.lower, CODED), INT4))
         raise ValueError(f"format: {format!r} is none of {known}")
     config = random_config(preset, layers, vocab)
     try:
@@ -168,9 +169,11 @@ def random_checkpoint(
     except ConfigError as error:
         raise ValueError(f"layers: {layers} make no network ({error})") from None
     path = Path(f"random-{preset}")
-    kinds = formats(shapes, TARGETS["bf16" if coded else format])
+    kinds = formats(shapes, TARGETS.get(format, TARGETS["bf16"]))
     if coded:
         kinds |= {name: coded for name, shape in shapes.items() if takes_codes(name, shape)}
+    if format == INT4:
+        kinds |= {name: "INT4" for name, shape in shapes.items() if takes_int4(name, shape)}
     tensors = {
         name: TensorInfo(name, shapes[name], kind, _bytes(kind, shapes[name]), path, 0)
         for name, kind in kinds.items()
@@ -193,8 +196,18 @@ def _bytes(format: str, shape: tuple[int, ...]) -> int:
     count = math.prod(shape)
     if format in FLOAT_FORMATS:
         return count * FLOAT_FORMATS[format].itemsize
-    block = BLOCK_FORMATS[format]
+    block = HELD_FORMATS[format]
     return count // block.block_size * block.block_bytes
+
+
+def _blocks(numbers: Tensor, block: BlockFormat) -> Tensor:
+    """float32 [n, block_size] in blocks, uint8 [n, block_bytes]; those of INT4 with the codes of
+    Q4_0, and its scale as a bfloat16."""
+    if block.name in BLOCK_FORMATS:
+        return quantize(numbers, block).data
+    data = quantize(numbers, BLOCK_FORMATS["Q4_0"]).data
+    scales = data[:, :2].contiguous().view(torch.float16).bfloat16()
+    return torch.cat((scales.view(torch.uint8), data[:, 2:]), dim=1)
 
 
 def _filled(piece: Callable[[int], Tensor], count: int, length: int, new: bool) -> Tensor:

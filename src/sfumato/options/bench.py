@@ -37,7 +37,7 @@ MEASURING = (
     Option("random-weights", TEXT, BENCH,
            "no checkpoint: 26b-a4b, 180m or tiny", None, "SIZE", SUBJECT),
     Option("format", TEXT, BENCH,
-           "of random weights: q4_k_m, q8_0, bf16, fp8, …; default: q4_k_m, on a GPU bf16", None,
+           "of random weights: q4_k_m, bf16, fp8, int4, …; default: q4_k_m, on a GPU bf16", None,
            "NAME", SUBJECT),
     Option("layers", FROM_1, BENCH,
            "of random weights; default: the real number", None, "N", SUBJECT),
