@@ -15,7 +15,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from sfumato.weights.blocks import BLOCK_FORMATS, QuantizedTensor
+from sfumato.weights.blocks import BLOCK_FORMATS, KNOWN_FORMATS, PLANE_FORMATS, QuantizedTensor
 from sfumato.weights.errors import CheckpointError, listed, quoted
 from sfumato.weights.names import Stack, TensorNames
 from sfumato.weights.narrow.config import Scheme
@@ -54,12 +54,22 @@ class JoinedTensor:
         info = replace(self.info, format=self.kind, nbytes=scaled_bytes(self.info.shape))
         return replace(self, info=info)
 
+    def of_plane_blocks(self) -> JoinedTensor | None:
+        """The same tensor, whose `read` gives NVFP4 as it is, in blocks of which a GPU's planes are
+        made; None where it is none, or its rows do not divide into these."""
+        first, block = self.pieces[0], PLANE_FORMATS["NVFP4"]
+        is_one = isinstance(first, NarrowPiece) and first.scheme.kind == block.name
+        if not is_one or self.info.shape[-1] % block.block_size:
+            return None
+        nbytes = math.prod(self.info.shape) // block.block_size * block.block_bytes
+        return replace(self, info=replace(self.info, format=block.name, nbytes=nbytes))
+
     def read(self, files: Files) -> Tensor | QuantizedTensor | ScaledTensor:
         """All of it: one allocation, or one for codes and one for scales, which the pieces fill one
         after another. Raises CheckpointError naming a tensor that cannot be used."""
         if self.info.format in CODES:
             return self._codes(files)
-        shape, block = self.info.shape, BLOCK_FORMATS.get(self.info.format)
+        shape, block = self.info.shape, KNOWN_FORMATS.get(self.info.format)
         if block is None:
             out = torch.empty(shape, dtype=FLOAT_FORMATS[self.info.format])
             rows = out.view(-1, shape[-1])
@@ -95,6 +105,8 @@ class JoinedTensor:
                     yield part
                 elif self.info.format in FLOAT_FORMATS:
                     yield part.values()
+                elif self.info.format in PLANE_FORMATS:
+                    yield part.unchanged().data
                 else:
                     yield _or_named(piece, part.blocks).data
 
