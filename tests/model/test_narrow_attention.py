@@ -1,0 +1,82 @@
+"""A forward over a narrow cache has the bits of one over keys that torch widens first."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import replace
+from typing import Any
+
+import pytest
+import torch
+from tests.ops.cpu.forced import each_isa, forced
+from torch import Tensor
+
+from sfumato import ops
+from sfumato.bench.random_weights import random_checkpoint
+from sfumato.model.loading import load_network
+from sfumato.model.network import Network
+from sfumato.model.read_rows import Scratch
+from sfumato.ops.narrow_cache import is_narrow, widened
+
+CPU = torch.device("cpu")
+
+
+@contextmanager
+def widening() -> Iterator[list[int]]:
+    """Operations get keys and values that are widened; yields of how many tensors it was."""
+    attend, shared, canvas = ops.attend, ops.attend_shared, ops.canvas_attention
+    count: list[int] = []
+
+    def wide(q: Tensor, parts: Any) -> list[Tensor]:
+        count.append(sum(is_narrow(part.dtype) for part in parts))
+        return widened(parts, q.dtype)
+
+    def wide_shared(q: Tensor, k: Tensor, v: Tensor, *rest: Any) -> Tensor:
+        keys, values, own, causal = rest
+        own = [replace(x, keys=wide(q, x.keys), values=wide(q, x.values)) for x in own]
+        return shared(q, k, v, wide(q, keys), wide(q, values), own, causal)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(
+            ops, "attend", lambda q, k, v, who=None: attend(q, wide(q, k), wide(q, v), who)
+        )
+        patch.setattr(ops, "attend_shared", wide_shared)
+        patch.setattr(
+            *(ops, "canvas_attention"),
+            lambda q, k, v, *held: canvas(q, k, v, *wide(q, held[:2]), *held[2:]),
+        )
+        yield count
+
+
+def outcomes(model: Network) -> list[Tensor]:
+    """Hidden states of prompts, canvases and reads: slots of different lengths, one of which was
+    taken back by a snapshot, with windows of 15 that have turned and one that has not."""
+    ids, canvas = torch.arange(60) % model.config.vocab_size, torch.arange(8)
+    slots = model.new_slots(3, 64)
+    states = model.encode_hidden([ids[:37], ids[3:12]], slots[:2])
+    kept = slots[0].snapshot()
+    states += model.encode_hidden([ids[40:53], ids[:21]], slots[::2])
+    states.append(model.denoise([canvas, canvas + 5, canvas[:3]], slots))
+    slots[0].restore(slots[0], 37, kept)
+    states += model.encode_hidden([ids[5:9], ids[9:10]], slots[:2])
+    states.append(model.denoise([canvas, canvas], slots[:2]))
+    scratches = [Scratch(slots[0]), Scratch(slots[0]), Scratch(slots[2])]
+    for first in (0, 9):  # the second ones see the first, as they are stored
+        states += model.encode_beside_hidden([ids[first:][:n] for n in (9, 2, 20)], scratches)
+    states.append(model.denoise_beside([canvas[:4]] * 3, scratches, [[0, 3]] * 3))
+    return states
+
+
+@each_isa
+@pytest.mark.parametrize("cache", ["fp8", "q8_0"])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=["f32", "bf16"])
+def test_forwards_have_the_bits_of_widened_keys(isa: str, cache: str, dtype: torch.dtype) -> None:
+    with forced(isa):
+        model = load_network(random_checkpoint("tiny", "f32"), CPU, dtype, cache_type=cache)
+        got = outcomes(model)
+        with widening() as count:
+            expected = outcomes(model)
+    assert sum(count) > 40  # keys and values of two layers
+    for one, other in zip(got, expected, strict=True):
+        assert torch.equal(one, other) and one.isfinite().all()
