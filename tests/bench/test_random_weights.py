@@ -74,7 +74,7 @@ def test_published_formats_are_in_the_layers(format: str) -> None:
     assert formats["layers.0.experts.gate_up_proj"] == formats["layers.1.self_attn.o_proj.weight"]
     assert formats["layers.0.experts.gate_up_proj"] == held
     assert formats["layers.0.mlp.gate_proj.weight"] == ("BF16" if format == "int4" else held)
-    assert formats["layers.0.experts.down_proj"] == ("Q4_0" if format == "int4" else "BF16")
+    assert formats["layers.0.experts.down_proj"] == ("INT4" if format == "int4" else "BF16")
     weight = checkpoint.read("layers.0.experts.gate_up_proj")
     assert isinstance(weight, QuantizedTensor)
     assert float(weight.dequantize().std() * weight.shape[-1] ** 0.5) == pytest.approx(1, rel=0.1)

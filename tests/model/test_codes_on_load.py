@@ -1,7 +1,8 @@
-"""FP8, INT8 and NVFP4 checkpoints on a GPU whose kernels multiply them: nothing is rounded."""
+"""Narrow checkpoints on a GPU whose kernels multiply them as they are: nothing is rounded."""
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -9,18 +10,21 @@ import torch
 from tests.support.gguf_files import gguf_config, random_state
 from tests.support.kernels import close, interpreted
 from tests.support.narrow_files import LAYOUTS, narrow_tensors, write_narrow
+from torch import Tensor
 
 from sfumato import ops
-from sfumato.model.codes_on_load import as_codes
+from sfumato.model.codes_on_load import as_all_codes, as_codes
 from sfumato.model.families import open_checkpoint
 from sfumato.model.families.diffusion_gemma.write_config import hf_config
 from sfumato.model.loading import load_network, loaded_bytes
+from sfumato.model.network import Network
 from sfumato.ops import registry
 from sfumato.ops.triton import self_test
 from sfumato.ops.triton.kernel import counted_launches
 from sfumato.ops.triton.planes import PlaneTensor
 from sfumato.weights.blocks import QuantizedTensor
 from sfumato.weights.checkpoint import Checkpoint
+from sfumato.weights.errors import CheckpointError
 from sfumato.weights.narrow.pieces import NarrowPiece
 from sfumato.weights.scaled import ScaledTensor, scaled_bytes
 
@@ -30,9 +34,20 @@ STATE = random_state(CONFIG, 5)
 KINDS = {"fp8": "FP8", "int8": "INT8", "modelopt-fp8": "FP8"}
 
 
-def opened(folder: Path, name: str) -> Checkpoint:
+def opened(
+    folder: Path, name: str, change: Callable[[str, Tensor], Tensor] = lambda _, tensor: tensor
+) -> Checkpoint:
+    """A checkpoint of STATE in a layout; change: what each tensor of the file becomes."""
     tensors = narrow_tensors(STATE, LAYOUTS[name])
+    tensors = {at: change(at, tensor) for at, tensor in tensors.items()}
     return open_checkpoint(write_narrow(folder, tensors, LAYOUTS[name], hf_config(CONFIG)))
+
+
+def values_of(checkpoint: Checkpoint, name: str) -> Tensor:
+    """float32 [rows, columns], of the pieces of the file."""
+    pieces = (each for each in checkpoint.joined[name].pieces if isinstance(each, NarrowPiece))
+    matrices = (piece.read(checkpoint.files) for piece in pieces)
+    return torch.cat([part.values() for matrix in matrices for part in matrix.parts()])
 
 
 def serving(monkeypatch: pytest.MonkeyPatch, *operations: str) -> None:
@@ -66,9 +81,7 @@ def test_codes_stay_codes(
         if at not in narrow:
             continue
         assert weight.kind == kind and info.nbytes == scaled_bytes(weight.shape)
-        exact = checkpoint.joined[at]
-        values = torch.cat([part.values() for piece in exact.pieces for part in
-                            piece.read(checkpoint.files).parts()])  # fmt: skip
+        values = values_of(checkpoint, at)
         assert torch.equal(weight.dequantize().view(values.shape), values), at
 
 
@@ -152,3 +165,85 @@ def test_a_forward_multiplies_codes(
         weight = layer.self_attn.q_proj.weight
         close(ops.linear(x, weight), x @ weight.dequantize().T, 0.05)
         assert launches[f"linear_{name}"] == launches[f"round_rows_{name}"] == 1
+
+
+INT4 = frozenset(("linear INT4", "experts INT4"))
+
+
+def logits(network: Network) -> Tensor:
+    slot = network.new_slot(40)
+    network.encode([torch.arange(20)], [slot])
+    return network.head.logits(network.denoise([torch.arange(8) * 7], [slot]))
+
+
+@interpreted
+def test_int4_keeps_its_scales_in_planes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of any size: float16 holds none of these. In no more memory than the file's tensors."""
+    sizes = {"q_proj": 1e-9, "down_proj": 1e9}
+
+    def scaled(at: str, tensor: Tensor) -> Tensor:
+        factor = next((size for part, size in sizes.items() if part in at), 1.0)
+        return tensor * factor if at.endswith("weight_scale") else tensor
+
+    checkpoint = opened(tmp_path, "int4", scaled)
+    serving(monkeypatch, *INT4)
+    with registry.seen_as("cpu", "cuda"):
+        held = as_codes(checkpoint, lambda name: CPU)
+        network = load_network(checkpoint, CPU, torch.float32)
+        infos = held.tensors.items()
+        foretold = {at: loaded_bytes(at, info, CPU, torch.float32) for at, info in infos}
+    int4 = {at for at, info in held.tensors.items() if info.format == "INT4"}
+    assert int4 == {at for at in STATE if LAYOUTS["int4"].narrows.fullmatch(at)}
+    assert as_all_codes(checkpoint).tensors == held.tensors
+    for at in int4:
+        path, _, leaf = at.rpartition(".")
+        weight = getattr(network.transformer.get_submodule(path), leaf)
+        assert isinstance(weight, PlaneTensor) and weight.nbytes == foretold[at], at
+        values = values_of(checkpoint, at)
+        assert torch.equal(weight.dequantize().view(values.shape), values), at
+        pieces = (each for each in checkpoint.joined[at].pieces if isinstance(each, NarrowPiece))
+        stored = sum(piece.tensors[r].nbytes for piece in pieces for r in ("codes", "scale"))
+        assert weight.nbytes <= 1.03 * stored, at
+    with pytest.raises(CheckpointError, match="too large for a block's float16"):
+        load_network(checkpoint, CPU, torch.float32)
+
+
+@interpreted
+def test_int4_in_planes_gives_the_logits_of_a_cpu(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("sfumato.ops.cpu.library.kernels", None)
+    checkpoint = opened(tmp_path, "int4")
+    with registry.reference_only():
+        expected = logits(load_network(checkpoint, CPU, torch.float32))
+    serving(monkeypatch, *INT4)
+    with registry.seen_as("cpu", "cuda"), counted_launches() as launches:
+        network = load_network(checkpoint, CPU, torch.float32)
+        close(logits(network), expected)
+    assert launches["linear_planes"] and launches["experts_gate_up_planes"]
+    assert launches["experts_gate_up_planes"] == launches["experts_down_planes"]
+
+
+@interpreted
+@pytest.mark.parametrize(
+    ("dtype", "format"), [(torch.float16, "Q4_0"), (torch.float32, "Q4_0"), (None, "INT4")]
+)
+def test_scales_that_are_not_bfloat16_are_those_of_blocks(
+    tmp_path: Path, dtype: torch.dtype | None, format: str
+) -> None:
+    """bfloat16 would round them. Those of one stack are of one dtype, on every device."""
+
+    def cast(at: str, tensor: Tensor) -> Tensor:
+        return tensor.to(dtype) if dtype and at.endswith("weight_scale") else tensor
+
+    name = "layers.0.experts.gate_up_proj"
+    with registry.seen_as("cpu", "cuda"):
+        checkpoint = opened(tmp_path, "int4", cast)
+        assert as_codes(checkpoint, lambda name: CPU).tensors[name].format == format
+
+    def mixed(at: str, tensor: Tensor) -> Tensor:
+        return tensor.to(other) if "experts.1.down_proj.weight_scale" in at else cast(at, tensor)
+
+    other = torch.float32 if dtype == torch.float16 else torch.float16
+    with pytest.raises(CheckpointError, match="mixed stacks are not read"):
+        opened(tmp_path, "int4", mixed)

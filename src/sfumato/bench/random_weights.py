@@ -76,7 +76,7 @@ PRESETS: dict[str, tuple[dict[str, int], int]] = {
 Even `tiny` has rows of 256, so that every format is itself there, and down projections that do not
 divide into blocks of 256, as the 26B-A4B's do not."""
 
-PUBLISHED = {**{name.lower(): name for name in CODED}, "int4": "Q4_0", "nvfp4": "NVFP4"}
+PUBLISHED = {**{name.lower(): name for name in CODED}, "int4": "INT4", "nvfp4": "NVFP4"}
 """As what the matrices of published formats lie on a GPU, by the name of the option."""
 
 CPU = torch.device("cpu")

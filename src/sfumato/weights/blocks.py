@@ -123,7 +123,7 @@ def codes_of(format: str, blocks: Tensor) -> Tensor:
     [n, block_size]; those of Q8_0 are the bytes of int8."""
     if format == "NVFP4":
         return _fields(blocks[:, 8:, None], 4).reshape(-1, 64)
-    if format in ("Q4_0", "IQ4_NL"):
+    if format in ("Q4_0", "IQ4_NL", "INT4"):
         return _fields(blocks[:, None, 2:], 4).reshape(-1, 32)
     if format == "Q5_0":
         return _q5_codes(blocks[:, 2:6], blocks[:, 6:])
@@ -154,6 +154,12 @@ def _q8_0(blocks: Tensor) -> Tensor:
 
 def _q4_0(blocks: Tensor) -> Tensor:
     return _half(blocks, 0) * (codes_of("Q4_0", blocks).float() - 8)
+
+
+def _int4(blocks: Tensor) -> Tensor:
+    """As Q4_0, with a scale of bfloat16: the upper half of a float32."""
+    pair = blocks[:, :2].clone(memory_format=torch.contiguous_format)
+    return pair.view(torch.bfloat16).float() * (codes_of("INT4", blocks).float() - 8)
 
 
 def _q5_codes(high: Tensor, low: Tensor) -> Tensor:
@@ -339,7 +345,10 @@ BLOCK_FORMATS: dict[str, BlockFormat] = {
     )
 }
 """The quantized formats this package reads, by name."""
-PLANE_FORMATS: dict[str, BlockFormat] = {"NVFP4": BlockFormat("NVFP4", -1, 64, 40, _nvfp4)}
-"""Formats that no file has: `ops.triton.planes` are made of them alone. GGUF has other blocks of
-this name."""
+PLANE_FORMATS: dict[str, BlockFormat] = {
+    "INT4": BlockFormat("INT4", -1, 32, 18, _int4),
+    "NVFP4": BlockFormat("NVFP4", -1, 64, 40, _nvfp4),
+}
+"""Formats that no file has: what published matrices are on their way into `ops.triton.planes`. GGUF
+has other blocks by the second name."""
 KNOWN_FORMATS = BLOCK_FORMATS | PLANE_FORMATS

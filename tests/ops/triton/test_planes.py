@@ -146,7 +146,10 @@ def test_products_with_planes_pass_their_self_tests(name: str) -> None:
 
 
 @interpreted
-def test_a_token_has_the_same_result_beside_others(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize(("dense", "first"), [("Q5_1", "IQ4_NL"), ("INT4", "INT4")])
+def test_a_token_has_the_same_result_beside_others(
+    dense: str, first: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Also where others make the tiles those for many tokens; the formats of experts differ."""
     from sfumato.ops.triton import operands
     from sfumato.ops.triton.experts import experts
@@ -154,12 +157,13 @@ def test_a_token_has_the_same_result_beside_others(monkeypatch: pytest.MonkeyPat
 
     monkeypatch.setattr(operands, "FEW", 4)
     x, scores = torch.randn(9, 64), torch.randn(9, 3)
-    weight = random_planes(CPU, "Q5_1", 40, 64)
-    gate_up, down = random_planes(CPU, "IQ4_NL", 3, 64, 64), random_planes(CPU, "Q8_0", 3, 64, 32)
+    weight = random_planes(CPU, dense, 40, 64)
+    gate_up, down = random_planes(CPU, first, 3, 64, 64), random_planes(CPU, "Q8_0", 3, 64, 32)
     shares, chosen = scores.softmax(-1).topk(2)
     some = slice(3, 6)
     # NumPy's own products may differ by the shape: the compiled instructions have a test.
     close(linear(x[some], weight), linear(x, weight)[some])
+    close(linear(x, weight), x @ weight.dequantize().T)
     mixed = experts(x, chosen, shares, gate_up, down)
     close(experts(x[some], chosen[some], shares[some], gate_up, down), mixed[some])
     wide = (each.dequantize().double() for each in (gate_up, down))
@@ -246,3 +250,19 @@ def test_kernels_unpack_what_ggml_dequantizes(name: str) -> None:
     planes = to_planes(blocks)
     assert torch.equal(linear(torch.eye(512), planes).T, right)
     assert torch.equal(planes.dequantize(torch.bfloat16), right.to(torch.bfloat16))
+
+
+@interpreted
+def test_scales_of_int4_keep_the_range_of_bfloat16() -> None:
+    """From the least normal number to what float16 takes for infinite."""
+    from sfumato.ops.triton.linear import linear
+
+    scales = torch.tensor([2.0**-126, 1e-12, 6e4, 7e4, 1e30]).bfloat16()
+    blocks = random_blocks("INT4", 5, columns=64)
+    blocks.data.view(5, 2, 18)[:, :, :2] = scales.view(torch.uint8).view(5, 1, 2)
+    planes = to_planes(blocks)
+    codes = torch.stack((blocks.data.view(5, 2, 18)[..., 2:] & 15,
+                         blocks.data.view(5, 2, 18)[..., 2:] >> 4), dim=2)  # fmt: skip
+    expected = (codes.flatten(1).float() - 8) * scales.float()[:, None]
+    assert torch.equal(planes.dequantize(), expected)
+    assert torch.equal(linear(torch.eye(64), planes).T, expected)

@@ -45,10 +45,11 @@ class Layout:
 
     A value is scale · code − minimum, or + minimum where there is one level.  With two levels a
     scale is base · int8 and a minimum base · uint8, of bases float16 for SUPER elements; with one
-    both are float16.  Beside codes of two bits both factors have four, and share a byte, the
-    scale's lower; beside codes of three a scale has six, 32 too high, whose top two are a plane.
-    A format with a grid has planes of its own; see `grids`. One of floats has codes of e2m1, a
-    scale of e4m3 for each group, and one of float32 for the row, times which the groups' come.
+    both are float16, or the scale, with `wide`, bfloat16.  Beside codes of two bits both factors
+    have four, and share a byte, the scale's lower; beside codes of three a scale has six, 32 too
+    high, whose top two are a plane.  A format with a grid has planes of its own; see `grids`. One
+    of floats has codes of e2m1, a scale of e4m3 for each group, and one of float32 for the row,
+    times which the groups' come.
     """
 
     bits: int  # of a code: 2 to 6 (3, 5 and 6 in a low and a high part), or 8: int8
@@ -58,12 +59,13 @@ class Layout:
     table: bool = False  # codes are places in IQ4_VALUES
     grid: str = ""  # the format in whose grid a code is the place of four numbers
     floats: bool = False
+    wide: bool = False  # scales, of one level, are bfloat16
 
     @property
     def number(self) -> int:
         """The constant FORMAT of a kernel; see `weights.plane_block`. None is 0."""
-        half, grid = self.group == 16, bool(self.grid)
-        flags = (half, self.two_levels, self.minima, self.table, grid, self.floats)
+        kinds = (self.group == 16, self.two_levels, self.minima, self.table)
+        flags = (*kinds, bool(self.grid), self.floats, self.wide)
         return self.bits + sum(16 << place for place, flag in enumerate(flags) if flag)
 
     @property
@@ -119,6 +121,7 @@ LAYOUTS: Mapping[str, Layout] = {
     "IQ3_S": Layout(3, two_levels=True, grid="IQ3_S"),
     "IQ4_NL": Layout(4, table=True),
     "IQ4_XS": Layout(4, two_levels=True, table=True),
+    "INT4": Layout(4, wide=True),
     "NVFP4": Layout(4, group=16, floats=True),
 }
 """By the name of the block format."""
@@ -343,8 +346,8 @@ def _parted(plane: Tensor, bits: int) -> Tensor:
     return ((plane[..., None] >> shifts) & ((1 << bits) - 1)).flatten(1)
 
 
-def _halves(plane: Tensor) -> Tensor:
-    return plane.clone(memory_format=torch.contiguous_format).view(torch.float16).float()
+def _halves(plane: Tensor, dtype: torch.dtype = torch.float16) -> Tensor:
+    return plane.clone(memory_format=torch.contiguous_format).view(dtype).float()
 
 
 def _values(planes: dict[str, Tensor], layout: Layout) -> Tensor:
@@ -363,14 +366,14 @@ def _values(planes: dict[str, Tensor], layout: Layout) -> Tensor:
         if layout.table:
             table = torch.tensor(IQ4_VALUES, dtype=torch.float32, device=low.device)
             numbers = table[codes.int()]
-        elif layout.floats:
-            numbers = fp4_values(low.device)[codes.int()]
     if layout.floats:
-        own = planes[_OF_ROW].clone(memory_format=torch.contiguous_format).view(torch.float32)
-        groups = planes["scales"].contiguous().view(torch.float8_e4m3fn).float() * own
+        numbers = fp4_values(low.device)[codes.int()]
+        groups = planes["scales"].contiguous().view(torch.float8_e4m3fn).float()
+        groups *= _halves(planes[_OF_ROW], torch.float32)
         return (numbers.view(len(low), -1, layout.group) * groups[..., None]).flatten(1)
     if not layout.two_levels:
-        values = numbers.view(len(low), -1, layout.group) * _halves(planes["scales"])[..., None]
+        scales = _halves(planes["scales"], torch.bfloat16 if layout.wide else torch.float16)
+        values = numbers.view(len(low), -1, layout.group) * scales[..., None]
         if layout.minima:
             values += _halves(planes["minima"])[..., None]
         return values.flatten(1)

@@ -18,7 +18,7 @@ from torch import Tensor
 
 from sfumato.ops.triton import passed_tests
 from sfumato.ops.triton.kernel import installed, interpreting, runs_nothing
-from sfumato.ops.triton.planes import PlaneTensor, to_planes
+from sfumato.ops.triton.planes import LAYOUTS, PlaneTensor, to_planes
 from sfumato.ops.triton.targets import architecture
 from sfumato.ops.triton.tiles import slower
 from sfumato.weights.blocks import KNOWN_FORMATS, QuantizedTensor
@@ -36,7 +36,7 @@ _HALVES = dict.fromkeys(KNOWN_FORMATS, (0,)) | {
     "Q6_K": (208,),
     "NVFP4": (),
 }
-"""At which bytes of a block its float16 numbers stand."""
+"""At which bytes of a block its float16 numbers stand, or its bfloat16 one."""
 _SIZES = {
     "Q4_0": 0.2,
     "Q5_0": 0.1,
@@ -52,6 +52,7 @@ _SIZES = {
     "IQ4_NL": 0.015,
     "IQ4_XS": 0.0008,
     "NVFP4": 0.35,
+    "INT4": 0.2,
 }
 """What they are for random codes that make numbers of about 1."""
 
@@ -256,14 +257,14 @@ def random_planes(device: torch.device, format: str, *shape: int) -> PlaneTensor
     width = shape[-1] // block.block_size * block.block_bytes
     random = torch.Generator().manual_seed(shape[0])
     data = torch.randint(256, (*shape[:-1], width), generator=random, dtype=torch.uint8)
-    blocks = data.view(-1, block.block_bytes)
+    blocks, wide = data.view(-1, block.block_bytes), LAYOUTS[format].wide
     if format == "NVFP4":  # scales of groups from 0.5 to 1.9, and one for the matrix
         blocks[:, 4:8] = 0x30 + blocks[:, 4:8] % 16
         own = torch.tensor([_SIZES[format] * shape[-1] ** -0.5])
         blocks[:, :4] = own.view(torch.uint8)
     for at in _HALVES[format]:
         halves = (0.5 + torch.rand(len(blocks), 1, generator=random)) * _SIZES[format]
-        halves = (halves * shape[-1] ** -0.5).half()
+        halves = (halves * shape[-1] ** -0.5).to(torch.bfloat16 if wide else torch.float16)
         blocks[:, at : at + 2] = halves.view(torch.uint8)
     return to_planes(QuantizedTensor(data.to(device), block, shape))
 

@@ -79,9 +79,9 @@ def plane_rows(
     TWO_LEVELS: tl.constexpr = FORMAT // 32 % 2
     MINIMA: tl.constexpr = FORMAT // 64 % 2
     TABLE: tl.constexpr = FORMAT // 128 % 2
-    if FORMAT // 512:
+    if FORMAT // 512 % 2:
         return _float_rows(weight, at, known, column, rows, COLUMNS, OUT, IN)
-    if FORMAT // 256:
+    if FORMAT // 256 % 2:
         return _grid_rows(weight, at, known, column, rows, COLUMNS, OUT, IN, BITS)
     many = tl.cast(rows, tl.int64)
     if BITS == 8:
@@ -117,8 +117,8 @@ def plane_rows(
             base = _plane(bases, at, known, column // SUPER, COLUMNS // SUPER, 1, tl.float16)
             value = value - spread(base.to(tl.float32) * least, OUT, IN)
     else:
-        scale = _plane(scales, at, known, group, GROUPS, IN // GROUP, tl.float16)
-        value = spread(scale.to(tl.float32), OUT, IN) * value
+        scale = _scales(scales, at, known, group, GROUPS, IN // GROUP, FORMAT // 1024)
+        value = spread(scale, OUT, IN) * value
         if MINIMA:
             minima = scales + many * (GROUPS * 2)
             least = _plane(minima, at, known, group, GROUPS, IN // GROUP, tl.float16)
@@ -178,6 +178,20 @@ def _grid_rows(
     base = _plane(bases, at, known, column // SUPER, COLUMNS // SUPER, 1, tl.float16)
     scaled = spread(base.to(tl.float32) * factor, OUT, IN) * value.to(tl.float32)
     return tl.where(_parted(signs, 1, OUT, IN) != 0, -scaled, scaled)
+
+
+@triton.jit
+def _scales(
+    scales: tl.tensor, at: tl.tensor, known: tl.tensor, group: tl.tensor, GROUPS: tl.constexpr,
+    COUNT: tl.constexpr, WIDE: tl.constexpr,
+) -> tl.tensor:  # fmt: skip
+    """Where there is one level: the scales of COUNT groups, float32 [rows, COUNT]. Those of
+    bfloat16 (WIDE) are upper halves of float32, for which no GPU needs to know the type."""
+    if WIDE:
+        upper = _plane(scales, at, known, group, GROUPS, COUNT, tl.uint16)
+        return (upper.to(tl.uint32) << 16).to(tl.float32, bitcast=True)
+    else:
+        return _plane(scales, at, known, group, GROUPS, COUNT, tl.float16).to(tl.float32)
 
 
 @triton.jit

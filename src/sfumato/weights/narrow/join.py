@@ -45,9 +45,13 @@ class JoinedTensor:
     def kind(self) -> str:
         """FP8 or INT8, where `read` can give the codes themselves, with a scale for each row; else
         empty."""
-        first = self.pieces[0]
-        scheme = first.scheme if isinstance(first, NarrowPiece) else None
+        scheme = self._scheme
         return scheme.kind if scheme and scheme.kind in CODES and not scheme.group_size else ""
+
+    @property
+    def _scheme(self) -> Scheme | None:
+        first = self.pieces[0]
+        return first.scheme if isinstance(first, NarrowPiece) else None
 
     def of_codes(self) -> JoinedTensor:
         """The same tensor, whose `read` gives codes. Only where it has a `kind`."""
@@ -55,14 +59,21 @@ class JoinedTensor:
         return replace(self, info=info)
 
     def of_plane_blocks(self) -> JoinedTensor | None:
-        """The same tensor, whose `read` gives NVFP4 as it is, in blocks of which a GPU's planes are
-        made; None where it is none, or its rows do not divide into these."""
-        first, block = self.pieces[0], PLANE_FORMATS["NVFP4"]
-        is_one = isinstance(first, NarrowPiece) and first.scheme.kind == block.name
-        if not is_one or self.info.shape[-1] % block.block_size:
+        """The same tensor, whose `read` gives INT4 or NVFP4 as it is, in blocks of which a GPU's
+        planes are made; None where it is neither, where its rows do not divide into these, and
+        where the scales of INT4 are not of bfloat16."""
+        scheme = self._scheme
+        block = PLANE_FORMATS.get(scheme.kind) if scheme else None
+        if block is None or self.info.shape[-1] % block.block_size:
+            return None
+        if block.name == "INT4" and self._scale_formats() != {"BF16"}:
             return None
         nbytes = math.prod(self.info.shape) // block.block_size * block.block_bytes
         return replace(self, info=replace(self.info, format=block.name, nbytes=nbytes))
+
+    def _scale_formats(self) -> set[str]:
+        pieces = (piece for piece in self.pieces if isinstance(piece, NarrowPiece))
+        return {piece.tensors["scale"].format for piece in pieces}
 
     def read(self, files: Files) -> Tensor | QuantizedTensor | ScaledTensor:
         """All of it: one allocation, or one for codes and one for scales, which the pieces fill one

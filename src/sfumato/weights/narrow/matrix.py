@@ -21,7 +21,13 @@ from sfumato.weights.blocks import (
     fp4_values,
 )
 from sfumato.weights.narrow.config import Kind
-from sfumato.weights.narrow.to_blocks import nvfp4_blocks, q4_0_blocks, q6_k_blocks, q8_0_blocks
+from sfumato.weights.narrow.to_blocks import (
+    int4_blocks,
+    nvfp4_blocks,
+    q4_0_blocks,
+    q6_k_blocks,
+    q8_0_blocks,
+)
 from sfumato.weights.quantize import quantize
 
 _CHUNK = 1 << 21  # elements converted at a time: temporaries of some 8 MiB each
@@ -81,10 +87,14 @@ class NarrowMatrix:
         return False
 
     def unchanged(self) -> QuantizedTensor:
-        """NVFP4 as the blocks of this name: codes and both scales as they are."""
-        assert self.group_scales is not None
-        data = nvfp4_blocks(self.codes, self.group_scales, self.scale)
-        return QuantizedTensor(data, PLANE_FORMATS["NVFP4"], self.shape)
+        """INT4 with scales that bfloat16 holds, or NVFP4, as the blocks of this name: codes and
+        scales as they are."""
+        if self.kind == "INT4":
+            data = int4_blocks(self.codes, self.scales)
+        else:
+            assert self.group_scales is not None
+            data = nvfp4_blocks(self.codes, self.group_scales, self.scale)
+        return QuantizedTensor(data, PLANE_FORMATS[self.kind], self.shape)
 
     def blocks(self) -> QuantizedTensor:
         """The blocks of `block_format`. Raises ValueError for values that they cannot hold."""

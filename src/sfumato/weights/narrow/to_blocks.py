@@ -25,6 +25,16 @@ def q8_0_blocks(codes: Tensor, scales: Tensor) -> Tensor:
 def q4_0_blocks(codes: Tensor, scales: Tensor) -> Tensor:
     """Codes from -8, plus 8: uint8 [rows, columns / 2], two columns a byte, and float32 scales
     [rows, groups], a group being a multiple of 32 columns → uint8 [rows, bytes of Q4_0]."""
+    return _nibble_blocks(codes, scales, torch.float16)
+
+
+def int4_blocks(codes: Tensor, scales: Tensor) -> Tensor:
+    """As `q4_0_blocks`, of scales that bfloat16 holds, which stay exact: INT4 blocks."""
+    return _nibble_blocks(codes, scales, torch.bfloat16)
+
+
+def _nibble_blocks(codes: Tensor, scales: Tensor, dtype: torch.dtype) -> Tensor:
+    """dtype: of a block's scale, float16 or bfloat16."""
     rows, half = codes.shape
     blocks = codes.reshape(rows, half // 16, 16)
     # Q4_0 has column j beside column j + 16, and not beside its neighbour.
@@ -32,7 +42,7 @@ def q4_0_blocks(codes: Tensor, scales: Tensor) -> Tensor:
     nibbles = columns[:, :, 0] | (columns[:, :, 1] << 4)
     repeats = nibbles.shape[1] // scales.shape[1]
     each = scales.repeat_interleave(repeats, dim=1)[:, :, None]
-    return torch.cat((_half_bytes(each, nibbles), nibbles), dim=2).view(rows, -1)
+    return torch.cat((_half_bytes(each, nibbles, dtype), nibbles), dim=2).view(rows, -1)
 
 
 def nvfp4_blocks(codes: Tensor, group_scales: Tensor, scale: float) -> Tensor:
@@ -92,9 +102,10 @@ def _common_unit(groups: Tensor) -> tuple[Tensor, Tensor]:
     return best_unit, best
 
 
-def _half_bytes(scales: Tensor, blocks: Tensor) -> Tensor:
-    """float32 [rows, 1 or blocks, 1] → the float16 of each block, uint8 [rows, blocks, 2]."""
-    if not bool(scales.max() < _HALF_LIMIT):
+def _half_bytes(scales: Tensor, blocks: Tensor, dtype: torch.dtype = torch.float16) -> Tensor:
+    """float32 [rows, 1 or blocks, 1] → the float16 or bfloat16 of each block, uint8
+    [rows, blocks, 2]."""
+    if dtype == torch.float16 and not bool(scales.max() < _HALF_LIMIT):
         raise ValueError("a scale is too large for a block's float16 scale")
-    halves = scales.half().contiguous().view(torch.uint8)
+    halves = scales.to(dtype).contiguous().view(torch.uint8)
     return halves.expand(*blocks.shape[:2], 2)
