@@ -27,6 +27,8 @@ NAMES = {
     "linear, FP8": ("linear", "FP8"),
     "experts, INT8": ("experts", "INT8"),
     "linear, INT8": ("linear", "INT8"),
+    "experts, NVFP4": ("experts", "NVFP4"),
+    "linear, NVFP4": ("linear", "NVFP4"),
     "head, Q6_K": ("vocabulary_pass", "Q6_K"),
 }
 """The operation of a case, and the format of its first weight."""

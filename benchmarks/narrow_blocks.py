@@ -20,6 +20,7 @@ from torch import Tensor
 from sfumato.bench.random_weights import random_config
 from sfumato.model.families import DIFFUSION_GEMMA
 from sfumato.model.loading import expected_shapes
+from sfumato.ops.triton.planes import plane_bytes
 from sfumato.weights.blocks import BLOCK_FORMATS
 from sfumato.weights.narrow import Scheme, read_scheme
 from sfumato.weights.narrow.config import Kind
@@ -43,7 +44,7 @@ def main() -> None:
         for label, numbers in (("normal", torch.randn(shape)), ("heavy", heavy)):
             for name in FORMATS:
                 _report(columns, label, name, numbers * 0.02)
-    print("format: GB of the narrow tensors and all others in the files, GB as loaded")
+    print("format: GB of the narrow tensors and all others in the files; GB as blocks; in planes")
     for name, layout in LAYOUTS.items():
         print(name, *(f"{size / 1e9:.2f}" for size in _sizes(layout, KINDS[name])))
 
@@ -79,19 +80,22 @@ def _matrix(layout: Layout, numbers: Tensor, folder: Path) -> NarrowMatrix:
     return pieces["m.weight"].read({file: opened})
 
 
-def _sizes(layout: Layout, kind: Kind) -> tuple[float, float]:
-    """Bytes in the files, and of the blocks and bfloat16 that loading makes."""
+def _sizes(layout: Layout, kind: Kind) -> tuple[float, float, float]:
+    """Bytes in the files, of the blocks and bfloat16 that loading makes, and of those with NVFP4 in
+    planes of its own."""
     tile = layout.encode(torch.randn(256, 2816))
     share = sum(part.nbytes for part in tile.values()) / (256 * 2816)
-    stored = loaded = 0.0
+    stored = loaded = in_planes = 0.0
     shapes = expected_shapes(DIFFUSION_GEMMA.config.from_hf(random_config("26b-a4b"), {}))
     for name, shape in shapes.items():
         narrow = layout.narrows.fullmatch(name) is not None
         block = block_format(kind, shape[-1]) if narrow else None
         count = math.prod(shape)
         stored += count * (share if block else 2)
-        loaded += count // block.block_size * block.block_bytes if block else 2 * count
-    return stored, loaded
+        made = count // block.block_size * block.block_bytes if block else 2 * count
+        loaded += made
+        in_planes += plane_bytes(kind, shape) if block and kind == "NVFP4" else made
+    return stored, loaded, in_planes
 
 
 if __name__ == "__main__":

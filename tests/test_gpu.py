@@ -25,7 +25,8 @@ from sfumato.diffusion.sampler_config import REFERENCE
 from sfumato.diffusion.step import denoise_step
 from sfumato.model.cache import Slot
 from sfumato.model.families import open_checkpoint
-from sfumato.model.loading import load_network
+from sfumato.model.layer_devices import Placement
+from sfumato.model.loading import config_of, load_network
 from sfumato.model.network import Network
 from sfumato.ops.cpu import library
 from sfumato.train.recipe import EMBEDDED, initialised
@@ -114,6 +115,21 @@ def weights(network: Network) -> Iterator[Tensor | QuantizedTensor]:
 def assert_close(on_device: Tensor, on_cpu: Tensor, device: str) -> None:
     assert on_device.device.type == device
     torch.testing.assert_close(on_device.cpu(), on_cpu, rtol=1e-4, atol=1e-4)
+
+
+@devices
+@pytest.mark.parametrize("kind", ["bfloat16", "quantized"])
+def test_layers_that_stream_change_no_bit(files: dict[str, Path], kind: str, device: str) -> None:
+    """Twice, since the first pass finds empty buffers; with more than the two that these hold."""
+    checkpoint, at = open_checkpoint(files[kind]), torch.device(device)
+    count = len(config_of(checkpoint).layers)
+    placement = Placement(at, (at,) * count, (at,) * count, tuple(range(count)))
+    streamed = load_network(checkpoint, at, torch.bfloat16, placement=placement)
+    assert count > len(streamed.transformer.streams[0].buffers)
+    expected, _ = passes(load(files[kind], device, torch.bfloat16))
+    for _ in range(2):
+        states, _ = passes(streamed)
+        assert all(torch.equal(a, b) for a, b in zip(states, expected, strict=True))
 
 
 @devices

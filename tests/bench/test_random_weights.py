@@ -3,7 +3,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from sfumato.bench.random_weights import PRESETS, random_checkpoint
+from sfumato.bench.random_weights import PRESETS, PUBLISHED, random_checkpoint
 from sfumato.model.loading import load_network
 from sfumato.model.quant_recipes import TARGETS
 from sfumato.weights.blocks import QuantizedTensor
@@ -64,6 +64,24 @@ def test_a_tiny_one_has_the_formats_of_a_large_one(format: str) -> None:
     for name in tiny.keys() & large.keys():
         assert tiny[name].format == large[name].format
     assert tiny["layers.0.experts.gate_up_proj"].format == format
+
+
+@pytest.mark.parametrize("format", ["nvfp4", "int4"])
+def test_published_formats_are_in_the_layers(format: str) -> None:
+    """With numbers of a weight's size; INT4 keeps dense MLPs, and rows that do not divide stay."""
+    checkpoint = random_checkpoint("tiny", format)
+    formats = {name: info.format for name, info in checkpoint.tensors.items()}
+    held = PUBLISHED[format]
+    assert formats["layers.0.experts.gate_up_proj"] == formats["layers.1.self_attn.o_proj.weight"]
+    assert formats["layers.0.experts.gate_up_proj"] == held
+    assert formats["layers.0.mlp.gate_proj.weight"] == ("BF16" if format == "int4" else held)
+    assert formats["layers.0.experts.down_proj"] == ("INT4" if format == "int4" else "BF16")
+    weight = checkpoint.read("layers.0.experts.gate_up_proj")
+    assert isinstance(weight, QuantizedTensor)
+    assert float(weight.dequantize().std() * weight.shape[-1] ** 0.5) == pytest.approx(1, rel=0.1)
+    assert checkpoint.tensors["layers.0.experts.gate_up_proj"].nbytes == weight.nbytes
+    network = load_network(checkpoint, torch.device("cpu"), torch.float32)
+    assert network.denoise([torch.arange(32)], [network.new_slot(1)]).isfinite().all()
 
 
 def test_routers_spread_their_scores() -> None:

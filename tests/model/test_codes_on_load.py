@@ -1,4 +1,4 @@
-"""FP8, INT8 and INT4 checkpoints on a GPU whose kernels multiply codes: nothing is rounded."""
+"""Narrow checkpoints on a GPU whose kernels multiply them as they are: nothing is rounded."""
 
 from __future__ import annotations
 
@@ -83,6 +83,50 @@ def test_codes_stay_codes(
         assert weight.kind == kind and info.nbytes == scaled_bytes(weight.shape)
         values = values_of(checkpoint, at)
         assert torch.equal(weight.dequantize().view(values.shape), values), at
+
+
+@interpreted
+@pytest.mark.parametrize("name", ["nvfp4", "modelopt-nvfp4"])
+def test_nvfp4_gets_planes_of_its_own(
+    tmp_path: Path, name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """With the file's numbers in its bytes; a CPU reads the nearest blocks of the same file."""
+    config = gguf_config(hidden_size=64, intermediate_size=128, expert_size=64, vocab_size=64)
+    state, layout = random_state(config, 5), LAYOUTS[name]
+    folder = write_narrow(tmp_path, narrow_tensors(state, layout), layout, hf_config(config))
+    checkpoint = open_checkpoint(folder)
+    served = {f"{operation} NVFP4" for operation in ("linear", "experts")}
+    monkeypatch.setattr(self_test, "_failed", {CPU: {}})
+    monkeypatch.setattr(self_test, "_passed", {CPU: frozenset(served)})
+    with registry.seen_as("cpu", "cuda"):
+        held = as_codes(checkpoint, lambda _: CPU)
+        network = load_network(checkpoint, CPU, torch.float32)
+    narrow = {at for at, info in held.tensors.items() if info.format == "NVFP4"}
+    assert narrow == {at for at in state if layout.narrows.fullmatch(at)}
+    for at in narrow:
+        path, _, leaf = at.rpartition(".")
+        weight = getattr(network.transformer.get_submodule(path), leaf)
+        assert isinstance(weight, PlaneTensor)
+        pieces = checkpoint.joined[at].pieces
+        stored = sum(info.nbytes for piece in pieces if isinstance(piece, NarrowPiece)
+                     for info in piece.tensors.values())  # fmt: skip
+        rows = weight.rows
+        assert weight.nbytes <= stored + 4 * rows
+        with registry.seen_as("cpu", "cuda"):
+            assert weight.nbytes == loaded_bytes(at, held.tensors[at], CPU, torch.float32)
+        values = torch.cat([part.values() for piece in pieces for part in
+                            piece.read(checkpoint.files).parts()])  # fmt: skip
+        torch.testing.assert_close(weight.dequantize().view(values.shape), values,
+                                   rtol=2e-7, atol=0)  # fmt: skip
+    canvas, slots = torch.arange(7), [network.new_slot(16), network.new_slot(16)]
+    with registry.seen_as("cpu", "cuda"), counted_launches() as launches:
+        hidden = network.denoise([canvas], slots[:1])
+    assert launches["experts_gate_up_planes"] == len(config.layers)
+    with registry.reference_only():
+        close(hidden, network.denoise([canvas], slots[1:]))
+    blocks = load_network(checkpoint, CPU, torch.float32)
+    nearest = blocks.denoise([canvas], [blocks.new_slot(16)])
+    close(hidden, nearest, 0.2)  # Q8_0 rounds; routers may choose otherwise
 
 
 @interpreted

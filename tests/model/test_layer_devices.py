@@ -145,13 +145,17 @@ def test_what_is_predicted_before_loading_and_which_number_of_layers_fits(tmp_pa
     engine = EngineConfig(slots=1, context=64)
     need = predict(full, engine).total - predict(full, engine).libraries
 
-    def advice(lacking: int) -> str:
+    def advice(lacking: int, room: int | None = None) -> str:
         margin = 1 - engine.memory_margin
-        nbytes = Budget(int((need - lacking) / margin), "a test")
+        card = Budget(int((need - lacking) / margin), "a test")
+        host = None if room is None else Budget(room, "a test")
         with pytest.raises(EngineError) as raised:
-            check_load(full, engine, lambda device: nbytes)
+            check_load(full, engine, lambda device: host if device == CPU else card)
         return str(raised.value)
 
     assert "(--experts-on-cpu 1)" in advice(full.experts[0] // 2)
     assert "(--experts-on-cpu 2)" in advice(full.experts[0] * 3 // 2)
     assert "--experts-on-cpu" not in advice(sum(full.experts) + 1000)
+    assert "(--experts-on-cpu 1)" in advice(full.experts[0] // 2, full.experts[0])
+    assert "(--gpu-layers auto)" in advice(full.experts[0] // 2, full.experts[0] - 1)
+    assert "(--" not in advice(full.experts[0] // 2, 100)  # the host has no room for them

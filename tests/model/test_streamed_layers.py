@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -10,6 +10,7 @@ import pytest
 import torch
 from tests.support.fake_device import DEVICE, fake_device, fake_network
 from tests.support.gguf_files import gguf_config, random_state, write_gguf
+from tests.support.late_copies import LateCopies
 from tests.support.oracle import tiny_config
 from torch import Tensor
 
@@ -36,25 +37,6 @@ from sfumato.weights.quantize import quantize
 from sfumato.weights.scaled import round_rows
 
 CPU, META = torch.device("cpu"), torch.device("meta")
-
-
-class LateCopies(InOrder):
-    """Overlapped copies at their worst: the old bytes are gone when a copy starts, and the new
-    ones are there when it is waited for."""
-
-    def __init__(self) -> None:
-        self.log: list[str] = []
-
-    def start(self, target: Tensor, sources: Sequence[Tensor]) -> Callable[[], None]:
-        target.fill_(255)  # of floats: NaN
-        name = str(int(sources[0][0]))
-        self.log.append(f"copy {name}")
-
-        def wait() -> None:
-            InOrder.start(self, target, sources)
-            self.log.append(f"wait {name}")
-
-        return wait
 
 
 def kept(values: Sequence[Any], copies: InOrder, piece: int = 1024) -> tuple[dict[int, Any], Any]:

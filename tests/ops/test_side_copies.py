@@ -74,6 +74,24 @@ def test_a_copy_waits_for_work_and_later_work_for_the_copy(recorder: Recorder) -
     assert recorder.log[5:] == ["work waits for the copy"]
 
 
+def test_memory_that_cannot_be_page_locked(
+    recorder: Recorder, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    make, locks = torch.empty, []
+
+    def empty(*size: Any, pin_memory: bool = False, **how: Any) -> Tensor:
+        locks.append(pin_memory)
+        if pin_memory and len(locks) > 1:
+            raise RuntimeError("CUDA error: out of memory")
+        return make(*size, **how)
+
+    monkeypatch.setattr(torch, "empty", empty)
+    copies = OnSideStream(META)
+    pieces = [copies.memory(8) for _ in range(3)]
+    assert [piece.device for piece in pieces] == [CPU] * 3
+    assert locks == [True, True, False, False] and len(caplog.records) == 1
+
+
 @pytest.fixture
 def accelerator(monkeypatch: pytest.MonkeyPatch) -> Callable[[str], None]:
     def have(kind: str) -> None:

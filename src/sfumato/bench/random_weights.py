@@ -17,8 +17,8 @@ from torch import Tensor
 from sfumato.model.families import DIFFUSION_GEMMA
 from sfumato.model.loading import expected_shapes
 from sfumato.model.model_config import ConfigError
-from sfumato.model.quant_recipes import TARGETS, formats, takes_codes, takes_int4
-from sfumato.weights.blocks import BLOCK_FORMATS, HELD_FORMATS, BlockFormat, QuantizedTensor
+from sfumato.model.quant_recipes import TARGETS, formats, takes_codes
+from sfumato.weights.blocks import BLOCK_FORMATS, KNOWN_FORMATS, BlockFormat, QuantizedTensor
 from sfumato.weights.checkpoint import Checkpoint, TensorInfo
 from sfumato.weights.quantize import quantize
 from sfumato.weights.scaled import KINDS as CODED
@@ -76,6 +76,9 @@ PRESETS: dict[str, tuple[dict[str, int], int]] = {
 Even `tiny` has rows of 256, so that every format is itself there, and down projections that do not
 divide into blocks of 256, as the 26B-A4B's do not."""
 
+PUBLISHED = {**{name.lower(): name for name in CODED}, "int4": "INT4", "nvfp4": "NVFP4"}
+"""As what the matrices of published formats lie on a GPU, by the name of the option."""
+
 CPU = torch.device("cpu")
 
 # But for the embedding a tile of random numbers is repeated, for drawing 25 billion of them would
@@ -87,7 +90,6 @@ QUERY_NORM = 0.2  # attention has scale 1: larger random queries would see one k
 # The deviation of a router's scores. Where all experts chosen weigh the same, rounding that decides
 # a near tie for the last place replaces an eighth of the mixture; here it is about a hundredth.
 ROUTER_SPREAD = 3.0
-INT4 = "int4"  # as published; a GPU keeps it, and on a CPU torch multiplies it
 VECTOR_SPREAD = 0.1  # no norm and no scalar passes for another
 
 
@@ -125,13 +127,15 @@ class RandomCheckpoint(Checkpoint):
         if len(info.shape) == 1:
             vector = torch.randn(info.shape, generator=random).mul_(VECTOR_SPREAD).add_(1)
             return vector.mul_(_middle(name, info.shape[0]))
-        block = HELD_FORMATS.get(info.format)
+        block = KNOWN_FORMATS.get(info.format)
         floats = FLOAT_FORMATS.get(info.format, torch.bfloat16)  # codes are rounded from these
         size = 1 if block is None else block.block_size
         count = math.prod(info.shape) // size
 
         def piece(length: int) -> Tensor:
             """So many numbers, or blocks of them."""
+            if info.format == "NVFP4":
+                return _random_nvfp4(length, deviation, random).to(self.device)
             numbers = torch.randn(length * size, generator=random).mul_(deviation)
             if block is None:
                 return numbers.to(self.device, floats)
@@ -159,9 +163,9 @@ def random_checkpoint(
 
     Raises ValueError, naming the option, for an unknown preset or format.
     """
-    coded = CODED.get(format.upper()) if format.islower() else None
-    if format not in TARGETS and coded is None and format != INT4:
-        known = ", ".join((*TARGETS, *map(str.lower, CODED), INT4))
+    published = PUBLISHED.get(format)
+    if format not in TARGETS and published is None:
+        known = ", ".join((*TARGETS, *PUBLISHED))
         raise ValueError(f"format: {format!r} is none of {known}")
     config = random_config(preset, layers, vocab)
     try:
@@ -169,17 +173,43 @@ def random_checkpoint(
     except ConfigError as error:
         raise ValueError(f"layers: {layers} make no network ({error})") from None
     path = Path(f"random-{preset}")
-    kinds = formats(shapes, TARGETS.get(format, TARGETS["bf16"]))
-    if coded:
-        kinds |= {name: coded for name, shape in shapes.items() if takes_codes(name, shape)}
-    if format == INT4:
-        kinds |= {name: "INT4" for name, shape in shapes.items() if takes_int4(name, shape)}
+    kinds = formats(shapes, TARGETS["bf16" if published else format])
+    if published:
+        narrow = (name for name, shape in shapes.items() if _narrows(format, name, shape))
+        kinds |= dict.fromkeys(narrow, published)
     tensors = {
         name: TensorInfo(name, shapes[name], kind, _bytes(kind, shapes[name]), path, 0)
         for name, kind in kinds.items()
     }
     metadata: Mapping[str, Any] = {"config": config, "generation_config": {}}
     return RandomCheckpoint(path, "safetensors", tensors, {}, metadata, {}, seed, device)
+
+
+def _narrows(format: str, name: str, shape: tuple[int, ...]) -> bool:
+    """Whether a published checkpoint has a tensor in its narrow format. Those in INT4 keep the
+    dense MLP, and rows that do not divide stay as they are."""
+    block = KNOWN_FORMATS.get(PUBLISHED[format])
+    divides = block is None or shape[-1] % block.block_size == 0
+    return divides and takes_codes(name, shape) and (format != "int4" or ".mlp." not in name)
+
+
+def _random_nvfp4(length: int, deviation: float, random: torch.Generator) -> Tensor:
+    """So many blocks of any codes, with scales of groups from 0.5 to 1.875: uint8 [length, bytes].
+    The deviation of such a product is about 3.5."""
+    blocks = torch.randint(256, (length, 40), generator=random, dtype=torch.uint8)
+    blocks[:, 4:8] = 0x30 + blocks[:, 4:8] % 16
+    blocks[:, :4] = torch.tensor([deviation / 3.5]).view(torch.uint8)
+    return blocks
+
+
+def _blocks(numbers: Tensor, block: BlockFormat) -> Tensor:
+    """float32 [n, block_size] in blocks, uint8 [n, block_bytes]; those of INT4 with the codes of
+    Q4_0, and its scale as a bfloat16."""
+    if block.name != "INT4":
+        return quantize(numbers, block).data
+    data = quantize(numbers, BLOCK_FORMATS["Q4_0"]).data
+    scales = data[:, :2].contiguous().view(torch.float16).bfloat16()
+    return torch.cat((scales.view(torch.uint8), data[:, 2:]), dim=1)
 
 
 def _middle(name: str, size: int) -> float:
@@ -196,18 +226,8 @@ def _bytes(format: str, shape: tuple[int, ...]) -> int:
     count = math.prod(shape)
     if format in FLOAT_FORMATS:
         return count * FLOAT_FORMATS[format].itemsize
-    block = HELD_FORMATS[format]
+    block = KNOWN_FORMATS[format]
     return count // block.block_size * block.block_bytes
-
-
-def _blocks(numbers: Tensor, block: BlockFormat) -> Tensor:
-    """float32 [n, block_size] in blocks, uint8 [n, block_bytes]; those of INT4 with the codes of
-    Q4_0, and its scale as a bfloat16."""
-    if block.name in BLOCK_FORMATS:
-        return quantize(numbers, block).data
-    data = quantize(numbers, BLOCK_FORMATS["Q4_0"]).data
-    scales = data[:, :2].contiguous().view(torch.float16).bfloat16()
-    return torch.cat((scales.view(torch.uint8), data[:, 2:]), dim=1)
 
 
 def _filled(piece: Callable[[int], Tensor], count: int, length: int, new: bool) -> Tensor:

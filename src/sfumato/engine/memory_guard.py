@@ -98,27 +98,29 @@ def check(
     budget: Budget,
     margin: float,
     what: str,
-    experts: Sequence[int] = (),
-    advice: str = "",
+    advice: Callable[[int], str] = lambda _: "",
 ) -> int:
     """The bytes that stay free, the margin aside. Raises EngineError where there are too few.
-    experts: bytes of each layer that could stay on the host; advice: what else would help."""
+    advice: what else would help, by the bytes that are lacking."""
     usable = int(budget.nbytes * (1 - margin))
     if need > usable:
         raise EngineError(
             f"{what} needs {_size(need)}, and of {_size(budget.nbytes)} ({budget.source}) a margin "
             f"of {margin:.0%} leaves {_size(usable)}; lower --slots, --context or "
-            f"--snapshot-memory, or free some memory{_advice(need - usable, experts)}{advice}"
+            f"--snapshot-memory, or free some memory{advice(need - usable)}"
         )
     return usable - need
 
 
-def _advice(lacking: int, experts: Sequence[int]) -> str:
-    """The option that makes a model fit which is larger by so many bytes; empty where none does."""
+def _advice(lacking: int, experts: Sequence[int], room: Budget | None) -> str:
+    """The option that makes a model fit which is larger by so many bytes; empty where none does.
+    experts: of each layer, bytes that could stay on the host, whose memory has `room`."""
     moved = list(accumulate(experts))
     enough = next((n for n, nbytes in enumerate(moved, 1) if nbytes >= lacking), None)
-    if enough is None:
-        return ", or leave layers with the CPU (--gpu-layers auto)" if experts else ""
+    if not experts or (room is not None and room.nbytes < lacking):
+        return ""
+    if enough is None or (room is not None and room.nbytes < moved[enough - 1]):
+        return ", or leave layers to the host (--gpu-layers auto)"
     return f", or leave experts with the CPU (--experts-on-cpu {enough})"
 
 
@@ -133,17 +135,21 @@ def check_load(
     file again. beside: bytes that other parts of the model take of the same memory."""
     prediction, available = predict(footprint, config), ask(footprint.device)
     if available is not None:
-        experts = () if shares_host_memory(footprint.device) else footprint.experts
         placement = footprint.placement
         apart = placement is not None and placement.is_mixed
         subject = f"the part of the model on {footprint.device}" if apart else "the model"
         what = f"{subject} ({_size(prediction.weights)}) with {config.slots} slots"
         if beside:
             what += f" and {_size(beside)} of its other parts"
-        elsewhere = apart and footprint.device.type == "cpu"
-        advice = MORE_ON_CARD if elsewhere else ""
+
+        def advice(lacking: int) -> str:
+            if apart and footprint.device.type == "cpu":
+                return MORE_ON_CARD
+            experts = () if shares_host_memory(footprint.device) else footprint.experts
+            return _advice(lacking, experts, ask(torch.device("cpu")))
+
         need = _need(footprint, prediction) + beside
-        check(need, available, config.memory_margin, what, experts, advice)
+        check(need, available, config.memory_margin, what, advice)
     return prediction
 
 
@@ -156,7 +162,7 @@ def check_kept(
     available = ask(torch.device("cpu"))
     if available is not None:
         what = "the part of the model that waits in the host's memory"
-        check(nbytes + LIBRARIES, available, config.memory_margin, what, advice=MORE_ON_CARD)
+        check(nbytes + LIBRARIES, available, config.memory_margin, what, lambda _: MORE_ON_CARD)
 
 
 def lacking(footprint: ModelFootprint, config: EngineConfig, available: Budget) -> int:

@@ -81,7 +81,7 @@ class Runner:
         self._network, self._clock = network, clock
         self._backend = backend = None if network.is_mixed else graph_backend(network.device)
         if network.is_mixed:
-            log.info("steps are not captured: a graph holds the work of one device")
+            log.info("steps are not captured: graphs are for models in one device's memory")
         self._denoiser = Denoiser(network, rows, backend)
         self._batches = BatchRecovery(self._batch, self._free)
         self._draws = BatchRecovery(self._draw_batch, self._free)

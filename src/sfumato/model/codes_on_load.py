@@ -1,7 +1,7 @@
-"""Which tensors of a checkpoint stay the file's codes: those that a GPU multiplies as they are.
+"""Which tensors of a narrow checkpoint stay as they are: those that a GPU's kernels multiply so.
 
-A narrow checkpoint's FP8, INT8 and INT4 matrices else become the nearest blocks of a GGUF kind
-while they are read.  INT4 becomes blocks here too, but with the file's own scales. Knows no files.
+FP8 and INT8 matrices stay 8-bit codes, NVFP4 ones get planes of their own; else they become the
+blocks nearest to them while they are read. Knows no files.
 """
 
 from __future__ import annotations
@@ -12,42 +12,47 @@ from dataclasses import replace
 import torch
 
 from sfumato.ops import packing
+from sfumato.ops.registry import PLANES
+from sfumato.ops.triton import planes, scaled
 from sfumato.weights.checkpoint import Checkpoint
-from sfumato.weights.narrow.join import JoinedTensor
+from sfumato.weights.scaled import CODES
+from sfumato.weights.tensorfile import TensorInfo
 
 
 def as_codes(checkpoint: Checkpoint, device_of: Callable[[str], torch.device]) -> Checkpoint:
-    """The checkpoint, whose formats and sizes are those of codes where `read` is to give codes.
+    """The checkpoint, whose formats and sizes are those of what `read` is to give.
 
     device_of: of a canonical name, the device that the tensor goes to. Before a device's kernels
     are tested, those serve that will if their tests pass: ask again afterwards.
     """
 
-    def stays(name: str, tensor: JoinedTensor) -> bool:
-        return packing.multiplies_codes(tensor.kind, tensor.info.shape, device_of(name))
+    def stays(name: str, info: TensorInfo) -> bool:
+        device = device_of(name)
+        if info.format in CODES:
+            return packing.multiplies_codes(info.format, info.shape, device)
+        return packing.packed_form(info.format, info.shape, device) == PLANES
 
     return _with_codes(checkpoint, stays)
 
 
 def as_all_codes(checkpoint: Checkpoint) -> Checkpoint:
-    """As `as_codes`, for a device that need not be here, whose kernels serve all kinds."""
+    """As `as_codes`, for a device that need not be here, whose kernels serve all of them."""
 
-    def stays(_: str, tensor: JoinedTensor) -> bool:
-        return not packing.refusal_of_codes(tensor.kind, tensor.info.shape)
+    def stays(_: str, info: TensorInfo) -> bool:
+        refusal = scaled.refusal if info.format in CODES else planes.refusal
+        return not refusal(info.format, info.shape)
 
     return _with_codes(checkpoint, stays)
 
 
-def _with_codes(checkpoint: Checkpoint, stays: Callable[[str, JoinedTensor], bool]) -> Checkpoint:
-    """Rows of an embedding are read one by one, which blocks allow and 8-bit codes do not, and a
-    router's product is in float32."""
-    kept = {
-        name: tensor.of_codes()
+def _with_codes(checkpoint: Checkpoint, stays: Callable[[str, TensorInfo], bool]) -> Checkpoint:
+    """Rows of an embedding are read one by one, and a router's product is in float32."""
+    unchanged = {
+        name: tensor.of_codes() if tensor.kind else tensor.of_plane_blocks()
         for name, tensor in checkpoint.joined.items()
-        if ".router." not in name
-        and (name.startswith("layers.") or tensor.kind == "INT4")
-        and stays(name, tensor)
+        if name.startswith("layers.") and ".router." not in name
     }
+    kept = {name: each for name, each in unchanged.items() if each and stays(name, each.info)}
     if not kept:
         return checkpoint
     infos = {name: tensor.info for name, tensor in kept.items()}

@@ -40,18 +40,10 @@ def packs(format: str, shape: tuple[int, ...], device: torch.device) -> bool:
     return packed_form(format, shape, device) is not None
 
 
-def refusal_of_codes(kind: str, shape: tuple[int, ...]) -> str:
-    """Why no GPU's kernels take such a weight of a narrow checkpoint; empty where they do."""
-    return (planes if kind in planes.LAYOUTS else scaled).refusal(kind, shape)
-
-
 def multiplies_codes(kind: str, shape: tuple[int, ...], device: torch.device) -> bool:
-    """Whether a GPU's kernels multiply a weight of 8-bit codes of this kind and shape, or INT4 has
-    planes: blocks of a GGUF kind, which round its scales, serve a GPU no better."""
-    if kind_of(device) != gpu.KIND or refusal_of_codes(kind, shape):
+    """Whether a GPU's kernels multiply a weight of 8-bit codes of this kind and shape."""
+    if kind_of(device) != gpu.KIND or scaled.refusal(kind, shape):
         return False
-    if kind in planes.LAYOUTS:
-        return True
     return serves_scaled(_operation(shape), kind, device)
 
 

@@ -6,11 +6,14 @@ Devices without streams copy in order.  Knows no weights.
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable, Sequence
 from typing import Protocol
 
 import torch
 from torch import Tensor
+
+_log = logging.getLogger(__name__)
 
 
 class SideCopies(Protocol):
@@ -45,10 +48,19 @@ class OnSideStream:
         """Raises RuntimeError or NotImplementedError where the device has no streams."""
         self._device = device
         self._stream = torch.Stream(device)
+        self._locks = True
 
     def memory(self, nbytes: int) -> Tensor:
-        """Page-locked: from other memory a copy makes the host wait."""
-        return torch.empty(nbytes, dtype=torch.uint8, device="cpu", pin_memory=True)
+        """Page-locked where the system grants that: from other memory a copy makes the host wait,
+        which is logged once."""
+        if self._locks:
+            try:
+                return torch.empty(nbytes, dtype=torch.uint8, device="cpu", pin_memory=True)
+            except RuntimeError as error:
+                self._locks = False
+                reason = str(error).partition("\n")[0]
+                _log.warning("no more memory is page-locked, so copies wait: %s", reason)
+        return torch.empty(nbytes, dtype=torch.uint8, device="cpu")
 
     def start(self, target: Tensor, sources: Sequence[Tensor]) -> Callable[[], None]:
         # What reads the target's old bytes has been given to the current stream before.

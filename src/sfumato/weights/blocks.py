@@ -23,6 +23,9 @@ _CHUNK_ELSEWHERE = 64 * _CHUNK
 
 IQ4_VALUES = (-127, -104, -83, -65, -49, -35, -22, -10, 1, 13, 25, 38, 53, 69, 89, 113)
 
+FP4_VALUES = (0.0, 0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0)
+"""Of the e2m1 codes 0..7; 8..15 are their negatives."""
+
 
 @dataclass(frozen=True)
 class BlockFormat:
@@ -118,6 +121,8 @@ def _fields(packed: Tensor, bits: int) -> Tensor:
 def codes_of(format: str, blocks: Tensor) -> Tensor:
     """The codes of blocks uint8 [n, block_bytes] of a format, in the order of the elements: uint8
     [n, block_size]; those of Q8_0 are the bytes of int8."""
+    if format == "NVFP4":
+        return _fields(blocks[:, 8:, None], 4).reshape(-1, 64)
     if format in ("Q4_0", "IQ4_NL", "INT4"):
         return _fields(blocks[:, None, 2:], 4).reshape(-1, 32)
     if format == "Q5_0":
@@ -305,6 +310,22 @@ def _iq3_s(blocks: Tensor) -> Tensor:
     return iq3_signed(numbers, blocks[:, 74:106], _half(blocks, 0) * (1 + 2 * scales))
 
 
+def _nvfp4(blocks: Tensor) -> Tensor:
+    """A float32 scale of the row, an e4m3 scale for each of 4 groups, and codes of e2m1, the first
+    of two columns lowest: as published, where the first scale is one for a matrix."""
+    row, groups = blocks[:, :4].clone().view(torch.float32), blocks[:, 4:8].clone()
+    scales = groups.view(torch.float8_e4m3fn).float() * row
+    codes = codes_of("NVFP4", blocks).view(-1, 4, 16)
+    return (fp4_values(blocks.device)[codes.int()] * scales[:, :, None]).view(-1, 64)
+
+
+@lru_cache
+def fp4_values(device: torch.device) -> Tensor:
+    """The numbers of e2m1 codes, float32 [16]."""
+    values = torch.tensor(FP4_VALUES, device=device)
+    return torch.cat((values, -values))
+
+
 BLOCK_FORMATS: dict[str, BlockFormat] = {
     block.name: block
     for block in (
@@ -324,10 +345,10 @@ BLOCK_FORMATS: dict[str, BlockFormat] = {
     )
 }
 """The quantized formats this package reads, by name."""
-
-HELD_FORMATS: dict[str, BlockFormat] = {
-    **BLOCK_FORMATS,
+PLANE_FORMATS: dict[str, BlockFormat] = {
     "INT4": BlockFormat("INT4", -1, 32, 18, _int4),
+    "NVFP4": BlockFormat("NVFP4", -1, 64, 40, _nvfp4),
 }
-"""These, and one that no GGUF file has a number for: what published INT4 weights are on their way
-into a GPU's planes."""
+"""Formats that no file has: what published matrices are on their way into `ops.triton.planes`. GGUF
+has other blocks by the second name."""
+KNOWN_FORMATS = BLOCK_FORMATS | PLANE_FORMATS

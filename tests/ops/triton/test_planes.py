@@ -19,7 +19,7 @@ from sfumato.ops.triton.planes import (
     to_planes,
 )
 from sfumato.ops.triton.self_test import random_planes, whole_blocks
-from sfumato.weights.blocks import BLOCK_FORMATS, HELD_FORMATS, QuantizedTensor
+from sfumato.weights.blocks import BLOCK_FORMATS, KNOWN_FORMATS, QuantizedTensor
 from sfumato.weights.quantize import quantize
 
 CPU = torch.device("cpu")
@@ -27,16 +27,21 @@ NAMES = sorted(LAYOUTS)
 
 
 def random_blocks(name: str, *leading: int, columns: int = 512) -> QuantizedTensor:
-    """Any bytes, whose halves are finite or not."""
-    format = HELD_FORMATS[name]
+    """Any bytes, whose halves are finite or not; the blocks of a row of NVFP4 share a scale."""
+    format = KNOWN_FORMATS[name]
     size = columns // format.block_size * format.block_bytes
     data = torch.randint(256, (*leading, size), dtype=torch.uint8)
+    if name == "NVFP4":
+        blocks = data.view(*leading, -1, format.block_bytes)
+        blocks[..., :4] = blocks[..., :1, :4]
     return QuantizedTensor(data, format, (*leading, columns))
 
 
 def quantized_bytes(name: str, rows: int, columns: int) -> int:
-    format = HELD_FORMATS[name]
-    return rows * columns // format.block_size * format.block_bytes
+    """In a file: there the scale of NVFP4 is one for a matrix."""
+    format = KNOWN_FORMATS[name]
+    repeated = 4 if name == "NVFP4" else 0
+    return rows * columns // format.block_size * (format.block_bytes - repeated)
 
 
 def same_bits(ours: torch.Tensor, expected: torch.Tensor) -> bool:
@@ -46,7 +51,7 @@ def same_bits(ours: torch.Tensor, expected: torch.Tensor) -> bool:
 
 
 def test_formats_without_planes_are_named() -> None:
-    assert set(HELD_FORMATS) == set(LAYOUTS)
+    assert set(KNOWN_FORMATS) == set(LAYOUTS)
     assert refusal("TQ1_0", (4, 256)).startswith("TQ1_0: is none of ")
     assert len({layout.number for layout in LAYOUTS.values()} - {0}) == len(LAYOUTS)
 
@@ -74,7 +79,8 @@ def test_planes_take_little_more_than_the_file(name: str) -> None:
     planes = to_planes(blocks)
     assert planes.nbytes == planes.data.numel() == plane_bytes(name, shape)
     grid = LAYOUTS[name].before
-    assert blocks.nbytes <= planes.nbytes - grid <= 1.03 * blocks.nbytes
+    held = quantized_bytes(name, 15, 512)
+    assert held <= planes.nbytes - grid <= 1.03 * held
     assert plane_bytes(name, (704, 2816)) <= 1.03 * quantized_bytes(name, 704, 2816)
     assert (planes[1].nbytes - grid) * 3 == planes.nbytes - grid and name in repr(planes)
 
@@ -207,6 +213,26 @@ def test_how_a_weight_is_held(monkeypatch: pytest.MonkeyPatch) -> None:
         assert ops.packed_bytes("Q8_0", blocks.shape, CPU) == held.nbytes
         assert not ops.packs("Q8_0", (2, 24, 64), CPU) and not ops.packs("Q8_0", (24, 1 << 30), CPU)
     assert not torch.cuda.is_available() and not ops.packs("Q8_0", blocks.shape, gpu)
+
+
+@interpreted
+def test_every_code_and_every_scale_of_nvfp4() -> None:
+    """Two rows of each scale of e4m3 that is a number, with scales of the row far from 1."""
+    from sfumato.ops.triton.linear import linear
+
+    codes = torch.arange(256, dtype=torch.uint8).view(8, 32)  # all pairs
+    data = torch.empty(254, 8, 40, dtype=torch.uint8)
+    data[:, :, 8:] = codes
+    data[:, :, 4:8] = (torch.arange(254) % 127).to(torch.uint8)[:, None, None]
+    data[:, :, :4] = torch.tensor([3e-5, 7.0])[:, None].view(torch.uint8).repeat(127, 1)[:, None]
+    blocks = QuantizedTensor(data.view(254, 320), KNOWN_FORMATS["NVFP4"], (254, 512))
+    scales = (torch.arange(254) % 127).to(torch.uint8).view(torch.float8_e4m3fn).float()
+    scales *= torch.tensor([3e-5, 7.0]).repeat(127)
+    numbers = torch.tensor([0, 0.5, 1, 1.5, 2, 3, 4, 6, -0.0, -0.5, -1, -1.5, -2, -3, -4, -6])
+    pairs = torch.stack((codes & 15, codes >> 4), dim=-1).flatten().int()
+    expected = numbers[pairs] * scales[:, None]
+    assert torch.equal(blocks.dequantize(), expected)
+    assert torch.equal(linear(torch.eye(512), to_planes(blocks)).T, expected)
 
 
 @interpreted

@@ -11,7 +11,7 @@ from torch import Tensor
 from sfumato.ops.cpu import library
 from sfumato.ops.cpu.panels import PackedTensor
 from sfumato.ops.registry import BLOCKS, PANELS, twin
-from sfumato.weights.blocks import QuantizedTensor
+from sfumato.weights.blocks import BLOCK_FORMATS, QuantizedTensor
 
 DTYPES = {torch.float32: 0, torch.bfloat16: 1}
 """What activations may be, by their number in the library."""
@@ -73,7 +73,7 @@ def experts(
 
 @twin(
     *("dense", "cpu", BLOCKS),
-    serves=lambda *_: library.kernels is not None,
+    serves=lambda weight, *_: library.kernels is not None and weight.format.name in BLOCK_FORMATS,
     refusal=library.refusal,
     note="quantized weights",
 )

@@ -28,7 +28,7 @@ from sfumato.ops.narrow_cache import (
 )
 from sfumato.ops.triton.kernel import Kernel
 from sfumato.ops.triton.operands import ALIGNMENT, matrix, multiplied
-from sfumato.ops.triton.weights import as_descriptor, spread
+from sfumato.ops.triton.weights import as_descriptor, e4m3_value, spread
 
 E4M3 = tl.constexpr(NUMBERS[FP8])
 _BLOCK = tl.constexpr(Q8_0_BLOCK)
@@ -87,16 +87,6 @@ def _unpacked(
         scale = tl.load(halves + at, mask=known, other=0.0)
         value = stored.to(tl.int8, bitcast=True).to(tl.float32)
         return value * spread(scale.to(tl.float32), KEYS, D)
-
-
-@triton.jit
-def e4m3_value(byte: tl.tensor) -> tl.tensor:
-    """Bytes of e4m3 as float32. As float16 with the same fields they are 2⁻⁸ of what they are, the
-    smallest too; the one that would be 480 is NaN."""
-    wide = byte.to(tl.uint32)
-    bits = ((wide & 0x80) << 8) | ((wide & 0x7F) << 7)
-    value = bits.to(tl.uint16).to(tl.float16, bitcast=True).to(tl.float32) * 256.0
-    return tl.where((wide & 0x7F) == 0x7F, float("nan"), value)
 
 
 @triton.jit

@@ -20,11 +20,12 @@ from torch import Tensor
 from sfumato.ops.registry import PLANES, register_form
 from sfumato.ops.triton import grids
 from sfumato.weights.blocks import (
-    HELD_FORMATS,
     IQ4_VALUES,
+    KNOWN_FORMATS,
     BlockFormat,
     QuantizedTensor,
     codes_of,
+    fp4_values,
     iq4_xs_scale_codes,
     k_scale_codes,
     q3_k_scale_codes,
@@ -34,6 +35,7 @@ SUPER = 256
 """Elements of a row that share a base where scales have two levels."""
 MOST_ROWS, MOST_COLUMNS = 1 << 30, 1 << 20
 """Of all matrices of a stack together, and of a matrix: kernels count rows in 32 bits."""
+_OF_ROW = "row_scales"  # the plane with one number a row
 _CHUNK = 1 << 24  # elements that are repacked at a time: bounds what that allocates beside
 
 
@@ -45,8 +47,9 @@ class Layout:
     scale is base · int8 and a minimum base · uint8, of bases float16 for SUPER elements; with one
     both are float16, or the scale, with `wide`, bfloat16.  Beside codes of two bits both factors
     have four, and share a byte, the scale's lower; beside codes of three a scale has six, 32 too
-    high, whose top two are a plane.
-    A format with a grid has planes of its own; see `grids`.
+    high, whose top two are a plane.  A format with a grid has planes of its own; see `grids`. One
+    of floats has codes of e2m1, a scale of e4m3 for each group, and one of float32 for the row,
+    times which the groups' come.
     """
 
     bits: int  # of a code: 2 to 6 (3, 5 and 6 in a low and a high part), or 8: int8
@@ -55,19 +58,21 @@ class Layout:
     minima: bool = False
     table: bool = False  # codes are places in IQ4_VALUES
     grid: str = ""  # the format in whose grid a code is the place of four numbers
+    floats: bool = False
     wide: bool = False  # scales, of one level, are bfloat16
 
     @property
     def number(self) -> int:
         """The constant FORMAT of a kernel; see `weights.plane_block`. None is 0."""
         kinds = (self.group == 16, self.two_levels, self.minima, self.table)
-        flags = (*kinds, bool(self.grid), self.wide)
+        flags = (*kinds, bool(self.grid), self.floats, self.wide)
         return self.bits + sum(16 << place for place, flag in enumerate(flags) if flag)
 
     @property
     def centre(self) -> int:
         """What is subtracted from a code."""
-        return 0 if self.minima or self.table or self.bits == 8 else 1 << (self.bits - 1)
+        is_signed = self.minima or self.table or self.floats or self.bits == 8
+        return 0 if is_signed else 1 << (self.bits - 1)
 
     @property
     def low_bits(self) -> int:
@@ -87,7 +92,7 @@ class Layout:
         widths = {"low": columns * self.low_bits // 8}
         if self.bits > self.low_bits:
             widths["high"] = columns * (self.bits - self.low_bits) // 8
-        each = 1 if self.two_levels else 2
+        each = 1 if self.two_levels or self.floats else 2
         widths["scales"] = columns // self.group * each
         if self.bits == 3:
             widths |= {"scales": columns // self.group // 2, "tops": columns // self.group // 4}
@@ -97,6 +102,8 @@ class Layout:
             widths["bases"] = columns // SUPER * 2
             if self.minima:
                 widths["minimum_bases"] = columns // SUPER * 2
+        if self.floats:
+            widths[_OF_ROW] = 4
         return widths
 
 
@@ -115,6 +122,7 @@ LAYOUTS: Mapping[str, Layout] = {
     "IQ4_NL": Layout(4, table=True),
     "IQ4_XS": Layout(4, two_levels=True, table=True),
     "INT4": Layout(4, wide=True),
+    "NVFP4": Layout(4, group=16, floats=True),
 }
 """By the name of the block format."""
 
@@ -220,10 +228,11 @@ class PlaneTensor:
     def part_of_rows(self, ids: Tensor, first: int, end: int) -> PlaneTensor:
         """Copies columns first..end, of whole blocks, of the rows `ids` (int64 [n]) of a matrix."""
         columns = self.shape[-1]
-        data = [
-            plane[:, first * width // columns : end * width // columns].index_select(0, ids)
-            for plane, width in ((each, each.shape[1]) for each in self.planes.values())
-        ]
+        data = []
+        for name, plane in self.planes.items():
+            width = plane.shape[1]
+            part = slice(first * width // columns, end * width // columns)
+            data.append(plane[:, slice(None) if name == _OF_ROW else part].index_select(0, ids))
         grid = self.data[: self.layout.before]
         joined = torch.cat([grid, *(each.flatten() for each in data)])
         return PlaneTensor(joined, self.format, (len(ids), end - first), len(ids))
@@ -247,7 +256,7 @@ def refusal(format: str, shape: tuple[int, ...]) -> str:
     """Why such a weight has no planes; empty where it has."""
     if format not in LAYOUTS:
         return f"{format}: is none of {', '.join(LAYOUTS)}"
-    block = HELD_FORMATS[format].block_size
+    block = KNOWN_FORMATS[format].block_size
     if len(shape) not in (2, 3) or min(shape) < 1 or shape[-1] % block:
         return f"{shape}: is no matrix, nor stack of matrices, of {format} blocks of {block}"
     if math.prod(shape[:-1]) > MOST_ROWS or shape[-1] > MOST_COLUMNS:
@@ -282,7 +291,9 @@ def to_planes(weight: QuantizedTensor) -> PlaneTensor:
             if "high" in made.planes:
                 parts["high"] = _joined(codes >> low, made.layout.bits - low)
         for name, plane in made.planes.items():
-            plane[at] = parts[name].reshape(plane[at].shape)
+            target = plane[at]
+            part = parts[name].reshape(len(target), -1)
+            target[:] = part[:, :4] if name == _OF_ROW else part  # which all blocks of a row repeat
     return made
 
 
@@ -313,6 +324,8 @@ def _parts(format: str, blocks: Tensor) -> dict[str, Tensor]:
     if format == "IQ4_XS":
         # Modulo 256: the byte of the int8 that is 32 lower.
         return {**parts, "scales": iq4_xs_scale_codes(blocks) - 32, "bases": blocks[:, :2]}
+    if format == "NVFP4":
+        return {**parts, "scales": blocks[:, 4:8], _OF_ROW: blocks[:, :4]}
     if format == "Q5_1":
         parts["minima"] = blocks[:, 2:4]
     return {**parts, "scales": blocks[:, :2]}
@@ -353,6 +366,11 @@ def _values(planes: dict[str, Tensor], layout: Layout) -> Tensor:
         if layout.table:
             table = torch.tensor(IQ4_VALUES, dtype=torch.float32, device=low.device)
             numbers = table[codes.int()]
+    if layout.floats:
+        numbers = fp4_values(low.device)[codes.int()]
+        groups = planes["scales"].contiguous().view(torch.float8_e4m3fn).float()
+        groups *= _halves(planes[_OF_ROW], torch.float32)
+        return (numbers.view(len(low), -1, layout.group) * groups[..., None]).flatten(1)
     if not layout.two_levels:
         scales = _halves(planes["scales"], torch.bfloat16 if layout.wide else torch.float16)
         values = numbers.view(len(low), -1, layout.group) * scales[..., None]

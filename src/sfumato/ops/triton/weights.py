@@ -11,13 +11,14 @@ import numpy as np
 import triton
 import triton.language as tl
 
-from sfumato.weights.blocks import IQ4_VALUES
+from sfumato.weights.blocks import FP4_VALUES, IQ4_VALUES
 
 BF16 = tl.constexpr(0)
 """Numbers as they are, in the weight's dtype. Any other FORMAT is the number of a layout of planes;
 see `planes.Layout`."""
 SUPER = tl.constexpr(256)  # as in `planes`
 _GRID_BYTES = tl.constexpr(1024)  # of the grid of IQ3_XXS; that of IQ3_S has twice as many
+_E2M1 = tl.constexpr(sum(int(2 * size) << 4 * at for at, size in enumerate(FP4_VALUES)))
 _BYTES = np.array(IQ4_VALUES, np.int8).view(np.int64)
 _TABLE_LOW, _TABLE_HIGH = (tl.constexpr(int(word)) for word in _BYTES)
 
@@ -78,6 +79,8 @@ def plane_rows(
     TWO_LEVELS: tl.constexpr = FORMAT // 32 % 2
     MINIMA: tl.constexpr = FORMAT // 64 % 2
     TABLE: tl.constexpr = FORMAT // 128 % 2
+    if FORMAT // 512 % 2:
+        return _float_rows(weight, at, known, column, rows, COLUMNS, OUT, IN)
     if FORMAT // 256 % 2:
         return _grid_rows(weight, at, known, column, rows, COLUMNS, OUT, IN, BITS)
     many = tl.cast(rows, tl.int64)
@@ -114,13 +117,29 @@ def plane_rows(
             base = _plane(bases, at, known, column // SUPER, COLUMNS // SUPER, 1, tl.float16)
             value = value - spread(base.to(tl.float32) * least, OUT, IN)
     else:
-        scale = _scales(scales, at, known, group, GROUPS, IN // GROUP, FORMAT // 512)
+        scale = _scales(scales, at, known, group, GROUPS, IN // GROUP, FORMAT // 1024)
         value = spread(scale, OUT, IN) * value
         if MINIMA:
             minima = scales + many * (GROUPS * 2)
             least = _plane(minima, at, known, group, GROUPS, IN // GROUP, tl.float16)
             value = value + spread(least.to(tl.float32), OUT, IN)
     return value
+
+
+@triton.jit
+def _float_rows(
+    weight: tl.tensor, at: tl.tensor, known: tl.tensor, column: tl.tensor, rows: tl.tensor,
+    COLUMNS: tl.constexpr, OUT: tl.constexpr, IN: tl.constexpr,
+) -> tl.tensor:  # fmt: skip
+    """As `plane_rows`, of codes of e2m1 with a scale of e4m3 for 16 of them and one of the row."""
+    many = tl.cast(rows, tl.int64)
+    low = _plane(weight, at, known, column // 2, COLUMNS // 2, IN // 2, tl.uint8)
+    value = _e2m1_value(_parted(low, 4, OUT, IN))
+    GROUPS: tl.constexpr = COLUMNS // 16
+    scales = weight + many * (COLUMNS // 2)
+    scale = e4m3_value(_plane(scales, at, known, column // 16, GROUPS, IN // 16, tl.uint8))
+    own = _plane(scales + many * GROUPS, at, known, column * 0, 1, 1, tl.float32)
+    return spread(scale * own, OUT, IN) * value
 
 
 @triton.jit
@@ -256,6 +275,24 @@ def _from_table(code: tl.tensor) -> tl.tensor:
     addresses."""
     word = tl.where(code < 8, _TABLE_LOW, _TABLE_HIGH).to(tl.int64)
     return (word >> ((code & 7) * 8).to(tl.int64)).to(tl.int8).to(tl.float32)
+
+
+@triton.jit
+def _e2m1_value(code: tl.tensor) -> tl.tensor:
+    """The number of a code of e2m1, float32: its size, doubled, is one of eight digits."""
+    digit = (_E2M1 >> ((code & 7) * 4).to(tl.int64)) & 15
+    size = digit.to(tl.float32) * 0.5
+    return tl.where((code & 8) != 0, -size, size)
+
+
+@triton.jit
+def e4m3_value(byte: tl.tensor) -> tl.tensor:
+    """Bytes of e4m3 as float32. As float16 with the same fields they are 2⁻⁸ of what they are, the
+    smallest too; the one that would be 480 is NaN."""
+    wide = byte.to(tl.uint32)
+    bits = ((wide & 0x80) << 8) | ((wide & 0x7F) << 7)
+    value = bits.to(tl.uint16).to(tl.float16, bitcast=True).to(tl.float32) * 256.0
+    return tl.where((wide & 0x7F) == 0x7F, float("nan"), value)
 
 
 @triton.jit

@@ -15,7 +15,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from sfumato.weights.blocks import BLOCK_FORMATS, HELD_FORMATS, QuantizedTensor
+from sfumato.weights.blocks import BLOCK_FORMATS, KNOWN_FORMATS, PLANE_FORMATS, QuantizedTensor
 from sfumato.weights.errors import CheckpointError, listed, quoted
 from sfumato.weights.names import Stack, TensorNames
 from sfumato.weights.narrow.config import Scheme
@@ -43,37 +43,44 @@ class JoinedTensor:
 
     @property
     def kind(self) -> str:
-        """FP8 or INT8, where `read` can give the codes themselves, with a scale for each row; INT4,
-        where it can give blocks with the file's own scales, of bfloat16; else empty."""
+        """FP8 or INT8, where `read` can give the codes themselves, with a scale for each row; else
+        empty."""
+        scheme = self._scheme
+        return scheme.kind if scheme and scheme.kind in CODES and not scheme.group_size else ""
+
+    @property
+    def _scheme(self) -> Scheme | None:
         first = self.pieces[0]
-        scheme = first.scheme if isinstance(first, NarrowPiece) else None
-        if scheme is None:
-            return ""
-        if scheme.kind == "INT4":
-            divides = block_format("INT4", self.info.shape[-1]) is not None
-            return "INT4" if divides and self._scale_formats() == {"BF16"} else ""
-        return scheme.kind if scheme.kind in CODES and not scheme.group_size else ""
+        return first.scheme if isinstance(first, NarrowPiece) else None
+
+    def of_codes(self) -> JoinedTensor:
+        """The same tensor, whose `read` gives codes. Only where it has a `kind`."""
+        info = replace(self.info, format=self.kind, nbytes=scaled_bytes(self.info.shape))
+        return replace(self, info=info)
+
+    def of_plane_blocks(self) -> JoinedTensor | None:
+        """The same tensor, whose `read` gives INT4 or NVFP4 as it is, in blocks of which a GPU's
+        planes are made; None where it is neither, where its rows do not divide into these, and
+        where the scales of INT4 are not of bfloat16."""
+        scheme = self._scheme
+        block = PLANE_FORMATS.get(scheme.kind) if scheme else None
+        if block is None or self.info.shape[-1] % block.block_size:
+            return None
+        if block.name == "INT4" and self._scale_formats() != {"BF16"}:
+            return None
+        nbytes = math.prod(self.info.shape) // block.block_size * block.block_bytes
+        return replace(self, info=replace(self.info, format=block.name, nbytes=nbytes))
 
     def _scale_formats(self) -> set[str]:
         pieces = (piece for piece in self.pieces if isinstance(piece, NarrowPiece))
         return {piece.tensors["scale"].format for piece in pieces}
-
-    def of_codes(self) -> JoinedTensor:
-        """The same tensor, whose `read` gives codes or exact blocks. Only where it has a `kind`."""
-        kind, shape = self.kind, self.info.shape
-        if block := HELD_FORMATS.get(kind):
-            nbytes = math.prod(shape) // block.block_size * block.block_bytes
-        else:
-            nbytes = scaled_bytes(shape)
-        info = replace(self.info, format=kind, nbytes=nbytes)
-        return replace(self, info=info)
 
     def read(self, files: Files) -> Tensor | QuantizedTensor | ScaledTensor:
         """All of it: one allocation, or one for codes and one for scales, which the pieces fill one
         after another. Raises CheckpointError naming a tensor that cannot be used."""
         if self.info.format in CODES:
             return self._codes(files)
-        shape, block = self.info.shape, HELD_FORMATS.get(self.info.format)
+        shape, block = self.info.shape, KNOWN_FORMATS.get(self.info.format)
         if block is None:
             out = torch.empty(shape, dtype=FLOAT_FORMATS[self.info.format])
             rows = out.view(-1, shape[-1])
@@ -109,8 +116,8 @@ class JoinedTensor:
                     yield part
                 elif self.info.format in FLOAT_FORMATS:
                     yield part.values()
-                elif self.info.format == "INT4":
-                    yield part.exact_blocks().data
+                elif self.info.format in PLANE_FORMATS:
+                    yield part.unchanged().data
                 else:
                     yield _or_named(piece, part.blocks).data
 

@@ -9,18 +9,26 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
-from functools import lru_cache
 
 import torch
 from torch import Tensor
 
-from sfumato.weights.blocks import BLOCK_FORMATS, HELD_FORMATS, BlockFormat, QuantizedTensor
+from sfumato.weights.blocks import (
+    BLOCK_FORMATS,
+    PLANE_FORMATS,
+    BlockFormat,
+    QuantizedTensor,
+    fp4_values,
+)
 from sfumato.weights.narrow.config import Kind
-from sfumato.weights.narrow.to_blocks import int4_blocks, q4_0_blocks, q6_k_blocks, q8_0_blocks
+from sfumato.weights.narrow.to_blocks import (
+    int4_blocks,
+    nvfp4_blocks,
+    q4_0_blocks,
+    q6_k_blocks,
+    q8_0_blocks,
+)
 from sfumato.weights.quantize import quantize
-
-FP4_VALUES = (0.0, 0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0)
-"""Of the codes 0..7; 8..15 are their negatives."""
 
 _CHUNK = 1 << 21  # elements converted at a time: temporaries of some 8 MiB each
 
@@ -31,13 +39,17 @@ class NarrowMatrix:
 
     codes: of FP8 float8_e4m3fn and of INT8 int8 [rows, columns]; of INT4 and NVFP4 uint8
     [rows, columns / 2], the first of two columns in the low four bits. scales: float32
-    [1 or rows, groups], finite, not negative; a group is `columns / groups` columns.
+    [1 or rows, groups], finite, not negative; a group is `columns / groups` columns. Those of
+    NVFP4 are `group_scales`, float8_e4m3fn, times `scale`, to a last place of float32; elsewhere
+    these are not set.
     """
 
     kind: Kind
     codes: Tensor
     scales: Tensor
     shape: tuple[int, int]
+    group_scales: Tensor | None = None
+    scale: float = 1.0
 
     def __post_init__(self) -> None:
         rows, columns = self.shape
@@ -59,7 +71,9 @@ class NarrowMatrix:
         for start in range(0, rows, step):
             stop = min(start + step, rows)
             scales = self.scales if len(self.scales) == 1 else self.scales[start:stop]
-            yield NarrowMatrix(self.kind, self.codes[start:stop], scales, (stop - start, columns))
+            groups = None if self.group_scales is None else self.group_scales[start:stop]
+            codes, shape = self.codes[start:stop], (stop - start, columns)
+            yield NarrowMatrix(self.kind, codes, scales, shape, groups, self.scale)
 
     def loses_codes(self) -> bool:
         """Whether scales of zero make nothing of codes that are not zero. NVFP4 rounds the scales
@@ -72,11 +86,15 @@ class NarrowMatrix:
                 return True
         return False
 
-    def exact_blocks(self) -> QuantizedTensor:
-        """Of INT4 whose scales bfloat16 holds: blocks that lose nothing. Columns divide by 32."""
-        assert self.kind == "INT4"
-        data = int4_blocks(self.codes, self.scales)
-        return QuantizedTensor(data, HELD_FORMATS["INT4"], self.shape)
+    def unchanged(self) -> QuantizedTensor:
+        """INT4 with scales that bfloat16 holds, or NVFP4, as the blocks of this name: codes and
+        scales as they are."""
+        if self.kind == "INT4":
+            data = int4_blocks(self.codes, self.scales)
+        else:
+            assert self.group_scales is not None
+            data = nvfp4_blocks(self.codes, self.group_scales, self.scale)
+        return QuantizedTensor(data, PLANE_FORMATS[self.kind], self.shape)
 
     def blocks(self) -> QuantizedTensor:
         """The blocks of `block_format`. Raises ValueError for values that they cannot hold."""
@@ -108,10 +126,4 @@ def unpacked(kind: Kind, codes: Tensor) -> Tensor:
     if kind in ("FP8", "INT8"):
         return codes.float()
     pairs = torch.stack((codes & 15, codes >> 4), dim=-1).view(len(codes), -1)
-    return pairs.float() - 8 if kind == "INT4" else _fp4_values(codes.device)[pairs.int()]
-
-
-@lru_cache
-def _fp4_values(device: torch.device) -> Tensor:
-    values = torch.tensor(FP4_VALUES, device=device)
-    return torch.cat((values, -values))
+    return pairs.float() - 8 if kind == "INT4" else fp4_values(codes.device)[pairs.int()]

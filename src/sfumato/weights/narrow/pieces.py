@@ -64,6 +64,7 @@ class NarrowPiece:
         scales = self._numbers(files, "scale")
         groups = scales.numel() // rows if self.scheme.group_size else 1
         scales = scales.view(-1, groups)
+        each: tuple[Tensor, float] | tuple[()] = ()
         if "global_scale" in self.tensors:
             factor = self._numbers(files, "global_scale")
             if not bool(factor > 0):
@@ -73,8 +74,9 @@ class NarrowPiece:
                 raise self._fault("global_scale", "makes scales infinite")
             if bool(((products == 0) & (scales != 0)).any()):
                 raise self._fault("global_scale", "makes scales zero")
-            scales = products
-        matrix = NarrowMatrix(kind, codes, scales, (rows, columns))
+            own = 1 / factor if self.scheme.inverted else factor
+            scales, each = products, (self._tensor(files, "scale"), float(own))
+        matrix = NarrowMatrix(kind, codes, scales, (rows, columns), *each)
         if matrix.loses_codes():
             raise self._fault("scale", "holds zeros for codes that are not zero")
         return matrix

@@ -45,6 +45,16 @@ def _nibble_blocks(codes: Tensor, scales: Tensor, dtype: torch.dtype) -> Tensor:
     return torch.cat((_half_bytes(each, nibbles, dtype), nibbles), dim=2).view(rows, -1)
 
 
+def nvfp4_blocks(codes: Tensor, group_scales: Tensor, scale: float) -> Tensor:
+    """e2m1 codes uint8 [rows, columns / 2], e4m3 scales [rows, columns / 16] and the matrix's own →
+    uint8 [rows, bytes of NVFP4], columns a multiple of 64."""
+    rows = len(codes)
+    blocks = codes.view(rows, -1, 32)
+    groups = group_scales.contiguous().view(torch.uint8).view(rows, -1, 4)
+    own = torch.tensor([scale], dtype=torch.float32).view(torch.uint8).expand(groups.shape)
+    return torch.cat((own, groups, blocks), dim=2).view(rows, -1)
+
+
 def q6_k_blocks(codes: Tensor, scales: Tensor) -> Tensor:
     """FP4 values [rows, columns], float32, and scales of 16 columns each, float32
     [rows, columns / 16], columns a multiple of 256 → uint8 [rows, bytes of Q6_K].
