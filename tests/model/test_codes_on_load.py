@@ -208,6 +208,26 @@ def test_int4_keeps_its_scales_in_planes(tmp_path: Path, monkeypatch: pytest.Mon
         load_network(checkpoint, CPU, torch.float32)
 
 
+def test_int4_keeps_its_scales_on_a_gpu_without_kernels(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """In blocks, which torch dequantizes: those of Q4_0 would refuse these scales."""
+    checkpoint = opened(tmp_path, "int4", lambda at, tensor:
+                        tensor * 1e9 if at.endswith("weight_scale") else tensor)  # fmt: skip
+    serving(monkeypatch)
+    monkeypatch.setattr(self_test, "_failed", {CPU: dict.fromkeys(INT4, "wrong")})
+    name = "layers.0.experts.gate_up_proj"
+    with registry.seen_as("cpu", "cuda"):
+        held = as_codes(checkpoint, lambda _: CPU)
+        network = load_network(checkpoint, CPU, torch.float32)
+        foretold = loaded_bytes(name, held.tensors[name], CPU, torch.float32)
+    weight = network.transformer.layers[0].experts.gate_up_proj
+    assert isinstance(weight, QuantizedTensor) and weight.format.name == "INT4"
+    assert weight.nbytes == foretold
+    values = values_of(checkpoint, name)
+    assert torch.equal(weight.dequantize().view(values.shape), values)
+
+
 @interpreted
 def test_int4_in_planes_gives_the_logits_of_a_cpu(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch

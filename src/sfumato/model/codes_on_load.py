@@ -11,8 +11,8 @@ from dataclasses import replace
 
 import torch
 
-from sfumato.ops import packing
-from sfumato.ops.registry import PLANES
+from sfumato.ops import gpu, packing
+from sfumato.ops.registry import PLANES, kind_of
 from sfumato.ops.triton import planes, scaled
 from sfumato.weights.checkpoint import Checkpoint
 from sfumato.weights.scaled import CODES
@@ -30,6 +30,8 @@ def as_codes(checkpoint: Checkpoint, device_of: Callable[[str], torch.device]) -
         device = device_of(name)
         if info.format in CODES:
             return packing.multiplies_codes(info.format, info.shape, device)
+        if info.format == "INT4" and kind_of(device) == gpu.KIND:
+            return True  # torch dequantizes it without kernels; Q4_0 rounds its scales
         return packing.packed_form(info.format, info.shape, device) == PLANES
 
     return _with_codes(checkpoint, stays)
