@@ -18,6 +18,7 @@ from sfumato.weights.blocks import QuantizedTensor
         ("q8_0", 26.9),
         ("bf16", 50.5),
         ("fp8", 26.1),
+        ("int4", 16.1),
     ],
 )
 def test_sizes_are_those_of_the_published_files(format: str, gigabytes: float) -> None:
@@ -33,7 +34,7 @@ def test_the_real_proportions() -> None:
     assert "layers.4.self_attn.v_proj.weight" in tensors
 
 
-@pytest.mark.parametrize("format", [*TARGETS, "fp8", "int8"])
+@pytest.mark.parametrize("format", [*TARGETS, "fp8", "int8", "int4"])
 def test_tensors_are_what_they_claim(format: str) -> None:
     checkpoint = random_checkpoint("tiny", format)
     for name, info in checkpoint.tensors.items():

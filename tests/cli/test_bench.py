@@ -12,10 +12,12 @@ import pytest
 import torch
 from tests.support.fake_openai_server import DONE, end, event, scripted, text
 from tests.support.gguf_files import gguf_config, random_state, write_gguf
+from tests.support.narrow_files import LAYOUTS, narrow_tensors, write_narrow
 
 from sfumato.engine.device_memory import Budget
 from sfumato.engine.memory_guard import check_load
 from sfumato.model.families import open_checkpoint
+from sfumato.model.families.diffusion_gemma.write_config import hf_config
 from sfumato.ops.triton.grids import grid_bytes
 
 TINY = ("bench", "--random-weights", "tiny", "--fixed-steps", "2", "--repeats", "2")
@@ -264,6 +266,18 @@ def test_a_prediction_runs_nothing(
     assert round(blocks["weights_bytes"] / 1e9, 2) == 17.05  # in planes; in the file 16.79
     assert "'h300' is none of h200" in cli(*options[:-1], "h300").err
     assert "--predict: of what" in cli("bench", "--predict", "h200").err
+
+
+def test_a_prediction_counts_published_int4_as_the_file_does(cli: Any, tmp_path: Path) -> None:
+    """Codes and scales; the shapes that stand beside them take nothing on a GPU."""
+    config = gguf_config(256, 256, 256)
+    tensors = narrow_tensors(random_state(config, 1), LAYOUTS["int4"])
+    write_narrow(tmp_path, tensors, LAYOUTS["int4"], hf_config(config))
+    done = cli("bench", "--predict", "h200", "-m", str(tmp_path), "--json", "-")
+    sizes = {name: tensor.nbytes for name, tensor in tensors.items()}
+    shapes = {name for name in sizes if name.endswith("weight_shape")}
+    expected = sum(size for name, size in sizes.items() if name not in shapes)
+    assert shapes and json.loads(done.out)["weights_bytes"] == expected
 
 
 @pytest.mark.parametrize("format", ["Q2_K", "Q3_K", "IQ3_XXS", "IQ3_S"])

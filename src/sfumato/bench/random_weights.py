@@ -17,8 +17,8 @@ from torch import Tensor
 from sfumato.model.families import DIFFUSION_GEMMA
 from sfumato.model.loading import expected_shapes
 from sfumato.model.model_config import ConfigError
-from sfumato.model.quant_recipes import TARGETS, formats, takes_codes
-from sfumato.weights.blocks import KNOWN_FORMATS, QuantizedTensor
+from sfumato.model.quant_recipes import TARGETS, formats, takes_codes, takes_int4
+from sfumato.weights.blocks import BLOCK_FORMATS, KNOWN_FORMATS, BlockFormat, QuantizedTensor
 from sfumato.weights.checkpoint import Checkpoint, TensorInfo
 from sfumato.weights.quantize import quantize
 from sfumato.weights.scaled import KINDS as CODED
@@ -139,7 +139,7 @@ class RandomCheckpoint(Checkpoint):
             numbers = torch.randn(length * size, generator=random).mul_(deviation)
             if block is None:
                 return numbers.to(self.device, floats)
-            return quantize(numbers.view(length, size), block).data.to(self.device)
+            return _blocks(numbers.view(length, size), block).to(self.device)
 
         # Tokens with the same row would share the probability of one.
         data = _filled(piece, count, _TILE if block is None else _BLOCK_TILE, is_embedding)
@@ -186,11 +186,11 @@ def random_checkpoint(
 
 
 def _narrows(format: str, name: str, shape: tuple[int, ...]) -> bool:
-    """Whether a published checkpoint has a tensor in its narrow format. Those in INT4 keep the
-    dense MLP, and rows that do not divide stay as they are."""
+    """Whether a published checkpoint has a tensor in its narrow format. Rows that do not divide
+    into its blocks stay as they are."""
     block = KNOWN_FORMATS.get(PUBLISHED[format])
     divides = block is None or shape[-1] % block.block_size == 0
-    return divides and takes_codes(name, shape) and (format != "int4" or ".mlp." not in name)
+    return divides and (takes_int4 if format == "int4" else takes_codes)(name, shape)
 
 
 def _random_nvfp4(length: int, deviation: float, random: torch.Generator) -> Tensor:
@@ -218,6 +218,16 @@ def _bytes(format: str, shape: tuple[int, ...]) -> int:
         return count * FLOAT_FORMATS[format].itemsize
     block = KNOWN_FORMATS[format]
     return count // block.block_size * block.block_bytes
+
+
+def _blocks(numbers: Tensor, block: BlockFormat) -> Tensor:
+    """float32 [n, block_size] in blocks, uint8 [n, block_bytes]; those of INT4 with the codes of
+    Q4_0, and its scale as a bfloat16."""
+    if block.name in BLOCK_FORMATS:
+        return quantize(numbers, block).data
+    data = quantize(numbers, BLOCK_FORMATS["Q4_0"]).data
+    scales = data[:, :2].contiguous().view(torch.float16).bfloat16()
+    return torch.cat((scales.view(torch.uint8), data[:, 2:]), dim=1)
 
 
 def _filled(piece: Callable[[int], Tensor], count: int, length: int, new: bool) -> Tensor:
