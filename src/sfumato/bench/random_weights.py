@@ -17,7 +17,7 @@ from torch import Tensor
 from sfumato.model.families import DIFFUSION_GEMMA
 from sfumato.model.loading import expected_shapes
 from sfumato.model.model_config import ConfigError
-from sfumato.model.quant_recipes import TARGETS, formats, takes_codes
+from sfumato.model.quant_recipes import TARGETS, formats, takes_codes, takes_int4
 from sfumato.weights.blocks import BLOCK_FORMATS, KNOWN_FORMATS, BlockFormat, QuantizedTensor
 from sfumato.weights.checkpoint import Checkpoint, TensorInfo
 from sfumato.weights.quantize import quantize
@@ -186,11 +186,11 @@ def random_checkpoint(
 
 
 def _narrows(format: str, name: str, shape: tuple[int, ...]) -> bool:
-    """Whether a published checkpoint has a tensor in its narrow format. Those in INT4 keep the
-    dense MLP, and rows that do not divide stay as they are."""
+    """Whether a published checkpoint has a tensor in its narrow format. Rows that do not divide
+    into its blocks stay as they are."""
     block = KNOWN_FORMATS.get(PUBLISHED[format])
     divides = block is None or shape[-1] % block.block_size == 0
-    return divides and takes_codes(name, shape) and (format != "int4" or ".mlp." not in name)
+    return divides and (takes_int4 if format == "int4" else takes_codes)(name, shape)
 
 
 def _random_nvfp4(length: int, deviation: float, random: torch.Generator) -> Tensor:
@@ -200,16 +200,6 @@ def _random_nvfp4(length: int, deviation: float, random: torch.Generator) -> Ten
     blocks[:, 4:8] = 0x30 + blocks[:, 4:8] % 16
     blocks[:, :4] = torch.tensor([deviation / 3.5]).view(torch.uint8)
     return blocks
-
-
-def _blocks(numbers: Tensor, block: BlockFormat) -> Tensor:
-    """float32 [n, block_size] in blocks, uint8 [n, block_bytes]; those of INT4 with the codes of
-    Q4_0, and its scale as a bfloat16."""
-    if block.name != "INT4":
-        return quantize(numbers, block).data
-    data = quantize(numbers, BLOCK_FORMATS["Q4_0"]).data
-    scales = data[:, :2].contiguous().view(torch.float16).bfloat16()
-    return torch.cat((scales.view(torch.uint8), data[:, 2:]), dim=1)
 
 
 def _middle(name: str, size: int) -> float:
@@ -228,6 +218,16 @@ def _bytes(format: str, shape: tuple[int, ...]) -> int:
         return count * FLOAT_FORMATS[format].itemsize
     block = KNOWN_FORMATS[format]
     return count // block.block_size * block.block_bytes
+
+
+def _blocks(numbers: Tensor, block: BlockFormat) -> Tensor:
+    """float32 [n, block_size] in blocks, uint8 [n, block_bytes]; those of INT4 with the codes of
+    Q4_0, and its scale as a bfloat16."""
+    if block.name in BLOCK_FORMATS:
+        return quantize(numbers, block).data
+    data = quantize(numbers, BLOCK_FORMATS["Q4_0"]).data
+    scales = data[:, :2].contiguous().view(torch.float16).bfloat16()
+    return torch.cat((scales.view(torch.uint8), data[:, 2:]), dim=1)
 
 
 def _filled(piece: Callable[[int], Tensor], count: int, length: int, new: bool) -> Tensor:

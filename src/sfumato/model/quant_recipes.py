@@ -76,6 +76,14 @@ def takes_codes(name: str, shape: tuple[int, ...]) -> bool:
     return multiplies and len(shape) >= 2 and shape[-1] % 16 == 0
 
 
+def takes_int4(name: str, shape: tuple[int, ...]) -> bool:
+    """Whether a tensor is INT4 in the published w4a16 checkpoints: matrices of attention and of the
+    experts of each layer. The dense part is small, and stays as it is there."""
+    match = _LAYER.fullmatch(name)
+    is_narrow = match is not None and match[2].startswith(("self_attn.", "experts."))
+    return is_narrow and len(shape) >= 2 and shape[-1] % 32 == 0
+
+
 def _more_bits(index: int, count: int) -> bool:
     """llama.cpp's choice of half of the layers: the first and the last eighth, and every third."""
     first = count // 8
