@@ -102,6 +102,11 @@ print(json.dumps({"full": full, "more": more, "added": added}))
 """
 
 
+STEADY = dict.fromkeys(("MALLOC_MMAP_THRESHOLD_", "MALLOC_TRIM_THRESHOLD_"), str(1 << 20))
+"""Large buffers go back to the system at once. Else glibc keeps some, from run to run others: the
+same process took 195 to 256 MB."""
+
+
 def measured(path: Path) -> dict[str, Any]:
     numbers = MEASURED.slots, MEASURED.context, LARGER
     done = subprocess.run(
@@ -109,7 +114,7 @@ def measured(path: Path) -> dict[str, Any]:
         capture_output=True,
         text=True,
         check=True,
-        env=os.environ | {"PYTHONPATH": str(ROOT / "src")},
+        env=os.environ | STEADY | {"PYTHONPATH": str(ROOT / "src")},
     )
     figures: dict[str, Any] = json.loads(done.stdout)
     assert figures["full"]["contexts"] == [MEASURED.context] * MEASURED.slots
@@ -152,7 +157,8 @@ def test_the_prediction_is_what_a_process_takes(
         return replace(plain, snapshots=figures["snapshots"]).anonymous + more
 
     def holds(ratio: float) -> bool:
-        return 0.9 < ratio < (1.1 if ops.multiplies_bf16(CPU) else 2.5)
+        # Too much is predicted by what glibc may keep beside.
+        return 0.9 < ratio < (1.15 if ops.multiplies_bf16(CPU) else 2.5)
 
     ratios = [
         predicted_of(run[what], more) / run[what]["peak"] for run in runs for what, more in parts
