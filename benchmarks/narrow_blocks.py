@@ -51,7 +51,7 @@ def main() -> None:
 
 def _report(columns: int, label: str, name: str, numbers: Tensor) -> None:
     with TemporaryDirectory() as folder:
-        matrix = _matrix(LAYOUTS[name], numbers, Path(folder))
+        matrix = matrix_of(LAYOUTS[name], numbers, Path(folder))
         values, blocks = matrix.values(), matrix.blocks()
 
     def error(other: Tensor, exact: Tensor) -> float:
@@ -72,7 +72,7 @@ def _scheme(layout: Layout, folder: Path) -> Scheme:
     return scheme
 
 
-def _matrix(layout: Layout, numbers: Tensor, folder: Path) -> NarrowMatrix:
+def matrix_of(layout: Layout, numbers: Tensor, folder: Path) -> NarrowMatrix:
     file = folder / "m.safetensors"
     save_file({f"m.{leaf}": part for leaf, part in layout.encode(numbers).items()}, file)
     opened = read_safetensors(file)

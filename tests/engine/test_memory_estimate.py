@@ -102,20 +102,15 @@ print(json.dumps({"full": full, "more": more, "added": added}))
 """
 
 
+# Large buffers go back at once. Else glibc keeps some, each run others: 195 to 256 MB.
 STEADY = dict.fromkeys(("MALLOC_MMAP_THRESHOLD_", "MALLOC_TRIM_THRESHOLD_"), str(1 << 20))
-"""Large buffers go back to the system at once. Else glibc keeps some, from run to run others: the
-same process took 195 to 256 MB."""
 
 
 def measured(path: Path) -> dict[str, Any]:
     numbers = MEASURED.slots, MEASURED.context, LARGER
-    done = subprocess.run(
-        [sys.executable, "-c", PROCESS, str(path), *map(str, numbers)],
-        capture_output=True,
-        text=True,
-        check=True,
-        env=os.environ | STEADY | {"PYTHONPATH": str(ROOT / "src")},
-    )
+    argv = [sys.executable, "-c", PROCESS, str(path), *map(str, numbers)]
+    env = os.environ | STEADY | {"PYTHONPATH": str(ROOT / "src")}
+    done = subprocess.run(argv, capture_output=True, text=True, check=True, env=env)
     figures: dict[str, Any] = json.loads(done.stdout)
     assert figures["full"]["contexts"] == [MEASURED.context] * MEASURED.slots
     assert figures["more"]["contexts"] == [MEASURED.context] * MEASURED.slots + [LARGER]
@@ -157,7 +152,6 @@ def test_the_prediction_is_what_a_process_takes(
         return replace(plain, snapshots=figures["snapshots"]).anonymous + more
 
     def holds(ratio: float) -> bool:
-        # Too much is predicted by what glibc may keep beside.
         return 0.9 < ratio < (1.15 if ops.multiplies_bf16(CPU) else 2.5)
 
     ratios = [

@@ -220,3 +220,5 @@ _ENCODERS: dict[str, Callable[[Tensor], Tensor]] = {
     "Q6_K": _q6_k,
     "IQ4_NL": _iq4_nl,
 }
+WRITTEN = tuple(_ENCODERS)
+"""The formats that `quantize` makes."""
