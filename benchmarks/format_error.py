@@ -7,8 +7,8 @@ The matrices of the layers become blocks, or codes of published checkpoints, row
 do not divide are filled with zeros meanwhile. "Kernels" compares two networks of the same numbers:
 one computes in bfloat16 as kernels do (weights unpacked and rounded once, products of bfloat16
 with sums of float32, activations in bfloat16), the other in float32 from dequantized weights.
-"Format" compares that one with the model before. The steps, and what a clear argmax is, are those of
-`fp8_choices.py`. No GPU is asked. Prints a table and one JSON line.
+"Format" compares that one with the model before. The steps, and what a clear argmax is, are those
+of `fp8_choices.py`. No GPU is asked. Prints a table and one JSON line.
 """
 
 from __future__ import annotations

@@ -24,9 +24,8 @@ from sfumato.ops.cpu import kernels, library
 from sfumato.ops.cpu.library import ISAS, SLOWER_THAN_TORCH, Kernels, choose
 from sfumato.ops.cpu.panels import PackedTensor, panels
 from sfumato.weights.blocks import BLOCK_FORMATS
-from sfumato.weights.quantize import quantize
+from sfumato.weights.quantize import WRITTEN, quantize
 
-FORMATS = ("Q4_0", "Q4_K", "Q5_K", "Q6_K", "Q8_0", "IQ4_NL")
 SHAPE = (1024, 2816)
 ROWS = (256, 16)
 
@@ -35,7 +34,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
     parser.add_argument("--threads", type=int, default=1, help="CPU threads (1)")
     parser.add_argument("--rounds", type=int, default=7, help="the best of which counts (7)")
-    parser.add_argument("--formats", nargs="+", default=FORMATS, choices=FORMATS)
+    parser.add_argument("--formats", nargs="+", default=WRITTEN, choices=WRITTEN)
     args = parser.parse_args()
     torch.set_num_threads(args.threads)
     torch.manual_seed(0)

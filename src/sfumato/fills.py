@@ -15,7 +15,7 @@ from sfumato.diffusion.constraints.fill import fill
 from sfumato.diffusion.constraints.fill_plan import Closing, Encode, FillPlan, make_template
 from sfumato.diffusion.constraints.fill_progress import FillOutcome
 from sfumato.diffusion.constraints.filled import Filled, make_filled
-from sfumato.diffusion.constraints.hole import Part, check_parts
+from sfumato.diffusion.constraints.hole import Hole, Part, check_parts
 from sfumato.diffusion.limits import Limits, ReplyPlan, plan_reply
 from sfumato.diffusion.prediction import PredictedText, Prediction
 from sfumato.diffusion.processors import LogitBias
@@ -86,6 +86,7 @@ class Fills:
         Raises ValueError, naming the argument, for what cannot be done, and TooLarge where the
         model's context does not hold the text."""
         parts = check_parts(parts)
+        self._check_choices(parts)
         if sampler is not None and sampler.mode == "causal":
             raise ValueError("mode: a text with holes is filled on a canvas; leave the mode out")
         config = (sampler or SamplerConfig()).over(self._defaults)
@@ -106,6 +107,17 @@ class Fills:
         tokens = len(template.prefix)
         plan = plan_reply(self._network, tokens, config, limits, seed, most_steps)
         return FillPlan(template, plan.config, seed)
+
+    def _check_choices(self, parts: Sequence[Part]) -> None:
+        """Raises ValueError for a choice that the vocabulary cannot write."""
+        tokenizer = self._text.tokenizer
+        for place, part in enumerate(parts):
+            for number, text in enumerate((part.choices or ()) if isinstance(part, Hole) else ()):
+                if tokenizer.decode(tokenizer.encode(text, special=False)) != text:
+                    raise ValueError(
+                        f"parts[{place}].choices[{number}]: {text[:80]!r} cannot be written with "
+                        "this model's vocabulary"
+                    )
 
     @cached_property
     def _ban(self) -> LogitBias:

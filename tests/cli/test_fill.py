@@ -107,6 +107,8 @@ def test_an_edit_shows_and_writes_what_changes(cli: Any, tmp_path: Path) -> None
 
 
 def test_what_cannot_be_edited(cli: Any, tmp_path: Path) -> None:
+    (tmp_path / "some").write_text("text")
+    assert "the instruction: is empty" in cli("edit", str(tmp_path / "some"), " ").err
     (tmp_path / "empty").write_text(" \n")
     (tmp_path / "bytes").write_bytes(b"\xff\xfe")
     for name, message in (("empty", "is empty"), ("bytes", "is not UTF-8"), (".", "is a folder")):
@@ -157,3 +159,8 @@ def test_a_file_of_text(tmp_path: Path) -> None:
     file.write("c\n")
     assert path.read_bytes() == b"c\n" and not file.has_crlf
     assert file.diff("a\nb\n") == []
+    for held in (b"a\r\nb\r\n", b"a\r\nb\nc\n"):
+        path.write_bytes(held)
+        file = TextFile.read(str(path))
+        file.write(file.text)
+        assert path.read_bytes() == held and file.has_crlf == (b"b\n" not in held)

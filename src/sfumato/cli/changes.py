@@ -20,7 +20,8 @@ _STYLES = {"+": "green", "-": "red", "@": "cyan"}
 
 @dataclass(frozen=True)
 class TextFile:
-    """A file of text, with lines that end in \\n alone."""
+    """A file of text, with lines that end in \\n alone; where some end in \\r\\n and others do not,
+    as they are."""
 
     path: Path
     text: str
@@ -38,7 +39,7 @@ class TextFile:
             text = path.read_bytes().decode()
         except UnicodeDecodeError as error:
             raise ValueError(f"{path}: is not UTF-8 text: {error}") from None
-        has_crlf = "\r\n" in text
+        has_crlf = 0 < text.count("\r\n") == text.count("\n")
         return cls(path, text.replace("\r\n", "\n") if has_crlf else text, has_crlf)
 
     def check_writable(self) -> None:

@@ -27,7 +27,7 @@ def main(args: argparse.Namespace) -> int:
         file.check_writable()
     instruction = " ".join(args.instruction)
     if not file.text.strip() or not instruction.strip():
-        raise ValueError(f"{file.path}: is empty" if instruction.strip() else "the instruction is")
+        raise ValueError(f"{file.path if instruction.strip() else 'the instruction'}: is empty")
     model = generation.load(args)
     request = _request(args, model, file.text, instruction)
     engine = generation.engine(model, request)

@@ -61,6 +61,7 @@ def properties(schema: Any) -> dict[str, Any]:
         ({"type": ["number", "null"]}, ("-2.5e3", "null"), ("true",)),
         ({"enum": ["a", 5, None, [1, "b"], {"k": True}]},
          (f"{Q}a{Q}", "5", "null", f"[1,{Q}b{Q}]", "{k:true}"), (f"{Q}b{Q}", "6", "[1]")),
+        ({"type": ["integer", "null"], "enum": ["a", 5, 2.5, None]}, ("5", "null"), ("2.5",)),
         ({"const": "only"}, (f"{Q}only{Q}",), (f"{Q}on{Q}",)),
         ({"type": "array", "items": {"type": "boolean"}, "minItems": 1, "maxItems": 2},
          ("[true]", "[true,false]"), ("[]", "[true,true,true]")),
@@ -93,6 +94,14 @@ def test_members_come_in_order_and_some_may_be_missing() -> None:
         assert ends(made, call(good)), good
     for bad in ("{}", "{a:1}", "{b:2,a:1}", "{a:1,b:2,}", "{b:2,z:1}", "{,b:2}"):
         assert not ends(made, call(bad)), bad
+
+
+def test_a_schema_that_is_too_deep_is_refused() -> None:
+    deep: Any = {"type": "integer"}
+    for _ in range(450):
+        deep = {"type": "array", "items": deep}
+    with pytest.raises(ValueError, match=r"tools\[0\]: .*too deeply"):
+        compile_calls(source(properties(deep)), TOKENS)
 
 
 def test_references_may_go_round() -> None:
@@ -136,6 +145,12 @@ def test_text_and_several_calls() -> None:
         (properties(False), r".*false is no schema that has values"),
         ({"type": "object", "required": ["y"]}, r".*required: 'y' is not among the properties"),
         ({"type": "object", "patternProperties": {}}, r".*patternProperties is not supported"),
+        ({"type": "object", "required": [["x"]]}, r".*required: must be a list of names"),
+        (properties({"$ref": "#/properties/x", "maxLength": 3}), r".*maxLength is not supported"),
+        (properties({"type": "string", "enum": [3, 4]}), r".*nothing matches const, enum"),
+        (properties({"const": 1, "enum": [2, True]}), r".*nothing matches const, enum"),
+        (properties({"const": 1, "type": "whole"}), r".*type: .*whole.* is no type"),
+        (properties({"minimum": 2**53 + 1}), r".*minimum: 9007199254740993 is beyond 2\^53"),
     ],
 )
 def test_what_is_refused_names_the_place(schema: Any, message: str) -> None:

@@ -129,6 +129,7 @@ def test_holes_that_are_none(make: Any, message: str) -> None:
         ([Hole(1)] * 257, {}, "parts: must have 1 to 256"),
         ([Hole(at_most=2)] * 17, {}, "at most 16 holes of an open length"),
         ([Hole(33)], {}, "holes and the text between them take 33"),
+        (["a", Hole(choices=["b", "日"])], {}, r"parts\[1\].choices\[1\]: '日' cannot be written"),
         (["a", Hole(1)], {"seed": -1}, "seed: must be"),
         (["a", Hole(1)], {"sampler": 3}, "sampler: must be"),
         (["a" * 20_000, Hole(1)], {}, "prompt: the prompt is 20001 tokens"),

@@ -147,6 +147,10 @@ def test_kinds_of_sources(source: GrammarSource, good: str, bad: str) -> None:
         (GrammarSource("regex", "(a", "guided_regex"), "guided_regex: .*unclosed group"),
         (GrammarSource("regex", "(?=a)b", "regex"), "regex: .*look-around"),
         (GrammarSource("grammar", 'root = "a"', "grammar"), "grammar: is neither GBNF nor Lark"),
+        (GrammarSource("grammar", 'root ::= "x"\nstart ::= "y"', "grammar"), "grammar: is neither"),
+        (GrammarSource("grammar", 'root ::= [^"] <b>', "grammar"), "grammar: '<b>' stands for"),
+        ({"minimum": 2**53 + 1}, "schema: minimum: 9007199254740993 is beyond 2.53"),
+        ({"enum": [1, {"a": [10**30]}]}, "schema: enum: 1000000000000000000000000000000 is bey"),
         (GrammarSource("grammar", 'root ::= "a" b', "grammar"), "grammar: .*'b' not found"),
         (GrammarSource("grammar", 'start: "a" <[7]>', "grammar"), r"grammar: '<\[7\]>' stands for"),
         (GrammarSource("grammar", 'start: <|turn> "<b>"', "grammar"), "grammar: .*<|turn>"),
@@ -273,6 +277,10 @@ def test_a_literal_that_no_token_writes_is_named() -> None:
         ({"type": "string", "minLength": 10}, '"abc'),
         ({"type": "object"}, '{"a": {"b": [1, {"c": tr'),
         (GrammarSource("regex", "[a-z]+[0-9]{3}", "regex"), "a"),
+        ({"type": "string", "format": "email"}, '"a.b'),
+        ({"type": "object", "properties": {"e": {"type": "string", "format": "email"}}}, '{"e": "'),
+        ({"type": "string", "pattern": "^#.+#$"}, ""),
+        ({"type": "string", "pattern": "^[a-z}]+x$"}, '"q'),
     ],
 )
 def test_a_short_completion_closes_what_is_open(source: Any, begun: str) -> None:
@@ -285,3 +293,9 @@ def test_a_short_completion_closes_what_is_open(source: Any, begun: str) -> None
         json.loads(tokenizer().decode([*ids(begun), *completion]))
     least = len(completion)
     assert ShortCompletion(Constraint(grammar(source))).find(state, least - 1) is None
+
+
+def test_quotes_in_a_class_open_no_text() -> None:
+    source = GrammarSource("grammar", 'root ::= [^"]+ "<b>"', "grammar")
+    state = reply(source)
+    assert state.read([*ids("x<b>"), END]).ended

@@ -124,7 +124,7 @@ def test_prompt_logprobs_as_vllm_has_them(server: Any, embedded: Model) -> None:
     [
         ({"max_tokens": 0}, "max_tokens: 0 asks for nothing"),
         ({"echo": True, "mode": "canvas"}, "echo: the reply is written in the mode causal"),
-        ({"echo": True, "max_steps": 4}, "mode: causal replies have no canvases"),
+        ({"echo": True, "max_steps": 4}, "echo: the reply is written in the mode causal, without"),
         ({"echo": True, "logprobs": 1, "logprob_token_ids": [5]}, "leave logprob_token_ids out"),
         ({"prompt_logprobs": 1, "stream": True}, "prompt_logprobs: only without stream"),
         ({"prompt_logprobs": 21}, "prompt_logprobs: "),

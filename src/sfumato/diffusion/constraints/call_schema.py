@@ -12,6 +12,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from sfumato.diffusion.constraints.grammar_tokens import llguidance
+from sfumato.diffusion.constraints.schema_limits import check_numbers
 
 _BARE = re.compile(r"[A-Za-z_][A-Za-z0-9_.-]*")
 _NOTES = {"title", "description", "default", "examples", "$schema", "$id", "$comment", "$defs"}
@@ -48,7 +49,11 @@ class CallRules:
             raise ValueError(f"{field}: must be a JSON schema, an object")
         self._roots.append(schema)
         root = {"type": "object", **schema}
-        return _Schema(self, schema, field).rule(root, field)
+        check_numbers(schema, field)
+        try:
+            return _Schema(self, schema, field).rule(root, field)
+        except RecursionError:
+            raise ValueError(f"{field}: its schemas stand too deeply in one another") from None
 
     def add(self, body: str) -> str:
         """A rule of that body."""
@@ -101,16 +106,15 @@ class _Schema:
         if not isinstance(schema, dict):
             raise ValueError(f"{where}: {json.dumps(schema)[:80]} is no schema that has values")
         if "$ref" in schema:
+            self._check(schema, {"$ref"}, where)
             return self._reference(schema["$ref"], where)
         for name in ("anyOf", "oneOf"):
             if name in schema:
                 self._check(schema, {name}, where)
                 return self._alternatives(schema[name], f"{where}.{name}")
         if "const" in schema or "enum" in schema:
-            values = [schema["const"]] if "const" in schema else schema["enum"]
             self._check(schema, {"const", "enum", "type"}, where)
-            if not isinstance(values, list) or not values:
-                raise ValueError(f"{where}.enum: must be a list of values")
+            values = _listed_values(schema, where)
             return self._rules.add(" | ".join(map(self._rules.literal, values)))
         if "allOf" in schema and isinstance(schema["allOf"], list) and len(schema["allOf"]) == 1:
             self._check(schema, {"allOf"}, where)
@@ -207,6 +211,8 @@ class _Schema:
         properties, required = schema.get("properties", {}), schema.get("required", [])
         if not isinstance(properties, dict) or not isinstance(required, list):
             raise ValueError(f"{where}: properties must be an object, and required a list")
+        if not all(isinstance(name, str) for name in required):
+            raise ValueError(f"{where}.required: must be a list of names")
         if missing := [name for name in required if name not in properties]:
             raise ValueError(f"{where}.required: {missing[0]!r} is not among the properties")
         others = schema.get("additionalProperties", False)
@@ -243,6 +249,38 @@ class _Schema:
             members = f'"{{" ({member} ("," {member})*)? "}}"'
             self._rules.fill(name, f"{some} | {plain} | {items} | {members}")
         return name
+
+
+def _listed_values(schema: Mapping[str, Any], where: str) -> list[Any]:
+    """The values that `const` and `enum` name, and that are of the type."""
+    values = schema.get("enum", [schema.get("const")])
+    if not isinstance(values, list) or not values:
+        raise ValueError(f"{where}.enum: must be a list of values")
+    if "const" in schema:
+        values = [value for value in values if _same(value, schema["const"])]
+    kinds = schema.get("type", list(_OF_TYPE))
+    kinds = [kinds] if isinstance(kinds, str) else kinds
+    if not isinstance(kinds, list) or not all(kind in _OF_TYPE for kind in map(str, kinds)):
+        raise ValueError(f"{where}.type: {json.dumps(kinds)[:80]} is no type")
+    fitting = [value for value in values if _kinds_of(value) & {*kinds}]
+    if not fitting:
+        raise ValueError(f"{where}: nothing matches const, enum and type together")
+    return fitting
+
+
+def _same(value: Any, other: Any) -> bool:
+    return json.dumps(value, sort_keys=True) == json.dumps(other, sort_keys=True)
+
+
+def _kinds_of(value: Any) -> set[str]:
+    """The types of JSON that a value has."""
+    if isinstance(value, bool):
+        return {"boolean"}
+    if isinstance(value, int | float):
+        is_whole = isinstance(value, int) or value.is_integer()
+        return {"number", "integer"} if is_whole else {"number"}
+    kinds = {str: "string", list: "array", dict: "object", type(None): "null"}
+    return {kinds[type(value)]}
 
 
 def _bounds(schema: Mapping[str, Any], low: str, high: str, where: str) -> tuple[int, int | None]:

@@ -164,6 +164,11 @@ def _message(field: str, why: str) -> str:
             f"{field}: no text of this model's vocabulary can begin to match it; look for a rule "
             "or a $ref that leads back to itself without end"
         )
+    if "forced bytes" in why:
+        return f"{field}: it needs a character that this model's vocabulary lacks"
+    if "Too many items" in why:
+        return f"{field}: is too large, or a rule leads back to itself; make it smaller"
+    why = why.replace("<non-verbose/>", "")
     lines = [line.strip() for line in why.split("<state>")[0].splitlines() if line.strip()]
     text = "; ".join(lines)[:_LONGEST_MESSAGE] or "cannot be followed any further"
     return f"{field}: {text[0].lower()}{text[1:]}"

@@ -30,10 +30,11 @@ _SPACE = rf"[\x20\x09]{{1,2}}|\r?\n[\x20\x09]{{0,{MOST_INDENT}}}"
 _JSON_OPTIONS = {"whitespace_pattern": _SPACE}
 # Texts and regular expressions of Lark and GBNF, in which a < has no meaning.
 _QUOTED = re.compile(r'"(?:[^"\\\n]|\\.)*"|/(?:[^/\\\n]|\\.)+/|//[^\n]*|\#[^\n]*')
-_CLASS = re.compile(r"\[(?:[^\]\\\n]|\\.)*\]")  # of GBNF; Lark's stand in regular expressions
+# Of GBNF texts, classes, in which a quote has no meaning, and comments.
+_OF_GBNF = re.compile(r'"(?:[^"\\\n]|\\.)*"|\[(?:[^\]\\\n]|\\.)*\]|\#[^\n]*')
 _TOKEN = re.compile(r"<[^\s<>]{0,80}>?")
 _INLINE = re.compile(r"%json\s*")
-_LARK = re.compile(r"(?m)^\s*(?:%llguidance\b|start\s*:)")
+_LARK = re.compile(r"(?m)^\s*(?:%llguidance\b|start\s*:(?!:=))")
 
 
 @dataclass(frozen=True)
@@ -78,20 +79,25 @@ class GrammarSource:
         elif self.kind == "choice":
             yield from json.loads(self.text)
         elif self.kind == "grammar":
-            for match in _QUOTED.finditer(self.text):
+            for match in self._marked().finditer(self.text):
                 if match[0][0] == '"':
                     yield match[0][1:-1]
 
+    def _is_lark(self) -> bool:
+        return _LARK.search(self.text) is not None
+
+    def _marked(self) -> re.Pattern[str]:
+        """What has a meaning of its own in a grammar, and is looked at no further."""
+        return _QUOTED if self._is_lark() else _OF_GBNF
+
     def _lark(self) -> str:
-        is_lark = _LARK.search(self.text) is not None
-        bare = _QUOTED.sub(" ", self.text)
-        named = _TOKEN.search(bare if is_lark else _CLASS.sub(" ", bare))
+        named = _TOKEN.search(self._marked().sub(" ", self.text))
         if named is not None:
             raise ValueError(
                 f"{self.field}: {quoted(named[0])} stands for a token, and a grammar is of text "
                 "alone; write the text in quotes"
             )
-        if is_lark:
+        if self._is_lark():
             for schema in _inline_schemas(self.text):
                 check_schema(schema, self.field)
             return self.text

@@ -14,6 +14,8 @@ from typing import Any
 
 _CLOSERS = ("}", "]", ")", '"', "0", "1", "null", "true", "{", "[", ",", ":", "a")
 
+_SEPARATORS = ("@", ".", "#", ":", "/", "-", "_", " ", "0", "a", "A")
+
 
 def llguidance() -> ModuleType:
     """The library, imported at its first use. Raises ValueError where it is not installed."""
@@ -67,6 +69,16 @@ class GrammarTokens:
     def text_closers(self) -> tuple[int | None, int | None]:
         """A token that only texts hold, and the one that ends a text of JSON."""
         return self._single("~"), self._single('"')
+
+    @cached_property
+    def of_texts(self) -> tuple[int | None, int | None]:
+        """A bracket and a letter: where both may follow, a text is open."""
+        return self._single("}"), self._single("a")
+
+    @cached_property
+    def separators(self) -> tuple[int, ...]:
+        """What stands between the parts of a text: a short completion tries them first in one."""
+        return tuple(token for text in _SEPARATORS if (token := self._single(text)) is not None)
 
     def _single(self, text: str) -> int | None:
         """The token that the tokenizer writes a text as; None where it writes several."""

@@ -29,11 +29,15 @@ MOST_WAYS = 512
 _READ = {"properties", "required", "additionalProperties", "patternProperties", "items", "pattern"}
 _READ |= {"prefixItems", "multipleOf", "minimum", "maximum", "minLength", "maxLength", "format"}
 _READ |= {"enum", "const", "anyOf", "oneOf", "$ref", "allOf"}
+_VALUES = {"const", "enum"}
+_NUMBERS = {"minimum", "maximum", "exclusiveMinimum", "exclusiveMaximum", "multipleOf", *_VALUES}
+MOST_NUMBER = 2**53
 
 
 def check_schema(schema: Any, field: str) -> None:
     """Raises ValueError, naming the field, for a schema whose grammar is too large. Where the
     schema combines schemas, all its parts count as combined with one another."""
+    check_numbers(schema, field)
     parts = list(_parts(schema))
     combines = any(_combines(part) for part in parts)
     _check_multiples(parts, combines, field)
@@ -55,6 +59,23 @@ def check_schema(schema: Any, field: str) -> None:
         )
     if combines:
         _check_combined(schema, parts, field)
+
+
+def check_numbers(schema: Any, field: str) -> None:
+    """Raises ValueError, naming the field, for a whole number that float64 need not hold: grammars
+    count in such numbers, and would let others pass."""
+    pending: list[tuple[str, Any]] = [("", schema)]
+    while pending:
+        name, value = pending.pop()
+        if isinstance(value, Mapping):
+            pending += [(name if name in _VALUES else key, each) for key, each in value.items()]
+        elif isinstance(value, list):
+            pending += [(name, each) for each in value]
+        elif name in _NUMBERS and type(value) is int and abs(value) > MOST_NUMBER:
+            raise ValueError(
+                f"{field}: {name}: {str(value)[:40]} is beyond 2^53, and such whole numbers are "
+                "not held exactly; use smaller ones, or a text"
+            )
 
 
 def _check_combined(schema: Any, parts: list[Mapping[str, Any]], field: str) -> None:

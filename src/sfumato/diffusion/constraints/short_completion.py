@@ -10,6 +10,7 @@ from sfumato.diffusion.constraints.grammar import GrammarState
 from sfumato.diffusion.constraints.grammar_reply import Constraint, GrammarReply
 
 WALKS = 6
+TEXT_WALKS = 2  # the first of them, which write each letter of a text once
 MOST_TOKENS = 256
 """Of one walk."""
 MOST_CHOICES = 512
@@ -24,6 +25,7 @@ class ShortCompletion:
         tokens = constraint.grammar.tokens
         self._special, self._closers = constraint.quote, tokens.closers
         self._inside, self._quote = tokens.text_closers
+        self._of_texts, self._separators = tokens.of_texts, tokens.separators
         self._most = self._left = 0  # choices of the search under way
 
     @property
@@ -45,10 +47,11 @@ class ShortCompletion:
 
     def _walk(self, state: GrammarState, room: int, walk: int) -> list[int] | None:
         written: list[int] = []
+        used: set[int] = set()  # of the text that is open
         while not state.accepts:
             step = state.forced()
             if not step:
-                token = self._choose(state, len(written), walk)
+                token = self._choose(state, len(written), walk, used)
                 if token is None:
                     return None
                 step = [token]
@@ -58,7 +61,7 @@ class ShortCompletion:
             written += step
         return written
 
-    def _choose(self, state: GrammarState, place: int, walk: int) -> int | None:
+    def _choose(self, state: GrammarState, place: int, walk: int, used: set[int]) -> int | None:
         self._left -= 1
         if self._left < 0:
             return None
@@ -69,8 +72,19 @@ class ShortCompletion:
 
         if may(self._special):
             return self._special
-        if may(self._inside) and may(self._quote):
+        is_open = may(self._inside) or all(map(may, self._of_texts))
+        if is_open and may(self._quote):
+            used.clear()
             return self._quote  # a bracket would go on with the text
+        if is_open and walk < TEXT_WALKS:
+            chosen = next((t for t in self._separators if t not in used and may(t)), None)
+            if chosen is None:
+                some = state.mask(bits).nonzero()[:, 0]
+                some = some[:: max(1, len(some) // MOST_CHOICES)]
+                chosen = next((token for token in some.tolist() if token not in used), None)
+            if chosen is not None:
+                used.add(chosen)
+                return chosen
         closers = self._closers if walk % 2 == 0 else self._closers[:4]
         chosen = next((token for token in closers if may(token)), None)
         if chosen is not None:

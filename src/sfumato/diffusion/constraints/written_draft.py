@@ -13,12 +13,14 @@ from sfumato.diffusion.canvas import Draft
 
 def written_draft(draft: Draft, ids: Sequence[int], scored: Mapping[int, Tensor]) -> Draft:
     """The draft with these tokens at its first places; the draft itself where it has them already.
+    What closes a reply may go beyond the canvas: a draft does not show that.
 
     scored: by place the scores float32 [vocabulary] that its token was chosen by. A token that was
     chosen by no scores has probability 1.
     """
     before = draft.token_ids.tolist()
-    changed = [at for at, token in enumerate(ids) if token != before[at] or at in scored]
+    pairs = enumerate(zip(ids, before, strict=False))
+    changed = [at for at, (token, old) in pairs if token != old or at in scored]
     if not changed:
         return draft
     tokens, entropy = draft.token_ids.clone(), draft.entropy.clone()

@@ -77,6 +77,11 @@ def _hole(given: Mapping[str, Any], where: str) -> Hole:
     if unknown:
         name = f"{where}.{unknown[0][:100]}"
         raise bad_request(f"{name}: unknown; a hole has tokens, at_most or choices", name)
+    if len(fields) != 1:
+        text = (
+            f'a hole has exactly one of {", ".join(_HOLE)}, as {{"tokens": 6}}; got {len(fields)}'
+        )
+        raise bad_request(f"{where}: {text}", where)
     for name, value in fields.items():
         if isinstance(value, float) and value.is_integer():
             text = f"whole numbers are written without a decimal point, and not as {value!r}"

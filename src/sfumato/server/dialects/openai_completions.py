@@ -108,6 +108,13 @@ def _fields(service: Service, body: CompletionBody) -> dict[str, Any]:
                 "logprob_token_ids",
             )
         fields["sampler"] = replace(fields["sampler"], mode="causal")
+        try:
+            fields["sampler"].check_mode()
+        except ValueError as error:
+            advice = str(error).rpartition("; ")[2]
+            raise bad_request(
+                f"echo: the reply is written in the mode causal, without steps; {advice}", "echo"
+            ) from None
         fields["retry_empty"] = bool(body.retry_empty)
     fields |= canvas_fields(body, service, fields["sampler"], body.logprobs is not None)
     fields["scoring"] = scoring_of(body)

@@ -76,9 +76,10 @@ RULES = (
     Rule("A read (diffusion_read_only) is at temperature 1.", r"\w+: a read "),
     Rule(
         "The parts of a fill have 1 to 256 holes, at most 16 of them with an open length or with "
-        "choices, and fit one canvas with the text between them; messages and prompt do not go "
-        "together; what says where a reply ends is left out.",
-        r"parts: (must have|at most|the holes)|messages, prompt: |\w+: a fill has the length",
+        "choices, which the vocabulary writes, and fit one canvas with the text between them; "
+        "messages and prompt do not go together; what says where a reply ends is left out.",
+        r"parts: (must have|at most|the holes)|messages, prompt: |\w+: a fill has the length"
+        r"|parts\[\d+\]\.choices\[\d+\]: .* cannot be written",
     ),
     Rule(
         "With a suffix, the canvas has 3 positions or more, and is not given; what says where a "
