@@ -284,3 +284,12 @@ def test_reading_takes_one_matrix_at_a_time(tmp_path: Path) -> None:
     checkpoint = opened(tmp_path, TENSORS["fp8"], LAYOUTS["fp8"])
     parts = list(checkpoint.joined["layers.0.experts.gate_up_proj"]._parts(checkpoint.files))
     assert [len(part) for part in parts] == [CONFIG.expert_size] * 2 * CONFIG.num_experts
+
+
+def test_a_scale_of_the_matrix_whose_inverse_is_no_number(tmp_path: Path) -> None:
+    """Where the scales that it divides are small enough for their own quotients."""
+    small = torch.full((256, 2), 2.0**-9).to(torch.float8_e4m3fn)
+    tensors = changed("nvfp4", weight_scale=small, weight_global_scale=torch.tensor([1e-39]))
+    checkpoint = opened(tmp_path, tensors, LAYOUTS["nvfp4"])
+    with pytest.raises(CheckpointError, match="weight_global_scale' makes scales infinite"):
+        checkpoint.read("layers.1.experts.down_proj")

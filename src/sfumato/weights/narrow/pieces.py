@@ -70,11 +70,11 @@ class NarrowPiece:
             if not bool(factor > 0):
                 raise self._fault("global_scale", "is zero")
             products = scales / factor if self.scheme.inverted else scales * factor
-            if not bool(products.isfinite().all()):
+            own = 1 / factor if self.scheme.inverted else factor
+            if not bool(products.isfinite().all() & own.isfinite().all()):
                 raise self._fault("global_scale", "makes scales infinite")
             if bool(((products == 0) & (scales != 0)).any()):
                 raise self._fault("global_scale", "makes scales zero")
-            own = 1 / factor if self.scheme.inverted else factor
             scales, each = products, (self._tensor(files, "scale"), float(own))
         matrix = NarrowMatrix(kind, codes, scales, (rows, columns), *each)
         if matrix.loses_codes():
