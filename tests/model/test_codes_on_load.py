@@ -51,11 +51,13 @@ def values_of(checkpoint: Checkpoint, name: str) -> Tensor:
 
 
 def serving(monkeypatch: pytest.MonkeyPatch, *operations: str) -> None:
-    monkeypatch.setattr(self_test, "_failed", {CPU: dict.fromkeys(ALL - set(operations), "wrong")})
+    failed = (ALL | FP4) - set(operations)
+    monkeypatch.setattr(self_test, "_failed", {CPU: dict.fromkeys(failed, "wrong")})
     monkeypatch.setattr(self_test, "_passed", {CPU: frozenset(operations)})
 
 
 ALL = {f"{operation} {kind}" for operation in ("linear", "experts") for kind in ("FP8", "INT8")}
+FP4 = {"linear FP4", "experts FP4"}
 
 
 @interpreted
@@ -80,53 +82,118 @@ def test_codes_stay_codes(
         assert isinstance(weight, ScaledTensor) == (at in narrow), at
         if at not in narrow:
             continue
-        assert weight.kind == kind and info.nbytes == scaled_bytes(weight.shape)
+        assert weight.kind == kind and info.nbytes == scaled_bytes(kind, weight.shape)
         values = values_of(checkpoint, at)
         assert torch.equal(weight.dequantize().view(values.shape), values), at
 
 
+NVFP4 = ("nvfp4", "modelopt-nvfp4")
+WIDE = gguf_config(hidden_size=64, intermediate_size=128, expert_size=64, vocab_size=64)
+"""Whose rows all divide into blocks of NVFP4."""
+WIDE_STATE = random_state(WIDE, 5)
+CACHED = 1e-3
+"""The relative error of logits that numbers between two of a bfloat16 cache make, where kernels
+round otherwise."""
+
+
+def opened_nvfp4(folder: Path, name: str) -> Checkpoint:
+    tensors = narrow_tensors(WIDE_STATE, LAYOUTS[name])
+    return open_checkpoint(write_narrow(folder, tensors, LAYOUTS[name], hf_config(WIDE)))
+
+
+def check_numbers(checkpoint: Checkpoint, name: str, network: Network, kind: type, at: str) -> None:
+    """A tensor of a network has the file's numbers, in its bytes."""
+    path, _, leaf = at.rpartition(".")
+    weight = getattr(network.transformer.get_submodule(path), leaf)
+    assert isinstance(weight, kind), at
+    pieces = checkpoint.joined[at].pieces
+    stored = sum(info.nbytes for piece in pieces if isinstance(piece, NarrowPiece)
+                 for info in piece.tensors.values())  # fmt: skip
+    values = values_of(checkpoint, at)
+    assert weight.nbytes <= stored + 4 * len(values)
+    dequantized = weight.dequantize().view(values.shape)
+    torch.testing.assert_close(dequantized, values, rtol=2e-7, atol=0)
+
+
 @interpreted
-@pytest.mark.parametrize("name", ["nvfp4", "modelopt-nvfp4"])
+@pytest.mark.parametrize("name", NVFP4)
 def test_nvfp4_gets_planes_of_its_own(
     tmp_path: Path, name: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """With the file's numbers in its bytes; a CPU reads the nearest blocks of the same file."""
-    config = gguf_config(hidden_size=64, intermediate_size=128, expert_size=64, vocab_size=64)
-    state, layout = random_state(config, 5), LAYOUTS[name]
-    folder = write_narrow(tmp_path, narrow_tensors(state, layout), layout, hf_config(config))
-    checkpoint = open_checkpoint(folder)
-    served = {f"{operation} NVFP4" for operation in ("linear", "experts")}
-    monkeypatch.setattr(self_test, "_failed", {CPU: {}})
-    monkeypatch.setattr(self_test, "_passed", {CPU: frozenset(served)})
+    checkpoint = opened_nvfp4(tmp_path, name)
+    serving(monkeypatch, "linear NVFP4", "experts NVFP4")
     with registry.seen_as("cpu", "cuda"):
         held = as_codes(checkpoint, lambda _: CPU)
         network = load_network(checkpoint, CPU, torch.float32)
     narrow = {at for at, info in held.tensors.items() if info.format == "NVFP4"}
-    assert narrow == {at for at in state if layout.narrows.fullmatch(at)}
+    assert narrow == {at for at in WIDE_STATE if LAYOUTS[name].narrows.fullmatch(at)}
     for at in narrow:
-        path, _, leaf = at.rpartition(".")
-        weight = getattr(network.transformer.get_submodule(path), leaf)
-        assert isinstance(weight, PlaneTensor)
-        pieces = checkpoint.joined[at].pieces
-        stored = sum(info.nbytes for piece in pieces if isinstance(piece, NarrowPiece)
-                     for info in piece.tensors.values())  # fmt: skip
-        rows = weight.rows
-        assert weight.nbytes <= stored + 4 * rows
-        with registry.seen_as("cpu", "cuda"):
-            assert weight.nbytes == loaded_bytes(at, held.tensors[at], CPU, torch.float32)
-        values = torch.cat([part.values() for piece in pieces for part in
-                            piece.read(checkpoint.files).parts()])  # fmt: skip
-        torch.testing.assert_close(weight.dequantize().view(values.shape), values,
-                                   rtol=2e-7, atol=0)  # fmt: skip
-    canvas, slots = torch.arange(7), [network.new_slot(16), network.new_slot(16)]
+        check_numbers(checkpoint, name, network, PlaneTensor, at)
     with registry.seen_as("cpu", "cuda"), counted_launches() as launches:
-        hidden = network.denoise([canvas], slots[:1])
-    assert launches["experts_gate_up_planes"] == len(config.layers)
+        ours = logits(network)
+    assert launches["experts_gate_up_planes"] == 2 * len(WIDE.layers)
     with registry.reference_only():
-        close(hidden, network.denoise([canvas], slots[1:]))
-    blocks = load_network(checkpoint, CPU, torch.float32)
-    nearest = blocks.denoise([canvas], [blocks.new_slot(16)])
-    close(hidden, nearest, 0.2)  # Q8_0 rounds; routers may choose otherwise
+        close(ours, logits(network), CACHED)
+    close(ours, logits(load_network(checkpoint, CPU, torch.float32)), 0.2)  # Q8_0 rounds
+
+
+@pytest.fixture
+def a_gpu_that_multiplies_fp4(monkeypatch: pytest.MonkeyPatch) -> None:
+    for module in ("tiles", "scaled"):
+        monkeypatch.setattr(f"sfumato.ops.triton.{module}.architecture", lambda device: "sm_120")
+
+
+@interpreted
+@pytest.mark.usefixtures("a_gpu_that_multiplies_fp4")
+@pytest.mark.parametrize("name", NVFP4)
+def test_nvfp4_stays_codes_where_activations_are_fp4_too(
+    tmp_path: Path, name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """With the file's numbers; where an operation's kernels failed, planes serve it."""
+    checkpoint = opened_nvfp4(tmp_path, name)
+    serving(monkeypatch, "linear FP4", "experts FP4", "linear NVFP4")
+    with registry.seen_as("cpu", "cuda"):
+        held = as_codes(checkpoint, lambda _: CPU, "fp4")
+        network = load_network(checkpoint, CPU, torch.float32, activations="fp4")
+        infos = held.tensors.items()
+        foretold = {at: loaded_bytes(at, info, CPU, torch.float32) for at, info in infos}
+    narrow = {at for at, info in held.tensors.items() if info.format == "FP4"}
+    assert narrow == {at for at in WIDE_STATE if LAYOUTS[name].narrows.fullmatch(at)}
+    assert as_all_codes(checkpoint, "fp4").tensors == held.tensors
+    for at in narrow:
+        assert foretold[at] == held.tensors[at].nbytes
+        check_numbers(checkpoint, name, network, ScaledTensor, at)
+    with registry.seen_as("cpu", "cuda"), counted_launches() as launches:
+        ours = logits(network)
+    assert launches["experts_gate_up_fp4"] == launches["experts_down_fp4"] == 2 * len(WIDE.layers)
+    with registry.reference_only():
+        close(ours, logits(network), CACHED)
+    serving(monkeypatch, "experts FP4", "linear NVFP4")
+    with registry.seen_as("cpu", "cuda"):
+        mixed = as_codes(checkpoint, lambda _: CPU, "fp4").tensors
+    assert mixed["layers.0.experts.down_proj"].format == "FP4"
+    if name == "nvfp4":  # the other has narrow experts alone
+        assert mixed["layers.0.self_attn.q_proj.weight"].format == "NVFP4"
+
+
+@interpreted
+def test_why_activations_cannot_be_fp4(
+    tmp_path: Path, request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Said before anything is read: of the weights, of the GPU, of its kernels."""
+
+    def why(checkpoint: Checkpoint) -> str:
+        with registry.seen_as("cpu", "cuda"), pytest.raises(ValueError, match="'fp4'") as caught:
+            load_network(checkpoint, CPU, torch.float32, activations="fp4")
+        return str(caught.value)
+
+    serving(monkeypatch, "linear NVFP4", "experts NVFP4")
+    assert "has no matrices of NVFP4. Leave it out" in why(opened(tmp_path / "fp8", "fp8"))
+    checkpoint = opened_nvfp4(tmp_path / "nvfp4", "nvfp4")
+    assert "cpu: has no matrix units for FP4, as NVIDIA's Blackwell has" in why(checkpoint)
+    request.getfixturevalue("a_gpu_that_multiplies_fp4")
+    assert "its kernels do not serve cpu; `sfumato doctor --verbose`" in why(checkpoint)
 
 
 @interpreted

@@ -53,7 +53,7 @@ def main(args: argparse.Namespace) -> int:
 
 def _subject(args: argparse.Namespace) -> tuple[ModelConfig, dict[str, int], dict[str, Products]]:
     """The network, the bytes of its tensors as a GPU holds them, and what multiplies those that are
-    8-bit codes: of random weights or of a checkpoint's headers."""
+    codes: of random weights or of a checkpoint's headers."""
     from sfumato.bench.random_weights import random_checkpoint
     from sfumato.bench.step_model.step_cost import codes_of
     from sfumato.model.codes_on_load import as_all_codes
@@ -66,7 +66,7 @@ def _subject(args: argparse.Namespace) -> tuple[ModelConfig, dict[str, int], dic
     if args.random_weights:
         checkpoint = random_checkpoint(args.random_weights, args.format or "bf16", args.layers)
     elif args.model:
-        checkpoint = as_all_codes(open_checkpoint(args.model))
+        checkpoint = as_all_codes(open_checkpoint(args.model), args.activations or "int8")
     else:
         raise ValueError("--predict: of what: give --random-weights 26b-a4b, or -m with a file")
     held = {

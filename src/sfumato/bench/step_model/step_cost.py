@@ -121,16 +121,22 @@ def step_costs(
             *_dense(config, shape.tokens, own, "layers"),
             *_experts(config, shape.tokens, own, touched),
         ]
-        costs += [_multiplied(cost, prefix, codes) for cost in kernels]
+        costs += [_multiplied(cost, [codes.get(prefix + leaf) for leaf in _leaves(cost, own)])
+                  for cost in kernels]  # fmt: skip
         costs.append(_norms(config, shape.tokens))
     if not shape.encodes:
         costs += _outside(config, shape, stored)
     return merged(_of_reads(costs, config, shape) if shape.reads else costs)
 
 
-def _multiplied(cost: KernelCost, prefix: str, codes: Mapping[str, Products]) -> KernelCost:
-    """The kernel of a layer, with the products of its matrices."""
-    kinds = {codes.get(prefix + leaf) for leaf in _MATRICES.get(cost.name, ())}
+def _leaves(cost: KernelCost, own: Mapping[str, int]) -> list[str]:
+    """The matrices of a kernel that a layer has: a full layer's values are its keys."""
+    return [leaf for leaf in _MATRICES.get(cost.name, ()) if leaf in own]
+
+
+def _multiplied(cost: KernelCost, codes: list[Products | None]) -> KernelCost:
+    """The kernel of a layer, with the products of its matrices; codes: those of each."""
+    kinds = set(codes)
     kind = kinds.pop() if len(kinds) == 1 else None  # one of bfloat16 among them counts for all
     return replace(cost, products=kind) if kind else cost
 

@@ -30,7 +30,8 @@ from sfumato.ops.triton.targets import TARGETS, Target
 from sfumato.ops.triton.tiles import Tile, candidates, compiles
 
 _MATRIX = re.compile(
-    r"\b(wgmma\.mma_async\S*?\.(m\d+n\d+k\d+)|mma\.sync\S*?\.(m\d+n\d+k\d+)|v_w?mfma_\w+|v_wmma_\w+)"
+    r"\b(wgmma\.mma_async\S*?\.(m\d+n\d+k\d+)|mma\.sync\S*?\.(m\d+n\d+k\d+)"
+    r"|tcgen05\.mma\S*?\.kind::(\S+)|v_w?mfma_\w+|v_wmma_\w+)"
 )
 
 
@@ -140,7 +141,8 @@ def source_of(kernel: Kernel, tile: Tile, target: Target) -> tuple[Any, dict[str
     finds the result in Triton's cache."""
     from triton.compiler import ASTSource
 
-    constants = {**kernel.sizes, **tile.constants, "UPCAST": False}
+    constants: dict[str, Any] = {**kernel.sizes, **tile.constants, "UPCAST": False}
+    constants |= dict.fromkeys(kernel.without)
     if "DESCRIPTORS" in kernel.function.arg_names:
         constants["DESCRIPTORS"] = target.copies
     signature: dict[str, str] = {}
@@ -205,8 +207,9 @@ def _instructions(made: Any) -> tuple[str, ...]:
     """The kinds of matrix instructions, by which a change of a tile shows whether sums change."""
     text = made.asm.get("ptx") or made.asm["amdgcn"]
     kinds = set()
-    for name, wgmma, mma in _MATRIX.findall(text):
-        kinds.add(f"wgmma.{wgmma}" if wgmma else f"mma.{mma}" if mma else name)
+    for name, *details in _MATRIX.findall(text):
+        named = zip(("wgmma", "mma", "tcgen05"), details, strict=True)
+        kinds.add(next((f"{prefix}.{detail}" for prefix, detail in named if detail), name))
     return tuple(sorted(kinds))
 
 

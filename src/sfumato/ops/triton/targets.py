@@ -30,6 +30,7 @@ TARGETS = {
         Target("sm_80", "cuda", 80, 32, 166_912, False),
         Target("sm_89", "cuda", 89, 32, 101_376, False),
         Target("sm_90", "cuda", 90, 32, 232_448, True),
+        Target("sm_100", "cuda", 100, 32, 232_448, True),
         Target("sm_120", "cuda", 120, 32, 101_376, True),
         Target("gfx942", "hip", "gfx942", 64, 65_536, False),
         Target("gfx1151", "hip", "gfx1151", 32, 65_536, False),
@@ -39,7 +40,13 @@ TARGETS = {
 INTERPRETED = "sm_90"
 """Whose tiles serve where kernels are interpreted."""
 
-_SAME_TILES = {"sm_86": "sm_89", "sm_87": "sm_80", "sm_121": "sm_120", "gfx1150": "gfx1151"}
+_SAME_TILES = {
+    "sm_86": "sm_89",
+    "sm_87": "sm_80",
+    "sm_103": "sm_100",
+    "sm_121": "sm_120",
+    "gfx1150": "gfx1151",
+}
 """Architectures with the shared memory and instructions of another."""
 
 

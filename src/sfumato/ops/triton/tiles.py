@@ -46,7 +46,8 @@ def table() -> dict[str, Any]:
 def candidates(kernel: str, target: str) -> dict[str, tuple[Tile, ...]]:
     """The tiles of a kernel on an architecture by their use; the first serves where none has been
     measured."""
-    uses = table()["kernels"][kernel][target]
+    tiles = table()["kernels"][kernel]
+    uses = tiles[target] if target in tiles else tiles[table()["like"][target]]
     return {use: tuple(_tile(each) for each in tiles) for use, tiles in uses.items()}
 
 
