@@ -266,8 +266,7 @@ def load(
     stay in the host's memory and compute there, for a small card; gpu_layers: how many of the last
     layers are on the card, with keys and values, while the first ones are `other_layers` (None:
     all); split: how many of these each of several cards has, the device and those numbered after
-    it; other_layers: what runs the others, "cpu", "stream" (the card, to which weights are copied),
-    or "auto", by a trial of one of them.
+    it; other_layers: what runs the others, "cpu", "stream" (copied to the card), "auto" (a trial).
     Raises CheckpointError, ConfigError or ValueError, naming the file, field or argument.
     """
     start = time.perf_counter()

@@ -46,13 +46,15 @@ class DeviceLimits:
     ) -> DeviceLimits:
         """From a data sheet: TB/s, TFLOP/s without sparsity, MB of cache, GB of memory. codes:
         TFLOP/s of FP8, sums in float32, of INT8 and of FP4; 0 where these are no faster."""
+        products = bf16 * 1e12 * PRODUCT_SHARE
+        fp8, int8, fp4 = (max(products, rate * 1e12 * CODES_SHARE) for rate in codes)
         return cls(
             name,
             terabytes * 1e12 * COPY_SHARE,
-            bf16 * 1e12 * PRODUCT_SHARE,
-            max(bf16 * PRODUCT_SHARE, codes[0] * CODES_SHARE) * 1e12,
-            max(bf16 * PRODUCT_SHARE, codes[1] * CODES_SHARE) * 1e12,
-            max(bf16 * PRODUCT_SHARE, codes[2] * CODES_SHARE) * 1e12,
+            products,
+            fp8,
+            int8,
+            fp4,
             float32 * 1e12 * PRODUCT_SHARE,
             cache_mb * 1e6,
             gigabytes * 1e9,
