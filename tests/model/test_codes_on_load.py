@@ -18,7 +18,7 @@ from sfumato.model.families import open_checkpoint
 from sfumato.model.families.diffusion_gemma.write_config import hf_config
 from sfumato.model.loading import load_network, loaded_bytes
 from sfumato.model.network import Network
-from sfumato.ops import registry
+from sfumato.ops import gpu, registry
 from sfumato.ops.triton import self_test
 from sfumato.ops.triton.kernel import counted_launches
 from sfumato.ops.triton.planes import PlaneTensor
@@ -175,6 +175,30 @@ def test_nvfp4_stays_codes_where_activations_are_fp4_too(
     assert mixed["layers.0.experts.down_proj"].format == "FP4"
     if name == "nvfp4":  # the other has narrow experts alone
         assert mixed["layers.0.self_attn.q_proj.weight"].format == "NVFP4"
+
+
+@interpreted
+@pytest.mark.usefixtures("a_gpu_that_multiplies_fp4")
+def test_what_takes_the_place_of_failed_kernels_is_tested_too(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Before anything is loaded: planes in place of FP4, and blocks in place of planes."""
+    checkpoint, tested = opened_nvfp4(tmp_path, "nvfp4"), list[set[str]]()
+
+    def fails(device: torch.device, hidden: int, formats: frozenset[str]) -> None:
+        tested.append(set(formats))
+        names = (f"{operation} {each}" for operation in ("linear", "experts") for each in formats)
+        monkeypatch.setattr(self_test, "_failed", {CPU: dict.fromkeys(names, "wrong")})
+
+    monkeypatch.setattr(self_test, "_failed", {})
+    monkeypatch.setattr(self_test, "_passed", {CPU: frozenset()})
+    monkeypatch.setattr(gpu, "is_gpu", lambda device: True)
+    monkeypatch.setattr(ops, "prepare", fails)
+    with registry.seen_as("cpu", "cuda"), pytest.raises(ValueError, match="its kernels do not"):
+        load_network(checkpoint, CPU, torch.float32, activations="fp4")
+    assert ["FP4" in each for each in tested] == [True] * 3
+    assert ["NVFP4" in each for each in tested] == [False, True, True]
+    assert ["Q8_0" in each for each in tested] == [False, False, True]
 
 
 @interpreted

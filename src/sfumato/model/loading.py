@@ -171,11 +171,14 @@ def _prepared(
     """Tests the kernels of each GPU, before weights fill its memory; the checkpoint, whose codes
     stay such where these serve."""
     held = as_codes(checkpoint, placement.of, activations)
-    formats = frozenset(held.tensors[name].format for name in names)
-    formats |= {FORMATS[stored]} if stored in FORMATS else frozenset()
-    for device in filter(gpu.is_gpu, placement.devices):
-        ops.prepare(device, config.hidden_size, formats)
-    return as_codes(checkpoint, placement.of, activations)
+    tested: frozenset[str] = frozenset()
+    while not (formats := frozenset(held.tensors[name].format for name in names)) <= tested:
+        tested |= formats | ({FORMATS[stored]} if stored in FORMATS else set())
+        for device in filter(gpu.is_gpu, placement.devices):
+            ops.prepare(device, config.hidden_size, tested)
+        # Where tests failed, tensors become others, whose kernels are tested in their turn.
+        held = as_codes(checkpoint, placement.of, activations)
+    return held
 
 
 def _output(embedding: Read, activations: str) -> list[Weight] | None:
