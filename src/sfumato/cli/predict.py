@@ -25,6 +25,13 @@ def main(args: argparse.Namespace) -> int:
 
     limits = limits_named(args.predict)
     config, stored, codes = _subject(args)
+    if args.activations == "fp4" and "FP4" not in codes.values():
+        raise ValueError("activations: 'fp4' goes with matrices of NVFP4, and there are none")
+    if "FP4" in codes.values() and limits.fp4_flops <= limits.bf16_flops:
+        raise ValueError(
+            f"predict: {limits.name} has no matrix units for FP4, and unpacks NVFP4; take --format "
+            "nvfp4, and leave --activations fp4 out"
+        )
     shapes = [
         StepShape(rows, config.canvas_length, prefix)
         for rows in args.concurrency or (1,)
