@@ -29,7 +29,7 @@ def network_bytes(network: Network) -> dict[str, int]:
 
 
 def network_codes(network: Network) -> dict[str, Products]:
-    """What multiplies each loaded tensor that is 8-bit codes, by canonical name."""
+    """What multiplies each loaded tensor that is codes, by canonical name."""
     formats = ((name, getattr(tensor, "kind", "")) for name, tensor in _tensors(network))
     return codes_of(dict(formats))
 

@@ -45,7 +45,7 @@ def packs(format: str, shape: tuple[int, ...], device: torch.device) -> bool:
 
 
 def multiplies_codes(kind: str, shape: tuple[int, ...], device: torch.device) -> bool:
-    """Whether a GPU's kernels multiply a weight of 8-bit codes of this kind and shape."""
+    """Whether a GPU's kernels multiply a weight of codes of this kind and shape."""
     if kind_of(device) != gpu.KIND or scaled.refusal(kind, shape):
         return False
     return serves_scaled(_operation(shape), kind, device)

@@ -88,7 +88,7 @@ def linear(x: Tensor, weight: Weight, tile: int | None = None) -> Tensor:
 
 
 def multiplied(x: Tensor, weight: Weight) -> Tensor:
-    """What a weight is multiplied with: x [..., in], and for a weight of 8-bit codes x rounded to
+    """What a weight is multiplied with: x [..., in], and for a weight of codes x rounded to
     such codes, in x's dtype."""
     return round_rows(x, weight.kind).dequantize(x.dtype) if isinstance(weight, ScaledTensor) else x
 

@@ -20,7 +20,7 @@ from torch import Tensor
 ANY, FLOAT, BLOCKS, PANELS, PLANES = "any", "float", "blocks", "panels", "planes"
 SCALED = "scaled"
 """Forms of a weight: any (or an operation without one), a float tensor, quantized blocks, what the
-compiled CPU kernels packed, what the kernels of GPUs read blocks from, and 8-bit codes with a scale
+compiled CPU kernels packed, what the kernels of GPUs read blocks from, and codes with a scale
 for each row."""
 
 TORCH, TRITON, COMPILED = 0, 1, 2

@@ -74,7 +74,7 @@ def plane_bytes_of(config: ModelConfig, format: str) -> dict[str, int]:
 
 
 def codes_of(formats: Mapping[str, str]) -> dict[str, Products]:
-    """The products of the tensors that are 8-bit codes; formats: "FP8", "BF16", … of each."""
+    """The products of the tensors that are codes; formats: "FP8", "BF16", … of each."""
     return {name: KINDS[format] for name, format in formats.items() if format in KINDS}
 
 
@@ -104,7 +104,7 @@ def step_costs(
 
     stored: bytes of each tensor, by canonical name; touched: how many experts of a layer some token
     chose, where it was counted (None: the expected number); codes: what multiplies the tensors that
-    are 8-bit codes.
+    are codes.
     """
     if touched is None:
         touched = experts_touched(config, shape.tokens)
