@@ -34,9 +34,8 @@ from sfumato.fill_calls import FillCalls
 from sfumato.grammars import ModelGrammars
 from sfumato.model.cache import KVCache
 from sfumato.model.families import Family, family_of, open_checkpoint
-from sfumato.model.fast_dtype import fits_float16
 from sfumato.model.layer_devices import Placement, make_placement
-from sfumato.model.loading import Progress, config_of, expected_shapes, load_network
+from sfumato.model.loading import Progress, config_of, expected_shapes, fits_float16, load_network
 from sfumato.model.model_config import ModelConfig
 from sfumato.model.network import Network
 from sfumato.model.other_layers import check_other_layers, faster_other_layers

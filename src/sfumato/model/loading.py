@@ -9,8 +9,10 @@ tensors arrive through page-locked buffers (`upload.py`).
 
 from __future__ import annotations
 
+import logging
 import math
 from collections.abc import Callable
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -29,13 +31,18 @@ from sfumato.model.upload import Mover
 from sfumato.ops import gpu, packing
 from sfumato.ops.narrow_cache import FORMATS
 from sfumato.ops.reference import Weight
-from sfumato.ops.registry import PANELS
+from sfumato.ops.registry import PANELS, watched
 from sfumato.weights.blocks import QuantizedTensor
 from sfumato.weights.checkpoint import Checkpoint, TensorInfo
 from sfumato.weights.scaled import ScaledTensor
 from sfumato.weights.tensorfile import FLOAT_FORMATS
 
+_log = logging.getLogger(__name__)
+
 EMBEDDING = "embed_tokens.weight"
+FLOAT16_HEADROOM = 16
+"""How many times the largest number of the trial must fit into float16: other texts have larger."""
+_PROMPT, _CANVAS = 48, 32  # tokens of the trial
 
 Read = Tensor | QuantizedTensor | ScaledTensor
 _BESIDE_FP4 = "int8"
@@ -262,3 +269,32 @@ def viewed_bytes(name: str, info: TensorInfo, device: torch.device, dtype: torch
     if stored is not None and _kept_dtype(name, len(info.shape), stored, dtype) != stored:
         return 0
     return 0 if _is_packed(name, info, device) else info.nbytes
+
+
+def fits_float16(network: Network) -> bool:
+    """Whether all that a network in float16 hands from operation to operation, in a short prompt
+    and a canvas, is finite and far enough below float16's largest number; logged where it is
+    not."""
+    largest = 0.0
+
+    def watch(operation: str, form: str, arguments: tuple[Any, ...]) -> None:
+        nonlocal largest
+        for value in arguments:
+            if isinstance(value, Tensor) and value.dtype == torch.float16 and value.numel():
+                highest = float(value.abs().amax())
+                largest = max(largest, highest if highest == highest else float("inf"))
+
+    vocab, config = network.config.vocab_size, network.config
+    prompt = torch.arange(_PROMPT) * (vocab // _PROMPT) % vocab
+    slot = network.new_slot(_PROMPT)
+    with watched(watch), torch.no_grad():
+        network.encode([prompt], [slot])
+        network.denoise([prompt[: min(_CANVAS, config.canvas_length)]], [slot])
+    fits = largest * FLOAT16_HEADROOM <= torch.finfo(torch.float16).max
+    if not fits:
+        _log.warning(
+            "dtype: float32 in place of float16, which does not hold this model's numbers (%.3g "
+            "in a short text, and %d times as much must fit)",
+            *(largest, FLOAT16_HEADROOM),
+        )
+    return fits
