@@ -63,7 +63,7 @@ CIRCLES: set[frozenset[str]] = {
             *("diffusion.step.denoiser", "diffusion.step.device_step"),
             *("diffusion.step.device_steps", "diffusion.step.graphs", "diffusion.step.layout"),
             *("diffusion.step.lifting", "diffusion.step.masked", "diffusion.step.packed"),
-            *("diffusion.step.recompute", "diffusion.step.results", "diffusion.step.rules"),
+            *("diffusion.step.results", "diffusion.step.rules"),
             *("diffusion.step.seats", "diffusion.step.static_rules", "diffusion.step.update"),
         }
     )

@@ -78,7 +78,6 @@ MEASURING = (
     Option("drafts", FLAG, BENCH,
            "ask a server for draft frames (stream_drafts)", False, "", SAMPLING),
     decoding("top_k", BENCH, "K", SAMPLING, None, ", 1 to 1024"),
-    decoding("turbo", BENCH, "", SAMPLING),
     decoding("soft_skip", BENCH, "SHARE", SAMPLING, None, ROUNDED),
     decoding("soft_top_k", BENCH, "K[:K2]", SAMPLING, None, ALL),
     Option("where", FLAG, BENCH,

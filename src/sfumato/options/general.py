@@ -113,8 +113,6 @@ GENERAL = (
     decoding("soft_skip", WRITE, "SHARE", REPLY, None, ROUNDED),
     decoding("soft_skip", ("eval",), "SHARE", SAMPLING, None, ROUNDED),
     decoding("soft_top_k", WRITE, "K[:K2]", REPLY, None, ALL),
-    decoding("turbo", WRITE, "", REPLY),
-    decoding("turbo", ("eval",), "", SAMPLING),
     decoding("soft_top_k", ("eval",), "K[:K2]", SAMPLING, None, ALL),
 )
 
