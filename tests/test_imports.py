@@ -25,7 +25,7 @@ MAY_IMPORT: dict[str, set[str]] = {
     "options": {"values"},
     "catalog": set(),
     "weights": {"catalog"},
-    "ops": {"weights.blocks", "weights.fp4", "weights.scaled"},
+    "ops": {"weights.blocks", "weights.scaled"},
     "text": {"weights"},
     # text.markers: families say which markers their chat format has.
     "model": {"options", "ops", "weights", "text.markers"},

@@ -255,17 +255,17 @@ def load(
     """Loads a checkpoint, file or folder, safetensors or GGUF; None is the embedded model.
 
     device: "auto" or a torch device; dtype: "auto", "float32", "bfloat16" or "float16", or
-    torch's own, for activations, cache and unquantized weights; activations: what they become for
-    products with quantized weights, on a CPU "int8" or, more exact and slower, "bf16", on a GPU
-    "fp4" for NVFP4 if it multiplies that (Blackwell; none has run it yet); quantize: "q4_k", "q8_0"
-    or "fp8", what float matrices become while they are loaded (and what takes fewer bits badly, as
-    in a converted file, a larger format; "fp8" leaves that as it is); what the file has quantized
-    already stays as it is; cache_type: "bf16", "fp8" or "q8_0", as which keys and values are stored
-    (None: as the model's dtype says); experts_on_cpu: of how many of the first layers the experts
-    stay in the host's memory and compute there, for a small card; gpu_layers: how many of the last
-    layers are on the card, with keys and values, while the first ones are `other_layers` (None:
-    all); split: how many of these each of several cards has, the device and those numbered after
-    it; other_layers: what runs the others, "cpu", "stream" (copied to the card), "auto" (a trial).
+    torch's own, for activations, cache and unquantized weights; activations: what they become on a
+    CPU for products with quantized weights, "int8" or, more exact and slower, "bf16"; quantize:
+    "q4_k", "q8_0" or "fp8", what float matrices become while they are loaded (and what takes fewer
+    bits badly, as in a converted file, a larger format; "fp8" leaves that as it is); what the file
+    has quantized already stays as it is; cache_type: "bf16", "fp8" or "q8_0", as which keys and
+    values are stored (None: as the model's dtype says); experts_on_cpu: of how many of the first
+    layers the experts stay in the host's memory and compute there, for a small card; gpu_layers:
+    how many of the last layers are on the card, with keys and values, while the first ones are
+    `other_layers` (None: all); split: how many of these each of several cards has, the device and
+    those numbered after it; other_layers: what runs the others, "cpu", "stream" (copied to the
+    card), "auto" (a trial).
     Raises CheckpointError, ConfigError or ValueError, naming the file, field or argument.
     """
     start = time.perf_counter()
