@@ -18,8 +18,7 @@ SRC = ROOT / "src" / "sfumato"
 
 # What each part may import, besides itself. "" is the package's own __init__: the public names.
 _NETWORK = {"options", "model", "ops", "weights", "catalog"}
-_ENGINE = {"engine", "api", "decisions", "diffusion", "text", "fills", "fill_calls"} | _NETWORK
-_CALLS = {"fill_calls", "decision_calls", "grammars"}
+_ENGINE = {"engine", "api", "decisions", "diffusion", "text", "fills"} | _NETWORK
 MAY_IMPORT: dict[str, set[str]] = {
     "values": set(),
     "options": {"values"},
@@ -34,10 +33,9 @@ MAY_IMPORT: dict[str, set[str]] = {
     "text_side": {"text", "diffusion", "model", "weights"},
     "transcript": {"diffusion", "text"},
     "fills": {"diffusion", "text", "text_side"} | _NETWORK,
-    "fill_calls": {"fills", "transcript", "diffusion", "text", "text_side"} | _NETWORK,
     "grammars": {"diffusion", "text", "text_side"},
-    "decision_calls": {"decisions", "diffusion", "text", "text_side"} | _NETWORK,
-    "api": {"decisions", "diffusion", "text", "text_side", "transcript"} | _CALLS | _NETWORK,
+    "api": {"decisions", "diffusion", "text", "text_side", "transcript", "fills", "grammars"}
+    | _NETWORK,
     "convert": {"api", "diffusion", "text"} | _NETWORK,
     "engine": _ENGINE - {"engine"},
     "": _ENGINE,
