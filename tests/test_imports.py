@@ -23,6 +23,7 @@ MAY_IMPORT: dict[str, set[str]] = {
     "values": set(),
     "options": {"values"},
     "catalog": set(),
+    "embedded_questions": set(),
     "weights": {"catalog"},
     "ops": {"weights.blocks", "weights.scaled"},
     "text": {"weights"},
@@ -39,9 +40,9 @@ MAY_IMPORT: dict[str, set[str]] = {
     "convert": {"api", "diffusion", "text"} | _NETWORK,
     "engine": _ENGINE - {"engine"},
     "": _ENGINE,
-    "train": {"", "convert"} | _ENGINE,
-    # What the embedded model was trained to write, so that a reply says where it is another text.
-    "server": {"", "values", "train.sudoku", "train.questions"} | _ENGINE,
+    "train": {"", "convert", "embedded_questions"} | _ENGINE,
+    # embedded_questions: a reply of the embedded model says where it is not one that it learned.
+    "server": {"", "values", "embedded_questions"} | _ENGINE,
     "bench": {""} | _ENGINE,
     "cli": {"", "options", "values", "server", "bench", "train", "convert"} | _ENGINE,
     "__main__": {"cli"},
@@ -257,6 +258,18 @@ def test_help_loads_nothing_heavy() -> None:
         "assert not heavy, heavy\n"
     )
     subprocess.run([sys.executable, "-c", code], check=True, stdout=subprocess.DEVNULL, timeout=60)
+
+
+def test_a_server_loads_nothing_of_training() -> None:
+    code = (
+        "import importlib, pkgutil, sys\n"
+        "import sfumato.server, sfumato.cli.serve\n"
+        "for module in pkgutil.walk_packages(sfumato.server.__path__, 'sfumato.server.'):\n"
+        "    importlib.import_module(module.name)\n"
+        "loaded = [name for name in sys.modules if name.startswith('sfumato.train')]\n"
+        "assert 'sfumato.server.app' in sys.modules and not loaded, loaded\n"
+    )
+    subprocess.run([sys.executable, "-c", code], check=True, timeout=120)
 
 
 def test_the_protocol_of_an_engine_loads_no_torch() -> None:
