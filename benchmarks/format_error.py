@@ -28,15 +28,11 @@ from torch.nn.functional import pad
 
 import sfumato
 from sfumato.model.put_weights import place
-from sfumato.ops.on_host import mapped
 from sfumato.ops.reference import Weight
 from sfumato.weights.blocks import BLOCK_FORMATS
 from sfumato.weights.quantize import WRITTEN, quantize
-from sfumato.weights.scaled import ScaledTensor
 
 PUBLISHED = {"INT4": "int4", "NVFP4": "nvfp4"}
-BOTH = "NVFP4 by FP4"
-"""Activations in FP4 too, as Blackwell's matrix units multiply them."""
 WIDTH = 256  # of the widest blocks
 
 
@@ -51,15 +47,6 @@ def dequantized(format: str, matrix: Tensor) -> Tensor:
     return values[:, : matrix.shape[-1]].contiguous()
 
 
-def as_codes(matrix: Tensor) -> ScaledTensor:
-    """A matrix [rows, columns] in NVFP4, for products by activations in FP4; columns divide."""
-    with TemporaryDirectory() as folder:
-        held = matrix_of(LAYOUTS["nvfp4"], matrix, Path(folder))
-    assert held.group_scales is not None
-    scales = torch.full((len(matrix),), held.scale)
-    return ScaledTensor(held.codes, scales, held.group_scales.contiguous())
-
-
 def changed(format: str, only: int | None = None) -> dict[str, Weight]:
     """The embedded model's matrices in a format, by name; only: of one layer."""
     network = sfumato.load(device="cpu").network.transformer
@@ -67,11 +54,7 @@ def changed(format: str, only: int | None = None) -> dict[str, Weight]:
     for name, value in network.named_parameters():
         if re.fullmatch(ALL, name) and (only is None or name.startswith(f"layers.{only}.")):
             rows = value.detach().flatten(0, -2)
-            if format == BOTH:
-                codes = as_codes(rows)
-                made[name] = mapped(codes, lambda x, v=value: x.view(*v.shape[:-1], *x.shape[1:]))
-            else:
-                made[name] = dequantized(format, rows).view(value.shape)
+            made[name] = dequantized(format, rows).view(value.shape)
     return made
 
 
@@ -108,8 +91,7 @@ def all_logits(model: sfumato.Model, given: list[Step]) -> Tensor:
 
 def figures(format: str, given: list[Step], before: Tensor, layers: int) -> dict[str, object]:
     matrices = changed(format)
-    # Activations in FP4 are an error of the kernels: the format is NVFP4.
-    exact = all_logits(placed(changed("NVFP4") if format == BOTH else matrices, "float32"), given)
+    exact = all_logits(placed(matrices, "float32"), given)
     ours = all_logits(placed(matrices, "bfloat16"), given)
     by_layer = [
         difference(all_logits(placed(changed(format, layer), "float32"), given), before)["error"]
@@ -141,7 +123,7 @@ def main() -> None:
     print("| format | kernels: error | argmax | format: error | argmax | of each layer alone |")
     print("|---|---|---|---|---|---|")
     made = []
-    for format in (*WRITTEN, *PUBLISHED, BOTH):
+    for format in (*WRITTEN, *PUBLISHED):
         made.append(figures(format, given, before, len(model.config.layers)))
         print(row(made[-1]), flush=True)
     print(json.dumps({"benchmark": "format_error", "formats": made}))

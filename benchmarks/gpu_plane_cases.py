@@ -1,6 +1,6 @@
-"""Calls of operations with quantized weights, in planes or as codes, for `gpu_cases.py`.
+"""Calls of operations with quantized weights, in planes or as 8-bit codes, for `gpu_cases.py`.
 
-Those of FP8, INT8 and FP4 are the case's own, rounded; those in planes are random codes with scales
+Those of FP8 and INT8 are the case's own, rounded; those in planes are random codes with scales
 of a weight's size. Torch's own time, beside that of the kernels, is that of dequantizing and
 multiplying.
 """
@@ -27,8 +27,6 @@ NAMES = {
     "linear, FP8": ("linear", "FP8"),
     "experts, INT8": ("experts", "INT8"),
     "linear, INT8": ("linear", "INT8"),
-    "experts, FP4": ("experts", "FP4"),
-    "linear, FP4": ("linear", "FP4"),
     "experts, NVFP4": ("experts", "NVFP4"),
     "linear, NVFP4": ("linear", "NVFP4"),
     "head, Q6_K": ("vocabulary_pass", "Q6_K"),

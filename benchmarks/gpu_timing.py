@@ -111,10 +111,10 @@ def device_limits(device: torch.device, side: int, nbytes: int) -> DeviceLimits:
         cache = float(getattr(properties, "L2_cache_size", known.cache if known else 32e6))
     bandwidth = 2 * nbytes / copying * 1e3
     bf16, float32 = rates
-    codes = (known.fp8_flops, known.int8_flops, known.fp4_flops) if known else (bf16, bf16, bf16)
-    rated = [bf16 * rate / (known.bf16_flops if known else bf16) for rate in codes]
-    source = "measured by gpu_first.py; FP8, INT8 and FP4 from bfloat16, in the table's ratio"
-    return DeviceLimits(name, bandwidth, bf16, *rated, float32, cache, memory, True, source)
+    codes = (known.fp8_flops, known.int8_flops) if known else (bf16, bf16)
+    fp8, int8 = (bf16 * rate / (known.bf16_flops if known else bf16) for rate in codes)
+    source = "measured by gpu_first.py; FP8 and INT8 from bfloat16, in the table's ratio"
+    return DeviceLimits(name, bandwidth, bf16, fp8, int8, float32, cache, memory, True, source)
 
 
 def _copy(nbytes: int, device: torch.device) -> Run:

@@ -25,9 +25,9 @@ import sfumato
 from sfumato import Engine, EngineConfig, Request
 from sfumato.api import Model, Reply
 from sfumato.diffusion.constraints.grammar_source import GrammarSource, choice_source, schema_source
+from sfumato.embedded_questions import all_questions
 from sfumato.train import json_data
 from sfumato.train.json_data import JsonTask
-from sfumato.train.questions import all_questions
 
 GOAL = 1.2
 OTHERS = ("yes", "no", "I do not know.")

@@ -3,7 +3,7 @@
     PYTHONPATH=src:. .venv/bin/python -m benchmarks.narrow_tasks [--count 200] [--seeds 3]
 
 The matrices that a publication narrows are rounded as its publisher rounds them, and computed as on
-a GPU: INT4 and NVFP4 unpacked to bfloat16, FP8, INT8 and NVFP4 by FP4 with activations rounded a
+a GPU: INT4 and NVFP4 unpacked to bfloat16, FP8 and INT8 with activations rounded a
 token at a time; everything else in bfloat16. A seed draws the tasks and the noise that they are
 answered with; what is right is counted over all seeds. All on a CPU in torch; no GPU is asked.
 Prints a table and one JSON line.
@@ -17,7 +17,7 @@ import re
 from collections.abc import Callable
 
 import torch
-from benchmarks.format_error import BOTH, changed, placed
+from benchmarks.format_error import changed, placed
 from benchmarks.fp8_choices import ALL
 
 import sfumato
@@ -53,8 +53,6 @@ FORMATS: dict[str, Callable[[], dict[str, Weight]]] = {
     "INT4, attention and experts": of_int4,
     "NVFP4": lambda: changed("NVFP4"),
     "NVFP4, experts alone": lambda: of_experts("NVFP4"),
-    BOTH: lambda: changed(BOTH),
-    f"{BOTH}, experts alone": lambda: of_experts(BOTH),
 }
 NAMES = ("sudoku", "sudoku_hard", "questions", "chat")
 

@@ -53,7 +53,6 @@ def sfumato_step(file: Path, options: argparse.Namespace) -> float:
         command += ["--prompts", prompts.name, "--threads", str(options.threads)]
         command += ["--max-tokens", str(CANVAS), "--fixed-steps", str(options.steps)]
         command += ["--ignore-eos", "--repeats", "1", "--warmup", "0"]
-        command += ["--turbo"] if options.turbo else []
         environment = os.environ | ({"SFUMATO_ISA": options.isa} if options.isa else {})
         done = subprocess.run(
             command, capture_output=True, text=True, timeout=LIMIT_S, env=environment
@@ -69,7 +68,6 @@ def main() -> None:
     parser.add_argument("file", type=Path, help="a GGUF file that both programs read")
     parser.add_argument("--llama", type=Path, required=True, help="llama-diffusion-cli")
     parser.add_argument("--isa", help="Sfumato's level (SFUMATO_ISA); default: the best")
-    parser.add_argument("--turbo", action="store_true", help="Sfumato's steps leave out positions")
     parser.add_argument("--threads", type=int, default=2, help="of both (%(default)s)")
     parser.add_argument("--steps", type=int, default=8, help="of a run (%(default)s)")
     parser.add_argument("--rounds", type=int, default=3, help="(%(default)s)")
@@ -91,7 +89,7 @@ def main() -> None:
         f"| {medians['llama.cpp']:,.0f} | {medians['sfumato']:,.0f} | **{ratio:.2f}×** | "
         f"{min(rounds):.2f} to {max(rounds):.2f} |"
     )
-    result = {"benchmark": "step_vs_llama_cpp", "isa": options.isa, "turbo": options.turbo}
+    result = {"benchmark": "step_vs_llama_cpp", "isa": options.isa}
     print(json.dumps(result | {"steps": options.steps, "ms": times, "ratio": ratio}))
 
 

@@ -17,7 +17,6 @@ if TYPE_CHECKING:
     from sfumato.diffusion.constraints.hole import Hole
     from sfumato.diffusion.sampler_config import SamplerConfig
     from sfumato.diffusion.schedule import SoftTopK
-    from sfumato.diffusion.turbo import Turbo
     from sfumato.engine import Account, Engine, EngineConfig, Failed, Finished, Request
 
 __version__ = "0.1.0"
@@ -37,7 +36,6 @@ _HOMES = {
     "Hole": "sfumato.diffusion.constraints.hole",
     "SamplerConfig": "sfumato.diffusion.sampler_config",
     "SoftTopK": "sfumato.diffusion.schedule",
-    "Turbo": "sfumato.diffusion.turbo",
     "Engine": "sfumato.engine",
     "EngineConfig": "sfumato.engine",
     "Request": "sfumato.engine",
@@ -64,7 +62,6 @@ __all__ = [
     "Score",
     "Settled",
     "SoftTopK",
-    "Turbo",
     "YesNo",
     "load",
 ]

@@ -11,32 +11,48 @@ from dataclasses import fields, replace
 from functools import cached_property
 from os import PathLike
 from pathlib import Path
-from typing import Any, Literal, Never
+from typing import Any, Literal, Never, TypeVar, Unpack, overload
 
 import torch
 from torch import Tensor
 
-from sfumato.decision_calls import DecisionCalls
-from sfumato.decisions import ModelIdentity
+from sfumato.decisions import (
+    Calibration,
+    Decision,
+    DecisionUsage,
+    ModelIdentity,
+    Reading,
+    read_calibration,
+    schema_of,
+    state_text,
+)
+from sfumato.decisions.options import DecideOptions
 from sfumato.diffusion.canvas import Draft
 from sfumato.diffusion.checkpoint_defaults import checkpoint_defaults
 from sfumato.diffusion.checks import check_tensor
 from sfumato.diffusion.constraints.beside_grammar import check_beside_grammar
+from sfumato.diffusion.constraints.decide import decide
+from sfumato.diffusion.constraints.decision_plan import DecisionPlan, plan_decision
+from sfumato.diffusion.constraints.decision_progress import DecisionProgress
+from sfumato.diffusion.constraints.decision_settings import DecisionSettings
+from sfumato.diffusion.constraints.filled import Filled
 from sfumato.diffusion.constraints.grammar_cache import Source
 from sfumato.diffusion.constraints.grammar_source import schema_of_type, schema_source
+from sfumato.diffusion.constraints.hole import Part
+from sfumato.diffusion.constraints.questions import Question
+from sfumato.diffusion.constraints.template import ReadTemplate
 from sfumato.diffusion.device_trial import try_device
 from sfumato.diffusion.limits import Limits, ReplyPlan, plan_reply
 from sfumato.diffusion.loop import run
 from sfumato.diffusion.outcome import Stats
 from sfumato.diffusion.prediction import PredictedText
 from sfumato.diffusion.sampler_config import SamplerConfig, check_sampler
-from sfumato.fill_calls import FillCalls
+from sfumato.fills import EDIT_ROOM, Fills, edit_message
 from sfumato.grammars import ModelGrammars
 from sfumato.model.cache import KVCache
 from sfumato.model.families import Family, family_of, open_checkpoint
-from sfumato.model.fast_dtype import fits_float16
 from sfumato.model.layer_devices import Placement, make_placement
-from sfumato.model.loading import Progress, config_of, expected_shapes, load_network
+from sfumato.model.loading import Progress, config_of, expected_shapes, fits_float16, load_network
 from sfumato.model.model_config import ModelConfig
 from sfumato.model.network import Network
 from sfumato.model.other_layers import check_other_layers, faster_other_layers
@@ -46,18 +62,19 @@ from sfumato.ops.registry import has_twins
 from sfumato.options.limits import MOST_STEPS
 from sfumato.text.prompt import prompt_ids
 from sfumato.text.stops import Stop
-from sfumato.text_side import TextSide, end_ids, load_text
+from sfumato.text_side import TextSide, end_ids, load_text, read_template
 from sfumato.transcript import Done, Reply, Settled, Transcript, reply_events
 from sfumato.weights.checkpoint import Checkpoint
-from sfumato.weights.errors import CheckpointError
+from sfumato.weights.errors import CheckpointError, quoted
 from sfumato.weights.fingerprint import fingerprint
 
 EMBEDDED = Path(__file__).parent / "embedded"
 
 Messages = Sequence[Mapping[str, Any]]
+T = TypeVar("T")
 
 
-class Model(FillCalls, DecisionCalls):
+class Model:
     """A loaded checkpoint. One thread at a time."""
 
     def __init__(
@@ -73,9 +90,13 @@ class Model(FillCalls, DecisionCalls):
     ) -> None:
         """identity: None for weights that are of no file, which their path then stands for."""
         self.network, self.sampler_defaults, self.end_ids = network, sampler_defaults, end_ids
-        self.tokenizer, self.template = text.tokenizer, text.template
+        self.text, self.tokenizer, self.template = text, text.tokenizer, text.template
         self.path, self.load_s, self.family = path, load_s, family
         self.identity = identity or ModelIdentity(path.name, path.name, "", "", "")
+
+    @property
+    def config(self) -> ModelConfig:
+        return self.network.config
 
     def generate(
         self, prompt: str | None = None, *, messages: Messages | None = None, **options: Any
@@ -164,8 +185,7 @@ class Model(FillCalls, DecisionCalls):
     @cached_property
     def grammars(self) -> ModelGrammars:
         """Grammars over this model's vocabulary."""
-        text = TextSide(self.tokenizer, self.template)
-        return ModelGrammars(text, self.end_ids, self.family.reads.empty_thought)
+        return ModelGrammars(self.text, self.end_ids, self.family.reads.empty_thought)
 
     def prompt_ids(
         self,
@@ -181,6 +201,151 @@ class Model(FillCalls, DecisionCalls):
         if messages is None:
             messages = [{"role": "user", "content": prompt}]
         return prompt_ids(self.template, self.tokenizer, messages, thinking=thinking, tools=tools)
+
+    def fill(
+        self,
+        parts: Sequence[Part],
+        *,
+        messages: Messages | None = None,
+        seed: int = 0,
+        sampler: SamplerConfig | None = None,
+        cancelled: Callable[[], bool] = lambda: False,
+    ) -> Filled:
+        """The text with its holes filled: `model.fill(["I am ", Hole(6), "."])`.
+
+        parts: texts and holes. messages: a conversation that the text is the complete reply to;
+        None: the text stands by itself, and may be a part of a longer one. The given texts come
+        back unchanged. End tokens and markers never stand in a hole. What comes after the last
+        hole is cut where it does not fit the canvas, which a warning says. cancelled: called
+        before every step; True raises `sfumato.diffusion.constraints.fill.Cancelled`.
+        Raises ValueError, naming the argument, for what cannot be done.
+        """
+        for event in self.stream_fill(
+            parts, messages=messages, seed=seed, sampler=sampler, cancelled=cancelled
+        ):
+            if isinstance(event, Filled):
+                return event
+        raise AssertionError("a fill ends with Filled")
+
+    def stream_fill(
+        self,
+        parts: Sequence[Part],
+        *,
+        messages: Messages | None = None,
+        seed: int = 0,
+        sampler: SamplerConfig | None = None,
+        cancelled: Callable[[], bool] = lambda: False,
+    ) -> Iterator[Draft | Filled]:
+        """The same with a draft at every denoising step before the filled text. Where several
+        lengths are tried, the drafts are those of the longest; `Draft.canvas` counts rounds."""
+        check_sampler(sampler)
+        prompt = self.fills.prompt(messages)
+        plan = self.fills.plan(
+            prompt, parts, is_reply=messages is not None, seed=seed, sampler=sampler
+        )
+        return self.fills.stream(plan, cancelled)
+
+    def edit(
+        self, text: str, instruction: str, *, strength: float | None = None, **options: Any
+    ) -> Reply:
+        """The reply that has the text as the instruction changes it. Its canvases begin as the
+        text; strength: the share of their positions that begins as noise instead, by default 0.5.
+        options: those of `stream`; max_tokens is by default twice the text's tokens, and 64 more.
+        Raises ValueError, naming the argument."""
+        for name, value in (("text", text), ("instruction", instruction)):
+            if not isinstance(value, str) or not value.strip():
+                raise ValueError(f"{name}: must be text that is not empty, got {quoted(value)}")
+        if "max_tokens" not in options:
+            tokens = len(self.tokenizer.encode(text, special=False))
+            options["max_tokens"] = 2 * tokens + EDIT_ROOM
+        prediction = PredictedText(text) if strength is None else PredictedText(text, strength)
+        messages = [edit_message(text, instruction)]
+        return self.generate(messages=messages, prediction=prediction, **options)
+
+    @cached_property
+    def fills(self) -> Fills:
+        """What plans and reads fills, for the engine too."""
+        return Fills(self.network, self.text, self.family, self.sampler_defaults, self.end_ids)
+
+    @overload
+    def decide(
+        self, state: Any, questions: type[T], **options: Unpack[DecideOptions]
+    ) -> Decision[T]: ...
+
+    @overload
+    def decide(
+        self, state: Any, questions: Mapping[str, Any], **options: Unpack[DecideOptions]
+    ) -> Decision[dict[str, Any]]: ...
+
+    def decide(
+        self,
+        state: Any,
+        questions: Any,
+        *,
+        seed: int = 0,
+        samples: int | Literal["auto"] = 1,
+        orders: int = 1,
+        order: Literal["state", "schema"] = "state",
+        steps: int = 1,
+        joint: bool = False,
+        label_mass: bool = True,
+        calibration: Calibration | str | PathLike[str] | None = None,
+    ) -> Decision[Any]:
+        """Answers questions about a state with probabilities, without writing text.
+
+        state: a text, or a dict or list, which is read as JSON. questions: a mapping of names to
+        bool, Literal, an Enum, `YesNo`, `Choice` or `Score`, or a pydantic model whose fields are
+        such; a question without instructions is asked by its name. calibration: of `sfumato
+        calibrate`, or the path of its file. `DecisionSettings` says what the others mean.
+        Raises ValueError, naming the question or the argument, for what cannot be done, OSError for
+        a calibration that cannot be read.
+        """
+        schema, text = schema_of(questions), state_text(state)
+        settings = DecisionSettings(seed, samples, orders, steps, joint, order, label_mass)
+        plan = self.plan_decision(text, schema.questions, settings)
+        reading = Reading(samples, orders, order, steps, joint)
+        if isinstance(calibration, str | PathLike):
+            calibration = read_calibration(calibration)
+        if calibration is not None:  # what it does not hold for is refused before it is read
+            calibration.check(schema.questions, self.identity, reading)
+        progress = decide(self.network, plan)
+        answers = progress.answers()
+        if calibration is not None:
+            answers = calibration.apply(answers, schema.questions, self.identity, reading)
+        usage = DecisionUsage(len(plan.prefix) + plan.question_tokens, 0, progress.canvases)
+        return schema.decision(answers, usage)
+
+    @cached_property
+    def read_template(self) -> ReadTemplate:
+        """How this model reads questions. Raises ValueError where its tokenizer or chat template
+        cannot."""
+        return read_template(self.text, self.family.reads, self.config)
+
+    def plan_decision(
+        self,
+        state: str,
+        questions: Mapping[str, Question],
+        settings: DecisionSettings | None = None,
+        longest: int | None = None,
+    ) -> DecisionPlan:
+        """All checks of a decision, for `read_questions` and for the engine. longest: positions
+        that a state and a question can have; None: the model's context. Raises as
+        `sfumato.diffusion.constraints.decision_plan.plan_decision` does."""
+        most = self.config.context_length
+        room = most if longest is None else min(longest, most)
+        return plan_decision(
+            self.read_template, state, questions, settings or DecisionSettings(), room
+        )
+
+    def read_questions(
+        self,
+        state: str,
+        questions: Mapping[str, Question],
+        settings: DecisionSettings | None = None,
+    ) -> DecisionProgress:
+        """Reads questions about a state, without an engine: `answers()` of what it returns gives
+        the answers by id. Raises as `plan_decision` does."""
+        return decide(self.network, self.plan_decision(state, questions, settings))
 
     def new_cache(self, rows: int = 1, capacity: int = 4096) -> KVCache:
         """An empty cache: a slot of `capacity` positions for each row. Raises ValueError where
@@ -256,17 +421,17 @@ def load(
     """Loads a checkpoint, file or folder, safetensors or GGUF; None is the embedded model.
 
     device: "auto" or a torch device; dtype: "auto", "float32", "bfloat16" or "float16", or
-    torch's own, for activations, cache and unquantized weights; activations: what they become for
-    products with quantized weights, on a CPU "int8" or, more exact and slower, "bf16", on a GPU
-    "fp4" for NVFP4 if it multiplies that (Blackwell; none has run it yet); quantize: "q4_k", "q8_0"
-    or "fp8", what float matrices become while they are loaded (and what takes fewer bits badly, as
-    in a converted file, a larger format; "fp8" leaves that as it is); what the file has quantized
-    already stays as it is; cache_type: "bf16", "fp8" or "q8_0", as which keys and values are stored
-    (None: as the model's dtype says); experts_on_cpu: of how many of the first layers the experts
-    stay in the host's memory and compute there, for a small card; gpu_layers: how many of the last
-    layers are on the card, with keys and values, while the first ones are `other_layers` (None:
-    all); split: how many of these each of several cards has, the device and those numbered after
-    it; other_layers: what runs the others, "cpu", "stream" (copied to the card), "auto" (a trial).
+    torch's own, for activations, cache and unquantized weights; activations: what they become on a
+    CPU for products with quantized weights, "int8" or, more exact and slower, "bf16"; quantize:
+    "q4_k", "q8_0" or "fp8", what float matrices become while they are loaded (and what takes fewer
+    bits badly, as in a converted file, a larger format; "fp8" leaves that as it is); what the file
+    has quantized already stays as it is; cache_type: "bf16", "fp8" or "q8_0", as which keys and
+    values are stored (None: as the model's dtype says); experts_on_cpu: of how many of the first
+    layers the experts stay in the host's memory and compute there, for a small card; gpu_layers:
+    how many of the last layers are on the card, with keys and values, while the first ones are
+    `other_layers` (None: all); split: how many of these each of several cards has, the device and
+    those numbered after it; other_layers: what runs the others, "cpu", "stream" (copied to the
+    card), "auto" (a trial).
     Raises CheckpointError, ConfigError or ValueError, naming the file, field or argument.
     """
     start = time.perf_counter()

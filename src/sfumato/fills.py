@@ -28,6 +28,14 @@ from sfumato.text.user_turn import empty_thought_ids
 from sfumato.text_side import TextSide
 from sfumato.weights.errors import quoted
 
+EDIT_ROOM = 64  # tokens that an edited text may have beyond twice those that it had
+
+
+def edit_message(text: str, instruction: str) -> dict[str, str]:
+    """The user's message that asks for a text to be changed."""
+    content = f"{instruction}\n\nAnswer with the complete changed text and nothing else.\n\n{text}"
+    return {"role": "user", "content": content}
+
 
 class Fills:
     """Plans fills, runs them, and reads what they gave."""

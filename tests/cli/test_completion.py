@@ -25,7 +25,7 @@ def test_bash_completes_what_it_has_sourced(cli: Any, tmp_path: Path) -> None:
         ("se",): "serve",
         ("serve", "--por"): "--port",
         ("serve", "--no-"): "",  # what turns flags off is not listed
-        ("run", "--activations", ""): "int8 bf16 fp4",
+        ("run", "--activations", ""): "int8 bf16",
         ("completion", ""): "bash zsh fish",
         ("inspect", f"{tmp_path}/mod"): f"{tmp_path}/model.gguf",
         ("serve", "-m", f"{tmp_path}/mod"): f"{tmp_path}/model.gguf",

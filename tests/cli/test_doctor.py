@@ -206,7 +206,7 @@ def test_fits() -> None:
 
 
 def test_the_least_is_the_slower_of_arithmetic_and_reading() -> None:
-    assert estimate.least_seconds(PLAIN, 16.8e9) == pytest.approx(estimate.STEP_FLOP / 3e12)
+    assert estimate.least_seconds(PLAIN, 16.8e9) == pytest.approx(estimate.work().flop / 3e12)
     slow = PLAIN | {"read_bytes": 1e9}
     assert estimate.least_seconds(slow, 16.8e9) == pytest.approx(16.8)
 
@@ -215,17 +215,28 @@ def test_the_least_is_the_slower_of_arithmetic_and_reading() -> None:
 def test_without_compiled_operations_all_is_dequantized(device: str, rate: float) -> None:
     """And the arithmetic is in the dtype that quantized models compute in there."""
     step = estimate.step_seconds(PLAIN, device, "Q4_K_M", 16.8e9)
-    dequantizing = estimate.STEP_WEIGHTS / 2e9
-    assert step == pytest.approx(dequantizing + estimate.STEP_FLOP / rate)
+    dequantizing = estimate.work().weights / 2e9
+    assert step == pytest.approx(dequantizing + estimate.work().flop / rate)
     plain = estimate.step_seconds(PLAIN, device, "BF16", 50.5e9)
-    assert plain == pytest.approx(estimate.STEP_FLOP / 3e12)
+    assert plain == pytest.approx(estimate.work().flop / 3e12)
+
+
+def test_the_work_is_that_of_the_published_sizes() -> None:
+    """In multiply-adds for each of 256 positions: 8 of 128 experts in 30 layers, two products of
+    the tied embedding."""
+    work = estimate.work()
+    assert (work.dense + work.experts) / 512 == pytest.approx(3.1e9, rel=0.02)
+    assert work.experts / 512 == pytest.approx(30 * 8 * 3 * 2816 * 704)
+    assert work.head / 512 == work.embedding == 262_144 * 2816
+    assert work.weights == pytest.approx(25.25e9 + 2 * work.embedding, rel=1e-3)
 
 
 def test_compiled_operations_dequantize_only_for_the_soft_embedding() -> None:
     """Experts have few positions each, and so a rate of their own."""
     step = estimate.step_seconds(SPEED, "cpu", "Q4_K_M", 16.8e9)
-    layers = (estimate.LAYERS_FLOP - estimate.EXPERTS_FLOP) / 8e12 + estimate.EXPERTS_FLOP / 4e12
-    head = estimate.HEAD_FLOP / 8e12 + estimate.HEAD_FLOP / 1e12 + estimate.EMBEDDING / 2e9
+    work = estimate.work()
+    layers = work.dense / 8e12 + work.experts / 4e12
+    head = work.head / 8e12 + work.head / 1e12 + work.embedding / 2e9
     assert step == pytest.approx(estimate.LAYER_EXTRA * layers + head, rel=1e-3)
     slow = estimate.step_seconds(SPEED | {"read_bytes": 1e9}, "cpu", "Q4_K_M", 16.8e9)
     assert slow == pytest.approx(step + 16.8, rel=1e-3)

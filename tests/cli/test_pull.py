@@ -57,7 +57,7 @@ def test_a_name_becomes_a_path_that_is_found_again_without_the_hub(
     assert cli("pull", f"{REPO}:q4_k_m").out.strip() == str(path)  # "hf:" may be left out
     monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", True)
     args = SimpleNamespace(model=f"hf:{REPO}:Q4_K_M", name=None)
-    hub.resolve(args)  # type: ignore[arg-type]
+    pull.resolve(args)  # type: ignore[arg-type]
     assert (args.model, args.name) == (str(path), Q4)
     again = cli("pull", f"hf:{REPO}:Q4_K_M")
     assert (again.code, again.out.strip()) == (0, str(path))
@@ -260,7 +260,7 @@ def test_the_safetensors_that_a_folder_would_be_read_by() -> None:
 
 def test_a_servers_name_of_its_model_is_left_alone() -> None:
     args = SimpleNamespace(model="hf:a/b", url="http://127.0.0.1:1/v1")
-    hub.resolve(args)  # type: ignore[arg-type]
+    pull.resolve(args)  # type: ignore[arg-type]
     assert args.model == "hf:a/b"
 
 

@@ -22,7 +22,6 @@ from sfumato.diffusion.sampler_config import REFERENCE, SamplerConfig
 from sfumato.diffusion.schedule import LinearTemperature
 from sfumato.diffusion.step import denoise_step
 from sfumato.diffusion.stopping import Never, StableAndConfident
-from sfumato.diffusion.turbo import Turbo
 from sfumato.model.cache import Slot
 from sfumato.model.network import Network
 
@@ -48,8 +47,8 @@ ROWS: list[tuple[int, dict[str, Any]]] = [  # prompt length, choices
     (2, {"sampler": Threshold(0.7), "schedule": LinearTemperature(0.1, 0.3), "max_steps": 6}),
     (12, {"self_conditioning": False, "canvas_length": 1}),
     (8, {"stopping": Never(), "max_steps": 3}),
-    (14, {"turbo": Turbo(1, 2, 5.0, 0), "stopping": Never(), "canvas_length": 7}),
-    (21, {"turbo": Turbo(2, 1, 5.0, 1), "processors": (MinTokens(3, (4,)),)}),
+    (14, {"stopping": Never(), "canvas_length": 7}),
+    (21, {"processors": (MinTokens(3, (4,)),)}),
 ]
 
 

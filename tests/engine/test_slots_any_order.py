@@ -17,8 +17,7 @@ from tests.support.id_slots import (
     stored,
 )
 
-from sfumato.engine.lease import Lease
-from sfumato.engine.slots import SlotPool
+from sfumato.engine.slots import Lease, SlotPool
 
 
 def longest(slots: SlotPool, prompt: Sequence[int]) -> int:

@@ -51,13 +51,12 @@ def values_of(checkpoint: Checkpoint, name: str) -> Tensor:
 
 
 def serving(monkeypatch: pytest.MonkeyPatch, *operations: str) -> None:
-    failed = (ALL | FP4) - set(operations)
+    failed = ALL - set(operations)
     monkeypatch.setattr(self_test, "_failed", {CPU: dict.fromkeys(failed, "wrong")})
     monkeypatch.setattr(self_test, "_passed", {CPU: frozenset(operations)})
 
 
 ALL = {f"{operation} {kind}" for operation in ("linear", "experts") for kind in ("FP8", "INT8")}
-FP4 = {"linear FP4", "experts FP4"}
 
 
 @interpreted
@@ -82,7 +81,7 @@ def test_codes_stay_codes(
         assert isinstance(weight, ScaledTensor) == (at in narrow), at
         if at not in narrow:
             continue
-        assert weight.kind == kind and info.nbytes == scaled_bytes(kind, weight.shape)
+        assert weight.kind == kind and info.nbytes == scaled_bytes(weight.shape)
         values = values_of(checkpoint, at)
         assert torch.equal(weight.dequantize().view(values.shape), values), at
 
@@ -138,51 +137,11 @@ def test_nvfp4_gets_planes_of_its_own(
     close(ours, logits(load_network(checkpoint, CPU, torch.float32)), 0.2)  # Q8_0 rounds
 
 
-@pytest.fixture
-def a_gpu_that_multiplies_fp4(monkeypatch: pytest.MonkeyPatch) -> None:
-    for module in ("tiles", "scaled"):
-        monkeypatch.setattr(f"sfumato.ops.triton.{module}.architecture", lambda device: "sm_120")
-
-
 @interpreted
-@pytest.mark.usefixtures("a_gpu_that_multiplies_fp4")
-@pytest.mark.parametrize("name", NVFP4)
-def test_nvfp4_stays_codes_where_activations_are_fp4_too(
-    tmp_path: Path, name: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """With the file's numbers; where an operation's kernels failed, planes serve it."""
-    checkpoint = opened_nvfp4(tmp_path, name)
-    serving(monkeypatch, "linear FP4", "experts FP4", "linear NVFP4")
-    with registry.seen_as("cpu", "cuda"):
-        held = as_codes(checkpoint, lambda _: CPU, "fp4")
-        network = load_network(checkpoint, CPU, torch.float32, activations="fp4")
-        infos = held.tensors.items()
-        foretold = {at: loaded_bytes(at, info, CPU, torch.float32) for at, info in infos}
-    narrow = {at for at, info in held.tensors.items() if info.format == "FP4"}
-    assert narrow == {at for at in WIDE_STATE if LAYOUTS[name].narrows.fullmatch(at)}
-    assert as_all_codes(checkpoint, "fp4").tensors == held.tensors
-    for at in narrow:
-        assert foretold[at] == held.tensors[at].nbytes
-        check_numbers(checkpoint, name, network, ScaledTensor, at)
-    with registry.seen_as("cpu", "cuda"), counted_launches() as launches:
-        ours = logits(network)
-    assert launches["experts_gate_up_fp4"] == launches["experts_down_fp4"] == 2 * len(WIDE.layers)
-    with registry.reference_only():
-        close(ours, logits(network), CACHED)
-    serving(monkeypatch, "experts FP4", "linear NVFP4")
-    with registry.seen_as("cpu", "cuda"):
-        mixed = as_codes(checkpoint, lambda _: CPU, "fp4").tensors
-    assert mixed["layers.0.experts.down_proj"].format == "FP4"
-    if name == "nvfp4":  # the other has narrow experts alone
-        assert mixed["layers.0.self_attn.q_proj.weight"].format == "NVFP4"
-
-
-@interpreted
-@pytest.mark.usefixtures("a_gpu_that_multiplies_fp4")
 def test_what_takes_the_place_of_failed_kernels_is_tested_too(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Before anything is loaded: planes in place of FP4, and blocks in place of planes."""
+    """Before weights fill the memory: blocks in place of NVFP4 as it is."""
     checkpoint, tested = opened_nvfp4(tmp_path, "nvfp4"), list[set[str]]()
 
     def fails(device: torch.device, hidden: int, formats: frozenset[str]) -> None:
@@ -190,34 +149,18 @@ def test_what_takes_the_place_of_failed_kernels_is_tested_too(
         names = (f"{operation} {each}" for operation in ("linear", "experts") for each in formats)
         monkeypatch.setattr(self_test, "_failed", {CPU: dict.fromkeys(names, "wrong")})
 
+    def moves(device: torch.device) -> None:
+        raise InterruptedError
+
     monkeypatch.setattr(self_test, "_failed", {})
     monkeypatch.setattr(self_test, "_passed", {CPU: frozenset()})
     monkeypatch.setattr(gpu, "is_gpu", lambda device: True)
     monkeypatch.setattr(ops, "prepare", fails)
-    with registry.seen_as("cpu", "cuda"), pytest.raises(ValueError, match="its kernels do not"):
-        load_network(checkpoint, CPU, torch.float32, activations="fp4")
-    assert ["FP4" in each for each in tested] == [True] * 3
-    assert ["NVFP4" in each for each in tested] == [False, True, True]
-    assert ["Q8_0" in each for each in tested] == [False, False, True]
-
-
-@interpreted
-def test_why_activations_cannot_be_fp4(
-    tmp_path: Path, request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Said before anything is read: of the weights, of the GPU, of its kernels."""
-
-    def why(checkpoint: Checkpoint) -> str:
-        with registry.seen_as("cpu", "cuda"), pytest.raises(ValueError, match="'fp4'") as caught:
-            load_network(checkpoint, CPU, torch.float32, activations="fp4")
-        return str(caught.value)
-
-    serving(monkeypatch, "linear NVFP4", "experts NVFP4")
-    assert "has no matrices of NVFP4. Leave it out" in why(opened(tmp_path / "fp8", "fp8"))
-    checkpoint = opened_nvfp4(tmp_path / "nvfp4", "nvfp4")
-    assert "cpu: has no matrix units for FP4, as NVIDIA's Blackwell has" in why(checkpoint)
-    request.getfixturevalue("a_gpu_that_multiplies_fp4")
-    assert "its kernels do not serve cpu; `sfumato doctor --verbose`" in why(checkpoint)
+    monkeypatch.setattr("sfumato.model.loading.Mover", moves)
+    with registry.seen_as("cpu", "cuda"), pytest.raises(InterruptedError):
+        load_network(checkpoint, CPU, torch.float32)
+    assert ["NVFP4" in each for each in tested] == [True, True]
+    assert ["Q8_0" in each for each in tested] == [False, True]
 
 
 @interpreted

@@ -13,10 +13,10 @@ import torch
 
 import sfumato
 from sfumato.api import EMBEDDED
-from sfumato.model import fast_dtype, placement
+from sfumato.model import fast_dtype, loading, placement
 from sfumato.model.families import open_checkpoint
-from sfumato.model.fast_dtype import faster_dtype, fits_float16
-from sfumato.model.loading import load_network
+from sfumato.model.fast_dtype import faster_dtype
+from sfumato.model.loading import fits_float16, load_network
 from sfumato.model.placement import pick_dtype
 
 CPU = torch.device("cpu")
@@ -86,7 +86,7 @@ def test_float16_is_kept_only_where_it_holds_the_numbers(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     network = load_network(open_checkpoint(EMBEDDED), CPU, torch.float16)
-    monkeypatch.setattr(fast_dtype, "HEADROOM", 1)
+    monkeypatch.setattr(loading, "FLOAT16_HEADROOM", 1)
     assert fits_float16(network) and not caplog.records
     network.transformer.layers[0].layer_scalar.data.fill_(6e4)
     assert not fits_float16(network)

@@ -13,8 +13,7 @@ from typing import Any, cast
 import torch
 from tests.support.gguf_files import gguf_config
 
-from sfumato.engine.lease import CacheKey, Lease, Media
-from sfumato.engine.slots import SlotPool
+from sfumato.engine.slots import CacheKey, Lease, Media, SlotPool
 from sfumato.model.cache import KVPool, Slot, slot_bytes
 from sfumato.model.network import Network
 

@@ -1,17 +1,14 @@
-"""Are the kernels that are compiled ahead of time those that the 26B-A4B launches on a GPU?
-
-    python -m tests.support.launch_keys sm_90
+"""Are the kernels that are compiled ahead of time those that the 26B-A4B launches on an H200?
 
 A program, since it needs kernels that are not interpreted: it runs the steps of a warm-up with two
 layers of the real sizes on a CPU, notes what each launch would compile, runs nothing, and prints as
-JSON which of it `ahead_of_time` does not compile. For another architecture, products of FP4 alone.
+JSON which of it `ahead_of_time` does not compile.
 """
 
 from __future__ import annotations
 
 import json
 import math
-import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import asdict, replace
@@ -35,7 +32,7 @@ from sfumato.model.network import Network
 from sfumato.model.question_pool import QuestionPool
 from sfumato.model.transformer import Transformer
 from sfumato.ops import narrow_cache, registry
-from sfumato.ops.triton import ahead_of_time, self_test, targets, twins
+from sfumato.ops.triton import ahead_of_time, self_test, twins
 from sfumato.ops.triton.kernel import Kernel, all_kernels, in_place_of_launches
 from sfumato.ops.triton.linear import LINEAR
 from sfumato.ops.triton.noted import Noted, note
@@ -43,11 +40,9 @@ from sfumato.ops.triton.planes import PlaneTensor, plane_bytes
 from sfumato.ops.triton.targets import TARGETS
 from sfumato.ops.triton.tiles import candidates
 from sfumato.weights.blocks import BLOCK_FORMATS
-from sfumato.weights.scaled import CODES, ScaledTensor, code_bytes
+from sfumato.weights.scaled import CODES, ScaledTensor
 
-NAME = sys.argv[1]  # whose tiles a CPU has here
-targets.INTERPRETED = NAME
-WITH_ALL = NAME == "sm_90"  # else products of FP4 alone
+NAME = "sm_90"  # whose tiles a CPU has
 TARGET = GPUTarget(TARGETS[NAME].backend, TARGETS[NAME].number, TARGETS[NAME].warp)
 CPU = torch.device("cpu")
 
@@ -140,26 +135,21 @@ def multiply_planes() -> None:
     ops.vocabulary_mass(hidden, inputs[1], torch.zeros(256, 1, dtype=torch.int64), 30.0, 0, None)
 
 
-def multiply_codes(*kinds: str) -> None:
-    """As `multiply_planes`, of weights of codes, in all shapes."""
+def multiply_codes() -> None:
+    """As `multiply_planes`, of weights of 8-bit codes, in all shapes."""
     for tokens in (256, 4096):
-        for kind in kinds:
+        for dtype in CODES.values():
             for sizes in LINEAR.shapes.values():
                 x = torch.ones(tokens, sizes["INPUTS"], dtype=torch.bfloat16)
-                ops.linear(x, scaled(kind, sizes["OUTPUTS"], sizes["INPUTS"]))
+                ops.linear(x, scaled(dtype, sizes["OUTPUTS"], sizes["INPUTS"]))
             x, chosen = torch.ones(tokens, 2816).bfloat16(), torch.zeros(tokens, 8).long()
-            weights = scaled(kind, 128, 1408, 2816), scaled(kind, 128, 2816, 704)
+            weights = scaled(dtype, 128, 1408, 2816), scaled(dtype, 128, 2816, 704)
             ops.experts(x, chosen, chosen.float(), *weights)
 
 
-def scaled(kind: str, *shape: int) -> ScaledTensor:
+def scaled(dtype: torch.dtype, *shape: int) -> ScaledTensor:
     """Memory that nothing touches."""
-    *rows, columns = shape
-    codes = torch.empty(*rows, code_bytes(kind, columns), dtype=CODES[kind])
-    groups = None
-    if kind == "FP4":
-        groups = torch.empty(*rows, columns // 16, dtype=torch.float8_e4m3fn)
-    return ScaledTensor(codes, torch.empty(rows), groups)
+    return ScaledTensor(torch.empty(shape, dtype=dtype), torch.empty(shape[:-1]))
 
 
 def over_narrow_caches(network: Network) -> None:
@@ -180,28 +170,23 @@ def over_narrow_caches(network: Network) -> None:
             ops.read_attention(q, k, v, prefixes, ops.Questions(*own, 256))
 
 
-def launch_all() -> None:
-    """What a warm-up and forwards of narrow weights and caches launch."""
-    network = two_layers()
-    slots = network.new_slots(3, 4096 + 512)  # full layers read it in two pieces
-    multiply_planes()
-    multiply_codes("FP8", "INT8")
-    over_narrow_caches(network)
-    denoiser = Denoiser(network, len(slots), Replayed())
-    assert denoiser.device_steps
-    questions = QuestionPool(network.config, 512, 256, torch.bfloat16, CPU)
-    forwards = ReadForwards(network, denoiser.device_steps.graphs, questions)
-    warm_up(denoiser, slots, replace(REFERENCE, canvas_length=256), forwards)
-
-
 def main() -> None:
     driver.set_active(Driver())
     known, launched = ahead(), set[Key]()
-    formats = (*FORMATS, "FP8", "INT8", *CACHES) if WITH_ALL else ("FP4",)
+    network = two_layers()
+    slots = network.new_slots(3, 4096 + 512)  # full layers read it in two pieces
+    formats = *FORMATS, *CODES, *CACHES
     self_test.serve_only(CPU, frozenset(twins(formats)))
     # The read at the end of the warm-up takes numbers that no kernel has computed.
     with registry.seen_as("cpu", "cuda"), noted_launches(launched), suppress(ArithmeticError):
-        launch_all() if WITH_ALL else multiply_codes("FP4")
+        multiply_planes()
+        multiply_codes()
+        over_narrow_caches(network)
+        denoiser = Denoiser(network, len(slots), Replayed())
+        assert denoiser.device_steps
+        questions = QuestionPool(network.config, 512, 256, torch.bfloat16, CPU)
+        forwards = ReadForwards(network, denoiser.device_steps.graphs, questions)
+        warm_up(denoiser, slots, replace(REFERENCE, canvas_length=256), forwards)
     names = {name for name, *_ in launched}
     missing = sorted({name for name, *rest in launched if (name, *rest) not in known})
     tests = self_test.launches(CPU, twins(formats))

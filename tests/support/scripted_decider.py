@@ -11,9 +11,9 @@ from typing import Any
 
 from sfumato.decisions import DecisionUsage, ModelIdentity
 from sfumato.diffusion.constraints.answers import Answer, answer_class
-from sfumato.engine.decision import Decided, DecisionRequest
+from sfumato.engine.decision import DecisionRequest
 from sfumato.engine.errors import RequestFailed
-from sfumato.engine.events import Failed
+from sfumato.engine.events import Decided, Failed
 
 MODEL = SimpleNamespace(
     path=Path("scripted.gguf"),

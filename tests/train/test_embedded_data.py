@@ -6,6 +6,7 @@ from itertools import islice
 import numpy as np
 import torch
 
+from sfumato.embedded_questions import first_asked
 from sfumato.train import sudoku
 from sfumato.train.embedded_data import (
     Evaluation,
@@ -18,7 +19,6 @@ from sfumato.train.embedded_data import (
     fixed_prompts,
     sample,
 )
-from sfumato.train.questions import first_asked
 from sfumato.train.vocabulary import END_OF_TURN, EOS, PAD, TOKENS, UNK, encode_chat, encode_text
 
 CANVAS = 32

@@ -4,8 +4,9 @@ from collections import Counter
 
 import numpy as np
 
+from sfumato.embedded_questions import all_questions
 from sfumato.train import sudoku
-from sfumato.train.questions import about_nothing, all_questions, wording
+from sfumato.train.questions import about_nothing, wording
 from sfumato.train.vocabulary import CHARACTERS
 
 

@@ -9,8 +9,8 @@ import numpy as np
 import pytest
 import tokenizers
 
+from sfumato.embedded_questions import all_questions
 from sfumato.train.embedded_data import evaluation_sets, sample
-from sfumato.train.questions import all_questions
 from sfumato.train.vocabulary import (
     BOS,
     CHARACTERS,

@@ -4,55 +4,26 @@ from __future__ import annotations
 
 import pytest
 import torch
-from compressed_tensors.compressors.nvfp4 import unpack_fp4_from_uint8
-from compressed_tensors.quantization.utils.fp4_utils import cast_to_fp4
 
-from sfumato.weights import fp4, scaled
+from sfumato.weights import scaled
 from sfumato.weights.scaled import MOST, ScaledTensor, round_rows, scaled_bytes
 
-KINDS = ("FP8", "INT8", "FP4")
+KINDS = ("FP8", "INT8")
 
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_rounding_is_to_the_nearest_code(kind: scaled.Kind) -> None:
     """e4m3 keeps 4 bits of a number: half a unit of the last is 1/16 of it; 127 codes of integers
-    are half a step of the largest apart. Half of the widest step of e2m1 is a sixth of the largest
-    number of a group, and that number's scale is off by 1/16; a scale below 2⁻⁶ by 2⁻¹⁰."""
+    are half a step of the largest apart."""
     x = torch.randn(7, 96) * torch.logspace(-9, 9, 7)[:, None]
     held = round_rows(x, kind)
     error = (held.dequantize(torch.float64) - x.double()).abs()
     top = x.abs().amax(1, keepdim=True).double()
-    groups = x.double().abs().view(7, 6, 16).amax(2, keepdim=True).expand(7, 6, 16).reshape(7, 96)
-    bound = {
-        "FP8": x.double().abs() / 16 + top * 2**-10 / 448,
-        "INT8": top / 254,
-        "FP4": groups / 6 * (17 / 16) + top * 2**-10 / 448 * 6,
-    }[kind]
+    bound = x.double().abs() / 16 + top * 2**-10 / 448 if kind == "FP8" else top / 254
     assert bool((error <= bound * 1.00001).all())
     assert held.kind == kind and held.shape == (7, 96)
-    largest = (held.dequantize() / held.scales[:, None]).abs().amax(1)
-    torch.testing.assert_close(largest, torch.full((7,), MOST[kind]))
-    assert held.nbytes == scaled_bytes(kind, (7, 96)) == 7 * (58 if kind == "FP4" else 100)
-
-
-def test_fp4_is_rounded_as_its_publishers_round() -> None:
-    """Every edge between two codes, and what lies beside and beyond; two columns to a byte."""
-    edges = torch.tensor([0.25, 0.75, 1.25, 1.75, 2.5, 3.5, 5.0, 6.0, 0.0])
-    sizes = torch.cat((edges, edges.nextafter(edges + 1), edges.nextafter(edges - 1), 1.1 * edges))
-    numbers = torch.cat((sizes, -sizes)).clamp(-6, 6).repeat_interleave(14).view(-1, 14)
-    numbers = torch.nn.functional.pad(numbers, (2, 0), value=6.0)  # so that all scales are 1
-    codes, groups = fp4.to_codes(numbers)
-    assert torch.equal(groups.float(), torch.ones(len(numbers), 1))
-    expected = cast_to_fp4(numbers.clone())
-    assert torch.equal(fp4.values(codes, groups.float()), expected)
-    assert torch.equal(unpack_fp4_from_uint8(codes, *numbers.shape, torch.float32), expected)
-
-
-def test_a_group_that_is_small_beside_its_row_becomes_zeros() -> None:
-    x = torch.full((1, 32), 1e-7)
-    x[0, 3] = 1.0
-    held = round_rows(x, "FP4")
-    assert not held.dequantize()[0, 16:].any() and held.dequantize()[0, 3] == 1
+    assert torch.equal(held.codes.float().abs().amax(1), torch.full((7,), MOST[kind]))
+    assert held.nbytes == scaled_bytes((7, 96)) == 7 * 100
 
 
 @pytest.mark.parametrize("kind", KINDS)

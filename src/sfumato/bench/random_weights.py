@@ -212,7 +212,7 @@ def _middle(name: str, size: int) -> float:
 
 def _bytes(format: str, shape: tuple[int, ...]) -> int:
     if format in CODED:
-        return scaled_bytes(format, shape)
+        return scaled_bytes(shape)
     count = math.prod(shape)
     if format in FLOAT_FORMATS:
         return count * FLOAT_FORMATS[format].itemsize

@@ -69,7 +69,7 @@ def _run(argv: Sequence[str] | None) -> int:
     if getattr(args, "verbose", False):
         logging.basicConfig(level=logging.INFO, format="sfumato: %(message)s", stream=sys.stderr)
     if any(isinstance(value, str) and value.startswith("hf:") for value in vars(args).values()):
-        importlib.import_module("sfumato.cli.hub").resolve(args)
+        importlib.import_module("sfumato.cli.pull").resolve(args)
     _resolve_embedded(args)
     with loading():
         module = importlib.import_module(f"sfumato.cli.{args.module}")

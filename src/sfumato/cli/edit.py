@@ -15,7 +15,7 @@ from sfumato.cli.glyphs import speaks_unicode
 from sfumato.cli.view.fill_display import FillDisplay
 from sfumato.diffusion.prediction import PredictedText
 from sfumato.engine import Request
-from sfumato.fill_calls import EDIT_ROOM, edit_message
+from sfumato.fills import EDIT_ROOM, edit_message
 
 _FENCE = "```"
 

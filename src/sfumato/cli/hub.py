@@ -6,7 +6,6 @@ and no memory (`pull.py`). The hub's library is an optional extra, imported only
 
 from __future__ import annotations
 
-import argparse
 import importlib
 import re
 import sys
@@ -81,29 +80,6 @@ def library() -> Any:
             f"{sys.executable} -m pip install huggingface_hub"
         ) from None
     return module
-
-
-def resolve(args: argparse.Namespace) -> None:
-    """Replaces every `hf:` name among the options by a path, and downloads what is not in the
-    local cache. Raises ValueError or OSError where a download fails or would not fit."""
-    if getattr(args, "url", None):  # there -m is the server's name of a model
-        return
-    if getattr(args, "random_weights", None):  # SFUMATO_MODEL is for other runs
-        return
-    for name in ("model", "path", "source"):
-        given = getattr(args, name, None)
-        if isinstance(given, str) and given.startswith(PREFIX):
-            from sfumato.cli import pull
-
-            reference = parse(given)
-            quantize, device = getattr(args, "quantize", None), getattr(args, "device", "auto")
-            path = local(reference) or pull.fetch(reference, quantize, device)
-            setattr(args, name, str(path))
-            args.asked_for = given  # for messages: the path of a snapshot is only a hash
-            if (
-                getattr(args, "name", "") is None
-            ):  # for clients: the folder of a snapshot is only a hash
-                args.name = path.name if path.is_file() else reference.repo.split("/")[1]
 
 
 def local(reference: Reference) -> Path | None:

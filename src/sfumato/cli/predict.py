@@ -25,13 +25,6 @@ def main(args: argparse.Namespace) -> int:
 
     limits = limits_named(args.predict)
     config, stored, codes = _subject(args)
-    if args.activations == "fp4" and "FP4" not in codes.values():
-        raise ValueError("activations: 'fp4' goes with matrices of NVFP4, and there are none")
-    if "FP4" in codes.values() and limits.fp4_flops <= limits.bf16_flops:
-        raise ValueError(
-            f"predict: {limits.name} has no matrix units for FP4, and unpacks NVFP4; take --format "
-            "nvfp4, and leave --activations fp4 out"
-        )
     shapes = [
         StepShape(rows, config.canvas_length, prefix)
         for rows in args.concurrency or (1,)
@@ -60,7 +53,7 @@ def main(args: argparse.Namespace) -> int:
 
 def _subject(args: argparse.Namespace) -> tuple[ModelConfig, dict[str, int], dict[str, Products]]:
     """The network, the bytes of its tensors as a GPU holds them, and what multiplies those that are
-    codes: of random weights or of a checkpoint's headers."""
+    8-bit codes: of random weights or of a checkpoint's headers."""
     from sfumato.bench.random_weights import random_checkpoint
     from sfumato.bench.step_model.step_cost import codes_of
     from sfumato.model.codes_on_load import as_all_codes
@@ -73,7 +66,7 @@ def _subject(args: argparse.Namespace) -> tuple[ModelConfig, dict[str, int], dic
     if args.random_weights:
         checkpoint = random_checkpoint(args.random_weights, args.format or "bf16", args.layers)
     elif args.model:
-        checkpoint = as_all_codes(open_checkpoint(args.model), args.activations or "int8")
+        checkpoint = as_all_codes(open_checkpoint(args.model))
     else:
         raise ValueError("--predict: of what: give --random-weights 26b-a4b, or -m with a file")
     held = {

@@ -120,6 +120,27 @@ def unread_scheme(listing: Listing, reference: Reference) -> list[str]:
     return []
 
 
+def resolve(args: argparse.Namespace) -> None:
+    """Replaces every `hf:` name among the options by a path, and downloads what is not in the
+    local cache. Raises ValueError or OSError where a download fails or would not fit."""
+    if getattr(args, "url", None):  # there -m is the server's name of a model
+        return
+    if getattr(args, "random_weights", None):  # SFUMATO_MODEL is for other runs
+        return
+    for name in ("model", "path", "source"):
+        given = getattr(args, name, None)
+        if isinstance(given, str) and given.startswith(hub.PREFIX):
+            reference = hub.parse(given)
+            quantize, device = getattr(args, "quantize", None), getattr(args, "device", "auto")
+            path = hub.local(reference) or fetch(reference, quantize, device)
+            setattr(args, name, str(path))
+            args.asked_for = given  # for messages: the path of a snapshot is only a hash
+            if (
+                getattr(args, "name", "") is None
+            ):  # for clients: the folder of a snapshot is only a hash
+                args.name = path.name if path.is_file() else reference.repo.split("/")[1]
+
+
 @dataclass(frozen=True)
 class Room:
     """Disk and memory that a model needs, and that are free. Bytes."""

@@ -25,7 +25,6 @@ if TYPE_CHECKING:
     from sfumato.diffusion.sequence import CanvasPlan
     from sfumato.diffusion.step.batch import StepBatch
     from sfumato.diffusion.step.denoiser import Denoiser
-    from sfumato.diffusion.step.recompute import Kept
     from sfumato.model.network import Network
 
 Convergence = Literal["converged", "step_cap"]
@@ -117,8 +116,6 @@ class Canvas:
         self.history_rows = min(depth, config.max_steps)
         self.place: tuple[StepBatch, int] | None = None  # where the state is; None before a step
         self.denoiser: Denoiser | None = None  # of `denoise_step`
-        self.kept: Kept | None = None  # of steps that compute a part of the canvas
-        self._is_guided = False
         self._start: RowStart | None = None
         self._soft_top_k: list[int] = []
 
@@ -191,7 +188,6 @@ class Canvas:
     def guide(self, guidance: Guidance) -> None:
         """Sets what a constraint asks of the step to come; its pins replace all others."""
         self.guidance, self._pinned = guidance, self._pins(guidance.pins)
-        self._is_guided = True
         self.has_new_pins = True
 
     def _pins(self, pinned: Mapping[int, int]) -> Tensor:
@@ -201,12 +197,6 @@ class Canvas:
                 raise ValueError(f"pinned: position {position}, token {token} is out of range")
             pins[position] = token
         return torch.tensor(pins)
-
-    @property
-    def is_turbo(self) -> bool:
-        """Whether steps may leave out what has settled: never again where a constraint has asked
-        for something, since that moves settled positions."""
-        return self.config.turbo is not None and self.guidance is None and not self._is_guided
 
     # What a step needs of the row alone.
 

@@ -92,7 +92,6 @@ def _causal(config: SamplerConfig) -> SamplerConfig:
         schedule=LinearTemperature(1.0, 1.0),
         soft_skip=None,
         soft_top_k=None,
-        turbo=None,
     )
 
 
@@ -117,11 +116,6 @@ def resolve(network: Network, config: SamplerConfig, limits: Limits) -> SamplerC
             "trained for; use that or less"
         )
     check_steps(config)
-    if config.turbo is not None and network.device.type != "cpu":
-        raise ValueError(
-            f"turbo: steps are computed in part on a CPU only, and this model is on "
-            f"{network.device}; leave it out"
-        )
     vocab_size = network.config.vocab_size
     if config.named_tokens and max(config.named_tokens) >= vocab_size:
         raise ValueError(

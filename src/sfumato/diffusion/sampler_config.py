@@ -10,8 +10,6 @@ from sfumato.diffusion.processors import LogitProcessor, banned_by
 from sfumato.diffusion.sampler import SAMPLERS, EntropyBound, Sampler
 from sfumato.diffusion.schedule import LinearTemperature, Schedule, SoftTopK
 from sfumato.diffusion.stopping import Never, StableAndConfident, Stopping
-from sfumato.diffusion.turbo import Turbo
-from sfumato.ops.online_softmax import TOP
 from sfumato.options import MODES, bounds, default
 from sfumato.options.limits import MAX_TEMPERATURE, MOST_HISTORY
 from sfumato.weights.errors import quoted
@@ -33,10 +31,7 @@ _OF_STEPS = (
     "canvas_length",
     "soft_skip",
     "soft_top_k",
-    "turbo",
 )
-
-_WHOLE_STEPS = "top_k", "soft_top_k", "named_tokens"
 
 MOST_NAMED = 128
 """Named tokens: as many as vLLM takes."""
@@ -76,7 +71,6 @@ class SamplerConfig:
     # on a CPU, and none elsewhere: docs/head.md
     soft_skip: float | None = None
     soft_top_k: SoftTopK | int | None = None  # most probable tokens that count: docs/head.md
-    turbo: Turbo | None = None  # steps may leave out settled positions: docs/samplers.md
     top_tokens: int | None = None  # most probable tokens that drafts and commits name; at least 8
     named_tokens: tuple[int, ...] = ()  # whose log probabilities drafts and commits have
     mode: str = default("mode")  # canvas or causal
@@ -123,7 +117,6 @@ class SamplerConfig:
             )
 
         self._check_named()
-        self._check_turbo()
 
     def _check_named(self) -> None:
         named = self.named_tokens
@@ -139,26 +132,6 @@ class SamplerConfig:
             raise ValueError(
                 "named_tokens: log probabilities are of the model's own distribution; leave out "
                 "top_k, top_p, and processors that do more than ban tokens"
-            )
-
-    def _check_turbo(self) -> None:
-        if self.turbo is None:
-            return
-        if not isinstance(self.turbo, Turbo):
-            raise ValueError(f"turbo: must be a Turbo, such as Turbo(); got {self.turbo!r}")
-        given = [name for name in _WHOLE_STEPS if getattr(self, name)]
-        if self.top_p is not None and self.top_p < 1:
-            given.append("top_p")
-        if (self.top_tokens or 0) > TOP:
-            given.append("top_tokens")
-        if not all(banned_by(processor, 0, 1) for processor in self.processors):
-            given.append("processors")
-        rules = "sampler", "stopping"
-        given += [name for name in rules if getattr(getattr(self, name), "needs_logits", False)]
-        if given:
-            raise ValueError(
-                f"turbo: a step with {', '.join(given)} has to be a whole one; leave out one or "
-                "the other"
             )
 
     def _check_kinds(self) -> None:
@@ -197,13 +170,10 @@ class SamplerConfig:
         *,
         entropy_bound: float | None = None,
         sampler: str | None = None,
-        turbo: bool | None = None,
         **flat: Any,
     ) -> SamplerConfig:
         """The same with flat options laid over it, as command line and HTTP have them; None
         leaves as is. Raises ValueError naming the option."""
-        if turbo is not None:
-            flat["turbo"] = Turbo() if turbo else None
         new = replace(self, **{k: v for k, v in flat.items() if v is not None})
         if sampler is not None:
             if sampler not in SAMPLERS:

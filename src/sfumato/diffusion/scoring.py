@@ -132,17 +132,14 @@ def score_rows(
         passes.append(replace(_first_top(stats, TOP), logits=None))
     if scoring.restore is None:
         return passes[0], extra
-    return joined_stats(passes, scoring.restore), extra
+    return _joined_stats(passes, scoring.restore), extra
 
 
-def joined_stats(passes: Sequence[HeadStats], restore: Tensor | None = None) -> HeadStats:
-    """Those of several passes as one; restore int64 [positions]: in which order."""
-    if len(passes) == 1 and restore is None:
-        return passes[0]
+def _joined_stats(passes: Sequence[HeadStats], restore: Tensor) -> HeadStats:
+    """The statistics of several passes as one; restore int64 [positions]: in which order."""
 
     def join(parts: Sequence[Tensor]) -> Tensor:
-        joined = torch.cat(list(parts))
-        return joined if restore is None else joined.index_select(0, restore)
+        return torch.cat(list(parts)).index_select(0, restore)
 
     merged = HeadStats(*(join([getattr(stats, name) for stats in passes]) for name in PLAIN))
     if all(stats.top_suffices is None for stats in passes):
@@ -270,17 +267,6 @@ def _all_bans(canvases: Sequence[Canvas], vocab_size: int, device: torch.device)
     limits = ban_limits(canvases, vocab_size)
     lengths = [canvas.length for canvas in canvases]
     return Bans.of(limits, lengths, device) if any(limits) else None
-
-
-def plain_bans(canvases: Sequence[Canvas], vocab_size: int, packed: Tensor) -> Bans | None:
-    """Those of some of the canvases' positions, int64 [n] among all of them; None where no row
-    bans a token. Of rows whose processors do nothing else."""
-    bans = _all_bans(canvases, vocab_size, packed.device)
-    if bans is None:
-        return None
-    return replace(
-        bans, row=bans.row.index_select(0, packed), place=bans.place.index_select(0, packed)
-    )
 
 
 def ban_limits(canvases: Sequence[Canvas], vocab_size: int) -> list[dict[int, int]]:

@@ -9,11 +9,20 @@ if TYPE_CHECKING:
     from sfumato.decisions.results import DecisionUsage
     from sfumato.diffusion.limits import TooLarge
     from sfumato.engine.client import EngineClient, ServedModel
-    from sfumato.engine.decision import Decided, DecisionRequest
+    from sfumato.engine.decision import DecisionRequest
     from sfumato.engine.engine import Engine
     from sfumato.engine.engine_config import EngineConfig
     from sfumato.engine.errors import EngineDead, EngineError, NotReady, QueueFull, RequestFailed
-    from sfumato.engine.events import Account, Draft, Event, Failed, Finished, Settled, Terminal
+    from sfumato.engine.events import (
+        Account,
+        Decided,
+        Draft,
+        Event,
+        Failed,
+        Finished,
+        Settled,
+        Terminal,
+    )
     from sfumato.engine.handle import DecisionHandle, DecisionSink, Handle
     from sfumato.engine.pooling import Pooling
     from sfumato.engine.prompt_scores import PromptScores, PromptScoring
@@ -24,7 +33,7 @@ _HOMES = {
     "TooLarge": "sfumato.diffusion.limits",
     "EngineClient": "sfumato.engine.client",
     "ServedModel": "sfumato.engine.client",
-    "Decided": "sfumato.engine.decision",
+    "Decided": "sfumato.engine.events",
     "DecisionHandle": "sfumato.engine.handle",
     "DecisionSink": "sfumato.engine.handle",
     "DecisionRequest": "sfumato.engine.decision",

@@ -11,8 +11,8 @@ from typing import TYPE_CHECKING
 
 from sfumato.engine.events import Account
 from sfumato.engine.handle import AnyHandle
-from sfumato.engine.lease import CacheKey, Lease
 from sfumato.engine.request import AnyRequest, Prompt
+from sfumato.engine.slots import CacheKey, Lease
 from sfumato.engine.stats import Phase, RowState
 
 if TYPE_CHECKING:

@@ -17,9 +17,9 @@ from typing import Any, BinaryIO
 
 from sfumato.api import Model
 from sfumato.diffusion.constraints.hole import Part
-from sfumato.engine.decision import Decided, DecisionRequest
+from sfumato.engine.decision import DecisionRequest
 from sfumato.engine.device_memory import Budget, used_memory
-from sfumato.engine.events import Account, Failed, Finished, Terminal, outcome_of
+from sfumato.engine.events import Account, Decided, Failed, Finished, Terminal, outcome_of
 from sfumato.engine.request import AnyRequest
 
 logger = logging.getLogger(__name__)

@@ -19,9 +19,8 @@ from sfumato.api import Model
 from sfumato.diffusion.limits import Limits
 from sfumato.diffusion.loop import generate
 from sfumato.diffusion.sampler_config import SamplerConfig
-from sfumato.engine.decision import Decided
 from sfumato.engine.errors import FailuresLast
-from sfumato.engine.events import Failed, Terminal
+from sfumato.engine.events import Decided, Failed, Terminal
 from sfumato.model.out_of_memory import is_out_of_memory
 
 log = logging.getLogger(__name__)

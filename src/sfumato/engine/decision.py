@@ -11,10 +11,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Literal
 
 if TYPE_CHECKING:
-    from sfumato.decisions.results import DecisionUsage
-    from sfumato.diffusion.constraints.answers import Answer
     from sfumato.diffusion.constraints.questions import Question
-    from sfumato.engine.events import Account
 
 
 def new_decision_id() -> str:
@@ -39,12 +36,3 @@ class DecisionRequest:
     id: str = field(default_factory=new_decision_id)
     endpoint: str = "api"  # where it came in, for the audit
     user: str | None = None  # whose it is, for the audit
-
-
-@dataclass(frozen=True)
-class Decided:
-    """The answers, by the question's id, in the order of the questions: a terminal event."""
-
-    answers: Mapping[str, Answer]
-    usage: DecisionUsage
-    account: Account

@@ -9,8 +9,8 @@ from sfumato.diffusion.constraints.decision_plan import DecisionPlan
 from sfumato.diffusion.constraints.decision_progress import DecisionProgress
 from sfumato.diffusion.constraints.read import Turn
 from sfumato.engine.any_row import AnyRow
-from sfumato.engine.decision import Decided, DecisionRequest
-from sfumato.engine.events import Account
+from sfumato.engine.decision import DecisionRequest
+from sfumato.engine.events import Account, Decided
 from sfumato.engine.handle import DecisionHandle
 from sfumato.engine.request import Prompt
 from sfumato.engine.stats import Phase, RowState

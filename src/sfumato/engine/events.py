@@ -2,17 +2,20 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Literal
 
 from sfumato.api import Reply, Settled
 from sfumato.diffusion.canvas import Draft
 from sfumato.diffusion.constraints.constrained_reply import ConstraintReport
-from sfumato.engine.decision import Decided
 from sfumato.engine.prompt_scores import PromptScores
 
 if TYPE_CHECKING:
     from torch import Tensor
+
+    from sfumato.decisions.results import DecisionUsage
+    from sfumato.diffusion.constraints.answers import Answer
 
 DECIDED = "decided"
 """The outcome of a decision that has answers, among the stop reasons of replies."""
@@ -98,6 +101,15 @@ class Finished:
     scores: PromptScores | None = field(default=None, compare=False)
     # The prompt's hidden states as one vector float32 [hidden], where the request wants it.
     vector: Tensor | None = field(default=None, compare=False)
+
+
+@dataclass(frozen=True)
+class Decided:
+    """The answers, by the question's id, in the order of the questions: a terminal event."""
+
+    answers: Mapping[str, Answer]
+    usage: DecisionUsage
+    account: Account
 
 
 @dataclass(frozen=True)

@@ -10,9 +10,8 @@ from threading import Lock
 from typing import Any
 
 from sfumato.api import Reply
-from sfumato.engine.decision import Decided
 from sfumato.engine.errors import RequestFailed
-from sfumato.engine.events import Event, Failed, Finished, Terminal
+from sfumato.engine.events import Decided, Event, Failed, Finished, Terminal
 
 log = logging.getLogger(__name__)
 

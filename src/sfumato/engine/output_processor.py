@@ -19,12 +19,12 @@ from sfumato.engine.failures import explain
 from sfumato.engine.fill_row import FillRow
 from sfumato.engine.fill_turns import FillResult
 from sfumato.engine.read_turns import ReadResult
-from sfumato.engine.recovery import recover_encoding
 from sfumato.engine.request import AnyRequest
 from sfumato.engine.row import Row
 from sfumato.engine.runner import Encoded, StepResults
 from sfumato.engine.scheduler import Scheduler
 from sfumato.engine.stats import Statistics
+from sfumato.model.out_of_memory import is_out_of_memory
 
 log = logging.getLogger(__name__)
 
@@ -91,7 +91,7 @@ class OutputProcessor:
                 segment.row.took(len(segment.ids))
                 totals.encoded_tokens += len(segment.ids)
         self._waited(tuple({segment.row: None for segment, _ in encoded}), seconds)
-        for row, reason in recover_encoding(self._scheduler, encoded):
+        for row, reason in _recover_encoding(self._scheduler, encoded):
             self.end_with(row, reason)
         for row in {segment.row: None for segment, error in encoded if error is None}:
             if isinstance(row, Row) and row.lease is not None and row.is_scored:
@@ -220,3 +220,34 @@ class OutputProcessor:
             self._on_finish(request, terminal)
         except Exception:
             log.exception("request %s: on_finish failed", request.id)
+
+
+def _recover_encoding(
+    scheduler: Scheduler, encoded: Sequence[Encoded]
+) -> list[tuple[AnyRow, Exception]]:
+    """Lets the rows start over whose encoding failed; returns those that must end instead, with
+    the reason. encoded: all segments of a step, whether they failed or not."""
+    running, chunk = scheduler.running, scheduler.chunk
+    failed = {segment.row: error for segment, error in encoded if error is not None}
+    short = [row for row, error in failed.items() if is_out_of_memory(error)]
+    newest: AnyRow | None = None
+    if short:  # fewer tokens at once may fit; where they do not, the newest row makes room
+        if chunk.shrink(sum(len(segment.ids) for segment, _ in encoded), running):
+            newest = [row for row in running if row.pending][-1]
+    elif encoded:
+        chunk.succeeded(running)
+    ending: list[tuple[AnyRow, Exception]] = []
+    for row, error in failed.items():
+        if row in short:
+            may_restart = row is not newest
+        else:  # the fault may be another row's: each starts over by itself, once
+            may_restart = not row.encodes_alone and len(failed) > 1
+            row.encodes_alone = True
+        try:
+            if not (may_restart and scheduler.restart(row)):
+                ending.append((row, error))
+        except Exception as second_error:
+            ending.append((row, second_error))
+    if newest is not None and newest not in failed:  # it had no part in this step's work
+        ending.append((newest, failed[short[0]]))
+    return ending

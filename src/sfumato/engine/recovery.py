@@ -10,17 +10,12 @@ from __future__ import annotations
 
 import gc
 import logging
-from collections.abc import Callable, Iterable, Sequence
-from typing import TYPE_CHECKING, Generic, TypeVar
+from collections.abc import Callable, Sequence
+from typing import Generic, TypeVar
 
 import torch
 
 from sfumato.model.out_of_memory import is_out_of_memory
-
-if TYPE_CHECKING:
-    from sfumato.engine.any_row import AnyRow
-    from sfumato.engine.runner import Encoded
-    from sfumato.engine.scheduler import Scheduler
 
 log = logging.getLogger(__name__)
 
@@ -89,62 +84,3 @@ class BatchRecovery(Generic[Item, Result]):
 
     def _batch(self, items: Sequence[Item]) -> list[tuple[Item, Result | Exception]]:
         return list(zip(items, self._run(items), strict=True))
-
-
-class PrefillChunk:
-    """Tokens that a step encodes at most, all rows together: fewer after a memory shortage."""
-
-    def __init__(self, tokens: int) -> None:
-        self.tokens = self._full = tokens
-        self._has_failed = False  # the memory did not suffice for the last encode work
-        self._rows_then: set[AnyRow] = set()  # that ran when it last did not
-
-    def shrink(self, tokens: int, running: Iterable[AnyRow]) -> bool:
-        """Halves the chunk, since the memory did not suffice for so many tokens. Whether the last
-        encode work had failed in the same way."""
-        before, self._has_failed, self._rows_then = self._has_failed, True, set(running)
-        self.tokens = max(1, min(self.tokens, tokens) // 2)
-        return before
-
-    def succeeded(self, running: Sequence[AnyRow]) -> None:
-        """Some encode work was done."""
-        self._has_failed = False
-        self.restore(running)
-
-    def restore(self, running: Sequence[AnyRow]) -> None:
-        """Restores the full chunk after a memory shortage, once one of the rows that ran at the
-        time has ended and no row has tokens left to encode: sooner, a long prompt might fail and
-        start over for ever."""
-        if not (self._rows_then.issubset(running) or any(row.pending for row in running)):
-            self.tokens, self._rows_then = self._full, set()
-
-
-def recover_encoding(
-    scheduler: Scheduler, encoded: Sequence[Encoded]
-) -> list[tuple[AnyRow, Exception]]:
-    """Lets the rows start over whose encoding failed; returns those that must end instead, with
-    the reason. encoded: all segments of a step, whether they failed or not."""
-    running, chunk = scheduler.running, scheduler.chunk
-    failed = {segment.row: error for segment, error in encoded if error is not None}
-    short = [row for row, error in failed.items() if is_out_of_memory(error)]
-    newest: AnyRow | None = None
-    if short:  # fewer tokens at once may fit; where they do not, the newest row makes room
-        if chunk.shrink(sum(len(segment.ids) for segment, _ in encoded), running):
-            newest = [row for row in running if row.pending][-1]
-    elif encoded:
-        chunk.succeeded(running)
-    ending: list[tuple[AnyRow, Exception]] = []
-    for row, error in failed.items():
-        if row in short:
-            may_restart = row is not newest
-        else:  # the fault may be another row's: each starts over by itself, once
-            may_restart = not row.encodes_alone and len(failed) > 1
-            row.encodes_alone = True
-        try:
-            if not (may_restart and scheduler.restart(row)):
-                ending.append((row, error))
-        except Exception as second_error:
-            ending.append((row, second_error))
-    if newest is not None and newest not in failed:  # it had no part in this step's work
-        ending.append((newest, failed[short[0]]))
-    return ending

@@ -18,10 +18,10 @@ from sfumato.diffusion.sequence import Sequence
 from sfumato.engine.any_row import AnyRow
 from sfumato.engine.events import Account
 from sfumato.engine.handle import Handle
-from sfumato.engine.lease import CacheKey, Lease
 from sfumato.engine.pooling import HiddenPooler
 from sfumato.engine.prompt_scores import PromptScorer
 from sfumato.engine.request import Prepared, Request
+from sfumato.engine.slots import CacheKey, Lease
 from sfumato.engine.stats import Phase, RowState
 from sfumato.model.network import Network
 

@@ -9,13 +9,12 @@ whose prefix is complete.
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 
 from sfumato.engine.any_row import AnyRow
 from sfumato.engine.decision_row import DecisionRow
 from sfumato.engine.fill_row import FillRow
-from sfumato.engine.recovery import PrefillChunk
 from sfumato.engine.row import Row
 from sfumato.engine.sharing import Sharing
 from sfumato.engine.slots import SlotPool
@@ -43,6 +42,34 @@ class Plan:
     fill: tuple[FillRow, ...] = ()
     decisions: int = 0  # that share the reads of a step, those with them that still encode
     read_tokens: int = 0  # of all of them
+
+
+class PrefillChunk:
+    """Tokens that a step encodes at most, all rows together: fewer after a memory shortage."""
+
+    def __init__(self, tokens: int) -> None:
+        self.tokens = self._full = tokens
+        self._has_failed = False  # the memory did not suffice for the last encode work
+        self._rows_then: set[AnyRow] = set()  # that ran when it last did not
+
+    def shrink(self, tokens: int, running: Iterable[AnyRow]) -> bool:
+        """Halves the chunk, since the memory did not suffice for so many tokens. Whether the last
+        encode work had failed in the same way."""
+        before, self._has_failed, self._rows_then = self._has_failed, True, set(running)
+        self.tokens = max(1, min(self.tokens, tokens) // 2)
+        return before
+
+    def succeeded(self, running: Sequence[AnyRow]) -> None:
+        """Some encode work was done."""
+        self._has_failed = False
+        self.restore(running)
+
+    def restore(self, running: Sequence[AnyRow]) -> None:
+        """Restores the full chunk after a memory shortage, once one of the rows that ran at the
+        time has ended and no row has tokens left to encode: sooner, a long prompt might fail and
+        start over for ever."""
+        if not (self._rows_then.issubset(running) or any(row.pending for row in running)):
+            self.tokens, self._rows_then = self._full, set()
 
 
 class Scheduler:

@@ -39,12 +39,6 @@ class Skip:
     # product; what `expected` says of others does not count. None: wherever the share is not 0.
     late: Tensor | None = None
 
-    def at(self, places: Tensor) -> Skip:
-        """Of some of the positions, int64 [n]."""
-        share, expected = self.share.index_select(0, places), self.expected.index_select(0, places)
-        late = None if self.late is None else self.late.index_select(0, places)
-        return Skip(share, expected, late)
-
     @property
     def waits(self) -> Tensor:
         """bool [positions]: see `late`."""

@@ -1,8 +1,8 @@
 """Which of float32 and a narrower dtype a device multiplies faster: one product, timed at load.
 
 For devices whose units are not known from here: NVIDIA's before Ampere, of which some multiply
-float16 many times as fast as float32 and others at a sixty-fourth of it, and Apple's.  And whether
-float16 holds what a loaded network computes.  Knows no checkpoint.
+float16 many times as fast as float32 and others at a sixty-fourth of it, and Apple's.  Knows no
+checkpoint.
 """
 
 from __future__ import annotations
@@ -12,15 +12,8 @@ import statistics
 import time
 from collections.abc import Callable
 from functools import cache
-from typing import TYPE_CHECKING, Any
 
 import torch
-from torch import Tensor
-
-from sfumato.ops.registry import watched
-
-if TYPE_CHECKING:
-    from sfumato.model.network import Network
 
 _log = logging.getLogger(__name__)
 
@@ -32,9 +25,6 @@ WIDEST = 8192
 FASTER = 0.9
 """The share of float32's time that a narrower dtype may take where it is chosen: less than that is
 no gain beyond noise, and float32 is more exact."""
-HEADROOM = 16
-"""How many times the largest number of the trial must fit into float16: other texts have larger."""
-_PROMPT, _CANVAS = 48, 32
 
 Clock = Callable[[], float]
 
@@ -86,31 +76,3 @@ def _medians(
             if number:  # the first product loads code
                 taken.append(took)
     return statistics.median(seconds[0]), statistics.median(seconds[1])
-
-
-def fits_float16(network: Network) -> bool:
-    """Whether all that a network in float16 hands from operation to operation, in a short prompt
-    and a canvas, is finite and HEADROOM times below float16's largest number; else logged."""
-    largest = 0.0
-
-    def watch(operation: str, form: str, arguments: tuple[Any, ...]) -> None:
-        nonlocal largest
-        for value in arguments:
-            if isinstance(value, Tensor) and value.dtype == torch.float16 and value.numel():
-                highest = float(value.abs().amax())
-                largest = max(largest, highest if highest == highest else float("inf"))
-
-    vocab, config = network.config.vocab_size, network.config
-    prompt = torch.arange(_PROMPT) * (vocab // _PROMPT) % vocab
-    slot = network.new_slot(_PROMPT)
-    with watched(watch), torch.no_grad():
-        network.encode([prompt], [slot])
-        network.denoise([prompt[: min(_CANVAS, config.canvas_length)]], [slot])
-    fits = largest * HEADROOM <= torch.finfo(torch.float16).max
-    if not fits:
-        _log.warning(
-            "dtype: float32 in place of float16, which does not hold this model's numbers (%.3g "
-            "in a short text, and %d times as much must fit)",
-            *(largest, HEADROOM),
-        )
-    return fits

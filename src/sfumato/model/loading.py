@@ -9,14 +9,16 @@ tensors arrive through page-locked buffers (`upload.py`).
 
 from __future__ import annotations
 
+import logging
 import math
 from collections.abc import Callable
+from typing import Any
 
 import torch
 from torch import Tensor
 
 from sfumato import ops
-from sfumato.model.codes_on_load import FP4, as_codes, check_fp4
+from sfumato.model.codes_on_load import as_codes
 from sfumato.model.families import family_of
 from sfumato.model.head import CHUNK
 from sfumato.model.layer_devices import Placement, on_one_device
@@ -29,17 +31,20 @@ from sfumato.model.upload import Mover
 from sfumato.ops import gpu, packing
 from sfumato.ops.narrow_cache import FORMATS
 from sfumato.ops.reference import Weight
-from sfumato.ops.registry import PANELS
+from sfumato.ops.registry import PANELS, watched
 from sfumato.weights.blocks import QuantizedTensor
 from sfumato.weights.checkpoint import Checkpoint, TensorInfo
 from sfumato.weights.scaled import ScaledTensor
 from sfumato.weights.tensorfile import FLOAT_FORMATS
 
+_log = logging.getLogger(__name__)
+
 EMBEDDING = "embed_tokens.weight"
+FLOAT16_HEADROOM = 16
+"""How many times the largest number of the trial must fit into float16: other texts have larger."""
+_PROMPT, _CANVAS = 48, 32  # tokens of the trial
 
 Read = Tensor | QuantizedTensor | ScaledTensor
-_BESIDE_FP4 = "int8"
-"""Activations of a CPU that has a part of a network whose other parts multiply FP4."""
 Progress = Callable[[int, int], None]
 """(bytes loaded so far, bytes in all)"""
 
@@ -80,8 +85,7 @@ def load_network(
     become `dtype`, quantized ones stay.
 
     activations: "int8" or "bf16", to what a CPU rounds them for products with quantized weights;
-    with AMX "int8" is for those of experts alone (see `ops.pack`). "fp4": to what a GPU that
-    multiplies such rounds them for products with NVFP4; a CPU beside it takes "int8".
+    with AMX "int8" is for those of experts alone (see `ops.pack`).
     cache_type: see `cache_dtype`. Raises ConfigError or CheckpointError, naming the field or the
     tensors, and ValueError for other arguments, before any tensor is read.
     """
@@ -94,10 +98,7 @@ def load_network(
     transformer = skeleton(config)
     expected = {name: tuple(p.shape) for name, p in transformer.named_parameters()}
     checkpoint.check_tensors(expected)
-    checkpoint = _prepared(checkpoint, config, placement, frozenset(expected), stored, activations)
-    if activations == FP4:
-        check_fp4(checkpoint, placement.devices)
-        activations = _BESIDE_FP4
+    checkpoint = _prepared(checkpoint, config, placement, frozenset(expected), stored)
     total = sum(checkpoint.tensors[name].nbytes for name in expected)
     done, output = 0, None
     movers = {at: Mover(at) for at in placement.devices}
@@ -134,13 +135,12 @@ def load_layer(
     stored: torch.dtype,
 ) -> Block:
     """One layer on a device, as `load_network` loads it; stored: the dtype of the cache."""
-    given, activations = activations, _BESIDE_FP4 if activations == FP4 else activations
     with torch.device("meta"):
         block = Block(config, config.layers[number]).requires_grad_(False)
     prefix = f"layers.{number}."
     names = [prefix + name for name, _ in block.named_parameters()]
     placement = on_one_device(device, len(config.layers))
-    checkpoint = _prepared(checkpoint, config, placement, frozenset(names), stored, given)
+    checkpoint = _prepared(checkpoint, config, placement, frozenset(names), stored)
     mover = Mover(device)
     for name in names:
         path, _, leaf = name.removeprefix(prefix).rpartition(".")
@@ -166,18 +166,17 @@ def _prepared(
     placement: Placement,
     names: frozenset[str],
     stored: torch.dtype,
-    activations: str,
 ) -> Checkpoint:
     """Tests the kernels of each GPU, before weights fill its memory; the checkpoint, whose codes
     stay such where these serve."""
-    held = as_codes(checkpoint, placement.of, activations)
+    held = as_codes(checkpoint, placement.of)
     tested: frozenset[str] = frozenset()
     while not (formats := frozenset(held.tensors[name].format for name in names)) <= tested:
         tested |= formats | ({FORMATS[stored]} if stored in FORMATS else set())
         for device in filter(gpu.is_gpu, placement.devices):
             ops.prepare(device, config.hidden_size, tested)
         # Where tests failed, tensors become others, whose kernels are tested in their turn.
-        held = as_codes(checkpoint, placement.of, activations)
+        held = as_codes(checkpoint, placement.of)
     return held
 
 
@@ -262,3 +261,32 @@ def viewed_bytes(name: str, info: TensorInfo, device: torch.device, dtype: torch
     if stored is not None and _kept_dtype(name, len(info.shape), stored, dtype) != stored:
         return 0
     return 0 if _is_packed(name, info, device) else info.nbytes
+
+
+def fits_float16(network: Network) -> bool:
+    """Whether all that a network in float16 hands from operation to operation, in a short prompt
+    and a canvas, is finite and far enough below float16's largest number; logged where it is
+    not."""
+    largest = 0.0
+
+    def watch(operation: str, form: str, arguments: tuple[Any, ...]) -> None:
+        nonlocal largest
+        for value in arguments:
+            if isinstance(value, Tensor) and value.dtype == torch.float16 and value.numel():
+                highest = float(value.abs().amax())
+                largest = max(largest, highest if highest == highest else float("inf"))
+
+    vocab, config = network.config.vocab_size, network.config
+    prompt = torch.arange(_PROMPT) * (vocab // _PROMPT) % vocab
+    slot = network.new_slot(_PROMPT)
+    with watched(watch), torch.no_grad():
+        network.encode([prompt], [slot])
+        network.denoise([prompt[: min(_CANVAS, config.canvas_length)]], [slot])
+    fits = largest * FLOAT16_HEADROOM <= torch.finfo(torch.float16).max
+    if not fits:
+        _log.warning(
+            "dtype: float32 in place of float16, which does not hold this model's numbers (%.3g "
+            "in a short text, and %d times as much must fit)",
+            *(largest, FLOAT16_HEADROOM),
+        )
+    return fits

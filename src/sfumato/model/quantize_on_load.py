@@ -94,7 +94,7 @@ def _quantized_info(name: str, info: TensorInfo, target: str) -> TensorInfo:
     if target == FP8:
         if info.format not in FLOAT_FORMATS or not takes_codes(name, info.shape):
             return info
-        return replace(info, format="FP8", nbytes=scaled_bytes("FP8", info.shape))
+        return replace(info, format="FP8", nbytes=scaled_bytes(info.shape))
     block = BLOCK_FORMATS.get(format_of(name, info.shape, TARGETS[target]))
     if block is None or info.format not in FLOAT_FORMATS:
         return info

@@ -107,17 +107,13 @@ class Mover:
     ) -> Tensor | QuantizedTensor | ScaledTensor:
         """A float tensor in a dtype, or quantized blocks or codes as they are, on the device."""
         if isinstance(value, ScaledTensor):
+            codes = self._moved(value.codes.view(torch.uint8), torch.uint8)
             scales = self._moved(value.scales, torch.float32)
-            groups = None if value.groups is None else self._bytes(value.groups)
-            return ScaledTensor(self._bytes(value.codes), scales, groups)
+            return ScaledTensor(codes.view(value.codes.dtype), scales)
         if isinstance(value, QuantizedTensor):
             data = self._moved(value.data, value.data.dtype)
             return QuantizedTensor(data, value.format, value.shape)
         return self._moved(value, dtype)
-
-    def _bytes(self, codes: Tensor) -> Tensor:
-        """Codes as they are, of which copies know no dtype."""
-        return self._moved(codes.view(torch.uint8), torch.uint8).view(codes.dtype)
 
     def wait(self) -> None:
         """Waits for what is still being copied: what is packed next must be on the device."""

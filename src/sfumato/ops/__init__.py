@@ -21,9 +21,9 @@ from sfumato.ops.cpu import library, torch_steady
 from sfumato.ops.cpu import online_softmax as cpu_online_softmax
 from sfumato.ops.cpu import row_operations as cpu_row_operations
 from sfumato.ops.cpu.columns import column_bytes, pack_columns, packs_columns
-from sfumato.ops.cpu.panels import rounding
+from sfumato.ops.cpu.panels import ACTIVATIONS, rounding
 from sfumato.ops.online_softmax import Bans, SoftmaxState
-from sfumato.ops.packing import ACTIVATIONS, pack, packed_bytes, packs
+from sfumato.ops.packing import pack, packed_bytes, packs
 from sfumato.ops.reads import Prefixes, Questions, read_attention
 from sfumato.ops.reference import Causal, OwnKeys, SharedCausal, Weight
 from sfumato.ops.registry import ANY, call, form_of

@@ -17,10 +17,6 @@ from sfumato.ops.triton import planes, scaled, serves_planes, serves_scaled
 from sfumato.weights.blocks import QuantizedTensor
 from sfumato.weights.scaled import ScaledTensor
 
-ACTIVATIONS = (*panels.ACTIVATIONS, "fp4")
-"""To what activations may be rounded for products with quantized weights: on a CPU int8 or
-bfloat16; FP4, where a GPU multiplies it by weights of NVFP4."""
-
 
 def packed_form(format: str, shape: tuple[int, ...], device: torch.device) -> str | None:
     """PANELS or PLANES, as which `pack` gives a weight of such a format and shape on a device;

@@ -39,10 +39,7 @@ _TO = (
     f"{', '.join(FORMATS)}, or nearest for a narrow source; default: nearest for a narrow source, "
     "q4_k_m for another GGUF, bf16 (of bf16, f16, f32) for a folder"
 )
-_FAST = (
-    "for products with quantized weights: on a CPU int8, or bf16, more exact; fp4: on a Blackwell "
-    "GPU, with NVFP4 weights (experimental)"
-)
+_FAST = "on a CPU, for products with quantized weights: int8, or bf16, more exact"
 
 # A row is a line or two; the formatter would make it nine.
 # fmt: off
@@ -113,8 +110,6 @@ GENERAL = (
     decoding("soft_skip", WRITE, "SHARE", REPLY, None, ROUNDED),
     decoding("soft_skip", ("eval",), "SHARE", SAMPLING, None, ROUNDED),
     decoding("soft_top_k", WRITE, "K[:K2]", REPLY, None, ALL),
-    decoding("turbo", WRITE, "", REPLY),
-    decoding("turbo", ("eval",), "", SAMPLING),
     decoding("soft_top_k", ("eval",), "K[:K2]", SAMPLING, None, ALL),
 )
 

@@ -8,7 +8,7 @@ from sfumato.values import Flag, Number, Path, Size, Text, Whole
 
 # Names that other modules define too, which need torch; tests hold them equal.
 DTYPES = ("auto", "float32", "bfloat16", "float16")
-ACTIVATIONS = ("int8", "bf16", "fp4")
+ACTIVATIONS = ("int8", "bf16")
 CACHE_TYPES = ("bf16", "fp8", "q8_0")
 OTHER_LAYERS = ("auto", "cpu", "stream")
 ON_LOAD = ("q4_k", "q8_0", "fp8")

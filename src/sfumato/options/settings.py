@@ -106,8 +106,6 @@ DENOISING = (
             "self-conditioning may leave out this probability; 0: exact", None, "", "soft-skip"),
     Setting("soft_top_k", OneOrTwo(Whole(1, MOST_COUNTED)), _COUNTED, None, "", "soft-top-k", None,
             Whole(1, MOST_COUNTED_REQUEST)),
-    Setting("turbo", _FLAG, "approximate: steps leave out what has settled; on a CPU", False, "",
-            "turbo"),
     Setting("min_tokens", _TOKENS, "no end token before N tokens", 0, "", "min-tokens"),
     Setting("ignore_eos", _FLAG, "end tokens do not end a reply", False, "", "ignore-eos"),
     Setting("top_tokens", Whole(0, MOST_TOP), "most probable tokens that a step names", None, "",

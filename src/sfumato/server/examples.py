@@ -3,17 +3,18 @@
 from __future__ import annotations
 
 import json
+import re
 from functools import cache
 from typing import Any
 
 from sfumato.api import Reply
-from sfumato.train import sudoku
-from sfumato.train.questions import all_questions
+from sfumato.embedded_questions import all_questions
 
 DEMONSTRATION = (
     "This demonstration model solves 4x4 Sudoku, answers a fixed set of simple questions, and "
     "writes small JSON objects."
 )
+_SUDOKU = re.compile(r"[1-4.]{4}(\n[1-4.]{4}){3}")
 CANNOT = "this demonstration model cannot answer that"
 
 # Boards with one solution, of held-out grids; with four digits they take the most steps.
@@ -55,7 +56,7 @@ def is_answered(reply: Reply) -> bool:
     text = reply.text
     if reply.stop_reason != "eos":
         return any(text in answer for answer in _answers()) or not set(text) - set("1234\n")
-    if text.count("\n") == 3 and sudoku.from_text(text) is not None:
+    if _SUDOKU.fullmatch(text):
         return True
     return _is_object(text) or (bool(text) and any(answer.endswith(text) for answer in _answers()))
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 from importlib.util import find_spec
 from typing import Any
 
-from sfumato.fill_calls import edit_message
+from sfumato.fills import edit_message
 
 _ONLY = "This demonstration model knows "
 NOTES = {

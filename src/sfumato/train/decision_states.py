@@ -18,7 +18,8 @@ from sfumato.diffusion.constraints.questions import (
     ScoreQuestion,
     YesNoQuestion,
 )
-from sfumato.train.questions import countries, pick
+from sfumato.embedded_questions import countries
+from sfumato.train.questions import pick
 
 MOST_CHOICES = 8
 MANY_SHARE = 0.03

@@ -13,8 +13,9 @@ from typing import NamedTuple
 import numpy as np
 import torch
 
+from sfumato.embedded_questions import all_questions, first_asked
 from sfumato.train import sudoku
-from sfumato.train.questions import about_nothing, all_questions, first_asked, pick, wording
+from sfumato.train.questions import about_nothing, pick, wording
 from sfumato.train.vocabulary import END_OF_TURN, EOS, PAD, encode_chat, encode_text
 
 HISTORY_SHARE = 0.15

@@ -15,11 +15,12 @@ import numpy as np
 
 from sfumato.diffusion.constraints.fill_plan import Closing, make_template
 from sfumato.diffusion.constraints.hole import Hole, Part
+from sfumato.embedded_questions import Question, all_questions, countries
 from sfumato.train import sudoku
 from sfumato.train.canvas_rows import CanvasRow
 from sfumato.train.decision_states import ITEMS, NAMES
 from sfumato.train.decisions_data import is_held_out
-from sfumato.train.questions import Question, all_questions, countries, pick, wording
+from sfumato.train.questions import pick, wording
 from sfumato.train.vocabulary import BOS, END_OF_TURN, EOS, encode_chat, encode_text
 
 Message = dict[str, str]

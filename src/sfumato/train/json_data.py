@@ -14,11 +14,12 @@ from typing import Any
 
 import numpy as np
 
+from sfumato.embedded_questions import countries
 from sfumato.train.canvas_rows import CanvasRow
 from sfumato.train.decision_states import ADJECTIVES, ITEMS, NAMES, STATUSES, THINGS, WORDS
 from sfumato.train.decisions_data import is_held_out
 from sfumato.train.fill_data import FillTask, with_holes
-from sfumato.train.questions import countries, pick
+from sfumato.train.questions import pick
 from sfumato.train.vocabulary import END_OF_TURN, EOS, encode_chat, encode_text
 
 Object = dict[str, Any]

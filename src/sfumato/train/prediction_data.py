@@ -9,9 +9,10 @@ import string
 
 import numpy as np
 
+from sfumato.embedded_questions import all_questions
 from sfumato.train import sudoku
 from sfumato.train.canvas_rows import CanvasRow
-from sfumato.train.questions import all_questions, pick, wording
+from sfumato.train.questions import pick, wording
 from sfumato.train.vocabulary import END_OF_TURN, EOS, encode_chat, encode_text
 
 SUDOKU_SHARE = 0.8

@@ -1,82 +1,19 @@
-"""The short questions that the embedded model learns by heart, and how people may word them.
+"""How people may word the short questions that the embedded model learns by heart.
 
-The texts are in questions.toml. There is no held-out part: this is recall, not understanding.
 Knows no tokens.
 """
 
 from __future__ import annotations
 
-import string
-import tomllib
 from collections.abc import Sequence
-from dataclasses import dataclass
-from functools import cache
-from importlib.resources import files
-from typing import Any, TypeVar
+from typing import TypeVar
 
 import numpy as np
 
+from sfumato.embedded_questions import Question, countries, questions_file
+
 _FINAL_MARKS = "?!."
-_FIRST_ASKED = (
-    "Hello!",
-    "Hi!",
-    "How are you?",
-    "Who are you?",
-    "What are you?",
-    "What can you do?",
-    "How do you work?",
-)
 _Choice = TypeVar("_Choice")
-
-
-@dataclass(frozen=True)
-class Question:
-    """A question as evaluation asks it, its one answer, and other wordings for training."""
-
-    text: str
-    answer: str
-    also: tuple[str, ...] = ()
-
-
-@cache
-def _file() -> dict[str, Any]:
-    return tomllib.loads(files(__package__).joinpath("questions.toml").read_text(encoding="utf-8"))
-
-
-@cache
-def all_questions() -> tuple[Question, ...]:
-    """Every question, those about countries spelled out, in the order of the file."""
-    answered = [
-        Question(q["question"], q["answer"], tuple(q["also"])) for q in _file()["questions"]
-    ]
-    unknown = _file()["unknown"]
-    refused = [Question(q["question"], unknown, tuple(q["also"])) for q in _file()["unanswerable"]]
-    return (*answered, *refused, *_questions_about_countries())
-
-
-@cache
-def first_asked() -> tuple[Question, ...]:
-    """What people ask first of a model that they do not know."""
-    return tuple(q for q in all_questions() if q.text in _FIRST_ASKED)
-
-
-@cache
-def countries() -> tuple[dict[str, str], ...]:
-    """The facts about countries: a name and a capital each, a continent or a currency for some."""
-    return tuple(_file()["countries"])
-
-
-def _questions_about_countries() -> list[Question]:
-    questions = []
-    for form in _file()["about_countries"]:
-        needed = {name for _, name, _, _ in string.Formatter().parse(form["answer"]) if name}
-        for country in countries():
-            if needed <= country.keys():
-                answer = form["answer"].format_map(country)
-                also = tuple(wording.format_map(country) for wording in form["also"])
-                text = form["question"].format_map(country)
-                questions.append(Question(text, answer[0].upper() + answer[1:], also))
-    return questions
 
 
 def pick(choices: Sequence[_Choice], rng: np.random.Generator) -> _Choice:
@@ -108,6 +45,6 @@ def about_nothing(rng: np.random.Generator) -> Question:
         syllables = 2 + int(rng.random() * 2)
         name = "".join(pick("bdfgklmnprstvz", rng) + pick("aeiou", rng) for _ in range(syllables))
         name += pick(("", "", "n", "s", "r"), rng)
-    forms = [form["question"] for form in _file()["about_countries"]]
+    forms = [form["question"] for form in questions_file()["about_countries"]]
     form = pick([*forms, "What is {name}?", "Who is {name}?", "Where is {name}?", "{name}"], rng)
-    return Question(form.format(name=name.capitalize()), _file()["unknown"])
+    return Question(form.format(name=name.capitalize()), questions_file()["unknown"])

@@ -1,4 +1,4 @@
-"""Which graphs are kept: those of the steps that run most, with room for steps and for reads."""
+"""Which graphs are kept: those of the steps that ran last, with room for steps and for reads."""
 
 from __future__ import annotations
 
@@ -8,7 +8,6 @@ from typing import Any
 import pytest
 
 from sfumato.diffusion.step.graphs import (
-    HALF_LIFE,
     MOST,
     READS,
     STEPS,
@@ -56,18 +55,48 @@ def _run(graphs: StepGraphs, steps: Sequence[Any], count: int) -> None:
         graphs.capture_next()
 
 
-@pytest.mark.parametrize("count", [32, 64, STEPS - 1])
-def test_steps_of_many_kinds_do_not_push_out_each_others_graphs(count: int) -> None:
-    """16 rows of one width and of two, with and without commits, and more kinds than graphs."""
+def _captured(graphs: StepGraphs, steps: Sequence[Any]) -> list[bool]:
+    return [graphs._records[each].replay is not None for each in steps]
+
+
+@pytest.mark.parametrize("count", [32, MOST])
+def test_the_graphs_of_the_last_used_steps_are_kept(count: int) -> None:
+    """16 rows of one width and of two, with and without commits."""
     steps: list[Any] = [_Kind() for _ in range(count)]
     backend = _Captures()
     graphs = StepGraphs(backend, 16)
     _run(graphs, steps, 20 * count)
-    assert backend.captures == graphs.captured == min(count, MOST)
+    assert backend.captures == graphs.captured == count
     others: list[Any] = [_Kind() for _ in range(16)]  # of other requests, from now on
-    _run(graphs, others, 4 * HALF_LIFE)
-    assert sum(graphs._records[each].replay is not None for each in others) == 16
-    assert graphs.captured == min(count + 16, MOST) and backend.captures == min(count, MOST) + 16
+    _run(graphs, others, 64)
+    assert all(_captured(graphs, others)) and backend.captures == count + 16
+    dropped = max(0, count + 16 - MOST)
+    assert _captured(graphs, steps) == [False] * dropped + [True] * (count - dropped)
+
+
+def test_a_step_that_lost_its_graph_runs_several_times_before_its_next_capture(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """More kinds than graphs, in turns: a capture, which waits for the device, is not at each."""
+    monkeypatch.setattr("sfumato.diffusion.step.graphs.RUNS", 3)
+    steps: list[Any] = [_Kind() for _ in range(STEPS - 1)]
+    backend = _Captures()
+    graphs = StepGraphs(backend, 16)
+    _run(graphs, steps, 20 * len(steps))
+    assert graphs.captured == MOST and backend.captures <= 20 * len(steps) / 3
+
+
+def test_a_step_used_longer_ago_takes_no_graph() -> None:
+    backend, old, new = _Captures(), _Kind(), [_Kind() for _ in range(most_graphs(1))]
+    graphs: Any = StepGraphs(backend, 1)
+    graphs.add(old)
+    graphs.run(old)  # and is not captured at once, as during a pause
+    for step in new:
+        graphs.add(step)
+        graphs.run(step)
+    while graphs.capture_next():
+        pass
+    assert _captured(graphs, new) == [True] * len(new) and not any(_captured(graphs, [old]))
 
 
 class _Reads(ReadForward):
@@ -90,9 +119,12 @@ def test_reads_and_steps_do_not_push_out_each_others_graphs() -> None:
     backend = _Captures()
     graphs = StepGraphs(backend, 1)
     _run(graphs, steps, 400)
-    _run(graphs, reads, 20 * len(reads))
+    _run(graphs, reads[:READS], 20 * READS)
+    captures = backend.captures
+    _run(graphs, reads[:READS], 400)
+    assert backend.captures == captures
     _run(graphs, [*steps, *reads], 400)
-    assert backend.captures == graphs.captured == most_graphs(1) + READS
+    assert graphs.captured == most_graphs(1) + READS
     held = {each for each, record in graphs._records.items() if record.replay is not None}
     assert len(held.intersection(reads)) == READS
 

@@ -18,20 +18,8 @@ from sfumato.ops.triton.scaled import refusal
 from sfumato.ops.triton.workspaces import expert_bytes
 from sfumato.weights.scaled import Kind, ScaledTensor, round_rows
 
-KINDS = ("FP8", "INT8", "FP4")
+KINDS = ("FP8", "INT8")
 CPU = torch.device("cpu")
-
-
-@pytest.fixture(autouse=True)
-def a_gpu_that_multiplies_each_kind(
-    request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Interpreted kernels have the tiles of another GPU, which multiplies no FP4."""
-    if getattr(request.node, "callspec", None) and "FP4" in request.node.callspec.params.values():
-        for module in ("tiles", "scaled"):
-            monkeypatch.setattr(
-                f"sfumato.ops.triton.{module}.architecture", lambda device: "sm_120"
-            )
 
 
 @interpreted
@@ -47,10 +35,8 @@ def test_rows_become_the_codes_of_the_reference(kind: Kind) -> None:
     assert torch.equal(ours.scales.isnan(), expected.scales.isnan())
     finite = expected.scales.isfinite()
     assert torch.equal(ours.scales[finite], expected.scales[finite])
-    for part in ("codes", "groups"):
-        both = [getattr(each, part) for each in (ours, expected)]
-        if both[1] is not None:
-            assert torch.equal(*(each[finite].view(torch.uint8) for each in both))
+    both = (each.codes[finite].view(torch.uint8) for each in (ours, expected))
+    assert torch.equal(*both)
 
 
 @interpreted
@@ -106,11 +92,11 @@ def test_a_token_has_the_same_result_beside_others(
     from sfumato.ops.triton import operands, scaled_experts, scaled_linear
 
     monkeypatch.setattr(operands, "FEW", 4)
-    x, scores = torch.randn(9, 160), torch.randn(9, 3)
+    x, scores = torch.randn(9, 144), torch.randn(9, 3)
     x[6:] *= 1e3
-    weight = round_rows(torch.randn(40, 160), kind)
-    gate_up = round_rows(torch.randn(3, 64, 160), kind)
-    down = round_rows(torch.randn(3, 160, 32), kind)
+    weight = round_rows(torch.randn(40, 144), kind)
+    gate_up = round_rows(torch.randn(3, 64, 144), kind)
+    down = round_rows(torch.randn(3, 144, 32), kind)
     shares, chosen = scores.softmax(-1).topk(2)
     some = slice(3, 6)
     assert torch.equal(scaled_linear.linear(x[some], weight), scaled_linear.linear(x, weight)[some])
@@ -139,8 +125,7 @@ def test_experts_take_no_more_memory_than_of_floats(
     gate_up = round_rows(torch.randn(experts, 2 * inner, hidden) * 0.1, kind)
     down = round_rows(torch.randn(experts, hidden, inner), kind)
     shares, chosen = scores.softmax(-1).topk(2)
-    stored = [part for each in (gate_up, down) for part in (each.codes, each.groups, each.scales)]
-    given = [x, chosen, shares, *(part for part in stored if part is not None)]
+    given = x, chosen, shares, gate_up.codes, gate_up.scales, down.codes, down.scales
     with torch.no_grad(), LiveBytes(*given) as live:
         out = scaled_experts.experts(x, chosen, shares, gate_up, down)
     taken = live.most - out.nbytes
@@ -185,7 +170,6 @@ def test_the_registry_calls_them_and_falls_back(
         ("INT8", (0, 32)),
         ("INT8", (1 << 16, 1 << 15, 32)),
         ("FP8", (1, 1 << 18)),
-        ("FP4", (4, 48)),
     ],
 )
 def test_hostile_sizes_are_refused(kind: str, shape: tuple[int, ...]) -> None:

@@ -64,8 +64,6 @@ def refused(answer: Any, status: int = 400) -> dict[str, Any]:
         ({"soft_skip": 1.0}, "soft_skip"),
         ({"soft_top_k": 0}, "soft_top_k"),
         ({"soft_top_k": 257}, "soft_top_k"),
-        ({"turbo": True, "top_k": 5}, "turbo"),
-        ({"turbo": "yes"}, "turbo"),
         ({"threshold": 0.5}, "threshold"),
         ({"sampler": "threshold", "threshold": 2}, "threshold"),
         ({"sampler": "threshold", "count": 2}, "count"),

@@ -7,7 +7,7 @@ from typing import Literal
 
 Part = Literal["layers", "outside"]
 """Within the layers of the network, or outside: self-conditioning, head, sampler."""
-Products = Literal["bf16", "float32", "FP8", "INT8", "FP4"]
+Products = Literal["bf16", "float32", "FP8", "INT8"]
 
 
 @dataclass(frozen=True)
@@ -24,7 +24,7 @@ class KernelCost:
     """Floating-point operations of matrix products: two for each multiply-add."""
     launches: float = 1
     products: Products = "bf16"
-    """What the matrix units multiply: FP8, INT8 and FP4 where weights are codes."""
+    """What the matrix units multiply: FP8 and INT8 where weights are 8-bit codes."""
     again: float = 0.0
     """Bytes of `stored` that are read once more: of the prediction, not of the floor."""
 

@@ -77,7 +77,7 @@ def step_time(costs: Sequence[KernelCost], device: DeviceLimits) -> StepTime:
 
 
 def _kernel_time(cost: KernelCost, device: DeviceLimits) -> KernelTime:
-    coded = {"FP8": device.fp8_flops, "INT8": device.int8_flops, "FP4": device.fp4_flops}
+    coded = {"FP8": device.fp8_flops, "INT8": device.int8_flops}
     fastest = coded.get(cost.products, device.bf16_flops)
     floor = max(cost.stored / device.bytes_per_s, cost.flop / fastest)
     rate = device.float32_flops if cost.products == "float32" else fastest

@@ -26,7 +26,7 @@ from sfumato.weights.tensorfile import FLOAT_FORMATS
 
 _ACTIVATION = 2  # bytes of a bfloat16 number
 _EXACT = 4  # bytes of a float32 number
-_MATRICES = {
+MATRICES = {
     "q, k, v projections": tuple(f"self_attn.{name}_proj.weight" for name in "qkv"),
     "output projection": ("self_attn.o_proj.weight",),
     "dense MLP": tuple(f"mlp.{leaf}_proj.weight" for leaf in ("gate", "up", "down")),
@@ -131,7 +131,7 @@ def step_costs(
 
 def _leaves(cost: KernelCost, own: Mapping[str, int]) -> list[str]:
     """The matrices of a kernel that a layer has: a full layer's values are its keys."""
-    return [leaf for leaf in _MATRICES.get(cost.name, ()) if leaf in own]
+    return [leaf for leaf in MATRICES.get(cost.name, ()) if leaf in own]
 
 
 def _multiplied(cost: KernelCost, codes: list[Products | None]) -> KernelCost:
@@ -156,7 +156,7 @@ def _attention(
     tokens, hidden, d = shape.tokens, config.hidden_size, layer.head_dim
     heads = config.num_heads * d
     kv = layer.kv_heads * d * (2 if layer.sliding else 1)  # a full layer's V is its raw K
-    names = _MATRICES["q, k, v projections"]
+    names = MATRICES["q, k, v projections"]
     projected, products = heads + kv, 3 if layer.sliding else 2
     # The pieces of a long prefix are merged by a launch of its own.
     launches = 1 if layer.sliding or shape.prefix + shape.width <= _PIECE else 2

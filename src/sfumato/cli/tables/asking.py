@@ -14,10 +14,11 @@ from sfumato.decisions.question_file import QuestionFile
 from sfumato.decisions.results import Decision
 from sfumato.diffusion.constraints.decision_settings import DecisionSettings
 from sfumato.diffusion.constraints.questions import Question
-from sfumato.engine.decision import Decided, DecisionRequest
+from sfumato.engine.decision import DecisionRequest
 
 if TYPE_CHECKING:
     from sfumato.api import Model
+    from sfumato.engine.events import Decided
 
 
 def reading_of(args: argparse.Namespace) -> Reading:

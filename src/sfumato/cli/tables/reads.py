@@ -15,7 +15,8 @@ from sfumato.engine.errors import EngineDead, NotReady, RequestFailed
 
 if TYPE_CHECKING:
     from sfumato.api import Model
-    from sfumato.engine.decision import Decided, DecisionRequest
+    from sfumato.engine.decision import DecisionRequest
+    from sfumato.engine.events import Decided
 
 CONTEXT = 4_096  # positions of a slot; a larger one is made for a state that needs it
 T = TypeVar("T")

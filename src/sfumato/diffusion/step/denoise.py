@@ -17,16 +17,14 @@ from torch import Tensor
 
 from sfumato import ops
 from sfumato.diffusion.canvas import Canvas
-from sfumato.diffusion.scoring import Scoring, joined_stats, score_rows
+from sfumato.diffusion.scoring import score_rows
 from sfumato.diffusion.soft_rows import embedded
 from sfumato.diffusion.step.layout import Layout, Part
 from sfumato.diffusion.step.masked import score_masked
 from sfumato.diffusion.step.packed import pack
-from sfumato.diffusion.step.recompute import Recomputed, recompute
 from sfumato.diffusion.step.seats import Seats, SeatsState
 from sfumato.diffusion.step.update import Update, apply_update, compute_update
 from sfumato.model.attention import CanvasPart, CanvasRows
-from sfumato.model.cache import Slot
 from sfumato.model.head import HeadStats
 from sfumato.model.network import Network
 
@@ -75,7 +73,6 @@ class ForwardResult:
     stats: HeadStats  # of all packed positions
     extra: dict[int, HeadStats]  # by row in the layout's order: see `score_rows`
     seats: tuple[tuple[Seats, SeatsState], ...]  # of all parts, as they were at the forward
-    turbo: Recomputed | None = None  # of the last part, where its canvases are computed in part
 
     def is_current(self) -> bool:
         """Whether the rows are still those of the forward, and no step has been written since."""
@@ -86,53 +83,26 @@ def forward(
     network: Network,
     layout: Layout,
     canvases: tuple[Canvas, ...],
-    slots: Sequence[Slot],
     attended: Sequence[CanvasPart],
     seats: Sequence[Seats],
     hidden: Tensor | None = None,
 ) -> ForwardResult:
-    """canvases and slots: in the layout's order; attended: see `hidden_states`, whose result is
+    """canvases: in the layout's order; attended: see `hidden_states`, whose result is
     `hidden` where that has been computed."""
     states = tuple((part_seats, part_seats.state) for part_seats in seats)
     draws = draw(layout.parts, network.config.vocab_size)
-    passes: list[HeadStats] = []
-    extra: dict[int, HeadStats] = {}
-    plain_rows = len(canvases) if layout.turbo is None else -len(layout.turbo.lengths)
-    if layout.scoring is not None:
-        parts = [part for part in layout.parts if not part.is_turbo]
-        if hidden is None:
-            hidden = hidden_states(network, parts, attended)
-        stats, extra = _scored(network, layout.scoring, parts, hidden, canvases[:plain_rows], draws)
-        passes.append(stats)
-    turbo = None
-    if layout.turbo is not None:
-        own = canvases[plain_rows:]
-        packed = sum(layout.turbo.spans)
-        inputs = draws.temperature[-packed:], draws.uniforms[-packed:]
-        turbo = recompute(network, layout.turbo, own, slots[plain_rows:], *inputs)
-        passes.append(turbo.stats)
-    return ForwardResult(layout, canvases, draws, joined_stats(passes), extra, states, turbo)
-
-
-def _scored(
-    network: Network,
-    scoring: Scoring,
-    parts: Sequence[Part],
-    hidden: Tensor,
-    canvases: Sequence[Canvas],
-    draws: Draws,
-) -> tuple[HeadStats, dict[int, HeadStats]]:
-    """The statistics of these canvases, whose positions are the first packed ones."""
-    inputs = draws.temperature[: len(hidden)], draws.uniforms[: len(hidden)]
+    if hidden is None:
+        hidden = hidden_states(network, layout.parts, attended)
+    inputs = draws.temperature, draws.uniforms
     embeds = embedded(canvases, hidden.device)
-    expected = _joined([part.pack(part.batch.expected) for part in parts])
+    expected = _joined([part.pack(part.batch.expected) for part in layout.parts])
     stats, extra = score_rows(
-        network.head, hidden, canvases, *inputs, scoring, expected > 0, embeds
+        network.head, hidden, canvases, *inputs, layout.scoring, expected > 0, embeds
     )
     if any(canvas.guidance is not None for canvas in canvases):
-        spans = [span for part in parts for span in part.spans]
+        spans = [span for part in layout.parts for span in part.spans]
         extra = score_masked(network.head, hidden, canvases, spans, *inputs, stats, extra)
-    return stats, extra
+    return ForwardResult(layout, canvases, draws, stats, extra, states)
 
 
 def compute_updates(result: ForwardResult) -> tuple[list[Update], Tensor]:
@@ -145,8 +115,6 @@ def compute_updates(result: ForwardResult) -> tuple[list[Update], Tensor]:
         part_stats = stats if len(parts) == 1 else stats[position : position + positions]
         extra = {i - row: e for i, e in result.extra.items() if row <= i < row + rows}
         updates.append(compute_update(part, part_stats, fresh, extra))
-        if part.is_turbo and result.turbo is not None:
-            updates[-1] = result.turbo.held_open(part, updates[-1])
         row, position = row + rows, position + positions
     return updates, _joined([pack(new).flatten() for new in updates])
 

@@ -55,11 +55,10 @@ class Denoiser:
         ordered = tuple(canvases[i] for i in layout.order)
         seats = [self._seats[key] for key in dict.fromkeys(map(self._key, ordered))]
         attended, hidden = layout.attended(slots), None
-        followed = [slots[i] for i in layout.order]
         if self.device_steps is not None and len(attended) == 1 and attended[0].index is None:
             pool = attended[0].pool
             hidden = self.device_steps.hidden(seats[0].batch, len(canvases), pool)
-        return forward(self.network, layout, ordered, followed, attended, seats, hidden)
+        return forward(self.network, layout, ordered, attended, seats, hidden)
 
     @torch.no_grad()
     def apply(self, result: ForwardResult) -> Pending:
@@ -77,8 +76,6 @@ class Denoiser:
         error = None
         try:
             apply_updates(result.layout.parts, updates)
-            if result.turbo is not None:
-                result.turbo.taken(updates[-1])
         except Exception as failure:
             error = failure
         return self._pending(copy, error)
@@ -172,10 +169,7 @@ class Denoiser:
                 self._key(canvas), {number: [] for number in numbers.values()}
             )
             of_key[numbers[id(slot.pool)]].append(canvas)
-        seated = {
-            key: self._seats_of(key).take(list(groups[key].values()))
-            for key in sorted(groups, key=lambda key: key.is_turbo)  # those in turbo come last
-        }
+        seated = {key: self._seats_of(key).take(list(groups[key].values())) for key in groups}
         places = {id(canvas): place for place, canvas in enumerate(canvases)}
         order = [places[id(canvas)] for members in seated.values() for canvas in members]
         version = (
@@ -199,7 +193,7 @@ class Denoiser:
         longest = self.network.config.canvas_length
         width = canvas.step_width if isinstance(canvas, Commit) else None
         width = width or width_for(canvas.length, longest)
-        return Key(width, canvas.history_rows, canvas.is_turbo)
+        return Key(width, canvas.history_rows)
 
     def _seats_of(self, key: Key) -> Seats:
         if key not in self._seats:

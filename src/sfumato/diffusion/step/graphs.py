@@ -1,6 +1,6 @@
 """Which steps are captured, and when: one at a time, after it has run a few times.
 
-The graphs that are kept are those of the steps that run most.  Knows neither CUDA nor what a step
+The graphs that are kept are those of the steps that ran last.  Knows neither CUDA nor what a step
 does: a `GraphBackend` captures functions.
 """
 
@@ -35,13 +35,6 @@ RUNS = 3
 """After how many runs a step is captured. Many kinds of step run once or twice, when rows join or
 leave; a capture makes the host wait for the device."""
 
-HALF_LIFE = 1024
-"""Steps after which a run counts half."""
-
-MORE = 2.0
-"""How many times as much a step must run as another whose graph it replaces. Steps that run alike
-often would else push out each other's graphs, with a capture for each run."""
-
 PAUSE = 256
 """Steps after a memory shortage before another is captured."""
 
@@ -73,17 +66,12 @@ class _Record:
     """What is known of a step that is kept."""
 
     replay: Callable[[], None] | None = None
-    runs: int = 0  # without a graph
+    runs: int = 0  # without a graph, since it last had one
     refused: bool = False  # a capture or a replay has failed
-    use: float = 0.0  # runs, late ones more than early ones
-    last: int = 0  # the number of the last run, of all steps
 
-    def note_run(self, number: int) -> None:
-        self.use, self.last = self.use_at(number) + 1.0, number
-
-    def use_at(self, number: int) -> float:
-        """As of a later run."""
-        return self.use * 0.5 ** ((number - self.last) / HALF_LIFE)
+    @property
+    def wants_graph(self) -> bool:
+        return self.replay is None and self.runs >= RUNS and not self.refused
 
 
 class StepGraphs:
@@ -96,8 +84,6 @@ class StepGraphs:
         """rows: for how many batches have room."""
         self._backend, self._most = backend, most_graphs(rows)
         self._records: dict[Step, _Record] = {}  # the last used last
-        self._wanted: list[Step] = []  # that have run often enough and are not captured
-        self._number = 0  # of the last run
         self._pause = 0
 
     @property
@@ -112,11 +98,10 @@ class StepGraphs:
     def add(self, step: Step) -> None:
         """Keeps a step, and drops those that have not been used for the longest time, such without
         a graph first."""
-        for old in [old for old in self._records if not old.is_alive]:
-            self._drop(old)
+        self._records = {old: record for old, record in self._records.items() if old.is_alive}
         while len(self._records) >= STEPS:
             plain = (old for old, record in self._records.items() if record.replay is None)
-            self._drop(next(plain, next(iter(self._records))))
+            del self._records[next(plain, next(iter(self._records)))]
         self._records[step] = _Record()
 
     def run(self, step: Step) -> None:
@@ -124,15 +109,11 @@ class StepGraphs:
         its graph."""
         record = self._records.pop(step, None) or _Record()
         self._records[step] = record
-        self._number += 1
-        record.note_run(self._number)
         self._pause = max(0, self._pause - 1)
         replay, record.replay = record.replay, None
         if replay is None:
             step.run()
             record.runs += 1
-            if record.runs >= RUNS and not record.refused and step not in self._wanted:
-                self._wanted.append(step)
             return
         try:
             replay()
@@ -142,17 +123,16 @@ class StepGraphs:
         record.replay = replay
 
     def capture_next(self) -> bool:
-        """Captures the step that runs most of those without a graph that have run RUNS times, if
-        there is any, and if there is room for its graph or another's is used much less; whether it
-        did. A capture that fails leaves its step without a graph."""
-        self._wanted = [step for step in self._wanted if step.is_alive]
+        """Captures the last used step of those without a graph that have run RUNS times, if there
+        is any with room for its graph; whether it did. A capture that fails leaves its step without
+        a graph."""
         if self._pause:
             return False
-        by_use = sorted(self._wanted, key=self._use, reverse=True)
-        step = next((step for step in by_use if self._make_room(step)), None)
+        wanted = [step for step, record in self._records.items() if record.wants_graph]
+        alive = (step for step in reversed(wanted) if step.is_alive)
+        step = next((step for step in alive if self._make_room(step)), None)
         if step is None:
             return False
-        self._wanted.remove(step)
         record = self._records[step]
         try:
             record.replay = self._backend.capture(step.prepare_for_capture())
@@ -172,29 +152,22 @@ class StepGraphs:
         """Drops all graphs, for want of memory. Steps are captured again after a while."""
         for record in self._records.values():
             record.replay = None
-        self._wanted, self._pause = [], PAUSE
-
-    def _use(self, step: Step) -> float:
-        return self._records[step].use_at(self._number)
+        self._pause = PAUSE
 
     def _make_room(self, wanted: Step) -> bool:
-        """Drops the graph that is used least of those that share room with a step's, where there
-        are as many as are kept and it is used much less than the step; whether there is room."""
-        alike = isinstance(wanted, ReadForward)
-        held = [
-            step
+        """Drops the graph that has not been used for the longest time of those that share room with
+        a step's, where there are as many as are kept and the step is used later; whether there is
+        room."""
+        alike = {
+            step: record
             for step, record in self._records.items()
-            if record.replay is not None and isinstance(step, ReadForward) == alike
-        ]
+            if isinstance(step, ReadForward) == isinstance(wanted, ReadForward)
+        }
+        held = [step for step, record in alike.items() if record.replay is not None]
         if len(held) < _most_alike(wanted, self._most):
             return True
-        least = min(held, key=self._use)
-        if self._use(least) * MORE > self._use(wanted):
+        if next(step for step in alike if step in (wanted, held[0])) is wanted:
             return False
-        self._records[least].replay = None
+        record = self._records[held[0]]
+        record.replay, record.runs = None, 0
         return True
-
-    def _drop(self, step: Step) -> None:
-        del self._records[step]
-        if step in self._wanted:
-            self._wanted.remove(step)

@@ -31,7 +31,6 @@ class Part:
     lengths: tuple[int, ...]  # of each row's canvas
     packed: Tensor | None  # int64 [positions]: places in [R · W] that are read; None: all
     groups: tuple[RuleGroup, ...]
-    is_turbo: bool = False  # whether its canvases are computed in part: see `recompute.py`
 
     @property
     def spans(self) -> list[int]:
@@ -74,28 +73,20 @@ class Layout:
     order: tuple[int, ...]  # of each row, its place among the canvases of the caller
     parts: tuple[Part, ...]
     runs: tuple[Run, ...]
-    scoring: Scoring | None  # of all rows but those of the last part, where that is in turbo
-
-    @property
-    def turbo(self) -> Part | None:
-        """The part whose canvases are computed in part, if there is one."""
-        return self.parts[-1] if self.parts[-1].is_turbo else None
+    scoring: Scoring
 
     @property
     def reads_progress(self) -> bool:
         """Whether scoring reads on the host how far a canvas has come: rows that ask for more than
         the plain distribution do."""
-        groups = () if self.scoring is None else self.scoring.groups
-        return any(group.kind != "plain" for group in groups)
+        return any(group.kind != "plain" for group in self.scoring.groups)
 
     def attended(self, slots: Sequence[Slot]) -> list[CanvasPart]:
-        """What attention takes by itself, of all parts but one in turbo; slots: in the caller's
-        order. Pools are not kept here:
-        that of a larger slot goes with its request."""
+        """What attention takes; slots: in the caller's order. Pools are not kept here: that of a
+        larger slot goes with its request."""
         firsts = accumulate((run.rows.stop - run.rows.start for run in self.runs), initial=0)
         pools = [slots[self.order[row]].pool for row, _ in zip(firsts, self.runs, strict=False)]
-        runs = zip(self.runs, pools, strict=True)
-        return [run.attended(pool) for run, pool in runs if not run.part.is_turbo]
+        return [run.attended(pool) for run, pool in zip(self.runs, pools, strict=True)]
 
 
 def lay_out(
@@ -105,8 +96,8 @@ def lay_out(
     device: torch.device,
     probe: LiftProbe,
 ) -> Layout:
-    """The layout of canvases that stand in the first rows of their batches, those in turbo in the
-    last one. Notes there which slots they follow, and their lengths."""
+    """The layout of canvases that stand in the first rows of their batches. Notes there which
+    slots they follow, and their lengths."""
     parts, runs = [], []
     for batch, canvases, slots in batches:
         rows = batch.first(len(canvases))
@@ -114,16 +105,16 @@ def lay_out(
         lengths = [canvas.length for canvas in canvases]
         groups = RuleGroup.of(canvases, rows, probe)
         packed = _packed(lengths, batch.width, device)
-        part = Part(rows, tuple(lengths), packed, groups, canvases[0].is_turbo)
+        part = Part(rows, tuple(lengths), packed, groups)
         parts.append(part)
         for _, places in groupby(range(len(slots)), lambda row: id(slots[row].pool)):  # noqa: B023
             members = list(places)
             at = slice(members[0], members[-1] + 1)
             packed = None if part.packed is None else _packed(lengths[at], batch.width, device)
             runs.append(Run(part, at, packed))
-    scored = [canvas for _, members, _ in batches for canvas in members if not canvas.is_turbo]
-    spans = [span for part in parts for span in part.spans if not part.is_turbo]
-    scoring = Scoring.of(scored, vocab_size, device, spans) if scored else None
+    scored = [canvas for _, members, _ in batches for canvas in members]
+    spans = [span for part in parts for span in part.spans]
+    scoring = Scoring.of(scored, vocab_size, device, spans)
     return Layout(tuple(order), tuple(parts), tuple(runs), scoring)
 
 

@@ -17,7 +17,6 @@ class Key(NamedTuple):
 
     width: int
     history: int  # depth of their histories
-    is_turbo: bool = False  # whether they are computed in part
 
 
 SeatsState = tuple[int, int]

@@ -33,7 +33,6 @@ class Update:
     keeps_soft: Tensor  # bool [R, W, 1]: positions whose soft embedding stays as it is
     expected: Tensor  # int32 [R, W]: as in the batch
     step: Tensor  # int64 [R]: after the step, as the next two
-    stop: Tensor  # bool [R]: what the stopping rule says
     converged: Tensor  # bool [R]
     done: Tensor  # bool [R]
     entropy: Tensor  # float32 [R, W], pinned positions without
@@ -93,7 +92,6 @@ def decided_update(
         keeps_soft=keeps_soft[:, :, None],
         expected=batch.expected if suffices is None else part.unpack(suffices.int()),
         step=step,
-        stop=decision.stop,
         converged=converged,
         done=frozen | converged | (step >= batch.max_steps),
         entropy=stats.entropy,

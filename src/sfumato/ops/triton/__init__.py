@@ -31,7 +31,7 @@ from sfumato.ops.triton import self_test
 from sfumato.ops.triton.kernel import LaunchError
 from sfumato.ops.triton.planes import OPERATIONS as PLANE_OPERATIONS
 from sfumato.ops.triton.planes import PlaneTensor, plane_name, plane_names
-from sfumato.ops.triton.scaled import KINDS, scaled_name, scaled_names, takes_kind
+from sfumato.ops.triton.scaled import KINDS, scaled_name, scaled_names
 from sfumato.ops.triton.scaled import OPERATIONS as SCALED_OPERATIONS
 from sfumato.ops.triton.self_test import KernelTwin
 from sfumato.ops.triton.tiles import slower
@@ -76,7 +76,7 @@ def _twin(operation: str) -> KernelTwin:
 
 
 def twins(formats: Iterable[str] = ()) -> dict[str, KernelTwin]:
-    """All operations that kernels serve, those with planes and with codes for weights of
+    """All operations that kernels serve, those with planes and with 8-bit codes for weights of
     these formats and those over a narrow cache of one of them, less those that are turned off.
     Imports Triton."""
     named = [names for operation in PLANE_OPERATIONS for names in plane_names(operation).items()]
@@ -126,8 +126,8 @@ def serves_planes(operation: str, format: str, device: torch.device) -> bool:
 
 
 def serves_scaled(operation: str, kind: str, device: torch.device) -> bool:
-    """As `serves_planes`, with weights of codes of a kind."""
-    known = operation in SCALED_OPERATIONS and takes_kind(kind, device)
+    """As `serves_planes`, with weights of 8-bit codes of a kind."""
+    known = operation in SCALED_OPERATIONS and kind in KINDS
     return known and _serves_format(operation, scaled_name(operation, kind), device)
 
 
@@ -264,4 +264,4 @@ for _operation in PLANE_OPERATIONS:
     _register_formats(_operation, PLANES, _plane_names, _names, "weights in planes")
 for _operation in SCALED_OPERATIONS:
     _names = scaled_names(_operation).values()
-    _register_formats(_operation, SCALED, _scaled_names, _names, "weights of codes")
+    _register_formats(_operation, SCALED, _scaled_names, _names, "weights of 8-bit codes")

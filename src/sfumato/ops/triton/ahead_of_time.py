@@ -141,8 +141,7 @@ def source_of(kernel: Kernel, tile: Tile, target: Target) -> tuple[Any, dict[str
     finds the result in Triton's cache."""
     from triton.compiler import ASTSource
 
-    constants: dict[str, Any] = {**kernel.sizes, **tile.constants, "UPCAST": False}
-    constants |= dict.fromkeys(kernel.without)
+    constants = {**kernel.sizes, **tile.constants, "UPCAST": False}
     if "DESCRIPTORS" in kernel.function.arg_names:
         constants["DESCRIPTORS"] = target.copies
     signature: dict[str, str] = {}

@@ -1,22 +1,16 @@
-"""Codes in kernels: how rows of activations become codes, and how codes are multiplied.
+"""8-bit codes in kernels: how rows of activations become codes, and how codes are multiplied.
 
 Weights come as `ScaledTensor`: codes and a scale for each row.  A kernel with a constant WAY serves
-four ways of one product, all with float32 or int32 sums and with the rows' scales applied once,
-after the last of them:
+three ways of one product, all with float32 or int32 sums and with the scales applied once, after
+the last of them:
 
 - FP8_CODES and INT8_CODES multiply codes by codes: those of activations are made on the device, a
   row at a time (`round_rows`).
-- FP4_CODES does so with codes of e2m1, two in a byte, whose groups' scales the matrix units apply
-  themselves: those of NVIDIA's Blackwell alone.
 - FP8_BYTES multiplies e4m3 codes, unpacked by integers, by the activations as they are, for GPUs
   whose matrix units take no e4m3 and whose compiler knows no such type.
-
-Inputs of a product are counted in bytes of codes, of which FP4 has two to a byte.
 """
 
 from __future__ import annotations
-
-from typing import Any
 
 import torch
 import triton
@@ -25,20 +19,15 @@ from torch import Tensor
 
 from sfumato.ops.triton.kernel import Kernel, launch, register
 from sfumato.ops.triton.tiles import tile_for
-from sfumato.ops.triton.weights import e2m1_value, e4m3_value, parted, product, spread
-from sfumato.weights.fp4 import GROUP
-from sfumato.weights.scaled import CODES, LEAST, MOST, Kind, ScaledTensor, code_bytes
+from sfumato.ops.triton.weights import product
+from sfumato.weights.scaled import CODES, LEAST, MOST, Kind, ScaledTensor
 
 FP8_CODES = tl.constexpr(0)
 INT8_CODES = tl.constexpr(1)
 FP8_BYTES = tl.constexpr(2)
-FP4_CODES = tl.constexpr(3)
 
 _FP8_MOST = tl.constexpr(MOST["FP8"])
 _INT8_MOST = tl.constexpr(MOST["INT8"])
-_FP4_MOST = tl.constexpr(MOST["FP4"])
-_GROUP = tl.constexpr(GROUP)
-_GROUP_BYTES = tl.constexpr(GROUP // 2)  # of codes
 _LEAST = tl.constexpr(LEAST)
 _ROUNDER = tl.constexpr(1.5 * 2**23)
 """Added to and taken from a float32 number below 2²², it leaves the nearest integer, ties to even:
@@ -58,13 +47,22 @@ def _round_rows(
     UPCAST: tl.constexpr,
 ) -> None:
     """codes [rows, COLUMNS] and scales float32 [rows] of x [rows, COLUMNS]: the bits of
-    `scaled.round_rows`. A program makes a row, which it reads twice, the second time from a
-    cache."""
+    `scaled.round_rows`. A program makes a row, which it reads twice, the second time from a cache.
+
+    Zero times a number that is not finite is NaN, which a maximum would not show.
+    """
     row = tl.program_id(0).to(tl.int64)
     columns = tl.arange(0, BLOCK)
+    tops = tl.zeros((BLOCK,), tl.float32)
+    spoiled = tl.zeros((BLOCK,), tl.float32)
+    for first in range(0, COLUMNS, BLOCK):
+        source = x + row * COLUMNS + first + columns
+        part = tl.load(source, mask=first + columns < COLUMNS, other=0.0).to(tl.float32)
+        tops = tl.maximum(tops, tl.abs(part))
+        spoiled += part * 0.0
+    top = tl.maximum(tl.max(tops, 0), _LEAST)
     MOST_CODE: tl.constexpr = _INT8_MOST if WAY == INT8_CODES else _FP8_MOST
-    top, scale = _top_and_scale(x, row, COLUMNS, MOST_CODE, BLOCK)
-    tl.store(scales + row, scale)
+    tl.store(scales + row, top * (1 / MOST_CODE) + tl.sum(spoiled, 0))
     factor = tl.div_rn(tl.full((), 1.0, tl.float32), top) * MOST_CODE
     for first in range(0, COLUMNS, BLOCK):
         inside = first + columns < COLUMNS
@@ -80,75 +78,6 @@ def _round_rows(
                 part = _nearest_e4m3(part)
             code = part.to(tl.float8e4nv, fp_downcast_rounding="rtne")
             tl.store(codes + place, code, mask=inside)
-
-
-@triton.jit
-def _top_and_scale(
-    x: tl.tensor, row: tl.tensor, COLUMNS: tl.constexpr, MOST_CODE: tl.constexpr,
-    BLOCK: tl.constexpr,
-) -> tuple[tl.tensor, tl.tensor]:  # fmt: skip
-    """The largest number of a row of x [rows, COLUMNS], and the scale by which it has the largest
-    code. Zero times a number that is not finite is NaN, which a maximum would not show."""
-    columns = tl.arange(0, BLOCK)
-    tops = tl.zeros((BLOCK,), tl.float32)
-    spoiled = tl.zeros((BLOCK,), tl.float32)
-    for first in range(0, COLUMNS, BLOCK):
-        source = x + row * COLUMNS + first + columns
-        part = tl.load(source, mask=first + columns < COLUMNS, other=0.0).to(tl.float32)
-        tops = tl.maximum(tops, tl.abs(part))
-        spoiled += part * 0.0
-    top = tl.maximum(tl.max(tops, 0), _LEAST)
-    return top, top * (1 / MOST_CODE) + tl.sum(spoiled, 0)
-
-
-@triton.jit
-def _round_rows_fp4(
-    x: tl.tensor,
-    codes: tl.tensor,
-    groups: tl.tensor,
-    scales: tl.tensor,
-    COLUMNS: tl.constexpr,
-    BLOCK: tl.constexpr,
-    UPCAST: tl.constexpr,
-) -> None:
-    """As `_round_rows`, to codes of e2m1 [rows, COLUMNS / 2] with scales of groups in e4m3
-    [rows, COLUMNS / 16]: the bits of `fp4.to_codes` of the numbers in units of the row's scale."""
-    row = tl.program_id(0).to(tl.int64)
-    columns = tl.arange(0, BLOCK)
-    top, scale = _top_and_scale(x, row, COLUMNS, _FP4_MOST, BLOCK)
-    tl.store(scales + row, scale)
-    factor = tl.div_rn(tl.full((), 1.0, tl.float32), top) * _FP4_MOST
-    GROUPS: tl.constexpr = BLOCK // _GROUP
-    for first in range(0, COLUMNS, BLOCK):
-        inside = first + columns < COLUMNS
-        part = tl.load(x + row * COLUMNS + first + columns, mask=inside, other=0.0)
-        part = tl.reshape(part.to(tl.float32) * factor, (GROUPS, _GROUP))
-        part = tl.minimum(tl.maximum(part, -_FP4_MOST), _FP4_MOST)
-        largest = tl.max(tl.abs(part), 1)
-        of_group = tl.minimum(tl.div_rn(largest, tl.full((GROUPS,), 6.0, tl.float32)), 448.0)
-        if UPCAST:
-            of_group = _nearest_e4m3(of_group)
-        code = of_group.to(tl.float8e4nv, fp_downcast_rounding="rtne")
-        place = first // _GROUP + tl.arange(0, GROUPS)
-        tl.store(groups + row * (COLUMNS // _GROUP) + place, code, mask=place < COLUMNS // _GROUP)
-        rounded = code.to(tl.float32)
-        divisor = tl.where(rounded > 0, rounded, float("inf"))  # without a scale there are no codes
-        quotient = tl.div_rn(part, tl.broadcast_to(divisor[:, None], (GROUPS, _GROUP)))
-        nibbles = tl.reshape(_nearest_e2m1(quotient), (BLOCK // 2, 2))
-        both = tl.sum(nibbles << (tl.arange(0, 2) * 4)[None, :], 1)
-        place = first // 2 + tl.arange(0, BLOCK // 2)
-        target = codes + row * (COLUMNS // 2) + place
-        tl.store(target, both.to(tl.uint8), mask=place < COLUMNS // 2)
-
-
-@triton.jit
-def _nearest_e2m1(number: tl.tensor) -> tl.tensor:
-    """The codes of the nearest numbers of e2m1, ties to even codes: int32. A number that is none
-    becomes zero."""
-    size = tl.abs(number)
-    code = (size > 0.25).to(tl.int32) + (size >= 0.75).to(tl.int32) + (size > 1.25).to(tl.int32)
-    code += (size >= 1.75).to(tl.int32) + (size > 2.5).to(tl.int32) + (size >= 3.5).to(tl.int32)
-    return code + (size > 5.0).to(tl.int32) + (number < 0).to(tl.int32) * 8
 
 
 @triton.jit
@@ -195,47 +124,6 @@ def product_of_codes(
 
 
 @triton.jit
-def group_scales(
-    groups: tl.tensor, rows: tl.tensor, known: tl.tensor, column: tl.tensor, COLUMNS: tl.constexpr,
-    IN: tl.constexpr,
-) -> tl.tensor:  # fmt: skip
-    """The bytes of the scales of groups, uint8 [rows, IN / 8], of IN bytes of codes from `column`
-    on of rows (int64) of COLUMNS such bytes; zeros where not `known` and past the last column."""
-    place = column // _GROUP_BYTES + tl.arange(0, IN // _GROUP_BYTES)
-    COUNT: tl.constexpr = COLUMNS // _GROUP_BYTES
-    source = groups.to(tl.pointer_type(tl.uint8), bitcast=True) + rows[:, None] * COUNT
-    return tl.load(source + place[None, :], mask=known[:, None] & (place < COUNT)[None, :], other=0)
-
-
-@triton.jit
-def product_of_fp4(
-    weight: tl.tensor, groups: tl.tensor, x: tl.tensor, x_groups: tl.tensor, sums: tl.tensor,
-    OUT: tl.constexpr, TOKENS: tl.constexpr, IN: tl.constexpr, UPCAST: tl.constexpr,
-) -> tl.tensor:  # fmt: skip
-    """sums + weight @ x.T: bytes of codes [OUT, IN] and [TOKENS, IN], with the bytes of the scales
-    of their groups [OUT, IN / 8] and [TOKENS, IN / 8].
-
-    The interpreter of Triton 3.6 takes such scales for powers of two, and says nothing: interpreted
-    codes are unpacked (UPCAST), so that no more than the units' own product stays untested there.
-    """
-    if UPCAST:
-        wide = _fp4_floats(weight, groups, OUT, IN * 2)
-        return product(wide, _fp4_floats(x, x_groups, TOKENS, IN * 2).T, sums, UPCAST)
-    else:
-        scales = groups.to(tl.float8e4nv, bitcast=True)
-        x_scales = x_groups.to(tl.float8e4nv, bitcast=True)
-        return tl.dot_scaled(weight, scales, "e2m1", x.T, x_scales, "e2m1", sums)
-
-
-@triton.jit
-def _fp4_floats(
-    codes: tl.tensor, groups: tl.tensor, ROWS: tl.constexpr, COLUMNS: tl.constexpr
-) -> tl.tensor:
-    """Codes of e2m1, two in a byte, times the scales of their groups: float32 [ROWS, COLUMNS]."""
-    return e2m1_value(parted(codes, 4, ROWS, COLUMNS)) * spread(e4m3_value(groups), ROWS, COLUMNS)
-
-
-@triton.jit
 def _floats(code: tl.tensor) -> tl.tensor:
     """e4m3 codes in bytes as float32, exact: the bits of a float16 with four of its five bits of
     exponent, whose bias is 15 and not 7. Small numbers are subnormal in both."""
@@ -274,53 +162,15 @@ ROUND_ROWS = {
     "FP8": _kernel("round_rows_fp8", "fp8e4nv", FP8_CODES, "FP8"),
     "INT8": _kernel("round_rows_int8", "i8", INT8_CODES, "INT8"),
 }
-_ANY = ROUND_ROWS["FP8"]
-ROUND_ROWS_FP4 = register(
-    Kernel(
-        "round_rows_fp4",
-        _round_rows_fp4,
-        {**_ANY.types, "codes": "*u8:16", "groups": "*fp8e4nv:16"},
-        {"COLUMNS": 2816},
-        shapes=_ANY.shapes,
-        format="FP4",
-    )
-)
 
 
 def round_rows(x: Tensor, kind: Kind) -> ScaledTensor:
     """x [rows, columns], contiguous, as codes with a scale for each row."""
     rows, columns = x.shape
-    codes = torch.empty(rows, code_bytes(kind, columns), dtype=CODES[kind], device=x.device)
+    codes = torch.empty(x.shape, dtype=CODES[kind], device=x.device)
     scales = torch.empty(rows, dtype=torch.float32, device=x.device)
-    given = {"x": x, "codes": codes, "scales": scales, "COLUMNS": columns}
-    kernel, groups = ROUND_ROWS.get(kind, ROUND_ROWS_FP4), None
-    if kind == "FP4":
-        groups = torch.empty(rows, columns // GROUP, dtype=torch.float8_e4m3fn, device=x.device)
-        given["groups"] = groups
-    else:
-        given["WAY"] = kernel.sizes["WAY"]
-    launch(kernel, (rows,), tile_for(kernel.name, x.device), x.device, **given)
-    return ScaledTensor(codes, scales, groups)
-
-
-def operands(x: Tensor, weight: ScaledTensor, as_codes: bool) -> dict[str, Any]:
-    """What both products of codes take: x [rows, columns], contiguous, and a weight. as_codes: x
-    becomes codes too; else it stays, and kernels unpack the bytes of FP8."""
-    if not as_codes:
-        given = {"x": x, "x_groups": None, "x_scales": weight.scales}
-        stored = {"weight": weight.codes.view(torch.uint8), "groups": None}
-    else:
-        held = round_rows(x, weight.kind)
-        given = {"x": held.codes, "x_groups": held.groups, "x_scales": held.scales}
-        stored = {"weight": weight.codes, "groups": weight.groups}
-    return {**given, **stored, "scales": weight.scales}
-
-
-GROUPS = ("x_groups", "groups")
-"""The parameters of products that are addresses of groups' scales, which FP4 alone has."""
-
-
-def of_groups(way: tl.constexpr) -> tuple[dict[str, str], tuple[str, ...]]:
-    """The types of GROUPS in a product, and those that it is without; see `Kernel`."""
-    has_groups = way.value == FP4_CODES.value
-    return (dict.fromkeys(GROUPS, "*fp8e4nv:16"), ()) if has_groups else ({}, GROUPS)
+    kernel = ROUND_ROWS[kind]
+    tile = tile_for(kernel.name, x.device)
+    launch(kernel, (rows,), tile, x.device, x=x, codes=codes, scales=scales, COLUMNS=columns,
+           WAY=kernel.sizes["WAY"])  # fmt: skip
+    return ScaledTensor(codes, scales)

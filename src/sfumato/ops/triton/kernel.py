@@ -66,7 +66,6 @@ class Kernel:
     such as unpacks the numbers of another cache.
     columns: of a kernel that reads planes, which constant is the number of their columns.
     format: of a kernel of one format of weights alone, its name.
-    without: parameters that another use of the function has; None here.
     """
 
     name: str  # its tiles stand under this name in tiles.toml
@@ -77,7 +76,6 @@ class Kernel:
     shapes: Mapping[str, Mapping[str, int | bool]] = field(default_factory=dict)
     columns: str = ""
     format: str = ""
-    without: tuple[str, ...] = ()
 
     def as_variant(self, name: str) -> Kernel:
         """The kernel with the sizes of one of its variants or shapes, and of weights of a format

@@ -1,4 +1,4 @@
-"""The mixture of experts with weights of codes: the launches of `experts`, and two more.
+"""The mixture of experts with weights of 8-bit codes: the launches of `experts`, and two more.
 
 The tokens become codes once, before the experts gather them; what gate and up make of them becomes
 codes before the down product, a row at a time.  Where e4m3 is unpacked by integers (see `codes`)
@@ -17,17 +17,13 @@ from torch import Tensor
 
 from sfumato.ops import reference
 from sfumato.ops.triton.codes import (
-    FP4_CODES,
     FP8_BYTES,
     FP8_CODES,
     INT8_CODES,
     gathered,
-    group_scales,
     no_sums,
-    of_groups,
-    operands,
     product_of_codes,
-    product_of_fp4,
+    round_rows,
     scales_of,
 )
 from sfumato.ops.triton.experts import DOWN, GATE_UP, combine, gelu
@@ -44,17 +40,15 @@ from sfumato.ops.triton.self_test import (
 )
 from sfumato.ops.triton.tiles import tile_for
 from sfumato.ops.triton.weights import as_descriptor
-from sfumato.weights.scaled import Kind, ScaledTensor, code_bytes
+from sfumato.weights.scaled import Kind, ScaledTensor
 from sfumato.weights.scaled import round_rows as rounded
 
 
 @triton.jit
 def _gate_up(
     x: tl.tensor,
-    x_groups: tl.tensor | None,
     x_scales: tl.tensor,
     weight: tl.tensor,
-    groups: tl.tensor | None,
     scales: tl.tensor,
     order: tl.tensor,
     starts: tl.tensor,
@@ -72,8 +66,7 @@ def _gate_up(
     DESCRIPTORS: tl.constexpr,
 ) -> None:
     """activated [assignments by expert, INNER] = gelu(gate) · up of x [tokens, HIDDEN], as in
-    `experts`; x_scales: of the tokens, where x is codes; scales: of the weight's rows; x_groups and
-    groups: of FP4, the scales of groups. HIDDEN and IN are bytes of codes; see `codes`."""
+    `experts`; x_scales: of the tokens, where x is codes; scales: of the weight's rows."""
     expert, start, end = group_of(starts, tl.program_id(1), EXPERTS, EXPERTS_PADDED, TOKENS)
     if expert >= EXPERTS:
         return
@@ -84,18 +77,19 @@ def _gate_up(
     places = start + tl.arange(0, TOKENS)
     mine = places < end
     token = tl.load(order + places, mask=mine, other=0) // CHOSEN
+    columns = tl.arange(0, IN)
+    source = x + token.to(tl.int64)[:, None] * HIDDEN + columns[None, :]
+    gate = no_sums(OUT, TOKENS, WAY)
+    up = no_sums(OUT, TOKENS, WAY)
+    DTYPE: tl.constexpr = activated.dtype.element_ty
+    for column in range(0, HIDDEN, IN):
+        inside = mine[:, None] & (column + columns < HIDDEN)[None, :]
+        tokens = gathered(source + column, inside, WAY).T
+        block = weight.load([first, column])
+        gate = product_of_codes(block, tokens, gate, IN, WAY, DTYPE, UPCAST)
+        block = weight.load([first + INNER, column])
+        up = product_of_codes(block, tokens, up, IN, WAY, DTYPE, UPCAST)
     numbers = row + tl.arange(0, OUT)
-    source = x + token.to(tl.int64)[:, None] * HIDDEN + tl.arange(0, IN)[None, :]
-    known = numbers < INNER
-    if WAY == FP4_CODES:
-        # One after the other: on sm_100 two products cannot share the scales of their tokens.
-        gate = _fp4_sums(weight, groups, first, known, source, x_groups, token, mine, HIDDEN, OUT,
-                         TOKENS, IN, UPCAST)  # fmt: skip
-        up = _fp4_sums(weight, groups, first + INNER, known, source, x_groups, token, mine, HIDDEN,
-                       OUT, TOKENS, IN, UPCAST)  # fmt: skip
-    else:
-        gate, up = _both_sums(weight, first, source, mine, HIDDEN, INNER, WAY, OUT, TOKENS, IN,
-                              activated.dtype.element_ty, UPCAST)  # fmt: skip
     of_gate = scales_of(scales, expert * (2 * INNER), numbers, INNER)
     of_up = scales_of(scales, expert * (2 * INNER) + INNER, numbers, INNER)
     gates = gate.to(tl.float32) * of_gate[:, None]
@@ -108,56 +102,11 @@ def _gate_up(
     tl.store(target, value.T, mask=mine[:, None] & (numbers < INNER)[None, :])
 
 
-@triton.jit
-def _both_sums(
-    weight: tl.tensor, first: tl.tensor, source: tl.tensor, mine: tl.tensor, HIDDEN: tl.constexpr,
-    INNER: tl.constexpr, WAY: tl.constexpr, OUT: tl.constexpr, TOKENS: tl.constexpr,
-    IN: tl.constexpr, DTYPE: tl.constexpr, UPCAST: tl.constexpr,
-) -> tuple[tl.tensor, tl.tensor]:  # fmt: skip
-    """Products [OUT, TOKENS] of the gate rows from `first` on, and of the up rows, with tokens.
-
-    source: the addresses of the tokens' first inputs [TOKENS, IN]; mine: which tokens there are."""
-    columns = tl.arange(0, IN)
-    gate = no_sums(OUT, TOKENS, WAY)
-    up = no_sums(OUT, TOKENS, WAY)
-    for column in range(0, HIDDEN, IN):
-        inside = mine[:, None] & (column + columns < HIDDEN)[None, :]
-        tokens = gathered(source + column, inside, WAY).T
-        block = weight.load([first, column])
-        gate = product_of_codes(block, tokens, gate, IN, WAY, DTYPE, UPCAST)
-        block = weight.load([first + INNER, column])
-        up = product_of_codes(block, tokens, up, IN, WAY, DTYPE, UPCAST)
-    return gate, up
-
-
-@triton.jit
-def _fp4_sums(
-    weight: tl.tensor, groups: tl.tensor, first: tl.tensor, known: tl.tensor, source: tl.tensor,
-    x_groups: tl.tensor, token: tl.tensor, mine: tl.tensor, HIDDEN: tl.constexpr,
-    OUT: tl.constexpr, TOKENS: tl.constexpr, IN: tl.constexpr, UPCAST: tl.constexpr,
-) -> tl.tensor:  # fmt: skip
-    """As `_both_sums`, of FP4, and of the rows from `first` on alone; known: which rows there
-    are."""
-    columns = tl.arange(0, IN)
-    rows = (first + tl.arange(0, OUT)).to(tl.int64)
-    sums = tl.zeros((OUT, TOKENS), tl.float32)
-    for column in range(0, HIDDEN, IN):
-        inside = mine[:, None] & (column + columns < HIDDEN)[None, :]
-        tokens = tl.load(source + column, mask=inside, other=0)
-        block = weight.load([first, column])
-        ours = group_scales(groups, rows, known, column, HIDDEN, IN)
-        theirs = group_scales(x_groups, token.to(tl.int64), mine, column, HIDDEN, IN)
-        sums = product_of_fp4(block, ours, tokens, theirs, sums, OUT, TOKENS, IN, UPCAST)
-    return sums
-
-
 @triton.jit(do_not_specialize=["assignments"])
 def _down(
     activated: tl.tensor,
-    x_groups: tl.tensor | None,
     x_scales: tl.tensor,
     weight: tl.tensor,
-    groups: tl.tensor | None,
     scales: tl.tensor,
     order: tl.tensor,
     starts: tl.tensor,
@@ -176,8 +125,7 @@ def _down(
     DESCRIPTORS: tl.constexpr,
 ) -> None:
     """parts [assignments, HIDDEN] = the down product of `activated`, by the assignments' shares, as
-    in `experts`; x_scales: of the rows of `activated`, where these are codes; x_groups and groups:
-    of FP4, the scales of groups. INNER and IN are bytes of codes; see `codes`."""
+    in `experts`; x_scales: of the rows of `activated`, where these are codes."""
     expert, start, end = group_of(starts, tl.program_id(1), EXPERTS, EXPERTS_PADDED, TOKENS)
     if expert >= EXPERTS:
         return
@@ -185,22 +133,15 @@ def _down(
     activated = as_descriptor(activated, assignments, INNER, TOKENS, IN, DESCRIPTORS)
     row = tl.program_id(0) * OUT
     sums = no_sums(OUT, TOKENS, WAY)
-    rows = row + tl.arange(0, OUT)
-    places = start + tl.arange(0, TOKENS)
-    mine = places < end
     for column in range(0, INNER, IN):
         block = weight.load([expert * HIDDEN + row, column])
-        tokens = activated.load([start, column])
-        if WAY == FP4_CODES:
-            of_rows = (expert * HIDDEN + rows).to(tl.int64)
-            ours = group_scales(groups, of_rows, rows < HIDDEN, column, INNER, IN)
-            theirs = group_scales(x_groups, places.to(tl.int64), mine, column, INNER, IN)
-            sums = product_of_fp4(block, ours, tokens, theirs, sums, OUT, TOKENS, IN, UPCAST)
-        else:
-            DTYPE: tl.constexpr = parts.dtype.element_ty
-            sums = product_of_codes(block, tokens.T, sums, IN, WAY, DTYPE, UPCAST)
+        tokens = activated.load([start, column]).T
+        sums = product_of_codes(block, tokens, sums, IN, WAY, parts.dtype.element_ty, UPCAST)
+    places = start + tl.arange(0, TOKENS)
+    mine = places < end
     assignment = tl.load(order + places, mask=mine, other=0)
     share = tl.load(shares + assignment, mask=mine, other=0.0)
+    rows = row + tl.arange(0, OUT)
     value = sums.to(tl.float32) * scales_of(scales, expert * HIDDEN, rows, HIDDEN)[:, None]
     if WAY != FP8_BYTES:
         value = value * tl.load(x_scales + places, mask=mine, other=0.0)[None, :]
@@ -211,18 +152,14 @@ def _down(
 
 def _kernels(suffix: str, x: str, weight: str, way: tl.constexpr, kind: Kind) -> tuple[Kernel, ...]:
     of_codes = {"x_scales": "*fp32:16", "weight": f"tensordesc<{weight}[{{OUT}}, {{IN}}]>"}
-    given, without = of_groups(way)
-    of_codes |= {"scales": "*fp32:16", **given}
+    of_codes["scales"] = "*fp32:16"
     sizes = {"EXPERTS": 128, "EXPERTS_PADDED": 128, "HIDDEN": 2816, "INNER": 704, "WAY": way.value}
     gate_up = {**GATE_UP.types, **of_codes, "x": f"*{x}:16"}
     down = {**DOWN.types, **of_codes, "activated": f"tensordesc<{x}[{{TOKENS}}, {{IN}}]>"}
-    first = {**sizes, "HIDDEN": code_bytes(kind, 2816), "CHOSEN": 8}
-    second = {**sizes, "INNER": code_bytes(kind, 704)}
     return (
-        register(Kernel(f"experts_gate_up_{suffix}", _gate_up, gate_up, first, format=kind,
-                        without=without)),
-        register(Kernel(f"experts_down_{suffix}", _down, down, second, format=kind,
-                        without=without)),
+        register(Kernel(f"experts_gate_up_{suffix}", _gate_up, gate_up, {**sizes, "CHOSEN": 8},
+                        format=kind)),
+        register(Kernel(f"experts_down_{suffix}", _down, down, sizes, format=kind)),
     )  # fmt: skip
 
 
@@ -234,7 +171,6 @@ in 64 goes to the other code, and ⅛ · √(1/64) is 0.016."""
 KERNELS = {
     "FP8": _kernels("fp8", "fp8e4nv", "fp8e4nv", FP8_CODES, "FP8"),
     "INT8": _kernels("int8", "i8", "i8", INT8_CODES, "INT8"),
-    "FP4": _kernels("fp4", "u8", "u8", FP4_CODES, "FP4"),
     "bytes": _kernels("bytes", "bf16", "u8", FP8_BYTES, "FP8"),
 }
 
@@ -269,42 +205,47 @@ def multiply(
     both["EXPERTS_PADDED"] = triton.next_power_of_2(count)
     # No more lives at a time than in `experts`: codes end before the parts begin, and the activated
     # products once they are codes.
-    given = operands(x, gate_up, as_codes)
+    given, x_scales = _rounded(x, gate_up, as_codes)
     activated = x.new_empty(assignments, inner)
-    both["HIDDEN"] = given["weight"].shape[-1]
-    _launch(first, use, inner, both, given, activated=activated, CHOSEN=chosen.shape[1])
-    del given
-    given = operands(activated, down, as_codes)
+    _launch(first, use, inner, gate_up, both, x=given, x_scales=x_scales,
+            activated=activated, CHOSEN=chosen.shape[1])  # fmt: skip
+    del given, x_scales
+    given, x_scales = _rounded(activated, down, as_codes)
     del activated
     parts = x.new_empty(assignments, hidden)
-    both |= {"HIDDEN": hidden, "INNER": given["weight"].shape[-1]}
-    given["activated"] = given.pop("x")
-    _launch(second, use, hidden, both, given, shares=shares, parts=parts, assignments=assignments)
+    _launch(second, use, hidden, down, both, activated=given, x_scales=x_scales,
+            shares=shares, parts=parts, assignments=assignments)  # fmt: skip
     combine(parts, out, chosen.shape[1])
     return out
+
+
+def _rounded(x: Tensor, weight: ScaledTensor, as_codes: bool) -> tuple[Tensor, Tensor]:
+    """x as codes, and their scales; as it is, and any scales, where codes are unpacked."""
+    if not as_codes:
+        return x, weight.scales
+    held = round_rows(x, weight.kind)
+    return held.codes, held.scales
 
 
 def _launch(
     kernel: Kernel,
     use: str,
     outputs: int,
+    weight: ScaledTensor,
     both: dict[str, Any],
-    given: dict[str, Any],
-    **others: Any,
+    **given: Any,
 ) -> None:
-    """One of the two products of codes. both: what both kernels take; given: what is multiplied."""
-    device = given["weight"].device
+    """One of the two products of codes; both: what both kernels take."""
+    device = weight.device
     tile = tile_for(kernel.name, device, use)
-    tokens, inputs = tile["TOKENS"], tile["IN"]
-    stored = {"weight": matrix(given["weight"], tile["OUT"], inputs)}
-    if "activated" in given:  # tokens of the other are gathered, by addresses
-        stored["activated"] = matrix(given["activated"], tokens, inputs)
-    grid = (
-        triton.cdiv(outputs, tile["OUT"]),
-        most_tiles(len(both["order"]), both["EXPERTS"], tokens),
-    )
-    held = {**both, **given, **stored, **others}
-    launch(kernel, grid, tile, device, **held, WAY=kernel.sizes["WAY"])
+    way = kernel.sizes["WAY"]
+    codes = weight.codes.view(torch.uint8) if way == FP8_BYTES.value else weight.codes
+    if kernel.function is _down:  # tokens of the other are gathered, by addresses
+        given["activated"] = matrix(given["activated"], tile["TOKENS"], tile["IN"])
+    tiles = most_tiles(len(both["order"]), both["EXPERTS"], tile["TOKENS"])
+    stored = {"weight": matrix(codes, tile["OUT"], tile["IN"]), "scales": weight.scales}
+    grid = triton.cdiv(outputs, tile["OUT"]), tiles
+    launch(kernel, grid, tile, device, **both, **given, **stored, WAY=way)
 
 
 def _serves(
@@ -316,7 +257,7 @@ def _serves(
 def _check(kind: Kind, device: torch.device) -> None:
     """An uneven choice, few tokens, and many; against what the codes say in float64."""
     dtype = torch.float32 if device.type == "cpu" else torch.bfloat16
-    count, hidden, inner = 5, 160, 64
+    count, hidden, inner = 5, 144, 48
     for tokens in sizes_for(device, [40], [FEW + 90]):
         x, *floats, scores = random_like(
             *(device, dtype, (tokens, hidden), (count, 2 * inner, hidden), (count, hidden, inner)),

@@ -1,4 +1,4 @@
-"""Dense linear maps with weights of codes: `x @ weight.T`, as in `linear`.
+"""Dense linear maps with weights of 8-bit codes: `x @ weight.T`, as in `linear`.
 
 Two launches: the rows of x become codes, then codes are multiplied; see `codes`.  Where e4m3 is
 unpacked by integers there is one, and x stays as it is.
@@ -7,6 +7,7 @@ unpacked by integers there is one, and x stays as it is.
 from __future__ import annotations
 
 from functools import partial
+from typing import Any
 
 import torch
 import triton
@@ -15,16 +16,12 @@ from torch import Tensor
 
 from sfumato.ops import reference
 from sfumato.ops.triton.codes import (
-    FP4_CODES,
     FP8_BYTES,
     FP8_CODES,
     INT8_CODES,
-    group_scales,
     no_sums,
-    of_groups,
-    operands,
     product_of_codes,
-    product_of_fp4,
+    round_rows,
     scales_of,
 )
 from sfumato.ops.triton.kernel import Kernel, launch, register
@@ -40,17 +37,15 @@ from sfumato.ops.triton.self_test import (
 )
 from sfumato.ops.triton.tiles import tile_for
 from sfumato.ops.triton.weights import as_descriptor
-from sfumato.weights.scaled import Kind, ScaledTensor, code_bytes
+from sfumato.weights.scaled import Kind, ScaledTensor
 from sfumato.weights.scaled import round_rows as rounded
 
 
 @triton.jit(do_not_specialize=["tokens"])
 def _linear(
     x: tl.tensor,
-    x_groups: tl.tensor | None,
     x_scales: tl.tensor,
     weight: tl.tensor,
-    groups: tl.tensor | None,
     scales: tl.tensor,
     out: tl.tensor,
     tokens: tl.tensor,
@@ -65,26 +60,19 @@ def _linear(
 ) -> None:
     """out [tokens, OUTPUTS] = x [tokens, INPUTS] @ weight.T; a program makes [TOKENS, OUT] of it.
 
-    x_scales: of the tokens, where x is codes; scales: of the weight's rows; x_groups and groups: of
-    FP4, the scales of groups. INPUTS and IN: see `codes`.
+    x_scales: of the tokens, where x is codes; scales: of the weight's rows.
     """
     token = tl.program_id(0) * TOKENS
     row = tl.program_id(1) * OUT
     x = as_descriptor(x, tokens, INPUTS, TOKENS, IN, DESCRIPTORS)
     weight = as_descriptor(weight, OUTPUTS, INPUTS, OUT, IN, DESCRIPTORS)
-    rows = row + tl.arange(0, OUT)
-    places = token + tl.arange(0, TOKENS)
     sums = no_sums(OUT, TOKENS, WAY)
     for column in range(0, INPUTS, IN):
         block = weight.load([row, column])
-        given = x.load([token, column])
-        if WAY == FP4_CODES:
-            known = places < tokens
-            ours = group_scales(groups, rows.to(tl.int64), rows < OUTPUTS, column, INPUTS, IN)
-            theirs = group_scales(x_groups, places.to(tl.int64), known, column, INPUTS, IN)
-            sums = product_of_fp4(block, ours, given, theirs, sums, OUT, TOKENS, IN, UPCAST)
-        else:
-            sums = product_of_codes(block, given.T, sums, IN, WAY, out.dtype.element_ty, UPCAST)
+        given = x.load([token, column]).T
+        sums = product_of_codes(block, given, sums, IN, WAY, out.dtype.element_ty, UPCAST)
+    rows = row + tl.arange(0, OUT)
+    places = token + tl.arange(0, TOKENS)
     value = sums.to(tl.float32) * scales_of(scales, 0, rows, OUTPUTS)[:, None]
     if WAY != FP8_BYTES:
         value = value * scales_of(x_scales, 0, places, tokens)[None, :]
@@ -93,7 +81,6 @@ def _linear(
 
 
 def _kernel(name: str, x: str, weight: str, way: tl.constexpr, format: Kind) -> Kernel:
-    given, without = of_groups(way)
     types = {
         "x": f"tensordesc<{x}[{{TOKENS}}, {{IN}}]>",
         "x_scales": "*fp32:16",
@@ -101,21 +88,14 @@ def _kernel(name: str, x: str, weight: str, way: tl.constexpr, format: Kind) -> 
         "scales": "*fp32:16",
         "out": "*bf16:16",
         "tokens": "i32",
-        **given,
     }
-    sizes = {"OUTPUTS": 4096, "INPUTS": code_bytes(format, 2816), "WAY": way.value}
-    shapes = {
-        shape: {**each, "INPUTS": code_bytes(format, each["INPUTS"])}
-        for shape, each in LINEAR.shapes.items()
-    }
-    return register(Kernel(name, _linear, types, sizes, shapes=shapes, format=format,
-                           without=without))  # fmt: skip
+    sizes = {"OUTPUTS": 4096, "INPUTS": 2816, "WAY": way.value}
+    return register(Kernel(name, _linear, types, sizes, shapes=LINEAR.shapes, format=format))
 
 
 KERNELS = {
     "FP8": _kernel("linear_fp8", "fp8e4nv", "fp8e4nv", FP8_CODES, "FP8"),
     "INT8": _kernel("linear_int8", "i8", "i8", INT8_CODES, "INT8"),
-    "FP4": _kernel("linear_fp4", "u8", "u8", FP4_CODES, "FP4"),
     "bytes": _kernel("linear_bytes", "bf16", "u8", FP8_BYTES, "FP8"),
 }
 
@@ -136,16 +116,21 @@ def multiply(x: Tensor, weight: ScaledTensor, as_codes: bool) -> Tensor:
         return out.view(*x.shape[:-1], outputs)
     kernel = KERNELS[weight.kind if as_codes else "bytes"]
     chosen = tile_for(kernel.name, x.device, use_for(tokens))
-    given = operands(flat, weight, as_codes)
-    inputs = given["weight"].shape[-1]
-    given["x"] = matrix(given["x"], chosen["TOKENS"], chosen["IN"])
-    given["weight"] = matrix(given["weight"], chosen["OUT"], chosen["IN"])
+    given: dict[str, Any] = {"x": flat, "x_scales": weight.scales}
+    codes = weight.codes
+    if as_codes:
+        held = round_rows(flat, weight.kind)
+        given = {"x": held.codes, "x_scales": held.scales}
+    else:
+        codes = codes.view(torch.uint8)
     launch(
         kernel,
         (triton.cdiv(tokens, chosen["TOKENS"]), triton.cdiv(outputs, chosen["OUT"])),
         chosen,
         x.device,
-        **given,
+        **{**given, "x": matrix(given["x"], chosen["TOKENS"], chosen["IN"])},
+        weight=matrix(codes, chosen["OUT"], chosen["IN"]),
+        scales=weight.scales,
         out=out,
         tokens=tokens,
         OUTPUTS=outputs,
@@ -162,7 +147,7 @@ def _serves(x: Tensor, weight: ScaledTensor, tile: int | None = None) -> bool:
 def _check(kind: Kind, device: torch.device) -> None:
     """Sizes that divide by no tile, and many tokens; against what the codes say in float64."""
     dtype = torch.float32 if device.type == "cpu" else torch.bfloat16
-    for tokens, outputs, inputs in sizes_for(device, [(5, 72, 160)], [(FEW + 90, 200, 704)]):
+    for tokens, outputs, inputs in sizes_for(device, [(5, 72, 144)], [(FEW + 90, 200, 688)]):
         x, floats = random_like(device, dtype, (tokens, inputs), (outputs, inputs))
         weight = rounded(floats, kind)
         wide = weight if multiplies_codes(kind, device) else weight.dequantize(torch.float64)

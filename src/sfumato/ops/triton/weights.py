@@ -92,13 +92,13 @@ def plane_rows(
         LOW: tl.constexpr = 2 if BITS < 4 else 4
         SOME: tl.constexpr = 8 // LOW
         low = _plane(weight, at, known, column // SOME, COLUMNS // SOME, IN // SOME, tl.uint8)
-        code = parted(low, LOW, OUT, IN)
+        code = _parted(low, LOW, OUT, IN)
         scales = weight + many * (COLUMNS // SOME)
         if BITS > LOW:
             HIGH: tl.constexpr = BITS - LOW
             EACH: tl.constexpr = 8 // HIGH
             high = _plane(scales, at, known, column // EACH, COLUMNS // EACH, IN // EACH, tl.uint8)
-            code |= parted(high, HIGH, OUT, IN) << LOW
+            code |= _parted(high, HIGH, OUT, IN) << LOW
             scales += many * (COLUMNS // EACH)
         if TABLE:
             value = _from_table(code)
@@ -134,7 +134,7 @@ def _float_rows(
     """As `plane_rows`, of codes of e2m1 with a scale of e4m3 for 16 of them and one of the row."""
     many = tl.cast(rows, tl.int64)
     low = _plane(weight, at, known, column // 2, COLUMNS // 2, IN // 2, tl.uint8)
-    value = e2m1_value(parted(low, 4, OUT, IN))
+    value = _e2m1_value(_parted(low, 4, OUT, IN))
     GROUPS: tl.constexpr = COLUMNS // 16
     scales = weight + many * (COLUMNS // 2)
     scale = e4m3_value(_plane(scales, at, known, column // 16, GROUPS, IN // 16, tl.uint8))
@@ -177,7 +177,7 @@ def _grid_rows(
     value = tl.reshape((four[:, :, None] >> shifts[None, None, :]) & 255, (OUT, IN))
     base = _plane(bases, at, known, column // SUPER, COLUMNS // SUPER, 1, tl.float16)
     scaled = spread(base.to(tl.float32) * factor, OUT, IN) * value.to(tl.float32)
-    return tl.where(parted(signs, 1, OUT, IN) != 0, -scaled, scaled)
+    return tl.where(_parted(signs, 1, OUT, IN) != 0, -scaled, scaled)
 
 
 @triton.jit
@@ -254,7 +254,7 @@ def _small(
 
 
 @triton.jit
-def parted(plane: tl.tensor, BITS: tl.constexpr, OUT: tl.constexpr, IN: tl.constexpr) -> tl.tensor:
+def _parted(plane: tl.tensor, BITS: tl.constexpr, OUT: tl.constexpr, IN: tl.constexpr) -> tl.tensor:
     """The numbers of BITS bits in bytes, the lowest bits first: int32 [OUT, IN]."""
     shifts = tl.arange(0, 8 // BITS) * BITS
     parts = (plane.to(tl.int32)[:, :, None] >> shifts[None, None, :]) & ((1 << BITS) - 1)
@@ -278,7 +278,7 @@ def _from_table(code: tl.tensor) -> tl.tensor:
 
 
 @triton.jit
-def e2m1_value(code: tl.tensor) -> tl.tensor:
+def _e2m1_value(code: tl.tensor) -> tl.tensor:
     """The number of a code of e2m1, float32: its size, doubled, is one of eight digits."""
     digit = (_E2M1 >> ((code & 7) * 4).to(tl.int64)) & 15
     size = digit.to(tl.float32) * 0.5

@@ -58,7 +58,6 @@ class Sampling(Neutral, Grammars, Body):
     self_conditioning: bool | None = None
     soft_skip: float | None = None
     soft_top_k: Annotated[int | None, within("soft_top_k")] = None
-    turbo: bool | None = None
     max_thinking_tokens: Annotated[int | None, within("max_thinking_tokens")] = None
     retry_empty: bool | None = None
     timeout: Annotated[float | None, within("timeout_s")] = None

@@ -133,12 +133,6 @@ RULES = (
     ),
     Rule("soft_skip and soft_top_k do not go together.", r"soft_skip, soft_top_k: "),
     Rule(
-        "turbo is for models on a CPU, and goes with nothing that needs a whole distribution at "
-        "every step: top_k, top_p, soft_top_k, more than 8 top_logprobs, a logit_bias "
-        "other than -100.",
-        r"turbo: ",
-    ),
-    Rule(
         "t_min is at most t_max; of the two, what a body leaves out is the checkpoint's.",
         r"t_min, t_max: need|t_m(in|ax): must be at (most|least) t_m",
     ),

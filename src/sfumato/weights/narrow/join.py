@@ -17,12 +17,11 @@ from torch import Tensor
 
 from sfumato.weights.blocks import BLOCK_FORMATS, KNOWN_FORMATS, PLANE_FORMATS, QuantizedTensor
 from sfumato.weights.errors import CheckpointError, listed, quoted
-from sfumato.weights.fp4 import GROUP
 from sfumato.weights.names import Stack, TensorNames
 from sfumato.weights.narrow.config import Scheme
 from sfumato.weights.narrow.matrix import NarrowMatrix, block_format
 from sfumato.weights.narrow.pieces import Files, NarrowPiece
-from sfumato.weights.scaled import CODES, ScaledTensor, code_bytes, scaled_bytes
+from sfumato.weights.scaled import CODES, ScaledTensor, scaled_bytes
 from sfumato.weights.tensor_stream import recoded
 from sfumato.weights.tensorfile import FLOAT_FORMATS, TensorInfo
 
@@ -56,17 +55,8 @@ class JoinedTensor:
 
     def of_codes(self) -> JoinedTensor:
         """The same tensor, whose `read` gives codes. Only where it has a `kind`."""
-        return self._as(self.kind)
-
-    def of_fp4(self) -> JoinedTensor | None:
-        """The same tensor, whose `read` gives the codes of NVFP4, for products with codes of such;
-        None where it is none."""
-        scheme = self._scheme
-        return self._as("FP4") if scheme and scheme.kind == "NVFP4" else None
-
-    def _as(self, kind: str) -> JoinedTensor:
-        nbytes = scaled_bytes(kind, self.info.shape)
-        return replace(self, info=replace(self.info, format=kind, nbytes=nbytes))
+        info = replace(self.info, format=self.kind, nbytes=scaled_bytes(self.info.shape))
+        return replace(self, info=info)
 
     def of_plane_blocks(self) -> JoinedTensor | None:
         """The same tensor, whose `read` gives INT4 or NVFP4 as it is, in blocks of which a GPU's
@@ -86,9 +76,8 @@ class JoinedTensor:
         return {piece.tensors["scale"].format for piece in pieces}
 
     def read(self, files: Files) -> Tensor | QuantizedTensor | ScaledTensor:
-        """All of it: one allocation, or one for codes and one for each kind of scale, which the
-        pieces fill one after another. Raises CheckpointError naming a tensor that cannot be
-        used."""
+        """All of it: one allocation, or one for codes and one for scales, which the pieces fill one
+        after another. Raises CheckpointError naming a tensor that cannot be used."""
         if self.info.format in CODES:
             return self._codes(files)
         shape, block = self.info.shape, KNOWN_FORMATS.get(self.info.format)
@@ -106,25 +95,18 @@ class JoinedTensor:
         return out if block is None else QuantizedTensor(out, block, shape)
 
     def _codes(self, files: Files) -> ScaledTensor:
-        kind, (*sizes, columns) = self.info.format, self.info.shape
-        codes = torch.empty(*sizes, code_bytes(kind, columns), dtype=CODES[kind])
-        scales, groups = torch.empty(sizes), None
-        if kind == "FP4":
-            groups = torch.empty(*sizes, columns // GROUP, dtype=torch.float8_e4m3fn)
-        start = 0
+        shape = self.info.shape
+        codes = torch.empty(shape, dtype=CODES[self.info.format])
+        scales = torch.empty(shape[:-1])
+        rows, each, start = codes.view(-1, shape[-1]), scales.view(-1), 0
         for piece in self.pieces:
             for part in _matrices(piece, files):
                 assert isinstance(part, NarrowMatrix)
-                rows = slice(start, start + part.shape[0])
-                codes.flatten(0, -2)[rows] = part.codes
-                if groups is None:
-                    scales.view(-1)[rows] = part.scales[:, 0]
-                else:
-                    assert part.group_scales is not None
-                    groups.flatten(0, -2)[rows] = part.group_scales
-                    scales.view(-1)[rows] = part.scale
-                start = rows.stop
-        return ScaledTensor(codes, scales, groups)
+                stop = start + part.shape[0]
+                rows[start:stop] = part.codes
+                each[start:stop] = part.scales[:, 0]
+                start = stop
+        return ScaledTensor(codes, scales)
 
     def _parts(self, files: Files) -> Iterator[Tensor]:
         """Rows of `read`: blocks as bytes, or floats."""

@@ -80,7 +80,6 @@ def sampler_of(body: Sampling, model: ServedModel, banned: Iterable[int] = ()) -
             self_conditioning=body.self_conditioning,
             soft_skip=body.soft_skip,
             soft_top_k=body.soft_top_k,
-            turbo=body.turbo,
         )
         return _with_rules(_with_sampler(config, body), body, model.sampler_defaults)
     except ValueError as error:
