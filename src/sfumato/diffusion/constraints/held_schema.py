@@ -1,0 +1,311 @@
+"""A JSON schema as grammars can hold it: in other words where grammars lack a keyword, and
+without the keyword, and with a note, where no other words say the same.
+
+Whatever matches the schema that is made matches the given one but for what the notes say.  Only
+parts that a value may have to match are looked at: nothing within `enum`, `default` or `not`.
+Knows plain data alone; never recurses.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from itertools import permutations
+from math import perm
+from typing import Any
+
+from sfumato.diffusion.constraints.schema_limits import referred
+from sfumato.diffusion.constraints.schema_overlap import NOTES, Overlap, kinds_of, value_key
+from sfumato.weights.errors import quoted
+
+MOSTNOTES = 8
+MOST_LISTS = 400
+"""Lists of different values that stand in place of one `uniqueItems`: those of 5 values are 326."""
+MOST_NAMES = 400
+"""Names that stand in place of one `propertyNames`."""
+MOST_MADE = 2**16
+"""Characters that stand in place of keywords, in one schema."""
+_LONGEST_NAME = 1024
+_KINDS = "object", "array", "string", "number", "integer", "boolean", "null"
+
+# Of one schema, of a list of them, and of an object's values.
+_INNER = "items", "additionalItems", "additionalProperties"
+_INNER_LISTS = "allOf", "anyOf", "oneOf", "prefixItems", "items"
+_INNER_MAPS = "properties", "patternProperties"
+_ANNOTATIONS = {"discriminator", "example", "contentMediaType", "contentEncoding", "contentSchema"}
+_HELD_FORMATS = {"date-time", "time", "date", "duration", "email", "hostname", "ipv4", "ipv6"}
+_HELD_FORMATS |= {"uuid", "uri"}
+_FREE_FORMATS = {"password", "path", "binary", "unknown"}
+"""Formats that every text has."""
+_OF_VERSION = re.compile(r"uuid[1-8]")
+# pydantic's pattern of a Decimal, and the same without looking ahead.
+_DECIMAL = {r"^(?!^[-+.]*$)[+-]?0*\d*\.?\d*$": r"^[+-]?(?:\d+\.?\d*|\.\d+)$"}
+_LOOKS = re.compile(r"\(\?<?[=!]")
+# Within a pattern: an escape, a class, and what looks at other places or opens and closes a group.
+_PIECE = re.compile(r"\\.|\[\^?\]?(?:\\.|[^\]\\])*\]|\(\?<?[=!]|[()]", re.DOTALL)
+_REPEAT = re.compile(r"[*+?]\??|\{\d*,?\d*\}\??")
+
+
+def held_schema(schema: Any, field: str, room: int = MOST_MADE) -> tuple[Any, tuple[str, ...]]:
+    """The schema, which is changed in place, and notes about what it does not hold any more, which
+    begin with the field's name. room: characters that may be added."""
+    held = _Held(schema, min(room, MOST_MADE))
+    notes = [f"{field}: {note}" for note in dict.fromkeys(held.notes)]
+    more = len(notes) - MOSTNOTES
+    if more > 0:
+        notes[MOSTNOTES:] = [f"{field}: {more} more parts of the schema are not held"]
+    return schema, tuple(notes)
+
+
+class _Held:
+    """One schema under way."""
+
+    def __init__(self, root: Any, room: int) -> None:
+        self.notes: list[str] = []
+        self._root, self._room = root, room
+        parts = list(_reachable(root))
+        # A reference to "#/$defs" means another place in a part that has an address of its own.
+        self._has_ids = any("$id" in part or "id" in part for part in parts if part is not root)
+        for part in parts:
+            self._requires_tags(part)
+            for name in [name for name in part if _is_annotation(name)]:
+                if name == "contentSchema" and part[name] not in (True, {}):
+                    self.notes.append("contentSchema is not held: the text may be any")
+                del part[name]
+            self._format(part)
+            self._pattern(part)
+            self._unique(part)
+            self._names(part)
+        overlap = Overlap(root)
+        if any(overlap.of(part["oneOf"]) for part in parts if "oneOf" in part):
+            self.notes.append("oneOf is held as anyOf: a value may match several of its branches")
+
+    def _requires_tags(self, part: dict[str, Any]) -> None:
+        """The property that tells the branches of a union apart, which OpenAPI wants in each of
+        them, has to be there: without it no class can be found for the object."""
+        tag, branches = part.get("discriminator"), part.get("oneOf", part.get("anyOf"))
+        name = tag.get("propertyName") if isinstance(tag, dict) else None
+        for branch in branches if isinstance(name, str) and isinstance(branches, list) else []:
+            target = self._target(branch)
+            properties, required = (
+                (target.get("properties"), target.get("required", []))
+                if isinstance(target, dict)
+                else (None, None)
+            )
+            is_named = isinstance(properties, dict) and name in properties
+            if is_named and isinstance(required, list) and name not in required:
+                target["required"] = [*required, name]
+
+    def _format(self, part: dict[str, Any]) -> None:
+        name = part.get("format")
+        if not isinstance(name, str) or name in _HELD_FORMATS:
+            return
+        del part["format"]
+        if name in _FREE_FORMATS or not _may_be(part, "string"):
+            return
+        if _OF_VERSION.fullmatch(name) and "pattern" not in part:
+            part["format"], part["pattern"] = "uuid", f"^.{{14}}{name[4]}.{{4}}[89abAB]"
+            return
+        self.notes.append(f"format {quoted(name)} is not held: any text passes")
+
+    def _pattern(self, part: dict[str, Any]) -> None:
+        pattern = part.get("pattern")
+        if not isinstance(pattern, str) or not _LOOKS.search(pattern):
+            return
+        same = _DECIMAL.get(pattern)
+        part["pattern"] = _without_looks(pattern) if same is None else same
+        if same is None and part["pattern"] != pattern:
+            self.notes.append(
+                "pattern: what looks ahead or behind is not held, and the rest of it is"
+            )
+
+    def _unique(self, part: dict[str, Any]) -> None:
+        if not isinstance(part.get("uniqueItems"), bool):
+            return
+        if not part.pop("uniqueItems") or part.get("type", "array") not in ("array", ["array"]):
+            return
+        most = _whole(part.get("maxItems"))
+        if most is not None and most <= 1:
+            return
+        lists = self._lists(part)
+        if lists is None:
+            self.notes.append("uniqueItems is not held: items may repeat")
+            return
+        for name in ("items", "minItems", "maxItems"):
+            part.pop(name, None)
+        part["enum"] = lists
+
+    def _lists(self, part: dict[str, Any]) -> list[Any] | None:
+        """All lists without repetition, where they are few."""
+        if {"prefixItems", "additionalItems", "enum", "const"} & part.keys() or "type" not in part:
+            return None
+        values = self._values(part.get("items"))
+        least, most = _whole(part.get("minItems", 0)), _whole(part.get("maxItems", 2**20))
+        if values is None or least is None or most is None:
+            return None
+        sizes, count, size = range(least, min(most, len(values)) + 1), 0, 0
+        for length in sizes:
+            count += perm(len(values), length)
+            if count > MOST_LISTS:
+                return None
+        size = count * sum(len(str(value)) + 4 for value in values)
+        if not count or not self._takes(size):
+            return None
+        return [list(each) for length in sizes for each in permutations(values, length)]
+
+    def _values(self, schema: Any) -> list[Any] | None:
+        """The values of a schema that names all of them; None: of any other."""
+        schema = self._target(schema)
+        if not isinstance(schema, dict) or schema.keys() - {"type", "enum", "const"} - NOTES:
+            return None
+        values = [True, False] if schema.get("type") == "boolean" else None
+        values = [schema["const"]] if "const" in schema else values
+        values = schema.get("enum", values)
+        if (
+            not isinstance(values, list)
+            or len(values) > MOST_NAMES
+            or {"enum", "const"} <= {*schema}
+        ):
+            return None
+        if any(isinstance(value, list | dict) for value in values):
+            return None
+        unique = {value_key(value): value for value in values}.values()
+        fitting = (kind for kind in _KINDS if _may_be(schema, kind))
+        kinds = {*fitting}
+        return [value for value in unique if kinds_of(value) & kinds]
+
+    def _names(self, part: dict[str, Any]) -> None:
+        if not isinstance(part.get("propertyNames"), bool | dict):
+            return
+        names = self._target(part.pop("propertyNames"))
+        others = part.get("additionalProperties", True)
+        if names is True or not _may_be(part, "object"):
+            return
+        asked = set(names) - NOTES if isinstance(names, dict) else {"not"}
+        if isinstance(names, dict) and _may_be(names, "string"):
+            asked -= {"type"}  # what every name has
+        is_map = not part.get("properties") and not part.get("patternProperties")
+        if not asked or (is_map and others is False):  # of no names, none is wrong
+            return
+        values = self._values(names)
+        if values is not None and not {"minProperties", "maxProperties"} & part.keys():
+            is_held = self._listed(part, values, others)
+        else:
+            pattern = _pattern_of(names, asked, values) if is_map else None
+            is_held = pattern is not None and self._takes(len(pattern))
+            if is_held:
+                part["patternProperties"] = {pattern: others}
+                part["additionalProperties"] = False
+        if not is_held:
+            self.notes.append("propertyNames is not held: an object may have other names")
+
+    def _listed(self, part: dict[str, Any], names: list[Any], others: Any) -> bool:
+        """Makes the names the only properties of an object; whether that can be done. others: the
+        schema of those that are not among its properties."""
+        properties, defs = part.get("properties", {}), self._root.get("$defs", {})
+        can_be = isinstance(properties, dict) and isinstance(defs, dict) and not self._has_ids
+        texts = [name for name in names if isinstance(name, str)]
+        size = sum(map(len, texts)) + 40 * len(texts)
+        if not can_be or part.get("patternProperties") or not self._takes(size):
+            return False
+        new = [name for name in texts if name not in properties]
+        if new and others is False:
+            new = []
+        elif new and isinstance(others, dict) and others.keys() != {"$ref"}:
+            at = f"value-{len(defs)}"
+            while at in defs:
+                at += "-"
+            self._root["$defs"] = defs | {at: others}
+            others = {"$ref": f"#/$defs/{at}"}
+        kept = {name: each for name, each in properties.items() if name in texts}
+        part["properties"] = kept | dict.fromkeys(new, others)
+        part["additionalProperties"] = False
+        return True
+
+    def _target(self, schema: Any) -> Any:
+        """What a schema that is a reference alone names in the end; any other as it is."""
+        for _ in range(32):
+            if not isinstance(schema, dict) or set(schema) - NOTES != {"$ref"}:
+                break
+            schema = referred(self._root, schema["$ref"])
+        return schema
+
+    def _takes(self, size: int) -> bool:
+        """Whether so many characters may be added; then they are counted."""
+        fits = size <= self._room
+        self._room -= size if fits else 0
+        return fits
+
+
+def _reachable(root: Any) -> Iterator[dict[str, Any]]:
+    """Every part that a value may have to match and that is an object, once."""
+    pending, seen = [root], set()
+    while pending:
+        part = pending.pop()
+        if not isinstance(part, dict) or id(part) in seen:
+            continue
+        seen.add(id(part))
+        yield part
+        pending += [part.get(name) for name in _INNER]
+        for name in _INNER_LISTS:
+            inner = part.get(name)
+            pending += inner if isinstance(inner, list) else []
+        for name in _INNER_MAPS:
+            inner = part.get(name)
+            pending += inner.values() if isinstance(inner, dict) else []
+        if "$ref" in part:
+            pending.append(referred(root, part["$ref"]))
+
+
+def _is_annotation(name: str) -> bool:
+    """Whether a keyword asks nothing of a value, and is none that all readers of schemas know."""
+    return name in _ANNOTATIONS or (name.startswith("x-") and name != "x-guidance")
+
+
+def _may_be(part: dict[str, Any], kind: str) -> bool:
+    """Whether the type of a schema lets a value be of this one."""
+    kinds = part.get("type", kind)
+    return kinds == kind or (isinstance(kinds, list) and kind in kinds)
+
+
+def _whole(value: Any) -> int | None:
+    return value if type(value) is int and value >= 0 else None
+
+
+def _pattern_of(names: Any, asked: set[str], values: list[Any] | None) -> str | None:
+    """The pattern that the names of properties match; None where no pattern says the same."""
+    if values is not None:
+        texts = [re.escape(value) for value in values if isinstance(value, str)]
+        return f"^(?:{'|'.join(texts)})$" if texts else None
+    if asked == {"pattern"}:
+        pattern = names["pattern"]
+        return pattern if isinstance(pattern, str) else None
+    if not asked <= {"minLength", "maxLength"}:
+        return None
+    least, most = _whole(names.get("minLength", 0)), _whole(names.get("maxLength", 0))
+    if least is None or most is None or max(least, most) > _LONGEST_NAME:
+        return None
+    return f"^(?s:.{{{least},{most if 'maxLength' in names else ''}}})$"
+
+
+def _without_looks(pattern: str) -> str:
+    """A regular expression without what looks ahead or behind, which more texts match."""
+    kept, at, opened, inside = [], 0, 0, 0  # inside: the group at which one that looks was opened
+    for piece in _PIECE.finditer(pattern):
+        text = piece[0]
+        if not inside:
+            kept.append(pattern[at : piece.start()])
+        at = piece.end()
+        if text in ("(", ")") or text.startswith("(?"):
+            opened += -1 if text == ")" else 1
+            if not inside and _LOOKS.fullmatch(text):
+                inside = opened
+                continue
+            if inside and opened < inside:
+                inside = 0
+                repeat = _REPEAT.match(pattern, at)
+                at = repeat.end() if repeat else at
+                continue
+        if not inside:
+            kept.append(text)
+    return "".join([*kept, "" if inside else pattern[at:]])
