@@ -14,7 +14,7 @@ from dataclasses import dataclass, replace
 from typing import Any, Literal
 
 from sfumato.diffusion.constraints.grammar_tokens import llguidance
-from sfumato.diffusion.constraints.held_schema import held_schema
+from sfumato.diffusion.constraints.held_schema import MOST_NOTES, held_schema
 from sfumato.diffusion.constraints.schema_limits import check_schema
 from sfumato.weights.errors import quoted
 
@@ -35,7 +35,8 @@ _QUOTED = re.compile(r'"(?:[^"\\\n]|\\.)*"|/(?:[^/\\\n]|\\.)+/|//[^\n]*|\#[^\n]*
 # Of GBNF texts, classes, in which a quote has no meaning, and comments.
 _OF_GBNF = re.compile(r'"(?:[^"\\\n]|\\.)*"|\[(?:[^\]\\\n]|\\.)*\]|\#[^\n]*')
 _TOKEN = re.compile(r"<[^\s<>]{0,80}>?")
-_INLINE = re.compile(rf"{_QUOTED.pattern}|(%json)\s*")
+_INLINE = re.compile(r"%json\s*")
+_INLINE_OR_QUOTED = re.compile(rf"{_QUOTED.pattern}|({_INLINE.pattern})")
 _LARK = re.compile(r"(?m)^\s*(?:%llguidance\b|start\s*:(?!:=))")
 
 
@@ -63,13 +64,16 @@ class GrammarSource:
             return replace(self, text=text), notes
         if self.kind != "grammar" or not self._is_lark():
             return self, ()
-        parts, notes, at = [], (), 0
-        for start, end, schema in _inline_schemas(self.text):
-            text, more = _held_text(schema, self.field, room, _ONE_OF)
+        parts, all_notes, at = list[str](), dict[str, None](), 0
+        for start, end, schema in _inline_spans(self.text):
+            options = _ONE_OF if '"oneOf"' in self.text[start:end] else {}
+            text, notes = _held_text(schema, self.field, room, options)
             room -= max(0, len(text) - (end - start))
             parts += [self.text[at:start], text]
-            notes, at = (*notes, *more), end
-        return replace(self, text="".join([*parts, self.text[at:]])), tuple(dict.fromkeys(notes))
+            all_notes |= dict.fromkeys(notes)
+            at = end
+        held = replace(self, text="".join([*parts, self.text[at:]]))
+        return held, tuple(all_notes)[: MOST_NOTES + 1]
 
     def compiled(self) -> str:
         """The grammar as llguidance takes it, unchecked. Raises ValueError."""
@@ -117,7 +121,7 @@ class GrammarSource:
                 "alone; write the text in quotes"
             )
         if self._is_lark():
-            for _, _, schema in _inline_schemas(self.text):
+            for schema in _inline_schemas(self.text):
                 check_schema(schema, self.field)
             return self.text
         from llguidance.gbnf_to_lark import gbnf_to_lark
@@ -130,13 +134,22 @@ class GrammarSource:
         return lark
 
 
-def _inline_schemas(lark: str) -> Iterator[tuple[int, int, Any]]:
-    """The JSON schemas in a Lark grammar, and where each begins and ends; what is no JSON
-    llguidance refuses."""
+def _inline_schemas(lark: str) -> Iterator[Any]:
+    """All that may be a JSON schema in a Lark grammar; what is no JSON llguidance refuses."""
+    for match in _INLINE.finditer(lark):
+        try:
+            yield json.JSONDecoder().raw_decode(lark, match.end())[0]
+        except (ValueError, RecursionError):
+            continue
+
+
+def _inline_spans(lark: str) -> Iterator[tuple[int, int, Any]]:
+    """Where the JSON schemas of a Lark grammar begin and end, and each of them; none within a text
+    or a regular expression of the grammar."""
     at = 0
-    while match := _INLINE.search(lark, at):
+    while match := _INLINE_OR_QUOTED.search(lark, at):
         at = match.end()
-        if match[1] is None:  # a text or a regular expression of the grammar
+        if match[1] is None:
             continue
         try:
             schema, end = json.JSONDecoder().raw_decode(lark, at)
@@ -156,7 +169,7 @@ def _held_text(
         given = schema.get("x-guidance", {})
         schema["x-guidance"] = {**given, **options} if isinstance(given, dict) else given
     try:
-        return json.dumps(schema, ensure_ascii=False), notes
+        return json.dumps(schema, ensure_ascii=False, separators=(",", ":")), notes
     except RecursionError:
         raise ValueError(f"{field}: its schemas stand too deeply in one another") from None
 

@@ -14,11 +14,16 @@ from itertools import permutations
 from math import perm
 from typing import Any
 
-from sfumato.diffusion.constraints.schema_limits import referred
-from sfumato.diffusion.constraints.schema_overlap import NOTES, Overlap, kinds_of, value_key
+from sfumato.diffusion.constraints.schema_overlap import (
+    NOTES,
+    Overlap,
+    References,
+    kinds_of,
+    value_key,
+)
 from sfumato.weights.errors import quoted
 
-MOSTNOTES = 8
+MOST_NOTES = 8
 MOST_LISTS = 400
 """Lists of different values that stand in place of one `uniqueItems`: those of 5 values are 326."""
 MOST_NAMES = 400
@@ -42,7 +47,7 @@ _OF_VERSION = re.compile(r"uuid[1-8]")
 _DECIMAL = {r"^(?!^[-+.]*$)[+-]?0*\d*\.?\d*$": r"^[+-]?(?:\d+\.?\d*|\.\d+)$"}
 _LOOKS = re.compile(r"\(\?<?[=!]")
 # Within a pattern: an escape, a class, and what looks at other places or opens and closes a group.
-_PIECE = re.compile(r"\\.|\[\^?\]?(?:\\.|[^\]\\])*\]|\(\?<?[=!]|[()]", re.DOTALL)
+_PIECE = re.compile(r"\\.|\[\^?\]?(?:\\.|[^\]\\])*(?:\]|\Z)|\(\?<?[=!]|[()]", re.DOTALL)
 _REPEAT = re.compile(r"[*+?]\??|\{\d*,?\d*\}\??")
 
 
@@ -51,9 +56,9 @@ def held_schema(schema: Any, field: str, room: int = MOST_MADE) -> tuple[Any, tu
     begin with the field's name. room: characters that may be added."""
     held = _Held(schema, min(room, MOST_MADE))
     notes = [f"{field}: {note}" for note in dict.fromkeys(held.notes)]
-    more = len(notes) - MOSTNOTES
+    more = len(notes) - MOST_NOTES
     if more > 0:
-        notes[MOSTNOTES:] = [f"{field}: {more} more parts of the schema are not held"]
+        notes[MOST_NOTES:] = [f"{field}: {more} more parts of the schema are not held"]
     return schema, tuple(notes)
 
 
@@ -62,8 +67,9 @@ class _Held:
 
     def __init__(self, root: Any, room: int) -> None:
         self.notes: list[str] = []
-        self._root, self._room = root, room
-        parts = list(_reachable(root))
+        self._root, self._room, self._referred = root, room, References(root)
+        self._listed_values: dict[int, list[Any] | None] = {}  # by the id of a schema
+        parts = list(_reachable(root, self._referred))
         # A reference to "#/$defs" means another place in a part that has an address of its own.
         self._has_ids = any("$id" in part or "id" in part for part in parts if part is not root)
         for part in parts:
@@ -76,7 +82,7 @@ class _Held:
             self._pattern(part)
             self._unique(part)
             self._names(part)
-        overlap = Overlap(root)
+        overlap = Overlap(self._referred)
         if any(overlap.of(part["oneOf"]) for part in parts if "oneOf" in part):
             self.notes.append("oneOf is held as anyOf: a value may match several of its branches")
 
@@ -85,15 +91,15 @@ class _Held:
         them, has to be there: without it no class can be found for the object."""
         tag, branches = part.get("discriminator"), part.get("oneOf", part.get("anyOf"))
         name = tag.get("propertyName") if isinstance(tag, dict) else None
-        for branch in branches if isinstance(name, str) and isinstance(branches, list) else []:
-            target = self._target(branch)
-            properties, required = (
-                (target.get("properties"), target.get("required", []))
-                if isinstance(target, dict)
-                else (None, None)
-            )
-            is_named = isinstance(properties, dict) and name in properties
-            if is_named and isinstance(required, list) and name not in required:
+        if not isinstance(name, str) or not isinstance(branches, list):
+            return
+        for target in map(self._target, branches):
+            properties = target.get("properties") if isinstance(target, dict) else None
+            if not isinstance(properties, dict) or name not in properties:
+                continue
+            required = target.get("required", [])
+            is_missing = isinstance(required, list) and name not in required
+            if is_missing and self._takes(len(name) + 4):
                 target["required"] = [*required, name]
 
     def _format(self, part: dict[str, Any]) -> None:
@@ -103,7 +109,7 @@ class _Held:
         del part["format"]
         if name in _FREE_FORMATS or not _may_be(part, "string"):
             return
-        if _OF_VERSION.fullmatch(name) and "pattern" not in part:
+        if _OF_VERSION.fullmatch(name) and "pattern" not in part and self._takes(64):
             part["format"], part["pattern"] = "uuid", f"^.{{14}}{name[4]}.{{4}}[89abAB]"
             return
         self.notes.append(f"format {quoted(name)} is not held: any text passes")
@@ -122,7 +128,7 @@ class _Held:
     def _unique(self, part: dict[str, Any]) -> None:
         if not isinstance(part.get("uniqueItems"), bool):
             return
-        if not part.pop("uniqueItems") or part.get("type", "array") not in ("array", ["array"]):
+        if not part.pop("uniqueItems") or not _may_be(part, "array"):
             return
         most = _whole(part.get("maxItems"))
         if most is not None and most <= 1:
@@ -137,13 +143,15 @@ class _Held:
 
     def _lists(self, part: dict[str, Any]) -> list[Any] | None:
         """All lists without repetition, where they are few."""
-        if {"prefixItems", "additionalItems", "enum", "const"} & part.keys() or "type" not in part:
+        if {"prefixItems", "additionalItems", "enum", "const"} & part.keys():
+            return None
+        if part.get("type") not in ("array", ["array"]):
             return None
         values = self._values(part.get("items"))
         least, most = _whole(part.get("minItems", 0)), _whole(part.get("maxItems", 2**20))
         if values is None or least is None or most is None:
             return None
-        sizes, count, size = range(least, min(most, len(values)) + 1), 0, 0
+        sizes, count = range(least, min(most, len(values)) + 1), 0
         for length in sizes:
             count += perm(len(values), length)
             if count > MOST_LISTS:
@@ -155,24 +163,12 @@ class _Held:
 
     def _values(self, schema: Any) -> list[Any] | None:
         """The values of a schema that names all of them; None: of any other."""
+        if schema is False:
+            return []
         schema = self._target(schema)
-        if not isinstance(schema, dict) or schema.keys() - {"type", "enum", "const"} - NOTES:
-            return None
-        values = [True, False] if schema.get("type") == "boolean" else None
-        values = [schema["const"]] if "const" in schema else values
-        values = schema.get("enum", values)
-        if (
-            not isinstance(values, list)
-            or len(values) > MOST_NAMES
-            or {"enum", "const"} <= {*schema}
-        ):
-            return None
-        if any(isinstance(value, list | dict) for value in values):
-            return None
-        unique = {value_key(value): value for value in values}.values()
-        fitting = (kind for kind in _KINDS if _may_be(schema, kind))
-        kinds = {*fitting}
-        return [value for value in unique if kinds_of(value) & kinds]
+        if id(schema) not in self._listed_values:
+            self._listed_values[id(schema)] = _values_of(schema)
+        return self._listed_values[id(schema)]
 
     def _names(self, part: dict[str, Any]) -> None:
         if not isinstance(part.get("propertyNames"), bool | dict):
@@ -204,19 +200,17 @@ class _Held:
         schema of those that are not among its properties."""
         properties, defs = part.get("properties", {}), self._root.get("$defs", {})
         can_be = isinstance(properties, dict) and isinstance(defs, dict) and not self._has_ids
-        texts = [name for name in names if isinstance(name, str)]
+        texts = dict.fromkeys(name for name in names if isinstance(name, str))
         size = sum(map(len, texts)) + 40 * len(texts)
         if not can_be or part.get("patternProperties") or not self._takes(size):
             return False
-        new = [name for name in texts if name not in properties]
-        if new and others is False:
-            new = []
-        elif new and isinstance(others, dict) and others.keys() != {"$ref"}:
+        new = [name for name in texts if name not in properties and others is not False]
+        if new and isinstance(others, dict) and others.keys() != {"$ref"}:
             at = f"value-{len(defs)}"
             while at in defs:
                 at += "-"
-            self._root["$defs"] = defs | {at: others}
-            others = {"$ref": f"#/$defs/{at}"}
+            defs[at], others = others, {"$ref": f"#/$defs/{at}"}
+            self._root["$defs"] = defs
         kept = {name: each for name, each in properties.items() if name in texts}
         part["properties"] = kept | dict.fromkeys(new, others)
         part["additionalProperties"] = False
@@ -227,7 +221,7 @@ class _Held:
         for _ in range(32):
             if not isinstance(schema, dict) or set(schema) - NOTES != {"$ref"}:
                 break
-            schema = referred(self._root, schema["$ref"])
+            schema = self._referred(schema["$ref"])
         return schema
 
     def _takes(self, size: int) -> bool:
@@ -237,7 +231,7 @@ class _Held:
         return fits
 
 
-def _reachable(root: Any) -> Iterator[dict[str, Any]]:
+def _reachable(root: Any, referred: References) -> Iterator[dict[str, Any]]:
     """Every part that a value may have to match and that is an object, once."""
     pending, seen = [root], set()
     while pending:
@@ -254,7 +248,25 @@ def _reachable(root: Any) -> Iterator[dict[str, Any]]:
             inner = part.get(name)
             pending += inner.values() if isinstance(inner, dict) else []
         if "$ref" in part:
-            pending.append(referred(root, part["$ref"]))
+            pending.append(referred(part["$ref"]))
+
+
+def _values_of(schema: Any) -> list[Any] | None:
+    """The values that a schema lists, each once, where it says nothing else of them."""
+    if not isinstance(schema, dict) or schema.keys() - {"type", "enum", "const"} - NOTES:
+        return None
+    values = [True, False] if schema.get("type") == "boolean" else None
+    if "const" in schema:
+        values = [schema["const"]] if "enum" not in schema else None
+    elif "enum" in schema:
+        values = schema["enum"]
+    if not isinstance(values, list) or len(values) > MOST_NAMES:
+        return None
+    if any(isinstance(value, list | dict) for value in values):
+        return None
+    unique = {value_key(value): value for value in values}.values()
+    kinds = {kind for kind in _KINDS if _may_be(schema, kind)}
+    return [value for value in unique if kinds_of(value) & kinds]
 
 
 def _is_annotation(name: str) -> bool:
