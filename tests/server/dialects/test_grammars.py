@@ -318,11 +318,11 @@ PETS: dict[str, Any] = {
 
 
 def is_pets(text: str) -> bool:
-    found = json.loads(text)
-    assert found.keys() == PETS["properties"].keys()
-    assert len(set(found["colors"])) == len(found["colors"]) and len(found["days"]) <= 2
-    assert found["stays"].keys() <= {"rome", "oslo"} and len(found["secret"]) <= 2
-    return found["pet"] in ({"kind": "cat"}, {"kind": "dog"})
+    pets = json.loads(text)
+    assert pets.keys() == PETS["properties"].keys()
+    assert len(set(pets["colors"])) == len(pets["colors"]) and len(pets["days"]) <= 2
+    assert pets["stays"].keys() <= {"rome", "oslo"} and len(pets["secret"]) <= 2
+    return pets["pet"] in ({"kind": "cat"}, {"kind": "dog"})
 
 
 PETS_NAMED = {"name": "pets", "schema": PETS}
@@ -372,8 +372,8 @@ def test_what_a_schema_does_not_hold_stands_in_the_warnings(
 def test_what_a_stream_does_not_hold_stands_in_its_last_frame(server: Served) -> None:
     answer = server.chat("x", guided_json=PETS, max_tokens=400, stream=True)
     frames = [line[6:] for line in answer.text.splitlines() if line.startswith('data: {"')]
-    found = [note for frame in frames for note in json.loads(frame).get("warnings", ())]
-    assert f"guided_json: {LEFT_OUT}" in found
+    notes = [note for frame in frames for note in json.loads(frame).get("warnings", ())]
+    assert f"guided_json: {LEFT_OUT}" in notes
 
 
 @pytest.mark.parametrize("strict", [True, False])

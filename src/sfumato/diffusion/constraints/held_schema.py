@@ -130,7 +130,7 @@ class _Held:
             return
         if not part.pop("uniqueItems") or not _may_be(part, "array"):
             return
-        most = _whole(part.get("maxItems"))
+        most = _count_of(part.get("maxItems"))
         if most is not None and most <= 1:
             return
         lists = self._lists(part)
@@ -148,7 +148,7 @@ class _Held:
         if part.get("type") not in ("array", ["array"]):
             return None
         values = self._values(part.get("items"))
-        least, most = _whole(part.get("minItems", 0)), _whole(part.get("maxItems", 2**20))
+        least, most = _count_of(part.get("minItems", 0)), _count_of(part.get("maxItems", 2**20))
         if values is None or least is None or most is None:
             return None
         sizes, count = range(least, min(most, len(values)) + 1), 0
@@ -177,17 +177,17 @@ class _Held:
         others = part.get("additionalProperties", True)
         if names is True or not _may_be(part, "object"):
             return
-        asked = set(names) - NOTES if isinstance(names, dict) else {"not"}
+        keywords = set(names) - NOTES if isinstance(names, dict) else {"not"}
         if isinstance(names, dict) and _may_be(names, "string"):
-            asked -= {"type"}  # what every name has
+            keywords -= {"type"}  # what every name has
         is_map = not part.get("properties") and not part.get("patternProperties")
-        if not asked or (is_map and others is False):  # of no names, none is wrong
+        if not keywords or (is_map and others is False):  # of no names, none is wrong
             return
         values = self._values(names)
         if values is not None and not {"minProperties", "maxProperties"} & part.keys():
             is_held = self._listed(part, values, others)
         else:
-            pattern = _pattern_of(names, asked, values) if is_map else None
+            pattern = _pattern_of(names, keywords, values) if is_map else None
             is_held = pattern is not None and self._takes(len(pattern))
             if is_held:
                 part["patternProperties"] = {pattern: others}
@@ -280,21 +280,21 @@ def _may_be(part: dict[str, Any], kind: str) -> bool:
     return kinds == kind or (isinstance(kinds, list) and kind in kinds)
 
 
-def _whole(value: Any) -> int | None:
+def _count_of(value: Any) -> int | None:
     return value if type(value) is int and value >= 0 else None
 
 
-def _pattern_of(names: Any, asked: set[str], values: list[Any] | None) -> str | None:
+def _pattern_of(names: Any, keywords: set[str], values: list[Any] | None) -> str | None:
     """The pattern that the names of properties match; None where no pattern says the same."""
     if values is not None:
         texts = [re.escape(value) for value in values if isinstance(value, str)]
         return f"^(?:{'|'.join(texts)})$" if texts else None
-    if asked == {"pattern"}:
+    if keywords == {"pattern"}:
         pattern = names["pattern"]
         return pattern if isinstance(pattern, str) else None
-    if not asked <= {"minLength", "maxLength"}:
+    if not keywords <= {"minLength", "maxLength"}:
         return None
-    least, most = _whole(names.get("minLength", 0)), _whole(names.get("maxLength", 0))
+    least, most = _count_of(names.get("minLength", 0)), _count_of(names.get("maxLength", 0))
     if least is None or most is None or max(least, most) > _LONGEST_NAME:
         return None
     return f"^(?s:.{{{least},{most if 'maxLength' in names else ''}}})$"

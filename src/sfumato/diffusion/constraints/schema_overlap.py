@@ -117,9 +117,9 @@ class Overlap:
     def _branches(self, schemas: list[Any]) -> list[_Branch] | None:
         """The schemas of a list; the branches of one that is an `anyOf` or `oneOf` alone stand for
         it. None: there are too many."""
-        pending, found = list(enumerate(schemas)), list[_Branch]()
+        pending, branches = list(enumerate(schemas)), list[_Branch]()
         while pending:
-            if len(pending) + len(found) > MOST_BRANCHES or self._left < 0:
+            if len(pending) + len(branches) > MOST_BRANCHES or self._left < 0:
                 return None
             number, schema = pending.pop()
             parts = self._parts(schema)
@@ -127,8 +127,8 @@ class Overlap:
             if len(parts) == 1 and isinstance(inner, list):
                 pending += [(number, each) for each in inner]
             else:
-                found.append(_Branch(number, self._values(parts), parts))
-        return found
+                branches.append(_Branch(number, self._values(parts), parts))
+        return branches
 
     def _parts(self, schema: Any) -> list[dict[str, Any]]:
         """What a value has to match together with the schema: it, what it refers to, and its
