@@ -40,7 +40,7 @@ from sfumato.weights.gguf import read_gguf
 QUICK = replace(REFERENCE, max_steps=2)  # more steps of a random model are more of the same
 BOUNDED_TOKENS, SUITE_TOKENS = 1024, 192
 GOAL = 0.95
-OUTCOMES = ("stop", "length", "invalid", "failed", "refused")
+OUTCOMES = ("stop", "length", "looser", "invalid", "failed", "refused")
 AT_ONCE = 8  # replies; the engine gives each the text that it has alone
 Key = tuple[str, str, int]  # model, schema, seed
 _KEYWORD = re.compile(r"^schema: (.*) (?:is|are) not supported")
@@ -53,7 +53,8 @@ class Run:
     model: str
     schema: str
     seed: int
-    outcome: str  # one of OUTCOMES; invalid: a stop that does not match
+    outcome: str  # one of OUTCOMES; invalid: a stop that does not match; looser: one whose warnings
+    # say what of the schema is not held
     why: str = ""  # of a refusal or failure its message; the text of an invalid reply
     tokens: int = 0
     steps: int = 0
@@ -74,7 +75,8 @@ def finished(key: Key, schema: Any, handle: Handle) -> Run:
         return Run(*key, "failed", str(error))
     outcome, why = ("stop", "") if reply.stop_reason == "eos" else ("length", "")
     if outcome == "stop" and not matches(schema, reply.text):
-        outcome, why = "invalid", reply.text
+        is_said = any(line.startswith("schema: ") for line in reply.warnings)
+        outcome, why = "looser" if is_said else "invalid", reply.text
     report = reply.stats.constraint
     assert report is not None
     return Run(

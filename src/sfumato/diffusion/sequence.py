@@ -229,7 +229,8 @@ class Sequence:
         of its tokens since."""
         if self.constrained is None:
             return draft
-        return written_draft(draft, settled.token_ids, self._scored)
+        end = [] if settled.end_id is None else [settled.end_id]
+        return written_draft(draft, settled.token_ids + end, self._scored)
 
     def _ends_thought(self, ids: list[int]) -> bool:
         """Whether a canvas of these ids is cut to end a thought."""

@@ -277,6 +277,23 @@ def test_a_written_canvas_has_a_draft() -> None:
     assert draft.token_ids.tolist() == [5, 6, 7]
 
 
+def test_tokens_beyond_the_canvas_are_in_its_draft() -> None:
+    draft = CanvasDraft(
+        0, 4, torch.tensor([5, 6]), torch.ones(2), torch.zeros(2, dtype=torch.bool), 4,
+        torch.tensor([[5, 6], [6, 7]]), torch.full((2, 2), 0.5),
+        named=torch.full((2, 3), -1.0), log_probs=torch.full((2,), -0.7),
+    )  # fmt: skip
+    new = written_draft(draft, [5, 6, 8, 7], {})
+    assert new.token_ids.tolist() == [5, 6, 8, 7] and new.accepted.tolist() == [
+        *[False] * 2,
+        *[True] * 2,
+    ]
+    assert new.top_ids.tolist() == [[5, 6], [6, 7], [8, 6], [7, 6]]
+    assert new.top_probs[2:].tolist() == [[1.0, 0.0]] * 2 and new.entropy.tolist() == [1, 1, 0, 0]
+    assert new.named is not None and new.named[2:].tolist() == [[float("-inf")] * 3] * 2
+    assert new.log_probs is not None and new.log_probs[2:].tolist() == [0.0, 0.0]
+
+
 def test_a_reply_is_the_same_at_every_seed_again(model: Model) -> None:
     def once() -> Reply:
         return model.generate("x", schema=PERSON, max_tokens=80, seed=5)

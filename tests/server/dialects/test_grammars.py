@@ -127,7 +127,7 @@ TOO_MUCH = {"enum": [f"{i:>60}" for i in range(5_000)]}
     ("fields", "param"),
     [
         ({"json_schema": {"not": {}}}, "json_schema"),
-        ({"json_schema": {"type": "object", "uniqueItems": True}}, "json_schema"),
+        ({"json_schema": {"type": "object", "dependentSchemas": {}}}, "json_schema"),
         ({"response_format": {"type": "json_schema", "json_schema": {"schema": {"type": "x"}}}},
          "response_format.json_schema.schema"),
         ({"guided_json": "{"}, "guided_json"),
@@ -266,7 +266,7 @@ def test_a_tool_that_has_to_be_called_is_held(server: Served, choice: Any) -> No
     ("parameters", "why"),
     [
         ({"properties": {"a": {"not": {}}}}, ".a: not is not supported"),
-        ({"properties": {"a": {"type": "string", "pattern": "(?=x)"}}}, "look-around"),
+        ({"properties": {"a": {"type": "string", "pattern": r"(a)\1"}}}, "backreferences"),
         ({}, None),
     ],
     ids=["keyword", "regex", "none"],
@@ -279,6 +279,110 @@ def test_a_tool_that_is_not_strict_is_free_where_it_cannot_be_held(
     notes = [text for text in body.get("warnings", ()) if text.startswith("tools[0].function")]
     assert len(notes) == (why is not None) and (why or "") in "".join(notes), body
     assert all("'trip' are not held to the schema" in note for note in notes)
+
+
+LEFT_OUT = "uniqueItems is not held: items may repeat"
+PETS: dict[str, Any] = {
+    "type": "object",
+    "properties": {
+        "pet": {
+            "oneOf": [{"$ref": "#/$defs/cat"}, {"$ref": "#/$defs/dog"}],
+            "discriminator": {"propertyName": "kind"},
+        },
+        "colors": {"type": "array", "items": {"enum": ["red", "blue"]}, "uniqueItems": True},
+        "days": {
+            "type": "array",
+            "items": {"type": "integer", "maximum": 9, "minimum": 0},
+            "maxItems": 2,
+            "uniqueItems": True,
+        },
+        "stays": {
+            "type": "object",
+            "propertyNames": {"enum": ["rome", "oslo"]},
+            "additionalProperties": {"type": "boolean"},
+        },
+        "secret": {"type": "string", "format": "password", "maxLength": 2},
+    },
+    "required": ["pet", "colors", "days", "stays", "secret"],
+    "additionalProperties": False,
+    "$defs": {
+        name: {
+            "type": "object",
+            "properties": {"kind": {"const": name}},
+            "required": ["kind"],
+            "additionalProperties": False,
+        }
+        for name in ("cat", "dog")
+    },
+}
+
+
+def is_pets(text: str) -> bool:
+    pets = json.loads(text)
+    assert pets.keys() == PETS["properties"].keys()
+    assert len(set(pets["colors"])) == len(pets["colors"]) and len(pets["days"]) <= 2
+    assert pets["stays"].keys() <= {"rome", "oslo"} and len(pets["secret"]) <= 2
+    return pets["pet"] in ({"kind": "cat"}, {"kind": "dog"})
+
+
+PETS_NAMED = {"name": "pets", "schema": PETS}
+WIRES: list[tuple[str, dict[str, Any], str]] = [
+    ("/v1/chat/completions",
+     {"response_format": {"type": "json_schema", "json_schema": PETS_NAMED}},
+     "response_format.json_schema.schema"),
+    ("/v1/chat/completions", {"guided_json": PETS}, "guided_json"),
+    ("/v1/completions", {"structured_outputs": {"json": PETS}}, "structured_outputs.json"),
+    ("/v1/completions", {"grammar": f"start: %json {json.dumps(PETS)}"}, "grammar"),
+    ("/completion", {"json_schema": PETS}, "json_schema"),
+    ("/v1/responses", {"text": {"format": {"type": "json_schema", **PETS_NAMED}}},
+     "text.format.schema"),
+    ("/api/chat", {"format": PETS}, "format"),
+    ("/v1/messages", {"output_config": {"format": {"type": "json_schema", "schema": PETS}}},
+     "output_config.format.schema"),
+]  # fmt: skip
+
+
+def text_of(body: dict[str, Any]) -> str:
+    """The answer of any dialect."""
+    if "choices" in body:
+        (choice,) = body["choices"]
+        return choice["text"] if "text" in choice else choice["message"]["content"]
+    if "output" in body:
+        return body["output"][-1]["content"][0]["text"]
+    content = body["message"]["content"] if "message" in body else body["content"]
+    return content[-1]["text"] if isinstance(content, list) else content
+
+
+@pytest.mark.parametrize(("path", "fields", "field"), WIRES, ids=lambda value: str(value)[:40])
+def test_what_a_schema_does_not_hold_stands_in_the_warnings(
+    server: Served, path: str, fields: dict[str, Any], field: str
+) -> None:
+    is_chat = "chat" in path or path == "/v1/messages"
+    prompt: dict[str, Any] = {"messages": [{"role": "user", "content": "x"}]}
+    prompt = prompt if is_chat else {"input" if "responses" in path else "prompt": "x"}
+    bounds = {"max_output_tokens": 400} if "responses" in path else {"max_tokens": 400}
+    bounds = {"options": {"num_predict": 400}, "stream": False} if "api" in path else bounds
+    bounds = {"n_predict": 400} if path == "/completion" else bounds
+    answer = server.http.post(path, json=prompt | bounds | fields)
+    body = answer.json()
+    assert answer.status_code == 200 and is_pets(text_of(body)), body
+    assert f"{field}: {LEFT_OUT}" in body["warnings"]
+
+
+def test_what_a_stream_does_not_hold_stands_in_its_last_frame(server: Served) -> None:
+    answer = server.chat("x", guided_json=PETS, max_tokens=400, stream=True)
+    frames = [line[6:] for line in answer.text.splitlines() if line.startswith('data: {"')]
+    notes = [note for frame in frames for note in json.loads(frame).get("warnings", ())]
+    assert f"guided_json: {LEFT_OUT}" in notes
+
+
+@pytest.mark.parametrize("strict", [True, False])
+def test_what_a_tool_does_not_hold_stands_in_the_warnings(server: Served, strict: bool) -> None:
+    tools = [tool("trip", PETS, strict)]
+    body = server.chat("x", tools=tools, tool_choice=NAMED_TOOL, max_tokens=400).json()
+    calls = body["choices"][0]["message"]["tool_calls"]
+    assert all(is_pets(call["function"]["arguments"]) for call in calls) and calls
+    assert f"tools[0].function.parameters: {LEFT_OUT}" in body["warnings"]
 
 
 def test_a_stop_leaves_the_call_free(server: Served) -> None:

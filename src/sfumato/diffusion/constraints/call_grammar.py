@@ -82,9 +82,12 @@ class CallSource:
 def compile_calls(source: CallSource, tokens: GrammarTokens) -> Grammar:
     """Where the schema of a tool that is not strict cannot be held, a note of the grammar says so.
     Raises ValueError, naming the field of a tool's schema where it is at fault."""
+    answer_notes: tuple[str, ...] = ()
     if source.answer is not None:  # first, so that an error of it names its field
-        compile_grammar(source.answer, tokens)
-    source, notes = _without_unsupported(source)
+        answer_notes = compile_grammar(source.answer, tokens).notes
+        source = replace(source, answer=source.answer.held()[0])
+    source, notes = _held(source)
+    notes[:0] = answer_notes
     lenient = [tool for tool in source.tools if tool.schema is not None and not tool.is_strict]
     try:
         return replace(_compiled(source, tokens), notes=tuple(notes))
@@ -109,23 +112,37 @@ def _compiled(source: CallSource, tokens: GrammarTokens) -> Grammar:
     return compiled_grammar(compiled, "tools", tokens)
 
 
-def _without_unsupported(source: CallSource) -> tuple[CallSource, list[str]]:
-    """The source with free parameters for those tools that are not strict and whose schemas have no
-    rules, and a note about each."""
-    tools, notes, left = [], [], LONGEST_SOURCE
+def _held(source: CallSource) -> tuple[CallSource, list[str]]:
+    """The source with its tools' schemas as grammars can hold them, and notes about what is left
+    out: all of the schema where the tool is not strict and there are no rules for it. Raises
+    ValueError."""
+    tools, notes, left = [], list[str](), LONGEST_SOURCE
     for tool in source.tools:
-        if tool.schema is not None and not tool.is_strict:
-            left -= len(tool.schema)
-            try:
-                if left < 0:
-                    raise ValueError(f"{tool.field}: is too large")
-                check_schema(json.loads(tool.schema), tool.field)
-                CallRules(source.quote).arguments(json.loads(tool.schema), tool.field)
-            except ValueError as error:
-                notes.append(_note(tool, str(error).partition("; ")[0]))
-                tool = replace(tool, schema=None)
+        try:
+            left -= 0 if tool.is_strict else len(tool.schema or "")
+            if left < 0:
+                raise ValueError(f"{tool.field}: is too large")
+            tool, more = _held_tool(tool, source.quote)
+            notes += more
+        except ValueError as error:
+            if tool.is_strict:
+                raise
+            notes.append(_note(tool, str(error).partition("; ")[0]))
+            tool = replace(tool, schema=None)
         tools.append(tool)
     return replace(source, tools=tuple(tools)), notes
+
+
+def _held_tool(tool: CallTool, quote: int) -> tuple[CallTool, tuple[str, ...]]:
+    """Of one tool. Raises ValueError."""
+    if tool.schema is None:
+        return tool, ()
+    held, notes = GrammarSource("schema", tool.schema, tool.field).held()
+    if not tool.is_strict:  # those of strict tools are checked where their rules are made
+        schema = json.loads(held.text)
+        check_schema(schema, tool.field)
+        CallRules(quote).arguments(schema, tool.field)
+    return replace(tool, schema=held.text), notes
 
 
 def _note(tool: CallTool, why: str) -> str:

@@ -13,13 +13,15 @@ from typing import Any
 
 from sfumato.diffusion.constraints.grammar_tokens import llguidance
 from sfumato.diffusion.constraints.schema_limits import check_numbers
+from sfumato.diffusion.constraints.schema_overlap import kinds_of
 
 _BARE = re.compile(r"[A-Za-z_][A-Za-z0-9_.-]*")
 _NOTES = {"title", "description", "default", "examples", "$schema", "$id", "$comment", "$defs"}
 _NOTES |= {"definitions", "deprecated", "readOnly", "writeOnly"}
+_OF_MAPS = {"patternProperties", "minProperties", "maxProperties"}
 _OF_TYPE = {
-    "object": {"properties", "required", "additionalProperties"},
-    "array": {"items", "minItems", "maxItems"},
+    "object": {"properties", "required", "additionalProperties", *_OF_MAPS},
+    "array": {"items", "prefixItems", "minItems", "maxItems"},
     "string": {"minLength", "maxLength", "pattern", "format"},
     "number": {"minimum", "maximum", "exclusiveMinimum", "exclusiveMaximum", "multipleOf"},
     "boolean": set(),
@@ -55,11 +57,11 @@ class CallRules:
         except RecursionError:
             raise ValueError(f"{field}: its schemas stand too deeply in one another") from None
 
-    def add(self, body: str) -> str:
-        """A rule of that body."""
+    def add(self, body: str, kind: str = "r") -> str:
+        """A rule of that body. kind: R for a regular expression that is put together."""
         if len(self._rules) >= _MOST_RULES:
             raise ValueError("tools: the schemas are too large; make them smaller")
-        name = f"r{len(self._rules)}"
+        name = f"{kind}{len(self._rules)}"
         self._rules[name] = body
         return name
 
@@ -185,14 +187,11 @@ class _Schema:
             }
             return self._json({"type": "string", **known})
         if "pattern" in schema:
-            if low or high is not None or not isinstance(schema["pattern"], str):
-                raise ValueError(f"{where}.pattern: goes with no lengths, and must be a text")
-            pattern = schema["pattern"]
-            begin = "" if pattern.startswith("^") else "(?s:.*)"
-            end = "" if pattern.endswith("$") and not pattern.endswith("\\$") else "(?s:.*)"
-            inner = pattern.removeprefix("^")
-            inner = inner.removesuffix("$") if not end else inner
-            return self._rules.text(_regex(f"{begin}(?:{inner}){end}"))
+            pattern = _whole_pattern(schema["pattern"], f"{where}.pattern")
+            if low or high is not None:
+                lengths = _regex(f"(?s:.{{{low},{'' if high is None else high}}})")
+                pattern = self._rules.add(f"{pattern} & {lengths}", "R")
+            return self._rules.text(pattern)
         if high == 0:
             return self._rules.text("")
         some = self._rules.text(_regex(f"(?s:.{{{max(1, low)},{'' if high is None else high}}})"))
@@ -202,10 +201,55 @@ class _Schema:
         low, high = _bounds(schema, "minItems", "maxItems", where)
         if high == 0:
             return '"[" "]"'
+        if "prefixItems" in schema:
+            return self._tuple(schema, low, high, where)
         item = self.rule(schema.get("items", True), f"{where}.items")
         more = "*" if high is None and low <= 1 else f"{{{max(0, low - 1)},{_last(high)}}}"
         some = f'"[" {item} ("," {item}){more} "]"'
         return some if low else f'"[" "]" | {some}'
+
+    def _tuple(self, schema: Mapping[str, Any], low: int, high: int | None, where: str) -> str:
+        """A list whose first items have schemas of their own."""
+        first, others = schema["prefixItems"], schema.get("items", True)
+        if not isinstance(first, list) or not first:
+            raise ValueError(f"{where}.prefixItems: must be a list of schemas")
+        count = len(first) if high is None else min(high, len(first))
+        rest = '""'
+        if others is not False and count != high:
+            item = self.rule(others, f"{where}.items")
+            most = "" if high is None else high - count
+            rest = self._rules.add(f'("," {item}){{{max(0, low - count)},{most}}}')
+        for at in reversed(range(count)):
+            item = self.rule(first[at], f"{where}.prefixItems[{at}]")
+            body = f"{item} {rest}" if at == 0 else f'"," {item} {rest}'
+            rest = self._rules.add(body if at < low else f'{body} | ""')
+        return f'"[" {rest} "]"'
+
+    def _map(self, schema: Mapping[str, Any], where: str) -> str:
+        """An object whose names are free, or match patterns."""
+        patterns = schema.get("patternProperties", {})
+        others = schema.get("additionalProperties", False)
+        if not isinstance(patterns, dict) or (patterns and others is not False):
+            raise ValueError(
+                f"{where}: patternProperties must be an object, and goes with no other properties; "
+                "set additionalProperties to false"
+            )
+        low, high = _bounds(schema, "minProperties", "maxProperties", where)
+        if high == 0:
+            return '"{" "}"'
+        bare, members = f"/{_BARE.pattern}/", []
+        if others is not False:
+            value = self.rule(others, f"{where}.additionalProperties")
+            members.append(f'{bare} ":" {value}')
+        for pattern, each in patterns.items():
+            text = _whole_pattern(pattern, f"{where}.patternProperties")
+            names = self._rules.add(f"{text} & {bare}", "R")
+            quoted = self._rules.text(self._rules.add(f"{text} & ~{bare}", "R"))
+            value = self.rule(each, f"{where}.patternProperties")
+            members.append(f'({names} | {quoted}) ":" {value}')
+        member = self._rules.add(" | ".join(members))
+        more = f'("," {member}){{{max(0, low - 1)},{_last(high)}}}'
+        return f'"{{" {member} {more} "}}"' if low else f'"{{" ({member} {more})? "}}"'
 
     def _object(self, schema: Mapping[str, Any], where: str) -> str:
         properties, required = schema.get("properties", {}), schema.get("required", [])
@@ -215,11 +259,20 @@ class _Schema:
             raise ValueError(f"{where}.required: must be a list of names")
         if missing := [name for name in required if name not in properties]:
             raise ValueError(f"{where}.required: {missing[0]!r} is not among the properties")
-        others = schema.get("additionalProperties", False)
-        if not properties and others is not False:
-            value = self.rule(others, f"{where}.additionalProperties")
-            member = f'/{_BARE.pattern}/ ":" {value}'
-            return f'"{{" ({member} ("," {member})*)? "}}"'
+        others, patterns = (
+            schema.get("additionalProperties", False),
+            schema.get("patternProperties"),
+        )
+        if not properties and (others is not False or patterns):
+            return self._map(schema, where)
+        if patterns:
+            raise ValueError(f"{where}: patternProperties is not supported beside properties")
+        least, most = _bounds(schema, "minProperties", "maxProperties", where)
+        if least > len({*required}) or (most is not None and most < len(properties)):
+            raise ValueError(
+                f"{where}: minProperties and maxProperties are supported where no properties are "
+                "named; leave them out"
+            )
         members = [
             (
                 f'{self._rules.key(name)} ":" {self.rule(each, f"{where}.{name}")}',
@@ -262,7 +315,7 @@ def _listed_values(schema: Mapping[str, Any], where: str) -> list[Any]:
     kinds = [kinds] if isinstance(kinds, str) else kinds
     if not isinstance(kinds, list) or not all(kind in _OF_TYPE for kind in map(str, kinds)):
         raise ValueError(f"{where}.type: {json.dumps(kinds)[:80]} is no type")
-    fitting = [value for value in values if _kinds_of(value) & {*kinds}]
+    fitting = [value for value in values if kinds_of(value) & {*kinds}]
     if not fitting:
         raise ValueError(f"{where}: nothing matches const, enum and type together")
     return fitting
@@ -270,17 +323,6 @@ def _listed_values(schema: Mapping[str, Any], where: str) -> list[Any]:
 
 def _same(value: Any, other: Any) -> bool:
     return json.dumps(value, sort_keys=True) == json.dumps(other, sort_keys=True)
-
-
-def _kinds_of(value: Any) -> set[str]:
-    """The types of JSON that a value has."""
-    if isinstance(value, bool):
-        return {"boolean"}
-    if isinstance(value, int | float):
-        is_whole = isinstance(value, int) or value.is_integer()
-        return {"number", "integer"} if is_whole else {"number"}
-    kinds = {str: "string", list: "array", dict: "object", type(None): "null"}
-    return {kinds[type(value)]}
 
 
 def _bounds(schema: Mapping[str, Any], low: str, high: str, where: str) -> tuple[int, int | None]:
@@ -304,6 +346,17 @@ def _quoted(text: str) -> str:
 def _regex(pattern: str) -> str:
     """A regular expression as Lark has it, with JSON schema's classes."""
     return f"/{llguidance().regex_to_lark(pattern, 'dw')}/"
+
+
+def _whole_pattern(pattern: Any, where: str) -> str:
+    """The regular expression of the texts in which a pattern is found. Raises ValueError."""
+    if not isinstance(pattern, str):
+        raise ValueError(f"{where}: must be a text")
+    begin = "" if pattern.startswith("^") else "(?s:.*)"
+    end = "" if pattern.endswith("$") and not pattern.endswith("\\$") else "(?s:.*)"
+    inner = pattern.removeprefix("^")
+    inner = inner.removesuffix("$") if not end else inner
+    return _regex(f"{begin}(?:{inner}){end}")
 
 
 def _listed(begin: str, parts: Any, end: str) -> str:

@@ -7,7 +7,7 @@ message begins with the field that it came in.
 from __future__ import annotations
 
 import re
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -48,6 +48,7 @@ class Grammar:
 def compile_grammar(source: GrammarSource, tokens: GrammarTokens) -> Grammar:
     """Raises ValueError, naming the source's field, for what is no grammar, for what llguidance
     does not support or finds too large, and for texts that the vocabulary cannot write."""
+    source, notes = source.held()
     check_alphabet(source, tokens)
     try:
         compiled = source.compiled()
@@ -55,7 +56,7 @@ def compile_grammar(source: GrammarSource, tokens: GrammarTokens) -> Grammar:
         if str(error).startswith(f"{source.field}: "):
             raise
         raise ValueError(_message(source.field, str(error))) from None
-    return compiled_grammar(compiled, source.field, tokens)
+    return replace(compiled_grammar(compiled, source.field, tokens), notes=notes)
 
 
 def compiled_grammar(compiled: str, field: str, tokens: GrammarTokens) -> Grammar:

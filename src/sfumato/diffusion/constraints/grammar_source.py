@@ -10,10 +10,11 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Literal
 
 from sfumato.diffusion.constraints.grammar_tokens import llguidance
+from sfumato.diffusion.constraints.held_schema import MOST_NOTES, held_schema
 from sfumato.diffusion.constraints.schema_limits import check_schema
 from sfumato.weights.errors import quoted
 
@@ -27,13 +28,15 @@ MOST_INDENT = 20
 """Characters of white space before a line of a JSON text; within a line there are at most two."""
 
 _SPACE = rf"[\x20\x09]{{1,2}}|\r?\n[\x20\x09]{{0,{MOST_INDENT}}}"
-_JSON_OPTIONS = {"whitespace_pattern": _SPACE}
+_ONE_OF = {"coerce_one_of": True}
+_JSON_OPTIONS = {"whitespace_pattern": _SPACE} | _ONE_OF
 # Texts and regular expressions of Lark and GBNF, in which a < has no meaning.
 _QUOTED = re.compile(r'"(?:[^"\\\n]|\\.)*"|/(?:[^/\\\n]|\\.)+/|//[^\n]*|\#[^\n]*')
 # Of GBNF texts, classes, in which a quote has no meaning, and comments.
 _OF_GBNF = re.compile(r'"(?:[^"\\\n]|\\.)*"|\[(?:[^\]\\\n]|\\.)*\]|\#[^\n]*')
 _TOKEN = re.compile(r"<[^\s<>]{0,80}>?")
 _INLINE = re.compile(r"%json\s*")
+_INLINE_OR_QUOTED = re.compile(rf"{_QUOTED.pattern}|({_INLINE.pattern})")
 _LARK = re.compile(r"(?m)^\s*(?:%llguidance\b|start\s*:(?!:=))")
 
 
@@ -51,6 +54,26 @@ class GrammarSource:
                 f"{self.field}: has {len(self.text):,} characters, and at most "
                 f"{LONGEST_SOURCE:,} are read; make it smaller"
             )
+
+    def held(self) -> tuple[GrammarSource, tuple[str, ...]]:
+        """The source with its JSON schemas as grammars can hold them, and notes about what of the
+        schemas is not held. Raises ValueError."""
+        room = LONGEST_SOURCE - len(self.text)
+        if self.kind == "schema":
+            text, notes = _held_text(json.loads(self.text), self.field, room)
+            return replace(self, text=text), notes
+        if self.kind != "grammar" or not self._is_lark():
+            return self, ()
+        parts, all_notes, at = list[str](), dict[str, None](), 0
+        for start, end, schema in _inline_spans(self.text):
+            options = _ONE_OF if '"oneOf"' in self.text[start:end] else {}
+            text, notes = _held_text(schema, self.field, room, options)
+            room -= max(0, len(text) - (end - start))
+            parts += [self.text[at:start], text]
+            all_notes |= dict.fromkeys(notes)
+            at = end
+        held = replace(self, text="".join([*parts, self.text[at:]]))
+        return held, tuple(all_notes)[: MOST_NOTES + 1]
 
     def compiled(self) -> str:
         """The grammar as llguidance takes it, unchecked. Raises ValueError."""
@@ -112,12 +135,43 @@ class GrammarSource:
 
 
 def _inline_schemas(lark: str) -> Iterator[Any]:
-    """The JSON schemas in a Lark grammar; what is no JSON llguidance refuses."""
+    """All that may be a JSON schema in a Lark grammar; what is no JSON llguidance refuses."""
     for match in _INLINE.finditer(lark):
         try:
             yield json.JSONDecoder().raw_decode(lark, match.end())[0]
         except (ValueError, RecursionError):
             continue
+
+
+def _inline_spans(lark: str) -> Iterator[tuple[int, int, Any]]:
+    """Where the JSON schemas of a Lark grammar begin and end, and each of them; none within a text
+    or a regular expression of the grammar."""
+    at = 0
+    while match := _INLINE_OR_QUOTED.search(lark, at):
+        at = match.end()
+        if match[1] is None:
+            continue
+        try:
+            schema, end = json.JSONDecoder().raw_decode(lark, at)
+        except (ValueError, RecursionError):
+            continue
+        yield at, end, schema
+        at = end
+
+
+def _held_text(
+    schema: Any, field: str, room: int, options: Mapping[str, Any] = {}
+) -> tuple[str, tuple[str, ...]]:
+    """A schema as grammars can hold it, in JSON, and notes about the rest. options: of llguidance,
+    which the schema gets too. Raises ValueError."""
+    schema, notes = held_schema(schema, field, room)
+    if options and isinstance(schema, dict):
+        given = schema.get("x-guidance", {})
+        schema["x-guidance"] = {**given, **options} if isinstance(given, dict) else given
+    try:
+        return json.dumps(schema, ensure_ascii=False, separators=(",", ":")), notes
+    except RecursionError:
+        raise ValueError(f"{field}: its schemas stand too deeply in one another") from None
 
 
 def schema_source(schema: Mapping[str, Any] | bool, field: str = "schema") -> GrammarSource:

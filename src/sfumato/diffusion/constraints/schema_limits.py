@@ -133,7 +133,7 @@ def _ways(root: Any, part: Any, known: dict[int, int]) -> int:
     for name in ("anyOf", "oneOf", "allOf", "$ref"):
         inner = part.get(name)
         if name == "$ref":
-            inner = [_referred(root, inner)]
+            inner = [referred(root, inner)]
         if not isinstance(inner, list) or not inner:
             continue
         each = (_ways(root, branch, known) for branch in inner)
@@ -151,7 +151,7 @@ def _ways(root: Any, part: Any, known: dict[int, int]) -> int:
     return known[id(part)]
 
 
-def _referred(root: Any, reference: Any) -> Any:
+def referred(root: Any, reference: Any) -> Any:
     """The part of a schema that a reference within it names; None where there is none."""
     if not isinstance(reference, str) or reference[:1] != "#":
         return None

@@ -125,3 +125,55 @@ def test_large_answers_are_encoded_in_threads(answering: Served, monkeypatch: An
     assert answering.chat("mixed", stream=True, **fields).status_code == 200
     assert answering.post("/v1/completions", prompt="Hi", logprobs=2).status_code == 200
     assert len(looped) > 4 and not any(looped)
+
+
+LINE: dict[str, Any] = {
+    "type": "object",
+    "properties": {
+        "name": {"type": "string", "maxLength": 12},
+        "n": {"type": "integer"},
+        "k": {"enum": ["a", "b", "cc"]},
+    },
+    "required": ["name", "n", "k"],
+    "additionalProperties": False,
+}
+CLOSED = {"max_tokens": 40, "seed": 0}  # a canvas has 32 tokens, and what closes it goes beyond
+
+
+@pytest.mark.parametrize("stream", [False, True])
+def test_tokens_that_close_a_schema_beyond_the_canvas_have_entries(
+    server: Served, stream: bool
+) -> None:
+    how: dict[str, Any] = CLOSED | {"guided_json": LINE, "stream": stream, "logprobs": True}
+    answer = server.chat("Solve this Sudoku", **how, top_logprobs=3)
+    assert answer.status_code == 200
+    choices = chunks(answer) if stream else answer.json()["choices"]
+    entries = [entry for each in choices for entry in (each["logprobs"] or {}).get("content", ())]
+    text = "".join(entry["token"] for entry in entries)
+    assert json.loads(text).keys() == LINE["properties"].keys() and len(entries) > 32
+    assert choices[-1]["finish_reason"] == "stop"
+    assert all(len(entry["top_logprobs"]) == 3 for entry in entries)
+    # Chosen by the grammar alone, and by no scores.
+    assert entries[-1]["logprob"] == 0.0
+    assert entries[-1]["top_logprobs"][0]["token"] == entries[-1]["token"] == "}"
+
+
+@pytest.mark.parametrize("post_sampling_probs", [False, True])
+def test_n_probs_of_tokens_beyond_the_canvas(server: Served, post_sampling_probs: bool) -> None:
+    body = {"prompt": "Solve this Sudoku", "n_predict": 40, "seed": 0, "n_probs": 3}
+    body |= {"json_schema": LINE, "post_sampling_probs": post_sampling_probs}
+    for stream in (False, True):
+        answer = server.http.post("/completion", json=body | {"stream": stream})
+        assert answer.status_code == 200
+        lines = [json.loads(line[6:]) for line in answer.text.splitlines() if line[:6] == "data: "]
+        parts = lines if stream else [answer.json()]
+        entries = [e for part in parts for e in part.get("completion_probabilities", ())]
+        assert json.loads("".join(entry["token"] for entry in entries))
+        assert len(entries) > 32
+
+
+def test_legacy_log_probabilities_of_tokens_beyond_the_canvas(server: Served) -> None:
+    body = {"prompt": "Solve this Sudoku", "logprobs": 3, "guided_json": LINE} | CLOSED
+    (choice,) = server.http.post("/v1/completions", json=body).json()["choices"]
+    assert "".join(choice["logprobs"]["tokens"]) == choice["text"]
+    assert len(choice["logprobs"]["token_logprobs"]) > 32

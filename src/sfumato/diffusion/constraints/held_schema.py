@@ -1,0 +1,323 @@
+"""A JSON schema as grammars can hold it: in other words where grammars lack a keyword, and
+without the keyword, and with a note, where no other words say the same.
+
+Whatever matches the schema that is made matches the given one but for what the notes say.  Only
+parts that a value may have to match are looked at: nothing within `enum`, `default` or `not`.
+Knows plain data alone; never recurses.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from itertools import permutations
+from math import perm
+from typing import Any
+
+from sfumato.diffusion.constraints.schema_overlap import (
+    NOTES,
+    Overlap,
+    References,
+    kinds_of,
+    value_key,
+)
+from sfumato.weights.errors import quoted
+
+MOST_NOTES = 8
+MOST_LISTS = 400
+"""Lists of different values that stand in place of one `uniqueItems`: those of 5 values are 326."""
+MOST_NAMES = 400
+"""Names that stand in place of one `propertyNames`."""
+MOST_MADE = 2**16
+"""Characters that stand in place of keywords, in one schema."""
+_LONGEST_NAME = 1024
+_KINDS = "object", "array", "string", "number", "integer", "boolean", "null"
+
+# Of one schema, of a list of them, and of an object's values.
+_INNER = "items", "additionalItems", "additionalProperties"
+_INNER_LISTS = "allOf", "anyOf", "oneOf", "prefixItems", "items"
+_INNER_MAPS = "properties", "patternProperties"
+_ANNOTATIONS = {"discriminator", "example", "contentMediaType", "contentEncoding", "contentSchema"}
+_HELD_FORMATS = {"date-time", "time", "date", "duration", "email", "hostname", "ipv4", "ipv6"}
+_HELD_FORMATS |= {"uuid", "uri"}
+_FREE_FORMATS = {"password", "path", "binary", "unknown"}
+"""Formats that every text has."""
+_OF_VERSION = re.compile(r"uuid[1-8]")
+# pydantic's pattern of a Decimal, and the same without looking ahead.
+_DECIMAL = {r"^(?!^[-+.]*$)[+-]?0*\d*\.?\d*$": r"^[+-]?(?:\d+\.?\d*|\.\d+)$"}
+_LOOKS = re.compile(r"\(\?<?[=!]")
+# Within a pattern: an escape, a class, and what looks at other places or opens and closes a group.
+_PIECE = re.compile(r"\\.|\[\^?\]?(?:\\.|[^\]\\])*(?:\]|\Z)|\(\?<?[=!]|[()]", re.DOTALL)
+_REPEAT = re.compile(r"[*+?]\??|\{\d*,?\d*\}\??")
+
+
+def held_schema(schema: Any, field: str, room: int = MOST_MADE) -> tuple[Any, tuple[str, ...]]:
+    """The schema, which is changed in place, and notes about what it does not hold any more, which
+    begin with the field's name. room: characters that may be added."""
+    held = _Held(schema, min(room, MOST_MADE))
+    notes = [f"{field}: {note}" for note in dict.fromkeys(held.notes)]
+    more = len(notes) - MOST_NOTES
+    if more > 0:
+        notes[MOST_NOTES:] = [f"{field}: {more} more parts of the schema are not held"]
+    return schema, tuple(notes)
+
+
+class _Held:
+    """One schema under way."""
+
+    def __init__(self, root: Any, room: int) -> None:
+        self.notes: list[str] = []
+        self._root, self._room, self._referred = root, room, References(root)
+        self._listed_values: dict[int, list[Any] | None] = {}  # by the id of a schema
+        parts = list(_reachable(root, self._referred))
+        # A reference to "#/$defs" means another place in a part that has an address of its own.
+        self._has_ids = any("$id" in part or "id" in part for part in parts if part is not root)
+        for part in parts:
+            self._requires_tags(part)
+            for name in [name for name in part if _is_annotation(name)]:
+                if name == "contentSchema" and part[name] not in (True, {}):
+                    self.notes.append("contentSchema is not held: the text may be any")
+                del part[name]
+            self._format(part)
+            self._pattern(part)
+            self._unique(part)
+            self._names(part)
+        overlap = Overlap(self._referred)
+        if any(overlap.of(part["oneOf"]) for part in parts if "oneOf" in part):
+            self.notes.append("oneOf is held as anyOf: a value may match several of its branches")
+
+    def _requires_tags(self, part: dict[str, Any]) -> None:
+        """The property that tells the branches of a union apart, which OpenAPI wants in each of
+        them, has to be there: without it no class can be found for the object."""
+        tag, branches = part.get("discriminator"), part.get("oneOf", part.get("anyOf"))
+        name = tag.get("propertyName") if isinstance(tag, dict) else None
+        if not isinstance(name, str) or not isinstance(branches, list):
+            return
+        for target in map(self._target, branches):
+            properties = target.get("properties") if isinstance(target, dict) else None
+            if not isinstance(properties, dict) or name not in properties:
+                continue
+            required = target.get("required", [])
+            is_missing = isinstance(required, list) and name not in required
+            if is_missing and self._takes(len(name) + 4):
+                target["required"] = [*required, name]
+
+    def _format(self, part: dict[str, Any]) -> None:
+        name = part.get("format")
+        if not isinstance(name, str) or name in _HELD_FORMATS:
+            return
+        del part["format"]
+        if name in _FREE_FORMATS or not _may_be(part, "string"):
+            return
+        if _OF_VERSION.fullmatch(name) and "pattern" not in part and self._takes(64):
+            part["format"], part["pattern"] = "uuid", f"^.{{14}}{name[4]}.{{4}}[89abAB]"
+            return
+        self.notes.append(f"format {quoted(name)} is not held: any text passes")
+
+    def _pattern(self, part: dict[str, Any]) -> None:
+        pattern = part.get("pattern")
+        if not isinstance(pattern, str) or not _LOOKS.search(pattern):
+            return
+        same = _DECIMAL.get(pattern)
+        part["pattern"] = _without_looks(pattern) if same is None else same
+        if same is None and part["pattern"] != pattern:
+            self.notes.append(
+                "pattern: what looks ahead or behind is not held, and the rest of it is"
+            )
+
+    def _unique(self, part: dict[str, Any]) -> None:
+        if not isinstance(part.get("uniqueItems"), bool):
+            return
+        if not part.pop("uniqueItems") or not _may_be(part, "array"):
+            return
+        most = _count_of(part.get("maxItems"))
+        if most is not None and most <= 1:
+            return
+        lists = self._lists(part)
+        if lists is None:
+            self.notes.append("uniqueItems is not held: items may repeat")
+            return
+        for name in ("items", "minItems", "maxItems"):
+            part.pop(name, None)
+        part["enum"] = lists
+
+    def _lists(self, part: dict[str, Any]) -> list[Any] | None:
+        """All lists without repetition, where they are few."""
+        if {"prefixItems", "additionalItems", "enum", "const"} & part.keys():
+            return None
+        if part.get("type") not in ("array", ["array"]):
+            return None
+        values = self._values(part.get("items"))
+        least, most = _count_of(part.get("minItems", 0)), _count_of(part.get("maxItems", 2**20))
+        if values is None or least is None or most is None:
+            return None
+        sizes, count = range(least, min(most, len(values)) + 1), 0
+        for length in sizes:
+            count += perm(len(values), length)
+            if count > MOST_LISTS:
+                return None
+        size = count * sum(len(str(value)) + 4 for value in values)
+        if not count or not self._takes(size):
+            return None
+        return [list(each) for length in sizes for each in permutations(values, length)]
+
+    def _values(self, schema: Any) -> list[Any] | None:
+        """The values of a schema that names all of them; None: of any other."""
+        if schema is False:
+            return []
+        schema = self._target(schema)
+        if id(schema) not in self._listed_values:
+            self._listed_values[id(schema)] = _values_of(schema)
+        return self._listed_values[id(schema)]
+
+    def _names(self, part: dict[str, Any]) -> None:
+        if not isinstance(part.get("propertyNames"), bool | dict):
+            return
+        names = self._target(part.pop("propertyNames"))
+        others = part.get("additionalProperties", True)
+        if names is True or not _may_be(part, "object"):
+            return
+        keywords = set(names) - NOTES if isinstance(names, dict) else {"not"}
+        if isinstance(names, dict) and _may_be(names, "string"):
+            keywords -= {"type"}  # what every name has
+        is_map = not part.get("properties") and not part.get("patternProperties")
+        if not keywords or (is_map and others is False):  # of no names, none is wrong
+            return
+        values = self._values(names)
+        if values is not None and not {"minProperties", "maxProperties"} & part.keys():
+            is_held = self._listed(part, values, others)
+        else:
+            pattern = _pattern_of(names, keywords, values) if is_map else None
+            is_held = pattern is not None and self._takes(len(pattern))
+            if is_held:
+                part["patternProperties"] = {pattern: others}
+                part["additionalProperties"] = False
+        if not is_held:
+            self.notes.append("propertyNames is not held: an object may have other names")
+
+    def _listed(self, part: dict[str, Any], names: list[Any], others: Any) -> bool:
+        """Makes the names the only properties of an object; whether that can be done. others: the
+        schema of those that are not among its properties."""
+        properties, defs = part.get("properties", {}), self._root.get("$defs", {})
+        can_be = isinstance(properties, dict) and isinstance(defs, dict) and not self._has_ids
+        texts = dict.fromkeys(name for name in names if isinstance(name, str))
+        size = sum(map(len, texts)) + 40 * len(texts)
+        if not can_be or part.get("patternProperties") or not self._takes(size):
+            return False
+        new = [name for name in texts if name not in properties and others is not False]
+        if new and isinstance(others, dict) and others.keys() != {"$ref"}:
+            at = f"value-{len(defs)}"
+            while at in defs:
+                at += "-"
+            defs[at], others = others, {"$ref": f"#/$defs/{at}"}
+            self._root["$defs"] = defs
+        kept = {name: each for name, each in properties.items() if name in texts}
+        part["properties"] = kept | dict.fromkeys(new, others)
+        part["additionalProperties"] = False
+        return True
+
+    def _target(self, schema: Any) -> Any:
+        """What a schema that is a reference alone names in the end; any other as it is."""
+        for _ in range(32):
+            if not isinstance(schema, dict) or set(schema) - NOTES != {"$ref"}:
+                break
+            schema = self._referred(schema["$ref"])
+        return schema
+
+    def _takes(self, size: int) -> bool:
+        """Whether so many characters may be added; then they are counted."""
+        fits = size <= self._room
+        self._room -= size if fits else 0
+        return fits
+
+
+def _reachable(root: Any, referred: References) -> Iterator[dict[str, Any]]:
+    """Every part that a value may have to match and that is an object, once."""
+    pending, seen = [root], set()
+    while pending:
+        part = pending.pop()
+        if not isinstance(part, dict) or id(part) in seen:
+            continue
+        seen.add(id(part))
+        yield part
+        pending += [part.get(name) for name in _INNER]
+        for name in _INNER_LISTS:
+            inner = part.get(name)
+            pending += inner if isinstance(inner, list) else []
+        for name in _INNER_MAPS:
+            inner = part.get(name)
+            pending += inner.values() if isinstance(inner, dict) else []
+        if "$ref" in part:
+            pending.append(referred(part["$ref"]))
+
+
+def _values_of(schema: Any) -> list[Any] | None:
+    """The values that a schema lists, each once, where it says nothing else of them."""
+    if not isinstance(schema, dict) or schema.keys() - {"type", "enum", "const"} - NOTES:
+        return None
+    values = [True, False] if schema.get("type") == "boolean" else None
+    if "const" in schema:
+        values = [schema["const"]] if "enum" not in schema else None
+    elif "enum" in schema:
+        values = schema["enum"]
+    if not isinstance(values, list) or len(values) > MOST_NAMES:
+        return None
+    if any(isinstance(value, list | dict) for value in values):
+        return None
+    unique = {value_key(value): value for value in values}.values()
+    kinds = {kind for kind in _KINDS if _may_be(schema, kind)}
+    return [value for value in unique if kinds_of(value) & kinds]
+
+
+def _is_annotation(name: str) -> bool:
+    """Whether a keyword asks nothing of a value, and is none that all readers of schemas know."""
+    return name in _ANNOTATIONS or (name.startswith("x-") and name != "x-guidance")
+
+
+def _may_be(part: dict[str, Any], kind: str) -> bool:
+    """Whether the type of a schema lets a value be of this one."""
+    kinds = part.get("type", kind)
+    return kinds == kind or (isinstance(kinds, list) and kind in kinds)
+
+
+def _count_of(value: Any) -> int | None:
+    return value if type(value) is int and value >= 0 else None
+
+
+def _pattern_of(names: Any, keywords: set[str], values: list[Any] | None) -> str | None:
+    """The pattern that the names of properties match; None where no pattern says the same."""
+    if values is not None:
+        texts = [re.escape(value) for value in values if isinstance(value, str)]
+        return f"^(?:{'|'.join(texts)})$" if texts else None
+    if keywords == {"pattern"}:
+        pattern = names["pattern"]
+        return pattern if isinstance(pattern, str) else None
+    if not keywords <= {"minLength", "maxLength"}:
+        return None
+    least, most = _count_of(names.get("minLength", 0)), _count_of(names.get("maxLength", 0))
+    if least is None or most is None or max(least, most) > _LONGEST_NAME:
+        return None
+    return f"^(?s:.{{{least},{most if 'maxLength' in names else ''}}})$"
+
+
+def _without_looks(pattern: str) -> str:
+    """A regular expression without what looks ahead or behind, which more texts match."""
+    kept, at, opened, inside = [], 0, 0, 0  # inside: the group at which one that looks was opened
+    for piece in _PIECE.finditer(pattern):
+        text = piece[0]
+        if not inside:
+            kept.append(pattern[at : piece.start()])
+        at = piece.end()
+        if text in ("(", ")") or text.startswith("(?"):
+            opened += -1 if text == ")" else 1
+            if not inside and _LOOKS.fullmatch(text):
+                inside = opened
+                continue
+            if inside and opened < inside:
+                inside = 0
+                repeat = _REPEAT.match(pattern, at)
+                at = repeat.end() if repeat else at
+                continue
+        if not inside:
+            kept.append(text)
+    return "".join([*kept, "" if inside else pattern[at:]])
