@@ -57,7 +57,7 @@ class TextFile:
         return Path(os.path.realpath(self.path))
 
     def write(self, text: str) -> Path:
-        """Replaces the file, whose owner and permissions stay. Returns the path of the backup, a new
+        """Replaces the file, whose owner and permissions stay. Returns the backup's path, a new
         file with the text before. Raises ValueError where the file has changed since it was read
         and OSError where it cannot be written; then it is as it was."""
         data = (text.replace("\n", "\r\n") if self.has_crlf else text).encode()
