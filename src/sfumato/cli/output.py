@@ -1,7 +1,7 @@
-"""Files that options name for what a command writes: one rule for all of them.
+"""Files that users name for what a command writes: one rule for all of them.
 
-A file that exists is replaced with --force alone, and the new one appears whole or not at all. A
-pipe or a device (/dev/null, >(…)) has no content to lose and is written without --force. Knows no
+A file that exists is replaced only where its user says so, and the new one appears whole or not at
+all. A pipe or a device (/dev/null, >(…)) has no content to lose and is always written. Knows no
 command.
 """
 
@@ -10,31 +10,33 @@ from __future__ import annotations
 import os
 from pathlib import Path
 
-from sfumato.weights.atomic_write import atomic_path, check_writable, create_file
+from sfumato.weights.atomic_write import REPLACE, atomic_path, check_writable, create_file
 
 _STREAMS = ("/dev/stdout", "/dev/stderr", "/dev/fd/", "/proc/self/fd/")
 
 
-def check(name: str, force: bool, option: str) -> None:
+def check(name: str, force: bool, option: str = "", advice: str = REPLACE) -> None:
     """Raises ValueError where `write` would: before there is something to lose.
 
-    option: the source of the name, for the message, as --json."""
-    path = Path(os.path.realpath(name))
+    option: the source of the name, for the message, as --json; advice: what to do about a file
+    that exists."""
     try:
-        if _is_stream(name):
-            return
-        if path.is_dir():
-            raise ValueError(f"{name}: is a folder; name a file")
-        check_writable(path, force)
+        if not _is_stream(name):
+            path = Path(os.path.realpath(name))
+            if path.is_dir():
+                raise ValueError(f"{name}: is a folder; name a file")
+            check_writable(path, force, advice=advice)
     except ValueError as error:
-        raise ValueError(f"{option} {error}") from None
+        raise ValueError(f"{option} {error}".lstrip()) from None
 
 
-def write(name: str, content: str | bytes, force: bool, option: str) -> None:
+def write(
+    name: str, content: str | bytes, force: bool, option: str = "", advice: str = REPLACE
+) -> None:
     """Writes the file whole, or not at all. Raises ValueError as `check` does, OSError of the
     disk."""
     data = content.encode(errors="replace") if isinstance(content, str) else content
-    check(name, force, option)
+    check(name, force, option, advice)
     if _is_stream(name):
         with open(name, "wb") as stream:
             stream.write(data)

@@ -11,6 +11,8 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
+REPLACE = "name another, or replace it with --force"
+
 
 def keep_folder(path: Path) -> None:
     """Raises ValueError: the folder stays."""
@@ -54,7 +56,10 @@ def atomic_path(
 
 
 def check_writable(
-    path: Path, force: bool, check_folder: Callable[[Path], None] = keep_folder
+    path: Path,
+    force: bool,
+    check_folder: Callable[[Path], None] = keep_folder,
+    advice: str = REPLACE,
 ) -> None:
     """Raises ValueError if `path` may not be written.
 
@@ -68,7 +73,7 @@ def check_writable(
     if not path.exists() or (path.is_dir() and not any(path.iterdir())):
         return
     if not force:
-        raise ValueError(f"{path}: exists already; name another, or replace it with --force")
+        raise ValueError(f"{path}: exists already; {advice}")
     if path.is_dir():
         check_folder(path)
     elif not path.is_file():
