@@ -145,23 +145,23 @@ class Chat:
     def _settings(self) -> tuple[Any, ...]:
         return self.args.seed, self.args.steps, self.args.thinking
 
-    def _retry(self) -> None:
-        before, question = self.talk.last_question()
-        if self._settings == self._answered_with:  # which would give the same answer
+    def _take_next_seed(self) -> None:
+        """Changes the seed where the last question would get the same answer again. Raises
+        ValueError where there is no question."""
+        self.talk.last_question()
+        if self._settings == self._answered_with:
             self.args.seed = (self.args.seed + 1) % (LAST_SEED + 1)
             print(f"(seed {self.args.seed})")
-        self._answer(before, question)
 
     def _command(self, name: str = "", value: str = "") -> None:
         if name not in COMMANDS:
             raise ValueError(f"/{name}: no such command; there are {', '.join(USAGES.values())}")
-        if name == "retry" and not value:
-            self._retry()
-            return
         try:
             self._obey(name, value)
         except ValueError as error:
             raise ValueError(f"/{name}: {error}; usage: {USAGES[name]}") from None
+        if name == "retry":
+            self._answer(*self.talk.last_question())
 
     def _obey(self, name: str, value: str) -> None:
         if not value and COMMANDS[name][0]:
@@ -170,6 +170,8 @@ class Chat:
             raise ValueError("it takes no argument")
         if name == "clear":
             self.talk.change(generation.opening(self.args))
+        elif name == "retry":
+            self._take_next_seed()
         elif name == "undo":
             self.talk.undo()
             self._show_length()
@@ -203,9 +205,8 @@ def completions(line: str) -> list[str]:
     if not line.startswith("/"):
         return []
     if not space:
-        return [
-            f"/{each}{' ' * bool(COMMANDS[each][0])}" for each in COMMANDS if each.startswith(name)
-        ]
+        commands = [each for each in COMMANDS if each.startswith(name)]
+        return [f"/{each}{' ' * bool(COMMANDS[each][0])}" for each in commands]
     kind = COMMANDS[name][0] if name in COMMANDS else ""
     if kind == "FILE":
         given, file = "", value
@@ -213,9 +214,8 @@ def completions(line: str) -> list[str]:
             given, file = f"{FORCE} ", value.removeprefix(f"{FORCE} ")
         found = sorted(glob(f"{escape(os.path.expanduser(file))}*"))[:MOST_FILES]
         return [f"/{name} {given}{path}{'/' * os.path.isdir(path)}" for path in found]
-    return [
-        f"/{name} {each}" for each in kind.split("|") if each.startswith(value) and each != kind
-    ]
+    words = kind.split("|") if "|" in kind else []
+    return [f"/{name} {each}" for each in words if each.startswith(value)]
 
 
 def _read(lines: list[str]) -> str:
