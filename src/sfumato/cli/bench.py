@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import os
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -98,6 +99,10 @@ def _check(args: argparse.Namespace) -> None:
         path = getattr(args, name)
         if path and (path != "-" or name == "plot"):
             output.check(path, args.force, _flag(name))
+    paths = [getattr(args, name) for name in ("json", "csv", "plot")]
+    files = [os.path.realpath(path) for path in paths if path and not output.is_stream(path)]
+    if len(set(files)) < len(files):
+        raise ValueError("--json, --csv, --plot: two of them name one file; name another")
     if args.plot:
         from sfumato.bench import plot
 

@@ -21,8 +21,8 @@ def check(name: str, force: bool, option: str = "", advice: str = REPLACE) -> No
     option: the source of the name, for the message, as --json; advice: what to do about a file
     that exists."""
     try:
-        if not _is_stream(name):
-            path = Path(os.path.realpath(name))
+        if not is_stream(name):
+            path = Path(os.path.realpath(name) if os.path.islink(name) else name)
             if path.is_dir():
                 raise ValueError(f"{name}: is a folder; name a file")
             check_writable(path, force, advice=advice)
@@ -37,7 +37,7 @@ def write(
     disk."""
     data = content.encode(errors="replace") if isinstance(content, str) else content
     check(name, force, option, advice)
-    if _is_stream(name):
+    if is_stream(name):
         with open(name, "wb") as stream:
             stream.write(data)
         return
@@ -46,7 +46,7 @@ def write(
         create_file(part, data, path.stat() if path.exists() else None)
 
 
-def _is_stream(name: str) -> bool:
+def is_stream(name: str) -> bool:
     """Whether a path names a pipe, a device or an open stream of this process."""
     path = Path(name)
     is_special = path.exists() and not path.is_file() and not path.is_dir()
