@@ -76,7 +76,7 @@ def test_mistakes_are_told_and_the_chat_goes_on(use: Any, cli: Any) -> None:
         ("/steps 0", "/steps: '0' is not a whole number from 1 to 4096; usage: /steps N"),
         ("/steps 99999", "/steps: '99999' is not a whole number from 1 to 4096; usage: /steps N"),
         ("/thinking maybe", "/thinking: 'maybe' is neither on nor off; usage: /thinking on|off"),
-        ("/save", "/save: it needs an argument; usage: /save FILE"),
+        ("/save", "/save: it needs an argument; usage: /save [--force] FILE"),
         ("/clear all", "/clear: it takes no argument; usage: /clear"),
         ("/nonsense", "/nonsense: no such command; there are /clear, /retry, /undo, /seed N, "),
     ],
@@ -341,7 +341,7 @@ def test_save_replaces_no_file(use: Any, cli: Any, tmp_path: Path) -> None:
     file = tmp_path / "talk.json"
     file.write_text("mine")
     done = cli("chat", stdin=f"One?\n/save {file}\n")
-    assert f"/save: {file}: exists already; name another, or write /save --force FILE" in done.err
+    assert f"/save: {file}: exists already; name another, or replace it with --force" in done.err
     assert file.read_text() == "mine"
     assert cli("chat", stdin=f"One?\n/save --force {file}\n").err == ""
     assert json.loads(file.read_text()) == [user("One?"), assistant("yes")]

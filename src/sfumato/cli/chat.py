@@ -30,7 +30,7 @@ COMMANDS = {
     "seed": ("N", "random seed of the next answers"),
     "steps": ("N", "denoising steps per canvas at most"),
     "thinking": ("on|off", "let the model think before it answers"),
-    "save": ("FILE", "write the conversation as JSON; --force FILE replaces a file"),
+    "save": (f"[{FORCE}] FILE", f"write the conversation as JSON; {FORCE} replaces a file"),
     "load": ("FILE", "go on with a conversation that /save has written"),
     "help": ("", "these lines"),
     "quit": ("", "leave, as Ctrl-D does"),
@@ -208,7 +208,7 @@ def completions(line: str) -> list[str]:
         commands = [each for each in COMMANDS if each.startswith(name)]
         return [f"/{each}{' ' * bool(COMMANDS[each][0])}" for each in commands]
     kind = COMMANDS[name][0] if name in COMMANDS else ""
-    if kind == "FILE":
+    if kind.endswith("FILE"):
         given, file = "", value
         if name == "save" and value.startswith(f"{FORCE} "):
             given, file = f"{FORCE} ", value.removeprefix(f"{FORCE} ")

@@ -56,7 +56,7 @@ def save(path: Path, messages: list[Message], force: bool) -> None:
     """Writes the messages as JSON. Raises ValueError for a file that exists, unless force; and
     OSError."""
     text = json.dumps(messages, ensure_ascii=False, indent=2) + "\n"
-    output.write(str(path), text, force, advice="name another, or write /save --force FILE")
+    output.write(str(path), text, force)
 
 
 def load(path: Path) -> list[Message]:

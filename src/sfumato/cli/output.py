@@ -10,33 +10,30 @@ from __future__ import annotations
 import os
 from pathlib import Path
 
-from sfumato.weights.atomic_write import REPLACE, atomic_path, check_writable, create_file
+from sfumato.weights.atomic_write import atomic_path, check_writable, create_file
 
 _STREAMS = ("/dev/stdout", "/dev/stderr", "/dev/fd/", "/proc/self/fd/")
 
 
-def check(name: str, force: bool, option: str = "", advice: str = REPLACE) -> None:
+def check(name: str, force: bool, option: str = "") -> None:
     """Raises ValueError where `write` would: before there is something to lose.
 
-    option: the source of the name, for the message, as --json; advice: what to do about a file
-    that exists."""
+    option: the source of the name, for the message, as --json."""
     try:
         if not is_stream(name):
             path = Path(os.path.realpath(name) if os.path.islink(name) else name)
             if path.is_dir():
                 raise ValueError(f"{name}: is a folder; name a file")
-            check_writable(path, force, advice=advice)
+            check_writable(path, force)
     except ValueError as error:
         raise ValueError(f"{option} {error}".lstrip()) from None
 
 
-def write(
-    name: str, content: str | bytes, force: bool, option: str = "", advice: str = REPLACE
-) -> None:
+def write(name: str, content: str | bytes, force: bool, option: str = "") -> None:
     """Writes the file whole, or not at all. Raises ValueError as `check` does, OSError of the
     disk."""
     data = content.encode(errors="replace") if isinstance(content, str) else content
-    check(name, force, option, advice)
+    check(name, force, option)
     if is_stream(name):
         with open(name, "wb") as stream:
             stream.write(data)

@@ -11,8 +11,6 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
-REPLACE = "name another, or replace it with --force"
-
 
 def keep_folder(path: Path) -> None:
     """Raises ValueError: the folder stays."""
@@ -56,10 +54,7 @@ def atomic_path(
 
 
 def check_writable(
-    path: Path,
-    force: bool,
-    check_folder: Callable[[Path], None] = keep_folder,
-    advice: str = REPLACE,
+    path: Path, force: bool, check_folder: Callable[[Path], None] = keep_folder
 ) -> None:
     """Raises ValueError if `path` may not be written.
 
@@ -73,7 +68,7 @@ def check_writable(
     if not path.exists() or (path.is_dir() and not any(path.iterdir())):
         return
     if not force:
-        raise ValueError(f"{path}: exists already; {advice}")
+        raise ValueError(f"{path}: exists already; name another, or replace it with --force")
     if path.is_dir():
         check_folder(path)
     elif not path.is_file():
