@@ -17,7 +17,7 @@ import pytest
 
 from sfumato.api import EMBEDDED
 from sfumato.cli import chat
-from sfumato.cli.chat import help_text
+from sfumato.cli.chat_commands import completions, help_text
 
 
 def user(text: str) -> dict[str, str]:
@@ -432,10 +432,10 @@ def test_there_may_be_nothing_to_retry_or_undo(use: Any, cli: Any) -> None:
 def test_a_line_is_completed(tmp_path: Path) -> None:
     (tmp_path / "a talk.json").touch()
     (tmp_path / "a[1]").mkdir()
-    assert chat.completions("/s") == ["/seed ", "/steps ", "/save "]
-    assert chat.completions("/u") == ["/undo"]
-    assert chat.completions("/thinking o") == ["/thinking on", "/thinking off"]
-    assert chat.completions(f"/load {tmp_path}/a t") == [f"/load {tmp_path}/a talk.json"]
-    assert chat.completions(f"/save --force {tmp_path}/a[") == [f"/save --force {tmp_path}/a[1]/"]
+    assert completions("/s") == ["/seed ", "/steps ", "/save "]
+    assert completions("/u") == ["/undo"]
+    assert completions("/thinking o") == ["/thinking on", "/thinking off"]
+    assert completions(f"/load {tmp_path}/a t") == [f"/load {tmp_path}/a talk.json"]
+    assert completions(f"/save --force {tmp_path}/a[") == [f"/save --force {tmp_path}/a[1]/"]
     for line in ("Hello", "/seed 1", "/nonsense x", "/clear "):
-        assert chat.completions(line) == []
+        assert completions(line) == []

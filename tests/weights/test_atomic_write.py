@@ -216,7 +216,7 @@ def test_an_old_folder_that_cannot_be_removed_is_no_failure(
 
 
 def test_too_little_room_is_reported_before_anything_is_written(tmp_path: Path) -> None:
-    with pytest.raises(ValueError, match=r"takes 1000000000\.0 GB.*free"):
+    with pytest.raises(ValueError, match=r"takes 1,000,000,000,000\.0 MB.*free"):
         atomic_path(tmp_path / "x", 10**18).__enter__()
     assert _names(tmp_path) == set()
 

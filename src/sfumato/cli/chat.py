@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import argparse
-import os
 import sys
-from glob import escape, glob
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from sfumato.cli import INTERRUPTED, complain, embedded, generation
+from sfumato.cli.chat_commands import COMMANDS, FORCE, USAGES, completions, help_text
 from sfumato.cli.conversation import Conversation, Message, load, save
 from sfumato.cli.notes import print_message, wrapped
 from sfumato.options import LAST_SEED, MOST_STEPS
@@ -21,35 +20,6 @@ if TYPE_CHECKING:
 EMBEDDED_NAME = "sfumato-embedded"
 CONTEXT = 4096  # tokens of conversation before a larger cache slot has to be made
 KEPT = 3  # prompts that later ones continue: of the system message, of the last turn, of this one
-FORCE = "--force"  # of /save
-MOST_FILES = 200  # that Tab offers
-COMMANDS = {
-    "clear": ("", "forget the conversation"),
-    "retry": ("", "answer the last question again, with the next seed or what was set since"),
-    "undo": ("", "take back the last turn, or the last /retry, /clear or /load"),
-    "seed": ("N", "random seed of the next answers"),
-    "steps": ("N", "denoising steps per canvas at most"),
-    "thinking": ("on|off", "let the model think before it answers"),
-    "save": (f"[{FORCE}] FILE", f"write the conversation as JSON; {FORCE} replaces a file"),
-    "load": ("FILE", "go on with a conversation that /save has written"),
-    "help": ("", "these lines"),
-    "quit": ("", "leave, as Ctrl-D does"),
-}
-"""Of each command: its argument, and what it does."""
-
-USAGES = {name: f"/{name} {argument}".rstrip() for name, (argument, _) in COMMANDS.items()}
-
-
-def help_text() -> str:
-    """The commands and keys, in lines of the terminal's width."""
-    width = max(map(len, USAGES.values())) + 2
-    lines = [
-        wrapped(does, f"{USAGES[name]:<{width}}", " " * width)
-        for name, (_, does) in COMMANDS.items()
-    ]
-    lines.append(wrapped("A line that ends in \\ goes on in the next."))
-    keys = "Ctrl-C ends an answer, or clears a line; again, on an empty line, it leaves."
-    return "\n".join([*lines, wrapped(keys)])
 
 
 def main(args: argparse.Namespace) -> int:
@@ -197,25 +167,6 @@ class Chat:
     def _show_length(self) -> None:
         questions = sum(message["role"] == "user" for message in self.talk.messages)
         print(f"(the conversation has {questions} question{'s' * (questions != 1)})")
-
-
-def completions(line: str) -> list[str]:
-    """What a line may become: commands, what they take, and files."""
-    name, space, value = line[1:].partition(" ")
-    if not line.startswith("/"):
-        return []
-    if not space:
-        commands = [each for each in COMMANDS if each.startswith(name)]
-        return [f"/{each}{' ' * bool(COMMANDS[each][0])}" for each in commands]
-    kind = COMMANDS[name][0] if name in COMMANDS else ""
-    if kind.endswith("FILE"):
-        given, file = "", value
-        if name == "save" and value.startswith(f"{FORCE} "):
-            given, file = f"{FORCE} ", value.removeprefix(f"{FORCE} ")
-        found = sorted(glob(f"{escape(os.path.expanduser(file))}*"))[:MOST_FILES]
-        return [f"/{name} {given}{path}{'/' * os.path.isdir(path)}" for path in found]
-    words = kind.split("|") if "|" in kind else []
-    return [f"/{name} {each}" for each in words if each.startswith(value)]
 
 
 def _read(lines: list[str]) -> str:

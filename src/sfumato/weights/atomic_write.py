@@ -36,7 +36,7 @@ def atomic_path(
     check_writable(path, force, check_folder)
     if (free := shutil.disk_usage(path.parent).free) < nbytes:
         raise ValueError(
-            f"{path}: takes {nbytes / 1e9:.1f} GB, and its disk has {free / 1e9:.1f} GB free; "
+            f"{path}: takes {nbytes / 1e6:,.1f} MB, and its disk has {free / 1e6:,.1f} MB free; "
             "make room, or write elsewhere"
         )
     part = path.with_name(f".{path.name}.{os.getpid()}.part")
