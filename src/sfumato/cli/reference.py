@@ -94,7 +94,8 @@ cannot be written is refused before the work begins. A new file appears under it
 it is complete, and a symbolic link's target is replaced, not the link. Pipes and devices
 (`/dev/null`, `>(…)`) are always written.
 
-- `decide --out` goes on with a table of its own that is not complete, and `pull` with a download.
+- `decide --out` writes rows as they come, and goes on with a table of its own that is not
+  complete. `pull` goes on with a download.
 - `fill --write` and `edit --write` change a file in place, and keep a
   [backup](fill.md#what-write-does) beside it.
 - `serve --audit-log` appends.
