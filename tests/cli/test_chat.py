@@ -316,7 +316,7 @@ def test_a_failed_answer_leaves_no_turn(use: Any, cli: Any) -> None:
     assert model.requests[0]["messages"] == [user("Second?")]
 
 
-def asked(model: Any) -> list[tuple[list[str], int]]:
+def requests_of(model: Any) -> list[tuple[list[str], int]]:
     """Of each request: what the messages say, and the seed."""
     return [([m["content"] for m in r["messages"]], r["seed"]) for r in model.requests]
 
@@ -328,7 +328,7 @@ def test_a_saved_conversation_goes_on(use: Any, cli: Any, tmp_path: Path) -> Non
     done = cli("chat", stdin=f"Other?\n/load {file}\nTwo?\n/undo\n/undo\nThree?\n")
     assert (done.code, done.err) == (0, "")
     assert done.out.startswith("yes\n(the conversation has 1 question)\nyes\n")
-    assert [messages for messages, _ in asked(model)] == [
+    assert [messages for messages, _ in requests_of(model)] == [
         ["S", "One?"],
         ["Other?"],
         ["S", "One?", "yes", "Two?"],
@@ -379,23 +379,23 @@ def test_what_is_no_conversation_is_not_loaded(
         file.write_bytes(content)
     done = cli("chat", stdin=f"One?\n/load {file}\nTwo?\n")
     assert why in done.err and done.err.count("\n") == 1
-    assert asked(model)[1][0] == ["One?", "yes", "Two?"]
+    assert requests_of(model)[1][0] == ["One?", "yes", "Two?"]
 
 
 def test_retry_draws_another_answer(use: Any, cli: Any) -> None:
     model = use("yes")
     done = cli("chat", stdin="One?\nTwo?\n/retry\n/retry\n/seed 9\n/retry\n/steps 3\n/retry\n")
     assert done.err == "" and done.out.count("(seed ") == 2
-    assert asked(model)[1:] == [(["One?", "yes", "Two?"], seed) for seed in (0, 1, 2, 9, 9)]
+    assert requests_of(model)[1:] == [(["One?", "yes", "Two?"], seed) for seed in (0, 1, 2, 9, 9)]
     model.requests.clear()
     cli("chat", stdin=f"/seed {2**64 - 1}\nOne?\n/retry\n")
-    assert asked(model) == [(["One?"], 2**64 - 1), (["One?"], 0)]
+    assert requests_of(model) == [(["One?"], 2**64 - 1), (["One?"], 0)]
 
 
 def test_retry_asks_again_what_has_no_answer(use: Any, cli: Any) -> None:
     model = use("one", interrupt_at=0)
     cli("chat", stdin="First?\n/retry\n/undo\n/retry\n")
-    assert [messages for messages, _ in asked(model)] == [["First?"], ["First?"]]
+    assert [messages for messages, _ in requests_of(model)] == [["First?"], ["First?"]]
 
 
 def test_an_answer_stays_until_a_retry_has_another(use: Any, cli: Any, tmp_path: Path) -> None:
@@ -404,7 +404,10 @@ def test_an_answer_stays_until_a_retry_has_another(use: Any, cli: Any, tmp_path:
     model = use("one", interrupt_at=0)
     cli("chat", stdin=f"/load {tmp_path / 'a'}\n/retry\nNext?\n")
     assert begun.code == 0
-    assert [messages for messages, _ in asked(model)] == [["First?"], ["First?", "one", "Next?"]]
+    assert [messages for messages, _ in requests_of(model)] == [
+        ["First?"],
+        ["First?", "one", "Next?"],
+    ]
 
 
 def test_undo_takes_back_turns_retries_and_clear(use: Any, cli: Any) -> None:
@@ -413,10 +416,10 @@ def test_undo_takes_back_turns_retries_and_clear(use: Any, cli: Any) -> None:
     assert done.out.endswith(
         "(the conversation has 2 questions)\n(the conversation has 1 question)\nyes\n\n"
     )
-    assert asked(model)[-1][0] == ["One?", "yes", "Three?"]
+    assert requests_of(model)[-1][0] == ["One?", "yes", "Three?"]
     model.requests.clear()
     cli("chat", stdin="One?\n/retry\n/undo\nTwo?\n")
-    assert asked(model)[-1][0] == ["One?", "yes", "Two?"]
+    assert requests_of(model)[-1][0] == ["One?", "yes", "Two?"]
 
 
 def test_there_may_be_nothing_to_retry_or_undo(use: Any, cli: Any) -> None:

@@ -189,11 +189,11 @@ def _edit_lines() -> None:
     except ImportError:
         return
 
-    def complete(line: str, number: int) -> str | None:
-        found = completions(line)
-        return found[number] if number < len(found) else None
+    def candidate(line: str, number: int) -> str | None:
+        lines = completions(line)
+        return lines[number] if number < len(lines) else None
 
-    readline.set_completer(complete)
+    readline.set_completer(candidate)
     readline.set_completer_delims("")  # the whole line is completed: names of files have spaces
     is_libedit = "libedit" in (readline.__doc__ or "")
     readline.parse_and_bind("bind ^I rl_complete" if is_libedit else "tab: complete")

@@ -51,7 +51,7 @@ def completions(line: str) -> list[str]:
         given, file = "", value
         if name == "save" and value.startswith(f"{FORCE} "):
             given, file = f"{FORCE} ", value.removeprefix(f"{FORCE} ")
-        found = sorted(glob(f"{escape(os.path.expanduser(file))}*"))[:MOST_FILES]
-        return [f"/{name} {given}{path}{'/' * os.path.isdir(path)}" for path in found]
+        paths = sorted(glob(f"{escape(os.path.expanduser(file))}*"))[:MOST_FILES]
+        return [f"/{name} {given}{path}{'/' * os.path.isdir(path)}" for path in paths]
     words = kind.split("|") if "|" in kind else []
     return [f"/{name} {each}" for each in words if each.startswith(value)]

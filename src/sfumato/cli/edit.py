@@ -94,13 +94,13 @@ def _doubts(reply: Reply, text: str) -> list[str]:
     """Why the text may not be what the instruction asks for."""
     stats = reply.stats
     capped, dropped = stats.convergence.count("step_cap"), stats.dropped_predictions
-    found = {
+    doubts = {
         f"{dropped} of {stats.canvases} canvases did not settle from the file's text and were "
         "drawn without it": dropped,
         f"{capped} of {stats.canvases} canvases did not settle": capped,
         "nothing is left of the text": not text.strip(),
     }
-    return [doubt for doubt, is_there in found.items() if is_there]
+    return [doubt for doubt, is_there in doubts.items() if is_there]
 
 
 def _request(args: argparse.Namespace, model: Model, text: str, instruction: str) -> Request:

@@ -97,7 +97,7 @@ it is complete, and a symbolic link's target is replaced, not the link. Pipes an
 - `decide --out` writes rows as they come, and goes on with a table of its own that is not
   complete. `pull` goes on with a download.
 - `fill --write` and `edit --write` change a file in place, and keep a
-  [backup](fill.md#what-write-does) beside it.
+  [backup](fill.md#what-is-written) beside it.
 - `serve --audit-log` appends.
 - `--force` of `pull` has another meaning: it downloads even where disk or memory is short.
 """

@@ -82,7 +82,7 @@ def create_file(path: Path, data: bytes, like: os.stat_result | None = None) -> 
     anything that has the name, and so a link is not followed.
 
     like: of the file whose owner and permissions the new one has."""
-    # What it holds is nobody else's before it has its permissions.
+    # Only its owner may read it before it has its permissions.
     file = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o666 if like is None else 0o600)
     try:
         with open(file, "wb") as stream:
